@@ -1,0 +1,1 @@
+"""Faces that other software knows: ONNX's backend interface, ONNX Runtime's session."""

@@ -1,0 +1,85 @@
+"""One hierarchy of errors.
+
+Every error can name the ONNX node, the op, the rule that was broken, both values and what to do;
+what is known is printed, one fact a line.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class MonographError(Exception):
+    """The base of every error that Monograph raises on purpose."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        node: str | None = None,
+        op: str | None = None,
+        expected: Any = None,
+        given: Any = None,
+        hint: str | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.node = node
+        self.op = op
+        self.expected = expected
+        self.given = given
+        self.hint = hint
+
+    def __str__(self) -> str:
+        lines = [self.message]
+        facts = [
+            ("node", self.node),
+            ("op", self.op),
+            ("expected", self.expected),
+            ("given", self.given),
+            ("what to do", self.hint),
+        ]
+        lines += [f"  {label}: {fact}" for label, fact in facts if fact is not None]
+        return "\n".join(lines)
+
+    def at(self, node: str | None = None, op: str | None = None) -> MonographError:
+        """This error, with the place filled in where it was not known yet."""
+        self.node = self.node or node
+        self.op = self.op or op
+        return self
+
+
+class ModelError(MonographError):
+    """The model file is malformed, contradictory, unsafe or too large."""
+
+
+class InferError(ModelError):
+    """An op does not accept the types or attributes it was given."""
+
+
+class UnknownRankError(InferError):
+    """An op needs the rank of a tensor, and the model does not determine it before run time."""
+
+
+class UnsupportedError(ModelError):
+    """The model needs operators that Monograph does not implement."""
+
+
+class VerifyError(MonographError):
+    """A graph breaks a rule of the IR."""
+
+
+class TextError(MonographError):
+    """The text form of a graph does not parse."""
+
+
+class FeedError(MonographError):
+    """The inputs of a run do not fit the model."""
+
+
+class ConfigError(MonographError):
+    """An option has a value that it does not take."""
+
+
+class ExecutionError(MonographError):
+    """A run failed on its data: an index out of range, a size that is too large."""

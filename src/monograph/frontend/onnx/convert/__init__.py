@@ -1,0 +1,1 @@
+"""Converters from ONNX ops to the canonical set, one file a family."""

@@ -1,0 +1,84 @@
+"""ONNX element types and value types, as ours."""
+
+from __future__ import annotations
+
+import onnx
+
+from monograph.errors import ModelError
+from monograph.ir import Dim, DType, OptionalType, SequenceType, TensorType, Type, dtype
+
+_NAMES = {
+    "FLOAT": "f32", "UINT8": "u8", "INT8": "i8", "UINT16": "u16", "INT16": "i16", "INT32": "i32",
+    "INT64": "i64", "STRING": "str", "BOOL": "bool", "FLOAT16": "f16", "DOUBLE": "f64",
+    "UINT32": "u32", "UINT64": "u64", "COMPLEX64": "c64", "COMPLEX128": "c128",
+    "BFLOAT16": "bf16", "FLOAT8E4M3FN": "f8e4m3fn", "FLOAT8E4M3FNUZ": "f8e4m3fnuz",
+    "FLOAT8E5M2": "f8e5m2", "FLOAT8E5M2FNUZ": "f8e5m2fnuz", "FLOAT8E8M0": "f8e8m0",
+    "FLOAT4E2M1": "f4e2m1", "UINT4": "u4", "INT4": "i4", "UINT2": "u2", "INT2": "i2",
+}  # fmt: skip
+_FROM_ONNX: dict[int, DType] = {
+    onnx.TensorProto.DataType.Value(k): dtype(v)
+    for k, v in _NAMES.items()
+    if k in onnx.TensorProto.DataType.keys()  # noqa: SIM118 (a protobuf enum is no mapping)
+}
+_TO_ONNX = {v.name: k for k, v in _FROM_ONNX.items()}
+
+
+def from_onnx(element: int) -> DType:
+    """The element type of an ONNX enum value."""
+    if element not in _FROM_ONNX:
+        raise ModelError("unknown ONNX element type", expected=sorted(_FROM_ONNX), given=element)
+    return _FROM_ONNX[element]
+
+
+def to_onnx(given: DType) -> int:
+    """The ONNX enum value of an element type."""
+    return _TO_ONNX[given.name]
+
+
+MAX_TYPE_NESTING = 16
+
+
+def value_type(proto: onnx.TypeProto, name: str, depth: int = 0) -> Type:
+    """The type that a model declares. A dimension it leaves open becomes a symbol of its own."""
+    if depth > MAX_TYPE_NESTING:
+        raise ModelError(f"the type of {name!r} is nested too deeply")
+    kind = proto.WhichOneof("value")
+    if kind == "tensor_type":
+        element = from_onnx(proto.tensor_type.elem_type)
+        if not proto.tensor_type.HasField("shape"):
+            return TensorType(element, None)
+        dims = proto.tensor_type.shape.dim
+        return TensorType(element, tuple(_dimension(d, name, i) for i, d in enumerate(dims)))
+    if kind == "sequence_type":
+        return SequenceType(value_type(proto.sequence_type.elem_type, name, depth + 1))
+    if kind == "optional_type":
+        return OptionalType(value_type(proto.optional_type.elem_type, name, depth + 1))
+    raise ModelError(
+        f"the type of {name!r} is not supported",
+        expected="tensor, sequence or optional",
+        given=kind or "no type",
+    )
+
+
+def _dimension(proto: onnx.TensorShapeProto.Dimension, name: str, axis: int) -> Dim:
+    if proto.HasField("dim_value"):
+        if proto.dim_value < 0:
+            raise ModelError(
+                f"{name!r} has a negative dimension", expected=">= 0", given=proto.dim_value
+            )
+        return int(proto.dim_value)
+    return proto.dim_param or f"~{name}_{axis}"
+
+
+def type_proto(given: Type) -> onnx.TypeProto:
+    """A type as ONNX writes it, for asking ONNX's own schemas."""
+    if isinstance(given, TensorType):
+        shape = None
+        if given.shape is not None:
+            shape = [d if isinstance(d, int) else None for d in given.shape]
+        return onnx.helper.make_tensor_type_proto(to_onnx(given.dtype), shape)
+    if isinstance(given, SequenceType):
+        return onnx.helper.make_sequence_type_proto(type_proto(given.element))
+    if isinstance(given, OptionalType):
+        return onnx.helper.make_optional_type_proto(type_proto(given.element))
+    raise ModelError("a type has no ONNX form", given=given)

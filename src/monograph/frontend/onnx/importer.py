@@ -1,0 +1,342 @@
+"""Walks an ONNX graph in order and converts every node.
+
+Functions of the model, and ops that ONNX itself defines by a function body, are inlined.
+Sub-graphs become closed graphs with explicit captures. Small constant expressions are folded on
+the way, because shapes are computed by nodes and decide what later nodes become.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import onnx
+
+from monograph.errors import ModelError, MonographError
+from monograph.frontend.onnx.dtypes import value_type
+from monograph.frontend.onnx.functions import FunctionKey, schema_function
+from monograph.frontend.onnx.load import ModelFile
+from monograph.frontend.onnx.node import Node, SubGraph
+from monograph.frontend.onnx.registry import find_converter, normalise_domain
+from monograph.frontend.onnx.support import check_supported
+from monograph.frontend.onnx.tensors import read_sparse, read_tensor
+from monograph.ir import (
+    Constant,
+    Dim,
+    Graph,
+    Input,
+    Literal,
+    OptionalType,
+    SequenceType,
+    TensorType,
+    Type,
+    Value,
+    constant,
+    evaluate,
+)
+
+FOLD_BYTES = 1 << 16
+"""Constant expressions up to this size are folded while importing."""
+FOLD_VALUES = 256
+"""... and of at most this many values."""
+MAX_DEPTH = 48
+"""Sub-graphs and function calls may be nested this deep."""
+
+
+def import_model(
+    model: ModelFile,
+    *,
+    dims: Mapping[str, int] | None = None,
+    shapes: Mapping[str, Sequence[int]] | None = None,
+    donate: Mapping[str, str] | None = None,
+) -> Graph:
+    """The graph of a model.
+
+    `dims` binds symbols of the inputs to sizes, `shapes` fixes whole shapes by input name, and
+    `donate` maps outputs to the inputs whose memory they are written into.
+    """
+    check_supported(model)
+    return _Importer(model, dict(dims or {}), dict(shapes or {})).run(tuple((donate or {}).items()))
+
+
+@dataclass
+class _Importer:
+    """What all scopes of one import share."""
+
+    model: ModelFile
+    dims: dict[str, int]
+    shapes: dict[str, Sequence[int]]
+    origins: dict[Value, str] = field(default_factory=dict)
+
+    def run(self, donations: tuple[tuple[str, str], ...]) -> Graph:
+        proto = self.model.proto.graph
+        scope = Scope(self, None, self.model.opsets, "", 0)
+        inputs = []
+        for info in proto.input:
+            if info.name in self.model.initialisers:
+                continue
+            value = Input(info.name, self.bind(info.name, value_type(info.type, info.name)))()
+            scope.define(info.name, value)
+            inputs.append(value)
+        scope.initialise(self.model.initialisers)
+        scope.convert_all(proto.node)
+        outputs = tuple((info.name, scope.lookup(info.name)) for info in proto.output)
+        return Graph(tuple(inputs), outputs, proto.name or "main", self.origins, donations)
+
+    def bind(self, name: str, declared: Type) -> Type:
+        """A declared input type with the caller's sizes filled in."""
+        if isinstance(declared, SequenceType):
+            return SequenceType(self.bind(name, declared.element))
+        if isinstance(declared, OptionalType):
+            return OptionalType(self.bind(name, declared.element))
+        if not isinstance(declared, TensorType):
+            return declared
+        if name in self.shapes:
+            return declared.with_shape(tuple(map(int, self.shapes[name])))
+        if declared.shape is None:
+            return declared
+        return declared.with_shape(self._bound(d) for d in declared.shape)
+
+    def _bound(self, dim: Dim) -> Dim:
+        return self.dims.get(dim, dim) if isinstance(dim, str) else dim
+
+
+class Scope:
+    """Names of one graph or function body, and the conversion of its nodes."""
+
+    def __init__(
+        self,
+        importer: _Importer,
+        parent: Scope | None,
+        opsets: Mapping[str, int],
+        path: str,
+        depth: int,
+    ) -> None:
+        if depth > MAX_DEPTH:
+            raise ModelError(
+                "sub-graphs and functions are nested too deeply",
+                node=path,
+                expected=f"at most {MAX_DEPTH}",
+            )
+        self.importer = importer
+        self.parent = parent
+        self.opsets = opsets
+        self.path = path
+        self.depth = depth
+        self.names: dict[str, Value] = {}
+        self.captures: dict[Value, Value] = {}
+        self.attributes: dict[str, onnx.AttributeProto] = {}
+        self.absent: set[str] = set()
+        """Formal inputs of a function that its caller left out."""
+
+    def literal(self, tensor: onnx.TensorProto) -> Literal:
+        return read_tensor(tensor, self.importer.model.directory)
+
+    def sparse_literal(self, sparse: onnx.SparseTensorProto) -> Literal:
+        return read_sparse(sparse, self.importer.model.directory)
+
+    # Names
+
+    def define(self, name: str, value: Value) -> None:
+        if name in self.names:
+            raise ModelError("a name is defined twice", node=self.path or None, given=name)
+        self.names[name] = value
+
+    def lookup(self, name: str) -> Value:
+        """The value of a name, captured from an enclosing graph if it is defined there."""
+        found = self.find(name)
+        if found is None:
+            raise ModelError(
+                "a name is used that nothing before it defines",
+                node=self.path or None,
+                given=name,
+                hint="nodes must be sorted topologically; the graph may contain a cycle",
+            )
+        return found
+
+    def argument(self, name: str) -> Value | None:
+        """The value of a node's input; None where it is left out."""
+        return None if not name or self.is_absent(name) else self.lookup(name)
+
+    def is_absent(self, name: str) -> bool:
+        if name in self.names or self.parent is None:
+            return name in self.absent
+        return name in self.absent or self.parent.is_absent(name)
+
+    def find(self, name: str) -> Value | None:
+        if name in self.names:
+            return self.names[name]
+        if self.parent is None:
+            return None
+        outer = self.parent.find(name)
+        if outer is None:
+            return None
+        if outer.closed and isinstance(outer.op, Constant):
+            return outer
+        inner = self.captures.get(outer)
+        if inner is None:
+            inner = Input(f"{name}@{len(self.captures)}", outer.type)()
+            self.captures[outer] = inner
+        self.names[name] = inner
+        return inner
+
+    def initialise(self, literals: Mapping[str, Literal]) -> None:
+        for name, literal in literals.items():
+            self.define(name, constant(literal))
+
+    # Nodes
+
+    def convert_all(self, nodes: Iterable[onnx.NodeProto]) -> None:
+        for index, proto in enumerate(nodes):
+            label = self.path + (proto.name or f"{proto.op_type}#{index}")
+            try:
+                self.convert(proto, label)
+            except MonographError as e:
+                raise e.at(node=label, op=proto.op_type) from None
+            except (ArithmeticError, LookupError, TypeError, ValueError) as e:
+                raise ModelError(
+                    f"the node cannot be converted: {e}", node=label, op=proto.op_type
+                ) from e
+
+    def convert(self, proto: onnx.NodeProto, label: str) -> None:
+        """Converts one node and defines its outputs."""
+        inputs = tuple(self.argument(name) for name in proto.input)
+        results = self.apply(proto, label, inputs)
+        named = [name for name in proto.output if name]
+        if len(results) < len(proto.output) and any(proto.output[len(results) :]):
+            raise ModelError(
+                "the node names more outputs than its op has", expected=len(results), given=named
+            )
+        for name, value in zip(proto.output, results, strict=False):
+            if name and value is None:
+                raise ModelError("an output that the op does not give is used", given=name)
+            if name and value is not None:
+                folded = fold(value)
+                self.attribute_origin(folded, label)
+                self.define(name, folded)
+
+    def apply(
+        self, proto: onnx.NodeProto, label: str, inputs: tuple[Value | None, ...]
+    ) -> tuple[Value | None, ...]:
+        """The outputs of a node on values, by its converter or its function body."""
+        domain = normalise_domain(proto.domain)
+        attributes = self.resolve_attributes(proto)
+        key = FunctionKey(domain, proto.op_type, proto.overload)
+        function = self.importer.model.functions.get(key)
+        if function is not None:
+            return self.inline(function, label, inputs, attributes)
+        opset = self.opsets.get(domain, 1)
+        convert = find_converter(domain, proto.op_type, opset)
+        if convert is None:
+            function = schema_function(proto, domain, opset, inputs, attributes)
+            return self.inline(function, label, inputs, attributes)
+        result = convert(Node(proto, label, inputs, attributes, opset, self))
+        return (result,) if isinstance(result, Value) else tuple(result)
+
+    def resolve_attributes(self, proto: onnx.NodeProto) -> dict[str, onnx.AttributeProto]:
+        """The node's attributes, references to those of the enclosing function filled in."""
+        resolved: dict[str, onnx.AttributeProto] = {}
+        for attribute in proto.attribute:
+            if attribute.name in resolved:
+                raise ModelError("an attribute is given twice", given=attribute.name)
+            if not attribute.ref_attr_name:
+                resolved[attribute.name] = attribute
+            elif attribute.ref_attr_name in self.attributes:
+                resolved[attribute.name] = self.attributes[attribute.ref_attr_name]
+        return resolved
+
+    def inline(
+        self,
+        function: onnx.FunctionProto,
+        label: str,
+        inputs: tuple[Value | None, ...],
+        attributes: dict[str, onnx.AttributeProto],
+    ) -> tuple[Value | None, ...]:
+        """The outputs of a function's body on values."""
+        if len(inputs) > len(function.input):
+            raise ModelError(
+                "a function is called with too many inputs",
+                expected=len(function.input),
+                given=len(inputs),
+            )
+        opsets = {normalise_domain(o.domain): o.version for o in function.opset_import}
+        body = Scope(self.importer, None, {**self.opsets, **opsets}, f"{label}/", self.depth + 1)
+        body.attributes = {a.name: a for a in function.attribute_proto} | attributes
+        body.absent = {*function.input[len(inputs) :]}
+        for name, value in zip(function.input, inputs, strict=False):
+            if value is None:
+                body.absent.add(name)
+            else:
+                body.define(name, value)
+        body.convert_all(function.node)
+        return tuple(body.find(name) for name in function.output)
+
+    # Sub-graphs
+
+    def subgraph(self, proto: onnx.GraphProto, types: tuple[Type, ...], label: str) -> SubGraph:
+        """Imports a sub-graph whose formal inputs have these types."""
+        if len(types) != len(proto.input):
+            raise ModelError(
+                "a sub-graph has the wrong number of inputs",
+                node=label,
+                expected=len(types),
+                given=len(proto.input),
+            )
+        scope = Scope(self.importer, self, self.opsets, f"{label}/", self.depth + 1)
+        scope.attributes = self.attributes
+        formal = []
+        for info, type_ in zip(proto.input, types, strict=True):
+            value = Input(info.name, type_)()
+            scope.define(info.name, value)
+            formal.append(value)
+        scope.initialise(self.importer.model.read_initialisers(proto))
+        scope.convert_all(proto.node)
+        outputs = tuple((info.name, scope.lookup(info.name)) for info in proto.output)
+        graph = Graph(
+            (*formal, *scope.captures.values()),
+            outputs,
+            proto.name or label,
+            self.importer.origins,
+        )
+        return SubGraph(graph, tuple(scope.captures))
+
+    def attribute_origin(self, value: Value, label: str) -> None:
+        """Marks a value, and what its converter built below it, as coming from a node."""
+        origins = self.importer.origins
+        stack = [value]
+        while stack:
+            v = stack.pop()
+            if v in origins or isinstance(v.op, (Input, Constant)):
+                continue
+            origins[v] = label
+            stack.extend(v.inputs)
+
+
+def fold(value: Value) -> Value:
+    """A small constant expression as a constant; any other value as it is."""
+    if not value.closed or isinstance(value.op, Constant):
+        return value
+    if not isinstance(value.type, TensorType) or not _small_expression(value):
+        return value
+    try:
+        (data,) = evaluate(Graph((), (("", value),)), {})
+    except MonographError:
+        # The expression fails on its data. It may stand where it is never run, so it stays.
+        return value
+    return constant(data)
+
+
+def _small_expression(value: Value) -> bool:
+    seen: set[Value] = set()
+    stack = [value]
+    total = 0
+    while stack:
+        v = stack.pop()
+        if v in seen:
+            continue
+        seen.add(v)
+        total += v.type.nbytes if isinstance(v.type, TensorType) and v.type.is_static else 64
+        if total > FOLD_BYTES or len(seen) > FOLD_VALUES:
+            return False
+        stack.extend(v.inputs)
+    return True

@@ -1,0 +1,181 @@
+"""What a converter sees of an ONNX node: its inputs as values, its attributes by type."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
+
+import onnx
+
+from monograph.errors import ModelError, UnsupportedError
+from monograph.frontend.onnx.dtypes import from_onnx, value_type
+from monograph.ir import Array, DType, Graph, Literal, TensorType, Type, Value, known
+
+if TYPE_CHECKING:
+    from monograph.frontend.onnx.importer import Scope
+
+T = TypeVar("T")
+_MISSING: Any = object()
+_KINDS = onnx.AttributeProto
+
+
+@dataclass(frozen=True)
+class SubGraph:
+    """An imported sub-graph: its formal inputs first, then one input for each captured value."""
+
+    graph: Graph
+    captures: tuple[Value, ...]
+
+
+class Node:
+    """An ONNX node at work: converters read it and return values."""
+
+    def __init__(
+        self,
+        proto: onnx.NodeProto,
+        label: str,
+        inputs: tuple[Value | None, ...],
+        attributes: dict[str, onnx.AttributeProto],
+        opset: int,
+        scope: Scope,
+    ) -> None:
+        self.op_type: str = proto.op_type
+        self.domain: str = proto.domain
+        self.label = label
+        self.inputs = inputs
+        self.attributes = attributes
+        self.opset = opset
+        self.outputs: tuple[str, ...] = tuple(proto.output)
+        self.scope = scope
+
+    # Inputs and outputs
+
+    def input(self, index: int) -> Value:
+        """An input that must be there."""
+        value = self.optional(index)
+        if value is None:
+            self.fail(f"input {index} is missing")
+        return value
+
+    def optional(self, index: int) -> Value | None:
+        """An input that may be absent."""
+        return self.inputs[index] if index < len(self.inputs) else None
+
+    def required(self) -> tuple[Value, ...]:
+        """All inputs, none of them absent."""
+        return tuple(self.input(i) for i in range(len(self.inputs)))
+
+    def tensor(self, index: int) -> TensorType:
+        """The type of an input that must be a tensor."""
+        return self.input(index).tensor
+
+    def rank(self, index: int) -> int:
+        return self.tensor(index).rank
+
+    def known(self, index: int) -> Array | None:
+        """The data of an input that is a constant; None if it is absent or not constant."""
+        return known(self.optional(index))
+
+    def known_ints(self, index: int) -> tuple[int, ...] | None:
+        """A constant input as ints; None if it is absent or not constant."""
+        data = self.known(index)
+        if data is None:
+            return None
+        if data.dtype.kind not in "iu" or data.ndim > 1:
+            self.fail(f"input {index} is a vector of integers", given=f"{data.dtype}{data.shape}")
+        return tuple(int(x) for x in data.reshape(-1))
+
+    def wants(self, index: int) -> bool:
+        """Whether anything names output `index`."""
+        return index < len(self.outputs) and self.outputs[index] != ""
+
+    # Attributes
+
+    def has(self, name: str) -> bool:
+        return name in self.attributes
+
+    def _attribute(self, name: str, kind: int, read: Callable[[Any], T], default: T) -> T:
+        proto = self.attributes.get(name)
+        if proto is None:
+            if default is _MISSING:
+                self.fail(f"attribute {name!r} is missing")
+            return default
+        if proto.type != kind:
+            self.fail(
+                f"attribute {name!r} has the wrong kind",
+                expected=_KINDS.AttributeType.Name(cast(Any, kind)),
+                given=proto.type,
+            )
+        return read(proto)
+
+    def attr_int(self, name: str, default: int = _MISSING) -> int:
+        return self._attribute(name, _KINDS.INT, lambda a: int(a.i), default)
+
+    def attr_flag(self, name: str, default: bool = False) -> bool:
+        return bool(self.attr_int(name, int(default)))
+
+    def attr_float(self, name: str, default: float = _MISSING) -> float:
+        return self._attribute(name, _KINDS.FLOAT, lambda a: float(a.f), default)
+
+    def attr_string(self, name: str, default: str = _MISSING) -> str:
+        return self._attribute(name, _KINDS.STRING, lambda a: self._text(a.s), default)
+
+    def attr_ints(self, name: str, default: tuple[int, ...] | None = _MISSING) -> Any:
+        """A tuple of ints (typed Any: None only where None was the default)."""
+        return self._attribute(name, _KINDS.INTS, lambda a: tuple(map(int, a.ints)), default)
+
+    def attr_floats(self, name: str, default: tuple[float, ...] | None = _MISSING) -> Any:
+        """A tuple of floats (typed Any: None only where None was the default)."""
+        return self._attribute(name, _KINDS.FLOATS, lambda a: tuple(map(float, a.floats)), default)
+
+    def attr_strings(self, name: str, default: tuple[str, ...] | None = _MISSING) -> Any:
+        """A tuple of strings (typed Any: None only where None was the default)."""
+        return self._attribute(
+            name, _KINDS.STRINGS, lambda a: tuple(map(self._text, a.strings)), default
+        )
+
+    def attr_literal(self, name: str, default: Literal | None = _MISSING) -> Any:
+        """A tensor attribute (typed Any: None only where None was the default)."""
+        return self._attribute(name, _KINDS.TENSOR, lambda a: self.scope.literal(a.t), default)
+
+    def attr_sparse(self, name: str) -> Literal:
+        """A sparse tensor attribute, as a dense literal."""
+        return self._attribute(
+            name,
+            _KINDS.SPARSE_TENSOR,
+            lambda a: self.scope.sparse_literal(a.sparse_tensor),
+            cast(Literal, _MISSING),
+        )
+
+    def attr_dtype(self, name: str, default: DType | None = _MISSING) -> Any:
+        """An element type given as an int (typed Any: None only where None was the default)."""
+        return self._attribute(name, _KINDS.INT, lambda a: from_onnx(a.i), default)
+
+    def attr_type(self, name: str) -> Type:
+        return self._attribute(
+            name, _KINDS.TYPE_PROTO, lambda a: value_type(a.tp, name), cast(Type, _MISSING)
+        )
+
+    def attr_graph(self, name: str) -> onnx.GraphProto:
+        return self._attribute(name, _KINDS.GRAPH, lambda a: a.g, cast(onnx.GraphProto, _MISSING))
+
+    def subgraph(self, name: str, types: tuple[Type, ...] = ()) -> SubGraph:
+        """Imports the sub-graph in an attribute, its formal inputs having these types."""
+        return self.scope.subgraph(self.attr_graph(name), types, f"{self.label}.{name}")
+
+    def _text(self, raw: bytes) -> str:
+        try:
+            return raw.decode("utf-8")
+        except UnicodeDecodeError:
+            self.fail("a string attribute is not UTF-8", given=raw[:40])
+
+    # Errors
+
+    def fail(self, message: str, expected: Any = None, given: Any = None) -> NoReturn:
+        """The model is wrong at this node."""
+        raise ModelError(message, node=self.label, op=self.op_type, expected=expected, given=given)
+
+    def unsupported(self, message: str, hint: str | None = None) -> NoReturn:
+        """The node is legal ONNX that Monograph does not implement."""
+        raise UnsupportedError(message, node=self.label, op=self.op_type, hint=hint)

@@ -1,0 +1,62 @@
+"""The tensor IR: an immutable, typed, interned dataflow graph with a text form."""
+
+from monograph.ir.core import Constant, Input, Item, constant, known, unpack
+from monograph.ir.dtype import DType, dtype, from_numpy
+from monograph.ir.evaluate import evaluate
+from monograph.ir.graph import Graph, topological
+from monograph.ir.literal import Array, Literal
+from monograph.ir.op import Op, Sample, Value, sample
+from monograph.ir.parse import parse_graph, parse_tensor_type, parse_type
+from monograph.ir.text import constants, print_graph
+from monograph.ir.types import (
+    UNKNOWN,
+    Dim,
+    OptionalType,
+    SequenceType,
+    Shape,
+    TensorType,
+    TupleType,
+    Type,
+    broadcast,
+    generalise,
+    tensor,
+)
+from monograph.ir.verify import verify
+
+__all__ = [
+    "UNKNOWN",
+    "Array",
+    "Constant",
+    "DType",
+    "Dim",
+    "Graph",
+    "Input",
+    "Item",
+    "Literal",
+    "Op",
+    "OptionalType",
+    "Sample",
+    "SequenceType",
+    "Shape",
+    "TensorType",
+    "TupleType",
+    "Type",
+    "Value",
+    "broadcast",
+    "constant",
+    "constants",
+    "dtype",
+    "evaluate",
+    "from_numpy",
+    "generalise",
+    "known",
+    "parse_graph",
+    "parse_tensor_type",
+    "parse_type",
+    "print_graph",
+    "sample",
+    "tensor",
+    "topological",
+    "unpack",
+    "verify",
+]

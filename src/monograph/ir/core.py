@@ -1,0 +1,85 @@
+"""The ops that the IR itself is made of: inputs, constants, items of tuples."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from monograph.errors import ExecutionError, InferError
+from monograph.ir.dtype import DType
+from monograph.ir.literal import Array, Literal
+from monograph.ir.op import Op, Value, sample
+from monograph.ir.types import TupleType, Type
+
+
+@dataclass(frozen=True)
+class Input(Op):
+    """A value that the caller of a graph supplies."""
+
+    label: str
+    of: Type
+
+    pure = False
+
+    def infer(self) -> Type:
+        return self.of
+
+    def reference(self) -> Array:
+        raise ExecutionError(f"input {self.label!r} has no value")
+
+
+@dataclass(frozen=True)
+class Constant(Op):
+    """Data that is part of the model."""
+
+    value: Literal
+
+    samples = (sample(value=Literal([[1.5, -0.0], [float("nan"), 2.0]])),)
+
+    def infer(self) -> Type:
+        return self.value.type
+
+    def reference(self) -> Array:
+        return self.value.array
+
+
+@dataclass(frozen=True)
+class Item(Op):
+    """One result of a value that has several."""
+
+    index: int
+
+    def infer(self, x: Type) -> Type:
+        if not isinstance(x, TupleType):
+            raise InferError("a value with several results is needed", given=x)
+        if not 0 <= self.index < len(x.items):
+            raise InferError("no such result", expected=f"0..{len(x.items) - 1}", given=self.index)
+        return x.items[self.index]
+
+    def reference(self, x: tuple[Any, ...]) -> Any:
+        return x[self.index]
+
+
+def constant(data: Any, dtype: DType | None = None) -> Value:
+    """A constant from an array, a scalar, nested lists or a literal."""
+    if isinstance(data, Literal):
+        return Constant(data)()
+    if dtype is None:
+        return Constant(Literal(data))()
+    return Constant(Literal(np.asarray(data).astype(dtype.numpy)))()
+
+
+def known(value: Value | None) -> Array | None:
+    """The data of a constant; None for any other value."""
+    if value is not None and isinstance(value.op, Constant):
+        return value.op.value.array
+    return None
+
+
+def unpack(value: Value) -> tuple[Value, ...]:
+    """Every result of a value that has several."""
+    if not isinstance(value.type, TupleType):
+        raise InferError("a value with several results is needed", given=value.type)
+    return tuple(Item(i)(value) for i in range(len(value.type.items)))

@@ -1,0 +1,70 @@
+"""The reference evaluator: every op's numpy meaning, in order, values freed after their last use.
+
+It is the oracle for everything else, so it is plain: no fusion, no cleverness, no recursion.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from monograph.errors import ExecutionError, MonographError
+from monograph.ir.graph import Graph, input_op
+from monograph.ir.op import Value
+
+Observer = Callable[[Value, Any], None]
+
+
+def evaluate(
+    graph: Graph,
+    feeds: Mapping[str, Any] | Sequence[Any],
+    observe: Observer | None = None,
+) -> list[Any]:
+    """The outputs of a graph, in order. `observe` sees every value as it is computed."""
+    if not isinstance(feeds, Mapping):
+        feeds = dict(zip(graph.input_names, feeds, strict=True))
+    remaining = dict(graph.uses)
+    results: dict[Value, Any] = {v: feeds[input_op(v).label] for v in graph.inputs}
+    with np.errstate(all="ignore"):
+        for value in graph.values:
+            if value not in results:
+                results[value] = _apply(graph, value, [results[v] for v in value.inputs])
+            if observe is not None:
+                observe(value, results[value])
+            for v in value.inputs:
+                remaining[v] -= 1
+                if remaining[v] == 0:
+                    del results[v]
+    return [results[v] for _, v in graph.outputs]
+
+
+def apply(value: Value, arguments: Sequence[Any]) -> Any:
+    """The result of one value's op on data."""
+    with np.errstate(all="ignore"):
+        return value.op.reference(*arguments)
+
+
+def _apply(graph: Graph, value: Value, arguments: Sequence[Any]) -> Any:
+    try:
+        return value.op.reference(*arguments)
+    except MonographError as e:
+        raise e.at(node=graph.origin(value), op=value.op.name) from None
+    except MemoryError:
+        raise ExecutionError(
+            "out of memory", node=graph.origin(value), op=value.op.name, given=value.type
+        ) from None
+    except (ValueError, IndexError, TypeError, OverflowError, ZeroDivisionError) as e:
+        raise ExecutionError(
+            f"the data does not fit the op: {e}",
+            node=graph.origin(value),
+            op=value.op.name,
+            given=", ".join(map(_describe, arguments)),
+        ) from e
+
+
+def _describe(argument: Any) -> str:
+    if isinstance(argument, np.ndarray):
+        return f"{argument.dtype}{[*argument.shape]}"
+    return type(argument).__name__

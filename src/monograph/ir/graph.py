@@ -1,0 +1,130 @@
+"""A graph: named inputs, named outputs, and the values between them.
+
+A graph owns what a value cannot know: where it came from in the ONNX file, how often it is used,
+and which outputs are written into which inputs' memory (donations).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from monograph.errors import VerifyError
+from monograph.ir.core import Input
+from monograph.ir.literal import digest_of
+from monograph.ir.op import Value, encode
+from monograph.ir.types import Type
+
+
+def topological(outputs: Iterable[Value]) -> list[Value]:
+    """Every value that the outputs need, inputs before users, without recursion."""
+    order: list[Value] = []
+    done: set[Value] = set()
+    stack: list[tuple[Value, bool]] = [(v, False) for v in reversed(list(outputs))]
+    while stack:
+        value, expanded = stack.pop()
+        if value in done:
+            continue
+        if expanded:
+            done.add(value)
+            order.append(value)
+            continue
+        stack.append((value, True))
+        stack.extend((v, False) for v in reversed(value.inputs) if v not in done)
+    return order
+
+
+@dataclass(frozen=True, eq=False)
+class Graph:
+    """An immutable dataflow graph; equal when inputs, outputs and donations are."""
+
+    inputs: tuple[Value, ...]
+    outputs: tuple[tuple[str, Value], ...]
+    name: str = "main"
+    origins: Mapping[Value, str] = field(default_factory=dict)
+    donations: tuple[tuple[str, str], ...] = ()
+    """(output, input) pairs: the output is written into the input's memory."""
+
+    @cached_property
+    def values(self) -> tuple[Value, ...]:
+        """Every value that the outputs need, inputs before users."""
+        return tuple(topological(v for _, v in self.outputs))
+
+    @cached_property
+    def uses(self) -> dict[Value, int]:
+        """How often each value is used, an output counting as a use."""
+        counts = dict.fromkeys(self.values, 0)
+        for value in self.values:
+            for v in value.inputs:
+                counts[v] += 1
+        for _, v in self.outputs:
+            counts[v] += 1
+        return counts
+
+    @cached_property
+    def digest(self) -> bytes:
+        parts = [v.digest for v in self.inputs]
+        parts += [encode(name) + v.digest for name, v in self.outputs]
+        return digest_of(*parts, encode(self.donations))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Graph) and self.digest == other.digest
+
+    def __hash__(self) -> int:
+        return hash(self.digest)
+
+    def __deepcopy__(self, memo: object) -> Graph:
+        return self
+
+    @property
+    def input_names(self) -> tuple[str, ...]:
+        return tuple(input_op(v).label for v in self.inputs)
+
+    @property
+    def input_types(self) -> tuple[Type, ...]:
+        return tuple(v.type for v in self.inputs)
+
+    @property
+    def output_names(self) -> tuple[str, ...]:
+        return tuple(name for name, _ in self.outputs)
+
+    @property
+    def output_types(self) -> tuple[Type, ...]:
+        return tuple(v.type for _, v in self.outputs)
+
+    def origin(self, value: Value) -> str | None:
+        """The ONNX node a value came from, where it is known."""
+        return self.origins.get(value)
+
+    def rebuild(self, replace: Callable[[Value, tuple[Value, ...]], Value]) -> Graph:
+        """The graph with every value made anew, in order, by `replace(old, new_inputs)`.
+
+        Inputs come first. Origins follow the values.
+        """
+        made: dict[Value, Value] = {}
+        for v in self.inputs:
+            made[v] = replace(v, ())
+        for v in self.values:
+            if v not in made:
+                made[v] = replace(v, tuple(made[i] for i in v.inputs))
+        origins = {made[v]: text for v, text in self.origins.items() if v in made}
+        return Graph(
+            tuple(made[v] for v in self.inputs),
+            tuple((name, made[v]) for name, v in self.outputs),
+            self.name,
+            origins,
+            self.donations,
+        )
+
+    def __str__(self) -> str:
+        from monograph.ir.text import print_graph
+
+        return print_graph(self)
+
+
+def input_op(value: Value) -> Input:
+    """The `Input` op of a graph's input."""
+    if not isinstance(value.op, Input):
+        raise VerifyError("a graph's input is not an input value", op=str(value.op))
+    return value.op

@@ -1,0 +1,225 @@
+"""The base of every op, and how an op applied to values becomes a value.
+
+Values are interned: an op applied twice to the same values gives the same object, so equal
+expressions need no search. Ops and values key by type and bits: 0.0 and -0.0, or 1 and True, are
+different attributes.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+import threading
+import weakref
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar
+
+from monograph.errors import InferError, MonographError
+from monograph.ir.dtype import DType
+from monograph.ir.literal import digest_of
+from monograph.ir.types import (
+    OptionalType,
+    SequenceType,
+    TensorType,
+    TupleType,
+    Type,
+    name_unknowns,
+)
+
+MAX_TENSOR_BYTES = 1 << 38
+"""No single tensor may be larger: a size beyond it is a broken or hostile model."""
+
+
+def encode(attribute: Any) -> bytes:
+    """Bytes that are equal only for attributes of equal type and equal bits."""
+    if attribute is None:
+        return b"n"
+    if isinstance(attribute, bool):
+        return b"b1" if attribute else b"b0"
+    if isinstance(attribute, int):
+        return b"i%d;" % attribute
+    if isinstance(attribute, float):
+        return b"f" + struct.pack("<d", attribute)
+    if isinstance(attribute, str):
+        raw = attribute.encode("utf-8", "surrogatepass")
+        return b"s%d:" % len(raw) + raw
+    if isinstance(attribute, tuple):
+        return b"(" + b"".join(map(encode, attribute)) + b")"
+    if isinstance(attribute, DType):
+        return b"d" + attribute.name.encode() + b";"
+    if isinstance(attribute, (TensorType, TupleType, SequenceType, OptionalType)):
+        return b"t" + str(attribute).encode() + b";"
+    digest = getattr(attribute, "digest", None)
+    if isinstance(digest, bytes):  # a Literal or a Graph
+        return b"#" + digest
+    raise InferError(
+        f"an attribute of type {type(attribute).__name__} cannot be keyed",
+        given=repr(attribute),
+        hint="attributes are None, bool, int, float, str, DType, types, Literal, Graph and tuples",
+    )
+
+
+class Op:
+    """What an op is: attributes (dataclass fields), a type rule and a numpy reference.
+
+    A subclass is a frozen dataclass that defines
+
+    - `infer(*types) -> type`: the type of the result, or InferError with both values;
+    - `reference(*arrays) -> array`: the meaning; several results as a tuple;
+    - `samples`: small programs that every target runs against the reference.
+
+    An op that must know a rank asks for `type.dims`, which raises UnknownRankError where it is
+    not known; one that can do without looks at `type.shape` first.
+    """
+
+    name: ClassVar[str]
+    samples: ClassVar[tuple[Sample, ...]] = ()
+    pure: ClassVar[bool] = True
+    registry: ClassVar[dict[str, type[Op]]] = {}
+
+    def __init_subclass__(cls, abstract: bool = False) -> None:
+        # Defined here so that the dataclass decorator leaves them alone: its own equality
+        # conflates 0.0 with -0.0 and 1 with True.
+        cls.__eq__ = _op_eq  # type: ignore[method-assign, assignment]
+        cls.__hash__ = _op_hash  # type: ignore[method-assign, assignment]
+        if abstract:
+            return
+        cls.name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", cls.__name__).lower()
+        known = Op.registry.get(cls.name)
+        if known is not None and known.__qualname__ != cls.__qualname__:
+            raise TypeError(f"two ops are called {cls.name}: {known} and {cls}")
+        Op.registry[cls.name] = cls
+
+    def infer(self, *args: Any, **kwargs: Any) -> Type:
+        raise NotImplementedError
+
+    def reference(self, *args: Any, **kwargs: Any) -> Any:
+        raise NotImplementedError
+
+    def canonical(self, *types: Type) -> Op:
+        """The one form of this op for these inputs; the op itself where it has only one."""
+        return self
+
+    @classmethod
+    def infer_deferred(cls, static: dict[str, Any], types: tuple[Type, ...], **late: Type) -> Type:
+        """The type when some attributes are known only at run time (see `Deferred`)."""
+        raise InferError(f"{cls.name} needs its attributes before run time", op=cls.name)
+
+    @property
+    def attributes(self) -> dict[str, Any]:
+        return {f.name: getattr(self, f.name) for f in fields(self)}  # type: ignore[arg-type]
+
+    @property
+    def digest(self) -> bytes:
+        known: bytes | None = self.__dict__.get("_digest")
+        if known is None:
+            parts = [self.name.encode(), b"\0"]
+            for key, value in self.attributes.items():
+                parts += [key.encode(), b"=", encode(value)]
+            known = digest_of(*parts)
+            object.__setattr__(self, "_digest", known)
+        return known
+
+    def __call__(self, *inputs: Value) -> Value:
+        op = self.canonical(*[v.type for v in inputs])
+        key = digest_of(op.digest, *[v.digest for v in inputs])
+        known = _interned.get(key)
+        return known if known is not None else _build(op, inputs, key)
+
+    def __str__(self) -> str:
+        listed = ", ".join(f"{k}={v}" for k, v in self.attributes.items())
+        return f"{self.name}({listed})"
+
+
+def _op_eq(self: Op, other: object) -> bool:
+    return isinstance(other, Op) and self.digest == other.digest
+
+
+def _op_hash(self: Op) -> int:
+    return hash(self.digest)
+
+
+@dataclass(frozen=True, eq=False, repr=False, slots=True, weakref_slot=True)
+class Value:
+    """An op, its inputs and the type of its result. Immutable, and one object per expression."""
+
+    op: Op
+    inputs: tuple[Value, ...]
+    type: Type
+    digest: bytes
+    closed: bool
+    """True when nothing below it is an input or a random op: the value is a constant."""
+
+    @property
+    def tensor(self) -> TensorType:
+        """The type of a value that must be a tensor."""
+        if not isinstance(self.type, TensorType):
+            raise InferError("a tensor is needed", op=self.op.name, given=self.type)
+        return self.type
+
+    @property
+    def dtype(self) -> DType:
+        return self.tensor.dtype
+
+    def __repr__(self) -> str:
+        return f"<{self.op.name}: {self.type}>"
+
+    def __reduce__(self) -> Any:
+        raise TypeError("a Value cannot be pickled; use the text form of its graph")
+
+    def __deepcopy__(self, memo: Any) -> Value:
+        return self
+
+
+_interned: weakref.WeakValueDictionary[bytes, Value] = weakref.WeakValueDictionary()
+_lock = threading.Lock()
+
+
+def _build(op: Op, inputs: tuple[Value, ...], key: bytes) -> Value:
+    try:
+        inferred = op.infer(*[v.type for v in inputs])
+    except MonographError as e:
+        given = ", ".join(str(v.type) for v in inputs)
+        raise e.at(op=f"{op.name}({given})") from None
+    except TypeError as e:
+        given = ", ".join(str(v.type) for v in inputs)
+        raise InferError(f"inputs do not fit the op: {e}", op=f"{op.name}({given})") from None
+    result = name_unknowns(inferred, f"~{key[:5].hex()}_")
+    _check_size(op, result)
+    closed = op.pure and all(v.closed for v in inputs)
+    with _lock:
+        return _interned.setdefault(key, Value(op, tuple(inputs), result, key, closed))
+
+
+def _check_size(op: Op, result: Type) -> None:
+    if isinstance(result, TupleType):
+        for item in result.items:
+            _check_size(op, item)
+        return
+    if not isinstance(result, TensorType) or result.shape is None:
+        return
+    if any(isinstance(d, int) and d < 0 for d in result.shape):
+        raise InferError("a dimension is negative", op=op.name, given=result)
+    if result.is_static and result.nbytes > MAX_TENSOR_BYTES:
+        raise InferError(
+            "a tensor is too large",
+            op=op.name,
+            expected=f"at most {MAX_TENSOR_BYTES:,} bytes",
+            given=f"{result} = {result.nbytes:,} bytes",
+        )
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A small program: an op with these attributes over inputs of these kinds.
+
+    An input is a type as text, with a range for its elements where one matters
+    ("i64[5] in 0..3"), or the data itself as nested lists, a scalar or an array.
+    """
+
+    inputs: tuple[Any, ...]
+    attributes: dict[str, Any]
+
+
+def sample(*inputs: Any, **attributes: Any) -> Sample:
+    return Sample(inputs, attributes)

@@ -1,0 +1,209 @@
+"""Types of values: tensors with int or symbolic dimensions, tuples, sequences, optionals.
+
+A dimension is an int or a symbol (a str). Symbols that a model names keep their name; a dimension
+that an op derives and cannot know is a fresh symbol that starts with "~". While inferring, an op
+writes `UNKNOWN` for such a dimension and the value that is built names it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from monograph.errors import InferError, UnknownRankError
+from monograph.ir.dtype import DType
+
+Dim: TypeAlias = int | str
+Shape: TypeAlias = tuple[Dim, ...]
+
+UNKNOWN = "?"
+_PLAIN_SYMBOL = re.compile(r"[A-Za-z_~][A-Za-z0-9_.~]*\Z")
+
+
+def format_dim(dim: Dim) -> str:
+    if isinstance(dim, int) or _PLAIN_SYMBOL.match(dim) or dim == UNKNOWN:
+        return str(dim)
+    return json.dumps(dim)
+
+
+@dataclass(frozen=True)
+class TensorType:
+    """An element type and a shape; the shape is None where not even the rank is known."""
+
+    dtype: DType
+    shape: Shape | None
+
+    def __str__(self) -> str:
+        if self.shape is None:
+            return f"{self.dtype}[*]"
+        return f"{self.dtype}[{', '.join(map(format_dim, self.shape))}]"
+
+    @property
+    def dims(self) -> Shape:
+        """The shape of a tensor whose rank must be known."""
+        if self.shape is None:
+            raise UnknownRankError(
+                "the rank of a tensor is needed and not known",
+                given=self,
+                hint="declare the shapes of the model's inputs, or fix them with dims={...}",
+            )
+        return self.shape
+
+    @property
+    def rank(self) -> int:
+        return len(self.dims)
+
+    @property
+    def is_static(self) -> bool:
+        return self.shape is not None and all(isinstance(d, int) for d in self.shape)
+
+    @property
+    def static(self) -> tuple[int, ...]:
+        """The shape of a tensor whose dimensions must all be known."""
+        sizes = tuple(d for d in self.dims if isinstance(d, int))
+        if len(sizes) != len(self.dims):
+            raise InferError("a static shape is needed", given=self)
+        return sizes
+
+    @property
+    def size(self) -> int:
+        product = 1
+        for d in self.static:
+            product *= d
+        return product
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes as numpy stores it (sub-byte elements take a byte each)."""
+        return self.size * self.dtype.itemsize
+
+    def with_shape(self, shape: Iterable[Dim] | None) -> TensorType:
+        return TensorType(self.dtype, None if shape is None else tuple(shape))
+
+    def with_dtype(self, dtype: DType) -> TensorType:
+        return TensorType(dtype, self.shape)
+
+
+@dataclass(frozen=True)
+class TupleType:
+    """The type of a value with several results; `Item(i)` takes one of them."""
+
+    items: tuple[Type, ...]
+
+    def __str__(self) -> str:
+        return f"({', '.join(map(str, self.items))})"
+
+
+@dataclass(frozen=True)
+class SequenceType:
+    """A list of any length whose elements share a type."""
+
+    element: Type
+
+    def __str__(self) -> str:
+        return f"seq<{self.element}>"
+
+
+@dataclass(frozen=True)
+class OptionalType:
+    """A value or nothing."""
+
+    element: Type
+
+    def __str__(self) -> str:
+        return f"opt<{self.element}>"
+
+
+Type: TypeAlias = TensorType | TupleType | SequenceType | OptionalType
+
+
+def tensor(dtype: DType, *shape: Dim) -> TensorType:
+    return TensorType(dtype, tuple(shape))
+
+
+def name_unknowns(type_: Type, stem: str) -> Type:
+    """The type with every `UNKNOWN` dimension replaced by a symbol that starts with `stem`."""
+    if isinstance(type_, TensorType):
+        if type_.shape is None or UNKNOWN not in type_.shape:
+            return type_
+        named = (f"{stem}{i}" if d == UNKNOWN else d for i, d in enumerate(type_.shape))
+        return type_.with_shape(named)
+    if isinstance(type_, TupleType):
+        items = (name_unknowns(t, f"{stem}{chr(97 + i % 26)}") for i, t in enumerate(type_.items))
+        return TupleType(tuple(items))
+    return type(type_)(name_unknowns(type_.element, stem))
+
+
+def _join_dims(a: Dim, b: Dim) -> Dim:
+    if a == b or b == 1:
+        return a
+    if a == 1:
+        return b
+    if isinstance(a, int) and isinstance(b, int):
+        raise InferError("shapes do not broadcast", expected=f"{a}, or 1", given=b)
+    # A symbol against a size other than 1 can only be that size, or be 1.
+    if isinstance(a, int):
+        return a
+    return b if isinstance(b, int) else UNKNOWN
+
+
+def broadcast(*shapes: Shape | None) -> Shape | None:
+    """The shape that numpy broadcasting gives; None where a rank is not known."""
+    result: Shape = ()
+    for shape in shapes:
+        if shape is None:
+            return None
+        rank = max(len(result), len(shape))
+        a = (1,) * (rank - len(result)) + result
+        b = (1,) * (rank - len(shape)) + shape
+        try:
+            result = tuple(map(_join_dims, a, b))
+        except InferError:
+            listed = " and ".join(str([*s]) for s in shapes if s is not None)
+            raise InferError("shapes do not broadcast", given=listed) from None
+    return result
+
+
+def merge_dims(a: Dim, b: Dim) -> Dim:
+    """One dimension for two places that must agree; a size wins over a symbol."""
+    if isinstance(a, int) and isinstance(b, int) and a != b:
+        raise InferError("dimensions differ", expected=a, given=b)
+    return b if isinstance(b, int) else a
+
+
+def accepts(declared: Type, given: Type) -> bool:
+    """Whether a value of type `given` may stand where `declared` is asked for."""
+    if isinstance(declared, TensorType) and isinstance(given, TensorType):
+        if declared.dtype != given.dtype:
+            return False
+        if declared.shape is None or given.shape is None:
+            return True
+        return len(declared.shape) == len(given.shape) and all(
+            a == b or isinstance(a, str) or isinstance(b, str)
+            for a, b in zip(declared.shape, given.shape, strict=True)
+        )
+    if isinstance(declared, TupleType) and isinstance(given, TupleType):
+        return len(declared.items) == len(given.items) and all(
+            map(accepts, declared.items, given.items)
+        )
+    if isinstance(declared, SequenceType) and isinstance(given, SequenceType):
+        return accepts(declared.element, given.element)
+    if isinstance(declared, OptionalType) and isinstance(given, OptionalType):
+        return accepts(declared.element, given.element)
+    return False
+
+
+def generalise(a: Type, b: Type) -> Type:
+    """The most specific type that both fit: dimensions that differ become unknown."""
+    if isinstance(a, TensorType) and isinstance(b, TensorType) and a.dtype == b.dtype:
+        if a.shape is None or b.shape is None or len(a.shape) != len(b.shape):
+            return a.with_shape(None)
+        return a.with_shape(x if x == y else UNKNOWN for x, y in zip(a.shape, b.shape, strict=True))
+    if isinstance(a, SequenceType) and isinstance(b, SequenceType):
+        return SequenceType(generalise(a.element, b.element))
+    if isinstance(a, OptionalType) and isinstance(b, OptionalType):
+        return OptionalType(generalise(a.element, b.element))
+    raise InferError("types do not agree", expected=a, given=b)

@@ -1,0 +1,90 @@
+"""Ops whose attributes are known only at run time.
+
+ONNX passes shapes, axes and sizes as tensors. Nearly always they are constants, or become so when
+the model's dimensions are bound, and then the canonical op carries them as attributes. Until then
+`Deferred` holds the op's name, the attributes that are known, and takes the others as extra
+operands. One class serves every op, and one rule (`settle`) turns it into the plain op.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+
+from monograph.errors import InferError
+from monograph.ir import Array, Op, TensorType, Type, Value, from_numpy, known, sample
+from monograph.ops.base import as_tensor
+
+
+@dataclass(frozen=True)
+class Deferred(Op):
+    """The op `target`, with the attributes in `late` read from the last operands at run time."""
+
+    target: str
+    late: tuple[str, ...]
+    static: tuple[tuple[str, Any], ...] = ()
+
+    samples = (sample("f32[2, 6]", [3, 4], target="reshape", late=("shape",)),)
+
+    @property
+    def target_class(self) -> type[Op]:
+        cls = Op.registry.get(self.target)
+        names = {f.name for f in fields(cls)} if cls else set()  # type: ignore[arg-type]
+        if cls is None or not {*self.late, *dict(self.static)} <= names:
+            raise InferError("no such op, or not its attributes", op=self.target, given=self.late)
+        return cls
+
+    def infer(self, *types: Type) -> Type:
+        count = len(types) - len(self.late)
+        if count < 0:
+            raise InferError("too few operands", expected=len(self.late), given=len(types))
+        late = dict(zip(self.late, map(as_tensor, types[count:]), strict=True))
+        for name, t in late.items():
+            if t.shape is not None and len(t.shape) > 1:
+                raise InferError(f"{name} is a scalar or a vector", given=t)
+        return self.target_class.infer_deferred(dict(self.static), types[:count], **late)
+
+    def reference(self, *arguments: Any) -> Any:
+        count = len(arguments) - len(self.late)
+        op = self.settled(arguments[count:])
+        data = arguments[:count]
+        # Inferring first applies the op's own checks to attributes that are data.
+        types = tuple(TensorType(from_numpy(x.dtype), x.shape) for x in data)
+        op.canonical(*types).infer(*types)
+        return op.reference(*data)
+
+    def settled(self, data: tuple[Array, ...]) -> Op:
+        """The plain op, once the late attributes are known."""
+        late = dict(zip(self.late, map(as_attribute, data), strict=True))
+        return self.target_class(**dict(self.static), **late)
+
+
+def as_attribute(data: Array) -> Any:
+    """A scalar or vector as an attribute: a number, or a tuple of numbers."""
+    listed = np.asarray(data).tolist()
+    return tuple(listed) if isinstance(listed, list) else listed
+
+
+def deferred(
+    op: type[Op], inputs: tuple[Value, ...], late: dict[str, Value], **static: Any
+) -> Value:
+    """`op(**late, **static)(*inputs)`: plain where every late attribute is a constant by now."""
+    wrapped = Deferred(op.name, tuple(late), tuple(static.items()))
+    data = [known(v) for v in late.values()]
+    settled = tuple(d for d in data if d is not None)
+    if len(settled) == len(data):
+        return wrapped.settled(settled)(*inputs)
+    return wrapped(*inputs, *late.values())
+
+
+def settle(value: Value) -> Value:
+    """A deferred value whose late operands have become constants, as the plain op."""
+    if not isinstance(value.op, Deferred):
+        return value
+    count = len(value.inputs) - len(value.op.late)
+    data = tuple(d for v in value.inputs[count:] if (d := known(v)) is not None)
+    if len(data) < len(value.op.late):
+        return value
+    return value.op.settled(data)(*value.inputs[:count])

@@ -1,0 +1,518 @@
+"""Arithmetic, comparison and logic, one element at a time."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from math import inf
+
+import numpy as np
+
+from monograph.ir import Array, Op, TensorType, broadcast, sample
+from monograph.ir.dtype import BOOL, COMPLEX, INT, STRING, UINT
+from monograph.ops.base import (
+    INTEGRAL,
+    NUMERIC,
+    Binary,
+    Comparison,
+    Predicate,
+    Unary,
+    check_kinds,
+    same_dtype,
+)
+
+
+@dataclass(frozen=True)
+class Neg(Unary):
+    """-x; integers wrap."""
+
+    kinds = NUMERIC
+    samples = (sample("f32[4, 3]"), sample("i8[5]"))
+
+    def compute(self, x: Array) -> Array:
+        return np.negative(x)
+
+
+@dataclass(frozen=True)
+class Abs(Unary):
+    """|x|; the smallest integer stays as it is."""
+
+    kinds = NUMERIC
+    samples = (sample("f32[4, 3]"), sample("i32[5]"))
+
+    def compute(self, x: Array) -> Array:
+        return np.abs(x)
+
+
+@dataclass(frozen=True)
+class Sign(Unary):
+    """-1, 0 or 1; NaN stays NaN."""
+
+    kinds = NUMERIC
+    samples = (sample("f32[4, 3]"), sample([0.0, -0.0, inf, -inf]), sample("i64[5]"))
+
+    def compute(self, x: Array) -> Array:
+        return np.sign(x)
+
+
+@dataclass(frozen=True)
+class Exp(Unary):
+    """e to the power x."""
+
+    samples = (sample("f32[4, 3]"), sample("f16[7]"))
+
+    def compute(self, x: Array) -> Array:
+        return np.exp(x)
+
+
+@dataclass(frozen=True)
+class Log(Unary):
+    """The natural logarithm."""
+
+    samples = (sample("f32[4, 3] in 0.1..9"),)
+
+    def compute(self, x: Array) -> Array:
+        return np.log(x)
+
+
+@dataclass(frozen=True)
+class Sqrt(Unary):
+    """The square root; NaN below zero."""
+
+    samples = (sample("f32[4, 3] in 0..9"), sample("bf16[5] in 0..9"))
+
+    def compute(self, x: Array) -> Array:
+        return np.sqrt(x)
+
+
+@dataclass(frozen=True)
+class Sin(Unary):
+    """The sine of an angle in radians."""
+
+    samples = (sample("f32[4, 3]"),)
+
+    def compute(self, x: Array) -> Array:
+        return np.sin(x)
+
+
+@dataclass(frozen=True)
+class Cos(Unary):
+    """The cosine of an angle in radians."""
+
+    samples = (sample("f32[4, 3]"),)
+
+    def compute(self, x: Array) -> Array:
+        return np.cos(x)
+
+
+@dataclass(frozen=True)
+class Tan(Unary):
+    """The tangent of an angle in radians."""
+
+    samples = (sample("f32[4, 3] in -1..1"),)
+
+    def compute(self, x: Array) -> Array:
+        return np.tan(x)
+
+
+@dataclass(frozen=True)
+class Asin(Unary):
+    """The angle whose sine is x."""
+
+    samples = (sample("f32[4, 3] in -1..1"),)
+
+    def compute(self, x: Array) -> Array:
+        return np.arcsin(x)
+
+
+@dataclass(frozen=True)
+class Acos(Unary):
+    """The angle whose cosine is x."""
+
+    samples = (sample("f32[4, 3] in -1..1"),)
+
+    def compute(self, x: Array) -> Array:
+        return np.arccos(x)
+
+
+@dataclass(frozen=True)
+class Atan(Unary):
+    """The angle whose tangent is x."""
+
+    samples = (sample("f32[4, 3]"),)
+
+    def compute(self, x: Array) -> Array:
+        return np.arctan(x)
+
+
+@dataclass(frozen=True)
+class Sinh(Unary):
+    """The hyperbolic sine."""
+
+    samples = (sample("f32[4, 3]"),)
+
+    def compute(self, x: Array) -> Array:
+        return np.sinh(x)
+
+
+@dataclass(frozen=True)
+class Cosh(Unary):
+    """The hyperbolic cosine."""
+
+    samples = (sample("f32[4, 3]"),)
+
+    def compute(self, x: Array) -> Array:
+        return np.cosh(x)
+
+
+@dataclass(frozen=True)
+class Tanh(Unary):
+    """The hyperbolic tangent."""
+
+    samples = (sample("f32[4, 3]"), sample("f16[7]"))
+
+    def compute(self, x: Array) -> Array:
+        return np.tanh(x)
+
+
+@dataclass(frozen=True)
+class Asinh(Unary):
+    """The inverse hyperbolic sine."""
+
+    samples = (sample("f32[4, 3]"),)
+
+    def compute(self, x: Array) -> Array:
+        return np.arcsinh(x)
+
+
+@dataclass(frozen=True)
+class Acosh(Unary):
+    """The inverse hyperbolic cosine."""
+
+    samples = (sample("f32[4, 3] in 1..9"),)
+
+    def compute(self, x: Array) -> Array:
+        return np.arccosh(x)
+
+
+@dataclass(frozen=True)
+class Atanh(Unary):
+    """The inverse hyperbolic tangent."""
+
+    samples = (sample("f32[4, 3] in -1..1"),)
+
+    def compute(self, x: Array) -> Array:
+        return np.arctanh(x)
+
+
+@dataclass(frozen=True)
+class Erf(Unary):
+    """The error function."""
+
+    samples = (sample("f32[4, 3]"),)
+
+    def compute(self, x: Array) -> Array:
+        return np.asarray(np.frompyfunc(math.erf, 1, 1)(x)).astype(x.dtype)
+
+
+@dataclass(frozen=True)
+class Sigmoid(Unary):
+    """1 / (1 + e^-x)."""
+
+    samples = (sample("f32[4, 3]"), sample([-200.0, 200.0, inf, -inf]))
+
+    def compute(self, x: Array) -> Array:
+        # e^-|x| cannot overflow, whichever the sign.
+        e = np.exp(-np.abs(x))
+        return np.where(x >= 0, 1.0, e) / (1.0 + e)
+
+
+@dataclass(frozen=True)
+class Floor(Unary):
+    """The largest whole number not above x."""
+
+    samples = (sample("f32[4, 3]"),)
+
+    def compute(self, x: Array) -> Array:
+        return np.floor(x)
+
+
+@dataclass(frozen=True)
+class Ceil(Unary):
+    """The smallest whole number not below x."""
+
+    samples = (sample("f32[4, 3]"),)
+
+    def compute(self, x: Array) -> Array:
+        return np.ceil(x)
+
+
+@dataclass(frozen=True)
+class Round(Unary):
+    """The nearest whole number; a half goes to the even one."""
+
+    samples = (sample("f32[4, 3]"), sample([0.5, 1.5, 2.5, -0.5, -1.5]))
+
+    def compute(self, x: Array) -> Array:
+        return np.rint(x)
+
+
+@dataclass(frozen=True)
+class Not(Unary):
+    """Every bit flipped; of a bool, its negation."""
+
+    kinds = INTEGRAL
+    samples = (sample("bool[4]"), sample("u8[4]"))
+
+    def compute(self, x: Array) -> Array:
+        return np.invert(x)
+
+
+@dataclass(frozen=True)
+class IsNan(Predicate):
+    """Whether x is not a number."""
+
+    samples = (sample([1.0, float("nan"), inf]),)
+
+    def compute(self, x: Array) -> Array:
+        return np.isnan(x)
+
+
+@dataclass(frozen=True)
+class IsInf(Predicate):
+    """Whether x is infinite, of the signs asked for."""
+
+    positive: bool = True
+    negative: bool = True
+
+    samples = (sample([1.0, float("nan"), inf, -inf]), sample([inf, -inf], negative=False))
+
+    def compute(self, x: Array) -> Array:
+        return (np.isposinf(x) & self.positive) | (np.isneginf(x) & self.negative)
+
+
+@dataclass(frozen=True)
+class Clip(Unary):
+    """min(max(x, lo), hi), elementwise; NaN propagates. Floats only: integers use min and max."""
+
+    lo: float = -inf
+    hi: float = inf
+
+    samples = (sample("f32[4, 3]", lo=0.0, hi=6.0), sample([float("nan"), 9.0], hi=1.0))
+
+    def compute(self, x: Array) -> Array:
+        return np.minimum(np.maximum(x, self.lo), self.hi)
+
+
+@dataclass(frozen=True)
+class Add(Binary):
+    """x + y; integers wrap."""
+
+    kinds = (*NUMERIC, COMPLEX)
+    commutative = True
+    samples = (
+        sample("f32[4, 3]", "f32[3]"),
+        sample("f32[4, 1]", "f32[1, 5]"),
+        sample("i8[3]", "i8[3]"),
+    )
+
+    def compute(self, x: Array, y: Array) -> Array:
+        return np.add(x, y)
+
+
+@dataclass(frozen=True)
+class Sub(Binary):
+    """x - y; integers wrap."""
+
+    kinds = (*NUMERIC, COMPLEX)
+    samples = (sample("f32[4, 3]", "f32[3]"), sample("u8[3]", "u8[3]"))
+
+    def compute(self, x: Array, y: Array) -> Array:
+        return np.subtract(x, y)
+
+
+@dataclass(frozen=True)
+class Mul(Binary):
+    """x * y; integers wrap."""
+
+    kinds = (*NUMERIC, COMPLEX)
+    commutative = True
+    samples = (sample("f32[4, 3]", "f32[3]"), sample("f16[4]", "f16[]"), sample("i32[3]", "i32[3]"))
+
+    def compute(self, x: Array, y: Array) -> Array:
+        return np.multiply(x, y)
+
+
+@dataclass(frozen=True)
+class Div(Binary):
+    """x / y; of integers, the quotient rounded towards zero."""
+
+    kinds = (*NUMERIC, COMPLEX)
+    samples = (sample("f32[4, 3]", "f32[3]"), sample([7, -7, 7, -7], [2, 2, -2, -2]))
+
+    def compute(self, x: Array, y: Array) -> Array:
+        if x.dtype.kind not in "iu":
+            return np.divide(x, y)
+        quotient: Array = np.floor_divide(x, y)
+        # Floor division rounds down: one too low where a remainder is left and signs differ.
+        inexact = (quotient * y != x) & ((x < 0) != (y < 0)) & (y != 0)
+        return np.asarray(quotient + inexact.astype(quotient.dtype))
+
+
+@dataclass(frozen=True)
+class Mod(Binary):
+    """The remainder of x / y: with the sign of y, or with `truncated` that of x (C's fmod)."""
+
+    truncated: bool = False
+
+    samples = (
+        sample([7, -7, 7, -7], [2, 2, -2, -2]),
+        sample("f32[4, 3]", "f32[3] in 1..3", truncated=True),
+    )
+
+    def compute(self, x: Array, y: Array) -> Array:
+        return np.fmod(x, y) if self.truncated else np.mod(x, y)
+
+
+@dataclass(frozen=True)
+class Pow(Binary):
+    """x to the power y."""
+
+    samples = (sample("f32[4, 3] in 0.1..3", "f32[3]"), sample([2, 3, 4], [0, 1, 5]))
+
+    def compute(self, x: Array, y: Array) -> Array:
+        if x.dtype.kind not in "iu":
+            return np.power(x, y)
+        # numpy refuses negative integer powers; the result truncates towards zero instead.
+        powers = np.power(x, np.maximum(y, 0))
+        negative = np.where(x == 1, 1, np.where(x == -1, np.where(y % 2 == 0, 1, -1), 0))
+        return np.where(y < 0, negative, powers)
+
+
+@dataclass(frozen=True)
+class Min(Binary):
+    """The smaller of two; NaN if either is."""
+
+    commutative = True
+    samples = (sample("f32[4, 3]", "f32[3]"), sample([float("nan"), 1.0], [1.0, 2.0]))
+
+    def compute(self, x: Array, y: Array) -> Array:
+        return np.minimum(x, y)
+
+
+@dataclass(frozen=True)
+class Max(Binary):
+    """The larger of two; NaN if either is."""
+
+    commutative = True
+    samples = (sample("f32[4, 3]", "f32[3]"), sample([float("nan"), 1.0], [1.0, 2.0]))
+
+    def compute(self, x: Array, y: Array) -> Array:
+        return np.maximum(x, y)
+
+
+@dataclass(frozen=True)
+class And(Binary):
+    """Bitwise and; of bools, whether both hold."""
+
+    kinds = INTEGRAL
+    commutative = True
+    samples = (sample("bool[4]", "bool[4]"), sample("u8[4]", "u8[4]"))
+
+    def compute(self, x: Array, y: Array) -> Array:
+        return np.bitwise_and(x, y)
+
+
+@dataclass(frozen=True)
+class Or(Binary):
+    """Bitwise or; of bools, whether either holds."""
+
+    kinds = INTEGRAL
+    commutative = True
+    samples = (sample("bool[4]", "bool[4]"), sample("u8[4]", "u8[4]"))
+
+    def compute(self, x: Array, y: Array) -> Array:
+        return np.bitwise_or(x, y)
+
+
+@dataclass(frozen=True)
+class Xor(Binary):
+    """Bitwise exclusive or; of bools, whether they differ."""
+
+    kinds = INTEGRAL
+    commutative = True
+    samples = (sample("bool[4]", "bool[4]"), sample("i16[4]", "i16[4]"))
+
+    def compute(self, x: Array, y: Array) -> Array:
+        return np.bitwise_xor(x, y)
+
+
+@dataclass(frozen=True)
+class ShiftLeft(Binary):
+    """x * 2^y, without the bits that leave at the top."""
+
+    kinds = (UINT, INT)
+    samples = (sample("u8[4]", "u8[4] in 0..7"),)
+
+    def compute(self, x: Array, y: Array) -> Array:
+        return np.left_shift(x, y)
+
+
+@dataclass(frozen=True)
+class ShiftRight(Binary):
+    """x / 2^y, rounded down."""
+
+    kinds = (UINT, INT)
+    samples = (sample("u8[4]", "u8[4] in 0..7"),)
+
+    def compute(self, x: Array, y: Array) -> Array:
+        return np.right_shift(x, y)
+
+
+@dataclass(frozen=True)
+class Equal(Comparison):
+    """Whether x = y; NaN equals nothing."""
+
+    kinds = (*NUMERIC, BOOL, STRING)
+    commutative = True
+    samples = (
+        sample("i32[8] in 0..2", "i32[8] in 0..2"),
+        sample([0.0, float("nan")], [-0.0, float("nan")]),
+    )
+
+    def compute(self, x: Array, y: Array) -> Array:
+        return np.equal(x, y)
+
+
+@dataclass(frozen=True)
+class Less(Comparison):
+    """Whether x < y."""
+
+    samples = (sample("f32[4, 3]", "f32[3]"), sample("i64[4]", "i64[4]"))
+
+    def compute(self, x: Array, y: Array) -> Array:
+        return np.less(x, y)
+
+
+@dataclass(frozen=True)
+class LessEqual(Comparison):
+    """Whether x <= y."""
+
+    samples = (sample("f32[4, 3]", "f32[3]"), sample("i64[4]", "i64[4]"))
+
+    def compute(self, x: Array, y: Array) -> Array:
+        return np.less_equal(x, y)
+
+
+@dataclass(frozen=True)
+class Where(Op):
+    """x where the condition holds, y elsewhere."""
+
+    samples = (sample("bool[4, 1]", "f32[4, 3]", "f32[3]"), sample("bool[2]", "i64[2]", "i64[]"))
+
+    def infer(self, condition: TensorType, x: TensorType, y: TensorType) -> TensorType:
+        check_kinds(condition.dtype, (BOOL,))
+        return TensorType(same_dtype(x, y), broadcast(condition.shape, x.shape, y.shape))
+
+    def reference(self, condition: Array, x: Array, y: Array) -> Array:
+        return np.where(condition, x, y)

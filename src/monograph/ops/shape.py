@@ -1,0 +1,327 @@
+"""Views and rearrangements: the elements stay, their places change."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from monograph.errors import InferError
+from monograph.ir import UNKNOWN, Array, Dim, Op, Shape, TensorType, Type, broadcast, sample
+from monograph.ir.dtype import i64
+from monograph.ops.base import (
+    as_tensor,
+    check_allocation,
+    normalise_axes,
+    normalise_axis,
+    same_dtype,
+)
+
+INFER = -1
+"""In a reshape: the dimension that makes the sizes agree. At most one."""
+COPY = -2
+"""In a reshape: the input's dimension at the same place."""
+
+
+def unknown_shape(length: Type) -> Shape | None:
+    """A shape of unknown sizes, of the rank that a vector of sizes has."""
+    dims = as_tensor(length).dims
+    if len(dims) != 1:
+        raise InferError("a vector of sizes is needed", given=length)
+    return (UNKNOWN,) * dims[0] if isinstance(dims[0], int) else None
+
+
+@dataclass(frozen=True)
+class Reshape(Op):
+    """The same elements in row-major order under another shape.
+
+    A size may be INFER (-1, once) or COPY (-2); both are resolved as soon as the input's shape is
+    known, so that equal reshapes are one value.
+    """
+
+    shape: tuple[int, ...]
+
+    samples = (
+        sample("f32[2, 6]", shape=(3, 4)),
+        sample("f32[2, 6]", shape=(COPY, 2, INFER)),
+        sample("i64[1]", shape=()),
+        sample("f32[0, 3]", shape=(3, 0)),
+    )
+
+    def canonical(self, *types: Type) -> Op:
+        if len(types) != 1 or not isinstance(types[0], TensorType) or not types[0].is_static:
+            return self
+        return replace(self, shape=self.resolve(types[0].static))
+
+    def resolve(self, given: tuple[int, ...]) -> tuple[int, ...]:
+        """The target shape for an input of this static shape."""
+        if self.shape.count(INFER) > 1 or min(self.shape, default=0) < COPY:
+            raise InferError("not a shape to reshape to", given=list(self.shape))
+        sizes = list(self.shape)
+        for i, d in enumerate(sizes):
+            if d == COPY:
+                if i >= len(given):
+                    raise InferError("no such dimension to copy", expected=list(given), given=i)
+                sizes[i] = given[i]
+        total = math.prod(given)
+        if INFER in sizes:
+            rest = math.prod(d for d in sizes if d != INFER)
+            fits = total % rest == 0 if rest else total == 0
+            if not fits:
+                raise InferError(
+                    "sizes do not divide", expected=list(given), given=list(self.shape)
+                )
+            sizes[sizes.index(INFER)] = total // rest if rest else 0
+        if math.prod(sizes) != total:
+            raise InferError(
+                "a reshape keeps the number of elements", expected=list(given), given=sizes
+            )
+        return tuple(sizes)
+
+    def infer(self, x: TensorType) -> TensorType:
+        if as_tensor(x).is_static:
+            return x.with_shape(self.resolve(x.static))
+        given = x.shape or ()
+        copied: list[Dim] = []
+        for i, d in enumerate(self.shape):
+            if d == COPY and x.shape is not None and i >= len(given):
+                raise InferError("no such dimension to copy", expected=x, given=i)
+            copied.append(given[i] if d == COPY and i < len(given) else UNKNOWN if d < 0 else d)
+        return x.with_shape(copied)
+
+    def reference(self, x: Array) -> Array:
+        return x.reshape(self.resolve(x.shape))
+
+    @classmethod
+    def infer_deferred(cls, static: dict[str, Any], types: tuple[Type, ...], **late: Type) -> Type:
+        return as_tensor(types[0]).with_shape(unknown_shape(late["shape"]))
+
+
+@dataclass(frozen=True)
+class Squeeze(Op):
+    """Drops dimensions of size 1."""
+
+    axes: tuple[int, ...]
+
+    samples = (sample("f32[1, 3, 1]", axes=(0, 2)), sample("f32[1, 3]", axes=(0,)))
+
+    def canonical(self, *types: Type) -> Op:
+        return replace(self, axes=normalise_axes(self.axes, as_tensor(types[0]).rank))
+
+    def infer(self, x: TensorType) -> TensorType:
+        for a in self.axes:
+            if isinstance(x.dims[a], int) and x.dims[a] != 1:
+                raise InferError("a squeezed dimension is not 1", expected=1, given=x)
+        return x.with_shape(d for i, d in enumerate(x.dims) if i not in self.axes)
+
+    def reference(self, x: Array) -> Array:
+        return np.squeeze(x, self.axes)
+
+    @classmethod
+    def infer_deferred(cls, static: dict[str, Any], types: tuple[Type, ...], **late: Type) -> Type:
+        x, dropped = as_tensor(types[0]), unknown_shape(late["axes"])
+        known = x.shape is not None and dropped is not None
+        return x.with_shape((UNKNOWN,) * (x.rank - len(dropped or ())) if known else None)
+
+
+@dataclass(frozen=True)
+class Unsqueeze(Op):
+    """Puts dimensions of size 1 at these places of the result."""
+
+    axes: tuple[int, ...]
+
+    samples = (sample("f32[3]", axes=(0, 2)), sample("f32[2, 3]", axes=(1,)))
+
+    def canonical(self, *types: Type) -> Op:
+        rank = as_tensor(types[0]).rank + len(self.axes)
+        return replace(self, axes=normalise_axes(self.axes, rank))
+
+    def infer(self, x: TensorType) -> TensorType:
+        shape: list[Dim] = list(x.dims)
+        for a in self.axes:
+            shape.insert(a, 1)
+        return x.with_shape(shape)
+
+    def reference(self, x: Array) -> Array:
+        return np.expand_dims(x, self.axes)
+
+    @classmethod
+    def infer_deferred(cls, static: dict[str, Any], types: tuple[Type, ...], **late: Type) -> Type:
+        x, added = as_tensor(types[0]), unknown_shape(late["axes"])
+        known = x.shape is not None and added is not None
+        return x.with_shape((UNKNOWN,) * (x.rank + len(added or ())) if known else None)
+
+
+@dataclass(frozen=True)
+class Transpose(Op):
+    """Dimension i of the result is dimension permutation[i] of x."""
+
+    permutation: tuple[int, ...]
+
+    samples = (
+        sample("f32[2, 3, 4]", permutation=(2, 0, 1)),
+        sample("i8[2, 3]", permutation=(1, 0)),
+    )
+
+    def infer(self, x: TensorType) -> TensorType:
+        if sorted(self.permutation) != list(range(x.rank)):
+            raise InferError(
+                "not a permutation of the dimensions", expected=x, given=self.permutation
+            )
+        return x.with_shape(x.dims[p] for p in self.permutation)
+
+    def reference(self, x: Array) -> Array:
+        return np.transpose(x, self.permutation)
+
+
+@dataclass(frozen=True)
+class Broadcast(Op):
+    """x repeated to the shape that it and `shape` broadcast to."""
+
+    shape: tuple[int, ...]
+
+    samples = (
+        sample("f32[3, 1]", shape=(2, 3, 4)),
+        sample("f32[3, 4]", shape=(1, 1)),
+        sample("i64[]", shape=(0, 2)),
+    )
+
+    def canonical(self, *types: Type) -> Op:
+        x = as_tensor(types[0])
+        if not x.is_static:
+            return self
+        return replace(self, shape=x.with_shape(broadcast(x.shape, self.shape)).static)
+
+    def infer(self, x: TensorType) -> TensorType:
+        return x.with_shape(broadcast(as_tensor(x).shape, self.shape))
+
+    def reference(self, x: Array) -> Array:
+        shape = np.broadcast_shapes(x.shape, self.shape)
+        check_allocation(shape, x.dtype)
+        return np.broadcast_to(x, shape)
+
+    @classmethod
+    def infer_deferred(cls, static: dict[str, Any], types: tuple[Type, ...], **late: Type) -> Type:
+        x, target = as_tensor(types[0]), unknown_shape(late["shape"])
+        if x.shape is None or target is None:
+            return x.with_shape(None)
+        return x.with_shape((UNKNOWN,) * max(x.rank, len(target)))
+
+
+@dataclass(frozen=True)
+class Slice(Op):
+    """x[start:stop:step, ...] as in Python, one triple a dimension.
+
+    Bounds are normalised once the size is known: a start within it, and for a negative step a stop
+    of -1 - size where it runs to the beginning.
+    """
+
+    starts: tuple[int, ...]
+    stops: tuple[int, ...]
+    steps: tuple[int, ...]
+
+    samples = (
+        sample("f32[5, 6]", starts=(1, 0), stops=(4, 6), steps=(1, 2)),
+        sample("f32[5, 6]", starts=(-1, 0), stops=(-9, -2), steps=(-2, 1)),
+        sample("i64[4]", starts=(3,), stops=(1,), steps=(1,)),
+    )
+
+    def canonical(self, *types: Type) -> Op:
+        x = as_tensor(types[0])
+        if not len(self.starts) == len(self.stops) == len(self.steps) == x.rank:
+            raise InferError(
+                "a slice has a start, a stop and a step for each dimension",
+                expected=x.rank,
+                given=(len(self.starts), len(self.stops), len(self.steps)),
+            )
+        if 0 in self.steps:
+            raise InferError("a slice's step is zero", given=self.steps)
+        bounds = [self._bounds(i, d) for i, d in enumerate(x.dims)]
+        starts, stops = (tuple(b) for b in zip(*bounds, strict=True)) if bounds else ((), ())
+        return replace(self, starts=starts, stops=stops)
+
+    def _bounds(self, axis: int, size: Dim) -> tuple[int, int]:
+        start, stop, step = self.starts[axis], self.stops[axis], self.steps[axis]
+        if not isinstance(size, int):
+            return start, stop
+        start, stop, _ = slice(start, stop, step).indices(size)
+        if len(range(start, stop, step)) == 0:
+            return 0, 0 if step > 0 else -size
+        return start, stop if stop >= 0 else -1 - size
+
+    def indexer(self) -> tuple[slice, ...]:
+        return tuple(map(slice, self.starts, self.stops, self.steps))
+
+    def infer(self, x: TensorType) -> TensorType:
+        shape: list[Dim] = []
+        for d, s in zip(x.dims, self.indexer(), strict=True):
+            if isinstance(d, int):
+                shape.append(len(range(*s.indices(d))))
+            else:
+                whole = s.step == 1 and s.start == 0 and s.stop >= np.iinfo(np.int32).max
+                shape.append(d if whole else UNKNOWN)
+        return x.with_shape(shape)
+
+    def reference(self, x: Array) -> Array:
+        return x[self.indexer()]
+
+    @classmethod
+    def infer_deferred(cls, static: dict[str, Any], types: tuple[Type, ...], **late: Type) -> Type:
+        x = as_tensor(types[0])
+        return x.with_shape(None if x.shape is None else (UNKNOWN,) * x.rank)
+
+
+@dataclass(frozen=True)
+class Concat(Op):
+    """The inputs one after the other along an axis."""
+
+    axis: int
+
+    samples = (
+        sample("f32[2, 3]", "f32[2, 1]", "f32[2, 2]", axis=1),
+        sample("i64[2]", "i64[0]", axis=-1),
+    )
+
+    def canonical(self, *types: Type) -> Op:
+        ranked = [t for t in map(as_tensor, types) if t.shape is not None]
+        return replace(self, axis=normalise_axis(self.axis, ranked[0].rank)) if ranked else self
+
+    def infer(self, *xs: TensorType) -> TensorType:
+        if not xs:
+            raise InferError("nothing to concatenate")
+        dtype = same_dtype(*xs)
+        shape = list(xs[0].dims)
+        axis = normalise_axis(self.axis, len(shape))
+        total: Dim = 0
+        for x in xs:
+            if x.rank != len(shape):
+                raise InferError("ranks differ", expected=xs[0], given=x)
+            for i, (a, b) in enumerate(zip(shape, x.dims, strict=True)):
+                if i == axis:
+                    continue
+                if isinstance(a, int) and isinstance(b, int) and a != b:
+                    raise InferError("sizes differ off the axis", expected=xs[0], given=x)
+                shape[i] = b if isinstance(b, int) else a
+            d = x.dims[axis]
+            total = total + d if isinstance(total, int) and isinstance(d, int) else UNKNOWN
+        shape[axis] = xs[0].dims[axis] if len(xs) == 1 else total
+        return TensorType(dtype, tuple(shape))
+
+    def reference(self, *xs: Array) -> Array:
+        return np.concatenate(xs, self.axis)
+
+
+@dataclass(frozen=True)
+class ShapeOf(Op):
+    """The sizes of x, as a vector of integers."""
+
+    samples = (sample("f32[2, 3]"), sample("f32[]"))
+
+    def infer(self, x: TensorType) -> TensorType:
+        shape = as_tensor(x).shape
+        return TensorType(i64, (UNKNOWN if shape is None else len(shape),))
+
+    def reference(self, x: Array) -> Array:
+        return np.array(x.shape, np.int64)

@@ -1,0 +1,105 @@
+"""Checks what a caller feeds against what a model takes, before anything runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from monograph.errors import FeedError, MonographError
+from monograph.ir import DType, OptionalType, SequenceType, Shape, TensorType, Type, from_numpy
+
+
+@dataclass(frozen=True)
+class Port:
+    """An input or output of a model: its name and type."""
+
+    name: str
+    type: Type
+
+    @property
+    def dtype(self) -> DType | None:
+        """The element type; None for a sequence or an optional."""
+        return self.type.dtype if isinstance(self.type, TensorType) else None
+
+    @property
+    def shape(self) -> Shape | None:
+        """Sizes and symbols; None where the rank is not known."""
+        return self.type.shape if isinstance(self.type, TensorType) else None
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.type}"
+
+
+def check_feeds(ports: Sequence[Port], feeds: Mapping[str, Any]) -> dict[str, Any]:
+    """The feeds as arrays, or one FeedError that shows everything that does not fit."""
+    problems: list[str] = []
+    names = [p.name for p in ports]
+    problems += [f"{p.name}: missing (expected {p.type})" for p in ports if p.name not in feeds]
+    problems += [f"{name}: the model has no such input" for name in feeds if name not in names]
+    bound: dict[str, tuple[int, str]] = {}
+    result: dict[str, Any] = {}
+    for port in ports:
+        if port.name in feeds:
+            result[port.name] = _check(port.name, port.type, feeds[port.name], bound, problems)
+    if problems:
+        listed = "\n".join(f"    {p}" for p in problems)
+        raise FeedError(
+            f"the feeds do not fit the model:\n{listed}", expected=", ".join(map(str, ports))
+        )
+    return result
+
+
+def _check(
+    name: str, type_: Type, data: Any, bound: dict[str, tuple[int, str]], problems: list[str]
+) -> Any:
+    if isinstance(type_, OptionalType):
+        return None if data is None else _check(name, type_.element, data, bound, problems)
+    if isinstance(type_, SequenceType):
+        if not isinstance(data, (list, tuple)):
+            problems.append(f"{name}: expected a list, given {type(data).__name__}")
+            return None
+        # Elements of a sequence may differ in size, so each binds symbols of its own.
+        return [_check(f"{name}[{i}]", type_.element, x, {}, problems) for i, x in enumerate(data)]
+    assert isinstance(type_, TensorType)
+    return _check_tensor(name, type_, data, bound, problems)
+
+
+def _check_tensor(
+    name: str, type_: TensorType, data: Any, bound: dict[str, tuple[int, str]], problems: list[str]
+) -> Any:
+    try:
+        array = np.asarray(data)
+        given = from_numpy(array.dtype)
+    except (ValueError, MonographError):
+        problems.append(f"{name}: expected {type_}, given {type(data).__name__}")
+        return None
+    if given != type_.dtype:
+        problems.append(f"{name}: expected {type_}, given {given}{[*array.shape]}")
+        return None
+    if given.is_string:
+        array = array.astype(object)
+    if type_.shape is None:
+        return array
+    if len(type_.shape) != array.ndim:
+        problems.append(
+            f"{name}: expected {type_} (rank {type_.rank}), given rank {array.ndim}:"
+            f" {[*array.shape]}"
+        )
+        return None
+    for axis, (want, have) in enumerate(zip(type_.shape, array.shape, strict=True)):
+        if isinstance(want, int):
+            if want != have:
+                problems.append(
+                    f"{name}: expected {type_}, given {given}{[*array.shape]}"
+                    f" (dimension {axis} is {have}, not {want})"
+                )
+            continue
+        size, where = bound.setdefault(want, (have, f"{name} dimension {axis}"))
+        if size != have:
+            problems.append(
+                f"{name}: dimension {axis} is {have}, but {want!r} is {size} in {where}"
+            )
+    return array

@@ -1,0 +1,146 @@
+"""Session: what users hold. A model on a target, ready to run."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import onnx
+
+from monograph.config import Config, make_config
+from monograph.errors import ConfigError, FeedError, UnknownRankError
+from monograph.frontend.onnx import ModelFile, import_model, read_model
+from monograph.frontend.onnx.dtypes import value_type
+from monograph.ir import Graph, TensorType, evaluate, verify
+from monograph.runtime.feeds import Port, check_feeds
+
+ModelSource: TypeAlias = str | os.PathLike[str] | bytes | onnx.ModelProto
+
+
+def load(
+    source: ModelSource,
+    target: str | None = None,
+    *,
+    dims: Mapping[str, int] | None = None,
+    donate: Mapping[str, str] | None = None,
+    **options: Any,
+) -> Session:
+    """Loads a model for a target.
+
+    source: the path of an ONNX file, the bytes of one, or a ModelProto.
+    target: what runs it; "reference" evaluates with numpy and is right, not fast.
+    dims: sizes for named dimensions of the inputs, e.g. {"batch": 1}.
+    donate: outputs that are written into an input's memory, e.g. {"present": "past"}.
+    options: see `monograph.config.Config`.
+    """
+    config = make_config(target=target, **options)
+    return Session(read_model(source), config, dict(dims or {}), dict(donate or {}))
+
+
+class Session:
+    """A loaded model. `run` may be called from several threads at once."""
+
+    def __init__(
+        self, model: ModelFile, config: Config, dims: dict[str, int], donate: dict[str, str]
+    ) -> None:
+        self.config = config
+        self._model = model
+        self._dims = dims
+        self._donate = donate
+        self._lock = threading.Lock()
+        self._by_shape: OrderedDict[tuple[tuple[int, ...], ...], Graph] = OrderedDict()
+        self._graph: Graph | None = None
+        self._late: UnknownRankError | None = None
+        try:
+            self._graph = self._import({})
+        except UnknownRankError as e:
+            # Some rank is decided by the shapes of the feeds: import once those are known.
+            self._late = e
+        self.inputs: tuple[Port, ...] = self._ports(self._graph, "inputs")
+        self.outputs: tuple[Port, ...] = self._ports(self._graph, "outputs")
+        self._check_dims()
+
+    @property
+    def graph(self) -> Graph:
+        """The imported graph, symbolic dimensions and all."""
+        if self._graph is None:
+            assert self._late is not None
+            raise self._late
+        return self._graph
+
+    def run(self, feeds: Mapping[str, Any], outputs: Sequence[str] | None = None) -> list[Any]:
+        """Runs the model once; the outputs as fresh arrays, in model order.
+
+        feeds: an array for every input, by name.
+        outputs: the names of the outputs to return, in this order; all of them by default.
+        """
+        if not isinstance(feeds, Mapping):
+            raise FeedError("feeds are a mapping from names to arrays", given=type(feeds).__name__)
+        names = [p.name for p in self.outputs]
+        wanted = names if outputs is None else list(outputs)
+        if unknown := [n for n in wanted if n not in names]:
+            raise FeedError("the model has no such output", expected=names, given=unknown)
+        checked = check_feeds(self.inputs, feeds)
+        results = dict(zip(names, evaluate(self._graph_for(checked), checked), strict=True))
+        return [_fresh(results[n]) for n in wanted]
+
+    def _graph_for(self, feeds: dict[str, Any]) -> Graph:
+        if self._graph is not None:
+            return self._graph
+        shapes = {n: x.shape for n, x in feeds.items() if isinstance(x, np.ndarray)}
+        key = tuple(shapes.values())
+        with self._lock:
+            if key not in self._by_shape:
+                self._by_shape[key] = self._import(shapes)
+            self._by_shape.move_to_end(key)
+            while len(self._by_shape) > self.config.shapes_kept:
+                self._by_shape.popitem(last=False)
+            return self._by_shape[key]
+
+    def _import(self, shapes: Mapping[str, tuple[int, ...]]) -> Graph:
+        graph = import_model(self._model, dims=self._dims, shapes=shapes, donate=self._donate)
+        return verify(graph)
+
+    def _ports(self, graph: Graph | None, which: str) -> tuple[Port, ...]:
+        """What the graph says of its inputs or outputs, or else what the file declares."""
+        if graph is not None:
+            names, types = (
+                (graph.input_names, graph.input_types)
+                if which == "inputs"
+                else (graph.output_names, graph.output_types)
+            )
+            return tuple(map(Port, names, types))
+        proto = self._model.proto.graph
+        infos = proto.input if which == "inputs" else proto.output
+        return tuple(
+            Port(i.name, value_type(i.type, i.name))
+            for i in infos
+            if i.name not in self._model.initialisers
+        )
+
+    def _check_dims(self) -> None:
+        """Refuses a bound dimension that the model does not have."""
+        declared: set[str] = set()
+        for info in self._model.proto.graph.input:
+            kind = value_type(info.type, info.name)
+            if isinstance(kind, TensorType):
+                declared |= {d for d in kind.shape or () if isinstance(d, str)}
+        if unknown := sorted(set(self._dims) - declared):
+            raise ConfigError(
+                "the model has no such dimension", expected=sorted(declared), given=unknown
+            )
+        if bad := {k: v for k, v in self._dims.items() if isinstance(v, bool) or v < 0}:
+            raise ConfigError("a dimension is a size", expected=">= 0", given=bad)
+
+
+def _fresh(result: Any) -> Any:
+    """A result that shares memory with nothing: no feed, no constant, no other result."""
+    if isinstance(result, np.ndarray):
+        return np.array(result, order="C", copy=True)
+    if isinstance(result, (list, tuple)):
+        return [_fresh(x) for x in result]
+    return result if result is None else np.array(result)
