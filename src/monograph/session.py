@@ -55,6 +55,7 @@ class Session:
         self._by_shape: OrderedDict[tuple[tuple[int, ...], ...], Graph] = OrderedDict()
         self._graph: Graph | None = None
         self._late: UnknownRankError | None = None
+        self._check_dims()
         try:
             self._graph = self._import({})
         except UnknownRankError as e:
@@ -62,7 +63,6 @@ class Session:
             self._late = e
         self.inputs: tuple[Port, ...] = self._ports(self._graph, "inputs")
         self.outputs: tuple[Port, ...] = self._ports(self._graph, "outputs")
-        self._check_dims()
 
     @property
     def graph(self) -> Graph:

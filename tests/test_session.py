@@ -1,0 +1,206 @@
+"""Session: feeds are checked, outputs are fresh, shapes may vary."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+import monograph
+from monograph.errors import ConfigError, FeedError, ModelError, UnsupportedError, VerifyError
+
+
+def model_of(nodes, inputs, outputs, initialisers=(), opset: int = 21) -> onnx.ModelProto:
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [helper.make_tensor_value_info(*i) for i in inputs],
+        [helper.make_tensor_value_info(*o) for o in outputs],
+        list(initialisers),
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)])
+
+
+def affine() -> onnx.ModelProto:
+    """y = x * w + b over a symbolic batch, and x itself as a second output."""
+    weight = helper.make_tensor("w", TensorProto.FLOAT, [3], [1.0, 2.0, 3.0])
+    return model_of(
+        [
+            helper.make_node("Mul", ["x", "w"], ["m"], "scale"),
+            helper.make_node("Add", ["m", "b"], ["y"], "shift"),
+            helper.make_node("Identity", ["x"], ["same"]),
+        ],
+        [("x", TensorProto.FLOAT, ["N", 3]), ("b", TensorProto.FLOAT, ["N", 1])],
+        [("y", TensorProto.FLOAT, ["N", 3]), ("same", TensorProto.FLOAT, ["N", 3])],
+        [weight],
+    )
+
+
+def feeds(n: int = 2) -> dict[str, np.ndarray]:
+    return {"x": np.ones((n, 3), np.float32), "b": np.zeros((n, 1), np.float32)}
+
+
+def test_outputs_come_in_model_order() -> None:
+    session = monograph.load(affine())
+    y, same = session.run(feeds())
+    assert y.tolist() == [[1, 2, 3], [1, 2, 3]]
+    assert same.tolist() == [[1, 1, 1], [1, 1, 1]]
+
+
+def test_outputs_can_be_chosen_by_name() -> None:
+    session = monograph.load(affine())
+    (same, y) = session.run(feeds(), ["same", "y"])
+    assert y[0].tolist() == [1, 2, 3]
+    assert same[0].tolist() == [1, 1, 1]
+    with pytest.raises(FeedError, match="no such output"):
+        session.run(feeds(), ["nothing"])
+
+
+def test_a_model_loads_from_a_path_bytes_or_a_proto(tmp_path: Path) -> None:
+    path = tmp_path / "affine.onnx"
+    path.write_bytes(affine().SerializeToString())
+    for source in (path, str(path), path.read_bytes(), affine()):
+        assert monograph.load(source).run(feeds())[0].shape == (2, 3)
+
+
+def test_ports_tell_names_types_and_symbols() -> None:
+    session = monograph.load(affine())
+    assert [str(p) for p in session.inputs] == ["x: f32[N, 3]", "b: f32[N, 1]"]
+    assert [p.name for p in session.outputs] == ["y", "same"]
+    assert session.outputs[0].shape == ("N", 3)
+    assert session.outputs[0].dtype is not None
+    assert session.outputs[0].dtype.name == "f32"
+
+
+def test_dims_bind_symbols() -> None:
+    session = monograph.load(affine(), dims={"N": 5})
+    assert session.outputs[0].shape == (5, 3)
+    with pytest.raises(FeedError, match="not 5"):
+        session.run(feeds(2))
+    with pytest.raises(ConfigError, match="no such dimension"):
+        monograph.load(affine(), dims={"M": 5})
+    with pytest.raises(ConfigError, match="a dimension is a size"):
+        monograph.load(affine(), dims={"N": -5})
+
+
+def test_shapes_may_vary_between_calls() -> None:
+    session = monograph.load(affine())
+    for n in (1, 4, 0, 2):
+        assert session.run(feeds(n))[0].shape == (n, 3)
+
+
+def test_outputs_are_fresh_arrays() -> None:
+    session = monograph.load(affine())
+    given = feeds()
+    _, same = session.run(given)
+    same[:] = 9
+    assert given["x"][0, 0] == 1
+    assert session.run(given)[1][0, 0] == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({"b": None}, "b: missing (expected f32[N, 1])"),
+        ({"c": np.zeros(1)}, "c: the model has no such input"),
+        ({"x": np.ones((2, 3))}, "x: expected f32[N, 3], given f64[2, 3]"),
+        ({"x": np.ones((2, 3, 1), np.float32)}, "given rank 3: [2, 3, 1]"),
+        ({"x": np.ones((2, 4), np.float32)}, "dimension 1 is 4, not 3"),
+        ({"x": np.ones((5, 3), np.float32)}, "b: dimension 0 is 2, but 'N' is 5 in x dimension 0"),
+        ({"x": object()}, "x: expected f32[N, 3], given str[]"),
+        ({"x": np.zeros(2, "datetime64[s]")}, "x: expected f32[N, 3], given ndarray"),
+    ],
+)
+def test_feeds_that_do_not_fit_are_shown(change, expected: str) -> None:
+    given = {k: v for k, v in (feeds() | change).items() if v is not None}
+    with pytest.raises(FeedError) as e:
+        monograph.load(affine()).run(given)
+    assert expected in str(e.value)
+
+
+def test_all_problems_come_in_one_message() -> None:
+    with pytest.raises(FeedError) as e:
+        monograph.load(affine()).run({"x": np.ones((2, 4)), "z": np.zeros(1)})
+    for part in ("x: expected", "b: missing", "z: the model has no such input"):
+        assert part in str(e.value)
+
+
+def test_feeds_must_be_a_mapping() -> None:
+    with pytest.raises(FeedError, match="mapping"):
+        monograph.load(affine()).run([np.ones((2, 3))])  # type: ignore[arg-type]
+
+
+def test_donation_is_checked_and_leaves_the_callers_array_alone() -> None:
+    session = monograph.load(affine(), donate={"y": "x"})
+    assert session.graph.donations == (("y", "x"),)
+    given = feeds()
+    session.run(given)
+    assert (given["x"] == 1).all()
+    with pytest.raises(VerifyError, match="cannot be written into"):
+        monograph.load(affine(), donate={"y": "b"}, dims={"N": 2})
+    with pytest.raises(VerifyError, match="does not exist"):
+        monograph.load(affine(), donate={"nothing": "b"})
+
+
+def test_unknown_options_and_targets_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match="no such target"):
+        monograph.load(affine(), target="tpu")
+    with pytest.raises(ConfigError, match="no such option"):
+        monograph.load(affine(), thread=3)
+    with pytest.raises(ConfigError, match="shapes_kept"):
+        monograph.load(affine(), shapes_kept=0)
+    monkeypatch.setenv("MONOGRAPH_SHAPES_KEPT", "3")
+    assert monograph.load(affine()).config.shapes_kept == 3
+    monkeypatch.setenv("MONOGRAPH_SHAPES_KEPT", "many")
+    with pytest.raises(ConfigError, match="MONOGRAPH_SHAPES_KEPT"):
+        monograph.load(affine())
+
+
+def test_every_unsupported_op_is_reported_at_once() -> None:
+    nodes = [
+        helper.make_node("Strange", ["x"], ["a"], "first", domain="my.domain"),
+        helper.make_node("Strange", ["a"], ["c"], "second", domain="my.domain"),
+        helper.make_node("Odd", ["c"], ["y"], "third", domain="my.domain"),
+    ]
+    model = model_of(nodes, [("x", TensorProto.FLOAT, [1])], [("y", TensorProto.FLOAT, [1])])
+    model.opset_import.append(helper.make_opsetid("my.domain", 3))
+    with pytest.raises(UnsupportedError) as e:
+        monograph.load(model)
+    text = str(e.value)
+    assert "my.domain.Odd (opset 3) x1: third" in text
+    assert "my.domain.Strange (opset 3) x2: first, second" in text
+    assert "what to do" in text
+
+
+def test_a_rank_that_only_the_feeds_decide_is_imported_late() -> None:
+    # The input declares no shape, and Transpose needs its rank.
+    info = helper.make_tensor_value_info("x", TensorProto.FLOAT, None)
+    graph = helper.make_graph(
+        [helper.make_node("Transpose", ["x"], ["y"])],
+        "g",
+        [info],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)])
+    session = monograph.load(model, shapes_kept=2)
+    for shape in ((2, 3), (4, 5, 6), (7,), (2, 3)):
+        assert session.run({"x": np.zeros(shape, np.float32)})[0].shape == shape[::-1]
+    assert len(session._by_shape) == 2
+    with pytest.raises(ModelError, match="rank of a tensor"):
+        session.graph  # noqa: B018
+
+
+def test_threads_may_share_a_session() -> None:
+    session = monograph.load(affine())
+
+    def once(i: int) -> bool:
+        x = np.full((i % 3 + 1, 3), i, np.float32)
+        y, _ = session.run({"x": x, "b": np.zeros((len(x), 1), np.float32)})
+        return bool((y == x * [1, 2, 3]).all())
+
+    with ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(once, range(200)))
