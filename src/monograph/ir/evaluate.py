@@ -11,8 +11,11 @@ from typing import Any
 import numpy as np
 
 from monograph.errors import ExecutionError, MonographError
+from monograph.ir.core import Constant
 from monograph.ir.graph import Graph, input_op
+from monograph.ir.memory import check_result
 from monograph.ir.op import Value
+from monograph.ir.types import TensorType, TupleType, Type
 
 Observer = Callable[[Value, Any], None]
 
@@ -46,8 +49,19 @@ def apply(value: Value, arguments: Sequence[Any]) -> Any:
         return value.op.reference(*arguments)
 
 
+def check_fits(type_: Type) -> None:
+    """Refuses to compute a result of a type that the machine cannot hold."""
+    if isinstance(type_, TupleType):
+        for item in type_.items:
+            check_fits(item)
+    elif isinstance(type_, TensorType) and type_.is_static:
+        check_result(type_.static, type_.dtype.itemsize)
+
+
 def _apply(graph: Graph, value: Value, arguments: Sequence[Any]) -> Any:
     try:
+        if not isinstance(value.op, Constant):
+            check_fits(value.type)
         return value.op.reference(*arguments)
     except MonographError as e:
         raise e.at(node=graph.origin(value), op=value.op.name) from None
@@ -55,7 +69,7 @@ def _apply(graph: Graph, value: Value, arguments: Sequence[Any]) -> Any:
         raise ExecutionError(
             "out of memory", node=graph.origin(value), op=value.op.name, given=value.type
         ) from None
-    except (ValueError, IndexError, TypeError, OverflowError, ZeroDivisionError) as e:
+    except (ValueError, LookupError, TypeError, ArithmeticError) as e:
         raise ExecutionError(
             f"the data does not fit the op: {e}",
             node=graph.origin(value),

@@ -12,11 +12,12 @@ import struct
 import threading
 import weakref
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 from monograph.errors import InferError, MonographError
 from monograph.ir.dtype import DType
 from monograph.ir.literal import digest_of
+from monograph.ir.memory import MAX_RANK, MAX_TENSOR_BYTES, count_elements
 from monograph.ir.types import (
     OptionalType,
     SequenceType,
@@ -25,9 +26,6 @@ from monograph.ir.types import (
     Type,
     name_unknowns,
 )
-
-MAX_TENSOR_BYTES = 1 << 38
-"""No single tensor may be larger: a size beyond it is a broken or hostile model."""
 
 
 def encode(attribute: Any) -> bytes:
@@ -121,6 +119,11 @@ class Op:
         return known
 
     def __call__(self, *inputs: Value) -> Value:
+        """The value of this op on values; on patterns (see `monograph.rewrite`), a pattern."""
+        operands: tuple[Any, ...] = inputs
+        for v in operands:
+            if hasattr(v, "applied"):
+                return cast(Value, v.applied(self, inputs))
         op = self.canonical(*[v.type for v in inputs])
         key = digest_of(op.digest, *[v.digest for v in inputs])
         known = _interned.get(key)
@@ -196,16 +199,29 @@ def _check_size(op: Op, result: Type) -> None:
         for item in result.items:
             _check_size(op, item)
         return
-    if not isinstance(result, TensorType) or result.shape is None:
+    if isinstance(result, (SequenceType, OptionalType)):
+        _check_size(op, result.element)
         return
-    if any(isinstance(d, int) and d < 0 for d in result.shape):
+    if result.shape is None:
+        return
+    if len(result.shape) > MAX_RANK:
+        raise InferError(
+            "a tensor has too many dimensions",
+            op=op.name,
+            expected=f"at most {MAX_RANK}",
+            given=len(result.shape),
+        )
+    sizes = [d for d in result.shape if isinstance(d, int)]
+    if any(d < 0 for d in sizes):
         raise InferError("a dimension is negative", op=op.name, given=result)
-    if result.is_static and result.nbytes > MAX_TENSOR_BYTES:
+    # Sizes of 0 count as 1: numpy refuses such shapes too, and a symbol may be anything.
+    nbytes = count_elements(sizes) * result.dtype.itemsize
+    if nbytes > MAX_TENSOR_BYTES:
         raise InferError(
             "a tensor is too large",
             op=op.name,
             expected=f"at most {MAX_TENSOR_BYTES:,} bytes",
-            given=f"{result} = {result.nbytes:,} bytes",
+            given=f"{result} = {nbytes:,} bytes",
         )
 
 

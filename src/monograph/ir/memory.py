@@ -1,0 +1,72 @@
+"""How large a tensor may be: asked before anything is allocated.
+
+A model file states sizes, and a few bytes of it can state a petabyte. Types are held to a fixed
+limit when they are built; data is held to the memory of the machine when it is computed, and to
+much less where a computation is only a convenience (folding while importing).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import cache
+from pathlib import Path
+
+from monograph.errors import ExecutionError
+
+MAX_TENSOR_BYTES = 1 << 36
+"""No single tensor may be larger: a size beyond it is a broken or hostile model."""
+MAX_RANK = 32
+"""No tensor may have more dimensions: what numpy holds."""
+
+_lent: ContextVar[int | None] = ContextVar("lent", default=None)
+
+
+@cache
+def machine_memory() -> int:
+    """Bytes that this process can hope for: the machine's, or its control group's."""
+    try:
+        total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, OSError, ValueError):
+        total = MAX_TENSOR_BYTES
+    try:
+        group = Path("/sys/fs/cgroup/memory.max").read_text().strip()
+    except OSError:
+        return total
+    return min(total, int(group)) if group.isdigit() else total
+
+
+@contextmanager
+def lend(nbytes: int) -> Iterator[None]:
+    """Within it no result may take more bytes than these."""
+    token = _lent.set(nbytes)
+    try:
+        yield
+    finally:
+        _lent.reset(token)
+
+
+def count_elements(shape: Sequence[int]) -> int:
+    """The product of the sizes; sizes of 0 count as 1, as they do where numpy checks a shape."""
+    count = 1
+    for d in shape:
+        count *= int(d) or 1
+    return count
+
+
+def check_result(shape: Sequence[int], itemsize: int) -> None:
+    """Refuses a result that the machine cannot hold, before numpy tries to allocate it."""
+    lent = _lent.get()
+    limit = min(MAX_TENSOR_BYTES, machine_memory() // 2) if lent is None else lent
+    if len(shape) > MAX_RANK or any(d < 0 for d in shape):
+        raise ExecutionError(
+            "a result has an impossible shape",
+            expected=f"at most {MAX_RANK} dimensions, none of them negative",
+            given=[*shape],
+        )
+    if count_elements(shape) * itemsize > limit:
+        raise ExecutionError(
+            "a result is too large", expected=f"at most {limit:,} bytes", given=[*shape]
+        )

@@ -1,0 +1,254 @@
+"""Applies rules to a graph until none fires.
+
+One sweep goes through the values, inputs before users, and rewrites each as long as a rule fires
+on it or on what a rule made of it. Sweeps repeat until one changes nothing, because use counts
+and later rewrites can open new places. A rule set that never settles is caught and named.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from monograph.errors import MonographError, VerifyError
+from monograph.ir import Constant, Graph, Input, Op, Value
+from monograph.ir.types import accepts
+from monograph.rewrite.cost import CPU_COST, CostModel
+from monograph.rewrite.pattern import Miss, Pattern, match, size
+from monograph.rewrite.rule import Reject, Rule
+from monograph.rewrite.trace import Trace
+
+MAX_SWEEPS = 64
+FIRINGS_PER_VALUE = 16
+"""A sweep that fires more often than this, for each value it started with, is a loop."""
+MAX_ORIGINS = 8
+
+
+class RewriteLoopError(MonographError):
+    """A set of rules rewrites in circles."""
+
+
+@dataclass
+class Context:
+    """What a guard may ask besides the values it matched."""
+
+    cost: CostModel
+    uses: dict[Value, int] = field(default_factory=dict)
+
+    def use_count(self, value: Value) -> int:
+        """How often a value is used; one that a rule has just made counts once.
+
+        Use counts decide only whether a rewrite pays, never whether it is right.
+        """
+        return self.uses.get(value, 1)
+
+
+def apply_rules(
+    graph: Graph,
+    rules: Sequence[Rule],
+    *,
+    cost: CostModel = CPU_COST,
+    trace: Trace | None = None,
+    limit: int | None = None,
+) -> Graph:
+    """The graph after rewriting to a fixpoint; with `limit`, after that many firings."""
+    engine = _Engine(rules, cost, trace if trace is not None else Trace(), limit)
+    for _ in range(MAX_SWEEPS):
+        after = engine.sweep(graph)
+        if after == graph:
+            return after
+        graph = after
+    culprits = Counter(f.rule for f in engine.trace.fired[-1000:]).most_common(3)
+    raise RewriteLoopError(
+        "rules do not settle", given=", ".join(f"{name} ({n} times)" for name, n in culprits)
+    )
+
+
+class _Engine:
+    """The state of one application of rules."""
+
+    def __init__(
+        self, rules: Sequence[Rule], cost: CostModel, trace: Trace, limit: int | None
+    ) -> None:
+        self.by_root: dict[type[Op], list[Rule]] = defaultdict(list)
+        for rule in rules:
+            self.by_root[rule.root].append(rule)
+        self.trace = trace
+        self.context = Context(cost)
+        self.left = limit
+        self.origins: dict[Value, str] = {}
+        self.settled: dict[Value, Value] = {}
+        self.forward: dict[Value, tuple[Value, str]] = {}
+        self.allowed = 0
+
+    def sweep(self, graph: Graph) -> Graph:
+        """One pass over the graph, inputs before users."""
+        self.context.uses = dict(graph.uses)
+        self.origins = dict(graph.origins)
+        self.settled = {}
+        self.forward = {}
+        self.allowed = 1000 + FIRINGS_PER_VALUE * len(graph.values)
+        for value in graph.values:
+            self.settle(value)
+        outputs = tuple((name, self.settled[v]) for name, v in graph.outputs)
+        result = Graph(graph.inputs, outputs, graph.name, {}, graph.donations)
+        origins = {v: self.origins[v] for v in result.values if v in self.origins}
+        return Graph(graph.inputs, outputs, graph.name, origins, graph.donations)
+
+    def settle(self, value: Value) -> None:
+        """Rewrites a value until no rule fires on it, nor on anything a rule made below it.
+
+        `forward` says what a value has become, `settled` what it ends as. A value that is met
+        again while it is still being rewritten means that the rules go in circles.
+        """
+        stack = [value]
+        active: set[Value] = set()
+        while stack:
+            current = stack[-1]
+            if current in self.settled:
+                stack.pop()
+                active.discard(current)
+                continue
+            active.add(current)
+            if current in self.forward:
+                needed = [self.forward[current][0]]
+            else:
+                needed = list(current.inputs)
+            waiting = [v for v in needed if v not in self.settled]
+            if waiting:
+                self._check_progress(active.intersection(waiting))
+                stack.extend(waiting)
+            elif current in self.forward:
+                self.settled[current] = self.settled[self.forward[current][0]]
+            else:
+                self._step(current)
+
+    def _step(self, value: Value) -> None:
+        """Rewrites a value whose inputs are settled, once; or settles it."""
+        operands = tuple(self.settled[v] for v in value.inputs)
+        if operands != value.inputs:
+            fresh = value.op(*operands)
+            self._take_over(value, fresh)
+            self.forward[value] = (fresh, "")
+            return
+        fired = self._fire(value)
+        if fired is None:
+            self.settled[value] = value
+        else:
+            self.forward[value] = fired
+
+    def _check_progress(self, again: set[Value]) -> None:
+        if not again:
+            return
+        names = {name for v in again for name in (self.forward.get(v, (v, ""))[1],) if name}
+        recent = [f.rule for f in self.trace.fired[-4:]]
+        raise RewriteLoopError(
+            "a rule rewrites a value to something that contains it",
+            given=", ".join(sorted(names) or recent),
+        )
+
+    def _take_over(self, old: Value, new: Value) -> None:
+        """Lets a value that stands for another have its uses and origin."""
+        uses = self.context.uses
+        uses[new] = uses.get(new, 0) + uses.get(old, 1)
+        if old in self.origins and not isinstance(new.op, (Constant, Input)):
+            self.origins.setdefault(new, self.origins[old])
+
+    def _fire(self, value: Value) -> tuple[Value, str] | None:
+        """What the first rule that applies makes of a value, and the rule's name."""
+        if self.left == 0:
+            return None
+        for rule in self.by_root.get(type(value.op), ()):
+            for bindings in self._matches(rule, value):
+                result = self._call(rule, value, bindings)
+                if isinstance(result, Value) and result is not value:
+                    self._note(rule, value, result, bindings)
+                    return result, rule.name
+        return None
+
+    def _matches(self, rule: Rule, value: Value) -> Iterator[dict[str, Any]]:
+        if not isinstance(rule.pattern, Pattern):
+            yield {}
+            return
+        miss = Miss()
+        found = False
+        for bindings in match(rule.pattern, value, miss):
+            found = True
+            yield bindings
+        if not found and miss.score > 0:
+            self.trace.note_missed(rule.name, self._origin(value), miss.reason, miss.score)
+
+    def _call(self, rule: Rule, value: Value, bindings: dict[str, Any]) -> Value | Reject:
+        arguments = {**bindings, "root": value, "value": value, "context": self.context}
+        wanted = {k: v for k, v in arguments.items() if k in rule.parameters}
+        try:
+            result = rule.function(**wanted)
+        except MonographError as e:
+            raise e.at(node=self._origin(value), op=f"rule {rule.name}") from None
+        if isinstance(result, Reject):
+            near = 100 + (size(rule.pattern) if isinstance(rule.pattern, Pattern) else 1)
+            self.trace.note_missed(rule.name, self._origin(value), str(result), near)
+        elif not accepts(value.type, result.type):
+            raise VerifyError(
+                f"rule {rule.name} changes the type of a value",
+                node=self._origin(value),
+                expected=value.type,
+                given=result.type,
+            )
+        return result
+
+    def _note(self, rule: Rule, old: Value, new: Value, bindings: dict[str, Any]) -> None:
+        """Records a firing and gives what it made the origin of what it replaces."""
+        self.allowed -= 1
+        if self.left is not None:
+            self.left -= 1
+        leaves = {v for v in bindings.values() if isinstance(v, Value)}
+        origin = self._joined_origin(old, leaves)
+        self.trace.note_fired(rule.name, origin, describe(old), describe(new))
+        if self.allowed < 0:
+            raise RewriteLoopError("rules do not settle", given=rule.name)
+        self.context.uses[new] = self.context.uses.get(new, 0) + self.context.uses.get(old, 1)
+        stack = [new]
+        while stack:
+            v = stack.pop()
+            if v in self.origins or v in leaves or isinstance(v.op, (Constant, Input)):
+                continue
+            self.origins[v] = origin
+            stack.extend(v.inputs)
+
+    def _origin(self, value: Value) -> str:
+        return self.origins.get(value, "")
+
+    def _joined_origin(self, root: Value, leaves: set[Value]) -> str:
+        """The nodes behind everything a pattern matched above its variables."""
+        names: dict[str, None] = {}
+        stack, seen = [root], {root}
+        while stack and len(seen) < 64:
+            v = stack.pop()
+            for name in self._origin(v).split(" + "):
+                if name:
+                    names[name] = None
+            for i in v.inputs if leaves else ():
+                if i not in leaves and i not in seen:
+                    seen.add(i)
+                    stack.append(i)
+        listed = list(names)
+        more = ["..."] if len(listed) > MAX_ORIGINS else []
+        return " + ".join(listed[:MAX_ORIGINS] + more)
+
+
+def describe(value: Value, depth: int = 3) -> str:
+    """A value as a short expression, with its type: what a trace shows."""
+    return f"{_expression(value, depth)} : {value.type}"
+
+
+def _expression(value: Value, depth: int) -> str:
+    if isinstance(value.op, Input):
+        return f"%{value.op.label}"
+    if isinstance(value.op, Constant):
+        return str(value.type)
+    if depth == 0:
+        return "..."
+    return f"{value.op.name}({', '.join(_expression(v, depth - 1) for v in value.inputs)})"

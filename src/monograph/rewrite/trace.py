@@ -1,0 +1,63 @@
+"""What the rules did, and why the others did not."""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass, field
+
+MISSES_KEPT = 32
+
+
+@dataclass(frozen=True)
+class Fired:
+    """A rewrite that happened: the rule, the ONNX nodes behind it, the text before and after."""
+
+    rule: str
+    origin: str
+    before: str
+    after: str
+
+
+@dataclass(frozen=True, order=True)
+class Missed:
+    """A place where a rule nearly applied; a higher score is a nearer miss."""
+
+    score: int
+    rule: str
+    origin: str
+    reason: str
+
+
+@dataclass
+class Trace:
+    """Collects rewrites and the nearest misses of each rule."""
+
+    fired: list[Fired] = field(default_factory=list)
+    misses: dict[str, list[Missed]] = field(default_factory=dict)
+    seen: set[tuple[str, str, str]] = field(default_factory=set)
+
+    def note_fired(self, rule: str, origin: str, before: str, after: str) -> None:
+        self.fired.append(Fired(rule, origin, before, after))
+
+    def note_missed(self, rule: str, origin: str, reason: str, score: int) -> None:
+        key = (rule, origin, reason)
+        if key in self.seen:
+            return
+        self.seen.add(key)
+        kept = self.misses.setdefault(rule, [])
+        entry = Missed(score, rule, origin, reason)
+        if len(kept) < MISSES_KEPT:
+            heapq.heappush(kept, entry)
+        else:
+            heapq.heappushpop(kept, entry)
+
+    def nearest(self, rule: str) -> list[Missed]:
+        """The misses of a rule, nearest first."""
+        return sorted(self.misses.get(rule, []), key=lambda m: (-m.score, m.origin, m.reason))
+
+    def counts(self) -> dict[str, int]:
+        """How often each rule fired."""
+        totals: dict[str, int] = {}
+        for f in self.fired:
+            totals[f.rule] = totals.get(f.rule, 0) + 1
+        return totals
