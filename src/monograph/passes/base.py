@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
-from monograph.ir import Graph, Op, Value
+from monograph.errors import VerifyError
+from monograph.ir import Constant, Graph, Input, Op, Value
 from monograph.rewrite import CPU_COST, CostModel, Rule, Trace, apply_rules
 
 
@@ -80,3 +81,47 @@ def run_pass(step: Pass, graph: Graph, environment: Environment) -> Graph:
     """A pass over a graph and, first, over its sub-graphs."""
     inner = map_subgraphs(graph, lambda g: step.run(g, environment))
     return step.run(inner, environment)
+
+
+def users_of(graph: Graph) -> dict[Value, list[Value]]:
+    """The distinct users of every value, in graph order."""
+    users: dict[Value, list[Value]] = {v: [] for v in graph.values}
+    for value in graph.values:
+        for v in dict.fromkeys(value.inputs):
+            users[v].append(value)
+    return users
+
+
+def substitute(graph: Graph, replacement: Mapping[Value, Value], origin: str = "") -> Graph:
+    """The graph with values replaced, everywhere and in what replaces them.
+
+    New values without an origin of their own get the joined origins of what they replace.
+    """
+    made: dict[Value, Value] = {v: v for v in graph.inputs}
+    waiting: set[Value] = set()
+    stack = [v for _, v in reversed(graph.outputs)]
+    while stack:
+        value = stack[-1]
+        if value in made:
+            stack.pop()
+            continue
+        needed = [replacement[value]] if value in replacement else list(value.inputs)
+        missing = [v for v in needed if v not in made]
+        if missing:
+            if value in waiting:
+                raise VerifyError("replacing values makes a cycle", node=graph.origin(value))
+            waiting.add(value)
+            stack.extend(missing)
+            continue
+        operands = tuple(made[v] for v in needed)
+        if value in replacement:
+            made[value] = operands[0]
+        else:
+            made[value] = value if operands == value.inputs else value.op(*operands)
+        stack.pop()
+    outputs = tuple((name, made[v]) for name, v in graph.outputs)
+    after = Graph(graph.inputs, outputs, graph.name, {}, graph.donations)
+    origins = {made[v]: text for v, text in graph.origins.items() if v in made}
+    kept = {v: origins.get(v, origin) for v in after.values if v in origins or origin}
+    kept = {v: t for v, t in kept.items() if not isinstance(v.op, (Input, Constant))}
+    return replace(after, origins=kept)

@@ -1,0 +1,117 @@
+"""The order of passes, in named stages, one line a pass; and the runner that checks each.
+
+    graph = optimise(graph, cost=CPU_COST)
+
+`overrides` replaces options of passes by name, `disabled` leaves passes out, and `until` stops
+after one. Each pass is checked for structure; with `verify_passes` its numbers are compared with
+the reference too, and the pass and rule that broke them are named.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+from monograph.errors import ConfigError, MonographError
+from monograph.ir import Graph, verify
+from monograph.passes.base import Environment, Pass, run_pass
+from monograph.passes.simplify import Simplify
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Passes that belong together, in order."""
+
+    name: str
+    passes: tuple[Pass, ...]
+
+
+STAGES: tuple[Stage, ...] = (Stage("clean", (Simplify(),)),)
+
+
+@dataclass(frozen=True)
+class PassOptions:
+    """Which passes run, and with which options."""
+
+    overrides: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    disabled: frozenset[str] = frozenset()
+    until: str | None = None
+
+    def __post_init__(self) -> None:
+        named = {*self.overrides, *self.disabled, *([self.until] if self.until else [])}
+        known = {p.name for _, p in all_passes()}
+        if unknown := sorted(named - known):
+            raise ConfigError("no such pass", expected=", ".join(sorted(known)), given=unknown)
+        for name, options in self.overrides.items():
+            allowed = {f.name for f in fields(Pass.registry[name])}
+            if wrong := sorted(set(options) - allowed):
+                raise ConfigError(
+                    f"pass {name} has no such option", expected=sorted(allowed), given=wrong
+                )
+
+
+def all_passes() -> list[tuple[str, Pass]]:
+    """(stage, pass) in the order they run."""
+    return [(stage.name, p) for stage in STAGES for p in stage.passes]
+
+
+def chosen_passes(options: PassOptions) -> list[tuple[str, Pass]]:
+    """The passes that run under these options, with their options filled in."""
+    chosen = []
+    for stage, step in all_passes():
+        if step.name not in options.disabled:
+            chosen.append((stage, replace(step, **options.overrides.get(step.name, {}))))
+        if step.name == options.until:
+            break
+    return chosen
+
+
+def optimise(
+    graph: Graph,
+    *,
+    environment: Environment | None = None,
+    options: PassOptions | None = None,
+    observe: Callable[[str, Pass, Graph], None] | None = None,
+) -> Graph:
+    """The graph after every chosen pass; `observe` sees (stage, pass, graph) after each."""
+    environment = environment or Environment()
+    for stage, step in chosen_passes(options or PassOptions()):
+        try:
+            graph = verify(run_pass(step, graph, environment))
+        except MonographError as e:
+            raise e.at(op=f"pass {step.name}") from None
+        if observe is not None:
+            observe(stage, step, graph)
+    return graph
+
+
+_OPTION = re.compile(r"([a-z0-9_]+)(?:\{(.*)\})?\Z")
+
+
+def parse_pass_options(texts: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """Options given as `name{field=value, field=value}`."""
+    result: dict[str, dict[str, Any]] = {}
+    for text in texts:
+        found = _OPTION.match(text.strip())
+        if found is None:
+            raise ConfigError("not a pass option", expected="name{field=value}", given=text)
+        options = result.setdefault(found[1], {})
+        for part in filter(None, (p.strip() for p in (found[2] or "").split(","))):
+            name, equals, value = part.partition("=")
+            if not equals:
+                raise ConfigError("not a pass option", expected="field=value", given=part)
+            options[name.strip()] = _parse_value(value.strip())
+    return result
+
+
+def _parse_value(text: str) -> Any:
+    if text in ("true", "false"):
+        return text == "true"
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text.strip("\"'")
