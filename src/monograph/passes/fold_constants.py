@@ -1,0 +1,87 @@
+"""Computes what depends on no input, once, while compiling."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from monograph.errors import MonographError
+from monograph.ir import Constant, Graph, TensorType, Value, constant, evaluate, topological
+from monograph.passes.base import Environment, Pass, substitute
+
+
+@dataclass(frozen=True)
+class FoldConstants(Pass):
+    """Expressions over constants become constants, within a byte budget.
+
+    An expression that makes its constants much larger (a broadcast, dequantised weights) is left
+    to the kernels that read it: memory traffic is what small batches pay for.
+    """
+
+    small: int = 1 << 16
+    """Results up to this many bytes are always folded."""
+    growth: float = 2.0
+    """Larger results may exceed the constants they come from by this factor."""
+    budget: int = 1 << 30
+    """Bytes of results and intermediates that all folding together may take."""
+
+    def run(self, graph: Graph, environment: Environment) -> Graph:
+        roots: list[Value] = []
+        left = self.budget
+        for value in _closed_roots(graph):
+            reason, cost = self._check(value, left)
+            if reason:
+                origin = graph.origin(value) or ""
+                environment.trace.note_missed(self.name, origin, reason, 100)
+            else:
+                roots.append(value)
+                left -= cost
+        if not roots:
+            return graph
+        made: dict[Value, Value] = {}
+        for value in roots:
+            try:
+                (data,) = evaluate(Graph((), (("", value),)), {})
+            except MonographError as e:
+                origin = graph.origin(value) or ""
+                environment.trace.note_missed(self.name, origin, f"it fails: {e.message}", 100)
+                continue
+            made[value] = constant(data)
+            environment.trace.note_fired(
+                self.name,
+                graph.origin(value) or "",
+                f"{value.op.name} : {value.type}",
+                f"constant : {value.type}",
+            )
+        return substitute(graph, made) if made else graph
+
+    def _check(self, value: Value, left: int) -> tuple[str, int]:
+        """Why an expression is not folded ("" where it is), and the bytes that folding takes."""
+        if not isinstance(value.type, TensorType) or not value.type.is_static:
+            return "the result has no static shape", 0
+        total = leaves = 0
+        for v in topological([value]):
+            if not isinstance(v.type, TensorType) or not v.type.is_static:
+                return "an intermediate has no static shape", 0
+            total += 0 if isinstance(v.op, Constant) else v.type.nbytes
+            leaves += v.type.nbytes if isinstance(v.op, Constant) else 0
+        size = value.type.nbytes
+        if total > left:
+            return f"the byte budget is spent (expected at most {left:,}, given {total:,})", 0
+        if size > self.small and size > self.growth * leaves:
+            limit = f"{self.growth:g} x {leaves:,} bytes"
+            return f"the constant would grow (expected at most {limit}, given {size:,})", 0
+        return "", total
+
+
+def _closed_roots(graph: Graph) -> list[Value]:
+    """Closed expressions that something open, or an output, reads."""
+    found: dict[Value, None] = {}
+    for value in graph.values:
+        if not value.closed:
+            for v in value.inputs:
+                if v.closed and not isinstance(v.op, Constant):
+                    found[v] = None
+    for _, v in graph.outputs:
+        if v.closed and not isinstance(v.op, Constant):
+            found[v] = None
+    return list(found)

@@ -1,0 +1,128 @@
+"""Layers over one input become one; embeddings become one lookup."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from monograph.ir import Graph, Value, constant, evaluate, verify
+from monograph.ops.conv import Conv
+from monograph.ops.elementwise import Add, Mul, Sigmoid
+from monograph.ops.index import Gather
+from monograph.ops.linear import Dot
+from monograph.ops.shape import Concat
+from monograph.passes.base import Environment, Pass, run_pass
+from monograph.passes.fuse_shared_input import FuseEmbeddings, FuseSharedInput
+from monograph.passes.hoist_slices import HoistSlices
+from monograph.rewrite import GPU_COST
+from tests.rules.checks import check_numbers, graph_of, value
+
+rng = np.random.default_rng(0)
+
+
+def weight(*shape: int) -> Value:
+    return constant(rng.normal(size=shape).astype(np.float32))
+
+
+def fuse(before: Graph, *passes: Pass) -> tuple[Graph, Environment]:
+    environment = Environment(cost=GPU_COST)
+    after = before
+    for step in passes or (FuseSharedInput(),):
+        after = verify(run_pass(step, after, environment))
+    return after, environment
+
+
+def count(graph: Graph, name: str) -> int:
+    return Counter(v.op.name for v in graph.values)[name]
+
+
+def test_dots_of_different_widths() -> None:
+    x = value("f32[2, 5, 8]")
+    before = graph_of(*(Dot()(x, weight(8, n)) for n in (8, 2, 2)))
+    after, _ = fuse(before)
+    check_numbers(before, after, exact=False, terms=8)
+    assert count(after, "dot") == 1
+    assert count(after, "slice") == 3
+
+
+def test_bias_and_activation_follow_by_hoisting() -> None:
+    x = value("f32[5, 8]")
+    layers = [Add()(Dot()(x, weight(8, n)), weight(n)) for n in (4, 6)]
+    before = graph_of(*(Mul()(v, Sigmoid()(v)) for v in layers))
+    after, _ = fuse(before, FuseSharedInput(), HoistSlices())
+    check_numbers(before, after, exact=False, terms=8)
+    assert [count(after, n) for n in ("dot", "add", "sigmoid", "mul")] == [1, 1, 1, 1]
+
+
+def conv(x: Value, out: int, kernel: int, groups: int = 1) -> Value:
+    pad = kernel // 2
+    op = Conv((1, 1), (pad, pad), (pad, pad), (1, 1), groups)
+    return op(x, weight(out, x.tensor.static[1] // groups, kernel, kernel))
+
+
+def test_convolutions_of_one_kernel_join_and_others_do_not() -> None:
+    x = value("f32[1, 4, 5, 5]")
+    before = graph_of(conv(x, 3, 3), conv(x, 5, 3), conv(x, 3, 1))
+    after, _ = fuse(before)
+    check_numbers(before, after, exact=False, terms=36)
+    assert count(after, "conv") == 2
+
+
+def test_grouped_convolutions_say_why_not() -> None:
+    x = value("f32[1, 4, 5, 5]")
+    before = graph_of(conv(x, 4, 3, 2), conv(x, 6, 3, 2))
+    after, environment = fuse(before)
+    assert after == before
+    assert "groups" in environment.trace.nearest("fuse_shared_input")[0].reason
+
+
+def test_layers_over_different_inputs_or_with_dynamic_weights_stay() -> None:
+    x, y, w = value("f32[2, 8]"), value("f32[2, 8]", "y"), value("f32[8, 3]", "w")
+    before = graph_of(Dot()(x, weight(8, 3)), Dot()(y, weight(8, 3)), Dot()(x, w))
+    assert fuse(before)[0] == before
+
+
+def lookups(count: int, rows: list[int]) -> Graph:
+    indices = [value("i64[2, 3]", f"i{k}") for k in range(count)]
+    return graph_of(*(Gather(0)(weight(r, 4), i) for r, i in zip(rows, indices, strict=True)))
+
+
+def test_embeddings_become_one_lookup_with_offsets() -> None:
+    rows = [5, 3, 9, 2]
+    before = lookups(4, rows)
+    after, _ = fuse(before, FuseEmbeddings())
+    assert count(after, "gather") == 1
+    for seed in range(3):
+        feeds = {
+            f"i{k}": np.random.default_rng(seed + k).integers(-r, r, (2, 3))
+            for k, r in enumerate(rows)
+        }
+        for a, b in zip(evaluate(before, feeds), evaluate(after, feeds), strict=True):
+            np.testing.assert_array_equal(a, b)
+
+
+def test_two_embeddings_are_not_worth_the_offsets() -> None:
+    before = lookups(2, [5, 3])
+    after, environment = fuse(before, FuseEmbeddings())
+    assert after == before
+    assert "costs as much" in environment.trace.nearest("fuse_embeddings")[0].reason
+
+
+@pytest.mark.parametrize("width", [4, 5])
+def test_only_rows_of_one_width_join(width: int) -> None:
+    before = lookups(3, [5, 3, 9])
+    index = value("i64[2, 3]", "i9")
+    other = Gather(0)(weight(7, width), index)
+    outputs = [v for _, v in before.outputs]
+    after, _ = fuse(graph_of(Concat(2)(*outputs, other)), FuseEmbeddings())
+    assert count(after, "gather") == (1 if width == 4 else 2)
+
+
+def test_a_lookup_that_needs_another_is_not_joined_with_it() -> None:
+    table = constant(rng.integers(0, 5, (5, 3)))
+    i = value("i64[3]", "i")
+    first = Gather(0)(table, i)
+    before = graph_of(Gather(0)(constant(rng.integers(0, 5, (5, 3))), first))
+    assert fuse(before, FuseEmbeddings())[0] == before
