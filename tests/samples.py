@@ -9,7 +9,20 @@ from typing import Any
 
 import numpy as np
 
-from monograph.ir import Graph, Input, Op, Sample, TensorType, Value, from_numpy, parse_tensor_type
+from monograph.ir import (
+    Graph,
+    Input,
+    Op,
+    OptionalType,
+    Sample,
+    SequenceType,
+    TensorType,
+    Type,
+    Value,
+    from_numpy,
+    parse_tensor_type,
+    parse_type,
+)
 
 SEED = int(os.environ.get("MONOGRAPH_TEST_SEED", "0"))
 _RANGE = re.compile(r"(.*) in (-?[\d.]+)\.\.(-?[\d.]+)\Z")
@@ -42,13 +55,22 @@ def make_input(description: Any, seed: int) -> np.ndarray:
     return data.astype(kind.dtype.numpy)
 
 
-def sample_graph(op: type[Op], sample: Sample) -> tuple[Graph, dict[str, np.ndarray]]:
+def make_operand(description: Any, seed: int) -> tuple[Type, Any]:
+    """The type and the data of one input: as `make_input`, or a sequence or an optional."""
+    if isinstance(description, str) and description.startswith(("seq<", "opt<")):
+        kind = parse_type(description)
+        assert isinstance(kind, (SequenceType, OptionalType))
+        made = [make_operand(str(kind.element), seed + i)[1] for i in range(3)]
+        return kind, made if isinstance(kind, SequenceType) else made[0]
+    array = make_input(description, seed)
+    return TensorType(from_numpy(array.dtype), array.shape), array
+
+
+def sample_graph(op: type[Op], sample: Sample) -> tuple[Graph, dict[str, Any]]:
     """The sample as a graph of one op, and arrays to feed it."""
     seed = SEED + zlib.crc32(f"{op.name} {sample}".encode()) % 100_000
-    arrays = [make_input(d, seed + i) for i, d in enumerate(sample.inputs)]
-    inputs: list[Value] = [
-        Input(f"x{i}", TensorType(from_numpy(a.dtype), a.shape))() for i, a in enumerate(arrays)
-    ]
+    operands = [make_operand(d, seed + i) for i, d in enumerate(sample.inputs)]
+    inputs: list[Value] = [Input(f"x{i}", t)() for i, (t, _) in enumerate(operands)]
     value = op(**sample.attributes)(*inputs)
     items = getattr(value.type, "items", None)
     if items is None:
@@ -57,4 +79,4 @@ def sample_graph(op: type[Op], sample: Sample) -> tuple[Graph, dict[str, np.ndar
         from monograph.ir import unpack
 
         outputs = tuple((f"y{i}", v) for i, v in enumerate(unpack(value)))
-    return Graph(tuple(inputs), outputs), {f"x{i}": a for i, a in enumerate(arrays)}
+    return Graph(tuple(inputs), outputs), {f"x{i}": x for i, (_, x) in enumerate(operands)}

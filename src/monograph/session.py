@@ -15,10 +15,13 @@ from monograph.config import Config, make_config
 from monograph.errors import ConfigError, FeedError, UnknownRankError
 from monograph.frontend.onnx import ModelFile, import_model, read_model
 from monograph.frontend.onnx.dtypes import value_type
-from monograph.ir import Graph, TensorType, evaluate, verify
+from monograph.ir import Array, Graph, TensorType, evaluate, verify
 from monograph.runtime.feeds import Port, check_feeds
 
 ModelSource: TypeAlias = str | os.PathLike[str] | bytes | onnx.ModelProto
+
+DECISIVE_ELEMENTS = 64
+"""Integer inputs up to this size may decide ranks: they look like shapes, axes or sizes."""
 
 
 def load(
@@ -52,7 +55,8 @@ class Session:
         self._dims = dims
         self._donate = donate
         self._lock = threading.Lock()
-        self._by_shape: OrderedDict[tuple[tuple[int, ...], ...], Graph] = OrderedDict()
+        self._by_shape: OrderedDict[tuple[Any, ...], Graph] = OrderedDict()
+        self._values_decide = False
         self._graph: Graph | None = None
         self._late: UnknownRankError | None = None
         self._check_dims()
@@ -91,18 +95,40 @@ class Session:
     def _graph_for(self, feeds: dict[str, Any]) -> Graph:
         if self._graph is not None:
             return self._graph
-        shapes = {n: x.shape for n, x in feeds.items() if isinstance(x, np.ndarray)}
-        key = tuple(shapes.values())
+        arrays = {n: x for n, x in feeds.items() if isinstance(x, np.ndarray)}
         with self._lock:
-            if key not in self._by_shape:
-                self._by_shape[key] = self._import(shapes)
-            self._by_shape.move_to_end(key)
-            while len(self._by_shape) > self.config.shapes_kept:
-                self._by_shape.popitem(last=False)
-            return self._by_shape[key]
+            if not self._values_decide:
+                try:
+                    return self._kept(arrays, {})
+                except UnknownRankError:
+                    # Shapes do not tell either: some rank depends on what small inputs hold.
+                    self._values_decide = True
+            decisive = {
+                n: x
+                for n, x in arrays.items()
+                if x.dtype.kind in "iub" and x.ndim <= 1 and x.size <= DECISIVE_ELEMENTS
+            }
+            return self._kept(arrays, decisive)
 
-    def _import(self, shapes: Mapping[str, tuple[int, ...]]) -> Graph:
-        graph = import_model(self._model, dims=self._dims, shapes=shapes, donate=self._donate)
+    def _kept(self, arrays: dict[str, Array], values: dict[str, Array]) -> Graph:
+        """The graph for inputs of these shapes, and of these values where they matter."""
+        shapes = {n: x.shape for n, x in arrays.items()}
+        key = (tuple(shapes.values()), tuple(x.tobytes() for x in values.values()))
+        if key not in self._by_shape:
+            self._by_shape[key] = self._import(shapes, values)
+        self._by_shape.move_to_end(key)
+        while len(self._by_shape) > self.config.shapes_kept:
+            self._by_shape.popitem(last=False)
+        return self._by_shape[key]
+
+    def _import(
+        self,
+        shapes: Mapping[str, tuple[int, ...]],
+        values: Mapping[str, Array] | None = None,
+    ) -> Graph:
+        graph = import_model(
+            self._model, dims=self._dims, shapes=shapes, values=values, donate=self._donate
+        )
         return verify(graph)
 
     def _ports(self, graph: Graph | None, which: str) -> tuple[Port, ...]:

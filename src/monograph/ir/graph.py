@@ -108,7 +108,7 @@ class Graph:
         for v in self.values:
             if v not in made:
                 made[v] = replace(v, tuple(made[i] for i in v.inputs))
-        origins = {made[v]: text for v, text in self.origins.items() if v in made}
+        origins = {new: self.origins[old] for old, new in made.items() if old in self.origins}
         return Graph(
             tuple(made[v] for v in self.inputs),
             tuple((name, made[v]) for name, v in self.outputs),

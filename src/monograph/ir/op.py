@@ -11,8 +11,9 @@ import re
 import struct
 import threading
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, TypeVar, cast
 
 from monograph.errors import InferError, MonographError
 from monograph.ir.dtype import DType
@@ -26,6 +27,8 @@ from monograph.ir.types import (
     Type,
     name_unknowns,
 )
+
+T = TypeVar("T")
 
 
 def encode(attribute: Any) -> bytes:
@@ -124,7 +127,7 @@ class Op:
         for v in operands:
             if hasattr(v, "applied"):
                 return cast(Value, v.applied(self, inputs))
-        op = self.canonical(*[v.type for v in inputs])
+        op = _ask(self, self.canonical, inputs)
         key = digest_of(op.digest, *[v.digest for v in inputs])
         known = _interned.get(key)
         return known if known is not None else _build(op, inputs, key)
@@ -178,15 +181,23 @@ _interned: weakref.WeakValueDictionary[bytes, Value] = weakref.WeakValueDictiona
 _lock = threading.Lock()
 
 
-def _build(op: Op, inputs: tuple[Value, ...], key: bytes) -> Value:
+def _ask(op: Op, rule: Callable[..., T], inputs: tuple[Value, ...]) -> T:
+    """What a rule of the op says of the types of values; any complaint names the op and them."""
+    types = [v.type for v in inputs]
     try:
-        inferred = op.infer(*[v.type for v in inputs])
+        return rule(*types)
     except MonographError as e:
-        given = ", ".join(str(v.type) for v in inputs)
-        raise e.at(op=f"{op.name}({given})") from None
-    except TypeError as e:
-        given = ", ".join(str(v.type) for v in inputs)
+        raise e.at(op=f"{op.name}({', '.join(map(str, types))})") from None
+    except (TypeError, AttributeError) as e:
+        # Rules for tensors need not ask whether they are given a sequence.
+        if isinstance(e, AttributeError) and all(isinstance(t, TensorType) for t in types):
+            raise
+        given = ", ".join(map(str, types))
         raise InferError(f"inputs do not fit the op: {e}", op=f"{op.name}({given})") from None
+
+
+def _build(op: Op, inputs: tuple[Value, ...], key: bytes) -> Value:
+    inferred = _ask(op, op.infer, inputs)
     result = name_unknowns(inferred, f"~{key[:5].hex()}_")
     _check_size(op, result)
     closed = op.pure and all(v.closed for v in inputs)

@@ -6,10 +6,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from monograph.errors import ExecutionError, InferError
+from monograph.errors import InferError
 from monograph.ir import Array, DType, Op, TensorType, Type, broadcast, from_numpy
 from monograph.ir.dtype import BOOL, FLOAT, INT, UINT, boolean
-from monograph.ir.op import MAX_TENSOR_BYTES
+from monograph.ir.memory import check_result
 
 NUMERIC = (FLOAT, INT, UINT)
 INTEGRAL = (INT, UINT, BOOL)
@@ -61,14 +61,8 @@ def narrow(x: Any, like: DType) -> Array:
 
 
 def check_allocation(shape: tuple[int, ...], dtype: Any) -> None:
-    """Refuses a result that no machine could hold, before numpy tries to allocate it."""
-    count = 1
-    for d in shape:
-        count *= int(d)
-    if count < 0 or count * np.dtype(dtype).itemsize > MAX_TENSOR_BYTES:
-        raise ExecutionError(
-            "a result is too large", expected=f"at most {MAX_TENSOR_BYTES:,} bytes", given=[*shape]
-        )
+    """Refuses a result that the machine cannot hold, before numpy tries to allocate it."""
+    check_result(shape, np.dtype(dtype).itemsize)
 
 
 class Unary(Op, abstract=True):

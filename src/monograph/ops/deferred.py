@@ -15,6 +15,7 @@ import numpy as np
 
 from monograph.errors import InferError
 from monograph.ir import Array, Op, TensorType, Type, Value, from_numpy, known, sample
+from monograph.ir.evaluate import check_fits
 from monograph.ops.base import as_tensor
 
 
@@ -27,6 +28,10 @@ class Deferred(Op):
     static: tuple[tuple[str, Any], ...] = ()
 
     samples = (sample("f32[2, 6]", [3, 4], target="reshape", late=("shape",)),)
+
+    @property
+    def pure(self) -> bool:  # type: ignore[override]
+        return self.target_class.pure
 
     @property
     def target_class(self) -> type[Op]:
@@ -42,8 +47,7 @@ class Deferred(Op):
             raise InferError("too few operands", expected=len(self.late), given=len(types))
         late = dict(zip(self.late, map(as_tensor, types[count:]), strict=True))
         for name, t in late.items():
-            if t.shape is not None and len(t.shape) > 1:
-                raise InferError(f"{name} is a scalar or a vector", given=t)
+            self.check_late(name, t)
         return self.target_class.infer_deferred(dict(self.static), types[:count], **late)
 
     def reference(self, *arguments: Any) -> Any:
@@ -52,11 +56,23 @@ class Deferred(Op):
         data = arguments[:count]
         # Inferring first applies the op's own checks to attributes that are data.
         types = tuple(TensorType(from_numpy(x.dtype), x.shape) for x in data)
-        op.canonical(*types).infer(*types)
+        check_fits(op.canonical(*types).infer(*types))
         return op.reference(*data)
+
+    def check_late(self, name: str, given: TensorType) -> None:
+        """Refuses an operand that cannot be the attribute: not its kind of number, or its rank."""
+        kind = str(next(f.type for f in fields(self.target_class) if f.name == name))  # type: ignore[arg-type]
+        if "float" not in kind and not given.dtype.is_integer:
+            raise InferError(f"{name} is of integers", op=self.target, given=given)
+        rank = int(kind.startswith("tuple"))
+        if given.shape is not None and len(given.shape) != rank:
+            form = "vector" if rank else "scalar"
+            raise InferError(f"{name} is a {form}", op=self.target, given=given)
 
     def settled(self, data: tuple[Array, ...]) -> Op:
         """The plain op, once the late attributes are known."""
+        for name, x in zip(self.late, data, strict=True):
+            self.check_late(name, TensorType(from_numpy(x.dtype), x.shape))
         late = dict(zip(self.late, map(as_attribute, data), strict=True))
         return self.target_class(**dict(self.static), **late)
 

@@ -33,6 +33,11 @@ def unknown_shape(length: Type) -> Shape | None:
     return (UNKNOWN,) * dims[0] if isinstance(dims[0], int) else None
 
 
+def unknown_like(x: TensorType) -> Shape | None:
+    """A shape of unknown sizes, of the rank that x has."""
+    return None if x.shape is None else (UNKNOWN,) * x.rank
+
+
 @dataclass(frozen=True)
 class Reshape(Op):
     """The same elements in row-major order under another shape.
@@ -60,21 +65,22 @@ class Reshape(Op):
         if self.shape.count(INFER) > 1 or min(self.shape, default=0) < COPY:
             raise InferError("not a shape to reshape to", given=list(self.shape))
         sizes = list(self.shape)
+        left = list(given)  # what remains of the input once copied dimensions are taken out
         for i, d in enumerate(sizes):
             if d == COPY:
                 if i >= len(given):
                     raise InferError("no such dimension to copy", expected=list(given), given=i)
-                sizes[i] = given[i]
-        total = math.prod(given)
+                sizes[i], left[i] = given[i], 1
         if INFER in sizes:
-            rest = math.prod(d for d in sizes if d != INFER)
+            rest = math.prod(d for d in self.shape if d >= 0)
+            total = math.prod(left)
             fits = total % rest == 0 if rest else total == 0
             if not fits:
                 raise InferError(
                     "sizes do not divide", expected=list(given), given=list(self.shape)
                 )
             sizes[sizes.index(INFER)] = total // rest if rest else 0
-        if math.prod(sizes) != total:
+        if math.prod(sizes) != math.prod(given):
             raise InferError(
                 "a reshape keeps the number of elements", expected=list(given), given=sizes
             )
@@ -84,12 +90,25 @@ class Reshape(Op):
         if as_tensor(x).is_static:
             return x.with_shape(self.resolve(x.static))
         given = x.shape or ()
-        copied: list[Dim] = []
+        result: list[Dim] = []
         for i, d in enumerate(self.shape):
             if d == COPY and x.shape is not None and i >= len(given):
                 raise InferError("no such dimension to copy", expected=x, given=i)
-            copied.append(given[i] if d == COPY and i < len(given) else UNKNOWN if d < 0 else d)
-        return x.with_shape(copied)
+            result.append(given[i] if d == COPY and i < len(given) else UNKNOWN if d < 0 else d)
+        if x.shape is not None and INFER in self.shape:
+            result[self.shape.index(INFER)] = self._inferred(x.shape)
+        return x.with_shape(result)
+
+    def _inferred(self, given: Shape) -> Dim:
+        """The size at INFER: what is left of the input's sizes, if that is one dimension."""
+        copied = {i for i, d in enumerate(self.shape) if d == COPY}
+        left = [d for i, d in enumerate(given) if i not in copied]
+        total = math.prod(d for d in left if isinstance(d, int))
+        rest = math.prod(d for d in self.shape if d >= 0)
+        symbols = [d for d in left if isinstance(d, str)]
+        if not symbols and rest > 0 and total % rest == 0:
+            return total // rest
+        return symbols[0] if len(symbols) == 1 and total == rest > 0 else UNKNOWN
 
     def reference(self, x: Array) -> Array:
         return x.reshape(self.resolve(x.shape))
@@ -166,10 +185,14 @@ class Transpose(Op):
     )
 
     def infer(self, x: TensorType) -> TensorType:
-        if sorted(self.permutation) != list(range(x.rank)):
+        count = len(self.permutation)
+        rank = count if as_tensor(x).shape is None else x.rank
+        if sorted(self.permutation) != list(range(rank)):
             raise InferError(
                 "not a permutation of the dimensions", expected=x, given=self.permutation
             )
+        if x.shape is None:
+            return x.with_shape((UNKNOWN,) * count)
         return x.with_shape(x.dims[p] for p in self.permutation)
 
     def reference(self, x: Array) -> Array:
@@ -208,6 +231,14 @@ class Broadcast(Op):
         if x.shape is None or target is None:
             return x.with_shape(None)
         return x.with_shape((UNKNOWN,) * max(x.rank, len(target)))
+
+
+def _is_whole(s: slice) -> bool:
+    """Whether a slice keeps every element of a dimension, whatever its size."""
+    far = 2**31 - 1
+    if s.step == 1:
+        return bool(s.start == 0 and s.stop >= far)
+    return bool(s.step == -1 and (s.start == -1 or s.start >= far) and s.stop <= -far)
 
 
 @dataclass(frozen=True)
@@ -260,8 +291,7 @@ class Slice(Op):
             if isinstance(d, int):
                 shape.append(len(range(*s.indices(d))))
             else:
-                whole = s.step == 1 and s.start == 0 and s.stop >= np.iinfo(np.int32).max
-                shape.append(d if whole else UNKNOWN)
+                shape.append(d if _is_whole(s) else UNKNOWN)
         return x.with_shape(shape)
 
     def reference(self, x: Array) -> Array:
@@ -269,8 +299,7 @@ class Slice(Op):
 
     @classmethod
     def infer_deferred(cls, static: dict[str, Any], types: tuple[Type, ...], **late: Type) -> Type:
-        x = as_tensor(types[0])
-        return x.with_shape(None if x.shape is None else (UNKNOWN,) * x.rank)
+        return as_tensor(types[0]).with_shape(unknown_like(as_tensor(types[0])))
 
 
 @dataclass(frozen=True)

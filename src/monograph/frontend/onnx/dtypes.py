@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnx
 
 from monograph.errors import ModelError
-from monograph.ir import Dim, DType, OptionalType, SequenceType, TensorType, Type, dtype
+from monograph.ir import UNKNOWN, Dim, DType, OptionalType, SequenceType, TensorType, Type, dtype
 
 _NAMES = {
     "FLOAT": "f32", "UINT8": "u8", "INT8": "i8", "UINT16": "u16", "INT16": "i16", "INT32": "i32",
@@ -13,7 +13,8 @@ _NAMES = {
     "UINT32": "u32", "UINT64": "u64", "COMPLEX64": "c64", "COMPLEX128": "c128",
     "BFLOAT16": "bf16", "FLOAT8E4M3FN": "f8e4m3fn", "FLOAT8E4M3FNUZ": "f8e4m3fnuz",
     "FLOAT8E5M2": "f8e5m2", "FLOAT8E5M2FNUZ": "f8e5m2fnuz", "FLOAT8E8M0": "f8e8m0",
-    "FLOAT4E2M1": "f4e2m1", "UINT4": "u4", "INT4": "i4", "UINT2": "u2", "INT2": "i2",
+    "FLOAT4E2M1": "f4e2m1", "FLOAT6E2M3": "f6e2m3", "FLOAT6E3M2": "f6e3m2",
+    "UINT4": "u4", "INT4": "i4", "UINT2": "u2", "INT2": "i2",
 }  # fmt: skip
 _FROM_ONNX: dict[int, DType] = {
     onnx.TensorProto.DataType.Value(k): dtype(v)
@@ -62,12 +63,15 @@ def value_type(proto: onnx.TypeProto, name: str, depth: int = 0) -> Type:
 
 def _dimension(proto: onnx.TensorShapeProto.Dimension, name: str, axis: int) -> Dim:
     if proto.HasField("dim_value"):
-        if proto.dim_value < 0:
+        if proto.dim_value >= 0:
+            return int(proto.dim_value)
+        if proto.dim_value < -1:
             raise ModelError(
                 f"{name!r} has a negative dimension", expected=">= 0", given=proto.dim_value
             )
-        return int(proto.dim_value)
-    return proto.dim_param or f"~{name}_{axis}"
+    # Some exporters write -1 or "?" for a dimension that they leave open: neither is a name.
+    named = proto.dim_param not in ("", UNKNOWN)
+    return proto.dim_param if named else f"~{name}_{axis}"
 
 
 def type_proto(given: Type) -> onnx.TypeProto:

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import onnx
 
-from monograph.errors import ModelError, UnsupportedError
+from monograph.errors import UnsupportedError
 from monograph.frontend.onnx.dtypes import type_proto
 from monograph.ir import Value
 
@@ -42,15 +42,18 @@ def schema_function(
     schema = _schema(domain, proto.op_type, opset)
     body = b""
     if schema is not None and schema.has_function:
-        body = schema.get_function_with_opset_version(opset)
+        body = schema.get_function_with_opset_version(
+            _newest(schema.function_opset_versions, opset)
+        )
     if schema is not None and not body and schema.has_context_dependent_function:
         resolved = onnx.NodeProto()
         resolved.CopyFrom(proto)
         del resolved.attribute[:]
         resolved.attribute.extend(attributes.values())
         types = [b"" if v is None else type_proto(v.type).SerializeToString() for v in inputs]
+        written = _newest(schema.context_dependent_function_opset_versions, opset)
         body = schema.get_context_dependent_function_with_opset_version(
-            opset, resolved.SerializeToString(), types
+            written, resolved.SerializeToString(), types
         )
     if not body:
         raise UnsupportedError("no converter and no function body for this op", op=proto.op_type)
@@ -60,6 +63,11 @@ def schema_function(
     return function
 
 
+def _newest(versions: list[int], opset: int) -> int:
+    """The opset that the body for an opset is written in; it imports that opset itself."""
+    return max((v for v in versions if v <= opset), default=opset)
+
+
 def _add_defaults(function: onnx.FunctionProto, schema: Any) -> None:
     """Gives the body the default values of the op's attributes."""
     given = {a.name for a in function.attribute_proto}
@@ -67,29 +75,6 @@ def _add_defaults(function: onnx.FunctionProto, schema: Any) -> None:
         default = attribute.default_value
         if name not in given and default is not None and default.type:
             function.attribute_proto.append(default)
-
-
-def check_recursion(functions: dict[FunctionKey, onnx.FunctionProto]) -> None:
-    """Refuses functions that call themselves, directly or through others."""
-    calls: dict[FunctionKey, list[FunctionKey]] = {}
-    for key, function in functions.items():
-        called = (
-            FunctionKey("" if n.domain == "ai.onnx" else n.domain, n.op_type, n.overload)
-            for n in all_nodes(function.node)
-        )
-        calls[key] = [c for c in called if c in functions]
-    settled: set[FunctionKey] = set()
-    pending = dict(calls)
-    # Functions whose callees are all settled settle in turn; what remains is a cycle.
-    while pending:
-        ready = [k for k, callees in pending.items() if all(c in settled for c in callees)]
-        if not ready:
-            raise ModelError(
-                "functions of the model call themselves", given=[k.name for k in pending]
-            )
-        settled.update(ready)
-        for k in ready:
-            del pending[k]
 
 
 def all_nodes(nodes: object) -> list[onnx.NodeProto]:

@@ -7,13 +7,15 @@ the way, because shapes are computed by nodes and decide what later nodes become
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import onnx
 
-from monograph.errors import ModelError, MonographError
+from monograph.errors import InferError, ModelError, MonographError, UnsupportedError
 from monograph.frontend.onnx.dtypes import value_type
+from monograph.frontend.onnx.fold import fold
 from monograph.frontend.onnx.functions import FunctionKey, schema_function
 from monograph.frontend.onnx.load import ModelFile
 from monograph.frontend.onnx.node import Node, SubGraph
@@ -21,6 +23,7 @@ from monograph.frontend.onnx.registry import find_converter, normalise_domain
 from monograph.frontend.onnx.support import check_supported
 from monograph.frontend.onnx.tensors import read_sparse, read_tensor
 from monograph.ir import (
+    Array,
     Constant,
     Dim,
     Graph,
@@ -32,15 +35,15 @@ from monograph.ir import (
     Type,
     Value,
     constant,
-    evaluate,
 )
 
-FOLD_BYTES = 1 << 16
-"""Constant expressions up to this size are folded while importing."""
-FOLD_VALUES = 256
-"""... and of at most this many values."""
 MAX_DEPTH = 48
 """Sub-graphs and function calls may be nested this deep."""
+MAX_LABEL = 400
+"""Characters of a label that says where a value comes from."""
+MAX_REPEATS = 50_000
+"""How many nodes may be converted again: bodies of loops are, until the types of their state
+settle, and that multiplies when loops are nested."""
 
 
 def import_model(
@@ -48,15 +51,18 @@ def import_model(
     *,
     dims: Mapping[str, int] | None = None,
     shapes: Mapping[str, Sequence[int]] | None = None,
+    values: Mapping[str, Array] | None = None,
     donate: Mapping[str, str] | None = None,
 ) -> Graph:
     """The graph of a model.
 
-    `dims` binds symbols of the inputs to sizes, `shapes` fixes whole shapes by input name, and
-    `donate` maps outputs to the inputs whose memory they are written into.
+    `dims` binds symbols of the inputs to sizes, `shapes` fixes whole shapes and `values` the data
+    of inputs by their names, and `donate` maps outputs to the inputs whose memory they are
+    written into. An input whose data is fixed stays an input, which nothing uses.
     """
     check_supported(model)
-    return _Importer(model, dict(dims or {}), dict(shapes or {})).run(tuple((donate or {}).items()))
+    importer = _Importer(model, dict(dims or {}), dict(shapes or {}), dict(values or {}))
+    return importer.run(tuple((donate or {}).items()))
 
 
 @dataclass
@@ -66,7 +72,30 @@ class _Importer:
     model: ModelFile
     dims: dict[str, int]
     shapes: dict[str, Sequence[int]]
+    values: dict[str, Array]
     origins: dict[Value, str] = field(default_factory=dict)
+    settled: dict[str, tuple[Type, ...]] = field(default_factory=dict)
+    """The types of state that each loop came to, by the loop's label."""
+    _rounds: int = 0
+    _repeats: int = 0
+
+    @contextmanager
+    def repeat(self) -> Iterator[None]:
+        """Within it nodes are converted that were converted before."""
+        self._rounds += 1
+        try:
+            yield
+        finally:
+            self._rounds -= 1
+
+    def count(self) -> None:
+        """Counts a node. Refuses a file whose nested loops multiply beyond reason."""
+        self._repeats += self._rounds > 0
+        if self._repeats > MAX_REPEATS:
+            raise ModelError(
+                "the types in nested loops do not settle within reason",
+                expected=f"at most {MAX_REPEATS:,} nodes to be converted again",
+            )
 
     def run(self, donations: tuple[tuple[str, str], ...]) -> Graph:
         proto = self.model.proto.graph
@@ -76,7 +105,8 @@ class _Importer:
             if info.name in self.model.initialisers:
                 continue
             value = Input(info.name, self.bind(info.name, value_type(info.type, info.name)))()
-            scope.define(info.name, value)
+            fixed = self.values.get(info.name)
+            scope.define(info.name, value if fixed is None else constant(fixed))
             inputs.append(value)
         scope.initialise(self.model.initialisers)
         scope.convert_all(proto.node)
@@ -111,6 +141,7 @@ class Scope:
         opsets: Mapping[str, int],
         path: str,
         depth: int,
+        closed: bool = True,
     ) -> None:
         if depth > MAX_DEPTH:
             raise ModelError(
@@ -123,6 +154,8 @@ class Scope:
         self.opsets = opsets
         self.path = path
         self.depth = depth
+        self.closed = closed
+        """Whether names of the parent are captured; else its values are used as they are."""
         self.names: dict[str, Value] = {}
         self.captures: dict[Value, Value] = {}
         self.attributes: dict[str, onnx.AttributeProto] = {}
@@ -138,20 +171,13 @@ class Scope:
     # Names
 
     def define(self, name: str, value: Value) -> None:
-        if name in self.names:
-            raise ModelError("a name is defined twice", node=self.path or None, given=name)
         self.names[name] = value
 
     def lookup(self, name: str) -> Value:
         """The value of a name, captured from an enclosing graph if it is defined there."""
         found = self.find(name)
         if found is None:
-            raise ModelError(
-                "a name is used that nothing before it defines",
-                node=self.path or None,
-                given=name,
-                hint="nodes must be sorted topologically; the graph may contain a cycle",
-            )
+            raise ModelError("a name has no value", node=self.path or None, given=name)
         return found
 
     def argument(self, name: str) -> Value | None:
@@ -171,11 +197,12 @@ class Scope:
         outer = self.parent.find(name)
         if outer is None:
             return None
-        if outer.closed and isinstance(outer.op, Constant):
+        if not self.closed or (outer.closed and not outer.inputs):
             return outer
         inner = self.captures.get(outer)
         if inner is None:
-            inner = Input(f"{name}@{len(self.captures)}", outer.type)()
+            label = f"{name}@{self.depth}.{len(self.captures)}"
+            inner = Input(label, outer.type)()
             self.captures[outer] = inner
         self.names[name] = inner
         return inner
@@ -188,18 +215,22 @@ class Scope:
 
     def convert_all(self, nodes: Iterable[onnx.NodeProto]) -> None:
         for index, proto in enumerate(nodes):
-            label = self.path + (proto.name or f"{proto.op_type}#{index}")
+            label = _label(self.path, proto.name or f"{proto.op_type}#{index}")
             try:
                 self.convert(proto, label)
             except MonographError as e:
                 raise e.at(node=label, op=proto.op_type) from None
-            except (ArithmeticError, LookupError, TypeError, ValueError) as e:
-                raise ModelError(
+            except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as e:
+                # RuntimeError: ONNX's own schemas raise it when they are asked for a body.
+                raise InferError(
                     f"the node cannot be converted: {e}", node=label, op=proto.op_type
                 ) from e
+            except MemoryError as e:
+                raise ModelError("out of memory", node=label, op=proto.op_type) from e
 
     def convert(self, proto: onnx.NodeProto, label: str) -> None:
         """Converts one node and defines its outputs."""
+        self.importer.count()
         inputs = tuple(self.argument(name) for name in proto.input)
         results = self.apply(proto, label, inputs)
         named = [name for name in proto.output if name]
@@ -237,12 +268,17 @@ class Scope:
         """The node's attributes, references to those of the enclosing function filled in."""
         resolved: dict[str, onnx.AttributeProto] = {}
         for attribute in proto.attribute:
-            if attribute.name in resolved:
-                raise ModelError("an attribute is given twice", given=attribute.name)
             if not attribute.ref_attr_name:
                 resolved[attribute.name] = attribute
             elif attribute.ref_attr_name in self.attributes:
-                resolved[attribute.name] = self.attributes[attribute.ref_attr_name]
+                given = onnx.AttributeProto()
+                given.CopyFrom(self.attributes[attribute.ref_attr_name])
+                given.name = attribute.name
+                if given.type in (onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS):
+                    raise UnsupportedError(
+                        "a function passes a sub-graph on as an attribute", given=attribute.name
+                    )
+                resolved[attribute.name] = given
         return resolved
 
     def inline(
@@ -273,25 +309,27 @@ class Scope:
 
     # Sub-graphs
 
-    def subgraph(self, proto: onnx.GraphProto, types: tuple[Type, ...], label: str) -> SubGraph:
-        """Imports a sub-graph whose formal inputs have these types."""
-        if len(types) != len(proto.input):
-            raise ModelError(
-                "a sub-graph has the wrong number of inputs",
-                node=label,
-                expected=len(types),
-                given=len(proto.input),
-            )
+    def subgraph(
+        self, proto: onnx.GraphProto, types: Sequence[Type | Value], label: str
+    ) -> SubGraph:
+        """Imports a sub-graph whose formal inputs have these types.
+
+        An input that is given as a value (a closed one) is that value, and no input of the result.
+        """
         scope = Scope(self.importer, self, self.opsets, f"{label}/", self.depth + 1)
-        scope.attributes = self.attributes
-        formal = []
-        for info, type_ in zip(proto.input, types, strict=True):
-            value = Input(info.name, type_)()
-            scope.define(info.name, value)
-            formal.append(value)
-        scope.initialise(self.importer.model.read_initialisers(proto))
-        scope.convert_all(proto.node)
-        outputs = tuple((info.name, scope.lookup(info.name)) for info in proto.output)
+        formal: list[Value] = []
+        given: list[Value] = []
+        for info, t in zip(self._formals(proto, len(types), label), types, strict=True):
+            # The depth tells apart equal names at different depths, and so the symbols made there.
+            given.append(t if isinstance(t, Value) else Input(f"{info.name}#{scope.depth}", t)())
+            if not isinstance(t, Value):
+                formal.append(given[-1])
+        results = scope.convert_graph(proto, given)
+        names = [info.name for info in proto.output]
+        outputs = tuple(
+            (f"{name}#{i}" if name in names[:i] else name, value)
+            for i, (name, value) in enumerate(zip(names, results, strict=True))
+        )
         graph = Graph(
             (*formal, *scope.captures.values()),
             outputs,
@@ -299,6 +337,39 @@ class Scope:
             self.importer.origins,
         )
         return SubGraph(graph, tuple(scope.captures))
+
+    def inline_subgraph(self, proto: onnx.GraphProto, label: str) -> tuple[Value, ...]:
+        """The outputs of a sub-graph without inputs, as values of this graph."""
+        scope = Scope(self.importer, self, self.opsets, f"{label}/", self.depth + 1, closed=False)
+        self._formals(proto, 0, label)
+        return scope.convert_graph(proto, ())
+
+    def convert_graph(self, proto: onnx.GraphProto, given: Sequence[Value]) -> tuple[Value, ...]:
+        """Converts a sub-graph in this scope, its inputs being these values; its outputs."""
+        assert self.parent is not None
+        self.attributes = self.parent.attributes
+        initialisers = self.importer.model.read_initialisers(proto)
+        formal = [info.name for info in proto.input if info.name not in initialisers]
+        for name, value in zip(formal, given, strict=True):
+            self.define(name, value)
+        self.initialise(initialisers)
+        self.convert_all(proto.node)
+        return tuple(self.lookup(info.name) for info in proto.output)
+
+    def _formals(self, proto: onnx.GraphProto, count: int, label: str) -> list[onnx.ValueInfoProto]:
+        """The inputs of a sub-graph, of which there must be this many."""
+        # An old file lists initialisers among the inputs.
+        named = {t.name for t in proto.initializer}
+        named |= {t.values.name for t in proto.sparse_initializer}
+        formals = [info for info in proto.input if info.name not in named]
+        if len(formals) != count:
+            raise ModelError(
+                "a sub-graph has the wrong number of inputs",
+                node=label,
+                expected=count,
+                given=len(formals),
+            )
+        return formals
 
     def attribute_origin(self, value: Value, label: str) -> None:
         """Marks a value, and what its converter built below it, as coming from a node."""
@@ -312,31 +383,9 @@ class Scope:
             stack.extend(v.inputs)
 
 
-def fold(value: Value) -> Value:
-    """A small constant expression as a constant; any other value as it is."""
-    if not value.closed or isinstance(value.op, Constant):
-        return value
-    if not isinstance(value.type, TensorType) or not _small_expression(value):
-        return value
-    try:
-        (data,) = evaluate(Graph((), (("", value),)), {})
-    except MonographError:
-        # The expression fails on its data. It may stand where it is never run, so it stays.
-        return value
-    return constant(data)
-
-
-def _small_expression(value: Value) -> bool:
-    seen: set[Value] = set()
-    stack = [value]
-    total = 0
-    while stack:
-        v = stack.pop()
-        if v in seen:
-            continue
-        seen.add(v)
-        total += v.type.nbytes if isinstance(v.type, TensorType) and v.type.is_static else 64
-        if total > FOLD_BYTES or len(seen) > FOLD_VALUES:
-            return False
-        stack.extend(v.inputs)
-    return True
+def _label(path: str, name: str) -> str:
+    """What messages call a node; bounded, because every value keeps one."""
+    label = path + name
+    if len(label) <= MAX_LABEL:
+        return label
+    return f"{label[: MAX_LABEL // 2]}...{label[-MAX_LABEL // 2 :]}"

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 
 import onnx
 
-from monograph.errors import ModelError, UnsupportedError
+from monograph.errors import InferError, UnsupportedError
 from monograph.frontend.onnx.dtypes import from_onnx, value_type
 from monograph.ir import Array, DType, Graph, Literal, TensorType, Type, Value, known
 
@@ -160,9 +160,16 @@ class Node:
     def attr_graph(self, name: str) -> onnx.GraphProto:
         return self._attribute(name, _KINDS.GRAPH, lambda a: a.g, cast(onnx.GraphProto, _MISSING))
 
-    def subgraph(self, name: str, types: tuple[Type, ...] = ()) -> SubGraph:
-        """Imports the sub-graph in an attribute, its formal inputs having these types."""
+    def subgraph(self, name: str, types: Sequence[Type | Value] = ()) -> SubGraph:
+        """Imports the sub-graph in an attribute, its formal inputs having these types.
+
+        An input given as a (closed) value is that value, and no input of the result.
+        """
         return self.scope.subgraph(self.attr_graph(name), types, f"{self.label}.{name}")
+
+    def inline_subgraph(self, name: str) -> tuple[Value, ...]:
+        """The outputs of the sub-graph in an attribute, as values of the node's own graph."""
+        return self.scope.inline_subgraph(self.attr_graph(name), f"{self.label}.{name}")
 
     def _text(self, raw: bytes) -> str:
         try:
@@ -174,7 +181,7 @@ class Node:
 
     def fail(self, message: str, expected: Any = None, given: Any = None) -> NoReturn:
         """The model is wrong at this node."""
-        raise ModelError(message, node=self.label, op=self.op_type, expected=expected, given=given)
+        raise InferError(message, node=self.label, op=self.op_type, expected=expected, given=given)
 
     def unsupported(self, message: str, hint: str | None = None) -> NoReturn:
         """The node is legal ONNX that Monograph does not implement."""

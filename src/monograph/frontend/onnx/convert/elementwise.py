@@ -1,15 +1,16 @@
-"""Arithmetic, comparison, logic and activations."""
+"""Arithmetic, comparison and logic, one element at a time."""
 
 from __future__ import annotations
 
 from functools import reduce
 
-import numpy as np
-
+from monograph.frontend.onnx.convert.common import cast, scalar
 from monograph.frontend.onnx.node import Node
 from monograph.frontend.onnx.registry import converter
-from monograph.ir import Op, Value, constant
+from monograph.ir import Op, Value
+from monograph.ir.dtype import f64, i64
 from monograph.ops import elementwise as ew
+from monograph.ops import shape as sh
 
 _UNARY: dict[str, type[Op]] = {
     "Abs": ew.Abs, "Acos": ew.Acos, "Acosh": ew.Acosh, "Asin": ew.Asin, "Asinh": ew.Asinh,
@@ -30,30 +31,93 @@ def unary(n: Node) -> Value:
     return _UNARY[n.op_type]()(n.input(0))
 
 
+def operands(n: Node) -> tuple[Value, Value]:
+    """Both operands, aligned for numpy broadcasting.
+
+    Before opset 7 the second one was stretched only on request (`broadcast`), and `axis` said
+    where in the first one its dimensions start.
+    """
+    x, y = n.input(0), n.input(1)
+    if n.opset >= 7 or not n.attr_flag("broadcast") or not n.has("axis"):
+        return x, y
+    axis = n.attr_int("axis")
+    start = axis + x.tensor.rank if axis < 0 else axis
+    trailing = x.tensor.rank - start - y.tensor.rank
+    if not 0 <= start <= x.tensor.rank or trailing < 0:
+        n.fail("the second operand does not fit at `axis`", expected=x.type, given=y.type)
+    return x, sh.Unsqueeze(tuple(range(-trailing, 0)))(y) if trailing else y
+
+
 @converter(*_BINARY)
 def binary(n: Node) -> Value:
-    return _BINARY[n.op_type]()(n.input(0), n.input(1))
+    return _BINARY[n.op_type]()(*operands(n))
 
 
 @converter("Greater", "GreaterOrEqual")
 def greater(n: Node) -> Value:
     """x > y is y < x: one form for the rules to match."""
-    op = ew.Less() if n.op_type == "Greater" else ew.LessEqual()
-    return op(n.input(1), n.input(0))
+    x, y = operands(n)
+    return (ew.Less() if n.op_type == "Greater" else ew.LessEqual())(y, x)
 
 
 @converter("Sum", "Max", "Min")
 def variadic(n: Node) -> Value:
     op = {"Sum": ew.Add(), "Max": ew.Max(), "Min": ew.Min()}[n.op_type]
-    return reduce(op, n.required())
+    return reduce(op, _at_least_one(n))
 
 
-def scalar(number: float, like: Value) -> Value:
-    """A constant of another value's element type."""
-    return constant(np.asarray(number), like.dtype)
+@converter("Mean")
+def mean(n: Node) -> Value:
+    total = reduce(ew.Add(), _at_least_one(n))
+    return ew.Div()(total, scalar(len(n.inputs), total)) if len(n.inputs) > 1 else total
 
 
-@converter("Relu")
-def relu(n: Node) -> Value:
+def _at_least_one(n: Node) -> tuple[Value, ...]:
+    if not n.inputs:
+        n.fail("at least one input is needed")
+    return n.required()
+
+
+@converter("Reciprocal")
+def reciprocal(n: Node) -> Value:
+    return ew.Div()(scalar(1, n.input(0)), n.input(0))
+
+
+@converter("Mod")
+def mod(n: Node) -> Value:
+    """`fmod` is required for floats; a float without it can mean nothing else."""
     x = n.input(0)
-    return ew.Clip(lo=0.0)(x) if x.dtype.is_float else ew.Max()(x, scalar(0, x))
+    return ew.Mod(truncated=n.attr_flag("fmod") or x.dtype.is_float)(x, n.input(1))
+
+
+@converter("Pow")
+def power(n: Node) -> Value:
+    """The result has the type of x; an exponent of another type is brought to it first."""
+    x, y = operands(n)
+    if x.dtype == y.dtype:
+        return ew.Pow()(x, y)
+    if x.dtype.is_float:
+        return ew.Pow()(x, cast(y, x.dtype))
+    # Wide enough that neither operand changes: the exponent may not fit the type of x.
+    wide = f64 if y.dtype.is_float else i64
+    return cast(ew.Pow()(cast(x, wide), cast(y, wide)), x.dtype)
+
+
+@converter("BitShift")
+def bit_shift(n: Node) -> Value:
+    direction = n.attr_string("direction")
+    if direction not in ("LEFT", "RIGHT"):
+        n.fail("no such direction", expected="LEFT or RIGHT", given=direction)
+    op = ew.ShiftLeft() if direction == "LEFT" else ew.ShiftRight()
+    return op(n.input(0), n.input(1))
+
+
+@converter("IsInf")
+def is_inf(n: Node) -> Value:
+    positive, negative = n.attr_flag("detect_positive", True), n.attr_flag("detect_negative", True)
+    return ew.IsInf(positive, negative)(n.input(0))
+
+
+@converter("Where")
+def where(n: Node) -> Value:
+    return ew.Where()(n.input(0), n.input(1), n.input(2))

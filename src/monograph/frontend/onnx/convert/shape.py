@@ -1,15 +1,30 @@
-"""Shapes: reshape, transpose, slices, concat, and what computes them."""
+"""Shapes: reshape, transpose, concat and the like, and what computes them."""
 
 from __future__ import annotations
 
 import numpy as np
 
+from monograph.errors import UnknownRankError
+from monograph.frontend.onnx.convert.common import cast
+from monograph.frontend.onnx.convert.slice import as_vector, numbers
+from monograph.frontend.onnx.fold import fold
 from monograph.frontend.onnx.node import Node
 from monograph.frontend.onnx.registry import converter
+from monograph.frontend.onnx.sizes import (
+    divided,
+    reshape,
+    reshape_to,
+    shape_vector,
+    sizes_of,
+    times,
+)
 from monograph.ir import Value, constant
-from monograph.ops import elementwise as ew
+from monograph.ir.dtype import i64
 from monograph.ops import shape as sh
 from monograph.ops.deferred import deferred
+from monograph.ops.extend import Tile
+from monograph.ops.index import Col2Im, ScatterElements
+from monograph.ops.reduce import ReduceProd
 
 
 @converter("Identity")
@@ -18,25 +33,69 @@ def identity(n: Node) -> Value:
 
 
 @converter("Reshape")
-def reshape(n: Node) -> Value:
-    """Zero copies a dimension unless `allowzero`; both are settled here."""
-    x = n.input(0)
-    target = n.attr_ints("shape") if n.has("shape") else n.known_ints(1)
-    if target is None:
-        sizes = n.input(1)
-        if not n.attr_flag("allowzero"):
-            copies = ew.Equal()(sizes, constant(0, sizes.dtype))
-            sizes = ew.Where()(copies, constant(sh.COPY, sizes.dtype), sizes)
-        return deferred(sh.Reshape, (x,), {"shape": sizes})
-    if not n.attr_flag("allowzero"):
-        target = tuple(sh.COPY if d == 0 else d for d in target)
-    return sh.Reshape(target)(x)
+def reshape_node(n: Node) -> Value:
+    """Zero copies a dimension unless `allowzero`; the shape was an attribute before opset 5."""
+    sizes = constant(np.array(n.attr_ints("shape"), np.int64)) if n.has("shape") else n.input(1)
+    return reshape_to(n.input(0), sizes, copy_zeros=not n.attr_flag("allowzero"))
+
+
+@converter("Flatten")
+def flatten(n: Node) -> Value:
+    """A matrix: the dimensions before the axis, and those from it on."""
+    x, rank = n.input(0), n.rank(0)
+    axis = n.attr_int("axis", 1)
+    if not -rank <= axis <= rank:
+        n.fail("axis out of range", expected=f"{-rank}..{rank}", given=axis)
+    sizes = sizes_of(x)
+    axis = axis + rank if axis < 0 else axis
+    return reshape(x, [times(*sizes[:axis]), times(*sizes[axis:])])
+
+
+@converter("Squeeze")
+def squeeze(n: Node) -> Value:
+    """Without axes every dimension of size 1 goes, so all of them must be known."""
+    x, axes = n.input(0), numbers(n, "axes", 1)
+    if axes is None:
+        dims = n.tensor(0).dims
+        if not n.tensor(0).is_static:
+            raise UnknownRankError(
+                "which dimensions are 1 decides the rank, and not all are known", given=x.type
+            )
+        axes = tuple(i for i, d in enumerate(dims) if d == 1)
+    return deferred(sh.Squeeze, (x,), {"axes": as_vector(axes)}) if axes != () else x
+
+
+@converter("Unsqueeze")
+def unsqueeze(n: Node) -> Value:
+    axes = numbers(n, "axes", 1)
+    if axes is None:
+        n.fail("Unsqueeze has axes")
+    return deferred(sh.Unsqueeze, (n.input(0),), {"axes": as_vector(axes)})
 
 
 @converter("Transpose")
 def transpose(n: Node) -> Value:
-    backwards = tuple(reversed(range(n.rank(0))))
-    return sh.Transpose(n.attr_ints("perm", backwards))(n.input(0))
+    permutation = n.attr_ints("perm", ()) or tuple(reversed(range(n.rank(0))))
+    return sh.Transpose(permutation)(n.input(0))
+
+
+@converter("Expand")
+def expand(n: Node) -> Value:
+    return deferred(sh.Broadcast, (n.input(0),), {"shape": n.input(1)})
+
+
+@converter("Tile", since=6)
+def tile(n: Node) -> Value:
+    return deferred(Tile, (n.input(0),), {"repeats": n.input(1)})
+
+
+@converter("Tile")
+def tile_one_axis(n: Node) -> Value:
+    """Opset 1: a count and an axis, both scalars."""
+    ones = constant(np.ones(n.rank(0), np.int64))
+    count, axis = (sh.Reshape((1,))(cast(n.input(i), i64)) for i in (1, 2))
+    repeats = fold(ScatterElements(0)(ones, axis, count))
+    return deferred(Tile, (n.input(0),), {"repeats": repeats})
 
 
 @converter("Concat", since=4)
@@ -44,23 +103,81 @@ def concat(n: Node) -> Value:
     return sh.Concat(n.attr_int("axis"))(*n.required())
 
 
-@converter("Constant")
-def constant_node(n: Node) -> Value:
-    """The value is under one of several attributes, by kind."""
-    if n.has("value"):
-        return constant(n.attr_literal("value"))
-    if n.has("value_float"):
-        return constant(np.float32(n.attr_float("value_float")))
-    if n.has("value_floats"):
-        return constant(np.array(n.attr_floats("value_floats"), np.float32))
-    if n.has("value_int"):
-        return constant(np.int64(n.attr_int("value_int")))
-    if n.has("value_ints"):
-        return constant(np.array(n.attr_ints("value_ints"), np.int64))
-    if n.has("value_string"):
-        return constant(np.array(n.attr_string("value_string"), object))
-    if n.has("value_strings"):
-        return constant(np.array(n.attr_strings("value_strings"), object))
-    if n.has("sparse_value"):
-        return constant(n.attr_sparse("sparse_value"))
-    n.fail("a Constant has no value")
+@converter("Concat")
+def concat_default(n: Node) -> Value:
+    """Before opset 4 the axis may be left out."""
+    return sh.Concat(n.attr_int("axis", 1))(*n.required())
+
+
+@converter("Shape")
+def shape(n: Node) -> Value:
+    """Since opset 15 a part of the shape can be asked for; its bounds are clamped."""
+    sizes = shape_vector(n.input(0))
+    if not n.has("start") and not n.has("end"):
+        return sizes
+    start, end = n.attr_int("start", 0), n.attr_int("end", 2**31)
+    return sh.Slice((start,), (end,), (1,))(sizes)
+
+
+@converter("Size")
+def size(n: Node) -> Value:
+    return ReduceProd((0,))(shape_vector(n.input(0)))
+
+
+@converter("DepthToSpace")
+def depth_to_space(n: Node) -> Value:
+    """Blocks of channels become blocks of pixels."""
+    x, block = _image(n)
+    batch, channels, height, width = sizes_of(x)
+    depth = divided(channels, block * block)
+    if n.attr_string("mode", "DCR") == "DCR":
+        order = (0, 3, 4, 1, 5, 2)
+        x = reshape(x, [batch, block, block, depth, height, width])
+    else:
+        order = (0, 1, 4, 2, 5, 3)
+        x = reshape(x, [batch, depth, block, block, height, width])
+    pixels = [batch, depth, times(height, block), times(width, block)]
+    return reshape(sh.Transpose(order)(x), pixels)
+
+
+@converter("SpaceToDepth")
+def space_to_depth(n: Node) -> Value:
+    """Blocks of pixels become blocks of channels."""
+    x, block = _image(n)
+    batch, channels, height, width = sizes_of(x)
+    rows, columns = divided(height, block), divided(width, block)
+    x = reshape(x, [batch, channels, rows, block, columns, block])
+    # Since opset 28 the channels may stand before the places in a block.
+    crd = n.attr_string("mode", "DCR") == "CRD"
+    x = sh.Transpose((0, 1, 3, 5, 2, 4) if crd else (0, 3, 5, 1, 2, 4))(x)
+    return reshape(x, [batch, times(channels, block * block), rows, columns])
+
+
+def _image(n: Node) -> tuple[Value, int]:
+    if n.rank(0) != 4:
+        n.fail("an image has rank 4", expected="[N, C, H, W]", given=n.tensor(0))
+    block = n.attr_int("blocksize")
+    if block < 1:
+        n.fail("a block size is positive", given=block)
+    return n.input(0), block
+
+
+@converter("Col2Im")
+def col2im(n: Node) -> Value:
+    image, block = numbers(n, "", 1), numbers(n, "", 2)
+    if image is None or block is None:
+        n.fail("Col2Im has an image and a block shape")
+    length = as_vector(block).tensor.dims[0]
+    if not isinstance(length, int):
+        raise UnknownRankError("the rank of the image is not known", given=n.tensor(2))
+    ones, zeros = (1,) * length, (0,) * (2 * length)
+    pads = n.attr_ints("pads", zeros)
+    return deferred(
+        Col2Im,
+        (n.input(0),),
+        {"image": as_vector(image), "block": as_vector(block)},
+        strides=n.attr_ints("strides", ones),
+        dilations=n.attr_ints("dilations", ones),
+        pads_begin=pads[:length],
+        pads_end=pads[length:],
+    )

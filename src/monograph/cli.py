@@ -1,0 +1,252 @@
+"""The command line: parsing only. What the commands do lives in `monograph.report`.
+
+Exit codes: 0 fine, 1 a check failed, 2 bad usage or a bad model.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+import monograph
+from monograph.config import TARGETS
+from monograph.errors import ConfigError, MonographError
+from monograph.report import tables
+from monograph.report.execute import Request, run_model, save_archive, verify_model
+from monograph.report.inputs import read_array
+from monograph.report.inspect import inspect_model
+
+CHECK_FAILED, BAD_USAGE = 1, 2
+
+app = typer.Typer(
+    name="monograph",
+    help="Runs ONNX models, shows what is in them, and checks that the answers are right.",
+    epilog="Start with:  monograph inspect model.onnx",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+Model = Annotated[Path, typer.Argument(metavar="MODEL", help="An ONNX file.", show_default=False)]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
+Debug = Annotated[
+    bool, typer.Option("--debug", envvar="MONOGRAPH_DEBUG", help="Show tracebacks of errors.")
+]
+Target = Annotated[
+    str | None,
+    typer.Option(help=f"What runs the model: {', '.join(TARGETS)}.", show_default="reference"),
+]
+Dims = Annotated[
+    list[str] | None,
+    typer.Option("--dim", metavar="NAME=SIZE", help="Size of an open dimension; repeatable."),
+]
+InputFiles = Annotated[
+    list[str] | None,
+    typer.Option("--input", metavar="NAME=FILE.npy", help="Array for one input; repeatable."),
+]
+Archive = Annotated[
+    Path | None,
+    typer.Option("--inputs", metavar="FILE.npz", help="Arrays for inputs, keyed NAME or in:NAME."),
+]
+Seed = Annotated[int, typer.Option(min=0, help="Seed of the inputs that are made at random.")]
+
+
+@app.callback(invoke_without_command=True)
+def common(
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
+) -> None:
+    if version:
+        print(f"monograph {monograph.__version__}")
+        raise typer.Exit
+
+
+@app.command()
+def inspect(model: Model, as_json: AsJson = False, debug: Debug = False) -> None:
+    """Shows what is in a model and whether Monograph can run it.
+
+    A model with unsupported ops is shown too: which ops, how often, where, and what to do.
+
+    Example:  monograph inspect model.onnx --json
+    """
+    with _reporting(as_json, debug):
+        found = inspect_model(model)
+        _show(
+            as_json,
+            tables.inspection_json(str(model), found),
+            lambda out: tables.show_inspection(out, str(model), found),
+        )
+        if found.problem is not None and not found.missing:
+            raise typer.Exit(BAD_USAGE)
+
+
+@app.command()
+def run(
+    model: Model,
+    target: Target = None,
+    dim: Dims = None,
+    input_: InputFiles = None,
+    inputs: Archive = None,
+    seed: Seed = 0,
+    output: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE.npz", help="Save inputs and outputs as in:NAME, out:NAME."),
+    ] = None,
+    repeat: Annotated[int, typer.Option(min=1, help="Run this often; report the times.")] = 1,
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Runs a model on given inputs, or on random ones, and summarises the outputs.
+
+    Random floats are normal with variance 1, random integers are 0 or 1. Dimensions that nothing
+    fixes are 1.
+
+    Example:  monograph run model.onnx --dim batch=4 --input images=photo.npy --output out.npz
+    """
+    with _reporting(as_json, debug):
+        request = _request(model, target, dim, input_, inputs, seed)
+        result = run_model(request, _note, repeat)
+        if output is not None:
+            save_archive(output, result)
+        _show(
+            as_json,
+            tables.run_json(str(model), result),
+            lambda out: tables.show_run(out, result),
+        )
+
+
+@app.command()
+def verify(
+    model: Model,
+    target: Target = None,
+    against: Annotated[
+        str | None,
+        typer.Option(
+            metavar="reference|onnxruntime|FILE.npz",
+            help="The other side. A file holds out:NAME (or NAME), and in:NAME for the inputs.",
+            show_default="reference",
+        ),
+    ] = None,
+    dim: Dims = None,
+    input_: InputFiles = None,
+    inputs: Archive = None,
+    seed: Seed = 0,
+    rtol: Annotated[
+        float | None, typer.Option(min=0, help="Relative tolerance, instead of the derived one.")
+    ] = None,
+    atol: Annotated[
+        float | None, typer.Option(min=0, help="Absolute tolerance, instead of the derived one.")
+    ] = None,
+    any_order: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="OUTPUT",
+            help="Rows of this output may come in another order, as near-ties do; repeatable.",
+        ),
+    ] = None,
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Compares a target with the reference, with ONNX Runtime, or with recorded answers.
+
+    The model runs once per side. Shapes, dtypes and the places of NaNs must agree, and every
+    element must lie within a tolerance that is derived from the model's own ops and dtypes.
+    Exits with 1 when any output differs.
+
+    Example:  monograph verify model.onnx --against onnxruntime
+    """
+    with _reporting(as_json, debug):
+        request = _request(model, target, dim, input_, inputs, seed)
+        result = verify_model(request, against, _note, rtol, atol, any_order or ())
+        _show(
+            as_json,
+            tables.verification_json(str(model), result),
+            lambda out: tables.show_verification(out, result),
+        )
+        if not result.ok:
+            raise typer.Exit(CHECK_FAILED)
+
+
+def main() -> None:
+    """The `monograph` command."""
+    app()
+
+
+def _request(
+    model: Path,
+    target: str | None,
+    dims: list[str] | None,
+    files: list[str] | None,
+    archive: Path | None,
+    seed: int,
+) -> Request:
+    sizes = {name: _size(name, text) for name, text in _pairs("--dim", dims)}
+    given = {name: read_array(Path(text)) for name, text in _pairs("--input", files)}
+    return Request(model, target, sizes, given, archive, seed)
+
+
+def _pairs(option: str, texts: list[str] | None) -> list[tuple[str, str]]:
+    pairs = []
+    for text in texts or []:
+        name, found, value = text.rpartition("=")
+        if not found or not name or not value:
+            raise ConfigError(f"{option} takes NAME=VALUE", given=text)
+        pairs.append((name, value))
+    return pairs
+
+
+def _size(name: str, text: str) -> int:
+    if not text.isdecimal():
+        raise ConfigError(f"--dim {name} takes a size", expected="0, 1, 2, ...", given=text)
+    return int(text)
+
+
+def _note(line: str) -> None:
+    print(f"note: {line}", file=sys.stderr)
+
+
+def _show(as_json: bool, found: dict[str, Any], show: Callable[[Console], None]) -> None:
+    if as_json:
+        print(json.dumps(tables.plain(found), allow_nan=False))
+    else:
+        show(Console())
+
+
+@contextmanager
+def _reporting(as_json: bool, debug: bool) -> Iterator[None]:
+    """Turns errors into one message on stderr and an exit code; with --debug they stay errors."""
+    try:
+        yield
+    except typer.Exit:
+        raise
+    except BrokenPipeError:
+        # Whoever read our output has gone (`| head`); there is nobody left to tell.
+        sys.stderr.close()
+        raise typer.Exit(0) from None
+    except (MonographError, MemoryError, OSError) as e:
+        if debug:
+            raise
+        _fail(as_json, str(e) or "out of memory")
+    except Exception as e:
+        if debug:
+            raise
+        text = f"internal error: {type(e).__name__}: {e}"
+        _fail(as_json, f"{text}\n  what to do: see it in full with --debug and report it")
+
+
+def _fail(as_json: bool, message: str) -> None:
+    if as_json:
+        print(json.dumps({"ok": False, "error": message}))
+    print(f"error: {message}", file=sys.stderr)
+    raise typer.Exit(BAD_USAGE)
+
+
+if __name__ == "__main__":
+    main()

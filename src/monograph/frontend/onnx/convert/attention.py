@@ -1,0 +1,181 @@
+"""Attention and rotary position embedding of the default domain."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from monograph.frontend.onnx.convert.common import iota, size_of
+from monograph.frontend.onnx.node import Node
+from monograph.frontend.onnx.registry import converter
+from monograph.ir import Value, constant
+from monograph.ir.dtype import BOOL, boolean
+from monograph.ops import elementwise as ew
+from monograph.ops import reduce as rd
+from monograph.ops import shape as sh
+from monograph.ops.attention import LENGTHS, MASK, Attention, Rope
+from monograph.ops.deferred import deferred
+from monograph.ops.extend import Pad
+from monograph.ops.index import Gather
+from monograph.ops.linear import Dot
+
+
+def split_heads(n: Node, x: Value, heads: int) -> Value:
+    """[B, S, heads * D] as [B, heads, S, D]."""
+    size = x.tensor.dims[2]
+    if heads <= 0 or (isinstance(size, int) and size % heads):
+        n.fail("the hidden size is no multiple of the heads", expected=heads, given=x.type)
+    each = size // heads if isinstance(size, int) else sh.INFER
+    return sh.Transpose((0, 2, 1, 3))(sh.Reshape((sh.COPY, sh.COPY, heads, each))(x))
+
+
+def merge_heads(x: Value) -> Value:
+    """[B, H, S, D] as [B, S, H * D]."""
+    heads, size = x.tensor.dims[1], x.tensor.dims[3]
+    merged = heads * size if isinstance(heads, int) and isinstance(size, int) else sh.INFER
+    return sh.Reshape((sh.COPY, sh.COPY, merged))(sh.Transpose((0, 2, 1, 3))(x))
+
+
+def up_to(queries: Value, keys: Value, first: Value) -> Value:
+    """bool[S, T]: query i sees the keys up to `first` + i; the arguments are scalars."""
+    places = sh.Unsqueeze((1,))(ew.Add()(iota(queries), first))
+    return ew.LessEqual()(sh.Unsqueeze((0,))(iota(keys)), places)
+
+
+def both(mask: Value | None, visible: Value, like: Value) -> Value:
+    """A mask that also hides what is not visible."""
+    if mask is None:
+        return visible
+    if mask.dtype == boolean:
+        return ew.And()(mask, visible)
+    return ew.Where()(visible, mask, constant(-math.inf, like.dtype))
+
+
+def attend(
+    q: Value, k: Value, v: Value, op: Attention, mask: Value | None = None, **others: Value | None
+) -> Value:
+    """Attention with those of the optional operands that are there; `others` in the op's order."""
+    given = {MASK: mask, **others}
+    extra = {name: value for name, value in given.items() if value is not None}
+    settled = Attention(op.scale, op.causal, op.window, op.softcap, tuple(extra))
+    return settled(q, k, v, *extra.values())
+
+
+@converter("Attention", since=23)
+def attention(n: Node) -> tuple[Value | None, ...]:
+    q, k, v = n.input(0), n.input(1), n.input(2)
+    flat = q.tensor.rank == 3
+    if flat:
+        q = split_heads(n, q, n.attr_int("q_num_heads"))
+        k, v = (split_heads(n, x, n.attr_int("kv_num_heads")) for x in (k, v))
+    past_k, past_v, lengths = n.optional(4), n.optional(5), n.optional(6)
+    same_length = q.tensor.dims[2] == k.tensor.dims[2]
+    if (past_k is None) != (past_v is None):
+        n.fail("a past of keys or of values is missing")
+    if past_k is not None and past_v is not None:
+        k, v = sh.Concat(2)(past_k, k), sh.Concat(2)(past_v, v)
+    mask = _padded(n.optional(3), k, lengths is not None)
+    causal = n.attr_flag("is_causal")
+    # The op places the last query at the last key, ONNX the first one after the past.
+    plain = causal and same_length and lengths is None
+    if causal and not plain:
+        first = constant(0) if past_k is None else size_of(past_k, 2)
+        mask = both(mask, up_to(size_of(q, 2), size_of(k, 2), first), q)
+    op = Attention(n.attr_float("scale", 0.0) or None, plain, 0, n.attr_float("softcap", 0.0))
+    # ONNX adds a mask of floats before the softcap, the op (as kernels do) after it.
+    composed = op.softcap > 0 and mask is not None and mask.dtype != boolean
+    if not composed:
+        y = attend(q, k, v, op, mask, **{LENGTHS: lengths})
+    if not composed and not n.wants(3):
+        return merge_heads(y) if flat else y, k, v, None
+    if plain:
+        offset = ew.Sub()(size_of(k, 2), size_of(q, 2))
+        mask = both(mask, up_to(size_of(q, 2), size_of(k, 2), offset), q)
+    if lengths is not None:
+        mask = both(mask, within(size_of(k, 2), lengths), q)
+    steps = _score_steps(n, q, _repeated(n, k, q), mask, op)
+    if composed:
+        y = Dot()(steps[3], _repeated(n, v, q))
+    mode = n.attr_int("qk_matmul_output_mode", 0)
+    if not 0 <= mode <= 3:
+        n.fail("qk_matmul_output_mode is 0, 1, 2 or 3", given=mode)
+    return merge_heads(y) if flat else y, k, v, steps[mode]
+
+
+def within(keys: Value, lengths: Value) -> Value:
+    """bool[B, 1, 1, T]: which of the keys count in each batch row."""
+    return ew.Less()(iota(keys), sh.Unsqueeze((1, 2, 3))(lengths))
+
+
+def _padded(mask: Value | None, k: Value, external: bool) -> Value | None:
+    """A mask that may be shorter than the keys, made as long: what is added takes no part."""
+    if mask is None:
+        return None
+    given, keys = mask.tensor.dims[-1], k.tensor.dims[2]
+    hidden = constant(False if mask.dtype.kind == BOOL else -math.inf, mask.dtype)
+    before = (0,) * mask.tensor.rank
+    if given in (keys, 1):
+        return mask
+    if isinstance(given, int) and isinstance(keys, int):
+        return Pad(before, (*before[1:], keys - given))(mask, hidden)
+    if not external:  # Only a cache that the model keeps itself is longer than its mask.
+        return mask
+    missing = sh.Unsqueeze((0,))(ew.Sub()(size_of(k, 2), size_of(mask, -1)))
+    after = sh.Concat(0)(constant(np.array(before[1:], np.int64)), missing)
+    return deferred(Pad, (mask, hidden), {"after": after}, before=before)
+
+
+def _repeated(n: Node, x: Value, q: Value) -> Value:
+    """The heads of keys or values, repeated for the heads of q that they serve."""
+    heads, groups = q.tensor.dims[1], x.tensor.dims[1]
+    if not (isinstance(heads, int) and isinstance(groups, int)):
+        n.unsupported("the scores of attention need known numbers of heads")
+    if groups == 0 or heads % groups:
+        n.fail("heads are no multiple of key heads", expected=groups, given=heads)
+    if heads == groups:
+        return x
+    return Gather(1)(x, constant(np.repeat(np.arange(groups), heads // groups)))
+
+
+def _score_steps(n: Node, q: Value, k: Value, mask: Value | None, op: Attention) -> list[Value]:
+    """The scores from q and k, with the mask, with the softcap, and after the softmax."""
+    size = q.tensor.dims[3]
+    if not isinstance(size, int):
+        n.unsupported("the scores of attention need a known head size")
+    scale = constant(1 / math.sqrt(size) if op.scale is None else op.scale, q.dtype)
+    hidden = constant(-math.inf, q.dtype)
+    plain = Dot()(ew.Mul()(q, scale), sh.Transpose((0, 1, 3, 2))(k))
+    visible = mask
+    masked = plain
+    if mask is not None and mask.dtype != boolean:
+        visible = ew.Less()(hidden, mask)
+        masked = ew.Add()(plain, mask)
+    elif mask is not None:
+        masked = ew.Where()(mask, plain, hidden)
+    capped = masked
+    if op.softcap > 0:
+        cap = constant(op.softcap, q.dtype)
+        capped = ew.Mul()(ew.Tanh()(ew.Div()(masked, cap)), cap)
+        # What is hidden stays hidden: the softcap alone would bring it back.
+        capped = ew.Where()(visible, capped, hidden) if visible is not None else capped
+    weights = ew.Exp()(ew.Sub()(capped, rd.ReduceMax((3,), keep=True)(capped)))
+    return [plain, masked, capped, ew.Div()(weights, rd.ReduceSum((3,), keep=True)(weights))]
+
+
+@converter("RotaryEmbedding", since=23)
+def rotary_embedding(n: Node) -> Value:
+    x, cos, sin = n.input(0), n.input(1), n.input(2)
+    positions = n.optional(3)
+    flat = x.tensor.rank == 3
+    if flat:
+        x = split_heads(n, x, n.attr_int("num_heads", 0))
+    if positions is not None:
+        cos, sin = Gather(0)(cos, positions), Gather(0)(sin, positions)
+    turned = n.attr_int("rotary_embedding_dim", 0)
+    half = cos.tensor.dims[-1]
+    size = turned or x.tensor.dims[3]
+    if isinstance(half, int) and isinstance(size, int) and 2 * half != size:
+        n.fail("the caches hold angles for another size", expected=size // 2, given=half)
+    y = Rope(n.attr_flag("interleaved"))(x, cos, sin)
+    return merge_heads(y) if flat else y

@@ -1,0 +1,103 @@
+"""Small pieces that several families of converters share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from monograph.ir import DType, Value, constant, known
+from monograph.ir.dtype import bf16, f16, f32
+from monograph.ops import elementwise as ew
+from monograph.ops import shape as sh
+from monograph.ops.cast import Cast
+from monograph.ops.deferred import deferred
+from monograph.ops.extend import Iota
+from monograph.ops.index import Gather
+from monograph.ops.reduce import ReduceMax, ReduceSum
+
+
+def size_of(x: Value, axis: int) -> Value:
+    """A dimension's size as a scalar: a constant where it is known."""
+    size = x.tensor.dims[axis]
+    if isinstance(size, int):
+        return constant(size)
+    return Gather(0)(sh.ShapeOf()(x), constant(axis % x.tensor.rank))
+
+
+def iota(size: Value) -> Value:
+    """0, 1, 2, ... up to a size that may be known at run time only."""
+    return deferred(Iota, (), {"size": size})
+
+
+def scalar(number: float, like: Value) -> Value:
+    """A constant of another value's element type."""
+    return constant(np.asarray(number), like.dtype)
+
+
+def as_scalar(x: Value) -> Value:
+    """A value of one element as a scalar: exporters write [1] where ONNX asks for []."""
+    if x.tensor.shape == ():
+        return x
+    data = known(x)
+    if data is not None and data.size == 1:
+        return constant(data.reshape(()))
+    return sh.Reshape(())(x)
+
+
+def cast(x: Value, to: DType) -> Value:
+    """x in an element type; x itself where it has that type."""
+    return x if x.dtype == to else Cast(to)(x)
+
+
+def widened(x: Value) -> Value:
+    """x in the type that sums of its elements are computed in: 16-bit floats in f32."""
+    return cast(x, f32) if x.dtype in (f16, bf16) else x
+
+
+def reshape_like(x: Value, like: Value) -> Value:
+    """x in the shape of another value, whose sizes may be known at run time only."""
+    if like.tensor.is_static:
+        return sh.Reshape(like.tensor.static)(x)
+    return deferred(sh.Reshape, (x,), {"shape": sh.ShapeOf()(like)})
+
+
+def broadcast_like(x: Value, like: Value) -> Value:
+    """x repeated to the shape of another value."""
+    if like.tensor.is_static:
+        return sh.Broadcast(like.tensor.static)(x)
+    return deferred(sh.Broadcast, (x,), {"shape": sh.ShapeOf()(like)})
+
+
+def per_channel(x: Value, rank: int) -> Value:
+    """A vector as [C, 1, ...], so that it broadcasts along axis 1 of a tensor of this rank."""
+    return sh.Unsqueeze(tuple(range(1, rank - 1)))(x) if rank > 2 else x
+
+
+def count_along(x: Value, axes: Iterable[int], dtype: DType) -> Value:
+    """How many elements of x there are along axes, as a scalar of an element type."""
+    fixed, open_axes = 1, []
+    for a in axes:
+        size = x.tensor.dims[a]
+        if isinstance(size, int):
+            fixed *= size
+        else:
+            open_axes.append(a)
+    if not open_axes:
+        return constant(fixed, dtype)
+    count = constant(fixed)
+    for a in open_axes:
+        count = ew.Mul()(count, size_of(x, a))
+    return cast(count, dtype)
+
+
+def mean(x: Value, axes: tuple[int, ...], keep: bool = True) -> Value:
+    """The mean along axes, in x's own element type."""
+    return ew.Div()(ReduceSum(axes, keep)(x), count_along(x, axes, x.dtype))
+
+
+def softmax(x: Value, axes: tuple[int, ...]) -> Value:
+    """exp(x - max) / sum, over the axes together; 16-bit floats are computed in f32."""
+    wide = widened(x)
+    e = ew.Exp()(ew.Sub()(wide, ReduceMax(axes, keep=True)(wide)))
+    return cast(ew.Div()(e, ReduceSum(axes, keep=True)(e)), x.dtype)

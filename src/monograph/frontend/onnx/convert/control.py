@@ -1,0 +1,247 @@
+"""Control flow: If, Loop and Scan become ops that carry closed sub-graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from monograph.errors import InferError, UnknownRankError
+from monograph.frontend.onnx.convert.common import cast
+from monograph.frontend.onnx.dtypes import value_type
+from monograph.frontend.onnx.node import Node, SubGraph
+from monograph.frontend.onnx.registry import converter
+from monograph.ir import (
+    Graph,
+    Input,
+    SequenceType,
+    TensorType,
+    Type,
+    Value,
+    constant,
+    tensor,
+    unpack,
+)
+from monograph.ir.dtype import DType, boolean, i64
+from monograph.ops import control as ctl
+from monograph.ops import elementwise as ew
+from monograph.ops.sequence import is_empty_sequence
+from monograph.ops.subgraph import join, variant, vary
+
+ENDLESS = np.iinfo(np.int64).max
+"""The trip count of a loop that has none."""
+
+
+@converter("If")
+def if_(n: Node) -> Sequence[Value]:
+    """A condition that is known chooses the branch here; the other one is not even converted."""
+    condition = n.known(0)
+    if condition is not None:
+        if condition.size != 1:
+            n.fail("a condition has one element", given=[*condition.shape])
+        taken = bool(condition.reshape(())[()])
+        return n.inline_subgraph("then_branch" if taken else "else_branch")
+    then, orelse = _branch(n, "then_branch"), _branch(n, "else_branch")
+    if isinstance(then, InferError):
+        if isinstance(orelse, InferError):
+            raise then
+        then = _failing(then, orelse)
+    if isinstance(orelse, InferError):
+        orelse = _failing(orelse, then)
+    return unpack(ctl.If(then.graph, orelse.graph)(n.input(0), *then.captures, *orelse.captures))
+
+
+def _branch(n: Node, name: str) -> SubGraph | InferError:
+    """A branch, or why it cannot run on values of the types at hand.
+
+    Models guard code by conditions on the data, and what is behind them need not fit all data.
+    """
+    try:
+        return n.subgraph(name)
+    except UnknownRankError:
+        raise
+    except InferError as e:
+        return e
+
+
+def _failing(why: InferError, other: SubGraph) -> SubGraph:
+    """A branch that fails when it is taken; its results have the types of the other's."""
+    outputs = ((name, ctl.Fail(str(why), v.type)()) for name, v in other.graph.outputs)
+    return SubGraph(Graph((), tuple(outputs), "fail"), ())
+
+
+@converter("Loop")
+def loop(n: Node) -> Sequence[Value]:
+    """Without a trip count the loop has no limit, without a condition it starts with a true one."""
+    trips = n.optional(0)
+    condition = n.optional(1)
+    state = tuple(n.input(i) for i in range(2, len(n.inputs)))
+    formals = n.attr_graph("body").input
+    if len(formals) != 2 + len(state):
+        n.fail("the body of a loop takes iteration, condition and state", given=len(formals))
+    head = (
+        _single(value_type(formals[0].type, formals[0].name), i64),
+        _single(value_type(formals[1].type, formals[1].name), boolean),
+    )
+    body = _settle(n, head, state, (), 1)
+    return unpack(
+        ctl.Loop(body.graph, len(state))(
+            constant(ENDLESS) if trips is None else trips,
+            constant(True) if condition is None else condition,
+            *state,
+            *body.captures,
+        )
+    )
+
+
+def _single(declared: Type, dtype: DType) -> TensorType:
+    """The type of a body's iteration number or condition: a scalar, or a vector of one."""
+    vector = isinstance(declared, TensorType) and declared.shape is not None and declared.shape
+    return tensor(dtype, 1) if vector else tensor(dtype)
+
+
+def _settle(
+    n: Node, head: tuple[Type, ...], state: tuple[Value, ...], tail: tuple[Type, ...], skip: int
+) -> SubGraph:
+    """The body, imported with types of state that hold before and after every iteration.
+
+    It starts from the types of the initial state and makes them more general where the body
+    changes them, until nothing changes; every round makes some type more general, so it ends.
+    `head` and `tail` are the types of the inputs around the state, and `skip` outputs come first.
+    """
+    importer = n.scope.importer
+    types = _first_types(n, head, state, tail, skip)
+    # A loop in a loop is imported again and again: it starts from where it got to before.
+    before = importer.settled.get(n.label, types)
+    if len(before) == len(types):
+        stems = (_stem(n, i) for i in range(len(types)))
+        types = tuple(map(vary, types, before, stems))
+    body = n.subgraph("body", (*head, *types, *tail))
+    while True:
+        given = body.graph.output_types[skip : skip + len(state)]
+        if len(given) < len(state):
+            n.fail("the body gives too few values", expected=len(state), given=len(given))
+        joined = (join(a, b) for a, b in zip(types, given, strict=True))
+        wider = tuple(variant(t, _stem(n, i)) for i, t in enumerate(joined))
+        importer.settled[n.label] = wider
+        if wider == types:
+            return body
+        types = wider
+        with importer.repeat():
+            body = n.subgraph("body", (*head, *types, *tail))
+
+
+def _stem(n: Node, index: int) -> str:
+    # Loops that are nested must not share the symbols of what they change.
+    return f"{n.scope.depth}_{index}"
+
+
+def _first_types(
+    n: Node, head: tuple[Type, ...], state: tuple[Value, ...], tail: tuple[Type, ...], skip: int
+) -> tuple[Type, ...]:
+    """The types of the initial state; those of empty sequences as the first iteration fills them.
+
+    An empty sequence fits every element type, and its own says nothing of its elements.
+    """
+    types = tuple(v.type for v in state)
+    empty = [i for i, v in enumerate(state) if is_empty_sequence(v)]
+    if not empty:
+        return types
+    try:
+        formals = (v if i in empty else v.type for i, v in enumerate(state))
+        body = n.subgraph("body", (*head, *formals, *tail))
+    except UnknownRankError:
+        return types
+    given = body.graph.output_types[skip : skip + len(state)]
+    found = list(types)
+    for i in empty:
+        if i < len(given) and isinstance(given[i], SequenceType):
+            found[i] = given[i]
+    return tuple(found)
+
+
+@converter("Scan", since=9)
+def scan(n: Node) -> Sequence[Value]:
+    count = n.attr_int("num_scan_inputs")
+    carried = len(n.inputs) - count
+    if count < 1 or carried < 0:
+        n.fail("num_scan_inputs is out of range", expected=f"1..{len(n.inputs)}", given=count)
+    values = n.required()
+    axes = n.attr_ints("scan_input_axes", (0,) * count)
+    slices = tuple(ctl.slice_type(v.tensor, a) for v, a in zip(values[carried:], axes, strict=True))
+    body = _settle(n, (), values[:carried], slices, 0)
+    collected = len(body.graph.outputs) - carried
+    op = ctl.Scan(
+        body.graph,
+        axes,
+        _flags(n, "scan_input_directions", count),
+        n.attr_ints("scan_output_axes", (0,) * collected),
+        _flags(n, "scan_output_directions", collected),
+    )
+    return unpack(op(*values, *body.captures))
+
+
+def _flags(n: Node, name: str, count: int) -> tuple[bool, ...]:
+    return tuple(bool(d) for d in n.attr_ints(name, (0,) * count))
+
+
+@converter("Scan", since=8)
+def scan_8(n: Node) -> Sequence[Value]:
+    """Opset 8 scans axis 1 of every element of a batch: a scan over the batch of scans.
+
+    Where lengths are given, an element's state stops changing after its length, and what it
+    collects there is zero.
+    """
+    count = n.attr_int("num_scan_inputs")
+    values = tuple(n.input(i) for i in range(1, len(n.inputs)))
+    carried = len(values) - count
+    if count < 1 or carried < 0:
+        n.fail("num_scan_inputs is out of range", expected=f"1..{len(values)}", given=count)
+    lengths, backward = n.optional(0), _flags(n, "directions", count)
+    if lengths is not None and any(backward):
+        n.unsupported("a backward Scan of opset 8 with lengths")
+    depth = n.scope.depth
+    rows = tuple(
+        Input(f"row{i}#{depth}", ctl.slice_type(v.type, 0))() for i, v in enumerate(values)
+    )
+    slices = tuple(ctl.slice_type(v.type, 0) for v in rows[carried:])
+    body = _settle(n, (), rows[:carried], slices, 0)
+    captured = tuple(Input(f"given{i}#{depth}", v.type)() for i, v in enumerate(body.captures))
+    collected = len(body.graph.outputs) - carried
+    results: Sequence[Value]
+    if lengths is None:
+        results = _forward_scan(body.graph, (*rows, *captured), backward, collected)
+        batch, operands = (*rows, *captured), (*values, *body.captures)
+    else:
+        length = Input(f"length#{depth}", tensor(i64))()
+        masked = _masked(body.graph, carried)
+        _, *results = _forward_scan(
+            masked, (constant(0), *rows, *captured, length), backward, collected
+        )
+        batch, operands = (*rows, length, *captured), (*values, cast(lengths, i64), *body.captures)
+    graph = Graph(batch, tuple((f"y{i}", v) for i, v in enumerate(results)), f"{n.label}.batch")
+    scanned = len(batch) - len(captured)
+    return _forward_scan(graph, operands, (False,) * scanned, len(results))
+
+
+def _forward_scan(
+    body: Graph, operands: Sequence[Value], backward: tuple[bool, ...], collected: int
+) -> Sequence[Value]:
+    """A scan along first axes that collects along first axes."""
+    count = len(backward)
+    op = ctl.Scan(body, (0,) * count, backward, (0,) * collected, (False,) * collected)
+    return unpack(op(*operands))
+
+
+def _masked(body: Graph, carried: int) -> Graph:
+    """The body with a step counter as first state, and a length as last capture."""
+    step, length = Input("step", tensor(i64))(), Input("length", tensor(i64))()
+    results = tuple(v for _, v in body.outputs)
+    within = ew.Less()(step, length)
+    state = tuple(
+        ew.Where()(within, new, old)
+        for new, old in zip(results[:carried], body.inputs[:carried], strict=True)
+    )
+    zeroed = tuple(ew.Where()(within, v, constant(0, v.dtype)) for v in results[carried:])
+    outputs = (ew.Add()(step, constant(1)), *state, *zeroed)
+    return Graph((step, *body.inputs, length), tuple((f"y{i}", v) for i, v in enumerate(outputs)))

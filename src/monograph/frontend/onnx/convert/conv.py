@@ -1,0 +1,157 @@
+"""Convolutions: plain, transposed, of integers, of quantised tensors, deformable.
+
+A bias is an addition of its own, so that rules see one form.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from monograph.frontend.onnx.convert.common import cast, per_channel
+from monograph.frontend.onnx.convert.quant import is_zero
+from monograph.frontend.onnx.node import Node
+from monograph.frontend.onnx.registry import converter
+from monograph.ir import Value
+from monograph.ir.dtype import i32
+from monograph.ops import elementwise as ew
+from monograph.ops import shape as sh
+from monograph.ops import window as wi
+from monograph.ops.conv import Conv
+from monograph.ops.conv_transpose import ConvTranspose
+from monograph.ops.deform import DeformConv
+from monograph.ops.quant import Dequantize, Quantize
+
+_AUTO = {"NOTSET": "", "VALID": "", "SAME_UPPER": wi.SAME_UPPER, "SAME_LOWER": wi.SAME_LOWER}
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """The attributes of a window that convolutions and pools have in common."""
+
+    strides: tuple[int, ...]
+    pads_begin: tuple[int, ...]
+    pads_end: tuple[int, ...]
+    dilations: tuple[int, ...]
+    auto: str
+
+    @property
+    def fixed(self) -> dict[str, Any]:
+        """The fields of an op that has no automatic padding."""
+        return {k: v for k, v in vars(self).items() if k != "auto"}
+
+
+def geometry(n: Node, spatial: int) -> Geometry:
+    """Strides, padding and dilations of a node over this many spatial axes."""
+    mode = n.attr_string("auto_pad", "NOTSET")
+    if mode not in _AUTO:
+        n.fail("unknown auto_pad", expected=" or ".join(_AUTO), given=mode)
+    pads = n.attr_ints("pads", (0,) * (2 * spatial))
+    if len(pads) != 2 * spatial:
+        n.fail("pads: two numbers a spatial axis", expected=2 * spatial, given=list(pads))
+    if mode != "NOTSET":
+        pads = (0,) * (2 * spatial)
+    ones = (1,) * spatial
+    return Geometry(
+        n.attr_ints("strides", ones),
+        pads[:spatial],
+        pads[spatial:],
+        n.attr_ints("dilations", ones),
+        _AUTO[mode],
+    )
+
+
+def check_kernel_shape(n: Node, w: Value) -> None:
+    """The attribute repeats what the weights say; a contradiction is an error."""
+    declared, given = n.attr_ints("kernel_shape", None), w.tensor.dims[2:]
+    if declared is None:
+        return
+    fits = len(declared) == len(given) and all(
+        isinstance(g, str) or d == g for d, g in zip(declared, given, strict=True)
+    )
+    if not fits:
+        n.fail("kernel_shape differs from the weights", expected=list(given), given=list(declared))
+
+
+def with_bias(y: Value, bias: Value | None) -> Value:
+    return y if bias is None else ew.Add()(y, per_channel(bias, y.tensor.rank))
+
+
+@converter("Conv")
+def conv(n: Node) -> Value:
+    x, w = n.input(0), n.input(1)
+    check_kernel_shape(n, w)
+    g = geometry(n, w.tensor.rank - 2)
+    y = Conv(**vars(g), groups=n.attr_int("group", 1))(x, w)
+    return with_bias(y, n.optional(2))
+
+
+@converter("ConvTranspose")
+def conv_transpose(n: Node) -> Value:
+    x, w = n.input(0), n.input(1)
+    check_kernel_shape(n, w)
+    spatial = w.tensor.rank - 2
+    g = geometry(n, spatial)
+    sizes = n.attr_ints("output_shape", None)
+    if sizes is not None and len(sizes) == spatial + 2:
+        sizes = sizes[2:]
+    extra = n.attr_ints("output_padding", (0,) * spatial)
+    op = ConvTranspose(**vars(g), output_padding=extra, groups=n.attr_int("group", 1), sizes=sizes)
+    return with_bias(op(x, w), n.optional(2))
+
+
+def _integer_conv(n: Node, x: Value, w: Value, x_zero: Value | None, w_zero: Value | None) -> Value:
+    """The convolution without scales, exactly, in i32; padding stands for a real zero."""
+    check_kernel_shape(n, w)
+    rank = w.tensor.rank
+    op = Conv(**vars(geometry(n, rank - 2)), groups=n.attr_int("group", 1), out=i32)
+    if is_zero(x_zero) and is_zero(w_zero):
+        return op(x, w)
+    return op(_centred(x, x_zero), _centred(w, w_zero))
+
+
+def _parameter(p: Value) -> Value:
+    """A scale or zero point as a scalar, unless there is one for each result."""
+    dims = p.tensor.dims
+    return sh.Reshape(())(p) if dims and all(d == 1 for d in dims) else p
+
+
+def _centred(x: Value, zero: Value | None) -> Value:
+    """x - zero point in i32, the zero point given for all of x or along its first axis."""
+    wide = cast(x, i32)
+    if zero is None or is_zero(zero):
+        return wide
+    zero = _parameter(zero)
+    if zero.tensor.rank == 1:
+        zero = per_channel(zero, x.tensor.rank + 1)
+    return ew.Sub()(wide, cast(zero, i32))
+
+
+@converter("ConvInteger")
+def conv_integer(n: Node) -> Value:
+    return _integer_conv(n, n.input(0), n.input(1), n.optional(2), n.optional(3))
+
+
+@converter("QLinearConv")
+def qlinear_conv(n: Node) -> Value:
+    """The exact integer convolution, scaled and quantised again."""
+    x, x_scale, x_zero, w, w_scale, w_zero = (n.input(i) for i in range(6))
+    y_scale, y_zero = _parameter(n.input(6)), _parameter(n.input(7))
+    y = with_bias(_integer_conv(n, x, w, x_zero, w_zero), n.optional(8))
+    scale = ew.Mul()(_parameter(x_scale), _parameter(w_scale))
+    axis = None if scale.tensor.rank == 0 else 1
+    return Quantize(y_zero.dtype)(Dequantize(scale.dtype, axis)(y, scale), y_scale, y_zero)
+
+
+@converter("DeformConv")
+def deform_conv(n: Node) -> Value:
+    x, w, offset = (n.input(i) for i in range(3))
+    mask = n.optional(4)
+    check_kernel_shape(n, w)
+    op = DeformConv(
+        **geometry(n, w.tensor.rank - 2).fixed,
+        groups=n.attr_int("group", 1),
+        offset_groups=n.attr_int("offset_group", 1),
+    )
+    y = op(x, w, offset) if mask is None else op(x, w, offset, mask)
+    return with_bias(y, n.optional(3))

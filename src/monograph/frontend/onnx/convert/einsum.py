@@ -1,0 +1,182 @@
+"""Einsum, as diagonals, sums, transposes, products and dots.
+
+Operands carry a label for each dimension. Those of the ellipsis are labelled "...0", "...1" and
+so on, counted from the last one, so that operands of different rank line up as they broadcast.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from monograph.frontend.onnx.node import Node
+from monograph.frontend.onnx.registry import converter
+from monograph.frontend.onnx.sizes import Size, plus, reshape, size_of, times, vector
+from monograph.ir import Value
+from monograph.ops import elementwise as ew
+from monograph.ops import shape as sh
+from monograph.ops.deferred import deferred
+from monograph.ops.linear import Dot
+from monograph.ops.reduce import ReduceSum
+
+FAR = 2**62
+
+
+@dataclass(frozen=True)
+class Term:
+    """A value and the labels of its dimensions."""
+
+    value: Value
+    labels: tuple[str, ...]
+
+    def size(self, label: str) -> Size:
+        return size_of(self.value, self.labels.index(label))
+
+    def ordered(self, labels: Iterable[str]) -> Term:
+        """The same with its dimensions in another order."""
+        wanted = tuple(labels)
+        if wanted == self.labels:
+            return self
+        permutation = tuple(self.labels.index(label) for label in wanted)
+        return Term(sh.Transpose(permutation)(self.value), wanted)
+
+    def summed(self, labels: Iterable[str]) -> Term:
+        """Without these dimensions, summed over."""
+        gone = set(labels)
+        if not gone:
+            return self
+        axes = tuple(i for i, label in enumerate(self.labels) if label in gone)
+        kept = tuple(label for label in self.labels if label not in gone)
+        return Term(ReduceSum(axes)(self.value), kept)
+
+    def without_ones(self, shared: set[str]) -> Term:
+        """Without dimensions of size 1 that another term has too: there they broadcast."""
+        dims = self.value.tensor.dims
+        axes = tuple(i for i, x in enumerate(self.labels) if x in shared and dims[i] == 1)
+        kept = tuple(x for i, x in enumerate(self.labels) if i not in axes)
+        return Term(sh.Squeeze(axes)(self.value), kept) if axes else self
+
+
+@converter("Einsum")
+def einsum(n: Node) -> Value:
+    operands, output = _parse(n)
+    terms = [_diagonal(Term(v, labels)) for v, labels in zip(n.required(), operands, strict=True)]
+    result = terms[0]
+    for i, term in enumerate(terms[1:], 2):
+        needed = {*output, *(label for later in terms[i:] for label in later.labels)}
+        result = _contract(result, term, needed)
+    result = result.summed(set(result.labels) - set(output))
+    return result.ordered(output).value
+
+
+def _parse(n: Node) -> tuple[list[tuple[str, ...]], tuple[str, ...]]:
+    """The labels of each operand and of the result."""
+    equation = n.attr_string("equation").replace(" ", "")
+    left, arrow, right = equation.partition("->")
+    texts = left.split(",")
+    if len(texts) != len(n.inputs):
+        n.fail("one term for each input", expected=len(n.inputs), given=equation)
+    operands = [_labels(n, text, n.rank(i)) for i, text in enumerate(texts)]
+    counts = Counter(label for labels in operands for label in labels)
+    dots = sorted((x for x in counts if x.startswith("...")), key=_from_end)
+    if arrow:
+        output = _labels(n, right, len(right.replace("...", "")) + len(dots))
+    else:
+        once = sorted(x for x, count in counts.items() if count == 1 and x not in dots)
+        output = (*dots, *once)
+    if len(set(output)) != len(output) or not set(output) <= set(counts):
+        n.fail("the result has each label once, all from the inputs", given=equation)
+    return operands, output
+
+
+def _from_end(label: str) -> int:
+    return -int(label[3:])
+
+
+def _labels(n: Node, text: str, rank: int) -> tuple[str, ...]:
+    """One label a dimension; those of an ellipsis are counted from its end."""
+    before, dots, after = text.partition("...")
+    letters = before + after
+    if not all(c.isascii() and c.isalpha() for c in letters):
+        n.fail("a term is made of letters and at most one ellipsis", given=text)
+    hidden = rank - len(letters)
+    if hidden < 0 or (hidden > 0 and not dots):
+        n.fail("one label for each dimension", expected=rank, given=text)
+    return (*before, *(f"...{i}" for i in range(hidden - 1, -1, -1)), *after)
+
+
+def _diagonal(term: Term) -> Term:
+    """A label that comes twice takes the diagonal of its dimensions."""
+    repeated = next((x for x, count in Counter(term.labels).items() if count > 1), None)
+    while repeated is not None:
+        first = term.labels.index(repeated)
+        second = term.labels.index(repeated, first + 1)
+        rest = [i for i in range(len(term.labels)) if i not in (first, second)]
+        value = sh.Transpose((*rest, first, second))(term.value)
+        size = size_of(value, -1)
+        # In the matrix as one row, the diagonal is every (size + 1)-th element.
+        flat = reshape(value, [*(size_of(value, i) for i in range(len(rest))), times(size, size)])
+        steps: list[Size] = [*(1 for _ in rest), plus(size, 1)]
+        late = {"steps": vector(steps)}
+        zeros, ends = (0,) * len(steps), (FAR,) * len(steps)
+        value = deferred(sh.Slice, (flat,), late, starts=zeros, stops=ends)
+        term = Term(value, (*(term.labels[i] for i in rest), repeated))
+        repeated = next((x for x, count in Counter(term.labels).items() if count > 1), None)
+    return term
+
+
+def _contract(x: Term, y: Term, needed: set[str]) -> Term:
+    """The product of two terms, summed over the labels that nothing needs any more."""
+    shared = set(x.labels) & set(y.labels)
+    # Of a dimension that is 1 on both sides one is kept.
+    x = x.without_ones(shared)
+    y = y.without_ones(shared & set(x.labels))
+    x = x.summed(set(x.labels) - needed - set(y.labels))
+    y = y.summed(set(y.labels) - needed - set(x.labels))
+    common = [label for label in x.labels if label in y.labels]
+    inner = [label for label in common if label not in needed]
+    if not inner:
+        return _product(x, y)
+    batch = [label for label in common if label in needed]
+    rows = [label for label in x.labels if label not in common]
+    columns = [label for label in y.labels if label not in common]
+    left = _matrix(x.ordered((*batch, *rows, *inner)), len(batch), len(rows))
+    right = _matrix(y.ordered((*batch, *inner, *columns)), len(batch), len(inner))
+    labels = (*batch, *rows, *columns)
+    sizes = [
+        *(_joined(x.size(label), y.size(label)) for label in batch),
+        *(x.size(label) for label in rows),
+        *(y.size(label) for label in columns),
+    ]
+    result = Dot()(left, right)
+    if len(rows) == len(columns) == 1:
+        return Term(result, labels)
+    return Term(reshape(result, sizes), labels)
+
+
+def _joined(a: Size, b: Size) -> Size:
+    """The size of a dimension that two operands share: where one may be 1 the other decides."""
+    if isinstance(a, int) or isinstance(b, int):
+        return a if isinstance(a, int) else b
+    return ew.Max()(a, b)
+
+
+def _matrix(term: Term, batch: int, rows: int) -> Value:
+    """Dimensions after the batch as two: `rows` of them, and the others."""
+    sizes = [size_of(term.value, i) for i in range(len(term.labels))]
+    if rows == 1 and len(sizes) - batch - rows == 1:
+        return term.value
+    first, second = times(*sizes[batch : batch + rows]), times(*sizes[batch + rows :])
+    return reshape(term.value, [*sizes[:batch], first, second])
+
+
+def _product(x: Term, y: Term) -> Term:
+    """The elementwise product, each term broadcast along the labels it lacks."""
+    labels = (*x.labels, *(label for label in y.labels if label not in x.labels))
+    aligned = []
+    for term in (x, y):
+        present = term.ordered(label for label in labels if label in term.labels)
+        absent = tuple(i for i, label in enumerate(labels) if label not in term.labels)
+        aligned.append(sh.Unsqueeze(absent)(present.value) if absent else present.value)
+    return Term(ew.Mul()(*aligned), labels)

@@ -1,0 +1,111 @@
+"""Tensors made of sizes: ranges, fills, masks and one-hot codes."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from monograph.frontend.onnx.convert.common import as_scalar, cast
+from monograph.frontend.onnx.convert.index import along
+from monograph.frontend.onnx.fold import fold
+from monograph.frontend.onnx.node import Node
+from monograph.frontend.onnx.registry import converter
+from monograph.frontend.onnx.sizes import iota, size_of
+from monograph.ir import Value, constant
+from monograph.ir.dtype import f64, i64
+from monograph.ops import elementwise as ew
+from monograph.ops import shape as sh
+from monograph.ops.base import normalise_axis
+from monograph.ops.deferred import deferred
+from monograph.ops.index import Gather
+
+
+@converter("Constant")
+def constant_node(n: Node) -> Value:
+    """The value is under one of several attributes, by kind."""
+    if n.has("value"):
+        return constant(n.attr_literal("value"))
+    if n.has("value_float"):
+        return constant(np.float32(n.attr_float("value_float")))
+    if n.has("value_floats"):
+        return constant(np.array(n.attr_floats("value_floats"), np.float32))
+    if n.has("value_int"):
+        return constant(np.int64(n.attr_int("value_int")))
+    if n.has("value_ints"):
+        return constant(np.array(n.attr_ints("value_ints"), np.int64))
+    if n.has("value_string"):
+        return constant(np.array(n.attr_string("value_string"), object))
+    if n.has("value_strings"):
+        return constant(np.array(n.attr_strings("value_strings"), object))
+    if n.has("sparse_value"):
+        return constant(n.attr_sparse("sparse_value"))
+    n.fail("a Constant has no value")
+
+
+@converter("ConstantOfShape")
+def constant_of_shape(n: Node) -> Value:
+    """The value is a tensor of one element; zero if it is not given."""
+    literal = n.attr_literal("value", None)
+    value = constant(np.float32(0)) if literal is None else constant(literal)
+    if value.tensor.size != 1:
+        n.fail("the value has one element", given=value.type)
+    return deferred(sh.Broadcast, (as_scalar(value),), {"shape": fold(n.input(0))})
+
+
+@converter("Range")
+def range_node(n: Node) -> Value:
+    """start + delta * (0, 1, ...): as many as fit before the limit."""
+    start, limit, delta = (as_scalar(n.input(i)) for i in range(3))
+    if start.dtype.is_float:
+        wide = [cast(v, f64) for v in (start, limit, delta)]
+        steps = ew.Ceil()(ew.Div()(ew.Sub()(wide[1], wide[0]), wide[2]))
+    else:
+        wide = [cast(v, i64) for v in (start, limit, delta)]
+        # Rounded up: division rounds towards zero, and the last step may be a part of one.
+        slack = ew.Sub()(wide[2], ew.Sign()(wide[2]))
+        steps = ew.Div()(ew.Add()(ew.Sub()(wide[1], wide[0]), slack), wide[2])
+    count = ew.Max()(cast(steps, i64), constant(0, i64))
+    numbers = cast(iota(fold(count)), start.dtype)
+    return ew.Add()(ew.Mul()(numbers, delta), start)
+
+
+def _rows_and_columns(x: Value) -> tuple[Value, Value]:
+    """The row and the column numbers of the matrices in the last two dimensions."""
+    rows, columns = iota(size_of(x, -2)), iota(size_of(x, -1))
+    return sh.Unsqueeze((1,))(rows), sh.Unsqueeze((0,))(columns)
+
+
+@converter("EyeLike")
+def eye_like(n: Node) -> Value:
+    x = n.input(0)
+    if n.rank(0) != 2:
+        n.fail("EyeLike is of a matrix", expected="rank 2", given=x.type)
+    rows, columns = _rows_and_columns(x)
+    diagonal = ew.Add()(rows, constant(n.attr_int("k", 0), i64))
+    return cast(ew.Equal()(diagonal, columns), n.attr_dtype("dtype", x.dtype))
+
+
+@converter("Trilu")
+def trilu(n: Node) -> Value:
+    x, offset = n.input(0), n.optional(1)
+    if n.rank(0) < 2:
+        n.fail("Trilu is of matrices", expected="rank >= 2", given=x.type)
+    rows, columns = _rows_and_columns(x)
+    diagonal = rows if offset is None else ew.Add()(rows, as_scalar(offset))
+    upper = n.attr_flag("upper", True)
+    kept = ew.LessEqual()(*((diagonal, columns) if upper else (columns, diagonal)))
+    return ew.Where()(kept, x, constant(0, x.dtype))
+
+
+@converter("OneHot")
+def one_hot(n: Node) -> Value:
+    """The second value where the class is the index (from the end if negative), else the first."""
+    indices, values = cast(n.input(0), i64), n.input(2)
+    depth = fold(as_scalar(cast(n.input(1), i64)))
+    rank = indices.tensor.rank + 1
+    axis = normalise_axis(n.attr_int("axis", -1), rank)
+    from_end = ew.Less()(indices, constant(0, i64))
+    indices = ew.Where()(from_end, ew.Add()(indices, depth), indices)
+    classes = along(iota(depth), axis, rank)
+    hot = ew.Equal()(sh.Unsqueeze((axis,))(indices), classes)
+    off, on = (Gather(0)(values, constant(i, i64)) for i in range(2))
+    return ew.Where()(hot, on, off)

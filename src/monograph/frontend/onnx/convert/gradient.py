@@ -1,0 +1,194 @@
+"""Gradient of ai.onnx.preview.training: reverse-mode differentiation of the graph built so far."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+from monograph.frontend.onnx.convert.common import broadcast_like, cast, reshape_like, scalar
+from monograph.frontend.onnx.convert.training import DOMAIN
+from monograph.frontend.onnx.node import Node
+from monograph.frontend.onnx.registry import converter
+from monograph.ir import Op, Value, topological
+from monograph.ops import elementwise as ew
+from monograph.ops import shape as sh
+from monograph.ops.cast import Cast
+from monograph.ops.linear import Dot
+from monograph.ops.reduce import ReduceMax, ReduceMin, ReduceSum, Reduction
+
+Rule: TypeAlias = Callable[[Value, Value], Sequence[Value | None]]
+"""From a value and the gradient of y by it: the gradients by its inputs (None: no gradient)."""
+
+_add, _sub, _mul, _div, _neg = ew.Add(), ew.Sub(), ew.Mul(), ew.Div(), ew.Neg()
+
+
+def _by_product(v: Value, g: Value) -> Sequence[Value]:
+    x, y = v.inputs
+    return _mul(g, y), _mul(g, x)
+
+
+def _by_quotient(v: Value, g: Value) -> Sequence[Value]:
+    _, y = v.inputs
+    return _div(g, y), _neg(_div(_mul(g, v), y))
+
+
+def _by_power(v: Value, g: Value) -> Sequence[Value]:
+    x, y = v.inputs
+    lower = ew.Pow()(x, _sub(y, scalar(1, y)))
+    return _mul(g, _mul(y, lower)), _mul(g, _mul(v, ew.Log()(x)))
+
+
+def _by_choice(v: Value, g: Value) -> Sequence[Value | None]:
+    condition = v.inputs[0]
+    zero = scalar(0, g)
+    return None, ew.Where()(condition, g, zero), ew.Where()(condition, zero, g)
+
+
+def _by_extreme(v: Value, g: Value) -> Sequence[Value]:
+    """The operand that is the result takes the gradient; of equals, the first."""
+    first = ew.Equal()(v.inputs[0], v)
+    zero = scalar(0, g)
+    return ew.Where()(first, g, zero), ew.Where()(first, zero, g)
+
+
+def _by_clip(v: Value, g: Value) -> Sequence[Value]:
+    return (ew.Where()(ew.Equal()(v.inputs[0], v), g, scalar(0, g)),)
+
+
+def _kept(v: Value, reduced: Value) -> Value:
+    """Something of a reduction's shape, with the axes that the reduction dropped."""
+    assert isinstance(v.op, Reduction)
+    return reduced if v.op.keep else sh.Unsqueeze(v.op.axes)(reduced)
+
+
+def _by_sum(v: Value, g: Value) -> Sequence[Value]:
+    return (broadcast_like(_kept(v, g), v.inputs[0]),)
+
+
+def _by_reduced_extreme(v: Value, g: Value) -> Sequence[Value]:
+    """Elements that are the extreme share the gradient."""
+    assert isinstance(v.op, Reduction)
+    taken = cast(ew.Equal()(v.inputs[0], _kept(v, v)), g.dtype)
+    share = _div(taken, ReduceSum(v.op.axes, keep=True)(taken))
+    return (_mul(_kept(v, g), share),)
+
+
+def _by_transpose(v: Value, g: Value) -> Sequence[Value]:
+    op = v.op
+    assert isinstance(op, sh.Transpose)
+    back = sorted(range(len(op.permutation)), key=op.permutation.__getitem__)
+    return (sh.Transpose(tuple(back))(g),)
+
+
+def _by_dot(v: Value, g: Value) -> Sequence[Value]:
+    x, y = v.inputs
+    return Dot()(g, _swapped(y)), Dot()(_swapped(x), g)
+
+
+def _swapped(x: Value) -> Value:
+    rank = x.tensor.rank
+    return sh.Transpose((*range(rank - 2), rank - 1, rank - 2))(x)
+
+
+def _unary(derivative: Callable[[Value, Value], Value]) -> Rule:
+    """A rule for f(x) from f'(x), which is given x and f(x)."""
+    return lambda v, g: (_mul(g, derivative(v.inputs[0], v)),)
+
+
+def _like(v: Value, g: Value) -> Sequence[Value]:
+    return (reshape_like(g, v.inputs[0]),)
+
+
+_RULES: dict[type[Op], Rule] = {
+    ew.Add: lambda v, g: (g, g),
+    ew.Sub: lambda v, g: (g, _neg(g)),
+    ew.Mul: _by_product,
+    ew.Div: _by_quotient,
+    ew.Pow: _by_power,
+    ew.Neg: lambda v, g: (_neg(g),),
+    ew.Abs: _unary(lambda x, y: ew.Sign()(x)),
+    ew.Exp: _unary(lambda x, y: y),
+    ew.Log: lambda v, g: (_div(g, v.inputs[0]),),
+    ew.Sqrt: lambda v, g: (_div(_mul(g, scalar(0.5, g)), v),),
+    ew.Sin: _unary(lambda x, y: ew.Cos()(x)),
+    ew.Cos: _unary(lambda x, y: _neg(ew.Sin()(x))),
+    ew.Tanh: _unary(lambda x, y: _sub(scalar(1, y), _mul(y, y))),
+    ew.Sigmoid: _unary(lambda x, y: _mul(y, _sub(scalar(1, y), y))),
+    ew.Clip: _by_clip,
+    ew.Max: _by_extreme,
+    ew.Min: _by_extreme,
+    ew.Where: _by_choice,
+    ReduceSum: _by_sum,
+    ReduceMax: _by_reduced_extreme,
+    ReduceMin: _by_reduced_extreme,
+    sh.Transpose: _by_transpose,
+    sh.Reshape: _like,
+    sh.Squeeze: _like,
+    sh.Unsqueeze: _like,
+    sh.Broadcast: lambda v, g: (g,),
+    Dot: _by_dot,
+    Cast: lambda v, g: (cast(g, v.inputs[0].dtype),),
+}
+
+
+def _summed(n: Node, g: Value, like: Value) -> Value:
+    """A gradient in the shape of the operand: what broadcasting repeated is summed."""
+    target, given = like.tensor.dims, g.tensor.dims
+    extra = len(given) - len(target)
+    axes = [*range(extra)]
+    for i, (a, b) in enumerate(zip(target, given[extra:], strict=True)):
+        if a == 1 and b != 1:
+            axes.append(extra + i)
+        elif a != b and not (isinstance(a, int) or isinstance(b, int)):
+            n.unsupported("a gradient through a broadcast needs known sizes")
+    if not axes:
+        return g
+    return reshape_like(ReduceSum(tuple(axes), keep=True)(g), like)
+
+
+def _gradients(n: Node, y: Value, xs: Sequence[Value]) -> dict[Value, Value]:
+    """The gradient of the sum of y's elements by each of xs that y depends on."""
+    order = topological([y])
+    varies = set(xs)
+    for v in order:
+        if any(i in varies for i in v.inputs):
+            varies.add(v)
+    found = {y: broadcast_like(scalar(1, y), y)}
+    for v in reversed(order):
+        if v not in found or v not in varies or v in xs:
+            continue
+        rule = _RULES.get(type(v.op))
+        if rule is None:
+            n.unsupported(f"the gradient of {v.op.name} is not known")
+        for operand, g in zip(v.inputs, rule(v, found[v]), strict=True):
+            if g is None or operand not in varies:
+                continue
+            g = _summed(n, g, operand)
+            found[operand] = _add(found[operand], g) if operand in found else g
+    return found
+
+
+def _substituted(outputs: Sequence[Value], replaced: dict[Value, Value]) -> list[Value]:
+    """The values with others in the place of some that they are computed from."""
+    made = dict(replaced)
+    for v in topological(outputs):
+        if v not in made:
+            inputs = tuple(made[i] for i in v.inputs)
+            made[v] = v if inputs == v.inputs else v.op(*inputs)
+    return [made[v] for v in outputs]
+
+
+@converter("Gradient", domain=DOMAIN)
+def gradient(n: Node) -> list[Value]:
+    """dy/dx for each tensor named in `xs`, at the values that are the node's inputs."""
+    names: tuple[Any, ...] = (*n.attr_strings("xs"), *n.attr_strings("zs", ()))
+    named = [n.scope.lookup(name) for name in names]
+    if len(named) != len(n.inputs):
+        n.fail("one input is needed for each name", expected=names, given=len(n.inputs))
+    xs = named[: len(n.attr_strings("xs"))]
+    if any(x.closed for x in xs):
+        n.unsupported("a gradient by a constant", hint="make the tensor an input of the model")
+    y = n.scope.lookup(n.attr_string("y"))
+    found = _gradients(n, y, xs)
+    wanted = [found.get(x) or broadcast_like(scalar(0, x), x) for x in xs]
+    return _substituted(wanted, dict(zip(named, n.required(), strict=True)))

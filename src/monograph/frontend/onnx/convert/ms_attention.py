@@ -1,0 +1,283 @@
+"""Attention as the com.microsoft domain has it: projections, caches and masks of many kinds."""
+
+from __future__ import annotations
+
+import itertools
+from typing import NamedTuple
+
+import numpy as np
+
+from monograph.frontend.onnx.convert.attention import attend, both, merge_heads, split_heads, within
+from monograph.frontend.onnx.convert.common import as_scalar, cast, iota, size_of
+from monograph.frontend.onnx.convert.ms_fused import default
+from monograph.frontend.onnx.convert.quant import MICROSOFT
+from monograph.frontend.onnx.node import Node
+from monograph.frontend.onnx.registry import converter
+from monograph.ir import Value, constant
+from monograph.ir.dtype import i64
+from monograph.ops import elementwise as ew
+from monograph.ops import shape as sh
+from monograph.ops.attention import LENGTHS, SINKS, Attention, CacheUpdate, Rope
+from monograph.ops.deferred import deferred
+from monograph.ops.extend import Pad
+from monograph.ops.index import Gather
+from monograph.ops.linear import Dot
+
+END = np.iinfo(np.int64).max
+
+
+def piece(x: Value, axis: int, start: int, stop: int) -> Value:
+    """x from start to stop along one axis."""
+    rank = x.tensor.rank
+    starts, stops = [0] * rank, [END] * rank
+    starts[axis], stops[axis] = start, stop
+    return sh.Slice(tuple(starts), tuple(stops), (1,) * rank)(x)
+
+
+def index(x: Value, axis: int, i: int) -> Value:
+    """x at one index along an axis, which goes away."""
+    return Gather(axis)(x, constant(i))
+
+
+class Heads(NamedTuple):
+    """Queries [B, H, S, D], keys and values [B, G, T, D]."""
+
+    q: Value
+    k: Value
+    v: Value
+
+
+def scale_of(n: Node) -> float | None:
+    return n.attr_float("scale", 0.0) or None
+
+
+def padded_end(x: Value, axis: int, count: Value) -> Value:
+    """x with a number of zeros after it along an axis; the number may be known late."""
+    rank = x.tensor.rank
+    parts = [constant(np.zeros(1, np.int64))] * rank
+    parts[axis % rank] = sh.Unsqueeze((0,))(count)
+    before = (0,) * rank
+    return deferred(Pad, (x,), {"after": sh.Concat(0)(*parts)}, before=before)
+
+
+# GroupQueryAttention
+
+
+def _grouped_heads(n: Node, heads: int, groups: int) -> Heads:
+    """Queries, keys and values, given apart or packed into one tensor."""
+    q, k, v = n.input(0), n.optional(1), n.optional(2)
+    if k is None or v is None:
+        width = q.tensor.dims[2]
+        if not isinstance(width, int) or width % (heads + 2 * groups):
+            n.fail("packed queries, keys and values do not split", given=q.type)
+        each = width // (heads + 2 * groups)
+        bounds = (0, heads * each, (heads + groups) * each, width)
+        q, k, v = (piece(q, 2, a, b) for a, b in itertools.pairwise(bounds))
+    if k.tensor.rank != 3 or v.tensor.rank != 3:
+        n.unsupported("keys and values that are no projections")
+    return Heads(split_heads(n, q, heads), split_heads(n, k, groups), split_heads(n, v, groups))
+
+
+@converter("GroupQueryAttention", domain=MICROSOFT)
+def group_query_attention(n: Node) -> tuple[Value | None, ...]:
+    """The caches hold seqlens_k + 1 - S rows of the past, then the S new ones are written.
+
+    A cache is as long as its past or, where that is too short, as the whole sequence. A call
+    whose total length is S is a first prompt: it starts at row 0 whatever seqlens_k says, which
+    then only tells how much of it is no padding.
+    """
+    if n.attr_flag("sliding_window_cache") or n.optional(12) is not None:
+        n.unsupported("windowed or quantised key and value caches")
+    if n.wants(3):
+        n.unsupported("the output of scores")
+    heads = n.attr_int("num_heads")
+    q, k, v = _grouped_heads(n, heads, n.attr_int("kv_num_heads"))
+    q_weight, k_weight = n.optional(14), n.optional(15)
+    if q_weight is not None and k_weight is not None:
+        epsilon = n.attr_float("qk_norm_epsilon", 1e-6)
+        q = default(n, "RMSNormalization", q, q_weight, epsilon=epsilon)
+        k = default(n, "RMSNormalization", k, k_weight, epsilon=epsilon)
+    total = cast(as_scalar(n.input(6)), i64)
+    size = size_of(q, 2)
+    prompt = ew.Equal()(total, size)
+    lengths = ew.Where()(prompt, size, ew.Add()(cast(n.input(5), i64), constant(1)))
+    starts = ew.Sub()(lengths, size)
+    past_k, past_v = n.optional(3), n.optional(4)
+    first = past_k is None or past_v is None or past_k.tensor.dims[2] == 0
+    if n.attr_flag("do_rotary"):
+        q, k = _turned(n, q, k, starts, prompt)
+    if past_k is not None and past_v is not None and not first:
+        missing = ew.Max()(ew.Sub()(total, size_of(past_k, 2)), constant(0))
+        k = CacheUpdate(2)(padded_end(past_k, 2, missing), k, starts)
+        v = CacheUpdate(2)(padded_end(past_v, 2, missing), v, starts)
+    bias = n.optional(10)
+    if bias is not None:
+        bias = padded_end(bias, -1, ew.Sub()(size_of(k, 2), size_of(bias, -1)))
+    window = max(n.attr_int("local_window_size", -1), 0)
+    causal = n.attr_flag("causal", True)
+    op = Attention(scale_of(n), causal, window, n.attr_float("softcap", 0.0))
+    known_lengths = None if first else lengths
+    y = attend(q, k, v, op, bias, **{LENGTHS: known_lengths, SINKS: _sinks(n, heads, q)})
+    return merge_heads(y), k, v, None
+
+
+def _sinks(n: Node, heads: int, like: Value) -> Value | None:
+    given = n.optional(11)
+    if given is not None:
+        return given
+    smooth = n.attr_int("smooth_softmax", 0) > 0
+    return constant(np.zeros(heads), like.dtype) if smooth else None
+
+
+def _turned(n: Node, q: Value, k: Value, starts: Value, prompt: Value) -> tuple[Value, Value]:
+    """Queries and keys with their rotary position embedding."""
+    new = iota(size_of(q, 2))
+    places = ew.Add()(sh.Unsqueeze((1,))(starts), new)
+    given = n.optional(9)
+    if given is not None:
+        # A first prompt counts on from its first position.
+        first = Gather(0)(sh.Reshape((sh.INFER,))(given), constant(0))
+        places = ew.Where()(prompt, ew.Add()(first, new), given)
+    cos, sin = (Gather(0)(n.input(i), places) for i in (7, 8))
+    rope = Rope(n.attr_flag("rotary_interleaved"))
+    return rope(q, cos, sin), rope(k, cos, sin)
+
+
+# MultiHeadAttention
+
+
+def _projected(n: Node, heads: int) -> Heads:
+    """Queries, keys and values of MultiHeadAttention, in any of its layouts, biases added."""
+    q, k, v, bias = n.input(0), n.optional(1), n.optional(2), n.optional(3)
+    if q.tensor.rank == 5:
+        return Heads(*(sh.Transpose((0, 2, 1, 3))(index(q, 3, i)) for i in range(3)))
+    hidden = q.tensor.dims[2]
+    biases: list[Value | None] = [None, None, None]
+    if bias is not None:
+        if not isinstance(hidden, int):
+            n.fail("a bias needs a known hidden size", given=q.type)
+        bounds = (0, hidden, 2 * hidden, END)
+        biases = [piece(bias, 0, a, b) for a, b in itertools.pairwise(bounds)]
+    if k is None:
+        n.fail("keys are missing", given=q.type)
+    if k.tensor.rank == 5:
+        k, v = (sh.Transpose((0, 2, 1, 3))(index(k, 3, i)) for i in range(2))
+    elif v is None:
+        n.fail("values are missing", given=k.type)
+    parts = [
+        x if b is None or x.tensor.rank == 4 else ew.Add()(x, b)
+        for x, b in zip((q, k, v), biases, strict=True)
+    ]
+    return Heads(*(x if x.tensor.rank == 4 else split_heads(n, x, heads) for x in parts))
+
+
+class Padding(NamedTuple):
+    """Which keys are padding: a mask to broadcast, or how many keys count."""
+
+    mask: Value | None = None
+    lengths: Value | None = None
+
+
+def _padding(n: Node, given: Value | None, q: Value, k: Value) -> Padding:
+    """The kinds of padding masks: lengths, ends and starts, or zeros where nothing counts."""
+    if given is None:
+        return Padding()
+    rank = given.tensor.rank
+    if rank == 1:
+        return _ranges(n, given, q, k)
+    counts = ew.Not()(ew.Equal()(given, constant(0, given.dtype)))
+    if rank == 2:
+        return Padding(sh.Unsqueeze((1, 2))(counts))
+    if rank == 3:
+        return Padding(sh.Unsqueeze((1,))(counts))
+    n.unsupported(f"an attention mask of rank {rank}")
+
+
+def _ranges(n: Node, given: Value, q: Value, k: Value) -> Padding:
+    count, batch = given.tensor.dims[0], q.tensor.dims[0]
+    if count == batch or not (isinstance(count, int) and isinstance(batch, int)):
+        return Padding(lengths=given)
+    if count != 2 * batch:
+        n.unsupported("cumulated sequence lengths as an attention mask")
+    keys = size_of(k, 2)
+    ends, starts = (cast(piece(given, 0, i * batch, (i + 1) * batch), i64) for i in range(2))
+    return Padding(ew.And()(within(keys, ends), ew.Not()(within(keys, starts))))
+
+
+def _attend(n: Node, heads: Heads, given: Value | None, bias: Value | None) -> Value:
+    q, k, v = heads
+    padding = _padding(n, given, q, k)
+    mask = padding.mask if bias is None or padding.mask is None else both(bias, padding.mask, q)
+    causal = n.attr_flag("unidirectional")
+    lengths = padding.lengths
+    if lengths is not None and causal:
+        # Here a query's place does not depend on how many keys count.
+        hidden = within(size_of(k, 2), cast(lengths, i64))
+        mask, lengths = both(mask if mask is not None else bias, hidden, q), None
+    elif mask is None:
+        mask = bias
+    return attend(q, k, v, Attention(scale_of(n), causal), mask, **{LENGTHS: lengths})
+
+
+@converter("MultiHeadAttention", domain=MICROSOFT)
+def multi_head_attention(n: Node) -> tuple[Value | None, ...]:
+    if n.optional(8) is not None or n.optional(9) is not None:
+        n.unsupported("shared or indirect key and value caches")
+    if n.wants(3):
+        n.unsupported("the output of scores")
+    q, k, v = _projected(n, n.attr_int("num_heads"))
+    past_k, past_v = n.optional(6), n.optional(7)
+    if past_k is not None and past_v is not None:
+        k, v = sh.Concat(2)(past_k, k), sh.Concat(2)(past_v, v)
+    y = _attend(n, Heads(q, k, v), n.optional(4), n.optional(5))
+    return merge_heads(y), k, v, None
+
+
+@converter("Attention", domain=MICROSOFT)
+def packed_attention(n: Node) -> tuple[Value | None, ...]:
+    """Projects to queries, keys and values with one matrix, then attends."""
+    if n.attr_flag("do_rotary") or n.attr_flag("past_present_share_buffer"):
+        n.unsupported("rotary embedding or shared caches inside Attention")
+    x = Dot()(n.input(0), n.input(1))
+    bias = n.optional(2)
+    x = x if bias is None else ew.Add()(x, bias)
+    width = x.tensor.dims[2]
+    sizes = n.attr_ints("qkv_hidden_sizes", None)
+    if sizes is None:
+        if not isinstance(width, int) or width % 3:
+            n.fail("the projection does not split into three", given=x.type)
+        sizes = (width // 3,) * 3
+    ends = tuple(np.cumsum((0, *sizes)).tolist())
+    parts = (piece(x, 2, a, b) for a, b in itertools.pairwise(ends))
+    q, k, v = (split_heads(n, p, n.attr_int("num_heads")) for p in parts)
+    past = n.optional(4)
+    if past is not None:
+        k, v = (sh.Concat(2)(index(past, 0, i), new) for i, new in enumerate((k, v)))
+    y = _attend(n, Heads(q, k, v), n.optional(3), n.optional(5))
+    if not n.wants(1):
+        return merge_heads(y), None
+    return merge_heads(y), sh.Concat(0)(sh.Unsqueeze((0,))(k), sh.Unsqueeze((0,))(v))
+
+
+@converter("RotaryEmbedding", domain=MICROSOFT)
+def rotary_embedding(n: Node) -> Value:
+    """Positions of one element are the place of the first row."""
+    x, positions = n.input(0), n.input(1)
+    if n.attr_flag("is_packed_batching"):
+        n.unsupported("packed batches")
+    flat = x.tensor.rank == 3
+    half = n.tensor(2).dims[1]
+    if flat:
+        heads = n.attr_int("num_heads", 0)
+        width = x.tensor.dims[2]
+        if not heads and isinstance(half, int) and isinstance(width, int) and half:
+            heads = width // (2 * half)
+        x = split_heads(n, x, heads)
+    if positions.tensor.rank == 1:
+        first = cast(as_scalar(positions), i64)
+        positions = sh.Unsqueeze((0,))(ew.Add()(first, iota(size_of(x, 2))))
+    cos, sin = (Gather(0)(n.input(i), positions) for i in (2, 3))
+    y = Rope(n.attr_flag("interleaved"))(x, cos, sin)
+    scale = n.attr_float("scale", 1.0)
+    y = y if scale == 1.0 else ew.Mul()(y, constant(scale, y.dtype))
+    return merge_heads(y) if flat else y

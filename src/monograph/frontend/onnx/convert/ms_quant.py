@@ -1,0 +1,245 @@
+"""Quantised ops of the com.microsoft domain.
+
+Weights packed into bytes are unpacked once, at import: a tensor of 2-, 4- or 8-bit integers and a
+`Dequantize` with blocks. Values without a zero point are stored around the middle of their range;
+they become signed integers without one.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from monograph.frontend.onnx.convert.linear import matmul
+from monograph.frontend.onnx.convert.ms_fused import apply_default, default
+from monograph.frontend.onnx.convert.quant import (
+    MICROSOFT,
+    collapsed,
+    dynamic_quantize,
+    integer_dot,
+    present,
+    scaled,
+)
+from monograph.frontend.onnx.node import Node
+from monograph.frontend.onnx.registry import converter
+from monograph.ir import Array, DType, Value, constant
+from monograph.ir.dtype import f32, i2, i4, i8, u2, u4, u8
+from monograph.ops import elementwise as ew
+from monograph.ops import shape as sh
+from monograph.ops.base import normalise_axis
+from monograph.ops.index import Gather
+from monograph.ops.quant import Dequantize, Quantize
+
+_UNSIGNED = {2: u2, 4: u4, 8: u8}
+_SIGNED = {2: i2, 4: i4, 8: i8}
+
+
+def unpack_bits(packed: Array, bits: int) -> Array:
+    """Values of so many bits from bytes, low bits first, along the last axis; a byte each."""
+    if bits == 8:
+        return packed
+    shifts = np.arange(0, 8, bits, dtype=np.uint8)
+    values = (packed[..., None] >> shifts) & np.uint8(2**bits - 1)
+    return values.reshape(*packed.shape[:-1], -1)
+
+
+def _bits(n: Node, default_bits: int) -> int:
+    bits = n.attr_int("bits", default_bits)
+    if bits not in _UNSIGNED:
+        n.unsupported(f"weights of {bits} bits")
+    return bits
+
+
+def _literal(values: Array, to: DType) -> Value:
+    return constant(values.astype(to.numpy))
+
+
+def _signed(values: Array, bits: int) -> Value:
+    """Unsigned values around the middle of their range, as signed ones."""
+    return _literal(values.astype(np.int16) - 2 ** (bits - 1), _SIGNED[bits])
+
+
+def _constant_bytes(n: Node, i: int, what: str) -> Array:
+    data = n.known(i)
+    if data is None:
+        n.unsupported(f"{what} that are not constants")
+    if data.dtype != np.uint8:
+        n.fail(f"{what} are bytes", expected=u8, given=data.dtype)
+    return data
+
+
+@converter("MatMulNBits", domain=MICROSOFT)
+def matmul_nbits(n: Node) -> Value:
+    """x W^T + bias, W[N, K] quantised in blocks along K."""
+    x, scale, bias = n.input(0), n.input(2), n.optional(5)
+    rows, size, block = n.attr_int("N"), n.attr_int("K"), n.attr_int("block_size")
+    bits = _bits(n, 4)
+    if n.attr_flag("weight_prepacked"):
+        n.unsupported("weights packed for a device")
+    if rows <= 0 or size <= 0 or block < 16 or block & (block - 1):
+        n.fail("N, K or block_size is no size", given=(rows, size, block))
+    blocks = -(-size // block)
+    packed = _constant_bytes(n, 1, "packed weights")
+    if packed.size != rows * blocks * (block * bits // 8):
+        n.fail("packed weights have the wrong size", expected=(rows, blocks), given=packed.shape)
+    values = unpack_bits(packed.reshape(rows, -1), bits)[:, :size]
+    _check_groups(n, size, block)
+    scale = sh.Reshape((rows, blocks))(scale)
+    zero = n.optional(3)
+    zeros: tuple[Value, ...] = ()
+    if zero is None:
+        weights = _signed(values, bits)
+    else:
+        weights = _literal(values, _UNSIGNED[bits])
+        zeros = (_zero_points(n, zero, rows, blocks, bits),)
+    w = Dequantize(x.dtype, 1, block)(weights, scale, *zeros)
+    y = matmul(x, sh.Transpose((1, 0))(w))
+    return y if bias is None else ew.Add()(y, bias)
+
+
+def _zero_points(n: Node, zero: Value, rows: int, blocks: int, bits: int) -> Value:
+    if zero.dtype.is_float:
+        return sh.Reshape((rows, blocks))(zero)
+    packed = _constant_bytes(n, 3, "packed zero points")
+    each = -(-blocks * bits // 8)
+    if packed.size != rows * each:
+        n.fail("zero points have the wrong size", expected=(rows, each), given=packed.shape)
+    return _literal(unpack_bits(packed.reshape(rows, each), bits)[:, :blocks], _UNSIGNED[bits])
+
+
+def _check_groups(n: Node, size: int, block: int) -> None:
+    """Group indices are fine where they say no more than the blocks do."""
+    if n.optional(4) is None:
+        return
+    groups = n.known_ints(4)
+    if groups is not None and groups[:size] == tuple(i // block for i in range(size)):
+        return
+    n.unsupported("weights in an order of their own (g_idx)")
+
+
+@converter("GatherBlockQuantized", domain=MICROSOFT)
+def gather_block_quantized(n: Node) -> Value:
+    """Gathers first, then dequantises what was gathered."""
+    data, indices, scale, zero = n.input(0), n.input(1), n.input(2), n.optional(3)
+    block = n.attr_int("block_size", 128)
+    if data.dtype == u8:
+        bits = _bits(n, 4)
+        values = unpack_bits(_constant_bytes(n, 0, "packed data"), bits)
+        if zero is None:
+            data = _signed(values, bits)
+        else:
+            data = _literal(values, _UNSIGNED[bits])
+            packed = unpack_bits(_constant_bytes(n, 3, "packed zero points"), bits)
+            zero = _literal(packed[..., : scale.tensor.static[-1]], _UNSIGNED[bits])
+    rank = data.tensor.rank
+    gathered = normalise_axis(n.attr_int("gather_axis", 0), rank)
+    axis = normalise_axis(n.attr_int("quantize_axis", 1), rank)
+    if block == 0:
+        block = data.tensor.static[axis]
+    pick = Gather(gathered)
+    if gathered == axis:
+        return pick(Dequantize(scale.dtype, axis, block)(data, scale, *present(zero)), indices)
+    moved = axis + (indices.tensor.rank - 1 if axis > gathered else 0)
+    parts = [pick(p, indices) for p in present(data, scale, zero)]
+    return Dequantize(scale.dtype, moved, block)(*parts)
+
+
+# Products
+
+
+@converter("DynamicQuantizeMatMul", domain=MICROSOFT)
+def dynamic_quantize_matmul(n: Node) -> Value:
+    b, b_scale, b_zero, bias = n.input(1), n.input(2), n.optional(3), n.optional(4)
+    a, a_scale, a_zero = dynamic_quantize(n.input(0))
+    y = scaled(integer_dot(a, b, a_zero, b_zero), a_scale, b_scale)
+    return y if bias is None else ew.Add()(y, bias)
+
+
+@converter("MatMulIntegerToFloat", domain=MICROSOFT)
+def matmul_integer_to_float(n: Node) -> Value:
+    product = integer_dot(n.input(0), n.input(1), n.optional(4), n.optional(5))
+    y, bias = scaled(product, n.input(2), n.input(3)), n.optional(6)
+    return y if bias is None else ew.Add()(y, bias)
+
+
+@converter("DynamicQuantizeLSTM", domain=MICROSOFT)
+def dynamic_quantize_lstm(n: Node) -> tuple[Value | None, ...]:
+    """An LSTM with dequantised weights.
+
+    That the runtime may quantise inputs and states to u8 on the way is an approximation it
+    makes for speed, not part of what the model computes.
+    """
+    w = _lstm_weights(n, n.input(1), n.input(8), n.optional(9))
+    r = _lstm_weights(n, n.input(2), n.input(10), n.optional(11))
+    inputs = (n.input(0), w, r, *(n.optional(i) for i in range(3, 8)))
+    return apply_default(n, "LSTM", inputs, n.outputs)
+
+
+def _lstm_weights(n: Node, w: Value, scale: Value, zero: Value | None) -> Value:
+    """Quantised weights [directions, size, 4 hidden] as real ones [directions, 4 hidden, size]."""
+    size = w.tensor.dims[1]
+    if not isinstance(size, int):
+        n.unsupported("weights whose size is not known")
+
+    def by_column(p: Value) -> Value:
+        # One parameter for a direction, or for each column of it.
+        return sh.Unsqueeze((1, 2))(p) if p.tensor.rank == 1 else sh.Unsqueeze((1,))(p)
+
+    scale, zero = by_column(scale), None if zero is None else by_column(zero)
+    data = Dequantize(f32)(w, constant(np.float32(1)))
+    if zero is not None:
+        data = ew.Sub()(data, Dequantize(f32)(zero, constant(np.float32(1))))
+    return sh.Transpose((0, 2, 1))(ew.Mul()(data, scale))
+
+
+# Elementwise ops and pools on quantised tensors
+
+
+def _real(n: Node, first: int) -> Value:
+    """A quantised input: the data, its scale and its zero point follow one another."""
+    scale, zero = collapsed(n.input(first + 1)), n.optional(first + 2)
+    zeros = () if zero is None else (collapsed(zero),)
+    return Dequantize(scale.dtype)(n.input(first), scale, *zeros)
+
+
+def _quantised(n: Node, y: Value, first: int, to: DType) -> Value:
+    """y with the output's scale and zero point."""
+    scale, zero = collapsed(n.input(first)), n.optional(first + 1)
+    zeros = () if zero is None else (collapsed(zero),)
+    return Quantize(to)(y, scale, *zeros)
+
+
+@converter("QLinearAdd", "QLinearMul", domain=MICROSOFT)
+def qlinear_binary(n: Node) -> Value:
+    op = ew.Add() if n.op_type == "QLinearAdd" else ew.Mul()
+    return _quantised(n, op(_real(n, 0), _real(n, 3)), 6, n.input(0).dtype)
+
+
+@converter("QLinearSigmoid", domain=MICROSOFT)
+def qlinear_sigmoid(n: Node) -> Value:
+    return _quantised(n, ew.Sigmoid()(_real(n, 0)), 3, n.input(0).dtype)
+
+
+@converter("QLinearLeakyRelu", domain=MICROSOFT)
+def qlinear_leaky_relu(n: Node) -> Value:
+    return _quantised(n, default(n, "LeakyRelu", _real(n, 0)), 3, n.input(0).dtype)
+
+
+@converter("QLinearConcat", domain=MICROSOFT)
+def qlinear_concat(n: Node) -> Value:
+    if len(n.inputs) < 5 or len(n.inputs) % 3 != 2:
+        n.fail("each input has a scale and a zero point", given=len(n.inputs))
+    parts = [_real(n, i) for i in range(2, len(n.inputs), 3)]
+    return _quantised(n, sh.Concat(n.attr_int("axis"))(*parts), 0, n.input(1).dtype)
+
+
+@converter("QLinearAveragePool", "QLinearGlobalAveragePool", domain=MICROSOFT)
+def qlinear_pool(n: Node) -> Value:
+    x = _real(n, 0)
+    rank = x.tensor.rank
+    last = n.attr_flag("channels_last")
+    if last:
+        x = sh.Transpose((0, rank - 1, *range(1, rank - 1)))(x)
+    y = default(n, n.op_type.removeprefix("QLinear"), x)
+    if last:
+        y = sh.Transpose((0, *range(2, rank), 1))(y)
+    return _quantised(n, y, 3, n.input(0).dtype)

@@ -1,0 +1,81 @@
+"""Random ops. Each node becomes an op with an identity of its own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from monograph.frontend.onnx.convert.common import cast, scalar, size_of, softmax, widened
+from monograph.frontend.onnx.node import Node
+from monograph.frontend.onnx.registry import converter
+from monograph.ir import DType, Value, constant
+from monograph.ir.dtype import f32, f64, i32, i64
+from monograph.ops import elementwise as ew
+from monograph.ops import shape as sh
+from monograph.ops.deferred import deferred
+from monograph.ops.random import RandomNormal, RandomUniform, fresh_uid
+from monograph.ops.reduce import CumSum, ReduceSum
+
+
+def uniform_like(x: Value, dtype: DType, seed: float | None) -> Value:
+    """Numbers in [0, 1), as many as x has elements and in its shape."""
+    return _draw(RandomUniform, x, dtype=dtype, seed=None if seed is None else float(seed))
+
+
+def _draw(op: type[RandomUniform | RandomNormal], like: Value, **static: Any) -> Value:
+    if like.tensor.is_static:
+        return op(like.tensor.static, uid=fresh_uid(), **static)()
+    return deferred(op, (), {"shape": sh.ShapeOf()(like)}, uid=fresh_uid(), **static)
+
+
+def _seed(n: Node) -> float | None:
+    return n.attr_float("seed") if n.has("seed") else None
+
+
+def _spread(n: Node) -> tuple[type[RandomUniform | RandomNormal], dict[str, float]]:
+    if n.op_type.startswith("RandomUniform"):
+        low, high = n.attr_float("low", 0.0), n.attr_float("high", 1.0)
+        return RandomUniform, {"low": low, "high": high}
+    return RandomNormal, {"mean": n.attr_float("mean", 0.0), "scale": n.attr_float("scale", 1.0)}
+
+
+@converter("RandomUniform", "RandomNormal")
+def random(n: Node) -> Value:
+    op, spread = _spread(n)
+    dtype = n.attr_dtype("dtype", f32)
+    return op(n.attr_ints("shape"), dtype, **spread, seed=_seed(n), uid=fresh_uid())()
+
+
+@converter("RandomUniformLike", "RandomNormalLike")
+def random_like(n: Node) -> Value:
+    op, spread = _spread(n)
+    x = n.input(0)
+    dtype = n.attr_dtype("dtype", x.dtype)
+    return _draw(op, x, dtype=dtype, **spread, seed=_seed(n))
+
+
+@converter("Bernoulli")
+def bernoulli(n: Node) -> Value:
+    """1 with the probability that x gives, else 0."""
+    x = n.input(0)
+    drawn = ew.Less()(uniform_like(x, f64, _seed(n)), cast(x, f64))
+    return cast(drawn, n.attr_dtype("dtype", x.dtype))
+
+
+@converter("Multinomial")
+def multinomial(n: Node) -> Value:
+    """Classes drawn with the probabilities softmax(x): where a uniform number falls among their
+    running sum."""
+    x = n.input(0)
+    if x.tensor.rank != 2:
+        n.fail("[batch, classes] is needed", given=x.type)
+    count = n.attr_int("sample_size", 1)
+    if count < 1:
+        n.fail("sample_size is positive", given=count)
+    edges = CumSum(1)(softmax(cast(widened(x), f64), (1,)))
+    size = sh.Concat(0)(sh.Reshape((1,))(size_of(x, 0)), constant([count], i64))
+    drawn = deferred(RandomUniform, (), {"shape": size}, dtype=f64, seed=_seed(n), uid=fresh_uid())
+    passed = ew.LessEqual()(sh.Unsqueeze((1,))(edges), sh.Unsqueeze((2,))(drawn))
+    chosen = ReduceSum((2,))(cast(passed, i64))
+    # The last edge may round to less than one: the last class takes what lies beyond it.
+    last = ew.Sub()(size_of(x, 1), scalar(1, chosen))
+    return cast(ew.Min()(chosen, last), n.attr_dtype("dtype", i32))

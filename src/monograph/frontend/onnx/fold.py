@@ -1,0 +1,176 @@
+"""Folding while importing: small constant expressions, and arithmetic on known dimensions.
+
+Shapes are computed by nodes and decide what later nodes become, so this cannot wait for a pass.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from monograph.errors import MonographError
+from monograph.ir import (
+    UNKNOWN,
+    Constant,
+    Dim,
+    Graph,
+    TensorType,
+    TupleType,
+    Type,
+    Value,
+    constant,
+    evaluate,
+    known,
+)
+from monograph.ir.dtype import i32, i64
+from monograph.ir.memory import lend
+from monograph.ops import elementwise as ew
+from monograph.ops import shape as sh
+from monograph.ops.base import Binary
+from monograph.ops.cast import Cast
+from monograph.ops.index import Gather
+
+FOLD_BYTES = 1 << 16
+"""Constant expressions up to this size are folded while importing."""
+FOLD_VALUES = 256
+"""... and of at most this many values."""
+MAX_LENGTH = 64
+"""Longer vectors are not sizes."""
+MAX_DEPTH = 24
+"""How far back a size is followed."""
+
+
+def fold(value: Value) -> Value:
+    """A small constant expression as a constant; any other value as it is."""
+    if isinstance(value.op, Constant):
+        return value
+    if not value.closed:
+        return _fold_sizes(value)
+    if not isinstance(value.type, TensorType) or not _small_expression(value):
+        return value
+    try:
+        with lend(FOLD_BYTES):
+            (data,) = evaluate(Graph((), (("", value),)), {})
+    except MonographError:
+        # The expression fails on its data. It may stand where it is never run, so it stays.
+        return value
+    return constant(data)
+
+
+def _fold_sizes(value: Value) -> Value:
+    """What a model computes of shapes, where it involves only known dimensions."""
+    sizes = known_sizes(value)
+    if sizes is None or not all(isinstance(d, int) for d in sizes):
+        return value
+    return constant(np.array(sizes).reshape(value.tensor.static), value.dtype)
+
+
+def _small_expression(value: Value) -> bool:
+    """Whether it is cheap to compute: few small values, and no loops."""
+    seen: set[Value] = set()
+    stack = [value]
+    total = 0
+    while stack:
+        v = stack.pop()
+        if v in seen:
+            continue
+        seen.add(v)
+        total += _least_bytes(v.type)
+        if total > FOLD_BYTES or len(seen) > FOLD_VALUES:
+            return False
+        if any(isinstance(a, Graph) for a in v.op.attributes.values()):
+            return False
+        stack.extend(v.inputs)
+    return True
+
+
+def _least_bytes(type_: Type) -> int:
+    """What a value of a type takes at least, as far as its sizes are known."""
+    if isinstance(type_, TupleType):
+        return sum(map(_least_bytes, type_.items))
+    return type_.nbytes if isinstance(type_, TensorType) and type_.is_static else 64
+
+
+def _carries_graph(value: Value) -> bool:
+    return any(isinstance(a, Graph) for a in value.op.attributes.values())
+
+
+def known_sizes(value: Value) -> tuple[Dim, ...] | None:
+    """What a scalar or vector of integers holds: ints, symbols, UNKNOWN for all else.
+
+    None when the value is something else, or when its length is not known.
+    """
+    return _known_sizes(value, {}, MAX_DEPTH)
+
+
+def _known_sizes(
+    value: Value, seen: dict[Value, tuple[Dim, ...] | None], depth: int
+) -> tuple[Dim, ...] | None:
+    if value not in seen:
+        seen[value] = None
+        length = _length(value)
+        if length is not None:
+            near = depth > 0 and len(seen) <= FOLD_VALUES
+            found = _evaluate(value, seen, depth - 1) if near else None
+            fits = found is not None and len(found) == length
+            seen[value] = found if fits else (UNKNOWN,) * length
+    return seen[value]
+
+
+def _length(value: Value) -> int | None:
+    kind = value.type
+    # Arithmetic in narrower types would wrap.
+    if not isinstance(kind, TensorType) or kind.dtype not in (i32, i64) or not kind.is_static:
+        return None
+    return kind.size if kind.rank <= 1 and kind.size <= MAX_LENGTH else None
+
+
+def _evaluate(
+    value: Value, seen: dict[Value, tuple[Dim, ...] | None], depth: int
+) -> tuple[Dim, ...] | None:
+    data = known(value)
+    if data is not None:
+        return tuple(int(d) for d in data.reshape(-1))
+    op = value.op
+    if isinstance(op, sh.ShapeOf):
+        return value.inputs[0].tensor.shape
+    operands = [_known_sizes(v, seen, depth) for v in value.inputs]
+    if any(found is None for found in operands):
+        return None
+    lists = [found for found in operands if found is not None]
+    if isinstance(op, sh.Concat):
+        return tuple(d for found in lists for d in found)
+    if isinstance(op, (sh.Squeeze, sh.Unsqueeze, sh.Reshape)):
+        return lists[0]
+    if isinstance(op, Cast):
+        return tuple(d if isinstance(d, str) or abs(d) < 2**31 else UNKNOWN for d in lists[0])
+    if isinstance(op, sh.Slice):
+        return lists[0][op.indexer()[0]] if op.starts else lists[0]
+    if isinstance(op, Gather):
+        return _gathered(*lists)
+    if isinstance(op, (ew.Add, ew.Sub, ew.Mul, ew.Div)):
+        return _computed(op, *lists)
+    return None
+
+
+def _gathered(sizes: tuple[Dim, ...], indices: tuple[Dim, ...]) -> tuple[Dim, ...] | None:
+    places = [i for i in indices if isinstance(i, int) and -len(sizes) <= i < len(sizes)]
+    return tuple(sizes[i] for i in places) if len(places) == len(indices) else None
+
+
+def _computed(op: Binary, xs: tuple[Dim, ...], ys: tuple[Dim, ...]) -> tuple[Dim, ...] | None:
+    count = max(len(xs), len(ys))
+    if len(xs) != len(ys):
+        xs, ys = (s * count if len(s) == 1 else s for s in (xs, ys))
+    return tuple(_compute(op, x, y) for x, y in zip(xs, ys, strict=True))
+
+
+def _compute(op: Binary, x: Dim, y: Dim) -> Dim:
+    if isinstance(x, int) and isinstance(y, int):
+        if isinstance(op, ew.Div):
+            return UNKNOWN if y == 0 else abs(x) // abs(y) * (1 if (x < 0) == (y < 0) else -1)
+        exact = {ew.Add: x + y, ew.Sub: x - y, ew.Mul: x * y}[type(op)]
+        return exact if -(2**31) <= exact < 2**31 else UNKNOWN
+    neutral = 1 if isinstance(op, (ew.Mul, ew.Div)) else 0
+    if y == neutral:
+        return x
+    return y if x == neutral and isinstance(op, (ew.Mul, ew.Add)) else UNKNOWN

@@ -1,0 +1,137 @@
+"""Arithmetic on sizes while importing: ints where they are known, values where they are not.
+
+Converters write `reshape(x, [size_of(x, 0), 4, ...])` and need not ask which dimensions a model
+leaves open.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeAlias
+
+import numpy as np
+
+from monograph.frontend.onnx.fold import fold, known_sizes
+from monograph.ir import UNKNOWN, Dim, TensorType, Value, constant
+from monograph.ir.dtype import i64
+from monograph.ops import elementwise as ew
+from monograph.ops import shape as sh
+from monograph.ops.deferred import deferred
+from monograph.ops.extend import Iota
+from monograph.ops.index import Gather
+
+Size: TypeAlias = int | Value
+"""A size: an int, or a scalar i64 computed at run time."""
+
+
+def size_of(x: Value, axis: int) -> Size:
+    """One dimension of a value."""
+    dim = x.tensor.dims[axis]
+    if isinstance(dim, int):
+        return dim
+    return Gather(0)(sh.ShapeOf()(x), constant(axis % x.tensor.rank, i64))
+
+
+def sizes_of(x: Value) -> list[Size]:
+    return [size_of(x, axis) for axis in range(x.tensor.rank)]
+
+
+def shape_vector(x: Value) -> Value:
+    """All dimensions of a value, as a vector; the rank need not be known."""
+    return constant(x.tensor.static, i64) if x.tensor.is_static else sh.ShapeOf()(x)
+
+
+def scalar(size: Size) -> Value:
+    return constant(size, i64) if isinstance(size, int) else size
+
+
+def vector(sizes: Sequence[Size]) -> Value:
+    """Sizes as a vector: a constant where all are known."""
+    ints = [s for s in sizes if isinstance(s, int)]
+    if len(ints) == len(sizes):
+        return constant(np.array(ints, np.int64))
+    return fold(sh.Concat(0)(*[sh.Unsqueeze((0,))(scalar(s)) for s in sizes]))
+
+
+def plus(a: Size, b: Size) -> Size:
+    if isinstance(a, int) and isinstance(b, int):
+        return a + b
+    return ew.Add()(scalar(a), scalar(b))
+
+
+def minus(a: Size, b: Size) -> Size:
+    if isinstance(a, int) and isinstance(b, int):
+        return a - b
+    return ew.Sub()(scalar(a), scalar(b))
+
+
+def times(*factors: Size) -> Size:
+    fixed = 1
+    result: Value | None = None
+    for f in factors:
+        if isinstance(f, int):
+            fixed *= f
+        else:
+            result = f if result is None else ew.Mul()(result, f)
+    if result is None:
+        return fixed
+    return result if fixed == 1 else ew.Mul()(result, scalar(fixed))
+
+
+def divided(a: Size, b: Size) -> Size:
+    """a / b of sizes (none negative), rounded down."""
+    if isinstance(a, int) and isinstance(b, int):
+        return a // b
+    return ew.Div()(scalar(a), scalar(b))
+
+
+def iota(size: Size) -> Value:
+    """0, 1, ... size - 1."""
+    return deferred(Iota, (), {"size": fold(scalar(size))})
+
+
+def broadcast_to(x: Value, sizes: Sequence[Size]) -> Value:
+    return deferred(sh.Broadcast, (x,), {"shape": vector(sizes)})
+
+
+def reshape(x: Value, sizes: Sequence[Size]) -> Value:
+    """x under a shape of as many elements."""
+    return reshape_to(x, vector(sizes))
+
+
+def reshape_to(x: Value, sizes: Value, copy_zeros: bool = False) -> Value:
+    """x under the shape in a vector, which holds sizes and `sh.INFER` or `sh.COPY`.
+
+    With `copy_zeros` a zero stands for `sh.COPY`.
+    """
+    settled = _settled_shape(x.tensor, known_sizes(sizes), copy_zeros)
+    if settled is not None:
+        return sh.Reshape(settled)(x)
+    if copy_zeros:
+        copies = ew.Equal()(sizes, constant(0, sizes.dtype))
+        sizes = ew.Where()(copies, constant(sh.COPY, sizes.dtype), sizes)
+    return deferred(sh.Reshape, (x,), {"shape": sizes})
+
+
+def _settled_shape(
+    x: TensorType, sizes: tuple[Dim, ...] | None, copy_zeros: bool
+) -> tuple[int, ...] | None:
+    """A shape without run-time sizes that comes to the same, if there is one.
+
+    A symbol that is x's own at the same place is a copy. One size that is not known is what the
+    others leave, as long as none of those is zero.
+    """
+    if sizes is None:
+        return None
+    given = x.shape or ()
+    result: list[int] = []
+    for i, d in enumerate(sizes):
+        if isinstance(d, int):
+            result.append(sh.COPY if d == 0 and copy_zeros else d)
+        elif d != UNKNOWN and i < len(given) and given[i] == d:
+            result.append(sh.COPY)
+        elif sh.INFER in result or sh.INFER in sizes or (0 in sizes and not copy_zeros):
+            return None
+        else:
+            result.append(sh.INFER)
+    return tuple(result)

@@ -1,0 +1,183 @@
+"""Convolutions and their transposes, over any number of spatial axes."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from monograph.errors import ExecutionError, InferError
+from monograph.ir import UNKNOWN, Array, DType, Op, Shape, TensorType, Type, from_numpy, sample
+from monograph.ir.dtype import i32
+from monograph.ops import window as wi
+from monograph.ops.base import NUMERIC, as_tensor, check_allocation, check_kinds, narrow, same_dtype
+
+COLUMN_ELEMENTS = 1 << 23
+"""The reference unfolds windows into a matrix of at most about this many elements at a time."""
+EXACT_FLOAT = 2**53
+"""Integers up to this magnitude are exact in f64."""
+
+
+def _result_dtype(x: TensorType, w: TensorType, out: DType | None) -> DType:
+    check_kinds(as_tensor(x).dtype, NUMERIC)
+    if out is None:
+        return same_dtype(x, w)
+    check_kinds(as_tensor(w).dtype, NUMERIC)
+    if x.dtype.is_float != w.dtype.is_float or x.dtype.is_float != out.is_float:
+        raise InferError("floats and integers are mixed", expected=x.dtype, given=(w.dtype, out))
+    return out
+
+
+def _check_ranks(x: TensorType, w: TensorType) -> None:
+    if x.rank < 3 or w.rank != x.rank:
+        raise InferError(
+            "a convolution takes x[N, C, *spatial] and w of the same rank, 3 or more",
+            expected=x,
+            given=w,
+        )
+
+
+def _operands(x: Array, w: Array) -> tuple[Array, Array]:
+    """Operands in a type that products and their sums are exact in (floats: f64)."""
+    if from_numpy(x.dtype).is_float:
+        return x.astype(np.float64), w.astype(np.float64)
+    x, w = x.astype(np.int64), w.astype(np.int64)
+    terms = max(1, math.prod(w.shape[1:]))
+    bound = int(np.abs(x).max(initial=0)) * int(np.abs(w).max(initial=0)) * terms
+    # Matrix products of floats are far faster than those of integers, and exact within 2^53.
+    return (x.astype(np.float64), w.astype(np.float64)) if bound < EXACT_FLOAT else (x, w)
+
+
+def _result(y: Array, dtype: DType) -> Array:
+    # Floats beyond a narrow integer convert to anything; 64-bit integers wrap.
+    return narrow(y if dtype.is_float else y.astype(np.int64), dtype)
+
+
+@dataclass(frozen=True)
+class Conv(Op):
+    """Cross-correlation of x[N, C, *S] with w[O, C/groups, *K], zeros beyond the edges.
+
+    Channels fall into `groups` that do not mix. `auto` asks for padding by the input's size
+    (see `window.SAME_UPPER`) and is resolved as soon as the size is known. Integers accumulate
+    exactly and wrap in `out`, the element type of the result (that of x when None).
+    """
+
+    strides: tuple[int, ...]
+    pads_begin: tuple[int, ...]
+    pads_end: tuple[int, ...]
+    dilations: tuple[int, ...]
+    groups: int = 1
+    out: DType | None = None
+    auto: str = ""
+
+    samples = (
+        sample(
+            "f32[2, 3, 5, 6]", "f32[4, 3, 3, 2]",
+            strides=(2, 1), pads_begin=(1, 0), pads_end=(0, 1), dilations=(1, 2),
+        ),
+        sample(
+            "f32[1, 4, 7]", "f32[6, 2, 3]",
+            strides=(1,), pads_begin=(1,), pads_end=(1,), dilations=(1,), groups=2,
+        ),
+        sample(
+            "f32[2, 3, 5, 5]", "f32[3, 1, 3, 3]",
+            strides=(2, 2), pads_begin=(0, 0), pads_end=(0, 0), dilations=(1, 1), groups=3,
+            auto=wi.SAME_LOWER,
+        ),
+        sample(
+            "f16[1, 2, 3, 4, 3]", "f16[2, 2, 1, 1, 1]",
+            strides=(1, 1, 1), pads_begin=(0, 0, 0), pads_end=(0, 0, 0), dilations=(1, 1, 1),
+        ),
+        sample(
+            "u8[1, 2, 4, 4]", "i8[3, 2, 3, 3]",
+            strides=(1, 1), pads_begin=(1, 1), pads_end=(1, 1), dilations=(1, 1), out=i32,
+        ),
+    )  # fmt: skip
+
+    def canonical(self, *types: Type) -> Op:
+        """`auto` becomes plain padding where the sizes allow; `out` None where it says nothing."""
+        if len(types) != 2:
+            return self
+        x, w = map(as_tensor, types)
+        op = replace(self, out=None) if self.out == x.dtype == w.dtype else self
+        if not op.auto or x.rank != w.rank:
+            return op
+        op._check(x.rank - 2)
+        pads = wi.resolve_padding(x.dims[2:], w.dims[2:], op.strides, op.dilations, op.auto)
+        return op if pads is None else replace(op, pads_begin=pads[0], pads_end=pads[1], auto="")
+
+    def infer(self, x: TensorType, w: TensorType) -> TensorType:
+        dtype = _result_dtype(x, w, self.out)
+        _check_ranks(x, w)
+        self._check(x.rank - 2)
+        wi.check_kernel(w.dims[2:])
+        self._check_channels(x, w)
+        spatial = (UNKNOWN,) * (x.rank - 2) if self.auto else self._spatial(x.dims, w.dims)
+        return TensorType(dtype, (x.dims[0], w.dims[0], *spatial))
+
+    def _check(self, spatial: int) -> None:
+        wi.check_window(
+            spatial,
+            strides=self.strides,
+            dilations=self.dilations,
+            pads_begin=self.pads_begin,
+            pads_end=self.pads_end,
+            auto=self.auto,
+        )
+
+    def _check_channels(self, x: TensorType, w: TensorType) -> None:
+        channels, per_group, results = x.dims[1], w.dims[1], w.dims[0]
+        known = isinstance(channels, int) and isinstance(per_group, int)
+        if self.groups < 1 or (known and channels != int(per_group) * self.groups):
+            raise InferError(
+                "channels do not fit the weights",
+                expected=f"{self.groups} groups of {per_group}",
+                given=channels,
+            )
+        if isinstance(results, int) and results % self.groups:
+            raise InferError(
+                "results do not divide into groups", expected=self.groups, given=results
+            )
+
+    def _spatial(self, x: Shape, w: Shape) -> Shape:
+        pads = zip(self.pads_begin, self.pads_end, strict=True)
+        axes = zip(x[2:], w[2:], self.strides, self.dilations, pads, strict=True)
+        return tuple(wi.output_dim(*axis) for axis in axes)
+
+    def reference(self, x: Array, w: Array) -> Array:
+        dtype = self.out or from_numpy(x.dtype)
+        op = self.canonical(*(TensorType(from_numpy(a.dtype), a.shape) for a in (x, w)))
+        assert isinstance(op, Conv)
+        if x.shape[1] != w.shape[1] * self.groups:
+            raise ExecutionError(
+                "channels do not fit the weights", expected=w.shape[1] * self.groups, given=x.shape
+            )
+        shape = (x.shape[0], w.shape[0], *map(int, op._spatial(x.shape, w.shape)))
+        check_allocation(shape, np.float64)
+        x, w = _operands(x, w)
+        y = np.empty(shape, x.dtype)
+        kernel = w.reshape(op.groups, w.shape[0] // op.groups, -1)
+        padded = wi.pad_spatial(x, op.pads_begin, op.pads_end, 0)
+        view = wi.windows(padded, w.shape[2:], op.strides, op.dilations)
+        if y.size:
+            _correlate(view, kernel, y)
+        return _result(y, dtype)
+
+
+def _correlate(view: Array, kernel: Array, y: Array) -> None:
+    """y = kernel times the windows, a bounded part of the first spatial axis at a time."""
+    groups, _, terms = kernel.shape
+    spatial = y.ndim - 2
+    # [N, C, *O, *K] -> [N, C, *K, *O]: the terms of a sum next to each other.
+    order = (0, 1, *range(2 + spatial, 2 + 2 * spatial), *range(2, 2 + spatial))
+    view = np.transpose(view, order)
+    row = groups * terms * math.prod(y.shape[3:])
+    step = max(1, COLUMN_ELEMENTS // max(1, row))
+    for n in range(y.shape[0]):
+        for start in range(0, y.shape[2], step):
+            rows = slice(start, min(start + step, y.shape[2]))
+            part = view[(n, ..., rows, *(slice(None),) * (spatial - 1))]
+            columns = part.reshape(groups, terms, -1)
+            target = y[n, :, rows]
+            target[...] = np.matmul(kernel, columns).reshape(target.shape)

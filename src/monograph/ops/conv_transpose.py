@@ -1,0 +1,163 @@
+"""The transpose of a convolution: each input element spreads a kernel over the result."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from monograph.errors import ExecutionError, InferError
+from monograph.ir import UNKNOWN, Array, Dim, Op, Shape, TensorType, Type, from_numpy, sample
+from monograph.ir.dtype import FLOAT
+from monograph.ops import window as wi
+from monograph.ops.base import as_tensor, check_allocation, check_kinds, narrow, same_dtype
+
+
+@dataclass(frozen=True)
+class ConvTranspose(Op):
+    """y[n, o, s * strides + k * dilations - pads_begin] += x[n, c, s] * w[c, o, k].
+
+    x is [N, C, *S] and w is [C, O/groups, *K]; `pads` crop the result and `output_padding` adds
+    zeros at its end. A `sizes` (the spatial shape of the result) or an `auto` mode determines the
+    padding by the input's size, and is resolved as soon as that is known.
+    """
+
+    strides: tuple[int, ...]
+    pads_begin: tuple[int, ...]
+    pads_end: tuple[int, ...]
+    dilations: tuple[int, ...]
+    output_padding: tuple[int, ...]
+    groups: int = 1
+    sizes: tuple[int, ...] | None = None
+    auto: str = ""
+
+    samples = (
+        sample(
+            "f32[2, 3, 3, 4]", "f32[3, 2, 3, 2]",
+            strides=(2, 1), pads_begin=(1, 0), pads_end=(0, 1), dilations=(1, 2),
+            output_padding=(1, 0),
+        ),
+        sample(
+            "f32[1, 4, 3]", "f32[4, 3, 2]",
+            strides=(3,), pads_begin=(0,), pads_end=(0,), dilations=(1,), output_padding=(0,),
+            groups=2, sizes=(10,),
+        ),
+        sample(
+            "f32[1, 1, 3, 3]", "f32[1, 2, 3, 3]",
+            strides=(2, 2), pads_begin=(0, 0), pads_end=(0, 0), dilations=(1, 1),
+            output_padding=(0, 0), auto=wi.SAME_UPPER,
+        ),
+    )  # fmt: skip
+
+    def canonical(self, *types: Type) -> Op:
+        if len(types) != 2 or (self.sizes is None and not self.auto):
+            return self
+        x, w = map(as_tensor, types)
+        self._check(x, w)
+        if not all(isinstance(d, int) for d in (*x.dims[2:], *w.dims[2:])):
+            return self
+        sizes = self.sizes
+        if sizes is None:
+            sizes = tuple(int(d) * s for d, s in zip(x.dims[2:], self.strides, strict=True))
+        pads, extra = [], []
+        for size, full in zip(sizes, self._full(x.dims[2:], w.dims[2:]), strict=True):
+            total = int(full) - size
+            pads.append(wi.split_padding(max(0, total), self.auto))
+            extra.append(max(0, -total))
+        return replace(
+            self,
+            pads_begin=tuple(p[0] for p in pads),
+            pads_end=tuple(p[1] for p in pads),
+            output_padding=tuple(map(int.__add__, self.output_padding, extra)),
+            sizes=None,
+            auto="",
+        )
+
+    def _full(self, sizes: Shape, kernel: Shape) -> Shape:
+        """The spatial shape before cropping."""
+        full: list[Dim] = []
+        axes = zip(sizes, kernel, self.strides, self.dilations, self.output_padding, strict=True)
+        for size, k, stride, dilation, extra in axes:
+            if not isinstance(size, int) or not isinstance(k, int):
+                full.append(UNKNOWN)
+            else:
+                full.append(max(0, (size - 1) * stride + wi.extent(k, dilation)) + extra)
+        return tuple(full)
+
+    def _check(self, x: TensorType, w: TensorType) -> None:
+        check_kinds(same_dtype(x, w), (FLOAT,))
+        if x.rank < 3 or w.rank != x.rank:
+            raise InferError(
+                "a convolution takes x[N, C, *spatial] and w of the same rank, 3 or more",
+                expected=x,
+                given=w,
+            )
+        wi.check_window(
+            x.rank - 2,
+            strides=self.strides,
+            dilations=self.dilations,
+            pads_begin=self.pads_begin,
+            pads_end=self.pads_end,
+            auto=self.auto,
+        )
+        wi.check_kernel(w.dims[2:])
+        for name, given in (("output_padding", self.output_padding), ("sizes", self.sizes)):
+            if given is not None and (len(given) != x.rank - 2 or min(given) < 0):
+                raise InferError(
+                    f"{name}: one number a spatial axis, none negative",
+                    expected=x.rank - 2,
+                    given=list(given),
+                )
+        channels = x.dims[1]
+        if self.groups < 1 or (isinstance(channels, int) and channels % self.groups):
+            raise InferError(
+                "channels do not divide into groups", expected=self.groups, given=channels
+            )
+        if isinstance(channels, int) and isinstance(w.dims[0], int) and channels != w.dims[0]:
+            raise InferError("channels do not fit the weights", expected=w.dims[0], given=channels)
+
+    def infer(self, x: TensorType, w: TensorType) -> TensorType:
+        self._check(x, w)
+        spatial: list[Dim] = []
+        pads = map(int.__add__, self.pads_begin, self.pads_end)
+        axes = zip(x.dims[2:], self._full(x.dims[2:], w.dims[2:]), pads, strict=True)
+        for i, (size, full, cropped) in enumerate(axes):
+            if self.sizes is not None:
+                spatial.append(self.sizes[i])
+            elif self.auto:
+                spatial.append(size if self.strides[i] == 1 else UNKNOWN)
+            else:
+                spatial.append(max(0, full - cropped) if isinstance(full, int) else UNKNOWN)
+        per_group = w.dims[1]
+        results = per_group * self.groups if isinstance(per_group, int) else UNKNOWN
+        return x.with_shape((x.dims[0], results, *spatial))
+
+    def reference(self, x: Array, w: Array) -> Array:
+        op = self.canonical(*(TensorType(from_numpy(a.dtype), a.shape) for a in (x, w)))
+        assert isinstance(op, ConvTranspose)
+        if x.shape[1] != w.shape[0]:
+            raise ExecutionError(
+                "channels do not fit the weights", expected=w.shape[0], given=x.shape
+            )
+        full = tuple(map(int, op._full(x.shape[2:], w.shape[2:])))
+        count, groups, per_group = x.shape[0], self.groups, w.shape[1]
+        check_allocation((count, groups * per_group, *full), np.float64)
+        y = np.zeros((count, groups * per_group, *full))
+        flat = x.astype(np.float64).reshape(count, groups, x.shape[1] // groups, -1)
+        kernel = w.astype(np.float64).reshape(groups, -1, *w.shape[1:])
+        for place in np.ndindex(*w.shape[2:] if y.size and x.size else (0,)):
+            weights = kernel[(..., *place)].transpose(0, 2, 1)
+            part = np.matmul(weights, flat).reshape(count, -1, *x.shape[2:])
+            y[(slice(None), slice(None), *op._places(place, x.shape[2:]))] += part
+        crop = (
+            slice(b, max(b, size - e))
+            for b, e, size in zip(op.pads_begin, op.pads_end, full, strict=True)
+        )
+        return narrow(y[(slice(None), slice(None), *crop)], from_numpy(x.dtype))
+
+    def _places(self, place: tuple[int, ...], sizes: tuple[int, ...]) -> tuple[slice, ...]:
+        """Where the results of one element of the kernel go."""
+        return tuple(
+            slice(k * d, k * d + (n - 1) * s + 1, s)
+            for k, d, n, s in zip(place, self.dilations, sizes, self.strides, strict=True)
+        )

@@ -1,0 +1,101 @@
+"""Linear algebra: the dot product that every dense layer is made of, and the determinant."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from monograph.errors import ExecutionError, InferError
+from monograph.ir import Array, DType, Op, TensorType, Type, broadcast, dtype, from_numpy, sample
+from monograph.ir.dtype import COMPLEX, FLOAT
+from monograph.ops.base import NUMERIC, as_tensor, check_allocation, check_kinds, narrow, widen
+
+EXACT_BITS = 53
+"""A double holds every integer of this many bits."""
+
+
+@dataclass(frozen=True)
+class Dot(Op):
+    """The matrix product of the last two dimensions; dimensions before them broadcast.
+
+    `out` is the element type of the result: None for that of the operands. Integers are summed
+    without loss and then wrap into it, so that i8 and u8 operands may give i32.
+    """
+
+    out: DType | None = None
+
+    samples = (
+        sample("f32[4, 3]", "f32[3, 5]"),
+        sample("f32[2, 1, 4, 3]", "f32[5, 3, 2]"),
+        sample("f16[3, 4]", "f16[4, 2]"),
+        sample("f32[2, 0]", "f32[0, 3]"),
+        sample("i8[3, 4]", "u8[4, 2]", out=dtype("i32")),
+        sample("i64[2, 3]", "i64[3, 2]"),
+    )
+
+    def canonical(self, *types: Type) -> Op:
+        same = bool(types) and isinstance(types[0], TensorType) and types[0].dtype == self.out
+        return replace(self, out=None) if same else self
+
+    def infer(self, x: TensorType, y: TensorType) -> TensorType:
+        for t in (x, y):
+            check_kinds(as_tensor(t).dtype, (*NUMERIC, COMPLEX))
+            if t.shape is not None and len(t.shape) < 2:
+                raise InferError("a dot product is of matrices", expected="rank >= 2", given=t)
+        if x.dtype != y.dtype and (self.out is None or x.dtype.kind == FLOAT):
+            raise InferError(
+                "operands have different element types", expected=x.dtype, given=y.dtype
+            )
+        result = TensorType(self.out or x.dtype, None)
+        if x.shape is None or y.shape is None:
+            return result
+        inner = x.shape[-1], y.shape[-2]
+        if inner[0] != inner[1] and all(isinstance(d, int) for d in inner):
+            raise InferError("the sizes to be summed over differ", expected=x, given=y)
+        batch = broadcast(x.shape[:-2], y.shape[:-2]) or ()
+        return result.with_shape((*batch, x.shape[-2], y.shape[-1]))
+
+    def reference(self, x: Array, y: Array) -> Array:
+        if x.shape[-1] != y.shape[-2]:
+            raise ExecutionError(
+                "the sizes to be summed over differ", expected=x.shape, given=y.shape
+            )
+        out = self.out or from_numpy(x.dtype)
+        batch = np.broadcast_shapes(x.shape[:-2], y.shape[:-2])
+        check_allocation((*batch, x.shape[-2], y.shape[-1]), np.float64)
+        if from_numpy(x.dtype).is_integer:
+            return narrow(_integer_product(x, y), out)
+        return narrow(np.matmul(widen(x), widen(y)), out)
+
+
+def _integer_product(x: Array, y: Array) -> Array:
+    """The product of integer matrices: in doubles where they hold every sum exactly."""
+    bits = from_numpy(x.dtype).bits + from_numpy(y.dtype).bits + x.shape[-1].bit_length()
+    if bits <= EXACT_BITS:
+        exact: Array = np.matmul(x.astype(np.float64), y.astype(np.float64))
+        return exact.astype(np.int64)
+    # Products of 64 bits wrap alike, signed or not.
+    wrapping: Array = np.matmul(x.astype(np.int64), y.astype(np.int64))
+    return wrapping
+
+
+@dataclass(frozen=True)
+class Det(Op):
+    """The determinant of the square matrices in the last two dimensions."""
+
+    samples = (sample("f32[3, 3]"), sample("f32[2, 4, 2, 2]"), sample("f32[0, 0]"))
+
+    def infer(self, x: TensorType) -> TensorType:
+        check_kinds(as_tensor(x).dtype, (FLOAT,))
+        if x.rank < 2:
+            raise InferError("a determinant is of matrices", expected="rank >= 2", given=x)
+        rows, columns = x.dims[-2:]
+        if rows != columns and isinstance(rows, int) and isinstance(columns, int):
+            raise InferError("a determinant is of square matrices", given=x)
+        return x.with_shape(x.dims[:-2])
+
+    def reference(self, x: Array) -> Array:
+        if x.shape[-1] != x.shape[-2]:
+            raise ExecutionError("a determinant is of square matrices", given=x.shape)
+        return narrow(np.linalg.det(widen(x)), from_numpy(x.dtype))

@@ -1,0 +1,130 @@
+"""What classical models need beyond arithmetic: tables and coupled probabilities. Reference only.
+
+Scalers, linear models and kernels are arithmetic of the canonical ops; trees have a file of their
+own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from monograph.errors import ExecutionError, InferError
+from monograph.ir import Array, Literal, Op, TensorType, from_numpy, sample
+from monograph.ir.dtype import FLOAT
+from monograph.ops.base import as_tensor, check_kinds, narrow
+
+MAX_ITERATIONS = 100
+
+
+@dataclass(frozen=True)
+class Lookup(Op):
+    """Each element's value in a table: `values[i]` where it equals `keys[i]`, else the default.
+
+    A NaN is found under a NaN. Without a default an element that is no key is an error.
+    """
+
+    keys: Literal
+    values: Literal
+    default: Literal | None = None
+
+    samples = (
+        sample(
+            "i64[2, 3] in 0..3",
+            keys=Literal(np.array([2, 0])),
+            values=Literal(np.array(["two", "nought"], object)),
+            default=Literal(np.array("other", object)),
+        ),
+        sample(
+            "str[5]",
+            keys=Literal(np.array(["", "a", "bc", "dé"], object)),
+            values=Literal(np.array([0.5, 1.5, 2.5, -0.0], np.float32)),
+        ),
+        sample(
+            [float("nan"), 1.0, -0.0],
+            keys=Literal(np.array([0.0, float("nan")], np.float32)),
+            values=Literal(np.array([1, 2])),
+            default=Literal(np.array(-1)),
+        ),
+    )
+
+    def infer(self, x: TensorType) -> TensorType:
+        keys, values = self.keys.type, self.values.type
+        if keys.rank != 1 or keys.shape != values.shape:
+            raise InferError(
+                "keys and values are vectors of one length", expected=keys, given=values
+            )
+        if as_tensor(x).dtype != keys.dtype:
+            raise InferError("keys of another element type", expected=keys.dtype, given=x)
+        if self.default is not None and self.default.type != TensorType(values.dtype, ()):
+            raise InferError("default", expected=f"{values.dtype}[]", given=self.default.type)
+        return x.with_dtype(values.dtype)
+
+    def reference(self, x: Array) -> Array:
+        table: dict[Any, int] = {k: i for i, k in enumerate(map(_key, self.keys.array.tolist()))}
+        places = np.array([table.get(_key(k), -1) for k in x.reshape(-1).tolist()], np.int64)
+        if self.default is None and bool((places < 0).any()):
+            unknown = x.reshape(-1)[places < 0][0]
+            raise ExecutionError("an element is not in the table", given=repr(unknown))
+        values = self.values.array
+        if self.default is not None:
+            values = np.concatenate([values, self.default.array.reshape(1)])
+        return values[places].reshape(x.shape)
+
+
+def _key(element: Any) -> Any:
+    return "NaN" if element != element else (element,)
+
+
+@dataclass(frozen=True)
+class CoupleProbabilities(Op):
+    """Probabilities of k classes, from those of each class against each other: [N, k, k] to [N, k].
+
+    x[n, i, j] estimates the probability of class i where it is i or j. The result minimises the
+    squared disagreement with all pairs (Wu, Lin and Weng 2004, their second approach), by fixed
+    point iteration from equal probabilities until a step changes less than 0.005 / k.
+    """
+
+    samples = (
+        sample([[[0.5, 0.9], [0.1, 0.5]]]),
+        sample([[[0.5, 0.6, 0.8], [0.4, 0.5, 0.7], [0.2, 0.3, 0.5]]]),
+        sample("f32[0, 3, 3]"),
+    )
+
+    def infer(self, x: TensorType) -> TensorType:
+        check_kinds(as_tensor(x).dtype, (FLOAT,))
+        if x.rank != 3 or x.dims[1] != x.dims[2] or not isinstance(x.dims[1], int):
+            raise InferError("a square for each row is needed", expected="[N, k, k]", given=x)
+        return x.with_shape(x.dims[:2])
+
+    def reference(self, x: Array) -> Array:
+        r = x.astype(np.float64)
+        k = r.shape[1]
+        # Q[i, i] is the sum over j of r[j, i]^2, and Q[i, j] is -r[j, i] r[i, j].
+        back = np.swapaxes(r, 1, 2)
+        off = ~np.eye(k, dtype=bool)
+        q = np.where(off, -back * r, 0.0)
+        diagonal = np.where(off, back**2, 0.0).sum(2)
+        q[:, np.arange(k), np.arange(k)] = diagonal
+        p = np.full(r.shape[:2], 1.0 / k)
+        for row in range(len(p)):
+            _couple(p[row], q[row])
+        return narrow(p, from_numpy(x.dtype))
+
+
+def _couple(p: Array, q: Array) -> None:
+    """Solves for the probabilities of one row, in place."""
+    k = len(p)
+    for _ in range(MAX_ITERATIONS):
+        qp = q @ p
+        pqp = p @ qp
+        if np.abs(qp - pqp).max() < 0.005 / k:
+            return
+        for t in range(k):
+            step = (pqp - qp[t]) / q[t, t]
+            p[t] += step
+            pqp = (pqp + step * (step * q[t, t] + 2 * qp[t])) / (1 + step) ** 2
+            qp = (qp + step * q[t]) / (1 + step)
+            p /= 1 + step

@@ -1,0 +1,239 @@
+"""Pools: a reduction over each window of the spatial axes of x[N, C, *S].
+
+Every reduction here is separable, so the reference goes through the axes one at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+import numpy as np
+
+from monograph.errors import InferError
+from monograph.ir import UNKNOWN, Array, Dim, DType, Op, Shape, TensorType, Type, from_numpy, sample
+from monograph.ir.dtype import FLOAT, i64
+from monograph.ops import window as wi
+from monograph.ops.base import NUMERIC, as_tensor, check_kinds, narrow, widen
+
+P = TypeVar("P", bound="Pool")
+
+
+@dataclass(frozen=True)
+class Pool(Op, abstract=True):
+    """What pools share: the window.
+
+    With `ceil` a last window may reach beyond the padding, if it does not start there. `auto` asks
+    for padding by the input's size (see `window.SAME_UPPER`) and is resolved once that is known.
+    """
+
+    kernel: tuple[int, ...]
+    strides: tuple[int, ...]
+    pads_begin: tuple[int, ...]
+    pads_end: tuple[int, ...]
+    dilations: tuple[int, ...]
+    ceil: bool = False
+    auto: str = ""
+
+    kinds = (FLOAT,)
+
+    def canonical(self, *types: Type) -> Op:
+        if len(types) != 1 or not self.auto:
+            return self
+        x = as_tensor(types[0])
+        self._check(x)
+        pads = wi.resolve_padding(x.dims[2:], self.kernel, self.strides, self.dilations, self.auto)
+        if pads is None:
+            return self
+        return replace(self, pads_begin=pads[0], pads_end=pads[1], ceil=False, auto="")
+
+    def _check(self, x: TensorType) -> None:
+        check_kinds(as_tensor(x).dtype, self.kinds)
+        if x.rank != len(self.kernel) + 2 or not self.kernel:
+            raise InferError(
+                "a pool takes x[N, C, *spatial]", expected=f"rank {len(self.kernel) + 2}", given=x
+            )
+        wi.check_kernel(self.kernel)
+        wi.check_window(
+            len(self.kernel),
+            strides=self.strides,
+            dilations=self.dilations,
+            pads_begin=self.pads_begin,
+            pads_end=self.pads_end,
+            auto=self.auto,
+        )
+
+    def infer(self, x: TensorType) -> TensorType:
+        self._check(x)
+        spatial = (UNKNOWN,) * len(self.kernel) if self.auto else self._spatial(x.dims[2:])
+        return TensorType(self.result_dtype(x.dtype), (*x.dims[:2], *spatial))
+
+    def result_dtype(self, given: DType) -> DType:
+        return given
+
+    def _spatial(self, sizes: Shape) -> Shape:
+        return tuple(self._count(i, d) for i, d in enumerate(sizes))
+
+    def _count(self, axis: int, size: Dim) -> Dim:
+        """How many windows there are along a spatial axis."""
+        pads = (self.pads_begin[axis], self.pads_end[axis])
+        window = self.kernel[axis], self.strides[axis], self.dilations[axis]
+        return wi.output_dim(size, *window, pads, self.ceil)
+
+    def resolved(self: P, x: Array) -> P:
+        """This pool with padding by the size of its data."""
+        op = self.canonical(TensorType(from_numpy(x.dtype), x.shape))
+        assert isinstance(op, type(self))
+        return op
+
+    def windows(self, x: Array, axis: int, fill: float | int) -> Array:
+        """The windows of one spatial axis as a last axis; what lies beyond the edges is `fill`."""
+        size, kernel = x.shape[axis + 2], self.kernel[axis]
+        stride, dilation, begin = self.strides[axis], self.dilations[axis], self.pads_begin[axis]
+        count = int(self._count(axis, size))
+        end = max(0, (count - 1) * stride + wi.extent(kernel, dilation) - size - begin)
+        padded = wi.pad_spatial(np.moveaxis(x, axis + 2, -1), (begin,), (end,), fill)
+        view = wi.windows(padded, (kernel,), (stride,), (dilation,))
+        return np.moveaxis(view[..., :count, :], -2, axis + 2)
+
+    def reduce(self, x: Array, reduction: Callable[..., Array], fill: float | int) -> Array:
+        """The reduction over every window, axis by axis."""
+        for axis in range(len(self.kernel)):
+            x = reduction(self.windows(x, axis, fill), axis=-1)
+        return x
+
+
+def lowest(dtype: np.dtype[np.generic]) -> float | int:
+    """The identity of max in a type that the reference computes in."""
+    return -np.inf if dtype.kind == "f" else int(np.iinfo(dtype).min)
+
+
+def _fields(
+    strides: tuple[int, ...],
+    begin: tuple[int, ...],
+    end: tuple[int, ...],
+    dilations: tuple[int, ...],
+) -> dict[str, Any]:
+    return {"strides": strides, "pads_begin": begin, "pads_end": end, "dilations": dilations}
+
+
+_PLAIN = _fields((1, 1), (0, 0), (0, 0), (1, 1))
+_PADDED = _fields((2, 1), (1, 0), (0, 1), (1, 2))
+_CEIL = _fields((2, 2), (0, 1), (0, 1), (1, 1)) | {"ceil": True}
+_AUTO = _fields((2, 3), (0, 0), (0, 0), (1, 1)) | {"auto": wi.SAME_UPPER}
+_LINE = _fields((2,), (1,), (1,), (1,)) | {"kernel": (3,)}
+
+
+@dataclass(frozen=True)
+class MaxPool(Pool):
+    """The largest element of each window; padding never wins."""
+
+    kinds = NUMERIC
+    samples = (
+        sample("f32[2, 3, 5, 6]", kernel=(3, 2), **_PADDED),
+        sample("f32[1, 2, 6, 6]", kernel=(3, 3), **_CEIL),
+        sample("f16[1, 2, 5, 5]", kernel=(2, 2), **_AUTO),
+        sample("i8[1, 2, 4, 4]", kernel=(2, 2), **_PLAIN),
+        sample("u8[1, 2, 7]", **_LINE),
+    )
+
+    def reference(self, x: Array) -> Array:
+        wide = widen(x)
+        return narrow(
+            self.resolved(x).reduce(wide, np.max, lowest(wide.dtype)), from_numpy(x.dtype)
+        )
+
+
+@dataclass(frozen=True)
+class ArgMaxPool(Pool):
+    """Where in x, counted over all its elements, the largest of each window lies; the first one.
+
+    Elements are counted row-major, or with `column_major` with the spatial axes in reverse.
+    """
+
+    column_major: bool = False
+
+    kinds = NUMERIC
+    samples = (
+        sample("f32[2, 3, 5, 6]", kernel=(3, 2), **_PADDED),
+        sample("f32[1, 2, 6, 6]", kernel=(3, 3), **_CEIL),
+        sample("f32[1, 2, 5, 5]", kernel=(2, 2), column_major=True, **_AUTO),
+        sample("u8[1, 2, 7]", **_LINE),
+    )
+
+    def result_dtype(self, given: DType) -> DType:
+        return i64
+
+    def reference(self, x: Array) -> Array:
+        op, best = self.resolved(x), widen(x)
+        sizes = x.shape[2:]
+        steps = np.cumprod((1, *sizes[:-1]) if self.column_major else (1, *sizes[:0:-1]))
+        steps = steps if self.column_major else steps[::-1]
+        place = np.zeros(x.shape, np.int64)
+        fill = lowest(best.dtype)
+        # Last axis first: among equals the first in row-major order is found.
+        for axis in reversed(range(len(sizes))):
+            candidates = op.windows(best, axis, fill)
+            # Padding is as small as the least element and must not win against it.
+            here = np.arange(sizes[axis]).reshape((-1,) + (1,) * (x.ndim - 3 - axis))
+            inside = op.windows(np.broadcast_to(here, best.shape), axis, -1)
+            ranked = np.where(inside >= 0, candidates, fill)
+            first = np.argmax((ranked == ranked.max(-1, keepdims=True)) & (inside >= 0), -1)
+            nan = np.isnan(ranked) if ranked.dtype.kind == "f" else np.zeros_like(inside, bool)
+            first = np.where(nan.any(-1), np.argmax(nan, -1), first)[..., None]
+            places = op.windows(place + here * steps[axis], axis, 0)
+            best = np.take_along_axis(candidates, first, -1)[..., 0]
+            place = np.take_along_axis(places, first, -1)[..., 0]
+        planes = np.arange(x.shape[0] * x.shape[1]).reshape(*x.shape[:2], *(1,) * len(sizes))
+        return place + planes * int(np.prod(sizes))
+
+
+@dataclass(frozen=True)
+class AveragePool(Pool):
+    """The mean of each window; padding counts as zeros with `include_pad`, else not at all."""
+
+    include_pad: bool = False
+
+    samples = (
+        sample("f32[2, 3, 5, 6]", kernel=(3, 2), **_PADDED),
+        sample("f32[1, 2, 6, 6]", kernel=(3, 3), include_pad=True, **_CEIL),
+        sample("f32[1, 2, 5, 5]", kernel=(2, 2), **_AUTO),
+        sample("f16[1, 2, 7]", **_LINE),
+    )
+
+    def reference(self, x: Array) -> Array:
+        op = self.resolved(x)
+        inside = np.ones((1, 1, *x.shape[2:]))
+        total = op.reduce(widen(x), np.sum, 0)
+        if self.include_pad:
+            # What a last window holds beyond the declared padding counts in neither case.
+            inside = wi.pad_spatial(inside, op.pads_begin, op.pads_end, 1)
+            none = (0,) * len(op.kernel)
+            op = replace(op, pads_begin=none, pads_end=none)
+        count = op.reduce(inside, np.sum, 0)
+        places = tuple(slice(0, n) for n in total.shape[2:])
+        return narrow(total / count[(..., *places)], from_numpy(x.dtype))
+
+
+@dataclass(frozen=True)
+class LpPool(Pool):
+    """The p-norm of each window."""
+
+    p: int = 2
+
+    samples = (
+        sample("f32[2, 3, 5, 6]", kernel=(3, 2), **_PADDED),
+        sample("f32[1, 2, 5, 5]", kernel=(2, 2), p=1, **_AUTO),
+        sample("f32[1, 2, 7]", p=3, **_LINE),
+    )
+
+    def infer(self, x: TensorType) -> TensorType:
+        if self.p < 1:
+            raise InferError("the order of a norm is 1 or more", given=self.p)
+        return super().infer(x)
+
+    def reference(self, x: Array) -> Array:
+        powers = np.abs(widen(x)) ** self.p
+        total = self.resolved(x).reduce(powers, np.sum, 0)
+        return narrow(total ** (1.0 / self.p), from_numpy(x.dtype))

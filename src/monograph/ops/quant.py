@@ -1,0 +1,191 @@
+"""Quantisation: real numbers as small integers (or 8- and 4-bit floats) with a scale.
+
+Scale and zero point are given for the whole tensor (`axis` None), for each index along an axis
+(vectors), or for each block of `block` elements along an axis (tensors of x's rank). One form for
+all of them, so that a rule matches `Dequantize(to, axis, block)(x, scale, zero_point)` once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from monograph.errors import ExecutionError, InferError
+from monograph.ir import Array, DType, Op, TensorType, Type, from_numpy, sample
+from monograph.ir.dtype import f4e2m1, f8e4m3fn, f16, f32, i4, i8, u4, u8
+from monograph.ops.base import NUMERIC, as_tensor, check_kinds, narrow, normalise_axis, widen
+from monograph.ops.cast import Cast
+
+
+def spread(parameter: Array, shape: tuple[int, ...], axis: int | None, block: int) -> Array:
+    """A scale or zero point, broadcastable against data of this shape."""
+    if axis is None or parameter.ndim == 0:
+        if parameter.size != 1:
+            raise ExecutionError("one scale for all is needed", given=[*parameter.shape])
+        return parameter.reshape(())
+    if block == 0:
+        if parameter.ndim != 1 or parameter.size not in (1, shape[axis]):
+            raise ExecutionError(
+                "one scale for each index is needed",
+                expected=[shape[axis]],
+                given=[*parameter.shape],
+            )
+        return parameter.reshape([-1 if i == axis else 1 for i in range(len(shape))])
+    expected = [-(-d // block) if i == axis else d for i, d in enumerate(shape)]
+    if [*parameter.shape] != expected:
+        raise ExecutionError(
+            "one scale for each block is needed", expected=expected, given=[*parameter.shape]
+        )
+    repeated = np.repeat(parameter, min(block, shape[axis]), axis)
+    return repeated[tuple(slice(d) for d in shape)]
+
+
+def _check_parameter(x: TensorType, p: TensorType, axis: int | None, block: int) -> None:
+    if x.shape is None or p.shape is None or not p.shape:
+        return
+    expected: list[object]
+    if axis is None:
+        expected = []
+        fits = all(d == 1 or isinstance(d, str) for d in p.shape)
+    elif block == 0:
+        expected = [x.shape[axis]]
+        fits = len(p.shape) == 1 and _agree(p.shape[0], x.shape[axis], 1)
+    else:
+        count = x.shape[axis]
+        blocks = -(-count // block) if isinstance(count, int) else count
+        expected = [blocks if i == axis else d for i, d in enumerate(x.shape)]
+        fits = len(p.shape) == len(x.shape) and all(
+            (i == axis and isinstance(count, str)) or _agree(d, e)
+            for i, (d, e) in enumerate(zip(p.shape, expected, strict=True))
+        )
+    if not fits:
+        raise InferError("a scale or zero point has the wrong shape", expected=expected, given=p)
+
+
+def _agree(given: object, *accepted: object) -> bool:
+    return isinstance(given, str) or any(given == a or isinstance(a, str) for a in accepted)
+
+
+def _normal(x: Type, scale: Type, axis: int | None, block: int) -> tuple[int | None, int]:
+    """The canonical axis and block: a scale of rank 0 needs neither."""
+    if block < 0:
+        raise InferError("a block has a positive size", given=block)
+    x, scale = as_tensor(x), as_tensor(scale)
+    if axis is None or (scale.shape is not None and not scale.shape):
+        return None, 0
+    return (axis, block) if x.shape is None else (normalise_axis(axis, x.rank), block)
+
+
+@dataclass(frozen=True)
+class Dequantize(Op):
+    """(x - zero_point) * scale, in the element type `to`.
+
+    The zero point may be left out (it is then 0); it has the element type of x, or a float type
+    where a format keeps it as a real number.
+    """
+
+    to: DType
+    axis: int | None = None
+    block: int = 0
+
+    samples = (
+        sample("u8[2, 3]", "f32[] in 0.1..1", "u8[]", to=f32),
+        sample("i8[2, 3]", "f32[3] in 0.1..1", "i8[3]", to=f32, axis=1),
+        sample("i32[2, 3]", "f32[2] in 0.1..1", to=f32, axis=0),
+        sample("u4[2, 7]", "f16[2, 3] in 0.1..1", "u4[2, 3]", to=f16, axis=1, block=3),
+        sample("i4[4, 2]", "f32[2, 2] in 0.1..1", "f32[2, 2]", to=f32, axis=0, block=2),
+        sample("f8e4m3fn[3]", "f32[] in 0.1..1", to=f32),
+    )
+
+    def canonical(self, *types: Type) -> Op:
+        axis, block = _normal(types[0], types[1], self.axis, self.block)
+        return replace(self, axis=axis, block=block)
+
+    def infer(self, x: TensorType, scale: TensorType, *zero: TensorType) -> TensorType:
+        check_kinds(self.to, ("float",))
+        check_kinds(as_tensor(x).dtype, NUMERIC)
+        check_kinds(as_tensor(scale).dtype, ("float",))
+        for p in (scale, *zero):
+            _check_parameter(x, p, self.axis, self.block)
+        for z in zero[1:]:
+            raise InferError("at most one zero point", given=z)
+        if zero and zero[0].dtype != x.dtype and not zero[0].dtype.is_float:
+            raise InferError(
+                "the zero point has another element type", expected=x.dtype, given=zero[0]
+            )
+        return x.with_dtype(self.to)
+
+    def reference(self, x: Array, scale: Array, *zero: Array) -> Array:
+        # Differences of integers up to 32 bits are exact in f64.
+        data = x.astype(np.float64)
+        for z in zero:
+            data = data - spread(z.astype(np.float64), x.shape, self.axis, self.block)
+        return narrow(data * widen(spread(scale, x.shape, self.axis, self.block)), self.to)
+
+
+@dataclass(frozen=True)
+class Quantize(Op):
+    """round(x / scale) + zero_point, saturated to the element type `to`.
+
+    The quotient is rounded to `precision` (the scale's element type by default) and then to a whole
+    number, a half to the even one; to a float type it is cast instead, out of range to the largest
+    number if `saturate` and as the type's own overflow rule otherwise. NaN becomes the zero point.
+    """
+
+    to: DType
+    axis: int | None = None
+    block: int = 0
+    saturate: bool = True
+    precision: DType | None = None
+
+    samples = (
+        sample("f32[2, 3]", "f32[] in 0.1..1", "u8[]", to=u8),
+        sample("f32[2, 3]", "f32[3] in 0.1..1", to=i8, axis=1),
+        sample([-300.0, 0.5, 1.5, 300.0], 1.0, np.int8(3), to=i8),
+        sample("f32[2, 7]", "f32[2, 3] in 0.1..1", "u4[2, 3]", to=u4, axis=1, block=3),
+        sample("f16[5]", "f16[] in 0.1..1", to=i4),
+        sample([1e9, -1e9, 3.3], 1.0, to=f8e4m3fn),
+        sample([1e9, -1e9, 3.3], 1.0, to=f8e4m3fn, saturate=False),
+        sample("f32[5]", "f32[] in 0.1..1", to=f4e2m1),
+    )
+
+    def canonical(self, *types: Type) -> Op:
+        axis, block = _normal(types[0], types[1], self.axis, self.block)
+        precision = None if self.precision == as_tensor(types[1]).dtype else self.precision
+        saturate = self.saturate or not self.to.is_float
+        return replace(self, axis=axis, block=block, precision=precision, saturate=saturate)
+
+    def infer(self, x: TensorType, scale: TensorType, *zero: TensorType) -> TensorType:
+        check_kinds(self.to, NUMERIC)
+        check_kinds(as_tensor(x).dtype, NUMERIC)
+        check_kinds(as_tensor(scale).dtype, ("float",))
+        for p in (scale, *zero):
+            _check_parameter(x, p, self.axis, self.block)
+        for z in zero[1:]:
+            raise InferError("at most one zero point", given=z)
+        if zero and zero[0].dtype != self.to:
+            raise InferError(
+                "the zero point has another element type", expected=self.to, given=zero[0]
+            )
+        return x.with_dtype(self.to)
+
+    def reference(self, x: Array, scale: Array, *zero: Array) -> Array:
+        precision = self.precision or from_numpy(scale.dtype)
+        # The quotient in f64, then rounded: as if divided in the narrower type.
+        divisor = widen(spread(scale, x.shape, self.axis, self.block))
+        data = widen(narrow(x.astype(np.float64) / divisor, precision))
+        if not self.to.is_float:
+            data = np.nan_to_num(np.rint(data), nan=0.0)
+        for z in zero:
+            data = data + spread(z.astype(np.float64), x.shape, self.axis, self.block)
+        if self.to.is_float:
+            return Cast(self.to, self.saturate).reference(np.asarray(data))
+        return narrow(_saturated(data, self.to), self.to)
+
+
+def _saturated(data: Array, to: DType) -> Array:
+    """Whole numbers within the range of an integer type."""
+    if to.kind == "uint":
+        return np.clip(data, 0, 2.0**to.bits - 1).astype(np.int64)
+    return np.clip(data, -(2.0 ** (to.bits - 1)), 2.0 ** (to.bits - 1) - 1).astype(np.int64)

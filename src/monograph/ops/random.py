@@ -1,0 +1,116 @@
+"""Random numbers.
+
+What is guaranteed. A random op has an identity (`uid`) and is never merged with another, folded or
+moved out of a loop: each evaluation draws anew. With a `seed`, the n-th evaluation of one op since
+its model was loaded always gives the same numbers, on every machine and in every session; the first
+gives those of `numpy.random.RandomState(seed)`, whose streams numpy has frozen. Two ops with the
+same seed draw the same numbers, as ONNX describes. Without a seed the numbers differ from process
+to process, and between ops.
+"""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+import struct
+import threading
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from monograph.errors import InferError
+from monograph.ir import Array, DType, Op, TensorType, Type, sample
+from monograph.ir.dtype import f16, f32
+from monograph.ops.base import check_allocation, narrow
+from monograph.ops.shape import unknown_shape
+
+_ENTROPY = secrets.randbits(64)
+_uids = itertools.count(1)
+_draws: Counter[int] = Counter()
+_lock = threading.Lock()
+
+
+def fresh_uid() -> int:
+    """An identity for a random op that no other op of this process has."""
+    return next(_uids)
+
+
+class _Random(Op, abstract=True):
+    """What the random ops share: where their numbers come from."""
+
+    shape: tuple[int, ...]
+    dtype: DType
+    seed: float | None
+    uid: int
+
+    pure = False
+
+    def infer(self) -> TensorType:
+        if not self.dtype.is_float:
+            raise InferError("element type not accepted", expected="float", given=self.dtype)
+        return TensorType(self.dtype, self.shape)
+
+    @classmethod
+    def infer_deferred(cls, static: dict[str, Any], types: tuple[Type, ...], **late: Type) -> Type:
+        return TensorType(static["dtype"], unknown_shape(late["shape"]))
+
+    def reference(self) -> Array:
+        check_allocation(self.shape, np.float64)
+        with _lock:
+            turn = _draws[self.uid]
+            _draws[self.uid] += 1
+        return narrow(self.draw(self._generator(turn)), self.dtype)
+
+    def _generator(self, turn: int) -> np.random.RandomState:
+        if self.seed is None:
+            key = [_ENTROPY & 0xFFFFFFFF, _ENTROPY >> 32, self.uid & 0xFFFFFFFF]
+        elif self.seed.is_integer() and 0 <= self.seed < 2**32:
+            key = [int(self.seed)]
+        else:
+            key = [*struct.unpack("<II", struct.pack("<d", self.seed))]
+        return np.random.RandomState([*key, turn] if turn or len(key) > 1 else key[0])
+
+    def draw(self, generator: np.random.RandomState) -> Array:
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class RandomUniform(_Random):
+    """Numbers spread evenly between `low` (included) and `high`."""
+
+    shape: tuple[int, ...]
+    dtype: DType
+    low: float = 0.0
+    high: float = 1.0
+    seed: float | None = None
+    uid: int = 0
+
+    samples = (
+        sample(shape=(3, 4), dtype=f32, seed=1.0, uid=-1),
+        sample(shape=(), dtype=f16, low=-2.0, high=2.0, uid=-2),
+    )
+
+    def draw(self, generator: np.random.RandomState) -> Array:
+        return np.asarray(generator.uniform(self.low, self.high, self.shape))
+
+
+@dataclass(frozen=True)
+class RandomNormal(_Random):
+    """Numbers of a normal distribution."""
+
+    shape: tuple[int, ...]
+    dtype: DType
+    mean: float = 0.0
+    scale: float = 1.0
+    seed: float | None = None
+    uid: int = 0
+
+    samples = (
+        sample(shape=(3, 4), dtype=f32, seed=2.5, uid=-3),
+        sample(shape=(0, 2), dtype=f32, mean=4.0, scale=0.5, uid=-4),
+    )
+
+    def draw(self, generator: np.random.RandomState) -> Array:
+        return np.asarray(generator.normal(self.mean, self.scale, self.shape))

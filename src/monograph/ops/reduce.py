@@ -1,0 +1,302 @@
+"""Reductions along axes: sums, products, extremes and where they are, running totals."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import numpy as np
+
+from monograph.errors import InferError
+from monograph.ir import UNKNOWN, Array, Dim, DType, Op, TensorType, Type, from_numpy, sample
+from monograph.ir.dtype import BOOL, COMPLEX, i64
+from monograph.ops.base import (
+    NUMERIC,
+    as_tensor,
+    check_kinds,
+    narrow,
+    normalise_axes,
+    normalise_axis,
+    widen,
+)
+
+
+def _lowest(dtype: DType) -> Any:
+    if dtype.kind == BOOL:
+        return False
+    return -np.inf if dtype.is_float else np.iinfo(dtype.compute).min
+
+
+def _highest(dtype: DType) -> Any:
+    if dtype.kind == BOOL:
+        return True
+    return np.inf if dtype.is_float else np.iinfo(dtype.compute).max
+
+
+class Reduction(Op, abstract=True):
+    """What the reductions share. Subclasses are dataclasses with `axes` and `keep`."""
+
+    axes: tuple[int, ...]
+    keep: bool
+    kinds: ClassVar[tuple[str, ...]] = NUMERIC
+
+    def canonical(self, *types: Type) -> Op:
+        axes = normalise_axes(self.axes, as_tensor(types[0]).rank)
+        return replace(self, axes=axes)  # type: ignore[type-var]
+
+    def infer(self, x: TensorType) -> TensorType:
+        check_kinds(as_tensor(x).dtype, self.kinds)
+        axes = normalise_axes(self.axes, x.rank)
+        if self.keep:
+            return x.with_shape(1 if i in axes else d for i, d in enumerate(x.dims))
+        return x.with_shape(d for i, d in enumerate(x.dims) if i not in axes)
+
+    def reference(self, x: Array) -> Array:
+        return narrow(self.compute(widen(x)), from_numpy(x.dtype))
+
+    def compute(self, x: Array) -> Array:
+        raise NotImplementedError
+
+    @classmethod
+    def infer_deferred(cls, static: dict[str, Any], types: tuple[Type, ...], **late: Type) -> Type:
+        x, axes = as_tensor(types[0]), as_tensor(late["axes"])
+        check_kinds(x.dtype, cls.kinds)
+        if x.shape is None:
+            return x
+        if static.get("keep", False):
+            return x.with_shape((UNKNOWN,) * x.rank)
+        count: Dim = axes.dims[0] if axes.rank else 1
+        if not isinstance(count, int):
+            return x.with_shape(None)
+        if count > x.rank:
+            raise InferError("more axes than dimensions", expected=x, given=axes)
+        return x.with_shape((UNKNOWN,) * (x.rank - count))
+
+
+@dataclass(frozen=True)
+class ReduceSum(Reduction):
+    """The sum along axes, rounded once; integers wrap. Of nothing, 0; along no axis, x."""
+
+    axes: tuple[int, ...]
+    keep: bool = False
+
+    kinds = (*NUMERIC, COMPLEX)
+    samples = (
+        sample("f32[4, 3]", axes=(1,)),
+        sample("f32[2, 3, 4]", axes=(0, 2), keep=True),
+        sample("f16[64]", axes=(0,)),
+        sample("i32[4, 3]", axes=(-1,)),
+        sample("f32[2, 0]", axes=(1,)),
+        sample("f32[3]", axes=()),
+    )
+
+    def compute(self, x: Array) -> Array:
+        return np.asarray(np.sum(x, axis=self.axes, keepdims=self.keep))
+
+
+@dataclass(frozen=True)
+class ReduceProd(Reduction):
+    """The product along axes, rounded once; integers wrap. Of nothing, 1."""
+
+    axes: tuple[int, ...]
+    keep: bool = False
+
+    samples = (
+        sample("f32[4, 3]", axes=(1,)),
+        sample("i64[2, 3] in 1..5", axes=(0, 1)),
+        sample("f32[2, 0]", axes=(1,), keep=True),
+    )
+
+    def compute(self, x: Array) -> Array:
+        return np.asarray(np.prod(x, axis=self.axes, keepdims=self.keep))
+
+
+@dataclass(frozen=True)
+class ReduceMax(Reduction):
+    """The largest along axes; NaN if any is. Of nothing, the lowest value of the type."""
+
+    axes: tuple[int, ...]
+    keep: bool = False
+
+    kinds = (*NUMERIC, BOOL)
+    samples = (
+        sample("f32[4, 3]", axes=(1,)),
+        sample([[1.0, float("nan")], [3.0, 2.0]], axes=(1,)),
+        sample("i8[4, 3]", axes=(0,), keep=True),
+        sample("bool[4, 3]", axes=(0,)),
+        sample("f32[2, 0]", axes=(1,)),
+        sample("i32[0]", axes=(0,)),
+    )
+
+    def reference(self, x: Array) -> Array:
+        like = from_numpy(x.dtype)
+        return narrow(_extreme(np.max, widen(x), self.axes, self.keep, _lowest(like)), like)
+
+
+@dataclass(frozen=True)
+class ReduceMin(Reduction):
+    """The smallest along axes; NaN if any is. Of nothing, the highest value of the type."""
+
+    axes: tuple[int, ...]
+    keep: bool = False
+
+    kinds = (*NUMERIC, BOOL)
+    samples = (
+        sample("f32[4, 3]", axes=(1,)),
+        sample("u8[4, 3]", axes=(0,), keep=True),
+        sample("bool[4, 3]", axes=(0,)),
+        sample("f32[2, 0]", axes=(1,)),
+    )
+
+    def reference(self, x: Array) -> Array:
+        like = from_numpy(x.dtype)
+        return narrow(_extreme(np.min, widen(x), self.axes, self.keep, _highest(like)), like)
+
+
+def _extreme(function: Any, x: Array, axes: tuple[int, ...], keep: bool, empty: Any) -> Array:
+    # An initial value would hide nothing but costs a pass; numpy needs it only for no elements.
+    options = {"initial": empty} if 0 in x.shape else {}
+    return np.asarray(function(x, axis=axes, keepdims=keep, **options))
+
+
+class ArgReduction(Op, abstract=True):
+    """What ArgMax and ArgMin share."""
+
+    axis: int
+    keep: bool
+    last: bool
+
+    def canonical(self, *types: Type) -> Op:
+        axis = normalise_axis(self.axis, as_tensor(types[0]).rank)
+        return replace(self, axis=axis)  # type: ignore[type-var]
+
+    def infer(self, x: TensorType) -> TensorType:
+        check_kinds(as_tensor(x).dtype, NUMERIC)
+        axis = normalise_axis(self.axis, x.rank)
+        if x.rank == 0 or x.dims[axis] == 0:
+            raise InferError("no elements to choose from", given=x)
+        kept: tuple[Dim, ...] = (1,) if self.keep else ()
+        return TensorType(i64, x.dims[:axis] + kept + x.dims[axis + 1 :])
+
+    def reference(self, x: Array) -> Array:
+        wide = widen(x)
+        if not self.last:
+            return np.asarray(self.choose(wide))
+        flipped = np.flip(wide, self.axis)
+        return np.asarray(x.shape[self.axis] - 1 - self.choose(flipped))
+
+    def choose(self, x: Array) -> Array:
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class ArgMax(ArgReduction):
+    """Where the largest along an axis is: the first of equals, or with `last` the last."""
+
+    axis: int
+    keep: bool = False
+    last: bool = False
+
+    samples = (
+        sample("f32[4, 3]", axis=1),
+        sample([[2, 2, 1], [1, 3, 3]], axis=1, last=True),
+        sample("i8[4, 3]", axis=-2, keep=True),
+    )
+
+    def choose(self, x: Array) -> Array:
+        return np.asarray(np.argmax(x, self.axis, keepdims=self.keep), np.int64)
+
+
+@dataclass(frozen=True)
+class ArgMin(ArgReduction):
+    """Where the smallest along an axis is: the first of equals, or with `last` the last."""
+
+    axis: int
+    keep: bool = False
+    last: bool = False
+
+    samples = (
+        sample("f32[4, 3]", axis=1),
+        sample([[1, 1, 2], [3, 1, 1]], axis=1, last=True),
+    )
+
+    def choose(self, x: Array) -> Array:
+        return np.asarray(np.argmin(x, self.axis, keepdims=self.keep), np.int64)
+
+
+class Cumulative(Op, abstract=True):
+    """What the running totals share."""
+
+    axis: int
+    exclusive: bool
+    reverse: bool
+
+    def canonical(self, *types: Type) -> Op:
+        axis = normalise_axis(self.axis, as_tensor(types[0]).rank)
+        return replace(self, axis=axis)  # type: ignore[type-var]
+
+    def infer(self, x: TensorType) -> TensorType:
+        check_kinds(as_tensor(x).dtype, NUMERIC)
+        if normalise_axis(self.axis, x.rank) >= x.rank:
+            raise InferError("a scalar has no axis", given=x)
+        return x
+
+    def reference(self, x: Array) -> Array:
+        wide = widen(x)
+        wide = np.flip(wide, self.axis) if self.reverse else wide
+        total = self.running(wide)
+        if self.exclusive:
+            # One place on, with the neutral element in front.
+            total = np.roll(total, 1, self.axis)
+            total[(slice(None),) * (self.axis % x.ndim) + (slice(0, 1),)] = self.neutral
+        total = np.flip(total, self.axis) if self.reverse else total
+        return narrow(total, from_numpy(x.dtype))
+
+    neutral: ClassVar[int]
+
+    def running(self, x: Array) -> Array:
+        raise NotImplementedError
+
+    @classmethod
+    def infer_deferred(cls, static: dict[str, Any], types: tuple[Type, ...], **late: Type) -> Type:
+        check_kinds(as_tensor(types[0]).dtype, NUMERIC)
+        return types[0]
+
+
+@dataclass(frozen=True)
+class CumSum(Cumulative):
+    """The running sum along an axis; `exclusive` leaves each element itself out, `reverse` runs
+    from the end."""
+
+    axis: int
+    exclusive: bool = False
+    reverse: bool = False
+
+    neutral = 0
+    samples = (
+        sample("f32[4, 3]", axis=1),
+        sample("i32[5]", axis=0, exclusive=True),
+        sample("f32[2, 3]", axis=-1, exclusive=True, reverse=True),
+        sample("f32[2, 0]", axis=1, exclusive=True),
+    )
+
+    def running(self, x: Array) -> Array:
+        return np.cumsum(x, self.axis, dtype=x.dtype)
+
+
+@dataclass(frozen=True)
+class CumProd(Cumulative):
+    """The running product along an axis; `exclusive` and `reverse` as of CumSum."""
+
+    axis: int
+    exclusive: bool = False
+    reverse: bool = False
+
+    neutral = 1
+    samples = (
+        sample("f32[4, 3]", axis=1),
+        sample("i32[5] in 1..3", axis=0, exclusive=True, reverse=True),
+    )
+
+    def running(self, x: Array) -> Array:
+        return np.cumprod(x, self.axis, dtype=x.dtype)

@@ -1,0 +1,126 @@
+"""Sliding windows over the trailing (spatial) axes: the geometry that convolutions and pools share.
+
+Holds no op. A dimension may be a symbol; what cannot be known before run time is `UNKNOWN`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from monograph.errors import InferError
+from monograph.ir import UNKNOWN, Array, Dim, Shape
+from monograph.ops.base import check_allocation
+
+SAME_UPPER, SAME_LOWER = "same_upper", "same_lower"
+"""Padding that makes a result of ceil(size / stride); an odd amount goes to the end, or the
+beginning."""
+
+
+def extent(kernel: int, dilation: int) -> int:
+    """The number of places from the first to the last element of a dilated window."""
+    return (kernel - 1) * dilation + 1
+
+
+def check_window(
+    rank: int,
+    *,
+    strides: Sequence[int],
+    dilations: Sequence[int],
+    pads_begin: Sequence[int],
+    pads_end: Sequence[int],
+    auto: str = "",
+) -> None:
+    """Refuses attributes that are not one positive (pads: not negative) number a spatial axis."""
+    positive = {"strides": strides, "dilations": dilations}
+    for name, given in {**positive, "pads_begin": pads_begin, "pads_end": pads_end}.items():
+        if len(given) != rank:
+            raise InferError(f"{name}: one number a spatial axis", expected=rank, given=[*given])
+        if any(v < (name in positive) for v in given):
+            raise InferError(f"{name}: a number is too small", given=[*given])
+    if auto not in ("", SAME_UPPER, SAME_LOWER):
+        raise InferError("unknown padding mode", expected=[SAME_UPPER, SAME_LOWER], given=auto)
+
+
+def check_kernel(kernel: Sequence[Dim]) -> None:
+    if any(isinstance(k, int) and k < 1 for k in kernel):
+        raise InferError("a window is empty", given=[*kernel])
+
+
+def split_padding(total: int, auto: str) -> tuple[int, int]:
+    """Padding before and after; the odd one goes where the mode says."""
+    less, more = total // 2, total - total // 2
+    return (less, more) if auto == SAME_UPPER else (more, less)
+
+
+def same_padding(size: Dim, kernel: Dim, stride: int, dilation: int, auto: str) -> Shape | None:
+    """(begin, end) for an automatic mode; None where a size that matters is not known."""
+    if not isinstance(kernel, int):
+        return None
+    if stride == 1:
+        return split_padding(extent(kernel, dilation) - 1, auto)
+    if not isinstance(size, int):
+        return None
+    count = -(-size // stride)
+    return split_padding(max(0, (count - 1) * stride + extent(kernel, dilation) - size), auto)
+
+
+def resolve_padding(
+    sizes: Shape, kernel: Shape, strides: Sequence[int], dilations: Sequence[int], auto: str
+) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+    """All begins and all ends for an automatic mode; None where a size is not known yet."""
+    begins, ends = [], []
+    for axis in zip(sizes, kernel, strides, dilations, strict=True):
+        pads = same_padding(*axis, auto)
+        if pads is None:
+            return None
+        begins.append(int(pads[0]))
+        ends.append(int(pads[1]))
+    return tuple(begins), tuple(ends)
+
+
+def output_dim(
+    size: Dim, kernel: Dim, stride: int, dilation: int, pads: tuple[int, int], ceil: bool = False
+) -> Dim:
+    """How many windows fit. With `ceil` a last one may reach beyond the end, but none may start in
+    the padding after the data."""
+    if not isinstance(kernel, int):
+        return UNKNOWN
+    reach = extent(kernel, dilation)
+    if not isinstance(size, int):
+        return size if stride == 1 and sum(pads) == reach - 1 else UNKNOWN
+    room = size + sum(pads) - reach
+    if room < 0:
+        if size == 0:
+            return 0
+        raise InferError(
+            "a window is larger than the padded input", expected=size + sum(pads), given=reach
+        )
+    if not ceil:
+        return room // stride + 1
+    count = -(-room // stride) + 1
+    return count - 1 if (count - 1) * stride >= size + pads[0] else count
+
+
+def pad_spatial(x: Array, begin: Sequence[int], end: Sequence[int], fill: float | int) -> Array:
+    """x with its trailing axes padded; x itself where nothing is added."""
+    if not any(begin) and not any(end):
+        return x
+    lead = x.ndim - len(begin)
+    pads = [(0, 0)] * lead + list(zip(begin, end, strict=True))
+    check_allocation(tuple(d + b + e for d, (b, e) in zip(x.shape, pads, strict=True)), x.dtype)
+    return np.pad(x, pads, constant_values=fill)
+
+
+def windows(
+    x: Array, kernel: Sequence[int], strides: Sequence[int], dilations: Sequence[int]
+) -> Array:
+    """A view of every window of the trailing axes: [..., *output, *kernel]."""
+    n = len(kernel)
+    reach = tuple(map(extent, kernel, dilations))
+    if any(r > d for r, d in zip(reach, x.shape[x.ndim - n :], strict=True)):
+        return np.empty((*x.shape[: x.ndim - n], *(0,) * n, *kernel), x.dtype)
+    view = np.lib.stride_tricks.sliding_window_view(x, reach, tuple(range(x.ndim - n, x.ndim)))
+    steps = [slice(None, None, s) for s in (*strides, *dilations)]
+    return view[(..., *steps)]

@@ -1,0 +1,1 @@
+"""What Monograph tells about a model: inspections, comparisons, tables."""

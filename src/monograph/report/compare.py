@@ -1,0 +1,162 @@
+"""Compares what two sides computed, output by output."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from monograph.ir import Array
+from monograph.report.tolerance import EXACT, Tolerance
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One output on two sides. `problem` is None when they agree."""
+
+    name: str
+    problem: str | None
+    tolerance: Tolerance
+    max_abs: float = 0.0
+    max_rel: float = 0.0
+    """The largest difference, relative to the largest expected element."""
+    used: float = 0.0
+    """The largest share of the tolerance that an element uses up; above 1 it fails."""
+    worst: tuple[int, ...] | None = None
+    """Where that element is; None where the elements could not be compared, or are all equal."""
+    given: Any = None
+    expected: Any = None
+
+    @property
+    def ok(self) -> bool:
+        return self.problem is None
+
+
+def flatten(named: Mapping[str, Any]) -> dict[str, Any]:
+    """Outputs as tensors by name; the elements of a sequence become NAME[0], NAME[1], ..."""
+    result: dict[str, Any] = {}
+    stack = list(reversed([*named.items()]))
+    while stack:
+        name, value = stack.pop()
+        if isinstance(value, (list, tuple)):
+            stack.extend((f"{name}[{i}]", value[i]) for i in reversed(range(len(value))))
+        else:
+            result[name] = value
+    return result
+
+
+def compare_outputs(
+    given: Mapping[str, Any],
+    expected: Mapping[str, Any],
+    tolerances: Mapping[str, Tolerance],
+    any_order: Collection[str] = (),
+) -> list[Difference]:
+    """Every output of `expected` against `given`; one that is on one side only is a mismatch.
+
+    Rows of the outputs named in `any_order` are matched to each other before they are compared.
+    """
+    left, right = flatten(given), flatten(expected)
+    result = []
+    for name in [*right, *(n for n in left if n not in right)]:
+        tolerance = tolerances.get(name.split("[")[0], tolerances.get(name, EXACT))
+        if name not in left or name not in right:
+            where = "expected side" if name not in left else "given side"
+            result.append(Difference(name, f"only on the {where}", tolerance))
+        else:
+            ours = match_rows(left[name], right[name]) if name in any_order else left[name]
+            result.append(compare(name, ours, right[name], tolerance))
+    return result
+
+
+def match_rows(given: Any, expected: Any) -> Any:
+    """`given` with its rows (vectors along the last axis) in the order of `expected`'s.
+
+    Detections sorted by score change places where scores tie but for rounding. Each expected row
+    takes the nearest row that is still free, distances relative to each column's largest element.
+    """
+    a, b = np.asarray(given), np.asarray(expected)
+    if a.shape != b.shape or a.ndim < 2 or a.dtype.kind not in "fiub" or a.size == 0:
+        return given
+    rows = a.reshape(-1, *a.shape[-2:])
+    wanted = b.reshape(rows.shape)
+    result = np.empty_like(rows)
+    for block, mine, theirs in zip(result, rows, wanted, strict=True):
+        scale = np.maximum(np.abs(theirs).max(axis=0), np.finfo(np.float64).tiny)
+        free = np.ones(len(mine), dtype=bool)
+        for i, row in enumerate(theirs.astype(np.float64)):
+            distance = np.where(free, (np.abs(mine - row) / scale).max(axis=-1), np.inf)
+            nearest = int(np.argmin(distance))
+            free[nearest] = False
+            block[i] = mine[nearest]
+    return result.reshape(a.shape)
+
+
+def compare(name: str, given: Any, expected: Any, tolerance: Tolerance) -> Difference:
+    """One output on two sides."""
+    if given is None or expected is None:
+        same = given is None and expected is None
+        return Difference(name, None if same else "absent on one side", tolerance)
+    a, b = np.asarray(given), np.asarray(expected)
+    if _kind(a) != _kind(b):
+        return Difference(name, f"dtype: expected {_kind(b)}, given {_kind(a)}", tolerance)
+    if a.shape != b.shape:
+        text = f"shape: expected {[*b.shape]}, given {[*a.shape]}"
+        return Difference(name, text, tolerance)
+    if a.dtype.kind in "OUST":
+        return _compare_exactly(name, a.astype(str), b.astype(str), tolerance)
+    return _compare_numbers(name, a, b, tolerance)
+
+
+def _kind(x: Array) -> str:
+    return "str" if x.dtype.kind in "OUST" else str(x.dtype)
+
+
+def _compare_exactly(name: str, a: Array, b: Array, tolerance: Tolerance) -> Difference:
+    wrong = np.argwhere(a != b)
+    if len(wrong) == 0:
+        return Difference(name, None, tolerance)
+    at = tuple(map(int, wrong[0]))
+    return Difference(
+        name, f"{len(wrong)} of {a.size} differ", tolerance, worst=at, given=a[at], expected=b[at]
+    )
+
+
+def _compare_numbers(name: str, a: Array, b: Array, tolerance: Tolerance) -> Difference:
+    wide = np.complex128 if a.dtype.kind == "c" else np.float64
+    exact = a.dtype.kind in "iub" and a.dtype.itemsize == 8
+    if exact:
+        # Differences of 64-bit integers do not fit a float: equality decides, not a subtraction.
+        return _compare_exactly(name, a, b, tolerance)
+    x, y = a.astype(wide), b.astype(wide)
+    with np.errstate(all="ignore"):
+        error = np.abs(x - y)
+        # Equal infinities subtract to NaN, and a NaN agrees with a NaN.
+        error = np.where((x == y) | (np.isnan(x) & np.isnan(y)), 0.0, error)
+        finite = np.isfinite(y)
+        magnitude = np.where(finite, np.abs(y), 0.0)
+        largest = float(magnitude.max(initial=0.0))
+        bound = tolerance.bound(magnitude, largest)  # type: ignore[arg-type]
+        share = np.where(error == 0, 0.0, error / bound)
+    # A NaN or infinity on one side only has no finite error; it fails under every tolerance.
+    share = np.where(np.isnan(share) | ~np.isfinite(error), np.inf, share)
+    if share.size == 0 or share.max() == 0:
+        return Difference(name, None, tolerance)
+    at = tuple(map(int, np.unravel_index(int(np.argmax(share)), share.shape)))
+    max_abs = float(np.max(np.where(np.isfinite(error), error, np.inf)))
+    failing = int(np.count_nonzero(share > 1))
+    problem = None if failing == 0 else f"{failing} of {a.size} beyond the tolerance"
+    if failing and not np.array_equal(np.isnan(x), np.isnan(y)):
+        problem = f"NaN in different places; {problem}"
+    return Difference(
+        name,
+        problem,
+        tolerance,
+        max_abs=max_abs,
+        max_rel=max_abs / largest if largest > 0 else float("inf"),
+        used=float(share[at]),
+        worst=at,
+        given=a[at].item() if a.dtype.kind != "V" else float(x[at].real),
+        expected=b[at].item() if b.dtype.kind != "V" else float(y[at].real),
+    )

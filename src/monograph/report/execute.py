@@ -1,0 +1,226 @@
+"""Runs a model on one side or two: what `monograph run` and `monograph verify` do."""
+
+from __future__ import annotations
+
+import importlib
+import time
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from monograph.errors import ConfigError, ExecutionError, FeedError, UnknownRankError
+from monograph.frontend.onnx import import_model, read_model
+from monograph.ir import Graph
+from monograph.report.compare import Difference, compare_outputs, flatten
+from monograph.report.inputs import (
+    INPUT_PREFIX,
+    OUTPUT_PREFIX,
+    Inputs,
+    make_inputs,
+    read_archive,
+    split_archive,
+)
+from monograph.report.tolerance import Tolerance, allowed_by_file, derive
+from monograph.report.walk import random_ops
+from monograph.session import Session, load
+
+Notes = Callable[[str], None]
+"""Takes a line that the user should know of."""
+
+REFERENCE, ONNXRUNTIME = "reference", "onnxruntime"
+
+
+@dataclass(frozen=True)
+class Request:
+    """Which model, on what, with which inputs."""
+
+    model: Path
+    target: str | None = None
+    dims: Mapping[str, int] | None = None
+    given: Mapping[str, Any] | None = None
+    archive: Path | None = None
+    seed: int = 0
+
+    def load(self) -> Session:
+        return load(self.model, self.target, dims=self.dims)
+
+    def inputs(self, session: Session, note: Notes) -> Inputs:
+        """The inputs, with a note on everything that was assumed."""
+        given = dict(self.given or {})
+        if self.archive is not None:
+            given = split_archive(read_archive(self.archive), session.inputs, ())[0] | given
+        made = make_inputs(session.inputs, given, self.seed)
+        if made.random:
+            note(f"random inputs (seed {self.seed}): {', '.join(made.random)}")
+        if made.assumed:
+            listed = ", ".join(f"{k}={v}" for k, v in made.assumed.items())
+            note(f"open dimensions were set: {listed}; change them with --dim NAME=SIZE")
+        return made
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """The outputs of a run, and the seconds it took."""
+
+    target: str
+    inputs: Mapping[str, Any]
+    outputs: dict[str, Any]
+    load_seconds: float
+    run_seconds: list[float]
+
+
+@dataclass(frozen=True)
+class VerifyResult:
+    """What a comparison found."""
+
+    target: str
+    against: str
+    differences: list[Difference]
+    random: list[str]
+    seconds: dict[str, float]
+
+    @property
+    def ok(self) -> bool:
+        return all(d.ok for d in self.differences)
+
+
+def run_model(request: Request, note: Notes, repeat: int = 1) -> RunResult:
+    """Loads a model and runs it `repeat` times on the same inputs."""
+    started = time.perf_counter()
+    session = request.load()
+    loaded = time.perf_counter() - started
+    inputs = request.inputs(session, note)
+    seconds = []
+    outputs: dict[str, Any] = {}
+    for _ in range(max(1, repeat)):
+        outputs, taken = _run(session, inputs)
+        seconds.append(taken)
+    return RunResult(session.config.target, inputs.feeds, outputs, loaded, seconds)
+
+
+def verify_model(
+    request: Request,
+    against: str | None,
+    note: Notes,
+    rtol: float | None = None,
+    atol: float | None = None,
+    any_order: Collection[str] = (),
+) -> VerifyResult:
+    """Runs a model once per side and compares every output."""
+    session = request.load()
+    target = session.config.target
+    other = against or REFERENCE
+    if other == target:
+        raise ConfigError(
+            f"there is nothing to compare: target and other side are both {target!r}",
+            hint="name another side: --against onnxruntime, or --against FILE.npz",
+        )
+    if unknown := sorted(set(any_order) - {p.name for p in session.outputs}):
+        raise ConfigError(
+            "the model has no such output",
+            expected=[p.name for p in session.outputs],
+            given=unknown,
+        )
+    expected: dict[str, Any] = {}
+    if other not in (REFERENCE, ONNXRUNTIME):
+        arrays = read_archive(Path(other))
+        feeds, expected = split_archive(arrays, session.inputs, session.outputs)
+        if not expected:
+            raise FeedError(
+                "the file holds no output of the model",
+                expected=[OUTPUT_PREFIX + p.name for p in session.outputs],
+                given=sorted(arrays),
+            )
+        request = replace(request, given=feeds | dict(request.given or {}))
+        if absent := [p.name for p in session.outputs if p.name not in expected]:
+            note(f"not in {Path(other).name}, so not compared: {', '.join(absent)}")
+    inputs = request.inputs(session, note)
+    graph = graph_for(session, request, inputs.feeds)
+    drawn = random_ops(graph)
+    if drawn:
+        note(f"the model draws random numbers ({', '.join(drawn)}): sides may differ by design")
+    given, taken = _run(session, inputs)
+    seconds = {target: taken}
+    if other == REFERENCE:
+        expected, seconds[other] = _run(replace(request, target=REFERENCE).load(), inputs)
+    elif other == ONNXRUNTIME:
+        expected, seconds[other] = run_onnxruntime(request.model, inputs.feeds)
+    given = {name: given[name] for name in expected}
+    allowed = 0.0 if other == REFERENCE else allowed_by_file(read_model(request.model))
+    tolerances = {n: _override(t, rtol, atol) for n, t in derive(graph, allowed).items()}
+    differences = compare_outputs(given, expected, tolerances, any_order)
+    return VerifyResult(target, other, differences, drawn, seconds)
+
+
+def run_onnxruntime(path: Path, feeds: Mapping[str, Any]) -> tuple[dict[str, Any], float]:
+    """The outputs of a model as ONNX Runtime computes them on the CPU, and the seconds taken."""
+    try:
+        onnxruntime = importlib.import_module("onnxruntime")
+    except ImportError:
+        raise ConfigError(
+            "onnxruntime is not installed", hint="pip install onnxruntime, then try again"
+        ) from None
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    try:
+        session = onnxruntime.InferenceSession(
+            str(path), options, providers=["CPUExecutionProvider"]
+        )
+        started = time.perf_counter()
+        results = session.run(None, dict(feeds))
+    except Exception as e:  # its errors share no base class below Exception
+        raise ExecutionError(f"ONNX Runtime failed: {e}") from e
+    names = [o.name for o in session.get_outputs()]
+    return dict(zip(names, results, strict=True)), time.perf_counter() - started
+
+
+def save_archive(path: Path, result: RunResult) -> None:
+    """Writes inputs and outputs as in:NAME and out:NAME; `verify --against` reads such a file."""
+    named = {INPUT_PREFIX + k: v for k, v in result.inputs.items()}
+    named |= {OUTPUT_PREFIX + k: v for k, v in result.outputs.items()}
+    arrays = {k: _storable(v) for k, v in flatten(named).items() if v is not None}
+    try:
+        with path.open("wb") as file:
+            np.savez(file, **arrays)
+    except OSError as e:
+        raise ConfigError(f"the file cannot be written: {e.strerror}", given=str(path)) from e
+
+
+def _storable(x: Any) -> Any:
+    """An array that .npz can hold without pickling: strings as numpy's own kind."""
+    array = np.asarray(x)
+    return array.astype(np.str_) if array.dtype == object else array
+
+
+def _run(session: Session, inputs: Inputs) -> tuple[dict[str, Any], float]:
+    started = time.perf_counter()
+    try:
+        results = session.run(inputs.feeds)
+    except (ExecutionError, UnknownRankError) as e:
+        if inputs.random and e.hint is None:
+            e.hint = (
+                "the inputs were made at random and may not be valid for the model: choose sizes"
+                " with --dim NAME=SIZE, or give arrays with --input NAME=FILE.npy"
+            )
+        raise
+    taken = time.perf_counter() - started
+    return dict(zip((p.name for p in session.outputs), results, strict=True)), taken
+
+
+def graph_for(session: Session, request: Request, feeds: Mapping[str, Any]) -> Graph:
+    """The session's graph, or the one for these feeds where ranks are only known at run time."""
+    try:
+        return session.graph
+    except UnknownRankError:
+        shapes = {n: x.shape for n, x in feeds.items() if isinstance(x, np.ndarray)}
+        return import_model(read_model(request.model), dims=request.dims, shapes=shapes)
+
+
+def _override(derived: Tolerance, rtol: float | None, atol: float | None) -> Tolerance:
+    """The caller's tolerance, in numpy's sense, where one is given."""
+    if rtol is None and atol is None:
+        return derived
+    return Tolerance(rtol or 0.0, atol or 0.0, relative_to_largest=False)

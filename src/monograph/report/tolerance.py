@@ -1,0 +1,159 @@
+"""How far two right answers may lie apart: derived from the graph, output by output.
+
+Every float op rounds its result, so two implementations that are both right differ by about one
+unit in the last place (eps) of each result, and a sum of K terms by one more per term, in the
+precision of the accumulator (acc: f32, or f64 for f64). Roundings are independent, so they add as
+variances do: along a path of ops the expected relative difference is
+
+    sqrt(sum over the path of: eps^2 + (K - 1) * acc^2)
+
+and the worst path to an output gives that output's figure. A quantiser, which rounds floats to
+integers of at most 8 bits, turns the smallest difference into a whole step for those elements
+that lie on an edge between two steps; it counts with half a step of its range, eps = 2^-bits.
+Loop bodies count once: trip counts are data. Outputs are allowed `MARGIN` times the figure,
+relative to the element itself plus the largest element of the output, since errors arise at the
+scale of the values that are summed, not at the scale of what is left after they cancel.
+
+A file may allow more than its graph shows: `MatMulNBits` with an `accuracy_level` lets others
+round the left operand to f16, bf16 or 8-bit integers (the reference does not).
+
+Integers, bools and strings must be equal; quantised outputs (integers of at most 8 bits, rounded
+from floats) may differ by one step.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import ml_dtypes
+
+from monograph.frontend.onnx import ModelFile
+from monograph.frontend.onnx.functions import all_nodes
+from monograph.ir import Constant, DType, Graph, Input, Item, TensorType, TupleType, Type, Value
+from monograph.ops.conv import Conv
+from monograph.ops.linear import Dot
+from monograph.ops.reduce import ReduceSum
+from monograph.report.walk import subgraphs
+
+MARGIN = 4.0
+"""Room for ops that amplify the differences of their inputs (sums that cancel, steep curves)."""
+QUANTISED_BITS = 8
+F32_EPSILON = 2.0**-23
+_LEVELS = {2: 2.0**-10, 3: 2.0**-7, 4: 2.0**-8}
+"""Half a step or one eps of the left operand at each accuracy level: f16, bf16, i8."""
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """|given - expected| <= rtol * (|expected| + largest |expected|) + atol."""
+
+    rtol: float = 0.0
+    atol: float = 0.0
+    relative_to_largest: bool = True
+    """Whether `rtol` also applies to the output's largest element."""
+
+    def bound(self, magnitude: float, largest: float) -> float:
+        scale = magnitude + (largest if self.relative_to_largest else 0.0)
+        return self.atol + self.rtol * scale
+
+
+EXACT = Tolerance()
+
+
+def derive(graph: Graph, allowed: float = 0.0) -> dict[str, Tolerance]:
+    """The tolerance of every output of a graph; `allowed` is what the file grants on top."""
+    variances = _variances(graph, [0.0] * len(graph.inputs))
+    return {
+        name: _tolerance(value.type, variances[value] + allowed) for name, value in graph.outputs
+    }
+
+
+def allowed_by_file(model: ModelFile) -> float:
+    """The variance that a file's own accuracy levels allow other implementations."""
+    total = 0.0
+    for node in all_nodes(model.proto.graph.node):
+        if node.op_type == "MatMulNBits":
+            level = next((a.i for a in node.attribute if a.name == "accuracy_level"), 0)
+            total += _LEVELS.get(level, 0.0) ** 2
+    return total
+
+
+def epsilon(dtype: DType) -> float:
+    """The spacing of the floats just above 1."""
+    return float(ml_dtypes.finfo(dtype.numpy).eps)  # type: ignore[no-untyped-call]
+
+
+def _tolerance(type_: Type, variance: float) -> Tolerance:
+    while not isinstance(type_, (TensorType, TupleType)):
+        type_ = type_.element
+    if not isinstance(type_, TensorType):
+        return EXACT
+    if type_.dtype.is_float:
+        # Whatever was computed before, the output itself is rounded on both sides.
+        return Tolerance(rtol=MARGIN * max(math.sqrt(variance), epsilon(type_.dtype)))
+    if type_.dtype.kind == "complex":
+        part = F32_EPSILON if type_.dtype.bits == 64 else 2.0**-52
+        return Tolerance(rtol=MARGIN * max(math.sqrt(variance), part))
+    if type_.dtype.is_integer and type_.dtype.bits <= QUANTISED_BITS and variance > 0:
+        return Tolerance(atol=1.0)
+    return EXACT
+
+
+def _variances(graph: Graph, given: list[float]) -> dict[Value, float]:
+    """The expected squared relative difference of every value, along its worst path."""
+    result: dict[Value, float] = dict(zip(graph.inputs, given, strict=True))
+    for value in graph.values:
+        if value in result:
+            continue
+        incoming = [result[v] for v in value.inputs]
+        worst = max(incoming, default=0.0)
+        for body in subgraphs(value):
+            # Which input feeds which formal differs between control-flow ops; the worst serves all.
+            inner = _variances(body, [worst] * len(body.inputs))
+            worst = max([worst, *(inner[v] for _, v in body.outputs)])
+        result[value] = worst + _own_variance(value)
+    return result
+
+
+def _own_variance(value: Value) -> float:
+    """What a value's own rounding adds."""
+    if isinstance(value.op, (Input, Constant, Item)) or subgraphs(value):
+        return 0.0
+    dtype = _element(value.type)
+    if dtype is None:
+        return 0.0
+    if dtype.is_float:
+        own = epsilon(dtype)
+        return own**2 + (_contraction(value) - 1) * min(own, F32_EPSILON) ** 2
+    reads_float = any((d := _element(v.type)) is not None and d.is_float for v in value.inputs)
+    if dtype.is_integer and dtype.bits <= QUANTISED_BITS and reads_float:
+        return (2.0**-dtype.bits) ** 2
+    return 0.0
+
+
+def _element(type_: Type) -> DType | None:
+    if isinstance(type_, TensorType):
+        return type_.dtype
+    if isinstance(type_, TupleType):
+        kinds = [d for t in type_.items if (d := _element(t)) is not None]
+        return max(kinds, key=lambda d: epsilon(d) if d.is_float else 0.0, default=None)
+    return _element(type_.element)
+
+
+def _contraction(value: Value) -> int:
+    """How many products or terms are summed into one element; symbols count as one."""
+    if isinstance(value.op, Dot):
+        a, b = (v.tensor.shape for v in value.inputs[:2])
+        return _product([a[-1] if a and isinstance(a[-1], int) else b[-2] if b else 1])
+    if isinstance(value.op, Conv):
+        return _product((value.inputs[1].tensor.shape or ())[1:])
+    if isinstance(value.op, ReduceSum):
+        shape = value.inputs[0].tensor.shape
+        return _product([shape[a] for a in value.op.axes] if shape else [])
+    return 1
+
+
+def _product(dims: object) -> int:
+    sizes = [d for d in dims if isinstance(d, int)]  # type: ignore[attr-defined]
+    return max(1, math.prod(sizes))

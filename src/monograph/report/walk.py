@@ -1,0 +1,39 @@
+"""Walks over a graph and the sub-graphs that its control flow carries."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from monograph.ir import Constant, Graph, Input, Item, Value
+
+STRUCTURE = (Input, Constant, Item)
+"""Ops that hold a graph together and compute nothing."""
+
+
+def subgraphs(value: Value) -> list[Graph]:
+    """The graphs among the attributes of a value's op."""
+    found: list[Graph] = []
+    stack: list[Any] = list(value.op.attributes.values())
+    while stack:
+        attribute = stack.pop()
+        if isinstance(attribute, Graph):
+            found.append(attribute)
+        elif isinstance(attribute, tuple):
+            stack.extend(attribute)
+    return found
+
+
+def all_values(graph: Graph) -> Iterator[Value]:
+    """Every value of a graph and of its sub-graphs, at any depth."""
+    stack = [graph]
+    while stack:
+        for value in stack.pop().values:
+            yield value
+            stack.extend(subgraphs(value))
+
+
+def random_ops(graph: Graph) -> list[str]:
+    """The names of the ops whose results differ from run to run."""
+    names = {v.op.name for v in all_values(graph) if not v.op.pure and not isinstance(v.op, Input)}
+    return sorted(names)
