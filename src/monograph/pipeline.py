@@ -17,6 +17,12 @@ from typing import Any
 from monograph.errors import ConfigError, MonographError
 from monograph.ir import Graph, verify
 from monograph.passes.base import Environment, Pass, run_pass
+from monograph.passes.batch_towers import BatchTowers
+from monograph.passes.compose_convs import ComposeConvs
+from monograph.passes.fold_constants import FoldConstants
+from monograph.passes.fold_scales import FoldScales
+from monograph.passes.fuse_shared_input import FuseEmbeddings, FuseSharedInput
+from monograph.passes.hoist_slices import HoistSlices
 from monograph.passes.simplify import Simplify
 
 
@@ -28,7 +34,31 @@ class Stage:
     passes: tuple[Pass, ...]
 
 
-STAGES: tuple[Stage, ...] = (Stage("clean", (Simplify(),)),)
+STAGES: tuple[Stage, ...] = (
+    Stage(
+        "clean",
+        (
+            FoldConstants(),
+            Simplify(),
+        ),
+    ),
+    Stage(
+        "absorb",
+        (
+            FoldScales(),
+            ComposeConvs(),
+        ),
+    ),
+    Stage(
+        "join",
+        (
+            BatchTowers(),
+            FuseSharedInput(),
+            FuseEmbeddings(),
+            HoistSlices(),
+        ),
+    ),
+)
 
 
 @dataclass(frozen=True)

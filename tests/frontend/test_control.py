@@ -12,7 +12,17 @@ import pytest
 import monograph
 from monograph.errors import ExecutionError, InferError, ModelError
 from monograph.frontend.onnx import importer
-from monograph.ir import Graph
+from monograph.ir import (
+    Graph,
+    Input,
+    Value,
+    constants,
+    evaluate,
+    parse_graph,
+    parse_type,
+    print_graph,
+    verify,
+)
 
 
 def parse(text: str, opset: int = 17) -> onnx.ModelProto:
@@ -399,3 +409,52 @@ class TestScan8:
         text = SCAN_8.replace("ATTRIBUTES", "directions = [1],").replace("LENGTHS", "n")
         with pytest.raises(ModelError, match="backward Scan of opset 8 with lengths"):
             monograph.load(parse(text, opset=8))
+
+
+NESTED = """g (int64 m, bool c, float[N, 2] x) => (float[K, N, 2] y, float[M, 2] z) {
+    two = Constant <value_int = 2> ()
+    last, z, y = Loop (m, c, x, x) <body = b (int64 i, bool go, float[N, 2] s, float[M, 2] grown)
+        => (bool go_out, float[N, 2] s_out, float[M, 2] grown_out, float[N, 2] kept) {
+        go_out = Identity (go)
+        early = Less (i, two)
+        s_out = If (early) <
+            then_branch = t () => (float[N, 2] a) { a = Add (s, x) },
+            else_branch = e () => (float[N, 2] b) { b = Neg (s) }>
+        grown_out = Concat <axis = 0> (grown, x)
+        kept = Exp (s)
+    }>
+}"""
+
+
+class TestImportedGraphs:
+    def graph(self) -> Graph:
+        return monograph.load(parse(NESTED)).graph
+
+    def test_have_a_text_form(self) -> None:
+        graph = self.graph()
+        assert parse_graph(print_graph(graph), constants(graph)) == graph
+
+    def test_rebuild_to_themselves(self) -> None:
+        graph = self.graph()
+        assert graph.rebuild(lambda old, inputs: old.op(*inputs)) == graph
+
+    def test_specialise_to_static_types_through_all_levels(self) -> None:
+        """What the loop keeps becomes static; what it changes stays open."""
+        graph = self.graph()
+        x = Input("x", parse_type("f32[3, 2]"))()
+
+        def bind(old: Value, inputs: tuple[Value, ...]) -> Value:
+            return x if old is graph.inputs[2] else old.op(*inputs)
+
+        bound = verify(graph.rebuild(bind))
+        (loop,) = [v for v in bound.values if v.op.name == "loop"]
+        inner = loop.op.attributes["body"]
+        kept, grown = inner.input_types[2:4]
+        assert str(kept) == "f32[3, 2]"
+        assert str(grown).startswith("f32[~loop")
+        (branching,) = [v for v in inner.values if v.op.name == "if"]
+        assert str(branching.op.attributes["then"].output_types[0]) == "f32[3, 2]"
+        assert str(bound.output_types[0]).endswith(", 3, 2]")
+        feeds = [np.array(3), np.array(True), np.ones((3, 2), np.float32)]
+        for a, b in zip(evaluate(bound, feeds), evaluate(graph, feeds), strict=True):
+            np.testing.assert_array_equal(a, b)

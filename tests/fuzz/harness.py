@@ -32,6 +32,7 @@ SECONDS = 10
 PATIENCE = 3 * SECONDS
 """After this the parent gives up on a worker that is stuck outside of Python."""
 MAX_ELEMENTS = 1 << 20
+EXTREMES = (0, 1, 2, 3, -1, -2, 1000, 2**31 - 1, -(2**31), 2**40, 2**62, 2**63 - 1, -(2**63))
 
 
 class Hang(BaseException):
@@ -135,6 +136,9 @@ def _make_feed(kind: Any, sizes: dict[str, int], rng: random.Random) -> tuple[An
     if kind.dtype.bits < 4:
         low, high = (-2, 2) if kind.dtype.is_signed else (0, 4)
         return generator.integers(low, high, dims).astype(kind.dtype.numpy), True
+    if rng.random() < 0.1 and kind.dtype.name in ("i64", "i32", "f32", "f64"):
+        extremes = EXTREMES if kind.dtype.is_integer else [0, 1e30, np.inf, -np.inf, np.nan]
+        return generator.choice(np.array(extremes), dims).astype(kind.dtype.numpy), True
     if kind.dtype.is_float or kind.dtype.kind == "complex":
         return generator.uniform(-2, 2, dims).astype(kind.dtype.numpy), True
     return generator.integers(low, 5, dims).astype(kind.dtype.numpy), True

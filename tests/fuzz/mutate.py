@@ -75,6 +75,8 @@ def mutate_structure(model: onnx.ModelProto, donor: onnx.ModelProto, rng: random
             lambda: _reorder(model.graph.node, rng),
             lambda: _graft(rng.choice(nodes), donor, rng),
         ]
+    if model.graph.initializer:
+        choices += [lambda: _free_initialiser(model.graph, rng)] * 2
     if tensors:
         choices += [lambda: _spoil_tensor(rng.choice(tensors), rng)] * 3
     if attributes:
@@ -225,6 +227,18 @@ def _spoil_tensor(tensor: TensorProto, rng: random.Random) -> None:
         tensor.int64_data[rng.randrange(len(tensor.int64_data))] = rng.choice(INTS)
     else:
         tensor.dims.append(rng.choice((0, 1, 2)))
+
+
+def _free_initialiser(graph: onnx.GraphProto, rng: random.Random) -> None:
+    """A constant becomes an input: what it decides is known only at run time."""
+    index = rng.randrange(len(graph.initializer))
+    tensor = graph.initializer[index]
+    dims: list[int | str | None] = [d if rng.random() < 0.7 else "free" for d in tensor.dims]
+    shape = None if rng.random() < 0.1 else dims
+    info = onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, shape)
+    del graph.initializer[index]
+    if tensor.name not in [i.name for i in graph.input]:
+        graph.input.append(info)
 
 
 def _change_attribute(attribute: AttributeProto, rng: random.Random) -> None:

@@ -133,7 +133,7 @@ BOXES = [[[0.0, 0.0, 2.0, 2.0], [0.0, 1.0, 2.0, 3.0], [2.0, 2.0, 0.0, 0.0], [5.0
         # Boxes 0 and 1 share a third, and 2 is 0 with its corners the other way round.
         ({"limit": 9, "iou": 0.5}, [2, 1, 3]),
         ({"limit": 9, "iou": 0.3}, [2, 3]),
-        ({"limit": 9, "iou": 0.3, "score": 0.2}, [2]),
+        ({"limit": 9, "iou": 0.3, "score": 0.25}, [2]),
         ({"limit": 2, "iou": 1.0}, [2, 0]),
         ({"limit": 0, "iou": 0.5}, []),
     ],

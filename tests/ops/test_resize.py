@@ -70,8 +70,9 @@ def test_a_third_divides_evenly_though_an_f32_does_not() -> None:
 
 
 def test_cubic_reproduces_a_line_inside_and_repeats_the_edge() -> None:
+    line = apply(Resize((0,), scales=(2.0,), mode=CUBIC, cubic_a=-0.5), np.arange(8.0))
+    np.testing.assert_allclose(line[4:-4], np.arange(4, 12) / 2 - 0.25, rtol=1e-6)
     result = apply(Resize((0,), scales=(2.0,), mode=CUBIC), np.arange(8.0))
-    np.testing.assert_allclose(result[4:-4], np.arange(4, 12) / 2 - 0.25, rtol=1e-6)
     # Weights at a distance of 1/4 with a = -0.75; both places before the edge read element 0.
     w = [-0.03515625, 0.26171875, 0.87890625, -0.10546875]
     np.testing.assert_allclose(result[0], w[3] * 1, rtol=1e-5)

@@ -104,8 +104,6 @@ def test_mel_weights_are_triangles() -> None:
     assert weights.tolist() == expected.tolist()
     wide = apply(MelWeights(1, 64, 700, 0.0, 700.0))
     # Edges at 0, 700 * (2^(1/3) - 1) and 700 * (2^(2/3) - 1) hertz: bins 0, 16 and 38.
-    np.testing.assert_allclose(
-        wide[[0, 4, 16, 27, 33], 0], [0, 0.25, 1, 0.5, 5 / 22][:5], rtol=1e-6
-    )
+    np.testing.assert_allclose(wide[[0, 4, 16, 27, 32], 0], [0, 0.25, 1, 0.5, 6 / 22], rtol=1e-6)
     with pytest.raises(InferError, match="frequencies are not ordered"):
         MelWeights(1, 64, 700, 10.0, 0.0)()

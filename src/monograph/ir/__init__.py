@@ -11,6 +11,7 @@ from monograph.ir.text import constants, print_graph
 from monograph.ir.types import (
     UNKNOWN,
     Dim,
+    MapType,
     OptionalType,
     SequenceType,
     Shape,
@@ -33,6 +34,7 @@ __all__ = [
     "Input",
     "Item",
     "Literal",
+    "MapType",
     "Op",
     "OptionalType",
     "Sample",

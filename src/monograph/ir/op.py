@@ -20,6 +20,7 @@ from monograph.ir.dtype import DType
 from monograph.ir.literal import digest_of
 from monograph.ir.memory import MAX_RANK, MAX_TENSOR_BYTES, count_elements
 from monograph.ir.types import (
+    MapType,
     OptionalType,
     SequenceType,
     TensorType,
@@ -48,7 +49,7 @@ def encode(attribute: Any) -> bytes:
         return b"(" + b"".join(map(encode, attribute)) + b")"
     if isinstance(attribute, DType):
         return b"d" + attribute.name.encode() + b";"
-    if isinstance(attribute, (TensorType, TupleType, SequenceType, OptionalType)):
+    if isinstance(attribute, (TensorType, TupleType, SequenceType, OptionalType, MapType)):
         return b"t" + str(attribute).encode() + b";"
     digest = getattr(attribute, "digest", None)
     if isinstance(digest, bytes):  # a Literal or a Graph
@@ -213,7 +214,7 @@ def _check_size(op: Op, result: Type) -> None:
     if isinstance(result, (SequenceType, OptionalType)):
         _check_size(op, result.element)
         return
-    if result.shape is None:
+    if isinstance(result, MapType) or result.shape is None:
         return
     if len(result.shape) > MAX_RANK:
         raise InferError(

@@ -18,7 +18,7 @@ from monograph.ir.dtype import ALL, DType, dtype
 from monograph.ir.graph import Graph
 from monograph.ir.literal import Literal
 from monograph.ir.op import Op, Value
-from monograph.ir.types import Dim, OptionalType, SequenceType, TensorType, TupleType, Type
+from monograph.ir.types import Dim, MapType, OptionalType, SequenceType, TensorType, TupleType, Type
 
 _TOKEN = re.compile(
     r"""\s*(?:(?P<origin>//[^\n]*)
@@ -135,6 +135,13 @@ class _Reader:
             self.depth -= 1
             self.expect(">")
             return SequenceType(element) if word == "seq" else OptionalType(element)
+        if word == "map":
+            self.expect("<")
+            key = self.dtype(self.of_kind("word"))
+            self.expect(",")
+            value = self.dtype(self.of_kind("word"))
+            self.expect(">")
+            return MapType(key, value)
         return self.tensor_type(self.dtype(word))
 
     def dtype(self, word: str) -> DType:

@@ -26,7 +26,7 @@ from monograph.ir.dtype import DType
 from monograph.ir.graph import Graph
 from monograph.ir.literal import Literal
 from monograph.ir.op import Op, Value
-from monograph.ir.types import OptionalType, SequenceType, TensorType, TupleType
+from monograph.ir.types import MapType, OptionalType, SequenceType, TensorType, TupleType
 
 INLINE_ELEMENTS = 16
 _PLAIN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*\Z")
@@ -91,7 +91,7 @@ def format_attribute(given: Any, data: bool = False, indent: str = "") -> str:
         return f"({inner},)" if len(given) == 1 else f"({inner})"
     if isinstance(given, DType):
         return given.name
-    if isinstance(given, (TensorType, TupleType, SequenceType, OptionalType)):
+    if isinstance(given, (TensorType, TupleType, SequenceType, OptionalType, MapType)):
         return f"type {given}"
     if isinstance(given, Literal):
         return _literal(given, data)

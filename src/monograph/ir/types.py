@@ -1,4 +1,4 @@
-"""Types of values: tensors with int or symbolic dimensions, tuples, sequences, optionals.
+"""Types of values: tensors with int or symbolic dimensions, tuples, sequences, optionals, maps.
 
 A dimension is an int or a symbol (a str). Symbols that a model names keep their name; a dimension
 that an op derives and cannot know is a fresh symbol that starts with "~". While inferring, an op
@@ -117,7 +117,18 @@ class OptionalType:
         return f"opt<{self.element}>"
 
 
-Type: TypeAlias = TensorType | TupleType | SequenceType | OptionalType
+@dataclass(frozen=True)
+class MapType:
+    """A dict from strings or integers to numbers or strings, as classical models show scores."""
+
+    key: DType
+    value: DType
+
+    def __str__(self) -> str:
+        return f"map<{self.key}, {self.value}>"
+
+
+Type: TypeAlias = TensorType | TupleType | SequenceType | OptionalType | MapType
 
 
 def tensor(dtype: DType, *shape: Dim) -> TensorType:
@@ -134,6 +145,8 @@ def name_unknowns(type_: Type, stem: str) -> Type:
     if isinstance(type_, TupleType):
         items = (name_unknowns(t, f"{stem}{chr(97 + i % 26)}") for i, t in enumerate(type_.items))
         return TupleType(tuple(items))
+    if isinstance(type_, MapType):
+        return type_
     return type(type_)(name_unknowns(type_.element, stem))
 
 
@@ -193,7 +206,7 @@ def accepts(declared: Type, given: Type) -> bool:
         return accepts(declared.element, given.element)
     if isinstance(declared, OptionalType) and isinstance(given, OptionalType):
         return accepts(declared.element, given.element)
-    return False
+    return isinstance(declared, MapType) and declared == given
 
 
 def generalise(a: Type, b: Type) -> Type:
@@ -206,4 +219,6 @@ def generalise(a: Type, b: Type) -> Type:
         return SequenceType(generalise(a.element, b.element))
     if isinstance(a, OptionalType) and isinstance(b, OptionalType):
         return OptionalType(generalise(a.element, b.element))
+    if isinstance(a, MapType) and a == b:
+        return a
     raise InferError("types do not agree", expected=a, given=b)

@@ -172,12 +172,12 @@ def _correlate(view: Array, kernel: Array, y: Array) -> None:
     # [N, C, *O, *K] -> [N, C, *K, *O]: the terms of a sum next to each other.
     order = (0, 1, *range(2 + spatial, 2 + 2 * spatial), *range(2, 2 + spatial))
     view = np.transpose(view, order)
+    whole = (slice(None),) * (1 + spatial)
     row = groups * terms * math.prod(y.shape[3:])
     step = max(1, COLUMN_ELEMENTS // max(1, row))
     for n in range(y.shape[0]):
         for start in range(0, y.shape[2], step):
             rows = slice(start, min(start + step, y.shape[2]))
-            part = view[(n, ..., rows, *(slice(None),) * (spatial - 1))]
-            columns = part.reshape(groups, terms, -1)
+            columns = view[n][(*whole, rows)].reshape(groups, terms, -1)
             target = y[n, :, rows]
             target[...] = np.matmul(kernel, columns).reshape(target.shape)

@@ -1,4 +1,4 @@
-"""What classical models need beyond arithmetic: tables and coupled probabilities. Reference only.
+"""What classical models need beyond arithmetic: tables, maps, probabilities. Reference only.
 
 Scalers, linear models and kernels are arithmetic of the canonical ops; trees have a file of their
 own.
@@ -12,9 +12,20 @@ from typing import Any
 import numpy as np
 
 from monograph.errors import ExecutionError, InferError
-from monograph.ir import Array, Literal, Op, TensorType, from_numpy, sample
-from monograph.ir.dtype import FLOAT
-from monograph.ops.base import as_tensor, check_kinds, narrow
+from monograph.ir import (
+    Array,
+    DType,
+    Literal,
+    MapType,
+    Op,
+    SequenceType,
+    TensorType,
+    Type,
+    from_numpy,
+    sample,
+)
+from monograph.ir.dtype import FLOAT, INT, STRING
+from monograph.ops.base import as_tensor, check_allocation, check_kinds, narrow
 
 MAX_ITERATIONS = 100
 
@@ -128,3 +139,49 @@ def _couple(p: Array, q: Array) -> None:
             pqp = (pqp + step * (step * q[t, t] + 2 * qp[t])) / (1 + step) ** 2
             qp = (qp + step * q[t]) / (1 + step)
             p /= 1 + step
+
+
+@dataclass(frozen=True)
+class MapRows(Op):
+    """A list of dicts, one for each row: the keys with the row's elements."""
+
+    keys: Literal
+
+    samples = (
+        sample("f32[3, 2]", keys=Literal(np.array(["no", "yes"], object))),
+        sample("f32[0, 2]", keys=Literal(np.array([1, 0]))),
+    )
+
+    def infer(self, x: TensorType) -> SequenceType:
+        check_kinds(self.keys.dtype, (INT, STRING))
+        count = self.keys.array.size
+        if self.keys.type.rank != 1 or as_tensor(x).rank != 2:
+            raise InferError("rows of as many elements as keys are needed", given=x)
+        if isinstance(x.dims[1], int) and x.dims[1] != count:
+            raise InferError("as many columns as keys", expected=count, given=x)
+        return SequenceType(MapType(self.keys.dtype, x.dtype))
+
+    def reference(self, x: Array) -> list[dict[Any, Any]]:
+        keys = self.keys.array.tolist()
+        if x.shape[1] != len(keys):
+            raise ExecutionError("as many columns as keys", expected=len(keys), given=x.shape[1])
+        return [dict(zip(keys, row, strict=True)) for row in x.tolist()]
+
+
+@dataclass(frozen=True)
+class MapValues(Op):
+    """One row of a dict's values, [1, n]: at the place of each key in `keys`, zero without it.
+
+    With no `keys` they are the dict's own, in ascending order.
+    """
+
+    keys: Literal | None = None
+
+    def infer(self, x: Type) -> TensorType:
+        if not isinstance(x, MapType):
+            raise InferError("a map is needed", given=x)
+        if self.keys is None:
+            return TensorType(x.value, (1, UNKNOWN))
+        if self.keys.dtype != x.key or self.keys.type.rank != 1:
+            raise InferError("keys of another type", expected=x.key, given=self.keys.type)
+        return TensorType(x.value, (1, self.keys.array.size))

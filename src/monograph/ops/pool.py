@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
@@ -36,7 +36,7 @@ class Pool(Op, abstract=True):
     ceil: bool = False
     auto: str = ""
 
-    kinds = (FLOAT,)
+    kinds: ClassVar[tuple[str, ...]] = (FLOAT,)
 
     def canonical(self, *types: Type) -> Op:
         if len(types) != 1 or not self.auto:
@@ -104,7 +104,7 @@ class Pool(Op, abstract=True):
         return x
 
 
-def lowest(dtype: np.dtype[np.generic]) -> float | int:
+def lowest(dtype: np.dtype[Any]) -> float | int:
     """The identity of max in a type that the reference computes in."""
     return -np.inf if dtype.kind == "f" else int(np.iinfo(dtype).min)
 
@@ -186,7 +186,8 @@ class ArgMaxPool(Pool):
             best = np.take_along_axis(candidates, first, -1)[..., 0]
             place = np.take_along_axis(places, first, -1)[..., 0]
         planes = np.arange(x.shape[0] * x.shape[1]).reshape(*x.shape[:2], *(1,) * len(sizes))
-        return place + planes * int(np.prod(sizes))
+        result: Array = place + planes * int(np.prod(sizes))
+        return result
 
 
 @dataclass(frozen=True)
@@ -212,8 +213,8 @@ class AveragePool(Pool):
             none = (0,) * len(op.kernel)
             op = replace(op, pads_begin=none, pads_end=none)
         count = op.reduce(inside, np.sum, 0)
-        places = tuple(slice(0, n) for n in total.shape[2:])
-        return narrow(total / count[(..., *places)], from_numpy(x.dtype))
+        places = (slice(None), slice(None), *(slice(0, n) for n in total.shape[2:]))
+        return narrow(total / count[places], from_numpy(x.dtype))
 
 
 @dataclass(frozen=True)

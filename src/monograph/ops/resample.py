@@ -87,13 +87,13 @@ def nearest_places(axis: Axis, rounding: str) -> Array:
     if rounding == "simple":
         rounding = "floor" if axis.scale >= 1 else "ceil"
     x = axis.places
-    chosen = {
-        "round_prefer_floor": lambda: np.ceil(x - 0.5),
-        "round_prefer_ceil": lambda: np.floor(x + 0.5),
-        "floor": lambda: np.floor(x),
-        "ceil": lambda: np.ceil(x),
-    }[rounding]()
-    return np.clip(np.nan_to_num(chosen), 0, axis.size - 1).astype(np.int64)
+    chosen: Array
+    if rounding in ("floor", "round_prefer_ceil"):
+        chosen = np.floor(x if rounding == "floor" else x + 0.5)
+    else:
+        chosen = np.ceil(x if rounding == "ceil" else x - 0.5)
+    places: Array = np.clip(np.nan_to_num(chosen), 0, axis.size - 1).astype(np.int64)
+    return places
 
 
 def cubic_kernel(x: Array, a: float) -> Array:

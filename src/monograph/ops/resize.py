@@ -79,7 +79,7 @@ class Resize(Op):
         x = as_tensor(types[0])
         self._check(x)
         op = self._plain()._sorted(x.rank)
-        if op.scales is not None and op.coordinates not in (CROP, "tf_half_pixel_for_nn"):
+        if op.scales is not None and op.coordinates != CROP:
             op = op._select([i for i, s in enumerate(op.scales) if s != 1.0])
         if all(isinstance(x.dims[a], int) for a in op.axes):
             op = op._resolved(tuple(int(x.dims[a]) for a in op.axes))
@@ -134,7 +134,7 @@ class Resize(Op):
         if scales is not None and all(map(_same_scale, scales, ratios)):
             scales = None
         op = replace(self, sizes=sizes, scales=scales, policy=STRETCH)
-        if scales is None and self.coordinates not in (CROP, "tf_half_pixel_for_nn"):
+        if scales is None and self.coordinates != CROP:
             op = op._select(
                 [i for i, (s, d) in enumerate(zip(sizes, given, strict=True)) if s != d]
             )
@@ -154,7 +154,7 @@ class Resize(Op):
         if self.mode != NEAREST:
             check_kinds(as_tensor(x).dtype, NUMERIC)
         n = len(self.axes)
-        if (self.sizes is None) == (self.scales is None) and self.policy != STRETCH:
+        if self.sizes is None and self.policy != STRETCH:
             raise InferError("a policy needs sizes")
         if self.sizes is None and self.scales is None:
             raise InferError("sizes or scales are needed")
@@ -240,7 +240,7 @@ class Resize(Op):
 
 
 def _same_scale(a: float, b: float) -> bool:
-    return np.float32(a) == np.float32(b)
+    return bool(np.float32(a) == np.float32(b))
 
 
 def _rounded(y: Array, dtype: DType) -> Array:

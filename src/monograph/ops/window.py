@@ -122,5 +122,5 @@ def windows(
     if any(r > d for r, d in zip(reach, x.shape[x.ndim - n :], strict=True)):
         return np.empty((*x.shape[: x.ndim - n], *(0,) * n, *kernel), x.dtype)
     view = np.lib.stride_tricks.sliding_window_view(x, reach, tuple(range(x.ndim - n, x.ndim)))
-    steps = [slice(None, None, s) for s in (*strides, *dilations)]
-    return view[(..., *steps)]
+    whole = (slice(None),) * (x.ndim - n)
+    return view[(*whole, *(slice(None, None, s) for s in (*strides, *dilations)))]

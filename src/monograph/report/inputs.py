@@ -72,13 +72,14 @@ def read_array(path: Path) -> Array:
 def read_archive(path: Path) -> dict[str, Array]:
     """The arrays of an .npz file by key; nothing in it is executed."""
     try:
-        with np.load(path, allow_pickle=False) as archive:
-            if not isinstance(archive, np.lib.npyio.NpzFile):
-                raise FeedError("a single array was given where an .npz is needed", given=str(path))
+        archive = np.load(path, allow_pickle=False)
+        if isinstance(archive, np.ndarray):
+            raise FeedError("a single array was given where an .npz is needed", given=str(path))
+        with archive:
             return {name: archive[name] for name in archive.files}
     except OSError as e:
         raise FeedError(f"the file cannot be read: {e.strerror or e}", given=str(path)) from e
-    except (ValueError, EOFError, zipfile.BadZipFile, AttributeError) as e:
+    except (ValueError, EOFError, zipfile.BadZipFile) as e:
         raise FeedError(f"not an .npz file of plain numbers: {e}", given=str(path)) from e
 
 
@@ -131,7 +132,8 @@ def _random(
         return _random(rng, name, type_.element, sizes, assumed)
     if isinstance(type_, SequenceType):
         return [_random(rng, name, type_.element, sizes, assumed) for _ in range(2)]
-    assert isinstance(type_, TensorType)
+    if not isinstance(type_, TensorType):
+        raise FeedError(f"no random value for {name!r}: it is no tensor", given=type_)
     if type_.shape is None:
         raise FeedError(
             f"no random value for {name!r}: its rank is not known",

@@ -106,11 +106,11 @@ def _variances(graph: Graph, given: list[float]) -> dict[Value, float]:
     for value in graph.values:
         if value in result:
             continue
-        incoming = [result[v] for v in value.inputs]
-        worst = max(incoming, default=0.0)
+        incoming = max((result[v] for v in value.inputs), default=0.0)
+        worst = incoming
         for body in subgraphs(value):
             # Which input feeds which formal differs between control-flow ops; the worst serves all.
-            inner = _variances(body, [worst] * len(body.inputs))
+            inner = _variances(body, [incoming] * len(body.inputs))
             worst = max([worst, *(inner[v] for _, v in body.outputs)])
         result[value] = worst + _own_variance(value)
     return result

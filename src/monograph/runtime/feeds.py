@@ -9,7 +9,17 @@ from typing import Any
 import numpy as np
 
 from monograph.errors import FeedError, MonographError
-from monograph.ir import DType, OptionalType, SequenceType, Shape, TensorType, Type, from_numpy
+from monograph.ir import (
+    DType,
+    MapType,
+    OptionalType,
+    SequenceType,
+    Shape,
+    TensorType,
+    Type,
+    from_numpy,
+)
+from monograph.ir.dtype import FLOAT, STRING
 
 
 @dataclass(frozen=True)
@@ -63,8 +73,23 @@ def _check(
             return None
         # Elements of a sequence may differ in size, so each binds symbols of its own.
         return [_check(f"{name}[{i}]", type_.element, x, {}, problems) for i, x in enumerate(data)]
+    if isinstance(type_, MapType):
+        return _check_map(name, type_, data, problems)
     assert isinstance(type_, TensorType)
     return _check_tensor(name, type_, data, bound, problems)
+
+
+def _check_map(name: str, type_: MapType, data: Any, problems: list[str]) -> Any:
+    kinds = {STRING: str, FLOAT: (int, float)}
+    key, value = (kinds.get(t.kind, int) for t in (type_.key, type_.value))
+    fits = isinstance(data, Mapping) and all(
+        isinstance(k, key) and isinstance(v, value) for k, v in data.items()
+    )
+    if not fits:
+        given = type(data).__name__
+        problems.append(f"{name}: expected a dict of {type_.key} to {type_.value}, given {given}")
+        return None
+    return dict(data)
 
 
 def _check_tensor(

@@ -5,7 +5,17 @@ from __future__ import annotations
 import onnx
 
 from monograph.errors import ModelError
-from monograph.ir import UNKNOWN, Dim, DType, OptionalType, SequenceType, TensorType, Type, dtype
+from monograph.ir import (
+    UNKNOWN,
+    Dim,
+    DType,
+    MapType,
+    OptionalType,
+    SequenceType,
+    TensorType,
+    Type,
+    dtype,
+)
 
 _NAMES = {
     "FLOAT": "f32", "UINT8": "u8", "INT8": "i8", "UINT16": "u16", "INT16": "i16", "INT32": "i32",
@@ -54,9 +64,12 @@ def value_type(proto: onnx.TypeProto, name: str, depth: int = 0) -> Type:
         return SequenceType(value_type(proto.sequence_type.elem_type, name, depth + 1))
     if kind == "optional_type":
         return OptionalType(value_type(proto.optional_type.elem_type, name, depth + 1))
+    if kind == "map_type":
+        element = from_onnx(proto.map_type.value_type.tensor_type.elem_type)
+        return MapType(from_onnx(proto.map_type.key_type), element)
     raise ModelError(
         f"the type of {name!r} is not supported",
-        expected="tensor, sequence or optional",
+        expected="tensor, sequence, optional or map",
         given=kind or "no type",
     )
 

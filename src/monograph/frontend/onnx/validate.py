@@ -253,8 +253,8 @@ def _graph_steps(
         names.define(name, "input", where)
         _check_dimensions(info)
     for name in constants:
-        # Where a main graph's input has an initialiser, that is its default.
-        if parent is not None or name not in names.defined:
+        # Where an input has an initialiser, that is its default; old files have no others.
+        if name not in names.defined:
             names.define(name, "initialiser", where)
     yield from _node_steps(graph.node, names, context)
     _check_outputs(graph, names, where)

@@ -75,7 +75,7 @@ def attention(n: Node) -> tuple[Value | None, ...]:
         n.fail("a past of keys or of values is missing")
     if past_k is not None and past_v is not None:
         k, v = sh.Concat(2)(past_k, k), sh.Concat(2)(past_v, v)
-    mask = _padded(n.optional(3), k, lengths is not None)
+    mask = padded(n.optional(3), k, lengths is not None)
     causal = n.attr_flag("is_causal")
     # The op places the last query at the last key, ONNX the first one after the past.
     plain = causal and same_length and lengths is None
@@ -94,9 +94,9 @@ def attention(n: Node) -> tuple[Value | None, ...]:
         mask = both(mask, up_to(size_of(q, 2), size_of(k, 2), offset), q)
     if lengths is not None:
         mask = both(mask, within(size_of(k, 2), lengths), q)
-    steps = _score_steps(n, q, _repeated(n, k, q), mask, op)
+    steps = _score_steps(n, q, repeated(n, k, q), mask, op)
     if composed:
-        y = Dot()(steps[3], _repeated(n, v, q))
+        y = Dot()(steps[3], repeated(n, v, q))
     mode = n.attr_int("qk_matmul_output_mode", 0)
     if not 0 <= mode <= 3:
         n.fail("qk_matmul_output_mode is 0, 1, 2 or 3", given=mode)
@@ -108,7 +108,7 @@ def within(keys: Value, lengths: Value) -> Value:
     return ew.Less()(iota(keys), sh.Unsqueeze((1, 2, 3))(lengths))
 
 
-def _padded(mask: Value | None, k: Value, external: bool) -> Value | None:
+def padded(mask: Value | None, k: Value, external: bool) -> Value | None:
     """A mask that may be shorter than the keys, made as long: what is added takes no part."""
     if mask is None:
         return None
@@ -126,7 +126,7 @@ def _padded(mask: Value | None, k: Value, external: bool) -> Value | None:
     return deferred(Pad, (mask, hidden), {"after": after}, before=before)
 
 
-def _repeated(n: Node, x: Value, q: Value) -> Value:
+def repeated(n: Node, x: Value, q: Value) -> Value:
     """The heads of keys or values, repeated for the heads of q that they serve."""
     heads, groups = q.tensor.dims[1], x.tensor.dims[1]
     if not (isinstance(heads, int) and isinstance(groups, int)):
@@ -159,8 +159,18 @@ def _score_steps(n: Node, q: Value, k: Value, mask: Value | None, op: Attention)
         capped = ew.Mul()(ew.Tanh()(ew.Div()(masked, cap)), cap)
         # What is hidden stays hidden: the softcap alone would bring it back.
         capped = ew.Where()(visible, capped, hidden) if visible is not None else capped
-    weights = ew.Exp()(ew.Sub()(capped, rd.ReduceMax((3,), keep=True)(capped)))
-    return [plain, masked, capped, ew.Div()(weights, rd.ReduceSum((3,), keep=True)(weights))]
+    return [plain, masked, capped, shares(capped)]
+
+
+def shares(scores: Value) -> Value:
+    """The softmax of scores over the keys; zero for a query that sees no key."""
+    zero, one = constant(0, scores.dtype), constant(1, scores.dtype)
+    top = rd.ReduceMax((3,), keep=True)(scores)
+    # Where all scores are -inf, so is the largest, and their difference would be NaN.
+    top = ew.Where()(ew.IsInf(positive=False)(top), zero, top)
+    weights = ew.Exp()(ew.Sub()(scores, top))
+    total = rd.ReduceSum((3,), keep=True)(weights)
+    return ew.Div()(weights, ew.Where()(ew.Equal()(total, zero), one, total))
 
 
 @converter("RotaryEmbedding", since=23)

@@ -1,0 +1,129 @@
+"""What ONNX releases after 1.21 changed in ops that another family converts.
+
+Ops that they added and define by a function (LinearAttention, CausalConvWithState, SwiGLU,
+FlexAttention) need nothing here: their bodies are inlined. Attention takes over from opset 24 on,
+whose text was clarified later: with a cache that the model keeps, the last query stands at the last
+key that counts.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from monograph.frontend.onnx.convert.attention import (
+    attend,
+    both,
+    merge_heads,
+    padded,
+    repeated,
+    shares,
+    split_heads,
+    within,
+)
+from monograph.frontend.onnx.convert.common import cast, iota, scalar, size_of
+from monograph.frontend.onnx.node import Node
+from monograph.frontend.onnx.registry import converter
+from monograph.ir import Value, constant
+from monograph.ir.dtype import boolean
+from monograph.ops import elementwise as ew
+from monograph.ops import shape as sh
+from monograph.ops.attention import LENGTHS, Attention
+from monograph.ops.linear import Dot
+
+
+@converter("Mod", since=28)
+def mod(n: Node) -> Value:
+    """Floats may take the sign of the divisor too."""
+    return ew.Mod(truncated=n.attr_flag("fmod"))(n.input(0), n.input(1))
+
+
+@dataclass(frozen=True)
+class _Reach:
+    """Which keys a query may see, by their places: `offset` is the place of the first query."""
+
+    offset: Value
+    causal: bool
+    left: int
+    right: int
+
+    def mask(self, queries: Value, keys: Value) -> Value | None:
+        """bool[..., S, T], or None where every key is seen."""
+        place = ew.Add()(sh.Unsqueeze((1,))(iota(queries)), self.offset)
+        key = sh.Unsqueeze((0,))(iota(keys))
+        found: list[Value] = []
+        if self.causal:
+            found.append(ew.LessEqual()(key, place))
+        if self.left >= 0:
+            found.append(ew.LessEqual()(ew.Sub()(place, scalar(self.left, place)), key))
+        if self.right >= 0:
+            found.append(ew.LessEqual()(key, ew.Add()(place, scalar(self.right, place))))
+        result: Value | None = None
+        for condition in found:
+            result = condition if result is None else ew.And()(result, condition)
+        return result
+
+
+@converter("Attention", since=24)
+def attention(n: Node) -> tuple[Value | None, ...]:
+    q, k, v = n.input(0), n.input(1), n.input(2)
+    flat = q.tensor.rank == 3
+    if flat:
+        q = split_heads(n, q, n.attr_int("q_num_heads"))
+        k, v = (split_heads(n, x, n.attr_int("kv_num_heads")) for x in (k, v))
+    past_k, past_v, lengths = n.optional(4), n.optional(5), n.optional(6)
+    if (past_k is None) != (past_v is None):
+        n.fail("a past of keys or of values is missing")
+    aligned = lengths is not None or q.tensor.dims[2] == k.tensor.dims[2]
+    offset = constant(0)
+    if past_k is not None and past_v is not None:
+        k, v = sh.Concat(2)(past_k, k), sh.Concat(2)(past_v, v)
+        offset = size_of(past_k, 2)
+    elif lengths is not None:
+        offset = sh.Unsqueeze((1, 2, 3))(ew.Sub()(lengths, size_of(q, 2)))
+    reach = _Reach(
+        offset,
+        n.attr_flag("is_causal"),
+        n.attr_int("left_window_size", -1),
+        n.attr_int("right_window_size", -1),
+    )
+    mask = padded(n.optional(3), k, lengths is not None)
+    op = Attention(n.attr_float("scale", 0.0) or None, softcap=n.attr_float("softcap", 0.0))
+    seen = reach.mask(size_of(q, 2), size_of(k, 2))
+    hidden = mask if seen is None else both(mask, seen, q)
+    if aligned and reach.causal:
+        # The op itself places the last query at the last key that counts.
+        op = replace(op, causal=True, window=max(reach.left + 1, 0))
+        y = attend(q, k, v, op, mask, **{LENGTHS: lengths})
+    else:
+        y = attend(q, k, v, op, hidden, **{LENGTHS: lengths})
+    scores: Value | None = None
+    if n.wants(3):
+        if lengths is not None:
+            hidden = both(hidden, within(size_of(k, 2), lengths), q)
+        scores = _scores(n, q, repeated(n, k, q), hidden, op)
+    return merge_heads(y) if flat else y, k, v, scores
+
+
+def _scores(n: Node, q: Value, k: Value, mask: Value | None, op: Attention) -> Value:
+    """The scores, at the step that `qk_matmul_output_mode` asks for."""
+    mode = n.attr_int("qk_matmul_output_mode", 0)
+    size = q.tensor.dims[3]
+    if not 0 <= mode <= 3:
+        n.fail("qk_matmul_output_mode is 0, 1, 2 or 3", given=mode)
+    if not isinstance(size, int):
+        n.unsupported("the scores of attention need a known head size")
+    scale = 1 / math.sqrt(size) if op.scale is None else op.scale
+    scores = Dot()(ew.Mul()(q, scalar(scale, q)), sh.Transpose((0, 1, 3, 2))(k))
+    if mode >= 1 and op.softcap > 0:
+        cap = scalar(op.softcap, q)
+        scores = ew.Mul()(ew.Tanh()(ew.Div()(scores, cap)), cap)
+    if mode >= 2 and mask is not None:
+        if mask.dtype == boolean:
+            scores = ew.Where()(mask, scores, scalar(-math.inf, q))
+        else:
+            scores = ew.Add()(scores, mask)
+    if mode < 3:
+        return scores
+    precise = cast(scores, n.attr_dtype("softmax_precision", q.dtype))
+    return cast(shares(precise), q.dtype)

@@ -1,0 +1,72 @@
+"""What is known of sizes while importing."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from monograph.frontend.onnx.fold import fold, known_sizes
+from monograph.frontend.onnx.sizes import divided, minus, plus, reshape, size_of, times
+from monograph.ir import UNKNOWN, Constant, Input, constant, dtype, known, parse_tensor_type
+from monograph.ops import elementwise as ew
+from monograph.ops import shape as sh
+from monograph.ops.cast import Cast
+from monograph.ops.index import Gather
+
+X = Input("x", parse_tensor_type("f32[N, 3, 4]"))()
+SHAPE = sh.ShapeOf()(X)
+i64, i32, u8 = dtype("i64"), dtype("i32"), dtype("u8")
+
+
+def ints(*numbers: int):
+    return constant(np.array(numbers, np.int64))
+
+
+def test_sizes_are_followed_through_shape_ops() -> None:
+    assert known_sizes(SHAPE) == ("N", 3, 4)
+    assert known_sizes(Gather(0)(SHAPE, ints(-1, 0))) == (4, "N")
+    assert known_sizes(sh.Slice((1,), (9,), (1,))(SHAPE)) == (3, 4)
+    assert known_sizes(sh.Concat(0)(SHAPE, ints(-1))) == ("N", 3, 4, -1)
+    assert known_sizes(Cast(i32)(SHAPE)) == ("N", 3, 4)
+    scalar = sh.Squeeze((0,))(Gather(0)(SHAPE, ints(0)))
+    assert known_sizes(sh.Unsqueeze((0,))(scalar)) == ("N",)
+
+
+def test_arithmetic_on_sizes() -> None:
+    two = ints(2)
+    assert known_sizes(ew.Mul()(SHAPE, two)) == (UNKNOWN, 6, 8)
+    assert known_sizes(ew.Mul()(SHAPE, ints(1))) == ("N", 3, 4)
+    assert known_sizes(ew.Sub()(SHAPE, ints(0, 5, 4))) == ("N", -2, 0)
+    # Division rounds towards zero, and by zero it is left to run time.
+    assert known_sizes(ew.Div()(SHAPE, ints(2, -2, 0))) == (UNKNOWN, -1, UNKNOWN)
+    assert known_sizes(ew.Mul()(SHAPE, ints(2**40))) == (UNKNOWN,) * 3
+
+
+def test_what_is_not_known() -> None:
+    assert known_sizes(X) is None
+    late = Input("n", parse_tensor_type("i64[2]"))()
+    assert known_sizes(late) == (UNKNOWN, UNKNOWN)
+    assert known_sizes(sh.Concat(0)(late, ints(7))) == (UNKNOWN, UNKNOWN, 7)
+    # Narrow types wrap, so nothing is said of them.
+    assert known_sizes(Cast(u8)(SHAPE)) is None
+    assert known_sizes(Cast(i32)(sh.Concat(0)(late, ints(2**40)))) == (UNKNOWN,) * 3
+
+
+def test_only_what_is_known_is_folded() -> None:
+    folded = known(fold(Gather(0)(SHAPE, ints(1, 2))))
+    assert folded is not None
+    assert folded.tolist() == [3, 4]
+    assert not isinstance(fold(SHAPE).op, Constant)
+
+
+def test_sizes_as_converters_use_them() -> None:
+    n = size_of(X, 0)
+    assert size_of(X, -1) == 4
+    assert plus(2, 3) == 5
+    assert minus(2, 3) == -1
+    assert divided(7, 2) == 3
+    assert times(2, 3, 4) == 24
+    assert times(n, 1) is n
+    # The batch is copied, the rest known: nothing is left to run time.
+    view = reshape(X, [n, times(size_of(X, 1), size_of(X, 2))])
+    assert isinstance(view.op, sh.Reshape)
+    assert str(view.type) == "f32[N, 12]"
