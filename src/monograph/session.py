@@ -92,6 +92,10 @@ class Session:
         results = dict(zip(names, evaluate(self._graph_for(checked), checked), strict=True))
         return [_fresh(results[n]) for n in wanted]
 
+    def graph_for(self, feeds: Mapping[str, Any]) -> Graph:
+        """The graph that a run on these feeds evaluates; `graph` itself for most models."""
+        return self._graph_for(check_feeds(self.inputs, feeds))
+
     def _graph_for(self, feeds: dict[str, Any]) -> Graph:
         if self._graph is not None:
             return self._graph

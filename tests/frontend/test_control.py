@@ -458,3 +458,35 @@ class TestImportedGraphs:
         feeds = [np.array(3), np.array(True), np.ones((3, 2), np.float32)]
         for a, b in zip(evaluate(bound, feeds), evaluate(graph, feeds), strict=True):
             np.testing.assert_array_equal(a, b)
+
+
+def deep(calls: int) -> onnx.ModelProto:
+    """Every function holds an If that calls the next function: two levels of nesting each."""
+    functions = "".join(
+        f"""<domain: "f", opset_import: ["": 17, "f": 1]> f{level} (c, a) => (b) {{
+            b = If (c) <
+                then_branch = t () => (float[2] p) {{ p = f.f{level + 1} (c, a) }},
+                else_branch = e () => (float[2] q) {{ q = Abs (a) }}>
+        }}\n"""
+        for level in range(calls)
+    )
+    return onnx.parser.parse_model(
+        f"""<ir_version: 8, opset_import: ["": 17, "f": 1]>
+        g (bool c, float[2] x) => (float[2] y) {{ y = f.f0 (c, x) }}
+        {functions}
+        <domain: "f", opset_import: ["": 17]> f{calls} (c, a) => (b) {{ b = Neg (a) }}"""
+    )
+
+
+def test_deep_nesting_is_no_danger_to_the_stack() -> None:
+    session = monograph.load(deep(importer.MAX_DEPTH // 2 - 1))
+    (y,) = session.run({"c": np.array(True), "x": f32(1, 2)})
+    assert y.tolist() == [-1, -2]
+    graph = session.graph
+    assert graph.rebuild(lambda old, inputs: old.op(*inputs)) == graph
+    assert parse_graph(print_graph(graph), constants(graph)) == graph
+
+
+def test_deeper_nesting_is_refused() -> None:
+    with pytest.raises(ModelError, match="nested too deeply"):
+        monograph.load(deep(importer.MAX_DEPTH // 2 + 1))

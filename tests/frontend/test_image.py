@@ -18,7 +18,7 @@ ROIS = np.array([[0, 0, 4, 5], [2.5, 1, 6.2, 3], [-1, -2, 9, 3]], np.float32)
 
 @pytest.mark.parametrize(
     ("mode", "padding", "align"),
-    itertools.product(["linear", "nearest", "cubic"], ["zeros", "border", "reflection"], [0, 1]),
+    [*itertools.product(["linear", "nearest", "cubic"], ["zeros", "border", "reflection"], [0, 1])],
 )
 def test_grid_sample(mode: str, padding: str, align: int) -> None:
     grid = np.random.default_rng(1).uniform(-1.7, 1.7, (2, 4, 3, 2)).astype(np.float32)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
+import onnx
 import pytest
+from onnx import TensorProto, helper
 
 import monograph
-from monograph.errors import ExecutionError, ModelError
+from monograph.errors import ExecutionError, FeedError, ModelError
 from tests.frontend.nodes import close, node_model, run_node, runtime_node
 
 ML = "ai.onnx.ml"
@@ -130,8 +132,6 @@ def test_label_encoder_finds_nan_and_takes_the_last_of_equal_keys() -> None:
 
 
 def test_label_encoder_with_tensors() -> None:
-    import onnx
-
     keys = onnx.numpy_helper.from_array(np.array([3, 4], np.int16))
     values = onnx.numpy_helper.from_array(np.array([0.25, 0.75]))
     default = onnx.numpy_helper.from_array(np.array([-1.5]))
@@ -234,3 +234,64 @@ def test_any_number_of_rows_runs() -> None:
     session = monograph.load(model)
     assert session.run({"x0": X})[1].shape == (3, 2)
     assert session.run({"x0": X[:0]})[0].shape == (0,)
+
+
+# Maps
+
+
+def map_model(op: str, key: int, value: int, **attributes) -> onnx.ModelProto:
+    kind = onnx.TypeProto()
+    kind.map_type.key_type = key
+    kind.map_type.value_type.tensor_type.elem_type = value
+    kind.map_type.value_type.tensor_type.shape.SetInParent()
+    node = helper.make_node(op, ["x"], ["y"], domain=ML, **attributes)
+    graph = helper.make_graph(
+        [node], "g", [helper.make_value_info("x", kind)], [onnx.ValueInfoProto(name="y")]
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid(ML, 3)])
+
+
+def test_zip_map_gives_dicts() -> None:
+    (y,) = run("ZipMap", X, classlabels_strings=["no", "yes"])
+    assert y[1] == {"no": 2.0, "yes": 1.0}
+    assert y == runtime_node("ZipMap", X, opset=3, domain=ML, classlabels_strings=["no", "yes"])[0]
+    assert run("ZipMap", X[1], classlabels_int64s=[5, 6]) == [[{5: 2.0, 6: 1.0}]]
+    refused("ZipMap", X, classlabels_int64s=[1, 2, 3], match="as many columns as keys")
+
+
+def test_zip_map_of_a_declared_type() -> None:
+    kind = onnx.TypeProto()
+    inner = kind.sequence_type.elem_type.map_type
+    inner.key_type = TensorProto.INT64
+    inner.value_type.tensor_type.elem_type = TensorProto.FLOAT
+    model = node_model("ZipMap", [X], opset=3, domain=ML, classlabels_int64s=[0, 1])
+    model.graph.output[0].type.CopyFrom(kind)
+    session = monograph.load(model)
+    assert str(session.outputs[0].type) == "seq<map<i64, f32>>"
+    assert len(session.run({"x0": X})[0]) == 3
+
+
+def test_dict_vectorizer() -> None:
+    words = ["a", "c", "b", "z"]
+    model = map_model(
+        "DictVectorizer", TensorProto.STRING, TensorProto.FLOAT, string_vocabulary=words
+    )
+    session = monograph.load(model)
+    (y,) = session.run({"x": {"a": 4.0, "c": 8}})
+    assert y.dtype == np.float32
+    assert y.tolist() == [[4, 8, 0, 0]]
+    for wrong in ({1: 4.0}, {"a": "b"}, [4.0]):
+        with pytest.raises(FeedError, match="expected a dict of str to f32"):
+            session.run({"x": wrong})
+
+
+def test_cast_map() -> None:
+    numbers = (TensorProto.INT64, TensorProto.FLOAT)
+    dense = monograph.load(map_model("CastMap", *numbers, cast_to="TO_INT64"))
+    assert dense.run({"x": {3: 4.5, 1: 8.5}})[0].tolist() == [[8, 4]]
+    sparse = monograph.load(map_model("CastMap", *numbers, map_form="SPARSE", max_map=5))
+    assert sparse.run({"x": {3: 4.5, 7: 1.0}})[0].tolist() == [[0, 0, 0, 4.5, 0]]
+    with pytest.raises(ModelError, match="max_map"):
+        monograph.load(map_model("CastMap", *numbers, map_form="SPARSE", max_map=1 << 60))
+    with pytest.raises(ModelError, match="a map is needed"):
+        run("CastMap", X)

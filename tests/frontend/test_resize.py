@@ -18,7 +18,7 @@ SCALES = np.array([1, 1, 0.6, 2], np.float32)
 PLACES = ["half_pixel", "pytorch_half_pixel", "align_corners", "asymmetric"]
 
 
-@pytest.mark.parametrize(("mode", "places"), itertools.product(["linear", "cubic"], PLACES))
+@pytest.mark.parametrize(("mode", "places"), [*itertools.product(["linear", "cubic"], PLACES)])
 def test_to_a_size(mode: str, places: str) -> None:
     attributes: dict[str, Any] = {
         "mode": mode, "coordinate_transformation_mode": places, "opset": 13,
@@ -31,10 +31,12 @@ def test_to_a_size(mode: str, places: str) -> None:
 
 @pytest.mark.parametrize(
     ("rounding", "places"),
-    itertools.product(
-        ["round_prefer_floor", "round_prefer_ceil", "floor", "ceil"],
-        ["half_pixel", "asymmetric", "tf_half_pixel_for_nn"],
-    ),
+    [
+        *itertools.product(
+            ["round_prefer_floor", "round_prefer_ceil", "floor", "ceil"],
+            ["half_pixel", "asymmetric", "tf_half_pixel_for_nn"],
+        )
+    ],
 )
 def test_the_nearest(rounding: str, places: str) -> None:
     attributes: dict[str, Any] = {

@@ -15,7 +15,8 @@ from monograph.ir import DType
 from monograph.ir.dtype import ALL
 from tests.frontend.hostile import info, model, refused
 
-NUMBERS = [t for t in ALL if not t.is_string]
+NUMBERS = [t for t in ALL if not t.is_string and t.bits != 6]
+"""What tensors may hold; how 6 bits would be packed, ONNX does not say."""
 
 
 def tensor(kind: int = TensorProto.FLOAT, dims=(2,), **fields) -> TensorProto:

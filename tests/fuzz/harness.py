@@ -68,14 +68,19 @@ def try_mutant(raw: bytes, rng: random.Random) -> tuple[str, str]:
     """(outcome, detail); the outcome "finding" is what must not happen."""
     import monograph
     from monograph.errors import MonographError
+    from monograph.report.inspect import inspect_model
 
     session = None
     stage = "refused"
     try:
         with time_limit(SECONDS), warnings.catch_warnings():
             warnings.simplefilter("ignore")
+            if rng.random() < 0.1:
+                inspect_model(raw)
             session = monograph.load(raw)
             stage = "failed"
+            if rng.random() < 0.1 and session._graph is not None:
+                check_text(session.graph)
             feeds = make_feeds(session.inputs, rng)
             if feeds is None:
                 return "loaded", "too large to run"
@@ -89,6 +94,18 @@ def try_mutant(raw: bytes, rng: random.Random) -> tuple[str, str]:
     except Exception:
         return "finding", traceback.format_exc(limit=-10)
     return "ran", ""
+
+
+def check_text(graph: Any) -> None:
+    """Whatever a file calls things, the text of a graph reads back as the same graph."""
+    from monograph.ir import constants, parse_graph, print_graph
+
+    text = print_graph(graph)
+    try:
+        again = parse_graph(text, constants(graph))
+    except Exception as e:
+        raise AssertionError(f"the text form does not parse: {e}\n{text[:2000]}") from e
+    assert again == graph, f"the text form reads back as another graph:\n{text[:2000]}"
 
 
 def _loops(session: Any) -> bool:

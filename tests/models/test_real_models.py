@@ -35,7 +35,6 @@ from scripts import fetch_models
 import monograph
 from monograph.frontend.onnx import read_model
 from monograph.report.compare import compare_outputs
-from monograph.report.execute import Request, graph_for
 from monograph.report.inputs import make_inputs, read_archive, split_archive
 from monograph.report.tolerance import Tolerance, allowed_by_file, derive
 
@@ -170,8 +169,7 @@ def check(
     noise: float,
 ) -> None:
     """Runs a model and compares it with the answers of ONNX Runtime."""
-    graph = graph_for(session, Request(path), feeds)
-    derived = derive(graph, allowed_by_file(read_model(path)))
+    derived = derive(session.graph_for(feeds), allowed_by_file(read_model(path)))
     tolerances = {n: widened(t, 2 * noise, ABSOLUTE.get(name, 0.0)) for n, t in derived.items()}
     names = [p.name for p in session.outputs]
     given = dict(zip(names, session.run(feeds), strict=True))

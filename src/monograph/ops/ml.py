@@ -13,6 +13,7 @@ import numpy as np
 
 from monograph.errors import ExecutionError, InferError
 from monograph.ir import (
+    UNKNOWN,
     Array,
     DType,
     Literal,
@@ -24,8 +25,8 @@ from monograph.ir import (
     from_numpy,
     sample,
 )
-from monograph.ir.dtype import FLOAT, INT, STRING
-from monograph.ops.base import as_tensor, check_allocation, check_kinds, narrow
+from monograph.ir.dtype import FLOAT, INT, STRING, f32, string
+from monograph.ops.base import as_tensor, check_kinds, narrow
 
 MAX_ITERATIONS = 100
 
@@ -170,18 +171,33 @@ class MapRows(Op):
 
 @dataclass(frozen=True)
 class MapValues(Op):
-    """One row of a dict's values, [1, n]: at the place of each key in `keys`, zero without it.
+    """One row of a dict's values, [1, n], of type `out`.
 
-    With no `keys` they are the dict's own, in ascending order.
+    They stand at the places of their keys in `keys`, with zero or an empty text where there is
+    none; without `keys`, in ascending order of their own.
     """
 
+    out: DType
     keys: Literal | None = None
 
+    samples = (
+        sample("map<str, f32>", out=f32, keys=Literal(np.array(["bc", "z", "a"], object))),
+        sample("map<i64, str>", out=string, keys=Literal(np.array([5, 1]))),
+        sample("map<i64, f32>", out=f32),
+    )
+
     def infer(self, x: Type) -> TensorType:
-        if not isinstance(x, MapType):
-            raise InferError("a map is needed", given=x)
+        if not isinstance(x, MapType) or x.value != self.out:
+            raise InferError("a map to other values", expected=self.out, given=x)
         if self.keys is None:
-            return TensorType(x.value, (1, UNKNOWN))
+            return TensorType(self.out, (1, UNKNOWN))
         if self.keys.dtype != x.key or self.keys.type.rank != 1:
             raise InferError("keys of another type", expected=x.key, given=self.keys.type)
-        return TensorType(x.value, (1, self.keys.array.size))
+        return TensorType(self.out, (1, self.keys.array.size))
+
+    def reference(self, x: dict[Any, Any]) -> Array:
+        keys = sorted(x) if self.keys is None else self.keys.array.tolist()
+        zero: Any = "" if self.out.is_string else 0
+        row = np.full((1, len(keys)), zero, self.out.numpy)
+        row[0, :] = [x.get(k, zero) for k in keys]
+        return row

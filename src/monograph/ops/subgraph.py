@@ -15,6 +15,7 @@ from monograph.ir import (
     Array,
     Graph,
     Input,
+    MapType,
     OptionalType,
     SequenceType,
     TensorType,
@@ -86,7 +87,7 @@ def symbols(types: Iterable[Type]) -> set[str]:
         t = stack.pop()
         if isinstance(t, TensorType):
             found |= {d for d in t.shape or () if isinstance(d, str)}
-        else:
+        elif not isinstance(t, MapType):
             stack.extend(t.items if isinstance(t, TupleType) else (t.element,))
     return found
 
@@ -101,6 +102,8 @@ def close(type_: Type, visible: set[str]) -> Type:
         )
     if isinstance(type_, TupleType):
         return TupleType(tuple(close(t, visible) for t in type_.items))
+    if isinstance(type_, MapType):
+        return type_
     return type(type_)(close(type_.element, visible))
 
 

@@ -35,13 +35,15 @@ class Difference:
 
 
 def flatten(named: Mapping[str, Any]) -> dict[str, Any]:
-    """Outputs as tensors by name; the elements of a sequence become NAME[0], NAME[1], ..."""
+    """Outputs as tensors by name; elements of sequences and maps become NAME[0], NAME[key], ..."""
     result: dict[str, Any] = {}
     stack = list(reversed([*named.items()]))
     while stack:
         name, value = stack.pop()
         if isinstance(value, (list, tuple)):
             stack.extend((f"{name}[{i}]", value[i]) for i in reversed(range(len(value))))
+        elif isinstance(value, Mapping):
+            stack.extend((f"{name}[{k}]", value[k]) for k in reversed(list(value)))
         else:
             result[name] = value
     return result

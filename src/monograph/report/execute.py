@@ -11,9 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from monograph.errors import ConfigError, ExecutionError, FeedError, UnknownRankError
-from monograph.frontend.onnx import import_model, read_model
-from monograph.ir import Graph
+from monograph.errors import (
+    ConfigError,
+    ExecutionError,
+    FeedError,
+    MonographError,
+)
+from monograph.frontend.onnx import read_model
 from monograph.report.compare import Difference, compare_outputs, flatten
 from monograph.report.inputs import (
     INPUT_PREFIX,
@@ -138,7 +142,7 @@ def verify_model(
         if absent := [p.name for p in session.outputs if p.name not in expected]:
             note(f"not in {Path(other).name}, so not compared: {', '.join(absent)}")
     inputs = request.inputs(session, note)
-    graph = graph_for(session, request, inputs.feeds)
+    graph = session.graph_for(inputs.feeds)
     drawn = random_ops(graph)
     if drawn:
         note(f"the model draws random numbers ({', '.join(drawn)}): sides may differ by design")
@@ -199,7 +203,7 @@ def _run(session: Session, inputs: Inputs) -> tuple[dict[str, Any], float]:
     started = time.perf_counter()
     try:
         results = session.run(inputs.feeds)
-    except (ExecutionError, UnknownRankError) as e:
+    except MonographError as e:
         if inputs.random and e.hint is None:
             e.hint = (
                 "the inputs were made at random and may not be valid for the model: choose sizes"
@@ -208,15 +212,6 @@ def _run(session: Session, inputs: Inputs) -> tuple[dict[str, Any], float]:
         raise
     taken = time.perf_counter() - started
     return dict(zip((p.name for p in session.outputs), results, strict=True)), taken
-
-
-def graph_for(session: Session, request: Request, feeds: Mapping[str, Any]) -> Graph:
-    """The session's graph, or the one for these feeds where ranks are only known at run time."""
-    try:
-        return session.graph
-    except UnknownRankError:
-        shapes = {n: x.shape for n, x in feeds.items() if isinstance(x, np.ndarray)}
-        return import_model(read_model(request.model), dims=request.dims, shapes=shapes)
 
 
 def _override(derived: Tolerance, rtol: float | None, atol: float | None) -> Tolerance:

@@ -30,7 +30,19 @@ import ml_dtypes
 
 from monograph.frontend.onnx import ModelFile
 from monograph.frontend.onnx.functions import all_nodes
-from monograph.ir import Constant, DType, Graph, Input, Item, TensorType, TupleType, Type, Value
+from monograph.ir import (
+    Constant,
+    DType,
+    Graph,
+    Input,
+    Item,
+    MapType,
+    TensorType,
+    TupleType,
+    Type,
+    Value,
+)
+from monograph.ir.dtype import COMPLEX
 from monograph.ops.conv import Conv
 from monograph.ops.linear import Dot
 from monograph.ops.reduce import ReduceSum
@@ -80,22 +92,20 @@ def allowed_by_file(model: ModelFile) -> float:
 
 
 def epsilon(dtype: DType) -> float:
-    """The spacing of the floats just above 1."""
+    """The spacing of the floats just above 1; of a complex type, that of its parts."""
+    if dtype.kind == COMPLEX:
+        return F32_EPSILON if dtype.bits == 64 else 2.0**-52
     return float(ml_dtypes.finfo(dtype.numpy).eps)  # type: ignore[no-untyped-call]
 
 
 def _tolerance(type_: Type, variance: float) -> Tolerance:
-    while not isinstance(type_, (TensorType, TupleType)):
-        type_ = type_.element
-    if not isinstance(type_, TensorType):
+    dtype = _element(type_)
+    if dtype is None:
         return EXACT
-    if type_.dtype.is_float:
+    if dtype.is_float or dtype.kind == COMPLEX:
         # Whatever was computed before, the output itself is rounded on both sides.
-        return Tolerance(rtol=MARGIN * max(math.sqrt(variance), epsilon(type_.dtype)))
-    if type_.dtype.kind == "complex":
-        part = F32_EPSILON if type_.dtype.bits == 64 else 2.0**-52
-        return Tolerance(rtol=MARGIN * max(math.sqrt(variance), part))
-    if type_.dtype.is_integer and type_.dtype.bits <= QUANTISED_BITS and variance > 0:
+        return Tolerance(rtol=MARGIN * max(math.sqrt(variance), epsilon(dtype)))
+    if dtype.is_integer and dtype.bits <= QUANTISED_BITS and variance > 0:
         return Tolerance(atol=1.0)
     return EXACT
 
@@ -123,7 +133,7 @@ def _own_variance(value: Value) -> float:
     dtype = _element(value.type)
     if dtype is None:
         return 0.0
-    if dtype.is_float:
+    if dtype.is_float or dtype.kind == COMPLEX:
         own = epsilon(dtype)
         return own**2 + (_contraction(value) - 1) * min(own, F32_EPSILON) ** 2
     reads_float = any((d := _element(v.type)) is not None and d.is_float for v in value.inputs)
@@ -133,8 +143,11 @@ def _own_variance(value: Value) -> float:
 
 
 def _element(type_: Type) -> DType | None:
+    """The element type that decides how a value is rounded."""
     if isinstance(type_, TensorType):
         return type_.dtype
+    if isinstance(type_, MapType):
+        return type_.value
     if isinstance(type_, TupleType):
         kinds = [d for t in type_.items if (d := _element(t)) is not None]
         return max(kinds, key=lambda d: epsilon(d) if d.is_float else 0.0, default=None)

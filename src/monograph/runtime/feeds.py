@@ -80,8 +80,9 @@ def _check(
 
 
 def _check_map(name: str, type_: MapType, data: Any, problems: list[str]) -> Any:
-    kinds = {STRING: str, FLOAT: (int, float)}
-    key, value = (kinds.get(t.kind, int) for t in (type_.key, type_.value))
+    whole: tuple[type, ...] = (int, np.integer)
+    kinds: dict[str, tuple[type, ...]] = {STRING: (str,), FLOAT: (*whole, float, np.floating)}
+    key, value = (kinds.get(t.kind, whole) for t in (type_.key, type_.value))
     fits = isinstance(data, Mapping) and all(
         isinstance(k, key) and isinstance(v, value) for k, v in data.items()
     )

@@ -5,6 +5,10 @@ Shapes are computed by nodes and decide what later nodes become, so this cannot 
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+from typing import TypeAlias
+from weakref import WeakKeyDictionary, WeakSet
+
 import numpy as np
 
 from monograph.errors import MonographError
@@ -29,6 +33,8 @@ from monograph.ops.base import Binary
 from monograph.ops.cast import Cast
 from monograph.ops.index import Gather
 
+Sizes: TypeAlias = tuple[Dim, ...] | None
+
 FOLD_BYTES = 1 << 16
 """Constant expressions up to this size are folded while importing."""
 FOLD_VALUES = 256
@@ -39,19 +45,27 @@ MAX_DEPTH = 24
 """How far back a size is followed."""
 
 
+_kept: WeakSet[Value] = WeakSet()
+"""Constant expressions that are too large or fail; so then are all that contain them."""
+
+
 def fold(value: Value) -> Value:
     """A small constant expression as a constant; any other value as it is."""
     if isinstance(value.op, Constant):
         return value
     if not value.closed:
         return _fold_sizes(value)
-    if not isinstance(value.type, TensorType) or not _small_expression(value):
+    if not isinstance(value.type, TensorType):
+        return value
+    if not _small_expression(value):
+        _kept.add(value)
         return value
     try:
         with lend(FOLD_BYTES):
             (data,) = evaluate(Graph((), (("", value),)), {})
     except MonographError:
         # The expression fails on its data. It may stand where it is never run, so it stays.
+        _kept.add(value)
         return value
     return constant(data)
 
@@ -77,7 +91,7 @@ def _small_expression(value: Value) -> bool:
         total += _least_bytes(v.type)
         if total > FOLD_BYTES or len(seen) > FOLD_VALUES:
             return False
-        if any(isinstance(a, Graph) for a in v.op.attributes.values()):
+        if v in _kept or _carries_graph(v):
             return False
         stack.extend(v.inputs)
     return True
@@ -99,21 +113,41 @@ def known_sizes(value: Value) -> tuple[Dim, ...] | None:
 
     None when the value is something else, or when its length is not known.
     """
-    return _known_sizes(value, {}, MAX_DEPTH)
+    search = _Search()
+    found = search.sizes(value, MAX_DEPTH)
+    if not search.cut:
+        _found.update(search.seen)
+    return found
 
 
-def _known_sizes(
-    value: Value, seen: dict[Value, tuple[Dim, ...] | None], depth: int
-) -> tuple[Dim, ...] | None:
-    if value not in seen:
-        seen[value] = None
-        length = _length(value)
-        if length is not None:
-            near = depth > 0 and len(seen) <= FOLD_VALUES
-            found = _evaluate(value, seen, depth - 1) if near else None
-            fits = found is not None and len(found) == length
-            seen[value] = found if fits else (UNKNOWN,) * length
-    return seen[value]
+_found: WeakKeyDictionary[Value, Sizes] = WeakKeyDictionary()
+"""What searches have found: nodes come in order, so that each looks no further than its inputs."""
+
+
+@dataclass
+class _Search:
+    """One search back from a value; `cut` when it did not look at everything."""
+
+    seen: dict[Value, Sizes] = field(default_factory=dict)
+    cut: bool = False
+
+    def sizes(self, value: Value, depth: int) -> Sizes:
+        if value in _found:
+            return _found[value]
+        if value not in self.seen:
+            self.seen[value] = None
+            length = _length(value)
+            if length is not None:
+                found = self._near(value, depth)
+                fits = found is not None and len(found) == length
+                self.seen[value] = found if fits else (UNKNOWN,) * length
+        return self.seen[value]
+
+    def _near(self, value: Value, depth: int) -> Sizes:
+        if depth == 0 or len(self.seen) > FOLD_VALUES:
+            self.cut = True
+            return None
+        return _evaluate(value, self, depth - 1)
 
 
 def _length(value: Value) -> int | None:
@@ -124,16 +158,14 @@ def _length(value: Value) -> int | None:
     return kind.size if kind.rank <= 1 and kind.size <= MAX_LENGTH else None
 
 
-def _evaluate(
-    value: Value, seen: dict[Value, tuple[Dim, ...] | None], depth: int
-) -> tuple[Dim, ...] | None:
+def _evaluate(value: Value, search: _Search, depth: int) -> Sizes:
     data = known(value)
     if data is not None:
         return tuple(int(d) for d in data.reshape(-1))
     op = value.op
     if isinstance(op, sh.ShapeOf):
         return value.inputs[0].tensor.shape
-    operands = [_known_sizes(v, seen, depth) for v in value.inputs]
+    operands = [search.sizes(v, depth) for v in value.inputs]
     if any(found is None for found in operands):
         return None
     lists = [found for found in operands if found is not None]

@@ -38,6 +38,8 @@ def read_tensor(tensor: onnx.TensorProto, directory: Path | None) -> Literal:
         dtype = from_onnx(tensor.data_type)
     except ModelError as e:
         raise ModelError(f"{label} has an unknown element type", given=e.given) from None
+    if dtype.bits < 8 and 8 % dtype.bits:
+        raise ModelError(f"{label} has an element type that no packing is defined for", given=dtype)
     shape = check_dims(tensor.dims, dtype, label)
     if tensor.HasField("segment"):
         raise ModelError(f"{label} is stored in segments, which is not supported")

@@ -7,6 +7,7 @@ from monograph.frontend.onnx.node import Node
 from monograph.frontend.onnx.registry import converter
 from monograph.ir import Value
 from monograph.ops import interpolate as ip
+from monograph.ops.decode import BGR, GREY, RGB, DecodeImage
 from monograph.ops.deferred import deferred
 from monograph.ops.image import GridSample
 from monograph.ops.roi import AVERAGE, MAX, MaxRoiPool, NonMaxSuppression, RoiAlign
@@ -68,3 +69,9 @@ def non_max_suppression(n: Node) -> Value:
             late[name] = as_scalar(given)
     boxes = n.input(0), n.input(1)
     return deferred(NonMaxSuppression, boxes, late, centre=n.attr_flag("center_point_box"))
+
+
+@converter("ImageDecoder")
+def image_decoder(n: Node) -> Value:
+    colours = {"RGB": RGB, "BGR": BGR, "Grayscale": GREY}
+    return DecodeImage(_choice(n, "pixel_format", "RGB", colours))(n.input(0))

@@ -14,17 +14,18 @@ import numpy as np
 from monograph.frontend.onnx.convert.common import cast, scalar, softmax
 from monograph.frontend.onnx.node import Node
 from monograph.frontend.onnx.registry import converter
-from monograph.ir import Array, DType, Literal, Value, constant
-from monograph.ir.dtype import f32, f64, i64
+from monograph.ir import Array, DType, Literal, MapType, Value, constant
+from monograph.ir.dtype import f32, f64, i64, string
 from monograph.ops import elementwise as ew
 from monograph.ops import shape as sh
 from monograph.ops.index import Gather
 from monograph.ops.linear import Dot
-from monograph.ops.ml import Lookup
+from monograph.ops.ml import Lookup, MapRows, MapValues
 from monograph.ops.reduce import ArgMax, ReduceMax, ReduceSum
 from monograph.ops.text import object_array
 
 ML = "ai.onnx.ml"
+MAX_MAP = 1 << 24
 NONE, SOFTMAX, LOGISTIC, SOFTMAX_ZERO, PROBIT = POST_TRANSFORMS = (
     "NONE",
     "SOFTMAX",
@@ -284,6 +285,46 @@ def one_hot_encoder(n: Node) -> Value:
     return cast(ew.Equal()(column, constant(np.arange(len(labels)))), f32)
 
 
+# Maps
+
+
+@converter("ZipMap", domain=ML)
+def zip_map(n: Node) -> Value:
+    labels = class_labels(n, "classlabels_int64s", "classlabels_strings")
+    if labels is None:
+        n.fail("one of classlabels_int64s and classlabels_strings is needed")
+    return MapRows(Literal(labels))(rows(n.input(0)))
+
+
+def _map_type(n: Node) -> MapType:
+    given = n.input(0).type
+    if not isinstance(given, MapType):
+        n.fail("a map is needed", given=given)
+    return given
+
+
+@converter("DictVectorizer", domain=ML)
+def dict_vectorizer(n: Node) -> Value:
+    keys = class_labels(n, "int64_vocabulary", "string_vocabulary")
+    if keys is None:
+        n.fail("one of int64_vocabulary and string_vocabulary is needed")
+    return MapValues(_map_type(n).value, Literal(keys))(n.input(0))
+
+
+@converter("CastMap", domain=ML)
+def cast_map(n: Node) -> Value:
+    """Values in the order of their keys, or at the places that their keys name."""
+    targets = {"TO_FLOAT": f32, "TO_STRING": string, "TO_INT64": i64}
+    name, form = n.attr_string("cast_to", "TO_FLOAT"), n.attr_string("map_form", "DENSE")
+    size = n.attr_int("max_map", 1)
+    if name not in targets or form not in ("DENSE", "SPARSE"):
+        n.fail("unknown cast_to or map_form", given=f"{name}, {form}")
+    if not 1 <= size <= MAX_MAP:
+        n.fail("max_map", expected=f"1..{MAX_MAP}", given=size)
+    keys = Literal(np.arange(size)) if form == "SPARSE" else None
+    return cast(MapValues(_map_type(n).value, keys)(n.input(0)), targets[name])
+
+
 # Linear models
 
 
@@ -297,7 +338,8 @@ def linear_scores(n: Node, count: int | None) -> Value:
         count = len(bias)
     if count is None and isinstance(features, int) and features:
         count = len(weights) // features
-    if not count or len(weights) % count or (len(bias) and len(bias) != count):
+    fits = count is not None and count > 0 and len(weights) > 0 and len(weights) % count == 0
+    if count is None or not fits or (len(bias) and len(bias) != count):
         n.fail(
             "coefficients and intercepts do not fit",
             expected=f"{count} rows",

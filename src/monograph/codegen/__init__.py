@@ -1,0 +1,1 @@
+"""Code generation: a Program becomes native functions."""

@@ -1,0 +1,102 @@
+"""What a host can do, as tables: the only place that knows instruction sets.
+
+Kernels ask for a vector width and a number of registers; they name no instruction of one
+architecture except through the intrinsics listed here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+import llvmlite.binding as llvm
+
+from monograph.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Features:
+    """An instruction set as the kernels see it."""
+
+    name: str
+    vector_bits: int
+    registers: int
+    """Vector registers that a kernel may count on."""
+    flags: str
+    """What LLVM is told; "" for whatever the target has by default."""
+    cpu: str = "generic"
+    dot_i8: str = ""
+    """The intrinsic that adds products of u8 and i8 in fours to i32, where there is one."""
+    relax: str = ""
+    """The intrinsic that tells the core it is waiting in a loop, where there is one."""
+
+    def lanes(self, bits: int) -> int:
+        """How many elements of a width fill a register."""
+        return max(1, self.vector_bits // bits)
+
+
+_X86_RELAX = "llvm.x86.sse2.pause"
+
+TABLE: dict[str, Features] = {
+    f.name: f
+    for f in (
+        Features(
+            "avx512",
+            512,
+            32,
+            "+avx512f,+avx512bw,+avx512vl,+avx512dq,+avx512cd,+avx2,+fma,+f16c,+bmi,+bmi2",
+            "skylake-avx512",
+            relax=_X86_RELAX,
+        ),
+        Features(
+            "avx512_vnni",
+            512,
+            32,
+            "+avx512f,+avx512bw,+avx512vl,+avx512dq,+avx512cd,+avx512vnni,+avx2,+fma,+f16c"
+            ",+bmi,+bmi2",
+            "icelake-server",
+            dot_i8="llvm.x86.avx512.vpdpbusd.512",
+            relax=_X86_RELAX,
+        ),
+        Features("avx2", 256, 16, "+avx2,+fma,+f16c,+bmi,+bmi2", "haswell", relax=_X86_RELAX),
+        Features("sse2", 128, 16, "", "x86-64", relax=_X86_RELAX),
+        Features("neon", 128, 32, "+neon", "generic"),
+        Features("baseline", 128, 16, "", "generic"),
+    )
+}
+_NEEDS = {
+    "avx512_vnni": ("avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512vnni", "fma"),
+    "avx512": ("avx512f", "avx512bw", "avx512vl", "avx512dq", "fma"),
+    "avx2": ("avx2", "fma", "f16c"),
+    "sse2": ("sse2",),
+    "neon": ("neon",),
+}
+
+
+@cache
+def host_features() -> Features:
+    """The widest entry of the table that this host has."""
+    llvm.initialize_native_target()
+    try:
+        present = {k for k, on in llvm.get_host_cpu_features().items() if on}
+    except RuntimeError:
+        present = set()
+    for name, needed in _NEEDS.items():
+        if present.issuperset(needed):
+            return TABLE[name]
+    return TABLE["baseline"]
+
+
+def choose_features(name: str = "") -> Features:
+    """The features asked for, or the host's; asking for more than the host has is an error."""
+    host = host_features()
+    if not name:
+        return host
+    if name not in TABLE:
+        raise ConfigError("no such instruction set", expected=" | ".join(TABLE), given=name)
+    chosen = TABLE[name]
+    if chosen.vector_bits > host.vector_bits or (chosen.dot_i8 and not host.dot_i8):
+        raise ConfigError(
+            "the host does not have these instructions", expected=host.name, given=name
+        )
+    return chosen
