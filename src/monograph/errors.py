@@ -8,6 +8,14 @@ from __future__ import annotations
 
 from typing import Any
 
+MAX_FACT = 2000
+"""Characters of a fact that are printed: a hostile file may state very long ones."""
+
+
+def _shortened(fact: Any) -> str:
+    text = str(fact)
+    return text if len(text) <= MAX_FACT else f"{text[:MAX_FACT]}... ({len(text)} characters)"
+
 
 class MonographError(Exception):
     """The base of every error that Monograph raises on purpose."""
@@ -39,7 +47,7 @@ class MonographError(Exception):
             ("given", self.given),
             ("what to do", self.hint),
         ]
-        lines += [f"  {label}: {fact}" for label, fact in facts if fact is not None]
+        lines += [f"  {label}: {_shortened(fact)}" for label, fact in facts if fact is not None]
         return "\n".join(lines)
 
     def at(self, node: str | None = None, op: str | None = None) -> MonographError:

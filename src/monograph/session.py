@@ -12,7 +12,7 @@ import numpy as np
 import onnx
 
 from monograph.config import Config, make_config
-from monograph.errors import ConfigError, FeedError, UnknownRankError
+from monograph.errors import ConfigError, ExecutionError, FeedError, UnknownRankError
 from monograph.frontend.onnx import ModelFile, import_model, read_model
 from monograph.frontend.onnx.dtypes import value_type
 from monograph.ir import Array, Graph, TensorType, evaluate, verify
@@ -90,7 +90,13 @@ class Session:
             raise FeedError("the model has no such output", expected=names, given=unknown)
         checked = check_feeds(self.inputs, feeds)
         results = dict(zip(names, evaluate(self._graph_for(checked), checked), strict=True))
-        return [_fresh(results[n]) for n in wanted]
+        try:
+            return [_fresh(results[n]) for n in wanted]
+        except MemoryError:
+            # Up to here a repeated element may have taken no memory.
+            raise ExecutionError(
+                "out of memory for the outputs", given=", ".join(map(str, self.outputs))
+            ) from None
 
     def graph_for(self, feeds: Mapping[str, Any]) -> Graph:
         """The graph that a run on these feeds evaluates; `graph` itself for most models."""

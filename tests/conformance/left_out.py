@@ -1,3 +1,24 @@
 """Every case of ONNX's backend suite that Monograph leaves out, with its reason."""
 
-LEFT_OUT: dict[str, str] = {}
+_RANDOM = "the expected data is one particular random draw; ONNX's own case says it cannot repeat"
+_WRAPS = (
+    "the expected data wraps around where the op's text says saturate; ONNX Runtime saturates too"
+)
+_NOISE = "the expected data holds 1.9e-7 of single-precision noise where the answer is 0"
+
+LEFT_OUT: dict[str, str] = {
+    "test_adam_multiple": "the expected data was made with an epsilon that the node does not carry",
+    "test_bernoulli": _RANDOM,
+    "test_bernoulli_double": _RANDOM,
+    "test_bernoulli_double_expanded": _RANDOM,
+    "test_bernoulli_expanded": _RANDOM,
+    "test_bernoulli_seed": _RANDOM,
+    "test_bernoulli_seed_expanded": _RANDOM,
+    "test_dft_inverse": _NOISE,
+    "test_dft_inverse_opset19": _NOISE,
+    "test_loop16_seq_none": "ONNX's runner takes the length of a scalar inside the sequence",
+    "test_qlinearmatmul_2D_int8_float16": _WRAPS,
+    "test_qlinearmatmul_2D_int8_float32": _WRAPS,
+    "test_qlinearmatmul_3D_int8_float16": _WRAPS,
+    "test_qlinearmatmul_3D_int8_float32": _WRAPS,
+}

@@ -83,3 +83,12 @@ def test_suppression_without_thresholds() -> None:
 def test_modes_unknown() -> None:
     with pytest.raises(ModelError, match="unknown padding_mode"):
         run_node("GridSample", IMAGE, np.zeros((2, 1, 1, 2), np.float32), padding_mode="wrap")
+
+
+def test_image_decoder() -> None:
+    data = np.frombuffer(b"P6 1 1 255\n\x01\x02\x03", np.uint8)
+    assert run_node("ImageDecoder", data, pixel_format="BGR", symbolic=True)[0].tolist() == [
+        [[3, 2, 1]]
+    ]
+    with pytest.raises(ModelError, match="unknown pixel_format"):
+        run_node("ImageDecoder", data, pixel_format="CMYK")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper
@@ -355,3 +356,5 @@ def test_a_chain_of_100_000_nodes_loads():
     made = model(nodes, inputs=[info("t0")], outputs=[info(f"t{count}")])
     session = monograph.load(made.SerializeToString())
     assert len(session.graph.values) == count + 1
+    x = np.array([1.5, -2], np.float32)
+    assert session.run({"t0": x})[0].tolist() == x.tolist()

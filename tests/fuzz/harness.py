@@ -299,12 +299,12 @@ def fuzz(seed: int, count: int, jobs: int, folder: Path | None, progress: bool) 
 def replay(path: Path) -> int:
     limit_memory()
     raw = path.read_bytes()
-    codes = set()
-    for draw in range(3):
-        outcome, detail = try_mutant(raw, random.Random(draw))
+    # The name of a finding gives back the feeds that went with it; others may find more.
+    draws = [f"{path.stem.replace('-', ':')}:feeds", "1", "2"]
+    outcomes = [try_mutant(raw, random.Random(draw)) for draw in draws]
+    for outcome, detail in outcomes:
         print(outcome, detail)
-        codes.add(outcome == "finding")
-    return int(any(codes))
+    return int(any(outcome == "finding" for outcome, _ in outcomes))
 
 
 def main() -> int:

@@ -82,6 +82,7 @@ def mutate_structure(model: onnx.ModelProto, donor: onnx.ModelProto, rng: random
     if attributes:
         choices += [lambda: _change_attribute(rng.choice(attributes), rng)] * 4
     choices += [lambda: _change_types(model, rng)] * 2
+    choices += [lambda: _append(model, donor, rng)] * 4
     choices += [lambda: _change_opset(model, rng)]
     rng.choice(choices)()
 
@@ -204,6 +205,33 @@ def _graft(node: NodeProto, donor: onnx.ModelProto, rng: random.Random) -> None:
         node.op_type, node.domain = other.op_type, other.domain
         del node.attribute[:]
         node.attribute.extend(other.attribute)
+
+
+def _append(model: onnx.ModelProto, donor: onnx.ModelProto, rng: random.Random) -> None:
+    """Another model's node at the end, over whatever this one computes; its results are outputs."""
+    others = list(donor.graph.node)
+    if not others:
+        return
+    node = model.graph.node.add()
+    node.CopyFrom(rng.choice(others))
+    names = [i.name for i in model.graph.input] + [t.name for t in model.graph.initializer]
+    names += [name for n in model.graph.node[:-1] for name in n.output]
+    mine = {t.name for t in model.graph.initializer}
+    for tensor in donor.graph.initializer:
+        # Its own constants come along, most of the time: without them few ops accept anything.
+        if tensor.name in node.input and tensor.name not in mine and rng.random() < 0.7:
+            model.graph.initializer.add().CopyFrom(tensor)
+            names.append(tensor.name)
+            mine.add(tensor.name)
+    for i, name in enumerate(node.input):
+        if name and name not in mine and names:
+            node.input[i] = rng.choice(names)
+    for i, name in enumerate(node.output):
+        if name:
+            node.output[i] = f"appended{len(model.graph.node)}_{i}"
+            model.graph.output.add(name=node.output[i])
+    known = {o.domain for o in model.opset_import}
+    model.opset_import.extend(o for o in donor.opset_import if o.domain not in known)
 
 
 def _spoil_tensor(tensor: TensorProto, rng: random.Random) -> None:

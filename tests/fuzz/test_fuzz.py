@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import onnx
+import pytest
 
-from tests.fuzz.harness import fuzz, make_mutant
+import monograph
+from tests.fuzz import harness
+from tests.fuzz.harness import fuzz, make_mutant, try_mutant
 from tests.fuzz.mutate import mutate_bytes, mutate_structure
 from tests.fuzz.seeds import seeds
 from tests.samples import SEED
@@ -23,6 +29,49 @@ def test_only_our_errors_come_out(tmp_path: Path):
     # Mutants that are all refused at once would test nothing but the parser.
     assert report.outcomes["ran"] > COUNT / 20
     assert report.outcomes["refused"] > COUNT / 20
+
+
+@pytest.mark.parametrize(
+    "error", [KeyError("x"), MemoryError(), RecursionError(), AssertionError()]
+)
+def test_any_other_error_is_a_finding(error, monkeypatch: pytest.MonkeyPatch):
+    def fail(raw: bytes) -> None:
+        raise error
+
+    monkeypatch.setattr(monograph, "load", fail)
+    outcome, detail = try_mutant(seeds()[0], random.Random(0))
+    assert outcome == "finding"
+    assert type(error).__name__ in detail
+
+
+def test_a_hang_is_a_finding(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(harness, "SECONDS", 0.05)
+    monkeypatch.setattr(monograph, "load", lambda raw: time.sleep(5))
+    outcome, detail = try_mutant(seeds()[0], random.Random(0))
+    assert outcome == "finding"
+    assert "hangs" in detail
+
+
+def test_a_dead_worker_is_a_finding():
+    """A worker that dies in the middle of a mutant is started again after it."""
+    report, worker = harness.Report(0), harness.Worker(0, 0, 10**9, 1)
+    while worker.current is None or worker.current < 3:
+        assert worker.listen(report)
+    worker.stop()
+    while worker.listen(report):
+        pass
+    assert report.outcomes["finding"] == 1
+    assert worker.next >= 4
+
+
+def test_findings_are_saved_and_replayed(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    report = harness.Report(5, tmp_path)
+    report.add(7, "finding", "Traceback\n  File 'x', line 1\nKeyError: 'y'")
+    assert (tmp_path / "5-7.onnx").read_bytes() == make_mutant(5, 7)
+    assert "FINDING seed 5 number 7" in capsys.readouterr().out
+    command = [sys.executable, "-m", "tests.fuzz.harness", "--replay", str(tmp_path / "5-7.onnx")]
+    done = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_mutants_repeat():

@@ -5,7 +5,7 @@ that `make models` fetched. Whatever is not on this machine is skipped with the 
 
 How the tolerances come about:
 
-- Every output gets the tolerance that `monograph.report.tolerance` derives from the graph.
+- Every output gets the tolerance that `monograph.runtime.tolerance` derives from the graph.
 - No tolerance can be tighter than ONNX Runtime agrees with itself. Its *noise* is the largest
   difference between its optimised and its plain run, recorded in meta.json or measured here. Each
   of the two is about as far from the exact answer as the other, and so are we: twice the noise.
@@ -34,9 +34,10 @@ from scripts import fetch_models
 
 import monograph
 from monograph.frontend.onnx import read_model
-from monograph.report.compare import compare_outputs
-from monograph.report.inputs import make_inputs, read_archive, split_archive
-from monograph.report.tolerance import Tolerance, allowed_by_file, derive
+from monograph.report.inputs import read_archive, split_archive
+from monograph.runtime.compare import compare_outputs
+from monograph.runtime.inputs import make_inputs
+from monograph.runtime.tolerance import Tolerance, allowed_by_file, derive
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "models"
 

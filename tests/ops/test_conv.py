@@ -135,6 +135,16 @@ def test_channels_that_only_the_data_shows_to_be_wrong() -> None:
         evaluate(graph, [np.zeros((1, 3, 3), np.float32), np.zeros((1, 2, 1), np.float32)])
 
 
+def test_padding_far_larger_than_the_data() -> None:
+    far = 10**9
+    op = Conv(**window(1, strides=(far,), pads_begin=(far,), pads_end=(far,)))
+    with pytest.raises(ExecutionError, match="the padding is far larger than the data"):
+        apply(op, [[[1.0]]], [[[1.0]]])
+    back = transposed(1, strides=(far,), pads_begin=(far,))
+    with pytest.raises(ExecutionError, match="the padding is far larger than the data"):
+        apply(back, [[[1.0, 2.0]]], [[[1.0]]])
+
+
 def transposed(n: int, **changes: Any) -> ConvTranspose:
     return ConvTranspose(**window(n, output_padding=(0,) * n, **changes))
 

@@ -12,7 +12,8 @@ from monograph.errors import InferError
 from monograph.ir import Input, TensorType, tensor
 from monograph.ir.dtype import dtype
 from monograph.ops import text
-from monograph.ops.regex import MAX_NESTING, MAX_STATES, Pattern, compile_pattern
+from monograph.ops.regex import MAX_STATES, Pattern, compile_pattern
+from monograph.ops.regex_syntax import MAX_NESTING
 
 STRING = dtype("str")
 

@@ -8,8 +8,9 @@ import pytest
 
 from monograph.errors import FeedError, MonographError
 from monograph.ir import parse_type
-from monograph.report.inputs import make_inputs, read_archive, read_array, split_archive
+from monograph.report.inputs import read_archive, read_array, split_archive
 from monograph.runtime.feeds import Port
+from monograph.runtime.inputs import make_inputs
 
 
 def ports(**types: str) -> list[Port]:

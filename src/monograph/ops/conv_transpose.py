@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -10,7 +11,7 @@ from monograph.errors import ExecutionError, InferError
 from monograph.ir import UNKNOWN, Array, Dim, Op, Shape, TensorType, Type, from_numpy, sample
 from monograph.ir.dtype import FLOAT
 from monograph.ops import window as wi
-from monograph.ops.base import as_tensor, check_allocation, check_kinds, narrow, same_dtype
+from monograph.ops.base import as_tensor, check_kinds, narrow, same_dtype
 
 
 @dataclass(frozen=True)
@@ -141,7 +142,9 @@ class ConvTranspose(Op):
             )
         full = tuple(map(int, op._full(x.shape[2:], w.shape[2:])))
         count, groups, per_group = x.shape[0], self.groups, w.shape[1]
-        check_allocation((count, groups * per_group, *full), np.float64)
+        kept = (f - b - e for f, b, e in zip(full, op.pads_begin, op.pads_end, strict=True))
+        used = x.size + count * groups * per_group * math.prod(max(0, k) for k in kept)
+        wi.check_padding((count, groups * per_group, *full), used)
         y = np.zeros((count, groups * per_group, *full))
         flat = x.astype(np.float64).reshape(count, groups, x.shape[1] // groups, -1)
         kernel = w.astype(np.float64).reshape(groups, -1, *w.shape[1:])

@@ -1,18 +1,20 @@
-"""Image files as tensors."""
+"""Image files as tensors. The decoders are Pillow's (the extra `images`)."""
 
 from __future__ import annotations
 
+import io
 from dataclasses import dataclass
 
 import numpy as np
 
-from monograph.errors import InferError
+from monograph.errors import ExecutionError, InferError
 from monograph.ir import UNKNOWN, Array, Op, TensorType, sample
 from monograph.ir.dtype import u8
 from monograph.ops.base import as_tensor
-from monograph.ops.codecs import decode
 
 RGB, BGR, GREY = "rgb", "bgr", "grey"
+FORMATS = ("BMP", "JPEG", "JPEG2000", "PNG", "PPM", "TIFF", "WEBP")
+"""What ONNX asks for; Pillow's other readers stay out of reach of a model's data."""
 _PNM = np.frombuffer(b"P6 2 1 255\n\x01\x02\x03\xff\x00\x80", np.uint8)
 
 
@@ -32,14 +34,18 @@ class DecodeImage(Op):
         return x.with_shape((UNKNOWN, UNKNOWN, 1 if self.colours == GREY else 3))
 
     def reference(self, x: Array) -> Array:
-        image = decode(x.tobytes())
+        try:
+            from PIL import Image, UnidentifiedImageError
+        except ImportError:
+            raise ExecutionError(
+                "decoding images needs Pillow",
+                hint='pip install "monograph[images]", or decode before feeding the model',
+            ) from None
+        try:
+            with Image.open(io.BytesIO(x.tobytes()), formats=FORMATS) as image:
+                pixels = np.asarray(image.convert("L" if self.colours == GREY else "RGB"))
+        except (UnidentifiedImageError, Image.DecompressionBombError, OSError, ValueError) as e:
+            raise ExecutionError(f"the bytes are not an image that can be decoded: {e}") from e
         if self.colours == GREY:
-            return image if image.shape[2] == 1 else _grey(image)
-        image = np.broadcast_to(image, (*image.shape[:2], 3))
-        return image[..., ::-1] if self.colours == BGR else image
-
-
-def _grey(image: Array) -> Array:
-    """The luma of ITU-R 601, in 16-bit fixed point."""
-    weights = np.array([19595, 38470, 7471])
-    return (((image @ weights) + (1 << 15)) >> 16).astype(np.uint8)[..., None]
+            return pixels[..., None]
+        return pixels[..., ::-1] if self.colours == BGR else pixels

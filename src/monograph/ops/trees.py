@@ -178,9 +178,10 @@ class TreeEnsemble(Op):
             for mode, compare in _COMPARE.items():
                 chosen = modes[nodes] == mode
                 taken[chosen] |= compare(values[chosen], splits[nodes[chosen]])
-            for i in np.flatnonzero(modes[nodes] == MEMBER):
-                begin, end = self.first_member.array[nodes[i] : nodes[i] + 2]
-                taken[i] |= bool((self.members.array[begin:end] == values[i]).any())
+            for node in np.unique(nodes[modes[nodes] == MEMBER]):
+                begin, end = self.first_member.array[node : node + 2]
+                chosen = nodes == node
+                taken[chosen] |= np.isin(values[chosen], self.members.array[begin:end])
             at[active] = np.where(taken, self.yes.array[nodes], self.no.array[nodes])
             active = active[modes[at[active]] != LEAF]
         return at.reshape(len(x), -1)

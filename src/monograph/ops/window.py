@@ -5,17 +5,21 @@ Holds no op. A dimension may be a symbol; what cannot be known before run time i
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
 
-from monograph.errors import InferError
+from monograph.errors import ExecutionError, InferError
 from monograph.ir import UNKNOWN, Array, Dim, Shape
 from monograph.ops.base import check_allocation
 
 SAME_UPPER, SAME_LOWER = "same_upper", "same_lower"
 """Padding that makes a result of ceil(size / stride); an odd amount goes to the end, or the
 beginning."""
+
+PADDED_ELEMENTS, PADDED_RATIO = 1 << 24, 256
+"""A padded array may always have so many elements, or be so many times larger than its data."""
 
 
 def extent(kernel: int, dilation: int) -> int:
@@ -103,13 +107,22 @@ def output_dim(
     return count - 1 if (count - 1) * stride >= size + pads[0] else count
 
 
+def check_padding(shape: tuple[int, ...], used: int) -> None:
+    """Refuses a working array that is nearly all padding and too large for that."""
+    if math.prod(shape) > max(PADDED_ELEMENTS, PADDED_RATIO * used):
+        raise ExecutionError(
+            "the padding is far larger than the data", expected=f"about {used}", given=[*shape]
+        )
+    check_allocation(shape, np.float64)
+
+
 def pad_spatial(x: Array, begin: Sequence[int], end: Sequence[int], fill: float | int) -> Array:
     """x with its trailing axes padded; x itself where nothing is added."""
     if not any(begin) and not any(end):
         return x
     lead = x.ndim - len(begin)
     pads = [(0, 0)] * lead + list(zip(begin, end, strict=True))
-    check_allocation(tuple(d + b + e for d, (b, e) in zip(x.shape, pads, strict=True)), x.dtype)
+    check_padding(tuple(d + b + e for d, (b, e) in zip(x.shape, pads, strict=True)), x.size)
     return np.pad(x, pads, constant_values=fill)
 
 

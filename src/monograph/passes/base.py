@@ -19,7 +19,16 @@ class Environment:
     cost: CostModel = CPU_COST
     trace: Trace = field(default_factory=Trace)
     limit: int | None = None
-    """At most this many rewrites in the pass; bisection narrows a fault down with it."""
+    """At most this many rewrites in the trace; bisection narrows a fault down with it."""
+
+    @property
+    def left(self) -> int | None:
+        """How many more rewrites may happen; None where any number may."""
+        return None if self.limit is None else max(0, self.limit - len(self.trace.fired))
+
+    @property
+    def exhausted(self) -> bool:
+        return self.left == 0
 
 
 @dataclass(frozen=True)
@@ -27,6 +36,8 @@ class Pass:
     """A rewrite of a whole graph. Its fields are its options; its docstring says what it does."""
 
     name: ClassVar[str]
+    exact: ClassVar[bool] = False
+    """Same bits, edge values included; of a pass that applies rules, its rules say it."""
     registry: ClassVar[dict[str, type[Pass]]] = {}
 
     def __init_subclass__(cls, abstract: bool = False) -> None:
@@ -51,7 +62,7 @@ class RulePass(Pass, abstract=True):
             self.rules,
             cost=environment.cost,
             trace=environment.trace,
-            limit=environment.limit,
+            limit=environment.left,
         )
 
 

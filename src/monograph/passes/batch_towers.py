@@ -38,6 +38,8 @@ class BatchTowers(Pass):
         lifter = Lifter(graph)
         seeds: list[Value] = []
         for group in towers.groups():
+            if environment.exhausted:
+                break
             fresh = [v for v in group if v not in lifter.place]
             if len(fresh) < 2 or not self._pays(graph, towers, fresh, environment):
                 continue

@@ -24,6 +24,8 @@ class FoldConstants(Pass):
     budget: int = 1 << 30
     """Bytes of results and intermediates that all folding together may take."""
 
+    exact = True
+
     def run(self, graph: Graph, environment: Environment) -> Graph:
         roots: list[Value] = []
         left = self.budget
@@ -38,7 +40,7 @@ class FoldConstants(Pass):
         if not roots:
             return graph
         made: dict[Value, Value] = {}
-        for value in roots:
+        for value in roots[: environment.left]:
             try:
                 (data,) = evaluate(Graph((), (("", value),)), {})
             except MonographError as e:

@@ -30,7 +30,9 @@ class FuseSharedInput(Pass):
                 if is_layer(user) and user.inputs[0] is source:
                     alike[_kind(user)].append(user)
             for group in alike.values():
-                if len(group) > 1 and self._pays(graph, group, environment):
+                if len(group) < 2 or environment.exhausted:
+                    continue
+                if self._pays(graph, group, environment):
                     family = _widened(group)
                     for i, v in enumerate(group):
                         replacement[v] = family.member_value(i)
@@ -86,6 +88,8 @@ class FuseEmbeddings(Pass):
     lie within it.
     """
 
+    exact = True
+
     def run(self, graph: Graph, environment: Environment) -> Graph:
         groups: dict[tuple[object, ...], list[Value]] = defaultdict(list)
         level: dict[Value, int] = {}
@@ -97,7 +101,9 @@ class FuseEmbeddings(Pass):
                 groups[level[v], table.dtype.name, row, index.type].append(v)
         replacement: dict[Value, Value] = {}
         for group in groups.values():
-            if len(group) < 2 or not self._pays(graph, group, environment):
+            if len(group) < 2 or environment.exhausted:
+                continue
+            if not self._pays(graph, group, environment):
                 continue
             family = _one_lookup(group)
             replacement |= {v: family.member_value(i) for i, v in enumerate(group)}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import islice, pairwise
 
 from monograph.ir import Constant, Graph, TensorType, Value
 from monograph.ops.shape import Slice
@@ -22,6 +22,8 @@ class HoistSlices(Pass):
     of another value that is cut alike.
     """
 
+    exact = True
+
     def run(self, graph: Graph, environment: Environment) -> Graph:
         lifter = Lifter(graph, allowed=is_elementwise)
         seeds: list[Family] = []
@@ -37,7 +39,8 @@ class HoistSlices(Pass):
         for value, reason in lifter.reasons:
             environment.trace.note_missed(self.name, graph.origin(value) or "", reason, 50)
         starts = {v for f in seeds for v in f.members}
-        replaced = {v: new for v, new in lifter.replacements().items() if v not in starts}
+        hoisted = ((v, new) for v, new in lifter.replacements().items() if v not in starts)
+        replaced = dict(islice(hoisted, environment.left))
         for value, new in replaced.items():
             environment.trace.note_fired(
                 self.name,

@@ -18,17 +18,16 @@ from monograph.errors import (
     MonographError,
 )
 from monograph.frontend.onnx import read_model
-from monograph.report.compare import Difference, compare_outputs, flatten
 from monograph.report.inputs import (
     INPUT_PREFIX,
     OUTPUT_PREFIX,
-    Inputs,
-    make_inputs,
     read_archive,
     split_archive,
 )
-from monograph.report.tolerance import Tolerance, allowed_by_file, derive
-from monograph.report.walk import random_ops
+from monograph.runtime.compare import Difference, compare_outputs, flatten
+from monograph.runtime.inputs import Inputs, make_inputs
+from monograph.runtime.tolerance import Tolerance, allowed_by_file, derive
+from monograph.runtime.walk import random_ops
 from monograph.session import Session, load
 
 Notes = Callable[[str], None]

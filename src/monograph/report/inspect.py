@@ -15,7 +15,7 @@ from monograph.frontend.onnx import MissingOp, ModelFile, import_model, missing_
 from monograph.frontend.onnx.dtypes import from_onnx, value_type
 from monograph.frontend.onnx.functions import all_nodes
 from monograph.ir import Graph, OptionalType, SequenceType, TensorType, Type
-from monograph.report.walk import STRUCTURE, all_values, random_ops
+from monograph.runtime.walk import STRUCTURE, all_values, random_ops
 from monograph.session import ModelSource
 
 

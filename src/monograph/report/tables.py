@@ -13,9 +13,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from monograph.report.compare import Difference, flatten
 from monograph.report.execute import RunResult, VerifyResult
 from monograph.report.inspect import Described, Inspection
+from monograph.runtime.compare import Difference, flatten
 
 SHOWN_OPS = 40
 
@@ -106,7 +106,7 @@ def show_verification(out: Console, result: VerifyResult) -> None:
     if failed:
         out.print(f"[red]{failed} of {count} outputs differ[/red] ({escape(times)})")
     else:
-        out.print(f"[green]all {count} outputs agree[/green] ({escape(times)})")
+        out.print(f"[green]{count} of {count} outputs agree[/green] ({escape(times)})")
 
 
 def inspection_json(path: str, found: Inspection) -> dict[str, Any]:

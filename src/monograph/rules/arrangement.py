@@ -103,13 +103,14 @@ class Arrangement:
         """The permutation of the source's own dimensions that gives the result, if one does."""
         if len(self.dims) != len(self.source):
             return None
-        places = {
-            (n, s): i for i, (n, s) in enumerate(zip(self.source, strides_of(self.source))) if n > 1
-        }
+        sizes = enumerate(zip(self.source, strides_of(self.source), strict=True))
+        places = {run: i for i, run in sizes if run[0] > 1}
         ones = iter([i for i, n in enumerate(self.source) if n == 1])
         permutation: list[int] = []
         for runs in self.dims:
-            place = places.get(runs[0]) if len(runs) == 1 else None if runs else next(ones, None)
+            if len(runs) > 1:
+                return None
+            place = places.get(runs[0]) if runs else next(ones, None)
             if place is None:
                 return None
             permutation.append(place)

@@ -46,7 +46,7 @@ class Port:
 def check_feeds(ports: Sequence[Port], feeds: Mapping[str, Any]) -> dict[str, Any]:
     """The feeds as arrays, or one FeedError that shows everything that does not fit."""
     problems: list[str] = []
-    names = [p.name for p in ports]
+    names = {p.name for p in ports}
     problems += [f"{p.name}: missing (expected {p.type})" for p in ports if p.name not in feeds]
     problems += [f"{name}: the model has no such input" for name in feeds if name not in names]
     bound: dict[str, tuple[int, str]] = {}

@@ -46,9 +46,12 @@ class ModelFile:
 
     def read_initialisers(self, graph: onnx.GraphProto) -> dict[str, Literal]:
         """The constants that a graph carries, by name."""
-        found = {t.name: read_tensor(t, self.directory) for t in graph.initializer}
-        for sparse in graph.sparse_initializer:
-            found[sparse.values.name] = read_sparse(sparse, self.directory)
+        try:
+            found = {t.name: read_tensor(t, self.directory) for t in graph.initializer}
+            for sparse in graph.sparse_initializer:
+                found[sparse.values.name] = read_sparse(sparse, self.directory)
+        except MemoryError as e:
+            raise ModelError("out of memory for the initialisers", given=graph.name) from e
         return found
 
 

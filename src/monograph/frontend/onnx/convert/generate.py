@@ -58,6 +58,8 @@ def range_node(n: Node) -> Value:
     if start.dtype.is_float:
         wide = [cast(v, f64) for v in (start, limit, delta)]
         steps = ew.Ceil()(ew.Div()(ew.Sub()(wide[1], wide[0]), wide[2]))
+        # An endless range must stay too large when it becomes an integer.
+        steps = ew.Min()(steps, constant(2.0**62, f64))
     else:
         wide = [cast(v, i64) for v in (start, limit, delta)]
         # Rounded up: division rounds towards zero, and the last step may be a part of one.

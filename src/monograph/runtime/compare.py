@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from monograph.ir import Array
-from monograph.report.tolerance import EXACT, Tolerance
+from monograph.runtime.tolerance import EXACT, Tolerance
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from monograph.report.compare import compare, compare_outputs, flatten, match_rows
-from monograph.report.tolerance import EXACT, Tolerance
+from monograph.runtime.compare import compare, compare_outputs, flatten, match_rows
+from monograph.runtime.tolerance import EXACT, Tolerance
 
 NAN, INF = float("nan"), float("inf")
 LOOSE = Tolerance(rtol=0.01)

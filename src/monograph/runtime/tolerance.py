@@ -46,7 +46,7 @@ from monograph.ir.dtype import COMPLEX
 from monograph.ops.conv import Conv
 from monograph.ops.linear import Dot
 from monograph.ops.reduce import ReduceSum
-from monograph.report.walk import subgraphs
+from monograph.runtime.walk import subgraphs
 
 MARGIN = 4.0
 """Room for ops that amplify the differences of their inputs (sums that cancel, steep curves)."""

@@ -6,7 +6,7 @@ import onnx.parser
 import pytest
 
 from monograph.frontend.onnx import import_model, read_model
-from monograph.report.tolerance import EXACT, MARGIN, Tolerance, allowed_by_file, derive
+from monograph.runtime.tolerance import EXACT, MARGIN, Tolerance, allowed_by_file, derive
 from tests.report import models
 
 EPS = 2.0**-23

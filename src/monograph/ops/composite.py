@@ -1,0 +1,203 @@
+"""Ops that stand for a small piece of arithmetic: kernels exist for them.
+
+Imports never make them. Rules match the arithmetic, so it stays until the last graph stage, which
+recognises it (see `monograph.rules.recognise`).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from monograph.errors import InferError
+from monograph.ir import Array, Op, TensorType, Type, from_numpy, sample
+from monograph.ir.dtype import FLOAT
+from monograph.ir.types import broadcast
+from monograph.ops.base import (
+    Unary,
+    as_tensor,
+    check_kinds,
+    narrow,
+    normalise_axes,
+    normalise_axis,
+    same_dtype,
+    widen,
+)
+from monograph.ops.elementwise import Erf, Sigmoid
+
+GELU_CUBE = 0.044715
+"""The weight of x^3 in the tanh that stands for the error function in GELU."""
+
+
+@dataclass(frozen=True)
+class Silu(Unary):
+    """x * sigmoid(x), elementwise; NaN at -inf, as that product is."""
+
+    samples = (sample("f32[4, 3]"), sample("f16[7]"), sample([-200.0, 200.0, float("inf")]))
+
+    def compute(self, x: Array) -> Array:
+        return np.asarray(x * Sigmoid().compute(x))
+
+
+@dataclass(frozen=True)
+class Gelu(Unary):
+    """x (1 + erf(x / sqrt(2))) / 2, elementwise; NaN at -inf, as that product is.
+
+    With `approximate`, tanh(sqrt(2 / pi) (x + 0.044715 x^3)) stands for the error function.
+    """
+
+    approximate: bool = False
+
+    samples = (
+        sample("f32[4, 3]"),
+        sample("f16[7]", approximate=True),
+        sample([-20.0, 20.0, float("inf")]),
+    )
+
+    def compute(self, x: Array) -> Array:
+        if self.approximate:
+            inner = np.tanh(math.sqrt(2 / math.pi) * (x + GELU_CUBE * x**3))
+        else:
+            inner = Erf().compute(x * math.sqrt(0.5))
+        return np.asarray(x * (0.5 * (1 + inner)))
+
+
+@dataclass(frozen=True)
+class Softmax(Op):
+    """e^(x - max) / sum along an axis, rounded once; NaN along it where the largest is infinite."""
+
+    axis: int
+
+    samples = (
+        sample("f32[4, 3]", axis=1),
+        sample("f32[2, 5, 3]", axis=1),
+        sample("f16[2, 64]", axis=-1),
+        sample([[1000.0, 1001.0], [-1e30, 0.0]], axis=1),
+    )
+
+    def canonical(self, *types: Type) -> Op:
+        return replace(self, axis=normalise_axis(self.axis, as_tensor(types[0]).rank))
+
+    def infer(self, x: TensorType) -> TensorType:
+        return _along(x, self.axis)
+
+    def reference(self, x: Array) -> Array:
+        shifted = _below_largest(x, self.axis)
+        e = np.exp(shifted)
+        return narrow(e / e.sum(self.axis, keepdims=True), from_numpy(x.dtype))
+
+
+@dataclass(frozen=True)
+class LogSoftmax(Op):
+    """(x - max) - log(sum of e^(x - max)) along an axis, rounded once."""
+
+    axis: int
+
+    samples = (
+        sample("f32[4, 3]", axis=1),
+        sample("f32[2, 5, 3]", axis=0),
+        sample([[1000.0, -1000.0]], axis=-1),
+    )
+
+    def canonical(self, *types: Type) -> Op:
+        return replace(self, axis=normalise_axis(self.axis, as_tensor(types[0]).rank))
+
+    def infer(self, x: TensorType) -> TensorType:
+        return _along(x, self.axis)
+
+    def reference(self, x: Array) -> Array:
+        shifted = _below_largest(x, self.axis)
+        total = np.exp(shifted).sum(self.axis, keepdims=True)
+        return narrow(shifted - np.log(total), from_numpy(x.dtype))
+
+
+def _along(x: TensorType, axis: int) -> TensorType:
+    """The type of something computed along an axis of floats."""
+    check_kinds(as_tensor(x).dtype, (FLOAT,))
+    if normalise_axis(axis, x.rank) >= x.rank:
+        raise InferError("a scalar has no axis", given=x)
+    return x
+
+
+def _below_largest(x: Array, axis: int) -> Array:
+    wide = widen(x)
+    return np.asarray(wide - np.max(wide, axis, keepdims=True, initial=-np.inf))
+
+
+class _Norm(Op, abstract=True):
+    """What the normalisations share: x, and then what it is multiplied by and shifted by."""
+
+    axes: tuple[int, ...]
+    epsilon: float
+    parameters: int
+    """How many operands may follow x."""
+
+    def canonical(self, *types: Type) -> Op:
+        axes = normalise_axes(self.axes, as_tensor(types[0]).rank)
+        return replace(self, axes=axes)  # type: ignore[type-var]
+
+    def infer(self, x: TensorType, *given: TensorType) -> TensorType:
+        check_kinds(same_dtype(x, *given), (FLOAT,))
+        normalise_axes(self.axes, x.rank)
+        if len(given) > self.parameters:
+            raise InferError("too many operands", expected=self.parameters, given=len(given))
+        for parameter in given:
+            if broadcast(parameter.shape, x.shape) != x.shape:
+                raise InferError("a scale or bias is larger than x", expected=x, given=parameter)
+        return x
+
+    def divided(self, x: Array, given: tuple[Array, ...]) -> Array:
+        """x over its root mean square, and then with scale and bias."""
+        square = np.mean(x * x, axis=self.axes, keepdims=True)
+        y = x / np.sqrt(square + self.epsilon)
+        if given:
+            y = y * widen(given[0])
+        return np.asarray(y + widen(given[1]) if len(given) > 1 else y)
+
+
+@dataclass(frozen=True)
+class LayerNorm(_Norm):
+    """(x - mean) / sqrt(variance + epsilon) * scale + bias, rounded once.
+
+    Mean and variance (of the population) are along `axes`. Scale and bias are optional operands
+    that broadcast to x; a bias needs a scale.
+    """
+
+    axes: tuple[int, ...]
+    epsilon: float = 1e-5
+
+    parameters = 2
+    samples = (
+        sample("f32[4, 6]", axes=(1,)),
+        sample("f32[2, 4, 6]", "f32[6]", axes=(-1,), epsilon=1e-6),
+        sample("f16[2, 4, 6]", "f16[4, 6]", "f16[4, 6]", axes=(1, 2)),
+        sample("f32[2, 4, 3]", "f32[4, 1]", "f32[1, 4, 1]", axes=(1,)),
+    )
+
+    def reference(self, x: Array, *given: Array) -> Array:
+        wide = widen(x)
+        centred = wide - np.mean(wide, axis=self.axes, keepdims=True)
+        return narrow(self.divided(centred, given), from_numpy(x.dtype))
+
+
+@dataclass(frozen=True)
+class RmsNorm(_Norm):
+    """x / sqrt(mean(x^2) + epsilon) * scale, rounded once; the mean is along `axes`.
+
+    The scale is an optional operand that broadcasts to x.
+    """
+
+    axes: tuple[int, ...]
+    epsilon: float = 1e-5
+
+    parameters = 1
+    samples = (
+        sample("f32[4, 6]", axes=(1,)),
+        sample("f32[2, 4, 6]", "f32[6]", axes=(-1,), epsilon=1e-6),
+        sample("f16[2, 4, 6]", "f16[4, 6]", axes=(1, 2)),
+    )
+
+    def reference(self, x: Array, *given: Array) -> Array:
+        return narrow(self.divided(widen(x), given), from_numpy(x.dtype))

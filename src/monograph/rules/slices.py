@@ -1,0 +1,224 @@
+"""Slices: of slices, of concats, and moved above the views that stand between."""
+
+from __future__ import annotations
+
+import math
+from itertools import accumulate
+
+import numpy as np
+
+from monograph.ir import Value, known
+from monograph.ops.extend import Pad
+from monograph.ops.index import Gather
+from monograph.ops.shape import Broadcast, Concat, Reshape, Slice, Transpose
+from monograph.rewrite import ANY, Context, Reject, const, rewrite, variables
+from monograph.rules.arrangement import Sizes, groups, inverse, reshaped
+from monograph.rules.views import is_static
+
+x, a = variables("x a")
+k = const("k")
+
+
+def ranges_of(value: Value) -> list[range]:
+    """The places that a static slice takes from each dimension."""
+    assert isinstance(value.op, Slice)
+    sizes = value.inputs[0].tensor.static
+    return [range(*s.indices(d)) for s, d in zip(value.op.indexer(), sizes, strict=True)]
+
+
+def take(value: Value, places: list[range]) -> Value:
+    """The slice of these places; the value itself where that is all of it, in order."""
+    sizes = value.tensor.static
+    if not any(_cuts(r, d) for r, d in zip(places, sizes, strict=True)):
+        return value
+    # A stop below zero would count from the end: one that runs to the beginning is written so.
+    stops = tuple(r.stop if r.stop >= 0 else -1 - d for r, d in zip(places, sizes, strict=True))
+    return Slice(tuple(r.start for r in places), stops, tuple(r.step for r in places))(value)
+
+
+def whole(value: Value) -> list[range]:
+    """The places of all of a value."""
+    return [range(d) for d in value.tensor.static]
+
+
+@rewrite(Slice(ANY, ANY, ANY)(x), exact=True)
+def drop_slice(x: Value, root: Value) -> Value | Reject:
+    """slice(x) -> x where it takes everything, in order"""
+    assert isinstance(root.op, Slice)
+    far = 2**31 - 1
+    for size, s in zip(x.tensor.dims, root.op.indexer(), strict=True):
+        if isinstance(size, int):
+            places = range(*s.indices(size))
+            if len(places) != size or (size > 1 and places.step < 0):
+                return Reject("the slice leaves elements out or turns them", size, places)
+        elif not (s.start == 0 and s.step == 1 and s.stop >= far):
+            return Reject("the slice may leave elements out", size, s)
+    return x
+
+
+@rewrite(Slice(ANY, ANY, ANY)(Slice(ANY, ANY, ANY)(x)), exact=True)
+def merge_slices(x: Value, root: Value) -> Value | Reject:
+    """slice(slice(x)) -> slice(x)"""
+    if not is_static(x):
+        return Reject("the sizes are not known", "a static shape", x.type)
+    inner, outer = ranges_of(root.inputs[0]), ranges_of(root)
+    places = [i[o.start : _stop(o) : o.step] for i, o in zip(inner, outer, strict=True)]
+    return take(x, places)
+
+
+def _stop(places: range) -> int | None:
+    """The stop of a range as an index: one before the beginning is none at all."""
+    return places.stop if places.stop >= 0 else None
+
+
+def _pieces(joined: Value, along: range) -> tuple[list[int], list[int]]:
+    """Which pieces of a concat some places fall into, and where each piece of it starts."""
+    assert isinstance(joined.op, Concat)
+    sizes = [p.tensor.static[joined.op.axis] for p in joined.inputs]
+    starts = [0, *accumulate(sizes)]
+    first, last = min(along[0], along[-1]), max(along[0], along[-1])
+    taken = [i for i, d in enumerate(sizes) if d and starts[i] <= last and starts[i] + d > first]
+    return taken, starts
+
+
+@rewrite(Slice, exact=True)
+def slice_of_concat(value: Value, context: Context) -> Value | Reject:
+    """slice(concat(x, y, z)) -> slice(y), or concat(y, z): the pieces that it takes"""
+    joined = value.inputs[0]
+    if not isinstance(joined.op, Concat):
+        return value
+    if not is_static(value, *joined.inputs):
+        return Reject("the sizes are not known", "static shapes", joined.type)
+    axis, places = joined.op.axis, ranges_of(value)
+    along = places[axis]
+    if not along:
+        return Reject("the slice is empty")
+    taken, starts = _pieces(joined, along)
+    start, stop = starts[taken[0]], starts[taken[-1] + 1]
+    if len(taken) == 1:
+        places[axis] = range(along.start - start, along.stop - start, along.step)
+        return take(joined.inputs[taken[0]], places)
+    if along != range(start, stop):
+        return Reject("the slice cuts through pieces", range(start, stop), along)
+    if context.use_count(joined) > 1:
+        return Reject("others read the whole concat", 1, context.use_count(joined))
+    places[axis] = range(len(along))
+    return take(Concat(axis)(*(joined.inputs[i] for i in taken)), places)
+
+
+def _gains(view: Value, places: list[range], context: Context) -> bool:
+    """Whether a slice that moves above a view leaves less to do, or meets what it merges with."""
+    source = view.inputs[0]
+    if isinstance(source.op, Concat) and is_static(*source.inputs):
+        along = places[source.op.axis]
+        if along and len(_pieces(source, along)[0]) == 1:
+            return True
+    return context.use_count(view) <= 1 or isinstance(source.op, (Slice, Broadcast))
+
+
+@rewrite(Slice(ANY, ANY, ANY)(Transpose(a)(x)), exact=True)
+def slice_of_transpose(x: Value, a: Sizes, root: Value, context: Context) -> Value | Reject:
+    """slice(transpose(x)) -> transpose(slice(x))"""
+    if not is_static(x):
+        return Reject("the sizes are not known", "a static shape", x.type)
+    places = ranges_of(root)
+    above = [places[p] for p in inverse(a)]
+    if not _gains(root.inputs[0], above, context):
+        return Reject("others read the transpose", 1, context.use_count(root.inputs[0]))
+    return Transpose(a)(take(x, above))
+
+
+@rewrite(Slice(ANY, ANY, ANY)(Reshape(ANY)(x)), exact=True)
+def slice_of_reshape(x: Value, root: Value, context: Context) -> Value | Reject:
+    """slice(reshape(x)) -> reshape(slice(x)), where the slice is one of x too"""
+    view = root.inputs[0]
+    if not is_static(x, root) or 0 in root.tensor.static:
+        return Reject("the sizes are not known, or are zero", "a static shape", root.type)
+    places, sizes = ranges_of(root), view.tensor.static
+    above = whole(x)
+    for outer, inner in groups(x.tensor.static, sizes):
+        if not any(_cuts(places[i], sizes[i]) for i in inner):
+            continue
+        moved = _block(
+            [x.tensor.static[i] for i in outer],
+            [sizes[i] for i in inner],
+            [places[i] for i in inner],
+        )
+        if moved is None:
+            return Reject("the slice is not one of the value before the reshape", x.type, view.type)
+        above[outer[moved[0]]] = moved[1]
+    if not _gains(view, above, context):
+        return Reject("others read the reshape", 1, context.use_count(view))
+    return reshaped(take(x, above), root.tensor.static)
+
+
+def _cuts(places: range, size: int) -> bool:
+    """Whether places are not all of a dimension, in order."""
+    return len(places) != size or (size > 1 and places.step < 0)
+
+
+def _block(sizes: list[int], view: list[int], places: list[range]) -> tuple[int, range] | None:
+    """(axis, places) of a slice of some dimensions, seen before their reshape to others."""
+    axis = next((i for i, d in enumerate(sizes) if d > 1), None)
+    cut = next((i for i, d in enumerate(view) if d > 1), None)
+    if axis is None or cut is None:
+        return None
+    if any(_cuts(places[i], view[i]) for i in range(cut + 1, len(view))):
+        return None
+    along = places[cut]
+    if sizes[axis] == view[cut]:
+        return axis, along
+    # Whole rows of the view must be whole rows of what is reshaped.
+    row, step = math.prod(view[cut + 1 :]), math.prod(sizes[axis + 1 :])
+    if along.step != 1 or along.start * row % step or along.stop * row % step:
+        return None
+    return axis, range(along.start * row // step, along.stop * row // step)
+
+
+@rewrite(Slice(ANY, ANY, ANY)(Broadcast(ANY)(x)), exact=True)
+def slice_of_broadcast(x: Value, root: Value) -> Value | Reject:
+    """slice(broadcast(x)) -> broadcast(slice(x))"""
+    if not is_static(x):
+        return Reject("the sizes are not known", "a static shape", x.type)
+    places = ranges_of(root)[root.tensor.rank - x.tensor.rank :]
+    kept = [r if d > 1 else range(d) for r, d in zip(places, x.tensor.static, strict=True)]
+    return Broadcast(root.tensor.static)(take(x, kept))
+
+
+@rewrite(Slice, exact=True)
+def slice_of_pad(value: Value) -> Value | Reject:
+    """slice(pad(x)) -> slice(x), where it takes nothing that was added"""
+    op = value.inputs[0].op
+    if not isinstance(op, Pad):
+        return value
+    x = value.inputs[0].inputs[0]
+    if not is_static(x) or 0 in value.tensor.static:
+        return Reject("the sizes are not known, or are zero", "a static shape", value.type)
+    places = []
+    for along, before, size in zip(ranges_of(value), op.before, x.tensor.static, strict=True):
+        moved = range(along.start - before, along.stop - before, along.step)
+        first, last = min(moved[0], moved[-1]), max(moved[0], moved[-1])
+        if first < 0 or last >= size:
+            return Reject("the slice takes what was added", f"0..{size}", f"{first}..{last + 1}")
+        places.append(moved)
+    return take(x, places)
+
+
+@rewrite(Gather(a)(x, k), exact=True)
+def gather_as_slice(x: Value, k: Value, a: int, root: Value) -> Value | Reject:
+    """gather(x, k) -> slice(x), where the indices k are evenly spaced"""
+    data = known(k)
+    if data is None or not is_static(x) or k.tensor.rank > 1 or data.size == 0:
+        return Reject("not a vector of indices into static sizes", "a static shape", x.type)
+    size = x.tensor.static[a]
+    indices = data.reshape(-1).astype(np.int64)
+    indices = np.where(indices < 0, indices + size, indices)
+    if indices.min() < 0 or indices.max() >= size:
+        return Reject("an index is out of range", size, int(indices.max()))
+    first, steps = int(indices[0]), set(np.diff(indices).tolist())
+    if len(steps) > 1 or 0 in steps:
+        return Reject("the indices are not evenly spaced", given=sorted(steps))
+    step = steps.pop() if steps else 1
+    places = whole(x)
+    places[a] = range(first, first + step * len(indices), step)
+    return reshaped(take(x, places), root.tensor.static)

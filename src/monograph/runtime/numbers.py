@@ -1,0 +1,183 @@
+"""Whether two graphs over the same inputs compute the same numbers.
+
+Graphs that differ by exact rewrites must agree bit for bit. Others may differ by rounding. How far
+is derived from both graphs (see `monograph.runtime.tolerance`). The derivation does not see what
+amplifies a difference: sums that cancel, steep curves, ties that an argmax or a sort decides. So
+where it is exceeded, it is measured: the first graph runs again with every result disturbed by its
+own rounding, and an element may differ by as much as that moves it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from monograph.errors import ExecutionError, FeedError
+from monograph.ir import Array, Graph, Input, TensorType, Value, evaluate
+from monograph.ir.dtype import from_numpy
+from monograph.runtime.compare import Difference, compare, compare_outputs, flatten
+from monograph.runtime.feeds import Port
+from monograph.runtime.inputs import make_inputs
+from monograph.runtime.tolerance import EXACT, MARGIN, Tolerance, derive, own_variance
+
+SIZES_TRIED = (2, 1)
+"""Sizes for dimensions that nothing fixes: 1 hides what broadcasting gets wrong."""
+DISTURBED_RUNS = 6
+
+
+@dataclass(frozen=True)
+class Trial:
+    """Inputs, and what was assumed to make them."""
+
+    feeds: Mapping[str, Any]
+    random: tuple[str, ...] = ()
+    assumed: tuple[tuple[str, int], ...] = ()
+
+
+def make_trial(graph: Graph, given: Mapping[str, Any] | None = None, seed: int = 0) -> Trial:
+    """Inputs on which a graph runs: given ones, the others random."""
+    ports = [Port(n, t) for n, t in zip(graph.input_names, graph.input_types, strict=True)]
+    for size in SIZES_TRIED:
+        made = make_inputs(ports, given or {}, seed, size)
+        trial = Trial(made.feeds, tuple(made.random), tuple(made.assumed.items()))
+        try:
+            evaluate(graph, trial.feeds)
+        except ExecutionError as e:
+            if size == SIZES_TRIED[-1] or not made.assumed:
+                raise FeedError(
+                    f"the graph does not run on random inputs: {e.message}",
+                    node=e.node,
+                    op=e.op,
+                    hint="give inputs, or sizes for its open dimensions",
+                ) from e
+            continue
+        break
+    return trial
+
+
+def run(graph: Graph, feeds: Mapping[str, Any]) -> dict[str, Any]:
+    """The reference's outputs by name."""
+    return dict(zip(graph.output_names, evaluate(graph, feeds), strict=True))
+
+
+def first_difference(
+    before: Graph,
+    after: Graph,
+    feeds: Mapping[str, Any],
+    *,
+    exact: bool,
+    expected: Mapping[str, Any] | None = None,
+) -> Difference | None:
+    """The first output in which two graphs differ, or None where they agree.
+
+    `expected` are the outputs of `before`, where they have been computed.
+    """
+    if expected is None:
+        expected = run(before, feeds)
+    given = run(after, feeds)
+    if exact:
+        found = [d for d in _compare_bits(given, expected) if not d.ok]
+        return found[0] if found else None
+    left, right = derive(before), derive(after)
+    tolerances = {n: _sum(left[n], right.get(n, EXACT)) for n in left}
+    beyond = [d for d in compare_outputs(given, expected, tolerances) if not d.ok]
+    if not beyond:
+        return None
+    spread = _Spread(before, feeds, expected)
+    tensors, wanted = flatten(given), flatten(expected)
+    for difference in beyond:
+        name = difference.name
+        if name not in tensors or name not in wanted:
+            return difference
+        if not spread.explains(name, tensors[name], wanted[name], difference.tolerance):
+            return difference
+    return None
+
+
+def _sum(a: Tolerance, b: Tolerance) -> Tolerance:
+    """Both sides round."""
+    return Tolerance(a.rtol + b.rtol, max(a.atol, b.atol))
+
+
+def _compare_bits(given: Mapping[str, Any], expected: Mapping[str, Any]) -> list[Difference]:
+    """Every output of two sides, zeros of different signs told apart."""
+    found = compare_outputs(given, expected, {})
+    left, right = flatten(given), flatten(expected)
+    return [d if not d.ok else _compare_signs(d, left[d.name], right[d.name]) for d in found]
+
+
+def _compare_signs(found: Difference, given: Any, expected: Any) -> Difference:
+    a, b = np.asarray(given), np.asarray(expected)
+    if a.dtype.kind not in "fV" or a.dtype.itemsize == 0:
+        return found
+    x, y = a.astype(np.float64), b.astype(np.float64)
+    wrong = np.argwhere((np.signbit(x) != np.signbit(y)) & ~np.isnan(x))
+    if len(wrong) == 0:
+        return found
+    at = tuple(map(int, wrong[0]))
+    problem = f"{len(wrong)} of {a.size} have another sign"
+    return replace(found, problem=problem, worst=at, given=float(x[at]), expected=float(y[at]))
+
+
+class _Spread:
+    """How far rounding moves each element of a graph's outputs, measured."""
+
+    def __init__(self, graph: Graph, feeds: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
+        self.expected = flatten(expected)
+        self.runs: list[dict[str, Any]] = []
+        for seed in range(DISTURBED_RUNS):
+            try:
+                self.runs.append(flatten(_run_disturbed(graph, feeds, seed)))
+            except ExecutionError:
+                # A disturbed size or index is out of range: so it may be in a right answer.
+                self.runs.append({})
+
+    def explains(self, name: str, given: Any, expected: Any, tolerance: Tolerance) -> bool:
+        """Whether rounding may have made `given` of `expected`."""
+        a, b = np.asarray(given), np.asarray(expected)
+        others = [np.asarray(r[name]) if name in r else None for r in self.runs]
+        if any(o is None or o.shape != b.shape for o in others):
+            return True
+        if a.shape != b.shape or a.dtype != b.dtype:
+            return False
+        if a.dtype.kind in "OUST":
+            return bool(np.all((a == b) | np.any([o != b for o in others], axis=0)))
+        wide = np.complex128 if a.dtype.kind == "c" else np.float64
+        with np.errstate(all="ignore"):
+            moved = [np.abs(o.astype(wide) - b.astype(wide)) for o in others if o is not None]
+            most = np.max(moved, axis=0)
+            stable = np.isfinite(most) | (np.isfinite(a.astype(wide)) & np.isfinite(b.astype(wide)))
+            same_kind = np.isnan(a.astype(wide)) == np.isnan(b.astype(wide))
+        if not np.all(same_kind | ~np.isfinite(most)):
+            return False
+        allowed = np.where(np.isfinite(most), MARGIN * most, np.inf)
+        found = compare(name, a, b, tolerance)
+        if found.ok:
+            return True
+        error = np.abs(a.astype(wide) - b.astype(wide))
+        magnitude = np.abs(b.astype(wide))
+        largest = float(np.max(magnitude[np.isfinite(magnitude)], initial=0.0))
+        bound = np.vectorize(lambda m: tolerance.bound(m, largest))(magnitude) + allowed
+        return bool(np.all((error <= bound) | ~stable))
+
+
+def _run_disturbed(graph: Graph, feeds: Mapping[str, Any], seed: int) -> dict[str, Any]:
+    """The outputs where every result has been moved by its own rounding."""
+    generator = np.random.default_rng(seed)
+    results: dict[Value, Any] = dict(
+        zip(graph.inputs, [feeds[n] for n in graph.input_names], strict=True)
+    )
+    remaining = dict(graph.uses)
+    with np.errstate(all="ignore"):
+        for value in graph.values:
+            if value not in results:
+                exact = value.op.reference(*(results[v] for v in value.inputs))
+                results[value] = _disturb(value, exact, generator)
+            for v in value.inputs:
+                remaining[v] -= 1
+                if remaining[v] == 0:
+                    del results[v]
+    return {name: results[v] for name, v in graph.outputs}
