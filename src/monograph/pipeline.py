@@ -1,10 +1,10 @@
 """The order of passes, in named stages, one line a pass; and the runner that checks each.
 
-    graph = optimise(graph, cost=CPU_COST)
+    graph = optimise(graph, environment=Environment(CPU_COST))
 
-`overrides` replaces options of passes by name, `disabled` leaves passes out, and `until` stops
-after one. Each pass is checked for structure; with `verify_passes` its numbers are compared with
-the reference too, and the pass and rule that broke them are named.
+`PassOptions` replace options of passes by name, leave passes out, or stop after one. Each pass is
+checked for structure; with `verify_passes` its numbers are compared with the reference too, and
+the pass and the rule that broke them are named.
 """
 
 from __future__ import annotations
@@ -15,15 +15,19 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from monograph.errors import ConfigError, MonographError
-from monograph.ir import Graph, verify
+from monograph.ir import Graph
 from monograph.passes.base import Environment, Pass, run_pass
 from monograph.passes.batch_towers import BatchTowers
+from monograph.passes.collapse_views import CollapseViews
 from monograph.passes.compose_convs import ComposeConvs
 from monograph.passes.fold_constants import FoldConstants
 from monograph.passes.fold_scales import FoldScales
+from monograph.passes.fold_sizes import FoldSizes
+from monograph.passes.fuse_dot_rows import FuseDotRows
 from monograph.passes.fuse_shared_input import FuseEmbeddings, FuseSharedInput
 from monograph.passes.hoist_slices import HoistSlices
 from monograph.passes.simplify import Simplify
+from monograph.runtime.bisect import Numbers, check_pass
 
 
 @dataclass(frozen=True)
@@ -39,7 +43,9 @@ STAGES: tuple[Stage, ...] = (
         "clean",
         (
             FoldConstants(),
+            FoldSizes(),
             Simplify(),
+            CollapseViews(),
         ),
     ),
     Stage(
@@ -56,6 +62,8 @@ STAGES: tuple[Stage, ...] = (
             FuseSharedInput(),
             FuseEmbeddings(),
             HoistSlices(),
+            CollapseViews(),
+            FuseDotRows(),
         ),
     ),
 )
@@ -104,14 +112,28 @@ def optimise(
     environment: Environment | None = None,
     options: PassOptions | None = None,
     observe: Callable[[str, Pass, Graph], None] | None = None,
+    verify_passes: bool = False,
+    numbers: Numbers | None = None,
 ) -> Graph:
-    """The graph after every chosen pass; `observe` sees (stage, pass, graph) after each."""
+    """The graph after every chosen pass; `observe` sees (stage, pass, graph) after each.
+
+    The structure is checked after every pass. With `verify_passes` the numbers are too, against
+    the reference on random inputs (or on those of `numbers`): bit for bit where every rewrite of
+    the pass is exact, within a derived tolerance otherwise. What breaks raises PassError, which
+    names the pass and the rewrite.
+    """
     environment = environment or Environment()
+    if verify_passes and numbers is None:
+        numbers = Numbers(graph)
     for stage, step in chosen_passes(options or PassOptions()):
+        already = len(environment.trace.fired)
         try:
-            graph = verify(run_pass(step, graph, environment))
+            after = run_pass(step, graph, environment)
         except MonographError as e:
             raise e.at(op=f"pass {step.name}") from None
+        fired = environment.trace.fired[already:]
+        check_pass(stage, step, graph, after, fired, environment.cost, numbers)
+        graph = after
         if observe is not None:
             observe(stage, step, graph)
     return graph

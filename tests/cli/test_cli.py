@@ -188,6 +188,20 @@ def test_inputs_that_do_not_fit(linear: Path, tmp_path: Path):
     assert "the model has no such input" in result.stderr
 
 
+def test_an_archive_without_inputs(linear: Path, tmp_path: Path):
+    np.savez(tmp_path / "other.npz", z=np.zeros(1))
+    result = call("run", linear, "--inputs", tmp_path / "other.npz")
+    assert result.exit_code == 2
+    assert "the file holds no input of the model" in result.stderr
+
+
+def test_arrays_given_one_by_one_win(linear: Path, recording: Path, tmp_path: Path):
+    x = tmp_path / "x.npy"
+    np.save(x, np.zeros((1, 3), np.float32))
+    found = call_json("run", linear, "--inputs", recording, "--input", f"x={x}")
+    assert found["outputs"][0]["max"] == 0.5
+
+
 def test_verify_needs_another_side(linear: Path):
     result = call("verify", linear)
     assert result.exit_code == 2

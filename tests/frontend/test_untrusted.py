@@ -143,6 +143,12 @@ def test_names_that_are_not_text(place):
         read_model(raw.replace(b"mark", b"m\xffrk"))
 
 
+def test_a_producer_that_is_not_text():
+    raw = spoil(fine, lambda m: setattr(m, "producer_name", "mark")).SerializeToString()
+    with refused("the producer", "not UTF-8"):
+        read_model(raw.replace(b"mark", b"m\xffrk"))
+
+
 def test_endless_names():
     with refused("too long", "zzz", str(MAX_NAME)):
         read_model(spoil(fine, lambda m: setattr(m.graph.node[0], "name", "z" * 10**6)))
@@ -235,6 +241,8 @@ def test_opsets():
         read_model(model([relu], opsets={"": 21, "ai.onnx.ml": 77}))
     with refused("impossible opset", "given: -4"):
         read_model(model([relu], opsets={"": -4}))
+    with refused("impossible opset of acme", str(2**40)):
+        read_model(model([relu], opsets={"": 21, "acme": 2**40}))
     with refused("two opsets of ai.onnx", "[21, 20]"):
         read_model(model([relu], opsets={"": 21, "ai.onnx": 20}))
     with refused("no opset is imported for the domain 'ai.onnx'"):

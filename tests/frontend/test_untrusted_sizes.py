@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import resource
+import struct
 import time
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +19,7 @@ from monograph.ir import Input, constant, evaluate, tensor
 from monograph.ir.dtype import f32
 from monograph.ir.graph import Graph
 from monograph.ir.memory import MAX_RANK, MAX_TENSOR_BYTES, check_result, lend
+from monograph.ops.decode import DecodeImage
 from monograph.ops.shape import Broadcast
 from tests.frontend.hostile import info, model, refused
 
@@ -305,3 +308,32 @@ def test_wide_graphs_load_and_run_in_linear_time():
     feeds = {n: np.full(1, k, np.float32) for k, n in enumerate(names)}
     assert monograph.load(made).run(feeds)[0].tolist() == [19_999]
     assert time.perf_counter() - started < 15
+
+
+def _png(width: int, height: int, body: bytes | None = None) -> np.ndarray:
+    """A grey PNG of one bit a pixel: a few kilobytes for a hundred million pixels."""
+
+    def chunk(name: bytes, data: bytes) -> bytes:
+        checksum = struct.pack(">I", zlib.crc32(name + data))
+        return struct.pack(">I", len(data)) + name + data + checksum
+
+    header = struct.pack(">IIBBBBB", width, height, 1, 0, 0, 0, 0)
+    rows = zlib.compress(bytes((width + 7) // 8 + 1) * height)
+    parts = [chunk(b"IHDR", header), chunk(b"IDAT", rows) if body is None else body]
+    return np.frombuffer(b"\x89PNG\r\n\x1a\n" + b"".join(parts) + chunk(b"IEND", b""), np.uint8)
+
+
+def test_an_image_is_not_larger_than_what_is_lent():
+    pytest.importorskip("PIL")
+    assert DecodeImage().reference(_png(16, 8)).shape == (8, 16, 3)
+    with lend(1 << 16), refused("too large", "9000", within=1, error=ExecutionError):
+        DecodeImage().reference(_png(9_000, 9_000))
+    with refused("1600000000 pixels", error=ExecutionError):
+        DecodeImage().reference(_png(40_000, 40_000))
+
+
+@pytest.mark.parametrize("body", [b"", b"junk", struct.pack(">I", 9) + b"IDAT" + b"123456789" * 2])
+def test_broken_images(body):
+    pytest.importorskip("PIL")
+    with refused("not an image that can be decoded", error=ExecutionError):
+        DecodeImage().reference(_png(16, 8, body))

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from monograph.errors import ExecutionError, InferError
+from monograph.errors import ExecutionError, InferError, MonographError
 from monograph.ir import UNKNOWN, Array, Op, TensorType, sample
 from monograph.ir.dtype import u8
-from monograph.ops.base import as_tensor
+from monograph.ops.base import as_tensor, check_allocation
 
 RGB, BGR, GREY = "rgb", "bgr", "grey"
 FORMATS = ("BMP", "JPEG", "JPEG2000", "PNG", "PPM", "TIFF", "WEBP")
@@ -35,7 +35,7 @@ class DecodeImage(Op):
 
     def reference(self, x: Array) -> Array:
         try:
-            from PIL import Image, UnidentifiedImageError
+            from PIL import Image
         except ImportError:
             raise ExecutionError(
                 "decoding images needs Pillow",
@@ -43,8 +43,12 @@ class DecodeImage(Op):
             ) from None
         try:
             with Image.open(io.BytesIO(x.tobytes()), formats=FORMATS) as image:
+                check_allocation((image.height, image.width, 4), np.uint8)
                 pixels = np.asarray(image.convert("L" if self.colours == GREY else "RGB"))
-        except (UnidentifiedImageError, Image.DecompressionBombError, OSError, ValueError) as e:
+        except (MonographError, MemoryError):
+            raise
+        except Exception as e:
+            # Broken files make the decoders raise nearly anything, SyntaxError included.
             raise ExecutionError(f"the bytes are not an image that can be decoded: {e}") from e
         if self.colours == GREY:
             return pixels[..., None]

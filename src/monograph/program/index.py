@@ -98,7 +98,7 @@ class Index:
             return (atom.index // by) % (atom.by // by)
         whole, rest = self._split(by)
         low, high = rest.bounds()
-        if 0 <= low and high < by:
+        if low >= 0 and high < by:
             return whole
         coarse = rest._coarser(by)
         if coarse is not None:
@@ -112,7 +112,7 @@ class Index:
             g = math.gcd(by, *(f for _, f in ordered[:count]))
             rest = Index(self.constant % g, tuple(ordered[count:]))
             low, high = rest.bounds()
-            if g > 1 and 0 <= low and high < g:
+            if g > 1 and low >= 0 and high < g:
                 kept = tuple((a, f // g) for a, f in ordered[:count])
                 return Index(self.constant // g, kept), g
         return None
@@ -123,7 +123,7 @@ class Index:
             return atom.index % by
         _, rest = self._split(by)
         low, high = rest.bounds()
-        if 0 <= low and high < by:
+        if low >= 0 and high < by:
             return rest
         return Index(0, ((Remainder(rest, by), 1),))
 

@@ -50,11 +50,17 @@ class Request:
     def load(self) -> Session:
         return load(self.model, self.target, dims=self.dims)
 
-    def inputs(self, session: Session, note: Notes) -> Inputs:
-        """The inputs, with a note on everything that was assumed."""
-        given = dict(self.given or {})
+    def inputs(
+        self, session: Session, note: Notes, recorded: Mapping[str, Any] | None = None
+    ) -> Inputs:
+        """The inputs, with a note on everything that was assumed.
+
+        Arrays given one by one win over those of the archive, and those over `recorded` ones.
+        """
+        given = dict(recorded or {})
         if self.archive is not None:
-            given = split_archive(read_archive(self.archive), session.inputs, ())[0] | given
+            given |= _read_feeds(session, self.archive)
+        given |= self.given or {}
         made = make_inputs(session.inputs, given, self.seed)
         if made.random:
             note(f"random inputs (seed {self.seed}): {', '.join(made.random)}")
@@ -116,31 +122,12 @@ def verify_model(
     session = request.load()
     target = session.config.target
     other = against or REFERENCE
-    if other == target:
-        raise ConfigError(
-            f"there is nothing to compare: target and other side are both {target!r}",
-            hint="name another side: --against onnxruntime, or --against FILE.npz",
-        )
-    if unknown := sorted(set(any_order) - {p.name for p in session.outputs}):
-        raise ConfigError(
-            "the model has no such output",
-            expected=[p.name for p in session.outputs],
-            given=unknown,
-        )
+    _check_sides(session, other, any_order)
+    recorded: dict[str, Any] = {}
     expected: dict[str, Any] = {}
     if other not in (REFERENCE, ONNXRUNTIME):
-        arrays = read_archive(Path(other))
-        feeds, expected = split_archive(arrays, session.inputs, session.outputs)
-        if not expected:
-            raise FeedError(
-                "the file holds no output of the model",
-                expected=[OUTPUT_PREFIX + p.name for p in session.outputs],
-                given=sorted(arrays),
-            )
-        request = replace(request, given=feeds | dict(request.given or {}))
-        if absent := [p.name for p in session.outputs if p.name not in expected]:
-            note(f"not in {Path(other).name}, so not compared: {', '.join(absent)}")
-    inputs = request.inputs(session, note)
+        recorded, expected = _read_recording(session, Path(other), note)
+    inputs = request.inputs(session, note, recorded)
     graph = session.graph_for(inputs.feeds)
     drawn = random_ops(graph)
     if drawn:
@@ -158,14 +145,54 @@ def verify_model(
     return VerifyResult(target, other, differences, drawn, seconds)
 
 
+def _check_sides(session: Session, other: str, any_order: Collection[str]) -> None:
+    """Refuses what can be refused before anything runs."""
+    target = session.config.target
+    if other == target:
+        raise ConfigError(
+            f"there is nothing to compare: target and other side are both {target!r}",
+            hint="name another side: --against onnxruntime, or --against FILE.npz",
+        )
+    if other == ONNXRUNTIME:
+        _import_onnxruntime()
+    names = [p.name for p in session.outputs]
+    if unknown := sorted(set(any_order) - set(names)):
+        raise ConfigError("the model has no such output", expected=names, given=unknown)
+
+
+def _read_feeds(session: Session, path: Path) -> dict[str, Any]:
+    """The inputs of the model in a file, which holds at least one."""
+    arrays = read_archive(path)
+    feeds, _ = split_archive(arrays, session.inputs, ())
+    if not feeds:
+        raise FeedError(
+            "the file holds no input of the model",
+            expected=[INPUT_PREFIX + p.name for p in session.inputs],
+            given=sorted(arrays),
+        )
+    return feeds
+
+
+def _read_recording(
+    session: Session, path: Path, note: Notes
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The inputs and outputs of the model in a file, which holds at least one output."""
+    arrays = read_archive(path)
+    feeds, expected = split_archive(arrays, session.inputs, session.outputs)
+    if not expected:
+        raise FeedError(
+            "the file holds no output of the model",
+            expected=[OUTPUT_PREFIX + p.name for p in session.outputs],
+            given=sorted(arrays),
+        )
+    if absent := [p.name for p in session.outputs if p.name not in expected]:
+        note(f"not in {path.name}, so not compared: {', '.join(absent)}")
+    return feeds, expected
+
+
 def run_onnxruntime(path: Path, feeds: Mapping[str, Any]) -> tuple[dict[str, Any], float]:
     """The outputs of a model as ONNX Runtime computes them on the CPU, and the seconds taken."""
-    try:
-        onnxruntime = importlib.import_module("onnxruntime")
-    except ImportError:
-        raise ConfigError(
-            "onnxruntime is not installed", hint="pip install onnxruntime, then try again"
-        ) from None
+    onnxruntime = _import_onnxruntime()
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
     try:
@@ -174,10 +201,20 @@ def run_onnxruntime(path: Path, feeds: Mapping[str, Any]) -> tuple[dict[str, Any
         )
         started = time.perf_counter()
         results = session.run(None, dict(feeds))
+        taken = time.perf_counter() - started
     except Exception as e:  # its errors share no base class below Exception
         raise ExecutionError(f"ONNX Runtime failed: {e}") from e
     names = [o.name for o in session.get_outputs()]
-    return dict(zip(names, results, strict=True)), time.perf_counter() - started
+    return dict(zip(names, results, strict=True)), taken
+
+
+def _import_onnxruntime() -> Any:
+    try:
+        return importlib.import_module("onnxruntime")
+    except ImportError:
+        raise ConfigError(
+            "onnxruntime is not installed", hint="pip install onnxruntime, then try again"
+        ) from None
 
 
 def save_archive(path: Path, result: RunResult) -> None:

@@ -1,35 +1,37 @@
 """Views that trade places with the work behind them, where that joins the work to what is before.
 
 Views move one way: down, behind elementwise work, concats and dots, until they meet others that
-they merge with.
+they merge with. Repeated operands of work that repeats by itself are not repeated before it.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from monograph.ir import Array, Constant, Op, Value, constant, known
+from monograph.ir import Op, Value, constant, known
 from monograph.ops import OPS
 from monograph.ops.base import Binary, Unary
 from monograph.ops.cast import Cast
 from monograph.ops.elementwise import Where
 from monograph.ops.linear import Dot
+from monograph.ops.reduce import Reduction
 from monograph.ops.shape import Broadcast, Concat, Reshape, Transpose
-from monograph.rewrite import Context, Reject, Rule, const, rewrite, variables
+from monograph.rewrite import ANY, Context, Reject, Rule, rewrite, variables
 from monograph.rules.arrangement import Sizes, groups, inverse
 from monograph.rules.views import is_static, without_leading_ones
 
-x, y, a = variables("x y a")
-w = const("w")
+x, y = variables("x y")
 
 MAX_WORK = 16
 """Elementwise ops moved together: enough for an activation that reads its operand twice."""
 ELEMENTWISE: tuple[type[Op], ...] = tuple(
     op for op in OPS.values() if issubclass(op, (Unary, Binary, Where, Cast))
 )
+REDUCTIONS: tuple[type[Op], ...] = tuple(op for op in OPS.values() if issubclass(op, Reduction))
 
 
 @dataclass
@@ -37,36 +39,253 @@ class Expression:
     """Elementwise work between a value and the views of one kind that it reads."""
 
     root: Value
-    order: list[Value] = field(default_factory=list)
-    """The work, operands before users."""
-    views: dict[Value, int] = field(default_factory=dict)
-    """The views, and how often the work reads each."""
-    others: dict[Value, None] = field(default_factory=dict)
-    """Everything else that is read."""
+    work: list[Value] = field(default_factory=list)
+    views: list[Value] = field(default_factory=list)
+    small: list[Value] = field(default_factory=list)
+    """Constants, and values of one element: what fits wherever the views go."""
 
 
-def expression(root: Value, kind: type[Op], context: Context) -> Expression:
-    """The work of a value on views; work that others read too is left as it is."""
-    found = Expression(root)
-    reads: dict[Value, int] = {root: 0}
-    stack = [(root, False)]
-    done: set[Value] = set()
-    while stack:
-        value, expanded = stack.pop()
-        if expanded:
-            found.order.append(value)
-            continue
-        if value in done:
-            continue
-        done.add(value)
-        stack.append((value, True))
+def expression(root: Value, kind: type[Op], context: Context) -> Expression | Reject:
+    """The work behind views of a kind that ends in a value; nobody else may read the views."""
+    found = Expression(root, [root])
+    reads: dict[Value, int] = {}
+    for value in found.work:  # grows as work is found
         for v in value.inputs:
             reads[v] = reads.get(v, 0) + 1
-        for v in reversed(value.inputs):
-            if isinstance(v.op, kind):
-                found.views[v] = reads[v]
-            elif _may_move(v, kind, found) and len(done) < MAX_WORK:
-                stack.append((v, False))
+            if reads[v] > 1:
+                continue
+            if isinstance(v.op, kind) and is_static(v.inputs[0]):
+                found.views.append(v)
+            elif known(v) is not None or (is_static(v) and v.tensor.size == 1):
+                found.small.append(v)
+            elif not isinstance(v.op, ELEMENTWISE) or v.closed or not is_static(v):
+                return Reject(f"an operand is not a {kind.name}", kind.name, repr(v))
+            elif len(found.work) == MAX_WORK:
+                return Reject("the work is too much to look through", MAX_WORK)
             else:
-                found.others[v] = None
+                found.work.append(v)
+    if not found.views:
+        return Reject(f"no operand is a {kind.name}")
+    for v in (*found.views, *found.work[1:]):
+        if context.use_count(v) > reads[v]:
+            return Reject("others read an operand too", reads[v], context.use_count(v))
     return found
+
+
+def _redone(found: Expression, moved: Callable[[Value], Value]) -> Value:
+    """The work on what the views read, other operands moved to where that is."""
+    made = {v: v.inputs[0] for v in found.views}
+    made |= {v: moved(v) for v in found.small}
+    stack = [found.root]
+    while stack:
+        missing = [v for v in stack[-1].inputs if v not in made]
+        if missing:
+            stack += missing
+        else:
+            v = stack.pop()
+            made[v] = v.op(*(made[i] for i in v.inputs))
+    return made[found.root]
+
+
+def sink_transpose(value: Value, context: Context) -> Value | Reject:
+    """f(transpose(x), transpose(y)) -> transpose(f(x, y)), f elementwise"""
+    found = expression(value, Transpose, context)
+    if isinstance(found, Reject):
+        return found
+    permutations = {v.op.permutation for v in found.views if isinstance(v.op, Transpose)}
+    if len(permutations) > 1:
+        return Reject("the operands are not permuted alike", *list(permutations)[:2])
+    (permutation,) = permutations
+    rank = len(permutation)
+    if value.tensor.rank != rank:
+        return Reject("an operand has more dimensions", rank, value.tensor.rank)
+
+    def moved(small: Value) -> Value:
+        data = known(small)
+        if data is None or data.size == 1:
+            return small
+        full = data.reshape((1,) * (rank - data.ndim) + data.shape)
+        return constant(np.transpose(full, inverse(permutation)))
+
+    return Transpose(permutation)(_redone(found, moved))
+
+
+def sink_reshape(value: Value, context: Context) -> Value | Reject:
+    """f(reshape(x), reshape(y)) -> reshape(f(x, y)), f elementwise"""
+    found = expression(value, Reshape, context)
+    if isinstance(found, Reject):
+        return found
+    before = {v.inputs[0].tensor.static for v in found.views}
+    after = {v.tensor.static for v in found.views}
+    if len(before) > 1 or after != {value.tensor.static}:
+        return Reject("the operands are not reshaped alike", sorted(before), sorted(after))
+    (source,) = before
+    if 0 in source:
+        return Reject("there are no elements")
+    shapes: dict[Value, Sizes] = {}
+    for small in found.small:
+        given = small.tensor.static
+        shape = () if small.tensor.size == 1 else _unshaped(given, value.tensor.static, source)
+        if shape is None:
+            return Reject("a constant does not fit before the reshape", source, small.type)
+        shapes[small] = shape
+
+    def moved(small: Value) -> Value:
+        data = known(small)
+        if data is not None:
+            return constant(data.reshape(shapes[small]))
+        return small if small.tensor.rank <= len(source) else Reshape(())(small)
+
+    return Reshape(value.tensor.static)(_redone(found, moved))
+
+
+def _unshaped(given: Sizes, after: Sizes, before: Sizes) -> Sizes | None:
+    """The shape of an operand that broadcasts to `after`, as one that broadcasts to `before`."""
+    given = (1,) * (len(after) - len(given)) + given
+    shape: list[int] = []
+    for outer, inner in groups(before, after):
+        if all(given[i] == after[i] for i in inner):
+            shape += [before[i] for i in outer]
+        elif all(given[i] == 1 for i in inner):
+            shape += [1] * len(outer)
+        else:
+            return None
+    return tuple(shape)
+
+
+def skip_broadcast(value: Value) -> Value | Reject:
+    """f(broadcast(x), y) -> f(x, y), f elementwise, where y repeats x as far"""
+    operands = tuple(_unrepeated(v) for v in value.inputs)
+    if operands == value.inputs:
+        return Reject("no operand is a broadcast")
+    for chosen in (operands, *_one_by_one(value.inputs, operands)):
+        made = value.op(*chosen)
+        if made.type == value.type:
+            return made
+    return Reject("the other operands are smaller", value.type, value.op(*operands).type)
+
+
+def _unrepeated(v: Value) -> Value:
+    """What a broadcast repeats, or a reshape gives other leading ones; v itself otherwise."""
+    if isinstance(v.op, Broadcast):
+        return v.inputs[0]
+    if isinstance(v.op, Reshape) and is_static(v, v.inputs[0]):
+        source = v.inputs[0].tensor.static
+        if without_leading_ones(source) == without_leading_ones(v.tensor.static):
+            return v.inputs[0]
+    return v
+
+
+def _one_by_one(old: tuple[Value, ...], new: tuple[Value, ...]) -> list[tuple[Value, ...]]:
+    """The operands with one of them changed."""
+    changed = [i for i in range(len(old)) if old[i] is not new[i]]
+    return [(*old[:i], new[i], *old[i + 1 :]) for i in changed]
+
+
+def sink_broadcast(value: Value, context: Context) -> Value | Reject:
+    """f(broadcast(x), k) -> broadcast(f(x, k)), f elementwise and k of one element"""
+    repeated = {v for v in value.inputs if isinstance(v.op, Broadcast)}
+    if len(repeated) != 1 or not is_static(value, *value.inputs):
+        return Reject("no single operand is a broadcast of known sizes", 1, len(repeated))
+    (wide,) = repeated
+    others = [v for v in value.inputs if v is not wide]
+    if any(v.tensor.size != 1 or v.tensor.rank > wide.tensor.rank for v in others):
+        return Reject("another operand has several elements", 1, [v.type for v in others])
+    if context.use_count(wide) > value.inputs.count(wide):
+        return Reject("others read the broadcast", 1, context.use_count(wide))
+    narrow = (wide.inputs[0] if v is wide else v for v in value.inputs)
+    return Broadcast(value.tensor.static)(value.op(*narrow))
+
+
+def keep_reduced(value: Value) -> Value | Reject:
+    """reduce(x) -> reshape(reduce(x)) with the reduced dimensions kept, as ones"""
+    assert isinstance(value.op, Reduction)
+    if value.op.keep:
+        return Reject("the reduced dimensions are kept already")
+    if not is_static(value, value.inputs[0]):
+        return Reject("the sizes are not known", "static shapes", value.inputs[0].type)
+    kept = replace(value.op, keep=True)  # type: ignore[type-var]
+    return Reshape(value.tensor.static)(kept(value.inputs[0]))
+
+
+@rewrite(Concat, exact=True)
+def sink_transpose_below_concat(value: Value, context: Context) -> Value | Reject:
+    """concat(transpose(x), transpose(y)) -> transpose(concat(x, y))"""
+    assert isinstance(value.op, Concat)
+    permutations = {v.op.permutation for v in value.inputs if isinstance(v.op, Transpose)}
+    if len(permutations) != 1 or not all(isinstance(v.op, Transpose) for v in value.inputs):
+        return Reject("the pieces are not transposes alike", "one permutation", len(permutations))
+    for v in value.inputs:
+        if context.use_count(v) > value.inputs.count(v):
+            return Reject("others read a transpose", 1, context.use_count(v))
+    (permutation,) = permutations
+    joined = Concat(permutation[value.op.axis])(*(v.inputs[0] for v in value.inputs))
+    return Transpose(permutation)(joined)
+
+
+@rewrite(Dot(ANY)(Reshape(ANY)(x), y), exact=True)
+def sink_reshape_below_dot(x: Value, y: Value, root: Value) -> Value | Reject:
+    """dot(reshape(x), y) -> reshape(dot(x, y)), y one matrix and the rows of x kept"""
+    if not is_static(root, x, y):
+        return Reject("the sizes are not known", "static shapes", root.type)
+    if y.tensor.rank != 2:
+        return Reject("the second operand is not one matrix", 2, y.tensor.rank)
+    if x.tensor.rank < 2 or x.tensor.static[-1] != y.tensor.static[0]:
+        return Reject("the reshape cuts rows", y.tensor.static[0], x.type)
+    return Reshape(root.tensor.static)(root.op(x, y))
+
+
+@rewrite(Dot(ANY)(Broadcast(ANY)(x), y), exact=True)
+def share_left_of_dot(x: Value, y: Value, root: Value) -> Value | Reject:
+    """dot(broadcast(x), y) -> dot(x, y), where y has as many matrices"""
+    return _shared(root, x, (x, y))
+
+
+@rewrite(Dot(ANY)(x, Broadcast(ANY)(y)), exact=True)
+def share_right_of_dot(x: Value, y: Value, root: Value) -> Value | Reject:
+    """dot(x, broadcast(y)) -> dot(x, y), where x has as many matrices"""
+    return _shared(root, y, (x, y))
+
+
+def _shared(root: Value, repeated: Value, operands: tuple[Value, Value]) -> Value | Reject:
+    """The dot with one matrix for many, if only whole matrices were repeated."""
+    if not is_static(root, *operands):
+        return Reject("the sizes are not known", "static shapes", root.type)
+    (whole,) = (v for v in root.inputs if isinstance(v.op, Broadcast) and repeated in v.inputs)
+    if repeated.tensor.static[-2:] != whole.tensor.static[-2:]:
+        return Reject("the broadcast repeats inside the matrices", whole.type, repeated.type)
+    made = root.op(*operands)
+    if made.type != root.type:
+        return Reject("the other operand has fewer matrices", root.type, made.type)
+    return made
+
+
+@rewrite(Dot(ANY)(x, y), exact=True)
+def flatten_dot(x: Value, y: Value, root: Value) -> Value | Reject:
+    """dot(x, y) -> reshape(dot(reshape(x), y)), y one matrix: one product of all rows of x"""
+    if not is_static(root, x, y):
+        return Reject("the sizes are not known", "static shapes", root.type)
+    if y.tensor.rank != 2:
+        return Reject("the second operand is not one matrix", 2, y.tensor.rank)
+    rows = x.tensor.static[:-1]
+    if sum(d != 1 for d in rows) < 2:
+        return Reject("the rows of x are one matrix already", "two dimensions of rows", x.type)
+    flat = Reshape((math.prod(rows), x.tensor.static[-1]))(x)
+    return Reshape(root.tensor.static)(root.op(flat, y))
+
+
+def for_each(kinds: Iterable[type[Op]], *functions: Callable[..., Value | Reject]) -> list[Rule]:
+    """A rule of each function for each of these ops, under the function's name."""
+    return [rewrite(kind, exact=True)(f) for kind in kinds for f in functions]
+
+
+SINKING: tuple[Rule, ...] = (
+    *for_each(ELEMENTWISE, skip_broadcast, sink_broadcast, sink_transpose, sink_reshape),
+    *for_each(REDUCTIONS, keep_reduced),
+    sink_transpose_below_concat,
+    sink_reshape_below_dot,
+    share_left_of_dot,
+    share_right_of_dot,
+)
+FLATTENING: tuple[Rule, ...] = (flatten_dot, *for_each(ELEMENTWISE, sink_reshape))
+"""Not to be run with those that sink reshapes below dots: they undo each other."""

@@ -94,13 +94,11 @@ def _differs(
 ) -> Reject | None:
     """What keeps x (outer) with inner(argument) from being a multiple of GELU."""
     if {*argument} != {*wanted}:
-        powers = sorted(p for (p,) in argument)
-        return Reject("other powers of x inside", sorted(p for (p,) in wanted), powers)
-    for powers, number_wanted in wanted.items():
-        if not is_close(argument[powers], number_wanted, root.dtype):
-            return Reject(
-                f"the factor of x^{powers[0]} inside differs", number_wanted, argument[powers]
-            )
+        return Reject("other powers of x inside", sorted(wanted), sorted(argument))
+    for powers, coefficient in wanted.items():
+        given = argument[powers]
+        if not is_close(given, coefficient, root.dtype):
+            return Reject(f"the factor of x^{powers[0]} inside differs", coefficient, given)
     if not is_close(outer[(1, 1)], outer[(1, 0)], root.dtype):
         return Reject("the two terms have different weights", outer[(1, 0)], outer[(1, 1)])
     return None

@@ -12,26 +12,32 @@ from monograph.ir import Array, Value, constant, known
 from monograph.ir.dtype import BOOL
 from monograph.ops.attention import MASK, Attention
 from monograph.ops.cast import Cast
-from monograph.ops.elementwise import Add, Div, IsNan, Mul, Not, Tanh, Where
+from monograph.ops.elementwise import Add, IsNan, Not, Tanh, Where
 from monograph.ops.linear import Dot
-from monograph.ops.shape import Reshape, Squeeze, Transpose, Unsqueeze
+from monograph.ops.shape import Broadcast, Squeeze, Unsqueeze
 from monograph.rewrite import Context, Reject, rewrite
 from monograph.rules.recognise import kept_apart, uniform
-from monograph.rules.recognise_heads import swapped, without_repeats
+from monograph.rules.recognise_heads import (
+    is_swap,
+    swapped,
+    unscaled,
+    unscaled_below,
+    without_repeats,
+)
 from monograph.rules.recognise_softmax import Along, softmax_of
-
-VIEWS = (Transpose, Reshape, Squeeze, Unsqueeze)
-MAX_VIEWS = 8
 
 
 @dataclass(frozen=True)
 class Scores:
-    """softcap(q k scale) + mask, where k has its last two axes swapped."""
+    """softcap(q kᵀ scale) + mask."""
 
     dot: Value
+    """q kᵀ"""
     scale: float = 1.0
     softcap: float = 0.0
     mask: Value | None = None
+    given: tuple[Value, ...] = ()
+    """The operands that the mask is made of."""
 
 
 @rewrite(Dot, exact=False)
@@ -42,30 +48,22 @@ def recognise_attention(value: Value, context: Context) -> Value | Reject:
     """
     weights, v = value.inputs
     found = _weights(weights)
-    if found is None:
-        return value
-    return found if isinstance(found, Reject) else _attention(value, found, v, context)
+    if not isinstance(found, Scores):
+        return found or value
+    refused = kept_apart(value, {*found.dot.inputs, *found.given, v}, context)
+    return refused or _attention(found, v)
 
 
 @rewrite(Dot, exact=False)
 def recognise_transposed_attention(value: Value, context: Context) -> Value | Reject:
     """vᵀ softmax(q kᵀ scale + mask)ᵀ -> Attention(q, k, v, mask)ᵀ"""
     v, weights = value.inputs
-    if not _is_swap(weights):
-        return value
-    found = _weights(weights.inputs[0])
-    if found is None or isinstance(found, Reject):
+    found = _weights(weights.inputs[0]) if is_swap(weights) else None
+    if not isinstance(found, Scores):
         return found or value
-    made = _attention(value, found, swapped(v), context, above=v)
+    refused = kept_apart(value, {*found.dot.inputs, *found.given, v}, context)
+    made = refused or _attention(found, swapped(v))
     return made if isinstance(made, Reject) else swapped(made)
-
-
-def _is_swap(value: Value) -> bool:
-    """Whether a value is another with its last two axes swapped."""
-    if not isinstance(value.op, Transpose):
-        return False
-    order = [*range(value.tensor.rank)]
-    return value.tensor.rank >= 2 and value.op.permutation == (*order[:-2], order[-1], order[-2])
 
 
 def _weights(weights: Value) -> Scores | Reject | None:
@@ -111,103 +109,150 @@ def _scores(x: Value) -> Scores | Reject | None:
         return plain
     if isinstance(x.op, Add):
         for scores, mask in (x.inputs, x.inputs[::-1]):
-            found = _scaled(scores)
-            if found is None and isinstance(scores.op, Where):
-                found = _scores(scores)
-                if isinstance(found, Reject):
-                    return found
-            if found is not None:
-                return _added(found, mask, x)
+            inner = _scores(scores) if isinstance(scores.op, Where) else _scaled(scores)
+            if isinstance(inner, Scores):
+                return _added(inner, mask, x)
+            if inner is not None:
+                return inner
     if isinstance(x.op, Where):
         condition, a, b = x.inputs
-        for scores, fill, visible in ((a, b, condition), (b, a, Not()(condition))):
+        for scores, fill, holds in ((a, b, True), (b, a, False)):
             found = _scaled(scores)
+            if found is not None and x.type != found.dot.type:
+                return Reject("the mask makes the scores larger", found.dot.type, x.type)
             if found is not None:
-                return _filled(found, visible, fill, x)
+                return _filled(found, condition, holds, fill)
     return None
 
 
 def _scaled(x: Value) -> Scores | None:
-    """softcap tanh(q k scale / softcap), or q k scale."""
-    value, scale = _peel(x)
+    """softcap tanh(q kᵀ scale / softcap), or q kᵀ scale."""
+    value, scale = unscaled(x)
     if isinstance(value.op, Tanh) and scale > 0:
-        inner, inner_scale = _peel(value.inputs[0])
+        inner, inner_scale = unscaled(value.inputs[0])
         if isinstance(inner.op, Dot):
             return Scores(inner, inner_scale * scale, scale)
     return Scores(value, scale) if isinstance(value.op, Dot) else None
-
-
-def _peel(value: Value) -> tuple[Value, float]:
-    """A value without the numbers it is multiplied by, and their product."""
-    scale = 1.0
-    for _ in range(MAX_VIEWS):
-        if isinstance(value.op, Div) and (number := uniform(value.inputs[1])):
-            value, scale = value.inputs[0], scale / number
-        elif isinstance(value.op, Mul) and (number := uniform(value.inputs[1])):
-            value, scale = value.inputs[0], scale * number
-        elif isinstance(value.op, Mul) and (number := uniform(value.inputs[0])):
-            value, scale = value.inputs[1], scale * number
-        else:
-            break
-    return value, scale
 
 
 def _added(found: Scores, mask: Value, x: Value) -> Scores | Reject:
     """Scores with a mask that is added to them."""
     if x.type != found.dot.type:
         return Reject("the mask makes the scores larger", found.dot.type, x.type)
+    given = (*found.given, mask)
     if found.mask is None:
-        return replace(found, mask=mask)
+        return replace(found, mask=mask, given=given)
     if found.mask.dtype.kind != BOOL:
-        return Reject("a mask that fills is not -inf, and another is added")
-    hidden = constant(-math.inf, mask.dtype)
-    return replace(found, mask=Where()(found.mask, mask, hidden))
+        return Reject("a mask is added to scores that were filled", -math.inf, "a finite number")
+    return replace(found, mask=_where(found.mask, mask, -math.inf), given=given)
 
 
-def _filled(found: Scores, visible: Value, fill: Value, x: Value) -> Scores | Reject:
+def _filled(found: Scores, condition: Value, holds: bool, fill: Value) -> Scores | Reject:
     """Scores that are replaced by a very low number where a condition does not hold.
 
-    -inf hides a key. The lowest number of the type does not where it is everywhere: then all
-    keys count alike, which a mask that is added says as well.
+    -inf hides a key. The lowest number of a type does not where every key has it: then all keys
+    count alike, which a mask that is added says as well.
     """
     number = uniform(fill)
-    if x.type != found.dot.type:
-        return Reject("the mask makes the scores larger", found.dot.type, x.type)
     if number is None:
         return Reject("hidden scores are not one number", "a constant", fill.op.name)
-    if number == -math.inf:
-        return replace(found, mask=visible)
-    lowest = float(ml_dtypes.finfo(x.dtype.numpy).min)  # type: ignore[no-untyped-call]
+    lowest = _lowest(found.dot)
     if number > lowest / 2:
         return Reject("hidden scores still count", f"at most {lowest / 2:g}", number)
-    zero, low = constant(0, x.dtype), constant(number, x.dtype)
-    return replace(found, mask=Where()(visible, zero, low))
+    visible = condition if holds else _not(condition)
+    given = (condition, fill)
+    if number == -math.inf:
+        return replace(found, mask=visible, given=given)
+    zero = constant(0, found.dot.dtype)
+    return replace(found, mask=_where(visible, zero, number), given=given)
 
 
-def _attention(
-    root: Value, found: Scores, v: Value, context: Context, above: Value | None = None
-) -> Value | Reject:
-    """The op for scores and values; `above` is the operand of root that v comes from."""
+def _lowest(x: Value) -> float:
+    return float(ml_dtypes.finfo(x.dtype.numpy).min)  # type: ignore[no-untyped-call]
+
+
+def _not(condition: Value) -> Value:
+    data = known(condition)
+    return Not()(condition) if data is None else constant(~data)
+
+
+def _where(visible: Value, mask: Value, hidden: float) -> Value:
+    """A mask to add: hidden where a key is not visible."""
+    low = constant(hidden, mask.dtype)
+    where, data = known(visible), known(mask)
+    if where is None or data is None:
+        return Where()(visible, mask, low)
+    return constant(np.where(where, data, np.asarray(hidden, data.dtype)))
+
+
+def _attention(found: Scores, v: Value) -> Value | Reject:
     left, right = found.dot.inputs
-    rank = root.tensor.rank
-    if rank not in (3, 4) or {left.tensor.rank, right.tensor.rank, v.tensor.rank} != {rank}:
-        given = [left.tensor.rank, right.tensor.rank, v.tensor.rank]
-        return Reject("queries, keys and values are not of rank 3 or 4", [4, 4, 4], given)
-    q, q_scale = _peel_below_views(left)
-    k, k_scale = _peel_below_views(swapped(right))
-    k, v = without_repeats(k, v)
-    if rank == 3:
+    ranks = [left.tensor.rank, right.tensor.rank, v.tensor.rank]
+    if ranks not in ([3] * 3, [4] * 3):
+        return Reject("queries, keys and values are not of rank 4", [4, 4, 4], ranks)
+    q, q_scale = unscaled_below(left)
+    k, k_scale = unscaled_below(swapped(right))
+    if ranks[0] == 4:
+        k, v = without_repeats(k, v)
+    else:
         q, k, v = (Unsqueeze((0,))(x) for x in (q, k, v))
-    if (reason := _misfit(q, k, v)) is not None:
-        return reason
     mask, causal = _causal(found.mask, found.dot)
-    if mask is not None and (reason := _bad_mask(mask, q)) is not None:
+    if (reason := _misfit(q, k, v, mask)) is not None:
         return reason
-    if (refused := kept_apart(root, {left, right, above or v, mask, found.mask} | {*root.inputs[1:2]}
-        if above is None else {left, right, above, mask, found.mask}, context)) is not None:
-        return refused
-    op = Attention(
-        found.scale * q_scale * k_scale, causal, 0, found.softcap, () if mask is None else (MASK,)
-    )
+    scale = found.scale * q_scale * k_scale
+    op = Attention(scale, causal, 0, found.softcap, () if mask is None else (MASK,))
     result = op(q, k, v) if mask is None else op(q, k, v, mask)
-    return Squeeze((0,))(result) if rank == 3 else result
+    return result if ranks[0] == 4 else Squeeze((0,))(result)
+
+
+def _misfit(q: Value, k: Value, v: Value, mask: Value | None) -> Reject | None:
+    """Why operands that a dot product accepts are none of attention."""
+    (batch, heads, _, _), (_, groups, _, _) = q.tensor.dims, k.tensor.dims
+    batches = [batch, k.tensor.dims[0], v.tensor.dims[0]]
+    if len({*batches}) > 1:
+        return Reject("batch sizes differ", batch, batches)
+    if v.tensor.dims[1] != groups:
+        return Reject("keys and values differ in their heads", groups, v.tensor.dims[1])
+    sizes = isinstance(heads, int) and isinstance(groups, int)
+    if heads != groups and not (sizes and groups and heads % groups == 0):  # type: ignore[operator]
+        return Reject("heads are no multiple of key heads", groups, heads)
+    if mask is None:
+        return None
+    if mask.tensor.rank > 4:
+        return Reject("the mask has too many dimensions", 4, mask.tensor.rank)
+    if mask.dtype.kind != BOOL and mask.dtype != q.dtype:
+        return Reject("the mask has another element type", q.dtype, mask.dtype)
+    return None
+
+
+def _causal(mask: Value | None, scores: Value) -> tuple[Value | None, bool]:
+    """The mask, and whether attention is causal: a constant mask may say that instead."""
+    if mask is None:
+        return None, False
+    inner = mask
+    while isinstance(inner.op, (Broadcast, Unsqueeze)) and inner.inputs[0].tensor.rank >= 2:
+        if inner.inputs[0].tensor.dims[-2:] != inner.tensor.dims[-2:]:
+            break
+        inner = inner.inputs[0]
+    data, sizes = known(inner), scores.tensor.dims[-2:]
+    if data is None or not all(isinstance(d, int) for d in sizes):
+        return mask, False
+    visible = _visible(data, _lowest(scores))
+    if visible is None or any(d != 1 for d in data.shape[:-2]):
+        return mask, False
+    queries, keys = (d for d in sizes if isinstance(d, int))
+    if visible.all():
+        return None, False
+    triangle = np.tri(queries, keys, keys - queries, dtype=np.bool_)
+    whole = np.broadcast_to(visible.reshape(visible.shape[-2:]), (queries, keys))
+    if keys >= queries and np.array_equal(whole, triangle):
+        return None, True
+    return mask, False
+
+
+def _visible(mask: Array, lowest: float) -> Array | None:
+    """Which keys a mask leaves; None where it does more than hide."""
+    if mask.dtype == np.bool_:
+        return mask
+    shown = np.asarray(mask == 0)
+    return shown if bool((shown | (mask.astype(np.float64) <= lowest / 2)).all()) else None

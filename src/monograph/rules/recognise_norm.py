@@ -192,9 +192,7 @@ def _mean_square(variance: Value) -> tuple[Value, Value, tuple[int, ...]] | Reje
         centre = mean_of(unrepeated(subtracted, x))
         if isinstance(centre, Mean) and centre.of is x:
             if centre.axes != mean.axes:
-                return Reject(
-                    "mean and variance go along different axes", centre.axes, mean.axes
-                )
+                return Reject("mean and variance go along different axes", centre.axes, mean.axes)
             if (reason := _misplaced(subtracted, x, mean.axes)) is not None:
                 return reason
             return squared, x, mean.axes

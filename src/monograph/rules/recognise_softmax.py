@@ -140,4 +140,3 @@ def _before_widening(value: Value) -> Value:
     given = value.inputs[0]
     wider = given.dtype.is_float and given.dtype.bits < value.dtype.bits
     return given if wider else value
-

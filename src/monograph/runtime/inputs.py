@@ -27,11 +27,13 @@ class Inputs:
     """Sizes that were chosen for dimensions that nothing fixes."""
 
 
-def make_inputs(ports: Sequence[Port], given: Mapping[str, Any], seed: int) -> Inputs:
+def make_inputs(
+    ports: Sequence[Port], given: Mapping[str, Any], seed: int, size: int = DEFAULT_SIZE
+) -> Inputs:
     """Given arrays where there are some, random ones elsewhere.
 
     Floats are normal with variance 1; integers are 0 or 1, which are valid as ids, masks and
-    flags in nearly every model. Symbols take their size from the given arrays, else 1.
+    flags in nearly every model. Symbols take their size from the given arrays, else `size`.
     """
     if unknown := [n for n in given if n not in {p.name for p in ports}]:
         raise FeedError(
@@ -44,7 +46,10 @@ def make_inputs(ports: Sequence[Port], given: Mapping[str, Any], seed: int) -> I
         if port.name in given:
             result.feeds[port.name] = as_dtype(given[port.name], port.type)
             continue
-        result.feeds[port.name] = _random(rng, port.name, port.type, sizes, result.assumed)
+        for dim in _symbols(port.type):
+            if dim not in sizes:
+                sizes[dim] = result.assumed[dim] = size
+        result.feeds[port.name] = _random(rng, port.name, port.type, sizes)
         result.random.append(port.name)
     return result
 
@@ -72,13 +77,19 @@ def _sizes(ports: Sequence[Port], given: Mapping[str, Any]) -> dict[str, int]:
     return sizes
 
 
-def _random(
-    rng: np.random.Generator, name: str, type_: Type, sizes: dict[str, int], assumed: dict[str, int]
-) -> Any:
+def _symbols(type_: Type) -> list[str]:
+    """The symbols among the dimensions of what `_random` makes."""
+    while isinstance(type_, (OptionalType, SequenceType)):
+        type_ = type_.element
+    shape = type_.shape if isinstance(type_, TensorType) else None
+    return [d for d in shape or () if isinstance(d, str)]
+
+
+def _random(rng: np.random.Generator, name: str, type_: Type, sizes: Mapping[str, int]) -> Any:
     if isinstance(type_, OptionalType):
-        return _random(rng, name, type_.element, sizes, assumed)
+        return _random(rng, name, type_.element, sizes)
     if isinstance(type_, SequenceType):
-        return [_random(rng, name, type_.element, sizes, assumed) for _ in range(2)]
+        return [_random(rng, name, type_.element, sizes) for _ in range(2)]
     if not isinstance(type_, TensorType):
         raise FeedError(f"no random value for {name!r}: it is no tensor", given=type_)
     if type_.shape is None:
@@ -87,9 +98,6 @@ def _random(
             given=type_,
             hint=f"give it: --input {name}=FILE.npy",
         )
-    for dim in type_.shape:
-        if isinstance(dim, str) and dim not in sizes:
-            sizes[dim] = assumed[dim] = DEFAULT_SIZE
     shape = tuple(d if isinstance(d, int) else sizes[d] for d in type_.shape)
     check_allocation(shape, np.float64)
     try:

@@ -122,11 +122,11 @@ def _variances(graph: Graph, given: list[float]) -> dict[Value, float]:
             # Which input feeds which formal differs between control-flow ops; the worst serves all.
             inner = _variances(body, [incoming] * len(body.inputs))
             worst = max([worst, *(inner[v] for _, v in body.outputs)])
-        result[value] = worst + _own_variance(value)
+        result[value] = worst + own_variance(value)
     return result
 
 
-def _own_variance(value: Value) -> float:
+def own_variance(value: Value) -> float:
     """What a value's own rounding adds."""
     if isinstance(value.op, (Input, Constant, Item)) or subgraphs(value):
         return 0.0
@@ -135,7 +135,7 @@ def _own_variance(value: Value) -> float:
         return 0.0
     if dtype.is_float or dtype.kind == COMPLEX:
         own = epsilon(dtype)
-        return own**2 + (_contraction(value) - 1) * min(own, F32_EPSILON) ** 2
+        return own**2 + (contraction(value) - 1) * min(own, F32_EPSILON) ** 2
     reads_float = any((d := _element(v.type)) is not None and d.is_float for v in value.inputs)
     if dtype.is_integer and dtype.bits <= QUANTISED_BITS and reads_float:
         return (2.0**-dtype.bits) ** 2
@@ -154,7 +154,7 @@ def _element(type_: Type) -> DType | None:
     return _element(type_.element)
 
 
-def _contraction(value: Value) -> int:
+def contraction(value: Value) -> int:
     """How many products or terms are summed into one element; symbols count as one."""
     if isinstance(value.op, Dot):
         a, b = (v.tensor.shape for v in value.inputs[:2])

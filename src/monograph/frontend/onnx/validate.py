@@ -29,6 +29,8 @@ SHOWN = 8
 
 def validate(model: onnx.ModelProto) -> None:
     """Raises ModelError unless the model's graphs and functions are well formed."""
+    check_text(model.producer_name, "the producer")
+    check_text(model.producer_version, "the producer's version")
     opsets = model_opsets(model)
     functions = _functions(model)
     for key, function in functions.items():
@@ -120,10 +122,10 @@ def _read_opsets(imports: Iterable[onnx.OperatorSetIdProto], where: str) -> dict
     for entry in imports:
         domain = normalise_domain(check_text(entry.domain, "an opset domain"))
         shown = domain or "ai.onnx"
-        if entry.version < 1:
+        if not 1 <= entry.version < 2**31:
             raise ModelError(
                 f"{where} imports an impossible opset of {shown}",
-                expected=">= 1",
+                expected="1 or more, in 32 bits",
                 given=entry.version,
             )
         if domain in newest and entry.version > newest[domain][1]:

@@ -1,0 +1,140 @@
+"""Fusion: which values are computed together, and which are stored between kernels.
+
+A value is stored where memory is the only way: outputs of the graph, operands of kernels that
+read memory, parts of a join. Everything else is computed inside the one kernel that needs it.
+Work on single elements that several kernels would need is stored once, unless it is a mere view.
+A kernel whose only user is work on single elements of the same shape takes it along as its
+epilogue.
+"""
+
+from __future__ import annotations
+
+from monograph.ir import Graph, Item, Value
+from monograph.program.kinds import (
+    is_join,
+    is_kernel,
+    is_leaf,
+    is_native,
+    is_pointwise,
+    is_view,
+    reads_expressions,
+)
+from monograph.program.region import Region
+
+
+def fuse(graph: Graph) -> list[Region]:
+    """The regions of a graph, in an order in which they can run."""
+    roots = _Roots(graph)
+    regions = [roots.region(v) for v in graph.values if v in roots.stored]
+    return [r for r in regions if r is not None]
+
+
+class _Roots:
+    """For every value, the stored values whose kernels compute it."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.stored: set[Value] = {v for _, v in graph.outputs if not is_leaf(v)}
+        self.roots: dict[Value, set[Value]] = {v: set() for v in graph.values}
+        self.anchor: dict[Value, Value] = {}
+        self.users: dict[Value, list[Value]] = {v: [] for v in graph.values}
+        for v in graph.values:
+            for i in dict.fromkeys(v.inputs):
+                self.users[i].append(v)
+        for value in reversed(graph.values):
+            self._settle(value)
+
+    def _settle(self, value: Value) -> None:
+        """Decides whether a value is stored; its users are settled already."""
+        if is_leaf(value):
+            return
+        if value not in self.stored and self._must_store(value):
+            self.stored.add(value)
+        if value in self.stored:
+            self.roots[value] = {value}
+        for i, operand in enumerate(value.inputs):
+            self.roots[operand] |= self.roots[value]
+            if self._needs_memory(value, i) and not is_leaf(operand) and not is_view(operand):
+                self.stored.add(operand)
+
+    def _must_store(self, value: Value) -> bool:
+        if isinstance(value.op, Item) or is_join(value) or not is_native(value):
+            return True
+        if is_view(value):
+            return False
+        roots = self.roots[value]
+        if is_pointwise(value):
+            return len(roots) != 1 or not self._inlines(value, next(iter(roots)))
+        if len(roots) == 1 and self._takes_epilogue(value, next(iter(roots))):
+            self.anchor[next(iter(roots))] = value
+            return False
+        return True
+
+    def _inlines(self, value: Value, root: Value) -> bool:
+        """Whether computing a value inside a root's kernel computes each element only once."""
+        if is_kernel(root):
+            return reads_expressions(root) and value.type == root.inputs[0].type
+        return is_pointwise(root) and value.tensor.size >= root.tensor.size
+
+    def _takes_epilogue(self, value: Value, root: Value) -> bool:
+        """Whether the work that leads from a kernel's result to a root can be done with it."""
+        if not is_pointwise(root) or root in self.anchor or not is_native(value):
+            return False
+        if value.tensor.shape != root.tensor.shape:
+            return False
+        # Every path to the root must keep the element's place: no views on the way.
+        stack, seen = [root], {root}
+        while stack:
+            current = stack.pop()
+            for v in current.inputs:
+                if v is value or v in seen or v in self.stored or is_leaf(v):
+                    continue
+                if not is_pointwise(v) and self._reaches(v, value):
+                    return False
+                seen.add(v)
+                if is_pointwise(v):
+                    stack.append(v)
+        return all(is_pointwise(u) for u in self.users[value])
+
+    def _reaches(self, start: Value, target: Value) -> bool:
+        """Whether a value that is not stored is computed from another."""
+        stack, seen = [start], {start}
+        while stack:
+            for v in stack.pop().inputs:
+                if v is target:
+                    return True
+                if v not in seen and v not in self.stored and not is_leaf(v):
+                    seen.add(v)
+                    stack.append(v)
+        return False
+
+    def _needs_memory(self, user: Value, operand: int) -> bool:
+        if is_join(user) or isinstance(user.op, Item) or not is_native(user):
+            return True
+        return is_kernel(user) and not (reads_expressions(user) and operand == 0)
+
+    def region(self, root: Value) -> Region | None:
+        """The region that computes a stored value."""
+        if isinstance(root.op, Item):
+            return None
+        body: list[Value] = []
+        inputs: dict[Value, None] = {}
+        stack: list[tuple[Value, bool]] = [(root, False)]
+        done: set[Value] = set()
+        while stack:
+            value, ready = stack.pop()
+            if value in done:
+                continue
+            if ready:
+                done.add(value)
+                body.append(value)
+                continue
+            if value is not root and (value in self.stored or is_leaf(value)):
+                done.add(value)
+                inputs[value] = None
+                continue
+            stack.append((value, True))
+            stack.extend((v, False) for v in reversed(value.inputs))
+        anchor = self.anchor.get(root)
+        if anchor is None and (is_kernel(root) or is_join(root)):
+            anchor = root
+        return Region((root,), tuple(inputs), tuple(body), anchor)

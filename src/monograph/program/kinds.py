@@ -1,0 +1,73 @@
+"""What part an op plays in a Program: a view, work on single elements, a join, or a kernel."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from monograph.ir import Array, Constant, Input, Item, TensorType, TupleType, Type, Value
+from monograph.ir.dtype import COMPLEX, STRING
+from monograph.ops.base import Binary, Unary
+from monograph.ops.cast import BitCast, Cast
+from monograph.ops.elementwise import Where
+from monograph.ops.quant import Dequantize, Quantize
+from monograph.ops.reduce import Reduction
+from monograph.ops.shape import Broadcast, Concat, Reshape, Slice, Squeeze, Transpose, Unsqueeze
+
+VIEWS = (Broadcast, Reshape, Slice, Squeeze, Transpose, Unsqueeze)
+POINTWISE = (Unary, Binary, Where, Cast, BitCast, Quantize, Dequantize)
+
+
+@dataclass(frozen=True)
+class Copy(Unary):
+    """x, stored once more: where a kernel needs it in another place or form.
+
+    Only the lowering makes these. `place` tells copies of one value apart.
+    """
+
+    place: int = 0
+
+    def infer(self, x: TensorType) -> TensorType:
+        return x
+
+    def reference(self, x: Array) -> Array:
+        return x
+
+
+def is_leaf(value: Value) -> bool:
+    return isinstance(value.op, (Input, Constant))
+
+
+def is_view(value: Value) -> bool:
+    return isinstance(value.op, VIEWS)
+
+
+def is_pointwise(value: Value) -> bool:
+    return isinstance(value.op, POINTWISE)
+
+
+def is_join(value: Value) -> bool:
+    return isinstance(value.op, Concat)
+
+
+def is_kernel(value: Value) -> bool:
+    """Whether a value needs a kernel of its own kind: a dot, a convolution, a sort ..."""
+    plain = is_leaf(value) or is_view(value) or is_pointwise(value) or is_join(value)
+    return not plain and not isinstance(value.op, Item)
+
+
+def reads_expressions(value: Value) -> bool:
+    """Whether a kernel can compute its operand on the fly instead of reading it from memory."""
+    return isinstance(value.op, Reduction)
+
+
+def is_native(value: Value) -> bool:
+    """Whether compiled code can hold a value: numbers of a static shape."""
+    return _native(value.type)
+
+
+def _native(type_: Type) -> bool:
+    if isinstance(type_, TupleType):
+        return all(map(_native, type_.items))
+    if not isinstance(type_, TensorType) or not type_.is_static:
+        return False
+    return type_.dtype.kind not in (STRING, COMPLEX)

@@ -1,0 +1,73 @@
+"""Prepares a graph for lowering: copies stand where a kernel needs a value in its own place.
+
+After this, the operands of kernels and joins lie in memory in a form that those can read, parts
+of joins are free to be written straight into them, and outputs of the graph are stored values of
+their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import count
+
+from monograph.ir import Graph, Item, Value
+from monograph.program.kinds import (
+    Copy,
+    is_join,
+    is_kernel,
+    is_leaf,
+    is_native,
+    is_view,
+    reads_expressions,
+)
+
+Readable = Callable[[Value, int, Value], bool]
+"""Whether a kernel can read operand i where and as it is."""
+
+
+def normalise(graph: Graph, readable: Readable) -> Graph:
+    """The graph with copies inserted where memory demands them."""
+    places = count(1)
+    taken: set[Value] = set()
+    outputs = {v for _, v in graph.outputs}
+
+    def rebuilt(old: Value, inputs: tuple[Value, ...]) -> Value:
+        if is_leaf(old):
+            return old
+        if is_join(old) and is_native(old):
+            parts = []
+            for before, part in zip(old.inputs, inputs, strict=True):
+                free = not is_leaf(part) and not is_view(part) and not isinstance(part.op, Item)
+                if not free or part in taken or before in outputs or not is_native(part):
+                    part = Copy(next(places))(part)
+                taken.add(part)
+                parts.append(part)
+            return old.op(*parts)
+        if is_kernel(old) and is_native(old):
+            inputs = tuple(_readable(old, i, v, places, readable) for i, v in enumerate(inputs))
+        return old.op(*inputs)
+
+    made = graph.rebuild(rebuilt)
+    return _own_outputs(made, places)
+
+
+def _readable(
+    user: Value, index: int, operand: Value, places: count[int], readable: Readable
+) -> Value:
+    if reads_expressions(user) and index == 0:
+        return operand
+    return operand if readable(user, index, operand) else Copy(next(places))(operand)
+
+
+def _own_outputs(graph: Graph, places: count[int]) -> Graph:
+    """Outputs that are inputs, constants, views, joined parts or named twice are copied."""
+    joined = {v for value in graph.values if is_join(value) for v in value.inputs}
+    seen: set[Value] = set()
+    outputs = []
+    for name, value in graph.outputs:
+        own = not is_leaf(value) and not is_view(value) and value not in joined
+        if (not own or value in seen) and is_native(value):
+            value = Copy(next(places))(value)
+        seen.add(value)
+        outputs.append((name, value))
+    return Graph(graph.inputs, tuple(outputs), graph.name, graph.origins, graph.donations)

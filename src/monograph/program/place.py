@@ -1,0 +1,165 @@
+"""Places: which buffer a value lies in, where, and with what strides.
+
+Parts of a join lie inside the joined value, so that joining costs nothing. A buffer that padded
+windows read has a halo of zeros around it, so that padding costs nothing either.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from monograph.ir import Constant, DType, Graph, Input, Item, TensorType, TupleType, Value
+from monograph.ops.shape import Concat
+from monograph.program.index import strides_of
+from monograph.program.kinds import is_join, is_kernel, is_native, is_view
+from monograph.program.region import Region
+
+Halo = tuple[tuple[int, int], ...]
+"""Elements before and after, for each dimension."""
+
+INPUT, OUTPUT, CONSTANT, TEMPORARY = "input", "output", "constant", "temporary"
+
+
+class Target(Protocol):
+    """What a target says of its kernels while values are placed."""
+
+    def readable(self, user: Value, index: int, operand: Value) -> bool:
+        """Whether a kernel can read an operand where and as it is."""
+
+    def halo(self, user: Value, index: int) -> Halo | None:
+        """The zeros that a kernel expects around an operand."""
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """Memory for one value, or for a joined value and all its parts."""
+
+    id: int
+    kind: str
+    dtype: DType
+    shape: tuple[int, ...]
+    halo: Halo
+    name: str = ""
+
+    @property
+    def padded(self) -> tuple[int, ...]:
+        return tuple(d + a + b for d, (a, b) in zip(self.shape, self.halo, strict=True))
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.padded) * self.dtype.itemsize
+
+    @property
+    def has_halo(self) -> bool:
+        return any(a or b for a, b in self.halo)
+
+
+@dataclass(frozen=True)
+class Storage:
+    """Where a value lies: a buffer, the element it starts at, and strides in elements."""
+
+    buffer: Buffer
+    offset: int
+    strides: tuple[int, ...]
+
+
+@dataclass
+class Places:
+    """The storage of every stored value, and every buffer."""
+
+    storage: dict[Value, Storage] = field(default_factory=dict)
+    buffers: list[Buffer] = field(default_factory=list)
+
+    def new_buffer(
+        self, kind: str, type_: TensorType, halo: Halo | None = None, name: str = ""
+    ) -> Storage:
+        shape = type_.static
+        halo = halo or ((0, 0),) * len(shape)
+        buffer = Buffer(len(self.buffers), kind, type_.dtype, shape, halo, name)
+        self.buffers.append(buffer)
+        strides = strides_of(buffer.padded)
+        offset = sum(before * s for (before, _), s in zip(halo, strides, strict=True))
+        return Storage(buffer, offset, strides)
+
+
+def place(graph: Graph, regions: list[Region], target: Target) -> Places:
+    """Gives every stored value its place."""
+    parent = _parents(regions)
+    halos = _halos(regions, parent, target)
+    places = Places()
+    for name, value in zip(graph.input_names, graph.inputs, strict=True):
+        if isinstance(value.type, TensorType) and value.type.is_static:
+            places.storage[value] = places.new_buffer(INPUT, value.type, name=name)
+    names = {v: name for name, v in graph.outputs}
+    stored = [v for r in regions for v in (*r.inputs, *r.outputs)]
+    # Joined values come after their parts: going backwards, a part finds its join placed.
+    for value in reversed(list(dict.fromkeys(stored))):
+        _place_value(places, value, parent, halos, names)
+    return places
+
+
+def _place_value(
+    places: Places,
+    value: Value,
+    parent: Mapping[Value, tuple[Value, int]],
+    halos: Mapping[Value, Halo],
+    names: Mapping[Value, str],
+) -> None:
+    if value in places.storage or isinstance(value.op, (Input, Item)) or not is_native(value):
+        return
+    if isinstance(value.type, TupleType):
+        return
+    if isinstance(value.op, Constant):
+        places.storage[value] = places.new_buffer(CONSTANT, value.tensor)
+    elif value in parent:
+        join, start = parent[value]
+        assert isinstance(join.op, Concat)
+        whole = places.storage[join]
+        offset = whole.offset + start * whole.strides[join.op.axis]
+        places.storage[value] = Storage(whole.buffer, offset, whole.strides)
+    elif value in names:
+        places.storage[value] = places.new_buffer(OUTPUT, value.tensor, name=names[value])
+    else:
+        places.storage[value] = places.new_buffer(TEMPORARY, value.tensor, halos.get(value))
+
+
+def _parents(regions: list[Region]) -> dict[Value, tuple[Value, int]]:
+    """Parts of joins: the join, and where along its axis the part starts."""
+    found: dict[Value, tuple[Value, int]] = {}
+    for region in regions:
+        join = region.root
+        if not is_join(join) or not is_native(join):
+            continue
+        assert isinstance(join.op, Concat)
+        start = 0
+        for part in join.inputs:
+            found[part] = (join, start)
+            start += part.tensor.static[join.op.axis]
+    return found
+
+
+def _halos(
+    regions: list[Region], parent: Mapping[Value, tuple[Value, int]], target: Target
+) -> dict[Value, Halo]:
+    """The halo that each outermost value needs for the windows that read it or a part of it."""
+    found: dict[Value, Halo] = {}
+    for region in regions:
+        anchor = region.anchor
+        if anchor is None or not is_kernel(anchor):
+            continue
+        for i, operand in enumerate(anchor.inputs):
+            halo = target.halo(anchor, i)
+            if halo is None:
+                continue
+            while is_view(operand):
+                operand = operand.inputs[0]
+            while operand in parent:
+                operand = parent[operand][0]
+            known = found.get(operand, ((0, 0),) * len(halo))
+            found[operand] = tuple(
+                (max(a, c), max(b, d)) for (a, b), (c, d) in zip(known, halo, strict=True)
+            )
+    return found

@@ -1,0 +1,61 @@
+"""The memory plan: lifetimes coloured into one arena."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+ALIGNMENT = 64
+
+
+@dataclass(frozen=True)
+class Lifetime:
+    """A buffer's bytes, needed from one step to another, both included."""
+
+    key: int
+    nbytes: int
+    first: int
+    last: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Where each buffer starts in the arena, and how large the arena is."""
+
+    offsets: dict[int, int]
+    size: int
+
+
+def plan(lifetimes: Sequence[Lifetime]) -> Plan:
+    """Places buffers so that no two that live at once overlap; the largest first."""
+    offsets: dict[int, int] = {}
+    placed: list[tuple[int, int, Lifetime]] = []
+    size = 0
+    for life in sorted(lifetimes, key=lambda x: (-x.nbytes, x.first, x.key)):
+        taken = sorted(
+            (start, stop)
+            for start, stop, other in placed
+            if other.first <= life.last and life.first <= other.last
+        )
+        offset = _gap(taken, life.nbytes)
+        stop = offset + _aligned(life.nbytes)
+        offsets[life.key] = offset
+        placed.append((offset, stop, life))
+        size = max(size, stop)
+    return Plan(offsets, size)
+
+
+def _gap(taken: Sequence[tuple[int, int]], nbytes: int) -> int:
+    """The tightest gap between taken ranges that holds so many bytes, or their end."""
+    best: tuple[int, int] | None = None
+    end = 0
+    for start, stop in taken:
+        room = start - end
+        if room >= nbytes and (best is None or room < best[0]):
+            best = (room, end)
+        end = max(end, stop)
+    return best[1] if best is not None else end
+
+
+def _aligned(nbytes: int) -> int:
+    return -(-max(nbytes, 1) // ALIGNMENT) * ALIGNMENT

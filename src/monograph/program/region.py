@@ -1,0 +1,39 @@
+"""Regions: the values that one kernel computes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from monograph.ir import Value
+
+
+@dataclass(frozen=True, eq=False)
+class Region:
+    """One kernel's work.
+
+    `body` holds everything that is computed inside, in order: views, work on single elements, the
+    anchor. Only `outputs` are stored; `inputs` are read from memory. Without an anchor the region
+    is a loop over elements.
+    """
+
+    outputs: tuple[Value, ...]
+    inputs: tuple[Value, ...]
+    body: tuple[Value, ...]
+    anchor: Value | None = None
+
+    @property
+    def kind(self) -> str:
+        return self.anchor.op.name if self.anchor is not None else "pointwise"
+
+    @property
+    def root(self) -> Value:
+        """What the region is named after: its last result."""
+        return self.outputs[-1]
+
+    @property
+    def epilogue(self) -> tuple[Value, ...]:
+        """What is computed from the anchor's result before it is stored."""
+        if self.anchor is None:
+            return ()
+        at = self.body.index(self.anchor)
+        return self.body[at + 1 :]
