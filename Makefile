@@ -35,7 +35,7 @@ type: $(STAMP) ## Check types strictly
 	$(BIN)/mypy
 
 unit: $(STAMP) ## All tests with coverage
-	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal \
+	$(BIN)/python -m pytest -rs -n $(JOBS) --dist worksteal \
 	    --cov --cov-report=term:skip-covered --cov-fail-under=90
 
 conformance: $(STAMP) ## Run ONNX's own backend suite; a table by category

@@ -10,6 +10,8 @@ from monograph.errors import ConfigError
 
 TARGETS = ("reference",)
 _PREFIX = "MONOGRAPH_"
+_CACHE_HOME = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+_BOOLS = {"1": True, "true": True, "0": False, "false": False}
 
 
 @dataclass(frozen=True)
@@ -20,12 +22,26 @@ class Config:
     """What runs the model."""
     shapes_kept: int = 16
     """How many shape bindings a session keeps ready; the least recently used one goes first."""
+    optimise: bool = False
+    """Whether the graph goes through the pipeline of rewrites, once for each shape of the inputs."""
+    threads: int = 0
+    """Threads that run a model; 0 for as many as this process may use."""
+    features: str = ""
+    """The instruction set to compile for, by its name in the table; "" for the host's."""
+    cache_dir: str = os.path.join(_CACHE_HOME, "monograph")
+    """Where compiled objects are kept between processes; "" for nowhere."""
+    cache_bytes: int = 1 << 30
+    """How large that directory may grow; the least recently used entries go first."""
 
     def __post_init__(self) -> None:
         if self.target not in TARGETS:
             raise ConfigError("no such target", expected=" | ".join(TARGETS), given=self.target)
         if self.shapes_kept < 1:
             raise ConfigError("shapes_kept is too small", expected=">= 1", given=self.shapes_kept)
+        if self.threads < 0:
+            raise ConfigError("threads is negative", expected=">= 0", given=self.threads)
+        if self.cache_bytes < 0:
+            raise ConfigError("cache_bytes is negative", expected=">= 0", given=self.cache_bytes)
 
 
 def make_config(**options: Any) -> Config:
@@ -44,6 +60,12 @@ def make_config(**options: Any) -> Config:
 
 
 def _parse(name: str, text: str, kind: type) -> Any:
+    if kind is bool:
+        if text.lower() in _BOOLS:
+            return _BOOLS[text.lower()]
+        raise ConfigError(
+            f"{_PREFIX}{name.upper()} is not of its kind", expected=" | ".join(_BOOLS), given=text
+        )
     try:
         return kind(text)
     except ValueError:

@@ -91,3 +91,7 @@ class ConfigError(MonographError):
 
 class ExecutionError(MonographError):
     """A run failed on its data: an index out of range, a size that is too large."""
+
+
+class CodegenError(MonographError):
+    """Generated code does not compile or load: a fault of Monograph, not of the model."""

@@ -26,6 +26,9 @@ from monograph.passes.fold_sizes import FoldSizes
 from monograph.passes.fuse_dot_rows import FuseDotRows
 from monograph.passes.fuse_shared_input import FuseEmbeddings, FuseSharedInput
 from monograph.passes.hoist_slices import HoistSlices
+from monograph.passes.recognise_activations import RecogniseActivations
+from monograph.passes.recognise_attention import RecogniseAttention
+from monograph.passes.recognise_norms import RecogniseNorms
 from monograph.passes.simplify import Simplify
 from monograph.runtime.bisect import Numbers, check_pass
 
@@ -45,6 +48,7 @@ STAGES: tuple[Stage, ...] = (
             FoldConstants(),
             FoldSizes(),
             Simplify(),
+            RecogniseAttention(),
             CollapseViews(),
         ),
     ),
@@ -64,6 +68,14 @@ STAGES: tuple[Stage, ...] = (
             HoistSlices(),
             CollapseViews(),
             FuseDotRows(),
+        ),
+    ),
+    Stage(
+        "recognise",
+        (
+            RecogniseActivations(),
+            RecogniseNorms(),
+            FoldScales(),
         ),
     ),
 )

@@ -6,6 +6,7 @@ import os
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -16,6 +17,7 @@ from monograph.errors import ConfigError, ExecutionError, FeedError, UnknownRank
 from monograph.frontend.onnx import ModelFile, import_model, read_model
 from monograph.frontend.onnx.dtypes import value_type
 from monograph.ir import Array, Graph, TensorType, evaluate, verify
+from monograph.pipeline import optimise
 from monograph.runtime.feeds import Port, check_feeds
 
 ModelSource: TypeAlias = str | os.PathLike[str] | bytes | onnx.ModelProto
@@ -102,9 +104,17 @@ class Session:
         """The graph that a run on these feeds evaluates; `graph` itself for most models."""
         return self._graph_for(check_feeds(self.inputs, feeds))
 
+    def bound_graph(self, feeds: Mapping[str, Any]) -> Graph:
+        """The imported graph with its dimensions bound to the sizes of these feeds."""
+        plain = Session(self._model, replace(self.config, optimise=False), self._dims, self._donate)
+        return plain._bound_for(check_feeds(self.inputs, feeds))
+
     def _graph_for(self, feeds: dict[str, Any]) -> Graph:
-        if self._graph is not None:
+        if self._graph is not None and not self.config.optimise:
             return self._graph
+        return self._bound_for(feeds)
+
+    def _bound_for(self, feeds: dict[str, Any]) -> Graph:
         arrays = {n: x for n, x in feeds.items() if isinstance(x, np.ndarray)}
         with self._lock:
             if not self._values_decide:
@@ -125,7 +135,8 @@ class Session:
         shapes = {n: x.shape for n, x in arrays.items()}
         key = (tuple(shapes.values()), tuple(x.tobytes() for x in values.values()))
         if key not in self._by_shape:
-            self._by_shape[key] = self._import(shapes, values)
+            graph = self._import(shapes, values)
+            self._by_shape[key] = optimise(graph) if self.config.optimise else graph
         self._by_shape.move_to_end(key)
         while len(self._by_shape) > self.config.shapes_kept:
             self._by_shape.popitem(last=False)

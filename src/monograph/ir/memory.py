@@ -21,6 +21,8 @@ MAX_TENSOR_BYTES = 1 << 36
 MAX_RANK = 32
 """No tensor may have more dimensions: what numpy holds."""
 
+_GROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+
 _lent: ContextVar[int | None] = ContextVar("lent", default=None)
 
 
@@ -31,11 +33,13 @@ def machine_memory() -> int:
         total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, OSError, ValueError):
         total = MAX_TENSOR_BYTES
-    try:
-        group = Path("/sys/fs/cgroup/memory.max").read_text().strip()
-    except OSError:
-        return total
-    return min(total, int(group)) if group.isdigit() else total
+    for name in _GROUP_LIMITS:
+        try:
+            limit = Path(name).read_text().strip()
+        except OSError:
+            continue
+        total = min(total, int(limit)) if limit.isdigit() else total
+    return total
 
 
 @contextmanager

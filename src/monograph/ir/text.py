@@ -15,6 +15,7 @@ from __future__ import annotations
 import base64
 import json
 import re
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -32,13 +33,17 @@ INLINE_ELEMENTS = 16
 _PLAIN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*\Z")
 
 
-def print_graph(graph: Graph, *, data: bool = False) -> str:
-    """The graph as text. With `data`, large constants are written out too."""
-    return "\n".join(_graph_lines(graph, data, ""))
+def print_graph(graph: Graph, *, data: bool = False, stable: bool = False) -> str:
+    """The graph as text. With `data`, large constants are written out too.
+
+    Values are numbered in order; with `stable` they are named after where they come from, so that
+    the text of a graph before and after a rewrite differs only in what the rewrite changed.
+    """
+    return "\n".join(_graph_lines(graph, data, "", stable))
 
 
-def _graph_lines(graph: Graph, data: bool, indent: str) -> Iterator[str]:
-    names = _name_values(graph)
+def _graph_lines(graph: Graph, data: bool, indent: str, stable: bool = False) -> Iterator[str]:
+    names = _stable_names(graph) if stable else _name_values(graph)
     listed = ", ".join(f"{names[v]}: {v.type}" for v in graph.inputs)
     yield f"{indent}graph {json.dumps(graph.name)}({listed}) {{"
     for value in graph.values:
@@ -59,6 +64,29 @@ def _name_values(graph: Graph) -> dict[Value, str]:
         names[v] = f"%{label}" if _PLAIN_NAME.match(label) else f"%{json.dumps(label)}"
     free = [v for v in graph.values if v not in names]
     names.update({v: f"%{i}" for i, v in enumerate(free)})
+    return names
+
+
+def _stable_names(graph: Graph) -> dict[Value, str]:
+    """Names from the ONNX node behind a value and its op, or from the bits of a constant."""
+    names = {v: name for v, name in _name_values(graph).items() if isinstance(v.op, Input)}
+    used = set(names.values())
+    count: Counter[str] = Counter()
+    for value in graph.values:
+        if value in names:
+            continue
+        if isinstance(value.op, Constant):
+            stem = f"constant_{value.digest[:4].hex()}"
+        else:
+            nodes = graph.origin(value)
+            stem = f"{nodes.split(' + ')[0]}.{value.op.name}" if nodes else value.op.name
+        name = ""
+        while not name or name in used:
+            count[stem] += 1
+            full = stem if count[stem] == 1 else f"{stem}.{count[stem]}"
+            name = f"%{full}" if _PLAIN_NAME.match(full) else f"%{json.dumps(full)}"
+        names[value] = name
+        used.add(name)
     return names
 
 

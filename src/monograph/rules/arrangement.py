@@ -21,6 +21,8 @@ Run: TypeAlias = tuple[int, int]
 
 def strides_of(shape: Sizes) -> Sizes:
     """The row-major strides of a shape, in elements."""
+    if not shape:
+        return ()
     return tuple(accumulate(reversed(shape[1:]), lambda a, b: a * b, initial=1))[::-1]
 
 

@@ -77,7 +77,8 @@ def _holds_integers(wide: DType, narrow: DType) -> bool:
 def _holds_floats(wide: DType, narrow: DType) -> bool:
     """Whether every bit pattern of a short float comes back from the wide type."""
     codes = np.arange(2**narrow.bits, dtype=np.uint16 if narrow.bits > 8 else np.uint8)
-    values = codes.view(narrow.numpy).astype(np.float64)
-    there = values.astype(wide.numpy).astype(np.float64)
+    with np.errstate(all="ignore"):
+        values = codes.view(narrow.numpy).astype(np.float64)
+        there = values.astype(wide.numpy).astype(np.float64)
     same = (values == there) & (np.signbit(values) == np.signbit(there))
     return bool((same | np.isnan(values)).all())

@@ -223,7 +223,9 @@ def sink_transpose_below_concat(value: Value, context: Context) -> Value | Rejec
     return Transpose(permutation)(joined)
 
 
-@rewrite(Dot(ANY)(Reshape(ANY)(x), y), exact=True)
+# The next rule and `flatten_dot` keep every sum as it is; but matrices of other shapes go to other
+# kernels, which may add in another order.
+@rewrite(Dot(ANY)(Reshape(ANY)(x), y), exact=False)
 def sink_reshape_below_dot(x: Value, y: Value, root: Value) -> Value | Reject:
     """dot(reshape(x), y) -> reshape(dot(x, y)), y one matrix and the rows of x kept"""
     if not is_static(root, x, y):
@@ -260,7 +262,7 @@ def _shared(root: Value, repeated: Value, operands: tuple[Value, Value]) -> Valu
     return made
 
 
-@rewrite(Dot(ANY)(x, y), exact=True)
+@rewrite(Dot(ANY)(x, y), exact=False)
 def flatten_dot(x: Value, y: Value, root: Value) -> Value | Reject:
     """dot(x, y) -> reshape(dot(reshape(x), y)), y one matrix: one product of all rows of x"""
     if not is_static(root, x, y):

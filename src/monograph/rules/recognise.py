@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import ml_dtypes
 
 from monograph.ir import Constant, DType, Input, Value, known
+from monograph.ops.cast import Cast
 from monograph.ops.elementwise import Add, Div, Mul, Neg, Pow, Sub
 from monograph.ops.shape import Broadcast, Reshape, Squeeze, Unsqueeze
 from monograph.rewrite import Context, Reject
@@ -42,6 +43,15 @@ def is_close(given: float, wanted: float, dtype: DType) -> bool:
     """Whether a constant is a number, up to seven digits or the rounding of its type."""
     eps = float(ml_dtypes.finfo(dtype.numpy).eps)  # type: ignore[no-untyped-call]
     return abs(given - wanted) <= max(RELATIVE, eps) * abs(wanted)
+
+
+def before_widening(value: Value) -> Value:
+    """A float before a cast to a wider float, which changes no number."""
+    if not isinstance(value.op, Cast) or not value.dtype.is_float:
+        return value
+    given = value.inputs[0]
+    wider = given.dtype.is_float and given.dtype.bits < value.dtype.bits
+    return given if wider else value
 
 
 def core(value: Value) -> Value:

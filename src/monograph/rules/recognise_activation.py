@@ -53,6 +53,8 @@ def merge_gelu_scales(a: Value, b: Value, root: Value) -> Value | Reject:
     gelu = next(v for v in scaled.inputs if isinstance(v.op, Gelu))
     if gelu.type != root.type:
         return Reject("a factor is larger than the value", gelu.type, root.type)
+    if not math.isfinite(first * second):
+        return Reject("the factors overflow", "a finite product", first * second)
     return _times(gelu, first * second)
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import ml_dtypes
 import numpy as np
 
-from monograph.ir import Array, Value, constant, known
+from monograph.ir import Array, DType, Value, constant, from_numpy, known
 from monograph.ir.dtype import BOOL
 from monograph.ops.attention import MASK, Attention
 from monograph.ops.cast import Cast
@@ -16,7 +16,7 @@ from monograph.ops.elementwise import Add, IsNan, Not, Tanh, Where
 from monograph.ops.linear import Dot
 from monograph.ops.shape import Broadcast, Squeeze, Unsqueeze
 from monograph.rewrite import Context, Reject, rewrite
-from monograph.rules.recognise import kept_apart, uniform
+from monograph.rules.recognise import before_widening, kept_apart, uniform
 from monograph.rules.recognise_heads import (
     is_swap,
     swapped,
@@ -80,17 +80,14 @@ def _weights(weights: Value) -> Scores | Reject | None:
 def _softmax_input(weights: Value) -> Value | Reject | None:
     """What a value is the softmax of over its last axis, casts around it left out."""
     value = _without_nan(weights)
-    if isinstance(value.op, Cast) and value.inputs[0].dtype.is_float:
+    if isinstance(value.op, Cast) and value.dtype.bits < value.inputs[0].dtype.bits:
         value = _without_nan(value.inputs[0])
     found = softmax_of(value)
     if not isinstance(found, Along):
         return found
     if found.axis != found.x.tensor.rank - 1:
         return Reject("the softmax is not over the last axis", found.x.tensor.rank - 1, found.axis)
-    x = found.x
-    if isinstance(x.op, Cast) and x.inputs[0].dtype.is_float:
-        x = x.inputs[0]
-    return x
+    return before_widening(found.x)
 
 
 def _without_nan(value: Value) -> Value:
@@ -118,7 +115,7 @@ def _scores(x: Value) -> Scores | Reject | None:
         condition, a, b = x.inputs
         for scores, fill, holds in ((a, b, True), (b, a, False)):
             found = _scaled(scores)
-            if found is not None and x.type != found.dot.type:
+            if found is not None and x.tensor.dims != found.dot.tensor.dims:
                 return Reject("the mask makes the scores larger", found.dot.type, x.type)
             if found is not None:
                 return _filled(found, condition, holds, fill)
@@ -127,17 +124,24 @@ def _scores(x: Value) -> Scores | Reject | None:
 
 def _scaled(x: Value) -> Scores | None:
     """softcap tanh(q kᵀ scale / softcap), or q kᵀ scale."""
-    value, scale = unscaled(x)
+    value, scale = _product(x)
     if isinstance(value.op, Tanh) and scale > 0:
-        inner, inner_scale = unscaled(value.inputs[0])
+        inner, inner_scale = _product(value.inputs[0])
         if isinstance(inner.op, Dot):
             return Scores(inner, inner_scale * scale, scale)
     return Scores(value, scale) if isinstance(value.op, Dot) else None
 
 
+def _product(x: Value) -> tuple[Value, float]:
+    """A value without numbers it is multiplied by, before or after it was made wider."""
+    value, scale = unscaled(x)
+    inner, inner_scale = unscaled(before_widening(value))
+    return inner, inner_scale * scale
+
+
 def _added(found: Scores, mask: Value, x: Value) -> Scores | Reject:
     """Scores with a mask that is added to them."""
-    if x.type != found.dot.type:
+    if x.tensor.dims != found.dot.tensor.dims:
         return Reject("the mask makes the scores larger", found.dot.type, x.type)
     given = (*found.given, mask)
     if found.mask is None:
@@ -156,19 +160,19 @@ def _filled(found: Scores, condition: Value, holds: bool, fill: Value) -> Scores
     number = uniform(fill)
     if number is None:
         return Reject("hidden scores are not one number", "a constant", fill.op.name)
-    lowest = _lowest(found.dot)
+    lowest = _lowest(fill.dtype)
     if number > lowest / 2:
         return Reject("hidden scores still count", f"at most {lowest / 2:g}", number)
     visible = condition if holds else _not(condition)
     given = (condition, fill)
     if number == -math.inf:
         return replace(found, mask=visible, given=given)
-    zero = constant(0, found.dot.dtype)
+    zero = constant(0, fill.dtype)
     return replace(found, mask=_where(visible, zero, number), given=given)
 
 
-def _lowest(x: Value) -> float:
-    return float(ml_dtypes.finfo(x.dtype.numpy).min)  # type: ignore[no-untyped-call]
+def _lowest(dtype: DType) -> float:
+    return float(ml_dtypes.finfo(dtype.numpy).min)  # type: ignore[no-untyped-call]
 
 
 def _not(condition: Value) -> Value:
@@ -191,7 +195,8 @@ def _attention(found: Scores, v: Value) -> Value | Reject:
     if ranks not in ([3] * 3, [4] * 3):
         return Reject("queries, keys and values are not of rank 4", [4, 4, 4], ranks)
     q, q_scale = unscaled_below(left)
-    k, k_scale = unscaled_below(swapped(right))
+    k, k_scale = unscaled_below(right)
+    k = swapped(k)
     if ranks[0] == 4:
         k, v = without_repeats(k, v)
     else:
@@ -237,7 +242,7 @@ def _causal(mask: Value | None, scores: Value) -> tuple[Value | None, bool]:
     data, sizes = known(inner), scores.tensor.dims[-2:]
     if data is None or not all(isinstance(d, int) for d in sizes):
         return mask, False
-    visible = _visible(data, _lowest(scores))
+    visible = _visible(data)
     if visible is None or any(d != 1 for d in data.shape[:-2]):
         return mask, False
     queries, keys = (d for d in sizes if isinstance(d, int))
@@ -250,9 +255,10 @@ def _causal(mask: Value | None, scores: Value) -> tuple[Value | None, bool]:
     return mask, False
 
 
-def _visible(mask: Array, lowest: float) -> Array | None:
+def _visible(mask: Array) -> Array | None:
     """Which keys a mask leaves; None where it does more than hide."""
     if mask.dtype == np.bool_:
         return mask
     shown = np.asarray(mask == 0)
-    return shown if bool((shown | (mask.astype(np.float64) <= lowest / 2)).all()) else None
+    hidden = mask.astype(np.float64) <= _lowest(from_numpy(mask.dtype)) / 2
+    return shown if bool((shown | hidden).all()) else None

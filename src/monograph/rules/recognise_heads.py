@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from monograph.ir import Dim, Op, Value, known
@@ -44,7 +46,7 @@ def unscaled(value: Value) -> tuple[Value, float]:
         if isinstance(value.op, Mul) and uniform(y) is None:
             x, y = y, x
         number = uniform(y)
-        if not number or x.type != value.type:
+        if not number or not math.isfinite(number) or x.type != value.type:
             break
         scale = scale / number if isinstance(value.op, Div) else scale * number
         value = x

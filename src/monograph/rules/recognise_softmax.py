@@ -12,7 +12,7 @@ from monograph.ops.elementwise import Div, Exp, Log, Max, Mul, Sub
 from monograph.ops.reduce import ReduceMax, ReduceSum, Reduction
 from monograph.ops.shape import Broadcast
 from monograph.rewrite import Context, Reject, rewrite
-from monograph.rules.recognise import core, kept_apart, product_of, uniform
+from monograph.rules.recognise import before_widening, core, kept_apart, product_of, uniform
 
 
 @dataclass(frozen=True)
@@ -125,18 +125,10 @@ def narrowed(root: Value, ops: tuple[type, ...], context: Context) -> Value | Re
     (inner,) = root.inputs
     if not isinstance(inner.op, ops):
         return root
-    operands = [_before_widening(v) for v in inner.inputs]
+    operands = [before_widening(v) for v in inner.inputs]
     if any(v.dtype != root.dtype for v in operands):
         given = " ".join(str(v.dtype) for v in operands)
         return Reject("the operands are not of the type of the result", root.dtype, given)
     if context.use_count(inner) > 1:
         return Reject(f"{inner.op.name} has another user", 1, context.use_count(inner))
     return inner.op(*operands)
-
-
-def _before_widening(value: Value) -> Value:
-    if not isinstance(value.op, Cast) or not value.dtype.is_float:
-        return value
-    given = value.inputs[0]
-    wider = given.dtype.is_float and given.dtype.bits < value.dtype.bits
-    return given if wider else value

@@ -31,9 +31,18 @@ def take(value: Value, places: list[range]) -> Value:
     sizes = value.tensor.static
     if not any(_cuts(r, d) for r, d in zip(places, sizes, strict=True)):
         return value
+    bounds = [_bounds(r, d) for r, d in zip(places, sizes, strict=True)]
+    starts, stops, steps = zip(*bounds, strict=True)
+    return Slice(starts, stops, steps)(value)
+
+
+def _bounds(places: range, size: int) -> tuple[int, int, int]:
+    """The one way of writing some places of a dimension as a start, a stop and a step."""
+    if len(places) <= 1:
+        return places.start, places.start + len(places), 1
+    stop = places[-1] + (1 if places.step > 0 else -1)
     # A stop below zero would count from the end: one that runs to the beginning is written so.
-    stops = tuple(r.stop if r.stop >= 0 else -1 - d for r, d in zip(places, sizes, strict=True))
-    return Slice(tuple(r.start for r in places), stops, tuple(r.step for r in places))(value)
+    return places.start, stop if stop >= 0 else -1 - size, places.step
 
 
 def whole(value: Value) -> list[range]:

@@ -15,6 +15,21 @@ from monograph.errors import ConfigError
 
 
 @dataclass(frozen=True)
+class FloatMode:
+    """The floating-point control register of an architecture, and what kernels want in it."""
+
+    read: str
+    """The intrinsic that reads the register."""
+    write: str
+    """The intrinsic that writes it."""
+    type: str
+    in_memory: bool
+    """Whether the intrinsics take a pointer to the value, or pass the value itself."""
+    value: int
+    """Denormals are zero, exceptions masked, results rounded to nearest."""
+
+
+@dataclass(frozen=True)
 class Features:
     """An instruction set as the kernels see it."""
 
@@ -29,6 +44,8 @@ class Features:
     """The intrinsic that adds products of u8 and i8 in fours to i32, where there is one."""
     relax: str = ""
     """The intrinsic that tells the core it is waiting in a loop, where there is one."""
+    float_mode: FloatMode | None = None
+    """How denormals are switched off, where that is known."""
 
     def lanes(self, bits: int) -> int:
         """How many elements of a width fill a register."""
@@ -36,6 +53,8 @@ class Features:
 
 
 _X86_RELAX = "llvm.x86.sse2.pause"
+_X86_FLOATS = FloatMode("llvm.x86.sse.stmxcsr", "llvm.x86.sse.ldmxcsr", "i32", True, 0x9FC0)
+_ARM_FLOATS = FloatMode("llvm.aarch64.get.fpcr", "llvm.aarch64.set.fpcr", "i64", False, 1 << 24)
 
 TABLE: dict[str, Features] = {
     f.name: f
@@ -47,6 +66,7 @@ TABLE: dict[str, Features] = {
             "+avx512f,+avx512bw,+avx512vl,+avx512dq,+avx512cd,+avx2,+fma,+f16c,+bmi,+bmi2",
             "skylake-avx512",
             relax=_X86_RELAX,
+            float_mode=_X86_FLOATS,
         ),
         Features(
             "avx512_vnni",
@@ -57,10 +77,19 @@ TABLE: dict[str, Features] = {
             "icelake-server",
             dot_i8="llvm.x86.avx512.vpdpbusd.512",
             relax=_X86_RELAX,
+            float_mode=_X86_FLOATS,
         ),
-        Features("avx2", 256, 16, "+avx2,+fma,+f16c,+bmi,+bmi2", "haswell", relax=_X86_RELAX),
-        Features("sse2", 128, 16, "", "x86-64", relax=_X86_RELAX),
-        Features("neon", 128, 32, "+neon", "generic"),
+        Features(
+            "avx2",
+            256,
+            16,
+            "+avx2,+fma,+f16c,+bmi,+bmi2",
+            "haswell",
+            relax=_X86_RELAX,
+            float_mode=_X86_FLOATS,
+        ),
+        Features("sse2", 128, 16, "", "x86-64", relax=_X86_RELAX, float_mode=_X86_FLOATS),
+        Features("neon", 128, 32, "+neon", "generic", float_mode=_ARM_FLOATS),
         Features("baseline", 128, 16, "", "generic"),
     )
 }

@@ -1,0 +1,185 @@
+"""A Program as one native function: kernels in order, a barrier between them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from monograph.codegen.llvm.builder import Builder, Reg
+from monograph.codegen.llvm.features import Features
+from monograph.codegen.llvm.kernel import NAME, Kernel, KernelContext, Packed, Scratch
+from monograph.codegen.llvm.select import generator
+from monograph.ir import Array, Value, known
+from monograph.program.place import CONSTANT, INPUT, OUTPUT, TEMPORARY, Buffer
+from monograph.program.plan import ALIGNMENT, Lifetime, plan
+from monograph.program.program import Program, Step, lifetimes
+
+SLACK = 256
+"""Bytes that vectors may read beyond the end of the arena and of the constants."""
+ARENA, CONSTANTS, BARRIER, FIRST_PORT = 0, 1, 2, 3
+"""Slots of the context: pointers to memory, then to each input and output."""
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Native steps that run as one function, from one step of the program to another."""
+
+    function: str
+    steps: tuple[Step, ...]
+
+
+@dataclass(frozen=True)
+class Module:
+    """A compiled program before code generation: text, data, and the shape of its context."""
+
+    text: str
+    constants: Array
+    arena_bytes: int
+    ports: tuple[Buffer, ...]
+    segments: tuple[Segment | Step, ...]
+    """Native segments, and between them the steps that run on the host."""
+    kernels: tuple[Kernel | None, ...]
+    offsets: dict[int, int]
+    """Where each temporary buffer lies in the arena."""
+
+
+def compile_program(program: Program, features: Features, threads: int) -> Module:
+    """The text of a program's native functions, and the constants they read."""
+    kernels = [_kernel(program, step, features, threads) for step in program.steps]
+    scratch: dict[tuple[int, int], int] = {}
+    lives = lifetimes(program.steps, program.places)
+    for step, kernel in zip(program.steps, kernels, strict=True):
+        for position, argument in enumerate(kernel.arguments if kernel else ()):
+            if isinstance(argument, Scratch):
+                key = -1 - len(scratch)
+                scratch[step.index, position] = key
+                lives.append(Lifetime(key, argument.nbytes, step.index, step.index))
+    memory = plan(lives)
+    assembler = _Assembler(program, features, memory.offsets, scratch)
+    return assembler.module(kernels, memory.size)
+
+
+def _kernel(program: Program, step: Step, features: Features, threads: int) -> Kernel | None:
+    make = generator(step.region)
+    return make(KernelContext(program, step, features, threads)) if make is not None else None
+
+
+class _Assembler:
+    """Lays out constants and writes the functions that call the kernels."""
+
+    def __init__(
+        self,
+        program: Program,
+        features: Features,
+        offsets: dict[int, int],
+        scratch: dict[tuple[int, int], int],
+    ) -> None:
+        self.program = program
+        self.features = features
+        self.offsets = offsets
+        self.scratch = scratch
+        self.ports = tuple(b for b in program.places.buffers if b.kind in (INPUT, OUTPUT))
+        self.slot = {b.id: FIRST_PORT + i for i, b in enumerate(self.ports)}
+        self.pieces: list[Array] = []
+        self.constant_bytes = 0
+        self.constant_at: dict[object, int] = {}
+        self.functions: dict[str, str] = {}
+        self.declarations: set[str] = set()
+
+    def module(self, kernels: list[Kernel | None], arena: int) -> Module:
+        segments: list[Segment | Step] = []
+        texts: list[str] = []
+        run: list[tuple[Step, Kernel]] = []
+
+        def flush() -> None:
+            if run:
+                name = f"segment{len(segments)}"
+                texts.append(self.segment(name, run))
+                segments.append(Segment(name, tuple(s for s, _ in run)))
+                run.clear()
+
+        for step, kernel in zip(self.program.steps, kernels, strict=True):
+            if kernel is not None:
+                run.append((step, kernel))
+            else:
+                flush()
+                segments.append(step)
+        flush()
+        body = [t.replace(f"@{NAME}(", f"@{n}(") for t, n in self.functions.items()]
+        text = "\n".join([*sorted(self.declarations), *body, *texts])
+        return Module(
+            text,
+            self.constants(),
+            arena + SLACK,
+            self.ports,
+            tuple(segments),
+            tuple(kernels),
+            self.offsets,
+        )
+
+    def segment(self, name: str, run: list[tuple[Step, Kernel]]) -> str:
+        """A function that every thread runs: kernels, with barriers between them."""
+        b = Builder(name, [("context", "ptr"), ("tid", "i64"), ("threads", "i64")])
+        loaded: dict[int, Reg] = {}
+
+        def slot(index: int) -> Reg:
+            if index not in loaded:
+                at = b.offset(b.arguments["context"], 8 * index)
+                loaded[index] = b.load("ptr", at, 8)
+            return loaded[index]
+
+        barrier = slot(BARRIER)
+        for number, (step, kernel) in enumerate(run):
+            if number:
+                b.call("barrier", "void", barrier, b.arguments["threads"])
+            pointers = [
+                self.pointer(b, slot, step, i, kernel) for i in range(len(kernel.arguments))
+            ]
+            target = self.functions.setdefault(kernel.text, f"kernel{len(self.functions)}")
+            self.declarations |= kernel.declarations
+            listed = ", ".join(f"ptr {p}" for p in pointers)
+            b.line(f"call void @{target}({listed}{', ' if pointers else ''}i64 %tid)")
+        b.ret()
+        self.declarations |= {d for d in b.declarations if "@barrier(" not in d}
+        return b.text()
+
+    def pointer(self, b: Builder, slot: object, step: Step, position: int, kernel: Kernel) -> Reg:
+        argument = kernel.arguments[position]
+        load = slot
+        assert callable(load)
+        if isinstance(argument, Packed):
+            key = (argument.array.shape, argument.array.dtype.str, argument.array.tobytes())
+            return b.offset(load(CONSTANTS), self.constant(key, argument.array))
+        if isinstance(argument, Scratch):
+            return b.offset(load(ARENA), self.offsets[self.scratch[step.index, position]])
+        buffer = self.program.places.storage[argument].buffer
+        if buffer.kind == TEMPORARY:
+            return b.offset(load(ARENA), self.offsets[buffer.id])
+        if buffer.kind == CONSTANT:
+            return b.offset(load(CONSTANTS), self.weights(argument))
+        pointer: Reg = load(self.slot[buffer.id])
+        return pointer
+
+    def weights(self, value: Value) -> int:
+        data = known(value)
+        assert data is not None
+        return self.constant(value, data)
+
+    def constant(self, key: object, data: Array) -> int:
+        """The offset of constant data, laid out once."""
+        if key not in self.constant_at:
+            raw = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
+            self.constant_at[key] = self.constant_bytes
+            self.pieces.append(raw)
+            self.constant_bytes += -(-max(raw.size, 1) // ALIGNMENT) * ALIGNMENT
+        return self.constant_at[key]
+
+    def constants(self) -> Array:
+        """All constants in one block, each at an aligned offset."""
+        block = np.zeros(self.constant_bytes + SLACK, np.uint8)
+        at = 0
+        for piece in self.pieces:
+            block[at : at + piece.size] = piece
+            at += -(-max(piece.size, 1) // ALIGNMENT) * ALIGNMENT
+        return block

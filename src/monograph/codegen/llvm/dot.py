@@ -1,0 +1,304 @@
+"""Matrix products: packed constant weights or plain operands, any batch, epilogue in registers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from monograph.codegen.llvm.builder import Builder, Int, Reg, vector
+from monograph.codegen.llvm.elements import Elements, Point
+from monograph.codegen.llvm.kernel import Kernel, KernelContext, Packed, pointers, share
+from monograph.codegen.llvm.scalar import LlvmScalars
+from monograph.codegen.llvm.tiles import Run, choose_tile, split
+from monograph.codegen.llvm.types import load_elements
+from monograph.ir import Array, Value, known
+from monograph.ops.scalar import Scalar
+from monograph.program.access import Element, counters
+from monograph.program.index import Counter, strides_of
+from monograph.program.strided import strided
+
+UNROLL = 2
+
+
+@dataclass(frozen=True)
+class Problem:
+    """out[b, m, n] = sum over k of x[b, m, k] * w[b, k, n]."""
+
+    batch: tuple[int, ...]
+    rows: int
+    depth: int
+    columns: int
+
+
+def dot(context: KernelContext) -> Kernel:
+    """A kernel for a dot and what follows it."""
+    return _Dot(context).emit()
+
+
+class _Dot:
+    def __init__(self, context: KernelContext) -> None:
+        self.context = context
+        anchor = context.step.region.anchor
+        assert anchor is not None
+        self.anchor = anchor
+        shape = anchor.tensor.static
+        x, w = anchor.inputs
+        self.problem = Problem(shape[:-2], shape[-2], x.tensor.static[-1], shape[-1])
+        self.lanes = context.features.lanes(max(anchor.dtype.bits, 32))
+        self.vectors = -(-self.problem.columns // self.lanes)
+        self.constant = known(w)
+        storage = context.program.places.storage
+        found = strided(x, storage)
+        assert found is not None
+        self.x = found
+        self.w = None if self.constant is not None else strided(w, storage)
+        p = self.problem
+        threads = context.threads
+        self.tile = choose_tile(p.rows, self.vectors, p.depth, context.features, threads)
+        self.panels = split(self.vectors, self.tile.vectors)
+
+    def emit(self) -> Kernel:
+        region = self.context.step.region
+        for value in (*region.inputs, *region.outputs):
+            if value is not self.anchor.inputs[1] or self.constant is None:
+                self.context.argument(value)
+        self.packed = -1
+        if self.constant is not None:
+            self.packed = self.context.argument(Packed(self._pack(self.constant)))
+        b = self.b = self.context.builder(len(self.context.arguments))
+        self.pointers = pointers(b, self.context.arguments)
+        storage = self.context.program.places.storage
+        self.elements = Elements(
+            b,
+            LlvmScalars(b, self.context.features),
+            storage,
+            self.pointers,
+            frozenset(region.inputs),
+        )
+        self.at = counters(region.root.tensor.static)
+        # The anchor's result is given in registers, so planning stops there.
+        self.elements.given[self.anchor] = Scalar(Reg("", "float"), self.anchor.dtype)
+        self.order = self.elements.plan(region.outputs, self.at)
+        self._loops()
+        p = self.problem
+        flops = 2.0 * math.prod(p.batch) * p.rows * p.depth * p.columns
+        return self.context.finish(b, flops)
+
+    def _pack(self, weights: Array) -> Array:
+        """[batch][panel][depth][lanes of the panel], columns padded with zeros."""
+        batch = math.prod(weights.shape[:-2])
+        depth, columns = weights.shape[-2:]
+        wide = np.zeros((batch, depth, self.vectors * self.lanes), np.float32)
+        wide[:, :, :columns] = weights.reshape(batch, depth, columns)
+        pieces = []
+        for g in range(batch):
+            for run in self.panels:
+                width = run.size * self.lanes
+                for i in range(run.count):
+                    start = run.start * self.lanes + i * width
+                    pieces.append(wide[g, :, start : start + width].reshape(-1))
+        return np.concatenate(pieces)
+
+    def _loops(self) -> None:
+        """Batch, panels of columns, tiles of rows; one of them is split over the threads."""
+        b, p, threads = self.b, self.problem, self.context.threads
+        batch = math.prod(p.batch)
+        rows = split(p.rows, self.tile.rows)
+        panels = sum(r.count for r in self.panels)
+        over = "rows"
+        if batch >= threads:
+            over = "batch"
+        elif panels >= threads and panels >= sum(r.count for r in rows):
+            over = "panels"
+
+        def one_batch(g: Int, _: list[Reg]) -> None:
+            for panel, last in self._panel_runs():
+                if last:
+                    # Columns that do not fill their vector are told apart by a literal place.
+                    self._on_last(over, lambda panel=panel: self._rows(g, panel, 0, rows, over))
+                    continue
+                span = share(b, panel.count, threads) if over == "panels" else (0, panel.count)
+                b.loop(*span, 1, lambda i, _, panel=panel: self._rows(g, panel, i, rows, over))
+
+        b.loop(*(share(b, batch, threads) if over == "batch" else (0, batch)), 1, one_batch)
+
+    def _panel_runs(self) -> list[tuple[Run, bool]]:
+        """Runs of panels; one with unused lanes stands last and alone."""
+        runs = [(r, False) for r in self.panels]
+        if self.problem.columns % self.lanes:
+            whole, _ = runs.pop()
+            if whole.count > 1:
+                runs.append((Run(whole.start, whole.size, whole.count - 1), False))
+            start = whole.start + (whole.count - 1) * whole.size
+            runs.append((Run(start, whole.size, 1), True))
+        return runs
+
+    def _on_last(self, over: str, body: Callable[[], None]) -> None:
+        """Runs a body on one thread only where the threads share out panels."""
+        threads = self.context.threads
+        if over != "panels" or threads == 1:
+            body()
+            return
+        mine = self.b.compare("eq", self.b.arguments["tid"], Reg(str(threads - 1), "i64"))
+        self.b.when(mine, body)
+
+    def _rows(self, g: Int, panel: Run, i: Int, rows: list[Run], over: str) -> None:
+        for run in rows:
+            threads = self.context.threads
+            part = share(self.b, run.count, threads) if over == "rows" else (0, run.count)
+            self.b.loop(*part, 1, lambda j, _, run=run: self._tile(g, panel, i, run, j))
+
+    def _tile(self, g: Int, panel: Run, i: Int, run: Run, j: Int) -> None:
+        """One tile of accumulators: all of the depth, then the epilogue."""
+        b, p = self.b, self.problem
+        m0 = b.add(b.mul(j, run.size), run.start)
+        x = b.offset(self.pointers[self.x.source], b.mul(self._x_offset(g, m0), self.x_size))
+        w, step = self._panel(g, panel, i)
+        zero = b.number(0, "float", self.lanes)
+        count = run.size * panel.size
+
+        def multiply(k: Int, carried: list[Reg]) -> list[Reg]:
+            *sums, xk, wk = carried
+            for u in range(UNROLL if p.depth % UNROLL == 0 else 1):
+                columns = [self._column(wk, u, v, step) for v in range(panel.size)]
+                for r in range(run.size):
+                    factor = self._factor(xk, r, u)
+                    for v, column in enumerate(columns):
+                        at = r * panel.size + v
+                        sums[at] = b.intrinsic("fma", factor, column, sums[at])
+            unroll = UNROLL if p.depth % UNROLL == 0 else 1
+            return [
+                *sums,
+                b.offset(xk, unroll * self.x.strides[-1] * self.x_size),
+                b.offset(wk, unroll * step),
+            ]
+
+        unroll = UNROLL if p.depth % UNROLL == 0 else 1
+        start = [*[zero] * count, x, w]
+        sums = b.loop(0, p.depth, unroll, multiply, start)[:count]
+        self._finish(g, m0, b.add(b.mul(i, panel.size), panel.start), run, panel, sums)
+
+    @property
+    def x_size(self) -> int:
+        return self.anchor.inputs[0].dtype.itemsize
+
+    def _x_offset(self, g: Int, m: Int) -> Int:
+        """Where row m of a batch starts in x, in elements."""
+        b = self.b
+        total: Int = b.add(self.x.offset, b.mul(m, self.x.strides[-2]))
+        return b.add(total, self._batch_offset(g, self.anchor.inputs[0], self.x.strides))
+
+    def _batch_offset(self, g: Int, operand: Value, strides: Sequence[int]) -> Int:
+        """How far the batch moves an operand; dimensions that it broadcasts do not."""
+        b, batch = self.b, self.problem.batch
+        own = operand.tensor.static[:-2]
+        total: Int = 0
+        for axis, (extent, stride) in enumerate(zip(batch, strides_of(batch), strict=True)):
+            at = axis - (len(batch) - len(own))
+            if at < 0 or own[at] == 1 or extent == 1:
+                continue
+            index = b.mod(b.div(g, stride), extent)
+            total = b.add(total, b.mul(index, strides[at]))
+        return total
+
+    def _panel(self, g: Int, panel: Run, i: Int) -> tuple[Reg, int]:
+        """Where a panel of columns starts, and the bytes from one depth to the next."""
+        b, p = self.b, self.problem
+        if self.constant is not None:
+            own = self.constant.shape[:-2]
+            step = panel.size * self.lanes * 4
+            whole = p.depth * self.vectors * self.lanes * 4
+            packed_strides = tuple(s * whole for s in strides_of(own)) + (0, 0)
+            at = self._batch_offset(g, self.anchor.inputs[1], packed_strides)
+            before = panel.start * self.lanes * p.depth * 4
+            at = b.add(b.add(at, before), b.mul(i, p.depth * step))
+            return b.offset(b.arguments[f"p{self.packed}"], at), step
+        assert self.w is not None
+        n = b.mul(b.add(b.mul(i, panel.size), panel.start), self.lanes)
+        at = b.add(self.w.offset, self._batch_offset(g, self.anchor.inputs[1], self.w.strides))
+        at = b.mul(b.add(at, n), self.w_size)
+        return b.offset(self.pointers[self.w.source], at), self.w.strides[-2] * self.w_size
+
+    @property
+    def w_size(self) -> int:
+        return self.anchor.inputs[1].dtype.itemsize
+
+    def _column(self, w: Reg, u: int, v: int, step: int) -> Reg:
+        """A vector of weights."""
+        b = self.b
+        if self.constant is not None:
+            at = b.offset(w, u * step + v * self.lanes * 4)
+            return b.load(vector(self.lanes, "float"), at, 4)
+        at = b.offset(w, u * step + v * self.lanes * self.w_size)
+        return load_elements(b, self.anchor.inputs[1].dtype, at, self.lanes).reg
+
+    def _factor(self, x: Reg, r: int, u: int) -> Reg:
+        """An element of x in every lane."""
+        at = (r * self.x.strides[-2] + u * self.x.strides[-1]) * self.x_size
+        one = load_elements(self.b, self.anchor.inputs[0].dtype, self.b.offset(x, at), 0)
+        return self.b.splat(one.reg, self.lanes)
+
+    def _finish(self, g: Int, m0: Int, v0: Int, run: Run, panel: Run, sums: list[Reg]) -> None:
+        """The epilogue of every accumulator, and its store."""
+        b, columns = self.b, self.problem.columns
+        for r in range(run.size):
+            for v in range(panel.size):
+                n = b.mul(b.add(v0, v), self.lanes)
+                left = columns - n if isinstance(n, int) else self.lanes
+                point = self._point(g, b.add(m0, r), n)
+                total = sums[r * panel.size + v]
+                for start, lanes in pieces(min(left, self.lanes)):
+                    self._store(point, n, start, lanes, part(b, total, start, lanes))
+
+    def _point(self, g: Int, m: Int, n: Int) -> dict[Counter, Int]:
+        b, batch = self.b, self.problem.batch
+        values: dict[Counter, Int] = {}
+        for axis, stride in enumerate(strides_of(batch)):
+            self._set(values, axis, b.mod(b.div(g, stride), batch[axis]))
+        self._set(values, len(batch), m)
+        self._set(values, len(batch) + 1, n)
+        return values
+
+    def _set(self, values: dict[Counter, Int], axis: int, value: Int) -> None:
+        for counter in self.at[axis].counters:
+            values[counter] = value
+
+    def _store(
+        self, values: dict[Counter, Int], n: Int, start: int, lanes: int, total: Reg
+    ) -> None:
+        region = self.context.step.region
+        lane = next(iter(self.at[-1].counters), None)
+        point = Point(values)
+        if lane is not None:
+            values = values | {lane: self.b.add(n, start)}
+            point = Point(values, lane, lanes) if lanes > 1 else Point(values)
+        self.elements.given[self.anchor] = Scalar(total, self.anchor.dtype)
+        made = self.elements.emit(self.order, point)
+        for value in region.outputs:
+            self.elements.store(value, self.at, made[Element(value, self.at)], point)
+
+
+def pieces(lanes: int) -> list[tuple[int, int]]:
+    """(start, width) of vectors whose widths are powers of two, covering so many lanes."""
+    found = []
+    start = 0
+    while start < lanes:
+        width = 1 << ((lanes - start).bit_length() - 1)
+        found.append((start, width))
+        start += width
+    return found
+
+
+def part(b: Builder, whole: Reg, start: int, lanes: int) -> Reg:
+    """Some lanes of a vector; a scalar for one of them."""
+    if lanes == whole.lanes:
+        return whole
+    if lanes == 1:
+        return b.extract(whole, start)
+    mask = ", ".join(f"i32 {start + k}" for k in range(lanes))
+    kind = vector(lanes, whole.element)
+    text = f"shufflevector {whole.type} {whole}, {whole.type} poison, <{lanes} x i32> <{mask}>"
+    return b.set(kind, text)

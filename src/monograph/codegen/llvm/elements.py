@@ -1,0 +1,127 @@
+"""Emits fused work on single elements: loads through views, the ops, stores."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from monograph.codegen.llvm.builder import Builder, Int, Reg
+from monograph.codegen.llvm.scalar import LlvmScalars
+from monograph.codegen.llvm.types import load_elements, store_elements
+from monograph.ir import DType, Value, known
+from monograph.ops.scalar import Scalar
+from monograph.program.access import Element, Indices, Resolved, resolve
+from monograph.program.index import Counter, Index, Quotient, flatten
+from monograph.program.kinds import is_view
+from monograph.program.place import Storage
+
+
+@dataclass(frozen=True)
+class Point:
+    """A place in a loop nest: the value of each counter, and the one that the lanes follow."""
+
+    values: Mapping[Counter, Int]
+    lane: Counter | None = None
+    lanes: int = 0
+
+    def lane_at(self, b: Builder, offset: int) -> Point:
+        """The place of a single lane."""
+        assert self.lane is not None
+        moved = dict(self.values)
+        moved[self.lane] = b.add(moved[self.lane], offset)
+        return Point(moved)
+
+
+@dataclass
+class Elements:
+    """Emits elements of a region's values at points of a loop nest."""
+
+    b: Builder
+    scalars: LlvmScalars
+    storage: Mapping[Value, Storage]
+    pointers: Mapping[Value, Reg]
+    inputs: frozenset[Value]
+    given: dict[Value, Scalar] = field(default_factory=dict)
+    """Values that are in registers already, such as an anchor's result."""
+
+    def plan(self, values: tuple[Value, ...], at: Indices) -> list[Resolved]:
+        """What some values need at an index, in order."""
+        wanted = [Element(v, at) for v in values]
+        return resolve(wanted, lambda v: v in self.inputs or v in self.given, is_view)
+
+    def emit(self, order: list[Resolved], point: Point) -> dict[Element, Scalar]:
+        """Computes resolved elements at a point; lanes side by side where it has lanes."""
+        made: dict[Element, Scalar] = {}
+        for item in order:
+            made[item.element] = self._one(item, made, point)
+        return made
+
+    def _one(self, item: Resolved, made: dict[Element, Scalar], point: Point) -> Scalar:
+        value = item.element.value
+        if value in self.given:
+            return self.given[value]
+        if not item.operands:
+            return self.load(value, item.element.at, point)
+        operands = [made[o] for o in item.operands]
+        if is_view(value):
+            return operands[0]
+        return value.op.scalar(self.scalars, *operands)
+
+    def load(self, value: Value, at: Indices, point: Point) -> Scalar:
+        """An element from memory, or a literal."""
+        data = known(value)
+        if data is not None and data.size == 1:
+            return self.scalars.literal(data.reshape(-1)[0].item(), value.dtype, point.lanes)
+        place = self.storage[value]
+        position = flatten(at, place.strides, place.offset)
+        pointer = self.pointers[value]
+        if point.lane is None or point.lane not in position.counters:
+            scalar = self.load_at(pointer, value.dtype, position, Point(point.values))
+            return self.scalars.splat(scalar, point.lanes)
+        if position.factor(point.lane) == 1 and _follows(position, point.lane):
+            return self.load_at(pointer, value.dtype, position, point)
+        return self.scalars.gathered(
+            [
+                self.load_at(pointer, value.dtype, position, point.lane_at(self.b, k))
+                for k in range(point.lanes)
+            ]
+        )
+
+    def load_at(self, pointer: Reg, dtype: DType, position: Index, point: Point) -> Scalar:
+        where = self.b.mul(self.integer(position, point), dtype.itemsize)
+        return load_elements(self.b, dtype, self.b.offset(pointer, where), point.lanes)
+
+    def store(self, value: Value, at: Indices, scalar: Scalar, point: Point) -> None:
+        """Puts an element into memory."""
+        place = self.storage[value]
+        position = flatten(at, place.strides, place.offset)
+        pointer = self.pointers[value]
+        if not point.lanes or position.factor(point.lane) == 1:  # type: ignore[arg-type]
+            where = self.b.mul(self.integer(position, point), value.dtype.itemsize)
+            store_elements(self.b, value.dtype, scalar, self.b.offset(pointer, where))
+            return
+        for k in range(point.lanes):
+            one = point.lane_at(self.b, k)
+            where = self.b.mul(self.integer(position, one), value.dtype.itemsize)
+            lane = self.scalars.lane(scalar, k)
+            store_elements(self.b, value.dtype, lane, self.b.offset(pointer, where))
+
+    def integer(self, index: Index, point: Point) -> Int:
+        """An index as a number, at a point."""
+        total: Int = index.constant
+        for atom, factor in index.terms:
+            if isinstance(atom, Counter):
+                term = point.values[atom]
+            elif isinstance(atom, Quotient):
+                term = self.b.div(self.integer(atom.index, point), atom.by)
+            else:
+                term = self.b.mod(self.integer(atom.index, point), atom.by)
+            total = self.b.add(total, self.b.mul(term, factor))
+        return total
+
+
+def _follows(position: Index, lane: Counter) -> bool:
+    """Whether a position depends on a counter only linearly."""
+    return all(
+        lane not in a.index.counters for a, _ in position.terms if not isinstance(a, Counter)
+    )

@@ -1,0 +1,91 @@
+"""What a kernel is to the rest of the target: text, and the pointers it wants."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from monograph.codegen.llvm.builder import Builder, Int, Reg
+from monograph.codegen.llvm.features import Features
+from monograph.ir import Array, Value
+from monograph.program.program import Program, Step
+
+
+@dataclass(frozen=True)
+class Packed:
+    """A constant in the form a kernel wants, prepared while compiling."""
+
+    array: Array
+
+
+@dataclass(frozen=True)
+class Scratch:
+    """Memory that a kernel needs while it runs, contents undefined."""
+
+    nbytes: int
+
+
+Argument: TypeAlias = Value | Packed | Scratch
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A function `void name(ptr ..., i64 tid)` and what its pointers point to.
+
+    A pointer to a value points to the start of its buffer: offset and strides are in the text.
+    """
+
+    text: str
+    arguments: tuple[Argument, ...]
+    declarations: frozenset[str]
+    flops: float = 0.0
+
+
+NAME = "KERNEL"
+"""Stands for the function's name in the text, so that equal kernels have equal text."""
+
+
+@dataclass
+class KernelContext:
+    """What a kernel generator knows: the program, the step, the machine."""
+
+    program: Program
+    step: Step
+    features: Features
+    threads: int
+    arguments: list[Argument] = field(default_factory=list)
+
+    def argument(self, what: Argument) -> int:
+        """The position of a pointer; asking twice for a value gives the same one."""
+        if isinstance(what, Value) and what in self.arguments:
+            return self.arguments.index(what)
+        self.arguments.append(what)
+        return len(self.arguments) - 1
+
+    def builder(self, count: int) -> Builder:
+        """A function body with so many pointers."""
+        pointers = [(f"p{i}", "ptr") for i in range(count)]
+        return Builder(NAME, [*pointers, ("tid", "i64")])
+
+    def finish(self, b: Builder, flops: float = 0.0) -> Kernel:
+        b.ret()
+        return Kernel(b.text(), tuple(self.arguments), frozenset(b.declarations), flops)
+
+
+def share(b: Builder, units: int, threads: int, multiple: int = 1) -> tuple[Int, Int]:
+    """This thread's part of some units of work: [low, high), in whole multiples."""
+    if threads == 1:
+        return 0, units
+    tid = b.arguments["tid"]
+    blocks = -(-units // multiple)
+    low = b.div(b.mul(tid, blocks), threads)
+    high = b.div(b.mul(b.add(tid, 1), blocks), threads)
+    if multiple == 1:
+        return low, high
+    return b.mul(low, multiple), b.minimum(b.mul(high, multiple), units)
+
+
+def pointers(b: Builder, arguments: Sequence[Argument]) -> dict[Value, Reg]:
+    """The pointer of every value among the arguments."""
+    return {a: b.arguments[f"p{i}"] for i, a in enumerate(arguments) if isinstance(a, Value)}

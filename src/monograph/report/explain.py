@@ -1,0 +1,201 @@
+"""What the rewrites made of a model, and why not more: what `monograph explain` shows."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from monograph.errors import ConfigError
+from monograph.ir import Graph
+from monograph.passes.base import Environment, Pass, RulePass
+from monograph.pipeline import PassOptions, chosen_passes, optimise
+from monograph.report.execute import Notes, Request
+from monograph.rewrite import CPU_COST, GPU_COST, CostModel, Fired, Missed, Trace
+from monograph.runtime.bisect import Numbers, PassError
+from monograph.runtime.walk import STRUCTURE, all_values
+
+COSTS: dict[str, CostModel] = {"cpu": CPU_COST, "gpu": GPU_COST}
+"""The cost models that rules ask, by target."""
+IMPORT = "import"
+"""The name of the state before any pass."""
+
+
+@dataclass(frozen=True)
+class PassRecord:
+    """One pass as it ran. A pass that runs again is labelled NAME:2."""
+
+    stage: str
+    name: str
+    label: str
+    purpose: str
+    seconds: float
+    fired: tuple[Fired, ...]
+    graph: Graph
+    """The graph behind the pass."""
+
+
+@dataclass
+class RuleRecord:
+    """One rule, or one pass that applies no rules: where it fired, where it nearly did."""
+
+    name: str
+    equation: str
+    exact: bool
+    passes: list[str] = field(default_factory=list)
+    fired: list[tuple[str, Fired]] = field(default_factory=list)
+    """(label of the pass, rewrite)."""
+    misses: list[Missed] = field(default_factory=list)
+    """The nearest misses of the last pass that tried the rule, nearest first."""
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """A model before, between and behind the passes."""
+
+    target: str
+    before: Graph
+    passes: tuple[PassRecord, ...]
+    rules: dict[str, RuleRecord]
+
+    @property
+    def after(self) -> Graph:
+        return self.passes[-1].graph if self.passes else self.before
+
+    @property
+    def stages(self) -> dict[str, Graph]:
+        """The graph as imported and behind each stage."""
+        return {IMPORT: self.before} | {p.stage: p.graph for p in self.passes}
+
+    def graph_after(self, label: str) -> Graph:
+        """The graph behind a pass or a stage."""
+        found = {p.label: p.graph for p in self.passes} | self.stages
+        if label not in found:
+            raise ConfigError("no such pass", expected=", ".join(found), given=label)
+        return found[label]
+
+    def rule(self, name: str) -> RuleRecord:
+        if name not in self.rules:
+            known = ", ".join(sorted(self.rules))
+            raise ConfigError("no such rule", expected=known, given=name)
+        return self.rules[name]
+
+
+def cost_of(target: str | None) -> tuple[str, CostModel]:
+    """The name and the cost model of a target; the CPU's by default."""
+    name = target or "cpu"
+    if name not in COSTS:
+        raise ConfigError("no cost model for this target", expected=" | ".join(COSTS), given=name)
+    return name, COSTS[name]
+
+
+def explain_model(request: Request, options: PassOptions, note: Notes) -> Explanation:
+    """Optimises a model and keeps what every pass and rule did."""
+    target, cost = cost_of(request.target)
+
+    def about_sizes(line: str) -> None:
+        # That the inputs are random is nothing to a command that computes nothing.
+        if not line.startswith("random inputs"):
+            note(line)
+
+    graph, _ = _bound(request, about_sizes)
+    return explain_graph(graph, target, cost, options)
+
+
+def _bound(request: Request, note: Notes) -> tuple[Graph, Mapping[str, Any]]:
+    """A model's graph with every dimension bound, and inputs of these sizes."""
+    session = replace(request, target=None).load()
+    feeds = request.inputs(session, note).feeds
+    return session.bound_graph(feeds), feeds
+
+
+def explain_graph(graph: Graph, target: str, cost: CostModel, options: PassOptions) -> Explanation:
+    """Optimises a graph and keeps what every pass and rule did."""
+    environment = Environment(cost, Trace())
+    rules: dict[str, RuleRecord] = {}
+    records: list[PassRecord] = []
+    count: Counter[str] = Counter()
+    for _, step in chosen_passes(options):
+        _register(rules, step)
+    started = time.perf_counter()
+
+    def observe(stage: str, step: Pass, after: Graph) -> None:
+        nonlocal started
+        taken = time.perf_counter() - started
+        count[step.name] += 1
+        label = step.name if count[step.name] == 1 else f"{step.name}:{count[step.name]}"
+        trace, environment.trace = environment.trace, Trace()
+        records.append(
+            PassRecord(stage, step.name, label, _purpose(step), taken, tuple(trace.fired), after)
+        )
+        _collect(rules, step, label, trace)
+        started = time.perf_counter()
+
+    optimise(graph, environment=environment, options=options, observe=observe)
+    return Explanation(target, graph, tuple(records), rules)
+
+
+def _register(rules: dict[str, RuleRecord], step: Pass) -> None:
+    """Makes a record for everything that a pass may do."""
+    if isinstance(step, RulePass):
+        for rule in step.rules:
+            rules.setdefault(rule.name, RuleRecord(rule.name, rule.equation, rule.exact))
+    else:
+        rules.setdefault(step.name, RuleRecord(step.name, _purpose(step), step.exact))
+
+
+def _collect(rules: dict[str, RuleRecord], step: Pass, label: str, trace: Trace) -> None:
+    names = {r.name for r in step.rules} if isinstance(step, RulePass) else {step.name}
+    for name in names:
+        rules[name].passes.append(label)
+        rules[name].misses = trace.nearest(name)
+    for done in trace.fired:
+        # A pass may note its work under a name of its own.
+        record = rules.setdefault(done.rule, RuleRecord(done.rule, _purpose(step), step.exact))
+        record.fired.append((label, done))
+
+
+def _purpose(step: Pass) -> str:
+    return (type(step).__doc__ or "").split("\n\n")[0].replace("\n", " ").strip()
+
+
+def op_counts(graph: Graph) -> Counter[str]:
+    """How many values compute something, by op, sub-graphs included."""
+    return Counter(v.op.name for v in all_values(graph) if not isinstance(v.op, STRUCTURE))
+
+
+@dataclass(frozen=True)
+class BisectResult:
+    """What checking every pass of a model found."""
+
+    target: str
+    verified: tuple[str, ...]
+    """Passes that keep the numbers, in order."""
+    skipped: Sequence[str]
+    """Random ops, for which only the structure could be checked."""
+    fault: PassError | None
+
+
+def bisect_model(request: Request, options: PassOptions, note: Notes) -> BisectResult:
+    """Runs a model through the pipeline and compares the numbers behind every pass."""
+    target, cost = cost_of(request.target)
+    graph, feeds = _bound(request, note)
+    numbers = Numbers(graph, feeds)
+    if numbers.drawn:
+        drawn = ", ".join(numbers.drawn)
+        note(f"the model draws random numbers ({drawn}): only its structure is checked")
+    verified: list[str] = []
+    fault: PassError | None = None
+    try:
+        optimise(
+            graph,
+            environment=Environment(cost),
+            options=options,
+            numbers=numbers,
+            observe=lambda stage, step, after: verified.append(step.name),
+        )
+    except PassError as e:
+        fault = e
+    return BisectResult(target, tuple(verified), numbers.drawn, fault)
