@@ -18,8 +18,11 @@ from rich.console import Console
 import monograph
 from monograph.config import TARGETS
 from monograph.errors import ConfigError, MonographError
-from monograph.report import tables
+from monograph.ir import print_graph
+from monograph.pipeline import PassOptions, parse_pass_options
+from monograph.report import explain_tables, tables
 from monograph.report.execute import Request, run_model, save_archive, verify_model
+from monograph.report.explain import COSTS, bisect_model, explain_model
 from monograph.report.inputs import read_array
 from monograph.report.inspect import inspect_model
 
@@ -56,6 +59,16 @@ InputFiles = Annotated[
 Archive = Annotated[
     Path | None,
     typer.Option("--inputs", metavar="FILE.npz", help="Arrays for inputs, keyed NAME or in:NAME."),
+]
+PassSettings = Annotated[
+    list[str] | None,
+    typer.Option(
+        "-p", metavar="PASS{FIELD=VALUE}", help="Set options of a pass of the pipeline; repeatable."
+    ),
+]
+Disabled = Annotated[
+    list[str] | None,
+    typer.Option("--disable", metavar="PASS", help="Leave a pass out; repeatable."),
 ]
 Seed = Annotated[int, typer.Option(min=0, help="Seed of the inputs that are made at random.")]
 
@@ -152,6 +165,12 @@ def verify(
             help="Rows of this output may come in another order, as near-ties do; repeatable.",
         ),
     ] = None,
+    bisect: Annotated[
+        bool,
+        typer.Option("--bisect", help="Check the numbers behind every pass; name what broke them."),
+    ] = False,
+    pass_options: PassSettings = None,
+    disable: Disabled = None,
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
@@ -161,10 +180,24 @@ def verify(
     element must lie within a tolerance that is derived from the model's own ops and dtypes.
     Exits with 1 when any output differs.
 
+    With --bisect the graph goes through the passes one by one, with the cost model of --target
+    (cpu or gpu), and the reference runs behind each. Of a pass that changes the numbers, the
+    rewrite that does is found, with its rule and the ONNX nodes behind it.
+
     Example:  monograph verify model.onnx --against onnxruntime
     """
     with _reporting(as_json, debug):
         request = _request(model, target, dim, input_, inputs, seed)
+        if bisect:
+            if against or any_order or rtol is not None or atol is not None:
+                raise ConfigError(
+                    "--bisect compares passes with the reference, within derived tolerances",
+                    hint="leave out --against, --rtol, --atol and --any-order",
+                )
+            _bisect(model, request, _pass_options(pass_options, disable), as_json)
+            return
+        if pass_options or disable:
+            raise ConfigError("-p and --disable are for passes", hint="add --bisect")
         result = verify_model(request, against, _note, rtol, atol, any_order or ())
         _show(
             as_json,
@@ -175,9 +208,82 @@ def verify(
             raise typer.Exit(CHECK_FAILED)
 
 
+@app.command()
+def explain(
+    model: Model,
+    rule: Annotated[
+        str | None, typer.Option(metavar="NAME", help="All about one rule (or pass).")
+    ] = None,
+    after: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PASS",
+            help="Print the graph behind this pass or stage ('import': before all); diffable.",
+        ),
+    ] = None,
+    target: Annotated[
+        str | None,
+        typer.Option(help=f"Whose cost model decides: {', '.join(COSTS)}.", show_default="cpu"),
+    ] = None,
+    dim: Dims = None,
+    pass_options: PassSettings = None,
+    disable: Disabled = None,
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Shows what the rewrites make of a model, and why they do not make more of it.
+
+    For every rule: the ONNX nodes where it fired, with types before and after, and its nearest
+    misses with the condition that failed and both values. Open dimensions are 1 unless --dim
+    says otherwise, because rules that need sizes run when those are bound.
+
+    Examples:
+
+    monograph explain model.onnx --rule compose_pointwise
+
+    monograph explain model.onnx --after simplify > after.txt
+
+    monograph explain model.onnx -p fold_constants{budget=0} --disable batch_towers --json
+    """
+    with _reporting(as_json, debug):
+        request = _request(model, target, dim, None, None, 0)
+        found = explain_model(request, _pass_options(pass_options, disable), _note)
+        if after is not None:
+            text = print_graph(found.graph_after(after), stable=True)
+            print(json.dumps({"after": after, "graph": text}) if as_json else text)
+        elif rule is not None:
+            record = found.rule(rule)
+            _show(
+                as_json,
+                explain_tables.rule_json(record),
+                lambda out: explain_tables.show_rule(out, record),
+            )
+        else:
+            _show(
+                as_json,
+                explain_tables.explanation_json(str(model), found),
+                lambda out: explain_tables.show_explanation(out, str(model), found),
+            )
+
+
 def main() -> None:
     """The `monograph` command."""
     app()
+
+
+def _bisect(model: Path, request: Request, options: PassOptions, as_json: bool) -> None:
+    result = bisect_model(request, options, _note)
+    _show(
+        as_json,
+        explain_tables.bisection_json(str(model), result),
+        lambda out: explain_tables.show_bisection(out, result),
+    )
+    if result.fault is not None:
+        raise typer.Exit(CHECK_FAILED)
+
+
+def _pass_options(settings: list[str] | None, disabled: list[str] | None) -> PassOptions:
+    return PassOptions(parse_pass_options(settings or []), frozenset(disabled or []))
 
 
 def _request(

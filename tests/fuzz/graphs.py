@@ -459,6 +459,8 @@ def towers(m: Maker) -> None:
 
 def convolution(m: Maker, x: Value, out: int | None = None) -> Value:
     channels, spatial = x.tensor.static[1], x.tensor.rank - 2
+    if channels == 0:
+        raise MonographError("no channels")
     groups = int(m.some([g for g in (1, 1, 1, 2, channels) if channels % g == 0]))
     out = out or groups * int(m.some((1, 2, 3)))
     kernel = tuple(int(m.some((1, 1, 2, 3))) for _ in range(spatial))

@@ -201,6 +201,25 @@ def test_origins_join_what_a_rule_replaced() -> None:
     assert "Sub_1" in (after.origin(result) or "")
 
 
+def test_origins_join_for_rules_that_take_whole_values() -> None:
+    @rewrite(Exp, exact=True)
+    def shorten(value: Value) -> Value | Reject:
+        """exp(-(-x)) -> exp(x)"""
+        inner = value.inputs[0]
+        if inner.op.name != "neg" or inner.inputs[0].op.name != "neg":
+            return Reject("not a double negation", "neg", inner.op.name)
+        return Exp()(inner.inputs[0].inputs[0])
+
+    first = Neg()(make())
+    second = Neg()(first)
+    third = Exp()(second)
+    trace = Trace()
+    graph = graph_of(third, Neg_0=first, Neg_1=second, Exp_2=third)
+    after = apply_rules(graph, [shorten], trace=trace)
+    assert set(trace.fired[0].origin.split(" + ")) == {"Neg_0", "Neg_1", "Exp_2"}
+    assert after.origin(after.outputs[0][1]) == trace.fired[0].origin
+
+
 def test_a_limit_stops_after_that_many_rewrites() -> None:
     v, w = make(), make(name="w")
     value = Sub()(Sub()(v, w), w)

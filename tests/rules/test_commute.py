@@ -101,6 +101,20 @@ def test_reshapes_that_are_not_alike_stay(before, reason: str) -> None:
     check_declines(graph_of(before), named("sink_reshape"), reason)
 
 
+def test_views_that_do_not_collapse_are_not_carried_along() -> None:
+    v = value("f32[3, 4]")
+    for _ in range(2):
+        v = Transpose((1, 0))(Reshape((6, 2))(Transpose((1, 0))(v)))
+        v = Reshape((3, 4))(v)
+    check_declines(graph_of(Neg()(v)), named("sink_reshape"), "do not collapse")
+    turned = Transpose((1, 0))(v)
+    check_declines(graph_of(Neg()(turned)), named("sink_transpose"), "do not collapse")
+    joined = graph_of(Concat(0)(turned, turned))
+    check_declines(joined, [rules.sink_transpose_below_concat], "do not collapse")
+    dot = graph_of(Dot()(Reshape((3, 4))(Reshape((1, 3, 4))(v)), numbers(4, 5)))
+    check_declines(dot, [rules.sink_reshape_below_dot], "do not collapse")
+
+
 def test_too_much_work_is_not_looked_through() -> None:
     flat = FLAT(x)
     v = flat

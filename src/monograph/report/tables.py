@@ -36,15 +36,15 @@ def show_inspection(out: Console, path: str, found: Inspection) -> None:
     out.print(_ports("inputs", found.inputs))
     out.print(_ports("outputs", found.outputs))
     if found.dimensions:
-        table = _table("open dimensions", "name", "where")
+        rows = table("open dimensions", "name", "where")
         for name, places in found.dimensions.items():
-            table.add_row(escape(name), escape(", ".join(places)))
-        out.print(table)
+            rows.add_row(escape(name), escape(", ".join(places)))
+        out.print(rows)
     if found.weights:
-        table = _table("weights", "dtype", "tensors", "elements", "size", right=(1, 2, 3))
+        rows = table("weights", "dtype", "tensors", "elements", "size", right=(1, 2, 3))
         for w in found.weights:
-            table.add_row(w.dtype, f"{w.tensors:,}", f"{w.elements:,}", _bytes(w.bytes))
-        out.print(table)
+            rows.add_row(w.dtype, f"{w.tensors:,}", f"{w.elements:,}", _bytes(w.bytes))
+        out.print(rows)
     histograms = [_histogram("ONNX ops", found.ops)]
     if found.canonical is not None:
         histograms.append(_histogram("canonical ops", found.canonical))
@@ -59,12 +59,12 @@ def _show_support(out: Console, found: Inspection) -> None:
         out.print("[green]Every op is supported.[/green]")
         return
     if found.missing:
-        table = _table("unsupported ops", "op", "opset", "nodes", "which", right=(1, 2))
+        rows = table("unsupported ops", "op", "opset", "nodes", "which", right=(1, 2))
         for m in found.missing:
             name = f"{m.domain or 'ai.onnx'}.{m.name}"
             which = str(m).split(": ", 1)[-1]
-            table.add_row(escape(name), str(m.opset), str(len(m.nodes)), escape(which))
-        out.print(table)
+            rows.add_row(escape(name), str(m.opset), str(len(m.nodes)), escape(which))
+        out.print(rows)
         assert found.problem is not None
         out.print(f"[yellow]What to do:[/yellow] {escape(found.problem.hint or '')}")
     else:
@@ -73,20 +73,20 @@ def _show_support(out: Console, found: Inspection) -> None:
 
 def show_run(out: Console, result: RunResult) -> None:
     columns = ("name", "dtype", "shape", "min", "mean", "max", "not finite")
-    table = _table(f"outputs on {result.target}", *columns, right=(3, 4, 5, 6))
+    rows = table(f"outputs on {result.target}", *columns, right=(3, 4, 5, 6))
     for row in map(_summary, flatten(result.outputs).items()):
         numbers = [_number(row[k]) for k in ("min", "mean", "max")]
         shape = "none" if row["shape"] is None else str(row["shape"])
-        table.add_row(
+        rows.add_row(
             escape(row["name"]), row["dtype"], escape(shape), *numbers, str(row["non_finite"])
         )
-    out.print(table)
+    out.print(rows)
     times = result.run_seconds
-    text = f"loaded in {_seconds(result.load_seconds)}, ran in {_seconds(times[0])}"
+    text = f"loaded in {seconds_text(result.load_seconds)}, ran in {seconds_text(times[0])}"
     if len(times) > 1:
         text = (
-            f"loaded in {_seconds(result.load_seconds)}; {len(times)} runs:"
-            f" fastest {_seconds(min(times))}, median {_seconds(median(times))}"
+            f"loaded in {seconds_text(result.load_seconds)}; {len(times)} runs:"
+            f" fastest {seconds_text(min(times))}, median {seconds_text(median(times))}"
         )
     out.print(text)
 
@@ -94,13 +94,13 @@ def show_run(out: Console, result: RunResult) -> None:
 def show_verification(out: Console, result: VerifyResult) -> None:
     columns = ("output", "result", "max abs", "max rel", "allowed", "worst element")
     title = f"{result.target} against {result.against}"
-    table = _table(title, *columns, right=(2, 3, 4))
+    rows = table(title, *columns, right=(2, 3, 4))
     for d in result.differences:
         verdict = "[green]ok[/green]" if d.ok else f"[red]{escape(d.problem or '')}[/red]"
         errors = (_number(d.max_abs), _number(d.max_rel), _allowed(d))
-        table.add_row(escape(d.name), verdict, *errors, escape(_worst(d)))
-    out.print(table)
-    times = ", ".join(f"{name} {_seconds(s)}" for name, s in result.seconds.items())
+        rows.add_row(escape(d.name), verdict, *errors, escape(worst_text(d)))
+    out.print(rows)
+    times = ", ".join(f"{name} {seconds_text(s)}" for name, s in result.seconds.items())
     failed = sum(not d.ok for d in result.differences)
     count = len(result.differences)
     if failed:
@@ -156,25 +156,26 @@ def verification_json(path: str, result: VerifyResult) -> dict[str, Any]:
         "target": result.target,
         "against": result.against,
         "ok": result.ok,
-        "outputs": [
-            {
-                "name": d.name,
-                "ok": d.ok,
-                "problem": d.problem,
-                "max_abs": d.max_abs,
-                "max_rel": d.max_rel,
-                "rtol": d.tolerance.rtol,
-                "atol": d.tolerance.atol,
-                "relative_to_largest": d.tolerance.relative_to_largest,
-                "used": d.used,
-                "worst": d.worst,
-                "given": d.given,
-                "expected": d.expected,
-            }
-            for d in result.differences
-        ],
+        "outputs": [difference_json(d) for d in result.differences],
         "random_ops": result.random,
         "seconds": result.seconds,
+    }
+
+
+def difference_json(d: Difference) -> dict[str, Any]:
+    return {
+        "name": d.name,
+        "ok": d.ok,
+        "problem": d.problem,
+        "max_abs": d.max_abs,
+        "max_rel": d.max_rel,
+        "rtol": d.tolerance.rtol,
+        "atol": d.tolerance.atol,
+        "relative_to_largest": d.tolerance.relative_to_largest,
+        "used": d.used,
+        "worst": d.worst,
+        "given": d.given,
+        "expected": d.expected,
     }
 
 
@@ -193,18 +194,18 @@ def plain(value: Any) -> Any:
     return str(value)
 
 
-def _table(title: str | None, *columns: str, right: tuple[int, ...] = ()) -> Table:
-    table = Table(title=title and escape(title), title_justify="left", title_style="bold")
+def table(title: str | None, *columns: str, right: tuple[int, ...] = ()) -> Table:
+    rows = Table(title=title and escape(title), title_justify="left", title_style="bold")
     for index, column in enumerate(columns):
-        table.add_column(column, justify="right" if index in right else "left", overflow="fold")
-    return table
+        rows.add_column(column, justify="right" if index in right else "left", overflow="fold")
+    return rows
 
 
 def _ports(title: str, ports: tuple[Described, ...]) -> Table:
-    table = _table(title, "name", "dtype", "shape")
+    rows = table(title, "name", "dtype", "shape")
     for port in ports:
-        table.add_row(escape(port.name), escape(port.dtype), escape(port.shape_text))
-    return table
+        rows.add_row(escape(port.name), escape(port.dtype), escape(port.shape_text))
+    return rows
 
 
 def _port_json(port: Described) -> dict[str, Any]:
@@ -213,12 +214,12 @@ def _port_json(port: Described) -> dict[str, Any]:
 
 
 def _histogram(title: str, counts: dict[str, int]) -> Table:
-    table = _table(None, title, f"{sum(counts.values()):,}", right=(1,))
+    rows = table(None, title, f"{sum(counts.values()):,}", right=(1,))
     for name, count in list(counts.items())[:SHOWN_OPS]:
-        table.add_row(escape(name), f"{count:,}")
+        rows.add_row(escape(name), f"{count:,}")
     if len(counts) > SHOWN_OPS:
-        table.add_row(f"and {len(counts) - SHOWN_OPS} more kinds", "")
-    return table
+        rows.add_row(f"and {len(counts) - SHOWN_OPS} more kinds", "")
+    return rows
 
 
 def _summary(item: tuple[str, Any]) -> dict[str, Any]:
@@ -241,7 +242,7 @@ def _summary(item: tuple[str, Any]) -> dict[str, Any]:
     return row
 
 
-def _worst(d: Difference) -> str:
+def worst_text(d: Difference) -> str:
     if d.worst is None:
         return "-"
     given, expected = (f"{x:.8g}" if isinstance(x, float) else x for x in (d.given, d.expected))
@@ -262,7 +263,7 @@ def _number(x: Any) -> str:
     return f"{x:.4g}" if isinstance(x, (int, float)) and not isinstance(x, bool) else str(x)
 
 
-def _seconds(s: float) -> str:
+def seconds_text(s: float) -> str:
     return f"{s:.2f} s" if s >= 1 else f"{s * 1000:.1f} ms"
 
 

@@ -24,6 +24,8 @@ MAX_SWEEPS = 64
 FIRINGS_PER_VALUE = 16
 """A sweep that fires more often than this, for each value it started with, is a loop."""
 MAX_ORIGINS = 8
+NEAR = 64
+"""How many values around a rewrite are looked at for their origins."""
 
 
 class RewriteLoopError(MonographError):
@@ -205,7 +207,7 @@ class _Engine:
         if self.left is not None:
             self.left -= 1
         leaves = {v for v in bindings.values() if isinstance(v, Value)}
-        origin = self._joined_origin(old, leaves)
+        origin = self._joined_origin(old, leaves or _near(new))
         self.trace.note_fired(rule.name, origin, describe(old), describe(new))
         if self.allowed < 0:
             raise RewriteLoopError("rules do not settle", given=rule.name)
@@ -225,7 +227,7 @@ class _Engine:
         """The nodes behind everything a pattern matched above its variables."""
         names: dict[str, None] = {}
         stack, seen = [root], {root}
-        while stack and len(seen) < 64:
+        while stack and len(seen) < NEAR:
             v = stack.pop()
             for name in self._origin(v).split(" + "):
                 if name:
@@ -237,6 +239,18 @@ class _Engine:
         listed = list(names)
         more = ["..."] if len(listed) > MAX_ORIGINS else []
         return " + ".join(listed[:MAX_ORIGINS] + more)
+
+
+def _near(value: Value) -> set[Value]:
+    """Values close below one: where a rule without variables has stopped rewriting."""
+    seen = {value}
+    stack = [value]
+    while stack and len(seen) < NEAR:
+        for v in stack.pop().inputs:
+            if v not in seen:
+                seen.add(v)
+                stack.append(v)
+    return seen
 
 
 def describe(value: Value, depth: int = 3) -> str:

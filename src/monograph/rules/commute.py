@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from monograph.ir import Op, Value, constant, known
+from monograph.ir import Constant, Op, Value, constant, known
 from monograph.ops import OPS
 from monograph.ops.base import Binary, Unary
 from monograph.ops.cast import Cast
@@ -28,9 +28,12 @@ x, y = variables("x y")
 
 MAX_WORK = 16
 """Elementwise ops moved together: enough for an activation that reads its operand twice."""
+SHORT = 3
+"""Views in the longest chain that has collapsed: a transpose between two reshapes."""
 ELEMENTWISE: tuple[type[Op], ...] = tuple(
     op for op in OPS.values() if issubclass(op, (Unary, Binary, Where, Cast))
 )
+_WORK = frozenset(ELEMENTWISE)
 REDUCTIONS: tuple[type[Op], ...] = tuple(op for op in OPS.values() if issubclass(op, Reduction))
 
 
@@ -42,12 +45,22 @@ class Expression:
     work: list[Value] = field(default_factory=list)
     views: list[Value] = field(default_factory=list)
     small: list[Value] = field(default_factory=list)
-    """Constants, and values of one element: what fits wherever the views go."""
+
+
+def _is_small(value: Value) -> bool:
+    """Whether a value fits wherever the views go: a constant, or one element."""
+    if isinstance(value.op, Constant):
+        return True
+    return is_static(value) and value.tensor.size == 1
 
 
 def expression(root: Value, kind: type[Op], context: Context) -> Expression | Reject:
     """The work behind views of a kind that ends in a value; nobody else may read the views."""
     found = Expression(root, [root])
+    operands = {v for v in root.inputs if not _is_small(v)}
+    if len(operands) == 1 and not any(isinstance(v.op, kind) for v in operands):
+        # Work on this operand alone reads nothing that the operand's own work did not.
+        return Reject(f"the operand is not a {kind.name}", kind.name, repr(operands.pop()))
     reads: dict[Value, int] = {}
     for value in found.work:  # grows as work is found
         for v in value.inputs:
@@ -56,9 +69,9 @@ def expression(root: Value, kind: type[Op], context: Context) -> Expression | Re
                 continue
             if isinstance(v.op, kind) and is_static(v.inputs[0]):
                 found.views.append(v)
-            elif known(v) is not None or (is_static(v) and v.tensor.size == 1):
+            elif _is_small(v):
                 found.small.append(v)
-            elif not isinstance(v.op, ELEMENTWISE) or v.closed or not is_static(v):
+            elif type(v.op) not in _WORK or v.closed or not is_static(v):
                 return Reject(f"an operand is not a {kind.name}", kind.name, repr(v))
             elif len(found.work) == MAX_WORK:
                 return Reject("the work is too much to look through", MAX_WORK)
@@ -66,10 +79,24 @@ def expression(root: Value, kind: type[Op], context: Context) -> Expression | Re
                 found.work.append(v)
     if not found.views:
         return Reject(f"no operand is a {kind.name}")
+    if not all(map(_is_short, found.views)):
+        return Reject("the views before the work do not collapse", SHORT)
     for v in (*found.views, *found.work[1:]):
         if context.use_count(v) > reads[v]:
             return Reject("others read an operand too", reads[v], context.use_count(v))
     return found
+
+
+def _is_short(view: Value) -> bool:
+    """Whether the views that end here are as few as views that collapse.
+
+    Longer chains would be moved behind every work there is, one by one, and never join anything.
+    """
+    for _ in range(SHORT):
+        view = view.inputs[0]
+        if not isinstance(view.op, (Reshape, Transpose)):
+            return True
+    return False
 
 
 def _redone(found: Expression, moved: Callable[[Value], Value]) -> Value:
@@ -218,6 +245,8 @@ def sink_transpose_below_concat(value: Value, context: Context) -> Value | Rejec
     for v in value.inputs:
         if context.use_count(v) > value.inputs.count(v):
             return Reject("others read a transpose", 1, context.use_count(v))
+        if not _is_short(v):
+            return Reject("the views before the concat do not collapse", SHORT)
     (permutation,) = permutations
     joined = Concat(permutation[value.op.axis])(*(v.inputs[0] for v in value.inputs))
     return Transpose(permutation)(joined)
@@ -234,6 +263,8 @@ def sink_reshape_below_dot(x: Value, y: Value, root: Value) -> Value | Reject:
         return Reject("the second operand is not one matrix", 2, y.tensor.rank)
     if x.tensor.rank < 2 or x.tensor.static[-1] != y.tensor.static[0]:
         return Reject("the reshape cuts rows", y.tensor.static[0], x.type)
+    if not _is_short(root.inputs[0]):
+        return Reject("the views before the dot do not collapse", SHORT)
     return Reshape(root.tensor.static)(root.op(x, y))
 
 

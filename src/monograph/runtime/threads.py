@@ -45,22 +45,22 @@ def _cgroups(proc: Path) -> Iterator[Path]:
         mounts = (proc / "mountinfo").read_text().splitlines()
     except OSError:
         return
-    paths = {}
+    groups_of: dict[str, PurePosixPath] = {}
     for group in groups:
         _, controllers, path = group.split(":", 2)
         if not controllers or "cpu" in controllers.split(","):
-            paths["cgroup" if controllers else "cgroup2"] = PurePosixPath(path)
+            groups_of["cgroup" if controllers else "cgroup2"] = PurePosixPath(path)
     for mount in mounts:
         head, _, tail = mount.partition(" - ")
         kind, _, options = tail.split(" ", 2)
         if kind == "cgroup" and "cpu" not in options.replace(" ", ",").split(","):
             continue
-        if kind not in paths:
+        if kind not in groups_of:
             continue
         root, point = head.split(" ")[3:5]
-        path = paths[kind]
+        own = groups_of[kind]
         # Inside a container the mount may show only a part of the hierarchy.
-        inside = path.relative_to(root) if path.is_relative_to(root) else PurePosixPath()
+        inside = own.relative_to(root) if own.is_relative_to(root) else PurePosixPath()
         place = Path(point) / inside
         yield place
         yield from (p for p in place.parents if p.is_relative_to(point))

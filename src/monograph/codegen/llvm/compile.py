@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
+from monograph.codegen.llvm.barrier import BARRIER_BYTES, build_barrier
 from monograph.codegen.llvm.builder import Builder, Reg
 from monograph.codegen.llvm.features import Features
 from monograph.codegen.llvm.kernel import NAME, Kernel, KernelContext, Packed, Scratch
@@ -17,8 +19,10 @@ from monograph.program.program import Program, Step, lifetimes
 
 SLACK = 256
 """Bytes that vectors may read beyond the end of the arena and of the constants."""
-ARENA, CONSTANTS, BARRIER, FIRST_PORT = 0, 1, 2, 3
-"""Slots of the context: pointers to memory, then to each input and output."""
+ARENA, CONSTANTS, FIRST_PORT = 0, 1, 2
+"""Slots of the context, behind the barrier's state: pointers to memory, then to each port."""
+PARTS = 4
+"""Modules that the kernels are dealt out to, so that they compile side by side."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +37,7 @@ class Segment:
 class Module:
     """A compiled program before code generation: text, data, and the shape of its context."""
 
-    text: str
+    texts: tuple[str, ...]
     constants: Array
     arena_bytes: int
     ports: tuple[Buffer, ...]
@@ -85,6 +89,7 @@ class _Assembler:
         self.constant_bytes = 0
         self.constant_at: dict[object, int] = {}
         self.functions: dict[str, str] = {}
+        self.arity: dict[str, int] = {}
         self.declarations: set[str] = set()
 
     def module(self, kernels: list[Kernel | None], arena: int) -> Module:
@@ -106,10 +111,8 @@ class _Assembler:
                 flush()
                 segments.append(step)
         flush()
-        body = [t.replace(f"@{NAME}(", f"@{n}(") for t, n in self.functions.items()]
-        text = "\n".join([*sorted(self.declarations), *body, *texts])
         return Module(
-            text,
+            (*self.kernel_modules(), self.main_module(texts)),
             self.constants(),
             arena + SLACK,
             self.ports,
@@ -118,6 +121,26 @@ class _Assembler:
             self.offsets,
         )
 
+    def kernel_modules(self) -> list[str]:
+        """The kernels, dealt out to a few modules of about equal size."""
+        parts: list[list[str]] = [[] for _ in range(min(PARTS, len(self.functions)))]
+        for text, name in sorted(self.functions.items(), key=lambda item: -len(item[0])):
+            smallest = min(parts, key=lambda p: sum(map(len, p)))
+            smallest.append(text.replace(f"@{NAME}(", f"@{name}("))
+        # Unused declarations do no harm, so every module has them all.
+        declared = "\n".join(sorted(self.declarations))
+        return ["\n".join([declared, *part]) for part in parts]
+
+    def main_module(self, segments: list[str]) -> str:
+        """The functions that call the kernels, and the barrier between them."""
+        barrier = build_barrier(self.features)
+        declared = {
+            f"declare void @{name}({', '.join(['ptr'] * count + ['i64'])})"
+            for name, count in self.arity.items()
+        }
+        parts = [*sorted(declared | barrier.declarations), barrier.text(), *segments]
+        return "\n".join(parts)
+
     def segment(self, name: str, run: list[tuple[Step, Kernel]]) -> str:
         """A function that every thread runs: kernels, with barriers between them."""
         b = Builder(name, [("context", "ptr"), ("tid", "i64"), ("threads", "i64")])
@@ -125,29 +148,33 @@ class _Assembler:
 
         def slot(index: int) -> Reg:
             if index not in loaded:
-                at = b.offset(b.arguments["context"], 8 * index)
+                at = b.offset(b.arguments["context"], BARRIER_BYTES + 8 * index)
                 loaded[index] = b.load("ptr", at, 8)
             return loaded[index]
 
-        barrier = slot(BARRIER)
         for number, (step, kernel) in enumerate(run):
             if number:
-                b.call("barrier", "void", barrier, b.arguments["threads"])
-            pointers = [
-                self.pointer(b, slot, step, i, kernel) for i in range(len(kernel.arguments))
-            ]
+                b.line("call void @barrier(ptr %context, i64 %threads)")
+            count = len(kernel.arguments)
+            pointers = [self.pointer(b, slot, step, i, kernel) for i in range(count)]
             target = self.functions.setdefault(kernel.text, f"kernel{len(self.functions)}")
+            self.arity[target] = count
             self.declarations |= kernel.declarations
             listed = ", ".join(f"ptr {p}" for p in pointers)
             b.line(f"call void @{target}({listed}{', ' if pointers else ''}i64 %tid)")
         b.ret()
-        self.declarations |= {d for d in b.declarations if "@barrier(" not in d}
         return b.text()
 
-    def pointer(self, b: Builder, slot: object, step: Step, position: int, kernel: Kernel) -> Reg:
+    def pointer(
+        self,
+        b: Builder,
+        load: Callable[[int], Reg],
+        step: Step,
+        position: int,
+        kernel: Kernel,
+    ) -> Reg:
+        """The pointer that a kernel gets for one of its arguments."""
         argument = kernel.arguments[position]
-        load = slot
-        assert callable(load)
         if isinstance(argument, Packed):
             key = (argument.array.shape, argument.array.dtype.str, argument.array.tobytes())
             return b.offset(load(CONSTANTS), self.constant(key, argument.array))
@@ -158,8 +185,7 @@ class _Assembler:
             return b.offset(load(ARENA), self.offsets[buffer.id])
         if buffer.kind == CONSTANT:
             return b.offset(load(CONSTANTS), self.weights(argument))
-        pointer: Reg = load(self.slot[buffer.id])
-        return pointer
+        return load(self.slot[buffer.id])
 
     def weights(self, value: Value) -> int:
         data = known(value)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -116,12 +117,13 @@ class _Dot:
 
         def one_batch(g: Int, _: list[Reg]) -> None:
             for panel, last in self._panel_runs():
+                one_panel = partial(self._rows, rows, over, g, panel)
                 if last:
                     # Columns that do not fill their vector are told apart by a literal place.
-                    self._on_last(over, lambda panel=panel: self._rows(g, panel, 0, rows, over))
+                    self._on_last(over, partial(one_panel, 0, []))
                     continue
                 span = share(b, panel.count, threads) if over == "panels" else (0, panel.count)
-                b.loop(*span, 1, lambda i, _, panel=panel: self._rows(g, panel, i, rows, over))
+                b.loop(*span, 1, one_panel)
 
         b.loop(*(share(b, batch, threads) if over == "batch" else (0, batch)), 1, one_batch)
 
@@ -145,13 +147,13 @@ class _Dot:
         mine = self.b.compare("eq", self.b.arguments["tid"], Reg(str(threads - 1), "i64"))
         self.b.when(mine, body)
 
-    def _rows(self, g: Int, panel: Run, i: Int, rows: list[Run], over: str) -> None:
+    def _rows(self, rows: list[Run], over: str, g: Int, panel: Run, i: Int, _: list[Reg]) -> None:
         for run in rows:
             threads = self.context.threads
             part = share(self.b, run.count, threads) if over == "rows" else (0, run.count)
-            self.b.loop(*part, 1, lambda j, _, run=run: self._tile(g, panel, i, run, j))
+            self.b.loop(*part, 1, partial(self._tile, g, panel, i, run))
 
-    def _tile(self, g: Int, panel: Run, i: Int, run: Run, j: Int) -> None:
+    def _tile(self, g: Int, panel: Run, i: Int, run: Run, j: Int, _: list[Reg]) -> None:
         """One tile of accumulators: all of the depth, then the epilogue."""
         b, p = self.b, self.problem
         m0 = b.add(b.mul(j, run.size), run.start)

@@ -69,7 +69,7 @@ def affine_grid(n: Node) -> Value:
     """
     theta, sizes = n.input(0), cast(n.input(1), i64)
     rows = theta.tensor.dims[1] if n.rank(0) == 3 else None
-    if not isinstance(rows, int):
+    if rows not in (2, 3):
         n.fail("theta is [N, 2, 3] or [N, 3, 4]", given=theta.type)
     extents = [fold(Gather(0)(sizes, constant(i + 2, i64))) for i in range(rows)]
     aligned = n.attr_flag("align_corners")

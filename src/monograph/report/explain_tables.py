@@ -1,0 +1,179 @@
+"""Explanations of rewrites, as text for people and as JSON for programs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+
+from monograph.report.explain import BisectResult, Explanation, RuleRecord, op_counts
+from monograph.report.tables import difference_json, seconds_text, table, worst_text
+from monograph.rewrite import Fired
+
+PLACES_SHOWN, MISSES_SHOWN = 2, 1
+"""Of each rule, where it is not asked for alone."""
+
+
+def show_explanation(out: Console, path: str, found: Explanation) -> None:
+    before, after = op_counts(found.before).total(), op_counts(found.after).total()
+    taken = seconds_text(sum(p.seconds for p in found.passes))
+    out.print(
+        f"[bold]{escape(path)}[/bold] for {found.target}:"
+        f" {before:,} ops become {after:,} in {taken}",
+        soft_wrap=True,
+    )
+    _show_stages(out, found)
+    _show_passes(out, found)
+    fired = [r for r in found.rules.values() if r.fired]
+    missed = [r for r in found.rules.values() if not r.fired and r.misses]
+    far = sorted(r.name for r in found.rules.values() if not r.fired and not r.misses)
+    if fired:
+        out.print("\n[bold]Fired[/bold]")
+    for record in sorted(fired, key=lambda r: -len(r.fired)):
+        _show_rule(out, record, PLACES_SHOWN, MISSES_SHOWN)
+    if missed:
+        out.print("\n[bold]Did not fire; the nearest miss of each[/bold]")
+    for record in sorted(missed, key=lambda r: (-r.misses[0].score, r.name)):
+        _show_rule(out, record, PLACES_SHOWN, MISSES_SHOWN)
+    if far:
+        out.print("\n[bold]Never came near[/bold]")
+        out.print(escape(", ".join(far)), highlight=False)
+    out.print("\nAll of one rule: --rule NAME. The graph behind a pass: --after PASS.")
+
+
+def show_rule(out: Console, record: RuleRecord) -> None:
+    """Everything about one rule."""
+    _show_rule(out, record, len(record.fired), len(record.misses))
+    if not record.fired and not record.misses:
+        _line(out, "  It did not fire, and nothing in the model comes near its pattern.")
+
+
+def show_bisection(out: Console, result: BisectResult) -> None:
+    if result.fault is None:
+        out.print(f"[green]{len(result.verified)} passes verified[/green]")
+        return
+    fault = result.fault.fault
+    out.print(f"[red]pass {fault.step} of stage {fault.stage} is wrong[/red]")
+    done = fault.rewrite
+    if done is not None:
+        numbered = f" (rewrite {fault.number} of the pass)" if fault.number else ""
+        _line(out, f"  rule     {done.rule}{numbered}")
+        _line(out, f"  nodes    {done.origin or 'unnamed'}")
+        _line(out, f"  before   {done.before}")
+        _line(out, f"  after    {done.after}")
+    _line(out, f"  problem  {fault.problem}")
+    if fault.difference is not None and fault.difference.worst is not None:
+        _line(out, f"  worst    {worst_text(fault.difference)}")
+    before = ", ".join(result.verified) or "none"
+    _line(out, f"  verified before it: {before}")
+
+
+def explanation_json(path: str, found: Explanation) -> dict[str, Any]:
+    return {
+        "model": path,
+        "target": found.target,
+        "seconds": sum(p.seconds for p in found.passes),
+        "ops": {name: dict(op_counts(graph)) for name, graph in found.stages.items()},
+        "passes": [
+            {
+                "stage": p.stage,
+                "name": p.name,
+                "label": p.label,
+                "purpose": p.purpose,
+                "seconds": p.seconds,
+                "rewrites": len(p.fired),
+                "ops": op_counts(p.graph).total(),
+            }
+            for p in found.passes
+        ],
+        "rules": [rule_json(r) for r in found.rules.values()],
+    }
+
+
+def rule_json(record: RuleRecord) -> dict[str, Any]:
+    return {
+        "name": record.name,
+        "equation": record.equation,
+        "exact": record.exact,
+        "passes": record.passes,
+        "fired": [{"pass": label, **_fired_json(f)} for label, f in record.fired],
+        "misses": [
+            {"nodes": _nodes(m.origin), "reason": m.reason, "score": m.score} for m in record.misses
+        ],
+    }
+
+
+def bisection_json(path: str, result: BisectResult) -> dict[str, Any]:
+    fault = result.fault.fault if result.fault is not None else None
+    return {
+        "model": path,
+        "target": result.target,
+        "ok": fault is None,
+        "verified": list(result.verified),
+        "random_ops": list(result.skipped),
+        "fault": None
+        if fault is None
+        else {
+            "stage": fault.stage,
+            "pass": fault.step,
+            "problem": fault.problem,
+            "rewrite": fault.number,
+            **({"rule": None} if fault.rewrite is None else
+               {"rule": fault.rewrite.rule, **_fired_json(fault.rewrite)}),
+            "output": None if fault.difference is None else difference_json(fault.difference),
+        },
+    }  # fmt: skip
+
+
+def _fired_json(done: Fired) -> dict[str, Any]:
+    return {"nodes": _nodes(done.origin), "before": done.before, "after": done.after}
+
+
+def _nodes(origin: str) -> list[str]:
+    return [name for name in origin.split(" + ") if name]
+
+
+def _show_stages(out: Console, found: Explanation) -> None:
+    counts = {name: op_counts(graph) for name, graph in found.stages.items()}
+    most = {n: max(c[n] for c in counts.values()) for c in counts.values() for n in c}
+    rows = table("ops behind each stage", "op", *counts, right=tuple(range(1, 1 + len(counts))))
+    for name in sorted(most, key=lambda n: (-most[n], n)):
+        rows.add_row(escape(name), *(f"{c[name]:,}" if c[name] else "-" for c in counts.values()))
+    rows.add_row("[bold]all[/bold]", *(f"{c.total():,}" for c in counts.values()))
+    out.print(rows)
+
+
+def _show_passes(out: Console, found: Explanation) -> None:
+    rows = table("passes", "stage", "pass", "rewrites", "ops after", "time", right=(2, 3, 4))
+    for p in found.passes:
+        ops = f"{op_counts(p.graph).total():,}"
+        rows.add_row(p.stage, p.label, f"{len(p.fired):,}", ops, seconds_text(p.seconds))
+    out.print(rows)
+
+
+def _show_rule(out: Console, record: RuleRecord, places: int, misses: int) -> None:
+    kind = "exact" if record.exact else "reassociating"
+    times = f"fired {len(record.fired):,} times" if record.fired else "did not fire"
+    where = ", ".join(dict.fromkeys(record.passes))
+    head = f"\n[bold]{escape(record.name)}[/bold] ({kind}; in {escape(where)}): {times}"
+    out.print(head, soft_wrap=True)
+    _line(out, f"  {record.equation}")
+    for _, done in record.fired[:places]:
+        _line(out, f"  at {done.origin or 'unnamed nodes'}")
+        _line(out, f"     {done.before}")
+        _line(out, f"  -> {done.after}")
+    _more(out, len(record.fired) - places, "places", record.name)
+    for missed in record.misses[:misses]:
+        _line(out, f"  not at {missed.origin or 'unnamed nodes'}: {missed.reason}")
+    _more(out, len(record.misses) - misses, "misses", record.name)
+
+
+def _more(out: Console, count: int, what: str, rule: str) -> None:
+    if count > 0:
+        _line(out, f"  and {count:,} more {what}: --rule {rule}")
+
+
+def _line(out: Console, text: str) -> None:
+    """A line of text as it is: names of nodes are long, and looked for with grep."""
+    out.print(text, markup=False, highlight=False, soft_wrap=True)

@@ -1,0 +1,165 @@
+"""A compiled program bound to memory: run it, and it runs once."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from monograph.codegen.llvm.barrier import BARRIER_BYTES
+from monograph.codegen.llvm.compile import ARENA, CONSTANTS, FIRST_PORT, Module, Segment
+from monograph.ir import Array, Item, Value
+from monograph.ir.evaluate import apply
+from monograph.program.place import CONSTANT, OUTPUT, TEMPORARY
+from monograph.program.program import Program, Step
+from monograph.runtime.native import NativeCode
+from monograph.runtime.pool import shared_pool
+
+_ALIGNMENT = 64
+
+
+def aligned_bytes(count: int) -> Array:
+    """Memory that starts on a cache line."""
+    raw = np.empty(count + _ALIGNMENT, np.uint8)
+    start = -raw.ctypes.data % _ALIGNMENT
+    return raw[start : start + count]
+
+
+class Workspace:
+    """The memory of one run: arena, context, and nothing that another run could see."""
+
+    def __init__(self, module: Module, constants: Array) -> None:
+        self.arena = aligned_bytes(module.arena_bytes)
+        self.arena[:] = 0
+        self.memory = aligned_bytes(BARRIER_BYTES + 8 * (FIRST_PORT + len(module.ports)))
+        self.memory[:] = 0
+        self.slots = self.memory[BARRIER_BYTES:].view(np.int64)
+        self.address = int(self.memory.ctypes.data)
+        self.slots[ARENA] = self.arena.ctypes.data
+        self.slots[CONSTANTS] = constants.ctypes.data
+
+
+class CpuExecutable:
+    """A program's native functions, its constants, and the workspaces of runs under way."""
+
+    def __init__(self, program: Program, module: Module, code: NativeCode, threads: int) -> None:
+        self.program = program
+        self.module = module
+        self.threads = threads
+        self._code = code
+        self._pool = shared_pool()
+        self._constants = aligned_bytes(module.constants.size)
+        self._constants[:] = module.constants
+        self._free: list[Workspace] = []
+        self._lock = threading.Lock()
+        self._functions = {
+            s.function: code.address(s.function) for s in module.segments if isinstance(s, Segment)
+        }
+        if threads > 1:
+            self._pool.reserve(threads)
+
+    @property
+    def host_steps(self) -> list[Step]:
+        """Steps that no compiled code serves."""
+        return [s for s in self.module.segments if isinstance(s, Step)]
+
+    def run(self, feeds: Mapping[str, Any]) -> list[Any]:
+        """The outputs for some inputs, as fresh arrays."""
+        workspace = self._take()
+        try:
+            return self._run(workspace, feeds)
+        finally:
+            with self._lock:
+                self._free.append(workspace)
+
+    def _take(self) -> Workspace:
+        with self._lock:
+            if self._free:
+                return self._free.pop()
+        return Workspace(self.module, self._constants)
+
+    def _run(self, workspace: Workspace, feeds: Mapping[str, Any]) -> list[Any]:
+        bound: dict[int, Array] = {}
+        held: dict[Value, Any] = {}
+        for slot, buffer in enumerate(self.module.ports, FIRST_PORT):
+            if buffer.kind == OUTPUT:
+                array = np.empty(buffer.shape, buffer.dtype.numpy)
+            else:
+                array = np.ascontiguousarray(feeds[buffer.name], buffer.dtype.numpy)
+                array = array.reshape(buffer.shape)
+            bound[buffer.id] = array
+            workspace.slots[slot] = array.__array_interface__["data"][0]
+        for segment in self.module.segments:
+            if isinstance(segment, Segment):
+                address = self._functions[segment.function]
+                self._pool.launch(address, workspace.address, self.threads)
+            else:
+                self._host(segment, workspace, bound, held, feeds)
+        return [self._read(v, workspace, bound, held, feeds) for _, v in self.program.graph.outputs]
+
+    def _host(
+        self,
+        step: Step,
+        workspace: Workspace,
+        bound: Mapping[int, Array],
+        held: dict[Value, Any],
+        feeds: Mapping[str, Any],
+    ) -> None:
+        """Runs a step by its reference, between native functions."""
+        known: dict[Value, Any] = {}
+        for v in step.region.inputs:
+            known[v] = self._read(v, workspace, bound, held, feeds)
+        for v in step.region.body:
+            known[v] = apply(v, [known[i] for i in v.inputs])
+        for v in step.region.outputs:
+            self._write(v, known[v], workspace, bound, held)
+
+    def _write(
+        self,
+        value: Value,
+        result: Any,
+        workspace: Workspace,
+        bound: Mapping[int, Array],
+        held: dict[Value, Any],
+    ) -> None:
+        if value in self.program.places.storage:
+            self._view(value, workspace, bound)[...] = result
+        else:
+            held[value] = result
+
+    def _read(
+        self,
+        value: Value,
+        workspace: Workspace,
+        bound: Mapping[int, Array],
+        held: Mapping[Value, Any],
+        feeds: Mapping[str, Any],
+    ) -> Any:
+        if value in held:
+            return held[value]
+        if value in self.program.places.storage:
+            return self._view(value, workspace, bound)
+        if isinstance(value.op, Item):
+            return held[value.inputs[0]][value.op.index]
+        return feeds[value.op.label]  # type: ignore[attr-defined]
+
+    def _view(self, value: Value, workspace: Workspace, bound: Mapping[int, Array]) -> Array:
+        """A stored value as numpy sees it."""
+        place = self.program.places.storage[value]
+        size = place.buffer.dtype.itemsize
+        if place.buffer.id in bound:
+            return bound[place.buffer.id]
+        if place.buffer.kind == CONSTANT:
+            return apply(value, [])  # type: ignore[no-any-return]
+        assert place.buffer.kind == TEMPORARY
+        start = self.module.offsets[place.buffer.id] + place.offset * size
+        memory = workspace.arena[start:].view(np.uint8)
+        return np.ndarray(
+            value.tensor.static,
+            place.buffer.dtype.numpy,
+            memory.data,
+            0,
+            tuple(s * size for s in place.strides),
+        )

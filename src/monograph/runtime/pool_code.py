@@ -1,0 +1,308 @@
+"""The thread pool's native half, as LLVM text: waiting, waking, launching.
+
+A *cell* is a number that one side waits for and another publishes: spin a little, give the core
+away a little, then sleep on a condition variable. A worker has two cells in its slot, one that
+starts it and one that says it is done. The queue of launches is a ring of cells, one a ticket,
+so that launches go in the order in which they came and a release wakes only the next.
+"""
+
+from __future__ import annotations
+
+from monograph.codegen.llvm.barrier import ARRIVED, GENERATION, SPINS
+from monograph.codegen.llvm.features import Features
+
+MUTEX, CONDITION, CELL_BYTES = 64, 128, 192
+"""A cell: its number at 0, how many sleep on it at 4, then room for the system's objects."""
+
+FUNCTION, CONTEXT, THREADS, INDEX = 8, 16, 24, 32
+"""A slot: the cell that starts the worker, with the work on the same cache line..."""
+DONE = CELL_BYTES
+"""...and the cell that says it is done."""
+SLOT_BYTES = 2 * CELL_BYTES
+
+TICKETS, SPIN, YIELD, CORES = 0, 64, 68, 72
+"""The pool: tickets given out; turns to spin and to yield before sleeping; cores to run on..."""
+RING, RING_CELLS = 128, 16
+"""...the queue of launches..."""
+SLOTS = RING + RING_CELLS * CELL_BYTES
+"""...and a slot for every thread (that of thread 0, the caller, stays empty)."""
+
+_CROWDED_SPINS = 16
+"""Turns a barrier spins where threads outnumber cores: whoever is awaited needs the core."""
+
+_WAITING = f"""
+declare i32 @sched_yield()
+declare i32 @pthread_mutex_lock(ptr)
+declare i32 @pthread_mutex_unlock(ptr)
+declare i32 @pthread_cond_wait(ptr, ptr)
+declare i32 @pthread_cond_broadcast(ptr)
+
+define void @spin(ptr %word, i32 %turns) nounwind {{
+entry:
+  br label %again
+again:
+  %turn = phi i32 [ 0, %entry ], [ %next, %again ]
+  %now = load atomic i32, ptr %word acquire, align 4
+  call void @relax()
+  %next = add i32 %turn, 1
+  %more = icmp ult i32 %next, %turns
+  br i1 %more, label %again, label %done
+done:
+  ret void
+}}
+
+; Returns when the cell holds a number: spins, then yields, then sleeps.
+define internal void @await(ptr %cell, i32 %wanted, i32 %spins, i32 %yields) nounwind {{
+entry:
+  %sleepers = getelementptr i8, ptr %cell, i64 4
+  %mutex = getelementptr i8, ptr %cell, i64 {MUTEX}
+  %condition = getelementptr i8, ptr %cell, i64 {CONDITION}
+  br label %spin
+spin:
+  %spun = phi i32 [ 0, %entry ], [ %spun.next, %spin.more ]
+  %seen.spin = load atomic i32, ptr %cell acquire, align 4
+  %there.spin = icmp eq i32 %seen.spin, %wanted
+  br i1 %there.spin, label %done, label %spin.check
+spin.check:
+  %spent = icmp uge i32 %spun, %spins
+  br i1 %spent, label %yield, label %spin.more
+spin.more:
+  call void @relax()
+  %spun.next = add i32 %spun, 1
+  br label %spin
+yield:
+  %yielded = phi i32 [ 0, %spin.check ], [ %yielded.next, %yield.more ]
+  %seen.yield = load atomic i32, ptr %cell acquire, align 4
+  %there.yield = icmp eq i32 %seen.yield, %wanted
+  br i1 %there.yield, label %done, label %yield.check
+yield.check:
+  %given = icmp uge i32 %yielded, %yields
+  br i1 %given, label %sleep, label %yield.more
+yield.more:
+  call i32 @sched_yield()
+  %yielded.next = add i32 %yielded, 1
+  br label %yield
+sleep:
+  call i32 @pthread_mutex_lock(ptr %mutex)
+  atomicrmw add ptr %sleepers, i32 1 seq_cst
+  br label %look
+look:
+  %seen.sleep = load atomic i32, ptr %cell seq_cst, align 4
+  %there.sleep = icmp eq i32 %seen.sleep, %wanted
+  br i1 %there.sleep, label %awake, label %doze
+doze:
+  call i32 @pthread_cond_wait(ptr %condition, ptr %mutex)
+  br label %look
+awake:
+  atomicrmw sub ptr %sleepers, i32 1 seq_cst
+  call i32 @pthread_mutex_unlock(ptr %mutex)
+  br label %done
+done:
+  ret void
+}}
+
+; Puts a number into the cell and wakes whoever sleeps on it. Both sides write their own word and
+; then read the other's in one total order, so a sleeper is seen or sees the number.
+define internal void @publish(ptr %cell, i32 %number) nounwind {{
+entry:
+  store atomic i32 %number, ptr %cell seq_cst, align 4
+  %sleepers = getelementptr i8, ptr %cell, i64 4
+  %asleep = load atomic i32, ptr %sleepers seq_cst, align 4
+  %none = icmp eq i32 %asleep, 0
+  br i1 %none, label %done, label %wake
+wake:
+  %mutex = getelementptr i8, ptr %cell, i64 {MUTEX}
+  %condition = getelementptr i8, ptr %cell, i64 {CONDITION}
+  call i32 @pthread_mutex_lock(ptr %mutex)
+  call i32 @pthread_cond_broadcast(ptr %condition)
+  call i32 @pthread_mutex_unlock(ptr %mutex)
+  br label %done
+done:
+  ret void
+}}
+"""
+
+_RUNNING = f"""
+; What every worker thread runs, from its start to the end of the process.
+define ptr @worker(ptr %slot) nounwind {{
+entry:
+  call FLOATS @enter_floats()
+  %function.at = getelementptr i8, ptr %slot, i64 {FUNCTION}
+  %context.at = getelementptr i8, ptr %slot, i64 {CONTEXT}
+  %threads.at = getelementptr i8, ptr %slot, i64 {THREADS}
+  %index.at = getelementptr i8, ptr %slot, i64 {INDEX}
+  %done = getelementptr i8, ptr %slot, i64 {DONE}
+  %index = load i64, ptr %index.at, align 8
+  %offset = mul i64 %index, {SLOT_BYTES}
+  %slots = sub i64 0, %offset
+  %first = getelementptr i8, ptr %slot, i64 %slots
+  %spin.at = getelementptr i8, ptr %first, i64 {SPIN - SLOTS}
+  %yield.at = getelementptr i8, ptr %first, i64 {YIELD - SLOTS}
+  %spins = load i32, ptr %spin.at, align 4
+  %yields = load i32, ptr %yield.at, align 4
+  br label %next
+next:
+  %before = phi i32 [ 0, %entry ], [ %number, %next ]
+  %number = add i32 %before, 1
+  call void @await(ptr %slot, i32 %number, i32 %spins, i32 %yields)
+  %function = load ptr, ptr %function.at, align 8
+  %context = load ptr, ptr %context.at, align 8
+  %threads = load i64, ptr %threads.at, align 8
+  call void %function(ptr %context, i64 %index, i64 %threads)
+  call void @publish(ptr %done, i32 %number)
+  br label %next
+}}
+
+; Runs a function on the calling thread alone.
+define void @run_alone(ptr %function, ptr %context) nounwind {{
+  %floats = call FLOATS @enter_floats()
+  call void %function(ptr %context, i64 0, i64 1)
+  call void @leave_floats(FLOATS %floats)
+  ret void
+}}
+
+; Runs a function on so many threads, the caller being the first, and returns when all are done.
+define void @launch(ptr %pool, ptr %function, ptr %context, i64 %threads) nounwind {{
+entry:
+  %spin.at = getelementptr i8, ptr %pool, i64 {SPIN}
+  %yield.at = getelementptr i8, ptr %pool, i64 {YIELD}
+  %cores.at = getelementptr i8, ptr %pool, i64 {CORES}
+  %spins = load i32, ptr %spin.at, align 4
+  %yields = load i32, ptr %yield.at, align 4
+  %cores = load i32, ptr %cores.at, align 4
+  %ring = getelementptr i8, ptr %pool, i64 {RING}
+  %slots = getelementptr i8, ptr %pool, i64 {SLOTS}
+  %ticket = atomicrmw add ptr %pool, i32 1 monotonic
+  %turn = call ptr @turn(ptr %ring, i32 %ticket)
+  ; Whoever runs now needs the cores: do not spin beside them.
+  call void @await(ptr %turn, i32 %ticket, i32 {_CROWDED_SPINS}, i32 1)
+  %arrived.at = getelementptr i8, ptr %context, i64 {ARRIVED}
+  %generation.at = getelementptr i8, ptr %context, i64 {GENERATION}
+  %spins.at = getelementptr i8, ptr %context, i64 {SPINS}
+  %threads.short = trunc i64 %threads to i32
+  %crowded = icmp ugt i32 %threads.short, %cores
+  %turns = select i1 %crowded, i32 {_CROWDED_SPINS}, i32 %spins
+  store i32 0, ptr %arrived.at, align 4
+  store i32 0, ptr %generation.at, align 4
+  store i32 %turns, ptr %spins.at, align 4
+  br label %start
+start:
+  %i = phi i64 [ 1, %entry ], [ %i.next, %start ]
+  %offset = mul i64 %i, {SLOT_BYTES}
+  %slot = getelementptr i8, ptr %slots, i64 %offset
+  %function.at = getelementptr i8, ptr %slot, i64 {FUNCTION}
+  %context.at = getelementptr i8, ptr %slot, i64 {CONTEXT}
+  %threads.at = getelementptr i8, ptr %slot, i64 {THREADS}
+  store ptr %function, ptr %function.at, align 8
+  store ptr %context, ptr %context.at, align 8
+  store i64 %threads, ptr %threads.at, align 8
+  %before = load atomic i32, ptr %slot monotonic, align 4
+  %number = add i32 %before, 1
+  call void @publish(ptr %slot, i32 %number)
+  %i.next = add i64 %i, 1
+  %started = icmp eq i64 %i.next, %threads
+  br i1 %started, label %run, label %start
+run:
+  %floats = call FLOATS @enter_floats()
+  call void %function(ptr %context, i64 0, i64 %threads)
+  call void @leave_floats(FLOATS %floats)
+  br label %finish
+finish:
+  %j = phi i64 [ 1, %run ], [ %j.next, %finish ]
+  %offset.j = mul i64 %j, {SLOT_BYTES}
+  %slot.j = getelementptr i8, ptr %slots, i64 %offset.j
+  %done.j = getelementptr i8, ptr %slot.j, i64 {DONE}
+  %number.j = load atomic i32, ptr %slot.j monotonic, align 4
+  call void @await(ptr %done.j, i32 %number.j, i32 %turns, i32 %yields)
+  %j.next = add i64 %j, 1
+  %finished = icmp eq i64 %j.next, %threads
+  br i1 %finished, label %release, label %finish
+release:
+  %following = add i32 %ticket, 1
+  %turn.next = call ptr @turn(ptr %ring, i32 %following)
+  call void @publish(ptr %turn.next, i32 %following)
+  ret void
+}}
+
+; The cell of the ring where a ticket waits.
+define internal ptr @turn(ptr %ring, i32 %ticket) nounwind {{
+  %place = urem i32 %ticket, {RING_CELLS}
+  %bytes = mul i32 %place, {CELL_BYTES}
+  %cell = getelementptr i8, ptr %ring, i32 %bytes
+  ret ptr %cell
+}}
+"""
+
+
+def pool_text(features: Features) -> str:
+    """The module of the pool for a host."""
+    kind, floats = _floats(features)
+    return "\n".join([_relax(features), floats, _WAITING, _RUNNING.replace("FLOATS", kind)])
+
+
+def _relax(features: Features) -> str:
+    if not features.relax:
+        return "define internal void @relax() nounwind {\n  ret void\n}\n"
+    return f"""
+declare void @{features.relax}()
+define internal void @relax() nounwind {{
+  call void @{features.relax}()
+  ret void
+}}
+"""
+
+
+def _floats(features: Features) -> tuple[str, str]:
+    """The type of the floating-point control register, and functions that set and restore it."""
+    mode = features.float_mode
+    if mode is None:
+        return (
+            "i32",
+            """
+define internal i32 @enter_floats() nounwind {
+  ret i32 0
+}
+define internal void @leave_floats(i32 %old) nounwind {
+  ret void
+}
+""",
+        )
+    kind, read, write = mode.type, mode.read, mode.write
+    if mode.in_memory:
+        return (
+            kind,
+            f"""
+declare void @{read}(ptr)
+declare void @{write}(ptr)
+define internal {kind} @enter_floats() nounwind {{
+  %place = alloca {kind}
+  call void @{read}(ptr %place)
+  %old = load {kind}, ptr %place
+  store {kind} {mode.value}, ptr %place
+  call void @{write}(ptr %place)
+  ret {kind} %old
+}}
+define internal void @leave_floats({kind} %old) nounwind {{
+  %place = alloca {kind}
+  store {kind} %old, ptr %place
+  call void @{write}(ptr %place)
+  ret void
+}}
+""",
+        )
+    return (
+        kind,
+        f"""
+declare {kind} @{read}()
+declare void @{write}({kind})
+define internal {kind} @enter_floats() nounwind {{
+  %old = call {kind} @{read}()
+  call void @{write}({kind} {mode.value})
+  ret {kind} %old
+}}
+define internal void @leave_floats({kind} %old) nounwind {{
+  call void @{write}({kind} %old)
+  ret void
+}}
+""",
+    )
