@@ -67,7 +67,6 @@ STAGES: tuple[Stage, ...] = (
             FuseEmbeddings(),
             HoistSlices(),
             CollapseViews(),
-            FuseDotRows(),
         ),
     ),
     Stage(
@@ -76,6 +75,7 @@ STAGES: tuple[Stage, ...] = (
             RecogniseActivations(),
             RecogniseNorms(),
             FoldScales(),
+            FuseDotRows(),
         ),
     ),
 )

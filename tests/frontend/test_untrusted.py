@@ -352,9 +352,9 @@ def test_large_graphs_validate_quickly():
     count = 20_000
     nodes = [helper.make_node("Abs", [f"t{i}"], [f"t{i + 1}"], name=f"n{i}") for i in range(count)]
     made = model(nodes, inputs=[info("t0")], outputs=[info(f"t{count}")])
-    started = time.perf_counter()
+    started = time.process_time()
     read_model(made)
-    assert time.perf_counter() - started < 1.0
+    assert time.process_time() - started < 1.0
 
 
 @pytest.mark.slow

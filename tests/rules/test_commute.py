@@ -156,6 +156,7 @@ def test_reduced_dimensions_are_kept_under_a_reshape() -> None:
     check_rewrite(graph_of(ReduceSum((1,), False)(x)), rule, after)
     check_declines(graph_of(ReduceSum((1,), True)(x)), rule, "kept already")
     check_declines(graph_of(ReduceSum((0,), False)(value("f32[N, 3]"))), rule, "not known")
+    check_declines(graph_of(ReduceSum((0, 1, 2), False)(x)), rule, "no dimension is left")
 
 
 def test_transposes_move_behind_a_concat() -> None:

@@ -68,7 +68,8 @@ class Op:
 
     - `infer(*types) -> type`: the type of the result, or InferError with both values;
     - `reference(*arrays) -> array`: the meaning; several results as a tuple;
-    - `samples`: small programs that every target runs against the reference.
+    - `samples`: small programs that every target runs against the reference;
+    - `scalar(builder, *scalars) -> scalar`, if it works element by element: what targets emit.
 
     An op that must know a rank asks for `type.dims`, which raises UnknownRankError where it is
     not known; one that can do without looks at `type.shape` first.
@@ -96,6 +97,10 @@ class Op:
         raise NotImplementedError
 
     def reference(self, *args: Any, **kwargs: Any) -> Any:
+        raise NotImplementedError
+
+    def scalar(self, *args: Any, **kwargs: Any) -> Any:
+        """One element of the result from one of each operand (see `monograph.ops.scalar`)."""
         raise NotImplementedError
 
     def canonical(self, *types: Type) -> Op:

@@ -34,6 +34,7 @@ from monograph.ir.dtype import (
     u8,
 )
 from monograph.ops.base import as_tensor
+from monograph.ops.scalar import Scalar, ScalarBuilder
 
 SATURATING = (f8e4m3fn, f8e4m3fnuz, f8e5m2, f8e5m2fnuz, f8e8m0)
 UP, DOWN, NEAREST = "up", "down", "nearest"
@@ -117,6 +118,9 @@ class Cast(Op):
             limit = float(ml_dtypes.finfo(self.to.numpy).max)  # type: ignore[no-untyped-call]
             wide = np.clip(wide.astype(np.float64), -limit, limit)
         return wide.astype(self.to.numpy)
+
+    def scalar(self, b: ScalarBuilder, x: Scalar) -> Scalar:
+        return b.cast(x, self.to, self.saturate, self.rounding)
 
 
 def _plain(x: Array) -> Array:
@@ -232,6 +236,9 @@ class BitCast(Op):
             # The storage's upper bits are not part of the value.
             x = x.view(np.uint8) & ((1 << self.to.bits) - 1)
         return x.view(self.to.numpy)
+
+    def scalar(self, b: ScalarBuilder, x: Scalar) -> Scalar:
+        return b.bitcast(x, self.to)
 
 
 __all__ = ["DOWN", "NEAREST", "SATURATING", "UP", "BitCast", "Cast"]

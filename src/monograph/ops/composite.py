@@ -26,6 +26,7 @@ from monograph.ops.base import (
     widen,
 )
 from monograph.ops.elementwise import Erf, Sigmoid
+from monograph.ops.scalar import Scalar, ScalarBuilder
 
 GELU_CUBE = 0.044715
 """The weight of x^3 in the tanh that stands for the error function in GELU."""
@@ -39,6 +40,9 @@ class Silu(Unary):
 
     def compute(self, x: Array) -> Array:
         return np.asarray(x * Sigmoid().compute(x))
+
+    def scalar(self, b: ScalarBuilder, x: Scalar) -> Scalar:
+        return b.div(x, b.add(b.constant(1.0, x.dtype), b.exp(b.neg(x))))
 
 
 @dataclass(frozen=True)
@@ -62,6 +66,16 @@ class Gelu(Unary):
         else:
             inner = Erf().compute(x * math.sqrt(0.5))
         return np.asarray(x * (0.5 * (1 + inner)))
+
+    def scalar(self, b: ScalarBuilder, x: Scalar) -> Scalar:
+        half = b.constant(0.5, x.dtype)
+        if self.approximate:
+            # sqrt(2 / pi) (x + 0.044715 x^3), as x times a polynomial of x^2
+            first, cubic = (b.constant(math.sqrt(2 / math.pi) * c, x.dtype) for c in (1, GELU_CUBE))
+            inner = b.tanh(b.mul(x, b.fma(b.mul(x, x), cubic, first)))
+        else:
+            inner = b.erf(b.mul(x, b.constant(math.sqrt(0.5), x.dtype)))
+        return b.mul(x, b.fma(half, inner, half))
 
 
 @dataclass(frozen=True)

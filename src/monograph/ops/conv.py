@@ -61,6 +61,9 @@ class Conv(Op):
     Channels fall into `groups` that do not mix. `auto` asks for padding by the input's size
     (see `window.SAME_UPPER`) and is resolved as soon as the size is known. Integers accumulate
     exactly and wrap in `out`, the element type of the result (that of x when None).
+
+    With the layout "channels_last" x and the result are [N, *S, C]. Weights keep their form: they
+    are constants nearly always, and each target packs them in its own way.
     """
 
     strides: tuple[int, ...]
@@ -70,6 +73,7 @@ class Conv(Op):
     groups: int = 1
     out: DType | None = None
     auto: str = ""
+    layout: str = wi.CHANNELS_FIRST
 
     samples = (
         sample(
@@ -93,6 +97,11 @@ class Conv(Op):
             "u8[1, 2, 4, 4]", "i8[3, 2, 3, 3]",
             strides=(1, 1), pads_begin=(1, 1), pads_end=(1, 1), dilations=(1, 1), out=i32,
         ),
+        sample(
+            "f32[2, 5, 6, 4]", "f32[6, 2, 3, 2]",
+            strides=(2, 1), pads_begin=(1, 0), pads_end=(0, 1), dilations=(1, 2), groups=2,
+            layout=wi.CHANNELS_LAST,
+        ),
     )  # fmt: skip
 
     def canonical(self, *types: Type) -> Op:
@@ -103,6 +112,7 @@ class Conv(Op):
         op = replace(self, out=None) if self.out == x.dtype == w.dtype else self
         if not op.auto or x.rank != w.rank:
             return op
+        x = wi.type_channels_first(x, self.layout)
         op._check(x.rank - 2)
         pads = wi.resolve_padding(x.dims[2:], w.dims[2:], op.strides, op.dilations, op.auto)
         return op if pads is None else replace(op, pads_begin=pads[0], pads_end=pads[1], auto="")
@@ -110,11 +120,13 @@ class Conv(Op):
     def infer(self, x: TensorType, w: TensorType) -> TensorType:
         dtype = _result_dtype(x, w, self.out)
         _check_ranks(x, w)
+        x = wi.type_channels_first(x, self.layout)
         self._check(x.rank - 2)
         wi.check_kernel(w.dims[2:])
         self._check_channels(x, w)
         spatial = (UNKNOWN,) * (x.rank - 2) if self.auto else self._spatial(x.dims, w.dims)
-        return TensorType(dtype, (x.dims[0], w.dims[0], *spatial))
+        result = TensorType(dtype, (x.dims[0], w.dims[0], *spatial))
+        return wi.type_in_layout(result, self.layout)
 
     def _check(self, spatial: int) -> None:
         wi.check_window(
@@ -149,6 +161,7 @@ class Conv(Op):
         dtype = self.out or from_numpy(x.dtype)
         op = self.canonical(*(TensorType(from_numpy(a.dtype), a.shape) for a in (x, w)))
         assert isinstance(op, Conv)
+        x = wi.channels_first(x, self.layout)
         if x.shape[1] != w.shape[1] * self.groups:
             raise ExecutionError(
                 "channels do not fit the weights", expected=w.shape[1] * self.groups, given=x.shape
@@ -162,7 +175,7 @@ class Conv(Op):
         view = wi.windows(padded, w.shape[2:], op.strides, op.dilations)
         if y.size:
             _correlate(view, kernel, y)
-        return _result(y, dtype)
+        return wi.in_layout(_result(y, dtype), self.layout)
 
 
 def _correlate(view: Array, kernel: Array, y: Array) -> None:

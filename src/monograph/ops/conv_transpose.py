@@ -20,7 +20,8 @@ class ConvTranspose(Op):
 
     x is [N, C, *S] and w is [C, O/groups, *K]; `pads` crop the result and `output_padding` adds
     zeros at its end. A `sizes` (the spatial shape of the result) or an `auto` mode determines the
-    padding by the input's size, and is resolved as soon as that is known.
+    padding by the input's size, and is resolved as soon as that is known. With the layout
+    "channels_last" x and the result are [N, *S, C]; weights keep their form (see `Conv`).
     """
 
     strides: tuple[int, ...]
@@ -31,6 +32,7 @@ class ConvTranspose(Op):
     groups: int = 1
     sizes: tuple[int, ...] | None = None
     auto: str = ""
+    layout: str = wi.CHANNELS_FIRST
 
     samples = (
         sample(
@@ -48,12 +50,18 @@ class ConvTranspose(Op):
             strides=(2, 2), pads_begin=(0, 0), pads_end=(0, 0), dilations=(1, 1),
             output_padding=(0, 0), auto=wi.SAME_UPPER,
         ),
+        sample(
+            "f32[2, 3, 4, 3]", "f32[3, 2, 3, 2]",
+            strides=(2, 1), pads_begin=(1, 0), pads_end=(0, 1), dilations=(1, 2),
+            output_padding=(1, 0), layout=wi.CHANNELS_LAST,
+        ),
     )  # fmt: skip
 
     def canonical(self, *types: Type) -> Op:
         if len(types) != 2 or (self.sizes is None and not self.auto):
             return self
         x, w = map(as_tensor, types)
+        x = wi.type_channels_first(x, self.layout)
         self._check(x, w)
         if not all(isinstance(d, int) for d in (*x.dims[2:], *w.dims[2:])):
             return self
@@ -118,6 +126,7 @@ class ConvTranspose(Op):
             raise InferError("channels do not fit the weights", expected=w.dims[0], given=channels)
 
     def infer(self, x: TensorType, w: TensorType) -> TensorType:
+        x = wi.type_channels_first(x, self.layout)
         self._check(x, w)
         spatial: list[Dim] = []
         pads = map(int.__add__, self.pads_begin, self.pads_end)
@@ -131,11 +140,12 @@ class ConvTranspose(Op):
                 spatial.append(max(0, full - cropped) if isinstance(full, int) else UNKNOWN)
         per_group = w.dims[1]
         results = per_group * self.groups if isinstance(per_group, int) else UNKNOWN
-        return x.with_shape((x.dims[0], results, *spatial))
+        return wi.type_in_layout(x.with_shape((x.dims[0], results, *spatial)), self.layout)
 
     def reference(self, x: Array, w: Array) -> Array:
         op = self.canonical(*(TensorType(from_numpy(a.dtype), a.shape) for a in (x, w)))
         assert isinstance(op, ConvTranspose)
+        x = wi.channels_first(x, self.layout)
         if x.shape[1] != w.shape[0]:
             raise ExecutionError(
                 "channels do not fit the weights", expected=w.shape[0], given=x.shape
@@ -156,7 +166,8 @@ class ConvTranspose(Op):
             slice(b, max(b, size - e))
             for b, e, size in zip(op.pads_begin, op.pads_end, full, strict=True)
         )
-        return narrow(y[(slice(None), slice(None), *crop)], from_numpy(x.dtype))
+        cropped = narrow(y[(slice(None), slice(None), *crop)], from_numpy(x.dtype))
+        return wi.in_layout(cropped, self.layout)
 
     def _places(self, place: tuple[int, ...], sizes: tuple[int, ...]) -> tuple[slice, ...]:
         """Where the results of one element of the kernel go."""

@@ -20,6 +20,7 @@ from monograph.ops.base import (
     check_kinds,
     same_dtype,
 )
+from monograph.ops.scalar import Scalar, ScalarBuilder
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,9 @@ class Neg(Unary):
     def compute(self, x: Array) -> Array:
         return np.negative(x)
 
+    def scalar(self, b: ScalarBuilder, x: Scalar) -> Scalar:
+        return b.neg(x)
+
 
 @dataclass(frozen=True)
 class Abs(Unary):
@@ -42,6 +46,9 @@ class Abs(Unary):
 
     def compute(self, x: Array) -> Array:
         return np.abs(x)
+
+    def scalar(self, b: ScalarBuilder, x: Scalar) -> Scalar:
+        return b.abs(x)
 
 
 @dataclass(frozen=True)
@@ -54,6 +61,9 @@ class Sign(Unary):
     def compute(self, x: Array) -> Array:
         return np.sign(x)
 
+    def scalar(self, b: ScalarBuilder, x: Scalar) -> Scalar:
+        return b.sign(x)
+
 
 @dataclass(frozen=True)
 class Exp(Unary):
@@ -63,6 +73,9 @@ class Exp(Unary):
 
     def compute(self, x: Array) -> Array:
         return np.exp(x)
+
+    def scalar(self, b: ScalarBuilder, x: Scalar) -> Scalar:
+        return b.exp(x)
 
 
 @dataclass(frozen=True)
@@ -74,6 +87,9 @@ class Log(Unary):
     def compute(self, x: Array) -> Array:
         return np.log(x)
 
+    def scalar(self, b: ScalarBuilder, x: Scalar) -> Scalar:
+        return b.log(x)
+
 
 @dataclass(frozen=True)
 class Sqrt(Unary):
@@ -83,6 +99,9 @@ class Sqrt(Unary):
 
     def compute(self, x: Array) -> Array:
         return np.sqrt(x)
+
+    def scalar(self, b: ScalarBuilder, x: Scalar) -> Scalar:
+        return b.sqrt(x)
 
 
 @dataclass(frozen=True)
@@ -94,6 +113,9 @@ class Sin(Unary):
     def compute(self, x: Array) -> Array:
         return np.sin(x)
 
+    def scalar(self, b: ScalarBuilder, x: Scalar) -> Scalar:
+        return b.sin(x)
+
 
 @dataclass(frozen=True)
 class Cos(Unary):
@@ -103,6 +125,9 @@ class Cos(Unary):
 
     def compute(self, x: Array) -> Array:
         return np.cos(x)
+
+    def scalar(self, b: ScalarBuilder, x: Scalar) -> Scalar:
+        return b.cos(x)
 
 
 @dataclass(frozen=True)
@@ -114,6 +139,9 @@ class Tan(Unary):
     def compute(self, x: Array) -> Array:
         return np.tan(x)
 
+    def scalar(self, b: ScalarBuilder, x: Scalar) -> Scalar:
+        return b.tan(x)
+
 
 @dataclass(frozen=True)
 class Asin(Unary):
@@ -123,6 +151,9 @@ class Asin(Unary):
 
     def compute(self, x: Array) -> Array:
         return np.arcsin(x)
+
+    def scalar(self, b: ScalarBuilder, x: Scalar) -> Scalar:
+        return b.asin(x)
 
 
 @dataclass(frozen=True)
@@ -134,6 +165,9 @@ class Acos(Unary):
     def compute(self, x: Array) -> Array:
         return np.arccos(x)
 
+    def scalar(self, b: ScalarBuilder, x: Scalar) -> Scalar:
+        return b.acos(x)
+
 
 @dataclass(frozen=True)
 class Atan(Unary):
@@ -143,6 +177,9 @@ class Atan(Unary):
 
     def compute(self, x: Array) -> Array:
         return np.arctan(x)
+
+    def scalar(self, b: ScalarBuilder, x: Scalar) -> Scalar:
+        return b.atan(x)
 
 
 @dataclass(frozen=True)
@@ -154,6 +191,9 @@ class Sinh(Unary):
     def compute(self, x: Array) -> Array:
         return np.sinh(x)
 
+    def scalar(self, b: ScalarBuilder, x: Scalar) -> Scalar:
+        return b.sinh(x)
+
 
 @dataclass(frozen=True)
 class Cosh(Unary):
@@ -163,6 +203,9 @@ class Cosh(Unary):
 
     def compute(self, x: Array) -> Array:
         return np.cosh(x)
+
+    def scalar(self, b: ScalarBuilder, x: Scalar) -> Scalar:
+        return b.cosh(x)
 
 
 @dataclass(frozen=True)
@@ -174,6 +217,9 @@ class Tanh(Unary):
     def compute(self, x: Array) -> Array:
         return np.tanh(x)
 
+    def scalar(self, b: ScalarBuilder, x: Scalar) -> Scalar:
+        return b.tanh(x)
+
 
 @dataclass(frozen=True)
 class Asinh(Unary):
@@ -183,6 +229,9 @@ class Asinh(Unary):
 
     def compute(self, x: Array) -> Array:
         return np.arcsinh(x)
+
+    def scalar(self, b: ScalarBuilder, x: Scalar) -> Scalar:
+        return b.asinh(x)
 
 
 @dataclass(frozen=True)
@@ -194,6 +243,9 @@ class Acosh(Unary):
     def compute(self, x: Array) -> Array:
         return np.arccosh(x)
 
+    def scalar(self, b: ScalarBuilder, x: Scalar) -> Scalar:
+        return b.acosh(x)
+
 
 @dataclass(frozen=True)
 class Atanh(Unary):
@@ -204,6 +256,9 @@ class Atanh(Unary):
     def compute(self, x: Array) -> Array:
         return np.arctanh(x)
 
+    def scalar(self, b: ScalarBuilder, x: Scalar) -> Scalar:
+        return b.atanh(x)
+
 
 @dataclass(frozen=True)
 class Erf(Unary):
@@ -213,6 +268,9 @@ class Erf(Unary):
 
     def compute(self, x: Array) -> Array:
         return np.asarray(np.frompyfunc(math.erf, 1, 1)(x)).astype(x.dtype)
+
+    def scalar(self, b: ScalarBuilder, x: Scalar) -> Scalar:
+        return b.erf(x)
 
 
 @dataclass(frozen=True)
@@ -226,6 +284,9 @@ class Sigmoid(Unary):
         e = np.exp(-np.abs(x))
         return np.where(x >= 0, 1.0, e) / (1.0 + e)
 
+    def scalar(self, b: ScalarBuilder, x: Scalar) -> Scalar:
+        return b.sigmoid(x)
+
 
 @dataclass(frozen=True)
 class Floor(Unary):
@@ -235,6 +296,9 @@ class Floor(Unary):
 
     def compute(self, x: Array) -> Array:
         return np.floor(x)
+
+    def scalar(self, b: ScalarBuilder, x: Scalar) -> Scalar:
+        return b.floor(x)
 
 
 @dataclass(frozen=True)
@@ -246,6 +310,9 @@ class Ceil(Unary):
     def compute(self, x: Array) -> Array:
         return np.ceil(x)
 
+    def scalar(self, b: ScalarBuilder, x: Scalar) -> Scalar:
+        return b.ceil(x)
+
 
 @dataclass(frozen=True)
 class Round(Unary):
@@ -255,6 +322,9 @@ class Round(Unary):
 
     def compute(self, x: Array) -> Array:
         return np.rint(x)
+
+    def scalar(self, b: ScalarBuilder, x: Scalar) -> Scalar:
+        return b.round(x)
 
 
 @dataclass(frozen=True)
@@ -267,6 +337,9 @@ class Not(Unary):
     def compute(self, x: Array) -> Array:
         return np.invert(x)
 
+    def scalar(self, b: ScalarBuilder, x: Scalar) -> Scalar:
+        return b.not_(x)
+
 
 @dataclass(frozen=True)
 class IsNan(Predicate):
@@ -276,6 +349,9 @@ class IsNan(Predicate):
 
     def compute(self, x: Array) -> Array:
         return np.isnan(x)
+
+    def scalar(self, b: ScalarBuilder, x: Scalar) -> Scalar:
+        return b.is_nan(x)
 
 
 @dataclass(frozen=True)
@@ -290,6 +366,9 @@ class IsInf(Predicate):
     def compute(self, x: Array) -> Array:
         return (np.isposinf(x) & self.positive) | (np.isneginf(x) & self.negative)
 
+    def scalar(self, b: ScalarBuilder, x: Scalar) -> Scalar:
+        return b.is_inf(x, self.positive, self.negative)
+
 
 @dataclass(frozen=True)
 class Clip(Unary):
@@ -302,6 +381,10 @@ class Clip(Unary):
 
     def compute(self, x: Array) -> Array:
         return np.minimum(np.maximum(x, self.lo), self.hi)
+
+    def scalar(self, b: ScalarBuilder, x: Scalar) -> Scalar:
+        y = x if self.lo == -inf else b.max(x, b.constant(self.lo, x.dtype))
+        return y if self.hi == inf else b.min(y, b.constant(self.hi, x.dtype))
 
 
 @dataclass(frozen=True)
@@ -319,6 +402,9 @@ class Add(Binary):
     def compute(self, x: Array, y: Array) -> Array:
         return np.add(x, y)
 
+    def scalar(self, b: ScalarBuilder, x: Scalar, y: Scalar) -> Scalar:
+        return b.add(x, y)
+
 
 @dataclass(frozen=True)
 class Sub(Binary):
@@ -329,6 +415,9 @@ class Sub(Binary):
 
     def compute(self, x: Array, y: Array) -> Array:
         return np.subtract(x, y)
+
+    def scalar(self, b: ScalarBuilder, x: Scalar, y: Scalar) -> Scalar:
+        return b.sub(x, y)
 
 
 @dataclass(frozen=True)
@@ -341,6 +430,9 @@ class Mul(Binary):
 
     def compute(self, x: Array, y: Array) -> Array:
         return np.multiply(x, y)
+
+    def scalar(self, b: ScalarBuilder, x: Scalar, y: Scalar) -> Scalar:
+        return b.mul(x, y)
 
 
 @dataclass(frozen=True)
@@ -358,6 +450,9 @@ class Div(Binary):
         inexact = (quotient * y != x) & ((x < 0) != (y < 0)) & (y != 0)
         return np.asarray(quotient + inexact.astype(quotient.dtype))
 
+    def scalar(self, b: ScalarBuilder, x: Scalar, y: Scalar) -> Scalar:
+        return b.div(x, y)
+
 
 @dataclass(frozen=True)
 class Mod(Binary):
@@ -372,6 +467,9 @@ class Mod(Binary):
 
     def compute(self, x: Array, y: Array) -> Array:
         return np.fmod(x, y) if self.truncated else np.mod(x, y)
+
+    def scalar(self, b: ScalarBuilder, x: Scalar, y: Scalar) -> Scalar:
+        return b.mod(x, y, self.truncated)
 
 
 @dataclass(frozen=True)
@@ -390,6 +488,9 @@ class Pow(Binary):
         negative = np.where(x == 1, 1, np.where(x == -1, np.where(y % 2 == 0, 1, -1), 0))
         return np.where(y < 0, negative, powers)
 
+    def scalar(self, b: ScalarBuilder, x: Scalar, y: Scalar) -> Scalar:
+        return b.pow(x, y)
+
 
 @dataclass(frozen=True)
 class Min(Binary):
@@ -401,6 +502,9 @@ class Min(Binary):
     def compute(self, x: Array, y: Array) -> Array:
         return np.minimum(x, y)
 
+    def scalar(self, b: ScalarBuilder, x: Scalar, y: Scalar) -> Scalar:
+        return b.min(x, y)
+
 
 @dataclass(frozen=True)
 class Max(Binary):
@@ -411,6 +515,9 @@ class Max(Binary):
 
     def compute(self, x: Array, y: Array) -> Array:
         return np.maximum(x, y)
+
+    def scalar(self, b: ScalarBuilder, x: Scalar, y: Scalar) -> Scalar:
+        return b.max(x, y)
 
 
 @dataclass(frozen=True)
@@ -424,6 +531,9 @@ class And(Binary):
     def compute(self, x: Array, y: Array) -> Array:
         return np.bitwise_and(x, y)
 
+    def scalar(self, b: ScalarBuilder, x: Scalar, y: Scalar) -> Scalar:
+        return b.and_(x, y)
+
 
 @dataclass(frozen=True)
 class Or(Binary):
@@ -435,6 +545,9 @@ class Or(Binary):
 
     def compute(self, x: Array, y: Array) -> Array:
         return np.bitwise_or(x, y)
+
+    def scalar(self, b: ScalarBuilder, x: Scalar, y: Scalar) -> Scalar:
+        return b.or_(x, y)
 
 
 @dataclass(frozen=True)
@@ -448,6 +561,9 @@ class Xor(Binary):
     def compute(self, x: Array, y: Array) -> Array:
         return np.bitwise_xor(x, y)
 
+    def scalar(self, b: ScalarBuilder, x: Scalar, y: Scalar) -> Scalar:
+        return b.xor(x, y)
+
 
 @dataclass(frozen=True)
 class ShiftLeft(Binary):
@@ -459,6 +575,9 @@ class ShiftLeft(Binary):
     def compute(self, x: Array, y: Array) -> Array:
         return np.left_shift(x, y)
 
+    def scalar(self, b: ScalarBuilder, x: Scalar, y: Scalar) -> Scalar:
+        return b.shift_left(x, y)
+
 
 @dataclass(frozen=True)
 class ShiftRight(Binary):
@@ -469,6 +588,9 @@ class ShiftRight(Binary):
 
     def compute(self, x: Array, y: Array) -> Array:
         return np.right_shift(x, y)
+
+    def scalar(self, b: ScalarBuilder, x: Scalar, y: Scalar) -> Scalar:
+        return b.shift_right(x, y)
 
 
 @dataclass(frozen=True)
@@ -485,6 +607,9 @@ class Equal(Comparison):
     def compute(self, x: Array, y: Array) -> Array:
         return np.equal(x, y)
 
+    def scalar(self, b: ScalarBuilder, x: Scalar, y: Scalar) -> Scalar:
+        return b.equal(x, y)
+
 
 @dataclass(frozen=True)
 class Less(Comparison):
@@ -495,6 +620,9 @@ class Less(Comparison):
     def compute(self, x: Array, y: Array) -> Array:
         return np.less(x, y)
 
+    def scalar(self, b: ScalarBuilder, x: Scalar, y: Scalar) -> Scalar:
+        return b.less(x, y)
+
 
 @dataclass(frozen=True)
 class LessEqual(Comparison):
@@ -504,6 +632,9 @@ class LessEqual(Comparison):
 
     def compute(self, x: Array, y: Array) -> Array:
         return np.less_equal(x, y)
+
+    def scalar(self, b: ScalarBuilder, x: Scalar, y: Scalar) -> Scalar:
+        return b.less_equal(x, y)
 
 
 @dataclass(frozen=True)
@@ -518,3 +649,6 @@ class Where(Op):
 
     def reference(self, condition: Array, x: Array, y: Array) -> Array:
         return np.where(condition, x, y)
+
+    def scalar(self, b: ScalarBuilder, condition: Scalar, x: Scalar, y: Scalar) -> Scalar:
+        return b.select(condition, x, y)

@@ -26,6 +26,7 @@ class Pool(Op, abstract=True):
 
     With `ceil` a last window may reach beyond the padding, if it does not start there. `auto` asks
     for padding by the input's size (see `window.SAME_UPPER`) and is resolved once that is known.
+    With the layout "channels_last" x and the result are [N, *S, C].
     """
 
     kernel: tuple[int, ...]
@@ -35,13 +36,14 @@ class Pool(Op, abstract=True):
     dilations: tuple[int, ...]
     ceil: bool = False
     auto: str = ""
+    layout: str = wi.CHANNELS_FIRST
 
     kinds: ClassVar[tuple[str, ...]] = (FLOAT,)
 
     def canonical(self, *types: Type) -> Op:
         if len(types) != 1 or not self.auto:
             return self
-        x = as_tensor(types[0])
+        x = wi.type_channels_first(as_tensor(types[0]), self.layout)
         self._check(x)
         pads = wi.resolve_padding(x.dims[2:], self.kernel, self.strides, self.dilations, self.auto)
         if pads is None:
@@ -65,12 +67,22 @@ class Pool(Op, abstract=True):
         )
 
     def infer(self, x: TensorType) -> TensorType:
+        x = wi.type_channels_first(as_tensor(x), self.layout)
         self._check(x)
         spatial = (UNKNOWN,) * len(self.kernel) if self.auto else self._spatial(x.dims[2:])
-        return TensorType(self.result_dtype(x.dtype), (*x.dims[:2], *spatial))
+        result = TensorType(self.result_dtype(x.dtype), (*x.dims[:2], *spatial))
+        return wi.type_in_layout(result, self.layout)
 
     def result_dtype(self, given: DType) -> DType:
         return given
+
+    def reference(self, x: Array) -> Array:
+        plain = replace(self, layout=wi.CHANNELS_FIRST)
+        return wi.in_layout(plain.pool(wi.channels_first(x, self.layout)), self.layout)
+
+    def pool(self, x: Array) -> Array:
+        """The result for x[N, C, *S]."""
+        raise NotImplementedError
 
     def _spatial(self, sizes: Shape) -> Shape:
         return tuple(self._count(i, d) for i, d in enumerate(sizes))
@@ -136,9 +148,10 @@ class MaxPool(Pool):
         sample("f16[1, 2, 5, 5]", kernel=(2, 2), **_AUTO),
         sample("i8[1, 2, 4, 4]", kernel=(2, 2), **_PLAIN),
         sample("u8[1, 2, 7]", **_LINE),
+        sample("f32[2, 5, 6, 3]", kernel=(3, 2), layout=wi.CHANNELS_LAST, **_PADDED),
     )
 
-    def reference(self, x: Array) -> Array:
+    def pool(self, x: Array) -> Array:
         wide = widen(x)
         return narrow(
             self.resolved(x).reduce(wide, np.max, lowest(wide.dtype)), from_numpy(x.dtype)
@@ -149,7 +162,8 @@ class MaxPool(Pool):
 class ArgMaxPool(Pool):
     """Where in x, counted over all its elements, the largest of each window lies; the first one.
 
-    Elements are counted row-major, or with `column_major` with the spatial axes in reverse.
+    Elements are counted row-major, or with `column_major` with the spatial axes in reverse; always
+    those of [N, C, *S], whatever the layout.
     """
 
     column_major: bool = False
@@ -160,12 +174,13 @@ class ArgMaxPool(Pool):
         sample("f32[1, 2, 6, 6]", kernel=(3, 3), **_CEIL),
         sample("f32[1, 2, 5, 5]", kernel=(2, 2), column_major=True, **_AUTO),
         sample("u8[1, 2, 7]", **_LINE),
+        sample("f32[2, 5, 6, 3]", kernel=(3, 2), layout=wi.CHANNELS_LAST, **_PADDED),
     )
 
     def result_dtype(self, given: DType) -> DType:
         return i64
 
-    def reference(self, x: Array) -> Array:
+    def pool(self, x: Array) -> Array:
         op, best = self.resolved(x), widen(x)
         sizes = x.shape[2:]
         steps = np.cumprod((1, *sizes[:-1]) if self.column_major else (1, *sizes[:0:-1]))
@@ -201,9 +216,10 @@ class AveragePool(Pool):
         sample("f32[1, 2, 6, 6]", kernel=(3, 3), include_pad=True, **_CEIL),
         sample("f32[1, 2, 5, 5]", kernel=(2, 2), **_AUTO),
         sample("f16[1, 2, 7]", **_LINE),
+        sample("f32[2, 6, 6, 3]", kernel=(3, 3), layout=wi.CHANNELS_LAST, **_CEIL),
     )
 
-    def reference(self, x: Array) -> Array:
+    def pool(self, x: Array) -> Array:
         op = self.resolved(x)
         inside = np.ones((1, 1, *x.shape[2:]))
         total = op.reduce(widen(x), np.sum, 0)
@@ -227,6 +243,7 @@ class LpPool(Pool):
         sample("f32[2, 3, 5, 6]", kernel=(3, 2), **_PADDED),
         sample("f32[1, 2, 5, 5]", kernel=(2, 2), p=1, **_AUTO),
         sample("f32[1, 2, 7]", p=3, **_LINE),
+        sample("f32[1, 7, 2]", p=3, layout=wi.CHANNELS_LAST, **_LINE),
     )
 
     def infer(self, x: TensorType) -> TensorType:
@@ -234,7 +251,7 @@ class LpPool(Pool):
             raise InferError("the order of a norm is 1 or more", given=self.p)
         return super().infer(x)
 
-    def reference(self, x: Array) -> Array:
+    def pool(self, x: Array) -> Array:
         powers = np.abs(widen(x)) ** self.p
         total = self.resolved(x).reduce(powers, np.sum, 0)
         return narrow(total ** (1.0 / self.p), from_numpy(x.dtype))

@@ -13,9 +13,10 @@ import numpy as np
 
 from monograph.errors import ExecutionError, InferError
 from monograph.ir import Array, DType, Op, TensorType, Type, from_numpy, sample
-from monograph.ir.dtype import f4e2m1, f8e4m3fn, f16, f32, i4, i8, u4, u8
+from monograph.ir.dtype import f4e2m1, f8e4m3fn, f16, f32, f64, i4, i8, u4, u8
 from monograph.ops.base import NUMERIC, as_tensor, check_kinds, narrow, normalise_axis, widen
 from monograph.ops.cast import Cast
+from monograph.ops.scalar import Scalar, ScalarBuilder
 
 
 def spread(parameter: Array, shape: tuple[int, ...], axis: int | None, block: int) -> Array:
@@ -123,6 +124,13 @@ class Dequantize(Op):
             data = data - spread(z.astype(np.float64), x.shape, self.axis, self.block)
         return narrow(data * widen(spread(scale, x.shape, self.axis, self.block)), self.to)
 
+    def scalar(self, b: ScalarBuilder, x: Scalar, scale: Scalar, *zero: Scalar) -> Scalar:
+        wide = _wide(x.dtype, scale.dtype, self.to)
+        data = b.cast(x, wide)
+        for z in zero:
+            data = b.sub(data, b.cast(z, wide))
+        return b.cast(b.mul(data, b.cast(scale, wide)), self.to)
+
 
 @dataclass(frozen=True)
 class Quantize(Op):
@@ -183,9 +191,35 @@ class Quantize(Op):
             return Cast(self.to, self.saturate).reference(np.asarray(data))
         return narrow(_saturated(data, self.to), self.to)
 
+    def scalar(self, b: ScalarBuilder, x: Scalar, scale: Scalar, *zero: Scalar) -> Scalar:
+        wide = _wide(x.dtype, scale.dtype, self.to)
+        data = b.div(b.cast(x, wide), b.cast(scale, wide))
+        data = b.cast(b.cast(data, self.precision or scale.dtype), wide)
+        if not self.to.is_float:
+            data = b.round(data)
+            data = b.select(b.is_nan(data), b.constant(0.0, wide), data)
+        for z in zero:
+            data = b.add(data, b.cast(z, wide))
+        if self.to.is_float:
+            return b.cast(data, self.to, self.saturate)
+        lo, hi = _limits(self.to)
+        data = b.min(b.max(data, b.constant(lo, wide)), b.constant(hi, wide))
+        return b.cast(data, self.to)
+
+
+def _wide(*dtypes: DType) -> DType:
+    """The float type to compute in: f32 where it holds every number of the types exactly."""
+    fits = all(d.bits <= (32 if d.is_float else 16) for d in dtypes)
+    return f32 if fits else f64
+
+
+def _limits(to: DType) -> tuple[float, float]:
+    """The range of an integer type."""
+    if to.kind == "uint":
+        return 0.0, 2.0**to.bits - 1
+    return -(2.0 ** (to.bits - 1)), 2.0 ** (to.bits - 1) - 1
+
 
 def _saturated(data: Array, to: DType) -> Array:
     """Whole numbers within the range of an integer type."""
-    if to.kind == "uint":
-        return np.clip(data, 0, 2.0**to.bits - 1).astype(np.int64)
-    return np.clip(data, -(2.0 ** (to.bits - 1)), 2.0 ** (to.bits - 1) - 1).astype(np.int64)
+    return np.clip(data, *_limits(to)).astype(np.int64)

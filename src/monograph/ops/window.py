@@ -1,5 +1,8 @@
 """Sliding windows over the trailing (spatial) axes: the geometry that convolutions and pools share.
 
+Ops compute on x[N, C, *S]. One whose `layout` is CHANNELS_LAST takes and gives [N, *S, C]; only the
+order of dimensions differs.
+
 Holds no op. A dimension may be a symbol; what cannot be known before run time is `UNKNOWN`.
 """
 
@@ -11,7 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from monograph.errors import ExecutionError, InferError
-from monograph.ir import UNKNOWN, Array, Dim, Shape
+from monograph.ir import UNKNOWN, Array, Dim, Shape, TensorType
 from monograph.ops.base import check_allocation
 
 SAME_UPPER, SAME_LOWER = "same_upper", "same_lower"
@@ -20,6 +23,34 @@ beginning."""
 
 PADDED_ELEMENTS, PADDED_RATIO = 1 << 24, 256
 """A padded array may always have so many elements, or be so many times larger than its data."""
+
+CHANNELS_FIRST, CHANNELS_LAST = "channels_first", "channels_last"
+
+
+def type_channels_first(x: TensorType, layout: str) -> TensorType:
+    """The type of x[N, C, *S] for an x of this layout."""
+    if layout not in (CHANNELS_FIRST, CHANNELS_LAST):
+        raise InferError("unknown layout", expected=[CHANNELS_FIRST, CHANNELS_LAST], given=layout)
+    if layout == CHANNELS_FIRST or x.rank < 2:
+        return x
+    return x.with_shape((x.dims[0], x.dims[-1], *x.dims[1:-1]))
+
+
+def type_in_layout(x: TensorType, layout: str) -> TensorType:
+    """The type of x[N, C, *S] in this layout."""
+    if layout == CHANNELS_FIRST:
+        return x
+    return x.with_shape((x.dims[0], *x.dims[2:], x.dims[1]))
+
+
+def channels_first(x: Array, layout: str) -> Array:
+    """x[N, C, *S] for an x of this layout."""
+    return np.moveaxis(x, -1, 1) if layout == CHANNELS_LAST else x
+
+
+def in_layout(x: Array, layout: str) -> Array:
+    """x[N, C, *S] in this layout."""
+    return np.ascontiguousarray(np.moveaxis(x, 1, -1)) if layout == CHANNELS_LAST else x
 
 
 def extent(kernel: int, dilation: int) -> int:

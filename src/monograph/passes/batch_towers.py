@@ -13,6 +13,7 @@ from monograph.ops.conv import Conv
 from monograph.ops.linear import Dot
 from monograph.ops.reduce import Reduction
 from monograph.ops.shape import Broadcast, Concat, Reshape, Squeeze, Transpose, Unsqueeze
+from monograph.ops.window import CHANNELS_FIRST
 from monograph.passes.base import Environment, Pass, substitute, users_of
 from monograph.passes.families import AlongAxis, Family, NewAxis, is_elementwise
 from monograph.passes.lift import Lifter
@@ -220,8 +221,10 @@ class _Towers:
 
 
 def is_layer(value: Value) -> bool:
-    """A dot or convolution with constant weights and static shapes."""
+    """A dot or channels-first convolution with constant weights and static shapes."""
     if not isinstance(value.op, (Dot, Conv)) or len(value.inputs) != 2:
+        return False
+    if isinstance(value.op, Conv) and value.op.layout != CHANNELS_FIRST:
         return False
     x, w = value.inputs
     static = all(isinstance(v.type, TensorType) and v.type.is_static for v in (x, w, value))

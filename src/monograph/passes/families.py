@@ -22,6 +22,7 @@ from monograph.ops.linear import Dot
 from monograph.ops.pool import Pool
 from monograph.ops.reduce import Reduction
 from monograph.ops.shape import Broadcast, Concat, Reshape, Slice, Squeeze, Transpose, Unsqueeze
+from monograph.ops.window import CHANNELS_FIRST
 
 
 @dataclass(frozen=True)
@@ -167,6 +168,8 @@ class AlongAxis:
         x = operands[0]
         if not isinstance(x, Stacked):
             return f"the first operand of {op.name} does not stack"
+        if isinstance(op, (Conv, Pool)) and op.layout != CHANNELS_FIRST:
+            return f"{op.name} has its channels last"
         if isinstance(op, Conv):
             return self._lift_conv(op, x, operands[1], result)
         if isinstance(op, Pool) and self.axis == 1 - x.member.rank:

@@ -11,6 +11,7 @@ from monograph.ops.cast import BitCast, Cast
 from monograph.ops.elementwise import Where
 from monograph.ops.quant import Dequantize, Quantize
 from monograph.ops.reduce import Reduction
+from monograph.ops.scalar import Scalar, ScalarBuilder
 from monograph.ops.shape import Broadcast, Concat, Reshape, Slice, Squeeze, Transpose, Unsqueeze
 
 VIEWS = (Broadcast, Reshape, Slice, Squeeze, Transpose, Unsqueeze)
@@ -30,6 +31,9 @@ class Copy(Unary):
         return x
 
     def reference(self, x: Array) -> Array:
+        return x
+
+    def scalar(self, b: ScalarBuilder, x: Scalar) -> Scalar:
         return x
 
 

@@ -229,6 +229,8 @@ def keep_reduced(value: Value) -> Value | Reject:
     assert isinstance(value.op, Reduction)
     if value.op.keep:
         return Reject("the reduced dimensions are kept already")
+    if value.tensor.shape == ():
+        return Reject("no dimension is left beside the reduced ones")
     if not is_static(value, value.inputs[0]):
         return Reject("the sizes are not known", "static shapes", value.inputs[0].type)
     kept = replace(value.op, keep=True)  # type: ignore[type-var]

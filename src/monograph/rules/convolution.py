@@ -10,6 +10,7 @@ import numpy as np
 from monograph.ir import Array, Constant, Value, constant, known
 from monograph.ops.conv import Conv
 from monograph.ops.elementwise import Add
+from monograph.ops.window import CHANNELS_FIRST
 from monograph.rewrite import Context, Reject, Work, rewrite
 
 
@@ -76,6 +77,9 @@ def _check(value: Value, inner: Value, bias: Array | None, context: Context) -> 
     first, second = inner.op, value.op
     assert isinstance(first, Conv)
     assert isinstance(second, Conv)
+    for op in (first, second):
+        if op.layout != CHANNELS_FIRST:
+            return Reject("the channels are not in their first place", CHANNELS_FIRST, op.layout)
     for conv in (inner, value):
         if not isinstance(conv.inputs[1].op, Constant):
             return Reject("the weights are not constant", "constant", conv.inputs[1].op.name)

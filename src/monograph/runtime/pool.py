@@ -21,7 +21,7 @@ from monograph.runtime.threads import MAX_THREADS, available_threads
 
 __all__ = ["BARRIER_BYTES", "Pool", "shared_pool"]
 
-_SPIN_SECONDS = 50e-6
+_SPIN_SECONDS = 10e-6
 _YIELDS = 1000
 _TRIAL_TURNS = 2000
 _LINE = 128

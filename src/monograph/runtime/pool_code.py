@@ -8,7 +8,7 @@ so that launches go in the order in which they came and a release wakes only the
 
 from __future__ import annotations
 
-from monograph.codegen.llvm.barrier import ARRIVED, GENERATION, SPINS
+from monograph.codegen.llvm.barrier import ARRIVALS, SPINS
 from monograph.codegen.llvm.features import Features
 
 MUTEX, CONDITION, CELL_BYTES = 64, 128, 192
@@ -176,14 +176,12 @@ entry:
   %turn = call ptr @turn(ptr %ring, i32 %ticket)
   ; Whoever runs now needs the cores: do not spin beside them.
   call void @await(ptr %turn, i32 %ticket, i32 {_CROWDED_SPINS}, i32 1)
-  %arrived.at = getelementptr i8, ptr %context, i64 {ARRIVED}
-  %generation.at = getelementptr i8, ptr %context, i64 {GENERATION}
+  %arrivals.at = getelementptr i8, ptr %context, i64 {ARRIVALS}
   %spins.at = getelementptr i8, ptr %context, i64 {SPINS}
   %threads.short = trunc i64 %threads to i32
   %crowded = icmp ugt i32 %threads.short, %cores
   %turns = select i1 %crowded, i32 {_CROWDED_SPINS}, i32 %spins
-  store i32 0, ptr %arrived.at, align 4
-  store i32 0, ptr %generation.at, align 4
+  store i64 0, ptr %arrivals.at, align 8
   store i32 %turns, ptr %spins.at, align 4
   br label %start
 start:

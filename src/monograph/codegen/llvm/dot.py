@@ -9,16 +9,13 @@ from functools import partial
 
 import numpy as np
 
-from monograph.codegen.llvm.builder import Builder, Int, Reg, vector
-from monograph.codegen.llvm.elements import Elements, Point
+from monograph.codegen.llvm.builder import Int, Reg, vector
+from monograph.codegen.llvm.epilogue import Epilogue
 from monograph.codegen.llvm.kernel import Kernel, KernelContext, Packed, pointers, share
-from monograph.codegen.llvm.scalar import LlvmScalars
 from monograph.codegen.llvm.tiles import Run, choose_tile, split
 from monograph.codegen.llvm.types import load_elements
 from monograph.ir import Array, Value, known
-from monograph.ops.scalar import Scalar
-from monograph.program.access import Element, counters
-from monograph.program.index import Counter, strides_of
+from monograph.program.index import strides_of
 from monograph.program.strided import strided
 
 UNROLL = 2
@@ -71,18 +68,7 @@ class _Dot:
             self.packed = self.context.argument(Packed(self._pack(self.constant)))
         b = self.b = self.context.builder(len(self.context.arguments))
         self.pointers = pointers(b, self.context.arguments)
-        storage = self.context.program.places.storage
-        self.elements = Elements(
-            b,
-            LlvmScalars(b, self.context.features),
-            storage,
-            self.pointers,
-            frozenset(region.inputs),
-        )
-        self.at = counters(region.root.tensor.static)
-        # The anchor's result is given in registers, so planning stops there.
-        self.elements.given[self.anchor] = Scalar(Reg("", "float"), self.anchor.dtype)
-        self.order = self.elements.plan(region.outputs, self.at)
+        self.epilogue = Epilogue(self.context, b)
         self._loops()
         p = self.problem
         flops = 2.0 * math.prod(p.batch) * p.rows * p.depth * p.columns
@@ -245,62 +231,11 @@ class _Dot:
 
     def _finish(self, g: Int, m0: Int, v0: Int, run: Run, panel: Run, sums: list[Reg]) -> None:
         """The epilogue of every accumulator, and its store."""
-        b, columns = self.b, self.problem.columns
+        b, p = self.b, self.problem
+        batch = [b.mod(b.div(g, s), d) for s, d in zip(strides_of(p.batch), p.batch, strict=True)]
         for r in range(run.size):
             for v in range(panel.size):
                 n = b.mul(b.add(v0, v), self.lanes)
-                left = columns - n if isinstance(n, int) else self.lanes
-                point = self._point(g, b.add(m0, r), n)
+                left = p.columns - n if isinstance(n, int) else self.lanes
                 total = sums[r * panel.size + v]
-                for start, lanes in pieces(min(left, self.lanes)):
-                    self._store(point, n, start, lanes, part(b, total, start, lanes))
-
-    def _point(self, g: Int, m: Int, n: Int) -> dict[Counter, Int]:
-        b, batch = self.b, self.problem.batch
-        values: dict[Counter, Int] = {}
-        for axis, stride in enumerate(strides_of(batch)):
-            self._set(values, axis, b.mod(b.div(g, stride), batch[axis]))
-        self._set(values, len(batch), m)
-        self._set(values, len(batch) + 1, n)
-        return values
-
-    def _set(self, values: dict[Counter, Int], axis: int, value: Int) -> None:
-        for counter in self.at[axis].counters:
-            values[counter] = value
-
-    def _store(
-        self, values: dict[Counter, Int], n: Int, start: int, lanes: int, total: Reg
-    ) -> None:
-        region = self.context.step.region
-        lane = next(iter(self.at[-1].counters), None)
-        point = Point(values)
-        if lane is not None:
-            values = values | {lane: self.b.add(n, start)}
-            point = Point(values, lane, lanes) if lanes > 1 else Point(values)
-        self.elements.given[self.anchor] = Scalar(total, self.anchor.dtype)
-        made = self.elements.emit(self.order, point)
-        for value in region.outputs:
-            self.elements.store(value, self.at, made[Element(value, self.at)], point)
-
-
-def pieces(lanes: int) -> list[tuple[int, int]]:
-    """(start, width) of vectors whose widths are powers of two, covering so many lanes."""
-    found = []
-    start = 0
-    while start < lanes:
-        width = 1 << ((lanes - start).bit_length() - 1)
-        found.append((start, width))
-        start += width
-    return found
-
-
-def part(b: Builder, whole: Reg, start: int, lanes: int) -> Reg:
-    """Some lanes of a vector; a scalar for one of them."""
-    if lanes == whole.lanes:
-        return whole
-    if lanes == 1:
-        return b.extract(whole, start)
-    mask = ", ".join(f"i32 {start + k}" for k in range(lanes))
-    kind = vector(lanes, whole.element)
-    text = f"shufflevector {whole.type} {whole}, {whole.type} poison, <{lanes} x i32> <{mask}>"
-    return b.set(kind, text)
+                self.epilogue.store([*batch, b.add(m0, r), n], total, min(left, self.lanes))

@@ -1,0 +1,77 @@
+"""What happens to a kernel's accumulators: the epilogue in registers, then the store."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from monograph.codegen.llvm.builder import Builder, Int, Reg, vector
+from monograph.codegen.llvm.elements import Elements, Point
+from monograph.codegen.llvm.kernel import KernelContext, pointers
+from monograph.codegen.llvm.scalar import LlvmScalars
+from monograph.ops.scalar import Scalar
+from monograph.program.access import Element, counters
+from monograph.program.index import Counter
+
+
+class Epilogue:
+    """Finishes elements of an anchor's result, a vector along the last dimension at a time."""
+
+    def __init__(self, context: KernelContext, b: Builder) -> None:
+        region = context.step.region
+        assert region.anchor is not None
+        self.b = b
+        self.anchor = region.anchor
+        self.outputs = region.outputs
+        self.elements = Elements(
+            b,
+            LlvmScalars(b, context.features),
+            context.program.places.storage,
+            pointers(b, context.arguments),
+            frozenset(region.inputs),
+        )
+        self.at = counters(region.root.tensor.static)
+        # The anchor's result is given in registers, so planning stops there.
+        self.elements.given[self.anchor] = Scalar(Reg("", ""), self.anchor.dtype)
+        self.order = self.elements.plan(self.outputs, self.at)
+
+    def store(self, at: Sequence[Int], total: Reg, lanes: int) -> None:
+        """Finishes and stores the first `lanes` lanes of a vector at an index."""
+        for start, width in pieces(lanes):
+            self._store(at, start, width, part(self.b, total, start, width))
+
+    def _store(self, at: Sequence[Int], start: int, lanes: int, total: Reg) -> None:
+        values: dict[Counter, Int] = {}
+        for index, value in zip(self.at, at, strict=True):
+            values |= dict.fromkeys(index.counters, value)
+        lane = next(iter(self.at[-1].counters), None)
+        point = Point(values)
+        if lane is not None:
+            values[lane] = self.b.add(at[-1], start)
+            point = Point(values, lane, lanes) if lanes > 1 else Point(values)
+        self.elements.given[self.anchor] = Scalar(total, self.anchor.dtype)
+        made = self.elements.emit(self.order, point)
+        for value in self.outputs:
+            self.elements.store(value, self.at, made[Element(value, self.at)], point)
+
+
+def pieces(lanes: int) -> list[tuple[int, int]]:
+    """(start, width) of vectors whose widths are powers of two, covering so many lanes."""
+    found = []
+    start = 0
+    while start < lanes:
+        width = 1 << ((lanes - start).bit_length() - 1)
+        found.append((start, width))
+        start += width
+    return found
+
+
+def part(b: Builder, whole: Reg, start: int, lanes: int) -> Reg:
+    """Some lanes of a vector; a scalar for one of them."""
+    if lanes == whole.lanes:
+        return whole
+    if lanes == 1:
+        return b.extract(whole, start)
+    mask = ", ".join(f"i32 {start + k}" for k in range(lanes))
+    kind = vector(lanes, whole.element)
+    text = f"shufflevector {whole.type} {whole}, {whole.type} poison, <{lanes} x i32> <{mask}>"
+    return b.set(kind, text)

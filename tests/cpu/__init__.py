@@ -1,0 +1,1 @@
+"""The CPU target: code generation, and the runtime under it."""
