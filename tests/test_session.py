@@ -194,6 +194,24 @@ def test_a_rank_that_only_the_feeds_decide_is_imported_late() -> None:
         session.graph  # noqa: B018
 
 
+def test_a_graph_can_go_through_the_pipeline_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain, optimised = monograph.load(affine()), monograph.load(affine(), optimise=True)
+    for rows in (2, 5, 2):
+        x = np.arange(3 * rows, dtype=np.float32).reshape(rows, 3)
+        feeds = {"x": x, "b": np.ones((rows, 1), np.float32)}
+        for a, b in zip(plain.run(feeds), optimised.run(feeds), strict=True):
+            np.testing.assert_array_equal(a, b)
+        graph = optimised.graph_for(feeds)
+        assert all(t.is_static for t in graph.input_types)
+        assert optimised.bound_graph(feeds).input_types == graph.input_types
+    assert len(optimised._by_shape) == 2
+    monkeypatch.setenv("MONOGRAPH_OPTIMISE", "true")
+    assert monograph.load(affine()).config.optimise is True
+    monkeypatch.setenv("MONOGRAPH_OPTIMISE", "perhaps")
+    with pytest.raises(ConfigError, match="MONOGRAPH_OPTIMISE"):
+        monograph.load(affine())
+
+
 def test_threads_may_share_a_session() -> None:
     session = monograph.load(affine())
 

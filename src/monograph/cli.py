@@ -189,12 +189,13 @@ def verify(
     with _reporting(as_json, debug):
         request = _request(model, target, dim, input_, inputs, seed)
         if bisect:
-            if against or any_order or rtol is not None or atol is not None:
+            if against or rtol is not None or atol is not None:
                 raise ConfigError(
                     "--bisect compares passes with the reference, within derived tolerances",
-                    hint="leave out --against, --rtol, --atol and --any-order",
+                    hint="leave out --against, --rtol and --atol",
                 )
-            _bisect(model, request, _pass_options(pass_options, disable), as_json)
+            options = _pass_options(pass_options, disable)
+            _bisect(model, request, options, any_order or [], as_json)
             return
         if pass_options or disable:
             raise ConfigError("-p and --disable are for passes", hint="add --bisect")
@@ -271,8 +272,10 @@ def main() -> None:
     app()
 
 
-def _bisect(model: Path, request: Request, options: PassOptions, as_json: bool) -> None:
-    result = bisect_model(request, options, _note)
+def _bisect(
+    model: Path, request: Request, options: PassOptions, any_order: list[str], as_json: bool
+) -> None:
+    result = bisect_model(request, options, _note, any_order)
     _show(
         as_json,
         explain_tables.bisection_json(str(model), result),

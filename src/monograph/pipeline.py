@@ -18,8 +18,10 @@ from monograph.errors import ConfigError, MonographError
 from monograph.ir import Graph
 from monograph.passes.base import Environment, Pass, run_pass
 from monograph.passes.batch_towers import BatchTowers
+from monograph.passes.choose_layout import ChooseLayout
 from monograph.passes.collapse_views import CollapseViews
 from monograph.passes.compose_convs import ComposeConvs
+from monograph.passes.convert_precision import ConvertPrecision
 from monograph.passes.fold_constants import FoldConstants
 from monograph.passes.fold_scales import FoldScales
 from monograph.passes.fold_sizes import FoldSizes
@@ -59,6 +61,7 @@ STAGES: tuple[Stage, ...] = (
             ComposeConvs(),
         ),
     ),
+    Stage("precision", (ConvertPrecision(),)),
     Stage(
         "join",
         (
@@ -78,6 +81,7 @@ STAGES: tuple[Stage, ...] = (
             FuseDotRows(),
         ),
     ),
+    Stage("layout", (ChooseLayout(),)),
 )
 
 

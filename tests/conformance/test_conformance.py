@@ -26,6 +26,18 @@ def test_case(case: tuple[str, str]) -> None:
     assert outcome == "passed", detail
 
 
+@pytest.mark.parametrize(
+    "case",
+    [c for c in CASES[::8] if c[1] not in LEFT_OUT],
+    ids=lambda c: c[1].removeprefix("test_"),
+)
+def test_case_after_the_pipeline(case: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """One case in eight; `run.py --optimise` runs them all."""
+    monkeypatch.setenv("MONOGRAPH_OPTIMISE", "1")
+    _, _, outcome, detail = run.run_case(case)
+    assert outcome == "passed", detail
+
+
 def test_every_case_left_out_exists_and_has_a_reason() -> None:
     names = {name for _, name in CASES}
     assert set(LEFT_OUT) <= names

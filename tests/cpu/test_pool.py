@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -22,107 +23,12 @@ from monograph.runtime import pool_code
 from monograph.runtime.native import NativeCode
 from monograph.runtime.pool import Pool, shared_pool
 from monograph.runtime.threads import MAX_THREADS
-from tests.cpu.launching import Context, function, load
+from tests.cpu.launching import COUNT, ENLIST, HOLD, PHASES, TINY, Context, function, load
 
 ROOT = Path(__file__).parent.parent.parent
 HANG = 120
 """Seconds after which a child process counts as hung."""
 
-COUNT = """
-define void @count(ptr %context, i64 %tid, i64 %threads) nounwind {
-  %at = getelementptr i64, ptr %context, i64 %tid
-  %mine = getelementptr i8, ptr %at, i64 64
-  %old = load i64, ptr %mine
-  %more = add i64 %old, %threads
-  store i64 %more, ptr %mine
-  ret void
-}
-"""
-# Each thread writes the number of the phase, and after the barrier finds it with all others;
-# number 0 counts what was found wrong, number 1 is how many phases to run.
-PHASES = """
-define void @phases(ptr %context, i64 %tid, i64 %threads) nounwind {
-entry:
-  %wrong.at = getelementptr i8, ptr %context, i64 64
-  %limit.at = getelementptr i8, ptr %context, i64 72
-  %all = getelementptr i8, ptr %context, i64 80
-  %limit = load i64, ptr %limit.at
-  %mine = getelementptr i64, ptr %all, i64 %tid
-  br label %phase
-phase:
-  %p = phi i64 [ 1, %entry ], [ %p.next, %checked ]
-  store i64 %p, ptr %mine
-  call void @barrier(ptr %context, i64 %threads)
-  br label %check
-check:
-  %t = phi i64 [ 0, %phase ], [ %t.next, %check.next ]
-  %other = getelementptr i64, ptr %all, i64 %t
-  %seen = load i64, ptr %other
-  %same = icmp eq i64 %seen, %p
-  br i1 %same, label %check.next, label %bad
-bad:
-  atomicrmw add ptr %wrong.at, i64 1 monotonic
-  br label %check.next
-check.next:
-  %t.next = add i64 %t, 1
-  %more = icmp ult i64 %t.next, %threads
-  br i1 %more, label %check, label %checked
-checked:
-  call void @barrier(ptr %context, i64 %threads)
-  %p.next = add i64 %p, 1
-  %again = icmp ule i64 %p.next, %limit
-  br i1 %again, label %phase, label %done
-done:
-  ret void
-}
-"""
-# Thread 0 says that it is there (number 0) and waits for number 1.
-HOLD = """
-declare i32 @sched_yield()
-define void @hold(ptr %context, i64 %tid, i64 %threads) nounwind {
-entry:
-  %here = getelementptr i8, ptr %context, i64 64
-  %gate = getelementptr i8, ptr %context, i64 72
-  %first = icmp eq i64 %tid, 0
-  br i1 %first, label %wait, label %done
-wait:
-  store atomic i64 1, ptr %here release, align 8
-  call i32 @sched_yield()
-  %open = load atomic i64, ptr %gate acquire, align 8
-  %closed = icmp eq i64 %open, 0
-  br i1 %closed, label %wait, label %done
-done:
-  ret void
-}
-"""
-# Thread 0 takes the next place in a list that several contexts share (number 0 points to it).
-ENLIST = """
-define void @enlist(ptr %context, i64 %tid, i64 %threads) nounwind {
-entry:
-  %list.at = getelementptr i8, ptr %context, i64 64
-  %place = getelementptr i8, ptr %context, i64 72
-  %first = icmp eq i64 %tid, 0
-  br i1 %first, label %take, label %done
-take:
-  %list = load ptr, ptr %list.at
-  %got = atomicrmw add ptr %list, i64 1 seq_cst
-  store i64 %got, ptr %place
-  br label %done
-done:
-  ret void
-}
-"""
-TINY = """
-define void @tiny(ptr %context, i64 %tid, i64 %threads) nounwind {
-  %in.at = getelementptr i8, ptr %context, i64 64
-  %at = getelementptr i64, ptr %context, i64 %tid
-  %out.at = getelementptr i8, ptr %at, i64 72
-  %x = load volatile float, ptr %in.at
-  %y = fmul float %x, 0x3FF8000000000000
-  store float %y, ptr %out.at
-  ret void
-}
-"""
 DENORMAL = float(np.float32(1e-40))
 
 
@@ -136,14 +42,8 @@ def phases() -> NativeCode:
     return load(PHASES, "phases")
 
 
-def hold_code() -> NativeCode:
-    # The barrier is in the module too, and declares sched_yield already.
-    return load(HOLD.replace("declare i32 @sched_yield()\n", ""), "hold")
-
-
-def wait_for(ready: object, what: str) -> None:
+def wait_for(ready: Callable[[], bool], what: str) -> None:
     """Waits for another thread; only a hang makes it fail."""
-    assert callable(ready)
     stop = time.monotonic() + HANG
     while not ready():
         assert time.monotonic() < stop, f"never happened: {what}"
@@ -154,7 +54,7 @@ class Held:
     """The pool while a launch on two threads occupies it."""
 
     def __init__(self) -> None:
-        self.code = hold_code()
+        self.code = load(HOLD, "hold")
         self.context = Context(2)
         arguments = (self.code.address("hold"), self.context.address, 2)
         self.thread = threading.Thread(target=shared_pool().launch, args=arguments)
@@ -316,6 +216,23 @@ def test_an_idle_pool_sleeps(count: NativeCode) -> None:
     assert list(context.numbers) == [8] * 4
 
 
+def test_no_wake_up_is_lost(phases: NativeCode, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a pool that sleeps at once, whoever waits."""
+    monkeypatch.setattr(pool_module, "_SPIN_SECONDS", 0.0)
+    monkeypatch.setattr(pool_module, "_YIELDS", 0)
+    pool = Pool()
+
+    def session(seed: int) -> int:
+        staged = Context(6)
+        staged.numbers[1] = 2
+        for turn in range(200):
+            pool.launch(phases.address("phases"), staged.address, 2 + (seed + turn) % 3)
+        return int(staged.numbers[0])
+
+    with ThreadPoolExecutor(4) as executor:
+        assert list(executor.map(session, range(4))) == [0] * 4
+
+
 def test_too_many_threads() -> None:
     with pytest.raises(ExecutionError, match="too many threads"):
         shared_pool().launch(0, 0, MAX_THREADS + 1)
@@ -358,8 +275,7 @@ def test_python_threads_take_the_signals(count: NativeCode) -> None:
 
 HEAD = """
 import os, sys, threading, time
-from tests.cpu.launching import Context, load
-from tests.cpu.test_pool import COUNT, PHASES
+from tests.cpu.launching import COUNT, PHASES, Context, load
 from monograph.runtime.pool import shared_pool
 code = load(COUNT, "count")
 def check(threads):
@@ -371,7 +287,7 @@ def check(threads):
 
 def run_script(body: str) -> None:
     done = subprocess.run(
-        [sys.executable, "-X", "faulthandler", "-c", HEAD + body],
+        [sys.executable, "-X", "faulthandler", "-W", "ignore", "-c", HEAD + body],
         cwd=ROOT,
         timeout=HANG,
         capture_output=True,

@@ -126,6 +126,13 @@ def _has(graph: Graph, name: str) -> bool:
     return any(v.op.name == name for v in graph.values)
 
 
+def known_rewrites() -> set[str]:
+    """Rules, and passes without rules."""
+    steps = [step for _, step in all_passes()]
+    rules = {r.name for step in steps if isinstance(step, RulePass) for r in step.rules}
+    return rules | {step.name for step in steps if not isinstance(step, RulePass)}
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--seconds", type=float, default=60)
@@ -142,6 +149,7 @@ def main() -> int:
         seed += 1
     print(f"{seed - options.seed} graphs from seed {options.seed}, {failures} failures")
     print("fired:", dict(fired.most_common()))
+    print("never fired:", ", ".join(sorted(known_rewrites() - set(fired))))
     return 1 if failures else 0
 
 

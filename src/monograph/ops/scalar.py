@@ -113,9 +113,7 @@ class ScalarBuilder(Protocol):
     def select(self, condition: Scalar, x: Scalar, y: Scalar) -> Scalar:
         """x where the bool holds, y elsewhere."""
 
-    def cast(
-        self, x: Scalar, to: DType, saturate: bool = True, rounding: str = "nearest"
-    ) -> Scalar:
+    def cast(self, x: Scalar, to: DType, saturate: bool = True, rounding: str = "up") -> Scalar:
         """The same value in another element type, by the rules of the op `Cast`."""
 
     def bitcast(self, x: Scalar, to: DType) -> Scalar:

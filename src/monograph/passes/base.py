@@ -46,8 +46,12 @@ class Pass:
             Pass.registry[cls.name] = cls
 
     def run(self, graph: Graph, environment: Environment) -> Graph:
-        """The graph after the pass; sub-graphs have been through it already."""
+        """The graph after the pass; sub-graphs have been through `run_inside` already."""
         raise NotImplementedError
+
+    def run_inside(self, graph: Graph, environment: Environment) -> Graph:
+        """A sub-graph after the pass."""
+        return self.run(graph, environment)
 
 
 @dataclass(frozen=True)
@@ -90,7 +94,7 @@ def _has_subgraph(op: Op) -> bool:
 
 def run_pass(step: Pass, graph: Graph, environment: Environment) -> Graph:
     """A pass over a graph and, first, over its sub-graphs."""
-    inner = map_subgraphs(graph, lambda g: step.run(g, environment))
+    inner = map_subgraphs(graph, lambda g: step.run_inside(g, environment))
     return step.run(inner, environment)
 
 

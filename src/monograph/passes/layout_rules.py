@@ -113,6 +113,8 @@ def reach(value: Value, order: Order) -> Plan | None:
         return None
     if isinstance(value.op, ELEMENTWISE):
         return Plan(value.op, tuple(aligned(v, order) for v in value.inputs), order)
+    if isinstance(value.op, Broadcast):
+        return _broadcast_to(value, order)
     before = _operand_order(value, order)
     plan = None if before is None else follow(value, 0, before)
     return plan if plan is not None and plan.order == order else None
@@ -144,6 +146,12 @@ def aligned(operand: Value, order: Order) -> Need:
     return Need(own, tuple(inside))
 
 
+def _widened(order: Order, rank: int) -> Order:
+    """The order of what an operand broadcasts to: new dimensions come first."""
+    lead = rank - len(order)
+    return (*range(lead), *(d + lead for d in order))
+
+
 def _without(order: Order, axes: tuple[int, ...]) -> Order:
     """The order of what is left when these dimensions go."""
     return tuple(d - sum(a < d for a in axes) for d in order if d not in axes)
@@ -163,8 +171,7 @@ def _places(order: Order, axes: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _elementwise(value: Value, index: int, order: Order) -> Plan:
-    lead = value.tensor.rank - len(order)
-    whole = (*range(lead), *(d + lead for d in order))
+    whole = _widened(order, value.tensor.rank)
     return Plan(value.op, tuple(aligned(v, whole) for v in value.inputs), whole)
 
 
@@ -197,13 +204,14 @@ def _tile(value: Value, index: int, order: Order) -> Plan:
 
 
 def _broadcast(value: Value, index: int, order: Order) -> Plan | None:
+    return _broadcast_to(value, _widened(order, value.tensor.rank))
+
+
+def _broadcast_to(value: Value, order: Order) -> Plan | None:
     if not value.tensor.is_static:
         return None
-    (x,) = value.inputs
-    lead = value.tensor.rank - x.tensor.rank
-    whole = (*range(lead), *(d + lead for d in order))
-    shape = tuple(value.tensor.static[d] for d in whole)
-    return Plan(Broadcast(shape), (aligned(x, whole),), whole)
+    shape = tuple(value.tensor.static[d] for d in order)
+    return Plan(Broadcast(shape), (aligned(value.inputs[0], order),), order)
 
 
 def _reduction(value: Value, index: int, order: Order) -> Plan:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -178,11 +178,13 @@ class BisectResult:
     fault: PassError | None
 
 
-def bisect_model(request: Request, options: PassOptions, note: Notes) -> BisectResult:
+def bisect_model(
+    request: Request, options: PassOptions, note: Notes, any_order: Collection[str] = ()
+) -> BisectResult:
     """Runs a model through the pipeline and compares the numbers behind every pass."""
     target, cost = cost_of(request.target)
     graph, feeds = _bound(request, note)
-    numbers = Numbers(graph, feeds)
+    numbers = Numbers(graph, feeds, any_order=any_order)
     if numbers.drawn:
         drawn = ", ".join(numbers.drawn)
         note(f"the model draws random numbers ({drawn}): only its structure is checked")

@@ -3,20 +3,20 @@
 Graphs that differ by exact rewrites must agree bit for bit. Others may differ by rounding. How far
 is derived from both graphs (see `monograph.runtime.tolerance`). The derivation does not see what
 amplifies a difference: sums that cancel, steep curves, ties that an argmax or a sort decides. So
-where it is exceeded, it is measured: the first graph runs again with every result disturbed by its
-own rounding, and an element may differ by as much as that moves it.
+where it is exceeded, it is measured: both graphs run again with every result disturbed by its own
+rounding, and an element may differ by as much as that moves it.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from monograph.errors import ExecutionError, FeedError
+from monograph.errors import ExecutionError, FeedError, MonographError
 from monograph.ir import Array, Graph, TensorType, Value, evaluate
 from monograph.runtime.compare import Difference, compare_outputs, flatten
 from monograph.runtime.feeds import Port
@@ -71,10 +71,12 @@ def first_difference(
     *,
     exact: bool,
     expected: Mapping[str, Any] | None = None,
+    any_order: Collection[str] = (),
 ) -> Difference | None:
     """The first output in which two graphs differ, or None where they agree.
 
-    `expected` are the outputs of `before`, where they have been computed.
+    `expected` are the outputs of `before`, where they have been computed. Rows of the outputs in
+    `any_order` are matched to each other before they are compared, unless all is exact.
     """
     if expected is None:
         expected = run(before, feeds)
@@ -84,16 +86,18 @@ def first_difference(
         return found[0] if found else None
     left, right = derive(before), derive(after)
     tolerances = {n: _sum(left[n], right.get(n, EXACT)) for n in left}
-    beyond = [d for d in compare_outputs(given, expected, tolerances) if not d.ok]
+    beyond = [d for d in compare_outputs(given, expected, tolerances, any_order) if not d.ok]
     if not beyond:
         return None
-    spread = _Spread(before, feeds, expected)
+    spreads = [_Spread(before, feeds, expected), _Spread(after, feeds, given)]
     tensors, wanted = flatten(given), flatten(expected)
     for difference in beyond:
         name = difference.name
         if name not in tensors or name not in wanted:
             return difference
-        if not spread.explains(name, tensors[name], wanted[name], difference.tolerance):
+        a, b = np.asarray(tensors[name]), np.asarray(wanted[name])
+        moved = [s.moved(name) for s in spreads]
+        if not _explained(a, b, difference.tolerance, moved):
             return difference
     return None
 
@@ -126,34 +130,42 @@ def _compare_signs(found: Difference, given: Any, expected: Any) -> Difference:
 class _Spread:
     """How far rounding moves each element of a graph's outputs, measured."""
 
-    def __init__(self, graph: Graph, feeds: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
-        self.expected = flatten(expected)
+    def __init__(self, graph: Graph, feeds: Mapping[str, Any], outputs: Mapping[str, Any]) -> None:
+        self.outputs = flatten(outputs)
         self.runs: list[dict[str, Any]] = []
         for seed in range(DISTURBED_RUNS):
             try:
                 self.runs.append(flatten(_run_disturbed(graph, feeds, seed)))
-            except ExecutionError:
+            except (MonographError, ValueError, LookupError, ArithmeticError):
                 # A disturbed size or index is out of range: so it may be in a right answer.
                 self.runs.append({})
 
-    def explains(self, name: str, given: Any, expected: Any, tolerance: Tolerance) -> bool:
-        """Whether rounding may have made `given` of `expected`."""
-        a, b = np.asarray(given), np.asarray(expected)
+    def moved(self, name: str) -> Array | None:
+        """The largest distance by element; None where even the shape is not the same."""
+        base = np.asarray(self.outputs[name])
         others = [np.asarray(r[name]) for r in self.runs if name in r]
-        if len(others) < len(self.runs) or any(o.shape != b.shape for o in others):
-            return True
-        if a.shape != b.shape or a.dtype != b.dtype:
-            return False
-        if a.dtype.kind in "OUST":
-            return bool(np.all((a == b) | np.any([o != b for o in others], axis=0)))
-        moved = np.max([_distance(o, b) for o in others], axis=0)
-        if a.dtype.kind in "iub":
-            # Integers do not round: what rounding can change at all may become anything.
-            moved = np.where(moved > 0, np.inf, 0.0)
-        magnitude = np.where(np.isfinite(_wide(b)), np.abs(_wide(b)), 0.0)
-        largest = float(magnitude.max(initial=0.0))
-        bound = tolerance.bound(magnitude, largest)  # type: ignore[arg-type]
-        return bool(np.all(_distance(a, b) <= bound + MARGIN * moved))
+        if len(others) < len(self.runs) or any(o.shape != base.shape for o in others):
+            return None
+        if base.dtype.kind in "OUST":
+            return np.where(np.any([o != base for o in others], axis=0), np.inf, 0.0)
+        moved = np.max([_distance(o, base) for o in others], axis=0)
+        # Integers do not round: what rounding can change at all may become anything.
+        return np.where(moved > 0, np.inf, 0.0) if base.dtype.kind in "iub" else moved
+
+
+def _explained(a: Array, b: Array, tolerance: Tolerance, moved: Sequence[Array | None]) -> bool:
+    """Whether rounding may have made `a` of `b`, if it moves them so far."""
+    reach = [m for m in moved if m is not None]
+    if len(reach) < len(moved):
+        return True
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    if a.dtype.kind in "OUST":
+        return bool(np.all((a == b) | (np.max(reach, axis=0) > 0)))
+    magnitude = np.where(np.isfinite(_wide(b)), np.abs(_wide(b)), 0.0)
+    largest = float(magnitude.max(initial=0.0))
+    bound = tolerance.bound(magnitude, largest)  # type: ignore[arg-type]
+    return bool(np.all(_distance(a, b) <= bound + MARGIN * np.sum(reach, axis=0)))
 
 
 def _wide(x: Array) -> Array:

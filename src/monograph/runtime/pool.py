@@ -12,14 +12,11 @@ import signal
 import threading
 import time
 
-from monograph.codegen.llvm.barrier import BARRIER_BYTES
 from monograph.codegen.llvm.features import host_features
 from monograph.errors import ExecutionError
 from monograph.runtime import pool_code
 from monograph.runtime.native import NativeCode, compile_module
 from monograph.runtime.threads import MAX_THREADS, available_threads
-
-__all__ = ["BARRIER_BYTES", "Pool", "shared_pool"]
 
 _SPIN_SECONDS = 10e-6
 _YIELDS = 1000
@@ -34,7 +31,7 @@ class Pool:
     """Native threads, started when first needed and asleep when not.
 
     A compiled function is `void f(ptr context, i64 tid, i64 threads)`. For a launch on several
-    threads, the context begins with `BARRIER_BYTES` of barrier state.
+    threads, the context begins with the state of a barrier (codegen/llvm/barrier.py).
     """
 
     def __init__(self) -> None:

@@ -27,8 +27,8 @@ RING, RING_CELLS = 128, 16
 SLOTS = RING + RING_CELLS * CELL_BYTES
 """...and a slot for every thread (that of thread 0, the caller, stays empty)."""
 
-_CROWDED_SPINS = 16
-"""Turns a barrier spins where threads outnumber cores: whoever is awaited needs the core."""
+_CROWDED = 16
+"""Turns to spin, and to yield, where threads outnumber cores: whoever is awaited needs the core."""
 
 _WAITING = f"""
 declare i32 @sched_yield()
@@ -133,13 +133,18 @@ entry:
   %index.at = getelementptr i8, ptr %slot, i64 {INDEX}
   %done = getelementptr i8, ptr %slot, i64 {DONE}
   %index = load i64, ptr %index.at, align 8
-  %offset = mul i64 %index, {SLOT_BYTES}
-  %slots = sub i64 0, %offset
-  %first = getelementptr i8, ptr %slot, i64 %slots
+  %back = mul i64 %index, -{SLOT_BYTES}
+  %first = getelementptr i8, ptr %slot, i64 %back
   %spin.at = getelementptr i8, ptr %first, i64 {SPIN - SLOTS}
   %yield.at = getelementptr i8, ptr %first, i64 {YIELD - SLOTS}
-  %spins = load i32, ptr %spin.at, align 4
-  %yields = load i32, ptr %yield.at, align 4
+  %cores.at = getelementptr i8, ptr %first, i64 {CORES - SLOTS}
+  %spins.roomy = load i32, ptr %spin.at, align 4
+  %yields.roomy = load i32, ptr %yield.at, align 4
+  %cores = load i32, ptr %cores.at, align 4
+  %index.short = trunc i64 %index to i32
+  %roomy = icmp ult i32 %index.short, %cores
+  %spins = select i1 %roomy, i32 %spins.roomy, i32 {_CROWDED}
+  %yields = select i1 %roomy, i32 %yields.roomy, i32 {_CROWDED}
   br label %next
 next:
   %before = phi i32 [ 0, %entry ], [ %number, %next ]
@@ -175,12 +180,12 @@ entry:
   %ticket = atomicrmw add ptr %pool, i32 1 monotonic
   %turn = call ptr @turn(ptr %ring, i32 %ticket)
   ; Whoever runs now needs the cores: do not spin beside them.
-  call void @await(ptr %turn, i32 %ticket, i32 {_CROWDED_SPINS}, i32 1)
+  call void @await(ptr %turn, i32 %ticket, i32 {_CROWDED}, i32 1)
   %arrivals.at = getelementptr i8, ptr %context, i64 {ARRIVALS}
   %spins.at = getelementptr i8, ptr %context, i64 {SPINS}
   %threads.short = trunc i64 %threads to i32
-  %crowded = icmp ugt i32 %threads.short, %cores
-  %turns = select i1 %crowded, i32 {_CROWDED_SPINS}, i32 %spins
+  %roomy = icmp ule i32 %threads.short, %cores
+  %turns = select i1 %roomy, i32 %spins, i32 {_CROWDED}
   store i64 0, ptr %arrivals.at, align 8
   store i32 %turns, ptr %spins.at, align 4
   br label %start

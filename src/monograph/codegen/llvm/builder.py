@@ -13,6 +13,8 @@ from typing import TypeAlias
 
 import numpy as np
 
+from monograph.codegen.llvm.features import Features
+
 Int: TypeAlias = "int | Reg"
 
 
@@ -55,8 +57,15 @@ def float_text(number: float, element: str) -> str:
 class Builder:
     """The body of one function, line by line."""
 
-    def __init__(self, name: str, arguments: Sequence[tuple[str, str]], returns: str = "void"):
+    def __init__(
+        self,
+        name: str,
+        arguments: Sequence[tuple[str, str]],
+        returns: str = "void",
+        features: Features | None = None,
+    ):
         self.name = name
+        self.features = features
         self.returns = returns
         self.arguments = {n: Reg(f"%{n}", t.split(" ")[0]) for n, t in arguments}
         self.signature = ", ".join(f"{t} %{n}" for n, t in arguments)

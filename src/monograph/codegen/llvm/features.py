@@ -46,6 +46,8 @@ class Features:
     """The intrinsic that tells the core it is waiting in a loop, where there is one."""
     float_mode: FloatMode | None = None
     """How denormals are switched off, where that is known."""
+    converts_half: bool = False
+    """Whether there are instructions between f16 and f32."""
 
     def lanes(self, bits: int) -> int:
         """How many elements of a width fill a register."""
@@ -67,6 +69,7 @@ TABLE: dict[str, Features] = {
             "skylake-avx512",
             relax=_X86_RELAX,
             float_mode=_X86_FLOATS,
+            converts_half=True,
         ),
         Features(
             "avx512_vnni",
@@ -78,6 +81,7 @@ TABLE: dict[str, Features] = {
             dot_i8="llvm.x86.avx512.vpdpbusd.512",
             relax=_X86_RELAX,
             float_mode=_X86_FLOATS,
+            converts_half=True,
         ),
         Features(
             "avx2",
@@ -87,9 +91,12 @@ TABLE: dict[str, Features] = {
             "haswell",
             relax=_X86_RELAX,
             float_mode=_X86_FLOATS,
+            converts_half=True,
         ),
         Features("sse2", 128, 16, "", "x86-64", relax=_X86_RELAX, float_mode=_X86_FLOATS),
-        Features("neon", 128, 32, "+neon", "generic", float_mode=_ARM_FLOATS),
+        Features(
+            "neon", 128, 32, "+neon", "generic", float_mode=_ARM_FLOATS, converts_half=True
+        ),
         Features("baseline", 128, 16, "", "generic"),
     )
 }

@@ -66,7 +66,7 @@ class KernelContext:
     def builder(self, count: int) -> Builder:
         """A function body with so many pointers."""
         pointers = [(f"p{i}", "ptr") for i in range(count)]
-        return Builder(NAME, [*pointers, ("tid", "i64")])
+        return Builder(NAME, [*pointers, ("tid", "i64")], features=self.features)
 
     def finish(self, b: Builder, flops: float = 0.0) -> Kernel:
         b.ret()
