@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -12,9 +13,11 @@ from monograph import pipeline
 from monograph.errors import ConfigError
 from monograph.ir import Graph, Value, constant, dtype, unpack
 from monograph.ops.control import If
-from monograph.ops.elementwise import Abs, Add, Exp, Less, Mul, Neg, Sigmoid, Sub, Tanh
+from monograph.ops.elementwise import Abs, Add, Clip, Exp, Less, Mul, Neg, Sigmoid, Sub, Tanh
+from monograph.ops.linear import Dot
 from monograph.ops.random import RandomNormal, fresh_uid
 from monograph.ops.reduce import ArgMax
+from monograph.ops.shape import Concat, Slice
 from monograph.passes.base import Environment, Pass, RulePass
 from monograph.pipeline import PassOptions, Stage, optimise, parse_pass_options
 from monograph.rewrite import Rule, rewrite, variables
@@ -201,3 +204,22 @@ def test_a_graph_that_draws_random_numbers_is_checked_for_structure_only() -> No
     graph = graph_of(Add()(x, drawn), Sigmoid()(x))
     assert Numbers(graph).drawn == ["random_normal"]
     optimise(graph, verify_passes=True)
+
+
+def test_a_graph_of_20000_ops_takes_seconds() -> None:
+    generator = np.random.default_rng(0)
+
+    def weights(*shape: int) -> Value:
+        return constant(generator.normal(size=shape).astype(np.float32) / 3)
+
+    last = value("f32[4, 8]")
+    for _ in range(2500):
+        layer = Add()(Dot()(last, weights(8, 8)), weights(8))
+        gated = Mul()(layer, Sigmoid()(layer))
+        halves = [Slice((0, i), (4, i + 4), (1, 1))(gated) for i in (4, 0)]
+        last = Add()(Clip(0.0)(Concat(1)(*halves)), last)
+    graph = graph_of(last)
+    started = time.process_time()
+    after = optimise(graph)
+    assert time.process_time() - started < 30
+    assert len(after.values) < len(graph.values)

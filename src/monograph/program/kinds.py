@@ -6,16 +6,13 @@ from dataclasses import dataclass
 
 from monograph.ir import Array, Constant, Input, Item, TensorType, TupleType, Type, Value
 from monograph.ir.dtype import COMPLEX, STRING
-from monograph.ops.base import Binary, Unary
-from monograph.ops.cast import BitCast, Cast
-from monograph.ops.elementwise import Where
-from monograph.ops.quant import Dequantize, Quantize
+from monograph.ops.base import Unary
 from monograph.ops.reduce import Reduction
 from monograph.ops.scalar import Scalar, ScalarBuilder
+from monograph.ops.scalar import is_pointwise as op_is_pointwise
 from monograph.ops.shape import Broadcast, Concat, Reshape, Slice, Squeeze, Transpose, Unsqueeze
 
 VIEWS = (Broadcast, Reshape, Slice, Squeeze, Transpose, Unsqueeze)
-POINTWISE = (Unary, Binary, Where, Cast, BitCast, Quantize, Dequantize)
 
 
 @dataclass(frozen=True)
@@ -46,7 +43,7 @@ def is_view(value: Value) -> bool:
 
 
 def is_pointwise(value: Value) -> bool:
-    return isinstance(value.op, POINTWISE)
+    return op_is_pointwise(value.op)
 
 
 def is_join(value: Value) -> bool:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import heapq
+from collections import Counter
 from dataclasses import dataclass, field
 
 MISSES_KEPT = 32
+KEPT_PER_REASON = 8
+"""A reason that holds nearly everywhere would otherwise hide the others."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,8 @@ class Trace:
     fired: list[Fired] = field(default_factory=list)
     misses: dict[str, list[Missed]] = field(default_factory=dict)
     seen: set[tuple[str, str, str]] = field(default_factory=set)
+    tally: Counter[tuple[str, str]] = field(default_factory=Counter)
+    """How often a rule declined for a reason, whatever the values."""
 
     def note_fired(self, rule: str, origin: str, before: str, after: str) -> None:
         self.fired.append(Fired(rule, origin, before, after))
@@ -44,6 +49,10 @@ class Trace:
         if key in self.seen:
             return
         self.seen.add(key)
+        alike = (rule, _without_values(reason))
+        self.tally[alike] += 1
+        if self.tally[alike] > KEPT_PER_REASON:
+            return
         kept = self.misses.setdefault(rule, [])
         entry = Missed(score, rule, origin, reason)
         if len(kept) < MISSES_KEPT:
@@ -52,8 +61,12 @@ class Trace:
             heapq.heappushpop(kept, entry)
 
     def nearest(self, rule: str) -> list[Missed]:
-        """The misses of a rule, nearest first."""
-        return sorted(self.misses.get(rule, []), key=lambda m: (-m.score, m.origin, m.reason))
+        """The misses of a rule, nearest first; of equally near ones, those with rare reasons."""
+
+        def order(m: Missed) -> tuple[int, int, str, str]:
+            return -m.score, self.tally[rule, _without_values(m.reason)], m.origin, m.reason
+
+        return sorted(self.misses.get(rule, []), key=order)
 
     def counts(self) -> dict[str, int]:
         """How often each rule fired."""
@@ -61,3 +74,7 @@ class Trace:
         for f in self.fired:
             totals[f.rule] = totals.get(f.rule, 0) + 1
         return totals
+
+
+def _without_values(reason: str) -> str:
+    return reason.split(" (expected", 1)[0]

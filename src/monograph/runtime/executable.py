@@ -9,12 +9,21 @@ from typing import Any
 import numpy as np
 
 from monograph.codegen.llvm.barrier import BARRIER_BYTES
-from monograph.codegen.llvm.compile import ARENA, CONSTANTS, FIRST_PORT, Module, Segment
-from monograph.ir import Array, Item, Value
+from monograph.codegen.llvm.compile import (
+    ARENA,
+    CONSTANTS,
+    FIRST_PORT,
+    Module,
+    Segment,
+    compile_program,
+)
+from monograph.codegen.llvm.features import Features
+from monograph.codegen.llvm.select import CpuTarget
+from monograph.ir import Array, Graph, Item, Value
 from monograph.ir.evaluate import apply
 from monograph.program.place import CONSTANT, OUTPUT, TEMPORARY
-from monograph.program.program import Program, Step
-from monograph.runtime.native import NativeCode
+from monograph.program.program import Program, Step, lower
+from monograph.runtime.native import NativeCode, compile_modules
 from monograph.runtime.pool import shared_pool
 
 _ALIGNMENT = 64
@@ -163,3 +172,12 @@ class CpuExecutable:
             0,
             tuple(s * size for s in place.strides),
         )
+
+
+def compile_graph(graph: Graph, features: Features, threads: int) -> CpuExecutable:
+    """An optimised graph of static shapes, compiled for this machine."""
+    program = lower(graph, CpuTarget())
+    module = compile_program(program, features, threads)
+    objects = compile_modules(module.texts, features)
+    names = [s.function for s in module.segments if isinstance(s, Segment)]
+    return CpuExecutable(program, module, NativeCode(objects, names), threads)

@@ -72,7 +72,11 @@ class Arith:
         return self.b.intrinsic("fmuladd", x, self.operand(y, x), self.operand(z, x))
 
     def polynomial(self, x: Reg, coefficients: Sequence[float]) -> Reg:
-        """c[0] + c[1] x + c[2] x^2 + ... by Horner's rule."""
+        """c[0] + c[1] x + c[2] x^2 + ...
+
+        By Horner's rule: vectors follow each other closely enough to hide its long chain, and
+        schemes with shorter chains have more multiplications.
+        """
         *rest, last = coefficients
         total = self.number(last, x)
         for c in reversed(rest):

@@ -26,7 +26,6 @@ from monograph.codegen.llvm.tiles import (
     Tile,
     split,
 )
-from monograph.codegen.llvm.types import load_elements
 from monograph.ir import Array, Value, known
 from monograph.ops.conv import Conv
 from monograph.program.index import strides_of
@@ -236,8 +235,7 @@ class _Conv:
                 held: dict[tuple[int, int], Reg] = {}
                 for pixel in self.taps.pixels(run.size):
                     where = pixel * self.x.strides[-2] + u * self.x.strides[-1]
-                    one = load_elements(b, self.anchor.inputs[0].dtype, b.offset(xk, where * 4), 0)
-                    factor = b.splat(one.reg, self.lanes)
+                    factor = b.splat(b.load("float", b.offset(xk, where * 4), 4), self.lanes)
                     for r, k in self.taps.uses(pixel, run.size):
                         for v in range(panel.size):
                             if (k, v) not in held:

@@ -13,7 +13,6 @@ from monograph.codegen.llvm.builder import Int, Reg, vector
 from monograph.codegen.llvm.epilogue import Epilogue
 from monograph.codegen.llvm.kernel import Kernel, KernelContext, Packed, pointers, share
 from monograph.codegen.llvm.tiles import Run, choose_tile, split
-from monograph.codegen.llvm.types import load_elements
 from monograph.ir import Array, Value, known
 from monograph.program.index import strides_of
 from monograph.program.strided import strided
@@ -221,12 +220,15 @@ class _Dot:
             at = b.offset(w, u * step + v * self.lanes * 4)
             return b.load(vector(self.lanes, "float"), at, 4)
         at = b.offset(w, u * step + v * self.lanes * self.w_size)
-        return load_elements(b, self.anchor.inputs[1].dtype, at, self.lanes).reg
+        scalars = self.epilogue.elements.scalars
+        column: Reg = scalars.load(self.anchor.inputs[1].dtype, at, self.lanes).reg
+        return column
 
     def _factor(self, x: Reg, r: int, u: int) -> Reg:
         """An element of x in every lane."""
         at = (r * self.x.strides[-2] + u * self.x.strides[-1]) * self.x_size
-        one = load_elements(self.b, self.anchor.inputs[0].dtype, self.b.offset(x, at), 0)
+        scalars = self.epilogue.elements.scalars
+        one = scalars.load(self.anchor.inputs[0].dtype, self.b.offset(x, at))
         return self.b.splat(one.reg, self.lanes)
 
     def _finish(self, g: Int, m0: Int, v0: Int, run: Run, panel: Run, sums: list[Reg]) -> None:

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 
 from monograph.codegen.llvm.builder import Builder, Int, Reg
 from monograph.codegen.llvm.scalar import LlvmScalars
-from monograph.codegen.llvm.types import load_elements, store_elements
 from monograph.ir import DType, Value, known
 from monograph.ops.scalar import Scalar
 from monograph.program.access import Element, Indices, Resolved, resolve
@@ -65,7 +64,8 @@ class Elements:
         operands = [made[o] for o in item.operands]
         if is_view(value):
             return operands[0]
-        return value.op.scalar(self.scalars, *operands)
+        result: Scalar = value.op.scalar(self.scalars, *operands)
+        return result
 
     def load(self, value: Value, at: Indices, point: Point) -> Scalar:
         """An element from memory, or a literal."""
@@ -89,7 +89,7 @@ class Elements:
 
     def load_at(self, pointer: Reg, dtype: DType, position: Index, point: Point) -> Scalar:
         where = self.b.mul(self.integer(position, point), dtype.itemsize)
-        return load_elements(self.b, dtype, self.b.offset(pointer, where), point.lanes)
+        return self.scalars.load(dtype, self.b.offset(pointer, where), point.lanes)
 
     def store(self, value: Value, at: Indices, scalar: Scalar, point: Point) -> None:
         """Puts an element into memory."""
@@ -98,13 +98,13 @@ class Elements:
         pointer = self.pointers[value]
         if not point.lanes or position.factor(point.lane) == 1:  # type: ignore[arg-type]
             where = self.b.mul(self.integer(position, point), value.dtype.itemsize)
-            store_elements(self.b, value.dtype, scalar, self.b.offset(pointer, where))
+            self.scalars.store(scalar, self.b.offset(pointer, where))
             return
         for k in range(point.lanes):
             one = point.lane_at(self.b, k)
             where = self.b.mul(self.integer(position, one), value.dtype.itemsize)
             lane = self.scalars.lane(scalar, k)
-            store_elements(self.b, value.dtype, lane, self.b.offset(pointer, where))
+            self.scalars.store(lane, self.b.offset(pointer, where))
 
     def integer(self, index: Index, point: Point) -> Int:
         """An index as a number, at a point."""

@@ -41,8 +41,8 @@ class Epilogue:
 
     def _store(self, at: Sequence[Int], start: int, lanes: int, total: Reg) -> None:
         values: dict[Counter, Int] = {}
-        for index, value in zip(self.at, at, strict=True):
-            values |= dict.fromkeys(index.counters, value)
+        for index, number in zip(self.at, at, strict=True):
+            values |= dict.fromkeys(index.counters, number)
         lane = next(iter(self.at[-1].counters), None)
         point = Point(values)
         if lane is not None:

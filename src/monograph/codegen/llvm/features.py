@@ -94,9 +94,7 @@ TABLE: dict[str, Features] = {
             converts_half=True,
         ),
         Features("sse2", 128, 16, "", "x86-64", relax=_X86_RELAX, float_mode=_X86_FLOATS),
-        Features(
-            "neon", 128, 32, "+neon", "generic", float_mode=_ARM_FLOATS, converts_half=True
-        ),
+        Features("neon", 128, 32, "+neon", "generic", float_mode=_ARM_FLOATS, converts_half=True),
         Features("baseline", 128, 16, "", "generic"),
     )
 }

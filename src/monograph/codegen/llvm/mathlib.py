@@ -86,22 +86,16 @@ def sigmoid(a: Arith, x: Reg) -> Reg:
     return a.div(1.0, a.add(exp(a, a.neg(x)), 1.0))
 
 
-# tanh x = x P(x^2) / Q(x^2) for |x| <= 9; relative error 2^-25.4
-_TANH_P = (
-    1.0,
-    0.13383911550045013,
-    0.0034989160485565662,
-    2.065993976430036e-05,
-    1.3417971622686764e-08,
+# e^r - 1 = r + r^2 R(r) for |r| <= ln(2) / 2; relative error 2^-26.2
+_EXP_REST = (
+    0.4999999701976776,
+    0.1666654348373413,
+    0.04166720062494278,
+    0.008366533555090427,
+    0.0013882518978789449,
 )
-_TANH_Q = (
-    1.0,
-    0.4671723246574402,
-    0.02588989958167076,
-    0.00032909074798226357,
-    7.803975563547283e-07,
-)
-_TANH_END = 10.0
+_TANH_END = 9.1
+"""From here on tanh is 1: e^2x + 1 and e^2x - 1 are the same number."""
 
 # erf x = x P(x^2) / Q(x^2) for |x| <= 3.83; relative error 2^-25.9
 _ERF_P = (
@@ -121,25 +115,36 @@ _ERF_Q = (
     6.350965850288048e-05,
 )
 _ERF_END = 4.2
+"""Here the quotient is beyond 1 by more than it is rounded by."""
 
 
 def tanh(a: Arith, x: Reg) -> Reg:
-    return _saturating(a, x, _TANH_P, _TANH_Q, _TANH_END)
+    """(e^2x - 1) / (e^2x + 1); exactly 1 in the end, because GELU multiplies what is left by x."""
+    y = a.at_most(a.abs(x), _TANH_END)
+    power, rest = _split_exp(a, a.add(y, y))
+    less_one = a.fma(power, rest, a.sub(power, 1.0))
+    return a.copysign(a.div(less_one, a.add(less_one, 2.0)), x)
 
 
 def erf(a: Arith, x: Reg) -> Reg:
-    return _saturating(a, x, _ERF_P, _ERF_Q, _ERF_END)
-
-
-def _saturating(a: Arith, x: Reg, p: tuple[float, ...], q: tuple[float, ...], end: float) -> Reg:
-    """x P(x^2) / Q(x^2), and exactly 1 or -1 from `end` on, where the quotient is beyond that.
-
-    Exactly, because GELU multiplies what is left of 1 by x.
-    """
-    x = a.clamp(x, -end, end)
+    """x P(x^2) / Q(x^2), cut off at -1 and 1; exactly 1 in the end, as tanh is."""
+    x = a.clamp(x, -_ERF_END, _ERF_END)
     z = a.mul(x, x)
-    quotient = a.div(a.mul(x, a.polynomial(z, p)), a.polynomial(z, q))
+    quotient = a.div(a.mul(x, a.polynomial(z, _ERF_P)), a.polynomial(z, _ERF_Q))
     return a.clamp(quotient, -1.0, 1.0)
+
+
+def _split_exp(a: Arith, x: Reg) -> tuple[Reg, Reg]:
+    """A power of two and a small rest, such that e^x = power * (1 + rest); |x| < 87.
+
+    Near 0 the power is 1 and the rest is precise, so that e^x - 1 does not cancel.
+    """
+    rounder = _ROUNDER + 127
+    shifted = a.fma(x, 1 / math.log(2), rounder)
+    n = a.sub(shifted, rounder)
+    r = a.fma(n, -_LN2_LOW, a.fma(n, -_LN2_HIGH, x))
+    power = a.floats(a.op("shl", a.bits(shifted), 23))
+    return power, a.fma(a.mul(r, r), a.polynomial(r, _EXP_REST), r)
 
 
 # Between -pi/4 and pi/4, with z = x^2: sin x = x + x^3 S(z), error 2^-28;
