@@ -8,7 +8,7 @@ from typing import Any
 
 from monograph.errors import ConfigError
 
-TARGETS = ("reference",)
+TARGETS = ("reference", "cpu")
 _PREFIX = "MONOGRAPH_"
 _CACHE_HOME = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
 _BOOLS = {"1": True, "true": True, "0": False, "false": False}
@@ -19,7 +19,7 @@ class Config:
     """How a model is compiled and run."""
 
     target: str = "reference"
-    """What runs the model."""
+    """What runs the model: "reference" (numpy, the oracle) or "cpu" (compiled code)."""
     shapes_kept: int = 16
     """How many shape bindings a session keeps ready; the least recently used one goes first."""
     optimise: bool = False

@@ -12,16 +12,20 @@ from typing import Any, TypeAlias
 import numpy as np
 import onnx
 
+from monograph.codegen.llvm.features import choose_features
 from monograph.config import Config, make_config
 from monograph.errors import ConfigError, ExecutionError, FeedError, UnknownRankError
 from monograph.frontend.onnx import ModelFile, import_model, read_model
 from monograph.frontend.onnx.dtypes import value_type
 from monograph.ir import Array, Graph, TensorType, evaluate, verify
-from monograph.pipeline import optimise
+from monograph.pipeline import PassOptions, optimise
+from monograph.runtime.executable import CpuExecutable, compile_graph
 from monograph.runtime.feeds import Port, check_feeds
+from monograph.runtime.threads import choose_threads
 
 ModelSource: TypeAlias = str | os.PathLike[str] | bytes | onnx.ModelProto
 
+_CPU_PASSES = PassOptions(overrides={"choose_layout": {"layout": "channels_last"}})
 DECISIVE_ELEMENTS = 64
 """Integer inputs up to this size may decide ranks: they look like shapes, axes or sizes."""
 
@@ -37,7 +41,8 @@ def load(
     """Loads a model for a target.
 
     source: the path of an ONNX file, the bytes of one, or a ModelProto.
-    target: what runs it; "reference" evaluates with numpy and is right, not fast.
+    target: what runs it; "reference" evaluates with numpy and is right, not fast; "cpu" compiles
+        the model to native code for this machine.
     dims: sizes for named dimensions of the inputs, e.g. {"batch": 1}.
     donate: outputs that are written into an input's memory, e.g. {"present": "past"}.
     options: see `monograph.config.Config`.
@@ -58,6 +63,7 @@ class Session:
         self._donate = donate
         self._lock = threading.Lock()
         self._by_shape: OrderedDict[tuple[Any, ...], Graph] = OrderedDict()
+        self._executables: OrderedDict[Graph, CpuExecutable] = OrderedDict()
         self._values_decide = False
         self._graph: Graph | None = None
         self._late: UnknownRankError | None = None
@@ -91,7 +97,13 @@ class Session:
         if unknown := [n for n in wanted if n not in names]:
             raise FeedError("the model has no such output", expected=names, given=unknown)
         checked = check_feeds(self.inputs, feeds)
-        results = dict(zip(names, evaluate(self._graph_for(checked), checked), strict=True))
+        if self.config.target == "cpu":
+            made = self._executable_for(checked).run(checked)
+        else:
+            made = evaluate(self._graph_for(checked), checked)
+        results = dict(zip(names, made, strict=True))
+        if self.config.target == "cpu":
+            return [results[n] for n in wanted]
         try:
             return [_fresh(results[n]) for n in wanted]
         except MemoryError:
@@ -106,8 +118,25 @@ class Session:
 
     def bound_graph(self, feeds: Mapping[str, Any]) -> Graph:
         """The imported graph with its dimensions bound to the sizes of these feeds."""
-        plain = Session(self._model, replace(self.config, optimise=False), self._dims, self._donate)
+        config = replace(self.config, target="reference", optimise=False)
+        plain = Session(self._model, config, self._dims, self._donate)
         return plain._bound_for(check_feeds(self.inputs, feeds))
+
+    def executable(self, feeds: Mapping[str, Any]) -> CpuExecutable:
+        """What a run on these feeds executes on the CPU target: compiled now, if not before."""
+        return self._executable_for(check_feeds(self.inputs, feeds))
+
+    def _executable_for(self, feeds: dict[str, Any]) -> CpuExecutable:
+        graph = self._bound_for(feeds)
+        with self._lock:
+            if graph not in self._executables:
+                features = choose_features(self.config.features)
+                threads = choose_threads(self.config.threads)
+                self._executables[graph] = compile_graph(graph, features, threads)
+            self._executables.move_to_end(graph)
+            while len(self._executables) > self.config.shapes_kept:
+                self._executables.popitem(last=False)
+            return self._executables[graph]
 
     def _graph_for(self, feeds: dict[str, Any]) -> Graph:
         if self._graph is not None and not self.config.optimise:
@@ -136,11 +165,17 @@ class Session:
         key = (tuple(shapes.values()), tuple(x.tobytes() for x in values.values()))
         if key not in self._by_shape:
             graph = self._import(shapes, values)
-            self._by_shape[key] = optimise(graph) if self.config.optimise else graph
+            self._by_shape[key] = self._optimised(graph)
         self._by_shape.move_to_end(key)
         while len(self._by_shape) > self.config.shapes_kept:
             self._by_shape.popitem(last=False)
         return self._by_shape[key]
+
+    def _optimised(self, graph: Graph) -> Graph:
+        """The graph as the target wants it."""
+        if self.config.target == "cpu":
+            return optimise(graph, options=_CPU_PASSES)
+        return optimise(graph) if self.config.optimise else graph
 
     def _import(
         self,

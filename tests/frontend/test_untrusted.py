@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +12,7 @@ from onnx import TensorProto, helper
 import monograph
 from monograph.frontend.onnx import read_model
 from monograph.frontend.onnx.validate import MAX_GRAPH_NESTING, MAX_NAME
+from tests.effort import at_most
 from tests.frontend.hostile import info, model, refused, spoil, subgraph
 
 relu = helper.make_node("Relu", ["x"], ["y"], name="only")
@@ -193,7 +193,7 @@ def test_nodes_that_are_not_sorted():
 def test_a_long_cycle_is_found_soon():
     count = 50_000
     nodes = [helper.make_node("Abs", [f"t{(i - 1) % count}"], [f"t{i}"]) for i in range(count)]
-    with refused("the graph has a cycle", "more"):
+    with refused("the graph has a cycle", "more", calls=30 * count):
         read_model(model(nodes, outputs=[info("t5")]))
 
 
@@ -331,7 +331,7 @@ def test_billion_laughs():
 
 def test_a_long_chain_of_functions_is_refused_soon():
     chain = [function(f"f{i}", [call(f"f{i + 1}")]) for i in range(5000)]
-    with refused("nested too deeply"):
+    with refused("nested too deeply", calls=5_000_000):
         monograph.load(calling(*chain, function("f5000", [relu])))
 
 
@@ -348,13 +348,12 @@ def test_labels_do_not_multiply():
 # Size
 
 
-def test_large_graphs_validate_quickly():
+def test_large_graphs_validate_in_linear_time():
     count = 20_000
     nodes = [helper.make_node("Abs", [f"t{i}"], [f"t{i + 1}"], name=f"n{i}") for i in range(count)]
     made = model(nodes, inputs=[info("t0")], outputs=[info(f"t{count}")])
-    started = time.process_time()
-    read_model(made)
-    assert time.process_time() - started < 1.0
+    with at_most(50 * count):
+        read_model(made)
 
 
 @pytest.mark.slow

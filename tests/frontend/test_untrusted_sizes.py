@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import resource
 import struct
-import time
 import zlib
 from pathlib import Path
 
@@ -21,7 +20,8 @@ from monograph.ir.graph import Graph
 from monograph.ir.memory import MAX_RANK, MAX_TENSOR_BYTES, check_result, lend
 from monograph.ops.decode import DecodeImage
 from monograph.ops.shape import Broadcast
-from tests.frontend.hostile import info, model, refused
+from tests.effort import at_most, check_linear
+from tests.frontend.hostile import CALLS, info, model, refused
 
 HUGE = 2**50
 LARGE = 10**9
@@ -125,9 +125,8 @@ def test_impossible_sizes_are_refused(name, little_memory):
 @pytest.mark.parametrize("name", growing(LARGE))
 def test_loading_does_not_compute_large_constants(name, little_memory):
     """What is large but possible is left for the run; with little memory that is an error."""
-    started = time.process_time()
-    session = load(*growing(LARGE)[name])
-    assert time.process_time() - started < 2
+    with at_most(CALLS):
+        session = load(*growing(LARGE)[name])
     with refused("node: ", error=ExecutionError):
         session.run({})
 
@@ -217,9 +216,8 @@ def _loop(trips: int | None) -> onnx.ModelProto:
 
 @pytest.mark.parametrize("trips", [2**62, 10**8, None])
 def test_endless_loops_of_constants_are_not_run_while_loading(trips):
-    started = time.process_time()
-    monograph.load(_loop(trips))
-    assert time.process_time() - started < 2
+    with at_most(CALLS):
+        monograph.load(_loop(trips))
 
 
 def test_nested_loops_that_change_their_state():
@@ -245,12 +243,11 @@ def test_nested_loops_that_change_their_state():
         )
     outer = helper.make_node("Loop", ["trips", "", "x"], ["y"], body=inner)
     made = model([outer], [info("x", ["N"])], [free("y")], initializer=[scalar("trips", 1)])
-    started = time.process_time()
-    try:
-        monograph.load(made.SerializeToString())
-    except ModelError as e:
-        assert "Loop" in str(e)  # noqa: PT017 (both outcomes are right)
-    assert time.process_time() - started < 20
+    with at_most(5_000_000):
+        try:
+            monograph.load(made.SerializeToString())
+        except ModelError as e:
+            assert "Loop" in str(e)  # noqa: PT017 (both outcomes are right)
 
 
 def test_size_arithmetic_over_a_wide_graph_is_not_quadratic():
@@ -263,9 +260,8 @@ def test_size_arithmetic_over_a_wide_graph_is_not_quadratic():
             pair = [f"l{d - 1}_{i}", f"l{d - 1}_{(i * 7 + d) % width}"]
             nodes.append(helper.make_node("Mul", pair, [f"l{d}_{i}"]))
     out = helper.make_tensor_value_info(f"l{depth - 1}_0", TensorProto.INT64, [1])
-    started = time.process_time()
-    monograph.load(model(nodes, inputs=[info("x", ["N"])], outputs=[out]))
-    assert time.process_time() - started < 10
+    with at_most(700 * width * depth):
+        monograph.load(model(nodes, inputs=[info("x", ["N"])], outputs=[out]))
 
 
 def test_a_regular_expression_cannot_hang():
@@ -275,13 +271,12 @@ def test_a_regular_expression_cannot_hang():
         inputs=[info("x", ["N"], TensorProto.STRING)],
         outputs=[info("y", ["N"], TensorProto.BOOL)],
     )
-    started = time.process_time()
-    try:
-        (result,) = monograph.load(made).run({"x": np.array(["a" * 40], object)})
-        assert not result[0]
-    except MonographError:
-        pass  # refusing such a pattern is right as well
-    assert time.process_time() - started < 5
+    with at_most(CALLS):
+        try:
+            (result,) = monograph.load(made).run({"x": np.array(["a" * 40], object)})
+            assert not result[0]
+        except MonographError:
+            pass  # refusing such a pattern is right as well
 
 
 @pytest.mark.parametrize(
@@ -302,12 +297,13 @@ def test_messages_stay_short():
 
 
 def test_wide_graphs_load_and_run_in_linear_time():
-    names = [f"i{k}" for k in range(20_000)]
-    made = model([node("Max", names, ["y"])], inputs=[info(n, [1]) for n in names])
-    started = time.process_time()
-    feeds = {n: np.full(1, k, np.float32) for k, n in enumerate(names)}
-    assert monograph.load(made).run(feeds)[0].tolist() == [19_999]
-    assert time.process_time() - started < 15
+    def load_and_run(count: int) -> None:
+        names = [f"i{k}" for k in range(count)]
+        made = model([node("Max", names, ["y"])], inputs=[info(n, [1]) for n in names])
+        feeds = {n: np.full(1, k, np.float32) for k, n in enumerate(names)}
+        assert monograph.load(made).run(feeds)[0].tolist() == [count - 1]
+
+    check_linear(load_and_run, 5_000)
 
 
 def _png(width: int, height: int, body: bytes | None = None) -> np.ndarray:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 
 import numpy as np
 import pytest
@@ -14,6 +13,7 @@ from monograph.ir.dtype import dtype
 from monograph.ops import text
 from monograph.ops.regex import MAX_STATES, Pattern, compile_pattern
 from monograph.ops.regex_syntax import MAX_NESTING
+from tests.effort import at_most
 
 STRING = dtype("str")
 
@@ -33,9 +33,8 @@ def test_agrees_with_python_on_random_patterns() -> None:
 
 @pytest.mark.parametrize("pattern", ["(a*)*b", "(a|aa)+", "(a?){50}a{50}", "(.*)*(.*)*x", "(a+)+$"])
 def test_no_pattern_backtracks(pattern: str) -> None:
-    started = time.perf_counter()
-    compile_pattern(pattern).matches("a" * 3000 + "!")
-    assert time.perf_counter() - started < 2
+    with at_most(100_000):
+        compile_pattern(pattern).matches("a" * 3000 + "!")
 
 
 @pytest.mark.parametrize(

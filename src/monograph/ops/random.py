@@ -37,7 +37,7 @@ def fresh_uid() -> int:
     return next(_uids)
 
 
-class _Random(Op, abstract=True):
+class Random(Op, abstract=True):
     """What the random ops share: where their numbers come from."""
 
     shape: tuple[int, ...]
@@ -77,7 +77,7 @@ class _Random(Op, abstract=True):
 
 
 @dataclass(frozen=True)
-class RandomUniform(_Random):
+class RandomUniform(Random):
     """Numbers spread evenly between `low` (included) and `high`."""
 
     shape: tuple[int, ...]
@@ -97,7 +97,7 @@ class RandomUniform(_Random):
 
 
 @dataclass(frozen=True)
-class RandomNormal(_Random):
+class RandomNormal(Random):
     """Numbers of a normal distribution."""
 
     shape: tuple[int, ...]

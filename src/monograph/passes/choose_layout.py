@@ -11,7 +11,6 @@ inputs, at outputs, and at ops that take one order only.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -20,7 +19,7 @@ from monograph.errors import ConfigError
 from monograph.ir import Constant, Graph, Input, Value, constant, known
 from monograph.ops.shape import Reshape, Transpose, Unsqueeze
 from monograph.ops.window import CHANNELS_LAST
-from monograph.passes.base import Environment, Pass
+from monograph.passes.base import Environment, Pass, users_of
 from monograph.passes.layout_rules import (
     Need,
     Order,
@@ -40,7 +39,7 @@ from monograph.rewrite import CostModel, Work
 
 KEEP = "keep"
 ROUNDS = 4
-"""Sweeps end at the first round that gains nothing, and after this many."""
+"""Sweeps end when nothing changes any more, and after this many rounds."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +78,7 @@ class _Chooser:
         self.free: list[Value] = []
         self.wanted: dict[Value, Counter[Order]] = {v: Counter() for v in graph.values}
         """How many users (outputs included) read a value in an order."""
+        self.users = users_of(graph)
         self.known_costs: dict[tuple[object, Order, Order], int] = {}
         for value in graph.values:
             if follow_any(value) and (value not in layers or is_pointwise(value)):
@@ -90,15 +90,15 @@ class _Chooser:
                 self.wanted[value][plain(value.tensor.rank)] += 1
 
     def run(self) -> dict[Value, Plan]:
-        best = None
+        stale = set(self.free)
         for _ in range(ROUNDS):
             for value in (*self.free, *reversed(self.free)):
-                self._choose(value)
-            total = sum(self._around(v, self.plans[v].order) for v in self.graph.values)
-            total += sum(self._own(v, self.plans[v]) for v in self.free)
-            if best is not None and total >= best:
+                if value in stale:
+                    stale.discard(value)
+                    if self._choose(value):
+                        stale.update(value.inputs, self.users[value])
+            if stale.isdisjoint(self.free):
                 break
-            best = total
         return self.plans
 
     def _take(self, value: Value, plan: Plan) -> None:
@@ -115,10 +115,13 @@ class _Chooser:
             if not self.wanted[v][need.order]:
                 del self.wanted[v][need.order]
 
-    def _choose(self, value: Value) -> None:
+    def _choose(self, value: Value) -> bool:
+        """Gives a value the best order; whether that changes what its neighbours see."""
         self._release(value)
+        before = self.plans.get(value)
         best = min(self._options(value), key=lambda plan: self._rank(value, plan))
         self._take(value, best)
+        return before is None or (before.order, before.needs) != (best.order, best.needs)
 
     def _rank(self, value: Value, plan: Plan) -> tuple[int, bool, bool]:
         """What a plan costs; among equals the one that leaves the plain order, then the present."""
@@ -129,16 +132,16 @@ class _Chooser:
                 cost += self._cost(v, self.plans[v].order, order)
         return cost, plan.order == plain(len(plan.order)), plan != self.plans.get(value)
 
-    def _options(self, value: Value) -> Iterable[Plan]:
+    def _options(self, value: Value) -> list[Plan]:
         """The plain plan (of a layer, its own), those that follow an operand or serve a user."""
-        found = dict.fromkeys([self.layers.get(value) or plain_plan(value)])
+        found = [self.layers.get(value) or plain_plan(value)]
         for i, v in enumerate(value.inputs):
             order = self.plans[v].order
             if order != plain(len(order)) and (plan := follow(value, i, order)) is not None:
-                found[plan] = None
+                found.append(plan)
         for order in self.wanted[value]:
             if order != plain(len(order)) and (plan := reach(value, order)) is not None:
-                found[plan] = None
+                found.append(plan)
         return found
 
     def _own(self, value: Value, plan: Plan) -> int:

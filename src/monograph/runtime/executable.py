@@ -157,20 +157,17 @@ class CpuExecutable:
     def _view(self, value: Value, workspace: Workspace, bound: Mapping[int, Array]) -> Array:
         """A stored value as numpy sees it."""
         place = self.program.places.storage[value]
-        size = place.buffer.dtype.itemsize
-        if place.buffer.id in bound:
-            return bound[place.buffer.id]
         if place.buffer.kind == CONSTANT:
             return apply(value, [])  # type: ignore[no-any-return]
-        assert place.buffer.kind == TEMPORARY
-        start = self.module.offsets[place.buffer.id] + place.offset * size
-        memory = workspace.arena[start:].view(np.uint8)
+        size = place.buffer.dtype.itemsize
+        memory, start = workspace.arena, place.offset * size
+        if place.buffer.kind == TEMPORARY:
+            start += self.module.offsets[place.buffer.id]
+        else:
+            memory = bound[place.buffer.id].reshape(-1).view(np.uint8)
+        strides = tuple(s * size for s in place.strides)
         return np.ndarray(
-            value.tensor.static,
-            place.buffer.dtype.numpy,
-            memory.data,
-            0,
-            tuple(s * size for s in place.strides),
+            value.tensor.static, place.buffer.dtype.numpy, memory.data, start, strides
         )
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from monograph.ir import Constant, Graph, Input, Item, Value
+from monograph.ir import Constant, Graph, Input, Item, Op, Value
+from monograph.ops.deferred import Deferred
+from monograph.ops.random import Random
 
 STRUCTURE = (Input, Constant, Item)
 """Ops that hold a graph together and compute nothing."""
@@ -34,6 +36,10 @@ def all_values(graph: Graph) -> Iterator[Value]:
 
 
 def random_ops(graph: Graph) -> list[str]:
-    """The names of the ops whose results differ from run to run."""
-    names = {v.op.name for v in all_values(graph) if not v.op.pure and not isinstance(v.op, Input)}
-    return sorted(names)
+    """The names of the ops that draw random numbers: their results differ from run to run."""
+    kinds = {_kind(v.op) for v in all_values(graph)}
+    return sorted(kind.name for kind in kinds if issubclass(kind, Random))
+
+
+def _kind(op: Op) -> type[Op]:
+    return op.target_class if isinstance(op, Deferred) else type(op)

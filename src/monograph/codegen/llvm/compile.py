@@ -10,6 +10,7 @@ import numpy as np
 from monograph.codegen.llvm.barrier import BARRIER_BYTES, build_barrier
 from monograph.codegen.llvm.builder import Builder, Reg
 from monograph.codegen.llvm.features import Features
+from monograph.codegen.llvm.halo import zero_halo
 from monograph.codegen.llvm.kernel import NAME, Kernel, KernelContext, Packed, Scratch
 from monograph.codegen.llvm.select import generator
 from monograph.ir import Array, Value, known
@@ -21,7 +22,7 @@ SLACK = 256
 """Bytes that vectors may read beyond the end of the arena and of the constants."""
 ARENA, CONSTANTS, FIRST_PORT = 0, 1, 2
 """Slots of the context, behind the barrier's state: pointers to memory, then to each port."""
-PARTS = 4
+PARTS = 8
 """Modules that the kernels are dealt out to, so that they compile side by side."""
 
 
@@ -60,7 +61,7 @@ def compile_program(program: Program, features: Features, threads: int) -> Modul
                 scratch[step.index, position] = key
                 lives.append(Lifetime(key, argument.nbytes, step.index, step.index))
     memory = plan(lives)
-    assembler = _Assembler(program, features, memory.offsets, scratch)
+    assembler = _Assembler(program, features, threads, memory.offsets, scratch)
     return assembler.module(kernels, memory.size)
 
 
@@ -76,11 +77,16 @@ class _Assembler:
         self,
         program: Program,
         features: Features,
+        threads: int,
         offsets: dict[int, int],
         scratch: dict[tuple[int, int], int],
     ) -> None:
         self.program = program
         self.features = features
+        self.threads = threads
+        self.cleared: set[int] = set()
+        self.pending: list[tuple[Step, Kernel]] = []
+        """Halos of buffers that a step on the host has written into."""
         self.offsets = offsets
         self.scratch = scratch
         self.ports = tuple(b for b in program.places.buffers if b.kind in (INPUT, OUTPUT))
@@ -110,6 +116,7 @@ class _Assembler:
             else:
                 flush()
                 segments.append(step)
+                self.pending += [(step, clearing) for clearing in self.halos(step)]
         flush()
         return Module(
             (*self.kernel_modules(), self.main_module(texts)),
@@ -152,18 +159,41 @@ class _Assembler:
                 loaded[index] = b.load("ptr", at, 8)
             return loaded[index]
 
+        for step, clearing in self.pending:
+            self.call(b, slot, step, clearing)
+        if self.pending:
+            b.line("call void @barrier(ptr %context, i64 %threads)")
+        self.pending.clear()
         for number, (step, kernel) in enumerate(run):
             if number:
                 b.line("call void @barrier(ptr %context, i64 %threads)")
-            count = len(kernel.arguments)
-            pointers = [self.pointer(b, slot, step, i, kernel) for i in range(count)]
-            target = self.functions.setdefault(kernel.text, f"kernel{len(self.functions)}")
-            self.arity[target] = count
-            self.declarations |= kernel.declarations
-            listed = ", ".join(f"ptr {p}" for p in pointers)
-            b.line(f"call void @{target}({listed}{', ' if pointers else ''}i64 %tid)")
+            # What is cleared and what the step writes are apart: no barrier between them.
+            for clearing in self.halos(step):
+                self.call(b, slot, step, clearing)
+            self.call(b, slot, step, kernel)
         b.ret()
         return b.text()
+
+    def halos(self, step: Step) -> list[Kernel]:
+        """Kernels that clear the halos of buffers which a step is the first to write."""
+        found = []
+        for value in step.region.outputs:
+            place = self.program.places.storage.get(value)
+            if place is None or not place.buffer.has_halo or place.buffer.id in self.cleared:
+                continue
+            self.cleared.add(place.buffer.id)
+            found.append(zero_halo(value, place.buffer, self.threads))
+        return found
+
+    def call(self, b: Builder, slot: Callable[[int], Reg], step: Step, kernel: Kernel) -> None:
+        """Writes the call of a kernel, its text shared with equal ones."""
+        count = len(kernel.arguments)
+        pointers = [self.pointer(b, slot, step, i, kernel) for i in range(count)]
+        target = self.functions.setdefault(kernel.text, f"kernel{len(self.functions)}")
+        self.arity[target] = count
+        self.declarations |= kernel.declarations
+        listed = ", ".join(f"ptr {p}" for p in pointers)
+        b.line(f"call void @{target}({listed}{', ' if pointers else ''}i64 %tid)")
 
     def pointer(
         self,

@@ -39,16 +39,22 @@ _EXP_LOW, _EXP_HIGH = -87.5, 89.0
 
 
 def exp(a: Arith, x: Reg) -> Reg:
-    """e^x = 2^n e^r, where n is the whole number nearest to x / ln 2."""
-    x = a.clamp(x, _EXP_LOW, _EXP_HIGH)
-    # The low bits of the sum are an exponent as a float has it: of 2^(n - 1), because n may be 128
-    # and 2^n is out of range then. The other factor 2 goes into the polynomial.
-    rounder = _ROUNDER + 126
+    # n may be 128, and 2^n is out of range then: half of it is not, and the polynomial is doubled.
+    power, r = _reduced(a, a.clamp(x, _EXP_LOW, _EXP_HIGH), -1)
+    return a.mul(a.polynomial(r, [2 * c for c in _EXP]), power)
+
+
+def _reduced(a: Arith, x: Reg, offset: int) -> tuple[Reg, Reg]:
+    """2^(n + offset) and r such that e^x = 2^n e^r, where n is the nearest to x / ln 2.
+
+    The power is right while its exponent is, or 0 where that is -127.
+    """
+    # The low bits of the sum are an exponent, with its bias, as a float has it.
+    rounder = _ROUNDER + 127 + offset
     shifted = a.fma(x, 1 / math.log(2), rounder)
     n = a.sub(shifted, rounder)
     r = a.fma(n, -_LN2_LOW, a.fma(n, -_LN2_HIGH, x))
-    power = a.floats(a.op("shl", a.bits(shifted), 23))
-    return a.mul(a.polynomial(r, [2 * c for c in _EXP]), power)
+    return a.floats(a.op("shl", a.bits(shifted), 23)), r
 
 
 # log(1 + f) = f - f^2 / 2 + f^3 P(f) for sqrt(1/2) <= 1 + f <= sqrt(2); relative error 2^-27.3
@@ -121,7 +127,9 @@ _ERF_END = 4.2
 def tanh(a: Arith, x: Reg) -> Reg:
     """(e^2x - 1) / (e^2x + 1); exactly 1 in the end, because GELU multiplies what is left by x."""
     y = a.at_most(a.abs(x), _TANH_END)
-    power, rest = _split_exp(a, a.add(y, y))
+    # Near 0 the power is 1, so that nothing cancels when 1 is taken away.
+    power, r = _reduced(a, a.add(y, y), 0)
+    rest = a.fma(a.mul(r, r), a.polynomial(r, _EXP_REST), r)
     less_one = a.fma(power, rest, a.sub(power, 1.0))
     return a.copysign(a.div(less_one, a.add(less_one, 2.0)), x)
 
@@ -132,19 +140,6 @@ def erf(a: Arith, x: Reg) -> Reg:
     z = a.mul(x, x)
     quotient = a.div(a.mul(x, a.polynomial(z, _ERF_P)), a.polynomial(z, _ERF_Q))
     return a.clamp(quotient, -1.0, 1.0)
-
-
-def _split_exp(a: Arith, x: Reg) -> tuple[Reg, Reg]:
-    """A power of two and a small rest, such that e^x = power * (1 + rest); |x| < 87.
-
-    Near 0 the power is 1 and the rest is precise, so that e^x - 1 does not cancel.
-    """
-    rounder = _ROUNDER + 127
-    shifted = a.fma(x, 1 / math.log(2), rounder)
-    n = a.sub(shifted, rounder)
-    r = a.fma(n, -_LN2_LOW, a.fma(n, -_LN2_HIGH, x))
-    power = a.floats(a.op("shl", a.bits(shifted), 23))
-    return power, a.fma(a.mul(r, r), a.polynomial(r, _EXP_REST), r)
 
 
 # Between -pi/4 and pi/4, with z = x^2: sin x = x + x^3 S(z), error 2^-28;

@@ -23,6 +23,9 @@ def pointwise(context: KernelContext) -> Kernel:
     for value in (*region.inputs, *region.outputs):
         context.argument(value)
     b = context.builder(len(context.arguments))
+    shape = region.outputs[0].tensor.static
+    if 0 in shape:
+        return context.finish(b)
     storage = context.program.places.storage
     elements = Elements(
         b,
@@ -31,7 +34,6 @@ def pointwise(context: KernelContext) -> Kernel:
         pointers(b, context.arguments),
         frozenset(region.inputs),
     )
-    shape = region.outputs[0].tensor.static
     plain = counters(shape)
     at = merge(shape, plain, _positions(context, elements.plan(region.outputs, plain), plain))
     order = elements.plan(region.outputs, at)
@@ -41,11 +43,10 @@ def pointwise(context: KernelContext) -> Kernel:
         for value in region.outputs:
             elements.store(value, at, made[Element(value, at)], point)
 
-    if 0 not in shape:
-        heavy = sum(bool(r.operands) for r in order) > HEAVY
-        widest = max(v.dtype.bits for v in (*region.inputs, *region.body))
-        lanes = context.features.lanes(max(widest, 32))
-        LoopNest(b, at, context.threads).run(body, lanes, 1 if heavy else UNROLL)
+    heavy = sum(bool(r.operands) for r in order) > HEAVY
+    widest = max(v.dtype.bits for v in (*region.inputs, *region.body))
+    lanes = context.features.lanes(max(widest, 32))
+    LoopNest(b, at, context.threads).run(body, lanes, 1 if heavy else UNROLL)
     return context.finish(b, flops=float(math.prod(shape) * len(order)))
 
 

@@ -218,20 +218,26 @@ def _powers_of_two(a: Arith, code: Reg) -> Reg:
 
 
 def _power_of_two(a: Arith, x: Reg, saturate: bool, rounding: str) -> Reg:
-    """The code of a power of two: above, below, or the nearest, a half to the one above."""
+    """The code of a power of two: above, below, or the nearest, a half to the one above.
+
+    All in integers, because the smallest powers are denormal as f32.
+    """
     bits = a.bits(x)
-    # Added to the mantissa, this carries into the exponent where the power above is meant.
-    carry = {UP: (1 << 23) - 1, DOWN: 0}.get(rounding, 1 << 22)
-    code = a.op("lshr", a.op("add", bits, carry), 23)
-    zero = a.compare("olt", a.abs(x), 2.0**-126)
+    magnitude = a.op("and", bits, 0x7FFFFFFF)
+    # What carries into the exponent where the power above is meant; the first bits of the second
+    # power; those of the first.
+    carry, second, first = {
+        UP: ((1 << 23) - 1, (1 << 22) + 1, (1 << 21) + 1),
+        DOWN: (0, 1 << 23, 1 << 22),
+    }.get(rounding, (1 << 22, 3 << 21, 3 << 20))
+    code = a.op("lshr", a.op("add", magnitude, carry), 23)
+    code = a.select(a.compare("ult", magnitude, second), 0, code)
+    outside = a.op("or", a.compare("ult", magnitude, first), a.compare("ugt", code, 254))
+    wrong = a.op("or", a.compare("uno", x, x), a.compare("ugt", bits, 1 << 31))
     if saturate:
         code = a.select(a.compare("ult", code, 254), code, 254)
-        code = a.select(zero, 0, code)
-        wrong = a.compare("ult", x, 0.0)
-    else:
-        wrong = a.op("or", zero, a.compare("ugt", code, 254))
-        wrong = a.op("or", wrong, a.compare("ult", x, 0.0))
-    return a.select(wrong, 255, code)
+        return a.select(wrong, 255, code)
+    return a.select(a.op("or", wrong, outside), 255, code)
 
 
 # Between element types
