@@ -192,6 +192,13 @@ def test_options_are_checked() -> None:
         PassOptions(disabled=frozenset({"fold_everything"}))
     with pytest.raises(ConfigError, match="no such option"):
         PassOptions({"fold_constants": {"speed": 1}})
+    for wrong in ("abc", 2.5, True):
+        with pytest.raises(ConfigError, match="option budget of pass fold_constants") as e:
+            PassOptions({"fold_constants": {"budget": wrong}})
+        assert (e.value.expected, e.value.given) == ("int", wrong)
+    PassOptions({"fold_constants": {"growth": 2}})
+    with pytest.raises(ConfigError, match="did you mean simplify"):
+        PassOptions(disabled=frozenset({"simplfy"}))
     for text in ("a b", "fold{", "fold{x}"):
         with pytest.raises(ConfigError, match="not a pass option"):
             parse_pass_options([text])

@@ -11,7 +11,7 @@ import pytest
 from onnx import TensorProto, helper
 
 import monograph
-from monograph.errors import ConfigError, FeedError, ModelError, UnsupportedError, VerifyError
+from monograph.errors import ConfigError, FeedError, ModelError, UnsupportedError
 
 
 def model_of(nodes, inputs, outputs, initialisers=(), opset: int = 21) -> onnx.ModelProto:
@@ -56,8 +56,12 @@ def test_outputs_can_be_chosen_by_name() -> None:
     (same, y) = session.run(feeds(), ["same", "y"])
     assert y[0].tolist() == [1, 2, 3]
     assert same[0].tolist() == [1, 1, 1]
-    with pytest.raises(FeedError, match="no such output"):
-        session.run(feeds(), ["nothing"])
+    with pytest.raises(FeedError, match="no such output") as e:
+        session.run(feeds(), ["sane"])
+    assert e.value.hint == "did you mean same?"
+    with pytest.raises(FeedError, match="sequence of names") as e:
+        session.run(feeds(), "same")
+    assert e.value.expected == "['same']"
 
 
 def test_a_model_loads_from_a_path_bytes_or_a_proto(tmp_path: Path) -> None:
@@ -65,6 +69,17 @@ def test_a_model_loads_from_a_path_bytes_or_a_proto(tmp_path: Path) -> None:
     path.write_bytes(affine().SerializeToString())
     for source in (path, str(path), path.read_bytes(), affine()):
         assert monograph.load(source).run(feeds())[0].shape == (2, 3)
+
+
+def test_what_is_no_model_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "affine.onnx"
+    path.write_bytes(affine().SerializeToString())
+    with pytest.raises(ModelError, match="a model is a path") as e:
+        monograph.load(3)  # type: ignore[arg-type]
+    assert e.value.given == "int"
+    with path.open("rb") as file, pytest.raises(ModelError, match="a model is a path") as e:
+        monograph.load(file)  # type: ignore[arg-type]
+    assert "read()" in str(e.value)
 
 
 def test_ports_tell_names_types_and_symbols() -> None:
@@ -83,8 +98,13 @@ def test_dims_bind_symbols() -> None:
         session.run(feeds(2))
     with pytest.raises(ConfigError, match="no such dimension"):
         monograph.load(affine(), dims={"M": 5})
-    with pytest.raises(ConfigError, match="a dimension is a size"):
-        monograph.load(affine(), dims={"N": -5})
+    assert monograph.load(affine(), dims={"N": np.int64(5)}).inputs == session.inputs
+    for wrong in (-5, "5", 5.0, True, None):
+        with pytest.raises(ConfigError, match="a dimension is a size") as e:
+            monograph.load(affine(), dims={"N": wrong})  # type: ignore[dict-item]
+        assert e.value.given == f"N: {wrong!r}"
+    with pytest.raises(ConfigError, match="dims is a mapping"):
+        monograph.load(affine(), dims=["N"])  # type: ignore[arg-type]
 
 
 def test_shapes_may_vary_between_calls() -> None:
@@ -105,21 +125,36 @@ def test_outputs_are_fresh_arrays() -> None:
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
-        ({"b": None}, "b: missing (expected f32[N, 1])"),
+        ({"b": ...}, "b: missing (expected f32[N, 1])"),
+        ({"b": None}, "b: expected f32[N, 1], given None"),
         ({"c": np.zeros(1)}, "c: the model has no such input"),
-        ({"x": np.ones((2, 3))}, "x: expected f32[N, 3], given f64[2, 3]"),
+        (
+            {"x": np.ones((2, 3))},
+            "x: expected f32[N, 3], given f64[2, 3] (cast it with .astype(np.float32))",
+        ),
+        ({"x": [[1.0, 2.0, 3.0]]}, "given f64[1, 3] (make it with np.array(..., np.float32))"),
+        ({"x": [[1.0, 2.0], [3.0]]}, "given a list that is no array: of mixed kinds, or of uneven"),
+        ({"xx": np.zeros(1)}, "xx: the model has no such input (did you mean x?)"),
         ({"x": np.ones((2, 3, 1), np.float32)}, "given rank 3: [2, 3, 1]"),
         ({"x": np.ones((2, 4), np.float32)}, "dimension 1 is 4, not 3"),
         ({"x": np.ones((5, 3), np.float32)}, "b: dimension 0 is 2, but 'N' is 5 in x dimension 0"),
-        ({"x": object()}, "x: expected f32[N, 3], given str[]"),
-        ({"x": np.zeros(2, "datetime64[s]")}, "x: expected f32[N, 3], given ndarray"),
+        ({"x": object()}, "x: expected f32[N, 3], given object"),
+        ({"x": np.array(["a"])}, "x: expected f32[N, 3], given str[1]"),
+        ({"x": np.zeros(2, "datetime64[s]")}, "given an array of datetime64[s]"),
     ],
 )
 def test_feeds_that_do_not_fit_are_shown(change, expected: str) -> None:
-    given = {k: v for k, v in (feeds() | change).items() if v is not None}
+    given = {k: v for k, v in (feeds() | change).items() if v is not ...}
     with pytest.raises(FeedError) as e:
         monograph.load(affine()).run(given)
     assert expected in str(e.value)
+
+
+def test_the_byte_order_of_feeds_does_not_matter() -> None:
+    given = {name: x.astype(x.dtype.newbyteorder(">")) for name, x in feeds().items()}
+    y, _ = monograph.load(affine()).run(given)
+    assert y.tolist() == [[1, 2, 3], [1, 2, 3]]
+    assert y.dtype.isnative
 
 
 def test_all_problems_come_in_one_message() -> None:
@@ -140,10 +175,17 @@ def test_donation_is_checked_and_leaves_the_callers_array_alone() -> None:
     given = feeds()
     session.run(given)
     assert (given["x"] == 1).all()
-    with pytest.raises(VerifyError, match="cannot be written into"):
+    with pytest.raises(ConfigError, match="cannot be written into"):
         monograph.load(affine(), donate={"y": "b"}, dims={"N": 2})
-    with pytest.raises(VerifyError, match="does not exist"):
+    with pytest.raises(ConfigError, match="names outputs that the model does not have") as e:
         monograph.load(affine(), donate={"nothing": "b"})
+    assert e.value.expected == ["y", "same"]
+    with pytest.raises(ConfigError, match="names inputs that the model does not have"):
+        monograph.load(affine(), donate={"y": "w"})
+    with pytest.raises(ConfigError, match="several outputs into one input"):
+        monograph.load(affine(), donate={"y": "x", "same": "x"})
+    with pytest.raises(ConfigError, match="donate is a mapping"):
+        monograph.load(affine(), donate=["y"])  # type: ignore[arg-type]
 
 
 def test_unknown_options_and_targets_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,6 +195,12 @@ def test_unknown_options_and_targets_are_refused(monkeypatch: pytest.MonkeyPatch
         monograph.load(affine(), thread=3)
     with pytest.raises(ConfigError, match="shapes_kept"):
         monograph.load(affine(), shapes_kept=0)
+    for wrong in ({"threads": "x"}, {"threads": 1.0}, {"threads": True}, {"optimise": 1}):
+        with pytest.raises(ConfigError, match="is not of its kind") as e:
+            monograph.load(affine(), **wrong)
+        assert e.value.given == repr(*wrong.values())
+    assert type(monograph.load(affine(), threads=np.int32(2)).config.threads) is int
+    assert monograph.load(affine(), cache_dir=Path("a")).config.cache_dir == "a"
     monkeypatch.setenv("MONOGRAPH_SHAPES_KEPT", "3")
     assert monograph.load(affine()).config.shapes_kept == 3
     monkeypatch.setenv("MONOGRAPH_SHAPES_KEPT", "many")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import operator
 import os
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from typing import Any
 
-from monograph.errors import ConfigError
+from monograph.errors import ConfigError, did_you_mean
 
 TARGETS = ("reference", "cpu")
 _PREFIX = "MONOGRAPH_"
@@ -23,7 +25,7 @@ class Config:
     shapes_kept: int = 16
     """How many shape bindings a session keeps ready; the least recently used one goes first."""
     optimise: bool = False
-    """Whether the graph goes through the pipeline of rewrites, once for each shape of the inputs."""
+    """Whether the graph goes through the pipeline of rewrites, once for each set of shapes."""
     threads: int = 0
     """Threads that run a model; 0 for as many as this process may use."""
     features: str = ""
@@ -34,6 +36,9 @@ class Config:
     """How large that directory may grow; the least recently used entries go first."""
 
     def __post_init__(self) -> None:
+        for f in fields(self):
+            value = _checked(f.name, getattr(self, f.name), type(f.default))
+            object.__setattr__(self, f.name, value)
         if self.target not in TARGETS:
             raise ConfigError("no such target", expected=" | ".join(TARGETS), given=self.target)
         if self.shapes_kept < 1:
@@ -48,7 +53,12 @@ def make_config(**options: Any) -> Config:
     """The configuration from options, then the environment, then the defaults."""
     known = {f.name: f for f in fields(Config)}
     if unknown := sorted(set(options) - set(known)):
-        raise ConfigError("no such option", expected=", ".join(known), given=", ".join(unknown))
+        raise ConfigError(
+            "no such option",
+            expected=", ".join(known),
+            given=", ".join(unknown),
+            hint=did_you_mean(unknown, known),
+        )
     values: dict[str, Any] = {}
     for name, f in known.items():
         text = os.environ.get(_PREFIX + name.upper())
@@ -57,6 +67,18 @@ def make_config(**options: Any) -> Config:
         elif text is not None:
             values[name] = _parse(name, text, type(f.default))
     return Config(**values)
+
+
+def _checked(name: str, value: Any, kind: type) -> Any:
+    """An option as its own kind: any kind of integer is an int, any kind of path a str."""
+    if kind is str and isinstance(value, os.PathLike):
+        value = os.fspath(value)
+    if kind is int and not isinstance(value, bool):
+        with suppress(TypeError):
+            value = operator.index(value)
+    if type(value) is not kind:
+        raise ConfigError(f"{name} is not of its kind", expected=kind.__name__, given=repr(value))
+    return value
 
 
 def _parse(name: str, text: str, kind: type) -> Any:

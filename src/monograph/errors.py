@@ -6,6 +6,8 @@ what is known is printed, one fact a line.
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
 from typing import Any
 
 MAX_FACT = 2000
@@ -15,6 +17,13 @@ MAX_FACT = 2000
 def _shortened(fact: Any) -> str:
     text = str(fact)
     return text if len(text) <= MAX_FACT else f"{text[:MAX_FACT]}... ({len(text)} characters)"
+
+
+def did_you_mean(given: Iterable[str], known: Iterable[str]) -> str | None:
+    """The known names that look like the given ones, as a question; None where none does."""
+    known = list(known)
+    found = [m for g in given for m in difflib.get_close_matches(g[:200], known, n=1)]
+    return f"did you mean {', '.join(dict.fromkeys(found))}?" if found else None
 
 
 class MonographError(Exception):

@@ -12,9 +12,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from typing import Any, get_type_hints
 
-from monograph.errors import ConfigError, MonographError
+from monograph.errors import ConfigError, MonographError, did_you_mean
 from monograph.ir import Graph
 from monograph.passes.base import Environment, Pass, run_pass
 from monograph.passes.batch_towers import BatchTowers
@@ -97,13 +97,37 @@ class PassOptions:
         named = {*self.overrides, *self.disabled, *([self.until] if self.until else [])}
         known = {p.name for _, p in all_passes()}
         if unknown := sorted(named - known):
-            raise ConfigError("no such pass", expected=", ".join(sorted(known)), given=unknown)
+            raise ConfigError(
+                "no such pass",
+                expected=", ".join(sorted(known)),
+                given=", ".join(unknown),
+                hint=did_you_mean(unknown, known),
+            )
         for name, options in self.overrides.items():
-            allowed = {f.name for f in fields(Pass.registry[name])}
-            if wrong := sorted(set(options) - allowed):
-                raise ConfigError(
-                    f"pass {name} has no such option", expected=sorted(allowed), given=wrong
-                )
+            _check_options(name, options)
+
+
+def _check_options(name: str, options: Mapping[str, Any]) -> None:
+    """Refuses options that a pass does not have, and values that are not of their kind."""
+    step = Pass.registry[name]
+    kinds = get_type_hints(step)
+    allowed = [f.name for f in fields(step)]
+    if wrong := sorted(set(options) - set(allowed)):
+        raise ConfigError(
+            f"pass {name} has no such option",
+            expected=", ".join(allowed) or "none",
+            given=", ".join(wrong),
+            hint=did_you_mean(wrong, allowed),
+        )
+    for option, value in options.items():
+        kind = kinds[option]
+        # A whole number serves as a float; true is no number.
+        if type(value) is not kind and not (kind is float and type(value) is int):
+            raise ConfigError(
+                f"option {option} of pass {name} is not of its kind",
+                expected=kind.__name__,
+                given=value,
+            )
 
 
 def all_passes() -> list[tuple[str, Pass]]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import operator
 import os
 import threading
-from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections import Counter, OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
 
@@ -14,10 +15,17 @@ import onnx
 
 from monograph.codegen.llvm.features import choose_features
 from monograph.config import Config, make_config
-from monograph.errors import ConfigError, ExecutionError, FeedError, UnknownRankError
+from monograph.errors import (
+    ConfigError,
+    ExecutionError,
+    FeedError,
+    UnknownRankError,
+    did_you_mean,
+)
 from monograph.frontend.onnx import ModelFile, import_model, read_model
 from monograph.frontend.onnx.dtypes import value_type
 from monograph.ir import Array, Graph, TensorType, evaluate, verify
+from monograph.ir.verify import same_memory
 from monograph.pipeline import PassOptions, optimise
 from monograph.runtime.executable import CpuExecutable, compile_graph
 from monograph.runtime.feeds import Port, check_feeds
@@ -48,6 +56,9 @@ def load(
     options: see `monograph.config.Config`.
     """
     config = make_config(target=target, **options)
+    for name, given in {"dims": dims, "donate": donate}.items():
+        if given is not None and not isinstance(given, Mapping):
+            raise ConfigError(f"{name} is a mapping", expected="a dict", given=repr(given))
     return Session(read_model(source), config, dict(dims or {}), dict(donate or {}))
 
 
@@ -59,7 +70,7 @@ class Session:
     ) -> None:
         self.config = config
         self._model = model
-        self._dims = dims
+        self._dims = {name: _size(name, size) for name, size in dims.items()}
         self._donate = donate
         self._lock = threading.Lock()
         self._by_shape: OrderedDict[tuple[Any, ...], Graph] = OrderedDict()
@@ -68,6 +79,7 @@ class Session:
         self._graph: Graph | None = None
         self._late: UnknownRankError | None = None
         self._check_dims()
+        self._check_donations()
         try:
             self._graph = self._import({})
         except UnknownRankError as e:
@@ -93,9 +105,14 @@ class Session:
         if not isinstance(feeds, Mapping):
             raise FeedError("feeds are a mapping from names to arrays", given=type(feeds).__name__)
         names = [p.name for p in self.outputs]
-        wanted = names if outputs is None else list(outputs)
+        wanted = names if outputs is None else _names(outputs)
         if unknown := [n for n in wanted if n not in names]:
-            raise FeedError("the model has no such output", expected=names, given=unknown)
+            raise FeedError(
+                "the model has no such output",
+                expected=names,
+                given=unknown,
+                hint=did_you_mean(unknown, names),
+            )
         checked = check_feeds(self.inputs, feeds)
         if self.config.target == "cpu":
             made = self._executable_for(checked).run(checked)
@@ -185,6 +202,7 @@ class Session:
         graph = import_model(
             self._model, dims=self._dims, shapes=shapes, values=values, donate=self._donate
         )
+        self._check_donated_types(graph)
         return verify(graph)
 
     def _ports(self, graph: Graph | None, which: str) -> tuple[Port, ...]:
@@ -196,13 +214,14 @@ class Session:
                 else (graph.output_names, graph.output_types)
             )
             return tuple(map(Port, names, types))
+        return tuple(Port(i.name, value_type(i.type, i.name)) for i in self._declared(which))
+
+    def _declared(self, which: str) -> list[onnx.ValueInfoProto]:
+        """The inputs or outputs as the file declares them."""
         proto = self._model.proto.graph
-        infos = proto.input if which == "inputs" else proto.output
-        return tuple(
-            Port(i.name, value_type(i.type, i.name))
-            for i in infos
-            if i.name not in self._model.initialisers
-        )
+        if which == "outputs":
+            return list(proto.output)
+        return [i for i in proto.input if i.name not in self._model.initialisers]
 
     def _check_dims(self) -> None:
         """Refuses a bound dimension that the model does not have."""
@@ -213,10 +232,66 @@ class Session:
                 declared |= {d for d in kind.shape or () if isinstance(d, str)}
         if unknown := sorted(set(self._dims) - declared):
             raise ConfigError(
-                "the model has no such dimension", expected=sorted(declared), given=unknown
+                "the model has no such dimension",
+                expected=sorted(declared),
+                given=unknown,
+                hint=did_you_mean(unknown, declared),
             )
-        if bad := {k: v for k, v in self._dims.items() if isinstance(v, bool) or v < 0}:
-            raise ConfigError("a dimension is a size", expected=">= 0", given=bad)
+
+    def _check_donations(self) -> None:
+        """Refuses a donation from an output or into an input that the model does not have."""
+        for which, given in (("outputs", self._donate.keys()), ("inputs", self._donate.values())):
+            known = [info.name for info in self._declared(which)]
+            if unknown := [name for name in given if name not in known]:
+                raise ConfigError(
+                    f"donate names {which} that the model does not have",
+                    expected=known,
+                    given=unknown,
+                    hint="donate maps outputs to inputs: {'present': 'past'}",
+                )
+        counted = Counter(self._donate.values())
+        if twice := [name for name, count in counted.items() if count > 1]:
+            raise ConfigError("donate writes several outputs into one input", given=twice)
+
+    def _check_donated_types(self, graph: Graph) -> None:
+        """Refuses a donation into an input of another type."""
+        outputs = dict(zip(graph.output_names, graph.output_types, strict=True))
+        inputs = dict(zip(graph.input_names, graph.input_types, strict=True))
+        for output, input_ in self._donate.items():
+            if not same_memory(outputs[output], inputs[input_]):
+                raise ConfigError(
+                    f"output {output!r} cannot be written into input {input_!r}",
+                    expected=inputs[input_],
+                    given=outputs[output],
+                    hint="a donated output has the dtype and shape of its input",
+                )
+
+
+def _size(name: str, given: Any) -> int:
+    """The size of a dimension, from any kind of integer."""
+    try:
+        size = operator.index(given)
+    except TypeError:
+        size = -1
+    if size < 0 or isinstance(given, bool):
+        raise ConfigError(
+            "a dimension is a size", expected="an integer >= 0", given=f"{name}: {given!r}"
+        )
+    return size
+
+
+def _names(outputs: Any) -> list[str]:
+    """Names of outputs, given as a sequence: the letters of one name are none."""
+    if isinstance(outputs, (str, bytes)) or not isinstance(outputs, Iterable):
+        raise FeedError(
+            "outputs are chosen by a sequence of names",
+            expected=f"[{outputs!r}]" if isinstance(outputs, str) else "a list of names",
+            given=repr(outputs),
+        )
+    found = list(outputs)
+    if bad := [n for n in found if not isinstance(n, str)]:
+        raise FeedError("outputs are chosen by a sequence of names", given=bad)
+    return found
 
 
 def _fresh(result: Any) -> Any:

@@ -6,7 +6,8 @@ import math
 
 import numpy as np
 
-from monograph.ir import Value, constant
+from monograph.ir import Array, Value, constant, dtype
+from monograph.ops.cast import Cast
 from monograph.ops.conv import Conv
 from monograph.ops.elementwise import (
     Add,
@@ -14,6 +15,7 @@ from monograph.ops.elementwise import (
     Div,
     Erf,
     Exp,
+    Log,
     Max,
     Mul,
     Neg,
@@ -41,7 +43,10 @@ def activation(m: Maker, x: Value) -> Value:
     def number(n: float) -> Value:
         return constant(n, x.dtype)
 
-    kind = m.some(("none", "silu", "gelu", "tanh_gelu", "relu", "sigmoid", "hard", "swish"))
+    kinds = ("none", "silu", "exp_silu", "gelu", "tanh_gelu", "relu", "sigmoid", "hard", "swish")
+    kind = m.some(kinds)
+    if kind == "exp_silu":
+        return Div()(x, Add()(Exp()(Neg()(x)), number(1)))
     if kind == "silu":
         return Mul()(x, Sigmoid()(x))
     if kind == "swish":
@@ -122,7 +127,8 @@ def conv_block(m: Maker) -> None:
         spatial = x.tensor.rank - 2
         before = (0, 0, *(int(m.some((0, 1))) for _ in range(spatial)))
         after = (0, 0, *(int(m.some((0, 1))) for _ in range(spatial)))
-        x = Pad(before, after)(x)
+        zero = (constant(0.0, x.dtype),) if m.chance(0.4) else ()
+        x = Pad(before, after)(x, *zero)
     if m.chance(0.3):
         x = m.some((Add(), Mul()))(x, per_channel(m, x))
     y = convolution(m, x)
@@ -185,13 +191,27 @@ def softmax(m: Maker) -> None:
     axis = (x.tensor.rank - 1,) if m.chance(0.7) else (int(m.generator.integers(x.tensor.rank)),)
     if m.chance(0.3):
         x = Mul()(x, constant(0.125, x.dtype))
+    narrow = x.dtype
+    if m.chance(0.3):
+        x = Cast(dtype("f32"))(x)
     shifted = Sub()(x, ReduceMax(axis, True)(x)) if m.chance(0.8) else x
     e = Exp()(shifted)
-    m.add(Div()(e, ReduceSum(axis, True)(e)))
+    total = ReduceSum(axis, True)(e)
+    kind = m.some(("quotient", "quotient", "product", "log"))
+    if kind == "quotient":
+        y = Div()(e, total)
+    elif kind == "product":
+        y = Mul()(e, Div()(constant(1.0, x.dtype), total))
+    else:
+        y = Sub()(shifted, Log()(total))
+    m.add(y if x.dtype == narrow else Cast(narrow)(y))
 
 
 def norm(m: Maker) -> None:
     x = m.pick_float(least_rank=1)
+    narrow = x.dtype
+    if m.chance(0.2):
+        x = Cast(dtype("f32"))(x)
     axis = (x.tensor.rank - 1,)
     count = constant(float(x.tensor.static[-1]), x.dtype)
     centred = x if m.chance(0.4) else Sub()(x, Div()(ReduceSum(axis, True)(x), count))
@@ -206,7 +226,7 @@ def norm(m: Maker) -> None:
         y = Mul()(y, m.weights(x.tensor.static[-1], like=x))
         if m.chance(0.6):
             y = Add()(y, m.weights(x.tensor.static[-1], like=x))
-    m.add(y)
+    m.add(y if x.dtype == narrow else Cast(narrow)(y))
 
 
 def attention(m: Maker) -> None:
@@ -228,14 +248,37 @@ def attention(m: Maker) -> None:
         scores = Add()(scores, constant(np.where(allowed, 0.0, -1e3), x.dtype))
     e = Exp()(Sub()(scores, ReduceMax((3,), True)(scores)))
     weights = Div()(e, ReduceSum((3,), True)(e))
-    mixed = Transpose((0, 2, 1, 3))(Dot()(weights, v))
+    if m.chance(0.3):
+        across = Dot()(Transpose((0, 1, 3, 2))(v), Transpose((0, 1, 3, 2))(weights))
+        mixed = Transpose((0, 3, 1, 2))(across)
+    else:
+        mixed = Transpose((0, 2, 1, 3))(Dot()(weights, v))
     m.add(Reshape((batch, length, heads * size))(mixed))
+
+
+def _rope_by_parts(m: Maker, x: Value, angle: Array) -> Value:
+    """The halves of x turned, or its even and odd elements."""
+    size = x.tensor.static[3]
+    cos, sin = constant(np.cos(angle), x.dtype), constant(np.sin(angle), x.dtype)
+    by_turns = m.chance(0.5)
+    if by_turns:
+        a, b = cut(x, 3, 0, size, 2), cut(x, 3, 1, size, 2)
+    else:
+        a, b = cut(x, 3, 0, size // 2), cut(x, 3, size // 2, size)
+    first, second = Sub()(Mul()(a, cos), Mul()(b, sin)), Add()(Mul()(a, sin), Mul()(b, cos))
+    if not by_turns:
+        return Concat(3)(first, second)
+    pairs = Concat(4)(Unsqueeze((4,))(first), Unsqueeze((4,))(second))
+    return Reshape(x.tensor.static)(pairs)
 
 
 def rope(m: Maker) -> None:
     x = m.pick(lambda t: t.dtype.is_float and t.rank == 4 and t.static[-1] % 2 == 0)
     length, size = x.tensor.static[2:]
     angle = np.arange(length)[:, None] / 10.0 ** (np.arange(size // 2) / size)[None]
+    if m.chance(0.5):
+        m.add(_rope_by_parts(m, x, angle))
+        return
     both = np.concatenate([angle, angle], -1)
     first, second = cut(x, 3, 0, size // 2), cut(x, 3, size // 2, size)
     turned = Concat(3)(Neg()(second), first)

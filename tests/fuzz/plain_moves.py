@@ -52,7 +52,9 @@ LEFT_OUT = {
 
 
 def unary(m: Maker) -> None:
-    m.add(m.some(UNARY)(m.pick_float()))
+    y = m.add(m.some(UNARY)(m.pick_float()))
+    if m.chance(0.3):
+        m.add(m.some((Abs(), Neg(), Clip(-0.5, 2.0), Clip(0.0, 1.0)))(y))
 
 
 def binary(m: Maker) -> None:

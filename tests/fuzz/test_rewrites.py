@@ -20,7 +20,7 @@ import pytest
 from monograph.errors import ExecutionError, MonographError
 from monograph.ir import Graph, verify
 from monograph.passes.base import Environment, RulePass
-from monograph.pipeline import all_passes, optimise
+from monograph.pipeline import PassOptions, all_passes, optimise
 from monograph.rewrite import CPU_COST, GPU_COST, apply_rules
 from monograph.runtime.bisect import Numbers
 from monograph.runtime.numbers import first_difference, run
@@ -32,13 +32,15 @@ from tests.samples import SEED
 GRAPHS, SECONDS = 200, 6.0
 """How many graphs a test checks; fewer on a machine that takes longer than that."""
 fired: Counter[str] = Counter()
+CHANNELS_LAST = PassOptions({"choose_layout": {"layout": "channels_last"}})
 
 
 def check_pipeline(graph: Graph, feeds: dict[str, Any]) -> None:
     """Every pass keeps the numbers, with either cost model."""
-    for cost in (CPU_COST, GPU_COST):
+    numbers = Numbers(graph, feeds)
+    for cost, options in ((CPU_COST, PassOptions()), (GPU_COST, CHANNELS_LAST)):
         environment = Environment(cost)
-        optimise(graph, environment=environment, numbers=Numbers(graph, feeds))
+        optimise(graph, environment=environment, options=options, numbers=numbers)
         fired.update(environment.trace.counts())
 
 
@@ -88,11 +90,11 @@ def report(name: str, seed: int) -> str | None:
     problem = problem_of(check, graph, feeds)
     if problem is None:
         return None
-    head = problem.split("\n")[0][:40]
+    head = problem.split("\n")[0].split(": output")[0][:80]
 
     def fails(g: Graph, f: dict[str, Any]) -> bool:
         again = problem_of(check, g, f)
-        return again is not None and again.startswith(head[:24])
+        return again is not None and again.startswith(head)
 
     small, arrays = shrink(graph, feeds, fails)
     final = problem_of(check, small, arrays)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from itertools import permutations
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from monograph.errors import ConfigError
+from monograph.frontend.onnx import import_model, read_model
 from monograph.ir import (
     Graph,
     Input,
@@ -38,11 +40,15 @@ from monograph.ops.shape import Broadcast, Concat, Reshape, Slice, Squeeze, Tran
 from monograph.passes.base import Environment, run_pass
 from monograph.passes.choose_layout import ChooseLayout
 from monograph.passes.layout_rules import Plan, follow, has_order, reach
+from monograph.pipeline import optimise
 from monograph.rewrite import GPU_COST
+from monograph.runtime.numbers import first_difference
+from tests.fuzz.graphs import random_graph
 from tests.rules.checks import check_numbers, graph_of, value
 from tests.samples import sample_graph
 
 TO_LAST, TO_FIRST = (0, 2, 3, 1), (0, 3, 1, 2)
+SHARED = Path(__file__).resolve().parents[3] / "shared" / "models"
 RNG = np.random.default_rng(0)
 
 
@@ -262,6 +268,34 @@ def test_deep_networks() -> None:
     before = graph_of(y)
     after = run_pass(ChooseLayout("channels_last"), before, Environment(GPU_COST))
     assert count(after) == 2
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_random_graphs(seed: int) -> None:
+    graph, feeds = random_graph(seed)
+    after = verify(run_pass(ChooseLayout("channels_last"), graph, Environment()))
+    assert first_difference(graph, after, feeds, exact=False) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "left"),
+    # One is at the input. The detector's attention has four: of q, k, v and of its result.
+    [("tv_mobilenet_v3_small", 1), ("face_rfb320", 0), ("ppocrv6_rec_tiny", 1),
+     ("ul_yolov10n_e2e", 5)],
+)  # fmt: skip
+def test_real_models(name: str, left: int) -> None:
+    folder = SHARED / name
+    if not folder.exists():
+        pytest.skip(f"{folder} is not on this machine")
+    recorded = np.load(folder / "io.npz")
+    feeds = {k[3:]: recorded[k] for k in recorded.files if k.startswith("in:")}
+    model = read_model(str(folder / "model.onnx"))
+    graph = optimise(import_model(model, shapes={k: v.shape for k, v in feeds.items()}))
+    after = verify(run_pass(ChooseLayout("channels_last"), graph, Environment()))
+    assert count(after) <= left
+    assert after.output_types == graph.output_types
+    if name != "ul_yolov10n_e2e":  # detections with nearly equal scores may change places
+        assert first_difference(graph, after, feeds, exact=False) is None
 
 
 def has_rule(op: type[Op], sample: Sample) -> bool:

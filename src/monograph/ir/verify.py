@@ -6,7 +6,7 @@ from monograph.errors import MonographError, VerifyError
 from monograph.ir.core import Input
 from monograph.ir.graph import Graph, input_op
 from monograph.ir.op import Value
-from monograph.ir.types import TensorType, TupleType, name_unknowns
+from monograph.ir.types import TensorType, TupleType, Type, name_unknowns
 
 MAX_NESTING = 64
 
@@ -96,7 +96,7 @@ def _verify_donations(graph: Graph) -> None:
             raise VerifyError("an input is donated twice", given=input_)
         taken.add(input_)
         a, b = outputs[output].type, inputs[input_].type
-        if not (isinstance(a, TensorType) and isinstance(b, TensorType) and _same_memory(a, b)):
+        if not same_memory(a, b):
             raise VerifyError(
                 f"output {output!r} cannot be written into input {input_!r}",
                 expected=b,
@@ -105,8 +105,10 @@ def _verify_donations(graph: Graph) -> None:
             )
 
 
-def _same_memory(a: TensorType, b: TensorType) -> bool:
-    """Equal dtype and rank, and no two sizes that differ; symbols are settled when bound."""
+def same_memory(a: Type, b: Type) -> bool:
+    """Tensors of equal dtype and rank, and no two sizes that differ; symbols settle when bound."""
+    if not isinstance(a, TensorType) or not isinstance(b, TensorType):
+        return False
     if a.dtype != b.dtype or a.shape is None or b.shape is None or len(a.shape) != len(b.shape):
         return False
     return all(

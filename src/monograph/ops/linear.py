@@ -52,7 +52,11 @@ class Dot(Op):
             return result
         inner = x.shape[-1], y.shape[-2]
         if inner[0] != inner[1] and all(isinstance(d, int) for d in inner):
-            raise InferError("the sizes to be summed over differ", expected=x, given=y)
+            raise InferError(
+                "the sizes to be summed over differ",
+                expected=f"{inner[0]}, the last size of {x}",
+                given=f"{inner[1]}, the last but one of {y}",
+            )
         batch = broadcast(x.shape[:-2], y.shape[:-2]) or ()
         return result.with_shape((*batch, x.shape[-2], y.shape[-1]))
 

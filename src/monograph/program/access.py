@@ -11,8 +11,10 @@ from dataclasses import dataclass
 
 from monograph.errors import InferError
 from monograph.ir import Value
+from monograph.ops.extend import Tile
 from monograph.ops.quant import Dequantize, Quantize
 from monograph.ops.shape import Broadcast, Reshape, Slice, Squeeze, Transpose, Unsqueeze
+from monograph.ops.signal import Frames
 from monograph.program.index import Index, counter, flatten, strides_of, unflatten
 
 Indices = tuple[Index, ...]
@@ -59,6 +61,11 @@ def through_view(value: Value, at: Indices) -> Element:
         rest = iter(at)
         every = range(len(shape))
         return Element(source, tuple(Index() if k in op.axes else next(rest) for k in every))
+    if isinstance(op, Tile):
+        return Element(source, tuple(i % d if d else i for i, d in zip(at, shape, strict=True)))
+    if isinstance(op, Frames):
+        k = op.axis
+        return Element(source, (*at[:k], at[k] * op.step + at[k + 1], *at[k + 2 :]))
     if isinstance(op, Reshape):
         return Element(source, unflatten(flatten(at, strides_of(value.tensor.static)), shape))
     raise InferError("not a view", op=op.name)

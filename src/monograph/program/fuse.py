@@ -9,7 +9,7 @@ epilogue.
 
 from __future__ import annotations
 
-from monograph.ir import Graph, Item, Value
+from monograph.ir import Graph, Item, TupleType, Value
 from monograph.program.kinds import (
     is_join,
     is_kernel,
@@ -53,7 +53,12 @@ class _Roots:
             self.roots[value] = {value}
         for i, operand in enumerate(value.inputs):
             self.roots[operand] |= self.roots[value]
-            if self._needs_memory(value, i) and not is_leaf(operand) and not is_view(operand):
+            if not self._needs_memory(value, i):
+                continue
+            # A kernel that reads a view reads what the view is of.
+            while is_view(operand):
+                operand = operand.inputs[0]
+            if not is_leaf(operand):
                 self.stored.add(operand)
 
     def _must_store(self, value: Value) -> bool:
@@ -137,4 +142,8 @@ class _Roots:
         anchor = self.anchor.get(root)
         if anchor is None and (is_kernel(root) or is_join(root)):
             anchor = root
+        if isinstance(root.type, TupleType):
+            # Its kernel stores each result that anyone uses.
+            items = tuple(v for v in self.users[root] if isinstance(v.op, Item))
+            return Region(items, tuple(inputs), (*body, *items), anchor)
         return Region((root,), tuple(inputs), tuple(body), anchor)

@@ -7,12 +7,17 @@ from dataclasses import dataclass
 from monograph.ir import Array, Constant, Input, Item, TensorType, TupleType, Type, Value
 from monograph.ir.dtype import COMPLEX, STRING
 from monograph.ops.base import Unary
-from monograph.ops.reduce import Reduction
+from monograph.ops.extend import Tile
+from monograph.ops.composite import LayerNorm, LogSoftmax, RmsNorm, Softmax
+from monograph.ops.reduce import ArgReduction, Cumulative, Reduction
 from monograph.ops.scalar import Scalar, ScalarBuilder
 from monograph.ops.scalar import is_pointwise as op_is_pointwise
 from monograph.ops.shape import Broadcast, Concat, Reshape, Slice, Squeeze, Transpose, Unsqueeze
+from monograph.ops.signal import Frames
 
-VIEWS = (Broadcast, Reshape, Slice, Squeeze, Transpose, Unsqueeze)
+ROWS = (ArgReduction, Cumulative, LayerNorm, LogSoftmax, Reduction, RmsNorm, Softmax)
+"""Ops along axes, whose kernels can compute the operand on the fly."""
+VIEWS = (Broadcast, Frames, Reshape, Slice, Squeeze, Tile, Transpose, Unsqueeze)
 
 
 @dataclass(frozen=True)
@@ -58,7 +63,7 @@ def is_kernel(value: Value) -> bool:
 
 def reads_expressions(value: Value) -> bool:
     """Whether a kernel can compute its operand on the fly instead of reading it from memory."""
-    return isinstance(value.op, Reduction)
+    return isinstance(value.op, ROWS)
 
 
 def is_native(value: Value) -> bool:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from monograph.ir import Constant, DType, Graph, Input, Item, TensorType, TupleType, Value
+from monograph.ir import Constant, DType, Graph, Input, TensorType, Value
 from monograph.ops.shape import Concat
 from monograph.program.index import strides_of
 from monograph.program.kinds import is_join, is_kernel, is_native, is_view
@@ -91,8 +91,8 @@ def place(graph: Graph, regions: list[Region], target: Target) -> Places:
     halos = _halos(regions, parent, target)
     places = Places()
     for name, value in zip(graph.input_names, graph.inputs, strict=True):
-        if isinstance(value.type, TensorType) and value.type.is_static:
-            places.storage[value] = places.new_buffer(INPUT, value.type, name=name)
+        if is_native(value):
+            places.storage[value] = places.new_buffer(INPUT, value.tensor, name=name)
     names = {v: name for name, v in graph.outputs}
     stored = [v for r in regions for v in (*r.inputs, *r.outputs)]
     # Joined values come after their parts: going backwards, a part finds its join placed.
@@ -108,9 +108,7 @@ def _place_value(
     halos: Mapping[Value, Halo],
     names: Mapping[Value, str],
 ) -> None:
-    if value in places.storage or isinstance(value.op, (Input, Item)) or not is_native(value):
-        return
-    if isinstance(value.type, TupleType):
+    if value in places.storage or isinstance(value.op, Input) or not is_native(value):
         return
     if isinstance(value.op, Constant):
         places.storage[value] = places.new_buffer(CONSTANT, value.tensor)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from monograph.errors import VerifyError
-from monograph.ir import Constant, Graph, Item, Value
+from monograph.ir import Constant, Graph, Value
 from monograph.program.fuse import fuse
 from monograph.program.kinds import is_join, is_leaf, is_native
 from monograph.program.normalise import normalise
@@ -96,9 +96,7 @@ def verify_program(program: Program) -> Program:
     written: set[Value] = set(program.graph.inputs)
     for step in program.steps:
         for value in step.region.inputs:
-            source = value.inputs[0] if isinstance(value.op, Item) else value
-            ready = _written(source, written)
-            if not isinstance(value.op, Constant) and not ready:
+            if not isinstance(value.op, Constant) and not _written(value, written):
                 raise VerifyError(
                     "a step reads what no step before it writes",
                     node=step.origin,
@@ -123,7 +121,7 @@ def _written(value: Value, written: set[Value]) -> bool:
         v = stack.pop()
         if v in written or v in seen or isinstance(v.op, Constant):
             continue
-        if not is_join(v) and not isinstance(v.op, Item):
+        if not is_join(v):
             return False
         seen.add(v)
         stack.extend(v.inputs)

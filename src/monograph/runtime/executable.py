@@ -12,6 +12,7 @@ from monograph.codegen.llvm.barrier import BARRIER_BYTES
 from monograph.codegen.llvm.compile import (
     ARENA,
     CONSTANTS,
+    FAULT_BYTES,
     FIRST_PORT,
     Module,
     Segment,
@@ -19,7 +20,8 @@ from monograph.codegen.llvm.compile import (
 )
 from monograph.codegen.llvm.features import Features
 from monograph.codegen.llvm.select import CpuTarget
-from monograph.ir import Array, Graph, Item, Value
+from monograph.errors import ExecutionError
+from monograph.ir import Array, Graph, Value
 from monograph.ir.evaluate import apply
 from monograph.program.place import CONSTANT, OUTPUT, TEMPORARY
 from monograph.program.program import Program, Step, lower
@@ -42,9 +44,11 @@ class Workspace:
     def __init__(self, module: Module, constants: Array) -> None:
         self.arena = aligned_bytes(module.arena_bytes)
         self.arena[:] = 0
-        self.memory = aligned_bytes(BARRIER_BYTES + 8 * (FIRST_PORT + len(module.ports)))
+        slots = BARRIER_BYTES + 8 * (FIRST_PORT + len(module.ports))
+        self.memory = aligned_bytes(slots + FAULT_BYTES * len(module.faults))
         self.memory[:] = 0
-        self.slots = self.memory[BARRIER_BYTES:].view(np.int64)
+        self.slots = self.memory[BARRIER_BYTES:slots].view(np.int64)
+        self.faults = self.memory[slots:].view(np.int64).reshape(-1, FAULT_BYTES // 8)
         self.address = int(self.memory.ctypes.data)
         self.slots[ARENA] = self.arena.ctypes.data
         self.slots[CONSTANTS] = constants.ctypes.data
@@ -104,9 +108,27 @@ class CpuExecutable:
             if isinstance(segment, Segment):
                 address = self._functions[segment.function]
                 self._pool.launch(address, workspace.address, self.threads)
+                if self.module.faults:
+                    self._check_faults(workspace)
             else:
                 self._host(segment, workspace, bound, held, feeds)
         return [self._read(v, workspace, bound, held, feeds) for _, v in self.program.graph.outputs]
+
+    def _check_faults(self, workspace: Workspace) -> None:
+        """Fails where a kernel has found data that does not fit."""
+        if not workspace.faults.any():
+            return
+        number = int(np.argmax(workspace.faults[:, 0]))
+        given = int(workspace.faults[number, 1])
+        workspace.faults[:] = 0
+        step, fault = self.module.faults[number]
+        raise ExecutionError(
+            fault.message,
+            node=step.origin or None,
+            op=step.region.kind,
+            expected=fault.expected or None,
+            given=given,
+        )
 
     def _host(
         self,
@@ -150,8 +172,6 @@ class CpuExecutable:
             return held[value]
         if value in self.program.places.storage:
             return self._view(value, workspace, bound)
-        if isinstance(value.op, Item):
-            return held[value.inputs[0]][value.op.index]
         return feeds[value.op.label]  # type: ignore[attr-defined]
 
     def _view(self, value: Value, workspace: Workspace, bound: Mapping[int, Array]) -> Array:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from monograph.errors import FeedError, MonographError
+from monograph.errors import FeedError, MonographError, did_you_mean
 from monograph.ir import (
     DType,
     MapType,
@@ -48,7 +48,7 @@ def check_feeds(ports: Sequence[Port], feeds: Mapping[str, Any]) -> dict[str, An
     problems: list[str] = []
     names = {p.name for p in ports}
     problems += [f"{p.name}: missing (expected {p.type})" for p in ports if p.name not in feeds]
-    problems += [f"{name}: the model has no such input" for name in feeds if name not in names]
+    problems += [_unknown(name, names) for name in feeds if name not in names]
     bound: dict[str, tuple[int, str]] = {}
     result: dict[str, Any] = {}
     for port in ports:
@@ -60,6 +60,11 @@ def check_feeds(ports: Sequence[Port], feeds: Mapping[str, Any]) -> dict[str, An
             f"the feeds do not fit the model:\n{listed}", expected=", ".join(map(str, ports))
         )
     return result
+
+
+def _unknown(name: Any, names: Collection[str]) -> str:
+    hint = did_you_mean([name], names) if isinstance(name, str) else None
+    return f"{name}: the model has no such input" + (f" ({hint})" if hint else "")
 
 
 def _check(
@@ -98,15 +103,21 @@ def _check_tensor(
 ) -> Any:
     try:
         array = np.asarray(data)
+        if not array.dtype.isnative:
+            array = array.astype(array.dtype.newbyteorder("="))
         given = from_numpy(array.dtype)
     except (ValueError, MonographError):
-        problems.append(f"{name}: expected {type_}, given {type(data).__name__}")
-        return None
-    if given != type_.dtype:
-        problems.append(f"{name}: expected {type_}, given {given}{[*array.shape]}")
+        problems.append(f"{name}: expected {type_}, given {_described(data)}")
         return None
     if given.is_string:
         array = array.astype(object)
+        if not all(isinstance(x, (str, bytes)) for x in array.flat):
+            problems.append(f"{name}: expected {type_}, given {_described(data)}")
+            return None
+    if given != type_.dtype:
+        advice = _cast(data, given, type_.dtype)
+        problems.append(f"{name}: expected {type_}, given {given}{[*array.shape]}{advice}")
+        return None
     if type_.shape is None:
         return array
     if len(type_.shape) != array.ndim:
@@ -129,3 +140,25 @@ def _check_tensor(
                 f"{name}: dimension {axis} is {have}, but {want!r} is {size} in {where}"
             )
     return array
+
+
+def _described(data: Any) -> str:
+    """What was given where an array of numbers or strings was expected."""
+    if data is None:
+        return "None"
+    if isinstance(data, np.ndarray):
+        return f"an array of {data.dtype}"
+    if isinstance(data, (list, tuple)):
+        return f"a {type(data).__name__} that is no array: of mixed kinds, or of uneven lengths"
+    return type(data).__name__
+
+
+def _cast(data: Any, given: DType, wanted: DType) -> str:
+    """How to make the dtype that is wanted, where numbers were given for numbers."""
+    if given.is_string or wanted.is_string:
+        return ""
+    module = "np" if wanted.numpy.kind in "biufc" else "ml_dtypes"
+    name = f"{module}.{wanted.numpy.name}"
+    if isinstance(data, (np.ndarray, np.generic)):
+        return f" (cast it with .astype({name}))"
+    return f" (make it with np.array(..., {name}))"

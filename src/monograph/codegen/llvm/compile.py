@@ -11,7 +11,7 @@ from monograph.codegen.llvm.barrier import BARRIER_BYTES, build_barrier
 from monograph.codegen.llvm.builder import Builder, Reg
 from monograph.codegen.llvm.features import Features
 from monograph.codegen.llvm.halo import zero_halo
-from monograph.codegen.llvm.kernel import NAME, Kernel, KernelContext, Packed, Scratch
+from monograph.codegen.llvm.kernel import NAME, Fault, Kernel, KernelContext, Packed, Scratch, Sync
 from monograph.codegen.llvm.select import generator
 from monograph.ir import Array, Value, known
 from monograph.program.place import CONSTANT, INPUT, OUTPUT, TEMPORARY, Buffer
@@ -24,6 +24,8 @@ ARENA, CONSTANTS, FIRST_PORT = 0, 1, 2
 """Slots of the context, behind the barrier's state: pointers to memory, then to each port."""
 PARTS = 8
 """Modules that the kernels are dealt out to, so that they compile side by side."""
+FAULT_BYTES = 16
+"""What each fault of a kernel takes behind the slots: i64 whether it came, i64 the data."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,8 @@ class Module:
     kernels: tuple[Kernel | None, ...]
     offsets: dict[int, int]
     """Where each temporary buffer lies in the arena."""
+    faults: tuple[tuple[Step, Fault], ...] = ()
+    """What the words behind the slots of the context stand for."""
 
 
 def compile_program(program: Program, features: Features, threads: int) -> Module:
@@ -97,6 +101,7 @@ class _Assembler:
         self.functions: dict[str, str] = {}
         self.arity: dict[str, int] = {}
         self.declarations: set[str] = set()
+        self.faults: list[tuple[Step, Fault]] = []
 
     def module(self, kernels: list[Kernel | None], arena: int) -> Module:
         segments: list[Segment | Step] = []
@@ -126,6 +131,7 @@ class _Assembler:
             tuple(segments),
             tuple(kernels),
             self.offsets,
+            tuple(self.faults),
         )
 
     def kernel_modules(self) -> list[str]:
@@ -135,8 +141,9 @@ class _Assembler:
             smallest = min(parts, key=lambda p: sum(map(len, p)))
             smallest.append(text.replace(f"@{NAME}(", f"@{name}("))
         # Unused declarations do no harm, so every module has them all.
-        declared = "\n".join(sorted(self.declarations))
-        return ["\n".join([declared, *part]) for part in parts]
+        barrier = build_barrier(self.features)
+        declared = "\n".join(sorted(self.declarations | barrier.declarations))
+        return ["\n".join([declared, barrier.text(), *part]) for part in parts]
 
     def main_module(self, segments: list[str]) -> str:
         """The functions that call the kernels, and the barrier between them."""
@@ -210,6 +217,13 @@ class _Assembler:
             return b.offset(load(CONSTANTS), self.constant(key, argument.array))
         if isinstance(argument, Scratch):
             return b.offset(load(ARENA), self.offsets[self.scratch[step.index, position]])
+        if isinstance(argument, Sync):
+            return b.arguments["context"]
+        if isinstance(argument, Fault):
+            self.faults.append((step, argument))
+            slots = FIRST_PORT + len(self.ports)
+            at = BARRIER_BYTES + 8 * slots + FAULT_BYTES * (len(self.faults) - 1)
+            return b.offset(b.arguments["context"], at)
         buffer = self.program.places.storage[argument].buffer
         if buffer.kind == TEMPORARY:
             return b.offset(load(ARENA), self.offsets[buffer.id])

@@ -67,7 +67,7 @@ def pieces(lanes: int) -> list[tuple[int, int]]:
 
 def part(b: Builder, whole: Reg, start: int, lanes: int) -> Reg:
     """Some lanes of a vector; a scalar for one of them."""
-    if lanes == whole.lanes:
+    if lanes == whole.lanes or not whole.lanes:
         return whole
     if lanes == 1:
         return b.extract(whole, start)

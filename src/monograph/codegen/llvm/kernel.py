@@ -26,7 +26,23 @@ class Scratch:
     nbytes: int
 
 
-Argument: TypeAlias = Value | Packed | Scratch
+@dataclass(frozen=True)
+class Fault:
+    """A place to say that data does not fit: what the run then fails with.
+
+    A kernel that finds such data goes on with something harmless (see `report`).
+    """
+
+    message: str
+    expected: str = ""
+
+
+@dataclass(frozen=True)
+class Sync:
+    """The barrier's state, for a kernel whose threads wait for each other (see `synchronise`)."""
+
+
+Argument: TypeAlias = Value | Packed | Scratch | Fault | Sync
 
 
 @dataclass(frozen=True)
@@ -84,6 +100,23 @@ def share(b: Builder, units: int, threads: int, multiple: int = 1) -> tuple[Int,
     if multiple == 1:
         return low, high
     return b.mul(low, multiple), b.minimum(b.mul(high, multiple), units)
+
+
+def report(b: Builder, position: int, wrong: Reg, given: Reg) -> None:
+    """Where a condition holds, writes into the fault at an argument: that it came, and the data."""
+
+    def write() -> None:
+        fault = b.arguments[f"p{position}"]
+        b.store(given, b.offset(fault, 8), 8)
+        b.store(Reg("1", "i64"), fault, 8)
+
+    b.when(wrong, write)
+
+
+def synchronise(b: Builder, position: int, threads: int) -> None:
+    """Waits for all threads; what they wrote before is seen after. The argument is a `Sync`."""
+    if threads > 1:
+        b.line(f"call void @barrier(ptr %p{position}, i64 {threads})")
 
 
 def pointers(b: Builder, arguments: Sequence[Argument]) -> dict[Value, Reg]:

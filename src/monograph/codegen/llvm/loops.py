@@ -59,10 +59,11 @@ class LoopNest:
         found = dict.fromkeys(c for index in at for c in sorted(index.counters, key=_name))
         self.counters = sorted(found, key=_name)
 
-    def run(self, body: Body, lanes: int, unroll: int = 1) -> None:
+    def run(self, body: Body, lanes: int, unroll: int = 1, enter: Body | None = None) -> None:
+        """Runs `body` at every point, and `enter` before each row, with the outer counters."""
+        before = enter or _nothing
         if not self.counters:
-            first = self.b.compare("eq", self.b.arguments["tid"], Reg("0", "i64"))
-            self.b.when(first, lambda: body(Point({})))
+            self._once(before, body)
             return
         *outer, inner = self.counters
         count = math.prod(c.extent for c in outer)
@@ -73,9 +74,20 @@ class LoopNest:
 
         def row(i: Int, _: list[Reg]) -> None:
             values = self._outer_values(outer, i)
+            before(Point(values))
             self._inner(values, inner, span, body, lanes, unroll)
 
         self.b.loop(*rows, 1, row)
+
+    def _once(self, before: Body, body: Body) -> None:
+        """The only point of no counters, on one thread."""
+
+        def one() -> None:
+            before(Point({}))
+            body(Point({}))
+
+        first = self.b.compare("eq", self.b.arguments["tid"], Reg("0", "i64"))
+        self.b.when(first, one)
 
     def _outer_values(self, outer: Sequence[Counter], i: Int) -> dict[Counter, Int]:
         """The counters of the outer loops, from the number of the row."""
@@ -125,6 +137,10 @@ def _widths(extent: int, lanes: int, unroll: int) -> list[int]:
     widths = [unroll * lanes] if unroll > 1 and extent >= unroll * lanes else []
     widths.append(lanes)
     return widths if extent % lanes == 0 and len(widths) == 1 else [*widths, 1]
+
+
+def _nothing(point: Point) -> None:
+    """What happens before a row where nothing has to."""
 
 
 def _name(c: Counter) -> tuple[int, str]:

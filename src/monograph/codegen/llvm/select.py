@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from monograph.codegen.llvm.conv import conv, serves
+from monograph.codegen.llvm import gather, images, norm, reduce, scan, softmax
 from monograph.codegen.llvm.dot import dot
 from monograph.codegen.llvm.kernel import Kernel, KernelContext
 from monograph.codegen.llvm.pointwise import pointwise
-from monograph.ir import Input, Value
+from monograph.ir import Value
 from monograph.ir.dtype import f32
-from monograph.ops.conv import Conv
 from monograph.ops.linear import Dot
-from monograph.program.kinds import is_view
+from monograph.program.kinds import is_native, is_view
 from monograph.program.place import Halo
 from monograph.program.region import Region
 
@@ -22,13 +21,26 @@ Generator = Callable[[KernelContext], Kernel]
 
 def generator(region: Region) -> Generator | None:
     """The kernel generator for a region; None where it has to run on the host."""
+    if not all(map(is_native, (*region.inputs, *region.body))):
+        return None
     if region.anchor is None:
         return pointwise
-    if isinstance(region.anchor.op, Conv):
-        return conv if serves(region.anchor) else None
+    if images.serves(region.anchor):
+        return images.generator(region.anchor)
     if isinstance(region.anchor.op, Dot):
         return dot if region.anchor.dtype == f32 else None
-    return None
+    return next((g for serves, g in (*_ROWS, *_MOVES) if serves(region.anchor)), None)
+
+
+_ROWS: tuple[tuple[Callable[[Value], bool], Generator], ...] = (
+    (reduce.serves, reduce.reduction),
+    (softmax.serves, softmax.softmax),
+    (norm.serves, norm.norm),
+    (scan.serves, scan.scan),
+)
+"""Kernels that read all of their operands through views, and compute the first on the way."""
+_MOVES: tuple[tuple[Callable[[Value], bool], Generator], ...] = ((gather.serves, gather.gather),)
+"""Kernels that move elements to and from places that are data, and other work of their own."""
 
 
 @dataclass(frozen=True)
@@ -36,14 +48,12 @@ class CpuTarget:
     """What the CPU's kernels say of their operands while values are placed."""
 
     def readable(self, user: Value, index: int, operand: Value) -> bool:
-        if is_view(operand):
-            return False
-        padded = self.halo(user, index) is not None
-        return not (padded and isinstance(operand.op, Input))
+        if any(serves(user) for serves, _ in _ROWS):
+            return True
+        if images.serves(user):
+            return images.readable(user, index, operand)
+        return not is_view(operand)
 
     def halo(self, user: Value, index: int) -> Halo | None:
         """Padded convolutions read zeros around their input."""
-        if index or not serves(user) or not isinstance(user.op, Conv):
-            return None
-        pads = tuple(zip(user.op.pads_begin, user.op.pads_end, strict=True))
-        return ((0, 0), *pads, (0, 0)) if any(map(any, pads)) else None
+        return images.halo(user, index)

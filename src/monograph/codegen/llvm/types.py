@@ -258,16 +258,18 @@ def convert(
         return a.compare("une" if given.is_float else "ne", x, 0)
     if not to.is_float:
         return _to_integer(a, x, given, to)
-    element = "double" if to == f64 else "float"
     if not given.is_float:
-        y = a.convert("sitofp" if given.is_signed else "uitofp", x, element)
-    elif to == f16 and given == f64:
-        y = _to_odd_single(a, x)
-    else:
-        y = a.convert("fpext" if element == "double" else "fptrunc", x, element)
+        # A power of two below or above cannot be told once an f32 has been rounded.
+        how, exact = "sitofp" if given.is_signed else "uitofp", to in (f64, f8e8m0)
+        x, given = a.convert(how, x, "double" if exact else "float"), f64 if exact else f32
+    if to == f64:
+        return a.convert("fpext", x, "double")
+    if given == f64:
+        once = to in (f16, f8e8m0)
+        x = _to_odd_single(a, x) if once else a.convert("fptrunc", x, "float")
     if not is_narrow(to):
-        return y
-    return decode(a, to, _rounded(a, to, y, saturate, rounding))
+        return x
+    return decode(a, to, _rounded(a, to, x, saturate, rounding))
 
 
 def _to_integer(a: Arith, x: Reg, given: DType, to: DType) -> Reg:
@@ -300,6 +302,6 @@ def _to_odd_single(a: Arith, x: Reg) -> Reg:
 
 
 def bitcast(a: Arith, x: Reg, given: DType, to: DType) -> Reg:
-    """The same bits read as another element type of the same width."""
+    """The same bits read as another element type; NaNs narrower than f32 come out as one NaN."""
     code = encode(a, given, x)
     return decode(a, to, a.convert("bitcast", code, storage(to)))

@@ -61,6 +61,12 @@ def read_model(source: str | os.PathLike[str] | bytes | onnx.ModelProto) -> Mode
         return ModelFile(_with_graph(source, "the given ModelProto"))
     if isinstance(source, (bytes, bytearray, memoryview)):
         return ModelFile(_parse(bytes(source), "the given bytes"))
+    if not isinstance(source, (str, os.PathLike)):
+        raise ModelError(
+            "a model is a path, the bytes of a file, or a ModelProto",
+            given=type(source).__name__,
+            hint="pass what it reads: source.read()" if hasattr(source, "read") else None,
+        )
     path = Path(source)
     try:
         raw = path.read_bytes()

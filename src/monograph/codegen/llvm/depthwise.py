@@ -1,0 +1,158 @@
+"""Depthwise convolution, channels last: every channel with its own window, vectors of channels.
+
+A row of outputs stands in registers; each pixel that is loaded feeds all taps of the row. The
+input has a halo of zeros as wide as the padding.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+
+import numpy as np
+
+from monograph.codegen.llvm.builder import Int, Reg, vector
+from monograph.codegen.llvm.conv import Taps
+from monograph.codegen.llvm.epilogue import Epilogue
+from monograph.codegen.llvm.kernel import Kernel, KernelContext, Packed, pointers, share
+from monograph.codegen.llvm.tiles import Run, split
+from monograph.codegen.llvm.windows import Block, blocks, image
+from monograph.ir import Array, Value, known
+from monograph.ir.dtype import f32
+from monograph.ops.conv import Conv
+from monograph.ops.window import CHANNELS_LAST
+from monograph.program.index import strides_of
+
+MOST_HELD = 8
+"""Taps of a row whose weights stay in registers; wider kernels load them as they go."""
+
+
+def depthwise(context: KernelContext) -> Kernel:
+    """A kernel for a depthwise convolution and what follows it."""
+    return _Depthwise(context).emit()
+
+
+def serves(value: Value) -> bool:
+    """Whether this kernel computes a value."""
+    op = value.op
+    if not isinstance(op, Conv) or op.layout != CHANNELS_LAST or op.auto or op.groups == 1:
+        return False
+    x, w = value.inputs
+    plain = x.dtype == w.dtype == value.dtype == f32
+    one = w.tensor.dims[1] == 1 and w.tensor.dims[0] == op.groups
+    return plain and one and known(w) is not None
+
+
+class _Depthwise:
+    def __init__(self, context: KernelContext) -> None:
+        anchor = context.step.region.anchor
+        assert anchor is not None
+        assert isinstance(anchor.op, Conv)
+        self.context, self.anchor, self.op = context, anchor, anchor.op
+        weights = known(anchor.inputs[1])
+        assert weights is not None
+        self.weights: Array = weights
+        self.kernel = weights.shape[2:]
+        self.shape = anchor.tensor.static
+        self.x = image(context, anchor.inputs[0], CHANNELS_LAST)
+        self.taps = Taps(self.kernel[-1], self.op.strides[-1], self.op.dilations[-1])
+        held = min(self.taps.size, MOST_HELD)
+        room = max(2, context.features.registers - held - 4)
+        self.runs = split(self.shape[-2], min(room, 14))
+        lanes = context.features.lanes(32) if self.x.channel == 1 else 1
+        self.blocks = blocks(self.shape[-1], lanes, 1)
+
+    def emit(self) -> Kernel:
+        context, region = self.context, self.context.step.region
+        for value in (*region.inputs, *region.outputs):
+            if value is not self.anchor.inputs[1]:
+                context.argument(value)
+        self.packed = context.argument(Packed(self._pack()))
+        b = self.b = context.builder(len(context.arguments))
+        self.pointers = pointers(b, context.arguments)
+        self.epilogue = Epilogue(context, b)
+        lines = math.prod(self.shape[:-2])
+        for block in self.blocks:
+            span = share(b, lines * block.count, context.threads)
+            b.loop(*span, 1, partial(self._line, block))
+        return context.finish(b, 2.0 * math.prod(self.shape) * math.prod(self.kernel))
+
+    def _pack(self) -> Array:
+        """[block of channels][taps][lanes]."""
+        taps = self.weights.reshape(self.shape[-1], -1).astype(np.float32)
+        pieces = []
+        for block in self.blocks:
+            part = taps[block.start : block.start + block.width * block.count]
+            pieces.append(part.reshape(block.count, block.width, -1).transpose(0, 2, 1).reshape(-1))
+        return np.concatenate(pieces)
+
+    def _line(self, block: Block, i: Int, _: list[Reg]) -> None:
+        """One row of the image, for one block of channels."""
+        b = self.b
+        number = b.mod(i, block.count)
+        c = b.add(b.mul(number, block.width), block.start)
+        line = b.div(i, block.count)
+        outer_dims = self.shape[:-2]
+        outer: list[Int] = []
+        for extent in reversed(outer_dims[1:]):
+            outer.insert(0, b.mod(line, extent))
+            line = b.div(line, extent)
+        at = b.mul(c, math.prod(self.kernel) * 4)
+        w = b.offset(b.arguments[f"p{self.packed}"], at)
+        for run in self.runs:
+            b.loop(0, run.count, 1, partial(self._tile, block, line, outer, c, w, run))
+
+    def _tile(
+        self,
+        block: Block,
+        n: Int,
+        outer: list[Int],
+        c: Int,
+        w: Reg,
+        run: Run,
+        j: Int,
+        _: list[Reg],
+    ) -> None:
+        """Some pixels of a row."""
+        b, op = self.b, self.op
+        w0 = b.add(b.mul(j, run.size), run.start)
+        first = zip([*outer, w0], op.strides, op.pads_begin, strict=True)
+        origin = [b.add(b.mul(o, s), -p) for o, s, p in first]
+        at = self.x.position(b, n, c, origin)
+        x = b.offset(self.pointers[self.x.source], b.mul(at, 4))
+        lanes = block.lanes if block.lanes > 1 else 0
+        zero = b.number(0, "float", lanes)
+        sums = self._outer_taps(x, w, [zero] * run.size, run, lanes, 0, 0)
+        for r, total in enumerate(sums):
+            self.epilogue.store([n, *outer, b.add(w0, r), c], total, block.lanes)
+
+    def _outer_taps(
+        self, x: Reg, w: Reg, sums: list[Reg], run: Run, lanes: int, axis: int, tap: Int
+    ) -> list[Reg]:
+        """Adds the products of all taps from this axis of the kernel inwards."""
+        b = self.b
+        if axis == len(self.kernel) - 1:
+            return self._row(x, b.offset(w, b.mul(tap, max(lanes, 1) * 4)), sums, run, lanes)
+        step = self.op.dilations[axis] * self.x.spatial[axis] * 4
+        stride = strides_of(self.kernel)[axis]
+
+        def one(k: Int, inner: list[Reg]) -> list[Reg]:
+            at = b.add(tap, b.mul(k, stride))
+            xk = b.offset(x, b.mul(k, step))
+            return self._outer_taps(xk, w, inner, run, lanes, axis + 1, at)
+
+        return b.loop(0, self.kernel[axis], 1, one, sums)
+
+    def _row(self, x: Reg, w: Reg, sums: list[Reg], run: Run, lanes: int) -> list[Reg]:
+        """Adds the products of one row of taps."""
+        b = self.b
+        kind = vector(lanes, "float")
+        held: dict[int, Reg] = {}
+        sums = list(sums)
+        for pixel in self.taps.pixels(run.size):
+            loaded = b.load(kind, b.offset(x, pixel * self.x.spatial[-1] * 4), 4)
+            for r, k in self.taps.uses(pixel, run.size):
+                if k not in held:
+                    held[k] = b.load(kind, b.offset(w, k * max(lanes, 1) * 4), 4)
+                sums[r] = b.intrinsic("fma", loaded, held[k], sums[r])
+        return sums

@@ -1,0 +1,63 @@
+"""Which kernel serves an op on images (convolutions, pools, resizing), and what it asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from monograph.codegen.llvm import conv, depthwise, pool, resize, window_conv
+from monograph.codegen.llvm.kernel import Kernel, KernelContext
+from monograph.ir import Constant, Input, Value
+from monograph.ops.conv import Conv
+from monograph.ops.shape import Broadcast, Slice, Squeeze, Transpose, Unsqueeze
+from monograph.program.kinds import is_view
+from monograph.program.place import Halo
+
+STRIDED = (Broadcast, Slice, Squeeze, Transpose, Unsqueeze)
+"""Views that strides can always describe."""
+
+TABLE: tuple[tuple[Callable[[Value], bool], Callable[[KernelContext], Kernel]], ...] = (
+    (depthwise.serves, depthwise.depthwise),
+    (conv.serves, conv.conv),
+    (window_conv.serves, window_conv.window_conv),
+    (pool.serves, pool.pool),
+    (resize.serves, resize.resize),
+)
+"""Kernels, the fastest first."""
+
+
+def serves(value: Value) -> bool:
+    """Whether some kernel here computes a value."""
+    return any(fits(value) for fits, _ in TABLE)
+
+
+def generator(value: Value) -> Callable[[KernelContext], Kernel]:
+    """The kernel generator of a value that is served here."""
+    return next(make for fits, make in TABLE if fits(value))
+
+
+def halo(user: Value, index: int) -> Halo | None:
+    """The zeros that a kernel expects around an operand."""
+    if index or not (conv.serves(user) or depthwise.serves(user)):
+        return None
+    assert isinstance(user.op, Conv)
+    pads = tuple(zip(user.op.pads_begin, user.op.pads_end, strict=True))
+    return ((0, 0), *pads, (0, 0)) if any(map(any, pads)) else None
+
+
+def readable(user: Value, index: int, operand: Value) -> bool:
+    """Whether a kernel can read an operand where and as it is."""
+    padded = halo(user, index) is not None
+    while is_view(operand):
+        if not isinstance(operand.op, STRIDED) or (padded and not _keeps_edges(operand)):
+            return False
+        operand = operand.inputs[0]
+    return not (padded and isinstance(operand.op, (Input, Constant)))
+
+
+def _keeps_edges(view: Value) -> bool:
+    """Whether a view has the same spatial edges as what it is of: some channels, or some images."""
+    if not isinstance(view.op, Slice):
+        return False
+    spatial = slice(1, -1)
+    whole = view.inputs[0].tensor.dims[spatial] == view.tensor.dims[spatial]
+    return whole and all(step == 1 for step in view.op.steps[spatial])

@@ -1,0 +1,110 @@
+"""Layer and root mean square normalisation: mean, then variance, then the result."""
+
+from __future__ import annotations
+
+import math
+from functools import cached_property
+
+from monograph.codegen.llvm.elements import Point
+from monograph.codegen.llvm.kernel import Kernel, KernelContext
+from monograph.codegen.llvm.rows import Place, Rows, Totals
+from monograph.ir import Value
+from monograph.ir.dtype import f32, f64
+from monograph.ops.composite import LayerNorm, RmsNorm
+from monograph.ops.scalar import Scalar
+from monograph.program.access import Element, Indices, Resolved, aligned, resolve
+from monograph.program.kinds import is_view
+
+
+def serves(value: Value) -> bool:
+    """Whether a value is a normalisation."""
+    return isinstance(value.op, (LayerNorm, RmsNorm))
+
+
+def norm(context: KernelContext) -> Kernel:
+    """A kernel for a normalisation, what it reads and what follows it."""
+    anchor = context.step.region.anchor
+    assert anchor is not None and isinstance(anchor.op, (LayerNorm, RmsNorm))
+    return _Norm(context, anchor, anchor.op).emit()
+
+
+class _NormRows(Rows):
+    """Rows with a scale and a bias, which are read at every element of the result."""
+
+    def parameters(self, at: Indices) -> list[Element]:
+        return [Element(v, aligned(at, v.tensor.static)) for v in self.anchor.inputs[1:]]
+
+    def parameter_order(self, at: Indices) -> list[Resolved]:
+        return resolve(self.parameters(at), lambda v: v in self.elements.inputs, is_view)
+
+
+class _Norm:
+    def __init__(self, context: KernelContext, anchor: Value, op: LayerNorm | RmsNorm) -> None:
+        self.rows = rows = _NormRows(context, op.axes)
+        self.op = op
+        self.dtype = f64 if anchor.dtype == f64 else f32
+        shape = rows.operand.tensor.static
+        self.share = 1 / max(math.prod(shape[a] for a in op.axes), 1)
+        self.order = [] if rows.empty else rows.elements.plan((rows.operand,), rows.at)
+
+    @cached_property
+    def parameters(self) -> list[Resolved]:
+        return self.rows.parameter_order(self.rows.at)
+
+    def emit(self) -> Kernel:
+        if not self.rows.empty:
+            self.rows.run(self._row)
+        return self.rows.kernel()
+
+    def _row(self, place: Place) -> None:
+        centred = isinstance(self.op, LayerNorm)
+        s = self.rows.scalars
+        share = s.constant(self.share, self.dtype)
+        sums = self.rows.fold(place, [self._nothing], self._read, self._add)
+        means = [s.mul(t[0], share) for t in sums] if centred else []
+        squares = sums
+        if centred:
+
+            def deviate(point: Point, stream: int, totals: Totals) -> Totals:
+                x = s.sub(self.rows.kept_at(point, stream, self.dtype), self._of(means, stream))
+                return [s.fma(x, x, totals[0])]
+
+            squares = self.rows.fold(place, [self._nothing], deviate, self._add)
+        one, epsilon = s.constant(1.0, self.dtype), s.constant(self.op.epsilon, self.dtype)
+        scales = [s.div(one, s.sqrt(s.fma(t[0], share, epsilon))) for t in squares]
+
+        def write(point: Point, stream: int) -> None:
+            x = self.rows.kept_at(point, stream, self.dtype)
+            if centred:
+                x = s.sub(x, self._of(means, stream))
+            self._write(point, s.mul(x, self._of(scales, stream)))
+
+        self.rows.each(place, write)
+
+    @property
+    def _nothing(self) -> Scalar:
+        return Scalar(self.rows.scalars.constant(0.0, self.dtype).reg, self.dtype)
+
+    def _add(self, x: Totals, y: Totals) -> Totals:
+        return [self.rows.scalars.add(x[0], y[0])]
+
+    def _read(self, point: Point, stream: int, totals: Totals) -> Totals:
+        """Sums elements for the mean; their squares where there is none to take away."""
+        s = self.rows.scalars
+        x = Scalar(self.rows.operand_at(point, self.order).reg, self.dtype)
+        self.rows.keep(point, stream, x)
+        return [s.add(totals[0], x) if isinstance(self.op, LayerNorm) else s.fma(x, x, totals[0])]
+
+    def _of(self, totals: list[Scalar], stream: int) -> Scalar:
+        """The total that an element's row has: along a row there is only one."""
+        return totals[stream] if self.rows.across else totals[0]
+
+    def _write(self, point: Point, y: Scalar) -> None:
+        rows, s = self.rows, self.rows.scalars
+        made = rows.elements.emit(self.parameters, point)
+        given = [Scalar(made[e].reg, self.dtype) for e in rows.parameters(rows.at)]
+        if len(given) == 2:
+            y = s.fma(y, given[0], given[1])
+        elif given:
+            y = s.mul(y, given[0])
+        rows.finish(Scalar(y.reg, rows.anchor.dtype), point)

@@ -1,0 +1,79 @@
+"""Softmax and its logarithm along an axis: three passes over a row that stays close."""
+
+from __future__ import annotations
+
+import math
+
+from monograph.codegen.llvm.elements import Point
+from monograph.codegen.llvm.kernel import Kernel, KernelContext
+from monograph.codegen.llvm.rows import Place, Rows, Totals
+from monograph.ir import Value
+from monograph.ir.dtype import f32, f64
+from monograph.ops.composite import LogSoftmax, Softmax
+from monograph.ops.scalar import Scalar
+
+
+def serves(value: Value) -> bool:
+    """Whether a value is a softmax."""
+    return isinstance(value.op, (Softmax, LogSoftmax))
+
+
+def softmax(context: KernelContext) -> Kernel:
+    """A kernel for a softmax, what it reads and what follows it."""
+    anchor = context.step.region.anchor
+    assert anchor is not None and isinstance(anchor.op, (Softmax, LogSoftmax))
+    return _Softmax(context, anchor, anchor.op.axis, isinstance(anchor.op, LogSoftmax)).emit()
+
+
+class _Softmax:
+    def __init__(self, context: KernelContext, anchor: Value, axis: int, logarithm: bool) -> None:
+        self.rows = Rows(context, (axis,))
+        self.dtype = f64 if anchor.dtype == f64 else f32
+        self.logarithm = logarithm
+        rows = self.rows
+        self.order = [] if rows.empty else rows.elements.plan((rows.operand,), rows.at)
+
+    def emit(self) -> Kernel:
+        if not self.rows.empty:
+            self.rows.run(self._row)
+        return self.rows.kernel()
+
+    def _row(self, place: Place) -> None:
+        s = self.rows.scalars
+        lowest = Scalar(s.constant(-math.inf, self.dtype).reg, self.dtype)
+        nothing = Scalar(s.constant(0.0, self.dtype).reg, self.dtype)
+        largest = self.rows.fold(place, [lowest], self._read, self._larger)
+        tops = [t[0] for t in largest]
+
+        def weigh(point: Point, stream: int, totals: Totals) -> Totals:
+            x = s.sub(self.rows.kept_at(point, stream, self.dtype), self._of(tops, stream))
+            e = s.exp(x)
+            self.rows.keep(point, stream, x if self.logarithm else e)
+            return [s.add(totals[0], e)]
+
+        sums = self.rows.fold(place, [nothing], weigh, lambda x, y: [s.add(x[0], y[0])])
+        one = s.constant(1.0, self.dtype)
+        scales = [s.log(t[0]) if self.logarithm else s.div(one, t[0]) for t in sums]
+
+        def write(point: Point, stream: int) -> None:
+            x, scale = self.rows.kept_at(point, stream, self.dtype), self._of(scales, stream)
+            y = s.sub(x, scale) if self.logarithm else s.mul(x, scale)
+            self.rows.finish(Scalar(y.reg, self.rows.anchor.dtype), point)
+
+        self.rows.each(place, write)
+
+    def _of(self, totals: list[Scalar], stream: int) -> Scalar:
+        """The total that an element's row has: along a row there is only one."""
+        return totals[stream] if self.rows.across else totals[0]
+
+    def _read(self, point: Point, stream: int, totals: Totals) -> Totals:
+        x = self.rows.operand_at(point, self.order)
+        x = Scalar(x.reg, self.dtype)
+        self.rows.keep(point, stream, x)
+        return self._larger(totals, [x])
+
+    def _larger(self, x: Totals, y: Totals) -> Totals:
+        # NaN may be passed over here: the sum has it in any case.
+        a = self.rows.scalars.a
+        p, q = self.rows.scalars.splat(x[0], y[0].reg.lanes), y[0]
+        return [Scalar(a.select(a.compare("ogt", q.reg, p.reg), q.reg, p.reg), self.dtype)]

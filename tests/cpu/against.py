@@ -1,0 +1,66 @@
+"""Runs graphs on the CPU target and holds the results to the reference."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from monograph.ir import Array, Graph, TensorType, evaluate
+from monograph.runtime.executable import CpuExecutable, compile_graph
+from monograph.runtime.tolerance import derive
+from tests.cpu.scalar_kernels import instruction_sets
+
+MACHINES = [(f, t) for f in instruction_sets() for t in (1, 2, 4) if t == 2 or f.vector_bits > 128]
+"""Instruction sets and numbers of threads to try."""
+
+
+def feeds_for(graph: Graph, seed: int = 0, scale: float = 1.0) -> dict[str, Array]:
+    """Normally distributed floats, small integers, random bools."""
+    generator = np.random.default_rng(seed)
+    feeds = {}
+    for name, type_ in zip(graph.input_names, graph.input_types, strict=True):
+        assert isinstance(type_, TensorType)
+        if type_.dtype.is_float:
+            data = generator.normal(size=type_.static) * scale
+        else:
+            low = 0 if type_.dtype.kind != "int" else -4
+            data = generator.integers(low, 2 if type_.dtype.kind == "bool" else 5, type_.static)
+        feeds[name] = np.asarray(data).astype(type_.dtype.numpy)
+    return feeds
+
+
+def check(
+    graph: Graph, feeds: Mapping[str, Array] | None = None, steps: int | None = None
+) -> None:
+    """Compares a graph on every machine with the reference; all of it must be compiled."""
+    feeds = feeds_for(graph) if feeds is None else feeds
+    with np.errstate(all="ignore"):
+        expected = evaluate(graph, feeds)
+    for features, threads in MACHINES:
+        executable = compile_graph(graph, features, threads)
+        assert not executable.host_steps, [str(s) for s in executable.host_steps]
+        assert steps is None or len(executable.program.steps) == steps, str(executable.program)
+        compare(graph, executable, feeds, expected, f"{features.name}, {threads} threads")
+
+
+def compare(
+    graph: Graph,
+    executable: CpuExecutable,
+    feeds: Mapping[str, Array],
+    expected: list[Array],
+    where: str,
+) -> None:
+    given = executable.run(feeds)
+    tolerances = derive(graph)
+    for (name, _), a, b in zip(graph.outputs, given, expected, strict=True):
+        if a.dtype.kind not in "fV":
+            np.testing.assert_array_equal(a, b, err_msg=f"{name} on {where}")
+            continue
+        wide, right = a.astype(np.float64), b.astype(np.float64)
+        finite = right[np.isfinite(right)]
+        largest = np.abs(finite).max() if finite.size else 0.0
+        rtol = tolerances[name].rtol
+        np.testing.assert_allclose(
+            wide, right, rtol, rtol * largest + tolerances[name].atol, err_msg=f"{name} on {where}"
+        )
