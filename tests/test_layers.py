@@ -23,6 +23,7 @@ LAYERS = [
     {"session"},
     {"compat", "generate", "report", "serve"},
     {"cli"},
+    {"__main__"},
 ]
 RANK = {name: i for i, layer in enumerate(LAYERS) for name in layer}
 FILES = sorted(SRC.rglob("*.py"))

@@ -91,6 +91,23 @@ def test_ports_tell_names_types_and_symbols() -> None:
     assert session.outputs[0].dtype.name == "f32"
 
 
+def test_outputs_keep_the_names_that_the_model_declares() -> None:
+    """The number of non-zero elements cannot be inferred; the file has a name for it."""
+    node = helper.make_node("NonZero", ["x"], ["y"])
+    inputs = [("x", TensorProto.FLOAT, ["N", 3])]
+    shapes = {"found": "found", None: "~y_1", 7: 7, "N": "N"}
+    for declared, shown in shapes.items():
+        model = model_of([node], inputs, [("y", TensorProto.INT64, [2, declared])])
+        assert monograph.load(model).outputs[0].shape == (2, shown)
+    assert monograph.load(model, dims={"N": 5}).outputs[0].shape == (2, 5)
+    same = helper.make_node("Neg", ["x"], ["y"])
+    unnamed = ("x", TensorProto.FLOAT, [None]), ("y", TensorProto.FLOAT, [None])
+    assert monograph.load(model_of([same], unnamed[:1], unnamed[1:])).outputs[0].shape == ("~x_0",)
+    # A declaration that cannot be is not believed.
+    model = model_of([node], inputs, [("y", TensorProto.INT64, ["a", "b", "c"])])
+    assert len(monograph.load(model).outputs[0].shape or ()) == 2
+
+
 def test_dims_bind_symbols() -> None:
     session = monograph.load(affine(), dims={"N": 5})
     assert session.outputs[0].shape == (5, 3)

@@ -6,7 +6,22 @@ session = monograph.load("model.onnx")
 outputs = session.run({"images": x})
 """
 
-from monograph.session import Session, load
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["Session", "load"]
+from monograph import errors
+
+if TYPE_CHECKING:
+    from monograph.session import Session, load
+
+__all__ = ["Session", "errors", "load"]
 __version__ = "0.1.0"
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        # numpy, onnx and the compiler take a second to import: `monograph --help` goes without.
+        if name not in ("Session", "load"):
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from monograph import session
+
+        return getattr(session, name)

@@ -7,28 +7,51 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
+from typer.core import TyperGroup
 
 import monograph
 from monograph.config import TARGETS
 from monograph.errors import ConfigError, MonographError
-from monograph.ir import print_graph
-from monograph.pipeline import PassOptions, parse_pass_options
-from monograph.report import explain_tables, tables
-from monograph.report.execute import Request, run_model, save_archive, verify_model
-from monograph.report.explain import COSTS, bisect_model, explain_model
-from monograph.report.inputs import read_array
-from monograph.report.inspect import inspect_model
+
+# Every other module takes numpy and onnx with it, a second that --help and --version need not wait
+# for: commands import what they use.
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from monograph.pipeline import PassOptions
+    from monograph.report.execute import Request
 
 CHECK_FAILED, BAD_USAGE = 1, 2
+_UsageError = typer.BadParameter.__mro__[1]
+
+
+class _Group(TyperGroup):
+    """Commands whose usage errors are JSON too where that is asked for."""
+
+    def main(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, *, standalone_mode: bool = True, **extra: Any
+    ) -> Any:
+        given = list(sys.argv[1:] if args is None else args)
+        if "--json" not in given or not standalone_mode:
+            return super().main(args, standalone_mode=standalone_mode, **extra)
+        try:
+            code = super().main(given, standalone_mode=False, **extra)
+        except _UsageError as e:
+            _print_failure(True, e.format_message())  # type: ignore[attr-defined]
+            sys.exit(BAD_USAGE)
+        sys.exit(code if isinstance(code, int) else 0)
+
 
 app = typer.Typer(
+    cls=_Group,
     name="monograph",
     help="Runs ONNX models, shows what is in them, and checks that the answers are right.",
     epilog="Start with:  monograph inspect model.onnx",
@@ -91,6 +114,9 @@ def inspect(model: Model, as_json: AsJson = False, debug: Debug = False) -> None
     Example:  monograph inspect model.onnx --json
     """
     with _reporting(as_json, debug):
+        from monograph.report import tables
+        from monograph.report.inspect import inspect_model
+
         found = inspect_model(model)
         _show(
             as_json,
@@ -125,6 +151,11 @@ def run(
     Example:  monograph run model.onnx --dim batch=4 --input images=photo.npy --output out.npz
     """
     with _reporting(as_json, debug):
+        from monograph.report import tables
+        from monograph.report.execute import run_model, save_archive
+
+        if output is not None and output.suffix != ".npz":
+            raise ConfigError("--output is an .npz file", given=output, hint=f"{output}.npz")
         request = _request(model, target, dim, input_, inputs, seed)
         result = run_model(request, _note, repeat)
         if output is not None:
@@ -144,9 +175,14 @@ def verify(
         str | None,
         typer.Option(
             metavar="reference|onnxruntime|FILE.npz",
-            help="The other side. A file holds out:NAME (or NAME), and in:NAME for the inputs.",
-            show_default="reference",
+            help="The other side: the reference unless told, which itself needs another. A file"
+            " holds out:NAME (or NAME), and in:NAME for the inputs.",
+            show_default=False,
         ),
+    ] = None,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(metavar="OUTPUT", help="Compare this output, not all; repeatable."),
     ] = None,
     dim: Dims = None,
     input_: InputFiles = None,
@@ -178,7 +214,7 @@ def verify(
 
     The model runs once per side. Shapes, dtypes and the places of NaNs must agree, and every
     element must lie within a tolerance that is derived from the model's own ops and dtypes.
-    Exits with 1 when any output differs.
+    Exits with 1 when any output differs, or is not in the file it should be compared with.
 
     With --bisect the graph goes through the passes one by one, with the cost model of --target
     (cpu or gpu), and the reference runs behind each. Of a pass that changes the numbers, the
@@ -187,19 +223,22 @@ def verify(
     Example:  monograph verify model.onnx --against onnxruntime
     """
     with _reporting(as_json, debug):
+        from monograph.report import tables
+        from monograph.report.execute import verify_model
+
         request = _request(model, target, dim, input_, inputs, seed)
         if bisect:
-            if against or rtol is not None or atol is not None:
+            if against or only or rtol is not None or atol is not None:
                 raise ConfigError(
                     "--bisect compares passes with the reference, within derived tolerances",
-                    hint="leave out --against, --rtol and --atol",
+                    hint="leave out --against, --only, --rtol and --atol",
                 )
             options = _pass_options(pass_options, disable)
             _bisect(model, request, options, any_order or [], as_json)
             return
         if pass_options or disable:
             raise ConfigError("-p and --disable are for passes", hint="add --bisect")
-        result = verify_model(request, against, _note, rtol, atol, any_order or ())
+        result = verify_model(request, against, _note, rtol, atol, any_order or (), only or ())
         _show(
             as_json,
             tables.verification_json(str(model), result),
@@ -213,7 +252,8 @@ def verify(
 def explain(
     model: Model,
     rule: Annotated[
-        str | None, typer.Option(metavar="NAME", help="All about one rule (or pass).")
+        str | None,
+        typer.Option(metavar="NAME", help="All about one rule, or about a pass's rules."),
     ] = None,
     after: Annotated[
         str | None,
@@ -224,7 +264,7 @@ def explain(
     ] = None,
     target: Annotated[
         str | None,
-        typer.Option(help=f"Whose cost model decides: {', '.join(COSTS)}.", show_default="cpu"),
+        typer.Option(help="Whose cost model decides: cpu, gpu.", show_default="cpu"),
     ] = None,
     dim: Dims = None,
     pass_options: PassSettings = None,
@@ -247,17 +287,21 @@ def explain(
     monograph explain model.onnx -p fold_constants{budget=0} --disable batch_towers --json
     """
     with _reporting(as_json, debug):
+        from monograph.ir import print_graph
+        from monograph.report import explain_tables
+        from monograph.report.explain import explain_model
+
         request = _request(model, target, dim, None, None, 0)
         found = explain_model(request, _pass_options(pass_options, disable), _note)
         if after is not None:
             text = print_graph(found.graph_after(after), stable=True)
-            print(json.dumps({"after": after, "graph": text}) if as_json else text)
+            print(json.dumps({"ok": True, "after": after, "graph": text}) if as_json else text)
         elif rule is not None:
-            record = found.rule(rule)
+            records = found.rules_of(rule)
             _show(
                 as_json,
-                explain_tables.rule_json(record),
-                lambda out: explain_tables.show_rule(out, record),
+                explain_tables.rules_json(rule, records),
+                lambda out: explain_tables.show_rules(out, records),
             )
         else:
             _show(
@@ -275,6 +319,9 @@ def main() -> None:
 def _bisect(
     model: Path, request: Request, options: PassOptions, any_order: list[str], as_json: bool
 ) -> None:
+    from monograph.report import explain_tables
+    from monograph.report.explain import bisect_model
+
     result = bisect_model(request, options, _note, any_order)
     _show(
         as_json,
@@ -286,6 +333,8 @@ def _bisect(
 
 
 def _pass_options(settings: list[str] | None, disabled: list[str] | None) -> PassOptions:
+    from monograph.pipeline import PassOptions, parse_pass_options
+
     return PassOptions(parse_pass_options(settings or []), frozenset(disabled or []))
 
 
@@ -297,6 +346,9 @@ def _request(
     archive: Path | None,
     seed: int,
 ) -> Request:
+    from monograph.report.execute import Request
+    from monograph.report.inputs import read_array
+
     sizes = {name: _size(name, text) for name, text in _pairs("--dim", dims)}
     given = {name: read_array(Path(text)) for name, text in _pairs("--input", files)}
     return Request(model, target, sizes, given, archive, seed)
@@ -309,6 +361,8 @@ def _pairs(option: str, texts: list[str] | None) -> list[tuple[str, str]]:
         if not found or not name or not value:
             raise ConfigError(f"{option} takes NAME=VALUE", given=text)
         pairs.append((name, value))
+    if twice := [name for name, count in Counter(n for n, _ in pairs).items() if count > 1]:
+        raise ConfigError(f"{option} is given twice", given=", ".join(twice))
     return pairs
 
 
@@ -323,15 +377,17 @@ def _note(line: str) -> None:
 
 
 def _show(as_json: bool, found: dict[str, Any], show: Callable[[Console], None]) -> None:
+    from monograph.report import tables
+
     if as_json:
-        print(json.dumps(tables.plain(found), allow_nan=False))
+        print(json.dumps(tables.plain({"ok": True} | found), allow_nan=False))
     else:
-        show(Console())
+        show(tables.console())
 
 
 @contextmanager
 def _reporting(as_json: bool, debug: bool) -> Iterator[None]:
-    """Turns errors into one message on stderr and an exit code; with --debug they stay errors."""
+    """Turns errors into one message on stderr and an exit code; --debug shows where they arose."""
     try:
         yield
     except typer.Exit:
@@ -340,22 +396,24 @@ def _reporting(as_json: bool, debug: bool) -> Iterator[None]:
         # Whoever read our output has gone (`| head`); there is nobody left to tell.
         sys.stderr.close()
         raise typer.Exit(0) from None
-    except (MonographError, MemoryError, OSError) as e:
-        if debug:
-            raise
-        _fail(as_json, str(e) or "out of memory")
     except Exception as e:
         if debug:
-            raise
-        text = f"internal error: {type(e).__name__}: {e}"
-        _fail(as_json, f"{text}\n  what to do: see it in full with --debug and report it")
+            traceback.print_exc()
+        if isinstance(e, (MonographError, MemoryError, OSError)):
+            message = str(e) or "out of memory"
+        else:
+            message = (
+                f"internal error: {type(e).__name__}: {e}"
+                "\n  what to do: see it in full with --debug and report it"
+            )
+        _print_failure(as_json, message)
+        raise typer.Exit(BAD_USAGE) from None
 
 
-def _fail(as_json: bool, message: str) -> None:
+def _print_failure(as_json: bool, message: str) -> None:
     if as_json:
         print(json.dumps({"ok": False, "error": message}))
     print(f"error: {message}", file=sys.stderr)
-    raise typer.Exit(BAD_USAGE)
 
 
 if __name__ == "__main__":

@@ -19,6 +19,15 @@ def _shortened(fact: Any) -> str:
     return text if len(text) <= MAX_FACT else f"{text[:MAX_FACT]}... ({len(text)} characters)"
 
 
+def unforeseen(error: Exception) -> dict[str, Any]:
+    """The facts of an error that stands for one of Python's: a fault, not a judgement."""
+    return {
+        "given": f"{type(error).__name__}: {error}",
+        "hint": "this is a fault of Monograph: please report it with the model",
+        "internal": True,
+    }
+
+
 def did_you_mean(given: Iterable[str], known: Iterable[str]) -> str | None:
     """The known names that look like the given ones, as a question; None where none does."""
     known = list(known)
@@ -38,6 +47,7 @@ class MonographError(Exception):
         expected: Any = None,
         given: Any = None,
         hint: str | None = None,
+        internal: bool = False,
     ) -> None:
         super().__init__(message)
         self.message = message
@@ -46,6 +56,8 @@ class MonographError(Exception):
         self.expected = expected
         self.given = given
         self.hint = hint
+        self.internal = internal
+        """Whether it stands for a fault of Monograph that nothing foresaw: the fuzzer hunts them."""
 
     def __str__(self) -> str:
         lines = [self.message]

@@ -23,13 +23,14 @@ from monograph.errors import (
     did_you_mean,
 )
 from monograph.frontend.onnx import ModelFile, import_model, read_model
-from monograph.frontend.onnx.dtypes import value_type
-from monograph.ir import Array, Graph, TensorType, evaluate, verify
+from monograph.frontend.onnx.dtypes import declared_names, value_type
+from monograph.ir import Array, Graph, TensorType, Type, evaluate, verify
 from monograph.ir.verify import same_memory
 from monograph.pipeline import PassOptions, optimise
-from monograph.runtime.executable import CpuExecutable, compile_graph
+from monograph.runtime.executable import CpuExecutable, compile_graph, fresh
 from monograph.runtime.feeds import Port, check_feeds
 from monograph.runtime.threads import choose_threads
+from monograph.runtime.tolerance import Tolerance, allowed_by_file, derive
 
 ModelSource: TypeAlias = str | os.PathLike[str] | bytes | onnx.ModelProto
 
@@ -75,7 +76,9 @@ class Session:
         self._lock = threading.Lock()
         self._by_shape: OrderedDict[tuple[Any, ...], Graph] = OrderedDict()
         self._executables: OrderedDict[Graph, CpuExecutable] = OrderedDict()
+        self._by_signature: dict[tuple[Any, ...], CpuExecutable] = {}
         self._values_decide = False
+        self._runs = 0
         self._graph: Graph | None = None
         self._late: UnknownRankError | None = None
         self._check_dims()
@@ -87,6 +90,7 @@ class Session:
             self._late = e
         self.inputs: tuple[Port, ...] = self._ports(self._graph, "inputs")
         self.outputs: tuple[Port, ...] = self._ports(self._graph, "outputs")
+        self._names = [p.name for p in self.inputs]
 
     @property
     def graph(self) -> Graph:
@@ -96,12 +100,28 @@ class Session:
             raise self._late
         return self._graph
 
+    @property
+    def stats(self) -> dict[str, Any]:
+        """What the session has done: runs, shapes compiled, launches and host steps of a run."""
+        with self._lock:
+            made = list(self._executables.values())
+        return {
+            "runs": self._runs + sum(e.runs for e in made),
+            "compiled": len(made),
+            "launches_per_run": max((e.launches for e in made), default=0),
+            "kernels_per_run": max((e.kernels for e in made), default=0),
+            "host_steps": sorted({s.region.kind for e in made for s in e.host_steps}),
+            "peak_bytes": max((e.module.arena_bytes for e in made), default=0),
+        }
+
     def run(self, feeds: Mapping[str, Any], outputs: Sequence[str] | None = None) -> list[Any]:
         """Runs the model once; the outputs as fresh arrays, in model order.
 
         feeds: an array for every input, by name.
         outputs: the names of the outputs to return, in this order; all of them by default.
         """
+        if outputs is None and (known := self._known_executable(feeds)) is not None:
+            return known.run(feeds)
         if not isinstance(feeds, Mapping):
             raise FeedError("feeds are a mapping from names to arrays", given=type(feeds).__name__)
         names = [p.name for p in self.outputs]
@@ -115,19 +135,32 @@ class Session:
             )
         checked = check_feeds(self.inputs, feeds)
         if self.config.target == "cpu":
-            made = self._executable_for(checked).run(checked)
+            executable = self._executable_for(checked)
+            self._remember(checked, executable)
+            made = executable.run(checked)
         else:
             made = evaluate(self._graph_for(checked), checked)
+            self._runs += 1
         results = dict(zip(names, made, strict=True))
         if self.config.target == "cpu":
             return [results[n] for n in wanted]
         try:
-            return [_fresh(results[n]) for n in wanted]
+            return [fresh(results[n]) for n in wanted]
         except MemoryError:
             # Up to here a repeated element may have taken no memory.
             raise ExecutionError(
                 "out of memory for the outputs", given=", ".join(map(str, self.outputs))
             ) from None
+
+    def tolerances(
+        self, feeds: Mapping[str, Any], *, reference: bool = False
+    ) -> dict[str, Tolerance]:
+        """How far each output of a run on these feeds may lie from what others compute.
+
+        A file may allow others a lower precision; the reference makes no use of that.
+        """
+        allowed = 0.0 if reference else allowed_by_file(self._model)
+        return derive(self.graph_for(feeds), allowed)
 
     def graph_for(self, feeds: Mapping[str, Any]) -> Graph:
         """The graph that a run on these feeds evaluates; `graph` itself for most models."""
@@ -142,6 +175,28 @@ class Session:
     def executable(self, feeds: Mapping[str, Any]) -> CpuExecutable:
         """What a run on these feeds executes on the CPU target: compiled now, if not before."""
         return self._executable_for(check_feeds(self.inputs, feeds))
+
+    def _known_executable(self, feeds: Any) -> CpuExecutable | None:
+        """The executable of an earlier run on arrays of the same shapes and types, if any."""
+        if not self._by_signature:
+            return None
+        try:
+            if len(feeds) != len(self._names):
+                return None
+            key = tuple([(feeds[n].shape, feeds[n].dtype) for n in self._names])
+        except (AttributeError, KeyError, TypeError):
+            return None
+        return self._by_signature.get(key)
+
+    def _remember(self, feeds: dict[str, Any], executable: CpuExecutable) -> None:
+        """Lets the next run on such feeds skip every check: they have just been made."""
+        if self._values_decide or not all(isinstance(x, np.ndarray) for x in feeds.values()):
+            return
+        if len(self._by_signature) >= self.config.shapes_kept:
+            self._by_signature.clear()
+        self._by_signature[tuple([(feeds[n].shape, feeds[n].dtype) for n in self._names])] = (
+            executable
+        )
 
     def _executable_for(self, feeds: dict[str, Any]) -> CpuExecutable:
         graph = self._bound_for(feeds)
@@ -208,13 +263,23 @@ class Session:
     def _ports(self, graph: Graph | None, which: str) -> tuple[Port, ...]:
         """What the graph says of its inputs or outputs, or else what the file declares."""
         if graph is not None:
-            names, types = (
-                (graph.input_names, graph.input_types)
-                if which == "inputs"
-                else (graph.output_names, graph.output_types)
+            if which == "inputs":
+                return tuple(map(Port, graph.input_names, graph.input_types))
+            # The file may have a name, or a size, for what could not be inferred.
+            infos = {info.name: info for info in self._declared(which)}
+            shapes = [t.shape or () for t in graph.input_types if isinstance(t, TensorType)]
+            known = {d for shape in shapes for d in shape}
+            return tuple(
+                Port(n, self._sized(declared_names(t, infos[n].type, n, known)))
+                for n, t in zip(graph.output_names, graph.output_types, strict=True)
             )
-            return tuple(map(Port, names, types))
         return tuple(Port(i.name, value_type(i.type, i.name)) for i in self._declared(which))
+
+    def _sized(self, type_: Type) -> Type:
+        """A type with the dimensions in it that the caller gave a size."""
+        if not isinstance(type_, TensorType) or type_.shape is None:
+            return type_
+        return type_.with_shape(tuple(self._dims.get(str(d), d) for d in type_.shape))
 
     def _declared(self, which: str) -> list[onnx.ValueInfoProto]:
         """The inputs or outputs as the file declares them."""
@@ -292,12 +357,3 @@ def _names(outputs: Any) -> list[str]:
     if bad := [n for n in found if not isinstance(n, str)]:
         raise FeedError("outputs are chosen by a sequence of names", given=bad)
     return found
-
-
-def _fresh(result: Any) -> Any:
-    """A result that shares memory with nothing: no feed, no constant, no other result."""
-    if isinstance(result, np.ndarray):
-        return np.array(result, order="C", copy=True)
-    if isinstance(result, (list, tuple)):
-        return [_fresh(x) for x in result]
-    return result if result is None else np.array(result)

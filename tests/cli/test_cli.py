@@ -67,6 +67,44 @@ def test_no_command_is_bad_usage():
     assert call("frobnicate").exit_code == 2
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["frobnicate"], "No such command 'frobnicate'"),
+        (["run"], "Missing argument 'MODEL'"),
+        (["run", "m.onnx", "--frobnicate"], "No such option"),
+        (["run", "m.onnx", "--repeat", "0"], "'--repeat'"),
+    ],
+)
+def test_usage_errors_are_json_where_that_is_asked_for(arguments: list[str], message: str):
+    result = call(*arguments, "--json")
+    assert result.exit_code == 2
+    found = json.loads(result.stdout)
+    assert found["ok"] is False
+    assert message in found["error"]
+    assert message in result.stderr
+    assert call(*arguments).stdout == ""
+
+
+def test_help_and_version_do_not_load_the_compiler():
+    for option in ("--help", "--version"):
+        text = f"import sys; sys.argv[1:] = [{option!r}]; from monograph.cli import main\n"
+        text += (
+            "try: main()\nfinally: print(sorted({'numpy', 'onnx', 'llvmlite'} & {*sys.modules}))"
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", text], capture_output=True, text=True, check=True
+        )
+        assert done.stdout.endswith("[]\n")
+
+
+def test_names_are_whole_where_the_output_goes_to_a_file(tmp_path: Path):
+    name = "a_long_name_" * 20
+    path = models.save(models.LINEAR.replace("best", name), tmp_path)
+    assert name in call("inspect", path).stdout
+    assert name in call("run", path).stdout
+
+
 def test_inspect(linear: Path):
     result = call("inspect", linear)
     assert result.exit_code == 0
@@ -129,6 +167,9 @@ def test_run_on_random_inputs(linear: Path):
     first, again = (call_json("run", linear, "--dim", "N=4")["outputs"] for _ in range(2))
     assert first == again
     assert first[0]["shape"] == [4, 2]
+    found = call_json("run", linear, "--seed", "7")
+    assert (found["ok"], found["seed"]) == (True, 7)
+    assert (found["random_inputs"], found["assumed_dims"]) == (["x"], {"N": 1})
     assert first != call_json("run", linear, "--dim", "N=4", "--seed", "1")["outputs"]
 
 
@@ -164,6 +205,8 @@ def test_numbers_that_json_lacks(tmp_path: Path):
     [
         (["--dim", "N"], "--dim takes NAME=VALUE"),
         (["--dim", "N=x"], "--dim N takes a size"),
+        (["--dim", "N=1", "--dim", "N=1"], "--dim is given twice"),
+        (["--output", "answers"], "--output is an .npz file"),
         (["--dim", "M=3"], "the model has no such dimension"),
         (["--input", "x=absent.npy"], "the file cannot be read"),
         (["--inputs", "absent.npz"], "the file cannot be read"),
@@ -184,15 +227,28 @@ def test_inputs_that_do_not_fit(linear: Path, tmp_path: Path):
     result = call("run", linear, "--input", f"x={x}")
     assert result.exit_code == 2
     assert "expected f32[N, 3], given f32[2, 4]" in result.stderr
+    assert "random" not in result.stderr, "what was given is at fault"
     result = call("run", linear, "--input", f"z={x}")
     assert "the model has no such input" in result.stderr
 
 
 def test_an_archive_without_inputs(linear: Path, tmp_path: Path):
-    np.savez(tmp_path / "other.npz", z=np.zeros(1))
+    np.savez(tmp_path / "other.npz", y=np.zeros(1))
     result = call("run", linear, "--inputs", tmp_path / "other.npz")
     assert result.exit_code == 2
     assert "the file holds no input of the model" in result.stderr
+
+
+@pytest.mark.parametrize("option", ["run --inputs", "verify --against"])
+def test_an_archive_with_misspelt_keys(linear: Path, recording: Path, option: str):
+    change(recording, out_bets=np.array([1]), z=np.zeros(1))
+    command, flag = option.split()
+    result = call(command, linear, flag, recording)
+    assert result.exit_code == 2
+    assert "neither inputs nor outputs of the model" in result.stderr
+    assert "expected: in:x, out:y, out:best" in result.stderr
+    assert "given: out:bets, z" in result.stderr
+    assert "did you mean out:best?" in result.stderr
 
 
 def test_arrays_given_one_by_one_win(linear: Path, recording: Path, tmp_path: Path):
@@ -260,8 +316,54 @@ def test_verify_says_which_outputs_are_not_compared(linear: Path, tmp_path: Path
     y = np.array([[1.5, 1.5]], np.float32)
     np.savez(path, x=np.array([[1, 0, 0]], np.float32), y=y)
     result = call("verify", linear, "--against", path)
+    assert result.exit_code == 1, "an output that is not compared is not verified"
+    assert "some.npz lacks them: best" in result.stdout
+    found = call_json("verify", linear, "--against", path)
+    assert (found["ok"], found["not_compared"]) == (False, ["best"])
+
+
+def test_verify_compares_only_what_is_asked_for(linear: Path, recording: Path):
+    change(recording, out_best=np.array([0]))
+    assert call("verify", linear, "--against", recording).exit_code == 1
+    result = call("verify", linear, "--against", recording, "--only", "y")
     assert result.exit_code == 0
-    assert "not in some.npz, so not compared: best" in result.stderr
+    assert "not compared, as asked: best" in result.stdout
+    found = call_json("verify", linear, "--against", recording, "--only", "y")
+    assert (found["ok"], found["not_compared"]) == (True, ["best"])
+    result = call("verify", linear, "--against", recording, "--only", "bets")
+    assert result.exit_code == 2
+    assert "did you mean best?" in result.stderr
+
+
+def test_recorded_outputs_need_their_inputs(linear: Path, recording: Path, tmp_path: Path):
+    with np.load(recording) as archive:
+        arrays = dict(archive)
+    x = tmp_path / "x.npy"
+    np.save(x, arrays.pop("in:x"))
+    np.savez(recording, **arrays)
+    result = call("verify", linear, "--against", recording)
+    assert result.exit_code == 2
+    assert "not the inputs they belong to" in result.stderr
+    assert "nothing for x" in result.stderr
+    assert call("verify", linear, "--against", recording, "--input", f"x={x}").exit_code == 0
+
+
+def test_verify_names_the_sides_there_are(linear: Path):
+    result = call("verify", linear, "--against", "onxruntime")
+    assert result.exit_code == 2
+    assert "reference | onnxruntime | FILE.npz" in result.stderr
+    assert "did you mean onnxruntime?" in result.stderr
+    assert "cannot be read" in call("verify", linear, "--against", "absent.npz").stderr
+
+
+def test_verify_hints_at_what_to_do(linear: Path, recording: Path):
+    change(recording, out_y=np.array([[8.5, 9.5], [1.5, 1.5]], np.float32))
+    result = call("verify", linear, "--against", recording)
+    assert "the rows of y agree in another order: --any-order y" in result.stdout
+    change(recording, out_y=np.array([[1.5, 1.5], [8.5, 9.75]], np.float32))
+    (hint,) = call_json("verify", linear, "--against", recording)["hints"]
+    assert "--rtol" in hint
+    assert "--any-order" not in hint
 
 
 def test_verify_against_onnxruntime(linear: Path):
@@ -284,7 +386,6 @@ def test_verify_says_that_a_model_is_random(tmp_path: Path):
 
 def test_any_order_names_an_output(linear: Path, recording: Path):
     change(recording, out_y=np.array([[8.5, 9.5], [1.5, 1.5]], np.float32))
-    assert call("verify", linear, "--against", recording).exit_code == 1
     assert call("verify", linear, "--against", recording, "--any-order", "y").exit_code == 0
     result = call("verify", linear, "--against", recording, "--any-order", "z")
     assert result.exit_code == 2
@@ -321,9 +422,9 @@ def test_a_failed_run_on_random_inputs_says_what_to_do(tmp_path: Path):
 @pytest.mark.parametrize("debug", [False, True])
 def test_the_installed_command(tmp_path: Path, debug: bool):
     environment = {**os.environ, "MONOGRAPH_DEBUG": "1" if debug else "0"}
-    command = [sys.executable, "-m", "monograph.cli", "inspect", str(tmp_path / "absent.onnx")]
+    command = [sys.executable, "-m", "monograph", "inspect", str(tmp_path / "absent.onnx")]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
-    assert done.returncode == (1 if debug else 2)
+    assert done.returncode == 2
     assert ("Traceback" in done.stderr) == debug
     assert "cannot be read" in done.stderr
 
@@ -332,7 +433,7 @@ def test_an_internal_error_is_called_that(linear: Path, monkeypatch: pytest.Monk
     def broken(*_: object) -> None:
         raise RuntimeError("boom")
 
-    monkeypatch.setattr("monograph.cli.inspect_model", broken)
+    monkeypatch.setattr("monograph.report.inspect.inspect_model", broken)
     result = call("inspect", linear)
     assert result.exit_code == 2
     assert "internal error: RuntimeError: boom" in result.stderr

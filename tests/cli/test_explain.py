@@ -13,6 +13,7 @@ from monograph.ir import Value
 from monograph.ops.elementwise import Abs, Sigmoid, Tanh
 from monograph.passes.base import RulePass
 from monograph.pipeline import Stage
+from monograph.report.explain import COSTS
 from monograph.rewrite import Reject, Rule, rewrite, variables
 from tests.cli.test_cli import call, call_json
 from tests.report import models
@@ -92,6 +93,15 @@ def test_one_rule(model: Path, muddled: None) -> None:
     assert found["fired"][0]["pass"] == "muddle"
 
 
+def test_the_rules_of_a_pass(model: Path, muddled: None) -> None:
+    text = call("explain", model, "--rule", "muddle").stdout
+    assert "drop_abs (exact; in muddle): did not fire" in text
+    assert "sink_tanh (exact; in muddle): fired 1 times" in text
+    assert "multiply_by_one" not in text
+    found = call_json("explain", model, "--rule", "muddle")
+    assert [r["name"] for r in found["rules"]] == ["sink_tanh", "drop_abs"]
+
+
 def test_json_holds_everything(model: Path, muddled: None) -> None:
     found = call_json("explain", model, "--dim", "N=3", "--target", "gpu")
     assert found["target"] == "gpu"
@@ -129,7 +139,10 @@ def test_passes_can_be_left_out_and_told_otherwise(model: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--rule", "nonsense"], "no such rule"),
+        (["--rule", "nonsense"], "no such rule or pass"),
+        (["--rule", "multiply_by_won"], "did you mean multiply_by_one?"),
+        (["--after", "simplyfy"], "did you mean simplify?"),
+        (["-p", "fold_constants{budget=abc}"], "option budget of pass fold_constants"),
         (["--after", "nonsense"], "no such pass"),
         (["--disable", "nonsense"], "no such pass"),
         (["-p", "simplify{speed=1}"], "no such option"),
@@ -178,5 +191,7 @@ def test_bisect_takes_no_other_side(model: Path) -> None:
 
 def test_help_teaches() -> None:
     text = call("explain", "--help").stdout
+    for target in COSTS:
+        assert target in text.split("--target")[1].split("--dim")[0]
     assert "--rule compose_pointwise" in text
     assert "nearest" in text

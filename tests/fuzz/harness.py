@@ -90,6 +90,10 @@ def try_mutant(raw: bytes, rng: random.Random) -> tuple[str, str]:
             with lend(LENT):
                 session.run(feeds)
     except MonographError as e:
+        if e.internal or e.message.startswith("out of memory"):
+            # Python's own error, where one was converted, says where the fault lies.
+            lines = traceback.format_exception(e.__cause__ or e, limit=-10)
+            return "finding", f"{e}\n{''.join(lines)}"
         return stage, str(e).splitlines()[0][:100]
     except Hang:
         if session is not None and _loops(session):

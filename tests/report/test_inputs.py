@@ -82,11 +82,21 @@ def test_files_that_do_not_fit_are_refused(tmp_path: Path):
     archive, array = tmp_path / "a.npz", tmp_path / "a.npy"
     np.savez(archive, x=np.ones(1))
     np.save(array, np.ones(1))
-    for path in (missing, text, pickled):
-        with pytest.raises(FeedError):
-            read_array(path)
-        with pytest.raises(FeedError):
-            read_archive(path)
+    cut, cut_archive = tmp_path / "cut.npy", tmp_path / "cut.npz"
+    cut.write_bytes(array.read_bytes()[:-4])
+    cut_archive.write_bytes(archive.read_bytes()[:-30])
+    problems = {
+        missing: "cannot be read",
+        text: "not a",
+        pickled: "holds Python objects",
+        cut: "damaged or cut short",
+        cut_archive: "damaged or cut short",
+    }
+    for path, problem in problems.items():
+        for read in (read_array, read_archive):
+            with pytest.raises(FeedError, match=problem) as e:
+                read(path)
+            assert "pickle" not in str(e.value)
     with pytest.raises(FeedError, match=r"use --inputs FILE\.npz"):
         read_array(archive)
     with pytest.raises(FeedError, match="a single array was given"):

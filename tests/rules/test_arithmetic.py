@@ -86,3 +86,11 @@ def test_division_by_a_constant_becomes_multiplication() -> None:
     whole = value("i32[3]")
     divided = graph_of(Div()(whole, constant(np.int32(2))))
     check_declines(divided, [rules.divide_by_constant], "not of floats")
+
+
+def test_an_inverse_out_of_range_is_not_multiplied_by() -> None:
+    """In f16, 1 / 1e-5 is infinite and 1 / 30000 has lost bits."""
+    half = value("f16[3]")
+    for number, reason in ((1e-5, "overflows"), (3e4, "loses bits")):
+        before = graph_of(Div()(half, constant(np.float16(number))))
+        check_declines(before, [rules.divide_by_constant], reason)

@@ -51,6 +51,23 @@ def test_biases_and_scales_merge() -> None:
     check_rewrite(graph_of(Mul()(Mul()(m, weight(8)), weight(1))), [rules.merge_scales], terms=2)
 
 
+def test_joint_constants_stay_in_range() -> None:
+    half = value("f16[3, 8]", "h")
+
+    def number(n: float) -> Value:
+        return constant(np.float16(n))
+
+    wide = Mul()(Mul()(half, number(1e3)), number(1e3))
+    check_declines(graph_of(wide), [rules.merge_scales], "overflows")
+    narrow = Mul()(Mul()(half, number(1e-3)), number(1e-3))
+    check_declines(graph_of(narrow), [rules.merge_scales], "loses bits")
+    far = Add()(Add()(half, number(6e4)), number(6e4))
+    check_declines(graph_of(far), [rules.merge_biases], "overflows")
+    small = constant(rng.uniform(1e-3, 2e-3, (8, 4)).astype(np.float16))
+    scaled = Mul()(Dot()(half, small), number(1e-3))
+    check_declines(graph_of(scaled), [rules.scale_into_dot], "loses bits")
+
+
 def test_constants_that_enlarge_do_not_merge_wrongly() -> None:
     row = value("f32[1, 8]", "r")
     before = graph_of(Add()(Add()(row, weight(3, 1)), weight(5, 1, 1)))

@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from monograph.errors import ExecutionError, MonographError
+from monograph.errors import ExecutionError, MonographError, unforeseen
 from monograph.ir.core import Constant
+from monograph.ir.dtype import from_numpy
 from monograph.ir.graph import Graph, input_op
 from monograph.ir.memory import check_result
 from monograph.ir.op import Value
@@ -70,15 +71,36 @@ def _apply(graph: Graph, value: Value, arguments: Sequence[Any]) -> Any:
             "out of memory", node=graph.origin(value), op=value.op.name, given=value.type
         ) from None
     except (ValueError, LookupError, TypeError, ArithmeticError) as e:
+        refused = _refusal(value, arguments)
+        if refused is not None:
+            raise ExecutionError(
+                refused.message,
+                node=graph.origin(value),
+                op=f"{value.op.name}({', '.join(map(_describe, arguments))})",
+                expected=refused.expected,
+                given=refused.given,
+            ) from e
         raise ExecutionError(
-            f"the data does not fit the op: {e}",
-            node=graph.origin(value),
-            op=value.op.name,
-            given=", ".join(map(_describe, arguments)),
+            "the op cannot be computed", node=graph.origin(value), op=value.op.name, **unforeseen(e)
         ) from e
+
+
+def _refusal(value: Value, arguments: Sequence[Any]) -> MonographError | None:
+    """Why the op's own rule refuses shapes that were symbols until now; None if it does not."""
+    types = [
+        TensorType(from_numpy(x.dtype), x.shape) if isinstance(x, np.ndarray) else v.type
+        for x, v in zip(arguments, value.inputs, strict=True)
+    ]
+    try:
+        value.op.canonical(*types).infer(*types)
+    except MonographError as e:
+        return e
+    except (TypeError, AttributeError):
+        return None
+    return None
 
 
 def _describe(argument: Any) -> str:
     if isinstance(argument, np.ndarray):
-        return f"{argument.dtype}{[*argument.shape]}"
+        return f"{from_numpy(argument.dtype)}{[*argument.shape]}"
     return type(argument).__name__

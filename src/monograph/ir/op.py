@@ -7,12 +7,15 @@ different attributes.
 
 from __future__ import annotations
 
+import math
 import re
 import struct
 import threading
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, fields
+from functools import cache
+from inspect import signature
 from typing import Any, ClassVar, TypeVar, cast
 
 from monograph.errors import InferError, MonographError
@@ -190,16 +193,34 @@ _lock = threading.Lock()
 def _ask(op: Op, rule: Callable[..., T], inputs: tuple[Value, ...]) -> T:
     """What a rule of the op says of the types of values; any complaint names the op and them."""
     types = [v.type for v in inputs]
+    fewest, most = _arity(type(op))
+    if not fewest <= len(types) <= most:
+        raise InferError(
+            "the op takes another number of inputs",
+            op=f"{op.name}({', '.join(map(str, types))})",
+            expected=fewest if fewest == most else f"{fewest} to {most}",
+            given=len(types),
+        )
     try:
         return rule(*types)
     except MonographError as e:
         raise e.at(op=f"{op.name}({', '.join(map(str, types))})") from None
-    except (TypeError, AttributeError) as e:
+    except (TypeError, AttributeError):
         # Rules for tensors need not ask whether they are given a sequence.
-        if isinstance(e, AttributeError) and all(isinstance(t, TensorType) for t in types):
+        if all(isinstance(t, TensorType) for t in types):
             raise
-        given = ", ".join(map(str, types))
-        raise InferError(f"inputs do not fit the op: {e}", op=f"{op.name}({given})") from None
+        listed = ", ".join(map(str, types))
+        raise InferError("the op takes tensors", op=op.name, given=listed) from None
+
+
+@cache
+def _arity(cls: type[Op]) -> tuple[float, float]:
+    """How many inputs an op takes, at least and at most: the parameters of its type rule."""
+    parameters = [*signature(cls.infer).parameters.values()][1:]
+    fewest = sum(p.kind is p.POSITIONAL_OR_KEYWORD and p.default is p.empty for p in parameters)
+    if any(p.kind is p.VAR_POSITIONAL for p in parameters):
+        return fewest, math.inf
+    return fewest, len(parameters)
 
 
 def _build(op: Op, inputs: tuple[Value, ...], key: bytes) -> Value:

@@ -56,6 +56,16 @@ class TensorType:
     def rank(self) -> int:
         return len(self.dims)
 
+    def dim(self, axis: int) -> Dim:
+        """One dimension, which must be there."""
+        dims = self.dims
+        if not -len(dims) <= axis < len(dims):
+            least = axis + 1 if axis >= 0 else -axis
+            raise InferError(
+                "a tensor has too few dimensions", expected=f"at least {least}", given=self
+            )
+        return dims[axis]
+
     @property
     def is_static(self) -> bool:
         return self.shape is not None and all(isinstance(d, int) for d in self.shape)

@@ -37,7 +37,7 @@ def same_dtype(*types: TensorType) -> DType:
 
 
 def normalise_axis(axis: int, rank: int) -> int:
-    if not -rank <= axis < max(rank, 1):
+    if not -rank <= axis < rank:
         raise InferError("axis out of range", expected=f"{-rank}..{rank - 1}", given=axis)
     return axis + rank if axis < 0 else axis
 

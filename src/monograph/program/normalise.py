@@ -11,6 +11,7 @@ from collections.abc import Callable
 from itertools import count
 
 from monograph.ir import Graph, Item, Value
+from monograph.ops.shape import Concat
 from monograph.program.kinds import (
     Copy,
     is_join,
@@ -23,13 +24,16 @@ from monograph.program.kinds import (
 
 Readable = Callable[[Value, int, Value], bool]
 """Whether a kernel can read operand i where and as it is."""
+Padded = Callable[[Value, int], object]
+"""What a kernel wants around operand i; None for nothing."""
 
 
-def normalise(graph: Graph, readable: Readable) -> Graph:
+def normalise(graph: Graph, readable: Readable, halo: Padded = lambda user, index: None) -> Graph:
     """The graph with copies inserted where memory demands them."""
     places = count(1)
     taken: set[Value] = set()
     outputs = {v for _, v in graph.outputs}
+    padded = _padded(graph, halo)
 
     def rebuilt(old: Value, inputs: tuple[Value, ...]) -> Value:
         if is_leaf(old):
@@ -38,7 +42,9 @@ def normalise(graph: Graph, readable: Readable) -> Graph:
             parts = []
             for before, part in zip(old.inputs, inputs, strict=True):
                 free = not is_leaf(part) and not is_view(part) and not isinstance(part.op, Item)
-                if not free or part in taken or before in outputs or not is_native(part):
+                # Beside other parts there is no room for a halo, unless they are other channels.
+                crowded = before in padded and not _leaves_edges(old)
+                if not free or part in taken or before in outputs or not is_native(part) or crowded:
                     part = Copy(next(places))(part)
                 taken.add(part)
                 parts.append(part)
@@ -48,7 +54,28 @@ def normalise(graph: Graph, readable: Readable) -> Graph:
         return old.op(*inputs)
 
     made = graph.rebuild(rebuilt)
-    return _own_outputs(made, places)
+    return _own_outputs(made, places, _padded(made, halo))
+
+
+def _padded(graph: Graph, halo: Padded) -> set[Value]:
+    """Values that some kernel expects a halo around."""
+    found = set()
+    for user in graph.values:
+        if not is_kernel(user) or not is_native(user):
+            continue
+        for i, operand in enumerate(user.inputs):
+            if halo(user, i) is None:
+                continue
+            while is_view(operand):
+                operand = operand.inputs[0]
+            found.add(operand)
+    return found
+
+
+def _leaves_edges(join: Value) -> bool:
+    """Whether parts of a join have the spatial edges of the whole: other images or channels."""
+    assert isinstance(join.op, Concat)
+    return join.op.axis in (0, join.tensor.rank - 1)
 
 
 def _readable(
@@ -59,13 +86,13 @@ def _readable(
     return operand if readable(user, index, operand) else Copy(next(places))(operand)
 
 
-def _own_outputs(graph: Graph, places: count[int]) -> Graph:
-    """Outputs that are inputs, constants, views, joined parts or named twice are copied."""
+def _own_outputs(graph: Graph, places: count[int], padded: set[Value]) -> Graph:
+    """Outputs that are inputs, constants, views, joined parts, padded or named twice are copied."""
     joined = {v for value in graph.values if is_join(value) for v in value.inputs}
     seen: set[Value] = set()
     outputs = []
     for name, value in graph.outputs:
-        own = not is_leaf(value) and not is_view(value) and value not in joined
+        own = not is_leaf(value) and not is_view(value) and value not in joined | padded
         if (not own or value in seen) and is_native(value):
             value = Copy(next(places))(value)
         seen.add(value)

@@ -64,7 +64,7 @@ def _where(program: Program, value: Value) -> str:
 
 def lower(graph: Graph, target: Target) -> Program:
     """The program of a graph for a target."""
-    prepared = normalise(graph, target.readable)
+    prepared = normalise(graph, target.readable, target.halo)
     regions = fuse(prepared)
     places = place(prepared, regions, target)
     kept = [r for r in regions if not (is_join(r.root) and is_native(r.root))]

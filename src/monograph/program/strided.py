@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from monograph.ir import Value
+from monograph.ops.shape import Broadcast, Reshape
 from monograph.program.access import Element, counters, through_view
 from monograph.program.index import flatten
 from monograph.program.kinds import is_view
@@ -22,9 +23,14 @@ class Strided:
 
 
 def strided(value: Value, storage: Mapping[Value, Storage]) -> Strided | None:
-    """How to step through a value in memory; None where no strides describe it."""
+    """How to step through a value in memory; None where no strides describe it.
+
+    A dimension of size 1 has a stride too, where the views keep dimensions apart: windows step
+    from it into the halo.
+    """
     shape = value.tensor.static
-    at = counters(shape)
+    least = 2 if _keeps_dimensions(value, storage) else 1
+    at = counters([max(d, least) for d in shape])
     element = Element(value, at)
     while element.value not in storage:
         if not is_view(element.value):
@@ -34,7 +40,14 @@ def strided(value: Value, storage: Mapping[Value, Storage]) -> Strided | None:
     position = flatten(element.at, place.strides, place.offset)
     if not position.is_linear:
         return None
-    factors = tuple(
-        0 if d == 1 else position.factor(i.terms[0][0]) for d, i in zip(shape, at, strict=True)
-    )
+    factors = tuple(position.factor(i.terms[0][0]) if i.terms else 0 for i in at)
     return Strided(element.value, position.constant, factors)
+
+
+def _keeps_dimensions(value: Value, storage: Mapping[Value, Storage]) -> bool:
+    """Whether only views that cut or reorder dimensions stand above a stored value."""
+    while value not in storage and is_view(value):
+        if isinstance(value.op, (Reshape, Broadcast)):
+            return False
+        value = value.inputs[0]
+    return True

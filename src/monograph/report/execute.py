@@ -16,17 +16,18 @@ from monograph.errors import (
     ExecutionError,
     FeedError,
     MonographError,
+    did_you_mean,
 )
-from monograph.frontend.onnx import read_model
+from monograph.ir import OptionalType
 from monograph.report.inputs import (
     INPUT_PREFIX,
     OUTPUT_PREFIX,
     read_archive,
     split_archive,
 )
-from monograph.runtime.compare import Difference, compare_outputs, flatten
+from monograph.runtime.compare import Difference, compare, compare_outputs, flatten, match_rows
 from monograph.runtime.inputs import Inputs, make_inputs
-from monograph.runtime.tolerance import Tolerance, allowed_by_file, derive
+from monograph.runtime.tolerance import Tolerance
 from monograph.runtime.walk import random_ops
 from monograph.session import Session, load
 
@@ -34,6 +35,7 @@ Notes = Callable[[str], None]
 """Takes a line that the user should know of."""
 
 REFERENCE, ONNXRUNTIME = "reference", "onnxruntime"
+SIDES = (REFERENCE, ONNXRUNTIME)
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,8 @@ class Request:
         if self.archive is not None:
             given |= _read_feeds(session, self.archive)
         given |= self.given or {}
+        if recorded is not None:
+            _check_recorded(session, given)
         made = make_inputs(session.inputs, given, self.seed)
         if made.random:
             note(f"random inputs (seed {self.seed}): {', '.join(made.random)}")
@@ -75,7 +79,8 @@ class RunResult:
     """The outputs of a run, and the seconds it took."""
 
     target: str
-    inputs: Mapping[str, Any]
+    seed: int
+    inputs: Inputs
     outputs: dict[str, Any]
     load_seconds: float
     run_seconds: list[float]
@@ -87,13 +92,21 @@ class VerifyResult:
 
     target: str
     against: str
+    seed: int
+    inputs: Inputs
     differences: list[Difference]
+    absent: list[str]
+    """Outputs that should be compared, and that the file lacks: as bad as a difference."""
+    left_out: list[str]
+    """Outputs that the user did not ask for."""
     random: list[str]
     seconds: dict[str, float]
+    hints: list[str]
+    """What may be behind the differences, and what to do."""
 
     @property
     def ok(self) -> bool:
-        return all(d.ok for d in self.differences)
+        return all(d.ok for d in self.differences) and not self.absent
 
 
 def run_model(request: Request, note: Notes, repeat: int = 1) -> RunResult:
@@ -107,7 +120,7 @@ def run_model(request: Request, note: Notes, repeat: int = 1) -> RunResult:
     for _ in range(max(1, repeat)):
         outputs, taken = _run(session, inputs)
         seconds.append(taken)
-    return RunResult(session.config.target, inputs.feeds, outputs, loaded, seconds)
+    return RunResult(session.config.target, request.seed, inputs, outputs, loaded, seconds)
 
 
 def verify_model(
@@ -117,16 +130,17 @@ def verify_model(
     rtol: float | None = None,
     atol: float | None = None,
     any_order: Collection[str] = (),
+    only: Collection[str] = (),
 ) -> VerifyResult:
-    """Runs a model once per side and compares every output."""
+    """Runs a model once per side and compares every output, or those in `only`."""
     session = request.load()
     target = session.config.target
     other = against or REFERENCE
-    _check_sides(session, other, any_order)
-    recorded: dict[str, Any] = {}
+    _check_sides(session, other, {*any_order, *only})
+    recorded: dict[str, Any] | None = None
     expected: dict[str, Any] = {}
-    if other not in (REFERENCE, ONNXRUNTIME):
-        recorded, expected = _read_recording(session, Path(other), note)
+    if other not in SIDES:
+        recorded, expected = _read_recording(session, Path(other))
     inputs = request.inputs(session, note, recorded)
     graph = session.graph_for(inputs.feeds)
     drawn = random_ops(graph)
@@ -138,16 +152,58 @@ def verify_model(
         expected, seconds[other] = _run(replace(request, target=REFERENCE).load(), inputs)
     elif other == ONNXRUNTIME:
         expected, seconds[other] = run_onnxruntime(request.model, inputs.feeds)
-    given = {name: given[name] for name in expected}
-    allowed = 0.0 if other == REFERENCE else allowed_by_file(read_model(request.model))
-    tolerances = {n: _override(t, rtol, atol) for n, t in derive(graph, allowed).items()}
+    wanted = [p.name for p in session.outputs if not only or p.name in only]
+    compared = [name for name in wanted if name in expected]
+    given, expected = ({n: side[n] for n in compared} for side in (given, expected))
+    derived = session.tolerances(inputs.feeds, reference=other == REFERENCE)
+    tolerances = {n: _override(t, rtol, atol) for n, t in derived.items()}
     differences = compare_outputs(given, expected, tolerances, any_order)
-    return VerifyResult(target, other, differences, drawn, seconds)
+    return VerifyResult(
+        target,
+        other,
+        request.seed,
+        inputs,
+        differences,
+        absent=[n for n in wanted if n not in expected],
+        left_out=[p.name for p in session.outputs if p.name not in wanted],
+        random=drawn,
+        seconds=seconds,
+        hints=_hints(differences, given, expected),
+    )
 
 
-def _check_sides(session: Session, other: str, any_order: Collection[str]) -> None:
+def _hints(
+    differences: list[Difference], given: Mapping[str, Any], expected: Mapping[str, Any]
+) -> list[str]:
+    """What to do about outputs that differ."""
+    hints = []
+    beyond = [d for d in differences if not d.ok and d.worst is not None]
+    left, right = flatten(given), flatten(expected)
+    for d in beyond:
+        ours, theirs = left[d.name], right[d.name]
+        if compare(d.name, match_rows(ours, theirs), theirs, d.tolerance).ok:
+            hints.append(
+                f"the rows of {d.name} agree in another order: --any-order {d.name} allows that"
+            )
+            beyond = [other for other in beyond if other is not d]
+    if floats := [d.name for d in beyond if d.tolerance.rtol > 0 and np.isfinite(d.max_abs)]:
+        hints.append(
+            f"if {', '.join(floats)} may differ more than rounding explains, say by how much:"
+            " --rtol X --atol Y (docs/command-line.md, Tolerances)"
+        )
+    return hints
+
+
+def _check_sides(session: Session, other: str, named: Collection[str]) -> None:
     """Refuses what can be refused before anything runs."""
     target = session.config.target
+    if other not in SIDES and not other.endswith(".npz") and not Path(other).exists():
+        raise ConfigError(
+            "there is no such side to compare with",
+            expected=f"{' | '.join(SIDES)} | FILE.npz",
+            given=other,
+            hint=did_you_mean([other], SIDES),
+        )
     if other == target:
         raise ConfigError(
             f"there is nothing to compare: target and other side are both {target!r}",
@@ -156,14 +212,19 @@ def _check_sides(session: Session, other: str, any_order: Collection[str]) -> No
     if other == ONNXRUNTIME:
         _import_onnxruntime()
     names = [p.name for p in session.outputs]
-    if unknown := sorted(set(any_order) - set(names)):
-        raise ConfigError("the model has no such output", expected=names, given=unknown)
+    if unknown := sorted(set(named) - set(names)):
+        raise ConfigError(
+            "the model has no such output",
+            expected=names,
+            given=unknown,
+            hint=did_you_mean(unknown, names),
+        )
 
 
 def _read_feeds(session: Session, path: Path) -> dict[str, Any]:
     """The inputs of the model in a file, which holds at least one."""
     arrays = read_archive(path)
-    feeds, _ = split_archive(arrays, session.inputs, ())
+    feeds, _ = split_archive(arrays, session.inputs, session.outputs)
     if not feeds:
         raise FeedError(
             "the file holds no input of the model",
@@ -173,9 +234,21 @@ def _read_feeds(session: Session, path: Path) -> dict[str, Any]:
     return feeds
 
 
-def _read_recording(
-    session: Session, path: Path, note: Notes
-) -> tuple[dict[str, Any], dict[str, Any]]:
+def _check_recorded(session: Session, given: dict[str, Any]) -> None:
+    """Refuses to compare recorded outputs with those of other inputs than the recorded ones."""
+    for port in session.inputs:
+        if isinstance(port.type, OptionalType):
+            given.setdefault(port.name, None)  # an absent value leaves nothing to record
+    if absent := [p.name for p in session.inputs if p.name not in given]:
+        raise FeedError(
+            "the outputs are recorded, but not the inputs they belong to",
+            expected=", ".join(INPUT_PREFIX + p.name for p in session.inputs),
+            given=f"nothing for {', '.join(absent)}",
+            hint="record them as in:NAME, or give them with --inputs or --input",
+        )
+
+
+def _read_recording(session: Session, path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """The inputs and outputs of the model in a file, which holds at least one output."""
     arrays = read_archive(path)
     feeds, expected = split_archive(arrays, session.inputs, session.outputs)
@@ -185,8 +258,6 @@ def _read_recording(
             expected=[OUTPUT_PREFIX + p.name for p in session.outputs],
             given=sorted(arrays),
         )
-    if absent := [p.name for p in session.outputs if p.name not in expected]:
-        note(f"not in {path.name}, so not compared: {', '.join(absent)}")
     return feeds, expected
 
 
@@ -219,7 +290,7 @@ def _import_onnxruntime() -> Any:
 
 def save_archive(path: Path, result: RunResult) -> None:
     """Writes inputs and outputs as in:NAME and out:NAME; `verify --against` reads such a file."""
-    named = {INPUT_PREFIX + k: v for k, v in result.inputs.items()}
+    named = {INPUT_PREFIX + k: v for k, v in result.inputs.feeds.items()}
     named |= {OUTPUT_PREFIX + k: v for k, v in result.outputs.items()}
     arrays = {k: _storable(v) for k, v in flatten(named).items() if v is not None}
     try:
@@ -239,11 +310,13 @@ def _run(session: Session, inputs: Inputs) -> tuple[dict[str, Any], float]:
     started = time.perf_counter()
     try:
         results = session.run(inputs.feeds)
+    except FeedError:
+        raise  # what was made at random fits: an array that was given does not
     except MonographError as e:
         if inputs.random and e.hint is None:
             e.hint = (
-                "the inputs were made at random and may not be valid for the model: choose sizes"
-                " with --dim NAME=SIZE, or give arrays with --input NAME=FILE.npy"
+                f"made at random, and perhaps not valid for the model: {', '.join(inputs.random)};"
+                " choose sizes with --dim NAME=SIZE, or give arrays with --input NAME=FILE.npy"
             )
         raise
     taken = time.perf_counter() - started

@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from monograph.errors import ConfigError
+from monograph.errors import ConfigError, did_you_mean
 from monograph.ir import Graph
 from monograph.passes.base import Environment, Pass, RulePass
 from monograph.pipeline import PassOptions, chosen_passes, optimise
@@ -73,14 +73,28 @@ class Explanation:
         """The graph behind a pass or a stage."""
         found = {p.label: p.graph for p in self.passes} | self.stages
         if label not in found:
-            raise ConfigError("no such pass", expected=", ".join(found), given=label)
+            raise ConfigError(
+                "no such pass",
+                expected=", ".join(found),
+                given=label,
+                hint=did_you_mean([label], found),
+            )
         return found[label]
 
-    def rule(self, name: str) -> RuleRecord:
-        if name not in self.rules:
-            known = ", ".join(sorted(self.rules))
-            raise ConfigError("no such rule", expected=known, given=name)
-        return self.rules[name]
+    def rules_of(self, name: str) -> list[RuleRecord]:
+        """The rule of this name, or the rules of the pass of this name."""
+        if name in self.rules:
+            return [self.rules[name]]
+        labels = {p.label for p in self.passes if name in (p.name, p.label)}
+        if found := [r for r in self.rules.values() if labels.intersection(r.passes)]:
+            return found
+        known = sorted({*self.rules, *(p.name for p in self.passes)})
+        raise ConfigError(
+            "no such rule or pass",
+            expected=", ".join(known),
+            given=name,
+            hint=did_you_mean([name], known),
+        )
 
 
 def cost_of(target: str | None) -> tuple[str, CostModel]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from rich.console import Console
@@ -42,11 +43,12 @@ def show_explanation(out: Console, path: str, found: Explanation) -> None:
     out.print("\nAll of one rule: --rule NAME. The graph behind a pass: --after PASS.")
 
 
-def show_rule(out: Console, record: RuleRecord) -> None:
-    """Everything about one rule."""
-    _show_rule(out, record, len(record.fired), len(record.misses))
-    if not record.fired and not record.misses:
-        _line(out, "  It did not fire, and nothing in the model comes near its pattern.")
+def show_rules(out: Console, records: Sequence[RuleRecord]) -> None:
+    """Everything about some rules."""
+    for record in records:
+        _show_rule(out, record, len(record.fired), len(record.misses))
+        if not record.fired and not record.misses:
+            _line(out, "  It did not fire, and nothing in the model comes near its pattern.")
 
 
 def show_bisection(out: Console, result: BisectResult) -> None:
@@ -89,6 +91,13 @@ def explanation_json(path: str, found: Explanation) -> dict[str, Any]:
         ],
         "rules": [rule_json(r) for r in found.rules.values()],
     }
+
+
+def rules_json(name: str, records: Sequence[RuleRecord]) -> dict[str, Any]:
+    """One rule, or the rules of a pass."""
+    if [r.name for r in records] == [name]:
+        return rule_json(records[0])
+    return {"pass": name, "rules": [rule_json(r) for r in records]}
 
 
 def rule_json(record: RuleRecord) -> dict[str, Any]:

@@ -2,29 +2,31 @@
 
 from __future__ import annotations
 
+import re
 import zipfile
-from collections.abc import Mapping, Sequence
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from monograph.errors import FeedError
+from monograph.errors import FeedError, did_you_mean
 from monograph.ir import Array, SequenceType
 from monograph.runtime.feeds import Port
 from monograph.runtime.inputs import as_dtype
 
 INPUT_PREFIX, OUTPUT_PREFIX = "in:", "out:"
+MAGIC, ZIP_MAGIC = b"\x93NUMPY", b"PK"
+_ELEMENT = re.compile(r"(\[[^\]]*\])+\Z")
+"""The end of a key that holds one element of a sequence or a map."""
 
 
 def read_array(path: Path) -> Array:
     """An array from a .npy file; nothing in it is executed."""
-    try:
+    with _refusing(path, "a .npy array"):
         array = np.load(path, allow_pickle=False)
-    except OSError as e:
-        raise FeedError(f"the file cannot be read: {e.strerror or e}", given=str(path)) from e
-    except (ValueError, EOFError, zipfile.BadZipFile) as e:
-        raise FeedError(f"not a .npy file of plain numbers: {e}", given=str(path)) from e
     if not isinstance(array, np.ndarray):
         raise FeedError(
             "an .npz archive was given where a single array is needed",
@@ -36,25 +38,63 @@ def read_array(path: Path) -> Array:
 
 def read_archive(path: Path) -> dict[str, Array]:
     """The arrays of an .npz file by key; nothing in it is executed."""
-    try:
+    with _refusing(path, "an .npz archive"):
         archive = np.load(path, allow_pickle=False)
         if isinstance(archive, np.ndarray):
             raise FeedError("a single array was given where an .npz is needed", given=str(path))
         with archive:
             return {name: archive[name] for name in archive.files}
+
+
+@contextmanager
+def _refusing(path: Path, what: str) -> Iterator[None]:
+    """Says what is wrong with a file in place of numpy, which advises to unpickle it."""
+    try:
+        yield
     except OSError as e:
         raise FeedError(f"the file cannot be read: {e.strerror or e}", given=str(path)) from e
-    except (ValueError, EOFError, zipfile.BadZipFile) as e:
-        raise FeedError(f"not an .npz file of plain numbers: {e}", given=str(path)) from e
+    except (ValueError, EOFError, KeyError, zipfile.BadZipFile, zlib.error) as e:
+        with path.open("rb") as file:
+            start = file.read(len(MAGIC))
+        if "Object arrays" in str(e):
+            problem = f"not {what} of plain numbers or strings: it holds Python objects"
+        elif start.startswith((MAGIC, ZIP_MAGIC)):
+            problem = f"not {what} that can be read: the file is damaged or cut short"
+        else:
+            problem = f"not {what}"
+        raise FeedError(problem, given=str(path), hint="save it with numpy.save or savez") from e
 
 
 def split_archive(
     arrays: Mapping[str, Array], inputs: Sequence[Port], outputs: Sequence[Port]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The inputs and outputs of a model in an archive, keyed in:NAME and out:NAME, or NAME."""
+    """The inputs and outputs of a model in an archive, keyed in:NAME and out:NAME, or NAME.
+
+    A key that is none of these is an error: a misspelt one would go unnoticed otherwise.
+    """
+    _check_keys(arrays, inputs, outputs)
     feeds = {p.name: x for p in inputs if (x := _take(arrays, INPUT_PREFIX, p)) is not None}
     expected = {p.name: x for p in outputs if (x := _take(arrays, OUTPUT_PREFIX, p)) is not None}
     return feeds, expected
+
+
+def _check_keys(
+    arrays: Mapping[str, Array], inputs: Sequence[Port], outputs: Sequence[Port]
+) -> None:
+    known = [INPUT_PREFIX + p.name for p in inputs] + [OUTPUT_PREFIX + p.name for p in outputs]
+    plain = {p.name for p in (*inputs, *outputs)}
+    unknown = [
+        key
+        for key in arrays
+        if key not in known and key not in plain and _ELEMENT.sub("", key) not in {*known, *plain}
+    ]
+    if unknown:
+        raise FeedError(
+            "the file holds arrays that are neither inputs nor outputs of the model",
+            expected=", ".join(known),
+            given=", ".join(unknown),
+            hint=did_you_mean(unknown, [*known, *plain]),
+        )
 
 
 def _take(arrays: Mapping[str, Array], prefix: str, port: Port) -> Any:

@@ -12,7 +12,7 @@ import onnx
 
 from monograph.errors import ModelError, MonographError, UnknownRankError
 from monograph.frontend.onnx import MissingOp, ModelFile, import_model, missing_ops, read_model
-from monograph.frontend.onnx.dtypes import from_onnx, value_type
+from monograph.frontend.onnx.dtypes import declared_names, from_onnx, value_type
 from monograph.frontend.onnx.functions import all_nodes
 from monograph.ir import Graph, OptionalType, SequenceType, TensorType, Type
 from monograph.runtime.walk import STRUCTURE, all_values, random_ops
@@ -127,21 +127,14 @@ def _describe(info: onnx.ValueInfoProto, inferred: Type | None) -> Described:
         declared: Type | None = value_type(info.type, info.name)
     except ModelError:
         declared = None  # an output may leave its type to inference
-    known = inferred or declared
+    known = declared if inferred is None else declared_names(inferred, info.type, info.name)
     if known is None:
         return Described(info.name, "?", None)
     if not isinstance(known, TensorType):
         return Described(info.name, _container(known), None)
     if known.shape is None:
         return Described(info.name, str(known.dtype), None)
-    names = declared.shape if isinstance(declared, TensorType) else None
-    if names is None or len(names) != len(known.shape):
-        names = known.shape
-    # A size that inference could not name keeps the name that the model gives it.
-    shape = tuple(
-        d if isinstance(d, int) or not d.startswith("~") else n
-        for d, n in zip(known.shape, names, strict=True)
-    )
+    shape = known.shape
     if inferred is not None:
         shape = tuple("?" if str(d).startswith("~") else d for d in shape)
     return Described(info.name, str(known.dtype), shape)

@@ -8,6 +8,7 @@ from statistics import median
 from typing import Any
 
 import numpy as np
+from rich.cells import cell_len
 from rich.columns import Columns
 from rich.console import Console
 from rich.markup import escape
@@ -18,6 +19,8 @@ from monograph.report.inspect import Described, Inspection
 from monograph.runtime.compare import Difference, flatten
 
 SHOWN_OPS = 40
+UNLIMITED = 10_000
+"""Columns of a console that breaks no line."""
 
 
 def show_inspection(out: Console, path: str, found: Inspection) -> None:
@@ -107,6 +110,16 @@ def show_verification(out: Console, result: VerifyResult) -> None:
         out.print(f"[red]{failed} of {count} outputs differ[/red] ({escape(times)})")
     else:
         out.print(f"[green]{count} of {count} outputs agree[/green] ({escape(times)})")
+    if result.absent:
+        names = escape(", ".join(result.absent))
+        out.print(
+            f"[red]not compared, because {escape(result.against)} lacks them: {names}[/red]"
+            " (--only NAME chooses outputs)"
+        )
+    if result.left_out:
+        out.print(f"not compared, as asked: {escape(', '.join(result.left_out))}")
+    for hint in result.hints:
+        out.print(f"[yellow]What to do:[/yellow] {escape(hint)}")
 
 
 def inspection_json(path: str, found: Inspection) -> dict[str, Any]:
@@ -137,6 +150,7 @@ def inspection_json(path: str, found: Inspection) -> dict[str, Any]:
             for m in found.missing
         ],
         "problem": None if found.problem is None else str(found.problem),
+        "ok": found.supported or bool(found.missing),
     }  # fmt: skip
 
 
@@ -147,6 +161,16 @@ def run_json(path: str, result: RunResult) -> dict[str, Any]:
         "outputs": [_summary(item) for item in flatten(result.outputs).items()],
         "load_seconds": result.load_seconds,
         "run_seconds": result.run_seconds,
+        **_inputs_json(result),
+    }
+
+
+def _inputs_json(result: RunResult | VerifyResult) -> dict[str, Any]:
+    """What was assumed of the inputs."""
+    return {
+        "seed": result.seed,
+        "random_inputs": result.inputs.random,
+        "assumed_dims": result.inputs.assumed,
     }
 
 
@@ -157,8 +181,11 @@ def verification_json(path: str, result: VerifyResult) -> dict[str, Any]:
         "against": result.against,
         "ok": result.ok,
         "outputs": [difference_json(d) for d in result.differences],
+        "not_compared": [*result.absent, *result.left_out],
         "random_ops": result.random,
         "seconds": result.seconds,
+        "hints": result.hints,
+        **_inputs_json(result),
     }
 
 
@@ -194,8 +221,23 @@ def plain(value: Any) -> Any:
     return str(value)
 
 
+def console() -> Console:
+    """Standard output: as wide as a terminal is, and as wide as it takes where it goes to a file.
+
+    Names are looked for with grep, so none is broken over two lines there.
+    """
+    out = Console()
+    return out if out.is_terminal else Console(width=UNLIMITED)
+
+
 def table(title: str | None, *columns: str, right: tuple[int, ...] = ()) -> Table:
-    rows = Table(title=title and escape(title), title_justify="left", title_style="bold")
+    rows = Table(
+        title=title and escape(title),
+        title_justify="left",
+        title_style="bold",
+        # A title is broken at the width of its table.
+        min_width=cell_len(title or ""),
+    )
     for index, column in enumerate(columns):
         rows.add_column(column, justify="right" if index in right else "left", overflow="fold")
     return rows

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from monograph.ir import Value, constant, known
+from monograph.ir import Value, known
 from monograph.ops.elementwise import Abs, Add, Clip, Div, Mul, Neg, Not, Sub
 from monograph.ops.shape import Broadcast
 from monograph.rewrite import Reject, const, number, rewrite, variables
+from monograph.rules.rounding import rounded
 
 x, y, a, b, c, d = variables("x y a b c d")
 k = const("k")
@@ -88,4 +89,5 @@ def divide_by_constant(x: Value, k: Value) -> Value | Reject:
     wide = data.astype(np.float64)
     if not wide.all():
         return Reject("the divisor has a zero")
-    return Mul()(x, constant(1.0 / wide, k.dtype))
+    inverse = rounded(1.0 / wide, k.dtype, factors=True)
+    return inverse if isinstance(inverse, Reject) else Mul()(x, inverse)

@@ -7,11 +7,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from monograph.ir import Array, Constant, Value, constant, known
+from monograph.ir import Array, Constant, Value, known
 from monograph.ops.conv import Conv
 from monograph.ops.elementwise import Add
 from monograph.ops.window import CHANNELS_FIRST
 from monograph.rewrite import Context, Reject, Work, rewrite
+from monograph.rules.rounding import rounded
 
 
 @rewrite(Conv, exact=False)
@@ -33,7 +34,10 @@ def compose_pointwise(value: Value, context: Context) -> Value | Reject:
     composed = composed.reshape(*composed.shape[:2], *inner.inputs[1].tensor.static[2:])
     strides = tuple(a * b for a, b in zip(first.strides, second.strides, strict=True))
     op = replace(first, strides=strides, groups=groups)
-    result = op(inner.inputs[0], constant(composed, inner.dtype))
+    weights = rounded(composed, inner.dtype)
+    if isinstance(weights, Reject):
+        return weights
+    result = op(inner.inputs[0], weights)
     slower = _slower([inner, value], [result], context)
     if slower is not None:
         return slower
@@ -41,7 +45,8 @@ def compose_pointwise(value: Value, context: Context) -> Value | Reject:
         return result
     moved = _block_diagonal(w2, second.groups)[:, :, 0] @ bias
     shape = (-1, *(1,) * (value.tensor.rank - 2))
-    return Add()(result, constant(moved.reshape(shape), value.dtype))
+    between = rounded(moved.reshape(shape), value.dtype)
+    return between if isinstance(between, Reject) else Add()(result, between)
 
 
 def _inner(value: Value) -> tuple[Value, Array | None] | Reject:

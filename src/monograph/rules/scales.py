@@ -13,6 +13,7 @@ from monograph.ops.extend import Pad
 from monograph.ops.linear import Dot
 from monograph.rewrite import ANY, Context, Reject, const, rewrite, variables
 from monograph.rules.convolution import channel_vector
+from monograph.rules.rounding import rounded
 
 x, y, w = variables("x y w")
 a, b, k = const("a"), const("b"), const("k")
@@ -49,13 +50,19 @@ def negate_scale(x: Value, k: Value) -> Value | Reject:
 @rewrite(Add()(Add()(x, a), b), exact=False)
 def merge_biases(x: Value, a: Value, b: Value, root: Value) -> Value | Reject:
     """(x + a) + b -> x + (a + b)"""
-    return floats(x) or _same_size(Add()(x, constant(wide(a) + wide(b), a.dtype)), root)
+    if refused := floats(x):
+        return refused
+    bias = rounded(wide(a) + wide(b), a.dtype)
+    return bias if isinstance(bias, Reject) else _same_size(Add()(x, bias), root)
 
 
 @rewrite(Mul()(Mul()(x, a), b), exact=False)
 def merge_scales(x: Value, a: Value, b: Value, root: Value) -> Value | Reject:
     """(x * a) * b -> x * (a * b)"""
-    return floats(x) or _same_size(Mul()(x, constant(wide(a) * wide(b), a.dtype)), root)
+    if refused := floats(x):
+        return refused
+    scale = rounded(wide(a) * wide(b), a.dtype, factors=True)
+    return scale if isinstance(scale, Reject) else _same_size(Mul()(x, scale), root)
 
 
 def _same_size(value: Value, root: Value) -> Value | Reject:
@@ -80,7 +87,8 @@ def scale_through_bias(
     scaled = Mul()(x, k)
     if scaled.type != x.type:
         return Reject("the scale broadcasts beyond the layer", x.type, scaled.type)
-    return Add()(scaled, constant(wide(a) * wide(k), a.dtype))
+    bias = rounded(wide(a) * wide(k), a.dtype)
+    return bias if isinstance(bias, Reject) else Add()(scaled, bias)
 
 
 @rewrite(Mul()(CONV(x, w), k), exact=False)
@@ -94,8 +102,8 @@ def scale_into_conv(x: Value, w: Value, k: Value, root: Value, context: Context)
     if per_channel is None:
         return Reject("the scale is not one per channel", conv.type, k.type)
     weights = wide(w)
-    scaled = weights * per_channel.reshape(-1, *(1,) * (weights.ndim - 1))
-    return conv.op(x, constant(scaled, w.dtype))
+    scaled = rounded(weights * per_channel.reshape(-1, *(1,) * (weights.ndim - 1)), w.dtype)
+    return scaled if isinstance(scaled, Reject) else conv.op(x, scaled)
 
 
 @rewrite(CONV(Mul()(x, k), w), exact=False)
@@ -114,8 +122,8 @@ def conv_of_scaled(x: Value, k: Value, w: Value, root: Value) -> Value | Reject:
     groups = root.op.groups
     # Output channels of group g read the input channels of group g.
     own = np.repeat(per_channel.reshape(groups, per_group), out // groups, axis=0)
-    scaled = weights * own.reshape(out, per_group, *(1,) * (weights.ndim - 2))
-    return root.op(x, constant(scaled, w.dtype))
+    scaled = rounded(weights * own.reshape(out, per_group, *(1,) * (weights.ndim - 2)), w.dtype)
+    return scaled if isinstance(scaled, Reject) else root.op(x, scaled)
 
 
 @rewrite(CONV(Add()(x, k), w), exact=False)
@@ -138,7 +146,8 @@ def conv_of_biased(x: Value, k: Value, w: Value, root: Value) -> Value | Reject:
     taps = weights.reshape(out, per_group, -1).sum(axis=2)
     own = np.repeat(per_channel.reshape(op.groups, per_group), out // op.groups, axis=0)
     moved = (taps * own).sum(axis=1).reshape(-1, *(1,) * (weights.ndim - 2))
-    return Add()(op(x, w), constant(moved, w.dtype))
+    bias = rounded(moved, w.dtype)
+    return bias if isinstance(bias, Reject) else Add()(op(x, w), bias)
 
 
 @rewrite(Mul()(Dot(ANY)(x, w), k), exact=False)
@@ -154,7 +163,8 @@ def scale_into_dot(x: Value, w: Value, k: Value, root: Value, context: Context) 
         return Reject("the scale is not one per column", columns, k.type)
     if root.type != dot.type:
         return Reject("the scale broadcasts beyond the layer", dot.type, root.type)
-    return dot.op(x, constant(wide(w) * factors.reshape(-1), w.dtype))
+    scaled = rounded(wide(w) * factors.reshape(-1), w.dtype)
+    return scaled if isinstance(scaled, Reject) else dot.op(x, scaled)
 
 
 def _constant_weights(w: Value) -> Reject | None:

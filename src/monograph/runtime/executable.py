@@ -20,11 +20,12 @@ from monograph.codegen.llvm.compile import (
 )
 from monograph.codegen.llvm.features import Features
 from monograph.codegen.llvm.select import CpuTarget
-from monograph.errors import ExecutionError
 from monograph.ir import Array, Graph, Value
 from monograph.ir.evaluate import apply
 from monograph.program.place import CONSTANT, OUTPUT, TEMPORARY
 from monograph.program.program import Program, Step, lower
+from monograph.program.work import program_work
+from monograph.rewrite.cost import LinearCost
 from monograph.runtime.native import NativeCode, compile_modules
 from monograph.runtime.pool import shared_pool
 
@@ -36,6 +37,17 @@ def aligned_bytes(count: int) -> Array:
     raw = np.empty(count + _ALIGNMENT, np.uint8)
     start = -raw.ctypes.data % _ALIGNMENT
     return raw[start : start + count]
+
+
+def fresh(result: Any) -> Any:
+    """A result that shares memory with nothing: no feed, no constant, no other result."""
+    if isinstance(result, np.ndarray):
+        return np.array(result, order="C", copy=True)
+    if isinstance(result, (list, tuple)):
+        return [fresh(x) for x in result]
+    if isinstance(result, dict):
+        return dict(result)
+    return result if result is None else np.array(result)
 
 
 class Workspace:
@@ -66,12 +78,24 @@ class CpuExecutable:
         self._constants = aligned_bytes(module.constants.size)
         self._constants[:] = module.constants
         self._free: list[Workspace] = []
+        self.runs = 0
         self._lock = threading.Lock()
         self._functions = {
             s.function: code.address(s.function) for s in module.segments if isinstance(s, Segment)
         }
+        self._bind()
         if threads > 1:
             self._pool.reserve(threads)
+
+    @property
+    def launches(self) -> int:
+        """Native functions called for one run: 1 where everything is compiled."""
+        return sum(isinstance(s, Segment) for s in self.module.segments)
+
+    @property
+    def kernels(self) -> int:
+        """Kernels that run inside those functions."""
+        return sum(len(s.steps) for s in self.module.segments if isinstance(s, Segment))
 
     @property
     def host_steps(self) -> list[Step]:
@@ -81,6 +105,7 @@ class CpuExecutable:
     def run(self, feeds: Mapping[str, Any]) -> list[Any]:
         """The outputs for some inputs, as fresh arrays."""
         workspace = self._take()
+        self.runs += 1
         try:
             return self._run(workspace, feeds)
         finally:
@@ -95,40 +120,51 @@ class CpuExecutable:
 
     def _run(self, workspace: Workspace, feeds: Mapping[str, Any]) -> list[Any]:
         bound: dict[int, Array] = {}
+        slots = workspace.slots
+        for slot, name, key, shape, dtype in self._inputs:
+            array = feeds[name]
+            if not array.flags.c_contiguous or array.shape != shape:
+                array = np.ascontiguousarray(array, dtype).reshape(shape)
+            bound[key] = array
+            slots[slot] = array.__array_interface__["data"][0]
+        for slot, key, shape, dtype in self._outputs:
+            array = bound[key] = np.empty(shape, dtype)
+            slots[slot] = array.__array_interface__["data"][0]
+        if self._whole is not None:
+            self._pool.launch(self._whole, workspace.address, self.threads)
+            return [bound[key] for key in self._results]
         held: dict[Value, Any] = {}
-        for slot, buffer in enumerate(self.module.ports, FIRST_PORT):
-            if buffer.kind == OUTPUT:
-                array = np.empty(buffer.shape, buffer.dtype.numpy)
-            else:
-                array = np.ascontiguousarray(feeds[buffer.name], buffer.dtype.numpy)
-                array = array.reshape(buffer.shape)
-            bound[buffer.id] = array
-            workspace.slots[slot] = array.__array_interface__["data"][0]
         for segment in self.module.segments:
             if isinstance(segment, Segment):
                 address = self._functions[segment.function]
                 self._pool.launch(address, workspace.address, self.threads)
-                if self.module.faults:
-                    self._check_faults(workspace)
             else:
                 self._host(segment, workspace, bound, held, feeds)
-        return [self._read(v, workspace, bound, held, feeds) for _, v in self.program.graph.outputs]
+        results = [
+            self._read(v, workspace, bound, held, feeds) for _, v in self.program.graph.outputs
+        ]
+        # What the host computed may be a view of an input, of a constant or of another result.
+        return [r if own else fresh(r) for r, own in zip(results, self._own, strict=True)]
 
-    def _check_faults(self, workspace: Workspace) -> None:
-        """Fails where a kernel has found data that does not fit."""
-        if not workspace.faults.any():
-            return
-        number = int(np.argmax(workspace.faults[:, 0]))
-        given = int(workspace.faults[number, 1])
-        workspace.faults[:] = 0
-        step, fault = self.module.faults[number]
-        raise ExecutionError(
-            fault.message,
-            node=step.origin or None,
-            op=step.region.kind,
-            expected=fault.expected or None,
-            given=given,
-        )
+    def _bind(self) -> None:
+        """Works out once what every run would have to look up."""
+        ports = list(enumerate(self.module.ports, FIRST_PORT))
+        self._inputs = [
+            (slot, b.name, b.id, b.shape, b.dtype.numpy) for slot, b in ports if b.kind != OUTPUT
+        ]
+        self._outputs = [
+            (slot, b.id, b.shape, b.dtype.numpy) for slot, b in ports if b.kind == OUTPUT
+        ]
+        storage = self.program.places.storage
+        places = [storage.get(v) for _, v in self.program.graph.outputs]
+        self._own = [p is not None and p.buffer.kind == OUTPUT for p in places]
+        self._results = [p.buffer.id for p in places if p is not None and p.buffer.kind == OUTPUT]
+        self._whole: int | None = None
+        segments = self.module.segments
+        native = [s for s in segments if isinstance(s, Segment)]
+        if len(segments) == len(native) == 1 and len(self._results) == len(places):
+            # The usual case: the whole model is one native function.
+            self._whole = self._functions[native[0].function]
 
     def _host(
         self,
@@ -191,9 +227,16 @@ class CpuExecutable:
         )
 
 
+ALONE_SECONDS = 30e-6
+"""A program that one core finishes in less is not worth a second one."""
+_ONE_CORE = LinearCost(launch_seconds=0.0, flops_per_second=4e10, bytes_per_second=8e9)
+
+
 def compile_graph(graph: Graph, features: Features, threads: int) -> CpuExecutable:
     """An optimised graph of static shapes, compiled for this machine."""
     program = lower(graph, CpuTarget())
+    if _ONE_CORE.seconds(program_work(program)) < ALONE_SECONDS:
+        threads = 1
     module = compile_program(program, features, threads)
     objects = compile_modules(module.texts, features)
     names = [s.function for s in module.segments if isinstance(s, Segment)]

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from monograph.errors import FeedError
+from monograph.errors import FeedError, did_you_mean
 from monograph.ir import Array, DType, OptionalType, SequenceType, TensorType, Type
 from monograph.ops.base import check_allocation
 from monograph.runtime.feeds import Port
@@ -36,8 +36,12 @@ def make_inputs(
     flags in nearly every model. Symbols take their size from the given arrays, else `size`.
     """
     if unknown := [n for n in given if n not in {p.name for p in ports}]:
+        names = [p.name for p in ports]
         raise FeedError(
-            "the model has no such input", expected=[p.name for p in ports], given=unknown
+            "the model has no such input",
+            expected=names,
+            given=unknown,
+            hint=did_you_mean(unknown, names),
         )
     result = Inputs()
     sizes = _sizes(ports, given)

@@ -40,7 +40,7 @@ class _NormRows(Rows):
 
 class _Norm:
     def __init__(self, context: KernelContext, anchor: Value, op: LayerNorm | RmsNorm) -> None:
-        self.rows = rows = _NormRows(context, op.axes)
+        self.rows = rows = _NormRows(context, op.axes, keeps=True)
         self.op = op
         self.dtype = f64 if anchor.dtype == f64 else f32
         shape = rows.operand.tensor.static
@@ -57,27 +57,40 @@ class _Norm:
         return self.rows.kernel()
 
     def _row(self, place: Place) -> None:
-        centred = isinstance(self.op, LayerNorm)
+        """The passes over a row.
+
+        A mean that is large beside the deviations is rounded too coarsely: what it leaves of the
+        deviations' own mean is summed with their squares, and taken away with the scaling.
+        """
         s = self.rows.scalars
-        share = s.constant(self.share, self.dtype)
+        one, zero = (s.constant(n, self.dtype) for n in (1.0, 0.0))
+        share, epsilon = (s.constant(n, self.dtype) for n in (self.share, self.op.epsilon))
         sums = self.rows.fold(place, [self._nothing], self._read, self._add)
-        means = [s.mul(t[0], share) for t in sums] if centred else []
-        squares = sums
-        if centred:
+        means = squares = [s.mul(t[0], share) for t in sums]
+        rests = [zero] * len(sums)
+        if isinstance(self.op, LayerNorm):
 
             def deviate(point: Point, stream: int, totals: Totals) -> Totals:
                 x = s.sub(self.rows.kept_at(point, stream, self.dtype), self._of(means, stream))
-                return [s.fma(x, x, totals[0])]
+                self.rows.keep(point, stream, x)
+                return [s.fma(x, x, totals[0]), s.add(totals[1], x)]
 
-            squares = self.rows.fold(place, [self._nothing], deviate, self._add)
-        one, epsilon = s.constant(1.0, self.dtype), s.constant(self.op.epsilon, self.dtype)
-        scales = [s.div(one, s.sqrt(s.fma(t[0], share, epsilon))) for t in squares]
+            both = self.rows.fold(place, [self._nothing, self._nothing], deviate, self._add)
+            rests = [s.mul(t[1], share) for t in both]
+            squares = [
+                s.sub(s.mul(t[0], share), s.mul(r, r)) for t, r in zip(both, rests, strict=True)
+            ]
+            # Rounding may leave less than nothing of the variance of equal elements.
+            squares = [s.max(q, zero) for q in squares]
+        scales = [s.div(one, s.sqrt(s.add(q, epsilon))) for q in squares]
+        shifts = [s.neg(s.mul(r, c)) for r, c in zip(rests, scales, strict=True)]
 
         def write(point: Point, stream: int) -> None:
-            x = self.rows.kept_at(point, stream, self.dtype)
-            if centred:
-                x = s.sub(x, self._of(means, stream))
-            self._write(point, s.mul(x, self._of(scales, stream)))
+            x, scale = self.rows.kept_at(point, stream, self.dtype), self._of(scales, stream)
+            if isinstance(self.op, LayerNorm):
+                self._write(point, s.fma(x, scale, self._of(shifts, stream)))
+            else:
+                self._write(point, s.mul(x, scale))
 
         self.rows.each(place, write)
 
@@ -86,7 +99,7 @@ class _Norm:
         return Scalar(self.rows.scalars.constant(0.0, self.dtype).reg, self.dtype)
 
     def _add(self, x: Totals, y: Totals) -> Totals:
-        return [self.rows.scalars.add(x[0], y[0])]
+        return [self.rows.scalars.add(p, q) for p, q in zip(x, y, strict=True)]
 
     def _read(self, point: Point, stream: int, totals: Totals) -> Totals:
         """Sums elements for the mean; their squares where there is none to take away."""

@@ -50,12 +50,13 @@ class Place:
 class Rows:
     """Loops over the rows of an anchor's first operand, and over the elements of each."""
 
-    def __init__(self, context: KernelContext, axes: Sequence[int]) -> None:
+    def __init__(self, context: KernelContext, axes: Sequence[int], keeps: bool = False) -> None:
         region = context.step.region
         assert region.anchor is not None
         self.context, self.anchor, self.outputs = context, region.anchor, region.outputs
         self.operand: Value = region.anchor.inputs[0]
         self.axes = tuple(axes)
+        self.keeps = keeps
         for value in (*region.inputs, *region.outputs):
             context.argument(value)
         self._scratch = len(context.arguments)
@@ -105,20 +106,19 @@ class Rows:
 
     def _positions(self, at: Indices) -> list[Index]:
         """Every position in memory that the kernel reads or writes."""
+        storage, out = self.elements.storage, self.result_index(at)
+        orders = [self.elements.plan(self.outputs, out), self.parameter_order(at)]
+        written = [flatten(out, storage[v].strides) for v in self.outputs]
+        read = self._read_by(self.elements.plan((self.operand,), at))
+        return read + [p for order in orders for p in self._read_by(order)] + written
+
+    def _read_by(self, order: list[Resolved]) -> list[Index]:
         storage = self.elements.storage
-        orders = [
-            self.elements.plan((self.operand,), at),
-            self.elements.plan(self.outputs, self.result_index(at)),
-            self.parameter_order(at),
-        ]
-        found = [
+        return [
             flatten(r.element.at, storage[r.element.value].strides)
-            for order in orders
             for r in order
             if not r.operands and r.element.value in storage
         ]
-        at = self.result_index(at)
-        return found + [flatten(at, storage[v].strides) for v in self.outputs]
 
     def parameter_order(self, at: Indices) -> list[Resolved]:
         """What the anchor's other operands need at an element; none unless a kernel says so."""
@@ -127,7 +127,12 @@ class Rows:
     def _choose_lane(self) -> None:
         """Vectors go along the counter that most accesses run along, the innermost of equals."""
         every = sorted([*self.kept, *self.reduced], key=lambda c: (len(c.name), c.name))
-        positions = [] if self.empty else self._positions(self.at)
+        positions = []
+        if not self.empty:
+            # A result for each row is written seldom; only what is done for every element counts.
+            positions = self._read_by(self.elements.plan((self.operand,), self.at))
+            if self.anchor.tensor.static == self.operand.tensor.static:
+                positions = self._positions(self.at)
 
         def use(c: Counter) -> tuple[bool, int, int]:
             runs = sum(p.factor(c) == 1 for p in positions)
@@ -143,6 +148,7 @@ class Rows:
 
     def run(self, body: Callable[[Place], None], streams: int = STREAMS) -> None:
         """Runs a body for all rows: one at a time, or a few vectors of neighbouring ones."""
+        self._own = self._own_memory()
         outer = [c for c in self.kept if c is not self.lane]
         count = math.prod(c.extent for c in outer)
         if self.empty and 0 in self.anchor.tensor.static:
@@ -354,17 +360,23 @@ class Rows:
 
     def _kept(self, point: Point, stream: int, dtype: DType) -> Reg:
         b = self.b
-        size = max(dtype.itemsize, 4)
         number: Int = 0
         for c in self.reduced:
             number = b.add(b.mul(number, c.extent), point.values[c])
-        count = math.prod(c.extent for c in self.reduced)
         if self.across:
             number = b.mul(b.add(b.mul(number, STREAMS), stream), self.lanes)
-            count *= STREAMS * self.lanes
+        return b.offset(self._own, b.mul(number, max(dtype.itemsize, 4)))
+
+    def _own_memory(self) -> Reg:
+        """Where this thread may keep a row."""
+        if self.unrolled or not self.keeps:
+            return self.b.arguments[f"p{self._scratch}"]
+        count = math.prod(c.extent for c in self.reduced)
+        count *= STREAMS * self.lanes if self.across else 1
+        size = max(self.anchor.dtype.itemsize, 4)
         self._bytes = -(-count * size // LINE) * LINE
-        own = b.mul(b.arguments["tid"], self._bytes)
-        return b.offset(b.arguments[f"p{self._scratch}"], b.add(own, b.mul(number, size)))
+        own = self.b.mul(self.b.arguments["tid"], self._bytes)
+        return self.b.offset(self.b.arguments[f"p{self._scratch}"], own)
 
     def kernel(self) -> Kernel:
         """The finished kernel."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from monograph.codegen.llvm import gather, images, norm, reduce, scan, softmax
+from monograph.codegen.llvm import gather, images, norm, reduce, scan, softmax, sort
 from monograph.codegen.llvm.dot import dot
 from monograph.codegen.llvm.kernel import Kernel, KernelContext
 from monograph.codegen.llvm.pointwise import pointwise
@@ -39,7 +39,10 @@ _ROWS: tuple[tuple[Callable[[Value], bool], Generator], ...] = (
     (scan.serves, scan.scan),
 )
 """Kernels that read all of their operands through views, and compute the first on the way."""
-_MOVES: tuple[tuple[Callable[[Value], bool], Generator], ...] = ((gather.serves, gather.gather),)
+_MOVES: tuple[tuple[Callable[[Value], bool], Generator], ...] = (
+    (gather.serves, gather.gather),
+    (sort.serves, sort.top_k),
+)
 """Kernels that move elements to and from places that are data, and other work of their own."""
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 
+from monograph.codegen.llvm.arith import Arith
+from monograph.codegen.llvm.builder import Reg
 from monograph.codegen.llvm.elements import Point
 from monograph.codegen.llvm.kernel import Kernel, KernelContext
 from monograph.codegen.llvm.rows import Place, Rows, Totals
@@ -11,6 +13,29 @@ from monograph.ir import Value
 from monograph.ir.dtype import f32, f64
 from monograph.ops.composite import LogSoftmax, Softmax
 from monograph.ops.scalar import Scalar
+
+# 2^r for |r| <= 1/2; relative error 2^-25.9
+_EXP2 = (
+    1.0,
+    0.6931471824645996,
+    0.24022646248340607,
+    0.05550328642129898,
+    0.009618489071726799,
+    0.0013399930903688073,
+    0.0001534581242594868,
+)
+_ROUNDER = 1.5 * 2.0**23 + 127
+"""Added to a float it leaves the nearest whole number in the low bits, as an exponent has it."""
+_EXP2_LOW = -127.0
+LOG2_E = 1 / math.log(2)
+
+
+def power_below_one(a: Arith, t: Reg) -> Reg:
+    """2^t of f32 for t <= 0, exactly 0 from -127 on; cheaper than e^x of any x."""
+    t = a.at_least(t, _EXP2_LOW)
+    shifted = a.add(t, _ROUNDER)
+    r = a.sub(t, a.sub(shifted, _ROUNDER))
+    return a.mul(a.polynomial(r, _EXP2), a.floats(a.op("shl", a.bits(shifted), 23)))
 
 
 def serves(value: Value) -> bool:
@@ -27,11 +52,13 @@ def softmax(context: KernelContext) -> Kernel:
 
 class _Softmax:
     def __init__(self, context: KernelContext, anchor: Value, axis: int, logarithm: bool) -> None:
-        self.rows = Rows(context, (axis,))
+        self.rows = Rows(context, (axis,), keeps=True)
         self.dtype = f64 if anchor.dtype == f64 else f32
         self.logarithm = logarithm
         rows = self.rows
         self.order = [] if rows.empty else rows.elements.plan((rows.operand,), rows.at)
+        plain = rows.operand in rows.elements.inputs and anchor.dtype == self.dtype
+        self.read_again = plain and not rows.unrolled
 
     def emit(self) -> Kernel:
         if not self.rows.empty:
@@ -44,10 +71,19 @@ class _Softmax:
         nothing = Scalar(s.constant(0.0, self.dtype).reg, self.dtype)
         largest = self.rows.fold(place, [lowest], self._read, self._larger)
         tops = [t[0] for t in largest]
+        halving = self.dtype == f32 and not self.logarithm
+        if halving:
+            tops = [s.mul(t, s.constant(-LOG2_E, self.dtype)) for t in tops]
 
         def weigh(point: Point, stream: int, totals: Totals) -> Totals:
-            x = s.sub(self.rows.kept_at(point, stream, self.dtype), self._of(tops, stream))
-            e = s.exp(x)
+            x, top = self._again(point, stream), self._of(tops, stream)
+            if halving:
+                # e^(x - top) as a power of two: the rounding of top is common to all, and cancels.
+                t = s.fma(x, s.constant(LOG2_E, self.dtype), top)
+                e = Scalar(power_below_one(s.a, t.reg), self.dtype)
+            else:
+                x = s.sub(x, top)
+                e = s.exp(x)
             self.rows.keep(point, stream, x if self.logarithm else e)
             return [s.add(totals[0], e)]
 
@@ -67,10 +103,16 @@ class _Softmax:
         return totals[stream] if self.rows.across else totals[0]
 
     def _read(self, point: Point, stream: int, totals: Totals) -> Totals:
-        x = self.rows.operand_at(point, self.order)
-        x = Scalar(x.reg, self.dtype)
-        self.rows.keep(point, stream, x)
+        x = Scalar(self.rows.operand_at(point, self.order).reg, self.dtype)
+        if not self.read_again:
+            self.rows.keep(point, stream, x)
         return self._larger(totals, [x])
+
+    def _again(self, point: Point, stream: int) -> Scalar:
+        """An element in the second pass: from memory where it lies there as it is."""
+        if not self.read_again:
+            return self.rows.kept_at(point, stream, self.dtype)
+        return self.rows.operand_at(point, self.order)
 
     def _larger(self, x: Totals, y: Totals) -> Totals:
         # NaN may be passed over here: the sum has it in any case.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import onnx
 
 from monograph.errors import ModelError
@@ -85,6 +87,30 @@ def _dimension(proto: onnx.TensorShapeProto.Dimension, name: str, axis: int) -> 
     # Some exporters write -1 or "?" for a dimension that they leave open: neither is a name.
     named = proto.dim_param not in ("", UNKNOWN)
     return proto.dim_param if named else f"~{name}_{axis}"
+
+
+def declared_names(
+    inferred: Type, proto: onnx.TypeProto, name: str, inputs: Collection[Dim] = ()
+) -> Type:
+    """An inferred type, with the model's own names for those sizes that inference made up.
+
+    Symbols of the inputs stay where the model has no name: they tell which sizes are the same.
+    """
+    try:
+        declared = value_type(proto, name)
+    except ModelError:
+        return inferred  # an output may leave its type to inference
+    if not isinstance(inferred, TensorType) or not isinstance(declared, TensorType):
+        return inferred
+    a, b = inferred.shape, declared.shape
+    if inferred.dtype != declared.dtype or a is None or b is None or len(a) != len(b):
+        return inferred
+
+    def choose(x: Dim, y: Dim) -> Dim:
+        unnamed = isinstance(y, str) and y.startswith("~") and x in inputs
+        return x if isinstance(x, int) or not x.startswith("~") or unnamed else y
+
+    return inferred.with_shape(tuple(map(choose, a, b)))
 
 
 def type_proto(given: Type) -> onnx.TypeProto:

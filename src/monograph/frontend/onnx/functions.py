@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import onnx
 
-from monograph.errors import UnsupportedError
+from monograph.errors import InferError, UnsupportedError
 from monograph.frontend.onnx.dtypes import type_proto
 from monograph.ir import Value
 
@@ -52,9 +52,16 @@ def schema_function(
         resolved.attribute.extend(attributes.values())
         types = [b"" if v is None else type_proto(v.type).SerializeToString() for v in inputs]
         written = _newest(schema.context_dependent_function_opset_versions, opset)
-        body = schema.get_context_dependent_function_with_opset_version(
-            written, resolved.SerializeToString(), types
-        )
+        try:
+            body = schema.get_context_dependent_function_with_opset_version(
+                written, resolved.SerializeToString(), types
+            )
+        except RuntimeError as e:
+            raise InferError(
+                f"ONNX defines no body of this op for these inputs: {e}",
+                op=proto.op_type,
+                given=", ".join("none" if v is None else str(v.type) for v in inputs),
+            ) from e
     if not body:
         raise UnsupportedError("no converter and no function body for this op", op=proto.op_type)
     function: onnx.FunctionProto = onnx.FunctionProto.FromString(body)

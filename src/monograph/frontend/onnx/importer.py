@@ -13,13 +13,20 @@ from dataclasses import dataclass, field
 
 import onnx
 
-from monograph.errors import InferError, ModelError, MonographError, UnsupportedError
+from monograph.errors import (
+    InferError,
+    ModelError,
+    MonographError,
+    UnsupportedError,
+    unforeseen,
+)
 from monograph.frontend.onnx.dtypes import value_type
 from monograph.frontend.onnx.fold import fold
 from monograph.frontend.onnx.functions import FunctionKey, schema_function
 from monograph.frontend.onnx.load import ModelFile
 from monograph.frontend.onnx.node import Node, SubGraph
 from monograph.frontend.onnx.registry import find_converter, normalise_domain
+from monograph.frontend.onnx.signature import check_all_read, check_node, find_signature
 from monograph.frontend.onnx.support import check_supported
 from monograph.frontend.onnx.tensors import read_sparse, read_tensor
 from monograph.ir import (
@@ -220,13 +227,15 @@ class Scope:
                 self.convert(proto, label)
             except MonographError as e:
                 raise e.at(node=label, op=proto.op_type) from None
-            except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as e:
-                # RuntimeError: ONNX's own schemas raise it when they are asked for a body.
-                raise InferError(
-                    f"the node cannot be converted: {e}", node=label, op=proto.op_type
-                ) from e
             except MemoryError as e:
                 raise ModelError("out of memory", node=label, op=proto.op_type) from e
+            except Exception as e:
+                raise InferError(
+                    "the node cannot be converted",
+                    node=label,
+                    op=proto.op_type,
+                    **unforeseen(e),
+                ) from e
 
     def convert(self, proto: onnx.NodeProto, label: str) -> None:
         """Converts one node and defines its outputs."""
@@ -257,11 +266,18 @@ class Scope:
         if function is not None:
             return self.inline(function, label, inputs, attributes)
         opset = self.opsets.get(domain, 1)
+        signature = find_signature(domain, proto.op_type, opset)
+        if signature is not None:
+            given = max((i + 1 for i, name in enumerate(proto.input) if name), default=0)
+            check_node(signature, given, len(proto.output), attributes)
         convert = find_converter(domain, proto.op_type, opset)
         if convert is None:
             function = schema_function(proto, domain, opset, inputs, attributes)
             return self.inline(function, label, inputs, attributes)
-        result = convert(Node(proto, label, inputs, attributes, opset, self))
+        node = Node(proto, label, inputs, attributes, opset, self)
+        result = convert(node)
+        if signature is None:
+            check_all_read(node)
         return (result,) if isinstance(result, Value) else tuple(result)
 
     def resolve_attributes(self, proto: onnx.NodeProto) -> dict[str, onnx.AttributeProto]:

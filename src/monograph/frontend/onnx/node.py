@@ -48,6 +48,8 @@ class Node:
         self.opset = opset
         self.outputs: tuple[str, ...] = tuple(proto.output)
         self.scope = scope
+        self.read: set[str] = set()
+        """The attributes that were asked for, whether the node has them or not."""
 
     # Inputs and outputs
 
@@ -93,9 +95,15 @@ class Node:
     # Attributes
 
     def has(self, name: str) -> bool:
+        self.read.add(name)
         return name in self.attributes
 
+    def permit(self, *names: str) -> None:
+        """Attributes that a node may have and that decide nothing in the case at hand."""
+        self.read.update(names)
+
     def _attribute(self, name: str, kind: int, read: Callable[[Any], T], default: T) -> T:
+        self.read.add(name)
         proto = self.attributes.get(name)
         if proto is None:
             if default is _MISSING:

@@ -26,7 +26,7 @@ Size: TypeAlias = int | Value
 
 def size_of(x: Value, axis: int) -> Size:
     """One dimension of a value."""
-    dim = x.tensor.dims[axis]
+    dim = x.tensor.dim(axis)
     if isinstance(dim, int):
         return dim
     return Gather(0)(sh.ShapeOf()(x), constant(axis % x.tensor.rank, i64))

@@ -53,7 +53,7 @@ def leaky_relu(n: Node) -> Value:
 def prelu(n: Node) -> Value:
     """Before opset 7 a vector of slopes belongs to the channels, not to the last dimension."""
     x, slope = n.input(0), n.input(1)
-    if n.opset < 7 and slope.tensor.rank == 1 and slope.tensor.dims[0] != 1:
+    if n.opset < 7 and slope.tensor.rank == 1 and slope.tensor.dim(0) != 1:
         slope = per_channel(slope, x.tensor.rank)
     return ew.Where()(negative(x), ew.Mul()(x, slope), x)
 

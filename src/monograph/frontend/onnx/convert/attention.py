@@ -23,7 +23,7 @@ from monograph.ops.linear import Dot
 
 def split_heads(n: Node, x: Value, heads: int) -> Value:
     """[B, S, heads * D] as [B, heads, S, D]."""
-    size = x.tensor.dims[2]
+    size = x.tensor.dim(2)
     if heads <= 0 or (isinstance(size, int) and size % heads):
         n.fail("the hidden size is no multiple of the heads", expected=heads, given=x.type)
     each = size // heads if isinstance(size, int) else sh.INFER
@@ -32,7 +32,7 @@ def split_heads(n: Node, x: Value, heads: int) -> Value:
 
 def merge_heads(x: Value) -> Value:
     """[B, H, S, D] as [B, S, H * D]."""
-    heads, size = x.tensor.dims[1], x.tensor.dims[3]
+    heads, size = x.tensor.dim(1), x.tensor.dim(3)
     merged = heads * size if isinstance(heads, int) and isinstance(size, int) else sh.INFER
     return sh.Reshape((sh.COPY, sh.COPY, merged))(sh.Transpose((0, 2, 1, 3))(x))
 
@@ -70,7 +70,7 @@ def attention(n: Node) -> tuple[Value | None, ...]:
         q = split_heads(n, q, n.attr_int("q_num_heads"))
         k, v = (split_heads(n, x, n.attr_int("kv_num_heads")) for x in (k, v))
     past_k, past_v, lengths = n.optional(4), n.optional(5), n.optional(6)
-    same_length = q.tensor.dims[2] == k.tensor.dims[2]
+    same_length = q.tensor.dim(2) == k.tensor.dim(2)
     if (past_k is None) != (past_v is None):
         n.fail("a past of keys or of values is missing")
     if past_k is not None and past_v is not None:
@@ -112,7 +112,7 @@ def padded(mask: Value | None, k: Value, external: bool) -> Value | None:
     """A mask that may be shorter than the keys, made as long: what is added takes no part."""
     if mask is None:
         return None
-    given, keys = mask.tensor.dims[-1], k.tensor.dims[2]
+    given, keys = mask.tensor.dim(-1), k.tensor.dim(2)
     hidden = constant(False if mask.dtype.kind == BOOL else -math.inf, mask.dtype)
     before = (0,) * mask.tensor.rank
     if given in (keys, 1):
@@ -128,7 +128,7 @@ def padded(mask: Value | None, k: Value, external: bool) -> Value | None:
 
 def repeated(n: Node, x: Value, q: Value) -> Value:
     """The heads of keys or values, repeated for the heads of q that they serve."""
-    heads, groups = q.tensor.dims[1], x.tensor.dims[1]
+    heads, groups = q.tensor.dim(1), x.tensor.dim(1)
     if not (isinstance(heads, int) and isinstance(groups, int)):
         n.unsupported("the scores of attention need known numbers of heads")
     if groups == 0 or heads % groups:
@@ -140,7 +140,7 @@ def repeated(n: Node, x: Value, q: Value) -> Value:
 
 def _score_steps(n: Node, q: Value, k: Value, mask: Value | None, op: Attention) -> list[Value]:
     """The scores from q and k, with the mask, with the softcap, and after the softmax."""
-    size = q.tensor.dims[3]
+    size = q.tensor.dim(3)
     if not isinstance(size, int):
         n.unsupported("the scores of attention need a known head size")
     scale = constant(1 / math.sqrt(size) if op.scale is None else op.scale, q.dtype)
@@ -183,8 +183,8 @@ def rotary_embedding(n: Node) -> Value:
     if positions is not None:
         cos, sin = Gather(0)(cos, positions), Gather(0)(sin, positions)
     turned = n.attr_int("rotary_embedding_dim", 0)
-    half = cos.tensor.dims[-1]
-    size = turned or x.tensor.dims[3]
+    half = cos.tensor.dim(-1)
+    size = turned or x.tensor.dim(3)
     if isinstance(half, int) and isinstance(size, int) and 2 * half != size:
         n.fail("the caches hold angles for another size", expected=size // 2, given=half)
     y = Rope(n.attr_flag("interleaved"))(x, cos, sin)

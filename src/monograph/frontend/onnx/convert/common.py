@@ -19,7 +19,7 @@ from monograph.ops.reduce import ReduceMax, ReduceSum
 
 def size_of(x: Value, axis: int) -> Value:
     """A dimension's size as a scalar: a constant where it is known."""
-    size = x.tensor.dims[axis]
+    size = x.tensor.dim(axis)
     if isinstance(size, int):
         return constant(size)
     return Gather(0)(sh.ShapeOf()(x), constant(axis % x.tensor.rank))
@@ -78,7 +78,7 @@ def count_along(x: Value, axes: Iterable[int], dtype: DType) -> Value:
     """How many elements of x there are along axes, as a scalar of an element type."""
     fixed, open_axes = 1, []
     for a in axes:
-        size = x.tensor.dims[a]
+        size = x.tensor.dim(a)
         if isinstance(size, int):
             fixed *= size
         else:

@@ -68,7 +68,7 @@ def affine_grid(n: Node) -> Value:
     Positions are (x, y) or (x, y, z): the last dimension of the image comes first.
     """
     theta, sizes = n.input(0), cast(n.input(1), i64)
-    rows = theta.tensor.dims[1] if n.rank(0) == 3 else None
+    rows = theta.tensor.dim(1) if n.rank(0) == 3 else None
     if rows not in (2, 3):
         n.fail("theta is [N, 2, 3] or [N, 3, 4]", given=theta.type)
     extents = [fold(Gather(0)(sizes, constant(i + 2, i64))) for i in range(rows)]

@@ -66,7 +66,7 @@ def post_transform(scores: Value, kind: str) -> Value:
         return ew.Sigmoid()(scores)
     if kind == PROBIT:
         return _probit(scores)
-    if kind == NONE or scores.tensor.dims[-1] == 1:
+    if kind == NONE or scores.tensor.dim(-1) == 1:
         return scores
     if kind == SOFTMAX:
         return softmax(scores, (-1,))
@@ -180,7 +180,7 @@ def imputer(n: Node) -> Value:
 def feature_vectorizer(n: Node) -> Value:
     parts = [rows(x) for x in n.required()]
     for x, size in zip(parts, n.attr_ints("inputdimensions", ()), strict=False):
-        given = x.tensor.dims[-1]
+        given = x.tensor.dim(-1)
         if isinstance(given, int) and given != size:
             n.fail("an input is not of the size declared", expected=size, given=x.type)
     return cast(sh.Concat(1)(*parts), f32)
@@ -333,7 +333,7 @@ def linear_scores(n: Node, count: int | None) -> Value:
     x = rows(wide(n.input(0)))
     weights = np.array(n.attr_floats("coefficients"))
     bias = np.array(n.attr_floats("intercepts", ()))
-    features = x.tensor.dims[1]
+    features = x.tensor.dim(1)
     if count is None and len(bias):
         count = len(bias)
     if count is None and isinstance(features, int) and features:
@@ -359,7 +359,7 @@ def linear_regressor(n: Node) -> Value:
 def linear_classifier(n: Node) -> Sequence[Value]:
     labels = class_labels(n, "classlabels_ints", "classlabels_strings")
     scores = linear_scores(n, None)
-    count = scores.tensor.dims[1]
+    count = scores.tensor.dim(1)
     kind = post_transform_name(n)
     if count == 1:
         positive = ew.Less()(scalar(0.0, scores), sh.Squeeze((1,))(scores))

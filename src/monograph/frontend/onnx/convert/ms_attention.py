@@ -24,6 +24,8 @@ from monograph.ops.index import Gather
 from monograph.ops.linear import Dot
 
 END = np.iinfo(np.int64).max
+FILL = ("mask_filter_value",)
+"""What hidden scores are filled with: here minus infinity, of which any such number is a stand-in."""
 
 
 def piece(x: Value, axis: int, start: int, stop: int) -> Value:
@@ -67,7 +69,7 @@ def _grouped_heads(n: Node, heads: int, groups: int) -> Heads:
     """Queries, keys and values, given apart or packed into one tensor."""
     q, k, v = n.input(0), n.optional(1), n.optional(2)
     if k is None or v is None:
-        width = q.tensor.dims[2]
+        width = q.tensor.dim(2)
         if not isinstance(width, int) or width % (heads + 2 * groups):
             n.fail("packed queries, keys and values do not split", given=q.type)
         each = width // (heads + 2 * groups)
@@ -90,6 +92,8 @@ def group_query_attention(n: Node) -> tuple[Value | None, ...]:
         n.unsupported("windowed or quantised key and value caches")
     if n.wants(3):
         n.unsupported("the output of scores")
+    # Each decides something only together with others.
+    n.permit("rotary_interleaved", "qk_norm_epsilon", "smooth_softmax")
     heads = n.attr_int("num_heads")
     q, k, v = _grouped_heads(n, heads, n.attr_int("kv_num_heads"))
     q_weight, k_weight = n.optional(14), n.optional(15)
@@ -103,7 +107,7 @@ def group_query_attention(n: Node) -> tuple[Value | None, ...]:
     lengths = ew.Where()(prompt, size, ew.Add()(cast(n.input(5), i64), constant(1)))
     starts = ew.Sub()(lengths, size)
     past_k, past_v = n.optional(3), n.optional(4)
-    first = past_k is None or past_v is None or past_k.tensor.dims[2] == 0
+    first = past_k is None or past_v is None or past_k.tensor.dim(2) == 0
     if n.attr_flag("do_rotary"):
         q, k = _turned(n, q, k, starts, prompt)
     if past_k is not None and past_v is not None and not first:
@@ -151,7 +155,7 @@ def _projected(n: Node, heads: int) -> Heads:
     q, k, v, bias = n.input(0), n.optional(1), n.optional(2), n.optional(3)
     if q.tensor.rank == 5:
         return Heads(*(sh.Transpose((0, 2, 1, 3))(index(q, 3, i)) for i in range(3)))
-    hidden = q.tensor.dims[2]
+    hidden = q.tensor.dim(2)
     biases: list[Value | None] = [None, None, None]
     if bias is not None:
         if not isinstance(hidden, int):
@@ -194,7 +198,7 @@ def _padding(n: Node, given: Value | None, q: Value, k: Value) -> Padding:
 
 
 def _ranges(n: Node, given: Value, q: Value, k: Value) -> Padding:
-    count, batch = given.tensor.dims[0], q.tensor.dims[0]
+    count, batch = given.tensor.dim(0), q.tensor.dim(0)
     if count == batch or not (isinstance(count, int) and isinstance(batch, int)):
         return Padding(lengths=given)
     if count != 2 * batch:
@@ -225,6 +229,7 @@ def multi_head_attention(n: Node) -> tuple[Value | None, ...]:
         n.unsupported("shared or indirect key and value caches")
     if n.wants(3):
         n.unsupported("the output of scores")
+    n.permit(*FILL)
     q, k, v = _projected(n, n.attr_int("num_heads"))
     past_k, past_v = n.optional(6), n.optional(7)
     if past_k is not None and past_v is not None:
@@ -238,10 +243,11 @@ def packed_attention(n: Node) -> tuple[Value | None, ...]:
     """Projects to queries, keys and values with one matrix, then attends."""
     if n.attr_flag("do_rotary") or n.attr_flag("past_present_share_buffer"):
         n.unsupported("rotary embedding or shared caches inside Attention")
+    n.permit("rotary_embedding_dim", *FILL)
     x = Dot()(n.input(0), n.input(1))
     bias = n.optional(2)
     x = x if bias is None else ew.Add()(x, bias)
-    width = x.tensor.dims[2]
+    width = x.tensor.dim(2)
     sizes = n.attr_ints("qkv_hidden_sizes", None)
     if sizes is None:
         if not isinstance(width, int) or width % 3:
@@ -265,11 +271,13 @@ def rotary_embedding(n: Node) -> Value:
     x, positions = n.input(0), n.input(1)
     if n.attr_flag("is_packed_batching"):
         n.unsupported("packed batches")
+    # The tables have as many columns as that says.
+    n.permit("rotary_embedding_dim", "num_heads")
     flat = x.tensor.rank == 3
-    half = n.tensor(2).dims[1]
+    half = n.tensor(2).dim(1)
     if flat:
         heads = n.attr_int("num_heads", 0)
-        width = x.tensor.dims[2]
+        width = x.tensor.dim(2)
         if not heads and isinstance(half, int) and isinstance(width, int) and half:
             heads = width // (2 * half)
         x = split_heads(n, x, heads)

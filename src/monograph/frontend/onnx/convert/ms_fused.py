@@ -167,6 +167,8 @@ def embed_layer_norm(n: Node) -> tuple[Value | None, ...]:
     """The sum of word, position and segment embeddings, normalised, and the words counted."""
     words, segments, mask, positions = n.input(0), n.optional(1), n.optional(7), n.optional(8)
     places = sh.Unsqueeze((0,))(iota(size_of(words, 1))) if positions is None else positions
+    if n.attr_int("mask_index_type", 0 if mask is None else 1) > 1:
+        n.unsupported("a mask index of this kind")
     total = ew.Add()(Gather(0)(n.input(2), words), Gather(0)(n.input(3), places))
     if segments is not None:
         total = ew.Add()(total, Gather(0)(n.input(4), segments))

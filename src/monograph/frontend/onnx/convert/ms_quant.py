@@ -73,6 +73,7 @@ def matmul_nbits(n: Node) -> Value:
     x, scale, bias = n.input(0), n.input(2), n.optional(5)
     rows, size, block = n.attr_int("N"), n.attr_int("K"), n.attr_int("block_size")
     bits = _bits(n, 4)
+    n.permit("accuracy_level")  # it allows less accuracy and asks for none
     if n.attr_flag("weight_prepacked"):
         n.unsupported("weights packed for a device")
     if rows <= 0 or size <= 0 or block < 16 or block & (block - 1):
@@ -121,6 +122,7 @@ def gather_block_quantized(n: Node) -> Value:
     """Gathers first, then dequantises what was gathered."""
     data, indices, scale, zero = n.input(0), n.input(1), n.input(2), n.optional(3)
     block = n.attr_int("block_size", 128)
+    n.permit("bits")  # those of data that is not packed are in its type
     if data.dtype == u8:
         bits = _bits(n, 4)
         values = unpack_bits(_constant_bytes(n, 0, "packed data"), bits)
@@ -176,7 +178,7 @@ def dynamic_quantize_lstm(n: Node) -> tuple[Value | None, ...]:
 
 def _lstm_weights(n: Node, w: Value, scale: Value, zero: Value | None) -> Value:
     """Quantised weights [directions, size, 4 hidden] as real ones [directions, 4 hidden, size]."""
-    size = w.tensor.dims[1]
+    size = w.tensor.dim(1)
     if not isinstance(size, int):
         n.unsupported("weights whose size is not known")
 

@@ -74,7 +74,7 @@ def attention(n: Node) -> tuple[Value | None, ...]:
     past_k, past_v, lengths = n.optional(4), n.optional(5), n.optional(6)
     if (past_k is None) != (past_v is None):
         n.fail("a past of keys or of values is missing")
-    aligned = lengths is not None or q.tensor.dims[2] == k.tensor.dims[2]
+    aligned = lengths is not None or q.tensor.dim(2) == k.tensor.dim(2)
     offset = constant(0)
     if past_k is not None and past_v is not None:
         k, v = sh.Concat(2)(past_k, k), sh.Concat(2)(past_v, v)
@@ -108,7 +108,7 @@ def attention(n: Node) -> tuple[Value | None, ...]:
 def _scores(n: Node, q: Value, k: Value, mask: Value | None, op: Attention) -> Value:
     """The scores, at the step that `qk_matmul_output_mode` asks for."""
     mode = n.attr_int("qk_matmul_output_mode", 0)
-    size = q.tensor.dims[3]
+    size = q.tensor.dim(3)
     if not 0 <= mode <= 3:
         n.fail("qk_matmul_output_mode is 0, 1, 2 or 3", given=mode)
     if not isinstance(size, int):

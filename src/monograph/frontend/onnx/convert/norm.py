@@ -153,7 +153,7 @@ def group_normalization(n: Node) -> Value:
     Scale and bias belong to the channels; before opset 21 to the groups.
     """
     x, rank, groups = n.input(0), n.rank(0), n.attr_int("num_groups")
-    channels = x.tensor.dims[1] if rank > 1 else 0
+    channels = x.tensor.dim(1) if rank > 1 else 0
     if groups < 1 or (isinstance(channels, int) and (not channels or channels % groups)):
         n.fail("groups divide the channels", expected=channels, given=groups)
     _, wide = _stash(n, x)
@@ -203,10 +203,10 @@ def local_response_normalization(n: Node) -> Value:
     x, rank, size = n.input(0), n.rank(0), n.attr_int("size")
     if size < 1 or rank < 2:
         n.fail("a positive size and a tensor with channels are needed", given=(size, x.type))
-    if size > MAX_WINDOW and not isinstance(x.tensor.dims[1], int):
+    if size > MAX_WINDOW and not isinstance(x.tensor.dim(1), int):
         n.unsupported("a window this wide needs a known number of channels")
     wide = widened(x)
-    channels = x.tensor.dims[1]
+    channels = x.tensor.dim(1)
     # No window is wider than the channels; the divisor stays the size that was asked for.
     reach = channels - 1 if isinstance(channels, int) and channels else MAX_WINDOW
     before, after = min((size - 1) // 2, reach), min(size // 2, reach)

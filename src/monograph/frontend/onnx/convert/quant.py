@@ -163,7 +163,7 @@ def requantized(n: Node, y: Value, scale: Value, zero: Value) -> Value:
         return Quantize(zero.dtype)(y, scale, zero)
     if scale.tensor.rank == 1:
         return Quantize(zero.dtype, axis=-2)(y, scale, zero)
-    columns = y.tensor.dims[-1]
+    columns = y.tensor.dim(-1)
     if not isinstance(columns, int):
         n.unsupported("a scale for each row needs a known number of columns")
     return Quantize(zero.dtype, axis=-1, block=columns)(y, scale, zero)

@@ -77,7 +77,7 @@ class _Cells:
         self.lengths = () if lengths is None else (lengths,)
 
     def _hidden_size(self) -> int:
-        size = self.n.tensor(2).dims[-1]
+        size = self.n.tensor(2).dim(-1)
         if not isinstance(size, int):
             size = self.n.attr_int("hidden_size")
         return size

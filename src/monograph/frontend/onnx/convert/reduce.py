@@ -42,7 +42,7 @@ def _axes(n: Node) -> Axes:
         return if_empty
     if late.tensor.rank != 1:
         n.fail("axes are a vector", given=late.type)
-    length = late.tensor.dims[0]
+    length = late.tensor.dim(0)
     if isinstance(length, int):
         return late if length else if_empty
     return late if not if_empty else _all_if_empty(late, everything)

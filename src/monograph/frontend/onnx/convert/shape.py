@@ -167,7 +167,7 @@ def col2im(n: Node) -> Value:
     image, block = numbers(n, "", 1), numbers(n, "", 2)
     if image is None or block is None:
         n.fail("Col2Im has an image and a block shape")
-    length = as_vector(block).tensor.dims[0]
+    length = as_vector(block).tensor.dim(0)
     if not isinstance(length, int):
         raise UnknownRankError("the rank of the image is not known", given=n.tensor(2))
     ones, zeros = (1,) * length, (0,) * (2 * length)

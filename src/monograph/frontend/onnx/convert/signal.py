@@ -58,7 +58,7 @@ def stft(n: Node) -> Value:
     if window is not None:
         frames = ew.Mul()(frames, sh.Unsqueeze((1,))(window))
     # A complex signal has no redundant side to leave out.
-    real = signal.tensor.dims[2] != 2
+    real = signal.tensor.dim(2) != 2
     return Dft(axis=2, onesided=n.attr_flag("onesided", True) and real)(frames)
 
 

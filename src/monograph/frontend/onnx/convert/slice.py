@@ -47,7 +47,7 @@ def count_of(n: Node, given: Numbers) -> int:
         return len(given)
     if given.tensor.rank != 1:
         n.fail("a vector is needed", given=given.type)
-    count = given.tensor.dims[0]
+    count = given.tensor.dim(0)
     if not isinstance(count, int):
         raise UnknownRankError("how many numbers a vector holds is not known", given=given.type)
     return count
@@ -106,7 +106,7 @@ def split(n: Node) -> list[Value]:
         return _equal_parts(n, x, axis, count)
     if count_of(n, sizes) != count:
         n.fail("one size for each output", expected=count, given=sizes)
-    whole = n.tensor(0).dims[axis]
+    whole = n.tensor(0).dim(axis)
     if isinstance(sizes, tuple) and isinstance(whole, int) and whole != sum(sizes):
         n.fail("the sizes of a split add up", expected=whole, given=sizes)
     parts: list[Value] = []

@@ -1,0 +1,88 @@
+"""Kernels that move elements by index: gathers, padding, tiles, counting, blocks."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from monograph.errors import ExecutionError
+from monograph.ir import Value, constant
+from monograph.ops.elementwise import Add, Exp
+from monograph.ops.index import Gather, GatherElements, GatherNd
+from monograph.ops.shape import Transpose
+from monograph.runtime.executable import compile_graph
+from tests.cpu.moving import FEATURES, THREADS, check, check_samples, host
+from tests.rules.checks import graph_of, value
+
+OPS = (Gather, GatherElements, GatherNd)
+
+
+@pytest.mark.parametrize("features", FEATURES, ids=lambda f: f.name)
+@pytest.mark.parametrize("threads", THREADS)
+def test_samples(features, threads: int) -> None:
+    for op in OPS:
+        check_samples(op, features, threads)
+
+
+def indices(text: str, size: int) -> tuple[Value, np.ndarray]:
+    made = value(text, "i")
+    rng = np.random.default_rng(len(text))
+    return made, rng.integers(-size, size, made.tensor.static).astype(made.dtype.numpy)
+
+
+@pytest.mark.parametrize("kind", ["f32", "f16", "bf16", "u8", "bool", "i64", "f64"])
+@pytest.mark.parametrize("axis", [0, 1, 2])
+def test_gather_of_odd_shapes(kind: str, axis: int) -> None:
+    size = (5, 7, 37)[axis]
+    i, data = indices("i64[3, 6]", size)
+    y = Gather(axis)(value(f"{kind}[5, 7, 37]"), i)
+    for threads in THREADS:
+        check(graph_of(y), {"i": data}, threads=threads)
+
+
+@pytest.mark.parametrize("features", FEATURES, ids=lambda f: f.name)
+def test_an_embedding_with_what_follows_is_one_kernel(features) -> None:
+    table = constant(np.random.default_rng(1).normal(size=(50, 24)).astype(np.float32))
+    i, data = indices("i32[2, 9]", 50)
+    y = Add()(Exp()(Gather(0)(table, i)), value("f32[9, 24]"))
+    executable = check(graph_of(y), {"i": data}, features=features, threads=2)
+    assert len(executable.program.steps) == 1
+
+
+def test_gathers_of_elements_and_coordinates() -> None:
+    x = value("f32[4, 5, 33]")
+    i, data = indices("i32[3, 5, 21]", 33)
+    check(graph_of(GatherElements(2)(x, i)), {"i": data})
+    i, data = indices("i64[3, 9, 33]", 5)
+    check(graph_of(GatherElements(1)(x, i)), {"i": data})
+    i, data = indices("i64[6, 2]", 4)
+    check(graph_of(GatherNd()(x, i)), {"i": data})
+    i, data = indices("i64[4, 3, 2]", 5)
+    check(graph_of(Exp()(GatherNd(1)(x, i))), {"i": data})
+    check(graph_of(GatherNd(1)(Transpose((0, 2, 1))(x), i)), {"i": data})
+
+
+@pytest.mark.parametrize("wrong", [5, -6, 2**40, -(2**62)])
+@pytest.mark.parametrize("place", [0, 7])
+def test_an_index_out_of_range_is_an_error_and_no_more(wrong: int, place: int) -> None:
+    x, i = value("f32[5, 3]"), value("i64[8]", "i")
+    for y in (Gather(0)(x, i), GatherElements(0)(value("f32[5]"), i)):
+        executable = compile_graph(graph_of(y), host(), 2)
+        data = np.arange(y.inputs[0].tensor.size, dtype=np.float32)
+        feeds = {"x": data.reshape(y.inputs[0].tensor.static), "i": np.zeros(8, np.int64)}
+        good = executable.run(feeds)[0]
+        bad = feeds["i"].copy()
+        bad[place] = wrong
+        with pytest.raises(ExecutionError, match="out of range") as caught:
+            executable.run(feeds | {"i": bad})
+        assert caught.value.given == wrong
+        assert caught.value.expected == "-5..4"
+        np.testing.assert_array_equal(executable.run(feeds)[0], good)
+
+
+def test_an_index_into_nothing_is_an_error() -> None:
+    executable = compile_graph(
+        graph_of(Gather(0)(value("f32[0, 3]"), value("i64[2]", "i"))), host(), 2
+    )
+    with pytest.raises(ExecutionError, match="out of range"):
+        executable.run({"x": np.empty((0, 3), np.float32), "i": np.zeros(2, np.int64)})

@@ -1,0 +1,52 @@
+"""Pools of every form on the CPU target, against the reference."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from monograph.ops.elementwise import Abs
+from monograph.ops.pool import ArgMaxPool, AveragePool, LpPool, MaxPool, Pool
+from tests.cpu.against import check
+from tests.rules.checks import graph_of, value
+from tests.samples import sample_graph
+
+POOLS = (MaxPool, AveragePool, LpPool, ArgMaxPool)
+LAST = "channels_last"
+
+
+@pytest.mark.parametrize("op", POOLS, ids=lambda op: op.name)
+def test_samples(op: type[Pool]) -> None:
+    for sample in op.samples:
+        graph, feeds = sample_graph(op, sample)
+        check(graph, feeds)
+
+
+@pytest.mark.parametrize("op", POOLS, ids=lambda op: op.name)
+@pytest.mark.parametrize("channels", [3, 16, 41, 128])
+def test_channels(op: type[Pool], channels: int) -> None:
+    """Blocks of vectors, and what is left over."""
+    pool = op((5, 3), (1, 2), (2, 1), (2, 0), (1, 2), layout=LAST)
+    check(graph_of(Abs()(pool(value(f"f32[2, 7, 9, {channels}]")))))
+
+
+@pytest.mark.parametrize("include_pad", [False, True])
+def test_average_beyond_the_padding(include_pad: bool) -> None:
+    window = {"pads_begin": (1, 0), "pads_end": (0, 1), "dilations": (2, 1), "ceil": True}
+    pool = AveragePool((2, 3), (2, 2), include_pad=include_pad, layout=LAST, **window)
+    check(graph_of(pool(value("f32[1, 8, 8, 20]"))))
+
+
+def test_three_spatial_axes() -> None:
+    for layout in ("channels_first", LAST):
+        pool = MaxPool((2, 2, 2), (2, 1, 2), (0, 1, 0), (0, 1, 1), (1, 1, 1), layout=layout)
+        check(graph_of(pool(value("f64[2, 4, 5, 6, 7]"))))
+
+
+@pytest.mark.parametrize("op", [MaxPool, ArgMaxPool], ids=lambda op: op.name)
+def test_nan_and_the_lowest_win_over_padding(op: type[Pool]) -> None:
+    x = np.full((1, 4, 4, 17), -np.inf, np.float32)
+    x[0, 1, 2, 3] = np.nan
+    x[0, 3, 3, :] = 1.0
+    pool = op((2, 2), (1, 1), (1, 1), (0, 0), (1, 1), layout=LAST)
+    check(graph_of(pool(value("f32[1, 4, 4, 17]"))), {"x": x})

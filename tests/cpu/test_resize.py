@@ -1,0 +1,37 @@
+"""Resizing on the CPU target, against the reference."""
+
+from __future__ import annotations
+
+import pytest
+
+from monograph.ops.elementwise import Abs
+from monograph.ops.resize import CUBIC, LINEAR, NEAREST, Resize
+from tests.cpu.against import check
+from tests.rules.checks import graph_of, value
+from tests.samples import sample_graph
+
+
+def test_samples() -> None:
+    for sample in Resize.samples:
+        graph, feeds = sample_graph(Resize, sample)
+        check(graph, feeds)
+
+
+@pytest.mark.parametrize("mode", [NEAREST, LINEAR, CUBIC])
+@pytest.mark.parametrize("channels", [3, 16, 41, 96])
+def test_channels_last(mode: str, channels: int) -> None:
+    for sizes in ((8, 10), (7, 3)):
+        op = Resize((1, 2), sizes, mode=mode)
+        check(graph_of(Abs()(op(value(f"f32[2, 4, 5, {channels}]")))))
+
+
+@pytest.mark.parametrize("coordinates", ["align_corners", "asymmetric", "pytorch_half_pixel"])
+@pytest.mark.parametrize("mode", [NEAREST, LINEAR, CUBIC])
+def test_channels_first(mode: str, coordinates: str) -> None:
+    op = Resize((2, 3), (9, 4), mode=mode, coordinates=coordinates)
+    check(graph_of(op(value("f16[2, 3, 4, 5]"))))
+
+
+def test_integers_are_cut_off() -> None:
+    for kind in ("i8", "u8", "i32"):
+        check(graph_of(Resize((0, 1), (7, 9), mode=CUBIC)(value(f"{kind}[5, 4]"))))
