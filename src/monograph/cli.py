@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 from typer.core import TyperGroup
@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     from monograph.report.execute import Request
 
 CHECK_FAILED, BAD_USAGE = 1, 2
-_UsageError = typer.BadParameter.__mro__[1]
+# What typer calls its base class of usage errors depends on its version.
+_UsageError = cast("type[Exception]", typer.BadParameter.__mro__[1])
 
 
 class _Group(TyperGroup):

@@ -8,13 +8,13 @@ import pytest
 from monograph.errors import ExecutionError
 from monograph.ir import Value, constant
 from monograph.ops.elementwise import Add, Exp
-from monograph.ops.index import Gather, GatherElements, GatherNd
+from monograph.ops.index import Gather, GatherElements, GatherNd, ScatterElements, ScatterNd
 from monograph.ops.shape import Transpose
 from monograph.runtime.executable import compile_graph
 from tests.cpu.moving import FEATURES, THREADS, check, check_samples, host
 from tests.rules.checks import graph_of, value
 
-OPS = (Gather, GatherElements, GatherNd)
+OPS = (Gather, GatherElements, GatherNd, ScatterElements, ScatterNd)
 
 
 @pytest.mark.parametrize("features", FEATURES, ids=lambda f: f.name)
@@ -86,3 +86,50 @@ def test_an_index_into_nothing_is_an_error() -> None:
     )
     with pytest.raises(ExecutionError, match="out of range"):
         executable.run({"x": np.empty((0, 3), np.float32), "i": np.zeros(2, np.int64)})
+
+
+REDUCTIONS = ["none", "add", "mul", "min", "max"]
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+@pytest.mark.parametrize("kind", ["f32", "f16", "i8", "i64", "bool"])
+def test_scatters_of_elements(reduction: str, kind: str) -> None:
+    x = value(f"{kind}[6, 9, 5]")
+    for axis in (0, 1, 2):
+        i, data = indices("i64[6, 8, 5]", (6, 9, 5)[axis])
+        y = ScatterElements(axis, reduction)(x, i, value(f"{kind}[6, 8, 5]", "u"))
+        for threads in THREADS:
+            # A few products and sums in f32, where the reference has f64.
+            check(
+                graph_of(y), {"i": data}, threads=threads, tolerance=1e-6 if kind == "f32" else 1e-3
+            )
+
+
+@pytest.mark.parametrize("features", FEATURES, ids=lambda f: f.name)
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+def test_scatters_of_slices(features, reduction: str) -> None:
+    x = value("f32[4, 3, 37]")
+    i, data = indices("i64[5, 2, 1]", 4)
+    y = ScatterNd(reduction)(x, i, value("f32[5, 2, 3, 37]", "u"))
+    for threads in THREADS:
+        check(graph_of(y), {"i": data}, features=features, threads=threads, tolerance=1e-6)
+    i, data = indices("i32[7, 3]", 3)
+    y = ScatterNd(reduction)(x, i, value("f32[7]", "u"))
+    check(graph_of(y, Exp()(y)), {"i": data}, features=features, tolerance=1e-6)
+
+
+def test_a_scatter_with_what_follows_is_one_kernel() -> None:
+    i, data = indices("i64[5, 1]", 4)
+    y = ScatterNd()(value("f32[4, 33]"), i, value("f32[5, 33]", "u"))
+    executable = check(graph_of(Add()(Exp()(y), value("f32[33]", "b"))), {"i": data})
+    assert len(executable.program.steps) == 1
+
+
+def test_a_scatter_out_of_range_writes_nothing_wild() -> None:
+    i = value("i64[3, 1]", "i")
+    y = ScatterNd()(value("f32[4, 5]"), i, value("f32[3, 5]", "u"))
+    executable = compile_graph(graph_of(y), host(), 2)
+    feeds = {"x": np.zeros((4, 5), np.float32), "u": np.ones((3, 5), np.float32)}
+    with pytest.raises(ExecutionError, match="out of range") as caught:
+        executable.run(feeds | {"i": np.array([[0], [9], [1]])})
+    assert caught.value.given == 9

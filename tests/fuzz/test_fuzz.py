@@ -12,6 +12,7 @@ import onnx
 import pytest
 
 import monograph
+from monograph.errors import ExecutionError, InferError, unforeseen
 from tests.fuzz import harness
 from tests.fuzz.harness import fuzz, make_mutant, try_mutant
 from tests.fuzz.mutate import mutate_bytes, mutate_structure
@@ -42,6 +43,33 @@ def test_any_other_error_is_a_finding(error, monkeypatch: pytest.MonkeyPatch):
     outcome, detail = try_mutant(seeds()[0], random.Random(0))
     assert outcome == "finding"
     assert type(error).__name__ in detail
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        InferError("the node cannot be converted", **unforeseen(KeyError("x"))),
+        ExecutionError("out of memory for the outputs"),
+    ],
+)
+def test_an_error_that_stands_for_a_fault_is_a_finding(error, monkeypatch: pytest.MonkeyPatch):
+    """What was converted only so that a user sees one kind of error is a fault all the same."""
+
+    def fail(raw: bytes) -> None:
+        raise error
+
+    monkeypatch.setattr(monograph, "load", fail)
+    outcome, detail = try_mutant(seeds()[0], random.Random(0))
+    assert outcome == "finding"
+    assert error.message in detail
+
+
+def test_a_judgement_is_no_finding(monkeypatch: pytest.MonkeyPatch):
+    def fail(raw: bytes) -> None:
+        raise InferError("ranks differ")
+
+    monkeypatch.setattr(monograph, "load", fail)
+    assert try_mutant(seeds()[0], random.Random(0)) == ("refused", "ranks differ")
 
 
 def test_a_hang_is_a_finding(monkeypatch: pytest.MonkeyPatch):

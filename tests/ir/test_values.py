@@ -111,7 +111,7 @@ def test_errors_show_the_op_and_both_values() -> None:
 
 
 def test_the_wrong_number_of_inputs_is_a_clear_error() -> None:
-    with pytest.raises(InferError, match="inputs do not fit the op"):
+    with pytest.raises(InferError, match="expected: 2\n  given: 1"):
         Add()(make())
 
 

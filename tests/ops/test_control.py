@@ -258,7 +258,7 @@ class TestScan:
             op(s, x)
         with pytest.raises(InferError, match="dimensions differ"):
             op(s, x, arg("y", "f32[4]"))
-        with pytest.raises(InferError, match="scalar cannot be scanned"):
+        with pytest.raises(InferError, match="a scalar has no axis"):
             op(s, x, s)
         open_ended = [s, arg("x", "f32[A]"), arg("y", "f32[B]")]
         with pytest.raises(ExecutionError, match="differ in length"):

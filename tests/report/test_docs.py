@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 from scripts import supported_ops
+
+from monograph.config import Config
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("**/*.md")])
@@ -21,6 +26,32 @@ def test_links_lead_somewhere(page: Path):
     for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
         if "://" not in target:
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+@pytest.mark.parametrize("page", ["adding-an-op", "adding-a-rule", "adding-a-pass"])
+def test_the_snippets_of_a_tutorial_work(page: str):
+    """Together they are a module, and its tests pass; in a process of its own, where it registers."""
+    blocks = re.findall(
+        r"```python\n(.*?)```", (ROOT / "docs" / f"{page}.md").read_text(), re.DOTALL
+    )
+    code = "\n".join(blocks)
+    tests = re.findall(r"^def (test_\w+)", code, re.MULTILINE)
+    assert len(tests) >= 2
+    code += "".join(f"\n{name}()" for name in tests)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_every_option_is_documented():
+    text = (ROOT / "docs" / "python-api.md").read_text()
+    for option in fields(Config):
+        row = re.search(rf"^\| `{option.name}` \| (.*?) \| `(\w+)` \|", text, re.MULTILINE)
+        assert row is not None, option.name
+        assert row[2] == f"MONOGRAPH_{option.name.upper()}"
+        if option.name != "cache_dir":
+            assert row[1] == f"`{option.default!r}`"
 
 
 def test_the_make_targets_that_pages_name_exist():

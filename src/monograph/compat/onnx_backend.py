@@ -14,7 +14,6 @@ from onnx.backend.base import Backend as BackendBase
 from onnx.backend.base import BackendRep, namedtupledict
 
 from monograph.errors import FeedError, MonographError
-from monograph.frontend.onnx import missing_ops, read_model
 from monograph.session import Session, load
 
 
@@ -48,9 +47,10 @@ class Backend(BackendBase):
         if not cls.supports_device(device):
             return False
         try:
-            return not missing_ops(read_model(model))
+            cls.prepare(model, device, **kwargs)
         except MonographError:
             return False
+        return True
 
     @classmethod
     def prepare(cls, model: onnx.ModelProto, device: str = "CPU", **kwargs: Any) -> MonographRep:

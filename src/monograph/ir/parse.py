@@ -33,6 +33,8 @@ _TOKEN = re.compile(
 )
 _DTYPES = {t.name for t in ALL}
 MAX_NESTING = 64
+MAX_DIGITS = 1000
+"""Characters of a number: Python takes long ones for an attack."""
 
 
 def parse_graph(text: str, constants: Mapping[str, Literal] | None = None) -> Graph:
@@ -108,7 +110,14 @@ class _Reader:
         return self.advance()
 
     def string(self) -> str:
-        return str(json.loads(self.of_kind("string")))
+        return self.quoted(self.of_kind("string"))
+
+    def quoted(self, text: str) -> str:
+        """A string as JSON writes it."""
+        try:
+            return str(json.loads(text))
+        except ValueError:
+            self.fail("not a string", expected='"..." as in JSON', given=text[:80])
 
     def nested(self) -> None:
         self.depth += 1
@@ -164,14 +173,16 @@ class _Reader:
     def dimension(self) -> Dim:
         if self.kind == "number":
             number = self.advance()
-            return int(number) if number.isdigit() else self.fail("not a size", given=number)
+            if not number.isdigit() or len(number) > MAX_DIGITS:
+                self.fail("not a size", given=number[:80])
+            return int(number)
         return self.string() if self.kind == "string" else self.of_kind("word")
 
     # Attributes
 
     def attribute(self) -> Any:
         if self.kind == "number":
-            return _number(self.advance())
+            return self.number()
         if self.kind == "string":
             return self.string()
         if self.accept("("):
@@ -186,6 +197,12 @@ class _Reader:
             return self.type()
         kind = self.dtype(word)
         return self.literal(kind) if self.token == "[" else kind
+
+    def number(self) -> int | float:
+        text = self.advance()
+        if len(text) > MAX_DIGITS:
+            self.fail("a number is too long", given=text[:80])
+        return _number(text)
 
     def items(self) -> tuple[Any, ...]:
         items: list[Any] = []
@@ -255,7 +272,7 @@ class _Reader:
         while not self.accept(")"):
             token = self.of_kind("value")
             self.expect(":")
-            label = json.loads(token[1:]) if token[1] == '"' else token[1:]
+            label = self.quoted(token[1:]) if token[1] == '"' else token[1:]
             env[token] = Input(label, self.type())()
             inputs.append(env[token])
             if self.token != ")":
@@ -291,14 +308,21 @@ class _Reader:
                 arguments.append(self.use(env))
                 if self.token != ")":
                     self.expect(",")
-        value = self.op(op_name)(*arguments)
+        value = self.applied(self.op(op_name), arguments)
         self.expect(":")
         given = self.type()
         if given != value.type:
             self.fail("the type is not the inferred one", expected=value.type, given=given)
         env[target] = value
         if self.kind == "origin":
-            origins[value] = str(json.loads(self.advance()[2:].strip()))
+            origins[value] = self.quoted(self.advance()[2:].strip())
+
+    def applied(self, op: Op, arguments: list[Value]) -> Value:
+        try:
+            return op(*arguments)
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as e:
+            # Text may give attributes that are not of their kind, which no rule of an op expects.
+            self.fail(f"{op.name} does not take these attributes: {e}", given=op)
 
     def op(self, name: str) -> Op:
         cls = Op.registry.get(name)

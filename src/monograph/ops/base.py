@@ -37,6 +37,8 @@ def same_dtype(*types: TensorType) -> DType:
 
 
 def normalise_axis(axis: int, rank: int) -> int:
+    if rank == 0:
+        raise InferError("a scalar has no axis", given=axis)
     if not -rank <= axis < rank:
         raise InferError("axis out of range", expected=f"{-rank}..{rank - 1}", given=axis)
     return axis + rank if axis < 0 else axis

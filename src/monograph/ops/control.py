@@ -364,8 +364,6 @@ def slice_type(scanned: Type, axis: int) -> TensorType:
     if t.shape is None:
         return t
     axis = normalise_axis(axis, t.rank)
-    if t.rank == 0:
-        raise InferError("a scalar cannot be scanned", given=t)
     return t.with_shape(d for i, d in enumerate(t.shape) if i != axis)
 
 

@@ -156,11 +156,14 @@ class ConvTranspose(Op):
         used = x.size + count * groups * per_group * math.prod(max(0, k) for k in kept)
         wi.check_padding((count, groups * per_group, *full), used)
         y = np.zeros((count, groups * per_group, *full))
-        flat = x.astype(np.float64).reshape(count, groups, x.shape[1] // groups, -1)
-        kernel = w.astype(np.float64).reshape(groups, -1, *w.shape[1:])
+        # Sizes in full: where one of them is 0, numpy cannot tell what is left for another.
+        per_input = x.shape[1] // groups
+        places = math.prod(x.shape[2:])
+        flat = x.astype(np.float64).reshape(count, groups, per_input, places)
+        kernel = w.astype(np.float64).reshape(groups, per_input, *w.shape[1:])
         for place in np.ndindex(*w.shape[2:] if y.size and x.size else (0,)):
             weights = kernel[(..., *place)].transpose(0, 2, 1)
-            part = np.matmul(weights, flat).reshape(count, -1, *x.shape[2:])
+            part = np.matmul(weights, flat).reshape(count, groups * per_group, *x.shape[2:])
             y[(slice(None), slice(None), *op._places(place, x.shape[2:]))] += part
         crop = (
             slice(b, max(b, size - e))

@@ -246,9 +246,21 @@ class ConcatFromSequence(Op):
     def reference(self, sequence: list[Array]) -> Array:
         if not sequence:
             raise ExecutionError("an empty sequence has nothing to concatenate")
+        axis = normalise_axis(self.axis, sequence[0].ndim + self.new)
+        shapes = {(x.ndim, x.shape if self.new else _without(x.shape, axis)) for x in sequence}
+        if len(shapes) > 1:
+            raise ExecutionError(
+                "the elements of a sequence do not fit together",
+                expected="equal shapes" if self.new else f"equal shapes but for axis {axis}",
+                given=[[*x.shape] for x in sequence],
+            )
         check_allocation((sum(x.size for x in sequence),), sequence[0].dtype)
         join = np.stack if self.new else np.concatenate
-        return join(sequence, axis=self.axis)
+        return join(sequence, axis=axis)
+
+
+def _without(shape: tuple[int, ...], axis: int) -> tuple[int, ...]:
+    return (*shape[:axis], *shape[axis + 1 :])
 
 
 @dataclass(frozen=True)

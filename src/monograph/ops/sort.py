@@ -39,7 +39,7 @@ class TopK(Op):
     def infer(self, x: TensorType) -> TupleType:
         check_kinds(x.dtype, NUMERIC)
         axis = normalise_axis(self.axis, x.rank)
-        size = x.dims[axis] if x.rank else 0
+        size = x.dims[axis]
         if self.k < 0 or (isinstance(size, int) and self.k > size):
             raise InferError("so many elements cannot be taken", expected=x, given=self.k)
         values = x.with_shape((*x.dims[:axis], self.k, *x.dims[axis + 1 :]))

@@ -14,6 +14,7 @@ import numpy as np
 
 from monograph.errors import FeedError, did_you_mean
 from monograph.ir import Array, SequenceType
+from monograph.ir.memory import machine_memory
 from monograph.runtime.feeds import Port
 from monograph.runtime.inputs import as_dtype
 
@@ -43,7 +44,18 @@ def read_archive(path: Path) -> dict[str, Array]:
         if isinstance(archive, np.ndarray):
             raise FeedError("a single array was given where an .npz is needed", given=str(path))
         with archive:
+            _check_size(path, sum(member.file_size for member in archive.zip.infolist()))
             return {name: archive[name] for name in archive.files}
+
+
+def _check_size(path: Path, nbytes: int) -> None:
+    """Refuses an archive that is small on the disk and not in memory."""
+    if nbytes > (limit := machine_memory() // 2):
+        raise FeedError(
+            "the file holds more than this machine can",
+            expected=f"at most {limit:,} bytes",
+            given=f"{path}: {nbytes:,} bytes",
+        )
 
 
 @contextmanager
@@ -53,6 +65,10 @@ def _refusing(path: Path, what: str) -> Iterator[None]:
         yield
     except OSError as e:
         raise FeedError(f"the file cannot be read: {e.strerror or e}", given=str(path)) from e
+    except MemoryError as e:
+        raise FeedError(
+            "the file states an array that this machine cannot hold", given=str(path)
+        ) from e
     except (ValueError, EOFError, KeyError, zipfile.BadZipFile, zlib.error) as e:
         with path.open("rb") as file:
             start = file.read(len(MAGIC))
@@ -102,6 +118,16 @@ def _take(arrays: Mapping[str, Array], prefix: str, port: Port) -> Any:
         if key in arrays:
             return as_dtype(arrays[key], port.type)
         if isinstance(port.type, SequenceType) and f"{key}[0]" in arrays:
-            count = sum(name.startswith(f"{key}[") for name in arrays)
-            return [arrays[f"{key}[{i}]"] for i in range(count)]
+            return _elements(arrays, key)
     return None
+
+
+def _elements(arrays: Mapping[str, Array], key: str) -> list[Array]:
+    """The elements of a sequence, of which none may be missing."""
+    given = [name for name in arrays if name.startswith(f"{key}[")]
+    expected = [f"{key}[{i}]" for i in range(len(given))]
+    if sorted(given) != sorted(expected):
+        raise FeedError(
+            "the elements of a sequence are not numbered on", expected=expected, given=given
+        )
+    return [arrays[name] for name in expected]

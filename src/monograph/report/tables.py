@@ -16,7 +16,7 @@ from rich.table import Table
 
 from monograph.report.execute import RunResult, VerifyResult
 from monograph.report.inspect import Described, Inspection
-from monograph.runtime.compare import Difference, flatten
+from monograph.runtime.compare import Difference, Place, flatten
 
 SHOWN_OPS = 40
 UNLIMITED = 10_000
@@ -100,6 +100,8 @@ def show_verification(out: Console, result: VerifyResult) -> None:
     rows = table(title, *columns, right=(2, 3, 4))
     for d in result.differences:
         verdict = "[green]ok[/green]" if d.ok else f"[red]{escape(d.problem or '')}[/red]"
+        if d.warning is not None:
+            verdict = f"[yellow]{escape(d.warning)}[/yellow]"
         errors = (_number(d.max_abs), _number(d.max_rel), _allowed(d))
         rows.add_row(escape(d.name), verdict, *errors, escape(worst_text(d)))
     out.print(rows)
@@ -194,6 +196,7 @@ def difference_json(d: Difference) -> dict[str, Any]:
         "name": d.name,
         "ok": d.ok,
         "problem": d.problem,
+        "warning": d.warning,
         "max_abs": d.max_abs,
         "max_rel": d.max_rel,
         "rtol": d.tolerance.rtol,
@@ -264,10 +267,10 @@ def _histogram(title: str, counts: dict[str, int]) -> Table:
     return rows
 
 
-def _summary(item: tuple[str, Any]) -> dict[str, Any]:
+def _summary(item: tuple[Place, Any]) -> dict[str, Any]:
     """Name, dtype, shape and the statistics of an output's finite elements."""
-    name, value = item
-    row: dict[str, Any] = {"name": name, "dtype": "none", "shape": None}
+    place, value = item
+    row: dict[str, Any] = {"name": str(place), "dtype": "none", "shape": None}
     row |= {"min": None, "mean": None, "max": None, "non_finite": 0}
     if value is None:
         return row

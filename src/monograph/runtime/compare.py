@@ -4,19 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from monograph.ir import Array
 from monograph.runtime.tolerance import EXACT, Tolerance
 
+ALL_NAN = "every element is NaN on both sides: nothing was compared"
+
+
+class Place(NamedTuple):
+    """A tensor among outputs: which one, and where in it if it is a sequence or a map."""
+
+    output: str
+    path: tuple[Any, ...] = ()
+
+    def __str__(self) -> str:
+        return self.output + "".join(f"[{key}]" for key in self.path)
+
 
 @dataclass(frozen=True)
 class Difference:
-    """One output on two sides. `problem` is None when they agree."""
+    """One tensor on two sides. `problem` is None when they agree."""
 
-    name: str
+    place: Place
     problem: str | None
     tolerance: Tolerance
     max_abs: float = 0.0
@@ -28,24 +40,32 @@ class Difference:
     """Where that element is; None where the elements could not be compared, or are all equal."""
     given: Any = None
     expected: Any = None
+    warning: str | None = None
+    """Why an agreement may say little."""
 
     @property
     def ok(self) -> bool:
         return self.problem is None
 
+    @property
+    def name(self) -> str:
+        return str(self.place)
 
-def flatten(named: Mapping[str, Any]) -> dict[str, Any]:
-    """Outputs as tensors by name; elements of sequences and maps become NAME[0], NAME[key], ..."""
-    result: dict[str, Any] = {}
-    stack = list(reversed([*named.items()]))
+
+def flatten(named: Mapping[str, Any]) -> dict[Place, Any]:
+    """Outputs as tensors; those in sequences and maps by index and key."""
+    result: dict[Place, Any] = {}
+    stack = [(Place(name), value) for name, value in reversed([*named.items()])]
     while stack:
-        name, value = stack.pop()
+        place, value = stack.pop()
         if isinstance(value, (list, tuple)):
-            stack.extend((f"{name}[{i}]", value[i]) for i in reversed(range(len(value))))
+            items = list(enumerate(value))
         elif isinstance(value, Mapping):
-            stack.extend((f"{name}[{k}]", value[k]) for k in reversed(list(value)))
+            items = list(value.items())
         else:
-            result[name] = value
+            result[place] = value
+            continue
+        stack.extend((Place(place.output, (*place.path, k)), v) for k, v in reversed(items))
     return result
 
 
@@ -61,14 +81,16 @@ def compare_outputs(
     """
     left, right = flatten(given), flatten(expected)
     result = []
-    for name in [*right, *(n for n in left if n not in right)]:
-        tolerance = tolerances.get(name.split("[")[0], tolerances.get(name, EXACT))
-        if name not in left or name not in right:
-            where = "expected side" if name not in left else "given side"
-            result.append(Difference(name, f"only on the {where}", tolerance))
+    for place in [*right, *(p for p in left if p not in right)]:
+        tolerance = tolerances.get(place.output, EXACT)
+        if place not in left or place not in right:
+            where = "expected side" if place not in left else "given side"
+            result.append(Difference(place, f"only on the {where}", tolerance))
         else:
-            ours = match_rows(left[name], right[name]) if name in any_order else left[name]
-            result.append(compare(name, ours, right[name], tolerance))
+            ours, theirs = left[place], right[place]
+            if place.output in any_order:
+                ours = match_rows(ours, theirs)
+            result.append(compare(place, ours, theirs, tolerance))
     return result
 
 
@@ -95,42 +117,43 @@ def match_rows(given: Any, expected: Any) -> Any:
     return result.reshape(a.shape)
 
 
-def compare(name: str, given: Any, expected: Any, tolerance: Tolerance) -> Difference:
-    """One output on two sides."""
+def compare(place: Place | str, given: Any, expected: Any, tolerance: Tolerance) -> Difference:
+    """One tensor on two sides."""
+    place = Place(place) if isinstance(place, str) else place
     if given is None or expected is None:
         same = given is None and expected is None
-        return Difference(name, None if same else "absent on one side", tolerance)
+        return Difference(place, None if same else "absent on one side", tolerance)
     a, b = np.asarray(given), np.asarray(expected)
     if _kind(a) != _kind(b):
-        return Difference(name, f"dtype: expected {_kind(b)}, given {_kind(a)}", tolerance)
+        return Difference(place, f"dtype: expected {_kind(b)}, given {_kind(a)}", tolerance)
     if a.shape != b.shape:
         text = f"shape: expected {[*b.shape]}, given {[*a.shape]}"
-        return Difference(name, text, tolerance)
+        return Difference(place, text, tolerance)
     if a.dtype.kind in "OUST":
-        return _compare_exactly(name, a.astype(str), b.astype(str), tolerance)
-    return _compare_numbers(name, a, b, tolerance)
+        return _compare_exactly(place, a.astype(str), b.astype(str), tolerance)
+    return _compare_numbers(place, a, b, tolerance)
 
 
 def _kind(x: Array) -> str:
     return "str" if x.dtype.kind in "OUST" else str(x.dtype)
 
 
-def _compare_exactly(name: str, a: Array, b: Array, tolerance: Tolerance) -> Difference:
+def _compare_exactly(place: Place, a: Array, b: Array, tolerance: Tolerance) -> Difference:
     wrong = np.argwhere(a != b)
     if len(wrong) == 0:
-        return Difference(name, None, tolerance)
+        return Difference(place, None, tolerance)
     at = tuple(map(int, wrong[0]))
     return Difference(
-        name, f"{len(wrong)} of {a.size} differ", tolerance, worst=at, given=a[at], expected=b[at]
+        place, f"{len(wrong)} of {a.size} differ", tolerance, worst=at, given=a[at], expected=b[at]
     )
 
 
-def _compare_numbers(name: str, a: Array, b: Array, tolerance: Tolerance) -> Difference:
+def _compare_numbers(place: Place, a: Array, b: Array, tolerance: Tolerance) -> Difference:
     wide = np.complex128 if a.dtype.kind == "c" else np.float64
     exact = a.dtype.kind in "iub" and a.dtype.itemsize == 8
     if exact:
         # Differences of 64-bit integers do not fit a float: equality decides, not a subtraction.
-        return _compare_exactly(name, a, b, tolerance)
+        return _compare_exactly(place, a, b, tolerance)
     x, y = a.astype(wide), b.astype(wide)
     with np.errstate(all="ignore"):
         error = np.abs(x - y)
@@ -144,7 +167,8 @@ def _compare_numbers(name: str, a: Array, b: Array, tolerance: Tolerance) -> Dif
     # A NaN or infinity on one side only has no finite error; it fails under every tolerance.
     share = np.where(np.isnan(share) | ~np.isfinite(error), np.inf, share)
     if share.size == 0 or share.max() == 0:
-        return Difference(name, None, tolerance)
+        empty = x.size > 0 and bool(np.isnan(x).all())
+        return Difference(place, None, tolerance, warning=ALL_NAN if empty else None)
     at = tuple(map(int, np.unravel_index(int(np.argmax(share)), share.shape)))
     max_abs = float(np.max(np.where(np.isfinite(error), error, np.inf)))
     failing = int(np.count_nonzero(share > 1))
@@ -152,7 +176,7 @@ def _compare_numbers(name: str, a: Array, b: Array, tolerance: Tolerance) -> Dif
     if failing and not np.array_equal(np.isnan(x), np.isnan(y)):
         problem = f"NaN in different places; {problem}"
     return Difference(
-        name,
+        place,
         problem,
         tolerance,
         max_abs=max_abs,

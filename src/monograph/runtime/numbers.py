@@ -18,7 +18,7 @@ import numpy as np
 
 from monograph.errors import ExecutionError, FeedError, MonographError
 from monograph.ir import Array, Graph, TensorType, Value, evaluate
-from monograph.runtime.compare import Difference, compare_outputs, flatten
+from monograph.runtime.compare import Difference, Place, compare_outputs, flatten
 from monograph.runtime.feeds import Port
 from monograph.runtime.inputs import make_inputs
 from monograph.runtime.tolerance import EXACT, MARGIN, Tolerance, contraction, derive, own_variance
@@ -94,11 +94,11 @@ def first_difference(
     spreads = [_Spread(before, feeds, expected), _Spread(after, feeds, given)]
     tensors, wanted = flatten(given), flatten(expected)
     for difference in beyond:
-        name = difference.name
-        if name not in tensors or name not in wanted:
+        place = difference.place
+        if place not in tensors or place not in wanted:
             return difference
-        a, b = np.asarray(tensors[name]), np.asarray(wanted[name])
-        moved = [s.moved(name) for s in spreads]
+        a, b = np.asarray(tensors[place]), np.asarray(wanted[place])
+        moved = [s.moved(place) for s in spreads]
         if not _explained(a, b, difference.tolerance, moved):
             return difference
     return None
@@ -113,7 +113,7 @@ def _compare_bits(given: Mapping[str, Any], expected: Mapping[str, Any]) -> list
     """Every output of two sides, zeros of different signs told apart."""
     found = compare_outputs(given, expected, {})
     left, right = flatten(given), flatten(expected)
-    return [d if not d.ok else _compare_signs(d, left[d.name], right[d.name]) for d in found]
+    return [d if not d.ok else _compare_signs(d, left[d.place], right[d.place]) for d in found]
 
 
 def _compare_signs(found: Difference, given: Any, expected: Any) -> Difference:
@@ -134,7 +134,7 @@ class _Spread:
 
     def __init__(self, graph: Graph, feeds: Mapping[str, Any], outputs: Mapping[str, Any]) -> None:
         self.outputs = flatten(outputs)
-        self.runs: list[dict[str, Any]] = []
+        self.runs: list[dict[Place, Any]] = []
         for seed in range(DISTURBED_RUNS):
             try:
                 self.runs.append(flatten(_run_disturbed(graph, feeds, seed)))
@@ -142,10 +142,10 @@ class _Spread:
                 # A disturbed size or index is out of range: so it may be in a right answer.
                 self.runs.append({})
 
-    def moved(self, name: str) -> Array | None:
+    def moved(self, place: Place) -> Array | None:
         """The largest distance by element; None where even the shape is not the same."""
-        base = np.asarray(self.outputs[name])
-        others = [np.asarray(r[name]) for r in self.runs if name in r]
+        base = np.asarray(self.outputs[place])
+        others = [np.asarray(r[place]) for r in self.runs if place in r]
         if len(others) < len(self.runs) or any(o.shape != base.shape for o in others):
             return None
         if base.dtype.kind in "OUST":

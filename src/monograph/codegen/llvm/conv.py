@@ -14,6 +14,7 @@ import numpy as np
 
 from monograph.codegen.llvm.builder import Int, Reg, vector
 from monograph.codegen.llvm.epilogue import Epilogue
+from monograph.codegen.llvm.features import Features
 from monograph.codegen.llvm.kernel import Kernel, KernelContext, Packed, pointers, share
 from monograph.codegen.llvm.tiles import (
     FMAS_PER_CYCLE,
@@ -60,6 +61,44 @@ class Taps:
         return found
 
 
+def choose(value: Value, features: Features) -> tuple[Tile, float]:
+    """The register tile with the least estimated time for a row of the image, and that time."""
+    assert isinstance(value.op, Conv)
+    shape, weights = value.tensor.static, value.inputs[1].tensor.static
+    vectors = -(-shape[-1] // features.lanes(32))
+    taps = Taps(weights[-1], value.op.strides[-1], value.op.dilations[-1])
+    depth = math.prod(weights[1:-1])
+    best, least = Tile(1, 1), float("inf")
+    room = features.registers - 1
+    for v in range(1, min(MAX_VECTORS, vectors) + 1):
+        # With a stride, at most two taps of weights are live at once.
+        held = v * (taps.size if taps.stride == 1 else min(taps.size, 2))
+        for r in range(1, min(MAX_ROWS, shape[-2]) + 1):
+            if r * v + held + 1 > room:
+                break
+            cycles = _row_cycles(shape[-2], vectors, depth, taps, Tile(r, v))
+            if cycles < least:
+                best, least = Tile(r, v), cycles
+    return best, least
+
+
+def _row_cycles(pixels: int, vectors: int, depth: int, taps: Taps, tile: Tile) -> float:
+    total = 0.0
+    for columns in split(vectors, tile.vectors):
+        for run in split(pixels, tile.rows):
+            loads = len(taps.pixels(run.size)) + taps.size * columns.size
+            fmas = max(run.size * columns.size * taps.size, 8)
+            each = depth * max(loads / LOADS_PER_CYCLE, fmas / FMAS_PER_CYCLE)
+            each += run.size * columns.size * STORE_CYCLES + TILE_CYCLES
+            total += each * run.count * columns.count
+    return total
+
+
+def direct_cycles(value: Value, features: Features) -> float:
+    """The estimated time of a convolution by this kernel, in cycles of one core."""
+    return choose(value, features)[1] * math.prod(value.tensor.static[:-2])
+
+
 def conv(context: KernelContext) -> Kernel:
     """A kernel for a dense convolution in f32 and what follows it."""
     return _Conv(context).emit()
@@ -84,36 +123,9 @@ class _Conv:
         self.lanes = context.features.lanes(32)
         self.vectors = -(-self.shape[-1] // self.lanes)
         self.taps = Taps(self.kernel[-1], self.op.strides[-1], self.op.dilations[-1])
-        self.tile = self._choose()
+        self.tile, _ = choose(anchor, context.features)
         self.panels = split(self.vectors, self.tile.vectors)
         self.runs = split(self.shape[-2], self.tile.rows)
-
-    def _choose(self) -> Tile:
-        """The tile with the least estimated time."""
-        best, least = Tile(1, 1), float("inf")
-        room = self.context.features.registers - 1
-        for v in range(1, min(MAX_VECTORS, self.vectors) + 1):
-            # With a stride, at most two taps of weights are live at once.
-            held = v * (self.taps.size if self.taps.stride == 1 else min(self.taps.size, 2))
-            for r in range(1, min(MAX_ROWS, self.shape[-2]) + 1):
-                if r * v + held + 1 > room:
-                    break
-                cycles = self._cycles(Tile(r, v))
-                if cycles < least:
-                    best, least = Tile(r, v), cycles
-        return best
-
-    def _cycles(self, tile: Tile) -> float:
-        total = 0.0
-        depth = self.channels * math.prod(self.kernel[:-1])
-        for columns in split(self.vectors, tile.vectors):
-            for run in split(self.shape[-2], tile.rows):
-                loads = len(self.taps.pixels(run.size)) + self.taps.size * columns.size
-                fmas = max(run.size * columns.size * self.taps.size, 8)
-                each = depth * max(loads / LOADS_PER_CYCLE, fmas / FMAS_PER_CYCLE)
-                each += run.size * columns.size * STORE_CYCLES + TILE_CYCLES
-                total += each * run.count * columns.count
-        return total
 
     def emit(self) -> Kernel:
         region = self.context.step.region
@@ -242,7 +254,7 @@ class _Conv:
                                 place = u * width + (k * panel.size + v) * self.lanes * 4
                                 held[k, v] = b.load(kind, b.offset(wk, place), 4)
                             at = r * panel.size + v
-                            acc[at] = b.intrinsic("fma", factor, held[k, v], acc[at])
+                            acc[at] = b.intrinsic("fmuladd", factor, held[k, v], acc[at])
             return [
                 *acc,
                 b.offset(xk, unroll * self.x.strides[-1] * 4),

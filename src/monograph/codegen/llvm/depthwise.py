@@ -154,5 +154,5 @@ class _Depthwise:
             for r, k in self.taps.uses(pixel, run.size):
                 if k not in held:
                     held[k] = b.load(kind, b.offset(w, k * max(lanes, 1) * 4), 4)
-                sums[r] = b.intrinsic("fma", loaded, held[k], sums[r])
+                sums[r] = b.intrinsic("fmuladd", loaded, held[k], sums[r])
         return sums

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from monograph.codegen.llvm.builder import Builder
 from monograph.codegen.llvm.elements import Elements, Point
 from monograph.codegen.llvm.kernel import Argument, Kernel, KernelContext, pointers
 from monograph.codegen.llvm.loops import LoopNest, merge
@@ -42,22 +43,35 @@ def each_element(
     Pointers come in the order: inputs of the region, its outputs, `extra`.
     """
     region = context.step.region
-    assert region.anchor is not None
     for value in (*region.inputs, *region.outputs, *extra):
         context.argument(value)
     b = context.builder(len(context.arguments))
-    shape = region.anchor.tensor.static
-    if 0 in shape:
-        return context.finish(b)
-    storage = context.program.places.storage
-    elements = Elements(
+    emit_each(context, elements_of(context, b), build, vectors)
+    return context.finish(b)
+
+
+def elements_of(context: KernelContext, b: Builder) -> Elements:
+    """What emits the elements of a kernel whose arguments are settled."""
+    region = context.step.region
+    return Elements(
         b,
         LlvmScalars(b, context.features),
-        storage,
+        dict(context.program.places.storage),
         pointers(b, context.arguments),
         frozenset(region.inputs),
     )
-    elements.given[region.anchor] = Scalar(None, region.anchor.dtype)
+
+
+def emit_each(context: KernelContext, elements: Elements, build: Build, vectors: bool) -> None:
+    """The loops that make every element of the anchor, finish it and store it."""
+    region = context.step.region
+    anchor = region.anchor
+    assert anchor is not None
+    shape = anchor.tensor.static
+    if 0 in shape:
+        return
+    storage = elements.storage
+    elements.given[anchor] = Scalar(None, anchor.dtype)
     plain = counters(shape)
     order = elements.plan(region.outputs, plain)
     known = [r.element for r in order if not r.operands and r.element.value in storage]
@@ -68,15 +82,13 @@ def each_element(
     maker = build(elements, at)
 
     def body(point: Point) -> None:
-        assert region.anchor is not None
-        elements.given[region.anchor] = maker.element(point)
+        elements.given[anchor] = maker.element(point)
         made = elements.emit(order, point)
         for value in region.outputs:
             elements.store(value, at, made[Element(value, at)], point)
 
     lanes = _lanes(context) if vectors else 1
-    LoopNest(b, at, context.threads).run(body, lanes, 1, maker.enter)
-    return context.finish(b)
+    LoopNest(elements.b, at, context.threads).run(body, lanes, 1, maker.enter)
 
 
 def _lanes(context: KernelContext) -> int:

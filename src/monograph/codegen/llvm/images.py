@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from monograph.codegen.llvm import conv, depthwise, pool, resize, window_conv
+from monograph.codegen.llvm import conv, depthwise, pool, resize, window_conv, winograd
 from monograph.codegen.llvm.kernel import Kernel, KernelContext
 from monograph.ir import Constant, Input, Value
 from monograph.ops.conv import Conv
@@ -15,8 +15,18 @@ from monograph.program.place import Halo
 STRIDED = (Broadcast, Slice, Squeeze, Transpose, Unsqueeze)
 """Views that strides can always describe."""
 
+
+def _conv_3x3(context: KernelContext) -> Kernel:
+    """Winograd's convolution where it is estimated to be faster, else the direct one."""
+    value = context.step.region.anchor
+    assert value is not None
+    fast = winograd.pays(value, context.features, context.threads)
+    return winograd.winograd(context) if fast else conv.conv(context)
+
+
 TABLE: tuple[tuple[Callable[[Value], bool], Callable[[KernelContext], Kernel]], ...] = (
     (depthwise.serves, depthwise.depthwise),
+    (winograd.serves, _conv_3x3),
     (conv.serves, conv.conv),
     (window_conv.serves, window_conv.window_conv),
     (pool.serves, pool.pool),
@@ -40,7 +50,10 @@ def halo(user: Value, index: int) -> Halo | None:
     if index or not (conv.serves(user) or depthwise.serves(user)):
         return None
     assert isinstance(user.op, Conv)
-    pads = tuple(zip(user.op.pads_begin, user.op.pads_end, strict=True))
+    ends = user.op.pads_end
+    if winograd.serves(user):
+        ends = tuple(map(int.__add__, ends, winograd.halo_end(user)))
+    pads = tuple(zip(user.op.pads_begin, ends, strict=True))
     return ((0, 0), *pads, (0, 0)) if any(map(any, pads)) else None
 
 

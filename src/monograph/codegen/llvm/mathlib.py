@@ -178,6 +178,8 @@ def _wave(a: Arith, x: Reg, name: str, quarters: int) -> Reg:
     odd = a.compare("ne", a.op("and", quarter, 1), 0)
     sign = a.op("shl", a.op("and", quarter, 2), 30)
     usual = a.floats(a.op("xor", a.bits(a.select(odd, cosine, sine)), sign))
+    if not quarters:  # the polynomial makes 0 of -0
+        usual = a.select(a.compare("oeq", x, 0.0), x, usual)
     far = a.any(a.compare("ogt", a.abs(x), _TURN_END))
     return a.unless(far, usual, lambda: libm(a, name, x))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from monograph.codegen.llvm import gather, images, norm, reduce, scan, softmax, sort
+from monograph.codegen.llvm import attention, gather, images, norm, reduce, scan, scatter, softmax, sort
 from monograph.codegen.llvm.dot import dot
 from monograph.codegen.llvm.kernel import Kernel, KernelContext
 from monograph.codegen.llvm.pointwise import pointwise
@@ -27,6 +27,8 @@ def generator(region: Region) -> Generator | None:
         return pointwise
     if images.serves(region.anchor):
         return images.generator(region.anchor)
+    if attention.serves(region.anchor):
+        return attention.attention
     if isinstance(region.anchor.op, Dot):
         return dot if region.anchor.dtype == f32 else None
     return next((g for serves, g in (*_ROWS, *_MOVES) if serves(region.anchor)), None)
@@ -41,6 +43,7 @@ _ROWS: tuple[tuple[Callable[[Value], bool], Generator], ...] = (
 """Kernels that read all of their operands through views, and compute the first on the way."""
 _MOVES: tuple[tuple[Callable[[Value], bool], Generator], ...] = (
     (gather.serves, gather.gather),
+    (scatter.serves, scatter.scatter),
     (sort.serves, sort.top_k),
 )
 """Kernels that move elements to and from places that are data, and other work of their own."""
@@ -53,6 +56,8 @@ class CpuTarget:
     def readable(self, user: Value, index: int, operand: Value) -> bool:
         if any(serves(user) for serves, _ in _ROWS):
             return True
+        if attention.serves(user):
+            return attention.readable(operand)
         if images.serves(user):
             return images.readable(user, index, operand)
         return not is_view(operand)

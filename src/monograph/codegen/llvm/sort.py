@@ -143,18 +143,42 @@ class _TopK:
             limit = b.splat(carried[0], lanes)
             keys = [self._key(self._load(b.add(i, g * lanes), lanes)).reg for g in range(GROUP)]
             larger = [b.compare("ugt", key, limit) for key in keys]
-            found = larger[0]
-            for more in larger[1:]:
-                found = a.op("or", found, more)
-
-            def offer() -> Reg:
-                return b.loop(i, b.add(i, width), 1, self._offer, carried)[0]
-
-            return [a.unless(a.any(found), carried[0], offer)]
+            found = self._mask(larger, lanes)
+            some = a.compare("ne", found, 0)
+            return [a.unless(some, carried[0], lambda: self._visit(i, found, carried[0]))]
 
         groups = b.set("i64", f"sdiv i64 {b.sub(high, low)}, {width}")
         end = b.add(low, b.mul(groups, width))
         return end, b.loop(low, end, width, look, [top])[0]
+
+    def _mask(self, conditions: list[Reg], lanes: int) -> Reg:
+        """Vectors of conditions as the bits of one number, the first lane lowest."""
+        a = self.scalars.a
+        whole = Reg("0", "i64")
+        for g, condition in enumerate(conditions):
+            bits = self.b.set(f"i{lanes}", f"bitcast {condition.type} {condition} to i{lanes}")
+            whole = a.op("or", a.op("shl", a.convert("zext", bits, "i64"), g * lanes), whole)
+        return whole
+
+    def _visit(self, start: Int, mask: Reg, top: Reg) -> Reg:
+        """Offers the elements that the bits of a mask stand for; at least one is set."""
+        b, a = self.b, self.scalars.a
+        before, again, done = b.block, b.new_label("again"), b.new_label("done")
+        left, limit = Reg(b.fresh("left"), "i64"), Reg(b.fresh("limit"), top.type)
+        b.jump(again)
+        b.label(again)
+        place = len(b.lines)
+        bit = b.call("llvm.cttz.i64", "i64", left, Reg("true", "i1"))
+        (new,) = self._offer(b.add(start, bit), [limit])
+        rest = a.op("and", left, a.op("add", left, -1))
+        last = b.block
+        b.branch(a.compare("ne", rest, 0), again, done)
+        b.lines[place:place] = [
+            f"  {left} = phi i64 [ {mask}, %{before} ], [ {rest}, %{last} ]",
+            f"  {limit} = phi {top.type} [ {top}, %{before} ], [ {new}, %{last} ]",
+        ]
+        b.label(done)
+        return new
 
     def _offer(self, i: Int, carried: list[Reg]) -> list[Reg]:
         """Puts an element in place of the smallest, where it is larger."""

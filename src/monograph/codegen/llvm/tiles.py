@@ -53,13 +53,14 @@ def choose_tile(rows: int, vectors: int, depth: int, features: Features, threads
         for r in range(1, min(MAX_ROWS, rows) + 1):
             if r * v + v + 1 > room:
                 break
-            cycles = _cycles(rows, vectors, depth, Tile(r, v), threads)
+            cycles = tile_cycles(rows, vectors, depth, Tile(r, v), threads)
             if cycles < least:
                 best, least = Tile(r, v), cycles
     return best
 
 
-def _cycles(rows: int, vectors: int, depth: int, tile: Tile, threads: int) -> float:
+def tile_cycles(rows: int, vectors: int, depth: int, tile: Tile, threads: int) -> float:
+    """The estimated time of a product in tiles of this form, in cycles."""
     total = 0.0
     for columns in split(vectors, tile.vectors):
         for run in split(rows, tile.rows):

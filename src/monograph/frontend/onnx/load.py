@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -16,6 +17,9 @@ from monograph.frontend.onnx.registry import normalise_domain
 from monograph.frontend.onnx.tensors import read_sparse, read_tensor
 from monograph.frontend.onnx.validate import model_opsets, validate
 from monograph.ir import Literal
+
+MAX_FILE_BYTES = (1 << 31) - 1
+"""What protobuf reads at most."""
 
 
 @dataclass
@@ -69,7 +73,7 @@ def read_model(source: str | os.PathLike[str] | bytes | onnx.ModelProto) -> Mode
         )
     path = Path(source)
     try:
-        raw = path.read_bytes()
+        raw = _read_file(path)
         directory = path.parent.resolve()
     except OSError as e:
         raise ModelError(f"the model file cannot be read: {e.strerror}", given=str(path)) from e
@@ -78,11 +82,29 @@ def read_model(source: str | os.PathLike[str] | bytes | onnx.ModelProto) -> Mode
     return ModelFile(_parse(raw, str(path)), directory)
 
 
+def _read_file(path: Path) -> bytes:
+    """The bytes of a plain file that protobuf can hold; nothing else is even opened."""
+    status = path.stat()
+    # A directory says so itself. Reading a pipe would wait for ever, and a device has no end.
+    if not stat.S_ISREG(status.st_mode) and not stat.S_ISDIR(status.st_mode):
+        raise ModelError("the model file cannot be read: it is not a plain file", given=str(path))
+    if status.st_size > MAX_FILE_BYTES:
+        raise ModelError(
+            "the model file is too large",
+            expected=f"at most {MAX_FILE_BYTES:,} bytes, as protobuf demands",
+            given=f"{path}: {status.st_size:,} bytes",
+            hint="keep large weights as external data",
+        )
+    return path.read_bytes()
+
+
 def _parse(raw: bytes, name: str) -> onnx.ModelProto:
     try:
         proto: onnx.ModelProto = onnx.ModelProto.FromString(raw)
-    except (DecodeError, RecursionError, MemoryError) as e:
+    except (DecodeError, RecursionError) as e:
         raise ModelError(f"not an ONNX model: the file does not parse: {e}", given=name) from e
+    except MemoryError as e:
+        raise ModelError("out of memory for the model file", given=name) from e
     return _with_graph(proto, name)
 
 

@@ -68,9 +68,7 @@ def check_node(
     _check_attributes(signature, attributes)
 
 
-def _check_attributes(
-    signature: Signature, attributes: Mapping[str, onnx.AttributeProto]
-) -> None:
+def _check_attributes(signature: Signature, attributes: Mapping[str, onnx.AttributeProto]) -> None:
     if surplus := [name for name in attributes if name not in signature.attributes]:
         raise ModelError(
             "the node has attributes that its op does not have",

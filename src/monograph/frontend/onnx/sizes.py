@@ -11,6 +11,7 @@ from typing import TypeAlias
 
 import numpy as np
 
+from monograph.errors import InferError
 from monograph.frontend.onnx.fold import fold, known_sizes
 from monograph.ir import UNKNOWN, Dim, TensorType, Value, constant
 from monograph.ir.dtype import i64
@@ -19,6 +20,7 @@ from monograph.ops import shape as sh
 from monograph.ops.deferred import deferred
 from monograph.ops.extend import Iota
 from monograph.ops.index import Gather
+from monograph.ops.require import Require
 
 Size: TypeAlias = int | Value
 """A size: an int, or a scalar i64 computed at run time."""
@@ -30,6 +32,11 @@ def size_of(x: Value, axis: int) -> Size:
     if isinstance(dim, int):
         return dim
     return Gather(0)(sh.ShapeOf()(x), constant(axis % x.tensor.rank, i64))
+
+
+def size_value(x: Value, axis: int) -> Value:
+    """One dimension of a value, as a scalar: a constant where it is known."""
+    return scalar(size_of(x, axis))
 
 
 def sizes_of(x: Value) -> list[Size]:
@@ -135,3 +142,53 @@ def _settled_shape(
         else:
             result.append(sh.INFER)
     return tuple(result)
+
+
+# Conditions
+
+
+def _dim(size: Size) -> Dim:
+    """A size as far as it is known: an int, a symbol, or UNKNOWN."""
+    found = (size,) if isinstance(size, int) else known_sizes(size)
+    return found[0] if found is not None and len(found) == 1 else UNKNOWN
+
+
+def required(x: Value, rule: str, expected: Sequence[Size], given: Sequence[Size]) -> Value:
+    """x, where sizes agree: refused now where they are known to differ, else when it runs."""
+    pairs = [(_dim(a), _dim(b)) for a, b in zip(expected, given, strict=True)]
+    if any(isinstance(a, int) and isinstance(b, int) and a != b for a, b in pairs):
+        raise InferError(rule, expected=[a for a, _ in pairs], given=[b for _, b in pairs])
+    if all(a == b != UNKNOWN for a, b in pairs):
+        return x
+    return Require(rule)(x, vector(expected), vector(given))
+
+
+def broadcast_onto(x: Value, like: Value) -> Value:
+    """x, which must broadcast to the very shape of another value.
+
+    Broadcasting goes both ways in numpy; where ONNX lets it go one way, `like` must not grow.
+    """
+    own, wanted = x.tensor.shape, like.tensor.shape
+    if own is None or wanted is None:
+        return deferred(sh.Broadcast, (x,), {"shape": sh.ShapeOf()(like)})
+    rule = "an operand broadcasts to the shape of the other"
+    if len(own) > len(wanted):
+        raise InferError(rule, expected=like.type, given=x.type)
+    expected: list[Size] = []
+    given: list[Size] = []
+    for axis in range(-len(own), 0):
+        if own[axis] in (1, wanted[axis]):
+            continue
+        if isinstance(own[axis], int) and isinstance(wanted[axis], int):
+            raise InferError(rule, expected=like.type, given=x.type)
+        a, b = size_of(like, axis), size_of(x, axis)
+        expected.append(a)
+        given.append(unless_one(b, a))
+    return required(x, rule, expected, given)
+
+
+def unless_one(size: Size, other: Size) -> Size:
+    """A size, or the other one where it is 1."""
+    if isinstance(size, int):
+        return other if size == 1 else size
+    return ew.Where()(ew.Equal()(size, constant(1, i64)), scalar(other), size)

@@ -16,6 +16,7 @@ from monograph.frontend.onnx.convert.common import (
 from monograph.frontend.onnx.convert.random import uniform_like
 from monograph.frontend.onnx.node import Node
 from monograph.frontend.onnx.registry import converter
+from monograph.frontend.onnx.sizes import broadcast_onto
 from monograph.ir import Value, constant, known
 from monograph.ir.dtype import boolean, f64
 from monograph.ops import elementwise as ew
@@ -55,7 +56,7 @@ def prelu(n: Node) -> Value:
     x, slope = n.input(0), n.input(1)
     if n.opset < 7 and slope.tensor.rank == 1 and slope.tensor.dim(0) != 1:
         slope = per_channel(slope, x.tensor.rank)
-    return ew.Where()(negative(x), ew.Mul()(x, slope), x)
+    return ew.Where()(negative(x), ew.Mul()(x, broadcast_onto(slope, x)), x)
 
 
 @converter("Elu")

@@ -6,9 +6,9 @@ import math
 
 import numpy as np
 
-from monograph.frontend.onnx.convert.common import iota, size_of
 from monograph.frontend.onnx.node import Node
 from monograph.frontend.onnx.registry import converter
+from monograph.frontend.onnx.sizes import iota, required, size_of, size_value, times
 from monograph.ir import Value, constant
 from monograph.ir.dtype import BOOL, boolean
 from monograph.ops import elementwise as ew
@@ -80,8 +80,8 @@ def attention(n: Node) -> tuple[Value | None, ...]:
     # The op places the last query at the last key, ONNX the first one after the past.
     plain = causal and same_length and lengths is None
     if causal and not plain:
-        first = constant(0) if past_k is None else size_of(past_k, 2)
-        mask = both(mask, up_to(size_of(q, 2), size_of(k, 2), first), q)
+        first = constant(0) if past_k is None else size_value(past_k, 2)
+        mask = both(mask, up_to(size_value(q, 2), size_value(k, 2), first), q)
     op = Attention(n.attr_float("scale", 0.0) or None, plain, 0, n.attr_float("softcap", 0.0))
     # ONNX adds a mask of floats before the softcap, the op (as kernels do) after it.
     composed = op.softcap > 0 and mask is not None and mask.dtype != boolean
@@ -90,10 +90,10 @@ def attention(n: Node) -> tuple[Value | None, ...]:
     if not composed and not n.wants(3):
         return merge_heads(y) if flat else y, k, v, None
     if plain:
-        offset = ew.Sub()(size_of(k, 2), size_of(q, 2))
-        mask = both(mask, up_to(size_of(q, 2), size_of(k, 2), offset), q)
+        offset = ew.Sub()(size_value(k, 2), size_value(q, 2))
+        mask = both(mask, up_to(size_value(q, 2), size_value(k, 2), offset), q)
     if lengths is not None:
-        mask = both(mask, within(size_of(k, 2), lengths), q)
+        mask = both(mask, within(size_value(k, 2), lengths), q)
     steps = _score_steps(n, q, repeated(n, k, q), mask, op)
     if composed:
         y = Dot()(steps[3], repeated(n, v, q))
@@ -121,7 +121,7 @@ def padded(mask: Value | None, k: Value, external: bool) -> Value | None:
         return Pad(before, (*before[1:], keys - given))(mask, hidden)
     if not external:  # Only a cache that the model keeps itself is longer than its mask.
         return mask
-    missing = sh.Unsqueeze((0,))(ew.Sub()(size_of(k, 2), size_of(mask, -1)))
+    missing = sh.Unsqueeze((0,))(ew.Sub()(size_value(k, 2), size_value(mask, -1)))
     after = sh.Concat(0)(constant(np.array(before[1:], np.int64)), missing)
     return deferred(Pad, (mask, hidden), {"after": after}, before=before)
 
@@ -183,9 +183,8 @@ def rotary_embedding(n: Node) -> Value:
     if positions is not None:
         cos, sin = Gather(0)(cos, positions), Gather(0)(sin, positions)
     turned = n.attr_int("rotary_embedding_dim", 0)
-    half = cos.tensor.dim(-1)
-    size = turned or x.tensor.dim(3)
-    if isinstance(half, int) and isinstance(size, int) and 2 * half != size:
-        n.fail("the caches hold angles for another size", expected=size // 2, given=half)
+    rule = "the caches hold angles for half of the dimensions that turn"
+    angles = times(2, size_of(cos, -1))
+    cos = required(cos, rule, [turned or size_of(x, 3)], [angles])
     y = Rope(n.attr_flag("interleaved"))(x, cos, sin)
     return merge_heads(y) if flat else y

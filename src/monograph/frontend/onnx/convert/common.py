@@ -6,28 +6,14 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from monograph.frontend.onnx.sizes import size_value
 from monograph.ir import DType, Value, constant, known
 from monograph.ir.dtype import bf16, f16, f32
 from monograph.ops import elementwise as ew
 from monograph.ops import shape as sh
 from monograph.ops.cast import Cast
 from monograph.ops.deferred import deferred
-from monograph.ops.extend import Iota
-from monograph.ops.index import Gather
 from monograph.ops.reduce import ReduceMax, ReduceSum
-
-
-def size_of(x: Value, axis: int) -> Value:
-    """A dimension's size as a scalar: a constant where it is known."""
-    size = x.tensor.dim(axis)
-    if isinstance(size, int):
-        return constant(size)
-    return Gather(0)(sh.ShapeOf()(x), constant(axis % x.tensor.rank))
-
-
-def iota(size: Value) -> Value:
-    """0, 1, 2, ... up to a size that may be known at run time only."""
-    return deferred(Iota, (), {"size": size})
 
 
 def scalar(number: float, like: Value) -> Value:
@@ -87,7 +73,7 @@ def count_along(x: Value, axes: Iterable[int], dtype: DType) -> Value:
         return constant(fixed, dtype)
     count = constant(fixed)
     for a in open_axes:
-        count = ew.Mul()(count, size_of(x, a))
+        count = ew.Mul()(count, size_value(x, a))
     return cast(count, dtype)
 
 

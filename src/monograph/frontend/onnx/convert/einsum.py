@@ -12,7 +12,18 @@ from dataclasses import dataclass
 
 from monograph.frontend.onnx.node import Node
 from monograph.frontend.onnx.registry import converter
-from monograph.frontend.onnx.sizes import Size, plus, reshape, size_of, times, vector
+from monograph.frontend.onnx.sizes import (
+    Size,
+    broadcast_to,
+    plus,
+    required,
+    reshape,
+    size_of,
+    sizes_of,
+    times,
+    unless_one,
+    vector,
+)
 from monograph.ir import Value
 from monograph.ops import elementwise as ew
 from monograph.ops import shape as sh
@@ -56,6 +67,19 @@ class Term:
         axes = tuple(i for i, x in enumerate(self.labels) if x in shared and dims[i] == 1)
         kept = tuple(x for i, x in enumerate(self.labels) if i not in axes)
         return Term(sh.Squeeze(axes)(self.value), kept) if axes else self
+
+    def stretched(self, other: Term) -> Term:
+        """With dimensions that may turn out to be 1 broadcast to those of another term."""
+        dims, others = self.value.tensor.dims, other.value.tensor.dims
+        sizes = sizes_of(self.value)
+        for i, label in enumerate(self.labels):
+            if isinstance(dims[i], str) and label in other.labels:
+                j = other.labels.index(label)
+                if dims[i] != others[j]:
+                    sizes[i] = unless_one(sizes[i], size_of(other.value, j))
+        if sizes == sizes_of(self.value):
+            return self
+        return Term(broadcast_to(self.value, sizes), self.labels)
 
 
 @converter("Einsum")
@@ -115,6 +139,8 @@ def _diagonal(term: Term) -> Term:
         rest = [i for i in range(len(term.labels)) if i not in (first, second)]
         value = sh.Transpose((*rest, first, second))(term.value)
         size = size_of(value, -1)
+        rule = f"dimensions of one label ({repeated}) are of one size"
+        value = required(value, rule, [size_of(value, -2)], [size])
         # In the matrix as one row, the diagonal is every (size + 1)-th element.
         flat = reshape(value, [*(size_of(value, i) for i in range(len(rest))), times(size, size)])
         steps: list[Size] = [*(1 for _ in rest), plus(size, 1)]
@@ -132,6 +158,7 @@ def _contract(x: Term, y: Term, needed: set[str]) -> Term:
     # Of a dimension that is 1 on both sides one is kept.
     x = x.without_ones(shared)
     y = y.without_ones(shared & set(x.labels))
+    x, y = x.stretched(y), y.stretched(x)
     x = x.summed(set(x.labels) - needed - set(y.labels))
     y = y.summed(set(y.labels) - needed - set(x.labels))
     common = [label for label in x.labels if label in y.labels]
@@ -145,7 +172,7 @@ def _contract(x: Term, y: Term, needed: set[str]) -> Term:
     right = _matrix(y.ordered((*batch, *inner, *columns)), len(batch), len(inner))
     labels = (*batch, *rows, *columns)
     sizes = [
-        *(_joined(x.size(label), y.size(label)) for label in batch),
+        *(x.size(label) for label in batch),
         *(x.size(label) for label in rows),
         *(y.size(label) for label in columns),
     ]
@@ -153,13 +180,6 @@ def _contract(x: Term, y: Term, needed: set[str]) -> Term:
     if len(rows) == len(columns) == 1:
         return Term(result, labels)
     return Term(reshape(result, sizes), labels)
-
-
-def _joined(a: Size, b: Size) -> Size:
-    """The size of a dimension that two operands share: where one may be 1 the other decides."""
-    if isinstance(a, int) or isinstance(b, int):
-        return a if isinstance(a, int) else b
-    return ew.Max()(a, b)
 
 
 def _matrix(term: Term, batch: int, rows: int) -> Value:

@@ -9,7 +9,7 @@ from monograph.frontend.onnx.convert.index import along
 from monograph.frontend.onnx.fold import fold
 from monograph.frontend.onnx.node import Node
 from monograph.frontend.onnx.registry import converter
-from monograph.frontend.onnx.sizes import broadcast_to, iota, reshape, size_of
+from monograph.frontend.onnx.sizes import broadcast_onto, broadcast_to, iota, reshape, size_of
 from monograph.ir import DType, Value, constant
 from monograph.ir.dtype import i64
 from monograph.ops import elementwise as ew
@@ -49,7 +49,7 @@ def gemm(n: Node) -> Value:
     beta = n.attr_float("beta", 1.0)
     if c is None or beta == 0.0:
         return result
-    return ew.Add()(result, _scaled(c, beta))
+    return ew.Add()(result, _scaled(broadcast_onto(c, result), beta))
 
 
 def _scaled(x: Value, factor: float) -> Value:

@@ -14,6 +14,7 @@ import numpy as np
 from monograph.frontend.onnx.convert.common import cast, scalar, softmax
 from monograph.frontend.onnx.node import Node
 from monograph.frontend.onnx.registry import converter
+from monograph.frontend.onnx.sizes import required, size_of
 from monograph.ir import Array, DType, Literal, MapType, Value, constant
 from monograph.ir.dtype import f32, f64, i64, string
 from monograph.ops import elementwise as ew
@@ -179,10 +180,9 @@ def imputer(n: Node) -> Value:
 @converter("FeatureVectorizer", domain=ML)
 def feature_vectorizer(n: Node) -> Value:
     parts = [rows(x) for x in n.required()]
-    for x, size in zip(parts, n.attr_ints("inputdimensions", ()), strict=False):
-        given = x.tensor.dim(-1)
-        if isinstance(given, int) and given != size:
-            n.fail("an input is not of the size declared", expected=size, given=x.type)
+    for i, size in enumerate(n.attr_ints("inputdimensions", ())[: len(parts)]):
+        rule = "an input is of the size declared"
+        parts[i] = required(parts[i], rule, [size], [size_of(parts[i], -1)])
     return cast(sh.Concat(1)(*parts), f32)
 
 

@@ -8,11 +8,12 @@ from typing import NamedTuple
 import numpy as np
 
 from monograph.frontend.onnx.convert.attention import attend, both, merge_heads, split_heads, within
-from monograph.frontend.onnx.convert.common import as_scalar, cast, iota, size_of
+from monograph.frontend.onnx.convert.common import as_scalar, cast
 from monograph.frontend.onnx.convert.ms_fused import default
 from monograph.frontend.onnx.convert.quant import MICROSOFT
 from monograph.frontend.onnx.node import Node
 from monograph.frontend.onnx.registry import converter
+from monograph.frontend.onnx.sizes import iota, size_value
 from monograph.ir import Value, constant
 from monograph.ir.dtype import i64
 from monograph.ops import elementwise as ew
@@ -25,7 +26,7 @@ from monograph.ops.linear import Dot
 
 END = np.iinfo(np.int64).max
 FILL = ("mask_filter_value",)
-"""What hidden scores are filled with: here minus infinity, of which any such number is a stand-in."""
+"""What hidden scores are filled with: it stands for minus infinity, which is used here."""
 
 
 def piece(x: Value, axis: int, start: int, stop: int) -> Value:
@@ -102,7 +103,7 @@ def group_query_attention(n: Node) -> tuple[Value | None, ...]:
         q = default(n, "RMSNormalization", q, q_weight, epsilon=epsilon)
         k = default(n, "RMSNormalization", k, k_weight, epsilon=epsilon)
     total = cast(as_scalar(n.input(6)), i64)
-    size = size_of(q, 2)
+    size = size_value(q, 2)
     prompt = ew.Equal()(total, size)
     lengths = ew.Where()(prompt, size, ew.Add()(cast(n.input(5), i64), constant(1)))
     starts = ew.Sub()(lengths, size)
@@ -111,12 +112,12 @@ def group_query_attention(n: Node) -> tuple[Value | None, ...]:
     if n.attr_flag("do_rotary"):
         q, k = _turned(n, q, k, starts, prompt)
     if past_k is not None and past_v is not None and not first:
-        missing = ew.Max()(ew.Sub()(total, size_of(past_k, 2)), constant(0))
+        missing = ew.Max()(ew.Sub()(total, size_value(past_k, 2)), constant(0))
         k = CacheUpdate(2)(padded_end(past_k, 2, missing), k, starts)
         v = CacheUpdate(2)(padded_end(past_v, 2, missing), v, starts)
     bias = n.optional(10)
     if bias is not None:
-        bias = padded_end(bias, -1, ew.Sub()(size_of(k, 2), size_of(bias, -1)))
+        bias = padded_end(bias, -1, ew.Sub()(size_value(k, 2), size_value(bias, -1)))
     window = max(n.attr_int("local_window_size", -1), 0)
     causal = n.attr_flag("causal", True)
     op = Attention(scale_of(n), causal, window, n.attr_float("softcap", 0.0))
@@ -135,7 +136,7 @@ def _sinks(n: Node, heads: int, like: Value) -> Value | None:
 
 def _turned(n: Node, q: Value, k: Value, starts: Value, prompt: Value) -> tuple[Value, Value]:
     """Queries and keys with their rotary position embedding."""
-    new = iota(size_of(q, 2))
+    new = iota(size_value(q, 2))
     places = ew.Add()(sh.Unsqueeze((1,))(starts), new)
     given = n.optional(9)
     if given is not None:
@@ -203,7 +204,7 @@ def _ranges(n: Node, given: Value, q: Value, k: Value) -> Padding:
         return Padding(lengths=given)
     if count != 2 * batch:
         n.unsupported("cumulated sequence lengths as an attention mask")
-    keys = size_of(k, 2)
+    keys = size_value(k, 2)
     ends, starts = (cast(piece(given, 0, i * batch, (i + 1) * batch), i64) for i in range(2))
     return Padding(ew.And()(within(keys, ends), ew.Not()(within(keys, starts))))
 
@@ -216,7 +217,7 @@ def _attend(n: Node, heads: Heads, given: Value | None, bias: Value | None) -> V
     lengths = padding.lengths
     if lengths is not None and causal:
         # Here a query's place does not depend on how many keys count.
-        hidden = within(size_of(k, 2), cast(lengths, i64))
+        hidden = within(size_value(k, 2), cast(lengths, i64))
         mask, lengths = both(mask if mask is not None else bias, hidden, q), None
     elif mask is None:
         mask = bias
@@ -283,7 +284,7 @@ def rotary_embedding(n: Node) -> Value:
         x = split_heads(n, x, heads)
     if positions.tensor.rank == 1:
         first = cast(as_scalar(positions), i64)
-        positions = sh.Unsqueeze((0,))(ew.Add()(first, iota(size_of(x, 2))))
+        positions = sh.Unsqueeze((0,))(ew.Add()(first, iota(size_value(x, 2))))
     cos, sin = (Gather(0)(n.input(i), positions) for i in (2, 3))
     y = Rope(n.attr_flag("interleaved"))(x, cos, sin)
     scale = n.attr_float("scale", 1.0)

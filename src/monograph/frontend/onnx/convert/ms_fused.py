@@ -7,11 +7,12 @@ from typing import Any
 
 import onnx
 
-from monograph.frontend.onnx.convert.common import cast, iota, size_of
+from monograph.frontend.onnx.convert.common import cast
 from monograph.frontend.onnx.convert.linear import matmul
 from monograph.frontend.onnx.convert.quant import MICROSOFT
 from monograph.frontend.onnx.node import Node
 from monograph.frontend.onnx.registry import converter, find_converter
+from monograph.frontend.onnx.sizes import iota, size_value
 from monograph.ir import Value, constant
 from monograph.ir.dtype import i32
 from monograph.ops import elementwise as ew
@@ -166,7 +167,7 @@ def skip_layer_norm(n: Node) -> tuple[Value | None, ...]:
 def embed_layer_norm(n: Node) -> tuple[Value | None, ...]:
     """The sum of word, position and segment embeddings, normalised, and the words counted."""
     words, segments, mask, positions = n.input(0), n.optional(1), n.optional(7), n.optional(8)
-    places = sh.Unsqueeze((0,))(iota(size_of(words, 1))) if positions is None else positions
+    places = sh.Unsqueeze((0,))(iota(size_value(words, 1))) if positions is None else positions
     if n.attr_int("mask_index_type", 0 if mask is None else 1) > 1:
         n.unsupported("a mask index of this kind")
     total = ew.Add()(Gather(0)(n.input(2), words), Gather(0)(n.input(3), places))

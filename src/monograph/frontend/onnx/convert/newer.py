@@ -21,9 +21,10 @@ from monograph.frontend.onnx.convert.attention import (
     split_heads,
     within,
 )
-from monograph.frontend.onnx.convert.common import cast, iota, scalar, size_of
+from monograph.frontend.onnx.convert.common import cast, scalar
 from monograph.frontend.onnx.node import Node
 from monograph.frontend.onnx.registry import converter
+from monograph.frontend.onnx.sizes import iota, size_value
 from monograph.ir import Value, constant
 from monograph.ir.dtype import boolean
 from monograph.ops import elementwise as ew
@@ -78,9 +79,9 @@ def attention(n: Node) -> tuple[Value | None, ...]:
     offset = constant(0)
     if past_k is not None and past_v is not None:
         k, v = sh.Concat(2)(past_k, k), sh.Concat(2)(past_v, v)
-        offset = size_of(past_k, 2)
+        offset = size_value(past_k, 2)
     elif lengths is not None:
-        offset = sh.Unsqueeze((1, 2, 3))(ew.Sub()(lengths, size_of(q, 2)))
+        offset = sh.Unsqueeze((1, 2, 3))(ew.Sub()(lengths, size_value(q, 2)))
     reach = _Reach(
         offset,
         n.attr_flag("is_causal"),
@@ -89,7 +90,7 @@ def attention(n: Node) -> tuple[Value | None, ...]:
     )
     mask = padded(n.optional(3), k, lengths is not None)
     op = Attention(n.attr_float("scale", 0.0) or None, softcap=n.attr_float("softcap", 0.0))
-    seen = reach.mask(size_of(q, 2), size_of(k, 2))
+    seen = reach.mask(size_value(q, 2), size_value(k, 2))
     hidden = mask if seen is None else both(mask, seen, q)
     if aligned and reach.causal:
         # The op itself places the last query at the last key that counts.
@@ -100,7 +101,7 @@ def attention(n: Node) -> tuple[Value | None, ...]:
     scores: Value | None = None
     if n.wants(3):
         if lengths is not None:
-            hidden = both(hidden, within(size_of(k, 2), lengths), q)
+            hidden = both(hidden, within(size_value(k, 2), lengths), q)
         scores = _scores(n, q, repeated(n, k, q), hidden, op)
     return merge_heads(y) if flat else y, k, v, scores
 

@@ -16,6 +16,7 @@ from monograph.frontend.onnx.convert.common import (
 from monograph.frontend.onnx.dtypes import from_onnx
 from monograph.frontend.onnx.node import Node
 from monograph.frontend.onnx.registry import converter
+from monograph.frontend.onnx.sizes import broadcast_onto, divided, required, size_of, times
 from monograph.ir import DType, Value
 from monograph.ir.dtype import bf16, f16, f32, f64
 from monograph.ops import elementwise as ew
@@ -50,6 +51,12 @@ def _widest(*values: Value) -> DType:
     return f64 if any(v.dtype == f64 for v in values) else f32
 
 
+def _affine(x: Value, scale: Value, bias: Value | None = None) -> Value:
+    """x * scale + bias, in the shape of x: scale and bias broadcast to it."""
+    y = ew.Mul()(x, broadcast_onto(scale, x))
+    return y if bias is None else ew.Add()(y, broadcast_onto(bias, x))
+
+
 @converter("BatchNormalization")
 def batch_normalization(n: Node) -> tuple[Value | None, ...]:
     """x * a + b, with a = scale / sqrt(variance + epsilon) and b = bias - mean * a.
@@ -71,7 +78,7 @@ def batch_normalization(n: Node) -> tuple[Value | None, ...]:
     b = ew.Sub()(bias, ew.Mul()(average, a))
     if spatial:
         a, b = per_channel(a, rank), per_channel(b, rank)
-    y = ew.Add()(ew.Mul()(cast(x, wide), a), b)
+    y = _affine(cast(x, wide), a, b)
     return cast(y, x.dtype), *outputs
 
 
@@ -105,7 +112,7 @@ def instance_normalization(n: Node) -> Value:
     wide = widened(x)
     normal = standardised(wide, tuple(range(2, rank)), n.attr_float("epsilon", 1e-5))
     scale, bias = (per_channel(cast(n.input(i), wide.dtype), rank) for i in (1, 2))
-    return cast(ew.Add()(ew.Mul()(normal, scale), bias), x.dtype)
+    return cast(_affine(normal, scale, bias), x.dtype)
 
 
 def _stash(n: Node, x: Value) -> tuple[DType, Value]:
@@ -128,10 +135,7 @@ def layer_normalization(n: Node) -> tuple[Value | None, ...]:
     stash, wide = _stash(n, x)
     difference, average, variance = centred(wide, _trailing(n))
     spread = deviation(variance, n.attr_float("epsilon", 1e-5))
-    y = ew.Mul()(cast(ew.Div()(difference, spread), x.dtype), n.input(1))
-    bias = n.optional(2)
-    if bias is not None:
-        y = ew.Add()(y, bias)
+    y = _affine(cast(ew.Div()(difference, spread), x.dtype), n.input(1), n.optional(2))
     inverse = ew.Div()(scalar(1, spread), spread) if n.wants(2) else None
     return y, cast(average, stash), cast(inverse, stash) if inverse is not None else None
 
@@ -143,7 +147,7 @@ def rms_normalization(n: Node) -> Value:
     _, wide = _stash(n, x)
     square = mean(ew.Mul()(wide, wide), _trailing(n))
     normal = ew.Div()(wide, deviation(square, n.attr_float("epsilon", 1e-5)))
-    return ew.Mul()(cast(cast(normal, x.dtype), scale.dtype), scale)
+    return _affine(cast(cast(normal, x.dtype), scale.dtype), scale)
 
 
 @converter("GroupNormalization")
@@ -157,13 +161,16 @@ def group_normalization(n: Node) -> Value:
     if groups < 1 or (isinstance(channels, int) and (not channels or channels % groups)):
         n.fail("groups divide the channels", expected=channels, given=groups)
     _, wide = _stash(n, x)
+    whole = size_of(x, 1)
+    even = times(divided(whole, groups), groups)
+    wide = required(wide, "groups divide the channels", [even], [whole])
     grouped = sh.Reshape((sh.COPY, groups, sh.INFER))(wide)
     normal = cast(standardised(grouped, (2,), n.attr_float("epsilon", 1e-5)), x.dtype)
     by_group = n.opset < 21
     if not by_group:
         normal = reshape_like(normal, x)
     scale, bias = (per_channel(n.input(i), 3 if by_group else rank) for i in (1, 2))
-    y = ew.Add()(ew.Mul()(normal, scale), bias)
+    y = _affine(normal, scale, bias)
     return reshape_like(y, x) if by_group else y
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from monograph.frontend.onnx.convert.common import cast, scalar, size_of, softmax, widened
+from monograph.frontend.onnx.convert.common import cast, scalar, softmax, widened
 from monograph.frontend.onnx.node import Node
 from monograph.frontend.onnx.registry import converter
+from monograph.frontend.onnx.sizes import size_value
 from monograph.ir import DType, Value, constant
 from monograph.ir.dtype import f32, f64, i32, i64
 from monograph.ops import elementwise as ew
@@ -72,10 +73,10 @@ def multinomial(n: Node) -> Value:
     if count < 1:
         n.fail("sample_size is positive", given=count)
     edges = CumSum(1)(softmax(cast(widened(x), f64), (1,)))
-    size = sh.Concat(0)(sh.Reshape((1,))(size_of(x, 0)), constant([count], i64))
+    size = sh.Concat(0)(sh.Reshape((1,))(size_value(x, 0)), constant([count], i64))
     drawn = deferred(RandomUniform, (), {"shape": size}, dtype=f64, seed=_seed(n), uid=fresh_uid())
     passed = ew.LessEqual()(sh.Unsqueeze((1,))(edges), sh.Unsqueeze((2,))(drawn))
     chosen = ReduceSum((2,))(cast(passed, i64))
     # The last edge may round to less than one: the last class takes what lies beyond it.
-    last = ew.Sub()(size_of(x, 1), scalar(1, chosen))
+    last = ew.Sub()(size_value(x, 1), scalar(1, chosen))
     return cast(ew.Min()(chosen, last), n.attr_dtype("dtype", i32))

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from monograph.frontend.onnx.convert.common import as_scalar, size_of
+from monograph.frontend.onnx.convert.common import as_scalar
 from monograph.frontend.onnx.node import Node
 from monograph.frontend.onnx.registry import converter
+from monograph.frontend.onnx.sizes import size_value
 from monograph.ir import Value
 from monograph.ir.dtype import f32
 from monograph.ops import elementwise as ew
@@ -46,7 +47,7 @@ def stft(n: Node) -> Value:
     if length is None and window is None:
         n.fail("a window or a frame_length is needed")
     if length is None and window is not None:
-        length = size_of(window, 0)
+        length = size_value(window, 0)
     assert length is not None
     rank = signal.tensor.rank
     if rank == 2:

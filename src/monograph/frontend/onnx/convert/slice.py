@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import TypeAlias
 
 import numpy as np
@@ -11,7 +12,15 @@ from monograph.frontend.onnx.convert.common import as_scalar, cast
 from monograph.frontend.onnx.fold import fold
 from monograph.frontend.onnx.node import Node
 from monograph.frontend.onnx.registry import converter
-from monograph.frontend.onnx.sizes import Size, divided, plus, size_of, times, vector
+from monograph.frontend.onnx.sizes import (
+    Size,
+    divided,
+    plus,
+    required,
+    size_of,
+    times,
+    vector,
+)
 from monograph.ir import Value, constant, known
 from monograph.ir.dtype import i64
 from monograph.ops import shape as sh
@@ -106,17 +115,14 @@ def split(n: Node) -> list[Value]:
         return _equal_parts(n, x, axis, count)
     if count_of(n, sizes) != count:
         n.fail("one size for each output", expected=count, given=sizes)
-    whole = n.tensor(0).dim(axis)
-    if isinstance(sizes, tuple) and isinstance(whole, int) and whole != sum(sizes):
-        n.fail("the sizes of a split add up", expected=whole, given=sizes)
-    parts: list[Value] = []
-    start: Size = 0
+    if isinstance(sizes, tuple) and min(sizes, default=0) < 0:
+        n.fail("the size of a part is negative", given=sizes)
+    bounds: list[Size] = [0]
     for i in range(count):
         size: Size = sizes[i] if isinstance(sizes, tuple) else Gather(0)(sizes, constant(i, i64))
-        stop = plus(start, size)
-        parts.append(part(x, axis, start, stop))
-        start = stop
-    return parts
+        bounds.append(plus(bounds[-1], size))
+    x = required(x, "the sizes of a split add up", [size_of(x, axis)], [bounds[-1]])
+    return [part(x, axis, *pair) for pair in itertools.pairwise(bounds)]
 
 
 def _equal_parts(n: Node, x: Value, axis: int, count: int) -> list[Value]:
@@ -124,8 +130,9 @@ def _equal_parts(n: Node, x: Value, axis: int, count: int) -> list[Value]:
     if asked != count:
         n.fail("as many outputs as parts", expected=asked, given=count)
     whole = size_of(x, axis)
-    if n.opset < 18 and isinstance(whole, int) and whole % count:
-        n.fail("a split into equal parts divides the size", expected=whole, given=count)
+    if n.opset < 18:
+        even = times(divided(whole, count), count)
+        x = required(x, "a split into equal parts divides the size", [even], [whole])
     size = divided(plus(whole, count - 1), count)
     bounds = [times(size, i) for i in range(count + 1)]
     return [part(x, axis, bounds[i], bounds[i + 1]) for i in range(count)]

@@ -1,0 +1,173 @@
+"""Times a model, beside its peers in the same window: what `monograph bench` does."""
+
+from __future__ import annotations
+
+import importlib
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from monograph.codegen.llvm.features import choose_features
+from monograph.errors import ConfigError
+from monograph.ir import Graph, Input, constant, tensor
+from monograph.ir.dtype import f32
+from monograph.ops.elementwise import Neg
+from monograph.ops.linear import Dot
+from monograph.program.work import program_work
+from monograph.report.execute import Notes, Request
+from monograph.runtime.executable import compile_graph
+from monograph.runtime.threads import choose_threads
+
+MONOGRAPH, ONNXRUNTIME, OPENVINO = "monograph", "onnxruntime", "openvino"
+PEERS = (ONNXRUNTIME, OPENVINO)
+WARM_UPS = 3
+
+
+@dataclass(frozen=True)
+class Times:
+    """Seconds of runs, summarised."""
+
+    runs: int
+    median: float
+    p90: float
+    p99: float
+    least: float
+
+    @property
+    def per_second(self) -> float:
+        return 1.0 / self.median
+
+
+@dataclass(frozen=True)
+class Peaks:
+    """What this machine reaches with our own kernels, in the same process."""
+
+    flops_per_second: float
+    bytes_per_second: float
+
+
+@dataclass(frozen=True)
+class Bench:
+    """Times of Monograph and its peers, and how far the model is from the machine's peaks."""
+
+    target: str
+    threads: int
+    times: dict[str, Times]
+    stats: dict[str, Any]
+    flops: float
+    bytes: float
+    peaks: Peaks | None
+
+    def ratio(self, peer: str) -> float:
+        """How many times faster than a peer."""
+        return self.times[peer].median / self.times[MONOGRAPH].median
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "ok": True,
+            "target": self.target,
+            "threads": self.threads,
+            "times": {k: asdict(v) | {"per_second": v.per_second} for k, v in self.times.items()},
+            "ratios": {p: self.ratio(p) for p in self.times if p != MONOGRAPH},
+            "stats": self.stats,
+            "flops": self.flops,
+            "bytes": self.bytes,
+            "peaks": asdict(self.peaks) if self.peaks else None,
+        }
+
+
+def bench_model(
+    request: Request,
+    note: Notes,
+    *,
+    against: Sequence[str] = (),
+    seconds: float = 5.0,
+    threads: int = 0,
+) -> Bench:
+    """Times a model on one target, interleaved with peers on the same threads and inputs."""
+    if unknown := [p for p in against if p not in PEERS]:
+        raise ConfigError("no such peer", expected=" | ".join(PEERS), given=unknown)
+    session = request.load()
+    feeds = request.inputs(session, note).feeds
+    count = choose_threads(threads)
+    contenders: dict[str, Callable[[], Any]] = {MONOGRAPH: lambda: session.run(feeds)}
+    for peer in against:
+        contenders[peer] = _peer(peer, request, feeds, count)
+    times = interleave(contenders, seconds)
+    flops = moved = 0.0
+    peaks = None
+    if session.config.target == "cpu":
+        work = program_work(session.executable(feeds).program)
+        flops, moved = work.flops, work.bytes
+        peaks = measure_peaks(count)
+    return Bench(session.config.target, count, times, session.stats, flops, moved, peaks)
+
+
+def interleave(contenders: Mapping[str, Callable[[], Any]], seconds: float) -> dict[str, Times]:
+    """Runs contenders in turn until the time is up: noise of the machine hits all alike."""
+    for run in contenders.values():
+        for _ in range(WARM_UPS):
+            run()
+    taken: dict[str, list[float]] = {name: [] for name in contenders}
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end or len(next(iter(taken.values()))) < WARM_UPS:
+        for name, run in contenders.items():
+            start = time.perf_counter()
+            run()
+            taken[name].append(time.perf_counter() - start)
+    return {name: summarise(t) for name, t in taken.items()}
+
+
+def summarise(seconds: Sequence[float]) -> Times:
+    p50, p90, p99 = np.percentile(seconds, [50, 90, 99])
+    return Times(len(seconds), float(p50), float(p90), float(p99), min(seconds))
+
+
+def _peer(name: str, request: Request, feeds: Mapping[str, Any], threads: int) -> Callable[[], Any]:
+    """A run of the same file in another runtime, with the same threads."""
+    try:
+        module: Any = importlib.import_module(name)
+    except ImportError:
+        raise ConfigError(
+            f"{name} is not installed", hint='pip install "monograph[bench]"'
+        ) from None
+    path = str(request.model)
+    if name == ONNXRUNTIME:
+        options = module.SessionOptions()
+        options.intra_op_num_threads = threads
+        options.log_severity_level = 3
+        other = module.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+        return lambda: other.run(None, dict(feeds))
+    core = module.Core()
+    settings = {"INFERENCE_NUM_THREADS": threads, "PERFORMANCE_HINT": "LATENCY"}
+    compiled = core.compile_model(path, "CPU", settings)
+    return lambda: compiled(dict(feeds))
+
+
+def measure_peaks(threads: int) -> Peaks:
+    """Operations and bytes a second of kernels that do nothing else."""
+    x = Input("x", tensor(f32, 768, 512))()
+    weights = constant(np.ones((512, 512), np.float32))
+    product = Graph((x,), (("y", Dot()(x, weights)),))
+    flops = 2.0 * 768 * 512 * 512 / _best(product, threads)
+    long = Input("x", tensor(f32, 1 << 24))()
+    stream = Graph((long,), (("y", Neg()(long)),))
+    return Peaks(flops, 2.0 * 4 * (1 << 24) / _best(stream, threads))
+
+
+def _best(graph: Graph, threads: int, runs: int = 10) -> float:
+    executable = compile_graph(graph, choose_features(), threads)
+    feeds = {n: np.ones(t.static, np.float32) for n, t in _ports(graph)}
+    best = float("inf")
+    for _ in range(runs):
+        start = time.perf_counter()
+        executable.run(feeds)
+        best = min(best, time.perf_counter() - start)
+    return best
+
+
+def _ports(graph: Graph) -> list[tuple[str, Any]]:
+    return list(zip(graph.input_names, graph.input_types, strict=True))

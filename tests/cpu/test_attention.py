@@ -1,0 +1,76 @@
+"""Attention on the CPU target."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from monograph.ops.attention import Attention
+from monograph.ops.elementwise import Add, Mul
+from monograph.ops.shape import Reshape, Slice, Transpose
+from tests.cpu.against import check, feeds_for
+from tests.rules.checks import graph_of, value
+
+
+def run(
+    q: str, k: str, v: str | None = None, extra: dict[str, str] | None = None, **options: Any
+) -> None:
+    names = tuple(extra or ())
+    operands = [value(t, n) for n, t in (extra or {}).items()]
+    x = Attention(extra=names, **options)(
+        value(q, "q"), value(k, "k"), value(v or k, "v"), *operands
+    )
+    graph = graph_of(x)
+    feeds = feeds_for(graph)
+    if "lengths" in feeds:
+        feeds["lengths"] = np.array([3, 17, 0][: feeds["lengths"].size], feeds["lengths"].dtype)
+    check(graph, feeds)
+
+
+@pytest.mark.parametrize("queries", [1, 2, 7, 20])
+@pytest.mark.parametrize("causal", [False, True])
+def test_queries(queries: int, causal: bool) -> None:
+    run(f"f32[2, 4, {queries}, 16]", "f32[2, 2, 37, 16]", causal=causal)
+
+
+@pytest.mark.parametrize("depth", [1, 5, 24, 80])
+def test_head_sizes(depth: int) -> None:
+    run(f"f32[1, 3, 9, {depth}]", f"f32[1, 3, 33, {depth}]", f"f32[1, 3, 33, {depth + 1}]")
+    run(f"f32[1, 3, 1, {depth}]", f"f32[1, 3, 33, {depth}]", f"f32[1, 3, 33, {depth + 1}]")
+
+
+@pytest.mark.parametrize("dtype", ["f16", "bf16", "f64"])
+@pytest.mark.parametrize("queries", [1, 9])
+def test_element_types(dtype: str, queries: int) -> None:
+    run(f"{dtype}[1, 2, {queries}, 8]", f"{dtype}[1, 2, 21, 8]", causal=True)
+
+
+@pytest.mark.parametrize("mask", ["bool[9, 21]", "f32[2, 1, 1, 21]", "f32[9, 1]", "bool[2, 4, 9, 21]"])
+def test_masks(mask: str) -> None:
+    run("f32[2, 4, 9, 8]", "f32[2, 4, 21, 8]", extra={"mask": mask})
+
+
+@pytest.mark.parametrize("queries", [1, 5])
+def test_everything_at_once(queries: int) -> None:
+    run(
+        f"f32[3, 4, {queries}, 8]",
+        "f32[3, 2, 19, 8]",
+        extra={"mask": f"f32[{queries}, 19]", "lengths": "i32[3]", "sinks": "f32[4]"},
+        causal=True,
+        window=4,
+        softcap=2.0,
+        scale=0.3,
+    )
+
+
+def test_operands_are_read_through_views() -> None:
+    x = value("f32[1, 11, 96]", "x")
+
+    def head(i: int) -> Any:
+        part = Slice((0, 0, 32 * i), (1, 11, 32), (1, 1, 1))(Add()(x, x))
+        return Transpose((0, 2, 1, 3))(Reshape((1, 11, 2, 16))(part))
+
+    y = value("f32[1, 2, 11, 16]", "y")
+    check(graph_of(Mul()(Attention()(head(0), head(1), head(2)), y)), steps=2)
