@@ -10,7 +10,7 @@ SECONDS ?= 300
 JOBS ?= 2
 DEMO := build/demo/yolov10n.onnx
 
-.PHONY: help demo test lint format type unit conformance models fuzz rewrites docs clean
+.PHONY: help demo test lint format type unit conformance models fuzz rewrites bench docs clean
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
 

@@ -30,9 +30,7 @@ def feeds_for(graph: Graph, seed: int = 0, scale: float = 1.0) -> dict[str, Arra
     return feeds
 
 
-def check(
-    graph: Graph, feeds: Mapping[str, Array] | None = None, steps: int | None = None
-) -> None:
+def check(graph: Graph, feeds: Mapping[str, Array] | None = None, steps: int | None = None) -> None:
     """Compares a graph on every machine with the reference; all of it must be compiled."""
     feeds = feeds_for(graph) if feeds is None else feeds
     with np.errstate(all="ignore"):

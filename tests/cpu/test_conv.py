@@ -7,6 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from monograph.codegen.llvm import winograd
+from monograph.codegen.llvm.features import host_features
 from monograph.ir import Value, constant, parse_type
 from monograph.ops.composite import Silu
 from monograph.ops.conv import Conv
@@ -126,3 +128,37 @@ def test_padding_beside_other_rows() -> None:
     first = Abs()(window(2, 1, 1, layout=LAST)(x, weight(16, 16, 3, 3)))
     second = window(2, 1, 1, layout=LAST)(first, weight(16, 16, 3, 3))
     check(graph_of(Concat(1)(first, second)))
+
+
+@pytest.mark.parametrize(
+    ("shape", "out", "pads"),
+    [
+        ((1, 8, 8, 16), 16, (1, 1, 1, 1)),
+        ((2, 9, 14, 19), 21, (1, 1, 1, 1)),
+        ((1, 5, 3, 4), 70, (0, 1, 1, 0)),
+        ((1, 20, 20, 32), 48, (0, 0, 0, 0)),
+        ((3, 4, 6, 3), 5, (2, 2, 2, 2)),
+    ],
+)
+def test_winograd(shape, out, pads, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tails of tiles and of channels, any padding, an epilogue with a residual."""
+    monkeypatch.setattr(winograd, "pays", lambda *_: True)
+    x = Abs()(value("f32[" + ", ".join(map(str, shape)) + "]"))
+    op = Conv((1, 1), pads[:2], pads[2:], (1, 1), layout=LAST)
+    y = Silu()(Add()(op(x, weight(out, shape[-1], 3, 3)), weight(out)))
+    again = Conv((1, 1), (1, 1), (1, 1), (1, 1), layout=LAST)(y, weight(out, out, 3, 3))
+    check(graph_of(Add()(again, y)))
+
+
+def test_winograd_where_it_pays() -> None:
+    features = host_features()
+    for (size, channels, out), expected in {
+        (80, 64, 64): True,
+        (40, 64, 64): True,
+        (7, 512, 512): False,
+        (320, 3, 16): False,
+    }.items():
+        x = value(f"f32[1, {size}, {size}, {channels}]")
+        y = window(2, 1, 1, layout=LAST)(x, weight(out, channels, 3, 3))
+        if features.vector_bits == 512:
+            assert winograd.pays(y, features, 2) == expected

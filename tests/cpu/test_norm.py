@@ -45,7 +45,9 @@ def test_softmax_of_extremes(size: int) -> None:
     check(graph, feeds)
 
 
-@pytest.mark.parametrize("shape", ["f32[7, 16]", "f32[7, 45]", "f32[3, 768]", "f16[3, 70]", "f64[3, 5]"])
+@pytest.mark.parametrize(
+    "shape", ["f32[7, 16]", "f32[7, 45]", "f32[3, 768]", "f16[3, 70]", "f64[3, 5]"]
+)
 def test_norms_of_the_last_axis(shape: str) -> None:
     x = value(shape)
     size = shape.split(", ")[1]

@@ -48,7 +48,9 @@ def test_extremes(shape: str, axes: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["f16", "bf16", "f64", "i8", "u8", "i32", "i64"])
-@pytest.mark.parametrize("op", [ReduceSum((1,)), ReduceMax((1,)), ReduceMin((0,)), ReduceProd((0,))])
+@pytest.mark.parametrize(
+    "op", [ReduceSum((1,)), ReduceMax((1,)), ReduceMin((0,)), ReduceProd((0,))]
+)
 def test_element_types(dtype: str, op: Op) -> None:
     check(graph_of(op(value(f"{dtype}[6, 37]"))))
 
@@ -82,7 +84,9 @@ def test_operand_is_read_through_views() -> None:
 
 
 @pytest.mark.parametrize("last", [False, True])
-@pytest.mark.parametrize(("shape", "axis"), [("i8[7, 90]", 1), ("f32[65, 33]", 0), ("f32[5, 3]", 1)])
+@pytest.mark.parametrize(
+    ("shape", "axis"), [("i8[7, 90]", 1), ("f32[65, 33]", 0), ("f32[5, 3]", 1)]
+)
 def test_arguments(shape: str, axis: int, last: bool) -> None:
     x = value(shape)
     check(graph_of(ArgMax(axis, last=last)(x), ArgMin(axis, keep=True, last=last)(x)))
@@ -90,14 +94,18 @@ def test_arguments(shape: str, axis: int, last: bool) -> None:
 
 @pytest.mark.parametrize("exclusive", [False, True])
 @pytest.mark.parametrize("reverse", [False, True])
-@pytest.mark.parametrize(("shape", "axis"), [("f32[50]", 0), ("f32[9, 40]", 0), ("i32[3, 5, 7]", 1)])
+@pytest.mark.parametrize(
+    ("shape", "axis"), [("f32[50]", 0), ("f32[9, 40]", 0), ("i32[3, 5, 7]", 1)]
+)
 def test_running_totals(shape: str, axis: int, exclusive: bool, reverse: bool) -> None:
     x = value(shape)
     check(graph_of(CumSum(axis, exclusive, reverse)(x), CumProd(axis, exclusive, reverse)(x)))
 
 
 def test_threads_do_not_change_sums() -> None:
-    graph = graph_of(ReduceSum((1,))(value("f32[13, 777]")), ReduceSum((0,))(value("f32[99, 130]", "y")))
+    graph = graph_of(
+        ReduceSum((1,))(value("f32[13, 777]")), ReduceSum((0,))(value("f32[99, 130]", "y"))
+    )
     feeds = feeds_for(graph)
     for features in instruction_sets():
         results = [compile_graph(graph, features, t).run(feeds) for t in (1, 2, 4)]

@@ -9,7 +9,7 @@ import numpy as np
 from monograph.errors import InferError
 from monograph.ir import Array, DType, Op, TensorType, Type, broadcast, from_numpy
 from monograph.ir.dtype import BOOL, FLOAT, INT, UINT, boolean
-from monograph.ir.memory import check_result
+from monograph.ir.memory import MAX_RANK, check_result
 
 NUMERIC = (FLOAT, INT, UINT)
 INTEGRAL = (INT, UINT, BOOL)
@@ -34,6 +34,15 @@ def same_dtype(*types: TensorType) -> DType:
         if as_tensor(t).dtype != first:
             raise InferError("operands have different element types", expected=first, given=t.dtype)
     return first
+
+
+def check_rank(rank: int) -> int:
+    """A number of dimensions that a tensor can have: a file may state any length of a shape."""
+    if rank > MAX_RANK:
+        raise InferError(
+            "a tensor has too many dimensions", expected=f"at most {MAX_RANK}", given=rank
+        )
+    return rank
 
 
 def normalise_axis(axis: int, rank: int) -> int:

@@ -170,7 +170,8 @@ class Conv(Op):
         check_allocation(shape, np.float64)
         x, w = _operands(x, w)
         y = np.empty(shape, x.dtype)
-        kernel = w.reshape(op.groups, w.shape[0] // op.groups, -1)
+        # Not -1: where a size is 0, numpy cannot tell what is left for another.
+        kernel = w.reshape(op.groups, w.shape[0] // op.groups, math.prod(w.shape[1:]))
         padded = wi.pad_spatial(x, op.pads_begin, op.pads_end, 0)
         view = wi.windows(padded, w.shape[2:], op.strides, op.dilations)
         if y.size:
@@ -191,6 +192,7 @@ def _correlate(view: Array, kernel: Array, y: Array) -> None:
     for n in range(y.shape[0]):
         for start in range(0, y.shape[2], step):
             rows = slice(start, min(start + step, y.shape[2]))
-            columns = view[n][(*whole, rows)].reshape(groups, terms, -1)
             target = y[n, :, rows]
+            places = math.prod(target.shape[1:])
+            columns = view[n][(*whole, rows)].reshape(groups, terms, places)
             target[...] = np.matmul(kernel, columns).reshape(target.shape)

@@ -64,6 +64,8 @@ class Deferred(Op):
         kind = str(next(f.type for f in fields(self.target_class) if f.name == name))  # type: ignore[arg-type]
         if "float" not in kind and not given.dtype.is_integer:
             raise InferError(f"{name} is of integers", op=self.target, given=given)
+        if not given.dtype.is_integer and not given.dtype.is_float:
+            raise InferError(f"{name} is of numbers", op=self.target, given=given)
         rank = int(kind.startswith("tuple"))
         if given.shape is not None and len(given.shape) != rank:
             form = "vector" if rank else "scalar"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import cast
 
@@ -116,8 +117,10 @@ class DeformConv(Op):
         for m in mask:
             scale = m.astype(np.float64).reshape(count, self.offset_groups, 1, *kernel, *output)
             read = read * scale
-        columns = read.reshape(count, self.groups, channels // self.groups * terms, -1)
-        weights = w.astype(np.float64).reshape(self.groups, w.shape[0] // self.groups, -1)
+        # Not -1: where a size is 0, numpy cannot tell what is left for another.
+        summed = channels // self.groups * terms
+        columns = read.reshape(count, self.groups, summed, math.prod(output))
+        weights = w.astype(np.float64).reshape(self.groups, w.shape[0] // self.groups, summed)
         y = np.matmul(weights, columns).reshape(count, w.shape[0], *output)
         return narrow(y, from_numpy(x.dtype))
 

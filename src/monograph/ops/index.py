@@ -310,7 +310,7 @@ class Col2Im(Op):
     @classmethod
     def infer_deferred(cls, static: dict[str, Any], types: tuple[Type, ...], **late: Type) -> Type:
         x = as_tensor(types[0])
-        return x.with_shape((x.dims[0], UNKNOWN, *(UNKNOWN,) * len(static["strides"])))
+        return x.with_shape((x.dim(0), UNKNOWN, *(UNKNOWN,) * len(static["strides"])))
 
 
 def _check_ranks(x: TensorType, indices: TensorType) -> None:

@@ -47,8 +47,9 @@ def sample_at(x: Array, places: Sequence[Array], mode: str, outside: str) -> Arr
 
 def _read(x: Array, flat: Array) -> Array:
     """Elements of x[N, G, C, *S] at places [N, G, *P] counted over S."""
-    data = x.reshape(*x.shape[:3], -1)
-    taken = np.take_along_axis(data, flat.reshape(*flat.shape[:2], 1, -1), axis=3)
+    data = x.reshape(*x.shape[:3], math.prod(x.shape[3:]))
+    places = flat.reshape(*flat.shape[:2], 1, math.prod(flat.shape[2:]))
+    taken = np.take_along_axis(data, places, axis=3)
     return taken.reshape(*x.shape[:3], *flat.shape[2:])
 
 

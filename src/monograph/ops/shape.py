@@ -14,6 +14,7 @@ from monograph.ir.dtype import i64
 from monograph.ops.base import (
     as_tensor,
     check_allocation,
+    check_rank,
     normalise_axes,
     normalise_axis,
     same_dtype,
@@ -30,7 +31,7 @@ def unknown_shape(length: Type) -> Shape | None:
     dims = as_tensor(length).dims
     if len(dims) != 1:
         raise InferError("a vector of sizes is needed", given=length)
-    return (UNKNOWN,) * dims[0] if isinstance(dims[0], int) else None
+    return None if isinstance(dims[0], str) else (UNKNOWN,) * check_rank(dims[0])
 
 
 def unknown_like(x: TensorType) -> Shape | None:

@@ -20,6 +20,7 @@ from monograph.codegen.llvm.compile import (
 )
 from monograph.codegen.llvm.features import Features
 from monograph.codegen.llvm.select import CpuTarget
+from monograph.errors import ExecutionError
 from monograph.ir import Array, Graph, Value
 from monograph.ir.evaluate import apply
 from monograph.program.place import CONSTANT, OUTPUT, TEMPORARY
@@ -131,13 +132,12 @@ class CpuExecutable:
             array = bound[key] = np.empty(shape, dtype)
             slots[slot] = array.__array_interface__["data"][0]
         if self._whole is not None:
-            self._pool.launch(self._whole, workspace.address, self.threads)
+            self._launch(self._whole, workspace)
             return [bound[key] for key in self._results]
         held: dict[Value, Any] = {}
         for segment in self.module.segments:
             if isinstance(segment, Segment):
-                address = self._functions[segment.function]
-                self._pool.launch(address, workspace.address, self.threads)
+                self._launch(self._functions[segment.function], workspace)
             else:
                 self._host(segment, workspace, bound, held, feeds)
         results = [
@@ -145,6 +145,23 @@ class CpuExecutable:
         ]
         # What the host computed may be a view of an input, of a constant or of another result.
         return [r if own else fresh(r) for r, own in zip(results, self._own, strict=True)]
+
+    def _launch(self, address: int, workspace: Workspace) -> None:
+        """Runs a native function; fails where a kernel has found data that does not fit."""
+        self._pool.launch(address, workspace.address, self.threads)
+        if not self.module.faults or not workspace.faults.any():
+            return
+        number = int(np.argmax(workspace.faults[:, 0]))
+        given = int(workspace.faults[number, 1])
+        workspace.faults[:] = 0
+        step, fault = self.module.faults[number]
+        raise ExecutionError(
+            fault.message,
+            node=step.origin or None,
+            op=step.region.kind,
+            expected=fault.expected or None,
+            given=given,
+        )
 
     def _bind(self) -> None:
         """Works out once what every run would have to look up."""

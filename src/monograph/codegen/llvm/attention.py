@@ -143,7 +143,13 @@ class _Attention:
         b.loop(*(share(b, outer, threads) if whole else (0, outer)), 1, one)
 
     def _block(
-        self, place: tuple[Int, Int], kv: tuple[Reg, Reg], length: Int, run: Run, j: Int, _: list[Reg]
+        self,
+        place: tuple[Int, Int],
+        kv: tuple[Reg, Reg],
+        length: Int,
+        run: Run,
+        j: Int,
+        _: list[Reg],
     ) -> None:
         b = self.b
         batch, head = place
@@ -208,7 +214,7 @@ class _Attention:
         return self.b.offset(self.turned_at, self.b.mul(at, self.size))
 
     def _load(self, view: View, pointer: Reg, lanes: int) -> Reg:
-        found: Reg = self.scalars.load(view.dtype, pointer, lanes).reg
+        found: Reg = self.scalars.load(view.dtype, pointer, lanes if lanes > 1 else 0).reg
         return found
 
     def _score(self, r: int, t: Int) -> Reg:
@@ -266,7 +272,9 @@ class _Attention:
                 for (d, n), x in zip(columns, keys, strict=True):
                     y = self._load(q, b.offset(query, q.last(b, d)), n)
                     if n == self.lanes:
-                        total = self.scalars.a.mul(x, y) if total is None else self._fma(x, y, total)
+                        total = (
+                            self.scalars.a.mul(x, y) if total is None else self._fma(x, y, total)
+                        )
                     else:
                         single = self._total(self.scalars.a.mul(x, y))
                         rest = single if rest is None else self.scalars.a.add(rest, single)
@@ -372,10 +380,7 @@ class _Attention:
 
         def add(t: Int, sums: list[Reg]) -> list[Reg]:
             row = b.offset(value, view.bytes(b, t, 0))
-            loaded = [
-                self._load(view, b.offset(row, view.last(b, e)), n if n > 1 else 0)
-                for e, n in columns
-            ]
+            loaded = [self._load(view, b.offset(row, view.last(b, e)), n) for e, n in columns]
             made = []
             for r in range(block.rows):
                 weight = b.load(self.element, self._score(r, t), self.size)

@@ -128,9 +128,7 @@ class Scores:
             return self.b.number(number, "i32", lanes)
         return self.b.splat(self.b.set("i32", f"trunc i64 {number} to i32"), lanes)
 
-    def _mask(
-        self, mask: View, place: tuple[Int, Int, Int], t: Int, lanes: int, keys: int
-    ) -> Reg:
+    def _mask(self, mask: View, place: tuple[Int, Int, Int], t: Int, lanes: int, keys: int) -> Reg:
         """A vector of the mask; it is not read beyond its last key."""
         b = self.b
         rank = len(mask.shape)

@@ -136,4 +136,6 @@ def _place(rows: Rows, axis: int, point: Point) -> Scalar:
         return rows.scalars.splat(whole, point.lanes)
     kind = vector(point.lanes, "i32")
     steps = ", ".join(f"i32 {k}" for k in range(point.lanes))
-    return rows.scalars.add(rows.scalars.splat(whole, point.lanes), Scalar(Reg(f"<{steps}>", kind), i32))
+    return rows.scalars.add(
+        rows.scalars.splat(whole, point.lanes), Scalar(Reg(f"<{steps}>", kind), i32)
+    )

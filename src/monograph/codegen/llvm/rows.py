@@ -90,7 +90,9 @@ class Rows:
             )
             self.at = merge(shape, plain, [apart, *self._positions(plain)])
         self.out_at = self.result_index(self.at)
-        named = sorted({c for i in self.at for c in i.counters}, key=lambda c: (len(c.name), c.name))
+        named = sorted(
+            {c for i in self.at for c in i.counters}, key=lambda c: (len(c.name), c.name)
+        )
         across = {c for k, i in enumerate(self.at) if k not in self.axes for c in i.counters}
         self.kept = [c for c in named if c in across]
         self.reduced = [c for c in named if c not in across]
@@ -391,5 +393,3 @@ def _regs(totals: Totals) -> list[Reg]:
 
 def _totals(regs: Sequence[Reg], like: Totals) -> Totals:
     return [Scalar(r, t.dtype) for r, t in zip(regs, like, strict=True)]
-
-

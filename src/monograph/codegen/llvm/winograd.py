@@ -33,8 +33,10 @@ SIZE, TAKES, PLANES = 4, 6, 36
 CHUNK_BYTES = 640_000
 """Transformed tiles that a thread keeps at once: about half of a second-level cache."""
 UNROLL = 2
-INPUT_CYCLES, OUTPUT_CYCLES = 150.0, 260.0
-"""Measured: a transform of one vector of a tile, spills and an epilogue included."""
+INPUT_CYCLES, OUTPUT_CYCLES = 60.0, 120.0
+"""Measured: a transform of one vector of a tile, an epilogue included."""
+BYTES_PER_CYCLE = 10.0
+"""At which weights stream past, once for every chunk."""
 SKEW = 64
 """Bytes between planes, lest they share cache sets."""
 
@@ -110,8 +112,9 @@ def pays(value: Value, features: Features, threads: int) -> bool:
     depth = value.inputs[0].tensor.static[-1]
     products = PLANES * tile_cycles(plan.chunk, outputs, depth, plan.tile, 1)
     transforms = plan.chunk * (inputs * INPUT_CYCLES + outputs * OUTPUT_CYCLES)
-    own = plan.chunks * (products + transforms)
-    return own < direct_cycles(value, features)
+    weights = 4 * depth * value.tensor.static[-1] / BYTES_PER_CYCLE
+    own = plan.chunks * (products + transforms + PLANES * weights)
+    return own < direct_cycles(value, features) + threads * 9 * weights
 
 
 def winograd(context: KernelContext) -> Kernel:

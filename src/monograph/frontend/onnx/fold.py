@@ -190,8 +190,8 @@ def _gathered(sizes: tuple[Dim, ...], indices: tuple[Dim, ...]) -> tuple[Dim, ..
 
 
 def _computed(op: Binary, xs: tuple[Dim, ...], ys: tuple[Dim, ...]) -> tuple[Dim, ...] | None:
-    count = max(len(xs), len(ys))
     if len(xs) != len(ys):
+        count = len(ys) if len(xs) == 1 else len(xs)
         xs, ys = (s * count if len(s) == 1 else s for s in (xs, ys))
     return tuple(_compute(op, x, y) for x, y in zip(xs, ys, strict=True))
 

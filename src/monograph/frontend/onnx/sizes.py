@@ -49,15 +49,22 @@ def shape_vector(x: Value) -> Value:
 
 
 def scalar(size: Size) -> Value:
-    return constant(size, i64) if isinstance(size, int) else size
+    return constant(_checked(size), i64) if isinstance(size, int) else size
 
 
 def vector(sizes: Sequence[Size]) -> Value:
     """Sizes as a vector: a constant where all are known."""
     ints = [s for s in sizes if isinstance(s, int)]
     if len(ints) == len(sizes):
-        return constant(np.array(ints, np.int64))
+        return constant(np.array([_checked(s) for s in ints], np.int64))
     return fold(sh.Concat(0)(*[sh.Unsqueeze((0,))(scalar(s)) for s in sizes]))
+
+
+def _checked(size: int) -> int:
+    """A computed size that 64 bits hold."""
+    if not -(2**63) <= size < 2**63:
+        raise InferError("a size does not fit 64 bits", given=size)
+    return size
 
 
 def plus(a: Size, b: Size) -> Size:

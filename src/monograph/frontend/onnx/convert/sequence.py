@@ -36,7 +36,9 @@ def _position(n: Node, index: int, default: int, low: int, high: int) -> int | N
     if n.optional(index) is None:
         return default if low <= default <= high else None
     data = n.known(index)
-    if data is None or data.size != 1 or not low <= int(data.reshape(())) <= high:
+    if data is None or data.size != 1 or data.dtype.kind not in "iu":
+        return None
+    if not low <= int(data.reshape(())) <= high:
         return None
     return int(data.reshape(()))
 

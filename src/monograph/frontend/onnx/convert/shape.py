@@ -21,6 +21,7 @@ from monograph.frontend.onnx.sizes import (
 from monograph.ir import Value, constant
 from monograph.ir.dtype import i64
 from monograph.ops import shape as sh
+from monograph.ops.base import check_rank
 from monograph.ops.deferred import deferred
 from monograph.ops.extend import Tile
 from monograph.ops.index import Col2Im, ScatterElements
@@ -170,6 +171,7 @@ def col2im(n: Node) -> Value:
     length = as_vector(block).tensor.dim(0)
     if not isinstance(length, int):
         raise UnknownRankError("the rank of the image is not known", given=n.tensor(2))
+    check_rank(length)
     ones, zeros = (1,) * length, (0,) * (2 * length)
     pads = n.attr_ints("pads", zeros)
     return deferred(
