@@ -23,7 +23,7 @@ from monograph.errors import (
     did_you_mean,
 )
 from monograph.frontend.onnx import ModelFile, import_model, read_model
-from monograph.frontend.onnx.dtypes import declared_names, value_type
+from monograph.frontend.onnx.dtypes import declared_names, declared_type, value_type
 from monograph.ir import Array, Graph, TensorType, Type, evaluate, verify
 from monograph.ir.verify import same_memory
 from monograph.pipeline import PassOptions, optimise
@@ -90,6 +90,8 @@ class Session:
             self._late = e
         self.inputs: tuple[Port, ...] = self._ports(self._graph, "inputs")
         self.outputs: tuple[Port, ...] = self._ports(self._graph, "outputs")
+        self.optional_inputs: tuple[Port, ...] = self._optional_ports()
+        """Inputs that the model has a value for: fed, they take the place of that value."""
         self._names = [p.name for p in self.inputs]
 
     @property
@@ -117,7 +119,7 @@ class Session:
     def run(self, feeds: Mapping[str, Any], outputs: Sequence[str] | None = None) -> list[Any]:
         """Runs the model once; the outputs as fresh arrays, in model order.
 
-        feeds: an array for every input, by name.
+        feeds: an array for every input, by name; for optional inputs there may be one.
         outputs: the names of the outputs to return, in this order; all of them by default.
         """
         if outputs is None and (known := self._known_executable(feeds)) is not None:
@@ -133,7 +135,7 @@ class Session:
                 given=unknown,
                 hint=did_you_mean(unknown, names),
             )
-        checked = check_feeds(self.inputs, feeds)
+        checked = self._checked(feeds)
         if self.config.target == "cpu":
             executable = self._executable_for(checked)
             self._remember(checked, executable)
@@ -164,17 +166,20 @@ class Session:
 
     def graph_for(self, feeds: Mapping[str, Any]) -> Graph:
         """The graph that a run on these feeds evaluates; `graph` itself for most models."""
-        return self._graph_for(check_feeds(self.inputs, feeds))
+        return self._graph_for(self._checked(feeds))
 
     def bound_graph(self, feeds: Mapping[str, Any]) -> Graph:
         """The imported graph with its dimensions bound to the sizes of these feeds."""
         config = replace(self.config, target="reference", optimise=False)
         plain = Session(self._model, config, self._dims, self._donate)
-        return plain._bound_for(check_feeds(self.inputs, feeds))
+        return plain._bound_for(self._checked(feeds))
 
     def executable(self, feeds: Mapping[str, Any]) -> CpuExecutable:
         """What a run on these feeds executes on the CPU target: compiled now, if not before."""
-        return self._executable_for(check_feeds(self.inputs, feeds))
+        return self._executable_for(self._checked(feeds))
+
+    def _checked(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
+        return check_feeds(self.inputs, feeds, self.optional_inputs)
 
     def _known_executable(self, feeds: Any) -> CpuExecutable | None:
         """The executable of an earlier run on arrays of the same shapes and types, if any."""
@@ -191,6 +196,8 @@ class Session:
     def _remember(self, feeds: dict[str, Any], executable: CpuExecutable) -> None:
         """Lets the next run on such feeds skip every check: they have just been made."""
         if self._values_decide or not all(isinstance(x, np.ndarray) for x in feeds.values()):
+            return
+        if len(feeds) != len(self._names):  # optional inputs among them
             return
         if len(self._by_signature) >= self.config.shapes_kept:
             self._by_signature.clear()
@@ -211,8 +218,9 @@ class Session:
             return self._executables[graph]
 
     def _graph_for(self, feeds: dict[str, Any]) -> Graph:
-        if self._graph is not None and not self.config.optimise:
-            return self._graph
+        plain = self._graph is not None and not self.config.optimise
+        if plain and len(feeds) == len(self.inputs):
+            return self.graph
         return self._bound_for(feeds)
 
     def _bound_for(self, feeds: dict[str, Any]) -> Graph:
@@ -234,7 +242,7 @@ class Session:
     def _kept(self, arrays: dict[str, Array], values: dict[str, Array]) -> Graph:
         """The graph for inputs of these shapes, and of these values where they matter."""
         shapes = {n: x.shape for n, x in arrays.items()}
-        key = (tuple(shapes.values()), tuple(x.tobytes() for x in values.values()))
+        key = (tuple(shapes.items()), tuple(x.tobytes() for x in values.values()))
         if key not in self._by_shape:
             graph = self._import(shapes, values)
             self._by_shape[key] = self._optimised(graph)
@@ -255,7 +263,12 @@ class Session:
         values: Mapping[str, Array] | None = None,
     ) -> Graph:
         graph = import_model(
-            self._model, dims=self._dims, shapes=shapes, values=values, donate=self._donate
+            self._model,
+            dims=self._dims,
+            shapes=shapes,
+            values=values,
+            donate=self._donate,
+            fed=shapes.keys(),
         )
         self._check_donated_types(graph)
         return verify(graph)
@@ -273,7 +286,15 @@ class Session:
                 Port(n, self._sized(declared_names(t, infos[n].type, n, known)))
                 for n, t in zip(graph.output_names, graph.output_types, strict=True)
             )
-        return tuple(Port(i.name, value_type(i.type, i.name)) for i in self._declared(which))
+        return tuple(Port(i.name, declared_type(i)) for i in self._declared(which))
+
+    def _optional_ports(self) -> tuple[Port, ...]:
+        """Inputs with an initialiser; before IR version 4 that is how files list weights."""
+        if self._model.proto.ir_version < 4:
+            return ()
+        defaults = self._model.initialisers
+        infos = [info for info in self._model.proto.graph.input if info.name in defaults]
+        return tuple(Port(i.name, self._sized(value_type(i.type, i.name))) for i in infos)
 
     def _sized(self, type_: Type) -> Type:
         """A type with the dimensions in it that the caller gave a size."""

@@ -7,9 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from monograph.ops.attention import Attention
+from monograph.codegen.llvm.features import host_features
+from monograph.errors import ExecutionError
+from monograph.ops.attention import Attention, CacheUpdate, Rope
 from monograph.ops.elementwise import Add, Mul
 from monograph.ops.shape import Reshape, Slice, Transpose
+from monograph.runtime.executable import compile_graph
 from tests.cpu.against import check, feeds_for
 from tests.rules.checks import graph_of, value
 
@@ -76,3 +79,49 @@ def test_operands_are_read_through_views() -> None:
 
     y = value("f32[1, 2, 11, 16]", "y")
     check(graph_of(Mul()(Attention()(head(0), head(1), head(2)), y)), steps=2)
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize(("size", "pairs"), [(64, 32), (70, 21), (8, 3), (2, 1)])
+def test_rotary_embedding(size: int, pairs: int, interleaved: bool) -> None:
+    x, cos, sin = (
+        value(f"f32[2, 3, 5, {size}]"),
+        value(f"f32[1, 5, {pairs}]", "cos"),
+        value(f"f32[2, 5, {pairs}]", "sin"),
+    )
+    check(graph_of(Rope(interleaved)(x, cos, sin), Mul()(Rope(interleaved)(x, cos, sin), x)))
+
+
+def test_rotary_embedding_through_views() -> None:
+    x, cos, sin = value("f16[1, 5, 64]"), value("f16[1, 5, 8]", "cos"), value("f16[1, 5, 8]", "sin")
+    heads = Transpose((0, 2, 1, 3))(Reshape((1, 5, 4, 16))(x))
+    check(graph_of(Rope()(heads, cos, sin)), steps=1)
+
+
+@pytest.mark.parametrize("circular", [False, True])
+@pytest.mark.parametrize(
+    ("x", "update", "axis"),
+    [
+        ("f32[2, 3, 9, 20]", "f32[2, 3, 2, 20]", 2),
+        ("f16[2, 9]", "f16[2, 4]", 1),
+        ("i8[2, 5, 33]", "i8[2, 1, 33]", 1),
+    ],
+)
+def test_cache_update(x: str, update: str, axis: int, circular: bool) -> None:
+    graph = graph_of(
+        CacheUpdate(axis, circular)(value(x), value(update, "u"), value("i64[2]", "start"))
+    )
+    feeds = feeds_for(graph)
+    feeds["start"] = np.array([8 if circular else 0, 3], np.int64)
+    check(graph, feeds)
+
+
+def test_cache_update_out_of_bounds_is_an_error() -> None:
+    graph = graph_of(
+        CacheUpdate(1)(value("f32[1, 5]"), value("f32[1, 2]", "u"), value("i64[1]", "s"))
+    )
+    feeds = feeds_for(graph)
+    feeds["s"] = np.array([4], np.int64)
+    executable = compile_graph(graph, host_features(), 2)
+    with pytest.raises(ExecutionError, match="out of bounds"):
+        executable.run(feeds)

@@ -87,7 +87,7 @@ def test_feature_vectorizer_joins_columns() -> None:
     agrees("FeatureVectorizer", X, X[:, :1], inputdimensions=[2, 1])
     (y,) = agrees("FeatureVectorizer", X[0], X[1], inputdimensions=[2, 2])
     assert y.shape == (1, 4), "a vector is one row"
-    refused("FeatureVectorizer", X, inputdimensions=[3], match="not of the size declared")
+    refused("FeatureVectorizer", X, inputdimensions=[3], match="of the size declared")
 
 
 def test_array_feature_extractor_picks_columns() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -46,6 +47,23 @@ def test_files_that_cannot_be_read(tmp_path: Path):
         read_model(tmp_path)
     with refused("cannot be read", "null"):
         read_model("a\0b")
+
+
+def test_a_pipe_is_not_waited_for(tmp_path: Path):
+    os.mkfifo(tmp_path / "pipe.onnx")
+    with refused("not a plain file", "pipe.onnx"):
+        read_model(tmp_path / "pipe.onnx")
+    with refused("not a plain file"):
+        read_model("/dev/zero")
+
+
+def test_a_file_larger_than_protobuf_takes_is_not_read(tmp_path: Path):
+    """A hole of a terabyte takes no room on the disk."""
+    path = tmp_path / "hole.onnx"
+    path.touch()
+    os.truncate(path, 1 << 40)
+    with refused("too large", "2,147,483,647", "external data"):
+        read_model(path)
 
 
 def test_a_proto_without_graph():

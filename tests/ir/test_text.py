@@ -90,6 +90,15 @@ def test_a_constant_by_digest_must_be_given() -> None:
         ('graph "g"() { %0 = constant {val=1} : i8[2] return }', "no such attribute"),
         ('graph "g"() { %0 = constant : i8[2] return }', "constant"),
         ('graph "g"() {', "expected: return"),
+        (f'graph "g"(%x: f32[{"9" * 5000}]) {{ return }}', "not a size"),
+        (f'graph "g"() {{ %0 = iota {{axis={"9" * 5000}}} : f32[1] return }}', "too long"),
+        (r'graph "\x"() { return }', "not a string"),
+        (r'graph "g"(%"\x": f32[2]) { return }', "not a string"),
+        ('graph "g"(%x: f32[2]) { %0 = neg(%x) : f32[2] // notjson\n return }', "not a string"),
+        (
+            'graph "g"(%x: f32[2]) { %0 = reduce_sum(%x) {axes="ab"} : f32[2] return }',
+            "does not take these attributes",
+        ),
     ],
 )
 def test_broken_text_is_refused_with_its_line(text: str, message: str) -> None:

@@ -33,11 +33,10 @@ import pytest
 from scripts import fetch_models
 
 import monograph
-from monograph.frontend.onnx import read_model
 from monograph.report.inputs import read_archive, split_archive
 from monograph.runtime.compare import compare_outputs
 from monograph.runtime.inputs import make_inputs
-from monograph.runtime.tolerance import Tolerance, allowed_by_file, derive
+from monograph.runtime.tolerance import Tolerance
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "models"
 
@@ -74,7 +73,7 @@ def test_recorded_answers(name: str, recording: str) -> None:
     assert set(expected) == {p.name for p in session.outputs}
     meta = folder / "meta.json"
     noise = json.loads(meta.read_text())["noopt_rel"] if meta.exists() else 0.0
-    check(name, session, folder / "model.onnx", feeds, expected, noise)
+    check(name, session, feeds, expected, noise)
 
 
 @dataclass(frozen=True)
@@ -144,7 +143,7 @@ def test_fetched_models(case: Case) -> None:
     expected = run_onnxruntime(path, feeds, levels.ORT_ENABLE_ALL)
     plain = run_onnxruntime(path, feeds, levels.ORT_DISABLE_ALL)
     noise = max(d.max_rel for d in compare_outputs(plain, expected, {}))
-    check(case.file, session, path, feeds, expected, noise)
+    check(case.file, session, feeds, expected, noise)
 
 
 def _fetched(stem: str) -> Path:
@@ -164,13 +163,12 @@ def run_onnxruntime(path: Path, feeds: dict[str, Any], level: Any) -> dict[str, 
 def check(
     name: str,
     session: monograph.Session,
-    path: Path,
     feeds: dict[str, Any],
     expected: dict[str, Any],
     noise: float,
 ) -> None:
     """Runs a model and compares it with the answers of ONNX Runtime."""
-    derived = derive(session.graph_for(feeds), allowed_by_file(read_model(path)))
+    derived = session.tolerances(feeds)
     tolerances = {n: widened(t, 2 * noise, ABSOLUTE.get(name, 0.0)) for n, t in derived.items()}
     names = [p.name for p in session.outputs]
     given = dict(zip(names, session.run(feeds), strict=True))

@@ -270,6 +270,15 @@ def test_deep_networks() -> None:
     assert count(after) == 2
 
 
+def test_a_transposed_constant_is_read_in_its_own_order() -> None:
+    data = constant(np.arange(24, dtype=np.float32).reshape(2, 3, 4))
+    weights = constant(np.ones((1, 2, 1), np.float32))
+    layer = Conv((1,), (1,), (1,), (1,))(Transpose((2, 0, 1))(data), weights)
+    graph = graph_of(Add()(layer, value("f32[1]")))
+    after = verify(run_pass(ChooseLayout("channels_last"), graph, Environment()))
+    assert first_difference(graph, after, {"x": np.float32([1])}, exact=False) is None
+
+
 @pytest.mark.parametrize("seed", range(100))
 def test_random_graphs(seed: int) -> None:
     graph, feeds = random_graph(seed)

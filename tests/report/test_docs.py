@@ -30,7 +30,7 @@ def test_links_lead_somewhere(page: Path):
 
 @pytest.mark.parametrize("page", ["adding-an-op", "adding-a-rule", "adding-a-pass"])
 def test_the_snippets_of_a_tutorial_work(page: str):
-    """Together they are a module, and its tests pass; in a process of its own, where it registers."""
+    """Together they are a module, whose tests pass; in a process of its own, since it registers."""
     blocks = re.findall(
         r"```python\n(.*?)```", (ROOT / "docs" / f"{page}.md").read_text(), re.DOTALL
     )

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import io
+import zipfile
 from pathlib import Path
 
 import ml_dtypes
@@ -8,6 +10,7 @@ import pytest
 
 from monograph.errors import FeedError, MonographError
 from monograph.ir import parse_type
+from monograph.report import inputs
 from monograph.report.inputs import read_archive, read_array, split_archive
 from monograph.runtime.feeds import Port
 from monograph.runtime.inputs import make_inputs
@@ -101,3 +104,41 @@ def test_files_that_do_not_fit_are_refused(tmp_path: Path):
         read_array(archive)
     with pytest.raises(FeedError, match="a single array was given"):
         read_archive(array)
+
+
+def test_elements_of_a_sequence_are_numbered_on():
+    arrays = {"out:s[0]": np.ones(1), "out:s[2]": np.ones(1)}
+    with pytest.raises(FeedError, match="numbered on") as e:
+        split_archive(arrays, [], ports(s="seq<f32[N]>"))
+    assert "out:s[1]" in str(e.value)
+
+
+def lying_header() -> bytes:
+    """The start of a .npy file that claims to hold 16 TiB."""
+    buffer = io.BytesIO()
+    header = {"descr": "<f8", "fortran_order": False, "shape": (2**41,)}
+    np.lib.format.write_array_header_1_0(buffer, header)
+    return buffer.getvalue() + bytes(64)
+
+
+def test_files_that_claim_more_than_they_hold(tmp_path: Path):
+    array, archive = tmp_path / "a.npy", tmp_path / "a.npz"
+    array.write_bytes(lying_header())
+    with zipfile.ZipFile(archive, "w") as file:
+        file.writestr("x.npy", lying_header())
+    with pytest.raises(FeedError, match="cannot hold"):
+        read_array(array)
+    with pytest.raises(FeedError, match="cannot hold"):
+        read_archive(archive)
+
+
+def test_an_archive_that_unpacks_to_more_than_the_machine_holds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    path = tmp_path / "a.npz"
+    np.savez_compressed(path, x=np.zeros(1 << 16))
+    monkeypatch.setattr(inputs, "machine_memory", lambda: 1 << 19)
+    with pytest.raises(FeedError, match="more than this machine can"):
+        read_archive(path)
+    monkeypatch.setattr(inputs, "machine_memory", lambda: 1 << 21)
+    assert read_archive(path)["x"].shape == (1 << 16,)

@@ -6,7 +6,14 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from monograph.runtime.compare import compare, compare_outputs, flatten, match_rows
+from monograph.runtime.compare import (
+    ALL_NAN,
+    Place,
+    compare,
+    compare_outputs,
+    flatten,
+    match_rows,
+)
 from monograph.runtime.tolerance import EXACT, Tolerance
 
 NAN, INF = float("nan"), float("inf")
@@ -118,6 +125,35 @@ def test_sequences_are_compared_element_by_element():
     assert [(d.name, d.problem) for d in results if not d.ok] == [
         ("s[1]", "only on the given side")
     ]
+
+
+def test_an_output_may_be_called_like_an_element_of_another():
+    """Flattened names collide, places do not: every tensor is compared, by its own tolerance."""
+    given = {"y": [f32(1)], "y[0]": f32(7)}
+    expected = {"y": [f32(2)], "y[0]": f32(7)}
+    for first in (list(given), list(reversed(given))):
+        sides = [{n: side[n] for n in first} for side in (given, expected)]
+        results = compare_outputs(*sides, {})
+        assert {d.place: d.ok for d in results} == {
+            Place("y", (0,)): False,
+            Place("y[0]"): True,
+        }
+    close, exact = {"y": [f32(1)], "y[0]": f32(7.01)}, {"y": [f32(1)], "y[0]": f32(7)}
+    assert not all(d.ok for d in compare_outputs(close, exact, {"y": LOOSE}))
+    assert all(d.ok for d in compare_outputs(close, exact, {"y[0]": LOOSE}))
+
+
+def test_keys_of_maps_keep_their_kind():
+    assert list(flatten({"m": {1: f32(1), "1": f32(2)}})) == [Place("m", (1,)), Place("m", ("1",))]
+
+
+def test_nothing_but_nan_is_a_warning():
+    """Equal, but an agreement that says nothing of the numbers."""
+    d = compare("y", f32(NAN, NAN), f32(NAN, NAN), EXACT)
+    assert d.ok
+    assert d.warning == ALL_NAN
+    assert compare("y", f32(NAN, 1), f32(NAN, 1), EXACT).warning is None
+    assert compare("y", f32(), f32(), EXACT).warning is None
 
 
 def test_an_output_on_one_side_is_a_mismatch():

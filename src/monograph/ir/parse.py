@@ -315,7 +315,8 @@ class _Reader:
             self.fail("the type is not the inferred one", expected=value.type, given=given)
         env[target] = value
         if self.kind == "origin":
-            origins[value] = self.quoted(self.advance()[2:].strip())
+            origins[value] = self.quoted(self.token[2:].strip())
+            self.advance()
 
     def applied(self, op: Op, arguments: list[Value]) -> Value:
         try:

@@ -7,6 +7,7 @@ Holds no op.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 
 import numpy as np

@@ -223,9 +223,12 @@ class _Builder:
         made = self.kept[value]
         data = known(made)
         if data is not None:
-            if need == Need(plain(data.ndim)):
+            # A transpose of a constant is the constant, kept in another order.
+            given = self.plans[value].order
+            order = tuple(given.index(d) for d in need.order)
+            if order == plain(data.ndim) and not need.new_axes:
                 return made
-            moved = np.expand_dims(np.transpose(data, need.order), need.new_axes)
+            moved = np.expand_dims(np.transpose(data, order), need.new_axes)
             return constant(np.ascontiguousarray(moved))
         if not has_order(value):
             return made

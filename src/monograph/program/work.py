@@ -8,6 +8,7 @@ from monograph.ir import TensorType, Value
 from monograph.ops.conv import Conv
 from monograph.ops.linear import Dot
 from monograph.program.program import Program, Step
+from monograph.program.recurrence import Recurrence
 from monograph.rewrite import Work
 
 
@@ -30,6 +31,8 @@ def _bytes(value: Value) -> float:
 
 
 def _flops(value: Value) -> float:
+    if isinstance(value.op, Recurrence):
+        return value.op.flops(value.inputs[1].tensor.static[1])
     if not isinstance(value.type, TensorType) or not value.type.is_static:
         return 0.0
     size = float(value.type.size)

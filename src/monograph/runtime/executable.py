@@ -25,6 +25,7 @@ from monograph.ir import Array, Graph, Value
 from monograph.ir.evaluate import apply
 from monograph.program.place import CONSTANT, OUTPUT, TEMPORARY
 from monograph.program.program import Program, Step, lower
+from monograph.program.recurrence import split_recurrence
 from monograph.program.work import program_work
 from monograph.rewrite.cost import LinearCost
 from monograph.runtime.native import NativeCode, compile_modules
@@ -251,7 +252,7 @@ _ONE_CORE = LinearCost(launch_seconds=0.0, flops_per_second=4e10, bytes_per_seco
 
 def compile_graph(graph: Graph, features: Features, threads: int) -> CpuExecutable:
     """An optimised graph of static shapes, compiled for this machine."""
-    program = lower(graph, CpuTarget())
+    program = lower(split_recurrence(graph), CpuTarget())
     if _ONE_CORE.seconds(program_work(program)) < ALONE_SECONDS:
         threads = 1
     module = compile_program(program, features, threads)

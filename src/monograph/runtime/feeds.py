@@ -24,10 +24,20 @@ from monograph.ir.dtype import FLOAT, STRING
 
 @dataclass(frozen=True)
 class Port:
-    """An input or output of a model: its name and type."""
+    """An input or output of a model: its name and type.
+
+    The type of an output is None where the model neither declares it nor lets it be inferred before
+    the inputs are known.
+    """
 
     name: str
-    type: Type
+    type: Type | None
+
+    @property
+    def accepted(self) -> Type:
+        """The type of what is fed to an input, which every model declares."""
+        assert self.type is not None
+        return self.type
 
     @property
     def dtype(self) -> DType | None:
@@ -40,20 +50,25 @@ class Port:
         return self.type.shape if isinstance(self.type, TensorType) else None
 
     def __str__(self) -> str:
-        return f"{self.name}: {self.type}"
+        return f"{self.name}: {self.type or 'not known before it is run'}"
 
 
-def check_feeds(ports: Sequence[Port], feeds: Mapping[str, Any]) -> dict[str, Any]:
-    """The feeds as arrays, or one FeedError that shows everything that does not fit."""
+def check_feeds(
+    ports: Sequence[Port], feeds: Mapping[str, Any], optional: Sequence[Port] = ()
+) -> dict[str, Any]:
+    """The feeds as arrays, or one FeedError that shows everything that does not fit.
+
+    There is one for each port; for an optional one there may be.
+    """
     problems: list[str] = []
-    names = {p.name for p in ports}
+    names = {p.name for p in (*ports, *optional)}
     problems += [f"{p.name}: missing (expected {p.type})" for p in ports if p.name not in feeds]
     problems += [_unknown(name, names) for name in feeds if name not in names]
     bound: dict[str, tuple[int, str]] = {}
     result: dict[str, Any] = {}
-    for port in ports:
+    for port in (*ports, *optional):
         if port.name in feeds:
-            result[port.name] = _check(port.name, port.type, feeds[port.name], bound, problems)
+            result[port.name] = _check(port.name, port.accepted, feeds[port.name], bound, problems)
     if problems:
         listed = "\n".join(f"    {p}" for p in problems)
         raise FeedError(

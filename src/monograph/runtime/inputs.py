@@ -48,17 +48,17 @@ def make_inputs(
     rng = np.random.default_rng(seed)
     for port in ports:
         if port.name in given:
-            result.feeds[port.name] = as_dtype(given[port.name], port.type)
+            result.feeds[port.name] = as_dtype(given[port.name], port.accepted)
             continue
-        for dim in _symbols(port.type):
+        for dim in _symbols(port.accepted):
             if dim not in sizes:
                 sizes[dim] = result.assumed[dim] = size
-        result.feeds[port.name] = _random(rng, port.name, port.type, sizes)
+        result.feeds[port.name] = _random(rng, port.name, port.accepted, sizes)
         result.random.append(port.name)
     return result
 
 
-def as_dtype(given: Any, type_: Type) -> Any:
+def as_dtype(given: Any, type_: Type | None) -> Any:
     """An array as its element type: .npy files know bf16 and the like only as raw bytes."""
     if not isinstance(type_, TensorType) or not isinstance(given, np.ndarray):
         return given

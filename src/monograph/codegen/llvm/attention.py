@@ -180,7 +180,7 @@ class _Attention:
     # Scores
 
     def _turn(self, key: Reg, count: Int) -> None:
-        """Keys as [depth][keys], in this thread's memory."""
+        """Keys as [panel][depth][keys of the panel], in this thread's memory."""
         b, lanes, view = self.b, self.lanes, self.operands[1]
         whole_keys, whole_depth = self.keys // lanes * lanes, self.depth // lanes * lanes
 
@@ -210,8 +210,10 @@ class _Attention:
             each(whole_keys, self.keys, 0)
 
     def _turned(self, d: Int, t: Int) -> Reg:
-        at = self.b.add(self.b.mul(d, self.row_length), t)
-        return self.b.offset(self.turned_at, self.b.mul(at, self.size))
+        """A turned key's element: panels follow each other, so that each lies together."""
+        b, wide = self.b, self.panel * self.lanes
+        at = b.add(b.mul(b.div(t, wide), self.depth * wide), b.mod(t, wide))
+        return b.offset(self.turned_at, b.mul(b.add(at, b.mul(d, wide)), self.size))
 
     def _load(self, view: View, pointer: Reg, lanes: int) -> Reg:
         found: Reg = self.scalars.load(view.dtype, pointer, lanes if lanes > 1 else 0).reg
@@ -229,9 +231,13 @@ class _Attention:
         queries = [self._query(block, r) for r in range(block.rows)]
 
         def panel(t: Int, _: list[Reg]) -> None:
+            start = b.offset(self.turned_at, b.mul(t, self.depth * self.size))
+
             def multiply(d: Int, sums: list[Reg]) -> list[Reg]:
+                row = b.offset(start, b.mul(d, wide * self.size))
+                step = self.lanes * self.size
                 keys = [
-                    b.load(self._wide, self._turned(d, b.add(t, v * self.lanes)), self.size)
+                    b.load(self._wide, b.offset(row, v * step), self.size)
                     for v in range(self.panel)
                 ]
                 made = []

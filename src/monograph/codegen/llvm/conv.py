@@ -136,6 +136,7 @@ class _Conv:
         b = self.b = self.context.builder(len(self.context.arguments))
         self.pointers = pointers(b, self.context.arguments)
         self.epilogue = Epilogue(self.context, b)
+        self.epilogue.reserve(self.tile.rows * self.tile.vectors, self.lanes)
         self._loops()
         flops = 2.0 * math.prod(self.shape) * math.prod(self.weights.shape[1:])
         return self.context.finish(b, flops)
@@ -268,12 +269,13 @@ class _Conv:
         self, outer: list[Int], w0: Int, v0: Int, run: Run, panel: Run, sums: list[Reg]
     ) -> None:
         b, out = self.b, self.shape[-1]
-        for r in range(run.size):
-            for v in range(panel.size):
-                n = b.mul(b.add(v0, v), self.lanes)
-                left = out - n if isinstance(n, int) else self.lanes
-                index = [*outer, b.add(w0, r), n]
-                self.epilogue.store(index, sums[r * panel.size + v], min(left, self.lanes))
+
+        def store(r: Int, v: int, total: Reg) -> None:
+            n = b.mul(b.add(v0, v), self.lanes)
+            left = out - n if isinstance(n, int) else self.lanes
+            self.epilogue.store([*outer, b.add(w0, r), n], total, min(left, self.lanes))
+
+        self.epilogue.store_rows(sums, run.size, store)
 
 
 def serves(value: Value) -> bool:

@@ -71,6 +71,8 @@ class _Depthwise:
         b = self.b = context.builder(len(context.arguments))
         self.pointers = pointers(b, context.arguments)
         self.epilogue = Epilogue(context, b)
+        widest = max(block.lanes for block in self.blocks)
+        self.epilogue.reserve(max(run.size for run in self.runs), widest)
         lines = math.prod(self.shape[:-2])
         for block in self.blocks:
             span = share(b, lines * block.count, context.threads)
@@ -123,8 +125,11 @@ class _Depthwise:
         lanes = block.lanes if block.lanes > 1 else 0
         zero = b.number(0, "float", lanes)
         sums = self._outer_taps(x, w, [zero] * run.size, run, lanes, 0, 0)
-        for r, total in enumerate(sums):
+
+        def store(r: Int, _: int, total: Reg) -> None:
             self.epilogue.store([n, *outer, b.add(w0, r), c], total, block.lanes)
+
+        self.epilogue.store_rows(sums, run.size, store)
 
     def _outer_taps(
         self, x: Reg, w: Reg, sums: list[Reg], run: Run, lanes: int, axis: int, tap: Int

@@ -13,7 +13,9 @@ from monograph.codegen.llvm.builder import Int, Reg, vector
 from monograph.codegen.llvm.epilogue import Epilogue
 from monograph.codegen.llvm.kernel import Kernel, KernelContext, Packed, pointers, share
 from monograph.codegen.llvm.tiles import Run, choose_tile, split
-from monograph.ir import Array, Value, known
+from monograph.codegen.llvm.types import register
+from monograph.ir import Array, DType, Value, known
+from monograph.ir.dtype import f32, f64, i32, i64
 from monograph.program.index import strides_of
 from monograph.program.strided import strided
 
@@ -44,7 +46,8 @@ class _Dot:
         shape = anchor.tensor.static
         x, w = anchor.inputs
         self.problem = Problem(shape[:-2], shape[-2], x.tensor.static[-1], shape[-1])
-        self.lanes = context.features.lanes(max(anchor.dtype.bits, 32))
+        self.sum_dtype = sum_dtype(anchor)
+        self.lanes = context.features.lanes(self.sum_dtype.bits)
         self.vectors = -(-self.problem.columns // self.lanes)
         self.constant = known(w)
         storage = context.program.places.storage
@@ -77,7 +80,7 @@ class _Dot:
         """[batch][panel][depth][lanes of the panel], columns padded with zeros."""
         batch = math.prod(weights.shape[:-2])
         depth, columns = weights.shape[-2:]
-        wide = np.zeros((batch, depth, self.vectors * self.lanes), np.float32)
+        wide = np.zeros((batch, depth, self.vectors * self.lanes), weights.dtype)
         wide[:, :, :columns] = weights.reshape(batch, depth, columns)
         pieces = []
         for g in range(batch):
@@ -144,7 +147,7 @@ class _Dot:
         m0 = b.add(b.mul(j, run.size), run.start)
         x = b.offset(self.pointers[self.x.source], b.mul(self._x_offset(g, m0), self.x_size))
         w, step = self._panel(g, panel, i)
-        zero = b.number(0, "float", self.lanes)
+        zero = b.number(0, register(self.sum_dtype), self.lanes)
         count = run.size * panel.size
 
         def multiply(k: Int, carried: list[Reg]) -> list[Reg]:
@@ -155,7 +158,7 @@ class _Dot:
                     factor = self._factor(xk, r, u)
                     for v, column in enumerate(columns):
                         at = r * panel.size + v
-                        sums[at] = b.intrinsic("fma", factor, column, sums[at])
+                        sums[at] = self._multiply_add(factor, column, sums[at])
             unroll = UNROLL if p.depth % UNROLL == 0 else 1
             return [
                 *sums,
@@ -196,11 +199,11 @@ class _Dot:
         b, p = self.b, self.problem
         if self.constant is not None:
             own = self.constant.shape[:-2]
-            step = panel.size * self.lanes * 4
-            whole = p.depth * self.vectors * self.lanes * 4
+            step = panel.size * self.lanes * self.w_size
+            whole = p.depth * self.vectors * self.lanes * self.w_size
             packed_strides = tuple(s * whole for s in strides_of(own)) + (0, 0)
             at = self._batch_offset(g, self.anchor.inputs[1], packed_strides)
-            before = panel.start * self.lanes * p.depth * 4
+            before = panel.start * self.lanes * p.depth * self.w_size
             at = b.add(b.add(at, before), b.mul(i, p.depth * step))
             return b.offset(b.arguments[f"p{self.packed}"], at), step
         assert self.w is not None
@@ -215,21 +218,29 @@ class _Dot:
 
     def _column(self, w: Reg, u: int, v: int, step: int) -> Reg:
         """A vector of weights."""
-        b = self.b
-        if self.constant is not None:
-            at = b.offset(w, u * step + v * self.lanes * 4)
-            return b.load(vector(self.lanes, "float"), at, 4)
-        at = b.offset(w, u * step + v * self.lanes * self.w_size)
-        scalars = self.epilogue.elements.scalars
-        column: Reg = scalars.load(self.anchor.inputs[1].dtype, at, self.lanes).reg
-        return column
+        at = self.b.offset(w, u * step + v * self.lanes * self.w_size)
+        return self._load(self.anchor.inputs[1].dtype, at, self.lanes)
 
     def _factor(self, x: Reg, r: int, u: int) -> Reg:
         """An element of x in every lane."""
         at = (r * self.x.strides[-2] + u * self.x.strides[-1]) * self.x_size
+        one = self._load(self.anchor.inputs[0].dtype, self.b.offset(x, at), 0)
+        return self.b.splat(one, self.lanes)
+
+    def _load(self, dtype: DType, pointer: Reg, lanes: int) -> Reg:
+        """Elements of an operand, as wide as they are summed."""
         scalars = self.epilogue.elements.scalars
-        one = scalars.load(self.anchor.inputs[0].dtype, self.b.offset(x, at))
-        return self.b.splat(one.reg, self.lanes)
+        found: Reg = scalars.load(dtype, pointer, lanes).reg
+        if dtype.is_float:
+            return found
+        how = "sext" if dtype.is_signed else "zext"
+        return scalars.a.convert(how, found, register(self.sum_dtype))
+
+    def _multiply_add(self, x: Reg, y: Reg, total: Reg) -> Reg:
+        if self.sum_dtype.is_float:
+            return self.b.intrinsic("fma", x, y, total)
+        a = self.epilogue.elements.scalars.a
+        return a.op("add", total, a.op("mul", x, y))
 
     def _finish(self, g: Int, m0: Int, v0: Int, run: Run, panel: Run, sums: list[Reg]) -> None:
         """The epilogue of every accumulator, and its store."""
@@ -239,5 +250,19 @@ class _Dot:
             for v in range(panel.size):
                 n = b.mul(b.add(v0, v), self.lanes)
                 left = p.columns - n if isinstance(n, int) else self.lanes
-                total = sums[r * panel.size + v]
+                total = self._narrowed(sums[r * panel.size + v])
                 self.epilogue.store([*batch, b.add(m0, r), n], total, min(left, self.lanes))
+
+    def _narrowed(self, total: Reg) -> Reg:
+        """A sum in the form that registers have for the result: integers wrap."""
+        if self.sum_dtype.is_float:
+            return total
+        a = self.epilogue.elements.scalars.a
+        return a.convert("trunc", total, register(self.anchor.dtype))
+
+
+def sum_dtype(anchor: Value) -> DType:
+    """What products are summed in: integers of as many bits as matter, f32 for narrower floats."""
+    if anchor.dtype.is_float:
+        return f64 if anchor.dtype == f64 else f32
+    return i64 if anchor.dtype.bits > 32 else i32

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from monograph.codegen.llvm.builder import Builder, Int, Reg, vector
 from monograph.codegen.llvm.elements import Elements, Point
 from monograph.codegen.llvm.kernel import KernelContext, pointers
 from monograph.codegen.llvm.scalar import LlvmScalars
+from monograph.ops.elementwise import Abs, Add, Clip, Max, Min, Mul, Neg, Sub
 from monograph.ops.scalar import Scalar
 from monograph.program.access import Element, counters
 from monograph.program.index import Counter
+from monograph.program.kinds import is_view
+
+LIGHT = (Abs, Add, Clip, Max, Min, Mul, Neg, Sub)
+"""Ops of an instruction or two. Others are worth a loop, for the size of the code."""
 
 
 class Epilogue:
@@ -33,6 +38,39 @@ class Epilogue:
         # The anchor's result is given in registers, so planning stops there.
         self.elements.given[self.anchor] = Scalar(Reg("", ""), self.anchor.dtype)
         self.order = self.elements.plan(self.outputs, self.at)
+        computed = [r.element.value for r in self.order if r.operands]
+        self.heavy = any(not is_view(v) and not isinstance(v.op, LIGHT) for v in computed)
+        self.stack: Reg | None = None
+
+    def reserve(self, vectors: int, lanes: int) -> None:
+        """Makes room for `store_rows`; while the builder is in the function's first block."""
+        if self.heavy:
+            kind = vector(lanes, "float")
+            self.stack = self.b.set("ptr", f"alloca [{vectors} x {kind}], align 64")
+
+    def store_rows(
+        self, sums: Sequence[Reg], rows: int, store: Callable[[Int, int, Reg], None]
+    ) -> None:
+        """Calls `store` with (row, number in the row, vector) for accumulators in equal rows.
+
+        Where the epilogue is long this is a loop over the rows, through memory.
+        """
+        b, width = self.b, len(sums) // rows
+        if self.stack is None or rows == 1:
+            for k, total in enumerate(sums):
+                store(k // width, k % width, total)
+            return
+        size = max(sums[0].lanes, 1) * 4
+        for k, total in enumerate(sums):
+            b.store(total, b.offset(self.stack, k * size), 4)
+
+        def row(r: Int, _: list[Reg]) -> None:
+            assert self.stack is not None
+            start = b.offset(self.stack, b.mul(r, width * size))
+            for v in range(width):
+                store(r, v, b.load(sums[0].type, b.offset(start, v * size), 4))
+
+        b.loop(0, rows, 1, row)
 
     def store(self, at: Sequence[Int], total: Reg, lanes: int) -> None:
         """Finishes and stores the first `lanes` lanes of a vector at an index."""

@@ -5,12 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from monograph.codegen.llvm import attention, gather, images, norm, reduce, scan, scatter, softmax, sort
+from monograph.codegen.llvm import (
+    attention,
+    cache_update,
+    gather,
+    images,
+    norm,
+    recurrent,
+    reduce,
+    rope,
+    scan,
+    scatter,
+    softmax,
+    sort,
+)
 from monograph.codegen.llvm.dot import dot
 from monograph.codegen.llvm.kernel import Kernel, KernelContext
 from monograph.codegen.llvm.pointwise import pointwise
 from monograph.ir import Value
-from monograph.ir.dtype import f32
 from monograph.ops.linear import Dot
 from monograph.program.kinds import is_native, is_view
 from monograph.program.place import Halo
@@ -27,11 +39,9 @@ def generator(region: Region) -> Generator | None:
         return pointwise
     if images.serves(region.anchor):
         return images.generator(region.anchor)
-    if attention.serves(region.anchor):
-        return attention.attention
     if isinstance(region.anchor.op, Dot):
-        return dot if region.anchor.dtype == f32 else None
-    return next((g for serves, g in (*_ROWS, *_MOVES) if serves(region.anchor)), None)
+        return dot
+    return next((g for serves, g in (*_ROWS, *_STRIDED, *_MOVES) if serves(region.anchor)), None)
 
 
 _ROWS: tuple[tuple[Callable[[Value], bool], Generator], ...] = (
@@ -41,8 +51,15 @@ _ROWS: tuple[tuple[Callable[[Value], bool], Generator], ...] = (
     (scan.serves, scan.scan),
 )
 """Kernels that read all of their operands through views, and compute the first on the way."""
+_STRIDED: tuple[tuple[Callable[[Value], bool], Generator], ...] = (
+    (attention.serves, attention.attention),
+    (rope.serves, rope.rope),
+    (cache_update.serves, cache_update.cache_update),
+)
+"""Kernels that step through operands, views too where strides describe them."""
 _MOVES: tuple[tuple[Callable[[Value], bool], Generator], ...] = (
     (gather.serves, gather.gather),
+    (recurrent.serves, recurrent.recurrent),
     (scatter.serves, scatter.scatter),
     (sort.serves, sort.top_k),
 )
@@ -56,7 +73,7 @@ class CpuTarget:
     def readable(self, user: Value, index: int, operand: Value) -> bool:
         if any(serves(user) for serves, _ in _ROWS):
             return True
-        if attention.serves(user):
+        if any(serves(user) for serves, _ in _STRIDED):
             return attention.readable(operand)
         if images.serves(user):
             return images.readable(user, index, operand)

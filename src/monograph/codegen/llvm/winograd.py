@@ -163,6 +163,7 @@ class _Winograd:
         self.v = b.offset(b.arguments[f"p{scratch}"], own)
         self.m = b.offset(self.v, PLANES * self.v_plane)
         self.epilogue = Epilogue(context, b)
+        self.epilogue.reserve(SIZE * SIZE, self.lanes)
         b.loop(*share(b, self.plan.chunks, context.threads), 1, self._chunk)
         work = math.prod(self.anchor.tensor.static) * math.prod(self.weights.shape[1:])
         return context.finish(b, 2.0 * work)
@@ -312,11 +313,14 @@ class _Winograd:
         for j in range(TAKES):
             places = [(r * TAKES + j) * self.m_plane for r in range(TAKES)]
             columns.append(self._out_of([b.load(kind, b.offset(m, p), 4) for p in places]))
+        made = []
         for r in range(SIZE):
-            row = self._out_of([columns[j][r] for j in range(TAKES)])
-            for j, made in enumerate(row):
-                at = [n, b.add(h, r), b.add(w, j), c]
-                self._store(at, r, j, made, lanes)
+            made += self._out_of([columns[j][r] for j in range(TAKES)])
+
+        def store(r: Int, j: int, total: Reg) -> None:
+            self._store([n, b.add(h, r), b.add(w, j), c], r, j, total, lanes)
+
+        self.epilogue.store_rows(made, SIZE, store)
 
     def _out_of(self, m: list[Reg]) -> list[Reg]:
         """Four results along an axis from six products."""
@@ -330,13 +334,14 @@ class _Winograd:
             a.add(a.fma(two, 8.0, one), m[5]),
         ]
 
-    def _store(self, at: list[Int], r: int, j: int, made: Reg, lanes: int) -> None:
+    def _store(self, at: list[Int], r: Int, j: int, made: Reg, lanes: int) -> None:
         """Stores a pixel, unless it lies beyond the edge of the image."""
         b = self.b
         _, height, width, _ = self.anchor.tensor.static
         guards = []
         for inside, number, size in ((r, at[1], height), (j, at[2], width)):
-            if size % SIZE and inside >= size % SIZE:
+            known = isinstance(inside, int) and inside < size % SIZE
+            if size % SIZE and not known:
                 guards.append(b.compare("slt", b.i64(number), b.i64(size)))
         if not guards:
             self.epilogue.store(at, made, lanes)

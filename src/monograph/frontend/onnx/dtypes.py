@@ -18,6 +18,7 @@ from monograph.ir import (
     Type,
     dtype,
 )
+from monograph.ir.types import accepts
 
 _NAMES = {
     "FLOAT": "f32", "UINT8": "u8", "INT8": "i8", "UINT16": "u16", "INT16": "i16", "INT32": "i32",
@@ -87,6 +88,34 @@ def _dimension(proto: onnx.TensorShapeProto.Dimension, name: str, axis: int) -> 
     # Some exporters write -1 or "?" for a dimension that they leave open: neither is a name.
     named = proto.dim_param not in ("", UNKNOWN)
     return proto.dim_param if named else f"~{name}_{axis}"
+
+
+def declared_type(info: onnx.ValueInfoProto) -> Type | None:
+    """The type that a model declares; None where it leaves it to inference."""
+    kind = info.type.WhichOneof("value")
+    undefined = kind == "tensor_type" and not info.type.tensor_type.elem_type
+    return None if kind is None or undefined else value_type(info.type, info.name)
+
+
+def check_declared(info: onnx.ValueInfoProto, inferred: Type) -> None:
+    """Refuses a model that declares another type than it computes; sizes may differ."""
+    declared = declared_type(info)
+    if declared is not None and not accepts(_without_sizes(declared), inferred):
+        raise ModelError(
+            f"output {info.name!r} is not of the type that the model declares",
+            expected=declared,
+            given=inferred,
+        )
+
+
+def _without_sizes(given: Type) -> Type:
+    if isinstance(given, SequenceType):
+        return SequenceType(_without_sizes(given.element))
+    if isinstance(given, OptionalType):
+        return OptionalType(_without_sizes(given.element))
+    if not isinstance(given, TensorType) or given.shape is None:
+        return given
+    return given.with_shape(UNKNOWN for _ in given.shape)
 
 
 def declared_names(

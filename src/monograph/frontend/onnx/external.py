@@ -17,6 +17,7 @@ import numpy as np
 import onnx
 
 from monograph.errors import ModelError
+from monograph.frontend.onnx.account import Account
 from monograph.ir import Array
 
 _NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
@@ -26,7 +27,7 @@ MAX_LOCATION = 4096
 
 
 def read_external(
-    tensor: onnx.TensorProto, nbytes: int, directory: Path | None, label: str
+    tensor: onnx.TensorProto, nbytes: int, directory: Path | None, label: str, account: Account
 ) -> Array:
     """The bytes of a tensor that keeps them in another file."""
     entries = _entries(tensor, label)
@@ -49,7 +50,11 @@ def read_external(
         )
     handle = _open_inside(directory, location, label)
     try:
-        return _read(handle, offset, nbytes, location, label)
+        data = account.known(handle, offset, nbytes)
+        if data is None:
+            data = _read(handle, offset, nbytes, location, label, account)
+            account.keep(handle, offset, nbytes, data)
+        return data
     finally:
         os.close(handle)
 
@@ -144,7 +149,9 @@ def _escapes(label: str, location: str) -> ModelError:
     )
 
 
-def _read(handle: int, offset: int, nbytes: int, location: str, label: str) -> Array:
+def _read(
+    handle: int, offset: int, nbytes: int, location: str, label: str, account: Account
+) -> Array:
     """Exactly these bytes of the file, and no others."""
     size = os.fstat(handle).st_size
     if offset + nbytes > size:
@@ -153,6 +160,7 @@ def _read(handle: int, offset: int, nbytes: int, location: str, label: str) -> A
             expected=f"bytes {offset}..{offset + nbytes} of {location}",
             given=f"{size} bytes",
         )
+    account.take_file(handle, nbytes, label)
     data = np.empty(nbytes, np.uint8)
     view = data.data
     os.lseek(handle, offset, os.SEEK_SET)

@@ -7,7 +7,7 @@ the way, because shapes are computed by nodes and decide what later nodes become
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -20,7 +20,8 @@ from monograph.errors import (
     UnsupportedError,
     unforeseen,
 )
-from monograph.frontend.onnx.dtypes import value_type
+from monograph.frontend.onnx.account import Account
+from monograph.frontend.onnx.dtypes import check_declared, value_type
 from monograph.frontend.onnx.fold import fold
 from monograph.frontend.onnx.functions import FunctionKey, schema_function
 from monograph.frontend.onnx.load import ModelFile
@@ -60,15 +61,19 @@ def import_model(
     shapes: Mapping[str, Sequence[int]] | None = None,
     values: Mapping[str, Array] | None = None,
     donate: Mapping[str, str] | None = None,
+    fed: Collection[str] = (),
 ) -> Graph:
     """The graph of a model.
 
     `dims` binds symbols of the inputs to sizes, `shapes` fixes whole shapes and `values` the data
     of inputs by their names, and `donate` maps outputs to the inputs whose memory they are
-    written into. An input whose data is fixed stays an input, which nothing uses.
+    written into. An input whose data is fixed stays an input, which nothing uses. An input with an
+    initialiser is one only if `fed` names it; otherwise it has that value.
     """
     check_supported(model)
-    importer = _Importer(model, dict(dims or {}), dict(shapes or {}), dict(values or {}))
+    importer = _Importer(
+        model, dict(dims or {}), dict(shapes or {}), dict(values or {}), frozenset(fed)
+    )
     return importer.run(tuple((donate or {}).items()))
 
 
@@ -80,9 +85,11 @@ class _Importer:
     dims: dict[str, int]
     shapes: dict[str, Sequence[int]]
     values: dict[str, Array]
+    fed: frozenset[str]
     origins: dict[Value, str] = field(default_factory=dict)
     settled: dict[str, tuple[Type, ...]] = field(default_factory=dict)
     """The types of state that each loop came to, by the loop's label."""
+    account: Account = field(default_factory=Account)
     _rounds: int = 0
     _repeats: int = 0
 
@@ -105,19 +112,23 @@ class _Importer:
             )
 
     def run(self, donations: tuple[tuple[str, str], ...]) -> Graph:
+        initialisers = self.model.initialisers  # Read first: from then on the file is a smaller one.
+        self.account = self.model.account.branch()
         proto = self.model.proto.graph
         scope = Scope(self, None, self.model.opsets, "", 0)
         inputs = []
         for info in proto.input:
-            if info.name in self.model.initialisers:
+            if info.name in initialisers and info.name not in self.fed:
                 continue
             value = Input(info.name, self.bind(info.name, value_type(info.type, info.name)))()
             fixed = self.values.get(info.name)
             scope.define(info.name, value if fixed is None else constant(fixed))
             inputs.append(value)
-        scope.initialise(self.model.initialisers)
+        scope.initialise({name: x for name, x in initialisers.items() if name not in self.fed})
         scope.convert_all(proto.node)
         outputs = tuple((info.name, scope.lookup(info.name)) for info in proto.output)
+        for info, (_, value) in zip(proto.output, outputs, strict=True):
+            check_declared(info, value.type)
         return Graph(tuple(inputs), outputs, proto.name or "main", self.origins, donations)
 
     def bind(self, name: str, declared: Type) -> Type:
@@ -170,10 +181,10 @@ class Scope:
         """Formal inputs of a function that its caller left out."""
 
     def literal(self, tensor: onnx.TensorProto) -> Literal:
-        return read_tensor(tensor, self.importer.model.directory)
+        return read_tensor(tensor, self.importer.model.directory, self.importer.account)
 
     def sparse_literal(self, sparse: onnx.SparseTensorProto) -> Literal:
-        return read_sparse(sparse, self.importer.model.directory)
+        return read_sparse(sparse, self.importer.model.directory, self.importer.account)
 
     # Names
 
@@ -311,6 +322,13 @@ class Scope:
                 expected=len(function.input),
                 given=len(inputs),
             )
+        declared = {*function.attribute, *(a.name for a in function.attribute_proto)}
+        if surplus := sorted(attributes.keys() - declared):
+            raise ModelError(
+                "a function is called with attributes that it does not have",
+                expected=sorted(declared),
+                given=surplus,
+            )
         opsets = {normalise_domain(o.domain): o.version for o in function.opset_import}
         body = Scope(self.importer, None, {**self.opsets, **opsets}, f"{label}/", self.depth + 1)
         body.attributes = {a.name: a for a in function.attribute_proto} | attributes
@@ -364,7 +382,7 @@ class Scope:
         """Converts a sub-graph in this scope, its inputs being these values; its outputs."""
         assert self.parent is not None
         self.attributes = self.parent.attributes
-        initialisers = self.importer.model.read_initialisers(proto)
+        initialisers = self.importer.model.read_initialisers(proto, self.importer.account)
         formal = [info.name for info in proto.input if info.name not in initialisers]
         for name, value in zip(formal, given, strict=True):
             self.define(name, value)

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import os
 import stat
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
 import onnx
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError, Message
 
 from monograph.errors import ModelError
+from monograph.frontend.onnx.account import Account
 from monograph.frontend.onnx.functions import FunctionKey
 from monograph.frontend.onnx.registry import normalise_domain
-from monograph.frontend.onnx.tensors import read_sparse, read_tensor
+from monograph.frontend.onnx.tensors import DATA_FIELDS, read_sparse, read_tensor
 from monograph.frontend.onnx.validate import model_opsets, validate
 from monograph.ir import Literal
 
@@ -28,6 +30,7 @@ class ModelFile:
 
     proto: onnx.ModelProto
     directory: Path | None = None
+    account: Account = field(default_factory=Account)
 
     def __post_init__(self) -> None:
         validate(self.proto)
@@ -45,18 +48,53 @@ class ModelFile:
 
     @cached_property
     def initialisers(self) -> dict[str, Literal]:
-        """The weights of the main graph by name, read once for all imports."""
-        return self.read_initialisers(self.proto.graph)
+        """The weights of the main graph by name, read once for all imports.
 
-    def read_initialisers(self, graph: onnx.GraphProto) -> dict[str, Literal]:
+        From then on `proto` is a copy without their data, which would be there twice otherwise,
+        and which a caller who owns the model may change.
+        """
+        found = self.read_initialisers(self.proto.graph, self.account)
+        self.proto = _without_data(self.proto)
+        # What it refers to would keep all of the old one alive.
+        self.__dict__.pop("functions", None)
+        return found
+
+    def read_initialisers(self, graph: onnx.GraphProto, account: Account) -> dict[str, Literal]:
         """The constants that a graph carries, by name."""
         try:
-            found = {t.name: read_tensor(t, self.directory) for t in graph.initializer}
+            found = {t.name: read_tensor(t, self.directory, account) for t in graph.initializer}
             for sparse in graph.sparse_initializer:
-                found[sparse.values.name] = read_sparse(sparse, self.directory)
+                found[sparse.values.name] = read_sparse(sparse, self.directory, account)
         except MemoryError as e:
             raise ModelError("out of memory for the initialisers", given=graph.name) from e
         return found
+
+
+def _without_data(model: onnx.ModelProto) -> onnx.ModelProto:
+    """A copy of a model, its own weights left out but for their names, kinds and dims."""
+    made = onnx.ModelProto()
+    _copy_fields(model, made, ("graph",))
+    made.graph.SetInParent()
+    _copy_fields(model.graph, made.graph, ("initializer", "sparse_initializer"))
+    for tensor in model.graph.initializer:
+        _copy_fields(tensor, made.graph.initializer.add(), DATA_FIELDS)
+    for sparse in model.graph.sparse_initializer:
+        copy = made.graph.sparse_initializer.add()
+        copy.dims.extend(sparse.dims)
+        for part in ("values", "indices"):
+            _copy_fields(getattr(sparse, part), getattr(copy, part), DATA_FIELDS)
+    return made
+
+
+def _copy_fields(given: Message, made: Message, left_out: Collection[str]) -> None:
+    for descriptor, value in given.ListFields():
+        name = descriptor.name
+        if name in left_out:
+            continue
+        if hasattr(value, "MergeFrom"):  # a message, or several values
+            getattr(made, name).MergeFrom(value)
+        else:
+            setattr(made, name, value)
 
 
 def read_model(source: str | os.PathLike[str] | bytes | onnx.ModelProto) -> ModelFile:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any, cast
 
 import onnx
 
@@ -43,7 +44,7 @@ def find_signature(domain: str, name: str, opset: int) -> Signature | None:
         f"{domain or 'ai.onnx'}.{name} since opset {schema.since_version}",
         (schema.min_input, schema.max_input),
         (schema.min_output, schema.max_output),
-        {key: int(a.type.value) for key, a in schema.attributes.items()},
+        {key: cast(Any, a.type).value for key, a in schema.attributes.items()},
         frozenset(key for key, a in schema.attributes.items() if a.required),
     )
 
@@ -115,4 +116,4 @@ def _listed(names: Iterable[str]) -> str:
 
 def _kind(number: int) -> str:
     kinds = onnx.AttributeProto.AttributeType
-    return kinds.Name(number) if number in kinds.values() else f"kind {number}"  # type: ignore[arg-type]
+    return kinds.Name(number) if number in kinds.values() else f"kind {number}"

@@ -176,9 +176,11 @@ def broadcast_onto(x: Value, like: Value) -> Value:
     Broadcasting goes both ways in numpy; where ONNX lets it go one way, `like` must not grow.
     """
     own, wanted = x.tensor.shape, like.tensor.shape
-    if own is None or wanted is None:
-        return deferred(sh.Broadcast, (x,), {"shape": sh.ShapeOf()(like)})
     rule = "an operand broadcasts to the shape of the other"
+    if own is None or wanted is None:
+        shape = sh.ShapeOf()(like)
+        wide = deferred(sh.Broadcast, (x,), {"shape": shape})
+        return Require(rule)(wide, shape, sh.ShapeOf()(wide))
     if len(own) > len(wanted):
         raise InferError(rule, expected=like.type, given=x.type)
     expected: list[Size] = []

@@ -15,12 +15,13 @@ import numpy as np
 import onnx
 
 from monograph.errors import ModelError
+from monograph.frontend.onnx.account import Account
 from monograph.frontend.onnx.dtypes import from_onnx
 from monograph.frontend.onnx.external import read_external
 from monograph.ir import Array, DType, Literal
 from monograph.ir.memory import MAX_RANK, MAX_TENSOR_BYTES, count_elements, machine_memory
 
-_FIELDS = (
+DATA_FIELDS = (
     "raw_data", "float_data", "int32_data", "string_data", "int64_data", "double_data",
     "uint64_data",
 )  # fmt: skip
@@ -31,8 +32,14 @@ _TYPED_FIELD = {
 """The field that holds an element type's data one by one; `int32_data` for all others."""
 
 
-def read_tensor(tensor: onnx.TensorProto, directory: Path | None) -> Literal:
-    """The data of a tensor; external data comes from files inside the directory."""
+def read_tensor(
+    tensor: onnx.TensorProto, directory: Path | None, account: Account | None = None
+) -> Literal:
+    """The data of a tensor; external data comes from files inside the directory.
+
+    What it takes is put on the account of the model that it belongs to.
+    """
+    account = Account() if account is None else account
     label = f"tensor {tensor.name[:200]!r}"
     try:
         dtype = from_onnx(tensor.data_type)
@@ -43,15 +50,21 @@ def read_tensor(tensor: onnx.TensorProto, directory: Path | None) -> Literal:
     shape = check_dims(tensor.dims, dtype, label)
     if tensor.HasField("segment"):
         raise ModelError(f"{label} is stored in segments, which is not supported")
-    present = [f for f in _FIELDS if len(getattr(tensor, f))]
+    present = [f for f in DATA_FIELDS if len(getattr(tensor, f))]
     external = tensor.data_location == onnx.TensorProto.EXTERNAL
     if len(present) + external > 1:
         listed = present + ["external data"] * external
         raise ModelError(f"{label} has its data in two places", given=" and ".join(listed))
     if external or present == ["raw_data"]:
-        array = _from_bytes(tensor, dtype, shape, directory, label)
+        array = _from_bytes(tensor, dtype, shape, directory, label, account)
     else:
         array = _from_field(tensor, dtype, shape, present, label)
+    return _frozen(array)
+
+
+def _frozen(array: Array) -> Literal:
+    """A literal of an array that nothing else holds: without a copy."""
+    array.flags.writeable = False
     return Literal(array)
 
 
@@ -83,13 +96,14 @@ def _from_bytes(
     shape: tuple[int, ...],
     directory: Path | None,
     label: str,
+    account: Account,
 ) -> Array:
     """A tensor stored as bytes, in the model or beside it."""
     if dtype.is_string:
         raise ModelError(f"{label} holds strings, which cannot be raw bytes")
     nbytes = -(-_size(shape) * dtype.bits // 8)
     if tensor.data_location == onnx.TensorProto.EXTERNAL:
-        raw = read_external(tensor, nbytes, directory, label)
+        raw = read_external(tensor, nbytes, directory, label, account)
     else:
         raw = np.frombuffer(tensor.raw_data, np.uint8)
     if len(raw) != nbytes:
@@ -195,11 +209,14 @@ def _check_range(values: Array, low: int, high: int, dtype: DType, field: str, l
         )
 
 
-def read_sparse(sparse: onnx.SparseTensorProto, directory: Path | None) -> Literal:
+def read_sparse(
+    sparse: onnx.SparseTensorProto, directory: Path | None, account: Account | None = None
+) -> Literal:
     """A sparse tensor as a dense one."""
+    account = Account() if account is None else account
     label = f"sparse tensor {sparse.values.name[:200]!r}"
-    values = read_tensor(sparse.values, directory).array
-    indices = read_tensor(sparse.indices, directory).array
+    values = read_tensor(sparse.values, directory, account).array
+    indices = read_tensor(sparse.indices, directory, account).array
     shape = check_dims(sparse.dims, from_onnx(sparse.values.data_type), label)
     if values.ndim != 1:
         raise ModelError(
@@ -215,10 +232,11 @@ def read_sparse(sparse: onnx.SparseTensorProto, directory: Path | None) -> Liter
     flat = _flat_indices(indices, shape, label)
     if (flat[1:] <= flat[:-1]).any():
         raise ModelError(f"{label} has indices that are not sorted, or one twice")
+    account.take_sparse(_size(shape) * values.itemsize, values.nbytes, label)
     fill = "" if values.dtype == object else 0
     dense = np.full(_size(shape), fill, values.dtype)
     dense[flat] = values
-    return Literal(dense.reshape(shape))
+    return _frozen(dense.reshape(shape))
 
 
 def _flat_indices(indices: Array, shape: tuple[int, ...], label: str) -> Array:

@@ -77,10 +77,14 @@ class _Cells:
         self.lengths = () if lengths is None else (lengths,)
 
     def _hidden_size(self) -> int:
-        size = self.n.tensor(2).dim(-1)
-        if not isinstance(size, int):
-            size = self.n.attr_int("hidden_size")
-        return size
+        size, declared = self.n.tensor(2).dim(-1), self.n.attr_int("hidden_size", 0)
+        if isinstance(size, int):
+            if declared not in (0, size):
+                self.n.fail("hidden_size is the last size of R", expected=size, given=declared)
+            return size
+        if declared < 1:
+            self.n.fail("the hidden size is not known", given=self.n.tensor(2))
+        return declared
 
     def weights(self, direction: int) -> tuple[Value, Value]:
         return _pick(self.n.input(1), direction), _pick(self.n.input(2), direction)

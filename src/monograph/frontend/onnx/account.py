@@ -1,0 +1,88 @@
+"""What the tensors of a model take in memory, all together.
+
+Few bytes of a file can state many: a sparse tensor is mostly zeros, and any number of tensors may
+name the same external data. Each tensor is held to a limit of its own where it is read; here they
+are held to one that they share.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from dataclasses import dataclass, field
+from weakref import WeakValueDictionary
+
+from monograph.errors import ModelError
+from monograph.ir import Array
+from monograph.ir.memory import machine_memory
+
+SPARSE_FREE = 1 << 24
+"""Bytes that a sparse tensor may always have."""
+SPARSE_FACTOR = 1000
+"""How many times the bytes of its elements it may have beyond that."""
+FILE_FACTOR = 4
+"""How many times over a file of external data may be read; tensors that share bytes count once."""
+
+Region = tuple[int, int, int, int]
+"""Device and number of a file, offset and length in it."""
+
+
+@dataclass
+class Account:
+    """What has been read so far."""
+
+    limit: int = field(default_factory=machine_memory)
+    taken: int = 0
+    _read: Counter[tuple[int, int]] = field(default_factory=Counter)
+    _regions: WeakValueDictionary[Region, Array] = field(default_factory=WeakValueDictionary)
+
+    def branch(self) -> Account:
+        """An account that goes on from here, for one import of several."""
+        return Account(self.limit, self.taken, self._read.copy(), self._regions)
+
+    def take(self, nbytes: int, label: str) -> None:
+        """Counts bytes that are about to be allocated."""
+        self.taken += nbytes
+        if self.taken > self.limit:
+            raise ModelError(
+                f"the tensors of the model are too large together, up to {label}",
+                expected=f"at most {self.limit:,} bytes",
+                given=f"{self.taken:,} bytes",
+            )
+
+    def take_sparse(self, nbytes: int, stored: int, label: str) -> None:
+        """Counts a sparse tensor of so many bytes, of which so many are stored."""
+        most = SPARSE_FREE + SPARSE_FACTOR * stored
+        if nbytes > most:
+            raise ModelError(
+                f"{label} is too large for the few elements that it stores",
+                expected=f"at most {most:,} bytes",
+                given=f"{nbytes:,} bytes",
+            )
+        self.take(nbytes, label)
+
+    def known(self, handle: int, offset: int, nbytes: int) -> Array | None:
+        """Bytes of a file, if they were read before and are still in use."""
+        return self._regions.get(_region(handle, offset, nbytes))
+
+    def take_file(self, handle: int, nbytes: int, label: str) -> None:
+        """Counts bytes that are about to be read from a file."""
+        status = os.fstat(handle)
+        key = (status.st_dev, status.st_ino)
+        self._read[key] += nbytes
+        if self._read[key] > FILE_FACTOR * status.st_size:
+            raise ModelError(
+                f"the tensors of the model read the same external data too often, up to {label}",
+                expected=f"at most {FILE_FACTOR} times its {status.st_size:,} bytes",
+                given=f"{self._read[key]:,} bytes",
+            )
+        self.take(nbytes, label)
+
+    def keep(self, handle: int, offset: int, nbytes: int, data: Array) -> None:
+        """Remembers what was read, for as long as something uses it."""
+        self._regions[_region(handle, offset, nbytes)] = data
+
+
+def _region(handle: int, offset: int, nbytes: int) -> Region:
+    status = os.fstat(handle)
+    return status.st_dev, status.st_ino, offset, nbytes

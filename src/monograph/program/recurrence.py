@@ -1,0 +1,93 @@
+"""Recurrent cells as two steps: one large product for all of time, then what has to wait its turn.
+
+What a cell makes of its inputs does not depend on its state, so it is one dot over the whole
+sequence. Only the product with the state is left for each step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from monograph.ir import Array, DType, Graph, Op, TensorType, TupleType, Value, constant, known
+from monograph.ir.dtype import f32, f64
+from monograph.ops.cast import Cast
+from monograph.ops.elementwise import Add
+from monograph.ops.linear import Dot
+from monograph.ops.recurrent import Gru, Lstm, Rnn
+from monograph.ops.shape import Reshape, Transpose
+from monograph.program.kinds import is_native
+
+GATES: dict[type[Op], int] = {Rnn: 1, Gru: 3, Lstm: 4}
+
+
+@dataclass(frozen=True)
+class Recurrence(Op):
+    """The steps of a cell whose inputs are multiplied already: given[time * batch, gates * H].
+
+    Operands: given; those of the cell from r on, less the bias that given has. Only the lowering
+    makes these.
+    """
+
+    cell: Op
+    time: int
+    batch: int
+
+    @property
+    def gates(self) -> int:
+        return GATES[type(self.cell)]
+
+    def infer(self, given: TensorType, r: TensorType, *rest: TensorType) -> TupleType:
+        hidden = r.dims[1]
+        last = TensorType(r.dtype, (self.batch, hidden))
+        every = TensorType(r.dtype, (self.time, self.batch, hidden))
+        return TupleType((every, last, last) if isinstance(self.cell, Lstm) else (every, last))
+
+    def reference(self, given: Array, r: Array, *rest: Array) -> tuple[Any, ...]:
+        """The cell itself, with inputs that its weights leave as they are."""
+        x = given.reshape(self.time, self.batch, -1)
+        same = np.eye(x.shape[2], dtype=x.dtype)
+        results = self.cell.reference(x, same, r, np.zeros(x.shape[2], x.dtype), *rest)
+        return tuple(y.astype(r.dtype) for y in results)
+
+    def flops(self, hidden: int) -> float:
+        return 2.0 * self.time * self.batch * self.gates * hidden * hidden
+
+
+def split_recurrence(graph: Graph) -> Graph:
+    """The graph with every recurrent cell as a dot and its steps."""
+
+    def rebuilt(old: Value, inputs: tuple[Value, ...]) -> Value:
+        if type(old.op) in GATES and all(map(is_native, (old, *inputs))):
+            return _steps(old.op, inputs) or old.op(*inputs)
+        return old.op(*inputs) if old.inputs else old
+
+    if not any(type(v.op) in GATES for v in graph.values):
+        return graph
+    return graph.rebuild(rebuilt)
+
+
+def _steps(cell: Op, inputs: tuple[Value, ...]) -> Value | None:
+    x, w, r, bias, *rest = inputs
+    time, batch, features = x.tensor.static
+    if 0 in (time, batch, features, r.tensor.static[1]):
+        return None
+    # Narrow floats are added up in f32 before they meet the state.
+    wide = f64 if x.dtype == f64 else f32
+    rows = _as(Reshape((time * batch, features))(x), wide)
+    weights = known(w)
+    if weights is not None:
+        columns = constant(weights.T.astype(wide.numpy))
+    else:
+        columns = Transpose((1, 0))(_as(w, wide))
+    given = Add()(Dot()(rows, columns), _as(bias, wide))
+    return Recurrence(cell, time, batch)(given, r, *rest)
+
+
+def _as(value: Value, dtype: DType) -> Value:
+    if value.dtype == dtype:
+        return value
+    data = known(value)
+    return Cast(dtype)(value) if data is None else constant(data.astype(dtype.numpy))
