@@ -156,7 +156,9 @@ def run(
         from monograph.report.execute import run_model, save_archive
 
         if output is not None and output.suffix != ".npz":
-            raise ConfigError("--output is an .npz file", given=output, hint=f"{output}.npz")
+            raise ConfigError(
+                "--output is an .npz file", given=output, hint=f"name it {output}.npz"
+            )
         request = _request(model, target, dim, input_, inputs, seed)
         result = run_model(request, _note, repeat)
         if output is not None:

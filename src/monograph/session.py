@@ -27,6 +27,7 @@ from monograph.frontend.onnx.dtypes import declared_names, declared_type, value_
 from monograph.ir import Array, Graph, TensorType, Type, evaluate, verify
 from monograph.ir.verify import same_memory
 from monograph.pipeline import PassOptions, optimise
+from monograph.runtime.cache import open_cache
 from monograph.runtime.executable import CpuExecutable, compile_graph, fresh
 from monograph.runtime.feeds import Port, check_feeds
 from monograph.runtime.threads import choose_threads
@@ -211,7 +212,8 @@ class Session:
             if graph not in self._executables:
                 features = choose_features(self.config.features)
                 threads = choose_threads(self.config.threads)
-                self._executables[graph] = compile_graph(graph, features, threads)
+                cache = open_cache(self.config)
+                self._executables[graph] = compile_graph(graph, features, threads, cache)
             self._executables.move_to_end(graph)
             while len(self._executables) > self.config.shapes_kept:
                 self._executables.popitem(last=False)

@@ -8,13 +8,25 @@ import pytest
 from monograph.errors import ExecutionError
 from monograph.ir import Value, constant
 from monograph.ops.elementwise import Add, Exp
-from monograph.ops.index import Gather, GatherElements, GatherNd, ScatterElements, ScatterNd
+from monograph.ops.extend import PAD_MODES, Iota, Pad, Tile
+from monograph.ops.index import (
+    Col2Im,
+    Gather,
+    GatherElements,
+    GatherNd,
+    ScatterElements,
+    ScatterNd,
+)
 from monograph.ops.shape import Transpose
+from monograph.ops.signal import Frames
 from monograph.runtime.executable import compile_graph
 from tests.cpu.moving import FEATURES, THREADS, check, check_samples, host
 from tests.rules.checks import graph_of, value
 
-OPS = (Gather, GatherElements, GatherNd, ScatterElements, ScatterNd)
+OPS = (
+    *(Gather, GatherElements, GatherNd, ScatterElements, ScatterNd),
+    *(Tile, Pad, Iota, Frames, Col2Im),
+)
 
 
 @pytest.mark.parametrize("features", FEATURES, ids=lambda f: f.name)
@@ -133,3 +145,52 @@ def test_a_scatter_out_of_range_writes_nothing_wild() -> None:
     with pytest.raises(ExecutionError, match="out of range") as caught:
         executable.run(feeds | {"i": np.array([[0], [9], [1]])})
     assert caught.value.given == 9
+
+
+@pytest.mark.parametrize("features", FEATURES, ids=lambda f: f.name)
+@pytest.mark.parametrize("mode", PAD_MODES)
+@pytest.mark.parametrize(
+    "added",
+    [
+        ((0, 0, 0), (0, 0, 40)),
+        ((1, 0, 3), (0, 2, 1)),
+        ((2, 1, 50), (0, 0, -3)),
+        ((0, -1, -2), (3, 0, 0)),
+        ((0, 3, 0), (0, 9, 0)),
+    ],
+)
+def test_padding(features, mode: str, added: tuple[tuple[int, ...], tuple[int, ...]]) -> None:
+    for kind in ("f32", "u8"):
+        y = Pad(*added, mode)(value(f"{kind}[2, 5, 37]"))
+        check(graph_of(y), features=features, threads=2)
+        check(graph_of(Add()(y, y)), features=features, threads=4)
+
+
+def test_padding_with_a_value_that_is_data() -> None:
+    x, fill = value("f32[3, 20]"), value("f32[]", "fill")
+    check(graph_of(Exp()(Pad((0, 2), (1, 3))(x, fill))))
+    check(graph_of(Pad((2, 0), (0, 0))(value("f32[0, 4]"), fill)))
+
+
+@pytest.mark.parametrize("repeats", [(2, 1, 3), (1, 4, 1), (3, 2, 2)])
+def test_tiles_cost_no_kernel_of_their_own(repeats: tuple[int, ...]) -> None:
+    executable = check(graph_of(Exp()(Tile(repeats)(value("f32[2, 3, 19]")))))
+    assert len(executable.program.steps) == 1
+
+
+def test_frames_are_views() -> None:
+    frames = Frames(1, 16, 5)(value("f32[2, 100]"))
+    executable = check(graph_of(Exp()(frames)))
+    assert len(executable.program.steps) == 1
+
+
+def test_counting_with_what_follows() -> None:
+    check(graph_of(Add()(Iota(77)(), value("i64[77]"))))
+
+
+@pytest.mark.parametrize("kind", ["f32", "f16", "i32"])
+def test_blocks_over_an_image(kind: str) -> None:
+    op = Col2Im((7, 6), (3, 2), (2, 1), (2, 3), (1, 2), (3, 0))
+    y = op(value(f"{kind}[2, 18, 20]"))
+    # A few additions in f32; a narrow result is rounded once.
+    check(graph_of(y), tolerance=1e-6 if kind == "f32" else 1e-3)

@@ -14,7 +14,6 @@ import threading
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from functools import cache
 from inspect import signature
 from typing import Any, ClassVar, TypeVar, cast
 
@@ -213,14 +212,17 @@ def _ask(op: Op, rule: Callable[..., T], inputs: tuple[Value, ...]) -> T:
         raise InferError("the op takes tensors", op=op.name, given=listed) from None
 
 
-@cache
-def _arity(cls: type[Op]) -> tuple[float, float]:
+_arities: dict[type[Op], tuple[int, float]] = {}
+
+
+def _arity(cls: type[Op]) -> tuple[int, float]:
     """How many inputs an op takes, at least and at most: the parameters of its type rule."""
-    parameters = [*signature(cls.infer).parameters.values()][1:]
-    fewest = sum(p.kind is p.POSITIONAL_OR_KEYWORD and p.default is p.empty for p in parameters)
-    if any(p.kind is p.VAR_POSITIONAL for p in parameters):
-        return fewest, math.inf
-    return fewest, len(parameters)
+    if cls not in _arities:
+        parameters = [*signature(cls.infer).parameters.values()][1:]
+        fewest = sum(p.kind is p.POSITIONAL_OR_KEYWORD and p.default is p.empty for p in parameters)
+        any_number = any(p.kind is p.VAR_POSITIONAL for p in parameters)
+        _arities[cls] = (fewest, math.inf if any_number else len(parameters))
+    return _arities[cls]
 
 
 def _build(op: Op, inputs: tuple[Value, ...], key: bytes) -> Value:

@@ -69,8 +69,9 @@ class DeformConv(Op):
         _check_channels("x", x.dims[1], _product((w.dims[1], self.groups)))
         _check_channels("offset", offset.dims[1], _product((places, spatial)))
         for operand in (offset, *mask):
-            if not _agree(operand.dims[2:], result):
-                raise InferError("one offset a place of the result", expected=result, given=operand)
+            wanted = (x.dims[0], *result)
+            if not _agree((operand.dims[0], *operand.dims[2:]), wanted):
+                raise InferError("one offset a place of the result", expected=wanted, given=operand)
         for m in mask:
             _check_channels("mask", m.dims[1], places)
         if isinstance(x.dims[1], int) and x.dims[1] % self.offset_groups:

@@ -190,8 +190,6 @@ class SplitToSequence(Op):
                 raise InferError("sizes of pieces are a scalar or a vector", given=sizes)
         if as_tensor(x).shape is None:
             return SequenceType(x)
-        if x.rank == 0:
-            raise InferError("a scalar cannot be split", given=x)
         shape = list(x.dims)
         shape[self.axis] = 1 if sizes is None else UNKNOWN
         if not self.keep:
@@ -234,11 +232,11 @@ class ConcatFromSequence(Op):
         if element.shape is None:
             return element
         shape = [d if isinstance(d, int) else UNKNOWN for d in element.shape]
+        if not shape and not self.new:
+            raise InferError("scalars can only be stacked along a new axis", given=sequence)
         axis = normalise_axis(self.axis, len(shape) + self.new)
         if self.new:
             shape.insert(axis, UNKNOWN)
-        elif not shape:
-            raise InferError("scalars can only be stacked along a new axis", given=sequence)
         else:
             shape[axis] = UNKNOWN
         return element.with_shape(shape)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,7 @@ from monograph.program.program import Program, Step, lower
 from monograph.program.recurrence import split_recurrence
 from monograph.program.work import program_work
 from monograph.rewrite.cost import LinearCost
+from monograph.runtime.cache import DiskCache, make_key
 from monograph.runtime.native import NativeCode, compile_modules
 from monograph.runtime.pool import shared_pool
 
@@ -250,12 +252,28 @@ ALONE_SECONDS = 30e-6
 _ONE_CORE = LinearCost(launch_seconds=0.0, flops_per_second=4e10, bytes_per_second=8e9)
 
 
-def compile_graph(graph: Graph, features: Features, threads: int) -> CpuExecutable:
-    """An optimised graph of static shapes, compiled for this machine."""
+def compile_graph(
+    graph: Graph, features: Features, threads: int, cache: DiskCache | None = None
+) -> CpuExecutable:
+    """An optimised graph of static shapes, compiled for this machine; object code is kept."""
     program = lower(split_recurrence(graph), CpuTarget())
     if _ONE_CORE.seconds(program_work(program)) < ALONE_SECONDS:
         threads = 1
     module = compile_program(program, features, threads)
-    objects = compile_modules(module.texts, features)
+    objects = _objects(module.texts, features, cache)
     names = [s.function for s in module.segments if isinstance(s, Segment)]
     return CpuExecutable(program, module, NativeCode(objects, names), threads)
+
+
+def _objects(texts: Sequence[str], features: Features, cache: DiskCache | None) -> list[bytes]:
+    """The object code of modules, from the cache where it has been compiled before."""
+    if cache is None:
+        return compile_modules(texts, features)
+    key = make_key(features, text=hashlib.sha256("\0".join(texts).encode()).hexdigest())
+    parts = cache.get(key)
+    names = [f"object{i}" for i in range(len(texts))]
+    if parts is not None and sorted(parts) == sorted(names):
+        return [parts[name] for name in names]
+    objects = compile_modules(texts, features)
+    cache.put(key, dict(zip(names, objects, strict=True)))
+    return objects

@@ -9,11 +9,11 @@ from functools import partial
 
 import numpy as np
 
-from monograph.codegen.llvm.builder import Int, Reg, vector
+from monograph.codegen.llvm.builder import Builder, Int, Reg, mangled, vector
 from monograph.codegen.llvm.epilogue import Epilogue
 from monograph.codegen.llvm.kernel import Kernel, KernelContext, Packed, pointers, share
 from monograph.codegen.llvm.tiles import Run, choose_tile, split
-from monograph.codegen.llvm.types import register
+from monograph.codegen.llvm.types import register, storage
 from monograph.ir import Array, DType, Value, known
 from monograph.ir.dtype import f32, f64, i32, i64
 from monograph.program.index import strides_of
@@ -150,10 +150,13 @@ class _Dot:
         zero = b.number(0, register(self.sum_dtype), self.lanes)
         count = run.size * panel.size
 
+        first = b.add(b.mul(i, panel.size), panel.start)
+        valid = [self._valid(b.add(first, v)) for v in range(panel.size)]
+
         def multiply(k: Int, carried: list[Reg]) -> list[Reg]:
             *sums, xk, wk = carried
             for u in range(UNROLL if p.depth % UNROLL == 0 else 1):
-                columns = [self._column(wk, u, v, step) for v in range(panel.size)]
+                columns = [self._column(wk, u, v, step, valid[v]) for v in range(panel.size)]
                 for r in range(run.size):
                     factor = self._factor(xk, r, u)
                     for v, column in enumerate(columns):
@@ -216,10 +219,21 @@ class _Dot:
     def w_size(self) -> int:
         return self.anchor.inputs[1].dtype.itemsize
 
-    def _column(self, w: Reg, u: int, v: int, step: int) -> Reg:
-        """A vector of weights."""
+    def _column(self, w: Reg, u: int, v: int, step: int, valid: int) -> Reg:
+        """A vector of weights; of those in memory that is not ours no more than there is."""
         at = self.b.offset(w, u * step + v * self.lanes * self.w_size)
-        return self._load(self.anchor.inputs[1].dtype, at, self.lanes)
+        dtype = self.anchor.inputs[1].dtype
+        if self.constant is not None or valid == self.lanes:
+            return self._load(dtype, at, self.lanes)
+        scalars = self.epilogue.elements.scalars
+        loaded = scalars.decode(masked_load(self.b, storage(dtype), at, self.lanes, valid), dtype)
+        return self._widened(loaded.reg, dtype)
+
+    def _valid(self, v: Int) -> int:
+        """How many lanes of a vector of columns are used; a vector at a literal place only may
+        have unused ones."""
+        left = self.problem.columns - v * self.lanes if isinstance(v, int) else self.lanes
+        return min(left, self.lanes)
 
     def _factor(self, x: Reg, r: int, u: int) -> Reg:
         """An element of x in every lane."""
@@ -229,12 +243,13 @@ class _Dot:
 
     def _load(self, dtype: DType, pointer: Reg, lanes: int) -> Reg:
         """Elements of an operand, as wide as they are summed."""
-        scalars = self.epilogue.elements.scalars
-        found: Reg = scalars.load(dtype, pointer, lanes).reg
+        return self._widened(self.epilogue.elements.scalars.load(dtype, pointer, lanes).reg, dtype)
+
+    def _widened(self, x: Reg, dtype: DType) -> Reg:
         if dtype.is_float:
-            return found
+            return x
         how = "sext" if dtype.is_signed else "zext"
-        return scalars.a.convert(how, found, register(self.sum_dtype))
+        return self.epilogue.elements.scalars.a.convert(how, x, register(self.sum_dtype))
 
     def _multiply_add(self, x: Reg, y: Reg, total: Reg) -> Reg:
         if self.sum_dtype.is_float:
@@ -259,6 +274,16 @@ class _Dot:
             return total
         a = self.epilogue.elements.scalars.a
         return a.convert("trunc", total, register(self.anchor.dtype))
+
+
+def masked_load(b: Builder, element: str, pointer: Reg, lanes: int, valid: int) -> Reg:
+    """The first lanes of a vector from memory; nothing beyond them is read."""
+    kind = vector(lanes, element)
+    mask = ", ".join(f"i1 {'true' if k < valid else 'false'}" for k in range(lanes))
+    name = f"llvm.masked.load.{mangled(kind)}.p0"
+    held = Reg(f"<{mask}>", vector(lanes, "i1"))
+    align = Reg(str(4 if element == "float" else 1), "i32")
+    return b.call(name, kind, pointer, align, held, Reg("zeroinitializer", kind))
 
 
 def sum_dtype(anchor: Value) -> DType:

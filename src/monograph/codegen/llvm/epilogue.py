@@ -16,6 +16,7 @@ from monograph.program.kinds import is_view
 
 LIGHT = (Abs, Add, Clip, Max, Min, Mul, Neg, Sub)
 """Ops of an instruction or two. Others are worth a loop, for the size of the code."""
+SIDE_BY_SIDE = 4
 
 
 class Epilogue:
@@ -56,7 +57,7 @@ class Epilogue:
         Where the epilogue is long this is a loop over the rows, through memory.
         """
         b, width = self.b, len(sums) // rows
-        if self.stack is None or rows == 1:
+        if self.stack is None or len(sums) <= SIDE_BY_SIDE:
             for k, total in enumerate(sums):
                 store(k // width, k % width, total)
             return
@@ -64,13 +65,17 @@ class Epilogue:
         for k, total in enumerate(sums):
             b.store(total, b.offset(self.stack, k * size), 4)
 
-        def row(r: Int, _: list[Reg]) -> None:
+        # Enough vectors at a time to hide how long each of them takes.
+        step = next(g for g in range(1, rows + 1) if rows % g == 0 and g * width >= SIDE_BY_SIDE)
+
+        def some(r: Int, _: list[Reg]) -> None:
             assert self.stack is not None
             start = b.offset(self.stack, b.mul(r, width * size))
-            for v in range(width):
-                store(r, v, b.load(sums[0].type, b.offset(start, v * size), 4))
+            for k in range(step * width):
+                total = b.load(sums[0].type, b.offset(start, k * size), 4)
+                store(b.add(r, k // width), k % width, total)
 
-        b.loop(0, rows, 1, row)
+        b.loop(0, rows, step, some)
 
     def store(self, at: Sequence[Int], total: Reg, lanes: int) -> None:
         """Finishes and stores the first `lanes` lanes of a vector at an index."""

@@ -38,7 +38,7 @@ from monograph.program.recurrence import Recurrence
 
 CHAINS = 8
 """Accumulators that hide the latency of a multiply-add."""
-ALONE_BELOW = 24_000
+ALONE_BELOW = 100_000
 """Multiply-adds of a step below which waiting for other threads costs more than they save."""
 
 

@@ -9,6 +9,7 @@ from monograph.codegen.llvm import (
     attention,
     cache_update,
     gather,
+    generate,
     images,
     norm,
     recurrent,
@@ -59,6 +60,7 @@ _STRIDED: tuple[tuple[Callable[[Value], bool], Generator], ...] = (
 """Kernels that step through operands, views too where strides describe them."""
 _MOVES: tuple[tuple[Callable[[Value], bool], Generator], ...] = (
     (gather.serves, gather.gather),
+    (generate.serves, generate.generated),
     (recurrent.serves, recurrent.recurrent),
     (scatter.serves, scatter.scatter),
     (sort.serves, sort.top_k),

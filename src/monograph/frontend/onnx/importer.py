@@ -112,7 +112,8 @@ class _Importer:
             )
 
     def run(self, donations: tuple[tuple[str, str], ...]) -> Graph:
-        initialisers = self.model.initialisers  # Read first: from then on the file is a smaller one.
+        # Read first: from then on the file is a smaller one.
+        initialisers = self.model.initialisers
         self.account = self.model.account.branch()
         proto = self.model.proto.graph
         scope = Scope(self, None, self.model.opsets, "", 0)
