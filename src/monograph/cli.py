@@ -314,6 +314,43 @@ def explain(
             )
 
 
+@app.command()
+def bench(
+    model: Model,
+    target: Annotated[
+        str, typer.Option(help=f"What runs the model: {', '.join(TARGETS)}.")
+    ] = "cpu",
+    against: Annotated[
+        str,
+        typer.Option(metavar="PEER,PEER", help="Time these beside it: onnxruntime, openvino."),
+    ] = "",
+    seconds: Annotated[float, typer.Option(min=0.1, help="How long to measure.")] = 5.0,
+    threads: Annotated[
+        int, typer.Option(min=0, help="Threads of every contender; 0 for all there are.")
+    ] = 0,
+    dim: Dims = None,
+    input_: InputFiles = None,
+    inputs: Archive = None,
+    seed: Seed = 0,
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Times a model, with peers in the same window on the same threads and inputs.
+
+    Contenders run in turn, so that noise of the machine hits all alike: trust the ratios more
+    than the times.
+
+    Example:  monograph bench model.onnx --against onnxruntime,openvino --threads 2
+    """
+    with _reporting(as_json, debug):
+        from monograph.report.bench import bench_model, show_bench
+
+        request = _request(model, target, dim, input_, inputs, seed)
+        peers = [p.strip() for p in against.split(",") if p.strip()]
+        found = bench_model(request, _note, against=peers, seconds=seconds, threads=threads)
+        _show(as_json, found.as_json(), lambda out: show_bench(out, str(model), found))
+
+
 def main() -> None:
     """The `monograph` command."""
     app()

@@ -99,9 +99,8 @@ def growing(size: int) -> dict[str, tuple[list[onnx.NodeProto], list[TensorProto
 
 def load(nodes: list[onnx.NodeProto], weights: list[TensorProto]) -> monograph.Session:
     summed = helper.make_node("ReduceSum", ["t"], ["y"], keepdims=0)
-    return monograph.load(
-        model([*nodes, summed], inputs=[], outputs=[info("y", [])], initializer=weights)
-    )
+    output = onnx.ValueInfoProto(name="y")
+    return monograph.load(model([*nodes, summed], inputs=[], outputs=[output], initializer=weights))
 
 
 @pytest.fixture

@@ -133,11 +133,27 @@ def test_activations(
     np.testing.assert_allclose(last.ravel(), expected, rtol=1e-14, atol=1e-300)
 
 
-def test_every_activation_has_defaults() -> None:
-    for name in DEFAULTS:
-        Rnn(activations=((name, 0.0, 0.0),)).reference(
-            np.zeros((1, 1, 1)), ONE, ONE, np.zeros(1), np.zeros((1, 1))
-        )
+def test_every_activation_has_the_defaults_that_onnx_names() -> None:
+    """At -2 and 2, with the alpha and beta of a model that gives none."""
+    expected = {
+        "relu": [0, 2],
+        "tanh": [np.tanh(-2), np.tanh(2)],
+        "sigmoid": [sigmoid(-2), sigmoid(2)],
+        "affine": [-2, 2],
+        "leaky_relu": [-0.02, 2],
+        "thresholded_relu": [0, 2],
+        "scaled_tanh": [np.tanh(-2), np.tanh(2)],
+        "hard_sigmoid": [0.1, 0.9],
+        "elu": [np.exp(-2) - 1, 2],
+        "softsign": [-2 / 3, 2 / 3],
+        "softplus": [np.log1p(np.exp(-2)), np.log1p(np.exp(2))],
+    }
+    assert DEFAULTS.keys() == expected.keys()
+    x = np.array([-2.0, 2.0]).reshape(1, 2, 1)
+    for name, (alpha, beta) in DEFAULTS.items():
+        op = Rnn(activations=((name, alpha or 0.0, beta or 0.0),))
+        _, last = op.reference(x, ONE, 0 * ONE, np.zeros(1), np.zeros((1, 1)))
+        np.testing.assert_allclose(last.ravel(), expected[name], rtol=1e-12, atol=1e-15)
 
 
 def test_clip_bounds_what_goes_into_a_gate() -> None:

@@ -11,14 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from monograph.ir import Array, DType, Graph, Op, TensorType, TupleType, Value, constant, known
+from monograph.ir import Array, DType, Op, TensorType, TupleType, Value, constant, known
 from monograph.ir.dtype import f32, f64
 from monograph.ops.cast import Cast
 from monograph.ops.elementwise import Add
 from monograph.ops.linear import Dot
 from monograph.ops.recurrent import Gru, Lstm, Rnn
 from monograph.ops.shape import Reshape, Transpose
-from monograph.program.kinds import is_native
 
 GATES: dict[type[Op], int] = {Rnn: 1, Gru: 3, Lstm: 4}
 
@@ -56,20 +55,8 @@ class Recurrence(Op):
         return 2.0 * self.time * self.batch * self.gates * hidden * hidden
 
 
-def split_recurrence(graph: Graph) -> Graph:
-    """The graph with every recurrent cell as a dot and its steps."""
-
-    def rebuilt(old: Value, inputs: tuple[Value, ...]) -> Value:
-        if type(old.op) in GATES and all(map(is_native, (old, *inputs))):
-            return _steps(old.op, inputs) or old.op(*inputs)
-        return old.op(*inputs) if old.inputs else old
-
-    if not any(type(v.op) in GATES for v in graph.values):
-        return graph
-    return graph.rebuild(rebuilt)
-
-
-def _steps(cell: Op, inputs: tuple[Value, ...]) -> Value | None:
+def split_cell(cell: Op, inputs: tuple[Value, ...]) -> Value | None:
+    """A cell on values as a dot and its steps; None where there is nothing to compute."""
     x, w, r, bias, *rest = inputs
     time, batch, features = x.tensor.static
     if 0 in (time, batch, features, r.tensor.static[1]):

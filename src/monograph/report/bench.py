@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
+from rich.console import Console
 
 from monograph.codegen.llvm.features import choose_features
 from monograph.errors import ConfigError
@@ -18,12 +19,15 @@ from monograph.ops.elementwise import Neg
 from monograph.ops.linear import Dot
 from monograph.program.work import program_work
 from monograph.report.execute import Notes, Request
+from monograph.report.tables import seconds_text, table
 from monograph.runtime.executable import compile_graph
 from monograph.runtime.threads import choose_threads
 
 MONOGRAPH, ONNXRUNTIME, OPENVINO = "monograph", "onnxruntime", "openvino"
 PEERS = (ONNXRUNTIME, OPENVINO)
 WARM_UPS = 3
+PAUSE_SECONDS = 0.01
+TURN_SECONDS = 0.05
 
 
 @dataclass(frozen=True)
@@ -90,7 +94,7 @@ def bench_model(
     """Times a model on one target, interleaved with peers on the same threads and inputs."""
     if unknown := [p for p in against if p not in PEERS]:
         raise ConfigError("no such peer", expected=" | ".join(PEERS), given=unknown)
-    session = request.load()
+    session = request.load(threads=threads)
     feeds = request.inputs(session, note).feeds
     count = choose_threads(threads)
     contenders: dict[str, Callable[[], Any]] = {MONOGRAPH: lambda: session.run(feeds)}
@@ -107,18 +111,32 @@ def bench_model(
 
 
 def interleave(contenders: Mapping[str, Callable[[], Any]], seconds: float) -> dict[str, Times]:
-    """Runs contenders in turn until the time is up: noise of the machine hits all alike."""
+    """Runs contenders in turns until the time is up: noise of the machine hits all alike.
+
+    Threads of a runtime may spin for a while after its run, on cores that the next one needs, so
+    each turn starts with a pause and a run that is not counted.
+    """
     for run in contenders.values():
         for _ in range(WARM_UPS):
             run()
     taken: dict[str, list[float]] = {name: [] for name in contenders}
     end = time.perf_counter() + seconds
-    while time.perf_counter() < end or len(next(iter(taken.values()))) < WARM_UPS:
+    while time.perf_counter() < end or not all(taken.values()):
         for name, run in contenders.items():
-            start = time.perf_counter()
+            time.sleep(PAUSE_SECONDS)
             run()
-            taken[name].append(time.perf_counter() - start)
+            taken[name] += _turn(run)
     return {name: summarise(t) for name, t in taken.items()}
+
+
+def _turn(run: Callable[[], Any]) -> list[float]:
+    """Seconds of some runs in a row."""
+    taken: list[float] = []
+    while sum(taken) < TURN_SECONDS:
+        start = time.perf_counter()
+        run()
+        taken.append(time.perf_counter() - start)
+    return taken
 
 
 def summarise(seconds: Sequence[float]) -> Times:
@@ -171,3 +189,29 @@ def _best(graph: Graph, threads: int, runs: int = 10) -> float:
 
 def _ports(graph: Graph) -> list[tuple[str, Any]]:
     return list(zip(graph.input_names, graph.input_types, strict=True))
+
+
+def show_bench(out: Console, name: str, bench: Bench) -> None:
+    """The table that people read."""
+    columns = ("", "median", "p90", "p99", "fastest", "a second", "Monograph is")
+    rows = table(
+        f"{name} on {bench.target}, {bench.threads} threads", *columns, right=tuple(range(1, 7))
+    )
+    for contender, times in bench.times.items():
+        figures = (times.median, times.p90, times.p99, times.least)
+        ratio = "" if contender == MONOGRAPH else f"{bench.ratio(contender):.2f}x as fast"
+        rows.add_row(contender, *map(seconds_text, figures), f"{times.per_second:.1f}", ratio)
+    out.print(rows)
+    stats = bench.stats
+    out.print(
+        f"{stats['launches_per_run']} launches, {stats['kernels_per_run']} kernels a run;"
+        f" {stats['peak_bytes'] / 1e6:.1f} MB of temporaries;"
+        f" on the host: {', '.join(stats['host_steps']) or 'nothing'}"
+    )
+    if bench.peaks is not None:
+        seconds = bench.times[MONOGRAPH].median
+        flops, moved = bench.flops / seconds, bench.bytes / seconds
+        out.print(
+            f"{flops / 1e9:.1f} GFLOP/s of {bench.peaks.flops_per_second / 1e9:.1f} measured here,"
+            f" {moved / 1e9:.1f} GB/s of {bench.peaks.bytes_per_second / 1e9:.1f}"
+        )

@@ -51,8 +51,8 @@ class Request:
     archive: Path | None = None
     seed: int = 0
 
-    def load(self) -> Session:
-        return load(self.model, self.target, dims=self.dims)
+    def load(self, **options: Any) -> Session:
+        return load(self.model, self.target, dims=self.dims, **options)
 
     def inputs(
         self, session: Session, note: Notes, recorded: Mapping[str, Any] | None = None

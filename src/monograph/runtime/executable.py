@@ -24,9 +24,9 @@ from monograph.codegen.llvm.select import CpuTarget
 from monograph.errors import ExecutionError
 from monograph.ir import Array, Graph, Value
 from monograph.ir.evaluate import apply
+from monograph.program.expand import expand
 from monograph.program.place import CONSTANT, OUTPUT, TEMPORARY
 from monograph.program.program import Program, Step, lower
-from monograph.program.recurrence import split_recurrence
 from monograph.program.work import program_work
 from monograph.rewrite.cost import LinearCost
 from monograph.runtime.cache import DiskCache, make_key
@@ -256,7 +256,7 @@ def compile_graph(
     graph: Graph, features: Features, threads: int, cache: DiskCache | None = None
 ) -> CpuExecutable:
     """An optimised graph of static shapes, compiled for this machine; object code is kept."""
-    program = lower(split_recurrence(graph), CpuTarget())
+    program = lower(expand(graph), CpuTarget())
     if _ONE_CORE.seconds(program_work(program)) < ALONE_SECONDS:
         threads = 1
     module = compile_program(program, features, threads)

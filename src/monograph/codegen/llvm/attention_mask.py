@@ -34,7 +34,9 @@ class View:
         size = value.dtype.itemsize
         start = b.offset(pointers[found.source], found.offset * size)
         shape = value.tensor.static
-        return View(start, value.dtype, shape, tuple(s * size for s in found.strides))
+        # An index along a dimension of 1 may be that of what it is broadcast to.
+        strides = zip(found.strides, shape, strict=True)
+        return View(start, value.dtype, shape, tuple(0 if d == 1 else s * size for s, d in strides))
 
     def offset(self, b: Builder, *at: Int) -> Reg:
         """Where an index along the first dimensions starts."""

@@ -25,6 +25,7 @@ from monograph.codegen.llvm.tiles import (
     TILE_CYCLES,
     Run,
     Tile,
+    room,
     split,
 )
 from monograph.ir import Array, Value, known
@@ -69,12 +70,11 @@ def choose(value: Value, features: Features) -> tuple[Tile, float]:
     taps = Taps(weights[-1], value.op.strides[-1], value.op.dilations[-1])
     depth = math.prod(weights[1:-1])
     best, least = Tile(1, 1), float("inf")
-    room = features.registers - 1
     for v in range(1, min(MAX_VECTORS, vectors) + 1):
         # With a stride, at most two taps of weights are live at once.
         held = v * (taps.size if taps.stride == 1 else min(taps.size, 2))
         for r in range(1, min(MAX_ROWS, shape[-2]) + 1):
-            if r * v + held + 1 > room:
+            if r * v + held + 1 > room(features, v):
                 break
             cycles = _row_cycles(shape[-2], vectors, depth, taps, Tile(r, v))
             if cycles < least:

@@ -9,7 +9,7 @@ from monograph.codegen.llvm.kernel import Kernel, KernelContext
 from monograph.ir import Constant, Input, Value
 from monograph.ops.conv import Conv
 from monograph.ops.shape import Broadcast, Slice, Squeeze, Transpose, Unsqueeze
-from monograph.program.kinds import is_view
+from monograph.program.kinds import is_native, is_view
 from monograph.program.place import Halo
 
 STRIDED = (Broadcast, Slice, Squeeze, Transpose, Unsqueeze)
@@ -37,6 +37,8 @@ TABLE: tuple[tuple[Callable[[Value], bool], Callable[[KernelContext], Kernel]], 
 
 def serves(value: Value) -> bool:
     """Whether some kernel here computes a value."""
+    if not all(map(is_native, (value, *value.inputs))):
+        return False
     return any(fits(value) for fits, _ in TABLE)
 
 
@@ -47,7 +49,7 @@ def generator(value: Value) -> Callable[[KernelContext], Kernel]:
 
 def halo(user: Value, index: int) -> Halo | None:
     """The zeros that a kernel expects around an operand."""
-    if index or not (conv.serves(user) or depthwise.serves(user)):
+    if index or not serves(user) or not (conv.serves(user) or depthwise.serves(user)):
         return None
     assert isinstance(user.op, Conv)
     ends = user.op.pads_end

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from monograph.codegen.llvm import (
     attention,
     cache_update,
+    det,
     gather,
     generate,
     images,
@@ -59,6 +60,7 @@ _STRIDED: tuple[tuple[Callable[[Value], bool], Generator], ...] = (
 )
 """Kernels that step through operands, views too where strides describe them."""
 _MOVES: tuple[tuple[Callable[[Value], bool], Generator], ...] = (
+    (det.serves, det.det),
     (gather.serves, gather.gather),
     (generate.serves, generate.generated),
     (recurrent.serves, recurrent.recurrent),

@@ -44,14 +44,18 @@ class Tile:
     vectors: int
 
 
+def room(features: Features, vectors: int) -> int:
+    """Registers that a tile may fill; narrow ones were seen to spill when they filled all."""
+    return features.registers - (1 if vectors > 3 else 2)
+
+
 def choose_tile(rows: int, vectors: int, depth: int, features: Features, threads: int) -> Tile:
     """The tile with the least estimated time for a product of rows x (vectors * lanes)."""
     best = Tile(1, 1)
     least = float("inf")
-    room = features.registers - 1
     for v in range(1, min(MAX_VECTORS, vectors) + 1):
         for r in range(1, min(MAX_ROWS, rows) + 1):
-            if r * v + v + 1 > room:
+            if r * v + v + 1 > room(features, v):
                 break
             cycles = tile_cycles(rows, vectors, depth, Tile(r, v), threads)
             if cycles < least:

@@ -109,8 +109,9 @@ def check_declared(info: onnx.ValueInfoProto, inferred: Type) -> None:
 
 
 def _without_sizes(given: Type) -> Type:
-    if isinstance(given, SequenceType):
-        return SequenceType(_without_sizes(given.element))
+    if isinstance(given, SequenceType) and isinstance(given.element, TensorType):
+        # Not even ranks: files declare the elements loosely, and may, as they may differ.
+        return SequenceType(given.element.with_shape(None))
     if isinstance(given, OptionalType):
         return OptionalType(_without_sizes(given.element))
     if not isinstance(given, TensorType) or given.shape is None:

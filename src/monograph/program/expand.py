@@ -1,0 +1,77 @@
+"""Ops that are compiled as others: what a graph is turned into before it is lowered.
+
+A Fourier transform of a length that is known is a product with a constant matrix; a recurrent cell
+is a dot and its steps.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from monograph.ir import Array, DType, Graph, Value, constant
+from monograph.ir.dtype import f32, f64
+from monograph.ops.cast import Cast
+from monograph.ops.linear import Dot
+from monograph.ops.shape import Reshape, Slice, Transpose
+from monograph.ops.signal import Dft, MelWeights
+from monograph.program.kinds import is_native
+from monograph.program.recurrence import GATES, split_cell
+
+MAX_MATRIX = 1 << 22
+"""Elements of a transform's matrix beyond which its work would be wasteful."""
+
+
+def expand(graph: Graph) -> Graph:
+    """The graph with such ops replaced."""
+    if not any(type(v.op) in (Dft, MelWeights, *GATES) for v in graph.values):
+        return graph
+    return graph.rebuild(_expanded)
+
+
+def _expanded(old: Value, inputs: tuple[Value, ...]) -> Value:
+    op = old.op
+    if isinstance(op, MelWeights):
+        return constant(op.reference())
+    if not old.inputs:
+        return old
+    if all(map(is_native, (old, *inputs))):
+        if type(op) in GATES:
+            return split_cell(op, inputs) or op(*inputs)
+        if isinstance(op, Dft):
+            return _as_dot(op, old, inputs[0]) or op(*inputs)
+    return op(*inputs)
+
+
+def _as_dot(op: Dft, old: Value, x: Value) -> Value | None:
+    """A transform as a product, its axis moved next to the parts of the numbers."""
+    shape, result = x.tensor.static, old.tensor.static
+    axis, rank = op.axis, len(shape)
+    length = op.length or 0
+    used = min(shape[axis], length)
+    size = used * shape[-1] * result[axis] * result[-1]
+    if not 0 < size <= MAX_MATRIX or 0 in shape:
+        return None
+    if used < shape[axis]:
+        stops = tuple(used if i == axis else d for i, d in enumerate(shape))
+        x = Slice((0,) * rank, stops, (1,) * rank)(x)
+    others = [i for i in range(rank - 1) if i != axis]
+    order = (*others, axis, rank - 1)
+    wide = f64 if x.dtype == f64 else f32
+    rows = Reshape((-1, used * shape[-1]))(Transpose(order)(x))
+    made = Dot()(_cast(rows, wide), constant(_matrix(op, used, shape[-1]).astype(wide.numpy)))
+    apart = Reshape((*(shape[i] for i in others), result[axis], result[-1]))(made)
+    back = tuple(int(i) for i in np.argsort(order))
+    return _cast(Transpose(back)(apart), old.dtype)
+
+
+def _cast(x: Value, dtype: DType) -> Value:
+    return x if x.dtype == dtype else Cast(dtype)(x)
+
+
+def _matrix(op: Dft, used: int, parts: int) -> Array:
+    """What the transform makes of each unit vector."""
+    units = np.eye(used * parts).reshape(-1, used, parts)
+    results: Array = replace(op, axis=1).reference(units)
+    return results.reshape(used * parts, -1)
