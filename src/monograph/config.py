@@ -30,6 +30,8 @@ class Config:
     """Threads that run a model; 0 for as many as this process may use."""
     features: str = ""
     """The instruction set to compile for, by its name in the table; "" for the host's."""
+    winograd: bool = True
+    """Whether 3x3 convolutions may save multiplications at a few times the rounding error."""
     cache_dir: str = os.path.join(_CACHE_HOME, "monograph")
     """Where compiled objects are kept between processes; "" for nowhere."""
     cache_bytes: int = 1 << 30

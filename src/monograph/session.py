@@ -213,7 +213,9 @@ class Session:
                 features = choose_features(self.config.features)
                 threads = choose_threads(self.config.threads)
                 cache = open_cache(self.config)
-                self._executables[graph] = compile_graph(graph, features, threads, cache)
+                self._executables[graph] = compile_graph(
+                    graph, features, threads, cache, self.config.winograd
+                )
             self._executables.move_to_end(graph)
             while len(self._executables) > self.config.shapes_kept:
                 self._executables.popitem(last=False)

@@ -47,6 +47,7 @@ class Attention(Op):
     softcap: float = 0.0
     extra: tuple[str, ...] = ()
 
+    costly = True
     samples = (
         sample("f32[2, 2, 3, 4]", "f32[2, 2, 5, 4]", "f32[2, 2, 5, 6]"),
         sample("f32[1, 4, 3, 8]", "f32[1, 2, 3, 8]", "f32[1, 2, 3, 8]", causal=True),

@@ -75,6 +75,7 @@ class Conv(Op):
     auto: str = ""
     layout: str = wi.CHANNELS_FIRST
 
+    costly = True
     samples = (
         sample(
             "f32[2, 3, 5, 6]", "f32[4, 3, 3, 2]",

@@ -34,6 +34,7 @@ class ConvTranspose(Op):
     auto: str = ""
     layout: str = wi.CHANNELS_FIRST
 
+    costly = True
     samples = (
         sample(
             "f32[2, 3, 3, 4]", "f32[3, 2, 3, 2]",

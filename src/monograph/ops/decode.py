@@ -24,6 +24,7 @@ class DecodeImage(Op):
 
     colours: str = RGB
 
+    costly = True
     samples = (sample(_PNM), sample(_PNM, colours=BGR), sample(_PNM, colours=GREY))
 
     def infer(self, x: TensorType) -> TensorType:

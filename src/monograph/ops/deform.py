@@ -32,6 +32,7 @@ class DeformConv(Op):
     groups: int = 1
     offset_groups: int = 1
 
+    costly = True
     samples = (
         sample(
             "f32[1, 2, 4, 4]", "f32[3, 2, 2, 2]", "f32[1, 8, 3, 3] in -1..1",

@@ -36,6 +36,7 @@ class GridSample(Op):
     outside: str = ZEROS
     align_corners: bool = False
 
+    costly = True
     samples = (
         sample("f32[1, 2, 4, 5]", "f32[1, 3, 2, 2] in -1.5..1.5"),
         sample("f32[2, 1, 4, 5]", "f32[2, 3, 2, 2] in -2..2", mode=NEAREST, outside=BORDER),

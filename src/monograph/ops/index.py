@@ -248,6 +248,7 @@ class Col2Im(Op):
     pads_begin: tuple[int, ...]
     pads_end: tuple[int, ...]
 
+    costly = True
     samples = (
         sample(
             "f32[1, 4, 4]", image=(3, 3), block=(2, 2), strides=(1, 1), dilations=(1, 1),

@@ -99,6 +99,7 @@ class CoupleProbabilities(Op):
     point iteration from equal probabilities until a step changes less than 0.005 / k.
     """
 
+    costly = True
     samples = (
         sample([[[0.5, 0.9], [0.1, 0.5]]]),
         sample([[[0.5, 0.6, 0.8], [0.4, 0.5, 0.7], [0.2, 0.3, 0.5]]]),

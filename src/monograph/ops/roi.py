@@ -48,6 +48,7 @@ class RoiAlign(Op):
     half_pixel: bool = True
     mode: str = AVERAGE
 
+    costly = True
     samples = (
         sample("f32[2, 3, 6, 7]", [[0.5, 0.5, 4.0, 5.0], [2.0, 1.0, 6.5, 3.0]], np.array([0, 1]),
                sizes=(2, 3)),
@@ -139,6 +140,7 @@ class MaxRoiPool(Op):
     sizes: tuple[int, int]
     scale: float = 1.0
 
+    costly = True
     samples = (
         sample("f32[2, 3, 6, 7]", [[0.0, 1.0, 1.0, 4.0, 5.0], [1.0, 2.0, 1.0, 9.0, 3.0]],
                sizes=(2, 3)),
@@ -192,6 +194,7 @@ class NonMaxSuppression(Op):
     score: float | None = None
     centre: bool = False
 
+    costly = True
     samples = (
         sample([[[0.0, 0.0, 1.0, 1.0], [0.0, 0.1, 1.0, 1.1], [0.0, 10.0, 1.0, 11.0]]],
                [[[0.9, 0.75, 0.6]]], limit=3, iou=0.5, score=0.0),

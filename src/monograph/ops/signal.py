@@ -36,6 +36,7 @@ class Dft(Op):
     inverse: bool = False
     onesided: bool = False
 
+    costly = True
     samples = (
         sample("f32[2, 5, 1]", axis=1),
         sample("f32[2, 5, 3, 2]", axis=-3, length=8),

@@ -135,6 +135,7 @@ class RegexMatch(Op):
 
     pattern: str
 
+    costly = True
     samples = (
         sample(np.array(["www.a.com", "a.com", ""], object), pattern=r"www\.[\w.-]+\.com"),
         sample(np.array([["aaaaaaaaaaaaaaaaaaaaaaaaaaaaaab"]], object), pattern="(a*)*(a|aa)+"),
@@ -169,6 +170,7 @@ class Ngrams(Op):
     once: bool = False
     weights: tuple[float, ...] | None = None
 
+    costly = True
     samples = (
         sample(
             [[5, 6, 7, 5], [6, 6, 6, 6]],

@@ -80,6 +80,7 @@ class TreeEnsemble(Op):
     aggregate: str = "sum"
     out: DType = f32
 
+    costly = True
     samples = (
         sample(_ROWS, **_stump()),
         sample(_ROWS, **_stump(aggregate="min")),

@@ -309,6 +309,8 @@ def _number(x: Any) -> str:
 
 
 def seconds_text(s: float) -> str:
+    if s < 1e-3:
+        return f"{s * 1e6:.1f} us"
     return f"{s:.2f} s" if s >= 1 else f"{s * 1000:.1f} ms"
 
 

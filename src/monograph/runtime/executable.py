@@ -253,13 +253,17 @@ _ONE_CORE = LinearCost(launch_seconds=0.0, flops_per_second=4e10, bytes_per_seco
 
 
 def compile_graph(
-    graph: Graph, features: Features, threads: int, cache: DiskCache | None = None
+    graph: Graph,
+    features: Features,
+    threads: int,
+    cache: DiskCache | None = None,
+    winograd: bool = True,
 ) -> CpuExecutable:
     """An optimised graph of static shapes, compiled for this machine; object code is kept."""
     program = lower(expand(graph), CpuTarget())
     if _ONE_CORE.seconds(program_work(program)) < ALONE_SECONDS:
         threads = 1
-    module = compile_program(program, features, threads)
+    module = compile_program(program, features, threads, winograd)
     objects = _objects(module.texts, features, cache)
     names = [s.function for s in module.segments if isinstance(s, Segment)]
     return CpuExecutable(program, module, NativeCode(objects, names), threads)

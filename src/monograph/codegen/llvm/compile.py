@@ -53,9 +53,11 @@ class Module:
     """What the words behind the slots of the context stand for."""
 
 
-def compile_program(program: Program, features: Features, threads: int) -> Module:
+def compile_program(
+    program: Program, features: Features, threads: int, winograd: bool = True
+) -> Module:
     """The text of a program's native functions, and the constants they read."""
-    kernels = [_kernel(program, step, features, threads) for step in program.steps]
+    kernels = [_kernel(program, step, features, threads, winograd) for step in program.steps]
     scratch: dict[tuple[int, int], int] = {}
     lives = lifetimes(program.steps, program.places)
     for step, kernel in zip(program.steps, kernels, strict=True):
@@ -69,9 +71,13 @@ def compile_program(program: Program, features: Features, threads: int) -> Modul
     return assembler.module(kernels, memory.size)
 
 
-def _kernel(program: Program, step: Step, features: Features, threads: int) -> Kernel | None:
+def _kernel(
+    program: Program, step: Step, features: Features, threads: int, winograd: bool
+) -> Kernel | None:
     make = generator(step.region)
-    return make(KernelContext(program, step, features, threads)) if make is not None else None
+    if make is None:
+        return None
+    return make(KernelContext(program, step, features, threads, winograd))
 
 
 class _Assembler:

@@ -20,7 +20,7 @@ def _conv_3x3(context: KernelContext) -> Kernel:
     """Winograd's convolution where it is estimated to be faster, else the direct one."""
     value = context.step.region.anchor
     assert value is not None
-    fast = winograd.pays(value, context.features, context.threads)
+    fast = context.winograd and winograd.pays(value, context.features, context.threads)
     return winograd.winograd(context) if fast else conv.conv(context)
 
 

@@ -70,6 +70,8 @@ class KernelContext:
     step: Step
     features: Features
     threads: int
+    winograd: bool = True
+    """Whether convolutions may reassociate their sums to save multiplications."""
     arguments: list[Argument] = field(default_factory=list)
 
     def argument(self, what: Argument) -> int:
