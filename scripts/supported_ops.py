@@ -5,6 +5,7 @@ python scripts/supported_ops.py
 
 from __future__ import annotations
 
+import sys
 import textwrap
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import onnx.defs
 
 from monograph.frontend.onnx.functions import has_schema_function
 from monograph.frontend.onnx.registry import find_converter, registered
+from monograph.ops import OPS
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "supported-ops.md"
 TITLES = {
@@ -47,6 +49,7 @@ def page() -> str:
     ]
     for domain in sorted(schemas):
         lines += ["", *_section(domain, schemas[domain])]
+    lines += ["", *_canonical()]
     return "\n".join(lines) + "\n"
 
 
@@ -64,6 +67,31 @@ def _section(domain: str, names: dict[str, int]) -> list[str]:
     for kind, listed in kinds.items():
         if listed:
             text = f"{kind} ({len(listed)}): {', '.join(listed)}."
+            lines += ["", *textwrap.wrap(text, 98, break_on_hyphens=False)]
+    return lines
+
+
+def _canonical() -> list[str]:
+    """What they become, by family; a family that no target compiles says so itself."""
+    families: dict[bool, dict[str, list[str]]] = {False: {}, True: {}}
+    for name, op in OPS.items():
+        module = sys.modules[op.__module__]
+        only = "reference only" in (module.__doc__ or "").lower()
+        families[only].setdefault(module.__name__.rsplit(".", 1)[1], []).append(name)
+    compiled, others = (sum(map(len, f.values())) for f in families.values())
+    lines = [
+        "## What they become",
+        "",
+        *textwrap.wrap(
+            f"{compiled} canonical ops, by the file that defines them, and {others} more that only"
+            " the reference runs: texts, sequences, classical models, image files.",
+            98,
+        ),
+    ]
+    for only, found in families.items():
+        for family, names in sorted(found.items()):
+            mark = ", reference only" if only else ""
+            text = f"`{family}` ({len(names)}{mark}): {', '.join(sorted(names))}."
             lines += ["", *textwrap.wrap(text, 98, break_on_hyphens=False)]
     return lines
 

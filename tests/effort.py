@@ -51,3 +51,24 @@ def check_linear(work: Callable[[int], object], size: int) -> None:
     once, twice = (calls_of(lambda n=n: work(n)) for n in (size, 2 * size))  # type: ignore[misc]
     assert once > size, "the work does not grow with the size"
     assert twice < 2.4 * once, f"{once:,} calls for {size:,}, {twice:,} for {2 * size:,}"
+
+
+class CountedName(str):
+    """A name that counts how often it is compared or looked up: a search through a list shows."""
+
+    touched = 0
+
+    def __eq__(self, other: object) -> bool:
+        CountedName.touched += 1
+        return str.__eq__(self, other)
+
+    def __hash__(self) -> int:
+        CountedName.touched += 1
+        return str.__hash__(self)
+
+
+def touches_of(work: Callable[[], object]) -> int:
+    """How often names are compared or looked up in some work."""
+    before = CountedName.touched
+    work()
+    return CountedName.touched - before

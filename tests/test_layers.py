@@ -22,6 +22,7 @@ LAYERS = [
     {"pipeline"},
     {"session"},
     {"compat", "generate", "report", "serve"},
+    {"cli_options"},
     {"cli"},
     {"__main__"},
 ]

@@ -12,6 +12,7 @@ from onnx import TensorProto, helper
 
 import monograph
 from monograph.errors import ConfigError, FeedError, ModelError, UnsupportedError
+from tests.effort import CountedName, touches_of
 
 
 def model_of(nodes, inputs, outputs, initialisers=(), opset: int = 21) -> onnx.ModelProto:
@@ -284,3 +285,13 @@ def test_threads_may_share_a_session() -> None:
 
     with ThreadPoolExecutor(8) as pool:
         assert all(pool.map(once, range(200)))
+
+
+def test_choosing_among_many_outputs_takes_time_in_proportion() -> None:
+    count = 500
+    nodes = [helper.make_node("Relu", ["x"], [f"y{i}"]) for i in range(count)]
+    outputs = [(f"y{i}", TensorProto.FLOAT, [1]) for i in range(count)]
+    session = monograph.load(model_of(nodes, [("x", TensorProto.FLOAT, [1])], outputs))
+    wanted = [CountedName(f"y{i}") for i in range(count)]
+    fed = {"x": np.ones(1, "f4")}
+    assert touches_of(lambda: session.run(fed, wanted)) < 10 * count

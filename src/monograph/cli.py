@@ -18,6 +18,27 @@ import typer
 from typer.core import TyperGroup
 
 import monograph
+from monograph.cli_options import (
+    After,
+    Against,
+    AnyOrder,
+    Archive,
+    AsJson,
+    Atol,
+    Bisect,
+    CostModel,
+    Debug,
+    Dims,
+    Disabled,
+    InputFiles,
+    Model,
+    Only,
+    PassSettings,
+    Rtol,
+    RuleName,
+    Seed,
+    Target,
+)
 from monograph.config import TARGETS
 from monograph.errors import ConfigError, MonographError
 
@@ -62,39 +83,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-
-Model = Annotated[Path, typer.Argument(metavar="MODEL", help="An ONNX file.", show_default=False)]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
-Debug = Annotated[
-    bool, typer.Option("--debug", envvar="MONOGRAPH_DEBUG", help="Show tracebacks of errors.")
-]
-Target = Annotated[
-    str | None,
-    typer.Option(help=f"What runs the model: {', '.join(TARGETS)}.", show_default="reference"),
-]
-Dims = Annotated[
-    list[str] | None,
-    typer.Option("--dim", metavar="NAME=SIZE", help="Size of an open dimension; repeatable."),
-]
-InputFiles = Annotated[
-    list[str] | None,
-    typer.Option("--input", metavar="NAME=FILE.npy", help="Array for one input; repeatable."),
-]
-Archive = Annotated[
-    Path | None,
-    typer.Option("--inputs", metavar="FILE.npz", help="Arrays for inputs, keyed NAME or in:NAME."),
-]
-PassSettings = Annotated[
-    list[str] | None,
-    typer.Option(
-        "-p", metavar="PASS{FIELD=VALUE}", help="Set options of a pass of the pipeline; repeatable."
-    ),
-]
-Disabled = Annotated[
-    list[str] | None,
-    typer.Option("--disable", metavar="PASS", help="Leave a pass out; repeatable."),
-]
-Seed = Annotated[int, typer.Option(min=0, help="Seed of the inputs that are made at random.")]
 
 
 @app.callback(invoke_without_command=True)
@@ -174,40 +162,16 @@ def run(
 def verify(
     model: Model,
     target: Target = None,
-    against: Annotated[
-        str | None,
-        typer.Option(
-            metavar="reference|onnxruntime|FILE.npz",
-            help="The other side: the reference unless told, which itself needs another. A file"
-            " holds out:NAME (or NAME), and in:NAME for the inputs.",
-            show_default=False,
-        ),
-    ] = None,
-    only: Annotated[
-        list[str] | None,
-        typer.Option(metavar="OUTPUT", help="Compare this output, not all; repeatable."),
-    ] = None,
+    against: Against = None,
+    only: Only = None,
     dim: Dims = None,
     input_: InputFiles = None,
     inputs: Archive = None,
     seed: Seed = 0,
-    rtol: Annotated[
-        float | None, typer.Option(min=0, help="Relative tolerance, instead of the derived one.")
-    ] = None,
-    atol: Annotated[
-        float | None, typer.Option(min=0, help="Absolute tolerance, instead of the derived one.")
-    ] = None,
-    any_order: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="OUTPUT",
-            help="Rows of this output may come in another order, as near-ties do; repeatable.",
-        ),
-    ] = None,
-    bisect: Annotated[
-        bool,
-        typer.Option("--bisect", help="Check the numbers behind every pass; name what broke them."),
-    ] = False,
+    rtol: Rtol = None,
+    atol: Atol = None,
+    any_order: AnyOrder = None,
+    bisect: Bisect = False,
     pass_options: PassSettings = None,
     disable: Disabled = None,
     as_json: AsJson = False,
@@ -231,11 +195,7 @@ def verify(
 
         request = _request(model, target, dim, input_, inputs, seed)
         if bisect:
-            if against or only or rtol is not None or atol is not None:
-                raise ConfigError(
-                    "--bisect compares passes with the reference, within derived tolerances",
-                    hint="leave out --against, --only, --rtol and --atol",
-                )
+            _refuse_with_bisect(against, only, rtol, atol)
             options = _pass_options(pass_options, disable)
             _bisect(model, request, options, any_order or [], as_json)
             return
@@ -254,21 +214,9 @@ def verify(
 @app.command()
 def explain(
     model: Model,
-    rule: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="All about one rule, or about a pass's rules."),
-    ] = None,
-    after: Annotated[
-        str | None,
-        typer.Option(
-            metavar="PASS",
-            help="Print the graph behind this pass or stage ('import': before all); diffable.",
-        ),
-    ] = None,
-    target: Annotated[
-        str | None,
-        typer.Option(help="Whose cost model decides: cpu, gpu.", show_default="cpu"),
-    ] = None,
+    rule: RuleName = None,
+    after: After = None,
+    target: CostModel = None,
     dim: Dims = None,
     pass_options: PassSettings = None,
     disable: Disabled = None,
@@ -354,6 +302,14 @@ def bench(
 def main() -> None:
     """The `monograph` command."""
     app()
+
+
+def _refuse_with_bisect(*others: object) -> None:
+    if any(given not in (None, "", []) for given in others):
+        raise ConfigError(
+            "--bisect compares passes with the reference, within derived tolerances",
+            hint="leave out --against, --only, --rtol and --atol",
+        )
 
 
 def _bisect(

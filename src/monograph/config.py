@@ -12,6 +12,8 @@ from monograph.errors import ConfigError, did_you_mean
 
 TARGETS = ("reference", "cpu")
 _PREFIX = "MONOGRAPH_"
+DEBUG_VARIABLE = _PREFIX + "DEBUG"
+"""Has the command line show tracebacks: nothing that a session has an option for."""
 _CACHE_HOME = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
 _BOOLS = {"1": True, "true": True, "0": False, "false": False}
 

@@ -7,11 +7,14 @@ what is known is printed, one fact a line.
 from __future__ import annotations
 
 import difflib
+import itertools
 from collections.abc import Iterable
 from typing import Any
 
 MAX_FACT = 2000
 """Characters of a fact that are printed: a hostile file may state very long ones."""
+MAX_LOOKED_UP = 8
+"""Unknown names that similar ones are looked up for: each is compared with every known name."""
 
 
 def _shortened(fact: Any) -> str:
@@ -31,7 +34,8 @@ def unforeseen(error: Exception) -> dict[str, Any]:
 def did_you_mean(given: Iterable[str], known: Iterable[str]) -> str | None:
     """The known names that look like the given ones, as a question; None where none does."""
     known = list(known)
-    found = [m for g in given for m in difflib.get_close_matches(g[:200], known, n=1)]
+    looked_up = itertools.islice(given, MAX_LOOKED_UP)
+    found = [m for g in looked_up for m in difflib.get_close_matches(g[:200], known, n=1)]
     return f"did you mean {', '.join(dict.fromkeys(found))}?" if found else None
 
 
@@ -57,7 +61,7 @@ class MonographError(Exception):
         self.given = given
         self.hint = hint
         self.internal = internal
-        """Whether it stands for a fault of Monograph that nothing foresaw: the fuzzer hunts them."""
+        """Whether it stands for a fault of Monograph, that is an error of Python's."""
 
     def __str__(self) -> str:
         lines = [self.message]

@@ -127,12 +127,12 @@ class Session:
             return known.run(feeds)
         if not isinstance(feeds, Mapping):
             raise FeedError("feeds are a mapping from names to arrays", given=type(feeds).__name__)
-        names = [p.name for p in self.outputs]
-        wanted = names if outputs is None else _names(outputs)
+        names = {p.name: None for p in self.outputs}
+        wanted = list(names) if outputs is None else _names(outputs)
         if unknown := [n for n in wanted if n not in names]:
             raise FeedError(
                 "the model has no such output",
-                expected=names,
+                expected=list(names),
                 given=unknown,
                 hint=did_you_mean(unknown, names),
             )
@@ -163,7 +163,7 @@ class Session:
         A file may allow others a lower precision; the reference makes no use of that.
         """
         allowed = 0.0 if reference else allowed_by_file(self._model)
-        return derive(self.graph_for(feeds), allowed)
+        return derive(self.bound_graph(feeds), allowed)
 
     def graph_for(self, feeds: Mapping[str, Any]) -> Graph:
         """The graph that a run on these feeds evaluates; `graph` itself for most models."""
@@ -331,11 +331,11 @@ class Session:
     def _check_donations(self) -> None:
         """Refuses a donation from an output or into an input that the model does not have."""
         for which, given in (("outputs", self._donate.keys()), ("inputs", self._donate.values())):
-            known = [info.name for info in self._declared(which)]
+            known = {info.name: None for info in self._declared(which)}
             if unknown := [name for name in given if name not in known]:
                 raise ConfigError(
                     f"donate names {which} that the model does not have",
-                    expected=known,
+                    expected=list(known),
                     given=unknown,
                     hint="donate maps outputs to inputs: {'present': 'past'}",
                 )

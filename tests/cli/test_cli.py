@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
+from onnx import TensorProto, helper
 from typer.testing import CliRunner, Result
 
 import monograph
@@ -301,6 +303,47 @@ def test_verify_finds_a_wrong_element(linear: Path, recording: Path):
 def test_verify_finds_every_kind_of_mismatch(linear: Path, recording: Path, wrong: Any):
     change(recording, **wrong)
     assert call("verify", linear, "--against", recording).exit_code == 1
+
+
+def test_verify_says_when_there_was_nothing_but_nan(tmp_path: Path):
+    path = models.save(
+        '<ir_version: 9, opset_import: ["" : 18]> g (float[2] x) => (float[2] y) { y = Log(x) }',
+        tmp_path,
+    )
+    nan = np.full(2, np.nan, np.float32)
+    recorded = tmp_path / "nan.npz"
+    np.savez(recorded, **{"in:x": np.full(2, -1, np.float32), "out:y": nan})
+    result = call("verify", path, "--against", recorded)
+    assert result.exit_code == 0
+    assert "every element is NaN" in " ".join(result.stdout.split())
+    found = call_json("verify", path, "--against", recorded)
+    assert found["outputs"][0]["ok"] is True
+    assert "every element is NaN" in found["outputs"][0]["warning"]
+    np.savez(recorded, **{"in:x": np.ones(2, np.float32), "out:y": np.zeros(2, np.float32)})
+    assert call_json("verify", path, "--against", recorded)["outputs"][0]["warning"] is None
+
+
+def test_arrays_that_would_share_a_key_are_not_saved(tmp_path: Path):
+    """Output s is a sequence, and another one is called like its first element."""
+    graph = helper.make_graph(
+        [
+            helper.make_node("SequenceConstruct", ["x"], ["s"]),
+            helper.make_node("Neg", ["x"], ["s[0]"]),
+        ],
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1])],
+        [
+            helper.make_tensor_sequence_value_info("s", TensorProto.FLOAT, [1]),
+            helper.make_tensor_value_info("s[0]", TensorProto.FLOAT, [1]),
+        ],
+    )
+    path = tmp_path / "m.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)]), path)
+    assert call("run", path).exit_code == 0
+    result = call("run", path, "--output", tmp_path / "saved.npz")
+    assert result.exit_code != 0
+    assert "one key" in result.stderr
+    assert not (tmp_path / "saved.npz").exists()
 
 
 def test_verify_against_a_file_without_outputs(linear: Path, tmp_path: Path):

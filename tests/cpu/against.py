@@ -24,11 +24,12 @@ def feeds_for(graph: Graph, seed: int = 0, scale: float = 1.0) -> dict[str, Arra
     for name, type_ in zip(graph.input_names, graph.input_types, strict=True):
         assert isinstance(type_, TensorType)
         if type_.dtype.is_float:
-            data = generator.normal(size=type_.static) * scale
+            data: Array = np.asarray(generator.normal(size=type_.static) * scale)
         else:
             low = 0 if type_.dtype.kind != "int" else -4
-            data = generator.integers(low, 2 if type_.dtype.kind == "bool" else 5, type_.static)
-        feeds[name] = np.asarray(data).astype(type_.dtype.numpy)
+            high = 2 if type_.dtype.kind == "bool" else 5
+            data = np.asarray(generator.integers(low, high, type_.static))
+        feeds[name] = data.astype(type_.dtype.numpy)
     return feeds
 
 

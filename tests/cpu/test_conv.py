@@ -105,6 +105,16 @@ def test_transposed(layout: str, groups: int) -> None:
         check(graph_of(Abs()(op(value(f"f32{shape}"), weight(6, 18, 4, 2)))))
 
 
+@pytest.mark.parametrize("results", [1, 5, 16])
+def test_transposed_without_overlap(results: int) -> None:
+    """Windows that do not meet: a 1x1 convolution, and a view that takes its results apart."""
+    op = ConvTranspose((2, 3), (0, 0), (0, 0), (1, 1), (0, 0), layout=LAST)
+    y = op(value("f32[2, 4, 5, 6]"), weight(6, results, 2, 3))
+    check(graph_of(Silu()(Add()(y, weight(results)))), steps=2)
+    line = ConvTranspose((4,), (0,), (0,), (1,), (0,), layout=LAST)
+    check(graph_of(line(value("f16[1, 7, 3]"), weight(3, results, 4, dtype="f16"))))
+
+
 def test_channel_slices_are_read_in_place() -> None:
     """A split costs nothing: the convolutions read their channels where they are."""
     x = value("f32[1, 12, 12, 16]")

@@ -9,6 +9,8 @@ from monograph.ir import constant, dtype
 from monograph.ops.cast import Cast
 from monograph.ops.elementwise import Add
 from monograph.ops.linear import Dot
+from monograph.ops.quant import Dequantize
+from monograph.ops.shape import Transpose
 from tests.cpu.against import check
 from tests.rules.checks import graph_of, value
 
@@ -28,10 +30,14 @@ def weights(name: str, *shape: int) -> np.ndarray:
 @pytest.mark.parametrize(("m", "k", "n"), SIZES)
 def test_products(name: str, m: int, k: int, n: int) -> None:
     x = value(f"{name}[{m}, {k}]")
-    check(graph_of(Dot()(x, constant(weights(name, k, n))), Dot()(x, value(f"{name}[{k}, {n}]", "w"))))
+    check(
+        graph_of(Dot()(x, constant(weights(name, k, n))), Dot()(x, value(f"{name}[{k}, {n}]", "w")))
+    )
 
 
-@pytest.mark.parametrize(("left", "right"), [("i8", "i8"), ("u8", "i8"), ("i8", "u8"), ("u8", "u8")])
+@pytest.mark.parametrize(
+    ("left", "right"), [("i8", "i8"), ("u8", "i8"), ("i8", "u8"), ("u8", "u8")]
+)
 @pytest.mark.parametrize(("m", "k", "n"), [*SIZES, (3, 260, 20)])
 def test_small_integers(left: str, right: str, m: int, k: int, n: int) -> None:
     x = value(f"{left}[{m}, {k}]")
@@ -44,3 +50,43 @@ def test_small_integers(left: str, right: str, m: int, k: int, n: int) -> None:
 def test_batches() -> None:
     x, w = value("f16[2, 1, 4, 9]"), value("f16[3, 9, 21]", "w")
     check(graph_of(Dot()(x, w), Dot()(x, constant(weights("f16", 3, 9, 21)))))
+
+
+@pytest.mark.parametrize("m", [1, 2, 9])
+@pytest.mark.parametrize(
+    ("kind", "k", "n", "block", "zero"),
+    [
+        ("i4", 64, 40, 32, False),
+        ("u4", 64, 33, 16, True),
+        ("u4", 70, 16, 32, True),
+        ("u4", 45, 20, 15, True),
+        ("i8", 64, 7, 32, False),
+        ("u8", 33, 64, 0, True),
+    ],
+)
+def test_coded_weights(m: int, kind: str, k: int, n: int, block: int, zero: bool) -> None:
+    codes = dtype(kind)
+    generator = np.random.default_rng(2)
+    low, high = (-8, 8) if kind == "i4" else (0, 16)
+    data = generator.integers(low, high, (n, k)).astype(codes.numpy)
+    shape = (n, -(-k // block)) if block else (n,)
+    scale = generator.uniform(0.01, 0.1, shape).astype(np.float32)
+    points = [constant(generator.integers(0, 15, shape).astype(codes.numpy))] if zero else []
+    axis = 1 if block else 0
+    w = Dequantize(dtype("f32"), axis, block)(constant(data), constant(scale), *points)
+    x, bias = value(f"f32[{m}, {k}]"), value(f"f32[{n}]", "bias")
+    graph = graph_of(Add()(Dot()(x, Transpose((1, 0))(w)), bias))
+    check(graph, steps=1)
+
+
+def test_coded_weights_that_something_else_reads() -> None:
+    data = np.arange(64, dtype=np.int8).reshape(8, 8)
+    w = Dequantize(dtype("f32"))(constant(data), constant(np.float32(0.1)))
+    check(graph_of(Dot()(value("f32[2, 8]"), w), Add()(w, w)))
+
+
+def test_coded_weights_in_blocks_of_columns() -> None:
+    data = np.arange(64, dtype=np.int8).reshape(8, 8)
+    scale = constant(np.linspace(1, 2, 16, dtype=np.float32).reshape(8, 2))
+    w = Dequantize(dtype("f32"), 1, 4)(constant(data), scale)
+    check(graph_of(Dot()(value("f32[2, 8]"), w)), steps=1)

@@ -119,4 +119,10 @@ def test_long_sums_are_accurate() -> None:
     feeds = {"x": np.full(1000000, 0.1, np.float32)}
     (expected,) = evaluate(graph, feeds)
     (given,) = compile_graph(graph, instruction_sets()[0], 2).run(feeds)
-    assert abs(float(given) / float(expected) - 1) < 1e-4
+    assert abs(float(given) / float(expected) - 1) < 1e-5
+
+
+def test_long_reductions_are_split() -> None:
+    x, y = value("f32[2, 300, 200]"), value("f32[2]", "y")
+    check(graph_of(Add()(ReduceSum((1, 2))(Mul()(x, x)), y)), steps=2)
+    check(graph_of(ReduceMax((0, 1, 2), keep=True)(x)))

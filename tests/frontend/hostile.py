@@ -10,8 +10,10 @@ import pytest
 from onnx import TensorProto, helper
 
 from monograph.errors import ModelError, MonographError
+from monograph.frontend.onnx.registry import registered
 from tests.effort import at_most
 
+registered()  # loads the converters: that is not the effort of the first model
 OPSET = 21
 CALLS = 100_000
 """Calls within which a model of a few nodes is refused."""

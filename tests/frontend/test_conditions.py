@@ -162,3 +162,12 @@ def test_a_condition_takes_sizes() -> None:
         Require("rule")(x, x, x)
     with pytest.raises(ModelError, match="agree in number"):
         Require("rule")(x, sizes, Input("t", parse_type("i64[]"))())
+
+
+def test_a_condition_on_data_holds_on_the_cpu_target() -> None:
+    made = node_model("Split", [f(5), np.array([2, 3])], outputs=2)
+    session = monograph.load(made, target="cpu")
+    first, second = session.run({"x0": f(5), "x1": np.array([1, 4])})
+    assert (first.tolist(), second.tolist()) == ([1], [2, 3, 4, 5])
+    with pytest.raises(ExecutionError, match="the sizes of a split add up"):
+        session.run({"x0": f(5), "x1": np.array([1, 3])})

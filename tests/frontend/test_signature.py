@@ -73,6 +73,11 @@ def test_an_attribute_that_no_converter_reads_is_refused(symbolic: bool) -> None
     assert "expected: alpha" in str(caught.value)
     assert "given: alhpa" in str(caught.value)
     assert "did you mean alpha" in str(caught.value)
+    with pytest.raises(UnsupportedError, match="inputs that Monograph does not know") as caught:
+        run_node("QuickGelu", X, X, **options)
+    assert "expected: at most 1" in str(caught.value)
+    (y,) = run_node("QuickGelu", X, None, alpha=0.0, **options)
+    assert (y == 0.5).all()
 
 
 def test_a_call_gives_a_function_no_attribute_that_it_does_not_have() -> None:

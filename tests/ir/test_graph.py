@@ -11,15 +11,20 @@ from monograph.errors import ExecutionError, VerifyError
 from monograph.ir import (
     Graph,
     Input,
+    Item,
+    TupleType,
     Value,
     constant,
     evaluate,
     parse_graph,
     parse_type,
     print_graph,
+    subgraphs,
     topological,
     verify,
 )
+from monograph.ops.control import If
+from monograph.ops.deferred import Deferred
 from monograph.ops.elementwise import Add, Mul, Neg
 from monograph.ops.shape import Reshape
 from tests.effort import check_linear
@@ -157,14 +162,35 @@ def test_the_verifier_finds_a_wrong_type() -> None:
         verify(Graph((x,), (("y", wrong),), origins={wrong: "Neg_3"}))
     assert "expected: f32[4]" in str(e.value)
     assert "given: f32[5]" in str(e.value)
-    assert "Neg_3" in str(e.value)
+    assert "node: %0: f32[5], from Neg_3" in str(e.value)
 
 
 def test_the_verifier_finds_an_op_that_refuses_its_inputs() -> None:
     x = make("bool[4]")
     wrong = Value(Neg(), (x,), parse_type("bool[4]"), b"0" * 16, False)
-    with pytest.raises(VerifyError, match="does not accept its inputs"):
+    with pytest.raises(VerifyError, match="does not accept its inputs") as e:
         verify(Graph((x,), (("y", wrong),)))
+    assert "node: %0: bool[4]" in str(e.value)
+
+
+def test_the_verifier_names_a_value_of_a_sub_graph_by_its_path() -> None:
+    x = make()
+    wrong = Value(Neg(), (x,), parse_type("f32[5]"), b"0" * 16, False)
+    inner = Graph((x,), (("y", wrong),))
+    go = Input("go", parse_type("bool[]"))()
+    branch = Value(If(inner, inner), (go, x, x), TupleType((wrong.type,)), b"1" * 16, False)
+    given = Input("x", parse_type("f32[4]"))()
+    with pytest.raises(VerifyError, match="not what its op infers") as e:
+        verify(Graph((go, given), (("y", Item(0)(branch)),)))
+    assert "%0: (f32[5]) / %0: f32[5]" in str(e.value)
+
+
+def test_sub_graphs_are_found_in_tuples_too() -> None:
+    x = make()
+    inner, other = Graph((x,), (("y", Neg()(x)),)), Graph((x,), (("y", x),))
+    assert subgraphs(If(inner, other)) == [inner, other]
+    assert subgraphs(Deferred("if", (), (("then", inner), ("orelse", other)))) == [inner, other]
+    assert subgraphs(Neg()) == []
 
 
 def test_the_verifier_finds_names_used_twice() -> None:

@@ -74,3 +74,19 @@ def test_distributions() -> None:
 def test_integers_are_refused() -> None:
     with pytest.raises(InferError, match="element type not accepted"):
         RandomUniform((2,), I64)()
+
+
+@pytest.mark.parametrize(
+    "op",
+    [
+        RandomUniform((2,), F32, low=float("-inf")),
+        RandomUniform((2,), F32, high=float("nan")),
+        RandomUniform((2,), F64, low=-1e308, high=1e308),
+        RandomNormal((2,), F32, scale=-1.0),
+        RandomNormal((2,), F32, scale=float("nan")),
+    ],
+    ids=str,
+)
+def test_what_is_no_distribution_is_refused(op: RandomUniform | RandomNormal) -> None:
+    with pytest.raises(InferError, match="finite"):
+        op()

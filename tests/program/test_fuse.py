@@ -7,10 +7,12 @@ import numpy as np
 from monograph.ir import Graph, Value, constant, unpack
 from monograph.ops.conv import Conv
 from monograph.ops.elementwise import Add, Exp, Mul, Neg, Sigmoid
+from monograph.ops.extend import Tile
 from monograph.ops.linear import Dot
 from monograph.ops.reduce import ReduceSum
 from monograph.ops.shape import Broadcast, Concat, Reshape, Slice, Transpose
-from monograph.ops.sort import TopK
+from monograph.ops.signal import Frames
+from monograph.ops.sort import TopK, Unique
 from monograph.program.kinds import is_view
 from monograph.program.program import Program, lower
 from monograph.program.strided import strided
@@ -144,7 +146,33 @@ def test_kernels_with_several_results() -> None:
     top = TopK(2, 1, True, True)(x)
     values, indices = unpack(top)
     program = program_of(Exp()(values), indices)
-    assert "top_k" in kinds(program)
+    assert kinds(program) == ["top_k", "pointwise"]
+    # The kernel writes each result where it stays; the index is an output of the graph.
+    assert program.steps[0].region.outputs == (values, indices)
+    assert program.storage(values).buffer.kind == "temporary"
+    assert program.storage(indices).buffer.name == "y1"
+
+
+def test_only_results_that_are_used_have_a_place() -> None:
+    _, indices = unpack(TopK(2, 1, True, True)(x))
+    program = program_of(indices)
+    assert program.steps[0].region.outputs == (indices,)
+    assert [b.kind for b in program.places.buffers] == ["input", "output"]
+
+
+def test_results_of_a_size_that_is_data_have_a_place_where_their_own_is_known() -> None:
+    _, _, inverse, counts = unpack(Unique()(x))
+    program = program_of(Neg()(inverse), counts)
+    assert kinds(program) == ["unique", "pointwise"]
+    assert program.storage(inverse).buffer.kind == "temporary"
+    assert counts not in program.places.storage
+
+
+def test_tiles_and_frames_are_views() -> None:
+    assert kinds(program_of(Neg()(Tile((2, 3))(x)))) == ["pointwise"]
+    assert kinds(program_of(Neg()(Frames(1, 4, 2)(x)))) == ["pointwise"]
+    # What is repeated is computed once.
+    assert kinds(program_of(Neg()(Tile((2, 3))(Exp()(x))))) == ["pointwise", "pointwise"]
 
 
 def test_a_halo_surrounds_what_padded_windows_read() -> None:

@@ -49,3 +49,9 @@ def test_a_gap_is_filled_before_memory_grows() -> None:
 def test_nothing_takes_nothing() -> None:
     assert plan([]).size == 0
     assert plan([Lifetime(0, 0, 0, 0)]).size == ALIGNMENT
+
+
+def test_buffers_of_no_elements_share_no_address() -> None:
+    lives = [Lifetime(k, nbytes, 0, 9) for k, nbytes in enumerate((64, 64, 0, 0))]
+    made = plan(lives)
+    assert len(set(made.offsets.values())) == 4

@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 from scripts import supported_ops
 
+from monograph import errors
 from monograph.config import Config
+from monograph.ops import OPS
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("**/*.md")])
@@ -52,6 +54,37 @@ def test_every_option_is_documented():
         assert row[2] == f"MONOGRAPH_{option.name.upper()}"
         if option.name != "cache_dir":
             assert row[1] == f"`{option.default!r}`"
+
+
+def test_every_error_is_documented():
+    text = (ROOT / "docs" / "errors.md").read_text()
+    kinds = [k for k in vars(errors).values() if isinstance(k, type) and issubclass(k, Exception)]
+    assert len(kinds) > 5
+    for kind in kinds:
+        assert f"`{kind.__name__}`" in text or f"errors.{kind.__name__}`" in text, kind
+
+
+def test_every_folder_of_tests_is_described():
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    for folder in sorted({p.parent for p in (ROOT / "tests").glob("*/*.py")}):
+        assert f"`tests/{folder.name}`" in text, folder.name
+
+
+def test_every_canonical_op_is_listed():
+    text = supported_ops.page().split("## What they become")[1]
+    counts = [int(n) for n in re.findall(r"^`\w+` \((\d+)", text, re.MULTILINE)]
+    assert sum(counts) == len(OPS)
+    assert sum(map(int, re.findall(r"\d+", text[: text.index("`")]))) == len(OPS)
+
+
+def test_environment_variables_are_named_in_one_file():
+    """The configuration reads them all; the options of a session have a table of their own."""
+    named = {
+        path.name
+        for path in (ROOT / "src").glob("**/*.py")
+        if re.search(r"[\"']MONOGRAPH_\w*[\"']", path.read_text())
+    }
+    assert named == {"config.py"}
 
 
 def test_the_make_targets_that_pages_name_exist():

@@ -14,6 +14,7 @@ from monograph.report import inputs
 from monograph.report.inputs import read_archive, read_array, split_archive
 from monograph.runtime.feeds import Port
 from monograph.runtime.inputs import make_inputs
+from tests.effort import CountedName, touches_of
 
 
 def ports(**types: str) -> list[Port]:
@@ -142,3 +143,12 @@ def test_an_archive_that_unpacks_to_more_than_the_machine_holds(
         read_archive(path)
     monkeypatch.setattr(inputs, "machine_memory", lambda: 1 << 21)
     assert read_archive(path)["x"].shape == (1 << 16,)
+
+
+def test_many_given_inputs_are_looked_up_in_proportion():
+    count = 500
+    wanted = [Port(CountedName(f"x{i}"), parse_type("f32[1]")) for i in range(count)]
+    given = {f"x{i}": np.ones(1, "f4") for i in range(count)}
+    assert touches_of(lambda: make_inputs(wanted, given, seed=0)) < 20 * count
+    arrays = {f"in:x{i}": np.ones(1, "f4") for i in range(count)}
+    assert touches_of(lambda: split_archive(arrays, wanted, ())) < 20 * count

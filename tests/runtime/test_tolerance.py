@@ -2,10 +2,25 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import onnx.parser
 import pytest
+from onnx import helper
 
+from monograph import load
 from monograph.frontend.onnx import import_model, read_model
+from monograph.ir import Input, Op, parse_tensor_type
+from monograph.ops.attention import Attention
+from monograph.ops.composite import LayerNorm, RmsNorm, Softmax
+from monograph.ops.conv import Conv
+from monograph.ops.conv_transpose import ConvTranspose
+from monograph.ops.elementwise import Add
+from monograph.ops.linear import Det, Dot
+from monograph.ops.pool import AveragePool, LpPool, MaxPool
+from monograph.ops.reduce import CumSum, ReduceProd, ReduceSum
+from monograph.ops.resize import Resize
+from monograph.ops.signal import Dft
+from monograph.runtime.terms import contraction
 from monograph.runtime.tolerance import EXACT, MARGIN, Tolerance, allowed_by_file, derive
 from tests.report import models
 
@@ -45,6 +60,56 @@ def test_a_contraction_counts_its_terms():
     assert given.rtol == pytest.approx(MARGIN * EPS * 10)
     given = one("y = ReduceSum <keepdims = 0> (x)", "float[4, 25] x", "float y")
     assert given.rtol == pytest.approx(MARGIN * EPS * 10)
+
+
+@pytest.mark.parametrize(
+    ("op", "types", "count"),
+    [
+        (Dot(), "f32[2, 7] f32[7, 3]", 7),
+        (Conv((1,), (0,), (0,), (1,)), "f32[1, 4, 9] f32[8, 4, 5]", 20),
+        # Every second element of the kernel: 4 / 2 groups * ceil(5 / 2)
+        (ConvTranspose((2,), (0,), (0,), (1,), (0,), 2), "f32[1, 4, 9] f32[4, 3, 5]", 6),
+        (Attention(), "f32[1, 2, 3, 8] f32[1, 2, 5, 8] f32[1, 2, 5, 8]", 8 + 2 * 5),
+        (ReduceSum((0, 1)), "f32[4, 25]", 100),
+        (ReduceProd((1,)), "f32[4, 25]", 25),
+        (CumSum(1), "f32[4, 25]", 25),
+        (Softmax(-1), "f32[4, 25]", 25),
+        (LayerNorm((1,)), "f32[4, 25]", 25),
+        (RmsNorm((1,)), "f32[4, 25]", 25),
+        (AveragePool((2, 3), (1, 1), (0, 0), (0, 0), (1, 1)), "f32[1, 1, 5, 5]", 6),
+        (MaxPool((2, 3), (1, 1), (0, 0), (0, 0), (1, 1)), "f32[1, 1, 5, 5]", 1),
+        (LpPool((2, 2), (1, 1), (0, 0), (0, 0), (1, 1)), "f32[1, 1, 5, 5]", 4),
+        (Dft(1), "f32[2, 12, 1]", 12),
+        (Det(), "f32[4, 4]", 4),
+        (Resize((2,), sizes=(9,), mode="cubic"), "f32[1, 1, 5]", 4),
+        (Add(), "f32[2] f32[2]", 1),
+    ],
+    ids=lambda x: x.name if isinstance(x, Op) else str(x),
+)
+def test_every_sum_counts_its_terms(op: Op, types: str, count: int):
+    parts = [parse_tensor_type(f"f32[{part}") for part in types.split("f32[")[1:]]
+    operands = [Input(f"x{i}", part)() for i, part in enumerate(parts)]
+    assert contraction(op(*operands)) == count
+
+
+def test_a_recurrent_cell_counts_every_step():
+    """5 steps of a sum over 3 inputs and 2 states."""
+    given = one(
+        "y = RNN(x, w, r)",
+        "float[5, 1, 3] x, float[1, 2, 3] w, float[1, 2, 2] r",
+        "float[5, 1, 1, 2] y",
+    )
+    assert given.rtol >= MARGIN * EPS * math.sqrt(5 * (3 + 2))
+
+
+def test_feeds_tell_how_long_a_sum_is():
+    """A symbol counts as one term; a session knows its size from the feeds."""
+    text = """<ir_version: 9, opset_import: ["" : 21]>
+    g (float[2, K] x, float[K, 4] w) => (float[2, 4] y) { y = MatMul(x, w) }"""
+    session = load(onnx.parser.parse_model(text))
+    assert derive(session.graph)["y"].rtol == pytest.approx(MARGIN * EPS)
+    feeds = {"x": np.ones((2, 100), "f4"), "w": np.ones((100, 4), "f4")}
+    assert session.tolerances(feeds)["y"].rtol == pytest.approx(MARGIN * EPS * 10)
 
 
 def test_narrow_floats_accumulate_in_f32():
@@ -98,3 +163,40 @@ def test_accuracy_levels_of_the_file():
     assert allowed(4) == 2.0**-16
     assert allowed(4, 4, 4, 4) == 4 * 2.0**-16
     assert allowed(2) < allowed(4) < allowed(3)
+
+
+def test_levels_inside_functions_count_at_every_call():
+    attributes = {"K": 32, "N": 1, "bits": 4, "block_size": 32, "accuracy_level": 4}
+    inner = helper.make_node(
+        "MatMulNBits", ["a", "b", "s"], ["c"], domain="com.microsoft", **attributes
+    )
+    imports = [helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)]
+    once = helper.make_function("local", "Once", ["a", "b", "s"], ["c"], [inner], imports)
+    call = helper.make_node("Once", ["a", "b", "s"], ["c"], domain="local")
+    twice = helper.make_function(
+        "local", "Twice", ["a", "b", "s"], ["c"], [call, relabelled(call)], [*imports, local()]
+    )
+    calls = [helper.make_node("Twice", ["a", "b", "s"], [f"y{i}"], domain="local") for i in "ab"]
+    graph = helper.make_graph(
+        calls,
+        "g",
+        [
+            helper.make_tensor_value_info("a", onnx.TensorProto.FLOAT, [1, 32]),
+            helper.make_tensor_value_info("b", onnx.TensorProto.UINT8, [1, 1, 16]),
+            helper.make_tensor_value_info("s", onnx.TensorProto.FLOAT, [1]),
+        ],
+        [helper.make_tensor_value_info("ya", onnx.TensorProto.FLOAT, [1, 1])],
+    )
+    model = helper.make_model(graph, opset_imports=[*imports, local()], functions=[once, twice])
+    assert allowed_by_file(read_model(model)) == 4 * 2.0**-16
+
+
+def relabelled(call: onnx.NodeProto) -> onnx.NodeProto:
+    again = onnx.NodeProto()
+    again.CopyFrom(call)
+    again.output[0] = "again"
+    return again
+
+
+def local() -> onnx.OperatorSetIdProto:
+    return helper.make_opsetid("local", 1)

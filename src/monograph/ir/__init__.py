@@ -3,7 +3,7 @@
 from monograph.ir.core import Constant, Input, Item, constant, known, unpack
 from monograph.ir.dtype import DType, dtype, from_numpy
 from monograph.ir.evaluate import evaluate
-from monograph.ir.graph import Graph, topological
+from monograph.ir.graph import Graph, subgraphs, topological
 from monograph.ir.literal import Array, Literal
 from monograph.ir.op import Op, Sample, Value, sample
 from monograph.ir.parse import parse_graph, parse_tensor_type, parse_type
@@ -57,6 +57,7 @@ __all__ = [
     "parse_type",
     "print_graph",
     "sample",
+    "subgraphs",
     "tensor",
     "topological",
     "unpack",

@@ -14,7 +14,7 @@ from monograph.errors import ExecutionError, MonographError, unforeseen
 from monograph.ir.core import Constant
 from monograph.ir.dtype import from_numpy
 from monograph.ir.graph import Graph, input_op
-from monograph.ir.memory import check_result
+from monograph.ir.memory import check_result, check_room
 from monograph.ir.op import Value
 from monograph.ir.types import TensorType, TupleType, Type
 
@@ -63,6 +63,7 @@ def _apply(graph: Graph, value: Value, arguments: Sequence[Any]) -> Any:
     try:
         if not isinstance(value.op, Constant):
             check_fits(value.type)
+            check_room(sum(map(_computing_bytes, [value.type, *arguments])))
         return value.op.reference(*arguments)
     except MonographError as e:
         raise e.at(node=graph.origin(value), op=value.op.name) from None
@@ -83,6 +84,16 @@ def _apply(graph: Graph, value: Value, arguments: Sequence[Any]) -> Any:
         raise ExecutionError(
             "the op cannot be computed", node=graph.origin(value), op=value.op.name, **unforeseen(e)
         ) from e
+
+
+def _computing_bytes(operand: Any) -> int:
+    """What an operand or a result takes while it is computed with: floats are widened."""
+    if isinstance(operand, TensorType) and operand.is_static:
+        return operand.size * max(operand.dtype.itemsize, operand.dtype.compute.itemsize)
+    if isinstance(operand, np.ndarray) and operand.dtype != object:
+        widened = from_numpy(operand.dtype).compute.itemsize
+        return operand.size * widened if widened > operand.itemsize else 0
+    return 0
 
 
 def _refusal(value: Value, arguments: Sequence[Any]) -> MonographError | None:

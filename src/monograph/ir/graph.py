@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 from monograph.errors import VerifyError
 from monograph.ir.core import Input
 from monograph.ir.literal import digest_of
-from monograph.ir.op import Value, encode
+from monograph.ir.op import Op, Value, encode
 from monograph.ir.types import Type
 
 
@@ -121,6 +122,19 @@ class Graph:
         from monograph.ir.text import print_graph
 
         return print_graph(self)
+
+
+def subgraphs(op: Op) -> list[Graph]:
+    """The graphs that an op carries: among its attributes, or in tuples there."""
+    found: list[Graph] = []
+    stack: list[Any] = list(op.attributes.values())
+    while stack:
+        attribute = stack.pop()
+        if isinstance(attribute, Graph):
+            found.append(attribute)
+        elif isinstance(attribute, tuple):
+            stack.extend(attribute)
+    return found[::-1]
 
 
 def input_op(value: Value) -> Input:

@@ -1,8 +1,9 @@
 """How large a tensor may be: asked before anything is allocated.
 
 A model file states sizes, and a few bytes of it can state a petabyte. Types are held to a fixed
-limit when they are built; data is held to the memory of the machine when it is computed, and to
-much less where a computation is only a convenience (folding while importing).
+limit when they are built. Data is held to the memory of the machine when it is computed: one result
+may take half of it, and all that the process holds together with what the next step needs three
+quarters. Much less is lent where a computation is only a convenience (folding while importing).
 """
 
 from __future__ import annotations
@@ -13,6 +14,9 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from monograph.errors import ExecutionError
 
@@ -22,6 +26,9 @@ MAX_RANK = 32
 """No tensor may have more dimensions: what numpy holds."""
 
 _GROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+
+ROOM_STEP = 1 << 24
+"""After so many bytes of results the process is asked again how much it holds."""
 
 _lent: ContextVar[int | None] = ContextVar("lent", default=None)
 
@@ -40,6 +47,20 @@ def machine_memory() -> int:
             continue
         total = min(total, int(limit)) if limit.isdigit() else total
     return total
+
+
+def resident() -> int:
+    """Bytes that this process holds in memory now; 0 where the system does not say."""
+    try:
+        pages = Path("/proc/self/statm").read_text().split()[1]
+    except (OSError, IndexError):
+        return 0
+    return int(pages) * os.sysconf("SC_PAGE_SIZE")
+
+
+def text_lengths(texts: Any) -> Any:
+    """The characters of each text of an array; an element of it is only a reference."""
+    return np.array([len(t) for t in texts.flat], np.int64).reshape(texts.shape)
 
 
 @contextmanager
@@ -73,4 +94,24 @@ def check_result(shape: Sequence[int], itemsize: int) -> None:
     if count_elements(shape) * itemsize > limit:
         raise ExecutionError(
             "a result is too large", expected=f"at most {limit:,} bytes", given=[*shape]
+        )
+
+
+_asked = 0
+"""Bytes of results since the process was last asked what it holds. Threads may lose some."""
+
+
+def check_room(nbytes: int) -> None:
+    """Refuses a step that needs so many bytes when this process holds too much for it already."""
+    global _asked
+    _asked += nbytes
+    if _asked < ROOM_STEP:
+        return
+    _asked = 0
+    held, limit = resident(), machine_memory() // 4 * 3
+    if held + nbytes > limit:
+        raise ExecutionError(
+            "the run needs more memory than is left",
+            expected=f"at most {limit:,} bytes in this process",
+            given=f"{held:,} held and {nbytes:,} needed",
         )

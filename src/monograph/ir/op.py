@@ -80,6 +80,8 @@ class Op:
     name: ClassVar[str]
     samples: ClassVar[tuple[Sample, ...]] = ()
     pure: ClassVar[bool] = True
+    costly: ClassVar[bool] = False
+    """Whether its work is far more than its data, so that nobody folds it in passing."""
     registry: ClassVar[dict[str, type[Op]]] = {}
 
     def __init_subclass__(cls, abstract: bool = False) -> None:

@@ -24,7 +24,7 @@ import numpy as np
 from monograph.errors import TextError
 from monograph.ir.core import Constant, Input
 from monograph.ir.dtype import DType
-from monograph.ir.graph import Graph
+from monograph.ir.graph import Graph, subgraphs
 from monograph.ir.literal import Literal
 from monograph.ir.op import Op, Value
 from monograph.ir.types import MapType, OptionalType, SequenceType, TensorType, TupleType
@@ -43,7 +43,7 @@ def print_graph(graph: Graph, *, data: bool = False, stable: bool = False) -> st
 
 
 def _graph_lines(graph: Graph, data: bool, indent: str, stable: bool = False) -> Iterator[str]:
-    names = _stable_names(graph) if stable else _name_values(graph)
+    names = _stable_names(graph) if stable else value_names(graph)
     listed = ", ".join(f"{names[v]}: {v.type}" for v in graph.inputs)
     yield f"{indent}graph {json.dumps(graph.name)}({listed}) {{"
     for value in graph.values:
@@ -57,7 +57,8 @@ def _graph_lines(graph: Graph, data: bool, indent: str, stable: bool = False) ->
     yield f"{indent}}}"
 
 
-def _name_values(graph: Graph) -> dict[Value, str]:
+def value_names(graph: Graph) -> dict[Value, str]:
+    """What the text calls each value: inputs by their labels, others by number."""
     names: dict[Value, str] = {}
     for v in graph.inputs:
         label = v.op.label if isinstance(v.op, Input) else ""
@@ -69,7 +70,7 @@ def _name_values(graph: Graph) -> dict[Value, str]:
 
 def _stable_names(graph: Graph) -> dict[Value, str]:
     """Names from the ONNX node behind a value and its op, or from the bits of a constant."""
-    names = {v: name for v, name in _name_values(graph).items() if isinstance(v.op, Input)}
+    names = {v: name for v, name in value_names(graph).items() if isinstance(v.op, Input)}
     used = set(names.values())
     count: Counter[str] = Counter()
     for value in graph.values:
@@ -174,9 +175,8 @@ def constants(graph: Graph) -> dict[str, Literal]:
             if isinstance(value.op, Constant):
                 found[value.op.value.digest.hex()] = value.op.value
                 continue
+            stack.extend(subgraphs(value.op))
             for attribute in value.op.attributes.values():
-                if isinstance(attribute, Graph):
-                    stack.append(attribute)
-                elif isinstance(attribute, Literal):
+                if isinstance(attribute, Literal):
                     found[attribute.digest.hex()] = attribute
     return found

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from monograph.errors import MonographError, VerifyError
 from monograph.ir.core import Input
-from monograph.ir.graph import Graph, input_op
+from monograph.ir.graph import Graph, input_op, subgraphs
 from monograph.ir.op import Value
-from monograph.ir.types import TensorType, TupleType, Type, name_unknowns
+from monograph.ir.text import value_names
+from monograph.ir.types import TensorType, TupleType, Type, accepts, name_unknowns
 
 MAX_NESTING = 64
 
@@ -26,14 +27,13 @@ def verify(graph: Graph, depth: int = 0) -> Graph:
         if isinstance(value.op, Input) and value not in declared:
             raise VerifyError(
                 "an input is read that the graph does not declare",
-                node=graph.origin(value),
+                node=_place(graph, value),
                 expected=list(graph.input_names),
                 given=value.op.label,
             )
         _verify_type(graph, value)
-        for attribute in value.op.attributes.values():
-            if isinstance(attribute, Graph):
-                _verify_subgraph(graph, value, attribute, depth)
+        for inner in subgraphs(value.op):
+            _verify_subgraph(graph, value, inner, depth)
     _verify_donations(graph)
     return graph
 
@@ -49,7 +49,7 @@ def _verify_names(graph: Graph) -> None:
     for name, value in graph.outputs:
         if isinstance(value.type, TupleType):
             raise VerifyError(
-                f"output {name!r} is a tuple", node=graph.origin(value), given=value.type
+                f"output {name!r} is a tuple", node=_place(graph, value), given=value.type
             )
 
 
@@ -59,7 +59,7 @@ def _verify_type(graph: Graph, value: Value) -> None:
     except MonographError as e:
         raise VerifyError(
             f"the op does not accept its inputs: {e.message}",
-            node=graph.origin(value),
+            node=_place(graph, value),
             op=str(value.op.name),
             given=", ".join(str(v.type) for v in value.inputs),
         ) from e
@@ -67,18 +67,26 @@ def _verify_type(graph: Graph, value: Value) -> None:
     if inferred != value.type:
         raise VerifyError(
             "the type of a value is not what its op infers",
-            node=graph.origin(value),
+            node=_place(graph, value),
             op=value.op.name,
             expected=inferred,
             given=value.type,
         )
 
 
+def _place(graph: Graph, value: Value) -> str:
+    """A value as the text form of the graph shows it, and the ONNX node it came from."""
+    shown = f"{value_names(graph)[value]}: {value.type}"
+    origin = graph.origin(value)
+    return shown if origin is None else f"{shown}, from {origin}"
+
+
 def _verify_subgraph(graph: Graph, value: Value, inner: Graph, depth: int) -> None:
     try:
         verify(inner, depth + 1)
     except VerifyError as e:
-        raise e.at(node=graph.origin(value), op=value.op.name) from None
+        e.node = f"{_place(graph, value)}" + (f" / {e.node}" if e.node else "")
+        raise e.at(op=value.op.name) from None
 
 
 def _verify_donations(graph: Graph) -> None:
@@ -107,11 +115,5 @@ def _verify_donations(graph: Graph) -> None:
 
 def same_memory(a: Type, b: Type) -> bool:
     """Tensors of equal dtype and rank, and no two sizes that differ; symbols settle when bound."""
-    if not isinstance(a, TensorType) or not isinstance(b, TensorType):
-        return False
-    if a.dtype != b.dtype or a.shape is None or b.shape is None or len(a.shape) != len(b.shape):
-        return False
-    return all(
-        x == y or isinstance(x, str) or isinstance(y, str)
-        for x, y in zip(a.shape, b.shape, strict=True)
-    )
+    ranked = all(isinstance(t, TensorType) and t.shape is not None for t in (a, b))
+    return ranked and accepts(b, a)

@@ -191,7 +191,10 @@ def _parse(x: Array, to: DType) -> Array:
         except ValueError:
             raise ExecutionError("not a number", expected=to, given=repr(text[:80])) from None
     wide = (np.uint64 if to.kind == "uint" else np.int64) if to.is_integer else np.float64
-    return np.array(result, wide).reshape(x.shape)
+    try:
+        return np.array(result, wide).reshape(x.shape)
+    except OverflowError:
+        raise ExecutionError("a number in a text is too large", expected=to) from None
 
 
 def _whole(text: str) -> int:

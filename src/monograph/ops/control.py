@@ -26,6 +26,7 @@ from monograph.ir import (
     constant,
     evaluate,
     sample,
+    subgraphs,
     tensor,
 )
 from monograph.ir.dtype import boolean, f32, i64
@@ -80,7 +81,7 @@ class _Control(Op, abstract=True):
 
     @property
     def pure(self) -> bool:  # type: ignore[override]
-        return is_pure(*(g for g in self.attributes.values() if isinstance(g, Graph)))
+        return is_pure(*subgraphs(self))
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Image files as tensors. The decoders are Pillow's (the extra `images`)."""
+"""Image files as tensors. Reference only. The decoders are Pillow's (the extra `images`)."""
 
 from __future__ import annotations
 

@@ -34,6 +34,10 @@ class Deferred(Op):
         return self.target_class.pure
 
     @property
+    def costly(self) -> bool:  # type: ignore[override]
+        return self.target_class.costly
+
+    @property
     def target_class(self) -> type[Op]:
         cls = Op.registry.get(self.target)
         names = {f.name for f in fields(cls)} if cls else set()  # type: ignore[arg-type]

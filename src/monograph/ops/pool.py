@@ -38,6 +38,7 @@ class Pool(Op, abstract=True):
     auto: str = ""
     layout: str = wi.CHANNELS_FIRST
 
+    costly = True
     kinds: ClassVar[tuple[str, ...]] = (FLOAT,)
 
     def canonical(self, *types: Type) -> Op:

@@ -11,6 +11,7 @@ to process, and between ops.
 from __future__ import annotations
 
 import itertools
+import math
 import secrets
 import struct
 import threading
@@ -50,7 +51,12 @@ class Random(Op, abstract=True):
     def infer(self) -> TensorType:
         if not self.dtype.is_float:
             raise InferError("element type not accepted", expected="float", given=self.dtype)
+        self.check()
         return TensorType(self.dtype, self.shape)
+
+    def check(self) -> None:
+        """Refuses what describes no distribution."""
+        raise NotImplementedError
 
     @classmethod
     def infer_deferred(cls, static: dict[str, Any], types: tuple[Type, ...], **late: Type) -> Type:
@@ -92,6 +98,10 @@ class RandomUniform(Random):
         sample(shape=(), dtype=f16, low=-2.0, high=2.0, uid=-2),
     )
 
+    def check(self) -> None:
+        if not math.isfinite(self.high - self.low):
+            raise InferError("bounds are not finite", given=f"{self.low}..{self.high}")
+
     def draw(self, generator: np.random.RandomState) -> Array:
         return np.asarray(generator.uniform(self.low, self.high, self.shape))
 
@@ -111,6 +121,10 @@ class RandomNormal(Random):
         sample(shape=(3, 4), dtype=f32, seed=2.5, uid=-3),
         sample(shape=(0, 2), dtype=f32, mean=4.0, scale=0.5, uid=-4),
     )
+
+    def check(self) -> None:
+        if self.scale < 0 or not math.isfinite(self.scale):
+            raise InferError("a deviation is finite", expected=">= 0", given=self.scale)
 
     def draw(self, generator: np.random.RandomState) -> Array:
         return np.asarray(generator.normal(self.mean, self.scale, self.shape))

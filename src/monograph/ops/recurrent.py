@@ -69,6 +69,8 @@ class _Cell(Op, abstract=True):
     backward: bool
     clip: float | None
 
+    costly = True
+
     def _check(
         self, count: int, gates: int, x: TensorType, w: TensorType, r: TensorType
     ) -> tuple[DType, Dim, Dim, Dim]:

@@ -1,4 +1,6 @@
-"""Sequences and optionals. At run time a sequence is a list, and an empty optional is None.
+"""Sequences and optionals. Reference only.
+
+At run time a sequence is a list, and an empty optional is None.
 
 They exist for models that build lists of tensors; no compiled code serves them. The sizes of the
 elements of one sequence may differ, so a symbol in an element type says nothing of two elements.

@@ -22,6 +22,7 @@ from monograph.ir import (
     sample,
 )
 from monograph.ir.dtype import INT, STRING, boolean, f32, i64
+from monograph.ir.memory import text_lengths
 from monograph.ops.base import as_tensor, check_allocation, check_kinds
 from monograph.ops.regex import compile_pattern
 
@@ -50,6 +51,9 @@ class StringConcat(Op):
         return x.with_shape(broadcast(check_string(x).shape, check_string(y).shape))
 
     def reference(self, x: Array, y: Array) -> Array:
+        # Elements are only references, so their number says nothing: texts double in length.
+        lengths = np.add(*(text_lengths(a) for a in (x, y)))
+        check_allocation((int(lengths.sum()),), np.uint8)
         return np.asarray(np.add(x, y), object)
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from monograph.errors import VerifyError
-from monograph.ir import Constant, Graph, Input, Op, Value
+from monograph.ir import Constant, Graph, Input, Value, subgraphs
 from monograph.rewrite import CPU_COST, CostModel, Rule, Trace, apply_rules
 
 
@@ -72,11 +72,11 @@ class RulePass(Pass, abstract=True):
 
 def map_subgraphs(graph: Graph, change: Callable[[Graph], Graph]) -> Graph:
     """The graph with `change` applied to every sub-graph that an op carries."""
-    if not any(_has_subgraph(v.op) for v in graph.values):
+    if not any(subgraphs(v.op) for v in graph.values):
         return graph
 
     def rebuilt(value: Value, inputs: tuple[Value, ...]) -> Value:
-        if not _has_subgraph(value.op):
+        if not subgraphs(value.op):
             return value.op(*inputs)
         changed = {
             name: change(map_subgraphs(a, change))
@@ -86,10 +86,6 @@ def map_subgraphs(graph: Graph, change: Callable[[Graph], Graph]) -> Graph:
         return replace(value.op, **changed)(*inputs)  # type: ignore[type-var]
 
     return graph.rebuild(rebuilt)
-
-
-def _has_subgraph(op: Op) -> bool:
-    return any(isinstance(a, Graph) for a in op.attributes.values())
 
 
 def run_pass(step: Pass, graph: Graph, environment: Environment) -> Graph:

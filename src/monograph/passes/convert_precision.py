@@ -33,6 +33,7 @@ from monograph.ir import (
     constant,
     dtype,
     known,
+    subgraphs,
 )
 from monograph.ir.dtype import f32, f64
 from monograph.ir.graph import input_op
@@ -171,7 +172,7 @@ def _find_f64(graph: Graph) -> Value | None:
             types = value.type.items if isinstance(value.type, TupleType) else (value.type,)
             if any(isinstance(t, TensorType) and t.dtype == f64 for t in types):
                 return value
-            stack.extend(a for a in value.op.attributes.values() if isinstance(a, Graph))
+            stack.extend(subgraphs(value.op))
     return None
 
 

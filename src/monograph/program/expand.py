@@ -1,7 +1,8 @@
 """Ops that are compiled as others: what a graph is turned into before it is lowered.
 
 A Fourier transform of a length that is known is a product with a constant matrix; a recurrent cell
-is a dot and its steps.
+is a dot and its steps; a transposed convolution whose windows do not meet is a dot of every pixel;
+a loop whose count is known is a scan; what only depends on shapes is a constant.
 """
 
 from __future__ import annotations
@@ -10,12 +11,18 @@ from dataclasses import replace
 
 import numpy as np
 
-from monograph.ir import Array, DType, Graph, Value, constant
+from monograph.ir import Array, DType, Graph, Value, constant, known
 from monograph.ir.dtype import f32, f64
+from monograph.ir.evaluate import apply
 from monograph.ops.cast import Cast
+from monograph.ops.control import Loop
+from monograph.ops.conv import Conv
+from monograph.ops.conv_transpose import ConvTranspose
 from monograph.ops.linear import Dot
-from monograph.ops.shape import Reshape, Slice, Transpose
+from monograph.ops.shape import Reshape, ShapeOf, Slice, Transpose
 from monograph.ops.signal import Dft, MelWeights
+from monograph.ops.window import CHANNELS_LAST
+from monograph.program.counted import as_scan
 from monograph.program.kinds import is_native
 from monograph.program.recurrence import GATES, split_cell
 
@@ -25,7 +32,8 @@ MAX_MATRIX = 1 << 22
 
 def expand(graph: Graph) -> Graph:
     """The graph with such ops replaced."""
-    if not any(type(v.op) in (Dft, MelWeights, *GATES) for v in graph.values):
+    kinds = (ConvTranspose, Dft, Loop, MelWeights, ShapeOf, *GATES)
+    if not any(type(v.op) in kinds for v in graph.values):
         return graph
     return graph.rebuild(_expanded)
 
@@ -33,14 +41,20 @@ def expand(graph: Graph) -> Graph:
 def _expanded(old: Value, inputs: tuple[Value, ...]) -> Value:
     op = old.op
     if isinstance(op, MelWeights):
-        return constant(op.reference())
+        return constant(apply(old, []))
     if not old.inputs:
         return old
+    if isinstance(op, ShapeOf) and inputs[0].tensor.is_static:
+        return constant(np.array(inputs[0].tensor.static, np.int64))
+    if isinstance(op, Loop):
+        return as_scan(op, inputs) or op(*inputs)
     if all(map(is_native, (old, *inputs))):
         if type(op) in GATES:
             return split_cell(op, inputs) or op(*inputs)
         if isinstance(op, Dft):
             return _as_dot(op, old, inputs[0]) or op(*inputs)
+        if isinstance(op, ConvTranspose):
+            return _as_conv(op, *inputs) or op(*inputs)
     return op(*inputs)
 
 
@@ -64,6 +78,28 @@ def _as_dot(op: Dft, old: Value, x: Value) -> Value | None:
     apart = Reshape((*(shape[i] for i in others), result[axis], result[-1]))(made)
     back = tuple(int(i) for i in np.argsort(order))
     return _cast(Transpose(back)(apart), old.dtype)
+
+
+def _as_conv(op: ConvTranspose, x: Value, w: Value) -> Value | None:
+    """A transposed convolution that only spreads pixels, as a 1x1 convolution and a view."""
+    weights = known(w)
+    if weights is None or op.layout != CHANNELS_LAST or op.groups != 1 or op.auto:
+        return None
+    kernel, rank = weights.shape[2:], len(op.strides)
+    plain = not any((*op.pads_begin, *op.pads_end, *op.output_padding)) and op.sizes is None
+    if not plain or kernel != op.strides or 0 in x.tensor.static:
+        return None
+    channels, results = weights.shape[:2]
+    # [*K, O, C]: what each pixel gives to each place of its window.
+    spread = weights.transpose(*range(2, 2 + rank), 1, 0).reshape(-1, channels, *(1,) * rank)
+    ones, none = (1,) * rank, (0,) * rank
+    y = Conv(ones, none, none, ones, layout=CHANNELS_LAST)(x, constant(spread))
+    batch, *spatial = x.tensor.static[:-1]
+    apart = Reshape((batch, *spatial, *kernel, results))(y)
+    pairs = [axis for i in range(rank) for axis in (1 + i, 1 + rank + i)]
+    moved = Transpose((0, *pairs, 1 + 2 * rank))(apart)
+    sizes = (d * k for d, k in zip(spatial, kernel, strict=True))
+    return Reshape((batch, *sizes, results))(moved)
 
 
 def _cast(x: Value, dtype: DType) -> Value:

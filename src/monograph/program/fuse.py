@@ -11,12 +11,14 @@ from __future__ import annotations
 
 from monograph.ir import Graph, Item, TupleType, Value
 from monograph.program.kinds import (
+    coded,
     is_join,
     is_kernel,
     is_leaf,
     is_native,
     is_pointwise,
     is_view,
+    reads_codes,
     reads_expressions,
 )
 from monograph.program.region import Region
@@ -67,6 +69,8 @@ class _Roots:
         if is_view(value):
             return False
         roots = self.roots[value]
+        if coded(value) is value and self._decoded_by_users(value):
+            return False
         if is_pointwise(value):
             return len(roots) != 1 or not self._inlines(value, next(iter(roots)))
         if len(roots) == 1 and self._takes_epilogue(value, next(iter(roots))):
@@ -74,10 +78,22 @@ class _Roots:
             return False
         return True
 
+    def _decoded_by_users(self, value: Value) -> bool:
+        """Whether only kernels that decode weights themselves read a value, or views of it."""
+        stack = [value]
+        while stack:
+            current = stack.pop()
+            for user in self.users[current]:
+                if is_view(user) and user not in self.stored:
+                    stack.append(user)
+                elif not reads_codes(user, 1) or user.inputs[0] is current:
+                    return False
+        return True
+
     def _inlines(self, value: Value, root: Value) -> bool:
         """Whether computing a value inside a root's kernel computes each element only once."""
         if is_kernel(root):
-            return reads_expressions(root) and value.type == root.inputs[0].type
+            return reads_expressions(root) and value.tensor.size == root.inputs[0].tensor.size
         return is_pointwise(root) and value.tensor.size >= root.tensor.size
 
     def _takes_epilogue(self, value: Value, root: Value) -> bool:
@@ -115,6 +131,8 @@ class _Roots:
     def _needs_memory(self, user: Value, operand: int) -> bool:
         if is_join(user) or isinstance(user.op, Item) or not is_native(user):
             return True
+        if reads_codes(user, operand):
+            return False
         return is_kernel(user) and not (reads_expressions(user) and operand == 0)
 
     def region(self, root: Value) -> Region | None:

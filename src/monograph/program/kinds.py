@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from monograph.ir import Array, Constant, Input, Item, TensorType, TupleType, Type, Value
-from monograph.ir.dtype import COMPLEX, STRING
+from monograph.ir.dtype import COMPLEX, STRING, f32
 from monograph.ops.base import Unary
-from monograph.ops.extend import Tile
 from monograph.ops.composite import LayerNorm, LogSoftmax, RmsNorm, Softmax
+from monograph.ops.extend import Tile
+from monograph.ops.linear import Dot
+from monograph.ops.quant import Dequantize
 from monograph.ops.reduce import ArgReduction, Cumulative, Reduction
 from monograph.ops.scalar import Scalar, ScalarBuilder
 from monograph.ops.scalar import is_pointwise as op_is_pointwise
@@ -64,6 +66,25 @@ def is_kernel(value: Value) -> bool:
 def reads_expressions(value: Value) -> bool:
     """Whether a kernel can compute its operand on the fly instead of reading it from memory."""
     return isinstance(value.op, ROWS)
+
+
+def coded(value: Value) -> Value | None:
+    """The Dequantize of constants of at most 8 bits that a value is, seen through views."""
+    while is_view(value):
+        value = value.inputs[0]
+    if not isinstance(value.op, Dequantize) or value.op.to != f32:
+        return None
+    codes = value.inputs[0].dtype
+    constant = all(isinstance(v.op, Constant) for v in value.inputs)
+    return value if constant and codes.is_integer and codes.bits <= 8 else None
+
+
+def reads_codes(user: Value, index: int) -> bool:
+    """Whether a kernel decodes this operand itself: constant weights of few bits."""
+    if not isinstance(user.op, Dot) or index != 1 or user.dtype != f32:
+        return False
+    weights = user.inputs[1]
+    return len(weights.tensor.dims) == 2 and coded(weights) is not None
 
 
 def is_native(value: Value) -> bool:

@@ -37,8 +37,10 @@ def plan(lifetimes: Sequence[Lifetime]) -> Plan:
             for start, stop, other in placed
             if other.first <= life.last and life.first <= other.last
         )
-        offset = _gap(taken, life.nbytes)
-        stop = offset + _aligned(life.nbytes)
+        # Even nothing takes room of its own, so that no two buffers share an address.
+        nbytes = _aligned(life.nbytes)
+        offset = _gap(taken, nbytes)
+        stop = offset + nbytes
         offsets[life.key] = offset
         placed.append((offset, stop, life))
         size = max(size, stop)

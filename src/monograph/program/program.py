@@ -12,6 +12,7 @@ from monograph.program.normalise import normalise
 from monograph.program.place import TEMPORARY, Buffer, Places, Storage, Target, place
 from monograph.program.plan import Lifetime, Plan, plan
 from monograph.program.region import Region
+from monograph.program.split import split_reductions
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,7 +65,7 @@ def _where(program: Program, value: Value) -> str:
 
 def lower(graph: Graph, target: Target) -> Program:
     """The program of a graph for a target."""
-    prepared = normalise(graph, target.readable, target.halo)
+    prepared = normalise(split_reductions(graph), target.readable, target.halo)
     regions = fuse(prepared)
     places = place(prepared, regions, target)
     kept = [r for r in regions if not (is_join(r.root) and is_native(r.root))]

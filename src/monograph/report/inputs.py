@@ -99,10 +99,11 @@ def _check_keys(
 ) -> None:
     known = [INPUT_PREFIX + p.name for p in inputs] + [OUTPUT_PREFIX + p.name for p in outputs]
     plain = {p.name for p in (*inputs, *outputs)}
+    allowed = {*known, *plain}
     unknown = [
         key
         for key in arrays
-        if key not in known and key not in plain and _ELEMENT.sub("", key) not in {*known, *plain}
+        if key not in allowed and _ELEMENT.sub("", key) not in allowed
     ]
     if unknown:
         raise FeedError(

@@ -35,11 +35,11 @@ def make_inputs(
     Floats are normal with variance 1; integers are 0 or 1, which are valid as ids, masks and
     flags in nearly every model. Symbols take their size from the given arrays, else `size`.
     """
-    if unknown := [n for n in given if n not in {p.name for p in ports}]:
-        names = [p.name for p in ports]
+    names = {p.name: None for p in ports}
+    if unknown := [n for n in given if n not in names]:
         raise FeedError(
             "the model has no such input",
-            expected=names,
+            expected=list(names),
             given=unknown,
             hint=did_you_mean(unknown, names),
         )

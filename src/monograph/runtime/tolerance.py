@@ -10,9 +10,10 @@ variances do: along a path of ops the expected relative difference is
 and the worst path to an output gives that output's figure. A quantiser, which rounds floats to
 integers of at most 8 bits, turns the smallest difference into a whole step for those elements
 that lie on an edge between two steps; it counts with half a step of its range, eps = 2^-bits.
-Loop bodies count once: trip counts are data. Outputs are allowed `MARGIN` times the figure,
-relative to the element itself plus the largest element of the output, since errors arise at the
-scale of the values that are summed, not at the scale of what is left after they cancel.
+Loop bodies count once: trip counts are data. Which sums there are, and how long they are, is in
+`terms`. Outputs are allowed `MARGIN` times the figure, relative to the element itself plus the
+largest element of the output, since errors arise at the scale of the values that are summed, not
+at the scale of what is left after they cancel.
 
 A file may allow more than its graph shows: `MatMulNBits` with an `accuracy_level` lets others
 round the left operand to f16, bf16 or 8-bit integers (the reference does not).
@@ -29,7 +30,8 @@ from dataclasses import dataclass
 import ml_dtypes
 
 from monograph.frontend.onnx import ModelFile
-from monograph.frontend.onnx.functions import all_nodes
+from monograph.frontend.onnx.functions import FunctionKey, all_nodes
+from monograph.frontend.onnx.registry import normalise_domain
 from monograph.ir import (
     Constant,
     DType,
@@ -41,12 +43,10 @@ from monograph.ir import (
     TupleType,
     Type,
     Value,
+    subgraphs,
 )
 from monograph.ir.dtype import COMPLEX
-from monograph.ops.conv import Conv
-from monograph.ops.linear import Dot
-from monograph.ops.reduce import ReduceSum
-from monograph.runtime.walk import subgraphs
+from monograph.runtime.terms import contraction
 
 MARGIN = 4.0
 """Room for ops that amplify the differences of their inputs (sums that cancel, steep curves)."""
@@ -83,9 +83,20 @@ def derive(graph: Graph, allowed: float = 0.0) -> dict[str, Tolerance]:
 
 def allowed_by_file(model: ModelFile) -> float:
     """The variance that a file's own accuracy levels allow other implementations."""
+    return _allowed(model, model.proto.graph.node, {})
+
+
+def _allowed(model: ModelFile, nodes: object, known: dict[FunctionKey, float]) -> float:
+    """... by these nodes; functions call each other only so deep in a model that was imported."""
     total = 0.0
-    for node in all_nodes(model.proto.graph.node):
-        if node.op_type == "MatMulNBits":
+    for node in all_nodes(nodes):
+        key = FunctionKey(normalise_domain(node.domain), node.op_type, node.overload)
+        function = model.functions.get(key)
+        if function is not None:
+            if key not in known:
+                known[key] = _allowed(model, function.node, known)
+            total += known[key]
+        elif node.op_type == "MatMulNBits":
             level = next((a.i for a in node.attribute if a.name == "accuracy_level"), 0)
             total += _LEVELS.get(level, 0.0) ** 2
     return total
@@ -118,7 +129,7 @@ def _variances(graph: Graph, given: list[float]) -> dict[Value, float]:
             continue
         incoming = max((result[v] for v in value.inputs), default=0.0)
         worst = incoming
-        for body in subgraphs(value):
+        for body in subgraphs(value.op):
             # Which input feeds which formal differs between control-flow ops; the worst serves all.
             inner = _variances(body, [incoming] * len(body.inputs))
             worst = max([worst, *(inner[v] for _, v in body.outputs)])
@@ -128,7 +139,7 @@ def _variances(graph: Graph, given: list[float]) -> dict[Value, float]:
 
 def own_variance(value: Value) -> float:
     """What a value's own rounding adds."""
-    if isinstance(value.op, (Input, Constant, Item)) or subgraphs(value):
+    if isinstance(value.op, (Input, Constant, Item)) or subgraphs(value.op):
         return 0.0
     dtype = _element(value.type)
     if dtype is None:
@@ -152,21 +163,3 @@ def _element(type_: Type) -> DType | None:
         kinds = [d for t in type_.items if (d := _element(t)) is not None]
         return max(kinds, key=lambda d: epsilon(d) if d.is_float else 0.0, default=None)
     return _element(type_.element)
-
-
-def contraction(value: Value) -> int:
-    """How many products or terms are summed into one element; symbols count as one."""
-    if isinstance(value.op, Dot):
-        a, b = (v.tensor.shape for v in value.inputs[:2])
-        return _product([a[-1] if a and isinstance(a[-1], int) else b[-2] if b else 1])
-    if isinstance(value.op, Conv):
-        return _product((value.inputs[1].tensor.shape or ())[1:])
-    if isinstance(value.op, ReduceSum):
-        shape = value.inputs[0].tensor.shape
-        return _product([shape[a] for a in value.op.axes] if shape else [])
-    return 1
-
-
-def _product(dims: object) -> int:
-    sizes = [d for d in dims if isinstance(d, int)]  # type: ignore[attr-defined]
-    return max(1, math.prod(sizes))

@@ -3,27 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
-from monograph.ir import Constant, Graph, Input, Item, Op, Value
+from monograph.ir import Constant, Graph, Input, Item, Op, Value, subgraphs
 from monograph.ops.deferred import Deferred
 from monograph.ops.random import Random
 
 STRUCTURE = (Input, Constant, Item)
 """Ops that hold a graph together and compute nothing."""
-
-
-def subgraphs(value: Value) -> list[Graph]:
-    """The graphs among the attributes of a value's op."""
-    found: list[Graph] = []
-    stack: list[Any] = list(value.op.attributes.values())
-    while stack:
-        attribute = stack.pop()
-        if isinstance(attribute, Graph):
-            found.append(attribute)
-        elif isinstance(attribute, tuple):
-            stack.extend(attribute)
-    return found
 
 
 def all_values(graph: Graph) -> Iterator[Value]:
@@ -32,7 +18,7 @@ def all_values(graph: Graph) -> Iterator[Value]:
     while stack:
         for value in stack.pop().values:
             yield value
-            stack.extend(subgraphs(value))
+            stack.extend(subgraphs(value.op))
 
 
 def random_ops(graph: Graph) -> list[str]:

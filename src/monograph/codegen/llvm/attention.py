@@ -76,7 +76,8 @@ class _Attention:
     def __init__(self, context: KernelContext) -> None:
         self.context = context
         anchor = context.step.region.anchor
-        assert anchor is not None and isinstance(anchor.op, Attention)
+        assert anchor is not None
+        assert isinstance(anchor.op, Attention)
         self.anchor, self.op = anchor, anchor.op
         q, k, v = (x.tensor.static for x in anchor.inputs[:3])
         self.batch, self.heads, self.queries, self.depth = q

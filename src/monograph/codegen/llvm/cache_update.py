@@ -27,7 +27,8 @@ class _Update:
     def __init__(self, context: KernelContext) -> None:
         self.context = context
         anchor = context.step.region.anchor
-        assert anchor is not None and isinstance(anchor.op, CacheUpdate)
+        assert anchor is not None
+        assert isinstance(anchor.op, CacheUpdate)
         self.anchor, self.op = anchor, anchor.op
         self.shape = anchor.tensor.static
         self.axis = anchor.op.axis

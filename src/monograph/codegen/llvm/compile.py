@@ -145,7 +145,8 @@ class _Assembler:
         parts: list[list[str]] = [[] for _ in range(min(PARTS, len(self.functions)))]
         for text, name in sorted(self.functions.items(), key=lambda item: -len(item[0])):
             smallest = min(parts, key=lambda p: sum(map(len, p)))
-            smallest.append(text.replace(f"@{NAME}(", f"@{name}("))
+            own = text.replace(f"@{NAME}.", f"@{name}.")
+            smallest.append(own.replace(f"@{NAME}(", f"@{name}("))
         # Unused declarations do no harm, so every module has them all.
         barrier = build_barrier(self.features)
         declared = "\n".join(sorted(self.declarations | barrier.declarations))

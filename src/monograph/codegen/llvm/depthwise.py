@@ -74,9 +74,8 @@ class _Depthwise:
         widest = max(block.lanes for block in self.blocks)
         self.epilogue.reserve(max(run.size for run in self.runs), widest)
         lines = math.prod(self.shape[:-2])
-        for block in self.blocks:
-            span = share(b, lines * block.count, context.threads)
-            b.loop(*span, 1, partial(self._line, block))
+        for run in self.runs:
+            b.loop(*share(b, lines * run.count, context.threads), 1, partial(self._strip, run))
         return context.finish(b, 2.0 * math.prod(self.shape) * math.prod(self.kernel))
 
     def _pack(self) -> Array:
@@ -88,46 +87,35 @@ class _Depthwise:
             pieces.append(part.reshape(block.count, block.width, -1).transpose(0, 2, 1).reshape(-1))
         return np.concatenate(pieces)
 
-    def _line(self, block: Block, i: Int, _: list[Reg]) -> None:
-        """One row of the image, for one block of channels."""
+    def _strip(self, run: Run, i: Int, _: list[Reg]) -> None:
+        """Some pixels of a row, all channels: memory is read in order."""
         b = self.b
-        number = b.mod(i, block.count)
-        c = b.add(b.mul(number, block.width), block.start)
-        line = b.div(i, block.count)
-        outer_dims = self.shape[:-2]
-        outer: list[Int] = []
-        for extent in reversed(outer_dims[1:]):
-            outer.insert(0, b.mod(line, extent))
+        w0 = b.add(b.mul(b.mod(i, run.count), run.size), run.start)
+        line = b.div(i, run.count)
+        place = [w0]
+        for extent in reversed(self.shape[1:-2]):
+            place.insert(0, b.mod(line, extent))
             line = b.div(line, extent)
-        at = b.mul(c, math.prod(self.kernel) * 4)
-        w = b.offset(b.arguments[f"p{self.packed}"], at)
-        for run in self.runs:
-            b.loop(0, run.count, 1, partial(self._tile, block, line, outer, c, w, run))
-
-    def _tile(
-        self,
-        block: Block,
-        n: Int,
-        outer: list[Int],
-        c: Int,
-        w: Reg,
-        run: Run,
-        j: Int,
-        _: list[Reg],
-    ) -> None:
-        """Some pixels of a row."""
-        b, op = self.b, self.op
-        w0 = b.add(b.mul(j, run.size), run.start)
-        first = zip([*outer, w0], op.strides, op.pads_begin, strict=True)
+        first = zip(place, self.op.strides, self.op.pads_begin, strict=True)
         origin = [b.add(b.mul(o, s), -p) for o, s, p in first]
-        at = self.x.position(b, n, c, origin)
+        at = self.x.position(b, line, 0, origin)
         x = b.offset(self.pointers[self.x.source], b.mul(at, 4))
+        for block in self.blocks:
+            b.loop(0, block.count, 1, partial(self._tile, block, x, [line, *place], run))
+
+    def _tile(self, block: Block, x: Reg, place: list[Int], run: Run, i: Int, _: list[Reg]) -> None:
+        """Some pixels of a row, one block of channels."""
+        b = self.b
+        c = b.add(b.mul(i, block.width), block.start)
+        x = b.offset(x, b.mul(c, 4 * self.x.channel))
+        w = b.offset(b.arguments[f"p{self.packed}"], b.mul(c, math.prod(self.kernel) * 4))
         lanes = block.lanes if block.lanes > 1 else 0
         zero = b.number(0, "float", lanes)
         sums = self._outer_taps(x, w, [zero] * run.size, run, lanes, 0, 0)
+        *outer, w0 = place
 
         def store(r: Int, _: int, total: Reg) -> None:
-            self.epilogue.store([n, *outer, b.add(w0, r), c], total, block.lanes)
+            self.epilogue.store([*outer, b.add(w0, r), c], total, block.lanes)
 
         self.epilogue.store_rows(sums, run.size, store)
 

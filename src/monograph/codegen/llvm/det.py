@@ -55,7 +55,11 @@ class _Eliminated:
         self.work = b.offset(b.arguments[f"p{self.scratch}"], own)
         place = self.e.storage[self.x]
         start = self.e.integer(flatten(self.at, place.strides[:-2], place.offset), point)
-        b.loop(0, n, 1, lambda i, _: b.loop(0, n, 1, partial(self._copy, start, i)) and None)
+
+        def row(i: Int, _: list[Reg]) -> None:
+            b.loop(0, n, 1, partial(self._copy, start, i))
+
+        b.loop(0, n, 1, row)
         (product,) = b.loop(0, n, 1, self._column, [b.number(1, "double")])
         return self.e.scalars.cast(Scalar(product, f64), self.x.dtype)
 

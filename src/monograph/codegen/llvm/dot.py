@@ -11,8 +11,8 @@ import numpy as np
 
 from monograph.codegen.llvm.builder import Builder, Int, Reg, mangled, vector
 from monograph.codegen.llvm.epilogue import Epilogue
-from monograph.codegen.llvm.kernel import Kernel, KernelContext, Packed, pointers, share
-from monograph.codegen.llvm.tiles import Run, choose_tile, split
+from monograph.codegen.llvm.kernel import Kernel, KernelContext, Packed, Scratch, pointers, share
+from monograph.codegen.llvm.tiles import MAX_ROWS, Run, Tile, choose_tile, split
 from monograph.codegen.llvm.types import register, storage
 from monograph.ir import Array, DType, Value, known
 from monograph.ir.dtype import f32, f64, i32, i64
@@ -20,6 +20,12 @@ from monograph.program.index import strides_of
 from monograph.program.strided import strided
 
 UNROLL = 2
+ACCUMULATORS = 24
+"""Of 32 registers; measured: with more of them the code generator spills."""
+WAYS, PAGE = 8, 4096
+CHUNK = 512
+"""The depth that is done at a time where a panel of weights is too large for the caches."""
+PANEL_BYTES = 128 << 10
 
 
 @dataclass(frozen=True)
@@ -34,10 +40,12 @@ class Problem:
 
 def dot(context: KernelContext) -> Kernel:
     """A kernel for a dot and what follows it."""
-    return _Dot(context).emit()
+    return DotKernel(context).emit()
 
 
-class _Dot:
+class DotKernel:
+    """Tiles of accumulators over panels of columns; what weights look like is for subclasses."""
+
     def __init__(self, context: KernelContext) -> None:
         self.context = context
         anchor = context.step.region.anchor
@@ -49,25 +57,55 @@ class _Dot:
         self.sum_dtype = sum_dtype(anchor)
         self.lanes = context.features.lanes(self.sum_dtype.bits)
         self.vectors = -(-self.problem.columns // self.lanes)
-        self.constant = known(w)
+        self.constant = self._known(w)
         storage = context.program.places.storage
         found = strided(x, storage)
         assert found is not None
         self.x = found
         self.w = None if self.constant is not None else strided(w, storage)
-        p = self.problem
-        threads = context.threads
-        self.tile = choose_tile(p.rows, self.vectors, p.depth, context.features, threads)
+        self.tile = self._choose_tile()
         self.panels = split(self.vectors, self.tile.vectors)
+        self.chunk = self._choose_chunk()
+
+    def _known(self, w: Value) -> Array | None:
+        return known(w)
+
+    def _choose_tile(self) -> Tile:
+        p, context = self.problem, self.context
+        features, threads = context.features, context.threads
+        # Rows that lie a page apart share one set of the nearest cache.
+        apart = self.x.strides[-2] * self.anchor.inputs[0].dtype.itemsize
+        rows = WAYS if apart and apart % PAGE == 0 else MAX_ROWS
+        most = ACCUMULATORS * features.registers // 32
+        return choose_tile(p.rows, self.vectors, p.depth, features, threads, most, rows)
+
+    def _choose_chunk(self) -> int:
+        """How much of the depth is done at a time; 0 for all of it.
+
+        Many rows go through a panel of weights one after the other, so that it should stay close.
+        """
+        p = self.problem
+        panel = p.depth * self.tile.vectors * self.lanes * self.anchor.inputs[1].dtype.itemsize
+        many = p.rows > 4 * self.tile.rows
+        return CHUNK if many and panel > PANEL_BYTES and p.depth > CHUNK else 0
+
+    def _read(self) -> list[Value]:
+        """What the kernel reads besides packed weights."""
+        region, weights = self.context.step.region, self.anchor.inputs[1]
+        return [v for v in region.inputs if v is not weights or self.constant is None]
 
     def emit(self) -> Kernel:
         region = self.context.step.region
-        for value in (*region.inputs, *region.outputs):
-            if value is not self.anchor.inputs[1] or self.constant is None:
-                self.context.argument(value)
+        for value in (*self._read(), *region.outputs):
+            self.context.argument(value)
         self.packed = -1
         if self.constant is not None:
             self.packed = self.context.argument(Packed(self._pack(self.constant)))
+        if self.chunk:
+            row = self.tile.vectors * self.lanes * self.sum_dtype.itemsize
+            self.sums = self.context.argument(
+                Scratch(self.problem.rows * row * self.context.threads)
+            )
         b = self.b = self.context.builder(len(self.context.arguments))
         self.pointers = pointers(b, self.context.arguments)
         self.epilogue = Epilogue(self.context, b)
@@ -136,43 +174,102 @@ class _Dot:
         self.b.when(mine, body)
 
     def _rows(self, rows: list[Run], over: str, g: Int, panel: Run, i: Int, _: list[Reg]) -> None:
-        for run in rows:
-            threads = self.context.threads
-            part = share(self.b, run.count, threads) if over == "rows" else (0, run.count)
-            self.b.loop(*part, 1, partial(self._tile, g, panel, i, run))
+        """All rows against a panel: at once, or part by part of the depth."""
+        threads = self.context.threads
+        first = self.b.add(self.b.mul(i, panel.size), panel.start)
+
+        def tiles(body: Callable[[Run, Int], None]) -> None:
+            for run in rows:
+                part = share(self.b, run.count, threads) if over == "rows" else (0, run.count)
+                self.b.loop(*part, 1, lambda j, _, run=run: body(run, j))  # type: ignore[misc]
+
+        if not self.chunk:
+            tiles(lambda run, j: self._tile(g, panel, i, run, j, []))
+            return
+        whole = (self.problem.depth - 1) // self.chunk
+        tiles(lambda run, j: self._clear(panel, run, j))
+
+        def some(c: Int, _: list[Reg]) -> None:
+            k = self.b.mul(c, self.chunk)
+
+            def one(run: Run, j: Int) -> None:
+                sums = self._part(g, panel, i, run, j, (k, self.chunk), self._kept(panel, run, j))
+                for at, total in zip(self._kept_at(panel, run, j), sums, strict=True):
+                    self.b.store(total, at, self.sum_dtype.itemsize)
+
+            tiles(one)
+
+        def last(run: Run, j: Int) -> None:
+            k = whole * self.chunk
+            depth = self.problem.depth - k
+            sums = self._part(g, panel, i, run, j, (k, depth), self._kept(panel, run, j))
+            self._finish(g, self._first_row(run, j), first, run, panel, sums)
+
+        self.b.loop(0, whole, 1, some)
+        tiles(last)
+
+    def _first_row(self, run: Run, j: Int) -> Int:
+        return self.b.add(self.b.mul(j, run.size), run.start)
+
+    @property
+    def _zero(self) -> Reg:
+        return self.b.number(0, register(self.sum_dtype), self.lanes)
+
+    # Accumulators between parts of the depth, in this thread's memory
+
+    def _kept_at(self, panel: Run, run: Run, j: Int) -> list[Reg]:
+        b, size = self.b, self.sum_dtype.itemsize * self.lanes
+        row = self.tile.vectors * size
+        own = b.mul(b.arguments["tid"], self.problem.rows * row)
+        start = b.add(own, b.mul(self._first_row(run, j), row))
+        base = b.offset(b.arguments[f"p{self.sums}"], start)
+        return [
+            b.offset(base, r * row + v * size) for r in range(run.size) for v in range(panel.size)
+        ]
+
+    def _kept(self, panel: Run, run: Run, j: Int) -> list[Reg]:
+        size = self.sum_dtype.itemsize
+        return [self.b.load(self._zero.type, at, size) for at in self._kept_at(panel, run, j)]
+
+    def _clear(self, panel: Run, run: Run, j: Int) -> None:
+        for at in self._kept_at(panel, run, j):
+            self.b.store(self._zero, at, self.sum_dtype.itemsize)
 
     def _tile(self, g: Int, panel: Run, i: Int, run: Run, j: Int, _: list[Reg]) -> None:
         """One tile of accumulators: all of the depth, then the epilogue."""
-        b, p = self.b, self.problem
-        m0 = b.add(b.mul(j, run.size), run.start)
+        start = [self._zero] * (run.size * panel.size)
+        sums = self._part(g, panel, i, run, j, (0, self.problem.depth), start)
+        first = self.b.add(self.b.mul(i, panel.size), panel.start)
+        self._finish(g, self._first_row(run, j), first, run, panel, sums)
+
+    def _part(
+        self, g: Int, panel: Run, i: Int, run: Run, j: Int, span: tuple[Int, int], start: list[Reg]
+    ) -> list[Reg]:
+        """Adds the products of a part of the depth (where it starts, its length) to a tile."""
+        b = self.b
+        k0, depth = span
+        m0 = self._first_row(run, j)
         x = b.offset(self.pointers[self.x.source], b.mul(self._x_offset(g, m0), self.x_size))
         w, step = self._panel(g, panel, i)
-        zero = b.number(0, register(self.sum_dtype), self.lanes)
-        count = run.size * panel.size
-
+        x = b.offset(x, b.mul(k0, self.x.strides[-1] * self.x_size))
+        w = b.offset(w, b.mul(k0, step))
         first = b.add(b.mul(i, panel.size), panel.start)
         valid = [self._valid(b.add(first, v)) for v in range(panel.size)]
+        unroll = UNROLL if depth % UNROLL == 0 else 1
 
         def multiply(k: Int, carried: list[Reg]) -> list[Reg]:
             *sums, xk, wk = carried
-            for u in range(UNROLL if p.depth % UNROLL == 0 else 1):
+            for u in range(unroll):
                 columns = [self._column(wk, u, v, step, valid[v]) for v in range(panel.size)]
                 for r in range(run.size):
                     factor = self._factor(xk, r, u)
                     for v, column in enumerate(columns):
                         at = r * panel.size + v
                         sums[at] = self._multiply_add(factor, column, sums[at])
-            unroll = UNROLL if p.depth % UNROLL == 0 else 1
-            return [
-                *sums,
-                b.offset(xk, unroll * self.x.strides[-1] * self.x_size),
-                b.offset(wk, unroll * step),
-            ]
+            x_step = unroll * self.x.strides[-1] * self.x_size
+            return [*sums, b.offset(xk, x_step), b.offset(wk, unroll * step)]
 
-        unroll = UNROLL if p.depth % UNROLL == 0 else 1
-        start = [*[zero] * count, x, w]
-        sums = b.loop(0, p.depth, unroll, multiply, start)[:count]
-        self._finish(g, m0, b.add(b.mul(i, panel.size), panel.start), run, panel, sums)
+        return b.loop(0, depth, unroll, multiply, [*start, x, w])[: len(start)]
 
     @property
     def x_size(self) -> int:

@@ -127,7 +127,10 @@ class _Padded:
             return b.mod(b.add(index, -(-reach // size) * size), size), None
         if self.op.mode == "reflect" and size > 1:
             period = 2 * (size - 1)
-            place = b.mod(b.add(index, -(-reach // period) * period), period)
+            if max(reach, self.op.after[axis]) < size:
+                place = b.maximum(index, b.sub(0, index))  # one mirror image suffices
+            else:
+                place = b.mod(b.add(index, -(-reach // period) * period), period)
             return b.minimum(place, b.sub(period, place)), None
         near = b.maximum(b.minimum(index, size - 1), 0)
         if self.op.mode != "constant":

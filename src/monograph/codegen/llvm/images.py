@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from monograph.codegen.llvm import conv, depthwise, pool, resize, window_conv, winograd
+from monograph.codegen.llvm import (
+    conv,
+    depthwise,
+    pool,
+    regions,
+    resize,
+    sampling,
+    unpool,
+    window_conv,
+    winograd,
+)
 from monograph.codegen.llvm.kernel import Kernel, KernelContext
 from monograph.ir import Constant, Input, Value
 from monograph.ops.conv import Conv
@@ -31,6 +41,9 @@ TABLE: tuple[tuple[Callable[[Value], bool], Callable[[KernelContext], Kernel]], 
     (window_conv.serves, window_conv.window_conv),
     (pool.serves, pool.pool),
     (resize.serves, resize.resize),
+    (sampling.serves, sampling.sampling),
+    (regions.serves, regions.regions),
+    (unpool.serves, unpool.unpool),
 )
 """Kernels, the fastest first."""
 

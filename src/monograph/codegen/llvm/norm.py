@@ -24,7 +24,8 @@ def serves(value: Value) -> bool:
 def norm(context: KernelContext) -> Kernel:
     """A kernel for a normalisation, what it reads and what follows it."""
     anchor = context.step.region.anchor
-    assert anchor is not None and isinstance(anchor.op, (LayerNorm, RmsNorm))
+    assert anchor is not None
+    assert isinstance(anchor.op, (LayerNorm, RmsNorm))
     return _Norm(context, anchor, anchor.op).emit()
 
 

@@ -6,8 +6,7 @@ import math
 from collections.abc import Sequence
 from functools import partial
 
-
-from monograph.codegen.llvm.builder import Builder, Int, Reg
+from monograph.codegen.llvm.builder import Int, Reg
 from monograph.codegen.llvm.epilogue import Epilogue
 from monograph.codegen.llvm.kernel import Kernel, KernelContext, pointers
 from monograph.codegen.llvm.scalar import LlvmScalars
@@ -31,6 +30,8 @@ from monograph.ops.window import CHANNELS_LAST
 
 VECTORS = 4
 """Accumulators that go through a window together."""
+MOST_UNROLLED = 32
+"""Taps of a window that are written out, where it lies inside the data."""
 
 
 def pool(context: KernelContext) -> Kernel:
@@ -38,7 +39,7 @@ def pool(context: KernelContext) -> Kernel:
     anchor = context.step.region.anchor
     assert anchor is not None
     kinds = {MaxPool: _Max, AveragePool: _Average, LpPool: _Lp, ArgMaxPool: _ArgMax}
-    return kinds[type(anchor.op)](context).emit()  # type: ignore[index]
+    return kinds[type(anchor.op)](context).emit()
 
 
 def serves(value: Value) -> bool:
@@ -83,12 +84,23 @@ class _Pool:
         return context.finish(b, float(taps))
 
     def unit(self, n: Int, c: Int, place: list[Int], run: Block) -> None:
-        """One block of channels of one pixel."""
+        """One block of channels of one pixel; windows beyond the edges have a path of their own."""
+        few = math.prod(self.op.kernel) <= MOST_UNROLLED
+        inside = self.windows.inside(self.b, place) if few else False
+        if isinstance(inside, bool):
+            self._reduce(n, c, place, run, inside)
+            return
+        outside = self.scalars.a.op("xor", inside, 1)
+        self.b.when(inside, lambda: self._reduce(n, c, place, run, True))
+        self.b.when(outside, lambda: self._reduce(n, c, place, run, False))
+
+    def _reduce(self, n: Int, c: Int, place: list[Int], run: Block, inside: bool) -> None:
         lanes = run.lanes if run.lanes > 1 else 0
         start = [self.start(lanes).reg] * run.vectors
-        totals = self.windows.each(self.b, place, partial(self.tap, n, c, run, lanes), start)
+        each = self.windows.each_inside if inside else self.windows.each
+        totals = each(self.b, place, partial(self.tap, n, c, run, lanes), start)
         for v, total in enumerate(totals):
-            made = self.finish(Scalar(total, self.given.dtype), place)
+            made = self.finish(Scalar(total, self.given.dtype), place, inside)
             at = index_in(self.op.layout, n, self.b.add(c, v * run.lanes), place)
             self.epilogue.store(at, made.reg, run.lanes)
 
@@ -119,7 +131,7 @@ class _Pool:
     def step(self, total: Scalar, x: Scalar) -> Scalar:
         raise NotImplementedError
 
-    def finish(self, total: Scalar, place: list[Int]) -> Scalar:
+    def finish(self, total: Scalar, place: list[Int], inside: bool) -> Scalar:
         return total
 
 
@@ -147,8 +159,10 @@ class _Average(_Pool):
     def step(self, total: Scalar, x: Scalar) -> Scalar:
         return self.scalars.add(total, x)
 
-    def finish(self, total: Scalar, place: list[Int]) -> Scalar:
-        count = self.counted.count(self.b, place)
+    def finish(self, total: Scalar, place: list[Int], inside: bool) -> Scalar:
+        count: Int = math.prod(self.op.kernel)
+        if not inside:
+            count = self.counted.count(self.b, place)
         dtype = self.given.dtype
         if isinstance(count, int):
             return self.scalars.div(total, self.scalars.constant(count, dtype))
@@ -161,7 +175,7 @@ class _Lp(_Pool):
     def step(self, total: Scalar, x: Scalar) -> Scalar:
         return self.scalars.add(total, self._power(self.scalars.abs(x), float(self._p)))
 
-    def finish(self, total: Scalar, place: list[Int]) -> Scalar:
+    def finish(self, total: Scalar, place: list[Int], inside: bool) -> Scalar:
         if self._p == 2:
             return self.scalars.sqrt(total)
         return self._power(total, 1.0 / self._p)

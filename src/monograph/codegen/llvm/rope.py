@@ -26,7 +26,8 @@ class _Rope:
     def __init__(self, context: KernelContext) -> None:
         self.context = context
         anchor = context.step.region.anchor
-        assert anchor is not None and isinstance(anchor.op, Rope)
+        assert anchor is not None
+        assert isinstance(anchor.op, Rope)
         self.anchor, self.interleaved = anchor, anchor.op.interleaved
         self.shape = anchor.tensor.static
         self.pairs = anchor.inputs[1].tensor.static[-1]
@@ -47,7 +48,7 @@ class _Rope:
     def _row(self, i: Int, _: list[Reg]) -> None:
         """One vector of x: the pairs that are turned, and the rest as it is."""
         b = self.b
-        _, heads, places, size = self.shape
+        heads, places, size = self.shape[1:]
         place = b.mod(i, places)
         head = b.mod(b.div(i, places), heads)
         batch = b.div(i, places * heads)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from monograph.codegen.llvm.builder import Builder, Int, Reg, vector
+from monograph.codegen.llvm.builder import Int, Reg, vector
 from monograph.codegen.llvm.elements import Elements, Point
 from monograph.codegen.llvm.epilogue import part, pieces
 from monograph.codegen.llvm.kernel import Kernel, KernelContext, Scratch, pointers, share

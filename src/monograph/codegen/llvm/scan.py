@@ -7,7 +7,7 @@ from monograph.codegen.llvm.kernel import Kernel, KernelContext
 from monograph.codegen.llvm.rows import Join, Place, Rows, Step, Totals
 from monograph.ir import Value
 from monograph.ir.dtype import COMPLEX, f64
-from monograph.ops.reduce import Cumulative, CumSum
+from monograph.ops.reduce import CumSum, Cumulative
 from monograph.ops.scalar import Scalar
 from monograph.program.index import Index
 
@@ -20,7 +20,8 @@ def serves(value: Value) -> bool:
 def scan(context: KernelContext) -> Kernel:
     """A kernel for a running total; rows are side by side in lanes, or taken one by one."""
     anchor = context.step.region.anchor
-    assert anchor is not None and isinstance(anchor.op, Cumulative)
+    assert anchor is not None
+    assert isinstance(anchor.op, Cumulative)
     op = anchor.op
     rows = _ScanRows(context, (op.axis,))
     s = rows.scalars

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from monograph.codegen.llvm import (
     attention,
     cache_update,
+    control,
     det,
+    dot_int,
     gather,
     generate,
     images,
@@ -22,11 +24,12 @@ from monograph.codegen.llvm import (
     sort,
 )
 from monograph.codegen.llvm.dot import dot
+from monograph.codegen.llvm.dot_quant import dot_quant
 from monograph.codegen.llvm.kernel import Kernel, KernelContext
 from monograph.codegen.llvm.pointwise import pointwise
 from monograph.ir import Value
 from monograph.ops.linear import Dot
-from monograph.program.kinds import is_native, is_view
+from monograph.program.kinds import is_native, is_view, reads_codes
 from monograph.program.place import Halo
 from monograph.program.region import Region
 
@@ -42,8 +45,19 @@ def generator(region: Region) -> Generator | None:
     if images.serves(region.anchor):
         return images.generator(region.anchor)
     if isinstance(region.anchor.op, Dot):
-        return dot
+        return _dot
     return next((g for serves, g in (*_ROWS, *_STRIDED, *_MOVES) if serves(region.anchor)), None)
+
+
+def _dot(context: KernelContext) -> Kernel:
+    """The kernel of a dot, by the form of its weights."""
+    anchor = context.step.region.anchor
+    assert anchor is not None
+    if reads_codes(anchor, 1):
+        return dot_quant(context)
+    if dot_int.serves(anchor, context.features):
+        return dot_int.dot_int(context)
+    return dot(context)
 
 
 _ROWS: tuple[tuple[Callable[[Value], bool], Generator], ...] = (
@@ -60,6 +74,7 @@ _STRIDED: tuple[tuple[Callable[[Value], bool], Generator], ...] = (
 )
 """Kernels that step through operands, views too where strides describe them."""
 _MOVES: tuple[tuple[Callable[[Value], bool], Generator], ...] = (
+    (control.serves, control.control),
     (det.serves, det.det),
     (gather.serves, gather.gather),
     (generate.serves, generate.generated),
@@ -75,6 +90,8 @@ class CpuTarget:
     """What the CPU's kernels say of their operands while values are placed."""
 
     def readable(self, user: Value, index: int, operand: Value) -> bool:
+        if reads_codes(user, index):
+            return True
         if any(serves(user) for serves, _ in _ROWS):
             return True
         if any(serves(user) for serves, _ in _STRIDED):

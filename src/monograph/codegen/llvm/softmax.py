@@ -46,7 +46,8 @@ def serves(value: Value) -> bool:
 def softmax(context: KernelContext) -> Kernel:
     """A kernel for a softmax, what it reads and what follows it."""
     anchor = context.step.region.anchor
-    assert anchor is not None and isinstance(anchor.op, (Softmax, LogSoftmax))
+    assert anchor is not None
+    assert isinstance(anchor.op, (Softmax, LogSoftmax))
     return _Softmax(context, anchor, anchor.op.axis, isinstance(anchor.op, LogSoftmax)).emit()
 
 

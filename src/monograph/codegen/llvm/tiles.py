@@ -49,13 +49,21 @@ def room(features: Features, vectors: int) -> int:
     return features.registers - (1 if vectors > 3 else 2)
 
 
-def choose_tile(rows: int, vectors: int, depth: int, features: Features, threads: int) -> Tile:
+def choose_tile(
+    rows: int,
+    vectors: int,
+    depth: int,
+    features: Features,
+    threads: int,
+    accumulators: int = MAX_ROWS * MAX_VECTORS,
+    most_rows: int = MAX_ROWS,
+) -> Tile:
     """The tile with the least estimated time for a product of rows x (vectors * lanes)."""
     best = Tile(1, 1)
     least = float("inf")
     for v in range(1, min(MAX_VECTORS, vectors) + 1):
-        for r in range(1, min(MAX_ROWS, rows) + 1):
-            if r * v + v + 1 > room(features, v):
+        for r in range(1, min(most_rows, rows) + 1):
+            if r * v + v + 1 > room(features, v) or r * v > accumulators:
                 break
             cycles = tile_cycles(rows, vectors, depth, Tile(r, v), threads)
             if cycles < least:

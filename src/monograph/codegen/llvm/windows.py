@@ -33,22 +33,23 @@ class Span:
     """Where the first tap reads; the next one `place_step` further."""
     tap_step: int
     place_step: int
+    inner: tuple[int, int] = (0, 0)
+    """Outputs from .. to whose windows lie inside as a whole, `stride` elements apart."""
+    stride: int = 0
 
 
-def correlated(
-    outputs: int, size: int, kernel: int, stride: int, dilation: int, pad: int
-) -> Span:
+def correlated(outputs: int, size: int, kernel: int, stride: int, dilation: int, pad: int) -> Span:
     """The taps of a convolution or a pool."""
     start = np.arange(outputs) * stride - pad
     first = np.maximum(0, -(start // dilation))
     stop = np.minimum(kernel, -((start - size) // dilation))
     count = np.maximum(0, stop - first)
-    return Span(first, count, start + first * dilation, 1, dilation)
+    whole = np.flatnonzero((first == 0) & (count == kernel))
+    inner = (int(whole[0]), int(whole[-1]) + 1) if whole.size else (0, 0)
+    return Span(first, count, start + first * dilation, 1, dilation, inner, stride)
 
 
-def transposed(
-    outputs: int, size: int, kernel: int, stride: int, dilation: int, pad: int
-) -> Span:
+def transposed(outputs: int, size: int, kernel: int, stride: int, dilation: int, pad: int) -> Span:
     """The taps k of a transposed convolution: output + pad - k * dilation = place * stride."""
     common = math.gcd(stride, dilation)
     first = np.zeros(outputs, np.int64)
@@ -93,6 +94,35 @@ class Windows:
     ) -> list[Reg]:
         """Runs a body at every tap inside the data, the last axis innermost."""
         return self._axis(b, list(outputs), body, list(carried), [], [])
+
+    def inside(self, b: Builder, outputs: Sequence[Int]) -> Reg | bool:
+        """Whether a window lies inside the data as a whole."""
+        result: Reg | bool = True
+        for span, o in zip(self.spans, outputs, strict=True):
+            (low, high), size = span.inner, len(span.first)
+            if low == high:
+                return False
+            for how, bound, needed in (("sge", low, low > 0), ("slt", high, high < size)):
+                if needed:
+                    fits = b.compare(how, b.i64(o), b.i64(bound))
+                    both = f"and i1 {result}, {fits}"
+                    result = fits if isinstance(result, bool) else b.set("i1", both)
+        return result
+
+    def each_inside(
+        self, b: Builder, outputs: Sequence[Int], body: TapBody, carried: Sequence[Reg]
+    ) -> list[Reg]:
+        """Runs a body at every tap of a window that lies inside, one after the other."""
+        starts = []
+        for span, o in zip(self.spans, outputs, strict=True):
+            origin = int(span.place[span.inner[0]]) - span.inner[0] * span.stride
+            starts.append(b.add(b.mul(o, span.stride), origin))
+        made = list(carried)
+        for taps in np.ndindex(*(int(s.count.max()) for s in self.spans)):
+            steps = zip(starts, taps, self.spans, strict=True)
+            places = [b.add(start, k * span.place_step) for start, k, span in steps]
+            made = body(places, list(taps), made)
+        return made
 
     def _axis(
         self,

@@ -31,7 +31,7 @@ Region = tuple[int, int, int, int]
 class Account:
     """What has been read so far."""
 
-    limit: int = field(default_factory=machine_memory)
+    limit: int = field(default_factory=lambda: machine_memory())
     taken: int = 0
     _read: Counter[tuple[int, int]] = field(default_factory=Counter)
     _regions: WeakValueDictionary[Region, Array] = field(default_factory=WeakValueDictionary)

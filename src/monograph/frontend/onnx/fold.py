@@ -5,6 +5,9 @@ Shapes are computed by nodes and decide what later nodes become, so this cannot 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TypeAlias
 from weakref import WeakKeyDictionary, WeakSet
@@ -24,9 +27,10 @@ from monograph.ir import (
     constant,
     evaluate,
     known,
+    subgraphs,
 )
 from monograph.ir.dtype import i32, i64
-from monograph.ir.memory import lend
+from monograph.ir.memory import lend, text_lengths
 from monograph.ops import elementwise as ew
 from monograph.ops import shape as sh
 from monograph.ops.base import Binary
@@ -39,12 +43,17 @@ FOLD_BYTES = 1 << 16
 """Constant expressions up to this size are folded while importing."""
 FOLD_VALUES = 256
 """... and of at most this many values."""
+FOLD_WORK = 1 << 28
+"""What all folding in one import may come to: the bytes of all values that are computed."""
+VALUE_WORK = 256
+"""... and so much for each of them."""
 MAX_LENGTH = 64
 """Longer vectors are not sizes."""
 MAX_DEPTH = 24
 """How far back a size is followed."""
 
 
+_budget: ContextVar[list[int] | None] = ContextVar("fold_budget", default=None)
 _kept: WeakSet[Value] = WeakSet()
 """Constant expressions that are too large or fail; so then are all that contain them."""
 
@@ -57,8 +66,11 @@ def fold(value: Value) -> Value:
         return _fold_sizes(value)
     if not isinstance(value.type, TensorType):
         return value
-    if not _small_expression(value):
+    work = _work(value)
+    if work is None:
         _kept.add(value)
+        return value
+    if not _afford(work):
         return value
     try:
         with lend(FOLD_BYTES):
@@ -67,7 +79,31 @@ def fold(value: Value) -> Value:
         # The expression fails on its data. It may stand where it is never run, so it stays.
         _kept.add(value)
         return value
+    if data.dtype == object and text_lengths(data).sum() > FOLD_BYTES:
+        _kept.add(value)
+        return value
     return constant(data)
+
+
+@contextmanager
+def fold_budget(work: int = FOLD_WORK) -> Iterator[None]:
+    """Within it folding computes this much in all, and then leaves expressions as they are."""
+    token = _budget.set([work])
+    try:
+        yield
+    finally:
+        _budget.reset(token)
+
+
+def _afford(work: int) -> bool:
+    """Whether the budget has this much left, which is then spent."""
+    budget = _budget.get()
+    if budget is None:
+        return True
+    if work > budget[0]:
+        return False
+    budget[0] -= work
+    return True
 
 
 def _fold_sizes(value: Value) -> Value:
@@ -78,8 +114,8 @@ def _fold_sizes(value: Value) -> Value:
     return constant(np.array(sizes).reshape(value.tensor.static), value.dtype)
 
 
-def _small_expression(value: Value) -> bool:
-    """Whether it is cheap to compute: few small values, and no loops."""
+def _work(value: Value) -> int | None:
+    """What it takes to compute; None unless that is little: few small values, and no loops."""
     seen: set[Value] = set()
     stack = [value]
     total = 0
@@ -88,24 +124,27 @@ def _small_expression(value: Value) -> bool:
         if v in seen:
             continue
         seen.add(v)
-        total += _least_bytes(v.type)
+        total += _least_bytes(v)
         if total > FOLD_BYTES or len(seen) > FOLD_VALUES:
-            return False
-        if v in _kept or _carries_graph(v):
-            return False
+            return None
+        if v in _kept or v.op.costly or subgraphs(v.op):
+            return None
         stack.extend(v.inputs)
-    return True
+    return total + VALUE_WORK * len(seen)
 
 
-def _least_bytes(type_: Type) -> int:
-    """What a value of a type takes at least, as far as its sizes are known."""
+def _least_bytes(value: Value) -> int:
+    """What a value takes at least, as far as its sizes are known."""
+    nbytes = _type_bytes(value.type)
+    if isinstance(value.op, Constant) and value.dtype.is_string and nbytes <= FOLD_BYTES:
+        return nbytes + int(text_lengths(value.op.value.array).sum())
+    return nbytes
+
+
+def _type_bytes(type_: Type) -> int:
     if isinstance(type_, TupleType):
-        return sum(map(_least_bytes, type_.items))
+        return sum(map(_type_bytes, type_.items))
     return type_.nbytes if isinstance(type_, TensorType) and type_.is_static else 64
-
-
-def _carries_graph(value: Value) -> bool:
-    return any(isinstance(a, Graph) for a in value.op.attributes.values())
 
 
 def known_sizes(value: Value) -> tuple[Dim, ...] | None:

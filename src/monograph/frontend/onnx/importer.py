@@ -22,13 +22,13 @@ from monograph.errors import (
 )
 from monograph.frontend.onnx.account import Account
 from monograph.frontend.onnx.dtypes import check_declared, value_type
-from monograph.frontend.onnx.fold import fold
+from monograph.frontend.onnx.fold import fold, fold_budget
 from monograph.frontend.onnx.functions import FunctionKey, schema_function
 from monograph.frontend.onnx.load import ModelFile
 from monograph.frontend.onnx.node import Node, SubGraph
 from monograph.frontend.onnx.registry import find_converter, normalise_domain
 from monograph.frontend.onnx.signature import check_all_read, check_node, find_signature
-from monograph.frontend.onnx.support import check_supported
+from monograph.frontend.onnx.support import Refusals, label_of, missing_ops
 from monograph.frontend.onnx.tensors import read_sparse, read_tensor
 from monograph.ir import (
     Array,
@@ -47,8 +47,6 @@ from monograph.ir import (
 
 MAX_DEPTH = 48
 """Sub-graphs and function calls may be nested this deep."""
-MAX_LABEL = 400
-"""Characters of a label that says where a value comes from."""
 MAX_REPEATS = 50_000
 """How many nodes may be converted again: bodies of loops are, until the types of their state
 settle, and that multiplies when loops are nested."""
@@ -70,11 +68,20 @@ def import_model(
     written into. An input whose data is fixed stays an input, which nothing uses. An input with an
     initialiser is one only if `fed` names it; otherwise it has that value.
     """
-    check_supported(model)
+    refusals = Refusals(model, tuple(missing_ops(model)))
     importer = _Importer(
-        model, dict(dims or {}), dict(shapes or {}), dict(values or {}), frozenset(fed)
+        model, dict(dims or {}), dict(shapes or {}), dict(values or {}), frozenset(fed), refusals
     )
-    return importer.run(tuple((donate or {}).items()))
+    try:
+        with fold_budget():
+            graph = importer.run(tuple((donate or {}).items()))
+    except MonographError as e:
+        if (refused := refusals.error()) is None:
+            raise
+        raise refused from e
+    if (refused := refusals.error()) is not None:
+        raise refused
+    return graph
 
 
 @dataclass
@@ -86,6 +93,7 @@ class _Importer:
     shapes: dict[str, Sequence[int]]
     values: dict[str, Array]
     fed: frozenset[str]
+    refusals: Refusals
     origins: dict[Value, str] = field(default_factory=dict)
     settled: dict[str, tuple[Type, ...]] = field(default_factory=dict)
     """The types of state that each loop came to, by the loop's label."""
@@ -233,10 +241,18 @@ class Scope:
     # Nodes
 
     def convert_all(self, nodes: Iterable[onnx.NodeProto]) -> None:
+        refusals = self.importer.refusals
         for index, proto in enumerate(nodes):
-            label = _label(self.path, proto.name or f"{proto.op_type}#{index}")
+            label = label_of(self.path, proto, index)
             try:
                 self.convert(proto, label)
+            except UnsupportedError as e:
+                refusals.add(label, e.at(node=label, op=proto.op_type))
+                self.stand_in(proto, label)
+            except InferError as e:
+                if not refusals.found:
+                    raise e.at(node=label, op=proto.op_type) from None
+                self.stand_in(proto, label)
             except MonographError as e:
                 raise e.at(node=label, op=proto.op_type) from None
             except MemoryError as e:
@@ -248,6 +264,12 @@ class Scope:
                     op=proto.op_type,
                     **unforeseen(e),
                 ) from e
+
+    def stand_in(self, proto: onnx.NodeProto, label: str) -> None:
+        """Defines the outputs of a node that cannot be converted, to look at those behind it."""
+        for name in filter(None, proto.output):
+            declared = self.importer.refusals.declared(name if self.depth == 0 else "")
+            self.define(name, Input(f"{label}:{name}", declared)())
 
     def convert(self, proto: onnx.NodeProto, label: str) -> None:
         """Converts one node and defines its outputs."""
@@ -361,8 +383,9 @@ class Scope:
                 formal.append(given[-1])
         results = scope.convert_graph(proto, given)
         names = [info.name for info in proto.output]
+        first = {name: i for i, name in reversed([*enumerate(names)])}
         outputs = tuple(
-            (f"{name}#{i}" if name in names[:i] else name, value)
+            (name if first[name] == i else f"{name}#{i}", value)
             for i, (name, value) in enumerate(zip(names, results, strict=True))
         )
         graph = Graph(
@@ -416,11 +439,3 @@ class Scope:
                 continue
             origins[v] = label
             stack.extend(v.inputs)
-
-
-def _label(path: str, name: str) -> str:
-    """What messages call a node; bounded, because every value keeps one."""
-    label = path + name
-    if len(label) <= MAX_LABEL:
-        return label
-    return f"{label[: MAX_LABEL // 2]}...{label[-MAX_LABEL // 2 :]}"

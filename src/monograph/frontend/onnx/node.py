@@ -43,15 +43,26 @@ class Node:
         self.op_type: str = proto.op_type
         self.domain: str = proto.domain
         self.label = label
-        self.inputs = inputs
+        self._inputs = inputs
         self.attributes = attributes
         self.opset = opset
         self.outputs: tuple[str, ...] = tuple(proto.output)
         self.scope = scope
         self.read: set[str] = set()
         """The attributes that were asked for, whether the node has them or not."""
+        self.asked = 0
+        """How many inputs were asked for, counted up to the last one."""
 
     # Inputs and outputs
+
+    @property
+    def inputs(self) -> tuple[Value | None, ...]:
+        self.asked = max(self.asked, len(self._inputs))
+        return self._inputs
+
+    @inputs.setter
+    def inputs(self, given: tuple[Value | None, ...]) -> None:
+        self._inputs = given
 
     def input(self, index: int) -> Value:
         """An input that must be there."""
@@ -62,7 +73,8 @@ class Node:
 
     def optional(self, index: int) -> Value | None:
         """An input that may be absent."""
-        return self.inputs[index] if index < len(self.inputs) else None
+        self.asked = max(self.asked, index + 1)
+        return self._inputs[index] if index < len(self._inputs) else None
 
     def required(self) -> tuple[Value, ...]:
         """All inputs, none of them absent."""

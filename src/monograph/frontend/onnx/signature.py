@@ -93,7 +93,15 @@ def _check_attributes(signature: Signature, attributes: Mapping[str, onnx.Attrib
 
 
 def check_all_read(node: Node) -> None:
-    """Refuses a node of an op without a schema if its converter ignored an attribute."""
+    """Refuses a node of an op without a schema if its converter ignored a part of it."""
+    asked = node.asked
+    given = max((i + 1 for i, v in enumerate(node.inputs) if v is not None), default=0)
+    if given > asked:
+        raise UnsupportedError(
+            "the node has inputs that Monograph does not know",
+            expected=f"at most {asked}",
+            given=given,
+        )
     if ignored := sorted(node.attributes.keys() - node.read):
         raise UnsupportedError(
             "the node has attributes that Monograph does not know",

@@ -1,16 +1,42 @@
-"""What a model needs and Monograph does not have, for the whole model at once."""
+"""What a model needs and Monograph does not have, for the whole model at once.
+
+Two things: ops that nothing converts, which the file alone tells, and nodes that ask an op for
+something that it does not do, which their converters tell while the model is imported.
+"""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
 
-from monograph.errors import UnsupportedError
-from monograph.frontend.onnx.functions import FunctionKey, all_nodes, has_schema_function
+import onnx
+
+from monograph.errors import ModelError, MonographError, UnsupportedError
+from monograph.frontend.onnx.dtypes import declared_type
+from monograph.frontend.onnx.functions import FunctionKey, has_schema_function
 from monograph.frontend.onnx.load import ModelFile
 from monograph.frontend.onnx.registry import find_converter, normalise_domain
+from monograph.ir import TensorType, Type
+from monograph.ir.dtype import f32
 
 SHOWN_NODES = 5
+SHOWN_REFUSALS = 20
+MAX_LABEL = 400
+"""Characters of a label that says where a value comes from."""
+HINT = (
+    "export the model with other ops, express each as a model-local function of supported ops,"
+    " or add a converter (docs/adding-an-op.md)"
+)
+
+
+def label_of(path: str, node: onnx.NodeProto, index: int) -> str:
+    """What messages call a node; bounded, because every value keeps one."""
+    label = path + (node.name or f"{node.op_type}#{index}")
+    if len(label) <= MAX_LABEL:
+        return label
+    return f"{label[: MAX_LABEL // 2]}...{label[-MAX_LABEL // 2 :]}"
 
 
 @dataclass(frozen=True)
@@ -32,31 +58,87 @@ class MissingOp:
 def missing_ops(model: ModelFile) -> list[MissingOp]:
     """Every op of the model that has neither a converter nor a function body."""
     found: dict[tuple[str, str, int], list[str]] = defaultdict(list)
-    bodies = [(model.proto.graph.node, model.opsets)]
-    for function in model.functions.values():
-        own = {normalise_domain(o.domain): o.version for o in function.opset_import}
-        bodies.append((function.node, {**model.opsets, **own}))
-    for nodes, opsets in bodies:
-        for index, node in enumerate(all_nodes(nodes)):
-            domain = normalise_domain(node.domain)
-            opset = opsets.get(domain, 1)
-            if FunctionKey(domain, node.op_type, node.overload) in model.functions:
-                continue
-            if find_converter(domain, node.op_type, opset) is not None:
-                continue
-            if has_schema_function(domain, node.op_type, opset):
-                continue
-            found[domain, node.op_type, opset].append(node.name or f"{node.op_type}#{index}")
+    for domain, node, opset, label in _reached(model):
+        if find_converter(domain, node.op_type, opset) is not None:
+            continue
+        if not has_schema_function(domain, node.op_type, opset):
+            found[domain, node.op_type, opset].append(label)
     return [MissingOp(*key, tuple(nodes)) for key, nodes in sorted(found.items())]
 
 
-def check_supported(model: ModelFile) -> None:
-    missing = missing_ops(model)
-    if not missing:
-        return
-    raise UnsupportedError(
-        f"the model needs {len(missing)} op(s) that Monograph does not implement:\n"
-        + "\n".join(f"    {m}" for m in missing),
-        hint="export the model with other ops, express each as a model-local function of"
-        " supported ops, or add a converter (docs/adding-an-op.md)",
-    )
+def _reached(model: ModelFile) -> Iterator[tuple[str, onnx.NodeProto, int, str]]:
+    """The nodes that the model runs: domain, node, opset and label.
+
+    The body of a function counts once, where it is called first; one that is never called does not.
+    """
+    called: set[FunctionKey] = set()
+    stack: list[tuple[Iterable[onnx.NodeProto], dict[str, int], str]]
+    stack = [(model.proto.graph.node, model.opsets, "")]
+    while stack:
+        nodes, opsets, path = stack.pop()
+        for index, node in enumerate(nodes):
+            label = label_of(path, node, index)
+            domain = normalise_domain(node.domain)
+            key = FunctionKey(domain, node.op_type, node.overload)
+            for attribute in node.attribute:
+                graphs = [attribute.g] if attribute.HasField("g") else [*attribute.graphs]
+                stack += [(g.node, opsets, f"{label}.{attribute.name}/") for g in graphs]
+            function = model.functions.get(key)
+            if function is None:
+                yield domain, node, opsets.get(domain, 1), label
+            elif key not in called:
+                called.add(key)
+                own = {normalise_domain(o.domain): o.version for o in function.opset_import}
+                stack.append((function.node, {**opsets, **own}, f"{label}/"))
+
+
+@dataclass
+class Refusals:
+    """What an import could not convert because Monograph does not implement it.
+
+    The import goes on behind such a node to find the others: its outputs become inputs of the types
+    that the file declares. What fails then, other than as unsupported, may be a consequence.
+    """
+
+    model: ModelFile
+    missing: tuple[MissingOp, ...]
+    found: dict[str, MonographError] = field(default_factory=dict)
+    """By the label of the node."""
+
+    def add(self, label: str, error: MonographError) -> None:
+        self.found.setdefault(label, error)
+
+    def declared(self, name: str) -> Type:
+        """The type that the main graph declares for a value, or one that says next to nothing."""
+        info = self._infos.get(name)
+        try:
+            return (info and declared_type(info)) or TensorType(f32, None)
+        except ModelError:
+            return TensorType(f32, None)
+
+    @cached_property
+    def _infos(self) -> dict[str, onnx.ValueInfoProto]:
+        graph = self.model.proto.graph
+        return {info.name: info for info in (*graph.value_info, *graph.output)}
+
+    def error(self) -> MonographError | None:
+        """One error for everything that was found; None if nothing was."""
+        names = {m.name for m in self.missing}
+        nodes = {k: e for k, e in self.found.items() if e.op not in names}
+        if not self.missing and len(nodes) == 1:
+            return next(iter(nodes.values()))
+        parts = []
+        if self.missing:
+            parts.append(
+                f"the model needs {len(self.missing)} op(s) that Monograph does not implement:\n"
+                + "\n".join(f"    {m}" for m in self.missing)
+            )
+        if nodes:
+            listed = [f"    {k} ({e.op}): {e.message}" for k, e in nodes.items()]
+            more = len(listed) - SHOWN_REFUSALS
+            listed[SHOWN_REFUSALS:] = [f"    and {more} more"] if more > 0 else []
+            parts.append(
+                f"{len(nodes)} node(s) ask for what Monograph does not implement:\n"
+                + "\n".join(listed)
+            )
+        return UnsupportedError("\n".join(parts), hint=HINT) if parts else None

@@ -21,7 +21,10 @@ from monograph.frontend.onnx.registry import normalise_domain
 MAX_GRAPH_NESTING = 48
 """Sub-graphs may be nested this deep."""
 MAX_NODES = 1_000_000
-"""Nodes of a model, every call of a function counted with the nodes of its body."""
+"""Nodes in a file."""
+MAX_INLINED, INLINED_FACTOR, INLINED_FREE = 200_000, 100, 10_000
+"""Nodes once every call of a function is counted with the nodes of its body: so many times those
+in the file and some more, but no more than that unless they all are in the file."""
 MAX_NAME = 1 << 14
 """Characters of a name; names recur in labels and messages."""
 SHOWN = 8
@@ -185,6 +188,7 @@ def _check_calls(
         sizes[key], calls[key] = _count(function.node, functions)
         for callee in calls[key]:
             callers[callee].append(key)
+    written = sum(sizes.values())
     waiting = {key: len(callees) for key, callees in calls.items()}
     ready = [key for key, count in waiting.items() if count == 0]
     while ready:
@@ -200,11 +204,17 @@ def _check_calls(
             "functions of the model call themselves", given=_listed(k.name for k in waiting)
         )
     total, called = _count(graph.node, functions)
+    written += total
     total += sum(sizes[callee] * n for callee, n in called.items())
-    if total > MAX_NODES:
+    if written > MAX_NODES:
+        raise ModelError(
+            "the model has too many nodes", expected=f"at most {MAX_NODES:,}", given=f"{written:,}"
+        )
+    limit = max(written, min(INLINED_FACTOR * written + INLINED_FREE, MAX_INLINED))
+    if total > limit:
         raise ModelError(
             "the model has too many nodes once its functions are inlined",
-            expected=f"at most {MAX_NODES:,}",
+            expected=f"at most {limit:,} of the {written:,} in the file",
             given=f"{total:,}" if total < 10**18 else "more than 10^18",
         )
 

@@ -1,0 +1,94 @@
+"""The options and arguments of the command line, each declared once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from monograph.config import DEBUG_VARIABLE, TARGETS
+
+Model = Annotated[Path, typer.Argument(metavar="MODEL", help="An ONNX file.", show_default=False)]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
+Debug = Annotated[
+    bool, typer.Option("--debug", envvar=DEBUG_VARIABLE, help="Show tracebacks of errors.")
+]
+Target = Annotated[
+    str | None,
+    typer.Option(help=f"What runs the model: {', '.join(TARGETS)}.", show_default="reference"),
+]
+Dims = Annotated[
+    list[str] | None,
+    typer.Option("--dim", metavar="NAME=SIZE", help="Size of an open dimension; repeatable."),
+]
+InputFiles = Annotated[
+    list[str] | None,
+    typer.Option("--input", metavar="NAME=FILE.npy", help="Array for one input; repeatable."),
+]
+Archive = Annotated[
+    Path | None,
+    typer.Option("--inputs", metavar="FILE.npz", help="Arrays for inputs, keyed NAME or in:NAME."),
+]
+PassSettings = Annotated[
+    list[str] | None,
+    typer.Option(
+        "-p", metavar="PASS{FIELD=VALUE}", help="Set options of a pass of the pipeline; repeatable."
+    ),
+]
+Disabled = Annotated[
+    list[str] | None,
+    typer.Option("--disable", metavar="PASS", help="Leave a pass out; repeatable."),
+]
+Seed = Annotated[int, typer.Option(min=0, help="Seed of the inputs that are made at random.")]
+
+# Of verify
+
+Against = Annotated[
+    str | None,
+    typer.Option(
+        metavar="reference|onnxruntime|FILE.npz",
+        help="The other side: the reference unless told, which itself needs another. A file"
+        " holds out:NAME (or NAME), and in:NAME for the inputs.",
+        show_default=False,
+    ),
+]
+Only = Annotated[
+    list[str] | None,
+    typer.Option(metavar="OUTPUT", help="Compare this output, not all; repeatable."),
+]
+Rtol = Annotated[
+    float | None, typer.Option(min=0, help="Relative tolerance, instead of the derived one.")
+]
+Atol = Annotated[
+    float | None, typer.Option(min=0, help="Absolute tolerance, instead of the derived one.")
+]
+AnyOrder = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="OUTPUT",
+        help="Rows of this output may come in another order, as near-ties do; repeatable.",
+    ),
+]
+Bisect = Annotated[
+    bool,
+    typer.Option("--bisect", help="Check the numbers behind every pass; name what broke them."),
+]
+
+# Of explain
+
+RuleName = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", help="All about one rule, or about a pass's rules."),
+]
+After = Annotated[
+    str | None,
+    typer.Option(
+        metavar="PASS",
+        help="Print the graph behind this pass or stage ('import': before all); diffable.",
+    ),
+]
+CostModel = Annotated[
+    str | None,
+    typer.Option(help="Whose cost model decides: cpu, gpu.", show_default="cpu"),
+]
