@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, get_type_hints
 
-from monograph.errors import ConfigError, MonographError, did_you_mean
+from monograph.errors import ConfigError, MonographError, VerifyError, did_you_mean
 from monograph.ir import Graph
 from monograph.passes.base import Environment, Pass, run_pass
 from monograph.passes.batch_towers import BatchTowers
@@ -171,6 +171,8 @@ def optimise(
             after = run_pass(step, graph, environment)
         except MonographError as e:
             raise e.at(op=f"pass {step.name}") from None
+        except Exception as e:
+            raise VerifyError(f"pass {step.name} fails: {type(e).__name__}: {e}") from e
         fired = environment.trace.fired[already:]
         check_pass(stage, step, graph, after, fired, environment.cost, numbers)
         graph = after

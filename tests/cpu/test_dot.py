@@ -10,7 +10,7 @@ from monograph.ops.cast import Cast
 from monograph.ops.elementwise import Add
 from monograph.ops.linear import Dot
 from monograph.ops.quant import Dequantize
-from monograph.ops.shape import Transpose
+from monograph.ops.shape import Slice, Transpose
 from tests.cpu.against import check
 from tests.rules.checks import graph_of, value
 
@@ -90,3 +90,11 @@ def test_coded_weights_in_blocks_of_columns() -> None:
     scale = constant(np.linspace(1, 2, 16, dtype=np.float32).reshape(8, 2))
     w = Dequantize(dtype("f32"), 1, 4)(constant(data), scale)
     check(graph_of(Dot()(value("f32[2, 8]"), w)), steps=1)
+
+
+def test_operands_are_read_through_views() -> None:
+    x, w = value("f32[5, 3, 20]"), value("f32[9, 4, 21]", "w")
+    rows = Slice((1, 0, 2), (5, 3, 11), (1, 1, 1))(Transpose((0, 1, 2))(Add()(x, x)))
+    columns = Transpose((1, 0, 2))(w)
+    some = Slice((0, 0, 0), (4, 9, 21), (1, 1, 1))(columns)
+    check(graph_of(Add()(Dot()(rows, some), constant(np.float32(1)))), steps=2)

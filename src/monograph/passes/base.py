@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from monograph.errors import VerifyError
 from monograph.ir import Constant, Graph, Input, Value, subgraphs
+from monograph.ir.types import accepts
 from monograph.rewrite import CPU_COST, CostModel, Rule, Trace, apply_rules
 
 
@@ -103,11 +104,29 @@ def users_of(graph: Graph) -> dict[Value, list[Value]]:
     return users
 
 
-def substitute(graph: Graph, replacement: Mapping[Value, Value], origin: str = "") -> Graph:
+def joined_origins(graph: Graph, values: Iterable[Value]) -> str:
+    """The nodes behind some values, each once."""
+    names = dict.fromkeys(n for v in values for n in (graph.origin(v) or "").split(" + ") if n)
+    return " + ".join(names)
+
+
+def substitute(
+    graph: Graph, replacement: Mapping[Value, Value], origins: Mapping[Value, str] | None = None
+) -> Graph:
     """The graph with values replaced, everywhere and in what replaces them.
 
-    New values without an origin of their own get the joined origins of what they replace.
+    What stands in for a value has its type. `origins` names the nodes behind new values; what is
+    new and not named there takes the origin of what it replaces or feeds.
     """
+    for old, new in replacement.items():
+        if not accepts(old.type, new.type):
+            raise VerifyError(
+                "a value is replaced by one of another type",
+                node=graph.origin(old),
+                op=old.op.name,
+                expected=old.type,
+                given=new.type,
+            )
     made: dict[Value, Value] = {v: v for v in graph.inputs}
     waiting: set[Value] = set()
     stack = [v for _, v in reversed(graph.outputs)]
@@ -132,7 +151,18 @@ def substitute(graph: Graph, replacement: Mapping[Value, Value], origin: str = "
         stack.pop()
     outputs = tuple((name, made[v]) for name, v in graph.outputs)
     after = Graph(graph.inputs, outputs, graph.name, {}, graph.donations)
-    origins = {made[v]: text for v, text in graph.origins.items() if v in made}
-    kept = {v: origins.get(v, origin) for v in after.values if v in origins or origin}
-    kept = {v: t for v, t in kept.items() if not isinstance(v.op, (Input, Constant))}
-    return replace(after, origins=kept)
+    known = {made[v]: text for v, text in (origins or {}).items() if v in made}
+    for value, text in graph.origins.items():
+        if value in made:
+            known.setdefault(made[value], text)
+    return replace(after, origins=_inherited(after, known))
+
+
+def _inherited(graph: Graph, known: Mapping[Value, str]) -> dict[Value, str]:
+    """Origins of every value: its own, or that of what it is computed for."""
+    found = dict(known)
+    for value in reversed(graph.values):
+        if value in found:
+            for v in value.inputs:
+                found.setdefault(v, found[value])
+    return {v: t for v, t in found.items() if not isinstance(v.op, (Input, Constant))}

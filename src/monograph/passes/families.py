@@ -31,6 +31,7 @@ class Stacked:
 
     value: Value
     member: TensorType
+    stacking: Stacking
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 from monograph.ir import Constant, Graph, Op, TensorType, Value
-from monograph.passes.base import users_of
+from monograph.passes.base import joined_origins, users_of
 from monograph.passes.families import (
     AlongAxis,
     Family,
@@ -16,6 +16,7 @@ from monograph.passes.families import (
     Shared,
     Stacked,
     Stacking,
+    is_elementwise,
 )
 
 Role: TypeAlias = tuple[str, object, object]
@@ -35,11 +36,15 @@ class Lifter:
         self.place: dict[Value, tuple[Family, int]] = {}
         self.queue: deque[Family] = deque()
         self.reasons: list[tuple[Value, str]] = []
+        self.given: set[Value] = set()
         self.lifted = 0
 
-    def add(self, family: Family) -> None:
+    def add(self, family: Family, *, given: bool = False) -> None:
+        """Takes a family up; one that is `given` is read from its stack but not replaced."""
         for index, value in enumerate(family.members):
             self.place[value] = (family, index)
+        if given:
+            self.given.update(family.members)
         self.queue.append(family)
 
     def run(self) -> None:
@@ -48,7 +53,16 @@ class Lifter:
 
     def replacements(self) -> dict[Value, Value]:
         """Every member, as the slice of its family that it has become."""
-        return {v: f.member_value(i) for v, (f, i) in self.place.items()}
+        places = self.place.items()
+        return {v: f.member_value(i) for v, (f, i) in places if v not in self.given}
+
+    def origins(self, graph: Graph) -> dict[Value, str]:
+        """The nodes behind every stacked value: those of its members."""
+        found: dict[Value, str] = {}
+        for value, (family, _) in self.place.items():
+            if value not in self.given and family.stacked not in found:
+                found[family.stacked] = joined_origins(graph, family.members)
+        return found
 
     def _extend(self, family: Family) -> None:
         """Lifts the users that members of a family have in common."""
@@ -94,22 +108,47 @@ class Lifter:
             self._operand(tuple(u.inputs[i] for u in users)) for i in range(len(users[0].inputs))
         ]
         stacking = family.part(first, first + len(users)).stacking
-        try_lift = stacking.lift(users[0].op, operands, result)
-        if isinstance(try_lift, str):
-            self.reasons.append((users[0], try_lift))
+        reason = _fits(stacking, users, operands)
+        made = reason or stacking.lift(users[0].op, operands, result)
+        if isinstance(made, str):
+            self.reasons.append((users[0], made))
             return
-        stacked, after = try_lift
+        lifted = Family(tuple(users), *made)
+        if any(lifted.member_value(i).type != u.type for i, u in enumerate(users)):
+            self.reasons.append((users[0], "the stacked op gives results of another shape"))
+            return
         self.lifted += 1
-        self.add(Family(tuple(users), stacked, after))
+        self.add(lifted)
 
     def _operand(self, values: tuple[Value, ...]) -> Operand:
         if values[0] in self.place:
             family, first = self.place[values[0]]
             part = family.part(first, first + len(values))
-            return Stacked(part.stacked, values[0].tensor)
+            return Stacked(part.stacked, values[0].tensor, part.stacking)
         if all(v is values[0] for v in values):
             return Shared(values[0])
         return PerMember(values)
+
+
+def _fits(stacking: Stacking, users: list[Value], operands: list[Operand]) -> str:
+    """Why operands along an axis do not lie as the slices do; "" where they do.
+
+    A slice of width 1 would be broadcast against a wider operand: its result is no slice.
+    """
+    if not isinstance(stacking, AlongAxis):
+        return ""
+    for operand in operands:
+        if isinstance(operand, Stacked) and operand.stacking != stacking:
+            return "another operand is sliced differently"
+    if not is_elementwise(users[0].op):
+        return ""
+    for index, width in enumerate(stacking.widths):
+        shapes = [users[index].tensor.static]
+        shapes += [o.values[index].tensor.static for o in operands if isinstance(o, PerMember)]
+        sizes = [shape[stacking.axis] for shape in shapes if len(shape) >= -stacking.axis]
+        if sizes[0] != width or any(d not in (1, width) for d in sizes):
+            return f"an operand is wider than its slice (expected {width}, given {max(sizes)})"
+    return ""
 
 
 def mask_axis(type_: TensorType, stacking: Stacking) -> TensorType:

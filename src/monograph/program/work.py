@@ -6,16 +6,19 @@ import math
 
 from monograph.ir import TensorType, Value
 from monograph.ops.conv import Conv
+from monograph.ops.index import Gather, GatherElements, GatherNd
 from monograph.ops.linear import Dot
 from monograph.program.program import Program, Step
 from monograph.program.recurrence import Recurrence
+from monograph.program.region import Region
 from monograph.rewrite import Work
 
 
 def step_work(step: Step) -> Work:
     """One launch; the multiply-adds of its anchor, an operation an element of the rest; bytes."""
     region = step.region
-    moved = sum(_bytes(v) for v in (*region.inputs, *region.outputs))
+    moved = sum(_read_bytes(region, v) for v in region.inputs)
+    moved += sum(_bytes(v) for v in region.outputs)
     flops = sum(_flops(v) for v in region.body)
     return Work(1, flops, moved)
 
@@ -23,6 +26,14 @@ def step_work(step: Step) -> Work:
 def program_work(program: Program) -> Work:
     """What all steps do together."""
     return sum(map(step_work, program.steps), Work(0, 0, 0))
+
+
+def _read_bytes(region: Region, value: Value) -> float:
+    """The bytes of an operand that a step reads: of a table, only what is looked up."""
+    anchor = region.anchor
+    if anchor is None or not isinstance(anchor.op, (Gather, GatherElements, GatherNd)):
+        return _bytes(value)
+    return min(_bytes(value), _bytes(anchor)) if value is anchor.inputs[0] else _bytes(value)
 
 
 def _bytes(value: Value) -> float:

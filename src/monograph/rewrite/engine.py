@@ -189,6 +189,13 @@ class _Engine:
             result = rule.function(**wanted)
         except MonographError as e:
             raise e.at(node=self._origin(value), op=f"rule {rule.name}") from None
+        except Exception as e:
+            # A fault of the rule, whatever its kind: without its name nobody would find it.
+            raise VerifyError(
+                f"rule {rule.name} fails: {type(e).__name__}: {e}",
+                node=self._origin(value),
+                given=describe(value),
+            ) from e
         if isinstance(result, Reject):
             near = 100 + (size(rule.pattern) if isinstance(rule.pattern, Pattern) else 1)
             self.trace.note_missed(rule.name, self._origin(value), str(result), near)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from monograph.ir import Value, known
@@ -77,6 +79,9 @@ def merge_clips(x: Value, a: float, b: float, c: float, d: float) -> Value | Rej
     lo, hi = max(a, c), min(b, d)
     if lo > hi:
         return Reject("the ranges are disjoint", f"[{a}, {b}]", f"[{c}, {d}]")
+    for inner, outer in ((a, c), (b, d)):
+        if inner == outer and math.copysign(1, inner) != math.copysign(1, outer):
+            return Reject("the bounds are zeros of different sign", inner, outer)
     return Clip(lo, hi)(x)
 
 

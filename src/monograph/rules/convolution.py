@@ -59,7 +59,7 @@ def _inner(value: Value) -> tuple[Value, Array | None] | Reject:
     for conv, bias in (before.inputs, before.inputs[::-1]):
         if isinstance(conv.op, Conv) and isinstance(bias.op, Constant):
             per_channel = channel_vector(bias, conv)
-            if per_channel is None:
+            if per_channel is None or before.type != conv.type:
                 return Reject("what is added is no bias per channel", conv.type, bias.type)
             return conv, per_channel
     return Reject("no convolution right before", "conv or conv + bias", "add")
@@ -73,6 +73,8 @@ def channel_vector(bias: Value, conv: Value) -> Array | None:
     shape = conv.tensor.static
     aligned = data.reshape((1,) * (len(shape) - data.ndim) + data.shape)
     if aligned.ndim != len(shape) or any(d != 1 for i, d in enumerate(aligned.shape) if i != 1):
+        return None
+    if aligned.shape[1] not in (1, shape[1]):
         return None
     return np.broadcast_to(aligned.reshape(-1).astype(np.float64), (shape[1],))
 

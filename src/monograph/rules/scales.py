@@ -99,7 +99,7 @@ def scale_into_conv(x: Value, w: Value, k: Value, root: Value, context: Context)
     if refused:
         return refused
     per_channel = channel_vector(k, conv)
-    if per_channel is None:
+    if per_channel is None or root.type != conv.type:
         return Reject("the scale is not one per channel", conv.type, k.type)
     weights = wide(w)
     scaled = rounded(weights * per_channel.reshape(-1, *(1,) * (weights.ndim - 1)), w.dtype)

@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 
 from monograph.errors import ExecutionError, VerifyError
 from monograph.ir import Graph, verify
+from monograph.ir.types import accepts
 from monograph.passes.base import Environment, Pass, RulePass, run_pass
 from monograph.rewrite import CostModel, Fired, Trace
 from monograph.runtime.compare import Difference
@@ -104,12 +105,23 @@ def check_pass(
     numbers: Numbers | None,
 ) -> None:
     """Raises PassError unless a pass has made a right graph of another."""
-    problem = _problem(before, after, is_exact(step, fired), numbers)
+    problem = _problem(before, after, is_exact(step, fired), numbers, _converts(step))
     if problem is not None:
         raise PassError(_locate(stage, step, before, cost, numbers, problem))
 
 
-def _problem(before: Graph, after: Graph, exact: bool, numbers: Numbers | None) -> Problem | None:
+def _converts(step: Pass) -> bool:
+    """Whether a pass has been asked to change the types of outputs."""
+    return getattr(step, "inputs_outputs", "") == "convert"
+
+
+def _problem(
+    before: Graph,
+    after: Graph,
+    exact: bool,
+    numbers: Numbers | None,
+    step_may_convert: bool = False,
+) -> Problem | None:
     """What is wrong with a graph that a pass made of another."""
     if after == before:
         return None
@@ -119,6 +131,11 @@ def _problem(before: Graph, after: Graph, exact: bool, numbers: Numbers | None) 
         return str(e), None
     if after.input_names != before.input_names or after.output_names != before.output_names:
         return "the inputs or outputs are not those of the graph before", None
+    for name, old, new in zip(
+        before.output_names, before.output_types, after.output_types, strict=True
+    ):
+        if not step_may_convert and not accepts(old, new):
+            return f"output {name!r} has another type: {old} before, {new} after", None
     if numbers is None:
         return None
     try:
@@ -144,7 +161,8 @@ def _locate(
         environment = Environment(cost, Trace(), limit)
         after = run_pass(step, before, environment)
         fired = environment.trace.fired
-        return fired, _problem(before, after, is_exact(step, fired), numbers)
+        problem = _problem(before, after, is_exact(step, fired), numbers, _converts(step))
+        return fired, problem
 
     every = attempt(None)[0]
     right, wrong = 0, len(every)

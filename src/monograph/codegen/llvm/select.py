@@ -94,7 +94,7 @@ class CpuTarget:
             return True
         if any(serves(user) for serves, _ in _ROWS):
             return True
-        if any(serves(user) for serves, _ in _STRIDED):
+        if isinstance(user.op, Dot) or any(serves(user) for serves, _ in _STRIDED):
             return attention.readable(operand)
         if images.serves(user):
             return images.readable(user, index, operand)
