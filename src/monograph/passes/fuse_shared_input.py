@@ -9,10 +9,10 @@ import numpy as np
 
 from monograph.ir import Constant, Graph, Value, constant, known
 from monograph.ops.conv import Conv
-from monograph.ops.elementwise import Add, Less, Where
+from monograph.ops.elementwise import Add, Less, LessEqual, Or, Where
 from monograph.ops.index import Gather
 from monograph.ops.shape import Concat, Unsqueeze
-from monograph.passes.base import Environment, Pass, substitute, users_of
+from monograph.passes.base import Environment, Pass, joined_origins, substitute, users_of
 from monograph.passes.batch_towers import is_layer
 from monograph.passes.families import AlongAxis, Family, NewAxis
 from monograph.rewrite import Work
@@ -24,6 +24,7 @@ class FuseSharedInput(Pass):
 
     def run(self, graph: Graph, environment: Environment) -> Graph:
         replacement: dict[Value, Value] = {}
+        origins: dict[Value, str] = {}
         for source, users in users_of(graph).items():
             alike: dict[tuple[object, ...], list[Value]] = defaultdict(list)
             for user in users:
@@ -34,9 +35,10 @@ class FuseSharedInput(Pass):
                     continue
                 if self._pays(graph, group, environment):
                     family = _widened(group)
+                    origins[family.stacked] = joined_origins(graph, group)
                     for i, v in enumerate(group):
                         replacement[v] = family.member_value(i)
-        return substitute(graph, replacement) if replacement else graph
+        return substitute(graph, replacement, origins) if replacement else graph
 
     def _pays(self, graph: Graph, group: list[Value], environment: Environment) -> bool:
         """Whether one wide kernel is faster than several; both do the same arithmetic."""
@@ -84,8 +86,8 @@ def _widened(group: list[Value]) -> Family:
 class FuseEmbeddings(Pass):
     """gather(T, i), gather(U, j) -> slices of gather([T; U], [i, j + rows of T]).
 
-    Indices count from the end of their own table where they are negative; as in ONNX they must
-    lie within it.
+    Indices count from the end of their own table where they are negative. One that is out of
+    range of its table is out of range of the joined one too, so that it fails as before.
     """
 
     exact = True
@@ -100,27 +102,37 @@ class FuseEmbeddings(Pass):
                 row = table.tensor.static[1:]
                 groups[level[v], table.dtype.name, row, index.type].append(v)
         replacement: dict[Value, Value] = {}
+        origins: dict[Value, str] = {}
         for group in groups.values():
-            if len(group) < 2 or environment.exhausted:
-                continue
-            if not self._pays(graph, group, environment):
+            if environment.exhausted:
+                break
+            if len(group) < 2 or not self._pays(graph, group, environment):
                 continue
             family = _one_lookup(group)
+            origins[family.stacked] = joined_origins(graph, group)
             replacement |= {v: family.member_value(i) for i, v in enumerate(group)}
-        return substitute(graph, replacement) if replacement else graph
+        return substitute(graph, replacement, origins) if replacement else graph
 
     def _pays(self, graph: Graph, group: list[Value], environment: Environment) -> bool:
         """One gather and the offset arithmetic, against a gather each."""
-        origin = " + ".join(t for v in group if (t := graph.origin(v)))
+        tables = list(dict.fromkeys(v.inputs[0] for v in group))
+        rows = sum(t.tensor.static[0] for t in tables)
         before = environment.cost.seconds(Work(len(group), 0, 0))
         # The indices are read and written once more, by one kernel that offsets them all.
         moved = 2 * sum(v.inputs[1].tensor.nbytes for v in group)
         after = environment.cost.seconds(Work(2, 0, moved))
-        if after >= before:
+        reason = ""
+        if rows > np.iinfo(group[0].inputs[1].dtype.numpy).max:
+            reason = f"the joined rows exceed the index type (given {rows:,})"
+        elif any(graph.uses[t] > sum(v.inputs[0] is t for v in group) for t in tables):
+            reason = "a table has another reader, and would have to be stored twice"
+        elif after >= before:
             reason = (
                 "offsetting the indices costs as much as it saves"
                 f" (expected below {before * 1e6:.2f} us, given {after * 1e6:.2f} us)"
             )
+        origin = joined_origins(graph, group)
+        if reason:
             environment.trace.note_missed(self.name, origin, reason, 100)
             return False
         environment.trace.note_fired(self.name, origin, f"{len(group)} x gather", "1 x gather")
@@ -138,15 +150,23 @@ def _is_lookup(value: Value) -> bool:
 
 def _one_lookup(group: list[Value]) -> Family:
     """The lookups as slices of one, in a table of all their rows."""
-    tables = [data for v in group if (data := known(v.inputs[0])) is not None]
-    rows = [len(t) for t in tables]
-    offsets = np.cumsum([0, *rows[:-1]])
+    tables = list(dict.fromkeys(v.inputs[0] for v in group))
+    joined = np.concatenate([data for t in tables if (data := known(t)) is not None])
+    first = dict(zip(tables, np.cumsum([0, *(t.tensor.static[0] for t in tables)]), strict=False))
     index_type = group[0].inputs[1].tensor
     along = (len(group), *(1,) * index_type.rank)
+
+    def each(numbers: list[int]) -> Value:
+        return constant(np.array(numbers).reshape(along), index_type.dtype)
+
+    rows = [v.inputs[0].tensor.static[0] for v in group]
+    offsets = [int(first[v.inputs[0]]) for v in group]
     stacked = Concat(0)(*(Unsqueeze((0,))(v.inputs[1]) for v in group))
-    first = constant(offsets.reshape(along), index_type.dtype)
-    end = constant((offsets + rows).reshape(along), index_type.dtype)
     negative = Less()(stacked, constant(0, index_type.dtype))
-    indices = Add()(stacked, Where()(negative, end, first))
-    looked_up = Gather(0)(constant(np.concatenate(tables)), indices)
+    counted = Where()(negative, Add()(stacked, each(rows)), stacked)
+    above = LessEqual()(each(rows), counted)
+    outside = Or()(above, Less()(counted, constant(0, index_type.dtype)))
+    beyond = constant(len(joined), index_type.dtype)
+    indices = Where()(outside, beyond, Add()(counted, each(offsets)))
+    looked_up = Gather(0)(constant(joined), indices)
     return Family(tuple(group), looked_up, NewAxis(len(group)))

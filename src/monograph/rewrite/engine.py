@@ -38,6 +38,8 @@ class Context:
 
     cost: CostModel
     uses: dict[Value, int] = field(default_factory=dict)
+    only_user: dict[Value, Value] = field(default_factory=dict)
+    """For values that one other reads: that one. Values that rules have made are not in it."""
 
     def use_count(self, value: Value) -> int:
         """How often a value is used; one that a rule has just made counts once.
@@ -88,6 +90,9 @@ class _Engine:
     def sweep(self, graph: Graph) -> Graph:
         """One pass over the graph, inputs before users."""
         self.context.uses = dict(graph.uses)
+        self.context.only_user = {
+            v: user for user in graph.values for v in user.inputs if graph.uses[v] == 1
+        }
         self.origins = dict(graph.origins)
         self.settled = {}
         self.forward = {}

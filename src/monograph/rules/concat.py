@@ -35,16 +35,26 @@ def drop_concat(value: Value) -> Value | Reject:
 @rewrite(Concat, exact=True)
 def merge_concats(value: Value, context: Context) -> Value | Reject:
     """concat(x, concat(y, z)) -> concat(x, y, z), along one axis"""
+    axis = _axis(value)
+    user = context.only_user.get(value)
+    if user is not None and isinstance(user.op, Concat) and user.op.axis == axis:
+        # Flattened level by level, a chain of concats would be copied once for each level.
+        return Reject("the concat that reads this one takes its pieces")
     pieces: list[Value] = []
     reason = Reject("no piece is a concat along this axis")
-    for piece in value.inputs:
-        same = isinstance(piece.op, Concat) and piece.op.axis == _axis(value)
-        if same and context.use_count(piece) > value.inputs.count(piece):
+    stack = [(v, value) for v in reversed(value.inputs)]
+    while stack:
+        piece, reader = stack.pop()
+        same = isinstance(piece.op, Concat) and piece.op.axis == axis
+        if same and context.use_count(piece) > reader.inputs.count(piece):
             # It stays for its other readers, and can be made in place as a part of this one.
             reason = Reject("others read the inner concat", 1, context.use_count(piece))
             same = False
-        pieces += piece.inputs if same else [piece]
-    return Concat(_axis(value))(*pieces) if len(pieces) > len(value.inputs) else reason
+        if same:
+            stack.extend((v, piece) for v in reversed(piece.inputs))
+        else:
+            pieces.append(piece)
+    return Concat(axis)(*pieces) if len(pieces) > len(value.inputs) else reason
 
 
 @rewrite(Concat, exact=True)

@@ -143,14 +143,15 @@ class _Spread:
             try:
                 self.runs.append(flatten(_run_disturbed(graph, feeds, seed)))
             except (MonographError, ValueError, LookupError, ArithmeticError):
-                # A disturbed size or index is out of range: so it may be in a right answer.
-                self.runs.append({})
+                # A disturbed size or index is out of range. That run tells nothing, and excuses
+                # nothing: what the others move is all that is allowed.
+                continue
 
     def moved(self, place: Place) -> Array | None:
         """The largest distance by element; None where even the shape is not the same."""
         base = np.asarray(self.outputs[place])
         others = [np.asarray(r[place]) for r in self.runs if place in r]
-        if len(others) < len(self.runs) or any(o.shape != base.shape for o in others):
+        if not others or any(o.shape != base.shape for o in others):
             return None
         if base.dtype.kind in "OUST":
             return np.where(np.any([o != base for o in others], axis=0), np.inf, 0.0)
@@ -163,7 +164,8 @@ def _explained(a: Array, b: Array, tolerance: Tolerance, moved: Sequence[Array |
     """Whether rounding may have made `a` of `b`, if it moves them so far."""
     reach = [m for m in moved if m is not None]
     if len(reach) < len(moved):
-        return True
+        # Rounding changes even the shape, or whether the graph runs: nothing can be said.
+        return False
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
     if a.dtype.kind in "OUST":

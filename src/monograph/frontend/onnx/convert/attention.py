@@ -135,7 +135,8 @@ def repeated(n: Node, x: Value, q: Value) -> Value:
         n.fail("heads are no multiple of key heads", expected=groups, given=heads)
     if heads == groups:
         return x
-    return Gather(1)(x, constant(np.repeat(np.arange(groups), heads // groups)))
+    each = sh.Broadcast((groups, heads // groups))(sh.Unsqueeze((1,))(iota(groups)))
+    return Gather(1)(x, fold(sh.Reshape((heads,))(each)))
 
 
 def _score_steps(n: Node, q: Value, k: Value, mask: Value | None, op: Attention) -> list[Value]:

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from monograph.frontend.onnx.fold import fold
 from monograph.frontend.onnx.sizes import size_value
 from monograph.ir import DType, Value, constant, known
 from monograph.ir.dtype import bf16, f16, f32
@@ -19,6 +20,11 @@ from monograph.ops.reduce import ReduceMax, ReduceSum
 def scalar(number: float, like: Value) -> Value:
     """A constant of another value's element type."""
     return constant(np.asarray(number), like.dtype)
+
+
+def zeros(shape: tuple[int, ...], dtype: DType) -> Value:
+    """Zeros of a size that the model states, so that they are no data unless they are few."""
+    return fold(sh.Broadcast(shape)(constant(0, dtype)))
 
 
 def as_scalar(x: Value) -> Value:

@@ -131,7 +131,7 @@ def _sinks(n: Node, heads: int, like: Value) -> Value | None:
     if given is not None:
         return given
     smooth = n.attr_int("smooth_softmax", 0) > 0
-    return constant(np.zeros(heads), like.dtype) if smooth else None
+    return zeros((heads,), like.dtype) if smooth else None
 
 
 def _turned(n: Node, q: Value, k: Value, starts: Value, prompt: Value) -> tuple[Value, Value]:

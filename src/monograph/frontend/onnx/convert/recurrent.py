@@ -94,7 +94,7 @@ class _Cells:
         rows = self.gates * self.hidden
         given = self.n.optional(3)
         if given is None:
-            zero = constant(np.zeros(rows), self.x.dtype)
+            zero = zeros((rows,), self.x.dtype)
             return zero, zero
         both = _pick(given, direction)
         first = sh.Slice((0,), (rows,), (1,))(both)
@@ -108,13 +108,13 @@ class _Cells:
         """Initial state; without one, zeros that the batch shares."""
         given = self.n.optional(index)
         if given is None:
-            return constant(np.zeros((1, self.hidden)), self.x.dtype)
+            return zeros((1, self.hidden), self.x.dtype)
         return _pick(given, direction, axis=1 if self.batch_first else 0)
 
     def peepholes(self, direction: int) -> Value:
         given = self.n.optional(7)
         if given is None:
-            return constant(np.zeros(3 * self.hidden), self.x.dtype)
+            return zeros((3 * self.hidden,), self.x.dtype)
         return _pick(given, direction)
 
     def run(self, cell: Callable[[int, bool], Value]) -> tuple[Value, ...]:
