@@ -123,6 +123,13 @@ def test_what_is_no_number_is_refused(text: str) -> None:
         cast(np.array([text], object), "i32")
 
 
+@pytest.mark.parametrize("text", ["9223372036854775808", "1e300", "9" * 5000])
+def test_a_number_that_64_bits_do_not_hold_is_refused(text: str) -> None:
+    with pytest.raises(ExecutionError, match=r"too large|not a number") as caught:
+        cast(np.array([text], object), "i64")
+    assert not caught.value.internal
+
+
 def test_attributes_that_do_not_matter_are_normalised() -> None:
     x = Input("x", tensor(dtype("f32"), "N"))()
     assert Cast(dtype("f16"), saturate=False, rounding="down")(x) is Cast(dtype("f16"))(x)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from monograph.errors import ExecutionError, InferError
+from monograph.ir import Input, parse_tensor_type
 from monograph.ops.image import GridSample
 from monograph.ops.roi import MAX, MaxRoiPool, NonMaxSuppression, RoiAlign
 from tests.ops.windows import apply, typed
@@ -101,6 +102,12 @@ def test_roi_align_max_is_over_weighted_neighbours() -> None:
     assert apply(op, IMAGE, [[1.0, 1.0, 2.0, 2.0]], np.array([0])).tolist() == [[[[2.5]]]]
     empty = RoiAlign((1, 1), mode=MAX)
     assert apply(empty, IMAGE, [[2.0, 2.0, 2.0, 2.0]], np.array([0])).tolist() == [[[[0]]]]
+
+
+def test_every_region_has_an_image() -> None:
+    kinds = ["f32[1, 1, 4, 4]", "f32[2, 4]", "i64[3]"]
+    with pytest.raises(InferError, match="dimensions differ"):
+        RoiAlign((1, 1))(*[Input(k, parse_tensor_type(k))() for k in kinds])
 
 
 def test_regions_that_cannot_be_meant() -> None:

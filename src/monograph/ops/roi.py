@@ -10,6 +10,7 @@ import numpy as np
 from monograph.errors import ExecutionError, InferError
 from monograph.ir import UNKNOWN, Array, Op, TensorType, Type, from_numpy, sample
 from monograph.ir.dtype import FLOAT, i64
+from monograph.ir.types import merge_dims
 from monograph.ops.base import as_tensor, check_allocation, check_kinds, same_dtype
 
 MAX_SAMPLES = 1 << 20
@@ -62,6 +63,7 @@ class RoiAlign(Op):
         _check_image(x, rois, 4, self.sizes)
         if not as_tensor(batch).dtype.is_integer or batch.rank != 1:
             raise InferError("one image a region, by number", given=batch)
+        merge_dims(rois.dims[0], batch.dims[0])
         if self.ratio < 0 or self.mode not in (AVERAGE, MAX):
             raise InferError("unknown mode", given=(self.mode, self.ratio))
         return x.with_shape((rois.dims[0], x.dims[1], *self.sizes))

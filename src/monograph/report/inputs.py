@@ -100,11 +100,7 @@ def _check_keys(
     known = [INPUT_PREFIX + p.name for p in inputs] + [OUTPUT_PREFIX + p.name for p in outputs]
     plain = {p.name for p in (*inputs, *outputs)}
     allowed = {*known, *plain}
-    unknown = [
-        key
-        for key in arrays
-        if key not in allowed and _ELEMENT.sub("", key) not in allowed
-    ]
+    unknown = [key for key in arrays if key not in allowed and _ELEMENT.sub("", key) not in allowed]
     if unknown:
         raise FeedError(
             "the file holds arrays that are neither inputs nor outputs of the model",

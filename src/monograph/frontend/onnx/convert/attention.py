@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 
+from monograph.frontend.onnx.fold import fold
 from monograph.frontend.onnx.node import Node
 from monograph.frontend.onnx.registry import converter
 from monograph.frontend.onnx.sizes import iota, required, size_of, size_value, times

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from monograph.frontend.onnx.convert.attention import attend, both, merge_heads, split_heads, within
-from monograph.frontend.onnx.convert.common import as_scalar, cast
+from monograph.frontend.onnx.convert.common import as_scalar, cast, zeros
 from monograph.frontend.onnx.convert.ms_fused import default
 from monograph.frontend.onnx.convert.quant import MICROSOFT
 from monograph.frontend.onnx.node import Node

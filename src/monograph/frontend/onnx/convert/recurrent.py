@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-import numpy as np
-
+from monograph.frontend.onnx.convert.common import zeros
 from monograph.frontend.onnx.node import Node
 from monograph.frontend.onnx.registry import converter
 from monograph.ir import Value, constant, unpack
@@ -70,6 +69,8 @@ class _Cells:
         x = n.input(0)
         if x.tensor.rank != 3:
             n.fail("the input of a recurrent op has rank 3", given=x.type)
+        if not x.dtype.is_float:
+            n.fail("the input of a recurrent op is of floats", given=x.type)
         self.x = sh.Transpose((1, 0, 2))(x) if self.batch_first else x
         self.hidden = self._hidden_size()
         self.clip = n.attr_float("clip") if n.has("clip") else None

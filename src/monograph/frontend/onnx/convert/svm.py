@@ -24,11 +24,15 @@ from monograph.ir import Array, Value, constant
 from monograph.ir.dtype import f32, f64
 from monograph.ops import elementwise as ew
 from monograph.ops import shape as sh
+from monograph.ops.extend import Pad
+from monograph.ops.index import Gather
 from monograph.ops.linear import Dot
 from monograph.ops.ml import CoupleProbabilities
 from monograph.ops.reduce import ReduceSum
 
 MAX_CLASSES = 1000
+MAX_WEIGHTS = 1 << 26
+"""Weights of all vectors in all pairs: mostly zeros, which the file does not hold."""
 
 
 def _kernel(n: Node, x: Value, vectors: Array) -> Value:
@@ -133,6 +137,8 @@ def _pair_decisions(n: Node, x: Value, per_class: tuple[int, ...], classes: int)
     coefficients = coefficients.reshape(classes - 1, total)
     ends = np.cumsum(per_class)
     begins = ends - per_class
+    if total * len(pairs) > MAX_WEIGHTS:
+        n.unsupported(f"more than {MAX_WEIGHTS:,} weights of vectors in pairs of classes")
     weights = np.zeros((total, len(pairs)))
     for p, (i, j) in enumerate(pairs):
         of_i, of_j = slice(begins[i], ends[i]), slice(begins[j], ends[j])
@@ -141,17 +147,21 @@ def _pair_decisions(n: Node, x: Value, per_class: tuple[int, ...], classes: int)
     return ew.Add()(Dot()(_kernel(n, x, vectors), constant(weights)), constant(rho))
 
 
-def _spread(pairs: Value, first: Array, second: Array) -> Value:
-    """p @ first + (1 - p) @ second: each pair's p goes to one place, the rest to another."""
-    return ew.Add()(Dot()(pairs, constant(first - second)), constant(second.sum(0)))
+def _square(pairs: Value, classes: int) -> Value:
+    """[N, C, C] of [N, P]: p of the pair i, j in row i, 1 - p in row j, zeros between them."""
+    count = classes * (classes - 1) // 2
+    both = sh.Concat(1)(pairs, ew.Sub()(scalar(1.0, pairs), pairs))
+    table = Pad((0, 0), (0, 1))(both, scalar(0.0, pairs))
+    places = np.full((classes, classes), 2 * count)
+    for k, (i, j) in enumerate(combinations(range(classes), 2)):
+        places[i, j], places[j, i] = k, count + k
+    return Gather(1)(table, constant(places))
 
 
 def _votes(decisions: Value, classes: int) -> Value:
-    first, second = np.zeros((2, classes * (classes - 1) // 2, classes))
-    for p, (i, j) in enumerate(combinations(range(classes), 2)):
-        first[p, i] = second[p, j] = 1.0
+    """How many pairs each class wins, [N, C]."""
     won = cast(ew.Less()(scalar(0.0, decisions), decisions), f64)
-    return _spread(won, first, second)
+    return ReduceSum((2,))(_square(won, classes))
 
 
 def _probabilities(n: Node, decisions: Value, classes: int) -> Value:
@@ -162,9 +172,4 @@ def _probabilities(n: Node, decisions: Value, classes: int) -> Value:
         n.fail("prob_a and prob_b have a number for each pair", expected=count, given=len(a))
     scaled = ew.Add()(ew.Mul()(decisions, constant(a)), constant(b))
     p = ew.Clip(1e-7, 1 - 1e-7)(ew.Sigmoid()(ew.Neg()(scaled)))
-    first, second = np.zeros((2, count, classes * classes))
-    for k, (i, j) in enumerate(combinations(range(classes), 2)):
-        first[k, i * classes + j] = 1.0
-        second[k, j * classes + i] = 1.0
-    square = sh.Reshape((sh.INFER, classes, classes))(_spread(p, first, second))
-    return CoupleProbabilities()(square)
+    return CoupleProbabilities()(_square(p, classes))
