@@ -38,6 +38,18 @@ def test_case_after_the_pipeline(case: tuple[str, str], monkeypatch: pytest.Monk
     assert outcome == "passed", detail
 
 
+@pytest.mark.parametrize(
+    "case",
+    [c for c in CASES[3::8] if c[1] not in LEFT_OUT],
+    ids=lambda c: c[1].removeprefix("test_"),
+)
+def test_case_on_the_cpu(case: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """One case in eight; `MONOGRAPH_TARGET=cpu run.py` runs them all."""
+    monkeypatch.setenv("MONOGRAPH_TARGET", "cpu")
+    _, _, outcome, detail = run.run_case(case)
+    assert outcome == "passed", detail
+
+
 def test_every_case_left_out_exists_and_has_a_reason() -> None:
     names = {name for _, name in CASES}
     assert set(LEFT_OUT) <= names

@@ -1,0 +1,79 @@
+"""Benchmarks: what is counted and shown. No time decides anything here."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+from typer.testing import CliRunner
+
+from monograph.cli import app
+from monograph.errors import ConfigError
+from monograph.report.bench import MONOGRAPH, bench_model, interleave, summarise
+from monograph.report.execute import Request
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    graph = helper.make_graph(
+        [helper.make_node("MatMul", ["x", "w"], ["m"]), helper.make_node("Relu", ["m"], ["y"])],
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", 8])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["N", 4])],
+        [onnx.numpy_helper.from_array(np.ones((8, 4), np.float32), "w")],
+    )
+    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    path = tmp_path / "m.onnx"
+    onnx.save(made, path)
+    return path
+
+
+def test_a_bench_counts_work_and_names_its_peers(model: Path) -> None:
+    notes: list[str] = []
+    request = Request(model, "cpu", dims={"N": 3})
+    found = bench_model(request, notes.append, against=["onnxruntime"], seconds=0.1, threads=1)
+    assert set(found.times) == {MONOGRAPH, "onnxruntime"}
+    assert found.ratio("onnxruntime") > 0
+    assert found.flops == 2 * 3 * 8 * 4 + 3 * 4
+    assert found.stats["kernels_per_run"] == 1
+    assert found.stats["host_steps"] == []
+    assert found.peaks is not None
+    assert json.dumps(found.as_json())
+
+
+def test_every_contender_takes_its_turns() -> None:
+    calls = {"a": 0, "b": 0}
+
+    def run(name: str) -> None:
+        calls[name] += 1
+
+    times = interleave({n: lambda n=n: run(n) for n in calls}, 0.01)
+    assert set(times) == {"a", "b"}
+    assert all(calls[n] > times[n].runs for n in calls)
+
+
+def test_a_summary() -> None:
+    times = summarise([3.0, 1.0, 2.0])
+    assert (times.runs, times.median, times.least) == (3, 2.0, 1.0)
+    assert times.per_second == 0.5
+
+
+def test_unknown_peers_are_refused(model: Path) -> None:
+    with pytest.raises(ConfigError, match="no such peer"):
+        bench_model(Request(model, "cpu"), print, against=["nothing"])
+
+
+def test_the_command(model: Path) -> None:
+    shown = CliRunner().invoke(app, ["bench", str(model), "--seconds", "0.1", "--threads", "1"])
+    assert shown.exit_code == 0, shown.output
+    assert "1 launches, 1 kernels a run" in shown.output
+    assert "GFLOP/s" in shown.output
+    found = CliRunner().invoke(app, ["bench", str(model), "--seconds", "0.1", "--json"])
+    start = found.stdout.index("{")
+    assert json.loads(found.stdout[start:])["ok"] is True
+    wrong = CliRunner().invoke(app, ["bench", str(model), "--against", "nothing"])
+    assert wrong.exit_code == 2
