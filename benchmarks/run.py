@@ -71,13 +71,16 @@ def show(results: dict[str, Bench], peers: list[str]) -> None:
     for heading in ("model", MONOGRAPH, *peers, *(f"x {p}" for p in peers), "kernels", "host"):
         table.add_column(heading, justify="left" if heading == "model" else "right")
     for name, bench in results.items():
-        ratios = [f"{bench.ratio(p):.2f}" for p in peers]
-        times = [f"{bench.times[c].median * 1e3:.3f}" for c in (MONOGRAPH, *peers)]
+        ratios = [f"{bench.ratio(p):.2f}" if p in bench.times else "" for p in peers]
+        times = [
+            f"{bench.times[c].median * 1e3:.3f}" if c in bench.times else "refused"
+            for c in (MONOGRAPH, *peers)
+        ]
         kernels = str(bench.stats["kernels_per_run"])
         table.add_row(name, *times, *ratios, kernels, ", ".join(bench.stats["host_steps"]))
     Console(width=160).print(table)
     for peer in peers:
-        ratios = [math.log(b.ratio(peer)) for b in results.values()]
+        ratios = [math.log(b.ratio(peer)) for b in results.values() if peer in b.times]
         if ratios:
             mean = math.exp(sum(ratios) / len(ratios))
             print(f"geometric mean against {peer}: {mean:.2f}x over {len(ratios)} models")
@@ -110,7 +113,8 @@ def plot(results: dict[str, Bench], peers: list[str], path: Path) -> None:
     height = 0.8 / max(len(peers), 1)
     for i, peer in enumerate(peers):
         places = [k + i * height for k in range(len(results))]
-        axes.barh(places, [b.ratio(peer) for b in results.values()], height, label=peer)
+        ratios = [b.ratio(peer) if peer in b.times else 0.0 for b in results.values()]
+        axes.barh(places, ratios, height, label=peer)
     axes.set_yticks([k + 0.4 - height / 2 for k in range(len(results))], list(results))
     axes.invert_yaxis()
     axes.set_xscale("log")

@@ -12,7 +12,7 @@ import numpy as np
 from rich.console import Console
 
 from monograph.codegen.llvm.features import choose_features
-from monograph.errors import ConfigError
+from monograph.errors import ConfigError, MonographError
 from monograph.ir import Graph, Input, constant, tensor
 from monograph.ir.dtype import f32
 from monograph.ops.elementwise import Neg
@@ -99,7 +99,15 @@ def bench_model(
     count = choose_threads(threads)
     contenders: dict[str, Callable[[], Any]] = {MONOGRAPH: lambda: session.run(feeds)}
     for peer in against:
-        contenders[peer] = _peer(peer, request, feeds, count)
+        try:
+            contenders[peer] = _peer(peer, request, feeds, count)
+            contenders[peer]()
+        except MonographError:
+            raise
+        except Exception as e:
+            # A peer that refuses the model is no fault of ours, and no reason to stop.
+            contenders.pop(peer, None)
+            note(f"{peer} does not run this model: {str(e).strip().splitlines()[0]}")
     times = interleave(contenders, seconds)
     flops = moved = 0.0
     peaks = None
