@@ -89,6 +89,11 @@ def test_batched_and_dynamic_dots() -> None:
     assert not check(graph_of(scores), 7).host_steps
 
 
+def test_a_number_repeated_to_a_matrix_can_be_a_factor() -> None:
+    one = Broadcast((7, 9))(value("f32[]", "s"))
+    check(graph_of(Dot()(value("f32[4, 7]"), one)), 7)
+
+
 def test_joins_and_splits() -> None:
     x = value("f32[4, 12]")
     left, right = (Slice((0, a), (4, a + 6), (1, 1))(x) for a in (0, 6))

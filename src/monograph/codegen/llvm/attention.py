@@ -51,6 +51,8 @@ def readable(operand: Value) -> bool:
         return False
     if not at or shape[-1] == 1:
         return True
+    if not element.at:  # A single number, repeated.
+        return False
     last = at[-1].terms[0][0]
     outer = all(i.factor(last) == 0 for i in element.at[:-1])
     return outer and element.at[-1].factor(last) == 1
