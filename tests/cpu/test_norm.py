@@ -5,10 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from monograph.codegen.llvm.features import host_features
 from monograph.ir import constant
 from monograph.ops.composite import Gelu, LayerNorm, LogSoftmax, RmsNorm, Softmax
 from monograph.ops.elementwise import Add, Mul
 from monograph.ops.shape import Transpose
+from monograph.runtime.executable import compile_graph
 from tests.cpu.against import check, feeds_for
 from tests.rules.checks import graph_of, value
 
@@ -74,3 +76,12 @@ def test_what_is_before_and_after_is_fused() -> None:
     check(graph_of(Gelu()(LayerNorm((1,))(Add()(x, y), scale))), steps=1)
     check(graph_of(Mul()(Softmax(1)(Mul()(x, y)), y)), steps=1)
     check(graph_of(Softmax(0)(Transpose((1, 0))(x))), steps=1)
+
+
+@pytest.mark.parametrize("size", [5, 40, 1000])
+def test_a_softmax_of_huge_equal_numbers_is_even(size: int) -> None:
+    """The difference from the largest is taken before anything is scaled: it is exactly 0."""
+    x = value(f"f32[2, {size}]")
+    executable = compile_graph(graph_of(Softmax(1)(x)), host_features(), 1)
+    (result,) = executable.run({"x": np.full((2, size), 4.1e12, np.float32)})
+    np.testing.assert_allclose(result, 1 / size, rtol=1e-6)

@@ -324,7 +324,6 @@ class _Attention:
 
         tops = self._vectors(block.keys, finish, [lowest] * block.rows)
         singles = [self._top(t, self.scores.sink(places[r][1])) for r, t in enumerate(tops)]
-        scaled = [b.splat(a.mul(x, -LOG2_E), self.lanes) for x in singles]
         plain = [b.splat(x, self.lanes) for x in singles]
 
         def weigh(t: Int, sums: list[Reg]) -> list[Reg]:
@@ -333,7 +332,7 @@ class _Attention:
                 at = self._score(r, t)
                 x = b.load(self._wide, at, self.size)
                 if self.dtype == f32:
-                    e = power_below_one(a, a.fma(x, LOG2_E, scaled[r]))
+                    e = power_below_one(a, a.mul(a.sub(x, plain[r]), LOG2_E))
                 else:
                     e = s.exp(Scalar(a.sub(x, plain[r]), self.dtype)).reg
                 b.store(e, at, self.size)

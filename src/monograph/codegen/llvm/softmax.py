@@ -73,17 +73,14 @@ class _Softmax:
         largest = self.rows.fold(place, [lowest], self._read, self._larger)
         tops = [t[0] for t in largest]
         halving = self.dtype == f32 and not self.logarithm
-        if halving:
-            tops = [s.mul(t, s.constant(-LOG2_E, self.dtype)) for t in tops]
 
         def weigh(point: Point, stream: int, totals: Totals) -> Totals:
-            x, top = self._again(point, stream), self._of(tops, stream)
+            # The difference comes first: it is exact near the largest, however large that is.
+            x = s.sub(self._again(point, stream), self._of(tops, stream))
             if halving:
-                # e^(x - top) as a power of two: the rounding of top is common to all, and cancels.
-                t = s.fma(x, s.constant(LOG2_E, self.dtype), top)
+                t = s.mul(x, s.constant(LOG2_E, self.dtype))
                 e = Scalar(power_below_one(s.a, t.reg), self.dtype)
             else:
-                x = s.sub(x, top)
                 e = s.exp(x)
             self.rows.keep(point, stream, x if self.logarithm else e)
             return [s.add(totals[0], e)]
