@@ -218,6 +218,7 @@ def explain(
     after: After = None,
     target: CostModel = None,
     dim: Dims = None,
+    inputs: Archive = None,
     pass_options: PassSettings = None,
     disable: Disabled = None,
     as_json: AsJson = False,
@@ -226,8 +227,8 @@ def explain(
     """Shows what the rewrites make of a model, and why they do not make more of it.
 
     For every rule: the ONNX nodes where it fired, with types before and after, and its nearest
-    misses with the condition that failed and both values. Open dimensions are 1 unless --dim
-    says otherwise, because rules that need sizes run when those are bound.
+    misses with the condition that failed and both values. Open dimensions are 1 unless --dim or
+    recorded --inputs say otherwise, because rules that need sizes run when those are bound.
 
     Examples:
 
@@ -242,7 +243,7 @@ def explain(
         from monograph.report import explain_tables
         from monograph.report.explain import explain_model
 
-        request = _request(model, target, dim, None, None, 0)
+        request = _request(model, target, dim, None, inputs, 0)
         found = explain_model(request, _pass_options(pass_options, disable), _note)
         if after is not None:
             text = print_graph(found.graph_after(after), stable=True)
