@@ -17,10 +17,11 @@ DEMO := build/demo/yolov10n.onnx
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-demo: $(DEMO) ## Build a detector, inspect it, run it, check it against ONNX Runtime, time it
+demo: $(DEMO) ## Build a detector, inspect it, check it against ONNX Runtime, compile it, time it
 	$(BIN)/monograph inspect $(DEMO)
 	$(BIN)/monograph verify $(DEMO) --against onnxruntime
-	$(BIN)/monograph run $(DEMO) --repeat 3
+	$(BIN)/monograph verify $(DEMO) --target cpu
+	$(BIN)/monograph bench $(DEMO) --against onnxruntime --seconds 3
 
 test: lint type unit ## Lint, types, and all tests with coverage
 
