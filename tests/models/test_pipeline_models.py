@@ -22,7 +22,10 @@ from monograph.runtime.bisect import Numbers
 from monograph.runtime.numbers import first_difference, run
 from tests.models.test_real_models import RECORDED, ROWS_IN_ANY_ORDER, SHARED
 
-SMALL = ("genai_llama_fp32", "magika_v3_3", "reachy_fk_int8", "silero_vad_v6")
+SMALL = (
+    "genai_llama_fp32", "genai_llama_int4", "hf_bert_sdpa", "magika_v3_3", "ppocrv6_rec_tiny",
+    "reachy_fk_int8", "silero_vad_v6", "tv_mobilenet_v3_small",
+)  # fmt: skip
 
 
 def bound(name: str) -> tuple[Graph, dict[str, Any]]:
