@@ -1,0 +1,1 @@
+"""Code generation for GPUs: Triton source, the same text for NVIDIA and AMD."""

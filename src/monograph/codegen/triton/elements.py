@@ -1,0 +1,129 @@
+"""Emits fused work on elements: loads through views, the ops, stores, as blocks of numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from monograph.codegen.triton.scalar import TritonScalars
+from monograph.codegen.triton.writer import Writer
+from monograph.ir import Value, known
+from monograph.ops.scalar import Scalar
+from monograph.program.access import Element, Indices, Resolved, resolve, through_view
+from monograph.program.index import Atom, Counter, Index, Quotient, Remainder, flatten
+from monograph.program.kinds import is_view
+from monograph.program.place import Storage
+
+INT32_MOST = (1 << 31) - 1
+
+
+@dataclass(frozen=True)
+class Axis:
+    """A counter as a block of numbers: an expression, and where it is within its extent."""
+
+    text: str
+    mask: str | None = None
+
+
+Point = Mapping[Counter, Axis]
+"""Where in a loop nest a block of elements is: the numbers of each counter."""
+
+
+@dataclass
+class Elements:
+    """Emits elements of a region's values at points; a pointer of a value starts at its offset."""
+
+    w: Writer
+    storage: Mapping[Value, Storage]
+    pointers: Mapping[Value, str]
+    inputs: frozenset[Value]
+    given: dict[Value, Scalar] = field(default_factory=dict)
+    """Values that are in registers already, such as an anchor's result."""
+
+    def __post_init__(self) -> None:
+        self.scalars = TritonScalars(self.w)
+
+    def plan(self, values: Sequence[Value], at: Indices) -> list[Resolved]:
+        """What some values need at an index, in order."""
+        wanted = [Element(v, at) for v in values]
+        return resolve(wanted, lambda v: v in self.inputs or v in self.given, is_view)
+
+    def emit(self, order: Iterable[Resolved], point: Point) -> dict[Element, Scalar]:
+        """Computes resolved elements at a point."""
+        made: dict[Element, Scalar] = {}
+        for item in order:
+            made[item.element] = self._one(item, made, point)
+        return made
+
+    def _one(self, item: Resolved, made: dict[Element, Scalar], point: Point) -> Scalar:
+        value = item.element.value
+        if value in self.given:
+            return self.given[value]
+        if not item.operands:
+            return self.load(value, item.element.at, point)
+        operands = [made[o] for o in item.operands]
+        if is_view(value):
+            return operands[0]
+        result: Scalar = value.op.scalar(self.scalars, *operands)
+        return result
+
+    def element(self, value: Value, at: Indices, point: Point) -> Scalar:
+        """One value's element at an index, computed through whatever leads to memory."""
+        return self.emit(self.plan((value,), at), point)[Element(value, at)]
+
+    def load(self, value: Value, at: Indices, point: Point) -> Scalar:
+        """An element from memory, or a literal."""
+        data = known(value)
+        if data is not None and data.size == 1:
+            return self.scalars.literal(data.reshape(-1)[0].item(), value.dtype)
+        return self.scalars.decoded(self.loaded(value, at, point), value.dtype)
+
+    def loaded(self, value: Value, at: Indices, point: Point) -> str:
+        """Elements as they are in memory, 0 beyond the masks."""
+        position = flatten(at, self.storage[value].strides)
+        mask = self.mask(position, point)
+        where = f"{self.pointers[value]} + {self.integer(position, point)}"
+        text = f"tl.load({where}, mask={mask}, other=0)" if mask else f"tl.load({where})"
+        return self.w.let(text, "x")
+
+    def through_views(self, value: Value, at: Indices, point: Point) -> str:
+        """Elements of a stored value, or of a view of one, as they are in memory."""
+        element = Element(value, at)
+        while element.value not in self.pointers:
+            element = through_view(element.value, element.at)
+        return self.loaded(element.value, element.at, point)
+
+    def store(self, value: Value, at: Indices, scalar: Scalar, point: Point) -> None:
+        """Puts elements into memory."""
+        place = self.storage[value]
+        position = flatten(at, place.strides)
+        mask = self.mask(position, point)
+        where = f"{self.pointers[value]} + {self.integer(position, point)}"
+        masked = f", mask={mask}" if mask else ""
+        self.w.line(f"tl.store({where}, {self.scalars.encoded(scalar)}{masked})")
+
+    def mask(self, position: Index, point: Point) -> str | None:
+        """Where every counter that a position depends on is within its extent."""
+        used = (point[c].mask for c in sorted(position.counters, key=lambda c: c.name))
+        masks = list(dict.fromkeys(m for m in used if m is not None))
+        return self.w.let(" & ".join(masks), "m") if masks else None
+
+    def integer(self, index: Index, point: Point) -> str:
+        """An index as an expression, in 64 bits where 32 are too few."""
+        wide = max(map(abs, index.bounds())) > INT32_MOST
+        parts = [self._term(atom, factor, point, wide) for atom, factor in index.terms]
+        if index.constant or not parts:
+            parts.append(str(index.constant))
+        return self.w.let(" + ".join(parts), "i") if index.terms else parts[0]
+
+    def _term(self, atom: Atom, factor: int, point: Point, wide: bool) -> str:
+        if isinstance(atom, Counter):
+            text = point[atom].text
+        elif isinstance(atom, Quotient):
+            text = self.w.let(f"({self.integer(atom.index, point)}) // {atom.by}", "q")
+        else:
+            assert isinstance(atom, Remainder)
+            text = self.w.let(f"({self.integer(atom.index, point)}) % {atom.by}", "r")
+        if wide:
+            text = f"({text}).to(tl.int64)"
+        return text if factor == 1 else f"({text}) * {factor}"

@@ -1,0 +1,174 @@
+"""What a kernel is to the rest of the GPU target: source, the buffers it wants, and its rivals."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from monograph.codegen.triton.elements import Elements
+from monograph.codegen.triton.writer import Writer
+from monograph.ir import Array, DType, Value, known
+from monograph.program.program import Program, Step
+
+NAME = "KERNEL"
+"""Stands for the function's name in the source, so that equal kernels have equal source."""
+
+
+@dataclass(frozen=True)
+class Arch:
+    """A GPU architecture, as Triton names it."""
+
+    backend: str
+    """cuda or hip."""
+    name: str
+    """sm_90, gfx942 ..."""
+    warp: int = 32
+    interpreted: bool = False
+    """Whether Triton's interpreter stands in for the device."""
+
+    @property
+    def dependent_launch(self) -> bool:
+        """Whether a kernel may start before the one it depends on has ended."""
+        return self.backend == "cuda" and int(self.name.removeprefix("sm_")) >= 90
+
+    def __str__(self) -> str:
+        return self.name
+
+
+@dataclass(frozen=True, eq=False)
+class Packed:
+    """A constant in the form that a kernel wants, prepared while compiling."""
+
+    array: Array
+    dtype: DType
+
+
+@dataclass(frozen=True, eq=False)
+class Scratch:
+    """Memory that a step needs while it runs; zero before the first run where `zeroed`.
+
+    A kernel that needs zeros leaves zeros behind.
+    """
+
+    nbytes: int
+    dtype: DType
+    zeroed: bool = False
+
+
+Argument: TypeAlias = Value | Packed | Scratch
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One Triton kernel on a grid. Pointers of values start at the value's first element."""
+
+    source: str
+    arguments: tuple[Argument, ...]
+    grid: tuple[int, int, int]
+    warps: int = 4
+    stages: int = 2
+    dependent: bool = False
+    """Whether the kernel waits by itself for the ones before it (dependent launch)."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """A library's function on tensors, strided as the values lie in memory."""
+
+    name: str
+    arguments: tuple[Argument, ...]
+    function: Callable[..., None]
+
+
+Work: TypeAlias = Launch | Call
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One way to compute a step. Its name is its key among the measured ones."""
+
+    name: str
+    make: Callable[[], tuple[Work, ...]]
+
+
+@dataclass
+class GpuContext:
+    """What a kernel generator knows: the program, the step, the device, the precision allowed."""
+
+    program: Program
+    step: Step
+    arch: Arch
+    tf32: bool = False
+
+    def kernel(self) -> KernelWriter:
+        return KernelWriter(self)
+
+
+@dataclass
+class KernelWriter:
+    """A kernel being written: its body, and the arguments it has asked for."""
+
+    context: GpuContext
+    w: Writer = field(default_factory=Writer)
+    arguments: list[Argument] = field(default_factory=list)
+    waited: bool = False
+    triggered: bool = False
+
+    def pointer(self, what: Argument) -> str:
+        """The name of a pointer; asking twice for one thing gives the same."""
+        for i, known_one in enumerate(self.arguments):
+            if known_one is what:
+                return f"p{i}"
+        self.arguments.append(what)
+        return f"p{len(self.arguments) - 1}"
+
+    def elements(self) -> Elements:
+        """Access to the region's values, its inputs and outputs as pointers."""
+        region = self.context.step.region
+        held = [v for v in (*region.inputs, *region.outputs) if not _is_literal(v)]
+        pointers = {v: self.pointer(v) for v in held}
+        storage = self.context.program.places.storage
+        return Elements(self.w, storage, pointers, frozenset(region.inputs))
+
+    def program_id(self, axis: int = 0) -> str:
+        return self.w.let(f"tl.program_id({axis})", "pid")
+
+    def wait(self) -> None:
+        """Before anything that an earlier kernel wrote is read, and any write (dependent launch)."""
+        if self.context.arch.dependent_launch and not self.waited:
+            self.w.line("gdc_wait()")
+        self.waited = True
+
+    def trigger(self) -> None:
+        """Lets the next kernel start its own preparations (dependent launch)."""
+        if self.context.arch.dependent_launch and not self.triggered:
+            self.w.line("gdc_launch_dependents()")
+        self.triggered = True
+
+    def launch(self, grid: Sequence[int], warps: int = 4, stages: int = 2) -> Launch:
+        """The finished kernel."""
+        dependent = self.context.arch.dependent_launch and self.waited
+        names = ", ".join(f"p{i}" for i in range(len(self.arguments)))
+        body = "\n".join(self.w.lines or ["    pass"])
+        source = f"@triton.jit\ndef {NAME}({names}):\n{body}\n"
+        x, y, z = (*grid, 1, 1)[:3]
+        return Launch(source, tuple(self.arguments), (x, y, z), warps, stages, dependent)
+
+
+def _is_literal(value: Value) -> bool:
+    data = known(value)
+    return data is not None and data.size == 1
+
+
+Generator: TypeAlias = Callable[[GpuContext], "list[Candidate]"]
+
+
+def single(name: str, make: Callable[[], Any]) -> list[Candidate]:
+    """The list of a kernel without rivals."""
+
+    def made() -> tuple[Work, ...]:
+        work = make()
+        return work if isinstance(work, tuple) else (work,)
+
+    return [Candidate(name, made)]

@@ -1,0 +1,136 @@
+"""Where everything that kernels point to lies: arena, constants, memory that is kept, ports."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from monograph.codegen.triton.kernel import Argument, Packed, Scratch, Work
+from monograph.ir import Array, DType, Value, known
+from monograph.program.place import CONSTANT, TEMPORARY, Buffer
+from monograph.program.plan import Lifetime, plan
+from monograph.program.program import Program, Step, lifetimes
+
+ARENA, CONSTANTS, KEPT, PORT = "arena", "constants", "kept", "port"
+ALIGNMENT = 256
+
+
+@dataclass(frozen=True)
+class Where:
+    """An argument's place: which memory, and how many bytes into it."""
+
+    memory: str
+    offset: int
+    dtype: DType
+    port: str = ""
+    """The input or output that is meant, for memory that the caller brings."""
+
+    @property
+    def aligned(self) -> bool:
+        """Whether vectors of 16 bytes may be read there."""
+        return self.offset % 16 == 0
+
+
+@dataclass(frozen=True)
+class Bound:
+    """A piece of work, and where its arguments lie."""
+
+    step: Step
+    work: Work
+    arguments: tuple[Where, ...]
+
+
+@dataclass(frozen=True)
+class GpuModule:
+    """A program's work in order, and the memory it needs."""
+
+    program: Program
+    works: tuple[Bound, ...]
+    arena_bytes: int
+    kept_bytes: int
+    constants: Array
+    offsets: dict[int, int]
+    """Where each temporary buffer lies in the arena."""
+
+
+def lay_out(program: Program, chosen: Sequence[tuple[Step, tuple[Work, ...]]]) -> GpuModule:
+    """Gives every argument of the chosen works its place."""
+    return _Layout(program).module(chosen)
+
+
+@dataclass
+class _Layout:
+    program: Program
+    constant_at: dict[object, int] = field(default_factory=dict)
+    pieces: list[tuple[int, Array]] = field(default_factory=list)
+    constant_bytes: int = 0
+    kept: dict[int, int] = field(default_factory=dict)
+    kept_bytes: int = 0
+    keys: dict[int, int] = field(default_factory=dict)
+    """Scratch memory by identity: its key in the plan of the arena."""
+
+    def module(self, chosen: Sequence[tuple[Step, tuple[Work, ...]]]) -> GpuModule:
+        lives = lifetimes(self.program.steps, self.program.places)
+        for step, works in chosen:
+            for argument in {id(a): a for w in works for a in w.arguments}.values():
+                if isinstance(argument, Scratch) and not argument.zeroed:
+                    key = self.keys.setdefault(id(argument), -1 - len(self.keys))
+                    lives.append(Lifetime(key, argument.nbytes, step.index, step.index))
+        memory = plan(lives)
+        bound = [
+            Bound(step, work, tuple(self.where(a, memory.offsets) for a in work.arguments))
+            for step, works in chosen
+            for work in works
+        ]
+        block = np.zeros(max(self.constant_bytes, 1), np.uint8)
+        for at, piece in self.pieces:
+            block[at : at + piece.size] = piece
+        return GpuModule(
+            self.program, tuple(bound), memory.size, self.kept_bytes, block, memory.offsets
+        )
+
+    def where(self, argument: Argument, offsets: dict[int, int]) -> Where:
+        if isinstance(argument, Packed):
+            key = (argument.dtype, argument.array.shape, argument.array.tobytes())
+            return Where(CONSTANTS, self.constant(key, argument.array), argument.dtype)
+        if isinstance(argument, Scratch):
+            if argument.zeroed:
+                return Where(KEPT, self.keep(argument), argument.dtype)
+            return Where(ARENA, offsets[self.keys[id(argument)]], argument.dtype)
+        storage = self.program.places.storage[argument]
+        skipped = storage.offset * argument.dtype.itemsize
+        if storage.buffer.kind == TEMPORARY:
+            return Where(ARENA, offsets[storage.buffer.id] + skipped, argument.dtype)
+        if storage.buffer.kind == CONSTANT:
+            return Where(CONSTANTS, self.weights(argument) + skipped, argument.dtype)
+        return Where(PORT, skipped, argument.dtype, port_key(storage.buffer))
+
+    def weights(self, value: Value) -> int:
+        data = known(value)
+        assert data is not None
+        return self.constant(value, data)
+
+    def constant(self, key: object, data: Array) -> int:
+        if key not in self.constant_at:
+            raw = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
+            self.constant_at[key] = self.constant_bytes
+            self.pieces.append((self.constant_bytes, raw))
+            self.constant_bytes += _rounded(raw.size)
+        return self.constant_at[key]
+
+    def keep(self, scratch: Scratch) -> int:
+        if id(scratch) not in self.kept:
+            self.kept[id(scratch)] = self.kept_bytes
+            self.kept_bytes += _rounded(scratch.nbytes)
+        return self.kept[id(scratch)]
+
+
+def port_key(buffer: Buffer) -> str:
+    """The name by which a caller's memory is found: inputs and outputs may share names."""
+    return f"{buffer.kind}:{buffer.name}"
+
+
+def _rounded(nbytes: int) -> int:
+    return -(-max(nbytes, 1) // ALIGNMENT) * ALIGNMENT

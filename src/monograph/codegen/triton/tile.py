@@ -1,0 +1,116 @@
+"""Results of an anchor in registers, a tile at a time: what is left to do with them, and stores."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from monograph.codegen.llvm import types
+from monograph.codegen.llvm.builder import Reg
+from monograph.codegen.triton.elements import Axis, Elements
+from monograph.codegen.triton.kernel import GpuContext, KernelWriter, Launch, Scratch
+from monograph.codegen.triton.pointwise import spread
+from monograph.ir import DType
+from monograph.ir.dtype import f32, f64, i32, i64
+from monograph.ops.scalar import Scalar
+from monograph.program.access import Element, Indices, counters
+from monograph.program.index import Counter, Index
+
+
+@dataclass
+class Tile:
+    """A block of an anchor's result: an axis for each dimension, sized 1 or not.
+
+    Unlike a loop nest's, its counters stay where a dimension has only one element: a tile may be
+    larger than the result, and its masks must see that.
+    """
+
+    k: KernelWriter
+    shape: tuple[int, ...]
+    elements: Elements
+    point: dict[Counter, Axis] = field(default_factory=dict)
+
+    def index(self, dimension: int) -> Index:
+        return Index(0, ((self.counter(dimension), 1),))
+
+    def counter(self, dimension: int) -> Counter:
+        return Counter(f"d{dimension}", self.shape[dimension])
+
+    @property
+    def at(self) -> Indices:
+        return tuple(self.index(d) for d in range(len(self.shape)))
+
+    def axis(self, dimension: int, text: str, mask: str | None = None) -> None:
+        """Says what a dimension's numbers are in this tile."""
+        self.point[self.counter(dimension)] = Axis(text, mask)
+
+    def batch(self, number: str, dimensions: Sequence[int]) -> None:
+        """Makes single numbers of some dimensions from their number in row-major order."""
+        step = math.prod(self.shape[d] for d in dimensions)
+        for place, d in enumerate(dimensions):
+            step //= self.shape[d]
+            text = number if step == 1 else f"({number}) // {step}"
+            if place:
+                text = f"({text}) % {self.shape[d]}"
+            self.axis(d, self.k.w.let(text, "b"))
+
+    def finish(self, result: str) -> None:
+        """Computes the epilogue of an expression that holds the anchor's result, and stores it."""
+        region = self.k.context.step.region
+        anchor = region.anchor
+        assert anchor is not None
+        dtype = anchor.dtype
+        reg = Reg(self.k.w.let(result), types.register(accumulator(dtype)))
+        given = Scalar(reg, accumulator(dtype))
+        self.elements.given[anchor] = self.elements.scalars.cast(given, dtype)
+        made = self.elements.emit(self.elements.plan(region.outputs, self.at), self.point)
+        for value in region.outputs:
+            self.elements.store(value, self.at, made[Element(value, self.at)], self.point)
+
+
+def tile(k: KernelWriter) -> Tile:
+    """The tile of a kernel's region."""
+    return Tile(k, k.context.step.region.root.tensor.static, k.elements())
+
+
+def accumulator(dtype: DType) -> DType:
+    """What sums of a type are kept in."""
+    if dtype.is_float:
+        return f64 if dtype == f64 else f32
+    return i64 if dtype.bits == 64 else i32
+
+
+def finish_from(context: GpuContext, partial: Scratch, parts: int = 1, block: int = 512) -> Launch:
+    """A kernel that adds up parts of an anchor's result, contiguous in memory, and finishes them."""
+    region = context.step.region
+    k = context.kernel()
+    elements = k.elements()
+    anchor = region.anchor
+    assert anchor is not None
+    shape = region.root.tensor.static
+    size = math.prod(shape)
+    pointer = k.pointer(partial)
+    flat = k.w.let(f"{k.program_id()} * {block} + tl.arange(0, {block})", "i")
+    mask = k.w.let(f"{flat} < {size}", "m")
+    k.wait()
+    total = k.w.name("total")
+    k.w.line(f"{total} = tl.load({pointer} + {flat}, mask={mask}, other=0)")
+    for part in range(1, parts):
+        k.w.assign(
+            total, f"{total} + tl.load({pointer} + {part * size} + {flat}, mask={mask}, other=0)"
+        )
+    k.trigger()
+    wide = accumulator(anchor.dtype)
+    given = elements.scalars.decoded(total, partial.dtype)
+    elements.given[anchor] = (
+        elements.scalars.cast(Scalar(given.reg, partial.dtype), anchor.dtype)
+        if (partial.dtype == wide)
+        else Scalar(given.reg, anchor.dtype)
+    )
+    at = counters(shape)
+    point = spread(k.w.let, flat, mask, at)
+    made = elements.emit(elements.plan(region.outputs, at), point)
+    for value in region.outputs:
+        elements.store(value, at, made[Element(value, at)], point)
+    return k.launch((-(-size // block),))

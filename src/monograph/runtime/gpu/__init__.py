@@ -1,0 +1,1 @@
+"""Running programs on GPUs: memory, compiled kernels, launches. Needs the extra `gpu`."""

@@ -1,0 +1,1 @@
+"""Tests of the GPU target: numbers by Triton's interpreter, code for every architecture."""

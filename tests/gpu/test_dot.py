@@ -1,0 +1,60 @@
+"""Matrix products on the GPU target."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from monograph.ir import Graph, Input, TensorType, Value, constant, dtype
+from monograph.ops.composite import Silu
+from monograph.ops.elementwise import Add, Mul
+from monograph.ops.linear import Dot
+from monograph.ops.shape import Transpose
+from tests.gpu.against import check
+
+
+def tensor(name: str, shape: tuple[int, ...], kind: str = "f32") -> Value:
+    return Input(name, TensorType(dtype(kind), shape))()
+
+
+def weights(shape: tuple[int, ...], kind: str = "f32") -> Value:
+    data = np.random.default_rng(1).normal(size=shape) * 0.2
+    return constant(data.astype(dtype(kind).numpy))
+
+
+@pytest.mark.parametrize("kind", ["f32", "f16", "bf16"])
+@pytest.mark.parametrize("rows", [1, 3, 17, 40])
+def test_a_layer_is_one_kernel(kind: str, rows: int) -> None:
+    x = tensor("x", (rows, 48), kind)
+    y = Silu()(Add()(Dot()(x, weights((48, 33), kind)), weights((33,), kind)))
+    check(Graph((x,), (("y", y),)), steps=1, every=kind == "f32")
+
+
+def test_operands_are_read_through_views() -> None:
+    x, y = tensor("x", (2, 3, 20, 9)), tensor("y", (2, 5, 3, 20))
+    z = Dot()(Transpose((0, 1, 3, 2))(x), Transpose((0, 2, 3, 1))(y))
+    check(Graph((x, y), (("z", z),)), steps=1)
+
+
+def test_batches_broadcast() -> None:
+    x, y = tensor("x", (4, 1, 9, 33)), tensor("y", (3, 33, 5))
+    check(Graph((x, y), (("z", Mul()(Dot()(x, y), Dot()(x, y))),)), steps=1)
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "out"),
+    [("i8", "i8", "i32"), ("u8", "i8", "i32"), ("i64", "i64", "i64"), ("f64", "f64", "f64")],
+)
+def test_other_types(left: str, right: str, out: str) -> None:
+    x, y = tensor("x", (18, 40), left), tensor("y", (40, 20), right)
+    check(Graph((x, y), (("z", Dot(dtype(out))(x, y)),)), every=False)
+
+
+def test_long_sums_are_split() -> None:
+    x = tensor("x", (20, 1024))
+    check(Graph((x,), (("y", Add()(Dot()(x, weights((1024, 16))), weights((16,)))),)))
+
+
+def test_a_sum_of_nothing() -> None:
+    x, y = tensor("x", (2, 0)), tensor("y", (0, 3))
+    check(Graph((x, y), (("z", Dot()(x, y)),)))
