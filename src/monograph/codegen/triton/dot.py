@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from monograph.codegen.triton.elements import Axis
+from monograph.codegen.triton.elements import Axis, Elements
 from monograph.codegen.triton.kernel import (
     Candidate,
     GpuContext,
@@ -60,7 +60,7 @@ class Config:
 
 
 def serves(anchor: Value) -> bool:
-    return isinstance(anchor.op, Dot) and not anchor.dtype.kind == "complex"
+    return isinstance(anchor.op, Dot) and anchor.dtype.kind != "complex"
 
 
 def readable(user: Value, index: int, operand: Value) -> bool:
@@ -244,7 +244,7 @@ def _tile_kernel(context: GpuContext, shape: Shape, c: Config, parts: Scratch | 
     operands = Operands(k, t, anchor, shape)
     w.line(f"acc = tl.zeros(({c.m}, {c.n}), {wide})")
     k.wait()
-    length = -(-(-(-shape.k // c.split)) // c.k) * c.k
+    length = -(-shape.k // (c.split * c.k)) * c.k
     start = f"{k.program_id(2)} * {length}" if c.split > 1 else "0"
     steps = w.let(f"{start} + tl.arange(0, {c.k})", "rk")
     with w.block(f"for k0 in range(0, {length}, {c.k})"):
@@ -283,20 +283,30 @@ def _multiply(context: GpuContext, operands: Operands, shape: Shape, c: Config, 
         y = w.let(f"tl.trans({operands.rows(across, columns)})", "y")
     else:
         y = operands.right(down, f"({c.k}, {c.n})")
-    if left == right and left in MATRIX:
-        if left == bf16 and context.arch.interpreted:
+    product = multiply(context, operands.t.elements, (x, left), (y, right), operands.anchor.dtype)
+    w.line(f"acc = {product}")
+
+
+def multiply(
+    context: GpuContext,
+    elements: Elements,
+    left: tuple[str, DType],
+    right: tuple[str, DType],
+    out: DType,
+) -> str:
+    """acc + x[m, k] . y[k, n], of tiles as they are in memory."""
+    (x, of_x), (y, of_y) = left, right
+    if of_x == of_y and of_x in MATRIX:
+        if of_x == bf16 and context.arch.interpreted:
             # The interpreter multiplies the codes of bf16.
             x, y = f"{x}.to(tl.float32)", f"{y}.to(tl.float32)"
         precision = '"tf32"' if context.tf32 else '"ieee"'
-        w.line(
-            f"acc = tl.dot({x}, {y}, acc, input_precision={precision}, out_dtype={'tl.int32' if left == i8 else 'tl.float32'})"
-        )
-        return
-    scalars = operands.t.elements.scalars
-    wide = accumulator(operands.anchor.dtype)
-    a = scalars.cast(scalars.decoded(x, left), wide).reg
-    b = scalars.cast(scalars.decoded(y, right), wide).reg
-    w.line(f"acc += tl.sum({a}[:, :, None] * {b}[None, :, :], 1)")
+        kind = "tl.int32" if of_x == i8 else "tl.float32"
+        return f"tl.dot({x}, {y}, acc, input_precision={precision}, out_dtype={kind})"
+    scalars, wide = elements.scalars, accumulator(out)
+    a = scalars.cast(scalars.decoded(x, of_x), wide).reg
+    b = scalars.cast(scalars.decoded(y, of_y), wide).reg
+    return f"acc + tl.sum({a}[:, :, None] * {b}[None, :, :], 1)"
 
 
 def _store_part(

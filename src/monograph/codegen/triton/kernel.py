@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 from monograph.codegen.triton.elements import Elements
 from monograph.codegen.triton.writer import Writer
 from monograph.ir import Array, DType, Value, known
+from monograph.ir.dtype import i64
 from monograph.program.program import Program, Step
 
 NAME = "KERNEL"
@@ -56,7 +57,16 @@ class Scratch:
     zeroed: bool = False
 
 
-Argument: TypeAlias = Value | Packed | Scratch
+@dataclass(frozen=True)
+class Fault:
+    """A place to say that data does not fit: what the run then fails with (see `report`)."""
+
+    message: str
+    expected: str = ""
+    dtype: DType = i64
+
+
+Argument: TypeAlias = Value | Packed | Scratch | Fault
 
 
 @dataclass(frozen=True)
@@ -118,7 +128,7 @@ class KernelWriter:
     def pointer(self, what: Argument) -> str:
         """The name of a pointer; asking twice for one thing gives the same."""
         for i, known_one in enumerate(self.arguments):
-            if known_one is what:
+            if known_one is what or (isinstance(what, Fault) and known_one == what):
                 return f"p{i}"
         self.arguments.append(what)
         return f"p{len(self.arguments) - 1}"
@@ -131,11 +141,20 @@ class KernelWriter:
         storage = self.context.program.places.storage
         return Elements(self.w, storage, pointers, frozenset(region.inputs))
 
+    def report(self, fault: Fault, wrong: str, data: str) -> None:
+        """Where a condition holds, notes that a fault came and with which data.
+
+        A kernel that finds such data goes on with something harmless.
+        """
+        where = self.w.let(f"{self.pointer(fault)} + ({wrong}).to(tl.int32) * 0", "f")
+        self.w.line(f"tl.store({where} + 1, ({data}).to(tl.int64), mask={wrong})")
+        self.w.line(f"tl.store({where}, tl.full((), 1, tl.int64), mask={wrong})")
+
     def program_id(self, axis: int = 0) -> str:
         return self.w.let(f"tl.program_id({axis})", "pid")
 
     def wait(self) -> None:
-        """Before anything that an earlier kernel wrote is read, and any write (dependent launch)."""
+        """Before any write, or read of what earlier kernels wrote (dependent launch)."""
         if self.context.arch.dependent_launch and not self.waited:
             self.w.line("gdc_wait()")
         self.waited = True

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from monograph.codegen.triton.kernel import Argument, Packed, Scratch, Work
+from monograph.codegen.triton.kernel import Argument, Fault, Packed, Scratch, Work
 from monograph.ir import Array, DType, Value, known
 from monograph.program.place import CONSTANT, TEMPORARY, Buffer
 from monograph.program.plan import Lifetime, plan
@@ -53,6 +53,8 @@ class GpuModule:
     constants: Array
     offsets: dict[int, int]
     """Where each temporary buffer lies in the arena."""
+    faults: tuple[tuple[Step, Fault, int], ...] = ()
+    """What may be wrong with data, and where in the kept memory that is noted."""
 
 
 def lay_out(program: Program, chosen: Sequence[tuple[Step, tuple[Work, ...]]]) -> GpuModule:
@@ -68,6 +70,7 @@ class _Layout:
     constant_bytes: int = 0
     kept: dict[int, int] = field(default_factory=dict)
     kept_bytes: int = 0
+    faults: list[tuple[Step, Fault, int]] = field(default_factory=list)
     keys: dict[int, int] = field(default_factory=dict)
     """Scratch memory by identity: its key in the plan of the arena."""
 
@@ -80,7 +83,7 @@ class _Layout:
                     lives.append(Lifetime(key, argument.nbytes, step.index, step.index))
         memory = plan(lives)
         bound = [
-            Bound(step, work, tuple(self.where(a, memory.offsets) for a in work.arguments))
+            Bound(step, work, tuple(self.where(step, a, memory.offsets) for a in work.arguments))
             for step, works in chosen
             for work in works
         ]
@@ -88,10 +91,18 @@ class _Layout:
         for at, piece in self.pieces:
             block[at : at + piece.size] = piece
         return GpuModule(
-            self.program, tuple(bound), memory.size, self.kept_bytes, block, memory.offsets
+            self.program,
+            tuple(bound),
+            memory.size,
+            self.kept_bytes,
+            block,
+            memory.offsets,
+            tuple(self.faults),
         )
 
-    def where(self, argument: Argument, offsets: dict[int, int]) -> Where:
+    def where(self, step: Step, argument: Argument, offsets: dict[int, int]) -> Where:
+        if isinstance(argument, Fault):
+            return Where(KEPT, self.noted(step, argument), argument.dtype)
         if isinstance(argument, Packed):
             key = (argument.dtype, argument.array.shape, argument.array.tobytes())
             return Where(CONSTANTS, self.constant(key, argument.array), argument.dtype)
@@ -120,8 +131,16 @@ class _Layout:
             self.constant_bytes += _rounded(raw.size)
         return self.constant_at[key]
 
+    def noted(self, step: Step, fault: Fault) -> int:
+        """Two numbers that say whether a fault came, and with which data."""
+        at = self.kept_bytes
+        self.kept_bytes += 16
+        self.faults.append((step, fault, at))
+        return at
+
     def keep(self, scratch: Scratch) -> int:
         if id(scratch) not in self.kept:
+            self.kept_bytes = _rounded(self.kept_bytes)
             self.kept[id(scratch)] = self.kept_bytes
             self.kept_bytes += _rounded(scratch.nbytes)
         return self.kept[id(scratch)]

@@ -45,25 +45,35 @@ class Tile:
         """Says what a dimension's numbers are in this tile."""
         self.point[self.counter(dimension)] = Axis(text, mask)
 
-    def batch(self, number: str, dimensions: Sequence[int]) -> None:
-        """Makes single numbers of some dimensions from their number in row-major order."""
+    def batch(self, number: str, dimensions: Sequence[int], mask: str | None = None) -> None:
+        """Makes numbers of some dimensions from their number in row-major order."""
         step = math.prod(self.shape[d] for d in dimensions)
         for place, d in enumerate(dimensions):
             step //= self.shape[d]
             text = number if step == 1 else f"({number}) // {step}"
             if place:
                 text = f"({text}) % {self.shape[d]}"
-            self.axis(d, self.k.w.let(text, "b"))
+            self.axis(d, self.k.w.let(text, "b"), mask)
 
     def finish(self, result: str) -> None:
-        """Computes the epilogue of an expression that holds the anchor's result, and stores it."""
-        region = self.k.context.step.region
-        anchor = region.anchor
+        """Computes the epilogue of an expression that holds the anchor's sums, and stores it."""
+        anchor = self.k.context.step.region.anchor
         assert anchor is not None
-        dtype = anchor.dtype
-        reg = Reg(self.k.w.let(result), types.register(accumulator(dtype)))
-        given = Scalar(reg, accumulator(dtype))
-        self.elements.given[anchor] = self.elements.scalars.cast(given, dtype)
+        wide = accumulator(anchor.dtype)
+        given = Scalar(Reg(self.k.w.let(result), types.register(wide)), wide)
+        self.finish_scalar(self.elements.scalars.cast(given, anchor.dtype))
+
+    def finish_stored(self, result: str) -> None:
+        """The same for an expression of elements as they are in memory."""
+        anchor = self.k.context.step.region.anchor
+        assert anchor is not None
+        self.finish_scalar(self.elements.scalars.decoded(result, anchor.dtype))
+
+    def finish_scalar(self, result: Scalar) -> None:
+        """The same for elements of the anchor's type."""
+        region = self.k.context.step.region
+        assert region.anchor is not None
+        self.elements.given[region.anchor] = result
         made = self.elements.emit(self.elements.plan(region.outputs, self.at), self.point)
         for value in region.outputs:
             self.elements.store(value, self.at, made[Element(value, self.at)], self.point)
@@ -82,7 +92,7 @@ def accumulator(dtype: DType) -> DType:
 
 
 def finish_from(context: GpuContext, partial: Scratch, parts: int = 1, block: int = 512) -> Launch:
-    """A kernel that adds up parts of an anchor's result, contiguous in memory, and finishes them."""
+    """A kernel that adds up parts of an anchor's result in memory, and finishes them."""
     region = context.step.region
     k = context.kernel()
     elements = k.elements()

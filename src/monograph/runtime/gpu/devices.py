@@ -13,17 +13,44 @@ from monograph.runtime.gpu.source import function
 from monograph.runtime.gpu.tensors import typed
 
 
+class Record(Protocol):
+    """A launch that is ready but for some addresses."""
+
+    def point(self, position: int, memory: torch.Tensor, offset: int) -> None:
+        """Lets an argument point into some memory, so many bytes from its start."""
+
+    def launch(self, stream: int) -> None:
+        """Enqueues the kernel on a stream."""
+
+
 class Device(Protocol):
     """A place that has memory and runs kernels."""
 
     arch: Arch
     place: torch.device
 
-    def prepare(self, launch: Launch, arguments: Sequence[Where], stem: str) -> Any:
-        """A kernel ready to run: compiled, loaded."""
+    def record(self, launch: Launch, arguments: Sequence[Where], stem: str) -> Record:
+        """A kernel compiled and loaded."""
 
-    def launch(self, kernel: Any, launch: Launch, memories: Sequence[torch.Tensor]) -> None:
-        """Runs a prepared kernel; each memory starts at its argument."""
+    def stream(self) -> int:
+        """The stream that work goes to now."""
+
+    def synchronise(self) -> None:
+        """Waits for everything enqueued."""
+
+
+class _Interpreted:
+    def __init__(self, launch: Launch, arguments: Sequence[Where], stem: str) -> None:
+        self._function: Any = function(launch.source, stem)
+        self._grid = launch.grid
+        self._dtypes = [a.dtype for a in arguments]
+        self._tensors: list[torch.Tensor | None] = [None] * len(arguments)
+
+    def point(self, position: int, memory: torch.Tensor, offset: int) -> None:
+        self._tensors[position] = typed(memory, offset, self._dtypes[position])
+
+    def launch(self, stream: int) -> None:
+        self._function[self._grid](*self._tensors)
 
 
 class Interpreter:
@@ -32,10 +59,11 @@ class Interpreter:
     arch = Arch("cuda", "sm_80", interpreted=True)
     place = torch.device("cpu")
 
-    def prepare(self, launch: Launch, arguments: Sequence[Where], stem: str) -> Any:
-        return function(launch.source, stem), [a.dtype for a in arguments]
+    def record(self, launch: Launch, arguments: Sequence[Where], stem: str) -> Record:
+        return _Interpreted(launch, arguments, stem)
 
-    def launch(self, kernel: Any, launch: Launch, memories: Sequence[torch.Tensor]) -> None:
-        made, dtypes = kernel
-        tensors = [typed(m, 0, t) for m, t in zip(memories, dtypes, strict=True)]
-        made[launch.grid](*tensors)
+    def stream(self) -> int:
+        return 0
+
+    def synchronise(self) -> None:
+        pass

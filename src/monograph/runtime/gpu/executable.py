@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from monograph.codegen.triton import select
-from monograph.codegen.triton.kernel import Arch, Call, Candidate, GpuContext, Launch, Work
+from monograph.codegen.triton.kernel import Arch, Call, Candidate, GpuContext, Work
 from monograph.codegen.triton.layout import (
     ARENA,
     CONSTANTS,
@@ -22,13 +22,15 @@ from monograph.codegen.triton.layout import (
     lay_out,
 )
 from monograph.codegen.triton.select import GpuTarget
-from monograph.errors import UnsupportedError
+from monograph.errors import ExecutionError, UnsupportedError
 from monograph.ir import Graph, Value
 from monograph.program.expand import expand
 from monograph.program.program import Program, Step, lower
-from monograph.runtime.gpu.devices import Device
+from monograph.runtime.gpu.devices import Device, Record
 from monograph.runtime.gpu.tensors import from_numpy, raw, to_numpy, torch_type, typed
 
+SLACK = 256
+"""Bytes that nothing lies in behind each memory, so that none is empty."""
 Chooser = Callable[[Step, list[Candidate]], Candidate]
 """Picks one of the ways to compute a step."""
 
@@ -59,6 +61,27 @@ def compile_for_gpu(
     return lay_out(program, chosen)
 
 
+class _LibraryRecord:
+    """A library's function and the tensors it works on."""
+
+    def __init__(self, program: Program, call: Call, places: tuple[Where, ...]) -> None:
+        self._function = call.function
+        self._dtypes = [w.dtype for w in places]
+        self._values = [a if isinstance(a, Value) else None for a in call.arguments]
+        self._storage = program.places.storage
+        self._tensors: list[torch.Tensor | None] = [None] * len(places)
+
+    def point(self, position: int, memory: torch.Tensor, offset: int) -> None:
+        flat = typed(memory, offset, self._dtypes[position])
+        value = self._values[position]
+        if value is not None:
+            flat = flat.as_strided(value.tensor.static, self._storage[value].strides)
+        self._tensors[position] = flat
+
+    def launch(self, stream: int) -> None:
+        self._function(*self._tensors)
+
+
 class GpuExecutable:
     """Kernels, constants and memory of one program on one device."""
 
@@ -66,25 +89,37 @@ class GpuExecutable:
         self.module = module
         self.program = module.program
         self.device = device
+        self.runs = 0
         self._lock = threading.Lock()
         place = device.place
         self._memory = {
-            ARENA: torch.empty(module.arena_bytes + 256, dtype=torch.uint8, device=place),
+            ARENA: torch.empty(module.arena_bytes + SLACK, dtype=torch.uint8, device=place),
             CONSTANTS: from_numpy(module.constants).to(place),
-            KEPT: torch.zeros(module.kept_bytes + 256, dtype=torch.uint8, device=place),
+            KEPT: torch.zeros(module.kept_bytes + SLACK, dtype=torch.uint8, device=place),
         }
-        self._kernels = [self._prepared(b) for b in module.works]
-        self.runs = 0
+        self._records = [self._record(b) for b in module.works]
+        self._ports: list[tuple[str, Record, int, int]] = []
+        for record, bound in zip(self._records, module.works, strict=True):
+            for position, where in enumerate(bound.arguments):
+                if where.memory == PORT:
+                    self._ports.append((where.port, record, position, where.offset))
+                else:
+                    record.point(position, self._memory[where.memory], where.offset)
 
-    def _prepared(self, bound: Bound) -> Any:
+    def _record(self, bound: Bound) -> Record:
         if isinstance(bound.work, Call):
-            return None
-        return self.device.prepare(bound.work, bound.arguments, bound.step.region.kind)
+            return _LibraryRecord(self.program, bound.work, bound.arguments)
+        return self.device.record(bound.work, bound.arguments, bound.step.region.kind)
 
     @property
     def kernels(self) -> int:
         """Pieces of work that one run launches."""
         return len(self.module.works)
+
+    @property
+    def device_bytes(self) -> int:
+        """Device memory that the executable holds on to."""
+        return sum(m.numel() for m in self._memory.values())
 
     def run(self, feeds: Mapping[str, Any]) -> list[Any]:
         """The outputs for some feeds: numpy arrays for numpy arrays, else torch tensors."""
@@ -96,37 +131,39 @@ class GpuExecutable:
         outputs = [self._fresh(v) for _, v in graph.outputs]
         for (name, _), tensor in zip(graph.outputs, outputs, strict=True):
             tensors[f"output:{name}"] = tensor
-        with self._lock:
-            self.launch({n: raw(t) for n, t in tensors.items()})
-            self.runs += 1
+        self.launch({n: raw(t) for n, t in tensors.items()})
         if any(isinstance(x, torch.Tensor) for x in feeds.values()):
             return outputs
+        self.check()
         types = [v.tensor for _, v in graph.outputs]
         return [to_numpy(t, k.dtype, k.static) for t, k in zip(outputs, types, strict=True)]
 
+    def check(self) -> None:
+        """Waits for the device, and fails where a kernel found data that do not fit."""
+        if not self.module.faults:
+            return
+        notes = self._memory[KEPT].cpu()
+        for step, fault, at in self.module.faults:
+            came, data = notes[at : at + 16].view(torch.int64).tolist()
+            if came:
+                self._memory[KEPT][at : at + 16] = 0
+                raise ExecutionError(
+                    fault.message,
+                    node=step.origin,
+                    op=step.region.kind,
+                    expected=fault.expected or None,
+                    given=data,
+                )
+
     def launch(self, ports: Mapping[str, torch.Tensor]) -> None:
-        """Runs every piece of work once, on the current stream."""
-        for bound, kernel in zip(self.module.works, self._kernels, strict=True):
-            memories = [self._at(a, ports) for a in bound.arguments]
-            if isinstance(bound.work, Launch):
-                self.device.launch(kernel, bound.work, memories)
-            else:
-                self._call(bound.work, bound.arguments, memories)
-
-    def _call(self, call: Call, places: tuple[Where, ...], memories: list[torch.Tensor]) -> None:
-        storage = self.program.places.storage
-        tensors = []
-        for argument, where, memory in zip(call.arguments, places, memories, strict=True):
-            flat = typed(memory, 0, where.dtype)
-            if isinstance(argument, Value):
-                shape, strides = argument.tensor.static, storage[argument].strides
-                flat = flat.as_strided(shape, strides)
-            tensors.append(flat)
-        call.function(*tensors)
-
-    def _at(self, where: Where, ports: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        memory = ports[where.port] if where.memory == PORT else self._memory[where.memory]
-        return memory[where.offset :]
+        """Enqueues every piece of work once, on the current stream."""
+        with self._lock:
+            for port, record, position, offset in self._ports:
+                record.point(position, ports[port], offset)
+            stream = self.device.stream()
+            for record in self._records:
+                record.launch(stream)
+            self.runs += 1
 
     def _given(self, data: Any, value: Value) -> torch.Tensor:
         if isinstance(data, torch.Tensor):

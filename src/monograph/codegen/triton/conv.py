@@ -1,0 +1,402 @@
+"""Convolutions as products of tiles: the window of every result is gathered while it is read.
+
+Rows are results, columns are channels of the result, and sums run over the window and the channels
+within it. Windows are masked at the edges, so nothing is padded. Images of any number of dimensions
+and either order of them are served; channels that lie side by side are read fastest.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from monograph.codegen.triton.dot import Config, multiply
+from monograph.codegen.triton.elements import Axis
+from monograph.codegen.triton.kernel import Candidate, GpuContext, KernelWriter, Launch, Packed
+from monograph.codegen.triton.scalar import register_type
+from monograph.codegen.triton.tile import Tile, accumulator, tile
+from monograph.ir import Array, Value, known
+from monograph.ops.conv import Conv
+from monograph.ops.conv_transpose import ConvTranspose
+from monograph.ops.extend import Tile as Repeat
+from monograph.ops.shape import Broadcast
+from monograph.ops.window import CHANNELS_LAST
+from monograph.program.index import Counter, Index
+from monograph.program.kinds import is_view
+
+BUSY = 264
+"""Programs that keep a large device busy."""
+
+
+@dataclass(frozen=True)
+class Window:
+    """The sizes of a convolution, whichever way its images are laid out."""
+
+    batch: int
+    sizes: tuple[int, ...]
+    """The spatial shape of the input."""
+    results: tuple[int, ...]
+    kernel: tuple[int, ...]
+    strides: tuple[int, ...]
+    pads: tuple[int, ...]
+    dilations: tuple[int, ...]
+    groups: int
+    channels: int
+    """Input channels of a group."""
+    columns: int
+    """Result channels of a group."""
+    transposed: bool
+    last: bool
+    """Whether channels are the last dimension."""
+
+    @property
+    def rows(self) -> int:
+        return self.batch * math.prod(self.results)
+
+    @property
+    def taps(self) -> int:
+        return math.prod(self.kernel)
+
+    @property
+    def depth(self) -> int:
+        return self.taps * self.channels
+
+    @property
+    def depthwise(self) -> bool:
+        return self.channels == 1 and self.columns == 1 and self.groups > 1
+
+
+def serves(anchor: Value) -> bool:
+    return isinstance(anchor.op, (Conv, ConvTranspose)) and not anchor.op.auto
+
+
+def readable(user: Value, index: int, operand: Value) -> bool:
+    """Whether beyond the edges of a view nothing is read: repeated elements have no edges."""
+    while is_view(operand):
+        if isinstance(operand.op, (Broadcast, Repeat)):
+            return False
+        operand = operand.inputs[0]
+    return True
+
+
+def window(anchor: Value) -> Window:
+    op = anchor.op
+    assert isinstance(op, (Conv, ConvTranspose))
+    x, w = (v.tensor.static for v in anchor.inputs)
+    y = anchor.tensor.static
+    last = op.layout == CHANNELS_LAST
+    channels = x[-1] if last else x[1]
+    results = y[-1] if last else y[1]
+    spatial = slice(1, -1) if last else slice(2, None)
+    return Window(
+        x[0], x[spatial], y[spatial], w[2:], op.strides, op.pads_begin, op.dilations, op.groups,
+        channels // op.groups, results // op.groups, isinstance(op, ConvTranspose), last,
+    )  # fmt: skip
+
+
+def candidates(context: GpuContext) -> list[Candidate]:
+    anchor = context.step.region.anchor
+    assert anchor is not None
+    g = window(anchor)
+    if g.depthwise:
+        return [
+            Candidate(f"depthwise {c}", lambda c=c: (_depthwise(context, g, c),))  # type: ignore[misc]
+            for c in _channel_configs(g)
+        ]
+    return [
+        Candidate(f"implicit {c}", lambda c=c: (_implicit(context, g, c),))  # type: ignore[misc]
+        for c in _configs(g, anchor.inputs[0].dtype.itemsize)
+    ]
+
+
+def _power(n: int) -> int:
+    return 1 << max(n - 1, 0).bit_length()
+
+
+def _configs(g: Window, itemsize: int) -> list[Config]:
+    """Tiles worth trying, the most promising first."""
+    rows = [b for b in (128, 64, 32, 16) if b <= max(16, _power(g.rows))]
+    columns = [b for b in (128, 64, 32, 16) if b <= max(16, _power(g.columns))]
+    depths = (32, 16) if itemsize >= 4 else (64, 32, 128)
+    deep = [b for b in depths if b <= max(32, _power(g.depth))]
+    found = []
+    for m in rows:
+        for n in columns:
+            for k in deep:
+                if m * n > 128 * 64 * (1 if itemsize >= 4 else 2):
+                    continue
+                warps = 8 if m * n >= 128 * 128 else 4 if m * n >= 32 * 16 else 2
+                found.append(Config(m, n, k, warps, 3))
+    return sorted(found, key=lambda c: _guess(g, c))
+
+
+def _guess(g: Window, c: Config) -> float:
+    """A rough time, only to order what is tried: rounds of programs times the work of each."""
+    programs = -(-g.rows // c.m) * -(-g.columns // c.n) * g.groups
+    steps = -(-g.depth // c.k)
+    apart = 1.0 if g.channels % c.k == 0 else 1.3
+    return -(-programs // BUSY) * (steps + 2) * c.k * (c.m * c.n + 24 * (c.m + c.n)) * apart
+
+
+def _channel_configs(g: Window) -> list[Config]:
+    across = min(_power(g.groups), 128)
+    found = [
+        Config(m, n, 1, warps, 1)
+        for n in dict.fromkeys((min(64, across), across, min(32, across)))
+        for m, warps in ((32, 4), (16, 4), (64, 4), (8, 2), (64, 8))
+    ]
+    programs = [-(-g.rows // c.m) * -(-g.groups // c.n) for c in found]
+    order = sorted(range(len(found)), key=lambda i: (programs[i] < BUSY, i))
+    return [found[i] for i in order]
+
+
+# Reading windows
+
+
+@dataclass
+class Reader:
+    """Reads the elements under a window for a block of results."""
+
+    k: KernelWriter
+    t: Tile
+    x: Value
+    g: Window
+    places: tuple[str, ...]
+    """For each spatial dimension, the number of the result in it."""
+    image: str
+    mask: str | None
+
+    def at(self, taps: Sequence[str], channel: str, mask: str | None) -> str:
+        """x under a tap of the window, as it is in memory; 0 beyond the edges."""
+        w, g = self.k.w, self.g
+        numbers, masks = [], [m for m in (self.mask, mask) if m]
+        for d, tap in enumerate(taps):
+            number, inside = self._along(d, tap)
+            numbers.append(w.let(number, "s"))
+            masks += [m.format(numbers[-1]) for m in inside]
+        whole = w.let(" & ".join(f"({m})" for m in masks), "m") if masks else None
+        shape = self.x.tensor.static
+        order = [self.image, *numbers, channel] if g.last else [self.image, channel, *numbers]
+        counters = [Counter(f"x{i}", d) for i, d in enumerate(shape)]
+        point = {c: Axis(text, whole) for c, text in zip(counters, order, strict=True)}
+        at = tuple(Index(0, ((c, 1),)) for c in counters)
+        return self.t.elements.through_views(self.x, at, point)
+
+    def _along(self, d: int, tap: str) -> tuple[str, list[str]]:
+        """The place in a dimension that a tap reads, and where that is inside."""
+        g = self.g
+        place, stride, pad = self.places[d], g.strides[d], g.pads[d]
+        reach = f"({tap}) * {g.dilations[d]}" if g.dilations[d] != 1 else f"({tap})"
+        if not g.transposed:
+            start = f"({place}) * {stride}" if stride != 1 else f"({place})"
+            number = f"{start} - {pad} + {reach}" if pad else f"{start} + {reach}"
+            most = (g.results[d] - 1) * stride - pad + (g.kernel[d] - 1) * g.dilations[d]
+            inside = ["{} >= 0"] if pad else []
+            return number, inside + (["{} < " + str(g.sizes[d])] if most >= g.sizes[d] else [])
+        spread = self.k.w.let(f"({place}) + {pad} - {reach}", "s")
+        fits = f"({spread} >= 0) & ({spread} % {stride} == 0)"
+        return f"{spread} // {stride}", [fits, "{} < " + str(g.sizes[d])]
+
+
+def _reader(
+    k: KernelWriter, t: Tile, anchor: Value, g: Window, row: str, mask: str | None
+) -> Reader:
+    """Says which results a block of rows is, and how to read for them."""
+    rank = len(t.shape)
+    spatial = range(1, rank - 1) if g.last else range(2, rank)
+    t.batch(row, [0, *spatial], mask)
+    places = tuple(t.point[t.counter(d)].text for d in spatial)
+    return Reader(k, t, anchor.inputs[0], g, places, t.point[t.counter(0)].text, mask)
+
+
+def _split_tap(k: KernelWriter, g: Window, tap: str) -> list[str]:
+    """The place in the window along each dimension, from its number."""
+    found, step = [], g.taps
+    for d, size in enumerate(g.kernel):
+        step //= size
+        if size == 1:
+            found.append("0")
+            continue
+        text = tap if step == 1 else f"({tap}) // {step}"
+        found.append(
+            k.w.let(f"({text}) % {size}" if d and math.prod(g.kernel[:d]) > 1 else text, "t")
+        )
+    return found
+
+
+# Weights
+
+
+def packed(weights: Array, g: Window) -> Array:
+    """Constant weights as [groups, columns, taps, channels]."""
+    if g.transposed:
+        whole = weights.reshape(g.groups, g.channels, g.columns, g.taps)
+        return np.ascontiguousarray(whole.transpose(0, 2, 3, 1))
+    whole = weights.reshape(g.groups, g.columns, g.channels, g.taps)
+    return np.ascontiguousarray(whole.transpose(0, 1, 3, 2))
+
+
+@dataclass
+class Weights:
+    """Reads a tile of weights [columns, depth]."""
+
+    k: KernelWriter
+    t: Tile
+    value: Value
+    g: Window
+
+    def __post_init__(self) -> None:
+        data = known(self.value)
+        self.pointer = None
+        if data is not None:
+            self.pointer = self.k.pointer(Packed(packed(data, self.g), self.value.dtype))
+
+    def at(self, column: str, place: tuple[str, Sequence[str], str], mask: str | None) -> str:
+        """w[column, depth], or that of a tap and a channel, as it is in memory."""
+        depth, taps, channel = place
+        group = self.k.program_id(1) if self.g.groups > 1 else "0"
+        if self.pointer is not None:
+            size = self.g.columns * self.g.depth
+            where = f"{self.pointer} + {group} * {size} + ({column}) * {self.g.depth} + ({depth})"
+            return self.k.w.let(
+                f"tl.load({where}, mask={mask}, other=0)" if mask else f"tl.load({where})", "w"
+            )
+        first = f"{group} * {self.g.channels if self.g.transposed else self.g.columns} + "
+        pair = (
+            (first + f"({channel})", column)
+            if self.g.transposed
+            else (first + f"({column})", channel)
+        )
+        counters = [Counter(f"w{i}", d) for i, d in enumerate(self.value.tensor.static)]
+        texts = (*pair, *taps)
+        point = {c: Axis(text, mask) for c, text in zip(counters, texts, strict=True)}
+        at = tuple(Index(0, ((c, 1),)) for c in counters)
+        return self.t.elements.through_views(self.value, at, point)
+
+
+# Kernels
+
+
+def _implicit(context: GpuContext, g: Window, c: Config) -> Launch:
+    anchor = context.step.region.anchor
+    assert anchor is not None
+    k = context.kernel()
+    t, w = tile(k), k.w
+    across = -(-g.columns // c.n)
+    pid = k.program_id()
+    row = w.let(f"({pid} // {across}) * {c.m} + tl.arange(0, {c.m})", "rm")
+    column = w.let(f"({pid} % {across}) * {c.n} + tl.arange(0, {c.n})", "rn")
+    mask = w.let(f"{row}[:, None] < {g.rows}", "m") if g.rows % c.m else None
+    reader = _reader(k, t, anchor, g, w.let(f"{row}[:, None]"), mask)
+    beyond = w.let(f"{column} < {g.columns}", "m") if g.columns % c.n else None
+    first = f"{k.program_id(1)} * {g.columns} + " if g.groups > 1 else ""
+    channel_dimension = len(t.shape) - 1 if g.last else 1
+    t.axis(
+        channel_dimension,
+        w.let(f"{first}{column}[None, :]"),
+        w.let(f"{beyond}[None, :]") if beyond else None,
+    )
+    weights = Weights(k, t, anchor.inputs[1], g)
+    w.line(f"acc = tl.zeros(({c.m}, {c.n}), {register_type(accumulator(anchor.dtype))})")
+    steps = w.let(f"tl.arange(0, {c.k})", "rk")
+    k.wait()
+    with w.block(f"for k0 in range(0, {g.depth}, {c.k})"):
+        x, y = _tiles(k, reader, weights, (column, beyond), c, steps)
+        pair = (x, anchor.inputs[0].dtype), (y, anchor.inputs[1].dtype)
+        w.line(f"acc = {multiply(context, t.elements, *pair, anchor.dtype)}")
+    k.trigger()
+    t.finish("acc")
+    return k.launch((-(-g.rows // c.m) * across, g.groups), c.warps, c.stages)
+
+
+def _tiles(
+    k: KernelWriter,
+    reader: Reader,
+    weights: Weights,
+    columns: tuple[str, str | None],
+    c: Config,
+    steps: str,
+) -> tuple[str, str]:
+    """Tiles [m, k] of the image and [k, n] of the weights for one step of the sum."""
+    w, g = k.w, reader.g
+    depth = w.let(f"k0 + {steps}", "kk")
+    inside = w.let(f"{depth} < {g.depth}", "m") if g.depth % c.k else None
+    if g.channels % c.k == 0:
+        # The whole step is under one tap.
+        taps = (
+            _split_tap(k, g, w.let(f"k0 // {g.channels}", "tap"))
+            if g.taps > 1
+            else ["0"] * len(g.kernel)
+        )
+        channel = w.let(f"k0 % {g.channels} + {steps}" if g.taps > 1 else depth, "c")
+        spread = taps
+    else:
+        tap = w.let(f"{depth} // {g.channels}", "tap")
+        taps = _split_tap(k, g, tap) if g.taps > 1 else ["0"] * len(g.kernel)
+        channel = (
+            w.let(f"{depth} % {g.channels}" if g.channels > 1 else "0", "c")
+            if g.taps > 1
+            else depth
+        )
+        spread = [t if t == "0" else w.let(f"{t}[None, :]") for t in taps]
+    own = channel if channel == "0" else w.let(f"{channel}[None, :]")
+    group = f"{k.program_id(1)} * {g.channels} + " if g.groups > 1 else ""
+    masked = w.let(f"{inside}[None, :]") if inside else None
+    x = reader.at(spread, w.let(f"{group}{own}"), masked)
+    column, beyond = columns
+    masks = [w.let(f"{m}") for m in (masked, w.let(f"{beyond}[:, None]") if beyond else None) if m]
+    where = w.let(f"{column}[:, None]"), (w.let(f"{depth}[None, :]"), spread, own)
+    y = weights.at(*where, w.let(" & ".join(masks), "m") if masks else None)
+    x = w.let(f"tl.broadcast_to({x}, ({c.m}, {c.k}))", "a")
+    y = w.let(f"tl.trans(tl.broadcast_to({y}, ({c.n}, {c.k})))", "b")
+    return x, y
+
+
+def _depthwise(context: GpuContext, g: Window, c: Config) -> Launch:
+    """Channels that do not mix: a tile of results and channels, a tap at a time."""
+    anchor = context.step.region.anchor
+    assert anchor is not None
+    k = context.kernel()
+    t, w = tile(k), k.w
+    across = -(-g.groups // c.n)
+    pid = k.program_id()
+    row = w.let(f"({pid} // {across}) * {c.m} + tl.arange(0, {c.m})", "rm")
+    column = w.let(f"({pid} % {across}) * {c.n} + tl.arange(0, {c.n})", "rc")
+    mask = w.let(f"{row}[:, None] < {g.rows}", "m") if g.rows % c.m else None
+    reader = _reader(k, t, anchor, g, w.let(f"{row}[:, None]"), mask)
+    lane = w.let(f"{column}[None, :]")
+    beyond = w.let(f"{lane} < {g.groups}", "m") if g.groups % c.n else None
+    t.axis(len(t.shape) - 1 if g.last else 1, lane, beyond)
+    data = known(anchor.inputs[1])
+    scalars, wide = t.elements.scalars, accumulator(anchor.dtype)
+    if data is not None:
+        turned = np.ascontiguousarray(data.reshape(g.groups, g.taps).T)
+        pointer = k.pointer(Packed(turned, anchor.inputs[1].dtype))
+    w.line(f"acc = tl.zeros(({c.m}, {c.n}), {register_type(wide)})")
+    k.wait()
+    for number, taps in enumerate(np.ndindex(*g.kernel)):
+        place = [str(tap) for tap in taps]
+        x = reader.at(place, lane, beyond)
+        if data is not None:
+            where = f"{pointer} + {number * g.groups} + {lane}"
+            y = w.let(
+                f"tl.load({where}, mask={beyond}, other=0)" if beyond else f"tl.load({where})", "w"
+            )
+        else:
+            y = _dynamic(t, anchor.inputs[1], [lane, "0", *place], beyond)
+        a = scalars.cast(scalars.decoded(x, anchor.inputs[0].dtype), wide).reg
+        b = scalars.cast(scalars.decoded(y, anchor.inputs[1].dtype), wide).reg
+        w.line(f"acc += {a} * {b}")
+    k.trigger()
+    t.finish("acc")
+    return k.launch((-(-g.rows // c.m) * across,), c.warps, c.stages)
+
+
+def _dynamic(t: Tile, weights: Value, texts: Sequence[str], mask: str | None) -> str:
+    counters = [Counter(f"w{i}", d) for i, d in enumerate(weights.tensor.static)]
+    point = {c: Axis(text, mask) for c, text in zip(counters, texts, strict=True)}
+    at = tuple(Index(0, ((c, 1),)) for c in counters)
+    return t.elements.through_views(weights, at, point)

@@ -1,0 +1,114 @@
+"""NVIDIA devices through the driver: kernels loaded once, launched with nothing in between."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from cuda.bindings import driver as cu
+
+from monograph.codegen.triton.kernel import Arch, Launch
+from monograph.codegen.triton.layout import Where
+from monograph.errors import ExecutionError
+from monograph.runtime.gpu.build import Binary, Request, build, request
+
+_SMALL = 48 << 10
+"""Shared memory that a kernel may use without asking."""
+_HIDDEN = 2
+"""Pointers that Triton adds behind a kernel's own: scratch memory, none of which we use."""
+
+
+def check(result: Any) -> Any:
+    """What a driver call returned, or an error that says which."""
+    error, *values = result
+    if int(error):
+        _, name = cu.cuGetErrorName(error)
+        _, text = cu.cuGetErrorString(error)
+        shown = f"{(name or b'').decode()}: {(text or b'').decode()}"
+        raise ExecutionError(f"the CUDA driver refused a call: {shown}")
+    return values[0] if len(values) == 1 else tuple(values)
+
+
+class CudaKernel:
+    """Machine code in a device's memory."""
+
+    def __init__(self, binary: Binary) -> None:
+        self.binary = binary
+        self._module = check(cu.cuModuleLoadData(binary.code))
+        self.function = check(cu.cuModuleGetFunction(self._module, binary.name.encode()))
+        if binary.shared > _SMALL:
+            which = cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+            check(cu.cuFuncSetAttribute(self.function, which, binary.shared))
+
+
+class CudaRecord:
+    """A kernel with its grid and the words of its parameters."""
+
+    def __init__(self, kernel: CudaKernel, grid: tuple[int, int, int], arguments: int) -> None:
+        self.kernel = kernel
+        count = arguments + _HIDDEN
+        self.words = (ctypes.c_uint64 * count)()
+        start = ctypes.addressof(self.words)
+        self._slots = (ctypes.c_void_p * count)(*(start + 8 * i for i in range(count)))
+        self._params = ctypes.addressof(self._slots)
+        config = cu.CUlaunchConfig()
+        config.gridDimX, config.gridDimY, config.gridDimZ = grid
+        config.blockDimX, config.blockDimY, config.blockDimZ = kernel.binary.threads, 1, 1
+        config.sharedMemBytes = kernel.binary.shared
+        if kernel.binary.dependent:
+            attribute = cu.CUlaunchAttribute()
+            attribute.id = (
+                cu.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+            )
+            value = cu.CUlaunchAttributeValue()
+            value.programmaticStreamSerializationAllowed = 1
+            attribute.value = value
+            config.attrs = [attribute]
+            config.numAttrs = 1
+        self.config = config
+        self._stream = -1
+
+    def point(self, position: int, memory: torch.Tensor, offset: int) -> None:
+        self.words[position] = memory.data_ptr() + offset
+
+    def launch(self, stream: int) -> None:
+        if stream != self._stream:
+            self.config.hStream = cu.CUstream(stream)
+            self._stream = stream
+        error = cu.cuLaunchKernelEx(self.config, self.kernel.function, self._params, 0)
+        if int(error[0]):
+            check(error)
+
+
+class CudaDevice:
+    """One NVIDIA GPU; kernels that are equal are loaded once."""
+
+    def __init__(self, index: int = 0) -> None:
+        self.place = torch.device("cuda", index)
+        torch.empty(1, device=self.place)  # torch's context must exist before driver calls
+        major, minor = torch.cuda.get_device_capability(index)
+        self.arch = Arch("cuda", f"sm_{major}{minor}")
+        self.name = torch.cuda.get_device_name(index)
+        self._kernels: dict[Request, CudaKernel] = {}
+
+    def record(self, launch: Launch, arguments: Sequence[Where], stem: str) -> CudaRecord:
+        dtypes = tuple(a.dtype for a in arguments)
+        wanted = request(launch, dtypes, tuple(a.aligned for a in arguments), stem)
+        return CudaRecord(self.kernel(wanted), launch.grid, len(arguments))
+
+    def kernel(self, wanted: Request) -> CudaKernel:
+        if wanted not in self._kernels:
+            self.load(wanted, build(wanted, self.arch))
+        return self._kernels[wanted]
+
+    def load(self, wanted: Request, binary: Binary) -> None:
+        """Takes code that was compiled elsewhere."""
+        self._kernels[wanted] = CudaKernel(binary)
+
+    def stream(self) -> int:
+        return int(torch.cuda.current_stream(self.place).cuda_stream)
+
+    def synchronise(self) -> None:
+        torch.cuda.synchronize(self.place)
