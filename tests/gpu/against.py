@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
+from functools import cache
 
 import numpy as np
 
@@ -10,10 +12,20 @@ from monograph.codegen.triton import select
 from monograph.codegen.triton.kernel import GpuContext
 from monograph.ir import Array, Graph, evaluate
 from monograph.program.program import Step
-from monograph.runtime.gpu.devices import Interpreter
+from monograph.runtime.gpu.devices import Device, Interpreter
 from monograph.runtime.gpu.executable import GpuExecutable, compile_for_gpu, lower_for_gpu
 from monograph.runtime.tolerance import derive
 from tests.cpu.against import feeds_for
+
+
+@cache
+def device() -> Device:
+    """Triton's interpreter, or with MONOGRAPH_TEST_DEVICE=cuda a GPU."""
+    if os.environ.get("MONOGRAPH_TEST_DEVICE", "") == "cuda":
+        from monograph.runtime.gpu.cuda import CudaDevice
+
+        return CudaDevice()
+    return Interpreter()
 
 
 def check(
@@ -34,9 +46,9 @@ def check(
     rounds = max(len(n) for n in names) if every else 1
     for number in range(max(rounds, 1)):
         module = compile_for_gpu(
-            graph, Interpreter.arch, lambda s, found, n=number: found[n % len(found)]
+            graph, device().arch, lambda s, found, n=number: found[n % len(found)]
         )
-        executable = GpuExecutable(module, Interpreter())
+        executable = GpuExecutable(module, device())
         given = executable.run(feeds)
         _compare(graph, given, expected, f"candidate {number}")
 
@@ -46,7 +58,7 @@ def candidate_names(graph: Graph) -> list[list[str]]:
     program = lower_for_gpu(graph)
 
     def of(step: Step) -> list[str]:
-        found = select.candidates(GpuContext(program, step, Interpreter.arch))
+        found = select.candidates(GpuContext(program, step, device().arch))
         return [c.name for c in found]
 
     return [of(step) for step in program.steps]

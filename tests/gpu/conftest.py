@@ -7,11 +7,14 @@ import os
 
 MISSING = [n for n in ("torch", "triton") if importlib.util.find_spec(n) is None]
 collect_ignore_glob = ["test_*.py"] if MISSING else []
-if not MISSING:
+DEVICE = os.environ.get("MONOGRAPH_TEST_DEVICE", "")
+if not MISSING and not DEVICE:
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
 def pytest_report_header() -> str:
     if MISSING:
         return f"GPU code generation: not tested, without {' and '.join(MISSING)}"
+    if DEVICE:
+        return f"GPU target: tested on a {DEVICE} device"
     return "GPU code generation: tested by Triton's interpreter"

@@ -103,6 +103,9 @@ class CudaDevice:
             self.load(wanted, build(wanted, self.arch))
         return self._kernels[wanted]
 
+    def has(self, wanted: Request) -> bool:
+        return wanted in self._kernels
+
     def load(self, wanted: Request, binary: Binary) -> None:
         """Takes code that was compiled elsewhere."""
         self._kernels[wanted] = CudaKernel(binary)

@@ -138,6 +138,11 @@ class GpuExecutable:
         types = [v.tensor for _, v in graph.outputs]
         return [to_numpy(t, k.dtype, k.static) for t, k in zip(outputs, types, strict=True)]
 
+    def fill(self, numbers: Callable[[int, torch.device], torch.Tensor]) -> None:
+        """Puts some numbers into the arena, for measurements of single steps."""
+        arena = self._memory[ARENA]
+        arena.copy_(numbers(arena.numel(), self.device.place)[: arena.numel()])
+
     def check(self) -> None:
         """Waits for the device, and fails where a kernel found data that do not fit."""
         if not self.module.faults:
