@@ -13,12 +13,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from monograph.codegen.triton.dot import Config, multiply
+from monograph.codegen.triton.dot import Config, Shape, guess, multiply, tiles
 from monograph.codegen.triton.elements import Axis
 from monograph.codegen.triton.kernel import Candidate, GpuContext, KernelWriter, Launch, Packed
 from monograph.codegen.triton.scalar import register_type
 from monograph.codegen.triton.tile import Tile, accumulator, tile
-from monograph.ir import Array, Value, known
+from monograph.ir import Array, DType, Value, known
 from monograph.ops.conv import Conv
 from monograph.ops.conv_transpose import ConvTranspose
 from monograph.ops.extend import Tile as Repeat
@@ -108,7 +108,7 @@ def candidates(context: GpuContext) -> list[Candidate]:
         ]
     return [
         Candidate(f"implicit {c}", lambda c=c: (_implicit(context, g, c),))  # type: ignore[misc]
-        for c in _configs(g, anchor.inputs[0].dtype.itemsize)
+        for c in _configs(g, anchor.inputs[0].dtype)
     ]
 
 
@@ -116,29 +116,16 @@ def _power(n: int) -> int:
     return 1 << max(n - 1, 0).bit_length()
 
 
-def _configs(g: Window, itemsize: int) -> list[Config]:
+def _configs(g: Window, dtype: DType) -> list[Config]:
     """Tiles worth trying, the most promising first."""
-    rows = [b for b in (128, 64, 32, 16) if b <= max(16, _power(g.rows))]
-    columns = [b for b in (128, 64, 32, 16) if b <= max(16, _power(g.columns))]
-    depths = (32, 16) if itemsize >= 4 else (64, 32, 128)
-    deep = [b for b in depths if b <= max(32, _power(g.depth))]
-    found = []
-    for m in rows:
-        for n in columns:
-            for k in deep:
-                if m * n > 128 * 64 * (1 if itemsize >= 4 else 2):
-                    continue
-                warps = 8 if m * n >= 128 * 128 else 4 if m * n >= 32 * 16 else 2
-                found.append(Config(m, n, k, warps, 3))
-    return sorted(found, key=lambda c: _guess(g, c))
+    shape = Shape(g.groups, g.rows, g.columns, g.depth)
+    found = tiles(g.rows, g.columns, g.depth, dtype)
 
+    def cost(c: Config) -> float:
+        # A step under one tap needs less arithmetic for its addresses.
+        return guess(shape, c, dtype) * (1.0 if g.channels % c.k == 0 else 1.2)
 
-def _guess(g: Window, c: Config) -> float:
-    """A rough time, only to order what is tried: rounds of programs times the work of each."""
-    programs = -(-g.rows // c.m) * -(-g.columns // c.n) * g.groups
-    steps = -(-g.depth // c.k)
-    apart = 1.0 if g.channels % c.k == 0 else 1.3
-    return -(-programs // BUSY) * (steps + 2) * c.k * (c.m * c.n + 24 * (c.m + c.n)) * apart
+    return sorted(found, key=cost)
 
 
 def _channel_configs(g: Window) -> list[Config]:
@@ -171,10 +158,14 @@ class Reader:
 
     def at(self, taps: Sequence[str], channel: str, mask: str | None) -> str:
         """x under a tap of the window, as it is in memory; 0 beyond the edges."""
+        return self.under(taps, channel, mask)[0]
+
+    def under(self, taps: Sequence[str], channel: str, mask: str | None) -> tuple[str, str | None]:
+        """The same, and where that is inside; None where it always is."""
         w, g = self.k.w, self.g
         numbers, masks = [], [m for m in (self.mask, mask) if m]
         for d, tap in enumerate(taps):
-            number, inside = self._along(d, tap)
+            number, inside = self.along(d, tap)
             numbers.append(w.let(number, "s"))
             masks += [m.format(numbers[-1]) for m in inside]
         whole = w.let(" & ".join(f"({m})" for m in masks), "m") if masks else None
@@ -183,9 +174,9 @@ class Reader:
         counters = [Counter(f"x{i}", d) for i, d in enumerate(shape)]
         point = {c: Axis(text, whole) for c, text in zip(counters, order, strict=True)}
         at = tuple(Index(0, ((c, 1),)) for c in counters)
-        return self.t.elements.through_views(self.x, at, point)
+        return self.t.elements.through_views(self.x, at, point), whole
 
-    def _along(self, d: int, tap: str) -> tuple[str, list[str]]:
+    def along(self, d: int, tap: str) -> tuple[str, list[str]]:
         """The place in a dimension that a tap reads, and where that is inside."""
         g = self.g
         place, stride, pad = self.places[d], g.strides[d], g.pads[d]
@@ -331,7 +322,8 @@ def _tiles(
             if g.taps > 1
             else ["0"] * len(g.kernel)
         )
-        channel = w.let(f"k0 % {g.channels} + {steps}" if g.taps > 1 else depth, "c")
+        one = g.channels == c.k
+        channel = steps if one else w.let(f"k0 % {g.channels} + {steps}" if g.taps > 1 else depth)
         spread = taps
     else:
         tap = w.let(f"{depth} // {g.channels}", "tap")

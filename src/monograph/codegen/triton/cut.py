@@ -10,8 +10,12 @@ MOST = 1 << 14
 """Elements that a program can hold in registers."""
 LEAST = 256
 """Elements below which a program has too little to do, where there are more."""
-TRIED = 8
-"""Candidates that are kept, the most promising ones."""
+SHORTEST = 512
+"""Elements of a part of a row that are worth a program."""
+PARTS = 256
+"""Most parts of a row: their totals are to be joined in registers."""
+TRIED = 3
+"""Candidates of each kind that are kept, the most promising ones."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +70,12 @@ def cuts(field: Field) -> list[Cut]:
             for warps in _warps(rows * block):
                 for split in _splits(field, Cut(rows, block, warps)):
                     found[Cut(rows, block, warps, split).fitted(field.length)] = None
-    return sorted(found, key=lambda c: guess(field, c))[:TRIED]
+    kinds: dict[tuple[bool, bool], list[Cut]] = {}
+    for cut in sorted(found, key=lambda c: guess(field, c)):
+        # Rows that are held, gone through, or shared.
+        kinds.setdefault((cut.split > 1, cut.trips(field.length) > 1), []).append(cut)
+    kept = [c for of_kind in kinds.values() for c in of_kind[:TRIED]]
+    return sorted(kept, key=lambda c: guess(field, c))
 
 
 def joining(field: Field, parts: int) -> Cut:
@@ -100,12 +109,13 @@ def _warps(size: int) -> list[int]:
 
 
 def _splits(field: Field, cut: Cut) -> list[int]:
+    """Numbers of programs for each row: enough to keep the device busy, each with enough to do."""
     programs = field.programs(cut)
-    most = field.length // max(2 * cut.block, 512)
+    most = min(-(-field.length // max(cut.block, SHORTEST)), PARTS)
     if programs >= BUSY or most < 2:
         return [1]
     enough = power(-(-BUSY // programs))
-    return [1, *(s for s in (enough, enough // 4) if 1 < s <= most)]
+    return [1, *dict.fromkeys(min(s, most) for s in (enough, enough // 4) if s > 1)]
 
 
 def guess(field: Field, cut: Cut) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -106,34 +106,45 @@ def _row_configs(shape: Shape) -> list[Config]:
 
 def _tile_configs(shape: Shape, dtype: DType) -> list[Config]:
     """Tiles worth trying, the most promising first."""
-    rows = [b for b in (128, 64, 32, 16) if b <= max(16, _power(shape.m))]
-    columns = [b for b in (128, 64, 32, 16) if b <= max(16, _power(shape.n))]
+    found = tiles(shape.m, shape.n, shape.k, dtype)
+    if shape.k >= 512:
+        found += [replace(c, split=s) for c in found for s in (2, 4, 8) if shape.k // s >= 2 * c.k]
+    return sorted(found, key=lambda c: guess(shape, c, dtype))
+
+
+def tiles(rows: int, columns: int, depth: int, dtype: DType) -> list[Config]:
+    """Tiles that a product of such sizes can be cut into."""
     wide = dtype.itemsize >= 4
-    depths = [b for b in ((32, 16) if wide else (64, 32, 128)) if b <= max(32, _power(shape.k))]
     found = []
-    for m in rows:
-        for n in columns:
-            for k in depths:
-                warps = 8 if m * n >= 128 * 128 else 4 if m * n >= 32 * 32 else 2
-                found.append(Config(m, n, k, warps, 3))
-    programs = shape.batch * -(-shape.m // rows[0]) * -(-shape.n // columns[0])
-    if programs < BUSY // 2 and shape.k >= 512:
-        small = found[: len(depths)]
-        found += [
-            Config(c.m, c.n, c.k, c.warps, c.stages, s)
-            for c in small
-            for s in (2, 4, 8)
-            if shape.k // s >= c.k
-        ]
-    return sorted(found, key=lambda c: _guess(shape, c))
+    for m in (16, 32, 64, 128):
+        for n in (16, 32, 64, 128, 256):
+            if m > max(16, _power(rows)) or n > max(16, _power(columns)):
+                continue
+            if m * n > 128 * (64 if wide else 256):
+                continue
+            for k in (16, 32) if wide else (32, 64, 128):
+                if k <= max(32, _power(depth)):
+                    warps = 8 if m * n >= 128 * 128 else 4 if m * n >= 32 * 16 else 2
+                    stages = 3 if (m + n) * k * dtype.itemsize <= 48 << 10 else 2
+                    found.append(Config(m, n, k, warps, stages))
+    return found
 
 
-def _guess(shape: Shape, c: Config) -> float:
-    """A rough time, only to order what is tried: rounds of programs times the work of each."""
+def guess(shape: Shape, c: Config, dtype: DType) -> float:
+    """A rough time in us, only to order what is tried.
+
+    A start, then whichever is longer: operands on their way from the cache, or their products; and
+    the steps of a sum, which follow each other. Units that take 64 rows at once have shorter steps.
+    """
     programs = shape.batch * -(-shape.m // c.m) * -(-shape.n // c.n) * c.split
+    length = -(-shape.k // (c.k * c.split))
+    moved = programs * (c.m + c.n) * length * c.k * dtype.itemsize / 5e6
+    rate = 4e8 if dtype.itemsize < 4 else 3e7
+    multiplied = programs * c.m * c.n * length * c.k * 2 / rate
+    one = (0.15 if c.m >= 64 else 0.35) * (1 if dtype.itemsize < 4 else 3)
     rounds = -(-programs // BUSY)
-    work = (c.m * c.n + 24 * (c.m + c.n)) * (shape.k / c.split + 2 * c.k)
-    return rounds * work * (1 + 0.05 * (c.split - 1)) + (c.split > 1) * 4e6
+    partial = 1.5 + shape.batch * shape.m * shape.n * c.split * 4e-6 if c.split > 1 else 0
+    return 1 + max(moved, multiplied) + rounds * length * one + partial
 
 
 def _power(n: int) -> int:

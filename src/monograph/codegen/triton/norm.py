@@ -118,9 +118,7 @@ class _Norm:
             d = rows.masked(s.sub(self._read(block), pivot), block, 0.0)
             return [d, s.mul(d, d)]
 
-        both = rows.fold(
-            [zero, zero], deviate, lambda x, y: [s.add(x[0], y[0]), s.add(x[1], y[1])]
-        )
+        both = rows.fold([zero, zero], deviate, lambda x, y: [s.add(x[0], y[0]), s.add(x[1], y[1])])
         return [*(total(rows, SUM, x) for x in both), pivot]
 
     def _pivot(self) -> Scalar:

@@ -178,8 +178,6 @@ class _Argument:
         rows, s = self.rows, self.rows.s
         top = total(rows, self.how, best)
         # Spread first: the interpreter cannot spread the result of a comparison.
-        every = rows.named(
-            rows.w.let(f"tl.broadcast_to({top.reg}, {best.reg}.shape)"), self.dtype
-        )
+        every = rows.named(rows.w.let(f"tl.broadcast_to({top.reg}, {best.reg}.shape)"), self.dtype)
         there = s.select(self._same(best, every), place, s.constant(self.never, i32))
         return [top, total(rows, LARGEST if self.last else SMALLEST, there)]
