@@ -10,7 +10,9 @@ MOST = 1 << 14
 """Elements that a program can hold in registers."""
 LEAST = 256
 """Elements below which a program has too little to do, where there are more."""
-SHORTEST = 512
+PIECE = 32
+"""Bytes that memory is read in, at the least."""
+SHORTEST = 1024
 """Elements of a part of a row that are worth a program."""
 PARTS = 256
 """Most parts of a row: their totals are to be joined in registers."""
@@ -50,6 +52,7 @@ class Field:
     length: int
     lane: int = 0
     """Rows that lie side by side in memory, where lanes are to lie across rows."""
+    itemsize: int = 4
 
     def programs(self, cut: Cut) -> int:
         if not self.lane:
@@ -88,7 +91,9 @@ def joining(field: Field, parts: int) -> Cut:
 def _row_counts(field: Field) -> list[int]:
     most = power(field.lane or field.count)
     if field.lane:
-        return [r for r in (8, 16, 32, 64, 128) if r <= most] or [most]
+        # Memory is read in pieces of so many bytes, whether all of a piece is used or not.
+        least = max(PIECE // field.itemsize, 1)
+        return [r for r in (8, 16, 32, 64, 128) if least <= r <= most] or [most]
     # Rows of one element are blocks of rows.
     least = 2 if field.length == 1 else 1
     return [r for r in (1, 2, 4, 8, 16, 32, 64, 128, 256) if least <= r <= most]
@@ -111,6 +116,9 @@ def _warps(size: int) -> list[int]:
 def _splits(field: Field, cut: Cut) -> list[int]:
     """Numbers of programs for each row: enough to keep the device busy, each with enough to do."""
     programs = field.programs(cut)
+    fewest = _row_counts(field)[0]
+    if field.programs(Cut(fewest, cut.block)) >= BUSY:
+        return [1]
     most = min(-(-field.length // max(cut.block, SHORTEST)), PARTS)
     if programs >= BUSY or most < 2:
         return [1]
@@ -125,7 +133,7 @@ def guess(field: Field, cut: Cut) -> float:
     each = cut.rows * cut.block / (32 * cut.warps)
     trips = cut.trips(field.length)
     held = 1.0 if each <= 32 else 1.5
-    broken = 2.0 if field.lane and cut.rows < 32 else 1.0
+    broken = 1.5 if field.lane and cut.rows * field.itemsize < 2 * PIECE else 1.0
     work = 1.0 + trips * (0.4 + 0.06 * each * held) * broken
     return rounds * work + (2.5 if cut.split > 1 else 0.0)
 

@@ -304,8 +304,9 @@ def multiply(
     left: tuple[str, DType],
     right: tuple[str, DType],
     out: DType,
+    total: str = "acc",
 ) -> str:
-    """acc + x[m, k] . y[k, n], of tiles as they are in memory."""
+    """total + x[m, k] . y[k, n], of tiles as they are in memory."""
     (x, of_x), (y, of_y) = left, right
     if of_x == of_y and of_x in MATRIX:
         if of_x == bf16 and context.arch.interpreted:
@@ -313,11 +314,11 @@ def multiply(
             x, y = f"{x}.to(tl.float32)", f"{y}.to(tl.float32)"
         precision = '"tf32"' if context.tf32 else '"ieee"'
         kind = "tl.int32" if of_x == i8 else "tl.float32"
-        return f"tl.dot({x}, {y}, acc, input_precision={precision}, out_dtype={kind})"
+        return f"tl.dot({x}, {y}, {total}, input_precision={precision}, out_dtype={kind})"
     scalars, wide = elements.scalars, accumulator(out)
     a = scalars.cast(scalars.decoded(x, of_x), wide).reg
     b = scalars.cast(scalars.decoded(y, of_y), wide).reg
-    return f"acc + tl.sum({a}[:, :, None] * {b}[None, :, :], 1)"
+    return f"{total} + tl.sum({a}[:, :, None] * {b}[None, :, :], 1)"
 
 
 def _store_part(

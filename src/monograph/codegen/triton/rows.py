@@ -355,7 +355,8 @@ def wide(dtype: DType) -> DType:
 
 def field(rows: Rows) -> Field:
     """The sizes that decide how rows are cut up."""
-    return Field(rows.count, rows.length, rows.lane.extent if rows.lane else 0)
+    itemsize = max(rows.operand.dtype.itemsize, 1)
+    return Field(rows.count, rows.length, rows.lane.extent if rows.lane else 0, itemsize)
 
 
 def scratch(rows: Rows, parts: int, dtype: DType) -> Scratch:

@@ -1,0 +1,51 @@
+"""Attention on the GPU target."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from monograph.ir import Graph, Input, Sample, TensorType, Value, dtype
+from monograph.ops.attention import LENGTHS, MASK, SINKS, Attention
+from monograph.ops.shape import Transpose
+from tests.cpu.against import feeds_for
+from tests.gpu.against import check
+from tests.samples import sample_graph
+
+
+def tensor(name: str, shape: tuple[int, ...], kind: str = "f32") -> Value:
+    return Input(name, TensorType(dtype(kind), shape))()
+
+
+@pytest.mark.parametrize("sample", Attention.samples, ids=str)
+def test_samples_by_every_candidate(sample: Sample) -> None:
+    check(*sample_graph(Attention, sample))
+
+
+@pytest.mark.parametrize("kind", ["f32", "f16", "bf16"])
+@pytest.mark.parametrize("queries", [1, 37])
+def test_heads_that_share_keys(kind: str, queries: int) -> None:
+    q, k = tensor("q", (2, 6, queries, 24), kind), tensor("k", (2, 2, 70, 24), kind)
+    v, n = tensor("v", (2, 2, 70, 20), kind), tensor("n", (2,), "i64")
+    sinks = tensor("sinks", (6,), kind)
+    op = Attention(causal=True, window=50, extra=(LENGTHS, SINKS))
+    graph = Graph((q, k, v, n, sinks), (("y", op(q, k, v, n, sinks)),))
+    feeds = feeds_for(graph)
+    feeds["n"] = np.array([41, 70])
+    check(graph, feeds, steps=1, every=kind == "f32")
+
+
+def test_operands_are_read_through_views() -> None:
+    given = [tensor(n, (1, 20, 3, 16)) for n in "qkv"]
+    q, k, v = (Transpose((0, 2, 1, 3))(x) for x in given)
+    y = Transpose((0, 2, 1, 3))(Attention(causal=True)(q, k, v))
+    check(Graph(tuple(given), (("y", y),)), every=False)
+
+
+def test_a_mask_is_broadcast_and_a_row_may_see_nothing() -> None:
+    q, k, v = (tensor(n, (1, 2, 5, 16)) for n in "qkv")
+    mask = tensor("mask", (2, 1, 5), "bool")
+    graph = Graph((q, k, v, mask), (("y", Attention(extra=(MASK,))(q, k, v, mask)),))
+    feeds = feeds_for(graph)
+    feeds["mask"][0] = False
+    check(graph, feeds, every=False)
