@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 
 import numpy as np
 
 from monograph.codegen.triton import select
-from monograph.codegen.triton.kernel import GpuContext
+from monograph.codegen.triton.kernel import Candidate, GpuContext
 from monograph.ir import Array, Graph, evaluate
 from monograph.program.program import Step
 from monograph.runtime.gpu.devices import Device, Interpreter
@@ -34,23 +34,28 @@ def check(
     steps: int | None = None,
     every: bool = True,
     expected: list[Array] | None = None,
+    chosen: Sequence[str] = (),
 ) -> None:
-    """Compares a graph with the reference: with every candidate of every step, or the defaults."""
+    """Compares a graph with the reference: by every candidate of every step, or the defaults.
+
+    With `chosen`, by the candidates of these names where a step has them.
+    """
     feeds = feeds_for(graph) if feeds is None else feeds
     if expected is None:
         with np.errstate(all="ignore"):
             expected = evaluate(graph, feeds)
-    names = candidate_names(graph) if every else [[]]
     program = lower_for_gpu(graph)
     assert steps is None or len(program.steps) == steps, str(program)
-    rounds = max(len(n) for n in names) if every else 1
-    for number in range(max(rounds, 1)):
-        module = compile_for_gpu(
-            graph, device().arch, lambda s, found, n=number: found[n % len(found)]
-        )
-        executable = GpuExecutable(module, device())
-        given = executable.run(feeds)
-        _compare(graph, given, expected, f"candidate {number}")
+    rounds = max((len(n) for n in candidate_names(graph)), default=1) if every else 1
+    for number in range(len(chosen) or rounds):
+
+        def choose(step: Step, found: list[Candidate], number: int = number) -> Candidate:
+            if chosen:
+                return next((c for c in found if c.name == chosen[number]), found[0])
+            return found[number % len(found)]
+
+        executable = GpuExecutable(compile_for_gpu(graph, device().arch, choose), device())
+        _compare(graph, executable.run(feeds), expected, f"candidate {number}")
 
 
 def candidate_names(graph: Graph) -> list[list[str]]:

@@ -12,7 +12,7 @@ from monograph.ops.conv_transpose import ConvTranspose
 from monograph.ops.elementwise import Add
 from monograph.ops.shape import Slice, Transpose
 from monograph.ops.window import CHANNELS_FIRST, CHANNELS_LAST
-from tests.gpu.against import check
+from tests.gpu.against import candidate_names, check
 
 
 def tensor(name: str, shape: tuple[int, ...], kind: str = "f32") -> Value:
@@ -84,3 +84,12 @@ def test_transposed(groups: int) -> None:
 def test_integers() -> None:
     x, w = tensor("x", (1, 6, 6, 4), "u8"), tensor("w", (5, 4, 3, 3), "i8")
     check(Graph((x, w), (("y", conv(3, 1, 1, out=dtype("i32"))(x, w)),)), every=False)
+
+
+def test_deep_sums_are_split() -> None:
+    x = tensor("x", (1, 5, 4, 130))
+    y = Add()(conv(3, 1, 1)(x, weights((18, 130, 3, 3))), weights((18,)))
+    graph = Graph((x,), (("y", y),))
+    names = candidate_names(graph)[0]
+    assert any("split" in n for n in names)
+    check(graph, chosen=[n for n in names if "split" in n][:2])

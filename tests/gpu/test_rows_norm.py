@@ -34,6 +34,7 @@ def test_softmax(shape: str, axis: int) -> None:
     check(graph_of(Softmax(axis)(x), LogSoftmax(axis)(x)))
 
 
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.parametrize("size", [30, 1500])
 def test_softmax_of_extremes(size: int) -> None:
     """Rows of 1500 are held, gone through in blocks, and cut, by one candidate or another."""

@@ -9,15 +9,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from monograph.codegen.triton.dot import Config, Shape, guess, multiply, tiles
 from monograph.codegen.triton.elements import Axis
-from monograph.codegen.triton.kernel import Candidate, GpuContext, KernelWriter, Launch, Packed
+from monograph.codegen.triton.kernel import (
+    Candidate,
+    GpuContext,
+    KernelWriter,
+    Launch,
+    Packed,
+    Scratch,
+    Work,
+)
 from monograph.codegen.triton.scalar import register_type
-from monograph.codegen.triton.tile import Tile, accumulator, tile
+from monograph.codegen.triton.tile import Tile, accumulator, finish_from, tile
 from monograph.ir import Array, DType, Value, known
 from monograph.ops.conv import Conv
 from monograph.ops.conv_transpose import ConvTranspose
@@ -107,7 +115,7 @@ def candidates(context: GpuContext) -> list[Candidate]:
             for c in _channel_configs(g)
         ]
     return [
-        Candidate(f"implicit {c}", lambda c=c: (_implicit(context, g, c),))  # type: ignore[misc]
+        Candidate(f"implicit {c}", lambda c=c: _implicit(context, g, c))  # type: ignore[misc]
         for c in _configs(g, anchor.inputs[0].dtype)
     ]
 
@@ -120,6 +128,8 @@ def _configs(g: Window, dtype: DType) -> list[Config]:
     """Tiles worth trying, the most promising first."""
     shape = Shape(g.groups, g.rows, g.columns, g.depth)
     found = tiles(g.rows, g.columns, g.depth, dtype)
+    if g.last and g.groups == 1 and g.depth >= 1024:
+        found += [replace(c, split=s) for c in found for s in (2, 4) if g.depth // s >= 4 * c.k]
 
     def cost(c: Config) -> float:
         # A step under one tap needs less arithmetic for its addresses.
@@ -271,7 +281,17 @@ class Weights:
 # Kernels
 
 
-def _implicit(context: GpuContext, g: Window, c: Config) -> Launch:
+def _implicit(context: GpuContext, g: Window, c: Config) -> tuple[Work, ...]:
+    anchor = context.step.region.anchor
+    assert anchor is not None
+    if c.split == 1:
+        return (_implicit_kernel(context, g, c, None),)
+    wide = accumulator(anchor.dtype)
+    parts = Scratch(c.split * anchor.tensor.size * wide.itemsize, wide)
+    return (_implicit_kernel(context, g, c, parts), finish_from(context, parts, c.split))
+
+
+def _implicit_kernel(context: GpuContext, g: Window, c: Config, parts: Scratch | None) -> Launch:
     anchor = context.step.region.anchor
     assert anchor is not None
     k = context.kernel()
@@ -294,13 +314,22 @@ def _implicit(context: GpuContext, g: Window, c: Config) -> Launch:
     w.line(f"acc = tl.zeros(({c.m}, {c.n}), {register_type(accumulator(anchor.dtype))})")
     steps = w.let(f"tl.arange(0, {c.k})", "rk")
     k.wait()
-    with w.block(f"for k0 in range(0, {g.depth}, {c.k})"):
+    length = -(-g.depth // (c.k * c.split)) * c.k
+    with w.block(f"for {'j' if parts else 'k0'} in range(0, {length}, {c.k})"):
+        if parts is not None:
+            w.line(f"k0 = {k.program_id(2)} * {length} + j")
         x, y = _tiles(k, reader, weights, (column, beyond), c, steps)
         pair = (x, anchor.inputs[0].dtype), (y, anchor.inputs[1].dtype)
         w.line(f"acc = {multiply(context, t.elements, *pair, anchor.dtype)}")
     k.trigger()
-    t.finish("acc")
-    return k.launch((-(-g.rows // c.m) * across, g.groups), c.warps, c.stages)
+    if parts is None:
+        t.finish("acc")
+    else:
+        masks = [m for m in (mask, f"{beyond}[None, :]" if beyond else None) if m]
+        first = f"({k.program_id(2)} * {g.rows} + {row}[:, None]) * {g.columns}"
+        where = f"{k.pointer(parts)} + {first} + {column}[None, :]"
+        w.line(f"tl.store({where}, acc{', mask=' + ' & '.join(masks) if masks else ''})")
+    return k.launch((-(-g.rows // c.m) * across, g.groups, c.split), c.warps, c.stages)
 
 
 def _tiles(
@@ -314,7 +343,7 @@ def _tiles(
     """Tiles [m, k] of the image and [k, n] of the weights for one step of the sum."""
     w, g = k.w, reader.g
     depth = w.let(f"k0 + {steps}", "kk")
-    inside = w.let(f"{depth} < {g.depth}", "m") if g.depth % c.k else None
+    inside = w.let(f"{depth} < {g.depth}", "m") if g.depth % (c.k * c.split) else None
     if g.channels % c.k == 0:
         # The whole step is under one tap.
         taps = (

@@ -133,18 +133,17 @@ def tiles(rows: int, columns: int, depth: int, dtype: DType) -> list[Config]:
 def guess(shape: Shape, c: Config, dtype: DType) -> float:
     """A rough time in us, only to order what is tried.
 
-    A start, then whichever is longer: operands on their way from the cache, or their products; and
-    the steps of a sum, which follow each other. Units that take 64 rows at once have shorter steps.
+    A start, then the steps of a sum, which follow each other: a wait, products, and operands on
+    their way from the cache. Units that take 64 rows at once wait less.
     """
     programs = shape.batch * -(-shape.m // c.m) * -(-shape.n // c.n) * c.split
     length = -(-shape.k // (c.k * c.split))
-    moved = programs * (c.m + c.n) * length * c.k * dtype.itemsize / 5e6
-    rate = 4e8 if dtype.itemsize < 4 else 3e7
-    multiplied = programs * c.m * c.n * length * c.k * 2 / rate
-    one = (0.15 if c.m >= 64 else 0.35) * (1 if dtype.itemsize < 4 else 3)
-    rounds = -(-programs // BUSY)
+    rate = 3e6 if dtype.itemsize < 4 else 2.5e5
+    wait = 0.05 if c.m >= 64 else 0.15
+    products = c.m * c.n * c.k * 2 / rate
+    moved = (c.m + c.n) * c.k * dtype.itemsize / 1e5
     partial = 1.5 + shape.batch * shape.m * shape.n * c.split * 4e-6 if c.split > 1 else 0
-    return 1 + max(moved, multiplied) + rounds * length * one + partial
+    return 1 + -(-programs // BUSY) * length * (wait + products + moved) + partial
 
 
 def _power(n: int) -> int:

@@ -310,7 +310,7 @@ class Rows:
     def finish(self, result: Scalar, point: Point) -> None:
         """What follows the anchor, and the stores."""
         e = self.elements
-        e.given[self.anchor] = self._narrowed(result)
+        e.given[self.anchor] = self._stored(result)
         made = e.emit(e.plan(self.outputs, self.out_at), point)
         for value in self.outputs:
             if self.same_shape and self.count == self.length == 1:
@@ -320,7 +320,8 @@ class Rows:
             else:
                 e.store(value, self.out_at, made[Element(value, self.out_at)], point)
 
-    def _narrowed(self, x: Scalar) -> Scalar:
+    def _stored(self, x: Scalar) -> Scalar:
+        """A result in its own type."""
         dtype = self.anchor.dtype
         return Scalar(x.reg, dtype) if x.dtype == f32 else self.s.cast(x, dtype)
 

@@ -23,7 +23,7 @@ from monograph.runtime.gpu.compiler import build_all
 from monograph.runtime.gpu.cuda import CudaDevice
 from monograph.runtime.gpu.executable import GpuExecutable
 
-FAST = 6
+FAST = 8
 """Rivals tried for each problem in the fast mode."""
 REPEATS, ROUNDS = 20, 5
 MODES = ("off", "fast", "full")

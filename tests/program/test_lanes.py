@@ -1,0 +1,68 @@
+"""Steps side by side, and memory that stays apart for that."""
+
+from __future__ import annotations
+
+import random
+
+from monograph.program.lanes import Uses, plan_apart, schedule
+
+
+def test_a_chain_stays_in_one_lane() -> None:
+    found = schedule([set(), {0}, {1}, {2}], 4)
+    assert found.lane == (0, 0, 0, 0)
+    assert found.waits == ((), (), (), ())
+
+
+def test_branches_run_side_by_side_and_join() -> None:
+    found = schedule([set(), {0}, {0}, {1}, {2}, {3, 4}], 4)
+    assert found.lane[1] == found.lane[3]
+    assert found.lane[2] == found.lane[4] != found.lane[1]
+    assert found.waits[2] == (0,)
+    assert len(found.waits[5]) == 1
+    assert not found.ordered(3, 4)
+    assert found.ordered(2, 5)
+
+
+def test_lanes_are_limited() -> None:
+    found = schedule([set()] * 7, 3)
+    assert found.lanes == 3
+
+
+def test_buffers_share_memory_only_in_order() -> None:
+    found = schedule([set(), {0}, {0}, {1}, {2}, {3, 4}], 4)
+    left, right, late = Uses(0, 100, (1, 3)), Uses(1, 100, (2, 4)), Uses(2, 100, (5,))
+    plan = plan_apart([left, right, late], found)
+    assert abs(plan.offsets[0] - plan.offsets[1]) >= 100
+    assert plan.size < 3 * 128
+
+
+def test_any_graph_is_waited_for_and_kept_apart() -> None:
+    generator = random.Random(5)
+    for _ in range(50):
+        count = generator.randint(2, 40)
+        needed = [
+            {generator.randrange(i) for _ in range(generator.randint(0, 3))} if i else set()
+            for i in range(count)
+        ]
+        found = schedule(needed, 4)
+        for step, wanted in enumerate(needed):
+            assert all(found.ordered(other, step) for other in wanted)
+        buffers = [
+            Uses(
+                i,
+                generator.randint(1, 500),
+                tuple([i, *(j for j in range(count) if i in needed[j])]),
+            )
+            for i in range(count)
+        ]
+        plan = plan_apart(buffers, found)
+        for a in buffers:
+            for b in buffers[a.key + 1 :]:
+                apart = (
+                    plan.offsets[a.key] + a.nbytes <= plan.offsets[b.key]
+                    or plan.offsets[b.key] + b.nbytes <= plan.offsets[a.key]
+                )
+                in_order = all(found.ordered(x, y) for x in a.steps for y in b.steps) or all(
+                    found.ordered(y, x) for x in a.steps for y in b.steps
+                )
+                assert apart or in_order
