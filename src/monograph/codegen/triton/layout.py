@@ -9,9 +9,9 @@ import numpy as np
 
 from monograph.codegen.triton.kernel import Argument, Fault, Packed, Scratch, Work
 from monograph.ir import Array, DType, Value, known
+from monograph.program.lanes import Uses, needs, plan_apart, schedule
 from monograph.program.place import CONSTANT, TEMPORARY, Buffer
-from monograph.program.plan import Lifetime, plan
-from monograph.program.program import Program, Step, lifetimes
+from monograph.program.program import Program, Step
 
 ARENA, CONSTANTS, KEPT, PORT = "arena", "constants", "kept", "port"
 ALIGNMENT = 256
@@ -40,6 +40,11 @@ class Bound:
     step: Step
     work: Work
     arguments: tuple[Where, ...]
+    lane: int = 0
+    waits: tuple[int, ...] = ()
+    """Positions of the steps of other lanes that must have ended before this work starts."""
+    position: int = 0
+    """That of its own step."""
 
 
 @dataclass(frozen=True)
@@ -57,9 +62,11 @@ class GpuModule:
     """What may be wrong with data, and where in the kept memory that is noted."""
 
 
-def lay_out(program: Program, chosen: Sequence[tuple[Step, tuple[Work, ...]]]) -> GpuModule:
-    """Gives every argument of the chosen works its place."""
-    return _Layout(program).module(chosen)
+def lay_out(
+    program: Program, chosen: Sequence[tuple[Step, tuple[Work, ...]]], lanes: int = 1
+) -> GpuModule:
+    """Gives every argument of the chosen works its place, for steps in at most so many lanes."""
+    return _Layout(program).module(chosen, lanes)
 
 
 @dataclass
@@ -74,18 +81,21 @@ class _Layout:
     keys: dict[int, int] = field(default_factory=dict)
     """Scratch memory by identity: its key in the plan of the arena."""
 
-    def module(self, chosen: Sequence[tuple[Step, tuple[Work, ...]]]) -> GpuModule:
-        lives = lifetimes(self.program.steps, self.program.places)
-        for step, works in chosen:
-            for argument in {id(a): a for w in works for a in w.arguments}.values():
-                if isinstance(argument, Scratch) and not argument.zeroed:
-                    key = self.keys.setdefault(id(argument), -1 - len(self.keys))
-                    lives.append(Lifetime(key, argument.nbytes, step.index, step.index))
-        memory = plan(lives)
+    def module(self, chosen: Sequence[tuple[Step, tuple[Work, ...]]], lanes: int) -> GpuModule:
+        steps = [step for step, _ in chosen]
+        order = schedule(needs(steps, self.program.places), lanes)
+        memory = plan_apart(self.uses(chosen), order)
         bound = [
-            Bound(step, work, tuple(self.where(step, a, memory.offsets) for a in work.arguments))
-            for step, works in chosen
-            for work in works
+            Bound(
+                step,
+                work,
+                tuple(self.where(step, a, memory.offsets) for a in work.arguments),
+                order.lane[position],
+                order.waits[position] if number == 0 else (),
+                position,
+            )
+            for position, (step, works) in enumerate(chosen)
+            for number, work in enumerate(works)
         ]
         block = np.zeros(max(self.constant_bytes, 1), np.uint8)
         for at, piece in self.pieces:
@@ -99,6 +109,21 @@ class _Layout:
             memory.offsets,
             tuple(self.faults),
         )
+
+    def uses(self, chosen: Sequence[tuple[Step, tuple[Work, ...]]]) -> list[Uses]:
+        """Which steps use each temporary buffer, and each step's scratch memory."""
+        found: dict[Buffer, list[int]] = {}
+        extra = []
+        for position, (step, works) in enumerate(chosen):
+            for value in (*step.region.inputs, *step.region.outputs):
+                storage = self.program.places.storage.get(value)
+                if storage is not None and storage.buffer.kind == TEMPORARY:
+                    found.setdefault(storage.buffer, []).append(position)
+            for argument in {id(a): a for w in works for a in w.arguments}.values():
+                if isinstance(argument, Scratch) and not argument.zeroed:
+                    key = self.keys.setdefault(id(argument), -1 - len(self.keys))
+                    extra.append(Uses(key, argument.nbytes, (position,)))
+        return [Uses(b.id, b.nbytes, tuple(at)) for b, at in found.items()] + extra
 
     def where(self, step: Step, argument: Argument, offsets: dict[int, int]) -> Where:
         if isinstance(argument, Fault):

@@ -97,9 +97,7 @@ def _started() -> subprocess.Popen[str]:
     )
 
 
-def _ask(
-    process: subprocess.Popen[str], one: Request, arch: Arch
-) -> Binary | CodegenError | None:
+def _ask(process: subprocess.Popen[str], one: Request, arch: Arch) -> Binary | CodegenError | None:
     """A worker's answer; None where it gave none."""
     assert process.stdin is not None
     assert process.stdout is not None

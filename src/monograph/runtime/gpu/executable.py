@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -29,6 +29,8 @@ from monograph.program.program import Program, Step, lower
 from monograph.runtime.gpu.devices import Device, Record
 from monograph.runtime.gpu.tensors import from_numpy, raw, to_numpy, torch_type, typed
 
+LANES = 6
+"""Streams that independent steps may run on side by side."""
 SLACK = 256
 """Bytes that nothing lies in behind each memory, so that none is empty."""
 Chooser = Callable[[Step, list[Candidate]], Candidate]
@@ -46,7 +48,7 @@ def lower_for_gpu(graph: Graph) -> Program:
 
 
 def compile_for_gpu(
-    graph: Graph, arch: Arch, choose: Chooser = first, *, tf32: bool = False
+    graph: Graph, arch: Arch, choose: Chooser = first, *, tf32: bool = False, lanes: int = LANES
 ) -> GpuModule:
     """The chosen works of a graph's program and their places; no device is needed."""
     program = lower_for_gpu(graph)
@@ -58,7 +60,7 @@ def compile_for_gpu(
             )
         found = select.candidates(GpuContext(program, step, arch, tf32))
         chosen.append((step, choose(step, found).make()))
-    return lay_out(program, chosen)
+    return lay_out(program, chosen, lanes)
 
 
 class _LibraryRecord:
@@ -168,6 +170,32 @@ class GpuExecutable:
             stream = self.device.stream()
             for record in self._records:
                 record.launch(stream)
+            self.runs += 1
+
+    def launch_side_by_side(
+        self, ports: Mapping[str, torch.Tensor], streams: Sequence[torch.cuda.Stream]
+    ) -> None:
+        """Enqueues every piece of work once, each lane on a stream; the first one waits for all."""
+        with self._lock:
+            for port, record, position, offset in self._ports:
+                record.point(position, ports[port], offset)
+            main = streams[0]
+            begun = main.record_event()
+            for stream in streams[1:]:
+                stream.wait_event(begun)
+            ended: dict[int, torch.cuda.Event] = {}
+            awaited = {i for b in self.module.works for i in b.waits}
+            for record, bound in zip(self._records, self.module.works, strict=True):
+                stream = streams[bound.lane]
+                for other in bound.waits:
+                    if other in ended:  # not for a step without work
+                        stream.wait_event(ended[other])
+                with torch.cuda.stream(stream):
+                    record.launch(stream.cuda_stream)
+                if bound.position in awaited:
+                    ended[bound.position] = stream.record_event()
+            for stream in streams[1:]:
+                main.wait_event(stream.record_event())
             self.runs += 1
 
     def _given(self, data: Any, value: Value) -> torch.Tensor:

@@ -1,6 +1,6 @@
 """A process that compiles kernels: a JSON object a line, in and out.
 
-    python -m monograph.runtime.gpu.worker
+python -m monograph.runtime.gpu.worker
 """
 
 from __future__ import annotations
