@@ -17,7 +17,7 @@ from monograph.ops.reduce import (
     ReduceProd,
     ReduceSum,
 )
-from monograph.ops.shape import Broadcast, Reshape, Slice, Transpose
+from monograph.ops.shape import Broadcast, Concat, Reshape, Slice, Transpose
 from tests.cpu.against import feeds_for
 from tests.gpu.against import candidate_names, check
 from tests.rules.checks import graph_of, value
@@ -57,6 +57,12 @@ def test_element_types(dtype: str, op: Op) -> None:
     check(graph, feeds)
 
 
+@pytest.mark.parametrize("dtype", ["i4", "u4", "u2", "i16", "f8e4m3fn"])
+def test_narrow_element_types(dtype: str) -> None:
+    x = value(f"{dtype}[6, 37]")
+    check(graph_of(ReduceSum((1,))(x), ReduceMin((0,))(x), CumSum(1)(x), ArgMax(1)(x)))
+
+
 def test_bools() -> None:
     x = value("bool[5, 33]")
     check(graph_of(ReduceMax((1,))(x), ReduceMin((0,))(x)))
@@ -93,12 +99,18 @@ def test_expressions_and_views_are_read_on_the_way() -> None:
     turned = Reshape((40, 30))(Transpose((2, 0, 1))(Mul()(x, y)))
     check(graph_of(ReduceSum((1,))(turned)), steps=1)
     check(graph_of(ReduceMax((0,))(Slice((1, 0, 0), (6, 5, 40), (2, 1, 3))(x))), steps=1)
+    check(graph_of(ReduceMax((0, 3))(Transpose((0, 3, 1, 2))(value("f32[3, 4, 10, 9]")))), steps=1)
     check(graph_of(ReduceSum((0, 1))(Broadcast((9, 6, 33))(value("f32[6, 1]")))), steps=1)
 
 
 def test_what_follows_is_computed_in_place() -> None:
     x, y = value("f32[9, 300]"), value("f32[9]", "y")
     check(graph_of(Add()(Sqrt()(Abs()(ReduceSum((1,))(Mul()(x, x)))), y)), steps=1)
+
+
+def test_parts_of_a_join_are_written_in_place() -> None:
+    x, y = value("f32[6, 40]"), value("f32[6, 40]", "y")
+    check(graph_of(Concat(0)(ReduceSum((1,))(x), ReduceMax((1,))(y))), steps=2)
 
 
 @pytest.mark.parametrize("last", [False, True])

@@ -8,7 +8,7 @@ import pytest
 from monograph.ir import constant
 from monograph.ops.composite import Gelu, LayerNorm, LogSoftmax, RmsNorm, Softmax
 from monograph.ops.elementwise import Add, Mul
-from monograph.ops.shape import Transpose
+from monograph.ops.shape import Concat, Reshape, Transpose
 from tests.cpu.against import feeds_for
 from tests.gpu.against import candidate_names, check
 from tests.rules.checks import graph_of, value
@@ -95,3 +95,16 @@ def test_what_is_before_and_after_is_fused() -> None:
     check(graph_of(Gelu()(LayerNorm((1,))(Add()(x, y), scale))), steps=1)
     check(graph_of(Mul()(Softmax(1)(Mul()(x, y)), y)), steps=1)
     check(graph_of(Softmax(0)(Transpose((1, 0))(x))), steps=1)
+
+
+def test_rows_lie_in_memory_as_views_say() -> None:
+    x, mask = value("f32[2, 24, 5, 6]"), value("f32[24]", "mask")
+    last = Transpose((0, 2, 3, 1))(x)
+    check(graph_of(Softmax(3)(Add()(last, mask))), steps=1)
+    check(graph_of(LayerNorm((2,))(Reshape((2, 4, 180))(x))), steps=1)
+    check(graph_of(RmsNorm((3,))(last, value("f32[24]", "scale"))), steps=1)
+
+
+def test_parts_of_a_join_are_written_in_place() -> None:
+    x, y = value("f32[6, 40]"), value("f32[6, 40]", "y")
+    check(graph_of(Concat(1)(Softmax(1)(x), LayerNorm((1,))(y))), steps=2)

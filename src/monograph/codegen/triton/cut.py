@@ -13,7 +13,7 @@ LEAST = 256
 PIECE = 32
 """Bytes that memory is read in, at the least."""
 SHORTEST = 1024
-"""Elements of a part of a row that are worth a program."""
+"""Elements, of parts of rows, that are worth a program."""
 PARTS = 256
 """Most parts of a row: their totals are to be joined in registers."""
 TRIED = 3
@@ -119,7 +119,8 @@ def _splits(field: Field, cut: Cut) -> list[int]:
     fewest = _row_counts(field)[0]
     if field.programs(Cut(fewest, cut.block)) >= BUSY:
         return [1]
-    most = min(-(-field.length // max(cut.block, SHORTEST)), PARTS)
+    shortest = SHORTEST // cut.rows if field.lane else SHORTEST
+    most = min(-(-field.length // max(cut.block, shortest)), PARTS)
     if programs >= BUSY or most < 2:
         return [1]
     enough = power(-(-BUSY // programs))

@@ -5,7 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from types import ModuleType
 
-from monograph.codegen.triton import attention, conv, dot, gather, norm, pool, reduce, scan, softmax
+from monograph.codegen.triton import (
+    attention,
+    conv,
+    dot,
+    gather,
+    norm,
+    pool,
+    reduce,
+    rope,
+    scan,
+    softmax,
+)
 from monograph.codegen.triton.kernel import Candidate, GpuContext
 from monograph.codegen.triton.pointwise import pointwise
 from monograph.ir import Value
@@ -13,7 +24,18 @@ from monograph.program.kinds import is_native, is_view
 from monograph.program.place import Halo
 from monograph.program.region import Region
 
-FAMILIES: tuple[ModuleType, ...] = (dot, conv, attention, pool, gather, reduce, softmax, norm, scan)
+FAMILIES: tuple[ModuleType, ...] = (
+    dot,
+    conv,
+    attention,
+    rope,
+    pool,
+    gather,
+    reduce,
+    softmax,
+    norm,
+    scan,
+)
 """Modules of kernels, each with
 
     serves(anchor) -> bool                       whether its kernels compute an op

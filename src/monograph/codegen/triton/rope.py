@@ -1,0 +1,102 @@
+"""Rotary positions, and caches that rows are written into: each element on its own."""
+
+from __future__ import annotations
+
+from monograph.codegen.llvm import types
+from monograph.codegen.llvm.builder import Reg
+from monograph.codegen.triton.each import each
+from monograph.codegen.triton.elements import Axis
+from monograph.codegen.triton.kernel import Candidate, Fault, GpuContext, KernelWriter
+from monograph.codegen.triton.tile import Tile, accumulator
+from monograph.ir import Value
+from monograph.ir.dtype import i64
+from monograph.ops.attention import CacheUpdate, Rope
+from monograph.ops.scalar import Scalar
+from monograph.program.index import Counter, Index
+
+
+def serves(anchor: Value) -> bool:
+    return isinstance(anchor.op, (CacheUpdate, Rope))
+
+
+def readable(user: Value, index: int, operand: Value) -> bool:
+    return True
+
+
+def candidates(context: GpuContext) -> list[Candidate]:
+    anchor = context.step.region.anchor
+    assert anchor is not None
+    return each(context, _turned if isinstance(anchor.op, Rope) else _updated)
+
+
+def element(t: Tile, value: Value, texts: list[str], mask: str | None) -> Scalar:
+    """An operand's element at numbers that are expressions, as its type is in registers."""
+    counters = [Counter(f"o{i}", max(d, 2)) for i, d in enumerate(value.tensor.static)]
+    point = {c: Axis(text, mask) for c, text in zip(counters, texts, strict=True)}
+    at = tuple(
+        Index() if d == 1 else Index(0, ((c, 1),))
+        for c, d in zip(counters, value.tensor.static, strict=True)
+    )
+    return t.elements.element(value, at, point)
+
+
+def _turned(k: KernelWriter, t: Tile, mask: str | None) -> str:
+    anchor = k.context.step.region.anchor
+    assert anchor is not None
+    op, (x, cos, sin), w = anchor.op, anchor.inputs, k.w
+    assert isinstance(op, Rope)
+    batch, head, place, number = (t.point[t.counter(d)].text for d in range(4))
+    half, size = cos.tensor.static[2], x.tensor.static[3]
+    if op.interleaved:
+        pair = w.let(f"({number}) // 2", "p")
+        second = w.let(f"({number}) % 2 == 1", "m")
+        other = w.let(f"tl.where({second}, {number} - 1, {number} + 1)", "n")
+    else:
+        second = w.let(f"{number} >= {half}", "m")
+        pair = w.let(f"tl.where({second}, {number} - {half}, {number})", "p")
+        other = w.let(f"tl.where({second}, {number} - {half}, {number} + {half})", "n")
+    turned = None
+    if 2 * half < size:
+        turned = w.let(f"{number} < {2 * half}", "m")
+    inside = " & ".join(m for m in (mask, turned) if m) or None
+    inside = w.let(inside, "m") if inside else None
+    scalars, wide = t.elements.scalars, accumulator(x.dtype)
+    own = scalars.cast(element(t, x, [batch, head, place, number], mask), wide)
+    partner = scalars.cast(element(t, x, [batch, head, place, other], inside), wide)
+    c = scalars.cast(element(t, cos, [batch, place, pair], inside), wide)
+    s = scalars.cast(element(t, sin, [batch, place, pair], inside), wide)
+    kind = types.register(wide)
+    signed = Scalar(Reg(w.let(f"tl.where({second}, {s.reg}, -{s.reg})"), kind), wide)
+    made = scalars.add(scalars.mul(own, c), scalars.mul(partner, signed))
+    if turned:
+        made = Scalar(Reg(w.let(f"tl.where({turned}, {made.reg}, {own.reg})"), kind), wide)
+    return scalars.encoded(scalars.cast(made, x.dtype))
+
+
+def _updated(k: KernelWriter, t: Tile, mask: str | None) -> str:
+    """The rows of the update where they belong, and x elsewhere."""
+    anchor = k.context.step.region.anchor
+    assert anchor is not None
+    op, (x, update, starts), w = anchor.op, anchor.inputs, k.w
+    assert isinstance(op, CacheUpdate)
+    texts = [t.point[t.counter(d)].text for d in range(len(t.shape))]
+    size, rows = x.tensor.static[op.axis], update.tensor.static[op.axis]
+    loaded = t.elements.scalars.cast(element(t, starts, texts[:1], mask), i64)
+    start = w.let(f"{loaded.reg}", "start")
+    if op.circular:
+        row = w.let(f"(({texts[op.axis]} - {start}) % {size} + {size}) % {size}", "row")
+    else:
+        row = w.let(f"{texts[op.axis]} - {start}", "row")
+        wrong = w.let(f"({start} < 0) | ({start} + {rows} > {size})", "m")
+        reported = w.let(f"{wrong} & {mask}" if mask else wrong, "m")
+        if rows:
+            fault = Fault("rows are written out of bounds", f"0..{size - rows}")
+            k.report(fault, reported, start)
+    own = t.elements.scalars.encoded(element(t, x, texts, mask))
+    if not rows:
+        return own
+    fresh = w.let(f"({row} >= 0) & ({row} < {rows})", "m")
+    inside = w.let(f"{fresh} & {mask}" if mask else fresh, "m")
+    moved = [*texts[: op.axis], row, *texts[op.axis + 1 :]]
+    written = t.elements.scalars.encoded(element(t, update, moved, inside))
+    return w.let(f"tl.where({fresh}, {written}, {own})")
