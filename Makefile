@@ -7,10 +7,11 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/installed
 COUNT ?= 20000
 SECONDS ?= 300
+STRESS ?= 60
 JOBS ?= 2
 DEMO := build/demo/yolov10n.onnx
 
-.PHONY: help demo test lint format type unit conformance models fuzz rewrites bench docs clean
+.PHONY: help demo test lint format type unit conformance models fuzz rewrites sweep bench docs clean
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
 
@@ -52,6 +53,10 @@ fuzz: $(STAMP) ## Mutate model files; only our own errors may come out (COUNT=20
 
 rewrites: $(STAMP) ## Send random graphs through the pipeline; numbers must stay right (SECONDS=300)
 	$(BIN)/python -m tests.fuzz.test_rewrites --seconds $(SECONDS)
+
+sweep: $(STAMP) ## Everything on the CPU target, every instruction set, 1 to 4 threads; then a stress test
+	$(BIN)/python -W ignore -m tests.cpu.sweep $(ARGS)
+	$(BIN)/python -m tests.cpu.stress --seconds $(STRESS)
 
 bench: $(STAMP) ## Time the benchmark set beside ONNX Runtime and OpenVINO; table, JSON, plot
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[bench]"

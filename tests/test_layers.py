@@ -20,9 +20,12 @@ LAYERS = [
     {"codegen"},
     {"runtime"},
     {"pipeline"},
+    {"model"},
+    {"bindings"},
     {"session"},
     {"compat", "generate", "report", "serve"},
-    {"cli_options"},
+    {"cli_common", "cli_options"},
+    {"cli_compile", "cli_profile"},
     {"cli"},
     {"__main__"},
 ]

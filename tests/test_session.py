@@ -203,6 +203,16 @@ def test_donation_is_checked_and_leaves_the_callers_array_alone() -> None:
         monograph.load(affine(), donate=["y"])  # type: ignore[arg-type]
 
 
+def test_the_cpu_is_the_default_target(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert monograph.load(affine()).config.target == "cpu"
+    assert monograph.load(affine(), "reference").config.target == "reference"
+    monkeypatch.setenv("MONOGRAPH_TARGET", "reference")
+    session = monograph.load(affine())
+    session.run(feeds())
+    assert session.config.target == "reference"
+    assert session.stats["compiled"] == 0
+
+
 def test_unknown_options_and_targets_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match="no such target"):
         monograph.load(affine(), target="tpu")
@@ -252,13 +262,14 @@ def test_a_rank_that_only_the_feeds_decide_is_imported_late() -> None:
     session = monograph.load(model, shapes_kept=2)
     for shape in ((2, 3), (4, 5, 6), (7,), (2, 3)):
         assert session.run({"x": np.zeros(shape, np.float32)})[0].shape == shape[::-1]
-    assert len(session._by_shape) == 2
+    assert session.stats["compiled"] == 2
     with pytest.raises(ModelError, match="rank of a tensor"):
         session.graph  # noqa: B018
 
 
 def test_a_graph_can_go_through_the_pipeline_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    plain, optimised = monograph.load(affine()), monograph.load(affine(), optimise=True)
+    plain = monograph.load(affine(), target="reference")
+    optimised = monograph.load(affine(), target="reference", optimise=True)
     for rows in (2, 5, 2):
         x = np.arange(3 * rows, dtype=np.float32).reshape(rows, 3)
         feeds = {"x": x, "b": np.ones((rows, 1), np.float32)}
@@ -267,7 +278,7 @@ def test_a_graph_can_go_through_the_pipeline_first(monkeypatch: pytest.MonkeyPat
         graph = optimised.graph_for(feeds)
         assert all(t.is_static for t in graph.input_types)
         assert optimised.bound_graph(feeds).input_types == graph.input_types
-    assert len(optimised._by_shape) == 2
+    assert len(optimised._bindings.graphs) == 2
     monkeypatch.setenv("MONOGRAPH_OPTIMISE", "true")
     assert monograph.load(affine()).config.optimise is True
     monkeypatch.setenv("MONOGRAPH_OPTIMISE", "perhaps")

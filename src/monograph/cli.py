@@ -7,10 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
-import traceback
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
@@ -18,6 +15,17 @@ import typer
 from typer.core import TyperGroup
 
 import monograph
+from monograph.cli_common import (
+    BAD_USAGE,
+    CHECK_FAILED,
+    make_request,
+    note,
+    pass_options_from,
+    print_failure,
+    reporting,
+    show,
+)
+from monograph.cli_compile import compile_
 from monograph.cli_options import (
     After,
     Against,
@@ -34,23 +42,22 @@ from monograph.cli_options import (
     Model,
     Only,
     PassSettings,
+    PerStep,
     Rtol,
     RuleName,
     Seed,
     Target,
 )
+from monograph.cli_profile import profile
 from monograph.config import TARGETS
-from monograph.errors import ConfigError, MonographError
+from monograph.errors import ConfigError
 
 # Every other module takes numpy and onnx with it, a second that --help and --version need not wait
 # for: commands import what they use.
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from monograph.pipeline import PassOptions
     from monograph.report.execute import Request
 
-CHECK_FAILED, BAD_USAGE = 1, 2
 # What typer calls its base class of usage errors depends on its version.
 _UsageError = cast("type[Exception]", typer.BadParameter.__mro__[1])
 
@@ -67,7 +74,7 @@ class _Group(TyperGroup):
         try:
             code = super().main(given, standalone_mode=False, **extra)
         except _UsageError as e:
-            _print_failure(True, e.format_message())  # type: ignore[attr-defined]
+            print_failure(True, e.format_message())  # type: ignore[attr-defined]
             sys.exit(BAD_USAGE)
         sys.exit(code if isinstance(code, int) else 0)
 
@@ -102,12 +109,12 @@ def inspect(model: Model, as_json: AsJson = False, debug: Debug = False) -> None
 
     Example:  monograph inspect model.onnx --json
     """
-    with _reporting(as_json, debug):
+    with reporting(as_json, debug):
         from monograph.report import tables
         from monograph.report.inspect import inspect_model
 
         found = inspect_model(model)
-        _show(
+        show(
             as_json,
             tables.inspection_json(str(model), found),
             lambda out: tables.show_inspection(out, str(model), found),
@@ -139,7 +146,7 @@ def run(
 
     Example:  monograph run model.onnx --dim batch=4 --input images=photo.npy --output out.npz
     """
-    with _reporting(as_json, debug):
+    with reporting(as_json, debug):
         from monograph.report import tables
         from monograph.report.execute import run_model, save_archive
 
@@ -147,11 +154,11 @@ def run(
             raise ConfigError(
                 "--output is an .npz file", given=output, hint=f"name it {output}.npz"
             )
-        request = _request(model, target, dim, input_, inputs, seed)
-        result = run_model(request, _note, repeat)
+        request = make_request(model, target, dim, input_, inputs, seed)
+        result = run_model(request, note, repeat)
         if output is not None:
             save_archive(output, result)
-        _show(
+        show(
             as_json,
             tables.run_json(str(model), result),
             lambda out: tables.show_run(out, result),
@@ -172,6 +179,7 @@ def verify(
     atol: Atol = None,
     any_order: AnyOrder = None,
     bisect: Bisect = False,
+    per_step: PerStep = False,
     pass_options: PassSettings = None,
     disable: Disabled = None,
     as_json: AsJson = False,
@@ -187,22 +195,33 @@ def verify(
     (cpu or gpu), and the reference runs behind each. Of a pass that changes the numbers, the
     rewrite that does is found, with its rule and the ONNX nodes behind it.
 
-    Example:  monograph verify model.onnx --against onnxruntime
+    With --per-step every step of --target cpu runs by itself. It is compared with the reference on
+    what it really read, and from the model's inputs on; the first wrong step is shown with the
+    ONNX nodes behind it.
+
+    Examples:
+
+    monograph verify model.onnx --against onnxruntime
+
+    monograph verify model.onnx --target cpu --per-step
     """
-    with _reporting(as_json, debug):
+    with reporting(as_json, debug):
         from monograph.report import tables
         from monograph.report.execute import verify_model
 
-        request = _request(model, target, dim, input_, inputs, seed)
+        request = make_request(model, target, dim, input_, inputs, seed)
         if bisect:
-            _refuse_with_bisect(against, only, rtol, atol)
-            options = _pass_options(pass_options, disable)
+            _refuse_with_bisect(against, only, rtol, atol, per_step or None)
+            options = pass_options_from(pass_options, disable)
             _bisect(model, request, options, any_order or [], as_json)
             return
         if pass_options or disable:
             raise ConfigError("-p and --disable are for passes", hint="add --bisect")
-        result = verify_model(request, against, _note, rtol, atol, any_order or (), only or ())
-        _show(
+        if per_step:
+            _per_step(model, request, against, (rtol, atol, any_order or (), only or ()), as_json)
+            return
+        result = verify_model(request, against, note, rtol, atol, any_order or (), only or ())
+        show(
             as_json,
             tables.verification_json(str(model), result),
             lambda out: tables.show_verification(out, result),
@@ -238,25 +257,25 @@ def explain(
 
     monograph explain model.onnx -p fold_constants{budget=0} --disable batch_towers --json
     """
-    with _reporting(as_json, debug):
+    with reporting(as_json, debug):
         from monograph.ir import print_graph
         from monograph.report import explain_tables
         from monograph.report.explain import explain_model
 
-        request = _request(model, target, dim, None, inputs, 0)
-        found = explain_model(request, _pass_options(pass_options, disable), _note)
+        request = make_request(model, target, dim, None, inputs, 0)
+        found = explain_model(request, pass_options_from(pass_options, disable), note)
         if after is not None:
             text = print_graph(found.graph_after(after), stable=True)
             print(json.dumps({"ok": True, "after": after, "graph": text}) if as_json else text)
         elif rule is not None:
             records = found.rules_of(rule)
-            _show(
+            show(
                 as_json,
                 explain_tables.rules_json(rule, records),
                 lambda out: explain_tables.show_rules(out, records),
             )
         else:
-            _show(
+            show(
                 as_json,
                 explain_tables.explanation_json(str(model), found),
                 lambda out: explain_tables.show_explanation(out, str(model), found),
@@ -291,13 +310,17 @@ def bench(
 
     Example:  monograph bench model.onnx --against onnxruntime,openvino --threads 2
     """
-    with _reporting(as_json, debug):
+    with reporting(as_json, debug):
         from monograph.report.bench import bench_model, show_bench
 
-        request = _request(model, target, dim, input_, inputs, seed)
+        request = make_request(model, target, dim, input_, inputs, seed)
         peers = [p.strip() for p in against.split(",") if p.strip()]
-        found = bench_model(request, _note, against=peers, seconds=seconds, threads=threads)
-        _show(as_json, found.as_json(), lambda out: show_bench(out, str(model), found))
+        found = bench_model(request, note, against=peers, seconds=seconds, threads=threads)
+        show(as_json, found.as_json(), lambda out: show_bench(out, str(model), found))
+
+
+app.command()(profile)
+app.command("compile")(compile_)
 
 
 def main() -> None:
@@ -309,8 +332,25 @@ def _refuse_with_bisect(*others: object) -> None:
     if any(given not in (None, "", []) for given in others):
         raise ConfigError(
             "--bisect compares passes with the reference, within derived tolerances",
-            hint="leave out --against, --only, --rtol and --atol",
+            hint="leave out --against, --only, --rtol, --atol and --per-step",
         )
+
+
+def _per_step(
+    model: Path, request: Request, against: str | None, options: tuple[Any, ...], as_json: bool
+) -> None:
+    from monograph.report.per_step import per_step_json, show_per_step, verify_steps
+
+    if against not in (None, "reference"):
+        raise ConfigError(
+            "--per-step compares with the reference: nothing else has the same steps",
+            given=f"--against {against}",
+            hint="leave out --against",
+        )
+    found = verify_steps(request, note, *options)
+    show(as_json, per_step_json(str(model), found), lambda out: show_per_step(out, found))
+    if not found.ok:
+        raise typer.Exit(CHECK_FAILED)
 
 
 def _bisect(
@@ -319,98 +359,14 @@ def _bisect(
     from monograph.report import explain_tables
     from monograph.report.explain import bisect_model
 
-    result = bisect_model(request, options, _note, any_order)
-    _show(
+    result = bisect_model(request, options, note, any_order)
+    show(
         as_json,
         explain_tables.bisection_json(str(model), result),
         lambda out: explain_tables.show_bisection(out, result),
     )
     if result.fault is not None:
         raise typer.Exit(CHECK_FAILED)
-
-
-def _pass_options(settings: list[str] | None, disabled: list[str] | None) -> PassOptions:
-    from monograph.pipeline import PassOptions, parse_pass_options
-
-    return PassOptions(parse_pass_options(settings or []), frozenset(disabled or []))
-
-
-def _request(
-    model: Path,
-    target: str | None,
-    dims: list[str] | None,
-    files: list[str] | None,
-    archive: Path | None,
-    seed: int,
-) -> Request:
-    from monograph.report.execute import Request
-    from monograph.report.inputs import read_array
-
-    sizes = {name: _size(name, text) for name, text in _pairs("--dim", dims)}
-    given = {name: read_array(Path(text)) for name, text in _pairs("--input", files)}
-    return Request(model, target, sizes, given, archive, seed)
-
-
-def _pairs(option: str, texts: list[str] | None) -> list[tuple[str, str]]:
-    pairs = []
-    for text in texts or []:
-        name, found, value = text.rpartition("=")
-        if not found or not name or not value:
-            raise ConfigError(f"{option} takes NAME=VALUE", given=text)
-        pairs.append((name, value))
-    if twice := [name for name, count in Counter(n for n, _ in pairs).items() if count > 1]:
-        raise ConfigError(f"{option} is given twice", given=", ".join(twice))
-    return pairs
-
-
-def _size(name: str, text: str) -> int:
-    if not text.isdecimal():
-        raise ConfigError(f"--dim {name} takes a size", expected="0, 1, 2, ...", given=text)
-    return int(text)
-
-
-def _note(line: str) -> None:
-    print(f"note: {line}", file=sys.stderr)
-
-
-def _show(as_json: bool, found: dict[str, Any], show: Callable[[Console], None]) -> None:
-    from monograph.report import tables
-
-    if as_json:
-        print(json.dumps(tables.plain({"ok": True} | found), allow_nan=False))
-    else:
-        show(tables.console())
-
-
-@contextmanager
-def _reporting(as_json: bool, debug: bool) -> Iterator[None]:
-    """Turns errors into one message on stderr and an exit code; --debug shows where they arose."""
-    try:
-        yield
-    except typer.Exit:
-        raise
-    except BrokenPipeError:
-        # Whoever read our output has gone (`| head`); there is nobody left to tell.
-        sys.stderr.close()
-        raise typer.Exit(0) from None
-    except Exception as e:
-        if debug:
-            traceback.print_exc()
-        if isinstance(e, (MonographError, MemoryError, OSError)):
-            message = str(e) or "out of memory"
-        else:
-            message = (
-                f"internal error: {type(e).__name__}: {e}"
-                "\n  what to do: see it in full with --debug and report it"
-            )
-        _print_failure(as_json, message)
-        raise typer.Exit(BAD_USAGE) from None
-
-
-def _print_failure(as_json: bool, message: str) -> None:
-    if as_json:
-        print(json.dumps({"ok": False, "error": message}))
-    print(f"error: {message}", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ Debug = Annotated[
 ]
 Target = Annotated[
     str | None,
-    typer.Option(help=f"What runs the model: {', '.join(TARGETS)}.", show_default="reference"),
+    typer.Option(help=f"What runs the model: {', '.join(TARGETS)}.", show_default="cpu"),
 ]
 Dims = Annotated[
     list[str] | None,
@@ -73,6 +73,11 @@ AnyOrder = Annotated[
 Bisect = Annotated[
     bool,
     typer.Option("--bisect", help="Check the numbers behind every pass; name what broke them."),
+]
+
+PerStep = Annotated[
+    bool,
+    typer.Option("--per-step", help="Compare every step of compiled code; name the wrong one."),
 ]
 
 # Of explain

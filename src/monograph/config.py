@@ -10,7 +10,7 @@ from typing import Any
 
 from monograph.errors import ConfigError, did_you_mean
 
-TARGETS = ("reference", "cpu")
+TARGETS = ("cpu", "reference")
 _PREFIX = "MONOGRAPH_"
 DEBUG_VARIABLE = _PREFIX + "DEBUG"
 """Has the command line show tracebacks: nothing that a session has an option for."""
@@ -22,8 +22,8 @@ _BOOLS = {"1": True, "true": True, "0": False, "false": False}
 class Config:
     """How a model is compiled and run."""
 
-    target: str = "reference"
-    """What runs the model: "reference" (numpy, the oracle) or "cpu" (compiled code)."""
+    target: str = "cpu"
+    """What runs the model: "cpu" (compiled code) or "reference" (numpy, the oracle)."""
     shapes_kept: int = 16
     """How many shape bindings a session keeps ready; the least recently used one goes first."""
     optimise: bool = False

@@ -25,11 +25,14 @@ from monograph.passes.convert_precision import ConvertPrecision
 from monograph.passes.fold_constants import FoldConstants
 from monograph.passes.fold_scales import FoldScales
 from monograph.passes.fold_sizes import FoldSizes
+from monograph.passes.fold_zero_points import FoldZeroPoints
 from monograph.passes.fuse_dot_rows import FuseDotRows
 from monograph.passes.fuse_shared_input import FuseEmbeddings, FuseSharedInput
+from monograph.passes.hoist_convs import HoistConvs
 from monograph.passes.hoist_slices import HoistSlices
 from monograph.passes.recognise_activations import RecogniseActivations
 from monograph.passes.recognise_attention import RecogniseAttention
+from monograph.passes.recognise_lookups import RecogniseLookups
 from monograph.passes.recognise_norms import RecogniseNorms
 from monograph.passes.simplify import Simplify
 from monograph.runtime.bisect import Numbers, check_pass
@@ -47,11 +50,13 @@ STAGES: tuple[Stage, ...] = (
     Stage(
         "clean",
         (
+            FoldZeroPoints(),
             FoldConstants(),
             FoldSizes(),
             Simplify(),
             RecogniseAttention(),
             CollapseViews(),
+            RecogniseLookups(),
         ),
     ),
     Stage(
@@ -70,6 +75,7 @@ STAGES: tuple[Stage, ...] = (
             FuseEmbeddings(),
             HoistSlices(),
             CollapseViews(),
+            HoistConvs(),
         ),
     ),
     Stage(

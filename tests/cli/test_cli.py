@@ -57,7 +57,7 @@ def change(recording: Path, **replaced: Any) -> Path:
 
 def test_version_and_help():
     assert call("--version").stdout == f"monograph {monograph.__version__}\n"
-    for command in ("inspect", "run", "verify"):
+    for command in ("inspect", "run", "verify", "profile"):
         assert command in call("--help").stdout
         result = call(command, "--help")
         assert result.exit_code == 0
@@ -261,7 +261,7 @@ def test_arrays_given_one_by_one_win(linear: Path, recording: Path, tmp_path: Pa
 
 
 def test_verify_needs_another_side(linear: Path):
-    result = call("verify", linear)
+    result = call("verify", linear, "--target", "reference")
     assert result.exit_code == 2
     assert "target and other side are both 'reference'" in result.stderr
     assert "--against onnxruntime" in result.stderr

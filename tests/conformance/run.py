@@ -3,6 +3,7 @@
     python tests/conformance/run.py                     # everything
     python tests/conformance/run.py -k lstm -k gru -v   # cases whose names contain a word
     python tests/conformance/run.py --optimise          # after the whole pipeline of rewrites
+    python tests/conformance/run.py --target cpu        # compiled
 
 A case passes when ONNX's runner accepts the outputs with its own tolerances. A case that is
 skipped by the runner counts as failed unless `left_out.py` gives the reason.
@@ -82,12 +83,14 @@ def main() -> int:
     parser.add_argument("-j", type=int, default=os.cpu_count(), help="processes")
     parser.add_argument("-v", action="store_true", help="print why cases failed")
     parser.add_argument("--optimise", action="store_true", help="rewrite the graphs first")
+    parser.add_argument("--target", default="reference", help="what runs the cases")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args()
     chosen = [c for c in cases() if not options.k or any(k in c[1] for k in options.k)]
     started = time.time()
     with tempfile.TemporaryDirectory() as home:
         os.environ["ONNX_HOME"] = home
+        os.environ["MONOGRAPH_TARGET"] = options.target
         if options.optimise:
             os.environ["MONOGRAPH_OPTIMISE"] = "1"
         tried = [c for c in chosen if c[1] not in LEFT_OUT]

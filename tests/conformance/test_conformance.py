@@ -14,8 +14,9 @@ CASES = run.cases()
 
 @pytest.fixture(autouse=True)
 def onnx_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Models of the suite are written to a folder of the test's own."""
+    """Models of the suite are written to a folder of the test's own, and run on the reference."""
     monkeypatch.setenv("ONNX_HOME", str(tmp_path))
+    monkeypatch.setenv("MONOGRAPH_TARGET", "reference")
 
 
 @pytest.mark.parametrize(
@@ -44,7 +45,7 @@ def test_case_after_the_pipeline(case: tuple[str, str], monkeypatch: pytest.Monk
     ids=lambda c: c[1].removeprefix("test_"),
 )
 def test_case_on_the_cpu(case: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """One case in eight; `MONOGRAPH_TARGET=cpu run.py` runs them all."""
+    """One case in eight; `run.py --target cpu` runs them all."""
     monkeypatch.setenv("MONOGRAPH_TARGET", "cpu")
     _, _, outcome, detail = run.run_case(case)
     assert outcome == "passed", detail

@@ -104,6 +104,27 @@ done:
   ret void
 }
 """
+# Thread 0 says that it is there (number 0), waits for number 1, and only then meets the others.
+MEET = """
+define void @meet(ptr %context, i64 %tid, i64 %threads) nounwind {
+entry:
+  %here = getelementptr i8, ptr %context, i64 64
+  %gate = getelementptr i8, ptr %context, i64 72
+  %left = getelementptr i8, ptr %context, i64 80
+  %first = icmp eq i64 %tid, 0
+  br i1 %first, label %wait, label %met
+wait:
+  store atomic i64 1, ptr %here release, align 8
+  call i32 @sched_yield()
+  %open = load atomic i64, ptr %gate acquire, align 8
+  %closed = icmp eq i64 %open, 0
+  br i1 %closed, label %wait, label %met
+met:
+  call void @barrier(ptr %context, i64 %threads)
+  atomicrmw add ptr %left, i64 1 monotonic
+  ret void
+}
+"""
 # Thread 0 takes the next place in a list that several contexts share (number 0 points to it).
 ENLIST = """
 define void @enlist(ptr %context, i64 %tid, i64 %threads) nounwind {

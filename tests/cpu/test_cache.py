@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import stat
@@ -11,6 +12,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from monograph.codegen.llvm.features import TABLE
@@ -63,10 +65,28 @@ def test_what_was_put_comes_back(cache: DiskCache, tmp_path: Path) -> None:
 def test_an_entry_says_what_it_is(cache: DiskCache, tmp_path: Path) -> None:
     cache.put(KEY, PARTS)
     first, second, _ = entry(tmp_path).read_bytes().split(b"\n", 2)
-    assert first.startswith(b"monograph-cache 1 ")
-    assert second == b'{"key": "%s", "parts": {"main": 350, "manifest": 2, "empty": 0}}' % (
-        KEY.encode()
-    )
+    assert first.startswith(b"monograph-cache 2 ")
+    sizes = {"main": 350, "manifest": 2, "empty": 0}
+    assert json.loads(second) == {"key": KEY, "parts": sizes}
+
+
+def test_parts_are_aligned(cache: DiskCache) -> None:
+    cache.put(KEY, PARTS)
+    parts = cache.get(KEY)
+    assert parts is not None
+    assert [np.frombuffer(p, np.uint8).ctypes.data % 64 for p in parts.values() if p] == [0, 0]
+
+
+def test_parts_outlive_their_entry(cache: DiskCache, tmp_path: Path) -> None:
+    cache.put(KEY, PARTS)
+    parts = cache.get(KEY)
+    entry(tmp_path).unlink()
+    assert parts == PARTS
+
+
+def test_an_array_is_stored_as_its_bytes(cache: DiskCache) -> None:
+    assert cache.put(KEY, {"numbers": np.arange(4, dtype=np.int32)})
+    assert cache.get(KEY) == {"numbers": np.arange(4, dtype=np.int32).tobytes()}
 
 
 def test_nobody_else_may_read_or_write(cache: DiskCache, tmp_path: Path) -> None:

@@ -137,13 +137,32 @@ def test_an_index_out_of_range_inside_a_branch_is_an_error() -> None:
         executable.run(feeds | {"c": np.array(True)})
 
 
-def test_what_cannot_be_compiled_inside_stays_a_host_step() -> None:
+@pytest.mark.parametrize("threads", THREADS)
+def test_sizes_that_data_decide_inside_a_loop(threads: int) -> None:
+    """They are counted there, as long as they stay there."""
+    i, go, s = value("i64[]", "i"), value("bool[]", "go"), value("f32[9]", "s")
+    places = Reshape((-1,))(NonZero()(Less()(constant(np.float32(0)), s)))
+    total = ReduceSum((0,))(Gather(0)(s, places))
+    new = Sub()(s, Mul()(total, constant(np.float32(0.1))))
+    loop = Loop(graph((i, go, s), go, new), 1)(
+        value("i64[]", "n"), constant(np.array(True)), value("f32[9]")
+    )
+    outer = graph_of(*unpack(loop))
+    data = np.linspace(-1, 2, 9).astype(np.float32)
+    check(outer, {"n": np.int64(5), "x": data}, threads=threads, tolerance=1e-6)
+
+
+def test_what_cannot_be_compiled_inside_stays_a_host_step_and_says_why() -> None:
     x = value("f32[4]", "a")
-    sizes = ReduceSum((0, 1))(NonZero()(x))
+    every_other = Slice((0, 0), (1, -1), (1, 2))(NonZero()(x))
+    sizes = ReduceSum((0, 1))(every_other)
     branch = If(graph((x,), sizes), graph((), constant(np.int64(0))))
     result = branch(value("bool[]", "c"), value("f32[4]"))
     outer = graph_of(*unpack(result))
-    assert check(outer, {"c": np.array(True)}, native=False).host_steps
+    executable = check(outer, {"c": np.array(True)}, native=False)
+    assert executable.host_reasons == {
+        "if": "inside it non_zero: the data decide a size that nothing bounds"
+    }
 
 
 @pytest.mark.parametrize("threads", THREADS)

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+from unittest import mock
+
 import numpy as np
 import pytest
 
-from monograph.ops.elementwise import Exp
+from monograph.ir import constant, evaluate
+from monograph.ops.conv import Conv
+from monograph.ops.elementwise import Add, Exp
 from monograph.ops.linear import Det
+from monograph.ops.resize import Resize
 from monograph.ops.shape import ShapeOf
 from monograph.ops.signal import Dft, MelWeights
-from tests.cpu.moving import FEATURES, THREADS, check, check_samples
+from monograph.program import expand
+from monograph.runtime.executable import compile_graph
+from tests.cpu.moving import FEATURES, THREADS, check, check_samples, host
 from tests.rules.checks import graph_of, value
 
+rng = np.random.default_rng(0)
 # Sums of as many terms as the transform is long, in f32.
 CLOSE = 2e-6
 
@@ -38,9 +46,33 @@ def test_transforms(shape: str, op: Dft) -> None:
     check(graph_of(op(value(shape))), tolerance=tolerance)
 
 
-def test_a_long_transform_is_a_step_on_the_host() -> None:
-    executable = check(graph_of(Dft(1)(value("f32[1, 4096, 1]"))), native=False, tolerance=CLOSE)
-    assert [s.region.kind for s in executable.host_steps] == ["dft"]
+@pytest.mark.parametrize("shape", ["f32[1, 4096, 1]", "f32[2, 2560, 2]", "f64[1, 2063, 2]"])
+def test_long_transforms(shape: str) -> None:
+    """A product of lengths, and a prime."""
+    check(graph_of(Dft(1)(value(shape))))
+
+
+@pytest.mark.parametrize("length", [1, 2, 7, 129, 130, 131, 1021])
+@pytest.mark.parametrize("size", [5, 300])
+def test_transforms_by_shorter_ones(length: int, size: int) -> None:
+    """Every kind of transform, with the limit of one product at nothing."""
+    x, real = value(f"f64[2, {size}, 3, 2]"), value(f"f64[2, {size}, 3, 1]", "r")
+    made = [
+        Dft(1, length)(x),
+        Dft(1, length, inverse=True)(x),
+        Dft(1, length, inverse=True, onesided=True)(x),
+        Dft(1, length)(real),
+        Dft(1, length, onesided=True)(real),
+    ]
+    graph = graph_of(*made)
+    with mock.patch.object(expand, "MAX_MATRIX", 0):
+        executable = compile_graph(graph, host(), 2)
+    assert not executable.host_steps
+    feeds = {
+        n: rng.normal(size=t.static) for n, t in zip("xr", (x.tensor, real.tensor), strict=True)
+    }
+    for a, b in zip(executable.run(feeds), evaluate(graph, feeds), strict=True):
+        np.testing.assert_allclose(a, b, rtol=0, atol=1e-13 * np.abs(b).max())
 
 
 def test_determinants() -> None:
@@ -49,3 +81,23 @@ def test_determinants() -> None:
     check(graph_of(Det()(x)), threads=4, tolerance=CLOSE)
     singular = np.ones((3, 5, 7, 7), np.float32)
     check(graph_of(Det()(x)), {"x": singular})
+
+
+@pytest.mark.parametrize(
+    ("op", "whole"),
+    [
+        (Resize((1, 2), sizes=(8, 15), coordinates="asymmetric", rounding="floor"), True),
+        (Resize((1, 2), sizes=(8, 10)), True),
+        (Resize((2,), sizes=(20,), coordinates="asymmetric", rounding="round_prefer_ceil"), False),
+        (Resize((1, 2), sizes=(6, 10)), False),
+        (Resize((1, 2), sizes=(8, 10), mode="linear"), False),
+    ],
+)
+def test_repeated_pixels_are_read_in_place(op: Resize, whole: bool) -> None:
+    """Where every pixel is repeated as often, what is added to a convolution needs no memory."""
+    x = value("f32[2, 4, 5, 18]")
+    large = value(f"f32{[2, *op(x).tensor.static[1:-1], 6]}", "y")
+    weights = constant(np.random.default_rng(0).normal(size=(18, 6, 1, 1)).astype(np.float32))
+    pixels = Conv((1, 1), (0, 0), (0, 0), (1, 1), layout="channels_last")(large, weights)
+    executable = check(graph_of(Add()(pixels, op(x))), threads=2, tolerance=CLOSE)
+    assert len(executable.program.steps) == (1 if whole else 2)

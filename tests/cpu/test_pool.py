@@ -23,7 +23,17 @@ from monograph.runtime import pool_code
 from monograph.runtime.native import NativeCode
 from monograph.runtime.pool import Pool, shared_pool
 from monograph.runtime.threads import MAX_THREADS
-from tests.cpu.launching import COUNT, ENLIST, HOLD, PHASES, TINY, Context, function, load
+from tests.cpu.launching import (
+    COUNT,
+    ENLIST,
+    HOLD,
+    MEET,
+    PHASES,
+    TINY,
+    Context,
+    function,
+    load,
+)
 
 ROOT = Path(__file__).parent.parent.parent
 HANG = 120
@@ -224,10 +234,24 @@ def test_an_idle_pool_sleeps(count: NativeCode) -> None:
     assert list(context.numbers) == [8] * 4
 
 
+@pytest.mark.parametrize("threads", [2, 5])
+def test_who_waits_long_at_a_barrier_sleeps(threads: int) -> None:
+    """A core that another process wants is not burnt while a thread of ours is not on one."""
+    code, context = load(MEET, "meet"), Context(3)
+    arguments = (code.address("meet"), context.address, threads)
+    late = threading.Thread(target=shared_pool().launch, args=arguments)
+    late.start()
+    wait_for(lambda: context.numbers[0] == 1, "the thread that comes late")
+    wait_for(workers_sleep, "workers that sleep at the barrier")
+    assert context.numbers[2] == 0
+    context.numbers[1] = 1
+    late.join(HANG)
+    assert context.numbers[2] == threads
+
+
 def test_no_wake_up_is_lost(phases: NativeCode, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a pool that sleeps at once, whoever waits."""
     monkeypatch.setattr(pool_module, "_SPIN_SECONDS", 0.0)
-    monkeypatch.setattr(pool_module, "_YIELDS", 0)
     pool = Pool()
 
     def session(seed: int) -> int:

@@ -47,6 +47,23 @@ def test_cells(features, op: Op, sizes: tuple[int, ...]) -> None:
         check(graph, features=features, threads=threads, tolerance=CLOSE)
 
 
+@pytest.mark.parametrize("op", [Rnn(), Gru(), Lstm()], ids=str)
+@pytest.mark.parametrize("empty", range(4))
+def test_nothing_to_compute(op: Op, empty: int) -> None:
+    """No time, no batch, no features, no units: the state stays, or there is none."""
+    sizes = [3, 2, 4, 5]
+    sizes[empty] = 0
+    x, hidden = value(f"f32[{sizes[0]}, {sizes[1]}, {sizes[2]}]"), sizes[3]
+    gates = {"rnn": 1, "gru": 3, "lstm": 4}[op.name]
+    state = [value(f"f32[{sizes[1]}, {hidden}]", n) for n in ("h", "c")]
+    weights = [(gates * hidden, sizes[2]), (gates * hidden, hidden), (gates * hidden,)]
+    if gates > 1:
+        weights.append((3 * hidden,))
+    constants = (constant(rng.normal(size=s).astype(np.float32)) for s in weights)
+    graph = graph_of(*unpack(op(x, *constants, *state[: 2 if gates == 4 else 1])))
+    check(graph, tolerance=CLOSE)
+
+
 @pytest.mark.parametrize("op", [Rnn, Gru, Lstm])
 @pytest.mark.parametrize("backward", [False, True])
 def test_elements_that_end_early(op, backward: bool) -> None:

@@ -23,6 +23,7 @@ from tests.cpu.against import check, feeds_for
 from tests.cpu.scalar_kernels import instruction_sets
 from tests.rules.checks import graph_of, value
 
+rng = np.random.default_rng(7)
 SHAPES = [
     ("f32[37]", (0,)),
     ("f32[3, 1000]", (1,)),
@@ -120,6 +121,26 @@ def test_long_sums_are_accurate() -> None:
     (expected,) = evaluate(graph, feeds)
     (given,) = compile_graph(graph, instruction_sets()[0], 2).run(feeds)
     assert abs(float(given) / float(expected) - 1) < 1e-5
+
+
+def test_long_sums_down_columns_are_accurate() -> None:
+    """Equal numbers are rounded alike at each addition: one total of them all goes astray."""
+    graph = graph_of(ReduceSum((1, 2), keep=True)(value("f32[1, 160, 256, 33]")))
+    feeds = {"x": np.full((1, 160, 256, 33), 0.1, np.float32)}
+    (expected,) = evaluate(graph, feeds)
+    for features in instruction_sets():
+        (given,) = compile_graph(graph, features, 2).run(feeds)
+        np.testing.assert_allclose(given, expected, rtol=1e-5)
+
+
+def test_sums_down_columns_are_as_accurate_as_sums_along_rows() -> None:
+    """Too short to be split among threads, and too long for one total after the other."""
+    data = rng.normal(3.0, 1.0, (1, 960, 48)).astype(np.float32)
+    graph = graph_of(ReduceSum((1,))(value("f32[1, 960, 48]")))
+    (expected,) = evaluate(graph, {"x": data})
+    for features in instruction_sets():
+        (given,) = compile_graph(graph, features, 2).run({"x": data})
+        np.testing.assert_allclose(given, expected, rtol=1e-6)
 
 
 def test_long_reductions_are_split() -> None:

@@ -75,6 +75,15 @@ def test_matmul_nbits_keeps_its_weights_small() -> None:
     assert len(found.inputs) == 2
 
 
+@pytest.mark.parametrize(("level", "bits"), [(0, 0), (1, 0), (4, 8)])
+def test_matmul_nbits_permits_what_its_accuracy_level_does(level: int, bits: int) -> None:
+    inputs = nbits_inputs(5, 64, 32, 4, "none")
+    sizes = {"K": 64, "N": 5, "bits": 4, "block_size": 32, "accuracy_level": level}
+    model = node_model("MatMulNBits", inputs, constant=(1, 2), **MICROSOFT, **sizes)
+    (found,) = [v for v in monograph.load(model).graph.values if v.op.name == "dot"]
+    assert found.op.attributes["left_bits"] == bits
+
+
 def test_matmul_nbits_refuses_what_does_not_fit() -> None:
     inputs = nbits_inputs(5, 64, 32, 4, "none")
     sizes = {"K": 64, "N": 5, "bits": 4, "block_size": 32, **MICROSOFT}

@@ -98,7 +98,7 @@ def test_every_import_has_the_whole_budget(monkeypatch: pytest.MonkeyPatch):
     for size in (1, 1 << 14):
         session.run({"x": np.ones(size, "f4")})
     for _ in range(9):
-        session._by_shape.clear()
+        session._bindings.graphs.clear()
         session.run({"x": np.ones(1, "f4")})
 
 
@@ -166,9 +166,9 @@ def test_a_session_holds_weights_once():
         opsets={"": 21, "f": 1},
     )
     session = monograph.load(made)
-    assert session._model.proto.ByteSize() < 1000
-    assert session._model.proto.graph.initializer[0].dims == [1 << 20]
-    assert [f.name for f in session._model.functions.values()] == ["F"]
+    assert session._bindings.model.file.proto.ByteSize() < 1000
+    assert session._bindings.model.file.proto.graph.initializer[0].dims == [1 << 20]
+    assert [f.name for f in session._bindings.model.file.functions.values()] == ["F"]
     assert made.graph.initializer[0].raw_data == weight.raw_data, "the caller's model is untouched"
     (y,) = session.run({"x": np.ones(1, "f4")})
     assert y.tolist() == [2.0] * (1 << 20)

@@ -36,7 +36,7 @@ def test_only_our_errors_come_out(tmp_path: Path):
     "error", [KeyError("x"), MemoryError(), RecursionError(), AssertionError()]
 )
 def test_any_other_error_is_a_finding(error, monkeypatch: pytest.MonkeyPatch):
-    def fail(raw: bytes) -> None:
+    def fail(raw: bytes, target: str) -> None:
         raise error
 
     monkeypatch.setattr(monograph, "load", fail)
@@ -55,7 +55,7 @@ def test_any_other_error_is_a_finding(error, monkeypatch: pytest.MonkeyPatch):
 def test_an_error_that_stands_for_a_fault_is_a_finding(error, monkeypatch: pytest.MonkeyPatch):
     """What was converted only so that a user sees one kind of error is a fault all the same."""
 
-    def fail(raw: bytes) -> None:
+    def fail(raw: bytes, target: str) -> None:
         raise error
 
     monkeypatch.setattr(monograph, "load", fail)
@@ -65,7 +65,7 @@ def test_an_error_that_stands_for_a_fault_is_a_finding(error, monkeypatch: pytes
 
 
 def test_a_judgement_is_no_finding(monkeypatch: pytest.MonkeyPatch):
-    def fail(raw: bytes) -> None:
+    def fail(raw: bytes, target: str) -> None:
         raise InferError("ranks differ")
 
     monkeypatch.setattr(monograph, "load", fail)
@@ -74,7 +74,7 @@ def test_a_judgement_is_no_finding(monkeypatch: pytest.MonkeyPatch):
 
 def test_a_hang_is_a_finding(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(harness, "SECONDS", 0.05)
-    monkeypatch.setattr(monograph, "load", lambda raw: time.sleep(5))
+    monkeypatch.setattr(monograph, "load", lambda raw, target: time.sleep(5))
     outcome, detail = try_mutant(seeds()[0], random.Random(0))
     assert outcome == "finding"
     assert "hangs" in detail

@@ -16,6 +16,7 @@ import monograph
 from monograph.ir import Graph
 from monograph.passes.base import Environment
 from monograph.pipeline import optimise
+from monograph.program.kinds import is_kernel
 from monograph.report.inputs import read_archive, split_archive
 from monograph.rewrite import CPU_COST, GPU_COST
 from monograph.runtime.bisect import Numbers
@@ -33,9 +34,14 @@ def bound(name: str) -> tuple[Graph, dict[str, Any]]:
     path = SHARED / name
     if not path.is_dir():
         pytest.skip(f"no {name} in ../shared/models beside the repository")
-    session = monograph.load(path / "model.onnx")
+    session = monograph.load(path / "model.onnx", target="reference")
     feeds, _ = split_archive(read_archive(path / "io.npz"), session.inputs, session.outputs)
     return session.bound_graph(feeds), feeds
+
+
+def kernels(graph: Graph) -> int:
+    """Values that need a kernel of their own: zero points behind a layer, and views, do not."""
+    return sum(map(is_kernel, graph.values))
 
 
 @pytest.mark.parametrize("name", RECORDED)
@@ -44,7 +50,7 @@ def test_the_pipeline_keeps_the_answers(name: str) -> None:
     expected = run(graph, feeds)
     results = [optimise(graph, environment=Environment(cost)) for cost in (CPU_COST, GPU_COST)]
     for after in dict.fromkeys(results):
-        assert len(after.values) <= len(graph.values)
+        assert kernels(after) <= kernels(graph)
         rows = ROWS_IN_ANY_ORDER.get(name, ())
         found = first_difference(
             graph, after, feeds, exact=False, expected=expected, any_order=rows
@@ -72,7 +78,8 @@ def test_a_detector_loses_its_overhead() -> None:
     ]  # fmt: skip
     assert not gates
     assert after_ops["silu"] == 69
-    assert after_ops["conv"] <= before_ops["conv"]
+    # Two convolutions read an enlarged image beside another: each is done in two parts.
+    assert after_ops["conv"] <= before_ops["conv"] + 2
     layers = ("conv", "dot")
     scaled = [
         v

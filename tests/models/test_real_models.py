@@ -67,7 +67,7 @@ def test_recorded_answers(name: str, recording: str) -> None:
     folder = SHARED / name
     if not folder.is_dir():
         pytest.skip(f"no {name} in ../shared/models beside the repository")
-    session = monograph.load(folder / "model.onnx")
+    session = monograph.load(folder / "model.onnx", target="reference")
     arrays = read_archive(folder / recording)
     feeds, expected = split_archive(arrays, session.inputs, session.outputs)
     assert set(expected) == {p.name for p in session.outputs}
@@ -137,7 +137,7 @@ def test_fetched_models(case: Case) -> None:
     path = _fetched(case.file)
     if not path.is_file():
         pytest.skip(f"{case.file} was not fetched: run `make models`")
-    session = monograph.load(path, dims=case.dims)
+    session = monograph.load(path, target="reference", dims=case.dims)
     feeds = make_inputs(session.inputs, case.feeds, seed=0).feeds
     levels = onnxruntime.GraphOptimizationLevel
     expected = run_onnxruntime(path, feeds, levels.ORT_ENABLE_ALL)

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from monograph.program.plan import ALIGNMENT, Lifetime, plan
+from monograph.program.plan import ALIGNMENT, Lifetime, fullest, plan
 
 
 def overlaps(lives: list[Lifetime], offsets: dict[int, int]) -> bool:
@@ -55,3 +55,26 @@ def test_buffers_of_no_elements_share_no_address() -> None:
     lives = [Lifetime(k, nbytes, 0, 9) for k, nbytes in enumerate((64, 64, 0, 0))]
     made = plan(lives)
     assert len(set(made.offsets.values())) == 4
+
+
+def test_buffers_written_over_another_lie_where_it_does() -> None:
+    lives = [Lifetime(0, 640, 0, 9, over=(5, 7)), Lifetime(1, 640, 4, 4)]
+    made = plan(lives)
+    assert made.offsets[0] == made.offsets[5] == made.offsets[7] != made.offsets[1]
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_the_fullest_step_is_what_counting_every_step_finds(seed: int) -> None:
+    rng = random.Random(seed)
+    lives = []
+    for key in range(30):
+        first = rng.randrange(40)
+        lives.append(Lifetime(key, rng.randrange(1, 5000), first, first + rng.randrange(10)))
+    step, needed = fullest(lives)
+    each = [sum(x.nbytes for x in lives if x.first <= s <= x.last) for s in range(50)]
+    assert sum(x.nbytes for x in needed) == max(each) == each[step]
+    assert plan(lives).size >= max(each)
+
+
+def test_nothing_is_full() -> None:
+    assert fullest([]) == (0, [])

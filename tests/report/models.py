@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import onnx
+import onnx.numpy_helper
 import onnx.parser
 
 LINEAR = """
@@ -51,6 +53,35 @@ noisy (float[4] x) => (float[4] y)
 }
 """
 
+CHOSEN = """
+<ir_version: 9, opset_import: ["" : 18]>
+chosen (float[1, 1, 4, 4] x) => (float[1, 1, H, W] y)
+{
+    [early] a = Relu(x)
+    axes = Constant <value_ints = [0, 1, 2, 3]> ()
+    largest = ReduceMax <keepdims = 0> (a, axes)
+    whole = Ceil(largest)
+    k = Cast <to = 7> (whole)
+    first = Constant <value_ints = [0]> ()
+    more = Unsqueeze(k, first)
+    two = Constant <value_ints = [2, 2]> ()
+    image = Add(two, more)
+    one = Constant <value_ints = [1, 1]> ()
+    sizes = Concat <axis = 0> (one, image)
+    [late] y = Resize <mode = "linear"> (a, , , sizes)
+}
+"""
+"""What the data are decides the size of the result."""
+
+WORDS = """
+<ir_version: 9, opset_import: ["" : 20]>
+words (float[4] x, string[2] s) => (float[4] y, string[2] t)
+{
+    [native] y = Exp(x)
+    [written] t = StringConcat(s, s)
+}
+"""
+
 CONTRADICTORY = """
 <ir_version: 9, opset_import: ["" : 18]>
 wrong (float[2, 3] x) => (float[2, 5] y)
@@ -65,4 +96,17 @@ def save(text: str, folder: Path, name: str = "model.onnx") -> Path:
     """Writes a model given as text to a file."""
     path = folder / name
     onnx.save(onnx.parser.parse_model(text), path)
+    return path
+
+
+def save_weighted(text: str, folder: Path, name: str = "model.onnx") -> Path:
+    """... with random numbers for the weights that the text only declares."""
+    model = onnx.parser.parse_model(text)
+    drawn = np.random.default_rng(0)
+    for info in model.graph.value_info:
+        shape = [d.dim_value for d in info.type.tensor_type.shape.dim]
+        data = drawn.normal(size=shape).astype(np.float32)
+        model.graph.initializer.append(onnx.numpy_helper.from_array(data, info.name))
+    path = folder / name
+    onnx.save(model, path)
     return path

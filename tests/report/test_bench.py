@@ -42,7 +42,16 @@ def test_a_bench_counts_work_and_names_its_peers(model: Path) -> None:
     assert found.stats["kernels_per_run"] == 1
     assert found.stats["host_steps"] == []
     assert found.peaks is not None
-    assert json.dumps(found.as_json())
+    content = json.loads(json.dumps(found.as_json()))
+    times = content["times"][MONOGRAPH]
+    assert {"median", "p50", "p90", "p99", "min", "per_second", "runs"} <= set(times)
+    assert times["min"] <= times["p50"] <= times["p90"] <= times["p99"]
+    assert content["gflops_per_second"] == pytest.approx(found.flops / times["median"] / 1e9)
+    assert content["gbytes_per_second"] == pytest.approx(found.bytes / times["median"] / 1e9)
+    assert 0 < content["of_peak_flops"] < content["gflops_per_second"] + 1
+    assert (content["kernels_per_run"], content["launches_per_run"]) == (1, 1)
+    memory = content["peak_memory"]
+    assert memory["process"] > memory["temporaries"] > 0
 
 
 def test_every_contender_takes_its_turns() -> None:
@@ -72,6 +81,7 @@ def test_the_command(model: Path) -> None:
     assert shown.exit_code == 0, shown.output
     assert "1 launches, 1 kernels a run" in shown.output
     assert "GFLOP/s" in shown.output
+    assert "peak memory:" in shown.output
     found = CliRunner().invoke(app, ["bench", str(model), "--seconds", "0.1", "--json"])
     start = found.stdout.index("{")
     assert json.loads(found.stdout[start:])["ok"] is True

@@ -107,3 +107,21 @@ def test_open_dimensions_of_paddle_exports_are_not_names():
     assert inspect_model(model).inputs[0].shape == ("~x_0", 3)
     model.graph.input[0].type.tensor_type.shape.dim[0].dim_value = -2
     assert "negative dimension" in str(inspect_model(model).problem)
+
+
+def test_ops_on_the_host_are_named_with_the_reason():
+    model = parse(
+        """
+        <ir_version: 9, opset_import: ["": 20]>
+        g (string[2] a, string[2] b, float[2] x) => (bool[2] same, float[2] y) {
+            both = StringConcat(a, b)
+            same = Equal(both, b)
+            y = Exp(x)
+        }
+        """
+    )
+    found = inspect_model(model)
+    assert found.host == {"string_concat": "strings", "equal": "strings"}
+    assert inspection_json("m.onnx", found)["host_ops"] == found.host
+    assert "on the host" in shown(found)
+    assert "on the host" not in shown(inspect_model(parse(models.LINEAR)))

@@ -9,7 +9,8 @@ from onnx import helper
 
 from monograph import load
 from monograph.frontend.onnx import import_model, read_model
-from monograph.ir import Input, Op, parse_tensor_type
+from monograph.ir import Graph, Input, Op, parse_tensor_type, tensor
+from monograph.ir.dtype import f32
 from monograph.ops.attention import Attention
 from monograph.ops.composite import LayerNorm, RmsNorm, Softmax
 from monograph.ops.conv import Conv
@@ -143,6 +144,12 @@ def test_branches_count_with_their_bodies():
 
 def test_an_output_that_is_an_input_is_still_rounded():
     assert one("y = Identity(x)").rtol == pytest.approx(MARGIN * EPS)
+
+
+def test_a_dot_that_permits_rounding_counts_half_a_step():
+    x, w = (Input(n, tensor(f32, *s))() for n, s in (("x", (2, 1)), ("w", (1, 3))))
+    graph = Graph((x, w), (("y", Dot(None, 8)(x, w)),))
+    assert derive(graph)["y"].rtol == pytest.approx(MARGIN * math.hypot(EPS, 2.0**-8))
 
 
 def test_accuracy_levels_of_the_file():

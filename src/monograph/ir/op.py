@@ -8,6 +8,7 @@ different attributes.
 from __future__ import annotations
 
 import math
+import os
 import re
 import struct
 import threading
@@ -189,6 +190,11 @@ class Value:
 
 _interned: weakref.WeakValueDictionary[bytes, Value] = weakref.WeakValueDictionary()
 _lock = threading.Lock()
+if hasattr(os, "register_at_fork"):
+    # A child must not find it locked by a thread that it does not have.
+    os.register_at_fork(
+        before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release
+    )
 
 
 def _ask(op: Op, rule: Callable[..., T], inputs: tuple[Value, ...]) -> T:

@@ -33,12 +33,14 @@ class Attention(Op):
     `extra` names operands that follow v, in this order where given:
     - "mask": a bool (a key takes part where it holds) or a float (added to the scores, after the
       softcap), broadcastable to [B, H, S, T];
-    - "lengths": integers [B], the number of keys that count in each batch row, T without it;
+    - "lengths": integers [B], the number of keys that count in each batch row, T without it; what
+      lies beyond them may be anything, NaN too;
     - "sinks": floats [H], one score more for each head that takes part in the softmax only.
 
     `causal` places the last query at the last key that counts, so that query i sees the keys up
     to i + length - S; with `window` w > 0 only the last w of them. A query that sees no key
-    gives 0.
+    gives 0. An infinity or NaN among the values of keys that count but that a query does not see
+    may or may not reach it.
     """
 
     scale: float | None = None
@@ -116,7 +118,11 @@ class Attention(Op):
         given = dict(zip(self.extra, extra, strict=True))
         weights = self.weights(q, k, given)
         repeats = q.shape[1] // max(v.shape[1], 1)
-        return narrow(np.matmul(weights, widen(v).repeat(repeats, 1)), from_numpy(q.dtype))
+        values = widen(v)
+        if LENGTHS in given:
+            counts = np.arange(v.shape[2]) < given[LENGTHS].astype(np.int64).reshape(-1, 1)
+            values = np.where(counts[:, None, :, None], values, 0.0)
+        return narrow(np.matmul(weights, values.repeat(repeats, 1)), from_numpy(q.dtype))
 
     def weights(self, q: Array, k: Array, given: dict[str, Array]) -> Array:
         """How much each key counts for each query, in f64."""

@@ -96,8 +96,13 @@ class Fail(Op):
     def infer(self) -> Type:
         return self.of
 
+    @property
+    def reason(self) -> str:
+        """What a run that reaches it fails with."""
+        return f"a branch was taken that cannot run: {self.message}"
+
     def reference(self) -> Any:
-        raise ExecutionError(f"a branch was taken that cannot run: {self.message}")
+        raise ExecutionError(self.reason)
 
 
 @dataclass(frozen=True)

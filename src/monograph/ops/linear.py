@@ -21,9 +21,13 @@ class Dot(Op):
 
     `out` is the element type of the result: None for that of the operands. Integers are summed
     without loss and then wrap into it, so that i8 and u8 operands may give i32.
+
+    `left_bits` is a permission, which the reference does not use: a target may round the left
+    operand to integers of so many bits, with a scale for each block along the sums. 0 gives none.
     """
 
     out: DType | None = None
+    left_bits: int = 0
 
     samples = (
         sample("f32[4, 3]", "f32[3, 5]"),

@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import itertools
 import math
+import os
 import secrets
 import struct
 import threading
-from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,8 +29,15 @@ from monograph.ops.shape import unknown_shape
 
 _ENTROPY = secrets.randbits(64)
 _uids = itertools.count(1)
-_draws: Counter[int] = Counter()
+_states: dict[int, Array] = {}
 _lock = threading.Lock()
+STATE_WORDS = 6
+"""Integers of an op's state: how often it has drawn, the length of its key, and the key."""
+if hasattr(os, "register_at_fork"):
+    # A child must not find it locked by a thread that it does not have.
+    os.register_at_fork(
+        before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release
+    )
 
 
 def fresh_uid() -> int:
@@ -64,18 +71,32 @@ class Random(Op, abstract=True):
 
     def reference(self) -> Array:
         check_allocation(self.shape, np.float64)
+        state = self.state()
         with _lock:
-            turn = _draws[self.uid]
-            _draws[self.uid] += 1
-        return narrow(self.draw(self._generator(turn)), self.dtype)
+            turn = int(state[0])
+            state[0] += 1
+        return narrow(self.draw(self._generator(turn & 0xFFFFFFFF)), self.dtype)
+
+    def state(self) -> Array:
+        """What every evaluation of this op in this process starts from, and counts in."""
+        with _lock:
+            if self.uid not in _states:
+                key = self.key()
+                state = np.zeros(STATE_WORDS, np.int64)
+                state[1], state[2 : 2 + len(key)] = len(key), key
+                _states[self.uid] = state
+            return _states[self.uid]
+
+    def key(self) -> list[int]:
+        """What the numbers depend on beside the turn."""
+        if self.seed is None:
+            return [_ENTROPY & 0xFFFFFFFF, _ENTROPY >> 32, self.uid & 0xFFFFFFFF]
+        if self.seed.is_integer() and 0 <= self.seed < 2**32:
+            return [int(self.seed)]
+        return [*struct.unpack("<II", struct.pack("<d", self.seed))]
 
     def _generator(self, turn: int) -> np.random.RandomState:
-        if self.seed is None:
-            key = [_ENTROPY & 0xFFFFFFFF, _ENTROPY >> 32, self.uid & 0xFFFFFFFF]
-        elif self.seed.is_integer() and 0 <= self.seed < 2**32:
-            key = [int(self.seed)]
-        else:
-            key = [*struct.unpack("<II", struct.pack("<d", self.seed))]
+        key = self.key()
         return np.random.RandomState([*key, turn] if turn or len(key) > 1 else key[0])
 
     def draw(self, generator: np.random.RandomState) -> Array:

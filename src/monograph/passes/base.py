@@ -12,6 +12,9 @@ from monograph.ir import Constant, Graph, Input, Value, subgraphs
 from monograph.ir.types import accepts
 from monograph.rewrite import CPU_COST, CostModel, Rule, Trace, apply_rules
 
+ORIGINS_BETWEEN = " + "
+"""Stands between the nodes that one value came from."""
+
 
 @dataclass
 class Environment:
@@ -106,8 +109,8 @@ def users_of(graph: Graph) -> dict[Value, list[Value]]:
 
 def joined_origins(graph: Graph, values: Iterable[Value]) -> str:
     """The nodes behind some values, each once."""
-    names = dict.fromkeys(n for v in values for n in (graph.origin(v) or "").split(" + ") if n)
-    return " + ".join(names)
+    listed = [(graph.origin(v) or "").split(ORIGINS_BETWEEN) for v in values]
+    return ORIGINS_BETWEEN.join(dict.fromkeys(n for names in listed for n in names if n))
 
 
 def substitute(
@@ -155,10 +158,10 @@ def substitute(
     for value, text in graph.origins.items():
         if value in made:
             known.setdefault(made[value], text)
-    return replace(after, origins=_inherited(after, known))
+    return replace(after, origins=inherited_origins(after, known))
 
 
-def _inherited(graph: Graph, known: Mapping[Value, str]) -> dict[Value, str]:
+def inherited_origins(graph: Graph, known: Mapping[Value, str]) -> dict[Value, str]:
     """Origins of every value: its own, or that of what it is computed for."""
     found = dict(known)
     for value in reversed(graph.values):

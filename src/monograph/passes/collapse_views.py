@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from monograph.passes.base import RulePass
 from monograph.rewrite import Rule, rules_in
-from monograph.rules import casts, commute, concat, sizes, slices, views
+from monograph.rules import casts, commute, concat, extremes, sizes, slices, views
 
 
 @dataclass(frozen=True)
@@ -24,5 +24,6 @@ class CollapseViews(RulePass):
         *rules_in(views),
         *rules_in(slices),
         *rules_in(concat),
+        *rules_in(extremes),
         *commute.SINKING,
     )

@@ -2,7 +2,8 @@
 
 A Fourier transform of a length that is known is a product with a constant matrix; a recurrent cell
 is a dot and its steps; a transposed convolution whose windows do not meet is a dot of every pixel;
-a loop whose count is known is a scan; what only depends on shapes is a constant.
+a loop whose count is known is a scan; an image whose pixels are only repeated is a view; what only
+depends on shapes is a constant.
 """
 
 from __future__ import annotations
@@ -19,11 +20,16 @@ from monograph.ops.control import Loop
 from monograph.ops.conv import Conv
 from monograph.ops.conv_transpose import ConvTranspose
 from monograph.ops.linear import Dot
-from monograph.ops.shape import Reshape, ShapeOf, Slice, Transpose
+from monograph.ops.require import Require
+from monograph.ops.resample import CROP, nearest_places
+from monograph.ops.resize import NEAREST, STRETCH, Resize
+from monograph.ops.shape import Broadcast, Reshape, ShapeOf, Slice, Transpose
 from monograph.ops.signal import Dft, MelWeights
 from monograph.ops.window import CHANNELS_LAST
 from monograph.program.counted import as_scan
+from monograph.program.fourier import long_transform
 from monograph.program.kinds import is_native
+from monograph.program.phases import as_phases
 from monograph.program.recurrence import GATES, split_cell
 
 MAX_MATRIX = 1 << 22
@@ -32,7 +38,7 @@ MAX_MATRIX = 1 << 22
 
 def expand(graph: Graph) -> Graph:
     """The graph with such ops replaced."""
-    kinds = (ConvTranspose, Dft, Loop, MelWeights, ShapeOf, *GATES)
+    kinds = (ConvTranspose, Dft, Loop, MelWeights, Require, Resize, ShapeOf, *GATES)
     if not any(type(v.op) in kinds for v in graph.values):
         return graph
     return graph.rebuild(_expanded)
@@ -46,16 +52,27 @@ def _expanded(old: Value, inputs: tuple[Value, ...]) -> Value:
         return old
     if isinstance(op, ShapeOf) and inputs[0].tensor.is_static:
         return constant(np.array(inputs[0].tensor.static, np.int64))
+    if isinstance(op, Require) and _agree(*inputs[1:]):
+        return inputs[0]
     if isinstance(op, Loop):
         return as_scan(op, inputs) or op(*inputs)
     if all(map(is_native, (old, *inputs))):
         if type(op) in GATES:
-            return split_cell(op, inputs) or op(*inputs)
+            return split_cell(op, inputs)
         if isinstance(op, Dft):
             return _as_dot(op, old, inputs[0]) or op(*inputs)
         if isinstance(op, ConvTranspose):
-            return _as_conv(op, *inputs) or op(*inputs)
+            x, w = inputs
+            return _as_conv(op, x, w) or as_phases(op, x, w, old.tensor.static) or op(x, w)
+        if isinstance(op, Resize):
+            return _as_view(op, inputs[0]) or op(*inputs)
     return op(*inputs)
+
+
+def _agree(expected: Value, given: Value) -> bool:
+    """Whether sizes are known, and the same."""
+    a, b = known(expected), known(given)
+    return a is not None and b is not None and bool(np.array_equal(a, b))
 
 
 def _as_dot(op: Dft, old: Value, x: Value) -> Value | None:
@@ -65,8 +82,10 @@ def _as_dot(op: Dft, old: Value, x: Value) -> Value | None:
     length = op.length or 0
     used = min(shape[axis], length)
     size = used * shape[-1] * result[axis] * result[-1]
-    if not 0 < size <= MAX_MATRIX or 0 in shape:
+    if 0 in shape or not size:
         return None
+    if size > MAX_MATRIX:
+        return _cast(long_transform(op, x), old.dtype)
     if used < shape[axis]:
         stops = tuple(used if i == axis else d for i, d in enumerate(shape))
         x = Slice((0,) * rank, stops, (1,) * rank)(x)
@@ -100,6 +119,23 @@ def _as_conv(op: ConvTranspose, x: Value, w: Value) -> Value | None:
     moved = Transpose((0, *pairs, 1 + 2 * rank))(apart)
     sizes = (d * k for d, k in zip(spatial, kernel, strict=True))
     return Reshape((batch, *sizes, results))(moved)
+
+
+def _as_view(op: Resize, x: Value) -> Value | None:
+    """A resize that repeats every element so many times, as a broadcast between reshapes."""
+    shape = x.tensor.static
+    if op.mode != NEAREST or op.policy != STRETCH or op.coordinates == CROP or 0 in shape:
+        return None
+    times = [1] * len(shape)
+    for i, (axis, size) in enumerate(zip(op.axes, op.sizes or (), strict=True)):
+        times[axis], rest = divmod(size, shape[axis])
+        places = nearest_places(op._axis(i, shape[axis]), op.rounding)
+        if rest or not np.array_equal(places, np.arange(size) // times[axis]):
+            return None
+    pairs = [(d, n) for d, n in zip(shape, times, strict=True)]
+    apart = Reshape(tuple(k for d, n in pairs for k in ((d, 1) if n > 1 else (d,))))(x)
+    spread = Broadcast(tuple(k for d, n in pairs for k in ((d, n) if n > 1 else (d,))))(apart)
+    return Reshape(tuple(d * n for d, n in pairs))(spread)
 
 
 def _cast(x: Value, dtype: DType) -> Value:

@@ -72,6 +72,8 @@ class Places:
 
     storage: dict[Value, Storage] = field(default_factory=dict)
     buffers: list[Buffer] = field(default_factory=list)
+    over: dict[int, int] = field(default_factory=dict)
+    """Buffers that are written over others, in the same memory: by the numbers of both."""
 
     def new_buffer(
         self, kind: str, type_: TensorType, halo: Halo | None = None, name: str = ""

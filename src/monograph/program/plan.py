@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -16,6 +17,8 @@ class Lifetime:
     nbytes: int
     first: int
     last: int
+    over: tuple[int, ...] = ()
+    """Buffers that are written over it, one after the other: they lie where it does."""
 
 
 @dataclass(frozen=True)
@@ -41,10 +44,26 @@ def plan(lifetimes: Sequence[Lifetime]) -> Plan:
         nbytes = _aligned(life.nbytes)
         offset = _gap(taken, nbytes)
         stop = offset + nbytes
-        offsets[life.key] = offset
+        offsets.update(dict.fromkeys((life.key, *life.over), offset))
         placed.append((offset, stop, life))
         size = max(size, stop)
     return Plan(offsets, size)
+
+
+def fullest(lifetimes: Sequence[Lifetime]) -> tuple[int, list[Lifetime]]:
+    """The step at which the most bytes are needed, and the buffers that need them, largest first.
+
+    No plan can be smaller; what one takes beyond that is lost in gaps.
+    """
+    change: dict[int, int] = {}
+    for x in lifetimes:
+        change[x.first] = change.get(x.first, 0) + x.nbytes
+        change[x.last + 1] = change.get(x.last + 1, 0) - x.nbytes
+    steps = sorted(change)
+    totals = itertools.accumulate(change[s] for s in steps)
+    _, step = max(zip(totals, (-s for s in steps), strict=True), default=(0, 0))
+    needed = [x for x in lifetimes if x.first <= -step <= x.last]
+    return -step, sorted(needed, key=lambda x: (-x.nbytes, x.key))
 
 
 def _gap(taken: Sequence[tuple[int, int]], nbytes: int) -> int:

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from monograph.errors import VerifyError
 from monograph.ir import Constant, Graph, Value
+from monograph.passes.base import ORIGINS_BETWEEN, inherited_origins, joined_origins
 from monograph.program.fuse import fuse
 from monograph.program.kinds import is_join, is_leaf, is_native
 from monograph.program.normalise import normalise
-from monograph.program.place import TEMPORARY, Buffer, Places, Storage, Target, place
-from monograph.program.plan import Lifetime, Plan, plan
+from monograph.program.overwrite import (
+    choose_overwrites,
+    clash,
+    donated_buffers,
+    read_before_donated,
+    root,
+)
+from monograph.program.place import INPUT, TEMPORARY, Places, Storage, Target, place
+from monograph.program.plan import Lifetime, Plan, fullest, plan
 from monograph.program.region import Region
 from monograph.program.split import split_reductions
 
@@ -22,6 +30,11 @@ class Step:
     index: int
     region: Region
     origin: str
+
+    @property
+    def nodes(self) -> list[str]:
+        """The ONNX nodes it came from."""
+        return [name for name in self.origin.split(ORIGINS_BETWEEN) if name]
 
     def __str__(self) -> str:
         made = ", ".join(str(v.type) for v in self.region.outputs)
@@ -42,6 +55,23 @@ class Program:
         """What the temporaries take together."""
         return self.memory.size
 
+    @property
+    def donated(self) -> dict[str, str]:
+        """The donated outputs that are written over their inputs, without a copy."""
+        buffers, over = self.places.buffers, self.places.over
+        return {
+            buffers[new].name: buffers[old].name
+            for new, old in over.items()
+            if buffers[old].kind == INPUT
+        }
+
+    def in_place(self, step: Step) -> bool:
+        """Whether a step writes its result over one of its operands."""
+        place = self.places.storage.get(step.region.root)
+        under = None if place is None else self.places.over.get(place.buffer.id)
+        read = (self.places.storage.get(v) for v in step.region.inputs)
+        return under is not None and any(p is not None and p.buffer.id == under for p in read)
+
     def storage(self, value: Value) -> Storage:
         return self.places.storage[value]
 
@@ -53,43 +83,66 @@ class Program:
             lines.append(
                 f"  {step.index}: {writes} = {step.region.kind}({reads})  // {step.origin}"
             )
-        return "\n".join(lines)
+        return "\n".join([*lines, f"  {self.peak_report()}"])
+
+    def peak_report(self) -> str:
+        """Where the temporaries take the most memory, and which of them take it."""
+        step, needed = fullest(lifetimes(self.steps, self.places))
+        listed = ", ".join(f"t{x.key} {x.nbytes:,} (steps {x.first}-{x.last})" for x in needed[:8])
+        more = f", {len(needed) - 8} more" if len(needed) > 8 else ""
+        total = sum(x.nbytes for x in needed)
+        return f"most at step {step}: {total:,} bytes needed: {listed or 'nothing'}{more}"
 
 
 def _where(program: Program, value: Value) -> str:
     storage = program.places.storage.get(value)
     if storage is None:
         return f"host {value.type}"
-    return f"{storage.buffer.kind[0]}{storage.buffer.id}+{storage.offset}:{value.type}"
+    buffer = storage.buffer
+    under = program.places.over.get(buffer.id)
+    over = "" if under is None else f" over {program.places.buffers[under].kind[0]}{under}"
+    return f"{buffer.kind[0]}{buffer.id}{over}+{storage.offset}:{value.type}"
 
 
 def lower(graph: Graph, target: Target) -> Program:
     """The program of a graph for a target."""
     prepared = normalise(split_reductions(graph), target.readable, target.halo)
+    # What the lowering has added came from the nodes that it was added for.
+    prepared = replace(prepared, origins=inherited_origins(prepared, prepared.origins))
     regions = fuse(prepared)
     places = place(prepared, regions, target)
     kept = [r for r in regions if not (is_join(r.root) and is_native(r.root))]
-    steps = tuple(Step(i, r, _origin(prepared, r)) for i, r in enumerate(kept))
+    kept = read_before_donated(prepared, kept, places)
+    places.over = choose_overwrites(prepared, kept, places, target)
+    steps = tuple(Step(i, r, joined_origins(prepared, r.body)) for i, r in enumerate(kept))
     program = Program(prepared, steps, places, plan(lifetimes(steps, places)))
     return verify_program(program)
 
 
-def _origin(graph: Graph, region: Region) -> str:
-    names = dict.fromkeys(t for v in region.body if (t := graph.origin(v)))
-    return " + ".join(names)
-
-
 def lifetimes(steps: tuple[Step, ...], places: Places) -> list[Lifetime]:
-    """When each temporary buffer is written first and read last."""
-    first: dict[Buffer, int] = {}
-    last: dict[Buffer, int] = {}
+    """When each temporary buffer is written first and read last.
+
+    Buffers that are written over others live on in those.
+    """
+    first: dict[int, int] = {}
+    last: dict[int, int] = {}
+    nbytes: dict[int, int] = {}
+    members: dict[int, dict[int, None]] = {}
     for step in steps:
         for value in (*step.region.inputs, *step.region.outputs):
             storage = places.storage.get(value)
-            if storage is not None and storage.buffer.kind == TEMPORARY:
-                first.setdefault(storage.buffer, step.index)
-                last[storage.buffer] = step.index
-    return [Lifetime(b.id, b.nbytes, first[b], last[b]) for b in first]
+            if storage is None or storage.buffer.kind != TEMPORARY:
+                continue
+            buffer = storage.buffer
+            key = root(buffer.id, places.over)
+            members.setdefault(key, {})[buffer.id] = None
+            nbytes[key] = max(nbytes.get(key, 0), buffer.nbytes)
+            first.setdefault(key, step.index)
+            last[key] = step.index
+    return [
+        Lifetime(k, nbytes[k], first[k], last[k], tuple(m for m in members[k] if m != k))
+        for k in first
+    ]
 
 
 def verify_program(program: Program) -> Program:
@@ -109,6 +162,7 @@ def verify_program(program: Program) -> Program:
     for name, value in program.graph.outputs:
         if not is_leaf(value) and not _written(value, written):
             raise VerifyError(f"output {name!r} is never written", given=value.type)
+    _verify_overwrites(program)
     _verify_memory(program)
     return program
 
@@ -143,3 +197,38 @@ def _verify_memory(program: Program) -> None:
                     "two buffers that live at once overlap", given=(other.key, life.key)
                 )
         live.append((start, stop, life))
+
+
+def _verify_overwrites(program: Program) -> None:
+    """What is written over is not needed any more, nor read at other places by who writes it."""
+    places, buffers = program.places, program.places.buffers
+    if len(set(places.over.values())) < len(places.over):
+        raise VerifyError("two buffers are written over one", given=places.over)
+    readers, writers = (_by_buffer(program, which) for which in ("inputs", "outputs"))
+    donated = {(new.id, old.id) for new, old in donated_buffers(program.graph, places)}
+    for new, old in places.over.items():
+        kinds = (buffers[new].kind, buffers[old].kind)
+        if kinds != (TEMPORARY, TEMPORARY) and (new, old) not in donated:
+            raise VerifyError("what is not donated is written over", given=buffers[old].name)
+        first = writers.get(new, program.steps[-1:])[0].index
+        for step in readers.get(old, ()):
+            reason = "it is read after it is written over" if step.index > first else None
+            if step.index == first:
+                reason = clash(step.region, buffers[old], places)
+            if reason is not None:
+                raise VerifyError(
+                    f"a buffer that is needed is written over: {reason}",
+                    node=step.origin,
+                    op=step.region.kind,
+                    given=f"buffer {new} over {old}",
+                )
+
+
+def _by_buffer(program: Program, which: str) -> dict[int, list[Step]]:
+    """The steps that read or write each buffer, in order."""
+    found: dict[int, list[Step]] = {}
+    for step in program.steps:
+        places = (program.places.storage.get(v) for v in getattr(step.region, which))
+        for buffer in dict.fromkeys(p.buffer.id for p in places if p is not None):
+            found.setdefault(buffer, []).append(step)
+    return found

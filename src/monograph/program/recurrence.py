@@ -17,7 +17,7 @@ from monograph.ops.cast import Cast
 from monograph.ops.elementwise import Add
 from monograph.ops.linear import Dot
 from monograph.ops.recurrent import Gru, Lstm, Rnn
-from monograph.ops.shape import Reshape, Transpose
+from monograph.ops.shape import Broadcast, Reshape, Transpose
 
 GATES: dict[type[Op], int] = {Rnn: 1, Gru: 3, Lstm: 4}
 
@@ -46,7 +46,7 @@ class Recurrence(Op):
 
     def reference(self, given: Array, r: Array, *rest: Array) -> tuple[Any, ...]:
         """The cell itself, with inputs that its weights leave as they are."""
-        x = given.reshape(self.time, self.batch, -1)
+        x = given.reshape(self.time, self.batch, given.shape[-1])
         same = np.eye(x.shape[2], dtype=x.dtype)
         results = self.cell.reference(x, same, r, np.zeros(x.shape[2], x.dtype), *rest)
         return tuple(y.astype(r.dtype) for y in results)
@@ -55,12 +55,10 @@ class Recurrence(Op):
         return 2.0 * self.time * self.batch * self.gates * hidden * hidden
 
 
-def split_cell(cell: Op, inputs: tuple[Value, ...]) -> Value | None:
-    """A cell on values as a dot and its steps; None where there is nothing to compute."""
+def split_cell(cell: Op, inputs: tuple[Value, ...]) -> Value:
+    """A cell on values as a dot and its steps."""
     x, w, r, bias, *rest = inputs
     time, batch, features = x.tensor.static
-    if 0 in (time, batch, features, r.tensor.static[1]):
-        return None
     # Narrow floats are added up in f32 before they meet the state.
     wide = f64 if x.dtype == f64 else f32
     rows = _as(Reshape((time * batch, features))(x), wide)
@@ -69,7 +67,11 @@ def split_cell(cell: Op, inputs: tuple[Value, ...]) -> Value | None:
         columns = constant(weights.T.astype(wide.numpy))
     else:
         columns = Transpose((1, 0))(_as(w, wide))
-    given = Add()(Dot()(rows, columns), _as(bias, wide))
+    if 0 in rows.tensor.static:
+        # No products to make: the bias of every row, if there are rows.
+        given = Broadcast((time * batch, w.tensor.static[0]))(_as(bias, wide))
+    else:
+        given = Add()(Dot()(rows, columns), _as(bias, wide))
     return Recurrence(cell, time, batch)(given, r, *rest)
 
 

@@ -1,4 +1,4 @@
-"""Long reductions to few results, in two steps: all threads have work, and sums stay accurate.
+"""Long reductions in two steps: threads have work where results are few, and sums stay accurate.
 
 The order of the sum is that of the graph, whatever the number of threads.
 """
@@ -9,7 +9,7 @@ import math
 from dataclasses import replace
 
 from monograph.ir import Graph, TensorType, Value
-from monograph.ops.reduce import Reduction
+from monograph.ops.reduce import ReduceSum, Reduction
 from monograph.ops.shape import Reshape
 
 LONG = 1 << 15
@@ -17,6 +17,8 @@ LONG = 1 << 15
 FEW = 16
 """Results up to which rows are split: more are shared out whole."""
 PART = 4096
+LONG_SUM = 4096
+"""Terms from which a sum down columns is split: one total for each, and nothing to even it out."""
 
 
 def split_reductions(graph: Graph) -> Graph:
@@ -42,10 +44,17 @@ def _split(value: Value, x: Value) -> Value | None:
     if last - first != len(op.axes) or (dtype.is_float and dtype.bits < 32):
         return None
     length = math.prod(shape[first:last])
-    if length < LONG or x.tensor.size // length > FEW:
+    if length >= LONG and x.tensor.size // length <= FEW:
+        part = next((n for n in range(PART, 0, -1) if length % n == 0), 1)
+        least = PART // 16
+    elif isinstance(op, ReduceSum) and dtype.is_float and length >= LONG_SUM:
+        if math.prod(shape[last:]) == 1:
+            return None  # along rows, the lanes of a vector add up parts
+        part = next(n for n in range(math.isqrt(length), 0, -1) if length % n == 0)
+        least = 16
+    else:
         return None
-    part = next((n for n in range(PART, 0, -1) if length % n == 0), 1)
-    if part < PART // 16:
+    if part < least:
         return None
     parts = Reshape((*shape[:first], length // part, part, *shape[last:]))(x)
     some = replace(op, axes=(first + 1,), keep=False)(parts)  # type: ignore[type-var]

@@ -27,6 +27,7 @@ from monograph.report.inputs import (
 )
 from monograph.runtime.compare import Difference, compare, compare_outputs, flatten, match_rows
 from monograph.runtime.inputs import Inputs, make_inputs
+from monograph.runtime.progress import Progress, silent
 from monograph.runtime.tolerance import Tolerance
 from monograph.runtime.walk import random_ops
 from monograph.session import Session, load
@@ -50,9 +51,11 @@ class Request:
     given: Mapping[str, Any] | None = None
     archive: Path | None = None
     seed: int = 0
+    progress: Progress = silent
+    """Told how far a compilation is."""
 
     def load(self, **options: Any) -> Session:
-        return load(self.model, self.target, dims=self.dims, **options)
+        return load(self.model, self.target, dims=self.dims, progress=self.progress, **options)
 
     def inputs(
         self, session: Session, note: Notes, recorded: Mapping[str, Any] | None = None

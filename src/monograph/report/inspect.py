@@ -10,6 +10,7 @@ from typing import Any
 
 import onnx
 
+from monograph.codegen.llvm.reasons import of_graph
 from monograph.errors import ModelError, MonographError, UnknownRankError
 from monograph.frontend.onnx import MissingOp, ModelFile, import_model, missing_ops, read_model
 from monograph.frontend.onnx.dtypes import declared_names, from_onnx, value_type
@@ -62,6 +63,8 @@ class Inspection:
     dimensions: dict[str, list[str]]
     """Open dimensions and the inputs that have them."""
     random: list[str]
+    host: dict[str, str]
+    """Canonical ops that the CPU target leaves to the host, and why."""
     missing: tuple[MissingOp, ...]
     problem: MonographError | None
     """Why the model cannot be imported; None when it can."""
@@ -107,6 +110,7 @@ def inspect_model(source: ModelSource) -> Inspection:
         weights=_weights(proto),
         dimensions=_open_dimensions(described),
         random=[] if graph is None else random_ops(graph),
+        host={} if graph is None else of_graph(graph),
         missing=missing,
         problem=problem,
     )

@@ -54,6 +54,11 @@ def show_inspection(out: Console, path: str, found: Inspection) -> None:
     out.print(Columns(histograms))
     if found.random:
         out.print(escape(f"draws random numbers: {', '.join(found.random)}"))
+    if found.host:
+        rows = table("on the host", "op", "why")
+        for name, why in found.host.items():
+            rows.add_row(escape(name), escape(why))
+        out.print(rows)
     _show_support(out, found)
 
 
@@ -145,6 +150,7 @@ def inspection_json(path: str, found: Inspection) -> dict[str, Any]:
         ],
         "open_dimensions": found.dimensions,
         "random_ops": found.random,
+        "host_ops": found.host,
         "supported": found.supported,
         "unsupported": [
             {"domain": m.domain or "ai.onnx", "op": m.name, "opset": m.opset,
@@ -309,6 +315,8 @@ def _number(x: Any) -> str:
 
 
 def seconds_text(s: float) -> str:
+    if s < 1e-6:
+        return f"{s * 1e9:.0f} ns"
     if s < 1e-3:
         return f"{s * 1e6:.1f} us"
     return f"{s:.2f} s" if s >= 1 else f"{s * 1000:.1f} ms"

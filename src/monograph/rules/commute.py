@@ -256,7 +256,7 @@ def sink_transpose_below_concat(value: Value, context: Context) -> Value | Rejec
 
 # The next rule and `flatten_dot` keep every sum as it is; but matrices of other shapes go to other
 # kernels, which may add in another order.
-@rewrite(Dot(ANY)(Reshape(ANY)(x), y), exact=False)
+@rewrite(Dot(ANY, ANY)(Reshape(ANY)(x), y), exact=False)
 def sink_reshape_below_dot(x: Value, y: Value, root: Value) -> Value | Reject:
     """dot(reshape(x), y) -> reshape(dot(x, y)), y one matrix and the rows of x kept"""
     if not is_static(root, x, y):
@@ -270,13 +270,13 @@ def sink_reshape_below_dot(x: Value, y: Value, root: Value) -> Value | Reject:
     return Reshape(root.tensor.static)(root.op(x, y))
 
 
-@rewrite(Dot(ANY)(Broadcast(ANY)(x), y), exact=True)
+@rewrite(Dot(ANY, ANY)(Broadcast(ANY)(x), y), exact=True)
 def share_left_of_dot(x: Value, y: Value, root: Value) -> Value | Reject:
     """dot(broadcast(x), y) -> dot(x, y), where y has as many matrices"""
     return _shared(root, x, (x, y))
 
 
-@rewrite(Dot(ANY)(x, Broadcast(ANY)(y)), exact=True)
+@rewrite(Dot(ANY, ANY)(x, Broadcast(ANY)(y)), exact=True)
 def share_right_of_dot(x: Value, y: Value, root: Value) -> Value | Reject:
     """dot(x, broadcast(y)) -> dot(x, y), where x has as many matrices"""
     return _shared(root, y, (x, y))
@@ -295,7 +295,7 @@ def _shared(root: Value, repeated: Value, operands: tuple[Value, Value]) -> Valu
     return made
 
 
-@rewrite(Dot(ANY)(x, y), exact=False)
+@rewrite(Dot(ANY, ANY)(x, y), exact=False)
 def flatten_dot(x: Value, y: Value, root: Value) -> Value | Reject:
     """dot(x, y) -> reshape(dot(reshape(x), y)), y one matrix: one product of all rows of x"""
     if not is_static(root, x, y):

@@ -6,6 +6,9 @@ An entry is written to a temporary file and renamed, so readers see all of it or
 processes need no lock between them. Everything behind the digest is checked when an entry is
 read; what does not fit is deleted and counts as missing. Nothing is unpickled. An entry is
 trusted like a shared library, so the directory must belong to the user and to nobody else.
+
+Parts begin on cache lines and are mapped, not read: weights that several processes run with are in
+memory once.
 """
 
 from __future__ import annotations
@@ -13,23 +16,34 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import mmap
 import os
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from functools import cache
-from importlib.metadata import version
 from pathlib import Path
+from typing import TypeAlias
 
 import llvmlite
 import llvmlite.binding as llvm
+import numpy as np
 
+import monograph
 from monograph.codegen.llvm.features import Features
 from monograph.config import Config
+from monograph.ir import Array
+
+Buffer: TypeAlias = "bytes | memoryview | Array"
+"""What can be stored: anything whose bytes lie in one piece."""
 
 _log = logging.getLogger("monograph")
-_MAGIC = b"monograph-cache 1 "
+_MAGIC = b"monograph-cache 2 "
+_ALIGNMENT = 64
+_HEADER = len(_MAGIC) + 65
+"""The digest of everything behind it in hexadecimal, and the end of the line."""
+_NEWLINE = 0x0A
 _TEMPORARY = ".new-"
 _STALE_SECONDS = 3600.0
 """Temporary files older than this were left by a process that died."""
@@ -69,40 +83,47 @@ class DiskCache:
         self._limit = limit
         self._usable = self._prepare(directory)
 
-    def get(self, key: str) -> dict[str, bytes] | None:
+    def get(self, key: str) -> dict[str, memoryview] | None:
         """The parts stored under a key; None where there is nothing, or nothing intact."""
         if not self._usable:
             return None
         path = self._path(key)
         try:
-            data = path.read_bytes()
+            data = _mapped(path)
         except OSError:
             return None
         parts = _unpack(key, data)
         if parts is None:
-            _log.warning("cache entry %s is damaged; it will be made again", path)
-            _remove(path)
+            self.forget(key)
             return None
         with suppress(OSError):
             os.utime(path)  # Eviction goes by the time of last use.
         return parts
 
-    def put(self, key: str, parts: Mapping[str, bytes]) -> None:
-        """Stores parts under a key, in place of what was there."""
+    def forget(self, key: str) -> None:
+        """Deletes an entry that turned out to be damaged."""
+        path = self._path(key)
+        _log.warning("cache entry %s is damaged; it will be made again", path)
+        _remove(path)
+
+    def put(self, key: str, parts: Mapping[str, Buffer]) -> bool:
+        """Stores parts under a key, in place of what was there; whether that could be done."""
         if not self._usable:
-            return
-        data = _pack(key, parts)
-        if len(data) > self._limit:
-            _log.info("not cached: %d bytes, and the cache may hold %d", len(data), self._limit)
-            return
+            return False
+        pieces = _pack(key, parts)
+        size = sum(map(len, pieces))
+        if size > self._limit:
+            _log.info("not cached: %d bytes, and the cache may hold %d", size, self._limit)
+            return False
         path = self._path(key)
         try:
             path.parent.mkdir(mode=0o700, exist_ok=True)
-            _write(path, data)
+            _write(path, pieces)
         except OSError as error:
             _warn_once(f"cannot write to the cache at {self._entries}: {error.strerror}")
-            return
-        self._evict(path, len(data))
+            return False
+        self._evict(path, size)
+        return True
 
     def _path(self, key: str) -> Path:
         return self._entries / key[:2] / key
@@ -148,34 +169,58 @@ class DiskCache:
             total -= size
 
 
-def _pack(key: str, parts: Mapping[str, bytes]) -> bytes:
-    head = json.dumps({"key": key, "parts": {name: len(data) for name, data in parts.items()}})
-    body = b"".join([head.encode(), b"\n", *parts.values()])
-    return _MAGIC + hashlib.sha256(body).hexdigest().encode() + b"\n" + body
+def _mapped(path: Path) -> memoryview:
+    """The bytes of a file, which may be deleted while they are in use."""
+    with path.open("rb") as file:
+        if not os.fstat(file.fileno()).st_size:
+            return memoryview(b"")
+        return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
 
 
-def _unpack(key: str, data: bytes) -> dict[str, bytes] | None:
+def as_bytes(data: Buffer) -> memoryview:
+    """The bytes of some data, where they are."""
+    return (data.data if isinstance(data, np.ndarray) else memoryview(data)).cast("B")
+
+
+def _pack(key: str, parts: Mapping[str, Buffer]) -> list[memoryview]:
+    """An entry in pieces. The head is filled up with spaces, so that every part is aligned."""
+    views = {name: as_bytes(data) for name, data in parts.items()}
+    sizes = {name: len(view) for name, view in views.items()}
+    head = json.dumps({"key": key, "parts": sizes}).encode()
+    head += b" " * (-(_HEADER + len(head) + 1) % _ALIGNMENT) + b"\n"
+    pieces = [memoryview(head)]
+    for view in views.values():
+        pieces += [view, memoryview(bytes(-len(view) % _ALIGNMENT))]
+    digest = hashlib.sha256()
+    for piece in pieces:
+        digest.update(piece)
+    return [memoryview(_MAGIC + digest.hexdigest().encode() + b"\n"), *pieces]
+
+
+def _unpack(key: str, data: memoryview) -> dict[str, memoryview] | None:
     """The parts of an entry; None unless every byte is as it was written, under this key."""
-    first, _, body = data.partition(b"\n")
-    if first != _MAGIC + hashlib.sha256(body).hexdigest().encode():
+    digest = hashlib.sha256(data[_HEADER:]).hexdigest()
+    if data[:_HEADER] != _MAGIC + digest.encode() + b"\n":
         return None
-    head, _, content = body.partition(b"\n")
-    stated = json.loads(head)
+    at = _HEADER
+    while data[at] != _NEWLINE:
+        at += 1
+    stated = json.loads(bytes(data[_HEADER:at]))
     if stated["key"] != key:
         return None
-    parts, at = {}, 0
+    parts, at = {}, at + 1
     for name, size in stated["parts"].items():
-        parts[name] = content[at : at + size]
-        at += size
+        parts[name] = data[at : at + size]
+        at += -(-size // _ALIGNMENT) * _ALIGNMENT
     return parts
 
 
-def _write(path: Path, data: bytes) -> None:
+def _write(path: Path, pieces: Iterable[memoryview]) -> None:
     """Writes a file as a whole or not at all."""
     handle, name = tempfile.mkstemp(prefix=_TEMPORARY, dir=path.parent)
     try:
         with os.fdopen(handle, "wb") as file:
-            file.write(data)
+            file.writelines(pieces)
         os.replace(name, path)
     except BaseException:
         _remove(Path(name))
@@ -197,10 +242,16 @@ def _warn_once(message: str) -> None:
 @cache
 def _own_version() -> str:
     """The version of this package, and a digest of its files: an edit makes old entries misses."""
-    root = Path(__file__).parent.parent
-    listed = []
-    for path in sorted(root.rglob("*.py")):
-        status = path.stat()
-        listed.append(f"{path.relative_to(root)} {status.st_size} {status.st_mtime_ns}")
-    files = hashlib.sha256("\n".join(listed).encode()).hexdigest()
-    return f"{version('monograph')} {files[:16]}"
+    root = str(Path(__file__).parent.parent)
+    listed, folders = [], [root]
+    while folders:
+        with os.scandir(folders.pop()) as found:
+            for item in found:
+                if item.is_dir():
+                    folders.append(item.path)
+                elif item.name.endswith(".py"):
+                    status = item.stat()
+                    name = item.path.removeprefix(root)
+                    listed.append(f"{name} {status.st_size} {status.st_mtime_ns}")
+    files = hashlib.sha256("\n".join(sorted(listed)).encode()).hexdigest()
+    return f"{monograph.__version__} {files[:16]}"

@@ -53,6 +53,16 @@ class Port:
         return f"{self.name}: {self.type or 'not known before it is run'}"
 
 
+@dataclass(frozen=True)
+class Signature:
+    """What a model takes and gives."""
+
+    inputs: tuple[Port, ...]
+    outputs: tuple[Port, ...]
+    optional: tuple[Port, ...] = ()
+    """Inputs that the model has a value for: fed, they take the place of that value."""
+
+
 def check_feeds(
     ports: Sequence[Port], feeds: Mapping[str, Any], optional: Sequence[Port] = ()
 ) -> dict[str, Any]:

@@ -18,10 +18,18 @@ from llvmlite.binding import ffi
 
 from monograph.codegen.llvm.features import Features
 from monograph.errors import CodegenError
+from monograph.runtime.forking import hold_during_fork
+from monograph.runtime.resident import release_memory
 from monograph.runtime.threads import available_threads
 
 _LEVEL = 3
+_LARGE = 1 << 20
+"""Text of more bytes is that of a model whose memory counts."""
 _PLACE = re.compile(r"<string>:(\d+):\d+: error: (.*)")
+
+
+# A child that is forked while another thread is inside llvmlite would wait for it for ever.
+hold_during_fork(ffi.lib._lock.__enter__, lambda: ffi.lib._lock.__exit__())
 
 
 @cache
@@ -47,6 +55,9 @@ def compile_modules(
     Functions that one module calls in another have to be declared there and not be internal.
     """
     _initialise()
+    if sum(map(len, texts)) > _LARGE:
+        # Code generation should not come on top of what rewriting has freed.
+        release_memory()
     objects = [b""] * len(texts)
 
     def compile_at(index: int) -> None:

@@ -96,6 +96,26 @@ def first_difference(
     if not beyond:
         return None
     spreads = [_Spread(before, feeds, expected), _Spread(after, feeds, given)]
+    return _first_unexplained(beyond, given, expected, spreads)
+
+
+def first_wrong(
+    graph: Graph, feeds: Mapping[str, Any], given: Mapping[str, Any], expected: Mapping[str, Any]
+) -> Difference | None:
+    """The first output that a target computed wrongly, or None; `expected`: the reference's."""
+    beyond = [d for d in compare_outputs(given, expected, derive(graph)) if not d.ok]
+    if not beyond:
+        return None
+    return _first_unexplained(beyond, given, expected, [_Spread(graph, feeds, expected)])
+
+
+def _first_unexplained(
+    beyond: Sequence[Difference],
+    given: Mapping[str, Any],
+    expected: Mapping[str, Any],
+    spreads: Sequence[_Spread],
+) -> Difference | None:
+    """The first of some differences that is larger than what rounding moves."""
     tensors, wanted = flatten(given), flatten(expected)
     for difference in beyond:
         place = difference.place

@@ -1,7 +1,8 @@
 """One process-wide pool of native threads that run compiled functions.
 
-Workers never enter Python and hold no lock of it. They spin briefly after a launch, then yield,
-then sleep, so that runs in a row start in about a microsecond and an idle process costs nothing.
+Workers never enter Python and hold no lock of it. They spin briefly after a launch, then sleep
+(and yield before that where they outnumber the cores), so that runs in a row start in about a
+microsecond and an idle process costs nothing.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from monograph.runtime import pool_code
 from monograph.runtime.native import NativeCode, compile_module
 from monograph.runtime.threads import MAX_THREADS, available_threads
 
-_SPIN_SECONDS = 10e-6
-_YIELDS = 1000
+_SPIN_SECONDS = 50e-6
+"""Longer than threads with equal work wait for each other, and than the next run is away."""
 _TRIAL_TURNS = 2000
 _LINE = 128
 _EXPORTS = ("launch", "run_alone", "worker", "spin")
@@ -89,9 +90,9 @@ class Pool:
         state = -(-int(found) // _LINE) * _LINE
         for index in range(pool_code.RING_CELLS):
             _make_cell(state + pool_code.RING + index * pool_code.CELL_BYTES)
+        _make_cell(state + pool_code.MEETING)
         for at, number in (
             (pool_code.SPIN, self._spin_turns(state)),
-            (pool_code.YIELD, _YIELDS),
             (pool_code.CORES, available_threads()),
         ):
             ctypes.c_int32.from_address(state + at).value = number

@@ -1,14 +1,15 @@
 """The thread pool's native half, as LLVM text: waiting, waking, launching.
 
 A *cell* is a number that one side waits for and another publishes: spin a little, give the core
-away a little, then sleep on a condition variable. A worker has two cells in its slot, one that
-starts it and one that says it is done. The queue of launches is a ring of cells, one a ticket,
-so that launches go in the order in which they came and a release wakes only the next.
+away a little (where threads outnumber cores), then sleep on a condition variable. A worker has two
+cells in its slot, one that starts it and one that says it is done. The queue of launches is a ring
+of cells, one a ticket, so that launches go in the order in which they came and a release wakes only
+the next.
 """
 
 from __future__ import annotations
 
-from monograph.codegen.llvm.barrier import ARRIVALS, SPINS
+from monograph.codegen.llvm.barrier import ARRIVALS, CELL, SLEEP, SLEEPERS, SPINS, WAKE, YIELDS
 from monograph.codegen.llvm.features import Features
 
 MUTEX, CONDITION, CELL_BYTES = 64, 128, 192
@@ -20,15 +21,21 @@ DONE = CELL_BYTES
 """...and the cell that says it is done."""
 SLOT_BYTES = 2 * CELL_BYTES
 
-TICKETS, SPIN, YIELD, CORES = 0, 64, 68, 72
-"""The pool: tickets given out; turns to spin and to yield before sleeping; cores to run on..."""
+TICKETS, SPIN, CORES = 0, 64, 68
+"""The pool: tickets given out; turns to spin where each thread has a core; cores to run on..."""
 RING, RING_CELLS = 128, 16
 """...the queue of launches..."""
-SLOTS = RING + RING_CELLS * CELL_BYTES
+MEETING = RING + RING_CELLS * CELL_BYTES
+"""...the cell that threads at a barrier sleep on: one does, for launches take turns..."""
+SLOTS = MEETING + CELL_BYTES
 """...and a slot for every thread (that of thread 0, the caller, stays empty)."""
 
 _CROWDED = 16
-"""Turns to spin, and to yield, where threads outnumber cores: whoever is awaited needs the core."""
+"""Turns to spin, and to yield, where threads outnumber cores: whoever is awaited needs the core.
+
+Otherwise nobody yields. If other processes want the core too, what is given away comes back a time
+slice later, once for every barrier, while a sleeper is woken at once.
+"""
 
 _WAITING = f"""
 declare i32 @sched_yield()
@@ -122,6 +129,63 @@ done:
 }}
 """
 
+_MEETING = f"""
+; Puts a thread to sleep at a barrier until so many arrivals are counted.
+define internal void @sleep_here(ptr %state, i64 %wanted) nounwind {{
+entry:
+  %cell.at = getelementptr i8, ptr %state, i64 {CELL}
+  %sleepers = getelementptr i8, ptr %state, i64 {SLEEPERS}
+  %cell = load ptr, ptr %cell.at, align 8
+  %mutex = getelementptr i8, ptr %cell, i64 {MUTEX}
+  %condition = getelementptr i8, ptr %cell, i64 {CONDITION}
+  call i32 @pthread_mutex_lock(ptr %mutex)
+  atomicrmw add ptr %sleepers, i32 1 seq_cst
+  br label %look
+look:
+  %seen = load atomic i64, ptr %state seq_cst, align 8
+  %there = icmp uge i64 %seen, %wanted
+  br i1 %there, label %awake, label %doze
+doze:
+  call i32 @pthread_cond_wait(ptr %condition, ptr %mutex)
+  br label %look
+awake:
+  atomicrmw sub ptr %sleepers, i32 1 seq_cst
+  call i32 @pthread_mutex_unlock(ptr %mutex)
+  ret void
+}}
+
+define internal void @wake_all(ptr %state) nounwind {{
+  %cell.at = getelementptr i8, ptr %state, i64 {CELL}
+  %cell = load ptr, ptr %cell.at, align 8
+  %mutex = getelementptr i8, ptr %cell, i64 {MUTEX}
+  %condition = getelementptr i8, ptr %cell, i64 {CONDITION}
+  call i32 @pthread_mutex_lock(ptr %mutex)
+  call i32 @pthread_cond_broadcast(ptr %condition)
+  call i32 @pthread_mutex_unlock(ptr %mutex)
+  ret void
+}}
+
+; Clears the barrier of a context and says how its threads wait.
+define internal void @prepare(ptr %pool, ptr %context, i32 %turns, i32 %yields) nounwind {{
+  %arrivals.at = getelementptr i8, ptr %context, i64 {ARRIVALS}
+  %spins.at = getelementptr i8, ptr %context, i64 {SPINS}
+  %yields.at = getelementptr i8, ptr %context, i64 {YIELDS}
+  %sleepers.at = getelementptr i8, ptr %context, i64 {SLEEPERS}
+  %cell.at = getelementptr i8, ptr %context, i64 {CELL}
+  %sleep.at = getelementptr i8, ptr %context, i64 {SLEEP}
+  %wake.at = getelementptr i8, ptr %context, i64 {WAKE}
+  %meeting = getelementptr i8, ptr %pool, i64 {MEETING}
+  store i64 0, ptr %arrivals.at, align 8
+  store i32 %turns, ptr %spins.at, align 4
+  store i32 %yields, ptr %yields.at, align 4
+  store i32 0, ptr %sleepers.at, align 4
+  store ptr %meeting, ptr %cell.at, align 8
+  store ptr @sleep_here, ptr %sleep.at, align 8
+  store ptr @wake_all, ptr %wake.at, align 8
+  ret void
+}}
+"""
+
 _RUNNING = f"""
 ; What every worker thread runs, from its start to the end of the process.
 define ptr @worker(ptr %slot) nounwind {{
@@ -136,15 +200,13 @@ entry:
   %back = mul i64 %index, -{SLOT_BYTES}
   %first = getelementptr i8, ptr %slot, i64 %back
   %spin.at = getelementptr i8, ptr %first, i64 {SPIN - SLOTS}
-  %yield.at = getelementptr i8, ptr %first, i64 {YIELD - SLOTS}
   %cores.at = getelementptr i8, ptr %first, i64 {CORES - SLOTS}
   %spins.roomy = load i32, ptr %spin.at, align 4
-  %yields.roomy = load i32, ptr %yield.at, align 4
   %cores = load i32, ptr %cores.at, align 4
   %index.short = trunc i64 %index to i32
   %roomy = icmp ult i32 %index.short, %cores
   %spins = select i1 %roomy, i32 %spins.roomy, i32 {_CROWDED}
-  %yields = select i1 %roomy, i32 %yields.roomy, i32 {_CROWDED}
+  %yields = select i1 %roomy, i32 0, i32 {_CROWDED}
   br label %next
 next:
   %before = phi i32 [ 0, %entry ], [ %number, %next ]
@@ -170,10 +232,8 @@ define void @run_alone(ptr %function, ptr %context) nounwind {{
 define void @launch(ptr %pool, ptr %function, ptr %context, i64 %threads) nounwind {{
 entry:
   %spin.at = getelementptr i8, ptr %pool, i64 {SPIN}
-  %yield.at = getelementptr i8, ptr %pool, i64 {YIELD}
   %cores.at = getelementptr i8, ptr %pool, i64 {CORES}
   %spins = load i32, ptr %spin.at, align 4
-  %yields = load i32, ptr %yield.at, align 4
   %cores = load i32, ptr %cores.at, align 4
   %ring = getelementptr i8, ptr %pool, i64 {RING}
   %slots = getelementptr i8, ptr %pool, i64 {SLOTS}
@@ -181,13 +241,11 @@ entry:
   %turn = call ptr @turn(ptr %ring, i32 %ticket)
   ; Whoever runs now needs the cores: do not spin beside them.
   call void @await(ptr %turn, i32 %ticket, i32 {_CROWDED}, i32 1)
-  %arrivals.at = getelementptr i8, ptr %context, i64 {ARRIVALS}
-  %spins.at = getelementptr i8, ptr %context, i64 {SPINS}
   %threads.short = trunc i64 %threads to i32
   %roomy = icmp ule i32 %threads.short, %cores
   %turns = select i1 %roomy, i32 %spins, i32 {_CROWDED}
-  store i64 0, ptr %arrivals.at, align 8
-  store i32 %turns, ptr %spins.at, align 4
+  %yields = select i1 %roomy, i32 0, i32 {_CROWDED}
+  call void @prepare(ptr %pool, ptr %context, i32 %turns, i32 %yields)
   br label %start
 start:
   %i = phi i64 [ 1, %entry ], [ %i.next, %start ]
@@ -240,7 +298,9 @@ define internal ptr @turn(ptr %ring, i32 %ticket) nounwind {{
 def pool_text(features: Features) -> str:
     """The module of the pool for a host."""
     kind, floats = _floats(features)
-    return "\n".join([_relax(features), floats, _WAITING, _RUNNING.replace("FLOATS", kind)])
+    return "\n".join(
+        [_relax(features), floats, _WAITING, _MEETING, _RUNNING.replace("FLOATS", kind)]
+    )
 
 
 def _relax(features: Features) -> str:

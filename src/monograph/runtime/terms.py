@@ -27,6 +27,7 @@ from monograph.ops.resize import CUBIC, LINEAR, Resize
 from monograph.ops.roi import RoiAlign
 from monograph.ops.signal import Dft
 from monograph.ops.trees import TreeEnsemble
+from monograph.program.recurrence import Recurrence
 
 TAPS = {LINEAR: 2, CUBIC: 4}
 """Elements along one axis that an element between them is made of."""
@@ -80,6 +81,12 @@ def _(op: Attention, q: TensorType, k: TensorType, *others: TensorType) -> int:
 def _(op: Op, x: TensorType, w: TensorType, r: TensorType, *others: TensorType) -> int:
     """A sum over the input and the state at each step, one after the other."""
     return _product(x.dims[:1]) * (_product(w.dims[1:]) + _product(r.dims[1:]))
+
+
+@terms.register
+def _(op: Recurrence, given: TensorType, r: TensorType, *others: TensorType) -> int:
+    """What is left of such a cell when the product with the input is a dot of its own."""
+    return op.time * _product(r.dims[1:])
 
 
 @terms.register(ReduceSum)

@@ -15,6 +15,8 @@ Loop bodies count once: trip counts are data. Which sums there are, and how long
 largest element of the output, since errors arise at the scale of the values that are summed, not
 at the scale of what is left after they cancel.
 
+A dot may permit its left operand to be rounded to few bits: half a step of those counts too.
+
 A file may allow more than its graph shows: `MatMulNBits` with an `accuracy_level` lets others
 round the left operand to f16, bf16 or 8-bit integers (the reference does not).
 
@@ -25,6 +27,7 @@ from floats) may differ by one step.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import ml_dtypes
@@ -46,6 +49,7 @@ from monograph.ir import (
     subgraphs,
 )
 from monograph.ir.dtype import COMPLEX
+from monograph.ops.linear import Dot
 from monograph.runtime.terms import contraction
 
 MARGIN = 4.0
@@ -75,10 +79,8 @@ EXACT = Tolerance()
 
 def derive(graph: Graph, allowed: float = 0.0) -> dict[str, Tolerance]:
     """The tolerance of every output of a graph; `allowed` is what the file grants on top."""
-    variances = _variances(graph, [0.0] * len(graph.inputs))
-    return {
-        name: _tolerance(value.type, variances[value] + allowed) for name, value in graph.outputs
-    }
+    found = variances(graph.values, dict.fromkeys(graph.inputs, 0.0))
+    return {name: tolerance_for(v.type, found[v] + allowed) for name, v in graph.outputs}
 
 
 def allowed_by_file(model: ModelFile) -> float:
@@ -109,7 +111,8 @@ def epsilon(dtype: DType) -> float:
     return float(ml_dtypes.finfo(dtype.numpy).eps)  # type: ignore[no-untyped-call]
 
 
-def _tolerance(type_: Type, variance: float) -> Tolerance:
+def tolerance_for(type_: Type, variance: float) -> Tolerance:
+    """What a value of a type may differ by that lies so far from its right value, squared."""
     dtype = _element(type_)
     if dtype is None:
         return EXACT
@@ -121,17 +124,20 @@ def _tolerance(type_: Type, variance: float) -> Tolerance:
     return EXACT
 
 
-def _variances(graph: Graph, given: list[float]) -> dict[Value, float]:
-    """The expected squared relative difference of every value, along its worst path."""
-    result: dict[Value, float] = dict(zip(graph.inputs, given, strict=True))
-    for value in graph.values:
+def variances(values: Iterable[Value], given: Mapping[Value, float]) -> dict[Value, float]:
+    """The expected squared relative difference of values, each along its worst path.
+
+    Values come in an order in which they can be computed, from `given` ones.
+    """
+    result: dict[Value, float] = dict(given)
+    for value in values:
         if value in result:
             continue
         incoming = max((result[v] for v in value.inputs), default=0.0)
         worst = incoming
         for body in subgraphs(value.op):
             # Which input feeds which formal differs between control-flow ops; the worst serves all.
-            inner = _variances(body, [incoming] * len(body.inputs))
+            inner = variances(body.values, dict.fromkeys(body.inputs, incoming))
             worst = max([worst, *(inner[v] for _, v in body.outputs)])
         result[value] = worst + own_variance(value)
     return result
@@ -146,7 +152,10 @@ def own_variance(value: Value) -> float:
         return 0.0
     if dtype.is_float or dtype.kind == COMPLEX:
         own = epsilon(dtype)
-        return own**2 + (contraction(value) - 1) * min(own, F32_EPSILON) ** 2
+        permitted = 0.0
+        if isinstance(value.op, Dot) and value.op.left_bits:
+            permitted = 2.0**-value.op.left_bits
+        return own**2 + (contraction(value) - 1) * min(own, F32_EPSILON) ** 2 + permitted**2
     reads_float = any((d := _element(v.type)) is not None and d.is_float for v in value.inputs)
     if dtype.is_integer and dtype.bits <= QUANTISED_BITS and reads_float:
         return (2.0**-dtype.bits) ** 2

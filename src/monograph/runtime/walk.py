@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from monograph.ir import Constant, Graph, Input, Item, Op, Value, subgraphs
 from monograph.ops.deferred import Deferred
 from monograph.ops.random import Random
+from monograph.program.draws import Drawn
 
 STRUCTURE = (Input, Constant, Item)
 """Ops that hold a graph together and compute nothing."""
@@ -27,5 +28,14 @@ def random_ops(graph: Graph) -> list[str]:
     return sorted(kind.name for kind in kinds if issubclass(kind, Random))
 
 
+def draws(values: Iterable[Value]) -> bool:
+    """Whether any of some values, or of their sub-graphs, is drawn at random."""
+    return any(
+        issubclass(_kind(v.op), Random) or any(map(random_ops, subgraphs(v.op))) for v in values
+    )
+
+
 def _kind(op: Op) -> type[Op]:
+    if isinstance(op, Drawn):  # the compiled form of a random op
+        return type(op.of)
     return op.target_class if isinstance(op, Deferred) else type(op)

@@ -1,10 +1,12 @@
 """The barrier between dependent kernels, as text for every module that runs on several threads.
 
 Its state is the head of the context that a launch hands to all its threads, so that two launches
-never share one. The launch clears it and says how long to spin.
+never share one. The launch clears it and says how long to wait and how to sleep.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 from monograph.codegen.llvm.builder import Builder, Reg
 from monograph.codegen.llvm.features import Features
@@ -13,8 +15,12 @@ BARRIER_BYTES = 64
 """What a context begins with: one cache line, aligned like one."""
 ARRIVALS = 0
 """Where in it: i64, arrivals at all barriers of this launch so far."""
-SPINS = 8
-"""i32, turns to wait before giving the core away: few where threads outnumber cores."""
+SPINS, YIELDS = 8, 12
+"""i32, turns to wait, and times to give the core away, before going to sleep."""
+SLEEPERS = 16
+"""i32, threads that sleep until more have arrived."""
+CELL, SLEEP, WAKE = 24, 32, 40
+"""Pointers to what they sleep on, and to the functions that put them to sleep and wake them."""
 
 
 def build_barrier(features: Features) -> Builder:
@@ -26,35 +32,63 @@ def build_barrier(features: Features) -> Builder:
     """
     b = Builder("barrier", [("state", "ptr"), ("threads", "i64")], "internal void")
     state, threads = b.arguments["state"], b.arguments["threads"]
-    before = b.set("i64", f"atomicrmw add ptr {state}, i64 1 acq_rel")
+    before = b.set("i64", f"atomicrmw add ptr {state}, i64 1 seq_cst")
     passed = b.set("i64", f"udiv i64 {before}, {threads}")
     wanted = b.i64(b.mul(b.add(passed, 1), threads))
-    spins = b.load("i32", b.offset(state, SPINS), 4)
-    _wait_until(b, features, state, wanted, spins)
+    last, wait, done = (b.new_label(stem) for stem in ("last", "wait", "done"))
+    b.branch(b.compare("eq", b.i64(b.add(before, 1)), wanted), last, wait)
+    b.label(last)
+    _wake(b, state)
+    b.jump(done)
+    b.label(wait)
+    _wait_until(b, features, state, wanted)
+    b.jump(done)
+    b.label(done)
     b.ret()
     return b
 
 
-def _wait_until(b: Builder, features: Features, word: Reg, wanted: Reg, spins: Reg) -> None:
-    """Waits for a count: spins a number of turns, then gives the core away between looks."""
+def _wake(b: Builder, state: Reg) -> None:
+    """Wakes whoever sleeps. Each side writes its own word, then reads the other's, in one total
+    order: either the sleeper is seen here, or it sees the last arrival."""
+    asleep = b.set("i32", f"load atomic i32, ptr {b.offset(state, SLEEPERS)} seq_cst, align 4")
+
+    def call() -> None:
+        function = b.load("ptr", b.offset(state, WAKE), 8)
+        b.line(f"call void {function}(ptr {state})")
+
+    b.when(b.compare("ne", asleep, Reg("0", "i32")), call)
+
+
+def _wait_until(b: Builder, features: Features, state: Reg, wanted: Reg) -> None:
+    """Waits for a count of arrivals: spins, then gives the core away between looks, then sleeps."""
+    spins = b.load("i32", b.offset(state, SPINS), 4)
+    yields = b.load("i32", b.offset(state, YIELDS), 4)
+    done = b.new_label("there")
+    _look(b, state, wanted, spins, done, lambda: features.relax and b.call(features.relax, "void"))
+    _look(b, state, wanted, yields, done, lambda: b.call("sched_yield", "i32"))
+    function = b.load("ptr", b.offset(state, SLEEP), 8)
+    b.line(f"call void {function}(ptr {state}, i64 {wanted})")
+    b.jump(done)
+    b.label(done)
+
+
+def _look(
+    b: Builder, state: Reg, wanted: Reg, turns: Reg, there: str, pause: Callable[[], object]
+) -> None:
+    """Looks at the count that many times with a pause after each; jumps when it is there."""
     before = b.block
-    look, more, relax, give, done = (
-        b.new_label(stem) for stem in ("look", "more", "relax", "yield", "done")
-    )
+    look, more, rest, given_up = (b.new_label(s) for s in ("look", "more", "pause", "over"))
     turn, following = Reg(b.fresh("turn"), "i32"), Reg(b.fresh("turn"), "i32")
     b.jump(look)
     b.label(look)
-    b.line(f"{turn} = phi i32 [ 0, %{before} ], [ {following}, %{relax} ], [ {turn}, %{give} ]")
-    now = b.set("i64", f"load atomic i64, ptr {word} acquire, align 8")
-    b.branch(b.compare("uge", now, wanted), done, more)
+    b.line(f"{turn} = phi i32 [ 0, %{before} ], [ {following}, %{rest} ]")
+    now = b.set("i64", f"load atomic i64, ptr {state} acquire, align 8")
+    b.branch(b.compare("uge", now, wanted), there, more)
     b.label(more)
-    b.branch(b.compare("ult", turn, spins), relax, give)
-    b.label(relax)
-    if features.relax:
-        b.call(features.relax, "void")
+    b.branch(b.compare("ult", turn, turns), rest, given_up)
+    b.label(rest)
+    pause()
     b.line(f"{following} = add i32 {turn}, 1")
     b.jump(look)
-    b.label(give)
-    b.call("sched_yield", "i32")
-    b.jump(look)
-    b.label(done)
+    b.label(given_up)

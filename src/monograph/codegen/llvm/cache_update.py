@@ -1,4 +1,8 @@
-"""Rows of a cache written over: each row of the result comes from one operand or the other."""
+"""Rows of a cache written over: each row of the result comes from one operand or the other.
+
+Where the result takes the memory of the cache only the new rows are written: the work does not
+grow with the cache.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +36,8 @@ class _Update:
         self.anchor, self.op = anchor, anchor.op
         self.shape = anchor.tensor.static
         self.axis = anchor.op.axis
-        self.count = anchor.inputs[1].tensor.static[self.axis]
+        self.update_shape = anchor.inputs[1].tensor.static
+        self.count = self.update_shape[self.axis]
         self.lanes = context.features.lanes(max(anchor.dtype.bits, 32))
         # Elements along the axis come from either operand, so that they cannot be one vector.
         self.inner = 1 if self.axis == len(self.shape) - 1 else self.shape[-1]
@@ -53,6 +58,9 @@ class _Update:
             View.of(b, v, storage, values) for v in self.anchor.inputs
         )
         self._check()
+        if context.program.in_place(context.step):
+            self._new_rows()
+            return context.finish(b)
         rows = self.shape if self.inner == 1 and self.axis else self.shape[:-1]
         b.loop(*share(b, math.prod(rows), context.threads), 1, lambda i, _: self._row(i, rows))
         return context.finish(b)
@@ -79,6 +87,39 @@ class _Update:
 
         b.loop(0, self.shape[0], 1, one)
 
+    def _new_rows(self) -> None:
+        """Writes the update over the cache; rows that lie outside of it are left out."""
+        b, size = self.b, self.shape[self.axis]
+        shape = self.update_shape
+        rows = shape if self.inner == 1 and self.axis else shape[:-1]
+
+        def row(i: Int, _: list[Reg]) -> None:
+            at = [b.mod(b.div(i, s), d) for s, d in zip(strides_of(rows), rows, strict=True)]
+            place = b.add(self._start(at[0]), at[self.axis])
+            if self.op.circular:
+                place = self._wrapped(place, size)
+            source = self.update.offset(b, *at)
+            target = [place if k == self.axis else a for k, a in enumerate(at)]
+            inside = b.compare("ult", b.i64(place), Reg(str(size), "i64"))
+            b.when(inside, lambda: self._move(source, target, len(rows) < len(shape)))
+
+        b.loop(*share(b, math.prod(rows), self.context.threads), 1, row)
+
+    def _move(self, source: Reg, at: list[Int], vectors: bool) -> None:
+        """Elements that lie side by side, from a pointer to a place in the result."""
+        b, scalars = self.b, self.epilogue.elements.scalars
+        step = self.anchor.dtype.itemsize
+
+        def some(d: Int, lanes: int) -> None:
+            pointer = b.offset(source, b.mul(d, step))
+            x = scalars.load(self.anchor.dtype, pointer, lanes if lanes > 1 else 0)
+            self.epilogue.store([*at, d] if vectors else at, x.reg, lanes)
+
+        whole = self.inner // self.lanes * self.lanes
+        b.loop(0, whole, self.lanes, lambda d, _: some(d, self.lanes))
+        for start, lanes in pieces(self.inner - whole):
+            some(whole + start, lanes)
+
     def _row(self, i: Int, rows: tuple[int, ...]) -> None:
         b, size = self.b, self.shape[self.axis]
         at = [b.mod(b.div(i, s), d) for s, d in zip(strides_of(rows), rows, strict=True)]
@@ -90,19 +131,7 @@ class _Update:
         updated = [chosen if k == self.axis else a for k, a in enumerate(at)]
         old_at, new_at = self.x.offset(b, *at), self.update.offset(b, *updated)
         row = b.set("ptr", f"select i1 {new}, ptr {new_at}, ptr {old_at}")
-        inner = [] if len(rows) == len(self.shape) else [0]
-        scalars = self.epilogue.elements.scalars
-        step = self.anchor.dtype.itemsize
-
-        def some(d: Int, lanes: int) -> None:
-            pointer = b.offset(row, b.mul(d, step))
-            x = scalars.load(self.anchor.dtype, pointer, lanes if lanes > 1 else 0)
-            self.epilogue.store([*at, d] if inner else at, x.reg, lanes)
-
-        whole = self.inner // self.lanes * self.lanes
-        b.loop(0, whole, self.lanes, lambda d, _: some(d, self.lanes))
-        for start, lanes in pieces(self.inner - whole):
-            some(whole + start, lanes)
+        self._move(row, at, len(rows) < len(self.shape))
 
     def _wrapped(self, place: Int, size: int) -> Int:
         """A place modulo the size, not negative."""

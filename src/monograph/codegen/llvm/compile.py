@@ -3,29 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-
-import numpy as np
+from dataclasses import dataclass, replace
 
 from monograph.codegen.llvm.barrier import BARRIER_BYTES, build_barrier
 from monograph.codegen.llvm.builder import Builder, Reg
+from monograph.codegen.llvm.constants import Constants
+from monograph.codegen.llvm.context import ARENA, CONSTANTS, FAULT_BYTES, FIRST_PORT
 from monograph.codegen.llvm.features import Features
 from monograph.codegen.llvm.halo import zero_halo
-from monograph.codegen.llvm.kernel import NAME, Fault, Kernel, KernelContext, Packed, Scratch, Sync
+from monograph.codegen.llvm.kernel import (
+    NAME,
+    Fault,
+    Kernel,
+    KernelContext,
+    LaidOut,
+    Packed,
+    Scratch,
+    Sync,
+)
 from monograph.codegen.llvm.select import generator
+from monograph.codegen.llvm.timing import BEGIN, DECLARATIONS, END, Stamps
 from monograph.ir import Array, Value, known
 from monograph.program.place import CONSTANT, INPUT, OUTPUT, TEMPORARY, Buffer
-from monograph.program.plan import ALIGNMENT, Lifetime, plan
+from monograph.program.plan import Lifetime, plan
 from monograph.program.program import Program, Step, lifetimes
 
 SLACK = 256
 """Bytes that vectors may read beyond the end of the arena and of the constants."""
-ARENA, CONSTANTS, FIRST_PORT = 0, 1, 2
-"""Slots of the context, behind the barrier's state: pointers to memory, then to each port."""
 PARTS = 8
 """Modules that the kernels are dealt out to, so that they compile side by side."""
-FAULT_BYTES = 16
-"""What each fault of a kernel takes behind the slots: i64 whether it came, i64 the data."""
 
 
 @dataclass(frozen=True)
@@ -46,18 +52,33 @@ class Module:
     ports: tuple[Buffer, ...]
     segments: tuple[Segment | Step, ...]
     """Native segments, and between them the steps that run on the host."""
-    kernels: tuple[Kernel | None, ...]
     offsets: dict[int, int]
     """Where each temporary buffer lies in the arena."""
     faults: tuple[tuple[Step, Fault], ...] = ()
     """What the words behind the slots of the context stand for."""
+    stamps: Stamps | None = None
+    """Where each thread writes when it began and ended each step, if it does."""
 
 
 def compile_program(
-    program: Program, features: Features, threads: int, winograd: bool = True
+    program: Program,
+    features: Features,
+    threads: int,
+    winograd: bool = True,
+    *,
+    timed: bool = False,
+    apart: bool = False,
 ) -> Module:
-    """The text of a program's native functions, and the constants they read."""
-    kernels = [_kernel(program, step, features, threads, winograd) for step in program.steps]
+    """The text of a program's native functions, and the constants they read.
+
+    timed: every thread writes down when it begins and ends each step.
+    apart: every step is a function of its own, so that its results can be looked at.
+    """
+    constants = Constants(SLACK)
+    kernels = [
+        _laid_out(_kernel(program, step, features, threads, winograd), constants)
+        for step in program.steps
+    ]
     scratch: dict[tuple[int, int], int] = {}
     lives = lifetimes(program.steps, program.places)
     for step, kernel in zip(program.steps, kernels, strict=True):
@@ -67,8 +88,12 @@ def compile_program(
                 scratch[step.index, position] = key
                 lives.append(Lifetime(key, argument.nbytes, step.index, step.index))
     memory = plan(lives)
-    assembler = _Assembler(program, features, threads, memory.offsets, scratch)
-    return assembler.module(kernels, memory.size)
+    # Behind what vectors may read beyond the arena's end.
+    stamps = Stamps(memory.size + SLACK, threads, len(program.steps)) if timed else None
+    assembler = _Assembler(
+        program, features, threads, memory.offsets, scratch, constants, stamps, apart
+    )
+    return assembler.module(kernels, memory.size if stamps is None else stamps.stop)
 
 
 def _kernel(
@@ -78,6 +103,16 @@ def _kernel(
     if make is None:
         return None
     return make(KernelContext(program, step, features, threads, winograd))
+
+
+def _laid_out(kernel: Kernel | None, constants: Constants) -> Kernel | None:
+    """A kernel that no longer holds what it packed: that is as large as the model's weights."""
+    if kernel is None or not any(isinstance(a, Packed) for a in kernel.arguments):
+        return kernel
+    arguments = tuple(
+        LaidOut(constants.add(a.array)) if isinstance(a, Packed) else a for a in kernel.arguments
+    )
+    return replace(kernel, arguments=arguments)
 
 
 class _Assembler:
@@ -90,7 +125,12 @@ class _Assembler:
         threads: int,
         offsets: dict[int, int],
         scratch: dict[tuple[int, int], int],
+        constants: Constants,
+        stamps: Stamps | None,
+        apart: bool,
     ) -> None:
+        self.stamps = stamps
+        self.apart = apart
         self.program = program
         self.features = features
         self.threads = threads
@@ -101,9 +141,8 @@ class _Assembler:
         self.scratch = scratch
         self.ports = tuple(b for b in program.places.buffers if b.kind in (INPUT, OUTPUT))
         self.slot = {b.id: FIRST_PORT + i for i, b in enumerate(self.ports)}
-        self.pieces: list[Array] = []
-        self.constant_bytes = 0
-        self.constant_at: dict[object, int] = {}
+        self.constants = constants
+        self.weights_at: dict[Value, int] = {}
         self.functions: dict[str, str] = {}
         self.arity: dict[str, int] = {}
         self.declarations: set[str] = set()
@@ -124,6 +163,8 @@ class _Assembler:
         for step, kernel in zip(self.program.steps, kernels, strict=True):
             if kernel is not None:
                 run.append((step, kernel))
+                if self.apart:
+                    flush()
             else:
                 flush()
                 segments.append(step)
@@ -131,13 +172,13 @@ class _Assembler:
         flush()
         return Module(
             (*self.kernel_modules(), self.main_module(texts)),
-            self.constants(),
+            self.constants.block(),
             arena + SLACK,
             self.ports,
             tuple(segments),
-            tuple(kernels),
             self.offsets,
             tuple(self.faults),
+            self.stamps,
         )
 
     def kernel_modules(self) -> list[str]:
@@ -159,7 +200,8 @@ class _Assembler:
             f"declare void @{name}({', '.join(['ptr'] * count + ['i64'])})"
             for name, count in self.arity.items()
         }
-        parts = [*sorted(declared | barrier.declarations), barrier.text(), *segments]
+        clock = DECLARATIONS if self.stamps is not None else set()
+        parts = [*sorted(declared | barrier.declarations | clock), barrier.text(), *segments]
         return "\n".join(parts)
 
     def segment(self, name: str, run: list[tuple[Step, Kernel]]) -> str:
@@ -181,12 +223,18 @@ class _Assembler:
         for number, (step, kernel) in enumerate(run):
             if number:
                 b.line("call void @barrier(ptr %context, i64 %threads)")
+            self.stamp(b, slot, step, BEGIN)
             # What is cleared and what the step writes are apart: no barrier between them.
             for clearing in self.halos(step):
                 self.call(b, slot, step, clearing)
             self.call(b, slot, step, kernel)
+            self.stamp(b, slot, step, END)
         b.ret()
         return b.text()
+
+    def stamp(self, b: Builder, slot: Callable[[int], Reg], step: Step, which: int) -> None:
+        if self.stamps is not None:
+            self.stamps.write(b, slot(ARENA), step.index, which)
 
     def halos(self, step: Step) -> list[Kernel]:
         """Kernels that clear the halos of buffers which a step is the first to write."""
@@ -219,9 +267,8 @@ class _Assembler:
     ) -> Reg:
         """The pointer that a kernel gets for one of its arguments."""
         argument = kernel.arguments[position]
-        if isinstance(argument, Packed):
-            key = (argument.array.shape, argument.array.dtype.str, argument.array.tobytes())
-            return b.offset(load(CONSTANTS), self.constant(key, argument.array))
+        if isinstance(argument, LaidOut):
+            return b.offset(load(CONSTANTS), argument.offset)
         if isinstance(argument, Scratch):
             return b.offset(load(ARENA), self.offsets[self.scratch[step.index, position]])
         if isinstance(argument, Sync):
@@ -231,6 +278,7 @@ class _Assembler:
             slots = FIRST_PORT + len(self.ports)
             at = BARRIER_BYTES + 8 * slots + FAULT_BYTES * (len(self.faults) - 1)
             return b.offset(b.arguments["context"], at)
+        assert isinstance(argument, Value)
         buffer = self.program.places.storage[argument].buffer
         if buffer.kind == TEMPORARY:
             return b.offset(load(ARENA), self.offsets[buffer.id])
@@ -239,24 +287,9 @@ class _Assembler:
         return load(self.slot[buffer.id])
 
     def weights(self, value: Value) -> int:
-        data = known(value)
-        assert data is not None
-        return self.constant(value, data)
-
-    def constant(self, key: object, data: Array) -> int:
-        """The offset of constant data, laid out once."""
-        if key not in self.constant_at:
-            raw = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
-            self.constant_at[key] = self.constant_bytes
-            self.pieces.append(raw)
-            self.constant_bytes += -(-max(raw.size, 1) // ALIGNMENT) * ALIGNMENT
-        return self.constant_at[key]
-
-    def constants(self) -> Array:
-        """All constants in one block, each at an aligned offset."""
-        block = np.zeros(self.constant_bytes + SLACK, np.uint8)
-        at = 0
-        for piece in self.pieces:
-            block[at : at + piece.size] = piece
-            at += -(-max(piece.size, 1) // ALIGNMENT) * ALIGNMENT
-        return block
+        """The offset of a constant of the graph."""
+        if value not in self.weights_at:
+            data = known(value)
+            assert data is not None
+            self.weights_at[value] = self.constants.add(data)
+        return self.weights_at[value]

@@ -7,164 +7,54 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from weakref import WeakKeyDictionary
+from functools import partial
 
-from monograph.codegen.llvm.builder import Builder, Int, Reg
-from monograph.codegen.llvm.inline import Functions, Inlined, Place, copy, dense
+import numpy as np
+
+from monograph.codegen.llvm.builder import Int, Reg
+from monograph.codegen.llvm.inline import Inlined, Place, dense
 from monograph.codegen.llvm.kernel import (
     Kernel,
     KernelContext,
-    Scratch,
-    Sync,
-    pointers,
-    synchronise,
+    Packed,
 )
-from monograph.ir import Graph, Item, TensorType, Value
+from monograph.codegen.llvm.subprograms import (
+    Control,
+    find_generator,
+    graphs_of,
+    lowered,
+    tensor_type,
+    within,
+)
+from monograph.ir import Array, Graph, TensorType, Value
 from monograph.ops.control import If, Loop, Scan
-from monograph.program.expand import expand
+from monograph.program.bounded import BoundedLoop
 from monograph.program.kinds import is_native
-from monograph.program.program import Program, lower
-
-_PROGRAMS: WeakKeyDictionary[Graph, Program] = WeakKeyDictionary()
 
 
 def serves(value: Value) -> bool:
     """Whether everything inside can be compiled too."""
-    if not isinstance(value.op, (If, Loop, Scan)):
+    if not isinstance(value.op, (If, Loop, BoundedLoop, Scan)):
         return False
-    return all(map(_compiles, _graphs(value)))
-
-
-def _graphs(value: Value) -> list[Graph]:
-    op = value.op
-    assert isinstance(op, (If, Loop, Scan))
-    return [op.then, op.orelse] if isinstance(op, If) else [op.body]
+    return all(map(_compiles, graphs_of(value)))
 
 
 def _compiles(graph: Graph) -> bool:
     if not all(map(is_native, (*graph.inputs, *(v for _, v in graph.outputs)))):
         return False
-    generator = _generator()
-    return all(generator(s.region) is not None for s in _lowered(graph).steps)
-
-
-def _lowered(graph: Graph) -> Program:
-    """The program of a sub-graph, made once as long as the graph is in use."""
-    from monograph.codegen.llvm.select import CpuTarget
-
-    known = _PROGRAMS.get(graph)
-    if known is None:
-        known = _PROGRAMS[graph] = lower(expand(graph), CpuTarget())
-    return known
-
-
-def _generator() -> Callable[..., Callable[[KernelContext], Kernel] | None]:
-    # Kernels contain sub-programs and sub-programs kernels: the modules need each other.
-    from monograph.codegen.llvm.select import generator
-
-    return generator
+    generator = find_generator()
+    return all(generator(s.region) is not None for s in lowered(graph).steps)
 
 
 def control(context: KernelContext) -> Kernel:
     """A kernel for a branch or a loop with everything inside it."""
     anchor = context.step.region.anchor
     assert anchor is not None
-    kinds: dict[type, type[_Control]] = {If: _If, Loop: _Loop, Scan: _Scan}
+    kinds: dict[type, type[Control]] = {If: _If, Loop: _Loop, BoundedLoop: _Loop, Scan: _Scan}
     return kinds[type(anchor.op)](context, anchor).kernel()
 
 
-class _Control:
-    """What branches and loops share: operands, results, memory, sub-programs."""
-
-    def __init__(self, context: KernelContext, anchor: Value) -> None:
-        self.context = context
-        self.anchor = anchor
-        self.threads = context.threads
-        region = context.step.region
-        for value in (*region.inputs, *region.outputs):
-            context.argument(value)
-        self.sync = context.argument(Sync())
-        self.functions = Functions()
-        self.subs = [self._sub(graph) for graph in _graphs(anchor)]
-        self.results = {v.op.index: v for v in region.outputs if isinstance(v.op, Item)}
-        self.rooms: dict[str, tuple[int, TensorType]] = {}
-        self.reserve()
-
-    def _sub(self, graph: Graph) -> Inlined:
-        program = _lowered(graph)
-        generator, kernels = _generator(), []
-        for step in program.steps:
-            make = generator(step.region)
-            assert make is not None
-            inner = KernelContext(program, step, self.context.features, self.threads)
-            kernels.append((step, make(inner)))
-        return Inlined(self.context, program, kernels, self.functions, self.sync)
-
-    def reserve(self) -> None:
-        """Asks for the memory that the kernel needs beside the sub-programs'."""
-
-    def emit(self) -> None:
-        raise NotImplementedError
-
-    def room(self, name: str, type_: TensorType) -> None:
-        """Memory for elements of a type, by name."""
-        self.rooms[name] = (self.context.argument(Scratch(max(type_.nbytes, 64))), type_)
-
-    def place(self, name: str) -> Place:
-        position, type_ = self.rooms[name]
-        return dense(self.b.arguments[f"p{position}"], type_)
-
-    def kernel(self) -> Kernel:
-        self.b: Builder = self.context.builder(len(self.context.arguments))
-        self.pointers = pointers(self.b, self.context.arguments)
-        self.emit()
-        made = self.context.finish(self.b)
-        text = "\n".join([self.functions.text(), made.text])
-        return replace(
-            made, text=text, declarations=made.declarations | self.functions.declarations
-        )
-
-    def stored(self, value: Value) -> Place:
-        """Where an operand or a result of the op lies."""
-        found = self.context.program.places.storage[value]
-        return Place(self.pointers[value], value.tensor, found.offset, found.strides)
-
-    def wait(self) -> None:
-        synchronise(self.b, self.sync, self.threads)
-
-    def copy(self, source: Place, target: Place) -> None:
-        copy(self.context, self.b, source, target)
-
-    def flag(self, pointer: Reg, offset: int = 0) -> Reg:
-        """A bool from memory."""
-        stored = self.b.load("i8", self.b.offset(pointer, offset), 1)
-        return self.b.compare("ne", stored, Reg("0", "i8"))
-
-    def run(self, sub: Inlined, inputs: Sequence[Reg], outputs: Sequence[Reg]) -> None:
-        """Runs a sub-program on dense elements."""
-        graph = sub.program.graph
-        given = {sub.port(v): p for v, p in zip(graph.inputs, inputs, strict=True)}
-        made = {sub.port(v): p for (_, v), p in zip(graph.outputs, outputs, strict=True)}
-        sub.emit(self.b, given | made)
-
-    def reserve_operands(self, operands: Sequence[Value]) -> None:
-        """Room for operands that may not lie side by side."""
-        for i, value in enumerate(operands):
-            self.room(f"operand {i}", value.tensor)
-
-    def dense_operands(self, operands: Sequence[Value]) -> list[Reg]:
-        """Operands side by side: where they are, or copied."""
-        found = []
-        for i, value in enumerate(operands):
-            place = self.stored(value)
-            if not place.dense:
-                self.copy(place, self.place(f"operand {i}"))
-                place = self.place(f"operand {i}")
-            found.append(place.pointer)
-        return found
-
-
-class _If(_Control):
+class _If(Control):
     """One sub-program or the other."""
 
     def reserve(self) -> None:
@@ -207,7 +97,7 @@ class _If(_Control):
             self.copy(rooms[i], targets[i])
 
 
-class _Iterated(_Control):
+class _Iterated(Control):
     """A loop: state that goes from one iteration to the next, in two places by turns."""
 
     state: Sequence[Value]
@@ -242,15 +132,21 @@ class _Loop(_Iterated):
 
     def reserve(self) -> None:
         op = self.anchor.op
-        assert isinstance(op, Loop)
+        assert isinstance(op, (Loop, BoundedLoop))
+        self.carried = op.carried
         self.trips, self.condition, *rest = self.anchor.inputs
         self.state, self.captures = rest[: op.carried], rest[op.carried :]
-        count, go, *formals = map(_tensor, op.body.input_types)
+        count, go, *formals = map(tensor_type, op.body.input_types)
         self.room("count", count)
         self.room("go", go)
-        self.room("next go", _tensor(op.body.output_types[0]))
+        self.room("next go", tensor_type(op.body.output_types[0]))
         self.reserve_state(formals[: op.carried])
         self.reserve_operands(self.captures)
+        self.collected = list(map(tensor_type, op.body.output_types[1 + op.carried :]))
+        for i, t in enumerate(self.collected):
+            self.room(f"collected {i}", t)
+        # Zeros for what is left of the room when the loop has ended.
+        self.zeros = [self.context.argument(Packed(_zeros(t))) for t in self.collected]
 
     def emit(self) -> None:
         b = self.b
@@ -285,6 +181,27 @@ class _Loop(_Iterated):
         ]
         b.label(done)
         self.finish(held[:count])
+        self._end(i)
+
+    def _end(self, count: Reg) -> None:
+        """Says how often the loop ran, and clears the room that it left."""
+        last = self.carried + len(self.collected)
+        if last in self.results:
+            target = self.stored(self.results[last])
+            at = self.b.offset(target.pointer, target.offset * 8)
+            self.first_thread(lambda: self.b.store(count, at, 8))
+        for k, type_ in enumerate(self.collected):
+            if self.carried + k not in self.results:
+                continue
+            most = self.results[self.carried + k].tensor.static[0]
+            zeros = dense(self.b.arguments[f"p{self.zeros[k]}"], type_)
+            self.b.loop(count, most, 1, partial(self._collect, k, zeros))
+
+    def _collect(self, k: int, element: Place, i: Int, _: list[Reg]) -> None:
+        """Puts what an iteration gives into its slice of the result."""
+        if self.carried + k in self.results:
+            target = within(self.b, self.stored(self.results[self.carried + k]), 0, i)
+            self.copy(element, replace(target, type=element.type))
 
     def _iteration(
         self, i: Reg, goes: Reg, old: list[Reg], new: list[Reg], captures: list[Reg]
@@ -298,8 +215,12 @@ class _Loop(_Iterated):
 
         self.first_thread(announce)
         self.wait()
-        self.run(self.subs[0], [count, go, *old, *captures], [following, *new])
+        rooms = [self.place(f"collected {k}") for k in range(len(self.collected))]
+        made = [following, *new, *(r.pointer for r in rooms)]
+        self.run(self.subs[0], [count, go, *old, *captures], made)
         self.wait()
+        for k, element in enumerate(rooms):
+            self._collect(k, element, i, [])
 
 
 class _Scan(_Iterated):
@@ -313,11 +234,11 @@ class _Scan(_Iterated):
         inputs = self.anchor.inputs
         self.state, self.scanned = inputs[: op.carried], inputs[op.carried : last]
         self.captures = inputs[last:]
-        formals = list(map(_tensor, op.body.input_types))
+        formals = list(map(tensor_type, op.body.input_types))
         self.reserve_state(formals[: op.carried])
         for i, t in enumerate(formals[op.carried : last]):
             self.room(f"slice {i}", t)
-        for i, t in enumerate(map(_tensor, op.body.output_types[op.carried :])):
+        for i, t in enumerate(map(tensor_type, op.body.output_types[op.carried :])):
             self.room(f"collected {i}", t)
         self.reserve_operands(self.captures)
 
@@ -350,7 +271,7 @@ class _Scan(_Iterated):
 
     def _slice(self, i: int, t: Int) -> Reg:
         """One slice of a scanned operand, side by side."""
-        whole = self._within(self.stored(self.scanned[i]), self.op.axes[i], t)
+        whole = within(self.b, self.stored(self.scanned[i]), self.op.axes[i], t)
         room = self.place(f"slice {i}")
         if whole.dense:
             return whole.pointer
@@ -362,19 +283,9 @@ class _Scan(_Iterated):
         index = self.op.carried + i
         if index in self.results:
             target = self.stored(self.results[index])
-            slice_ = self._within(target, self.op.result_axes[i], t)
+            slice_ = within(self.b, target, self.op.result_axes[i], t)
             self.copy(element, replace(slice_, type=element.type))
 
-    def _within(self, place: Place, axis: int, t: Int) -> Place:
-        """A slice of a place along an axis."""
-        b, size = self.b, place.type.dtype.itemsize
-        at = b.add(place.offset, b.mul(t, place.strides[axis]))
-        shape = [d for k, d in enumerate(place.type.static) if k != axis]
-        strides = tuple(s for k, s in enumerate(place.strides) if k != axis)
-        pointer = b.offset(place.pointer, b.mul(at, size))
-        return Place(pointer, place.type.with_shape(shape), 0, strides)
 
-
-def _tensor(type_: object) -> TensorType:
-    assert isinstance(type_, TensorType)
-    return type_
+def _zeros(type_: TensorType) -> Array:
+    return np.zeros(type_.static, type_.dtype.numpy)

@@ -13,21 +13,11 @@ from functools import partial
 import numpy as np
 
 from monograph.codegen.llvm.builder import Int, Reg, vector
+from monograph.codegen.llvm.conv_plan import Plan, Taps, make_plan
 from monograph.codegen.llvm.epilogue import Epilogue
-from monograph.codegen.llvm.features import Features
 from monograph.codegen.llvm.kernel import Kernel, KernelContext, Packed, pointers, share
-from monograph.codegen.llvm.tiles import (
-    FMAS_PER_CYCLE,
-    LOADS_PER_CYCLE,
-    MAX_ROWS,
-    MAX_VECTORS,
-    STORE_CYCLES,
-    TILE_CYCLES,
-    Run,
-    Tile,
-    room,
-    split,
-)
+from monograph.codegen.llvm.tiles import Run, split
+from monograph.codegen.llvm.types import load_elements, register
 from monograph.ir import Array, Value, known
 from monograph.ops.conv import Conv
 from monograph.program.index import strides_of
@@ -35,97 +25,70 @@ from monograph.program.strided import strided
 
 UNROLL = 2
 BIG_WEIGHTS = 600_000
-"""Bytes of weights beyond which a panel of them is kept in cache while all rows pass by."""
-
-
-@dataclass(frozen=True)
-class Taps:
-    """The last spatial dimension of a window: which loads feed which taps."""
-
-    size: int
-    stride: int
-    dilation: int
-
-    def pixels(self, rows: int) -> list[int]:
-        """Offsets of the pixels that a row of outputs reads."""
-        return sorted(
-            {r * self.stride + k * self.dilation for r in range(rows) for k in range(self.size)}
-        )
-
-    def uses(self, pixel: int, rows: int) -> list[tuple[int, int]]:
-        """(output, tap) pairs that a pixel feeds."""
-        found = []
-        for k in range(self.size):
-            r, rest = divmod(pixel - k * self.dilation, self.stride)
-            if rest == 0 and 0 <= r < rows:
-                found.append((r, k))
-        return found
-
-
-def choose(value: Value, features: Features) -> tuple[Tile, float]:
-    """The register tile with the least estimated time for a row of the image, and that time."""
-    assert isinstance(value.op, Conv)
-    shape, weights = value.tensor.static, value.inputs[1].tensor.static
-    vectors = -(-shape[-1] // features.lanes(32))
-    taps = Taps(weights[-1], value.op.strides[-1], value.op.dilations[-1])
-    depth = math.prod(weights[1:-1])
-    best, least = Tile(1, 1), float("inf")
-    for v in range(1, min(MAX_VECTORS, vectors) + 1):
-        # With a stride, at most two taps of weights are live at once.
-        held = v * (taps.size if taps.stride == 1 else min(taps.size, 2))
-        for r in range(1, min(MAX_ROWS, shape[-2]) + 1):
-            if r * v + held + 1 > room(features, v):
-                break
-            cycles = _row_cycles(shape[-2], vectors, depth, taps, Tile(r, v))
-            if cycles < least:
-                best, least = Tile(r, v), cycles
-    return best, least
-
-
-def _row_cycles(pixels: int, vectors: int, depth: int, taps: Taps, tile: Tile) -> float:
-    total = 0.0
-    for columns in split(vectors, tile.vectors):
-        for run in split(pixels, tile.rows):
-            loads = len(taps.pixels(run.size)) + taps.size * columns.size
-            fmas = max(run.size * columns.size * taps.size, 8)
-            each = depth * max(loads / LOADS_PER_CYCLE, fmas / FMAS_PER_CYCLE)
-            each += run.size * columns.size * STORE_CYCLES + TILE_CYCLES
-            total += each * run.count * columns.count
-    return total
-
-
-def direct_cycles(value: Value, features: Features) -> float:
-    """The estimated time of a convolution by this kernel, in cycles of one core."""
-    return choose(value, features)[1] * math.prod(value.tensor.static[:-2])
+"""Bytes of weights beyond which a panel of them is kept in cache while all lines pass by."""
+ENOUGH = 8
+"""Units of work a thread from which on an uneven share of them does not matter."""
 
 
 def conv(context: KernelContext) -> Kernel:
-    """A kernel for a dense convolution in f32 and what follows it."""
-    return _Conv(context).emit()
+    """A kernel for a dense convolution of floats and what follows it."""
+    return DirectConv(context).emit()
 
 
-class _Conv:
+@dataclass(frozen=True)
+class Spot:
+    """Where a tile is: batch and outer places, its first pixel along the line, the number of its
+    panel in a run of panels; and its extent along both."""
+
+    outer: tuple[Int, ...]
+    w0: Int
+    number: Int
+    run: Run
+    panel: Run
+
+
+class DirectConv:
+    """Tiles along lines of the image; how their input is reached is for subclasses."""
+
+    whole_lines = False
+    """Whether threads share lines and no parts of them."""
+
     def __init__(self, context: KernelContext) -> None:
         self.context = context
         anchor = context.step.region.anchor
         assert anchor is not None
         assert isinstance(anchor.op, Conv)
-        self.anchor, self.op = anchor, anchor.op
-        weights = known(anchor.inputs[1])
-        assert weights is not None
-        self.weights: Array = weights
+        self.anchor = anchor
+        plan = self.plan = self._plan()
+        weights = self.weights = self._weights()
         self.channels = weights.shape[1]
-        self.kernel = weights.shape[2:]
-        self.shape = anchor.tensor.static
+        self.out = anchor.tensor.static[-1]
         found = strided(anchor.inputs[0], context.program.places.storage)
         assert found is not None
         self.x = found
+        self.dtype = anchor.inputs[0].dtype
+        # What belongs to spatial axes, that of the tiles last.
+        self.kernel = plan.turned(weights.shape[2:])
+        self.image = plan.turned(anchor.tensor.static[1:-1])
+        self.steps = plan.turned(found.strides[1:-1])
+        self.strides = plan.turned(anchor.op.strides)
+        self.dilations = plan.turned(anchor.op.dilations)
+        self.pads = plan.turned(anchor.op.pads_begin)
+        self.lines = (anchor.tensor.static[0], *self.image[:-1])
         self.lanes = context.features.lanes(32)
-        self.vectors = -(-self.shape[-1] // self.lanes)
-        self.taps = Taps(self.kernel[-1], self.op.strides[-1], self.op.dilations[-1])
-        self.tile, _ = choose(anchor, context.features)
-        self.panels = split(self.vectors, self.tile.vectors)
-        self.runs = split(self.shape[-2], self.tile.rows)
+        self.vectors = -(-self.out // self.lanes)
+        self.taps = Taps(self.kernel[-1], self.strides[-1], self.dilations[-1])
+        self.panels = split(self.vectors, plan.tile.vectors)
+        self.runs = split(self.image[-1], plan.tile.rows)
+
+    def _plan(self) -> Plan:
+        return make_plan(self.anchor, self.context.features)
+
+    def _weights(self) -> Array:
+        """The weights as [results, channels that each reads, *K]."""
+        weights = known(self.anchor.inputs[1])
+        assert weights is not None
+        return weights
 
     def emit(self) -> Kernel:
         region = self.context.step.region
@@ -136,17 +99,16 @@ class _Conv:
         b = self.b = self.context.builder(len(self.context.arguments))
         self.pointers = pointers(b, self.context.arguments)
         self.epilogue = Epilogue(self.context, b)
-        self.epilogue.reserve(self.tile.rows * self.tile.vectors, self.lanes)
+        self.epilogue.reserve(self.plan.tile.rows * self.plan.tile.vectors, self.lanes)
         self._loops()
-        flops = 2.0 * math.prod(self.shape) * math.prod(self.weights.shape[1:])
+        flops = 2.0 * self.anchor.tensor.size * math.prod(self.weights.shape[1:])
         return self.context.finish(b, flops)
 
     def _pack(self) -> Array:
         """[panel][outer taps][channel][tap][lanes of the panel], channels padded with zeros."""
-        out = self.weights.shape[0]
-        taps = self.weights.reshape(out, self.channels, -1, self.kernel[-1]).astype(np.float32)
+        taps = self._taps_last()
         wide = np.zeros((self.vectors * self.lanes, *taps.shape[1:]), np.float32)
-        wide[:out] = taps
+        wide[: self.out] = taps
         pieces = []
         for run in self.panels:
             width = run.size * self.lanes
@@ -156,30 +118,54 @@ class _Conv:
                 pieces.append(panel.transpose(2, 1, 3, 0).reshape(-1))
         return np.concatenate(pieces)
 
+    def _taps_last(self) -> Array:
+        """Weights as [results, channels, outer taps, taps along the line]."""
+        order = self.plan.turned(range(2, self.weights.ndim))
+        turned = self.weights.transpose(0, 1, *order)
+        return turned.reshape(self.out, self.channels, -1, self.kernel[-1])
+
     def _loops(self) -> None:
-        """Rows of the image over the threads; panels of channels outside where they are large."""
-        b = self.b
-        lines = math.prod(self.shape[:-2])
-        span = share(b, lines, self.context.threads)
+        """Lines of the image over the threads; panels of channels outside where they are large.
+
+        Panels outside also give threads more to share, and each of them fewer weights to read.
+        """
+        b, threads = self.b, self.context.threads
+        lines = math.prod(self.lines)
         panels = self._panel_runs()
-        if self.weights.size * 4 > BIG_WEIGHTS:
+        uneven = threads > 1 and lines < ENOUGH * threads and lines % threads
+        if self.weights.size * 4 > BIG_WEIGHTS or uneven:
             for panel, _ in panels:
-                b.loop(0, panel.count, 1, partial(self._lines, span, panel))
+                self._panels(panel, lines)
             return
 
         def line(h: Int, _: list[Reg]) -> None:
             for panel, _last in panels:
                 b.loop(0, panel.count, 1, partial(self._line, panel, h))
 
-        b.loop(*span, 1, line)
+        b.loop(*share(b, lines, threads), 1, line)
 
-    def _lines(self, span: tuple[Int, Int], panel: Run, i: Int, _: list[Reg]) -> None:
-        self.b.loop(*span, 1, lambda h, _: self._line(panel, h, i, []))
+    def _panels(self, panel: Run, lines: int) -> None:
+        """All lines against panel after panel, lines and even parts of them shared out."""
+        b, threads = self.b, self.context.threads
+        enough = panel.count * lines >= ENOUGH * threads or threads == 1
+        whole = enough or self.whole_lines
+        for run in [None] if whole else self.runs:
+            pieces = 1 if run is None else run.count
+
+            def unit(u: Int, _: list[Reg], run: Run | None = run, pieces: int = pieces) -> None:
+                i = b.div(u, lines * pieces) if panel.count > 1 else 0
+                h = b.mod(b.div(u, pieces), lines)
+                if run is None:
+                    self._line(panel, h, i, [])
+                else:
+                    self._tile(panel, h, i, run, b.mod(u, pieces), [])
+
+            b.loop(*share(b, panel.count * lines * pieces, threads), 1, unit)
 
     def _panel_runs(self) -> list[tuple[Run, bool]]:
         """Runs of panels; one with unused lanes stands last and alone, at a literal place."""
         runs = [(r, False) for r in self.panels]
-        if self.shape[-1] % self.lanes:
+        if self.out % self.lanes:
             whole, _ = runs.pop()
             if whole.count > 1:
                 runs.append((Run(whole.start, whole.size, whole.count - 1), False))
@@ -187,69 +173,89 @@ class _Conv:
             runs.append((Run(start, whole.size, 1), True))
         return runs
 
+    def _first_vector(self, panel: Run, i: Int) -> Int:
+        """Which vector of results a panel starts with, in the order that weights are packed in."""
+        return self.b.add(self.b.mul(i, panel.size), panel.start)
+
+    def _channel(self, spot: Spot, v: int) -> tuple[Int, int]:
+        """The first channel of a vector of results, and how many of its lanes are used."""
+        c = self.b.mul(self.b.add(self._first_vector(spot.panel, spot.number), v), self.lanes)
+        left = self.out - c if isinstance(c, int) else self.lanes
+        return c, min(left, self.lanes)
+
     def _line(self, panel: Run, h: Int, i: Int, _: list[Reg]) -> None:
-        """One row of the image, for one panel of channels."""
+        """One line of the image, for one panel of channels."""
         for run in self.runs:
             self.b.loop(0, run.count, 1, partial(self._tile, panel, h, i, run))
 
     def _outer(self, h: Int) -> list[Int]:
-        """Batch and outer spatial indices of a row of the image."""
-        b, dims = self.b, self.shape[:-2]
+        """Batch and outer spatial indices of a line of the image."""
+        b, dims = self.b, self.lines
         return [b.mod(b.div(h, s), d) for s, d in zip(strides_of(dims), dims, strict=True)]
 
     def _tile(self, panel: Run, h: Int, i: Int, run: Run, j: Int, _: list[Reg]) -> None:
         b = self.b
-        outer = self._outer(h)
         w0 = b.add(b.mul(j, run.size), run.start)
-        at: Int = self.x.offset
-        first = [*outer[1:], w0]
-        for axis, o in enumerate(first):
-            origin = b.add(b.mul(o, self.op.strides[axis]), -self.op.pads_begin[axis])
-            at = b.add(at, b.mul(origin, self.x.strides[axis + 1]))
-        at = b.add(at, b.mul(outer[0], self.x.strides[0]))
-        x = b.offset(self.pointers[self.x.source], b.mul(at, 4))
+        spot = Spot(tuple(self._outer(h)), w0, i, run, panel)
         size = self.channels * math.prod(self.kernel) * self.lanes * 4
-        before = b.mul(b.add(b.mul(i, panel.size), panel.start), size)
+        before = b.mul(self._first_vector(panel, i), size)
         w = b.offset(b.arguments[f"p{self.packed}"], before)
         zero = b.number(0, "float", self.lanes)
-        sums = self._taps(x, w, [zero] * (run.size * panel.size), run, panel, 0)[0]
-        v0 = b.add(b.mul(i, panel.size), panel.start)
-        self._finish(outer, w0, v0, run, panel, sums)
+        sums = self._products(spot, w, [zero] * (run.size * panel.size))
+        self._finish(spot, sums)
+
+    def _products(self, spot: Spot, w: Reg, sums: list[Reg]) -> list[Reg]:
+        """Adds the products of all taps."""
+        return self._taps(self._start(spot, 0), w, sums, spot, 0)[0]
+
+    def _start(self, spot: Spot, channel: Int) -> Reg:
+        """The first pixel that a tile reads, at a channel."""
+        b = self.b
+        at = b.add(self.x.offset, b.mul(channel, self.x.strides[-1]))
+        for axis, o in enumerate((*spot.outer[1:], spot.w0)):
+            origin = b.add(b.mul(o, self.strides[axis]), -self.pads[axis])
+            at = b.add(at, b.mul(origin, self.steps[axis]))
+        at = b.add(at, b.mul(spot.outer[0], self.x.strides[0]))
+        return b.offset(self.pointers[self.x.source], b.mul(at, self.dtype.itemsize))
 
     def _taps(
-        self, x: Reg, w: Reg, sums: list[Reg], run: Run, panel: Run, axis: int
+        self, x: Reg, w: Reg, sums: list[Reg], spot: Spot, axis: int
     ) -> tuple[list[Reg], Reg]:
         """Adds the products of all taps from this axis of the kernel inwards."""
         b = self.b
         if axis == len(self.kernel) - 1:
-            return self._channels(x, w, sums, run, panel)
-        step = self.op.dilations[axis] * self.x.strides[axis + 1] * 4
+            return self._channels(x, w, sums, spot)
+        step = self.dilations[axis] * self.steps[axis] * self.dtype.itemsize
 
         def one(_: Int, carried: list[Reg]) -> list[Reg]:
             *inner, xk, wk = carried
-            after, following = self._taps(xk, wk, inner, run, panel, axis + 1)
+            after, following = self._taps(xk, wk, inner, spot, axis + 1)
             return [*after, b.offset(xk, step), following]
 
         *result, _, last = b.loop(0, self.kernel[axis], 1, one, [*sums, x, w])
         return result, last
 
-    def _channels(
-        self, x: Reg, w: Reg, sums: list[Reg], run: Run, panel: Run
-    ) -> tuple[list[Reg], Reg]:
+    def _pixels(self, spot: Spot) -> list[int]:
+        """The pixels that a tile reads along its line; x points to the first."""
+        return self.taps.pixels(spot.run.size)
+
+    def _channels(self, x: Reg, w: Reg, sums: list[Reg], spot: Spot) -> tuple[list[Reg], Reg]:
         """Adds the products of one row of taps, channel after channel."""
-        b = self.b
+        b, panel, size = self.b, spot.panel, self.dtype.itemsize
         unroll = UNROLL if self.channels % UNROLL == 0 else 1
         width = self.taps.size * panel.size * self.lanes * 4
         kind = vector(self.lanes, "float")
+        pixels = self._pixels(spot)
 
         def some(_: Int, carried: list[Reg]) -> list[Reg]:
             *acc, xk, wk = carried
             for u in range(unroll):
                 held: dict[tuple[int, int], Reg] = {}
-                for pixel in self.taps.pixels(run.size):
-                    where = pixel * self.x.strides[-2] + u * self.x.strides[-1]
-                    factor = b.splat(b.load("float", b.offset(xk, where * 4), 4), self.lanes)
-                    for r, k in self.taps.uses(pixel, run.size):
+                for pixel in pixels:
+                    where = (pixel - pixels[0]) * self.steps[-1] + u * self.x.strides[-1]
+                    one = load_elements(b, self.dtype, b.offset(xk, where * size))
+                    factor = b.splat(one.reg, self.lanes)
+                    for r, k in self.taps.uses(pixel, spot.run.size):
                         for v in range(panel.size):
                             if (k, v) not in held:
                                 place = u * width + (k * panel.size + v) * self.lanes * 4
@@ -258,24 +264,23 @@ class _Conv:
                             acc[at] = b.intrinsic("fmuladd", factor, held[k, v], acc[at])
             return [
                 *acc,
-                b.offset(xk, unroll * self.x.strides[-1] * 4),
+                b.offset(xk, unroll * self.x.strides[-1] * size),
                 b.offset(wk, unroll * width),
             ]
 
         *result, _, last = b.loop(0, self.channels, unroll, some, [*sums, x, w])
         return result, last
 
-    def _finish(
-        self, outer: list[Int], w0: Int, v0: Int, run: Run, panel: Run, sums: list[Reg]
-    ) -> None:
-        b, out = self.b, self.shape[-1]
+    def _finish(self, spot: Spot, sums: list[Reg]) -> None:
+        b = self.b
+        n, *others = spot.outer
 
         def store(r: Int, v: int, total: Reg) -> None:
-            n = b.mul(b.add(v0, v), self.lanes)
-            left = out - n if isinstance(n, int) else self.lanes
-            self.epilogue.store([*outer, b.add(w0, r), n], total, min(left, self.lanes))
+            c, lanes = self._channel(spot, v)
+            place = self.plan.turned_back([*others, b.add(spot.w0, r)])
+            self.epilogue.store([n, *place, c], total, lanes)
 
-        self.epilogue.store_rows(sums, run.size, store)
+        self.epilogue.store_rows(sums, spot.run.size, store)
 
 
 def serves(value: Value) -> bool:
@@ -283,5 +288,11 @@ def serves(value: Value) -> bool:
     op = value.op
     if not isinstance(op, Conv) or op.layout != "channels_last" or op.groups != 1 or op.auto:
         return False
-    floats = value.dtype.name == "f32" and value.inputs[0].dtype.name == "f32"
-    return floats and known(value.inputs[1]) is not None
+    return sums_in_f32(value)
+
+
+def sums_in_f32(value: Value) -> bool:
+    """Whether a convolution is one of floats that registers hold as f32, with known weights."""
+    x, w = value.inputs
+    same = x.dtype == w.dtype == value.dtype and value.dtype.is_float
+    return same and register(value.dtype) == "float" and known(w) is not None

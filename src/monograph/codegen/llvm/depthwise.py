@@ -12,13 +12,14 @@ from functools import partial
 import numpy as np
 
 from monograph.codegen.llvm.builder import Int, Reg, vector
-from monograph.codegen.llvm.conv import Taps
+from monograph.codegen.llvm.conv import sums_in_f32
+from monograph.codegen.llvm.conv_plan import Taps
 from monograph.codegen.llvm.epilogue import Epilogue
 from monograph.codegen.llvm.kernel import Kernel, KernelContext, Packed, pointers, share
 from monograph.codegen.llvm.tiles import Run, split
+from monograph.codegen.llvm.types import load_elements
 from monograph.codegen.llvm.windows import Block, blocks, image
 from monograph.ir import Array, Value, known
-from monograph.ir.dtype import f32
 from monograph.ops.conv import Conv
 from monograph.ops.window import CHANNELS_LAST
 from monograph.program.index import strides_of
@@ -37,10 +38,9 @@ def serves(value: Value) -> bool:
     op = value.op
     if not isinstance(op, Conv) or op.layout != CHANNELS_LAST or op.auto or op.groups == 1:
         return False
-    x, w = value.inputs
-    plain = x.dtype == w.dtype == value.dtype == f32
+    w = value.inputs[1]
     one = w.tensor.dims[1] == 1 and w.tensor.dims[0] == op.groups
-    return plain and one and known(w) is not None
+    return one and sums_in_f32(value)
 
 
 class _Depthwise:
@@ -55,6 +55,7 @@ class _Depthwise:
         self.kernel = weights.shape[2:]
         self.shape = anchor.tensor.static
         self.x = image(context, anchor.inputs[0], CHANNELS_LAST)
+        self.dtype = anchor.inputs[0].dtype
         self.taps = Taps(self.kernel[-1], self.op.strides[-1], self.op.dilations[-1])
         held = min(self.taps.size, MOST_HELD)
         room = max(2, context.features.registers - held - 4)
@@ -99,7 +100,7 @@ class _Depthwise:
         first = zip(place, self.op.strides, self.op.pads_begin, strict=True)
         origin = [b.add(b.mul(o, s), -p) for o, s, p in first]
         at = self.x.position(b, line, 0, origin)
-        x = b.offset(self.pointers[self.x.source], b.mul(at, 4))
+        x = b.offset(self.pointers[self.x.source], b.mul(at, self.dtype.itemsize))
         for block in self.blocks:
             b.loop(0, block.count, 1, partial(self._tile, block, x, [line, *place], run))
 
@@ -107,7 +108,7 @@ class _Depthwise:
         """Some pixels of a row, one block of channels."""
         b = self.b
         c = b.add(b.mul(i, block.width), block.start)
-        x = b.offset(x, b.mul(c, 4 * self.x.channel))
+        x = b.offset(x, b.mul(c, self.dtype.itemsize * self.x.channel))
         w = b.offset(b.arguments[f"p{self.packed}"], b.mul(c, math.prod(self.kernel) * 4))
         lanes = block.lanes if block.lanes > 1 else 0
         zero = b.number(0, "float", lanes)
@@ -126,7 +127,7 @@ class _Depthwise:
         b = self.b
         if axis == len(self.kernel) - 1:
             return self._row(x, b.offset(w, b.mul(tap, max(lanes, 1) * 4)), sums, run, lanes)
-        step = self.op.dilations[axis] * self.x.spatial[axis] * 4
+        step = self.op.dilations[axis] * self.x.spatial[axis] * self.dtype.itemsize
         stride = strides_of(self.kernel)[axis]
 
         def one(k: Int, inner: list[Reg]) -> list[Reg]:
@@ -143,7 +144,8 @@ class _Depthwise:
         held: dict[int, Reg] = {}
         sums = list(sums)
         for pixel in self.taps.pixels(run.size):
-            loaded = b.load(kind, b.offset(x, pixel * self.x.spatial[-1] * 4), 4)
+            place = b.offset(x, pixel * self.x.spatial[-1] * self.dtype.itemsize)
+            loaded = load_elements(b, self.dtype, place, lanes).reg
             for r, k in self.taps.uses(pixel, run.size):
                 if k not in held:
                     held[k] = b.load(kind, b.offset(w, k * max(lanes, 1) * 4), 4)

@@ -10,6 +10,7 @@ from functools import partial
 import numpy as np
 
 from monograph.codegen.llvm.builder import Builder, Int, Reg, mangled, vector
+from monograph.codegen.llvm.dot_share import BATCH, PANELS, ROWS, choose_share
 from monograph.codegen.llvm.epilogue import Epilogue
 from monograph.codegen.llvm.kernel import Kernel, KernelContext, Packed, Scratch, pointers, share
 from monograph.codegen.llvm.tiles import MAX_ROWS, Run, Tile, choose_tile, split
@@ -26,6 +27,8 @@ WAYS, PAGE = 8, 4096
 CHUNK = 512
 """The depth that is done at a time where a panel of weights is too large for the caches."""
 PANEL_BYTES = 128 << 10
+FAR_BYTES, AHEAD_BYTES, LINE = 1 << 20, 12 << 10, 64
+"""Weights of so many bytes do not stay in a core's own caches: they are fetched some way ahead."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +69,7 @@ class DotKernel:
         self.tile = self._choose_tile()
         self.panels = split(self.vectors, self.tile.vectors)
         self.chunk = self._choose_chunk()
+        self.fetches = self._fetches()
 
     def _known(self, w: Value) -> Array | None:
         return known(w)
@@ -88,6 +92,24 @@ class DotKernel:
         panel = p.depth * self.tile.vectors * self.lanes * self.anchor.inputs[1].dtype.itemsize
         many = p.rows > 4 * self.tile.rows
         return CHUNK if many and panel > PANEL_BYTES and p.depth > CHUNK else 0
+
+    def _fetches(self) -> bool:
+        """Whether weights are fetched before they are needed.
+
+        That pays where they come from far away but once or twice, and where there is arithmetic to
+        hide it behind: a product of few rows is nothing but loads, which run ahead by themselves.
+        """
+        p = self.problem
+        few = p.rows <= 4 * self.tile.rows
+        far = p.depth * p.columns * self.w_size * math.prod(p.batch) > FAR_BYTES
+        return self.constant is not None and self.tile.rows >= 4 and few and far
+
+    def _fetch(self, w: Reg, nbytes: int) -> None:
+        """Asks for so many bytes of weights that come later, into the second-level cache."""
+        b = self.b
+        read, level, data = (Reg(str(k), "i32") for k in (0, 2, 1))
+        for at in range(AHEAD_BYTES, AHEAD_BYTES + nbytes, LINE):
+            b.call("llvm.prefetch.p0", "void", b.offset(w, at), read, level, data)
 
     def _read(self) -> list[Value]:
         """What the kernel reads besides packed weights."""
@@ -134,12 +156,7 @@ class DotKernel:
         b, p, threads = self.b, self.problem, self.context.threads
         batch = math.prod(p.batch)
         rows = split(p.rows, self.tile.rows)
-        panels = sum(r.count for r in self.panels)
-        over = "rows"
-        if batch >= threads:
-            over = "batch"
-        elif panels >= threads and panels >= sum(r.count for r in rows):
-            over = "panels"
+        over = choose_share(batch, self._panel_runs(), rows, threads)
 
         def one_batch(g: Int, _: list[Reg]) -> None:
             for panel, last in self._panel_runs():
@@ -148,10 +165,10 @@ class DotKernel:
                     # Columns that do not fill their vector are told apart by a literal place.
                     self._on_last(over, partial(one_panel, 0, []))
                     continue
-                span = share(b, panel.count, threads) if over == "panels" else (0, panel.count)
+                span = share(b, panel.count, threads) if over == PANELS else (0, panel.count)
                 b.loop(*span, 1, one_panel)
 
-        b.loop(*(share(b, batch, threads) if over == "batch" else (0, batch)), 1, one_batch)
+        b.loop(*(share(b, batch, threads) if over == BATCH else (0, batch)), 1, one_batch)
 
     def _panel_runs(self) -> list[tuple[Run, bool]]:
         """Runs of panels; one with unused lanes stands last and alone."""
@@ -167,7 +184,7 @@ class DotKernel:
     def _on_last(self, over: str, body: Callable[[], None]) -> None:
         """Runs a body on one thread only where the threads share out panels."""
         threads = self.context.threads
-        if over != "panels" or threads == 1:
+        if over != PANELS or threads == 1:
             body()
             return
         mine = self.b.compare("eq", self.b.arguments["tid"], Reg(str(threads - 1), "i64"))
@@ -180,7 +197,7 @@ class DotKernel:
 
         def tiles(body: Callable[[Run, Int], None]) -> None:
             for run in rows:
-                part = share(self.b, run.count, threads) if over == "rows" else (0, run.count)
+                part = share(self.b, run.count, threads) if over == ROWS else (0, run.count)
                 self.b.loop(*part, 1, lambda j, _, run=run: body(run, j))  # type: ignore[misc]
 
         if not self.chunk:
@@ -259,6 +276,8 @@ class DotKernel:
 
         def multiply(k: Int, carried: list[Reg]) -> list[Reg]:
             *sums, xk, wk = carried
+            if self.fetches:
+                self._fetch(wk, unroll * step)
             for u in range(unroll):
                 columns = [self._column(wk, u, v, step, valid[v]) for v in range(panel.size)]
                 for r in range(run.size):
@@ -350,7 +369,7 @@ class DotKernel:
 
     def _multiply_add(self, x: Reg, y: Reg, total: Reg) -> Reg:
         if self.sum_dtype.is_float:
-            return self.b.intrinsic("fma", x, y, total)
+            return self.b.intrinsic("fmuladd", x, y, total)
         a = self.epilogue.elements.scalars.a
         return a.op("add", total, a.op("mul", x, y))
 

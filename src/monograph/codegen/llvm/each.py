@@ -8,13 +8,14 @@ from typing import Protocol
 from monograph.codegen.llvm.builder import Builder
 from monograph.codegen.llvm.elements import Elements, Point
 from monograph.codegen.llvm.kernel import Argument, Kernel, KernelContext, pointers
-from monograph.codegen.llvm.loops import LoopNest, merge
+from monograph.codegen.llvm.loops import LoopNest
 from monograph.codegen.llvm.scalar import LlvmScalars
 from monograph.ir import DType
 from monograph.ir.dtype import u8, u16, u32, u64
 from monograph.ops.scalar import Scalar
 from monograph.program.access import Element, Indices, counters
 from monograph.program.index import Index, flatten
+from monograph.program.loops import merge
 
 _BITS: dict[int, DType] = {1: u8, 2: u16, 4: u32, 8: u64}
 

@@ -42,6 +42,8 @@ class Features:
     cpu: str = "generic"
     dot_i8: str = ""
     """The intrinsic that adds products of u8 and i8 in fours to i32, where there is one."""
+    dot_i16: str = ""
+    """The intrinsic that multiplies i16 and adds neighbours to i32, where there is one."""
     relax: str = ""
     """The intrinsic that tells the core it is waiting in a loop, where there is one."""
     float_mode: FloatMode | None = None
@@ -67,6 +69,7 @@ TABLE: dict[str, Features] = {
             32,
             "+avx512f,+avx512bw,+avx512vl,+avx512dq,+avx512cd,+avx2,+fma,+f16c,+bmi,+bmi2",
             "skylake-avx512",
+            dot_i16="llvm.x86.avx512.pmaddw.d.512",
             relax=_X86_RELAX,
             float_mode=_X86_FLOATS,
             converts_half=True,
@@ -79,6 +82,7 @@ TABLE: dict[str, Features] = {
             ",+bmi,+bmi2",
             "icelake-server",
             dot_i8="llvm.x86.avx512.vpdpbusd.512",
+            dot_i16="llvm.x86.avx512.pmaddw.d.512",
             relax=_X86_RELAX,
             float_mode=_X86_FLOATS,
             converts_half=True,
@@ -89,11 +93,21 @@ TABLE: dict[str, Features] = {
             16,
             "+avx2,+fma,+f16c,+bmi,+bmi2",
             "haswell",
+            dot_i16="llvm.x86.avx2.pmadd.wd",
             relax=_X86_RELAX,
             float_mode=_X86_FLOATS,
             converts_half=True,
         ),
-        Features("sse2", 128, 16, "", "x86-64", relax=_X86_RELAX, float_mode=_X86_FLOATS),
+        Features(
+            "sse2",
+            128,
+            16,
+            "",
+            "x86-64",
+            dot_i16="llvm.x86.sse2.pmadd.wd",
+            relax=_X86_RELAX,
+            float_mode=_X86_FLOATS,
+        ),
         Features("neon", 128, 32, "+neon", "generic", float_mode=_ARM_FLOATS, converts_half=True),
         Features("baseline", 128, 16, "", "generic"),
     )

@@ -22,14 +22,15 @@ class Heap:
         at = self.b.offset(self.pointer, self.b.mul(i, self.nbytes))
         self.b.store(number, at, self.nbytes)
 
-    def order(self, count: int) -> None:
+    def order(self, count: Int) -> None:
         """Makes a heap of `count` numbers in any order."""
+        half = self.b.div(count, 2)
 
         def sink(j: Int, _: list[Reg]) -> None:
-            root = self.b.sub(count // 2 - 1, j)
+            root = self.b.sub(self.b.sub(half, 1), j)
             self.sink(self.load(root), root, count)
 
-        self.b.loop(0, count // 2, 1, sink)
+        self.b.loop(0, half, 1, sink)
 
     def sort(self, count: int) -> None:
         """Puts a heap of `count` numbers in order, the largest first."""

@@ -6,6 +6,10 @@ from collections.abc import Callable
 
 from monograph.codegen.llvm import (
     conv,
+    conv_edges,
+    conv_grouped,
+    conv_int,
+    conv_int_depthwise,
     depthwise,
     pool,
     regions,
@@ -37,7 +41,11 @@ def _conv_3x3(context: KernelContext) -> Kernel:
 TABLE: tuple[tuple[Callable[[Value], bool], Callable[[KernelContext], Kernel]], ...] = (
     (depthwise.serves, depthwise.depthwise),
     (winograd.serves, _conv_3x3),
+    (conv_edges.serves, conv_edges.conv_edges),
     (conv.serves, conv.conv),
+    (conv_grouped.serves, conv_grouped.conv_grouped),
+    (conv_int_depthwise.serves, conv_int_depthwise.conv_int_depthwise),
+    (conv_int.serves, conv_int.conv_int),
     (window_conv.serves, window_conv.window_conv),
     (pool.serves, pool.pool),
     (resize.serves, resize.resize),
@@ -62,9 +70,12 @@ def generator(value: Value) -> Callable[[KernelContext], Kernel]:
 
 def halo(user: Value, index: int) -> Halo | None:
     """The zeros that a kernel expects around an operand."""
-    if index or not serves(user) or not (conv.serves(user) or depthwise.serves(user)):
+    padded = (conv.serves, conv_grouped.serves, conv_int.serves, depthwise.serves)
+    if index or not serves(user) or not any(reads(user) for reads in padded):
         return None
     assert isinstance(user.op, Conv)
+    if conv_edges.serves(user):
+        return None
     ends = user.op.pads_end
     if winograd.serves(user):
         ends = tuple(map(int.__add__, ends, winograd.halo_end(user)))

@@ -21,11 +21,12 @@ from monograph.codegen.llvm.kernel import (
     Sync,
     synchronise,
 )
-from monograph.codegen.llvm.loops import LoopNest, merge
+from monograph.codegen.llvm.loops import LoopNest
 from monograph.codegen.llvm.scalar import LlvmScalars
 from monograph.ir import Input, TensorType, Value, known
 from monograph.program.access import counters
 from monograph.program.index import flatten, strides_of
+from monograph.program.loops import merge
 from monograph.program.place import CONSTANT, TEMPORARY, Buffer, Storage
 from monograph.program.plan import Lifetime, Plan, plan
 from monograph.program.program import Program, Step, lifetimes

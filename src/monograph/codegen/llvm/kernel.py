@@ -20,6 +20,13 @@ class Packed:
 
 
 @dataclass(frozen=True)
+class LaidOut:
+    """A packed constant that has its place among the constants of the program."""
+
+    offset: int
+
+
+@dataclass(frozen=True)
 class Scratch:
     """Memory that a kernel needs while it runs, contents undefined."""
 
@@ -35,6 +42,8 @@ class Fault:
 
     message: str
     expected: str = ""
+    shows_data: bool = True
+    """Whether the number that comes with it says anything."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +51,7 @@ class Sync:
     """The barrier's state, for a kernel whose threads wait for each other (see `synchronise`)."""
 
 
-Argument: TypeAlias = Value | Packed | Scratch | Fault | Sync
+Argument: TypeAlias = Value | Packed | LaidOut | Scratch | Fault | Sync
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 
 from monograph.codegen.llvm.elements import Elements, Point
 from monograph.codegen.llvm.kernel import Kernel, KernelContext, pointers
-from monograph.codegen.llvm.loops import LoopNest, merge
+from monograph.codegen.llvm.loops import LoopNest
 from monograph.codegen.llvm.scalar import LlvmScalars
 from monograph.program.access import Element, Indices, Resolved, counters
 from monograph.program.index import Index, flatten
+from monograph.program.loops import merge
 
 UNROLL = 4
 HEAVY = 6

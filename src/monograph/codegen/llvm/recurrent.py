@@ -34,6 +34,8 @@ def serves(value: Value) -> bool:
 
 def recurrent(context: KernelContext) -> Kernel:
     """A kernel for all steps of a cell."""
+    if all(0 in v.tensor.static for v in context.step.region.outputs):
+        return context.finish(context.builder(0))
     return _Steps(context).emit()
 
 

@@ -16,18 +16,20 @@ from monograph.codegen.llvm.builder import Int, Reg, vector
 from monograph.codegen.llvm.elements import Elements, Point
 from monograph.codegen.llvm.epilogue import part, pieces
 from monograph.codegen.llvm.kernel import Kernel, KernelContext, Scratch, pointers, share
-from monograph.codegen.llvm.loops import merge
 from monograph.codegen.llvm.scalar import LlvmScalars
 from monograph.codegen.llvm.types import register
 from monograph.ir import DType, Value
 from monograph.ops.scalar import Scalar
 from monograph.program.access import Element, Indices, Resolved, counters
 from monograph.program.index import Counter, Index, flatten, strides_of
+from monograph.program.loops import merge
 
 STREAMS = 4
 """Vectors under way at once, so that they need not wait for each other."""
 HELD = 8
 """Vectors of a row that are kept in registers from pass to pass; longer rows go to memory."""
+BLOCK = 64
+"""Elements that have a total of their own where each lane is a row: long sums stay right."""
 LINE = 64
 
 Totals: TypeAlias = list[Scalar]
@@ -228,7 +230,7 @@ class Rows:
         if self.empty:
             return [self._spread_totals(start, p.lanes) for p in place.points]
         if self.across or not self.reduced:
-            return self._fold_across(place, start, step)
+            return self._fold_across(place, start, step, join)
         return [self._fold_along(place.points[0], start, step, join)]
 
     def _loop(
@@ -241,7 +243,10 @@ class Rows:
             carried = body(i, carried)
         return carried
 
-    def _fold_across(self, place: Place, start: Totals, step: Step) -> list[Totals]:
+    def _fold_across(
+        self, place: Place, start: Totals, step: Step, join: Join | None = None
+    ) -> list[Totals]:
+        """Totals that go on from element to element, or in blocks where they can be joined."""
         size = len(start)
         first = [r for p in place.points for r in _regs(self._spread_totals(start, p.lanes))]
 
@@ -255,9 +260,20 @@ class Rows:
             return made
 
         count = math.prod(c.extent for c in self.reduced)
-        regs = self._loop(count, 1, trip, first)
         every = range(len(place.points))
-        return [_totals(regs[k * size : (k + 1) * size], start) for k in every]
+
+        def parts(regs: list[Reg]) -> list[Totals]:
+            return [_totals(regs[k * size : (k + 1) * size], start) for k in every]
+
+        def block(i: Int, carried: list[Reg]) -> list[Reg]:
+            assert join is not None
+            made = self.b.loop(i, self.b.minimum(self.b.add(i, BLOCK), count), 1, trip, first)
+            pairs = zip(parts(carried), parts(made), strict=True)
+            return [r for x, y in pairs for r in _regs(join(x, y))]
+
+        if join is None or not start or self.unrolled or count <= BLOCK:
+            return parts(self._loop(count, 1, trip, first))
+        return parts(self.b.loop(0, count, BLOCK, block, first))
 
     def _fold_along(self, row: Point, start: Totals, step: Step, join: Join) -> Totals:
         lane, lanes, size = self.lane, self.lanes, len(start)

@@ -1,5 +1,7 @@
 """Writes at positions that are data: a copy of x, with updates written or joined into it.
 
+Where the result takes the memory of x there is nothing to copy.
+
 Threads share out what can never meet: lines along the axis, or parts of the slices. Each goes
 through its updates in order, so that the result does not depend on their number.
 """
@@ -21,7 +23,7 @@ from monograph.codegen.llvm.kernel import (
     share,
     synchronise,
 )
-from monograph.codegen.llvm.loops import LoopNest, merge
+from monograph.codegen.llvm.loops import LoopNest
 from monograph.codegen.llvm.types import is_narrow
 from monograph.ir import DType, Input, TensorType, Value
 from monograph.ir.dtype import boolean, f32
@@ -29,6 +31,7 @@ from monograph.ops.index import ScatterElements, ScatterNd
 from monograph.ops.scalar import Scalar
 from monograph.program.access import Indices, counters
 from monograph.program.index import Index, flatten, strides_of
+from monograph.program.loops import merge
 from monograph.program.place import TEMPORARY, Buffer, Storage
 
 
@@ -81,8 +84,9 @@ class _Scatter:
         self.e = elements_of(context, b)
         if self.aside:
             self._place_work(b.arguments[f"p{scratch}"])
-        self._copy()
-        synchronise(b, self.sync, context.threads)
+        if self.aside or not context.program.in_place(context.step):
+            self._copy()
+            synchronise(b, self.sync, context.threads)
         if self.updates.tensor.size:
             self._lines() if isinstance(self.op, ScatterElements) else self._slices()
         if self.aside:

@@ -11,10 +11,15 @@ from monograph.codegen.llvm import (
     control,
     det,
     dot_int,
+    fail,
     gather,
     generate,
     images,
+    ngrams,
+    nonzero,
     norm,
+    pad,
+    random,
     recurrent,
     reduce,
     rope,
@@ -22,14 +27,19 @@ from monograph.codegen.llvm import (
     scatter,
     softmax,
     sort,
+    suppress,
+    unique,
 )
 from monograph.codegen.llvm.dot import dot
 from monograph.codegen.llvm.dot_quant import dot_quant
 from monograph.codegen.llvm.kernel import Kernel, KernelContext
 from monograph.codegen.llvm.pointwise import pointwise
 from monograph.ir import Value
+from monograph.ops.conv import Conv
+from monograph.ops.index import GatherElements, GatherNd, ScatterElements, ScatterNd
 from monograph.ops.linear import Dot
 from monograph.program.kinds import is_native, is_view, reads_codes
+from monograph.program.overwrite import UPDATES
 from monograph.program.place import Halo
 from monograph.program.region import Region
 
@@ -46,16 +56,38 @@ def generator(region: Region) -> Generator | None:
         return images.generator(region.anchor)
     if isinstance(region.anchor.op, Dot):
         return _dot
-    return next((g for serves, g in (*_ROWS, *_STRIDED, *_MOVES) if serves(region.anchor)), None)
+    found = (g for serves, g in (*_ROWS, *_STRIDED, *_MOVES) if serves(region.anchor))
+    return next(found, nothing if _is_empty(region) else None)
+
+
+def compiles(value: Value) -> bool:
+    """Whether a branch or a loop is compiled as it is: sizes known, and all inside too."""
+    return all(map(is_native, (value, *value.inputs))) and control.serves(value)
+
+
+def nothing(context: KernelContext) -> Kernel:
+    """A kernel for results without elements."""
+    return context.finish(context.builder(0))
+
+
+def _is_empty(region: Region) -> bool:
+    """Whether there is nothing to compute, and nothing to complain about."""
+    assert region.anchor is not None
+    indexed = (GatherElements, GatherNd, ScatterElements, ScatterNd)
+    return all(0 in v.tensor.static for v in region.outputs) and not isinstance(
+        region.anchor.op, indexed
+    )
 
 
 def _dot(context: KernelContext) -> Kernel:
     """The kernel of a dot, by the form of its weights."""
     anchor = context.step.region.anchor
     assert anchor is not None
+    if 0 in anchor.tensor.static:
+        return nothing(context)
     if reads_codes(anchor, 1):
         return dot_quant(context)
-    if dot_int.serves(anchor, context.features):
+    if dot_int.serves(anchor):
         return dot_int.dot_int(context)
     return dot(context)
 
@@ -76,11 +108,19 @@ _STRIDED: tuple[tuple[Callable[[Value], bool], Generator], ...] = (
 _MOVES: tuple[tuple[Callable[[Value], bool], Generator], ...] = (
     (control.serves, control.control),
     (det.serves, det.det),
+    (fail.serves, fail.failing),
+    (fail.serves_condition, fail.require),
     (gather.serves, gather.gather),
+    (pad.serves, pad.pad),
     (generate.serves, generate.generated),
+    (ngrams.serves, ngrams.ngrams),
+    (nonzero.serves, nonzero.nonzero),
+    (random.serves, random.drawn),
     (recurrent.serves, recurrent.recurrent),
     (scatter.serves, scatter.scatter),
     (sort.serves, sort.top_k),
+    (suppress.serves, suppress.suppress),
+    (unique.serves, unique.unique),
 )
 """Kernels that move elements to and from places that are data, and other work of their own."""
 
@@ -103,3 +143,9 @@ class CpuTarget:
     def halo(self, user: Value, index: int) -> Halo | None:
         """Padded convolutions read zeros around their input."""
         return images.halo(user, index)
+
+    def overwrites(self, region: Region) -> bool:
+        """Loops over elements, updates, and the tiles of dots and convolutions, which are apart."""
+        if generator(region) is None:
+            return False
+        return region.anchor is None or isinstance(region.anchor.op, (Conv, Dot, *UPDATES))

@@ -18,6 +18,7 @@ from monograph.codegen.llvm.scalar import LlvmScalars
 from monograph.codegen.llvm.windows import (
     Block,
     Windows,
+    all_taps,
     blocks,
     correlated,
     dims,
@@ -73,6 +74,15 @@ class _WindowConv:
         self.kernel = self.weights.tensor.static[2:]
         self.dtype = summed_in(anchor)
         self.constant = known(self.weights)
+        self.reads_padding = self._reads_padding()
+
+    def _reads_padding(self) -> bool:
+        """Whether zeros of the padding have to be multiplied: with a weight that is no number."""
+        op = self.op
+        padded = any((*op.pads_begin, *op.pads_end)) and self.given.tensor.size > 0
+        if isinstance(op, ConvTranspose) or not self.dtype.is_float or not padded:
+            return False
+        return self.constant is None or not np.isfinite(self.constant.astype(np.float64)).all()
 
     def emit(self) -> Kernel:
         context, region = self.context, self.context.step.region
@@ -82,7 +92,8 @@ class _WindowConv:
         self.packed = -1
         if self.constant is not None:
             self.packed = context.argument(Packed(self._pack(self.constant)))
-        form = transposed if isinstance(self.op, ConvTranspose) else correlated
+        form = all_taps if self.reads_padding else correlated
+        form = transposed if isinstance(self.op, ConvTranspose) else form
         op = self.op
         axes = (self.outputs, self.sizes, self.kernel, op.strides, op.dilations, op.pads_begin)
         self.windows = Windows(context, [form(*axis) for axis in zip(*axes, strict=True)])
@@ -143,6 +154,7 @@ class _WindowConv:
         for k, stride in zip(taps, strides_of(self.kernel), strict=True):
             tap = b.add(tap, b.mul(k, stride))
         channel = b.mul(group, self.channels)
+        places, outside = self._clamped(places)
         x = b.offset(
             self.pointers[self.x.source],
             b.mul(self.x.position(b, n, channel, places), self.given.dtype.itemsize),
@@ -151,6 +163,9 @@ class _WindowConv:
         def one(i: Int, sums: list[Reg]) -> list[Reg]:
             where = b.mul(b.mul(i, self.x.channel), self.given.dtype.itemsize)
             factor = self._loaded(self.given.dtype, b.offset(x, where), 0)
+            if outside is not None:
+                zero = self.scalars.literal(0, self.dtype, 0).reg
+                factor = Scalar(self.scalars.a.select(outside, zero, factor.reg), self.dtype)
             factor = self.scalars.splat(factor, run.lanes if run.lanes > 1 else 0)
             weights = self._weights(group, tap, taps, i, c, run)
             return [
@@ -159,6 +174,18 @@ class _WindowConv:
             ]
 
         return b.loop(0, self.channels, 1, one, totals)
+
+    def _clamped(self, places: list[Int]) -> tuple[list[Int], Reg | None]:
+        """Places where there is something to read, and whether the padding was meant."""
+        b, outside = self.b, None
+        if not self.reads_padding:
+            return places, None
+        inner = []
+        for place, size in zip(places, self.sizes, strict=True):
+            inner.append(b.maximum(b.minimum(place, size - 1), 0))
+            moved = b.compare("ne", b.i64(inner[-1]), b.i64(place))
+            outside = moved if outside is None else self.scalars.a.op("or", outside, moved)
+        return inner, outside
 
     def _weights(
         self, group: Int, tap: Int, taps: list[Int], i: Int, c: Int, run: Block

@@ -49,6 +49,12 @@ def correlated(outputs: int, size: int, kernel: int, stride: int, dilation: int,
     return Span(first, count, start + first * dilation, 1, dilation, inner, stride)
 
 
+def all_taps(outputs: int, _: int, kernel: int, stride: int, dilation: int, pad: int) -> Span:
+    """The taps of a convolution, those that read padding too: their places lie outside."""
+    start = np.arange(outputs) * stride - pad
+    return Span(np.zeros_like(start), np.full_like(start, kernel), start, 1, dilation)
+
+
 def transposed(outputs: int, size: int, kernel: int, stride: int, dilation: int, pad: int) -> Span:
     """The taps k of a transposed convolution: output + pad - k * dilation = place * stride."""
     common = math.gcd(stride, dilation)

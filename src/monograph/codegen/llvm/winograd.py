@@ -10,19 +10,20 @@ Sums are reassociated: the error is a few times that of a direct convolution.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
 
 from monograph.codegen.llvm.arith import Arith
 from monograph.codegen.llvm.builder import Int, Reg, vector
-from monograph.codegen.llvm.conv import direct_cycles
+from monograph.codegen.llvm.conv_plan import direct_cycles
 from monograph.codegen.llvm.epilogue import Epilogue
 from monograph.codegen.llvm.features import Features
 from monograph.codegen.llvm.kernel import Kernel, KernelContext, Packed, Scratch, pointers, share
 from monograph.codegen.llvm.tiles import Run, Tile, choose_tile, split, tile_cycles
 from monograph.codegen.llvm.windows import Block, blocks, image
+from monograph.codegen.llvm.winograd_direct import PlainTile, plain_weights
 from monograph.ir import Array, Value, known
 from monograph.ir.dtype import f32
 from monograph.ops.conv import Conv
@@ -105,6 +106,9 @@ def serves(value: Value) -> bool:
 
 def pays(value: Value, features: Features, threads: int) -> bool:
     """Whether this kernel is estimated to be faster than the direct one."""
+    given = known(value.inputs[1])
+    if given is None or not np.isfinite(given).all():
+        return False  # transformed, one such weight would spoil all nine
     plan = make_plan(value, features, threads)
     lanes = features.lanes(32)
     inputs = -(-value.inputs[0].tensor.static[-1] // lanes)
@@ -146,6 +150,9 @@ class _Winograd:
         self.m_row = self.vectors * self.lanes * 4
         self.v_plane = self.plan.chunk * self.v_row + SKEW
         self.m_plane = self.plan.chunk * self.m_row + SKEW
+        down, across = self.x.spatial
+        strides = (4 * down, 4 * across, 4 * self.x.channel)
+        self.plain = PlainTile(*strides, self.channels, self.m_row, self.lanes)
         self.per_thread = _whole(PLANES * (self.v_plane + self.m_plane), 4096) + 4096
 
     def emit(self) -> Kernel:
@@ -154,11 +161,13 @@ class _Winograd:
             if value is not self.anchor.inputs[1]:
                 context.argument(value)
         packed = context.argument(Packed(self._pack()))
+        plain = context.argument(Packed(plain_weights(self.weights, self.m_row // 4)))
         scratch = context.argument(Scratch(self.per_thread * context.threads))
         b = self.b = context.builder(len(context.arguments))
         self.a = Arith(b)
         self.pointer = pointers(b, context.arguments)[self.x.source]
         self.w = b.arguments[f"p{packed}"]
+        self.plain_w, self.room = b.arguments[f"p{plain}"], self.plain.reserve(b)
         own = b.mul(b.arguments["tid"], self.per_thread) if context.threads > 1 else 0
         self.v = b.offset(b.arguments[f"p{scratch}"], own)
         self.m = b.offset(self.v, PLANES * self.v_plane)
@@ -166,7 +175,8 @@ class _Winograd:
         self.epilogue.reserve(SIZE * SIZE, self.lanes)
         b.loop(*share(b, self.plan.chunks, context.threads), 1, self._chunk)
         work = math.prod(self.anchor.tensor.static) * math.prod(self.weights.shape[1:])
-        return context.finish(b, 2.0 * work)
+        kernel = context.finish(b, 2.0 * work)
+        return replace(kernel, text=kernel.text + self.plain.text())
 
     def _pack(self) -> Array:
         """[plane][panel][channel][lanes of the panel]: transformed weights, zeros beyond them."""
@@ -198,15 +208,19 @@ class _Winograd:
         row, n = b.mod(line, plan.down), b.div(line, plan.down)
         return n, b.mul(row, SIZE), b.mul(b.mod(number, plan.across), SIZE)
 
+    def _input(self, place: tuple[Int, Int, Int]) -> Reg:
+        """The first pixel that a tile reads."""
+        b, (n, h, w) = self.b, place
+        top, left = self.op.pads_begin
+        at = self.x.position(b, n, 0, [b.add(h, -top), b.add(w, -left)])
+        return b.offset(self.pointer, b.mul(at, 4))
+
     # Into the transform
 
     def _take(self, first: Int, t: Int, _: list[Reg]) -> None:
         """Transforms the input of a tile."""
         b = self.b
-        n, h, w = self._place(first, t)
-        top, left = self.op.pads_begin
-        at = self.x.position(b, n, 0, [b.add(h, -top), b.add(w, -left)])
-        x = b.offset(self.pointer, b.mul(at, 4))
+        x = self._input(self._place(first, t))
         v = b.offset(self.v, b.mul(t, self.v_row))
         lanes = self.lanes if self.x.channel == 1 else 1
         for block in blocks(self.channels, lanes, 1):
@@ -316,6 +330,9 @@ class _Winograd:
         made = []
         for r in range(SIZE):
             made += self._out_of([columns[j][r] for j in range(TAKES)])
+        made = self.plain.mend(
+            b, made, self.room, lambda: (self._input(place), b.offset(self.plain_w, b.mul(c, 4)))
+        )
 
         def store(r: Int, j: int, total: Reg) -> None:
             self._store([n, b.add(h, r), b.add(w, j), c], r, j, total, lanes)

@@ -1,29 +1,19 @@
-"""External data: bytes of a tensor that lie in a file beside the model.
-
-The model says which file, so nothing but a plain file inside the model's own directory is read.
-The path is canonicalised first and must stay inside; then it is opened one component at a time,
-following no link, so that a link put there in between is refused as well. A hard link is refused
-because it may be another name of any file on the disk.
-"""
+"""External data: bytes of a tensor that lie in a file beside the model (see `inside`)."""
 
 from __future__ import annotations
 
-import errno
 import os
-import stat
-from pathlib import Path, PurePosixPath, PureWindowsPath
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
 
 import numpy as np
 import onnx
 
 from monograph.errors import ModelError
+from monograph.frontend.inside import open_inside
 from monograph.frontend.onnx.account import Account
 from monograph.ir import Array
-
-_NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
-# A pipe would otherwise block until someone writes to it.
-_AT_ONCE = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
-MAX_LOCATION = 4096
 
 
 def read_external(
@@ -48,7 +38,7 @@ def read_external(
             expected=f"{nbytes} bytes",
             given=f"{length} bytes",
         )
-    handle = _open_inside(directory, location, label)
+    handle = open_inside(directory, location, label)
     try:
         data = account.known(handle, offset, nbytes)
         if data is None:
@@ -57,6 +47,36 @@ def read_external(
         return data
     finally:
         os.close(handle)
+
+
+def external_files(model: onnx.ModelProto) -> list[str]:
+    """The files that tensors of a model name, wherever in it they are."""
+    named: set[str] = set()
+    for tensor in _tensors(model):
+        if tensor.data_location == onnx.TensorProto.EXTERNAL:
+            # A name that cannot be read is for whoever reads the tensor to refuse.
+            with suppress(ModelError):
+                named.add(_entries(tensor, tensor.name).get("location", ""))
+    return sorted(named)
+
+
+def _tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
+    """Every tensor of a model, those of sub-graphs and functions too, without recursion."""
+    graphs = [model.graph]
+    bodies: list[object] = [f.node for f in model.functions]
+    while graphs or bodies:
+        if graphs:
+            graph = graphs.pop()
+            yield from graph.initializer
+            for sparse in graph.sparse_initializer:
+                yield from (sparse.values, sparse.indices)
+            bodies.append(graph.node)
+        for node in bodies.pop():  # type: ignore[attr-defined]
+            for a in node.attribute:
+                yield from (a.t, *a.tensors)
+                for sparse in (a.sparse_tensor, *a.sparse_tensors):
+                    yield from (sparse.values, sparse.indices)
+                graphs += [a.g, *a.graphs] if a.HasField("g") else a.graphs
 
 
 def _entries(tensor: onnx.TensorProto, label: str) -> dict[str, str]:
@@ -80,73 +100,6 @@ def _number(entries: dict[str, str], key: str, default: int, label: str) -> int:
             f"{label} has a bad {key} of external data", expected="a size in bytes", given=text[:40]
         )
     return int(text)
-
-
-def _open_inside(directory: Path, location: str, label: str) -> int:
-    """A descriptor of a plain file inside the directory."""
-    inside = _contained(directory, location, label)
-    try:
-        handle = _open_parts(directory, inside)
-    except OSError as e:
-        if e.errno in (errno.ELOOP, errno.EMLINK, errno.ENOTDIR):
-            raise _escapes(label, location) from e
-        raise ModelError(
-            f"the external data of {label} cannot be read: {e.strerror}", given=location
-        ) from e
-    status = os.fstat(handle)
-    problem = None
-    if not stat.S_ISREG(status.st_mode):
-        problem = "is not a plain file"
-    elif status.st_nlink > 1:
-        problem = "has several hard links, and may be a file of another directory"
-    if problem is not None:
-        os.close(handle)
-        raise ModelError(
-            f"the external data of {label} {problem}",
-            given=location,
-            hint="copy the data into the model's directory",
-        )
-    return handle
-
-
-def _contained(directory: Path, location: str, label: str) -> tuple[str, ...]:
-    """The components below the directory that a location leads to, links resolved."""
-    posix, windows = PurePosixPath(location), PureWindowsPath(location)
-    rooted = posix.is_absolute() or windows.drive or windows.root
-    if rooted or ".." in posix.parts or ".." in windows.parts:
-        raise _escapes(label, location)
-    if len(location) > MAX_LOCATION or "\0" in location:
-        raise ModelError(f"{label} has a bad location of external data", given=location[:80])
-    base = os.path.realpath(directory)
-    real = os.path.realpath(os.path.join(base, location))
-    if os.path.commonpath([base, real]) != base:
-        raise _escapes(label, location)
-    return Path(os.path.relpath(real, base)).parts
-
-
-def _open_parts(directory: Path, parts: tuple[str, ...]) -> int:
-    if os.open not in os.supports_dir_fd:
-        return os.open(directory.joinpath(*parts), os.O_RDONLY | _NO_FOLLOW | _AT_ONCE)
-    at = os.open(os.path.realpath(directory), os.O_RDONLY | os.O_DIRECTORY)
-    for part in parts[:-1]:
-        try:
-            below = os.open(part, os.O_RDONLY | os.O_DIRECTORY | _NO_FOLLOW, dir_fd=at)
-        finally:
-            os.close(at)
-        at = below
-    try:
-        return os.open(parts[-1] if parts else ".", os.O_RDONLY | _NO_FOLLOW | _AT_ONCE, dir_fd=at)
-    finally:
-        os.close(at)
-
-
-def _escapes(label: str, location: str) -> ModelError:
-    return ModelError(
-        f"the external data of {label} lies outside the model's directory",
-        expected="a relative path without '..' whose links stay inside",
-        given=location[:MAX_LOCATION],
-        hint="copy the data beside the model (a download cache may hold links instead of files)",
-    )
 
 
 def _read(

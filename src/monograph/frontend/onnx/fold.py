@@ -36,6 +36,7 @@ from monograph.ops import shape as sh
 from monograph.ops.base import Binary
 from monograph.ops.cast import Cast
 from monograph.ops.index import Gather
+from monograph.ops.quant import Dequantize
 
 Sizes: TypeAlias = tuple[Dim, ...] | None
 
@@ -67,7 +68,7 @@ def fold(value: Value) -> Value:
     if not isinstance(value.type, TensorType):
         return value
     work = _work(value)
-    if work is None:
+    if work is None or _is_quantised_weight(value):
         _kept.add(value)
         return value
     if not _afford(work):
@@ -83,6 +84,11 @@ def fold(value: Value) -> Value:
         _kept.add(value)
         return value
     return constant(data)
+
+
+def _is_quantised_weight(value: Value) -> bool:
+    """Whether a value is a matrix or kernel of small integers: passes decide what becomes of it."""
+    return isinstance(value.op, Dequantize) and value.type.rank > 1  # type: ignore[union-attr]
 
 
 @contextmanager

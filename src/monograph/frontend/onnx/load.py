@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import stat
 from collections.abc import Collection
@@ -97,8 +98,13 @@ def _copy_fields(given: Message, made: Message, left_out: Collection[str]) -> No
             setattr(made, name, value)
 
 
-def read_model(source: str | os.PathLike[str] | bytes | onnx.ModelProto) -> ModelFile:
-    """A model from a path, the bytes of a file, or a ModelProto."""
+def read_model(
+    source: str | os.PathLike[str] | bytes | onnx.ModelProto, digest: str | None = None
+) -> ModelFile:
+    """A model from a path, the bytes of a file, or a ModelProto.
+
+    digest: the SHA-256 of what the path must hold, where that has been looked at before.
+    """
     if isinstance(source, onnx.ModelProto):
         return ModelFile(_with_graph(source, "the given ModelProto"))
     if isinstance(source, (bytes, bytearray, memoryview)):
@@ -117,6 +123,12 @@ def read_model(source: str | os.PathLike[str] | bytes | onnx.ModelProto) -> Mode
         raise ModelError(f"the model file cannot be read: {e.strerror}", given=str(path)) from e
     except ValueError as e:  # a path with a null character
         raise ModelError(f"the model file cannot be read: {e}", given=str(path)) from e
+    if digest is not None and hashlib.sha256(raw).hexdigest() != digest:
+        raise ModelError(
+            "the model file has changed since the session was made",
+            given=str(path),
+            hint="load it again",
+        )
     return ModelFile(_parse(raw, str(path)), directory)
 
 
@@ -140,7 +152,12 @@ def _parse(raw: bytes, name: str) -> onnx.ModelProto:
     try:
         proto: onnx.ModelProto = onnx.ModelProto.FromString(raw)
     except (DecodeError, RecursionError) as e:
-        raise ModelError(f"not an ONNX model: the file does not parse: {e}", given=name) from e
+        packed = raw.startswith(b"PK\x03\x04")
+        raise ModelError(
+            f"not an ONNX model: the file does not parse: {e}",
+            given=name,
+            hint="a package of compiled code holds no model" if packed else None,
+        ) from e
     except MemoryError as e:
         raise ModelError("out of memory for the model file", given=name) from e
     return _with_graph(proto, name)

@@ -18,14 +18,14 @@ from monograph.ops.index import Gather
 from monograph.ops.linear import Det, Dot
 
 
-def matmul(x: Value, y: Value, out: DType | None = None) -> Value:
+def matmul(x: Value, y: Value, out: DType | None = None, left_bits: int = 0) -> Value:
     """numpy's matmul: a vector on the left is a row, one on the right a column."""
     row, column = x.tensor.rank == 1, y.tensor.rank == 1
     if row:
         x = sh.Unsqueeze((0,))(x)
     if column:
         y = sh.Unsqueeze((1,))(y)
-    result = Dot(out)(x, y)
+    result = Dot(out, left_bits)(x, y)
     dropped = (-2,) * row + (-1,) * column
     return sh.Squeeze(dropped)(result) if dropped else result
 

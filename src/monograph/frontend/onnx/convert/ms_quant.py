@@ -29,6 +29,8 @@ from monograph.ops.base import normalise_axis
 from monograph.ops.index import Gather
 from monograph.ops.quant import Dequantize, Quantize
 
+INTEGERS, LEFT_BITS = 4, 8
+"""The accuracy level at which the left operand may be integers, and how many bits they have."""
 _UNSIGNED = {2: u2, 4: u4, 8: u8}
 _SIGNED = {2: i2, 4: i4, 8: i8}
 
@@ -73,7 +75,8 @@ def matmul_nbits(n: Node) -> Value:
     x, scale, bias = n.input(0), n.input(2), n.optional(5)
     rows, size, block = n.attr_int("N"), n.attr_int("K"), n.attr_int("block_size")
     bits = _bits(n, 4)
-    n.permit("accuracy_level")  # it allows less accuracy and asks for none
+    # It allows less accuracy and asks for none.
+    permitted = LEFT_BITS if n.attr_int("accuracy_level", 0) == INTEGERS else 0
     if n.attr_flag("weight_prepacked"):
         n.unsupported("weights packed for a device")
     if rows <= 0 or size <= 0 or block < 16 or block & (block - 1):
@@ -93,7 +96,7 @@ def matmul_nbits(n: Node) -> Value:
         weights = _literal(values, _UNSIGNED[bits])
         zeros = (_zero_points(n, zero, rows, blocks, bits),)
     w = Dequantize(x.dtype, 1, block)(weights, scale, *zeros)
-    y = matmul(x, sh.Transpose((1, 0))(w))
+    y = matmul(x, sh.Transpose((1, 0))(w), left_bits=permitted)
     return y if bias is None else ew.Add()(y, bias)
 
 

@@ -79,10 +79,12 @@ def dequantize_linear(n: Node) -> Value:
 
 def dynamic_quantize(x: Value) -> tuple[Value, Value, Value]:
     """(y, scale, zero point) with y in u8, the range of x and 0 spread over 0..255."""
-    flat = sh.Reshape((sh.INFER,))(x)
+    # Along all axes, so that the order of dimensions does not matter.
+    whole = sh.Reshape((sh.INFER,))(x) if x.tensor.shape is None else x
+    axes = tuple(range(whole.tensor.rank))
     nought = constant(0, x.dtype)
-    top = ew.Max()(rd.ReduceMax((0,))(flat), nought)
-    bottom = ew.Min()(rd.ReduceMin((0,))(flat), nought)
+    top = ew.Max()(rd.ReduceMax(axes)(whole), nought)
+    bottom = ew.Min()(rd.ReduceMin(axes)(whole), nought)
     step = ew.Div()(ew.Sub()(top, bottom), constant(255, x.dtype))
     # Where all of x is zero any scale will do, except zero.
     scale = ew.Where()(ew.Equal()(step, nought), constant(1, x.dtype), step)

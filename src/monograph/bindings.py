@@ -1,0 +1,305 @@
+"""A model bound to the shapes of feeds: its graphs, and on the CPU its executables.
+
+An executable is looked for on disk first, by the digest of the model file: one that is found there
+takes no import, no rewriting and no compiling. Both are kept while they are in use.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+
+import numpy as np
+
+from monograph.codegen.llvm.features import choose_features
+from monograph.config import Config
+from monograph.errors import ConfigError
+from monograph.ir import Array, Graph, TensorType
+from monograph.runtime.artefact import LoadedExecutable
+from monograph.runtime.cache import open_cache
+from monograph.runtime.feeds import Signature
+from monograph.runtime.forking import own_lock
+from monograph.runtime.progress import READY, Progress
+from monograph.runtime.resident import release_memory
+from monograph.runtime.source import Source, is_package
+from monograph.runtime.store import CacheStore, Shapes, open_store, store_options
+from monograph.runtime.threads import choose_threads
+
+# The frontend, the rewrites and the compiler take longer to import than a compiled model takes to
+# load: what needs them imports them.
+if TYPE_CHECKING:
+    from monograph.model import Model
+    from monograph.runtime import staged
+    from monograph.runtime.executable import CpuExecutable
+    from monograph.runtime.package import Package
+
+    Executable: TypeAlias = staged.Executable | LoadedExecutable
+
+_log = logging.getLogger("monograph")
+Key: TypeAlias = tuple[Any, ...]
+T = TypeVar("T")
+
+
+class Bindings:
+    """What a session has bound so far. Several threads may ask at once."""
+
+    def __init__(
+        self,
+        source: Source,
+        config: Config,
+        dims: Mapping[str, int],
+        donate: Mapping[str, str],
+        progress: Progress,
+    ) -> None:
+        self.donate = donate
+        self.values_decide = False
+        """Whether ranks depend on what small inputs hold, so that shapes alone do not tell."""
+        self.found = 0
+        """Executables that were found on disk."""
+        self.executables: OrderedDict[Key, Executable] = OrderedDict()
+        self.graphs: OrderedDict[Key, Graph] = OrderedDict()
+        self._source = source
+        self._config = config
+        self._dims = dims
+        self._progress = progress
+        self._lock = own_lock(self)
+        self._model: Model | None = None
+        self._package: Package | None = None
+        self._store: CacheStore | None = None
+        if is_package(source.given):
+            from monograph.runtime.package import open_package
+
+            self._package = open_package(source, config, dims, donate)
+            self.donate = self._package.options["donate"]
+        else:
+            self._store = open_store(source, config, dims, donate)
+        with self._working():
+            self.signature = self._signature()
+
+    def _signature(self) -> Signature:
+        if self._package is not None:
+            return self._package.signature()
+        known = self._store.signature() if self._store is not None else None
+        if known is not None:
+            return known
+        made = self.model.signature
+        if self._store is not None:
+            self._store.keep_signature(made)
+        return made
+
+    @property
+    def model(self) -> Model:
+        """The model, read when it is first needed."""
+        with self._lock:
+            if self._model is None:
+                self._model = self._read()
+            return self._model
+
+    def _read(self) -> Model:
+        from monograph.frontend.onnx.external import external_files
+        from monograph.model import Model
+
+        if self._package is not None:
+            raise ConfigError(
+                "a package holds compiled code, and no graph",
+                given=str(self._source.given),
+                hint="load the model that it was compiled from",
+            )
+        self._progress("import", 0, 1)
+        file = self._source.read()
+        if self._store is not None:
+            self._store.look_beside(external_files(file.proto))
+        return Model(file, self._dims, self.donate)
+
+    def bound(self, feeds: dict[str, Any]) -> Graph:
+        """The imported graph with its dimensions bound to the sizes of these feeds."""
+        with self._lock:
+            graph = self.model.bound(feeds)
+            self.values_decide |= self.model.values_decide
+            return graph
+
+    def optimised(self, feeds: dict[str, Any]) -> Graph:
+        """The bound graph as the target wants it."""
+        with self._lock:
+            key = self._key(feeds)
+            if key not in self.graphs:
+                graph = self.optimise(self.bound(feeds))
+                # Only now it is known whether values decide.
+                key = self._key(feeds)
+                self.graphs[key] = graph
+            return _used(self.graphs, key, self._config.shapes_kept)
+
+    def optimise(self, graph: Graph) -> Graph:
+        """A graph of known shapes as the target wants it."""
+        return _optimise(self._config, self._progress, graph)
+
+    def executable(self, feeds: dict[str, Any]) -> Executable:
+        """What a run on these feeds executes on the CPU."""
+        with self._lock:
+            key = self._key(feeds)
+            if key not in self.executables:
+                with self._working():
+                    made = self._find(feeds)
+                    self.found += made is not None
+                    made = made or self._compile(feeds)
+                key = self._key(feeds)
+                self.executables[key] = made
+                release_memory()
+            return _used(self.executables, key, self._config.shapes_kept)
+
+    def use_of(self, feeds: dict[str, Any]) -> Callable[[], None]:
+        """What to call whenever the executable of these feeds is used without asking for it here.
+
+        It raises KeyError where the executable has been dropped.
+        """
+        return partial(self.executables.move_to_end, self._key(feeds))
+
+    def made(self) -> list[Executable]:
+        """The executables that are ready."""
+        with self._lock:
+            return list(self.executables.values())
+
+    def compiler(self) -> staged.Compiler:
+        """How graphs are compiled for the CPU."""
+        from monograph.runtime.staged import Compiler
+
+        return Compiler(
+            choose_features(self._config.features),
+            choose_threads(self._config.threads),
+            open_cache(self._config),
+            self._config.winograd,
+            # Not a method of these bindings: executables hold on to it.
+            partial(_optimise, self._config, self._progress),
+            self._config.shapes_kept,
+            self._progress,
+        )
+
+    def save(self, path: Path) -> None:
+        """Writes what has been compiled so far into a package."""
+        from monograph.runtime.package import write_package
+
+        with self._lock:
+            made = list(self.executables.items())
+        if not made:
+            raise ConfigError("nothing has been compiled yet", hint="run the model once, then save")
+        artefacts = {}
+        for key, executable in made:
+            artefact = executable.artefact()
+            if self.values_decide or artefact is None or not artefact.layout.whole:
+                raise ConfigError(
+                    "the model cannot be saved: it is more than one native function",
+                    given=", ".join(executable.host_kinds) or "shapes that data decide",
+                    hint="only models that compile as a whole can be saved",
+                )
+            artefacts[key[0]] = artefact
+        options = store_options(self._config, self._dims, self.donate)
+        write_package(path, self.signature, options, artefacts)
+
+    def _find(self, feeds: dict[str, Any]) -> Executable | None:
+        """What was compiled for such feeds before, by this process or another."""
+        shapes = self._shapes(feeds)
+        store = self._package or self._store
+        if store is None or shapes is None:
+            return None
+        artefact = store.find(shapes)
+        if artefact is None:
+            return None
+        self._progress("load", 0, 1)
+        types = {name: x.dtype for name, x in feeds.items()}
+        # Not a reference to these bindings, which would keep each other alive.
+        again = (self._source, self._config, self._dims, self.donate, self._progress)
+        return LoadedExecutable(artefact, lambda: _compile_again(Bindings(*again), shapes, types))
+
+    def _compile(self, feeds: dict[str, Any]) -> Executable:
+        """Compiles for such feeds, and keeps the result on disk where that can be done."""
+        from monograph.runtime.executable import CpuExecutable
+
+        made = self.compiled(feeds)
+        shapes = self._shapes(feeds)
+        if self._store is None or shapes is None or not isinstance(made, CpuExecutable):
+            _log.info("the compiled model is not kept on disk as a whole")
+            return made
+        kept = self._store.keep(shapes, made.artefact())
+        release_memory()  # before the same is mapped from disk
+        found = self._find(feeds) if kept else None
+        if found is None:
+            return made
+        if all(isinstance(p.type, TensorType) and p.type.is_static for p in self.signature.inputs):
+            # There will be no other shapes; what else is asked of the model, it is read for again.
+            self._model = None
+        return found
+
+    def compiled(self, feeds: dict[str, Any]) -> staged.Executable:
+        """An executable for such feeds that is made now."""
+        from monograph.runtime.staged import compile_stages
+
+        with self._lock:
+            return compile_stages(self.optimise(self.bound(feeds)), self.compiler())
+
+    def _key(self, feeds: dict[str, Any]) -> Key:
+        """What a graph is bound to: the shapes of inputs, and their values where they matter."""
+        arrays = _arrays(feeds)
+        shapes = tuple((name, x.shape) for name, x in arrays.items())
+        if not self.values_decide:
+            return (shapes,)
+        from monograph.model import decisive
+
+        return (shapes, tuple(x.tobytes() for x in decisive(arrays).values()))
+
+    def _shapes(self, feeds: dict[str, Any]) -> Shapes | None:
+        """The shapes of inputs, where nothing else decides what is compiled for them."""
+        arrays = _arrays(feeds)
+        if self.values_decide or len(arrays) != len(feeds):
+            return None
+        return {name: x.shape for name, x in arrays.items()}
+
+    @contextmanager
+    def _working(self) -> Iterator[None]:
+        """Says when work is over, whatever came of it."""
+        try:
+            yield
+        finally:
+            self._progress(READY, 1, 1)
+
+
+def _optimise(config: Config, progress: Progress, graph: Graph) -> Graph:
+    if config.target != "cpu" and not config.optimise:
+        return graph
+    from monograph.pipeline import PassOptions, chosen_passes, optimise
+
+    layout = {"choose_layout": {"layout": "channels_last"}}
+    options = PassOptions(overrides=layout if config.target == "cpu" else {})
+    count, done = len(chosen_passes(options)), itertools.count(1)
+    progress("rewrite", 0, count)
+    return optimise(
+        graph, options=options, observe=lambda *_: progress("rewrite", next(done), count)
+    )
+
+
+def _compile_again(bindings: Bindings, shapes: Shapes, types: Mapping[str, Any]) -> CpuExecutable:
+    """What an executable that was found on disk has been made from."""
+    from monograph.runtime.executable import CpuExecutable
+
+    # Arrays that take no memory: only their shapes matter.
+    feeds = {name: np.broadcast_to(np.zeros((), types[name]), s) for name, s in shapes.items()}
+    made = bindings.compiled(feeds)
+    assert isinstance(made, CpuExecutable)
+    return made
+
+
+def _arrays(feeds: Mapping[str, Any]) -> dict[str, Array]:
+    return {name: x for name, x in feeds.items() if isinstance(x, np.ndarray)}
+
+
+def _used(kept: OrderedDict[Key, T], key: Key, limit: int) -> T:
+    """An entry that is used now; those that were not used for longest go."""
+    kept.move_to_end(key)
+    while len(kept) > limit:
+        kept.popitem(last=False)
+    return kept[key]

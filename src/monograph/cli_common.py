@@ -1,0 +1,114 @@
+"""What the commands share: requests from options, results and errors on the right stream.
+
+Exit codes: 0 fine, 1 a check failed, 2 bad usage or a bad model.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from monograph.errors import ConfigError, MonographError
+
+# Every other module takes numpy and onnx with it, a second that --help and --version need not wait
+# for: commands import what they use.
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from monograph.pipeline import PassOptions
+    from monograph.report.execute import Request
+
+CHECK_FAILED, BAD_USAGE = 1, 2
+
+
+def pass_options_from(settings: list[str] | None, disabled: list[str] | None) -> PassOptions:
+    from monograph.pipeline import PassOptions, parse_pass_options
+
+    return PassOptions(parse_pass_options(settings or []), frozenset(disabled or []))
+
+
+def make_request(
+    model: Path,
+    target: str | None,
+    dims: list[str] | None,
+    files: list[str] | None,
+    archive: Path | None,
+    seed: int,
+) -> Request:
+    from monograph.report.execute import Request
+    from monograph.report.inputs import read_array
+    from monograph.report.progress import compile_bar
+
+    sizes = {name: _size(name, text) for name, text in _pairs("--dim", dims)}
+    given = {name: read_array(Path(text)) for name, text in _pairs("--input", files)}
+    return Request(model, target, sizes, given, archive, seed, compile_bar())
+
+
+def _pairs(option: str, texts: list[str] | None) -> list[tuple[str, str]]:
+    pairs = []
+    for text in texts or []:
+        name, found, value = text.rpartition("=")
+        if not found or not name or not value:
+            raise ConfigError(f"{option} takes NAME=VALUE", given=text)
+        pairs.append((name, value))
+    if twice := [name for name, count in Counter(n for n, _ in pairs).items() if count > 1]:
+        raise ConfigError(f"{option} is given twice", given=", ".join(twice))
+    return pairs
+
+
+def _size(name: str, text: str) -> int:
+    if not text.isdecimal():
+        raise ConfigError(f"--dim {name} takes a size", expected="0, 1, 2, ...", given=text)
+    return int(text)
+
+
+def note(line: str) -> None:
+    print(f"note: {line}", file=sys.stderr)
+
+
+def show(as_json: bool, found: dict[str, Any], show: Callable[[Console], None]) -> None:
+    from monograph.report import tables
+
+    if as_json:
+        print(json.dumps(tables.plain({"ok": True} | found), allow_nan=False))
+    else:
+        show(tables.console())
+
+
+@contextmanager
+def reporting(as_json: bool, debug: bool) -> Iterator[None]:
+    """Turns errors into one message on stderr and an exit code; --debug shows where they arose."""
+    try:
+        yield
+    except typer.Exit:
+        raise
+    except BrokenPipeError:
+        # Whoever read our output has gone (`| head`); there is nobody left to tell.
+        sys.stderr.close()
+        raise typer.Exit(0) from None
+    except Exception as e:
+        if debug:
+            traceback.print_exc()
+        if isinstance(e, (MonographError, MemoryError, OSError)):
+            message = str(e) or "out of memory"
+        else:
+            message = (
+                f"internal error: {type(e).__name__}: {e}"
+                "\n  what to do: see it in full with --debug and report it"
+            )
+        print_failure(as_json, message)
+        raise typer.Exit(BAD_USAGE) from None
+
+
+def print_failure(as_json: bool, message: str) -> None:
+    if as_json:
+        print(json.dumps({"ok": False, "error": message}))
+    print(f"error: {message}", file=sys.stderr)

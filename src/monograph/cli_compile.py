@@ -1,0 +1,45 @@
+"""`monograph compile`: parsing only. What it does lives in `monograph.report.compile`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from monograph.cli_common import make_request, note, reporting, show
+from monograph.cli_options import Archive, AsJson, Debug, Dims, Model
+
+Output = Annotated[
+    Path, typer.Option("-o", "--output", metavar="FILE.mono", help="Where to write the package.")
+]
+Threads = Annotated[int, typer.Option(min=0, help="Threads it will run on; 0 for all there are.")]
+Features = Annotated[
+    str, typer.Option(help="The instruction set to compile for; this machine's by default.")
+]
+
+
+def compile_(
+    model: Model,
+    output: Output,
+    threads: Threads = 0,
+    features: Features = "",
+    dim: Dims = None,
+    inputs: Archive = None,
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Compiles a model ahead of time, into one file that loads without the model.
+
+    The file holds native code for one set of shapes, one instruction set and one number of
+    threads. `monograph.load`, run and bench take it in the place of the model. It is checked when
+    it is loaded, and is to be trusted like a shared library.
+
+    Example:  monograph compile model.onnx -o model.mono --dim batch=4
+    """
+    with reporting(as_json, debug):
+        from monograph.report.compile import compile_model, show_compiled
+
+        request = make_request(model, "cpu", dim, None, inputs, 0)
+        found = compile_model(request, output, note, threads=threads, features=features)
+        show(as_json, found.as_json(), lambda out: show_compiled(out, str(model), found))

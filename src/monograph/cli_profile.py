@@ -1,0 +1,69 @@
+"""`monograph profile`: parsing only. What it does lives in `monograph.report.profile`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from monograph.cli_common import make_request, note, reporting, show
+from monograph.cli_options import Archive, AsJson, Debug, Dims, InputFiles, Model, Seed
+
+Top = Annotated[
+    int,
+    typer.Option(min=0, help="Show the N slowest steps, slowest first; 0: all, as they run."),
+]
+Runs = Annotated[int, typer.Option(min=1, help="Timed runs; figures are their medians.")]
+WarmUps = Annotated[int, typer.Option(min=0, help="Runs before those, not counted.")]
+Trace = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE.json", help="Write the run of median time as a Chrome trace."),
+]
+Threads = Annotated[int, typer.Option(min=0, help="Threads to run on; 0 for all there are.")]
+
+
+def profile(
+    model: Model,
+    top: Top = 20,
+    trace: Trace = None,
+    runs: Runs = 30,
+    warm_ups: WarmUps = 3,
+    threads: Threads = 0,
+    dim: Dims = None,
+    input_: InputFiles = None,
+    inputs: Archive = None,
+    seed: Seed = 0,
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Shows where the time of a run on the cpu target goes, step by step.
+
+    A step is one kernel, with the ONNX nodes that were fused into it. The model still runs as one
+    native function; only in a profile do threads read a clock before and after each step (20 ns).
+
+    *time* goes on from when the step before was over until the last thread is done, so that the
+    times of all steps add up to the run. *of peak* is the least time that this machine would need
+    (by operations, or by bytes, whichever takes longer; measured here) beside the time taken: low
+    figures with much time are where to look. *waiting* is what threads spend on each other: work
+    that does not divide evenly, and barriers.
+
+    Open the file that --trace writes in https://ui.perfetto.dev or chrome://tracing: a row for each
+    thread, a block for each step.
+
+    Examples:
+
+    monograph profile model.onnx --top 10
+
+    monograph profile model.onnx --inputs recorded.npz --threads 2 --trace run.json
+    """
+    with reporting(as_json, debug):
+        from monograph.report.profile import profile_json, profile_model, show_profile
+        from monograph.report.trace import write_trace
+
+        request = make_request(model, "cpu", dim, input_, inputs, seed)
+        found = profile_model(request, note, runs=runs, warm_ups=warm_ups, threads=threads)
+        if trace is not None:
+            write_trace(trace, str(model), found)
+            note(f"wrote {trace}: open it in https://ui.perfetto.dev")
+        show(as_json, profile_json(str(model), found), lambda out: show_profile(out, found, top))

@@ -1,0 +1,57 @@
+"""The constants that kernels read: laid out once each, in one block."""
+
+from __future__ import annotations
+
+import hashlib
+import mmap
+import sys
+
+import numpy as np
+
+from monograph.ir import Array
+from monograph.program.plan import ALIGNMENT
+
+_FIRST = 1 << 20
+_PRIVATE = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if sys.platform != "win32" else {}
+
+
+class Constants:
+    """Lays constant data out as it comes, and says where it lies.
+
+    Data is known by its bytes, so what several kernels pack alike is there once. The block grows
+    in place: packed weights are as large as the model, and there are never two copies of them.
+    """
+
+    def __init__(self, slack: int) -> None:
+        self._slack = slack
+        self._size = 0
+        self._at: dict[object, int] = {}
+        self._memory = mmap.mmap(-1, _FIRST, **_PRIVATE)
+
+    def add(self, data: Array) -> int:
+        """The offset of constant data."""
+        raw = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
+        key = (raw.size, hashlib.blake2b(raw.data, digest_size=32).digest())
+        if key in self._at:
+            return self._at[key]
+        at = self._at[key] = self._size
+        self._size += -(-max(raw.size, 1) // ALIGNMENT) * ALIGNMENT
+        if self._size > len(self._memory):
+            self._resize(2 * self._size)
+        self._memory[at : at + raw.size] = raw.data
+        return at
+
+    def block(self) -> Array:
+        """All constants together, at the start of a page; nothing can be added any more."""
+        size = self._size + self._slack
+        self._resize(size)
+        return np.frombuffer(self._memory, np.uint8, size)
+
+    def _resize(self, size: int) -> None:
+        try:
+            self._memory.resize(size)
+        except SystemError:  # a system that cannot move mappings
+            moved = mmap.mmap(-1, size, **_PRIVATE)
+            kept = min(size, len(self._memory))
+            moved[:kept] = self._memory[:kept]
+            self._memory = moved

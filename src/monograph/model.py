@@ -1,0 +1,187 @@
+"""A model file and the graphs that it becomes: one for all shapes, one for each set of shapes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import onnx
+
+from monograph.errors import ConfigError, UnknownRankError, did_you_mean
+from monograph.frontend.onnx import ModelFile, import_model
+from monograph.frontend.onnx.dtypes import declared_names, declared_type, value_type
+from monograph.ir import Array, Graph, TensorType, Type, verify
+from monograph.ir.verify import same_memory
+from monograph.runtime.feeds import Port, Signature
+
+DECISIVE_ELEMENTS = 64
+"""Integer inputs up to this size may decide ranks: they look like shapes, axes or sizes."""
+
+
+class Model:
+    """A model that has been read, with the sizes and donations that a session gives it."""
+
+    def __init__(self, file: ModelFile, dims: Mapping[str, int], donate: Mapping[str, str]) -> None:
+        self.file = file
+        self._dims = dims
+        self._donate = donate
+        self._graph: Graph | None = None
+        self._late: UnknownRankError | None = None
+        self.values_decide = False
+        """Whether ranks depend on what small inputs hold, so that shapes alone do not tell."""
+        self._check_dims()
+        self._check_donations()
+        try:
+            self._graph = self._import({})
+        except UnknownRankError as e:
+            # Some rank is decided by the shapes of the feeds: import once those are known.
+            self._late = e
+
+    @property
+    def graph(self) -> Graph:
+        """The imported graph, symbolic dimensions and all."""
+        if self._graph is None:
+            assert self._late is not None
+            raise self._late
+        return self._graph
+
+    @property
+    def imported(self) -> bool:
+        """Whether there is such a graph."""
+        return self._graph is not None
+
+    @cached_property
+    def signature(self) -> Signature:
+        """What the model takes and gives."""
+        return Signature(
+            self._ports(self._graph, "inputs"),
+            self._ports(self._graph, "outputs"),
+            self._optional_ports(),
+        )
+
+    def bound(self, feeds: Mapping[str, Any]) -> Graph:
+        """The graph for inputs of these shapes, and of these values where they matter."""
+        if self._graph is not None and self._is_bound(self._graph, feeds):
+            return self._graph
+        arrays = {n: x for n, x in feeds.items() if isinstance(x, np.ndarray)}
+        shapes = {n: x.shape for n, x in arrays.items()}
+        if not self.values_decide:
+            try:
+                return self._import(shapes)
+            except UnknownRankError:
+                # Shapes do not tell either: some rank depends on what small inputs hold.
+                self.values_decide = True
+        return self._import(shapes, decisive(arrays))
+
+    @staticmethod
+    def _is_bound(graph: Graph, feeds: Mapping[str, Any]) -> bool:
+        """Whether feeds have nothing to say that the graph does not know: no shape, no default."""
+        static = all(isinstance(t, TensorType) and t.is_static for t in graph.input_types)
+        return static and set(feeds) == set(graph.input_names)
+
+    def _import(
+        self,
+        shapes: Mapping[str, tuple[int, ...]],
+        values: Mapping[str, Array] | None = None,
+    ) -> Graph:
+        graph = import_model(
+            self.file,
+            dims=self._dims,
+            shapes=shapes,
+            values=values,
+            donate=self._donate,
+            fed=shapes.keys(),
+        )
+        self._check_donated_types(graph)
+        return verify(graph)
+
+    def _ports(self, graph: Graph | None, which: str) -> tuple[Port, ...]:
+        """What the graph says of its inputs or outputs, or else what the file declares."""
+        if graph is not None:
+            if which == "inputs":
+                return tuple(map(Port, graph.input_names, graph.input_types))
+            # The file may have a name, or a size, for what could not be inferred.
+            infos = {info.name: info for info in self._declared(which)}
+            shapes = [t.shape or () for t in graph.input_types if isinstance(t, TensorType)]
+            known = {d for shape in shapes for d in shape}
+            return tuple(
+                Port(n, self._sized(declared_names(t, infos[n].type, n, known)))
+                for n, t in zip(graph.output_names, graph.output_types, strict=True)
+            )
+        return tuple(Port(i.name, declared_type(i)) for i in self._declared(which))
+
+    def _optional_ports(self) -> tuple[Port, ...]:
+        """Inputs with an initialiser; before IR version 4 that is how files list weights."""
+        if self.file.proto.ir_version < 4:
+            return ()
+        defaults = self.file.initialisers
+        infos = [info for info in self.file.proto.graph.input if info.name in defaults]
+        return tuple(Port(i.name, self._sized(value_type(i.type, i.name))) for i in infos)
+
+    def _sized(self, type_: Type) -> Type:
+        """A type with the dimensions in it that the caller gave a size."""
+        if not isinstance(type_, TensorType) or type_.shape is None:
+            return type_
+        return type_.with_shape(tuple(self._dims.get(str(d), d) for d in type_.shape))
+
+    def _declared(self, which: str) -> list[onnx.ValueInfoProto]:
+        """The inputs or outputs as the file declares them."""
+        proto = self.file.proto.graph
+        if which == "outputs":
+            return list(proto.output)
+        return [i for i in proto.input if i.name not in self.file.initialisers]
+
+    def _check_dims(self) -> None:
+        """Refuses a bound dimension that the model does not have."""
+        declared: set[str] = set()
+        for info in self.file.proto.graph.input:
+            kind = value_type(info.type, info.name)
+            if isinstance(kind, TensorType):
+                declared |= {d for d in kind.shape or () if isinstance(d, str)}
+        if unknown := sorted(set(self._dims) - declared):
+            raise ConfigError(
+                "the model has no such dimension",
+                expected=sorted(declared),
+                given=unknown,
+                hint=did_you_mean(unknown, declared),
+            )
+
+    def _check_donations(self) -> None:
+        """Refuses a donation from an output or into an input that the model does not have."""
+        for which, given in (("outputs", self._donate.keys()), ("inputs", self._donate.values())):
+            known = {info.name: None for info in self._declared(which)}
+            if unknown := [name for name in given if name not in known]:
+                raise ConfigError(
+                    f"donate names {which} that the model does not have",
+                    expected=list(known),
+                    given=unknown,
+                    hint="donate maps outputs to inputs: {'present': 'past'}",
+                )
+        counted = Counter(self._donate.values())
+        if twice := [name for name, count in counted.items() if count > 1]:
+            raise ConfigError("donate writes several outputs into one input", given=twice)
+
+    def _check_donated_types(self, graph: Graph) -> None:
+        """Refuses a donation into an input of another type."""
+        outputs = dict(zip(graph.output_names, graph.output_types, strict=True))
+        inputs = dict(zip(graph.input_names, graph.input_types, strict=True))
+        for output, input_ in self._donate.items():
+            if not same_memory(outputs[output], inputs[input_]):
+                raise ConfigError(
+                    f"output {output!r} cannot be written into input {input_!r}",
+                    expected=inputs[input_],
+                    given=outputs[output],
+                    hint="a donated output has the dtype and shape of its input",
+                )
+
+
+def decisive(arrays: Mapping[str, Array]) -> dict[str, Array]:
+    """The inputs whose values may decide ranks."""
+    return {
+        n: x
+        for n, x in arrays.items()
+        if x.dtype.kind in "iub" and x.ndim <= 1 and x.size <= DECISIVE_ELEMENTS
+    }

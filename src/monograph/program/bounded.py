@@ -1,0 +1,166 @@
+"""Ops whose data decide a size, compiled with room for the most there can be.
+
+The results are as long as they can become, and a number beside them says how much of them counts.
+What lies behind that is zero.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from monograph.ir import (
+    Array,
+    Graph,
+    Op,
+    TensorType,
+    TupleType,
+    Type,
+    Value,
+    from_numpy,
+    known,
+)
+from monograph.ir.dtype import COMPLEX, STRING, i64
+from monograph.ops.control import Loop
+from monograph.ops.roi import NonMaxSuppression
+from monograph.ops.sort import NonZero, Unique
+from monograph.ops.subgraph import is_pure
+
+MAX_BOUND = 1 << 27
+"""Elements of a result beyond which room for the most would be wasteful."""
+
+
+@dataclass(frozen=True)
+class Counted(Op):
+    """The results of an op in full length, and how much of them counts."""
+
+    of: Op
+
+    def infer(self, *types: TensorType) -> TupleType:
+        most = bound(self.of, types)
+        assert most is not None
+        made = self.of.infer(*types)
+        items = made.items if isinstance(made, TupleType) else (made,)
+        return TupleType((*(_filled(t, most) for t in items), TensorType(i64, ())))
+
+    def reference(self, *arrays: Array) -> tuple[Array, ...]:
+        made = self.of.reference(*arrays)
+        results = made if isinstance(made, tuple) else (made,)
+        inner = self.of.infer(*(_type_of(x) for x in arrays))
+        types = inner.items if isinstance(inner, TupleType) else (inner,)
+        most = bound(self.of, tuple(_type_of(x) for x in arrays))
+        count, full = 0, []
+        for x, t in zip(results, types, strict=True):
+            axis = counted_axis(t)
+            if axis is None:
+                full.append(x)
+                continue
+            count = x.shape[axis]
+            room = np.zeros((*x.shape[:axis], most, *x.shape[axis + 1 :]), x.dtype)
+            room[(slice(None),) * axis + (slice(0, count),)] = x
+            full.append(room)
+        return (*full, np.array(count, np.int64))
+
+
+@dataclass(frozen=True)
+class BoundedLoop(Op):
+    """A loop that runs at most `most` times, with room for that many collected results.
+
+    Operands as of `Loop`. Results: the last state, the collected results, how often it ran.
+    """
+
+    body: Graph
+    carried: int
+    most: int
+
+    @property
+    def pure(self) -> bool:  # type: ignore[override]
+        return is_pure(self.body)
+
+    def infer(self, *types: TensorType) -> TupleType:
+        made = Loop(self.body, self.carried).infer(*types)
+        return TupleType((*(_filled(t, self.most) for t in made.items), TensorType(i64, ())))
+
+    def reference(self, *arrays: Array) -> tuple[Array, ...]:
+        made = Loop(self.body, self.carried).reference(*arrays)
+        state, collected = made[: self.carried], made[self.carried :]
+        count = len(collected[0])
+        full = [_padded(x, self.most) for x in collected]
+        return (*state, *full, np.array(count, np.int64))
+
+
+def _padded(data: Array, most: int) -> Array:
+    room = np.zeros((most, *data.shape[1:]), data.dtype)
+    room[: len(data)] = data
+    return room
+
+
+def bounded_loop(value: Value) -> Value | None:
+    """A loop that collects, of a trip count that is known, with room for all it may collect."""
+    op = value.op
+    assert isinstance(op, Loop)
+    trips, collected = known(value.inputs[0]), op.body.output_types[1 + op.carried :]
+    if trips is None or not collected or not all(map(_is_static, op.body.output_types)):
+        return None
+    most = max(int(trips.reshape(-1)[0]), 0)
+    sizes = [t.size for t in collected if isinstance(t, TensorType)]
+    if most * max((*sizes, 1)) > MAX_BOUND:
+        return None
+    return BoundedLoop(op.body, op.carried, most)(*value.inputs)
+
+
+def _is_static(type_: Type) -> bool:
+    return isinstance(type_, TensorType) and _is_number(type_)
+
+
+def _type_of(data: Array) -> TensorType:
+    return TensorType(from_numpy(data.dtype), data.shape)
+
+
+def counted_axis(type_: Type) -> int | None:
+    """The dimension that the data decide; None where all are known."""
+    assert isinstance(type_, TensorType)
+    open_ = [i for i, d in enumerate(type_.dims) if isinstance(d, str)]
+    return open_[0] if open_ else None
+
+
+def _filled(type_: Type, most: int) -> TensorType:
+    assert isinstance(type_, TensorType)
+    return type_.with_shape(most if isinstance(d, str) else d for d in type_.dims)
+
+
+def bound(op: Op, types: tuple[Type, ...]) -> int | None:
+    """The most that can count; None where an op has no such form."""
+    tensors = [t for t in types if isinstance(t, TensorType)]
+    if len(tensors) != len(types) or not all(_is_number(t) for t in tensors):
+        return None
+    most: int | None = None
+    if isinstance(op, NonZero):
+        most = tensors[0].size
+    elif isinstance(op, Unique):
+        most = tensors[0].size if op.axis is None else tensors[0].static[op.axis]
+    elif isinstance(op, NonMaxSuppression):
+        batch, classes, boxes = tensors[1].static
+        most = batch * classes * max(min(op.limit, boxes), 0)
+    if most is None:
+        return None
+    # Whole results, not their lengths, take the memory.
+    width = max((math.prod(t.static) for t in tensors), default=1)
+    return most if max(most, width) <= MAX_BOUND else None
+
+
+def _is_number(type_: TensorType) -> bool:
+    return type_.is_static and type_.dtype.kind not in (STRING, COMPLEX)
+
+
+def counted(value: Value, compiles: Callable[[Value], bool]) -> Value | None:
+    """A value of a size that data decide, in its bounded form; None where it has none."""
+    if isinstance(value.op, Loop):
+        made = bounded_loop(value)
+        return made if made is not None and compiles(made) else None
+    if bound(value.op, tuple(v.type for v in value.inputs)) is None:
+        return None
+    return Counted(value.op)(*value.inputs)

@@ -1,0 +1,80 @@
+"""Compiles a model ahead of time: what `monograph compile` does."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from monograph.errors import ConfigError
+from monograph.report.execute import Notes, Request
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A package that was written, and what it took."""
+
+    path: Path
+    shapes: dict[str, tuple[int, ...]]
+    kernels: int
+    threads: int
+    nbytes: int
+    seconds: float
+    from_disk: bool
+    """Whether the code was found in the cache."""
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "output": str(self.path),
+            "shapes": {name: list(shape) for name, shape in self.shapes.items()},
+            "kernels": self.kernels,
+            "threads": self.threads,
+            "bytes": self.nbytes,
+            "seconds": self.seconds,
+            "from_cache": self.from_disk,
+        }
+
+
+def compile_model(request: Request, output: Path, note: Notes, **options: Any) -> Compiled:
+    """Compiles a model for the shapes that a request asks for, and writes a package."""
+    if output.suffix != ".mono":
+        raise ConfigError("a package is a .mono file", given=output, hint=f"name it {output}.mono")
+
+    def about_sizes(line: str) -> None:
+        # That the inputs are random is nothing to a command that computes nothing.
+        if not line.startswith("random inputs"):
+            note(line)
+
+    started = time.perf_counter()
+    session = request.load(**options)
+    if session.config.target != "cpu":
+        raise ConfigError(
+            "only the cpu target has code to keep", expected="cpu", given=session.config.target
+        )
+    feeds = request.inputs(session, about_sizes).feeds
+    executable = session.executable(feeds)
+    session.save(output)
+    return Compiled(
+        output,
+        {name: x.shape for name, x in feeds.items()},
+        executable.kernels,
+        executable.threads,
+        output.stat().st_size,
+        time.perf_counter() - started,
+        bool(session.stats["from_disk"]),
+    )
+
+
+def show_compiled(out: Console, model: str, found: Compiled) -> None:
+    """What was written, for people."""
+    shapes = ", ".join(f"{name} {list(shape)}" for name, shape in found.shapes.items())
+    origin = "found in the cache" if found.from_disk else "compiled"
+    out.print(
+        f"{model}: {found.kernels} kernels for {shapes or 'no inputs'} on {found.threads} threads,"
+        f" {origin} in {found.seconds:.2f} s",
+        highlight=False,
+    )
+    out.print(f"{found.path}: {found.nbytes:,} bytes", highlight=False)

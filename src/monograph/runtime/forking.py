@@ -1,0 +1,36 @@
+"""Locks in a forked child, where the threads that held them do not exist.
+
+A child has one thread: whatever lock another thread of its parent held would stay locked for ever.
+What such locks guard changes in single steps, so the child starts with new ones.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+_owners: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def own_lock(owner: Any) -> Any:
+    """A lock for an object to keep as `_lock`; in a forked child the object gets another."""
+    _owners.add(owner)
+    return threading.RLock()
+
+
+def _renew() -> None:
+    for owner in list(_owners):
+        owner._lock = threading.RLock()
+
+
+def hold_during_fork(acquire: Callable[[], Any], release: Callable[[], Any]) -> None:
+    """Has a fork wait for a lock of someone else's library, so that both sides find it free."""
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(before=acquire, after_in_parent=release, after_in_child=release)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew)

@@ -1,0 +1,202 @@
+"""A model compiled ahead of time, in one file: `monograph compile model.onnx -o model.mono`.
+
+    manifest.json      versions, options, signature; every other member with its size and SHA-256
+    manifest.sha256    the digest of the manifest
+    0/layout ...       the members of each executable (see `artefact`)
+
+It is a zip of stored members, each checked when the package is opened or the executable is first
+needed. Nothing is unpickled. The code in it is run: trust a package like a shared library.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import llvmlite.binding as llvm
+
+import monograph
+from monograph.codegen.llvm.features import choose_features
+from monograph.config import Config
+from monograph.errors import ConfigError, ModelError, MonographError
+from monograph.runtime.artefact import FORMAT, Artefact, signature_from_json, signature_to_json
+from monograph.runtime.cache import as_bytes
+from monograph.runtime.feeds import Signature
+from monograph.runtime.source import Source
+from monograph.runtime.store import Shapes
+
+_KIND = "monograph package"
+_MANIFEST, _DIGEST = "manifest.json", "manifest.sha256"
+_TIME = (1980, 1, 1, 0, 0, 0)
+"""Of every member, so that the same model gives the same file."""
+_BROKEN = (zipfile.BadZipFile, MonographError, ValueError, KeyError, TypeError, OSError)
+
+
+def write_package(
+    path: Path,
+    signature: Signature,
+    options: Mapping[str, Any],
+    artefacts: Mapping[tuple[tuple[str, tuple[int, ...]], ...], Artefact],
+) -> None:
+    """Writes a package as a whole or not at all."""
+    members = {
+        f"{number}/{name}": as_bytes(data)
+        for number, artefact in enumerate(artefacts.values())
+        for name, data in artefact.members().items()
+    }
+    manifest = {
+        "kind": _KIND,
+        "format": FORMAT,
+        "monograph": monograph.__version__,
+        "triple": llvm.get_default_triple(),
+        "options": dict(options),
+        "signature": signature_to_json(signature),
+        "shapes": [{name: list(shape) for name, shape in shapes} for shapes in artefacts],
+        "members": {
+            name: {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+            for name, data in members.items()
+        },
+    }
+    head = json.dumps(manifest, indent=1).encode()
+    handle, name = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
+    try:
+        with os.fdopen(handle, "wb") as file, zipfile.ZipFile(file, "w") as archive:
+            _add(archive, _MANIFEST, head)
+            _add(archive, _DIGEST, hashlib.sha256(head).hexdigest().encode())
+            for member, data in members.items():
+                _add(archive, member, data)
+        os.chmod(name, 0o666 & ~_umask())
+        os.replace(name, path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+def open_package(
+    source: Source, config: Config, dims: Mapping[str, int], donate: Mapping[str, str]
+) -> Package:
+    """The package that a source is; options must not ask for other code than is in it."""
+    package = Package(Path(source.given))  # type: ignore[arg-type]
+    package.check(config, dims, donate)
+    return package
+
+
+class Package:
+    """The compiled programs of one model in a file."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        try:
+            with zipfile.ZipFile(path) as archive:
+                head = archive.read(_MANIFEST)
+                digest = archive.read(_DIGEST).decode()
+            if hashlib.sha256(head).hexdigest() != digest:
+                raise ValueError("the manifest is not what was written")
+            self._manifest: dict[str, Any] = json.loads(head)
+            if self._manifest["kind"] != _KIND:
+                raise ValueError("it is a zip of another kind")
+            self._check_versions()
+            self._signature = signature_from_json(self._manifest["signature"])
+            self.shapes: list[Shapes] = [
+                {name: tuple(shape) for name, shape in shapes.items()}
+                for shapes in self._manifest["shapes"]
+            ]
+            """The shapes of inputs that it holds code for."""
+            self.options: dict[str, Any] = self._manifest["options"]
+        except ConfigError:
+            raise
+        except _BROKEN as e:
+            raise self._damaged(e) from None
+        choose_features(self.options["features"])
+
+    def signature(self) -> Signature:
+        return self._signature
+
+    def find(self, shapes: Shapes) -> Artefact:
+        """The program for inputs of these shapes, which must be one that was compiled."""
+        if shapes not in self.shapes:
+            raise ConfigError(
+                "the package holds no code for inputs of these shapes",
+                expected="; ".join(map(_listed, self.shapes)),
+                given=_listed(shapes),
+                hint="compile the model for them, or load the model itself",
+            )
+        prefix = f"{self.shapes.index(shapes)}/"
+        try:
+            with zipfile.ZipFile(self._path) as archive:
+                members = {
+                    name.removeprefix(prefix): _checked(archive, name, stated)
+                    for name, stated in self._manifest["members"].items()
+                    if name.startswith(prefix)
+                }
+            return Artefact.of(members)
+        except _BROKEN as e:
+            raise self._damaged(e) from None
+
+    def check(self, config: Config, dims: Mapping[str, int], donate: Mapping[str, str]) -> None:
+        """Refuses options that ask for other code than there is."""
+        asked = {
+            "target": (config.target, "cpu"),
+            "dims": (dims or self.options["dims"], self.options["dims"]),
+            "donate": (donate or self.options["donate"], self.options["donate"]),
+            "threads": (config.threads or self.options["threads"], self.options["threads"]),
+            "features": (config.features or self.options["features"], self.options["features"]),
+            "winograd": (config.winograd or self.options["winograd"], self.options["winograd"]),
+        }
+        for name, (given, compiled) in asked.items():
+            if given != compiled:
+                raise ConfigError(
+                    f"the package was compiled with another {name}",
+                    expected=compiled,
+                    given=given,
+                    hint=f"leave {name} out, or load the model itself",
+                )
+
+    def _check_versions(self) -> None:
+        own = {
+            "format": FORMAT,
+            "monograph": monograph.__version__,
+            "triple": llvm.get_default_triple(),
+        }
+        for name, value in own.items():
+            if self._manifest[name] != value:
+                raise ConfigError(
+                    f"the package was compiled for another {name}",
+                    expected=value,
+                    given=self._manifest[name],
+                    hint="compile the model again with `monograph compile`",
+                )
+
+    def _damaged(self, error: Exception) -> ModelError:
+        return ModelError(
+            f"the package is damaged: {error}",
+            given=str(self._path),
+            hint="compile the model again with `monograph compile`",
+        )
+
+
+def _checked(archive: zipfile.ZipFile, name: str, stated: Mapping[str, Any]) -> memoryview:
+    data = archive.read(name)
+    if len(data) != stated["bytes"] or hashlib.sha256(data).hexdigest() != stated["sha256"]:
+        raise ValueError(f"{name} is not what was written")
+    return memoryview(data)
+
+
+def _add(archive: zipfile.ZipFile, name: str, data: bytes | memoryview) -> None:
+    archive.writestr(zipfile.ZipInfo(name, _TIME), data)
+
+
+def _listed(shapes: Shapes) -> str:
+    return ", ".join(f"{name}: {list(shape)}" for name, shape in shapes.items())
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

@@ -1,0 +1,18 @@
+"""How far a compilation has come, for whoever wants to show it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+Progress: TypeAlias = Callable[[str, int, int], None]
+"""Takes a stage, what of it is done, and the whole; it may be called from any thread.
+
+Stages are import, rewrite, generate, compile and load, not always all of them; ready is the last.
+"""
+READY = "ready"
+"""Work is over, or has failed."""
+
+
+def silent(stage: str, done: int, total: int) -> None:
+    """Shows nothing."""

@@ -1,0 +1,212 @@
+"""Programs whose data decide shapes: native code up to where they do, then code for those shapes.
+
+What waits is compiled for the shapes that came, and kept: the next run on data that decide alike
+finds it. How often that happened is counted.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from monograph.codegen.llvm.features import Features
+from monograph.codegen.llvm.select import compiles
+from monograph.ir import Array, Graph, Input, TensorType, Value
+from monograph.program.draws import with_states
+from monograph.program.expand import expand
+from monograph.program.program import Program, Step
+from monograph.program.stages import Cut, cut, remainder, settled
+from monograph.runtime.cache import DiskCache
+from monograph.runtime.executable import CpuExecutable, compile_graph
+from monograph.runtime.forking import own_lock
+from monograph.runtime.launch import fresh
+from monograph.runtime.outputs import NOTHING, deliver
+from monograph.runtime.progress import Progress, silent
+
+KEPT = 16
+"""Specialisations of what waits that a stage keeps."""
+
+
+@dataclass(frozen=True)
+class Compiler:
+    """How each stage of a graph is compiled."""
+
+    features: Features
+    threads: int
+    cache: DiskCache | None = None
+    winograd: bool = True
+    optimise: Callable[[Graph], Graph] = lambda graph: graph
+    """What makes a graph of known shapes ready for the target."""
+    kept: int = KEPT
+    progress: Progress = silent
+
+    def executable(self, graph: Graph) -> CpuExecutable:
+        return compile_graph(
+            graph, self.features, self.threads, self.cache, self.winograd, self.progress
+        )
+
+
+class StagedExecutable:
+    """A first program, and for what its results decide, programs that go on from there."""
+
+    def __init__(self, parts: Cut, compiler: Compiler, states: Mapping[str, Array]) -> None:
+        self.parts = parts
+        self.first = compiler.executable(parts.first)
+        self._states = states
+        self.runs = 0
+        self.specialised = 0
+        """How often what waits has been compiled."""
+        self._compiler = compiler
+        self._rest: OrderedDict[tuple[Any, ...], Executable] = OrderedDict()
+        self._lock = own_lock(self)
+        self._needed = parts.needed
+        self._decisive = set(parts.decisive)
+        waits = set(parts.waiting)
+        self._later = [n for n, v in parts.whole.outputs if v in waits]
+
+    def run(self, feeds: Mapping[str, Any], out: Mapping[str, Array] = NOTHING) -> list[Any]:
+        """The outputs for some inputs, as fresh arrays or in those given by name in `out`."""
+        names = [name for name, _ in self.parts.whole.outputs]
+        return deliver(names, self._run(feeds), out)
+
+    def _run(self, feeds: Mapping[str, Any]) -> list[Any]:
+        self.runs += 1
+        if self._states:
+            feeds = {**feeds, **self._states}
+        made = self.first.run(feeds)
+        data = {v: source.read(made) for v, source in self.parts.sources.items()}
+        later: dict[str, Any] = {}
+        if self.parts.waiting:
+            later = self._go_on(data, feeds)
+        results: dict[Value, Any] = {}
+        for name, v in self.parts.whole.outputs:
+            found = later[name] if name in later else self._output(v, data, feeds)
+            results[v] = fresh(found) if v in results else found
+            later[name] = results[v]
+        return [later[name] for name, _ in self.parts.whole.outputs]
+
+    def _output(self, value: Value, data: Mapping[Value, Any], feeds: Mapping[str, Any]) -> Any:
+        found = self._read(value, data, feeds)
+        source = self.parts.sources.get(value)
+        whole = source is not None and source.count is None
+        return found if whole else fresh(found)
+
+    def _read(self, value: Value, data: Mapping[Value, Any], feeds: Mapping[str, Any]) -> Any:
+        if value in data:
+            return data[value]
+        if isinstance(value.op, Input):
+            return feeds[value.op.label]
+        return value.op.reference()
+
+    def _go_on(self, data: Mapping[Value, Any], feeds: Mapping[str, Any]) -> dict[str, Any]:
+        given = {v: self._read(v, data, feeds) for v in self._needed}
+        key = tuple(self._key(v, x) for v, x in given.items())
+        with self._lock:
+            executable = self._rest.get(key)
+            if executable is None:
+                graph, _ = remainder(self.parts, given)
+                executable = compile_stages(self._compiler.optimise(graph), self._compiler)
+                self._rest[key] = executable
+                self.specialised += 1
+            self._rest.move_to_end(key)
+            while len(self._rest) > self._compiler.kept:
+                self._rest.popitem(last=False)
+        plain = (x for v, x in given.items() if v not in self._decisive)
+        made = executable.run({f"~{i}": x for i, x in enumerate(plain)})
+        return dict(zip(self._later, made, strict=True))
+
+    def _key(self, value: Value, data: Any) -> tuple[Any, ...]:
+        """What of some data decides the shapes of what waits."""
+        if not isinstance(value.type, TensorType):
+            return (str(value.type),)
+        data, decides = np.asarray(data), value in self._decisive
+        return (data.shape, data.dtype.str, data.tobytes() if decides else b"")
+
+    # What users of a plain executable ask of it
+
+    @property
+    def _all(self) -> list[Executable]:
+        with self._lock:
+            return [self.first, *self._rest.values()]
+
+    @property
+    def program(self) -> Program:
+        return self.first.program
+
+    @property
+    def programs(self) -> list[Program]:
+        """All programs so far, in the order in which they run."""
+        return [p for e in self._all for p in e.programs]
+
+    @property
+    def threads(self) -> int:
+        return self.first.threads
+
+    @property
+    def launches(self) -> int:
+        """Native functions called for one run: those of the first, and the most of the others."""
+        first, *rest = self._all
+        return first.launches + max((e.launches for e in rest), default=0)
+
+    @property
+    def kernels(self) -> int:
+        first, *rest = self._all
+        return first.kernels + max((e.kernels for e in rest), default=0)
+
+    @property
+    def flops(self) -> float:
+        return sum(e.flops for e in self._all)
+
+    @property
+    def moved(self) -> float:
+        return sum(e.moved for e in self._all)
+
+    @property
+    def host_steps(self) -> list[Step]:
+        return [s for e in self._all for s in e.host_steps]
+
+    @property
+    def host_reasons(self) -> dict[str, str]:
+        return {kind: why for e in self._all for kind, why in e.host_reasons.items()}
+
+    @property
+    def host_kinds(self) -> tuple[str, ...]:
+        return tuple(k for e in self._all for k in e.host_kinds)
+
+    def artefact(self) -> None:
+        """Nothing that can be kept on disk: what waits is compiled from the graph."""
+
+    @property
+    def arena_bytes(self) -> int:
+        return max(e.arena_bytes for e in self._all)
+
+    @property
+    def constant_bytes(self) -> int:
+        """What the constants of all stages take."""
+        return sum(e.constant_bytes for e in self._all)
+
+    @property
+    def copies(self) -> int:
+        """How often an input had to be copied because its output is written over it."""
+        return sum(e.copies for e in self._all)
+
+    @property
+    def specialisations(self) -> int:
+        """How often a stage was compiled for shapes that data decided."""
+        return self.specialised + sum(e.specialisations for e in self._all)
+
+
+Executable = CpuExecutable | StagedExecutable
+
+
+def compile_stages(graph: Graph, compiler: Compiler) -> Executable:
+    """A graph compiled as far as its shapes are known; the rest follows when data tell them."""
+    graph, states = with_states(expand(settled(graph)))
+    parts = cut(graph, compiles, keeps_state=bool(states))
+    if parts is None:
+        return compiler.executable(graph)
+    return StagedExecutable(parts, compiler, states)

@@ -1,0 +1,82 @@
+"""`monograph compile`, and what takes its files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from monograph.cli import app
+from tests.report import models
+
+
+def call(*arguments: object) -> object:
+    return CliRunner().invoke(app, [str(a) for a in arguments])
+
+
+@pytest.fixture
+def linear(tmp_path: Path) -> Path:
+    return models.save(models.LINEAR, tmp_path)
+
+
+def test_compile_and_run(linear: Path, tmp_path: Path):
+    package = tmp_path / "m.mono"
+    result = call("compile", linear, "-o", package, "--dim", "N=3")
+    assert result.exit_code == 0, result.stderr
+    assert "kernels for" in result.stdout
+    plain = json.loads(call("run", linear, "--dim", "N=3", "--json").stdout)
+    linear.unlink()
+    found = json.loads(call("run", package, "--json", "--input", given(tmp_path)).stdout)
+    assert found["ok"], found
+    assert [o["shape"] for o in found["outputs"]] == [o["shape"] for o in plain["outputs"]]
+
+
+def test_a_package_can_be_timed(linear: Path, tmp_path: Path):
+    package = tmp_path / "m.mono"
+    assert call("compile", linear, "-o", package).exit_code == 0
+    found = json.loads(call("bench", package, "--seconds", "0.1", "--json").stdout)
+    assert found["ok"], found
+    assert found["flops"] > 0
+    assert found["kernels_per_run"] > 0
+
+
+def test_a_package_is_no_model(linear: Path, tmp_path: Path):
+    package = tmp_path / "m.mono"
+    assert call("compile", linear, "-o", package).exit_code == 0
+    for command in ("inspect", "verify", "explain"):
+        result = call(command, package)
+        assert result.exit_code == 2, command
+        assert "compiled code" in result.stderr
+
+
+def given(folder: Path) -> str:
+    np.save(folder / "x.npy", np.ones((3, 3), np.float32))
+    return f"x={folder / 'x.npy'}"
+
+
+def test_json(linear: Path, tmp_path: Path):
+    result = call("compile", linear, "-o", tmp_path / "m.mono", "--threads", "1", "--json")
+    found = json.loads(result.stdout)
+    assert found["ok"]
+    assert found["threads"] == 1
+    assert found["bytes"] == (tmp_path / "m.mono").stat().st_size
+    assert found["kernels"] > 0
+
+
+def test_mistakes(linear: Path, tmp_path: Path):
+    result = call("compile", linear, "-o", tmp_path / "m.bin")
+    assert result.exit_code == 2
+    assert "a package is a .mono file" in result.stderr
+    result = call("compile", linear, "-o", tmp_path / "no" / "m.mono")
+    assert result.exit_code == 2
+    assert "No such file or directory" in result.stderr
+    assert call("compile", linear).exit_code == 2
+    package = tmp_path / "m.mono"
+    assert call("compile", linear, "-o", package).exit_code == 0
+    package.write_bytes(package.read_bytes()[:-30])
+    result = call("run", package)
+    assert result.exit_code == 2
+    assert "damaged" in result.stderr

@@ -1,0 +1,131 @@
+"""How direct convolutions are cut and what they read: lines along any axis, edges of inputs."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from monograph.codegen.llvm import conv_edges
+from monograph.codegen.llvm.conv_plan import Plan, make_plan
+from monograph.codegen.llvm.features import host_features
+from monograph.codegen.llvm.tiles import Tile
+from monograph.ir import Value, constant, parse_type
+from monograph.ops.composite import Silu
+from monograph.ops.conv import Conv
+from monograph.ops.elementwise import Abs, Add
+from monograph.ops.shape import Transpose
+from tests.cpu.against import check
+from tests.rules.checks import graph_of, value
+
+LAST = "channels_last"
+rng = np.random.default_rng(0)
+
+
+def weight(*shape: int) -> Value:
+    return constant(rng.normal(size=shape).astype(np.float32))
+
+
+def test_tiles_run_along_the_axis_that_has_the_pixels() -> None:
+    for shape, kernel, axis in (
+        ((2, 508, 1, 256), (5, 1), 0),
+        ((2, 1, 508, 256), (1, 5), 1),
+        ((1, 40, 40, 64), (3, 3), 1),
+        ((1, 9, 120, 2, 16), (1, 3, 1), 1),
+    ):
+        rank = len(kernel)
+        op = Conv((1,) * rank, (0,) * rank, (0,) * rank, (1,) * rank, layout=LAST)
+        y = op(value(f"f32{list(shape)}"), weight(512, shape[-1], *kernel))
+        assert make_plan(y, host_features()).axis == axis
+
+
+def test_turning_and_back() -> None:
+    for axis in range(3):
+        plan = Plan(axis, Tile(1, 1), 0.0)
+        assert plan.turned("abc")[-1] == "abc"[axis]
+        assert "".join(plan.turned_back(plan.turned("abc"))) == "abc"
+
+
+@pytest.mark.parametrize(
+    ("shape", "kernel", "stride"),
+    [
+        ((1, 40, 1, 6), (5, 1), (1, 1)),
+        ((1, 33, 2, 8), (3, 2), (2, 1)),
+        ((3, 5, 30, 1, 4), (2, 3, 1), (1, 2, 1)),
+    ],
+)
+def test_tall_images(shape, kernel, stride) -> None:
+    """Few lines, so that the threads share panels of channels and parts of lines."""
+    rank = len(kernel)
+    pads = tuple(k // 2 for k in kernel)
+    op = Conv(stride, pads, pads, (1,) * rank, layout=LAST)
+    y = op(Abs()(value(f"f32{list(shape)}")), weight(70, shape[-1], *kernel))
+    check(graph_of(Silu()(Add()(y, weight(70)))))
+
+
+def test_few_lines_and_many_weights() -> None:
+    x = Abs()(value("f32[1, 3, 5, 96]"))
+    y = Conv((1, 1), (0, 0), (0, 0), (1, 1), layout=LAST)(x, weight(200, 96, 3, 3))
+    check(graph_of(Add()(y, weight(200))))
+
+
+@pytest.mark.parametrize(
+    ("shape", "kernel", "strides", "begin", "end", "dilations"),
+    [
+        ((2, 20, 60, 3), (3, 3), (2, 2), (1, 1), (1, 1), (1, 1)),
+        ((1, 20, 61, 3), (7, 7), (2, 2), (3, 3), (3, 3), (1, 1)),
+        ((1, 9, 8, 2), (5, 4), (1, 3), (4, 0), (0, 5), (2, 1)),
+        ((1, 2, 3, 1), (3, 3), (2, 2), (7, 6), (5, 9), (3, 2)),
+        ((2, 90, 4), (5,), (1,), (2,), (2,), (1,)),
+        ((1, 5, 6, 7, 2), (3, 2, 3), (1, 1, 2), (1, 1, 1), (1, 0, 1), (1, 2, 1)),
+    ],
+)
+@pytest.mark.parametrize("first", [False, True])
+def test_inputs_are_read_up_to_their_edges(
+    shape, kernel, strides, begin, end, dilations, first: bool
+) -> None:
+    """Whatever the order of their dimensions, inputs are not copied to have zeros around them."""
+    rank = len(kernel)
+    x = value(f"f32{list(shape)}")
+    if first:
+        x = value(f"f32{[shape[0], shape[-1], *shape[1:-1]]}")
+        x = Transpose((0, *range(2, rank + 2), 1))(x)
+    y = Conv(strides, begin, end, dilations, layout=LAST)(x, weight(37, shape[-1], *kernel))
+    assert conv_edges.serves(y)
+    check(graph_of(Silu()(Add()(y, weight(37)))), steps=1)
+
+
+def test_many_channels_are_copied_first() -> None:
+    x = Transpose((0, 2, 3, 1))(value("f32[1, 32, 9, 9]"))
+    y = Conv((2, 2), (1, 1), (1, 1), (1, 1), layout=LAST)(x, weight(16, 32, 3, 3))
+    assert not conv_edges.serves(y)
+    check(graph_of(y), steps=2)
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
+@pytest.mark.parametrize(
+    ("channels", "out", "groups", "kernel"),
+    [
+        (12, 24, 1, (3, 3)),
+        (12, 40, 2, (3, 3)),
+        (24, 48, 8, (1, 1)),
+        (8, 8, 8, (3, 2)),
+        (6, 150, 3, (2, 3)),
+    ],
+)
+def test_groups_and_narrow_floats(
+    dtype: str, channels: int, out: int, groups: int, kernel: tuple[int, int]
+) -> None:
+    """The kernels of constant weights serve them all, and copy nothing but the padded input."""
+    x = Abs()(value(f"{dtype}[2, 7, 9, {channels}]"))
+    weights = rng.normal(size=(out, channels // groups, *kernel))
+    w = constant(weights.astype(parse_type(f"{dtype}[1]").dtype.numpy))
+    y = Conv((1, 2), (1, 0), (0, 1), (1, 1), groups=groups, layout=LAST)(x, w)
+    check(graph_of(Abs()(y)), steps=2)
+
+
+def test_infinities_stay_in_their_group() -> None:
+    w = weight(8, 2, 1, 1)
+    y = Conv((1, 1), (0, 0), (0, 0), (1, 1), groups=4, layout=LAST)(value("f32[1, 3, 3, 8]"), w)
+    data = np.ones((1, 3, 3, 8), np.float32)
+    data[0, 1, 1, 2] = np.inf
+    check(graph_of(y), {"x": data})

@@ -1,0 +1,94 @@
+"""The progress bar of compilations: when it is shown, and what it says."""
+
+from __future__ import annotations
+
+import io
+import threading
+
+import pytest
+from rich.console import Console
+
+from monograph.report import progress
+from monograph.report.progress import CompileBar, compile_bar
+from monograph.runtime.progress import READY, silent
+
+
+def terminal() -> tuple[Console, io.StringIO]:
+    text = io.StringIO()
+    return Console(file=text, force_terminal=True, width=80), text
+
+
+def shown(bar: CompileBar) -> None:
+    """Waits for the thread that shows the bar."""
+    timer = bar._timer
+    assert timer is not None
+    timer.join(30)
+    assert not timer.is_alive()
+
+
+def test_work_that_is_over_soon_shows_nothing() -> None:
+    console, text = terminal()
+    bar = CompileBar(console, delay=3600)
+    bar("import", 0, 1)
+    bar("compile", 1, 9)
+    bar(READY, 1, 1)
+    assert text.getvalue() == ""
+    assert bar._timer is None
+
+
+def test_work_that_takes_a_while_names_its_stages() -> None:
+    console, text = terminal()
+    bar = CompileBar(console, delay=0)
+    bar("rewrite", 3, 20)
+    shown(bar)
+    bar("compile", 4, 9)
+    assert bar._display is not None
+    bar._display.refresh()
+    bar(READY, 1, 1)
+    for part in ("rewrite", "3/20", "compile", "4/9"):
+        assert part in text.getvalue()
+    assert bar._display is None
+    before = text.getvalue()
+    bar(READY, 1, 1)
+    assert text.getvalue() == before
+
+
+def test_a_bar_can_be_used_again() -> None:
+    console, text = terminal()
+    bar = CompileBar(console, delay=0)
+    for stage in ("first", "second"):
+        bar(stage, 0, 1)
+        shown(bar)
+        bar(READY, 1, 1)
+        assert stage in text.getvalue()
+
+
+def test_threads_may_report() -> None:
+    console, _ = terminal()
+    bar = CompileBar(console, delay=0)
+    bar("compile", 0, 8)
+    shown(bar)
+    threads = [threading.Thread(target=bar, args=("compile", i, 8)) for i in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    bar(READY, 1, 1)
+    assert bar._display is None
+
+
+def test_only_a_terminal_gets_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert progress.DELAY_SECONDS == 1.0
+    for terminal in (True, False):
+        monkeypatch.setattr("sys.stderr", _Stream(terminal))
+        assert isinstance(compile_bar(), CompileBar) is terminal
+    assert compile_bar() is silent
+
+
+class _Stream(io.StringIO):
+    def __init__(self, terminal: bool) -> None:
+        super().__init__()
+        self._terminal = terminal
+
+    def isatty(self) -> bool:
+        return self._terminal
