@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 
 from monograph.ir import Graph, Input, TensorType, Value, constant, dtype
+from monograph.ops.cast import Cast
 from monograph.ops.composite import Silu
 from monograph.ops.elementwise import Add, Mul
 from monograph.ops.linear import Dot
+from monograph.ops.quant import Dequantize
 from monograph.ops.shape import Transpose
 from tests.gpu.against import check
 
@@ -58,3 +60,22 @@ def test_long_sums_are_split() -> None:
 def test_a_sum_of_nothing() -> None:
     x, y = tensor("x", (2, 0)), tensor("y", (0, 3))
     check(Graph((x, y), (("z", Dot()(x, y)),)))
+
+
+@pytest.mark.parametrize("kind", ["f32", "f16"])
+@pytest.mark.parametrize("rows", [1, 20])
+def test_weights_of_few_bits_are_decoded_on_the_way(kind: str, rows: int) -> None:
+    generator = np.random.default_rng(3)
+    codes = constant(generator.integers(0, 16, (24, 64)).astype(dtype("u4").numpy))
+    scales = constant((generator.random((24, 2)) * 0.1).astype(dtype(kind).numpy))
+    zeros = constant(generator.integers(0, 16, (24, 2)).astype(dtype("u4").numpy))
+    decoded = Dequantize(axis=1, block=32, to=dtype(kind))(codes, scales, zeros)
+    x = tensor("x", (rows, 64), kind)
+    y = Silu()(Dot()(x, Transpose((1, 0))(decoded)))
+    check(Graph((x,), (("y", y),)), steps=1, every=kind == "f32")
+
+
+def test_the_callers_numbers_are_converted_on_the_way() -> None:
+    x = tensor("x", (18, 40))
+    y = Dot()(Cast(dtype("f16"))(x), weights((40, 20), "f16"))
+    check(Graph((x,), (("y", y),)), steps=1)

@@ -9,9 +9,10 @@ epilogue.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from monograph.ir import Graph, Item, TupleType, Value
 from monograph.program.kinds import (
-    coded,
     is_join,
     is_kernel,
     is_leaf,
@@ -23,10 +24,13 @@ from monograph.program.kinds import (
 )
 from monograph.program.region import Region
 
+Computes = Callable[[Value, int], bool]
+"""Whether a kernel computes operand i itself from what that is made of."""
 
-def fuse(graph: Graph) -> list[Region]:
+
+def fuse(graph: Graph, computes: Computes = reads_codes) -> list[Region]:
     """The regions of a graph, in an order in which they can run."""
-    roots = _Roots(graph)
+    roots = _Roots(graph, computes)
     regions = [roots.region(v) for v in graph.values if v in roots.stored]
     return [r for r in regions if r is not None]
 
@@ -34,7 +38,8 @@ def fuse(graph: Graph) -> list[Region]:
 class _Roots:
     """For every value, the stored values whose kernels compute it."""
 
-    def __init__(self, graph: Graph) -> None:
+    def __init__(self, graph: Graph, computes: Computes) -> None:
+        self.computes = computes
         self.stored: set[Value] = {v for _, v in graph.outputs if not is_leaf(v)}
         self.roots: dict[Value, set[Value]] = {v: set() for v in graph.values}
         self.anchor: dict[Value, Value] = {}
@@ -69,7 +74,7 @@ class _Roots:
         if is_view(value):
             return False
         roots = self.roots[value]
-        if coded(value) is value and self._decoded_by_users(value):
+        if is_pointwise(value) and self._computed_by_users(value):
             return False
         if is_pointwise(value):
             return len(roots) != 1 or not self._inlines(value, next(iter(roots)))
@@ -78,15 +83,17 @@ class _Roots:
             return False
         return True
 
-    def _decoded_by_users(self, value: Value) -> bool:
-        """Whether only kernels that decode weights themselves read a value, or views of it."""
+    def _computed_by_users(self, value: Value) -> bool:
+        """Whether only kernels that compute it themselves read a value, or views of it."""
         stack = [value]
         while stack:
             current = stack.pop()
             for user in self.users[current]:
                 if is_view(user) and user not in self.stored:
                     stack.append(user)
-                elif not reads_codes(user, 1) or user.inputs[0] is current:
+                    continue
+                at = [i for i, v in enumerate(user.inputs) if v is current]
+                if not is_kernel(user) or not all(self.computes(user, i) for i in at):
                     return False
         return True
 
@@ -131,7 +138,7 @@ class _Roots:
     def _needs_memory(self, user: Value, operand: int) -> bool:
         if is_join(user) or isinstance(user.op, Item) or not is_native(user):
             return True
-        if reads_codes(user, operand):
+        if is_kernel(user) and self.computes(user, operand):
             return False
         return is_kernel(user) and not (reads_expressions(user) and operand == 0)
 

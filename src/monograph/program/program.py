@@ -8,7 +8,7 @@ from monograph.errors import VerifyError
 from monograph.ir import Constant, Graph, Value
 from monograph.passes.base import ORIGINS_BETWEEN, inherited_origins, joined_origins
 from monograph.program.fuse import fuse
-from monograph.program.kinds import is_join, is_leaf, is_native
+from monograph.program.kinds import is_join, is_leaf, is_native, reads_codes
 from monograph.program.normalise import normalise
 from monograph.program.overwrite import (
     choose_overwrites,
@@ -109,7 +109,7 @@ def lower(graph: Graph, target: Target) -> Program:
     prepared = normalise(split_reductions(graph), target.readable, target.halo)
     # What the lowering has added came from the nodes that it was added for.
     prepared = replace(prepared, origins=inherited_origins(prepared, prepared.origins))
-    regions = fuse(prepared)
+    regions = fuse(prepared, getattr(target, "computes", reads_codes))
     places = place(prepared, regions, target)
     kept = [r for r in regions if not (is_join(r.root) and is_native(r.root))]
     kept = read_before_donated(prepared, kept, places)

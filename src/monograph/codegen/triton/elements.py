@@ -87,11 +87,24 @@ class Elements:
         return self.w.let(text, "x")
 
     def through_views(self, value: Value, at: Indices, point: Point) -> str:
-        """Elements of a stored value, or of a view of one, as they are in memory."""
+        """Elements as they are, or would be, in memory: of a stored value, a view, an expression.
+
+        Beyond the masks those of an expression are 0 too.
+        """
         element = Element(value, at)
         while element.value not in self.pointers:
+            if not is_view(element.value):
+                return self._computed(element, point)
             element = through_view(element.value, element.at)
         return self.loaded(element.value, element.at, point)
+
+    def _computed(self, element: Element, point: Point) -> str:
+        made = self.scalars.encoded(self.element(element.value, element.at, point))
+        masks = {point[c].mask for i in element.at for c in i.counters} - {None}
+        if not masks:
+            return self.w.let(made)
+        inside = " & ".join(sorted(m for m in masks if m))
+        return self.w.let(f"tl.where({inside}, {made}, tl.zeros_like({made}))")
 
     def store(self, value: Value, at: Indices, scalar: Scalar, point: Point) -> None:
         """Puts elements into memory."""

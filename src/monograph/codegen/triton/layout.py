@@ -60,6 +60,10 @@ class GpuModule:
     """Where each temporary buffer lies in the arena."""
     faults: tuple[tuple[Step, Fault, int], ...] = ()
     """What may be wrong with data, and where in the kept memory that is noted."""
+    pieces: tuple[tuple[int, int], ...] = ()
+    """Where each constant starts in the block of constants, and its bytes."""
+    host: tuple[tuple[int, Step], ...] = ()
+    """Steps that only the host can do, and the number of works that come before each."""
 
 
 def lay_out(
@@ -108,6 +112,7 @@ class _Layout:
             block,
             memory.offsets,
             tuple(self.faults),
+            tuple((at, piece.size) for at, piece in self.pieces),
         )
 
     def uses(self, chosen: Sequence[tuple[Step, tuple[Work, ...]]]) -> list[Uses]:

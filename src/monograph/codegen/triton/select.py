@@ -16,10 +16,15 @@ from monograph.codegen.triton import (
     rope,
     scan,
     softmax,
+    topk,
 )
 from monograph.codegen.triton.kernel import Candidate, GpuContext
 from monograph.codegen.triton.pointwise import pointwise
-from monograph.ir import Value
+from monograph.ir import Constant, Input, Value
+from monograph.ops.cast import Cast
+from monograph.ops.conv import Conv
+from monograph.ops.linear import Dot
+from monograph.ops.quant import Dequantize
 from monograph.program.kinds import is_native, is_view
 from monograph.program.place import Halo
 from monograph.program.region import Region
@@ -35,6 +40,7 @@ FAMILIES: tuple[ModuleType, ...] = (
     softmax,
     norm,
     scan,
+    topk,
 )
 """Modules of kernels, each with
 
@@ -69,6 +75,14 @@ def candidates(context: GpuContext) -> list[Candidate]:
     return found
 
 
+def is_coded(value: Value) -> bool:
+    """Whether a value is constants of at most 8 bits, decoded."""
+    if not isinstance(value.op, Dequantize) or not value.dtype.is_float:
+        return False
+    constant = all(isinstance(v.op, Constant) for v in value.inputs)
+    return constant and value.inputs[0].dtype.bits <= 8
+
+
 @dataclass(frozen=True)
 class GpuTarget:
     """What the GPU's kernels say of their operands while values are placed."""
@@ -78,6 +92,20 @@ class GpuTarget:
         if kernels is None:
             return not is_view(operand)
         return bool(kernels.readable(user, index, operand))
+
+    def computes(self, user: Value, index: int) -> bool:
+        """Products decode weights of few bits themselves, and convert what the caller brings."""
+        if not isinstance(user.op, (Conv, Dot)):
+            return False
+        operand = user.inputs[index]
+        while is_view(operand):
+            operand = operand.inputs[0]
+        if index == 1:
+            return isinstance(user.op, Dot) and is_coded(operand)
+        source = operand.inputs[0] if isinstance(operand.op, Cast) else operand
+        while is_view(source):
+            source = source.inputs[0]
+        return source is not operand and isinstance(source.op, Input) and user.dtype.is_float
 
     def halo(self, user: Value, index: int) -> Halo | None:
         """None: windows are masked at the edges instead."""

@@ -1,0 +1,294 @@
+"""The largest elements in order, by ranks: how many elements come before each.
+
+Counting all elements for each one is the whole kernel of a short row. A long row is dealt out to
+chunks, which are put in order by such counts; an element's rank in the row is then the sum of its
+places in all chunks, each found by halving. Most elements need no search: as many as are wanted
+are known to be larger.
+
+Elements are compared by a key that no two share: the value as an integer that orders alike, and
+below it the place, of equal values the first.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from monograph.codegen.triton.elements import Elements
+from monograph.codegen.triton.kernel import (
+    Candidate,
+    GpuContext,
+    KernelWriter,
+    Launch,
+    Scratch,
+    Work,
+)
+from monograph.codegen.triton.reading import apart, read, write
+from monograph.codegen.triton.writer import Writer
+from monograph.ir import Item, Value
+from monograph.ir.dtype import f64, i64
+from monograph.ops.scalar import Scalar
+from monograph.ops.sort import TopK
+
+OWN = 128
+"""Elements whose places among others one program counts."""
+ABREAST = 32
+"""Elements that each of them is compared with at once."""
+COUNTED = 2048
+"""Elements of a row up to which one count is all there is to do."""
+CHUNKS = (512, 256, 1024)
+SEARCHED = 32
+"""Elements whose places in the chunks one program finds."""
+SEARCHED_IN = 32
+"""Chunks that are searched at once."""
+LOWEST = -(1 << 63)
+
+
+def serves(anchor: Value) -> bool:
+    return isinstance(anchor.op, TopK) and anchor.inputs[0].tensor.size < 1 << 31
+
+
+def readable(user: Value, index: int, operand: Value) -> bool:
+    return True
+
+
+def candidates(context: GpuContext) -> list[Candidate]:
+    """One count for short rows, chunks for long ones."""
+    p = _Problem(context)
+    if not p.op.k or not p.rows:
+        return [Candidate("nothing", lambda: ())]
+    counted = Candidate("count", lambda: (_counted(context),))
+    if p.size <= CHUNKS[0]:
+        return [counted]
+    chunked = [
+        Candidate(f"chunks {c}", lambda c=c: _chunked(context, c))  # type: ignore[misc]
+        for c in CHUNKS
+        if c < p.size
+    ]
+    return [counted, *chunked] if p.size <= COUNTED else chunked
+
+
+@dataclass(frozen=True)
+class _Key:
+    """Keys as one number; or as two, where values take 64 bits alone."""
+
+    value: str
+    place: str | None = None
+
+    def before(self, other: _Key) -> str:
+        """Where these elements come before others."""
+        if self.place is None:
+            return f"({self.value} > {other.value})"
+        tie = f"({self.value} == {other.value}) & ({self.place} < {other.place})"
+        return f"(({self.value} > {other.value}) | ({tie}))"
+
+    def spread(self, how: str) -> _Key:
+        """Along a further axis."""
+        return _Key(f"{self.value}{how}", None if self.place is None else f"{self.place}{how}")
+
+
+class _Problem:
+    """What is sought in which rows."""
+
+    def __init__(self, context: GpuContext) -> None:
+        anchor = context.step.region.anchor
+        assert anchor is not None
+        assert isinstance(anchor.op, TopK)
+        self.op, self.x = anchor.op, anchor.inputs[0]
+        self.outputs = context.step.region.outputs
+        shape, axis = self.x.tensor.static, self.op.axis
+        self.size = shape[axis]
+        self.rest = tuple(d for i, d in enumerate(shape) if i != axis)
+        self.rows = math.prod(self.rest)
+        self.wide = self.x.dtype == f64 or (self.x.dtype.is_integer and self.x.dtype.bits == 64)
+
+    def at(self, w: Writer, row: str, number: str) -> list[str]:
+        """The coordinates of an element of a row."""
+        found = apart(w, row, self.rest)
+        return [*found[: self.op.axis], number, *found[self.op.axis :]]
+
+
+def _key(w: Writer, e: Elements, p: _Problem, row: str, place: str) -> _Key:
+    """Keys of elements at places of a row; places behind its end come last."""
+    inside = w.let(f"{place} < {p.size}", "m")
+    x = read(e, p.x, p.at(w, row, place), inside)
+    value = _ordered(w, e, x, p)
+    lowest = LOWEST if p.wide else -(1 << 31)
+    value = w.let(f"tl.where({inside}, {value}, {lowest}).to(tl.int64)", "key")
+    if p.wide:
+        return _Key(value, w.let(f"{place} + tl.zeros_like({place})", "n"))
+    return _Key(w.let(f"({value} << 32) + ({(1 << 32) - 1} - ({place}).to(tl.int64))", "key"))
+
+
+def _ordered(w: Writer, e: Elements, x: Scalar, p: _Problem) -> str:
+    """Signed numbers that order as the elements are to be ordered, the first the largest."""
+    if x.dtype.is_float:
+        bits, most = ("tl.int64", (1 << 63) - 1) if p.wide else ("tl.int32", (1 << 31) - 1)
+        zero = w.let(f"tl.where({x.reg} == 0, 0.0, {x.reg})", "x")
+        raw = w.let(f"{zero}.to({bits}, bitcast=True)", "bits")
+        shift = 63 if p.wide else 31
+        signed = w.let(f"{raw} ^ (({raw} >> {shift}) & {most})", "bits")
+        made = w.let(f"tl.where({x.reg} != {x.reg}, {most}, {signed})", "bits")
+    else:
+        made = str(e.scalars.cast(x, i64).reg)
+        if x.dtype.kind == "uint":
+            made = w.let(f"{made} ^ ({LOWEST})" if p.wide else f"{made} - {1 << 31}", "bits")
+    return made if p.op.largest else w.let(f"~{made}", "bits")
+
+
+def _place(w: Writer, key: _Key) -> str:
+    """Where in its row an element stood."""
+    if key.place is not None:
+        return key.place
+    return w.let(f"({(1 << 32) - 1} - ({key.value} & {(1 << 32) - 1})).to(tl.int32)", "n")
+
+
+def _give(
+    w: Writer, e: Elements, p: _Problem, row: str, place: str, rank: str, mask: str
+) -> None:
+    """Writes the elements that are among the first k."""
+    chosen = w.let(f"({rank} < {p.op.k}) & ({mask})", "m")
+    at = p.at(w, row, rank)
+    for output in p.outputs:
+        assert isinstance(output.op, Item)
+        if output.op.index:
+            made = e.scalars.decoded(w.let(f"({place}).to(tl.int64)"), i64)
+        else:
+            made = read(e, p.x, p.at(w, row, place), chosen)
+        write(e, output, at, made, chosen)
+
+
+def _ranks(k: KernelWriter, e: Elements, p: _Problem, row: str, own: _Key, others: int, at: str) -> str:
+    """How many of some elements come before one's own; `at` makes a place of a number."""
+    w = k.w
+    w.line(f"count = tl.zeros(({OWN}, {ABREAST}), tl.int32)")
+    with w.block(f"for start in range(0, {others}, {ABREAST})"):
+        number = w.let(f"start + tl.arange(0, {ABREAST})", "i")
+        other = _key(w, e, p, row, w.let(at.format(number), "n"))
+        before = other.spread("[None, :]").before(own.spread("[:, None]"))
+        w.assign("count", f"count + {before}.to(tl.int32)")
+    return w.let("tl.sum(count, 1)", "rank")
+
+
+def _counted(context: GpuContext) -> Launch:
+    """All of a row compared with some of it."""
+    p, k = _Problem(context), context.kernel()
+    w, e = k.w, k.elements()
+    parts = -(-p.size // OWN)
+    pid = k.program_id()
+    row = w.let(f"{pid} // {parts}", "row")
+    place = w.let(f"({pid} % {parts}) * {OWN} + tl.arange(0, {OWN})", "i")
+    k.wait()
+    own = _key(w, e, p, row, place)
+    rank = _ranks(k, e, p, row, own, p.size, "{}")
+    k.trigger()
+    _give(w, e, p, row, place, rank, f"{place} < {p.size}")
+    return k.launch((p.rows * parts,))
+
+
+class _Chunks:
+    """A row dealt out: element i goes to chunk i % count, so that neighbours part."""
+
+    def __init__(self, p: _Problem, size: int) -> None:
+        self.size = size
+        self.count = -(-p.size // size)
+        total = p.rows * self.count * size
+        self.keys = [Scratch(total * 8, i64) for _ in range(2 if p.wide else 1)]
+
+    def load(self, k: KernelWriter, at: str, mask: str | None = None) -> _Key:
+        masked = f", mask={mask}, other={LOWEST}" if mask else ""
+        loads = [k.w.let(f"tl.load({k.pointer(s)} + {at}{masked})", "key") for s in self.keys]
+        return _Key(*loads)
+
+    def store(self, k: KernelWriter, at: str, key: _Key) -> None:
+        parts = [key.value, *([key.place] if key.place is not None else [])]
+        for scratch, part in zip(self.keys, parts, strict=True):
+            k.w.line(f"tl.store({k.pointer(scratch)} + {at}, ({part}).to(tl.int64))")
+
+
+def _chunked(context: GpuContext, size: int) -> tuple[Work, ...]:
+    p = _Problem(context)
+    chunks = _Chunks(p, size)
+    return _in_order(context, p, chunks), _merged(context, p, chunks)
+
+
+def _in_order(context: GpuContext, p: _Problem, chunks: _Chunks) -> Launch:
+    """Puts the keys of every chunk in order."""
+    k = context.kernel()
+    w, e = k.w, k.elements()
+    parts = chunks.size // OWN
+    pid = k.program_id()
+    chunk = w.let(f"{pid} // {parts}", "chunk")
+    row = w.let(f"{chunk} // {chunks.count}", "row")
+    number = w.let(f"({pid} % {parts}) * {OWN} + tl.arange(0, {OWN})", "i")
+    at = f"({{}}) * {chunks.count} + {chunk} % {chunks.count}"
+    k.wait()
+    own = _key(w, e, p, row, w.let(at.format(number), "n"))
+    rank = _ranks(k, e, p, row, own, chunks.size, at)
+    k.trigger()
+    chunks.store(k, w.let(f"{chunk} * {chunks.size} + {rank}", "i"), own)
+    return k.launch((p.rows * chunks.count * parts,))
+
+
+def _merged(context: GpuContext, p: _Problem, chunks: _Chunks) -> Launch:
+    """Finds the rank in the row of each chunk's first elements."""
+    k = context.kernel()
+    w, e = k.w, k.elements()
+    kept = min(p.op.k, chunks.size)
+    parts = -(-kept // SEARCHED)
+    pid = k.program_id()
+    chunk = w.let(f"{pid} // {parts}", "chunk")
+    row = w.let(f"{chunk} // {chunks.count}", "row")
+    first = w.let(f"({pid} % {parts}) * {SEARCHED}", "i")
+    number = w.let(f"{first} + tl.arange(0, {SEARCHED})", "i")
+    start = w.let(f"{row} * {chunks.count * chunks.size}", "i")
+    k.wait()
+    mine = w.let(f"{chunk} * {chunks.size}", "i")
+    own = chunks.load(k, w.let(f"{mine} + {number}", "i"))
+    best = chunks.load(k, w.let(f"{mine} + {first}", "i"))
+    with w.block(f"if {best.value} >= {_threshold(k, p, chunks, start)}"):
+        rank = _searched(k, chunks, start, own)
+        _give(w, e, p, row, _place(w, own), rank, f"{_place(w, own)} < {p.size}")
+    k.trigger()
+    return k.launch((p.rows * chunks.count * parts,))
+
+
+def _threshold(k: KernelWriter, p: _Problem, chunks: _Chunks, start: str) -> str:
+    """A value (or key) that at least k elements are not below.
+
+    That many stand before a certain place of the chunks, and this is the least at that place.
+    """
+    w = k.w
+    each = -(-p.op.k // chunks.count)
+    width = 1 << (chunks.count - 1).bit_length()
+    number = w.let(f"tl.arange(0, {width})", "i")
+    mask = w.let(f"{number} < {chunks.count}", "m")
+    at = w.let(f"{start} + {number} * {chunks.size} + {each - 1}", "i")
+    keys = w.let(
+        f"tl.load({k.pointer(chunks.keys[0])} + {at}, mask={mask}, other={(1 << 63) - 1})", "key"
+    )
+    return w.let(f"tl.min({keys}, 0)", "least")
+
+
+def _searched(k: KernelWriter, chunks: _Chunks, start: str, own: _Key) -> str:
+    """How many elements of all chunks come before one's own."""
+    w = k.w
+    abreast = min(SEARCHED_IN, 1 << (chunks.count - 1).bit_length())
+    w.line(f"rank = tl.zeros(({SEARCHED},), tl.int32)")
+    mine = own.spread("[None, :]")
+    with w.block(f"for group in range(0, {chunks.count}, {abreast})"):
+        number = w.let(f"group + tl.arange(0, {abreast})", "i")
+        mask = w.let(f"({number} < {chunks.count})[:, None]", "m")
+        base = w.let(f"({start} + {number} * {chunks.size})[:, None]", "i")
+        w.line(f"found = tl.zeros(({abreast}, {SEARCHED}), tl.int32)")
+        for step in _halves(chunks.size):
+            key = chunks.load(k, w.let(f"{base} + found + {step - 1}", "i"), mask)
+            w.assign("found", f"tl.where({key.before(mine)} & {mask}, found + {step}, found)")
+        w.assign("rank", "rank + tl.sum(found, 0)")
+    return "rank"
+
+
+def _halves(size: int) -> Sequence[int]:
+    """Steps that reach every number up to a size that is a power of two."""
+    return [*(size >> i for i in range(1, size.bit_length())), 1]
