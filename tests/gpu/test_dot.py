@@ -79,3 +79,9 @@ def test_the_callers_numbers_are_converted_on_the_way() -> None:
     x = tensor("x", (18, 40))
     y = Dot()(Cast(dtype("f16"))(x), weights((40, 20), "f16"))
     check(Graph((x,), (("y", y),)), steps=1)
+
+
+def test_weights_of_a_batch_are_packed() -> None:
+    x = tensor("x", (3, 1, 40))
+    y = Dot()(Dot()(x, weights((3, 40, 24))), weights((2, 1, 24, 9)))
+    check(Graph((x,), (("y", y),)), steps=2, every=False)

@@ -23,7 +23,7 @@ from monograph.ir import DType, Value, known
 from monograph.ir.dtype import bf16, f16, f32, i8
 from monograph.ops.linear import Dot
 from monograph.program.access import Indices, aligned
-from monograph.program.index import Counter, Index
+from monograph.program.index import Counter, Index, flatten, strides_of
 
 MATRIX = (f16, bf16, f32, i8)
 """Element types that matrix units multiply."""
@@ -180,7 +180,7 @@ class Operands:
         self.counter = Counter("k", self.shape.k)
         self.weights = known(self.anchor.inputs[1])
         self.packed: str | None = None
-        if self.weights is not None and self.weights.ndim == 2:
+        if self.weights is not None:
             self.packed = self.k.pointer(packed_rows(self.anchor.inputs[1]))
 
     def left(self, axis: Axis, shape: str) -> str:
@@ -198,7 +198,11 @@ class Operands:
     def rows(self, axis: Axis, columns: Axis) -> str:
         """Packed weights [n, k]."""
         masks = " & ".join(m for m in (columns.mask, axis.mask) if m)
-        where = f"{self.packed} + ({columns.text}) * {self.shape.k} + ({axis.text})"
+        weights = self.anchor.inputs[1]
+        outer = weights.tensor.static[:-2]
+        number = flatten(self._batch(weights), strides_of(outer))
+        first = self.t.elements.integer(number * (self.shape.n * self.shape.k), self.t.point)
+        where = f"{self.packed} + {first} + ({columns.text}) * {self.shape.k} + ({axis.text})"
         return self.k.w.let(
             f"tl.load({where}, mask={masks}, other=0)" if masks else f"tl.load({where})", "w"
         )
@@ -216,10 +220,10 @@ class Operands:
 
 
 def packed_rows(weights: Value) -> Packed:
-    """Constant weights [k, n] as [n, k], so that a column is read in one piece."""
+    """Constant weights [..., k, n] as [..., n, k], so that a column is read in one piece."""
     data = known(weights)
     assert data is not None
-    return Packed(np.ascontiguousarray(data.T), weights.dtype)
+    return Packed(np.ascontiguousarray(data.swapaxes(-1, -2)), weights.dtype)
 
 
 # Tiles

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -66,7 +66,21 @@ class Fault:
     dtype: DType = i64
 
 
-Argument: TypeAlias = Value | Packed | Scratch | Fault
+@dataclass(frozen=True, eq=False)
+class Part:
+    """The memory of another argument from some byte on, as elements of a type.
+
+    A library's function sees them in a shape, strided; without one, flat.
+    """
+
+    of: Value | Packed | Scratch
+    offset: int
+    dtype: DType
+    shape: tuple[int, ...] | None = None
+    strides: tuple[int, ...] = ()
+
+
+Argument: TypeAlias = Value | Packed | Scratch | Fault | Part
 
 
 @dataclass(frozen=True)
@@ -80,6 +94,8 @@ class Launch:
     stages: int = 2
     dependent: bool = False
     """Whether the kernel waits by itself for the ones before it (dependent launch)."""
+    step: Step | None = None
+    """The step of a sub-program that it belongs to."""
 
 
 @dataclass(frozen=True)
@@ -89,9 +105,44 @@ class Call:
     name: str
     arguments: tuple[Argument, ...]
     function: Callable[..., None]
+    step: Step | None = None
+    """The step of a sub-program that it belongs to."""
 
 
-Work: TypeAlias = Launch | Call
+@dataclass(frozen=True)
+class Branch:
+    """The first list of work or the second, as a bool in memory says: the one argument.
+
+    Everything that the bodies read and write lies at fixed addresses, the condition included.
+    """
+
+    arguments: tuple[Argument, ...]
+    bodies: tuple[tuple[Work, ...], ...]
+
+
+@dataclass(frozen=True)
+class Repeat:
+    """Work that is done while a bool in memory is true, the one argument; or `count` times.
+
+    The body advances all that changes from one turn to the next, at fixed addresses: the bool, the
+    number of the turn, the state.
+    """
+
+    arguments: tuple[Argument, ...]
+    bodies: tuple[tuple[Work, ...], ...]
+    count: int | None = None
+
+
+Work: TypeAlias = Launch | Call | Branch | Repeat
+
+
+def every_argument(work: Work) -> Iterator[Argument]:
+    """The arguments of some work and of all work inside it, parts as what they are parts of."""
+    for argument in work.arguments:
+        yield argument.of if isinstance(argument, Part) else argument
+    if isinstance(work, (Branch, Repeat)):
+        for inner in (w for body in work.bodies for w in body):
+            yield from every_argument(inner)
 
 
 @dataclass(frozen=True)
@@ -110,6 +161,10 @@ class GpuContext:
     step: Step
     arch: Arch
     tf32: bool = False
+    choose: Callable[[Program, Step, list[Candidate]], Candidate] = lambda program, step, found: (
+        found[0]
+    )
+    """How the steps of sub-programs are computed."""
 
     def kernel(self) -> KernelWriter:
         return KernelWriter(self)

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from monograph.codegen.triton.kernel import Argument, Fault, Packed, Scratch, Work
+from monograph.codegen.triton.kernel import (
+    Argument,
+    Branch,
+    Fault,
+    Packed,
+    Part,
+    Repeat,
+    Scratch,
+    Work,
+    every_argument,
+)
 from monograph.ir import Array, DType, Value, known
 from monograph.program.lanes import Uses, needs, plan_apart, schedule
 from monograph.program.place import CONSTANT, TEMPORARY, Buffer
@@ -45,6 +55,16 @@ class Bound:
     """Positions of the steps of other lanes that must have ended before this work starts."""
     position: int = 0
     """That of its own step."""
+    bodies: tuple[tuple[Bound, ...], ...] = ()
+    """What a branch chooses from, or what is repeated."""
+
+    @property
+    def every(self) -> Iterator[Bound]:
+        """The work itself, and all inside it."""
+        yield self
+        for body in self.bodies:
+            for bound in body:
+                yield from bound.every
 
 
 @dataclass(frozen=True)
@@ -65,6 +85,17 @@ class GpuModule:
     host: tuple[tuple[int, Step], ...] = ()
     """Steps that only the host can do, and the number of works that come before each."""
 
+    @property
+    def every(self) -> Iterator[Bound]:
+        """All work, that inside branches and loops included."""
+        for bound in self.works:
+            yield from bound.every
+
+    @property
+    def host_reads(self) -> int:
+        """Places where the host has to read a condition before it can go on."""
+        return sum(isinstance(b.work, (Branch, Repeat)) and bool(b.arguments) for b in self.every)
+
 
 def lay_out(
     program: Program, chosen: Sequence[tuple[Step, tuple[Work, ...]]], lanes: int = 1
@@ -73,15 +104,36 @@ def lay_out(
     return _Layout(program).module(chosen, lanes)
 
 
+@dataclass(frozen=True)
+class Inside:
+    """The memory of a sub-program: where its temporaries and scratch memory lie in it."""
+
+    nbytes: int
+    buffers: dict[int, int]
+    scratch: dict[int, int]
+    """By identity."""
+
+
+def plan_inside(program: Program, chosen: Sequence[tuple[Step, tuple[Work, ...]]]) -> Inside:
+    """Plans the memory of a sub-program whose steps run one after the other."""
+    layout = _Layout(program)
+    order = schedule(needs([step for step, _ in chosen], program.places), 1)
+    memory = plan_apart(layout.uses(chosen), order)
+    scratch = {number: memory.offsets[key] for number, key in layout.keys.items()}
+    return Inside(memory.size, memory.offsets, scratch)
+
+
 @dataclass
 class _Layout:
     program: Program
     constant_at: dict[object, int] = field(default_factory=dict)
+    packed_at: dict[Packed, Where] = field(default_factory=dict)
     pieces: list[tuple[int, Array]] = field(default_factory=list)
     constant_bytes: int = 0
     kept: dict[int, int] = field(default_factory=dict)
     kept_bytes: int = 0
     faults: list[tuple[Step, Fault, int]] = field(default_factory=list)
+    noted_at: dict[tuple[Step, Fault], int] = field(default_factory=dict)
     keys: dict[int, int] = field(default_factory=dict)
     """Scratch memory by identity: its key in the plan of the arena."""
 
@@ -90,10 +142,10 @@ class _Layout:
         order = schedule(needs(steps, self.program.places), lanes)
         memory = plan_apart(self.uses(chosen), order)
         bound = [
-            Bound(
+            self.bound(
                 step,
                 work,
-                tuple(self.where(step, a, memory.offsets) for a in work.arguments),
+                memory.offsets,
                 order.lane[position],
                 order.waits[position] if number == 0 else (),
                 position,
@@ -115,6 +167,26 @@ class _Layout:
             tuple((at, piece.size) for at, piece in self.pieces),
         )
 
+    def bound(
+        self,
+        step: Step,
+        work: Work,
+        offsets: dict[int, int],
+        lane: int,
+        waits: tuple[int, ...],
+        position: int,
+    ) -> Bound:
+        """A piece of work with the places of its arguments, and of those inside it."""
+        if isinstance(work, (Branch, Repeat)):
+            bodies = tuple(
+                tuple(self.bound(step, w, offsets, lane, (), position) for w in body)
+                for body in work.bodies
+            )
+        else:
+            bodies, step = (), work.step or step
+        places = tuple(self.where(step, a, offsets) for a in work.arguments)
+        return Bound(step, work, places, lane, waits, position, bodies)
+
     def uses(self, chosen: Sequence[tuple[Step, tuple[Work, ...]]]) -> list[Uses]:
         """Which steps use each temporary buffer, and each step's scratch memory."""
         found: dict[Buffer, list[int]] = {}
@@ -124,7 +196,7 @@ class _Layout:
                 storage = self.program.places.storage.get(value)
                 if storage is not None and storage.buffer.kind == TEMPORARY:
                     found.setdefault(storage.buffer, []).append(position)
-            for argument in {id(a): a for w in works for a in w.arguments}.values():
+            for argument in {id(a): a for w in works for a in every_argument(w)}.values():
                 if isinstance(argument, Scratch) and not argument.zeroed:
                     key = self.keys.setdefault(id(argument), -1 - len(self.keys))
                     extra.append(Uses(key, argument.nbytes, (position,)))
@@ -133,9 +205,16 @@ class _Layout:
     def where(self, step: Step, argument: Argument, offsets: dict[int, int]) -> Where:
         if isinstance(argument, Fault):
             return Where(KEPT, self.noted(step, argument), argument.dtype)
+        if isinstance(argument, Part):
+            base = self.where(step, argument.of, offsets)
+            return replace(base, offset=base.offset + argument.offset, dtype=argument.dtype)
         if isinstance(argument, Packed):
+            if argument in self.packed_at:
+                return self.packed_at[argument]
             key = (argument.dtype, argument.array.shape, argument.array.tobytes())
-            return Where(CONSTANTS, self.constant(key, argument.array), argument.dtype)
+            at = self.constant(key, argument.array)
+            self.packed_at[argument] = Where(CONSTANTS, at, argument.dtype)
+            return self.packed_at[argument]
         if isinstance(argument, Scratch):
             if argument.zeroed:
                 return Where(KEPT, self.keep(argument), argument.dtype)
@@ -163,10 +242,11 @@ class _Layout:
 
     def noted(self, step: Step, fault: Fault) -> int:
         """Two numbers that say whether a fault came, and with which data."""
-        at = self.kept_bytes
-        self.kept_bytes += 16
-        self.faults.append((step, fault, at))
-        return at
+        if (step, fault) not in self.noted_at:
+            self.noted_at[step, fault] = self.kept_bytes
+            self.faults.append((step, fault, self.kept_bytes))
+            self.kept_bytes += 16
+        return self.noted_at[step, fault]
 
     def keep(self, scratch: Scratch) -> int:
         if id(scratch) not in self.kept:

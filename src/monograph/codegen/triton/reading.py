@@ -29,18 +29,14 @@ def _nest(value: Value, numbers: Sequence[str], mask: str | None) -> tuple[Indic
 def read(e: Elements, value: Value, numbers: Sequence[str], mask: str | None) -> Scalar:
     """An operand's elements, through its views, as its type is in registers."""
     at, point = _nest(value, numbers, mask)
-    own = tuple(
-        Index() if d == 1 else i for i, d in zip(at, value.tensor.static, strict=True)
-    )
+    own = tuple(Index() if d == 1 else i for i, d in zip(at, value.tensor.static, strict=True))
     return e.element(value, own, point)
 
 
 def read_raw(e: Elements, value: Value, numbers: Sequence[str], mask: str | None) -> str:
     """An operand's elements as they are in memory."""
     at, point = _nest(value, numbers, mask)
-    own = tuple(
-        Index() if d == 1 else i for i, d in zip(at, value.tensor.static, strict=True)
-    )
+    own = tuple(Index() if d == 1 else i for i, d in zip(at, value.tensor.static, strict=True))
     return e.through_views(value, own, point)
 
 

@@ -144,9 +144,7 @@ def _place(w: Writer, key: _Key) -> str:
     return w.let(f"({(1 << 32) - 1} - ({key.value} & {(1 << 32) - 1})).to(tl.int32)", "n")
 
 
-def _give(
-    w: Writer, e: Elements, p: _Problem, row: str, place: str, rank: str, mask: str
-) -> None:
+def _give(w: Writer, e: Elements, p: _Problem, row: str, place: str, rank: str, mask: str) -> None:
     """Writes the elements that are among the first k."""
     chosen = w.let(f"({rank} < {p.op.k}) & ({mask})", "m")
     at = p.at(w, row, rank)
@@ -159,7 +157,9 @@ def _give(
         write(e, output, at, made, chosen)
 
 
-def _ranks(k: KernelWriter, e: Elements, p: _Problem, row: str, own: _Key, others: int, at: str) -> str:
+def _ranks(
+    k: KernelWriter, e: Elements, p: _Problem, row: str, own: _Key, others: int, at: str
+) -> str:
     """How many of some elements come before one's own; `at` makes a place of a number."""
     w = k.w
     w.line(f"count = tl.zeros(({OWN}, {ABREAST}), tl.int32)")

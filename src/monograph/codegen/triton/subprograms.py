@@ -1,0 +1,162 @@
+"""Sub-programs: the works of a sub-graph, its memory a part of the scratch memory of a step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from weakref import WeakKeyDictionary
+
+from monograph.codegen.triton.copies import Place
+from monograph.codegen.triton.kernel import (
+    Argument,
+    Branch,
+    Fault,
+    GpuContext,
+    Packed,
+    Part,
+    Repeat,
+    Scratch,
+    Work,
+)
+from monograph.codegen.triton.layout import plan_inside
+from monograph.ir import Graph, Value, known
+from monograph.ir.dtype import u8
+from monograph.ops.control import If, Loop, Scan
+from monograph.program.bounded import BoundedLoop
+from monograph.program.expand import expand
+from monograph.program.kinds import is_native
+from monograph.program.place import CONSTANT, TEMPORARY
+from monograph.program.program import Program, Step, lower
+from monograph.program.stages import contained
+
+CONTROL = (If, Loop, BoundedLoop, Scan)
+_PROGRAMS: WeakKeyDictionary[Graph, Program] = WeakKeyDictionary()
+
+
+def graphs_of(value: Value) -> list[Graph]:
+    """The sub-graphs of a branch or a loop."""
+    op = value.op
+    assert isinstance(op, CONTROL)
+    return [op.then, op.orelse] if isinstance(op, If) else [op.body]
+
+
+def lowered(graph: Graph) -> Program:
+    """The program of a sub-graph, made once as long as the graph is in use."""
+    # Kernels contain sub-programs and sub-programs kernels: the modules need each other.
+    from monograph.codegen.triton.select import GpuTarget
+
+    known_one = _PROGRAMS.get(graph)
+    if known_one is None:
+        plain = contained(expand(graph), compiles)
+        known_one = _PROGRAMS[graph] = lower(plain, GpuTarget())
+    return known_one
+
+
+def compiles(value: Value) -> bool:
+    """Whether a branch or a loop is compiled as it is: sizes known, and all inside too."""
+    return all(map(is_native, (value, *value.inputs))) and serves(value)
+
+
+def serves(value: Value) -> bool:
+    """Whether everything inside a branch or a loop can be computed on the device."""
+    return isinstance(value.op, CONTROL) and all(map(_served, graphs_of(value)))
+
+
+def _served(graph: Graph) -> bool:
+    from monograph.codegen.triton import select
+
+    if not all(map(is_native, (*graph.inputs, *(v for _, v in graph.outputs)))):
+        return False
+    return all(select.serves(step.region) for step in lowered(graph).steps)
+
+
+def programs(program: Program) -> list[Program]:
+    """A program and all sub-programs inside it that the device runs."""
+    found = [program]
+    for step in program.steps:
+        anchor = step.region.anchor
+        if anchor is not None and compiles(anchor):
+            found += [p for g in graphs_of(anchor) for p in programs(lowered(g))]
+    return found
+
+
+class Inlined:
+    """A sub-program as work of the step that runs it, perhaps many times."""
+
+    def __init__(self, context: GpuContext, graph: Graph) -> None:
+        from monograph.codegen.triton import select
+
+        self.program = lowered(graph)
+        self.chosen: list[tuple[Step, tuple[Work, ...]]] = []
+        for step in self.program.steps:
+            inner = replace(context, program=self.program, step=step)
+            way = context.choose(self.program, step, select.candidates(inner))
+            self.chosen.append((step, way.make()))
+        self.inside = plan_inside(self.program, self.chosen)
+        self.memory = Scratch(max(self.inside.nbytes, 1), u8)
+        self.constants: dict[Value, Packed] = {}
+
+    @property
+    def size(self) -> int:
+        """Pieces of work that one run takes."""
+        return sum(len(works) for _, works in self.chosen)
+
+    def works(self, inputs: Sequence[Place], outputs: Sequence[Place]) -> tuple[Work, ...]:
+        """The work of one run, on elements that lie side by side."""
+        graph = self.program.graph
+        given = dict(zip(graph.inputs, inputs, strict=True))
+        made = {v: p for (_, v), p in zip(graph.outputs, outputs, strict=True)}
+        ports = {self._buffer(v): p for v, p in (given | made).items()}
+        run = _Run(self, ports)
+        return tuple(run.work(step, w) for step, works in self.chosen for w in works)
+
+    def _buffer(self, value: Value) -> int:
+        """The number of an input's or output's buffer; -1 for one that nobody reads."""
+        place = self.program.places.storage.get(value)
+        return -1 if place is None else place.buffer.id
+
+
+@dataclass
+class _Run:
+    """One run of a sub-program: where its ports are."""
+
+    sub: Inlined
+    ports: dict[int, Place]
+
+    def work(self, step: Step, work: Work) -> Work:
+        """A piece of work with arguments that the outer program knows."""
+        arguments = tuple(map(self.argument, work.arguments))
+        if isinstance(work, (Branch, Repeat)):
+            bodies = tuple(tuple(self.work(step, w) for w in body) for body in work.bodies)
+            return replace(work, arguments=arguments, bodies=bodies)
+        return replace(work, arguments=arguments, step=work.step or step)
+
+    def argument(self, argument: Argument) -> Argument:
+        if isinstance(argument, Part):
+            of = self.argument(argument.of)
+            assert not isinstance(of, Fault)
+            if not isinstance(of, Part):
+                return replace(argument, of=of)
+            return replace(argument, of=of.of, offset=of.offset + argument.offset)
+        if isinstance(argument, Scratch) and not argument.zeroed:
+            at = self.sub.inside.scratch[id(argument)]
+            return Part(self.sub.memory, at, argument.dtype)
+        if not isinstance(argument, Value):
+            return argument
+        place = self.sub.program.places.storage[argument]
+        kind, dtype = argument.tensor, argument.dtype
+        skipped = place.offset * dtype.itemsize
+        of: Value | Packed | Scratch
+        if place.buffer.kind == TEMPORARY:
+            of, at = self.sub.memory, self.sub.inside.buffers[place.buffer.id]
+        elif place.buffer.kind == CONSTANT:
+            of, at = self._constant(argument), 0
+        else:
+            port = self.ports[place.buffer.id]
+            of, at = port.of, port.offset
+        return Part(of, at + skipped, dtype, kind.static, place.strides)
+
+    def _constant(self, value: Value) -> Packed:
+        data = known(value)
+        assert data is not None
+        return self.sub.constants.setdefault(value, Packed(data, value.dtype))
