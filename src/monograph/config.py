@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import operator
 import os
+import re
 from contextlib import suppress
 from dataclasses import dataclass, fields
 from typing import Any
 
 from monograph.errors import ConfigError, did_you_mean
 
-TARGETS = ("cpu", "reference")
+TARGETS = ("cpu", "gpu", "reference")
+PRECISIONS = ("f32", "f16", "bf16")
+TUNING = ("off", "fast", "full")
+_GPU = re.compile(r"gpu(?::([0-9]{1,3}|sm_[0-9]+|gfx[0-9a-f]+|interpreter))?\Z")
+"""A target on GPUs: the first, one by its number, an architecture, or Triton's interpreter."""
 _PREFIX = "MONOGRAPH_"
 DEBUG_VARIABLE = _PREFIX + "DEBUG"
 """Has the command line show tracebacks: nothing that a session has an option for."""
 _CACHE_HOME = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+_OF_GPUS = ("precision", "tf32")
+"""Options that change numbers, and that only GPUs have."""
 _BOOLS = {"1": True, "true": True, "0": False, "false": False}
 
 
@@ -23,7 +30,11 @@ class Config:
     """How a model is compiled and run."""
 
     target: str = "cpu"
-    """What runs the model: "cpu" (compiled code) or "reference" (numpy, the oracle)."""
+    """What runs the model: "cpu" or "gpu" (compiled code), or "reference" (numpy, the oracle).
+
+    "gpu:1" is the second GPU of the machine; "gpu:sm_90" compiles for an architecture and runs
+    nothing; "gpu:interpreter" runs GPU kernels without a GPU, very slowly.
+    """
     shapes_kept: int = 16
     """How many shape bindings a session keeps ready; the least recently used one goes first."""
     optimise: bool = False
@@ -38,19 +49,61 @@ class Config:
     """Where compiled objects are kept between processes; "" for nowhere."""
     cache_bytes: int = 1 << 30
     """How large that directory may grow; the least recently used entries go first."""
+    precision: str = "f32"
+    """What a GPU computes f32 models in: "f32", "f16" or "bf16"; sums and norms stay in f32."""
+    tf32: bool = False
+    """Whether a GPU may round the operands of f32 products to TF32, with 10 bits of mantissa."""
+    tune: str = "fast"
+    """How kernels for a GPU are chosen: "off" takes the defaults, "fast" measures the most
+    promising rivals, "full" all of them."""
+    tuning_cache: str = ""
+    """The JSON file that keeps what was measured; "" for tuning.json in `cache_dir`."""
 
     def __post_init__(self) -> None:
         for f in fields(self):
             value = _checked(f.name, getattr(self, f.name), type(f.default))
             object.__setattr__(self, f.name, value)
-        if self.target not in TARGETS:
-            raise ConfigError("no such target", expected=" | ".join(TARGETS), given=self.target)
+        if self.target not in TARGETS and _GPU.match(self.target) is None:
+            raise ConfigError(
+                "no such target",
+                expected=" | ".join((*TARGETS, "gpu:NUMBER", "gpu:ARCHITECTURE")),
+                given=self.target,
+            )
+        for name, known in (("precision", PRECISIONS), ("tune", TUNING)):
+            value = getattr(self, name)
+            if value not in known:
+                raise ConfigError(f"no such {name}", expected=" | ".join(known), given=value)
         if self.shapes_kept < 1:
             raise ConfigError("shapes_kept is too small", expected=">= 1", given=self.shapes_kept)
         if self.threads < 0:
             raise ConfigError("threads is negative", expected=">= 0", given=self.threads)
         if self.cache_bytes < 0:
             raise ConfigError("cache_bytes is negative", expected=">= 0", given=self.cache_bytes)
+        if not self.on_gpu:
+            _refuse_gpu_options(self)
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether the target is a GPU, whichever."""
+        return _GPU.match(self.target) is not None
+
+    @property
+    def device(self) -> str:
+        """Which GPU: a number, an architecture, "interpreter", or "" for the first."""
+        return self.target.partition(":")[2]
+
+
+def _refuse_gpu_options(config: Config) -> None:
+    """Nothing but a GPU computes in another precision than the model says."""
+    for name in _OF_GPUS:
+        default, given = getattr(Config, name), getattr(config, name)
+        if given != default:
+            raise ConfigError(
+                f"{name} is an option of the gpu target",
+                expected=default,
+                given=f"{given} on {config.target}",
+                hint=f'leave {name} out, or load with target="gpu"',
+            )
 
 
 def make_config(**options: Any) -> Config:
@@ -70,6 +123,9 @@ def make_config(**options: Any) -> Config:
             values[name] = options[name]
         elif text is not None:
             values[name] = _parse(name, text, type(f.default))
+    if not str(values.get("target", Config.target)).startswith("gpu"):
+        # A default for GPUs is no wish for other targets.
+        values = {n: v for n, v in values.items() if n not in _OF_GPUS or n in options}
     return Config(**values)
 
 

@@ -5,7 +5,8 @@
     python -m tests.cpu.sweep --features avx2 --threads 2 --only conv -v
 
 Parts: samples of ops; the same with NaN, infinities and numbers at the edge of casts; odd shapes;
-random graphs; ONNX's own backend suite; real models. Exits with 1 where anything is wrong.
+random graphs, and with such numbers; ONNX's own backend suite; real models. Exits with 1 where
+anything is wrong.
 """
 
 from __future__ import annotations
@@ -164,6 +165,7 @@ PARTS: dict[str, Callable[[list[Machine], str], Found]] = {
     "specials": graphs(sweep_cases.specials),
     "odd": graphs(sweep_cases.odd),
     "random": graphs(lambda: sweep_cases.random(SEED, GRAPHS)),
+    "random-specials": graphs(lambda: sweep_cases.random_specials(SEED, GRAPHS)),
     "conformance": conformance,
     "models": models,
 }

@@ -111,3 +111,11 @@ def random(first: int, count: int) -> Iterator[Case]:
     for seed in range(first, first + count):
         graph, feeds = random_graph(seed)
         yield Case(f"seed {seed}", optimise(graph, options=CHANNELS_LAST), feeds)
+
+
+def random_specials(first: int, count: int) -> Iterator[Case]:
+    """Random graphs as they are: rewrites may reassociate, and then promise nothing of these."""
+    for seed in range(first, first + count):
+        graph, feeds = random_graph(seed)
+        for kind in ("nan", "inf", "sparse") if not _unspecified(graph) else ():
+            yield Case(f"seed {seed}, {kind}", graph, special_feeds(feeds, kind))

@@ -101,6 +101,38 @@ assert not crowd.problems, crowd.problems
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_child_finds_no_lock_that_another_thread_held() -> None:
+    """Those of sessions for as long as they compile, that of the compiler for a moment."""
+    run_script("""
+import signal
+from llvmlite.binding import ffi
+from monograph.runtime import forking
+session = load(rows(), 2)
+session.run({"x": np.ones((1, 37), np.float32)})
+ready = threading.Event()
+def hold():
+    owners = list(forking._owners)
+    assert owners
+    for owner in owners:
+        owner._lock.acquire()
+    with ffi.lib._lock:
+        ready.set()
+        time.sleep(0.3)
+    time.sleep(HANG)
+threading.Thread(target=hold, daemon=True).start()
+ready.wait()
+child = os.fork()
+if child == 0:
+    signal.alarm(60)
+    session.run({"x": np.ones((5, 37), np.float32)})
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+sys.stdout.flush()
+os._exit(0)
+""")
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_a_pool_of_forked_processes() -> None:
     run_script("""
 jobs = make_jobs()

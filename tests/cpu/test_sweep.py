@@ -19,6 +19,7 @@ SELECTED: dict[str, tuple[Callable[[], Iterator[Case]], int]] = {
     "specials": (sweep_cases.specials, 7),
     "odd": (sweep_cases.odd, 3),
     "random": (lambda: sweep_cases.random(0, 20), 1),
+    "random-specials": (lambda: sweep_cases.random_specials(0, 14), 2),
 }
 """Cases, and how many of them to pass over for each that is run, that one counted."""
 

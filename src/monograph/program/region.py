@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from monograph.ir import Value
+from monograph.ir import Op, Value
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,7 +23,11 @@ class Region:
 
     @property
     def kind(self) -> str:
-        return self.anchor.op.name if self.anchor is not None else "pointwise"
+        if self.anchor is None:
+            return "pointwise"
+        # The compiled form of an op goes by that op's name.
+        inner = getattr(self.anchor.op, "of", None)
+        return inner.name if isinstance(inner, Op) else self.anchor.op.name
 
     @property
     def root(self) -> Value:

@@ -28,8 +28,10 @@ _LARGE = 1 << 20
 _PLACE = re.compile(r"<string>:(\d+):\d+: error: (.*)")
 
 
-# A child that is forked while another thread is inside llvmlite would wait for it for ever.
-hold_during_fork(ffi.lib._lock.__enter__, lambda: ffi.lib._lock.__exit__())
+_llvm_lock = getattr(ffi.lib, "_lock", None)
+if _llvm_lock is not None:
+    # A child that is forked while another thread is inside llvmlite would wait for it for ever.
+    hold_during_fork(_llvm_lock.__enter__, lambda: _llvm_lock.__exit__(None, None, None))
 
 
 @cache

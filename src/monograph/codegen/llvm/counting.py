@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from monograph.codegen.llvm.builder import Builder, Int, Reg
 from monograph.codegen.llvm.each import bits_of
@@ -46,8 +46,8 @@ class Counting:
             total = b.add(total, b.mul(i, stride))
         return b.offset(self.pointers[value], b.mul(total, value.dtype.itemsize))
 
-    def load(self, value: Value, index: Sequence[Int]) -> Scalar:
-        return self.scalars.load(value.dtype, self.at(value, index))
+    def load(self, value: Value, index: Sequence[Int], lanes: int = 0) -> Scalar:
+        return self.scalars.load(value.dtype, self.at(value, index), lanes)
 
     def move(self, source: Value, index: Sequence[Int], result: int, to: Sequence[Int]) -> None:
         """Copies an element of an operand into a result, if anyone uses that."""
@@ -97,6 +97,73 @@ class Counting:
 
         low, high = share(b, rows, self.threads) if shared else (0, rows)
         b.loop(low, high, 1, row)
+
+    def walk(
+        self,
+        low: Int,
+        high: Int,
+        start: Reg,
+        holds: Callable[[Int, int], Reg],
+        visit: Callable[[Int, Reg], None] | None,
+        lanes: int,
+    ) -> Reg:
+        """Visits the places in [low, high) where a condition holds, numbered from `start` on.
+
+        `holds` gives the condition at a place, or at as many as there are lanes; without `visit`
+        they are only counted. Gives the number after the last.
+        """
+        b, a = self.b, self.scalars.a
+        if lanes > 1:
+            groups = b.set("i64", f"sdiv i64 {b.sub(high, low)}, {lanes}")
+            end = b.add(low, b.mul(groups, lanes))
+
+            def some(i: Int, at: list[Reg]) -> list[Reg]:
+                bits = self._bits(holds(i, lanes))
+                if visit is None:
+                    return [a.op("add", at[0], b.call("llvm.ctpop.i64", "i64", bits))]
+                found = a.compare("ne", bits, 0)
+                return [a.unless(found, at[0], lambda: self._each_bit(i, bits, at[0], visit))]
+
+            (start,) = b.loop(low, end, lanes, some, [start])
+            low = end
+
+        def one(i: Int, at: list[Reg]) -> list[Reg]:
+            def take() -> Reg:
+                if visit is not None:
+                    visit(i, at[0])
+                return b.set("i64", f"add i64 {at[0]}, 1")
+
+            return [a.unless(holds(i, 0), at[0], take)]
+
+        return b.i64(b.loop(low, high, 1, one, [start])[0])
+
+    def _bits(self, condition: Reg) -> Reg:
+        """A vector of conditions as the bits of a number, the first lane lowest."""
+        lanes = condition.lanes
+        bits = self.b.set(f"i{lanes}", f"bitcast {condition.type} {condition} to i{lanes}")
+        return self.scalars.a.convert("zext", bits, "i64")
+
+    def _each_bit(
+        self, first: Int, bits: Reg, start: Reg, visit: Callable[[Int, Reg], None]
+    ) -> Reg:
+        """Visits the places that the bits of a number stand for; at least one is set."""
+        b, a = self.b, self.scalars.a
+        before, again, done = b.block, b.new_label("again"), b.new_label("done")
+        left, at = Reg(b.fresh("left"), "i64"), Reg(b.fresh("at"), "i64")
+        b.jump(again)
+        b.label(again)
+        place = len(b.lines)
+        visit(b.add(first, b.call("llvm.cttz.i64", "i64", left, Reg("true", "i1"))), at)
+        following = b.set("i64", f"add i64 {at}, 1")
+        rest = a.op("and", left, a.op("add", left, -1))
+        last = b.block
+        b.branch(a.compare("ne", rest, 0), again, done)
+        b.lines[place:place] = [
+            f"  {left} = phi i64 [ {bits}, %{before} ], [ {rest}, %{last} ]",
+            f"  {at} = phi i64 [ {start}, %{before} ], [ {following}, %{last} ]",
+        ]
+        b.label(done)
+        return following
 
     def ordered(self, x: Scalar) -> Reg:
         """An unsigned number that orders as elements do; NaN is the largest, -0.0 equals 0.0."""

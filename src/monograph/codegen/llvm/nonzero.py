@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from monograph.codegen.llvm.builder import Int, Reg
 from monograph.codegen.llvm.counting import Counting, is_counted
 from monograph.codegen.llvm.kernel import Kernel, KernelContext, Scratch, Sync, share, synchronise
@@ -25,6 +27,10 @@ class _NonZero(Counting):
         self.x = self.anchor.inputs[0]
         self.shape = self.x.tensor.static
         self.size = self.x.tensor.size
+        place = context.program.places.storage[self.x]
+        self.offset = place.offset
+        self.dense = place.strides == strides_of(self.shape)
+        self.lanes = context.features.lanes(max(self.x.dtype.bits, 32))
 
     def emit(self) -> Kernel:
         counts = self.context.argument(Scratch(max(8 * self.threads, 64)))
@@ -32,7 +38,7 @@ class _NonZero(Counting):
         self.begin()
         b = self.b
         low, high = share(b, self.size, self.threads)
-        found = self._walk(low, high, Reg("0", "i64"), lambda i, at: None)
+        found = self._walk(low, high, Reg("0", "i64"), None)
         own = b.arguments[f"p{counts}"]
         b.store(found, b.offset(own, b.mul(b.arguments["tid"], 8)), 8)
         synchronise(b, self.sync, self.threads)
@@ -53,23 +59,21 @@ class _NonZero(Counting):
 
         return b.i64(b.loop(0, stop, 1, one, [Reg("0", "i64")])[0])
 
-    def _walk(self, low: Int, high: Int, start: Reg, visit: object) -> Reg:
-        """Visits the elements that are not zero in order; gives the number of the last, plus 1."""
-        b, a = self.b, self.scalars.a
-        assert callable(visit)
+    def _walk(
+        self, low: Int, high: Int, start: Reg, visit: Callable[[Int, Reg], None] | None
+    ) -> Reg:
+        """Visits the elements that are not zero in order; gives the number after the last."""
+        return self.walk(low, high, start, self._holds, visit, self.lanes if self.dense else 0)
 
-        def one(i: Int, at: list[Reg]) -> list[Reg]:
+    def _holds(self, i: Int, lanes: int) -> Reg:
+        a = self.scalars.a
+        if self.dense:
+            at = self.b.mul(self.b.add(i, self.offset), self.x.dtype.itemsize)
+            pointer = self.b.offset(self.pointers[self.x], at)
+            x = self.scalars.load(self.x.dtype, pointer, lanes)
+        else:
             x = self.load(self.x, self._coordinates(i))
-            zero = 0
-            some = a.compare("une" if self.x.dtype.is_float else "ne", x.reg, zero)
-
-            def take() -> Reg:
-                visit(i, at[0])
-                return b.set("i64", f"add i64 {at[0]}, 1")
-
-            return [a.unless(some, at[0], take)]
-
-        return b.loop(low, high, 1, one, [start])[0]
+        return a.compare("une" if self.x.dtype.is_float else "ne", x.reg, 0)
 
     def _coordinates(self, i: Int) -> list[Int]:
         b = self.b

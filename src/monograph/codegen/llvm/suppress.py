@@ -44,10 +44,12 @@ class _Suppress(Counting):
         self.limit = max(min(self.op.limit, self.count), 0)
         self.wide = is_wide(self.scores.dtype)
         self.rank, self.rank_bytes = ("i128", 16) if self.wide else ("i64", 8)
+        self.lanes = max(context.features.lanes(64), 1)
+        self.room = -(-max(self.limit, 1) // self.lanes) * self.lanes
 
     def emit(self) -> Kernel:
         heap_bytes = -(-max(self.count * self.rank_bytes, 64) // 64) * 64
-        kept_bytes = -(-max(self.limit * BOX * 8, 64) // 64) * 64
+        kept_bytes = -(-self.room * BOX * 8 // 64) * 64
         want = self.context.argument
         heaps = want(Scratch(self.threads * heap_bytes))
         kept = want(Scratch(self.threads * kept_bytes))
@@ -72,6 +74,8 @@ class _Suppress(Counting):
         b = self.b
         image, class_ = b.div(pair, self.classes), b.mod(pair, self.classes)
         candidates = self._candidates(image, class_)
+        nothing = self.scalars.literal(0.0, f64, self.lanes)
+        b.loop(0, self.room, self.lanes, lambda j, _: self.scalars.store(nothing, self._kept(4, j)))
         self.heap.order(candidates)
         row = b.offset(self.chosen, b.mul(pair, self.limit * 8))
         found = self._take(image, candidates, row)
@@ -79,21 +83,21 @@ class _Suppress(Counting):
 
     def _candidates(self, image: Int, class_: Int) -> Reg:
         """Puts the boxes whose score is high enough into the heap; how many there are."""
-        b, a, s = self.b, self.scalars.a, self.scalars
+        s = self.scalars
+        step = self.context.program.places.storage[self.scores].strides[2]
 
-        def one(i: Int, at: list[Reg]) -> list[Reg]:
-            score = self.load(self.scores, [image, class_, i])
-
-            def add() -> Reg:
-                self.heap.store(at[0], self._rank(score, i))
-                return b.set("i64", f"add i64 {at[0]}, 1")
-
+        def holds(i: Int, lanes: int) -> Reg:
             if self.op.score is None:
-                return [add()]
-            high = s.less(number(s, self.op.score), s.cast(score, f64))
-            return [a.unless(high.reg, at[0], add)]
+                return Reg("true", "i1")
+            score = self.load(self.scores, [image, class_, i], lanes)
+            reg: Reg = s.less(number(s, self.op.score), s.cast(score, f64)).reg
+            return reg
 
-        return b.i64(b.loop(0, self.count, 1, one, [Reg("0", "i64")])[0])
+        def add(i: Int, at: Reg) -> None:
+            self.heap.store(at, self._rank(self.load(self.scores, [image, class_, i]), i))
+
+        lanes = self.lanes if step == 1 and self.op.score is not None else 0
+        return self.walk(0, self.count, Reg("0", "i64"), holds, add, lanes)
 
     def _rank(self, score: Scalar, i: Int) -> Reg:
         """A number that is smaller for a better box: the score turned round, then the place."""
@@ -137,22 +141,48 @@ class _Suppress(Counting):
         """Chooses a box unless it overlaps one that is chosen; how many are chosen then."""
         b, a = self.b, self.scalars.a
         box = self._corners(image, i)
-
-        def compare(j: Int, hits: list[Reg]) -> list[Reg]:
-            kept = b.offset(self.kept, b.mul(j, BOX * 8))
-            other = [Scalar(b.load("double", b.offset(kept, 8 * k), 8), f64) for k in range(BOX)]
-            return [a.op("or", hits[0], self._overlaps(other, box))]
-
-        (hit,) = b.loop(0, found, 1, compare, [Reg("false", "i1")])
+        hit = self._hits(box, found)
 
         def keep() -> Reg:
-            kept = b.offset(self.kept, b.mul(found, BOX * 8))
             for k, x in enumerate(box):
-                b.store(x.reg, b.offset(kept, 8 * k), 8)
+                b.store(x.reg, self._kept(k, found), 8)
             b.store(i, b.offset(row, b.mul(found, 8)), 8)
             return b.set("i64", f"add i64 {found}, 1")
 
         return a.unless(a.compare("eq", hit, 0), found, keep)
+
+    def _kept(self, k: int, j: Int) -> Reg:
+        """Where a number of a chosen box lies: each kind in a list of its own."""
+        return self.b.offset(self.kept, self.b.mul(self.b.add(j, k * self.room), 8))
+
+    def _hits(self, box: list[Scalar], found: Reg) -> Reg:
+        """Whether a box overlaps a chosen one; looks at a vector of them at a time, until one is.
+
+        Behind the chosen ones lie boxes without an area, which overlap nothing.
+        """
+        b, a, lanes = self.b, self.scalars.a, self.lanes
+        spread = [self.scalars.splat(x, lanes) for x in box]
+        before, head, look, done = (
+            b.block,
+            *(b.new_label(stem) for stem in ("head", "look", "done")),
+        )
+        j, hit = Reg(b.fresh("j"), "i64"), Reg(b.fresh("hit"), "i1")
+        b.jump(head)
+        b.label(head)
+        place = len(b.lines)
+        more = a.op("and", b.compare("slt", j, found), a.op("xor", hit, 1))
+        b.branch(more, look, done)
+        b.label(look)
+        other = [self.scalars.load(f64, self._kept(k, j), lanes) for k in range(BOX)]
+        some = a.any(self._overlaps(other, spread))
+        following, last = b.i64(b.add(j, lanes)), b.block
+        b.jump(head)
+        b.lines[place:place] = [
+            f"  {j} = phi i64 [ 0, %{before} ], [ {following}, %{last} ]",
+            f"  {hit} = phi i1 [ false, %{before} ], [ {some}, %{last} ]",
+        ]
+        b.label(done)
+        return hit
 
     def _corners(self, image: Int, i: Reg) -> list[Scalar]:
         """The lower corner, the higher one, and the area of a box."""

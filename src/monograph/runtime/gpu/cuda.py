@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ from monograph.codegen.triton.kernel import Arch, Launch
 from monograph.codegen.triton.layout import Where
 from monograph.errors import ExecutionError
 from monograph.runtime.gpu.build import Binary, Request, build, request
+from monograph.runtime.gpu.streams import TorchDevice
 
 _SMALL = 48 << 10
 """Shared memory that a kernel may use without asking."""
@@ -41,6 +43,7 @@ class CudaKernel:
         if binary.shared > _SMALL:
             which = cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
             check(cu.cuFuncSetAttribute(self.function, which, binary.shared))
+        weakref.finalize(self, _unload, self._module).atexit = False
 
 
 class CudaRecord:
@@ -82,21 +85,26 @@ class CudaRecord:
             check(error)
 
 
-class CudaDevice:
-    """One NVIDIA GPU; kernels that are equal are loaded once."""
+class CudaDevice(TorchDevice):
+    """One NVIDIA GPU; kernels that are equal are loaded once, and freed with the device."""
 
     def __init__(self, index: int = 0) -> None:
-        self.place = torch.device("cuda", index)
-        torch.empty(1, device=self.place)  # torch's context must exist before driver calls
+        super().__init__(index)
         major, minor = torch.cuda.get_device_capability(index)
         self.arch = Arch("cuda", f"sm_{major}{minor}")
-        self.name = torch.cuda.get_device_name(index)
+        self.driver = _driver_version()
         self._kernels: dict[Request, CudaKernel] = {}
 
     def record(self, launch: Launch, arguments: Sequence[Where], stem: str) -> CudaRecord:
         dtypes = tuple(a.dtype for a in arguments)
         wanted = request(launch, dtypes, tuple(a.aligned for a in arguments), stem)
         return CudaRecord(self.kernel(wanted), launch.grid, len(arguments))
+
+    def loaded(
+        self, binary: Binary, grid: tuple[int, int, int], arguments: Sequence[Where]
+    ) -> CudaRecord:
+        with torch.cuda.device(self.place):
+            return CudaRecord(CudaKernel(binary), grid, len(arguments))
 
     def kernel(self, wanted: Request) -> CudaKernel:
         if wanted not in self._kernels:
@@ -107,11 +115,20 @@ class CudaDevice:
         return wanted in self._kernels
 
     def load(self, wanted: Request, binary: Binary) -> None:
-        """Takes code that was compiled elsewhere."""
-        self._kernels[wanted] = CudaKernel(binary)
+        with torch.cuda.device(self.place):
+            self._kernels[wanted] = CudaKernel(binary)
 
-    def stream(self) -> int:
-        return int(torch.cuda.current_stream(self.place).cuda_stream)
+    def code(self, wanted: Request) -> Binary:
+        """The machine code of a kernel."""
+        return self.kernel(wanted).binary
 
-    def synchronise(self) -> None:
-        torch.cuda.synchronize(self.place)
+
+def _driver_version() -> str:
+    """The newest CUDA that the driver knows, as "12.4"; the driver's own number is not told."""
+    number = int(check(cu.cuDriverGetVersion()))
+    return f"{number // 1000}.{number % 1000 // 10}"
+
+
+def _unload(module: Any) -> None:
+    """Gives a kernel's memory back; a context that has gone has taken it along."""
+    cu.cuModuleUnload(module)

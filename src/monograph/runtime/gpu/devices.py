@@ -1,14 +1,15 @@
-"""What runs kernels: a device by its driver, or Triton's interpreter in its place."""
+"""What runs kernels: a device by its driver, by Triton's launcher, or Triton's interpreter."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
 
 from monograph.codegen.triton.kernel import Arch, Launch
 from monograph.codegen.triton.layout import Where
+from monograph.runtime.gpu.build import Binary, Request
 from monograph.runtime.gpu.source import function
 from monograph.runtime.gpu.tensors import typed
 
@@ -28,15 +29,40 @@ class Device(Protocol):
 
     arch: Arch
     place: torch.device
+    name: str
+    driver: str
+    """The version of the driver: measurements hold for one."""
+    measures: bool
+    """Whether kernels can be timed on it."""
 
     def record(self, launch: Launch, arguments: Sequence[Where], stem: str) -> Record:
         """A kernel compiled and loaded."""
 
+    def loaded(
+        self, binary: Binary, grid: tuple[int, int, int], arguments: Sequence[Where]
+    ) -> Record:
+        """A kernel that was compiled before."""
+
+    def has(self, wanted: Request) -> bool:
+        """Whether a kernel need not be compiled any more."""
+
+    def load(self, wanted: Request, binary: Binary) -> None:
+        """Takes code that was compiled elsewhere."""
+
     def stream(self) -> int:
         """The stream that work goes to now."""
 
+    def join(self, stream: int) -> None:
+        """Lets the stream that work goes to now wait for what another one was given."""
+
     def synchronise(self) -> None:
         """Waits for everything enqueued."""
+
+    def free_bytes(self) -> int:
+        """Memory that could still be had."""
+
+    def measure(self, launch: Callable[[], None]) -> float:
+        """The time of one launch on the device in us."""
 
 
 class _Interpreted:
@@ -45,12 +71,21 @@ class _Interpreted:
         self._grid = launch.grid
         self._dtypes = [a.dtype for a in arguments]
         self._tensors: list[torch.Tensor | None] = [None] * len(arguments)
+        self._options: dict[str, Any] = {}
 
     def point(self, position: int, memory: torch.Tensor, offset: int) -> None:
         self._tensors[position] = typed(memory, offset, self._dtypes[position])
 
     def launch(self, stream: int) -> None:
-        self._function[self._grid](*self._tensors)
+        self._function[self._grid](*self._tensors, **self._options)
+
+
+class Launched(_Interpreted):
+    """A kernel that Triton compiles and launches itself."""
+
+    def __init__(self, launch: Launch, arguments: Sequence[Where], stem: str) -> None:
+        super().__init__(launch, arguments, stem)
+        self._options = {"num_warps": launch.warps, "num_stages": launch.stages}
 
 
 class Interpreter:
@@ -58,12 +93,35 @@ class Interpreter:
 
     arch = Arch("cuda", "sm_80", interpreted=True)
     place = torch.device("cpu")
+    name = "Triton's interpreter"
+    driver = "none"
+    measures = False
 
     def record(self, launch: Launch, arguments: Sequence[Where], stem: str) -> Record:
         return _Interpreted(launch, arguments, stem)
 
+    def loaded(
+        self, binary: Binary, grid: tuple[int, int, int], arguments: Sequence[Where]
+    ) -> Record:
+        raise NotImplementedError("machine code is not interpreted")
+
+    def has(self, wanted: Request) -> bool:
+        return True
+
+    def load(self, wanted: Request, binary: Binary) -> None:
+        raise NotImplementedError("machine code is not interpreted")
+
     def stream(self) -> int:
         return 0
 
+    def join(self, stream: int) -> None:
+        pass
+
     def synchronise(self) -> None:
         pass
+
+    def free_bytes(self) -> int:
+        return 0
+
+    def measure(self, launch: Callable[[], None]) -> float:
+        raise NotImplementedError("the interpreter's time says nothing")

@@ -1,0 +1,92 @@
+"""Device memory: constants that executables share, memory of their own, and what if there is none.
+
+A constant lies on the device once, whichever shapes it was packed for: it is found by its bytes. It
+goes when the last executable that reads it goes.
+"""
+
+from __future__ import annotations
+
+import bisect
+import hashlib
+import threading
+import weakref
+from collections.abc import Sequence
+from typing import TypeAlias
+
+import torch
+
+from monograph.errors import ExecutionError
+from monograph.ir import Array
+from monograph.runtime.gpu.devices import Device
+from monograph.runtime.gpu.tensors import from_numpy
+
+SLACK = 256
+"""Bytes that nothing lies in behind each memory, so that none is empty."""
+Pieces: TypeAlias = Sequence[tuple[int, int]]
+
+
+class Constants:
+    """Constants on a device, as long as an executable holds them."""
+
+    def __init__(self, device: Device) -> None:
+        self.device = device
+        self.uploads = 0
+        """How often a constant was copied to the device."""
+        self._lock = threading.Lock()
+        self._known: weakref.WeakValueDictionary[bytes, torch.Tensor] = (
+            weakref.WeakValueDictionary()
+        )
+
+    @property
+    def nbytes(self) -> int:
+        """What all of them take."""
+        return sum(t.numel() for t in list(self._known.values()))
+
+    def upload(self, block: Array, pieces: Pieces) -> Block:
+        """A block of constants on the device, piece by piece; what is there already is shared."""
+        with self._lock:
+            return Block(
+                [at for at, _ in pieces], [self._piece(block[a : a + n]) for a, n in pieces]
+            )
+
+    def _piece(self, data: Array) -> torch.Tensor:
+        key = hashlib.sha256(data).digest()
+        found = self._known.get(key)
+        if found is None:
+            found = torch.empty(data.size + SLACK, dtype=torch.uint8, device=self.device.place)
+            found[: data.size].copy_(from_numpy(data))
+            self._known[key] = found
+            self.uploads += 1
+        return found
+
+
+class Block:
+    """A block of constants, whose pieces lie anywhere on the device."""
+
+    def __init__(self, starts: list[int], tensors: list[torch.Tensor]) -> None:
+        self._starts = starts
+        self._tensors = tensors
+
+    def at(self, offset: int) -> tuple[torch.Tensor, int]:
+        """The memory in which an offset of the block lies, and the offset there."""
+        number = bisect.bisect_right(self._starts, offset) - 1
+        return self._tensors[number], offset - self._starts[number]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(t.numel() for t in self._tensors)
+
+
+def out_of_memory(
+    device: Device, arena: int, constants: int, kept: int, error: Exception
+) -> ExecutionError:
+    """What needed how much, when there was not enough of it."""
+    free = device.free_bytes()
+    total = arena + constants + kept
+    return ExecutionError(
+        f"{device.name} has not enough memory for the model",
+        expected=f"{total:,} bytes: {constants:,} of constants, {arena:,} of temporaries, "
+        f"{kept:,} kept between runs, and the inputs and outputs",
+        given=f"{free:,} bytes free ({str(error).splitlines()[0] if str(error) else 'no more'})",
+        hint="use smaller shapes, precision f16, fewer sessions or a smaller shapes_kept",
+    )

@@ -1,0 +1,278 @@
+"""Launches bound to memory: what a run needs, and nothing of how the kernels were made."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from monograph.codegen.triton.layout import ARENA, CONSTANTS, KEPT, PORT, Where
+from monograph.errors import ExecutionError
+from monograph.ir import Array, DType
+from monograph.runtime.gpu.devices import Device, Record
+from monograph.runtime.gpu.memory import SLACK, Constants, Pieces, out_of_memory
+from monograph.runtime.gpu.tensors import from_numpy, raw, torch_type
+from monograph.runtime.outputs import NOTHING, refuse_unlike
+
+VECTOR = 16
+"""Bytes at which memory of the caller's has to be aligned: kernels read vectors of so many."""
+
+
+@dataclass(frozen=True)
+class Slot:
+    """An input or output of the program."""
+
+    name: str
+    dtype: DType
+    shape: tuple[int, ...]
+    over: str = ""
+    """The input that a donated output is written over."""
+
+
+@dataclass(frozen=True)
+class FaultText:
+    """What is said when a kernel finds data that does not fit, and where that is noted."""
+
+    message: str
+    expected: str
+    node: str
+    op: str
+    at: int
+
+
+@dataclass(frozen=True)
+class GpuLayout:
+    """What a run has to know of a program, as plain data: it can be kept on disk."""
+
+    inputs: tuple[Slot, ...]
+    outputs: tuple[Slot, ...]
+    arguments: tuple[tuple[Where, ...], ...]
+    """Of every launch, in order."""
+    arena_bytes: int
+    kept_bytes: int
+    pieces: tuple[tuple[int, int], ...]
+    faults: tuple[FaultText, ...]
+    flops: float = 0.0
+    moved: float = 0.0
+
+
+class Running:
+    """The launches and the memory of one program on one device. Runs wait for each other."""
+
+    host_kinds: tuple[str, ...] = ()
+    host_reasons: Mapping[str, str] = {}
+    specialisations = 0
+    threads = 1
+
+    def __init__(
+        self,
+        layout: GpuLayout,
+        records: Callable[[], Sequence[Record]],
+        device: Device,
+        block: Array,
+        constants: Constants | None = None,
+    ) -> None:
+        self.layout = layout
+        self.device = device
+        self.runs = 0
+        self.copies = 0
+        """How often an input had to be copied because its output is written over it."""
+        self._lock = threading.RLock()
+        self._stream: int | None = None
+        pieces: Pieces = layout.pieces or ((0, block.size),)
+        needs = (layout.arena_bytes, block.size, layout.kept_bytes)
+        try:
+            self._constants = (constants or Constants(device)).upload(block, pieces)
+            self._memory = {
+                ARENA: self._bytes(torch.empty, layout.arena_bytes),
+                KEPT: self._bytes(torch.zeros, layout.kept_bytes),
+            }
+        except torch.OutOfMemoryError as e:
+            raise out_of_memory(device, *needs, e) from None
+        self._records = list(records())
+        self._ports: list[tuple[str, Record, int, int]] = []
+        for record, arguments in zip(self._records, layout.arguments, strict=True):
+            for position, where in enumerate(arguments):
+                self._point(record, position, where)
+
+    def _bytes(self, make: Callable[..., torch.Tensor], count: int) -> torch.Tensor:
+        return make(count + SLACK, dtype=torch.uint8, device=self.device.place)
+
+    def _point(self, record: Record, position: int, where: Where) -> None:
+        if where.memory == PORT:
+            self._ports.append((where.port, record, position, where.offset))
+        elif where.memory == CONSTANTS:
+            record.point(position, *self._constants.at(where.offset))
+        else:
+            record.point(position, self._memory[where.memory], where.offset)
+
+    @property
+    def kernels(self) -> int:
+        """Pieces of work that one run launches."""
+        return len(self._records)
+
+    @property
+    def launches(self) -> int:
+        return len(self._records)
+
+    @property
+    def flops(self) -> float:
+        return self.layout.flops
+
+    @property
+    def moved(self) -> float:
+        return self.layout.moved
+
+    @property
+    def arena_bytes(self) -> int:
+        """What the temporaries of a run take."""
+        return self.layout.arena_bytes
+
+    @property
+    def constant_bytes(self) -> int:
+        """What the constants take; other executables may read them too."""
+        return self._constants.nbytes
+
+    @property
+    def own_bytes(self) -> int:
+        """Device memory that the executable holds, without the constants."""
+        return sum(m.numel() for m in self._memory.values())
+
+    @property
+    def device_bytes(self) -> int:
+        """Device memory that the executable holds on to."""
+        return self.own_bytes + self.constant_bytes
+
+    def run(self, feeds: Mapping[str, Any], out: Mapping[str, Any] = NOTHING) -> list[Any]:
+        """The outputs for some feeds: torch tensors where some are fed, else numpy arrays.
+
+        They are fresh, or those given by name in `out`.
+        """
+        try:
+            return self._run(feeds, out)
+        except torch.OutOfMemoryError as e:
+            layout = self.layout
+            needs = (layout.arena_bytes, self.constant_bytes, layout.kept_bytes)
+            raise out_of_memory(self.device, *needs, e) from None
+
+    def _run(self, feeds: Mapping[str, Any], out: Mapping[str, Any]) -> list[Any]:
+        as_tensors = any(isinstance(x, torch.Tensor) for x in feeds.values())
+        with self._lock:
+            inputs = {s.name: self._given(feeds[s.name], s) for s in self.layout.inputs}
+            outputs = self._outputs(feeds, inputs, out)
+            ports = {f"input:{n}": t for n, t in inputs.items()}
+            ports |= {f"output:{n}": t for n, t in outputs.items()}
+            self.launch({n: raw(t) for n, t in ports.items()})
+            self.check()
+        return [self._result(s, outputs[s.name], out, as_tensors) for s in self.layout.outputs]
+
+    def _given(self, data: Any, slot: Slot) -> torch.Tensor:
+        """An input on the device: the caller's own tensor where kernels can read it."""
+        if isinstance(data, torch.Tensor):
+            tensor = data.detach().to(self.device.place).contiguous()
+            return tensor.clone() if tensor.data_ptr() % VECTOR else tensor
+        host = from_numpy(np.ascontiguousarray(data, dtype=slot.dtype.numpy))
+        # On the host itself a copy: what is donated may be written over.
+        tensor = host.to(self.device.place, copy=True)
+        return tensor.view(torch_type(slot.dtype)).reshape(slot.shape)
+
+    def _outputs(
+        self, feeds: Mapping[str, Any], inputs: dict[str, torch.Tensor], out: Mapping[str, Any]
+    ) -> dict[str, torch.Tensor]:
+        """Where the outputs go. A donated one takes the place of its input."""
+        found = {}
+        for slot in self.layout.outputs:
+            old = inputs.get(slot.over)
+            given = out.get(slot.name)
+            if given is not None:
+                refuse_unlike(slot.name, given, slot.shape, _expected_type(given, slot))
+            if isinstance(given, torch.Tensor) and self._usable(given, slot, inputs):
+                tensor = given
+            elif old is not None and not isinstance(feeds[slot.over], torch.Tensor):
+                tensor = old  # a copy that nobody else has
+            else:
+                tensor = self._fresh(slot)
+            if old is not None and tensor.data_ptr() != old.data_ptr():
+                tensor.copy_(old)
+                self.copies += 1
+            if old is not None:
+                inputs[slot.over] = tensor
+            found[slot.name] = tensor
+        return found
+
+    def _usable(
+        self, given: torch.Tensor, slot: Slot, inputs: Mapping[str, torch.Tensor]
+    ) -> bool:
+        """Whether kernels can write into a tensor: it is in no input that is still needed."""
+        if given.data_ptr() % VECTOR or given.device != self.device.place:
+            return False
+        others = (t for n, t in inputs.items() if n != slot.over)
+        return all(given.data_ptr() != t.data_ptr() for t in others)
+
+    def _result(
+        self, slot: Slot, tensor: torch.Tensor, out: Mapping[str, Any], as_tensors: bool
+    ) -> Any:
+        given = out.get(slot.name)
+        if isinstance(given, torch.Tensor):
+            if given is not tensor:
+                given.copy_(tensor)
+                self.copies += 1
+            return given
+        if given is None and as_tensors:
+            return tensor
+        array = given if given is not None else np.empty(slot.shape, slot.dtype.numpy)
+        from_numpy(array).copy_(raw(tensor))
+        return array
+
+    def _fresh(self, slot: Slot) -> torch.Tensor:
+        kind = torch_type(slot.dtype)
+        return torch.empty(slot.shape, dtype=kind, device=self.device.place)
+
+    def fill(self, numbers: Callable[[int, torch.device], torch.Tensor]) -> None:
+        """Puts some numbers into the arena, for measurements of single steps."""
+        arena = self._memory[ARENA]
+        arena.copy_(numbers(arena.numel(), self.device.place)[: arena.numel()])
+
+    def check(self) -> None:
+        """Waits for the device, and fails where a kernel found data that do not fit."""
+        if not self.layout.faults:
+            return
+        notes = self._memory[KEPT].cpu()
+        for fault in self.layout.faults:
+            came, data = notes[fault.at : fault.at + 16].view(torch.int64).tolist()
+            if came:
+                for other in self.layout.faults:
+                    self._memory[KEPT][other.at : other.at + 16] = 0
+                raise ExecutionError(
+                    fault.message,
+                    node=fault.node or None,
+                    op=fault.op,
+                    expected=fault.expected or None,
+                    given=data,
+                )
+
+    def launch(self, ports: Mapping[str, torch.Tensor]) -> None:
+        """Enqueues every piece of work once, on the current stream."""
+        with self._lock:
+            stream = self._begin(ports)
+            for record in self._records:
+                record.launch(stream)
+            self.runs += 1
+
+    def _begin(self, ports: Mapping[str, torch.Tensor]) -> int:
+        """Points the launches to a caller's memory; runs on other streams are waited for."""
+        for port, record, position, offset in self._ports:
+            record.point(position, ports[port], offset)
+        stream = self.device.stream()
+        if self._stream not in (None, stream):
+            self.device.join(self._stream)  # type: ignore[arg-type]
+        self._stream = stream
+        return stream
+
+
+def _expected_type(given: Any, slot: Slot) -> Any:
+    return torch_type(slot.dtype) if isinstance(given, torch.Tensor) else slot.dtype.numpy
