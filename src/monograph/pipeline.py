@@ -64,6 +64,7 @@ STAGES: tuple[Stage, ...] = (
         (
             FoldScales(),
             ComposeConvs(),
+            RecogniseNorms(),
         ),
     ),
     Stage("precision", (ConvertPrecision(),)),

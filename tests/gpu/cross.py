@@ -30,7 +30,7 @@ def compile_everywhere(graph: Graph, every: bool = False, arches: Iterable[str] 
             found = select.candidates(GpuContext(program, step, arch))
             for candidate in found if every else found[:1]:
                 module = lay_out(program, [(step, candidate.make())])
-                for bound in module.works:
+                for bound in module.every:
                     if not isinstance(bound.work, Launch):
                         continue
                     dtypes = tuple(a.dtype for a in bound.arguments)

@@ -7,6 +7,7 @@ from types import ModuleType
 
 from monograph.codegen.triton import (
     attention,
+    control,
     conv,
     dot,
     gather,
@@ -41,6 +42,7 @@ FAMILIES: tuple[ModuleType, ...] = (
     norm,
     scan,
     topk,
+    control,
 )
 """Modules of kernels, each with
 

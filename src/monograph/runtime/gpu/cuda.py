@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -93,7 +94,15 @@ class CudaDevice(TorchDevice):
         major, minor = torch.cuda.get_device_capability(index)
         self.arch = Arch("cuda", f"sm_{major}{minor}")
         self.driver = _driver_version()
+        self._context = check(cu.cuCtxGetCurrent())
         self._kernels: dict[Request, CudaKernel] = {}
+
+    @contextmanager
+    def active(self) -> Iterator[None]:  # type: ignore[override]
+        """A thread that is new to CUDA has no context, and torch makes one only when it must."""
+        with torch.cuda.device(self.place):
+            check(cu.cuCtxSetCurrent(self._context))
+            yield
 
     def record(self, launch: Launch, arguments: Sequence[Where], stem: str) -> CudaRecord:
         dtypes = tuple(a.dtype for a in arguments)
@@ -103,7 +112,7 @@ class CudaDevice(TorchDevice):
     def loaded(
         self, binary: Binary, grid: tuple[int, int, int], arguments: Sequence[Where]
     ) -> CudaRecord:
-        with torch.cuda.device(self.place):
+        with self.active():
             return CudaRecord(CudaKernel(binary), grid, len(arguments))
 
     def kernel(self, wanted: Request) -> CudaKernel:
@@ -115,7 +124,7 @@ class CudaDevice(TorchDevice):
         return wanted in self._kernels
 
     def load(self, wanted: Request, binary: Binary) -> None:
-        with torch.cuda.device(self.place):
+        with self.active():
             self._kernels[wanted] = CudaKernel(binary)
 
     def code(self, wanted: Request) -> Binary:

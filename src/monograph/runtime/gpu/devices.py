@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
 import torch
@@ -48,6 +49,9 @@ class Device(Protocol):
 
     def load(self, wanted: Request, binary: Binary) -> None:
         """Takes code that was compiled elsewhere."""
+
+    def active(self) -> AbstractContextManager[Any]:
+        """Makes this device the one that the calling thread works with."""
 
     def stream(self) -> int:
         """The stream that work goes to now."""
@@ -110,6 +114,9 @@ class Interpreter:
 
     def load(self, wanted: Request, binary: Binary) -> None:
         raise NotImplementedError("machine code is not interpreted")
+
+    def active(self) -> AbstractContextManager[Any]:
+        return nullcontext()
 
     def stream(self) -> int:
         return 0

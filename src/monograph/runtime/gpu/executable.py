@@ -2,37 +2,48 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import torch
 
 from monograph.codegen.triton import select
-from monograph.codegen.triton.kernel import Arch, Call, Candidate, GpuContext, Work
-from monograph.codegen.triton.layout import (
-    ARENA,
-    CONSTANTS,
-    KEPT,
-    PORT,
-    Bound,
-    GpuModule,
-    Where,
-    lay_out,
+from monograph.codegen.triton.kernel import (
+    Arch,
+    Argument,
+    Branch,
+    Call,
+    Candidate,
+    GpuContext,
+    Part,
+    Repeat,
+    Work,
 )
+from monograph.codegen.triton.layout import ARENA, Bound, GpuModule, Where, lay_out
+from monograph.codegen.triton.scalar import stored
 from monograph.codegen.triton.select import GpuTarget
-from monograph.errors import ExecutionError, UnsupportedError
+from monograph.errors import UnsupportedError
 from monograph.ir import Graph, Value
+from monograph.ir.evaluate import apply
 from monograph.program.expand import expand
+from monograph.program.kinds import is_native
+from monograph.program.place import CONSTANT, OUTPUT, TEMPORARY
 from monograph.program.program import Program, Step, lower
+from monograph.program.region import Region
+from monograph.program.work import program_work
+from monograph.runtime.gpu.control import Controlled, nest_of, nests
+from monograph.runtime.gpu.control import Controlled, nest_of, nests
 from monograph.runtime.gpu.devices import Device, Record
-from monograph.runtime.gpu.tensors import from_numpy, raw, to_numpy, torch_type, typed
+from monograph.runtime.gpu.memory import Constants
+from monograph.runtime.gpu.running import FaultText, GpuLayout, Running, Slot
+from monograph.runtime.gpu.tensors import TORCH, from_numpy, raw, to_numpy, torch_type, typed
+from monograph.runtime.launch import fresh
 
 LANES = 6
 """Streams that independent steps may run on side by side."""
-SLACK = 256
-"""Bytes that nothing lies in behind each memory, so that none is empty."""
 Chooser = Callable[[Step, list[Candidate]], Candidate]
 """Picks one of the ways to compute a step."""
 
@@ -47,20 +58,87 @@ def lower_for_gpu(graph: Graph) -> Program:
     return lower(expand(graph), GpuTarget())
 
 
+def only_host(region: Region) -> bool:
+    """Whether no device can hold what a region works on: strings, sequences, optionals."""
+    return not all(map(is_native, (*region.inputs, *region.body)))
+
+
+def check_served(program: Program) -> None:
+    """Refuses a program with numbers that no kernel computes."""
+    for step in program.steps:
+        region = step.region
+        if not only_host(region) and not select.serves(region):
+            raise UnsupportedError(
+                "no GPU kernel computes this op",
+                op=region.kind,
+                node=step.origin or None,
+                given=", ".join(str(v.type) for v in region.inputs),
+                hint='load the model with target="cpu"',
+            )
+
+
 def compile_for_gpu(
     graph: Graph, arch: Arch, choose: Chooser = first, *, tf32: bool = False, lanes: int = LANES
 ) -> GpuModule:
     """The chosen works of a graph's program and their places; no device is needed."""
-    program = lower_for_gpu(graph)
+    return compile_program(lower_for_gpu(graph), arch, choose, tf32=tf32, lanes=lanes)
+
+
+def compile_program(
+    program: Program, arch: Arch, choose: Chooser = first, *, tf32: bool = False, lanes: int = LANES
+) -> GpuModule:
+    """The chosen works of a program and their places; no device is needed."""
+    check_served(program)
     chosen: list[tuple[Step, tuple[Work, ...]]] = []
+    host: list[tuple[int, Step]] = []
     for step in program.steps:
-        if not select.serves(step.region):
-            raise UnsupportedError(
-                "no GPU kernel computes this op", op=step.region.kind, node=step.origin
-            )
-        found = select.candidates(GpuContext(program, step, arch, tf32))
-        chosen.append((step, choose(step, found).make()))
-    return lay_out(program, chosen, lanes)
+        works: tuple[Work, ...] = ()
+        if only_host(step.region):
+            host.append((sum(len(w) for _, w in chosen), step))
+        else:
+            context = GpuContext(program, step, arch, tf32, lambda _, s, ways: choose(s, ways))
+            found = select.candidates(context)
+            works = choose(step, found).make()
+        chosen.append((step, works))
+    # What the host does, it does in the program's order.
+    return replace(lay_out(program, chosen, 1 if host else lanes), host=tuple(host))
+
+
+def layout_of(module: GpuModule) -> GpuLayout:
+    """What runs of a module have to know of it."""
+    program = module.program
+    buffers = program.places.buffers
+    over = program.donated
+    used = {p.buffer.name for p in _outputs(program) if p is not None and p.buffer.kind == OUTPUT}
+    order = {name: i for i, (name, _) in enumerate(program.graph.outputs)}
+    work = program_work(program)
+    return GpuLayout(
+        tuple(
+            Slot(n, v.dtype, v.tensor.static)
+            for n, v in zip(program.graph.input_names, program.graph.inputs, strict=True)
+            if is_native(v)
+        ),
+        tuple(
+            Slot(b.name, b.dtype, tuple(b.shape), over.get(b.name, ""))
+            for b in sorted(buffers, key=lambda b: order.get(b.name, -1))
+            if b.kind == OUTPUT and b.name in used
+        ),
+        tuple(b.arguments for b in module.every),
+        module.arena_bytes,
+        module.kept_bytes,
+        module.pieces,
+        tuple(
+            FaultText(f.message, f.expected, step.origin, step.region.kind, at)
+            for step, f, at in module.faults
+        ),
+        work.flops,
+        work.bytes,
+        nests(module),
+    )
+
+
+def _outputs(program: Program) -> list[Any]:
+    return [program.places.storage.get(v) for _, v in program.graph.outputs]
 
 
 class _LibraryRecord:
@@ -69,108 +147,181 @@ class _LibraryRecord:
     def __init__(self, program: Program, call: Call, places: tuple[Where, ...]) -> None:
         self._function = call.function
         self._dtypes = [w.dtype for w in places]
-        self._values = [a if isinstance(a, Value) else None for a in call.arguments]
-        self._storage = program.places.storage
+        self._shapes = [_shape(program, a) for a in call.arguments]
         self._tensors: list[torch.Tensor | None] = [None] * len(places)
 
     def point(self, position: int, memory: torch.Tensor, offset: int) -> None:
         flat = typed(memory, offset, self._dtypes[position])
-        value = self._values[position]
-        if value is not None:
-            flat = flat.as_strided(value.tensor.static, self._storage[value].strides)
+        shape = self._shapes[position]
+        if shape is not None:
+            flat = flat.as_strided(*shape)
         self._tensors[position] = flat
 
     def launch(self, stream: int) -> None:
         self._function(*self._tensors)
 
 
-class GpuExecutable:
-    """Kernels, constants and memory of one program on one device."""
+def _shape(program: Program, argument: Argument) -> tuple[tuple[int, ...], ...] | None:
+    """The shape and the strides in which a library's function sees an argument; None for flat."""
+    if isinstance(argument, Part):
+        return None if argument.shape is None else (argument.shape, argument.strides)
+    if not isinstance(argument, Value):
+        return None
+    return argument.tensor.static, program.places.storage[argument].strides
 
-    def __init__(self, module: GpuModule, device: Device) -> None:
+
+class GpuExecutable(Running):
+    """Kernels, constants and memory of one program on one device, with what the host does."""
+
+    def __init__(
+        self, module: GpuModule, device: Device, constants: Constants | None = None
+    ) -> None:
         self.module = module
         self.program = module.program
-        self.device = device
-        self.runs = 0
-        self._lock = threading.Lock()
-        place = device.place
-        self._memory = {
-            ARENA: torch.empty(module.arena_bytes + SLACK, dtype=torch.uint8, device=place),
-            CONSTANTS: from_numpy(module.constants).to(place),
-            KEPT: torch.zeros(module.kept_bytes + SLACK, dtype=torch.uint8, device=place),
-        }
-        self._records = [self._record(b) for b in module.works]
-        self._ports: list[tuple[str, Record, int, int]] = []
-        for record, bound in zip(self._records, module.works, strict=True):
-            for position, where in enumerate(bound.arguments):
-                if where.memory == PORT:
-                    self._ports.append((where.port, record, position, where.offset))
-                else:
-                    record.point(position, self._memory[where.memory], where.offset)
+        super().__init__(
+            layout_of(module),
+            lambda: [self._record(b) for b in module.every],
+            device,
+            module.constants,
+            constants,
+        )
 
     def _record(self, bound: Bound) -> Record:
+        if isinstance(bound.work, (Branch, Repeat)):
+            return Controlled(nest_of(bound))
         if isinstance(bound.work, Call):
             return _LibraryRecord(self.program, bound.work, bound.arguments)
         return self.device.record(bound.work, bound.arguments, bound.step.region.kind)
 
     @property
-    def kernels(self) -> int:
-        """Pieces of work that one run launches."""
-        return len(self.module.works)
+    def programs(self) -> list[Program]:
+        """What a run is made of: one program (several in `runtime.staged`)."""
+        return [self.program]
 
     @property
-    def device_bytes(self) -> int:
-        """Device memory that the executable holds on to."""
-        return sum(m.numel() for m in self._memory.values())
+    def host_steps(self) -> list[Step]:
+        """Steps that no device can do."""
+        return [step for _, step in self.module.host]
 
-    def run(self, feeds: Mapping[str, Any]) -> list[Any]:
-        """The outputs for some feeds: numpy arrays for numpy arrays, else torch tensors."""
-        graph = self.program.graph
-        tensors = {
-            f"input:{n}": self._given(feeds[n], v)
-            for n, v in zip(graph.input_names, graph.inputs, strict=True)
-        }
-        outputs = [self._fresh(v) for _, v in graph.outputs]
-        for (name, _), tensor in zip(graph.outputs, outputs, strict=True):
-            tensors[f"output:{name}"] = tensor
-        self.launch({n: raw(t) for n, t in tensors.items()})
-        if any(isinstance(x, torch.Tensor) for x in feeds.values()):
-            return outputs
-        self.check()
-        types = [v.tensor for _, v in graph.outputs]
-        return [to_numpy(t, k.dtype, k.static) for t, k in zip(outputs, types, strict=True)]
+    @property
+    def host_kinds(self) -> tuple[str, ...]:  # type: ignore[override]
+        return tuple(s.region.kind for s in self.host_steps)
 
-    def fill(self, numbers: Callable[[int, torch.device], torch.Tensor]) -> None:
-        """Puts some numbers into the arena, for measurements of single steps."""
-        arena = self._memory[ARENA]
-        arena.copy_(numbers(arena.numel(), self.device.place)[: arena.numel()])
+    @property
+    def host_reasons(self) -> dict[str, str]:  # type: ignore[override]
+        """Why each kind of step on the host runs there."""
+        return {s.region.kind: "it works on what no device holds" for s in self.host_steps}
 
-    def check(self) -> None:
-        """Waits for the device, and fails where a kernel found data that do not fit."""
-        if not self.module.faults:
-            return
-        notes = self._memory[KEPT].cpu()
-        for step, fault, at in self.module.faults:
-            came, data = notes[at : at + 16].view(torch.int64).tolist()
-            if came:
-                self._memory[KEPT][at : at + 16] = 0
-                raise ExecutionError(
-                    fault.message,
-                    node=step.origin,
-                    op=step.region.kind,
-                    expected=fault.expected or None,
-                    given=data,
-                )
+    @cached_property
+    def whole(self) -> bool:
+        """Whether the device does all the work, and every output has memory of its own."""
+        places = _outputs(self.program)
+        names = [p.buffer.name for p in places if p is not None and p.buffer.kind == OUTPUT]
+        outputs = [name for name, _ in self.program.graph.outputs]
+        return not self.module.host and names == outputs and all(map(is_native, self._ends))
 
-    def launch(self, ports: Mapping[str, torch.Tensor]) -> None:
-        """Enqueues every piece of work once, on the current stream."""
+    @property
+    def _ends(self) -> list[Value]:
+        return [*self.program.graph.inputs, *(v for _, v in self.program.graph.outputs)]
+
+    def _run(self, feeds: Mapping[str, Any], out: Mapping[str, Any]) -> list[Any]:
+        return super()._run(feeds, out) if self.whole else self._run_parts(feeds, out)
+
+    def _run_parts(self, feeds: Mapping[str, Any], out: Mapping[str, Any]) -> list[Any]:
+        """A run with steps on the host in between, or with results that lie elsewhere."""
+        as_tensors = any(isinstance(x, torch.Tensor) for x in feeds.values())
         with self._lock:
-            for port, record, position, offset in self._ports:
-                record.point(position, ports[port], offset)
-            stream = self.device.stream()
-            for record in self._records:
-                record.launch(stream)
+            inputs = {s.name: self._given(feeds[s.name], s) for s in self.layout.inputs}
+            outputs = self._outputs(feeds, inputs, out)
+            ports = {f"input:{n}": raw(t) for n, t in inputs.items()}
+            ports |= {f"output:{n}": raw(t) for n, t in outputs.items()}
+            held: dict[Value, Any] = {}
+            stream, done = self._begin(ports), 0
+            for before, step in self.module.host:
+                self._enqueue(done, before, stream)
+                done = before
+                self._host(step, ports, held, feeds)
+            self._enqueue(done, len(self._records), stream)
             self.runs += 1
+            self.check()
+            made = {s.name: self._result(s, outputs[s.name], out, as_tensors) for s in self._slots}
+            return [
+                made.pop(n) if n in made else self._elsewhere(v, ports, held, feeds, as_tensors)
+                for n, v in self.program.graph.outputs
+            ]
+
+    @property
+    def _slots(self) -> Sequence[Slot]:
+        return self.layout.outputs
+
+    def _enqueue(self, start: int, stop: int, stream: int) -> None:
+        for record in self._records[start:stop]:
+            record.launch(stream)
+
+    def _host(
+        self,
+        step: Step,
+        ports: Mapping[str, torch.Tensor],
+        held: dict[Value, Any],
+        feeds: Mapping[str, Any],
+    ) -> None:
+        """Runs a step by its reference, when everything before it is done."""
+        self.device.synchronise()
+        known = {v: self._read(v, ports, held, feeds) for v in step.region.inputs}
+        for v in step.region.body:
+            known[v] = apply(v, [known[i] for i in v.inputs])
+        for v in step.region.outputs:
+            if v in self.program.places.storage:
+                data = np.asarray(known[v], dtype=v.dtype.numpy)
+                flat = from_numpy(data).view(TORCH[stored(v.dtype)])
+                self._view(v, ports).copy_(flat.reshape(v.tensor.static))
+            else:
+                held[v] = known[v]
+
+    def _read(
+        self,
+        value: Value,
+        ports: Mapping[str, torch.Tensor],
+        held: Mapping[Value, Any],
+        feeds: Mapping[str, Any],
+    ) -> Any:
+        """A value as numpy has it."""
+        if value in held:
+            return held[value]
+        place = self.program.places.storage.get(value)
+        if place is None:
+            return feeds[value.op.label]  # type: ignore[attr-defined]
+        if place.buffer.kind == CONSTANT:
+            return apply(value, [])
+        found = self._view(value, ports).contiguous()
+        return to_numpy(found, value.dtype, value.tensor.static)
+
+    def _view(self, value: Value, ports: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """A stored value on the device."""
+        place = self.program.places.storage[value]
+        start = place.offset * place.buffer.dtype.itemsize
+        if place.buffer.kind == TEMPORARY:
+            memory = self._memory[ARENA]
+            start += self.module.offsets[place.buffer.id]
+        else:
+            memory = ports[f"{place.buffer.kind}:{place.buffer.name}"]
+        flat = typed(memory, start, value.dtype)
+        return flat.as_strided(value.tensor.static, place.strides)
+
+    def _elsewhere(
+        self,
+        value: Value,
+        ports: Mapping[str, torch.Tensor],
+        held: Mapping[Value, Any],
+        feeds: Mapping[str, Any],
+        as_tensor: bool,
+    ) -> Any:
+        """An output that has no memory of its own: the host made it, or it has two names."""
+        found = fresh(self._read(value, ports, held, feeds))
+        if not as_tensor or not is_native(value):
+            return found
+        tensor = from_numpy(found).to(self.device.place)
+        return tensor.view(torch_type(value.dtype)).reshape(value.tensor.static)
 
     def launch_side_by_side(
         self, ports: Mapping[str, torch.Tensor], streams: Sequence[torch.cuda.Stream]
@@ -197,13 +348,3 @@ class GpuExecutable:
             for stream in streams[1:]:
                 main.wait_event(stream.record_event())
             self.runs += 1
-
-    def _given(self, data: Any, value: Value) -> torch.Tensor:
-        if isinstance(data, torch.Tensor):
-            return data.to(self.device.place).contiguous()
-        array = np.ascontiguousarray(data, dtype=value.dtype.numpy)
-        return from_numpy(array).to(self.device.place)
-
-    def _fresh(self, value: Value) -> torch.Tensor:
-        kind = value.tensor
-        return torch.empty(kind.static, dtype=torch_type(kind.dtype), device=self.device.place)

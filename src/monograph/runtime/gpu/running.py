@@ -13,6 +13,8 @@ import torch
 from monograph.codegen.triton.layout import ARENA, CONSTANTS, KEPT, PORT, Where
 from monograph.errors import ExecutionError
 from monograph.ir import Array, DType
+from monograph.runtime.gpu.control import Nest, outermost, syncs
+from monograph.runtime.gpu.control import PLAIN, Nest, outermost, syncs
 from monograph.runtime.gpu.devices import Device, Record
 from monograph.runtime.gpu.memory import SLACK, Constants, Pieces, out_of_memory
 from monograph.runtime.gpu.tensors import from_numpy, raw, torch_type
@@ -51,13 +53,17 @@ class GpuLayout:
     inputs: tuple[Slot, ...]
     outputs: tuple[Slot, ...]
     arguments: tuple[tuple[Where, ...], ...]
-    """Of every launch, in order."""
+    """Of every launch, in order, those inside branches and loops included."""
+    nests: tuple[Nest, ...]
+    """How launches contain others."""
     arena_bytes: int
     kept_bytes: int
     pieces: tuple[tuple[int, int], ...]
     faults: tuple[FaultText, ...]
     flops: float = 0.0
     moved: float = 0.0
+    nests: tuple[Nest, ...] = ()
+    """Which launches branches and loops contain; empty where none do."""
 
 
 class Running:
@@ -93,9 +99,10 @@ class Running:
             }
         except torch.OutOfMemoryError as e:
             raise out_of_memory(device, *needs, e) from None
-        self._records = list(records())
+        every = list(records())
+        self._records = outermost(every, layout.nests)
         self._ports: list[tuple[str, Record, int, int]] = []
-        for record, arguments in zip(self._records, layout.arguments, strict=True):
+        for record, arguments in zip(every, layout.arguments, strict=True):
             for position, where in enumerate(arguments):
                 self._point(record, position, where)
 
@@ -112,12 +119,23 @@ class Running:
 
     @property
     def kernels(self) -> int:
-        """Pieces of work that one run launches."""
-        return len(self._records)
+        """Pieces of work of the program: those inside branches and loops count once."""
+        return sum(n.kind == PLAIN for n in self.layout.nests)
 
     @property
     def launches(self) -> int:
+        """Launches of a run, a branch or a loop counted as one."""
         return len(self._records)
+
+    @property
+    def syncs(self) -> int:
+        """How often the host has waited for the device to read a condition."""
+        return syncs(self._records)
+
+    @property
+    def syncs(self) -> int:
+        """How often the host has waited for the device to read a condition."""
+        return syncs(self._records)
 
     @property
     def flops(self) -> float:
@@ -153,7 +171,8 @@ class Running:
         They are fresh, or those given by name in `out`.
         """
         try:
-            return self._run(feeds, out)
+            with self.device.active():
+                return self._run(feeds, out)
         except torch.OutOfMemoryError as e:
             layout = self.layout
             needs = (layout.arena_bytes, self.constant_bytes, layout.kept_bytes)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
 
 import torch
 
@@ -20,6 +22,10 @@ class TorchDevice:
         torch.empty(1, device=self.place)  # torch's context must exist before driver calls
         self.name = torch.cuda.get_device_name(index)
         self.driver = "unknown"
+
+    def active(self) -> AbstractContextManager[Any]:
+        """Makes this device the one that the calling thread works with."""
+        return torch.cuda.device(self.place)
 
     def stream(self) -> int:
         return int(torch.cuda.current_stream(self.place).cuda_stream)

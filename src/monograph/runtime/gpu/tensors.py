@@ -52,8 +52,9 @@ def raw(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def from_numpy(array: Array) -> torch.Tensor:
-    """The bytes of an array, as a tensor in the same memory."""
-    return torch.from_numpy(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+    """The bytes of an array, as a tensor in the same memory where that can be written to."""
+    flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    return torch.from_numpy(flat if flat.flags.writeable else flat.copy())
 
 
 def to_numpy(tensor: torch.Tensor, dtype: DType, shape: tuple[int, ...]) -> Array:

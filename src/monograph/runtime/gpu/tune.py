@@ -177,7 +177,7 @@ def requests_of(module: GpuModule) -> list[Request]:
             tuple(a.aligned for a in b.arguments),
             b.step.region.kind,
         )
-        for b in module.works
+        for b in module.every
         if isinstance(b.work, Launch)
     ]
 
