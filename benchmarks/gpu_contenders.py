@@ -20,7 +20,12 @@ from monograph.passes.base import Environment
 from monograph.pipeline import PassOptions, optimise
 from monograph.rewrite import GPU_COST
 from monograph.runtime.gpu.devices import Device, Interpreter
-from monograph.runtime.gpu.executable import GpuExecutable, compile_for_gpu, lower_for_gpu
+from monograph.runtime.gpu.executable import (
+    LANES,
+    GpuExecutable,
+    compile_for_gpu,
+    lower_for_gpu,
+)
 from monograph.runtime.gpu.tensors import raw, torch_type
 
 MONOGRAPH = "monograph"
@@ -117,8 +122,9 @@ class Problem:
                 lambda: executable.launch_side_by_side(ports, streams), streams[:1]
             ).replay
         inputs = [tensors[f"input:{n}"] for n in graph.input_names]
+        kernels = len(list(executable.module.every))
         notes = {"device_bytes": executable.device_bytes, "keeps": executable}
-        return Contender(MONOGRAPH, run, inputs, lambda: outputs, executable.kernels, notes)
+        return Contender(MONOGRAPH, run, inputs, lambda: outputs, kernels, notes)
 
     @staticmethod
     def _ports(graph: Graph) -> list[tuple[str, Any]]:
@@ -132,14 +138,17 @@ class Problem:
         graph = optimise(self.graph, environment=Environment(GPU_COST), options=options)
         if self.dry:
             return GpuExecutable(compile_for_gpu(graph, self.device.arch), self.device)
-        from monograph.runtime.gpu.tune import Tuner, TuningCache, prepare
+        from monograph.runtime.gpu.tune import Tuner, TuningCache, build, compile_chosen
 
-        tuner = Tuner(self.device, TuningCache.open(self.tuning), self.tune)
+        device = self.device
+        tuner = Tuner(device, TuningCache.open(self.tuning), self.tune)
         program = lower_for_gpu(graph)
         tuner.tune(program)
-        module = compile_for_gpu(graph, self.device.arch, tuner.chooser(program))
-        prepare(self.device, [module])
-        return GpuExecutable(module, self.device)
+        choose = tuner.chooser(program)
+        module = compile_chosen(
+            program, choose, lambda m: build(device, [m]), device.arch, lanes=LANES
+        )
+        return GpuExecutable(module, device)
 
     def eager(self) -> Contender:
         return self._called(EAGER, self.torch_model())

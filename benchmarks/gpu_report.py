@@ -122,9 +122,7 @@ def plot(record: dict[str, Any]) -> str:
     for row, (name, model) in enumerate(models.items()):
         y = top + row * group
         middle = y + (group - gap) / 2 + 4
-        parts.append(
-            f'<text x="{left - 8}" y="{middle}" text-anchor="end">{escape(name)}</text>'
-        )
+        parts.append(f'<text x="{left - 8}" y="{middle}" text-anchor="end">{escape(name)}</text>')
         for i, p in enumerate(names):
             found = ratio(model, p)
             if found is None:

@@ -62,7 +62,7 @@ class Clock:
         self.place = place
         self.on_device = place.type == "cuda"
         self.rounds, self.synced_runs = (1, 1) if short else (ROUNDS, SYNCED_RUNS)
-        self.warm_seconds = 0.0 if short else WARM_SECONDS
+        self.first_runs, self.warm_seconds = (0, 0.0) if short else (3, WARM_SECONDS)
 
     def synchronise(self) -> None:
         if self.on_device:
@@ -92,7 +92,7 @@ class Clock:
 
     def _warm_up(self, run: Callable[[], Any]) -> float:
         """Seconds of a run, roughly."""
-        for _ in range(3):
+        for _ in range(self.first_runs):
             run()
         self.synchronise()
         began, count = time.perf_counter(), 0
@@ -128,12 +128,12 @@ class Clock:
     def _each(self, run: Callable[[], Any]) -> float:
         """The median of single runs, each waited for."""
         times = []
-        for _ in range(3 + self.synced_runs):
+        for _ in range(self.first_runs + self.synced_runs):
             began = time.perf_counter()
             run()
             self.synchronise()
             times.append(time.perf_counter() - began)
-        return statistics.median(times[3:]) * 1e6
+        return statistics.median(times[self.first_runs :]) * 1e6
 
     def _from_numpy(self, contender: Contender) -> Callable[[], list[np.ndarray]]:
         """A run on arrays of the host, through pinned memory both ways."""

@@ -1,4 +1,4 @@
-"""A model bound to the shapes of feeds: its graphs, and on the CPU its executables.
+"""A model bound to the shapes of feeds: its graphs, and on the CPU or a GPU its executables.
 
 An executable is looked for on disk first, by the digest of the model file: one that is found there
 takes no import, no rewriting and no compiling. Both are kept while they are in use.
@@ -21,14 +21,20 @@ from monograph.codegen.llvm.features import choose_features
 from monograph.config import Config
 from monograph.errors import ConfigError
 from monograph.ir import Array, Graph, TensorType
-from monograph.runtime.artefact import LoadedExecutable
+from monograph.runtime.artefact import Artefact, LoadedExecutable
 from monograph.runtime.cache import open_cache
 from monograph.runtime.feeds import Signature
 from monograph.runtime.forking import own_lock
 from monograph.runtime.progress import READY, Progress
 from monograph.runtime.resident import release_memory
 from monograph.runtime.source import Source, is_package
-from monograph.runtime.store import CacheStore, Shapes, open_store, store_options
+from monograph.runtime.store import (
+    CacheStore,
+    Shapes,
+    gpu_options,
+    open_store,
+    store_options,
+)
 from monograph.runtime.threads import choose_threads
 
 # The frontend, the rewrites and the compiler take longer to import than a compiled model takes to
@@ -37,6 +43,7 @@ if TYPE_CHECKING:
     from monograph.model import Model
     from monograph.runtime import staged
     from monograph.runtime.executable import CpuExecutable
+    from monograph.runtime.gpu.target import GpuSide, OfflineSide
     from monograph.runtime.package import Package
 
     Executable: TypeAlias = staged.Executable | LoadedExecutable
@@ -69,6 +76,10 @@ class Bindings:
         self._dims = dims
         self._progress = progress
         self._lock = own_lock(self)
+        self.gpu: GpuSide | OfflineSide | None = None
+        """What compiles and runs on a GPU, where that is the target."""
+        if config.on_gpu:
+            self.gpu = _open_gpu(config, progress)
         self._model: Model | None = None
         self._package: Package | None = None
         self._store: CacheStore | None = None
@@ -76,6 +87,8 @@ class Bindings:
             from monograph.runtime.package import open_package
 
             self._package = open_package(source, config, dims, donate)
+            if self.gpu is not None:
+                self._package.check_device(self.gpu.arch.name)
             self.donate = self._package.options["donate"]
         else:
             self._store = open_store(source, config, dims, donate)
@@ -153,6 +166,11 @@ class Bindings:
                 release_memory()
             return _used(self.executables, key, self._config.shapes_kept)
 
+    def knows(self, feeds: dict[str, Any]) -> bool:
+        """Whether there is an executable for such feeds, whatever their values."""
+        with self._lock:
+            return not self.values_decide and self._key(feeds) in self.executables
+
     def use_of(self, feeds: dict[str, Any]) -> Callable[[], None]:
         """What to call whenever the executable of these feeds is used without asking for it here.
 
@@ -191,15 +209,19 @@ class Bindings:
         artefacts = {}
         for key, executable in made:
             artefact = executable.artefact()
-            if self.values_decide or artefact is None or not artefact.layout.whole:
+            if self.values_decide or artefact is None or not artefact.whole:
                 raise ConfigError(
                     "the model cannot be saved: it is more than one native function",
                     given=", ".join(executable.host_kinds) or "shapes that data decide",
                     hint="only models that compile as a whole can be saved",
                 )
             artefacts[key[0]] = artefact
-        options = store_options(self._config, self._dims, self.donate)
-        write_package(path, self.signature, options, artefacts)
+        if self.gpu is None:
+            options = store_options(self._config, self._dims, self.donate)
+            write_package(path, self.signature, options, artefacts)
+        else:
+            options = gpu_options(self._config, self._dims, self.donate)
+            write_package(path, self.signature, options, artefacts, arch=self.gpu.arch.name)
 
     def _find(self, feeds: dict[str, Any]) -> Executable | None:
         """What was compiled for such feeds before, by this process or another."""
@@ -211,6 +233,9 @@ class Bindings:
         if artefact is None:
             return None
         self._progress("load", 0, 1)
+        if self.gpu is not None:
+            return self.gpu.load(artefact)  # type: ignore[arg-type, return-value]
+        assert isinstance(artefact, Artefact)
         types = {name: x.dtype for name, x in feeds.items()}
         # Not a reference to these bindings, which would keep each other alive.
         again = (self._source, self._config, self._dims, self.donate, self._progress)
@@ -240,7 +265,8 @@ class Bindings:
         from monograph.runtime.staged import compile_stages
 
         with self._lock:
-            return compile_stages(self.optimise(self.bound(feeds)), self.compiler())
+            compiler = self.compiler() if self.gpu is None else self.gpu
+            return compile_stages(self.optimise(self.bound(feeds)), compiler)
 
     def _key(self, feeds: dict[str, Any]) -> Key:
         """What a graph is bound to: the shapes of inputs, and their values where they matter."""
@@ -268,17 +294,37 @@ class Bindings:
             self._progress(READY, 1, 1)
 
 
-def _optimise(config: Config, progress: Progress, graph: Graph) -> Graph:
-    if config.target != "cpu" and not config.optimise:
-        return graph
-    from monograph.pipeline import PassOptions, chosen_passes, optimise
+def _open_gpu(config: Config, progress: Progress) -> GpuSide | OfflineSide:
+    """The GPU side of a session; torch and triton are imported only where they are there."""
+    from monograph.runtime.gpu.opening import make_ready
 
-    layout = {"choose_layout": {"layout": "channels_last"}}
-    options = PassOptions(overrides=layout if config.target == "cpu" else {})
+    make_ready(config.device)
+    from monograph.runtime.gpu.target import open_target
+
+    # Not a method of the bindings: executables hold on to it.
+    return open_target(config, partial(_optimise, config, progress), progress)
+
+
+def _optimise(config: Config, progress: Progress, graph: Graph) -> Graph:
+    if config.target == "reference" and not config.optimise:
+        return graph
+    from monograph.passes.base import Environment
+    from monograph.pipeline import PassOptions, chosen_passes, optimise
+    from monograph.rewrite import CPU_COST, GPU_COST
+
+    overrides: dict[str, dict[str, Any]] = {}
+    if config.target != "reference":
+        overrides["choose_layout"] = {"layout": "channels_last"}
+    if config.on_gpu and config.precision != "f32":
+        overrides["convert_precision"] = {"to": config.precision}
+    options = PassOptions(overrides=overrides)
     count, done = len(chosen_passes(options)), itertools.count(1)
     progress("rewrite", 0, count)
     return optimise(
-        graph, options=options, observe=lambda *_: progress("rewrite", next(done), count)
+        graph,
+        environment=Environment(GPU_COST if config.on_gpu else CPU_COST),
+        options=options,
+        observe=lambda *_: progress("rewrite", next(done), count),
     )
 
 

@@ -43,12 +43,16 @@ from monograph.cli_options import (
     Only,
     PassSettings,
     PerStep,
+    Precision,
     Rtol,
     RuleName,
     Seed,
     Target,
+    Tf32,
+    Tune,
 )
 from monograph.cli_profile import profile
+from monograph.cli_tune import tune
 from monograph.config import TARGETS
 from monograph.errors import ConfigError
 
@@ -136,6 +140,9 @@ def run(
         typer.Option(metavar="FILE.npz", help="Save inputs and outputs as in:NAME, out:NAME."),
     ] = None,
     repeat: Annotated[int, typer.Option(min=1, help="Run this often; report the times.")] = 1,
+    precision: Precision = None,
+    tf32: Tf32 = None,
+    tune_: Tune = None,
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
@@ -154,7 +161,8 @@ def run(
             raise ConfigError(
                 "--output is an .npz file", given=output, hint=f"name it {output}.npz"
             )
-        request = make_request(model, target, dim, input_, inputs, seed)
+        gpu = {"precision": precision, "tf32": tf32, "tune": tune_}
+        request = make_request(model, target, dim, input_, inputs, seed, **gpu)
         result = run_model(request, note, repeat)
         if output is not None:
             save_archive(output, result)
@@ -182,6 +190,9 @@ def verify(
     per_step: PerStep = False,
     pass_options: PassSettings = None,
     disable: Disabled = None,
+    precision: Precision = None,
+    tf32: Tf32 = None,
+    tune_: Tune = None,
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
@@ -209,7 +220,8 @@ def verify(
         from monograph.report import tables
         from monograph.report.execute import verify_model
 
-        request = make_request(model, target, dim, input_, inputs, seed)
+        gpu = {"precision": precision, "tf32": tf32, "tune": tune_}
+        request = make_request(model, target, dim, input_, inputs, seed, **gpu)
         if bisect:
             _refuse_with_bisect(against, only, rtol, atol, per_step or None)
             options = pass_options_from(pass_options, disable)
@@ -300,6 +312,9 @@ def bench(
     input_: InputFiles = None,
     inputs: Archive = None,
     seed: Seed = 0,
+    precision: Precision = None,
+    tf32: Tf32 = None,
+    tune_: Tune = None,
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
@@ -313,7 +328,8 @@ def bench(
     with reporting(as_json, debug):
         from monograph.report.bench import bench_model, show_bench
 
-        request = make_request(model, target, dim, input_, inputs, seed)
+        gpu = {"precision": precision, "tf32": tf32, "tune": tune_}
+        request = make_request(model, target, dim, input_, inputs, seed, **gpu)
         peers = [p.strip() for p in against.split(",") if p.strip()]
         found = bench_model(request, note, against=peers, seconds=seconds, threads=threads)
         show(as_json, found.as_json(), lambda out: show_bench(out, str(model), found))
@@ -321,6 +337,7 @@ def bench(
 
 app.command()(profile)
 app.command("compile")(compile_)
+app.command()(tune)
 
 
 def main() -> None:

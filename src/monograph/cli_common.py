@@ -42,6 +42,7 @@ def make_request(
     files: list[str] | None,
     archive: Path | None,
     seed: int,
+    **options: Any,
 ) -> Request:
     from monograph.report.execute import Request
     from monograph.report.inputs import read_array
@@ -49,7 +50,8 @@ def make_request(
 
     sizes = {name: _size(name, text) for name, text in _pairs("--dim", dims)}
     given = {name: read_array(Path(text)) for name, text in _pairs("--input", files)}
-    return Request(model, target, sizes, given, archive, seed, compile_bar())
+    chosen = {name: value for name, value in options.items() if value is not None}
+    return Request(model, target, sizes, given, archive, seed, compile_bar(), chosen)
 
 
 def _pairs(option: str, texts: list[str] | None) -> list[tuple[str, str]]:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from monograph.config import DEBUG_VARIABLE, TARGETS
+from monograph.config import DEBUG_VARIABLE, PRECISIONS, TARGETS, TUNING
 
 Model = Annotated[Path, typer.Argument(metavar="MODEL", help="An ONNX file.", show_default=False)]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
@@ -17,6 +17,26 @@ Debug = Annotated[
 Target = Annotated[
     str | None,
     typer.Option(help=f"What runs the model: {', '.join(TARGETS)}.", show_default="cpu"),
+]
+Precision = Annotated[
+    str | None,
+    typer.Option(
+        metavar="|".join(PRECISIONS),
+        help="What a GPU computes f32 models in; sums and norms stay in f32.",
+        show_default="f32",
+    ),
+]
+Tf32 = Annotated[
+    bool | None,
+    typer.Option("--tf32/--no-tf32", help="Let a GPU round operands of products to TF32."),
+]
+Tune = Annotated[
+    str | None,
+    typer.Option(
+        metavar="|".join(TUNING),
+        help="How a GPU's kernels are chosen: by default, by measuring some rivals, or all.",
+        show_default="fast",
+    ),
 ]
 Dims = Annotated[
     list[str] | None,

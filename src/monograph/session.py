@@ -42,8 +42,9 @@ def load(
     """Loads a model for a target.
 
     source: the path of an ONNX file, the bytes of one, or a ModelProto.
-    target: what runs it; "cpu" compiles the model to native code for this machine; "reference"
-        evaluates with numpy and is right, not fast.
+    target: what runs it; "cpu" compiles the model to native code for this machine; "gpu" to kernels
+        for its GPU ("gpu:1": for its second); "reference" evaluates with numpy and is right, not
+        fast.
     dims: sizes for named dimensions of the inputs, e.g. {"batch": 1}.
     donate: outputs that are written into an input's memory, e.g. {"present": "past"}.
     progress: called with (stage, done, total) while the model is compiled.
@@ -104,7 +105,7 @@ class Session:
             "peak_bytes": max((e.arena_bytes for e in made), default=0),
             "constant_bytes": sum(e.constant_bytes for e in made),
             "donation_copies": self._states.copies + sum(e.copies for e in made),
-        }
+        } | ({} if self._bindings.gpu is None else self._bindings.gpu.stats(made))
 
     def run(
         self,
@@ -115,7 +116,8 @@ class Session:
     ) -> list[Any]:
         """Runs the model once; the outputs as fresh arrays, in model order.
 
-        feeds: an array for every input, by name; for optional inputs there may be one.
+        feeds: an array for every input, by name; for optional inputs there may be one. On a GPU
+            also torch tensors: then the outputs are torch tensors on that GPU.
         outputs: the names of the outputs to return, in this order; all of them by default.
         out: arrays to write outputs into, by name; they are what is returned for those outputs. A
             donated output may be given the array of its input, which is then updated in place.
@@ -137,8 +139,8 @@ class Session:
         checked = self._checked(feeds)
         returned = self._states.returned(feeds, self._donate)
         asked = {} if out is None else out
-        given = check_out(self.outputs, checked, asked, self._donate, returned)
-        made = self._results(checked, given)
+        given = self._places(feeds, checked, asked, returned)
+        made = self._results(feeds, checked, given)
         self._states.count(names, made, returned)
         results = dict(zip(names, deliver(list(names), made, given), strict=True))
         for name in self._donate:
@@ -146,13 +148,38 @@ class Session:
                 self._states.add(results[name])
         return [results[n] for n in wanted]
 
-    def _results(self, feeds: dict[str, Any], out: Mapping[str, Array]) -> list[Any]:
+    def _places(
+        self,
+        feeds: Mapping[str, Any],
+        checked: dict[str, Any],
+        out: Any,
+        returned: Mapping[str, Any],
+    ) -> dict[str, Any]:
+        """What outputs are written into: the caller's arrays, and state that was returned."""
+        if self._bindings.gpu is None or not isinstance(out, Mapping):
+            return check_out(self.outputs, checked, out, self._donate, returned)
+        from monograph.runtime.gpu import ports
+
+        place = self._bindings.gpu.place
+        return ports.check_places(self.outputs, feeds, checked, out, self._donate, returned, place)
+
+    def _results(
+        self, feeds: Mapping[str, Any], checked: dict[str, Any], out: Mapping[str, Array]
+    ) -> list[Any]:
         """All outputs of a run on checked feeds; fresh, unless they were computed into `out`."""
         if self.config.target == "cpu":
-            executable = self._bindings.executable(feeds)
-            self._remember(feeds, executable)
-            return executable.run(feeds, out)
-        made = evaluate(self._graph_for(feeds), feeds)
+            executable = self._bindings.executable(checked)
+            self._remember(checked, executable, checked)
+            return executable.run(checked, out)
+        if self._bindings.gpu is not None:
+            from monograph.runtime.gpu import ports
+
+            executable = self._bindings.executable(checked)
+            given = {**checked, **ports.tensors_in(feeds)}
+            if isinstance(executable, ports.Running):
+                self._remember(given, executable, checked)
+            return ports.run(executable, given, out)
+        made = evaluate(self._graph_for(checked), checked)
         self._runs += 1
         try:
             return [fresh(x) for x in made]
@@ -199,7 +226,18 @@ class Session:
         self._bindings.save(Path(path))
 
     def _checked(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
-        return check_feeds(self.inputs, feeds, self.optional_inputs)
+        if self._bindings.gpu is None:
+            return check_feeds(self.inputs, feeds, self.optional_inputs)
+        from monograph.runtime.gpu import ports
+
+        checked = check_feeds(self.inputs, ports.stand_ins(feeds), self.optional_inputs)
+        if not ports.tensors_in(feeds) or self._bindings.knows(checked):
+            return checked
+        # What small integers hold may decide ranks: only then it is worth to wait for them.
+        from monograph.model import DECISIVE_ELEMENTS
+
+        known = ports.stand_ins(feeds, DECISIVE_ELEMENTS)
+        return check_feeds(self.inputs, known, self.optional_inputs)
 
     def _known_executable(self, feeds: Any) -> Executable | None:
         """The executable of an earlier run on arrays of the same shapes and types, if any."""
@@ -221,24 +259,31 @@ class Session:
             return None
         return executable
 
-    def _remember(self, feeds: dict[str, Any], executable: Executable) -> None:
+    def _remember(
+        self, feeds: dict[str, Any], executable: Executable, bound: dict[str, Any]
+    ) -> None:
         """Lets the next run on such feeds skip every check: they have just been made."""
-        if self._bindings.values_decide or not all(
-            isinstance(x, np.ndarray) for x in feeds.values()
-        ):
+        kinds = (np.ndarray,) if self._bindings.gpu is None else (np.ndarray, _tensor_type())
+        if self._bindings.values_decide or not all(isinstance(x, kinds) for x in feeds.values()):
             return
         if len(feeds) != len(self._names):  # optional inputs among them
             return
         key = tuple([(feeds[n].shape, feeds[n].dtype) for n in self._names])
         ready = self._bindings.made()
         kept = {k: e for k, e in self._by_signature.items() if e[0] in ready}
-        self._by_signature = {**kept, key: (executable, self._bindings.use_of(feeds))}
+        self._by_signature = {**kept, key: (executable, self._bindings.use_of(bound))}
 
     def _graph_for(self, feeds: dict[str, Any]) -> Graph:
         plain = self._bindings.model.imported and not self.config.optimise
         if plain and len(feeds) == len(self.inputs):
             return self.graph
         return self._bindings.optimised(feeds)
+
+
+def _tensor_type() -> type:
+    import torch
+
+    return torch.Tensor
 
 
 def _size(name: str, given: Any) -> int:

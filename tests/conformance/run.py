@@ -25,9 +25,6 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import TypeAlias
 
-from rich.console import Console
-from rich.progress import track
-
 sys.path.insert(0, str(Path(__file__).parent))
 
 from left_out import LEFT_OUT
@@ -74,6 +71,9 @@ def run_case(case: tuple[str, str]) -> Result:
 
 def watch(results: Iterable[Result], total: int) -> Iterable[Result]:
     """The results, with a progress bar on stderr where someone watches."""
+    from rich.console import Console
+    from rich.progress import track
+
     return track(results, "running", total=total, console=Console(stderr=True), transient=True)
 
 

@@ -107,6 +107,19 @@ def test_rows_that_are_counted_go_on_in_the_same_program() -> None:
     assert executable.specialisations == 0
 
 
+def test_two_counts_meet_in_one_program() -> None:
+    """Of the first only a sum is left when the second's rows are worked on."""
+    x = value("f32[4, 3]")
+    total = ReduceSum((1,), True)(NonZero()(x))
+    rows = Add()(unpack(Unique()(x))[1], total)
+    graph = graph_of(rows, ShapeOf()(rows))
+    executable = compiled(graph)
+    for most in (0, 1, 3):
+        data = rng.integers(-most, most + 1, (4, 3)).astype(np.float32)
+        matches(executable, graph, {"x": data})
+    assert executable.specialisations == 0
+
+
 def test_indices_behind_the_count_are_never_out_of_range() -> None:
     x, table = value("f32[7]"), value("f32[2]", "t")
     places = Reshape((-1,))(NonZero()(x))

@@ -163,6 +163,28 @@ def strides_of(shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
 
 
+def split_strides(
+    shape: Sequence[int], strides: Sequence[int], finer: Sequence[int]
+) -> tuple[int, ...] | None:
+    """The strides of a shape whose dimensions are parts of another's; None where they are not."""
+    if math.prod(shape) != math.prod(finer) or 0 in shape:
+        return None
+    rest = [(d, s) for d, s in zip(shape, strides, strict=True) if d != 1]
+    found = []
+    size, step = rest.pop() if rest else (1, 0)
+    for extent in reversed(finer):
+        if extent == 1:
+            found.append(0)
+            continue
+        if size == 1:
+            size, step = rest.pop()
+        if size % extent:
+            return None
+        found.append(step)
+        size, step = size // extent, step * extent
+    return tuple(reversed(found))
+
+
 def flatten(indices: Sequence[Index], strides: Sequence[int], offset: int = 0) -> Index:
     """The position of an element, from its index along each dimension."""
     total = Index(offset)

@@ -11,7 +11,8 @@ from collections.abc import Callable
 from itertools import count
 
 from monograph.ir import Graph, Item, Value
-from monograph.ops.shape import Concat
+from monograph.ops.shape import Concat, Reshape, Squeeze, Unsqueeze
+from monograph.program.index import split_strides, strides_of
 from monograph.program.kinds import (
     Copy,
     is_join,
@@ -41,12 +42,16 @@ def normalise(graph: Graph, readable: Readable, halo: Padded = lambda user, inde
         if is_join(old) and is_native(old):
             parts = []
             for before, part in zip(old.inputs, inputs, strict=True):
-                free = not is_leaf(part) and not is_view(part) and not isinstance(part.op, Item)
+                source, stored = _reshaped(part), _reshaped(before)
+                free = (
+                    not is_leaf(source) and not is_view(source) and not isinstance(source.op, Item)
+                )
                 # Beside other parts there is no room for a halo, unless they are other channels.
-                crowded = before in padded and not _leaves_edges(old)
-                if not free or part in taken or before in outputs or not is_native(part) or crowded:
-                    part = Copy(next(places))(part)
-                taken.add(part)
+                crowded = stored in padded and (source is not part or not _leaves_edges(old))
+                used = source in taken or stored in outputs or before in outputs
+                if not free or used or not is_native(part) or crowded:
+                    source = part = Copy(next(places))(part)
+                taken.add(source)
                 parts.append(part)
             return old.op(*parts)
         if is_kernel(old) and is_native(old):
@@ -55,6 +60,19 @@ def normalise(graph: Graph, readable: Readable, halo: Padded = lambda user, inde
 
     made = graph.rebuild(rebuilt)
     return _own_outputs(made, places, _padded(made, halo))
+
+
+def _reshaped(part: Value) -> Value:
+    """What a part of a join is a mere reshape of: that can lie in the join as well."""
+    source = part
+    while isinstance(source.op, (Reshape, Squeeze, Unsqueeze)) and is_native(source):
+        source = source.inputs[0]
+    if source is part or not is_native(source):
+        return part
+    steps = strides_of(part.tensor.static)
+    return (
+        part if split_strides(part.tensor.static, steps, source.tensor.static) is None else source
+    )
 
 
 def _padded(graph: Graph, halo: Padded) -> set[Value]:

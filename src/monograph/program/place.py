@@ -13,12 +13,15 @@ from typing import Protocol
 
 from monograph.ir import Constant, DType, Graph, Input, TensorType, Value
 from monograph.ops.shape import Concat
-from monograph.program.index import strides_of
+from monograph.program.index import split_strides, strides_of
 from monograph.program.kinds import is_join, is_kernel, is_native, is_view
 from monograph.program.region import Region
 
 Halo = tuple[tuple[int, int], ...]
 """Elements before and after, for each dimension."""
+
+Joined = tuple[Value, int, Value]
+"""A join, where along its axis a part of it starts, and the part."""
 
 INPUT, OUTPUT, CONSTANT, TEMPORARY = "input", "output", "constant", "temporary"
 
@@ -106,7 +109,7 @@ def place(graph: Graph, regions: list[Region], target: Target) -> Places:
 def _place_value(
     places: Places,
     value: Value,
-    parent: Mapping[Value, tuple[Value, int]],
+    parent: Mapping[Value, Joined],
     halos: Mapping[Value, Halo],
     names: Mapping[Value, str],
 ) -> None:
@@ -115,20 +118,25 @@ def _place_value(
     if isinstance(value.op, Constant):
         places.storage[value] = places.new_buffer(CONSTANT, value.tensor)
     elif value in parent:
-        join, start = parent[value]
+        join, start, part = parent[value]
         assert isinstance(join.op, Concat)
         whole = places.storage[join]
         offset = whole.offset + start * whole.strides[join.op.axis]
-        places.storage[value] = Storage(whole.buffer, offset, whole.strides)
+        strides: tuple[int, ...] | None = whole.strides
+        if part is not value:
+            shape = part.tensor.static
+            strides = split_strides(shape, whole.strides, value.tensor.static)
+        assert strides is not None
+        places.storage[value] = Storage(whole.buffer, offset, strides)
     elif value in names:
         places.storage[value] = places.new_buffer(OUTPUT, value.tensor, name=names[value])
     else:
         places.storage[value] = places.new_buffer(TEMPORARY, value.tensor, halos.get(value))
 
 
-def _parents(regions: list[Region]) -> dict[Value, tuple[Value, int]]:
-    """Parts of joins: the join, and where along its axis the part starts."""
-    found: dict[Value, tuple[Value, int]] = {}
+def _parents(regions: list[Region]) -> dict[Value, Joined]:
+    """What is stored inside joins: the parts, or what a part is a reshape of."""
+    found: dict[Value, Joined] = {}
     for region in regions:
         join = region.root
         if not is_join(join) or not is_native(join):
@@ -136,13 +144,16 @@ def _parents(regions: list[Region]) -> dict[Value, tuple[Value, int]]:
         assert isinstance(join.op, Concat)
         start = 0
         for part in join.inputs:
-            found[part] = (join, start)
+            source = part
+            while is_view(source):
+                source = source.inputs[0]
+            found[source] = (join, start, part)
             start += part.tensor.static[join.op.axis]
     return found
 
 
 def _halos(
-    regions: list[Region], parent: Mapping[Value, tuple[Value, int]], target: Target
+    regions: list[Region], parent: Mapping[Value, Joined], target: Target
 ) -> dict[Value, Halo]:
     """The halo that each outermost value needs for the windows that read it or a part of it."""
     found: dict[Value, Halo] = {}

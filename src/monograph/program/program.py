@@ -8,7 +8,7 @@ from monograph.errors import VerifyError
 from monograph.ir import Constant, Graph, Value
 from monograph.passes.base import ORIGINS_BETWEEN, inherited_origins, joined_origins
 from monograph.program.fuse import fuse
-from monograph.program.kinds import is_join, is_leaf, is_native, reads_codes
+from monograph.program.kinds import is_join, is_leaf, is_native, is_view, reads_codes
 from monograph.program.normalise import normalise
 from monograph.program.overwrite import (
     choose_overwrites,
@@ -176,7 +176,7 @@ def _written(value: Value, written: set[Value]) -> bool:
         v = stack.pop()
         if v in written or v in seen or isinstance(v.op, Constant):
             continue
-        if not is_join(v):
+        if not is_join(v) and not is_view(v):
             return False
         seen.add(v)
         stack.extend(v.inputs)

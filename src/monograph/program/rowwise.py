@@ -47,21 +47,24 @@ class Room:
     axis: int
 
 
-def carry(value: Value, rooms: Mapping[Value, Room]) -> Room | None:
-    """A value whose operands are in full length, in full length too; None where it cannot be."""
+def carry(value: Value, rooms: Mapping[Value, Room], made: Mapping[Value, Value]) -> Room | None:
+    """A value whose operands are in full length, in full length too; None where it cannot be.
+
+    made: what stands for operands of known size by now.
+    """
     held = [rooms[v] for v in value.inputs if v in rooms]
     if not isinstance(value.type, TensorType) or len({r.count for r in held}) != 1:
         return None
     open_ = [i for i, d in enumerate(value.type.shape or ()) if isinstance(d, str)]
     if len(open_) != 1 or not _keeps_rows(value, rooms, open_[0]):
         return None
-    inputs = [rooms[v].value if v in rooms else v for v in value.inputs]
+    inputs = [rooms[v].value if v in rooms else made.get(v, v) for v in value.inputs]
     if isinstance(value.op, (Softmax, LogSoftmax)) and value.op.axis == open_[0]:
         inputs[0] = _masked(held[0], np.array(-np.inf))
     if isinstance(value.op, (Gather, GatherNd)) and value.inputs[1] in rooms:
         inputs[1] = _as_indices(rooms[value.inputs[1]])
-    made = value.op(*inputs)
-    return Room(made, held[0].count, open_[0]) if _is_little(made) else None
+    full = value.op(*inputs)
+    return Room(full, held[0].count, open_[0]) if _is_little(full) else None
 
 
 def _is_little(made: Value) -> bool:
@@ -71,10 +74,10 @@ def _is_little(made: Value) -> bool:
     return made.tensor.size * terms <= MOST_TERMS
 
 
-def close(value: Value, rooms: Mapping[Value, Room]) -> Value | None:
+def close(value: Value, rooms: Mapping[Value, Room], made: Mapping[Value, Value]) -> Value | None:
     """A value that is of known size again: the shape of what is counted, or a sum of all of it."""
     if isinstance(value.op, ScatterNd):
-        return _scattered(value.op, value.inputs, rooms)
+        return _scattered(value.op, value.inputs, rooms, made)
     room = rooms.get(value.inputs[0])
     if room is None:
         return None
@@ -85,13 +88,16 @@ def close(value: Value, rooms: Mapping[Value, Room]) -> Value | None:
     if isinstance(value.op, Reduction) and room.axis in value.op.axes:
         nothing = np.zeros(0, room.value.dtype.numpy)
         neutral = replace(value.op, axes=(0,), keep=False).reference(nothing)  # type: ignore[type-var]
-        made: Value = value.op(_masked(room, neutral))
-        return made if made.tensor.is_static else None
+        whole: Value = value.op(_masked(room, neutral))
+        return whole if whole.tensor.is_static else None
     return None
 
 
 def _scattered(
-    op: ScatterNd, inputs: tuple[Value, ...], rooms: Mapping[Value, Room]
+    op: ScatterNd,
+    inputs: tuple[Value, ...],
+    rooms: Mapping[Value, Room],
+    made: Mapping[Value, Value],
 ) -> Value | None:
     """Rows that count, scattered: behind them the last one is written again, if there is one.
 
@@ -103,8 +109,9 @@ def _scattered(
     held = [rooms[v] for v in (indices, updates) if v in rooms]
     if len(held) < 2 or held[0].count is not held[1].count or any(r.axis for r in held):
         return None
-    made = op(x, *map(_repeated, held))
-    return Where()(Less()(constant(np.int64(0)), held[0].count), made, x)
+    x = made.get(x, x)
+    written = op(x, *map(_repeated, held))
+    return Where()(Less()(constant(np.int64(0)), held[0].count), written, x)
 
 
 def _repeated(room: Room) -> Value:

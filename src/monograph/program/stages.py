@@ -176,7 +176,8 @@ class _Search:
 
     def _go_on(self, value: Value) -> None:
         """A value that works on such a size: row by row, or when it is known."""
-        room, whole = carry(value, self.rooms), close(value, self.rooms)
+        room = carry(value, self.rooms, self.made)
+        whole = close(value, self.rooms, self.made)
         if room is not None:
             self.sized[value] = None
             self.rooms[value] = room

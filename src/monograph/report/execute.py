@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import time
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -53,9 +53,12 @@ class Request:
     seed: int = 0
     progress: Progress = silent
     """Told how far a compilation is."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Further options of the target's, of `monograph.config.Config`."""
 
     def load(self, **options: Any) -> Session:
-        return load(self.model, self.target, dims=self.dims, progress=self.progress, **options)
+        chosen = {**self.options, **options}
+        return load(self.model, self.target, dims=self.dims, progress=self.progress, **chosen)
 
     def inputs(
         self, session: Session, note: Notes, recorded: Mapping[str, Any] | None = None
@@ -154,7 +157,7 @@ def verify_model(
     given, taken = _run(session, inputs)
     seconds = {target: taken}
     if other == REFERENCE:
-        expected, seconds[other] = _run(replace(request, target=REFERENCE).load(), inputs)
+        expected, seconds[other] = _run(replace(request, target=REFERENCE, options={}).load(), inputs)
     elif other == ONNXRUNTIME:
         expected, seconds[other] = run_onnxruntime(request.model, inputs.feeds)
     wanted = [p.name for p in session.outputs if not only or p.name in only]

@@ -41,6 +41,11 @@ class Artefact:
     objects: Sequence[Buffer]
     constants: Array
 
+    @property
+    def whole(self) -> bool:
+        """Whether one native function does all the work."""
+        return self.layout.whole
+
     def members(self) -> dict[str, Buffer]:
         """The members by name."""
         found: dict[str, Buffer] = {LAYOUT: json.dumps(layout_to_json(self.layout)).encode()}

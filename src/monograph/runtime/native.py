@@ -28,7 +28,7 @@ _LARGE = 1 << 20
 _PLACE = re.compile(r"<string>:(\d+):\d+: error: (.*)")
 
 
-_llvm_lock = getattr(ffi.lib, "_lock", None)
+_llvm_lock: Any = getattr(ffi.lib, "_lock", None)
 if _llvm_lock is not None:
     # A child that is forked while another thread is inside llvmlite would wait for it for ever.
     hold_during_fork(_llvm_lock.__enter__, lambda: _llvm_lock.__exit__(None, None, None))

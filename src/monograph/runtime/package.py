@@ -17,7 +17,7 @@ import tempfile
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import llvmlite.binding as llvm
 
@@ -26,10 +26,13 @@ from monograph.codegen.llvm.features import choose_features
 from monograph.config import Config
 from monograph.errors import ConfigError, ModelError, MonographError
 from monograph.runtime.artefact import FORMAT, Artefact, signature_from_json, signature_to_json
-from monograph.runtime.cache import as_bytes
+from monograph.runtime.cache import Buffer, as_bytes
 from monograph.runtime.feeds import Signature
 from monograph.runtime.source import Source
 from monograph.runtime.store import Shapes
+
+if TYPE_CHECKING:
+    from monograph.runtime.gpu.artefact import GpuArtefact
 
 _KIND = "monograph package"
 _MANIFEST, _DIGEST = "manifest.json", "manifest.sha256"
@@ -38,13 +41,21 @@ _TIME = (1980, 1, 1, 0, 0, 0)
 _BROKEN = (zipfile.BadZipFile, MonographError, ValueError, KeyError, TypeError, OSError)
 
 
+class Members(Protocol):
+    """A compiled program that can be written as named members."""
+
+    def members(self) -> dict[str, Buffer]:
+        """The members by name."""
+
+
 def write_package(
     path: Path,
     signature: Signature,
     options: Mapping[str, Any],
-    artefacts: Mapping[tuple[tuple[str, tuple[int, ...]], ...], Artefact],
+    artefacts: Mapping[tuple[tuple[str, tuple[int, ...]], ...], Members],
+    arch: str = "",
 ) -> None:
-    """Writes a package as a whole or not at all."""
+    """Writes a package as a whole or not at all; `arch` is the GPU's, for code that is for one."""
     members = {
         f"{number}/{name}": as_bytes(data)
         for number, artefact in enumerate(artefacts.values())
@@ -54,7 +65,7 @@ def write_package(
         "kind": _KIND,
         "format": FORMAT,
         "monograph": monograph.__version__,
-        "triple": llvm.get_default_triple(),
+        **({"arch": arch} if arch else {"triple": llvm.get_default_triple()}),
         "options": dict(options),
         "signature": signature_to_json(signature),
         "shapes": [{name: list(shape) for name, shape in shapes} for shapes in artefacts],
@@ -101,6 +112,8 @@ class Package:
             self._manifest: dict[str, Any] = json.loads(head)
             if self._manifest["kind"] != _KIND:
                 raise ValueError("it is a zip of another kind")
+            self.arch: str = self._manifest.get("arch", "")
+            """The GPU architecture that its code is for; "" for code that is for the CPU."""
             self._check_versions()
             self._signature = signature_from_json(self._manifest["signature"])
             self.shapes: list[Shapes] = [
@@ -113,12 +126,13 @@ class Package:
             raise
         except _BROKEN as e:
             raise self._damaged(e) from None
-        choose_features(self.options["features"])
+        if not self.arch:
+            choose_features(self.options["features"])
 
     def signature(self) -> Signature:
         return self._signature
 
-    def find(self, shapes: Shapes) -> Artefact:
+    def find(self, shapes: Shapes) -> Artefact | GpuArtefact:
         """The program for inputs of these shapes, which must be one that was compiled."""
         if shapes not in self.shapes:
             raise ConfigError(
@@ -135,34 +149,57 @@ class Package:
                     for name, stated in self._manifest["members"].items()
                     if name.startswith(prefix)
                 }
-            return Artefact.of(members)
+            if not self.arch:
+                return Artefact.of(members)
+            from monograph.runtime.gpu.artefact import GpuArtefact
+
+            return GpuArtefact.of(members)
         except _BROKEN as e:
             raise self._damaged(e) from None
 
     def check(self, config: Config, dims: Mapping[str, int], donate: Mapping[str, str]) -> None:
         """Refuses options that ask for other code than there is."""
+        compiled = self.options
         asked = {
-            "target": (config.target, "cpu"),
-            "dims": (dims or self.options["dims"], self.options["dims"]),
-            "donate": (donate or self.options["donate"], self.options["donate"]),
-            "threads": (config.threads or self.options["threads"], self.options["threads"]),
-            "features": (config.features or self.options["features"], self.options["features"]),
-            "winograd": (config.winograd or self.options["winograd"], self.options["winograd"]),
+            "target": ("gpu" if config.on_gpu else config.target, "gpu" if self.arch else "cpu"),
+            "dims": (dims or compiled["dims"], compiled["dims"]),
+            "donate": (donate or compiled["donate"], compiled["donate"]),
         }
-        for name, (given, compiled) in asked.items():
-            if given != compiled:
+        if self.arch:
+            default = Config.precision
+            chosen = compiled["precision"] if config.precision == default else config.precision
+            asked["precision"] = (chosen, compiled["precision"])
+            asked["tf32"] = (config.tf32 or compiled["tf32"], compiled["tf32"])
+        else:
+            asked["threads"] = (config.threads or compiled["threads"], compiled["threads"])
+            asked["features"] = (config.features or compiled["features"], compiled["features"])
+            asked["winograd"] = (config.winograd or compiled["winograd"], compiled["winograd"])
+        for name, (given, expected) in asked.items():
+            if given != expected:
                 raise ConfigError(
                     f"the package was compiled with another {name}",
-                    expected=compiled,
+                    expected=expected,
                     given=given,
-                    hint=f"leave {name} out, or load the model itself",
+                    hint=f"load it with target={expected!r}"
+                    if name == "target"
+                    else f"leave {name} out, or load the model itself",
                 )
+
+    def check_device(self, arch: str) -> None:
+        """Refuses a device of another architecture than the code is for."""
+        if arch != self.arch:
+            raise ConfigError(
+                "the package was compiled for another GPU architecture",
+                expected=self.arch,
+                given=arch,
+                hint=f"compile the model again with `monograph compile --target gpu:{arch}`",
+            )
 
     def _check_versions(self) -> None:
         own = {
             "format": FORMAT,
             "monograph": monograph.__version__,
-            "triple": llvm.get_default_triple(),
+            **({} if self.arch else {"triple": llvm.get_default_triple()}),
         }
         for name, value in own.items():
             if self._manifest[name] != value:

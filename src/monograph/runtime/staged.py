@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -43,6 +43,8 @@ class Compiler:
     """What makes a graph of known shapes ready for the target."""
     kept: int = KEPT
     progress: Progress = silent
+    compiles: Callable[[Value], bool] = compiles
+    """Whether a branch or a loop is compiled as it is."""
 
     def executable(self, graph: Graph) -> CpuExecutable:
         return compile_graph(
@@ -50,18 +52,37 @@ class Compiler:
         )
 
 
+class Compiling(Protocol):
+    """How stages are compiled for some target; their executables are of its kind."""
+
+    @property
+    def kept(self) -> int:
+        """How many specialisations a stage keeps."""
+
+    @property
+    def optimise(self) -> Callable[[Graph], Graph]:
+        """What makes a graph of known shapes ready for the target."""
+
+    @property
+    def compiles(self) -> Callable[[Value], bool]:
+        """Whether a branch or a loop is compiled as it is."""
+
+    def executable(self, graph: Graph) -> Any:
+        """A graph of known shapes, compiled."""
+
+
 class StagedExecutable:
     """A first program, and for what its results decide, programs that go on from there."""
 
-    def __init__(self, parts: Cut, compiler: Compiler, states: Mapping[str, Array]) -> None:
+    def __init__(self, parts: Cut, compiler: Compiling, states: Mapping[str, Array]) -> None:
         self.parts = parts
-        self.first = compiler.executable(parts.first)
+        self.first: Any = compiler.executable(parts.first)
         self._states = states
         self.runs = 0
         self.specialised = 0
         """How often what waits has been compiled."""
         self._compiler = compiler
-        self._rest: OrderedDict[tuple[Any, ...], Executable] = OrderedDict()
+        self._rest: OrderedDict[tuple[Any, ...], Any] = OrderedDict()
         self._lock = own_lock(self)
         self._needed = parts.needed
         self._decisive = set(parts.decisive)
@@ -129,7 +150,12 @@ class StagedExecutable:
     # What users of a plain executable ask of it
 
     @property
-    def _all(self) -> list[Executable]:
+    def stages(self) -> list[Any]:
+        """What has been compiled so far: the first program, and what goes on from there."""
+        return self._all
+
+    @property
+    def _all(self) -> list[Any]:
         with self._lock:
             return [self.first, *self._rest.values()]
 
@@ -203,10 +229,10 @@ class StagedExecutable:
 Executable = CpuExecutable | StagedExecutable
 
 
-def compile_stages(graph: Graph, compiler: Compiler) -> Executable:
+def compile_stages(graph: Graph, compiler: Compiling) -> Any:
     """A graph compiled as far as its shapes are known; the rest follows when data tell them."""
     graph, states = with_states(expand(settled(graph)))
-    parts = cut(graph, compiles, keeps_state=bool(states))
+    parts = cut(graph, compiler.compiles, keeps_state=bool(states))
     if parts is None:
         return compiler.executable(graph)
     return StagedExecutable(parts, compiler, states)

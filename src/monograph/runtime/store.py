@@ -155,5 +155,17 @@ def store_options(
     }
 
 
+def gpu_options(
+    config: Config, dims: Mapping[str, int], donate: Mapping[str, str]
+) -> dict[str, Any]:
+    """The same for a GPU."""
+    return {
+        "dims": dict(dims),
+        "donate": dict(donate),
+        "precision": config.precision,
+        "tf32": config.tf32,
+    }
+
+
 def _text(shapes: Shapes) -> str:
     return json.dumps({name: list(shape) for name, shape in sorted(shapes.items())})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import mmap
 import sys
+from contextlib import suppress
 
 import numpy as np
 
@@ -13,6 +14,10 @@ from monograph.program.plan import ALIGNMENT
 
 _FIRST = 1 << 20
 _PRIVATE = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if sys.platform != "win32" else {}
+
+_LARGE_PAGE = 2 << 20
+_COLLAPSE = 25
+"""Linux's MADV_COLLAPSE, which the standard library does not name yet."""
 
 
 class Constants:
@@ -45,6 +50,7 @@ class Constants:
         """All constants together, at the start of a page; nothing can be added any more."""
         size = self._size + self._slack
         self._resize(size)
+        _on_large_pages(self._memory)
         return np.frombuffer(self._memory, np.uint8, size)
 
     def _resize(self, size: int) -> None:
@@ -55,3 +61,13 @@ class Constants:
             kept = min(size, len(self._memory))
             moved[:kept] = self._memory[:kept]
             self._memory = moved
+
+
+def _on_large_pages(memory: mmap.mmap) -> None:
+    """Puts memory on large pages where the system has them: weights are read from end to end, and
+    a page table walk every 4 KB costs a product of few rows a tenth of its time."""
+    if sys.platform != "linux" or len(memory) < _LARGE_PAGE:
+        return
+    with suppress(OSError):  # an old kernel, or no such pages to be had
+        memory.madvise(mmap.MADV_HUGEPAGE)
+        memory.madvise(_COLLAPSE)

@@ -13,6 +13,7 @@ from monograph.codegen.triton import (
     gather,
     norm,
     pool,
+    recurrent,
     reduce,
     rope,
     scan,
@@ -42,6 +43,7 @@ FAMILIES: tuple[ModuleType, ...] = (
     norm,
     scan,
     topk,
+    recurrent,
     control,
 )
 """Modules of kernels, each with

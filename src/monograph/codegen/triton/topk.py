@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from monograph.codegen.triton.elements import Elements
 from monograph.codegen.triton.kernel import (
@@ -31,10 +32,8 @@ from monograph.ir.dtype import f64, i64
 from monograph.ops.scalar import Scalar
 from monograph.ops.sort import TopK
 
-OWN = 128
-"""Elements whose places among others one program counts."""
-ABREAST = 32
-"""Elements that each of them is compared with at once."""
+COUNTS = ((64, 64), (16, 256))
+"""(elements whose places among others one program counts, those it compares with at once)."""
 COUNTED = 2048
 """Elements of a row up to which one count is all there is to do."""
 CHUNKS = (512, 256, 1024)
@@ -42,6 +41,8 @@ SEARCHED = 32
 """Elements whose places in the chunks one program finds."""
 SEARCHED_IN = 32
 """Chunks that are searched at once."""
+SCANNED, SCANNED_IN, DEPTH = 16, 64, 16
+"""The same for a scan of the chunks, and how many elements of each it looks at in a step."""
 LOWEST = -(1 << 63)
 
 
@@ -58,15 +59,17 @@ def candidates(context: GpuContext) -> list[Candidate]:
     p = _Problem(context)
     if not p.op.k or not p.rows:
         return [Candidate("nothing", lambda: ())]
-    counted = Candidate("count", lambda: (_counted(context),))
+    counted = [Candidate(f"count {n}x{m}", partial(_counted, context, n, m)) for n, m in COUNTS]
     if p.size <= CHUNKS[0]:
-        return [counted]
+        return counted
     chunked = [
-        Candidate(f"chunks {c}", lambda c=c: _chunked(context, c))  # type: ignore[misc]
+        Candidate(f"{how} {c} {n}x{m}", partial(_chunked, context, c, n, m, how == "scan"))
         for c in CHUNKS
-        if c < p.size
+        for n, m in COUNTS
+        for how in ("scan", "search")
+        if c < p.size and m <= c
     ]
-    return [counted, *chunked] if p.size <= COUNTED else chunked
+    return [*chunked, *counted] if p.size <= COUNTED else chunked
 
 
 @dataclass(frozen=True)
@@ -158,33 +161,40 @@ def _give(w: Writer, e: Elements, p: _Problem, row: str, place: str, rank: str, 
 
 
 def _ranks(
-    k: KernelWriter, e: Elements, p: _Problem, row: str, own: _Key, others: int, at: str
+    k: KernelWriter,
+    e: Elements,
+    p: _Problem,
+    row: str,
+    own: _Key,
+    shape: tuple[int, int],
+    others: int,
+    at: str,
 ) -> str:
     """How many of some elements come before one's own; `at` makes a place of a number."""
     w = k.w
-    w.line(f"count = tl.zeros(({OWN}, {ABREAST}), tl.int32)")
-    with w.block(f"for start in range(0, {others}, {ABREAST})"):
-        number = w.let(f"start + tl.arange(0, {ABREAST})", "i")
+    w.line(f"count = tl.zeros(({shape[0]}, {shape[1]}), tl.int32)")
+    with w.block(f"for start in range(0, {others}, {shape[1]})"):
+        number = w.let(f"start + tl.arange(0, {shape[1]})", "i")
         other = _key(w, e, p, row, w.let(at.format(number), "n"))
         before = other.spread("[None, :]").before(own.spread("[:, None]"))
         w.assign("count", f"count + {before}.to(tl.int32)")
     return w.let("tl.sum(count, 1)", "rank")
 
 
-def _counted(context: GpuContext) -> Launch:
+def _counted(context: GpuContext, count: int, abreast: int) -> tuple[Work, ...]:
     """All of a row compared with some of it."""
     p, k = _Problem(context), context.kernel()
     w, e = k.w, k.elements()
-    parts = -(-p.size // OWN)
+    parts = -(-p.size // count)
     pid = k.program_id()
     row = w.let(f"{pid} // {parts}", "row")
-    place = w.let(f"({pid} % {parts}) * {OWN} + tl.arange(0, {OWN})", "i")
+    place = w.let(f"({pid} % {parts}) * {count} + tl.arange(0, {count})", "i")
     k.wait()
     own = _key(w, e, p, row, place)
-    rank = _ranks(k, e, p, row, own, p.size, "{}")
+    rank = _ranks(k, e, p, row, own, (count, abreast), p.size, "{}")
     k.trigger()
     _give(w, e, p, row, place, rank, f"{place} < {p.size}")
-    return k.launch((p.rows * parts,))
+    return (k.launch((p.rows * parts,)),)
 
 
 class _Chunks:
@@ -207,51 +217,95 @@ class _Chunks:
             k.w.line(f"tl.store({k.pointer(scratch)} + {at}, ({part}).to(tl.int64))")
 
 
-def _chunked(context: GpuContext, size: int) -> tuple[Work, ...]:
+def _chunked(
+    context: GpuContext, size: int, count: int, abreast: int, scanned: bool
+) -> tuple[Work, ...]:
     p = _Problem(context)
     chunks = _Chunks(p, size)
-    return _in_order(context, p, chunks), _merged(context, p, chunks)
+    return _in_order(context, p, chunks, count, abreast), _merged(context, p, chunks, scanned)
 
 
-def _in_order(context: GpuContext, p: _Problem, chunks: _Chunks) -> Launch:
+def _in_order(
+    context: GpuContext, p: _Problem, chunks: _Chunks, count: int, abreast: int
+) -> Launch:
     """Puts the keys of every chunk in order."""
     k = context.kernel()
     w, e = k.w, k.elements()
-    parts = chunks.size // OWN
+    parts = chunks.size // count
     pid = k.program_id()
     chunk = w.let(f"{pid} // {parts}", "chunk")
     row = w.let(f"{chunk} // {chunks.count}", "row")
-    number = w.let(f"({pid} % {parts}) * {OWN} + tl.arange(0, {OWN})", "i")
+    number = w.let(f"({pid} % {parts}) * {count} + tl.arange(0, {count})", "i")
     at = f"({{}}) * {chunks.count} + {chunk} % {chunks.count}"
     k.wait()
     own = _key(w, e, p, row, w.let(at.format(number), "n"))
-    rank = _ranks(k, e, p, row, own, chunks.size, at)
+    rank = _ranks(k, e, p, row, own, (count, abreast), chunks.size, at)
     k.trigger()
     chunks.store(k, w.let(f"{chunk} * {chunks.size} + {rank}", "i"), own)
     return k.launch((p.rows * chunks.count * parts,))
 
 
-def _merged(context: GpuContext, p: _Problem, chunks: _Chunks) -> Launch:
+def _merged(context: GpuContext, p: _Problem, chunks: _Chunks, scanned: bool) -> Launch:
     """Finds the rank in the row of each chunk's first elements."""
     k = context.kernel()
     w, e = k.w, k.elements()
     kept = min(p.op.k, chunks.size)
-    parts = -(-kept // SEARCHED)
+    own = SCANNED if scanned else SEARCHED
+    parts = -(-kept // own)
     pid = k.program_id()
     chunk = w.let(f"{pid} // {parts}", "chunk")
     row = w.let(f"{chunk} // {chunks.count}", "row")
-    first = w.let(f"({pid} % {parts}) * {SEARCHED}", "i")
-    number = w.let(f"{first} + tl.arange(0, {SEARCHED})", "i")
+    first = w.let(f"({pid} % {parts}) * {own}", "i")
+    number = w.let(f"{first} + tl.arange(0, {own})", "i")
     start = w.let(f"{row} * {chunks.count * chunks.size}", "i")
     k.wait()
     mine = w.let(f"{chunk} * {chunks.size}", "i")
-    own = chunks.load(k, w.let(f"{mine} + {number}", "i"))
-    best = chunks.load(k, w.let(f"{mine} + {first}", "i"))
-    with w.block(f"if {best.value} >= {_threshold(k, p, chunks, start)}"):
-        rank = _searched(k, chunks, start, own)
-        _give(w, e, p, row, _place(w, own), rank, f"{_place(w, own)} < {p.size}")
+    keys = chunks.load(k, w.let(f"{mine} + {number}", "i"))
+    best = chunks.load(k, w.let(f"{mine} + {first}", "i")).value
+    wanted = w.let(f"{best} >= {_threshold(k, p, chunks, start)}", "m")
+    place = _place(w, keys)
+    if scanned:
+        least = chunks.load(k, w.let(f"{mine} + {first} + {own - 1}", "i")).value
+        rank = _scanned(k, chunks, start, keys, least, wanted)
+        _give(w, e, p, row, place, rank, f"({place} < {p.size}) & {wanted}")
+    else:
+        with w.block(f"if {wanted}"):
+            rank = _searched(k, chunks, start, keys)
+            _give(w, e, p, row, place, rank, f"{place} < {p.size}")
     k.trigger()
     return k.launch((p.rows * chunks.count * parts,))
+
+
+def _scanned(
+    k: KernelWriter, chunks: _Chunks, start: str, own: _Key, least: str, wanted: str
+) -> str:
+    """How many elements come before one's own: all chunks are gone through side by side.
+
+    They are in order, so the first places that hold nothing larger are the last to look at.
+    """
+    w = k.w
+    room = max(chunks.count, 2)
+    abreast = min(SCANNED_IN, 1 << (room - 1).bit_length())
+    w.line(f"rank = tl.zeros(({SCANNED},), tl.int32)")
+    w.line("depth = tl.full((), 0, tl.int32)")
+    w.line(f"more = {wanted}")
+    number = w.let(f"tl.arange(0, {abreast * DEPTH})", "i")
+    chunk, place = w.let(f"{number} // {DEPTH}", "i"), w.let(f"{number} % {DEPTH}", "i")
+    with w.block("while more"):
+        w.line("last = tl.full((), {}, tl.int64)".format(LOWEST))
+        with w.block(f"for group in range(0, {chunks.count}, {abreast})"):
+            which = w.let(f"group + {chunk}", "i")
+            mask = w.let(f"{which} < {chunks.count}", "m")
+            at = w.let(f"{start} + {which} * {chunks.size} + depth + {place}", "i")
+            keys = chunks.load(k, at, mask)
+            before = keys.spread("[None, :]").before(own.spread("[:, None]"))
+            inside = f"{before} & {mask}[None, :]"
+            w.assign("rank", f"rank + tl.sum(({inside}).to(tl.int32), 1)")
+            ends = f"tl.where({place} == {DEPTH - 1}, {keys.value}, {LOWEST})"
+            w.assign("last", f"tl.maximum(last, tl.max({ends}, 0))")
+        w.assign("depth", f"depth + {DEPTH}")
+        w.assign("more", f"(last >= {least}) & (depth < {chunks.size})")
+    return "rank"
 
 
 def _threshold(k: KernelWriter, p: _Problem, chunks: _Chunks, start: str) -> str:

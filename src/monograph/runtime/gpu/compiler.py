@@ -9,6 +9,8 @@ import sys
 import threading
 from collections.abc import Callable, Iterable
 
+from triton import knobs
+
 from monograph.codegen.triton.kernel import Arch
 from monograph.errors import CodegenError
 from monograph.runtime.gpu.build import Binary, Request, build
@@ -25,12 +27,13 @@ def build_all(
     """Every kernel's machine code, or why there is none."""
     requests = list(dict.fromkeys(wanted))
     workers = min(len(os.sched_getaffinity(0)), -(-len(requests) // FEW))
-    if workers < 2:
+    if workers < 2 and not knobs.runtime.interpret:
         found: Built = {}
         for number, one in enumerate(requests):
             found[one] = _built(one, arch)
             done(number + 1)
         return found
+    # A process that interprets kernels cannot compile them.
     return _Crew(requests, arch, done).work(workers)
 
 

@@ -96,6 +96,7 @@ class CudaDevice(TorchDevice):
         self.driver = _driver_version()
         self._context = check(cu.cuCtxGetCurrent())
         self._kernels: dict[Request, CudaKernel] = {}
+        self._loaded: dict[Binary, CudaKernel] = {}
 
     @contextmanager
     def active(self) -> Iterator[None]:  # type: ignore[override]
@@ -113,7 +114,9 @@ class CudaDevice(TorchDevice):
         self, binary: Binary, grid: tuple[int, int, int], arguments: Sequence[Where]
     ) -> CudaRecord:
         with self.active():
-            return CudaRecord(CudaKernel(binary), grid, len(arguments))
+            if binary not in self._loaded:
+                self._loaded[binary] = CudaKernel(binary)
+            return CudaRecord(self._loaded[binary], grid, len(arguments))
 
     def kernel(self, wanted: Request) -> CudaKernel:
         if wanted not in self._kernels:

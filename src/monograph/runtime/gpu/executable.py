@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -35,12 +35,14 @@ from monograph.program.program import Program, Step, lower
 from monograph.program.region import Region
 from monograph.program.work import program_work
 from monograph.runtime.gpu.control import Controlled, nest_of, nests
-from monograph.runtime.gpu.control import Controlled, nest_of, nests
 from monograph.runtime.gpu.devices import Device, Record
 from monograph.runtime.gpu.memory import Constants
 from monograph.runtime.gpu.running import FaultText, GpuLayout, Running, Slot
 from monograph.runtime.gpu.tensors import TORCH, from_numpy, raw, to_numpy, torch_type, typed
 from monograph.runtime.launch import fresh
+
+if TYPE_CHECKING:
+    from monograph.runtime.gpu.artefact import GpuArtefact
 
 LANES = 6
 """Streams that independent steps may run on side by side."""
@@ -197,6 +199,13 @@ class GpuExecutable(Running):
     def programs(self) -> list[Program]:
         """What a run is made of: one program (several in `runtime.staged`)."""
         return [self.program]
+
+    def artefact(self) -> GpuArtefact | None:
+        """What of it can be kept on disk; None where the host has steps, or code is not at hand."""
+        from monograph.runtime.gpu.artefact import make_artefact
+
+        code = getattr(self.device, "code", None)
+        return None if code is None else make_artefact(self.module, code)
 
     @property
     def host_steps(self) -> list[Step]:

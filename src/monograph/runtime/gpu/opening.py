@@ -125,9 +125,14 @@ def _amd(torch: Any, index: int) -> Device:
     return HipDevice(index)
 
 
-def _interpreter() -> Device:
-    """Triton decides while it is imported whether it interprets."""
+def make_ready(device: str) -> None:
+    """Before anything imports torch and triton: are they there, and is Triton to interpret?
+
+    Triton decides that while it is imported.
+    """
     need("torch", "triton")
+    if device != INTERPRETER:
+        return
     if "triton" not in sys.modules:
         os.environ["TRITON_INTERPRET"] = "1"
     if os.environ.get("TRITON_INTERPRET") != "1":
@@ -135,6 +140,10 @@ def _interpreter() -> Device:
             "Triton was imported before, to compile kernels and not to interpret them",
             hint="set TRITON_INTERPRET=1 before anything imports triton",
         )
+
+
+def _interpreter() -> Device:
+    make_ready(INTERPRETER)
     from monograph.runtime.gpu.devices import Interpreter
 
     return Interpreter()

@@ -13,7 +13,6 @@ import torch
 from monograph.codegen.triton.layout import ARENA, CONSTANTS, KEPT, PORT, Where
 from monograph.errors import ExecutionError
 from monograph.ir import Array, DType
-from monograph.runtime.gpu.control import Nest, outermost, syncs
 from monograph.runtime.gpu.control import PLAIN, Nest, outermost, syncs
 from monograph.runtime.gpu.devices import Device, Record
 from monograph.runtime.gpu.memory import SLACK, Constants, Pieces, out_of_memory
@@ -54,8 +53,6 @@ class GpuLayout:
     outputs: tuple[Slot, ...]
     arguments: tuple[tuple[Where, ...], ...]
     """Of every launch, in order, those inside branches and loops included."""
-    nests: tuple[Nest, ...]
-    """How launches contain others."""
     arena_bytes: int
     kept_bytes: int
     pieces: tuple[tuple[int, int], ...]
@@ -64,6 +61,11 @@ class GpuLayout:
     moved: float = 0.0
     nests: tuple[Nest, ...] = ()
     """Which launches branches and loops contain; empty where none do."""
+
+    @property
+    def every_nest(self) -> tuple[Nest, ...]:
+        """For every launch what it contains, where none contains anything too."""
+        return self.nests or (Nest(),) * len(self.arguments)
 
 
 class Running:
@@ -120,17 +122,12 @@ class Running:
     @property
     def kernels(self) -> int:
         """Pieces of work of the program: those inside branches and loops count once."""
-        return sum(n.kind == PLAIN for n in self.layout.nests)
+        return sum(n.kind == PLAIN for n in self.layout.every_nest)
 
     @property
     def launches(self) -> int:
         """Launches of a run, a branch or a loop counted as one."""
         return len(self._records)
-
-    @property
-    def syncs(self) -> int:
-        """How often the host has waited for the device to read a condition."""
-        return syncs(self._records)
 
     @property
     def syncs(self) -> int:

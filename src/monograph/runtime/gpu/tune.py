@@ -2,170 +2,148 @@
 
 from __future__ import annotations
 
-import json
-import os
-import statistics
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
 
 import torch
 
 from monograph.codegen.triton import select
-from monograph.codegen.triton.kernel import Candidate, GpuContext, Launch
+from monograph.codegen.triton.kernel import Arch, Call, Candidate, GpuContext, Launch
 from monograph.codegen.triton.layout import GpuModule, lay_out
-from monograph.errors import MonographError
+from monograph.errors import CodegenError, MonographError
 from monograph.program.program import Program, Step
 from monograph.runtime.gpu import problems
 from monograph.runtime.gpu.build import Request, request
-from monograph.runtime.gpu.compiler import build_all
-from monograph.runtime.gpu.cuda import CudaDevice
-from monograph.runtime.gpu.executable import GpuExecutable
+from monograph.runtime.gpu.compiler import Built, build_all
+from monograph.runtime.gpu.devices import Device
+from monograph.runtime.gpu.executable import Chooser, GpuExecutable, compile_program, only_host
+from monograph.runtime.gpu.tuning import FAST, FULL, Entry, environment_of
+from monograph.runtime.gpu.tuning import TuningCache as TuningCache
+from monograph.runtime.progress import Progress, silent
 
-FAST = 8
+TRIED = 8
 """Rivals tried for each problem in the fast mode."""
-REPEATS, ROUNDS = 20, 5
-MODES = ("off", "fast", "full")
-
-
-@dataclass
-class TuningCache:
-    """Winners on disk: JSON that people can read and share, keyed by device and versions."""
-
-    path: Path | None
-    entries: dict[str, dict[str, Any]] = field(default_factory=dict)
-
-    @classmethod
-    def open(cls, path: Path | None) -> TuningCache:
-        if path is None or not path.exists():
-            return cls(path)
-        try:
-            data = json.loads(path.read_text())
-            entries = {str(k): dict(v) for k, v in data["problems"].items()}
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            return cls(path)
-        return cls(path, entries)
-
-    def winner(self, problem: str) -> str | None:
-        name = self.entries.get(problem, {}).get("winner")
-        return name if isinstance(name, str) else None
-
-    def put(self, problem: str, label: str, times: dict[str, float]) -> None:
-        ordered = dict(sorted(times.items(), key=lambda item: item[1]))
-        rounded = {name: round(us, 3) for name, us in ordered.items()}
-        self.entries[problem] = {"problem": label, "winner": next(iter(ordered)), "us": rounded}
-
-    def save(self) -> None:
-        """Writes the file in one piece; what others wrote meanwhile is kept."""
-        if self.path is None:
-            return
-        merged = {**TuningCache.open(self.path).entries, **self.entries}
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = self.path.with_suffix(f".{os.getpid()}.tmp")
-        text = json.dumps({"problems": dict(sorted(merged.items()))}, indent=1)
-        temporary.write_text(text + "\n")
-        temporary.replace(self.path)
+_log = logging.getLogger("monograph")
 
 
 @dataclass
 class _Problem:
     step: Step
+    default: str
     rivals: dict[str, GpuModule] = field(default_factory=dict)
 
 
 class Tuner:
     """Chooses among the rivals of every step of a program."""
 
-    def __init__(self, device: CudaDevice, cache: TuningCache, mode: str = "fast") -> None:
+    def __init__(self, device: Device, cache: TuningCache, mode: str = FAST) -> None:
         self.device = device
         self.cache = cache
-        self.mode = mode
+        self.mode = mode if device.measures else "off"
+        self.entries = cache.of(environment_of(device))
+        self.measured = 0
+        """Problems that were measured here, not found."""
+        self.used: dict[str, Entry] = {}
+        """Measurements that chose a kernel here."""
 
     def tune(
-        self,
-        program: Program,
-        *,
-        tf32: bool = False,
-        progress: Callable[[str, int, int], None] = lambda what, done, total: None,
+        self, program: Program, *, tf32: bool = False, progress: Progress = silent
     ) -> None:
         """Measures every problem of a program that the cache does not know."""
         if self.mode == "off":
             return
         open_ones = self._open(program, tf32)
-        wanted = [r for p in open_ones.values() for m in p.rivals.values() for r in requests_of(m)]
-        total = len(dict.fromkeys(wanted))
-        built = build_all(
-            wanted, self.device.arch, lambda count: progress("compiling", count, total)
-        )
-        for one, binary in built.items():
-            if not isinstance(binary, Exception):
-                self.device.load(one, binary)
-        for number, (problem, rivals) in enumerate(open_ones.items()):
-            progress("measuring", number, len(open_ones))
-            times = {}
-            for name, module in rivals.rivals.items():
-                if any(isinstance(built[r], Exception) for r in requests_of(module)):
-                    continue
-                us = self._time(module)
-                if us is not None:
-                    times[name] = us
+        if not open_ones:
+            return
+        modules = [m for p in open_ones.values() for m in p.rivals.values()]
+        failed = build(self.device, modules, progress)
+        for number, (key, problem) in enumerate(open_ones.items()):
+            label = problems.label(problem.step)
+            progress(f"measure {label}", number, len(open_ones))
+            times = {
+                name: us
+                for name, module in problem.rivals.items()
+                if not any(r in failed for r in requests_of(module))
+                and (us := self._time(module)) is not None
+            }
             if times:
-                self.cache.put(problem, problems.label(rivals.step), times)
-        progress("measuring", len(open_ones), len(open_ones))
+                self._put(key, label, problem.default, times)
+        progress("measure", len(open_ones), len(open_ones))
         self.cache.save()
+
+    def _put(self, key: str, label: str, default: str, times: dict[str, float]) -> None:
+        ordered = dict(sorted(times.items(), key=lambda item: item[1]))
+        self.entries[key] = {
+            "problem": label,
+            "winner": next(iter(ordered)),
+            "default": default,
+            "mode": self.mode,
+            "us": {name: round(us, 3) for name, us in ordered.items()},
+        }
+        self.measured += 1
 
     def _open(self, program: Program, tf32: bool) -> dict[str, _Problem]:
         found: dict[str, _Problem] = {}
         for step in program.steps:
-            problem = problems.key(program, step)
-            if problem in found or self.cache.winner(problem) is not None:
+            if only_host(step.region):
+                continue
+            key = problem_key(program, step, tf32)
+            if key in found or self._known(key):
                 continue
             rivals = select.candidates(GpuContext(program, step, self.device.arch, tf32))
             if len(rivals) < 2:
                 continue
-            tried = rivals if self.mode == "full" else rivals[:FAST]
-            found[problem] = _Problem(step)
+            tried = rivals if self.mode == FULL else rivals[:TRIED]
+            found[key] = _Problem(step, rivals[0].name)
             for rival in tried:
-                found[problem].rivals[rival.name] = lay_out(program, [(step, rival.make())])
+                found[key].rivals[rival.name] = lay_out(program, [(step, rival.make())])
         return found
 
-    def chooser(self, program: Program) -> Callable[[Step, list[Candidate]], Candidate]:
-        """Picks the measured winner, or the default where nothing was measured."""
+    def _known(self, key: str) -> bool:
+        """Whether a problem has been measured, with as many rivals as are wanted."""
+        entry = self.entries.get(key)
+        return entry is not None and (self.mode != FULL or entry.get("mode") == FULL)
+
+    def chooser(self, program: Program, *, tf32: bool = False) -> Chooser:
+        """Picks the measured winner, or the default where nothing was measured.
+
+        A rival that is out of question does not come; then the fastest of the others wins.
+        """
 
         def choose(step: Step, found: list[Candidate]) -> Candidate:
-            name = self.cache.winner(problems.key(program, step))
-            return next((c for c in found if c.name == name), found[0])
+            key = problem_key(program, step, tf32)
+            entry = self.entries.get(key)
+            if self.mode == "off" or entry is None:
+                return found[0]
+            by_name = {c.name: c for c in found}
+            for name in entry["us"]:
+                if name in by_name:
+                    self.used[key] = entry
+                    return by_name[name]
+            return found[0]
 
         return choose
 
     def _time(self, module: GpuModule) -> float | None:
-        """The median time of one run in us, from replays of a graph of many; None if it fails."""
+        """The time of one run in us; None where a rival cannot be run."""
         try:
             executable = GpuExecutable(module, self.device)
-        except MonographError:
+            ports = {
+                f"{b.kind}:{b.name}": _numbers(b.nbytes, self.device.place)
+                for b in module.program.places.buffers
+                if b.kind in ("input", "output")
+            }
+            executable.fill(_numbers)
+            return self.device.measure(lambda: executable.launch(ports))
+        except (MonographError, torch.OutOfMemoryError) as e:
+            _log.info("a rival is left out: %s", e)
             return None
-        ports = {
-            f"{b.kind}:{b.name}": _numbers(b.nbytes, self.device.place)
-            for b in module.program.places.buffers
-            if b.kind in ("input", "output")
-        }
-        executable.fill(_numbers)
-        executable.launch(ports)
-        torch.cuda.synchronize(self.device.place)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            for _ in range(REPEATS):
-                executable.launch(ports)
-        times = []
-        for _ in range(ROUNDS):
-            start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            start.record()
-            graph.replay()
-            stop.record()
-            stop.synchronize()
-            times.append(start.elapsed_time(stop) * 1000 / REPEATS)
-        return statistics.median(times)
+
+
+def problem_key(program: Program, step: Step, tf32: bool) -> str:
+    """What a measurement is kept under."""
+    return problems.key(program, step) + ("-tf32" if tf32 else "")
 
 
 def requests_of(module: GpuModule) -> list[Request]:
@@ -182,13 +160,79 @@ def requests_of(module: GpuModule) -> list[Request]:
     ]
 
 
-def prepare(device: CudaDevice, modules: Sequence[GpuModule]) -> None:
+def build(device: Device, modules: Sequence[GpuModule], progress: Progress = silent) -> Built:
+    """Compiles and loads what some modules need, side by side; what failed, and why."""
+    needed = dict.fromkeys(r for m in modules for r in requests_of(m) if not device.has(r))
+    failed: Built = {}
+    made = build_all(needed, device.arch, lambda n: progress("compile", n, len(needed)))
+    for one, binary in made.items():
+        try:
+            if isinstance(binary, CodegenError):
+                raise binary
+            device.load(one, binary)
+        except MonographError as e:
+            failed[one] = CodegenError(str(e))
+    return failed
+
+
+def prepare(device: Device, modules: Sequence[GpuModule]) -> None:
     """Compiles what some modules need, side by side."""
-    wanted = [r for m in modules for r in requests_of(m) if not device.has(r)]
-    for one, binary in build_all(wanted, device.arch).items():
-        if isinstance(binary, Exception):
-            raise binary
-        device.load(one, binary)
+    for error in build(device, modules).values():
+        assert isinstance(error, CodegenError)
+        raise error
+
+
+def compile_chosen(
+    program: Program,
+    choose: Chooser,
+    compile_all: Callable[[GpuModule], Built],
+    arch: Arch,
+    *,
+    tf32: bool = False,
+    libraries: bool = True,
+    lanes: int = 1,
+) -> GpuModule:
+    """A program's module, all of whose kernels compile.
+
+    A kernel that does not is left out, and the next best rival takes its place; a step of which
+    none is left is an error. `libraries` says whether calls of other libraries count as rivals.
+    """
+    refused: dict[Step, dict[str, str]] = {}
+    names: dict[Step, str] = {}
+
+    def among(step: Step, found: list[Candidate]) -> Candidate:
+        left = [c for c in found if c.name not in refused.get(step, {})]
+        if not libraries:
+            left = [c for c in left if not any(isinstance(w, Call) for w in c.make())]
+        if not left:
+            raise _nothing_left(step, refused.get(step, {}))
+        chosen = choose(step, left)
+        names[step] = chosen.name
+        return chosen
+
+    while True:
+        module = compile_program(program, arch, among, tf32=tf32, lanes=lanes)
+        failed = compile_all(module)
+        if not failed:
+            return module
+        for bound in module.works:
+            inside = requests_of(GpuModule(program, (bound,), 0, 0, module.constants, {}))
+            why = next((failed[r] for r in inside if r in failed), None)
+            if why is not None:
+                step = program.steps[bound.position]
+                refused.setdefault(step, {})[names[step]] = str(why)
+                _log.warning("kernel %s of step %s is left out: %s", names[step], step, why)
+
+
+def _nothing_left(step: Step, why: dict[str, str]) -> CodegenError:
+    first = next(iter(why.values()), "it is a call of another library")
+    return CodegenError(
+        f"no kernel for a step compiles: {step.region.kind}",
+        op=step.region.kind,
+        node=step.origin or None,
+        given=f"{', '.join(why) or 'no candidates'}: {first}",
+        hint='load the model with target="cpu", and report this with the model',
+    )
 
 
 def _numbers(nbytes: int, place: torch.device) -> torch.Tensor:

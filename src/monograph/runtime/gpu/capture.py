@@ -1,0 +1,216 @@
+"""Recording the launches of an executable, and which parameter of which node is whose address.
+
+A launch of our own is known exactly: the node that it becomes holds the words of its parameters.
+What a library launches is recorded at three sets of addresses. The first two show which words move
+with which buffer; the third has to come out as these words say, byte for byte.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import torch
+
+from monograph.runtime.gpu.control import BRANCH, Controlled
+from monograph.runtime.gpu.graphs import IF, KERNEL, WHILE, GraphError, Graphs, Handle, Params
+from monograph.runtime.gpu.running import Running
+
+Memory: TypeAlias = Mapping[str, torch.Tensor]
+"""The bytes of every port."""
+Place: TypeAlias = tuple[Params, "ctypes.c_uint64", int]
+"""A word of a node's parameters, and how far behind a port's start it points."""
+UNROLLED = 1000
+"""Pieces of work that a loop of known length may become."""
+
+
+class Uncapturable(GraphError):
+    """Work that no graph can hold."""
+
+
+@dataclass
+class Taken:
+    """A recorded graph, and the nodes of each launch: by number, those inside bodies left out."""
+
+    graph: Handle
+    nodes: dict[int, list[Any]]
+    edges: dict[str, Any] = field(default_factory=dict)
+    """Nodes of copies, by the name they were recorded under."""
+
+
+def own_ports(executable: Running) -> list[list[tuple[str, int, int]]]:
+    """For every launch, its ports: which, as which argument, how many bytes behind its start."""
+    number = {id(r): i for i, r in enumerate(executable._records)}
+    found: list[list[tuple[str, int, int]]] = [[] for _ in executable._records]
+    for port, record, position, offset in executable._ports:
+        if id(record) in number:
+            found[number[id(record)]].append((port, position, offset))
+    return found
+
+
+def inner_ports(executable: Running) -> set[str]:
+    """Ports that something inside a branch or a loop uses: no driver changes those nodes."""
+    outer = {id(r) for r in executable._records if not isinstance(r, Controlled)}
+    return {port for port, record, _, _ in executable._ports if id(record) not in outer}
+
+
+@contextmanager
+def recording(graphs: Graphs, stream: int, pool: Any) -> Iterator[list[Handle]]:
+    """Records what is done inside; the one graph is in the list afterwards.
+
+    Whatever goes wrong, the recording is ended and freed, and the stream can be used again.
+    """
+    made: list[Handle] = []
+    collects = gc.isenabled()
+    gc.disable()  # what a collection frees, it would free in the middle of the recording
+    try:
+        with graphs.using(stream, pool):
+            graphs.begin(stream)
+            try:
+                yield made
+                made.append(graphs.end(stream))
+            except BaseException:
+                graphs.abort(stream)
+                raise
+    finally:
+        if collects:
+            gc.enable()
+
+
+class Recorder:
+    """Records an executable's launches, lanes side by side."""
+
+    def __init__(self, executable: Running, graphs: Graphs, pool: Any) -> None:
+        self.executable = executable
+        self.graphs = graphs
+        self.pool = pool
+        module = getattr(executable, "module", None)
+        works = () if module is None else module.works
+        count = len(executable._records)
+        plain = len(works) != count
+        self.lanes: Sequence[int] = [0] * count if plain else [b.lane for b in works]
+        self.waits: Sequence[Sequence[int]] = [()] * count if plain else [b.waits for b in works]
+        self.steps: Sequence[int] = range(count) if plain else [b.position for b in works]
+        self.events: list[Handle] = []
+
+    def record(
+        self,
+        memory: Memory,
+        before: Callable[[int], None] | None = None,
+        after: Callable[[int], None] | None = None,
+    ) -> Taken:
+        """The graph of one run on some memory, with what is enqueued before and after it."""
+        graphs, executable = self.graphs, self.executable
+        with executable._lock, graphs.lock:
+            for port, record, position, offset in executable._ports:
+                record.point(position, memory[port], offset)
+            streams = graphs.streams(max(self.lanes, default=0) + 1)
+            taken = Taken(Handle(None, lambda _: None), {})
+            try:
+                with recording(graphs, streams[0], self.pool) as made:
+                    self._edge(taken, "before", before, streams[0])
+                    self._launches(streams, taken)
+                    self._edge(taken, "after", after, streams[0])
+            finally:
+                self.events.clear()
+            taken.graph = made[0]
+            return taken
+
+    def _edge(
+        self, taken: Taken, name: str, enqueue: Callable[[int], None] | None, stream: int
+    ) -> None:
+        if enqueue is not None:
+            enqueue(stream)
+            (taken.edges[name],) = self.graphs.tails(stream)
+
+    def _launches(self, streams: Sequence[int], taken: Taken) -> None:
+        main = streams[0]
+        for stream in streams[1:]:
+            self.graphs.wait(stream, self._event(main))
+        awaited = {i for waits in self.waits for i in waits}
+        ended: dict[int, Handle] = {}
+        for number, record in enumerate(self.executable._records):
+            stream = streams[self.lanes[number]]
+            for other in self.waits[number]:
+                if other in ended:  # not for a step without work
+                    self.graphs.wait(stream, ended[other])
+            taken.nodes[number] = self._nodes(record, stream)
+            if self.steps[number] in awaited:
+                ended[self.steps[number]] = self._event(stream)
+        for stream in streams[1:]:
+            self.graphs.wait(main, self._event(stream))
+
+    def _event(self, stream: int) -> Handle:
+        event = self.graphs.event()
+        self.graphs.record(event, stream)
+        self.events.append(event)
+        return event
+
+    def _nodes(self, record: Any, stream: int) -> list[Any]:
+        """Launches a record, and finds the nodes that it has become."""
+        if isinstance(record, Controlled):
+            self._control(record, stream)
+            return []
+        if self.graphs.function(record) is not None:
+            record.launch(stream)
+            return self.graphs.tails(stream)
+        before = set(map(int, self.graphs.recorded(stream)))
+        with self.graphs.using(stream):
+            record.launch(stream)
+        return [n for n in self.graphs.recorded(stream) if int(n) not in before]
+
+    def _control(self, record: Controlled, stream: int) -> None:
+        """A branch or a loop as nodes that look at the condition themselves."""
+        if record.nest.kind != BRANCH and record.nest.count is not None:
+            if record.nest.count * len(record.bodies[0]) > UNROLLED:
+                raise Uncapturable("a loop of many turns is repeated by the host")
+            for _ in range(record.nest.count):
+                self._inside(record.bodies[0], stream)
+            return
+        if not self.graphs.conditionals:
+            raise Uncapturable("a branch or a loop: the driver has no conditional nodes")
+        assert record._flag is not None
+        flag = record._flag.data_ptr()
+        kind = IF if record.nest.kind == BRANCH else WHILE
+        for index, body in enumerate(record.bodies):
+            if body:
+                self.graphs.conditional(
+                    stream, kind, flag, lambda s, b=body: self._inside(b, s), inverse=index == 1
+                )
+
+    def _inside(self, body: Sequence[Any], stream: int) -> None:
+        for record in body:
+            if isinstance(record, Controlled):
+                self._control(record, stream)
+            else:
+                record.launch(stream)
+
+
+def places_of(
+    executable: Running, graphs: Graphs, taken: Taken, numbers: Sequence[int], memory: Memory
+) -> dict[str, list[Place]]:
+    """Where the addresses of ports stand in launches of our own; checked against the nodes."""
+    found: dict[str, list[Place]] = {}
+    ports = own_ports(executable)
+    for number in numbers:
+        if not ports[number]:
+            continue
+        params = _only_kernel(graphs, taken.nodes[number], executable._records[number])
+        for port, position, offset in ports[number]:
+            word = params.word(position, 0)
+            if word.value != memory[port].data_ptr() + offset:
+                raise GraphError("a recorded kernel has other parameters than were launched")
+            found.setdefault(port, []).append((params, word, offset))
+    return found
+
+
+def _only_kernel(graphs: Graphs, nodes: Sequence[Any], record: Any) -> Params:
+    """The one node that a launch of our own has become."""
+    params = graphs.read(nodes[0]) if len(nodes) == 1 else None
+    if params is None or params.kind != KERNEL or params.function != graphs.function(record):
+        raise GraphError("a launch was not recorded as the kernel that it is")
+    return params

@@ -1,0 +1,408 @@
+"""CUDA graphs through cuda-bindings.
+
+Recordings are relaxed: what other threads do meanwhile does not spoil them, nor what libraries
+allocate. What a stream must not do while it records, a synchronisation above all, still fails.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import cache
+from typing import Any
+
+import torch
+from cuda.bindings import driver as cu
+from cuda.bindings import runtime as rt
+
+from monograph.errors import ExecutionError
+from monograph.runtime.gpu.cuda import CudaRecord
+from monograph.runtime.gpu.graphs import (
+    CONDITIONAL,
+    EMPTY,
+    IF,
+    KERNEL,
+    MEMCPY,
+    MEMSET,
+    OTHER,
+    TO_DEVICE,
+    TO_HOST,
+    WHILE,
+    GraphError,
+    Handle,
+    Params,
+)
+
+_RELAXED = cu.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+_ACTIVE = cu.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_ACTIVE
+_NOT_CAPTURING = cu.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE
+_SET = cu.CUstreamUpdateCaptureDependencies_flags.CU_STREAM_SET_CAPTURE_DEPENDENCIES
+_UNTIMED = cu.CUevent_flags.CU_EVENT_DISABLE_TIMING
+_APART = cu.CUstream_flags.CU_STREAM_NON_BLOCKING
+_NOT_READY = cu.CUresult.CUDA_ERROR_NOT_READY
+_KINDS = {
+    cu.CUgraphNodeType.CU_GRAPH_NODE_TYPE_KERNEL: KERNEL,
+    cu.CUgraphNodeType.CU_GRAPH_NODE_TYPE_MEMCPY: MEMCPY,
+    cu.CUgraphNodeType.CU_GRAPH_NODE_TYPE_MEMSET: MEMSET,
+    cu.CUgraphNodeType.CU_GRAPH_NODE_TYPE_EMPTY: EMPTY,
+    cu.CUgraphNodeType.CU_GRAPH_NODE_TYPE_CONDITIONAL: CONDITIONAL,
+}
+_COPIES = {
+    TO_DEVICE: rt.cudaMemcpyKind.cudaMemcpyHostToDevice,
+    TO_HOST: rt.cudaMemcpyKind.cudaMemcpyDeviceToHost,
+}
+_CONDITIONS = {
+    IF: cu.CUgraphConditionalNodeType.CU_GRAPH_COND_TYPE_IF,
+    WHILE: cu.CUgraphConditionalNodeType.CU_GRAPH_COND_TYPE_WHILE,
+}
+_OLDEST_CONDITIONALS = 12040
+"""The CUDA version whose drivers know conditional nodes."""
+_BUFFER, _SIZE, _END = 1, 2, 0
+"""How `extra` says where a kernel's packed parameters lie."""
+_SET_CONDITION = b"""
+.version 8.0
+.target sm_80
+.address_size 64
+.extern .func cudaGraphSetConditional(.param .b64 handle, .param .b32 value);
+.visible .entry set_condition(.param .u64 handle, .param .u64 flag, .param .u32 inverse)
+{
+  .reg .b32 %r<4>;
+  .reg .b64 %d<4>;
+  ld.param.u64 %d1, [handle];
+  ld.param.u64 %d2, [flag];
+  ld.param.u32 %r2, [inverse];
+  cvta.to.global.u64 %d3, %d2;
+  ld.global.u8 %r1, [%d3];
+  xor.b32 %r3, %r1, %r2;
+  { .param .b64 p; .param .b32 q;
+    st.param.b64 [p], %d1;
+    st.param.b32 [q], %r3;
+    call.uni cudaGraphSetConditional, (p, q); }
+  ret;
+}
+\0"""
+"""Copies a bool to where a graph looks; the driver resolves the call."""
+
+
+def check(result: Any) -> Any:
+    """What a call returned, or an error that says which."""
+    error, *values = result
+    if int(error):
+        raise GraphError(f"the CUDA driver refused a call: {error.name}")
+    return values[0] if len(values) == 1 else tuple(values)
+
+
+class CudaGraphs:
+    """The graphs of one NVIDIA device."""
+
+    name = "cuda"
+
+    def __init__(self, place: torch.device) -> None:
+        self.place = place
+        self.index = place.index or 0
+        self.lock = threading.RLock()
+        self.conditionals = int(check(cu.cuDriverGetVersion())) >= _OLDEST_CONDITIONALS
+        self._streams: list[Handle] = []
+        self._inner: list[Handle] = []
+        self._depth = 0
+        self._condition: Any = None
+
+    def streams(self, count: int) -> list[int]:
+        return self._made(self._streams, count)
+
+    def _made(self, known: list[Handle], count: int) -> list[int]:
+        """Streams of our own: those that torch hands out are a caller's too."""
+        with self.guard():
+            while len(known) < count:
+                made = check(cu.cuStreamCreate(int(_APART)))
+                known.append(Handle(made, _destroy_stream))
+        return [int(s.value) for s in known[:count]]
+
+    @contextmanager
+    def using(self, stream: int, pool: Any = None) -> Iterator[None]:
+        with ExitStack() as stack:
+            stack.enter_context(torch.cuda.stream(torch.cuda.ExternalStream(stream, self.place)))
+            if pool is not None:
+                stack.enter_context(torch.cuda.use_mem_pool(pool, self.place))
+                # A library's workspace comes from the pool too: no other graph writes to it.
+                torch._C._cuda_clearCublasWorkspaces()
+                stack.callback(torch._C._cuda_clearCublasWorkspaces)
+            yield
+
+    def pool(self) -> Any:
+        return torch.cuda.MemPool()
+
+    def pinned(self, nbytes: int) -> torch.Tensor:
+        return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
+
+    def current(self) -> int:
+        return int(torch._C._cuda_getCurrentRawStream(self.index))
+
+    def here(self) -> bool:
+        return bool(torch._C._cuda_getDevice() == self.index)
+
+    def guard(self) -> AbstractContextManager[Any]:
+        return torch.cuda.device(self.place)
+
+    def used_on(self, memory: Sequence[torch.Tensor], stream: int) -> None:
+        user = torch.cuda.ExternalStream(stream, self.place)
+        for tensor in memory:
+            tensor.record_stream(user)
+
+    def prepare(self, record: Any) -> None:
+        if isinstance(record, CudaRecord):
+            check(cu.cuFuncLoad(record.kernel.function))
+
+    def begin(self, stream: int) -> None:
+        check(cu.cuStreamBeginCapture(stream, _RELAXED))
+
+    def end(self, stream: int) -> Handle:
+        graph = check(cu.cuStreamEndCapture(stream))
+        return Handle(graph, _destroy_graph)
+
+    def abort(self, stream: int) -> None:
+        if self.capturing(stream):
+            error, graph = cu.cuStreamEndCapture(stream)
+            if not int(error) and int(graph):
+                _destroy_graph(graph)
+
+    def capturing(self, stream: int) -> bool:
+        return bool(check(cu.cuStreamIsCapturing(stream)) != _NOT_CAPTURING)
+
+    def _info(self, stream: int) -> tuple[Any, list[Any]]:
+        """The graph that a stream records, and what the next node would wait for."""
+        status, _, graph, nodes, *_ = check(cu.cuStreamGetCaptureInfo(stream))
+        if status != _ACTIVE:
+            raise GraphError("a recording was spoilt: something used the stream as it must not")
+        return graph, list(nodes or ())
+
+    def tails(self, stream: int) -> list[Any]:
+        return self._info(stream)[1]
+
+    def recorded(self, stream: int) -> list[Any]:
+        return _nodes(self._info(stream)[0])
+
+    def nodes(self, graph: Handle) -> list[Any]:
+        return _nodes(graph.value)
+
+    def kind(self, node: Any) -> str:
+        return _KINDS.get(check(cu.cuGraphNodeGetType(node)), OTHER)
+
+    def function(self, record: Any) -> int | None:
+        return int(record.kernel.function) if isinstance(record, CudaRecord) else None
+
+    def read(self, node: Any) -> Params | None:
+        kind = self.kind(node)
+        if kind == KERNEL:
+            return _kernel(node)
+        if kind == MEMCPY:
+            return _copy(node)
+        if kind == MEMSET:
+            return _memset(node)
+        return None
+
+    def instantiate(self, graph: Handle) -> Handle:
+        return Handle(check(cu.cuGraphInstantiate(graph.value, 0)), _destroy_executable)
+
+    def write(self, executable: Handle, params: Params) -> None:
+        if params.kind == KERNEL:
+            error = cu.cuGraphExecKernelNodeSetParams(
+                executable.value, params.node, params.native
+            )
+        elif params.kind == MEMCPY:
+            to, source = (params.word(0, 8 * i).value for i in range(2))
+            error = rt.cudaGraphExecMemcpyNodeSetParams1D(
+                rt.cudaGraphExec_t(int(executable.value)),
+                rt.cudaGraphNode_t(int(params.node)),
+                to,
+                source,
+                params.shape[0],
+                params.native,
+            )
+        else:
+            params.native.dst = params.word(0, 0).value
+            error = cu.cuGraphExecMemsetNodeSetParams(
+                executable.value, params.node, params.native, check(cu.cuCtxGetCurrent())
+            )
+        if int(error[0]):
+            check(error)
+
+    def launch(self, executable: Handle, stream: int) -> None:
+        error = cu.cuGraphLaunch(executable.value, stream)
+        if int(error[0]):
+            # Part of it may have run: this is no reason to run it otherwise.
+            raise ExecutionError(f"the CUDA driver refused to launch: {error[0].name}")
+
+    def conditional(
+        self, stream: int, kind: str, flag: int, body: Callable[[int], None], inverse: bool = False
+    ) -> None:
+        graph, _ = self._info(stream)
+        context = check(cu.cuCtxGetCurrent())
+        handle = check(cu.cuGraphConditionalHandleCreate(graph, context, 0, 0))
+        self._set_condition(stream, handle, flag, inverse)
+        params = cu.CUgraphNodeParams()
+        params.type = cu.CUgraphNodeType.CU_GRAPH_NODE_TYPE_CONDITIONAL
+        about = params.conditional
+        about.handle, about.type, about.size, about.ctx = handle, _CONDITIONS[kind], 1, context
+        params.conditional = about
+        before = self.tails(stream)
+        node = check(cu.cuGraphAddNode(graph, before, None, len(before), params))
+        self._depth += 1
+        inside = self._made(self._inner, self._depth)[-1]
+        try:
+            again = (handle, flag, inverse) if kind == WHILE else None
+            self._body(params.conditional.phGraph_out[0], inside, body, again)
+        finally:
+            self._depth -= 1
+        check(cu.cuStreamUpdateCaptureDependencies(stream, [node], None, 1, int(_SET)))
+
+    def _body(
+        self,
+        graph: Any,
+        stream: int,
+        body: Callable[[int], None],
+        again: tuple[Any, int, bool] | None,
+    ) -> None:
+        """Records what a conditional node contains; `again` is what ends a loop."""
+        check(cu.cuStreamBeginCaptureToGraph(stream, graph, None, None, 0, _RELAXED))
+        try:
+            with self.using(stream):
+                body(stream)
+                if again is not None:
+                    self._set_condition(stream, *again)
+            check(cu.cuStreamEndCapture(stream))
+        except BaseException:
+            if self.capturing(stream):
+                cu.cuStreamEndCapture(stream)  # the outer graph owns what it has recorded
+            raise
+
+    def _set_condition(self, stream: int, handle: Any, flag: int, inverse: bool) -> None:
+        if self._condition is None:
+            module = check(cu.cuModuleLoadData(_SET_CONDITION))
+            self._condition = check(cu.cuModuleGetFunction(module, b"set_condition"))
+        values = (int(handle), flag, int(inverse))
+        types = (ctypes.c_uint64, ctypes.c_uint64, ctypes.c_uint32)
+        check(cu.cuLaunchKernel(self._condition, 1, 1, 1, 1, 1, 1, 0, stream, (values, types), 0))
+
+    def copy(self, stream: int, to: int, source: int, nbytes: int, kind: str) -> None:
+        way = _COPIES.get(kind, rt.cudaMemcpyKind.cudaMemcpyDeviceToDevice)
+        check(rt.cudaMemcpyAsync(to, source, nbytes, way, stream))
+
+    def event(self) -> Handle:
+        return Handle(check(cu.cuEventCreate(int(_UNTIMED))), _destroy_event)
+
+    def record(self, event: Handle, stream: int) -> None:
+        check(cu.cuEventRecord(event.value, stream))
+
+    def wait(self, stream: int, event: Handle) -> None:
+        check(cu.cuStreamWaitEvent(stream, event.value, 0))
+
+    def finish(self, event: Handle) -> None:
+        error = cu.cuEventSynchronize(event.value)
+        if int(error[0]):
+            raise ExecutionError(f"the device failed: {error[0].name}")
+
+    def done(self, event: Handle) -> bool:
+        (error,) = cu.cuEventQuery(event.value)
+        if error == _NOT_READY:
+            return False
+        check((error,))
+        return True
+
+
+@cache
+def cuda_graphs(index: int) -> CudaGraphs:
+    """The graphs of a device: one object, because its streams are shared."""
+    return CudaGraphs(torch.device("cuda", index))
+
+
+def _nodes(graph: Any) -> list[Any]:
+    _, count = check(cu.cuGraphGetNodes(graph, 0))
+    return list(check(cu.cuGraphGetNodes(graph, count))[0]) if count else []
+
+
+def _kernel(node: Any) -> Params:
+    """A kernel's parameters, copied to where they can be changed."""
+    native = check(cu.cuGraphKernelNodeGetParams(node))
+    pointers = ctypes.POINTER(ctypes.c_void_p)
+    known = bool(int(native.func))
+    if native.kernelParams:
+        given = [
+            ctypes.string_at(ctypes.cast(native.kernelParams + 8 * i, pointers)[0], size)
+            for i, size in enumerate(_sizes(native))
+        ]
+        blobs = [ctypes.create_string_buffer(b, len(b)) for b in given]
+        slots = (ctypes.c_void_p * len(blobs))(*map(ctypes.addressof, blobs))
+        kept: list[Any] = [slots]
+        native.kernelParams = ctypes.addressof(slots)
+    elif native.extra:
+        extra = ctypes.cast(native.extra, pointers)
+        at = {extra[i] or 0: extra[i + 1] for i in (0, 2)}
+        size = ctypes.c_size_t.from_address(at[_SIZE] or 0)
+        blobs = [ctypes.create_string_buffer(ctypes.string_at(at[_BUFFER] or 0, size.value), size.value)]
+        length = ctypes.c_size_t(size.value)
+        start = ctypes.addressof(blobs[0])
+        slots = (ctypes.c_void_p * 5)(_BUFFER, start, _SIZE, ctypes.addressof(length), _END)
+        kept = [slots, length]
+        native.extra = ctypes.addressof(slots)
+    else:
+        blobs, kept = [], []
+    shape = (
+        native.gridDimX,
+        native.gridDimY,
+        native.gridDimZ,
+        native.blockDimX,
+        native.blockDimY,
+        native.blockDimZ,
+        native.sharedMemBytes,
+    )
+    code = int(native.func) if known else int(native.kern)
+    return Params(node, KERNEL, code, shape, blobs, native, kept)
+
+
+def _sizes(native: Any) -> Iterator[int]:
+    """The bytes of each parameter of a kernel."""
+    known, of = int(native.func), cu.cuFuncGetParamInfo
+    index = 0
+    while True:
+        found = of(native.func, index) if known else cu.cuKernelGetParamInfo(native.kern, index)
+        if int(found[0]):
+            return
+        yield int(found[2])
+        index += 1
+
+
+def _copy(node: Any) -> Params | None:
+    """A copy of bytes; None for one of several rows."""
+    native = check(rt.cudaGraphMemcpyNodeGetParams(rt.cudaGraphNode_t(int(node))))
+    extent = native.extent
+    if extent.height > 1 or extent.depth > 1 or int(native.srcArray) or int(native.dstArray):
+        return None
+    words = int(native.dstPtr.ptr) + native.dstPos.x, int(native.srcPtr.ptr) + native.srcPos.x
+    blob = ctypes.create_string_buffer(b"".join(w.to_bytes(8, "little") for w in words), 16)
+    return Params(node, MEMCPY, 0, (int(extent.width),), [blob], native.kind)
+
+
+def _memset(node: Any) -> Params:
+    native = check(cu.cuGraphMemsetNodeGetParams(node))
+    blob = ctypes.create_string_buffer(int(native.dst).to_bytes(8, "little"), 8)
+    shape = (native.width, native.height, native.pitch, native.elementSize, native.value)
+    return Params(node, MEMSET, 0, tuple(map(int, shape)), [blob], native)
+
+
+def _destroy_graph(graph: Any) -> None:
+    cu.cuGraphDestroy(graph)
+
+
+def _destroy_executable(executable: Any) -> None:
+    cu.cuGraphExecDestroy(executable)
+
+
+def _destroy_stream(stream: Any) -> None:
+    cu.cuStreamDestroy(stream)
+
+
+def _destroy_event(event: Any) -> None:
+    cu.cuEventDestroy(event)

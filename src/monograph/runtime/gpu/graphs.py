@@ -1,0 +1,181 @@
+"""Graphs of launches as Monograph sees them: recorded from a stream, changed in place, launched.
+
+`cuda_graphs` and `hip_graphs` do this through the drivers. What is here knows neither of them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+
+from monograph.errors import ExecutionError
+
+KERNEL, MEMCPY, MEMSET, EMPTY, CONDITIONAL, OTHER = (
+    "kernel",
+    "memcpy",
+    "memset",
+    "empty",
+    "conditional",
+    "other",
+)
+"""Kinds of nodes."""
+IF, WHILE = "if", "while"
+TO_DEVICE, TO_HOST, ON_DEVICE = "to device", "to host", "on device"
+"""Where a copy goes; that of a recorded copy cannot change."""
+
+
+class GraphError(ExecutionError):
+    """The driver refused something that has to do with a graph; nothing of it was launched."""
+
+
+class Handle:
+    """Something that the driver made, freed exactly once: by `close`, or with its last user.
+
+    Wrap only what a call has returned as made: there is nothing to free after one that failed.
+    """
+
+    def __init__(self, value: Any, free: Callable[[Any], None]) -> None:
+        self.value = value
+        self._end = weakref.finalize(self, free, value)
+        self._end.atexit = False  # the driver may be gone by then, and takes everything along
+
+    @property
+    def closed(self) -> bool:
+        return not self._end.alive
+
+    def close(self) -> None:
+        self._end()
+
+
+@dataclass(eq=False)
+class Params:
+    """What a node was recorded with, in memory that can be written: `Graphs.write` applies it."""
+
+    node: Any
+    kind: str
+    function: int
+    """Which code a kernel runs; 0 for other nodes."""
+    shape: tuple[int, ...]
+    """What cannot change: a kernel's grid and block, the bytes of a copy."""
+    blobs: list[Any]
+    """The bytes of the parameters, as ctypes arrays; of a copy, its destination and its source."""
+    native: Any = None
+    """The driver's own form of it, which points to the blobs."""
+    kept: list[Any] = field(default_factory=list)
+    """What must live as long as `native` does."""
+
+    def bytes(self) -> list[bytes]:
+        """The parameters as they are now."""
+        return [bytes(b) for b in self.blobs]
+
+    def word(self, blob: int, at: int) -> ctypes.c_uint64:
+        """Eight bytes of a parameter, to be read and written."""
+        return ctypes.c_uint64.from_buffer(self.blobs[blob], at)
+
+
+class Graphs(Protocol):
+    """What a driver does with graphs, on one device. Streams are numbers, as drivers have them."""
+
+    name: str
+    conditionals: bool
+    """Whether a graph can decide by itself what runs next."""
+    lock: Any
+    """Held while something is recorded: the streams for that are shared."""
+
+    def streams(self, count: int) -> list[int]:
+        """Streams that only recordings use."""
+
+    def using(self, stream: int, pool: Any = None) -> AbstractContextManager[Any]:
+        """Makes a stream the current one; with a pool, memory comes from there."""
+
+    def pool(self) -> Any:
+        """Memory that belongs to a recording, as long as the object lives."""
+
+    def pinned(self, nbytes: int) -> torch.Tensor:
+        """Memory of the host that the device can reach under the same address."""
+
+    def current(self) -> int:
+        """The stream that the caller works on now."""
+
+    def here(self) -> bool:
+        """Whether the device of these graphs is the current one."""
+
+    def guard(self) -> AbstractContextManager[Any]:
+        """Makes the device of these graphs the current one."""
+
+    def used_on(self, memory: Sequence[torch.Tensor], stream: int) -> None:
+        """Says that a stream uses memory: freed, it is not given away before that is done."""
+
+    def prepare(self, record: Any) -> None:
+        """Whatever a kernel's first launch would do besides; not allowed while recording."""
+
+    def begin(self, stream: int) -> None:
+        """Lets a stream record what it is given from now on."""
+
+    def end(self, stream: int) -> Handle:
+        """The graph that a stream has recorded."""
+
+    def abort(self, stream: int) -> None:
+        """Ends a recording, if there is one, and frees it. The stream can be used again."""
+
+    def capturing(self, stream: int) -> bool:
+        """Whether a stream records, for whomever."""
+
+    def tails(self, stream: int) -> list[Any]:
+        """The nodes that what a recording stream is given next would wait for."""
+
+    def recorded(self, stream: int) -> list[Any]:
+        """All nodes that a stream has recorded so far, in order."""
+
+    def nodes(self, graph: Handle) -> list[Any]:
+        """The nodes of a graph, in the order in which they were recorded."""
+
+    def kind(self, node: Any) -> str:
+        """What a node does: KERNEL, MEMCPY ..."""
+
+    def function(self, record: Any) -> int | None:
+        """The code of a launch of our own, by the number that `read` gives; None for others."""
+
+    def read(self, node: Any) -> Params | None:
+        """What a node was recorded with; None where that cannot be read."""
+
+    def instantiate(self, graph: Handle) -> Handle:
+        """A graph that can be launched."""
+
+    def write(self, executable: Handle, params: Params) -> None:
+        """Changes a node of an executable graph. Launches that are queued keep what they had."""
+
+    def launch(self, executable: Handle, stream: int) -> None:
+        """Enqueues an executable graph on a stream."""
+
+    def conditional(
+        self, stream: int, kind: str, flag: int, body: Callable[[int], None], inverse: bool = False
+    ) -> None:
+        """Records what a body enqueues on the stream it is given, done if or while a bool holds.
+
+        A body of WHILE writes the bool anew each time.
+        """
+
+    def copy(self, stream: int, to: int, source: int, nbytes: int, kind: str) -> None:
+        """Enqueues a copy between addresses."""
+
+    def event(self) -> Handle:
+        """A point in a stream's work, not set yet."""
+
+    def record(self, event: Handle, stream: int) -> None:
+        """Sets an event behind what a stream was given so far."""
+
+    def wait(self, stream: int, event: Handle) -> None:
+        """Lets a stream wait for an event."""
+
+    def finish(self, event: Handle) -> None:
+        """Waits for an event."""
+
+    def done(self, event: Handle) -> bool:
+        """Whether an event has come."""

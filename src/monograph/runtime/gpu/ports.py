@@ -1,0 +1,171 @@
+"""What callers feed to a GPU session and want written: torch tensors beside numpy arrays.
+
+Feeds are checked by arrays that stand for tensors: of the same type and shape, without memory.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from monograph.errors import FeedError
+from monograph.ir import DType, dtype
+from monograph.runtime.feeds import Port
+from monograph.runtime.gpu.running import Running
+from monograph.runtime.gpu.tensors import from_numpy, raw, torch_type
+from monograph.runtime.outputs import check_out
+
+_NAMES = (
+    *("bool", "u8", "u16", "u32", "u64", "i8", "i16", "i32", "i64", "f16", "bf16", "f32", "f64"),
+    *("f8e4m3fn", "f8e5m2", "f8e4m3fnuz", "f8e5m2fnuz"),
+)
+_DTYPES: dict[torch.dtype, DType] = {torch_type(dtype(n)): dtype(n) for n in _NAMES}
+
+
+def tensors_in(feeds: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """The torch tensors among some feeds."""
+    return {n: x for n, x in feeds.items() if isinstance(x, torch.Tensor)}
+
+
+def stand_ins(feeds: Mapping[str, Any], limit: int = -1) -> dict[str, Any]:
+    """The feeds with arrays in the place of tensors; integers up to a limit with their values."""
+    return {
+        n: _stand_in(n, x, limit) if isinstance(x, torch.Tensor) else x for n, x in feeds.items()
+    }
+
+
+def _stand_in(name: str, tensor: torch.Tensor, limit: int) -> Any:
+    kind = _DTYPES.get(tensor.dtype)
+    if kind is None:
+        raise FeedError(f"{name}: torch tensors of {tensor.dtype} are not taken")
+    if tensor.ndim <= 1 and tensor.numel() <= limit and kind.numpy.kind in "iub":
+        return to_host(tensor)
+    return np.broadcast_to(np.zeros((), kind.numpy), tuple(tensor.shape))
+
+
+def to_host(tensor: torch.Tensor) -> Any:
+    """A tensor as an array on the host, which waits for the device."""
+    kind = _DTYPES[tensor.dtype]
+    data = raw(tensor.detach().contiguous()).cpu().numpy()
+    return data.view(kind.numpy).reshape(tuple(tensor.shape))
+
+
+def run(executable: Any, feeds: Mapping[str, Any], out: Mapping[str, Any]) -> list[Any]:
+    """Runs an executable; where data decide sizes the host is between its parts."""
+    if isinstance(executable, Running) or not tensors_in({**feeds, **out}):
+        return list(executable.run(feeds, out))
+    tensors = tensors_in(feeds)
+    places = {x.device for x in tensors_in({**tensors, **out}).values()}
+    arrays = {n: to_host(x) if n in tensors else x for n, x in feeds.items()}
+    made = executable.run(arrays, {n: x for n, x in out.items() if isinstance(x, np.ndarray)})
+    names = [name for name, _ in executable.parts.whole.outputs]
+    return [
+        _delivered(n, x, out.get(n), next(iter(places)) if tensors else None)
+        for n, x in zip(names, made, strict=True)
+    ]
+
+
+def _delivered(name: str, made: Any, given: Any, place: torch.device | None) -> Any:
+    """A result of the host's, in the form that the caller wants."""
+    if not isinstance(made, np.ndarray) or made.dtype == object or isinstance(given, np.ndarray):
+        return made
+    if given is None and place is None:
+        return made
+    from monograph.ir import from_numpy as type_of
+
+    tensor = from_numpy(made).view(torch_type(type_of(made.dtype))).reshape(made.shape)
+    if given is None:
+        return tensor.to(place)
+    if given.shape != tensor.shape or given.dtype != tensor.dtype:
+        raise FeedError(
+            f"output {name!r} does not fit into the tensor given for it",
+            expected=f"{tensor.dtype}{list(tensor.shape)}",
+            given=f"{given.dtype}{list(given.shape)}",
+        )
+    return given.copy_(tensor)
+
+
+def check_places(
+    ports: Sequence[Port],
+    feeds: Mapping[str, Any],
+    checked: Mapping[str, Any],
+    out: Mapping[str, Any],
+    donate: Mapping[str, str],
+    returned: Mapping[str, Any],
+    place: torch.device | None,
+) -> dict[str, Any]:
+    """The arrays and tensors to write outputs into, or one FeedError with all that is wrong.
+
+    Donated state that has been returned to the session is among them, unless `out` says otherwise.
+    """
+    known = {p.name: p for p in ports}
+    tensors = {n: x for n, x in tensors_in(out).items() if n in known}
+    arrays = {n: x for n, x in out.items() if n not in tensors}
+    back = tensors_in(returned)
+    rest = {n: x for n, x in returned.items() if n not in back}
+    given: dict[str, Any] = check_out(ports, checked, arrays, donate, rest)
+    problems = [p for n, x in tensors.items() for p in _unfit(known[n], x, place)]
+    tensors = {**back, **tensors}
+    problems = problems or _overlaps(tensors, tensors_in(feeds), donate)
+    if problems:
+        raise FeedError("\n".join(["outputs cannot be written as asked:", *problems]))
+    return {**given, **tensors}
+
+
+def _unfit(port: Port, tensor: torch.Tensor, place: torch.device | None) -> list[str]:
+    problems = []
+    wanted = None if port.dtype is None else torch_type(port.dtype)
+    if port.type is not None and wanted is None:
+        problems.append(f"its type is {port.type}, which no tensor holds")
+    if wanted is not None and tensor.dtype != wanted:
+        problems.append(f"expected {wanted}, given {tensor.dtype}")
+    shape = tuple(tensor.shape)
+    if port.shape is not None and not _fits(shape, port.shape):
+        problems.append(f"expected the shape {list(port.shape)}, given {list(shape)}")
+    if tensor.device != place:
+        problems.append(f"expected a tensor on {place}, given one on {tensor.device}")
+    if not tensor.is_contiguous():
+        problems.append("its elements do not lie one after the other")
+    if tensor.requires_grad:
+        problems.append("it requires a gradient")
+    return [f"  {port.name}: {text}" for text in problems]
+
+
+def _fits(shape: tuple[int, ...], wanted: Sequence[int | str]) -> bool:
+    if len(shape) != len(wanted):
+        return False
+    return all(isinstance(w, str) or d == w for d, w in zip(shape, wanted, strict=True))
+
+
+def _overlaps(
+    out: Mapping[str, torch.Tensor],
+    feeds: Mapping[str, torch.Tensor],
+    donate: Mapping[str, str],
+) -> list[str]:
+    """Outputs that would be written over inputs or over each other."""
+    problems = []
+    for name, tensor in out.items():
+        for other, fed in feeds.items():
+            same = donate.get(name) == other and _span(tensor) == _span(fed)
+            if _touch(tensor, fed) and not same:
+                problems.append(f"  {name}: lies in the memory of the input {other!r}")
+    for (name, a), (other, b) in itertools.combinations(out.items(), 2):
+        if _touch(a, b):
+            problems.append(f"  {name}: lies in the memory of the output {other!r}")
+    return problems
+
+
+def _span(tensor: torch.Tensor) -> tuple[torch.device, int, int]:
+    """Where a tensor's elements lie, from the first to behind the last."""
+    extent = 1 + sum((d - 1) * s for d, s in zip(tensor.shape, tensor.stride(), strict=True))
+    size = extent * tensor.element_size() if tensor.numel() else 0
+    return tensor.device, tensor.data_ptr(), tensor.data_ptr() + size
+
+
+def _touch(a: torch.Tensor, b: torch.Tensor) -> bool:
+    (place, start, stop), (other, first, last) = _span(a), _span(b)
+    return place == other and start < last and first < stop

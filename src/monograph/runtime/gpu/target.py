@@ -1,0 +1,179 @@
+"""The GPU side of a session: its device, what its executables share, how graphs are compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from monograph.codegen.triton import select
+from monograph.codegen.triton.kernel import Arch
+from monograph.codegen.triton.layout import GpuModule
+from monograph.config import Config
+from monograph.errors import CodegenError, ConfigError
+from monograph.ir import Graph, Value
+from monograph.program.kinds import is_native
+from monograph.program.program import Program, Step
+from monograph.runtime.gpu.artefact import GpuArtefact, LoadedGpuExecutable, make_artefact
+from monograph.runtime.gpu.build import Binary, Request
+from monograph.runtime.gpu.compiler import Built, build_all
+from monograph.runtime.gpu.devices import Device
+from monograph.runtime.gpu.executable import GpuExecutable, first, lower_for_gpu
+from monograph.runtime.gpu.memory import Constants
+from monograph.runtime.gpu.opening import architecture, names_architecture, open_device
+from monograph.runtime.gpu.tune import Tuner, build, compile_chosen, requests_of
+from monograph.runtime.gpu.tuning import TuningCache, cache_path
+from monograph.runtime.progress import Progress
+
+Optimise = Callable[[Graph], Graph]
+
+
+def open_target(config: Config, optimise: Optimise, progress: Progress) -> GpuSide | OfflineSide:
+    """What compiles for the GPU that a configuration names, and runs there if it is a device."""
+    if names_architecture(config.device):
+        return OfflineSide(config, architecture(config.device), optimise, progress)
+    return GpuSide(config, open_device(config.device), optimise, progress)
+
+
+class _Side:
+    """What stages of a graph are compiled by (see `runtime.staged`)."""
+
+    def __init__(self, config: Config, optimise: Optimise, progress: Progress) -> None:
+        self.config = config
+        self.optimise = optimise
+        self.progress = progress
+        self.kept = config.shapes_kept
+        self.place: Any = None
+        """Where tensors have to lie that outputs are written into."""
+
+    def compiles(self, value: Value) -> bool:
+        """Whether a branch or a loop is compiled as it is: sizes known, and all inside too."""
+        native = all(map(is_native, (value, *value.inputs)))
+        return native and select.family(value) is not None
+
+
+class GpuSide(_Side):
+    """A device, and how graphs are compiled for it and run there."""
+
+    def __init__(
+        self, config: Config, device: Device, optimise: Optimise, progress: Progress
+    ) -> None:
+        super().__init__(config, optimise, progress)
+        self.device = device
+        self.place = device.place
+        self.constants = Constants(device)
+        cache = TuningCache.open(cache_path(config)) if device.measures else TuningCache(None)
+        self.tuner = Tuner(device, cache, config.tune)
+
+    @property
+    def arch(self) -> Arch:
+        return self.device.arch
+
+    def executable(self, graph: Graph) -> GpuExecutable:
+        """A graph of static shapes, compiled by the rivals that were measured to be fastest."""
+        self.progress("generate", 0, 1)
+        program = lower_for_gpu(graph)
+        tf32 = self.config.tf32
+        self.tuner.tune(program, tf32=tf32, progress=self.progress)
+        module = compile_chosen(
+            program,
+            self.tuner.chooser(program, tf32=tf32),
+            lambda m: build(self.device, [m], self.progress),
+            self.arch,
+            tf32=tf32,
+        )
+        return GpuExecutable(module, self.device, self.constants)
+
+    def load(self, artefact: GpuArtefact) -> LoadedGpuExecutable:
+        """A program that was compiled ahead of time, on the device."""
+        self.progress("load", 0, 1)
+        return LoadedGpuExecutable(artefact, self.device, self.constants)
+
+    def stats(self, made: Sequence[Any]) -> dict[str, Any]:
+        """What the session's executables take on the device, and how kernels were chosen."""
+        own = sum(r.own_bytes for e in made for r in parts_of(e))
+        return {
+            "device": self.device.name,
+            "constant_bytes": self.constants.nbytes,
+            "device_bytes": self.constants.nbytes + own,
+            "tuning_used": len(self.tuner.used),
+            "tuned": self.tuner.measured,
+        }
+
+
+class OfflineSide(_Side):
+    """An architecture to compile for, with no device to run on or to measure with."""
+
+    def __init__(
+        self, config: Config, arch: Arch, optimise: Optimise, progress: Progress
+    ) -> None:
+        super().__init__(config, optimise, progress)
+        self.arch = arch
+
+    def executable(self, graph: Graph) -> OfflineExecutable:
+        """A graph of static shapes as machine code, by the default kernels."""
+        self.progress("generate", 0, 1)
+        program = lower_for_gpu(graph)
+        code: dict[Request, Binary] = {}
+        module = compile_chosen(
+            program,
+            first,
+            lambda m: self._compiled(m, code),
+            self.arch,
+            tf32=self.config.tf32,
+            libraries=False,
+        )
+        return OfflineExecutable(module, code)
+
+    def _compiled(self, module: GpuModule, code: dict[Request, Binary]) -> Built:
+        """Compiles what is not compiled yet; what failed, and why."""
+        needed = dict.fromkeys(r for r in requests_of(module) if r not in code)
+        made = build_all(needed, self.arch, lambda n: self.progress("compile", n, len(needed)))
+        code.update({r: b for r, b in made.items() if isinstance(b, Binary)})
+        return {r: b for r, b in made.items() if isinstance(b, CodegenError)}
+
+    def load(self, artefact: GpuArtefact) -> LoadedGpuExecutable:
+        raise _no_device(self.config.target)
+
+    def stats(self, made: Sequence[Any]) -> dict[str, Any]:
+        return {"device": None, "device_bytes": 0, "tuning_used": 0, "tuned": 0}
+
+
+class OfflineExecutable:
+    """A compiled program without a device: it can be saved, not run."""
+
+    runs = copies = specialisations = constant_bytes = 0
+    threads = 1
+
+    def __init__(self, module: GpuModule, code: dict[Request, Binary]) -> None:
+        self.module = module
+        self.program: Program = module.program
+        self.programs = [module.program]
+        self.host_steps: list[Step] = [step for _, step in module.host]
+        self.host_kinds = tuple(s.region.kind for s in self.host_steps)
+        self.host_reasons = dict.fromkeys(self.host_kinds, "it works on what no device holds")
+        self.kernels = self.launches = len(requests_of(module))
+        self.arena_bytes = module.arena_bytes
+        self._code = code
+
+    def artefact(self) -> GpuArtefact | None:
+        """What of it can be kept on disk."""
+        return make_artefact(self.module, self._code.__getitem__)
+
+    def run(self, feeds: Any, out: Any = None) -> list[Any]:
+        raise _no_device("an architecture")
+
+
+def _no_device(given: str) -> ConfigError:
+    return ConfigError(
+        "a target that names an architecture compiles, and runs nothing",
+        given=given,
+        hint="save what is compiled, and load it with target=\"gpu\" where there is such a device",
+    )
+
+
+def parts_of(executable: Any) -> list[Any]:
+    """The executables that one is made of: several where data decide sizes."""
+    inner = getattr(executable, "stages", None)
+    if inner is None:
+        return [executable] if hasattr(executable, "own_bytes") else []
+    return [part for stage in inner for part in parts_of(stage)]
