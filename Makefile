@@ -10,13 +10,18 @@ SECONDS ?= 300
 STRESS ?= 60
 JOBS ?= 2
 DEMO := build/demo/yolov10n.onnx
+GPU_VENV := .venv-gpu
+GPU_STAMP := $(GPU_VENV)/installed
+# On a machine with a GPU nothing is installed: its own Python has torch and triton.
+FROM_SOURCE := PYTHONPATH=src:. $(PYTHON)
 
 .PHONY: help demo test lint format type unit conformance models fuzz rewrites sweep bench docs clean
+.PHONY: test-codegen test-gpu bench-gpu
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
 
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: $(DEMO) ## Build a detector, inspect it, check it against ONNX Runtime, compile it, time it
 	$(BIN)/monograph inspect $(DEMO)
@@ -40,6 +45,17 @@ type: $(STAMP) ## Check types strictly
 unit: $(STAMP) ## All tests with coverage
 	$(BIN)/python -m pytest -rs -n $(JOBS) --dist worksteal \
 	    --cov --cov-report=term:skip-covered --cov-fail-under=90
+
+test-codegen: $(GPU_STAMP) ## GPU kernels without a GPU: interpreted, and compiled for six architectures (installs torch)
+	TRITON_INTERPRET=1 $(GPU_VENV)/bin/python -m pytest -rs -n $(JOBS) --dist worksteal tests/gpu
+	$(GPU_VENV)/bin/python -m tests.gpu.cross $(ARGS)
+
+test-gpu: ## Everything on the GPU of this machine, with the torch and triton that are here
+	MONOGRAPH_TEST_DEVICE=cuda $(FROM_SOURCE) -m pytest -rs -p no:cacheprovider tests/gpu
+	$(FROM_SOURCE) -m tests.gpu.sweep $(ARGS)
+
+bench-gpu: ## Time the GPU benchmark set beside torch; table, JSON, plot
+	$(FROM_SOURCE) -m benchmarks.gpu $(ARGS)
 
 conformance: $(STAMP) ## Run ONNX's own backend suite; a table (OPTIMISE=1: rewritten; ARGS="-k lstm -v")
 	$(BIN)/python tests/conformance/run.py $(if $(OPTIMISE),--optimise) $(ARGS)
@@ -66,7 +82,7 @@ docs: $(STAMP) ## Write the pages that are made from the code
 	$(BIN)/python scripts/supported_ops.py
 
 clean: ## Remove .venv, caches and builds
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .coverage .coverage.* src/*.egg-info
+	rm -rf $(VENV) $(GPU_VENV) build dist .pytest_cache .mypy_cache .ruff_cache .coverage .coverage.* src/*.egg-info
 	find src tests scripts -name __pycache__ -type d -exec rm -rf {} +
 
 $(DEMO): scripts/demo_model.py $(STAMP)
@@ -74,7 +90,20 @@ $(DEMO): scripts/demo_model.py $(STAMP)
 	$(BIN)/python scripts/demo_model.py $@
 
 # Made anew when the dependencies change.
-$(STAMP): pyproject.toml
+$(STAMP): pyproject.toml | python
+	@echo "Setting up $(VENV) (a minute or two, once)"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[test]"
+	@touch $@
+
+$(GPU_STAMP): pyproject.toml | python
+	@echo "Setting up $(GPU_VENV) with torch and triton (a few minutes, once)"
+	@test -x $(GPU_VENV)/bin/python || $(PYTHON) -m venv $(GPU_VENV)
+	@$(GPU_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --editable ".[codegen]"
+	@touch $@
+
+.PHONY: python
+python:
 	@command -v $(PYTHON) >/dev/null 2>&1 || { \
 	    echo "make: no '$(PYTHON)' here. Install Python 3.11 or newer, or name one: make PYTHON=python3.12" >&2; \
 	    exit 1; }
@@ -85,7 +114,3 @@ $(STAMP): pyproject.toml
 	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { \
 	    echo "make: $(PYTHON) lacks venv. On Debian or Ubuntu: apt install python3-venv" >&2; \
 	    exit 1; }
-	@echo "Setting up $(VENV) (a minute or two, once)"
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[test]"
-	@touch $@

@@ -49,6 +49,7 @@ def child(options: argparse.Namespace) -> None:
         right = problem.right()
     except Exception as e:
         _tell({"contender": "the check", "failed": _short(e)})
+    made_ones = []
     for name, make in problem.contenders():
         if options.only and name not in options.only:
             continue
@@ -62,8 +63,12 @@ def child(options: argparse.Namespace) -> None:
                 raise
             _tell({"contender": name, "failed": _short(e)})
             continue
+        made_ones.append(contender)
         notes = {k: v for k, v in contender.notes.items() if isinstance(v, (int, float, str))}
         _tell({"contender": name, "seconds_to_make": made, **figures.as_json(), **notes})
+    for contender in made_ones:
+        if contender.kernels is None:
+            _tell({"contender": contender.name, "kernels": clock.kernels(contender.run)})
     _tell({"model_seconds": time.perf_counter() - began})
 
 
@@ -126,7 +131,8 @@ def _note(result: dict[str, Any], line: str) -> None:
     if "failed" in said:
         result["failed"][said["contender"]] = said["failed"]
     elif "contender" in said:
-        result["contenders"][said.pop("contender")] = said
+        name = said.pop("contender")
+        result["contenders"][name] = {**result["contenders"].get(name, {}), **said}
     else:
         result |= said
 

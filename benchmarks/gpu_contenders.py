@@ -57,6 +57,7 @@ class Problem:
 
             self.device = CudaDevice()
         self.place = self.device.place
+        torch.backends.cudnn.benchmark = True  # what others would set too
         self.model = onnx.load(self.path)
         half = torch.float32 if self.dry else torch.float16
         self.inputs = [self._tensor(x, half) for x in self.feeds.values()]

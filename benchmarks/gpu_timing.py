@@ -16,6 +16,8 @@ WARM_SECONDS = 0.1
 BATCH_SECONDS = 0.02
 """Runs between two events take about so long."""
 ROUNDS = 15
+CLOCK_SECONDS = 3.0
+"""How long to wait for the tool that reads the device's clock."""
 SYNCED_RUNS = 100
 
 
@@ -75,9 +77,6 @@ class Clock:
         device, clock = self._device_time(contender.run, count)
         synced = self._each(contender.run)
         whole = self._each(self._from_numpy(contender))
-        kernels = contender.kernels
-        if kernels is None and self.on_device:
-            kernels = self._kernels(contender.run)
         contender.run()
         self.synchronise()
         return Figures(
@@ -86,7 +85,7 @@ class Clock:
             whole,
             max(0.0, 1 - synced / whole),
             clock,
-            kernels,
+            contender.kernels,
             _error(contender.outputs()[0], right),
         )
 
@@ -107,7 +106,10 @@ class Clock:
         """The median over rounds; they go on until the clock of the device has been read."""
         reading = _read_clock() if self.on_device else None
         times = []
-        while len(times) < self.rounds or (reading is not None and reading.poll() is None):
+        end = time.perf_counter() + CLOCK_SECONDS
+        while len(times) < self.rounds or (
+            reading is not None and reading.poll() is None and time.perf_counter() < end
+        ):
             times.append(self._round(run, count))
         return statistics.median(times), _clock_of(reading)
 
@@ -158,8 +160,13 @@ class Clock:
     def _pinned(self, like: torch.Tensor) -> torch.Tensor:
         return torch.empty(like.shape, dtype=like.dtype, pin_memory=self.on_device)
 
-    def _kernels(self, run: Callable[[], Any]) -> int | None:
-        """Kernels and copies that a run makes the device do, as torch's profiler sees them."""
+    def kernels(self, run: Callable[[], Any]) -> int | None:
+        """Kernels and copies that a run makes the device do, as torch's profiler sees them.
+
+        It comes behind all measurements: what it hooks into launches may stay there.
+        """
+        if not self.on_device:
+            return None
         from torch.profiler import ProfilerActivity, profile
 
         try:
@@ -192,6 +199,8 @@ def _read_clock() -> subprocess.Popen[str] | None:
 def _clock_of(reading: subprocess.Popen[str] | None) -> float | None:
     if reading is None or reading.stdout is None:
         return None
+    if reading.poll() is None:
+        reading.kill()
     lines = reading.stdout.read().split()
     reading.wait()
     try:

@@ -25,7 +25,7 @@ LAYERS = [
     {"session"},
     {"compat", "generate", "report", "serve"},
     {"cli_common", "cli_options"},
-    {"cli_compile", "cli_profile"},
+    {"cli_compile", "cli_profile", "cli_tune"},
     {"cli"},
     {"__main__"},
 ]

@@ -223,7 +223,7 @@ def verify(
         gpu = {"precision": precision, "tf32": tf32, "tune": tune_}
         request = make_request(model, target, dim, input_, inputs, seed, **gpu)
         if bisect:
-            _refuse_with_bisect(against, only, rtol, atol, per_step or None)
+            _refuse_with_bisect(against, only, rtol, atol, per_step or None, *gpu.values())
             options = pass_options_from(pass_options, disable)
             _bisect(model, request, options, any_order or [], as_json)
             return
@@ -349,7 +349,8 @@ def _refuse_with_bisect(*others: object) -> None:
     if any(given not in (None, "", []) for given in others):
         raise ConfigError(
             "--bisect compares passes with the reference, within derived tolerances",
-            hint="leave out --against, --only, --rtol, --atol and --per-step",
+            hint="leave out --against, --only, --rtol, --atol, --per-step, --precision, --tf32 and"
+            " --tune",
         )
 
 

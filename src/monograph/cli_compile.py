@@ -8,12 +8,18 @@ from typing import Annotated
 import typer
 
 from monograph.cli_common import make_request, note, reporting, show
-from monograph.cli_options import Archive, AsJson, Debug, Dims, Model
+from monograph.cli_options import Archive, AsJson, Debug, Dims, Model, Precision, Tf32, Tune
 
 Output = Annotated[
     Path, typer.Option("-o", "--output", metavar="FILE.mono", help="Where to write the package.")
 ]
 Threads = Annotated[int, typer.Option(min=0, help="Threads it will run on; 0 for all there are.")]
+Target = Annotated[
+    str,
+    typer.Option(
+        metavar="cpu|gpu|gpu:ARCH", help="What it is for; gpu:sm_90 needs no GPU on this machine."
+    ),
+]
 Features = Annotated[
     str, typer.Option(help="The instruction set to compile for; this machine's by default.")
 ]
@@ -22,8 +28,12 @@ Features = Annotated[
 def compile_(
     model: Model,
     output: Output,
+    target: Target = "cpu",
     threads: Threads = 0,
     features: Features = "",
+    precision: Precision = None,
+    tf32: Tf32 = None,
+    tune: Tune = None,
     dim: Dims = None,
     inputs: Archive = None,
     as_json: AsJson = False,
@@ -35,11 +45,20 @@ def compile_(
     threads. `monograph.load`, run and bench take it in the place of the model. It is checked when
     it is loaded, and is to be trusted like a shared library.
 
-    Example:  monograph compile model.onnx -o model.mono --dim batch=4
+    With --target gpu:sm_90 (sm_80 ... gfx942 ...) it holds machine code for GPUs of that
+    architecture, by the default kernels; with --target gpu that of the kernels which are fastest
+    on this machine's own GPU. Load it with target="gpu".
+
+    Examples:
+
+    monograph compile model.onnx -o model.mono --dim batch=4
+
+    monograph compile model.onnx -o model.mono --target gpu:sm_90 --precision f16
     """
     with reporting(as_json, debug):
         from monograph.report.compile import compile_model, show_compiled
 
-        request = make_request(model, "cpu", dim, None, inputs, 0)
+        gpu = {"precision": precision, "tf32": tf32, "tune": tune}
+        request = make_request(model, target, dim, None, inputs, 0, **gpu)
         found = compile_model(request, output, note, threads=threads, features=features)
         show(as_json, found.as_json(), lambda out: show_compiled(out, str(model), found))

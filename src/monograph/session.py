@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from monograph.bindings import Executable, Key
     from monograph.runtime import staged
+    from monograph.runtime.gpu.target import GpuSide, OfflineSide
     from monograph.runtime.tolerance import Tolerance
 
 ModelSource: TypeAlias = "str | os.PathLike[str] | bytes | onnx.ModelProto"
@@ -88,6 +89,16 @@ class Session:
     def graph(self) -> Graph:
         """The imported graph, symbolic dimensions and all."""
         return self._bindings.model.graph
+
+    @property
+    def gpu(self) -> GpuSide | OfflineSide | None:
+        """The session's GPU: its device, and how kernels were chosen; None on other targets."""
+        return self._bindings.gpu
+
+    @property
+    def arch(self) -> str:
+        """The architecture of the GPU that is compiled for; "" for other targets."""
+        return "" if self._bindings.gpu is None else self._bindings.gpu.arch.name
 
     @property
     def stats(self) -> dict[str, Any]:
@@ -194,12 +205,15 @@ class Session:
     ) -> dict[str, Tolerance]:
         """How far each output of a run on these feeds may lie from what others compute.
 
-        A file may allow others a lower precision; the reference makes no use of that.
+        A file may allow others a lower precision; the reference makes no use of that. A session
+        that was asked to compute in one lies farther from the rest.
         """
         from monograph.runtime.tolerance import allowed_by_file, derive
 
-        bound = self.bound_graph(feeds)
-        return derive(bound, 0.0 if reference else allowed_by_file(self._bindings.model.file))
+        narrow = self.config.precision != "f32"
+        graph = self.optimised_graph(feeds) if narrow else self.bound_graph(feeds)
+        allowed = 0.0 if reference else allowed_by_file(self._bindings.model.file)
+        return derive(graph, allowed, tf32=self.config.tf32)
 
     def graph_for(self, feeds: Mapping[str, Any]) -> Graph:
         """The graph that a run on these feeds evaluates; `graph` itself for most models."""

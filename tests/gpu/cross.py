@@ -1,52 +1,156 @@
-"""Compiles kernels for every architecture without a device: `python -m tests.gpu.cross`.
+"""Compiles kernels for every architecture without a device.
 
-Its own process, because Triton decides while it is imported whether to interpret.
+    python -m tests.gpu.cross                     # a fair selection: a few minutes
+    python -m tests.gpu.cross --arch gfx942 -v
+    python -m tests.gpu.cross --every             # all candidates of all samples: long
+    python -m tests.gpu.cross graph.txt           # graphs in text form
+
+The selection has a sample of every op, and larger products, convolutions, attention and
+reductions with several of their candidates. Its own process, because Triton decides while it is
+imported whether to interpret; and compilers in processes of their own, because some mistakes
+(inline PTX for AMD) take the process along. Exits with 1 where a kernel does not compile.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
-from collections.abc import Iterable
+import time
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+import numpy as np
+
 from monograph.codegen.triton import select
-from monograph.codegen.triton.kernel import GpuContext, Launch
+from monograph.codegen.triton.kernel import Arch, GpuContext
 from monograph.codegen.triton.layout import lay_out
-from monograph.ir import Graph, parse
-from monograph.runtime.gpu.build import ARCHES, build, request
-from monograph.runtime.gpu.executable import lower_for_gpu
+from monograph.errors import CodegenError, MonographError
+from monograph.ir import Graph, Input, TensorType, Value, constant, dtype, parse
+from monograph.ops import OPS
+from monograph.ops.attention import Attention
+from monograph.ops.composite import LayerNorm, Silu, Softmax
+from monograph.ops.conv import Conv
+from monograph.ops.elementwise import Add
+from monograph.ops.linear import Dot
+from monograph.ops.reduce import ReduceSum
+from monograph.program.kinds import is_native
+from monograph.runtime.gpu.build import ARCHES, Request
+from monograph.runtime.gpu.compiler import build_all
+from monograph.runtime.gpu.executable import lower_for_gpu, only_host
+from monograph.runtime.gpu.tune import requests_of
+from tests.samples import sample_graph
 
 CHECKED = ("sm_80", "sm_90", "gfx942", "gfx1100", "gfx1151", "gfx1201")
+SEVERAL = 4
+"""Candidates of the larger problems that are compiled."""
 
 
-def compile_everywhere(graph: Graph, every: bool = False, arches: Iterable[str] = CHECKED) -> int:
-    """Compiles a graph's kernels for each architecture; how many that were."""
-    count = 0
+def tensor(name: str, kind: str, *shape: int) -> Value:
+    return Input(name, TensorType(dtype(kind), shape))()
+
+
+def weight(kind: str, *shape: int) -> Value:
+    data = np.random.default_rng(1).normal(size=shape) * 0.2
+    return constant(data.astype(dtype(kind).numpy))
+
+
+def graph_of(value: Value, *inputs: Value) -> Graph:
+    return Graph(inputs, (("y", value),))
+
+
+def larger() -> Iterator[tuple[str, Graph]]:
+    """Problems of the sizes that models have."""
+    for kind in ("f32", "f16", "bf16"):
+        for rows in (1, 128):
+            x = tensor("x", kind, rows, 512)
+            y = Silu()(Add()(Dot()(x, weight(kind, 512, 256)), weight(kind, 256)))
+            yield f"dot {kind} {rows}", graph_of(y, x)
+    x = tensor("x", "f16", 1, 20, 20, 64)
+    for name, shape, groups in (("3x3", (64, 64, 3, 3), 1), ("depthwise", (64, 1, 3, 3), 64)):
+        y = conv(x, weight("f16", *shape), groups)
+        yield f"conv {name}", graph_of(Silu()(Add()(y, weight("f16", 64))), x)
+    for length in (1, 128):
+        q = tensor("q", "f16", 1, 8, length, 64)
+        k, v = (tensor(n, "f16", 1, 8, 128, 64) for n in "kv")
+        yield f"attention {length}", graph_of(Attention()(q, k, v), q, k, v)
+    x = tensor("x", "f16", 128, 2048)
+    yield "softmax", graph_of(Softmax(1)(x), x)
+    yield "sum", graph_of(ReduceSum((1,))(x), x)
+    y = LayerNorm((1,))(x, weight("f16", 2048), weight("f16", 2048))
+    yield "layer norm", graph_of(y, x)
+
+
+def conv(x: Value, weights: Value, groups: int) -> Value:
+    ones = (1, 1)
+    return Conv(ones, ones, ones, ones, groups, layout="channels_last")(x, weights)
+
+
+def samples(every: bool) -> Iterator[tuple[str, Graph]]:
+    """A sample of every op that is native, or all of them."""
+    for op in OPS.values():
+        found = (sample_graph(op, s)[0] for s in op.samples)
+        native = [g for g in found if all(map(is_native, g.values))]
+        for number, graph in enumerate(native if every else native[:1]):
+            yield f"{op.name} {number}", graph
+
+
+def requests(graph: Graph, arch: Arch, count: int | None) -> Iterator[Request]:
+    """The kernels of the first candidates of every step; None for all of them."""
     program = lower_for_gpu(graph)
-    for name in arches:
-        arch = ARCHES[name]
-        for step in program.steps:
-            found = select.candidates(GpuContext(program, step, arch))
-            for candidate in found if every else found[:1]:
-                module = lay_out(program, [(step, candidate.make())])
-                for bound in module.every:
-                    if not isinstance(bound.work, Launch):
-                        continue
-                    dtypes = tuple(a.dtype for a in bound.arguments)
-                    aligned = tuple(a.aligned for a in bound.arguments)
-                    build(request(bound.work, dtypes, aligned, step.region.kind), arch)
-                    count += 1
-    return count
+    for step in program.steps:
+        if only_host(step.region) or not select.serves(step.region):
+            continue
+        for candidate in select.candidates(GpuContext(program, step, arch))[:count]:
+            yield from requests_of(lay_out(program, [(step, candidate.make())]))
 
 
-def main(files: list[str]) -> None:
-    """Compiles the kernels of graphs in text form, one a file."""
-    assert os.environ.get("TRITON_INTERPRET", "0") in ("", "0")
-    for file in files:
-        count = compile_everywhere(parse(Path(file).read_text()))
-        print(f"{Path(file).stem}: {count} kernels")
+def compile_all(
+    graphs: Iterable[tuple[str, Graph, int | None]], arch: Arch
+) -> tuple[int, dict[str, str]]:
+    """Compiles for an architecture: how many kernels, and what failed, by the graph's name."""
+    wanted: dict[Request, str] = {}
+    failed: dict[str, str] = {}
+    for name, graph, count in graphs:
+        try:
+            for one in requests(graph, arch, count):
+                wanted.setdefault(one, name)
+        except MonographError as e:
+            failed[name] = str(e)
+    for one, made in build_all(wanted, arch).items():
+        if isinstance(made, CodegenError):
+            failed[f"{wanted[one]} ({one.stem})"] = str(made)
+    return len(wanted), failed
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("files", nargs="*", type=Path, help="graphs in text form")
+    parser.add_argument("--arch", action="append", choices=ARCHES, help="only this architecture")
+    parser.add_argument("--every", action="store_true", help="all candidates of all samples")
+    parser.add_argument("-v", action="store_true", help="print the whole of what fails")
+    options = parser.parse_args()
+    assert os.environ.get("TRITON_INTERPRET", "0") in ("", "0"), "this compiles: do not interpret"
+    count = None if options.every else 1
+    graphs: list[tuple[str, Graph, int | None]]
+    if options.files:
+        graphs = [(f.stem, parse(f.read_text()), count) for f in options.files]
+    else:
+        graphs = [(n, g, count) for n, g in samples(options.every)]
+        graphs += [(n, g, None if options.every else SEVERAL) for n, g in larger()]
+    wrong = 0
+    print(f"{'architecture':16}{'kernels':>8}{'failed':>8}{'s':>8}", flush=True)
+    for name in options.arch or CHECKED:
+        began = time.monotonic()
+        number, failed = compile_all(graphs, ARCHES[name])
+        seconds = time.monotonic() - began
+        print(f"{name:16}{number:>8}{len(failed):>8}{seconds:>8.0f}", flush=True)
+        for what, why in failed.items():
+            text = why if options.v else " ".join(why.split())[:200]
+            print(f"FAILED {name} {what}: {text}", flush=True)
+        wrong += len(failed) + (number == 0)
+    return 1 if wrong else 0
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    sys.exit(main())

@@ -90,7 +90,13 @@ def test_a_loop_ends_by_its_condition_or_its_count() -> None:
     outer = graph_of(*unpack(loop(*operands)))
     made = executable(outer)
     zeros = np.zeros((3, 17), np.float32)
-    for trips, go, turns in ((0, True, 0), (7, False, 0), (1, True, 1), (2, True, 2), (50, True, 3)):
+    for trips, go, turns in (
+        (0, True, 0),
+        (7, False, 0),
+        (1, True, 1),
+        (2, True, 2),
+        (50, True, 3),
+    ):
         given = {"x": zeros, "n": np.int64(trips), "go": np.array(go)}
         before = made.syncs
         (found,) = made.run(given)

@@ -93,3 +93,12 @@ def test_deep_sums_are_split() -> None:
     names = candidate_names(graph)[0]
     assert any("split" in n for n in names)
     check(graph, chosen=[n for n in names if "split" in n][:2])
+
+
+@pytest.mark.parametrize(("kernel", "stride", "pad"), [(3, 2, 1), (7, 2, 3), (2, 1, 0)])
+def test_few_channels_are_read_in_runs(kernel: int, stride: int, pad: int) -> None:
+    x = tensor("x", (2, 9, 11, 3))
+    graph = Graph((x,), (("y", conv(kernel, stride, pad)(x, weights((20, 3, kernel, kernel)))),))
+    names = [n for n in candidate_names(graph)[0] if n.startswith("runs")]
+    assert names
+    check(graph, chosen=names[:3])

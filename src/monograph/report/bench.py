@@ -247,9 +247,8 @@ def _ports(graph: Graph) -> list[tuple[str, Any]]:
 def show_bench(out: Console, name: str, bench: Bench) -> None:
     """The table that people read."""
     columns = ("", "median (p50)", "p90", "p99", "fastest", "a second", "Monograph is")
-    rows = table(
-        f"{name} on {bench.target}, {bench.threads} threads", *columns, right=tuple(range(1, 7))
-    )
+    threads = "" if bench.target.startswith("gpu") else f", {bench.threads} threads"
+    rows = table(f"{name} on {bench.target}{threads}", *columns, right=tuple(range(1, 7)))
     for contender, times in bench.times.items():
         figures = (times.median, times.p90, times.p99, times.least)
         ratio = "" if contender == MONOGRAPH else f"{bench.ratio(contender):.2f}x as fast"
@@ -264,6 +263,12 @@ def show_bench(out: Console, name: str, bench: Bench) -> None:
         f"peak memory: {stats['peak_bytes'] / 1e6:.1f} MB of temporaries;"
         f" {bench.process_bytes / 1e6:.0f} MB the whole process, compiler included"
     )
+    if "device_bytes" in stats:
+        out.print(
+            f"on {stats['device']}: {stats['device_bytes'] / 1e6:.1f} MB of its memory;"
+            f" {stats['tuning_used']} problems with measured kernels",
+            highlight=False,
+        )
     if bench.peaks is not None:
         rates, peaks = bench.rates, bench.peaks
         out.print(

@@ -21,6 +21,9 @@ class Compiled:
     shapes: dict[str, tuple[int, ...]]
     kernels: int
     threads: int
+    """Threads that it runs on; 0 for code that is for a GPU."""
+    arch: str
+    """The GPU's architecture that it is for, or ""."""
     nbytes: int
     seconds: float
     from_disk: bool
@@ -31,7 +34,7 @@ class Compiled:
             "output": str(self.path),
             "shapes": {name: list(shape) for name, shape in self.shapes.items()},
             "kernels": self.kernels,
-            "threads": self.threads,
+            **({"arch": self.arch} if self.arch else {"threads": self.threads}),
             "bytes": self.nbytes,
             "seconds": self.seconds,
             "from_cache": self.from_disk,
@@ -50,10 +53,8 @@ def compile_model(request: Request, output: Path, note: Notes, **options: Any) -
 
     started = time.perf_counter()
     session = request.load(**options)
-    if session.config.target != "cpu":
-        raise ConfigError(
-            "only the cpu target has code to keep", expected="cpu", given=session.config.target
-        )
+    if session.config.target == "reference":
+        raise ConfigError("the reference has no code to keep", expected="cpu | gpu")
     feeds = request.inputs(session, about_sizes).feeds
     executable = session.executable(feeds)
     session.save(output)
@@ -61,7 +62,8 @@ def compile_model(request: Request, output: Path, note: Notes, **options: Any) -
         output,
         {name: x.shape for name, x in feeds.items()},
         executable.kernels,
-        executable.threads,
+        0 if session.config.on_gpu else executable.threads,
+        session.arch,
         output.stat().st_size,
         time.perf_counter() - started,
         bool(session.stats["from_disk"]),
@@ -72,8 +74,9 @@ def show_compiled(out: Console, model: str, found: Compiled) -> None:
     """What was written, for people."""
     shapes = ", ".join(f"{name} {list(shape)}" for name, shape in found.shapes.items())
     origin = "found in the cache" if found.from_disk else "compiled"
+    where = found.arch or f"{found.threads} threads"
     out.print(
-        f"{model}: {found.kernels} kernels for {shapes or 'no inputs'} on {found.threads} threads,"
+        f"{model}: {found.kernels} kernels for {shapes or 'no inputs'} on {where},"
         f" {origin} in {found.seconds:.2f} s",
         highlight=False,
     )

@@ -157,7 +157,9 @@ def verify_model(
     given, taken = _run(session, inputs)
     seconds = {target: taken}
     if other == REFERENCE:
-        expected, seconds[other] = _run(replace(request, target=REFERENCE, options={}).load(), inputs)
+        expected, seconds[other] = _run(
+            replace(request, target=REFERENCE, options={}).load(), inputs
+        )
     elif other == ONNXRUNTIME:
         expected, seconds[other] = run_onnxruntime(request.model, inputs.feeds)
     wanted = [p.name for p in session.outputs if not only or p.name in only]

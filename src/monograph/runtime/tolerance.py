@@ -48,7 +48,7 @@ from monograph.ir import (
     Value,
     subgraphs,
 )
-from monograph.ir.dtype import COMPLEX
+from monograph.ir.dtype import COMPLEX, f32
 from monograph.ops.linear import Dot
 from monograph.runtime.terms import contraction
 
@@ -56,6 +56,7 @@ MARGIN = 4.0
 """Room for ops that amplify the differences of their inputs (sums that cancel, steep curves)."""
 QUANTISED_BITS = 8
 F32_EPSILON = 2.0**-23
+TF32_EPSILON = 2.0**-10
 _LEVELS = {2: 2.0**-10, 3: 2.0**-7, 4: 2.0**-8}
 """Half a step or one eps of the left operand at each accuracy level: f16, bf16, i8."""
 
@@ -77,9 +78,13 @@ class Tolerance:
 EXACT = Tolerance()
 
 
-def derive(graph: Graph, allowed: float = 0.0) -> dict[str, Tolerance]:
-    """The tolerance of every output of a graph; `allowed` is what the file grants on top."""
-    found = variances(graph.values, dict.fromkeys(graph.inputs, 0.0))
+def derive(graph: Graph, allowed: float = 0.0, *, tf32: bool = False) -> dict[str, Tolerance]:
+    """The tolerance of every output of a graph; `allowed` is what the file grants on top.
+
+    With `tf32` both operands of an f32 product may be rounded to 10 bits of mantissa.
+    """
+    extra = TF32_EPSILON**2 if tf32 else 0.0
+    found = variances(graph.values, dict.fromkeys(graph.inputs, 0.0), extra)
     return {name: tolerance_for(v.type, found[v] + allowed) for name, v in graph.outputs}
 
 
@@ -124,10 +129,13 @@ def tolerance_for(type_: Type, variance: float) -> Tolerance:
     return EXACT
 
 
-def variances(values: Iterable[Value], given: Mapping[Value, float]) -> dict[Value, float]:
+def variances(
+    values: Iterable[Value], given: Mapping[Value, float], product: float = 0.0
+) -> dict[Value, float]:
     """The expected squared relative difference of values, each along its worst path.
 
-    Values come in an order in which they can be computed, from `given` ones.
+    Values come in an order in which they can be computed, from `given` ones. `product` is what
+    rounding the operands of an f32 product adds.
     """
     result: dict[Value, float] = dict(given)
     for value in values:
@@ -137,9 +145,11 @@ def variances(values: Iterable[Value], given: Mapping[Value, float]) -> dict[Val
         worst = incoming
         for body in subgraphs(value.op):
             # Which input feeds which formal differs between control-flow ops; the worst serves all.
-            inner = variances(body.values, dict.fromkeys(body.inputs, incoming))
+            inner = variances(body.values, dict.fromkeys(body.inputs, incoming), product)
             worst = max([worst, *(inner[v] for _, v in body.outputs)])
         result[value] = worst + own_variance(value)
+        if product and len(value.inputs) > 1 and _element(value.type) == f32:
+            result[value] += product if contraction(value) > 1 else 0.0
     return result
 
 

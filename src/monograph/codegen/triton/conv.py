@@ -7,12 +7,12 @@ and either order of them are served; channels that lie side by side are read fas
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
+from monograph.codegen.triton import conv_runs
 from monograph.codegen.triton.dot import Config, Shape, guess, multiply, tiles
 from monograph.codegen.triton.elements import Axis
 from monograph.codegen.triton.kernel import (
@@ -26,83 +26,20 @@ from monograph.codegen.triton.kernel import (
 )
 from monograph.codegen.triton.scalar import register_type
 from monograph.codegen.triton.tile import Tile, accumulator, finish_from, tile
+from monograph.codegen.triton.windows import Reader, Window, readable, reader_of, split_tap, window
 from monograph.ir import Array, DType, Value, known
 from monograph.ops.conv import Conv
 from monograph.ops.conv_transpose import ConvTranspose
-from monograph.ops.extend import Tile as Repeat
-from monograph.ops.shape import Broadcast
-from monograph.ops.window import CHANNELS_LAST
 from monograph.program.index import Counter, Index
-from monograph.program.kinds import is_view
+
+__all__ = ["candidates", "readable", "serves"]
 
 BUSY = 264
 """Programs that keep a large device busy."""
 
 
-@dataclass(frozen=True)
-class Window:
-    """The sizes of a convolution, whichever way its images are laid out."""
-
-    batch: int
-    sizes: tuple[int, ...]
-    """The spatial shape of the input."""
-    results: tuple[int, ...]
-    kernel: tuple[int, ...]
-    strides: tuple[int, ...]
-    pads: tuple[int, ...]
-    dilations: tuple[int, ...]
-    groups: int
-    channels: int
-    """Input channels of a group."""
-    columns: int
-    """Result channels of a group."""
-    transposed: bool
-    last: bool
-    """Whether channels are the last dimension."""
-
-    @property
-    def rows(self) -> int:
-        return self.batch * math.prod(self.results)
-
-    @property
-    def taps(self) -> int:
-        return math.prod(self.kernel)
-
-    @property
-    def depth(self) -> int:
-        return self.taps * self.channels
-
-    @property
-    def depthwise(self) -> bool:
-        return self.channels == 1 and self.columns == 1 and self.groups > 1
-
-
 def serves(anchor: Value) -> bool:
     return isinstance(anchor.op, (Conv, ConvTranspose)) and not anchor.op.auto
-
-
-def readable(user: Value, index: int, operand: Value) -> bool:
-    """Whether beyond the edges of a view nothing is read: repeated elements have no edges."""
-    while is_view(operand):
-        if isinstance(operand.op, (Broadcast, Repeat)):
-            return False
-        operand = operand.inputs[0]
-    return True
-
-
-def window(anchor: Value) -> Window:
-    op = anchor.op
-    assert isinstance(op, (Conv, ConvTranspose))
-    x, w = (v.tensor.static for v in anchor.inputs)
-    y = anchor.tensor.static
-    last = op.layout == CHANNELS_LAST
-    channels = x[-1] if last else x[1]
-    results = y[-1] if last else y[1]
-    spatial = slice(1, -1) if last else slice(2, None)
-    return Window(
-        x[0], x[spatial], y[spatial], w[2:], op.strides, op.pads_begin, op.dilations, op.groups,
-        channels // op.groups, results // op.groups, isinstance(op, ConvTranspose), last,
-    )  # fmt: skip
 
 
 def candidates(context: GpuContext) -> list[Candidate]:
@@ -114,10 +51,14 @@ def candidates(context: GpuContext) -> list[Candidate]:
             Candidate(f"depthwise {c}", lambda c=c: (_depthwise(context, g, c),))  # type: ignore[misc]
             for c in _channel_configs(g)
         ]
-    return [
+    found = [
         Candidate(f"implicit {c}", lambda c=c: _implicit(context, g, c))  # type: ignore[misc]
         for c in _configs(g, anchor.inputs[0].dtype)
     ]
+    if conv_runs.serves(context, anchor, g):
+        runs = conv_runs.candidates(context, anchor, g)
+        return [*runs[:4], *found[:4], *runs[4:], *found[4:]]
+    return found
 
 
 def _power(n: int) -> int:
@@ -148,84 +89,6 @@ def _channel_configs(g: Window) -> list[Config]:
     programs = [-(-g.rows // c.m) * -(-g.groups // c.n) for c in found]
     order = sorted(range(len(found)), key=lambda i: (programs[i] < BUSY, i))
     return [found[i] for i in order]
-
-
-# Reading windows
-
-
-@dataclass
-class Reader:
-    """Reads the elements under a window for a block of results."""
-
-    k: KernelWriter
-    t: Tile
-    x: Value
-    g: Window
-    places: tuple[str, ...]
-    """For each spatial dimension, the number of the result in it."""
-    image: str
-    mask: str | None
-
-    def at(self, taps: Sequence[str], channel: str, mask: str | None) -> str:
-        """x under a tap of the window, as it is in memory; 0 beyond the edges."""
-        return self.under(taps, channel, mask)[0]
-
-    def under(self, taps: Sequence[str], channel: str, mask: str | None) -> tuple[str, str | None]:
-        """The same, and where that is inside; None where it always is."""
-        w, g = self.k.w, self.g
-        numbers, masks = [], [m for m in (self.mask, mask) if m]
-        for d, tap in enumerate(taps):
-            number, inside = self.along(d, tap)
-            numbers.append(w.let(number, "s"))
-            masks += [m.format(numbers[-1]) for m in inside]
-        whole = w.let(" & ".join(f"({m})" for m in masks), "m") if masks else None
-        shape = self.x.tensor.static
-        order = [self.image, *numbers, channel] if g.last else [self.image, channel, *numbers]
-        counters = [Counter(f"x{i}", d) for i, d in enumerate(shape)]
-        point = {c: Axis(text, whole) for c, text in zip(counters, order, strict=True)}
-        at = tuple(Index(0, ((c, 1),)) for c in counters)
-        return self.t.elements.through_views(self.x, at, point), whole
-
-    def along(self, d: int, tap: str) -> tuple[str, list[str]]:
-        """The place in a dimension that a tap reads, and where that is inside."""
-        g = self.g
-        place, stride, pad = self.places[d], g.strides[d], g.pads[d]
-        reach = f"({tap}) * {g.dilations[d]}" if g.dilations[d] != 1 else f"({tap})"
-        if not g.transposed:
-            start = f"({place}) * {stride}" if stride != 1 else f"({place})"
-            number = f"{start} - {pad} + {reach}" if pad else f"{start} + {reach}"
-            most = (g.results[d] - 1) * stride - pad + (g.kernel[d] - 1) * g.dilations[d]
-            inside = ["{} >= 0"] if pad else []
-            return number, inside + (["{} < " + str(g.sizes[d])] if most >= g.sizes[d] else [])
-        spread = self.k.w.let(f"({place}) + {pad} - {reach}", "s")
-        fits = f"({spread} >= 0) & ({spread} % {stride} == 0)"
-        return f"{spread} // {stride}", [fits, "{} < " + str(g.sizes[d])]
-
-
-def _reader(
-    k: KernelWriter, t: Tile, anchor: Value, g: Window, row: str, mask: str | None
-) -> Reader:
-    """Says which results a block of rows is, and how to read for them."""
-    rank = len(t.shape)
-    spatial = range(1, rank - 1) if g.last else range(2, rank)
-    t.batch(row, [0, *spatial], mask)
-    places = tuple(t.point[t.counter(d)].text for d in spatial)
-    return Reader(k, t, anchor.inputs[0], g, places, t.point[t.counter(0)].text, mask)
-
-
-def _split_tap(k: KernelWriter, g: Window, tap: str) -> list[str]:
-    """The place in the window along each dimension, from its number."""
-    found, step = [], g.taps
-    for d, size in enumerate(g.kernel):
-        step //= size
-        if size == 1:
-            found.append("0")
-            continue
-        text = tap if step == 1 else f"({tap}) // {step}"
-        found.append(
-            k.w.let(f"({text}) % {size}" if d and math.prod(g.kernel[:d]) > 1 else text, "t")
-        )
-    return found
 
 
 # Weights
@@ -301,7 +164,7 @@ def _implicit_kernel(context: GpuContext, g: Window, c: Config, parts: Scratch |
     row = w.let(f"({pid} // {across}) * {c.m} + tl.arange(0, {c.m})", "rm")
     column = w.let(f"({pid} % {across}) * {c.n} + tl.arange(0, {c.n})", "rn")
     mask = w.let(f"{row}[:, None] < {g.rows}", "m") if g.rows % c.m else None
-    reader = _reader(k, t, anchor, g, w.let(f"{row}[:, None]"), mask)
+    reader = reader_of(k, t, anchor, g, w.let(f"{row}[:, None]"), mask)
     beyond = w.let(f"{column} < {g.columns}", "m") if g.columns % c.n else None
     first = f"{k.program_id(1)} * {g.columns} + " if g.groups > 1 else ""
     channel_dimension = len(t.shape) - 1 if g.last else 1
@@ -347,7 +210,7 @@ def _tiles(
     if g.channels % c.k == 0:
         # The whole step is under one tap.
         taps = (
-            _split_tap(k, g, w.let(f"k0 // {g.channels}", "tap"))
+            split_tap(k, g, w.let(f"k0 // {g.channels}", "tap"))
             if g.taps > 1
             else ["0"] * len(g.kernel)
         )
@@ -356,7 +219,7 @@ def _tiles(
         spread = taps
     else:
         tap = w.let(f"{depth} // {g.channels}", "tap")
-        taps = _split_tap(k, g, tap) if g.taps > 1 else ["0"] * len(g.kernel)
+        taps = split_tap(k, g, tap) if g.taps > 1 else ["0"] * len(g.kernel)
         channel = (
             w.let(f"{depth} % {g.channels}" if g.channels > 1 else "0", "c")
             if g.taps > 1
@@ -387,7 +250,7 @@ def _depthwise(context: GpuContext, g: Window, c: Config) -> Launch:
     row = w.let(f"({pid} // {across}) * {c.m} + tl.arange(0, {c.m})", "rm")
     column = w.let(f"({pid} % {across}) * {c.n} + tl.arange(0, {c.n})", "rc")
     mask = w.let(f"{row}[:, None] < {g.rows}", "m") if g.rows % c.m else None
-    reader = _reader(k, t, anchor, g, w.let(f"{row}[:, None]"), mask)
+    reader = reader_of(k, t, anchor, g, w.let(f"{row}[:, None]"), mask)
     lane = w.let(f"{column}[None, :]")
     beyond = w.let(f"{lane} < {g.groups}", "m") if g.groups % c.n else None
     t.axis(len(t.shape) - 1 if g.last else 1, lane, beyond)

@@ -9,11 +9,11 @@ import numpy as np
 
 from monograph.codegen.llvm import types
 from monograph.codegen.llvm.builder import Reg
-from monograph.codegen.triton.conv import Reader, Window, readable
 from monograph.codegen.triton.each import Body, each
 from monograph.codegen.triton.kernel import Candidate, GpuContext, KernelWriter
 from monograph.codegen.triton.scalar import register_type
 from monograph.codegen.triton.tile import Tile, accumulator
+from monograph.codegen.triton.windows import Reader, Window, readable
 from monograph.codegen.triton.writer import Writer, literal
 from monograph.ir import DType, Value
 from monograph.ir.dtype import i64

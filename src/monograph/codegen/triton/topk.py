@@ -292,7 +292,7 @@ def _scanned(
     number = w.let(f"tl.arange(0, {abreast * DEPTH})", "i")
     chunk, place = w.let(f"{number} // {DEPTH}", "i"), w.let(f"{number} % {DEPTH}", "i")
     with w.block("while more"):
-        w.line("last = tl.full((), {}, tl.int64)".format(LOWEST))
+        w.line(f"last = tl.full((), {LOWEST}, tl.int64)")
         with w.block(f"for group in range(0, {chunks.count}, {abreast})"):
             which = w.let(f"group + {chunk}", "i")
             mask = w.let(f"{which} < {chunks.count}", "m")

@@ -12,6 +12,7 @@ import gc
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeAlias
 
 import torch
@@ -176,11 +177,8 @@ class Recorder:
         assert record._flag is not None
         flag = record._flag.data_ptr()
         kind = IF if record.nest.kind == BRANCH else WHILE
-        for index, body in enumerate(record.bodies):
-            if body:
-                self.graphs.conditional(
-                    stream, kind, flag, lambda s, b=body: self._inside(b, s), inverse=index == 1
-                )
+        bodies = [partial(self._inside, body) for body in record.bodies]
+        self.graphs.conditional(stream, kind, flag, bodies)
 
     def _inside(self, body: Sequence[Any], stream: int) -> None:
         for record in body:

@@ -236,47 +236,45 @@ class CudaGraphs:
             raise ExecutionError(f"the CUDA driver refused to launch: {error[0].name}")
 
     def conditional(
-        self, stream: int, kind: str, flag: int, body: Callable[[int], None], inverse: bool = False
+        self, stream: int, kind: str, flag: int, bodies: Sequence[Callable[[int], None]]
     ) -> None:
         graph, _ = self._info(stream)
         context = check(cu.cuCtxGetCurrent())
-        handle = check(cu.cuGraphConditionalHandleCreate(graph, context, 0, 0))
-        self._set_condition(stream, handle, flag, inverse)
-        params = cu.CUgraphNodeParams()
-        params.type = cu.CUgraphNodeType.CU_GRAPH_NODE_TYPE_CONDITIONAL
-        about = params.conditional
-        about.handle, about.type, about.size, about.ctx = handle, _CONDITIONS[kind], 1, context
-        params.conditional = about
-        before = self.tails(stream)
-        node = check(cu.cuGraphAddNode(graph, before, None, len(before), params))
-        self._depth += 1
-        inside = self._made(self._inner, self._depth)[-1]
-        try:
-            again = (handle, flag, inverse) if kind == WHILE else None
-            self._body(params.conditional.phGraph_out[0], inside, body, again)
-        finally:
-            self._depth -= 1
-        check(cu.cuStreamUpdateCaptureDependencies(stream, [node], None, 1, int(_SET)))
+        handles = [check(cu.cuGraphConditionalHandleCreate(graph, context, 0, 0)) for _ in bodies]
+        # All conditions before any body: one might write to where the bool was.
+        for number, handle in enumerate(handles):
+            self._set_condition(stream, handle, flag, inverse=number == 1)
+        for handle, body in zip(handles, bodies, strict=True):
+            params = cu.CUgraphNodeParams()
+            params.type = cu.CUgraphNodeType.CU_GRAPH_NODE_TYPE_CONDITIONAL
+            about = params.conditional
+            about.handle, about.type, about.size, about.ctx = handle, _CONDITIONS[kind], 1, context
+            params.conditional = about
+            before = self.tails(stream)
+            node = check(cu.cuGraphAddNode(graph, before, None, len(before), params))
+            again = (handle, flag) if kind == WHILE else None
+            self._body(params.conditional.phGraph_out[0], body, again)
+            check(cu.cuStreamUpdateCaptureDependencies(stream, [node], None, 1, int(_SET)))
 
     def _body(
-        self,
-        graph: Any,
-        stream: int,
-        body: Callable[[int], None],
-        again: tuple[Any, int, bool] | None,
+        self, graph: Any, body: Callable[[int], None], again: tuple[Any, int] | None
     ) -> None:
-        """Records what a conditional node contains; `again` is what ends a loop."""
-        check(cu.cuStreamBeginCaptureToGraph(stream, graph, None, None, 0, _RELAXED))
+        """Records what a conditional node contains; `again` is what a loop looks at."""
+        self._depth += 1
+        stream = self._made(self._inner, self._depth)[-1]
         try:
+            check(cu.cuStreamBeginCaptureToGraph(stream, graph, None, None, 0, _RELAXED))
             with self.using(stream):
                 body(stream)
                 if again is not None:
-                    self._set_condition(stream, *again)
+                    self._set_condition(stream, *again, inverse=False)
             check(cu.cuStreamEndCapture(stream))
         except BaseException:
             if self.capturing(stream):
                 cu.cuStreamEndCapture(stream)  # the outer graph owns what it has recorded
             raise
+        finally:
+            self._depth -= 1
 
     def _set_condition(self, stream: int, handle: Any, flag: int, inverse: bool) -> None:
         if self._condition is None:

@@ -155,11 +155,12 @@ class Graphs(Protocol):
         """Enqueues an executable graph on a stream."""
 
     def conditional(
-        self, stream: int, kind: str, flag: int, body: Callable[[int], None], inverse: bool = False
+        self, stream: int, kind: str, flag: int, bodies: Sequence[Callable[[int], None]]
     ) -> None:
-        """Records what a body enqueues on the stream it is given, done if or while a bool holds.
+        """Records what bodies enqueue on the stream they are given, as a bool in memory says.
 
-        A body of WHILE writes the bool anew each time.
+        IF: the first if it holds, the second (if there is one) if not. WHILE: the one, again and
+        again; it writes the bool anew each time.
         """
 
     def copy(self, stream: int, to: int, source: int, nbytes: int, kind: str) -> None:

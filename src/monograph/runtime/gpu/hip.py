@@ -10,7 +10,7 @@ from monograph.codegen.triton.kernel import Arch, Launch
 from monograph.codegen.triton.layout import Where
 from monograph.errors import ConfigError
 from monograph.runtime.gpu.build import Binary, Request
-from monograph.runtime.gpu.devices import Record, Launched
+from monograph.runtime.gpu.devices import Launched, Record
 from monograph.runtime.gpu.streams import TorchDevice
 
 

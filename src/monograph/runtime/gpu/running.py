@@ -220,9 +220,7 @@ class Running:
             found[slot.name] = tensor
         return found
 
-    def _usable(
-        self, given: torch.Tensor, slot: Slot, inputs: Mapping[str, torch.Tensor]
-    ) -> bool:
+    def _usable(self, given: torch.Tensor, slot: Slot, inputs: Mapping[str, torch.Tensor]) -> bool:
         """Whether kernels can write into a tensor: it is in no input that is still needed."""
         if given.data_ptr() % VECTOR or given.device != self.device.place:
             return False

@@ -103,9 +103,7 @@ class GpuSide(_Side):
 class OfflineSide(_Side):
     """An architecture to compile for, with no device to run on or to measure with."""
 
-    def __init__(
-        self, config: Config, arch: Arch, optimise: Optimise, progress: Progress
-    ) -> None:
+    def __init__(self, config: Config, arch: Arch, optimise: Optimise, progress: Progress) -> None:
         super().__init__(config, optimise, progress)
         self.arch = arch
 
@@ -167,7 +165,7 @@ def _no_device(given: str) -> ConfigError:
     return ConfigError(
         "a target that names an architecture compiles, and runs nothing",
         given=given,
-        hint="save what is compiled, and load it with target=\"gpu\" where there is such a device",
+        hint='save what is compiled, and load it with target="gpu" where there is such a device',
     )
 
 

@@ -47,9 +47,7 @@ class Tuner:
         self.used: dict[str, Entry] = {}
         """Measurements that chose a kernel here."""
 
-    def tune(
-        self, program: Program, *, tf32: bool = False, progress: Progress = silent
-    ) -> None:
+    def tune(self, program: Program, *, tf32: bool = False, progress: Progress = silent) -> None:
         """Measures every problem of a program that the cache does not know."""
         if self.mode == "off":
             return

@@ -1,0 +1,270 @@
+"""A graph that is ready to be launched, and whose ports can move."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from monograph.runtime.gpu.capture import (
+    Memory,
+    Place,
+    Recorder,
+    Taken,
+    inner_ports,
+    own_ports,
+    places_of,
+)
+from monograph.runtime.gpu.graphs import GraphError, Graphs, Params
+from monograph.runtime.gpu.running import VECTOR, Running
+from monograph.runtime.gpu.slots import ALIGNED, Moved, Word, apart, compare, foretold
+
+INSIDE = "a branch or a loop uses it"
+
+
+class Recorded:
+    """An executable graph, its addresses, and the words of its nodes that hold them."""
+
+    def __init__(
+        self,
+        graphs: Graphs,
+        taken: Taken,
+        places: Mapping[str, Sequence[Place]],
+        addresses: Mapping[str, int],
+    ) -> None:
+        self.graphs = graphs
+        self.taken = taken
+        self.names = list(addresses)
+        self.addresses = list(addresses.values())
+        self.aligned = dict.fromkeys(addresses, VECTOR)
+        """What the address of each port has to be divisible by."""
+        self.staging: dict[str, torch.Tensor] = {}
+        """Memory of our own in the place of ports that cannot move."""
+        self.reasons: dict[str, str] = {}
+        self.kept: list[Any] = []
+        """Memory that nodes point to: that of libraries, buffers for copies."""
+        self._places = [list(places.get(name, ())) for name in self.names]
+        self.executable = graphs.instantiate(taken.graph)
+
+    @property
+    def nodes(self) -> int:
+        """Nodes of the graph, without those inside branches and loops."""
+        return len(self.graphs.nodes(self.taken.graph))
+
+    def rebind(self, addresses: list[int]) -> int:
+        """Lets the graph use other addresses from now on; how many ports have moved."""
+        moved = 0
+        changed: dict[int, Params] = {}
+        for number, address in enumerate(addresses):
+            if address == self.addresses[number]:
+                continue
+            moved += 1
+            for params, word, offset in self._places[number]:
+                word.value = address + offset
+                changed[id(params)] = params
+        for params in changed.values():
+            self.graphs.write(self.executable, params)
+        self.addresses = addresses
+        return moved
+
+    def launch(self, stream: int) -> None:
+        self.graphs.launch(self.executable, stream)
+
+    def close(self) -> None:
+        """Frees the graph now. What is in flight ends as it would."""
+        self.executable.close()
+        self.taken.graph.close()
+        self.kept.clear()
+        self.staging.clear()
+
+
+class Maker:
+    """Records the launches of an executable so that all its ports can move, or are staged."""
+
+    def __init__(self, executable: Running, graphs: Graphs) -> None:
+        self.executable = executable
+        self.graphs = graphs
+        records = executable._records
+        self.exact = [i for i, r in enumerate(records) if graphs.function(r) is not None]
+        ports = own_ports(executable)
+        self.foreign = [i for i in range(len(records)) if i not in set(self.exact) and ports[i]]
+        """Launches of others that use ports."""
+        self.foreign_ports = sorted({port for i in self.foreign for port, _, _ in ports[i]})
+        self.inside = inner_ports(executable)
+        self.over = {
+            f"input:{s.over}": f"output:{s.name}" for s in executable.layout.outputs if s.over
+        }
+        self._warm = False
+
+    @property
+    def all_exact(self) -> bool:
+        """Whether every word that holds a port's address is known without looking."""
+        return not self.foreign and not self.inside
+
+    def prepare(self, memory: Memory) -> None:
+        """What first launches do besides, done on scratch memory: loading, workspaces, plans."""
+        if self._warm:
+            return
+        executable = self.executable
+        for number in self.exact:
+            self.graphs.prepare(executable._records[number])
+        others = [r for i, r in enumerate(executable._records) if i not in set(self.exact)]
+        foreign = {id(r) for r in others if not hasattr(r, "bodies")}
+        if foreign:
+            scratch = {n: torch.zeros_like(memory[n]) for n in self.foreign_ports}
+            for port, record, position, offset in executable._ports:
+                if id(record) in foreign:
+                    record.point(position, scratch[port], offset)
+            stream = self.graphs.current()
+            for record in others:
+                if id(record) in foreign:
+                    record.launch(stream)
+        self._warm = True
+
+    def make(self, memory: Memory) -> Recorded:
+        """A graph of the launches, on the memory of a first run."""
+        self.prepare(memory)
+        recorder = Recorder(self.executable, self.graphs, self.graphs.pool())
+        reasons = dict.fromkeys(sorted(self.inside), INSIDE)
+        first = recorder.record({**memory, **(staging := self._staging(memory, reasons))})
+        words: dict[int, list[Word]] = {}
+        if self.foreign:
+            moving = [n for n in self.foreign_ports if n not in staging]
+            words, doubtful = self._words(recorder, first, memory, staging, moving)
+            if doubtful:
+                first.graph.close()
+                reasons |= doubtful
+                staging = self._staging(memory, reasons)
+                first = recorder.record({**memory, **staging})
+        return self._recorded(recorder, first, {**memory, **staging}, words, reasons, staging)
+
+    def fixed(
+        self,
+        memory: Memory,
+        before: Callable[[int], None] | None,
+        after: Callable[[int], None] | None,
+    ) -> tuple[Recorder, Taken]:
+        """A graph on memory that never moves, with copies before and after."""
+        self.prepare(memory)
+        recorder = Recorder(self.executable, self.graphs, self.graphs.pool())
+        return recorder, recorder.record(memory, before, after)
+
+    def _recorded(
+        self,
+        recorder: Recorder,
+        taken: Taken,
+        memory: Memory,
+        words: Mapping[int, list[Word]],
+        reasons: Mapping[str, str],
+        staging: dict[str, torch.Tensor],
+    ) -> Recorded:
+        try:
+            places = places_of(self.executable, self.graphs, taken, self.exact, memory)
+            for number, found in words.items():
+                params = [self.graphs.read(n) for n in taken.nodes[number]]
+                for w in found:
+                    if w.port in staging:
+                        continue
+                    owner = params[w.node]
+                    assert owner is not None
+                    word = owner.word(w.blob, w.at)
+                    if word.value != memory[w.port].data_ptr() + w.offset:
+                        raise GraphError("a library launches differently from time to time")
+                    places.setdefault(w.port, []).append((owner, word, w.offset))
+            addresses = {n: m.data_ptr() for n, m in memory.items()}
+            made = Recorded(self.graphs, taken, places, addresses)
+        except BaseException:
+            taken.graph.close()
+            raise
+        for port in self.foreign_ports:
+            low = addresses[port] & -addresses[port] or ALIGNED
+            made.aligned[port] = max(VECTOR, min(ALIGNED, low))
+        made.staging = staging
+        made.reasons = dict(reasons)
+        made.kept.append(recorder.pool)
+        return made
+
+    def _staging(self, memory: Memory, reasons: Mapping[str, str]) -> dict[str, torch.Tensor]:
+        """Memory in the place of ports; a donated output is where its input is."""
+        found: dict[str, torch.Tensor] = {}
+        for port in reasons:
+            partner = self.over.get(port)
+            partner = partner or next((i for i, o in self.over.items() if o == port), None)
+            if partner in found:
+                found[port] = found[partner]
+                continue
+            found[port] = torch.empty_like(memory[port])
+            if partner is not None:
+                found[partner] = found[port]
+        return found
+
+    def _words(
+        self,
+        recorder: Recorder,
+        first: Taken,
+        memory: Memory,
+        staging: Memory,
+        moving: Sequence[str],
+    ) -> tuple[dict[int, list[Word]], dict[str, str]]:
+        """The words of libraries' launches that hold ports, and why some ports are in doubt."""
+        sizes = {n: memory[n].numel() for n in moving}
+        starts = [{n: memory[n].data_ptr() for n in moving}]
+        others: list[Taken] = []
+        kept: list[torch.Tensor] = []
+        try:
+            for _ in range(2):
+                where, block = self._elsewhere(sizes, starts, memory)
+                kept.append(block)
+                starts.append({n: t.data_ptr() for n, t in where.items()})
+                others.append(recorder.record({**memory, **staging, **where}))
+            return self._compared(first, others, sizes, starts)
+        except BaseException:
+            first.graph.close()
+            raise
+        finally:
+            for other in others:
+                other.graph.close()
+
+    def _elsewhere(
+        self, sizes: Mapping[str, int], starts: Sequence[Mapping[str, int]], like: Memory
+    ) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+        """The ports at other addresses, each moved by a distance of its own."""
+        room = sum(n + ALIGNED * (len(sizes) * len(starts) + 3) for n in sizes.values())
+        place = next(iter(like.values())).device
+        block = torch.empty(room, dtype=torch.uint8, device=place)
+        base = block.data_ptr()
+        found = apart(sizes, starts, base)
+        return {n: block[a - base : a - base + sizes[n]] for n, a in found.items()}, block
+
+    def _compared(
+        self,
+        first: Taken,
+        others: Sequence[Taken],
+        sizes: Mapping[str, int],
+        starts: Sequence[Mapping[str, int]],
+    ) -> tuple[dict[int, list[Word]], dict[str, str]]:
+        second, third = others
+        moved = {n: Moved(starts[0][n], starts[1][n], size) for n, size in sizes.items()}
+        words: dict[int, list[Word]] = {}
+        doubtful: dict[str, str] = {}
+        ports = own_ports(self.executable)
+        for number in self.foreign:
+            a, b, c = (
+                [self.graphs.read(n) for n in t.nodes[number]] for t in (first, second, third)
+            )
+            found = compare(a, b, moved)
+            if not isinstance(found, str):
+                known = [p for p in a if p is not None]
+                if foretold(known, found, starts[2]) != [p.bytes() for p in c if p is not None]:
+                    found = "its parameters depend on addresses in ways that do not repeat"
+            if not isinstance(found, str) and {p for p, _, _ in ports[number]} & set(sizes) > {
+                w.port for w in found
+            }:
+                found = "its address is not among the parameters"
+            if isinstance(found, str):
+                reason = f"a library's launch uses it: {found}"
+                doubtful |= {p: reason for p, _, _ in ports[number] if p in sizes}
+            else:
+                words[number] = found
+        return words, doubtful

@@ -1,0 +1,163 @@
+"""Inputs and outputs on the host: pinned slabs, in a ring, with the same layout on the device.
+
+The inputs lie at the front and the outputs at the end, what is donated in between: so one copy
+brings everything in, and one copy brings everything out.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from monograph.errors import FeedError
+from monograph.ir import Array
+from monograph.runtime.gpu.graphs import Graphs
+from monograph.runtime.gpu.running import GpuLayout, Slot
+
+ALIGNMENT = 256
+RING = 3
+"""Slabs: runs on host data that may be in flight at once."""
+
+
+class Pending:
+    """The outputs of a run that may not have ended yet."""
+
+    def __init__(self, finish: Callable[[], list[Any]], done: Callable[[], bool]) -> None:
+        self._finish: Callable[[], list[Any]] | None = finish
+        self._done = done
+        self._found: list[Any] = []
+        self._error: Exception | None = None
+        self._lock = threading.Lock()
+
+    def done(self) -> bool:
+        """Whether `result` would not have to wait."""
+        return self._finish is None or self._done()
+
+    def result(self) -> list[Any]:
+        """The outputs. Arrays on the host are waited for; tensors are ordered by their stream."""
+        with self._lock:
+            if self._finish is not None:
+                finish, self._finish = self._finish, None
+                try:
+                    self._found = finish()
+                except Exception as error:  # the same for everyone who asks
+                    self._error = error
+            if self._error is not None:
+                raise self._error
+            return self._found
+
+
+class SlabLayout:
+    """Where each input and output lies in a slab."""
+
+    def __init__(self, layout: GpuLayout) -> None:
+        over = {s.over: s for s in layout.outputs if s.over}
+        plain = [s for s in layout.inputs if s.name not in over]
+        both = [s for s in layout.inputs if s.name in over]
+        made = [s for s in layout.outputs if not s.over]
+        self.inputs: dict[str, tuple[Slot, int]] = {}
+        self.outputs: dict[str, tuple[Slot, int]] = {}
+        at = 0
+        for slot in plain:
+            self.inputs[slot.name] = slot, at
+            at += _rounded(slot)
+        self.out_from = at
+        for slot in both:
+            self.inputs[slot.name] = slot, at
+            self.outputs[over[slot.name].name] = over[slot.name], at
+            at += _rounded(slot)
+        self.in_to = at
+        for slot in made:
+            self.outputs[slot.name] = slot, at
+            at += _rounded(slot)
+        self.nbytes = at
+
+    def ports(self) -> dict[str, tuple[int, int]]:
+        """Every port's offset and bytes."""
+        found = {f"input:{n}": (at, nbytes(s)) for n, (s, at) in self.inputs.items()}
+        return found | {f"output:{n}": (at, nbytes(s)) for n, (s, at) in self.outputs.items()}
+
+    def memory(self, block: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Every port in a block of this layout."""
+        return {name: block[at : at + n] for name, (at, n) in self.ports().items()}
+
+
+def nbytes(slot: Slot) -> int:
+    return math.prod(slot.shape) * slot.dtype.itemsize
+
+
+def _rounded(slot: Slot) -> int:
+    return -(-max(nbytes(slot), 1) // ALIGNMENT) * ALIGNMENT
+
+
+class Slab:
+    """Pinned memory for the inputs and outputs of one run."""
+
+    def __init__(self, layout: SlabLayout, graphs: Graphs) -> None:
+        self.block = graphs.pinned(layout.nbytes + ALIGNMENT)
+        skipped = -self.block.data_ptr() % ALIGNMENT
+        self.block = self.block[skipped : skipped + layout.nbytes]
+        self.address = self.block.data_ptr()
+        self.event = graphs.event()
+        self.user: Pending | None = None
+        whole: Array = self.block.numpy()
+        self._inputs = {n: _view(whole, s, at) for n, (s, at) in layout.inputs.items()}
+        self._outputs = {n: _view(whole, s, at) for n, (s, at) in layout.outputs.items()}
+
+    def fill(self, feeds: Mapping[str, Any]) -> None:
+        """Takes the inputs: the caller's arrays are free again."""
+        for name, place in self._inputs.items():
+            data = feeds[name]
+            if np.shape(data) != place.shape:
+                raise FeedError(
+                    f"the input {name} has another shape", expected=place.shape, given=np.shape(data)
+                )
+            np.copyto(place, data, casting="unsafe")
+
+    def results(self, out: Mapping[str, Any]) -> list[Any]:
+        """The outputs, as fresh arrays or in those of the caller."""
+        found = []
+        for name, place in self._outputs.items():
+            given = out.get(name)
+            if given is None:
+                given = np.empty(place.shape, place.dtype)
+            np.copyto(given, place)
+            found.append(given)
+        return found
+
+
+def _view(whole: Array, slot: Slot, at: int) -> Array:
+    return whole[at : at + nbytes(slot)].view(slot.dtype.numpy).reshape(slot.shape)
+
+
+class Ring:
+    """Slabs that runs take in turn."""
+
+    def __init__(self, layout: GpuLayout, graphs: Graphs, count: int = RING) -> None:
+        self.layout = SlabLayout(layout)
+        self._graphs = graphs
+        self._count = count
+        self._slabs: list[Slab] = []
+
+    def take(self) -> Slab:
+        """A slab that no run uses: the first such, else a new one, else that of the oldest run."""
+        for slab in self._slabs:
+            if slab.user is None:
+                return slab
+        if len(self._slabs) < self._count:
+            self._slabs.append(Slab(self.layout, self._graphs))
+            return self._slabs[-1]
+        oldest = self._slabs.pop(0)
+        self._slabs.append(oldest)
+        assert oldest.user is not None
+        try:
+            oldest.user.result()  # its outputs go to where the caller will find them
+        except Exception:  # and so does what went wrong
+            pass
+        oldest.user = None
+        return oldest
