@@ -51,7 +51,6 @@ test-codegen: $(GPU_STAMP) ## GPU kernels without a GPU: interpreted, and compil
 	$(GPU_VENV)/bin/python -m tests.gpu.cross $(ARGS)
 
 test-gpu: ## Everything on the GPU of this machine, with the torch and triton that are here
-	MONOGRAPH_TEST_DEVICE=cuda $(FROM_SOURCE) -m pytest -rs -p no:cacheprovider tests/gpu
 	$(FROM_SOURCE) -m tests.gpu.sweep $(ARGS)
 
 bench-gpu: ## Time the GPU benchmark set beside torch; table, JSON, plot
@@ -89,28 +88,30 @@ $(DEMO): scripts/demo_model.py $(STAMP)
 	@mkdir -p $(@D)
 	$(BIN)/python scripts/demo_model.py $@
 
+define CHECK_PYTHON
+@command -v $(PYTHON) >/dev/null 2>&1 || { \
+	    echo "make: no '$(PYTHON)' here. Install Python 3.11 or newer, or name one: make PYTHON=python3.12" >&2; \
+	    exit 1; }
+@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	    echo "make: $(PYTHON) is $$($(PYTHON) --version 2>&1); Monograph needs Python 3.11 or newer." >&2; \
+	    echo "make: name a newer one: make PYTHON=python3.12" >&2; \
+	    exit 1; }
+@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { \
+	    echo "make: $(PYTHON) lacks venv. On Debian or Ubuntu: apt install python3-venv" >&2; \
+	    exit 1; }
+endef
+
 # Made anew when the dependencies change.
-$(STAMP): pyproject.toml | python
+$(STAMP): pyproject.toml
+	$(CHECK_PYTHON)
 	@echo "Setting up $(VENV) (a minute or two, once)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[test]"
 	@touch $@
 
-$(GPU_STAMP): pyproject.toml | python
+$(GPU_STAMP): pyproject.toml
+	$(CHECK_PYTHON)
 	@echo "Setting up $(GPU_VENV) with torch and triton (a few minutes, once)"
 	@test -x $(GPU_VENV)/bin/python || $(PYTHON) -m venv $(GPU_VENV)
 	@$(GPU_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --editable ".[codegen]"
 	@touch $@
-
-.PHONY: python
-python:
-	@command -v $(PYTHON) >/dev/null 2>&1 || { \
-	    echo "make: no '$(PYTHON)' here. Install Python 3.11 or newer, or name one: make PYTHON=python3.12" >&2; \
-	    exit 1; }
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
-	    echo "make: $(PYTHON) is $$($(PYTHON) --version 2>&1); Monograph needs Python 3.11 or newer." >&2; \
-	    echo "make: name a newer one: make PYTHON=python3.12" >&2; \
-	    exit 1; }
-	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { \
-	    echo "make: $(PYTHON) lacks venv. On Debian or Ubuntu: apt install python3-venv" >&2; \
-	    exit 1; }

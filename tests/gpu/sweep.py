@@ -4,7 +4,7 @@
     python -m tests.gpu.sweep --part samples --only conv -v
     python -m tests.gpu.sweep --interpreter --part odd     # without a GPU, slowly
 
-Parts: real models in f32 and f16 (folders in `carry/` or ../shared/models); samples of ops; odd
+Parts: the tests of this folder; real models in f32 and f16 (folders in `carry/` or ../shared/models); samples of ops; odd
 shapes; the graphs of the rules' tests, before and after; random graphs; ONNX's own backend suite;
 samples with NaN, infinities and numbers at the edge of casts. Cases are shared among processes,
 one for each core, that compile their kernels and run them; one that crashes or takes too long is
@@ -19,14 +19,18 @@ import os
 import queue
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections import Counter
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 from tests.gpu.sweep_worker import PARTS
 
+TESTS = "tests"
 CASE_SECONDS = 120.0
 """What one case may take, its kernels' compilation included."""
 START_SECONDS = 180.0
@@ -117,11 +121,43 @@ def run_part(name: str, only: str, jobs: int) -> Part:
         )
         for i in range(jobs)
     ]
+    _all_of(threads)
+    return part
+
+
+def run_tests(only: str, jobs: int) -> Part:
+    """The tests of this folder on the device, shared among processes."""
+    part = Part("tests")
+
+    def run(share: int, folder: str) -> None:
+        report = Path(folder) / f"{share}.xml"
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/gpu"]
+        command += [f"--junitxml={report}", *(["-k", only] if only else [])]
+        own = {"MONOGRAPH_TEST_SHARE": f"{share}/{jobs}"}
+        done = subprocess.run(
+            command, env={**os.environ, **own}, capture_output=True, text=True, check=False
+        )
+        cases = ElementTree.parse(report).iter("testcase") if report.exists() else ()
+        for case in cases:
+            bad = [e for e in case if e.tag in ("failure", "error")]
+            left_out = any(e.tag == "skipped" for e in case)
+            name = f"{case.get('classname')}::{case.get('name')}"
+            why = bad[0].get("message", "") if bad else ""
+            outcome = "refused" if "UnsupportedError" in why else "wrong"
+            part.add(name, outcome if bad else "left out" if left_out else "right", why)
+        if not report.exists():
+            part.add(f"share {share}", "wrong", (done.stdout + done.stderr)[-2000:])
+
+    with tempfile.TemporaryDirectory() as folder:
+        _all_of([threading.Thread(target=run, args=(i, folder)) for i in range(jobs)])
+    return part
+
+
+def _all_of(threads: list[threading.Thread]) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    return part
 
 
 def show(part: Part, seconds: float, verbose: bool) -> None:
@@ -134,7 +170,7 @@ def show(part: Part, seconds: float, verbose: bool) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--part", action="append", choices=PARTS, help="only this part")
+    parser.add_argument("--part", action="append", choices=(TESTS, *PARTS))
     parser.add_argument("--only", default="", help="only cases whose names contain this")
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--interpreter", action="store_true", help="without a GPU")
@@ -147,13 +183,15 @@ def main() -> int:
     heads = ("cases", "right", "refused", "wrong", "s")
     print(f"{'part':16}" + "".join(f"{h:>8}" for h in heads), flush=True)
     total = Counter[str]()
-    for name in options.part or list(PARTS):
+    for name in options.part or [TESTS, *PARTS]:
         began = time.monotonic()
-        part = run_part(name, options.only, options.jobs)
+        jobs, only = options.jobs, options.only
+        part = run_tests(only, jobs) if name == TESTS else run_part(name, only, jobs)
         show(part, time.monotonic() - began, options.v)
         total += part.counts
     print(f"{total['right']} of {total.total()} are right")
-    return 0 if total["right"] == total.total() and total.total() else 1
+    wrong = total["wrong"] + total["refused"]
+    return 1 if wrong or not total["right"] else 0
 
 
 if __name__ == "__main__":

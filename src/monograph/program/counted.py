@@ -19,7 +19,7 @@ Inline = Callable[[Graph, tuple[Value, ...]], tuple[Value, ...]]
 """What gives the results of a graph on arguments."""
 MAX_TRIPS = 1 << 20
 MAX_UNROLLED = 1 << 12
-"""Values that an unrolled loop may have."""
+"""Values that an unrolled loop may have, and turns whose numbers are a constant."""
 
 
 def as_scan(op: Loop, inputs: tuple[Value, ...]) -> Value | None:
@@ -41,7 +41,8 @@ def as_scan(op: Loop, inputs: tuple[Value, ...]) -> Value | None:
     collected = len(results) - op.carried
     scan = Scan(body, (0,), (False,), (0,) * collected, (False,) * collected)
     given = inputs[2:]
-    return scan(*given[: op.carried], Iota(count)(), *given[op.carried :])
+    numbers = constant(np.arange(count)) if count <= MAX_UNROLLED else Iota(count)()
+    return scan(*given[: op.carried], numbers, *given[op.carried :])
 
 
 def goes_on(op: Loop) -> bool:

@@ -71,27 +71,15 @@ class Recording:
 
 
 @dataclass(frozen=True)
-class Profile:
-    """The steps of a model, timed."""
+class Timed:
+    """The steps of a model with their times, and what the machine could do at most."""
 
-    threads: int
     steps: tuple[StepTime, ...]
-    run_seconds: float
-    """The median run, from the call to its return."""
-    outside_seconds: float
-    """What of a run is in no step: Python, the launch, memory for the outputs."""
-    recordings: tuple[Recording, ...]
     peaks: Peaks
 
     @property
     def step_seconds(self) -> float:
         return sum(s.seconds for s in self.steps)
-
-    @property
-    def typical(self) -> Recording:
-        """The run whose time is the median."""
-        ordered = sorted(self.recordings, key=lambda r: r.end - r.begin)
-        return ordered[(len(ordered) - 1) // 2]
 
     def share(self, seconds: float) -> float:
         return seconds / self.step_seconds if self.step_seconds else 0.0
@@ -101,6 +89,24 @@ class Profile:
         return max(
             work.flops / self.peaks.flops_per_second, work.bytes / self.peaks.bytes_per_second
         )
+
+
+@dataclass(frozen=True)
+class Profile(Timed):
+    """The steps of a model on the CPU, timed."""
+
+    threads: int
+    run_seconds: float
+    """The median run, from the call to its return."""
+    outside_seconds: float
+    """What of a run is in no step: Python, the launch, memory for the outputs."""
+    recordings: tuple[Recording, ...]
+
+    @property
+    def typical(self) -> Recording:
+        """The run whose time is the median."""
+        ordered = sorted(self.recordings, key=lambda r: r.end - r.begin)
+        return ordered[(len(ordered) - 1) // 2]
 
 
 @dataclass(frozen=True)
@@ -138,12 +144,12 @@ def profile_model(
     times = step_times(stamps, np.array([f for p in parts for f in _starts(p.module)], bool))
     whole = np.array([r.end - r.begin for r in recordings])
     return Profile(
-        count,
         _timed(parts, stamps, times),
+        measure_peaks(count),
+        count,
         float(np.median(whole)) / 1e9,
         float(np.median(whole - times.sum(axis=1))) / 1e9,
         recordings,
-        measure_peaks(count),
     )
 
 
@@ -188,7 +194,7 @@ def step_times(stamps: Array, starts: Array) -> Array:
     return times
 
 
-def kinds_of(found: Profile) -> list[KindTime]:
+def kinds_of(found: Timed) -> list[KindTime]:
     """The steps by kind, what takes most time first."""
     groups: dict[str, list[StepTime]] = {}
     for timed in found.steps:
@@ -217,18 +223,22 @@ def profile_json(path: str, found: Profile) -> dict[str, Any]:
         "outside_seconds": found.outside_seconds,
         "peaks": asdict(found.peaks),
         "steps": [_step_json(found, s) for s in found.steps],
-        "kinds": [
-            {
-                "kind": k.kind,
-                "steps": k.steps,
-                "seconds": k.seconds,
-                "share": found.share(k.seconds),
-                **rates_json(found, k.work, k.seconds),
-                "of_peak": _ratio(k.floor, k.seconds),
-            }
-            for k in kinds_of(found)
-        ],
+        "kinds": kinds_json(found),
     }
+
+
+def kinds_json(found: Timed) -> list[dict[str, Any]]:
+    return [
+        {
+            "kind": k.kind,
+            "steps": k.steps,
+            "seconds": k.seconds,
+            "share": found.share(k.seconds),
+            **rates_json(found, k.work, k.seconds),
+            "of_peak": _ratio(k.floor, k.seconds),
+        }
+        for k in kinds_of(found)
+    ]
 
 
 def _step_json(found: Profile, timed: StepTime) -> dict[str, Any]:
@@ -248,7 +258,7 @@ def _step_json(found: Profile, timed: StepTime) -> dict[str, Any]:
     }
 
 
-def rates_json(found: Profile, work: Work, seconds: float) -> dict[str, Any]:
+def rates_json(found: Timed, work: Work, seconds: float) -> dict[str, Any]:
     """Operations and bytes, a second, and the time that they need at least beside that taken."""
     return {
         "flops": work.flops,
@@ -274,7 +284,7 @@ def show_profile(out: Console, found: Profile, top: int) -> None:
         share = f"{found.share(rest):.1%}"
         rows.add_row("", f"{len(left)} more", "", "", seconds_text(rest), share)
     out.print(rows)
-    _show_kinds(out, found, kinds_of(found))
+    show_kinds(out, found)
     _show_summary(out, found)
 
 
@@ -289,17 +299,17 @@ def _row(found: Profile, timed: StepTime) -> list[str]:
         escape(made_text(step)),
         seconds_text(timed.seconds),
         f"{found.share(timed.seconds):.1%}",
-        *_rates(timed.work, timed.seconds, found.floor(timed.work)),
+        *rates_text(timed.work, timed.seconds, found.floor(timed.work)),
         waiting,
     ]
 
 
-def _show_kinds(out: Console, found: Profile, kinds: Sequence[KindTime]) -> None:
+def show_kinds(out: Console, found: Timed) -> None:
     columns = ("kind", "steps", "time", "share", "GFLOP/s", "GB/s", "of peak")
     rows = table("by kind", *columns, right=(1, 2, 3, 4, 5, 6))
-    for k in kinds:
+    for k in kinds_of(found):
         share = f"{found.share(k.seconds):.1%}"
-        rates = _rates(k.work, k.seconds, k.floor)
+        rates = rates_text(k.work, k.seconds, k.floor)
         rows.add_row(escape(k.kind), str(k.steps), seconds_text(k.seconds), share, *rates)
     out.print(rows)
 
@@ -320,7 +330,7 @@ def _show_summary(out: Console, found: Profile) -> None:
     )
 
 
-def _rates(work: Work, seconds: float, floor: float) -> tuple[str, str, str]:
+def rates_text(work: Work, seconds: float, floor: float) -> tuple[str, str, str]:
     return (
         f"{_ratio(work.flops, seconds) / 1e9:.1f}",
         f"{_ratio(work.bytes, seconds) / 1e9:.1f}",

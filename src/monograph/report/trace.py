@@ -22,12 +22,12 @@ NAME_WIDTH = 40
 def trace_events(path: str, found: Profile) -> list[dict[str, Any]]:
     """The events of the run of median time, in the order of time; it begins at 0."""
     run = found.typical
-    events = [_metadata("process_name", 0, path)]
+    events = [metadata("process_name", 0, path)]
     for thread in range(found.threads):
-        events.append(_metadata("thread_name", thread, f"thread {thread}"))
-        events.append(_metadata("thread_sort_index", thread, thread))
+        events.append(metadata("thread_name", thread, f"thread {thread}"))
+        events.append(metadata("thread_sort_index", thread, thread))
     stamps = run.stamps
-    blocks = [_block("run", "run", 0, run.begin, run.end, run.begin, {"threads": found.threads})]
+    blocks = [block("run", "run", 0, run.begin, run.end, run.begin, {"threads": found.threads})]
     for timed in found.steps:
         name = f"{timed.number} {timed.step.region.kind}"
         if timed.step.nodes:
@@ -36,29 +36,31 @@ def trace_events(path: str, found: Profile) -> list[dict[str, Any]]:
         for thread in range(found.threads if timed.native else 1):
             begin, end = map(int, stamps[thread, timed.number])
             arguments = _arguments(found, timed)
-            blocks.append(_block(name, kind, thread, begin, end, run.begin, arguments))
+            blocks.append(block(name, kind, thread, begin, end, run.begin, arguments))
     return events + sorted(blocks, key=lambda e: (e["ts"], -e["dur"]))
 
 
 def write_trace(target: Path, path: str, found: Profile) -> None:
     """Writes the trace as one JSON object."""
-    content = {
-        "traceEvents": trace_events(path, found),
-        "displayTimeUnit": "ns",
-        "otherData": {"model": path, "target": "cpu", "threads": found.threads},
-    }
+    other = {"model": path, "target": "cpu", "threads": found.threads}
+    write_events(target, trace_events(path, found), other)
+
+
+def write_events(target: Path, events: list[dict[str, Any]], other: dict[str, Any]) -> None:
+    """Writes events as one JSON object, with what else there is to say."""
+    content = {"traceEvents": events, "displayTimeUnit": "ns", "otherData": other}
     try:
         target.write_text(json.dumps(content) + os.linesep, encoding="utf-8")
     except OSError as e:
         raise ConfigError(f"the file cannot be written: {e.strerror}", given=str(target)) from e
 
 
-def _metadata(name: str, thread: int, value: str | int) -> dict[str, Any]:
+def metadata(name: str, thread: int, value: str | int) -> dict[str, Any]:
     key = "sort_index" if name.endswith("sort_index") else "name"
     return {"ph": "M", "name": name, "pid": PROCESS, "tid": thread, "args": {key: value}}
 
 
-def _block(
+def block(
     name: str, kind: str, thread: int, begin: int, end: int, origin: int, args: dict[str, Any]
 ) -> dict[str, Any]:
     return {

@@ -29,7 +29,7 @@ UNROLLED = 1000
 """Pieces of work that a loop of known length may become."""
 
 
-class Uncapturable(GraphError):
+class UncapturableError(GraphError):
     """Work that no graph can hold."""
 
 
@@ -37,10 +37,15 @@ class Uncapturable(GraphError):
 class Taken:
     """A recorded graph, and the nodes of each launch: by number, those inside bodies left out."""
 
-    graph: Handle
-    nodes: dict[int, list[Any]]
+    nodes: dict[int, list[Any]] = field(default_factory=dict)
     edges: dict[str, Any] = field(default_factory=dict)
     """Nodes of copies, by the name they were recorded under."""
+    graphs: list[Handle] = field(default_factory=list)
+
+    @property
+    def graph(self) -> Handle:
+        (graph,) = self.graphs
+        return graph
 
 
 def own_ports(executable: Running) -> list[list[tuple[str, int, int]]]:
@@ -60,19 +65,18 @@ def inner_ports(executable: Running) -> set[str]:
 
 
 @contextmanager
-def recording(graphs: Graphs, stream: int, pool: Any) -> Iterator[list[Handle]]:
-    """Records what is done inside; the one graph is in the list afterwards.
+def recording(graphs: Graphs, stream: int, pool: Any, made: list[Handle]) -> Iterator[None]:
+    """Records what is done inside; afterwards the graph has been added to a list.
 
     Whatever goes wrong, the recording is ended and freed, and the stream can be used again.
     """
-    made: list[Handle] = []
     collects = gc.isenabled()
     gc.disable()  # what a collection frees, it would free in the middle of the recording
     try:
         with graphs.using(stream, pool):
             graphs.begin(stream)
             try:
-                yield made
+                yield
                 made.append(graphs.end(stream))
             except BaseException:
                 graphs.abort(stream)
@@ -110,15 +114,14 @@ class Recorder:
             for port, record, position, offset in executable._ports:
                 record.point(position, memory[port], offset)
             streams = graphs.streams(max(self.lanes, default=0) + 1)
-            taken = Taken(Handle(None, lambda _: None), {})
+            taken = Taken()
             try:
-                with recording(graphs, streams[0], self.pool) as made:
+                with recording(graphs, streams[0], self.pool, taken.graphs):
                     self._edge(taken, "before", before, streams[0])
                     self._launches(streams, taken)
                     self._edge(taken, "after", after, streams[0])
             finally:
                 self.events.clear()
-            taken.graph = made[0]
             return taken
 
     def _edge(
@@ -168,12 +171,12 @@ class Recorder:
         """A branch or a loop as nodes that look at the condition themselves."""
         if record.nest.kind != BRANCH and record.nest.count is not None:
             if record.nest.count * len(record.bodies[0]) > UNROLLED:
-                raise Uncapturable("a loop of many turns is repeated by the host")
+                raise UncapturableError("a loop of many turns is repeated by the host")
             for _ in range(record.nest.count):
                 self._inside(record.bodies[0], stream)
             return
         if not self.graphs.conditionals:
-            raise Uncapturable("a branch or a loop: the driver has no conditional nodes")
+            raise UncapturableError("a branch or a loop: the driver has no conditional nodes")
         assert record._flag is not None
         flag = record._flag.data_ptr()
         kind = IF if record.nest.kind == BRANCH else WHILE

@@ -208,9 +208,7 @@ class CudaGraphs:
 
     def write(self, executable: Handle, params: Params) -> None:
         if params.kind == KERNEL:
-            error = cu.cuGraphExecKernelNodeSetParams(
-                executable.value, params.node, params.native
-            )
+            error = cu.cuGraphExecKernelNodeSetParams(executable.value, params.node, params.native)
         elif params.kind == MEMCPY:
             to, source = (params.word(0, 8 * i).value for i in range(2))
             error = rt.cudaGraphExecMemcpyNodeSetParams1D(
@@ -256,9 +254,7 @@ class CudaGraphs:
             self._body(params.conditional.phGraph_out[0], body, again)
             check(cu.cuStreamUpdateCaptureDependencies(stream, [node], None, 1, int(_SET)))
 
-    def _body(
-        self, graph: Any, body: Callable[[int], None], again: tuple[Any, int] | None
-    ) -> None:
+    def _body(self, graph: Any, body: Callable[[int], None], again: tuple[Any, int] | None) -> None:
         """Records what a conditional node contains; `again` is what a loop looks at."""
         self._depth += 1
         stream = self._made(self._inner, self._depth)[-1]
@@ -338,9 +334,9 @@ def _kernel(node: Any) -> Params:
     elif native.extra:
         extra = ctypes.cast(native.extra, pointers)
         at = {extra[i] or 0: extra[i + 1] for i in (0, 2)}
-        size = ctypes.c_size_t.from_address(at[_SIZE] or 0)
-        blobs = [ctypes.create_string_buffer(ctypes.string_at(at[_BUFFER] or 0, size.value), size.value)]
-        length = ctypes.c_size_t(size.value)
+        length = ctypes.c_size_t(ctypes.c_size_t.from_address(at[_SIZE] or 0).value)
+        packed = ctypes.string_at(at[_BUFFER] or 0, length.value)
+        blobs = [ctypes.create_string_buffer(packed, length.value)]
         start = ctypes.addressof(blobs[0])
         slots = (ctypes.c_void_p * 5)(_BUFFER, start, _SIZE, ctypes.addressof(length), _END)
         kept = [slots, length]

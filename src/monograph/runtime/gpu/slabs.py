@@ -6,6 +6,7 @@ brings everything in, and one copy brings everything out.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import threading
 from collections.abc import Callable, Mapping
@@ -76,6 +77,7 @@ class SlabLayout:
             self.outputs[slot.name] = slot, at
             at += _rounded(slot)
         self.nbytes = at
+        self.results = [s.name for s in layout.outputs]
 
     def ports(self) -> dict[str, tuple[int, int]]:
         """Every port's offset and bytes."""
@@ -105,6 +107,8 @@ class Slab:
         self.address = self.block.data_ptr()
         self.event = graphs.event()
         self.user: Pending | None = None
+        self.turn = 0
+        self._results = layout.results
         whole: Array = self.block.numpy()
         self._inputs = {n: _view(whole, s, at) for n, (s, at) in layout.inputs.items()}
         self._outputs = {n: _view(whole, s, at) for n, (s, at) in layout.outputs.items()}
@@ -112,18 +116,18 @@ class Slab:
     def fill(self, feeds: Mapping[str, Any]) -> None:
         """Takes the inputs: the caller's arrays are free again."""
         for name, place in self._inputs.items():
-            data = feeds[name]
-            if np.shape(data) != place.shape:
+            data, shape = feeds[name], np.shape(feeds[name])
+            if shape != place.shape:
                 raise FeedError(
-                    f"the input {name} has another shape", expected=place.shape, given=np.shape(data)
+                    f"the input {name} has another shape", expected=place.shape, given=shape
                 )
             np.copyto(place, data, casting="unsafe")
 
     def results(self, out: Mapping[str, Any]) -> list[Any]:
         """The outputs, as fresh arrays or in those of the caller."""
         found = []
-        for name, place in self._outputs.items():
-            given = out.get(name)
+        for name in self._results:
+            place, given = self._outputs[name], out.get(name)
             if given is None:
                 given = np.empty(place.shape, place.dtype)
             np.copyto(given, place)
@@ -143,21 +147,25 @@ class Ring:
         self._graphs = graphs
         self._count = count
         self._slabs: list[Slab] = []
+        self._turns = 0
 
     def take(self) -> Slab:
         """A slab that no run uses: the first such, else a new one, else that of the oldest run."""
-        for slab in self._slabs:
-            if slab.user is None:
-                return slab
-        if len(self._slabs) < self._count:
-            self._slabs.append(Slab(self.layout, self._graphs))
-            return self._slabs[-1]
-        oldest = self._slabs.pop(0)
-        self._slabs.append(oldest)
-        assert oldest.user is not None
-        try:
-            oldest.user.result()  # its outputs go to where the caller will find them
-        except Exception:  # and so does what went wrong
-            pass
-        oldest.user = None
-        return oldest
+        slab = next((s for s in self._slabs if s.user is None), None)
+        if slab is None and len(self._slabs) < self._count:
+            slab = Slab(self.layout, self._graphs)
+            self._slabs.append(slab)
+        if slab is None:
+            slab = min(self._slabs, key=lambda s: s.turn)
+            self._free(slab)
+        self._turns += 1
+        slab.turn = self._turns
+        return slab
+
+    def _free(self, slab: Slab) -> None:
+        """Waits for a run, whose outputs go to where the caller will find them."""
+        user = slab.user
+        if user is not None:
+            with contextlib.suppress(Exception):  # the caller finds that there, too
+                user.result()
+        slab.user = None

@@ -1,0 +1,404 @@
+"""A driver in Python that records and replays on memory of the host, and misbehaves when asked.
+
+Kernels are functions of the words they were launched with: addresses. So a graph that was given a
+wrong address computes wrong numbers here as it would on a device.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any
+
+import numpy as np
+import torch
+
+from monograph.codegen.triton.kernel import Launch
+from monograph.codegen.triton.layout import Where
+from monograph.runtime.gpu.devices import Interpreter
+from monograph.runtime.gpu.graphs import (
+    CONDITIONAL,
+    IF,
+    KERNEL,
+    MEMCPY,
+    GraphError,
+    Handle,
+    Params,
+)
+from monograph.runtime.gpu.source import function
+from monograph.runtime.gpu.tensors import TORCH, stored
+
+Function = Callable[[list[int]], None]
+
+
+@dataclass(eq=False)
+class Node:
+    number: int
+    kind: str
+    function: Function | None
+    blobs: list[bytes]
+    code: int = 0
+    """Which function it runs."""
+    bodies: list[FakeGraph] = field(default_factory=list)
+    loop: bool = False
+
+    def __int__(self) -> int:
+        return self.number
+
+
+@dataclass(eq=False)
+class FakeGraph:
+    nodes: list[Node] = field(default_factory=list)
+    spoilt: bool = False
+    done: bool = False
+
+
+@dataclass(eq=False)
+class FakeExecutable:
+    nodes: list[Node]
+    values: dict[int, list[bytes]]
+
+
+class FakeDriver:
+    """Streams, kernels, graphs. `fail` makes a later call raise."""
+
+    def __init__(self) -> None:
+        self.live: Counter[str] = Counter()
+        self.calls: Counter[str] = Counter()
+        self.ran: list[str] = []
+        """The kernels that have run, by name."""
+        self.lazy = False
+        """Whether work waits until somebody waits for it."""
+        self.hooks: dict[str, Callable[[], None]] = {}
+        self._queue: list[Callable[[], None]] = []
+        self._faults: dict[str, tuple[int, Exception]] = {}
+        self._recording: dict[int, tuple[FakeGraph, list[Node]]] = {}
+        self._numbers = count(1)
+        self._local = threading.local()
+
+    def fail(self, call: str, after: int = 0, error: Exception | None = None) -> None:
+        """The call after so many others of its name raises, once."""
+        self._faults[call] = (after, error or GraphError(f"{call} fails on purpose"))
+
+    def called(self, name: str) -> None:
+        self.calls[name] += 1
+        if name in self.hooks:
+            self.hooks[name]()
+        if name in self._faults:
+            after, error = self._faults.pop(name)
+            if after == 0:
+                raise error
+            self._faults[name] = (after - 1, error)
+
+    @property
+    def current(self) -> int:
+        return getattr(self._local, "stream", 0)
+
+    @contextmanager
+    def using(self, stream: int) -> Iterator[None]:
+        before, self._local.stream = self.current, stream
+        try:
+            yield
+        finally:
+            self._local.stream = before
+
+    def launch(self, stream: int, name: str, run: Function, blobs: Sequence[bytes]) -> None:
+        """A kernel: recorded, or run with the words that its parameters are."""
+        self.called("launch")
+
+        def named(words: list[int]) -> None:
+            self.ran.append(name)
+            run(words)
+
+        self.add(stream, Node(next(self._numbers), KERNEL, named, list(blobs), id(run)))
+
+    def add(self, stream: int, node: Node) -> None:
+        if stream in self._recording:
+            graph, tails = self._recording[stream]
+            graph.nodes.append(node)
+            tails[:] = [node]
+        else:
+            self.enqueue(lambda: _run(node, node.blobs))
+
+    def enqueue(self, work: Callable[[], None]) -> None:
+        self._queue.append(work)
+        if not self.lazy:
+            self.drain()
+
+    def drain(self) -> None:
+        while self._queue:
+            self._queue.pop(0)()
+
+    def synchronise(self, stream: int) -> None:
+        """Waits for a stream: one that records is spoilt by that."""
+        if stream in self._recording:
+            self._recording[stream][0].spoilt = True
+            raise RuntimeError("a stream that records cannot be waited for")
+        self.drain()
+
+    def made(self, kind: str, value: Any) -> Handle:
+        self.live[kind] += 1
+        return Handle(value, lambda _: self.live.subtract([kind]))
+
+    def leaks(self) -> dict[str, int]:
+        return {kind: n for kind, n in self.live.items() if n}
+
+
+def _run(node: Node, blobs: Sequence[bytes]) -> None:
+    words = [int.from_bytes(b[:8], "little") for b in blobs]
+    if node.kind == MEMCPY:
+        to, source = (int.from_bytes(blobs[0][i : i + 8], "little") for i in (0, 8))
+        ctypes.memmove(to, source, int.from_bytes(blobs[1], "little"))
+    elif node.kind == CONDITIONAL:
+        holds = ctypes.c_bool.from_address(words[0])
+        if node.loop:
+            while holds.value:
+                _run_all(node.bodies[0])
+        elif holds.value:
+            _run_all(node.bodies[0])
+        elif len(node.bodies) > 1:
+            _run_all(node.bodies[1])
+    elif node.function is not None:
+        node.function(words)
+
+
+def _run_all(graph: FakeGraph) -> None:
+    for node in graph.nodes:
+        _run(node, node.blobs)
+
+
+class FakeGraphs:
+    """`runtime.gpu.graphs.Graphs` on a fake driver."""
+
+    name = "fake"
+
+    def __init__(self, driver: FakeDriver, conditionals: bool = True) -> None:
+        self.driver = driver
+        self.conditionals = conditionals
+        self.lock = threading.RLock()
+        self.marked: list[int] = []
+        """Streams that memory was said to be used on."""
+
+    def streams(self, count: int) -> list[int]:
+        return list(range(1000, 1000 + count))
+
+    def using(self, stream: int, pool: Any = None) -> AbstractContextManager[Any]:
+        return self.driver.using(stream)
+
+    def pool(self) -> Any:
+        return self.driver.made("pool", None)
+
+    def pinned(self, nbytes: int) -> torch.Tensor:
+        return torch.empty(nbytes, dtype=torch.uint8)
+
+    def current(self) -> int:
+        return self.driver.current
+
+    def here(self) -> bool:
+        return True
+
+    def guard(self) -> AbstractContextManager[Any]:
+        return nullcontext()
+
+    def used_on(self, memory: Sequence[torch.Tensor], stream: int) -> None:
+        self.marked.append(stream)
+
+    def prepare(self, record: Any) -> None:
+        self.driver.called("prepare")
+
+    def begin(self, stream: int) -> None:
+        self.driver.called("begin")
+        assert not self.capturing(stream)
+        self.driver._recording[stream] = FakeGraph(), []
+
+    def end(self, stream: int) -> Handle:
+        graph, _ = self.driver._recording[stream]
+        self._stop(graph)
+        self.driver.called("end")
+        if graph.spoilt:
+            raise GraphError("the recording was spoilt")
+        return self.driver.made("graph", graph)
+
+    def abort(self, stream: int) -> None:
+        if stream in self.driver._recording:
+            self._stop(self.driver._recording[stream][0])
+
+    def _stop(self, graph: FakeGraph) -> None:
+        graph.done = True
+        recording = self.driver._recording
+        for stream in [s for s, (g, _) in recording.items() if g is graph]:
+            del recording[stream]
+
+    def capturing(self, stream: int) -> bool:
+        return stream in self.driver._recording
+
+    def tails(self, stream: int) -> list[Any]:
+        return list(self.driver._recording[stream][1])
+
+    def recorded(self, stream: int) -> list[Any]:
+        return list(self.driver._recording[stream][0].nodes)
+
+    def nodes(self, graph: Handle) -> list[Any]:
+        return list(graph.value.nodes)
+
+    def kind(self, node: Node) -> str:
+        return node.kind
+
+    def function(self, record: Any) -> int | None:
+        return id(record.run) if isinstance(record, FakeRecord) else None
+
+    def read(self, node: Node) -> Params | None:
+        if node.kind == CONDITIONAL:
+            return None
+        blobs = [ctypes.create_string_buffer(b, len(b)) for b in node.blobs]
+        if node.kind == MEMCPY:
+            return Params(node, MEMCPY, 0, tuple(node.blobs[1]), blobs[:1])
+        return Params(node, KERNEL, node.code, (), blobs)
+
+    def instantiate(self, graph: Handle) -> Handle:
+        self.driver.called("instantiate")
+        nodes = graph.value.nodes
+        return self.driver.made(
+            "executable", FakeExecutable(nodes, {int(n): list(n.blobs) for n in nodes})
+        )
+
+    def write(self, executable: Handle, params: Params) -> None:
+        self.driver.called("write")
+        assert not executable.closed
+        kept = executable.value.values[int(params.node)]
+        kept[: len(params.blobs)] = params.bytes()
+
+    def launch(self, executable: Handle, stream: int) -> None:
+        self.driver.called("graph launch")
+        assert not executable.closed
+        assert not self.capturing(stream)
+        value: FakeExecutable = executable.value
+        queued = [(n, list(value.values[int(n)])) for n in value.nodes]
+
+        def run() -> None:
+            for node, blobs in queued:
+                _run(node, blobs)
+
+        self.driver.enqueue(run)
+
+    def conditional(
+        self, stream: int, kind: str, flag: int, bodies: Sequence[Callable[[int], None]]
+    ) -> None:
+        made = []
+        for number, body in enumerate(bodies):
+            inside, graph = 2000 + number + 10 * stream, FakeGraph()
+            self.driver._recording[inside] = graph, []
+            try:
+                body(inside)
+            finally:
+                self._stop(graph)
+            made.append(graph)
+        node = Node(
+            next(self.driver._numbers),
+            CONDITIONAL,
+            None,
+            [flag.to_bytes(8, "little")],
+            bodies=made,
+            loop=kind != IF,
+        )
+        self.driver.add(stream, node)
+
+    def copy(self, stream: int, to: int, source: int, nbytes: int, kind: str) -> None:
+        self.driver.called("copy")
+        both = to.to_bytes(8, "little") + source.to_bytes(8, "little")
+        number = next(self.driver._numbers)
+        blobs = [both, nbytes.to_bytes(8, "little")]
+        self.driver.add(stream, Node(number, MEMCPY, None, blobs))
+
+    def event(self) -> Handle:
+        return self.driver.made("event", {"done": True, "graph": None})
+
+    def record(self, event: Handle, stream: int) -> None:
+        if stream in self.driver._recording:
+            event.value["graph"] = self.driver._recording[stream]
+            return
+        event.value["done"] = False
+        self.driver.enqueue(lambda: event.value.update(done=True))
+
+    def wait(self, stream: int, event: Handle) -> None:
+        found = event.value["graph"]
+        if found is not None and stream not in self.driver._recording:
+            self.driver._recording[stream] = found[0], list(found[1])
+
+    def finish(self, event: Handle) -> None:
+        self.driver.called("finish")
+        self.driver.drain()
+
+    def done(self, event: Handle) -> bool:
+        return bool(event.value["done"])
+
+
+class FakeRecord:
+    """A launch of our own: the words of its parameters, and a function of them."""
+
+    def __init__(self, driver: FakeDriver, name: str, run: Function, arguments: int) -> None:
+        self.driver = driver
+        self.name = name
+        self.run = run
+        self.words = [0] * arguments
+
+    def point(self, position: int, memory: torch.Tensor, offset: int) -> None:
+        self.words[position] = memory.data_ptr() + offset
+
+    def launch(self, stream: int) -> None:
+        blobs = [w.to_bytes(8, "little") for w in self.words]
+        self.driver.launch(stream, self.name, self.run, blobs)
+
+
+class FakeLibrary:
+    """A library's launch: a function that tells the driver what to do with some addresses."""
+
+    def __init__(self, call: Callable[[list[int], int], None], arguments: int) -> None:
+        self.call = call
+        self.words = [0] * arguments
+
+    def point(self, position: int, memory: torch.Tensor, offset: int) -> None:
+        self.words[position] = memory.data_ptr() + offset
+
+    def launch(self, stream: int) -> None:
+        self.call(self.words, stream)
+
+
+class FakeDevice(Interpreter):
+    """Triton's interpreter behind a driver that records."""
+
+    def __init__(self, driver: FakeDriver) -> None:
+        self.fake = driver
+        self.joined: list[int] = []
+
+    def record(self, launch: Launch, arguments: Sequence[Where], stem: str) -> Any:
+        made = function(launch.source, stem)
+        kinds = [TORCH[stored(a.dtype)] for a in arguments]
+
+        def run(words: list[int]) -> None:
+            tensors = [_at(w, kind) for w, kind in zip(words, kinds, strict=True)]
+            made[launch.grid](*tensors)
+
+        return FakeRecord(self.fake, stem, run, len(arguments))
+
+    def stream(self) -> int:
+        return self.fake.current
+
+    def join(self, stream: int) -> None:
+        self.joined.append(stream)
+
+
+def _at(address: int, kind: torch.dtype) -> torch.Tensor:
+    """An element at an address: kernels reach what is behind it by themselves."""
+    size = torch.empty(0, dtype=kind).element_size()
+    return torch.frombuffer((ctypes.c_char * size).from_address(address), dtype=kind)
+
+
+def numbers(address: int, count: int) -> np.ndarray:
+    """So many floats at an address, as an array in the same memory."""
+    return np.frombuffer((ctypes.c_char * (4 * count)).from_address(address), np.float32)

@@ -1,0 +1,141 @@
+"""Small executables for tests of replay: kernels in Python, on a fake driver."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from monograph.codegen.triton.layout import ARENA, KEPT, PORT, Where
+from monograph.ir.dtype import boolean, f32
+from monograph.runtime.gpu.control import BRANCH, REPEAT, Controlled, Nest
+from monograph.runtime.gpu.replay import Replay
+from monograph.runtime.gpu.running import FaultText, GpuLayout, Running, Slot
+from tests.gpu.fake_driver import FakeDevice, FakeDriver, FakeGraphs, FakeRecord, numbers
+
+SIZE = 8
+BYTES = 4 * SIZE
+
+
+def port(name: str) -> Where:
+    return Where(PORT, 0, f32, name)
+
+
+def arena(offset: int = 0) -> Where:
+    return Where(ARENA, offset, f32)
+
+
+def kept(offset: int = 0) -> Where:
+    return Where(KEPT, offset, f32)
+
+
+def slot(name: str, over: str = "") -> Slot:
+    return Slot(name, f32, (SIZE,), over)
+
+
+def running(
+    driver: FakeDriver,
+    inputs: Sequence[Slot],
+    outputs: Sequence[Slot],
+    works: Sequence[tuple[Any, Sequence[Where]]],
+    nests: tuple[Nest, ...] = (),
+    faults: tuple[FaultText, ...] = (),
+) -> Running:
+    layout = GpuLayout(
+        tuple(inputs),
+        tuple(outputs),
+        tuple(tuple(places) for _, places in works),
+        1024,
+        256,
+        (),
+        faults,
+        nests=nests,
+    )
+    return Running(layout, lambda: [r for r, _ in works], FakeDevice(driver), np.zeros(1, np.uint8))
+
+
+def plus_one(words: list[int]) -> None:
+    numbers(words[1], SIZE)[:] = numbers(words[0], SIZE) + 1
+
+
+def double(words: list[int]) -> None:
+    numbers(words[1], SIZE)[:] = numbers(words[0], SIZE) * 2
+
+
+def total(words: list[int]) -> None:
+    """Adds the first to the second, and what there is then to the third."""
+    numbers(words[1], SIZE)[:] += numbers(words[0], SIZE)
+    numbers(words[2], SIZE)[:] = numbers(words[1], SIZE) * 10
+
+
+def chain(driver: FakeDriver) -> Running:
+    """y = (x + 1) * 2, z = (x + 1) + 1."""
+    works = [
+        (FakeRecord(driver, "plus", plus_one, 2), [port("input:x"), arena()]),
+        (FakeRecord(driver, "double", double, 2), [arena(), port("output:y")]),
+        (FakeRecord(driver, "more", plus_one, 2), [arena(), port("output:z")]),
+    ]
+    return running(driver, [slot("x")], [slot("y"), slot("z")], works)
+
+
+def expected(x: Any) -> list[np.ndarray]:
+    """What `chain` computes."""
+    x = np.asarray(x)
+    return [(x + 1) * 2, (x + 1) + 1]
+
+
+def counter(driver: FakeDriver) -> Running:
+    """present = past + x, written over past; y = 10 * present."""
+    places = [port("input:x"), port("output:present"), port("output:y")]
+    works = [(FakeRecord(driver, "total", total, 3), places)]
+    outputs = [slot("present", over="past"), slot("y")]
+    return running(driver, [slot("x"), slot("past")], outputs, works)
+
+
+def _below(words: list[int]) -> None:
+    """Whether the first number is below a hundred."""
+    ctypes.c_bool.from_address(words[1]).value = bool(numbers(words[0], SIZE)[0] < 100)
+
+
+def _copy(words: list[int]) -> None:
+    numbers(words[1], SIZE)[:] = numbers(words[0], SIZE)
+
+
+def flag(offset: int = 512) -> Where:
+    return Where(ARENA, offset, boolean)
+
+
+def loop(driver: FakeDriver) -> Running:
+    """y = x doubled until its first number is not below a hundred."""
+    nest = Nest(REPEAT, (2,))
+    works = [
+        (FakeRecord(driver, "copy", _copy, 2), [port("input:x"), arena()]),
+        (FakeRecord(driver, "below", _below, 2), [arena(), flag()]),
+        (Controlled(nest), [flag()]),
+        (FakeRecord(driver, "double", double, 2), [arena(), arena()]),
+        (FakeRecord(driver, "below", _below, 2), [arena(), flag()]),
+        (FakeRecord(driver, "copy", _copy, 2), [arena(), port("output:y")]),
+    ]
+    nests = (Nest(), Nest(), nest, Nest(), Nest(), Nest())
+    return running(driver, [slot("x")], [slot("y")], works, nests)
+
+
+def branch(driver: FakeDriver) -> Running:
+    """y = 2 x if its first number is below a hundred, else x + 1; the branch uses the ports."""
+    nest = Nest(BRANCH, (1, 1))
+    works = [
+        (FakeRecord(driver, "below", _below, 2), [port("input:x"), flag()]),
+        (Controlled(nest), [flag()]),
+        (FakeRecord(driver, "double", double, 2), [port("input:x"), port("output:y")]),
+        (FakeRecord(driver, "plus", plus_one, 2), [port("input:x"), port("output:y")]),
+    ]
+    return running(
+        driver, [slot("x")], [slot("y")], works, (Nest(), nest, Nest(), Nest())
+    )
+
+
+def replayed(make: Any = chain, mode: str = "auto", **options: Any) -> tuple[Replay, FakeDriver]:
+    driver = FakeDriver()
+    return Replay(make(driver), FakeGraphs(driver), mode, **options), driver
