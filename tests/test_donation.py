@@ -126,6 +126,16 @@ def test_views_of_state_are_not_written_to(load: Load) -> None:
     np.testing.assert_array_equal(state, filled(1))
 
 
+def test_state_that_was_made_read_only_is_kept(load: Load) -> None:
+    session = load(donate={"present": "past"})
+    state, _ = session.run(step(empty(), 0))
+    state.flags.writeable = False
+    present, _ = session.run(step(state, 1))
+    assert present is not state
+    np.testing.assert_array_equal(state, filled(1))
+    np.testing.assert_array_equal(present, filled(2))
+
+
 def test_state_of_another_session_is_not_written_to(load: Load) -> None:
     ours, theirs = load(donate={"present": "past"}), load(donate={"present": "past"})
     state, _ = theirs.run(step(empty(), 0))

@@ -172,6 +172,29 @@ def test_the_byte_order_of_feeds_does_not_matter() -> None:
     assert y.dtype.isnative
 
 
+def test_scalars_of_numpy_are_taken_every_time() -> None:
+    """They have a shape and a dtype, as arrays do, but no memory that outlives a look at it."""
+    number = TensorProto.FLOAT
+    nodes = [helper.make_node("Add", ["x", "a"], ["s"]), helper.make_node("Mul", ["s", "b"], ["y"])]
+    model = model_of(nodes, [(n, number, []) for n in "xab"], [("y", number, [])])
+    session = monograph.load(model, target="cpu")
+    for i in range(4):
+        (y,) = session.run({"x": np.array(0, np.float32), "a": np.float32(i), "b": np.float32(10)})
+        assert y == 10 * i
+
+
+def test_what_can_become_an_array_is_taken_every_time() -> None:
+    class Wrapped:
+        shape, dtype = (2, 3), np.dtype(np.float32)
+
+        def __array__(self, dtype: object = None, copy: bool | None = None) -> np.ndarray:
+            return np.ones(self.shape, self.dtype)
+
+    session = monograph.load(affine(), target="cpu")
+    for given in (feeds(), feeds() | {"x": Wrapped()}, feeds() | {"x": Wrapped()}):
+        assert session.run(given)[0].tolist() == [[1, 2, 3], [1, 2, 3]]
+
+
 def test_all_problems_come_in_one_message() -> None:
     with pytest.raises(FeedError) as e:
         monograph.load(affine()).run({"x": np.ones((2, 4)), "z": np.zeros(1)})

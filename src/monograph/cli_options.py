@@ -33,6 +33,7 @@ Tf32 = Annotated[
 Tune = Annotated[
     str | None,
     typer.Option(
+        "--tune",
         metavar="|".join(TUNING),
         help="How a GPU's kernels are chosen: by default, by measuring some rivals, or all.",
         show_default="fast",

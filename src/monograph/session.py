@@ -184,12 +184,14 @@ class Session:
             return executable.run(checked, out)
         if self._bindings.gpu is not None:
             from monograph.runtime.gpu import ports
+            from monograph.runtime.gpu.running import Running
 
-            executable = self._bindings.executable(checked)
+            found: Any = self._bindings.executable(checked)
             given = {**checked, **ports.tensors_in(feeds)}
-            if isinstance(executable, ports.Running):
-                self._remember(given, executable, checked)
-            return ports.run(executable, given, out)
+            alone = isinstance(found, Running)
+            if alone:  # no host between its parts, which would have to know of tensors
+                self._remember(given, found, checked)
+            return ports.run(found, given, out)
         made = evaluate(self._graph_for(checked), checked)
         self._runs += 1
         try:
@@ -260,7 +262,7 @@ class Session:
         try:
             if len(feeds) != len(self._names):
                 return None
-            key = tuple([(feeds[n].shape, feeds[n].dtype) for n in self._names])
+            key = tuple([_described(feeds[n]) for n in self._names])
         except (AttributeError, KeyError, TypeError):
             return None
         found = self._by_signature.get(key)
@@ -282,7 +284,7 @@ class Session:
             return
         if len(feeds) != len(self._names):  # optional inputs among them
             return
-        key = tuple([(feeds[n].shape, feeds[n].dtype) for n in self._names])
+        key = tuple([_described(feeds[n]) for n in self._names])
         ready = self._bindings.made()
         kept = {k: e for k, e in self._by_signature.items() if e[0] in ready}
         self._by_signature = {**kept, key: (executable, self._bindings.use_of(bound))}
@@ -294,10 +296,19 @@ class Session:
         return self._bindings.optimised(feeds)
 
 
+def _described(array: Any) -> tuple[Any, ...]:
+    """What tells whether an executable can take an array as it is.
+
+    The type is part of it: a scalar of numpy has a shape and a dtype too, but no memory of its own.
+    """
+    return array.__class__, array.shape, array.dtype
+
+
 def _tensor_type() -> type:
     import torch
 
-    return torch.Tensor
+    kind: type = torch.Tensor
+    return kind
 
 
 def _size(name: str, given: Any) -> int:

@@ -48,7 +48,7 @@ def usable() -> list[Features]:
             found.append(choose_features(name))
         except ConfigError:
             continue
-    return [f for f in found if f.name != "neon" or host_features().name == "neon"]
+    return found
 
 
 def test_a_module_calls_the_maths_library() -> None:
@@ -167,6 +167,32 @@ def test_a_name_that_is_not_there() -> None:
 def test_bytes_that_are_no_object() -> None:
     with pytest.raises(CodegenError, match="does not load"):
         NativeCode([b"nonsense" * 40], ["f"])
+
+
+def test_another_architecture_is_refused() -> None:
+    other = "neon" if host_features().name != "neon" else "sse2"
+    with pytest.raises(ConfigError, match="the host does not have these instructions"):
+        choose_features(other)
+
+
+BYTES = """
+declare <64 x i8> @llvm.ctpop.v64i8(<64 x i8>)
+define void @mix(ptr %x, <64 x i8> %by) nounwind {{
+  %a = load <64 x i8>, ptr %x
+  %b = shufflevector <64 x i8> %a, <64 x i8> %a, <64 x i32> <{places}>
+  %c = call <64 x i8> @llvm.ctpop.v64i8(<64 x i8> %b)
+  store <64 x i8> %c, ptr %x
+  ret void
+}}
+""".format(places=", ".join(f"i32 {i * 37 % 64}" for i in range(64)))
+
+
+@pytest.mark.skipif("x86_64" not in llvm.get_default_triple(), reason="another architecture")
+def test_vnni_does_not_stand_for_all_of_ice_lake() -> None:
+    """Older CPUs have it without the permutations and counts of bytes."""
+    text = assembly(BYTES, TABLE["avx512_vnni"])
+    assert "zmm" in text
+    assert not any(name in text for name in ("vpermb", "vpermi2b", "vpopcntb"))
 
 
 def test_assembly_shows_the_function() -> None:

@@ -119,6 +119,7 @@ def test_what_the_host_computes_cannot_be_saved(tmp_path: Path) -> None:
         ({"donate": {"y": "x"}}, "donate"),
         ({"threads": 77}, "threads"),
         ({"features": "baseline"}, "features"),
+        ({"winograd": False}, "winograd"),
     ],
 )
 def test_options_must_not_ask_for_other_code(

@@ -300,6 +300,14 @@ def test_weights_that_change_while_they_are_read_are_not_kept(
     assert found(session) == 0
 
 
+def test_weights_that_are_gone_when_code_is_kept(tmp_path: Path) -> None:
+    path = save_beside(tmp_path / "model.onnx", WEIGHTS)
+    session = monograph.load(path)
+    (tmp_path / "weights.bin").unlink()
+    check(session)
+    assert found(session) == 0
+
+
 def test_a_model_that_changed_under_a_session(path: Path) -> None:
     check(monograph.load(path))
     session = monograph.load(path)

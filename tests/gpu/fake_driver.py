@@ -40,7 +40,7 @@ Function = Callable[[list[int]], None]
 class Node:
     number: int
     kind: str
-    function: Function | None
+    function: Callable[[Sequence[bytes]], None] | None
     blobs: list[bytes]
     code: int = 0
     """Which function it runs."""
@@ -107,13 +107,16 @@ class FakeDriver:
         finally:
             self._local.stream = before
 
-    def launch(self, stream: int, name: str, run: Function, blobs: Sequence[bytes]) -> None:
+    def launch(
+        self, stream: int, name: str, run: Callable[..., None], blobs: Sequence[bytes]
+    ) -> None:
         """A kernel: recorded, or run with the words that its parameters are."""
         self.called("launch")
 
-        def named(words: list[int]) -> None:
+        def named(given: Sequence[bytes]) -> None:
             self.ran.append(name)
-            run(words)
+            packed = any(len(b) != 8 for b in given)
+            run(given if packed else [int.from_bytes(b, "little") for b in given])
 
         self.add(stream, Node(next(self._numbers), KERNEL, named, list(blobs), id(run)))
 
@@ -164,7 +167,7 @@ def _run(node: Node, blobs: Sequence[bytes]) -> None:
         elif len(node.bodies) > 1:
             _run_all(node.bodies[1])
     elif node.function is not None:
-        node.function(words)
+        node.function(blobs)
 
 
 def _run_all(graph: FakeGraph) -> None:
@@ -252,7 +255,7 @@ class FakeGraphs:
     def function(self, record: Any) -> int | None:
         return id(record.run) if isinstance(record, FakeRecord) else None
 
-    def read(self, node: Node) -> Params | None:
+    def read(self, node: Node, words: int = 0) -> Params | None:
         if node.kind == CONDITIONAL:
             return None
         blobs = [ctypes.create_string_buffer(b, len(b)) for b in node.blobs]

@@ -131,9 +131,7 @@ def branch(driver: FakeDriver) -> Running:
         (FakeRecord(driver, "double", double, 2), [port("input:x"), port("output:y")]),
         (FakeRecord(driver, "plus", plus_one, 2), [port("input:x"), port("output:y")]),
     ]
-    return running(
-        driver, [slot("x")], [slot("y")], works, (Nest(), nest, Nest(), Nest())
-    )
+    return running(driver, [slot("x")], [slot("y")], works, (Nest(), nest, Nest(), Nest()))
 
 
 def replayed(make: Any = chain, mode: str = "auto", **options: Any) -> tuple[Replay, FakeDriver]:

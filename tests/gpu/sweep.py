@@ -4,11 +4,12 @@
     python -m tests.gpu.sweep --part samples --only conv -v
     python -m tests.gpu.sweep --interpreter --part odd     # without a GPU, slowly
 
-Parts: the tests of this folder; real models in f32 and f16 (folders in `carry/` or ../shared/models); samples of ops; odd
-shapes; the graphs of the rules' tests, before and after; random graphs; ONNX's own backend suite;
-samples with NaN, infinities and numbers at the edge of casts. Cases are shared among processes,
-one for each core, that compile their kernels and run them; one that crashes or takes too long is
-followed by another. Exits with 1 where anything is wrong, or refused.
+Parts: the tests of this folder; real models in f32 and f16 (folders in `carry/` or
+../shared/models); samples of ops; odd shapes; the graphs of the rules' tests, before and after;
+random graphs; ONNX's own backend suite; samples with NaN, infinities and numbers at the edge of
+casts. Cases are shared among processes, one for each core, that compile their kernels and run
+them; one that crashes or takes too long is followed by another. Exits with 1 where anything is
+wrong, or refused.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,34 +33,48 @@ from xml.etree import ElementTree
 from tests.gpu.sweep_worker import PARTS
 
 TESTS = "tests"
-CASE_SECONDS = 120.0
+CASE_SECONDS = 300.0
 """What one case may take, its kernels' compilation included."""
 START_SECONDS = 180.0
 """What a process may take before its first case."""
 
 
 @dataclass
-class Part:
-    """What came of one part."""
+class Found:
+    """What came of the cases of all parts."""
 
-    name: str
-    counts: Counter[str] = field(default_factory=Counter)
+    counts: dict[str, Counter[str]] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)
-    problems: list[tuple[str, str, str]] = field(default_factory=list)
-    """(name, outcome, why) of what is not right."""
+    problems: list[tuple[str, str, str, str]] = field(default_factory=list)
+    """(part, name, outcome, why) of what is not right."""
 
-    def add(self, name: str, outcome: str, why: str) -> None:
+    def add(self, part: str, name: str, outcome: str, why: str) -> None:
         with self.lock:
-            self.counts[outcome] += 1
-            if outcome != "right":
-                self.problems.append((name, outcome, why))
+            self.counts.setdefault(part, Counter())[outcome] += 1
+            if outcome not in ("right", "left out"):
+                self.problems.append((part, name, outcome, why))
+
+    def total(self) -> Counter[str]:
+        return sum(self.counts.values(), Counter())
 
 
-def run_share(part: Part, only: str, share: int, shares: int, core: int | None) -> None:
-    """Does one share of a part, with as many processes as it takes."""
+@dataclass(frozen=True)
+class Ended:
+    """A process that ended before its share did: the case that it took with it, if any."""
+
+    number: int
+    part: str
+    name: str
+    why: str
+
+
+def run_share(
+    found: Found, parts: list[str], only: str, share: int, shares: int, core: int | None
+) -> None:
+    """Does one share of the cases, with as many processes as it takes."""
     begin = 0
     while True:
-        command = [sys.executable, "-m", "tests.gpu.sweep_worker", part.name, f"--only={only}"]
+        command = [sys.executable, "-m", "tests.gpu.sweep_worker", *parts, f"--only={only}"]
         command += [f"--share={share}", f"--shares={shares}", f"--begin={begin}"]
         process = subprocess.Popen(
             command,
@@ -67,21 +83,19 @@ def run_share(part: Part, only: str, share: int, shares: int, core: int | None) 
             text=True,
             preexec_fn=None if core is None else lambda: os.sched_setaffinity(0, {core}),
         )
-        running = _listen(process, part)
-        if running is None:
+        ended = _listen(process, found)
+        if ended is None:
             return
-        number, name, why = running
-        if name:
-            part.add(name, "wrong", why)
-        elif number == begin:
-            part.add(f"share {share} of {shares}", "wrong", why)
+        if ended.name:
+            found.add(ended.part, ended.name, "wrong", ended.why)
+        elif ended.number <= begin:
+            found.add("processes", f"share {share} of {shares}", "wrong", ended.why)
             return
-        begin = number + 1 if name else number
+        begin = ended.number + 1 if ended.name else ended.number
 
 
-def _listen(process: subprocess.Popen[str], part: Part) -> tuple[int, str, str] | None:
-    """Hears a process out; where it ends early, (number, case that it took with it, why)."""
-    assert process.stdout is not None
+def _listen(process: subprocess.Popen[str], found: Found) -> Ended | None:
+    """Hears a process out; how it ended, where that was too early."""
     lines: queue.Queue[str | None] = queue.Queue()
 
     def read() -> None:
@@ -91,43 +105,48 @@ def _listen(process: subprocess.Popen[str], part: Part) -> tuple[int, str, str] 
         lines.put(None)
 
     threading.Thread(target=read, daemon=True).start()
-    number, name, limit = 0, "", START_SECONDS
+    number, part, name, limit = 0, "", "", START_SECONDS
     while True:
         try:
             line = lines.get(timeout=limit)
         except queue.Empty:
             process.kill()
             process.wait()
-            return number, name, f"took more than {limit:.0f} s"
+            return Ended(number, part, name, f"took more than {limit:.0f} s")
         if line is None:
             break
         said = json.loads(line)
         if "begins" in said:
-            number, name, limit = said["number"], said["begins"], CASE_SECONDS
+            number, part, name = said["number"], said["part"], said["begins"]
+            limit = CASE_SECONDS
         else:
-            part.add(said["ends"], said["outcome"], said["why"])
+            found.add(said["part"], said["ends"], said["outcome"], said["why"])
             number, name = number + 1, ""
     code = process.wait()
-    return None if code == 0 else (number, name, f"its process ended with {code}")
+    return None if code == 0 else Ended(number, part, name, f"its process ended with {code}")
 
 
-def run_part(name: str, only: str, jobs: int) -> Part:
-    part = Part(name)
+def run_parts(found: Found, parts: list[str], only: str, jobs: int) -> None:
+    """All cases of some parts, shared among processes."""
     cores = sorted(os.sched_getaffinity(0))
-    threads = [
-        threading.Thread(
-            target=run_share,
-            args=(part, only, i, jobs, cores[i % len(cores)] if jobs > 1 else None),
-        )
+    # A process that has one core compiles by itself, and starts no others for that.
+    own = [cores[i % len(cores)] if jobs > 1 else None for i in range(jobs)]
+    _all_of(
+        threading.Thread(target=run_share, args=(found, parts, only, i, jobs, own[i]))
         for i in range(jobs)
-    ]
-    _all_of(threads)
-    return part
+    )
 
 
-def run_tests(only: str, jobs: int) -> Part:
+def _all_of(threads: Iterable[threading.Thread]) -> None:
+    started = list(threads)
+    for thread in started:
+        thread.start()
+    for thread in started:
+        thread.join()
+
+
+def run_tests(found: Found, only: str, jobs: int) -> None:
     """The tests of this folder on the device, shared among processes."""
-    part = Part("tests")
 
     def run(share: int, folder: str) -> None:
         report = Path(folder) / f"{share}.xml"
@@ -144,28 +163,25 @@ def run_tests(only: str, jobs: int) -> Part:
             name = f"{case.get('classname')}::{case.get('name')}"
             why = bad[0].get("message", "") if bad else ""
             outcome = "refused" if "UnsupportedError" in why else "wrong"
-            part.add(name, outcome if bad else "left out" if left_out else "right", why)
+            found.add(TESTS, name, outcome if bad else "left out" if left_out else "right", why)
         if not report.exists():
-            part.add(f"share {share}", "wrong", (done.stdout + done.stderr)[-2000:])
+            found.add(TESTS, f"share {share}", "wrong", (done.stdout + done.stderr)[-2000:])
 
     with tempfile.TemporaryDirectory() as folder:
-        _all_of([threading.Thread(target=run, args=(i, folder)) for i in range(jobs)])
-    return part
+        _all_of(threading.Thread(target=run, args=(i, folder)) for i in range(jobs))
 
 
-def _all_of(threads: list[threading.Thread]) -> None:
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-
-
-def show(part: Part, seconds: float, verbose: bool) -> None:
-    for name, outcome, why in sorted(part.problems):
+def show(found: Found, seconds: float, verbose: bool) -> None:
+    """What is not right, and a table."""
+    for part, name, outcome, why in sorted(found.problems):
         text = why.strip() if verbose else (why.strip().splitlines() or [""])[-1][:200]
-        print(f"{outcome.upper()} {part.name} {name}: {text}", flush=True)
-    row = [part.counts.total(), *(part.counts[k] for k in ("right", "refused", "wrong"))]
-    print(f"{part.name:16}" + "".join(f"{n:>8}" for n in row) + f"{seconds:>8.0f}", flush=True)
+        print(f"{outcome.upper()} {part} {name}: {text}")
+    heads = ("right", "refused", "wrong", "left out")
+    print(f"{'part':16}{'cases':>10}" + "".join(f"{h:>10}" for h in heads))
+    for part, counts in found.counts.items():
+        print(f"{part:16}{counts.total():>10}" + "".join(f"{counts[h]:>10}" for h in heads))
+    total = found.total()
+    print(f"{total['right']} of {total.total()} are right, in {seconds:.0f} s", flush=True)
 
 
 def main() -> int:
@@ -180,18 +196,15 @@ def main() -> int:
     if options.interpreter:
         own["TRITON_INTERPRET"] = "1"
     os.environ |= own
-    heads = ("cases", "right", "refused", "wrong", "s")
-    print(f"{'part':16}" + "".join(f"{h:>8}" for h in heads), flush=True)
-    total = Counter[str]()
-    for name in options.part or [TESTS, *PARTS]:
-        began = time.monotonic()
-        jobs, only = options.jobs, options.only
-        part = run_tests(only, jobs) if name == TESTS else run_part(name, only, jobs)
-        show(part, time.monotonic() - began, options.v)
-        total += part.counts
-    print(f"{total['right']} of {total.total()} are right")
-    wrong = total["wrong"] + total["refused"]
-    return 1 if wrong or not total["right"] else 0
+    began, found = time.monotonic(), Found()
+    parts = options.part or [TESTS, *PARTS]
+    if TESTS in parts:
+        run_tests(found, options.only, options.jobs)
+    if others := [p for p in parts if p != TESTS]:
+        run_parts(found, others, options.only, options.jobs)
+    show(found, time.monotonic() - began, options.v)
+    total = found.total()
+    return 1 if found.problems or not total["right"] else 0
 
 
 if __name__ == "__main__":

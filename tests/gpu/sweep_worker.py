@@ -152,7 +152,7 @@ PARTS: dict[str, Callable[[], Iterator[tuple[str, Check]]]] = {
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("part", choices=PARTS)
+    parser.add_argument("parts", nargs="+", choices=PARTS)
     parser.add_argument("--only", default="", help="only cases whose names contain this")
     parser.add_argument("--share", type=int, default=0, help="which of the shares to do")
     parser.add_argument("--shares", type=int, default=1)
@@ -167,12 +167,13 @@ def main() -> None:
 
     with tempfile.TemporaryDirectory() as home:
         os.environ |= {"ONNX_HOME": home, "MONOGRAPH_CACHE_DIR": ""}
-        chosen = [c for c in PARTS[options.part]() if options.only in c[0]]
+        listed = [(p, *case) for p in options.parts for case in PARTS[p]()]
+        chosen = [c for c in listed if options.only in c[1]]
         own = chosen[options.share :: options.shares]
-        for number, (name, check) in enumerate(own[options.begin :], options.begin):
-            tell(begins=name, number=number)
+        for number, (part, name, check) in enumerate(own[options.begin :], options.begin):
+            tell(begins=name, part=part, number=number)
             outcome, why = _outcome(check)
-            tell(ends=name, outcome=outcome, why=why)
+            tell(ends=name, part=part, outcome=outcome, why=why)
             if outcome == "wrong" and any(word in why for word in BROKEN):
                 sys.exit(3)
 

@@ -7,21 +7,31 @@ from typing import Any
 import numpy as np
 import pytest
 
+import monograph
 from monograph.codegen.triton import control
+from monograph.config import Config
 from monograph.errors import ExecutionError
-from monograph.ir import Array, Graph, Item, Value, constant, evaluate, unpack
+from monograph.ir import Array, Graph, Item, Op, Value, constant, evaluate, parse_type, unpack
 from monograph.ir.dtype import f32
 from monograph.ops.cast import Cast
-from monograph.ops.control import If, Loop, Scan
+from monograph.ops.control import Fail, If, Loop, Scan
 from monograph.ops.conv import Conv
 from monograph.ops.elementwise import Add, Exp, Less, Mul, Sub
 from monograph.ops.index import Gather
 from monograph.ops.linear import Dot
 from monograph.ops.reduce import ReduceSum
 from monograph.ops.shape import Concat, Reshape, Slice, Transpose
+from monograph.passes.base import Environment
+from monograph.pipeline import optimise
 from monograph.program.bounded import bounded_loop
+from monograph.report.inputs import read_archive, split_archive
+from monograph.rewrite import GPU_COST
 from monograph.runtime.gpu.executable import GpuExecutable, compile_for_gpu
+from monograph.runtime.gpu.target import GpuSide
+from monograph.runtime.progress import silent
+from monograph.runtime.staged import compile_stages
 from tests.gpu.against import check, device
+from tests.models.test_real_models import SHARED
 from tests.rules.checks import graph_of, value
 from tests.samples import sample_graph
 
@@ -108,7 +118,7 @@ def test_a_loop_ends_by_its_condition_or_its_count() -> None:
 def test_loops_that_collect(number: int) -> None:
     """With room for as many as there can be, zeros behind, and their number."""
     outer, given = sample_graph(Loop, Loop.samples[number])
-    trips, condition, *rest = outer.inputs
+    _, condition, *rest = outer.inputs
     known = constant(given[outer.input_names[0]])
     bounded = bounded_loop(Loop(*_attributes(Loop.samples[number]))(known, condition, *rest))
     assert bounded is not None
@@ -116,6 +126,18 @@ def test_loops_that_collect(number: int) -> None:
         (condition, *rest), tuple((f"y{i}", v) for i, v in enumerate(unpack(bounded))), "bounded"
     )
     check(closed, {n: given[n] for n in closed.input_names})
+
+
+@pytest.mark.parametrize(
+    ("op", "number"), [(op, n) for op in (If, Loop, Scan) for n in range(len(op.samples))]
+)
+def test_samples_whose_sizes_data_decide(op: type[Op], number: int) -> None:
+    """What waits for data is compiled when they are there."""
+    outer, given = sample_graph(op, op.samples[number])
+    side = GpuSide(Config(target="gpu:interpreter"), device(), lambda g: g, silent)
+    found = compile_stages(outer, side).run(given)
+    for a, b in zip(found, evaluate(outer, given), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-6)
 
 
 def _attributes(sample: Any) -> tuple[Graph, int]:
@@ -205,6 +227,42 @@ def test_an_index_out_of_range_inside_a_branch_is_an_error() -> None:
     made.run(given | {"c": np.array(False)})
     with pytest.raises(ExecutionError, match="out of range"):
         made.run(given | {"c": np.array(True)})
+
+
+def test_a_branch_that_cannot_run_fails_when_it_is_taken() -> None:
+    x = value("f32[4]", "a")
+    message = "sizes do not agree"
+    kinds = [parse_type("f32[4]"), parse_type("f32[0]")]
+    fails = Graph((), tuple((f"y{i}", Fail(message, t)()) for i, t in enumerate(kinds)), "fail")
+    then = graph((x,), Exp()(x), Slice((0,), (0,), (1,))(x))
+    result = If(then, fails)(value("bool[]", "c"), value("f32[4]"))
+    made = executable(graph_of(*unpack(result)))
+    given = {"x": np.zeros(4, np.float32)}
+    assert made.run(given | {"c": np.array(True)})[0].tolist() == [1] * 4
+    with pytest.raises(ExecutionError, match=message) as caught:
+        made.run(given | {"c": np.array(False)})
+    assert caught.value.given is None
+    made.run(given | {"c": np.array(True)})
+    nothing = If(graph((x,), Slice((0,), (0,), (1,))(x)), Graph((), fails.outputs[1:], "fail"))
+    made = executable(graph_of(*unpack(nothing(value("bool[]", "c"), value("f32[4]")))))
+    with pytest.raises(ExecutionError, match=message):
+        made.run(given | {"c": np.array(False)})
+
+
+def test_a_model_with_a_branch_and_a_recurrent_cell() -> None:
+    folder = SHARED / "silero_vad_v6"
+    if not folder.is_dir():
+        pytest.skip("no silero_vad_v6 in ../shared/models beside the repository")
+    session = monograph.load(folder / "model.onnx", target="reference")
+    arrays = read_archive(folder / "io.npz")
+    given, expected = split_archive(arrays, session.inputs, session.outputs)
+    outer = optimise(session.bound_graph(given), environment=Environment(GPU_COST))
+    made = executable(outer)
+    names = [name for name, _ in outer.outputs]
+    check(outer, given, every=False, expected=[expected[n] for n in names])
+    assert made.module.host_reads == 1
+    with pytest.raises(ExecutionError, match="cannot run"):
+        made.run(given | {"sr": np.array(8000)})
 
 
 def test_one_result_of_a_branch_alone() -> None:

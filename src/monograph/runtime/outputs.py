@@ -35,9 +35,16 @@ class States:
         self._known[key] = weakref.ref(array, lambda _: self._known.pop(key, None))
 
     def returned(self, feeds: Mapping[str, Any], donate: Mapping[str, str]) -> dict[str, Array]:
-        """By the outputs that will be written over them, those that are fed again."""
+        """By the outputs that will be written over them, those that are fed again.
+
+        One that was made read-only since is the caller's to keep.
+        """
         fed = ((output, feeds.get(input_)) for output, input_ in donate.items())
-        return {output: array for output, array in fed if array is not None and self._made(array)}
+        return {
+            output: array
+            for output, array in fed
+            if array is not None and self._made(array) and not _read_only(array)
+        }
 
     def count(self, names: Iterable[str], made: list[Any], returned: Mapping[str, Array]) -> None:
         """Counts the results that were made elsewhere than in the state returned for them."""
@@ -47,6 +54,10 @@ class States:
     def _made(self, array: object) -> bool:
         found = self._known.get(id(array))
         return found is not None and found() is array
+
+
+def _read_only(array: Any) -> bool:
+    return isinstance(array, np.ndarray) and not array.flags.writeable
 
 
 def check_out(

@@ -173,7 +173,7 @@ class Package:
         else:
             asked["threads"] = (config.threads or compiled["threads"], compiled["threads"])
             asked["features"] = (config.features or compiled["features"], compiled["features"])
-            asked["winograd"] = (config.winograd or compiled["winograd"], compiled["winograd"])
+            asked["winograd"] = (config.winograd and compiled["winograd"], compiled["winograd"])
         for name, (given, expected) in asked.items():
             if given != expected:
                 raise ConfigError(

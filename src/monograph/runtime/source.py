@@ -88,7 +88,10 @@ class Beside:
 
     def unchanged(self) -> bool:
         """Whether nobody has written to the files since."""
-        return all(self._stamp(location) == stamp for location, stamp in self._stamps.items())
+        try:
+            return all(self._stamp(location) == stamp for location, stamp in self._stamps.items())
+        except ModelError:  # A file that is gone has changed.
+            return False
 
     def _look(self, location: str) -> tuple[str, Stamp]:
         with os.fdopen(self._open(location), "rb") as file:

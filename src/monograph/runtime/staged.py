@@ -76,13 +76,13 @@ class StagedExecutable:
 
     def __init__(self, parts: Cut, compiler: Compiling, states: Mapping[str, Array]) -> None:
         self.parts = parts
-        self.first: Any = compiler.executable(parts.first)
+        self.first: CpuExecutable = compiler.executable(parts.first)
         self._states = states
         self.runs = 0
         self.specialised = 0
         """How often what waits has been compiled."""
         self._compiler = compiler
-        self._rest: OrderedDict[tuple[Any, ...], Any] = OrderedDict()
+        self._rest: OrderedDict[tuple[Any, ...], Executable] = OrderedDict()
         self._lock = own_lock(self)
         self._needed = parts.needed
         self._decisive = set(parts.decisive)
@@ -150,12 +150,12 @@ class StagedExecutable:
     # What users of a plain executable ask of it
 
     @property
-    def stages(self) -> list[Any]:
+    def stages(self) -> list[Executable]:
         """What has been compiled so far: the first program, and what goes on from there."""
         return self._all
 
     @property
-    def _all(self) -> list[Any]:
+    def _all(self) -> list[Executable]:
         with self._lock:
             return [self.first, *self._rest.values()]
 
@@ -229,10 +229,11 @@ class StagedExecutable:
 Executable = CpuExecutable | StagedExecutable
 
 
-def compile_stages(graph: Graph, compiler: Compiling) -> Any:
+def compile_stages(graph: Graph, compiler: Compiling) -> Executable:
     """A graph compiled as far as its shapes are known; the rest follows when data tell them."""
     graph, states = with_states(expand(settled(graph)))
     parts = cut(graph, compiler.compiles, keeps_state=bool(states))
     if parts is None:
-        return compiler.executable(graph)
+        made: Executable = compiler.executable(graph)
+        return made
     return StagedExecutable(parts, compiler, states)

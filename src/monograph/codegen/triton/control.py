@@ -7,7 +7,7 @@ turns are written out one after the other, each on its own slices.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -116,6 +116,7 @@ class _Iterated(_Control):
         self.old = [self.result(i, t) for i, t in enumerate(types)]
         self.new = [room(t) for t in types]
         self.number = room(TensorType(i64, ()))
+        self.flag = room(TensorType(boolean, ()))
         for value, place in zip(state, self.old, strict=True):
             self.prepared.append(Copied(self.place(value), place))
 
@@ -138,6 +139,19 @@ class _Iterated(_Control):
         k.w.line(f"tl.store({pointer}, {number})")
         return number
 
+    def announce(self, k: KernelWriter, again: str) -> None:
+        """Says whether there is another turn."""
+        k.w.line(f"tl.store({k.pointer(self.flag.part())}, {again}.to(tl.int8))")
+
+    def turned(
+        self, pieces: Sequence[Copied], turn: Callable[[KernelWriter], object]
+    ) -> tuple[Work, ...]:
+        """Copies at the end of a turn, and what counts on: together where none needs the number."""
+        if all(p.source_axis is None and p.target_axis is None for p in pieces):
+            return copy(self.context, pieces, scalars=turn)
+        copied = copy(self.context, pieces, self.counter)
+        return (*copied, *copy(self.context, [], scalars=turn))
+
     def advance(self) -> list[Copied]:
         """The new state becomes the old one."""
         return [Copied(new, old) for new, old in zip(self.new, self.old, strict=True)]
@@ -154,7 +168,6 @@ class _Loop(_Iterated):
         count, go, *formals = map(tensor_type, op.body.input_types)
         following, *made = map(tensor_type, op.body.output_types)
         self.begin(state, formals[: op.carried])
-        self.flag = room(TensorType(boolean, ()))
         self.going = room(following)
         given = self.side_by_side(captures)
         elements = [room(t) for t in made[op.carried :]]
@@ -169,8 +182,7 @@ class _Loop(_Iterated):
             for k, element in enumerate(elements)
             if op.carried + k in self.results
         ]
-        body += copy(self.context, [*self.advance(), *collected], self.counter)
-        body += copy(self.context, [], scalars=self._turn)
+        body += self.turned([*self.advance(), *collected], self._turn)
         last = self.results.get(op.carried + len(elements))
         ended = [] if last is None else [Copied(self.number, last)]
         return (
@@ -182,17 +194,15 @@ class _Loop(_Iterated):
     def _start(self, k: KernelWriter) -> None:
         self.zero(k)
         go = k.w.let(f"tl.load({k.pointer(self.place(self.condition).part())}) != 0", "go")
-        self._announce(k, go, "0")
+        self.announce(k, self._limited(k, go, "0"))
 
     def _turn(self, k: KernelWriter) -> None:
         go = k.w.let(f"tl.load({k.pointer(self.going.part())}) != 0", "go")
-        self._announce(k, go, self.next_number(k))
+        self.announce(k, self._limited(k, go, self.next_number(k)))
 
-    def _announce(self, k: KernelWriter, go: str, number: str) -> None:
-        """Says whether there is another turn."""
+    def _limited(self, k: KernelWriter, go: str, number: str) -> str:
         limit = k.w.let(f"tl.load({k.pointer(self.place(self.trips).part())})", "n")
-        again = f"({go} & ({number} < {limit})).to(tl.int8)"
-        k.w.line(f"tl.store({k.pointer(self.flag.part())}, {again})")
+        return f"({go} & ({number} < {limit}))"
 
 
 class _Scan(_Iterated):
@@ -287,14 +297,20 @@ class _Scan(_Iterated):
         body = (
             *copy(self.context, taken, self.counter),
             *self.subs[0].works([*self.old, *slices, *captures], [*self.new, *elements]),
-            *copy(self.context, [*self.advance(), *given], self.counter),
-            *copy(self.context, [], scalars=self.next_number),
+            *self.turned([*self.advance(), *given], self._count),
         )
         return (
-            *copy(self.context, self.prepared, scalars=self.zero),
-            Repeat((), (body,), self.length),
+            *copy(self.context, self.prepared, scalars=self._start),
+            Repeat((self.flag.part(),), (body,), self.length),
             *copy(self.context, self.end()),
         )
+
+    def _start(self, k: KernelWriter) -> None:
+        self.zero(k)
+        self.announce(k, f"tl.full((), {int(self.length > 0)}, tl.int1)")
+
+    def _count(self, k: KernelWriter) -> None:
+        self.announce(k, f"({self.next_number(k)} < {self.length})")
 
 
 def tensor_type(type_: Type) -> TensorType:

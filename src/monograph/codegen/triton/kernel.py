@@ -64,6 +64,8 @@ class Fault:
     message: str
     expected: str = ""
     dtype: DType = i64
+    shows_data: bool = True
+    """Whether the data say what is wrong."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,10 +124,10 @@ class Branch:
 
 @dataclass(frozen=True)
 class Repeat:
-    """Work that is done while a bool in memory is true, the one argument; or `count` times.
+    """Work that is done while a bool in memory is true, the one argument.
 
     The body advances all that changes from one turn to the next, at fixed addresses: the bool, the
-    number of the turn, the state.
+    number of the turn, the state. With a `count` it is known how often the bool will be true.
     """
 
     arguments: tuple[Argument, ...]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -11,6 +12,7 @@ from monograph.codegen.triton.kernel import (
     Argument,
     Branch,
     Fault,
+    Launch,
     Packed,
     Part,
     Repeat,
@@ -94,7 +96,8 @@ class GpuModule:
     @property
     def host_reads(self) -> int:
         """Places where the host has to read a condition before it can go on."""
-        return sum(isinstance(b.work, (Branch, Repeat)) and bool(b.arguments) for b in self.every)
+        works = (b.work for b in self.every)
+        return sum(isinstance(w, Branch) or (isinstance(w, Repeat) and not w.count) for w in works)
 
 
 def lay_out(
@@ -184,8 +187,20 @@ class _Layout:
             )
         else:
             bodies, step = (), work.step or step
-        places = tuple(self.where(step, a, offsets) for a in work.arguments)
+        places = tuple(
+            self.where(step, a, offsets) if self.is_read(work, number) else Where(KEPT, 0, a.dtype)
+            for number, a in enumerate(work.arguments)
+        )
         return Bound(step, work, places, lane, waits, position, bodies)
+
+    def is_read(self, work: Work, number: int) -> bool:
+        """Whether a kernel reads an argument; of weights that are packed it reads only those."""
+        argument = work.arguments[number]
+        storage = self.program.places.storage.get(argument) if isinstance(argument, Value) else None
+        if not isinstance(work, Launch) or storage is None or storage.buffer.kind != CONSTANT:
+            return True
+        _, _, body = work.source.partition("):\n")
+        return re.search(rf"\bp{number}\b", body) is not None
 
     def uses(self, chosen: Sequence[tuple[Step, tuple[Work, ...]]]) -> list[Uses]:
         """Which steps use each temporary buffer, and each step's scratch memory."""

@@ -26,18 +26,20 @@ def _nest(value: Value, numbers: Sequence[str], mask: str | None) -> tuple[Indic
     return tuple(Index(0, ((c, 1),)) for c in counters), point
 
 
+def _operand(value: Value, numbers: Sequence[str], mask: str | None) -> tuple[Indices, Point]:
+    """The same for an operand, of whose numbers some may be literals.
+
+    Those are not masked: alone they are no block that a mask could fit.
+    """
+    at, point = _nest(value, numbers, mask)
+    pairs = zip(at, numbers, strict=True)
+    return tuple(Index(int(n)) if n.isdigit() else index for index, n in pairs), point
+
+
 def read(e: Elements, value: Value, numbers: Sequence[str], mask: str | None) -> Scalar:
     """An operand's elements, through its views, as its type is in registers."""
-    at, point = _nest(value, numbers, mask)
-    own = tuple(Index() if d == 1 else i for i, d in zip(at, value.tensor.static, strict=True))
-    return e.element(value, own, point)
-
-
-def read_raw(e: Elements, value: Value, numbers: Sequence[str], mask: str | None) -> str:
-    """An operand's elements as they are in memory."""
-    at, point = _nest(value, numbers, mask)
-    own = tuple(Index() if d == 1 else i for i, d in zip(at, value.tensor.static, strict=True))
-    return e.through_views(value, own, point)
+    at, point = _operand(value, numbers, mask)
+    return e.element(value, at, point)
 
 
 def write(

@@ -10,14 +10,22 @@ from monograph.codegen.triton import (
     attention,
     control,
     conv,
+    det,
     dot,
+    fail,
     gather,
+    moves,
+    nonzero,
     norm,
     pool,
     recurrent,
     reduce,
+    resize,
+    roi,
     rope,
+    sampling,
     scan,
+    scatter,
     softmax,
     topk,
 )
@@ -44,7 +52,15 @@ FAMILIES: tuple[ModuleType, ...] = (
     norm,
     scan,
     topk,
+    scatter,
+    resize,
+    sampling,
+    roi,
+    moves,
+    nonzero,
+    det,
     recurrent,
+    fail,
     control,
 )
 """Modules of kernels, each with
@@ -70,7 +86,9 @@ def serves(region: Region) -> bool:
 def candidates(context: GpuContext) -> list[Candidate]:
     """The ways to compute a step, the default first."""
     anchor = context.step.region.anchor
-    if 0 in context.step.region.outputs[0].tensor.static and len(context.step.region.outputs) == 1:
+    outputs = context.step.region.outputs
+    complains = anchor is not None and (fail.serves(anchor) or control.serves(anchor))
+    if len(outputs) == 1 and 0 in outputs[0].tensor.static and not complains:
         return [Candidate("nothing", lambda: ())]
     if anchor is None:
         return pointwise(context)

@@ -133,11 +133,11 @@ class _Run:
 
     def argument(self, argument: Argument) -> Argument:
         if isinstance(argument, Part):
-            of = self.argument(argument.of)
-            assert not isinstance(of, Fault)
-            if not isinstance(of, Part):
-                return replace(argument, of=of)
-            return replace(argument, of=of.of, offset=of.offset + argument.offset)
+            whole = self.argument(argument.of)
+            assert not isinstance(whole, Fault)
+            if not isinstance(whole, Part):
+                return replace(argument, of=whole)
+            return replace(argument, of=whole.of, offset=whole.offset + argument.offset)
         if isinstance(argument, Scratch) and not argument.zeroed:
             at = self.sub.inside.scratch[id(argument)]
             return Part(self.sub.memory, at, argument.dtype)

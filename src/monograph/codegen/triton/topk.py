@@ -32,11 +32,12 @@ from monograph.ir.dtype import f64, i64
 from monograph.ops.scalar import Scalar
 from monograph.ops.sort import TopK
 
-COUNTS = ((64, 64), (16, 256))
+COUNTS = ((16, 256), (64, 64))
 """(elements whose places among others one program counts, those it compares with at once)."""
-COUNTED = 2048
+COUNTED = 1536
 """Elements of a row up to which one count is all there is to do."""
-CHUNKS = (512, 256, 1024)
+CHUNKS = (256, 512, 1024)
+"""Elements of a chunk; a row should not have too many of them."""
 SEARCHED = 32
 """Elements whose places in the chunks one program finds."""
 SEARCHED_IN = 32
@@ -62,14 +63,15 @@ def candidates(context: GpuContext) -> list[Candidate]:
     counted = [Candidate(f"count {n}x{m}", partial(_counted, context, n, m)) for n, m in COUNTS]
     if p.size <= CHUNKS[0]:
         return counted
+    first = next((c for c in CHUNKS if p.size <= 40 * c), CHUNKS[-1])
     chunked = [
         Candidate(f"{how} {c} {n}x{m}", partial(_chunked, context, c, n, m, how == "scan"))
-        for c in CHUNKS
+        for c in (first, *(c for c in CHUNKS if c != first))
         for n, m in COUNTS
         for how in ("scan", "search")
-        if c < p.size and m <= c
+        if c < p.size
     ]
-    return [*chunked, *counted] if p.size <= COUNTED else chunked
+    return [*counted, *chunked] if p.size <= COUNTED else chunked
 
 
 @dataclass(frozen=True)
@@ -203,6 +205,9 @@ class _Chunks:
     def __init__(self, p: _Problem, size: int) -> None:
         self.size = size
         self.count = -(-p.size // size)
+        # Rows that repeat something every so many elements must not fill one chunk with it.
+        while math.gcd(self.count, 10) > 1:
+            self.count += 1
         total = p.rows * self.count * size
         self.keys = [Scratch(total * 8, i64) for _ in range(2 if p.wide else 1)]
 

@@ -169,10 +169,9 @@ class Recorder:
 
     def _control(self, record: Controlled, stream: int) -> None:
         """A branch or a loop as nodes that look at the condition themselves."""
-        if record.nest.kind != BRANCH and record.nest.count is not None:
-            if record.nest.count * len(record.bodies[0]) > UNROLLED:
-                raise UncapturableError("a loop of many turns is repeated by the host")
-            for _ in range(record.nest.count):
+        count = record.nest.count
+        if count is not None and count * len(record.bodies[0]) <= UNROLLED:
+            for _ in range(count):
                 self._inside(record.bodies[0], stream)
             return
         if not self.graphs.conditionals:

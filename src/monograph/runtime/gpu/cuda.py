@@ -99,7 +99,7 @@ class CudaDevice(TorchDevice):
         self._loaded: dict[Binary, CudaKernel] = {}
 
     @contextmanager
-    def active(self) -> Iterator[None]:  # type: ignore[override]
+    def active(self) -> Iterator[None]:
         """A thread that is new to CUDA has no context, and torch makes one only when it must."""
         with torch.cuda.device(self.place):
             check(cu.cuCtxSetCurrent(self._context))

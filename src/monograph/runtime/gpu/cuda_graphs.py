@@ -7,9 +7,7 @@ allocate. What a stream must not do while it records, a synchronisation above al
 from __future__ import annotations
 
 import ctypes
-import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import cache
 from typing import Any
 
@@ -34,6 +32,7 @@ from monograph.runtime.gpu.graphs import (
     Handle,
     Params,
 )
+from monograph.runtime.gpu.torch_graphs import TorchGraphs
 
 _RELAXED = cu.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
 _ACTIVE = cu.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_ACTIVE
@@ -94,15 +93,13 @@ def check(result: Any) -> Any:
     return values[0] if len(values) == 1 else tuple(values)
 
 
-class CudaGraphs:
+class CudaGraphs(TorchGraphs):
     """The graphs of one NVIDIA device."""
 
     name = "cuda"
 
     def __init__(self, place: torch.device) -> None:
-        self.place = place
-        self.index = place.index or 0
-        self.lock = threading.RLock()
+        super().__init__(place)
         self.conditionals = int(check(cu.cuDriverGetVersion())) >= _OLDEST_CONDITIONALS
         self._streams: list[Handle] = []
         self._inner: list[Handle] = []
@@ -119,37 +116,6 @@ class CudaGraphs:
                 made = check(cu.cuStreamCreate(int(_APART)))
                 known.append(Handle(made, _destroy_stream))
         return [int(s.value) for s in known[:count]]
-
-    @contextmanager
-    def using(self, stream: int, pool: Any = None) -> Iterator[None]:
-        with ExitStack() as stack:
-            stack.enter_context(torch.cuda.stream(torch.cuda.ExternalStream(stream, self.place)))
-            if pool is not None:
-                stack.enter_context(torch.cuda.use_mem_pool(pool, self.place))
-                # A library's workspace comes from the pool too: no other graph writes to it.
-                torch._C._cuda_clearCublasWorkspaces()
-                stack.callback(torch._C._cuda_clearCublasWorkspaces)
-            yield
-
-    def pool(self) -> Any:
-        return torch.cuda.MemPool()
-
-    def pinned(self, nbytes: int) -> torch.Tensor:
-        return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
-
-    def current(self) -> int:
-        return int(torch._C._cuda_getCurrentRawStream(self.index))
-
-    def here(self) -> bool:
-        return bool(torch._C._cuda_getDevice() == self.index)
-
-    def guard(self) -> AbstractContextManager[Any]:
-        return torch.cuda.device(self.place)
-
-    def used_on(self, memory: Sequence[torch.Tensor], stream: int) -> None:
-        user = torch.cuda.ExternalStream(stream, self.place)
-        for tensor in memory:
-            tensor.record_stream(user)
 
     def prepare(self, record: Any) -> None:
         if isinstance(record, CudaRecord):
@@ -193,7 +159,7 @@ class CudaGraphs:
     def function(self, record: Any) -> int | None:
         return int(record.kernel.function) if isinstance(record, CudaRecord) else None
 
-    def read(self, node: Any) -> Params | None:
+    def read(self, node: Any, words: int = 0) -> Params | None:
         kind = self.kind(node)
         if kind == KERNEL:
             return _kernel(node)

@@ -89,6 +89,7 @@ class Launched(_Interpreted):
 
     def __init__(self, launch: Launch, arguments: Sequence[Where], stem: str) -> None:
         super().__init__(launch, arguments, stem)
+        self.arguments = len(arguments)
         self._options = {"num_warps": launch.warps, "num_stages": launch.stages}
 
 

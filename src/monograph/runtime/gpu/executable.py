@@ -130,7 +130,7 @@ def layout_of(module: GpuModule) -> GpuLayout:
         module.kept_bytes,
         module.pieces,
         tuple(
-            FaultText(f.message, f.expected, step.origin, step.region.kind, at)
+            FaultText(f.message, f.expected, step.origin, step.region.kind, at, f.shows_data)
             for step, f, at in module.faults
         ),
         work.flops,

@@ -142,8 +142,11 @@ class Graphs(Protocol):
     def function(self, record: Any) -> int | None:
         """The code of a launch of our own, by the number that `read` gives; None for others."""
 
-    def read(self, node: Any) -> Params | None:
-        """What a node was recorded with; None where that cannot be read."""
+    def read(self, node: Any, words: int = 0) -> Params | None:
+        """What a node was recorded with; None where that cannot be read.
+
+        Of a kernel of our own it can be said how many pointers it starts with.
+        """
 
     def instantiate(self, graph: Handle) -> Handle:
         """A graph that can be launched."""

@@ -50,7 +50,7 @@ class Constants:
             )
 
     def _piece(self, data: Array) -> torch.Tensor:
-        key = hashlib.sha256(data).digest()
+        key = hashlib.sha256(data.data).digest()
         found = self._known.get(key)
         if found is None:
             found = torch.empty(data.size + SLACK, dtype=torch.uint8, device=self.device.place)

@@ -2,8 +2,8 @@
 
 Launches are made one by one with events between them, behind a kernel that keeps the device busy
 until all of them are enqueued: so the host is never what is measured. An event ends the overlap
-of a kernel with the next one (dependent launch) and takes part of a microsecond itself. The time
-of a whole run is therefore taken from a graph of the same launches, without any events.
+of a kernel with the next one (dependent launch) and takes time itself. The time of a whole run is
+therefore taken from a graph of the same launches, without any events.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from monograph.runtime.gpu.devices import Device
 from monograph.runtime.gpu.executable import GpuExecutable
 from monograph.runtime.gpu.tensors import raw
 
-AHEAD_CYCLES = 40_000
-"""Cycles of the device for each launch that the host has to be ahead: about 20 us."""
+AHEAD_CYCLES = 60_000
+"""Cycles of the device for each launch that the host has to be ahead: about 30 us."""
 LARGE, SMALL = (8192, 1 << 28), (128, 1 << 20)
 """Rows of the product and elements of the copy that the ceilings are measured with."""
 TRIES = 5

@@ -16,6 +16,7 @@ from monograph.runtime.gpu.capture import (
     own_ports,
     places_of,
 )
+from monograph.runtime.gpu.devices import Launched
 from monograph.runtime.gpu.graphs import GraphError, Graphs, Params
 from monograph.runtime.gpu.running import VECTOR, Running
 from monograph.runtime.gpu.slots import ALIGNED, Moved, Word, apart, compare, foretold
@@ -46,6 +47,12 @@ class Recorded:
         """Memory that nodes point to: that of libraries, buffers for copies."""
         self._places = [list(places.get(name, ())) for name in self.names]
         self.executable = graphs.instantiate(taken.graph)
+
+    @property
+    def memory(self) -> list[torch.Tensor]:
+        """Memory of our own that nodes point to."""
+        kept = [x for x in self.kept if isinstance(x, torch.Tensor)]
+        return [*self.staging.values(), *kept]
 
     @property
     def nodes(self) -> int:
@@ -162,7 +169,7 @@ class Maker:
         try:
             places = places_of(self.executable, self.graphs, taken, self.exact, memory)
             for number, found in words.items():
-                params = [self.graphs.read(n) for n in taken.nodes[number]]
+                params = self._read(taken, number)
                 for w in found:
                     if w.port in staging:
                         continue
@@ -226,6 +233,12 @@ class Maker:
             for other in others:
                 other.graph.close()
 
+    def _read(self, taken: Taken, number: int) -> list[Params | None]:
+        """The parameters of the nodes of a launch."""
+        record = self.executable._records[number]
+        words = record.arguments if isinstance(record, Launched) else 0
+        return [self.graphs.read(node, words) for node in taken.nodes[number]]
+
     def _elsewhere(
         self, sizes: Mapping[str, int], starts: Sequence[Mapping[str, int]], like: Memory
     ) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
@@ -250,9 +263,7 @@ class Maker:
         doubtful: dict[str, str] = {}
         ports = own_ports(self.executable)
         for number in self.foreign:
-            a, b, c = (
-                [self.graphs.read(n) for n in t.nodes[number]] for t in (first, second, third)
-            )
+            a, b, c = (self._read(t, number) for t in (first, second, third))
             found = compare(a, b, moved)
             if not isinstance(found, str):
                 known = [p for p in a if p is not None]

@@ -43,6 +43,7 @@ class FaultText:
     node: str
     op: str
     at: int
+    shows_data: bool = True
 
 
 @dataclass(frozen=True)
@@ -266,7 +267,7 @@ class Running:
                     node=fault.node or None,
                     op=fault.op,
                     expected=fault.expected or None,
-                    given=data,
+                    given=data if fault.shows_data else None,
                 )
 
     def launch(self, ports: Mapping[str, torch.Tensor]) -> None:
@@ -282,8 +283,8 @@ class Running:
         for port, record, position, offset in self._ports:
             record.point(position, ports[port], offset)
         stream = self.device.stream()
-        if self._stream not in (None, stream):
-            self.device.join(self._stream)  # type: ignore[arg-type]
+        if self._stream is not None and self._stream != stream:
+            self.device.join(self._stream)
         self._stream = stream
         return stream
 

@@ -25,7 +25,8 @@ class TorchDevice:
 
     def active(self) -> AbstractContextManager[Any]:
         """Makes this device the one that the calling thread works with."""
-        return torch.cuda.device(self.place)
+        made: AbstractContextManager[Any] = torch.cuda.device(self.place)
+        return made
 
     def stream(self) -> int:
         return int(torch.cuda.current_stream(self.place).cuda_stream)
@@ -52,7 +53,7 @@ class TorchDevice:
             with torch.cuda.graph(graph):
                 for _ in range(REPEATS):
                     launch()
-            times = []
+            times: list[float] = []
             for _ in range(ROUNDS):
                 start = torch.cuda.Event(enable_timing=True)
                 stop = torch.cuda.Event(enable_timing=True)

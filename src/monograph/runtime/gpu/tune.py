@@ -10,7 +10,8 @@ import torch
 
 from monograph.codegen.triton import select
 from monograph.codegen.triton.kernel import Arch, Call, Candidate, GpuContext, Launch
-from monograph.codegen.triton.layout import GpuModule, lay_out
+from monograph.codegen.triton.layout import Bound, GpuModule, lay_out
+from monograph.codegen.triton.subprograms import programs
 from monograph.errors import CodegenError, MonographError
 from monograph.program.program import Program, Step
 from monograph.runtime.gpu import problems
@@ -83,19 +84,19 @@ class Tuner:
 
     def _open(self, program: Program, tf32: bool) -> dict[str, _Problem]:
         found: dict[str, _Problem] = {}
-        for step in program.steps:
+        for step, part in _steps_of(program).items():
             if only_host(step.region):
                 continue
-            key = problem_key(program, step, tf32)
+            key = problem_key(part, step, tf32)
             if key in found or self._known(key):
                 continue
-            rivals = select.candidates(GpuContext(program, step, self.device.arch, tf32))
+            rivals = select.candidates(GpuContext(part, step, self.device.arch, tf32))
             if len(rivals) < 2:
                 continue
             tried = rivals if self.mode == FULL else rivals[:TRIED]
             found[key] = _Problem(step, rivals[0].name)
             for rival in tried:
-                found[key].rivals[rival.name] = lay_out(program, [(step, rival.make())])
+                found[key].rivals[rival.name] = lay_out(part, [(step, rival.make())])
         return found
 
     def _known(self, key: str) -> bool:
@@ -109,8 +110,10 @@ class Tuner:
         A rival that is out of question does not come; then the fastest of the others wins.
         """
 
+        parts = _steps_of(program)
+
         def choose(step: Step, found: list[Candidate]) -> Candidate:
-            key = problem_key(program, step, tf32)
+            key = problem_key(parts[step], step, tf32)
             entry = self.entries.get(key)
             if self.mode == "off" or entry is None:
                 return found[0]
@@ -139,6 +142,11 @@ class Tuner:
             return None
 
 
+def _steps_of(program: Program) -> dict[Step, Program]:
+    """All steps, those inside branches and loops included, with the program each is of."""
+    return {step: part for part in programs(program) for step in part.steps}
+
+
 def problem_key(program: Program, step: Step, tf32: bool) -> str:
     """What a measurement is kept under."""
     return problems.key(program, step) + ("-tf32" if tf32 else "")
@@ -146,16 +154,16 @@ def problem_key(program: Program, step: Step, tf32: bool) -> str:
 
 def requests_of(module: GpuModule) -> list[Request]:
     """The kernels that a module needs compiled."""
-    return [
-        request(
-            b.work,
-            tuple(a.dtype for a in b.arguments),
-            tuple(a.aligned for a in b.arguments),
-            b.step.region.kind,
-        )
-        for b in module.every
-        if isinstance(b.work, Launch)
-    ]
+    return [r for bound in module.every if (r := _request(bound)) is not None]
+
+
+def _request(bound: Bound) -> Request | None:
+    """The kernel that a piece of work needs; None for a call, a branch or a loop."""
+    if not isinstance(bound.work, Launch):
+        return None
+    dtypes = tuple(a.dtype for a in bound.arguments)
+    aligned = tuple(a.aligned for a in bound.arguments)
+    return request(bound.work, dtypes, aligned, bound.step.region.kind)
 
 
 def build(device: Device, modules: Sequence[GpuModule], progress: Progress = silent) -> Built:
@@ -213,11 +221,11 @@ def compile_chosen(
         failed = compile_all(module)
         if not failed:
             return module
-        for bound in module.works:
-            inside = requests_of(GpuModule(program, (bound,), 0, 0, module.constants, {}))
-            why = next((failed[r] for r in inside if r in failed), None)
+        for bound in module.every:
+            wanted = _request(bound)
+            why = None if wanted is None else failed.get(wanted)
             if why is not None:
-                step = program.steps[bound.position]
+                step = bound.step
                 refused.setdefault(step, {})[names[step]] = str(why)
                 _log.warning("kernel %s of step %s is left out: %s", names[step], step, why)
 

@@ -1,0 +1,73 @@
+"""The parts of the GPU benchmarks that need no GPU: the torch peer, the contenders, one sweep."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import onnx
+import pytest
+import torch
+from benchmarks import gpu_models
+from benchmarks.gpu_contenders import COMPILED, EAGER, MONOGRAPH, Problem, random_feeds
+from benchmarks.gpu_timing import Clock
+from benchmarks.torch_model import TorchModel
+
+import monograph
+from monograph.runtime.compare import compare_outputs
+from tests.gpu.sweep import Found, run_parts
+
+DEVICE = os.environ.get("MONOGRAPH_TEST_DEVICE", "")
+
+
+@pytest.mark.parametrize("name", gpu_models.TINY)
+def test_the_peer_computes_what_the_reference_does(name: str, tmp_path: Path) -> None:
+    path = gpu_models.find(name, tmp_path)
+    session = monograph.load(path, target="reference")
+    feeds = random_feeds(session)
+    inputs = [torch.from_numpy(x) for x in feeds.values()]
+    model = TorchModel(onnx.load(path), inputs, torch.float32)
+    with torch.no_grad():
+        made = model(*(x.float() if x.is_floating_point() else x for x in inputs))
+    names = [p.name for p in session.outputs]
+    expected = dict(zip(names, session.run(feeds), strict=True))
+    given = {n: t.numpy().astype(expected[n].dtype) for n, t in zip(names, made, strict=True)}
+    tolerances = session.tolerances(feeds)
+    wrong = [d for d in compare_outputs(given, expected, tolerances) if not d.ok]
+    assert not wrong
+
+
+def test_the_peer_is_written_as_people_write_it(tmp_path: Path) -> None:
+    path = gpu_models.find("tiny_bert", tmp_path)
+    model = TorchModel(onnx.load(path), [torch.zeros(1, 8, dtype=torch.int64)], torch.float32)
+    for call in ("F.scaled_dot_product_attention", "F.gelu", "F.linear", "F.embedding"):
+        assert call in model.source
+    for call in ("softmax(", "erf(", "matmul("):
+        assert call not in model.source
+    assert all(f"self.{name}" in model.source for name, _ in model.named_buffers())
+
+
+@pytest.mark.skipif(DEVICE == "cuda", reason="the benchmarks themselves run there")
+def test_every_contender_of_a_dry_run_is_measured(tmp_path: Path) -> None:
+    path = gpu_models.find("tiny_llama", tmp_path)
+    problem = Problem(path, dry=True, tune="off", tuning=None, mode="default")
+    right = problem.right()
+    figures = {}
+    for name, make in problem.contenders():
+        figures[name] = Clock(problem.place, short=True).measure(make(), right)
+    assert set(figures) == {MONOGRAPH, EAGER, COMPILED}
+    for found in figures.values():
+        assert found.error is not None
+        assert found.error < 2.0**-9  # f16 has 10 bits behind the point
+        assert found.device_us > 0
+        assert 0 <= found.copies < 1
+    assert figures[MONOGRAPH].kernels
+
+
+def test_a_part_of_the_sweep_shares_its_cases_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MONOGRAPH_TEST_DEVICE", DEVICE)
+    found = Found()
+    run_parts(found, ["samples", "conformance"], "sqrt", 2)
+    assert found.counts["samples"]["right"] >= 2
+    assert found.counts["conformance"]["right"] >= 1
+    assert not found.problems

@@ -1,0 +1,75 @@
+"""Scatters, resizes and other moves of elements on the GPU target."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from monograph.errors import ExecutionError
+from monograph.ir import Item, constant
+from monograph.ops.elementwise import Neg
+from monograph.ops.index import ScatterElements, ScatterNd
+from monograph.ops.linear import Det
+from monograph.ops.resize import CUBIC, LINEAR, Resize
+from monograph.ops.shape import Transpose
+from monograph.ops.sort import NonZero
+from monograph.program.bounded import Counted
+from tests.cpu.against import feeds_for
+from tests.gpu.against import check
+from tests.rules.checks import graph_of, value
+
+REDUCTIONS = ("none", "add", "mul", "min", "max")
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+@pytest.mark.parametrize("dtype", ["f32", "f16", "u8", "bool"])
+def test_scatters_with_places_that_come_twice(dtype: str, reduction: str) -> None:
+    x, updates = value(f"{dtype}[3, 5, 4]"), value(f"{dtype}[3, 6, 2]", "u")
+    indices = np.random.default_rng(1).integers(-5, 5, (3, 6, 2))
+    y = ScatterElements(1, reduction)(x, constant(indices), updates)
+    check(graph_of(y), chosen=("each 256 w4", "last"))
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+def test_scatters_of_slices(reduction: str) -> None:
+    x, updates = value("f32[4, 3, 5]"), value("f32[2, 4, 5]", "u")
+    indices = np.random.default_rng(1).integers(-3, 3, (2, 4, 2))
+    y = ScatterNd(reduction)(Transpose((0, 1, 2))(x), constant(indices), updates)
+    check(graph_of(Neg()(y)), chosen=("each 256 w4", "last"))
+
+
+@pytest.mark.parametrize("way", ["each 256 w4", "last"])
+def test_a_scatter_out_of_range_is_reported(way: str) -> None:
+    y = ScatterElements(0)(value("f32[4]"), value("i64[2]", "i"), value("f32[2]", "u"))
+    graph = graph_of(y)
+    feeds = feeds_for(graph)
+    feeds["i"] = np.array([1, 4])
+    with pytest.raises(ExecutionError, match="out of range"):
+        check(graph, feeds, expected=[], chosen=(way,))
+
+
+@pytest.mark.parametrize("dtype", ["f16", "f64", "i8"])
+def test_resizes_of_every_type(dtype: str) -> None:
+    x = Transpose((1, 0, 2))(value(f"{dtype}[5, 2, 6]"))
+    y = Resize((1, 2), sizes=(9, 4), mode=CUBIC)(x)
+    z = Resize((1, 2), sizes=(2, 3), mode=LINEAR, antialias=True)(x)
+    check(graph_of(y, z), every=False)
+
+
+def test_many_taps_are_a_loop() -> None:
+    y = Resize((0, 1), sizes=(2, 2), mode=LINEAR, antialias=True)(value("f32[20, 21]"))
+    check(graph_of(y), every=False)
+
+
+def test_determinants_of_many_matrices() -> None:
+    check(graph_of(Det()(value("f32[3, 5, 5]"))))
+
+
+@pytest.mark.parametrize("shape", ["f32[7, 300]", "i64[5]", "bool[2, 3, 4]", "f32[0, 3]"])
+def test_places_that_are_not_zero(shape: str) -> None:
+    found = Counted(NonZero())(value(shape))
+    graph = graph_of(Item(0)(found), Item(1)(found))
+    feeds = feeds_for(graph)
+    if shape.startswith("f32"):
+        feeds["x"][feeds["x"] < 0.5] = 0
+    check(graph, feeds)

@@ -1,0 +1,116 @@
+"""What is said where no device can be opened: never another target in its place."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import monograph
+from monograph.errors import ConfigError
+from monograph.runtime.gpu.opening import architecture, open_device
+from tests.gpu.gpu_models import linear
+
+Machine = Callable[..., None]
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
+    """Pretends that torch sees some GPUs."""
+
+    def made(count: int = 1, capability: tuple[int, int] = (9, 0), error: str = "") -> None:
+        def init() -> None:
+            if error:
+                raise RuntimeError(error)
+
+        monkeypatch.setattr(torch.version, "cuda", "12.8")
+        monkeypatch.setattr(torch.cuda, "init", init)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: capability)
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "an old card")
+
+    return made
+
+
+def without(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
+    plain = importlib.util.find_spec
+
+    def find(name: str, *rest: Any) -> Any:
+        return None if name in names else plain(name, *rest)
+
+    monkeypatch.setattr(importlib.util, "find_spec", find)
+
+
+def test_without_torch_and_triton(monkeypatch: pytest.MonkeyPatch) -> None:
+    without(monkeypatch, "torch", "triton")
+    with pytest.raises(ConfigError, match="needs torch and triton") as caught:
+        monograph.load(linear(), target="gpu")
+    assert "pip install 'monograph[gpu]'" in str(caught.value)
+
+
+def test_other_targets_need_neither(monkeypatch: pytest.MonkeyPatch) -> None:
+    without(monkeypatch, "torch", "triton")
+    session = monograph.load(linear(), target="cpu", cache_dir="")
+    assert session.run({"x": np.ones((1, 33), np.float32)})[0].shape == (1, 20)
+
+
+def test_torch_without_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.version, "cuda", None)
+    monkeypatch.setattr(torch.version, "hip", None)
+    with pytest.raises(ConfigError, match="without support for GPUs"):
+        open_device("")
+
+
+def test_no_gpu(machine: Machine) -> None:
+    machine(count=0)
+    with pytest.raises(ConfigError, match="there is no GPU") as caught:
+        open_device("")
+    assert 'target="cpu"' in str(caught.value)
+
+
+def test_no_such_gpu(machine: Machine) -> None:
+    machine(count=2)
+    with pytest.raises(ConfigError, match="no such GPU") as caught:
+        open_device("3")
+    assert "gpu:0 to gpu:1" in str(caught.value)
+
+
+def test_a_driver_that_is_too_old(machine: Machine) -> None:
+    machine(error="The NVIDIA driver on your system is too old (found version 11040).")
+    with pytest.raises(ConfigError, match="driver is too old") as caught:
+        open_device("0")
+    assert "11040" in str(caught.value)
+    assert "update the driver" in str(caught.value)
+
+
+def test_a_driver_that_fails(machine: Machine) -> None:
+    machine(error="No CUDA GPUs are available")
+    with pytest.raises(ConfigError, match="no GPU can be used") as caught:
+        open_device("")
+    assert "No CUDA GPUs are available" in str(caught.value)
+
+
+def test_an_architecture_that_is_too_old(machine: Machine) -> None:
+    machine(capability=(7, 5))
+    with pytest.raises(ConfigError, match="architecture is too old") as caught:
+        open_device("")
+    assert "sm_75 (an old card)" in str(caught.value)
+    assert "sm_80 or newer" in str(caught.value)
+
+
+def test_without_cuda_bindings(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine()
+    without(monkeypatch, "cuda.bindings")
+    with pytest.raises(ConfigError, match="needs cuda.bindings"):
+        open_device("")
+
+
+def test_an_architecture_that_no_code_is_generated_for() -> None:
+    with pytest.raises(ConfigError, match="no code is generated") as caught:
+        monograph.load(linear(), target="gpu:sm_75")
+    assert "sm_90" in str(caught.value.expected)
+    assert architecture("gfx942").warp == 64

@@ -1,0 +1,216 @@
+"""The measured choice, with a clock that is a table: what is kept, found again, left out."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import monograph
+from monograph.codegen.triton import select
+from monograph.codegen.triton.kernel import Candidate
+from monograph.errors import CodegenError, ConfigError
+from monograph.runtime.gpu import tune
+from monograph.runtime.gpu.build import Request
+from monograph.runtime.gpu.compiler import Built
+from monograph.runtime.gpu.tuning import TuningCache, environment_of
+from monograph.session import Session
+from tests.gpu.gpu_models import FakeDevice, linear, use
+
+X = np.random.default_rng(1).normal(size=(3, 33)).astype(np.float32)
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> FakeDevice:
+    made = FakeDevice()
+    use(made, monkeypatch)
+    return made
+
+
+def load(folder: Path, **options: Any) -> Session:
+    return monograph.load(linear(), target="gpu", cache_dir=str(folder), **options)
+
+
+def entries(folder: Path) -> dict[str, Any]:
+    (found,) = json.loads((folder / "tuning.json").read_text())["measured"].values()
+    return dict(found)
+
+
+def test_the_fastest_rival_is_chosen_and_kept(device: FakeDevice, tmp_path: Path) -> None:
+    device.clock = lambda number: 5.0 if number == 2 else 10.0 + number
+    session = load(tmp_path)
+    (found,) = session.run({"x": X})
+    right = monograph.load(linear(), target="reference").run({"x": X})[0]
+    np.testing.assert_allclose(found, right, rtol=1e-4, atol=1e-4)
+    (entry,) = entries(tmp_path).values()
+    assert list(entry["us"])[0] == entry["winner"] != entry["default"]
+    assert entry["us"][entry["winner"]] == 5.0
+    assert "dot(f32[3, 33]" in entry["problem"]
+    assert session.stats["tuned"] == session.stats["tuning_used"] == 1
+    assert 2 < device.measurements <= tune.TRIED
+
+
+def test_what_is_known_is_not_measured_again(device: FakeDevice, tmp_path: Path) -> None:
+    load(tmp_path).run({"x": X})
+    before = device.measurements
+    session = load(tmp_path)
+    session.run({"x": X})
+    assert device.measurements == before
+    assert session.stats["tuned"] == 0
+    assert session.stats["tuning_used"] == 1
+
+
+def test_full_measures_all_rivals(device: FakeDevice, tmp_path: Path) -> None:
+    load(tmp_path).run({"x": X})
+    fast = device.measurements
+    load(tmp_path, tune="full").run({"x": X})
+    full = device.measurements - fast
+    assert full > fast
+    load(tmp_path, tune="full").run({"x": X})
+    load(tmp_path, tune="fast").run({"x": X})
+    assert device.measurements == fast + full
+
+
+def test_off_measures_nothing_and_uses_nothing(device: FakeDevice, tmp_path: Path) -> None:
+    load(tmp_path).run({"x": X})
+    before = device.measurements
+    session = load(tmp_path, tune="off")
+    session.run({"x": X})
+    assert device.measurements == before
+    assert session.stats["tuning_used"] == 0
+
+
+def test_a_measurement_holds_for_its_device_and_driver(
+    device: FakeDevice, tmp_path: Path
+) -> None:
+    load(tmp_path).run({"x": X})
+    before = device.measurements
+    device.driver = "2.0"
+    load(tmp_path).run({"x": X})
+    assert device.measurements == 2 * before
+    kept = json.loads((tmp_path / "tuning.json").read_text())["measured"]
+    assert len(kept) == 2
+    assert all("a fake GPU" in name and "triton" in name for name in kept)
+
+
+def test_tf32_is_another_problem(device: FakeDevice, tmp_path: Path) -> None:
+    load(tmp_path).run({"x": X})
+    load(tmp_path, tf32=True).run({"x": X})
+    assert sorted(key.endswith("-tf32") for key in entries(tmp_path)) == [False, True]
+
+
+def test_a_file_that_is_shared(device: FakeDevice, tmp_path: Path) -> None:
+    shared = tmp_path / "mine" / "h200.json"
+    load(tmp_path, tuning_cache=shared).run({"x": X})
+    assert shared.exists()
+    assert not (tmp_path / "tuning.json").exists()
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"monograph tuning": 7, "measured": {}}', "{broken"])
+def test_a_file_of_another_kind_is_refused(
+    device: FakeDevice, tmp_path: Path, text: str
+) -> None:
+    (tmp_path / "tuning.json").write_text(text)
+    with pytest.raises(ConfigError, match="cannot be read"):
+        load(tmp_path)
+    assert (tmp_path / "tuning.json").read_text() == text
+
+
+def test_a_winner_that_does_not_exist_any_more(device: FakeDevice, tmp_path: Path) -> None:
+    load(tmp_path).run({"x": X})
+    path = tmp_path / "tuning.json"
+    data = json.loads(path.read_text())
+    (entry,) = next(iter(data["measured"].values())).values()
+    entry["us"] = {"gone": 1.0, **entry["us"]}
+    entry["winner"] = "gone"
+    path.write_text(json.dumps(data))
+    (found,) = load(tmp_path).run({"x": X})
+    assert found.shape == (3, 20)
+
+
+def test_others_may_write_meanwhile(tmp_path: Path) -> None:
+    path = tmp_path / "tuning.json"
+    entry = {"problem": "p", "winner": "a", "default": "a", "mode": "fast", "us": {"a": 1.0}}
+    one, two = TuningCache.open(path), TuningCache.open(path)
+    one.of("here")["p1"] = entry
+    two.of("here")["p2"] = entry
+    one.save()
+    two.save()
+    assert set(TuningCache.open(path).of("here")) == {"p1", "p2"}
+    assert [p.name for p in tmp_path.iterdir()] == ["tuning.json"]
+
+
+def test_the_environment_names_versions() -> None:
+    text = environment_of(FakeDevice())
+    for word in ("a fake GPU", "driver 1.0", f"monograph {monograph.__version__}", "torch "):
+        assert word in text
+
+
+class Refusing(FakeDevice):
+    """Compiles nothing that a test says."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[Request] = []
+
+    def has(self, wanted: Request) -> bool:
+        return False
+
+    def load(self, wanted: Request, binary: Any) -> None:
+        pass
+
+
+def compiler(monkeypatch: pytest.MonkeyPatch, device: Refusing, fails: Any) -> None:
+    def build_all(wanted: Any, arch: Any, done: Any = None) -> Built:
+        device.asked += list(wanted)
+        error = CodegenError("the compiler said no")
+        return {r: error if fails(r) else None for r in wanted}  # type: ignore[misc]
+
+    monkeypatch.setattr(tune, "build_all", build_all)
+    use(device, monkeypatch)
+
+
+def test_a_kernel_that_does_not_compile_is_left_out(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    device = Refusing()
+    compiler(monkeypatch, device, lambda r: r == device.asked[0])
+    for mode in ("off", "fast"):
+        device.asked.clear()
+        (found,) = load(tmp_path, tune=mode).run({"x": X})
+        right = monograph.load(linear(), target="reference").run({"x": X})[0]
+        np.testing.assert_allclose(found, right, rtol=1e-4, atol=1e-4)
+    (entry,) = entries(tmp_path).values()
+    assert entry["default"] not in entry["us"]
+
+
+def test_a_step_of_which_no_kernel_is_left(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    compiler(monkeypatch, Refusing(), lambda r: True)
+    with pytest.raises(CodegenError, match="no kernel for a step compiles") as caught:
+        load(tmp_path).run({"x": X})
+    assert caught.value.op == "dot"
+    assert "product" in str(caught.value.node)
+    assert "the compiler said no" in str(caught.value)
+
+
+def test_progress_says_what_is_measured(device: FakeDevice, tmp_path: Path) -> None:
+    seen: list[tuple[str, int, int]] = []
+    load(tmp_path, progress=lambda *at: seen.append(at)).run({"x": X})
+    stages = [stage for stage, _, _ in seen]
+    assert any(stage.startswith("measure dot(") for stage in stages)
+    assert ("measure", 1, 1) in seen
+    assert stages[-1] == "ready"
+
+
+def test_candidates_have_names_of_their_own(device: FakeDevice, tmp_path: Path) -> None:
+    session = load(tmp_path, tune="off")
+    session.run({"x": X})
+    program = session.executable({"x": X}).program
+    context = select.GpuContext(program, program.steps[0], device.arch)
+    names = [c.name for c in select.candidates(context) if isinstance(c, Candidate)]
+    assert len(names) == len(set(names)) > 1
