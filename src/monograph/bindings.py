@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -24,7 +24,7 @@ from monograph.ir import Array, Graph, TensorType
 from monograph.runtime.artefact import Artefact, LoadedExecutable
 from monograph.runtime.cache import open_cache
 from monograph.runtime.feeds import Signature
-from monograph.runtime.forking import own_lock
+from monograph.runtime.forking import import_whole, own_lock
 from monograph.runtime.progress import READY, Progress
 from monograph.runtime.resident import release_memory
 from monograph.runtime.source import Source, is_package
@@ -48,6 +48,11 @@ if TYPE_CHECKING:
 
     Executable: TypeAlias = staged.Executable | LoadedExecutable
 
+_READS = ("monograph.frontend.onnx.external", "monograph.model")
+_REWRITES = ("monograph.passes.base", "monograph.pipeline", "monograph.rewrite")
+_COMPILES = (*_REWRITES, "monograph.runtime.executable", "monograph.runtime.staged")
+"""Modules that are imported when a model is first read, rewritten and compiled."""
+
 _log = logging.getLogger("monograph")
 Key: TypeAlias = tuple[Any, ...]
 T = TypeVar("T")
@@ -69,6 +74,8 @@ class Bindings:
         """Whether ranks depend on what small inputs hold, so that shapes alone do not tell."""
         self.found = 0
         """Executables that were found on disk."""
+        self.gone: Counter[str] = Counter()
+        """What executables had counted that made room for others."""
         self.executables: OrderedDict[Key, Executable] = OrderedDict()
         self.graphs: OrderedDict[Key, Graph] = OrderedDict()
         self._source = source
@@ -115,6 +122,7 @@ class Bindings:
             return self._model
 
     def _read(self) -> Model:
+        import_whole(*_READS)
         from monograph.frontend.onnx.external import external_files
         from monograph.model import Model
 
@@ -163,8 +171,15 @@ class Bindings:
                     made = made or self._compile(feeds)
                 key = self._key(feeds)
                 self.executables[key] = made
+                self._count_gone()
                 release_memory()
             return _used(self.executables, key, self._config.shapes_kept)
+
+    def _count_gone(self) -> None:
+        """Keeps the counts of those that are about to go: a session has run what they ran."""
+        excess = max(0, len(self.executables) - self._config.shapes_kept)
+        for e in itertools.islice(self.executables.values(), excess):
+            self.gone.update(runs=e.runs, specialisations=e.specialisations, copies=e.copies)
 
     def knows(self, feeds: dict[str, Any]) -> bool:
         """Whether there is an executable for such feeds, whatever their values."""
@@ -243,6 +258,7 @@ class Bindings:
 
     def _compile(self, feeds: dict[str, Any]) -> Executable:
         """Compiles for such feeds, and keeps the result on disk where that can be done."""
+        import_whole(*_COMPILES)
         from monograph.runtime.executable import CpuExecutable
 
         made = self.compiled(feeds)
@@ -262,6 +278,7 @@ class Bindings:
 
     def compiled(self, feeds: dict[str, Any]) -> staged.Executable:
         """An executable for such feeds that is made now."""
+        import_whole(*_COMPILES)
         from monograph.runtime.staged import compile_stages
 
         with self._lock:
@@ -308,6 +325,7 @@ def _open_gpu(config: Config, progress: Progress) -> GpuSide | OfflineSide:
 def _optimise(config: Config, progress: Progress, graph: Graph) -> Graph:
     if config.target == "reference" and not config.optimise:
         return graph
+    import_whole(*_REWRITES)
     from monograph.passes.base import Environment
     from monograph.pipeline import PassOptions, chosen_passes, optimise
     from monograph.rewrite import CPU_COST, GPU_COST

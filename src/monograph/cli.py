@@ -49,11 +49,11 @@ from monograph.cli_options import (
     Seed,
     Target,
     Tf32,
+    Threads,
     Tune,
 )
 from monograph.cli_profile import profile
 from monograph.cli_tune import tune
-from monograph.config import TARGETS
 from monograph.errors import ConfigError
 
 # Every other module takes numpy and onnx with it, a second that --help and --version need not wait
@@ -297,17 +297,13 @@ def explain(
 @app.command()
 def bench(
     model: Model,
-    target: Annotated[
-        str, typer.Option(help=f"What runs the model: {', '.join(TARGETS)}.")
-    ] = "cpu",
+    target: Target = None,
     against: Annotated[
         str,
         typer.Option(metavar="PEER,PEER", help="Time these beside it: onnxruntime, openvino."),
     ] = "",
     seconds: Annotated[float, typer.Option(min=0.1, help="How long to measure.")] = 5.0,
-    threads: Annotated[
-        int, typer.Option(min=0, help="Threads of every contender; 0 for all there are.")
-    ] = 0,
+    threads: Threads = None,
     dim: Dims = None,
     input_: InputFiles = None,
     inputs: Archive = None,

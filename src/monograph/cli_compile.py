@@ -8,12 +8,21 @@ from typing import Annotated
 import typer
 
 from monograph.cli_common import make_request, note, reporting, show
-from monograph.cli_options import Archive, AsJson, Debug, Dims, Model, Precision, Tf32, Tune
+from monograph.cli_options import (
+    Archive,
+    AsJson,
+    Debug,
+    Dims,
+    Model,
+    Precision,
+    Tf32,
+    Threads,
+    Tune,
+)
 
 Output = Annotated[
     Path, typer.Option("-o", "--output", metavar="FILE.mono", help="Where to write the package.")
 ]
-Threads = Annotated[int, typer.Option(min=0, help="Threads it will run on; 0 for all there are.")]
 Target = Annotated[
     str,
     typer.Option(
@@ -21,7 +30,12 @@ Target = Annotated[
     ),
 ]
 Features = Annotated[
-    str, typer.Option(help="The instruction set to compile for; this machine's by default.")
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="The instruction set to compile for, of those that this machine has.",
+        show_default="the widest",
+    ),
 ]
 
 
@@ -29,8 +43,8 @@ def compile_(
     model: Model,
     output: Output,
     target: Target = "cpu",
-    threads: Threads = 0,
-    features: Features = "",
+    threads: Threads = None,
+    features: Features = None,
     precision: Precision = None,
     tf32: Tf32 = None,
     tune: Tune = None,

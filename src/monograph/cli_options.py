@@ -18,6 +18,10 @@ Target = Annotated[
     str | None,
     typer.Option(help=f"What runs the model: {', '.join(TARGETS)}.", show_default="cpu"),
 ]
+Threads = Annotated[
+    int | None,
+    typer.Option(min=0, help="Threads to run on; 0 for all there are.", show_default="0"),
+]
 Precision = Annotated[
     str | None,
     typer.Option(

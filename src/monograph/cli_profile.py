@@ -18,6 +18,7 @@ from monograph.cli_options import (
     Precision,
     Seed,
     Tf32,
+    Threads,
     Tune,
 )
 from monograph.errors import ConfigError
@@ -35,7 +36,6 @@ Trace = Annotated[
     Path | None,
     typer.Option(metavar="FILE.json", help="Write the run of median time as a Chrome trace."),
 ]
-Threads = Annotated[int, typer.Option(min=0, help="Threads to run on; 0 for all there are.")]
 Target = Annotated[str, typer.Option(metavar="cpu|gpu", help="What runs the model.")]
 
 
@@ -46,7 +46,7 @@ def profile(
     trace: Trace = None,
     runs: Runs = 30,
     warm_ups: WarmUps = 3,
-    threads: Threads = 0,
+    threads: Threads = None,
     dim: Dims = None,
     input_: InputFiles = None,
     inputs: Archive = None,

@@ -103,19 +103,20 @@ class Session:
     @property
     def stats(self) -> dict[str, Any]:
         """What the session has done: runs, shapes compiled, launches and host steps of a run."""
-        made = self._bindings.made()
+        made, gone = self._bindings.made(), self._bindings.gone
+        copies = self._states.copies + gone["copies"]
         return {
-            "runs": self._runs + sum(e.runs for e in made),
+            "runs": self._runs + gone["runs"] + sum(e.runs for e in made),
             "compiled": len(made),
             "from_disk": self._bindings.found,
-            "specialisations": sum(e.specialisations for e in made),
+            "specialisations": gone["specialisations"] + sum(e.specialisations for e in made),
             "launches_per_run": max((e.launches for e in made), default=0),
             "kernels_per_run": max((e.kernels for e in made), default=0),
             "host_steps": sorted({kind for e in made for kind in e.host_kinds}),
             "host_reasons": dict(sorted(r for e in made for r in e.host_reasons.items())),
             "peak_bytes": max((e.arena_bytes for e in made), default=0),
             "constant_bytes": sum(e.constant_bytes for e in made),
-            "donation_copies": self._states.copies + sum(e.copies for e in made),
+            "donation_copies": copies + sum(e.copies for e in made),
         } | ({} if self._bindings.gpu is None else self._bindings.gpu.stats(made))
 
     def run(
@@ -152,7 +153,7 @@ class Session:
         asked = {} if out is None else out
         given = self._places(feeds, checked, asked, returned)
         made = self._results(feeds, checked, given)
-        self._states.count(names, made, returned)
+        self._states.count(names, made, {n: x for n, x in given.items() if n in self._donate})
         results = dict(zip(names, deliver(list(names), made, given), strict=True))
         for name in self._donate:
             if name not in asked:

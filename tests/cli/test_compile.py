@@ -72,7 +72,7 @@ def test_mistakes(linear: Path, tmp_path: Path):
     assert "a package is a .mono file" in result.stderr
     result = call("compile", linear, "-o", tmp_path / "no" / "m.mono")
     assert result.exit_code == 2
-    assert "No such file or directory" in result.stderr
+    assert "no such directory to write to" in result.stderr
     assert call("compile", linear).exit_code == 2
     package = tmp_path / "m.mono"
     assert call("compile", linear, "-o", package).exit_code == 0

@@ -125,8 +125,25 @@ def test_what_the_host_computes_cannot_be_saved(tmp_path: Path) -> None:
 def test_options_must_not_ask_for_other_code(
     saved: Path, options: dict[str, Any], name: str
 ) -> None:
-    with pytest.raises(ConfigError, match=f"compiled with another {name}"):
+    with pytest.raises(ConfigError, match=f"^{name} is not what the package was compiled"):
         monograph.load(saved, **options)
+
+
+def test_an_option_of_the_environment_is_named(
+    saved: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MONOGRAPH_THREADS", "77")
+    with pytest.raises(ConfigError, match="unset MONOGRAPH_THREADS"):
+        monograph.load(saved)
+
+
+def test_a_place_that_cannot_be_written_is_named(saved: Path, tmp_path: Path) -> None:
+    session = monograph.load(saved)
+    session.run(fed())
+    wrong = tmp_path / "nowhere" / "m.mono"
+    with pytest.raises(ConfigError, match="cannot be written: No such file") as e:
+        session.save(wrong)
+    assert e.value.given == str(wrong)
 
 
 @pytest.mark.parametrize("name", ["format", "monograph", "triple"])

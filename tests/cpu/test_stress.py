@@ -52,6 +52,7 @@ def test_the_least_recently_used_shape_goes() -> None:
     for n, answer in first.items():
         assert np.array_equal(session.run(rows_of(n))[0], answer)
     assert session.stats["compiled"] == 3
+    assert session.stats["runs"] == 9, "runs of shapes that went are forgotten"
 
 
 # What follows runs in processes of its own.
@@ -129,6 +130,45 @@ if child == 0:
 assert os.waitpid(child, 0)[1] == 0
 sys.stdout.flush()
 os._exit(0)
+""")
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_fork_waits_for_what_is_being_imported(tmp_path: Path) -> None:
+    """Sessions import the compiler when they first need it: a child must not find it locked."""
+    (tmp_path / "slow.py").write_text("import time, sys; sys.begun.set(); time.sleep(0.5)")
+    run_script(f"""
+import signal
+from monograph.runtime.forking import import_whole
+sys.path.insert(0, {str(tmp_path)!r})
+sys.begun = threading.Event()
+threading.Thread(target=import_whole, args=("slow",), daemon=True).start()
+sys.begun.wait()
+child = os.fork()
+if child == 0:
+    signal.alarm(10)
+    import slow
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+""")
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_forks_while_a_session_first_compiles() -> None:
+    run_script("""
+import signal
+session = load(rows(), 2)
+feeds = {"x": np.ones((3, 37), np.float32)}
+threading.Thread(target=session.run, args=(feeds,), daemon=True).start()
+children = []
+for turn in range(6):
+    time.sleep(0.02)
+    children.append(os.fork())
+    if children[-1] == 0:
+        signal.alarm(60)
+        session.run(feeds)
+        os._exit(0)
+assert [os.waitpid(child, 0)[1] for child in children] == [0] * len(children)
 """)
 
 

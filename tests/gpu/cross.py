@@ -26,14 +26,17 @@ from monograph.codegen.triton import select
 from monograph.codegen.triton.kernel import Arch, GpuContext
 from monograph.codegen.triton.layout import lay_out
 from monograph.errors import CodegenError, MonographError
-from monograph.ir import Graph, Input, TensorType, Value, constant, dtype, parse
+from monograph.ir import Graph, Input, Item, TensorType, Value, constant, dtype, parse, unpack
 from monograph.ops import OPS
 from monograph.ops.attention import Attention
 from monograph.ops.composite import LayerNorm, Silu, Softmax
+from monograph.ops.control import Loop
 from monograph.ops.conv import Conv
-from monograph.ops.elementwise import Add
+from monograph.ops.elementwise import Add, Less
 from monograph.ops.linear import Dot
-from monograph.ops.reduce import ReduceSum
+from monograph.ops.recurrent import Lstm
+from monograph.ops.reduce import ReduceMax, ReduceSum
+from monograph.program.bounded import bounded_loop
 from monograph.program.kinds import is_native
 from monograph.runtime.gpu.build import ARCHES, Request
 from monograph.runtime.gpu.compiler import build_all
@@ -79,6 +82,23 @@ def larger() -> Iterator[tuple[str, Graph]]:
     yield "sum", graph_of(ReduceSum((1,))(x), x)
     y = LayerNorm((1,))(x, weight("f16", 2048), weight("f16", 2048))
     yield "layer norm", graph_of(y, x)
+    x = tensor("x", "f16", 3, 17, 40)
+    sizes = ((512, 40), (512, 128), (512,), (384,), (1, 128), (1, 128))
+    cell = Lstm()(x, *(weight("f16", *shape) for shape in sizes))
+    yield "lstm", Graph((x,), (("y", Item(0)(cell)), ("h", Item(1)(cell))))
+    yield "loop", looping()
+
+
+def looping() -> Graph:
+    """Doubles a number while it is small, and collects what it was."""
+    number, go, state = tensor("i", "i64"), tensor("go", "bool"), tensor("s", "f32", 3)
+    most = ReduceMax((0,))(state)
+    outputs = (Less()(most, weight("f32")), Add()(state, state), state)
+    body = Graph((number, go, state), tuple((f"y{i}", v) for i, v in enumerate(outputs)), "body")
+    start, first = tensor("start", "bool"), tensor("x", "f32", 3)
+    loop = bounded_loop(Loop(body, 1)(constant(np.int64(9)), start, first))
+    assert loop is not None
+    return Graph((start, first), tuple((f"y{i}", v) for i, v in enumerate(unpack(loop))))
 
 
 def conv(x: Value, weights: Value, groups: int) -> Value:

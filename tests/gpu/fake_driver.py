@@ -26,6 +26,7 @@ from monograph.runtime.gpu.graphs import (
     IF,
     KERNEL,
     MEMCPY,
+    Copy,
     GraphError,
     Handle,
     Params,
@@ -137,6 +138,16 @@ class FakeDriver:
         while self._queue:
             self._queue.pop(0)()
 
+    @contextmanager
+    def filling(self, graph: FakeGraph) -> Iterator[int]:
+        """A stream that adds to a graph."""
+        stream = 5000 + next(self._numbers)
+        self._recording[stream] = graph, []
+        try:
+            yield stream
+        finally:
+            del self._recording[stream]
+
     def synchronise(self, stream: int) -> None:
         """Waits for a stream: one that records is spoilt by that."""
         if stream in self._recording:
@@ -180,8 +191,9 @@ class FakeGraphs:
 
     name = "fake"
 
-    def __init__(self, driver: FakeDriver, conditionals: bool = True) -> None:
+    def __init__(self, driver: FakeDriver, conditionals: bool = True, builds: bool = False) -> None:
         self.driver = driver
+        self.builds = builds
         self.conditionals = conditionals
         self.lock = threading.RLock()
         self.marked: list[int] = []
@@ -193,7 +205,7 @@ class FakeGraphs:
     def using(self, stream: int, pool: Any = None) -> AbstractContextManager[Any]:
         return self.driver.using(stream)
 
-    def pool(self) -> Any:
+    def pool(self) -> Handle:
         return self.driver.made("pool", None)
 
     def pinned(self, nbytes: int) -> torch.Tensor:
@@ -210,6 +222,28 @@ class FakeGraphs:
 
     def used_on(self, memory: Sequence[torch.Tensor], stream: int) -> None:
         self.marked.append(stream)
+
+    def create(self) -> Handle:
+        self.driver.called("create")
+        return self.driver.made("graph", FakeGraph())
+
+    def add_kernel(
+        self, graph: Handle, record: Any, before: Sequence[Any], beside: Any = None
+    ) -> Any:
+        self._before(graph, before, beside)
+        with self.driver.filling(graph.value) as stream:
+            record.launch(stream)
+        return graph.value.nodes[-1]
+
+    def add_copy(self, graph: Handle, copy: Copy, before: Sequence[Any]) -> Any:
+        self._before(graph, before, None)
+        with self.driver.filling(graph.value) as stream:
+            self.copy(stream, copy)
+        return graph.value.nodes[-1]
+
+    def _before(self, graph: Handle, before: Sequence[Any], beside: Any) -> None:
+        assert all(node in graph.value.nodes for node in before)
+        assert beside is None or beside in before
 
     def prepare(self, record: Any) -> None:
         self.driver.called("prepare")
@@ -239,6 +273,9 @@ class FakeGraphs:
 
     def capturing(self, stream: int) -> bool:
         return stream in self.driver._recording
+
+    def capturing_now(self) -> bool:
+        return self.capturing(self.driver.current)
 
     def tails(self, stream: int) -> list[Any]:
         return list(self.driver._recording[stream][1])
@@ -311,11 +348,11 @@ class FakeGraphs:
         )
         self.driver.add(stream, node)
 
-    def copy(self, stream: int, to: int, source: int, nbytes: int, kind: str) -> None:
+    def copy(self, stream: int, copy: Copy) -> None:
         self.driver.called("copy")
-        both = to.to_bytes(8, "little") + source.to_bytes(8, "little")
+        both = copy.to.to_bytes(8, "little") + copy.source.to_bytes(8, "little")
         number = next(self.driver._numbers)
-        blobs = [both, nbytes.to_bytes(8, "little")]
+        blobs = [both, copy.nbytes.to_bytes(8, "little")]
         self.driver.add(stream, Node(number, MEMCPY, None, blobs))
 
     def event(self) -> Handle:

@@ -79,16 +79,20 @@ class FakeDevice(Interpreter):
     measures = True
     name = "a fake GPU"
     driver = "1.0"
+    cache_bytes = 1 << 20
 
     def __init__(self, arch: Arch | None = None) -> None:
         if arch is not None:
             self.arch = arch  # type: ignore[misc]
         self.measurements = 0
+        self.turns: list[int] = []
+        """How many copies took turns in each measurement."""
         self.clock: Callable[[int], float] = lambda number: 10.0
         self.loads: list[Binary] = []
 
-    def measure(self, launch: Callable[[], None]) -> float:
+    def measure(self, *launches: Callable[[], None]) -> float:
         self.measurements += 1
+        self.turns.append(len(launches))
         return self.clock(self.measurements - 1)
 
     def loaded(

@@ -9,7 +9,11 @@ from typing import Any
 import numpy as np
 
 from monograph.codegen.triton.layout import ARENA, KEPT, PORT, Where
+from monograph.ir import Graph, Input, TensorType, Value, constant
 from monograph.ir.dtype import boolean, f32
+from monograph.ops.composite import Silu
+from monograph.ops.elementwise import Add
+from monograph.ops.linear import Dot
 from monograph.runtime.gpu.control import BRANCH, REPEAT, Controlled, Nest
 from monograph.runtime.gpu.replay import Replay
 from monograph.runtime.gpu.running import FaultText, GpuLayout, Running, Slot
@@ -134,6 +138,22 @@ def branch(driver: FakeDriver) -> Running:
     return running(driver, [slot("x")], [slot("y")], works, (Nest(), nest, Nest(), Nest()))
 
 
-def replayed(make: Any = chain, mode: str = "auto", **options: Any) -> tuple[Replay, FakeDriver]:
+def replayed(
+    make: Any = chain, mode: str = "auto", builds: bool = False, **options: Any
+) -> tuple[Replay, FakeDriver]:
+    """An executable on a driver of its own, whose graphs are recorded from streams or built."""
     driver = FakeDriver()
-    return Replay(make(driver), FakeGraphs(driver), mode, **options), driver
+    return Replay(make(driver), FakeGraphs(driver, builds=builds), mode, **options), driver
+
+
+def three_towers(rows: int = 4) -> Graph:
+    """Three chains of products from one input, and one that joins them."""
+    generator = np.random.default_rng(0)
+
+    def weights(*shape: int) -> Value:
+        return constant(generator.standard_normal(shape).astype(np.float32))
+
+    x = Input("x", TensorType(f32, (rows, 16)))()
+    ends = [Dot()(Silu()(Dot()(x, weights(16, 16))), weights(16, 16)) for _ in range(3)]
+    joined = Add()(Add()(ends[0], ends[1]), Dot()(ends[2], weights(16, 16)))
+    return Graph((x,), (("y", joined), ("z", ends[0])))

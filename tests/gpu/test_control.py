@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 import monograph
-from monograph.codegen.triton import control
+from monograph.codegen.triton import control, dot
+from monograph.codegen.triton.kernel import Call, Candidate, GpuContext
 from monograph.config import Config
 from monograph.errors import ExecutionError
 from monograph.ir import Array, Graph, Item, Op, Value, constant, evaluate, parse_type, unpack
@@ -24,13 +25,22 @@ from monograph.ops.shape import Concat, Reshape, Slice, Transpose
 from monograph.passes.base import Environment
 from monograph.pipeline import optimise
 from monograph.program.bounded import bounded_loop
+from monograph.program.program import Step
 from monograph.report.inputs import read_archive, split_archive
 from monograph.rewrite import GPU_COST
-from monograph.runtime.gpu.executable import GpuExecutable, compile_for_gpu
+from monograph.runtime.gpu.executable import (
+    GpuExecutable,
+    compile_for_gpu,
+    compile_program,
+    lower_for_gpu,
+)
 from monograph.runtime.gpu.target import GpuSide
+from monograph.runtime.gpu.tune import Tuner
+from monograph.runtime.gpu.tuning import TuningCache
 from monograph.runtime.progress import silent
 from monograph.runtime.staged import compile_stages
 from tests.gpu.against import check, device
+from tests.gpu.gpu_models import FakeDevice
 from tests.models.test_real_models import SHARED
 from tests.rules.checks import graph_of, value
 from tests.samples import sample_graph
@@ -263,6 +273,46 @@ def test_a_model_with_a_branch_and_a_recurrent_cell() -> None:
     assert made.module.host_reads == 1
     with pytest.raises(ExecutionError, match="cannot run"):
         made.run(given | {"sr": np.array(8000)})
+
+
+def test_kernels_inside_a_branch_are_measured_and_chosen() -> None:
+    x = value("f32[7, 33]", "a")
+    then = graph((x,), Dot()(x, weight(33, 20)))
+    orelse = graph((), constant(np.zeros((7, 20), np.float32)))
+    outer = graph_of(*unpack(If(then, orelse)(value("bool[]", "c"), value("f32[7, 33]"))))
+    fake = FakeDevice()
+    fake.clock = lambda number: 5.0 if number == 2 else 10.0 + number
+    tuner = Tuner(fake, TuningCache(None))
+    program = lower_for_gpu(outer)
+    tuner.tune(program)
+    chosen: dict[str, str] = {}
+
+    def choose(step: Step, found: list[Candidate]) -> Candidate:
+        way = tuner.chooser(program)(step, found)
+        chosen[step.region.kind] = way.name
+        return way
+
+    compile_program(program, fake.arch, choose)
+    (entry,) = (e for e in tuner.entries.values() if e["problem"].startswith("dot"))
+    assert chosen["dot"] == entry["winner"] != entry["default"]
+
+
+def test_a_library_sees_strided_values_inside_a_branch(monkeypatch: pytest.MonkeyPatch) -> None:
+    def library(context: GpuContext) -> list[Candidate]:
+        anchor = context.step.region.anchor
+        assert anchor is not None
+        operands = (*anchor.inputs, context.step.region.root)
+        call = Call("matmul", operands, lambda x, y, z: z.copy_(x @ y))
+        return [Candidate("library", lambda: (call,))]
+
+    monkeypatch.setattr(dot, "candidates", library)
+    x, w = value("f32[3, 4]", "a"), value("f32[4, 5]", "w")
+    product = Dot()(Add()(x, x), w)
+    then = graph((x, w), Concat(1)(Exp()(x), product))
+    orelse = graph((), constant(np.zeros((3, 9), np.float32)))
+    result = If(then, orelse)(value("bool[]", "c"), value("f32[3, 4]"), value("f32[4, 5]", "v"))
+    outer = graph_of(*unpack(result))
+    check(outer, {**feeds(outer), "c": np.array(True)})
 
 
 def test_one_result_of_a_branch_alone() -> None:

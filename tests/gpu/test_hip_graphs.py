@@ -13,7 +13,7 @@ import torch
 import triton
 
 from monograph.runtime.gpu import hip_graphs
-from monograph.runtime.gpu.graphs import KERNEL, TO_DEVICE, GraphError
+from monograph.runtime.gpu.graphs import KERNEL, TO_DEVICE, Copy, GraphError
 from monograph.runtime.gpu.hip_graphs import SIGNATURES, VALUES, HipGraphs, KernelNodeParams
 
 HEADERS = Path(triton.__file__).parent / "backends" / "amd" / "include" / "hip"
@@ -211,7 +211,7 @@ def test_kernels_of_our_own_are_read_and_written() -> None:
 
 def test_copies_say_which_way_they_go() -> None:
     hip, fake = graphs()
-    hip.copy(5, 1 << 40, 2 << 40, 64, TO_DEVICE)
+    hip.copy(5, Copy(1 << 40, 2 << 40, 64, TO_DEVICE))
     assert fake.named("hipMemcpyAsync") == [
         (1 << 40, 2 << 40, 64, VALUES["hipMemcpyHostToDevice"], 5)
     ]

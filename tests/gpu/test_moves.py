@@ -11,8 +11,9 @@ from monograph.ops.elementwise import Neg
 from monograph.ops.index import ScatterElements, ScatterNd
 from monograph.ops.linear import Det
 from monograph.ops.resize import CUBIC, LINEAR, Resize
+from monograph.ops.roi import NonMaxSuppression
 from monograph.ops.shape import Transpose
-from monograph.ops.sort import NonZero
+from monograph.ops.sort import NonZero, Unique
 from monograph.program.bounded import Counted
 from tests.cpu.against import feeds_for
 from tests.gpu.against import check
@@ -57,7 +58,7 @@ def test_resizes_of_every_type(dtype: str) -> None:
 
 
 def test_many_taps_are_a_loop() -> None:
-    y = Resize((0, 1), sizes=(2, 2), mode=LINEAR, antialias=True)(value("f32[20, 21]"))
+    y = Resize((0, 1), sizes=(2, 2), mode=LINEAR, antialias=True)(value("f32[9, 10]"))
     check(graph_of(y), every=False)
 
 
@@ -72,4 +73,43 @@ def test_places_that_are_not_zero(shape: str) -> None:
     feeds = feeds_for(graph)
     if shape.startswith("f32"):
         feeds["x"][feeds["x"] < 0.5] = 0
+    check(graph, feeds)
+
+
+@pytest.mark.parametrize("centre", [False, True])
+@pytest.mark.parametrize("score", [None, 0.3])
+def test_boxes_that_do_not_overlap(centre: bool, score: float | None) -> None:
+    op = NonMaxSuppression(limit=4, iou=0.2, score=score, centre=centre)
+    found = Counted(op)(value("f32[2, 40, 4]", "b"), value("f32[2, 3, 40]", "s"))
+    graph = graph_of(Item(0)(found), Item(1)(found))
+    feeds = feeds_for(graph)
+    feeds["b"] = np.abs(feeds["b"])
+    feeds["s"][0, 1] = np.round(feeds["s"][0, 1])
+    feeds["s"][1, 0, ::3] = np.nan
+    check(graph, feeds, every=False)
+
+
+def test_no_box_is_chosen() -> None:
+    found = Counted(NonMaxSuppression(limit=0))(value("f32[1, 4, 4]", "b"), value("f32[1, 1, 4]"))
+    check(graph_of(Item(0)(found), Item(1)(found)))
+
+
+@pytest.mark.parametrize("in_order", [True, False])
+@pytest.mark.parametrize(
+    ("shape", "axis"),
+    [
+        ("i64[9, 11]", None),
+        ("f32[70]", None),
+        ("u8[30, 2]", 0),
+        ("f32[2, 40, 1]", 1),
+        ("i8[0]", None),
+    ],
+)
+def test_distinct_items(shape: str, axis: int | None, in_order: bool) -> None:
+    found = Counted(Unique(axis, in_order))(value(shape))
+    graph = graph_of(*(Item(i)(found) for i in range(5)))
+    feeds = feeds_for(graph)
+    if shape.startswith("f32"):
+        feeds["x"] = np.round(feeds["x"])
+        feeds["x"].reshape(-1)[3:20:4] = np.nan
     check(graph, feeds)

@@ -13,6 +13,7 @@ import torch
 import monograph
 from monograph.errors import ConfigError
 from monograph.runtime.gpu.opening import architecture, open_device
+from monograph.runtime.gpu.streams import TorchDevice
 from tests.gpu.gpu_models import linear
 
 Machine = Callable[..., None]
@@ -105,7 +106,7 @@ def test_an_architecture_that_is_too_old(machine: Machine) -> None:
 def test_without_cuda_bindings(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     machine()
     without(monkeypatch, "cuda.bindings")
-    with pytest.raises(ConfigError, match="needs cuda.bindings"):
+    with pytest.raises(ConfigError, match=r"needs cuda\.bindings"):
         open_device("")
 
 
@@ -114,3 +115,13 @@ def test_an_architecture_that_no_code_is_generated_for() -> None:
         monograph.load(linear(), target="gpu:sm_75")
     assert "sm_90" in str(caught.value.expected)
     assert architecture("gfx942").warp == 64
+
+
+def test_a_stream_that_is_captured_waits_for_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[int] = []
+    device = object.__new__(TorchDevice)
+    device.place = torch.device("cuda", 0)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    monkeypatch.setattr(torch.cuda, "ExternalStream", lambda stream, place: made.append(stream))
+    device.join(5)
+    assert not made

@@ -80,7 +80,7 @@ def test_another_architecture_is_refused(package: Path, monkeypatch: pytest.Monk
 
 
 def test_another_target_is_refused(package: Path) -> None:
-    with pytest.raises(ConfigError, match="another target") as caught:
+    with pytest.raises(ConfigError, match="target is not what the package") as caught:
         monograph.load(package)
     assert "target='gpu'" in str(caught.value)
 
@@ -90,7 +90,7 @@ def test_other_options_are_refused(
     package: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
 ) -> None:
     device(monkeypatch)
-    with pytest.raises(ConfigError, match=f"another {next(iter(options))}"):
+    with pytest.raises(ConfigError, match=f"{next(iter(options))} is not what the package"):
         monograph.load(package, target="gpu", **options)
 
 
@@ -100,9 +100,7 @@ def test_other_shapes_are_refused(package: Path, monkeypatch: pytest.MonkeyPatch
         monograph.load(package, target="gpu").run({"x": np.ones((3, 33), np.float32)})
 
 
-def test_damage_is_found(
-    package: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_damage_is_found(package: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     device(monkeypatch)
     data = bytearray(package.read_bytes())
     at = data.find(b"\x7fELF") + 100
@@ -125,3 +123,52 @@ def test_what_is_interpreted_has_no_code_to_save(tmp_path: Path) -> None:
     session.run(FEEDS)
     with pytest.raises(ConfigError, match="cannot be saved"):
         session.save(tmp_path / "x.mono")
+
+
+def test_kernels_are_found_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def compiled() -> Any:
+        options = {"target": "gpu:sm_80", "cache_dir": str(tmp_path / "cache")}
+        session = monograph.load(models.linear(), **options)
+        session.executable(FEEDS)
+        return session
+
+    first = compiled()
+    assert first.gpu.kernels.found == 0
+    first.save(tmp_path / "first.mono")
+
+    def none_missing(wanted: Any, *rest: Any) -> dict[Any, Any]:
+        assert not list(wanted)
+        return {}
+
+    monkeypatch.setattr("monograph.runtime.gpu.target.build_all", none_missing)
+    second = compiled()
+    assert second.gpu.kernels.found == 1
+    second.save(tmp_path / "second.mono")
+    assert (tmp_path / "first.mono").read_bytes() == (tmp_path / "second.mono").read_bytes()
+
+
+def test_a_device_finds_kernels_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What `monograph compile` has compiled for its architecture."""
+
+    class Strict(FakeDevice):
+        def __init__(self) -> None:
+            super().__init__(ARCHES["sm_80"])
+            self.known: dict[Any, Any] = {}
+
+        def has(self, wanted: Any) -> bool:
+            return wanted in self.known
+
+        def load(self, wanted: Any, binary: Any) -> None:
+            self.known[wanted] = binary
+
+        def record(self, launch: Any, arguments: Any, stem: str) -> Any:
+            return self.loaded(next(iter(self.known.values())), launch.grid, arguments)
+
+    options = {"cache_dir": str(tmp_path / "cache"), "tune": "off"}
+    monograph.load(models.linear(), target="gpu:sm_80", **options).executable(FEEDS)
+    used = Strict()
+    use(used, monkeypatch)
+    monkeypatch.setattr("monograph.runtime.gpu.tune.build_all", lambda wanted, *_: {})
+    session = monograph.load(models.linear(), target="gpu", **options)
+    session.run(FEEDS)
+    assert len(used.known) == len(used.loads) == 1

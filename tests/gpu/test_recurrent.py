@@ -80,6 +80,12 @@ def test_one_kernel_serves_every_step() -> None:
     assert len({w.source for w in launches if isinstance(w, Launch)}) <= 3
 
 
+def test_a_few_candidates_are_of_both_kinds() -> None:
+    for sizes in ((9, 2, 3, 32), (9, 2, 3, 128), (9, 32, 3, 64)):
+        names = candidate_names(graph_of(*unpack(cell(Lstm(), *sizes))))[-1][:4]
+        assert {n.split()[0] for n in names} == {"whole", "steps"}
+
+
 def test_all_of_time_can_be_one_kernel() -> None:
     graph = graph_of(*unpack(cell(Gru(), 9, 2, 3, 32)))
     module = compile_for_gpu(graph, device().arch)

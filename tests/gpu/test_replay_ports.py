@@ -12,11 +12,6 @@ import pytest
 import torch
 
 from monograph.errors import ExecutionError, FeedError
-from monograph.ir import Graph, Input, TensorType, Value, constant
-from monograph.ir.dtype import f32
-from monograph.ops.composite import Silu
-from monograph.ops.elementwise import Add
-from monograph.ops.linear import Dot
 from monograph.runtime.gpu.executable import GpuExecutable, compile_for_gpu
 from monograph.runtime.gpu.graphs import GraphError
 from monograph.runtime.gpu.replay import Replay
@@ -45,6 +40,7 @@ from tests.gpu.replay_models import (
     replayed,
     running,
     slot,
+    three_towers,
 )
 
 
@@ -325,19 +321,6 @@ def test_without_conditional_nodes_the_host_decides(make: Callable[..., Running]
     strict = Replay(make(driver), FakeGraphs(driver, conditionals=False), "require")
     with pytest.raises(GraphError, match="conditional"):
         strict.run({"x": torch.from_numpy(x)})
-
-
-def three_towers() -> Graph:
-    """Three chains of products from one input, and one that joins them."""
-    generator = np.random.default_rng(0)
-
-    def weights(*shape: int) -> Value:
-        return constant(generator.standard_normal(shape).astype(np.float32))
-
-    x = Input("x", TensorType(f32, (4, 16)))()
-    ends = [Dot()(Silu()(Dot()(x, weights(16, 16))), weights(16, 16)) for _ in range(3)]
-    joined = Add()(Add()(ends[0], ends[1]), Dot()(ends[2], weights(16, 16)))
-    return Graph((x,), (("y", joined), ("z", ends[0])))
 
 
 def test_lanes_of_a_model_run_side_by_side() -> None:

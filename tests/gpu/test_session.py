@@ -1,8 +1,9 @@
-"""`monograph.load(..., target="gpu")` from end to end, by Triton's interpreter."""
+"""`monograph.load(..., target="gpu")` from end to end, by Triton's interpreter or on a device."""
 
 from __future__ import annotations
 
 import gc
+import os
 import threading
 import weakref
 from typing import Any
@@ -21,12 +22,23 @@ from monograph.session import Session
 from tests.gpu import gpu_models as models
 from tests.test_donation import cache_model, step
 
-TARGET = "gpu:interpreter"
+ON_DEVICE = os.environ.get("MONOGRAPH_TEST_DEVICE", "") == "cuda"
+TARGET = "gpu" if ON_DEVICE else "gpu:interpreter"
+PLACE = torch.device("cuda", 0) if ON_DEVICE else torch.device("cpu")
 rng = np.random.default_rng(0)
 
 
 def load(model: onnx.ModelProto, **options: Any) -> Session:
     return monograph.load(model, target=TARGET, cache_dir="", **options)
+
+
+def tensor(data: Any) -> torch.Tensor:
+    """Data as a tensor where the session's kernels run."""
+    return torch.from_numpy(np.array(data)).to(PLACE)
+
+
+def host(data: Any) -> np.ndarray:
+    return data.cpu().numpy() if isinstance(data, torch.Tensor) else np.asarray(data)
 
 
 def rows(count: int) -> np.ndarray:
@@ -35,9 +47,9 @@ def rows(count: int) -> np.ndarray:
 
 def check(session: Session, feeds: dict[str, Any], model: onnx.ModelProto) -> None:
     """A run against the reference, within the session's own tolerances."""
-    arrays = {n: np.asarray(x) for n, x in feeds.items()}
+    arrays = {n: host(x) for n, x in feeds.items()}
     names = [p.name for p in session.outputs]
-    given = dict(zip(names, map(np.asarray, session.run(feeds)), strict=True))
+    given = dict(zip(names, map(host, session.run(feeds)), strict=True))
     right = dict(zip(names, monograph.load(model, target="reference").run(arrays), strict=True))
     for difference in compare_outputs(given, right, session.tolerances(feeds)):
         assert difference.ok, difference
@@ -58,19 +70,23 @@ def test_tensors_in_tensors_out() -> None:
     session = load(models.linear())
     x = rows(3)
     (right,) = session.run({"x": x})
-    given = torch.from_numpy(x)
-    for fed in (given, given.t().contiguous().t(), torch.zeros(4, 33)[1:].copy_(given)):
+    given = tensor(x)
+    for fed in (
+        given,
+        given.t().contiguous().t(),
+        torch.zeros(4, 33, device=PLACE)[1:].copy_(given),
+    ):
         (found,) = session.run({"x": fed})
         assert isinstance(found, torch.Tensor)
-        np.testing.assert_array_equal(found.numpy(), right)
+        np.testing.assert_array_equal(host(found), right)
     (one,), (other,) = session.run({"x": given}), session.run({"x": given})
     assert one.data_ptr() != other.data_ptr()
-    assert torch.equal(given, torch.from_numpy(x))
+    assert torch.equal(given, tensor(x))
 
 
 def test_a_tensor_is_read_where_it_lies(monkeypatch: pytest.MonkeyPatch) -> None:
     session = load(models.linear())
-    x = torch.from_numpy(rows(2))
+    x = tensor(rows(2))
     seen: list[int] = []
     plain = running.Running.launch
 
@@ -80,7 +96,7 @@ def test_a_tensor_is_read_where_it_lies(monkeypatch: pytest.MonkeyPatch) -> None
 
     monkeypatch.setattr(running.Running, "launch", watched)
     session.run({"x": x})
-    unaligned = torch.zeros(2 * 33 + 1)[1:].reshape(2, 33).copy_(x)
+    unaligned = torch.zeros(2 * 33 + 1, device=PLACE)[1:].reshape(2, 33).copy_(x)
     session.run({"x": unaligned})
     assert seen[0] == x.data_ptr()
     assert seen[1] != unaligned.data_ptr()
@@ -91,25 +107,25 @@ def test_outputs_in_the_callers_memory() -> None:
     session = load(models.linear())
     x = rows(2)
     (right,) = session.run({"x": x})
-    array, tensor = np.empty((2, 20), np.float32), torch.empty(2, 20)
+    array, place = np.empty((2, 20), np.float32), torch.empty(2, 20, device=PLACE)
     assert session.run({"x": x}, out={"y": array})[0] is array
-    assert session.run({"x": torch.from_numpy(x)}, out={"y": tensor})[0] is tensor
+    assert session.run({"x": tensor(x)}, out={"y": place})[0] is place
     np.testing.assert_array_equal(array, right)
-    np.testing.assert_array_equal(tensor.numpy(), right)
+    np.testing.assert_array_equal(host(place), right)
 
 
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda x: torch.empty(2, 20, dtype=torch.float64), "expected torch.float32"),
-        (lambda x: torch.empty(2, 21), "expected the shape"),
-        (lambda x: torch.empty(20, 2).t(), "one after the other"),
-        (lambda x: torch.empty(2, 20, device="meta"), "expected a tensor on cpu"),
+        (lambda x: torch.empty(2, 20, dtype=torch.float64, device=PLACE), "expected torch.float32"),
+        (lambda x: torch.empty(2, 21, device=PLACE), "expected the shape"),
+        (lambda x: torch.empty(20, 2, device=PLACE).t(), "one after the other"),
+        (lambda x: torch.empty(2, 20, device="meta"), f"expected a tensor on {PLACE}"),
         (lambda x: x.reshape(-1)[:40].reshape(2, 20), "lies in the memory of the input 'x'"),
     ],
 )
 def test_tensors_that_cannot_be_written_to(make: Any, message: str) -> None:
-    x = torch.from_numpy(rows(2))
+    x = tensor(rows(2))
     with pytest.raises(FeedError, match=message):
         load(models.linear()).run({"x": x}, out={"y": make(x)})
 
@@ -193,14 +209,14 @@ def test_several_threads() -> None:
         np.testing.assert_array_equal(found[number], expected)
 
 
-@pytest.mark.parametrize("wrap", [np.asarray, torch.tensor])
+@pytest.mark.parametrize("wrap", [np.asarray, tensor])
 def test_data_that_do_not_fit_are_named(wrap: Any) -> None:
     session = load(models.lookup())
     session.run({"at": wrap([0, 4])})
     with pytest.raises(ExecutionError, match="row"):
         session.run({"at": wrap([0, 7])})
     (found,) = session.run({"at": wrap([1, 1])})
-    assert np.array_equal(np.asarray(found)[0], np.asarray(found)[1])
+    assert np.array_equal(host(found)[0], host(found)[1])
 
 
 def test_what_only_the_host_can_do_runs_there() -> None:
@@ -210,23 +226,23 @@ def test_what_only_the_host_can_do_runs_there() -> None:
     check(session, {"x": x}, model)
     assert session.stats["host_steps"]
     assert session.stats["kernels_per_run"] >= 1
-    (found,) = session.run({"x": torch.from_numpy(x)})
+    (found,) = session.run({"x": tensor(x)})
     assert isinstance(found, torch.Tensor)
 
 
-@pytest.mark.parametrize("wrap", [np.asarray, torch.from_numpy])
+@pytest.mark.parametrize("wrap", [np.asarray, tensor])
 def test_sizes_that_data_decide(wrap: Any) -> None:
     session = load(models.cut())
     x = np.arange(6, dtype=np.float32)
     for count in (2, 5, 2):
         (found,) = session.run({"x": wrap(x), "count": wrap(np.array([count]))})
         assert isinstance(found, type(wrap(x)))
-        np.testing.assert_allclose(np.asarray(found), 2 * np.exp(x[:count]), rtol=1e-6)
+        np.testing.assert_allclose(host(found), 2 * np.exp(x[:count]), rtol=1e-6)
     assert session.stats["specialisations"] == 2
     given = wrap(np.zeros(5, np.float32))
     fed = {"x": wrap(x), "count": wrap(np.array([5]))}
     assert session.run(fed, out={"y": given})[0] is given
-    np.testing.assert_allclose(np.asarray(given), 2 * np.exp(x[:5]), rtol=1e-6)
+    np.testing.assert_allclose(host(given), 2 * np.exp(x[:5]), rtol=1e-6)
     with pytest.raises(FeedError, match="does not fit"):
         session.run({"x": wrap(x), "count": wrap(np.array([4]))}, out={"y": given})
 
@@ -242,17 +258,17 @@ def test_a_number_that_no_kernel_computes_is_refused(monkeypatch: pytest.MonkeyP
 
 def test_tensors_as_state() -> None:
     session = load(cache_model(), donate={"present": "past"})
-    mine = torch.zeros(2, 16, 4)
+    mine = torch.zeros(2, 16, 4, device=PLACE)
     right = np.zeros((2, 16, 4), np.float32)
     state = mine
     for position in (3, 9, 3):
         feeds = step(right, position)
         right = monograph.load(cache_model(), target="reference").run(feeds)[0]
-        tensors = {n: torch.from_numpy(np.array(x)) for n, x in feeds.items()}
+        tensors = {n: tensor(x) for n, x in feeds.items()}
         after, _ = session.run(tensors | {"past": state})
         assert after is state or state is mine
         state = after
-        np.testing.assert_array_equal(state.numpy(), right)
+        np.testing.assert_array_equal(host(state), right)
     assert not mine.any()
     session.run(tensors | {"past": mine}, out={"present": mine})
     assert mine.any()
@@ -260,9 +276,9 @@ def test_tensors_as_state() -> None:
 
 def test_a_state_is_not_written_over_an_input_in_part() -> None:
     session = load(cache_model(), donate={"present": "past"})
-    memory = torch.zeros(2 * 16 * 4 + 4)
+    memory = torch.zeros(2 * 16 * 4 + 4, device=PLACE)
     past, present = (memory[i : i + 128].reshape(2, 16, 4) for i in (0, 4))
-    feeds = {n: torch.from_numpy(np.array(x)) for n, x in step(np.zeros((2, 16, 4)), 1).items()}
+    feeds = {n: tensor(x) for n, x in step(np.zeros((2, 16, 4)), 1).items()}
     with pytest.raises(FeedError, match="lies in the memory of the input"):
         session.run(feeds | {"past": past}, out={"present": present})
 

@@ -46,11 +46,22 @@ def test_the_fastest_rival_is_chosen_and_kept(device: FakeDevice, tmp_path: Path
     right = monograph.load(linear(), target="reference").run({"x": X})[0]
     np.testing.assert_allclose(found, right, rtol=1e-4, atol=1e-4)
     (entry,) = entries(tmp_path).values()
-    assert list(entry["us"])[0] == entry["winner"] != entry["default"]
+    assert next(iter(entry["us"])) == entry["winner"] != entry["default"]
     assert entry["us"][entry["winner"]] == 5.0
     assert "dot(f32[3, 33]" in entry["problem"]
     assert session.stats["tuned"] == session.stats["tuning_used"] == 1
     assert 2 < device.measurements <= tune.TRIED
+
+
+def test_constants_are_cold_where_those_of_the_model_are(
+    device: FakeDevice, tmp_path: Path
+) -> None:
+    load(tmp_path).run({"x": X})
+    assert set(device.turns) == {1}  # all of the model's constants stay in the cache
+    device.turns.clear()
+    device.cache_bytes = 4 * 33 * 20
+    load(tmp_path, tf32=True).run({"x": X})
+    assert set(device.turns) == {2}
 
 
 def test_what_is_known_is_not_measured_again(device: FakeDevice, tmp_path: Path) -> None:
@@ -83,9 +94,7 @@ def test_off_measures_nothing_and_uses_nothing(device: FakeDevice, tmp_path: Pat
     assert session.stats["tuning_used"] == 0
 
 
-def test_a_measurement_holds_for_its_device_and_driver(
-    device: FakeDevice, tmp_path: Path
-) -> None:
+def test_a_measurement_holds_for_its_device_and_driver(device: FakeDevice, tmp_path: Path) -> None:
     load(tmp_path).run({"x": X})
     before = device.measurements
     device.driver = "2.0"
@@ -110,9 +119,7 @@ def test_a_file_that_is_shared(device: FakeDevice, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"monograph tuning": 7, "measured": {}}', "{broken"])
-def test_a_file_of_another_kind_is_refused(
-    device: FakeDevice, tmp_path: Path, text: str
-) -> None:
+def test_a_file_of_another_kind_is_refused(device: FakeDevice, tmp_path: Path, text: str) -> None:
     (tmp_path / "tuning.json").write_text(text)
     with pytest.raises(ConfigError, match="cannot be read"):
         load(tmp_path)
@@ -187,9 +194,7 @@ def test_a_kernel_that_does_not_compile_is_left_out(
     assert entry["default"] not in entry["us"]
 
 
-def test_a_step_of_which_no_kernel_is_left(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_step_of_which_no_kernel_is_left(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     compiler(monkeypatch, Refusing(), lambda r: True)
     with pytest.raises(CodegenError, match="no kernel for a step compiles") as caught:
         load(tmp_path).run({"x": X})

@@ -76,10 +76,22 @@ def test_unknown_peers_are_refused(model: Path) -> None:
         bench_model(Request(model, "cpu"), print, against=["nothing"])
 
 
+def test_threads_come_from_the_environment_too(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MONOGRAPH_THREADS", "3")
+    shown = CliRunner().invoke(app, ["bench", str(model), "--seconds", "0.1", "--json"])
+    found = json.loads(shown.stdout[shown.stdout.index("{") :])
+    assert (found["threads"], found["own_threads"]) == (3, 1), "one small kernel is worth one"
+    monkeypatch.setenv("MONOGRAPH_TARGET", "reference")
+    shown = CliRunner().invoke(app, ["bench", str(model), "--seconds", "0.1", "--json"])
+    assert json.loads(shown.stdout[shown.stdout.index("{") :])["target"] == "reference"
+
+
 def test_the_command(model: Path) -> None:
     shown = CliRunner().invoke(app, ["bench", str(model), "--seconds", "0.1", "--threads", "1"])
     assert shown.exit_code == 0, shown.output
-    assert "1 launches, 1 kernels a run" in shown.output
+    assert "1 launch, 1 kernel a run" in shown.output
     assert "GFLOP/s" in shown.output
     assert "peak memory:" in shown.output
     found = CliRunner().invoke(app, ["bench", str(model), "--seconds", "0.1", "--json"])

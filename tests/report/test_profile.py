@@ -145,7 +145,7 @@ def test_the_command(layers: Path, tmp_path: Path):
     trace = tmp_path / "run.json"
     shown = call("profile", layers, "--top", 1, "--runs", 3, "--trace", trace)
     assert shown.exit_code == 0, shown.output
-    assert "3 steps on 1 threads, the 1 slowest first" in shown.stdout
+    assert "3 steps on 1 thread, the 1 slowest first" in shown.stdout
     assert "2 more" in shown.stdout
     assert "by kind" in shown.stdout
     events = json.loads(trace.read_text())["traceEvents"]

@@ -20,7 +20,7 @@ from monograph.ir.dtype import f32
 from monograph.ops.linear import Dot
 from monograph.ops.reduce import ReduceMax
 from monograph.report.execute import Notes, Request
-from monograph.report.tables import seconds_text, table
+from monograph.report.tables import count_text, seconds_text, table
 from monograph.runtime.executable import compile_graph
 from monograph.runtime.threads import choose_threads
 
@@ -67,11 +67,14 @@ class Bench:
 
     target: str
     threads: int
+    """Threads that every contender may use."""
     times: dict[str, Times]
     stats: dict[str, Any]
     flops: float
     bytes: float
     peaks: Peaks | None
+    own_threads: int = 0
+    """Threads that Monograph did use: small programs, and packages for fewer, use less."""
     process_bytes: int = 0
     """The most memory that the process had up to the first run, before peers came."""
 
@@ -98,6 +101,7 @@ class Bench:
             "ok": True,
             "target": self.target,
             "threads": self.threads,
+            "own_threads": self.own_threads,
             "times": {k: v.as_json() for k, v in self.times.items()},
             "ratios": {p: self.ratio(p) for p in self.times if p != MONOGRAPH},
             "stats": self.stats,
@@ -120,14 +124,14 @@ def bench_model(
     *,
     against: Sequence[str] = (),
     seconds: float = 5.0,
-    threads: int = 0,
+    threads: int | None = None,
 ) -> Bench:
     """Times a model on one target, interleaved with peers on the same threads and inputs."""
     if unknown := [p for p in against if p not in PEERS]:
         raise ConfigError("no such peer", expected=" | ".join(PEERS), given=unknown)
     session = request.load(threads=threads)
     feeds = request.inputs(session, note).feeds
-    count = choose_threads(threads)
+    count = choose_threads(session.config.threads)
     contenders: dict[str, Callable[[], Any]] = {MONOGRAPH: lambda: session.run(feeds)}
     contenders[MONOGRAPH]()
     taken = process_peak()
@@ -143,12 +147,14 @@ def bench_model(
             note(f"{peer} does not run this model: {str(e).strip().splitlines()[0]}")
     times = interleave(contenders, seconds)
     flops = moved = 0.0
-    peaks = None
+    peaks, own = None, count
     if session.config.target == "cpu":
         executable = session.executable(feeds)
+        own = executable.threads
         flops, moved = executable.flops, executable.moved
         peaks = measure_peaks(count)
-    return Bench(session.config.target, count, times, session.stats, flops, moved, peaks, taken)
+    stats, target = session.stats, session.config.target
+    return Bench(target, count, times, stats, flops, moved, peaks, own, taken)
 
 
 def process_peak() -> int:
@@ -196,9 +202,7 @@ def _peer(name: str, request: Request, feeds: Mapping[str, Any], threads: int) -
     try:
         module: Any = importlib.import_module(name)
     except ImportError:
-        raise ConfigError(
-            f"{name} is not installed", hint='pip install "monograph[bench]"'
-        ) from None
+        raise ConfigError(f"{name} is not installed", hint=f"pip install {name}") from None
     path = str(request.model)
     if name == ONNXRUNTIME:
         options = module.SessionOptions()
@@ -247,7 +251,8 @@ def _ports(graph: Graph) -> list[tuple[str, Any]]:
 def show_bench(out: Console, name: str, bench: Bench) -> None:
     """The table that people read."""
     columns = ("", "median (p50)", "p90", "p99", "fastest", "a second", "Monograph is")
-    threads = "" if bench.target.startswith("gpu") else f", {bench.threads} threads"
+    on_gpu = bench.target.startswith("gpu")
+    threads = "" if on_gpu else f", {count_text(bench.threads, 'thread')}"
     rows = table(f"{name} on {bench.target}{threads}", *columns, right=tuple(range(1, 7)))
     for contender, times in bench.times.items():
         figures = (times.median, times.p90, times.p99, times.least)
@@ -255,8 +260,11 @@ def show_bench(out: Console, name: str, bench: Bench) -> None:
         rows.add_row(contender, *map(seconds_text, figures), f"{times.per_second:.1f}", ratio)
     out.print(rows)
     stats = bench.stats
+    fewer = bench.own_threads < bench.threads and not on_gpu
+    used = f" on {count_text(bench.own_threads, 'thread')}" if fewer else ""
     out.print(
-        f"{stats['launches_per_run']} launches, {stats['kernels_per_run']} kernels a run;"
+        f"{count_text(stats['launches_per_run'], 'launch')},"
+        f" {count_text(stats['kernels_per_run'], 'kernel')} a run{used};"
         f" on the host: {', '.join(stats['host_steps']) or 'nothing'}"
     )
     out.print(

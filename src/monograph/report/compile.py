@@ -11,6 +11,7 @@ from rich.console import Console
 
 from monograph.errors import ConfigError
 from monograph.report.execute import Notes, Request
+from monograph.report.tables import count_text
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,9 @@ def compile_model(request: Request, output: Path, note: Notes, **options: Any) -
     """Compiles a model for the shapes that a request asks for, and writes a package."""
     if output.suffix != ".mono":
         raise ConfigError("a package is a .mono file", given=output, hint=f"name it {output}.mono")
+    if not output.parent.is_dir():
+        # Said before minutes of compilation, not after.
+        raise ConfigError("there is no such directory to write to", given=str(output.parent))
 
     def about_sizes(line: str) -> None:
         # That the inputs are random is nothing to a command that computes nothing.
@@ -74,7 +78,7 @@ def show_compiled(out: Console, model: str, found: Compiled) -> None:
     """What was written, for people."""
     shapes = ", ".join(f"{name} {list(shape)}" for name, shape in found.shapes.items())
     origin = "found in the cache" if found.from_disk else "compiled"
-    where = found.arch or f"{found.threads} threads"
+    where = found.arch or count_text(found.threads, "thread")
     out.print(
         f"{model}: {found.kernels} kernels for {shapes or 'no inputs'} on {where},"
         f" {origin} in {found.seconds:.2f} s",

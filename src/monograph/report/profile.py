@@ -17,7 +17,7 @@ from monograph.program.work import step_work
 from monograph.report.bench import Peaks, measure_peaks
 from monograph.report.execute import Notes, Request
 from monograph.report.nodes import made_text, nodes_text
-from monograph.report.tables import seconds_text, table
+from monograph.report.tables import count_text, seconds_text, table
 from monograph.rewrite import Work
 from monograph.runtime.observed import TimedRun, compile_timed, now
 
@@ -121,7 +121,7 @@ class KindTime:
 
 
 def profile_model(
-    request: Request, note: Notes, *, runs: int = 30, warm_ups: int = 3, threads: int = 0
+    request: Request, note: Notes, *, runs: int = 30, warm_ups: int = 3, threads: int | None = None
 ) -> Profile:
     """Runs a model some times in code that reads the clock around every step."""
     session = request.load(threads=threads)
@@ -273,7 +273,7 @@ def show_profile(out: Console, found: Profile, top: int) -> None:
     """The slowest steps, the kinds, and what is left."""
     slowest = sorted(found.steps, key=lambda s: -s.seconds)
     shown = slowest[:top] if top else list(found.steps)
-    title = f"{len(found.steps)} steps on {found.threads} threads"
+    title = f"{count_text(len(found.steps), 'step')} on {count_text(found.threads, 'thread')}"
     title += f", the {len(shown)} slowest first" if top else ", in their order"
     columns = ("step", "kind", "ONNX nodes", "makes", "time", "share", "GFLOP/s", "GB/s")
     rows = table(title, *columns, "of peak", "waiting", right=(0, 4, 5, 6, 7, 8, 9))

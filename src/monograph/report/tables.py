@@ -110,7 +110,7 @@ def show_verification(out: Console, result: VerifyResult) -> None:
         errors = (_number(d.max_abs), _number(d.max_rel), _allowed(d))
         rows.add_row(escape(d.name), verdict, *errors, escape(worst_text(d)))
     out.print(rows)
-    times = ", ".join(f"{name} {seconds_text(s)}" for name, s in result.seconds.items())
+    times = "; ".join(_first_run(name, s) for name, s in result.seconds.items())
     failed = sum(not d.ok for d in result.differences)
     count = len(result.differences)
     if failed:
@@ -312,6 +312,18 @@ def _number(x: Any) -> str:
     if x is None:
         return "-"
     return f"{x:.4g}" if isinstance(x, (int, float)) and not isinstance(x, bool) else str(x)
+
+
+def _first_run(side: str, seconds: float) -> str:
+    """Compiled code is made, or loaded, in the run that is timed: no figure to compare."""
+    prepared = side.partition(":")[0] in ("cpu", "gpu")
+    return f"{side} {seconds_text(seconds)}{', preparation included' if prepared else ''}"
+
+
+def count_text(count: int, name: str) -> str:
+    """How many there are, as people say it: 1 thread, 2 threads."""
+    plural = f"{name}es" if name.endswith("ch") else f"{name}s"
+    return f"{count} {name if count == 1 else plural}"
 
 
 def seconds_text(s: float) -> str:

@@ -1,11 +1,13 @@
 """Locks in a forked child, where the threads that held them do not exist.
 
 A child has one thread: whatever lock another thread of its parent held would stay locked for ever.
-What such locks guard changes in single steps, so the child starts with new ones.
+What our own locks guard changes in single steps, so the child starts with new ones. For the locks
+of others, such as those of modules that are being imported, a fork waits.
 """
 
 from __future__ import annotations
 
+import importlib
 import os
 import threading
 import weakref
@@ -32,5 +34,17 @@ def hold_during_fork(acquire: Callable[[], Any], release: Callable[[], Any]) -> 
         os.register_at_fork(before=acquire, after_in_parent=release, after_in_child=release)
 
 
+def import_whole(*names: str) -> None:
+    """Imports modules that are needed late, in one step as far as forks are concerned.
+
+    A child that is forked in the middle would find modules locked by a thread that it has not.
+    """
+    with _importing:
+        for name in names:
+            importlib.import_module(name)
+
+
+_importing = threading.RLock()
+hold_during_fork(_importing.acquire, _importing.release)
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_renew)

@@ -46,10 +46,10 @@ class States:
             if array is not None and self._made(array) and not _read_only(array)
         }
 
-    def count(self, names: Iterable[str], made: list[Any], returned: Mapping[str, Array]) -> None:
-        """Counts the results that were made elsewhere than in the state returned for them."""
+    def count(self, names: Iterable[str], made: list[Any], places: Mapping[str, Array]) -> None:
+        """Counts new state that was made elsewhere than in its place: returned, or in `out`."""
         pairs = zip(names, made, strict=True)
-        self.copies += sum(n in returned and x is not returned[n] for n, x in pairs)
+        self.copies += sum(n in places and x is not places[n] for n, x in pairs)
 
     def _made(self, array: object) -> bool:
         found = self._known.get(id(array))

@@ -75,7 +75,10 @@ def write_package(
         },
     }
     head = json.dumps(manifest, indent=1).encode()
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
+    try:
+        handle, name = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
+    except OSError as e:
+        raise ConfigError(f"the package cannot be written: {e.strerror}", given=str(path)) from None
     try:
         with os.fdopen(handle, "wb") as file, zipfile.ZipFile(file, "w") as archive:
             _add(archive, _MANIFEST, head)
@@ -177,12 +180,12 @@ class Package:
         for name, (given, expected) in asked.items():
             if given != expected:
                 raise ConfigError(
-                    f"the package was compiled with another {name}",
+                    f"{name} is not what the package was compiled with",
                     expected=expected,
                     given=given,
                     hint=f"load it with target={expected!r}"
                     if name == "target"
-                    else f"leave {name} out, or load the model itself",
+                    else f"leave {name} out{_unset(name)}, or load the model itself",
                 )
 
     def check_device(self, arch: str) -> None:
@@ -216,6 +219,12 @@ class Package:
             given=str(self._path),
             hint="compile the model again with `monograph compile`",
         )
+
+
+def _unset(name: str) -> str:
+    """Says that an option came from the environment, where nobody may think of it."""
+    variable = f"MONOGRAPH_{name.upper()}"
+    return f" (unset {variable})" if variable in os.environ else ""
 
 
 def _checked(archive: zipfile.ZipFile, name: str, stated: Mapping[str, Any]) -> memoryview:

@@ -36,13 +36,14 @@ def _eliminated(k: KernelWriter, t: Tile, mask: str | None) -> str:
     texts = [t.point[t.counter(d)].text for d in range(len(t.shape))]
     room = -(-max(math.prod(t.shape), 1) // PARALLEL) * PARALLEL
     memory = k.pointer(Scratch(max(room * size * size, 1) * 8, f64))
-    # Numbers of one place in all matrices lie side by side.
+    # A matrix lies in one piece: lanes never read what another one wrote, and threads that share
+    # the lanes out differently from access to access wait for each other.
     own = joined(w, texts, t.shape) if texts else w.let("tl.program_id(0) * 0", "n")
     mask = mask if texts else None
     inside = f", mask={mask}" if mask else ""
 
     def at(i: str, j: str) -> str:
-        return f"{memory} + (({i}) * {size} + ({j})) * {room} + {own}"
+        return f"{memory} + {own} * {size * size} + ({i}) * {size} + ({j})"
 
     def get(i: str, j: str) -> str:
         name = w.name("x")
@@ -56,6 +57,7 @@ def _eliminated(k: KernelWriter, t: Tile, mask: str | None) -> str:
         spread = [w.let(f"{n} + {own} * 0", "n") for n in ("i", "j")]
         found = e.scalars.cast(read(e, x, [*texts, *spread], mask), f64)
         put("i", "j", str(found.reg))
+    w.line("tl.debug_barrier()")
     w.line(f"product = tl.full((), 1.0, tl.float64) + {own} * 0")
     with w.block(f"for k in range({size})"):
         w.line(f"best = tl.abs({get('k', 'k')})")
@@ -66,8 +68,10 @@ def _eliminated(k: KernelWriter, t: Tile, mask: str | None) -> str:
             w.line("best = tl.where(other > best, other, best)")
         with w.block(f"for j in range(k, {size})"):
             upper, lower = get("k", "j"), get("row", "j")
+            w.line("tl.debug_barrier()")
             put("row", "j", upper)
             put("k", "j", lower)
+        w.line("tl.debug_barrier()")
         pivot = get("k", "k")
         # A column of zeros makes the product zero; what follows only has to stay finite.
         w.line(f"inverse = tl.where({pivot} == 0, 0.0, 1.0 / {pivot})")
@@ -75,6 +79,7 @@ def _eliminated(k: KernelWriter, t: Tile, mask: str | None) -> str:
             w.line(f"factor = {get('i', 'k')} * inverse")
             with w.block(f"for j in range(k + 1, {size})"):
                 put("i", "j", f"{get('i', 'j')} - factor * {get('k', 'j')}")
+        w.line("tl.debug_barrier()")
         w.line(f"product = product * tl.where(row == k, {pivot}, -{pivot})")
     made = register(w, "product", f64)
     return e.scalars.encoded(e.scalars.cast(made, anchor.dtype))

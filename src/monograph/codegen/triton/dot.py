@@ -195,17 +195,17 @@ class Operands:
         at = (*self._batch(y), self._index(), self.t.at[-1])
         return self._read(y, at, axis, shape)
 
-    def rows(self, axis: Axis, columns: Axis) -> str:
-        """Packed weights [n, k]."""
+    def rows(self, axis: Axis, columns: Axis, once: bool = False) -> str:
+        """Packed weights [n, k]; those that are read once need no place in the cache."""
         masks = " & ".join(m for m in (columns.mask, axis.mask) if m)
         weights = self.anchor.inputs[1]
         outer = weights.tensor.static[:-2]
         number = flatten(self._batch(weights), strides_of(outer))
         first = self.t.elements.integer(number * (self.shape.n * self.shape.k), self.t.point)
         where = f"{self.packed} + {first} + ({columns.text}) * {self.shape.k} + ({axis.text})"
-        return self.k.w.let(
-            f"tl.load({where}, mask={masks}, other=0)" if masks else f"tl.load({where})", "w"
-        )
+        options = f", mask={masks}, other=0" if masks else ""
+        options += ', eviction_policy="evict_first"' if once else ""
+        return self.k.w.let(f"tl.load({where}{options})", "w")
 
     def _index(self) -> Index:
         return Index(0, ((self.counter, 1),))
@@ -363,7 +363,7 @@ def _rows(context: GpuContext, shape: Shape, c: Config) -> Launch:
         )
         scalars = t.elements.scalars
         if operands.packed is not None:
-            y = operands.rows(axis, down)
+            y = operands.rows(axis, down, once=True)
         else:
             if start == 0:
                 k.wait()

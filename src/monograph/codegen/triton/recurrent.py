@@ -12,6 +12,7 @@ import math
 
 from monograph.codegen.triton.cells import Cell
 from monograph.codegen.triton.copies import Copied, Place, copy, stored
+from monograph.codegen.triton.elements import INT32_MOST
 from monograph.codegen.triton.kernel import Candidate, GpuContext, KernelWriter, Work
 from monograph.codegen.triton.recurrent_steps import Config, Steps, lengths_fault
 from monograph.codegen.triton.recurrent_whole import Whole
@@ -26,11 +27,15 @@ WIDEST = 1 << 12
 """Hidden units up to which one program can do a step."""
 MAX_STEPS = 1 << 12
 """Steps up to which each may be launched by itself."""
-ROWS = ((8, 128, 4), (4, 256, 4), (16, 128, 4), (16, 64, 4), (8, 256, 8), (4, 512, 4))
+ROWS = (
+    *((2, 128, 2), (4, 128, 4), (8, 128, 4), (16, 128, 4), (16, 64, 4)),
+    *((2, 512, 4), (4, 256, 4), (8, 256, 8)),
+)
 """(units of a program, length of a piece of the sum, warps), one element of the batch each."""
 TILES = ((16, 32, 4), (32, 32, 4), (16, 64, 4), (64, 32, 8))
 """The same for several elements of the batch."""
-INT32_MOST = (1 << 31) - 1
+PROCESSORS = 132
+"""Programs that run side by side on a large device: about as many are best."""
 
 
 def serves(anchor: Value) -> bool:
@@ -50,7 +55,14 @@ def candidates(context: GpuContext) -> list[Candidate]:
     whole, steps = _wholes(context, cell), _steps(context, cell)
     weights = cell.gates * _power(cell.hidden) ** 2
     alone = weights <= HELD and cell.op.time > 1
-    return [*whole, *steps] if alone or not steps else [*steps, *whole]
+    return _alternating(whole, steps) if alone else _alternating(steps, whole)
+
+
+def _alternating(first: list[Candidate], second: list[Candidate]) -> list[Candidate]:
+    """By turns one of each kind: whoever tries only a few tries some of both."""
+    pairs = [c for pair in zip(first, second, strict=False) for c in pair]
+    shorter = min(len(first), len(second))
+    return [*pairs, *first[shorter:], *second[shorter:]]
 
 
 def _power(n: int) -> int:
@@ -84,7 +96,7 @@ def _wholes(context: GpuContext, cell: Cell) -> list[Candidate]:
     units, rows = _power(cell.hidden), math.prod(cell.given.tensor.static)
     if units > WIDEST or rows > INT32_MOST:
         return []
-    pieces = [max(16, min(units, n // units)) for n in (4096, 8192, 2048)]
+    pieces = [min(units, max(16, n // units)) for n in (4096, 8192, 2048)]
     if cell.gates * units * units <= HELD:
         pieces.insert(0, units)
     found = []
@@ -106,6 +118,7 @@ def _steps(context: GpuContext, cell: Cell) -> list[Candidate]:
     if cell.op.batch > 4 and cell.dtype != f64:
         m = min(max(16, _power(cell.op.batch)), 64)
         tiles = [Config(m, n, k, w) for n, k, w in TILES if k <= max(most, 16)]
+    rows.sort(key=lambda c: abs(math.log2(cell.op.batch * -(-cell.hidden // c.n) / PROCESSORS)))
     ordered = [*tiles, *rows] if cell.op.batch >= 16 else [*rows, *tiles]
     return [
         Candidate(f"steps {c}", lambda c=c: Steps(context, c).works())  # type: ignore[misc]

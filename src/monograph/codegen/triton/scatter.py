@@ -61,7 +61,7 @@ def candidates(context: GpuContext) -> list[Candidate]:
     """A scan of the updates, or where they only replace also notes of the last ones."""
     anchor = context.step.region.anchor
     assert anchor is not None
-    scans = [] if isinstance(anchor.op, MaxUnpool) else each(context, _scanned)
+    scans = [] if isinstance(anchor.op, MaxUnpool) else _scans(context)
     if getattr(anchor.op, "reduction", "none") != "none":
         return scans
     if not anchor.tensor.static:
@@ -71,6 +71,38 @@ def candidates(context: GpuContext) -> list[Candidate]:
         return scans or noted
     few = bool(scans) and _through(anchor) <= FEW
     return [*scans, *noted] if few else [*noted, *scans]
+
+
+def _scans(context: GpuContext) -> list[Candidate]:
+    """Scans, after a look at the indices: not every element is to check every index."""
+    return [
+        Candidate(c.name, lambda c=c: (*_verified(context), *c.make()))  # type: ignore[misc]
+        for c in each(context, _scanned)
+    ]
+
+
+def _verified(context: GpuContext) -> tuple[Work, ...]:
+    """Reports indices that are out of range."""
+    anchor = context.step.region.anchor
+    assert anchor is not None
+    (x, indices, _), op = anchor.inputs, anchor.op
+    shape, sizes = indices.tensor.static, x.tensor.static
+    if isinstance(op, ScatterElements):
+        lead, limits = shape, (sizes[op.axis],)
+    else:
+        lead, limits = shape[:-1], sizes[: shape[-1]]
+    count = math.prod(lead)
+    if not count or not limits:
+        return ()
+    k = context.kernel()
+    e = k.elements()
+    number, mask = _flat(k, count)
+    k.wait()
+    at = apart(k.w, number, lead)
+    for i, size in enumerate(limits):
+        _index(k, e, indices, at if isinstance(op, ScatterElements) else [*at, str(i)], size, mask)
+    k.trigger()
+    return (k.launch((-(-count // BLOCK),)),)
 
 
 def _through(anchor: Value) -> int:
@@ -87,6 +119,14 @@ def _index(
     """An index counted from the front; one out of range is reported."""
     wide = e.scalars.cast(read(e, indices, at, mask), i64).reg
     return checked_index(k, str(wide), size, mask)
+
+
+def _from_front(
+    k: KernelWriter, e: Elements, indices: Value, at: list[str], size: int, mask: str | None
+) -> str:
+    """An index counted from the front; one out of range stays so, and meets no element."""
+    wide = e.scalars.cast(read(e, indices, at, mask), i64).reg
+    return k.w.let(f"tl.where({wide} < 0, {wide} + {size}, {wide})", "n")
 
 
 def _scanned(k: KernelWriter, t: Tile, mask: str | None) -> str:
@@ -121,12 +161,12 @@ def _for(
         short = [d for d in range(len(sizes)) if d != a and shape[d] < sizes[d]]
         inside = " & ".join([*masks, *(f"({texts[d]} < {shape[d]})" for d in short)])
         inside_name = w.let(inside, "m") if inside else None
-        index = _index(k, e, indices, at, sizes[a], inside_name)
+        index = _from_front(k, e, indices, at, sizes[a], inside_name)
         mine = w.let(f"({texts[a]} == {index})" + (f" & {inside_name}" if inside_name else ""), "m")
         return mine, read(e, updates, at, mine)
     *count, depth = shape
     own = apart(w, number, count)
-    found = [_index(k, e, indices, [*own, str(i)], sizes[i], None) for i in range(depth)]
+    found = [_from_front(k, e, indices, [*own, str(i)], sizes[i], None) for i in range(depth)]
     same = [f"({texts[i]} == {n})" for i, n in enumerate(found)]
     mine = w.let(" & ".join([*masks, *same]) or "tl.full((), 1, tl.int1)", "m")
     return mine, read(e, updates, [*own, *texts[depth:]], mine)
@@ -155,7 +195,7 @@ class _Notes:
         indices = anchor.inputs[1].tensor.static
         shape, count = anchor.inputs[0].tensor.static, math.prod(indices)
         if isinstance(anchor.op, MaxUnpool):
-            shape = tuple(max(int(d), 0) for d in anchor.op._inferred(shape))  # type: ignore[arg-type]
+            shape = tuple(max(int(d), 0) for d in anchor.op._inferred(shape))
         elif isinstance(anchor.op, ScatterNd):
             shape, count = shape[: indices[-1]], math.prod(indices[:-1])
         return _Notes(shape, count, Scratch(max(4 * math.prod(shape), 4), i32))

@@ -27,7 +27,9 @@ from monograph.codegen.triton import (
     scan,
     scatter,
     softmax,
+    suppress,
     topk,
+    unique,
 )
 from monograph.codegen.triton.kernel import Candidate, GpuContext
 from monograph.codegen.triton.pointwise import pointwise
@@ -58,6 +60,8 @@ FAMILIES: tuple[ModuleType, ...] = (
     roi,
     moves,
     nonzero,
+    suppress,
+    unique,
     det,
     recurrent,
     fail,

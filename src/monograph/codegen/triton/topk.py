@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from monograph.codegen.llvm.counting import is_wide
 from monograph.codegen.triton.elements import Elements
 from monograph.codegen.triton.kernel import (
     Candidate,
@@ -28,7 +29,7 @@ from monograph.codegen.triton.kernel import (
 from monograph.codegen.triton.reading import apart, read, write
 from monograph.codegen.triton.writer import Writer
 from monograph.ir import Item, Value
-from monograph.ir.dtype import f64, i64
+from monograph.ir.dtype import i64
 from monograph.ops.scalar import Scalar
 from monograph.ops.sort import TopK
 
@@ -36,8 +37,8 @@ COUNTS = ((16, 256), (64, 64))
 """(elements whose places among others one program counts, those it compares with at once)."""
 COUNTED = 1536
 """Elements of a row up to which one count is all there is to do."""
-CHUNKS = (256, 512, 1024)
-"""Elements of a chunk; a row should not have too many of them."""
+CHUNKS, MOST_CHUNKS = (256, 512, 1024), 50
+"""Elements of a chunk, and of how many chunks a row had better be."""
 SEARCHED = 32
 """Elements whose places in the chunks one program finds."""
 SEARCHED_IN = 32
@@ -63,7 +64,7 @@ def candidates(context: GpuContext) -> list[Candidate]:
     counted = [Candidate(f"count {n}x{m}", partial(_counted, context, n, m)) for n, m in COUNTS]
     if p.size <= CHUNKS[0]:
         return counted
-    first = next((c for c in CHUNKS if p.size <= 40 * c), CHUNKS[-1])
+    first = next((c for c in CHUNKS if p.size <= MOST_CHUNKS * c), CHUNKS[-1])
     chunked = [
         Candidate(f"{how} {c} {n}x{m}", partial(_chunked, context, c, n, m, how == "scan"))
         for c in (first, *(c for c in CHUNKS if c != first))
@@ -106,7 +107,7 @@ class _Problem:
         self.size = shape[axis]
         self.rest = tuple(d for i, d in enumerate(shape) if i != axis)
         self.rows = math.prod(self.rest)
-        self.wide = self.x.dtype == f64 or (self.x.dtype.is_integer and self.x.dtype.bits == 64)
+        self.wide = is_wide(self.x.dtype)
 
     def at(self, w: Writer, row: str, number: str) -> list[str]:
         """The coordinates of an element of a row."""
@@ -118,7 +119,9 @@ def _key(w: Writer, e: Elements, p: _Problem, row: str, place: str) -> _Key:
     """Keys of elements at places of a row; places behind its end come last."""
     inside = w.let(f"{place} < {p.size}", "m")
     x = read(e, p.x, p.at(w, row, place), inside)
-    value = _ordered(w, e, x, p)
+    value = ordered(w, e, x)
+    if not p.op.largest:
+        value = w.let(f"~{value}", "bits")
     lowest = LOWEST if p.wide else -(1 << 31)
     value = w.let(f"tl.where({inside}, {value}, {lowest}).to(tl.int64)", "key")
     if p.wide:
@@ -126,20 +129,19 @@ def _key(w: Writer, e: Elements, p: _Problem, row: str, place: str) -> _Key:
     return _Key(w.let(f"({value} << 32) + ({(1 << 32) - 1} - ({place}).to(tl.int64))", "key"))
 
 
-def _ordered(w: Writer, e: Elements, x: Scalar, p: _Problem) -> str:
-    """Signed numbers that order as the elements are to be ordered, the first the largest."""
+def ordered(w: Writer, e: Elements, x: Scalar) -> str:
+    """Signed numbers that order as elements do; NaN is the largest, -0.0 equals 0.0."""
+    wide = is_wide(x.dtype)
     if x.dtype.is_float:
-        bits, most = ("tl.int64", (1 << 63) - 1) if p.wide else ("tl.int32", (1 << 31) - 1)
+        bits, most = ("tl.int64", (1 << 63) - 1) if wide else ("tl.int32", (1 << 31) - 1)
         zero = w.let(f"tl.where({x.reg} == 0, 0.0, {x.reg})", "x")
         raw = w.let(f"{zero}.to({bits}, bitcast=True)", "bits")
-        shift = 63 if p.wide else 31
-        signed = w.let(f"{raw} ^ (({raw} >> {shift}) & {most})", "bits")
-        made = w.let(f"tl.where({x.reg} != {x.reg}, {most}, {signed})", "bits")
-    else:
-        made = str(e.scalars.cast(x, i64).reg)
-        if x.dtype.kind == "uint":
-            made = w.let(f"{made} ^ ({LOWEST})" if p.wide else f"{made} - {1 << 31}", "bits")
-    return made if p.op.largest else w.let(f"~{made}", "bits")
+        signed = w.let(f"{raw} ^ (({raw} >> {63 if wide else 31}) & {most})", "bits")
+        return w.let(f"tl.where({x.reg} != {x.reg}, {most}, {signed})", "bits")
+    made = str(e.scalars.cast(x, i64).reg)
+    if x.dtype.kind != "uint":
+        return made
+    return w.let(f"{made} ^ ({LOWEST})" if wide else f"{made} - {1 << 31}", "bits")
 
 
 def _place(w: Writer, key: _Key) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -18,7 +18,16 @@ from typing import Any, TypeAlias
 import torch
 
 from monograph.runtime.gpu.control import BRANCH, Controlled
-from monograph.runtime.gpu.graphs import IF, KERNEL, WHILE, GraphError, Graphs, Handle, Params
+from monograph.runtime.gpu.graphs import (
+    IF,
+    KERNEL,
+    WHILE,
+    Copy,
+    GraphError,
+    Graphs,
+    Handle,
+    Params,
+)
 from monograph.runtime.gpu.running import Running
 
 Memory: TypeAlias = Mapping[str, torch.Tensor]
@@ -89,10 +98,10 @@ def recording(graphs: Graphs, stream: int, pool: Any, made: list[Handle]) -> Ite
 class Recorder:
     """Records an executable's launches, lanes side by side."""
 
-    def __init__(self, executable: Running, graphs: Graphs, pool: Any) -> None:
+    def __init__(self, executable: Running, graphs: Graphs) -> None:
         self.executable = executable
         self.graphs = graphs
-        self.pool = pool
+        self.pool = None if self.all_own else graphs.pool()
         module = getattr(executable, "module", None)
         works = () if module is None else module.works
         count = len(executable._records)
@@ -103,32 +112,60 @@ class Recorder:
         self.events: list[Handle] = []
 
     def record(
-        self,
-        memory: Memory,
-        before: Callable[[int], None] | None = None,
-        after: Callable[[int], None] | None = None,
+        self, memory: Memory, before: Copy | None = None, after: Copy | None = None
     ) -> Taken:
-        """The graph of one run on some memory, with what is enqueued before and after it."""
-        graphs, executable = self.graphs, self.executable
-        with executable._lock, graphs.lock:
-            for port, record, position, offset in executable._ports:
+        """The graph of one run on some memory, with copies before and after it."""
+        with self.executable._lock:
+            for port, record, position, offset in self.executable._ports:
                 record.point(position, memory[port], offset)
-            streams = graphs.streams(max(self.lanes, default=0) + 1)
-            taken = Taken()
-            try:
-                with recording(graphs, streams[0], self.pool, taken.graphs):
-                    self._edge(taken, "before", before, streams[0])
-                    self._launches(streams, taken)
-                    self._edge(taken, "after", after, streams[0])
-            finally:
-                self.events.clear()
-            return taken
+            if self.graphs.builds and self.all_own:
+                return self._built(before, after)
+            with self.graphs.lock:
+                return self._captured(before, after)
 
-    def _edge(
-        self, taken: Taken, name: str, enqueue: Callable[[int], None] | None, stream: int
-    ) -> None:
-        if enqueue is not None:
-            enqueue(stream)
+    @property
+    def all_own(self) -> bool:
+        """Whether every launch is a kernel of our own, decided by nothing."""
+        return all(self.graphs.function(r) is not None for r in self.executable._records)
+
+    def _built(self, before: Copy | None, after: Copy | None) -> Taken:
+        """A graph made node by node, by what lanes and waits say."""
+        graphs, taken = self.graphs, Taken()
+        graph = graphs.create()
+        start: list[Any] = []
+        if before is not None:
+            taken.edges["before"] = graphs.add_copy(graph, before, ())
+            start.append(taken.edges["before"])
+        last: dict[int, Any] = {}
+        ended: dict[int, Any] = {}
+        for number, record in enumerate(self.executable._records):
+            beside = last.get(self.lanes[number])
+            needed = [] if beside is None else [beside]
+            needed += [ended[i] for i in self.waits[number] if i in ended]
+            node = graphs.add_kernel(graph, record, needed or start, beside)
+            taken.nodes[number] = [node]
+            last[self.lanes[number]] = ended[self.steps[number]] = node
+        if after is not None:
+            taken.edges["after"] = graphs.add_copy(graph, after, list(last.values()) or start)
+        taken.graphs.append(graph)
+        return taken
+
+    def _captured(self, before: Copy | None, after: Copy | None) -> Taken:
+        """A graph recorded from streams."""
+        graphs, taken = self.graphs, Taken()
+        streams = graphs.streams(max(self.lanes, default=0) + 1)
+        try:
+            with recording(graphs, streams[0], self.pool, taken.graphs):
+                self._edge(taken, "before", before, streams[0])
+                self._launches(streams, taken)
+                self._edge(taken, "after", after, streams[0])
+        finally:
+            self.events.clear()
+        return taken
+
+    def _edge(self, taken: Taken, name: str, copy: Copy | None, stream: int) -> None:
+        if copy is not None:
+            self.graphs.copy(stream, copy)
             (taken.edges[name],) = self.graphs.tails(stream)
 
     def _launches(self, streams: Sequence[int], taken: Taken) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import re
 import weakref
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -135,10 +137,17 @@ class CudaDevice(TorchDevice):
         return self.kernel(wanted).binary
 
 
+_ABOUT_DRIVER = Path("/proc/driver/nvidia/version")
+
+
 def _driver_version() -> str:
-    """The newest CUDA that the driver knows, as "12.4"; the driver's own number is not told."""
+    """The driver's own number, as Linux tells it; else the newest CUDA that it knows."""
+    with suppress(OSError):
+        found = re.search(r"Kernel Module.*?\s(\d+(?:\.\d+)+)", _ABOUT_DRIVER.read_text())
+        if found is not None:
+            return found[1]
     number = int(check(cu.cuDriverGetVersion()))
-    return f"{number // 1000}.{number % 1000 // 10}"
+    return f"of CUDA {number // 1000}.{number % 1000 // 10}"
 
 
 def _unload(module: Any) -> None:

@@ -24,10 +24,12 @@ from monograph.runtime.gpu.graphs import (
     KERNEL,
     MEMCPY,
     MEMSET,
+    ON_DEVICE,
     OTHER,
     TO_DEVICE,
     TO_HOST,
     WHILE,
+    Copy,
     GraphError,
     Handle,
     Params,
@@ -51,6 +53,7 @@ _KINDS = {
 _COPIES = {
     TO_DEVICE: rt.cudaMemcpyKind.cudaMemcpyHostToDevice,
     TO_HOST: rt.cudaMemcpyKind.cudaMemcpyDeviceToHost,
+    ON_DEVICE: rt.cudaMemcpyKind.cudaMemcpyDeviceToDevice,
 }
 _CONDITIONS = {
     IF: cu.CUgraphConditionalNodeType.CU_GRAPH_COND_TYPE_IF,
@@ -97,6 +100,7 @@ class CudaGraphs(TorchGraphs):
     """The graphs of one NVIDIA device."""
 
     name = "cuda"
+    builds = True
 
     def __init__(self, place: torch.device) -> None:
         super().__init__(place)
@@ -104,6 +108,7 @@ class CudaGraphs(TorchGraphs):
         self._streams: list[Handle] = []
         self._inner: list[Handle] = []
         self._depth = 0
+        self._known: dict[int, Any] = {}
         self._condition: Any = None
 
     def streams(self, count: int) -> list[int]:
@@ -120,6 +125,43 @@ class CudaGraphs(TorchGraphs):
     def prepare(self, record: Any) -> None:
         if isinstance(record, CudaRecord):
             check(cu.cuFuncLoad(record.kernel.function))
+
+    def create(self) -> Handle:
+        return Handle(check(cu.cuGraphCreate(0)), _destroy_graph)
+
+    def add_kernel(
+        self, graph: Handle, record: Any, before: Sequence[Any], beside: Any = None
+    ) -> Any:
+        config = record.config
+        params = cu.CUgraphNodeParams()
+        params.type = cu.CUgraphNodeType.CU_GRAPH_NODE_TYPE_KERNEL
+        kernel = params.kernel
+        kernel.func = record.kernel.function
+        for axis in "XYZ":
+            setattr(kernel, f"gridDim{axis}", getattr(config, f"gridDim{axis}"))
+            setattr(kernel, f"blockDim{axis}", getattr(config, f"blockDim{axis}"))
+        kernel.sharedMemBytes = config.sharedMemBytes
+        kernel.kernelParams = record._params
+        params.kernel = kernel
+        overlaps = beside if record.kernel.binary.dependent else None
+        edges = [_edge(overlaps is not None and int(n) == int(overlaps)) for n in before]
+        nodes = list(before)
+        return check(cu.cuGraphAddNode(graph.value, nodes, edges, len(nodes), params))
+
+    def add_copy(self, graph: Handle, copy: Copy, before: Sequence[Any]) -> Any:
+        nodes = [rt.cudaGraphNode_t(int(n)) for n in before]
+        made = check(
+            rt.cudaGraphAddMemcpyNode1D(
+                rt.cudaGraph_t(int(graph.value)),
+                nodes,
+                len(nodes),
+                copy.to,
+                copy.source,
+                copy.nbytes,
+                _COPIES[copy.kind],
+            )
+        )
+        return cu.CUgraphNode(int(made))
 
     def begin(self, stream: int) -> None:
         check(cu.cuStreamBeginCapture(stream, _RELAXED))
@@ -190,12 +232,14 @@ class CudaGraphs(TorchGraphs):
             error = cu.cuGraphExecMemsetNodeSetParams(
                 executable.value, params.node, params.native, check(cu.cuCtxGetCurrent())
             )
-        if int(error[0]):
+        if error[0]:
             check(error)
 
     def launch(self, executable: Handle, stream: int) -> None:
-        error = cu.cuGraphLaunch(executable.value, stream)
-        if int(error[0]):
+        if stream not in self._known:  # making one costs as much as the call
+            self._known[stream] = cu.CUstream(stream)
+        error = cu.cuGraphLaunch(executable.value, self._known[stream])
+        if error[0]:
             # Part of it may have run: this is no reason to run it otherwise.
             raise ExecutionError(f"the CUDA driver refused to launch: {error[0].name}")
 
@@ -246,9 +290,8 @@ class CudaGraphs(TorchGraphs):
         types = (ctypes.c_uint64, ctypes.c_uint64, ctypes.c_uint32)
         check(cu.cuLaunchKernel(self._condition, 1, 1, 1, 1, 1, 1, 0, stream, (values, types), 0))
 
-    def copy(self, stream: int, to: int, source: int, nbytes: int, kind: str) -> None:
-        way = _COPIES.get(kind, rt.cudaMemcpyKind.cudaMemcpyDeviceToDevice)
-        check(rt.cudaMemcpyAsync(to, source, nbytes, way, stream))
+    def copy(self, stream: int, copy: Copy) -> None:
+        check(rt.cudaMemcpyAsync(copy.to, copy.source, copy.nbytes, _COPIES[copy.kind], stream))
 
     def event(self) -> Handle:
         return Handle(check(cu.cuEventCreate(int(_UNTIMED))), _destroy_event)
@@ -276,6 +319,15 @@ class CudaGraphs(TorchGraphs):
 def cuda_graphs(index: int) -> CudaGraphs:
     """The graphs of a device: one object, because its streams are shared."""
     return CudaGraphs(torch.device("cuda", index))
+
+
+def _edge(overlaps: bool) -> Any:
+    """What a node waits for: the end of another, or only that it lets others start."""
+    edge = cu.CUgraphEdgeData()
+    if overlaps:
+        edge.from_port = cu.CU_GRAPH_KERNEL_NODE_PORT_PROGRAMMATIC
+        edge.type = int(cu.CUgraphDependencyType.CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC)
+    return edge
 
 
 def _nodes(graph: Any) -> list[Any]:

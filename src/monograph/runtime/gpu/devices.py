@@ -35,6 +35,8 @@ class Device(Protocol):
     """The version of the driver: measurements hold for one."""
     measures: bool
     """Whether kernels can be timed on it."""
+    cache_bytes: int
+    """What its last cache holds."""
 
     def record(self, launch: Launch, arguments: Sequence[Where], stem: str) -> Record:
         """A kernel compiled and loaded."""
@@ -65,8 +67,8 @@ class Device(Protocol):
     def free_bytes(self) -> int:
         """Memory that could still be had."""
 
-    def measure(self, launch: Callable[[], None]) -> float:
-        """The time of one launch on the device in us."""
+    def measure(self, *launches: Callable[[], None]) -> float:
+        """The time of one launch on the device in us, of several that take turns."""
 
 
 class _Interpreted:
@@ -101,6 +103,7 @@ class Interpreter:
     name = "Triton's interpreter"
     driver = "none"
     measures = False
+    cache_bytes = 0
 
     def record(self, launch: Launch, arguments: Sequence[Where], stem: str) -> Record:
         return _Interpreted(launch, arguments, stem)
@@ -131,5 +134,5 @@ class Interpreter:
     def free_bytes(self) -> int:
         return 0
 
-    def measure(self, launch: Callable[[], None]) -> float:
+    def measure(self, *launches: Callable[[], None]) -> float:
         raise NotImplementedError("the interpreter's time says nothing")

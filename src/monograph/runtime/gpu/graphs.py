@@ -51,6 +51,7 @@ class Handle:
 
     def close(self) -> None:
         self._end()
+        self.value = None
 
 
 @dataclass(eq=False)
@@ -79,12 +80,26 @@ class Params:
         return ctypes.c_uint64.from_buffer(self.blobs[blob], at)
 
 
+@dataclass(frozen=True)
+class Copy:
+    """A copy between addresses."""
+
+    to: int
+    source: int
+    nbytes: int
+    kind: str
+
+
 class Graphs(Protocol):
     """What a driver does with graphs, on one device. Streams are numbers, as drivers have them."""
 
     name: str
     conditionals: bool
     """Whether a graph can decide by itself what runs next."""
+    builds: bool
+    """Whether graphs of our own kernels can be built node by node: no stream need record them, and
+    what other threads do meanwhile (wait for the device, say) is none of the recording's business.
+    """
     lock: Any
     """Held while something is recorded: the streams for that are shared."""
 
@@ -94,8 +109,8 @@ class Graphs(Protocol):
     def using(self, stream: int, pool: Any = None) -> AbstractContextManager[Any]:
         """Makes a stream the current one; with a pool, memory comes from there."""
 
-    def pool(self) -> Any:
-        """Memory that belongs to a recording, as long as the object lives."""
+    def pool(self) -> Handle:
+        """Memory that belongs to a recording, as long as the handle lives."""
 
     def pinned(self, nbytes: int) -> torch.Tensor:
         """Memory of the host that the device can reach under the same address."""
@@ -112,6 +127,20 @@ class Graphs(Protocol):
     def used_on(self, memory: Sequence[torch.Tensor], stream: int) -> None:
         """Says that a stream uses memory: freed, it is not given away before that is done."""
 
+    def create(self) -> Handle:
+        """A graph without nodes."""
+
+    def add_kernel(
+        self, graph: Handle, record: Any, before: Sequence[Any], beside: Any = None
+    ) -> Any:
+        """Adds a launch of our own behind some nodes.
+
+        A kernel that waits by itself may start while the node `beside`, one of them, still runs.
+        """
+
+    def add_copy(self, graph: Handle, copy: Copy, before: Sequence[Any]) -> Any:
+        """Adds a copy behind some nodes."""
+
     def prepare(self, record: Any) -> None:
         """Whatever a kernel's first launch would do besides; not allowed while recording."""
 
@@ -126,6 +155,9 @@ class Graphs(Protocol):
 
     def capturing(self, stream: int) -> bool:
         """Whether a stream records, for whomever."""
+
+    def capturing_now(self) -> bool:
+        """Whether the current stream records."""
 
     def tails(self, stream: int) -> list[Any]:
         """The nodes that what a recording stream is given next would wait for."""
@@ -166,8 +198,8 @@ class Graphs(Protocol):
         again; it writes the bool anew each time.
         """
 
-    def copy(self, stream: int, to: int, source: int, nbytes: int, kind: str) -> None:
-        """Enqueues a copy between addresses."""
+    def copy(self, stream: int, copy: Copy) -> None:
+        """Enqueues a copy."""
 
     def event(self) -> Handle:
         """A point in a stream's work, not set yet."""

@@ -22,9 +22,11 @@ from monograph.runtime.gpu.graphs import (
     KERNEL,
     MEMCPY,
     MEMSET,
+    ON_DEVICE,
     OTHER,
     TO_DEVICE,
     TO_HOST,
+    Copy,
     GraphError,
     Handle,
     Params,
@@ -159,7 +161,7 @@ VALUES = {
 }
 """The constants that are used, by their names in HIP."""
 _KINDS = {0: KERNEL, 1: MEMCPY, 2: MEMSET, 5: EMPTY}
-_COPIES = {TO_DEVICE: 1, TO_HOST: 2}
+_COPIES = {TO_DEVICE: 1, TO_HOST: 2, ON_DEVICE: 3}
 _HIDDEN = 2
 """Pointers that Triton adds behind a kernel's own."""
 
@@ -178,6 +180,7 @@ class HipGraphs(TorchGraphs):
 
     name = "hip"
     conditionals = False
+    builds = False
 
     def __init__(self, place: torch.device, library: Any = None) -> None:
         super().__init__(place)
@@ -201,6 +204,17 @@ class HipGraphs(TorchGraphs):
             made = self._made("hipStreamCreateWithFlags", "hipStreamDestroy", flags)
             self._streams.append(made)
         return [int(s.value) for s in self._streams[:count]]
+
+    def create(self) -> Handle:
+        raise NotImplementedError("graphs are recorded from streams")
+
+    def add_kernel(
+        self, graph: Handle, record: Any, before: Sequence[Any], beside: Any = None
+    ) -> Any:
+        raise NotImplementedError("graphs are recorded from streams")
+
+    def add_copy(self, graph: Handle, copy: Copy, before: Sequence[Any]) -> Any:
+        raise NotImplementedError("graphs are recorded from streams")
 
     def prepare(self, record: Any) -> None:
         """Nothing: Triton loads its kernels when they are first launched."""
@@ -333,9 +347,9 @@ class HipGraphs(TorchGraphs):
     ) -> None:
         raise UncapturableError("HIP graphs have no conditional nodes")
 
-    def copy(self, stream: int, to: int, source: int, nbytes: int, kind: str) -> None:
-        way = _COPIES.get(kind, VALUES["hipMemcpyDeviceToDevice"])
-        self._call("hipMemcpyAsync", to, source, nbytes, way, stream)
+    def copy(self, stream: int, copy: Copy) -> None:
+        way = _COPIES[copy.kind]
+        self._call("hipMemcpyAsync", copy.to, copy.source, copy.nbytes, way, stream)
 
     def event(self) -> Handle:
         flags = VALUES["hipEventDisableTiming"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from monograph.runtime.gpu.capture import (
     places_of,
 )
 from monograph.runtime.gpu.devices import Launched
-from monograph.runtime.gpu.graphs import GraphError, Graphs, Params
+from monograph.runtime.gpu.graphs import Copy, GraphError, Graphs, Params
 from monograph.runtime.gpu.running import VECTOR, Running
 from monograph.runtime.gpu.slots import ALIGNED, Moved, Word, apart, compare, foretold
 
@@ -132,7 +132,7 @@ class Maker:
     def make(self, memory: Memory) -> Recorded:
         """A graph of the launches, on the memory of a first run."""
         self.prepare(memory)
-        recorder = Recorder(self.executable, self.graphs, self.graphs.pool())
+        recorder = Recorder(self.executable, self.graphs)
         reasons = dict.fromkeys(sorted(self.inside), INSIDE)
         first = recorder.record({**memory, **(staging := self._staging(memory, reasons))})
         words: dict[int, list[Word]] = {}
@@ -147,14 +147,11 @@ class Maker:
         return self._recorded(recorder, first, {**memory, **staging}, words, reasons, staging)
 
     def fixed(
-        self,
-        memory: Memory,
-        before: Callable[[int], None] | None,
-        after: Callable[[int], None] | None,
+        self, memory: Memory, before: Copy | None, after: Copy | None
     ) -> tuple[Recorder, Taken]:
         """A graph on memory that never moves, with copies before and after."""
         self.prepare(memory)
-        recorder = Recorder(self.executable, self.graphs, self.graphs.pool())
+        recorder = Recorder(self.executable, self.graphs)
         return recorder, recorder.record(memory, before, after)
 
     def _recorded(

@@ -13,6 +13,7 @@ from typing import Any
 from triton import knobs
 
 from monograph.codegen.triton.kernel import NAME
+from monograph.runtime.gpu.mending import mend_interpreter
 
 _HEAD = "import triton\nimport triton.language as tl\n"
 _INTERPRETED = "from monograph.codegen.triton import functions\n"
@@ -43,6 +44,7 @@ def function(source: str, stem: str = "kernel") -> Any:
 def _defined(name: str, source: str) -> Any:
     imports = "".join(line for mark, line in _PARTS if mark in source)
     if knobs.runtime.interpret:
+        mend_interpreter()
         imports = imports.replace(_PARTS[0][1], _INTERPRETED)
     text = f"{_HEAD}{imports}\n\n{source}"
     file = f"<monograph kernel {name}>"

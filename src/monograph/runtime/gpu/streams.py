@@ -22,6 +22,8 @@ class TorchDevice:
         torch.empty(1, device=self.place)  # torch's context must exist before driver calls
         self.name = torch.cuda.get_device_name(index)
         self.driver = "unknown"
+        about = torch.cuda.get_device_properties(index)
+        self.cache_bytes = int(getattr(about, "L2_cache_size", 0))
 
     def active(self) -> AbstractContextManager[Any]:
         """Makes this device the one that the calling thread works with."""
@@ -32,6 +34,9 @@ class TorchDevice:
         return int(torch.cuda.current_stream(self.place).cuda_stream)
 
     def join(self, stream: int) -> None:
+        """Lets the current stream wait for another; whoever captures it sees to the order."""
+        if torch.cuda.is_current_stream_capturing():
+            return
         other = torch.cuda.ExternalStream(stream, self.place)
         torch.cuda.current_stream(self.place).wait_event(other.record_event())
 
@@ -44,15 +49,16 @@ class TorchDevice:
         idle = torch.cuda.memory_reserved(self.place) - torch.cuda.memory_allocated(self.place)
         return int(free + idle)
 
-    def measure(self, launch: Callable[[], None]) -> float:
-        """The median time of one launch in us, from replays of a graph of many."""
-        with torch.cuda.device(self.place):
-            launch()
+    def measure(self, *launches: Callable[[], None]) -> float:
+        """The median time of one launch in us, from replays of a graph of many, in turns."""
+        with self.active():
+            for launch in launches:
+                launch()
             self.synchronise()
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph):
-                for _ in range(REPEATS):
-                    launch()
+                for number in range(REPEATS):
+                    launches[number % len(launches)]()
             times: list[float] = []
             for _ in range(ROUNDS):
                 start = torch.cuda.Event(enable_timing=True)

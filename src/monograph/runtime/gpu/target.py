@@ -13,11 +13,18 @@ from monograph.errors import CodegenError, ConfigError
 from monograph.ir import Graph, Value
 from monograph.program.kinds import is_native
 from monograph.program.program import Program, Step
+from monograph.runtime.cache import open_cache
 from monograph.runtime.gpu.artefact import GpuArtefact, LoadedGpuExecutable, make_artefact
 from monograph.runtime.gpu.build import Binary, Request
 from monograph.runtime.gpu.compiler import Built, build_all
 from monograph.runtime.gpu.devices import Device
-from monograph.runtime.gpu.executable import GpuExecutable, first, lower_for_gpu
+from monograph.runtime.gpu.executable import (
+    GpuExecutable,
+    check_served,
+    first,
+    lower_for_gpu,
+)
+from monograph.runtime.gpu.kept import KeptKernels
 from monograph.runtime.gpu.memory import Constants
 from monograph.runtime.gpu.opening import architecture, names_architecture, open_device
 from monograph.runtime.gpu.tune import Tuner, build, compile_chosen, requests_of
@@ -60,6 +67,7 @@ class GpuSide(_Side):
         super().__init__(config, optimise, progress)
         self.device = device
         self.place = device.place
+        self.kernels = KeptKernels(open_cache(config), device.arch)
         self.constants = Constants(device)
         cache = TuningCache.open(cache_path(config)) if device.measures else TuningCache(None)
         self.tuner = Tuner(device, cache, config.tune)
@@ -72,16 +80,24 @@ class GpuSide(_Side):
         """A graph of static shapes, compiled by the rivals that were measured to be fastest."""
         self.progress("generate", 0, 1)
         program = lower_for_gpu(graph)
+        check_served(program)
         tf32 = self.config.tf32
         self.tuner.tune(program, tf32=tf32, progress=self.progress)
         module = compile_chosen(
             program,
             self.tuner.chooser(program, tf32=tf32),
-            lambda m: build(self.device, [m], self.progress),
+            lambda m: build(self.device, [m], self.progress, self.kernels),
             self.arch,
             tf32=tf32,
         )
+        self._keep(module)
         return GpuExecutable(module, self.device, self.constants)
+
+    def _keep(self, module: GpuModule) -> None:
+        """Lets the next process find the kernels that were chosen; not their rivals."""
+        code: Callable[[Request], Binary] | None = getattr(self.device, "code", None)
+        if code is not None:
+            self.kernels.keep({r: code(r) for r in dict.fromkeys(requests_of(module))})
 
     def load(self, artefact: GpuArtefact) -> LoadedGpuExecutable:
         """A program that was compiled ahead of time, on the device."""
@@ -95,6 +111,7 @@ class GpuSide(_Side):
             "device": self.device.name,
             "constant_bytes": self.constants.nbytes,
             "device_bytes": self.constants.nbytes + own,
+            "syncs": sum(r.syncs for e in made for r in parts_of(e)),
             "tuning_used": len(self.tuner.used),
             "tuned": self.tuner.measured,
         }
@@ -106,11 +123,13 @@ class OfflineSide(_Side):
     def __init__(self, config: Config, arch: Arch, optimise: Optimise, progress: Progress) -> None:
         super().__init__(config, optimise, progress)
         self.arch = arch
+        self.kernels = KeptKernels(open_cache(config), arch)
 
     def executable(self, graph: Graph) -> OfflineExecutable:
         """A graph of static shapes as machine code, by the default kernels."""
         self.progress("generate", 0, 1)
         program = lower_for_gpu(graph)
+        check_served(program)
         code: dict[Request, Binary] = {}
         module = compile_chosen(
             program,
@@ -125,8 +144,12 @@ class OfflineSide(_Side):
     def _compiled(self, module: GpuModule, code: dict[Request, Binary]) -> Built:
         """Compiles what is not compiled yet; what failed, and why."""
         needed = dict.fromkeys(r for r in requests_of(module) if r not in code)
-        made = build_all(needed, self.arch, lambda n: self.progress("compile", n, len(needed)))
-        code.update({r: b for r, b in made.items() if isinstance(b, Binary)})
+        code |= self.kernels.find(needed)
+        missing = [r for r in needed if r not in code]
+        made = build_all(missing, self.arch, lambda n: self.progress("compile", n, len(missing)))
+        new = {r: b for r, b in made.items() if isinstance(b, Binary)}
+        self.kernels.keep(new)
+        code |= new
         return {r: b for r, b in made.items() if isinstance(b, CodegenError)}
 
     def load(self, artefact: GpuArtefact) -> LoadedGpuExecutable:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 
@@ -13,18 +14,22 @@ from monograph.codegen.triton.kernel import Arch, Call, Candidate, GpuContext, L
 from monograph.codegen.triton.layout import Bound, GpuModule, lay_out
 from monograph.codegen.triton.subprograms import programs
 from monograph.errors import CodegenError, MonographError
+from monograph.program.place import CONSTANT
 from monograph.program.program import Program, Step
 from monograph.runtime.gpu import problems
 from monograph.runtime.gpu.build import Request, request
 from monograph.runtime.gpu.compiler import Built, build_all
 from monograph.runtime.gpu.devices import Device
 from monograph.runtime.gpu.executable import Chooser, GpuExecutable, compile_program, only_host
+from monograph.runtime.gpu.kept import KeptKernels
 from monograph.runtime.gpu.tuning import FAST, FULL, Entry, environment_of
 from monograph.runtime.gpu.tuning import TuningCache as TuningCache
 from monograph.runtime.progress import Progress, silent
 
 TRIED = 8
 """Rivals tried for each problem in the fast mode."""
+COPIES = 20
+"""Copies of constants that take turns in a measurement, at most."""
 _log = logging.getLogger("monograph")
 
 
@@ -57,6 +62,7 @@ class Tuner:
             return
         modules = [m for p in open_ones.values() for m in p.rivals.values()]
         failed = build(self.device, modules, progress)
+        cold = _constant_bytes(program) > self.device.cache_bytes // 2
         for number, (key, problem) in enumerate(open_ones.items()):
             label = problems.label(problem.step)
             progress(f"measure {label}", number, len(open_ones))
@@ -64,7 +70,7 @@ class Tuner:
                 name: us
                 for name, module in problem.rivals.items()
                 if not any(r in failed for r in requests_of(module))
-                and (us := self._time(module)) is not None
+                and (us := self._time(module, cold)) is not None
             }
             if times:
                 self._put(key, label, problem.default, times)
@@ -126,25 +132,37 @@ class Tuner:
 
         return choose
 
-    def _time(self, module: GpuModule) -> float | None:
-        """The time of one run in us; None where a rival cannot be run."""
+    def _time(self, module: GpuModule, cold: bool) -> float | None:
+        """The time of one run in us; None where a rival cannot be run.
+
+        In a model whose constants do not stay in the cache between runs they are cold: so many
+        copies of them take turns here that none does.
+        """
+        copies = -(-2 * self.device.cache_bytes // module.constants.size) if cold else 1
         try:
-            executable = GpuExecutable(module, self.device)
+            executables = [
+                GpuExecutable(module, self.device) for _ in range(min(max(copies, 1), COPIES))
+            ]
             ports = {
                 f"{b.kind}:{b.name}": _numbers(b.nbytes, self.device.place)
                 for b in module.program.places.buffers
                 if b.kind in ("input", "output")
             }
-            executable.fill(_numbers)
-            return self.device.measure(lambda: executable.launch(ports))
-        except (MonographError, torch.OutOfMemoryError) as e:
-            _log.info("a rival is left out: %s", e)
+            for executable in executables:
+                executable.fill(_numbers)
+            return self.device.measure(*(partial(e.launch, ports) for e in executables))
+        except (MonographError, RuntimeError) as e:  # of torch, or of its allocator
+            _log.warning("a rival is left out: %s", e)
             return None
 
 
 def _steps_of(program: Program) -> dict[Step, Program]:
     """All steps, those inside branches and loops included, with the program each is of."""
     return {step: part for part in programs(program) for step in part.steps}
+
+
+def _constant_bytes(program: Program) -> int:
+    return sum(b.nbytes for b in program.places.buffers if b.kind == CONSTANT)
 
 
 def problem_key(program: Program, step: Step, tf32: bool) -> str:
@@ -166,11 +184,18 @@ def _request(bound: Bound) -> Request | None:
     return request(bound.work, dtypes, aligned, bound.step.region.kind)
 
 
-def build(device: Device, modules: Sequence[GpuModule], progress: Progress = silent) -> Built:
+def build(
+    device: Device,
+    modules: Sequence[GpuModule],
+    progress: Progress = silent,
+    kept: KeptKernels | None = None,
+) -> Built:
     """Compiles and loads what some modules need, side by side; what failed, and why."""
     needed = dict.fromkeys(r for m in modules for r in requests_of(m) if not device.has(r))
+    made: Built = {} if kept is None else dict(kept.find(needed))
+    missing = [r for r in needed if r not in made]
+    made |= build_all(missing, device.arch, lambda n: progress("compile", n, len(missing)))
     failed: Built = {}
-    made = build_all(needed, device.arch, lambda n: progress("compile", n, len(needed)))
     for one, binary in made.items():
         try:
             if isinstance(binary, CodegenError):
