@@ -24,7 +24,7 @@ import torch
 import monograph
 from benchmarks import gpu_models
 from benchmarks.gpu_contenders import random_feeds
-from monograph.runtime.gpu.cuda_graphs import cuda_graphs
+from monograph.runtime.gpu.cuda_graphs import CudaGraphs, cuda_graphs
 from monograph.runtime.gpu.executable import GpuExecutable
 from monograph.runtime.gpu.replay import Replay
 
@@ -60,6 +60,21 @@ def synced_time(run: Callable[[], Any], rounds: int = 100) -> float:
     return statistics.median(times[5:]) * 1e6
 
 
+def device_time(run: Callable[[], Any]) -> float:
+    """One of many runs back to back, by the device's clock."""
+    times = []
+    for _ in range(15):
+        start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        torch.cuda._sleep(2_000_000)  # so that the host is ahead
+        start.record()
+        for _ in range(BATCH):
+            run()
+        stop.record()
+        stop.synchronize()
+        times.append(start.elapsed_time(stop) / BATCH)
+    return statistics.median(times) * 1e3
+
+
 class Measured:
     """One model: an executable to run eagerly, and the same to replay."""
 
@@ -79,15 +94,30 @@ class Measured:
         found: dict[str, Any] = {"kernels": self.eager.kernels}
         found["same_host_us"] = host_time(lambda: replay.run(self.tensors))
         found["moved_host_us"] = host_time(self._moving(replay))
+        found["async_host_us"] = host_time(lambda: replay.run_async(self.tensors))
+        found["launch_host_us"] = host_time(self._bare(replay))
         found["eager_host_us"] = host_time(lambda: self.eager.run(self.tensors))
         found["replay_us"] = synced_time(lambda: replay.run(self.tensors))
         found["eager_us"] = synced_time(lambda: self.eager.run(self.tensors))
         found["stats"] = replay.stats
+        graphs = CudaGraphs(self.eager.device.place)
+        graphs.builds = False
+        other = Replay(self.again, graphs, "require")
+        found["replay_recorded_us"] = synced_time(lambda: other.run(self.tensors))
+        found["device_us"] = device_time(lambda: replay.run_async(self.tensors))
+        found["device_recorded_us"] = device_time(lambda: other.run_async(self.tensors))
         for way in ("direct", "copy"):
             hosted = Replay(self.again, cuda_graphs(0), "require", host=way)
             found[f"numpy_{way}_us"] = synced_time(lambda r=hosted: r.run(self.arrays))  # type: ignore[misc]
         found["equal_bits"] = self._equal(replay)
         return found
+
+    def _bare(self, replay: Replay) -> Callable[[], Any]:
+        """What of a run is the launch of the graph."""
+        recorded = replay._recorded
+        assert recorded is not None
+        stream = replay.graphs.current()
+        return lambda: recorded.launch(stream)
 
     def _moving(self, replay: Replay) -> Callable[[], Any]:
         """Runs whose inputs and outputs are all somewhere else than those of the one before."""

@@ -284,6 +284,20 @@ def test_states_that_need_each_other_are_right(load: Load) -> None:
         np.testing.assert_allclose(new, expected, rtol=1e-5)
 
 
+def test_copies_into_arrays_of_the_caller_are_counted_as_others_are() -> None:
+    names = {"new_a": "a", "new_b": "b"}
+    ours = monograph.load(swap_model(), target="cpu", donate=names, cache_dir="")
+    mine = monograph.load(swap_model(), target="cpu", donate=names, cache_dir="")
+    arrays = {"a": np.ones(3, np.float32), "b": np.ones(3, np.float32)}
+    state = ours.run(arrays)
+    before = ours.stats["donation_copies"]
+    ours.run({"a": state[0], "b": state[1]})
+    mine.run(arrays, out={"new_a": arrays["a"], "new_b": arrays["b"]})
+    copies = ours.stats["donation_copies"] - before
+    assert copies > 0, "both states were written over what the other still reads"
+    assert mine.stats["donation_copies"] == copies
+
+
 def test_a_donated_program_from_disk_is_in_place(tmp_path: Any) -> None:
     path = tmp_path / "cache.onnx"
     onnx.save(cache_model(), path)

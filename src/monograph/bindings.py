@@ -236,6 +236,8 @@ class Bindings:
             write_package(path, self.signature, options, artefacts)
         else:
             options = gpu_options(self._config, self._dims, self.donate)
+            if self._package is not None:  # whose options need not be given again
+                options = self._package.options
             write_package(path, self.signature, options, artefacts, arch=self.gpu.arch.name)
 
     def _find(self, feeds: dict[str, Any]) -> Executable | None:

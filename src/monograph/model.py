@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -14,6 +13,7 @@ from monograph.errors import ConfigError, UnknownRankError, did_you_mean
 from monograph.frontend.onnx import ModelFile, import_model
 from monograph.frontend.onnx.dtypes import declared_names, declared_type, value_type
 from monograph.ir import Array, Graph, TensorType, Type, verify
+from monograph.ir.lazy import lazy
 from monograph.ir.verify import same_memory
 from monograph.runtime.feeds import Port, Signature
 
@@ -53,7 +53,7 @@ class Model:
         """Whether there is such a graph."""
         return self._graph is not None
 
-    @cached_property
+    @lazy
     def signature(self) -> Signature:
         """What the model takes and gives."""
         return Signature(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,6 +17,10 @@ from monograph.runtime.gpu import target
 from monograph.runtime.gpu.build import Binary, Request
 from monograph.runtime.gpu.devices import Interpreter, Record
 
+INTERPRETED = pytest.mark.skipif(
+    bool(os.environ.get("MONOGRAPH_TEST_DEVICE")),
+    reason="Triton either interprets kernels in a process or compiles them",
+)
 FLOAT, INT64 = TensorProto.FLOAT, TensorProto.INT64
 
 

@@ -138,11 +138,18 @@ def branch(driver: FakeDriver) -> Running:
     return running(driver, [slot("x")], [slot("y")], works, (Nest(), nest, Nest(), Nest()))
 
 
+class Default:
+    """Whether graphs are built node by node, where a test does not say."""
+
+    builds = False
+
+
 def replayed(
-    make: Any = chain, mode: str = "auto", builds: bool = False, **options: Any
+    make: Any = chain, mode: str = "auto", builds: bool | None = None, **options: Any
 ) -> tuple[Replay, FakeDriver]:
     """An executable on a driver of its own, whose graphs are recorded from streams or built."""
     driver = FakeDriver()
+    builds = Default.builds if builds is None else builds
     return Replay(make(driver), FakeGraphs(driver, builds=builds), mode, **options), driver
 
 

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import os
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
+from typing import ClassVar
 
 import onnx
 import pytest
 import torch
-from benchmarks import gpu_models
+from benchmarks import gpu_contenders, gpu_models
 from benchmarks.gpu_contenders import COMPILED, EAGER, MONOGRAPH, Problem, random_feeds
 from benchmarks.gpu_timing import Clock
 from benchmarks.torch_model import TorchModel
 
 import monograph
 from monograph.runtime.compare import compare_outputs
+from monograph.runtime.gpu import cuda
+from monograph.runtime.gpu.devices import Interpreter
 from tests.gpu.sweep import Found, run_parts
 
 DEVICE = os.environ.get("MONOGRAPH_TEST_DEVICE", "")
@@ -62,6 +67,50 @@ def test_every_contender_of_a_dry_run_is_measured(tmp_path: Path) -> None:
         assert found.device_us > 0
         assert 0 <= found.copies < 1
     assert figures[MONOGRAPH].kernels
+
+
+class FakeStream:
+    """A stream on which everything has been done already."""
+
+    cuda_stream = 0
+    used: ClassVar[list[str]] = []
+
+    def __init__(self, *_: object) -> None:
+        pass
+
+    def record_event(self) -> str:
+        self.used.append("record")
+        return "event"
+
+    def wait_event(self, event: str) -> None:
+        assert event == "event"
+
+    def wait_stream(self, other: object) -> None:
+        pass
+
+
+@pytest.mark.skipif(DEVICE == "cuda", reason="the benchmarks themselves run there")
+def test_the_way_to_a_device_by_fakes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everything but the device: f16, the tuner's choice, lanes, what is captured and replayed."""
+    path = gpu_models.find("tiny_llama", tmp_path)
+    fakes = {
+        "Stream": FakeStream,
+        "stream": lambda _: nullcontext(),
+        "synchronize": lambda *_: None,
+        "current_stream": FakeStream,
+    }
+    for name, fake in fakes.items():
+        monkeypatch.setattr(torch.cuda, name, fake)
+    monkeypatch.setattr(torch, "compile", lambda model, **_: model)
+    monkeypatch.setattr(cuda, "CudaDevice", Interpreter)
+    monkeypatch.setattr(gpu_contenders, "captured", lambda work, *_: SimpleNamespace(replay=work))
+    problem = Problem(path, dry=False, tune="fast", tuning=tmp_path / "t.json", mode="default")
+    right = problem.right()
+    for name, make in problem.contenders():
+        found = Clock(problem.place, short=True).measure(make(), right)
+        assert found.error is not None, name
+        assert found.error < 2.0**-8, name
+    assert FakeStream.used
 
 
 def test_a_part_of_the_sweep_shares_its_cases_out(monkeypatch: pytest.MonkeyPatch) -> None:

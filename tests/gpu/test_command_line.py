@@ -17,6 +17,7 @@ from monograph.report.tune import TuneBar
 from tests.gpu import gpu_models as models
 from tests.gpu.gpu_models import FakeDevice, use
 
+pytestmark = models.INTERPRETED
 INTERPRETED = ("--target", "gpu:interpreter")
 
 

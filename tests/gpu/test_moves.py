@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 
 from monograph.errors import ExecutionError
-from monograph.ir import Item, constant
+from monograph.ir import Item, Literal, constant
 from monograph.ops.elementwise import Neg
 from monograph.ops.index import ScatterElements, ScatterNd
 from monograph.ops.linear import Det
+from monograph.ops.ml import Lookup
 from monograph.ops.resize import CUBIC, LINEAR, Resize
 from monograph.ops.roi import NonMaxSuppression
 from monograph.ops.shape import Transpose
@@ -113,3 +114,11 @@ def test_distinct_items(shape: str, axis: int | None, in_order: bool) -> None:
         feeds["x"] = np.round(feeds["x"])
         feeds["x"].reshape(-1)[3:20:4] = np.nan
     check(graph, feeds)
+
+
+def test_an_element_that_is_no_key_is_reported() -> None:
+    op = Lookup(Literal(np.array([3, 1])), Literal(np.array([0.5, 2.5], np.float32)))
+    graph = graph_of(op(value("i64[2, 2]")))
+    check(graph, {"x": np.array([[1, 3], [3, 1]])})
+    with pytest.raises(ExecutionError, match="not in the table"):
+        check(graph, {"x": np.array([[1, 3], [2, 1]])}, expected=[], every=False)

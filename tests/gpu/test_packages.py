@@ -17,6 +17,7 @@ from monograph.runtime.gpu.build import ARCHES
 from tests.gpu import gpu_models as models
 from tests.gpu.gpu_models import FakeDevice, use
 
+pytestmark = models.INTERPRETED
 FEEDS = {"x": np.ones((2, 33), np.float32)}
 
 
@@ -70,6 +71,16 @@ def test_members_come_back_as_they_were(package: Path) -> None:
     again = {n: bytes(memoryview(m).cast("B")) for n, m in artefact.members().items()}
     assert again == {n: bytes(m) for n, m in members.items()}
     assert [s.shape for s in artefact.layout.inputs] == [(2, 33)]
+
+
+def test_a_package_can_be_saved_again(
+    package: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    device(monkeypatch)
+    session = monograph.load(package, target="gpu")
+    session.run(FEEDS)
+    session.save(tmp_path / "again.mono")
+    assert (tmp_path / "again.mono").read_bytes() == package.read_bytes()
 
 
 def test_another_architecture_is_refused(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:

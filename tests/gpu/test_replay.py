@@ -17,10 +17,15 @@ from monograph.errors import ConfigError, ExecutionError, FeedError
 from monograph.runtime.gpu.graphs import GraphError, Handle
 from monograph.runtime.gpu.replay import Replay
 from tests.gpu.fake_driver import FakeGraphs
-from tests.gpu.replay_models import SIZE, chain, counter, expected, replayed
+from tests.gpu.replay_models import SIZE, Default, chain, counter, expected, replayed
 
 KERNELS = 3
 """Of `chain`."""
+
+
+@pytest.fixture(autouse=True, params=[False, True], ids=["recorded", "built"])
+def _both_ways(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Default, "builds", request.param)
 
 
 def some(seed: int = 0) -> torch.Tensor:
@@ -57,9 +62,10 @@ def test_the_same_addresses_cost_one_launch() -> None:
 
 def test_only_what_moved_is_written() -> None:
     replay, driver = replayed()
+    first, x = some(), some(1)
     out = {"y": torch.empty(SIZE), "z": torch.empty(SIZE)}
-    replay.run({"x": some()}, out)
-    writes, x = driver.calls["write"], some(1)
+    replay.run({"x": first}, out)
+    writes = driver.calls["write"]
     replay.run({"x": x}, out)
     assert driver.calls["write"] == writes + 1
     replay.run({"x": x}, out)
@@ -114,9 +120,9 @@ def test_a_raise_at_each_kernel_of_a_recording(
     assert replay.stats["captures"] == 1
 
 
-@pytest.mark.parametrize("call", ["prepare", "begin", "end", "instantiate"])
+@pytest.mark.parametrize("call", ["prepare", "begin", "end", "create", "instantiate"])
 def test_a_failing_call_of_the_driver(call: str) -> None:
-    replay, driver = replayed()
+    replay, driver = replayed(builds=call == "create")
     driver.fail(call)
     check(replay, some())
     assert replay.stats["fallbacks"] == {f"{call} fails on purpose": 1}
@@ -173,7 +179,7 @@ def test_a_failing_write_leaves_no_graph_with_unknown_addresses() -> None:
 
 
 def test_attempts_become_rare() -> None:
-    replay, driver = replayed()
+    replay, driver = replayed(builds=False)
     for _ in range(40):
         driver._faults.clear()
         driver.fail("end")
@@ -184,8 +190,8 @@ def test_attempts_become_rare() -> None:
 
 def test_require_raises_with_the_reason() -> None:
     replay, driver = replayed(mode="require")
-    driver.fail("end")
-    with pytest.raises(GraphError, match="end fails on purpose"):
+    driver.fail("instantiate")
+    with pytest.raises(GraphError, match="instantiate fails on purpose"):
         replay.run({"x": some()})
     assert driver.ran == []
 
@@ -204,7 +210,7 @@ def test_unknown_modes_are_refused() -> None:
 
 
 def test_a_hidden_synchronisation_spoils_one_recording() -> None:
-    replay, driver = replayed()
+    replay, driver = replayed(builds=False)
 
     def wait() -> None:
         if 1000 in driver._recording:
@@ -219,7 +225,7 @@ def test_a_hidden_synchronisation_spoils_one_recording() -> None:
 
 
 def test_nothing_is_collected_while_recording() -> None:
-    replay, driver = replayed()
+    replay, driver = replayed(builds=False)
     seen: list[bool] = []
     driver.hooks["launch"] = lambda: seen.append(gc.isenabled())
     check(replay, some())
@@ -335,7 +341,7 @@ def test_state_advances_once_a_call_the_first_included() -> None:
 
 def test_a_failed_recording_advances_state_once() -> None:
     replay, driver = replayed(counter)
-    driver.fail("end")
+    driver.fail("instantiate")
     state = torch.zeros(SIZE)
     replay.run({"x": torch.ones(SIZE), "past": state}, {"present": state})
     assert state.tolist() == [1] * SIZE

@@ -28,6 +28,7 @@ from tests.gpu.fake_driver import (
 )
 from tests.gpu.replay_models import (
     SIZE,
+    Default,
     arena,
     branch,
     counter,
@@ -46,6 +47,11 @@ from tests.gpu.replay_models import (
 
 def some(seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).standard_normal(SIZE).astype(np.float32)
+
+
+@pytest.fixture(autouse=True, params=[False, True], ids=["recorded", "built"])
+def _both_ways(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Default, "builds", request.param)
 
 
 WAYS = pytest.mark.parametrize("host", ["direct", "copy"])
@@ -323,14 +329,15 @@ def test_without_conditional_nodes_the_host_decides(make: Callable[..., Running]
         strict.run({"x": torch.from_numpy(x)})
 
 
-def test_lanes_of_a_model_run_side_by_side() -> None:
+@pytest.mark.parametrize("builds", [False, True])
+def test_lanes_of_a_model_run_side_by_side(builds: bool) -> None:
     graph = three_towers()
     driver = FakeDriver()
     device = FakeDevice(driver)
     module = compile_for_gpu(graph, device.arch)
     executable = GpuExecutable(module, device)
     assert len({b.lane for b in module.works}) > 1
-    replay = Replay(executable, FakeGraphs(driver))
+    replay = Replay(executable, FakeGraphs(driver, builds=builds))
     for seed in range(3):
         feeds = feeds_for(graph, seed)
         eager = executable.run(feeds)

@@ -9,6 +9,7 @@ import pytest
 
 import monograph
 from monograph.session import Session
+from tests.gpu.test_session import TARGET
 from tests.test_donation import *  # noqa: F403
 from tests.test_donation import Load, cache_model
 
@@ -19,6 +20,6 @@ del test_nothing_is_copied_between_steps, test_a_donated_program_from_disk_is_in
 def load() -> Load:
     def made(model: onnx.ModelProto | None = None, **options: Any) -> Session:
         source = model or cache_model()
-        return monograph.load(source, target="gpu:interpreter", cache_dir="", **options)
+        return monograph.load(source, target=TARGET, cache_dir="", **options)
 
     return made

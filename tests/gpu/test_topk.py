@@ -19,16 +19,14 @@ SOME = ("scan 256 16x256", "search 256 64x64")
 @pytest.mark.parametrize("largest", [True, False])
 @pytest.mark.parametrize(
     ("shape", "k", "axis"),
-    [("f32[1, 700]", 30, 1), ("f32[530, 2]", 530, 0), ("f32[3, 9]", 9, 1)],
+    [("f32[1, 600]", 30, 1), ("f32[270, 2]", 270, 0), ("f32[3, 9]", 9, 1)],
 )
 def test_ranks(shape: str, k: int, axis: int, largest: bool) -> None:
     top = TopK(k, axis, largest)(value(shape))
-    check(graph_of(Item(0)(top), Item(1)(top)))
+    check(graph_of(Item(0)(top), Item(1)(top)), chosen=(*SOME, "count 16x256"))
 
 
-@pytest.mark.parametrize(
-    "dtype", ["f16", "f64", "i8", "u8", "u32", "i64", "u64", "f8e4m3fn"]
-)
+@pytest.mark.parametrize("dtype", ["f16", "f64", "i8", "u8", "u32", "i64", "u64", "f8e4m3fn"])
 def test_element_types_and_ties(dtype: str) -> None:
     x = value(f"{dtype}[1, 530]")
     top, low = TopK(40, 1)(x), TopK(40, 1, largest=False)(x)
@@ -56,9 +54,9 @@ def test_nan_is_the_largest_and_zeros_are_equal(dtype: str, largest: bool) -> No
 
 def test_equal_rows_come_in_order() -> None:
     """Where every element is the same, no chunk can be left out."""
-    top = TopK(300, 0)(value("f32[1030]"))
+    top = TopK(300, 0)(value("f32[520]"))
     graph = graph_of(Item(1)(top))
-    check(graph, {"x": np.ones(1030, np.float32)}, chosen=SOME)
+    check(graph, {"x": np.ones(520, np.float32)}, chosen=SOME)
 
 
 def test_a_single_result_and_views() -> None:

@@ -18,8 +18,10 @@ from monograph.runtime.gpu.build import Request
 from monograph.runtime.gpu.compiler import Built
 from monograph.runtime.gpu.tuning import TuningCache, environment_of
 from monograph.session import Session
+from tests.gpu import gpu_models
 from tests.gpu.gpu_models import FakeDevice, linear, use
 
+pytestmark = gpu_models.INTERPRETED
 X = np.random.default_rng(1).normal(size=(3, 33)).astype(np.float32)
 
 

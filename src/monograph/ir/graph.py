@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
 from monograph.errors import VerifyError
 from monograph.ir.core import Input
+from monograph.ir.lazy import lazy
 from monograph.ir.literal import digest_of
 from monograph.ir.op import Op, Value, encode
 from monograph.ir.types import Type
@@ -47,12 +47,12 @@ class Graph:
     donations: tuple[tuple[str, str], ...] = ()
     """(output, input) pairs: the output is written into the input's memory."""
 
-    @cached_property
+    @lazy
     def values(self) -> tuple[Value, ...]:
         """Every value that the outputs need, inputs before users."""
         return tuple(topological(v for _, v in self.outputs))
 
-    @cached_property
+    @lazy
     def uses(self) -> dict[Value, int]:
         """How often each value is used, an output counting as a use."""
         counts = dict.fromkeys(self.values, 0)
@@ -63,7 +63,7 @@ class Graph:
             counts[v] += 1
         return counts
 
-    @cached_property
+    @lazy
     def digest(self) -> bytes:
         parts = [v.digest for v in self.inputs]
         parts += [encode(name) + v.digest for name, v in self.outputs]

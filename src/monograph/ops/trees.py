@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -11,6 +10,7 @@ import numpy as np
 from monograph.errors import ExecutionError, InferError
 from monograph.ir import Array, DType, Literal, Op, TensorType, sample
 from monograph.ir.dtype import FLOAT, INT, UINT, f32
+from monograph.ir.lazy import lazy
 from monograph.ops.base import as_tensor, check_allocation, check_kinds, narrow
 
 LEQ, LT, GTE, GT, EQ, NEQ, MEMBER, LEAF = range(8)
@@ -104,7 +104,7 @@ class TreeEnsemble(Op):
             )
         return TensorType(self.out, (x.shape[0], self.targets))
 
-    @cached_property
+    @lazy
     def largest_feature(self) -> int:
         used = self.features.array[self.modes.array != LEAF]
         return int(used.max(initial=-1))

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress as Display
 
+LABEL = 48
+"""Characters of a stage that are shown: one of measuring says what is measured."""
 DELAY_SECONDS = 1.0
 """Work that is over sooner is not worth a bar."""
 
@@ -63,6 +65,7 @@ class CompileBar:
 
     def _update(self, display: Display) -> None:
         stage, done, total = self._at
+        stage = stage[:LABEL]
         display.update(display.task_ids[0], description=stage, completed=done, total=total)
 
     def _close(self) -> None:

@@ -12,12 +12,12 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from monograph.ir import Array, dtype, parse_type
+from monograph.ir.lazy import lazy
 from monograph.runtime.cache import Buffer
 from monograph.runtime.feeds import Port, Signature
 from monograph.runtime.launch import FaultText, Layout, NativeExecutable, Slot
@@ -77,7 +77,7 @@ class LoadedExecutable(NativeExecutable):
         """What was found."""
         return self._artefact
 
-    @cached_property
+    @lazy
     def _compiled(self) -> CpuExecutable:
         return self._compile_again()
 

@@ -34,6 +34,30 @@ def hold_during_fork(acquire: Callable[[], Any], release: Callable[[], Any]) -> 
         os.register_at_fork(before=acquire, after_in_parent=release, after_in_child=release)
 
 
+class Busy:
+    """Work inside someone else's library that several threads do at once, and a fork waits for."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._working = 0
+        hold_during_fork(self._wait, self._changed.release)
+
+    def __enter__(self) -> None:
+        with self._changed:
+            self._working += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._changed:
+            self._working -= 1
+            self._changed.notify_all()
+
+    def _wait(self) -> None:
+        """Returns when nobody works, and lets nobody begin."""
+        self._changed.acquire()
+        while self._working:
+            self._changed.wait()
+
+
 def import_whole(*names: str) -> None:
     """Imports modules that are needed late, in one step as far as forks are concerned.
 

@@ -18,7 +18,7 @@ from llvmlite.binding import ffi
 
 from monograph.codegen.llvm.features import Features
 from monograph.errors import CodegenError
-from monograph.runtime.forking import hold_during_fork
+from monograph.runtime.forking import Busy, hold_during_fork
 from monograph.runtime.resident import release_memory
 from monograph.runtime.threads import available_threads
 
@@ -32,6 +32,8 @@ _llvm_lock: Any = getattr(ffi.lib, "_lock", None)
 if _llvm_lock is not None:
     # A child that is forked while another thread is inside llvmlite would wait for it for ever.
     hold_during_fork(_llvm_lock.__enter__, lambda: _llvm_lock.__exit__(None, None, None))
+# LLVM has locks of its own. After the other: a fork first waits for this, and holds nothing then.
+_inside_llvm = Busy()
 
 
 @cache
@@ -164,7 +166,13 @@ def _unlocked(name: str) -> Any:
     like this; where llvmlite hides them, compilation is right but serial.
     """
     function = getattr(ffi.lib, name)
-    return getattr(function, "_cfn", function)
+    plain = getattr(function, "_cfn", function)
+
+    def call(*arguments: Any) -> Any:
+        with _inside_llvm:
+            return plain(*arguments)
+
+    return call
 
 
 def _parse_error(text: str, message: str) -> CodegenError:

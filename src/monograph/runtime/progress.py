@@ -9,6 +9,7 @@ Progress: TypeAlias = Callable[[str, int, int], None]
 """Takes a stage, what of it is done, and the whole; it may be called from any thread.
 
 Stages are import, rewrite, generate, compile and load, not always all of them; ready is the last.
+For a GPU kernels are measured too: measure, a space, and which problem.
 """
 READY = "ready"
 """Work is over, or has failed."""

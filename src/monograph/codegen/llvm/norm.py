@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from functools import cached_property
 
 from monograph.codegen.llvm.elements import Point
 from monograph.codegen.llvm.kernel import Kernel, KernelContext
 from monograph.codegen.llvm.rows import Place, Rows, Totals
 from monograph.ir import Value
 from monograph.ir.dtype import f32, f64
+from monograph.ir.lazy import lazy
 from monograph.ops.composite import LayerNorm, RmsNorm
 from monograph.ops.scalar import Scalar
 from monograph.program.access import Element, Indices, Resolved, aligned, resolve
@@ -48,7 +48,7 @@ class _Norm:
         self.share = 1 / max(math.prod(shape[a] for a in op.axes), 1)
         self.order = [] if rows.empty else rows.elements.plan((rows.operand,), rows.at)
 
-    @cached_property
+    @lazy
     def parameters(self) -> list[Resolved]:
         return self.rows.parameter_order(self.rows.at)
 

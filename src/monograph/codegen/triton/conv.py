@@ -220,11 +220,9 @@ def _tiles(
     else:
         tap = w.let(f"{depth} // {g.channels}", "tap")
         taps = split_tap(k, g, tap) if g.taps > 1 else ["0"] * len(g.kernel)
-        channel = (
-            w.let(f"{depth} % {g.channels}" if g.channels > 1 else "0", "c")
-            if g.taps > 1
-            else depth
-        )
+        channel = depth
+        if g.taps > 1:
+            channel = w.let(f"{depth} % {g.channels}", "c") if g.channels > 1 else "0"
         spread = [t if t == "0" else w.let(f"{t}[None, :]") for t in taps]
     own = channel if channel == "0" else w.let(f"{channel}[None, :]")
     group = f"{k.program_id(1)} * {g.channels} + " if g.groups > 1 else ""

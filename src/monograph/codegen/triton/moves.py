@@ -1,21 +1,26 @@
-"""Small kernels: counting numbers, and blocks laid over images."""
+"""Small kernels: counting numbers, elements looked up in tables, blocks laid over images."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from monograph.codegen.triton.each import Body, each
-from monograph.codegen.triton.kernel import Candidate, GpuContext, KernelWriter
-from monograph.codegen.triton.reading import joined, read, register
+from monograph.codegen.triton.kernel import Candidate, Fault, GpuContext, KernelWriter
+from monograph.codegen.triton.reading import joined, read, register, table
 from monograph.codegen.triton.scalar import register_type
 from monograph.codegen.triton.tile import Tile, accumulator
 from monograph.ir import Value
 from monograph.ops.extend import Iota
 from monograph.ops.index import Col2Im
+from monograph.ops.ml import Lookup
+from monograph.ops.scalar import Scalar
 
 
 def serves(anchor: Value) -> bool:
-    return isinstance(anchor.op, (Col2Im, Iota))
+    op = anchor.op
+    if isinstance(op, Lookup):
+        return not (op.keys.dtype.is_string or op.values.dtype.is_string)
+    return isinstance(op, (Col2Im, Iota))
 
 
 def readable(user: Value, index: int, operand: Value) -> bool:
@@ -28,12 +33,42 @@ def candidates(context: GpuContext) -> list[Candidate]:
     bodies: dict[type, Body] = {
         Col2Im: _laid_over,
         Iota: _counted,
+        Lookup: _looked_up,
     }
     return each(context, bodies[type(anchor.op)])
 
 
 def _counted(k: KernelWriter, t: Tile, mask: str | None) -> str:
     return k.w.let(f"({t.point[t.counter(0)].text}).to(tl.int64)")
+
+
+def _looked_up(k: KernelWriter, t: Tile, mask: str | None) -> str:
+    """The value under the last key that equals an element; a NaN is found under a NaN."""
+    anchor = k.context.step.region.anchor
+    assert anchor is not None
+    op, x, w, s = anchor.op, anchor.inputs[0], k.w, t.elements.scalars
+    assert isinstance(op, Lookup)
+    texts = [t.point[t.counter(d)].text for d in range(len(t.shape))]
+    mask = mask if texts else None
+    given = read(t.elements, x, texts, mask)
+    values = op.values.array if op.default is None else np.append(op.values.array, op.default.array)
+    count = len(op.keys.array)
+    w.line(f"place = {texts[0] if texts else 'tl.program_id(0)'} * 0 + {count}")
+    if count:
+        with w.block(f"for number in range({count})"):
+            key = s.decoded(f"tl.load({table(k, op.keys.array)} + number)", x.dtype)
+            same = f"({s.equal(given, key).reg})"
+            if x.dtype.is_float:
+                same += f" | (({given.reg} != {given.reg}) & ({key.reg} != {key.reg}))"
+            w.assign("place", f"tl.where({same}, number, place)")
+    if op.default is None:
+        missing = w.let(f"(place == {count})" + (f" & {mask}" if mask else ""), "m")
+        k.report(Fault("an element is not in the table"), missing, "place * 0")
+        w.assign("place", f"tl.minimum(place, {max(count - 1, 0)})")
+    found: Scalar = s.decoded(
+        f"tl.load({table(k, values)} + place)" if len(values) else "place * 0", anchor.dtype
+    )
+    return s.encoded(found)
 
 
 def _laid_over(k: KernelWriter, t: Tile, mask: str | None) -> str:

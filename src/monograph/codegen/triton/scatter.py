@@ -87,10 +87,9 @@ def _verified(context: GpuContext) -> tuple[Work, ...]:
     assert anchor is not None
     (x, indices, _), op = anchor.inputs, anchor.op
     shape, sizes = indices.tensor.static, x.tensor.static
+    lead, limits = shape[:-1], sizes[: shape[-1]]
     if isinstance(op, ScatterElements):
-        lead, limits = shape, (sizes[op.axis],)
-    else:
-        lead, limits = shape[:-1], sizes[: shape[-1]]
+        lead, limits = shape, sizes[op.axis : op.axis + 1]
     count = math.prod(lead)
     if not count or not limits:
         return ()

@@ -7,7 +7,6 @@ import os
 import stat
 from collections.abc import Collection
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 
 import onnx
@@ -20,6 +19,7 @@ from monograph.frontend.onnx.registry import normalise_domain
 from monograph.frontend.onnx.tensors import DATA_FIELDS, read_sparse, read_tensor
 from monograph.frontend.onnx.validate import model_opsets, validate
 from monograph.ir import Literal
+from monograph.ir.lazy import lazy
 
 MAX_FILE_BYTES = (1 << 31) - 1
 """What protobuf reads at most."""
@@ -36,18 +36,18 @@ class ModelFile:
     def __post_init__(self) -> None:
         validate(self.proto)
 
-    @cached_property
+    @lazy
     def opsets(self) -> dict[str, int]:
         return model_opsets(self.proto)
 
-    @cached_property
+    @lazy
     def functions(self) -> dict[FunctionKey, onnx.FunctionProto]:
         return {
             FunctionKey(normalise_domain(f.domain), f.name, f.overload): f
             for f in self.proto.functions
         }
 
-    @cached_property
+    @lazy
     def initialisers(self) -> dict[str, Literal]:
         """The weights of the main graph by name, read once for all imports.
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from functools import cached_property
 
 import onnx
 
@@ -20,6 +19,7 @@ from monograph.frontend.onnx.load import ModelFile
 from monograph.frontend.onnx.registry import find_converter, normalise_domain
 from monograph.ir import TensorType, Type
 from monograph.ir.dtype import f32
+from monograph.ir.lazy import lazy
 
 SHOWN_NODES = 5
 SHOWN_REFUSALS = 20
@@ -116,7 +116,7 @@ class Refusals:
         except ModelError:
             return TensorType(f32, None)
 
-    @cached_property
+    @lazy
     def _infos(self) -> dict[str, onnx.ValueInfoProto]:
         graph = self.model.proto.graph
         return {info.name: info for info in (*graph.value_info, *graph.output)}

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -107,6 +107,8 @@ class LoadedGpuExecutable(Running):
     def __init__(self, artefact: GpuArtefact, device: Device, constants: Constants) -> None:
         self._artefact = artefact
         super().__init__(artefact.layout, self._made, device, artefact.constants, constants)
+        # They are on the device now.
+        self._artefact = replace(artefact, constants=np.zeros(0, np.uint8))
 
     def _made(self) -> list[Record]:
         plans = iter(self._artefact.launches)
@@ -122,7 +124,7 @@ class LoadedGpuExecutable(Running):
 
     def artefact(self) -> GpuArtefact:
         """What was found."""
-        return self._artefact
+        return replace(self._artefact, constants=self._constants.to_host())
 
     @property
     def host_steps(self) -> list[Any]:

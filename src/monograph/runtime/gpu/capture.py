@@ -130,8 +130,17 @@ class Recorder:
 
     def _built(self, before: Copy | None, after: Copy | None) -> Taken:
         """A graph made node by node, by what lanes and waits say."""
+        graph = self.graphs.create()
+        try:
+            taken = self._filled(graph, before, after)
+        except BaseException:
+            graph.close()
+            raise
+        taken.graphs.append(graph)
+        return taken
+
+    def _filled(self, graph: Handle, before: Copy | None, after: Copy | None) -> Taken:
         graphs, taken = self.graphs, Taken()
-        graph = graphs.create()
         start: list[Any] = []
         if before is not None:
             taken.edges["before"] = graphs.add_copy(graph, before, ())
@@ -147,7 +156,6 @@ class Recorder:
             last[self.lanes[number]] = ended[self.steps[number]] = node
         if after is not None:
             taken.edges["after"] = graphs.add_copy(graph, after, list(last.values()) or start)
-        taken.graphs.append(graph)
         return taken
 
     def _captured(self, before: Copy | None, after: Copy | None) -> Taken:

@@ -7,7 +7,7 @@ allocate. What a stream must not do while it records, a synchronisation above al
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
@@ -17,6 +17,7 @@ from cuda.bindings import runtime as rt
 
 from monograph.errors import ExecutionError
 from monograph.runtime.gpu.cuda import CudaRecord
+from monograph.runtime.gpu.cuda_nodes import check, read_copy, read_kernel, read_memset
 from monograph.runtime.gpu.graphs import (
     CONDITIONAL,
     EMPTY,
@@ -59,10 +60,8 @@ _CONDITIONS = {
     IF: cu.CUgraphConditionalNodeType.CU_GRAPH_COND_TYPE_IF,
     WHILE: cu.CUgraphConditionalNodeType.CU_GRAPH_COND_TYPE_WHILE,
 }
-_OLDEST_CONDITIONALS = 12040
-"""The CUDA version whose drivers know conditional nodes."""
-_BUFFER, _SIZE, _END = 1, 2, 0
-"""How `extra` says where a kernel's packed parameters lie."""
+_OLDEST_CONDITIONALS, _OLDEST_EDGES = 12040, 12030
+"""The CUDA versions whose drivers know conditional nodes, and edges that let kernels overlap."""
 _SET_CONDITION = b"""
 .version 8.0
 .target sm_80
@@ -88,23 +87,16 @@ _SET_CONDITION = b"""
 """Copies a bool to where a graph looks; the driver resolves the call."""
 
 
-def check(result: Any) -> Any:
-    """What a call returned, or an error that says which."""
-    error, *values = result
-    if int(error):
-        raise GraphError(f"the CUDA driver refused a call: {error.name}")
-    return values[0] if len(values) == 1 else tuple(values)
-
-
 class CudaGraphs(TorchGraphs):
     """The graphs of one NVIDIA device."""
 
     name = "cuda"
-    builds = True
 
     def __init__(self, place: torch.device) -> None:
         super().__init__(place)
-        self.conditionals = int(check(cu.cuDriverGetVersion())) >= _OLDEST_CONDITIONALS
+        version = int(check(cu.cuDriverGetVersion()))
+        self.conditionals = version >= _OLDEST_CONDITIONALS
+        self.builds = version >= _OLDEST_EDGES
         self._streams: list[Handle] = []
         self._inner: list[Handle] = []
         self._depth = 0
@@ -204,11 +196,11 @@ class CudaGraphs(TorchGraphs):
     def read(self, node: Any, words: int = 0) -> Params | None:
         kind = self.kind(node)
         if kind == KERNEL:
-            return _kernel(node)
+            return read_kernel(node)
         if kind == MEMCPY:
-            return _copy(node)
+            return read_copy(node)
         if kind == MEMSET:
-            return _memset(node)
+            return read_memset(node)
         return None
 
     def instantiate(self, graph: Handle) -> Handle:
@@ -333,75 +325,6 @@ def _edge(overlaps: bool) -> Any:
 def _nodes(graph: Any) -> list[Any]:
     _, count = check(cu.cuGraphGetNodes(graph, 0))
     return list(check(cu.cuGraphGetNodes(graph, count))[0]) if count else []
-
-
-def _kernel(node: Any) -> Params:
-    """A kernel's parameters, copied to where they can be changed."""
-    native = check(cu.cuGraphKernelNodeGetParams(node))
-    pointers = ctypes.POINTER(ctypes.c_void_p)
-    known = bool(int(native.func))
-    if native.kernelParams:
-        given = [
-            ctypes.string_at(ctypes.cast(native.kernelParams + 8 * i, pointers)[0], size)
-            for i, size in enumerate(_sizes(native))
-        ]
-        blobs = [ctypes.create_string_buffer(b, len(b)) for b in given]
-        slots = (ctypes.c_void_p * len(blobs))(*map(ctypes.addressof, blobs))
-        kept: list[Any] = [slots]
-        native.kernelParams = ctypes.addressof(slots)
-    elif native.extra:
-        extra = ctypes.cast(native.extra, pointers)
-        at = {extra[i] or 0: extra[i + 1] for i in (0, 2)}
-        length = ctypes.c_size_t(ctypes.c_size_t.from_address(at[_SIZE] or 0).value)
-        packed = ctypes.string_at(at[_BUFFER] or 0, length.value)
-        blobs = [ctypes.create_string_buffer(packed, length.value)]
-        start = ctypes.addressof(blobs[0])
-        slots = (ctypes.c_void_p * 5)(_BUFFER, start, _SIZE, ctypes.addressof(length), _END)
-        kept = [slots, length]
-        native.extra = ctypes.addressof(slots)
-    else:
-        blobs, kept = [], []
-    shape = (
-        native.gridDimX,
-        native.gridDimY,
-        native.gridDimZ,
-        native.blockDimX,
-        native.blockDimY,
-        native.blockDimZ,
-        native.sharedMemBytes,
-    )
-    code = int(native.func) if known else int(native.kern)
-    return Params(node, KERNEL, code, shape, blobs, native, kept)
-
-
-def _sizes(native: Any) -> Iterator[int]:
-    """The bytes of each parameter of a kernel."""
-    known, of = int(native.func), cu.cuFuncGetParamInfo
-    index = 0
-    while True:
-        found = of(native.func, index) if known else cu.cuKernelGetParamInfo(native.kern, index)
-        if int(found[0]):
-            return
-        yield int(found[2])
-        index += 1
-
-
-def _copy(node: Any) -> Params | None:
-    """A copy of bytes; None for one of several rows."""
-    native = check(rt.cudaGraphMemcpyNodeGetParams(rt.cudaGraphNode_t(int(node))))
-    extent = native.extent
-    if extent.height > 1 or extent.depth > 1 or int(native.srcArray) or int(native.dstArray):
-        return None
-    words = int(native.dstPtr.ptr) + native.dstPos.x, int(native.srcPtr.ptr) + native.srcPos.x
-    blob = ctypes.create_string_buffer(b"".join(w.to_bytes(8, "little") for w in words), 16)
-    return Params(node, MEMCPY, 0, (int(extent.width),), [blob], native.kind)
-
-
-def _memset(node: Any) -> Params:
-    native = check(cu.cuGraphMemsetNodeGetParams(node))
-    blob = ctypes.create_string_buffer(int(native.dst).to_bytes(8, "little"), 8)
-    shape = (native.width, native.height, native.pitch, native.elementSize, native.value)
-    return Params(node, MEMSET, 0, tuple(map(int, shape)), [blob], native)
 
 
 def _destroy_graph(graph: Any) -> None:

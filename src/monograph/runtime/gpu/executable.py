@@ -187,6 +187,8 @@ class GpuExecutable(Running):
             module.constants,
             constants,
         )
+        # They are on the device now.
+        self.module = replace(module, constants=np.zeros(0, np.uint8))
 
     def _record(self, bound: Bound) -> Record:
         if isinstance(bound.work, (Branch, Repeat)):
@@ -205,7 +207,9 @@ class GpuExecutable(Running):
         from monograph.runtime.gpu.artefact import make_artefact
 
         code = getattr(self.device, "code", None)
-        return None if code is None else make_artefact(self.module, code)
+        if code is None:
+            return None
+        return make_artefact(replace(self.module, constants=self._constants.to_host()), code)
 
     @property
     def host_steps(self) -> list[Step]:

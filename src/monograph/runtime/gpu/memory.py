@@ -13,6 +13,7 @@ import weakref
 from collections.abc import Sequence
 from typing import TypeAlias
 
+import numpy as np
 import torch
 
 from monograph.errors import ExecutionError
@@ -45,9 +46,7 @@ class Constants:
     def upload(self, block: Array, pieces: Pieces) -> Block:
         """A block of constants on the device, piece by piece; what is there already is shared."""
         with self._lock:
-            return Block(
-                [at for at, _ in pieces], [self._piece(block[a : a + n]) for a, n in pieces]
-            )
+            return Block(block.size, pieces, [self._piece(block[a : a + n]) for a, n in pieces])
 
     def _piece(self, data: Array) -> torch.Tensor:
         key = hashlib.sha256(data.data).digest()
@@ -63,9 +62,18 @@ class Constants:
 class Block:
     """A block of constants, whose pieces lie anywhere on the device."""
 
-    def __init__(self, starts: list[int], tensors: list[torch.Tensor]) -> None:
-        self._starts = starts
+    def __init__(self, size: int, pieces: Pieces, tensors: list[torch.Tensor]) -> None:
+        self._size = size
+        self._pieces = pieces
+        self._starts = [at for at, _ in pieces]
         self._tensors = tensors
+
+    def to_host(self) -> Array:
+        """The block as it was uploaded."""
+        block = np.zeros(self._size, np.uint8)
+        for (at, count), tensor in zip(self._pieces, self._tensors, strict=True):
+            block[at : at + count] = tensor[:count].cpu().numpy()
+        return block
 
     def at(self, offset: int) -> tuple[torch.Tensor, int]:
         """The memory in which an offset of the block lies, and the offset there."""

@@ -129,7 +129,8 @@ class Slab:
     def _copy(to: Array, source: Any) -> None:
         """Copies an array; a large one by several threads, as torch does."""
         plain = isinstance(source, np.ndarray) and source.dtype == to.dtype
-        if plain and to.nbytes >= LARGE and source.flags.c_contiguous and source.flags.writeable:
+        plain = plain and to.flags.c_contiguous and source.flags.c_contiguous
+        if plain and source.flags.writeable and to.nbytes >= LARGE:
             _bytes(to).copy_(_bytes(source))
         else:
             np.copyto(to, source, casting="unsafe")
