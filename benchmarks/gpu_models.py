@@ -51,6 +51,7 @@ def _llama(path: Path, layers: int, width: int, kv: int, hidden: int) -> None:
     """
     rng = np.random.default_rng(0)
     block = rng.standard_normal(BLOCK, np.float32)
+    scaled: dict[int, np.ndarray] = {}
     nodes: list[onnx.NodeProto] = []
     weights: list[onnx.TensorProto] = []
     results = []
@@ -63,8 +64,9 @@ def _llama(path: Path, layers: int, width: int, kv: int, hidden: int) -> None:
     def weight(rows: int, columns: int) -> str:
         """Other numbers for each: equal weights could be kept once."""
         start = int(rng.integers(BLOCK))
-        data = np.resize(np.roll(block, -start), rows * columns) * (0.5 / np.sqrt(rows))
-        data = data.reshape(rows, columns).astype(np.float16)
+        if rows not in scaled:
+            scaled[rows] = (block * (0.5 / np.sqrt(rows))).astype(np.float16)
+        data = np.resize(np.roll(scaled[rows], -start), (rows, columns))
         weights.append(numpy_helper.from_array(data, f"w{len(weights)}"))
         return weights[-1].name
 

@@ -1,6 +1,8 @@
-"""What every test gets: no cache of the user's is read or written."""
+"""What every test gets: no cache of the user's is read or written. And what did not run is said."""
 
 from __future__ import annotations
+
+import importlib.util
 
 import pytest
 
@@ -11,3 +13,13 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> object:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MONOGRAPH_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
         yield
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """The tests of a whole folder are left out without torch: no skip would show."""
+    missing = [n for n in ("torch", "triton") if importlib.util.find_spec(n) is None]
+    if missing:
+        without = " and ".join(missing)
+        terminalreporter.write_line(
+            f"GPU kernels were not tested, for want of {without}: `make test-codegen` does that"
+        )

@@ -196,7 +196,7 @@ def readonly(array: np.ndarray) -> np.ndarray:
         ({"nothing": np.empty(2)}, "does not have"),
         ({"totl": np.empty(2)}, "did you mean total"),
         ({"total": [[0.0] * 4] * 2}, "an array is needed, not list"),
-        ({"total": np.empty((2, 4))}, "expected f32, given float64"),
+        ({"total": np.empty((2, 4))}, "expected f32, given f64"),
         ({"total": np.empty((2, 4), ">f4")}, "expected f32|bytes"),
         ({"total": np.empty((4, 2), np.float32)}, r"expected the shape \[2, 4\], given \[4, 2\]"),
         ({"total": np.empty((2, 4, 1), np.float32)}, "expected the shape"),

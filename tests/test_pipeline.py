@@ -199,10 +199,10 @@ def test_options_are_checked() -> None:
     PassOptions({"fold_constants": {"growth": 2}})
     with pytest.raises(ConfigError, match="did you mean simplify"):
         PassOptions(disabled=frozenset({"simplfy"}))
-    for text in ("a b", "fold{", "fold{x}"):
+    for text in ("a b", "fold{", "fold{x}", "fold"):
         with pytest.raises(ConfigError, match="not a pass option"):
             parse_pass_options([text])
-    parsed = parse_pass_options(["a{b=1, c=2.5,d=true,e='x'}", "f"])
+    parsed = parse_pass_options(["a{b=1, c=2.5,d=true,e='x'}", "f{}"])
     assert parsed == {"a": {"b": 1, "c": 2.5, "d": True, "e": "x"}, "f": {}}
 
 

@@ -309,6 +309,17 @@ def test_a_graph_can_go_through_the_pipeline_first(monkeypatch: pytest.MonkeyPat
         monograph.load(affine())
 
 
+def test_what_a_session_is_can_be_read() -> None:
+    session = monograph.load(affine(), target="cpu", threads=2, cache_dir="")
+    given = feeds()
+    assert repr(session).startswith("Session(cpu, threads=2: (x: f32[")
+    executable = session.executable(given)
+    assert "kernels=" in repr(executable)
+    assert f"threads={executable.threads}" in repr(executable)
+    assert session.stats["threads"] == executable.threads == 1, "so little work is for one"
+    assert repr(monograph.load(affine(), target="reference")).startswith("Session(reference: (x:")
+
+
 def test_threads_may_share_a_session() -> None:
     session = monograph.load(affine())
 

@@ -87,6 +87,8 @@ class Bindings:
         """What compiles and runs on a GPU, where that is the target."""
         if config.on_gpu:
             self.gpu = _open_gpu(config, progress)
+        self.threads = choose_threads(config.threads) if config.target == "cpu" else 0
+        """Threads that code for the CPU is compiled for; a program may be worth fewer."""
         self._model: Model | None = None
         self._package: Package | None = None
         self._store: CacheStore | None = None
@@ -96,6 +98,8 @@ class Bindings:
             self._package = open_package(source, config, dims, donate)
             if self.gpu is not None:
                 self._package.check_device(self.gpu.arch.name)
+            else:
+                self.threads = self._package.options["threads"]
             self.donate = self._package.options["donate"]
         else:
             self._store = open_store(source, config, dims, donate)
@@ -104,7 +108,7 @@ class Bindings:
 
     def _signature(self) -> Signature:
         if self._package is not None:
-            return self._package.signature()
+            return self._package.signature(self._dims)
         known = self._store.signature() if self._store is not None else None
         if known is not None:
             return known
@@ -204,7 +208,7 @@ class Bindings:
 
         return Compiler(
             choose_features(self._config.features),
-            choose_threads(self._config.threads),
+            self.threads,
             open_cache(self._config),
             self._config.winograd,
             # Not a method of these bindings: executables hold on to it.
@@ -231,14 +235,18 @@ class Bindings:
                     hint="only models that compile as a whole can be saved",
                 )
             artefacts[key[0]] = artefact
-        if self.gpu is None:
-            options = store_options(self._config, self._dims, self.donate)
-            write_package(path, self.signature, options, artefacts)
-        else:
-            options = gpu_options(self._config, self._dims, self.donate)
-            if self._package is not None:  # whose options need not be given again
-                options = self._package.options
-            write_package(path, self.signature, options, artefacts, arch=self.gpu.arch.name)
+        options_of = store_options if self.gpu is None else gpu_options
+        options = options_of(self._config, self._dims, self.donate)
+        signature = self.signature
+        if self._package is not None:  # whose options need not be given again
+            options, signature = self._package.options, self._package.signature()
+        arch = "" if self.gpu is None else self.gpu.arch.name
+        write_package(path, signature, options, artefacts, arch=arch)
+
+    @property
+    def packaged_sizes(self) -> list[dict[str, int]]:
+        """The sizes of dimensions that a package has code for, set by set; none of a model."""
+        return [] if self._package is None else self._package.sizes
 
     def _find(self, feeds: dict[str, Any]) -> Executable | None:
         """What was compiled for such feeds before, by this process or another."""

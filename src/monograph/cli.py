@@ -46,6 +46,7 @@ from monograph.cli_options import (
     Precision,
     Rtol,
     RuleName,
+    Runnable,
     Seed,
     Target,
     Tf32,
@@ -129,7 +130,7 @@ def inspect(model: Model, as_json: AsJson = False, debug: Debug = False) -> None
 
 @app.command()
 def run(
-    model: Model,
+    model: Runnable,
     target: Target = None,
     dim: Dims = None,
     input_: InputFiles = None,
@@ -140,6 +141,7 @@ def run(
         typer.Option(metavar="FILE.npz", help="Save inputs and outputs as in:NAME, out:NAME."),
     ] = None,
     repeat: Annotated[int, typer.Option(min=1, help="Run this often; report the times.")] = 1,
+    threads: Threads = None,
     precision: Precision = None,
     tf32: Tf32 = None,
     tune_: Tune = None,
@@ -161,8 +163,8 @@ def run(
             raise ConfigError(
                 "--output is an .npz file", given=output, hint=f"name it {output}.npz"
             )
-        gpu = {"precision": precision, "tf32": tf32, "tune": tune_}
-        request = make_request(model, target, dim, input_, inputs, seed, **gpu)
+        options = {"threads": threads, "precision": precision, "tf32": tf32, "tune": tune_}
+        request = make_request(model, target, dim, input_, inputs, seed, **options)
         result = run_model(request, note, repeat)
         if output is not None:
             save_archive(output, result)
@@ -272,10 +274,12 @@ def explain(
     with reporting(as_json, debug):
         from monograph.ir import print_graph
         from monograph.report import explain_tables
-        from monograph.report.explain import explain_model
+        from monograph.report.explain import check_names, explain_model
 
         request = make_request(model, target, dim, None, inputs, 0)
-        found = explain_model(request, pass_options_from(pass_options, disable), note)
+        options = pass_options_from(pass_options, disable)
+        check_names(options, rule, after)
+        found = explain_model(request, options, note)
         if after is not None:
             text = print_graph(found.graph_after(after), stable=True)
             print(json.dumps({"ok": True, "after": after, "graph": text}) if as_json else text)
@@ -296,7 +300,7 @@ def explain(
 
 @app.command()
 def bench(
-    model: Model,
+    model: Runnable,
     target: Target = None,
     against: Annotated[
         str,

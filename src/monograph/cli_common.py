@@ -48,18 +48,18 @@ def make_request(
     from monograph.report.inputs import read_array
     from monograph.report.progress import compile_bar
 
-    sizes = {name: _size(name, text) for name, text in _pairs("--dim", dims)}
-    given = {name: read_array(Path(text)) for name, text in _pairs("--input", files)}
+    sizes = {n: _size(n, text) for n, text in _pairs("--dim", "NAME=SIZE", dims)}
+    given = {n: read_array(Path(text)) for n, text in _pairs("--input", "NAME=FILE.npy", files)}
     chosen = {name: value for name, value in options.items() if value is not None}
     return Request(model, target, sizes, given, archive, seed, compile_bar(), chosen)
 
 
-def _pairs(option: str, texts: list[str] | None) -> list[tuple[str, str]]:
+def _pairs(option: str, form: str, texts: list[str] | None) -> list[tuple[str, str]]:
     pairs = []
     for text in texts or []:
         name, found, value = text.rpartition("=")
         if not found or not name or not value:
-            raise ConfigError(f"{option} takes NAME=VALUE", given=text)
+            raise ConfigError(f"{option} takes {form}", given=text)
         pairs.append((name, value))
     if twice := [name for name, count in Counter(n for n, _ in pairs).items() if count > 1]:
         raise ConfigError(f"{option} is given twice", given=", ".join(twice))

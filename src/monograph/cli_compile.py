@@ -19,6 +19,7 @@ from monograph.cli_options import (
     Threads,
     Tune,
 )
+from monograph.config import INSTRUCTION_SETS
 
 Output = Annotated[
     Path, typer.Option("-o", "--output", metavar="FILE.mono", help="Where to write the package.")
@@ -32,7 +33,7 @@ Target = Annotated[
 Features = Annotated[
     str | None,
     typer.Option(
-        metavar="NAME",
+        metavar="|".join(INSTRUCTION_SETS),
         help="The instruction set to compile for, of those that this machine has.",
         show_default="the widest",
     ),

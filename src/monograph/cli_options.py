@@ -10,6 +10,12 @@ import typer
 from monograph.config import DEBUG_VARIABLE, PRECISIONS, TARGETS, TUNING
 
 Model = Annotated[Path, typer.Argument(metavar="MODEL", help="An ONNX file.", show_default=False)]
+Runnable = Annotated[
+    Path,
+    typer.Argument(
+        metavar="MODEL", help="An ONNX file, or a package of `compile`.", show_default=False
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
 Debug = Annotated[
     bool, typer.Option("--debug", envvar=DEBUG_VARIABLE, help="Show tracebacks of errors.")

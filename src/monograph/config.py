@@ -14,6 +14,8 @@ from monograph.errors import ConfigError, did_you_mean
 TARGETS = ("cpu", "gpu", "reference")
 PRECISIONS = ("f32", "f16", "bf16")
 TUNING = ("off", "fast", "full")
+INSTRUCTION_SETS = ("avx512_vnni", "avx512", "avx2", "sse2", "neon", "baseline")
+"""What CPU code may be compiled for; here by name, without what a compiler has to know of them."""
 _GPU = re.compile(r"gpu(?::([0-9]{1,3}|sm_[0-9]+|gfx[0-9a-f]+|interpreter))?\Z")
 """A target on GPUs: the first, one by its number, an architecture, or Triton's interpreter."""
 _PREFIX = "MONOGRAPH_"
@@ -42,7 +44,7 @@ class Config:
     threads: int = 0
     """Threads that run a model; 0 for as many as this process may use."""
     features: str = ""
-    """The instruction set to compile for, by its name in the table; "" for the host's."""
+    """The instruction set to compile for, one of `INSTRUCTION_SETS`; "" for the host's."""
     winograd: bool = True
     """Whether 3x3 convolutions may save multiplications at a few times the rounding error."""
     cache_dir: str = os.path.join(_CACHE_HOME, "monograph")

@@ -188,7 +188,7 @@ def optimise(
     return graph
 
 
-_OPTION = re.compile(r"([a-z0-9_]+)(?:\{(.*)\})?\Z")
+_OPTION = re.compile(r"([a-z0-9_]+)\{(.*)\}\Z")
 
 
 def parse_pass_options(texts: Iterable[str]) -> dict[str, dict[str, Any]]:
@@ -197,9 +197,14 @@ def parse_pass_options(texts: Iterable[str]) -> dict[str, dict[str, Any]]:
     for text in texts:
         found = _OPTION.match(text.strip())
         if found is None:
-            raise ConfigError("not a pass option", expected="name{field=value}", given=text)
+            raise ConfigError(
+                "not a pass option",
+                expected="name{field=value, ...}",
+                given=text,
+                hint="quote it: shells have a use of their own for braces",
+            )
         options = result.setdefault(found[1], {})
-        for part in filter(None, (p.strip() for p in (found[2] or "").split(","))):
+        for part in filter(None, (p.strip() for p in found[2].split(","))):
             name, equals, value = part.partition("=")
             if not equals:
                 raise ConfigError("not a pass option", expected="field=value", given=part)

@@ -101,10 +101,27 @@ class Session:
         return "" if self._bindings.gpu is None else self._bindings.gpu.arch.name
 
     @property
+    def packaged_sizes(self) -> list[dict[str, int]]:
+        """The sizes of dimensions that a package has code for, set by set; none of a model."""
+        return self._bindings.packaged_sizes
+
+    @property
+    def threads(self) -> int:
+        """Threads that CPU code is compiled for; a small program uses fewer, as `stats` tells."""
+        return self._bindings.threads
+
+    def __repr__(self) -> str:
+        """What it runs: `Session(cpu, threads=2: (x: f32[N, 4]) -> (y: f32[N, 4]))`."""
+        inputs, outputs = (", ".join(map(str, ports)) for ports in (self.inputs, self.outputs))
+        target = self.config.target + (f", threads={self.threads}" if self.threads else "")
+        return f"Session({target}: ({inputs}) -> ({outputs}))"
+
+    @property
     def stats(self) -> dict[str, Any]:
         """What the session has done: runs, shapes compiled, launches and host steps of a run."""
         made, gone = self._bindings.made(), self._bindings.gone
         copies = self._states.copies + gone["copies"]
+        threads = {"threads": max((e.threads for e in made), default=0)} if self.threads else {}
         return {
             "runs": self._runs + gone["runs"] + sum(e.runs for e in made),
             "compiled": len(made),
@@ -117,6 +134,7 @@ class Session:
             "peak_bytes": max((e.arena_bytes for e in made), default=0),
             "constant_bytes": sum(e.constant_bytes for e in made),
             "donation_copies": copies + sum(e.copies for e in made),
+            **threads,
         } | ({} if self._bindings.gpu is None else self._bindings.gpu.stats(made))
 
     def run(

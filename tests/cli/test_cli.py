@@ -205,7 +205,9 @@ def test_numbers_that_json_lacks(tmp_path: Path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--dim", "N"], "--dim takes NAME=VALUE"),
+        (["--dim", "N"], "--dim takes NAME=SIZE"),
+        (["--input", "x"], "--input takes NAME=FILE.npy"),
+        (["--threads", "100000"], "threads is too large"),
         (["--dim", "N=x"], "--dim N takes a size"),
         (["--dim", "N=1", "--dim", "N=1"], "--dim is given twice"),
         (["--output", "answers"], "--output is an .npz file"),

@@ -52,6 +52,31 @@ def test_a_package_is_no_model(linear: Path, tmp_path: Path):
         assert "compiled code" in result.stderr
 
 
+def test_a_package_is_not_compiled_again(linear: Path, tmp_path: Path):
+    package = tmp_path / "m.mono"
+    assert call("compile", linear, "-o", package).exit_code == 0
+    result = call("compile", package, "-o", tmp_path / "again.mono")
+    assert result.exit_code == 2
+    assert "compiled already" in result.stderr
+    assert not (tmp_path / "again.mono").exists()
+    assert "protobuf" not in call("inspect", package).stderr
+
+
+def test_a_package_runs_at_its_own_sizes(linear: Path, tmp_path: Path):
+    package = tmp_path / "m.mono"
+    np.savez(tmp_path / "recorded.npz", x=np.ones((3, 3), np.float32))
+    result = call("compile", linear, "-o", package, "--inputs", tmp_path / "recorded.npz")
+    assert result.exit_code == 0, result.stderr
+    result = call("run", package)
+    assert result.exit_code == 0, result.stderr
+    assert "N=3, which the package was compiled for" in result.stderr
+    assert "change them" not in result.stderr
+    assert call("run", package, "--dim", "N=3").exit_code == 0
+    result = call("run", package, "--dim", "N=1")
+    assert result.exit_code == 2
+    assert "dims is not what the package was compiled with" in result.stderr
+
+
 def given(folder: Path) -> str:
     np.save(folder / "x.npy", np.ones((3, 3), np.float32))
     return f"x={folder / 'x.npy'}"

@@ -71,7 +71,7 @@ def test_the_summary_names_stages_passes_places_and_reasons(model: Path, muddled
     assert "note: open dimensions were set: N=1" in result.stderr
     for heading in ("ops behind each stage", "passes", "Fired", "Did not fire", "Never came near"):
         assert heading in text
-    assert "multiply_by_one (exact; in simplify): fired 1 times" in text
+    assert "multiply_by_one (exact; in simplify): fired once" in text
     assert "at Scaled" in text
     assert "mul(%x, f32[]) : f32[1, 4]" in text
     assert "not at Last: the sign of x is not known (expected >= 0, given any)" in text
@@ -84,7 +84,7 @@ def test_one_rule(model: Path, muddled: None) -> None:
     assert "|x| -> x, which would be wrong" in text
     assert "not at Last" in text
     text = call("explain", model, "--rule", "sink_tanh").stdout
-    assert "sink_tanh (exact; in muddle): fired 1 times" in text
+    assert "sink_tanh (exact; in muddle): fired once" in text
     assert "at Gate + Act" in text
     assert "comes near" in call("explain", model, "--rule", "cancel_nots").stdout
     found = call_json("explain", model, "--rule", "sink_tanh")
@@ -96,7 +96,7 @@ def test_one_rule(model: Path, muddled: None) -> None:
 def test_the_rules_of_a_pass(model: Path, muddled: None) -> None:
     text = call("explain", model, "--rule", "muddle").stdout
     assert "drop_abs (exact; in muddle): did not fire" in text
-    assert "sink_tanh (exact; in muddle): fired 1 times" in text
+    assert "sink_tanh (exact; in muddle): fired once" in text
     assert "multiply_by_one" not in text
     found = call_json("explain", model, "--rule", "muddle")
     assert [r["name"] for r in found["rules"]] == ["sink_tanh", "drop_abs"]
@@ -156,7 +156,15 @@ def test_mistakes_are_named_with_what_there_is(
     result = call("explain", model, *arguments)
     assert result.exit_code == 2
     assert message in result.stderr
-    assert "expected" in result.stderr
+    assert "expected" in result.stderr or "did you mean" in result.stderr.splitlines()[0]
+
+
+@pytest.mark.parametrize("option", ["--rule", "--after"])
+def test_unknown_names_are_refused_before_the_model_is_read(tmp_path: Path, option: str) -> None:
+    result = call("explain", tmp_path / "absent.onnx", option, "nonsense")
+    assert result.exit_code == 2
+    assert "no such" in result.stderr
+    assert "cannot be read" not in result.stderr
 
 
 def test_bisect_verifies_every_pass(model: Path) -> None:

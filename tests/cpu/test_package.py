@@ -84,6 +84,43 @@ def test_several_shapes_in_one_package(model: bytes, tmp_path: Path) -> None:
     )
 
 
+def test_dims_may_name_what_a_package_holds(model: bytes, tmp_path: Path) -> None:
+    session = monograph.load(model)
+    for rows in (1, 5):
+        session.run(fed(rows))
+    path = tmp_path / "m.mono"
+    session.save(path)
+    package = monograph.load(path, dims={"N": 5})
+    assert package.packaged_sizes == [{"N": 1}, {"N": 5}]
+    assert [str(p) for p in package.inputs] == ["x: f32[5, 4]"]
+    np.testing.assert_array_equal(package.run(fed(5))[0], session.run(fed(5))[0])
+    for wrong in ({"N": 3}, {"M": 1}):
+        with pytest.raises(ConfigError, match="^dims is not what the package was compiled") as e:
+            monograph.load(path, dims=wrong)
+        assert e.value.expected == "N=1; N=5"
+    package.save(tmp_path / "again.mono")
+    assert monograph.load(tmp_path / "again.mono").packaged_sizes == [{"N": 5}]
+
+
+def test_dims_that_were_bound_may_be_named_again(model: bytes, tmp_path: Path) -> None:
+    session = monograph.load(model, dims={"N": 2})
+    expected = session.run(fed())[0]
+    session.save(tmp_path / "m.mono")
+    package = monograph.load(tmp_path / "m.mono", dims={"N": 2})
+    np.testing.assert_array_equal(package.run(fed())[0], expected)
+
+
+def test_a_package_saved_again_keeps_its_options(model: bytes, tmp_path: Path) -> None:
+    session = monograph.load(model, threads=3, cache_dir="")
+    session.run(fed())
+    session.save(tmp_path / "m.mono")
+    package = monograph.load(tmp_path / "m.mono")
+    assert package.threads == 3
+    package.run(fed())
+    package.save(tmp_path / "again.mono")
+    assert (tmp_path / "again.mono").read_bytes() == (tmp_path / "m.mono").read_bytes()
+
+
 def test_a_package_has_no_graph(saved: Path) -> None:
     session = monograph.load(saved)
     for ask in (

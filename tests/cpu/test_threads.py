@@ -105,7 +105,10 @@ def test_the_affinity_mask_counts() -> None:
 def test_threads_asked_for() -> None:
     assert choose_threads(0) == available_threads()
     assert choose_threads(7) == 7
-    assert choose_threads(10**6) == MAX_THREADS
+    assert choose_threads(MAX_THREADS) == MAX_THREADS
+    with pytest.raises(ConfigError, match="threads is too large") as e:
+        choose_threads(MAX_THREADS + 1)
+    assert e.value.expected == f"at most {MAX_THREADS}"
 
 
 def test_options(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,12 +16,10 @@ if not MISSING and not DEVICE:
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
-def pytest_report_header() -> str:
-    if MISSING:
-        return f"GPU code generation: not tested, without {' and '.join(MISSING)}"
-    if DEVICE:
-        return f"GPU target: tested on a {DEVICE} device"
-    return "GPU code generation: tested by Triton's interpreter"
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if not MISSING:
+        where = f"a {DEVICE} device" if DEVICE else "Triton's interpreter"
+        terminalreporter.write_line(f"GPU kernels were tested by {where}")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

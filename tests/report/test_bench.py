@@ -15,6 +15,7 @@ from monograph.cli import app
 from monograph.errors import ConfigError
 from monograph.report.bench import MONOGRAPH, bench_model, interleave, summarise
 from monograph.report.execute import Request
+from tests.report import models
 
 
 @pytest.fixture
@@ -86,6 +87,26 @@ def test_threads_come_from_the_environment_too(
     monkeypatch.setenv("MONOGRAPH_TARGET", "reference")
     shown = CliRunner().invoke(app, ["bench", str(model), "--seconds", "0.1", "--json"])
     assert json.loads(shown.stdout[shown.stdout.index("{") :])["target"] == "reference"
+
+
+def test_why_fewer_threads_are_used(model: Path) -> None:
+    shown = CliRunner().invoke(app, ["bench", str(model), "--seconds", "0.1", "--threads", "2"])
+    assert "on 1 thread (too little work for more)" in shown.output
+
+
+def test_work_that_only_data_tell_is_not_shown_as_none(tmp_path: Path) -> None:
+    text = """<ir_version: 9, opset_import: ["" : 18]>
+    g (int64 n, bool c, float[2] x) => (float[2] y)
+    { y = Loop (n, c, x) <body = b (int64 i, bool go, float[2] s) => (bool go2, float[2] t)
+      { go2 = Identity(go)  t = Add(s, s) }> }"""
+    path = models.save(text, tmp_path)
+    command = ["bench", str(path), "--seconds", "0.1"]
+    assert "- GFLOP/s of" in CliRunner().invoke(app, command).output
+    found = json.loads(CliRunner().invoke(app, [*command, "--json"]).stdout)
+    assert found["flops"] is found["gflops_per_second"] is None
+    assert found["bytes"] > 0
+    shown = CliRunner().invoke(app, ["profile", str(path), "--runs", "1", "--json"])
+    assert json.loads(shown.stdout)["kinds"][0]["of_peak"] is None
 
 
 def test_the_command(model: Path) -> None:

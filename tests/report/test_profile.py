@@ -49,6 +49,12 @@ def call(*arguments: object) -> Any:
     return CliRunner().invoke(app, [str(a) for a in arguments])
 
 
+def test_a_small_model_says_why_it_has_one_thread(layers: Path):
+    with mock.patch.object(runtime, "ALONE_SECONDS", 1.0):
+        shown = call("profile", layers, "--threads", "2", "--runs", "1")
+    assert "on 1 thread (too little work for more)" in shown.output
+
+
 def test_times_of_steps_add_up_to_the_run():
     """Two threads, three steps in one launch: a step lasts until the last thread is done."""
     begins = [[0, 12, 35], [1, 11, 35]]
@@ -143,7 +149,7 @@ def test_where_data_decide_shapes_every_program_is_timed(tmp_path: Path):
 
 def test_the_command(layers: Path, tmp_path: Path):
     trace = tmp_path / "run.json"
-    shown = call("profile", layers, "--top", 1, "--runs", 3, "--trace", trace)
+    shown = call("profile", layers, "--top", 1, "--runs", 3, "--threads", 1, "--trace", trace)
     assert shown.exit_code == 0, shown.output
     assert "3 steps on 1 thread, the 1 slowest first" in shown.stdout
     assert "2 more" in shown.stdout

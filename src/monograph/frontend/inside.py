@@ -29,7 +29,9 @@ def open_inside(directory: Path, location: str, label: str) -> int:
         if e.errno in (errno.ELOOP, errno.EMLINK, errno.ENOTDIR):
             raise _escapes(label, location) from e
         raise ModelError(
-            f"the external data of {label} cannot be read: {e.strerror}", given=location
+            f"the external data of {label} cannot be read: {e.strerror}",
+            expected=f"a file in {directory}",
+            given=location,
         ) from e
     status = os.fstat(handle)
     problem = None

@@ -40,7 +40,7 @@ class DecodeImage(Op):
         except ImportError:
             raise ExecutionError(
                 "decoding images needs Pillow",
-                hint='pip install "monograph[images]", or decode before feeding the model',
+                hint="pip install Pillow, or decode before feeding the model",
             ) from None
         try:
             with Image.open(io.BytesIO(x.tobytes()), formats=FORMATS) as image:

@@ -130,7 +130,9 @@ def output_dim(
         if size == 0:
             return 0
         raise InferError(
-            "a window is larger than the padded input", expected=size + sum(pads), given=reach
+            "a window is larger than the padded input",
+            expected=f"at most {size + sum(pads)}",
+            given=reach,
         )
     if not ceil:
         return room // stride + 1

@@ -1,13 +1,20 @@
-"""How much work a step is: the floors that operations and bytes set."""
+"""How much work a step is: the floors that operations and bytes set.
+
+Of a branch the larger side counts, of a loop all its turns. Where only data tell how many those
+are, the operations are not known: NaN, which nobody should show as a number.
+"""
 
 from __future__ import annotations
 
 import math
 
-from monograph.ir import TensorType, Value
+from monograph.ir import Constant, Graph, Input, Item, TensorType, Value
+from monograph.ops.control import If, Loop, Scan
 from monograph.ops.conv import Conv
 from monograph.ops.index import Gather, GatherElements, GatherNd
 from monograph.ops.linear import Dot
+from monograph.program.bounded import BoundedLoop
+from monograph.program.expand import expand
 from monograph.program.program import Program, Step
 from monograph.program.recurrence import Recurrence
 from monograph.program.region import Region
@@ -16,6 +23,12 @@ from monograph.rewrite import Work
 
 def step_work(step: Step) -> Work:
     """One launch; the multiply-adds of its anchor, an operation an element of the rest; bytes."""
+    inside = (_inside(v) for v in step.region.body)
+    return sum(inside, outer_work(step))
+
+
+def outer_work(step: Step) -> Work:
+    """What a step does whatever the data are: without what its branches and loops hold."""
     region = step.region
     moved = sum(_read_bytes(region, v) for v in region.inputs)
     moved += sum(_bytes(v) for v in region.outputs)
@@ -26,6 +39,39 @@ def step_work(step: Step) -> Work:
 def program_work(program: Program) -> Work:
     """What all steps do together."""
     return sum(map(step_work, program.steps), Work(0, 0, 0))
+
+
+def _inside(value: Value) -> Work:
+    """What the sub-graphs of a branch or a loop do."""
+    op = value.op
+    if isinstance(op, If):
+        # A side that is not known may be the larger one.
+        sides = [_graph_work(op.then), _graph_work(op.orelse)]
+        return max(sides, key=lambda w: math.inf if math.isnan(w.flops) else w.flops)
+    if isinstance(op, Scan):
+        length = value.inputs[op.carried].tensor.dims[op.axes[0]]
+        turns = float(length) if isinstance(length, int) else math.nan
+        return _repeated(op.body, turns)
+    if isinstance(op, (Loop, BoundedLoop)):
+        return _repeated(op.body, math.nan)
+    return Work(0, 0, 0)
+
+
+def _repeated(body: Graph, turns: float) -> Work:
+    """The turns of a loop, whose weights come from memory once."""
+    once = _graph_work(body)
+    return Work(0, turns * once.flops, once.bytes)
+
+
+def _graph_work(graph: Graph) -> Work:
+    """The operations of a sub-graph, and the bytes of its weights."""
+    total = Work(0, 0, 0)
+    for value in expand(graph).values:
+        if isinstance(value.op, Constant):
+            total += Work(0, 0, _bytes(value))
+        elif not isinstance(value.op, (Input, Item)):
+            total += Work(0, _flops(value), 0) + _inside(value)
+    return total
 
 
 def _read_bytes(region: Region, value: Value) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 import resource
 import sys
 import time
@@ -31,6 +32,8 @@ PAUSE_SECONDS = 0.01
 TURN_SECONDS = 0.05
 PEAK_SECONDS = 0.3
 """How long each peak is looked for: others may keep the machine busy for a while."""
+TOO_LITTLE_WORK = "too little work for more"
+"""Why a program runs on one thread where it might have more."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +78,8 @@ class Bench:
     peaks: Peaks | None
     own_threads: int = 0
     """Threads that Monograph did use: small programs, and packages for fewer, use less."""
+    compiled_threads: int = 0
+    """Threads that it was compiled for."""
     process_bytes: int = 0
     """The most memory that the process had up to the first run, before peers came."""
 
@@ -107,9 +112,9 @@ class Bench:
             "stats": self.stats,
             "kernels_per_run": self.stats["kernels_per_run"],
             "launches_per_run": self.stats["launches_per_run"],
-            "flops": self.flops,
+            "flops": known(self.flops),
             "bytes": self.bytes,
-            **self.rates,
+            **{name: known(rate) for name, rate in self.rates.items()},
             "peaks": asdict(self.peaks) if self.peaks else None,
             "peak_memory": {
                 "temporaries": self.stats["peak_bytes"],
@@ -131,6 +136,7 @@ def bench_model(
         raise ConfigError("no such peer", expected=" | ".join(PEERS), given=unknown)
     session = request.load(threads=threads)
     feeds = request.inputs(session, note).feeds
+    # A package may be for fewer threads than its peers should have.
     count = choose_threads(session.config.threads)
     contenders: dict[str, Callable[[], Any]] = {MONOGRAPH: lambda: session.run(feeds)}
     contenders[MONOGRAPH]()
@@ -154,7 +160,13 @@ def bench_model(
         flops, moved = executable.flops, executable.moved
         peaks = measure_peaks(count)
     stats, target = session.stats, session.config.target
-    return Bench(target, count, times, stats, flops, moved, peaks, own, taken)
+    compiled = session.threads
+    return Bench(target, count, times, stats, flops, moved, peaks, own, compiled, taken)
+
+
+def known(figure: float) -> float | None:
+    """A figure for JSON; None where it is not known."""
+    return None if math.isnan(figure) else figure
 
 
 def process_peak() -> int:
@@ -261,7 +273,8 @@ def show_bench(out: Console, name: str, bench: Bench) -> None:
     out.print(rows)
     stats = bench.stats
     fewer = bench.own_threads < bench.threads and not on_gpu
-    used = f" on {count_text(bench.own_threads, 'thread')}" if fewer else ""
+    why = TOO_LITTLE_WORK if bench.own_threads < bench.compiled_threads else "of the package"
+    used = f" on {count_text(bench.own_threads, 'thread')} ({why})" if fewer else ""
     out.print(
         f"{count_text(stats['launches_per_run'], 'launch')},"
         f" {count_text(stats['kernels_per_run'], 'kernel')} a run{used};"
@@ -279,9 +292,11 @@ def show_bench(out: Console, name: str, bench: Bench) -> None:
         )
     if bench.peaks is not None:
         rates, peaks = bench.rates, bench.peaks
+        flops, share = f"{rates['gflops_per_second']:.1f}", f"{rates['of_peak_flops']:.0%}"
+        if math.isnan(bench.flops):
+            flops = share = "-"  # data decide how often loops turn
         out.print(
-            f"{rates['gflops_per_second']:.1f} GFLOP/s of {peaks.flops_per_second / 1e9:.1f}"
-            f" measured here ({rates['of_peak_flops']:.0%}),"
+            f"{flops} GFLOP/s of {peaks.flops_per_second / 1e9:.1f} measured here ({share}),"
             f" {rates['gbytes_per_second']:.1f} GB/s of {peaks.bytes_per_second / 1e9:.1f}"
             f" ({rates['of_peak_bytes']:.0%})"
         )

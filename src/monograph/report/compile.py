@@ -12,6 +12,7 @@ from rich.console import Console
 from monograph.errors import ConfigError
 from monograph.report.execute import Notes, Request
 from monograph.report.tables import count_text
+from monograph.runtime.source import is_package
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,12 @@ def compile_model(request: Request, output: Path, note: Notes, **options: Any) -
     """Compiles a model for the shapes that a request asks for, and writes a package."""
     if output.suffix != ".mono":
         raise ConfigError("a package is a .mono file", given=output, hint=f"name it {output}.mono")
+    if is_package(request.model):
+        raise ConfigError(
+            "it is compiled already: a package holds no model",
+            given=str(request.model),
+            hint="compile the model that it was made from",
+        )
     if not output.parent.is_dir():
         # Said before minutes of compilation, not after.
         raise ConfigError("there is no such directory to write to", given=str(output.parent))

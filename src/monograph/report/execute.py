@@ -73,12 +73,18 @@ class Request:
         given |= self.given or {}
         if recorded is not None:
             _check_recorded(session, given)
-        made = make_inputs(session.inputs, given, self.seed)
+        packaged = session.packaged_sizes
+        made = make_inputs(session.inputs, given, self.seed, possible=packaged)
         if made.random:
             note(f"random inputs (seed {self.seed}): {', '.join(made.random)}")
         if made.assumed:
             listed = ", ".join(f"{k}={v}" for k, v in made.assumed.items())
-            note(f"open dimensions were set: {listed}; change them with --dim NAME=SIZE")
+            advice = "; change them with --dim NAME=SIZE"
+            if packaged:
+                sets = "sets of sizes, chosen with --dim"
+                others = f" ({len(packaged)} {sets})" if len(packaged) > 1 else ""
+                advice = f", which the package was compiled for{others}"
+            note(f"open dimensions were set: {listed}{advice}")
         return made
 
 

@@ -73,12 +73,7 @@ class Explanation:
         """The graph behind a pass or a stage."""
         found = {p.label: p.graph for p in self.passes} | self.stages
         if label not in found:
-            raise ConfigError(
-                "no such pass",
-                expected=", ".join(found),
-                given=label,
-                hint=did_you_mean([label], found),
-            )
+            raise _unknown("no such pass", label, found)
         return found[label]
 
     def rules_of(self, name: str) -> list[RuleRecord]:
@@ -88,13 +83,38 @@ class Explanation:
         labels = {p.label for p in self.passes if name in (p.name, p.label)}
         if found := [r for r in self.rules.values() if labels.intersection(r.passes)]:
             return found
-        known = sorted({*self.rules, *(p.name for p in self.passes)})
-        raise ConfigError(
-            "no such rule or pass",
-            expected=", ".join(known),
-            given=name,
-            hint=did_you_mean([name], known),
-        )
+        raise _unknown("no such rule or pass", name, {*self.rules, *(p.name for p in self.passes)})
+
+
+def check_names(options: PassOptions, rule: str | None = None, after: str | None = None) -> None:
+    """Refuses a rule or a pass that there will be nothing to say of, before anything runs."""
+    rules: dict[str, RuleRecord] = {}
+    labels: dict[str, None] = {}
+    count: Counter[str] = Counter()
+    stages = {IMPORT: None}
+    for stage, step in chosen_passes(options):
+        _register(rules, step)
+        labels[_label(step, count)] = stages[stage] = None
+    names = {*rules, *labels}
+    if rule is not None and rule not in names:
+        raise _unknown("no such rule or pass", rule, names)
+    if after is not None and after not in labels | stages:
+        raise _unknown("no such pass", after, labels | stages)
+
+
+def _unknown(problem: str, given: str, known: Collection[str]) -> ConfigError:
+    """What is meant, if that can be guessed; else everything that there is."""
+    guess = did_you_mean([given], known)
+    if guess is not None:
+        return ConfigError(f"{problem}: {guess}", given=given)
+    listed = known if isinstance(known, dict) else sorted(known)
+    return ConfigError(problem, expected=", ".join(listed), given=given)
+
+
+def _label(step: Pass, count: Counter[str]) -> str:
+    """The name of a pass, with a number where it has run before."""
+    count[step.name] += 1
+    return step.name if count[step.name] == 1 else f"{step.name}:{count[step.name]}"
 
 
 def cost_of(target: str | None) -> tuple[str, CostModel]:
@@ -138,8 +158,7 @@ def explain_graph(graph: Graph, target: str, cost: CostModel, options: PassOptio
     def observe(stage: str, step: Pass, after: Graph) -> None:
         nonlocal started
         taken = time.perf_counter() - started
-        count[step.name] += 1
-        label = step.name if count[step.name] == 1 else f"{step.name}:{count[step.name]}"
+        label = _label(step, count)
         trace, environment.trace = environment.trace, Trace()
         records.append(
             PassRecord(stage, step.name, label, _purpose(step), taken, tuple(trace.fired), after)

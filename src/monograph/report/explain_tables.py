@@ -163,7 +163,9 @@ def _show_passes(out: Console, found: Explanation) -> None:
 
 def _show_rule(out: Console, record: RuleRecord, places: int, misses: int) -> None:
     kind = "exact" if record.exact else "reassociating"
-    times = f"fired {len(record.fired):,} times" if record.fired else "did not fire"
+    times = "did not fire"
+    if record.fired:
+        times = "fired once" if len(record.fired) == 1 else f"fired {len(record.fired):,} times"
     where = ", ".join(dict.fromkeys(record.passes))
     head = f"\n[bold]{escape(record.name)}[/bold] ({kind}; in {escape(where)}): {times}"
     out.print(head, soft_wrap=True)
@@ -172,15 +174,16 @@ def _show_rule(out: Console, record: RuleRecord, places: int, misses: int) -> No
         _line(out, f"  at {done.origin or 'unnamed nodes'}")
         _line(out, f"     {done.before}")
         _line(out, f"  -> {done.after}")
-    _more(out, len(record.fired) - places, "places", record.name)
+    _more(out, len(record.fired) - places, "place", record.name)
     for missed in record.misses[:misses]:
         _line(out, f"  not at {missed.origin or 'unnamed nodes'}: {missed.reason}")
-    _more(out, len(record.misses) - misses, "misses", record.name)
+    _more(out, len(record.misses) - misses, "miss", record.name)
 
 
 def _more(out: Console, count: int, what: str, rule: str) -> None:
     if count > 0:
-        _line(out, f"  and {count:,} more {what}: --rule {rule}")
+        plural = {"place": "places", "miss": "misses"}[what]
+        _line(out, f"  and {count:,} more {what if count == 1 else plural}: --rule {rule}")
 
 
 def _line(out: Console, text: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -14,7 +15,7 @@ from monograph.codegen.llvm.compile import Module, Segment
 from monograph.ir import Array
 from monograph.program.program import Step
 from monograph.program.work import step_work
-from monograph.report.bench import Peaks, measure_peaks
+from monograph.report.bench import TOO_LITTLE_WORK, Peaks, known, measure_peaks
 from monograph.report.execute import Notes, Request
 from monograph.report.nodes import made_text, nodes_text
 from monograph.report.tables import count_text, seconds_text, table
@@ -101,6 +102,8 @@ class Profile(Timed):
     outside_seconds: float
     """What of a run is in no step: Python, the launch, memory for the outputs."""
     recordings: tuple[Recording, ...]
+    allowed: int = 0
+    """Threads that it might have used; a small program is not worth them."""
 
     @property
     def typical(self) -> Recording:
@@ -150,6 +153,7 @@ def profile_model(
         float(np.median(whole)) / 1e9,
         float(np.median(whole - times.sum(axis=1))) / 1e9,
         recordings,
+        session.threads,
     )
 
 
@@ -217,6 +221,7 @@ def profile_json(path: str, found: Profile) -> dict[str, Any]:
         "model": path,
         "target": "cpu",
         "threads": found.threads,
+        "threads_allowed": found.allowed,
         "runs": len(found.recordings),
         "run_seconds": found.run_seconds,
         "step_seconds": found.step_seconds,
@@ -235,7 +240,7 @@ def kinds_json(found: Timed) -> list[dict[str, Any]]:
             "seconds": k.seconds,
             "share": found.share(k.seconds),
             **rates_json(found, k.work, k.seconds),
-            "of_peak": _ratio(k.floor, k.seconds),
+            "of_peak": known(_ratio(k.floor, k.seconds)),
         }
         for k in kinds_of(found)
     ]
@@ -261,11 +266,11 @@ def _step_json(found: Profile, timed: StepTime) -> dict[str, Any]:
 def rates_json(found: Timed, work: Work, seconds: float) -> dict[str, Any]:
     """Operations and bytes, a second, and the time that they need at least beside that taken."""
     return {
-        "flops": work.flops,
+        "flops": known(work.flops),
         "bytes": work.bytes,
-        "gflops_per_second": _ratio(work.flops, seconds) / 1e9,
+        "gflops_per_second": known(_ratio(work.flops, seconds) / 1e9),
         "gbytes_per_second": _ratio(work.bytes, seconds) / 1e9,
-        "of_peak": _ratio(found.floor(work), seconds),
+        "of_peak": known(_ratio(found.floor(work), seconds)),
     }
 
 
@@ -274,6 +279,8 @@ def show_profile(out: Console, found: Profile, top: int) -> None:
     slowest = sorted(found.steps, key=lambda s: -s.seconds)
     shown = slowest[:top] if top else list(found.steps)
     title = f"{count_text(len(found.steps), 'step')} on {count_text(found.threads, 'thread')}"
+    if found.threads < found.allowed:
+        title += f" ({TOO_LITTLE_WORK})"
     title += f", the {len(shown)} slowest first" if top else ", in their order"
     columns = ("step", "kind", "ONNX nodes", "makes", "time", "share", "GFLOP/s", "GB/s")
     rows = table(title, *columns, "of peak", "waiting", right=(0, 4, 5, 6, 7, 8, 9))
@@ -331,6 +338,9 @@ def _show_summary(out: Console, found: Profile) -> None:
 
 
 def rates_text(work: Work, seconds: float, floor: float) -> tuple[str, str, str]:
+    """Operations and bytes a second, and the share of the peak; "-" where they are not known."""
+    if math.isnan(work.flops):
+        return "-", f"{_ratio(work.bytes, seconds) / 1e9:.1f}", "-"
     return (
         f"{_ratio(work.flops, seconds) / 1e9:.1f}",
         f"{_ratio(work.bytes, seconds) / 1e9:.1f}",

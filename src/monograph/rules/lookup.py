@@ -21,11 +21,12 @@ def look_up_rows(value: Value) -> Value | Reject:
     weights = known(w)
     if weights is None or weights.ndim != 2 or not value.dtype.is_float:
         return Reject("the second operand is no constant matrix of floats", "a table", w.type)
-    if value.dtype != w.dtype or not np.isfinite(weights.astype(np.float64)).all():
-        return Reject("a zero times what is not finite is no zero")
     numbers = _numbers(hot, len(weights))
     if isinstance(numbers, Reject):
         return numbers
+    # Looks at every weight: only for a product that the rest fits.
+    if value.dtype != w.dtype or not np.isfinite(weights.astype(np.float64)).all():
+        return Reject("a zero times what is not finite is no zero")
     rows, dtype = len(weights), i64 if numbers.dtype == i64 else i32
     at = Reshape(value.tensor.static[:-1])(
         Cast(dtype)(numbers) if numbers.dtype != dtype else numbers

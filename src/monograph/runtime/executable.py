@@ -20,8 +20,8 @@ from monograph.ir.evaluate import apply
 from monograph.program.expand import expand
 from monograph.program.place import CONSTANT, OUTPUT, TEMPORARY
 from monograph.program.program import Program, Step, lower
-from monograph.program.work import program_work
-from monograph.rewrite.cost import LinearCost
+from monograph.program.work import outer_work, program_work
+from monograph.rewrite.cost import LinearCost, Work
 from monograph.runtime.artefact import Artefact
 from monograph.runtime.cache import DiskCache, make_key
 from monograph.runtime.launch import (
@@ -195,7 +195,9 @@ _ONE_CORE = LinearCost(launch_seconds=0.0, flops_per_second=4e10, bytes_per_seco
 def lower_graph(graph: Graph, threads: int) -> tuple[Program, int]:
     """The program of an optimised graph, and the threads it is worth."""
     program = lower(expand(graph), CpuTarget())
-    alone = _ONE_CORE.seconds(program_work(program)) < ALONE_SECONDS
+    # How much of what is inside branches and loops will run, only data tell.
+    sure = sum(map(outer_work, program.steps), Work(0, 0, 0))
+    alone = _ONE_CORE.seconds(sure) < ALONE_SECONDS
     return program, 1 if alone else threads
 
 

@@ -49,6 +49,12 @@ class Port:
         """Sizes and symbols; None where the rank is not known."""
         return self.type.shape if isinstance(self.type, TensorType) else None
 
+    def sized(self, dims: Mapping[str, int]) -> Port:
+        """The same with sizes for some of its symbols."""
+        if not isinstance(self.type, TensorType) or self.type.shape is None:
+            return self
+        return Port(self.name, self.type.with_shape(dims.get(str(d), d) for d in self.type.shape))
+
     def __str__(self) -> str:
         return f"{self.name}: {self.type or 'not known before it is run'}"
 
@@ -61,6 +67,11 @@ class Signature:
     outputs: tuple[Port, ...]
     optional: tuple[Port, ...] = ()
     """Inputs that the model has a value for: fed, they take the place of that value."""
+
+    def sized(self, dims: Mapping[str, int]) -> Signature:
+        """The same with sizes for some of its symbols."""
+        ports = (self.inputs, self.outputs, self.optional)
+        return Signature(*(tuple(p.sized(dims) for p in group) for group in ports))
 
 
 def check_feeds(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,12 +28,17 @@ class Inputs:
 
 
 def make_inputs(
-    ports: Sequence[Port], given: Mapping[str, Any], seed: int, size: int = DEFAULT_SIZE
+    ports: Sequence[Port],
+    given: Mapping[str, Any],
+    seed: int,
+    size: int = DEFAULT_SIZE,
+    possible: Iterable[Mapping[str, int]] = (),
 ) -> Inputs:
     """Given arrays where there are some, random ones elsewhere.
 
     Floats are normal with variance 1; integers are 0 or 1, which are valid as ids, masks and
-    flags in nearly every model. Symbols take their size from the given arrays, else `size`.
+    flags in nearly every model. Symbols take their size from the given arrays, else from the first
+    of the `possible` sets of sizes that fits those, else `size`.
     """
     names = {p.name: None for p in ports}
     if unknown := [n for n in given if n not in names]:
@@ -45,6 +50,8 @@ def make_inputs(
         )
     result = Inputs()
     sizes = _sizes(ports, given)
+    fitting = (p for p in possible if all(p.get(dim, n) == n for dim, n in sizes.items()))
+    usual = next(fitting, {})
     rng = np.random.default_rng(seed)
     for port in ports:
         if port.name in given:
@@ -52,7 +59,7 @@ def make_inputs(
             continue
         for dim in _symbols(port.accepted):
             if dim not in sizes:
-                sizes[dim] = result.assumed[dim] = size
+                sizes[dim] = result.assumed[dim] = usual.get(dim, size)
         result.feeds[port.name] = _random(rng, port.name, port.accepted, sizes)
         result.random.append(port.name)
     return result

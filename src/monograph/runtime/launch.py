@@ -91,7 +91,7 @@ class Layout:
     host_kinds: tuple[str, ...]
     """The kinds of the steps that no compiled code serves, in order."""
     flops: float
-    """Floating-point operations of a run."""
+    """Floating-point operations of a run; NaN where data decide how often loops turn."""
     moved: float
     """Bytes that the steps of a run read and write."""
 
@@ -139,6 +139,12 @@ class NativeExecutable:
         self._whole = self._functions[layout.functions[0]] if layout.whole else None
         if self.threads > 1:
             self._pool.reserve(self.threads)
+
+    def __repr__(self) -> str:
+        slots = (self.layout.inputs, self.layout.outputs)
+        taken, made = (", ".join(f"{s.dtype}{list(s.shape)}" for s in group) for group in slots)
+        size = f"kernels={self.kernels}, threads={self.threads}"
+        return f"{type(self).__name__}(({taken}) -> ({made}), {size})"
 
     @property
     def launches(self) -> int:

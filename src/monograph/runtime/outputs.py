@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 from numpy.lib.array_utils import byte_bounds
 
-from monograph.errors import FeedError, did_you_mean
+from monograph.errors import FeedError, MonographError, did_you_mean
 from monograph.ir import Array
+from monograph.ir.dtype import from_numpy
 from monograph.runtime.feeds import Port
 
 NOTHING: Mapping[str, Array] = {}
@@ -100,7 +101,7 @@ def _unfit(port: Port, array: Any) -> list[str]:
     if port.type is not None and port.dtype is None:
         problems.append(f"its type is {port.type}, which no array holds")
     if port.dtype is not None and array.dtype != port.dtype.numpy:
-        problems.append(f"expected {port.dtype}, given {array.dtype}")
+        problems.append(f"expected {port.dtype}, given {_dtype_text(array.dtype)}")
     elif not array.dtype.isnative:
         problems.append("its bytes are in the order of another machine")
     wanted = port.shape
@@ -203,6 +204,14 @@ def refuse_unlike(name: str, array: Array, shape: tuple[int, ...], dtype: Any) -
     if array.shape != shape or array.dtype != dtype:
         raise FeedError(
             f"output {name!r} does not fit into the array given for it",
-            expected=f"{np.dtype(dtype)}{list(shape)}",
-            given=f"{array.dtype}{list(array.shape)}",
+            expected=f"{_dtype_text(dtype)}{list(shape)}",
+            given=f"{_dtype_text(array.dtype)}{list(array.shape)}",
         )
+
+
+def _dtype_text(given: Any) -> str:
+    """An element type by Monograph's name; by its own where there is no counterpart."""
+    try:
+        return str(from_numpy(given))
+    except (MonographError, TypeError):
+        return str(given)

@@ -132,8 +132,24 @@ class Package:
         if not self.arch:
             choose_features(self.options["features"])
 
-    def signature(self) -> Signature:
-        return self._signature
+    def signature(self, dims: Mapping[str, int] | None = None) -> Signature:
+        """What the model takes and gives, with these of its open dimensions given a size."""
+        return self._signature.sized(dims) if dims else self._signature
+
+    @property
+    def sizes(self) -> list[dict[str, int]]:
+        """The sizes of named dimensions, for each set of shapes that it holds code for."""
+        ports = (*self._signature.inputs, *self._signature.optional)
+        return [
+            self.options["dims"]
+            | {
+                dim: size
+                for port in ports
+                for dim, size in zip(port.shape or (), shapes.get(port.name, ()), strict=False)
+                if isinstance(dim, str)
+            }
+            for shapes in self.shapes
+        ]
 
     def find(self, shapes: Shapes) -> Artefact | GpuArtefact:
         """The program for inputs of these shapes, which must be one that was compiled."""
@@ -165,7 +181,6 @@ class Package:
         compiled = self.options
         asked = {
             "target": ("gpu" if config.on_gpu else config.target, "gpu" if self.arch else "cpu"),
-            "dims": (dims or compiled["dims"], compiled["dims"]),
             "donate": (donate or compiled["donate"], compiled["donate"]),
         }
         if self.arch:
@@ -177,6 +192,8 @@ class Package:
             asked["threads"] = (config.threads or compiled["threads"], compiled["threads"])
             asked["features"] = (config.features or compiled["features"], compiled["features"])
             asked["winograd"] = (config.winograd and compiled["winograd"], compiled["winograd"])
+        if not any(dims.items() <= sizes.items() for sizes in self.sizes):
+            asked["dims"] = (_sizes_text(dims), "; ".join(map(_sizes_text, self.sizes)))
         for name, (given, expected) in asked.items():
             if given != expected:
                 raise ConfigError(
@@ -240,6 +257,10 @@ def _add(archive: zipfile.ZipFile, name: str, data: bytes | memoryview) -> None:
 
 def _listed(shapes: Shapes) -> str:
     return ", ".join(f"{name}: {list(shape)}" for name, shape in shapes.items())
+
+
+def _sizes_text(sizes: Mapping[str, int]) -> str:
+    return ", ".join(f"{name}={size}" for name, size in sizes.items()) or "none"
 
 
 def _umask() -> int:

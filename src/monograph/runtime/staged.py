@@ -89,6 +89,9 @@ class StagedExecutable:
         waits = set(parts.waiting)
         self._later = [n for n, v in parts.whole.outputs if v in waits]
 
+    def __repr__(self) -> str:
+        return f"StagedExecutable(first={self.first!r}, specialisations={self.specialisations})"
+
     def run(self, feeds: Mapping[str, Any], out: Mapping[str, Array] = NOTHING) -> list[Any]:
         """The outputs for some inputs, as fresh arrays or in those given by name in `out`."""
         names = [name for name, _ in self.parts.whole.outputs]
@@ -170,7 +173,8 @@ class StagedExecutable:
 
     @property
     def threads(self) -> int:
-        return self.first.threads
+        """The threads of the largest program so far."""
+        return max(e.threads for e in self._all)
 
     @property
     def launches(self) -> int:

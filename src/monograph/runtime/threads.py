@@ -6,6 +6,8 @@ import os
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
+from monograph.errors import ConfigError
+
 MAX_THREADS = 1024
 """The most threads that one launch may have."""
 _PROC = Path("/proc/self")
@@ -23,7 +25,14 @@ def available_threads() -> int:
 
 def choose_threads(asked: int) -> int:
     """The threads of a configuration: as many as it asks for, or as many as there can be."""
-    return min(asked, MAX_THREADS) if asked else available_threads()
+    if asked > MAX_THREADS:
+        raise ConfigError(
+            "threads is too large",
+            expected=f"at most {MAX_THREADS}",
+            given=asked,
+            hint=f"leave threads out: this process can use {available_threads()}",
+        )
+    return asked or available_threads()
 
 
 def cgroup_quota(proc: Path = _PROC) -> float | None:

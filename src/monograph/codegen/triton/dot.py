@@ -17,6 +17,7 @@ from monograph.codegen.triton.kernel import (
     Scratch,
     Work,
 )
+from monograph.codegen.triton.library import products
 from monograph.codegen.triton.scalar import register_type
 from monograph.codegen.triton.tile import Tile, accumulator, finish_from, tile
 from monograph.ir import DType, Value, known
@@ -84,7 +85,8 @@ def candidates(context: GpuContext) -> list[Candidate]:
         Candidate(f"tiles {c}", lambda c=c: _tiles(context, shape, c))  # type: ignore[misc]
         for c in _tile_configs(shape, anchor.inputs[0].dtype)
     ]
-    return found
+    # Early enough for a fast search; never the default, which must not need a library.
+    return [*found[:2], *products(context), *found[2:]]
 
 
 def sizes(anchor: Value) -> Shape:

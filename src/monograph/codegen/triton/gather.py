@@ -12,6 +12,7 @@ from monograph.ops.extend import Pad
 from monograph.ops.index import Gather, GatherElements, GatherNd
 from monograph.program.access import Indices
 from monograph.program.index import Counter, Index
+from monograph.program.ranges import is_within
 
 
 def serves(anchor: Value) -> bool:
@@ -66,15 +67,18 @@ def _index(
     """An index counted from the front; one out of range is reported, and 0 stands for it."""
     loaded = t.elements.element(indices, at, t.point)
     wide = t.elements.scalars.cast(loaded, i64).reg
-    return checked_index(k, str(wide), size, mask)
+    return checked_index(k, str(wide), size, mask, reports=not is_within(indices, size))
 
 
-def checked_index(k: KernelWriter, index: str, size: int, mask: str | None) -> str:
+def checked_index(
+    k: KernelWriter, index: str, size: int, mask: str | None, *, reports: bool = True
+) -> str:
     """A block of i64 indices into a dimension, counted from the front and within it."""
     from_front = k.w.let(f"tl.where({index} < 0, {index} + {size}, {index})", "n")
     wrong = k.w.let(f"({from_front} < 0) | ({from_front} >= {size})", "m")
-    reported = k.w.let(f"{wrong} & {mask}", "m") if mask else wrong
-    k.report(Fault("an index is out of range", f"{-size}..{size - 1}"), reported, index)
+    if reports:
+        reported = k.w.let(f"{wrong} & {mask}", "m") if mask else wrong
+        k.report(Fault("an index is out of range", f"{-size}..{size - 1}"), reported, index)
     return k.w.let(f"tl.where({wrong}, 0, {from_front})", "n")
 
 
@@ -116,8 +120,8 @@ def _padded(k: KernelWriter, t: Tile, mask: str | None) -> str:
             own = w.let(f"tl.minimum(tl.maximum({own}, 0), {left - 1})", "s")
         else:
             period = left if op.mode == "wrap" else max(2 * (left - 1), 1)
-            whole = -(-max(before, 0) // period) * period
-            own = w.let(f"({own} + {whole}) % {period}", "s")
+            turns = -(-max(before, 0) // period) * period
+            own = w.let(f"({own} + {turns}) % {period}", "s")
             if op.mode != "wrap":
                 own = w.let(f"tl.where({own} < {left}, {own}, {period} - {own})", "s")
         found[d] = w.let(f"{own} + {skipped}" if skipped else own, "s")

@@ -77,11 +77,12 @@ class _Walk:
         """Calls step(element, where it is inside, taps) for each tap."""
         k, g = self.k, self.g
         if g.taps <= MOST_UNROLLED:
-            for taps in np.ndindex(*g.kernel):
-                self._one(step, [str(i) for i in taps])
+            for place in np.ndindex(*g.kernel):
+                self._one(step, [str(i) for i in place])
             return
         with k.w.block(f"for tap in range({g.taps})"):
-            taps, rest = [], g.taps
+            taps: list[str] = []
+            rest = g.taps
             for size in g.kernel:
                 rest //= size
                 taps.append(k.w.let(f"(tap // {rest}) % {size}", "t"))

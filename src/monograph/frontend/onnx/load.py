@@ -152,12 +152,13 @@ def _parse(raw: bytes, name: str) -> onnx.ModelProto:
     try:
         proto: onnx.ModelProto = onnx.ModelProto.FromString(raw)
     except (DecodeError, RecursionError) as e:
-        packed = raw.startswith(b"PK\x03\x04")
-        raise ModelError(
-            f"not an ONNX model: the file does not parse: {e}",
-            given=name,
-            hint="a package of compiled code holds no model" if packed else None,
-        ) from e
+        if raw.startswith(b"PK\x03\x04"):
+            raise ModelError(
+                "not an ONNX model: a zip, as are packages of compiled code, which hold no model",
+                given=name,
+                hint="give the model that the package was compiled from",
+            ) from None
+        raise ModelError(f"not an ONNX model: the file does not parse: {e}", given=name) from e
     except MemoryError as e:
         raise ModelError("out of memory for the model file", given=name) from e
     return _with_graph(proto, name)

@@ -57,6 +57,15 @@ class Taken:
         return graph
 
 
+def every_record(records: Sequence[Any]) -> Iterator[Any]:
+    """Launches, branches and loops, and all inside them."""
+    for record in records:
+        yield record
+        if isinstance(record, Controlled):
+            for body in record.bodies:
+                yield from every_record(body)
+
+
 def own_ports(executable: Running) -> list[list[tuple[str, int, int]]]:
     """For every launch, its ports: which, as which argument, how many bytes behind its start."""
     number = {id(r): i for i, r in enumerate(executable._records)}

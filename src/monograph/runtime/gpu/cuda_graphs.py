@@ -16,6 +16,7 @@ from cuda.bindings import driver as cu
 from cuda.bindings import runtime as rt
 
 from monograph.errors import ExecutionError
+from monograph.runtime.gpu.control import Controlled
 from monograph.runtime.gpu.cuda import CudaRecord
 from monograph.runtime.gpu.cuda_nodes import check, read_copy, read_kernel, read_memset
 from monograph.runtime.gpu.graphs import (
@@ -117,6 +118,10 @@ class CudaGraphs(TorchGraphs):
     def prepare(self, record: Any) -> None:
         if isinstance(record, CudaRecord):
             check(cu.cuFuncLoad(record.kernel.function))
+        elif isinstance(record, Controlled) and self._condition is None:
+            module = check(cu.cuModuleLoadData(_SET_CONDITION))
+            self._condition = check(cu.cuModuleGetFunction(module, b"set_condition"))
+            check(cu.cuFuncLoad(self._condition))
 
     def create(self) -> Handle:
         return Handle(check(cu.cuGraphCreate(0)), _destroy_graph)
@@ -275,9 +280,6 @@ class CudaGraphs(TorchGraphs):
             self._depth -= 1
 
     def _set_condition(self, stream: int, handle: Any, flag: int, inverse: bool) -> None:
-        if self._condition is None:
-            module = check(cu.cuModuleLoadData(_SET_CONDITION))
-            self._condition = check(cu.cuModuleGetFunction(module, b"set_condition"))
         values = (int(handle), flag, int(inverse))
         types = (ctypes.c_uint64, ctypes.c_uint64, ctypes.c_uint32)
         check(cu.cuLaunchKernel(self._condition, 1, 1, 1, 1, 1, 1, 0, stream, (values, types), 0))

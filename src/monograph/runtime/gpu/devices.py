@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
@@ -13,6 +14,8 @@ from monograph.codegen.triton.layout import Where
 from monograph.runtime.gpu.build import Binary, Request
 from monograph.runtime.gpu.source import function
 from monograph.runtime.gpu.tensors import typed
+
+_INTERPRETING = threading.Lock()
 
 
 class Record(Protocol):
@@ -77,13 +80,14 @@ class _Interpreted:
         self._grid = launch.grid
         self._dtypes = [a.dtype for a in arguments]
         self._tensors: list[torch.Tensor | None] = [None] * len(arguments)
-        self._options: dict[str, Any] = {}
 
     def point(self, position: int, memory: torch.Tensor, offset: int) -> None:
         self._tensors[position] = typed(memory, offset, self._dtypes[position])
 
     def launch(self, stream: int) -> None:
-        self._function[self._grid](*self._tensors, **self._options)
+        # While it interprets a kernel, Triton changes its language for all threads.
+        with _INTERPRETING:
+            self._function[self._grid](*self._tensors)
 
 
 class Launched(_Interpreted):
@@ -93,6 +97,9 @@ class Launched(_Interpreted):
         super().__init__(launch, arguments, stem)
         self.arguments = len(arguments)
         self._options = {"num_warps": launch.warps, "num_stages": launch.stages}
+
+    def launch(self, stream: int) -> None:
+        self._function[self._grid](*self._tensors, **self._options)
 
 
 class Interpreter:

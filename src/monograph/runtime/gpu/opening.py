@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from monograph.codegen.triton.kernel import Arch
     from monograph.runtime.gpu.devices import Device
 
-INSTALL = "pip install 'monograph[gpu]'"
+INSTALL = "pip install 'monograph[gpu]' (in a checkout: pip install '.[gpu]')"
 OLDEST = 80
 """The compute capability (times ten) of the oldest NVIDIA devices that code is generated for."""
 INTERPRETER = "interpreter"

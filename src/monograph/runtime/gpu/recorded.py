@@ -12,6 +12,7 @@ from monograph.runtime.gpu.capture import (
     Place,
     Recorder,
     Taken,
+    every_record,
     inner_ports,
     own_ports,
     places_of,
@@ -114,8 +115,8 @@ class Maker:
         if self._warm:
             return
         executable = self.executable
-        for number in self.exact:
-            self.graphs.prepare(executable._records[number])
+        for record in every_record(executable._records):
+            self.graphs.prepare(record)
         others = [r for i, r in enumerate(executable._records) if i not in set(self.exact)]
         foreign = {id(r) for r in others if not hasattr(r, "bodies")}
         if foreign:

@@ -109,6 +109,10 @@ class Running:
             for position, where in enumerate(arguments):
                 self._point(record, position, where)
 
+    def __repr__(self) -> str:
+        place, size = self.device.place, f"kernels={self.kernels}, launches={self.launches}"
+        return f"{type(self).__name__}({place}, {size})"
+
     def _bytes(self, make: Callable[..., torch.Tensor], count: int) -> torch.Tensor:
         return make(count + SLACK, dtype=torch.uint8, device=self.device.place)
 
