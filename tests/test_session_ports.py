@@ -9,7 +9,7 @@ from onnx import TensorProto, helper
 
 import monograph
 from monograph.compat.onnx_backend import Backend
-from monograph.errors import FeedError, ModelError
+from monograph.errors import ConfigError, FeedError, ModelError
 from tests.frontend.hostile import info, model
 
 X = np.array([1, 2], np.float32)
@@ -61,6 +61,28 @@ def test_a_late_import_checks_the_declared_type() -> None:
     session = monograph.load(late(info("y", ["A", "B"], TensorProto.INT64)))
     with pytest.raises(ModelError, match="output 'y' is not of the type"):
         session.run({"x": np.zeros(4, np.float32), "shape": np.array([2, 2])})
+
+
+@pytest.mark.parametrize(
+    ("declared", "fits"),
+    [
+        (info("y", ["A"]), True),
+        (info("y", [9]), True),  # sizes may be declared wrongly
+        (onnx.ValueInfoProto(name="y"), True),
+        (info("y", ["A", "B"]), False),
+        (info("y", ["A"], TensorProto.INT64), False),
+    ],
+)
+def test_a_late_import_compares_donated_types_that_are_declared(
+    declared: onnx.ValueInfoProto, fits: bool
+) -> None:
+    if fits:
+        session = monograph.load(late(declared), donate={"y": "x"})
+        (y,) = session.run({"x": np.zeros(4, np.float32), "shape": np.array([4])})
+        assert y.tolist() == [0.25] * 4
+        return
+    with pytest.raises(ConfigError, match="cannot be written into input 'x'"):
+        monograph.load(late(declared), donate={"y": "x"})
 
 
 def with_default(ir_version: int = 10) -> onnx.ModelProto:

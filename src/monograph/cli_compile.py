@@ -21,6 +21,7 @@ from monograph.cli_options import (
 )
 from monograph.config import INSTRUCTION_SETS
 
+_SETS = ", ".join(INSTRUCTION_SETS)
 Output = Annotated[
     Path, typer.Option("-o", "--output", metavar="FILE.mono", help="Where to write the package.")
 ]
@@ -33,8 +34,8 @@ Target = Annotated[
 Features = Annotated[
     str | None,
     typer.Option(
-        metavar="|".join(INSTRUCTION_SETS),
-        help="The instruction set to compile for, of those that this machine has.",
+        metavar="NAME",
+        help=f"The instruction set to compile for, if the host has it: {_SETS}.",
         show_default="the widest",
     ),
 ]

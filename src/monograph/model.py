@@ -39,6 +39,7 @@ class Model:
         except UnknownRankError as e:
             # Some rank is decided by the shapes of the feeds: import once those are known.
             self._late = e
+            self._check_declared_donations()
 
     @property
     def graph(self) -> Graph:
@@ -164,18 +165,37 @@ class Model:
         if twice := [name for name, count in counted.items() if count > 1]:
             raise ConfigError("donate writes several outputs into one input", given=twice)
 
+    def _check_declared_donations(self) -> None:
+        """Refuses dtypes and ranks that differ, where the graph itself has to wait for feeds.
+
+        The sizes that a file declares for its outputs may be wrong.
+        """
+        outputs = {p.name: p.type for p in self._ports(None, "outputs")}
+        inputs = {p.name: p.type for p in self._ports(None, "inputs")}
+        for output, input_ in self._donate.items():
+            new, old = outputs[output], inputs[input_]
+            if not isinstance(new, TensorType) or not isinstance(old, TensorType):
+                continue
+            ranked = new.shape is not None and old.shape is not None
+            if new.dtype != old.dtype or (ranked and new.rank != old.rank):
+                raise _not_alike(output, new, input_, old)
+
     def _check_donated_types(self, graph: Graph) -> None:
         """Refuses a donation into an input of another type."""
         outputs = dict(zip(graph.output_names, graph.output_types, strict=True))
         inputs = dict(zip(graph.input_names, graph.input_types, strict=True))
         for output, input_ in self._donate.items():
             if not same_memory(outputs[output], inputs[input_]):
-                raise ConfigError(
-                    f"output {output!r} cannot be written into input {input_!r}",
-                    expected=inputs[input_],
-                    given=outputs[output],
-                    hint="a donated output has the dtype and shape of its input",
-                )
+                raise _not_alike(output, outputs[output], input_, inputs[input_])
+
+
+def _not_alike(output: str, new: Type, input_: str, old: Type) -> ConfigError:
+    return ConfigError(
+        f"output {output!r} cannot be written into input {input_!r}",
+        expected=old,
+        given=new,
+        hint="a donated output has the dtype and shape of its input",
+    )
 
 
 def decisive(arrays: Mapping[str, Array]) -> dict[str, Array]:

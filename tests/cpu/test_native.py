@@ -13,6 +13,7 @@ import pytest
 
 from monograph.codegen.llvm.builder import Builder
 from monograph.codegen.llvm.features import TABLE, Features, choose_features, host_features
+from monograph.config import INSTRUCTION_SETS
 from monograph.errors import CodegenError, ConfigError
 from monograph.runtime import native
 from monograph.runtime.native import NativeCode, assembly, compile_module, compile_modules
@@ -167,6 +168,10 @@ def test_a_name_that_is_not_there() -> None:
 def test_bytes_that_are_no_object() -> None:
     with pytest.raises(CodegenError, match="does not load"):
         NativeCode([b"nonsense" * 40], ["f"])
+
+
+def test_every_instruction_set_can_be_asked_for() -> None:
+    assert set(INSTRUCTION_SETS) == set(TABLE)
 
 
 def test_another_architecture_is_refused() -> None:

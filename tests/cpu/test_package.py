@@ -95,7 +95,7 @@ def test_dims_may_name_what_a_package_holds(model: bytes, tmp_path: Path) -> Non
     assert [str(p) for p in package.inputs] == ["x: f32[5, 4]"]
     np.testing.assert_array_equal(package.run(fed(5))[0], session.run(fed(5))[0])
     for wrong in ({"N": 3}, {"M": 1}):
-        with pytest.raises(ConfigError, match="^dims is not what the package was compiled") as e:
+        with pytest.raises(ConfigError, match=r"^dims is not what the package was compiled") as e:
             monograph.load(path, dims=wrong)
         assert e.value.expected == "N=1; N=5"
     package.save(tmp_path / "again.mono")

@@ -50,6 +50,11 @@ def test_slices_of_a_file(home: Path):
     assert read("data.bin", (4,), TensorProto.INT4, offset=8, length=2).tolist() == [0, 0, 0, 0]
 
 
+def test_a_file_that_is_missing_is_named_with_its_directory(home: Path):
+    with refused("cannot be read: No such file", f"a file in {home}", "absent.bin"):
+        read_tensor(external("absent.bin"), home)
+
+
 def test_a_model_by_its_path(home: Path, monkeypatch: pytest.MonkeyPatch):
     node = helper.make_node("Add", ["x", "w"], ["y"])
     onnx.save(model([node], initializer=[external("data.bin", [2])]), home / "m.onnx")

@@ -11,6 +11,7 @@ import numpy as np
 from monograph.codegen.triton import select
 from monograph.codegen.triton.kernel import Candidate, GpuContext
 from monograph.ir import Array, Graph, evaluate
+from monograph.program.draws import random_ops
 from monograph.program.program import Step
 from monograph.runtime.gpu.devices import Device, Interpreter
 from monograph.runtime.gpu.executable import GpuExecutable, compile_for_gpu, lower_for_gpu
@@ -41,6 +42,8 @@ def check(
     With `chosen`, by the candidates of these names where a step has them.
     """
     feeds = feeds_for(graph) if feeds is None else feeds
+    for op in random_ops(graph):
+        op.state()[0] = 0
     if expected is None:
         with np.errstate(all="ignore"):
             expected = evaluate(graph, feeds)
@@ -54,6 +57,8 @@ def check(
                 return next((c for c in found if c.name == chosen[number]), found[0])
             return found[number % len(found)]
 
+        for op in random_ops(graph):  # to draw what the reference has drawn
+            op.state()[0] = 0
         executable = GpuExecutable(compile_for_gpu(graph, device().arch, choose), device())
         _compare(graph, executable.run(feeds), expected, f"candidate {number}")
 

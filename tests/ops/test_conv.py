@@ -115,7 +115,7 @@ def test_out_that_says_nothing_is_dropped() -> None:
         ({}, "f32 1 3 5 5", "f32 2 2 3 3", "channels do not fit the weights"),
         ({"groups": 0}, "f32 1 3 5 5", "f32 2 3 3 3", "channels do not fit the weights"),
         ({"groups": 3}, "f32 1 3 5 5", "f32 2 1 3 3", "results do not divide into groups"),
-        ({}, "f32 1 3 2 5", "f32 2 3 3 3", "a window is larger than the padded input"),
+        ({}, "f32 1 3 2 5", "f32 2 3 3 3", r"padded input[\s\S]*at most 2"),
         ({}, "f32 1 3 5 5", "f32 2 3 0 3", "a window is empty"),
         ({}, "f32 1 3 5 5", "f32 2 3 3", "the same rank"),
         ({}, "f32 1 3 5 5", "f16 2 3 3 3", "different element types"),

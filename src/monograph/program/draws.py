@@ -55,6 +55,26 @@ def random_ops(graph: Graph) -> list[Random]:
     return list(found)
 
 
+def states_of(graph: Graph) -> dict[Value, Array]:
+    """Which inputs of a graph are states that ops in it, or in its sub-graphs, draw from."""
+    found: dict[Value, Array] = {}
+    for value in graph.values:
+        if isinstance(value.op, Drawn):
+            assert isinstance(value.op.of, Random)
+            found[value.inputs[0]] = value.op.of.state()
+            continue
+        for number, inner in enumerate(subgraphs(value.op)):
+            states = states_of(inner)
+            # Captures stand behind all else; those of a branch's first side before the second's.
+            end = len(value.inputs)
+            if isinstance(value.op, If) and number == 0:
+                end = 1 + len(inner.inputs)
+            outer = value.inputs[end - len(inner.inputs) : end] if states else ()
+            pairs = zip(inner.inputs, outer, strict=False)
+            found |= {given: states[own] for own, given in pairs if own in states}
+    return {v: state for v, state in found.items() if v in graph.inputs}
+
+
 def _input(op: Random) -> Value:
     return Input(f"~draws{op.uid}", STATE)()
 

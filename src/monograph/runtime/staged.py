@@ -45,6 +45,7 @@ class Compiler:
     progress: Progress = silent
     compiles: Callable[[Value], bool] = compiles
     """Whether a branch or a loop is compiled as it is."""
+    holds_states: bool = False
 
     def executable(self, graph: Graph) -> CpuExecutable:
         return compile_graph(
@@ -66,6 +67,10 @@ class Compiling(Protocol):
     @property
     def compiles(self) -> Callable[[Value], bool]:
         """Whether a branch or a loop is compiled as it is."""
+
+    @property
+    def holds_states(self) -> bool:
+        """Whether executables keep the states of random ops themselves."""
 
     def executable(self, graph: Graph) -> Any:
         """A graph of known shapes, compiled."""
@@ -236,7 +241,8 @@ Executable = CpuExecutable | StagedExecutable
 def compile_stages(graph: Graph, compiler: Compiling) -> Executable:
     """A graph compiled as far as its shapes are known; the rest follows when data tell them."""
     graph, states = with_states(expand(settled(graph)))
-    parts = cut(graph, compiler.compiles, keeps_state=bool(states))
+    keeps_state = bool(states) and not compiler.holds_states
+    parts = cut(graph, compiler.compiles, keeps_state)
     if parts is None:
         made: Executable = compiler.executable(graph)
         return made

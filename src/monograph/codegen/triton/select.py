@@ -18,6 +18,7 @@ from monograph.codegen.triton import (
     nonzero,
     norm,
     pool,
+    random,
     recurrent,
     reduce,
     resize,
@@ -64,6 +65,7 @@ FAMILIES: tuple[ModuleType, ...] = (
     unique,
     det,
     recurrent,
+    random,
     fail,
     control,
 )

@@ -20,6 +20,7 @@ from monograph.codegen.triton.kernel import Call, Launch
 from monograph.codegen.triton.layout import GpuModule, Where
 from monograph.errors import ConfigError
 from monograph.ir import Array, dtype
+from monograph.program.draws import states_of
 from monograph.runtime.cache import Buffer
 from monograph.runtime.gpu.build import Binary, Request
 from monograph.runtime.gpu.control import PLAIN, Controlled, Nest
@@ -83,8 +84,8 @@ class GpuArtefact:
 
 
 def make_artefact(module: GpuModule, code: Callable[[Request], Binary]) -> GpuArtefact | None:
-    """A module with its machine code; None where the host has steps of its own."""
-    if module.host:
+    """A module with its machine code; None where the host has steps, or random ops a state."""
+    if module.host or states_of(module.program.graph):
         return None
     works = [b.work for b in module.every]
     if calls := sorted({w.name for w in works if isinstance(w, Call)}):

@@ -28,6 +28,7 @@ from monograph.codegen.triton.select import GpuTarget
 from monograph.errors import UnsupportedError
 from monograph.ir import Graph, Value
 from monograph.ir.evaluate import apply
+from monograph.program.draws import states_of, with_states
 from monograph.program.expand import expand
 from monograph.program.kinds import is_native
 from monograph.program.place import CONSTANT, OUTPUT, TEMPORARY
@@ -38,6 +39,7 @@ from monograph.runtime.gpu.control import Controlled, nest_of, nests
 from monograph.runtime.gpu.devices import Device, Record
 from monograph.runtime.gpu.memory import Constants
 from monograph.runtime.gpu.running import FaultText, GpuLayout, Running, Slot
+from monograph.runtime.gpu.states import states_on
 from monograph.runtime.gpu.tensors import TORCH, from_numpy, raw, to_numpy, torch_type, typed
 from monograph.runtime.launch import fresh
 
@@ -57,7 +59,7 @@ def first(step: Step, found: list[Candidate]) -> Candidate:
 
 def lower_for_gpu(graph: Graph) -> Program:
     """The program of a graph for GPUs."""
-    return lower(expand(graph), GpuTarget())
+    return lower(with_states(expand(graph))[0], GpuTarget())
 
 
 def only_host(region: Region) -> bool:
@@ -111,6 +113,7 @@ def layout_of(module: GpuModule) -> GpuLayout:
     program = module.program
     buffers = program.places.buffers
     over = program.donated
+    states = states_of(program.graph)
     used = {p.buffer.name for p in _outputs(program) if p is not None and p.buffer.kind == OUTPUT}
     order = {name: i for i, (name, _) in enumerate(program.graph.outputs)}
     work = program_work(program)
@@ -118,7 +121,7 @@ def layout_of(module: GpuModule) -> GpuLayout:
         tuple(
             Slot(n, v.dtype, v.tensor.static)
             for n, v in zip(program.graph.input_names, program.graph.inputs, strict=True)
-            if is_native(v)
+            if is_native(v) and v not in states
         ),
         tuple(
             Slot(b.name, b.dtype, tuple(b.shape), over.get(b.name, ""))
@@ -186,6 +189,7 @@ class GpuExecutable(Running):
             device,
             module.constants,
             constants,
+            states_on(device, module.program),
         )
         # They are on the device now.
         self.module = replace(module, constants=np.zeros(0, np.uint8))
@@ -247,7 +251,7 @@ class GpuExecutable(Running):
             inputs = {s.name: self._given(feeds[s.name], s) for s in self.layout.inputs}
             outputs = self._outputs(feeds, inputs, out)
             ports = {f"input:{n}": raw(t) for n, t in inputs.items()}
-            ports |= {f"output:{n}": raw(t) for n, t in outputs.items()}
+            ports |= {f"output:{n}": raw(t) for n, t in outputs.items()} | self.held
             held: dict[Value, Any] = {}
             stream, done = self._begin(ports), 0
             for before, step in self.module.host:

@@ -84,8 +84,11 @@ class Running:
         device: Device,
         block: Array,
         constants: Constants | None = None,
+        held: Mapping[str, torch.Tensor] = NOTHING,
     ) -> None:
         self.layout = layout
+        self.held = {f"input:{name}": memory for name, memory in held.items()}
+        """Memory in the place of inputs that the caller does not bring."""
         self.device = device
         self.runs = 0
         self.copies = 0
@@ -117,7 +120,9 @@ class Running:
         return make(count + SLACK, dtype=torch.uint8, device=self.device.place)
 
     def _point(self, record: Record, position: int, where: Where) -> None:
-        if where.memory == PORT:
+        if where.port in self.held:
+            record.point(position, self.held[where.port], where.offset)
+        elif where.memory == PORT:
             self._ports.append((where.port, record, position, where.offset))
         elif where.memory == CONSTANTS:
             record.point(position, *self._constants.at(where.offset))

@@ -49,6 +49,7 @@ class _Side:
         self.optimise = optimise
         self.progress = progress
         self.kept = config.shapes_kept
+        self.holds_states = True
         self.place: Any = None
         """Where tensors have to lie that outputs are written into."""
 
