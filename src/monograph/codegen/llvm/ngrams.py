@@ -14,7 +14,7 @@ from monograph.codegen.llvm.each import each_element
 from monograph.codegen.llvm.elements import Elements, Point
 from monograph.codegen.llvm.gather import load_index
 from monograph.codegen.llvm.kernel import Kernel, KernelContext, Packed
-from monograph.ir import Value
+from monograph.ir import Array, Value
 from monograph.ir.dtype import f32, f64
 from monograph.ops.scalar import Scalar
 from monograph.ops.text import Ngrams
@@ -33,11 +33,11 @@ def ngrams(context: KernelContext) -> Kernel:
     assert anchor is not None
     assert isinstance(anchor.op, Ngrams)
     first = len(region.inputs) + len(region.outputs)
-    tables = _tables(anchor.op)
+    tables = [Packed(array) for array in gram_tables(anchor.op)]
     return each_element(context, partial(_Counted, anchor, first), tables, vectors=False)
 
 
-def _tables(op: Ngrams) -> list[Packed]:
+def gram_tables(op: Ngrams) -> list[Array]:
     """Where each column's grams start; length and first token of each gram; weights; tokens."""
     weights = op.weights or (1.0,) * len(op.columns)
     by_column: list[list[tuple[tuple[int, ...], float]]] = [[] for _ in range(max(op.columns) + 1)]
@@ -50,11 +50,11 @@ def _tables(op: Ngrams) -> list[Packed]:
     places = np.cumsum([0, *lengths])[:-1]
     listed = [t for tokens, _ in grams for t in tokens]
     return [
-        Packed(starts.astype(np.int64)),
-        Packed(np.array([*lengths, 0], np.int64)),
-        Packed(np.array([*places, 0], np.int64)),
-        Packed(np.array([*(w for _, w in grams), 0.0], np.float64)),
-        Packed(np.array([*listed, 0], np.int64)),
+        starts.astype(np.int64),
+        np.array([*lengths, 0], np.int64),
+        np.array([*places, 0], np.int64),
+        np.array([*(w for _, w in grams), 0.0], np.float64),
+        np.array([*listed, 0], np.int64),
     ]
 
 

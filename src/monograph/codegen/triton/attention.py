@@ -355,7 +355,7 @@ def _join(context: GpuContext, h: Heads, c: Config, parts: Scratch) -> Launch:
     count = h.batch * h.groups * h.rows
     row = k.program_id()
     split = _power(c.split)
-    part = w.let(f"tl.arange(0, {split})", "p")
+    part = w.let(f"tl.arange(0, {split})", "pp")
     mask = w.let(f"{part} < {c.split}", "m") if split != c.split else None
     k.wait()
     rest = count * c.split * h.width

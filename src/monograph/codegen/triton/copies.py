@@ -143,7 +143,7 @@ def _position(
         number = k.w.let(f"tl.load({k.pointer(counter)})", "t")
         if backward:
             number = k.w.let(f"{place.type.static[axis] - 1} - {number}", "t")
-        pointer = k.w.let(f"{pointer} + {number} * {place.strides[axis]}", "p")
+        pointer = k.w.let(f"{pointer} + {number} * {place.strides[axis]}", "pp")
         place = place._without(axis)
     if place.dense:
         return f"{pointer} + {flat}{wide}"

@@ -135,7 +135,7 @@ class CellWriter:
             return None
         (step,) = self.strides(lengths)
         masked = f", mask={self.row_mask}, other=0" if self.row_mask else ""
-        where = self.w.let(f"{self.k.pointer(lengths)} + ({self.row}) * {step}", "p")
+        where = self.w.let(f"{self.k.pointer(lengths)} + ({self.row}) * {step}", "pp")
         found = self.w.let(f"tl.load({where}{masked})", "n")
         if check:
             wrong = self.w.let(f"({found} < 0) | ({found} > {self.cell.op.time})", "m")

@@ -99,7 +99,7 @@ class Whole(CellWriter):
             texts = (f"tl.sum({self.tiles[g]} * {state.reg}[None, :], 1)" for g in gates)
             return [self.scalar(text) for text in texts]
         w = self.w
-        pointer = w.let(f"{self.k.pointer(self.memory)} + {self.row} * {2 * self.units}", "p")
+        pointer = w.let(f"{self.k.pointer(self.memory)} + {self.row} * {2 * self.units}", "pp")
         w.line("tl.debug_barrier()")  # the others have read what was there
         w.line(f"tl.store({pointer} + {place * self.units} + {self.unit}, {state.reg})")
         w.line("tl.debug_barrier()")

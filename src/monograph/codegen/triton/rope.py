@@ -48,12 +48,12 @@ def _turned(k: KernelWriter, t: Tile, mask: str | None) -> str:
     batch, head, place, number = (t.point[t.counter(d)].text for d in range(4))
     half, size = cos.tensor.static[2], x.tensor.static[3]
     if op.interleaved:
-        pair = w.let(f"({number}) // 2", "p")
+        pair = w.let(f"({number}) // 2", "pp")
         second = w.let(f"({number}) % 2 == 1", "m")
         other = w.let(f"tl.where({second}, {number} - 1, {number} + 1)", "n")
     else:
         second = w.let(f"{number} >= {half}", "m")
-        pair = w.let(f"tl.where({second}, {number} - {half}, {number})", "p")
+        pair = w.let(f"tl.where({second}, {number} - {half}, {number})", "pp")
         other = w.let(f"tl.where({second}, {number} - {half}, {number} + {half})", "n")
     turned = None
     if 2 * half < size:

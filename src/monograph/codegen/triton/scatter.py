@@ -243,7 +243,7 @@ def _noted(context: GpuContext, notes: _Notes) -> Launch:
         at = apart(w, number, shape)
         wide = e.scalars.cast(read(e, indices, at, mask), i64).reg
         place = _unpooled(k, str(wide), math.prod(sizes), mask)
-    where = w.let(f"{k.pointer(notes.memory)} + {place} + {number} * 0", "p")
+    where = w.let(f"{k.pointer(notes.memory)} + {place} + {number} * 0", "pp")
     w.line(f"tl.atomic_max({where}, {number} + 1, mask={mask})")
     k.trigger()
     return k.launch((-(-notes.updates // BLOCK),))
@@ -274,7 +274,7 @@ def _taken(context: GpuContext, notes: _Notes) -> Launch:
         cut = [d for d in range(depth) if notes.shape[d] < t.shape[d]]
         inside = w.let(" & ".join([mask, *(f"({texts[d]} < {notes.shape[d]})" for d in cut)]), "m")
     at = joined(w, texts[:depth], notes.shape)
-    pointer = w.let(f"{k.pointer(notes.memory)} + {at} + {flat} * 0", "p")
+    pointer = w.let(f"{k.pointer(notes.memory)} + {at} + {flat} * 0", "pp")
     note = w.let(f"tl.load({pointer}, mask={inside}, other=0)", "n")
     fresh = w.let(f"{note} > 0", "m")
     source = anchor.inputs[0] if isinstance(op, MaxUnpool) else anchor.inputs[2]

@@ -8,6 +8,7 @@ from types import ModuleType
 
 from monograph.codegen.triton import (
     attention,
+    classical,
     control,
     conv,
     det,
@@ -30,6 +31,7 @@ from monograph.codegen.triton import (
     softmax,
     suppress,
     topk,
+    trees,
     unique,
 )
 from monograph.codegen.triton.kernel import Candidate, GpuContext
@@ -66,6 +68,8 @@ FAMILIES: tuple[ModuleType, ...] = (
     det,
     recurrent,
     random,
+    classical,
+    trees,
     fail,
     control,
 )

@@ -128,7 +128,7 @@ class _Problem:
     def _keep(self, k: KernelWriter, pair: str, value: str) -> None:
         """Notes what is left of some boxes, and the best of them."""
         w, (at, mask) = k.w, self._number(k)
-        where = w.let(f"{k.pointer(self.left)} + {pair} * {self.count} + {at}", "p")
+        where = w.let(f"{k.pointer(self.left)} + {pair} * {self.count} + {at}", "pp")
         w.line(f"tl.store({where}, {value}, mask={mask})")
         better = w.let(f"{value} > bests", "m")
         w.assign("places", f"tl.where({better}, {at}, places)")
@@ -141,7 +141,7 @@ class _Problem:
 
     def _left(self, k: KernelWriter, pair: str) -> str:
         w, (at, mask) = k.w, self._number(k)
-        where = w.let(f"{k.pointer(self.left)} + {pair} * {self.count} + {at}", "p")
+        where = w.let(f"{k.pointer(self.left)} + {pair} * {self.count} + {at}", "pp")
         return w.let(f"tl.load({where}, mask={mask}, other={LOWEST})", "key")
 
     def _spared(self, k: KernelWriter, e: Elements, image: str, taken: _Box, value: str) -> str:

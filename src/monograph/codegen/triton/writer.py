@@ -59,6 +59,7 @@ class Writer:
 
     def name(self, stem: str = "v") -> str:
         """A name that nothing has yet."""
+        assert stem != "p", "those are the kernel's pointers"
         self._count += 1
         return f"{stem}{self._count}"
 
