@@ -15,7 +15,6 @@ ALLOWED = {
     "a sequence",
     "an optional",
     "a map",
-    "complex numbers",
     "an op of classical models",
     "it decodes a file",
 }

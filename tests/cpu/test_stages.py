@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from unittest import mock
+
 import numpy as np
 import onnx.parser
 import pytest
 
 import monograph
-from monograph.codegen.llvm.reasons import of_region
 from monograph.errors import ExecutionError, InferError
 from monograph.ir import Value, constant, unpack
 from monograph.ir.dtype import f32
@@ -19,7 +20,7 @@ from monograph.ops.reduce import ReduceSum
 from monograph.ops.require import Require
 from monograph.ops.shape import Concat, Reshape, ShapeOf
 from monograph.ops.sort import NonZero
-from monograph.program.counted import MAX_UNROLLED
+from monograph.program import counted
 from tests.cpu.moving import FEATURES, THREADS
 from tests.cpu.staging import body, check_samples, compiled, matches
 from tests.rules.checks import graph_of, value
@@ -155,14 +156,13 @@ def test_state_that_grows_is_unrolled() -> None:
         matches(executable, graph, {"x": np.zeros(2, np.float32), "n": np.int64(trips)}, 1e-6)
 
 
-def test_state_that_grows_for_long_stays_on_the_host_and_says_why() -> None:
-    graph = graph_of(unpack(growing(constant(np.int64(MAX_UNROLLED))))[0])
-    executable = compiled(graph)
-    (made,) = executable.run({"x": np.zeros(2, np.float32)})
-    assert made.shape == (2 + MAX_UNROLLED,)
-    (step,) = executable.host_steps
-    assert step.region.kind == "loop"
-    assert "size" in of_region(step.region)
+def test_state_that_grows_for_long_is_made_turn_by_turn() -> None:
+    graph = graph_of(unpack(growing(constant(np.int64(9))))[0])
+    with mock.patch.object(counted, "MAX_UNROLLED", 8):
+        executable = compiled(graph)
+    matches(executable, graph, {"x": np.zeros(2, np.float32)})
+    assert executable.specialisations == 9
+    assert executable.launches == 9
 
 
 def test_a_session_tells_of_stages_and_of_the_host() -> None:

@@ -7,9 +7,10 @@ import pytest
 
 from monograph.ir import Graph, Input, Sample, TensorType, Value, dtype
 from monograph.ops.attention import LENGTHS, MASK, SINKS, Attention
+from monograph.ops.composite import Silu
 from monograph.ops.shape import Transpose
 from tests.cpu.against import feeds_for
-from tests.gpu.against import check
+from tests.gpu.against import candidate_names, check
 from tests.samples import sample_graph
 
 
@@ -49,3 +50,22 @@ def test_a_mask_is_broadcast_and_a_row_may_see_nothing() -> None:
     feeds = feeds_for(graph)
     feeds["mask"][0] = False
     check(graph, feeds, every=False)
+
+
+@pytest.mark.parametrize("kind", ["f16", "bf16"])
+@pytest.mark.parametrize(("causal", "groups"), [(True, 2), (False, 2), (False, 1)])
+def test_by_a_library(kind: str, causal: bool, groups: int) -> None:
+    """What follows is a kernel of its own; operands and result may be views."""
+    heads = (("q", 2), ("k", groups), ("v", groups))
+    given = [tensor(n, (2, 12, h, 16), kind) for n, h in heads]
+    q, k, v = (Transpose((0, 2, 1, 3))(x) for x in given)
+    y = Attention(causal=causal, scale=0.3)(q, k, v)
+    graph = Graph(tuple(given), (("y", Transpose((0, 2, 1, 3))(Silu()(y))),))
+    assert any("library attention" in names for names in candidate_names(graph))
+    check(graph, chosen=("library attention",))
+
+
+@pytest.mark.parametrize("sample", Attention.samples, ids=str)
+def test_a_library_does_not_see_what_it_cannot_do(sample: Sample) -> None:
+    graph, _ = sample_graph(Attention, sample)
+    assert "library attention" not in candidate_names(graph)[0]

@@ -102,3 +102,36 @@ def test_few_channels_are_read_in_runs(kernel: int, stride: int, pad: int) -> No
     names = [n for n in candidate_names(graph)[0] if n.startswith("runs")]
     assert names
     check(graph, chosen=names[:3])
+
+
+LIBRARY = ("library conv",)
+
+
+@pytest.mark.parametrize("kind", ["f32", "f16", "bf16"])
+@pytest.mark.parametrize("groups", [1, 2, 6])
+@pytest.mark.parametrize("layout", [CHANNELS_LAST, CHANNELS_FIRST])
+def test_by_a_library(kind: str, groups: int, layout: str) -> None:
+    """What follows the convolution is a kernel of its own; the image may be a view."""
+    last = layout == CHANNELS_LAST
+    whole = tensor("x", (2, 9, 9, 6) if last else (2, 6, 9, 9), kind)
+    x = Slice((0, 1, 1, 0), (2, 9, 8, 6), (1,) * 4)(whole) if last else whole
+    y = conv(3, 2, 1, groups, dilation=2, layout=layout)(x, weights((12, 6 // groups, 3, 3), kind))
+    graph = Graph((whole,), (("y", y), ("z", Silu()(y))))
+    assert any(LIBRARY[0] in names for names in candidate_names(graph))
+    check(graph, chosen=LIBRARY)
+
+
+@pytest.mark.parametrize("dimensions", [1, 3])
+def test_lines_and_volumes_by_a_library(dimensions: int) -> None:
+    both = ((2,) * dimensions, (1,) * dimensions, (1,) * dimensions, (1,) * dimensions)
+    x = tensor("x", (2, *(7, 5, 6)[:dimensions], 4))
+    w = tensor("w", (5, 4, *(3, 2, 3)[:dimensions]))
+    graph = Graph((x, w), (("y", Conv(*both, layout=CHANNELS_LAST)(x, w)),))
+    assert LIBRARY[0] in candidate_names(graph)[0]
+    check(graph, chosen=LIBRARY)
+
+
+def test_a_library_does_not_see_what_it_cannot_do() -> None:
+    x, w = tensor("x", (1, 6, 5, 4)), weights((5, 4, 3, 2))
+    uneven = Conv((1, 2), (1, 0), (0, 1), (1, 1), layout=CHANNELS_LAST)(x, w)
+    assert LIBRARY[0] not in candidate_names(Graph((x,), (("y", uneven),)))[0]

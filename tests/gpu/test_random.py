@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
 from monograph.config import make_config
 from monograph.ir import Graph, Value, constant, evaluate, unpack
@@ -14,6 +15,7 @@ from monograph.ops.elementwise import Add, Exp
 from monograph.ops.random import RandomNormal, RandomUniform, fresh_uid
 from monograph.runtime.gpu.running import Running
 from monograph.runtime.gpu.target import GpuSide
+from monograph.runtime.gpu.tensors import raw
 from monograph.runtime.progress import silent
 from monograph.runtime.staged import Executable, compile_stages
 from tests.cpu.staging import body
@@ -40,8 +42,9 @@ def compiled(graph: Graph) -> Executable:
 def test_the_numbers_are_those_of_the_reference(draw, seed, shape, dtype) -> None:
     """Two ops of one seed draw the same, turn by turn."""
     close = 1e-15 if dtype == f64 else 0
-    wanted, executable = graph_of(draw(shape, dtype, seed)), compiled(
-        graph_of(draw(shape, dtype, seed))
+    wanted, executable = (
+        graph_of(draw(shape, dtype, seed)),
+        compiled(graph_of(draw(shape, dtype, seed))),
     )
     assert isinstance(executable, Running)  # a plain program: it can be captured
     for _ in range(3):
@@ -125,3 +128,16 @@ def test_what_waits_for_a_shape_goes_on_drawing() -> None:
         for a, b in zip(executable.run(feeds), evaluate(wanted, feeds), strict=True):
             np.testing.assert_allclose(a, b, 1e-6)
     assert not executable.host_steps
+
+
+def test_every_launch_counts_once_at_a_fixed_address() -> None:
+    """As a captured graph does it: nothing but the outputs is the caller's memory."""
+    executable, wanted = compiled(graph_of(uniform((4,), seed=6.0))), uniform((4,), seed=6.0)
+    assert isinstance(executable, Running)
+    (slot,) = executable.layout.outputs
+    assert not executable.layout.inputs
+    out = torch.zeros(4, dtype=torch.float32, device=device().place)
+    for _ in range(3):
+        executable.launch({f"output:{slot.name}": raw(out)})
+        (expected,) = evaluate(graph_of(wanted), {})
+        np.testing.assert_array_equal(out.cpu().numpy(), expected)

@@ -51,7 +51,7 @@ def test_any_graph_is_waited_for_and_kept_apart() -> None:
             Uses(
                 i,
                 generator.randint(1, 500),
-                tuple([i, *(j for j in range(count) if i in needed[j])]),
+                (i, *(j for j in range(count) if i in needed[j])),
             )
             for i in range(count)
         ]

@@ -6,6 +6,7 @@ the op takes the captured values as its last operands.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -45,6 +46,9 @@ from monograph.ops.subgraph import (
     symbols,
     truth,
 )
+
+Turn = Callable[[tuple[Any, ...]], Sequence[Any]]
+"""What runs the body of a loop once: its results for what it takes."""
 
 
 def _graph(inputs: tuple[Value, ...], *outputs: Value) -> Graph:
@@ -204,6 +208,10 @@ class Loop(_Control):
         return TupleType(tuple(close(t, visible) for t in (*state, *stacked)))
 
     def reference(self, trips: Array, condition: Array, *operands: Any) -> tuple[Any, ...]:
+        return self.turned(lambda given: evaluate(self.body, given), trips, condition, *operands)
+
+    def turned(self, turn: Turn, trips: Array, condition: Array, *operands: Any) -> tuple[Any, ...]:
+        """The results, each turn of the body made by `turn`."""
         if trips.size != 1:
             raise ExecutionError("a trip count has one element", given=[*trips.shape])
         limit, go = int(trips.reshape(())[()]), truth(condition)
@@ -216,7 +224,7 @@ class Loop(_Control):
         while go and i < limit:
             count = np.full(count_shape, i, np.int64)
             given = (count, np.full(go_shape, go), *state, *captures)
-            next_go, *results = evaluate(self.body, given)
+            next_go, *results = turn(given)
             go = truth(next_go)
             state = tuple(results[: self.carried])
             for stack, x in zip(stacks, results[self.carried :], strict=True):
@@ -333,6 +341,10 @@ class Scan(_Control):
         return TupleType(tuple(close(t, visible) for t in (*formals[0], *stacked)))
 
     def reference(self, *operands: Any) -> tuple[Any, ...]:
+        return self.turned(lambda given: evaluate(self.body, given), *operands)
+
+    def turned(self, turn: Turn, *operands: Any) -> tuple[Any, ...]:
+        """The results, each turn of the body made by `turn`."""
         state, scanned, captures = self._split(operands)
         moved = [np.moveaxis(x, a, 0) for x, a in zip(scanned, self.axes, strict=True)]
         lengths = {len(x) for x in moved}
@@ -343,7 +355,7 @@ class Scan(_Control):
         shapes = (*map(_shape, state), *slices, *map(_shape, captures))
         stacks = stacks_for(self.body.output_types[self.carried :], self.body.input_types, shapes)
         for rows in zip(*moved, strict=True):
-            results = evaluate(self.body, (*state, *map(np.asarray, rows), *captures))
+            results = turn((*state, *map(np.asarray, rows), *captures))
             state = tuple(results[: self.carried])
             for stack, x in zip(stacks, results[self.carried :], strict=True):
                 stack.push(x)

@@ -71,6 +71,8 @@ class _Roots:
     def _must_store(self, value: Value) -> bool:
         if isinstance(value.op, Item) or is_join(value) or not is_native(value):
             return True
+        if not all(map(is_native, value.inputs)):
+            return True  # the host makes it, and nothing that uses it has to be there too
         if is_view(value):
             return False
         roots = self.roots[value]

@@ -2,7 +2,9 @@
 
 An op waits for data that decide its shape: sizes that an op before it finds in the data (the places
 that are not zero), attributes that are computed, the condition of a branch whose sides differ.
-Once those are known, what waits is a graph of known shapes again.
+Once those are known, what waits is a graph of known shapes again. A loop that no compiled code can
+hold as a whole, because its state changes its size as often as data say, is made turn by turn: each
+is a graph of known shapes too.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ from monograph.ir import (
     unpack,
 )
 from monograph.ir.dtype import COMPLEX, STRING
-from monograph.ops.control import If, Loop
+from monograph.ops.control import If, Loop, Scan
 from monograph.ops.deferred import Deferred, settle
 from monograph.program.bounded import counted, counted_axis
 from monograph.program.counted import as_scan, goes_on, unrolled
@@ -72,6 +74,8 @@ class Cut:
     """Values whose data decide shapes: they become constants of what waits."""
     reasons: Mapping[Value, str]
     """Why the values that wait first have to."""
+    turned: Mapping[Value, tuple[Value, ...]]
+    """Loops that are made turn by turn before what waits, with their results."""
 
     @property
     def needed(self) -> list[Value]:
@@ -81,21 +85,27 @@ class Cut:
         return [v for v in dict.fromkeys(found) if v not in waits and known(v) is None]
 
 
-def cut(graph: Graph, compiles: Compiles, keeps_state: bool = False) -> Cut | None:
+def cut(
+    graph: Graph, compiles: Compiles, keeps_state: bool = False, turns: bool = False
+) -> Cut | None:
     """Divides a graph where it has to wait; None where it is a plain program.
 
     keeps_state: something in it has a state that outlives a run, so it is no plain program.
+    turns: loops that are not compiled as they are, are to be made turn by turn.
     """
-    search = _Search(compiles)
+    search = _Search(compiles, turns)
     for value in graph.values:
         search.visit(value)
     waits = search.waiting
-    if not waits and not keeps_state and not search.rooms:
+    turned = {loop: tuple(items) for loop, items in search.turned.items()}
+    if not waits and not keeps_state and not search.rooms and not turned:
         return None
-    read = [i for v in waits for i in v.inputs] + [v for _, v in graph.outputs]
-    now = [v for v in dict.fromkeys(read) if v not in waits and not is_leaf(v)]
+    read = [i for v in (*waits, *turned) for i in v.inputs] + [v for _, v in graph.outputs]
+    later = {*waits, *(item for items in turned.values() for item in items)}
+    now = [v for v in dict.fromkeys(read) if v not in later and not is_leaf(v)]
     first, sources = search.first(graph, now)
-    return Cut(graph, first, sources, tuple(waits), tuple(search.decisive), search.reasons)
+    decisive = tuple(search.decisive)
+    return Cut(graph, first, sources, tuple(waits), decisive, search.reasons, turned)
 
 
 def contained(graph: Graph, compiles: Compiles) -> Graph:
@@ -114,8 +124,11 @@ def contained(graph: Graph, compiles: Compiles) -> Graph:
 class _Search:
     """Goes through a graph in order and finds what has to wait, and what takes its place now."""
 
-    def __init__(self, compiles: Compiles) -> None:
+    def __init__(self, compiles: Compiles, turns: bool = False) -> None:
         self.compiles = compiles
+        self.turns = turns
+        self.turned: dict[Value, list[Value]] = {}
+        """Loops that are made turn by turn, with their results."""
         self.waiting: dict[Value, None] = {}
         self.sized: dict[Value, None] = {}
         """Values of sizes that data decide, found by ops that are compiled or run on the host."""
@@ -132,9 +145,13 @@ class _Search:
             return
         if any(v in self.waiting for v in value.inputs):
             self.waiting[value] = None
+        elif isinstance(value.op, Item) and value.inputs[0] in self.turned:
+            self.turned[value.inputs[0]].append(value)
+        elif any(v.inputs and v.inputs[0] in self.turned for v in value.inputs):
+            self._wait(value, "it works on what a loop makes turn by turn")
         elif isinstance(value.op, Item) and value.inputs[0] in self.sized:
             self._item(value, value.inputs[0])
-        elif late := [v for v in _decisive(value, self.compiles) if known(v) is None]:
+        elif late := [v for v in self._decisive(value) if known(v) is None]:
             self.decisive.update(dict.fromkeys(late))
             self._wait(value, "its shape depends on data")
         elif any(v in self.sized for v in value.inputs):
@@ -146,17 +163,26 @@ class _Search:
         """A value whose operands are there; its own size may be in the data."""
         inputs = tuple(self.made.get(v, v) for v in value.inputs)
         new = value if inputs == value.inputs else value.op(*inputs)
+        room = counted(new, self.compiles) if _is_open(value.type) else None
+        if room is None and self.turns and is_turned(value) and not self.compiles(new):
+            self.turned[value] = []
+            return
+        self.made[value] = new
         if not _is_open(value.type):
-            self.made[value] = new
             return
         self.sized[value] = None
-        room = counted(new, self.compiles)
-        self.made[value] = new
         if room is None:
             return
         self.items[value] = unpack(room)
         if not isinstance(value.type, TupleType):
             self._room(value, self.items[value], 0)
+
+    def _decisive(self, value: Value) -> tuple[Value, ...]:
+        """The operands to wait for; a loop that is made turn by turn in any case needs none."""
+        op, turns = value.op, self.turns and is_turned(value)
+        if turns and isinstance(op, Loop) and not goes_on(op) and _changes_size(op):
+            return ()
+        return _decisive(value, self.compiles)
 
     def _item(self, value: Value, whole: Value) -> None:
         """A result of an op that has found its size."""
@@ -227,6 +253,21 @@ def _decisive(value: Value, compiles: Compiles) -> tuple[Value, ...]:
         # Its count is its length, or with a condition of its own the most it can be.
         return value.inputs[: 2 if goes_on(op) else 1]
     return ()
+
+
+def is_turned(value: Value) -> bool:
+    """Whether a value is a loop each turn of which can be compiled, where it cannot as a whole.
+
+    What a turn cannot compile (text, sequences) runs on the host; the rest of it does not.
+    """
+    if not isinstance(value.op, (Loop, Scan)):
+        return False
+    return not any(isinstance(v.type, OptionalType) for v in value.inputs)
+
+
+def _changes_size(op: Loop) -> bool:
+    """Whether the state of a loop need not keep its size."""
+    return any(map(_is_open, op.body.input_types[2 : 2 + op.carried]))
 
 
 def _has_optional(type_: Type) -> bool:
@@ -320,6 +361,19 @@ def settled(graph: Graph) -> Graph:
         if old in graph.origins:
             origins.setdefault(new, graph.origins[old])
     return Graph(graph.inputs, outputs, graph.name, origins, graph.donations)
+
+
+def turn(body: Graph, arguments: tuple[Value, ...]) -> Graph:
+    """The body of a loop on arguments of known shapes: inputs, or constants."""
+    made = dict(zip(body.inputs, arguments, strict=True))
+    several: dict[Value, tuple[Value, ...]] = {}
+    for value in body.values:
+        if value not in made and value.inputs:
+            _remake(value, made, several)
+    outputs = tuple((f"~{i}", made.get(v, v)) for i, (_, v) in enumerate(body.outputs))
+    origins = {new: t for old, new in made.items() if (t := body.origin(old))}
+    inputs = tuple(v for v in arguments if isinstance(v.op, Input))
+    return Graph(inputs, outputs, body.name, origins)
 
 
 def _branch(op: If, condition: Array, captures: tuple[Value, ...]) -> tuple[Value, ...]:

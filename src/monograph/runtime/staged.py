@@ -1,7 +1,8 @@
 """Programs whose data decide shapes: native code up to where they do, then code for those shapes.
 
 What waits is compiled for the shapes that came, and kept: the next run on data that decide alike
-finds it. How often that happened is counted.
+finds it. How often that happened is counted. Loops that no program can hold are made between the
+two (`runtime.turns`).
 """
 
 from __future__ import annotations
@@ -15,9 +16,10 @@ import numpy as np
 
 from monograph.codegen.llvm.features import Features
 from monograph.codegen.llvm.select import compiles
-from monograph.ir import Array, Graph, Input, TensorType, Value
+from monograph.ir import Array, Graph, Input, Item, TensorType, Value
 from monograph.program.draws import with_states
 from monograph.program.expand import expand
+from monograph.program.parts import in_parts
 from monograph.program.program import Program, Step
 from monograph.program.stages import Cut, cut, remainder, settled
 from monograph.runtime.cache import DiskCache
@@ -25,7 +27,9 @@ from monograph.runtime.executable import CpuExecutable, compile_graph
 from monograph.runtime.forking import own_lock
 from monograph.runtime.launch import fresh
 from monograph.runtime.outputs import NOTHING, deliver
+from monograph.runtime.parted import PartedExecutable
 from monograph.runtime.progress import Progress, silent
+from monograph.runtime.turns import TurnedLoop
 
 KEPT = 16
 """Specialisations of what waits that a stage keeps."""
@@ -46,6 +50,8 @@ class Compiler:
     compiles: Callable[[Value], bool] = compiles
     """Whether a branch or a loop is compiled as it is."""
     holds_states: bool = False
+    turns: bool = True
+    splits_complex: bool = True
 
     def executable(self, graph: Graph) -> CpuExecutable:
         return compile_graph(
@@ -72,6 +78,14 @@ class Compiling(Protocol):
     def holds_states(self) -> bool:
         """Whether executables keep the states of random ops themselves."""
 
+    @property
+    def turns(self) -> bool:
+        """Whether loops that are not compiled as they are, are made turn by turn."""
+
+    @property
+    def splits_complex(self) -> bool:
+        """Whether complex numbers are computed with as pairs of real ones."""
+
     def executable(self, graph: Graph) -> Any:
         """A graph of known shapes, compiled."""
 
@@ -91,6 +105,10 @@ class StagedExecutable:
         self._lock = own_lock(self)
         self._needed = parts.needed
         self._decisive = set(parts.decisive)
+        self._loops = {
+            loop: TurnedLoop(loop, lambda g: compile_stages(compiler.optimise(g), compiler))
+            for loop in parts.turned
+        }
         waits = set(parts.waiting)
         self._later = [n for n, v in parts.whole.outputs if v in waits]
 
@@ -108,6 +126,10 @@ class StagedExecutable:
             feeds = {**feeds, **self._states}
         made = self.first.run(feeds)
         data = {v: source.read(made) for v, source in self.parts.sources.items()}
+        for loop, turned in self._loops.items():
+            found = turned.run([self._read(v, data, feeds) for v in loop.inputs])
+            items = ((v, v.op) for v in self.parts.turned[loop])
+            data |= {v: found[op.index] for v, op in items if isinstance(op, Item)}
         later: dict[str, Any] = {}
         if self.parts.waiting:
             later = self._go_on(data, feeds)
@@ -165,7 +187,11 @@ class StagedExecutable:
     @property
     def _all(self) -> list[Executable]:
         with self._lock:
-            return [self.first, *self._rest.values()]
+            return [self.first, *self._turns, *self._rest.values()]
+
+    @property
+    def _turns(self) -> list[Executable]:
+        return [e for loop in self._loops.values() for e in loop.stages]
 
     @property
     def program(self) -> Program:
@@ -183,18 +209,27 @@ class StagedExecutable:
 
     @property
     def launches(self) -> int:
-        """Native functions called for one run: those of the first, and the most of the others."""
-        first, *rest = self._all
-        return first.launches + max((e.launches for e in rest), default=0)
+        """Native functions called for one run: those of the first, and the most of the others.
+
+        Of a loop that is made turn by turn, those of the run that called the most so far.
+        """
+        rest = max((e.launches for e in self._after), default=0)
+        return self.first.launches + sum(t.launches for t in self._loops.values()) + rest
 
     @property
     def kernels(self) -> int:
-        first, *rest = self._all
-        return first.kernels + max((e.kernels for e in rest), default=0)
+        rest = max((e.kernels for e in self._after), default=0)
+        return self.first.kernels + sum(t.kernels for t in self._loops.values()) + rest
+
+    @property
+    def _after(self) -> list[Executable]:
+        with self._lock:
+            return list(self._rest.values())
 
     @property
     def flops(self) -> float:
-        return sum(e.flops for e in self._all)
+        """Not known where only data tell how often a loop is gone round."""
+        return float("nan") if self._loops else sum(e.flops for e in self._all)
 
     @property
     def moved(self) -> float:
@@ -232,17 +267,22 @@ class StagedExecutable:
     @property
     def specialisations(self) -> int:
         """How often a stage was compiled for shapes that data decided."""
-        return self.specialised + sum(e.specialisations for e in self._all)
+        turns = sum(t.specialisations for t in self._loops.values())
+        others = (self.first, *self._after)
+        return self.specialised + turns + sum(e.specialisations for e in others)
 
 
-Executable = CpuExecutable | StagedExecutable
+Executable = CpuExecutable | StagedExecutable | PartedExecutable
 
 
 def compile_stages(graph: Graph, compiler: Compiling) -> Executable:
     """A graph compiled as far as its shapes are known; the rest follows when data tell them."""
+    parted = in_parts(graph) if compiler.splits_complex else None
+    if parted is not None:
+        return PartedExecutable(graph, compile_stages(parted, compiler))
     graph, states = with_states(expand(settled(graph)))
     keeps_state = bool(states) and not compiler.holds_states
-    parts = cut(graph, compiler.compiles, keeps_state)
+    parts = cut(graph, compiler.compiles, keeps_state, compiler.turns)
     if parts is None:
         made: Executable = compiler.executable(graph)
         return made

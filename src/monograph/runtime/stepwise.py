@@ -70,7 +70,8 @@ class StepChecker:
 
     def observe(self, seen: SteppedRun) -> None:
         """Checks a step that has just run."""
-        if self._stage is None or self._stage.program is not seen.program:
+        # A turn of a loop may be the same program again, on other feeds.
+        if self._stage is None or self._stage.feeds is not seen.feeds:
             self._stage = _Stage(seen.program, seen.feeds, self.stages, len(self.checks))
             self.stages += 1
         self.checks.append(self._stage.check(seen))
@@ -81,7 +82,7 @@ class _Stage:
 
     def __init__(self, program: Program, feeds: Mapping[str, Any], stage: int, first: int) -> None:
         self.program = program
-        self._feeds = feeds
+        self.feeds = feeds
         self._stage = stage
         self._first = first
         self._right: dict[Value, Any] = {}
@@ -132,7 +133,7 @@ class _Stage:
             if part in self._right:
                 continue
             if isinstance(part.op, Input):
-                self._right[part] = self._feeds[part.op.label]
+                self._right[part] = self.feeds[part.op.label]
             else:
                 # A constant, or a join whose parts are there.
                 self._right[part] = apply(part, [self._right[v] for v in part.inputs])

@@ -24,7 +24,9 @@ from monograph.ops.decode import DecodeImage
 from monograph.ops.deferred import Deferred
 from monograph.ops.ml import CoupleProbabilities, Lookup
 from monograph.ops.trees import TreeEnsemble
+from monograph.program.parts import in_parts
 from monograph.program.region import Region
+from monograph.program.stages import is_turned
 
 STRUCTURE = (Constant, Input, Item)
 _OPS = {
@@ -64,8 +66,17 @@ def _inside(region: Region) -> list[Value]:
 
 def of_graph(graph: Graph) -> dict[str, str]:
     """The ops of a graph that are sure to run on the host, whatever its sizes, and why."""
-    found = {v.op.name: _of_value(v) for v in graph.values if not isinstance(v.op, STRUCTURE)}
-    return {name: why for name, why in found.items() if why}
+    graph = in_parts(graph) or graph
+    found: dict[str, str] = {}
+    for v in graph.values:
+        if isinstance(v.op, STRUCTURE) or not (why := _of_value(v)):
+            continue
+        if is_turned(v):  # its turns are compiled but for these
+            for inner in subgraphs(v.op):
+                found |= of_graph(inner)
+        else:
+            found[v.op.name] = why
+    return found
 
 
 def _of_value(value: Value) -> str:

@@ -22,6 +22,7 @@ from monograph.codegen.triton.kernel import (
     Scratch,
     Work,
 )
+from monograph.codegen.triton.library_attention import attentions
 from monograph.codegen.triton.scalar import memory_type
 from monograph.codegen.triton.tile import Tile, accumulator, tile
 from monograph.ir import DType, Value
@@ -84,10 +85,12 @@ def candidates(context: GpuContext) -> list[Candidate]:
     anchor = context.step.region.anchor
     assert anchor is not None
     h = heads_of(anchor)
-    return [
+    found = [
         Candidate(f"flash {c}", lambda c=c: _flash(context, h, c))  # type: ignore[misc]
         for c in _configs(h, anchor.dtype)
     ]
+    # Early enough for a fast search; never the default, which must not need a library.
+    return [*found[:2], *attentions(context), *found[2:]]
 
 
 def _power(n: int) -> int:

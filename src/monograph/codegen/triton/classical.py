@@ -56,7 +56,7 @@ def _coupled(context: GpuContext) -> Launch:
         w.line(f"own = tl.sum(tl.where(other, {back} * {back}, 0.0), 0)")
         w.line(f"line = tl.where(other, -{back} * {forth}, tl.where({lane} == c, own, 0.0))")
 
-    w.line(f"p = tl.where({mask}, {1.0 / classes!r}, 0.0).to(tl.float64)")
+    w.line(f"p = tl.where({mask}, tl.full((), {1.0 / classes!r}, tl.float64), 0.0)")
     w.line("turn = tl.full((), 0, tl.int32)")
     w.line("going = turn == 0")
     with w.block(f"while going & (turn < {MAX_ITERATIONS})"):
@@ -91,15 +91,18 @@ def _counted(k: KernelWriter, t: Tile, mask: str | None) -> str:
     *row, column = (t.point[t.counter(d)].text for d in range(len(t.shape)))
     starts, lengths, places, weights, tokens = (table(k, a) for a in gram_tables(op))
     most, length = _most(op), x.tensor.static[-1]
+    inside = f", mask={mask}, other=0" if mask else ""
     w.line(f"total = tl.full((), 0.0, tl.float64) + {column} * 0")
     with w.block(f"for number in range({most})"):
-        w.line(f"gram = tl.load({starts} + {column}) + number")
-        w.line(f"given = gram < tl.load({starts} + {column} + 1)")
+        w.line(f"gram = tl.load({starts} + {column}{inside}) + number")
+        w.line(f"given = gram < tl.load({starts} + {column} + 1{inside})")
         w.line(f"long = tl.load({lengths} + gram, mask=given, other=0)")
         w.line(f"place = tl.load({places} + gram, mask=given, other=0)")
         w.line(f"found = tl.full((), 0, tl.int64) + {column} * 0")
         with w.block(f"for step in range(1, {op.skips + 2})"), w.block(f"for i in range({length})"):
-            w.line(f"same = given & ((step == 1) | (long > 1)) & (i + (long - 1) * step < {length})")
+            w.line(
+                f"same = given & ((step == 1) | (long > 1)) & (i + (long - 1) * step < {length})"
+            )
             with w.block(f"for j in range({op.longest})"):
                 w.line("within = same & (j < long)")
                 w.line(f"at = i + j * step + {column} * 0")

@@ -24,6 +24,7 @@ from monograph.codegen.triton.kernel import (
     Scratch,
     Work,
 )
+from monograph.codegen.triton.library_conv import convolutions
 from monograph.codegen.triton.scalar import register_type
 from monograph.codegen.triton.tile import Tile, accumulator, finish_from, tile
 from monograph.codegen.triton.windows import Reader, Window, readable, reader_of, split_tap, window
@@ -47,18 +48,20 @@ def candidates(context: GpuContext) -> list[Candidate]:
     assert anchor is not None
     g = window(anchor)
     if g.depthwise:
-        return [
+        found = [
             Candidate(f"depthwise {c}", lambda c=c: (_depthwise(context, g, c),))  # type: ignore[misc]
             for c in _channel_configs(g)
         ]
+        return [*found[:2], *convolutions(context), *found[2:]]
     found = [
         Candidate(f"implicit {c}", lambda c=c: _implicit(context, g, c))  # type: ignore[misc]
         for c in _configs(g, anchor.inputs[0].dtype)
     ]
     if conv_runs.serves(context, anchor, g):
         runs = conv_runs.candidates(context, anchor, g)
-        return [*runs[:4], *found[:4], *runs[4:], *found[4:]]
-    return found
+        found = [*runs[:4], *found[:4], *runs[4:], *found[4:]]
+    # Early enough for a fast search; never the default, which must not need a library.
+    return [*found[:2], *convolutions(context), *found[2:]]
 
 
 def _power(n: int) -> int:

@@ -33,9 +33,9 @@ def products(context: GpuContext) -> list[Candidate]:
 
 
 def _product(context: GpuContext, anchor: Value, views: list[Strided]) -> tuple[Work, ...]:
-    region, storage = context.step.region, context.program.places.storage
+    storage = context.program.places.storage
     left, right = (
-        _viewed(v.tensor.static, f.strides, f.offset - storage[f.source].offset)
+        viewed(v.tensor.static, f.strides, f.offset - storage[f.source].offset)
         for v, f in zip(anchor.inputs, views, strict=True)
     )
     shape = anchor.tensor.static
@@ -52,16 +52,25 @@ def _product(context: GpuContext, anchor: Value, views: list[Strided]) -> tuple[
             torch.backends.cuda.matmul.allow_tf32 = kept
 
     sources: tuple[Argument, ...] = tuple(f.source for f in views)
-    if region.root is anchor and _dense(context, anchor):
-        return (Call("matmul", (*sources, anchor), multiply),)
+    result, finish = destination(context)
+    return (Call("matmul", (*sources, result), multiply), *finish)
+
+
+def destination(context: GpuContext) -> tuple[Argument, tuple[Work, ...]]:
+    """Where a library writes an anchor's result side by side, and what follows it."""
+    region = context.step.region
+    anchor = region.anchor
+    assert anchor is not None
+    if region.root is anchor and len(region.outputs) == 1 and _dense(context, anchor):
+        return anchor, ()
     result = Scratch(anchor.tensor.nbytes, anchor.dtype)
-    return (Call("matmul", (*sources, result), multiply), finish_from(context, result))
+    return result, (finish_from(context, result),)
 
 
 def _dense(context: GpuContext, value: Value) -> bool:
     return context.program.places.storage[value].strides == strides_of(value.tensor.static)
 
 
-def _viewed(shape: tuple[int, ...], strides: tuple[int, ...], offset: int) -> Callable[[Any], Any]:
+def viewed(shape: tuple[int, ...], strides: tuple[int, ...], offset: int) -> Callable[[Any], Any]:
     """How to see an operand in the memory of what it is a view of."""
     return lambda t: t.as_strided(shape, strides, t.storage_offset() + offset)

@@ -21,7 +21,13 @@ _MIDDLE = 397
 _SPLIT = WORDS - _MIDDLE
 _ROUNDS = ((0, _SPLIT), (_SPLIT, _SPLIT), (2 * _SPLIT, WORDS - 2 * _SPLIT))
 _ARRAY_SEED = 19650218
-_TEMPER = (("{0} >> 11", -1), ("{0} << 7", 0x9D2C5680), ("{0} << 15", 0xEFC60000), ("{0} >> 18", -1))
+_ALL = (1 << 32) - 1
+_TEMPER = (
+    ("{} >> 11", _ALL),
+    ("{} << 7", 0x9D2C5680),
+    ("{} << 15", 0xEFC60000),
+    ("{} >> 18", _ALL),
+)
 
 
 def word(value: int) -> str:
@@ -88,7 +94,7 @@ class Twister:
         w.line("j = turn * 0")
 
         def mix(given: str) -> None:
-            w.line("listed = tl.load({} + 2 + tl.where(j < length, j, 0))".format(state))
+            w.line(f"listed = tl.load({state} + 2 + tl.where(j < length, j, 0))")
             w.line("key = tl.where(j < length, listed, turn).to(tl.uint32)")
             w.line(f"x = ({given} ^ {_mixed('x', 1664525)}) + key + j.to(tl.uint32)")
             w.line("j = tl.where(j < length, j + 1, 0)")
@@ -134,8 +140,8 @@ class Twister:
         for offset, shift in ((0, 5), (1, 6)):
             found = self.get(f"{place} + {offset}", mask)
             for moved, bits in _TEMPER:
-                own = f"({moved.format(found)})"
-                self.w.line(f"{found} = {found} ^ {own if bits == -1 else f'({own} & {word(bits)})'}")
+                own = f"({moved.format(found)}) & {word(bits)}"
+                self.w.line(f"{found} = {found} ^ ({own})")
             parts.append(f"({found} >> {shift}).to(tl.float64)")
         name = self.w.name("unit")
         self.w.line(f"{name} = ({parts[0]} * {2.0**26} + {parts[1]}) * {2.0**-53}")

@@ -50,6 +50,7 @@ class _Side:
         self.progress = progress
         self.kept = config.shapes_kept
         self.holds_states = True
+        self.turns = self.splits_complex = False  # such loops and numbers are the host's
         self.place: Any = None
         """Where tensors have to lie that outputs are written into."""
 
