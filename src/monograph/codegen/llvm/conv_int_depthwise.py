@@ -15,6 +15,7 @@ from monograph.codegen.llvm import conv_int
 from monograph.codegen.llvm.arith import Arith
 from monograph.codegen.llvm.builder import Int, Reg, vector
 from monograph.codegen.llvm.conv_plan import Taps
+from monograph.codegen.llvm.depthwise import packed_taps
 from monograph.codegen.llvm.epilogue import Epilogue
 from monograph.codegen.llvm.kernel import Kernel, KernelContext, Packed, pointers, share
 from monograph.codegen.llvm.tiles import Run, split
@@ -66,7 +67,7 @@ class _Depthwise:
         for value in (*region.inputs, *region.outputs):
             if value is not self.anchor.inputs[1]:
                 context.argument(value)
-        self.packed = context.argument(Packed(self._pack()))
+        self.packed = context.argument(Packed(packed_taps(self.weights, self.blocks, np.int32)))
         b = self.b = context.builder(len(context.arguments))
         self.a = Arith(b)
         self.pointers = pointers(b, context.arguments)
@@ -77,15 +78,6 @@ class _Depthwise:
         for run in self.runs:
             b.loop(*share(b, lines * run.count, context.threads), 1, partial(self._strip, run))
         return context.finish(b, 2.0 * math.prod(self.shape) * math.prod(self.kernel))
-
-    def _pack(self) -> Array:
-        """[block of channels][taps][lanes], as wide as they are multiplied."""
-        taps = self.weights.reshape(self.shape[-1], -1).astype(np.int32)
-        pieces = []
-        for block in self.blocks:
-            part = taps[block.start : block.start + block.width * block.count]
-            pieces.append(part.reshape(block.count, block.width, -1).transpose(0, 2, 1).reshape(-1))
-        return np.concatenate(pieces)
 
     def _strip(self, run: Run, i: Int, _: list[Reg]) -> None:
         """Some pixels of a row, all channels: memory is read in order."""

@@ -7,6 +7,7 @@ input has a halo of zeros as wide as the padding.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import partial
 
 import numpy as np
@@ -31,6 +32,16 @@ MOST_HELD = 8
 def depthwise(context: KernelContext) -> Kernel:
     """A kernel for a depthwise convolution and what follows it."""
     return _Depthwise(context).emit()
+
+
+def packed_taps(weights: Array, blocks: Sequence[Block], dtype: type[np.generic]) -> Array:
+    """Weights of channels that do not mix as [block of channels][taps][lanes]."""
+    taps = weights.reshape(len(weights), -1).astype(dtype)
+    pieces = []
+    for block in blocks:
+        part = taps[block.start : block.start + block.width * block.count]
+        pieces.append(part.reshape(block.count, block.width, -1).transpose(0, 2, 1).reshape(-1))
+    return np.concatenate(pieces)
 
 
 def serves(value: Value) -> bool:
@@ -68,7 +79,7 @@ class _Depthwise:
         for value in (*region.inputs, *region.outputs):
             if value is not self.anchor.inputs[1]:
                 context.argument(value)
-        self.packed = context.argument(Packed(self._pack()))
+        self.packed = context.argument(Packed(packed_taps(self.weights, self.blocks, np.float32)))
         b = self.b = context.builder(len(context.arguments))
         self.pointers = pointers(b, context.arguments)
         self.epilogue = Epilogue(context, b)
@@ -78,15 +89,6 @@ class _Depthwise:
         for run in self.runs:
             b.loop(*share(b, lines * run.count, context.threads), 1, partial(self._strip, run))
         return context.finish(b, 2.0 * math.prod(self.shape) * math.prod(self.kernel))
-
-    def _pack(self) -> Array:
-        """[block of channels][taps][lanes]."""
-        taps = self.weights.reshape(self.shape[-1], -1).astype(np.float32)
-        pieces = []
-        for block in self.blocks:
-            part = taps[block.start : block.start + block.width * block.count]
-            pieces.append(part.reshape(block.count, block.width, -1).transpose(0, 2, 1).reshape(-1))
-        return np.concatenate(pieces)
 
     def _strip(self, run: Run, i: Int, _: list[Reg]) -> None:
         """Some pixels of a row, all channels: memory is read in order."""

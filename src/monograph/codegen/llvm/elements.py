@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 
 from monograph.codegen.llvm.builder import Builder, Int, Reg
 from monograph.codegen.llvm.scalar import LlvmScalars
+from monograph.codegen.walk import Walk
 from monograph.ir import DType, Value, known
 from monograph.ops.scalar import Scalar
-from monograph.program.access import Element, Indices, Resolved, resolve
+from monograph.program.access import Indices
 from monograph.program.index import Counter, Index, Quotient, flatten
-from monograph.program.kinds import is_view
 from monograph.program.place import Storage
 
 
@@ -32,7 +32,7 @@ class Point:
 
 
 @dataclass
-class Elements:
+class Elements(Walk[Point]):
     """Emits elements of a region's values at points of a loop nest."""
 
     b: Builder
@@ -41,31 +41,6 @@ class Elements:
     pointers: Mapping[Value, Reg]
     inputs: frozenset[Value]
     given: dict[Value, Scalar] = field(default_factory=dict)
-    """Values that are in registers already, such as an anchor's result."""
-
-    def plan(self, values: tuple[Value, ...], at: Indices) -> list[Resolved]:
-        """What some values need at an index, in order."""
-        wanted = [Element(v, at) for v in values]
-        return resolve(wanted, lambda v: v in self.inputs or v in self.given, is_view)
-
-    def emit(self, order: list[Resolved], point: Point) -> dict[Element, Scalar]:
-        """Computes resolved elements at a point; lanes side by side where it has lanes."""
-        made: dict[Element, Scalar] = {}
-        for item in order:
-            made[item.element] = self._one(item, made, point)
-        return made
-
-    def _one(self, item: Resolved, made: dict[Element, Scalar], point: Point) -> Scalar:
-        value = item.element.value
-        if value in self.given:
-            return self.given[value]
-        if not item.operands:
-            return self.load(value, item.element.at, point)
-        operands = [made[o] for o in item.operands]
-        if is_view(value):
-            return operands[0]
-        result: Scalar = value.op.scalar(self.scalars, *operands)
-        return result
 
     def load(self, value: Value, at: Indices, point: Point) -> Scalar:
         """An element from memory, or a literal."""

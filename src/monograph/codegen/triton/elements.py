@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from monograph.codegen.triton.scalar import TritonScalars
 from monograph.codegen.triton.writer import Writer
+from monograph.codegen.walk import Walk
 from monograph.ir import Value, known
 from monograph.ops.scalar import Scalar
-from monograph.program.access import Element, Indices, Resolved, resolve, through_view
+from monograph.program.access import Element, Indices, through_view
 from monograph.program.index import Atom, Counter, Index, Quotient, Remainder, flatten
 from monograph.program.kinds import is_view
 from monograph.program.place import Storage
@@ -30,7 +31,7 @@ Point = Mapping[Counter, Axis]
 
 
 @dataclass
-class Elements:
+class Elements(Walk[Point]):
     """Emits elements of a region's values at points; a pointer of a value starts at its offset."""
 
     w: Writer
@@ -38,34 +39,10 @@ class Elements:
     pointers: Mapping[Value, str]
     inputs: frozenset[Value]
     given: dict[Value, Scalar] = field(default_factory=dict)
-    """Values that are in registers already, such as an anchor's result."""
+    scalars: TritonScalars = field(init=False)
 
     def __post_init__(self) -> None:
         self.scalars = TritonScalars(self.w)
-
-    def plan(self, values: Sequence[Value], at: Indices) -> list[Resolved]:
-        """What some values need at an index, in order."""
-        wanted = [Element(v, at) for v in values]
-        return resolve(wanted, lambda v: v in self.inputs or v in self.given, is_view)
-
-    def emit(self, order: Iterable[Resolved], point: Point) -> dict[Element, Scalar]:
-        """Computes resolved elements at a point."""
-        made: dict[Element, Scalar] = {}
-        for item in order:
-            made[item.element] = self._one(item, made, point)
-        return made
-
-    def _one(self, item: Resolved, made: dict[Element, Scalar], point: Point) -> Scalar:
-        value = item.element.value
-        if value in self.given:
-            return self.given[value]
-        if not item.operands:
-            return self.load(value, item.element.at, point)
-        operands = [made[o] for o in item.operands]
-        if is_view(value):
-            return operands[0]
-        result: Scalar = value.op.scalar(self.scalars, *operands)
-        return result
 
     def element(self, value: Value, at: Indices, point: Point) -> Scalar:
         """One value's element at an index, computed through whatever leads to memory."""
