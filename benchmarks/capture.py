@@ -1,168 +1,181 @@
-"""Measures capture and replay on a GPU: what a run costs the host, and what it saves.
+"""Measures capture and replay on a GPU, in sessions as users have them.
 
-    python -m benchmarks.capture                        # the whole set
-    python -m benchmarks.capture -k towers --json capture.json
+    python -m benchmarks.capture                              # every model, some minutes
+    python -m benchmarks.capture -k towers --results somewhere
+    python -m benchmarks.capture --target gpu:interpreter     # tiny models, to try it out
 
-Medians in us. `same`: device tensors at the same addresses; `moved`: inputs and outputs at new ones
-each time, both as the host sees them, without waiting for the device. The others are synchronised.
+Two sessions of each model take turns: one with `capture="auto"`, one with `capture="off"`. Figures
+are medians over rounds in us; a ratio is that of medians. *same* and *moved* are what a run costs
+the host, which does not wait for the device: device tensors at the addresses of the run before,
+or inputs and outputs at new ones. *synced*: from the call to the end of the device's work.
+*queued*: one of many runs back to back. JSON and a page of Markdown go to --results.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import statistics
+import os
+import platform
+import signal
+import subprocess
+import sys
+import threading
 import time
-from collections.abc import Callable
-from itertools import cycle
+from collections.abc import Mapping
+from contextlib import suppress
+from datetime import date
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
-
-import monograph
-from benchmarks import gpu_models
-from benchmarks.gpu_contenders import random_feeds
-from monograph.runtime.gpu.cuda_graphs import CudaGraphs, cuda_graphs
-from monograph.runtime.gpu.executable import GpuExecutable
-from monograph.runtime.gpu.replay import Replay
+from benchmarks.capture_models import subjects
+from benchmarks.capture_report import bars, page
+from benchmarks.gpu import device_name, installed
 
 HERE = Path(__file__).parent
-BUILT = HERE.parent / "build" / "benchmarks"
-MODELS = ("towers_b1", "towers_b128", "yolov10n", "mobilenet", "llama_1b_linears")
-BATCH, ROUNDS = 20, 50
-"""Runs are enqueued in batches: the queue of the device must not fill up."""
-INPUTS = 100
-"""Random inputs on which replay and eager runs have to give the same bits."""
 
 
-def host_time(run: Callable[[], Any]) -> float:
-    """What one run costs the host."""
-    times = []
-    for _ in range(ROUNDS):
-        torch.cuda.synchronize()
-        began = time.perf_counter()
-        for _ in range(BATCH):
-            run()
-        times.append((time.perf_counter() - began) / BATCH)
-    return statistics.median(times) * 1e6
+def child(names: list[str], options: argparse.Namespace) -> None:
+    """Measures models one after the other; prints a line of JSON for all that is known of one."""
+    if options.target.endswith("interpreter"):
+        os.environ["TRITON_INTERPRET"] = "1"
+    from benchmarks.capture_measure import Measured, short
 
-
-def synced_time(run: Callable[[], Any], rounds: int = 100) -> float:
-    """One run, with the end of the device's work."""
-    times = []
-    for _ in range(rounds + 5):
-        began = time.perf_counter()
-        run()
-        torch.cuda.synchronize()
-        times.append(time.perf_counter() - began)
-    return statistics.median(times[5:]) * 1e6
-
-
-def device_time(run: Callable[[], Any]) -> float:
-    """One of many runs back to back, by the device's clock."""
-    times = []
-    for _ in range(15):
-        start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        torch.cuda._sleep(2_000_000)  # so that the host is ahead
-        start.record()
-        for _ in range(BATCH):
-            run()
-        stop.record()
-        stop.synchronize()
-        times.append(start.elapsed_time(stop) / BATCH)
-    return statistics.median(times) * 1e3
-
-
-class Measured:
-    """One model: an executable to run eagerly, and the same to replay."""
-
-    def __init__(self, name: str, tune: str, precision: str) -> None:
-        path = gpu_models.find(name, BUILT)
-        session = monograph.load(path, target="gpu", tune=tune, precision=precision)
-        self.arrays = random_feeds(session)
-        self.eager = session.executable(self.arrays)
-        if not isinstance(self.eager, GpuExecutable):
-            raise TypeError(f"{name} is no single program")
-        self.again = GpuExecutable(self.eager.module, self.eager.device)
-        self.tensors = {n: torch.from_numpy(x).cuda() for n, x in self.arrays.items()}
-
-    def rows(self) -> dict[str, Any]:
-        replay = Replay(self.again, cuda_graphs(0), "require")
-        replay.run(self.tensors)
-        found: dict[str, Any] = {"kernels": self.eager.kernels}
-        found["same_host_us"] = host_time(lambda: replay.run(self.tensors))
-        found["moved_host_us"] = host_time(self._moving(replay))
-        found["async_host_us"] = host_time(lambda: replay.run_async(self.tensors))
-        found["launch_host_us"] = host_time(self._bare(replay))
-        found["eager_host_us"] = host_time(lambda: self.eager.run(self.tensors))
-        found["replay_us"] = synced_time(lambda: replay.run(self.tensors))
-        found["eager_us"] = synced_time(lambda: self.eager.run(self.tensors))
-        found["stats"] = replay.stats
-        graphs = CudaGraphs(self.eager.device.place)
-        graphs.builds = False
-        other = Replay(self.again, graphs, "require")
-        found["replay_recorded_us"] = synced_time(lambda: other.run(self.tensors))
-        found["device_us"] = device_time(lambda: replay.run_async(self.tensors))
-        found["device_recorded_us"] = device_time(lambda: other.run_async(self.tensors))
-        for way in ("direct", "copy"):
-            hosted = Replay(self.again, cuda_graphs(0), "require", host=way)
-            found[f"numpy_{way}_us"] = synced_time(lambda r=hosted: r.run(self.arrays))  # type: ignore[misc]
-        found["equal_bits"] = self._equal(replay)
-        return found
-
-    def _bare(self, replay: Replay) -> Callable[[], Any]:
-        """What of a run is the launch of the graph."""
-        recorded = replay._recorded
-        assert recorded is not None
-        stream = replay.graphs.current()
-        return lambda: recorded.launch(stream)
-
-    def _moving(self, replay: Replay) -> Callable[[], Any]:
-        """Runs whose inputs and outputs are all somewhere else than those of the one before."""
-        copies = cycle([{n: t.clone() for n, t in self.tensors.items()} for _ in range(8)])
-        held: list[Any] = [None] * 3
-        turn = cycle(range(3))
-
-        def run() -> None:
-            held[next(turn)] = replay.run(next(copies))
-
-        return run
-
-    def _equal(self, replay: Replay) -> bool:
-        rng = np.random.default_rng(0)
-        for _ in range(INPUTS):
-            feeds = {}
-            for name, x in self.arrays.items():
-                data = rng.standard_normal(x.shape) if x.dtype.kind == "f" else rng.permutation(x)
-                feeds[name] = torch.from_numpy(data.astype(x.dtype)).cuda()
-            for a, b in zip(replay.run(feeds), self.eager.run(feeds), strict=True):
-                if not torch.equal(a.view(torch.uint8), b.view(torch.uint8)):
-                    return False
-        return True
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("-k", dest="chosen", default="", help="models whose name contains this")
-    parser.add_argument("--tune", default="off", choices=("off", "fast", "full"))
-    parser.add_argument("--precision", default="f16")
-    parser.add_argument("--json", type=Path)
-    options = parser.parse_args()
-    found: dict[str, Any] = {}
-    for name in MODELS:
-        if options.chosen not in name:
-            continue
+    known = {s.name: s for s in subjects(options.tiny)}
+    for name in names:
+        _tell({"model": name, "begun": True})
+        measured = None
         try:
-            found[name] = Measured(name, options.tune, options.precision).rows()
+            measured = Measured(known[name], options)
+            for part in measured.parts():
+                _tell({"model": name, **part})
         except Exception as error:  # the others are measured
-            found[name] = {"failed": f"{type(error).__name__}: {error}"}
-        shown = {k: round(v, 1) if isinstance(v, float) else v for k, v in found[name].items()}
-        print(name, json.dumps(shown), flush=True)
-    if options.json is not None:
-        options.json.write_text(json.dumps(found, indent=1) + "\n")
+            if options.debug:
+                raise
+            _tell({"model": name, "failed": short(error)})
+        del measured
+        _tell({"model": name, "ended": True})
+
+
+def _tell(line: dict[str, Any]) -> None:
+    print(json.dumps(line), flush=True)
+
+
+def measure(names: list[str], options: argparse.Namespace) -> dict[str, Any]:
+    """All models, in processes that are started anew where one breaks or takes too long."""
+    end = time.monotonic() + options.limit
+    found: dict[str, Any] = {}
+    left = list(names)
+    while left and (seconds := end - time.monotonic()) > 5:
+        said = _one_process(left, options, seconds, found)
+        left = [n for n in left if n not in said]
+    for name in left:
+        found[name] = {"failed": "no time was left"}
+    return found
+
+
+def _one_process(
+    names: list[str], options: argparse.Namespace, seconds: float, found: dict[str, Any]
+) -> set[str]:
+    """Measures models until the process ends; the names of those that it has begun."""
+    passed = [f"--target={options.target}", f"--tune={options.tune}", f"--inputs={options.inputs}"]
+    passed += [f"--tuning={options.tuning}"] if options.tuning else []
+    process = subprocess.Popen(
+        [sys.executable, "-m", "benchmarks.capture", *passed, *(f"--child={n}" for n in names)],
+        stdout=subprocess.PIPE,
+        stderr=sys.stderr if options.debug else subprocess.DEVNULL,
+        text=True,
+        start_new_session=True,
+    )
+    late: list[str] = []
+    begun: set[str] = set()
+    ended: set[str] = set()
+    timers: list[threading.Timer] = []
+
+    def watch(name: str, limit: float) -> None:
+        timer = threading.Timer(limit, lambda: (late.append(name), _stop(process.pid)))
+        timer.daemon = True
+        timer.start()
+        timers.append(timer)
+
+    watch("", seconds)
+    assert process.stdout is not None
+    for line in process.stdout:
+        try:
+            said = json.loads(line)
+        except ValueError:
+            continue
+        name = said.pop("model")
+        if said.pop("begun", False):
+            begun.add(name)
+            watch(name, options.each)
+        if said.pop("ended", False):
+            ended.add(name)
+            timers.pop().cancel()
+            _print(name, found.get(name, {}))
+        found.setdefault(name, {}).update(said)
+    code = process.wait()
+    for timer in timers:
+        timer.cancel()
+    for name in begun - ended:
+        why = "took too long" if late else f"its process ended with {code}"
+        found.setdefault(name, {})["failed"] = why
+    return begun or set(names[:1])
+
+
+def _stop(pid: int) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(pid, signal.SIGKILL)
+
+
+def _print(name: str, figures: Mapping[str, Any]) -> None:
+    shown = {k: round(v, 1) if isinstance(v, float) else v for k, v in figures.items()}
+    print(name, json.dumps(shown), flush=True)
+
+
+def parsed() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("-k", action="append", default=[], help="only names that contain this")
+    parser.add_argument("--target", default="gpu")
+    parser.add_argument("--tune", default="off", choices=("off", "fast", "full"))
+    parser.add_argument("--tuning", type=Path, help="keeps what was measured")
+    parser.add_argument("--inputs", type=int, default=100, help="random inputs to compare bits on")
+    parser.add_argument("--each", type=float, default=90.0, help="seconds a model, at most")
+    parser.add_argument("--limit", type=float, default=540.0, help="seconds in all")
+    parser.add_argument("--results", type=Path, default=HERE / "results")
+    parser.add_argument("--debug", action="store_true", help="show what processes complain about")
+    parser.add_argument("--child", action="append", default=[], help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    options.tiny = options.target.endswith("interpreter")
+    return options
+
+
+def main() -> int:
+    options = parsed()
+    if options.child:
+        child(options.child, options)
+        return 0
+    every = [s.name for s in subjects(options.tiny)]
+    names = [n for n in every if not options.k or any(w in n for w in options.k)]
+    if not names:
+        print(f"no model of that name; there are {', '.join(every)}")
+        return 1
+    record: dict[str, Any] = {
+        "date": date.today().isoformat(),
+        "device": options.target if options.tiny else device_name(),
+        "python": platform.python_version(),
+        "versions": installed(),
+        "tune": options.tune,
+        "models": measure(names, options),
+    }
+    record["bars"] = [b.as_json() for b in bars(record["models"])]
+    options.results.mkdir(parents=True, exist_ok=True)
+    stem = options.results / f"capture-{record['date']}"
+    stem.with_suffix(".json").write_text(json.dumps(record, indent=1) + "\n")
+    stem.with_suffix(".md").write_text(page(record))
+    print(page(record))
+    return 0 if not any("failed" in m for m in record["models"].values()) else 1
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

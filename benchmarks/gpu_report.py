@@ -59,7 +59,7 @@ def _devices(record: dict[str, Any]) -> list[str]:
         logs = [math.log(r) for m in record["models"].values() if (r := ratio(m, p))]
         means.append(f"{math.exp(sum(logs) / len(logs)):.2f}" if logs else "")
     rows.append(["geometric mean", "", *[""] * len(names), *means, ""])
-    return _table(rows)
+    return table(rows)
 
 
 def _us(found: dict[str, Any], contender: str) -> str:
@@ -78,10 +78,10 @@ def _details(record: dict[str, Any]) -> list[str]:
                 f"{f['end_to_end_us']:.1f}", f"{f['copies']:.0%}", clock,
                 str(f["kernels"] or ""), error, f"{f['seconds_to_make']:.1f}",
             ])  # fmt: skip
-    return _table(rows)
+    return table(rows)
 
 
-def _table(rows: list[list[str]]) -> list[str]:
+def table(rows: list[list[str]]) -> list[str]:
     """Rows of Markdown, their columns as wide as they need."""
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
 

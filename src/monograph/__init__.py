@@ -11,15 +11,20 @@ from typing import TYPE_CHECKING, Any
 from monograph import errors
 
 if TYPE_CHECKING:
+    from monograph.generate import Generator
     from monograph.session import Session, load
 
-__all__ = ["Session", "errors", "load"]
+__all__ = ["Generator", "Session", "errors", "load"]
 __version__ = "0.1.0"
 
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> Any:
         # numpy, onnx and the compiler take a second to import: `monograph --help` goes without.
+        if name == "Generator":
+            from monograph.generate import Generator
+
+            return Generator
         if name not in ("Session", "load"):
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         from monograph import session

@@ -23,9 +23,10 @@ from monograph.errors import ConfigError
 from monograph.ir import Array, Graph, TensorType
 from monograph.runtime.artefact import Artefact, LoadedExecutable
 from monograph.runtime.cache import open_cache
+from monograph.runtime.counts import OFF, Tally
 from monograph.runtime.feeds import Signature
 from monograph.runtime.forking import import_whole, own_lock
-from monograph.runtime.progress import READY, Progress
+from monograph.runtime.progress import READY, Progress, silent
 from monograph.runtime.resident import release_memory
 from monograph.runtime.source import Source, is_package
 from monograph.runtime.store import (
@@ -76,6 +77,8 @@ class Bindings:
         """Executables that were found on disk."""
         self.gone: Counter[str] = Counter()
         """What executables had counted that made room for others."""
+        self.tally: Tally | None = None if config.capture == OFF else Tally()
+        """What runs have been, those of executables that are gone included; None for captures off."""
         self.executables: OrderedDict[Key, Executable] = OrderedDict()
         self.graphs: OrderedDict[Key, Graph] = OrderedDict()
         self._source = source
@@ -86,7 +89,7 @@ class Bindings:
         self.gpu: GpuSide | OfflineSide | None = None
         """What compiles and runs on a GPU, where that is the target."""
         if config.on_gpu:
-            self.gpu = _open_gpu(config, progress)
+            self.gpu = _open_gpu(config, progress, self.tally)
         self.threads = choose_threads(config.threads) if config.target == "cpu" else 0
         """Threads that code for the CPU is compiled for; a program may be worth fewer."""
         self._model: Model | None = None
@@ -162,7 +165,7 @@ class Bindings:
 
     def optimise(self, graph: Graph) -> Graph:
         """A graph of known shapes as the target wants it."""
-        return _optimise(self._config, self._progress, graph)
+        return optimise_for(self._config, graph, self._progress)
 
     def executable(self, feeds: dict[str, Any]) -> Executable:
         """What a run on these feeds executes on the CPU."""
@@ -212,9 +215,10 @@ class Bindings:
             open_cache(self._config),
             self._config.winograd,
             # Not a method of these bindings: executables hold on to it.
-            partial(_optimise, self._config, self._progress),
+            partial(optimise_for, self._config, progress=self._progress),
             self._config.shapes_kept,
             self._progress,
+            tally=self.tally,
         )
 
     def save(self, path: Path) -> None:
@@ -264,7 +268,10 @@ class Bindings:
         types = {name: x.dtype for name, x in feeds.items()}
         # Not a reference to these bindings, which would keep each other alive.
         again = (self._source, self._config, self._dims, self.donate, self._progress)
-        return LoadedExecutable(artefact, lambda: _compile_again(Bindings(*again), shapes, types))
+        made = LoadedExecutable(artefact, lambda: _compile_again(Bindings(*again), shapes, types))
+        if self.tally is not None:
+            self.tally.watch(made)
+        return made
 
     def _compile(self, feeds: dict[str, Any]) -> Executable:
         """Compiles for such feeds, and keeps the result on disk where that can be done."""
@@ -321,7 +328,7 @@ class Bindings:
             self._progress(READY, 1, 1)
 
 
-def _open_gpu(config: Config, progress: Progress) -> GpuSide | OfflineSide:
+def _open_gpu(config: Config, progress: Progress, tally: Tally | None) -> GpuSide | OfflineSide:
     """The GPU side of a session; torch and triton are imported only where they are there."""
     from monograph.runtime.gpu.opening import make_ready
 
@@ -329,10 +336,11 @@ def _open_gpu(config: Config, progress: Progress) -> GpuSide | OfflineSide:
     from monograph.runtime.gpu.target import open_target
 
     # Not a method of the bindings: executables hold on to it.
-    return open_target(config, partial(_optimise, config, progress), progress)
+    return open_target(config, partial(optimise_for, config, progress=progress), progress, tally)
 
 
-def _optimise(config: Config, progress: Progress, graph: Graph) -> Graph:
+def optimise_for(config: Config, graph: Graph, progress: Progress = silent) -> Graph:
+    """A graph of known shapes as a configuration's target wants it."""
     if config.target == "reference" and not config.optimise:
         return graph
     import_whole(*_REWRITES)

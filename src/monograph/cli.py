@@ -17,7 +17,6 @@ from typer.core import TyperGroup
 import monograph
 from monograph.cli_common import (
     BAD_USAGE,
-    CHECK_FAILED,
     make_request,
     note,
     pass_options_from,
@@ -26,25 +25,21 @@ from monograph.cli_common import (
     show,
 )
 from monograph.cli_compile import compile_
+from monograph.cli_generate import bench_folder, generate
 from monograph.cli_options import (
     After,
-    Against,
-    AnyOrder,
     Archive,
     AsJson,
-    Atol,
-    Bisect,
+    Capture,
     CostModel,
     Debug,
     Dims,
     Disabled,
     InputFiles,
+    LaunchedOn,
     Model,
-    Only,
     PassSettings,
-    PerStep,
     Precision,
-    Rtol,
     RuleName,
     Runnable,
     Seed,
@@ -55,13 +50,13 @@ from monograph.cli_options import (
 )
 from monograph.cli_profile import profile
 from monograph.cli_tune import tune
+from monograph.cli_verify import verify
 from monograph.errors import ConfigError
 
 # Every other module takes numpy and onnx with it, a second that --help and --version need not wait
 # for: commands import what they use.
 if TYPE_CHECKING:
-    from monograph.pipeline import PassOptions
-    from monograph.report.execute import Request
+    from rich.console import Console
 
 # What typer calls its base class of usage errors depends on its version.
 _UsageError = cast("type[Exception]", typer.BadParameter.__mro__[1])
@@ -107,23 +102,46 @@ def common(
 
 
 @app.command()
-def inspect(model: Model, as_json: AsJson = False, debug: Debug = False) -> None:
+def inspect(
+    model: Model,
+    target: LaunchedOn = None,
+    dim: Dims = None,
+    inputs: Archive = None,
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
     """Shows what is in a model and whether Monograph can run it.
 
     A model with unsupported ops is shown too: which ops, how often, where, and what to do.
 
-    Example:  monograph inspect model.onnx --json
+    With --target it is also shown how runs on that target are launched: how many regions of how
+    many kernels, and which ops split them and why. Nothing is compiled for it, and no GPU needed.
+
+    Examples:
+
+    monograph inspect model.onnx --json
+
+    monograph inspect model.onnx --target gpu --dim batch=4
     """
     with reporting(as_json, debug):
         from monograph.report import tables
         from monograph.report.inspect import inspect_model
 
         found = inspect_model(model)
-        show(
-            as_json,
-            tables.inspection_json(str(model), found),
-            lambda out: tables.show_inspection(out, str(model), found),
-        )
+        told = tables.inspection_json(str(model), found)
+        if target is None or not found.supported:
+            show(as_json, told, lambda out: tables.show_inspection(out, str(model), found))
+        else:
+            from monograph.report import regions
+
+            request = make_request(model, target, dim, None, inputs, 0)
+            launched = regions.launching_of_model(request, note)
+
+            def both(out: Console) -> None:
+                tables.show_inspection(out, str(model), found)
+                regions.show_launching(out, launched)
+
+            show(as_json, told | {"launches": regions.launching_json(launched)}, both)
         if found.problem is not None and not found.missing:
             raise typer.Exit(BAD_USAGE)
 
@@ -145,6 +163,7 @@ def run(
     precision: Precision = None,
     tf32: Tf32 = None,
     tune_: Tune = None,
+    capture: Capture = None,
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
@@ -163,7 +182,8 @@ def run(
             raise ConfigError(
                 "--output is an .npz file", given=output, hint=f"name it {output}.npz"
             )
-        options = {"threads": threads, "precision": precision, "tf32": tf32, "tune": tune_}
+        gpu = {"precision": precision, "tf32": tf32, "tune": tune_, "capture": capture}
+        options = {"threads": threads, **gpu}
         request = make_request(model, target, dim, input_, inputs, seed, **options)
         result = run_model(request, note, repeat)
         if output is not None:
@@ -173,75 +193,6 @@ def run(
             tables.run_json(str(model), result),
             lambda out: tables.show_run(out, result),
         )
-
-
-@app.command()
-def verify(
-    model: Model,
-    target: Target = None,
-    against: Against = None,
-    only: Only = None,
-    dim: Dims = None,
-    input_: InputFiles = None,
-    inputs: Archive = None,
-    seed: Seed = 0,
-    rtol: Rtol = None,
-    atol: Atol = None,
-    any_order: AnyOrder = None,
-    bisect: Bisect = False,
-    per_step: PerStep = False,
-    pass_options: PassSettings = None,
-    disable: Disabled = None,
-    precision: Precision = None,
-    tf32: Tf32 = None,
-    tune_: Tune = None,
-    as_json: AsJson = False,
-    debug: Debug = False,
-) -> None:
-    """Compares a target with the reference, with ONNX Runtime, or with recorded answers.
-
-    The model runs once per side. Shapes, dtypes and the places of NaNs must agree, and every
-    element must lie within a tolerance that is derived from the model's own ops and dtypes.
-    Exits with 1 when any output differs, or is not in the file it should be compared with.
-
-    With --bisect the graph goes through the passes one by one, with the cost model of --target
-    (cpu or gpu), and the reference runs behind each. Of a pass that changes the numbers, the
-    rewrite that does is found, with its rule and the ONNX nodes behind it.
-
-    With --per-step every step of --target cpu runs by itself. It is compared with the reference on
-    what it really read, and from the model's inputs on; the first wrong step is shown with the
-    ONNX nodes behind it.
-
-    Examples:
-
-    monograph verify model.onnx --against onnxruntime
-
-    monograph verify model.onnx --target cpu --per-step
-    """
-    with reporting(as_json, debug):
-        from monograph.report import tables
-        from monograph.report.execute import verify_model
-
-        gpu = {"precision": precision, "tf32": tf32, "tune": tune_}
-        request = make_request(model, target, dim, input_, inputs, seed, **gpu)
-        if bisect:
-            _refuse_with_bisect(against, only, rtol, atol, per_step or None, *gpu.values())
-            options = pass_options_from(pass_options, disable)
-            _bisect(model, request, options, any_order or [], as_json)
-            return
-        if pass_options or disable:
-            raise ConfigError("-p and --disable are for passes", hint="add --bisect")
-        if per_step:
-            _per_step(model, request, against, (rtol, atol, any_order or (), only or ()), as_json)
-            return
-        result = verify_model(request, against, note, rtol, atol, any_order or (), only or ())
-        show(
-            as_json,
-            tables.verification_json(str(model), result),
-            lambda out: tables.show_verification(out, result),
-        )
-        if not result.ok:
-            raise typer.Exit(CHECK_FAILED)
 
 
 @app.command()
@@ -279,7 +230,8 @@ def explain(
         request = make_request(model, target, dim, None, inputs, 0)
         options = pass_options_from(pass_options, disable)
         check_names(options, rule, after)
-        found = explain_model(request, options, note)
+        launches = rule is None and after is None
+        found = explain_model(request, options, note, launches=launches)
         if after is not None:
             text = print_graph(found.graph_after(after), stable=True)
             print(json.dumps({"ok": True, "after": after, "graph": text}) if as_json else text)
@@ -315,76 +267,44 @@ def bench(
     precision: Precision = None,
     tf32: Tf32 = None,
     tune_: Tune = None,
+    capture: Capture = None,
+    positions: Annotated[
+        str, typer.Option(metavar="N,N", help="Of a folder with a decoder: where to time steps.")
+    ] = "16,512",
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
     """Times a model, with peers in the same window on the same threads and inputs.
 
     Contenders run in turn, so that noise of the machine hits all alike: trust the ratios more
-    than the times.
+    than the times. Of a folder with a decoder, steps are timed with --positions tokens in the
+    cache.
 
     Example:  monograph bench model.onnx --against onnxruntime,openvino --threads 2
     """
     with reporting(as_json, debug):
         from monograph.report.bench import bench_model, show_bench
 
-        gpu = {"precision": precision, "tf32": tf32, "tune": tune_}
+        gpu = {"precision": precision, "tf32": tf32, "tune": tune_, "capture": capture}
+        if model.is_dir():
+            bench_folder(model, target, positions, as_json, threads=threads, **gpu)
+            return
         request = make_request(model, target, dim, input_, inputs, seed, **gpu)
         peers = [p.strip() for p in against.split(",") if p.strip()]
         found = bench_model(request, note, against=peers, seconds=seconds, threads=threads)
         show(as_json, found.as_json(), lambda out: show_bench(out, str(model), found))
 
 
+app.command()(verify)
 app.command()(profile)
 app.command("compile")(compile_)
 app.command()(tune)
+app.command()(generate)
 
 
 def main() -> None:
     """The `monograph` command."""
     app()
-
-
-def _refuse_with_bisect(*others: object) -> None:
-    if any(given not in (None, "", []) for given in others):
-        raise ConfigError(
-            "--bisect compares passes with the reference, within derived tolerances",
-            hint="leave out --against, --only, --rtol, --atol, --per-step, --precision, --tf32 and"
-            " --tune",
-        )
-
-
-def _per_step(
-    model: Path, request: Request, against: str | None, options: tuple[Any, ...], as_json: bool
-) -> None:
-    from monograph.report.per_step import per_step_json, show_per_step, verify_steps
-
-    if against not in (None, "reference"):
-        raise ConfigError(
-            "--per-step compares with the reference: nothing else has the same steps",
-            given=f"--against {against}",
-            hint="leave out --against",
-        )
-    found = verify_steps(request, note, *options)
-    show(as_json, per_step_json(str(model), found), lambda out: show_per_step(out, found))
-    if not found.ok:
-        raise typer.Exit(CHECK_FAILED)
-
-
-def _bisect(
-    model: Path, request: Request, options: PassOptions, any_order: list[str], as_json: bool
-) -> None:
-    from monograph.report import explain_tables
-    from monograph.report.explain import bisect_model
-
-    result = bisect_model(request, options, note, any_order)
-    show(
-        as_json,
-        explain_tables.bisection_json(str(model), result),
-        lambda out: explain_tables.show_bisection(out, result),
-    )
-    if result.fault is not None:
-        raise typer.Exit(CHECK_FAILED)
 
 
 if __name__ == "__main__":

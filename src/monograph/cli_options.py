@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from monograph.config import DEBUG_VARIABLE, PRECISIONS, TARGETS, TUNING
+from monograph.config import CAPTURE, DEBUG_VARIABLE, PRECISIONS, TARGETS, TUNING
 
 Model = Annotated[Path, typer.Argument(metavar="MODEL", help="An ONNX file.", show_default=False)]
 Runnable = Annotated[
@@ -48,6 +48,18 @@ Tune = Annotated[
         help="How a GPU's kernels are chosen: by default, by measuring some rivals, or all.",
         show_default="fast",
     ),
+]
+Capture = Annotated[
+    str | None,
+    typer.Option(
+        metavar="|".join(CAPTURE),
+        help="Whether runs are captured and replayed as one launch; require: or fail.",
+        show_default="auto",
+    ),
+]
+LaunchedOn = Annotated[
+    str | None,
+    typer.Option("--target", metavar="cpu|gpu", help="Show how runs on this are launched."),
 ]
 Dims = Annotated[
     list[str] | None,
@@ -109,6 +121,11 @@ Bisect = Annotated[
 PerStep = Annotated[
     bool,
     typer.Option("--per-step", help="Compare every step of compiled code; name the wrong one."),
+]
+
+Replay = Annotated[
+    bool,
+    typer.Option("--replay", help="Compare replayed runs with runs that are not, bit for bit."),
 ]
 
 # Of explain

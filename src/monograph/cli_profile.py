@@ -11,6 +11,7 @@ from monograph.cli_common import make_request, note, reporting, show
 from monograph.cli_options import (
     Archive,
     AsJson,
+    Capture,
     Debug,
     Dims,
     InputFiles,
@@ -54,6 +55,7 @@ def profile(
     precision: Precision = None,
     tf32: Tf32 = None,
     tune: Tune = None,
+    capture: Capture = None,
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
@@ -70,8 +72,8 @@ def profile(
     that does not divide evenly, and barriers.
 
     With --target gpu, *time* is that of a step's launches on the device, between events, and *gap*
-    what the device idles before them. Kernels do not overlap in such a run: the time of a whole run
-    is taken from a graph of the same launches.
+    what the device idles before them. A profile runs eagerly, and kernels do not overlap in it: the
+    time of a whole run is taken from a graph of the same launches (not with --capture off).
 
     Open the file that --trace writes in https://ui.perfetto.dev or chrome://tracing: a row for each
     thread, a block for each step.
@@ -85,7 +87,7 @@ def profile(
     monograph profile model.onnx --target gpu --precision f16 --trace run.json
     """
     with reporting(as_json, debug):
-        gpu = {"precision": precision, "tf32": tf32, "tune": tune}
+        gpu = {"precision": precision, "tf32": tf32, "tune": tune, "capture": capture}
         request = make_request(model, target, dim, input_, inputs, seed, **gpu)
         if target.partition(":")[0] == "gpu":
             _on_gpu(request, target, top, trace, runs, warm_ups, as_json)

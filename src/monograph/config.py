@@ -14,6 +14,7 @@ from monograph.errors import ConfigError, did_you_mean
 TARGETS = ("cpu", "gpu", "reference")
 PRECISIONS = ("f32", "f16", "bf16")
 TUNING = ("off", "fast", "full")
+CAPTURE = ("auto", "off", "require")
 INSTRUCTION_SETS = ("avx512_vnni", "avx512", "avx2", "sse2", "neon", "baseline")
 """What CPU code may be compiled for; here by name, without what a compiler has to know of them."""
 _GPU = re.compile(r"gpu(?::([0-9]{1,3}|sm_[0-9]+|gfx[0-9a-f]+|interpreter))?\Z")
@@ -60,6 +61,9 @@ class Config:
     promising rivals, "full" all of them."""
     tuning_cache: str = ""
     """The JSON file that keeps what was measured; "" for tuning.json in `cache_dir`."""
+    capture: str = "auto"
+    """Whether a run is one launch: "auto" where it can be, "off" for every kernel by itself on a
+    GPU, "require" to fail where it cannot be."""
 
     def __post_init__(self) -> None:
         for f in fields(self):
@@ -71,7 +75,8 @@ class Config:
                 expected=" | ".join((*TARGETS, "gpu:NUMBER", "gpu:ARCHITECTURE")),
                 given=self.target,
             )
-        for name, known in (("precision", PRECISIONS), ("tune", TUNING)):
+        choices = (("precision", PRECISIONS), ("tune", TUNING), ("capture", CAPTURE))
+        for name, known in choices:
             value = getattr(self, name)
             if value not in known:
                 raise ConfigError(f"no such {name}", expected=" | ".join(known), given=value)
@@ -83,6 +88,13 @@ class Config:
             raise ConfigError("cache_bytes is negative", expected=">= 0", given=self.cache_bytes)
         if not self.on_gpu:
             _refuse_gpu_options(self)
+        if self.target == "reference" and self.capture == "require":
+            raise ConfigError(
+                "the reference launches nothing, so there is nothing to capture",
+                expected="auto | off",
+                given=self.capture,
+                hint='load with target="gpu" or target="cpu"',
+            )
 
     @property
     def on_gpu(self) -> bool:
@@ -128,6 +140,8 @@ def make_config(**options: Any) -> Config:
     if not str(values.get("target", Config.target)).startswith("gpu"):
         # A default for GPUs is no wish for other targets.
         values = {n: v for n, v in values.items() if n not in _OF_GPUS or n in options}
+    if values.get("target") == "reference" and options.get("capture") is None:
+        values.pop("capture", None)  # nor is one for targets that launch
     return Config(**values)
 
 

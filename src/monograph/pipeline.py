@@ -23,9 +23,11 @@ from monograph.passes.collapse_views import CollapseViews
 from monograph.passes.compose_convs import ComposeConvs
 from monograph.passes.convert_precision import ConvertPrecision
 from monograph.passes.fold_constants import FoldConstants
+from monograph.passes.fold_norms import FoldNorms
 from monograph.passes.fold_scales import FoldScales
 from monograph.passes.fold_sizes import FoldSizes
 from monograph.passes.fold_zero_points import FoldZeroPoints
+from monograph.passes.fuse_decoding import FuseDecoding
 from monograph.passes.fuse_dot_rows import FuseDotRows
 from monograph.passes.fuse_shared_input import FuseEmbeddings, FuseSharedInput
 from monograph.passes.hoist_convs import HoistConvs
@@ -85,6 +87,8 @@ STAGES: tuple[Stage, ...] = (
             RecogniseActivations(),
             RecogniseNorms(),
             FoldScales(),
+            FoldNorms(),
+            FuseDecoding(),
             FuseDotRows(),
         ),
     ),

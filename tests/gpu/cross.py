@@ -29,13 +29,15 @@ from monograph.errors import CodegenError, MonographError
 from monograph.ir import Graph, Input, Item, TensorType, Value, constant, dtype, parse, unpack
 from monograph.ops import OPS
 from monograph.ops.attention import Attention
-from monograph.ops.composite import LayerNorm, Silu, Softmax
+from monograph.ops.composite import LayerNorm, RmsNorm, Silu, Softmax
 from monograph.ops.control import Loop
 from monograph.ops.conv import Conv
-from monograph.ops.elementwise import Add, Less
+from monograph.ops.elementwise import Add, Less, Mul
 from monograph.ops.linear import Dot
+from monograph.ops.quant import Dequantize
 from monograph.ops.recurrent import Lstm
 from monograph.ops.reduce import ReduceMax, ReduceSum
+from monograph.ops.shape import Slice, Transpose
 from monograph.program.bounded import bounded_loop
 from monograph.program.kinds import is_native
 from monograph.runtime.gpu.build import ARCHES, Request
@@ -87,6 +89,24 @@ def larger() -> Iterator[tuple[str, Graph]]:
     cell = Lstm()(x, *(weight("f16", *shape) for shape in sizes))
     yield "lstm", Graph((x,), (("y", Item(0)(cell)), ("h", Item(1)(cell))))
     yield "loop", looping()
+    yield from decoding()
+
+
+def decoding() -> Iterator[tuple[str, Graph]]:
+    """A product of few rows that normalises them and applies a gate, of plain and coded weights."""
+    for codes, rows, zeros in (("", 1, False), ("", 4, False), ("u4", 1, True), ("i8", 1, False)):
+        x = tensor("x", "f16", rows, 2048)
+        weights = weight("f16", 2048, 128)
+        if codes:
+            draw = np.random.default_rng(1)
+            data = constant(draw.integers(0, 8, (128, 2048)).astype(dtype(codes).numpy))
+            given = [constant(draw.random((128, 16)).astype(np.float16))]
+            given += [constant(np.full((128, 16), 3).astype(dtype(codes).numpy))] if zeros else []
+            weights = Transpose((1, 0))(Dequantize(dtype("f16"), 1, 128)(data, *given))
+        scale = (weight("f16", 2048),) if codes else ()
+        y = Dot()(RmsNorm((1,))(x, *scale), weights)
+        gate, up = (Slice((0, at), (rows, at + 64), (1, 1))(y) for at in (0, 64))
+        yield f"gated {codes or 'f16'} {rows}", graph_of(Mul()(Silu()(gate), up), x)
 
 
 def looping() -> Graph:

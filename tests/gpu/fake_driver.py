@@ -10,7 +10,7 @@ import ctypes
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
@@ -20,7 +20,7 @@ import torch
 
 from monograph.codegen.triton.kernel import Launch
 from monograph.codegen.triton.layout import Where
-from monograph.runtime.gpu.devices import Interpreter
+from monograph.runtime.gpu.devices import _INTERPRETING, Interpreter
 from monograph.runtime.gpu.graphs import (
     CONDITIONAL,
     IF,
@@ -196,6 +196,9 @@ class FakeGraphs:
         self.builds = builds
         self.conditionals = conditionals
         self.lock = threading.RLock()
+        self.elsewhere = False
+        """Whether another device is the caller's current one."""
+        self.guarded = self._guards = 0
         self.marked: list[int] = []
         """Streams that memory was said to be used on."""
 
@@ -215,10 +218,16 @@ class FakeGraphs:
         return self.driver.current
 
     def here(self) -> bool:
-        return True
+        return not self.elsewhere or self._guards > 0
 
-    def guard(self) -> AbstractContextManager[Any]:
-        return nullcontext()
+    @contextmanager
+    def guard(self) -> Iterator[None]:
+        self.guarded += 1
+        self._guards += 1
+        try:
+            yield
+        finally:
+            self._guards -= 1
 
     def used_on(self, memory: Sequence[torch.Tensor], stream: int) -> None:
         self.marked.append(stream)
@@ -250,6 +259,7 @@ class FakeGraphs:
 
     def begin(self, stream: int) -> None:
         self.driver.called("begin")
+        assert self.here()
         assert not self.capturing(stream)
         self.driver._recording[stream] = FakeGraph(), []
 
@@ -316,6 +326,7 @@ class FakeGraphs:
     def launch(self, executable: Handle, stream: int) -> None:
         self.driver.called("graph launch")
         assert not executable.closed
+        assert self.here()
         assert not self.capturing(stream)
         value: FakeExecutable = executable.value
         queued = [(n, list(value.values[int(n)])) for n in value.nodes]
@@ -412,9 +423,11 @@ class FakeLibrary:
 class FakeDevice(Interpreter):
     """Triton's interpreter behind a driver that records."""
 
-    def __init__(self, driver: FakeDriver) -> None:
+    def __init__(self, driver: FakeDriver, graphs: Any = None) -> None:
         self.fake = driver
         self.joined: list[int] = []
+        self.graphs = graphs
+        """What sessions on this device capture with."""
 
     def record(self, launch: Launch, arguments: Sequence[Where], stem: str) -> Any:
         made = function(launch.source, stem)
@@ -422,7 +435,8 @@ class FakeDevice(Interpreter):
 
         def run(words: list[int]) -> None:
             tensors = [_at(w, kind) for w, kind in zip(words, kinds, strict=True)]
-            made[launch.grid](*tensors)
+            with _INTERPRETING:
+                made[launch.grid](*tensors)
 
         return FakeRecord(self.fake, stem, run, len(arguments))
 

@@ -12,6 +12,7 @@ import torch
 
 import monograph
 from monograph.errors import ConfigError
+from monograph.runtime import native
 from monograph.runtime.gpu.opening import architecture, open_device
 from monograph.runtime.gpu.streams import TorchDevice
 from tests.gpu.gpu_models import linear
@@ -115,6 +116,54 @@ def test_an_architecture_that_no_code_is_generated_for() -> None:
         monograph.load(linear(), target="gpu:sm_75")
     assert "sm_90" in str(caught.value.expected)
     assert architecture("gfx942").warp == 64
+
+
+@pytest.mark.parametrize(
+    ("state", "said"),
+    [
+        ({"count": 0}, "there is no GPU"),
+        ({"capability": (7, 5)}, "architecture is too old"),
+        ({"error": "The NVIDIA driver on your system is too old (found 11040)."}, "too old"),
+        ({"error": "No CUDA GPUs are available"}, "no GPU can be used"),
+        ({"error": "out of memory"}, "no GPU can be used"),
+    ],
+)
+def test_a_model_never_moves_to_another_target(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, state: dict[str, Any], said: str
+) -> None:
+    """Nothing is compiled for another one, and what comes out is an error that says what to do."""
+    machine(**state)
+    compiled: list[Any] = []
+    monkeypatch.setattr(native, "compile_modules", lambda *a, **k: compiled.append(a))
+    with pytest.raises(ConfigError, match=said) as caught:
+        monograph.load(linear(), target="gpu").run({"x": np.ones((1, 33), np.float32)})
+    assert caught.value.hint
+    assert not compiled
+
+
+def amd(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setattr(torch.version, "hip", "6.4")
+    properties = type("Properties", (), {"gcnArchName": f"{name}:sramecc+:xnack-"})
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: properties)
+
+
+def test_an_amd_device_that_no_code_is_generated_for(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine()
+    amd(monkeypatch, "gfx906")
+    with pytest.raises(ConfigError, match="no code is generated") as caught:
+        open_device("")
+    assert caught.value.given == "gfx906"
+    assert "gfx942" in str(caught.value.expected)
+
+
+def test_no_amd_device(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine(count=0)
+    amd(monkeypatch, "gfx942")
+    with pytest.raises(ConfigError, match="there is no GPU") as caught:
+        open_device("")
+    assert "rocm-smi" in str(caught.value)
 
 
 def test_a_stream_that_is_captured_waits_for_no_other(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,7 +32,7 @@ def normal(shape: tuple[int, ...], dtype: DType = f32, seed: float | None = None
 
 
 def compiled(graph: Graph) -> Executable:
-    config = make_config(target="gpu:interpreter", cache_dir="", tune="off")
+    config = make_config(target="gpu:interpreter", cache_dir="", tune="off", capture="off")
     return compile_stages(graph, GpuSide(config, device(), lambda g: g, silent))
 
 

@@ -411,7 +411,7 @@ def test_run_async_on_another_stream_holds_its_inputs() -> None:
 def test_a_forked_child_is_told() -> None:
     replay, _ = replayed()
     check(replay, some())
-    replay._process = -1
+    replay._launches.process = -1
     with pytest.raises(ExecutionError, match="forked"):
         replay.run({"x": some()})
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -150,6 +152,89 @@ def test_others_may_write_meanwhile(tmp_path: Path) -> None:
     two.save()
     assert set(TuningCache.open(path).of("here")) == {"p1", "p2"}
     assert [p.name for p in tmp_path.iterdir()] == ["tuning.json"]
+
+
+def entry(winner: str, mode: str = "fast") -> dict[str, Any]:
+    times = {winner: 1.0, "other": 2.0}
+    return {"problem": "p", "winner": winner, "default": "other", "mode": mode, "us": times}
+
+
+def _measure_many(path: Path, who: int, count: int, start: Any) -> None:
+    start.wait()
+    cache = TuningCache.open(path)
+    for number in range(count):
+        cache.of("here")[f"{who}-{number}"] = entry("a")
+        cache.save()
+
+
+@pytest.mark.parametrize("kind", ["processes", "threads"])
+def test_many_write_at_once(tmp_path: Path, kind: str) -> None:
+    """None loses what another wrote, and the file can be read at any time."""
+    path, writers, count = tmp_path / "tuning.json", 4, 12
+    TuningCache(path, {"elsewhere": {"p": entry("a")}}).save()
+    forked = multiprocessing.get_context("fork")
+    start: Any = forked.Barrier(writers) if kind == "processes" else threading.Barrier(writers)
+    make: Any = forked.Process if kind == "processes" else threading.Thread
+    at_work = [make(target=_measure_many, args=(path, i, count, start)) for i in range(writers)]
+    for one in at_work:
+        one.start()
+    while any(one.is_alive() for one in at_work):
+        TuningCache.open(path)
+    for one in at_work:
+        one.join()
+    found = TuningCache.open(path)
+    assert set(found.of("here")) == {f"{i}-{n}" for i in range(writers) for n in range(count)}
+    assert set(found.of("elsewhere")) == {"p"}
+    assert [p.name for p in tmp_path.iterdir()] == ["tuning.json"]
+
+
+def test_who_measures_at_once_uses_the_same_winner(tmp_path: Path) -> None:
+    path = tmp_path / "tuning.json"
+    one, two, late = (TuningCache.open(path) for _ in range(3))
+    one.of("here")["p"] = entry("a")
+    two.of("here")["p"] = entry("b")
+    one.save()
+    two.save()
+    late.refresh()
+    for cache in (one, two, late, TuningCache.open(path)):
+        assert cache.of("here")["p"]["winner"] == "a"
+
+
+def test_more_rivals_replace_fewer(tmp_path: Path) -> None:
+    path = tmp_path / "tuning.json"
+    one, two = TuningCache.open(path), TuningCache.open(path)
+    one.of("here")["p"] = entry("a")
+    two.of("here")["p"] = entry("b", "full")
+    one.save()
+    two.save()
+    one.refresh()
+    for cache in (one, two, TuningCache.open(path)):
+        assert cache.of("here")["p"]["winner"] == "b"
+
+
+def test_what_another_session_has_measured_meanwhile(device: FakeDevice, tmp_path: Path) -> None:
+    one, two = load(tmp_path), load(tmp_path)
+    device.clock = lambda number: 5.0 if number == 2 else 10.0
+    one.run({"x": X})
+    before = device.measurements
+    device.clock = lambda number: 1.0 if number == before + 1 else 10.0
+    two.run({"x": X})
+    assert device.measurements == before
+    chosen = [s.gpu.tuner.used for s in (one, two) if s.gpu is not None]  # type: ignore[union-attr]
+    assert chosen[0] == chosen[1]
+    assert len(chosen[0]) == 1
+
+
+def test_a_folder_that_cannot_be_written(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*rest: Any) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "replace", refuse)
+    TuningCache(tmp_path / "tuning.json", {"here": {"p": entry("a")}}).save()
+    assert "cannot be written: Permission denied" in caplog.text
+    assert not list(tmp_path.iterdir())
 
 
 def test_the_environment_names_versions() -> None:

@@ -31,7 +31,7 @@ from monograph.ir.dtype import boolean, f32, f64, i8, i32, i64
 from monograph.ir.types import accepts
 from monograph.ops import OPS
 from monograph.ops import elementwise as ew
-from monograph.ops.attention import CacheUpdate
+from monograph.ops.attention import Attention, CacheUpdate
 from monograph.ops.cast import Cast
 from monograph.ops.control import If, Loop
 from monograph.ops.conv import Conv
@@ -245,11 +245,14 @@ def test_masks_stay_finite() -> None:
     mask = ew.Where()(keep, number(0.0), number(-1e9))
     scores = Dot()(x, data(16, 8))
     check(graph_of(softmax(ew.Add()(scores, mask)), mask))
-    after, _ = convert(graph_of(Dot()(mask, data(8, 2))))
-    feeds = {"keep": np.zeros((4, 8), bool)}
+    q, k, v = (value(f"f32[1, 1, {n}, 16]", name) for name, n in (("q", 4), ("k", 8), ("v", 8)))
+    attended = Attention(extra=("mask",))(q, k, v, mask)
+    after, _ = convert(graph_of(attended))
+    assert computed_in(after, Attention) == {"f16"}
+    feeds = random_feeds(graph_of(attended)) | {"keep": np.zeros((4, 8), bool)}
     masks: list[Any] = []
-    evaluate(after, feeds, lambda v, a: masks.append(a) if isinstance(v.op, Cast) else None)
-    assert (masks[0] == np.float16(-65504)).all()
+    evaluate(after, feeds, lambda v, a: masks.append(a) if a.shape == (4, 8) else None)
+    assert (masks[-1] == np.float16(-65504)).all()
 
 
 def test_sums_of_integers_meet_their_scale_in_f32() -> None:
@@ -306,7 +309,8 @@ def test_comparisons_take_the_type_of_what_they_compare() -> None:
 
 def test_dequantised_weights_keep_f32_scales() -> None:
     packed = constant(RNG.integers(-8, 8, (16, 4)).astype(np.int8))
-    w = Dequantize(f32, 1)(packed, data(4, scale=1e-6))
+    # Scales that f16 would round by a percent.
+    w = Dequantize(f32, 1)(packed, data(4, scale=1e-4))
     after = check(graph_of(Dot()(x, w)))
     (made,) = [v for v in after.values if isinstance(v.op, Dequantize)]
     assert (str(made.dtype), str(made.inputs[1].dtype)) == ("f16", "f32")
@@ -427,7 +431,10 @@ def test_every_op_converts_or_stays(op: type[Op], sample: Sample) -> None:
         ("magika_v3_3", "f16"),
         ("khmercut_int8", "f16"),
         ("ppocrv6_rec_tiny", "f16"),
+        # A sum over an image exceeds what f16 holds.
+        ("ppocrv6_det_tiny", "f16"),
         # Its activations fall to 1e-9, below what f16 holds.
+        ("tv_mobilenet_v3_small", "f16"),
         ("tv_mobilenet_v3_small", "bf16"),
     ],
 )
@@ -446,3 +453,5 @@ def test_real_models(name: str, to: str) -> None:
         str(v.dtype) for v in after.values if isinstance(v.type, TensorType)
     }
     compare(before, after, feeds)
+    # What is allowed is a small part of the largest element, not all of it.
+    assert to == "bf16" or all(t.rtol < 0.1 for t in derive(after).values())

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
-from monograph.ir import Constant, Graph, constant, verify
+from monograph.ir import Constant, Graph, constant, dtype, verify
 from monograph.ops.elementwise import Add, Exp, Mul
 from monograph.ops.index import Gather
+from monograph.ops.linear import Dot
+from monograph.ops.quant import Dequantize
 from monograph.ops.shape import Broadcast, Transpose
 from monograph.passes.base import Environment, run_pass
 from monograph.passes.fold_constants import FoldConstants
@@ -41,6 +44,27 @@ def test_a_constant_that_would_grow_stays_an_expression() -> None:
     after, reasons = fold(before, small=64)
     assert after == before
     assert any("would grow (expected at most 2 x 36 bytes, given 14,400)" in r for r in reasons)
+
+
+@pytest.mark.parametrize(("kind", "to"), [("i4", "f16"), ("i8", "f16"), ("i4", "f32")])
+def test_weights_of_few_bits_stay_packed_for_a_product(kind: str, to: str) -> None:
+    codes = constant(np.ones((6, 9)).astype(dtype(kind).numpy))
+    decoded = Transpose((1, 0))(
+        Dequantize(dtype(to))(codes, constant(np.ones((), dtype(to).numpy)))
+    )
+    data = value(f"{to}[4, 9]")
+    before = graph_of(Dot()(data, decoded))
+    after, reasons = fold(before, small=64)
+    assert after == before
+    assert any("packed" in r or "would grow" in r for r in reasons)
+    small, _ = fold(before, small=1 << 10)
+    assert not any(isinstance(v.op, Dequantize) for v in small.values)
+    # What no product reads has no kernel that decodes it.
+    other = graph_of(Add()(value(f"{to}[9, 6]"), decoded))
+    after, _ = fold(other, small=64)
+    assert (kind, to) == ("i4", "f32") or not any(
+        isinstance(v.op, Dequantize) for v in after.values
+    )
 
 
 def test_the_budget_is_for_all_folding_together() -> None:

@@ -51,8 +51,16 @@ def test_a_bench_counts_work_and_names_its_peers(model: Path) -> None:
     assert content["gbytes_per_second"] == pytest.approx(found.bytes / times["median"] / 1e9)
     assert 0 < content["of_peak_flops"] < content["gflops_per_second"] + 1
     assert (content["kernels_per_run"], content["launches_per_run"]) == (1, 1)
+    assert content["capture"] == "auto"
     memory = content["peak_memory"]
     assert memory["process"] > memory["temporaries"] > 0
+
+
+def test_a_bench_tells_why_runs_are_not_one_launch(tmp_path: Path) -> None:
+    path = models.save(models.WORDS, tmp_path)
+    shown = CliRunner().invoke(app, ["bench", str(path), "--seconds", "0.1"]).stdout
+    assert "capture auto: " in shown
+    assert "the host takes part in a run: string_concat" in shown
 
 
 def test_every_contender_takes_its_turns() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Generic, TypeVar
 
 from monograph.ir import Value
@@ -28,11 +28,14 @@ class Walk(Generic[P]):
         wanted = [Element(v, at) for v in values]
         return resolve(wanted, lambda v: v in self.inputs or v in self.given, is_view)
 
-    def emit(self, order: Iterable[Resolved], point: P) -> dict[Element, Scalar]:
-        """Computes resolved elements at a point."""
-        made: dict[Element, Scalar] = {}
+    def emit(
+        self, order: Iterable[Resolved], point: P, known: Mapping[Element, Scalar] | None = None
+    ) -> dict[Element, Scalar]:
+        """Computes resolved elements at a point, but for those that are known."""
+        made = dict(known or {})
         for item in order:
-            made[item.element] = self._one(item, made, point)
+            if item.element not in made:
+                made[item.element] = self._one(item, made, point)
         return made
 
     def _one(self, item: Resolved, made: dict[Element, Scalar], point: P) -> Scalar:

@@ -1,16 +1,8 @@
 """Converts a model of f32 to f16 or bf16, and keeps in f32 what needs it.
 
-First a decision for every value (`plan_precision`), then one walk that builds the graph. A value is
-computed in one type only and is cast where a user wants the other, once for all such users; so no
-cast of a cast arises. What decides, in this order:
-
-1. An op that must stay in f32 does (see `precision_rules`).
-2. Arithmetic on nothing but values that stay, stays: the mean, the variance and its square root.
-   Arithmetic that joins such a value of wide range (a sum, a power, an integer) with others stays
-   too: a whole norm or softmax then runs in f32, whatever arithmetic it is written in.
-3. Arithmetic whose every user stays, stays: squares that are summed, differences that e is raised
-   to.
-4. Views of such values convert where all their users are converted: half the bytes are moved.
+First a decision for every value (see `precision_plan`), then one walk that builds the graph. A
+value is computed in one type only and is cast where a user wants the other, once for all such
+users; so no cast of a cast arises.
 """
 
 from __future__ import annotations
@@ -37,26 +29,22 @@ from monograph.ir import (
 )
 from monograph.ir.dtype import f32, f64
 from monograph.ir.graph import input_op
-from monograph.ops.base import Comparison
 from monograph.ops.cast import Cast
 from monograph.ops.elementwise import Clip
 from monograph.ops.quant import Dequantize
-from monograph.passes.base import Environment, Pass, map_subgraphs, users_of
-from monograph.passes.precision_rules import (
-    ARITHMETIC,
-    MOVES,
-    TOO_LARGE,
-    has_wide_range,
-    is_f32,
-    is_flexible,
-    kept_reason,
+from monograph.passes.base import Environment, Pass, map_subgraphs
+from monograph.passes.precision_plan import (
+    CONVERT,
+    FEEDS,
+    FOLLOWS,
+    JOINS,
+    KEEP,
+    MISFIT,
+    Magnitudes,
+    converts,
+    plan_precision,
 )
-
-KEEP, CONVERT = "keep", "convert"
-FOLLOWS = "what it reads stays in f32"
-JOINS = "it reads a sum or another value of wide range"
-FEEDS = "all that reads it stays in f32"
-DONATED = "it is written into the memory of an input"
+from monograph.passes.precision_rules import GROWS, TOO_LARGE, is_f32
 
 
 @dataclass(frozen=True)
@@ -108,20 +96,28 @@ class ConvertPrecision(Pass):
             reason = f"the model computes in f64 (given {wide.op.name} : {wide.type})"
             environment.trace.note_missed(self.name, graph.origin(wide) or "", reason, 100)
             return graph
-        inner = map_subgraphs(graph, lambda g: self._convert(g, environment, KEEP))
-        return self._convert(inner, environment, self.inputs_outputs)
+        sizes = Magnitudes(graph, dtype(self.to))
+        for value, why in sizes.unknown.items():
+            reason = f"{value.op.name}: the range of its numbers is not known ({why})"
+            origin = graph.origin(value) or ""
+            environment.trace.note_missed(self.name, origin, reason, 10, always=True)
+        inner = map_subgraphs(graph, lambda g: self._convert(g, environment, KEEP, sizes))
+        return self._convert(inner, environment, self.inputs_outputs, sizes)
 
     def run_inside(self, graph: Graph, environment: Environment) -> Graph:
         """Sub-graphs are left to `run`: they keep the types they share with their graph."""
         return graph
 
-    def _convert(self, graph: Graph, environment: Environment, edges: str) -> Graph:
+    def _convert(
+        self, graph: Graph, environment: Environment, edges: str, sizes: Magnitudes
+    ) -> Graph:
         to = dtype(self.to)
-        reasons = plan_precision(graph, to, edges)
+        reasons = plan_precision(graph, to, edges, sizes.of(graph))
         for value, reason in reasons.items():
-            score = 50 if reason in (FOLLOWS, JOINS, FEEDS) else 100
+            score = 50 if reason in (FOLLOWS, JOINS, FEEDS, MISFIT) else 100
             origin = graph.origin(value) or ""
-            environment.trace.note_missed(self.name, origin, f"{value.op.name}: {reason}", score)
+            why = f"{value.op.name}: {reason}"
+            environment.trace.note_missed(self.name, origin, why, score, always=True)
         narrow = [v for v in graph.values if converts(v) and v not in reasons]
         narrow = narrow[: environment.left]
         for value in narrow:
@@ -140,7 +136,7 @@ def precision_report(graph: Graph, to: str, edges: str = KEEP) -> PrecisionRepor
     reports: list[tuple[int, list[Kept]]] = []
 
     def note(g: Graph, borders: str) -> Graph:
-        reasons = plan_precision(g, target, borders)
+        reasons = plan_precision(g, target, borders, sizes.of(g))
         kept = [
             Kept(v.op.name, g.origin(v) or "", str(v.type), reason) for v, reason in reasons.items()
         ]
@@ -149,19 +145,11 @@ def precision_report(graph: Graph, to: str, edges: str = KEEP) -> PrecisionRepor
         return g
 
     if _find_f64(graph) is None:
+        sizes = Magnitudes(graph, target)
         map_subgraphs(graph, lambda g: note(g, KEEP))
         note(graph, edges)
     total = sum(count for count, _ in reports)
     return PrecisionReport(to, total, tuple(k for _, kept in reports for k in kept))
-
-
-def converts(value: Value) -> bool:
-    """Whether a value could be computed in another float type: it reads or gives f32."""
-    if isinstance(value.op, (Input, Constant)):
-        return False
-    if isinstance(value.op, Comparison):
-        return is_f32(value.inputs[0].type)
-    return is_f32(value.type)
 
 
 def _find_f64(graph: Graph) -> Value | None:
@@ -176,64 +164,13 @@ def _find_f64(graph: Graph) -> Value | None:
     return None
 
 
-def plan_precision(graph: Graph, to: DType, edges: str = KEEP) -> dict[Value, str]:
-    """The values that stay in f32, and why."""
-    reasons: dict[Value, str] = {}
-    wide: set[Value] = set()
-    donated = {name for name, _ in graph.donations} if edges == KEEP else set()
-    written = {v for name, v in graph.outputs if name in donated}
-    for value in graph.values:
-        if not reads_f32(value) and not converts(value):
-            continue
-        reason = DONATED if value in written else kept_reason(value, to)
-        operands = [v for v in value.inputs if is_f32(v.type) and not isinstance(v.op, Constant)]
-        if reason is None and is_flexible(value.op) and operands:
-            if all(v in reasons for v in operands):
-                reason = FOLLOWS
-            elif any(v in wide for v in operands):
-                reason = JOINS
-            elif isinstance(value.op, Comparison) and any(v in reasons for v in operands):
-                reason = FOLLOWS
-        if reason is None:
-            continue
-        reasons[value] = reason
-        carries = is_flexible(value.op) and bool(operands) and all(v in wide for v in operands)
-        if carries or has_wide_range(value, reason):
-            wide.add(value)
-    _keep_what_feeds(graph, reasons)
-    return {v: r for v, r in reasons.items() if converts(v)}
-
-
-def reads_f32(value: Value) -> bool:
-    return any(is_f32(v.type) for v in value.inputs)
-
-
-def _keep_what_feeds(graph: Graph, reasons: dict[Value, str]) -> None:
-    """Steps 3 and 4: what is between values that stay, and views that need not."""
-    users = users_of(graph)
-    outputs = {v for _, v in graph.outputs}
-    for value in reversed(graph.values):
-        if value in outputs or not users[value] or not converts(value):
-            continue
-        follows = reasons.get(value) == FOLLOWS
-        if isinstance(value.op, ARITHMETIC) and value not in reasons:
-            if all(reasons.get(u, FEEDS) != FEEDS for u in users[value]):
-                reasons[value] = FEEDS
-        elif isinstance(value.op, MOVES) and follows and _all_narrow(users[value], reasons):
-            del reasons[value]
-
-
-def _all_narrow(users: list[Value], reasons: dict[Value, str]) -> bool:
-    return all(converts(u) and u not in reasons for u in users)
-
-
 def _large(graph: Graph, reasons: dict[Value, str]) -> set[Value]:
-    """Values that hold constants beyond the range of the narrow type, such as masks."""
+    """Values beyond the range of the narrow type that may be read in it all the same: masks."""
     found: set[Value] = set()
     for value in graph.values:
         reason = reasons.get(value, "")
         follows = reason in (FOLLOWS, JOINS) and any(v in found for v in value.inputs)
-        if follows or reason.startswith(TOO_LARGE):
+        if follows or reason.startswith((TOO_LARGE, GROWS)):
             found.add(value)
     return found
 

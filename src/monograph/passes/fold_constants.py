@@ -6,7 +6,12 @@ from dataclasses import dataclass
 
 from monograph.errors import MonographError
 from monograph.ir import Constant, Graph, TensorType, Value, constant, evaluate, topological
+from monograph.ops.linear import Dot
+from monograph.ops.quant import Dequantize
+from monograph.ops.shape import Reshape, Transpose
 from monograph.passes.base import Environment, Pass, substitute
+
+CODE_BITS = 8
 
 
 @dataclass(frozen=True)
@@ -14,7 +19,8 @@ class FoldConstants(Pass):
     """Expressions over constants become constants, within a byte budget.
 
     An expression that makes its constants much larger (a broadcast, dequantised weights) is left
-    to the kernels that read it: memory traffic is what small batches pay for.
+    to the kernels that read it: memory traffic is what small batches pay for. So are weights of few
+    bits that a product reads, whatever they are decoded to: packed they are smaller than they look.
     """
 
     small: int = 1 << 16
@@ -29,8 +35,11 @@ class FoldConstants(Pass):
     def run(self, graph: Graph, environment: Environment) -> Graph:
         roots: list[Value] = []
         left = self.budget
+        weights = {v.inputs[1] for v in graph.values if isinstance(v.op, Dot)}
         for value in _closed_roots(graph):
             reason, cost = self._check(value, left)
+            if not reason and value in weights and value.tensor.nbytes > self.small:
+                reason = _coded(value)
             if reason:
                 origin = graph.origin(value) or ""
                 environment.trace.note_missed(self.name, origin, reason, 100)
@@ -73,6 +82,16 @@ class FoldConstants(Pass):
             limit = f"{self.growth:g} x {leaves:,} bytes"
             return f"the constant would grow (expected at most {limit}, given {size:,})", 0
         return "", total
+
+
+def _coded(weights: Value) -> str:
+    """Why decoded weights are left to the product that reads them; "" where they are not."""
+    while isinstance(weights.op, (Transpose, Reshape)):
+        weights = weights.inputs[0]
+    if not isinstance(weights.op, Dequantize):
+        return ""
+    bits = weights.inputs[0].dtype.bits
+    return f"weights of {bits} bits stay packed" if bits <= CODE_BITS else ""
 
 
 def _closed_roots(graph: Graph) -> list[Value]:

@@ -14,13 +14,17 @@ from monograph.ops.index import Gather
 from monograph.ops.shape import Concat, Unsqueeze
 from monograph.passes.base import Environment, Pass, joined_origins, substitute, users_of
 from monograph.passes.batch_towers import is_layer
+from monograph.passes.coded_layers import coded_kind, is_coded_layer, joined_weights
 from monograph.passes.families import AlongAxis, Family, NewAxis
 from monograph.rewrite import Work
 
 
 @dataclass(frozen=True)
 class FuseSharedInput(Pass):
-    """dot(x, A), dot(x, B) -> slices of dot(x, [A, B]); convolutions alike, along channels."""
+    """dot(x, A), dot(x, B) -> slices of dot(x, [A, B]); convolutions alike, along channels.
+
+    Weights of few bits stay codes: those are joined, and their scales and zero points.
+    """
 
     def run(self, graph: Graph, environment: Environment) -> Graph:
         replacement: dict[Value, Value] = {}
@@ -28,8 +32,12 @@ class FuseSharedInput(Pass):
         for source, users in users_of(graph).items():
             alike: dict[tuple[object, ...], list[Value]] = defaultdict(list)
             for user in users:
-                if is_layer(user) and user.inputs[0] is source:
+                if user.inputs[0] is not source:
+                    continue
+                if is_layer(user):
                     alike[_kind(user)].append(user)
+                elif is_coded_layer(user):
+                    alike[coded_kind(user)].append(user)
             for group in alike.values():
                 if len(group) < 2 or environment.exhausted:
                     continue
@@ -73,9 +81,12 @@ def _kind(layer: Value) -> tuple[object, ...]:
 def _widened(group: list[Value]) -> Family:
     """The layers as slices of one with all their weights side by side."""
     first = group[0]
-    weights = [data for v in group if (data := known(v.inputs[1])) is not None]
     is_conv = isinstance(first.op, Conv)
-    joined = constant(np.concatenate(weights, 0 if is_conv else -1))
+    if is_layer(first):
+        weights = [data for v in group if (data := known(v.inputs[1])) is not None]
+        joined = constant(np.concatenate(weights, 0 if is_conv else -1))
+    else:
+        joined = joined_weights(group)
     stacked = first.op(first.inputs[0], joined)
     axis = 1 - stacked.tensor.rank if is_conv else -1
     widths = tuple(v.tensor.static[axis] for v in group)

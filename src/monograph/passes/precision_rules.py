@@ -7,6 +7,9 @@ sums many terms with nothing wider inside, is steep, counts, or carries state st
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
+
 import ml_dtypes
 import numpy as np
 
@@ -42,6 +45,8 @@ ARITHMETIC = (
     AveragePool, Resize, composite.Gelu, composite.Silu, ew.Abs, ew.Add, ew.Clip, ew.Div, ew.Erf,
     ew.Max, ew.Min, ew.Mul, ew.Neg, ew.Sigmoid, ew.Sign, ew.Sqrt, ew.Sub, ew.Tanh, ew.Where,
 )  # fmt: skip
+TERMS = (Concat, ew.Add, ew.Max, ew.Min, ew.Sub, ew.Where)
+"""Ops that set an operand beside another one: what is too small to be told apart is lost anyway."""
 SUMS = (ReduceSum, ReduceProd, Cumulative, LpPool, Det, Dft)
 STEEP = (ew.Exp, ew.Pow, ew.Sinh, ew.Cosh)
 
@@ -120,6 +125,43 @@ def _cast_reason(value: Value, to: DType) -> str | None:
     if given.kind == BOOL or given == to or small:
         return None
     return f"numbers of type {given} need not fit {to}"
+
+
+@dataclass(frozen=True)
+class Magnitude:
+    """What is known of the largest number in a value."""
+
+    largest: float | None = None
+    """An estimate, from a run on drawn inputs; None where there is none."""
+    bound: float = math.inf
+    """What it is proved not to exceed."""
+
+
+HEADROOM = 8.0
+"""An estimate may be this far below what real inputs give: an overflow spoils all that follows."""
+FOOTROOM = 4.0
+"""... and this far above it: digits are lost one by one below the smallest normal number."""
+GROWS, VANISHES = "its numbers grow too large", "its numbers are too small"
+
+
+def has_range_of_f32(to: DType) -> bool:
+    limits = (ml_dtypes.finfo(t) for t in (to.numpy, np.float32))  # type: ignore[no-untyped-call]
+    narrow, wide = (x.maxexp for x in limits)
+    return bool(narrow >= wide)
+
+
+def range_reason(found: Magnitude, to: DType) -> str | None:
+    """Why the numbers of a value do not fit a type; None where they do, or nothing is known."""
+    limits = ml_dtypes.finfo(to.numpy)  # type: ignore[no-untyped-call]
+    top, bottom = float(limits.max), float(limits.smallest_normal)
+    if found.largest is None or has_range_of_f32(to):
+        return None
+    if found.largest > top / HEADROOM and found.bound > top:
+        return f"{GROWS} (expected at most {top / HEADROOM:.4g}, about {found.largest:.2g})"
+    if 0 < found.largest < bottom * FOOTROOM:
+        limit = bottom * FOOTROOM
+        return f"{VANISHES} (expected at least {limit:.2g}, about {found.largest:.2g})"
+    return None
 
 
 TOO_LARGE = "a constant is too large"

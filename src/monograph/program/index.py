@@ -166,7 +166,11 @@ def strides_of(shape: Sequence[int]) -> tuple[int, ...]:
 def split_strides(
     shape: Sequence[int], strides: Sequence[int], finer: Sequence[int]
 ) -> tuple[int, ...] | None:
-    """The strides of a shape whose dimensions are parts of another's; None where they are not."""
+    """The strides of a shape whose dimensions are parts of another's; None where they are not.
+
+    A dimension of one element has a stride too: kernels that work on tiles see by it that what
+    lies behind the one element is not theirs.
+    """
     if math.prod(shape) != math.prod(finer) or 0 in shape:
         return None
     rest = [(d, s) for d, s in zip(shape, strides, strict=True) if d != 1]
@@ -174,7 +178,7 @@ def split_strides(
     size, step = rest.pop() if rest else (1, 0)
     for extent in reversed(finer):
         if extent == 1:
-            found.append(0)
+            found.append(max(step, 1))
             continue
         if size == 1:
             size, step = rest.pop()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from monograph.ir import Array, Constant, Input, Item, TensorType, TupleType, Type, Value
-from monograph.ir.dtype import COMPLEX, STRING, f32
+from monograph.ir.dtype import COMPLEX, STRING, bf16, f16, f32
 from monograph.ops.base import Unary
 from monograph.ops.composite import LayerNorm, LogSoftmax, RmsNorm, Softmax
 from monograph.ops.extend import Tile
@@ -19,6 +19,8 @@ from monograph.ops.signal import Frames
 
 ROWS = (ArgReduction, Cumulative, LayerNorm, LogSoftmax, Reduction, RmsNorm, Softmax)
 """Ops along axes, whose kernels can compute the operand on the fly."""
+_SUMMED_WIDER = (f32, f16, bf16)
+"""What products give that are summed in f32, of weights that need not be rounded to it first."""
 VIEWS = (Broadcast, Frames, Reshape, Slice, Squeeze, Tile, Transpose, Unsqueeze)
 
 
@@ -72,16 +74,16 @@ def coded(value: Value) -> Value | None:
     """The Dequantize of constants of at most 8 bits that a value is, seen through views."""
     while is_view(value):
         value = value.inputs[0]
-    if not isinstance(value.op, Dequantize) or value.op.to != f32:
+    if not isinstance(value.op, Dequantize) or value.op.to not in _SUMMED_WIDER:
         return None
     codes = value.inputs[0].dtype
     constant = all(isinstance(v.op, Constant) for v in value.inputs)
-    return value if constant and codes.is_integer and codes.bits <= 8 else None
+    return value if constant and codes.bits <= 8 else None
 
 
 def reads_codes(user: Value, index: int) -> bool:
     """Whether a kernel decodes this operand itself: constant weights of few bits."""
-    if not isinstance(user.op, Dot) or index != 1 or user.dtype != f32:
+    if not isinstance(user.op, Dot) or index != 1 or user.dtype not in _SUMMED_WIDER:
         return False
     weights = user.inputs[1]
     return len(weights.tensor.dims) == 2 and coded(weights) is not None

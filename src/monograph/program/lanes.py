@@ -7,11 +7,13 @@ use of the other: along lanes and waits, not merely in the program's order.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Container, Sequence
+from dataclasses import dataclass, field
 
-from monograph.ir import Constant
-from monograph.program.place import Places
+from monograph.ir import Value
+from monograph.program.index import strides_of
+from monograph.program.overwrite import root
+from monograph.program.place import CONSTANT, Places, Storage
 from monograph.program.plan import ALIGNMENT, Plan
 from monograph.program.program import Step
 
@@ -34,21 +36,98 @@ class Schedule:
         return bool(self.before[second] >> first & 1)
 
 
-def needs(steps: Sequence[Step], places: Places) -> list[set[int]]:
-    """For every step, the steps that write what it reads."""
-    writers: dict[int, list[int]] = {}
+def needs(steps: Sequence[Step], places: Places, changed: Container[Value] = ()) -> list[set[int]]:
+    """For every step, the earlier steps that have to end first.
+
+    A step waits for those that write what it reads. One that writes where another buffer lies (a
+    donated output over its input) waits for all that use that buffer; one that counts up a state
+    (`changed`) for all that use the state. Within one buffer no other write is waited for: every
+    element of it is written once, parts of a join side by side.
+    """
+    history = _History(places)
     found: list[set[int]] = []
     for position, step in enumerate(steps):
+        read = [v for v in step.region.inputs if v not in changed]
+        both = [v for v in step.region.inputs if v in changed]
         wanted: set[int] = set()
-        for value in step.region.inputs:
-            storage = places.storage.get(value)
-            if storage is not None and not isinstance(value.op, Constant):
-                wanted.update(writers.get(storage.buffer.id, ()))
-        found.append(wanted)
-        for value in step.region.outputs:
-            storage = places.storage.get(value)
-            if storage is not None:
-                writers.setdefault(storage.buffer.id, []).append(position)
+        for value in (*read, *both):
+            wanted |= history.written(value)
+        for value in (*step.region.outputs, *both):
+            wanted |= history.beneath(value, everything=value in changed)
+        for value in read:
+            history.note(history.readers, value, position)
+        for value in (*step.region.outputs, *both):
+            history.note(history.writers, value, position)
+        found.append(wanted - {position})
+    return found
+
+
+_Notes = dict[int, list[tuple[int, Value]]]
+
+
+@dataclass
+class _History:
+    """Which steps have read and written each buffer so far."""
+
+    places: Places
+    writers: _Notes = field(default_factory=dict)
+    readers: _Notes = field(default_factory=dict)
+
+    def note(self, uses: _Notes, value: Value, position: int) -> None:
+        place = self.places.storage.get(value)
+        if place is not None and place.buffer.kind != CONSTANT:
+            uses.setdefault(place.buffer.id, []).append((position, value))
+
+    def written(self, value: Value) -> set[int]:
+        """The steps that have written something of what a value holds."""
+        place = self.places.storage.get(value)
+        if place is None:
+            return set()
+        return {
+            at
+            for at, other in self.writers.get(place.buffer.id, ())
+            if other is value or not _apart(value, other, self.places)
+        }
+
+    def beneath(self, value: Value, everything: bool) -> set[int]:
+        """The steps that have used other buffers in the memory that a value is written to.
+
+        With `everything` those that have used its own buffer too.
+        """
+        place = self.places.storage.get(value)
+        if place is None:
+            return set()
+        own = place.buffer.id
+        others = {own} if everything else set()
+        over = self.places.over
+        if over:
+            base = root(own, over)
+            others |= {b for b in (base, *over) if b != own and root(b, over) == base}
+        return {
+            at for uses in (self.writers, self.readers) for b in others for at, _ in uses.get(b, ())
+        }
+
+
+def _apart(a: Value, b: Value, places: Places) -> bool:
+    """Whether two values of one buffer surely share no element: different parts of a join."""
+    first, second = _box(a, places.storage[a]), _box(b, places.storage[b])
+    if first is None or second is None:
+        return False
+    return any(x.stop <= y.start or y.stop <= x.start for x, y in zip(first, second, strict=True))
+
+
+def _box(value: Value, place: Storage) -> list[range] | None:
+    """A value's place along each dimension of its buffer; None where it is not cut out straight."""
+    steps = strides_of(place.buffer.padded)
+    shape = value.tensor.static
+    if len(shape) != len(steps) or any(
+        d > 1 and s != t for d, s, t in zip(shape, place.strides, steps, strict=True)
+    ):
+        return None
+    rest, found = place.offset, []
+    for extent, step in zip(shape, steps, strict=True):
+        start, rest = divmod(rest, step) if step else (0, rest)
+        found.append(range(start, start + extent))
     return found
 
 

@@ -7,11 +7,12 @@ their own.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from itertools import count
 
 from monograph.ir import Graph, Item, Value
 from monograph.ops.shape import Concat, Reshape, Squeeze, Unsqueeze
+from monograph.program.ends import no_ends
 from monograph.program.index import split_strides, strides_of
 from monograph.program.kinds import (
     Copy,
@@ -29,8 +30,16 @@ Padded = Callable[[Value, int], object]
 """What a kernel wants around operand i; None for nothing."""
 
 
-def normalise(graph: Graph, readable: Readable, halo: Padded = lambda user, index: None) -> Graph:
-    """The graph with copies inserted where memory demands them."""
+def normalise(
+    graph: Graph,
+    readable: Readable,
+    halo: Padded = lambda user, index: None,
+    ends: Callable[[Graph], Container[Value]] = no_ends,
+) -> Graph:
+    """The graph with copies inserted where memory demands them.
+
+    `ends` says which outputs may stay views, because what they show is written into them.
+    """
     places = count(1)
     taken: set[Value] = set()
     outputs = {v for _, v in graph.outputs}
@@ -59,7 +68,7 @@ def normalise(graph: Graph, readable: Readable, halo: Padded = lambda user, inde
         return old.op(*inputs)
 
     made = graph.rebuild(rebuilt)
-    return _own_outputs(made, places, _padded(made, halo))
+    return _own_outputs(made, places, _padded(made, halo), ends(made))
 
 
 def _reshaped(part: Value) -> Value:
@@ -104,13 +113,16 @@ def _readable(
     return operand if readable(user, index, operand) else Copy(next(places))(operand)
 
 
-def _own_outputs(graph: Graph, places: count[int], padded: set[Value]) -> Graph:
+def _own_outputs(
+    graph: Graph, places: count[int], padded: set[Value], ends: Container[Value]
+) -> Graph:
     """Outputs that are inputs, constants, views, joined parts, padded or named twice are copied."""
     joined = {v for value in graph.values if is_join(value) for v in value.inputs}
     seen: set[Value] = set()
     outputs = []
     for name, value in graph.outputs:
-        own = not is_leaf(value) and not is_view(value) and value not in joined | padded
+        shown = is_view(value) and value not in ends
+        own = not is_leaf(value) and not shown and value not in joined | padded
         if (not own or value in seen) and is_native(value):
             value = Copy(next(places))(value)
         seen.add(value)

@@ -11,8 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
-from monograph.ir import Graph, Value
+from monograph.ir import Graph, Item, Value
 from monograph.ops.attention import CacheUpdate
+from monograph.ops.decoding import KEYS, VALUES, DecodeAttention
 from monograph.ops.index import ScatterElements, ScatterNd
 from monograph.program.access import Element, counters, resolve
 from monograph.program.index import Index, flatten
@@ -70,7 +71,7 @@ def _donations(
         if last.get(old, -1) == start:
             region = regions[start]
             able = isinstance(target, Overwriting) and target.overwrites(region)
-            if not able or clash(region, old, places) is not None:
+            if not able or (why_not(region, new, old, places) is not None):
                 continue
         found[new.id] = old.id
     return found
@@ -86,6 +87,31 @@ def donated_buffers(graph: Graph, places: Places) -> Iterator[tuple[Buffer, Buff
             continue
         if new.buffer.kind == OUTPUT and old.buffer.kind == INPUT:
             yield new.buffer, old.buffer
+
+
+def why_not(region: Region, new: Buffer, old: Buffer, places: Places) -> str | None:
+    """Why a region must not write one of its results over a buffer that it reads."""
+    anchor = region.anchor
+    if anchor is None or not isinstance(anchor.op, DecodeAttention):
+        return clash(region, old, places)
+    for item in region.outputs:
+        if places.storage[item].buffer is not new or not isinstance(item.op, Item):
+            continue
+        cache = {1: KEYS, 2: VALUES}.get(item.op.index)
+        readers = [i for i, v in enumerate(anchor.inputs) if _is_in(v, old, places)]
+        if cache is None or readers != [cache]:
+            return "the kernel reads it at other places too"
+        a, b = places.storage[item], places.storage[anchor.inputs[cache]]
+        return None if (a.strides, a.offset) == (b.strides, b.offset) else "it lies elsewhere"
+    return "it is no result of its own"
+
+
+def _is_in(value: Value, buffer: Buffer, places: Places) -> bool:
+    """Whether a value, or what it is a view of, is in a buffer."""
+    while is_view(value) and value not in places.storage:
+        value = value.inputs[0]
+    place = places.storage.get(value)
+    return place is not None and place.buffer is buffer
 
 
 def clash(region: Region, old: Buffer, places: Places) -> str | None:

@@ -13,6 +13,7 @@ from typing import Protocol
 
 from monograph.ir import Constant, DType, Graph, Input, TensorType, Value
 from monograph.ops.shape import Concat
+from monograph.program.ends import written_through
 from monograph.program.index import split_strides, strides_of
 from monograph.program.kinds import is_join, is_kernel, is_native, is_view
 from monograph.program.region import Region
@@ -99,11 +100,22 @@ def place(graph: Graph, regions: list[Region], target: Target) -> Places:
         if is_native(value):
             places.storage[value] = places.new_buffer(INPUT, value.tensor, name=name)
     names = {v: name for name, v in graph.outputs}
+    for name, value in graph.outputs:
+        _place_shown(places, name, value)
     stored = [v for r in regions for v in (*r.inputs, *r.outputs)]
     # Joined values come after their parts: going backwards, a part finds its join placed.
     for value in reversed(list(dict.fromkeys(stored))):
         _place_value(places, value, parent, halos, names)
     return places
+
+
+def _place_shown(places: Places, name: str, value: Value) -> None:
+    """An output that is a view has no step of its own: what it shows is written into it."""
+    shown = written_through(value)
+    if shown is not None:
+        source, strides = shown
+        places.storage[value] = whole = places.new_buffer(OUTPUT, value.tensor, name=name)
+        places.storage[source] = Storage(whole.buffer, whole.offset, strides)
 
 
 def _place_value(

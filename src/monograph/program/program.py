@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from monograph.errors import VerifyError
 from monograph.ir import Constant, Graph, Value
 from monograph.passes.base import ORIGINS_BETWEEN, inherited_origins, joined_origins
-from monograph.program.fuse import fuse
+from monograph.program.ends import no_ends
+from monograph.program.fuse import fuse, gathers_nothing
 from monograph.program.kinds import is_join, is_leaf, is_native, is_view, reads_codes
 from monograph.program.normalise import normalise
 from monograph.program.overwrite import (
     choose_overwrites,
-    clash,
     donated_buffers,
     read_before_donated,
     root,
+    why_not,
 )
 from monograph.program.place import INPUT, TEMPORARY, Places, Storage, Target, place
 from monograph.program.plan import Lifetime, Plan, fullest, plan
 from monograph.program.region import Region
 from monograph.program.split import split_reductions
+
+if TYPE_CHECKING:
+    from monograph.program.regions import Launch
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,6 +54,8 @@ class Program:
     steps: tuple[Step, ...]
     places: Places
     memory: Plan = field(default_factory=lambda: Plan({}, 0))
+    launches: tuple[Launch, ...] = ()
+    """How the steps are launched, once that is known (see `program.regions`)."""
 
     @property
     def peak_bytes(self) -> int:
@@ -77,7 +84,10 @@ class Program:
 
     def __str__(self) -> str:
         lines = [f"program {self.graph.name!r}: {len(self.steps)} steps, {self.peak_bytes:,} bytes"]
+        headings = {launch.steps[0].index: str(launch) for launch in self.launches}
         for step in self.steps:
+            if step.index in headings:
+                lines.append(f" {headings[step.index]}")
             reads = ", ".join(_where(self, v) for v in step.region.inputs)
             writes = ", ".join(_where(self, v) for v in step.region.outputs)
             lines.append(
@@ -106,10 +116,16 @@ def _where(program: Program, value: Value) -> str:
 
 def lower(graph: Graph, target: Target) -> Program:
     """The program of a graph for a target."""
-    prepared = normalise(split_reductions(graph), target.readable, target.halo)
+    ends = getattr(target, "ends", no_ends)
+    prepared = normalise(split_reductions(graph), target.readable, target.halo, ends)
     # What the lowering has added came from the nodes that it was added for.
     prepared = replace(prepared, origins=inherited_origins(prepared, prepared.origins))
-    regions = fuse(prepared, getattr(target, "computes", reads_codes))
+    regions = fuse(
+        prepared,
+        getattr(target, "computes", reads_codes),
+        getattr(target, "gathers", gathers_nothing),
+    )
+    regions = getattr(target, "merged", _as_they_are)(prepared, regions)
     places = place(prepared, regions, target)
     kept = [r for r in regions if not (is_join(r.root) and is_native(r.root))]
     kept = read_before_donated(prepared, kept, places)
@@ -117,6 +133,11 @@ def lower(graph: Graph, target: Target) -> Program:
     steps = tuple(Step(i, r, joined_origins(prepared, r.body)) for i, r in enumerate(kept))
     program = Program(prepared, steps, places, plan(lifetimes(steps, places)))
     return verify_program(program)
+
+
+def _as_they_are(graph: Graph, regions: list[Region]) -> list[Region]:
+    """The answer of targets whose kernels compute one anchor each."""
+    return regions
 
 
 def lifetimes(steps: tuple[Step, ...], places: Places) -> list[Lifetime]:
@@ -214,7 +235,7 @@ def _verify_overwrites(program: Program) -> None:
         for step in readers.get(old, ()):
             reason = "it is read after it is written over" if step.index > first else None
             if step.index == first:
-                reason = clash(step.region, buffers[old], places)
+                reason = why_not(step.region, buffers[new], buffers[old], places)
             if reason is not None:
                 raise VerifyError(
                     f"a buffer that is needed is written over: {reason}",

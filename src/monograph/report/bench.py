@@ -82,6 +82,8 @@ class Bench:
     """Threads that it was compiled for."""
     process_bytes: int = 0
     """The most memory that the process had up to the first run, before peers came."""
+    capture: str = "auto"
+    """Whether runs were to be captured."""
 
     @property
     def rates(self) -> dict[str, float]:
@@ -112,6 +114,7 @@ class Bench:
             "stats": self.stats,
             "kernels_per_run": self.stats["kernels_per_run"],
             "launches_per_run": self.stats["launches_per_run"],
+            "capture": self.capture,
             "flops": known(self.flops),
             "bytes": self.bytes,
             **{name: known(rate) for name, rate in self.rates.items()},
@@ -161,7 +164,8 @@ def bench_model(
         peaks = measure_peaks(count)
     stats, target = session.stats, session.config.target
     compiled = session.threads
-    return Bench(target, count, times, stats, flops, moved, peaks, own, compiled, taken)
+    mode = session.config.capture
+    return Bench(target, count, times, stats, flops, moved, peaks, own, compiled, taken, mode)
 
 
 def known(figure: float) -> float | None:
@@ -260,6 +264,21 @@ def _ports(graph: Graph) -> list[tuple[str, Any]]:
     return list(zip(graph.input_names, graph.input_types, strict=True))
 
 
+def capture_lines(stats: Mapping[str, Any], mode: str) -> list[str]:
+    """How runs came to their launches: captures, replays, copies, and what was not captured."""
+    if "captures" not in stats:
+        return []
+    listed = [
+        count_text(stats["captures"], "capture"),
+        count_text(stats["replays"], "replay"),
+        f"{stats['rebinds']} ports moved",
+    ]
+    lines = [f"capture {mode}: {', '.join(listed)}"]
+    lines += [f"  copied {n} times, {why}" for why, n in stats.get("staged", {}).items()]
+    lines += [f"  not captured {n} times: {why}" for why, n in stats.get("fallbacks", {}).items()]
+    return lines
+
+
 def show_bench(out: Console, name: str, bench: Bench) -> None:
     """The table that people read."""
     columns = ("", "median (p50)", "p90", "p99", "fastest", "a second", "Monograph is")
@@ -280,6 +299,8 @@ def show_bench(out: Console, name: str, bench: Bench) -> None:
         f" {count_text(stats['kernels_per_run'], 'kernel')} a run{used};"
         f" on the host: {', '.join(stats['host_steps']) or 'nothing'}"
     )
+    for line in capture_lines(stats, bench.capture):
+        out.print(line, markup=False, highlight=False)
     out.print(
         f"peak memory: {stats['peak_bytes'] / 1e6:.1f} MB of temporaries;"
         f" {bench.process_bytes / 1e6:.0f} MB the whole process, compiler included"

@@ -8,11 +8,12 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from monograph.errors import ConfigError, did_you_mean
+from monograph.errors import ConfigError, MonographError, did_you_mean
 from monograph.ir import Graph
 from monograph.passes.base import Environment, Pass, RulePass
 from monograph.pipeline import PassOptions, chosen_passes, optimise
 from monograph.report.execute import Notes, Request
+from monograph.report.regions import Launching, launching_of
 from monograph.rewrite import CPU_COST, GPU_COST, CostModel, Fired, Missed, Trace
 from monograph.runtime.bisect import Numbers, PassError
 from monograph.runtime.walk import STRUCTURE, all_values
@@ -59,6 +60,8 @@ class Explanation:
     before: Graph
     passes: tuple[PassRecord, ...]
     rules: dict[str, RuleRecord]
+    launching: Launching | None = None
+    """How the graph behind all passes is launched, if that was asked for and can be told."""
 
     @property
     def after(self) -> Graph:
@@ -125,8 +128,13 @@ def cost_of(target: str | None) -> tuple[str, CostModel]:
     return name, COSTS[name]
 
 
-def explain_model(request: Request, options: PassOptions, note: Notes) -> Explanation:
-    """Optimises a model and keeps what every pass and rule did."""
+def explain_model(
+    request: Request, options: PassOptions, note: Notes, *, launches: bool = False
+) -> Explanation:
+    """Optimises a model and keeps what every pass and rule did.
+
+    launches: tells too how what comes out is launched, which takes a while for large models.
+    """
     target, cost = cost_of(request.target)
 
     def about_sizes(line: str) -> None:
@@ -135,7 +143,14 @@ def explain_model(request: Request, options: PassOptions, note: Notes) -> Explan
             note(line)
 
     graph, _ = _bound(request, about_sizes)
-    return explain_graph(graph, target, cost, options)
+    found = explain_graph(graph, target, cost, options)
+    if not launches:
+        return found
+    try:
+        return replace(found, launching=launching_of(found.after, target))
+    except MonographError as e:  # without some passes there may be nothing to launch
+        note(f"how it is launched cannot be told: {e.message}")
+        return found
 
 
 def _bound(request: Request, note: Notes) -> tuple[Graph, Mapping[str, Any]]:

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from monograph.report.explain import BisectResult, Explanation, RuleRecord, op_counts
+from monograph.report.regions import launching_json, show_launching
 from monograph.report.tables import difference_json, seconds_text, table, worst_text
 from monograph.rewrite import Fired
 
@@ -26,6 +27,8 @@ def show_explanation(out: Console, path: str, found: Explanation) -> None:
     )
     _show_stages(out, found)
     _show_passes(out, found)
+    if found.launching is not None:
+        show_launching(out, found.launching)
     fired = [r for r in found.rules.values() if r.fired]
     missed = [r for r in found.rules.values() if not r.fired and r.misses]
     far = sorted(r.name for r in found.rules.values() if not r.fired and not r.misses)
@@ -90,6 +93,7 @@ def explanation_json(path: str, found: Explanation) -> dict[str, Any]:
             for p in found.passes
         ],
         "rules": [rule_json(r) for r in found.rules.values()],
+        "launches": None if found.launching is None else launching_json(found.launching),
     }
 
 

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from monograph.runtime.gpu.executable import GpuExecutable
 
 HOW = (
-    "times of steps are taken between events, launch by launch: kernels do not overlap there,"
-    " and a gap includes the event itself"
+    "a profile runs eagerly, nothing of it is captured: times of steps are taken between events,"
+    " launch by launch; kernels do not overlap there, and a gap includes the event itself"
 )
 
 
@@ -78,7 +78,7 @@ def profile_on_gpu(
             "a profile needs a device to run on", expected="gpu", given=session.config.target
         )
     feeds = request.inputs(session, note).feeds
-    executable: GpuExecutable = side.executable(session.optimised_graph(feeds))  # type: ignore[assignment]
+    executable: GpuExecutable = side.compiled(session.optimised_graph(feeds))  # type: ignore[union-attr]
     profiling.check_timeable(executable)
     ports = profiling.ports_of(executable, feeds)
     stamps = profiling.time_launches(executable, ports, runs, warm_ups)
@@ -98,9 +98,23 @@ def profile_on_gpu(
             sum(g for g, n in zip(gaps, numbers, strict=True) if n == i)
             for i in range(len(executable.program.steps))
         ),
-        profiling.time_graph(executable, ports),
+        _graph_seconds(executable, ports, session.config.capture),
         stamps,
     )
+
+
+def _graph_seconds(executable: GpuExecutable, ports: Any, capture: str) -> float | None:
+    """A whole run as one graph, beside the steps; none is made with capture off."""
+    from monograph.runtime.gpu import profiling
+
+    found = None if capture == "off" else profiling.time_graph(executable, ports)
+    if capture == "require" and found is None:
+        raise ConfigError(
+            "the run cannot be timed as one graph",
+            given=executable.device.name,
+            hint="leave out --capture require: steps are timed eagerly in any case",
+        )
+    return found
 
 
 def _float_types() -> tuple[Any, ...]:
@@ -142,6 +156,7 @@ def profile_json(path: str, target: str, found: GpuProfile) -> dict[str, Any]:
         "step_seconds": found.step_seconds,
         "gap_seconds": found.gap_seconds,
         "how": HOW,
+        "captured": False,
         "peaks": asdict(found.peaks),
         "steps": [_step_json(found, s) for s in found.steps],
         "kinds": kinds_json(found),

@@ -24,6 +24,7 @@ from monograph.runtime.compare import Difference, compare_outputs
 from monograph.runtime.observed import compile_stepped
 from monograph.runtime.stepwise import StepCheck, StepChecker
 
+HOW = "every step is launched by itself, eagerly: nothing of a step-by-step run is captured"
 SHOWN = 20
 """Steps in the table, the worst; all of them are in the JSON."""
 
@@ -119,6 +120,8 @@ def per_step_json(path: str, found: PerStep) -> dict[str, Any]:
         "first_wrong": None if first is None else first.number,
         "first_drift": None if found.first_drift is None else found.first_drift.number,
         "one_launch_agrees": all(d.ok for d in found.launches),
+        "how": HOW,
+        "captured": False,
         "notes": left_out(found),
     }
 
@@ -155,6 +158,7 @@ def show_per_step(out: Console, found: PerStep) -> None:
         "error: of the step alone, given what it read. accumulated: from the model's inputs on."
         " Both relative to the result's largest element."
     )
+    out.print(HOW)
     for line in left_out(found):
         out.print(f"[yellow]{escape(line)}[/yellow]")
     show_verification(out, found.outputs)

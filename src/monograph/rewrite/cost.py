@@ -29,6 +29,16 @@ class CostModel(Protocol):
     def seconds(self, work: Work) -> float: ...
 
 
+def rows_normalised(cost: CostModel) -> int:
+    """Rows up to which a target's products normalise them; 0 where a cost model does not say."""
+    return int(getattr(cost, "rows_normalised", 0))
+
+
+def decodes(cost: CostModel) -> bool:
+    """Whether a target does a step of decoding in one kernel; not where a cost model is silent."""
+    return bool(getattr(cost, "decodes", False))
+
+
 @dataclass(frozen=True)
 class LinearCost:
     """Launches cost a fixed time; each kernel is bound by arithmetic or by memory."""
@@ -36,6 +46,10 @@ class LinearCost:
     launch_seconds: float
     flops_per_second: float
     bytes_per_second: float
+    rows_normalised: int = 0
+    """Rows up to which the kernel of a product normalises them itself, at no cost of its own."""
+    decodes: bool = False
+    """Whether one kernel turns a query, adds to the caches and attends to them."""
 
     def seconds(self, work: Work) -> float:
         busy = max(work.flops / self.flops_per_second, work.bytes / self.bytes_per_second)
@@ -44,5 +58,11 @@ class LinearCost:
 
 CPU_COST = LinearCost(launch_seconds=0.5e-6, flops_per_second=1.2e11, bytes_per_second=2.0e10)
 """Two wide-vector cores; between kernels of one native function stands only a barrier."""
-GPU_COST = LinearCost(launch_seconds=1.0e-6, flops_per_second=2.0e14, bytes_per_second=3.0e12)
+GPU_COST = LinearCost(
+    launch_seconds=1.0e-6,
+    flops_per_second=2.0e14,
+    bytes_per_second=3.0e12,
+    rows_normalised=8,
+    decodes=True,
+)
 """A data-centre GPU at small batch, one node of a replayed graph a kernel."""

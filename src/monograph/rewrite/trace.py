@@ -44,18 +44,21 @@ class Trace:
     def note_fired(self, rule: str, origin: str, before: str, after: str) -> None:
         self.fired.append(Fired(rule, origin, before, after))
 
-    def note_missed(self, rule: str, origin: str, reason: str, score: int) -> None:
+    def note_missed(
+        self, rule: str, origin: str, reason: str, score: int, *, always: bool = False
+    ) -> None:
+        """A rule that declined; `always` keeps it however many there are of its kind."""
         key = (rule, origin, reason)
         if key in self.seen:
             return
         self.seen.add(key)
         alike = (rule, _without_values(reason))
         self.tally[alike] += 1
-        if self.tally[alike] > KEPT_PER_REASON:
+        if self.tally[alike] > KEPT_PER_REASON and not always:
             return
         kept = self.misses.setdefault(rule, [])
         entry = Missed(score, rule, origin, reason)
-        if len(kept) < MISSES_KEPT:
+        if always or len(kept) < MISSES_KEPT:
             heapq.heappush(kept, entry)
         else:
             heapq.heappushpop(kept, entry)

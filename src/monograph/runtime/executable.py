@@ -13,13 +13,15 @@ import numpy as np
 from monograph.codegen.llvm.compile import Module, Segment, compile_program
 from monograph.codegen.llvm.context import FIRST_PORT
 from monograph.codegen.llvm.features import Features
-from monograph.codegen.llvm.reasons import named, of_region
+from monograph.codegen.llvm.reasons import host_reason, named, of_region
 from monograph.codegen.llvm.select import CpuTarget
 from monograph.ir import Array, Graph, Value
 from monograph.ir.evaluate import apply
+from monograph.program.decoding import split_decoding
 from monograph.program.expand import expand
 from monograph.program.place import CONSTANT, OUTPUT, TEMPORARY
 from monograph.program.program import Program, Step, lower
+from monograph.program.regions import SplitAtHost
 from monograph.program.work import outer_work, program_work
 from monograph.rewrite.cost import LinearCost, Work
 from monograph.runtime.artefact import Artefact
@@ -194,7 +196,8 @@ _ONE_CORE = LinearCost(launch_seconds=0.0, flops_per_second=4e10, bytes_per_seco
 
 def lower_graph(graph: Graph, threads: int) -> tuple[Program, int]:
     """The program of an optimised graph, and the threads it is worth."""
-    program = lower(expand(graph), CpuTarget())
+    whole = expand(split_decoding(graph))
+    program = SplitAtHost(host_reason).run(lower(whole, CpuTarget()))
     # How much of what is inside branches and loops will run, only data tell.
     sure = sum(map(outer_work, program.steps), Work(0, 0, 0))
     alone = _ONE_CORE.seconds(sure) < ALONE_SECONDS

@@ -15,6 +15,7 @@ from monograph.codegen.llvm.barrier import BARRIER_BYTES
 from monograph.codegen.llvm.context import ARENA, CONSTANTS, FAULT_BYTES, FIRST_PORT
 from monograph.errors import ExecutionError
 from monograph.ir import Array, DType
+from monograph.runtime.counts import Counts, host_takes_part
 from monograph.runtime.native import NativeCode
 from monograph.runtime.outputs import NOTHING, refuse_unlike, same_memory
 from monograph.runtime.pool import shared_pool
@@ -125,6 +126,8 @@ class NativeExecutable:
         self.layout = layout
         self.threads = layout.threads
         self.runs = 0
+        self.counts = Counts()
+        """What runs have been; a session that counts puts its own here."""
         self._code = code
         self._pool = shared_pool()
         self._constants = aligned(constants)
@@ -209,6 +212,7 @@ class NativeExecutable:
         try:
             return self._free.pop()
         except IndexError:
+            self.counts.captures = len(self._functions)
             return Workspace(self.layout, self._constants)
 
     def _run(
@@ -218,6 +222,8 @@ class NativeExecutable:
         if out or self._donated:
             self._bind_given(workspace, bound, out)
         if self._whole is None:
+            if self.layout.host_kinds:
+                self.counts.fallbacks[host_takes_part(self.layout.host_kinds)] += 1
             return self._run_parts(workspace, bound, feeds)
         self._launch(self._whole, workspace)
         return [bound[buffer] for buffer in self.layout.results]
@@ -229,6 +235,8 @@ class NativeExecutable:
         for slot, name, buffer, shape, dtype in self._inputs:
             array = feeds[name]
             if not array.flags.c_contiguous or array.shape != shape:
+                if not array.flags.c_contiguous:
+                    self.counts.staged[f"{name}: it is strided"] += 1
                 array = np.ascontiguousarray(array, dtype).reshape(shape)
             bound[buffer] = array
             slots[slot] = array.__array_interface__["data"][0]
@@ -271,6 +279,7 @@ class NativeExecutable:
     def _launch(self, address: int, workspace: Workspace) -> None:
         """Runs a native function; fails where a kernel has found data that does not fit."""
         self._pool.launch(address, workspace.address, self.threads)
+        self.counts.replays += 1
         if not self.layout.faults or not workspace.faults.any():
             return
         number = int(np.argmax(workspace.faults[:, 0]))

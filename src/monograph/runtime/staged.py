@@ -7,6 +7,7 @@ two (`runtime.turns`).
 
 from __future__ import annotations
 
+import logging
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from monograph.program.parts import in_parts
 from monograph.program.program import Program, Step
 from monograph.program.stages import Cut, cut, remainder, settled
 from monograph.runtime.cache import DiskCache
+from monograph.runtime.counts import DATA_DECIDE, Counts, Tally
 from monograph.runtime.executable import CpuExecutable, compile_graph
 from monograph.runtime.forking import own_lock
 from monograph.runtime.launch import fresh
@@ -52,11 +54,16 @@ class Compiler:
     holds_states: bool = False
     turns: bool = True
     splits_complex: bool = True
+    tally: Tally | None = None
+    """Where executables count their runs; None for each by itself."""
 
     def executable(self, graph: Graph) -> CpuExecutable:
-        return compile_graph(
+        made = compile_graph(
             graph, self.features, self.threads, self.cache, self.winograd, self.progress
         )
+        if self.tally is not None:
+            self.tally.watch(made)
+        return made
 
 
 class Compiling(Protocol):
@@ -86,6 +93,10 @@ class Compiling(Protocol):
     def splits_complex(self) -> bool:
         """Whether complex numbers are computed with as pairs of real ones."""
 
+    @property
+    def tally(self) -> Tally | None:
+        """Where executables count their runs."""
+
     def executable(self, graph: Graph) -> Any:
         """A graph of known shapes, compiled."""
 
@@ -98,6 +109,12 @@ class StagedExecutable:
         self.first: CpuExecutable = compiler.executable(parts.first)
         self._states = states
         self.runs = 0
+        self.counts = Counts()
+        if compiler.tally is not None:
+            self.counts = compiler.tally.of(self)
+            compiler.tally.say(DATA_DECIDE, logging.INFO)
+        self.goes_on = False
+        """Whether it is itself what another waits with."""
         self.specialised = 0
         """How often what waits has been compiled."""
         self._compiler = compiler
@@ -122,6 +139,8 @@ class StagedExecutable:
 
     def _run(self, feeds: Mapping[str, Any]) -> list[Any]:
         self.runs += 1
+        if not self.goes_on:
+            self.counts.fallbacks[DATA_DECIDE] += 1
         if self._states:
             feeds = {**feeds, **self._states}
         made = self.first.run(feeds)
@@ -161,6 +180,8 @@ class StagedExecutable:
             if executable is None:
                 graph, _ = remainder(self.parts, given)
                 executable = compile_stages(self._compiler.optimise(graph), self._compiler)
+                if isinstance(executable, StagedExecutable):
+                    executable.goes_on = True
                 self._rest[key] = executable
                 self.specialised += 1
             self._rest.move_to_end(key)

@@ -98,21 +98,34 @@ class _If(Control):
 
 
 class _Iterated(Control):
-    """A loop: state that goes from one iteration to the next, in two places by turns."""
+    """A loop: state that goes from one iteration to the next, in two places by turns.
+
+    State that the body writes over itself has one place only.
+    """
 
     state: Sequence[Value]
 
     def reserve_state(self, types: Sequence[TensorType]) -> None:
         for i, t in enumerate(types):
             self.room(f"old {i}", t)
-            self.room(f"new {i}", t)
+            if i not in self.written_over:
+                self.room(f"new {i}", t)
+
+    @property
+    def written_over(self) -> set[int]:
+        """The numbers of the state that the body writes over itself."""
+        return set()
 
     def initial(self) -> tuple[list[Reg], list[Reg]]:
         """Pointers to the state, filled in, and to where the next one goes."""
         old = [self.place(f"old {i}") for i in range(len(self.state))]
         for value, place in zip(self.state, old, strict=True):
             self.copy(self.stored(value), place)
-        new = [self.place(f"new {i}").pointer for i in range(len(self.state))]
+        over = self.written_over
+        new = [
+            self.place(f"{'old' if i in over else 'new'} {i}").pointer
+            for i in range(len(self.state))
+        ]
         return [p.pointer for p in old], new
 
     def finish(self, last: Sequence[Reg]) -> None:
@@ -129,6 +142,12 @@ class _Iterated(Control):
 
 class _Loop(_Iterated):
     """While a condition holds, and at most so often."""
+
+    @property
+    def written_over(self) -> set[int]:
+        program = self.subs[0].program
+        names, done = program.graph.output_names[1:], program.donated
+        return {i for i in range(self.carried) if names[i] in done}
 
     def reserve(self) -> None:
         op = self.anchor.op

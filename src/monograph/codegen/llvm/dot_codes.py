@@ -7,21 +7,37 @@ from dataclasses import dataclass
 import numpy as np
 
 from monograph.codegen.llvm.dot import DotKernel
-from monograph.ir import Array, Value, known
+from monograph.ir import Array, DType, Value, known
 from monograph.ops.quant import Dequantize, spread
+from monograph.ops.shape import Transpose
 from monograph.program.kinds import coded
 
 
 @dataclass(frozen=True)
 class Codes:
-    """w[k, n] = codes[k, n] * scale[k // block, n] + shift[k // block, n]; codes from 0."""
+    """w[k, n] = (number - zeros[k // block, n]) * scale[k // block, n].
+
+    The number of an integer's code is the code itself: signed ones count from the lowest. A float's
+    code is its bits. Scales and zeros are f64, [blocks, columns].
+    """
 
     codes: Array
     scale: Array
-    shift: Array
+    zeros: Array
     block: int
-    pairs: bool
-    """Whether codes of 4 bits lie two to a byte."""
+    dtype: DType
+
+    @property
+    def middle(self) -> int | None:
+        """The one whole number that is taken from all codes, if there is one."""
+        first = self.zeros.flat[0] if self.zeros.size else 0.0
+        whole = first == np.rint(first) and 0 <= first < 256
+        return int(first) if whole and bool((self.zeros == first).all()) else None
+
+    @property
+    def shift(self) -> Array:
+        """What is added to a scaled number."""
+        return np.asarray(-self.zeros * self.scale)
 
 
 def decoded(weights: Value) -> Array:
@@ -36,42 +52,61 @@ def read_codes(weights: Value) -> Codes | None:
     """Constant weights as codes; None where their blocks do not lie along the depth."""
     source = coded(weights)
     assert source is not None
-    assert isinstance(source.op, Dequantize)
     x, scale, *zero = (known(v) for v in source.inputs)
     assert x is not None
     assert scale is not None
+    views = _views(weights, source)
+    of = source.inputs[0].dtype
+    bias = 1 << (of.bits - 1) if of.is_signed and not of.is_float else 0
+    codes = x.view(np.uint8) if of.is_float else (x.astype(np.int16) + bias).astype(np.uint8)
+    codes = _viewed(codes, views)
+    zero_point = np.zeros(()) if not zero or zero[0] is None else zero[0]
+    spreads = [_blocks(p, source, views) for p in (scale, zero_point)]
+    if spreads[0] is None or spreads[1] is None:
+        return None
+    depth, columns = codes.shape
+    blocks = max(len(p) for p in spreads if p is not None)
     op = source.op
+    assert isinstance(op, Dequantize)
+    block = op.block if blocks > 1 else max(depth, 1)
+    scales, zeros = (np.broadcast_to(p, (blocks, columns)) for p in spreads if p is not None)
+    return Codes(codes, scales, zeros + bias, block, of)
+
+
+def _views(weights: Value, source: Value) -> list[Value]:
+    """The views between decoded weights and their use, the innermost first."""
     views: list[Value] = []
-    current = weights
-    while current is not source:
-        views.append(current)
-        current = current.inputs[0]
-
-    def viewed(array: Array) -> Array:
-        for v in reversed(views):
-            array = v.op.reference(array)
-        return np.asarray(array)
-
-    bits = source.inputs[0].dtype.bits
-    signed = source.inputs[0].dtype.is_signed
-    bias = 1 << (bits - 1) if signed else 0
-    codes = viewed(x.astype(np.int16)) + bias
-    scales = viewed(_spread(scale, x.shape, op))
-    zeros = viewed(_spread(zero[0], x.shape, op)) if zero and zero[0] is not None else 0.0
-    depth = codes.shape[0]
-    block = op.block if 0 < op.block < depth else depth
-    firsts = np.arange(0, depth, block)
-    shifts = np.broadcast_to(-(zeros + bias) * scales, codes.shape)
-    for array in (scales, shifts):
-        if not np.array_equal(np.repeat(array[firsts], block, 0)[:depth], array):
-            return None
-    pairs = bits <= 4 and block % 2 == 0 and depth % 2 == 0
-    return Codes(codes.astype(np.uint8), scales[firsts], shifts[firsts], block, pairs)
+    while weights is not source:
+        views.insert(0, weights)
+        weights = weights.inputs[0]
+    return views
 
 
-def _spread(parameter: Array, shape: tuple[int, ...], op: Dequantize) -> Array:
-    wide = spread(parameter.astype(np.float64), shape, op.axis, op.block)
-    return np.broadcast_to(wide, shape)
+def _viewed(array: Array, views: list[Value]) -> Array:
+    for v in views:
+        array = v.op.reference(array)
+    return np.asarray(array)
+
+
+def _blocks(parameter: Array, source: Value, views: list[Value]) -> Array | None:
+    """A scale or zero point as [blocks along the depth, columns], in f64; either may be one."""
+    op, shape = source.op, source.tensor.static
+    assert isinstance(op, Dequantize)
+    wide = parameter.astype(np.float64)
+    if op.axis is None or wide.size == 1:
+        return wide.reshape(1, 1)
+    if len(shape) == 2 and all(isinstance(v.op, Transpose) for v in views):
+        flipped = sum(v.op == Transpose((1, 0)) for v in views) % 2 == 1
+        along = op.axis == (1 if flipped else 0)
+        if op.block == 0:
+            return None if along else wide.reshape(1, -1)
+        if along:
+            return wide.T if flipped else wide
+    full = _viewed(np.broadcast_to(spread(wide, shape, op.axis, op.block), shape), views)
+    depth = len(full)
+    block = op.block if 0 < op.block < depth else max(depth, 1)
+    firsts = full[::block]
+    return firsts if np.array_equal(np.repeat(firsts, block, 0)[:depth], full) else None
 
 
 class Decoded(DotKernel):

@@ -47,7 +47,8 @@ def serves(context: KernelContext, codes: Codes) -> bool:
     lanes = context.features.lanes(32)
     fits = codes.block % max(BOTH, lanes) == 0 and codes.block <= MOST_BLOCK
     plain = x.strides[-1] == 1 and len(codes.codes) % codes.block == 0
-    return bool(context.features.dot_i8) and permitted and fits and plain
+    integers = bool(context.features.dot_i8) and not codes.dtype.is_float
+    return integers and permitted and fits and plain
 
 
 class Rounded(Decoded):
@@ -56,10 +57,7 @@ class Rounded(Decoded):
         self.blocks = len(codes.codes) // codes.block
         self.nibbles = bool(codes.codes.max(initial=0) < 16)
         # One whole number that is taken from every code needs no shifts in memory.
-        middle = -codes.shift / np.where(codes.scale == 0, 1, codes.scale)
-        same = np.rint(middle.flat[0]) if middle.size else 0.0
-        exact = np.array_equal(np.float32(-same * codes.scale), codes.shift.astype(np.float32))
-        self.middle = int(same) if exact and 0 <= same < 256 else None
+        self.middle = codes.middle
         super().__init__(context)
 
     def _known(self, w: Value) -> Array | None:

@@ -44,6 +44,8 @@ class Features:
     """The intrinsic that adds products of u8 and i8 in fours to i32, where there is one."""
     dot_i16: str = ""
     """The intrinsic that multiplies i16 and adds neighbours to i32, where there is one."""
+    lookup: str = ""
+    """The intrinsic that picks among as many f32 as a register has by the low bits of an index."""
     relax: str = ""
     """The intrinsic that tells the core it is waiting in a loop, where there is one."""
     float_mode: FloatMode | None = None
@@ -84,6 +86,7 @@ TABLE: dict[str, Features] = {
             "+avx512f,+avx512bw,+avx512vl,+avx512dq,+avx512cd,+avx2,+fma,+f16c,+bmi,+bmi2",
             "skylake-avx512",
             dot_i16="llvm.x86.avx512.pmaddw.d.512",
+            lookup="llvm.x86.avx512.permvar.sf.512",
             relax=_X86_RELAX,
             float_mode=_X86_FLOATS,
             converts_half=True,
@@ -97,6 +100,7 @@ TABLE: dict[str, Features] = {
             "icelake-server",
             dot_i8="llvm.x86.avx512.vpdpbusd.512",
             dot_i16="llvm.x86.avx512.pmaddw.d.512",
+            lookup="llvm.x86.avx512.permvar.sf.512",
             relax=_X86_RELAX,
             float_mode=_X86_FLOATS,
             converts_half=True,

@@ -43,6 +43,11 @@ def named(region: Region) -> str:
     return region.root.op.name if region.anchor is None else region.kind
 
 
+def host_reason(region: Region) -> str:
+    """Why a region runs on the host; "" where compiled code serves it."""
+    return "" if generator(region) is not None else of_region(region)
+
+
 def of_region(region: Region) -> str:
     """Why a region that no generator serves runs on the host."""
     assert generator(region) is None

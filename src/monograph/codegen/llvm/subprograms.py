@@ -17,20 +17,37 @@ from monograph.codegen.llvm.kernel import (
     synchronise,
 )
 from monograph.ir import Graph, Item, TensorType, Value
+from monograph.ir.verify import same_memory
 from monograph.ops.control import If, Loop, Scan
 from monograph.program.bounded import BoundedLoop
+from monograph.program.decoding import split_decoding
 from monograph.program.expand import expand
 from monograph.program.program import Program, lower
 from monograph.program.stages import contained
 
 _PROGRAMS: WeakKeyDictionary[Graph, Program] = WeakKeyDictionary()
+_BODIES: WeakKeyDictionary[Graph, Graph] = WeakKeyDictionary()
+"""By the body of a loop: the same with its state donated. Programs are kept for as long."""
 
 
 def graphs_of(value: Value) -> list[Graph]:
     """The sub-graphs of a branch or a loop."""
     op = value.op
     assert isinstance(op, (If, Loop, BoundedLoop, Scan))
+    if isinstance(op, (Loop, BoundedLoop)):
+        return [_in_place(op.body, op.carried)]
     return [op.then, op.orelse] if isinstance(op, If) else [op.body]
+
+
+def _in_place(body: Graph, carried: int) -> Graph:
+    """A loop's body that may write new state over the old: a cache is not copied every turn."""
+    known = _BODIES.get(body)
+    if known is None:
+        names = zip(body.output_names[1:], body.input_names[2 : 2 + carried], strict=False)
+        types = zip(body.output_types[1:], body.input_types[2 : 2 + carried], strict=False)
+        alike = [p for p, (a, b) in zip(names, types, strict=True) if same_memory(a, b)]
+        known = _BODIES[body] = replace(body, donations=tuple(alike))
+    return known
 
 
 def lowered(graph: Graph) -> Program:
@@ -39,7 +56,7 @@ def lowered(graph: Graph) -> Program:
 
     known = _PROGRAMS.get(graph)
     if known is None:
-        plain = contained(expand(graph), compiles)
+        plain = contained(expand(split_decoding(graph)), compiles)
         known = _PROGRAMS[graph] = lower(plain, CpuTarget())
     return known
 

@@ -65,8 +65,9 @@ def _coupled(context: GpuContext) -> Launch:
             line_of_q()
             w.line(f"qp = tl.where({lane} == c, tl.sum(line * p, 0), qp)")
         w.line("pqp = tl.sum(p * qp, 0)")
-        far = f"tl.max(tl.where({mask}, tl.abs(qp - pqp), 0.0), 0)"
-        w.line(f"going = ({far} < {0.005 / classes!r}) == 0")
+        # Asked of every lane: a maximum would leave out those that are not numbers.
+        far = f"{mask} & ((tl.abs(qp - pqp) < {0.005 / classes!r}) == 0)"
+        w.line(f"going = tl.max(({far}).to(tl.int32), 0) > 0")
         with w.block(f"for c in range({classes})"):
             line_of_q()
             w.line(f"mine = tl.sum(tl.where({lane} == c, qp, 0.0), 0)")

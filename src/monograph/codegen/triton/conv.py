@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from monograph.codegen.triton import conv_runs
+from monograph.codegen.triton import conv_exact, conv_runs
 from monograph.codegen.triton.dot import Config, Shape, guess, multiply, tiles
 from monograph.codegen.triton.elements import Axis
 from monograph.codegen.triton.kernel import (
@@ -27,7 +27,15 @@ from monograph.codegen.triton.kernel import (
 from monograph.codegen.triton.library_conv import convolutions
 from monograph.codegen.triton.scalar import register_type
 from monograph.codegen.triton.tile import Tile, accumulator, finish_from, tile
-from monograph.codegen.triton.windows import Reader, Window, readable, reader_of, split_tap, window
+from monograph.codegen.triton.windows import (
+    Reader,
+    Window,
+    dynamic,
+    readable,
+    reader_of,
+    split_tap,
+    window,
+)
 from monograph.ir import Array, DType, Value, known
 from monograph.ops.conv import Conv
 from monograph.ops.conv_transpose import ConvTranspose
@@ -47,6 +55,8 @@ def candidates(context: GpuContext) -> list[Candidate]:
     anchor = context.step.region.anchor
     assert anchor is not None
     g = window(anchor)
+    if g.transposed and not conv_exact.finite(anchor.inputs[1]):
+        return conv_exact.candidates(context)
     if g.depthwise:
         found = [
             Candidate(f"depthwise {c}", lambda c=c: (_depthwise(context, g, c),))  # type: ignore[misc]
@@ -271,17 +281,10 @@ def _depthwise(context: GpuContext, g: Window, c: Config) -> Launch:
                 f"tl.load({where}, mask={beyond}, other=0)" if beyond else f"tl.load({where})", "w"
             )
         else:
-            y = _dynamic(t, anchor.inputs[1], [lane, "0", *place], beyond)
+            y = dynamic(t, anchor.inputs[1], [lane, "0", *place], beyond)
         a = scalars.cast(scalars.decoded(x, anchor.inputs[0].dtype), wide).reg
         b = scalars.cast(scalars.decoded(y, anchor.inputs[1].dtype), wide).reg
         w.line(f"acc += {a} * {b}")
     k.trigger()
     t.finish("acc")
     return k.launch((-(-g.rows // c.m) * across,), c.warps, c.stages)
-
-
-def _dynamic(t: Tile, weights: Value, texts: Sequence[str], mask: str | None) -> str:
-    counters = [Counter(f"w{i}", d) for i, d in enumerate(weights.tensor.static)]
-    point = {c: Axis(text, mask) for c, text in zip(counters, texts, strict=True)}
-    at = tuple(Index(0, ((c, 1),)) for c in counters)
-    return t.elements.through_views(weights, at, point)

@@ -5,43 +5,32 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-import numpy as np
-
+from monograph.codegen.triton import chain, gemv
 from monograph.codegen.triton.elements import Axis, Elements
 from monograph.codegen.triton.kernel import (
     Candidate,
     GpuContext,
     KernelWriter,
     Launch,
-    Packed,
-    Scratch,
-    Work,
 )
+from monograph.codegen.triton.last import Parts, join_parts
 from monograph.codegen.triton.library import products
+from monograph.codegen.triton.product import FEW_ROWS, Operands, inner_norm, sizes
+from monograph.codegen.triton.product import Shape as Shape
 from monograph.codegen.triton.scalar import register_type
-from monograph.codegen.triton.tile import Tile, accumulator, finish_from, tile
-from monograph.ir import DType, Value, known
+from monograph.codegen.triton.tile import Tile, accumulator, tile
+from monograph.ir import DType, Value
 from monograph.ir.dtype import bf16, f16, f32, i8
 from monograph.ops.linear import Dot
-from monograph.program.access import Indices, aligned
-from monograph.program.index import Counter, Index, flatten, strides_of
+from monograph.program.narrow import inner_product
 
 MATRIX = (f16, bf16, f32, i8)
 """Element types that matrix units multiply."""
-FEW_ROWS = 8
-"""Rows up to which a product is one of vectors: the matrix units would mostly multiply zeros."""
 BUSY = 132 * 2
 """Programs that keep a large device busy; fewer of them, and sums are worth splitting."""
 
-
-@dataclass(frozen=True)
-class Shape:
-    """The sizes of a product: batches of [m, k] times [k, n]."""
-
-    batch: int
-    m: int
-    n: int
-    k: int
+EARLY = 6
+"""Ways to multiply few rows that a fast search tries before a tile and a library's product."""
 
 
 @dataclass(frozen=True)
@@ -75,35 +64,32 @@ def candidates(context: GpuContext) -> list[Candidate]:
     shape = sizes(anchor)
     if shape.k == 0:
         return [Candidate("empty sum", lambda: (_empty(context),))]
-    found: list[Candidate] = []
-    if shape.m <= FEW_ROWS:
-        found += [
-            Candidate(f"rows {c}", lambda c=c: (_rows(context, shape, c),))  # type: ignore[misc]
-            for c in _row_configs(shape)
-        ]
-    found += [
-        Candidate(f"tiles {c}", lambda c=c: _tiles(context, shape, c))  # type: ignore[misc]
+    region = context.step.region
+    first = inner_product(region)
+    if first is not None:
+        return _chained(context, first)
+    few = gemv.candidates(context, shape) if shape.m <= FEW_ROWS else []
+    if inner_norm(region) is not None or anchor.tensor.shape != region.root.tensor.shape:
+        return few  # only those do work inside the product
+    found = [
+        Candidate(f"tiles {c}", lambda c=c: (_tile_kernel(context, shape, c),))  # type: ignore[misc]
         for c in _tile_configs(shape, anchor.inputs[0].dtype)
     ]
     # Early enough for a fast search; never the default, which must not need a library.
-    return [*found[:2], *products(context), *found[2:]]
+    early = [*few[:EARLY], *found[: 1 if few else 2]]
+    rest = [*few[EARLY:], *found[1 if few else 2 :]]
+    return [*early, *products(context), *rest]
 
 
-def sizes(anchor: Value) -> Shape:
-    x, y = (v.tensor.static for v in anchor.inputs)
-    whole = anchor.tensor.static
-    return Shape(math.prod(whole[:-2]), whole[-2], y[-1], x[-1])
+def _chained(context: GpuContext, first: Value) -> list[Candidate]:
+    """The ways to take a product of one column along with the one before it."""
+    shape, kind = sizes(first), first.inputs[0].dtype
 
+    def multiplied(operands: Operands, of: Shape, m: int, n: int, k: int, steps: str) -> None:
+        _multiply(context, operands, of, Config(m, n, k, 4, 1), steps)
 
-def _row_configs(shape: Shape) -> list[Config]:
-    longest = min(2048, _power(shape.k))
-    found = [
-        Config(shape.m, n, k, warps, 1)
-        for k in dict.fromkeys((min(1024, longest), longest, min(512, longest)))
-        for n, warps in ((2, 4), (4, 4), (1, 4), (4, 2), (8, 4), (16, 4), (2, 2))
-        if n <= _power(shape.n) and shape.m * n * k <= 1 << 15
-    ]
-    return found or [Config(shape.m, 1, min(longest, 512), 4, 1)]
+    cuts = [c for c in _tile_configs(shape, kind) if c.split == 1]
+    return chain.candidates(context, first, cuts, multiplied)
 
 
 def _tile_configs(shape: Shape, dtype: DType) -> list[Config]:
@@ -166,83 +152,10 @@ def _empty(context: GpuContext) -> Launch:
     return k.launch((size,), 1)
 
 
-# Operands
-
-
-@dataclass
-class Operands:
-    """How a kernel reads tiles of the two operands of a product."""
-
-    k: KernelWriter
-    t: Tile
-    anchor: Value
-    shape: Shape
-
-    def __post_init__(self) -> None:
-        self.counter = Counter("k", self.shape.k)
-        self.weights = known(self.anchor.inputs[1])
-        self.packed: str | None = None
-        if self.weights is not None:
-            self.packed = self.k.pointer(packed_rows(self.anchor.inputs[1]))
-
-    def left(self, axis: Axis, shape: str) -> str:
-        """x[m, k] as it is in memory."""
-        x = self.anchor.inputs[0]
-        at = (*self._batch(x), self.t.at[-2], self._index())
-        return self._read(x, at, axis, shape)
-
-    def right(self, axis: Axis, shape: str) -> str:
-        """y[k, n] as it is in memory."""
-        y = self.anchor.inputs[1]
-        at = (*self._batch(y), self._index(), self.t.at[-1])
-        return self._read(y, at, axis, shape)
-
-    def rows(self, axis: Axis, columns: Axis, once: bool = False) -> str:
-        """Packed weights [n, k]; those that are read once need no place in the cache."""
-        masks = " & ".join(m for m in (columns.mask, axis.mask) if m)
-        weights = self.anchor.inputs[1]
-        outer = weights.tensor.static[:-2]
-        number = flatten(self._batch(weights), strides_of(outer))
-        first = self.t.elements.integer(number * (self.shape.n * self.shape.k), self.t.point)
-        where = f"{self.packed} + {first} + ({columns.text}) * {self.shape.k} + ({axis.text})"
-        options = f", mask={masks}, other=0" if masks else ""
-        options += ', eviction_policy="evict_first"' if once else ""
-        return self.k.w.let(f"tl.load({where}{options})", "w")
-
-    def _index(self) -> Index:
-        return Index(0, ((self.counter, 1),))
-
-    def _batch(self, operand: Value) -> Indices:
-        return aligned(self.t.at[:-2], operand.tensor.static[:-2])
-
-    def _read(self, operand: Value, at: Indices, axis: Axis, shape: str) -> str:
-        point = {**self.t.point, self.counter: axis}
-        text = self.t.elements.through_views(operand, at, point)
-        return self.k.w.let(f"tl.broadcast_to({text}, {shape})", "y")
-
-
-def packed_rows(weights: Value) -> Packed:
-    """Constant weights [..., k, n] as [..., n, k], so that a column is read in one piece."""
-    data = known(weights)
-    assert data is not None
-    return Packed(np.ascontiguousarray(data.swapaxes(-1, -2)), weights.dtype)
-
-
 # Tiles
 
 
-def _tiles(context: GpuContext, shape: Shape, c: Config) -> tuple[Work, ...]:
-    anchor = context.step.region.anchor
-    assert anchor is not None
-    if c.split == 1:
-        return (_tile_kernel(context, shape, c, None),)
-    wide = accumulator(anchor.dtype)
-    size = math.prod(anchor.tensor.static)
-    parts = Scratch(c.split * size * wide.itemsize, wide)
-    return (_tile_kernel(context, shape, c, parts), finish_from(context, parts, c.split))
-
-
-def _tile_kernel(context: GpuContext, shape: Shape, c: Config, parts: Scratch | None) -> Launch:
+def _tile_kernel(context: GpuContext, shape: Shape, c: Config) -> Launch:
     anchor = context.step.region.anchor
     assert anchor is not None
     k, rank = context.kernel(), len(anchor.tensor.static)
@@ -258,6 +171,7 @@ def _tile_kernel(context: GpuContext, shape: Shape, c: Config, parts: Scratch | 
     t.batch(k.program_id(1), range(rank - 2))
     wide = register_type(accumulator(anchor.dtype))
     operands = Operands(k, t, anchor, shape)
+    operands.pack()
     w.line(f"acc = tl.zeros(({c.m}, {c.n}), {wide})")
     k.wait()
     length = -(-shape.k // (c.split * c.k)) * c.k
@@ -266,10 +180,10 @@ def _tile_kernel(context: GpuContext, shape: Shape, c: Config, parts: Scratch | 
     with w.block(f"for k0 in range(0, {length}, {c.k})"):
         _multiply(context, operands, shape, c, steps)
     k.trigger()
-    if parts is None:
+    if c.split == 1:
         t.finish("acc")
     else:
-        _store_part(k, t, shape, parts, (m_axis, n_axis))
+        _finish_parts(t, shape, c, (m_axis, n_axis))
     return k.launch((rows * columns, shape.batch, c.split), c.warps, c.stages)
 
 
@@ -326,60 +240,21 @@ def multiply(
     return f"{total} + tl.sum({a}[:, :, None] * {b}[None, :, :], 1)"
 
 
-def _store_part(
-    k: KernelWriter, t: Tile, shape: Shape, parts: Scratch, axes: tuple[Axis, Axis]
-) -> None:
-    pointer = k.pointer(parts)
-    first = f"({k.program_id(2)} * {shape.batch} + {k.program_id(1)}) * {shape.m * shape.n}"
-    m, n = axes
-    masks = " & ".join(x.mask for x in axes if x.mask)
-    where = f"{pointer} + {first} + {m.text} * {shape.n} + {n.text}"
-    k.w.line(f"tl.store({where}, acc{', mask=' + masks if masks else ''})")
-
-
-# Rows
-
-
-def _rows(context: GpuContext, shape: Shape, c: Config) -> Launch:
-    """Few rows: every program holds some columns of the weights and multiplies each row by them."""
-    anchor = context.step.region.anchor
+def _finish_parts(t: Tile, shape: Shape, c: Config, axes: tuple[Axis, Axis]) -> None:
+    """A split sum: the last program of each tile adds up the parts and finishes them."""
+    k = t.k
+    anchor = k.context.step.region.anchor
     assert anchor is not None
-    k, rank = context.kernel(), len(anchor.tensor.static)
-    t, w = tile(k), k.w
-    k.trigger()
-    column = w.let(f"{k.program_id()} * {c.n} + tl.arange(0, {c.n})", "rn")
-    down = Axis(w.let(f"{column}[:, None]"), _mask(k, f"{column}[:, None]", shape.n, c.n))
-    t.batch(k.program_id(1), range(rank - 2))
-    operands = Operands(k, t, anchor, shape)
-    steps = w.let(f"tl.arange(0, {c.k})", "rk")
-    wide = accumulator(anchor.dtype)
-    sums = [f"acc{m}" for m in range(shape.m)]
-    for name in sums:
-        w.line(f"{name} = tl.zeros(({c.n}, {c.k}), {register_type(wide)})")
-    t.axis(rank - 1, down.text, down.mask)
-    for start in range(0, shape.k, c.k):
-        now = w.let(f"{start} + {steps}" if start else steps, "kk")
-        masked = start + c.k > shape.k
-        axis = Axis(
-            w.let(f"{now}[None, :]"), w.let(f"{now}[None, :] < {shape.k}", "m") if masked else None
-        )
-        scalars = t.elements.scalars
-        if operands.packed is not None:
-            y = operands.rows(axis, down, once=True)
-        else:
-            if start == 0:
-                k.wait()
-            y = operands.right(axis, f"({c.n}, {c.k})")
-        if start == 0:
-            k.wait()
-        b = scalars.cast(scalars.decoded(y, anchor.inputs[1].dtype), wide).reg
-        for m, name in enumerate(sums):
-            t.axis(rank - 2, str(m))
-            x = operands.left(axis, f"(1, {c.k})")
-            a = scalars.cast(scalars.decoded(x, anchor.inputs[0].dtype), wide).reg
-            w.line(f"{name} += {a} * {b}")
-    t.axis(rank - 1, column, _mask(k, column, shape.n, c.n))
-    for m, name in enumerate(sums):
-        t.axis(rank - 2, str(m))
-        t.finish(f"tl.sum({name}, 1)")
-    return k.launch((-(-shape.n // c.n), shape.batch), c.warps, 1)
+    m, n = axes
+    tiles = -(-shape.m // c.m) * -(-shape.n // c.n)
+    size = shape.batch * shape.m * shape.n
+    first = f"{k.program_id(1)} * {shape.m * shape.n} + {m.text} * {shape.n} + {n.text}"
+    masks = " & ".join(x.mask for x in axes if x.mask)
+    join_parts(
+        k,
+        Parts(c.split, shape.batch * tiles, size, accumulator(anchor.dtype)),
+        f"{k.program_id(1)} * {tiles} + {k.program_id()}",
+        lambda part: f"{part} * {size} + {first}",
+        k.w.let(masks, "m") if masks else None,
+        t.finish,
+    )

@@ -79,7 +79,9 @@ def checked_index(
     if reports:
         reported = k.w.let(f"{wrong} & {mask}", "m") if mask else wrong
         k.report(Fault("an index is out of range", f"{-size}..{size - 1}"), reported, index)
-    return k.w.let(f"tl.where({wrong}, 0, {from_front})", "n")
+    # With the mask in it, one index for all is a block too: a masked load needs one.
+    beyond = f"{wrong} | ({mask} == 0)" if mask else wrong
+    return k.w.let(f"tl.where({beyond}, 0, {from_front})", "n")
 
 
 def read_at(t: Tile, x: Value, at: Indices, found: dict[int, str], mask: str | None) -> str:

@@ -21,8 +21,11 @@ from monograph.codegen.triton.kernel import (
     every_argument,
 )
 from monograph.ir import Array, DType, Value, known
-from monograph.program.lanes import Uses, needs, plan_apart, schedule
+from monograph.program.draws import states_of
+from monograph.program.lanes import Schedule, Uses, needs, plan_apart, schedule
+from monograph.program.overwrite import root
 from monograph.program.place import CONSTANT, TEMPORARY, Buffer
+from monograph.program.plan import Plan
 from monograph.program.program import Program, Step
 
 ARENA, CONSTANTS, KEPT, PORT = "arena", "constants", "kept", "port"
@@ -86,6 +89,8 @@ class GpuModule:
     """Where each constant starts in the block of constants, and its bytes."""
     host: tuple[tuple[int, Step], ...] = ()
     """Steps that only the host can do, and the number of works that come before each."""
+    steps: tuple[Step, ...] = ()
+    """By the positions that works and waits name."""
 
     @property
     def every(self) -> Iterator[Bound]:
@@ -121,7 +126,7 @@ def plan_inside(program: Program, chosen: Sequence[tuple[Step, tuple[Work, ...]]
     """Plans the memory of a sub-program whose steps run one after the other."""
     layout = _Layout(program)
     order = schedule(needs([step for step, _ in chosen], program.places), 1)
-    memory = plan_apart(layout.uses(chosen), order)
+    memory = layout.planned(chosen, order)
     scratch = {number: memory.offsets[key] for number, key in layout.keys.items()}
     return Inside(memory.size, memory.offsets, scratch)
 
@@ -141,9 +146,13 @@ class _Layout:
     """Scratch memory by identity: its key in the plan of the arena."""
 
     def module(self, chosen: Sequence[tuple[Step, tuple[Work, ...]]], lanes: int) -> GpuModule:
+        if lanes > 1:
+            # A step without work would neither wait for others nor be waited for.
+            chosen = [(step, works) for step, works in chosen if works]
         steps = [step for step, _ in chosen]
-        order = schedule(needs(steps, self.program.places), lanes)
-        memory = plan_apart(self.uses(chosen), order)
+        states = states_of(self.program.graph)
+        order = schedule(needs(steps, self.program.places, states), lanes)
+        memory = self.planned(chosen, order)
         bound = [
             self.bound(
                 step,
@@ -168,6 +177,7 @@ class _Layout:
             memory.offsets,
             tuple(self.faults),
             tuple((at, piece.size) for at, piece in self.pieces),
+            steps=tuple(steps),
         )
 
     def bound(
@@ -203,19 +213,37 @@ class _Layout:
         return re.search(rf"\bp{number}\b", body) is not None
 
     def uses(self, chosen: Sequence[tuple[Step, tuple[Work, ...]]]) -> list[Uses]:
-        """Which steps use each temporary buffer, and each step's scratch memory."""
-        found: dict[Buffer, list[int]] = {}
+        """Which steps use each temporary buffer, and each step's scratch memory.
+
+        Buffers that are written over others are one with those: they lie in the same place.
+        """
+        over = self.program.places.over
+        found: dict[int, list[int]] = {}
+        sizes: dict[int, int] = {}
         extra = []
         for position, (step, works) in enumerate(chosen):
             for value in (*step.region.inputs, *step.region.outputs):
                 storage = self.program.places.storage.get(value)
                 if storage is not None and storage.buffer.kind == TEMPORARY:
-                    found.setdefault(storage.buffer, []).append(position)
+                    key = root(storage.buffer.id, over)
+                    found.setdefault(key, []).append(position)
+                    sizes[key] = max(sizes.get(key, 0), storage.buffer.nbytes)
             for argument in {id(a): a for w in works for a in every_argument(w)}.values():
                 if isinstance(argument, Scratch) and not argument.zeroed:
                     key = self.keys.setdefault(id(argument), -1 - len(self.keys))
                     extra.append(Uses(key, argument.nbytes, (position,)))
-        return [Uses(b.id, b.nbytes, tuple(at)) for b, at in found.items()] + extra
+        return [Uses(key, sizes[key], tuple(at)) for key, at in found.items()] + extra
+
+    def planned(self, chosen: Sequence[tuple[Step, tuple[Work, ...]]], order: Schedule) -> Plan:
+        """The arena, with the places of all temporary buffers and scratch memory."""
+        memory = plan_apart(self.uses(chosen), order)
+        over = self.program.places.over
+        inside = {
+            new: memory.offsets[root(new, over)]
+            for new in over
+            if root(new, over) in memory.offsets
+        }
+        return Plan(memory.offsets | inside, memory.size)
 
     def where(self, step: Step, argument: Argument, offsets: dict[int, int]) -> Where:
         if isinstance(argument, Fault):

@@ -95,6 +95,8 @@ class Whole(CellWriter):
 
     def _products(self, gates: Sequence[int], state: Scalar, place: int) -> list[Scalar]:
         """The products of some gates' weights with a state in registers."""
+        if self.unit_mask:  # lanes beyond the last unit may have come out as NaN
+            state = self.scalar(f"tl.where({self.unit_mask}, {state.reg}, 0.0)")
         if self.held:
             texts = (f"tl.sum({self.tiles[g]} * {state.reg}[None, :], 1)" for g in gates)
             return [self.scalar(text) for text in texts]

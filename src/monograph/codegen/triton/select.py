@@ -11,6 +11,7 @@ from monograph.codegen.triton import (
     classical,
     control,
     conv,
+    decoding,
     det,
     dot,
     fail,
@@ -19,6 +20,7 @@ from monograph.codegen.triton import (
     nonzero,
     norm,
     pool,
+    product,
     random,
     recurrent,
     reduce,
@@ -36,12 +38,16 @@ from monograph.codegen.triton import (
 )
 from monograph.codegen.triton.kernel import Candidate, GpuContext
 from monograph.codegen.triton.pointwise import pointwise
-from monograph.ir import Constant, Input, Value
+from monograph.ir import Constant, Graph, Input, Value
+from monograph.ops.attention import CacheUpdate
 from monograph.ops.cast import Cast
 from monograph.ops.conv import Conv
+from monograph.ops.decoding import DecodeAttention
 from monograph.ops.linear import Dot
 from monograph.ops.quant import Dequantize
+from monograph.program.ends import product_ends
 from monograph.program.kinds import is_native, is_view
+from monograph.program.narrow import merge_narrow
 from monograph.program.place import Halo
 from monograph.program.region import Region
 
@@ -49,6 +55,7 @@ FAMILIES: tuple[ModuleType, ...] = (
     dot,
     conv,
     attention,
+    decoding,
     rope,
     pool,
     gather,
@@ -138,6 +145,8 @@ class GpuTarget:
         """Products decode weights of few bits themselves, and convert what the caller brings."""
         if not isinstance(user.op, (Conv, Dot)):
             return False
+        if product.normalises(user, index):
+            return True
         operand = user.inputs[index]
         while is_view(operand):
             operand = operand.inputs[0]
@@ -149,6 +158,23 @@ class GpuTarget:
         while is_view(source):
             source = source.inputs[0]
         return source is not operand and isinstance(source.op, Input) and user.dtype.is_float
+
+    def gathers(self, anchor: Value, starts: tuple[int, ...], width: int) -> bool:
+        """Products of few rows hold columns together that what follows them reads together."""
+        return product.gathers(anchor, starts, width)
+
+    def merged(self, graph: Graph, regions: list[Region]) -> list[Region]:
+        """Products take along the product of one column that follows them."""
+        return merge_narrow(graph, regions)
+
+    def ends(self, graph: Graph) -> frozenset[Value]:
+        """Products store their results in any order."""
+        return product_ends(graph)
+
+    def overwrites(self, region: Region) -> bool:
+        """Loops over elements, and updates that write nothing but rows of their own."""
+        anchor = region.anchor
+        return anchor is None or isinstance(anchor.op, (CacheUpdate, DecodeAttention))
 
     def halo(self, user: Value, index: int) -> Halo | None:
         """None: windows are masked at the edges instead."""

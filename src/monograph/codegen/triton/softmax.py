@@ -142,7 +142,15 @@ class _Softmax:
         self.rows.finish(s.sub(x, scale) if self.logarithm else s.mul(x, scale), block.point)
 
     def _exp(self, x: Scalar) -> Scalar:
-        return Scalar(self.rows.s.exp(self._rough(x)).reg, self.dtype)
+        """e^x for what lies below the largest.
+
+        An operand that is a product may be subtracted from before it is rounded: of numbers beyond
+        2^24 it can then lie above the largest by so much that e^x is infinite.
+        """
+        s = self.rows.s
+        zero = s.constant(0.0, self.dtype)
+        x = s.select(s.less(zero, x), zero, x)
+        return Scalar(s.exp(self._rough(x)).reg, self.dtype)
 
     def _rough(self, x: Scalar) -> Scalar:
         """A number whose functions need no more bits than the result has."""

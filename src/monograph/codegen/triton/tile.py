@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from monograph.codegen.llvm import types
@@ -62,6 +62,23 @@ class Tile:
         wide = accumulator(anchor.dtype)
         given = Scalar(Reg(self.k.w.let(result), types.register(wide)), wide)
         self.finish_scalar(self.elements.scalars.cast(given, anchor.dtype))
+
+    def finish_parts(self, results: Mapping[int, str]) -> None:
+        """The same where a tile holds columns that lie apart, by where in the result they start."""
+        region, e = self.k.context.step.region, self.elements
+        anchor = region.anchor
+        assert anchor is not None
+        wide = accumulator(anchor.dtype)
+        parts = {}
+        for start, text in results.items():
+            given = Scalar(Reg(self.k.w.let(text), types.register(wide)), wide)
+            parts[start] = e.scalars.cast(given, anchor.dtype)
+            e.given[anchor] = parts[start]  # so that nothing looks behind it
+        order = e.plan(region.outputs, self.at)
+        held = [item.element for item in order if item.element.value is anchor]
+        made = e.emit(order, self.point, {h: parts[h.at[-1].constant] for h in held})
+        for value in region.outputs:
+            e.store(value, self.at, made[Element(value, self.at)], self.point)
 
     def finish_stored(self, result: str) -> None:
         """The same for an expression of elements as they are in memory."""

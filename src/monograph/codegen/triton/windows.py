@@ -154,3 +154,11 @@ def split_tap(k: KernelWriter, g: Window, tap: str) -> list[str]:
             k.w.let(f"({text}) % {size}" if d and math.prod(g.kernel[:d]) > 1 else text, "t")
         )
     return found
+
+
+def dynamic(t: Tile, weights: Value, texts: Sequence[str], mask: str | None) -> str:
+    """Weights at an index, where they are not packed."""
+    counters = [Counter(f"w{i}", d) for i, d in enumerate(weights.tensor.static)]
+    point = {c: Axis(text, mask) for c, text in zip(counters, texts, strict=True)}
+    at = tuple(Index(0, ((c, 1),)) for c in counters)
+    return t.elements.through_views(weights, at, point)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 import gc
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeAlias
@@ -92,12 +92,13 @@ def recording(graphs: Graphs, stream: int, pool: Any, made: list[Handle]) -> Ite
     gc.disable()  # what a collection frees, it would free in the middle of the recording
     try:
         with graphs.using(stream, pool):
-            graphs.begin(stream)
             try:
+                graphs.begin(stream)
                 yield
                 made.append(graphs.end(stream))
             except BaseException:
-                graphs.abort(stream)
+                with suppress(GraphError):  # what went wrong first is what is told
+                    graphs.abort(stream)
                 raise
     finally:
         if collects:

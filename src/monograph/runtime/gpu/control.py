@@ -48,6 +48,25 @@ def nest_of(bound: Bound) -> Nest:
     return Nest()
 
 
+def count_kernels(every: Sequence[Nest]) -> int:
+    """The kernels of a run: of a branch its longer side, of a loop all turns.
+
+    A loop whose turns data decide counts with one turn.
+    """
+    rest = iter(every)
+    total = 0
+    for nest in rest:
+        total += _kernels(nest, rest)
+    return total
+
+
+def _kernels(nest: Nest, rest: Iterator[Nest]) -> int:
+    if nest.kind == PLAIN:
+        return 1
+    bodies = [sum(_kernels(next(rest), rest) for _ in range(size)) for size in nest.bodies]
+    return max(bodies, default=0) * (1 if nest.count is None else nest.count)
+
+
 class Controlled:
     """A branch or a loop: which launches follow is decided when they are to be made."""
 

@@ -18,7 +18,15 @@ from cuda.bindings import runtime as rt
 from monograph.errors import ExecutionError
 from monograph.runtime.gpu.control import Controlled
 from monograph.runtime.gpu.cuda import CudaRecord
-from monograph.runtime.gpu.cuda_nodes import check, read_copy, read_kernel, read_memset
+from monograph.runtime.gpu.cuda_nodes import (
+    add_node,
+    capture_info,
+    check,
+    read_copy,
+    read_kernel,
+    read_memset,
+    set_dependencies,
+)
 from monograph.runtime.gpu.graphs import (
     CONDITIONAL,
     EMPTY,
@@ -61,8 +69,10 @@ _CONDITIONS = {
     IF: cu.CUgraphConditionalNodeType.CU_GRAPH_COND_TYPE_IF,
     WHILE: cu.CUgraphConditionalNodeType.CU_GRAPH_COND_TYPE_WHILE,
 }
-_OLDEST_CONDITIONALS, _OLDEST_EDGES = 12040, 12030
-"""The CUDA versions whose drivers know conditional nodes, and edges that let kernels overlap."""
+_OLDEST_EDGES, _OLDEST_CONDITIONALS, _OLDEST_ELSE = 12030, 12040, 12080
+"""The CUDA versions whose drivers know edges that let kernels overlap, conditional nodes, and such
+nodes with a second body.
+"""
 _SET_CONDITION = b"""
 .version 8.0
 .target sm_80
@@ -98,10 +108,13 @@ class CudaGraphs(TorchGraphs):
         version = int(check(cu.cuDriverGetVersion()))
         self.conditionals = version >= _OLDEST_CONDITIONALS
         self.builds = version >= _OLDEST_EDGES
+        self.else_bodies = version >= _OLDEST_ELSE
+        """Whether one node holds both bodies of a branch; before, two nodes look at it."""
         self._streams: list[Handle] = []
         self._inner: list[Handle] = []
         self._depth = 0
         self._known: dict[int, Any] = {}
+        self._module: Handle | None = None
         self._condition: Any = None
 
     def streams(self, count: int) -> list[int]:
@@ -119,9 +132,10 @@ class CudaGraphs(TorchGraphs):
         if isinstance(record, CudaRecord):
             check(cu.cuFuncLoad(record.kernel.function))
         elif isinstance(record, Controlled) and self._condition is None:
-            module = check(cu.cuModuleLoadData(_SET_CONDITION))
-            self._condition = check(cu.cuModuleGetFunction(module, b"set_condition"))
-            check(cu.cuFuncLoad(self._condition))
+            module = Handle(check(cu.cuModuleLoadData(_SET_CONDITION)), _unload)
+            function = check(cu.cuModuleGetFunction(module.value, b"set_condition"))
+            check(cu.cuFuncLoad(function))
+            self._module, self._condition = module, function
 
     def create(self) -> Handle:
         return Handle(check(cu.cuGraphCreate(0)), _destroy_graph)
@@ -143,7 +157,7 @@ class CudaGraphs(TorchGraphs):
         overlaps = beside if record.kernel.binary.dependent else None
         edges = [_edge(overlaps is not None and int(n) == int(overlaps)) for n in before]
         nodes = list(before)
-        return check(cu.cuGraphAddNode(graph.value, nodes, edges, len(nodes), params))
+        return check(add_node(graph.value, nodes, edges, len(nodes), params))
 
     def add_copy(self, graph: Handle, copy: Copy, before: Sequence[Any]) -> Any:
         nodes = [rt.cudaGraphNode_t(int(n)) for n in before]
@@ -178,7 +192,7 @@ class CudaGraphs(TorchGraphs):
 
     def _info(self, stream: int) -> tuple[Any, list[Any]]:
         """The graph that a stream records, and what the next node would wait for."""
-        status, _, graph, nodes, *_ = check(cu.cuStreamGetCaptureInfo(stream))
+        status, _, graph, nodes, *_ = check(capture_info(stream))
         if status != _ACTIVE:
             raise GraphError("a recording was spoilt: something used the stream as it must not")
         return graph, list(nodes or ())
@@ -245,21 +259,24 @@ class CudaGraphs(TorchGraphs):
     ) -> None:
         graph, _ = self._info(stream)
         context = check(cu.cuCtxGetCurrent())
-        handles = [check(cu.cuGraphConditionalHandleCreate(graph, context, 0, 0)) for _ in bodies]
+        nodes = [bodies] if self.else_bodies else [[body] for body in bodies]
+        handles = [check(cu.cuGraphConditionalHandleCreate(graph, context, 0, 0)) for _ in nodes]
         # All conditions before any body: one might write to where the bool was.
         for number, handle in enumerate(handles):
             self._set_condition(stream, handle, flag, inverse=number == 1)
-        for handle, body in zip(handles, bodies, strict=True):
+        for handle, inside in zip(handles, nodes, strict=True):
             params = cu.CUgraphNodeParams()
             params.type = cu.CUgraphNodeType.CU_GRAPH_NODE_TYPE_CONDITIONAL
             about = params.conditional
-            about.handle, about.type, about.size, about.ctx = handle, _CONDITIONS[kind], 1, context
+            about.handle, about.type, about.ctx = handle, _CONDITIONS[kind], context
+            about.size = len(inside)
             params.conditional = about
             before = self.tails(stream)
-            node = check(cu.cuGraphAddNode(graph, before, None, len(before), params))
+            node = check(add_node(graph, before, None, len(before), params))
             again = (handle, flag) if kind == WHILE else None
-            self._body(params.conditional.phGraph_out[0], body, again)
-            check(cu.cuStreamUpdateCaptureDependencies(stream, [node], None, 1, int(_SET)))
+            for place, body in zip(params.conditional.phGraph_out, inside, strict=True):
+                self._body(place, body, again)
+            check(set_dependencies(stream, [node], None, 1, int(_SET)))
 
     def _body(self, graph: Any, body: Callable[[int], None], again: tuple[Any, int] | None) -> None:
         """Records what a conditional node contains; `again` is what a loop looks at."""
@@ -335,6 +352,10 @@ def _destroy_graph(graph: Any) -> None:
 
 def _destroy_executable(executable: Any) -> None:
     cu.cuGraphExecDestroy(executable)
+
+
+def _unload(module: Any) -> None:
+    cu.cuModuleUnload(module)
 
 
 def _destroy_stream(stream: Any) -> None:

@@ -13,6 +13,12 @@ from monograph.runtime.gpu.graphs import KERNEL, MEMCPY, MEMSET, GraphError, Par
 
 _BUFFER, _SIZE, _END = 1, 2, 0
 """How `extra` says where a kernel's packed parameters lie."""
+add_node = getattr(cu, "cuGraphAddNode_v2", cu.cuGraphAddNode)
+capture_info = getattr(cu, "cuStreamGetCaptureInfo_v3", cu.cuStreamGetCaptureInfo)
+set_dependencies = getattr(
+    cu, "cuStreamUpdateCaptureDependencies_v2", cu.cuStreamUpdateCaptureDependencies
+)
+"""Calls that know about edges: from cuda-bindings 13 on the plain names do, before they did not."""
 
 
 def check(result: Any) -> Any:

@@ -34,6 +34,7 @@ from monograph.program.kinds import is_native
 from monograph.program.place import CONSTANT, OUTPUT, TEMPORARY
 from monograph.program.program import Program, Step, lower
 from monograph.program.region import Region
+from monograph.program.regions import SplitAtHost
 from monograph.program.work import program_work
 from monograph.runtime.gpu.control import Controlled, nest_of, nests
 from monograph.runtime.gpu.devices import Device, Record
@@ -59,7 +60,7 @@ def first(step: Step, found: list[Candidate]) -> Candidate:
 
 def lower_for_gpu(graph: Graph) -> Program:
     """The program of a graph for GPUs."""
-    return lower(with_states(expand(graph))[0], GpuTarget())
+    return SplitAtHost().run(lower(with_states(expand(graph))[0], GpuTarget()))
 
 
 def only_host(region: Region) -> bool:
@@ -244,8 +245,17 @@ class GpuExecutable(Running):
     def _run(self, feeds: Mapping[str, Any], out: Mapping[str, Any]) -> list[Any]:
         return super()._run(feeds, out) if self.whole else self._run_parts(feeds, out)
 
-    def _run_parts(self, feeds: Mapping[str, Any], out: Mapping[str, Any]) -> list[Any]:
-        """A run with steps on the host in between, or with results that lie elsewhere."""
+    def _run_parts(
+        self,
+        feeds: Mapping[str, Any],
+        out: Mapping[str, Any],
+        enqueue: Callable[[int, int, Mapping[str, torch.Tensor], int], None] | None = None,
+    ) -> list[Any]:
+        """A run with steps on the host in between, or with results that lie elsewhere.
+
+        enqueue: what is given the launches between two of them, by number, with all ports.
+        """
+        enqueue = enqueue or self._enqueue
         as_tensors = any(isinstance(x, torch.Tensor) for x in feeds.values())
         with self._lock:
             inputs = {s.name: self._given(feeds[s.name], s) for s in self.layout.inputs}
@@ -255,10 +265,10 @@ class GpuExecutable(Running):
             held: dict[Value, Any] = {}
             stream, done = self._begin(ports), 0
             for before, step in self.module.host:
-                self._enqueue(done, before, stream)
+                enqueue(done, before, ports, stream)
                 done = before
                 self._host(step, ports, held, feeds)
-            self._enqueue(done, len(self._records), stream)
+            enqueue(done, len(self._records), ports, stream)
             self.runs += 1
             self.check()
             made = {s.name: self._result(s, outputs[s.name], out, as_tensors) for s in self._slots}
@@ -271,7 +281,9 @@ class GpuExecutable(Running):
     def _slots(self) -> Sequence[Slot]:
         return self.layout.outputs
 
-    def _enqueue(self, start: int, stop: int, stream: int) -> None:
+    def _enqueue(
+        self, start: int, stop: int, ports: Mapping[str, torch.Tensor], stream: int
+    ) -> None:
         for record in self._records[start:stop]:
             record.launch(stream)
 

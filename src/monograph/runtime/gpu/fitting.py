@@ -9,17 +9,16 @@ import numpy as np
 import torch
 
 from monograph.errors import FeedError
+from monograph.runtime.given import is_foreign
 from monograph.runtime.gpu.running import VECTOR, Slot
 from monograph.runtime.gpu.tensors import torch_type
 
 
 def imported(data: Any) -> Any:
     """What is fed, with tensors of other libraries as tensors of torch."""
-    if isinstance(data, (torch.Tensor, np.ndarray, np.generic)):
+    if isinstance(data, torch.Tensor) or not is_foreign(data):
         return data
-    if hasattr(data, "__dlpack__") or type(data).__name__ == "PyCapsule":
-        return torch.from_dlpack(data)
-    return data
+    return torch.from_dlpack(data)
 
 
 def refuse_misfit(slot: Slot, data: torch.Tensor) -> None:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -38,11 +39,12 @@ class Handle:
     """Something that the driver made, freed exactly once: by `close`, or with its last user.
 
     Wrap only what a call has returned as made: there is nothing to free after one that failed.
+    Nor is there in a forked child: what it has inherited is its parent's.
     """
 
     def __init__(self, value: Any, free: Callable[[Any], None]) -> None:
         self.value = value
-        self._end = weakref.finalize(self, free, value)
+        self._end = weakref.finalize(self, _freed, os.getpid(), free, value)
         self._end.atexit = False  # the driver may be gone by then, and takes everything along
 
     @property
@@ -52,6 +54,11 @@ class Handle:
     def close(self) -> None:
         self._end()
         self.value = None
+
+
+def _freed(process: int, free: Callable[[Any], None], value: Any) -> None:
+    if os.getpid() == process:
+        free(value)
 
 
 @dataclass(eq=False)

@@ -2,41 +2,171 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
 import torch
 
+from monograph.errors import ConfigError
+from monograph.runtime.gpu.attempts import Attempts
+from monograph.runtime.gpu.capture import places_of
 from monograph.runtime.gpu.graphs import TO_DEVICE, TO_HOST, Copy, GraphError
+from monograph.runtime.gpu.launches import ARRAYS, Launches
+from monograph.runtime.gpu.quick import BUSY, stream_of
 from monograph.runtime.gpu.recorded import Maker, Recorded
-from monograph.runtime.gpu.slabs import Slab, SlabLayout
+from monograph.runtime.gpu.slabs import Ring, Slab, SlabLayout
+from monograph.runtime.gpu.ways import AUTO, DIRECT, PLAIN, RIVALS, WAYS, Measured, Way, time_all
+from monograph.runtime.outputs import NOTHING, refuse_unlike
+from monograph.runtime.pending import Pending
 
-AUTO, DIRECT, COPY = "auto", "direct", "copy"
-WAYS = (AUTO, DIRECT, COPY)
 SLAB = "slab"
-"""The one address of a graph with copies that moves."""
+"""The one address of such a graph that moves."""
 
 
-def is_direct(way: str, maker: Maker) -> bool:
-    """Whether kernels read and write the host's memory themselves.
+class HostRuns:
+    """The runs of an executable on arrays of the host."""
 
-    They do if asked to. On an H200 copies were faster for every model tried (48 us against 102 for
-    4 KB in): a product reads its input once for every tile of the result.
-    """
-    donates = any(s.over for s in maker.executable.layout.outputs)
-    if donates or not maker.all_exact:  # libraries are given tensors of the device
-        return False
-    return way == DIRECT
+    def __init__(
+        self,
+        launches: Launches,
+        maker: Maker,
+        attempts: Attempts,
+        host: str = AUTO,
+        measured: Measured | None = None,
+    ) -> None:
+        if host not in WAYS:
+            raise ConfigError("unknown way for host data", expected=" | ".join(WAYS), given=host)
+        self.ring = Ring(launches.executable.layout, launches.graphs)
+        self._launches = launches
+        self._maker = maker
+        self._attempts = attempts
+        self._host = host
+        self._measured = measured
+        self._stream = stream_of(launches.graphs)
+        layout = launches.executable.layout
+        self._inputs = [(s.name, s.shape, s.dtype.numpy) for s in layout.inputs]
+
+    def quick(self, feeds: Mapping[str, Any]) -> list[Any] | None:
+        """A run on arrays that fit, where there is a graph already; None for others."""
+        launches = self._launches
+        recorded = launches.made.get(ARRAYS)
+        if recorded is None or len(feeds) != len(self._inputs):
+            return None
+        for name, shape, kind in self._inputs:
+            array = feeds.get(name)
+            if array.__class__ is not np.ndarray or array.shape != shape or array.dtype != kind:
+                return None
+        launches.check_process()
+        with launches.lock:
+            stream = self._stream()
+            if stream == BUSY or launches.made.get(ARRAYS) is not recorded:
+                return None
+            pending = self._launch(recorded, feeds, NOTHING, stream)
+        return pending.result()
+
+    def start(
+        self, feeds: Mapping[str, Any], out: Mapping[str, Any], stream: int
+    ) -> Pending | None:
+        """A run that was enqueued; None where there can be no graph for it."""
+        for slot in self._launches.executable.layout.outputs:
+            if slot.name in out:
+                refuse_unlike(slot.name, out[slot.name], slot.shape, slot.dtype.numpy)
+        recorded = self._graph(stream)
+        return None if recorded is None else self._launch(recorded, feeds, out, stream)
+
+    def _launch(
+        self, recorded: Recorded, feeds: Mapping[str, Any], out: Mapping[str, Any], stream: int
+    ) -> Pending:
+        slab = self.ring.take()
+        slab.fill(feeds)
+        self._launches.launch(recorded, [slab.address], stream)
+        self._launches.executable.runs += 1
+        self._launches.graphs.record(slab.event, stream)
+        return self._pending(slab, out)
+
+    def _pending(self, slab: Slab, out: Mapping[str, Any]) -> Pending:
+        graphs, check = self._launches.graphs, self._launches.executable.check
+
+        def finish() -> list[Any]:
+            try:
+                graphs.finish(slab.event)
+                check()
+                return slab.results(out)
+            finally:
+                slab.user = None
+
+        slab.user = Pending(finish, lambda: graphs.done(slab.event))
+        return slab.user
+
+    def _graph(self, stream: int) -> Recorded | None:
+        """The graph for such runs, recorded now if not before; None if it cannot be."""
+        found = self._launches.made.get(ARRAYS)
+        if found is not None or not self._attempts.wanted():
+            return found
+        slab = self.ring.take()
+        self._launches.order(stream)
+        found = self._attempts.attempt(lambda: self._chosen(slab, stream))
+        if found is not None:
+            self._launches.made[ARRAYS] = found
+        return found
+
+    def _chosen(self, slab: Slab, stream: int) -> Recorded:
+        """The graph of the way that is fastest: known, or measured now on scratch memory."""
+        make = partial(hosted, self._maker, self.ring.layout, slab)
+        executable = self._launches.executable
+        donates = any(s.over for s in executable.layout.outputs)
+        if donates or not self._maker.all_exact:  # libraries are given tensors of the device
+            return make(PLAIN)
+        if self._host != AUTO:
+            return make(Way(True, True) if self._host == DIRECT else PLAIN)
+        known = PLAIN if self._measured is None else self._measured.find(executable.layout)
+        # What a state or a loop would make of scratch numbers, nobody knows.
+        if known is not None or executable.held or executable.layout.nests:
+            return make(known or PLAIN)
+        return self._fastest(slab, stream)
+
+    def _fastest(self, slab: Slab, stream: int) -> Recorded:
+        assert self._measured is not None
+        executable, graphs = self._launches.executable, self._launches.graphs
+        made: dict[Way, Recorded] = {}
+
+        def run(recorded: Recorded) -> None:
+            graphs.launch(recorded.executable, stream)
+            graphs.record(slab.event, stream)
+            graphs.finish(slab.event)
+
+        slab.clear()
+        try:
+            for way in RIVALS:
+                made[way] = hosted(self._maker, self.ring.layout, slab, way)
+            times = time_all({way: partial(run, recorded) for way, recorded in made.items()})
+            executable.forgive()
+            self._measured.keep(executable.layout, times)
+            return made.pop(min(times, key=times.__getitem__))
+        finally:
+            for recorded in made.values():
+                recorded.close()
 
 
-def with_copies(maker: Maker, layout: SlabLayout, slab: Slab) -> Recorded:
-    """A graph that begins and ends with a copy between a slab and a block of the device."""
+def hosted(maker: Maker, layout: SlabLayout, slab: Slab, way: Way) -> Recorded:
+    """A graph of which a slab is all that moves."""
     graphs = maker.graphs
     place = maker.executable.device.place
     block = torch.empty(layout.nbytes, dtype=torch.uint8, device=place)
+    memory, here = layout.memory(block), layout.memory(slab.block)
+    direct = {
+        name: offset
+        for name, (offset, _) in layout.ports().items()
+        if (way.reads if name.startswith("input:") else way.writes)
+    }
+    memory |= {name: here[name] for name in direct}
     start, first, last = block.data_ptr(), layout.in_to, layout.nbytes - layout.out_from
-
     at = layout.out_from
-    bring = Copy(start, slab.address, first, TO_DEVICE) if first else None
-    fetch = Copy(slab.address + at, start + at, last, TO_HOST) if last else None
-    recorder, taken = maker.fixed(layout.memory(block), bring, fetch)
+    bring = Copy(start, slab.address, first, TO_DEVICE) if first and not way.reads else None
+    fetch = Copy(slab.address + at, start + at, last, TO_HOST) if last and not way.writes else None
+    recorder, taken = maker.fixed(memory, bring, fetch)
     try:
         places = []
         for name, word, offset in (("before", 8, 0), ("after", 0, layout.out_from)):
@@ -45,6 +175,10 @@ def with_copies(maker: Maker, layout: SlabLayout, slab: Slab) -> Recorded:
                 if params is None or params.word(0, word).value != slab.address + offset:
                     raise GraphError("a copy was not recorded as what it is")
                 places.append((params, params.word(0, word), offset))
+        if direct:
+            found = places_of(maker.executable, graphs, taken, maker.exact, memory)
+            for port, offset in direct.items():
+                places += [(p, w, offset + behind) for p, w, behind in found.get(port, ())]
         made = Recorded(graphs, taken, {SLAB: places}, {SLAB: slab.address})
     except BaseException:
         taken.graph.close()

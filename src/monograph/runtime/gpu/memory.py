@@ -45,6 +45,14 @@ class Constants:
 
     def upload(self, block: Array, pieces: Pieces) -> Block:
         """A block of constants on the device, piece by piece; what is there already is shared."""
+        needed = max((at + count for at, count in pieces), default=0)
+        if block.size < needed:  # an executable keeps its module without them
+            raise ExecutionError(
+                "the constants of this module are on a device already",
+                expected=f"{needed:,} bytes",
+                given=f"{block.size:,} bytes",
+                hint="compile the module again for another executable",
+            )
         with self._lock:
             return Block(block.size, pieces, [self._piece(block[a : a + n]) for a, n in pieces])
 

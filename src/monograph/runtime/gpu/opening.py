@@ -88,9 +88,7 @@ def _check_present(torch: Any, index: int) -> None:
         raise ConfigError(
             "the GPU's driver is too old for this torch" if old else "no GPU can be used",
             given=text,
-            hint="update the driver, or install a torch for an older CUDA"
-            if old
-            else 'check that `nvidia-smi` lists one, or load with target="cpu"',
+            hint="update the driver, or install a torch for an older CUDA" if old else _look(torch),
         ) from None
     count = torch.cuda.device_count()
     if index >= count:
@@ -98,8 +96,13 @@ def _check_present(torch: Any, index: int) -> None:
             "there is no such GPU" if count else "there is no GPU",
             expected=f"gpu:0 to gpu:{count - 1}" if count else "a GPU",
             given=f"gpu:{index}",
-            hint=None if count else 'check that `nvidia-smi` lists one, or load with target="cpu"',
+            hint=None if count else _look(torch),
         )
+
+
+def _look(torch: Any) -> str:
+    tool = "nvidia-smi" if torch.version.hip is None else "rocm-smi"
+    return f'check that `{tool}` lists one, or load with target="cpu"'
 
 
 def _nvidia(torch: Any, index: int) -> Device:

@@ -15,9 +15,11 @@ import torch
 from monograph.errors import FeedError
 from monograph.ir import DType, dtype
 from monograph.runtime.feeds import Port
+from monograph.runtime.gpu import eager
 from monograph.runtime.gpu.running import Running
 from monograph.runtime.gpu.tensors import from_numpy, raw, torch_type
 from monograph.runtime.outputs import check_out
+from monograph.runtime.pending import Pending, ready
 
 _NAMES = (
     *("bool", "u8", "u16", "u32", "u64", "i8", "i16", "i32", "i64", "f16", "bf16", "f32", "f64"),
@@ -54,9 +56,26 @@ def to_host(tensor: torch.Tensor) -> Any:
     return data.view(kind.numpy).reshape(tuple(tensor.shape))
 
 
+def is_alone(executable: Any) -> bool:
+    """Whether an executable is one program: no host between its parts has to know of tensors."""
+    return getattr(executable, "stages", None) is None
+
+
+def run_async(
+    executable: Any, feeds: Mapping[str, Any], stream: Any, out: Mapping[str, Any]
+) -> Pending:
+    """Enqueues a run; where data decide sizes, the host has made it before this returns."""
+    if not is_alone(executable):
+        return ready(run(executable, feeds, out))
+    if isinstance(executable, Running):
+        return eager.run_async(executable, feeds, stream, out)
+    started: Pending = executable.run_async(feeds, stream, out)
+    return started
+
+
 def run(executable: Any, feeds: Mapping[str, Any], out: Mapping[str, Any]) -> list[Any]:
     """Runs an executable; where data decide sizes the host is between its parts."""
-    if isinstance(executable, Running) or not tensors_in({**feeds, **out}):
+    if is_alone(executable) or not tensors_in({**feeds, **out}):
         return list(executable.run(feeds, out))
     tensors = tensors_in(feeds)
     places = {x.device for x in tensors_in({**tensors, **out}).values()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ import torch
 from monograph.codegen.triton.layout import ARENA, CONSTANTS, KEPT, PORT, Where
 from monograph.errors import ExecutionError
 from monograph.ir import Array, DType
-from monograph.runtime.gpu.control import PLAIN, Nest, outermost, syncs
+from monograph.runtime.gpu.control import Nest, count_kernels, outermost, syncs
 from monograph.runtime.gpu.devices import Device, Record
 from monograph.runtime.gpu.memory import SLACK, Constants, Pieces, out_of_memory
 from monograph.runtime.gpu.tensors import from_numpy, raw, torch_type
@@ -95,6 +96,7 @@ class Running:
         """How often an input had to be copied because its output is written over it."""
         self._lock = threading.RLock()
         self._stream: int | None = None
+        self._process = os.getpid()
         pieces: Pieces = layout.pieces or ((0, block.size),)
         needs = (layout.arena_bytes, block.size, layout.kept_bytes)
         try:
@@ -131,8 +133,8 @@ class Running:
 
     @property
     def kernels(self) -> int:
-        """Pieces of work of the program: those inside branches and loops count once."""
-        return sum(n.kind == PLAIN for n in self.layout.every_nest)
+        """The kernels of a run (see `count_kernels`); a library's call counts as one."""
+        return count_kernels(self.layout.every_nest)
 
     @property
     def launches(self) -> int:
@@ -177,6 +179,7 @@ class Running:
 
         They are fresh, or those given by name in `out`.
         """
+        self.check_process()
         try:
             with self.device.active():
                 return self._run(feeds, out)
@@ -184,6 +187,11 @@ class Running:
             layout = self.layout
             needs = (layout.arena_bytes, self.constant_bytes, layout.kept_bytes)
             raise out_of_memory(self.device, *needs, e) from None
+
+    def check_process(self) -> None:
+        """Refuses a child that was forked: it has no part in its parent's device."""
+        if self.device.place.type != "cpu" and os.getpid() != self._process:
+            raise forked()
 
     def _run(self, feeds: Mapping[str, Any], out: Mapping[str, Any]) -> list[Any]:
         as_tensors = any(isinstance(x, torch.Tensor) for x in feeds.values())
@@ -269,8 +277,7 @@ class Running:
         for fault in self.layout.faults:
             came, data = notes[fault.at : fault.at + 16].view(torch.int64).tolist()
             if came:
-                for other in self.layout.faults:
-                    self._memory[KEPT][other.at : other.at + 16] = 0
+                self.forgive()
                 raise ExecutionError(
                     fault.message,
                     node=fault.node or None,
@@ -278,6 +285,11 @@ class Running:
                     expected=fault.expected or None,
                     given=data if fault.shows_data else None,
                 )
+
+    def forgive(self) -> None:
+        """Forgets what kernels found wrong."""
+        for fault in self.layout.faults:
+            self._memory[KEPT][fault.at : fault.at + 16] = 0
 
     def launch(self, ports: Mapping[str, torch.Tensor]) -> None:
         """Enqueues every piece of work once, on the current stream."""
@@ -296,6 +308,14 @@ class Running:
             self.device.join(self._stream)
         self._stream = stream
         return stream
+
+
+def forked() -> ExecutionError:
+    """What a child is told that was forked after its parent had used a GPU."""
+    return ExecutionError(
+        "a GPU cannot be used in a process that was forked after its first use",
+        hint='start processes by "spawn", or load the model in the child',
+    )
 
 
 def _expected_type(given: Any, slot: Slot) -> Any:

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -19,40 +18,13 @@ from monograph.errors import FeedError
 from monograph.ir import Array
 from monograph.runtime.gpu.graphs import Graphs
 from monograph.runtime.gpu.running import GpuLayout, Slot
+from monograph.runtime.pending import Pending
 
 ALIGNMENT = 256
 LARGE = 256 << 10
 """Bytes from which several threads copy faster than one."""
 RING = 3
 """Slabs: runs on host data that may be in flight at once."""
-
-
-class Pending:
-    """The outputs of a run that may not have ended yet."""
-
-    def __init__(self, finish: Callable[[], list[Any]], done: Callable[[], bool]) -> None:
-        self._finish: Callable[[], list[Any]] | None = finish
-        self._done = done
-        self._found: list[Any] = []
-        self._error: Exception | None = None
-        self._lock = threading.Lock()
-
-    def done(self) -> bool:
-        """Whether `result` would not have to wait."""
-        return self._finish is None or self._done()
-
-    def result(self) -> list[Any]:
-        """The outputs. Arrays on the host are waited for; tensors are ordered by their stream."""
-        with self._lock:
-            if self._finish is not None:
-                finish, self._finish = self._finish, None
-                try:
-                    self._found = finish()
-                except Exception as error:  # the same for everyone who asks
-                    self._error = error
-            if self._error is not None:
-                raise self._error
-            return self._found
 
 
 class SlabLayout:
@@ -115,25 +87,21 @@ class Slab:
         self._inputs = {n: _view(whole, s, at) for n, (s, at) in layout.inputs.items()}
         self._outputs = {n: _view(whole, s, at) for n, (s, at) in layout.outputs.items()}
 
+    def clear(self) -> None:
+        """Zeros everywhere."""
+        self.block.zero_()
+
     def fill(self, feeds: Mapping[str, Any]) -> None:
         """Takes the inputs: the caller's arrays are free again."""
         for name, place in self._inputs.items():
-            data, shape = feeds[name], np.shape(feeds[name])
-            if shape != place.shape:
+            data = feeds[name]
+            if np.shape(data) != place.shape:
                 raise FeedError(
-                    f"the input {name} has another shape", expected=place.shape, given=shape
+                    f"the input {name} has another shape",
+                    expected=place.shape,
+                    given=np.shape(data),
                 )
-            self._copy(place, data)
-
-    @staticmethod
-    def _copy(to: Array, source: Any) -> None:
-        """Copies an array; a large one by several threads, as torch does."""
-        plain = isinstance(source, np.ndarray) and source.dtype == to.dtype
-        plain = plain and to.flags.c_contiguous and source.flags.c_contiguous
-        if plain and source.flags.writeable and to.nbytes >= LARGE:
-            _bytes(to).copy_(_bytes(source))
-        else:
-            np.copyto(to, source, casting="unsafe")
+            copy_into(place, data)
 
     def results(self, out: Mapping[str, Any]) -> list[Any]:
         """The outputs, as fresh arrays or in those of the caller."""
@@ -142,9 +110,24 @@ class Slab:
             place, given = self._outputs[name], out.get(name)
             if given is None:
                 given = np.empty(place.shape, place.dtype)
-            self._copy(given, place)
+            copy_into(given, place)
             found.append(given)
         return found
+
+
+def copy_into(to: Array, source: Any) -> None:
+    """Copies an array; a large one by several threads, as torch does."""
+    if (
+        to.nbytes >= LARGE
+        and isinstance(source, np.ndarray)
+        and source.dtype == to.dtype
+        and source.flags.writeable
+        and to.flags.c_contiguous
+        and source.flags.c_contiguous
+    ):
+        _bytes(to).copy_(_bytes(source))
+    else:
+        np.copyto(to, source, casting="unsafe")
 
 
 def _bytes(array: Array) -> torch.Tensor:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 from monograph.codegen.triton import select
 from monograph.codegen.triton.kernel import Arch
@@ -14,31 +15,57 @@ from monograph.ir import Graph, Value
 from monograph.program.kinds import is_native
 from monograph.program.program import Program, Step
 from monograph.runtime.cache import open_cache
+from monograph.runtime.counts import OFF, Tally
 from monograph.runtime.gpu.artefact import GpuArtefact, LoadedGpuExecutable, make_artefact
 from monograph.runtime.gpu.build import Binary, Request
 from monograph.runtime.gpu.compiler import Built, build_all
+from monograph.runtime.gpu.control import count_kernels, nest_of
 from monograph.runtime.gpu.devices import Device
+from monograph.runtime.gpu.eager import Eager
 from monograph.runtime.gpu.executable import (
+    LANES,
     GpuExecutable,
     check_served,
     first,
     lower_for_gpu,
 )
+from monograph.runtime.gpu.graphs import Graphs
 from monograph.runtime.gpu.kept import KeptKernels
 from monograph.runtime.gpu.memory import Constants
 from monograph.runtime.gpu.opening import architecture, names_architecture, open_device
+from monograph.runtime.gpu.replay import Replay
+from monograph.runtime.gpu.running import Running, forked
 from monograph.runtime.gpu.tune import Tuner, build, compile_chosen, requests_of
-from monograph.runtime.gpu.tuning import TuningCache, cache_path
+from monograph.runtime.gpu.tuning import TuningCache, cache_path, environment_of
+from monograph.runtime.gpu.ways import Measured
 from monograph.runtime.progress import Progress
 
 Optimise = Callable[[Graph], Graph]
+Runs: TypeAlias = Running | Replay | Eager
+"""What a run of a program is made by."""
 
 
-def open_target(config: Config, optimise: Optimise, progress: Progress) -> GpuSide | OfflineSide:
+def graphs_of(device: Device) -> Graphs | None:
+    """The graphs of a device; None where it has none."""
+    own: Graphs | None = getattr(device, "graphs", None)
+    if own is not None or device.place.type != "cuda":
+        return own
+    if device.arch.backend == "hip":
+        from monograph.runtime.gpu.hip_graphs import hip_graphs
+
+        return hip_graphs(device.place.index)
+    from monograph.runtime.gpu.cuda_graphs import cuda_graphs
+
+    return cuda_graphs(device.place.index)
+
+
+def open_target(
+    config: Config, optimise: Optimise, progress: Progress, tally: Tally | None = None
+) -> GpuSide | OfflineSide:
     """What compiles for the GPU that a configuration names, and runs there if it is a device."""
     if names_architecture(config.device):
         return OfflineSide(config, architecture(config.device), optimise, progress)
-    return GpuSide(config, open_device(config.device), optimise, progress)
+    return GpuSide(config, open_device(config.device), optimise, progress, tally)
 
 
 class _Side:
@@ -51,6 +78,7 @@ class _Side:
         self.kept = config.shapes_kept
         self.holds_states = True
         self.turns = self.splits_complex = False  # such loops and numbers are the host's
+        self.tally: Tally | None = None
         self.place: Any = None
         """Where tensors have to lie that outputs are written into."""
 
@@ -64,22 +92,42 @@ class GpuSide(_Side):
     """A device, and how graphs are compiled for it and run there."""
 
     def __init__(
-        self, config: Config, device: Device, optimise: Optimise, progress: Progress
+        self,
+        config: Config,
+        device: Device,
+        optimise: Optimise,
+        progress: Progress,
+        tally: Tally | None = None,
     ) -> None:
         super().__init__(config, optimise, progress)
+        self.tally = tally
+        self.graphs = None if config.capture == OFF else graphs_of(device)
         self.device = device
         self.place = device.place
         self.kernels = KeptKernels(open_cache(config), device.arch)
         self.constants = Constants(device)
         cache = TuningCache.open(cache_path(config)) if device.measures else TuningCache(None)
         self.tuner = Tuner(device, cache, config.tune)
+        self.measured: Measured | None = None
+        """How arrays of the host reach the device; None where that is not measured."""
+        if device.measures and config.tune != OFF:
+            self.measured = Measured(cache, environment_of(device))
+        self._process = os.getpid()
 
     @property
     def arch(self) -> Arch:
         return self.device.arch
 
-    def executable(self, graph: Graph) -> GpuExecutable:
-        """A graph of static shapes, compiled by the rivals that were measured to be fastest."""
+    def executable(self, graph: Graph) -> Runs:
+        """A graph of static shapes, compiled by the rivals that were measured to be fastest.
+
+        Its runs are captured, unless the session is told to do without.
+        """
+        return self._captured(self.compiled(graph))
+
+    def compiled(self, graph: Graph) -> GpuExecutable:
+        """The same, launched kernel by kernel."""
+        self.check_process()
         self.progress("generate", 0, 1)
         program = lower_for_gpu(graph)
         check_served(program)
@@ -91,6 +139,8 @@ class GpuSide(_Side):
             lambda m: build(self.device, [m], self.progress, self.kernels),
             self.arch,
             tf32=tf32,
+            # Only a graph runs them side by side.
+            lanes=1 if self.graphs is None else LANES,
         )
         self._keep(module)
         return GpuExecutable(module, self.device, self.constants)
@@ -101,10 +151,24 @@ class GpuSide(_Side):
         if code is not None:
             self.kernels.keep({r: code(r) for r in dict.fromkeys(requests_of(module))})
 
-    def load(self, artefact: GpuArtefact) -> LoadedGpuExecutable:
+    def load(self, artefact: GpuArtefact) -> Runs:
         """A program that was compiled ahead of time, on the device."""
+        self.check_process()
         self.progress("load", 0, 1)
-        return LoadedGpuExecutable(artefact, self.device, self.constants)
+        return self._captured(LoadedGpuExecutable(artefact, self.device, self.constants))
+
+    def _captured(self, executable: Running) -> Runs:
+        mode, tally = self.config.capture, self.tally or Tally()
+        if mode == OFF:
+            return executable
+        if self.graphs is None:
+            return Eager(executable, f"{self.device.name} has no graphs", mode, tally)
+        return Replay(executable, self.graphs, mode, tally=tally, measured=self.measured)
+
+    def check_process(self) -> None:
+        """Refuses a child that was forked: it has no part in its parent's device."""
+        if self.place.type != "cpu" and os.getpid() != self._process:
+            raise forked()
 
     def stats(self, made: Sequence[Any]) -> dict[str, Any]:
         """What the session's executables take on the device, and how kernels were chosen."""
@@ -154,7 +218,7 @@ class OfflineSide(_Side):
         code |= new
         return {r: b for r, b in made.items() if isinstance(b, CodegenError)}
 
-    def load(self, artefact: GpuArtefact) -> LoadedGpuExecutable:
+    def load(self, artefact: GpuArtefact) -> Runs:
         raise _no_device(self.config.target)
 
     def stats(self, made: Sequence[Any]) -> dict[str, Any]:
@@ -174,7 +238,8 @@ class OfflineExecutable:
         self.host_steps: list[Step] = [step for _, step in module.host]
         self.host_kinds = tuple(s.region.kind for s in self.host_steps)
         self.host_reasons = dict.fromkeys(self.host_kinds, "it works on what no device holds")
-        self.kernels = self.launches = len(requests_of(module))
+        self.kernels = count_kernels([nest_of(bound) for bound in module.every])
+        self.launches = len(module.works)
         self.arena_bytes = module.arena_bytes
         self._code = code
 

@@ -54,6 +54,8 @@ def raw(tensor: torch.Tensor) -> torch.Tensor:
 def from_numpy(array: Array) -> torch.Tensor:
     """The bytes of an array, as a tensor in the same memory where that can be written to."""
     flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    if not flat.size:  # numpy gives it a stride that torch does not take
+        return torch.empty(0, dtype=torch.uint8)
     return torch.from_numpy(flat if flat.flags.writeable else flat.copy())
 
 

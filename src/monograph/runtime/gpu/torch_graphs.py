@@ -1,15 +1,23 @@
-"""What graphs on NVIDIA and AMD devices have in common through torch: streams and memory."""
+"""What graphs on NVIDIA and AMD devices have in common through torch: streams and memory.
+
+The memory of a recording is a pool by its number, as torch's own graphs have it, and not a
+`torch.cuda.MemPool`: the end of such an object frees memory on the spot, and where anybody records
+or allocates to another pool meanwhile it ends the process. Giving a number back frees nothing yet.
+"""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from typing import Any
 
 import torch
 
 from monograph.runtime.gpu.graphs import Handle
+
+_IDLE_POOLS = 8
+"""Pools that were given back before torch is asked to free them: it would when memory runs out."""
 
 
 class TorchGraphs:
@@ -19,38 +27,45 @@ class TorchGraphs:
         self.place = place
         self.index = place.index or 0
         self.lock = threading.RLock()
-        self._busy = 0
-        """Recordings with memory of their own that are under way."""
-        self._retired: list[Any] = []
-        """Such memory that nobody needs any more: torch cannot free it during recordings."""
+        self._idle = 0
+        """Pools that were given back, and that torch may not have freed yet."""
 
     @contextmanager
     def using(self, stream: int, pool: Handle | None = None) -> Iterator[None]:
         with ExitStack() as stack:
             stack.enter_context(torch.cuda.stream(torch.cuda.ExternalStream(stream, self.place)))
             if pool is not None:
-                self._busy += 1
-                stack.callback(self._left)
-                stack.enter_context(torch.cuda.use_mem_pool(pool.value, self.place))
+                stack.enter_context(self._allocating(pool.value))
                 # A library's workspace comes from the pool too: no other graph writes to it.
                 torch._C._cuda_clearCublasWorkspaces()
                 stack.callback(torch._C._cuda_clearCublasWorkspaces)
             yield
 
     def pool(self) -> Handle:
-        return Handle(torch.cuda.MemPool(), self._retire)
+        if self._idle >= _IDLE_POOLS and not self.capturing_now():
+            self._idle = 0
+            with suppress(RuntimeError):  # somebody records: then it is for the next time
+                torch.cuda.empty_cache()
+        number = torch.cuda.graph_pool_handle()
+        # Used once, it exists, and whoever allocates to it later is one user more.
+        torch._C._cuda_beginAllocateCurrentThreadToPool(self.index, number)
+        torch._C._cuda_endAllocateToPool(self.index, number)
+        return Handle(number, self._give_back)
 
-    def _left(self) -> None:
-        self._busy -= 1
-        self._free_retired()
+    @contextmanager
+    def _allocating(self, number: Any) -> Iterator[None]:
+        """Lets what this thread allocates come from a pool."""
+        torch._C._cuda_beginAllocateCurrentThreadToPool(self.index, number)
+        try:
+            yield
+        finally:
+            torch._C._cuda_endAllocateToPool(self.index, number)
+            torch._C._cuda_releasePool(self.index, number)
 
-    def _retire(self, pool: Any) -> None:
-        self._retired.append(pool)
-        self._free_retired()
-
-    def _free_retired(self) -> None:
-        if not self._busy and not self.capturing_now():
-            self._retired.clear()
+    def _give_back(self, number: Any) -> None:
+        """Lets torch free a pool when it likes; allowed at any time, recordings included."""
+        torch._C._cuda_releasePool(self.index, number)
+        self._idle += 1
 
     def pinned(self, nbytes: int) -> torch.Tensor:
         return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)

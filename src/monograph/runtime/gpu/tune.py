@@ -57,6 +57,7 @@ class Tuner:
         """Measures every problem of a program that the cache does not know."""
         if self.mode == "off":
             return
+        self.cache.refresh()
         open_ones = self._open(program, tf32)
         if not open_ones:
             return

@@ -10,9 +10,13 @@ A measurement holds for one device, one driver and one set of versions: others a
 
 from __future__ import annotations
 
+import fcntl
 import json
 import logging
 import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -72,23 +76,58 @@ class TuningCache:
         """The winners in an environment."""
         return self.measured.setdefault(environment, {})
 
+    def refresh(self) -> None:
+        """Takes over what others have measured since the file was read."""
+        if self.path is not None and self.path.exists():
+            self._adopt(TuningCache.open(self.path).measured)
+
     def save(self) -> None:
-        """Writes the file in one piece; what others wrote meanwhile is kept."""
+        """Writes the file in one piece; what others wrote meanwhile is kept, and used here too.
+
+        So all processes that share a file use the same kernels, though they measure at once.
+        """
         if self.path is None:
             return
-        merged = TuningCache.open(self.path).measured
-        for environment, entries in self.measured.items():
-            merged.setdefault(environment, {}).update(entries)
-        ordered = {k: dict(sorted(v.items())) for k, v in sorted(merged.items())}
-        text = json.dumps({_KIND: FORMAT, "measured": ordered}, indent=1)
-        temporary = self.path.with_name(f".{self.path.name}.{os.getpid()}")
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            temporary.write_text(text + "\n", encoding="utf-8")
-            temporary.replace(self.path)
+            with _alone_in(self.path.parent):
+                self.refresh()
+                self._write(self.path)
         except OSError as e:
             _log.warning("the tuning cache %s cannot be written: %s", self.path, e.strerror)
+
+    def _adopt(self, others: dict[str, dict[str, Entry]]) -> None:
+        """Of two measurements of a problem the one on disk holds, unless it has tried less."""
+        for environment, entries in others.items():
+            own = self.of(environment)
+            for key, entry in entries.items():
+                if key not in own or own[key].get("mode") != FULL or entry.get("mode") == FULL:
+                    own[key] = entry
+
+    def _write(self, path: Path) -> None:
+        ordered = {k: dict(sorted(v.items())) for k, v in sorted(self.measured.items()) if v}
+        text = json.dumps({_KIND: FORMAT, "measured": ordered}, indent=1)
+        temporary = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
+        try:
+            with temporary.open("w", encoding="utf-8") as file:
+                file.write(text + "\n")
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(path)
+        finally:
             temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def _alone_in(folder: Path) -> Iterator[None]:
+    """Waits until no other process, and no other thread, writes in a folder."""
+    opened = os.open(folder, os.O_RDONLY)
+    try:
+        with suppress(OSError):  # not every file system has locks
+            fcntl.flock(opened, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(opened)
 
 
 def _entries(found: Any) -> dict[str, Entry]:

@@ -11,10 +11,11 @@ from monograph.frontend.onnx.convert.attention import attend, both, merge_heads,
 from monograph.frontend.onnx.convert.common import as_scalar, cast, zeros
 from monograph.frontend.onnx.convert.ms_fused import default
 from monograph.frontend.onnx.convert.quant import MICROSOFT
+from monograph.frontend.onnx.fold import fold
 from monograph.frontend.onnx.node import Node
 from monograph.frontend.onnx.registry import converter
 from monograph.frontend.onnx.sizes import iota, size_value
-from monograph.ir import Value, constant
+from monograph.ir import Value, constant, known
 from monograph.ir.dtype import i64
 from monograph.ops import elementwise as ew
 from monograph.ops import shape as sh
@@ -60,7 +61,10 @@ def padded_end(x: Value, axis: int, count: Value) -> Value:
     parts = [constant(np.zeros(1, np.int64))] * rank
     parts[axis % rank] = sh.Unsqueeze((0,))(count)
     before = (0,) * rank
-    return deferred(Pad, (x,), {"after": sh.Concat(0)(*parts)}, before=before)
+    after = fold(sh.Concat(0)(*parts))
+    if (known_after := known(after)) is not None and not known_after.any():
+        return x
+    return deferred(Pad, (x,), {"after": after}, before=before)
 
 
 # GroupQueryAttention

@@ -1,0 +1,188 @@
+"""`monograph verify`: parsing only. What it does lives in `monograph.report`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from monograph.cli_common import (
+    CHECK_FAILED,
+    make_request,
+    note,
+    pass_options_from,
+    reporting,
+    show,
+)
+from monograph.cli_options import (
+    Against,
+    AnyOrder,
+    Archive,
+    AsJson,
+    Atol,
+    Bisect,
+    Capture,
+    Debug,
+    Dims,
+    Disabled,
+    InputFiles,
+    Model,
+    Only,
+    PassSettings,
+    PerStep,
+    Precision,
+    Replay,
+    Rtol,
+    Seed,
+    Target,
+    Tf32,
+    Tune,
+)
+from monograph.errors import ConfigError
+
+if TYPE_CHECKING:
+    from monograph.pipeline import PassOptions
+    from monograph.report.execute import Request
+
+
+def verify(
+    model: Model,
+    target: Target = None,
+    against: Against = None,
+    only: Only = None,
+    dim: Dims = None,
+    input_: InputFiles = None,
+    inputs: Archive = None,
+    seed: Seed = 0,
+    rtol: Rtol = None,
+    atol: Atol = None,
+    any_order: AnyOrder = None,
+    bisect: Bisect = False,
+    per_step: PerStep = False,
+    replay: Replay = False,
+    pass_options: PassSettings = None,
+    disable: Disabled = None,
+    precision: Precision = None,
+    tf32: Tf32 = None,
+    tune_: Tune = None,
+    capture: Capture = None,
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Compares a target with the reference, with ONNX Runtime, or with recorded answers.
+
+    The model runs once per side. Shapes, dtypes and the places of NaNs must agree, and every
+    element must lie within a tolerance that is derived from the model's own ops and dtypes.
+    Exits with 1 when any output differs, or is not in the file it should be compared with.
+
+    With --bisect the graph goes through the passes one by one, with the cost model of --target
+    (cpu or gpu), and the reference runs behind each. Of a pass that changes the numbers, the
+    rewrite that does is found, with its rule and the ONNX nodes behind it.
+
+    With --per-step every step of --target cpu runs by itself. It is compared with the reference on
+    what it really read, and from the model's inputs on; the first wrong step is shown with the
+    ONNX nodes behind it.
+
+    With --replay a session that replays captured graphs is compared with one that launches every
+    kernel by itself, bit for bit: on random inputs, at moved addresses, in another order, and with
+    shapes in turns. Exits with 1 too when runs were not captured. On the cpu, native code that has
+    run before is compared with fresh sessions.
+
+    Examples:
+
+    monograph verify model.onnx --against onnxruntime
+
+    monograph verify model.onnx --target cpu --per-step
+
+    monograph verify model.onnx --target gpu --replay
+    """
+    with reporting(as_json, debug):
+        from monograph.report import tables
+        from monograph.report.execute import verify_model
+
+        gpu = {"precision": precision, "tf32": tf32, "tune": tune_, "capture": capture}
+        request = make_request(model, target, dim, input_, inputs, seed, **gpu)
+        if bisect:
+            _refuse_with_bisect(
+                against, only, rtol, atol, per_step or replay or None, *gpu.values()
+            )
+            options = pass_options_from(pass_options, disable)
+            _bisect(model, request, options, any_order or [], as_json)
+            return
+        if pass_options or disable:
+            raise ConfigError("-p and --disable are for passes", hint="add --bisect")
+        if replay:
+            _refuse_with_replay(against, only, rtol, atol, any_order, per_step or None)
+            _replay(model, request, as_json)
+            return
+        if per_step:
+            _per_step(model, request, against, (rtol, atol, any_order or (), only or ()), as_json)
+            return
+        result = verify_model(request, against, note, rtol, atol, any_order or (), only or ())
+        show(
+            as_json,
+            tables.verification_json(str(model), result),
+            lambda out: tables.show_verification(out, result),
+        )
+        if not result.ok:
+            raise typer.Exit(CHECK_FAILED)
+
+
+def _refuse_with_bisect(*others: object) -> None:
+    if any(given not in (None, "", []) for given in others):
+        raise ConfigError(
+            "--bisect compares passes with the reference, within derived tolerances",
+            hint="leave out --against, --only, --rtol, --atol, --per-step, --replay, --precision,"
+            " --tf32, --tune and --capture",
+        )
+
+
+def _refuse_with_replay(*others: object) -> None:
+    if any(given not in (None, "", []) for given in others):
+        raise ConfigError(
+            "--replay compares all bits of a target's runs with each other",
+            hint="leave out --against, --only, --rtol, --atol, --any-order and --per-step",
+        )
+
+
+def _replay(model: Path, request: Request, as_json: bool) -> None:
+    from monograph.report.replay import replay_json, show_replay, verify_replay
+
+    found = verify_replay(request, note)
+    show(as_json, replay_json(str(model), found), lambda out: show_replay(out, found))
+    if not found.ok:
+        raise typer.Exit(CHECK_FAILED)
+
+
+def _per_step(
+    model: Path, request: Request, against: str | None, options: tuple[Any, ...], as_json: bool
+) -> None:
+    from monograph.report.per_step import per_step_json, show_per_step, verify_steps
+
+    if against not in (None, "reference"):
+        raise ConfigError(
+            "--per-step compares with the reference: nothing else has the same steps",
+            given=f"--against {against}",
+            hint="leave out --against",
+        )
+    found = verify_steps(request, note, *options)
+    show(as_json, per_step_json(str(model), found), lambda out: show_per_step(out, found))
+    if not found.ok:
+        raise typer.Exit(CHECK_FAILED)
+
+
+def _bisect(
+    model: Path, request: Request, options: PassOptions, any_order: list[str], as_json: bool
+) -> None:
+    from monograph.report import explain_tables
+    from monograph.report.explain import bisect_model
+
+    result = bisect_model(request, options, note, any_order)
+    show(
+        as_json,
+        explain_tables.bisection_json(str(model), result),
+        lambda out: explain_tables.show_bisection(out, result),
+    )
+    if result.fault is not None:
+        raise typer.Exit(CHECK_FAILED)

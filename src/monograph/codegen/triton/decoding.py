@@ -1,0 +1,280 @@
+"""A step of decoding in one kernel: query and key turned, the caches' new rows, attention.
+
+The keys that count are shared among programs. Each keeps what it found; the one that is last to
+have done so joins it all, so that no second kernel has to be waited for. All programs of a head
+turn the new key, which costs nothing, and take it from registers: only the first one stores it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from monograph.codegen.llvm import types
+from monograph.codegen.llvm.builder import Reg
+from monograph.codegen.triton.dot import BUSY
+from monograph.codegen.triton.elements import Axis
+from monograph.codegen.triton.flash import Config, Flash, heads_of, power
+from monograph.codegen.triton.kernel import Candidate, Fault, GpuContext, Launch, Scratch, Work
+from monograph.codegen.triton.reading import write
+from monograph.codegen.triton.rope import element, turn
+from monograph.ir import Item, Value
+from monograph.ir.dtype import f32, i32, i64
+from monograph.ops.attention import Rope
+from monograph.ops.decoding import COS, COUNTS, KEYS, STARTS, VALUES, DecodeAttention, K, Q, V
+from monograph.ops.scalar import Scalar
+from monograph.program.overwrite import root
+
+ROWS = 16
+"""Rows of a tile: the fewest that a product of tiles has."""
+
+
+def serves(anchor: Value) -> bool:
+    return isinstance(anchor.op, DecodeAttention)
+
+
+def readable(user: Value, index: int, operand: Value) -> bool:
+    return True
+
+
+def candidates(context: GpuContext) -> list[Candidate]:
+    anchor = context.step.region.anchor
+    assert anchor is not None
+    return [
+        Candidate(f"step {c}", lambda c=c: _step(context, c))  # type: ignore[misc]
+        for c in _configs(anchor)
+    ]
+
+
+def _operands(anchor: Value) -> tuple[Value, ...]:
+    """Those of the attention: the caches in the place of keys and values."""
+    given = anchor.inputs
+    return given[Q], given[KEYS], given[VALUES], given[COUNTS]
+
+
+def _configs(anchor: Value) -> list[Config]:
+    """Programs enough to keep a device busy, with tiles that leave registers for the values."""
+    h = heads_of(_operands(anchor))
+    rows = max(ROWS, power(h.repeats))
+    tiles = (16, 32) if anchor.inputs[Q].dtype.itemsize >= 4 else (64, 32, 128)
+    splits = sorted(
+        (s for s in (1, 2, 4, 8, 16, 32, 64)),
+        key=lambda s: abs(math.log2(s * h.batch * h.groups / BUSY)),
+    )
+    return [
+        Config(rows, t, warps, 2, split)
+        for t, warps in zip(tiles, (4, 2, 4), strict=False)
+        for split in splits[:4]
+        if split == 1 or h.keys > t * (split // 2)
+    ] or [Config(rows, 16, 4, 2, 1)]
+
+
+def _step(context: GpuContext, c: Config) -> tuple[Work, ...]:
+    anchor = context.step.region.anchor
+    assert anchor is not None
+    copies = tuple(_copied(context, item, cache) for item, cache in _apart(context))
+    return (*copies, _Step(context, anchor, c).launch())
+
+
+def _apart(context: GpuContext) -> list[tuple[Value, Value]]:
+    """The caches whose new form lies elsewhere: all of them has to be copied there first."""
+    anchor, places = context.step.region.anchor, context.program.places
+    assert anchor is not None
+    found = []
+    for item, cache in _caches(context).items():
+        new, old = (places.storage[v].buffer.id for v in (item, cache))
+        if root(new, places.over) != root(old, places.over):
+            found.append((item, cache))
+    return found
+
+
+def _caches(context: GpuContext) -> dict[Value, Value]:
+    """The old form of each cache that is a result."""
+    anchor = context.step.region.anchor
+    assert anchor is not None
+    found = {}
+    for item in context.step.region.outputs:
+        assert isinstance(item.op, Item)
+        if item.op.index:
+            found[item] = anchor.inputs[KEYS if item.op.index == 1 else VALUES]
+    return found
+
+
+def _copied(context: GpuContext, item: Value, cache: Value, block: int = 1024) -> Launch:
+    k = context.kernel()
+    e, w = k.elements(), k.w
+    size = math.prod(cache.tensor.static)
+    flat = w.let(f"{k.program_id()} * {block} + tl.arange(0, {block})", "i")
+    mask = w.let(f"{flat} < {size}", "m")
+    numbers, step = [], size
+    for d, extent in enumerate(cache.tensor.static):
+        step //= extent
+        numbers.append(w.let(f"({flat}) // {step}" + (f" % {extent}" if d else ""), "b"))
+    k.wait()
+    write(e, item, numbers, element(e, cache, numbers, mask), mask)
+    k.trigger()
+    return k.launch((-(-size // block),), 4)
+
+
+@dataclass(frozen=True)
+class _Parts:
+    """What programs have found: sums, the largest score and the weights, and how many are done."""
+
+    sums: Scratch
+    done: Scratch
+
+
+class _Step(Flash):
+    """The kernel; its rows are the heads that share keys."""
+
+    def __init__(self, context: GpuContext, anchor: Value, c: Config) -> None:
+        assert isinstance(anchor.op, DecodeAttention)
+        h = heads_of(_operands(anchor))
+        self.found: _Parts | None = None
+        if c.split > 1:
+            count = h.batch * h.groups * h.repeats * c.split
+            sums = Scratch(count * (h.width + 2) * 4, f32)
+            self.found = _Parts(sums, Scratch(h.batch * h.groups * 4, i32, zeroed=True))
+        sums_of = None if self.found is None else self.found.sums
+        super().__init__(context, anchor.op.attention, _operands(anchor), c, sums_of)
+        self.given_values, self.decode = anchor.inputs, anchor.op
+        self.results = {
+            v.op.index: v for v in context.step.region.outputs if isinstance(v.op, Item)
+        }
+
+    def launch(self) -> Launch:
+        k, w, h = self.k, self.w, self.h
+        k.trigger()  # what comes behind loads its weights meanwhile
+        self.begin()
+        k.wait()
+        self.read_length()
+        self._read_start()
+        mask = w.let(f"{self.masked}[:, None]", "m")
+        rows = [self.batch, w.let(f"{self.head}[:, None]"), "0", self._across(self.size)]
+        q = self._vector(self.given_values[Q], rows, self._within(self.size, h.size, mask))
+        one = [self.batch, self.group, "0", self._across(self.size)]
+        key = self._vector(self.given_values[K], one, self._within(self.size, h.size))
+        last = [self.batch, self.group, "0", self._across(self.width)]
+        inside = self._within(self.width, h.width)
+        value = self._stored(element(self.t.elements, self.given_values[V], last, inside))
+        self.new = (key, value)
+        self._add_rows()
+        self.walk(q)
+        if self.found is None:
+            total = w.let("tl.where(total == 0, 1, total)")
+            self._give(w.let(f"acc / {total}[:, None]"), self.head, self.masked)
+        else:
+            self._join(self.found)
+        return self.launched()
+
+    # The new rows
+
+    def _across(self, padded: int) -> str:
+        return self.w.let(f"tl.arange(0, {padded})[None, :]", "e")
+
+    def _within(self, padded: int, size: int, mask: str | None = None) -> str | None:
+        beyond = f"({self._across(padded)} < {size})" if padded != size else None
+        masks = [m for m in (mask, beyond) if m]
+        return self.w.let(" & ".join(masks), "m") if masks else None
+
+    def _read_start(self) -> None:
+        w, e, h = self.w, self.t.elements, self.h
+        loaded = element(e, self.given_values[STARTS], [self.batch], None)
+        self.start = w.let(f"{e.scalars.cast(loaded, i64).reg}", "start")
+        self.fits = w.let(f"({self.start} >= 0) & ({self.start} < {h.keys})", "m")
+        fault = Fault("rows are written out of bounds", f"0..{h.keys - 1}")
+        self.k.report(fault, w.let(f"{self.fits} == 0", "m"), self.start)
+
+    def _vector(self, x: Value, numbers: Sequence[str], mask: str | None) -> str:
+        """A query or key as it is in memory, turned."""
+        e, cos = self.t.elements, self.given_values[COS:]
+        if not cos:
+            return self._stored(element(e, x, numbers, mask))
+        return self._stored(turn(e, Rope(self.decode.interleaved), (x, *cos), numbers, mask))
+
+    def _stored(self, x: Scalar) -> str:
+        return self.w.let(self.t.elements.scalars.encoded(x), "x")
+
+    def _add_rows(self) -> None:
+        """The first program of a head stores its new key and value."""
+        w, e = self.w, self.t.elements
+        own = w.let(f"{self.fits} & ({self.k.program_id(2)} == 0)", "m")
+        sizes = ((self.size, self.h.size), (self.width, self.h.width))
+        for index, (made, (padded, size)) in enumerate(zip(self.new, sizes, strict=True), 1):
+            if index not in self.results:
+                continue
+            across = self._across(padded)
+            mask = self._within(padded, size, w.let(f"{own} & ({across} >= 0)", "m"))
+            target = [self.batch, self.group, self.start, across]
+            write(e, self.results[index], target, e.scalars.decoded(made, self.dtype), mask)
+
+    def operand(self, index: int, size: int, padded: int, axes: tuple[Axis, Axis, Axis]) -> str:
+        """Keys and values of the caches, the new one among them."""
+        loaded = super().operand(index, size, padded, axes)
+        if not index:
+            return loaded
+        new = self.w.let(f"({axes[2].text}) == {self.start}", "m")
+        return self.w.let(f"tl.where({new}, {self.new[index - 1]}, {loaded})", "x")
+
+    # The result
+
+    def _give(self, made: str, head: str, mask: str) -> None:
+        """Stores rows of the result: heads down, elements across."""
+        if 0 not in self.results:
+            return
+        e, w = self.t.elements, self.w
+        inside = self._within(self.width, self.h.width, w.let(f"{mask}[:, None]", "m"))
+        scalar = Scalar(Reg(made, types.register(self.wide)), self.wide)
+        numbers = [self.batch, w.let(f"{head}[:, None]"), "0", self._across(self.width)]
+        write(e, self.results[0], numbers, e.scalars.cast(scalar, self.dtype), inside)
+
+    def _join(self, parts: _Parts) -> None:
+        """Keeps what was found; the last program of a head puts everything together."""
+        k, w, h, c = self.k, self.w, self.h, self.c
+        self.store_part()
+        w.line("tl.debug_barrier()")
+        counter = f"{k.pointer(parts.done)} + {k.program_id(1)}"
+        w.line(f'before = tl.atomic_add({counter}, 1, sem="acq_rel")')
+        w.line("tl.debug_barrier()")
+        with w.block(f"if before == {c.split - 1}"):
+            pointer, count = k.pointer(parts.sums), h.batch * h.groups * h.rows
+            part = w.let(f"tl.arange(0, {power(c.split)})[:, None]", "pp")
+            row = w.let(f"tl.arange(0, {power(h.repeats)})[None, :]", "r")
+            here = w.let(f"{part} * {count} + {k.program_id(1)} * {h.rows} + {row}", "i")
+            mask = w.let(f"({part} < {c.split}) & ({row} < {h.rows})", "m")
+            rest = count * c.split * h.width
+            again = ', cache_modifier=".cg"'
+            top = w.let(
+                f"tl.load({pointer} + {rest} + {here}, mask={mask}, "
+                f'other=float("-inf"){again})', "top",
+            )  # fmt: skip
+            weight = w.let(
+                f"tl.load({pointer} + {rest + count * c.split} + {here}, mask={mask}, "
+                f"other=0{again})", "x",
+            )  # fmt: skip
+            most = w.let(f"tl.max({top}, 0)[None, :]", "most")
+            safe = w.let(f'tl.where({most} == float("-inf"), 0, {most})')
+            share = w.let(self.exp(w.let(f"{top} - {safe}")), "share")
+            total = w.let(f"tl.sum({share} * {weight}, 0)", "x")
+            scaled = w.let(f"{share} / tl.where({total} == 0, 1, {total})[None, :]", "share")
+            for number in range(h.rows):
+                self._row(pointer, number, w.let(f"{row} == {number}", "m"), scaled)
+            w.line(f"tl.store({counter}, 0)")
+
+    def _row(self, pointer: str, number: int, mine: str, shares: str) -> None:
+        """One head's result, from the parts of all programs."""
+        w, h, c = self.w, self.h, self.c
+        count = h.batch * h.groups * h.rows
+        share = w.let(f"tl.sum(tl.where({mine}, {shares}, 0.0), 1)[:, None]", "x")
+        part = w.let(f"tl.arange(0, {power(c.split)})[:, None]", "pp")
+        across = self._across(self.width)
+        mask = w.let(f"({part} < {c.split}) & ({across} < {h.width})", "m")
+        row = f"({part} * {count} + {self.k.program_id(1)} * {h.rows} + {number})"
+        found = w.let(
+            f"tl.load({pointer} + {row} * {h.width} + {across}, mask={mask}, other=0, "
+            'cache_modifier=".cg")', "x",
+        )  # fmt: skip
+        made = w.let(f"tl.sum({found} * {share}, 0)[None, :]", "x")
+        head = w.let(f"{self.group} * {h.repeats} + {number} + tl.arange(0, 1)", "h")
+        self._give(made, head, w.let(f"{head} >= 0", "m"))

@@ -1,0 +1,255 @@
+"""What a graph is as a decoder: its inputs and outputs by their roles, its caches by their shapes.
+
+A configuration may name them; else names as exporters give them tell, and shapes. What the two say
+must agree: a graph that is not what its configuration says gives wrong tokens, not errors.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import onnx
+
+from monograph.errors import ModelError, UnsupportedError
+from monograph.generate.folder import Settings
+from monograph.generate.surgery import Surgery, inline_branch
+
+KEY, VALUE = "key", "value"
+MERGED = "use_cache_branch"
+FLOATS = (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
+_PAST = re.compile(
+    r"past(?:_key_values?|_kv)?[._](?:(\d+)[._])?(?:decoder[._])?(k|v)\w*?[._]?(\d+)?$"
+)
+_ROLES = {"tokens": "input_ids", "mask": "attention_mask", "positions": "position_ids"}
+
+
+@dataclass(frozen=True)
+class Cache:
+    """Keys or values of one layer: [batch, heads, maximum, size]."""
+
+    past: str
+    present: str
+    kind: str
+    dtype: int
+    heads: int
+    size: int
+
+
+@dataclass(frozen=True)
+class Decoder:
+    """A graph's inputs and outputs by what they are for."""
+
+    tokens: str
+    logits: str
+    caches: tuple[Cache, ...]
+    vocabulary: int
+    mask: str | None = None
+    positions: str | None = None
+    single: bool = False
+    """Whether the graph takes one token at a time."""
+
+
+def fold_merged(model: onnx.ModelProto) -> bool:
+    """Keeps of a merged decoder the branch that takes a past; whether it was one."""
+    inputs = [i for i in model.graph.input if i.name == MERGED]
+    if not inputs:
+        return False
+    nodes = [n for n in model.graph.node if n.op_type == "If" and n.input[0] == MERGED]
+    if len(nodes) != 1:
+        raise UnsupportedError(
+            "a merged decoder has one If", expected=f"one If on {MERGED}", given=len(nodes)
+        )
+    branch = next(a.g for a in nodes[0].attribute if a.name == "then_branch")
+    inline_branch(model, nodes[0], branch)
+    if any(MERGED in n.input for n in model.graph.node):
+        raise UnsupportedError(f"more than an If reads {MERGED}", given=model.graph.name)
+    kept = [i for i in model.graph.input if i.name != MERGED]
+    del model.graph.input[:]
+    model.graph.input.extend(kept)
+    return True
+
+
+def find_roles(s: Surgery, settings: Settings) -> Decoder:
+    """The roles of a graph's inputs and outputs, or one error that says what does not fit."""
+    initialised = set(s.constants)
+    inputs = {i.name: i for i in s.graph.input if i.name not in initialised}
+    outputs = {o.name: o for o in s.graph.output}
+    named = {role: settings.inputs.get(name, name) for role, name in _ROLES.items()}
+    _check_named(settings, inputs, outputs)
+    tokens, logits = named["tokens"], settings.outputs.get("logits", "logits")
+    if tokens not in inputs or logits not in outputs:
+        raise ModelError(
+            "the model is no decoder: it does not turn tokens into logits",
+            expected=f"an input {tokens} and an output {logits}",
+            given=f"inputs {', '.join(list(inputs)[:4])}; outputs {', '.join(list(outputs)[:4])}",
+            hint="models that take embeddings or encoder states are not served",
+        )
+    caches = _find_caches(s, settings, inputs, outputs)
+    mask, positions = (n if n in inputs else None for n in (named["mask"], named["positions"]))
+    known = {tokens, mask, positions, *(c.past for c in caches)}
+    if left := [name for name in inputs if name not in known]:
+        raise UnsupportedError(
+            "the decoder has inputs that a step cannot give", expected=sorted(filter(None, known)),
+            given=left,
+        )  # fmt: skip
+    found = Decoder(
+        tokens,
+        logits,
+        caches,
+        _vocabulary(settings, outputs[logits]),
+        mask,
+        positions,
+        _dims(inputs[tokens])[-1:] == [1],
+    )
+    _check_positions(found, inputs)
+    return found
+
+
+def _check_positions(found: Decoder, inputs: dict[str, onnx.ValueInfoProto]) -> None:
+    for name in (found.tokens, found.positions):
+        if name is not None and len(_dims(inputs[name])) != 2:
+            raise UnsupportedError(
+                f"{name} is a matrix", expected="[batch, sequence]", given=_dims(inputs[name])
+            )
+
+
+def _check_named(settings: Settings, inputs: Any, outputs: Any) -> None:
+    """Refuses a configuration that names inputs or outputs which the graph does not have."""
+    for which, names, known in (
+        ("input", settings.inputs, inputs),
+        ("output", settings.outputs, outputs),
+    ):
+        for role, pattern in names.items():
+            name = pattern % 0 if "%d" in pattern else pattern
+            if role.startswith(("cross_", "current_", "past_sequence", "total_sequence")):
+                continue
+            if name not in known:
+                raise ModelError(
+                    f"the configuration names an {which} that the graph does not have",
+                    expected=f"{role}: one of {', '.join(list(known)[:8])}",
+                    given=f"{name} in {settings.source}",
+                )
+
+
+def _find_caches(s: Surgery, settings: Settings, inputs: Any, outputs: Any) -> tuple[Cache, ...]:
+    pairs = _named_pairs(settings, inputs) or _matched_pairs(inputs, outputs)
+    if not pairs:
+        raise ModelError(
+            "the model is no decoder: it has no cache of keys and values",
+            expected="inputs past_key_values.N.key and .value, outputs present.N.key and .value",
+            given=f"inputs {', '.join(inputs)}",
+            hint="export it with a past: optimum-cli export onnx --task text-generation-with-past",
+        )
+    layers = len(pairs) // 2
+    if settings.layers is not None and layers != settings.layers:
+        raise ModelError(
+            "the configuration contradicts the graph: the number of layers differs",
+            expected=f"{settings.layers} by {settings.source}",
+            given=f"{layers} in the graph",
+        )
+    caches = []
+    for past, present, kind in pairs:
+        for name, known in ((past, inputs), (present, outputs)):
+            if name not in known:
+                raise ModelError("a part of the cache is missing in the graph", given=name)
+        caches.append(_cache(s, settings, inputs[past], present, kind))
+    return tuple(caches)
+
+
+def _named_pairs(settings: Settings, inputs: Any) -> list[tuple[str, str, str]]:
+    """The caches that a configuration names, layer by layer, as many as the graph has."""
+    found = []
+    for kind in (KEY, VALUE):
+        past = settings.inputs.get(f"past_{kind}_names")
+        present = settings.outputs.get(f"present_{kind}_names")
+        if past is None or present is None:
+            return []
+        layer = 0
+        while past % layer in inputs:
+            found.append((past % layer, present % layer, kind))
+            layer += 1
+    return found
+
+
+def _matched_pairs(inputs: Any, outputs: Any) -> list[tuple[str, str, str]]:
+    """Inputs that look like caches, each with the output of the same layer and kind."""
+    found = []
+    for name in inputs:
+        match = _PAST.search(name)
+        if match is None:
+            continue
+        tail = name[match.start() :]
+        rest = re.sub(r"^past(_key_values?|_kv)?", "", tail)
+        tries = [name.replace(tail, p + rest) for p in ("present", "present_key_values")]
+        present = next((t for t in tries if t in outputs), None)
+        if present is None:
+            raise ModelError(
+                "an input looks like a cache, and no output goes with it",
+                expected=" or ".join(tries),
+                given=name,
+            )
+        found.append((name, present, KEY if match.group(2) == "k" else VALUE))
+    return found
+
+
+def _cache(
+    s: Surgery, settings: Settings, past: onnx.ValueInfoProto, present: str, kind: str
+) -> Cache:
+    dtype, dims = past.type.tensor_type.elem_type, _dims(past)
+    if dtype not in FLOATS or len(dims) != 4:
+        raise ModelError(
+            "a cache of an unknown kind",
+            expected="floats [batch, heads, length, size]",
+            given=f"{past.name}: {onnx.TensorProto.DataType.Name(dtype)}{dims}",
+        )
+    sizes: list[int] = []
+    told = {"heads": settings.heads, "head_size": settings.head_size}
+    for (what, said), dim in zip(told.items(), (dims[1], dims[3]), strict=True):
+        if isinstance(dim, int) and said is not None and dim != said:
+            raise ModelError(
+                f"the configuration contradicts the graph: the {what} of the cache differ",
+                expected=f"{said} by {settings.source}",
+                given=f"{past.name}: {dims}",
+            )
+        size = dim if isinstance(dim, int) else said
+        if size is None:
+            size = _from_attention(s, past.name, what)
+        if size is None:
+            raise ModelError(
+                f"nothing tells the {what} of the cache",
+                given=f"{past.name}: {dims}",
+                hint="put the configuration that was exported with the model beside it",
+            )
+        sizes.append(size)
+    return Cache(past.name, present, kind, dtype, *sizes)
+
+
+def _from_attention(s: Surgery, past: str, what: str) -> int | None:
+    """The heads of keys, as the op that reads the cache has them."""
+    for node in s.readers[past]:
+        for attribute in node.attribute:
+            if what == "heads" and attribute.name == "kv_num_heads":
+                return int(attribute.i)
+    return None
+
+
+def _vocabulary(settings: Settings, logits: onnx.ValueInfoProto) -> int:
+    size = (_dims(logits) or [None])[-1]
+    said = settings.vocabulary
+    if isinstance(size, int) and said is not None and size != said:
+        raise ModelError(
+            "the configuration contradicts the graph: the size of the vocabulary differs",
+            expected=f"{said} by {settings.source}",
+            given=f"{logits.name}: {_dims(logits)}",
+        )
+    found = size if isinstance(size, int) else said
+    if found is None:
+        raise ModelError("nothing tells the size of the vocabulary", given=logits.name)
+    return found
+
+
+def _dims(info: onnx.ValueInfoProto) -> list[int | str]:
+    dims = info.type.tensor_type.shape.dim
+    return [d.dim_value if d.HasField("dim_value") else d.dim_param or "?" for d in dims]

@@ -1,0 +1,174 @@
+"""Finds a decoder and what the files beside it say: its sizes, its stop tokens, its tokenizer."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from monograph.errors import ModelError
+
+GENAI, CONFIG, GENERATION = "genai_config.json", "config.json", "generation_config.json"
+TOKENIZER = "tokenizer.json"
+_MODELS = (
+    "model.onnx",
+    "decoder_model_merged.onnx",
+    "decoder_with_past_model.onnx",
+    "model_fp16.onnx",
+    "model_q4.onnx",
+)
+"""What exporters call a decoder that takes a past; the first that is there is taken."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """A decoder's file, and what is known of it without reading it."""
+
+    model: Path
+    source: str = ""
+    """The file that says so."""
+    inputs: Mapping[str, str] = field(default_factory=dict)
+    """What the graph calls its inputs, where a configuration says so."""
+    outputs: Mapping[str, str] = field(default_factory=dict)
+    layers: int | None = None
+    heads: int | None = None
+    """Heads of keys and values."""
+    head_size: int | None = None
+    vocabulary: int | None = None
+    context: int | None = None
+    stop: tuple[int, ...] = ()
+    pad: int | None = None
+    search: Mapping[str, Any] = field(default_factory=dict)
+    """Defaults for sampling."""
+    tokenizer: Path | None = None
+
+
+def find_decoder(given: str | os.PathLike[str]) -> Settings:
+    """The decoder in a folder, or the one that a path leads to."""
+    path = Path(given)
+    if not path.exists():
+        raise ModelError("there is no such folder or model", given=str(path))
+    folder = path if path.is_dir() else path.parent
+    named = None if path.is_dir() else path
+    tokenizer = next((f for f in (folder / TOKENIZER, folder.parent / TOKENIZER) if _is(f)), None)
+    genai = folder / GENAI
+    if _is(genai) and (named is None or named.name == _decoder(genai).get("filename")):
+        return _from_genai(folder, tokenizer)
+    model = named or _find_model(folder)
+    return _from_config(model, tokenizer)
+
+
+def _is(path: Path) -> bool:
+    return path.is_file()
+
+
+def _find_model(folder: Path) -> Path:
+    places = [d / name for d in (folder, folder / "onnx") for name in _MODELS]
+    found = [f for f in places if _is(f)] or sorted(folder.glob("*.onnx"))
+    if not found:
+        raise ModelError(
+            "there is no decoder in the folder",
+            expected=f"{GENAI}, or one of {', '.join(_MODELS[:3])}",
+            given=str(folder),
+            hint="export it with onnxruntime-genai's builder, or with optimum-cli export onnx",
+        )
+    return found[0]
+
+
+def _decoder(genai: Path) -> dict[str, Any]:
+    model = _dict(_read(genai).get("model", {}), genai, "model")
+    return _dict(model.get("decoder", {}), genai, "model.decoder")
+
+
+def _from_genai(folder: Path, tokenizer: Path | None) -> Settings:
+    file = folder / GENAI
+    whole = _read(file)
+    model = _dict(whole.get("model", {}), file, "model")
+    decoder = _decoder(file)
+    name = decoder.get("filename")
+    if not isinstance(name, str) or not decoder:
+        raise ModelError("there is no decoder in the folder", given=f"{file}: no model.decoder")
+    if not _is(folder / name):
+        raise ModelError(
+            "the decoder that the configuration names is missing", given=str(folder / name)
+        )
+    return Settings(
+        folder / name,
+        GENAI,
+        _dict(decoder.get("inputs", {}), file, "model.decoder.inputs"),
+        _dict(decoder.get("outputs", {}), file, "model.decoder.outputs"),
+        _int(decoder, "num_hidden_layers", file),
+        _int(decoder, "num_key_value_heads", file),
+        _int(decoder, "head_size", file),
+        _int(model, "vocab_size", file),
+        _int(model, "context_length", file),
+        _ids(model.get("eos_token_id"), file),
+        _int(model, "pad_token_id", file),
+        _dict(whole.get("search", {}), file, "search"),
+        tokenizer,
+    )
+
+
+def _from_config(model: Path, tokenizer: Path | None) -> Settings:
+    """What a model of the hub says of itself, where its configuration lies beside the graph."""
+    places = (model.parent, model.parent.parent)
+    file = next((d / CONFIG for d in places if _is(d / CONFIG)), None)
+    if file is None:
+        return Settings(model, tokenizer=tokenizer)
+    config = _read(file)
+    generation = file.with_name(GENERATION)
+    search = _read(generation) if _is(generation) else {}
+    heads = _int(config, "num_attention_heads", file) or _int(config, "n_head", file)
+    hidden = _int(config, "hidden_size", file) or _int(config, "n_embd", file)
+    size = _int(config, "head_dim", file)
+    if size is None and heads and hidden:
+        size = hidden // heads
+    stop = search.get("eos_token_id", config.get("eos_token_id"))
+    return Settings(
+        model,
+        CONFIG,
+        layers=_int(config, "num_hidden_layers", file) or _int(config, "n_layer", file),
+        heads=_int(config, "num_key_value_heads", file) or heads,
+        head_size=size,
+        vocabulary=_int(config, "vocab_size", file),
+        context=_int(config, "max_position_embeddings", file) or _int(config, "n_positions", file),
+        stop=_ids(stop, file),
+        pad=_int(config, "pad_token_id", file),
+        search=search,
+        tokenizer=tokenizer,
+    )
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as e:
+        raise ModelError(f"the configuration cannot be read: {e}", given=str(file)) from e
+    return _dict(found, file, "the file")
+
+
+def _dict(found: Any, file: Path, what: str) -> dict[str, Any]:
+    if not isinstance(found, dict):
+        raise ModelError(f"{what} is no JSON object", given=str(file))
+    return found
+
+
+def _int(found: Mapping[str, Any], name: str, file: Path) -> int | None:
+    value = found.get(name)
+    if isinstance(value, list):  # several ids: the first one
+        value = value[0] if value else None
+    if value is None:
+        return None
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise ModelError(f"{name} is no integer", given=f"{value!r} in {file}")
+    return value
+
+
+def _ids(value: Any, file: Path) -> tuple[int, ...]:
+    found = value if isinstance(value, list) else [] if value is None else [value]
+    if not all(isinstance(i, int) and not isinstance(i, bool) for i in found):
+        raise ModelError("eos_token_id is an integer or a list of them", given=f"{value!r}: {file}")
+    return tuple(found)

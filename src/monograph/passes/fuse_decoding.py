@@ -1,0 +1,90 @@
+"""A step of decoding becomes one kernel: positions, the caches' new rows, and attention."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from monograph.ir import Graph, Input, Value, unpack
+from monograph.ops.attention import LENGTHS, Attention, CacheUpdate, Rope
+from monograph.ops.decoding import DecodeAttention
+from monograph.passes.base import Environment, Pass, joined_origins, substitute
+from monograph.rewrite.cost import decodes
+
+
+@dataclass(frozen=True)
+class FuseDecoding(Pass):
+    """attention(rope(q), cache_update(keys, rope(k)), cache_update(values, v)) in one launch.
+
+    For one query in each sequence and caches that are updated in place, where the target has a
+    kernel for it.
+    """
+
+    exact = True
+
+    def run(self, graph: Graph, environment: Environment) -> Graph:
+        if not decodes(environment.cost):
+            return graph
+        donated = _donated(graph)
+        replacement: dict[Value, Value] = {}
+        origins: dict[Value, str] = {}
+        for value in graph.values:
+            if not isinstance(value.op, Attention) or environment.exhausted:
+                continue
+            why = _declined(value, donated)
+            if why is not None:
+                environment.trace.note_missed(self.name, graph.origin(value) or "", why, 50)
+                continue
+            step = _fused(value)
+            replaced = (value, value.inputs[1], value.inputs[2])
+            replacement |= dict(zip(replaced, unpack(step), strict=True))
+            origins[step] = joined_origins(graph, replaced)
+            environment.trace.note_fired(
+                self.name, graph.origin(value) or "", "2 x cache_update + attention", step.op.name
+            )
+        return substitute(graph, replacement, origins) if replacement else graph
+
+
+def _donated(graph: Graph) -> dict[Value, Value]:
+    """The state that each donated output is written over."""
+    inputs = dict(zip(graph.input_names, graph.inputs, strict=True))
+    outputs = dict(graph.outputs)
+    return {outputs[new]: inputs[old] for new, old in graph.donations}
+
+
+def _declined(value: Value, donated: dict[Value, Value]) -> str | None:
+    """Why an attention is no step of decoding."""
+    op, (q, keys, values, *_) = value.op, value.inputs
+    assert isinstance(op, Attention)
+    if not op.causal or op.extra != (LENGTHS,):
+        return "it is not causal with lengths alone"
+    if q.tensor.dims[2] != 1:
+        return f"there are {q.tensor.dims[2]} queries to a sequence (expected 1)"
+    for cache in (keys, values):
+        if not isinstance(cache.op, CacheUpdate) or cache.op.circular or cache.op.axis != 2:
+            return "keys and values are no caches that a row is written into"
+        if cache.inputs[1].tensor.dims[2] != 1:
+            return "more than one row is written into the caches"
+        state = cache.inputs[0]
+        if not isinstance(state.op, Input) or donated.get(cache) is not state:
+            return "a cache is not donated, and all of it would have to be copied"
+    if keys.inputs[2] is not values.inputs[2]:
+        return "keys and values are written at different places"
+    turned = [isinstance(x.op, Rope) for x in (q, keys.inputs[1])]
+    if turned[0] != turned[1]:
+        return "only one of query and key is turned"
+    if turned[0] and (q.op != keys.inputs[1].op or q.inputs[1:] != keys.inputs[1].inputs[1:]):
+        return "query and key are turned by different angles"
+    return None
+
+
+def _fused(value: Value) -> Value:
+    op, (q, keys, values, lengths) = value.op, value.inputs
+    assert isinstance(op, Attention)
+    assert op.scale is not None
+    k, interleaved, turns = keys.inputs[1], False, ()
+    if isinstance(q.op, Rope):
+        interleaved, turns = q.op.interleaved, q.inputs[1:]
+        q, k = q.inputs[0], k.inputs[0]
+    step = DecodeAttention(op.scale, op.window, op.softcap, interleaved)
+    caches = (keys.inputs[0], values.inputs[0], keys.inputs[2], lengths)
+    return step(q, k, values.inputs[1], *caches, *turns)

@@ -1,0 +1,186 @@
+"""How a model is launched: its regions, and what splits them. Nothing is compiled or run for it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.markup import escape
+
+from monograph.bindings import optimise_for
+from monograph.codegen.llvm import select as cpu
+from monograph.codegen.llvm.reasons import host_reason
+from monograph.config import make_config
+from monograph.ir import Graph, Value
+from monograph.program.draws import with_states
+from monograph.program.expand import expand
+from monograph.program.kinds import is_native
+from monograph.program.parts import in_parts
+from monograph.program.program import Program, Step, lower
+from monograph.program.regions import GraphStep, HostStep, SplitAtHost, kind_of, summary
+from monograph.program.stages import Cut, cut, settled
+from monograph.report.execute import Notes, Request
+from monograph.report.tables import table
+
+if TYPE_CHECKING:
+    from monograph.codegen.triton.kernel import Work
+
+DEFAULT_ARCH = ("cuda", "sm_90")
+"""Whose kernels are counted where the target names no architecture."""
+
+
+@dataclass(frozen=True)
+class Launching:
+    """The program that a model begins with, and its launches."""
+
+    target: str
+    program: Program
+    kernels: dict[int, int]
+    """By step; with the kernels that are chosen where none is measured."""
+    ends: tuple[str, ...] = ()
+    """Why there are further programs."""
+
+    @property
+    def text(self) -> str:
+        return summary(self.program.launches, lambda s: self.kernels.get(s.index, 1), self.ends)
+
+    @property
+    def regions(self) -> list[GraphStep]:
+        return [x for x in self.program.launches if isinstance(x, GraphStep)]
+
+    @property
+    def host(self) -> list[HostStep]:
+        return [x for x in self.program.launches if isinstance(x, HostStep)]
+
+    def count(self, region: GraphStep) -> int:
+        return sum(self.kernels[s.index] for s in region.steps)
+
+
+def launching_of_model(request: Request, note: Notes) -> Launching:
+    """How a model is launched on the request's target, for the sizes of its inputs."""
+    config = make_config(target=request.target, **request.options)
+
+    def about_sizes(line: str) -> None:
+        if not line.startswith("random inputs"):  # nothing is computed with them
+            note(line)
+
+    session = replace(request, target="reference", options={}).load()
+    feeds = request.inputs(session, about_sizes).feeds
+    return launching_of(optimise_for(config, session.bound_graph(feeds)), config.target)
+
+
+def launching_of(graph: Graph, target: str) -> Launching:
+    """How an optimised graph of known shapes is launched on a target."""
+    return _on_gpu(graph, target) if target.startswith("gpu") else _on_cpu(graph, target)
+
+
+def _on_cpu(graph: Graph, target: str) -> Launching:
+    """There the launch of a region is the call of one native function."""
+    graph, states = with_states(expand(settled(in_parts(graph) or graph)))
+    parts = cut(graph, cpu.compiles, bool(states), True)
+    first = graph if parts is None else parts.first
+    program = SplitAtHost(host_reason).run(lower(expand(first), cpu.CpuTarget()))
+    return Launching(target, program, {s.index: 1 for s in program.steps}, _ends(parts))
+
+
+def _on_gpu(graph: Graph, target: str) -> Launching:
+    from monograph.codegen.triton.kernel import Arch
+    from monograph.codegen.triton.select import GpuTarget, family
+
+    def compiles(value: Value) -> bool:
+        return all(map(is_native, (value, *value.inputs))) and family(value) is not None
+
+    graph, _ = with_states(expand(settled(graph)))
+    parts = cut(graph, compiles)
+    first = graph if parts is None else parts.first
+    device = target.partition(":")[2]
+    backend = "hip" if device.startswith("gfx") else DEFAULT_ARCH[0]
+    name = device if device.startswith(("gfx", "sm_")) else DEFAULT_ARCH[1]
+    lowered = lower(with_states(expand(first))[0], GpuTarget())
+    # HIP has no conditional nodes; of a CUDA driver it is not known how old it is.
+    program = SplitAtHost(conditional_nodes=backend == "cuda").run(lowered)
+    arch = Arch(backend, name)
+    held = {x.step.index for x in program.launches if isinstance(x, HostStep)}
+    kernels = {s.index: 0 if s.index in held else _kernels(program, s, arch) for s in program.steps}
+    return Launching(target, program, kernels, _ends(parts))
+
+
+def _kernels(program: Program, step: Step, arch: Any) -> int:
+    """Kernels of a step by default, those inside branches and loops counted once."""
+    from monograph.codegen.triton import select
+    from monograph.codegen.triton.kernel import GpuContext
+
+    if not select.serves(step.region):
+        return 1  # compiling it says what is wrong
+    return sum(map(_count, select.candidates(GpuContext(program, step, arch))[0].make()))
+
+
+def _count(work: Work) -> int:
+    bodies = getattr(work, "bodies", None)
+    return 1 if bodies is None else sum(_count(w) for body in bodies for w in body)
+
+
+def _ends(parts: Cut | None) -> tuple[str, ...]:
+    """Why a program is followed by others, with the ops that make it so."""
+    if parts is None:
+        return ()
+    found = []
+    waits = [v for v in parts.waiting if v in parts.reasons]
+    if waits:
+        where = _where(parts.whole, waits[0])
+        found.append(
+            f"then data decide sizes ({where}: {parts.reasons[waits[0]]}), and what follows is"
+            " compiled and launched when they are known"
+        )
+    for loop in parts.turned:
+        found.append(f"then a loop is made turn by turn ({_where(parts.whole, loop)})")
+    return tuple(found)
+
+
+def _where(graph: Graph, value: Value) -> str:
+    origin = graph.origin(value)
+    return f"{value.op.name}, {origin}" if origin else value.op.name
+
+
+def launching_json(found: Launching) -> dict[str, Any]:
+    return {
+        "target": found.target,
+        "summary": found.text,
+        "regions": [
+            {
+                "first": r.steps[0].index,
+                "last": r.steps[-1].index,
+                "steps": len(r.steps),
+                "kernels": found.count(r),
+            }
+            for r in found.regions
+        ],
+        "host_steps": [
+            {
+                "step": h.step.index,
+                "op": kind_of(h.step.region),
+                "nodes": h.step.nodes,
+                "why": h.reason,
+            }
+            for h in found.host
+        ],
+        "ends": list(found.ends),
+    }
+
+
+def show_launching(out: Console, found: Launching) -> None:
+    """One line where there is one region; else a table of what comes one after the other."""
+    out.print(escape(f"launches on {found.target}: {found.text}"), highlight=False, soft_wrap=True)
+    if not found.host:
+        return
+    rows = table("launches", "", "steps", "kernels", "why", "ONNX nodes", right=(2,))
+    for launch in found.program.launches:
+        first, last = launch.steps[0].index, launch.steps[-1].index
+        span = f"{first}" if first == last else f"{first}-{last}"
+        if isinstance(launch, GraphStep):
+            rows.add_row("region", span, str(found.count(launch)), "", "")
+        else:
+            nodes = escape(", ".join(launch.step.nodes))
+            rows.add_row(kind_of(launch.step.region), span, "-", escape(launch.reason), nodes)
+    out.print(rows)

@@ -1,0 +1,270 @@
+"""Runs that are replayed against runs that are not, bit for bit: `monograph verify --replay`.
+
+On a GPU one session launches graphs, the other every kernel by itself (`capture="off"`). On the CPU
+a native function is what a graph is: one that has run before is held to one that has not, in a
+session of its own. Results are looked at only after all runs, so that a later run which writes
+into the results of an earlier one is found as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.markup import escape
+
+from monograph.errors import ConfigError, MonographError
+from monograph.ops.random import Random
+from monograph.report.execute import Notes, Request
+from monograph.report.tables import count_text, table
+from monograph.runtime.compare import flatten
+from monograph.runtime.inputs import make_inputs
+from monograph.runtime.walk import all_values
+from monograph.session import Session
+
+RANDOM_INPUTS = 8
+OTHER_SIZE = 2
+"""Of open dimensions, in the runs that are of other sizes."""
+Feeds = dict[str, Any]
+
+
+@dataclass
+class Case:
+    """Runs that have something in common: where the inputs lie, in which order they come."""
+
+    name: str
+    runs: int = 0
+    problems: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class ReplayResult:
+    """What was compared, and what the session that replays has counted."""
+
+    target: str
+    against: str
+    cases: tuple[Case, ...]
+    stats: Mapping[str, Any]
+    problems: tuple[str, ...]
+    """Why nothing, or not all, was replayed."""
+
+    @property
+    def ok(self) -> bool:
+        return not self.problems and not any(c.problems for c in self.cases)
+
+    @property
+    def runs(self) -> int:
+        return sum(c.runs for c in self.cases)
+
+
+@dataclass(frozen=True)
+class _Run:
+    case: Case
+    label: str
+    given: Mapping[str, Any]
+    expected: Mapping[str, Any]
+
+
+def verify_replay(request: Request, note: Notes, inputs: int = RANDOM_INPUTS) -> ReplayResult:
+    """Runs a model on several inputs, replayed and not, and compares all bits."""
+    session = request.load()
+    config = session.config
+    if config.target == "reference":
+        raise ConfigError(
+            "the reference has nothing to replay", expected="cpu | gpu", given=config.target
+        )
+    if config.on_gpu and request.options.get("capture") == "off":
+        raise ConfigError("nothing is replayed with --capture off", hint="leave it out")
+    feeds = request.inputs(session, note).feeds
+    drawn = _random_ops(session, feeds)
+    if config.on_gpu:
+        eager = request.load(capture="off")
+        against, other = 'capture="off"', lambda: eager
+    elif drawn:  # which numbers come next is counted in a session
+        beside = request.load()
+        against, other = "a session beside it", lambda: beside
+    else:
+        against, other = "fresh sessions", request.load
+    runs = list(_runs(request, session, other, note, inputs))
+    for run in runs:
+        run.case.runs += 1
+        run.case.problems += [f"{run.label}: {p}" for p in differing(run.given, run.expected)]
+    cases = tuple({id(r.case): r.case for r in runs}.values())
+    stats = session.stats
+    problems = tuple(_not_replayed(stats)) if config.on_gpu else ()
+    return ReplayResult(config.target, against, cases, stats, problems)
+
+
+def _random_ops(session: Session, feeds: Feeds) -> bool:
+    """Whether a model draws random numbers; refused where no two sessions draw alike."""
+    drawn = [v.op for v in all_values(session.graph_for(feeds)) if isinstance(v.op, Random)]
+    if any(getattr(op, "seed", None) is None for op in drawn):
+        raise ConfigError(
+            "the model draws random numbers without a seed: no two runs of it agree",
+            given=", ".join(sorted({op.name for op in drawn})),
+            hint="give its random nodes a seed",
+        )
+    return bool(drawn)
+
+
+def _not_replayed(stats: Mapping[str, Any]) -> Iterator[str]:
+    """What speaks against having tested a replay."""
+    for reason, count in stats.get("fallbacks", {}).items():
+        yield f"{count_text(count, 'run')} launched kernel by kernel: {reason}"
+    if not stats.get("replays"):
+        yield "no run was replayed"
+
+
+def _runs(
+    request: Request, session: Session, other: Callable[[], Session], note: Notes, inputs: int
+) -> Iterator[_Run]:
+    """All runs, one after the other; everything that was fed is kept, so that addresses differ."""
+    every = [_varied(request, session, seed) for seed in range(inputs)]
+    place = getattr(session.gpu, "place", None)
+    on_device = [] if place is None else [_on_device(f, place) for f in every]
+
+    def run(case: Case, label: str, feeds: Feeds) -> _Run:
+        return _Run(case, label, _outputs(session, feeds), _outputs(other(), feeds))
+
+    host = Case("arrays of the host")
+    for number, feeds in enumerate(every):
+        yield run(host, f"input {number}", feeds)
+    same = Case("the same arrays again")
+    for number in range(2):
+        yield run(same, f"run {number}", every[0])
+    moved, again = Case("device tensors, each elsewhere"), Case("the same device tensors again")
+    for number, feeds in enumerate(on_device):
+        yield run(moved, f"input {number}", feeds)
+    for number, feeds in enumerate(on_device[:1] * 2):
+        yield run(again, f"run {number}", feeds)
+    if len(session.inputs) > 1:
+        turned = Case("inputs in another order")
+        for number, feeds in enumerate((on_device or every)[:2]):
+            yield run(turned, f"input {number}", dict(reversed(feeds.items())))
+    resized = _resized(request, session)
+    if resized is not None:
+        sizes = Case("two shapes in turns")
+        try:
+            _outputs(other(), resized)
+        except MonographError as e:
+            note(f"no runs of other sizes: the model does not take them ({e.message})")
+            return
+        for number in range(4):
+            yield run(sizes, f"run {number}", every[0] if number % 2 else resized)
+
+
+def _varied(request: Request, session: Session, seed: int) -> Feeds:
+    """Inputs of their own for each seed: given floats are scaled, and integers kept as they are."""
+    feeds = replace(request, seed=request.seed + seed).inputs(session, lambda _: None).feeds
+    if seed == 0:
+        return feeds
+    given = request.inputs(session, lambda _: None)
+    rng = np.random.default_rng(seed)
+    for name, x in feeds.items():
+        if name in given.random or not isinstance(x, np.ndarray) or x.dtype.kind != "f":
+            continue
+        feeds[name] = (x * rng.uniform(0.5, 1.5, x.shape)).astype(x.dtype)
+    return feeds
+
+
+def _resized(request: Request, session: Session) -> Feeds | None:
+    """Inputs whose open dimensions have another size; None where there are none."""
+    made = request.inputs(session, lambda _: None)
+    if not made.assumed or session.packaged_sizes:
+        return None
+    given = {n: x for n, x in made.feeds.items() if n not in made.random}
+    return make_inputs(session.inputs, given, request.seed, OTHER_SIZE).feeds
+
+
+def _on_device(feeds: Feeds, place: Any) -> Feeds:
+    """Feeds as tensors on the device, what no tensor holds left as it is."""
+    from monograph.ir import from_numpy as type_of
+    from monograph.runtime.gpu.tensors import from_numpy, torch_type
+
+    found = {}
+    for name, x in feeds.items():
+        if isinstance(x, np.ndarray) and x.dtype != object:
+            flat = from_numpy(x).clone().to(place)
+            x = flat.view(torch_type(type_of(x.dtype))).reshape(x.shape)
+        found[name] = x
+    return found
+
+
+def _outputs(session: Session, feeds: Feeds) -> dict[str, Any]:
+    return dict(zip((p.name for p in session.outputs), session.run(feeds), strict=True))
+
+
+def differing(given: Mapping[str, Any], expected: Mapping[str, Any]) -> list[str]:
+    """The outputs that do not have the same bits, and how many elements of each."""
+    left, right = flatten(given), flatten(expected)
+    found = [f"{place} is on one side only" for place in left.keys() ^ right.keys()]
+    for place in [p for p in left if p in right]:
+        a, b = _array(left[place]), _array(right[place])
+        if a.shape != b.shape or a.dtype != b.dtype:
+            found.append(f"{place}: {a.dtype}{list(a.shape)} for {b.dtype}{list(b.shape)}")
+        elif count := _different(a, b):
+            found.append(f"{place}: {count:,} of {a.size:,} elements have other bits")
+    return found
+
+
+def _array(x: Any) -> Any:
+    if hasattr(x, "data_ptr"):
+        from monograph.runtime.gpu.ports import to_host
+
+        return to_host(x)
+    return np.asarray(x)
+
+
+def _different(a: Any, b: Any) -> int:
+    if a.dtype.kind in "OUST":
+        return int((a != b).sum())
+    rows = (np.ascontiguousarray(x).reshape(-1).view(np.uint8) for x in (a, b))
+    left, right = (r.reshape(a.size, -1) if a.size else r.reshape(0, 1) for r in rows)
+    return int((left != right).any(axis=1).sum())
+
+
+def replay_json(path: str, result: ReplayResult) -> dict[str, Any]:
+    return {
+        "model": path,
+        "target": result.target,
+        "against": result.against,
+        "ok": result.ok,
+        "runs": result.runs,
+        "cases": [{"name": c.name, "runs": c.runs, "problems": c.problems} for c in result.cases],
+        "problems": list(result.problems),
+        "stats": result.stats,
+    }
+
+
+COUNTED = ("captures", "replays", "rebinds", "staged", "launches_per_run")
+
+
+def show_replay(out: Console, result: ReplayResult) -> None:
+    """What was compared, and what came of it."""
+    on_gpu = result.target.startswith("gpu")
+    what = "replay" if on_gpu else "native code that has run before"
+    rows = table(
+        f"{what} on {result.target} against {result.against}", "on", "runs", "result", right=(1,)
+    )
+    for case in result.cases:
+        bad = case.problems
+        verdict = f"[red]{escape(bad[0])}[/red]" if bad else "[green]the same bits[/green]"
+        more = f" and {len(bad) - 1} more" if len(bad) > 1 else ""
+        rows.add_row(case.name, str(case.runs), verdict + more)
+    out.print(rows)
+    listed = ", ".join(f"{name} {result.stats.get(name, 0)}" for name in COUNTED)
+    out.print(escape(listed), highlight=False, soft_wrap=True)
+    if not on_gpu:
+        out.print("on the CPU a native function is what a graph is: made once, called by every run")
+        for reason, count in result.stats.get("fallbacks", {}).items():
+            out.print(escape(f"{count_text(count, 'run')} more than one launch: {reason}"))
+    for problem in result.problems:
+        out.print(f"[red]{escape(problem)}[/red]", soft_wrap=True)
+    if result.ok:
+        out.print(f"[green]{count_text(result.runs, 'run')} gave the same bits[/green]")
+    else:
+        wrong = sum(len(c.problems) for c in result.cases)
+        out.print(f"[red]{wrong} outputs differ[/red]" if wrong else "[red]not verified[/red]")

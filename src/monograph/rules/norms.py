@@ -1,0 +1,77 @@
+"""Normalisations whose scale the product behind them takes into its weights."""
+
+from __future__ import annotations
+
+import math
+
+import ml_dtypes
+import numpy as np
+
+from monograph.ir import Constant, Value, constant, known
+from monograph.ops.composite import RmsNorm
+from monograph.ops.linear import Dot
+from monograph.rewrite import ANY, Context, Reject, Work, rewrite, variables
+from monograph.rewrite.cost import rows_normalised
+
+x, g, w = variables("x g w")
+
+
+@rewrite(Dot(ANY, ANY)(RmsNorm(ANY, ANY)(x, g), w), exact=False)
+def norm_scale_into_dot(
+    x: Value, g: Value, w: Value, root: Value, context: Context
+) -> Value | Reject:
+    """Dot(RmsNorm(x, g), W) -> Dot(RmsNorm(x), g W), where products normalise their rows"""
+    norm = root.inputs[0]
+    assert isinstance(norm.op, RmsNorm)
+    if refused := _unfit(norm, g, w, root, context):
+        return refused
+    scale, weights = known(g), known(w)
+    assert scale is not None
+    assert weights is not None
+    scaled = w if (scale == 1).all() else _scaled(weights, scale.reshape(-1), w)
+    if isinstance(scaled, Reject):
+        return scaled
+    return root.op(norm.op(x), scaled)
+
+
+def _unfit(norm: Value, g: Value, w: Value, root: Value, context: Context) -> Reject | None:
+    """Why a scale stays where it is; None where it may move."""
+    assert isinstance(norm.op, RmsNorm)
+    most = rows_normalised(context.cost)
+    if not root.tensor.is_static or not norm.tensor.is_static:
+        return Reject("sizes are not known", "static", norm.type)
+    rows = math.prod(root.tensor.static[:-1])
+    if rows > most:
+        return Reject("so many rows are normalised by a kernel of their own", most, rows)
+    if norm.op.axes != (norm.tensor.rank - 1,):
+        return Reject("other axes than the last are normalised", (norm.tensor.rank - 1,), norm.op)
+    if not all(isinstance(v.op, Constant) for v in (g, w)):
+        return Reject("scale or weights are not constant", "constants", (g.op.name, w.op.name))
+    if w.tensor.rank != 2 or g.tensor.size != w.tensor.static[0]:
+        return Reject("the scale is not one per row of the weights", w.type, g.type)
+    if context.use_count(w) > 1:
+        return Reject("the weights have another user", 1, context.use_count(w))
+    depth, width = w.tensor.static
+    products = 2.0 * rows * depth * width
+    moved = float(w.tensor.nbytes + norm.tensor.nbytes)
+    before = context.cost.seconds(Work(2, products, moved + 2.0 * norm.tensor.nbytes))
+    # Each program adds up the squares anew: as many operations as the products are, at most.
+    after = context.cost.seconds(Work(1, 2 * products, moved))
+    if after >= before:
+        times = (f"below {before * 1e6:.2f} us", f"{after * 1e6:.2f} us")
+        return Reject("adding up squares in every program costs more than a kernel", *times)
+    return None
+
+
+def _scaled(weights: np.ndarray, scale: np.ndarray, w: Value) -> Value | Reject:
+    """g W, rounded once: the product of two numbers of 16 bits is exact in 32."""
+    wide = np.float32 if w.dtype.itemsize < 4 else np.float64
+    with np.errstate(all="ignore"):
+        kept = (weights.astype(wide) * scale.astype(wide)[:, None]).astype(w.dtype.numpy)
+    limits = ml_dtypes.finfo(w.dtype.numpy)  # type: ignore[no-untyped-call]
+    largest = float(np.abs(kept).max(initial=0))
+    if not math.isfinite(largest):
+        return Reject("the joint constant overflows", float(limits.max), largest)
+    if 0 < largest < float(limits.smallest_normal):
+        return Reject("the joint constant loses bits", float(limits.smallest_normal), largest)
+    return constant(kept)

@@ -1,0 +1,109 @@
+"""What the runs of a session have been: captured, replayed, copied, or none of that, and why.
+
+The same words for every target. On the CPU a native function is what a graph is on a GPU: compiled
+once, launched by every run.
+"""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from monograph.runtime.forking import own_lock
+
+AUTO, OFF, REQUIRE = "auto", "off", "require"
+MODES = (AUTO, OFF, REQUIRE)
+DATA_DECIDE = "data decide sizes: the host reads them, and goes on from there"
+_log = logging.getLogger("monograph")
+
+
+def host_takes_part(kinds: Iterable[str]) -> str:
+    """Why a run with such steps is not one launch."""
+    return f"the host takes part in a run: {', '.join(dict.fromkeys(kinds))}"
+
+
+@dataclass(eq=False)
+class Counts:
+    """What runs have been."""
+
+    captures: int = 0
+    """Graphs recorded; on the CPU, native functions made."""
+    replays: int = 0
+    """Launches of them."""
+    rebinds: int = 0
+    """Ports that had moved. On the CPU addresses are looked up by each run: none has to."""
+    for_callers: int = 0
+    """Runs that were recorded into a graph of the caller's."""
+    staged: Counter[str] = field(default_factory=Counter)
+    """Copies of inputs and outputs where they are computed on, by port and reason."""
+    fallbacks: Counter[str] = field(default_factory=Counter)
+    """Runs that were not one launch, by reason."""
+
+    def add(self, other: Counts) -> None:
+        """Counts what another has counted, too."""
+        self.captures += other.captures
+        self.replays += other.replays
+        self.rebinds += other.rebinds
+        self.for_callers += other.for_callers
+        self.staged.update(other.staged)
+        self.fallbacks.update(other.fallbacks)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The counts as plain data."""
+        return {
+            "captures": self.captures,
+            "replays": self.replays,
+            "rebinds": self.rebinds,
+            "recorded_for_callers": self.for_callers,
+            "staged": dict(self.staged),
+            "fallbacks": dict(self.fallbacks),
+        }
+
+
+class Tally:
+    """The counts of all executables of a session, those that made room for others included."""
+
+    def __init__(self) -> None:
+        self._lock = own_lock(self)  # one that is entered twice: a collection may retire counts
+        self._gone = Counts()
+        self._live: dict[int, Counts] = {}
+        self._said: set[str] = set()
+
+    def of(self, owner: Any) -> Counts:
+        """What an executable counts in; kept when it goes."""
+        made = Counts()
+        with self._lock:
+            self._live[id(made)] = made
+        weakref.finalize(owner, self._retire, made).atexit = False
+        return made
+
+    def _retire(self, counts: Counts) -> None:
+        with self._lock:
+            self._live.pop(id(counts), None)
+            self._gone.add(counts)
+
+    def total(self) -> Counts:
+        """Everything together."""
+        found = Counts()
+        with self._lock:
+            for counts in (self._gone, *self._live.values()):
+                found.add(counts)
+        return found
+
+    def watch(self, executable: Any) -> None:
+        """Has an executable for the CPU count here."""
+        executable.counts = self.of(executable)
+        if executable.host_kinds:
+            self.say(host_takes_part(executable.host_kinds), logging.INFO)
+
+    def say(self, reason: str, level: int = logging.WARNING) -> None:
+        """Logs once why runs are not one launch."""
+        with self._lock:
+            new = reason not in self._said
+            self._said.add(reason)
+        if new:
+            _log.log(level, "runs are not captured as a whole: %s", reason)

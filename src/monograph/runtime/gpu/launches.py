@@ -1,0 +1,105 @@
+"""What all runs of one executable share: its graphs, their order, and what is counted.
+
+Nothing here knows of `Replay`, which refers to it: an executable that is dropped goes at once, and
+with it its memory on the device, not when the garbage is next collected.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Hashable
+from typing import Any
+
+from monograph.errors import ExecutionError
+from monograph.runtime.counts import Counts
+from monograph.runtime.gpu.graphs import Graphs, Handle
+from monograph.runtime.gpu.recorded import Recorded
+from monograph.runtime.gpu.running import Running, forked
+
+TENSORS, ARRAYS = "tensors", "arrays"
+"""The graphs of an executable: on a caller's tensors, and on pinned memory of the host."""
+
+
+class Launches:
+    """The graphs of an executable, and how they are launched one after the other."""
+
+    def __init__(self, executable: Running, graphs: Graphs, counts: Counts) -> None:
+        self.executable = executable
+        self.graphs = graphs
+        self.counts = counts
+        self.lock = executable._lock
+        self.process = os.getpid()
+        self.made: dict[Hashable, Recorded] = {}
+        self._events: list[Handle] = []
+
+    def check_process(self) -> None:
+        """Refuses a child that was forked: it has no part in its parent's device."""
+        if os.getpid() != self.process:
+            raise forked()
+
+    def order(self, stream: int) -> None:
+        """Has a stream wait for runs on others: they use the same memory."""
+        executable = self.executable
+        if executable._stream == stream:
+            return
+        if executable._stream is not None:
+            executable.device.join(executable._stream)
+            owned = [*executable._memory.values(), *executable._constants._tensors]
+            for recorded in self.made.values():
+                owned += recorded.memory
+            self.graphs.used_on(owned, stream)
+        executable._stream = stream
+
+    def launch(self, recorded: Recorded, addresses: list[int], stream: int) -> None:
+        """Moves the ports that have moved, and launches."""
+        if self.executable._stream != stream:
+            self.order(stream)
+        if addresses != recorded.addresses:
+            try:
+                self.counts.rebinds += recorded.rebind(addresses)
+            except BaseException:
+                self.forget(recorded)  # nobody knows which addresses it has
+                raise
+        self.graphs.launch(recorded.executable, stream)
+        self.counts.replays += 1
+
+    def forget(self, recorded: Recorded) -> None:
+        self.made = {k: r for k, r in self.made.items() if r is not recorded}
+
+    def marked(self, stream: int) -> Mark:
+        """A point behind what a stream was given so far."""
+        event = self._events.pop() if self._events else self.graphs.event()
+        self.graphs.record(event, stream)
+        return Mark(self.graphs, event, self._events)
+
+    def close(self) -> None:
+        """Frees the graphs now."""
+        with self.lock:
+            for recorded in self.made.values():
+                recorded.close()
+            self.made = {}
+
+
+class Mark:
+    """A point in a stream's work. Its event is used again when nobody looks at it any more."""
+
+    def __init__(self, graphs: Graphs, event: Handle, events: list[Handle]) -> None:
+        self._graphs = graphs
+        self._event = event
+        self._events = events
+
+    def __del__(self) -> None:
+        self._events.append(self._event)
+
+    def wait(self) -> None:
+        self._graphs.finish(self._event)
+
+    def reached(self) -> bool:
+        return self._graphs.done(self._event)
+
+
+def not_copied(what: Any) -> ExecutionError:
+    """A session or an executable has code, memory and threads that no copy could have."""
+    return ExecutionError(
+        f"{what} is neither copied nor pickled", hint="load it again where another is needed"
+    )

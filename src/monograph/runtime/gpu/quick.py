@@ -1,0 +1,174 @@
+"""Runs on tensors that need nothing done to them: the usual case, in as few steps as there are.
+
+Everything that is the same in every run is looked up once, when the graph has been recorded.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+
+import torch
+
+from monograph.runtime.gpu.graphs import Graphs
+from monograph.runtime.gpu.launches import TENSORS, Launches
+from monograph.runtime.gpu.recorded import Recorded
+from monograph.runtime.gpu.running import Slot
+from monograph.runtime.gpu.slabs import nbytes
+from monograph.runtime.gpu.tensors import torch_type
+from monograph.runtime.gpu.torch_graphs import TorchGraphs
+from monograph.runtime.outputs import NOTHING
+
+Quick: TypeAlias = Callable[..., "list[Any] | None"]
+"""Takes feeds and places for donated outputs; None where the run needs more than a launch."""
+BUSY = -1
+"""In the place of a stream: it records for the caller, or the device is not the current one."""
+
+
+def cold(feeds: Mapping[str, Any], out: Mapping[str, Any] = NOTHING) -> None:
+    """What stands in for a quick run where there is no graph yet."""
+
+
+def quick_run(launches: Launches, recorded: Recorded) -> Quick:
+    """A run of a graph that stages nothing, on dense tensors of the device."""
+    if recorded.staging:
+        return cold
+    layout = launches.executable.layout
+    place = launches.executable.device.place
+    index = place.index if place.type == "cuda" else -1
+    inputs = [
+        (s.name, torch.Size(s.shape), torch_type(s.dtype), recorded.aligned[f"input:{s.name}"])
+        for s in layout.inputs
+    ]
+    count = len(inputs)
+    at = {s.name: i for i, s in enumerate(layout.inputs)}
+    outputs = [
+        (s.name, at[s.over] if s.over else -1, tuple(s.shape), strides(s.shape), torch_type(s.dtype))
+        for s in layout.outputs
+    ]
+    donated = {s.name for s in layout.outputs if s.over}
+    in_place = _in_place(layout.inputs, [(s.name, at[s.over]) for s in layout.outputs if s.over])
+    current, empty = stream_of(launches.graphs), _empty(place)
+    lock, getpid = launches.lock, os.getpid
+    executable, graphs, counts = launches.executable, launches.graphs, launches.counts
+    kind_of_tensors, launch = torch.Tensor, graphs.launch
+
+    def run(feeds: Mapping[str, Any], out: Mapping[str, Any] = NOTHING) -> list[Any] | None:
+        if len(feeds) != count or getpid() != launches.process:
+            return None
+        addresses = []
+        for name, shape, kind, aligned in inputs:
+            tensor = feeds.get(name)
+            if (
+                tensor.__class__ is not kind_of_tensors
+                or tensor.dtype is not kind
+                or tensor.shape != shape
+                or tensor.get_device() != index
+                or not tensor.is_contiguous()
+            ):
+                return None
+            address = tensor.data_ptr()
+            if address % aligned:
+                return None
+            addresses.append(address)
+        if out or donated:
+            if out.keys() != donated or not in_place(feeds, out, addresses):
+                return None
+        with lock:
+            stream = current()
+            if stream == BUSY or launches.made.get(TENSORS) is not recorded:
+                return None
+            found = []
+            for name, over, size, steps, kind in outputs:
+                if over >= 0:
+                    found.append(out[name])
+                    addresses.append(addresses[over])
+                else:
+                    made = empty(size, steps, kind)
+                    found.append(made)
+                    addresses.append(made.data_ptr())
+            if addresses == recorded.addresses and executable._stream == stream:
+                launch(recorded.executable, stream)
+                counts.replays += 1
+            else:
+                launches.launch(recorded, addresses, stream)
+            executable.runs += 1
+        return found
+
+    return run
+
+
+def checked(run: Quick, check: Callable[[], None]) -> Quick:
+    """The same for a model whose data may be wrong: the run is waited for, and looked at."""
+
+    def waited(feeds: Mapping[str, Any], out: Mapping[str, Any] = NOTHING) -> list[Any] | None:
+        found = run(feeds, out)
+        if found is not None:
+            check()
+        return found
+
+    return waited
+
+
+def strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Of elements one after the other."""
+    return tuple(math.prod(max(n, 1) for n in shape[i + 1 :]) for i in range(len(shape)))
+
+
+def _in_place(
+    inputs: tuple[Slot, ...], states: list[tuple[str, int]]
+) -> Callable[[Mapping[str, Any], Mapping[str, Any], list[int]], bool]:
+    """Whether all state is given back where it is, and nothing else is there."""
+    names, sizes = [s.name for s in inputs], [nbytes(s) for s in inputs]
+    written = {over for _, over in states}
+
+    def holds(feeds: Mapping[str, Any], out: Mapping[str, Any], addresses: list[int]) -> bool:
+        for name, over in states:
+            if out[name] is not feeds[names[over]]:
+                return False
+        end = state_end = 0
+        for start, number in sorted(zip(addresses, range(len(addresses)), strict=True)):
+            if start < state_end or (start < end and number in written):
+                return False
+            end = max(end, start + sizes[number])
+            if number in written:
+                state_end = start + sizes[number]
+        return True
+
+    return holds
+
+
+def stream_of(graphs: Graphs) -> Callable[[], int]:
+    """The current stream, where a graph can be launched into it."""
+    if not isinstance(graphs, TorchGraphs):
+
+        def asked() -> int:
+            return BUSY if graphs.capturing_now() or not graphs.here() else graphs.current()
+
+        return asked
+    index = graphs.index
+    current, here = torch._C._cuda_getCurrentRawStream, torch._C._cuda_getDevice
+    capturing = torch._C._cuda_isCurrentStreamCapturing
+
+    def looked_at() -> int:
+        stream = current(index)
+        # The default stream cannot record.
+        return BUSY if here() != index or (stream and capturing()) else int(stream)
+
+    return looked_at
+
+
+def _empty(place: torch.device) -> Callable[[Any, Any, torch.dtype], torch.Tensor]:
+    """What makes a tensor on the current device: torch's own short cut, where it has one."""
+    short: Any = getattr(torch._C._dynamo.guards, "_empty_strided_cuda", None)
+    if place.type == "cuda" and short is not None:
+        found: Callable[[Any, Any, torch.dtype], torch.Tensor] = short
+        return found
+
+    def made(size: Any, steps: Any, kind: torch.dtype) -> torch.Tensor:
+        # With strides it is made in half the time.
+        return torch.empty_strided(size, steps, dtype=kind, device=place)
+
+    return made

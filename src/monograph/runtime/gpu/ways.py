@@ -1,0 +1,85 @@
+"""How arrays of the host reach the device and come back: by copies, or kernels that reach so far.
+
+Which is faster depends on the sizes, on how often kernels read their inputs, and on the machine:
+it is measured, and kept beside the measurements of kernels.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple, TypeVar
+
+from monograph.runtime.gpu.running import GpuLayout
+from monograph.runtime.gpu.slabs import nbytes
+from monograph.runtime.gpu.tuning import Entry, TuningCache
+
+AUTO, DIRECT, COPY = "auto", "direct", "copy"
+WAYS = (AUTO, DIRECT, COPY)
+ROUNDS = 11
+"""Runs of each rival that are timed."""
+T = TypeVar("T")
+
+
+class Way(NamedTuple):
+    """Whether kernels read inputs, and write outputs, in the host's memory themselves."""
+
+    reads: bool = False
+    writes: bool = False
+
+    def __str__(self) -> str:
+        return f"{DIRECT if self.reads else COPY} in, {DIRECT if self.writes else COPY} out"
+
+
+PLAIN = Way()
+RIVALS = (PLAIN, Way(writes=True), Way(reads=True, writes=True), Way(reads=True))
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The ways that were measured to be fastest, by program."""
+
+    cache: TuningCache
+    environment: str
+
+    def find(self, layout: GpuLayout) -> Way | None:
+        """The way for a program, if it has been measured."""
+        entry = self._entries.get(_key(layout))
+        return None if entry is None else {str(w): w for w in RIVALS}.get(entry["winner"])
+
+    def keep(self, layout: GpuLayout, times: Mapping[Way, float]) -> None:
+        """Remembers what each way has taken, in us."""
+        taken, made = (sum(map(nbytes, slots)) for slots in (layout.inputs, layout.outputs))
+        ordered = sorted(times.items(), key=lambda item: item[1])
+        self._entries[_key(layout)] = {
+            "problem": f"arrays of the host: {taken:,} bytes in, {made:,} bytes out",
+            "winner": str(ordered[0][0]),
+            "default": str(PLAIN),
+            "mode": "full",
+            "us": {str(way): round(us, 3) for way, us in ordered},
+        }
+        self.cache.save()
+
+    @property
+    def _entries(self) -> dict[str, Entry]:
+        return self.cache.of(self.environment)
+
+
+def _key(layout: GpuLayout) -> str:
+    """Which launch reads which input where: constants and what kernels compute are left out."""
+    text = repr((layout.inputs, layout.outputs, layout.arguments))
+    return "host-" + hashlib.sha256(text.encode()).hexdigest()
+
+
+def time_all(runs: Mapping[T, Callable[[], None]]) -> dict[T, float]:
+    """The median time of each run in us, as the host sees it; they take turns."""
+    found: dict[T, list[float]] = {way: [] for way in runs}
+    for _ in range(ROUNDS):
+        for way, run in runs.items():
+            began = time.perf_counter()
+            run()
+            found[way].append(time.perf_counter() - began)
+    return {way: statistics.median(times[1:]) * 1e6 for way, times in found.items()}

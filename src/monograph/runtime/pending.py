@@ -1,0 +1,74 @@
+"""Runs that were started and not waited for."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+
+class Pending:
+    """The outputs of a run that may not have ended yet."""
+
+    def __init__(self, finish: Callable[[], list[Any]], done: Callable[[], bool]) -> None:
+        self._finish: Callable[[], list[Any]] | None = finish
+        self._done = done
+        self._found: list[Any] = []
+        self._error: Exception | None = None
+        self._lock = threading.Lock()
+
+    def done(self) -> bool:
+        """Whether `result` would not have to wait."""
+        return self._finish is None or self._done()
+
+    def result(self) -> list[Any]:
+        """The outputs. Arrays on the host are waited for; tensors are ordered by their stream."""
+        with self._lock:
+            if self._finish is not None:
+                finish, self._finish = self._finish, None
+                try:
+                    self._found = finish()
+                except Exception as error:  # the same for everyone who asks
+                    self._error = error
+            if self._error is not None:
+                raise self._error
+            return self._found
+
+    def then(self, change: Callable[[list[Any]], list[Any]]) -> Pending:
+        """The same run with its outputs changed, once they are asked for."""
+        return Pending(lambda: change(self.result()), self.done)
+
+
+def ready(found: list[Any]) -> Pending:
+    """A run that has ended."""
+    return Pending(lambda: found, lambda: True)
+
+
+class Worker:
+    """A thread that makes the runs of a session which nobody waits for, one after the other."""
+
+    def __init__(self) -> None:
+        self._process = 0
+        self._threads: ThreadPoolExecutor | None = None
+        self._last: Future[Any] | None = None
+        self._lock = threading.Lock()
+
+    def start(self, run: Callable[[], list[Any]]) -> Pending:
+        """Has a run made behind all that were given before."""
+        with self._lock:
+            if self._threads is None or self._process != os.getpid():
+                # A forked child has none of its parent's threads.
+                self._threads = ThreadPoolExecutor(1, "monograph")
+                self._process = os.getpid()
+            future = self._last = self._threads.submit(run)
+        return Pending(future.result, future.done)
+
+    def wait(self) -> None:
+        """Waits for the runs that were given so far, whatever comes of them."""
+        last = self._last
+        if last is not None and self._process == os.getpid():
+            last.exception()
+            if self._last is last:
+                self._last = None  # it holds the outputs

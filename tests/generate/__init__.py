@@ -1,0 +1,1 @@
+"""Decoding: models, generators, command line."""

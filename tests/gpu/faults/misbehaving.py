@@ -1,0 +1,93 @@
+"""A driver's graphs, real or fake, with calls that fail on purpose or do something besides."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+from monograph.runtime.gpu.graphs import GraphError, Handle
+
+QUERIES = frozenset({"abort", "capturing", "capturing_now", "current", "guard", "here", "using"})
+"""Methods that are no calls to a driver, or that only clear up: they are never made to fail."""
+
+
+class Misbehaving:
+    """Passes everything on to other graphs; what is asked for goes wrong."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+        self.calls: Counter[str] = Counter()
+        self._faults: dict[str, tuple[int, Exception, bool]] = {}
+
+    def fail(
+        self, call: str, after: int = 0, error: Exception | None = None, done: bool = False
+    ) -> None:
+        """The call after so many others of its name raises, once.
+
+        `done`: only when it has been carried out; what it has made is nobody's then.
+        """
+        found = error or GraphError(f"{call} fails on purpose")
+        self._faults[call] = after, found, done
+
+    def well(self) -> None:
+        """Nothing fails any more."""
+        self._faults.clear()
+
+    @property
+    def waiting(self) -> bool:
+        """Whether a failure that was asked for has not happened yet."""
+        return bool(self._faults)
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        """That of the others: what is quick with torch's graphs is quick here."""
+        return type(self.inner)
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self.inner, name)
+        if name.startswith("_") or not callable(found) or name in QUERIES:
+            return found
+
+        def called(*arguments: Any, **options: Any) -> Any:
+            self.calls[name] += 1
+            return self._called(name, lambda: found(*arguments, **options))
+
+        return called
+
+    def _called(self, name: str, carry_out: Callable[[], Any]) -> Any:
+        if name not in self._faults:
+            return carry_out()
+        after, error, done = self._faults.pop(name)
+        if after:
+            self._faults[name] = after - 1, error, done
+            return carry_out()
+        if done:
+            made = carry_out()
+            if isinstance(made, Handle):
+                made.close()
+        raise error
+
+
+def hook(replay: Any, number: int, what: Callable[[], None]) -> None:
+    """Has something happen before a launch becomes a node, once."""
+    record, graphs = replay.executable._records[number], replay.graphs
+    done: list[bool] = []
+
+    def once() -> None:
+        if not done:
+            done.append(True)
+            what()
+
+    launch, add = record.launch, graphs.add_kernel
+
+    def hooked(stream: int) -> None:
+        once()
+        launch(stream)
+
+    def added(graph: Any, other: Any, *rest: Any) -> Any:
+        if other is record:
+            once()
+        return add(graph, other, *rest)
+
+    record.launch, graphs.add_kernel = hooked, added

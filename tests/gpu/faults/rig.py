@@ -1,0 +1,261 @@
+"""What fault tests work with: a driver, small models on it, and a check of what is left behind.
+
+With MONOGRAPH_TEST_DEVICE=cuda the driver is CUDA and the models are compiled; else it is the fake
+one, whose kernels are functions in Python on memory of the host. Tests are written once for both.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import functools
+import gc
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+
+import monograph
+from monograph.ir import Graph
+from monograph.runtime.gpu import target
+from monograph.runtime.gpu.executable import GpuExecutable
+from monograph.runtime.gpu.graphs import Handle
+from monograph.runtime.gpu.replay import Replay
+from monograph.runtime.gpu.running import Running
+from monograph.session import Session
+from tests.gpu.fake_driver import FakeDevice, FakeDriver, FakeGraphs
+from tests.gpu.faults import device_models, fake_models
+from tests.gpu.faults.misbehaving import Misbehaving
+
+ON_DEVICE = os.environ.get("MONOGRAPH_TEST_DEVICE", "") == "cuda"
+ALONE = not os.environ.get("MONOGRAPH_TEST_SHARE", "")
+"""Whether no other process of the tests uses the device: only then its free memory tells."""
+PLACE = torch.device("cuda", 0) if ON_DEVICE else torch.device("cpu")
+HANGS = 90
+"""Seconds after which a test is taken to hang: all stacks are printed, and the process ends."""
+SLEEP = 20_000_000
+"""Cycles of a device, about ten milliseconds."""
+KINDS = ("model", "library", "state", "loop", "branch")
+Tensors = Mapping[str, torch.Tensor]
+
+
+class Rig:
+    """A driver of graphs, and models for it."""
+
+    def __init__(self, builds: bool = True) -> None:
+        self.driver: Any = None if ON_DEVICE else FakeDriver()
+        self.models: Any = device_models if ON_DEVICE else fake_models
+        self.graphs: Any = Misbehaving(self._graphs(builds))
+        self.builds = builds
+
+    def _graphs(self, builds: bool) -> Any:
+        if not ON_DEVICE:
+            return FakeGraphs(self.driver, builds=builds)
+        made = device_models.shared_graphs()
+        made.builds = builds
+        return made
+
+    def running(self, kind: str) -> Running:
+        """A model of a kind, on the driver."""
+        made: Running = getattr(self.models, kind)(self.driver)
+        return made
+
+    def feeds(self, kind: str, seed: int = 0) -> dict[str, torch.Tensor]:
+        """Tensors for a model of a kind."""
+        made: dict[str, torch.Tensor] = self.models.feeds(kind, seed)
+        return made
+
+    def case(self, kind: str = "model", mode: str = "auto", **options: Any) -> Case:
+        """A model that is replayed, and one like it that is not."""
+        return Case(self, kind, mode, **options)
+
+    def compiled(self, graph: Graph) -> GpuExecutable:
+        """A graph as kernels for the driver's device."""
+        on = None if ON_DEVICE else FakeDevice(self.driver)
+        return device_models.executable(graph, on)
+
+    def load(self, model: Any, **options: Any) -> Session:
+        """A session on the driver's device."""
+        options = {"tune": "off", "cache_dir": ""} | options
+        if ON_DEVICE:
+            return monograph.load(model, target="gpu", **options)
+        device = FakeDevice(self.driver, self.graphs)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(target, "open_device", lambda name: device)
+            return monograph.load(model, target="gpu:interpreter", **options)
+
+    def held(self) -> dict[str, int]:
+        """What lives now: handles of a driver, memory of the device, pools of memory."""
+        gc.collect()
+        found = {"handles": sum(type(x) is Handle and not x.closed for x in gc.get_objects())}
+        if ON_DEVICE:
+            found |= _device_memory()
+        else:
+            found |= {f"{kind} of the driver": n for kind, n in self.driver.leaks().items()}
+            found["recordings"] = len(self.driver._recording)
+        return found
+
+    def synchronise(self) -> None:
+        """Waits for all that was enqueued."""
+        if ON_DEVICE:
+            torch.cuda.synchronize()
+        else:
+            self.driver.drain()
+
+    @contextmanager
+    def busy(self, stream: Any = None) -> Iterator[None]:
+        """Has what is enqueued inside wait a while before it runs."""
+        if ON_DEVICE:
+            with torch.cuda.stream(stream):
+                torch.cuda._sleep(SLEEP)
+            yield
+            return
+        self.driver.lazy = True
+        try:
+            yield
+        finally:
+            self.driver.lazy = False
+
+    def poison(self) -> list[torch.Tensor]:
+        """Memory that was free, full of what spoils every result."""
+        sizes = [1 << n for n in (6, 10, 14, *((20,) if ON_DEVICE else ()))]
+        return [torch.full((n,), float("nan"), device=PLACE) for n in sizes for _ in range(8)]
+
+
+def _device_memory() -> dict[str, int]:
+    torch.cuda.synchronize()
+    torch._C._cuda_clearCublasWorkspaces()
+    torch.empty(1, device=PLACE)  # frees what streams were said to use
+    torch.cuda.empty_cache()
+    pools = {tuple(s["segment_pool_id"]) for s in torch.cuda.memory_snapshot()}
+    return {
+        "bytes": torch.cuda.memory_allocated(),
+        "pools": len(pools - {(0, 0)}),
+    }
+
+
+class Case:
+    """A model that is replayed, and one like it that is launched kernel by kernel."""
+
+    def __init__(self, rig: Rig, kind: str, mode: str, **options: Any) -> None:
+        self.rig, self.kind = rig, kind
+        self.replay = Replay(rig.running(kind), rig.graphs, mode, **options)
+        self.eager: Running = getattr(rig.models, kind)(None if ON_DEVICE else FakeDriver())
+
+    @property
+    def stats(self) -> dict[str, Any]:
+        return self.replay.stats
+
+    def feeds(self, seed: int = 0) -> dict[str, torch.Tensor]:
+        return self.rig.feeds(self.kind, seed)
+
+    def right(self, feeds: Tensors) -> list[torch.Tensor]:
+        """What comes out eagerly, for copies of some feeds."""
+        found = self.eager.run({n: t.clone() for n, t in feeds.items()})
+        return [t.clone() for t in found]
+
+    def check(self, seed: int = 0, feeds: Tensors | None = None) -> list[torch.Tensor]:
+        """A run that has to give the bits of an eager one."""
+        feeds = self.feeds(seed) if feeds is None else feeds
+        right = self.right(feeds)
+        found = self.replay.run(feeds)
+        equal(found, right)
+        return found
+
+
+def equal(found: list[torch.Tensor], right: list[torch.Tensor]) -> None:
+    """The same bits."""
+    for number, (a, b) in enumerate(zip(found, right, strict=True)):
+        assert torch.equal(bits(a), bits(b)), f"output {number} differs from an eager run"
+
+
+def bits(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.contiguous().reshape(-1).view(torch.uint8)
+
+
+@contextmanager
+def watched() -> Iterator[None]:
+    """Ends the process, all stacks printed, if something inside never ends."""
+    faulthandler.dump_traceback_later(HANGS, exit=True, file=sys.__stderr__)
+    try:
+        yield
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+
+
+def fault(test: Callable[..., None]) -> Callable[..., None]:
+    """A test of something that goes wrong, and of what is left after it.
+
+    It must end, a later recording must work, and nothing may be held any more.
+    """
+
+    @functools.wraps(test)
+    def run(rig: Rig, **options: Any) -> None:
+        with watched():
+            warm(rig)
+            before = rig.held()
+            test(rig, **options)
+            later = rig.case(mode="require")
+            for seed in range(2):
+                later.check(seed)
+            assert later.stats["captures"] == 1
+            del later
+            after = rig.held()
+        assert {k: n for k, n in after.items() if n > before.get(k, 0)} == {}, before
+
+    return run
+
+
+def warm(rig: Rig) -> None:
+    """Has made what is made once for all, streams and modules: it is no leak."""
+    kinds = () if rig.builds in _WARM else KINDS
+    for kind in ("model", *kinds):
+        rig.case(kind).check()
+    if ON_DEVICE:
+        _WARM.add(rig.builds)
+
+
+_WARM: set[bool] = set()
+
+
+def in_thread(work: Callable[[], None]) -> list[BaseException]:
+    """Does something in another thread, and says how it has failed."""
+    failures: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            work()
+        except BaseException as e:
+            failures.append(e)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join(30)
+    assert not thread.is_alive()
+    return failures
+
+
+def side_by_side(count: int, work: Callable[[int], None]) -> None:
+    """Does something in several threads that start at once; what one raises is raised."""
+    barrier = threading.Barrier(count)
+    failures: list[BaseException] = []
+
+    def run(part: int) -> None:
+        try:
+            barrier.wait(30)
+            work(part)
+        except BaseException as e:
+            failures.append(e)
+
+    threads = [threading.Thread(target=run, args=(part,)) for part in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive()
+    if failures:
+        raise failures[0]

@@ -1,0 +1,216 @@
+"""Addresses that move, memory that goes, outputs that stay; models that come and go."""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+import pytest
+import torch
+
+from monograph.runtime.gpu.replay import Replay
+from tests.gpu.faults.rig import ALONE, ON_DEVICE, PLACE, Rig, equal, fault
+
+MANY = 1000
+
+
+@pytest.mark.parametrize("kind", ["model", "library"])
+@fault
+def test_a_new_address_on_every_call(rig: Rig, kind: str) -> None:
+    case = rig.case(kind)
+    turns = MANY if kind == "model" else 100
+    some = case.feeds()["x"]
+    # Rows of 256 bytes from an address so aligned: no library is asked for less.
+    pitch = -(-some.numel() // 64) * 64
+    whole = torch.empty(turns * pitch + 64, device=PLACE)
+    start = -whole.data_ptr() % 256 // 4
+    rows = whole[start : start + turns * pitch].view(turns, pitch)[:, : some.numel()]
+    block = [row.view(some.shape) for row in rows]
+    generator = torch.Generator().manual_seed(1)
+    rows.copy_(torch.randn(rows.shape, generator=generator))
+    held = [case.replay.run({"x": x}) for x in block]
+    for x, found in zip(block, held, strict=True):
+        equal(found, case.right({"x": x}))
+    assert case.stats["captures"] == 1
+    assert case.stats["staged"] == {}
+    assert case.stats["rebinds"] >= turns - 1
+    assert case.stats["replays"] == turns
+
+
+@fault
+def test_freed_temporaries_are_poisoned(rig: Rig) -> None:
+    """What a capture has allocated and freed is nobody else's to write to."""
+    case = rig.case("library")
+    for seed in range(4):
+        feeds = case.feeds(seed)
+        right = case.right(feeds)
+        rig.synchronise()
+        found = case.replay.run(feeds)
+        poison = rig.poison()
+        del poison
+        again = case.replay.run(feeds)
+        poison = rig.poison()
+        equal(found, right)
+        equal(again, right)
+        del poison
+    assert case.stats["captures"] == 1
+
+
+@fault
+def test_the_caller_frees_a_bound_input(rig: Rig) -> None:
+    case = rig.case()
+    case.check()
+    for seed in range(5):
+        feeds = case.feeds(seed)
+        right = case.right(feeds)
+        rig.synchronise()
+        with rig.busy():
+            found = case.replay.run(feeds)
+            if ON_DEVICE:  # the fake driver has no allocator that knows of streams
+                del feeds
+            poison = rig.poison()
+            rig.synchronise()
+        equal(found, right)
+        assert poison
+    case.check(6)
+
+
+@pytest.mark.skipif(not ON_DEVICE, reason="streams are torch's")
+@fault
+def test_the_caller_frees_an_input_of_another_stream(rig: Rig) -> None:
+    case = rig.case()
+    case.check()
+    feeds = case.feeds(3)
+    right = case.right(feeds)
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    rig.synchronise()
+    with rig.busy(stream):
+        pending = case.replay.run_async(feeds, stream=stream)
+        del feeds
+        poison = rig.poison()
+        rig.synchronise()
+    equal(pending.result(), right)
+    assert poison
+
+
+@fault
+def test_an_output_is_held_while_the_next_run_goes_on(rig: Rig) -> None:
+    case = rig.case()
+    inputs = [case.feeds(seed) for seed in range(6)]
+    right = [case.right(feeds) for feeds in inputs]
+    case.check()
+    with rig.busy():
+        held = [case.replay.run(feeds) for feeds in inputs]
+        rig.synchronise()
+    for found, wanted in zip(held, right, strict=True):
+        equal(found, wanted)
+    places = {t.data_ptr() for found in held for t in found}
+    assert len(places) == sum(map(len, held))
+
+
+@fault
+def test_an_output_is_fed_again(rig: Rig) -> None:
+    """f(f(x)), f(f(f(x))): once the output of a run, once of the one before."""
+    case = rig.case()
+    x = case.feeds()["x"]
+    steps = [x]
+    for _ in range(3):
+        steps.append(case.right({"x": steps[-1]})[0])
+    rig.synchronise()
+    with rig.busy():
+        found = [case.replay.run({"x": x})]
+        for _ in range(2):
+            found.append(case.replay.run({"x": found[-1][0]}))
+        rig.synchronise()
+    equal([f[0] for f in found], steps[1:])
+    assert case.stats["staged"] == {}
+
+
+@fault
+def test_an_output_is_written_over_its_own_input(rig: Rig) -> None:
+    case = rig.case("library")
+    x = case.feeds()["x"]
+    right = case.right({"x": x})
+    case.check(1)
+    found = case.replay.run({"x": x}, {"y": x})
+    assert found[0] is x
+    equal(found, right)
+    assert case.stats["staged"]["y: it overlaps another"] == 1
+
+
+@fault
+def test_deleted_in_the_middle_of_a_replay(rig: Rig) -> None:
+    case = rig.case()
+    feeds = case.feeds()
+    right = case.right(feeds)
+    case.check()
+    queued = [] if ON_DEVICE else _memory_of(case.replay)
+    with rig.busy():
+        found = case.replay.run(feeds)
+        del case
+        gc.collect()
+        poison = rig.poison()
+        rig.synchronise()
+    equal(found, right)
+    assert poison
+    assert ON_DEVICE or queued
+
+
+@fault
+def test_a_pending_run_outlives_what_ran_it(rig: Rig) -> None:
+    case = rig.case()
+    feeds = case.feeds()
+    right = [t.cpu() for t in case.right(feeds)]
+    arrays = {n: t.cpu().numpy() for n, t in feeds.items()}
+    case.replay.run(arrays)
+    queued = [] if ON_DEVICE else _memory_of(case.replay)
+    with rig.busy():
+        pending = case.replay.run_async(arrays)
+        del case
+        gc.collect()
+    equal([torch.from_numpy(x) for x in pending.result()], right)
+    assert ON_DEVICE or queued
+
+
+def _memory_of(replay: Replay) -> list[Any]:
+    """What a launch uses: the fake driver's queue holds none of it, as an allocator would."""
+    return [replay.executable, *(t for r in replay._launches.made.values() for t in r.memory)]
+
+
+@pytest.mark.parametrize("closes", [True, False], ids=["closed", "dropped"])
+@fault
+def test_many_come_and_go(rig: Rig, closes: bool) -> None:
+    """Made, replayed and destroyed a thousand times: as much is held as after a hundred."""
+    executable = rig.running("model")
+    case = rig.case()
+    feeds = case.feeds()
+    right = case.right(feeds)
+    held: list[Any] = []
+    for turn in range(MANY):
+        one = Replay(executable, rig.graphs)
+        found = one.run(feeds)
+        if turn % 100 == 0:
+            equal(found, right)
+        if closes:
+            one.close()
+        del one, found
+        if turn in (100, MANY - 1):
+            held.append(rig.held())
+    assert held[0] == held[1]
+
+
+@pytest.mark.skipif(not (ON_DEVICE and ALONE), reason="needs a device of its own")
+@fault
+def test_driver_memory_does_not_grow(rig: Rig) -> None:
+    """What the driver itself holds for graphs, which torch does not see."""
+    executables = [rig.running(kind) for kind in ("model", "library", "loop")]
+    feeds = [rig.feeds(kind) for kind in ("model", "library", "loop")]
+    free = []
+    for turn in range(300):
+        for executable, given in zip(executables, feeds, strict=True):
+            Replay(executable, rig.graphs).run(given)
+        if turn in (99, 299):
+            rig.held()
+            free.append(torch.cuda.mem_get_info()[0])
+    assert free[0] - free[1] <= 4 << 20

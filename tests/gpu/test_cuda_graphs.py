@@ -1,0 +1,342 @@
+"""CUDA's graphs against bindings that note their calls: what is owned, and how branches are made."""
+
+from __future__ import annotations
+
+import gc
+import inspect
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import nullcontext
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from monograph.runtime.gpu import cuda_graphs, cuda_nodes, torch_graphs
+from monograph.runtime.gpu.control import REPEAT, Controlled, Nest
+from monograph.runtime.gpu.graphs import IF, WHILE, GraphError
+from monograph.runtime.gpu.torch_graphs import TorchGraphs
+
+real: Any = cuda_graphs.cu
+GOOD, BAD = real.CUresult.CUDA_SUCCESS, real.CUresult.CUDA_ERROR_INVALID_VALUE
+MAKE = {
+    "cuGraphCreate": "cuGraphDestroy",
+    "cuStreamEndCapture": "cuGraphDestroy",
+    "cuGraphInstantiate": "cuGraphExecDestroy",
+    "cuEventCreate": "cuEventDestroy",
+    "cuStreamCreate": "cuStreamDestroy",
+    "cuModuleLoadData": "cuModuleUnload",
+}
+"""Calls that make something, and what frees it."""
+
+
+class Bindings:
+    """The driver's functions, which note that they were called; its types are the real ones."""
+
+    def __init__(self, version: int = 13000) -> None:
+        self.calls: list[tuple[str, tuple[Any, ...]]] = []
+        self.errors: dict[str, Any] = {}
+        self.version = version
+        self.recording: set[int] = set()
+        self._made = 100
+
+    def named(self, name: str) -> list[tuple[Any, ...]]:
+        return [arguments for called, arguments in self.calls if called == name]
+
+    def CUgraphNodeParams(self) -> SimpleNamespace:  # noqa: N802
+        """Parameters whose bodies are there without a driver."""
+        return SimpleNamespace(conditional=SimpleNamespace(phGraph_out=["body 0", "body 1"]))
+
+    def __getattr__(self, name: str) -> Any:
+        if not name.startswith("cu") or name[2].islower():
+            return getattr(real, name)
+
+        def called(*arguments: Any) -> tuple[Any, ...]:
+            self.calls.append((name, arguments))
+            if name in self.errors:
+                return (self.errors[name], self._made)
+            return (GOOD, *self._results(name, arguments))
+
+        return called
+
+    def _results(self, name: str, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+        if name in ("cuStreamBeginCapture", "cuStreamBeginCaptureToGraph"):
+            self.recording.add(arguments[0])
+            return ()
+        if name == "cuStreamEndCapture":
+            self.recording.discard(arguments[0])
+        if name == "cuStreamIsCapturing":
+            status = real.CUstreamCaptureStatus
+            active = arguments[0] in self.recording
+            return (status.CU_STREAM_CAPTURE_STATUS_ACTIVE if active else status(0),)
+        if name == "cuDriverGetVersion":
+            return (self.version,)
+        if name == "cuStreamGetCaptureInfo":
+            active = real.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_ACTIVE
+            return active, 7, "graph", [self._made], None, 1
+        if name.endswith("Destroy") or "Update" in name:
+            return ()
+        self._made += 1
+        return (self._made,)
+
+
+@pytest.fixture
+def bindings(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bindings]:
+    made = Bindings()
+    monkeypatch.setattr(cuda_graphs, "cu", made)
+    for name, call in (
+        ("add_node", made.cuGraphAddNode),
+        ("capture_info", made.cuStreamGetCaptureInfo),
+        ("set_dependencies", made.cuStreamUpdateCaptureDependencies),
+    ):
+        monkeypatch.setattr(cuda_graphs, name, call)
+    monkeypatch.setattr(cuda_graphs.CudaGraphs, "guard", lambda self: nullcontext())
+    monkeypatch.setattr(cuda_graphs.CudaGraphs, "using", lambda self, *_: nullcontext())
+    yield made
+
+
+def graphs() -> cuda_graphs.CudaGraphs:
+    return cuda_graphs.CudaGraphs(torch.device("cuda", 0))
+
+
+def make(cuda: cuda_graphs.CudaGraphs, call: str) -> Any:
+    """Has a call made, by the method that makes it."""
+    if call == "cuStreamCreate":
+        cuda.streams(1)
+        return cuda._streams
+    if call == "cuModuleLoadData":
+        cuda.prepare(Controlled(Nest(REPEAT, (1,))))
+        return cuda
+    return {
+        "cuGraphCreate": cuda.create,
+        "cuStreamEndCapture": lambda: cuda.end(5),
+        "cuGraphInstantiate": lambda: cuda.instantiate(SimpleNamespace(value=1)),  # type: ignore[arg-type]
+        "cuEventCreate": cuda.event,
+    }[call]()
+
+
+@pytest.mark.parametrize("call", MAKE)
+def test_what_a_call_makes_is_freed_once(call: str, bindings: Bindings) -> None:
+    cuda = graphs()
+    made = make(cuda, call)
+    assert bindings.named(MAKE[call]) == []
+    if hasattr(made, "close"):
+        made.close()
+        made.close()
+    del made, cuda
+    gc.collect()
+    assert len(bindings.named(MAKE[call])) == 1
+
+
+@pytest.mark.parametrize("call", MAKE)
+def test_what_a_failed_call_returns_is_nobodys(call: str, bindings: Bindings) -> None:
+    cuda = graphs()
+    bindings.errors[call] = BAD
+    with pytest.raises(GraphError, match="CUDA_ERROR_INVALID_VALUE"):
+        make(cuda, call)
+    del cuda
+    gc.collect()
+    assert bindings.named(MAKE[call]) == []
+
+
+@pytest.mark.parametrize("call", ["cuModuleGetFunction", "cuFuncLoad"])
+def test_a_module_without_its_function_is_unloaded(call: str, bindings: Bindings) -> None:
+    cuda = graphs()
+    bindings.errors[call] = BAD
+    with pytest.raises(GraphError):
+        make(cuda, "cuModuleLoadData")
+    gc.collect()
+    assert len(bindings.named("cuModuleUnload")) == 1
+    bindings.errors.clear()
+    make(cuda, "cuModuleLoadData")
+    assert cuda._condition is not None
+
+
+def test_an_abandoned_recording_is_ended_and_freed(bindings: Bindings) -> None:
+    cuda = graphs()
+    cuda.abort(5)
+    assert bindings.named("cuStreamEndCapture") == []
+    cuda.begin(5)
+    cuda.abort(5)
+    assert len(bindings.named("cuStreamEndCapture")) == len(bindings.named("cuGraphDestroy")) == 1
+    cuda.begin(5)
+    bindings.errors["cuStreamEndCapture"] = BAD  # a spoilt one has nothing to be freed
+    cuda.abort(5)
+    assert len(bindings.named("cuGraphDestroy")) == 1
+
+
+@pytest.mark.parametrize(
+    ("version", "builds", "conditionals", "else_bodies"),
+    [
+        (12020, False, False, False),
+        (12030, True, False, False),
+        (12040, True, True, False),
+        (12080, True, True, True),
+        (13000, True, True, True),
+    ],
+)
+def test_what_drivers_can_do(
+    version: int, builds: bool, conditionals: bool, else_bodies: bool, bindings: Bindings
+) -> None:
+    bindings.version = version
+    cuda = graphs()
+    assert (cuda.builds, cuda.conditionals) == (builds, conditionals)
+    assert cuda.else_bodies == else_bodies
+
+
+def _decided(cuda: cuda_graphs.CudaGraphs, kind: str, count: int) -> list[int]:
+    """Records a conditional node; the streams that its bodies were given."""
+    seen: list[int] = []
+    cuda.prepare(Controlled(Nest(REPEAT, (1,))))
+    cuda.conditional(5, kind, 4096, [seen.append] * count)
+    return seen
+
+
+@pytest.mark.parametrize("else_bodies", [True, False])
+def test_a_branch_is_one_node_or_two(else_bodies: bool, bindings: Bindings) -> None:
+    cuda = graphs()
+    cuda.else_bodies = else_bodies
+    assert len(_decided(cuda, IF, 2)) == 2
+    nodes = bindings.named("cuGraphAddNode")
+    assert [n[-1].conditional.size for n in nodes] == ([2] if else_bodies else [1, 1])
+    into = [c[1] for c in bindings.named("cuStreamBeginCaptureToGraph")]
+    assert into == (["body 0", "body 1"] if else_bodies else ["body 0", "body 0"])
+    launches = bindings.named("cuLaunchKernel")
+    inverse = [launch[9][0][2] for launch in launches]
+    assert inverse == ([0] if else_bodies else [0, 1])
+    order = [name for name, _ in bindings.calls if name in ("cuLaunchKernel", "cuGraphAddNode")]
+    assert order == sorted(order, reverse=True)  # all conditions first
+    assert bindings.recording == set()
+
+
+def test_a_loop_looks_again_at_the_end_of_its_body(bindings: Bindings) -> None:
+    cuda = graphs()
+    (stream,) = _decided(cuda, WHILE, 1)
+    launches = bindings.named("cuLaunchKernel")
+    assert [launch[8] for launch in launches] == [5, stream]
+    handles = {launch[9][0][0] for launch in launches}
+    assert len(handles) == len(bindings.named("cuGraphConditionalHandleCreate")) == 1
+    assert all(launch[9][0][1:] == (4096, 0) for launch in launches)
+
+
+def test_nested_bodies_have_streams_of_their_own(bindings: Bindings) -> None:
+    cuda = graphs()
+    cuda.prepare(Controlled(Nest(REPEAT, (1,))))
+    seen: list[int] = []
+
+    def outer(stream: int) -> None:
+        seen.append(stream)
+        cuda.conditional(stream, WHILE, 8192, [seen.append])
+
+    cuda.conditional(5, WHILE, 4096, [outer])
+    assert len(set(seen)) == 2
+    assert len(_decided(cuda, IF, 1)) == 1
+    assert len(bindings.named("cuStreamCreate")) == 2  # used again
+
+
+@pytest.mark.parametrize("kind", [IF, WHILE])
+def test_a_body_that_fails_ends_its_capture(kind: str, bindings: Bindings) -> None:
+    cuda = graphs()
+    cuda.prepare(Controlled(Nest(REPEAT, (1,))))
+
+    def fails(stream: int) -> None:
+        raise RuntimeError("a kernel raises")
+
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="a kernel raises"):
+            cuda.conditional(5, kind, 4096, [fails])
+        assert bindings.recording == set()
+        assert cuda._depth == 0
+    assert bindings.named("cuGraphDestroy") == []  # bodies are the outer graph's
+
+
+@pytest.mark.parametrize("name", ["add_node", "capture_info", "set_dependencies"])
+def test_calls_that_know_about_edges(name: str) -> None:
+    text = getattr(cuda_nodes, name).__doc__ or ""
+    assert ("edgeData_out" if name == "capture_info" else "dependencyData") in text
+
+
+class Pools:
+    """torch's pools of memory: who uses each, by its number."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.users: Counter[Any] = Counter()
+        self.allocating: list[Any] = []
+        self.emptied = 0
+        self.capturing = False
+        functions = {
+            "_cuda_beginAllocateCurrentThreadToPool": self.begin,
+            "_cuda_endAllocateToPool": self.end,
+            "_cuda_releasePool": self.release,
+            "_cuda_clearCublasWorkspaces": lambda: None,
+            "_cuda_isCurrentStreamCapturing": lambda: self.capturing,
+        }
+        for name, function in functions.items():
+            monkeypatch.setattr(torch._C, name, function, raising=False)
+        numbers = iter(range(1, 1000))
+        monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, next(numbers)))
+        monkeypatch.setattr(torch.cuda, "ExternalStream", lambda *_: None)
+        monkeypatch.setattr(torch.cuda, "stream", lambda _: nullcontext())
+        monkeypatch.setattr(torch.cuda, "empty_cache", self.empty)
+
+    def begin(self, device: int, number: Any) -> None:
+        assert number not in self.allocating
+        self.users[number] += 1
+        self.allocating.append(number)
+
+    def end(self, device: int, number: Any) -> None:
+        self.allocating.remove(number)
+
+    def release(self, device: int, number: Any) -> None:
+        self.users[number] -= 1
+        assert self.users[number] >= 0
+
+    def empty(self) -> None:
+        if self.allocating:
+            raise RuntimeError("captures_underway.empty()")
+        self.emptied += 1
+
+
+def test_a_pool_lives_as_long_as_its_handle(monkeypatch: pytest.MonkeyPatch) -> None:
+    pools, made = Pools(monkeypatch), TorchGraphs(torch.device("cuda", 0))
+    pool = made.pool()
+    number = pool.value
+    for failing in (False, True):
+        with pytest.raises(RuntimeError) if failing else nullcontext(), made.using(5, pool):
+            assert pools.users[number] == 2
+            assert pools.allocating == [number]
+            if failing:
+                raise RuntimeError("a kernel raises")
+        assert pools.users[number] == 1
+        assert pools.allocating == []
+    pool.close()
+    pool.close()
+    assert pools.users[number] == 0
+
+
+def test_a_pool_is_given_back_during_a_recording(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is freed then, nor while a caller records: the process would be ended by that."""
+    pools, made = Pools(monkeypatch), TorchGraphs(torch.device("cuda", 0))
+    monkeypatch.setattr(torch_graphs, "_IDLE_POOLS", 3)
+    used = made.pool()
+    with made.using(5, used):
+        for _ in range(5):
+            made.pool().close()
+        assert pools.emptied == 0
+        assert pools.allocating == [used.value]
+    pools.capturing = True
+    for _ in range(5):
+        made.pool().close()
+    assert pools.emptied == 0
+    pools.capturing = False
+    for _ in range(10):
+        made.pool().close()
+    assert pools.emptied == 3
+    assert +pools.users == {used.value: 1}
+
+
+def test_torch_still_has_what_pools_are_made_by() -> None:
+    text = inspect.getsource(torch.cuda.memory.use_mem_pool)
+    for name in ("beginAllocateCurrentThreadToPool", "endAllocateToPool", "releasePool"):
+        assert f"_cuda_{name}(device_index, pool.id)" in text

@@ -1,0 +1,139 @@
+"""Steps of decoding: caches updated in place, and one kernel for all of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from monograph.codegen.triton.kernel import Candidate
+from monograph.ir import Array, Graph, Value, evaluate
+from monograph.ops.attention import LENGTHS, Attention, CacheUpdate, Rope
+from monograph.ops.decoding import DecodeAttention
+from monograph.passes.base import Environment
+from monograph.passes.fuse_decoding import FuseDecoding
+from monograph.rewrite import CPU_COST, GPU_COST
+from monograph.runtime.gpu.executable import GpuExecutable, compile_for_gpu, lower_for_gpu
+from tests.cpu.against import feeds_for
+from tests.gpu.against import candidate_names, device
+from tests.rules.checks import graph_of, value
+
+BATCH, HEADS, GROUPS, SIZE, LENGTH = 2, 4, 2, 16, 50
+OLD = {"keys": "past_k", "values": "past_v"}
+
+
+def step(dtype: str = "f32", queries: int = 1, turned: bool = True, **options: object) -> Graph:
+    """Attention to caches that a token has just been added to."""
+    q = value(f"{dtype}[{BATCH}, {HEADS}, {queries}, {SIZE}]", "q")
+    k, v = (value(f"{dtype}[{BATCH}, {GROUPS}, {queries}, {SIZE}]", n) for n in "kv")
+    caches = [value(f"{dtype}[{BATCH}, {GROUPS}, {LENGTH}, {SIZE}]", n) for n in OLD.values()]
+    starts, lengths = (value(f"i64[{BATCH}]", n) for n in ("starts", "lengths"))
+    cos, sin = (value(f"{dtype}[{BATCH}, {queries}, {SIZE // 2}]", n) for n in ("cos", "sin"))
+    if turned:
+        q, k = Rope()(q, cos, sin), Rope()(k, cos, sin)
+    keys, values = (CacheUpdate(2)(c, x, starts) for c, x in zip(caches, (k, v), strict=True))
+    attention = Attention(0.25, True, extra=(LENGTHS,), **options)  # type: ignore[arg-type]
+    y = attention(q, keys, values, lengths)
+    graph = graph_of(y, keys, values)
+    names = ("y", *OLD)
+    outputs = tuple((n, x) for n, (_, x) in zip(names, graph.outputs, strict=True))
+    return replace(graph, outputs=outputs, donations=tuple(OLD.items()))
+
+
+def fused(graph: Graph) -> Graph:
+    return FuseDecoding().run(graph, Environment(GPU_COST))
+
+
+def some(graph: Graph, starts: list[int], queries: int = 1) -> dict[str, Array]:
+    feeds = feeds_for(graph)
+    at = np.array(starts)
+    return {**feeds, "starts": at, "lengths": at + queries}
+
+
+def agree(graph: Graph, feeds: Mapping[str, Array], tolerance: float = 2e-5) -> None:
+    """Every candidate, against the reference: the result, and the whole of both caches."""
+    expected = evaluate(graph, feeds)
+    for number in range(len(candidate_names(graph)[0])):
+
+        def choose(_: object, found: list[Candidate], n: int = number) -> Candidate:
+            return found[n % len(found)]
+
+        executable = GpuExecutable(compile_for_gpu(graph, device().arch, choose), device())
+        for _ in range(2):  # what a kernel counts with is as it was
+            given = executable.run({n: x.copy() for n, x in feeds.items()})
+            np.testing.assert_allclose(given[0], expected[0], rtol=tolerance, atol=tolerance)
+            for a, b in zip(given[1:], expected[1:], strict=True):
+                np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("starts", [[0, 0], [7, 33], [49, 16]])
+def test_one_kernel(starts: list[int]) -> None:
+    graph = fused(step())
+    assert [v.op.name for v in graph.values if isinstance(v.op, DecodeAttention)]
+    program = lower_for_gpu(graph)
+    assert len(program.steps) == 1
+    assert program.donated == OLD
+    agree(graph, some(graph, starts))
+
+
+def test_half_precision() -> None:
+    graph = fused(step("f16"))
+    agree(graph, some(graph, [21, 40]), 4e-3)
+
+
+def test_a_window_and_a_cap() -> None:
+    graph = fused(step(window=6, softcap=3.0))
+    agree(graph, some(graph, [3, 44]))
+
+
+def test_nothing_is_turned() -> None:
+    graph = fused(step(turned=False))
+    agree(graph, some(graph, [10, 20]))
+
+
+def test_fusion_changes_no_numbers() -> None:
+    graph = step()
+    feeds = some(graph, [5, 31])
+    for a, b in zip(evaluate(graph, feeds), evaluate(fused(graph), feeds), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def declined(graph: Graph) -> str:
+    environment = Environment(GPU_COST)
+    assert FuseDecoding().run(graph, environment) is graph
+    (missed,) = environment.trace.nearest("fuse_decoding")
+    return missed.reason
+
+
+def test_why_it_is_not_fused() -> None:
+    assert "3 queries" in declined(step(queries=3))
+    assert "not donated" in declined(replace(step(), donations=()))
+    graph = step()
+    y = graph.outputs[0][1]
+    apart = Attention(0.25, False, extra=(LENGTHS,))(*y.inputs)
+    outputs = (("y", apart), *graph.outputs[1:])
+    assert "causal" in declined(replace(graph, outputs=outputs))
+    assert FuseDecoding().run(graph, Environment(CPU_COST)) is graph
+
+
+def test_only_new_rows_are_written() -> None:
+    """A prompt's rows go into the caches where they are: nothing else of them is touched."""
+    graph = step(queries=3)
+    program = lower_for_gpu(graph)
+    updates = [s for s in program.steps if s.region.kind == "cache_update"]
+    assert len(updates) == 2
+    assert all(program.in_place(s) for s in updates)
+    feeds = some(graph, [0, 30], 3)
+    expected = evaluate(graph, feeds)
+    given = GpuExecutable(compile_for_gpu(graph, device().arch), device()).run(feeds)
+    for a, b in zip(given, expected, strict=True):
+        np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-5)
+
+
+def test_a_cache_that_is_not_donated_is_copied() -> None:
+    inputs: list[Value] = list(fused(step()).inputs)
+    graph = replace(fused(step()), donations=())
+    assert graph.inputs == tuple(inputs)
+    agree(graph, some(graph, [9, 12]))

@@ -1,0 +1,193 @@
+"""Products of few rows: normalised rows, gates and residuals inside one kernel, coded weights."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from monograph.ir import Graph, Input, TensorType, Value, constant, dtype
+from monograph.ops.composite import Gelu, RmsNorm, Silu
+from monograph.ops.elementwise import Add, Mul
+from monograph.ops.linear import Dot
+from monograph.ops.quant import Dequantize
+from monograph.ops.shape import Reshape, Slice, Transpose
+from tests.gpu.against import candidate_names, check
+
+RNG = np.random.default_rng(7)
+
+
+def tensor(name: str, shape: tuple[int, ...], kind: str = "f32") -> Value:
+    return Input(name, TensorType(dtype(kind), shape))()
+
+
+def weights(shape: tuple[int, ...], kind: str = "f32") -> Value:
+    data = np.random.default_rng(1).normal(size=shape) * 0.2
+    return constant(data.astype(dtype(kind).numpy))
+
+
+def columns(value: Value, start: int, stop: int) -> Value:
+    rank = value.tensor.rank
+    sizes = value.tensor.static[:-1]
+    return Slice((0,) * (rank - 1) + (start,), (*sizes, stop), (1,) * rank)(value)
+
+
+def coded(n: int, k: int, codes: str, group: int, zeros: str, kind: str = "f32") -> Value:
+    """Weights [k, n] of few bits: a scale for so many elements of a column, 0 for one a column."""
+    if codes.startswith("f8"):
+        data = RNG.normal(size=(n, k)).astype(dtype(codes).numpy)
+    else:
+        low, high = {"u4": (0, 16), "i4": (-8, 8), "i8": (-128, 128), "u8": (0, 256)}[codes]
+        data = RNG.integers(low, high, (n, k)).astype(dtype(codes).numpy)
+    groups = (n, -(-k // group)) if group else (n,)
+    scales = constant((RNG.random(groups) * 0.1).astype(dtype(kind).numpy))
+    given = [constant(data), scales]
+    if zeros == "float":
+        given.append(constant((RNG.random(groups) * 8).astype(dtype(kind).numpy)))
+    elif zeros:
+        given.append(constant(RNG.integers(0, 8, groups).astype(dtype(codes).numpy)))
+    op = Dequantize(axis=1, block=group, to=dtype(kind)) if group else None
+    return Transpose((1, 0))((op or Dequantize(axis=0, to=dtype(kind)))(*given))
+
+
+@pytest.mark.parametrize("kind", ["f32", "f16", "bf16"])
+@pytest.mark.parametrize("rows", [1, 3, 8])
+def test_rows_are_normalised_inside_the_product(kind: str, rows: int) -> None:
+    x = tensor("x", (rows, 72), kind)
+    y = Dot()(RmsNorm((1,), 1e-3)(x), weights((72, 33), kind))
+    check(Graph((x,), (("y", y),)), steps=1, every=kind != "bf16")
+
+
+def test_a_scale_of_the_norm_is_applied_on_the_way() -> None:
+    x = tensor("x", (2, 72))
+    y = Dot()(RmsNorm((1,))(x, weights((72,))), weights((72, 20)))
+    check(Graph((x,), (("y", y),)), steps=1)
+
+
+def test_normalised_rows_are_read_through_reshapes() -> None:
+    x = tensor("x", (2, 3, 40))
+    y = Dot()(Reshape((6, 40))(RmsNorm((2,))(x, weights((40,)))), weights((40, 20)))
+    check(Graph((x,), (("y", y),)), steps=1, every=False)
+
+
+def test_what_else_reads_a_norm_gets_it_stored() -> None:
+    x = tensor("x", (1, 40))
+    h = RmsNorm((1,))(x)
+    check(Graph((x,), (("y", Dot()(h, weights((40, 20)))), ("h", h))), steps=2, every=False)
+
+
+def test_many_rows_are_normalised_before() -> None:
+    x = tensor("x", (9, 40))
+    check(Graph((x,), (("y", Dot()(RmsNorm((1,))(x), weights((40, 20)))),)), steps=2, every=False)
+
+
+def test_every_product_normalises_for_itself() -> None:
+    x = tensor("x", (1, 40))
+    h = RmsNorm((1,))(x)
+    outputs = tuple((f"y{n}", Dot()(h, weights((40, n)))) for n in (16, 17, 18))
+    check(Graph((x,), outputs), steps=3, every=False)
+
+
+@pytest.mark.parametrize("kind", ["f32", "f16"])
+@pytest.mark.parametrize("rows", [1, 5])
+def test_a_gate_is_applied_in_registers(kind: str, rows: int) -> None:
+    x = tensor("x", (rows, 48), kind)
+    y = Dot()(RmsNorm((1,))(x), weights((48, 66), kind))
+    gated = Mul()(Silu()(columns(y, 0, 33)), columns(y, 33, 66))
+    check(Graph((x,), (("y", gated),)), steps=1)
+
+
+def test_any_work_on_parts_and_before_them_is_done_in_registers() -> None:
+    x, r = tensor("x", (2, 48)), tensor("r", (2, 24))
+    y = Add()(Dot()(x, weights((48, 72))), weights((72,)))
+    parts = [columns(y, s, s + 24) for s in (48, 0, 24)]
+    made = Add()(Mul()(Gelu()(parts[0]), parts[1]), Mul()(parts[2], r))
+    check(Graph((x, r), (("y", made),)), steps=1, every=False)
+
+
+def test_parts_of_different_widths_are_stored() -> None:
+    x = tensor("x", (1, 48))
+    y = Dot()(x, weights((48, 72)))
+    made = Mul()(columns(y, 0, 36), columns(y, 71, 72))
+    check(Graph((x,), (("y", made),)), steps=2, every=False)
+
+
+def test_parts_of_many_rows_are_stored() -> None:
+    x = tensor("x", (12, 48))
+    y = Dot()(x, weights((48, 64)))
+    made = Mul()(Silu()(columns(y, 0, 32)), columns(y, 32, 64))
+    check(Graph((x,), (("y", made),)), steps=2, every=False)
+
+
+def decoder_layer(x: Value, product, width: int, hidden: int, kind: str) -> Value:
+    """The linears of a layer: qkv (of which queries go on), o, gate and up, down."""
+    scale = weights((width,), kind)
+    h = product(RmsNorm((1,))(x, scale), width, width + 16)
+    x = Add()(x, product(columns(h, 0, width), width, width))
+    both = product(RmsNorm((1,))(x, scale), width, 2 * hidden)
+    gated = Mul()(Silu()(columns(both, 0, hidden)), columns(both, hidden, 2 * hidden))
+    return Add()(x, product(gated, hidden, width))
+
+
+@pytest.mark.parametrize("form", ["plain", "coded"])
+@pytest.mark.parametrize("kind", ["f32", "f16"])
+def test_a_layer_of_a_decoder_is_four_kernels(form: str, kind: str) -> None:
+    def product(x: Value, k: int, n: int) -> Value:
+        if form == "plain":
+            return Dot()(x, weights((k, n), kind))
+        return Dot()(x, coded(n, k, "u4", 32, "codes", kind))
+
+    x = tensor("x", (1, 64), kind)
+    y = x
+    for _ in range(2):
+        y = decoder_layer(y, product, 64, 96, kind)
+    check(Graph((x,), (("y", y),)), steps=8, every=False)
+
+
+@pytest.mark.parametrize(
+    ("codes", "group", "zeros"),
+    [
+        ("u4", 32, "codes"),
+        ("u4", 128, "codes"),
+        ("u4", 16, "float"),
+        ("i4", 32, ""),
+        ("i4", 256, "codes"),
+        ("u4", 0, ""),
+        ("i8", 32, ""),
+        ("u8", 64, "codes"),
+        ("i8", 0, ""),
+        ("u8", 0, "codes"),
+        ("f8e4m3fn", 0, ""),
+    ],
+)
+@pytest.mark.parametrize("rows", [1, 2])
+def test_coded_weights(codes: str, group: int, zeros: str, rows: int) -> None:
+    x = tensor("x", (rows, 320))
+    y = Dot()(RmsNorm((1,))(x, weights((320,))), coded(42, 320, codes, group, zeros))
+    gated = Mul()(Silu()(columns(y, 0, 21)), columns(y, 21, 42))
+    graph = Graph((x,), (("y", gated),))
+    assert candidate_names(graph)[0][0].startswith("coded rows")
+    check(graph, steps=1, every=False)
+
+
+def test_every_candidate_of_coded_weights() -> None:
+    x = tensor("x", (3, 256), "f16")
+    y = Add()(Dot()(x, coded(40, 256, "u4", 32, "codes", "f16")), weights((40,), "f16"))
+    check(Graph((x,), (("y", y),)), steps=1)
+
+
+def test_codes_along_rows() -> None:
+    x = tensor("x", (1, 96))
+    data = constant(RNG.integers(-8, 8, (96, 20)).astype(dtype("i4").numpy))
+    scales = constant(RNG.random((3, 20)).astype(np.float32))
+    y = Dot()(x, Dequantize(axis=0, block=32, to=dtype("f32"))(data, scales))
+    graph = Graph((x,), (("y", y),))
+    assert candidate_names(graph)[0][0].startswith("coded rows")
+    check(graph, steps=1, every=False)
+
+
+def test_groups_of_another_size_are_decoded_one_by_one() -> None:
+    x = tensor("x", (1, 96))
+    y = Dot()(x, coded(20, 96, "u4", 24, "codes"))
+    graph = Graph((x,), (("y", y),))
+    assert candidate_names(graph)[0][0].startswith("rows")
+    check(graph, steps=1, every=False)

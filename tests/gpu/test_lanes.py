@@ -1,0 +1,134 @@
+"""Lanes of real models and of random graphs: nothing that runs at once shares memory."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import monograph
+from monograph.codegen.triton import layout
+from monograph.codegen.triton.layout import GpuModule
+from monograph.codegen.triton.touched import tasks_of
+from monograph.ir import Graph, Input, Item, TensorType, Value
+from monograph.ir.dtype import boolean, f32
+from monograph.ops.control import If
+from monograph.ops.elementwise import Add
+from monograph.ops.functions import Exp, Tanh
+from monograph.ops.linear import Dot
+from monograph.ops.random import RandomUniform
+from monograph.ops.shape import Concat, Slice
+from monograph.passes.base import Environment
+from monograph.pipeline import PassOptions, optimise
+from monograph.program.races import races
+from monograph.report.inputs import read_archive, split_archive
+from monograph.rewrite import GPU_COST
+from monograph.runtime.gpu.build import ARCHES
+from monograph.runtime.gpu.executable import LANES, compile_for_gpu
+from tests.fuzz.graphs import random_graph
+from tests.gpu import real_models
+
+SEEDS = range(60)
+
+
+def module_of(graph: Graph, lanes: int = LANES) -> GpuModule:
+    return compile_for_gpu(graph, ARCHES["sm_90"], lanes=lanes)
+
+
+def lanes_of(module: GpuModule) -> int:
+    return 1 + max(b.lane for b in module.works)
+
+
+@pytest.mark.parametrize("folder", real_models.FOLDERS, ids=lambda f: f.name)
+def test_real_models(folder: Path) -> None:
+    session = monograph.load(folder / "model.onnx", target="reference")
+    feeds, _ = split_archive(read_archive(folder / "io.npz"), session.inputs, session.outputs)
+    overrides: dict[str, dict[str, Any]] = {
+        "choose_layout": {"layout": "channels_last"},
+        "convert_precision": {"to": "f16"},
+    }
+    options = PassOptions(overrides=overrides)
+    graph = optimise(session.bound_graph(feeds), environment=Environment(GPU_COST), options=options)
+    for lanes in (2, LANES):
+        assert not races(tasks_of(module_of(graph, lanes)))
+
+
+def test_random_graphs() -> None:
+    most = 0
+    for seed in SEEDS:
+        module = module_of(random_graph(seed)[0])
+        if module.works:
+            most = max(most, lanes_of(module))
+            assert not races(tasks_of(module)), seed
+    assert most > 2  # else nothing was at stake
+
+
+def port(name: str, *shape: int) -> Value:
+    return Input(name, TensorType(f32, shape))()
+
+
+def without_edges(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets steps wait only for those that write what they read."""
+    plain = layout.needs
+
+    def fewer(steps: Any, places: Any, changed: Any = ()) -> list[set[int]]:
+        return plain(steps, replace(places, over={}))
+
+    monkeypatch.setattr(layout, "needs", fewer)
+
+
+def donated() -> Graph:
+    """A state that a product reads, and that is written over without a need for that product."""
+    old, x, y = port("old", 16, 16), port("x", 16, 16), port("y", 16, 16)
+    outputs = (("read", Dot()(old, y)), ("new", Exp()(x)))
+    return Graph((old, x, y), outputs, donations=(("new", "old"),))
+
+
+def test_a_donated_output_waits_for_the_readers_of_its_input(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    module = module_of(donated())
+    assert module.program.donated == {"new": "old"}
+    assert lanes_of(module) == 1  # one after the other: nothing is left to do side by side
+    assert not races(tasks_of(module))
+    without_edges(monkeypatch)
+    module = module_of(donated())
+    assert lanes_of(module) == 2
+    assert races(tasks_of(module)) == [(0, 1)]
+
+
+def test_draws_from_one_state_follow_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    op, yes = RandomUniform((4,), f32, seed=1.0, uid=-7), Input("yes", TensorType(boolean, ()))()
+    inner = [Graph((), (("r", kind()(op())),)) for kind in (Exp, Tanh)]
+    chosen = Item(0)(If(*inner)(yes))
+    graph = Graph((yes,), (("a", Exp()(op())), ("b", chosen)))
+    assert not races(tasks_of(module_of(graph)))
+    without_edges(monkeypatch)
+    assert races(tasks_of(module_of(graph)))
+
+
+def test_a_step_without_work_loses_no_order() -> None:
+    """An empty result stands between two lanes: what comes behind it still waits for both."""
+    x, y = port("x", 16, 16), port("y", 16, 16)
+    left, right = Dot()(x, y), Dot()(y, x)
+    none = Slice((0, 0), (0, 16), (1, 1))(Dot()(right, left))
+    empty = Dot()(none, right)
+    graph = Graph((x, y), (("e", empty), ("s", Exp()(Add()(left, right)))))
+    module = module_of(graph)
+    assert any(0 in s.region.root.tensor.static for s in module.program.steps)
+    assert not races(tasks_of(module))
+
+
+def test_parts_of_a_join_are_made_and_read_side_by_side() -> None:
+    x, y = port("x", 16, 16), port("y", 16, 16)
+    left, right = Dot()(x, y), Dot()(y, x)
+    joined = Concat(1)(left, right)
+    ends = (Dot()(x, joined), Dot()(left, left), Dot()(right, right))
+    module = module_of(Graph((x, y), tuple((f"o{i}", v) for i, v in enumerate(ends))))
+    assert [step.region.root for step in module.steps] == [left, right, *ends]
+    by_place = {b.position: b for b in module.works}
+    assert by_place[0].lane == by_place[3].lane != by_place[1].lane
+    assert not by_place[3].waits  # though the other part lies in the same buffer
+    assert not races(tasks_of(module))

@@ -1,0 +1,95 @@
+"""What is said of a model's launches: regions, kernels, and what splits them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from monograph.report.execute import Request
+from monograph.report.regions import Launching, launching_json, launching_of_model
+from monograph.session import load
+from tests.cli.test_cli import call, call_json
+from tests.report import models
+
+SPLIT = """
+<ir_version: 9, opset_import: ["" : 20]>
+split (float[4] x) => (float[4] y)
+{
+    [before] a = Exp(x)
+    [written] s = Cast <to = 8> (a)
+    [read] b = Cast <to = 1> (s)
+    [behind] y = Neg(b)
+}
+"""
+
+
+def told(text: str, target: str, folder: Path) -> Launching:
+    return launching_of_model(Request(models.save(text, folder), target), lambda _: None)
+
+
+@pytest.mark.parametrize("target", ["cpu", "gpu"])
+def test_a_model_of_numbers_is_one_region(target: str, tmp_path: Path) -> None:
+    found = told(models.LINEAR, target, tmp_path)
+    kernels = sum(found.kernels.values())
+    assert len(found.regions) == 1
+    assert found.text == f"1 region, {kernels} kernels; no host steps"
+
+
+@pytest.mark.parametrize("target", ["cpu", "gpu"])
+def test_both_targets_name_the_op_that_splits_and_why(target: str, tmp_path: Path) -> None:
+    found = told(SPLIT, target, tmp_path)
+    assert [h.reason for h in found.host] == ["strings", "strings"]
+    assert found.text.startswith("2 regions, 2 kernels; 2 host steps (strings: ")
+    assert "written" in found.text
+    written = launching_json(found)
+    assert [r["steps"] for r in written["regions"]] == [1, 1]
+    assert written["host_steps"][0]["nodes"] == ["written"]
+
+
+def test_the_words_are_those_of_the_runs(tmp_path: Path) -> None:
+    path = models.save(SPLIT, tmp_path)
+    session = load(path, "cpu")
+    session.run({"x": np.ones(4, np.float32)})
+    found = told(SPLIT, "cpu", tmp_path)
+    assert session.stats["launches_per_run"] == len(found.regions)
+    assert session.stats["kernels_per_run"] == sum(found.count(r) for r in found.regions)
+
+
+def test_data_that_decide_sizes_end_the_program(tmp_path: Path) -> None:
+    found = told(models.CHOSEN, "gpu", tmp_path)
+    assert len(found.ends) == 1
+    assert "data decide sizes" in found.text
+    assert "late" in found.text
+
+
+def test_a_branch_splits_where_graphs_have_no_conditional_nodes(tmp_path: Path) -> None:
+    for target, regions in (("gpu", 1), ("gpu:sm_90", 1), ("gpu:gfx942", 0)):
+        found = told(models.BRANCH, target, tmp_path)
+        assert len(found.regions) == regions, target
+    assert "no conditional nodes" in found.text
+
+
+def test_inspect_tells_on_request(tmp_path: Path) -> None:
+    path = models.save(SPLIT, tmp_path)
+    assert "launches" not in call_json("inspect", path)
+    found = call_json("inspect", path, "--target", "gpu")["launches"]
+    assert found["target"] == "gpu"
+    assert len(found["host_steps"]) == 2
+    text = call("inspect", path, "--target", "cpu").stdout
+    assert "launches on cpu: 2 regions, 2 kernels; 2 host steps (strings" in text
+
+
+def test_inspect_refuses_a_target_that_is_none(tmp_path: Path) -> None:
+    result = call("inspect", models.save(SPLIT, tmp_path), "--target", "tpu")
+    assert result.exit_code == 2
+    assert "no such target" in result.stderr
+
+
+def test_explain_tells_too(tmp_path: Path) -> None:
+    path = models.save(models.LINEAR, tmp_path)
+    text = call("explain", path, "--target", "gpu").stdout
+    assert "launches on gpu: 1 region, " in text
+    assert "no host steps" in text
+    assert call_json("explain", path)["launches"]["summary"].startswith("1 region")
