@@ -78,7 +78,7 @@ class Bindings:
         self.gone: Counter[str] = Counter()
         """What executables had counted that made room for others."""
         self.tally: Tally | None = None if config.capture == OFF else Tally()
-        """What runs have been, those of executables that are gone included; None for captures off."""
+        """What runs have been, of executables that are gone too; None where captures are off."""
         self.executables: OrderedDict[Key, Executable] = OrderedDict()
         self.graphs: OrderedDict[Key, Graph] = OrderedDict()
         self._source = source

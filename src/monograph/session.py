@@ -173,6 +173,7 @@ class Session(Calls):
         """Writes what was compiled so far into a file that `load` takes instead of the model."""
         self._bindings.save(Path(path))
 
+
 def _size(name: str, given: Any) -> int:
     """The size of a dimension, from any kind of integer."""
     try:

@@ -9,10 +9,14 @@ import numpy as np
 import pytest
 
 from monograph.codegen.triton.kernel import Candidate
-from monograph.ir import Array, Graph, Value, evaluate
+from monograph.codegen.triton.subprograms import graphs_of, lowered
+from monograph.ir import Array, Graph, Value, constant, evaluate, unpack
 from monograph.ops.attention import LENGTHS, Attention, CacheUpdate, Rope
+from monograph.ops.control import Loop
 from monograph.ops.decoding import DecodeAttention
-from monograph.passes.base import Environment
+from monograph.ops.elementwise import Add, Less
+from monograph.ops.reduce import ReduceMax
+from monograph.passes.base import Environment, substitute
 from monograph.passes.fuse_decoding import FuseDecoding
 from monograph.rewrite import CPU_COST, GPU_COST
 from monograph.runtime.gpu.executable import GpuExecutable, compile_for_gpu, lower_for_gpu
@@ -137,3 +141,42 @@ def test_a_cache_that_is_not_donated_is_copied() -> None:
     graph = replace(fused(step()), donations=())
     assert graph.inputs == tuple(inputs)
     agree(graph, some(graph, [9, 12]))
+
+
+def loop_of_steps() -> Graph:
+    """Each turn adds a token to the caches and attends to them."""
+    inner = step(turned=False)
+    taken = dict(zip(inner.input_names, inner.inputs, strict=True))
+    y, keys, values = (v for _, v in inner.outputs)
+    number, going = value("i64[]", "number"), value("bool[]", "going")
+    state = [taken[n] for n in ("past_k", "past_v", "starts", "q")]
+    one = constant(np.ones(BATCH, np.int64))
+    again = Less()(ReduceMax((0,))(taken["starts"]), constant(np.int64(20)))
+    new = [keys, values, Add()(taken["starts"], one), Add()(y, taken["q"])]
+    named = [(f"o{i}", v) for i, v in enumerate([again, *new])]
+    # How many keys count follows from where the row is written.
+    counts = Add()(taken["starts"], one)
+    captures = [taken["k"], taken["v"]]
+    whole = Graph((number, going, *state, *captures), tuple(named))
+    whole = substitute(whole, {y: y.op(*y.inputs[:3], counts)})
+    outer = [value(str(v.type), f"in{i}") for i, v in enumerate((*state, *captures))]
+    loop = Loop(whole, 4)(constant(np.int64(9)), constant(np.bool_(True)), *outer)
+    return graph_of(*unpack(loop))
+
+
+def test_state_of_a_loop_is_updated_in_place() -> None:
+    graph = FuseDecoding().run(loop_of_steps(), Environment(GPU_COST))
+    (loop,) = (v for v in graph.values if isinstance(v.op, Loop))
+    (body,) = map(lowered, graphs_of(loop))
+    assert [s.region.kind for s in body.steps].count("decode_attention") == 1
+    assert len(body.donated) >= 2
+    rng = np.random.default_rng(3)
+    feeds = {
+        n: rng.standard_normal(v.tensor.static).astype(np.float32)
+        for n, v in zip(graph.input_names, graph.inputs, strict=True)
+    }
+    feeds["in2"] = np.array([4, 15])
+    expected = evaluate(graph, feeds)
+    given = GpuExecutable(compile_for_gpu(graph, device().arch), device()).run(feeds)
+    for a, b in zip(given, expected, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)

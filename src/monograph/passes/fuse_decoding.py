@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from monograph.ir import Graph, Input, Value, unpack
 from monograph.ops.attention import LENGTHS, Attention, CacheUpdate, Rope
+from monograph.ops.carried import state_donated
+from monograph.ops.control import Loop
 from monograph.ops.decoding import DecodeAttention
 from monograph.passes.base import Environment, Pass, joined_origins, substitute
 from monograph.rewrite.cost import decodes
@@ -24,6 +26,28 @@ class FuseDecoding(Pass):
     def run(self, graph: Graph, environment: Environment) -> Graph:
         if not decodes(environment.cost):
             return graph
+        return self._fused(self._inside_loops(graph, environment), environment)
+
+    def run_inside(self, graph: Graph, environment: Environment) -> Graph:
+        """Only the loop around a body knows which of its inputs are state."""
+        return graph
+
+    def _inside_loops(self, graph: Graph, environment: Environment) -> Graph:
+        if not any(isinstance(v.op, Loop) for v in graph.values):
+            return graph
+
+        def rebuilt(value: Value, inputs: tuple[Value, ...]) -> Value:
+            if not isinstance(value.op, Loop):
+                return value.op(*inputs) if value.inputs else value
+            body = state_donated(value.op.body, value.op.carried)
+            after = self.run(body, environment)
+            if after is body:
+                return value.op(*inputs)
+            return replace(value.op, body=replace(after, donations=()))(*inputs)
+
+        return graph.rebuild(rebuilt)
+
+    def _fused(self, graph: Graph, environment: Environment) -> Graph:
         donated = _donated(graph)
         replacement: dict[Value, Value] = {}
         origins: dict[Value, str] = {}

@@ -207,6 +207,17 @@ class NativeExecutable:
         finally:
             self._free.append(workspace)
 
+    def run_at(self, slots: Array) -> None:
+        """A run whose inputs and outputs lie at these addresses, which have been looked at."""
+        assert self._whole is not None
+        workspace = self._take()
+        self.runs += 1
+        try:
+            workspace.slots[FIRST_PORT:] = slots[FIRST_PORT:]
+            self._launch(self._whole, workspace)
+        finally:
+            self._free.append(workspace)
+
     def _take(self) -> Workspace:
         # No lock, which a fork might leave locked: taking from a list is one step.
         try:

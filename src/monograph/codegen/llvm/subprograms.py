@@ -17,7 +17,7 @@ from monograph.codegen.llvm.kernel import (
     synchronise,
 )
 from monograph.ir import Graph, Item, TensorType, Value
-from monograph.ir.verify import same_memory
+from monograph.ops.carried import state_donated
 from monograph.ops.control import If, Loop, Scan
 from monograph.program.bounded import BoundedLoop
 from monograph.program.decoding import split_decoding
@@ -26,8 +26,6 @@ from monograph.program.program import Program, lower
 from monograph.program.stages import contained
 
 _PROGRAMS: WeakKeyDictionary[Graph, Program] = WeakKeyDictionary()
-_BODIES: WeakKeyDictionary[Graph, Graph] = WeakKeyDictionary()
-"""By the body of a loop: the same with its state donated. Programs are kept for as long."""
 
 
 def graphs_of(value: Value) -> list[Graph]:
@@ -35,19 +33,8 @@ def graphs_of(value: Value) -> list[Graph]:
     op = value.op
     assert isinstance(op, (If, Loop, BoundedLoop, Scan))
     if isinstance(op, (Loop, BoundedLoop)):
-        return [_in_place(op.body, op.carried)]
+        return [state_donated(op.body, op.carried)]
     return [op.then, op.orelse] if isinstance(op, If) else [op.body]
-
-
-def _in_place(body: Graph, carried: int) -> Graph:
-    """A loop's body that may write new state over the old: a cache is not copied every turn."""
-    known = _BODIES.get(body)
-    if known is None:
-        names = zip(body.output_names[1:], body.input_names[2 : 2 + carried], strict=False)
-        types = zip(body.output_types[1:], body.input_types[2 : 2 + carried], strict=False)
-        alike = [p for p, (a, b) in zip(names, types, strict=True) if same_memory(a, b)]
-        known = _BODIES[body] = replace(body, donations=tuple(alike))
-    return known
 
 
 def lowered(graph: Graph) -> Program:

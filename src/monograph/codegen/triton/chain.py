@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from monograph.codegen.llvm import types
 from monograph.codegen.llvm.builder import Reg
@@ -27,6 +27,11 @@ ROWS = ((2, 4), (4, 4), (8, 4), (1, 4), (16, 4), (4, 2), (8, 8))
 """Columns of a program and its warps, for one row."""
 MOST = 1 << 15
 """Products that a program holds at once, for one row."""
+MOST_PARTS = {True: 256, False: 16}
+"""Programs that a row's sum may come from, for one row or several: the last adds them all up."""
+
+
+T = TypeVar("T")
 
 
 class Cut(Protocol):
@@ -96,7 +101,13 @@ class _Chain:
         at = f"{self.k.program_id(1)} * {self.shape.m} + {row}"
         join_parts(
             self.k,
-            Parts(columns, self.shape.batch * rows, size, accumulator(self.second.dtype)),
+            Parts(
+                columns,
+                self.shape.batch * rows,
+                size,
+                accumulator(self.second.dtype),
+                single=self.shape.m == 1,
+            ),
             f"{self.k.program_id(1)} * {rows} + {self.k.program_id()}",
             lambda part: f"{part} * {size} + {at}",
             mask,
@@ -109,20 +120,28 @@ def candidates(
 ) -> list[Candidate]:
     """The ways to do both; `cuts` are those of the first product, the most promising first."""
     shape = sizes(first)
-    if shape.m == 1:
-        longest = min(1024, 1 << max(shape.k - 1, 0).bit_length())
+    if shape.m > 1:
+        kept = _of_few_parts(shape, list(cuts), lambda c: c.n)
         return [
-            Candidate(
-                f"chained rows {n}x{longest} w{w}",
-                lambda n=n, w=w: (_row(_Chain(context, first), n, longest, w),),
-            )  # type: ignore[misc]
-            for n, w in ROWS
-            if n * longest <= MOST
+            Candidate(f"chained {c}", lambda c=c: (_tiles(_Chain(context, first), c, multiply),))  # type: ignore[misc]
+            for c in kept
         ]
+    depth = min(1024, 1 << max(shape.k - 1, 0).bit_length())
+    rows = _of_few_parts(shape, [r for r in ROWS if r[0] * depth <= MOST], lambda r: r[0])
     return [
-        Candidate(f"chained {c}", lambda c=c: (_tiles(_Chain(context, first), c, multiply),))  # type: ignore[misc]
-        for c in cuts
+        Candidate(
+            f"chained rows {n}x{depth} w{w}",
+            lambda n=n, w=w: (_row(_Chain(context, first), n, depth, w),),  # type: ignore[misc]
+        )
+        for n, w in rows
     ]
+
+
+def _of_few_parts(shape: Shape, ways: list[T], columns: Callable[[T], int]) -> list[T]:
+    """The ways whose programs hold enough columns; if none does, those that hold the most."""
+    most = max(map(columns, ways))
+    least = -(-shape.n // MOST_PARTS[shape.m == 1])
+    return [way for way in ways if columns(way) >= min(least, most)]
 
 
 def _tiles(chain: _Chain, c: Cut, multiply: Multiply) -> Launch:

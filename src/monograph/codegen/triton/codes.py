@@ -77,7 +77,10 @@ class Codes:
             kind = u8 if self.nibbles and not given.is_float else f32 if given.is_float else given
             data = self._parameter(2).astype(np.float32) + raised
             zeros = Packed(np.ascontiguousarray(data.astype(kind.numpy)), kind)
-        bits = codes.view(np.uint8) if not self.nibbles else codes.astype(np.int8) + raised
+        bits = codes.view(np.uint8)
+        if self.nibbles:
+            # Less than 8 as two's complement becomes 8 more by turning the sign.
+            bits = (bits & 15) ^ raised
         padding = self.units * self.unit - self.k
         whole = np.pad(bits, ((0, 0), (0, padding))) if padding else bits
         return Packed(_words(whole, self.unit, self.together), i32), scales, zeros
@@ -102,10 +105,10 @@ class Codes:
 def _words(codes: Array, unit: int, together: int) -> Array:
     """The codes of columns as words of so many."""
     n, k = codes.shape
-    parts = codes.astype(np.uint32).reshape(n, k // unit, together, unit // together)
+    parts = codes.reshape(n, k // unit, together, unit // together)
     words = np.zeros((n, k // unit, unit // together), np.uint32)
     for i in range(together):
-        words |= parts[:, :, i] << np.uint32(32 // together * i)
+        words |= parts[:, :, i].astype(np.uint32) << np.uint32(32 // together * i)
     return words.view(np.int32)
 
 

@@ -153,8 +153,9 @@ class _Iterated(_Control):
         return (*copied, *copy(self.context, [], scalars=turn))
 
     def advance(self) -> list[Copied]:
-        """The new state becomes the old one."""
-        return [Copied(new, old) for new, old in zip(self.new, self.old, strict=True)]
+        """The new state becomes the old one, where it was not written over it."""
+        pairs = zip(self.new, self.old, strict=True)
+        return [Copied(new, old) for new, old in pairs if new is not old]
 
 
 class _Loop(_Iterated):
@@ -168,6 +169,9 @@ class _Loop(_Iterated):
         count, go, *formals = map(tensor_type, op.body.input_types)
         following, *made = map(tensor_type, op.body.output_types)
         self.begin(state, formals[: op.carried])
+        for i, name in enumerate(op.body.output_names[1 : 1 + op.carried]):
+            if name in sub.program.donated:
+                self.new[i] = self.old[i]
         self.going = room(following)
         given = self.side_by_side(captures)
         elements = [room(t) for t in made[op.carried :]]

@@ -24,6 +24,8 @@ class Parts:
     size: int
     """Elements of a part, of all tiles together."""
     dtype: DType
+    single: bool = False
+    """Whether a tile is one element: then all its parts are read at once."""
 
 
 Place = Callable[[str], str]
@@ -57,7 +59,12 @@ def join_parts(
         # Past the nearest cache: others have written there.
         options = (f", mask={mask}, other=0" if mask else "") + ', cache_modifier=".cg"'
         total = w.name("total")
-        for part in range(parts.split):
-            text = f"tl.load({memory} + {place(str(part))}{options})"
-            w.line(f"{total} = {total} + {text}" if part else f"{total} = {text}")
+        if parts.single:
+            numbers = w.let(f"tl.arange(0, {1 << (parts.split - 1).bit_length()})", "r")
+            options = f', mask={numbers} < {parts.split}, other=0, cache_modifier=".cg"'
+            w.line(f"{total} = tl.sum(tl.load({memory} + {place(numbers)}{options}), 0)")
+        else:
+            for part in range(parts.split):
+                text = f"tl.load({memory} + {place(str(part))}{options})"
+                w.line(f"{total} = {total} + {text}" if part else f"{total} = {text}")
         finish(total)

@@ -21,6 +21,7 @@ from monograph.codegen.triton.kernel import (
 from monograph.codegen.triton.layout import plan_inside
 from monograph.ir import Graph, Value, known
 from monograph.ir.dtype import u8
+from monograph.ops.carried import state_donated
 from monograph.ops.control import If, Loop, Scan
 from monograph.program.bounded import BoundedLoop
 from monograph.program.expand import expand
@@ -37,6 +38,8 @@ def graphs_of(value: Value) -> list[Graph]:
     """The sub-graphs of a branch or a loop."""
     op = value.op
     assert isinstance(op, CONTROL)
+    if isinstance(op, (Loop, BoundedLoop)):
+        return [state_donated(op.body, op.carried)]
     return [op.then, op.orelse] if isinstance(op, If) else [op.body]
 
 

@@ -274,8 +274,9 @@ class CudaGraphs(TorchGraphs):
             before = self.tails(stream)
             node = check(add_node(graph, before, None, len(before), params))
             again = (handle, flag) if kind == WHILE else None
-            for place, body in zip(params.conditional.phGraph_out, inside, strict=True):
-                self._body(place, body, again)
+            places = params.conditional.phGraph_out
+            for number, body in enumerate(inside):
+                self._body(places[number], body, again)
             check(set_dependencies(stream, [node], None, 1, int(_SET)))
 
     def _body(self, graph: Any, body: Callable[[int], None], again: tuple[Any, int] | None) -> None:

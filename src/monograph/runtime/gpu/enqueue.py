@@ -1,4 +1,4 @@
-"""Runs that are enqueued kernel by kernel or as a graph, on tensors or arrays, and not waited for."""
+"""Runs that are enqueued, kernel by kernel or as a graph, and not waited for."""
 
 from __future__ import annotations
 

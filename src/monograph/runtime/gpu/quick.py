@@ -45,7 +45,13 @@ def quick_run(launches: Launches, recorded: Recorded) -> Quick:
     count = len(inputs)
     at = {s.name: i for i, s in enumerate(layout.inputs)}
     outputs = [
-        (s.name, at[s.over] if s.over else -1, tuple(s.shape), strides(s.shape), torch_type(s.dtype))
+        (
+            s.name,
+            at[s.over] if s.over else -1,
+            tuple(s.shape),
+            strides(s.shape),
+            torch_type(s.dtype),
+        )
         for s in layout.outputs
     ]
     donated = {s.name for s in layout.outputs if s.over}
@@ -73,9 +79,8 @@ def quick_run(launches: Launches, recorded: Recorded) -> Quick:
             if address % aligned:
                 return None
             addresses.append(address)
-        if out or donated:
-            if out.keys() != donated or not in_place(feeds, out, addresses):
-                return None
+        if (out or donated) and (out.keys() != donated or not in_place(feeds, out, addresses)):
+            return None
         with lock:
             stream = current()
             if stream == BUSY or launches.made.get(TENSORS) is not recorded:

@@ -44,9 +44,7 @@ class Stretches:
         made = self._launches.made
         return sum(1 if s in made else s[1] - s[0] for s in self._seen)
 
-    def launch(
-        self, start: int, stop: int, ports: Mapping[str, torch.Tensor], stream: int
-    ) -> None:
+    def launch(self, start: int, stop: int, ports: Mapping[str, torch.Tensor], stream: int) -> None:
         """Enqueues what lies between two steps of the host."""
         executable = self._launches.executable
         if start == stop:

@@ -43,9 +43,9 @@ class TorchGraphs:
 
     def pool(self) -> Handle:
         if self._idle >= _IDLE_POOLS and not self.capturing_now():
-            self._idle = 0
             with suppress(RuntimeError):  # somebody records: then it is for the next time
                 torch.cuda.empty_cache()
+                self._idle = 0
         number = torch.cuda.graph_pool_handle()
         # Used once, it exists, and whoever allocates to it later is one user more.
         torch._C._cuda_beginAllocateCurrentThreadToPool(self.index, number)

@@ -1,0 +1,143 @@
+"""How arrays of the host reach the device: whichever way measures faster."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from monograph.runtime.gpu import hosted
+from monograph.runtime.gpu.replay import Replay
+from monograph.runtime.gpu.running import Running
+from monograph.runtime.gpu.tuning import TuningCache
+from monograph.runtime.gpu.ways import PLAIN, RIVALS, Measured, Way, time_all
+from tests.gpu.fake_driver import FakeDriver, FakeGraphs
+from tests.gpu.replay_models import SIZE, Default, chain, counter, expected, loop
+from tests.gpu.test_replay_ports import faulty
+
+COPIES = {PLAIN: 2, Way(writes=True): 1, Way(reads=True): 1, Way(True, True): 0}
+
+
+@pytest.fixture(autouse=True, params=[False, True], ids=["recorded", "built"])
+def _both_ways(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Default, "builds", request.param)
+
+
+def some(seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(SIZE).astype(np.float32)
+
+
+class Clock:
+    """Says which way is fastest, once it has seen all of them run."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, best: Way) -> None:
+        self.best = best
+        self.asked = 0
+        monkeypatch.setattr(hosted, "time_all", self)
+
+    def __call__(self, runs: Mapping[Way, Callable[[], None]]) -> dict[Way, float]:
+        self.asked += 1
+        assert set(runs) == set(RIVALS)
+        time_all(runs)
+        return {way: 1.0 if way == self.best else 2.0 for way in runs}
+
+
+def replayed(
+    measured: Measured, make: Callable[[FakeDriver], Running] = chain
+) -> tuple[Replay, FakeDriver]:
+    driver = FakeDriver()
+    graphs = FakeGraphs(driver, builds=Default.builds)
+    return Replay(make(driver), graphs, measured=measured), driver
+
+
+@pytest.mark.parametrize("best", RIVALS, ids=str)
+def test_the_fastest_way_is_taken_and_kept(
+    best: Way, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    clock = Clock(monkeypatch, best)
+    for turn in range(2):
+        cache = TuningCache.open(tmp_path / "tuning.json")
+        replay, driver = replayed(Measured(cache, "here"))
+        for seed in range(5):
+            x = some(seed)
+            np.testing.assert_array_equal(replay.run({"x": x}), expected(x))
+        assert clock.asked == 1, "what was measured is measured again"
+        assert replay.stats["captures"] == 1
+        assert replay.stats["replays"] == 5  # the trials are none
+        assert replay.executable.runs == 5
+        assert driver.live["graph"] == driver.live["executable"] == 1
+        if turn:
+            assert driver.calls["copy"] == COPIES[best]
+    (entry,) = TuningCache.open(tmp_path / "tuning.json").of("here").values()
+    assert entry["winner"] == str(best)
+    assert entry["problem"] == "arrays of the host: 32 bytes in, 64 bytes out"
+    assert set(entry["us"]) == set(map(str, RIVALS))
+
+
+@pytest.mark.parametrize("best", RIVALS, ids=str)
+def test_runs_in_flight_have_slabs_of_their_own(best: Way, monkeypatch: pytest.MonkeyPatch) -> None:
+    Clock(monkeypatch, best)
+    replay, driver = replayed(Measured(TuningCache(None), "here"))
+    replay.run({"x": some()})
+    driver.lazy = True
+    runs = []
+    for seed in range(8):
+        x = some(seed)
+        runs.append(replay.run_async({"x": x}))
+        x[:] = 0
+    for seed, pending in enumerate(runs):
+        np.testing.assert_array_equal(pending.result(), expected(some(seed)))
+
+
+def test_other_sizes_are_measured_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch, PLAIN)
+    measured = Measured(TuningCache(None), "here")
+    for make in (chain, faulty, chain):
+        replay, _ = replayed(measured, make)
+        replay.run({"x": np.ones(SIZE, np.float32)})
+    assert clock.asked == 2
+    elsewhere, _ = replayed(Measured(measured.cache, "there"))
+    elsewhere.run({"x": some()})
+    assert clock.asked == 3
+
+
+@pytest.mark.parametrize("make", [counter, loop])
+def test_state_and_loops_are_not_tried_out(
+    make: Callable[[FakeDriver], Running], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock(monkeypatch, Way(True, True))
+    replay, driver = replayed(Measured(TuningCache(None), "here"), make)
+    feeds = {"x": np.ones(SIZE, np.float32), "past": np.zeros(SIZE, np.float32)}
+    replay.run({n: x for n, x in feeds.items() if make is counter or n == "x"})
+    assert clock.asked == 0
+    assert driver.calls["copy"] == 2
+
+
+def test_what_scratch_numbers_break_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A trial that finds a number out of range is no fault of the caller's."""
+    Clock(monkeypatch, PLAIN)
+    replay, _ = replayed(Measured(TuningCache(None), "here"), faulty)
+    plain = hosted.Slab.clear
+
+    def negative(slab: Any) -> None:
+        plain(slab)
+        for place in slab._inputs.values():
+            place[:] = -1
+
+    monkeypatch.setattr(hosted.Slab, "clear", negative)
+    (y,) = replay.run({"x": np.ones(SIZE, np.float32)})
+    assert y.tolist() == [2] * SIZE
+
+
+def test_a_way_that_fails_is_a_failed_capture(monkeypatch: pytest.MonkeyPatch) -> None:
+    Clock(monkeypatch, PLAIN)
+    replay, driver = replayed(Measured(TuningCache(None), "here"))
+    driver.fail("instantiate", 2)
+    np.testing.assert_array_equal(replay.run({"x": some()}), expected(some()))
+    assert replay.stats["fallbacks"] == {"instantiate fails on purpose": 1}
+    assert not driver.leaks().get("graph")
+    np.testing.assert_array_equal(replay.run({"x": some()}), expected(some()))
+    assert replay.stats["captures"] == 1
