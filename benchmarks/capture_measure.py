@@ -57,9 +57,7 @@ class Measured:
         import monograph
 
         o = self.options
-        precision = self.subject.precision if self.subject.real is None else "f32"
-        if o.target.endswith("interpreter"):
-            precision = "f32"
+        precision = "f32" if self.subject.small else self.subject.precision
         tuning = {"tuning_cache": str(o.tuning)} if o.tuning else {}
         return monograph.load(
             self.subject.path(),

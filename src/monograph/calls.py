@@ -339,7 +339,7 @@ class Calls:
     def _graph_for(self, feeds: dict[str, Any]) -> Graph:
         plain = self._bindings.model.imported and not self.config.optimise
         if plain and len(feeds) == len(self.inputs):
-            return self.graph
+            return self._bindings.model.graph
         return self._bindings.optimised(feeds)
 
 

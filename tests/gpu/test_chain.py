@@ -11,6 +11,7 @@ from monograph.ops.elementwise import Add
 from monograph.ops.functions import Log, Sigmoid
 from monograph.ops.linear import Dot
 from monograph.ops.shape import Reshape, Transpose
+from monograph.program import narrow
 from monograph.program.narrow import inner_product
 from monograph.runtime.gpu.executable import lower_for_gpu
 from tests.gpu.against import candidate_names, check
@@ -97,6 +98,14 @@ def test_what_is_not_taken_along() -> None:
     assert steps_of(Dot()(narrow, weight("f32", 1, 1))) == 2  # three in a row
     normed = RmsNorm((1,), 1e-5)(x, constant(np.ones(30, np.float32)))
     assert steps_of(Dot()(Dot()(normed, weight("f32", 30, 20)), weight("f32", 20, 1))) >= 2
+
+
+def test_large_results_are_stored(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = layers(value("f32[4, 33]"), 20, 1)
+    monkeypatch.setattr(narrow, "MOST", 79)
+    assert steps_of(made) == 2
+    monkeypatch.setattr(narrow, "MOST", 80)
+    assert steps_of(made) == 1
 
 
 def test_the_product_inside() -> None:

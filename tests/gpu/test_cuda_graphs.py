@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 import torch
 
+from monograph.errors import ExecutionError
 from monograph.runtime.gpu import cuda_graphs, cuda_nodes, torch_graphs
 from monograph.runtime.gpu.control import REPEAT, Controlled, Nest
-from monograph.runtime.gpu.graphs import IF, WHILE, GraphError
+from monograph.runtime.gpu.graphs import IF, KERNEL, WHILE, GraphError
 from monograph.runtime.gpu.torch_graphs import TorchGraphs
 
 real: Any = cuda_graphs.cu
@@ -74,7 +75,7 @@ class Bindings:
         if name == "cuStreamGetCaptureInfo":
             active = real.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_ACTIVE
             return active, 7, "graph", [self._made], None, 1
-        if name.endswith("Destroy") or "Update" in name:
+        if name.endswith(("Destroy", "SetCurrent", "Launch", "SetParams")) or "Update" in name:
             return ()
         self._made += 1
         return (self._made,)
@@ -248,6 +249,28 @@ def test_a_body_that_fails_ends_its_capture(kind: str, bindings: Bindings) -> No
         assert bindings.recording == set()
         assert cuda._depth == 0
     assert bindings.named("cuGraphDestroy") == []  # bodies are the outer graph's
+
+
+def test_a_thread_that_is_new_to_the_device(bindings: Bindings) -> None:
+    """It has no context: it is given the device's, and the call is made again, once."""
+    cuda = graphs()
+    executable = cuda.instantiate(cuda.create())
+    missing = real.CUresult.CUDA_ERROR_INVALID_CONTEXT
+    bindings.errors["cuGraphLaunch"] = missing
+    with pytest.raises(ExecutionError, match="CUDA_ERROR_INVALID_CONTEXT"):
+        cuda.launch(executable, 0)
+    assert len(bindings.named("cuGraphLaunch")) == 2
+    assert bindings.named("cuCtxSetCurrent") == [(cuda._context,)]
+    bindings.errors["cuGraphLaunch"] = BAD  # anything else may have launched something
+    with pytest.raises(ExecutionError, match="CUDA_ERROR_INVALID_VALUE"):
+        cuda.launch(executable, 0)
+    assert len(bindings.named("cuGraphLaunch")) == 3
+    params = SimpleNamespace(kind=KERNEL, node=1, native=2)
+    bindings.errors["cuGraphExecKernelNodeSetParams"] = missing
+    with pytest.raises(GraphError, match="CUDA_ERROR_INVALID_CONTEXT"):
+        cuda.write(executable, params)  # type: ignore[arg-type]
+    assert len(bindings.named("cuGraphExecKernelNodeSetParams")) == 2
+    assert len(bindings.named("cuCtxSetCurrent")) == 2
 
 
 @pytest.mark.parametrize("name", ["add_node", "capture_info", "set_dependencies"])

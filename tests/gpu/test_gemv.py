@@ -5,12 +5,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from monograph.codegen.triton import select
+from monograph.codegen.triton.kernel import GpuContext, Launch
 from monograph.ir import Graph, Input, TensorType, Value, constant, dtype
 from monograph.ops.composite import Gelu, RmsNorm, Silu
 from monograph.ops.elementwise import Add, Mul
 from monograph.ops.linear import Dot
 from monograph.ops.quant import Dequantize
 from monograph.ops.shape import Reshape, Slice, Transpose
+from monograph.runtime.gpu.build import ARCHES
+from monograph.runtime.gpu.executable import lower_for_gpu
 from tests.gpu.against import candidate_names, check
 
 RNG = np.random.default_rng(7)
@@ -183,6 +187,34 @@ def test_codes_along_rows() -> None:
     graph = Graph((x,), (("y", y),))
     assert candidate_names(graph)[0][0].startswith("coded rows")
     check(graph, steps=1, every=False)
+
+
+@pytest.mark.parametrize(
+    ("arch", "kind", "there"),
+    [("sm_90", "f16", True), ("sm_90", "f32", False), ("gfx942", "f16", False)],
+)
+def test_halves_are_for_one_backend(arch: str, kind: str, there: bool) -> None:
+    x = tensor("x", (1, 256), kind)
+    y = Dot()(RmsNorm((1,))(x), coded(16, 256, "u4", 128, "codes", kind))
+    program = lower_for_gpu(Graph((x,), (("y", y),)))
+    found = select.candidates(GpuContext(program, program.steps[0], ARCHES[arch]))
+    assert "halves" not in found[0].name
+    sources = [w.source for c in found for w in c.make() if isinstance(w, Launch)]
+    assert any("inline_asm" in s for s in sources) == there
+
+
+def test_weights_are_under_way_before_the_wait() -> None:
+    x = tensor("x", (1, 256), "f16")
+    for weight in (weights((256, 16), "f16"), coded(16, 256, "u4", 128, "codes", "f16")):
+        program = lower_for_gpu(Graph((x,), (("y", Dot()(RmsNorm((1,))(x), weight)),)))
+        found = select.candidates(GpuContext(program, program.steps[0], ARCHES["sm_90"]))
+        (work,) = found[0].make()
+        assert isinstance(work, Launch)
+        before, after = work.source.split("gdc_wait()")
+        assert before.index("gdc_launch_dependents()") < before.index("evict_first")
+        given = work.arguments.index(program.graph.inputs[0])
+        assert f"tl.load(p{given}" not in before
+        assert f"tl.load(p{given}" in after
 
 
 def test_groups_of_another_size_are_decoded_one_by_one() -> None:

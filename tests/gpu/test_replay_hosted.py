@@ -4,26 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
-from monograph.runtime.gpu import hosted
+from monograph.runtime.gpu import hosted, slabs
 from monograph.runtime.gpu.replay import Replay
 from monograph.runtime.gpu.running import Running
 from monograph.runtime.gpu.tuning import TuningCache
-from monograph.runtime.gpu.ways import PLAIN, RIVALS, Measured, Way, time_all
+from monograph.runtime.gpu.ways import AHEAD, PLAIN, RIVALS, Measured, Way, rivals, time_all
 from tests.gpu.fake_driver import FakeDriver, FakeGraphs
 from tests.gpu.replay_models import SIZE, Default, chain, counter, expected, loop
 from tests.gpu.test_replay_ports import faulty
 
+ALL = (*RIVALS, *AHEAD)
 COPIES = {PLAIN: 2, Way(writes=True): 1, Way(reads=True): 1, Way(True, True): 0}
+"""Of a graph; those ahead of it come with every run."""
+SMALL = 16
+"""Bytes of a piece here: two make an input."""
 
 
 @pytest.fixture(autouse=True, params=[False, True], ids=["recorded", "built"])
 def _both_ways(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Default, "builds", request.param)
+    for name, size in {"PIECE": SMALL, "ALIGNMENT": SMALL}.items():
+        monkeypatch.setattr(slabs, name, size)
 
 
 def some(seed: int = 0) -> np.ndarray:
@@ -40,7 +45,7 @@ class Clock:
 
     def __call__(self, runs: Mapping[Way, Callable[[], None]]) -> dict[Way, float]:
         self.asked += 1
-        assert set(runs) == set(RIVALS)
+        assert set(runs) == set(ALL)
         time_all(runs)
         return {way: 1.0 if way == self.best else 2.0 for way in runs}
 
@@ -53,7 +58,7 @@ def replayed(
     return Replay(make(driver), graphs, measured=measured), driver
 
 
-@pytest.mark.parametrize("best", RIVALS, ids=str)
+@pytest.mark.parametrize("best", ALL, ids=str)
 def test_the_fastest_way_is_taken_and_kept(
     best: Way, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -70,14 +75,15 @@ def test_the_fastest_way_is_taken_and_kept(
         assert replay.executable.runs == 5
         assert driver.live["graph"] == driver.live["executable"] == 1
         if turn:
-            assert driver.calls["copy"] == COPIES[best]
+            copies = (0 if best.writes else 1) + 5 * 2 if best.ahead else COPIES[best]
+            assert driver.calls["copy"] == copies
     (entry,) = TuningCache.open(tmp_path / "tuning.json").of("here").values()
     assert entry["winner"] == str(best)
     assert entry["problem"] == "arrays of the host: 32 bytes in, 64 bytes out"
-    assert set(entry["us"]) == set(map(str, RIVALS))
+    assert set(entry["us"]) == set(map(str, ALL))
 
 
-@pytest.mark.parametrize("best", RIVALS, ids=str)
+@pytest.mark.parametrize("best", ALL, ids=str)
 def test_runs_in_flight_have_slabs_of_their_own(best: Way, monkeypatch: pytest.MonkeyPatch) -> None:
     Clock(monkeypatch, best)
     replay, driver = replayed(Measured(TuningCache(None), "here"))
@@ -120,14 +126,7 @@ def test_what_scratch_numbers_break_is_forgotten(monkeypatch: pytest.MonkeyPatch
     """A trial that finds a number out of range is no fault of the caller's."""
     Clock(monkeypatch, PLAIN)
     replay, _ = replayed(Measured(TuningCache(None), "here"), faulty)
-    plain = hosted.Slab.clear
-
-    def negative(slab: Any) -> None:
-        plain(slab)
-        for place in slab._inputs.values():
-            place[:] = -1
-
-    monkeypatch.setattr(hosted.Slab, "clear", negative)
+    monkeypatch.setattr(hosted.np, "zeros", lambda *about: -np.ones(*about))
     (y,) = replay.run({"x": np.ones(SIZE, np.float32)})
     assert y.tolist() == [2] * SIZE
 
@@ -141,3 +140,18 @@ def test_a_way_that_fails_is_a_failed_capture(monkeypatch: pytest.MonkeyPatch) -
     assert not driver.leaks().get("graph")
     np.testing.assert_array_equal(replay.run({"x": some()}), expected(some()))
     assert replay.stats["captures"] == 1
+
+
+def test_strided_inputs_go_ahead_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    Clock(monkeypatch, AHEAD[0])
+    replay, _ = replayed(Measured(TuningCache(None), "here"))
+    x = np.repeat(some(), 2)[::2]
+    assert not x.flags.c_contiguous
+    for _ in range(2):
+        np.testing.assert_array_equal(replay.run({"x": x}), expected(x))
+
+
+def test_a_small_input_is_one_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slabs, "PIECE", 1024)
+    replay, _ = replayed(Measured(TuningCache(None), "here"))
+    assert rivals(replay._ring.layout) == RIVALS

@@ -85,7 +85,7 @@ def test_tensors_in_tensors_out() -> None:
 
 
 def test_a_tensor_is_read_where_it_lies(monkeypatch: pytest.MonkeyPatch) -> None:
-    session = load(models.linear())
+    session = load(models.linear(), capture="off")
     x = tensor(rows(2))
     seen: list[int] = []
     plain = running.Running.launch
@@ -300,7 +300,7 @@ def test_out_of_memory_for_outputs(monkeypatch: pytest.MonkeyPatch) -> None:
     def none_left(*args: Any, **options: Any) -> None:
         raise torch.OutOfMemoryError("tried to allocate 3 GiB")
 
-    session = load(models.linear())
+    session = load(models.linear(), capture="off")
     session.run({"x": rows(2)})
     monkeypatch.setattr(running.Running, "_fresh", none_left)
     with pytest.raises(ExecutionError, match="not enough memory"):

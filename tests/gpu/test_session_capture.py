@@ -6,7 +6,9 @@ import copy
 import gc
 import logging
 import pickle
+import threading
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -340,6 +342,43 @@ def test_tensors_of_other_libraries(load: Load) -> None:
         assert torch.equal(found, right)
     assert torch.equal(session.run_async({"x": Foreign(x)}).result()[0], right)
     assert session.stats["captures"] == 1
+
+
+def test_no_memory_for_outputs(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+    session, driver = load(models.linear())
+    x = torch.from_numpy(rows(2))
+    (right,) = session.run({"x": x})
+
+    def none_left(*_: Any, **__: Any) -> None:
+        raise torch.OutOfMemoryError("tried to allocate 3 GiB")
+
+    with monkeypatch.context() as patch:
+        for name in ("empty", "empty_strided"):
+            patch.setattr(torch, name, none_left)
+        with pytest.raises(ExecutionError, match="not enough memory") as caught:
+            session.run({"x": x})
+    assert "3 GiB" in str(caught.value)
+    assert torch.equal(session.run({"x": x})[0], right)
+    assert driver.calls["graph launch"] == 2
+
+
+def test_a_thread_that_is_new_gets_a_context(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+    session, _ = load(models.linear())
+    right = session.run({"x": rows(2)})[0]
+    entered: list[int] = []
+
+    def active(_: Any) -> AbstractContextManager[None]:
+        entered.append(threading.get_ident())
+        return nullcontext()
+
+    monkeypatch.setattr(Recording, "active", active)
+    found: list[Any] = []
+    pending = session.run_async({"x": rows(2)})
+    thread = threading.Thread(target=lambda: found.append(pending.result()[0]))
+    thread.start()
+    thread.join()
+    np.testing.assert_array_equal(found[0], right)
+    assert entered == [thread.ident]
 
 
 @pytest.mark.parametrize("way", [copy.copy, copy.deepcopy, pickle.dumps])

@@ -6,19 +6,23 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from benchmarks import capture_measure, capture_models
 
 from monograph.report import bench
 from monograph.report.execute import Request
+from monograph.report.regions import launching_of_model
 from monograph.report.replay import ReplayResult, verify_replay
 from monograph.runtime.gpu import target
 from monograph.runtime.gpu.recorded import Recorded
+from monograph.session import load
 from tests.cli.test_cli import call, call_json
 from tests.gpu import gpu_models
 from tests.gpu.fake_driver import FakeDriver
 from tests.gpu.test_session_capture import Recording
 from tests.report import models
+from tests.report.test_launching import SPLIT
 
 pytestmark = gpu_models.INTERPRETED
 TWO = """
@@ -85,6 +89,21 @@ def test_without_graphs_nothing_is_verified(model: Path) -> None:
     assert "has no graphs" in result.stdout
     refused = call("verify", model, "--replay", *ON, "--capture", "off")
     assert refused.exit_code == 2
+
+
+@pytest.mark.usefixtures("graphs")
+def test_every_region_of_the_program_is_one_graph(model: Path) -> None:
+    path = models.save(SPLIT, model.parent, "split.onnx")
+    session = load(path, "gpu:interpreter", tune="off")
+    x = np.arange(1, 5, dtype=np.float32)
+    expected = load(path, "reference").run({"x": x})
+    for _ in range(2):
+        np.testing.assert_allclose(session.run({"x": x}), expected, rtol=1e-5)
+    found = launching_of_model(Request(path, "gpu"), lambda _: None)
+    assert len(found.regions) == 2
+    assert session.stats["captures"] == session.stats["launches_per_run"] == 2
+    assert session.stats["kernels_per_run"] == sum(map(found.count, found.regions))
+    assert session.stats["host_steps"] == [h.step.region.kind for h in found.host[:1]]
 
 
 @pytest.mark.usefixtures("graphs")

@@ -7,12 +7,13 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from monograph.ir import Graph, Value, constant, evaluate, verify
+from monograph.ir import Graph, Value, constant, dtype, evaluate, verify
 from monograph.ops.conv import Conv
 from monograph.ops.elementwise import Add, Mul, Sigmoid
 from monograph.ops.index import Gather
 from monograph.ops.linear import Dot
-from monograph.ops.shape import Concat
+from monograph.ops.quant import Dequantize
+from monograph.ops.shape import Concat, Transpose
 from monograph.passes.base import Environment, Pass, run_pass
 from monograph.passes.fuse_shared_input import FuseEmbeddings, FuseSharedInput
 from monograph.passes.hoist_slices import HoistSlices
@@ -45,6 +46,54 @@ def test_dots_of_different_widths() -> None:
     check_numbers(before, after, exact=False, terms=8)
     assert count(after, "dot") == 1
     assert count(after, "slice") == 3
+
+
+def coded(n: int, codes: str, by_column: bool, zeros: bool = True) -> Value:
+    """Weights [16, n] of few bits, in groups of 8 along the sums."""
+    shape = (n, 16) if by_column else (16, n)
+    groups = (n, 2) if by_column else (2, n)
+    given = [rng.integers(0, 8, shape), rng.random(groups), rng.integers(0, 8, groups)]
+    kinds = (dtype(codes), dtype("f32"), dtype(codes))
+    data = [constant(g.astype(k.numpy)) for g, k in zip(given, kinds, strict=True)]
+    op = Dequantize(dtype("f32"), 1 if by_column else 0, 8)
+    decoded = op(*data[: 3 if zeros else 2])
+    return Transpose((1, 0))(decoded) if by_column else decoded
+
+
+@pytest.mark.parametrize("by_column", [True, False])
+@pytest.mark.parametrize("zeros", [True, False])
+def test_codes_are_joined_as_they_are(by_column: bool, zeros: bool) -> None:
+    x = value("f32[1, 16]")
+    before = graph_of(*(Dot()(x, coded(n, "u4", by_column, zeros)) for n in (8, 4, 6)))
+    after, environment = fuse(before)
+    check_numbers(before, after, exact=False, terms=16)
+    assert [count(after, n) for n in ("dot", "dequantize", "slice")] == [1, 1, 3]
+    assert [f.rule for f in environment.trace.fired] == ["fuse_shared_input"]
+
+
+def test_a_scale_for_each_column_is_joined_too() -> None:
+    x = value("f32[1, 16]")
+
+    def layer(n: int) -> Value:
+        data = constant(rng.integers(-9, 9, (16, n)).astype(np.int8))
+        scales = constant(rng.random(n).astype(np.float32))
+        return Dot()(x, Dequantize(dtype("f32"), 1)(data, scales))
+
+    before = graph_of(layer(8), layer(4))
+    after, _ = fuse(before)
+    check_numbers(before, after, exact=False, terms=16)
+    assert count(after, "dot") == 1
+
+
+def test_codes_of_other_kinds_stay_apart() -> None:
+    x = value("f32[1, 16]")
+    layers = [coded(8, "u4", True), coded(8, "u4", False), coded(8, "u8", True)]
+    layers += [coded(8, "u4", True, zeros=False)]
+    whole = Dequantize(dtype("f32"))(constant(np.ones((16, 4), np.int8)), weight())
+    before = graph_of(*(Dot()(x, w) for w in (*layers, whole, whole)))
+    after, environment = fuse(before)
+    assert after == before
+    assert not environment.trace.fired
 
 
 def test_bias_and_activation_follow_by_hoisting() -> None:

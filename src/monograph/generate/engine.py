@@ -124,6 +124,8 @@ class Engine:
         self._last: list[int] = []
         """The last token of each row, which pads rows that have no more."""
         self.logits: Any = None
+        self.last_feeds: dict[str, Any] = {}
+        """What the last run was given; its caches hold what that run made of them."""
 
     def choose(self, shape: Shape) -> None:
         """Makes the session whose steps choose tokens in this way, unless it is the one at hand."""
@@ -186,12 +188,9 @@ class Engine:
         before stay as they are.
         """
         assert self._next is not None
-        if self._loop is None:
-            made = build_loop(self.step)
-            source = RewrittenSource(made.model, made.directory)
-            session = Session(source, self._config, {}, made.donate, self._progress)
-            self._loop = made, session
-        loop, session = self._loop
+        session = self.loop_session()
+        assert self._loop is not None
+        loop, _ = self._loop
         began = time.perf_counter()
         put = self._arrays.put
         feeds = {
@@ -217,6 +216,15 @@ class Engine:
         self.timing.decode_runs += count
         self.timing.decode_launches += 1
         return self._arrays.get(found["all_made"])[:, :count].copy()
+
+    def loop_session(self) -> Session:
+        """What makes many tokens in one launch."""
+        if self._loop is None:
+            made = build_loop(self.step)
+            source = RewrittenSource(made.model, made.directory)
+            session = Session(source, self._config, {}, made.donate, self._progress)
+            self._loop = made, session
+        return self._loop[1]
 
     def can_decode(self) -> bool:
         """Whether the last run chose a token for every row from its last real one."""
@@ -327,6 +335,7 @@ class Engine:
         feeds = {TOKENS: tokens, POSITION: position, COUNT: count, **self.state, **self._data}
         if self.step.aligned:
             feeds[START] = self._started
+        self.last_feeds = feeds
         places = {present: self.state[past] for present, past in self.step.donate.items()}
         made = dict(zip(self._outputs, self.session.run(feeds, out=places), strict=True))
         self._runs += 1

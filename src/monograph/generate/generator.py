@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -225,19 +225,17 @@ class Generator:
         Where the maximum length is reached before, an ExecutionError says so, and `get_sequence`
         has what was generated.
         """
-        texts = _texts(prompt)
+        texts, stop = _texts(prompt), self._ending(wishes)
         found: list[list[int]] = []
         for new in self._continued(prompt, max_new_tokens, wishes):
             found = found or [[] for _ in new]
             for row, token in zip(found, new, strict=True):
                 row += [] if token is None else [token]
-        single = isinstance(prompt, str) or (texts is None and np.ndim(_first(prompt)) == 0)
-        made: list[Any] = (
-            list(found)
-            if texts is None
-            else [self.tokenizer.decode([t for t in row if t not in self._stop]) for row in found]
-        )
-        return made[0] if single else made
+        found = found or [[] for _ in self._rows]
+        if texts is None:
+            return found if np.ndim(_first(prompt)) else found[0]
+        made = [self.tokenizer.decode([t for t in row if t not in stop]) for row in found]
+        return made[0] if isinstance(prompt, str) else made
 
     def warm_up(self, length: int, **wishes: Any) -> None:
         """Has everything compiled that a prompt of this length needs; nothing stays of it."""
@@ -254,14 +252,14 @@ class Generator:
 
         Takes what `generate` takes.
         """
-        texts = _texts(prompt)
+        texts, stop = _texts(prompt), self._ending(wishes)
         stream = None if texts is None else TextStream(self.tokenizer)
         for new in self._continued(prompt, max_new_tokens, wishes):
             if len(new) != 1:
                 raise FeedError("a stream is of one sequence", given=f"{len(new)} prompts")
             if stream is None:
                 yield new[0]
-            elif new[0] not in self._stop and (text := stream.put(new[0])):
+            elif new[0] not in stop and (text := stream.put(new[0])):
                 yield text
         if stream is not None and (rest := stream.end()):
             yield rest
@@ -281,6 +279,7 @@ class Generator:
         """What each sequence gets, token by token; None for one that is done."""
         if count is not None:
             count = _integer("max_new_tokens", count)
+        wishes = dict(wishes)
         stop, at_once = wishes.pop("stop", None), wishes.pop("one_launch", False)
         rows = self._checked(prompt)
         before = self._stop, self._sampling
@@ -355,6 +354,11 @@ class Generator:
         if not rows:
             raise FeedError("there is no prompt", given=repr(prompt))
         return rows
+
+    def _ending(self, wishes: Mapping[str, Any]) -> tuple[int, ...]:
+        """The stop tokens of this time."""
+        given = wishes.get("stop")
+        return self._stop if given is None else self._stops(given)
 
     def _stops(self, given: Iterable[int | str] | int | str) -> tuple[int, ...]:
         """Stop tokens as ids."""

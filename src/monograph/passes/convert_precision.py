@@ -66,8 +66,8 @@ class PrecisionReport:
     kept: tuple[Kept, ...]
 
     def __str__(self) -> str:
-        """A line for each op and reason, the most frequent first."""
-        counts = Counter((k.op, k.reason) for k in self.kept)
+        """A line for each op and reason, whatever the numbers in it, the most frequent first."""
+        counts = Counter((k.op, k.reason.partition(" (expected")[0]) for k in self.kept)
         lines = [f"{self.converted} values in {self.to}, {len(self.kept)} kept in f32"]
         lines += [f"  {n} x {op}: {reason}" for (op, reason), n in counts.most_common()]
         return "\n".join(lines)
@@ -114,7 +114,7 @@ class ConvertPrecision(Pass):
         to = dtype(self.to)
         reasons = plan_precision(graph, to, edges, sizes.of(graph))
         for value, reason in reasons.items():
-            score = 50 if reason in (FOLLOWS, JOINS, FEEDS, MISFIT) else 100
+            score = 50 if reason.startswith((FOLLOWS, JOINS, FEEDS, MISFIT)) else 100
             origin = graph.origin(value) or ""
             why = f"{value.op.name}: {reason}"
             environment.trace.note_missed(self.name, origin, why, score, always=True)

@@ -165,7 +165,7 @@ class _Plan:
         for v in operands:
             small = self.misfits.get(v, GROWS).startswith(VANISHES)
             if v in self.misfits and not (small and isinstance(value.op, TERMS)):
-                return MISFIT
+                return f"{MISFIT} ({self.misfits[v].partition('(')[2]}"
         return None
 
 

@@ -137,8 +137,9 @@ class Magnitude:
     """What it is proved not to exceed."""
 
 
-HEADROOM = 8.0
-"""An estimate may be this far below what real inputs give: an overflow spoils all that follows."""
+HEADROOM = 16.0
+"""An estimate may be this far below what real inputs give (of the models that come with recorded
+inputs, some reach ten times their estimate): an overflow spoils all that follows."""
 FOOTROOM = 4.0
 """... and this far above it: digits are lost one by one below the smallest normal number."""
 GROWS, VANISHES = "its numbers grow too large", "its numbers are too small"

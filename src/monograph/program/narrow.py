@@ -15,6 +15,9 @@ from monograph.program.kinds import is_kernel
 from monograph.program.region import Region
 
 TYPES = (bf16, f16, f32)
+MOST = 1 << 20
+"""Elements of a first product's result that are worth it: an H200 writes and reads so many in the
+time of a launch. For more of them other kernels, a library's too, are to be tried for each."""
 
 
 def merge_narrow(graph: Graph, regions: Sequence[Region]) -> list[Region]:
@@ -64,7 +67,9 @@ def _follows(before: Region, after: Region) -> bool:
     if first.inputs[1] not in before.inputs:
         return False
     size, rows = own.tensor.static, second.tensor.static
-    return rows == (*size[:-1], 1) and 0 not in size and own is not second.inputs[1]
+    if own is second.inputs[1] or not 0 < own.tensor.size <= MOST:
+        return False
+    return rows == (*size[:-1], 1)
 
 
 def _is_product(value: Value) -> bool:

@@ -61,34 +61,35 @@ class Again:
             return None
         if self._named and len(out) != len(self._states):
             return None
-        held = []
+        held: list[Array] = []
         for input_, output, reference, shape, dtype in self._states:
             array = reference()
-            same = array is not None and feeds.get(input_) is array
-            if not same or places.get(output if self._named else input_) is not array:
+            if array is None or feeds.get(input_) is not array:
+                return None
+            if places.get(output if self._named else input_) is not array:
                 return None
             if array.shape != shape or array.dtype != dtype or not array.flags.writeable:
                 return None
             held.append(array)
         slots = self._slots.copy()
         for index, name, shape, dtype in self._moving:
-            array = feeds.get(name)
-            if array.__class__ is not np.ndarray or array.shape != shape or array.dtype != dtype:
+            given: Any = feeds.get(name)
+            if given.__class__ is not np.ndarray or given.shape != shape or given.dtype != dtype:
                 return None
             # An array with memory of its own lies in no other's.
-            if array.base is not None or id(array) in self._own or not array.flags.c_contiguous:
+            if given.base is not None or id(given) in self._own or not given.flags.c_contiguous:
                 return None
-            slots[index] = array.__array_interface__["data"][0]
+            slots[index] = given.__array_interface__["data"][0]
         try:
             self._use()
         except KeyError:  # others have been used more since
             return None
-        made = []
+        made: list[Any] = []
         for number, index, shape, dtype in self._results:
-            array = np.empty(shape, dtype) if number < 0 else held[number]
+            result = np.empty(shape, dtype) if number < 0 else held[number]
             if number < 0:
-                slots[index] = array.__array_interface__["data"][0]
-            made.append(array)
+                slots[index] = result.__array_interface__["data"][0]
+            made.append(result)
         self._executable.run_at(slots)
         return made
 

@@ -17,6 +17,7 @@ from monograph.ops.elementwise import Add, Less, Mul, Sub
 from monograph.ops.functions import Exp
 from monograph.ops.linear import Dot
 from monograph.ops.shape import Reshape, Slice
+from monograph.runtime.gpu.control import REPEAT, Controlled, Nest
 from monograph.runtime.gpu.devices import Device
 from monograph.runtime.gpu.executable import GpuExecutable, compile_for_gpu
 from monograph.runtime.gpu.running import GpuLayout, Running, Slot
@@ -25,6 +26,8 @@ from tests.gpu.replay_models import three_towers
 from tests.rules.checks import graph_of, value
 
 ROWS, WIDTH = 128, 256
+LANES, DEEPEST = 8, 4
+"""At least as many streams as a model has side by side, and inside each other."""
 
 
 @cache
@@ -33,6 +36,16 @@ def shared_graphs() -> Any:
     from monograph.runtime.gpu.cuda_graphs import CudaGraphs
 
     return CudaGraphs(torch.device("cuda", 0))
+
+
+def warm_up() -> None:
+    """Has the streams and modules made that all captures share, those of sessions too."""
+    from monograph.runtime.gpu.cuda_graphs import cuda_graphs
+
+    for graphs in (shared_graphs(), cuda_graphs(0)):
+        graphs.streams(LANES)
+        graphs._made(graphs._inner, DEEPEST)
+        graphs.prepare(Controlled(Nest(REPEAT, (1,))))
 
 
 def executable(graph: Graph, on: Device | None = None) -> GpuExecutable:

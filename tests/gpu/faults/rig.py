@@ -35,10 +35,10 @@ ON_DEVICE = os.environ.get("MONOGRAPH_TEST_DEVICE", "") == "cuda"
 ALONE = not os.environ.get("MONOGRAPH_TEST_SHARE", "")
 """Whether no other process of the tests uses the device: only then its free memory tells."""
 PLACE = torch.device("cuda", 0) if ON_DEVICE else torch.device("cpu")
-HANGS = 90
+HANGS = 100
 """Seconds after which a test is taken to hang: all stacks are printed, and the process ends."""
-SLEEP = 20_000_000
-"""Cycles of a device, about ten milliseconds."""
+SLEEP = 100_000_000
+"""Cycles of a device, some fifty milliseconds."""
 KINDS = ("model", "library", "state", "loop", "branch")
 Tensors = Mapping[str, torch.Tensor]
 
@@ -192,6 +192,15 @@ def fault(test: Callable[..., None]) -> Callable[..., None]:
 
     It must end, a later recording must work, and nothing may be held any more.
     """
+    return leaving(0)(test)
+
+
+def leaving(nbytes: int) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """The same for a test that may leave some memory of the device behind, and nothing else."""
+    return functools.partial(_with_checks, nbytes)
+
+
+def _with_checks(nbytes: int, test: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(test)
     def run(rig: Rig, **options: Any) -> None:
@@ -205,6 +214,7 @@ def fault(test: Callable[..., None]) -> Callable[..., None]:
             assert later.stats["captures"] == 1
             del later
             after = rig.held()
+        before["bytes"] = before.get("bytes", 0) + nbytes
         assert {k: n for k, n in after.items() if n > before.get(k, 0)} == {}, before
 
     return run
@@ -216,6 +226,7 @@ def warm(rig: Rig) -> None:
     for kind in ("model", *kinds):
         rig.case(kind).check()
     if ON_DEVICE:
+        device_models.warm_up()
         _WARM.add(rig.builds)
 
 

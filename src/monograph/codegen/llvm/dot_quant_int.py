@@ -1,8 +1,9 @@
 """Products with constant weights of few bits where the left operand may be integers too.
 
 The left operand is rounded to signed bytes first, with a scale for each block of weights along the
-depth; threads share that out and wait for each other. Then codes are multiplied by fours in one
-instruction, and each block's sum is scaled once. Blocks with a number that is not finite are NaN.
+depth. Threads share that out and wait for each other; where it is short, each rounds all of it for
+itself. Then codes are multiplied by fours in one instruction, and each block's sum is scaled once.
+Blocks with a number that is not finite are NaN.
 
 Weights are packed in blocks: scales (and shifts, unless one number is taken from all codes), then
 codes of four depths side by side in each lane; those of 4 bits lie with those of the next four.
@@ -17,6 +18,7 @@ import numpy as np
 
 from monograph.codegen.llvm.arith import Arith
 from monograph.codegen.llvm.builder import Int, Reg, mangled, vector
+from monograph.codegen.llvm.dot import LINE
 from monograph.codegen.llvm.dot_codes import Codes, Decoded
 from monograph.codegen.llvm.kernel import Kernel, KernelContext, Scratch, Sync, share, synchronise
 from monograph.codegen.llvm.tiles import Run, Tile
@@ -32,6 +34,8 @@ MAGIC, MAGIC_BITS = 1.5 * 2.0**23, 0x4B400000
 """Added to a small float, its low bits are the nearest integer."""
 LEAST = 2.0**-119
 WORD = 4
+SHORT = 4096
+"""Numbers that are rounded sooner than another thread is waited for."""
 MOST_BLOCK = 256
 """Longer blocks share a scale among too many numbers."""
 
@@ -120,18 +124,33 @@ class Rounded(Decoded):
         p = self.problem
         self.row_bytes = p.depth + self.blocks * 2 * WORD
         rows = math.prod(self.anchor.inputs[0].tensor.static[:-1])
-        self.rounded = self.context.argument(Scratch(rows * self.row_bytes))
-        self.sync = self.context.argument(Sync())
+        # Each thread's own lies on cache lines of its own.
+        whole = -(-rows * self.row_bytes // LINE) * LINE
+        self.own_bytes = whole if rows * p.depth <= SHORT else 0
+        copies = self.context.threads if self.own_bytes else 1
+        self.rounded = self.context.argument(Scratch(whole * copies))
+        if not self.own_bytes:
+            self.sync = self.context.argument(Sync())
         return super().emit()
 
+    @property
+    def _left(self) -> Reg:
+        """Where the rounded left operand starts."""
+        b = self.b
+        own = b.mul(b.arguments["tid"], self.own_bytes)
+        return b.offset(b.arguments[f"p{self.rounded}"], own)
+
     def _loops(self) -> None:
-        """Rounds the left operand, all threads together; then the tiles."""
+        """Rounds the left operand, all threads together or each for itself; then the tiles."""
         b, threads = self.b, self.context.threads
         self.a = Arith(b)
         own = self.anchor.inputs[0].tensor.static
         rows = math.prod(own[:-1])
-        b.loop(*share(b, rows * self.blocks, threads), 1, partial(self._round, own))
-        synchronise(b, self.sync, threads)
+        units = rows * self.blocks
+        span = (0, units) if self.own_bytes else share(b, units, threads)
+        b.loop(*span, 1, partial(self._round, own))
+        if not self.own_bytes:
+            synchronise(b, self.sync, threads)
         super()._loops()
 
     def _round(self, shape: tuple[int, ...], unit: Int, _: list[Reg]) -> None:
@@ -156,7 +175,7 @@ class Rounded(Decoded):
         # Smaller ones would have a scale that is no normal number.
         normal = a.compare("ogt", most, LEAST)
         inverse = b.splat(a.select(normal, a.div(MOST, most), 0.0), lanes)
-        own = b.offset(b.arguments[f"p{self.rounded}"], b.mul(row, self.row_bytes))
+        own = b.offset(self._left, b.mul(row, self.row_bytes))
         total = b.number(0, "i32", lanes)
         for k, v in enumerate(given):
             moved = a.bits(a.fma(v, inverse, MAGIC))
@@ -196,7 +215,7 @@ class Rounded(Decoded):
         first = b.add(b.mul(i, size), panel.start)
         block_bytes = (self._factors + self._steps) * self._line
         w = b.offset(b.arguments[f"p{self.packed}"], b.mul(first, self.blocks * block_bytes))
-        x = b.offset(b.arguments[f"p{self.rounded}"], b.mul(self._row(g, m0), self.row_bytes))
+        x = b.offset(self._left, b.mul(self._row(g, m0), self.row_bytes))
         zero = b.number(0, "float", self.lanes)
 
         def one(k: Int, carried: list[Reg]) -> list[Reg]:

@@ -116,7 +116,9 @@ def candidates(context: GpuContext, shape: Shape) -> list[Candidate]:
     ]
     # For several rows the matrix units have to be tried early; one row never fills them.
     early = 3 if shape.m > 1 else len(rows)
-    return [*coded, *rows[:early], *matrix, *rows[early:]]
+    if coded:
+        return [*coded, rows[0]]  # which decodes one by one, and needs no form of its own
+    return [*rows[:early], *matrix, *rows[early:]]
 
 
 def row_cuts(p: Problem) -> list[Cut]:

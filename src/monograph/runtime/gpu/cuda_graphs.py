@@ -7,7 +7,8 @@ allocate. What a stream must not do while it records, a synchronisation above al
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
@@ -53,6 +54,7 @@ _SET = cu.CUstreamUpdateCaptureDependencies_flags.CU_STREAM_SET_CAPTURE_DEPENDEN
 _UNTIMED = cu.CUevent_flags.CU_EVENT_DISABLE_TIMING
 _APART = cu.CUstream_flags.CU_STREAM_NON_BLOCKING
 _NOT_READY = cu.CUresult.CUDA_ERROR_NOT_READY
+_NO_CONTEXT = cu.CUresult.CUDA_ERROR_INVALID_CONTEXT
 _KINDS = {
     cu.CUgraphNodeType.CU_GRAPH_NODE_TYPE_KERNEL: KERNEL,
     cu.CUgraphNodeType.CU_GRAPH_NODE_TYPE_MEMCPY: MEMCPY,
@@ -114,8 +116,19 @@ class CudaGraphs(TorchGraphs):
         self._inner: list[Handle] = []
         self._depth = 0
         self._known: dict[int, Any] = {}
+        self._context = check(cu.cuDevicePrimaryCtxRetain(check(cu.cuDeviceGet(self.index))))
         self._module: Handle | None = None
         self._condition: Any = None
+
+    def here(self) -> bool:
+        """Not in a thread that is new to CUDA either: torch says which device, but is not on it."""
+        return super().here() and bool(int(check(cu.cuCtxGetCurrent())))
+
+    @contextmanager
+    def guard(self) -> Iterator[None]:
+        with torch.cuda.device(self.place):
+            check(cu.cuCtxSetCurrent(self._context))
+            yield
 
     def streams(self, count: int) -> list[int]:
         return self._made(self._streams, count)
@@ -226,11 +239,19 @@ class CudaGraphs(TorchGraphs):
         return Handle(check(cu.cuGraphInstantiate(graph.value, 0)), _destroy_executable)
 
     def write(self, executable: Handle, params: Params) -> None:
+        error = self._written(executable, params)
+        if error:
+            if error == _NO_CONTEXT:  # a thread that is new to CUDA
+                check(cu.cuCtxSetCurrent(self._context))
+                error = self._written(executable, params)
+            check((error,))
+
+    def _written(self, executable: Handle, params: Params) -> Any:
         if params.kind == KERNEL:
-            error = cu.cuGraphExecKernelNodeSetParams(executable.value, params.node, params.native)
+            found = cu.cuGraphExecKernelNodeSetParams(executable.value, params.node, params.native)
         elif params.kind == MEMCPY:
             to, source = (params.word(0, 8 * i).value for i in range(2))
-            error = rt.cudaGraphExecMemcpyNodeSetParams1D(
+            found = rt.cudaGraphExecMemcpyNodeSetParams1D(
                 rt.cudaGraphExec_t(int(executable.value)),
                 rt.cudaGraphNode_t(int(params.node)),
                 to,
@@ -240,19 +261,22 @@ class CudaGraphs(TorchGraphs):
             )
         else:
             params.native.dst = params.word(0, 0).value
-            error = cu.cuGraphExecMemsetNodeSetParams(
-                executable.value, params.node, params.native, check(cu.cuCtxGetCurrent())
+            found = cu.cuGraphExecMemsetNodeSetParams(
+                executable.value, params.node, params.native, self._context
             )
-        if error[0]:
-            check(error)
+        return found[0]
 
     def launch(self, executable: Handle, stream: int) -> None:
         if stream not in self._known:  # making one costs as much as the call
             self._known[stream] = cu.CUstream(stream)
-        error = cu.cuGraphLaunch(executable.value, self._known[stream])
-        if error[0]:
+        error = cu.cuGraphLaunch(executable.value, self._known[stream])[0]
+        if error and error == _NO_CONTEXT:
+            # A thread that is new to CUDA: nothing was launched.
+            check(cu.cuCtxSetCurrent(self._context))
+            error = cu.cuGraphLaunch(executable.value, self._known[stream])[0]
+        if error:
             # Part of it may have run: this is no reason to run it otherwise.
-            raise ExecutionError(f"the CUDA driver refused to launch: {error[0].name}")
+            raise ExecutionError(f"the CUDA driver refused to launch: {error.name}")
 
     def conditional(
         self, stream: int, kind: str, flag: int, bodies: Sequence[Callable[[int], None]]

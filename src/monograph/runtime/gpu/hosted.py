@@ -13,11 +13,11 @@ from monograph.errors import ConfigError
 from monograph.runtime.gpu.attempts import Attempts
 from monograph.runtime.gpu.capture import places_of
 from monograph.runtime.gpu.graphs import TO_DEVICE, TO_HOST, Copy, GraphError
-from monograph.runtime.gpu.launches import ARRAYS, Launches
+from monograph.runtime.gpu.launches import ARRAYS, Launches, enter
 from monograph.runtime.gpu.quick import BUSY, stream_of
 from monograph.runtime.gpu.recorded import Maker, Recorded
 from monograph.runtime.gpu.slabs import Ring, Slab, SlabLayout
-from monograph.runtime.gpu.ways import AUTO, DIRECT, PLAIN, RIVALS, WAYS, Measured, Way, time_all
+from monograph.runtime.gpu.ways import AUTO, DIRECT, PLAIN, WAYS, Measured, Way, rivals, time_all
 from monograph.runtime.outputs import NOTHING, refuse_unlike
 from monograph.runtime.pending import Pending
 
@@ -80,24 +80,42 @@ class HostRuns:
         self, recorded: Recorded, feeds: Mapping[str, Any], out: Mapping[str, Any], stream: int
     ) -> Pending:
         slab = self.ring.take()
-        slab.fill(feeds)
+        self._fill(recorded, slab, feeds, stream)
         self._launches.launch(recorded, [slab.address], stream)
         self._launches.executable.runs += 1
         self._launches.graphs.record(slab.event, stream)
         return self._pending(slab, out)
 
+    def _fill(self, recorded: Recorded, slab: Slab, feeds: Mapping[str, Any], stream: int) -> None:
+        """Takes the inputs, and sends them ahead where the graph does not fetch them."""
+        if not recorded.ahead:
+            slab.fill(feeds)
+            return
+        if self._launches.executable._stream != stream:
+            self._launches.order(stream)
+        copy, to, source = self._launches.graphs.copy, recorded.ahead, slab.address
+        slab.fill_ahead(
+            feeds, lambda at, count: copy(stream, Copy(to + at, source + at, count, TO_DEVICE))
+        )
+
     def _pending(self, slab: Slab, out: Mapping[str, Any]) -> Pending:
         graphs, check = self._launches.graphs, self._launches.executable.check
+        device = self._launches.executable.device
 
         def finish() -> list[Any]:
             try:
+                enter(device)
                 graphs.finish(slab.event)
                 check()
                 return slab.results(out)
             finally:
                 slab.user = None
 
-        slab.user = Pending(finish, lambda: graphs.done(slab.event))
+        def done() -> bool:
+            enter(device)
+            return graphs.done(slab.event)
+
+        slab.user = Pending(finish, done)
         return slab.user
 
     def _graph(self, stream: int) -> Recorded | None:
@@ -131,15 +149,16 @@ class HostRuns:
         assert self._measured is not None
         executable, graphs = self._launches.executable, self._launches.graphs
         made: dict[Way, Recorded] = {}
+        feeds = {name: np.zeros(shape, kind) for name, shape, kind in self._inputs}
 
         def run(recorded: Recorded) -> None:
+            self._fill(recorded, slab, feeds, stream)
             graphs.launch(recorded.executable, stream)
             graphs.record(slab.event, stream)
             graphs.finish(slab.event)
 
-        slab.clear()
         try:
-            for way in RIVALS:
+            for way in rivals(self.ring.layout):
                 made[way] = hosted(self._maker, self.ring.layout, slab, way)
             times = time_all({way: partial(run, recorded) for way, recorded in made.items()})
             executable.forgive()
@@ -164,7 +183,8 @@ def hosted(maker: Maker, layout: SlabLayout, slab: Slab, way: Way) -> Recorded:
     memory |= {name: here[name] for name in direct}
     start, first, last = block.data_ptr(), layout.in_to, layout.nbytes - layout.out_from
     at = layout.out_from
-    bring = Copy(start, slab.address, first, TO_DEVICE) if first and not way.reads else None
+    brings = first and not way.reads and not way.ahead
+    bring = Copy(start, slab.address, first, TO_DEVICE) if brings else None
     fetch = Copy(slab.address + at, start + at, last, TO_HOST) if last and not way.writes else None
     recorder, taken = maker.fixed(memory, bring, fetch)
     try:
@@ -184,4 +204,5 @@ def hosted(maker: Maker, layout: SlabLayout, slab: Slab, way: Way) -> Recorded:
         taken.graph.close()
         raise
     made.kept += [recorder.pool, block]
+    made.ahead = start if way.ahead else 0
     return made

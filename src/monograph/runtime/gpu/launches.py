@@ -7,17 +7,37 @@ with it its memory on the device, not when the garbage is next collected.
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Hashable
 from typing import Any
 
 from monograph.errors import ExecutionError
 from monograph.runtime.counts import Counts
+from monograph.runtime.gpu.devices import Device
 from monograph.runtime.gpu.graphs import Graphs, Handle
 from monograph.runtime.gpu.recorded import Recorded
 from monograph.runtime.gpu.running import Running, forked
 
 TENSORS, ARRAYS = "tensors", "arrays"
 """The graphs of an executable: on a caller's tensors, and on pinned memory of the host."""
+
+
+class _Thread(threading.local):
+    """What is true of each thread."""
+
+    ready = False
+    """Whether it has had a device's context. One that is new to CUDA has none, and a launch fails;
+    torch makes one only when it must."""
+
+
+THREAD = _Thread()
+
+
+def enter(device: Device) -> None:
+    """Has the calling thread ready for calls of the driver."""
+    if not THREAD.ready:
+        with device.active():
+            THREAD.ready = True
 
 
 class Launches:
@@ -70,7 +90,7 @@ class Launches:
         """A point behind what a stream was given so far."""
         event = self._events.pop() if self._events else self.graphs.event()
         self.graphs.record(event, stream)
-        return Mark(self.graphs, event, self._events)
+        return Mark(self.graphs, self.executable.device, event, self._events)
 
     def close(self) -> None:
         """Frees the graphs now."""
@@ -83,8 +103,9 @@ class Launches:
 class Mark:
     """A point in a stream's work. Its event is used again when nobody looks at it any more."""
 
-    def __init__(self, graphs: Graphs, event: Handle, events: list[Handle]) -> None:
+    def __init__(self, graphs: Graphs, device: Device, event: Handle, events: list[Handle]) -> None:
         self._graphs = graphs
+        self._device = device
         self._event = event
         self._events = events
 
@@ -92,9 +113,11 @@ class Mark:
         self._events.append(self._event)
 
     def wait(self) -> None:
+        enter(self._device)
         self._graphs.finish(self._event)
 
     def reached(self) -> bool:
+        enter(self._device)
         return self._graphs.done(self._event)
 
 

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 import torch
 
 from monograph.runtime.gpu.graphs import Graphs
-from monograph.runtime.gpu.launches import TENSORS, Launches
+from monograph.runtime.gpu.launches import TENSORS, THREAD, Launches
 from monograph.runtime.gpu.recorded import Recorded
 from monograph.runtime.gpu.running import Slot
 from monograph.runtime.gpu.slabs import nbytes
@@ -24,7 +24,8 @@ from monograph.runtime.outputs import NOTHING
 Quick: TypeAlias = Callable[..., "list[Any] | None"]
 """Takes feeds and places for donated outputs; None where the run needs more than a launch."""
 BUSY = -1
-"""In the place of a stream: it records for the caller, or the device is not the current one."""
+"""In the place of a stream: it records for the caller, the device is not the current one, or the
+thread is new to it."""
 
 
 def cold(feeds: Mapping[str, Any], out: Mapping[str, Any] = NOTHING) -> None:
@@ -66,7 +67,7 @@ def quick_run(launches: Launches, recorded: Recorded) -> Quick:
             return None
         addresses = []
         for name, shape, kind, aligned in inputs:
-            tensor = feeds.get(name)
+            tensor: Any = feeds.get(name)
             if (
                 tensor.__class__ is not kind_of_tensors
                 or tensor.dtype is not kind
@@ -91,7 +92,10 @@ def quick_run(launches: Launches, recorded: Recorded) -> Quick:
                     found.append(out[name])
                     addresses.append(addresses[over])
                 else:
-                    made = empty(size, steps, kind)
+                    try:
+                        made = empty(size, steps, kind)
+                    except torch.OutOfMemoryError:
+                        return None  # the long way says what is needed
                     found.append(made)
                     addresses.append(made.data_ptr())
             if addresses == recorded.addresses and executable._stream == stream:
@@ -158,6 +162,8 @@ def stream_of(graphs: Graphs) -> Callable[[], int]:
     capturing = torch._C._cuda_isCurrentStreamCapturing
 
     def looked_at() -> int:
+        if not THREAD.ready:
+            return BUSY
         stream = current(index)
         # The default stream cannot record.
         return BUSY if here() != index or (stream and capturing()) else int(stream)

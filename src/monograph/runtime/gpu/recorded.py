@@ -46,6 +46,8 @@ class Recorded:
         self.reasons: dict[str, str] = {}
         self.kept: list[Any] = []
         """Memory that nodes point to: that of libraries, buffers for copies."""
+        self.ahead = 0
+        """Where inputs have to be copied to before a launch; 0 where the graph has them."""
         self._places = [list(places.get(name, ())) for name in self.names]
         self.executable = graphs.instantiate(taken.graph)
 
@@ -267,10 +269,10 @@ class Maker:
                 known = [p for p in a if p is not None]
                 if foretold(known, found, starts[2]) != [p.bytes() for p in c if p is not None]:
                     found = "its parameters depend on addresses in ways that do not repeat"
-            if not isinstance(found, str) and {p for p, _, _ in ports[number]} & set(sizes) > {
-                w.port for w in found
-            }:
-                found = "its address is not among the parameters"
+            if not isinstance(found, str):
+                used = {p for p, _, _ in ports[number]} & set(sizes)
+                if used - {w.port for w in found}:
+                    found = "its address is not among the parameters"
             if isinstance(found, str):
                 reason = f"a library's launch uses it: {found}"
                 doubtful |= {p: reason for p, _, _ in ports[number] if p in sizes}

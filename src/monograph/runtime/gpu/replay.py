@@ -20,7 +20,7 @@ from monograph.runtime.gpu.enqueue import Memory, started
 from monograph.runtime.gpu.fitting import imported
 from monograph.runtime.gpu.graphs import Graphs
 from monograph.runtime.gpu.hosted import HostRuns
-from monograph.runtime.gpu.launches import TENSORS, Launches, not_copied
+from monograph.runtime.gpu.launches import TENSORS, Launches, enter, not_copied
 from monograph.runtime.gpu.quick import Quick, checked, cold, quick_run
 from monograph.runtime.gpu.recorded import Maker, Recorded
 from monograph.runtime.gpu.running import Running
@@ -155,9 +155,16 @@ class Replay:
     def _start(self, feeds: Mapping[str, Any], out: Mapping[str, Any]) -> Pending:
         """Enqueues a run, whatever it needs."""
         self._launches.check_process()
+        enter(self.executable.device)
         given = {name: imported(x) for name, x in feeds.items()}
         if not self._whole:
             return self._run_parts(given, out)
+        try:
+            return self._start_whole(given, out)
+        except torch.OutOfMemoryError as e:
+            raise self.executable.no_memory(e) from None
+
+    def _start_whole(self, given: Mapping[str, Any], out: Mapping[str, Any]) -> Pending:
         with ExitStack() as stack:
             if not self.graphs.here():
                 stack.enter_context(self.graphs.guard())

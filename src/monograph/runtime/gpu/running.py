@@ -184,9 +184,13 @@ class Running:
             with self.device.active():
                 return self._run(feeds, out)
         except torch.OutOfMemoryError as e:
-            layout = self.layout
-            needs = (layout.arena_bytes, self.constant_bytes, layout.kept_bytes)
-            raise out_of_memory(self.device, *needs, e) from None
+            raise self.no_memory(e) from None
+
+    def no_memory(self, error: torch.OutOfMemoryError) -> ExecutionError:
+        """What is said where a run finds no memory."""
+        layout = self.layout
+        needs = (layout.arena_bytes, self.constant_bytes, layout.kept_bytes)
+        return out_of_memory(self.device, *needs, error)
 
     def check_process(self) -> None:
         """Refuses a child that was forked: it has no part in its parent's device."""

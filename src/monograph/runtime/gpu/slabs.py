@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,8 @@ from monograph.runtime.pending import Pending
 ALIGNMENT = 256
 LARGE = 256 << 10
 """Bytes from which several threads copy faster than one."""
+PIECES, PIECE = 8, 256 << 10
+"""Into how many pieces inputs are cut that go ahead of the rest, and how small they may be."""
 RING = 3
 """Slabs: runs on host data that may be in flight at once."""
 
@@ -52,6 +54,16 @@ class SlabLayout:
             at += _rounded(slot)
         self.nbytes = at
         self.results = [s.name for s in layout.outputs]
+        self.pieces = self._pieces()
+        """By input, the offsets and bytes of what is copied at a time."""
+
+    def _pieces(self) -> list[tuple[str, int, int]]:
+        step = max(PIECE, -(-self.in_to // PIECES // ALIGNMENT) * ALIGNMENT)
+        return [
+            (name, at + start, min(step, _rounded(slot) - start))
+            for name, (slot, at) in self.inputs.items()
+            for start in range(0, _rounded(slot), step)
+        ]
 
     def ports(self) -> dict[str, tuple[int, int]]:
         """Every port's offset and bytes."""
@@ -82,26 +94,37 @@ class Slab:
         self.event = graphs.event()
         self.user: Pending | None = None
         self.turn = 0
+        self._layout = layout
         self._results = layout.results
         whole: Array = self.block.numpy()
         self._inputs = {n: _view(whole, s, at) for n, (s, at) in layout.inputs.items()}
         self._outputs = {n: _view(whole, s, at) for n, (s, at) in layout.outputs.items()}
 
-    def clear(self) -> None:
-        """Zeros everywhere."""
-        self.block.zero_()
-
     def fill(self, feeds: Mapping[str, Any]) -> None:
         """Takes the inputs: the caller's arrays are free again."""
         for name, place in self._inputs.items():
-            data = feeds[name]
-            if np.shape(data) != place.shape:
-                raise FeedError(
-                    f"the input {name} has another shape",
-                    expected=place.shape,
-                    given=np.shape(data),
-                )
-            copy_into(place, data)
+            copy_into(place, _fitting(name, feeds[name], place))
+
+    def fill_ahead(self, feeds: Mapping[str, Any], send: Callable[[int, int], None]) -> None:
+        """The same; what has been taken is sent while the rest is: by its offset and bytes."""
+        block: Array = self.block.numpy()
+        whole: dict[str, Array] = {}
+        for name, place in self._inputs.items():
+            data = _fitting(name, feeds[name], place)
+            if (
+                isinstance(data, np.ndarray)
+                and data.dtype == place.dtype
+                and data.flags.c_contiguous
+            ):
+                whole[name] = data.reshape(-1).view(np.uint8)
+            else:
+                copy_into(place, data)
+        for name, at, count in self._layout.pieces:
+            if name in whole:
+                start = at - self._layout.inputs[name][1]
+                source = whole[name][start : start + count]
+                copy_into(block[at : at + source.size], source)
+            send(at, count)
 
     def results(self, out: Mapping[str, Any]) -> list[Any]:
         """The outputs, as fresh arrays or in those of the caller."""
@@ -113,6 +136,14 @@ class Slab:
             copy_into(given, place)
             found.append(given)
         return found
+
+
+def _fitting(name: str, data: Any, place: Array) -> Any:
+    if np.shape(data) != place.shape:
+        raise FeedError(
+            f"the input {name} has another shape", expected=place.shape, given=np.shape(data)
+        )
+    return data
 
 
 def copy_into(to: Array, source: Any) -> None:

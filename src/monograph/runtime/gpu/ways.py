@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
 from monograph.runtime.gpu.running import GpuLayout
-from monograph.runtime.gpu.slabs import nbytes
+from monograph.runtime.gpu.slabs import SlabLayout, nbytes
 from monograph.runtime.gpu.tuning import Entry, TuningCache
 
-AUTO, DIRECT, COPY = "auto", "direct", "copy"
+AUTO, DIRECT, COPY, PIECES = "auto", "direct", "copy", "pieces"
 WAYS = (AUTO, DIRECT, COPY)
 ROUNDS = 11
 """Runs of each rival that are timed."""
@@ -29,13 +29,22 @@ class Way(NamedTuple):
 
     reads: bool = False
     writes: bool = False
+    ahead: bool = False
+    """Whether inputs are copied piece by piece, while the host still gathers the rest."""
 
     def __str__(self) -> str:
-        return f"{DIRECT if self.reads else COPY} in, {DIRECT if self.writes else COPY} out"
+        taken = PIECES if self.ahead else DIRECT if self.reads else COPY
+        return f"{taken} in, {DIRECT if self.writes else COPY} out"
 
 
 PLAIN = Way()
 RIVALS = (PLAIN, Way(writes=True), Way(reads=True, writes=True), Way(reads=True))
+AHEAD = (Way(writes=True, ahead=True), Way(ahead=True))
+
+
+def rivals(layout: SlabLayout) -> tuple[Way, ...]:
+    """The ways that are worth a trial."""
+    return RIVALS if len(layout.pieces) < 2 else (*RIVALS, *AHEAD)
 
 
 @dataclass(frozen=True)
@@ -48,7 +57,9 @@ class Measured:
     def find(self, layout: GpuLayout) -> Way | None:
         """The way for a program, if it has been measured."""
         entry = self._entries.get(_key(layout))
-        return None if entry is None else {str(w): w for w in RIVALS}.get(entry["winner"])
+        return (
+            None if entry is None else {str(w): w for w in (*RIVALS, *AHEAD)}.get(entry["winner"])
+        )
 
     def keep(self, layout: GpuLayout, times: Mapping[Way, float]) -> None:
         """Remembers what each way has taken, in us."""

@@ -1,0 +1,277 @@
+"""What is wrong is said in one message, and nothing is lost of what was generated."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+from benchmarks.decoders import build
+from monograph import Generator
+from monograph.errors import ConfigError, FeedError, ModelError, MonographError, UnsupportedError
+from tests.generate.decoders import counting_decoder
+
+PROMPT = [3, 14, 15, 92, 65, 35, 8]
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build(tmp_path_factory.mktemp("decoder"), "tiny-llama")
+
+
+@pytest.fixture
+def folder(built: Path, tmp_path: Path) -> Path:
+    """A copy that a test may spoil."""
+    return Path(shutil.copytree(built, tmp_path / "copy"))
+
+
+def opened(folder: Path, **options: Any) -> Generator:
+    return Generator(folder, "reference", **{"max_length": 32, "stop": (), **options})
+
+
+def refused(folder: Path, kind: type[MonographError], text: str, **options: Any) -> str:
+    with pytest.raises(kind, match=text) as caught:
+        opened(folder, **options)
+    assert "internal" not in str(caught.value)
+    return str(caught.value)
+
+
+# Folders
+
+
+def test_a_folder_without_a_decoder(tmp_path: Path) -> None:
+    refused(tmp_path, ModelError, "there is no decoder in the folder")
+    refused(tmp_path / "nowhere", ModelError, "there is no such folder or model")
+
+
+def test_a_model_that_is_no_decoder(tmp_path: Path) -> None:
+    value = onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [2])
+    result = onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, [2])
+    node = onnx.helper.make_node("Abs", ["x"], ["y"])
+    onnx.save(
+        onnx.helper.make_model(onnx.helper.make_graph([node], "g", [value], [result])),
+        tmp_path / "model.onnx",
+    )
+    refused(tmp_path, ModelError, "it does not turn tokens into logits")
+
+
+def test_a_decoder_without_a_past(tmp_path: Path) -> None:
+    ids = onnx.helper.make_tensor_value_info("input_ids", onnx.TensorProto.INT64, ["b", "s"])
+    result = onnx.helper.make_tensor_value_info("logits", onnx.TensorProto.FLOAT, ["b", "s", 4])
+    table = onnx.numpy_helper.from_array(np.eye(4, dtype=np.float32), "table")
+    node = onnx.helper.make_node("Gather", ["table", "input_ids"], ["logits"])
+    graph = onnx.helper.make_graph([node], "g", [ids], [result], [table])
+    onnx.save(onnx.helper.make_model(graph), tmp_path / "model.onnx")
+    refused(tmp_path, ModelError, "it has no cache of keys and values")
+
+
+def test_configurations_that_cannot_be_read(folder: Path) -> None:
+    (folder / "genai_config.json").write_text("{")
+    refused(folder, ModelError, "the configuration cannot be read")
+    (folder / "genai_config.json").write_text("[1]")
+    refused(folder, ModelError, "is no JSON object")
+    (folder / "genai_config.json").write_text("{}")
+    refused(folder, ModelError, "there is no decoder in the folder")
+
+
+def changed(folder: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    file = folder / "genai_config.json"
+    config = json.loads(file.read_text())
+    change(config["model"])
+    file.write_text(json.dumps(config))
+
+
+CONTRADICTIONS: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
+    "layers": (lambda m: m["decoder"].update(num_hidden_layers=5), "number of layers differs"),
+    "heads": (lambda m: m["decoder"].update(num_key_value_heads=4), "the heads of the cache differ"),
+    "size": (lambda m: m["decoder"].update(head_size=64), "the head_size of the cache differ"),
+    "vocabulary": (lambda m: m.update(vocab_size=500), "size of the vocabulary differs"),
+    "input": (
+        lambda m: m["decoder"]["inputs"].update(input_ids="tokens"),
+        "names an input that the graph does not have",
+    ),
+    "cache": (
+        lambda m: m["decoder"]["inputs"].update(past_key_names="past.%d.k"),
+        "names an input that the graph does not have",
+    ),
+    "output": (
+        lambda m: m["decoder"]["outputs"].update(logits="scores"),
+        "names an output that the graph does not have",
+    ),
+    "file": (lambda m: m["decoder"].update(filename="other.onnx"), "is missing"),
+    "kind": (lambda m: m.update(vocab_size="many"), "vocab_size is no integer"),
+    "stop": (lambda m: m.update(eos_token_id="x"), "eos_token_id is an integer or a list"),
+}
+
+
+@pytest.mark.parametrize("name", CONTRADICTIONS)
+def test_a_configuration_that_contradicts_the_graph(folder: Path, name: str) -> None:
+    change, message = CONTRADICTIONS[name]
+    changed(folder, change)
+    assert "genai_config.json" in refused(folder, ModelError, message) or name == "file"
+
+
+def test_more_context_than_there_are_positions(folder: Path) -> None:
+    changed(folder, lambda m: m.update(context_length=100_000))
+    refused(folder, ModelError, "more than the decoder has positions for", max_length=4096)
+
+
+def test_a_stop_token_of_the_configuration_that_the_vocabulary_lacks(folder: Path) -> None:
+    changed(folder, lambda m: m.update(eos_token_id=[1, 70_000]))
+    refused(folder, ConfigError, "no such stop token", stop=None)
+
+
+# Graphs
+
+
+def respelled(folder: Path, change: Callable[[onnx.GraphProto], None]) -> None:
+    model = onnx.load(folder / "model.onnx", load_external_data=False)
+    change(model.graph)
+    onnx.save(model, folder / "model.onnx")
+
+
+def test_wrong_cache_shapes(folder: Path) -> None:
+    def flat(graph: onnx.GraphProto) -> None:
+        cache = next(i for i in graph.input if i.name == "past_key_values.0.key")
+        del cache.type.tensor_type.shape.dim[3]
+
+    respelled(folder, flat)
+    assert "past_key_values.0.key" in refused(folder, ModelError, "a cache of an unknown kind")
+
+
+def test_a_cache_that_nothing_goes_with(tmp_path: Path) -> None:
+    path = counting_decoder(tmp_path / "model.onnx")
+    model = onnx.load(path)
+    kept = [o for o in model.graph.output if o.name != "present.0.value"]
+    del model.graph.output[:]
+    model.graph.output.extend(kept)
+    onnx.save(model, path)
+    refused(path, ModelError, "no output goes with it")
+
+
+def test_caches_that_grow_in_unknown_ways(tmp_path: Path) -> None:
+    path = counting_decoder(tmp_path / "model.onnx", split=True)
+    refused(path, UnsupportedError, "the cache grows in a way that is not known")
+    path = counting_decoder(tmp_path / "model.onnx", axis=1)
+    refused(path, UnsupportedError, "the cache grows in a way that is not known")
+
+
+def test_inputs_that_a_step_cannot_give(tmp_path: Path) -> None:
+    path = counting_decoder(tmp_path / "model.onnx", extra=("images",))
+    assert "images" in refused(path, UnsupportedError, "inputs that a step cannot give")
+
+
+def test_a_decoder_that_counts_takes_prompts_of_one_length(tmp_path: Path) -> None:
+    g = opened(counting_decoder(tmp_path / "model.onnx"))
+    with pytest.raises(FeedError, match="sequences of a batch are equally long"):
+        g.generate([[5, 9], [7]], 3)
+
+
+# Prompts and options
+
+
+def test_prompts_that_are_none(built: Path) -> None:
+    g = opened(built)
+    for prompt, message in (
+        ([], "a prompt has at least one token"),
+        ([[1], []], "a prompt has at least one token"),
+        ([1, 512], "token ids are out of range"),
+        ([-1], "token ids are out of range"),
+        ([1.5], "a prompt is a text, or ids of tokens"),
+        ([True], "a prompt is a text, or ids of tokens"),
+        (7, "a prompt is a text, or ids of tokens"),
+        (np.zeros((1, 1, 2), np.int64), "a prompt is a text, or ids of tokens"),
+    ):
+        with pytest.raises(FeedError, match=message):
+            g.generate(prompt, 3)
+
+
+def test_bad_tokens_leave_the_sequence_as_it_was(built: Path) -> None:
+    g = opened(built)
+    g.append_tokens(PROMPT)
+    g.generate_next_token()
+    before = g.get_sequence(0).tolist()
+    for bad, message in (
+        ([512], "token ids are out of range"),
+        ([1] * 40, "the prompt is longer than the maximum"),
+        ([[1], [2]], "appended to every sequence of a batch"),
+    ):
+        with pytest.raises(FeedError, match=message):
+            g.append_tokens(bad)
+        assert g.get_sequence(0).tolist() == before
+    g.generate_next_token()
+    whole = g.get_sequence(0).tolist()
+    assert opened(built).generate(PROMPT, 2) == whole[len(PROMPT) :]
+
+
+def test_a_prompt_longer_than_the_maximum(built: Path) -> None:
+    g = opened(built)
+    assert len(g.generate([1] * 31, 1)) == 1
+    with pytest.raises(FeedError, match="the prompt is longer than the maximum") as caught:
+        g.generate([1] * 32, 1)
+    assert "fewer than 32" in str(caught.value)
+
+
+def test_options_out_of_range(built: Path) -> None:
+    refused(built, ConfigError, "max_length is out of range", max_length=1)
+    refused(built, ConfigError, "max_length is out of range", max_length=513)
+    refused(built, ConfigError, "no such stop token", stop=[512])
+    refused(built, ConfigError, "temperature has no such value", temperature=-1.0)
+    refused(built, ConfigError, "temperature has no such value", temperature=float("nan"))
+    refused(built, ConfigError, "top_p has no such value", top_p=1.5)
+    refused(built, ConfigError, "top_k is a count", top_k=-1)
+    refused(built, ConfigError, "repetition_penalty is a factor", repetition_penalty=0.0)
+    refused(built, ConfigError, "buckets are lengths", buckets=[0])
+    refused(built, ConfigError, "no such option", tempo=1)
+    with pytest.raises(ConfigError, match="no such wish for sampling"):
+        opened(built).generate(PROMPT, 3, temprature=1.0)
+    with pytest.raises(ConfigError, match="max_new_tokens is an integer"):
+        opened(built).generate(PROMPT, 1.5)  # type: ignore[arg-type]
+
+
+def test_no_tokens_at_all(built: Path) -> None:
+    g = opened(built)
+    assert g.generate(PROMPT, 0) == []
+    assert g.generate([PROMPT, [1]], 0) == [[], []]
+
+
+def test_nothing_to_go_on_from(built: Path) -> None:
+    g = opened(built)
+    with pytest.raises(FeedError, match="there is nothing to go on from"):
+        g.generate_next_token()
+    with pytest.raises(FeedError, match="no such sequence"):
+        g.get_sequence(0)
+    g.append_tokens(PROMPT)
+    with pytest.raises(FeedError, match="rewound to a length that they have"):
+        g.rewind_to(99)
+
+
+# Text
+
+
+def test_text_without_a_tokenizer(built: Path) -> None:
+    with pytest.raises(ConfigError, match="the decoder has none"):
+        opened(built).generate("hello", 3)
+
+
+def test_text_without_the_extra(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "tokenizer.json").write_text("{}")
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    with pytest.raises(ConfigError, match="not installed") as caught:
+        opened(folder).generate("hello", 3)
+    assert "monograph[llm]" in str(caught.value)
+    assert len(opened(folder).generate(PROMPT, 3)) == 3
+
+
+def test_a_tokenizer_that_cannot_be_read(folder: Path) -> None:
+    pytest.importorskip("tokenizers")
+    (folder / "tokenizer.json").write_text("{}")
+    with pytest.raises(ModelError, match="the tokenizer cannot be read"):
+        opened(folder).generate("hello", 3)

@@ -1,0 +1,94 @@
+"""Decoders of every family and style: the step gives what the export gives with a growing past."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import monograph
+from benchmarks.decoders import build
+from tests.generate.decoders import counting_decoder, plainly
+
+PROMPT = [3, 14, 15, 92, 65, 35, 8]
+STYLES = {
+    "genai": {},
+    "genai, rotary apart": {"fused_rotary": False},
+    "optimum": {"style": "optimum"},
+    "optimum, merged": {"style": "optimum", "merged": True},
+}
+
+
+@pytest.fixture(params=["reference", "cpu"])
+def target(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize("family", ["tiny-llama", "tiny-qwen2", "tiny-gemma2", "tiny-gpt2"])
+def test_tokens_are_those_of_the_export(
+    family: str, style: str, target: str, tmp_path: Path
+) -> None:
+    build(tmp_path, family, **STYLES[style])  # type: ignore[arg-type]
+    expected = plainly(tmp_path / "model.onnx", PROMPT, 20)
+    generator = monograph.Generator(tmp_path, target, max_length=64, stop=())
+    assert generator.generate(PROMPT, 20) == expected
+    assert len(set(expected)) > 8
+
+
+@pytest.mark.parametrize("style", ["genai", "optimum"])
+def test_rows_of_a_batch_do_not_depend_on_each_other(style: str, tmp_path: Path) -> None:
+    """Windows and padding: each row has the tokens that it has alone."""
+    build(tmp_path, "tiny-gemma2", **STYLES[style])  # type: ignore[arg-type]
+    generator = monograph.Generator(tmp_path, "cpu", max_length=64, stop=(), buckets=[8])
+    prompts = [PROMPT * 3, PROMPT[:2], PROMPT[1:]]
+    alone = [generator.generate(p, 24) for p in prompts]
+    assert generator.generate(prompts, 24) == alone
+    stop = (alone[0][7], alone[2][11])
+    cut = [generator.generate(p, 24, stop=stop) for p in prompts]
+    assert len({len(row) for row in cut}) > 1
+    assert generator.generate(prompts, 24, stop=stop) == cut
+
+
+@pytest.mark.parametrize("length", [1, 2, 7, 8, 9, 16, 17, 31, 40])
+@pytest.mark.parametrize("style", ["genai", "optimum"])
+def test_prompts_of_any_length_go_through_buckets(
+    style: str, length: int, tmp_path: Path
+) -> None:
+    build(tmp_path, "tiny-gemma2", **STYLES[style])  # type: ignore[arg-type]
+    prompt = np.random.default_rng(length).integers(0, 512, length).tolist()
+    expected = plainly(tmp_path / "model.onnx", prompt, 3)
+    generator = monograph.Generator(tmp_path, "reference", max_length=44, stop=(), buckets=[8, 16])
+    assert generator.generate(prompt, 3) == expected
+
+
+def test_a_decoder_that_counts_its_positions_itself(target: str, tmp_path: Path) -> None:
+    model = counting_decoder(tmp_path / "model.onnx")
+    expected = plainly(model, [5, 9, 2], 40)
+    generator = monograph.Generator(model, target, max_length=46, stop=())
+    assert generator.generate([5, 9, 2], 40) == expected
+    assert len(set(expected)) > 8
+    both = generator.generate([[5, 9, 2], [7, 1, 1]], 12)
+    assert both == [generator.generate(p, 12) for p in ([5, 9, 2], [7, 1, 1])]
+
+
+def test_the_same_with_position_ids_takes_unequal_prompts(tmp_path: Path) -> None:
+    model = counting_decoder(tmp_path / "model.onnx", positions=True)
+    generator = monograph.Generator(model, "cpu", max_length=46, stop=())
+    prompts = [[5, 9, 2, 1, 1], [7, 1]]
+    alone = [plainly(model, p, 12) for p in prompts]
+    assert generator.generate(prompts, 12) == alone
+
+
+def test_greedy_tokens_of_the_cpu_are_the_references(tmp_path: Path) -> None:
+    build(tmp_path, "tiny-llama")
+    made = {
+        target: monograph.Generator(tmp_path, target, max_length=320, stop=())
+        for target in ("reference", "cpu")
+    }
+    tokens = {t: g.generate(PROMPT, 256) for t, g in made.items()}
+    assert tokens["cpu"] == tokens["reference"]
+    assert len(tokens["cpu"]) == 256
+    assert len(set(tokens["cpu"])) >= 32
+    assert made["cpu"].generate(PROMPT, 256, one_launch=True) == tokens["cpu"]
