@@ -2,10 +2,11 @@
 
     python -m benchmarks.decode_cpu [--shape llama-100m] [--formats int4 int4-128 f32] [--threads 2]
 
-Both sides decode greedily, one token a call, over caches of one fixed length that are updated in
-place: onnxruntime with IO binding and present bound to the memory of past, Monograph with donated
-state. They take turns, a few tokens each, and medians are compared. Wall time is what counts; the
-time of the process's threads is printed beside it, for a machine that others use too.
+Both sides decode greedily from one token on, a token a call, over caches of one fixed length that
+are updated in place: onnxruntime with IO binding and present bound to the memory of past, Monograph
+as a `Generator` (and as a `Session` with donated state, with --session). They take turns, a few
+tokens each, and medians are compared. Wall time is what counts; the time of the process's threads
+is printed beside it, for a machine that others use too.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ from benchmarks.decoders import build
 
 Step = Callable[[int, int], int]
 """(token, its position) -> the next token"""
+FIRST, TURN = 7, 8
+"""The token to begin with, and how many a turn makes."""
 
 
 def onnxruntime_step(model: Path, s: Shape, length: int, threads: int) -> Step:
@@ -39,15 +42,14 @@ def onnxruntime_step(model: Path, s: Shape, length: int, threads: int) -> Step:
     options.intra_op_num_threads, options.log_severity_level = threads, 3
     session = ort.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
     binding = session.io_binding()
-    dtype = np.float32 if "float)" in session.get_outputs()[0].type else np.float16
-    held = []
+    half = "float16" in session.get_outputs()[0].type
+    dtype = np.float16 if half else np.float32
     for layer in range(s.layers):
         for part in ("key", "value"):
             cache = np.zeros((1, s.groups, length, s.head_size), dtype)
             state = ort.OrtValue.ortvalue_from_numpy(cache)
             binding.bind_ortvalue_input(f"past_key_values.{layer}.{part}", state)
             binding.bind_ortvalue_output(f"present.{layer}.{part}", state)
-            held.append(state)
     logits = ort.OrtValue.ortvalue_from_numpy(np.zeros((1, 1, s.vocab), dtype))
     binding.bind_ortvalue_output("logits", logits)
     mask = np.ones((1, length), np.int64)
@@ -61,21 +63,21 @@ def onnxruntime_step(model: Path, s: Shape, length: int, threads: int) -> Step:
         session.run_with_iobinding(binding)
         return int(logits.numpy()[0, 0].argmax())
 
-    step.held = held  # type: ignore[attr-defined]
     return step
 
 
-def monograph_step(model: Path, s: Shape, length: int, threads: int, **options: Any) -> Step:
+def session_step(model: Path, s: Shape, length: int, threads: int) -> Step:
     """A session with donated state; the attention mask is as long as the caches from the start."""
     kinds = [(i, p) for i in range(s.layers) for p in ("key", "value")]
     donate = {f"present.{i}.{p}": f"past_key_values.{i}.{p}" for i, p in kinds}
-    session = monograph.load(model, target="cpu", threads=threads, donate=donate, **options)
-    half = next(o for o in session.outputs if o.name == "logits").dtype.name == "f16"
-    dtype = np.float16 if half else np.float32
-    states = {past: np.zeros((1, s.groups, length, s.head_size), dtype) for past in donate.values()}
-    mask = np.zeros((1, length), np.int64)
+    session = monograph.load(model, target="cpu", threads=threads, donate=donate)
     names = [o.name for o in session.outputs]
     needs = {i.name for i in session.inputs}
+    logits = next(o.dtype for o in session.outputs if o.name == "logits")
+    assert logits is not None
+    shape = (1, s.groups, length, s.head_size)
+    states = {past: np.zeros(shape, logits.numpy) for past in donate.values()}
+    mask = np.zeros((1, length), np.int64)
 
     def step(token: int, position: int) -> int:
         mask[:, : position + 1], mask[:, position + 1 :] = 1, 0
@@ -86,62 +88,78 @@ def monograph_step(model: Path, s: Shape, length: int, threads: int, **options: 
         states.update({past: made[present] for present, past in donate.items()})
         return int(made["logits"][0, 0].argmax())
 
-    step.session = session  # type: ignore[attr-defined]
+    return step
+
+
+def generator_step(model: Path, length: int, threads: int) -> Step:
+    """What users call. It keeps the tokens itself, and begins with the first."""
+    made = monograph.Generator(model.parent, "cpu", max_length=length, stop=(), threads=threads)
+    made.append_tokens([FIRST])
+
+    def step(token: int, position: int) -> int:
+        made.generate_next_token()
+        return int(made.get_next_tokens()[0])
+
     return step
 
 
 @dataclass
 class Side:
-    """One contender: its step, and the seconds that its turns took."""
+    """One contender: what it has made so far, and the seconds that its turns took."""
 
     step: Step
+    tokens: list[int] = field(default_factory=lambda: [FIRST])
     wall: list[float] = field(default_factory=list)
     cpu: list[float] = field(default_factory=list)
-    tokens: list[int] = field(default_factory=list)
 
-    def turn(self, position: int, count: int) -> None:
-        """Decodes some tokens after a position; the first of them is not timed."""
-        token = self.step(7, position)
+    def make(self, count: int) -> None:
+        for _ in range(count):
+            self.tokens.append(self.step(self.tokens[-1], len(self.tokens) - 1))
+
+    def turn(self) -> None:
+        """Some tokens, timed, behind one that is not: the other side had the caches."""
+        self.make(1)
         start, used = time.perf_counter(), time.process_time()
-        self.tokens = []
-        for i in range(1, count + 1):
-            token = self.step(token, position + i)
-            self.tokens.append(token)
-        self.wall.append((time.perf_counter() - start) / count)
-        self.cpu.append((time.process_time() - used) / count)
+        self.make(TURN)
+        self.wall.append((time.perf_counter() - start) / TURN)
+        self.cpu.append((time.process_time() - used) / TURN)
 
     def report(self) -> dict[str, float]:
         wall, cpu = statistics.median(self.wall), statistics.median(self.cpu)
         return {"tokens_per_s": 1 / wall, "ms": wall * 1e3, "cpu_ms": cpu * 1e3}
 
 
-def compare(
-    model: Path, shape: Shape, length: int, threads: int, positions: list[int], rounds: int
-) -> list[dict[str, Any]]:
-    """A row for each position."""
-    sides = {
-        "monograph": monograph_step(model, shape, length, threads),
-        "onnxruntime": onnxruntime_step(model, shape, length, threads),
-    }
-    rows = []
-    for position in positions:
-        contenders = {name: Side(step) for name, step in sides.items()}
-        for _ in range(rounds):
-            for side in contenders.values():
-                side.turn(position, 8)
-        found = {name: side.report() for name, side in contenders.items()}
-        ours, theirs = contenders["monograph"], contenders["onnxruntime"]
-        ratios = [b / a for a, b in zip(ours.wall, theirs.wall, strict=True)]
-        rows.append(
-            {
-                "position": position,
-                **found,
-                "ratio": statistics.median(ratios),
-                "cpu_ratio": found["onnxruntime"]["cpu_ms"] / found["monograph"]["cpu_ms"],
-                "same_tokens": ours.tokens == theirs.tokens,
-            }
-        )
-    return rows
+def compare(sides: dict[str, Side], position: int, rounds: int) -> dict[str, Any]:
+    """All sides from a position on: what each took, and how much longer onnxruntime did."""
+    for side in sides.values():
+        side.wall, side.cpu = [], []
+        side.make(max(position + 1 - len(side.tokens), 0))
+    for _ in range(rounds):
+        for side in sides.values():
+            side.turn()
+    theirs = sides["onnxruntime"]
+    found: dict[str, Any] = {"position": position}
+    for name, side in sides.items():
+        ratios = [b / a for a, b in zip(side.wall, theirs.wall, strict=True)]
+        found[name] = {
+            **side.report(),
+            "ratio": statistics.median(ratios),
+            "cpu_ratio": statistics.median(theirs.cpu) / statistics.median(side.cpu),
+            "same_tokens": side.tokens == theirs.tokens,
+        }
+    return found
+
+
+def show(form: str, row: dict[str, Any]) -> None:
+    for name, r in row.items():
+        if isinstance(r, dict):
+            beside = f"{r['ratio']:5.2f}x wall {r['cpu_ratio']:5.2f}x cpu"
+            same = "" if r["same_tokens"] else "  other tokens"
+            print(
+                f"{form:12} {row['position']:5}  {name:12} {r['tokens_per_s']:7.1f} tokens/s"
+                f" {r['ms']:7.2f} ms {r['cpu_ms']:7.2f} ms cpu  {beside}{same}",
+                flush=True,
+            )
 
 
 def main() -> None:
@@ -153,30 +171,30 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=1024, help="of the caches")
     parser.add_argument("--positions", nargs="+", type=int, default=[32, 512])
     parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--session", action="store_true", help="time a plain session too")
     parser.add_argument("--folder", type=Path, help="keep models here, and use those found")
     parser.add_argument("--json", type=Path)
     a = parser.parse_args()
-    results = {}
+    for name in a.formats:
+        if name not in PRESETS:
+            parser.error(f"no format {name!r}; there are {', '.join(sorted(PRESETS))}")
+    if max(a.positions) + (TURN + 1) * a.rounds + 1 > a.length:
+        parser.error("the caches are too short for the last position and its rounds")
+    results: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as temporary:
         for name in a.formats:
-            if name not in PRESETS:
-                parser.error(f"no format {name!r}; there are {', '.join(sorted(PRESETS))}")
             folder = (a.folder or Path(temporary)) / f"{a.shape}-{name}-{a.accuracy_level}"
             if not (folder / "model.onnx").exists():
                 build(folder, a.shape, preset(name, accuracy=a.accuracy_level))
-            shape, model = shape_of(a.shape), folder / "model.onnx"
-            rows = compare(model, shape, a.length, a.threads, a.positions, a.rounds)
-            results[name] = rows
-            for r in rows:
-                print(
-                    f"{name:12} at {r['position']:5}: monograph"
-                    f" {r['monograph']['tokens_per_s']:7.1f} tokens/s"
-                    f" ({r['monograph']['cpu_ms']:6.2f} ms cpu), onnxruntime"
-                    f" {r['onnxruntime']['tokens_per_s']:7.1f}"
-                    f" ({r['onnxruntime']['cpu_ms']:6.2f} ms cpu); {r['ratio']:.2f}x wall,"
-                    f" {r['cpu_ratio']:.2f}x cpu; same tokens: {r['same_tokens']}",
-                    flush=True,
-                )
+            s, model = shape_of(a.shape), folder / "model.onnx"
+            sides = {"monograph": Side(generator_step(model, a.length, a.threads))}
+            if a.session:
+                sides["session"] = Side(session_step(model, s, a.length, a.threads))
+            sides["onnxruntime"] = Side(onnxruntime_step(model, s, a.length, a.threads))
+            results[name] = []
+            for position in sorted(a.positions):
+                results[name].append(compare(sides, position, a.rounds))
+                show(name, results[name][-1])
     if a.json:
         a.json.write_text(json.dumps({"threads": a.threads, "formats": results}, indent=1))
 

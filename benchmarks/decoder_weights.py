@@ -2,14 +2,18 @@
 
 A matrix is drawn as codes with scales (and zero points), never as real numbers that are then
 quantised: what a format stands for is then known exactly, and a copy with plain weights says the
-same. Each matrix has a generator of its own, keyed by its name, so that two files of one seed hold
-the same weights whatever their form.
+same. Each matrix has generators of its own, keyed by its name and a span of its rows, so that two
+files of one seed hold the same weights whatever their form and however many threads draw them.
 """
 
 from __future__ import annotations
 
+import os
 import zlib
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import ml_dtypes
@@ -19,6 +23,8 @@ Array = np.ndarray[Any, Any]
 
 SPREAD = {"int4": 2.3, "int8": 40.0, "fp8": 1.0, "fp4": 1.5}
 """The standard deviation of the codes: their range is used, little of it saturates."""
+SPAN = 1 << 21
+"""About so many numbers are drawn, changed or turned at a time: what a core's cache holds."""
 
 
 @dataclass(frozen=True)
@@ -112,39 +118,81 @@ class Matrix:
         return data
 
 
-def generator(seed: int, name: str) -> np.random.Generator:
-    return np.random.default_rng([seed, zlib.crc32(name.encode())])
+def generator(seed: int, name: str, *more: int) -> np.random.Generator:
+    return np.random.default_rng([seed, zlib.crc32(name.encode()), *more])
+
+
+@cache
+def _threads() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(os.cpu_count() or 1)
+
+
+def in_spans(rows: int, size: int, work: Callable[[int, int], None]) -> None:
+    """Has all spans of rows worked on, on every core; the spans depend on the size alone."""
+    step = max(1, SPAN // max(size, 1))
+    ends = [(a, min(a + step, rows)) for a in range(0, rows, step)]
+    list(_threads().map(lambda span: work(*span), ends))
 
 
 def draw(seed: int, name: str, shape: tuple[int, int], deviation: float, form: Format) -> Matrix:
     """A matrix [N, K] whose numbers have about this standard deviation."""
-    rng = generator(seed, name)
     rows, size = shape
-    data = rng.standard_normal(shape, np.float32)
-    if not form.quantised:
-        data *= deviation
-        return Matrix(data.astype(np.float16) if form.kind == "f16" else data, kind=form.kind)
-    spread = SPREAD[form.kind]
     blocks = -(-size // form.block) if form.block else 1
-    scales = (rng.uniform(0.7, 1.3, (rows, blocks)) * (deviation / spread)).astype(
-        np.float16 if form.activations == "f16" else np.float32
-    )
-    data *= spread
-    zeros = None
-    if form.kind == "fp8":
-        codes = data.astype(ml_dtypes.float8_e4m3fn)
-    elif form.kind == "fp4":
-        codes = data.astype(ml_dtypes.float4_e2m1fn)
-    else:
+    codes = np.empty(shape, _code_type(form))
+    if not form.quantised:
+
+        def fill(begin: int, end: int) -> None:
+            data = generator(seed, name, begin).standard_normal((end - begin, size), np.float32)
+            data *= deviation
+            codes[begin:end] = data
+
+        in_spans(rows, size, fill)
+        return Matrix(codes, kind=form.kind)
+    spread = SPREAD[form.kind]
+    scales = np.empty((rows, blocks), np.float16 if form.activations == "f16" else np.float32)
+    zeros = np.empty((rows, blocks), np.uint8) if form.zero_points else None
+
+    def fill_codes(begin: int, end: int) -> None:
+        rng, part = generator(seed, name, begin), slice(begin, end)
+        data = rng.standard_normal((end - begin, size), np.float32)
+        scales[part] = rng.uniform(0.7, 1.3, (end - begin, blocks)) * (deviation / spread)
+        data *= spread
+        if form.kind in ("fp8", "fp4"):
+            codes[part] = data.astype(codes.dtype)
+            return
         bits = 4 if form.kind == "int4" else 8
-        if form.zero_points:
-            low = 2 ** (bits - 1) - 2 ** (bits - 3)
-            zeros = rng.integers(low, low + 2 ** (bits - 2), (rows, blocks), np.uint8)
-            data += np.repeat(zeros, form.block, 1)[:, :size]
-            codes = np.clip(np.rint(data), 0, 2**bits - 1).astype(np.uint8)
-        else:
-            codes = np.clip(np.rint(data), -(2 ** (bits - 1)), 2 ** (bits - 1) - 1).astype(np.int8)
+        low, high = -(2 ** (bits - 1)), 2 ** (bits - 1) - 1
+        if zeros is not None:
+            first = 2 ** (bits - 1) - 2 ** (bits - 3)
+            zeros[part] = rng.integers(first, first + 2 ** (bits - 2), (end - begin, blocks))
+            data += np.repeat(zeros[part], form.block, 1)[:, :size]
+            low, high = 0, 2**bits - 1
+        np.rint(data, data)
+        np.clip(data, low, high, data)
+        codes[part] = data
+
+    in_spans(rows, size, fill_codes)
     return Matrix(codes, scales, zeros, form.kind)
+
+
+def _code_type(form: Format) -> Any:
+    """What the codes of a format are kept in."""
+    if form.kind in ("int4", "int8"):
+        return np.uint8 if form.zero_points else np.int8
+    kinds = {"fp8": ml_dtypes.float8_e4m3fn, "fp4": ml_dtypes.float4_e2m1fn, "f16": np.float16}
+    return kinds.get(form.kind, np.float32)
+
+
+def turned(array: Array, dtype: Any) -> Array:
+    """The transpose of a matrix, dense, in a type."""
+    made = np.empty(array.shape[::-1], dtype)
+
+    def turn(begin: int, end: int) -> None:
+        # Dense first: columns far apart would share a few lines of the cache.
+        made[begin:end] = np.ascontiguousarray(array[:, begin:end]).T
+
+    in_spans(made.shape[0], made.shape[1] * 8, turn)
+    return made
 
 
 def joined(parts: list[Matrix]) -> Matrix:
@@ -173,11 +221,17 @@ def packed_bits(codes: Array, bits: int) -> Array:
 def for_nbits(matrix: Matrix, block: int) -> tuple[Array, Array, Array | None]:
     """B, scales and zero points as MatMulNBits takes them."""
     bits = 4 if matrix.kind == "int4" else 8
-    codes = matrix.codes
-    if matrix.zeros is None:
-        codes = (codes.astype(np.int16) + 2 ** (bits - 1)).astype(np.uint8)
     blocks = -(-matrix.inputs // block)
-    codes = np.pad(codes, ((0, 0), (0, blocks * block - matrix.inputs)))
-    packed = packed_bits(codes, bits).reshape(matrix.outputs, blocks, -1)
+    packed = np.empty((matrix.outputs, blocks * block * bits // 8), np.uint8)
+
+    def pack(begin: int, end: int) -> None:
+        codes = matrix.codes[begin:end]
+        if matrix.zeros is None:  # the middle is what 0 is without a zero point
+            codes = codes.view(np.uint8) + np.uint8(2 ** (bits - 1))
+        if codes.shape[1] % block:
+            codes = np.pad(codes, ((0, 0), (0, blocks * block - matrix.inputs)))
+        packed[begin:end] = packed_bits(codes, bits)
+
+    in_spans(matrix.outputs, matrix.inputs, pack)
     zeros = None if matrix.zeros is None else packed_bits(matrix.zeros, bits)
-    return packed, _some(matrix.scales), zeros
+    return packed.reshape(matrix.outputs, blocks, -1), _some(matrix.scales), zeros

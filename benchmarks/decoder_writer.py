@@ -13,7 +13,16 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from benchmarks.decoder_weights import Array, Format, Matrix, draw, for_nbits, joined, packed_bits
+from benchmarks.decoder_weights import (
+    Array,
+    Format,
+    Matrix,
+    draw,
+    for_nbits,
+    joined,
+    packed_bits,
+    turned,
+)
 
 MICROSOFT = "com.microsoft"
 INLINE = 1024
@@ -80,25 +89,25 @@ class Writer:
 
     # Tensors
 
-    def raw(self, name: str, content: bytes, dtype: int, dims: tuple[int, ...]) -> str:
+    def raw(self, name: str, content: Array, dtype: int, dims: tuple[int, ...]) -> str:
         if name in self.tensors:
             return name
         proto = TensorProto(name=name, data_type=dtype, dims=dims)
-        if len(content) < INLINE:
-            proto.raw_data = content
+        if content.nbytes < INLINE:
+            proto.raw_data = content.tobytes()
         else:
             self.data.write(b"\0" * (-self.data.tell() % 64))
             proto.data_location = TensorProto.EXTERNAL
             places = {"location": Path(self.data.name).name, "offset": self.data.tell()}
-            for key, value in {**places, "length": len(content)}.items():
+            for key, value in {**places, "length": content.nbytes}.items():
                 proto.external_data.add(key=key, value=str(value))
-            self.data.write(content)
+            self.data.write(content.reshape(-1).view(np.uint8).data)
         self.tensors[name] = proto
         return name
 
     def tensor(self, name: str, array: Array) -> str:
         dtype = helper.np_dtype_to_tensor_dtype(array.dtype)
-        return self.raw(name, np.ascontiguousarray(array).tobytes(), dtype, array.shape)
+        return self.raw(name, np.ascontiguousarray(array), dtype, array.shape)
 
     def ints(self, *values: int) -> str:
         return self.tensor(f"ints_{'_'.join(map(str, values))}", np.array(values, np.int64))
@@ -143,7 +152,8 @@ class Writer:
 
     def _product(self, x: str, name: str, matrix: Matrix, form: Format, result: str) -> str:
         if form.plain or not form.quantised:
-            w = self.tensor(name, matrix.real().T.astype(self.float_numpy))
+            real = matrix.codes if matrix.scales is None else matrix.real()
+            w = self.tensor(name, turned(real, self.float_numpy))
             return self.node("MatMul", x, w, result=result)
         if form.nbits:
             return self._nbits(x, name, matrix, form, result)
@@ -182,15 +192,17 @@ class Writer:
         dtype, bits = _CODES[kind]
         flat = np.ascontiguousarray(codes).view(np.uint8).reshape(-1)
         content = flat if bits == 8 else packed_bits(flat & 15, 4)
-        return self.raw(name, content.tobytes(), dtype, codes.shape)
+        return self.raw(name, content, dtype, codes.shape)
 
     def embedding(self, name: str, ids: str, size: int, width: int, deviation: float) -> str:
         """A row of a table for each id."""
         form = self.form
         if not form.embedding:
-            real = Format(activations=form.activations)
+            real = Format(form.activations, activations=form.activations)
             table = draw(self.seed, name, (size, width), deviation, real).codes
-            return self.node("Gather", self.tensor(name, table.astype(self.float_numpy)), ids)
+            return self.node(
+                "Gather", self.tensor(name, table.astype(self.float_numpy, copy=False)), ids
+            )
         block = form.block or 32
         of_table = Format("int4", block, form.zero_points, activations=form.activations)
         matrix = draw(self.seed, name, (size, width), deviation, of_table)

@@ -22,6 +22,7 @@ TITLES = {
     "ai.onnx.preview": "Previews (ai.onnx.preview)",
     "ai.onnx.preview.training": "Training (ai.onnx.preview.training)",
     "com.microsoft": "ONNX Runtime's own (com.microsoft)",
+    "monograph": "Monograph's own, in models that it rewrites (monograph)",
 }
 
 

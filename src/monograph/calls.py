@@ -17,7 +17,7 @@ from monograph.runtime.counts import DATA_DECIDE, REQUIRE, host_takes_part
 from monograph.runtime.feeds import Port, check_feeds
 from monograph.runtime.given import arrays_of
 from monograph.runtime.launch import fresh
-from monograph.runtime.outputs import States, check_out, deliver
+from monograph.runtime.outputs import NOTHING, States, check_out, deliver
 from monograph.runtime.pending import Pending, Worker, ready
 
 if TYPE_CHECKING:
@@ -132,10 +132,12 @@ class Calls:
         from monograph.runtime.gpu import ports
 
         last = self._last
-        if last is not None and out is None and not self._donate and stream is None:
-            pending: Pending | None = last.start_hot(feeds)
-            if pending is not None:
-                return pending
+        if last is not None and out is None and stream is None and feeds.__class__ is dict:
+            returned = self._states.returned(feeds, self._donate) if self._donate else NOTHING
+            if len(returned) == len(self._donate):
+                pending: Pending | None = last.start_hot(feeds, returned)
+                if pending is not None:
+                    return pending
 
         def start(found: Any, given: Mapping[str, Any], places: Mapping[str, Any]) -> Pending:
             return ports.run_async(found, given, stream, places)

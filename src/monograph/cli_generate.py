@@ -88,7 +88,12 @@ def generate(
         from monograph.report.decode import decoding_lines, measured
 
         given = _given(prompt, tokens)
-        options = {"threads": threads, "precision": precision, "tf32": tf32, "tune": tune}
+        options: dict[str, Any] = {
+            "threads": threads,
+            "precision": precision,
+            "tf32": tf32,
+            "tune": tune,
+        }
         made = _open(decoder, target, max_length, capture=capture, **options)
         wishes: dict[str, Any] = {
             "temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed,

@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
+from benchmarks.decoders import build
 from typer.testing import CliRunner
 
-from benchmarks.decoders import build
 from monograph import Generator
 from monograph.cli import app
 

@@ -15,7 +15,11 @@ WIDTH, HEADS, SIZE, VOCABULARY, CONTEXT = 32, 2, 16, 64, 48
 
 
 def plainly(
-    model: Path, prompt: list[int], count: int, target: str = "reference", stop: tuple[int, ...] = ()
+    model: Path,
+    prompt: list[int],
+    count: int,
+    target: str = "reference",
+    stop: tuple[int, ...] = (),
 ) -> list[int]:
     """Greedy tokens of a decoder as it was exported: every token takes a longer past."""
     session = monograph.load(model, target=target)

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-
 from benchmarks.decoders import build
+
 from monograph import Generator
 from monograph.errors import ConfigError, FeedError, ModelError, MonographError, UnsupportedError
 from tests.generate.decoders import counting_decoder
@@ -90,7 +90,10 @@ def changed(folder: Path, change: Callable[[dict[str, Any]], None]) -> None:
 
 CONTRADICTIONS: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
     "layers": (lambda m: m["decoder"].update(num_hidden_layers=5), "number of layers differs"),
-    "heads": (lambda m: m["decoder"].update(num_key_value_heads=4), "the heads of the cache differ"),
+    "heads": (
+        lambda m: m["decoder"].update(num_key_value_heads=4),
+        "the heads of the cache differ",
+    ),
     "size": (lambda m: m["decoder"].update(head_size=64), "the head_size of the cache differ"),
     "vocabulary": (lambda m: m.update(vocab_size=500), "size of the vocabulary differs"),
     "input": (

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from benchmarks.decoders import build
 
 import monograph
-from benchmarks.decoders import build
 from tests.generate.decoders import counting_decoder, plainly
 
 PROMPT = [3, 14, 15, 92, 65, 35, 8]
@@ -53,9 +53,7 @@ def test_rows_of_a_batch_do_not_depend_on_each_other(style: str, tmp_path: Path)
 
 @pytest.mark.parametrize("length", [1, 2, 7, 8, 9, 16, 17, 31, 40])
 @pytest.mark.parametrize("style", ["genai", "optimum"])
-def test_prompts_of_any_length_go_through_buckets(
-    style: str, length: int, tmp_path: Path
-) -> None:
+def test_prompts_of_any_length_go_through_buckets(style: str, length: int, tmp_path: Path) -> None:
     build(tmp_path, "tiny-gemma2", **STYLES[style])  # type: ignore[arg-type]
     prompt = np.random.default_rng(length).integers(0, 512, length).tolist()
     expected = plainly(tmp_path / "model.onnx", prompt, 3)

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from benchmarks.decoders import build
 
 import monograph
-from benchmarks.decoders import build
 from monograph import Generator
 from monograph.errors import ConfigError, ExecutionError
 
@@ -55,6 +55,14 @@ def test_tokens_may_be_appended_behind_generated_ones(folder: Path) -> None:
     g.generate_next_token()
     whole = g.get_sequence(0).tolist()
     assert g.generate(whole[:-1], 1) == whole[-1:]
+
+
+def test_an_appended_token_takes_the_place_of_the_chosen_one(folder: Path) -> None:
+    g = generator(folder)
+    for token in PROMPT:
+        g.append_tokens([token])
+    g.generate_next_token()
+    assert g.get_sequence(0).tolist() == PROMPT + g.generate(PROMPT, 1)
 
 
 def test_rewinding_forgets_what_lies_behind(folder: Path) -> None:

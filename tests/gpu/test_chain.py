@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
+from benchmarks import models
 
+import monograph
+from monograph.codegen.triton import select
+from monograph.codegen.triton.kernel import GpuContext
 from monograph.ir import Value, constant, dtype
 from monograph.ops.composite import RmsNorm, Silu
 from monograph.ops.elementwise import Add
 from monograph.ops.functions import Log, Sigmoid
 from monograph.ops.linear import Dot
 from monograph.ops.shape import Reshape, Transpose
+from monograph.passes.base import Environment
+from monograph.pipeline import PassOptions, optimise
 from monograph.program import narrow
 from monograph.program.narrow import inner_product
+from monograph.rewrite import GPU_COST
+from monograph.runtime.gpu.build import ARCHES
 from monograph.runtime.gpu.executable import lower_for_gpu
 from tests.gpu.against import candidate_names, check
 from tests.rules.checks import graph_of, value
@@ -116,3 +126,17 @@ def test_the_product_inside() -> None:
     assert inner.tensor.static == (4, 20)
     plain = lower_for_gpu(graph_of(Dot()(value("f32[4, 33]"), weight("f32", 33, 1)))).steps[0]
     assert inner_product(plain.region) is None
+
+
+@pytest.mark.parametrize("batch", [1, 128])
+def test_the_towers_of_the_benchmarks_are_four_kernels(tmp_path: Path, batch: int) -> None:
+    models.towers(tmp_path / "towers.onnx", batch)
+    session = monograph.load(tmp_path / "towers.onnx", target="reference")
+    graph = session.bound_graph({"x": np.zeros((batch, 1024), np.float32)})
+    options = PassOptions(overrides={"convert_precision": {"to": "f16"}})
+    program = lower_for_gpu(optimise(graph, environment=Environment(GPU_COST), options=options))
+    assert len(program.steps) == 4, str(program)
+    for step in program.steps:
+        found = select.candidates(GpuContext(program, step, ARCHES["sm_90"]))
+        # Whichever is the fastest: only a library leaves the rest of a step to a second kernel.
+        assert all(len(c.make()) == 1 for c in found[::5] if not c.name.startswith("library"))

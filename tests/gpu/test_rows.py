@@ -163,3 +163,8 @@ def test_long_running_totals_are_cut(exclusive: bool) -> None:
     (names,) = candidate_names(graph)
     assert any("split" in n for n in names)
     check(graph, steps=1)
+
+
+def test_short_columns() -> None:
+    """One element in each of many columns leaves nothing to cut, and still has a kernel."""
+    check(graph_of(ReduceSum((1, 2), True)(value("f32[1, 1, 1, 160]"))))

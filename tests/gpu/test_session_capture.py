@@ -87,10 +87,12 @@ def test_later_runs_check_nothing_twice(load: Load, monkeypatch: pytest.MonkeyPa
     def fail(*_: Any) -> None:
         raise AssertionError("checked again")
 
-    for name in ("_run_checked", "_known_executable"):
+    for name in ("_run_checked", "_known_executable", "_begin"):
         monkeypatch.setattr(session, name, fail)
     assert torch.equal(session.run({"x": x})[0], right)
     np.testing.assert_array_equal(session.run({"x": x.numpy()})[0], right)
+    for fed in (x, x.numpy()):
+        np.testing.assert_array_equal(session.run_async({"x": fed}).result()[0], right)
     assert not torch.equal(session.run({"x": y})[0], right)
 
 
@@ -287,11 +289,14 @@ def test_state_is_quick_too(load: Load, monkeypatch: pytest.MonkeyPatch) -> None
     session, _ = load(total(), donate={"present": "past"})
     feeds = {"past": torch.zeros(1, 8), "x": torch.ones(1, 8)}
     state, _ = session.run(feeds)
-    monkeypatch.setattr(session, "_run_checked", None)
+    monkeypatch.setattr(session, "_begin", None)
     after, y = session.run(feeds | {"past": state})
     assert after is state
     assert after.tolist() == [[2] * 8]
     assert y.tolist() == [[10] * 8]
+    after, _ = session.run_async(feeds | {"past": state}).result()
+    assert after is state
+    assert after.tolist() == [[3] * 8]
 
 
 def test_state_among_the_inputs_is_not_quick(load: Load) -> None:

@@ -149,7 +149,7 @@ def _reshape(s: Surgery, shapes: list[onnx.NodeProto], cache: Cache, given: Give
 def _count_from_position(s: Surgery, decoder: Decoder, given: Given) -> None:
     """What is counted up from the length of the past is counted up from the position."""
     for node in s.graph.node:
-        if node.op_type == "CumSum" and decoder.mask in _upstream(s, node.input[0], {"Cast"}):
+        if node.op_type == "CumSum" and decoder.mask in {*_upstream(s, node.input[0], {"Cast"})}:
             raise UnsupportedError(
                 "positions are counted in the attention mask",
                 node=node.name,

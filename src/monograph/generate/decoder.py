@@ -236,7 +236,8 @@ def _from_attention(s: Surgery, past: str, what: str) -> int | None:
 
 
 def _vocabulary(settings: Settings, logits: onnx.ValueInfoProto) -> int:
-    size = (_dims(logits) or [None])[-1]
+    dims = _dims(logits)
+    size = dims[-1] if dims else None
     said = settings.vocabulary
     if isinstance(size, int) and said is not None and size != said:
         raise ModelError(

@@ -17,6 +17,7 @@ from monograph.config import Config
 from monograph.errors import ConfigError, FeedError
 from monograph.frontend.onnx import ModelFile
 from monograph.generate.arrays import Arrays, arrays_of
+from monograph.generate.decoder import Decoder
 from monograph.generate.folder import Settings
 from monograph.generate.loop import LoopModel, build_loop
 from monograph.generate.sampling import SEEN, Sampling, Shape
@@ -108,7 +109,7 @@ class Engine:
         self.session: Session
         self._arrays: Arrays
         self.choose(Shape())
-        self.decoder = self.step.decoder
+        self.decoder: Decoder = self.step.decoder
         self.buckets = make_buckets(buckets, maximum, self.decoder.single)
         self.state: dict[str, Any] = {}
         self.batch = 0
@@ -365,7 +366,8 @@ class Engine:
         """Bytes of the weights that a step reads whole, as the file has them: no lookup tables."""
         graph = self.step.model.graph
         read = {n for node in graph.node if node.op_type not in _LOOKUPS for n in node.input}
-        return sum(_bytes(t) for t in graph.initializer if t.name in read)
+        own = [t for t in graph.initializer if t.name in read and not t.name.startswith("~")]
+        return sum(map(_bytes, own))
 
     def cache_bytes(self, position: int) -> int:
         """Bytes of the cache that attention reads behind so many tokens."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
@@ -13,6 +12,7 @@ from monograph.config import make_config
 from monograph.errors import ConfigError, ExecutionError, FeedError
 from monograph.generate.engine import Engine, Timing
 from monograph.generate.folder import find_decoder
+from monograph.generate.prompts import changed, choose_length, first, ids_in, integer, texts_in
 from monograph.generate.sampling import Sampling
 from monograph.generate.text import Text, TextStream
 from monograph.ir import Array
@@ -20,8 +20,6 @@ from monograph.runtime.progress import Progress
 from monograph.session import Session
 
 Prompt: TypeAlias = "str | Sequence[int] | Sequence[Sequence[int]] | Sequence[str] | Array"
-DEFAULT_LENGTH = 2048
-"""The maximum length where neither the caller nor a shorter context says otherwise."""
 WARM_UPS = 3
 """Tokens of a first generation, whose only purpose is that the next one need not compile."""
 
@@ -62,7 +60,7 @@ class Generator:
         self._sampling = Sampling(temperature, top_k, top_p, repetition_penalty, seed)
         config = make_config(target=target, **options)
         self._settings = find_decoder(model)
-        self.max_length = _maximum(max_length, self._settings.context)
+        self.max_length = choose_length(max_length, self._settings.context)
         self._text: Text | None = None
         self._engine = Engine(self._settings, config, self.max_length, buckets, logits, progress)
         self._stop = self._stops(self._settings.stop if stop is None else stop)
@@ -136,6 +134,7 @@ class Generator:
         self._done = [False] * len(rows)
         self._prompt_length = len(self._rows[0])
         self._chosen = None
+        self._engine.forget()
         self._chosen = self._feed()
 
     def generate_next_token(self) -> None:
@@ -225,7 +224,7 @@ class Generator:
         Where the maximum length is reached before, an ExecutionError says so, and `get_sequence`
         has what was generated.
         """
-        texts, stop = _texts(prompt), self._ending(wishes)
+        texts, stop = texts_in(prompt), self._ending(wishes)
         found: list[list[int]] = []
         for new in self._continued(prompt, max_new_tokens, wishes):
             found = found or [[] for _ in new]
@@ -233,7 +232,7 @@ class Generator:
                 row += [] if token is None else [token]
         found = found or [[] for _ in self._rows]
         if texts is None:
-            return found if np.ndim(_first(prompt)) else found[0]
+            return found if np.ndim(first(prompt)) else found[0]
         made = [self.tokenizer.decode([t for t in row if t not in stop]) for row in found]
         return made[0] if isinstance(prompt, str) else made
 
@@ -252,7 +251,7 @@ class Generator:
 
         Takes what `generate` takes.
         """
-        texts, stop = _texts(prompt), self._ending(wishes)
+        texts, stop = texts_in(prompt), self._ending(wishes)
         stream = None if texts is None else TextStream(self.tokenizer)
         for new in self._continued(prompt, max_new_tokens, wishes):
             if len(new) != 1:
@@ -278,14 +277,14 @@ class Generator:
     ) -> Iterator[list[int | Any]]:
         """What each sequence gets, token by token; None for one that is done."""
         if count is not None:
-            count = _integer("max_new_tokens", count)
+            count = integer("max_new_tokens", count)
         wishes = dict(wishes)
         stop, at_once = wishes.pop("stop", None), wishes.pop("one_launch", False)
         rows = self._checked(prompt)
         before = self._stop, self._sampling
         self._stop = before[0] if stop is None else self._stops(stop)
         try:
-            self._sampling = _changed(before[1], wishes)
+            self._sampling = changed(before[1], wishes)
             self.reset()
             self.append_tokens(rows)
             made = 0
@@ -337,11 +336,11 @@ class Generator:
 
     def _checked(self, prompt: Prompt) -> list[list[int]]:
         """Prompts as lists of ids that the decoder knows."""
-        texts = _texts(prompt)
+        texts = texts_in(prompt)
         if texts is not None:
             rows = [self.tokenizer.encode(text) for text in texts]
         else:
-            rows = _ids(prompt)
+            rows = ids_in(prompt)
         for row in rows:
             if not row:
                 raise FeedError("a prompt has at least one token", given=f"{len(rows)} prompt(s)")
@@ -365,7 +364,7 @@ class Generator:
         several = [given] if isinstance(given, (int, str)) else list(given)
         found = []
         for stop in several:
-            token = self.tokenizer.token(stop) if isinstance(stop, str) else _integer("stop", stop)
+            token = self.tokenizer.token(stop) if isinstance(stop, str) else integer("stop", stop)
             if token is None or not 0 <= token < self.vocabulary:
                 raise ConfigError(
                     "no such stop token",
@@ -376,68 +375,3 @@ class Generator:
                 )
             found.append(token)
         return tuple(found)
-
-
-def _maximum(given: int | None, context: int | None) -> int:
-    if given is None:
-        return min(context or DEFAULT_LENGTH, DEFAULT_LENGTH)
-    given = _integer("max_length", given)
-    if given < 2 or (context is not None and given > context):
-        raise ConfigError(
-            "max_length is out of range",
-            expected=f"2..{context}, the decoder's context" if context else "at least 2",
-            given=given,
-        )
-    return given
-
-
-def _changed(sampling: Sampling, wishes: dict[str, Any]) -> Sampling:
-    known = Sampling.__dataclass_fields__
-    if unknown := sorted(set(wishes) - set(known)):
-        raise ConfigError(
-            "no such wish for sampling",
-            expected=", ".join((*known, "stop")),
-            given=", ".join(unknown),
-        )
-    return Sampling(**{**{n: getattr(sampling, n) for n in known}, **wishes})
-
-
-def _integer(name: str, given: Any) -> int:
-    try:
-        if isinstance(given, bool):
-            raise TypeError
-        value = operator.index(given)
-    except TypeError:
-        raise ConfigError(f"{name} is an integer", given=repr(given)) from None
-    if value < 0:
-        raise ConfigError(f"{name} is not negative", given=value)
-    return value
-
-
-def _first(prompt: Any) -> Any:
-    return prompt[0] if len(prompt) else ()
-
-
-def _texts(prompt: Any) -> list[str] | None:
-    """Prompts that are text; None where they are ids."""
-    if isinstance(prompt, str):
-        return [prompt]
-    if isinstance(prompt, (list, tuple)) and prompt and all(isinstance(p, str) for p in prompt):
-        return list(prompt)
-    return None
-
-
-def _ids(prompt: Any) -> list[list[int]]:
-    try:
-        rows = [prompt] if not len(prompt) or np.ndim(prompt[0]) == 0 else list(prompt)
-        return [[_token(t) for t in row] for row in rows]
-    except TypeError:
-        raise FeedError(
-            "a prompt is a text, or ids of tokens", expected="[1, 2, 3]", given=repr(prompt)[:80]
-        ) from None
-
-
-def _token(given: Any) -> int:
-    if isinstance(given, (bool, np.bool_)):
-        raise TypeError
-    return operator.index(given)

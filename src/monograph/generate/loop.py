@@ -53,7 +53,7 @@ def build_loop(step: Step) -> LoopModel:
     if SEEN in infos:
         kept[SEEN] = NOW_SEEN
     make, int64 = helper.make_tensor_value_info, TensorProto.INT64
-    rows = [BATCH, step.maximum]
+    rows: list[int | str | None] = [BATCH, step.maximum]
     carried = {
         TOKENS: (NEXT, make("", int64, [BATCH, 1]).type),
         POSITION: (NEXT_POSITION, infos[POSITION].type),

@@ -128,7 +128,7 @@ def _declare(
     if logits:
         outputs.append(make(LOGITS, float32, [BATCH, decoder.vocabulary]))
     for cache in decoder.caches:
-        dims = [BATCH, cache.heads, maximum, cache.size]
+        dims: list[int | str | None] = [BATCH, cache.heads, maximum, cache.size]
         inputs.append(make(cache.past, cache.dtype, dims))
         outputs.append(make(cache.present, cache.dtype, dims))
     if shape.penalised:

@@ -84,7 +84,9 @@ def _widened(group: list[Value]) -> Family:
     is_conv = isinstance(first.op, Conv)
     if is_layer(first):
         weights = [data for v in group if (data := known(v.inputs[1])) is not None]
-        joined = constant(np.concatenate(weights, 0 if is_conv else -1))
+        whole = np.concatenate(weights, 0 if is_conv else -1)
+        whole.flags.writeable = False  # a constant of it need not be a copy
+        joined = constant(whole)
     else:
         joined = joined_weights(group)
     stacked = first.op(first.inputs[0], joined)

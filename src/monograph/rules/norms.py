@@ -7,12 +7,14 @@ import math
 import ml_dtypes
 import numpy as np
 
-from monograph.ir import Constant, Value, constant, known
+from monograph.ir import Array, Constant, Value, constant, known
 from monograph.ops.composite import RmsNorm
 from monograph.ops.linear import Dot
 from monograph.rewrite import ANY, Context, Reject, Work, rewrite, variables
 from monograph.rewrite.cost import rows_normalised
 
+BLOCK = 1 << 18
+"""Numbers that are scaled at a time: what a processor's cache holds."""
 x, g, w = variables("x g w")
 
 
@@ -63,13 +65,21 @@ def _unfit(norm: Value, g: Value, w: Value, root: Value, context: Context) -> Re
     return None
 
 
-def _scaled(weights: np.ndarray, scale: np.ndarray, w: Value) -> Value | Reject:
+def _scaled(weights: Array, scale: Array, w: Value) -> Value | Reject:
     """g W, rounded once: the product of two numbers of 16 bits is exact in 32."""
-    wide = np.float32 if w.dtype.itemsize < 4 else np.float64
+    wide = np.dtype(np.float32 if w.dtype.itemsize < 4 else np.float64)
+    kept = np.empty(weights.shape, w.dtype.numpy)
+    wide_scale, most = scale.astype(wide)[:, None], wide.type(0)
+    rows = max(1, BLOCK // max(weights.shape[1], 1))
     with np.errstate(all="ignore"):
-        kept = (weights.astype(wide) * scale.astype(wide)[:, None]).astype(w.dtype.numpy)
+        for first in range(0, len(weights), rows):
+            part = weights[first : first + rows].astype(wide)
+            part *= wide_scale[first : first + rows]
+            kept[first : first + rows] = part
+            most = np.maximum(most, np.abs(part).max(initial=0))
+        largest = float(most.astype(kept.dtype))  # as it was rounded, for order is kept
+    kept.flags.writeable = False
     limits = ml_dtypes.finfo(w.dtype.numpy)  # type: ignore[no-untyped-call]
-    largest = float(np.abs(kept).max(initial=0))
     if not math.isfinite(largest):
         return Reject("the joint constant overflows", float(limits.max), largest)
     if 0 < largest < float(limits.smallest_normal):

@@ -64,9 +64,11 @@ class Again:
         held: list[Array] = []
         for input_, output, reference, shape, dtype in self._states:
             array = reference()
-            if array is None or feeds.get(input_) is not array:
+            if array is None:
                 return None
-            if places.get(output if self._named else input_) is not array:
+            place = places.get(output if self._named else input_)
+            comes_back = feeds.get(input_) is array and place is array
+            if not comes_back:
                 return None
             if array.shape != shape or array.dtype != dtype or not array.flags.writeable:
                 return None

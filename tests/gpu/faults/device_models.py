@@ -38,6 +38,13 @@ def shared_graphs() -> Any:
     return CudaGraphs(torch.device("cuda", 0))
 
 
+def new_device() -> Any:
+    """The device as a session opens it."""
+    from monograph.runtime.gpu.cuda import CudaDevice
+
+    return CudaDevice()
+
+
 def warm_up() -> None:
     """Has the streams and modules made that all captures share, those of sessions too."""
     from monograph.runtime.gpu.cuda_graphs import cuda_graphs

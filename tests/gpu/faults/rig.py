@@ -81,12 +81,16 @@ class Rig:
     def load(self, model: Any, **options: Any) -> Session:
         """A session on the driver's device."""
         options = {"tune": "off", "cache_dir": ""} | options
+        device: Any = None
         if ON_DEVICE:
-            return monograph.load(model, target="gpu", **options)
-        device = FakeDevice(self.driver, self.graphs)
+            device = device_models.new_device()
+            device.graphs = self.graphs
+        else:
+            device = FakeDevice(self.driver, self.graphs)
+        name = "gpu" if ON_DEVICE else "gpu:interpreter"
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(target, "open_device", lambda name: device)
-            return monograph.load(model, target="gpu:interpreter", **options)
+            return monograph.load(model, target=name, **options)
 
     def held(self) -> dict[str, int]:
         """What lives now: handles of a driver, memory of the device, pools of memory."""
@@ -144,7 +148,7 @@ class Case:
     def __init__(self, rig: Rig, kind: str, mode: str, **options: Any) -> None:
         self.rig, self.kind = rig, kind
         self.replay = Replay(rig.running(kind), rig.graphs, mode, **options)
-        self.eager: Running = getattr(rig.models, kind)(None if ON_DEVICE else FakeDriver())
+        self.eager = eager(kind) if kind in KINDS else rig.running(kind)
 
     @property
     def stats(self) -> dict[str, Any]:
@@ -165,6 +169,15 @@ class Case:
         found = self.replay.run(feeds)
         equal(found, right)
         return found
+
+
+@functools.cache
+def eager(kind: str) -> Running:
+    """A model of a kind that is never captured; the fake driver's is its own."""
+    made: Running = (
+        getattr(device_models, kind)() if ON_DEVICE else getattr(fake_models, kind)(FakeDriver())
+    )
+    return made
 
 
 def equal(found: list[torch.Tensor], right: list[torch.Tensor]) -> None:

@@ -77,7 +77,7 @@ class Codes:
             kind = u8 if self.nibbles and not given.is_float else f32 if given.is_float else given
             data = self._parameter(2).astype(np.float32) + raised
             zeros = Packed(np.ascontiguousarray(data.astype(kind.numpy)), kind)
-        bits = codes.view(np.uint8)
+        bits: Array = codes.view(np.uint8)
         if self.nibbles:
             # Less than 8 as two's complement becomes 8 more by turning the sign.
             bits = (bits & 15) ^ raised

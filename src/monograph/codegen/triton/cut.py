@@ -65,7 +65,7 @@ def cuts(field: Field) -> list[Cut]:
     if field.count * field.length == 1:
         return [Cut(1, 1, 1)]
     found: dict[Cut, None] = {}
-    least = min(LEAST, power(field.lane or field.count) * power(field.length))
+    least = min(LEAST, max(_row_counts(field)) * power(field.length))
     for rows in _row_counts(field):
         for block in _blocks(field, rows):
             if rows * block < least:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, TypeAlias
+
+import numpy as np
 
 from monograph.codegen.triton.elements import Elements
 from monograph.codegen.triton.writer import Writer
 from monograph.ir import Array, DType, Value, known
 from monograph.ir.dtype import i64
+from monograph.ir.literal import digest_of
 from monograph.program.program import Program, Step
 
 NAME = "KERNEL"
@@ -43,6 +47,11 @@ class Packed:
 
     array: Array
     dtype: DType
+
+    @cached_property
+    def digest(self) -> bytes:
+        """Of its bytes: weights may be gigabytes, and every rival for a step has the same."""
+        return digest_of(np.ascontiguousarray(self.array).reshape(-1).view(np.uint8).data)
 
 
 @dataclass(frozen=True, eq=False)

@@ -165,20 +165,26 @@ class _Layout:
             for position, (step, works) in enumerate(chosen)
             for number, work in enumerate(works)
         ]
-        block = np.zeros(max(self.constant_bytes, 1), np.uint8)
-        for at, piece in self.pieces:
-            block[at : at + piece.size] = piece
         return GpuModule(
             self.program,
             tuple(bound),
             memory.size,
             self.kept_bytes,
-            block,
+            self.block(),
             memory.offsets,
             tuple(self.faults),
             tuple((at, piece.size) for at, piece in self.pieces),
             steps=tuple(steps),
         )
+
+    def block(self) -> Array:
+        """All constants; one alone is not copied for that."""
+        if len(self.pieces) == 1 and self.pieces[0][1].size == self.constant_bytes:
+            return self.pieces[0][1]
+        block = np.zeros(max(self.constant_bytes, 1), np.uint8)
+        for at, piece in self.pieces:
+            block[at : at + piece.size] = piece
+        return block
 
     def bound(
         self,
@@ -254,7 +260,7 @@ class _Layout:
         if isinstance(argument, Packed):
             if argument in self.packed_at:
                 return self.packed_at[argument]
-            key = (argument.dtype, argument.array.shape, argument.array.tobytes())
+            key = (argument.dtype, argument.array.shape, argument.digest)
             at = self.constant(key, argument.array)
             self.packed_at[argument] = Where(CONSTANTS, at, argument.dtype)
             return self.packed_at[argument]

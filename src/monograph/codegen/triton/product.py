@@ -31,6 +31,8 @@ from monograph.rewrite import GPU_COST
 
 FEW_ROWS = GPU_COST.rows_normalised
 """Rows up to which a product is one of vectors: the matrix units would mostly multiply zeros."""
+STRIPE = 128
+"""Columns of weights that are brought into their order at a time."""
 
 
 @dataclass(frozen=True)
@@ -192,7 +194,13 @@ def packed_rows(weights: Value) -> Packed:
     """Constant weights [..., k, n] as [..., n, k], so that a column is read in one piece."""
     data = known(weights)
     assert data is not None
-    return Packed(np.ascontiguousarray(data.swapaxes(-1, -2)), weights.dtype)
+    made = np.empty((*data.shape[:-2], data.shape[-1], data.shape[-2]), data.dtype)
+    # A stripe is made dense first: columns of a wide matrix would all fall on a few lines of the
+    # processor's cache.
+    for first in range(0, data.shape[-1], STRIPE):
+        stripe = np.ascontiguousarray(data[..., first : first + STRIPE])
+        made[..., first : first + STRIPE, :] = stripe.swapaxes(-1, -2)
+    return Packed(made, weights.dtype)
 
 
 def root_mean_square(norm: Value, squares: str) -> str:

@@ -50,6 +50,11 @@ class HostRuns:
 
     def quick(self, feeds: Mapping[str, Any]) -> list[Any] | None:
         """A run on arrays that fit, where there is a graph already; None for others."""
+        pending = self.start_quick(feeds)
+        return None if pending is None else pending.result()
+
+    def start_quick(self, feeds: Mapping[str, Any]) -> Pending | None:
+        """The same, enqueued."""
         launches = self._launches
         recorded = launches.made.get(ARRAYS)
         if recorded is None or len(feeds) != len(self._inputs):
@@ -63,8 +68,7 @@ class HostRuns:
             stream = self._stream()
             if stream == BUSY or launches.made.get(ARRAYS) is not recorded:
                 return None
-            pending = self._launch(recorded, feeds, NOTHING, stream)
-        return pending.result()
+            return self._launch(recorded, feeds, NOTHING, stream)
 
     def start(
         self, feeds: Mapping[str, Any], out: Mapping[str, Any], stream: int

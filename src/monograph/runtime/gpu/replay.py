@@ -87,6 +87,12 @@ class Replay:
         return 1 if self._launches.made else self.executable.launches
 
     @property
+    def own_bytes(self) -> int:
+        """Device memory that the executable and its graphs hold, without the constants."""
+        staged = {t.data_ptr(): t for r in self._launches.made.values() for t in r.memory}
+        return self.executable.own_bytes + sum(int(t.nbytes) for t in staged.values())
+
+    @property
     def _recorded(self) -> Recorded | None:
         return self._launches.made.get(TENSORS)
 
@@ -131,11 +137,11 @@ class Replay:
     def start_hot(
         self, feeds: Mapping[str, Any], out: Mapping[str, Any] = NOTHING
     ) -> Pending | None:
-        """What `hot` runs, enqueued."""
+        """What `hot` or `warm` would run, enqueued."""
         stream = self.graphs.current()
         found = self._enqueued(feeds, out)
         if found is None:
-            return None
+            return self._arrays.start_quick(feeds) if self._whole and not out else None
         mark = self._launches.marked(stream)
         if not self.executable.layout.faults:
             return Pending(lambda: found, mark.reached)

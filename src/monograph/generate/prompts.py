@@ -1,0 +1,85 @@
+"""Prompts, lengths and wishes as a Generator takes them: checked, in one form."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import numpy as np
+
+from monograph.errors import ConfigError, FeedError
+from monograph.generate.sampling import Sampling
+
+DEFAULT_LENGTH = 2048
+"""The maximum length where neither the caller nor a shorter context says otherwise."""
+
+
+def choose_length(given: int | None, context: int | None) -> int:
+    """How many tokens a sequence may have."""
+    if given is None:
+        return min(context or DEFAULT_LENGTH, DEFAULT_LENGTH)
+    given = integer("max_length", given)
+    if given < 2 or (context is not None and given > context):
+        raise ConfigError(
+            "max_length is out of range",
+            expected=f"2..{context}, the decoder's context" if context else "at least 2",
+            given=given,
+        )
+    return given
+
+
+def changed(sampling: Sampling, wishes: dict[str, Any]) -> Sampling:
+    """Sampling with some wishes of this time."""
+    known = Sampling.__dataclass_fields__
+    if unknown := sorted(set(wishes) - set(known)):
+        raise ConfigError(
+            "no such wish for sampling",
+            expected=", ".join((*known, "stop")),
+            given=", ".join(unknown),
+        )
+    return Sampling(**{**{n: getattr(sampling, n) for n in known}, **wishes})
+
+
+def integer(name: str, given: Any) -> int:
+    """A count, from any kind of integer."""
+    try:
+        if isinstance(given, bool):
+            raise TypeError
+        value = operator.index(given)
+    except TypeError:
+        raise ConfigError(f"{name} is an integer", given=repr(given)) from None
+    if value < 0:
+        raise ConfigError(f"{name} is not negative", given=value)
+    return value
+
+
+def first(prompt: Any) -> Any:
+    """The first token of a prompt, or the first prompt of several."""
+    return prompt[0] if len(prompt) else ()
+
+
+def texts_in(prompt: Any) -> list[str] | None:
+    """Prompts that are text; None where they are ids."""
+    if isinstance(prompt, str):
+        return [prompt]
+    if isinstance(prompt, (list, tuple)) and prompt and all(isinstance(p, str) for p in prompt):
+        return list(prompt)
+    return None
+
+
+def ids_in(prompt: Any) -> list[list[int]]:
+    """Prompts that are ids, as lists of them."""
+    try:
+        rows = [prompt] if not len(prompt) or np.ndim(prompt[0]) == 0 else list(prompt)
+        return [[token_id(t) for t in row] for row in rows]
+    except TypeError:
+        raise FeedError(
+            "a prompt is a text, or ids of tokens", expected="[1, 2, 3]", given=repr(prompt)[:80]
+        ) from None
+
+
+def token_id(given: Any) -> int:
+    """An id, from any kind of integer."""
+    if isinstance(given, (bool, np.bool_)):
+        raise TypeError
+    return operator.index(given)
