@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
+from benchmarks.decoder_weights import preset
 from benchmarks.decoders import build
 
 import monograph
@@ -59,6 +61,66 @@ def test_prompts_of_any_length_go_through_buckets(style: str, length: int, tmp_p
     expected = plainly(tmp_path / "model.onnx", prompt, 3)
     generator = monograph.Generator(tmp_path, "reference", max_length=44, stop=(), buckets=[8, 16])
     assert generator.generate(prompt, 3) == expected
+
+
+@pytest.mark.parametrize("style", ["genai", "optimum"])
+def test_a_bucket_may_be_as_long_as_the_cache(style: str, tmp_path: Path) -> None:
+    build(tmp_path, "tiny-gemma2", **STYLES[style])  # type: ignore[arg-type]
+    generator = monograph.Generator(tmp_path, "reference", max_length=24, stop=(), buckets=[24])
+    assert generator.engine.buckets == (1, 24)
+    prompts = [PROMPT * 3, PROMPT[:3]]
+    expected = [plainly(tmp_path / "model.onnx", p, 3) for p in prompts]
+    assert generator.generate(prompts, 3) == expected
+
+
+@pytest.mark.parametrize("style", ["genai", "optimum"])
+def test_rewinding_keeps_what_lies_before(style: str, tmp_path: Path) -> None:
+    build(tmp_path, "tiny-llama", **STYLES[style])  # type: ignore[arg-type]
+    generator = monograph.Generator(tmp_path, "reference", max_length=40, stop=())
+    prompts = [PROMPT, PROMPT[:3]]
+    alone = [generator.generate([*p, 9], 4) for p in prompts]
+    generator.reset()
+    generator.append_tokens(PROMPT[:3])
+    for _ in range(5):
+        generator.generate_next_token()
+    runs = generator.session.stats["runs"]
+    generator.rewind_to(3)
+    generator.append_tokens([9])
+    assert generator.session.stats["runs"] - runs <= 2
+    for _ in range(4):
+        generator.generate_next_token()
+    assert generator.get_sequence(0).tolist() == [*PROMPT[:3], 9, *alone[1]]
+    # Rows of unequal lengths, one of them done before the other goes on.
+    generator.reset()
+    generator.append_tokens(prompts)
+    generator.append_tokens([[9], [9]])
+    for _ in range(4):
+        generator.generate_next_token()
+    found = [generator.get_sequence(b).tolist() for b in range(2)]
+    assert found == [[*p, 9, *row] for p, row in zip(prompts, alone, strict=True)]
+
+
+FORMATS = {"f16": "", "int4": "", "int4-f16-zp": "int4", "int8-nbits": "", "fp8": "", "fp4": ""}
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_formats_of_weights(form: str, tmp_path: Path) -> None:
+    build(tmp_path, "tiny-llama", preset(form, embedding=FORMATS[form]))
+    expected = plainly(tmp_path / "model.onnx", PROMPT, 12)
+    generator = monograph.Generator(tmp_path, "cpu", max_length=32, stop=())
+    assert generator.generate(PROMPT, 12) == expected
+    assert generator.session.stats["host_steps"] == []
+
+
+def test_a_decoder_of_one_token_at_a_time(tmp_path: Path) -> None:
+    path = counting_decoder(tmp_path / "decoder_with_past_model.onnx")
+    expected = plainly(path, [5, 9, 2], 8)
+    model = onnx.load(path)
+    model.graph.input[0].type.tensor_type.shape.dim[1].dim_value = 1
+    onnx.save(model, path)
+    generator = monograph.Generator(tmp_path, "reference", max_length=16, stop=())
+    assert generator.engine.buckets == (1,)
+    assert generator.generate([5, 9, 2], 8) == expected
 
 
 def test_a_decoder_that_counts_its_positions_itself(target: str, tmp_path: Path) -> None:

@@ -300,6 +300,11 @@ def test_text_goes_in_and_comes_out(tmp_path: Path) -> None:
     assert g.generate(prompt, 6, stop=f"w{tokens[3]}") == " ".join(f"w{t}" for t in tokens[:3])
 
 
+def test_generator_says_what_it_is(folder: Path) -> None:
+    text = repr(generator(folder, "reference"))
+    assert text == "Generator(model.onnx on reference, 512 tokens, max_length=64)"
+
+
 def test_generator_is_a_public_name() -> None:
     assert "Generator" in monograph.__all__
     assert monograph.Generator is Generator

@@ -37,7 +37,7 @@ def columns(value: Value, start: int, stop: int) -> Value:
 
 def coded(n: int, k: int, codes: str, group: int, zeros: str, kind: str = "f32") -> Value:
     """Weights [k, n] of few bits: a scale for so many elements of a column, 0 for one a column."""
-    if codes.startswith("f8"):
+    if codes.startswith("f"):
         data = RNG.normal(size=(n, k)).astype(dtype(codes).numpy)
     else:
         low, high = {"u4": (0, 16), "i4": (-8, 8), "i8": (-128, 128), "u8": (0, 256)}[codes]
@@ -161,6 +161,7 @@ def test_a_layer_of_a_decoder_is_four_kernels(form: str, kind: str) -> None:
         ("i8", 0, ""),
         ("u8", 0, "codes"),
         ("f8e4m3fn", 0, ""),
+        ("f4e2m1", 32, ""),
     ],
 )
 @pytest.mark.parametrize("rows", [1, 2])

@@ -310,5 +310,6 @@ def test_out_of_memory_for_outputs(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_architecture_runs_nothing() -> None:
     session = monograph.load(models.linear(), target="gpu:sm_90", cache_dir="")
     assert session.arch == "sm_90"
-    with pytest.raises(ConfigError, match="compiles, and runs nothing"):
-        session.run({"x": rows(2)})
+    for run in (session.run, session.run_async):
+        with pytest.raises(ConfigError, match="compiles, and runs nothing"):
+            run({"x": rows(2)})

@@ -31,7 +31,7 @@ class HostArrays:
         return np.zeros(shape, dtype)
 
     def put(self, array: Array) -> Any:
-        return np.ascontiguousarray(array)
+        return np.array(array, order="C")
 
     def get(self, array: Any) -> Array:
         return np.asarray(array)

@@ -40,6 +40,8 @@ from monograph.session import Session
 LEAST_BUCKET, MOST_BUCKET = 16, 512
 _LOOKUPS = ("Gather", "GatherBlockQuantized", "GroupQueryAttention", "RotaryEmbedding")
 """Ops that read only rows of their tables."""
+_HALVES = (onnx.TensorProto.INT4, onnx.TensorProto.UINT4, onnx.TensorProto.FLOAT4E2M1)
+"""Types that have two elements in a byte."""
 _FLOATS = {"temperature", "top_p", "penalty"}
 
 
@@ -295,7 +297,10 @@ class Engine:
         """
         going = [b for b, row in enumerate(left) if row]
         places = {(int(position[b]) + self._start[b], len(left[b])) for b in going}
-        if len(places) != 1 or places != {(self._filled, len(left[going[0]]))}:
+        place, _ = max(places)
+        if len(places) == 1 and place <= self._filled:
+            self._filled = place  # less than before where sequences were rewound
+        else:
             longest = max(map(len, rows))
             if any(len(row) != longest for row in rows) and self.decoder.positions is None:
                 raise FeedError(
@@ -380,6 +385,6 @@ class Engine:
 
 def _bytes(tensor: onnx.TensorProto) -> int:
     count = int(np.prod(tensor.dims, dtype=np.int64))
-    if tensor.data_type in (onnx.TensorProto.INT4, onnx.TensorProto.UINT4):
+    if tensor.data_type in _HALVES:
         return (count + 1) // 2
     return count * int(np.dtype(helper.tensor_dtype_to_np_dtype(tensor.data_type)).itemsize)

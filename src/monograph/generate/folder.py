@@ -40,9 +40,6 @@ class Settings:
     vocabulary: int | None = None
     context: int | None = None
     stop: tuple[int, ...] = ()
-    pad: int | None = None
-    search: Mapping[str, Any] = field(default_factory=dict)
-    """Defaults for sampling."""
     tokenizer: Path | None = None
 
 
@@ -85,8 +82,7 @@ def _decoder(genai: Path) -> dict[str, Any]:
 
 def _from_genai(folder: Path, tokenizer: Path | None) -> Settings:
     file = folder / GENAI
-    whole = _read(file)
-    model = _dict(whole.get("model", {}), file, "model")
+    model = _dict(_read(file).get("model", {}), file, "model")
     decoder = _decoder(file)
     name = decoder.get("filename")
     if not isinstance(name, str) or not decoder:
@@ -106,8 +102,6 @@ def _from_genai(folder: Path, tokenizer: Path | None) -> Settings:
         _int(model, "vocab_size", file),
         _int(model, "context_length", file),
         _ids(model.get("eos_token_id"), file),
-        _int(model, "pad_token_id", file),
-        _dict(whole.get("search", {}), file, "search"),
         tokenizer,
     )
 
@@ -136,8 +130,6 @@ def _from_config(model: Path, tokenizer: Path | None) -> Settings:
         vocabulary=_int(config, "vocab_size", file),
         context=_int(config, "max_position_embeddings", file) or _int(config, "n_positions", file),
         stop=_ids(stop, file),
-        pad=_int(config, "pad_token_id", file),
-        search=search,
         tokenizer=tokenizer,
     )
 

@@ -25,7 +25,7 @@ WARM_UPS = 3
 
 
 class Generator:
-    """A decoder that appends tokens to sequences.
+    """A decoder that appends tokens to sequences. One thread at a time may use it.
 
     model: a folder with a decoder, or the path of one.
     target: what runs it, as `monograph.load` has it.
@@ -70,6 +70,14 @@ class Generator:
         self._chosen: Array | None = None
         self._latest = np.zeros(0, np.int64)
         self._prompt_length = 0
+
+    def __repr__(self) -> str:
+        """What it decodes with: `Generator(model.onnx on cpu, 512 tokens, max_length=64)`."""
+        target = self.session.config.target
+        return (
+            f"Generator({self._settings.model.name} on {target}, {self.vocabulary} tokens,"
+            f" max_length={self.max_length})"
+        )
 
     # What there is
 

@@ -105,7 +105,8 @@ def _fused(value: Value) -> Value:
     op, (q, keys, values, lengths) = value.op, value.inputs
     assert isinstance(op, Attention)
     assert op.scale is not None
-    k, interleaved, turns = keys.inputs[1], False, ()
+    k, interleaved = keys.inputs[1], False
+    turns: tuple[Value, ...] = ()
     if isinstance(q.op, Rope):
         interleaved, turns = q.op.interleaved, q.inputs[1:]
         q, k = q.inputs[0], k.inputs[0]

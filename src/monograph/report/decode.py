@@ -130,8 +130,11 @@ def launches(generator: Generator) -> float:
     if engine.timing.decode_launches and engine.timing.decode_runs > engine.timing.decode_launches:
         return engine.timing.decode_launches / engine.timing.decode_runs
     stats = generator.session.stats
-    captured = stats.get("replays", 0) + stats.get("captures", 0) >= stats["runs"] > 0
-    return 1.0 if captured else float(stats["launches_per_run"])
+    if stats.get("replays", 0) + stats.get("captures", 0) >= stats["runs"] > 0:
+        return 1.0
+    if generator.session.config.target == "reference":
+        return 0.0  # nothing is launched
+    return float(generator.session.executable(engine.last_feeds).launches)
 
 
 def bandwidth(generator: Generator) -> float:

@@ -18,6 +18,7 @@ which `misbehaving` makes of either. (d) needs a device.
 | two threads make the first call | `test_threads.test_two_threads_make_the_first_call` |
 | two threads replay | `test_threads.test_threads_replay_on_streams_of_their_own` |
 | a collection destroys a graph during a capture | `test_threads.test_a_collection_destroys_graphs_during_a_capture` |
+| ... while a caller allocates to a pool of torch's (d) | `test_threads.test_graphs_are_destroyed_while_a_caller_allocates_to_a_pool` |
 | pinned memory is allocated during a capture | `test_threads.test_another_thread_works_during_a_capture[pin]` |
 | a later shape needs a larger workspace (d) | `test_shapes.test_a_later_shape_needs_a_larger_workspace` |
 | freed temporaries are poisoned | `test_lifetimes.test_freed_temporaries_are_poisoned` |

@@ -91,6 +91,26 @@ def test_a_collection_destroys_graphs_during_a_capture(rig: Rig, kind: str) -> N
     assert not others
 
 
+@pytest.mark.skipif(not ON_DEVICE, reason="pools of memory are torch's")
+@fault
+def test_graphs_are_destroyed_while_a_caller_allocates_to_a_pool(rig: Rig) -> None:
+    """torch frees no pool then, and ends the process if it is asked to."""
+    cases = [rig.case("library") for _ in range(12)]
+    for case in cases:
+        case.check()
+    del case
+    pool = torch.cuda.MemPool()
+    with torch.cuda.use_mem_pool(pool):
+        kept = torch.ones(1 << 16, device=PLACE)
+        assert in_thread(cases.clear) == []
+        gc.collect()
+    later = rig.case("library")
+    for seed in range(3):
+        later.check(seed)
+    assert float(kept.sum()) == 1 << 16
+    del kept, pool
+
+
 @fault
 def test_nothing_is_collected_while_a_stream_records(rig: Rig) -> None:
     case = rig.case("library")

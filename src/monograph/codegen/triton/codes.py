@@ -41,12 +41,13 @@ class Codes:
 
     @property
     def nibbles(self) -> bool:
+        """Whether codes are whole numbers of 4 bits."""
         return self.dtype in (i4, u4)
 
     @property
     def together(self) -> int:
         """Codes in a word."""
-        return 8 if self.nibbles else 4
+        return 32 // self.dtype.bits
 
     @property
     def lanes(self) -> int:
@@ -78,7 +79,7 @@ class Codes:
             data = self._parameter(2).astype(np.float32) + raised
             zeros = Packed(np.ascontiguousarray(data.astype(kind.numpy)), kind)
         bits: Array = codes.view(np.uint8)
-        if self.nibbles:
+        if self.dtype.bits == 4:
             # Less than 8 as two's complement becomes 8 more by turning the sign.
             bits = (bits & 15) ^ raised
         padding = self.units * self.unit - self.k
@@ -123,7 +124,7 @@ def codes_of(weights: Value) -> Codes | None:
     if not all(isinstance(v.op, Constant) for v in weights.inputs):
         return None
     codes = weights.inputs[0].dtype
-    if codes.bits > 8 or codes.bits < 4 or (codes.bits == 4 and codes not in (i4, u4)):
+    if codes.bits not in (4, 8):
         return None
     along = 1 if by_column else 0
     k, n = weights.tensor.static[along], weights.tensor.static[1 - along]

@@ -294,7 +294,7 @@ class _Coded:
             moved = f"({words} << {shift})" if shift >= 0 else f"({words} >> {-shift})"
             bits = self.w.let(f"({moved} & 0x780000) | 0x3F800000", "q")
             return self.w.let(f"{bits}.to(tl.float32, bitcast=True)", "q")
-        byte = self.w.let(f"({words} >> {8 * i}) & 0xFF", "q")
+        byte = self.w.let(f"({words} >> {dtype.bits * i}) & {(1 << dtype.bits) - 1}", "q")
         if not dtype.is_integer:
             return self._decoded(f"{byte}.to(tl.int8)", dtype)
         # 2^23 + q, in the bits of a fraction; a signed code is 128 less than with its sign turned.

@@ -107,6 +107,7 @@ class CudaGraphs(TorchGraphs):
 
     def __init__(self, place: torch.device) -> None:
         super().__init__(place)
+        torch.cuda.init()  # before any call of the driver's: torch's context is the one to use
         version = int(check(cu.cuDriverGetVersion()))
         self.conditionals = version >= _OLDEST_CONDITIONALS
         self.builds = version >= _OLDEST_EDGES

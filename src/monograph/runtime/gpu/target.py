@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import Any, NoReturn, TypeAlias
 
 from monograph.codegen.triton import select
 from monograph.codegen.triton.kernel import Arch
@@ -248,6 +248,9 @@ class OfflineExecutable:
         return make_artefact(self.module, self._code.__getitem__)
 
     def run(self, feeds: Any, out: Any = None) -> list[Any]:
+        raise _no_device("an architecture")
+
+    def run_async(self, feeds: Any, stream: Any = None, out: Any = None) -> NoReturn:
         raise _no_device("an architecture")
 
 

@@ -108,8 +108,8 @@ def group_query_attention(n: Node) -> tuple[Value | None, ...]:
         k = default(n, "RMSNormalization", k, k_weight, epsilon=epsilon)
     total = cast(as_scalar(n.input(6)), i64)
     size = size_value(q, 2)
-    prompt = ew.Equal()(total, size)
-    lengths = ew.Where()(prompt, size, ew.Add()(cast(n.input(5), i64), constant(1)))
+    prompt = fold(ew.Equal()(total, size))
+    lengths = _unless(prompt, size, ew.Add()(cast(n.input(5), i64), constant(1)))
     starts = ew.Sub()(lengths, size)
     past_k, past_v = n.optional(3), n.optional(4)
     first = past_k is None or past_v is None or past_k.tensor.dim(2) == 0
@@ -138,6 +138,12 @@ def _sinks(n: Node, heads: int, like: Value) -> Value | None:
     return zeros((heads,), like.dtype) if smooth else None
 
 
+def _unless(prompt: Value, first: Value, other: Value) -> Value:
+    """What a first prompt has, or else the other, which has the whole shape."""
+    decided = known(prompt)
+    return other if decided is not None and not decided else ew.Where()(prompt, first, other)
+
+
 def _turned(n: Node, q: Value, k: Value, starts: Value, prompt: Value) -> tuple[Value, Value]:
     """Queries and keys with their rotary position embedding."""
     new = iota(size_value(q, 2))
@@ -146,7 +152,7 @@ def _turned(n: Node, q: Value, k: Value, starts: Value, prompt: Value) -> tuple[
     if given is not None:
         # A first prompt counts on from its first position.
         first = Gather(0)(sh.Reshape((sh.INFER,))(given), constant(0))
-        places = ew.Where()(prompt, ew.Add()(first, new), given)
+        places = _unless(prompt, ew.Add()(first, new), given)
     cos, sin = (Gather(0)(n.input(i), places) for i in (7, 8))
     rope = Rope(n.attr_flag("rotary_interleaved"))
     return rope(q, cos, sin), rope(k, cos, sin)

@@ -39,8 +39,13 @@ def unpack_bits(packed: Array, bits: int) -> Array:
     """Values of so many bits from bytes, low bits first, along the last axis; a byte each."""
     if bits == 8:
         return packed
-    shifts = np.arange(0, 8, bits, dtype=np.uint8)
-    values = (packed[..., None] >> shifts) & np.uint8(2**bits - 1)
+    each = 8 // bits
+    values = np.empty((*packed.shape, each), np.uint8)
+    # A pass for each place in a byte: numpy is slow along short axes.
+    for i in range(each):
+        place = values[..., i]
+        np.right_shift(packed, np.uint8(i * bits), place)
+        np.bitwise_and(place, np.uint8(2**bits - 1), place)
     return values.reshape(*packed.shape[:-1], -1)
 
 
@@ -57,7 +62,8 @@ def _literal(values: Array, to: DType) -> Value:
 
 def _signed(values: Array, bits: int) -> Value:
     """Unsigned values around the middle of their range, as signed ones."""
-    return _literal(values.astype(np.int16) - 2 ** (bits - 1), _SIGNED[bits])
+    # Modulo 256 the difference is what the bits of a signed byte say.
+    return _literal((values - np.uint8(2 ** (bits - 1))).view(np.int8), _SIGNED[bits])
 
 
 def _constant_bytes(n: Node, i: int, what: str) -> Array:

@@ -1,0 +1,415 @@
+"""Decoding on a GPU beside torch: device time of a token, launches, the fraction of the floor.
+
+    python -m benchmarks.decode_gpu --results DIR [--shape llama-1b] [--formats f16,int4-f16-zp]
+        [--positions 512,2000] [--limit 240]
+    python -m benchmarks.decode_gpu --results DIR --dry-run   # tiny, no GPU: do the parts fit?
+
+A format is built, opened and measured by parts: what fails or finds no time left is said, and the
+rest is kept, part by part, in decode_gpu.json and decode_gpu.md. Contenders take turns; figures
+are medians. A step is measured at a position that does not move, on the same memory every time:
+replays are queued back to back and timed by events. The floor is what reading the weights and the
+cache once takes, by the best bandwidth that a read of a few gigabytes was seen to have.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+from benchmarks.decoder_shapes import SHAPES, Shape, shape_of
+from benchmarks.decoder_weights import PRESETS
+from benchmarks.gpu_report import table
+
+BUILT = Path(__file__).parent.parent / "build" / "benchmarks"
+OURS, OUR_EAGER, ONE_LAUNCH = "monograph", "monograph, capture off", "monograph, one launch"
+GREEDY, LOOPED = 96, 256
+"""Tokens that are compared, and those of a generation in one launch."""
+Run = Callable[[], Any]
+
+
+@dataclass
+class Record:
+    """What is known so far, written down whenever a part is done."""
+
+    results: Path
+    limit: float
+    began: float = field(default_factory=time.perf_counter)
+    data: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def left(self) -> float:
+        return self.limit - (time.perf_counter() - self.began)
+
+    @contextmanager
+    def part(self, of: str, name: str, needs: float = 0.0) -> Iterator[dict[str, Any]]:
+        """One part of a format; it may fail, or find that less time is left than it needs."""
+        found = self.data.setdefault("formats", {}).setdefault(of, {"seconds": {}, "failed": {}})
+        began = time.perf_counter()
+        try:
+            if self.left < needs:
+                raise TimeoutError(f"{self.left:.0f} s left, {needs:.0f} wanted")
+            yield found
+        except Exception as e:  # whatever it is, the other parts are measured
+            found["failed"][name] = f"{type(e).__name__}: {e}"[:400]
+            if not isinstance(e, TimeoutError):
+                traceback.print_exc()
+        found["seconds"][name] = round(time.perf_counter() - began, 2)
+        print(f"{of}, {name}: {found['seconds'][name]} s {found['failed'].get(name, '')}")
+        self.save()
+
+    def save(self) -> None:
+        self.results.mkdir(parents=True, exist_ok=True)
+        (self.results / "decode_gpu.json").write_text(json.dumps(self.data, indent=1))
+        (self.results / "decode_gpu.md").write_text(report(self.data))
+
+
+@dataclass
+class Stages:
+    """How long each stage of opening a model took, as its progress tells."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+    last: str = ""
+    began: float = field(default_factory=time.perf_counter)
+
+    def __call__(self, stage: str, done: int, total: int) -> None:
+        now = time.perf_counter()
+        if self.last:
+            self.seconds[self.last] = self.seconds.get(self.last, 0.0) + now - self.began
+        self.last, self.began = stage.partition(" ")[0], now
+
+    def told(self) -> dict[str, float]:
+        self("", 0, 0)
+        self.last = ""
+        return {name: round(s, 2) for name, s in self.seconds.items()}
+
+
+class Decoding:
+    """A decoder on the device: its step at positions, replayed and launched kernel by kernel."""
+
+    def __init__(self, folder: Path, maximum: int, dry: bool, results: Path) -> None:
+        import monograph
+        from monograph.generate.sampling import Sampling
+
+        self.dry, self.stages = dry, Stages()
+        self.generator = monograph.Generator(
+            folder, "gpu:interpreter" if dry else "gpu", max_length=maximum, stop=(), tune="fast",
+            tuning_cache=str(results / "tuning.json"), cache_dir="", progress=self.stages,
+        )  # fmt: skip
+        self.engine = self.generator.engine
+        self.engine.start(1, Sampling())
+        self.engine.place(0)
+        self.engine.decode()  # has everything compiled, tuned and captured
+        self.executable: Any = self.generator.session.executable(self.feeds(0))
+
+    def feeds(self, position: int) -> dict[str, Any]:
+        """What a step takes behind so many tokens."""
+        self.engine.place(position)
+        return {n: x.clone() if n in _SMALL else x for n, x in self._given().items()}
+
+    def _given(self) -> dict[str, Any]:
+        engine = self.engine
+        small = dict(zip(_SMALL, (engine._next, engine._position, engine._ones), strict=True))
+        return {**small, **engine.state}
+
+    def places(self) -> dict[str, Any]:
+        """The caches, which are written over."""
+        return {new: self.engine.state[old] for new, old in self.engine.step.donate.items()}
+
+    def replayed(self, position: int) -> Run:
+        """Queues one step; nothing is waited for."""
+        feeds, places = self.feeds(position), self.places()
+        self.executable.run(feeds, places)
+        if self.dry:  # without graphs there is nothing quicker than a run
+            return lambda: self.executable.run(feeds, places)
+
+        def run() -> None:
+            if self.executable.start_hot(feeds, places) is None:
+                raise RuntimeError("a step did not take the short way")
+
+        return run
+
+    def launched(self, position: int) -> Run:
+        """Queues one step kernel by kernel."""
+        from monograph.runtime.gpu.tensors import raw
+
+        feeds, places = self.feeds(position), self.places()
+        bare = getattr(self.executable, "executable", self.executable)
+        outputs = bare._outputs(feeds, dict(feeds), places)
+        ports = {f"input:{n}": raw(x) for n, x in feeds.items()}
+        ports |= {f"output:{n}": raw(x) for n, x in outputs.items()}
+        return lambda: bare.launch(ports)
+
+    def waited(self, position: int) -> Run:
+        """A step as a generator makes it: checked, and its token on the host."""
+        feeds, places, session = self.feeds(position), self.places(), self.generator.session
+        chosen = [p.name for p in session.outputs].index("next")
+        return lambda: session.run(feeds, out=places)[chosen].cpu()
+
+    def greedy(self, captured: bool, count: int) -> list[int]:
+        """Tokens from the first position on."""
+        bare = getattr(self.executable, "executable", self.executable)
+        way = self.executable if captured else bare
+        names = [p.name for p in self.generator.session.outputs]
+        feeds, places, made = self.feeds(0), self.places(), []
+        for _ in range(count):
+            found = dict(zip(names, way.run(feeds, places), strict=True))
+            feeds |= {"tokens": found["next"], "position": found["next_position"]}
+            made.append(int(found["next"].reshape(-1)[0]))
+        return made
+
+    def looped(self, position: int, count: int) -> list[int]:
+        """The same in one launch."""
+        self.engine.place(position)
+        made = self.engine.loop(count, (), [False])
+        return [int(t) for t in made[0]]
+
+    def stats(self) -> dict[str, Any]:
+        wanted = (
+            "launches_per_run", "kernels_per_run", "captures", "replays", "staged", "fallbacks",
+            "donation_copies", "tuned", "device_bytes",
+        )  # fmt: skip
+        return {n: x for n, x in self.generator.session.stats.items() if n in wanted}
+
+
+_SMALL = ("tokens", "position", "count")
+
+
+class Times:
+    """Contenders taking turns."""
+
+    def __init__(self, dry: bool) -> None:
+        from benchmarks.gpu_timing import Clock, torch
+
+        place = torch.device("cpu") if dry else torch.device("cuda", torch.cuda.current_device())
+        self.clock = Clock(place, short=dry)
+        self.rounds, self.seconds = (1, 0.0) if dry else (11, 0.03)
+
+    def interleaved(self, runs: dict[str, Run], each: bool = False) -> dict[str, float]:
+        """Medians in us: of runs queued back to back, or of runs waited for one by one."""
+        counts = {}
+        for name, run in runs.items():
+            run()
+            self.clock.synchronise()
+            once = self.clock._round(run, 1)
+            counts[name] = max(1, min(200, int(self.seconds * 1e6 / max(once, 1.0))))
+        found: dict[str, list[float]] = {name: [] for name in runs}
+        for _ in range(self.rounds):
+            for name, run in runs.items():
+                timed = self._synced if each else self.clock._round
+                found[name].append(timed(run, counts[name]))
+        return {name: round(statistics.median(times), 2) for name, times in found.items()}
+
+    def _synced(self, run: Run, count: int) -> float:
+        self.clock.synchronise()
+        began = time.perf_counter()
+        for _ in range(count):
+            run()
+            self.clock.synchronise()
+        return (time.perf_counter() - began) / count * 1e6
+
+
+def measure(record: Record, form: str, a: argparse.Namespace) -> None:
+    """Everything of one format."""
+    from benchmarks import decode_gpu_torch
+    from benchmarks.decoders import build
+
+    shape, times = _shape(a), Times(a.dry_run)
+    folder = BUILT / f"decode-{a.shape}-{shape.layers}-{shape.vocab}-{form}"
+    decoding: Decoding | None = None
+    with record.part(form, "build"):
+        if not (folder / "genai_config.json").exists() or not (folder / "model.onnx").exists():
+            build(folder, shape, form)
+    with record.part(form, "open") as found:
+        decoding = Decoding(folder, a.maximum, a.dry_run, record.results)
+        found["stages"] = decoding.stages.told()
+        print(f"{form}, stages: {found['stages']}")
+    if decoding is not None:
+        _measure_ours(record, form, a, decoding, times)
+    peers: dict[str, Callable[[int], Run]] = {}
+    for name, make in decode_gpu_torch.contenders(shape, form, a.maximum, a.dry_run):
+        with record.part(form, f"make {name}", needs=20.0):
+            peers[name] = make()
+    for position in a.positions:
+        with record.part(form, f"beside torch at {position}", needs=10.0) as found:
+            runs: dict[str, Run] = {}
+            if decoding is not None:
+                runs = {OURS: decoding.replayed(position), OUR_EAGER: decoding.launched(position)}
+            for name, at in peers.items():
+                with record.part(form, f"{name} at {position}", needs=10.0):
+                    runs[name] = at(position)
+            made = {"device_us": times.interleaved(runs)}
+            found.setdefault("positions", {}).setdefault(str(position), {}).update(made)
+    if decoding is not None:
+        _measure_loop(record, form, a, decoding)
+
+
+def _measure_ours(
+    record: Record, form: str, a: argparse.Namespace, decoding: Decoding, times: Times
+) -> None:
+    """Device and host time of our step, and whether both ways give the same tokens."""
+    with record.part(form, "floor") as found:
+        if "bandwidth" not in record.data:
+            record.data["bandwidth"] = bandwidth(a.dry_run)
+        found["weight_bytes"] = decoding.engine.weight_bytes()
+    for position in a.positions:
+        with record.part(form, f"step at {position}") as found:
+            runs = {OURS: decoding.replayed(position), OUR_EAGER: decoding.launched(position)}
+            device = times.interleaved(runs)
+            synced = times.interleaved({OURS: decoding.waited(position)}, each=True)
+            read = decoding.engine.weight_bytes() + decoding.engine.cache_bytes(position)
+            floor = read / record.data["bandwidth"] * 1e6
+            found.setdefault("positions", {})[str(position)] = {
+                "device_us": device,
+                "synced_us": synced,
+                "read_bytes": read,
+                "floor_us": round(floor, 2),
+                "of_floor": round(floor / device[OURS], 4),
+            }
+            found["stats"] = decoding.stats()
+            print(f"{form} at {position}: {device}, synced {synced}, floor {floor:.1f} us")
+    with record.part(form, "tokens, captured or not") as found:
+        count = 4 if a.dry_run else GREEDY
+        captured, eager = (decoding.greedy(c, count) for c in (True, False))
+        found["same_tokens"] = captured == eager
+        found["distinct_tokens"] = len(set(captured))
+        found["tokens"] = captured
+
+
+def _measure_loop(record: Record, form: str, a: argparse.Namespace, decoding: Decoding) -> None:
+    """A whole generation in one launch."""
+    position = a.positions[0]
+    with record.part(form, "one launch", needs=30.0) as found:
+        count = 4 if a.dry_run else min(LOOPED, a.maximum - position - 1)
+        tokens = decoding.looped(0, len(found.get("tokens", ())) or count)
+        found["same_tokens_in_one_launch"] = tokens == found.get("tokens")
+        seconds = []
+        for _ in range(1 if a.dry_run else 5):
+            began = time.perf_counter()
+            decoding.looped(position, count)  # ends with its tokens on the host
+            seconds.append(time.perf_counter() - began)
+        loop = decoding.engine._loop
+        assert loop is not None
+        stats = loop[1].stats
+        found["one_launch"] = {
+            "us_per_token": round(statistics.median(seconds) / count * 1e6, 2),
+            "tokens": count,
+            "launches_per_generation": stats["launches_per_run"],
+            "fallbacks": stats["fallbacks"],
+            "staged": stats["staged"],
+        }
+        print(f"{form}, one launch: {found['one_launch']}")
+
+
+def bandwidth(dry: bool) -> float:
+    """Bytes a second of the best of three reads of memory that no cache holds."""
+    import torch
+
+    if dry:
+        return 1e10
+    data = torch.ones(1 << 30, dtype=torch.float16, device="cuda")
+    matrix, vector = data.view(-1, 4096), data[:4096]
+    other = torch.empty_like(data)
+    reads: dict[Run, int] = {
+        lambda: torch.mv(matrix, vector): data.nbytes,
+        lambda: data.view(torch.float32).sum(): data.nbytes,
+        lambda: other.copy_(data): 2 * data.nbytes,
+    }
+    best = 0.0
+    for run, nbytes in reads.items():
+        for _ in range(6):
+            start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            start.record()
+            run()
+            stop.record()
+            stop.synchronize()
+            best = max(best, nbytes / (start.elapsed_time(stop) * 1e-3))
+    return best
+
+
+def report(data: dict[str, Any]) -> str:
+    """The record as a page."""
+    lines = [f"# Decoding on a GPU, {data.get('date', '')}", ""]
+    lines += [f"{data.get('device', '')}; {data.get('shape', '')}; batch 1.", ""]
+    if "bandwidth" in data:
+        lines += [f"Reads at {data['bandwidth'] / 1e12:.2f} TB/s at best.", ""]
+    for form, found in data.get("formats", {}).items():
+        lines += [f"## {form}", ""]
+        names = list(dict.fromkeys(
+            n for at in found.get("positions", {}).values() for n in at["device_us"]
+        ))  # fmt: skip
+        rows = [["device us per token", *(f"at {p}" for p in found.get("positions", {}))]]
+        for name in names:
+            cells = [at["device_us"].get(name) for at in found["positions"].values()]
+            rows.append([name, *("" if c is None else f"{c:.1f}" for c in cells)])
+        for key, label in (("floor_us", "floor"), ("of_floor", "fraction of the floor")):
+            cells = [at.get(key, "") for at in found.get("positions", {}).values()]
+            rows.append([label, *map(str, cells)])
+        at_all = found.get("positions", {}).values()
+        synced = [at.get("synced_us", {}).get(OURS, "") for at in at_all]
+        rows.append(["monograph, waited for", *map(str, synced)])
+        lines += [*table(rows), ""]
+        facts = ("stats", "same_tokens", "distinct_tokens", "same_tokens_in_one_launch")
+        for key in (*facts, "one_launch", "stages", "seconds", "failed"):
+            if key in found:
+                lines.append(f"- {key.replace('_', ' ')}: {found[key]}")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _shape(a: argparse.Namespace) -> Shape:
+    shape = shape_of(a.shape)
+    return replace(shape, layers=a.layers or shape.layers, vocab=a.vocab or shape.vocab)
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--results", type=Path, required=True)
+    parser.add_argument("--shape", default="llama-1b", choices=SHAPES)
+    parser.add_argument("--formats", default="f16,int4-f16-zp")
+    parser.add_argument("--positions", default="512,2000")
+    parser.add_argument("--maximum", type=int, default=2304, help="length of the caches")
+    parser.add_argument("--limit", type=float, default=480.0, help="seconds; parts behind it wait")
+    parser.add_argument("--layers", type=int, default=0, help="other than the shape's")
+    parser.add_argument("--vocab", type=int, default=0, help="other than the shape's")
+    parser.add_argument("--dry-run", action="store_true", help="tiny, by Triton's interpreter")
+    a = parser.parse_args()
+    a.formats = a.formats.split(",")
+    a.positions = [int(p) for p in a.positions.split(",")]
+    if unknown := [f for f in a.formats if f not in PRESETS]:
+        parser.error(f"no formats {unknown}; there are {', '.join(sorted(PRESETS))}")
+    if a.dry_run:
+        os.environ["TRITON_INTERPRET"] = "1"
+        a.shape, a.layers, a.vocab, a.positions, a.maximum = "tiny-llama", 1, 64, [5], 16
+    return a
+
+
+def main() -> None:
+    a = _arguments()
+    import torch
+
+    device = "Triton's interpreter" if a.dry_run else torch.cuda.get_device_name()
+    record = Record(a.results, a.limit)
+    record.data |= {
+        "date": date.today().isoformat(), "device": device, "shape": a.shape,
+        "torch": torch.__version__, "maximum": a.maximum,
+    }  # fmt: skip
+    for form in a.formats:
+        measure(record, form, a)
+        if not a.dry_run:
+            torch.cuda.empty_cache()
+    record.save()
+    print((a.results / "decode_gpu.md").read_text())
+
+
+if __name__ == "__main__":
+    main()
