@@ -175,6 +175,8 @@ def test_a_decoder_that_counts_takes_prompts_of_one_length(tmp_path: Path) -> No
     g = opened(counting_decoder(tmp_path / "model.onnx"))
     with pytest.raises(FeedError, match="sequences of a batch are equally long"):
         g.generate([[5, 9], [7]], 3)
+    assert g.token_count() == 0
+    assert len(g.generate([[5, 9], [7, 1]], 3)) == 2
 
 
 # Prompts and options

@@ -17,7 +17,6 @@ from monograph.generate.engine import Engine
 from monograph.generate.sampling import Sampling
 from monograph.ir import Array
 from monograph.runtime.gpu.executable import compile_for_gpu
-from monograph.runtime.gpu.ports import to_host
 from tests.gpu.against import device
 
 TARGET = "gpu" if os.environ.get("MONOGRAPH_TEST_DEVICE") else "gpu:interpreter"
@@ -62,7 +61,7 @@ def some_feeds(engine: Engine, batch: int) -> dict[str, Array]:
         "count": np.ones(batch, np.int64),
     }
     for name, state in engine.state.items():
-        feeds[name] = rng.standard_normal(state.shape).astype(to_host(state).dtype)
+        feeds[name] = rng.standard_normal(state.shape).astype(engine._arrays.get(state).dtype)
     return feeds
 
 
@@ -72,7 +71,7 @@ def run(engine: Engine, feeds: dict[str, Array]) -> dict[str, Array]:
     places = {new: given[old] for new, old in engine.step.donate.items()}
     made = engine.session.run(given, out=places)
     names = [p.name for p in engine.session.outputs]
-    return {n: np.asarray(to_host(x)) for n, x in zip(names, made, strict=True)}
+    return {n: np.asarray(engine._arrays.get(x)) for n, x in zip(names, made, strict=True)}
 
 
 def check(folder: Path, batch: int) -> None:

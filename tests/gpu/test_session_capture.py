@@ -299,6 +299,18 @@ def test_state_is_quick_too(load: Load, monkeypatch: pytest.MonkeyPatch) -> None
     assert after.tolist() == [[3] * 8]
 
 
+def test_state_with_a_place_is_quick_too(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A caller who holds the state names its place in every run."""
+    session, _ = load(total(), donate={"present": "past"})
+    state = torch.zeros(1, 8)
+    feeds, out = {"past": state, "x": torch.ones(1, 8)}, {"present": state}
+    session.run(feeds, out=out)
+    monkeypatch.setattr(Session, "_begin", lambda *_: pytest.fail("checked twice"))
+    assert session.run(feeds, out=out)[0] is state
+    assert session.run_async(feeds, out=out).result()[0] is state
+    assert state.tolist() == [[3] * 8]
+
+
 def test_state_among_the_inputs_is_not_quick(load: Load) -> None:
     """What is written over must not be read as something else."""
     session, _ = load(total(), donate={"present": "past"})

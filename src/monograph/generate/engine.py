@@ -237,6 +237,16 @@ class Engine:
         """What was chosen is not what comes next."""
         self._next = None
 
+    def check_lengths(self, lengths: Sequence[int]) -> None:
+        """Refuses sequences of unequal lengths where the decoder cannot tell them apart."""
+        if self.step.aligned and self.decoder.positions is None and len(set(lengths)) > 1:
+            raise FeedError(
+                "the decoder counts positions itself: sequences of a batch are equally long",
+                expected="as many tokens in each",
+                given=list(lengths),
+                hint="export the decoder with position_ids, or run the prompts one by one",
+            )
+
     def feed(self, rows: Sequence[Sequence[int]], position: Array) -> Array:
         """Feeds each row from a position on, and counts the positions up.
 
@@ -302,13 +312,7 @@ class Engine:
             self._filled = place  # less than before where sequences were rewound
         else:
             longest = max(map(len, rows))
-            if any(len(row) != longest for row in rows) and self.decoder.positions is None:
-                raise FeedError(
-                    "the decoder counts positions itself: sequences of a batch are equally long",
-                    expected="as many tokens in each",
-                    given=[len(row) for row in rows],
-                    hint="export the decoder with position_ids, or run the prompts one by one",
-                )
+            position[going] = 0  # nothing holds any more, should a run fail
             self._start = [longest - len(row) for row in rows]
             left = [[row[0]] * n + list(row) for n, row in zip(self._start, rows, strict=True)]
             self._filled = 0

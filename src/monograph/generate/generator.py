@@ -133,6 +133,7 @@ class Generator:
                     given=f"{len(have)} + {len(more)}" if have else len(more),
                     hint="raise max_length, or shorten the prompt",
                 )
+        self._engine.check_lengths([len(a) + len(b) for a, b in zip(old, rows, strict=True)])
         if not self._rows:
             self._engine.start(len(rows), self._sampling)
             self._position = np.zeros(len(rows), np.int64)
