@@ -280,3 +280,38 @@ def test_a_tokenizer_that_cannot_be_read(folder: Path) -> None:
     (folder / "tokenizer.json").write_text("{}")
     with pytest.raises(ModelError, match="the tokenizer cannot be read"):
         opened(folder).generate("hello", 3)
+
+
+# Runs that fail
+
+
+@pytest.mark.parametrize("style", ["genai", "optimum"])
+def test_a_run_that_fails_loses_nothing(
+    style: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build(tmp_path, "tiny-llama", style=style)
+    expected = opened(tmp_path).generate(PROMPT, 6)
+    g = opened(tmp_path, buckets=[4])
+    g.append_tokens(PROMPT[:2])
+    run = g.session.run
+    fails = [False, True, False]
+
+    def failing(*given: Any, **options: Any) -> Any:
+        if fails and fails.pop(0):
+            raise MemoryError
+        return run(*given, **options)
+
+    monkeypatch.setattr(g.session, "run", failing)
+    with pytest.raises(MemoryError):
+        g.append_tokens(PROMPT[2:])
+    assert g.get_sequence(0).tolist() == PROMPT
+    fails[:] = [False] * (1 if style == "genai" else 2) + [False, False, True]
+    for _ in range(3):
+        g.generate_next_token()
+    with pytest.raises(MemoryError):
+        g.generate_next_token()
+    made = g.get_sequence(0).tolist()
+    assert PROMPT + expected[: len(made) - len(PROMPT)] == made
+    while g.token_count() < len(PROMPT) + 6:
+        g.generate_next_token()
+    assert g.get_sequence(0).tolist() == PROMPT + expected

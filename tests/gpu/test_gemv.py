@@ -9,10 +9,13 @@ from monograph.codegen.triton import select
 from monograph.codegen.triton.kernel import GpuContext, Launch
 from monograph.ir import Graph, Input, TensorType, Value, constant, dtype
 from monograph.ops.composite import Gelu, RmsNorm, Silu
-from monograph.ops.elementwise import Add, Mul
+from monograph.ops.elementwise import Add, Mul, Sigmoid
 from monograph.ops.linear import Dot
 from monograph.ops.quant import Dequantize
 from monograph.ops.shape import Reshape, Slice, Transpose
+from monograph.passes.base import Environment
+from monograph.pipeline import PassOptions, optimise
+from monograph.rewrite import GPU_COST
 from monograph.runtime.gpu.build import ARCHES
 from monograph.runtime.gpu.executable import lower_for_gpu
 from tests.gpu.against import candidate_names, check
@@ -145,6 +148,40 @@ def test_a_layer_of_a_decoder_is_four_kernels(form: str, kind: str) -> None:
     for _ in range(2):
         y = decoder_layer(y, product, 64, 96, kind)
     check(Graph((x,), (("y", y),)), steps=8, every=False)
+
+
+@pytest.mark.parametrize("form", ["plain", "coded"])
+def test_the_pipeline_makes_four_kernels_of_nine_linears_and_norms(form: str) -> None:
+    """Queries, keys, values, gate and up stand apart in a model, each norm with its scale."""
+
+    def product(x: Value, k: int, n: int) -> Value:
+        data = RNG.normal(size=(k, n)).astype(np.float32) * 0.2
+        right = constant(data) if form == "plain" else coded(n, k, "i4", 32, "")
+        return Dot()(x, right)
+
+    x = first = tensor("x", (1, 64))
+    outputs = []
+    for number in range(2):
+        h = RmsNorm((1,))(x, weights((64,)))
+        q, k, v = (product(h, 64, n) for n in (64, 16, 16))
+        outputs += [(f"k{number}", k), (f"v{number}", v)]
+        x = Add()(x, product(q, 64, 64))
+        h = RmsNorm((1,))(x, weights((64,)))
+        gate, up = (product(h, 64, 96) for _ in range(2))
+        x = Add()(x, product(Mul()(Mul()(gate, Sigmoid()(gate)), up), 96, 64))
+    # Codes this small would be decoded once and for all.
+    options = PassOptions({"fold_constants": {"small": 0}})
+    graph = Graph((first,), (("y", x), *outputs))
+    graph = optimise(graph, environment=Environment(cost=GPU_COST), options=options)
+    program = lower_for_gpu(graph)
+    kinds = [s.region.kind for s in program.steps]
+    assert kinds.count("dot") == 8, str(program)
+    # Keys and values are copied out of the joined product; nothing else is left.
+    assert set(kinds) == {"dot", "pointwise"}
+    assert kinds.count("pointwise") == 4
+    folded = [v for v in graph.values if isinstance(v.op, RmsNorm) and len(v.inputs) == 1]
+    assert len(folded) == (4 if form == "plain" else 0)
+    check(graph, every=False)
 
 
 @pytest.mark.parametrize(

@@ -210,6 +210,7 @@ class Engine:
             feeds[START] = self._started
         places = {new: feeds[old] for new, old in loop.donate.items()}
         outputs = [p.name for p in session.outputs]
+        self._next = None
         found = dict(zip(outputs, session.run(feeds, out=places), strict=True))
         self._next, self._position = found["last.tokens"], found["last.position"]
         count = int(self._arrays.get(found["made_turns"])[0])
@@ -346,6 +347,7 @@ class Engine:
         if self.step.aligned:
             feeds[START] = self._started
         self.last_feeds = feeds
+        self._next = None  # until the run has come to its end
         places = {present: self.state[past] for present, past in self.step.donate.items()}
         made = dict(zip(self._outputs, self.session.run(feeds, out=places), strict=True))
         self._runs += 1

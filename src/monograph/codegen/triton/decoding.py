@@ -3,6 +3,16 @@
 The keys that count are shared among programs. Each keeps what it found; the one that is last to
 have done so joins it all, so that no second kernel has to be waited for. All programs of a head
 turn the new key, which costs nothing, and take it from registers: only the first one stores it.
+
+Most of the time of such a kernel is that of its first read. So the first block of keys and values
+is read before the kernels in front have ended (dependent launch), where that is safe:
+
+- How many keys count follows from inputs of the program, which no kernel of a run writes to. It is
+  computed anew from them, not read from what a kernel has made of them.
+- Only this kernel writes into the caches. Rows of earlier runs are there: graphs come one after
+  the other, and of runs launched kernel by kernel some kernel in front of this one had first
+  waited for all before it and only then let the next one start.
+- The row that is new is taken from registers, whatever was read in its place.
 """
 
 from __future__ import annotations
@@ -14,20 +24,29 @@ from dataclasses import dataclass
 from monograph.codegen.llvm import types
 from monograph.codegen.llvm.builder import Reg
 from monograph.codegen.triton.dot import BUSY
-from monograph.codegen.triton.elements import Axis
+from monograph.codegen.triton.elements import Elements
 from monograph.codegen.triton.flash import Config, Flash, heads_of, power
 from monograph.codegen.triton.kernel import Candidate, Fault, GpuContext, Launch, Scratch, Work
 from monograph.codegen.triton.reading import write
 from monograph.codegen.triton.rope import element, turn
-from monograph.ir import Item, Value
+from monograph.ir import Constant, Input, Item, Value
 from monograph.ir.dtype import f32, i32, i64
 from monograph.ops.attention import Rope
+from monograph.ops.cast import Cast
 from monograph.ops.decoding import COS, COUNTS, KEYS, STARTS, VALUES, DecodeAttention, K, Q, V
+from monograph.ops.elementwise import Add, Sub
 from monograph.ops.scalar import Scalar
 from monograph.program.overwrite import root
+from monograph.program.place import INPUT
 
 ROWS = 16
 """Rows of a tile: the fewest that a product of tiles has."""
+PARTS = 64
+"""Programs that one program joins the findings of, at most."""
+BARRIERS = ("gather", "pointwise")
+"""Steps whose kernels let the next one start only after they have waited themselves."""
+SIMPLE = 8
+"""Ops between an input and how many keys count, at most: every program repeats them."""
 
 
 def serves(anchor: Value) -> bool:
@@ -54,20 +73,38 @@ def _operands(anchor: Value) -> tuple[Value, ...]:
 
 
 def _configs(anchor: Value) -> list[Config]:
-    """Programs enough to keep a device busy, with tiles that leave registers for the values."""
+    """A block of keys for each program, or programs enough to keep a device busy."""
+    assert isinstance(anchor.op, DecodeAttention)
     h = heads_of(_operands(anchor))
     rows = max(ROWS, power(h.repeats))
-    tiles = (16, 32) if anchor.inputs[Q].dtype.itemsize >= 4 else (64, 32, 128)
+    wide = anchor.inputs[Q].dtype.itemsize >= 4
+    single = [
+        Config(rows, t, warps, 1, blocks)
+        for t, warps in ((32, 2), (16, 1)) * wide or ((64, 1), (64, 2), (32, 1), (128, 4))
+        if (blocks := _blocks(anchor, t)) <= PARTS
+    ]
     splits = sorted(
-        (s for s in (1, 2, 4, 8, 16, 32, 64)),
-        key=lambda s: abs(math.log2(s * h.batch * h.groups / BUSY)),
+        (1, 2, 4, 8, 16, 32, 64), key=lambda s: abs(math.log2(s * h.batch * h.groups / BUSY))
     )
-    return [
-        Config(rows, t, warps, 2, split)
-        for t, warps in zip(tiles, (4, 2, 4), strict=False)
+    shared = [
+        Config(rows, t, warps, 1, split)
         for split in splits[:4]
+        for t, warps in ((16, 4), (32, 2)) * wide or ((64, 4), (32, 2), (128, 4))
         if split == 1 or h.keys > t * (split // 2)
-    ] or [Config(rows, 16, 4, 2, 1)]
+    ]
+    # With many heads the device is busy anyway, and every part costs a join.
+    many = h.batch * h.groups >= BUSY // 4
+    found = [*shared[:3], *single, *shared[3:]] if many else [*single, *shared]
+    return list(dict.fromkeys(found)) or [Config(rows, 16, 4, 1, 1)]
+
+
+def _blocks(anchor: Value, t: int) -> int:
+    """How many blocks of keys a query sees, at most."""
+    assert isinstance(anchor.op, DecodeAttention)
+    keys = heads_of(_operands(anchor)).keys
+    # A window begins anywhere in a block.
+    seen = min(keys, anchor.op.window + t - 1) if anchor.op.window else keys
+    return -(-seen // t)
 
 
 def _step(context: GpuContext, c: Config) -> tuple[Work, ...]:
@@ -143,13 +180,21 @@ class _Step(Flash):
             v.op.index: v for v in context.step.region.outputs if isinstance(v.op, Item)
         }
 
+        self.single = c.split >= _blocks(anchor, c.t)
+        """Whether a program has one block of keys at most."""
+
     def launch(self) -> Launch:
         k, w, h = self.k, self.w, self.h
         k.trigger()  # what comes behind loads its weights meanwhile
         self.begin()
+        known_early = self._early()
+        if known_early is None:
+            k.wait()
+        self._read_places(known_early or self.t.elements)
+        turns = self.span()
+        self._read_ahead(f"{self.first} + tl.arange(0, {self.c.t})")
         k.wait()
-        self.read_length()
-        self._read_start()
+        self._report_start()
         mask = w.let(f"{self.masked}[:, None]", "m")
         rows = [self.batch, w.let(f"{self.head}[:, None]"), "0", self._across(self.size)]
         q = self._vector(self.given_values[Q], rows, self._within(self.size, h.size, mask))
@@ -160,13 +205,60 @@ class _Step(Flash):
         value = self._stored(element(self.t.elements, self.given_values[V], last, inside))
         self.new = (key, value)
         self._add_rows()
-        self.walk(q)
+        self.start()
+        if self.single:
+            self._attend_block(q, f"{self.first} + tl.arange(0, {self.c.t})")
+        else:
+            with w.block(f"for t0 in range(0, {turns}, {self.c.t})"):
+                self._attend_block(q, f"{self.first} + t0 + tl.arange(0, {self.c.t})")
         if self.found is None:
             total = w.let("tl.where(total == 0, 1, total)")
             self._give(w.let(f"acc / {total}[:, None]"), self.head, self.masked)
         else:
             self._join(self.found)
         return self.launched()
+
+    # Keys and values
+
+    def _early(self) -> Elements | None:
+        """What how many keys count is computed by before the wait; None where it is not known."""
+        context, given = self.context, self.given_values
+        steps = context.program.steps
+        before = steps[: steps.index(context.step)]
+        leaves = _leaves((given[STARTS], given[COUNTS]), context)
+        if leaves is None or not any(s.region.kind in BARRIERS for s in before):
+            return None
+        pointers = {v: self.k.pointer(v) for v in leaves if isinstance(v.op, Input)}
+        storage = context.program.places.storage
+        return Elements(self.w, storage, pointers, frozenset(leaves))
+
+    def _read_places(self, e: Elements) -> None:
+        """How many keys count, and where the new row goes."""
+        w, keys = self.w, self.h.keys
+        counted = element(e, self.given_values[COUNTS], [self.batch], None)
+        self.length = w.let(f"tl.minimum({counted.reg}, {keys}).to(tl.int32)", "n")
+        loaded = element(e, self.given_values[STARTS], [self.batch], None)
+        self.begins = w.let(f"{e.scalars.cast(loaded, i64).reg}", "start")
+
+    def _read_ahead(self, keys: str) -> None:
+        """Reads a block of keys and values that is worked on later."""
+        key = self.w.let(keys, "key")
+        inside = self.w.let(f"{key} < {self.end}", "m")
+        for name, block in zip(("keys", "values"), self.read_block(key, inside), strict=True):
+            self.w.assign(name, block)
+
+    def _attend_block(self, q: str, keys: str) -> None:
+        """Takes the block that was read, and reads the next one meanwhile."""
+        w = self.w
+        key = w.let(keys, "key")
+        new = w.let(f"({key}[:, None]) == {self.begins}", "m")
+        made = [
+            w.let(f"tl.where({new}, {row}, {name})", "x")
+            for row, name in zip(self.new, ("keys", "values"), strict=True)
+        ]
+        if not self.single:
+            self._read_ahead(f"{key} + {self.c.t}")
+        self.attend(q, key, w.let(f"{key} < {self.end}", "m"), made[0], made[1])
 
     # The new rows
 
@@ -178,13 +270,11 @@ class _Step(Flash):
         masks = [m for m in (mask, beyond) if m]
         return self.w.let(" & ".join(masks), "m") if masks else None
 
-    def _read_start(self) -> None:
-        w, e, h = self.w, self.t.elements, self.h
-        loaded = element(e, self.given_values[STARTS], [self.batch], None)
-        self.start = w.let(f"{e.scalars.cast(loaded, i64).reg}", "start")
-        self.fits = w.let(f"({self.start} >= 0) & ({self.start} < {h.keys})", "m")
+    def _report_start(self) -> None:
+        w, h = self.w, self.h
+        self.fits = w.let(f"({self.begins} >= 0) & ({self.begins} < {h.keys})", "m")
         fault = Fault("rows are written out of bounds", f"0..{h.keys - 1}")
-        self.k.report(fault, w.let(f"{self.fits} == 0", "m"), self.start)
+        self.k.report(fault, w.let(f"{self.fits} == 0", "m"), self.begins)
 
     def _vector(self, x: Value, numbers: Sequence[str], mask: str | None) -> str:
         """A query or key as it is in memory, turned."""
@@ -206,16 +296,8 @@ class _Step(Flash):
                 continue
             across = self._across(padded)
             mask = self._within(padded, size, w.let(f"{own} & ({across} >= 0)", "m"))
-            target = [self.batch, self.group, self.start, across]
+            target = [self.batch, self.group, self.begins, across]
             write(e, self.results[index], target, e.scalars.decoded(made, self.dtype), mask)
-
-    def operand(self, index: int, size: int, padded: int, axes: tuple[Axis, Axis, Axis]) -> str:
-        """Keys and values of the caches, the new one among them."""
-        loaded = super().operand(index, size, padded, axes)
-        if not index:
-            return loaded
-        new = self.w.let(f"({axes[2].text}) == {self.start}", "m")
-        return self.w.let(f"tl.where({new}, {self.new[index - 1]}, {loaded})", "x")
 
     # The result
 
@@ -230,37 +312,49 @@ class _Step(Flash):
         write(e, self.results[0], numbers, e.scalars.cast(scalar, self.dtype), inside)
 
     def _join(self, parts: _Parts) -> None:
-        """Keeps what was found; the last program of a head puts everything together."""
+        """Keeps what was found; the last program of a head puts everything together.
+
+        Programs behind the keys that count have found nothing, and are not waited for.
+        """
+        k, w = self.k, self.w
+        share = w.let(f"tl.maximum({self.share}, 1)", "n")
+        needed = f"({self.length} - {self.low} + {share} - 1) // {share}"
+        # At least one, whatever the lengths are: somebody has to count from 0 again.
+        self.active = w.let(f"tl.minimum(tl.maximum({needed}, 1), {self.c.split})", "n")
+        with w.block(f"if {k.program_id(2)} < {self.active}"):
+            self.store_part()
+            w.line("tl.debug_barrier()")
+            counter = f"{k.pointer(parts.done)} + {k.program_id(1)}"
+            w.line(f'before = tl.atomic_add({counter}, 1, sem="acq_rel")')
+            w.line("tl.debug_barrier()")
+            with w.block(f"if before == {self.active} - 1"):
+                self._put_together(parts)
+                w.line(f"tl.store({counter}, 0)")
+
+    def _put_together(self, parts: _Parts) -> None:
         k, w, h, c = self.k, self.w, self.h, self.c
-        self.store_part()
-        w.line("tl.debug_barrier()")
-        counter = f"{k.pointer(parts.done)} + {k.program_id(1)}"
-        w.line(f'before = tl.atomic_add({counter}, 1, sem="acq_rel")')
-        w.line("tl.debug_barrier()")
-        with w.block(f"if before == {c.split - 1}"):
-            pointer, count = k.pointer(parts.sums), h.batch * h.groups * h.rows
-            part = w.let(f"tl.arange(0, {power(c.split)})[:, None]", "pp")
-            row = w.let(f"tl.arange(0, {power(h.repeats)})[None, :]", "r")
-            here = w.let(f"{part} * {count} + {k.program_id(1)} * {h.rows} + {row}", "i")
-            mask = w.let(f"({part} < {c.split}) & ({row} < {h.rows})", "m")
-            rest = count * c.split * h.width
-            again = ', cache_modifier=".cg"'
-            top = w.let(
-                f"tl.load({pointer} + {rest} + {here}, mask={mask}, "
-                f'other=float("-inf"){again})', "top",
-            )  # fmt: skip
-            weight = w.let(
-                f"tl.load({pointer} + {rest + count * c.split} + {here}, mask={mask}, "
-                f"other=0{again})", "x",
-            )  # fmt: skip
-            most = w.let(f"tl.max({top}, 0)[None, :]", "most")
-            safe = w.let(f'tl.where({most} == float("-inf"), 0, {most})')
-            share = w.let(self.exp(w.let(f"{top} - {safe}")), "share")
-            total = w.let(f"tl.sum({share} * {weight}, 0)", "x")
-            scaled = w.let(f"{share} / tl.where({total} == 0, 1, {total})[None, :]", "share")
-            for number in range(h.rows):
-                self._row(pointer, number, w.let(f"{row} == {number}", "m"), scaled)
-            w.line(f"tl.store({counter}, 0)")
+        pointer, count = k.pointer(parts.sums), h.batch * h.groups * h.rows
+        part = w.let(f"tl.arange(0, {power(c.split)})[:, None]", "pp")
+        row = w.let(f"tl.arange(0, {power(h.repeats)})[None, :]", "r")
+        here = w.let(f"{part} * {count} + {k.program_id(1)} * {h.rows} + {row}", "i")
+        mask = w.let(f"({part} < {self.active}) & ({row} < {h.rows})", "m")
+        rest = count * c.split * h.width
+        again = ', cache_modifier=".cg"'
+        top = w.let(
+            f"tl.load({pointer} + {rest} + {here}, mask={mask}, "
+            f'other=float("-inf"){again})', "top",
+        )  # fmt: skip
+        weight = w.let(
+            f"tl.load({pointer} + {rest + count * c.split} + {here}, mask={mask}, other=0{again})",
+            "x",
+        )
+        most = w.let(f"tl.max({top}, 0)[None, :]", "most")
+        safe = w.let(f'tl.where({most} == float("-inf"), 0, {most})')
+        share = w.let(self.exp(w.let(f"{top} - {safe}")), "share")
+        total = w.let(f"tl.sum({share} * {weight}, 0)", "x")
+        scaled = w.let(f"{share} / tl.where({total} == 0, 1, {total})[None, :]", "share")
+        for number in range(h.rows):
+            self._row(pointer, number, w.let(f"{row} == {number}", "m"), scaled)
 
     def _row(self, pointer: str, number: int, mine: str, shares: str) -> None:
         """One head's result, from the parts of all programs."""
@@ -269,7 +363,7 @@ class _Step(Flash):
         share = w.let(f"tl.sum(tl.where({mine}, {shares}, 0.0), 1)[:, None]", "x")
         part = w.let(f"tl.arange(0, {power(c.split)})[:, None]", "pp")
         across = self._across(self.width)
-        mask = w.let(f"({part} < {c.split}) & ({across} < {h.width})", "m")
+        mask = w.let(f"({part} < {self.active}) & ({across} < {h.width})", "m")
         row = f"({part} * {count} + {self.k.program_id(1)} * {h.rows} + {number})"
         found = w.let(
             f"tl.load({pointer} + {row} * {h.width} + {across}, mask={mask}, other=0, "
@@ -278,3 +372,32 @@ class _Step(Flash):
         made = w.let(f"tl.sum({found} * {share}, 0)[None, :]", "x")
         head = w.let(f"{self.group} * {h.repeats} + {number} + tl.arange(0, 1)", "h")
         self._give(made, head, w.let(f"{head} >= 0", "m"))
+
+
+def _leaves(values: Sequence[Value], context: GpuContext) -> tuple[Value, ...] | None:
+    """The inputs and constants that values are simply computed from; None where they are not.
+
+    Nothing of a run is written into such an input: kernels may read it at any time.
+    """
+    places = context.program.places
+    found: dict[Value, None] = {}
+    left, seen = list(values), set()
+    while left:
+        value = left.pop()
+        if value in seen:
+            continue
+        if isinstance(value.op, Input):
+            storage = places.storage.get(value)
+            if storage is None or storage.buffer.kind != INPUT:
+                return None
+            if storage.buffer.id in places.over.values():
+                return None
+            found[value] = None
+        elif isinstance(value.op, Constant) and value.tensor.size == 1:
+            found[value] = None
+        elif isinstance(value.op, (Add, Sub, Cast)) and len(seen) < SIMPLE:
+            seen.add(value)
+            left += value.inputs
+        else:
+            return None
+    return tuple(found)

@@ -119,8 +119,8 @@ class Flash:
 
     def walk(self, q: str) -> None:
         """Goes through the keys, for queries as they are in memory."""
-        self._start()
-        span = self._span()
+        self.start()
+        span = self.span()
         with self.w.block(f"for t0 in range(0, {span}, {self.c.t})"):
             self._step(q)
 
@@ -162,7 +162,7 @@ class Flash:
             loaded = self.t.elements.element(lengths, at, {counter: Axis(self.batch)})
             self.length = self.w.let(f"tl.minimum({loaded.reg}, {self.h.keys}).to(tl.int32)", "n")
 
-    def _span(self) -> str:
+    def span(self) -> str:
         """How far this program goes through the keys: those that no row of it sees are left out.
 
         Programs that share the keys have as many of those that count each, in whole blocks.
@@ -181,6 +181,7 @@ class Flash:
         if c.split > 1:
             share = w.let(f"({share} + {c.split * c.t - 1}) // {c.split * c.t} * {c.t}", "n")
         own = f" + {self.k.program_id(2)} * {share}" if c.split > 1 else ""
+        self.low, self.share = low, share
         self.first = w.let(f"{low}{own}", "f")
         end = f"tl.minimum({self.first} + {share}, {high})" if c.split > 1 else high
         self.end = w.let(f"{end} + 0", "n")
@@ -188,7 +189,7 @@ class Flash:
             return str(-(-h.keys // (c.split * c.t)) * c.t)
         return w.let(f"{self.end} - {self.first}", "n")
 
-    def _start(self) -> None:
+    def start(self) -> None:
         c, w = self.c, self.w
         sinks = self.given.get(SINKS)
         if sinks is None or self.parts is not None:
@@ -207,18 +208,27 @@ class Flash:
         return str(self.t.elements.scalars.cast(loaded, self.wide).reg)
 
     def _step(self, q: str) -> None:
-        """Scores of one block of keys, and what they add to the result."""
-        h, c, w = self.h, self.c, self.w
-        dtype = self.dtype
-        key = w.let(f"{self.first} + t0 + tl.arange(0, {c.t})", "key")
-        inside = w.let(f"{key} < {self.end}", "m")
+        """Reads one block of keys, and adds what comes of it to the result."""
+        key = self.w.let(f"{self.first} + t0 + tl.arange(0, {self.c.t})", "key")
+        inside = self.w.let(f"{key} < {self.end}", "m")
+        keys, values = self.read_block(key, inside)
+        self.attend(q, key, inside, keys, values)
+
+    def read_block(self, key: str, inside: str) -> tuple[str, str]:
+        """Keys and values of a block, as they are in memory."""
+        w, h = self.w, self.h
         axes = (
             Axis(self.batch),
             Axis(self.group),
             Axis(w.let(f"{key}[:, None]"), w.let(f"{inside}[:, None]", "m")),
         )
         keys = self.operand(1, h.size, self.size, axes)
-        values = self.operand(2, h.width, self.width, axes)
+        return keys, self.operand(2, h.width, self.width, axes)
+
+    def attend(self, q: str, key: str, inside: str, keys: str, values: str) -> None:
+        """Scores of one block of keys, and what they add to the result."""
+        c, w = self.c, self.w
+        dtype = self.dtype
         zeros = f"tl.zeros(({c.m}, {c.t}), {self.kind})"
         turned = w.let(f"tl.trans(tl.broadcast_to({keys}, ({c.t}, {self.size})))", "kt")
         left = w.let(f"tl.broadcast_to({q}, ({c.m}, {self.size}))", "q")
