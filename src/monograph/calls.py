@@ -133,12 +133,12 @@ class Calls:
 
         last = self._last
         plain = feeds.__class__ is dict and (out is None or out.__class__ is dict)
-        if last is not None and stream is None and plain:
+        if last is not None and plain:
             returned = out
             if out is None:
                 returned = self._states.returned(feeds, self._donate) if self._donate else NOTHING
             if returned.keys() == self._donate.keys():
-                pending: Pending | None = last.start_hot(feeds, returned)
+                pending: Pending | None = last.start_hot(feeds, returned, stream)
                 if pending is not None:
                     return pending
 

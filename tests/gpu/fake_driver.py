@@ -22,6 +22,7 @@ from monograph.runtime.gpu.graphs import (
     IF,
     KERNEL,
     MEMCPY,
+    TO_DEVICE,
     Copy,
     GraphError,
     Handle,
@@ -360,6 +361,10 @@ class FakeGraphs:
         number = next(self.driver._numbers)
         blobs = [both, copy.nbytes.to_bytes(8, "little")]
         self.driver.add(stream, Node(number, MEMCPY, None, blobs))
+
+    def send(self, stream: int, to: int, source: int, nbytes: int) -> None:
+        assert not self.capturing(stream)
+        self.copy(stream, Copy(to, source, nbytes, TO_DEVICE))
 
     def event(self) -> Handle:
         return self.driver.made("event", {"done": True, "graph": None})

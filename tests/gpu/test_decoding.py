@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
+from benchmarks.decoders import build
 
-from monograph.codegen.triton.kernel import Candidate
+import monograph
+from monograph.codegen.triton import decoding
+from monograph.codegen.triton.flash import Config
+from monograph.codegen.triton.kernel import Arch, Candidate, GpuContext, Launch
 from monograph.codegen.triton.subprograms import graphs_of, lowered
+from monograph.generate.sampling import Sampling
 from monograph.ir import Array, Graph, Value, constant, evaluate, unpack
 from monograph.ops.attention import LENGTHS, Attention, CacheUpdate, Rope
 from monograph.ops.control import Loop
@@ -18,8 +25,14 @@ from monograph.ops.elementwise import Add, Less
 from monograph.ops.reduce import ReduceMax
 from monograph.passes.base import Environment, substitute
 from monograph.passes.fuse_decoding import FuseDecoding
+from monograph.program.program import Step
 from monograph.rewrite import CPU_COST, GPU_COST
-from monograph.runtime.gpu.executable import GpuExecutable, compile_for_gpu, lower_for_gpu
+from monograph.runtime.gpu.executable import (
+    GpuExecutable,
+    compile_for_gpu,
+    compile_program,
+    lower_for_gpu,
+)
 from tests.cpu.against import feeds_for
 from tests.gpu.against import candidate_names, device
 from tests.rules.checks import graph_of, value
@@ -90,6 +103,75 @@ def test_half_precision() -> None:
 def test_a_window_and_a_cap() -> None:
     graph = fused(step(window=6, softcap=3.0))
     agree(graph, some(graph, [3, 44]))
+
+
+@pytest.mark.parametrize("window", [0, 9])
+@pytest.mark.parametrize("split", [1, 2, 3])
+def test_programs_of_several_blocks(split: int, window: int) -> None:
+    """Each reads the next block of keys while it works on one; the caches hold four of them."""
+    graph = fused(step(window=window) if window else step())
+    program = lower_for_gpu(graph)
+    config = Config(16, 16, 4, 1, split)
+
+    def choose(own: Step, found: list[Candidate]) -> Candidate:
+        context = GpuContext(program, own, device().arch)
+        return Candidate(str(config), lambda: decoding._step(context, config))
+
+    executable = GpuExecutable(compile_program(program, device().arch, choose), device())
+    for starts in ([0, 49], [15, 16], [31, 32], [7, 40]):
+        feeds = some(graph, starts)
+        given = executable.run({n: x.copy() for n, x in feeds.items()})
+        for a, b in zip(given, evaluate(graph, feeds), strict=True):
+            np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-5)
+
+
+def test_lengths_that_are_wrong_leave_the_count_as_it_was() -> None:
+    """No key counts for a row: nothing of it is right, but the next run is."""
+    graph = fused(step())
+    executable = GpuExecutable(compile_for_gpu(graph, device().arch), device())
+    right = some(graph, [7, 33])
+    executable.run({n: x.copy() for n, x in right.items()} | {"lengths": np.array([0, -5])})
+    given = executable.run({n: x.copy() for n, x in right.items()})
+    np.testing.assert_allclose(given[0], evaluate(graph, right)[0], rtol=2e-5, atol=2e-5)
+
+
+def kernels_of_a_decoder(folder: Path) -> list[tuple[str, Launch]]:
+    """The kernels of a decoder's step, for a device that starts kernels early."""
+    build(folder, "tiny-llama", "f16")
+    generator = monograph.Generator(folder, "gpu:sm_90", max_length=256, stop=(), cache_dir="")
+    engine = generator.engine
+    engine.start(1, Sampling())
+    feeds = {"tokens": np.zeros((1, 1), np.int64), **engine.state}
+    feeds |= {n: np.ones(1, np.int64) for n in ("position", "count")}
+    graph = generator.session.optimised_graph(feeds)
+    module = compile_for_gpu(graph, Arch("cuda", "sm_90"))
+    return [(b.step.region.kind, b.work) for b in module.every if isinstance(b.work, Launch)]
+
+
+def test_keys_are_read_before_the_wait(tmp_path: Path) -> None:
+    """They depend on inputs alone. Nothing is written then, and some kernel in front has waited."""
+    made = kernels_of_a_decoder(tmp_path)
+    steps = [number for number, (kind, _) in enumerate(made) if kind == "decode_attention"]
+    assert len(steps) == 2
+    for number in steps:
+        early, late = made[number][1].source.split("gdc_wait()")
+        assert len(re.findall(r"tl\.load\(p\d+ \+ i", early)) == 2
+        assert "tl.store" not in early
+        assert "tl.store" in late
+        barriers = [w.source for kind, w in made[:number] if kind in decoding.BARRIERS]
+        assert barriers
+        assert all(s.index("gdc_wait") < s.index("gdc_launch_dependents") for s in barriers)
+
+
+def test_lengths_that_a_kernel_makes_are_waited_for() -> None:
+    """They are state of the loop, which is written over in every turn."""
+    graph = FuseDecoding().run(loop_of_steps(), Environment(GPU_COST))
+    (loop,) = (v for v in graph.values if isinstance(v.op, Loop))
+    (body,) = map(lowered, graphs_of(loop))
+    own = next(s for s in body.steps if s.region.kind == "decode_attention")
+    works = decoding.candidates(GpuContext(body, own, Arch("cuda", "sm_90")))[0].make()
+    (launch,) = (w for w in works if isinstance(w, Launch))
+    assert "tl.load" not in launch.source.split("gdc_wait()")[0]
 
 
 def test_nothing_is_turned() -> None:

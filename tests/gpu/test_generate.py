@@ -1,40 +1,129 @@
-"""Generations on a GPU, interpreted: state stays there, and tokens are the reference's."""
+"""Generation on a GPU: the reference's tokens, however runs are launched.
+
+By Triton's interpreter a few tokens of tiny decoders; on a device (MONOGRAPH_TEST_DEVICE=cuda) 256
+tokens, captured, launched kernel by kernel, and all in one launch.
+"""
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-import torch
-from benchmarks.decoder_shapes import shape_of
+from benchmarks.decoder_shapes import Shape, shape_of
 from benchmarks.decoders import build
 
-from monograph import Generator
+import monograph
+from monograph.generate.sampling import Sampling
+from monograph.runtime.compare import compare_outputs
+from tests.generate.test_recorded import MEAN_SQUARE
+from tests.gpu.real_models import FOLDERS
 
-PROMPT = [3, 14, 15]
-TINY = replace(
-    shape_of("tiny-llama"), width=32, layers=1, heads=2, groups=1, head_size=16, hidden=32,
-    vocab=64, context=16,
-)  # fmt: skip
-WISHES: dict[str, dict[str, Any]] = {
-    "greedy": {},
-    "sampled": {"temperature": 1.0, "top_k": 8, "top_p": 0.9, "repetition_penalty": 1.2},
-    "in one launch": {"one_launch": True},
-}
+ON_DEVICE = bool(os.environ.get("MONOGRAPH_TEST_DEVICE"))
+TARGET = "gpu" if ON_DEVICE else "gpu:interpreter"
+PROMPT = [7, 1, 30, 44, 2, 61]
+COUNT, DISTINCT = (256, 32) if ON_DEVICE else (5, 5)
+DEVICE = pytest.mark.skipif(not ON_DEVICE, reason="only a device has graphs")
 
 
-@pytest.mark.parametrize("how", WISHES)
-def test_tokens_are_those_of_the_reference(how: str, tmp_path: Path) -> None:
-    build(tmp_path, TINY)
-    options: dict[str, Any] = {"max_length": 8, "stop": (), "buckets": [4]}
-    found = Generator(tmp_path, "gpu:interpreter", tune="off", **options)
-    expected = Generator(tmp_path, "reference", **options).generate(PROMPT, 4, **WISHES[how])
-    assert found.generate(PROMPT, 4, **WISHES[how]) == expected
-    assert all(isinstance(x, torch.Tensor) for x in found.engine.state.values())
-    # Caches are written in place. The marks of a penalty, a byte a token of the vocabulary, are
-    # scattered into a copy.
-    marked = found.session.stats["runs"] if "repetition_penalty" in WISHES[how] else 0
-    assert found.session.stats["donation_copies"] == marked
-    assert found.session.stats["host_steps"] == []
+def shape(family: str) -> Shape:
+    """On a device as tests elsewhere have it; else what is interpreted in seconds."""
+    if ON_DEVICE:
+        return shape_of(family)
+    groups = 2 if family == "tiny-gpt2" else 1
+    return replace(
+        shape_of(family), layers=1, width=32, heads=2, groups=groups, head_size=16, hidden=64,
+        vocab=64, context=64,
+    )  # fmt: skip
+
+
+def generator(folder: Path, target: str = TARGET, **options: Any) -> monograph.Generator:
+    length = 320 if ON_DEVICE else 16
+    return monograph.Generator(
+        folder, target, max_length=length, stop=(), buckets=[8], cache_dir="", tune="off", **options
+    )
+
+
+@pytest.mark.parametrize("family", ["tiny-llama", "tiny-gemma2", "tiny-gpt2"])
+def test_greedy_tokens_are_the_references(family: str, tmp_path: Path) -> None:
+    build(tmp_path, shape(family))
+    expected = generator(tmp_path, "reference").generate(PROMPT, COUNT)
+    assert len(set(expected)) >= DISTINCT
+    ours = generator(tmp_path)
+    assert ours.generate(PROMPT, COUNT) == expected
+    assert ours.session.stats["donation_copies"] == 0
+
+
+def test_one_launch_gives_the_same_tokens(tmp_path: Path) -> None:
+    build(tmp_path, shape("tiny-llama"))
+    expected = generator(tmp_path, "reference").generate(PROMPT, COUNT)
+    ours = generator(tmp_path)
+    assert ours.generate(PROMPT, COUNT, one_launch=True) == expected
+    timing = ours.engine.timing
+    assert timing.decode_launches == 1
+    assert timing.decode_runs == COUNT - 1
+    if ON_DEVICE:
+        assert ours.engine._loop is not None
+        stats = ours.engine._loop[1].stats
+        assert stats["launches_per_run"] == 1
+        assert stats["fallbacks"] == {}
+
+
+def test_a_batch_whose_rows_are_unequal(tmp_path: Path) -> None:
+    build(tmp_path, shape("tiny-llama"))
+    prompts = [PROMPT, PROMPT[:2]]
+    expected = generator(tmp_path, "reference").generate(prompts, 3)
+    assert generator(tmp_path).generate(prompts, 3) == expected
+
+
+@DEVICE
+@pytest.mark.parametrize(
+    "form", ["f32", "f16", "int4", "int4-f16-zp", "int8", "fp8-f16", "fp4-f16"]
+)
+def test_captured_or_not(form: str, tmp_path: Path) -> None:
+    """The same kernels on the same numbers: every token is the same, in all formats."""
+    build(tmp_path, shape("tiny-llama"), form)
+    made = {mode: generator(tmp_path, capture=mode) for mode in ("off", "require")}
+    tokens = {mode: g.generate(PROMPT, COUNT) for mode, g in made.items()}
+    assert tokens["require"] == tokens["off"]
+    assert len(set(tokens["off"])) >= DISTINCT
+    stats = made["require"].session.stats
+    assert stats["launches_per_run"] == 1
+    assert stats["fallbacks"] == {}
+    assert stats["donation_copies"] == 0
+    assert stats["replays"] >= COUNT - 2
+
+
+@pytest.mark.parametrize("name", MEAN_SQUARE)
+def test_recorded_step(name: str) -> None:
+    """A token behind a past that ONNX Runtime has made: logits and caches, as it found them."""
+    folder = next((f for f in FOLDERS if f.name == name), None)
+    if folder is None:
+        pytest.skip(f"no {name} in ../shared/models beside the repository")
+    recorded = dict(np.load(folder / "io2.npz"))
+    g = monograph.Generator(folder, TARGET, max_length=16, stop=(), logits=True, tune="off")
+    engine = g.engine
+    engine.start(1, Sampling())
+    feeds: dict[str, Any] = {"tokens": recorded["in:input_ids"], "count": np.ones(1, np.int64)}
+    feeds["position"] = np.array([recorded["in:attention_mask"].shape[1] - 1])
+    for cache in engine.decoder.caches:
+        feeds[cache.past] = np.zeros((1, cache.heads, 16, cache.size), np.float32)
+        past = recorded[f"in:{cache.past}"]
+        feeds[cache.past][:, :, : past.shape[2]] = past
+    given = {n: engine._arrays.put(x) for n, x in feeds.items()}
+    places = {new: given[old] for new, old in engine.step.donate.items()}
+    names = [p.name for p in engine.session.outputs]
+    made = dict(zip(names, engine.session.run(given, out=places), strict=True))
+    arrays = {n: np.asarray(engine._arrays.get(x)) for n, x in made.items()}
+    expected = {n: recorded[f"out:{n}"] for n in places}
+    arrays |= {n: arrays[n][:, :, : x.shape[2]] for n, x in expected.items()}
+    expected["next_logits"] = recorded["out:logits"][:, -1]
+    tolerances = engine.session.tolerances(feeds)
+    differences = compare_outputs({n: arrays[n] for n in expected}, expected, tolerances)
+    assert all(d.ok for d in differences), "\n".join(map(str, differences))
+    for n, x in expected.items():
+        mean = np.sqrt(np.mean((arrays[n] - x) ** 2)) / np.abs(x).max()
+        assert mean <= MEAN_SQUARE[name], n

@@ -27,7 +27,7 @@ SMALL = 16
 @pytest.fixture(autouse=True, params=[False, True], ids=["recorded", "built"])
 def _both_ways(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Default, "builds", request.param)
-    for name, size in {"PIECE": SMALL, "ALIGNMENT": SMALL}.items():
+    for name, size in {"PIECE": SMALL, "ALIGNMENT": SMALL, "LARGE": 1 << 20}.items():
         monkeypatch.setattr(slabs, name, size)
 
 

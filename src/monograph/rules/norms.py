@@ -77,7 +77,7 @@ def _scaled(weights: Array, scale: Array, w: Value) -> Value | Reject:
             part *= wide_scale[first : first + rows]
             kept[first : first + rows] = part
             most = np.maximum(most, np.abs(part).max(initial=0))
-        largest = float(most.astype(kept.dtype))  # as it was rounded, for order is kept
+        largest = float(np.asarray(most, kept.dtype))  # as it was rounded, for order is kept
     kept.flags.writeable = False
     limits = ml_dtypes.finfo(w.dtype.numpy)  # type: ignore[no-untyped-call]
     if not math.isfinite(largest):

@@ -228,7 +228,8 @@ def _with_checks(nbytes: int, test: Callable[..., None]) -> Callable[..., None]:
             del later
             after = rig.held()
         before["bytes"] = before.get("bytes", 0) + nbytes
-        assert {k: n for k, n in after.items() if n > before.get(k, 0)} == {}, before
+        more = {k: n for k, n in after.items() if n > before.get(k, 0)}
+        assert more == {}, f"before {before}, after {after}"
 
     return run
 

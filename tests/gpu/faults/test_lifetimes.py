@@ -215,3 +215,14 @@ def test_driver_memory_does_not_grow(rig: Rig) -> None:
             rig.held()
             free.append(torch.cuda.mem_get_info()[0])
     assert free[0] - free[1] <= 4 << 20
+
+
+def test_an_event_that_is_garbage_is_not_used_again(rig: Rig) -> None:
+    """Collected together with what marks it, an event is destroyed first: then it is gone."""
+    launches = rig.case().replay._launches
+    mark = launches.marked(rig.graphs.current())
+    mark._event.itself = [mark, mark._event]  # type: ignore[attr-defined]
+    del mark
+    gc.collect()
+    assert not any(event.closed for event in launches._events)
+    launches.marked(rig.graphs.current()).wait()

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from monograph.codegen.llvm.kernel import Kernel, Scratch, Sync
+from monograph.codegen.llvm.kernel import Kernel, Scratch
 from monograph.ir import Value
 from monograph.program.overwrite import root
 from monograph.program.place import CONSTANT, TEMPORARY, Buffer, Places
@@ -48,8 +48,8 @@ class Ordering:
         reads, writes = self._touched(step, kernel, scratch)
         clash = any(a.meets(b) for a in writes for b in (*self.reads, *self.writes))
         clash = clash or any(a.meets(b) for a in reads for b in self.writes)
-        # A kernel with a barrier of its own leaves nothing before it undone.
-        if clash or any(isinstance(a, Sync) for a in kernel.arguments):
+        # A kernel that may wait inside (`Sync`) counts for nothing: it need not, at every size.
+        if clash:
             self.reads, self.writes = [], []
         self.reads += reads
         self.writes += writes

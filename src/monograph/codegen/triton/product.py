@@ -138,12 +138,16 @@ class Operands:
 
     def left(self, axis: Axis, shape: str) -> str:
         """x[m, k] as it is in memory; of rows that the kernel normalises, what they were."""
+        element = self.source()
+        return self._read(element.value, element.at, axis, shape)
+
+    def source(self) -> Element:
+        """The element that stands for x[m, k]; of normalised rows, the one that it was."""
         x = self.anchor.inputs[0]
         at = (*self._batch(x), self.t.at[-2], self._index())
         if self.norm is None:
-            return self._read(x, at, axis, shape)
-        element = self._normed(Element(x, at))
-        return self._read(self.norm.inputs[0], element.at, axis, shape)
+            return Element(x, at)
+        return Element(self.norm.inputs[0], self._normed(Element(x, at)).at)
 
     def scales(self, axis: Axis, shape: str) -> str | None:
         """What normalised rows are multiplied by, as it is in memory."""

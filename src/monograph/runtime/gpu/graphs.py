@@ -208,6 +208,9 @@ class Graphs(Protocol):
     def copy(self, stream: int, copy: Copy) -> None:
         """Enqueues a copy."""
 
+    def send(self, stream: int, to: int, source: int, nbytes: int) -> None:
+        """Enqueues a copy from pinned memory of the host, as cheaply as can be; no stream records."""
+
     def event(self) -> Handle:
         """A point in a stream's work, not set yet."""
 

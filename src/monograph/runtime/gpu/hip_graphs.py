@@ -351,6 +351,9 @@ class HipGraphs(TorchGraphs):
         way = _COPIES[copy.kind]
         self._call("hipMemcpyAsync", copy.to, copy.source, copy.nbytes, way, stream)
 
+    def send(self, stream: int, to: int, source: int, nbytes: int) -> None:
+        self.copy(stream, Copy(to, source, nbytes, TO_DEVICE))
+
     def event(self) -> Handle:
         flags = VALUES["hipEventDisableTiming"]
         return self._made("hipEventCreateWithFlags", "hipEventDestroy", flags)

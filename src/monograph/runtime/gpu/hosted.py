@@ -13,7 +13,7 @@ from monograph.errors import ConfigError
 from monograph.runtime.gpu.attempts import Attempts
 from monograph.runtime.gpu.capture import places_of
 from monograph.runtime.gpu.graphs import TO_DEVICE, TO_HOST, Copy, GraphError
-from monograph.runtime.gpu.launches import ARRAYS, Launches, enter
+from monograph.runtime.gpu.launches import ARRAYS, HERE, Launches, enter
 from monograph.runtime.gpu.quick import BUSY, stream_of
 from monograph.runtime.gpu.recorded import Maker, Recorded
 from monograph.runtime.gpu.slabs import Ring, Slab, SlabLayout
@@ -57,18 +57,17 @@ class HostRuns:
         """The same, enqueued."""
         launches = self._launches
         recorded = launches.made.get(ARRAYS)
-        if recorded is None or len(feeds) != len(self._inputs):
+        if recorded is None or len(feeds) != len(self._inputs) or HERE[0] != launches.process:
             return None
         for name, shape, kind in self._inputs:
             array = feeds.get(name)
             if array.__class__ is not np.ndarray or array.shape != shape or array.dtype != kind:
                 return None
-        launches.check_process()
         with launches.lock:
             stream = self._stream()
             if stream == BUSY or launches.made.get(ARRAYS) is not recorded:
                 return None
-            return self._launch(recorded, feeds, NOTHING, stream)
+            return self._launch(recorded, feeds, NOTHING, stream, fits=True)
 
     def start(
         self, feeds: Mapping[str, Any], out: Mapping[str, Any], stream: int
@@ -81,26 +80,39 @@ class HostRuns:
         return None if recorded is None else self._launch(recorded, feeds, out, stream)
 
     def _launch(
-        self, recorded: Recorded, feeds: Mapping[str, Any], out: Mapping[str, Any], stream: int
+        self,
+        recorded: Recorded,
+        feeds: Mapping[str, Any],
+        out: Mapping[str, Any],
+        stream: int,
+        fits: bool = False,
     ) -> Pending:
         slab = self.ring.take()
-        self._fill(recorded, slab, feeds, stream)
+        self._fill(recorded, slab, feeds, stream, fits)
         self._launches.launch(recorded, [slab.address], stream)
         self._launches.executable.runs += 1
         self._launches.graphs.record(slab.event, stream)
         return self._pending(slab, out)
 
-    def _fill(self, recorded: Recorded, slab: Slab, feeds: Mapping[str, Any], stream: int) -> None:
-        """Takes the inputs, and sends them ahead where the graph does not fetch them."""
+    def _fill(
+        self,
+        recorded: Recorded,
+        slab: Slab,
+        feeds: Mapping[str, Any],
+        stream: int,
+        fits: bool,
+    ) -> None:
+        """Takes the inputs, and sends them ahead where the graph does not fetch them.
+
+        fits: whether they are known to be arrays of the right types and shapes.
+        """
         if not recorded.ahead:
-            slab.fill(feeds)
+            (slab.fill_fitting if fits else slab.fill)(feeds)
             return
         if self._launches.executable._stream != stream:
             self._launches.order(stream)
-        copy, to, source = self._launches.graphs.copy, recorded.ahead, slab.address
-        slab.fill_ahead(
-            feeds, lambda at, count: copy(stream, Copy(to + at, source + at, count, TO_DEVICE))
-        )
+        send, to, source = self._launches.graphs.send, recorded.ahead, slab.address
+        slab.fill_ahead(feeds, lambda at, count: send(stream, to + at, source + at, count))
 
     def _pending(self, slab: Slab, out: Mapping[str, Any]) -> Pending:
         graphs, check = self._launches.graphs, self._launches.executable.check
@@ -156,7 +168,7 @@ class HostRuns:
         feeds = {name: np.zeros(shape, kind) for name, shape, kind in self._inputs}
 
         def run(recorded: Recorded) -> None:
-            self._fill(recorded, slab, feeds, stream)
+            self._fill(recorded, slab, feeds, stream, True)
             graphs.launch(recorded.executable, stream)
             graphs.record(slab.event, stream)
             graphs.finish(slab.event)

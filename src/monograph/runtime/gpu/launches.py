@@ -11,6 +11,8 @@ import threading
 from collections.abc import Hashable
 from typing import Any
 
+import torch
+
 from monograph.errors import ExecutionError
 from monograph.runtime.counts import Counts
 from monograph.runtime.gpu.devices import Device
@@ -31,6 +33,10 @@ class _Thread(threading.local):
 
 
 THREAD = _Thread()
+HERE = [os.getpid()]
+"""The number of this process: to ask the system for it takes longer than much else of a run."""
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=lambda: HERE.__setitem__(0, os.getpid()))
 
 
 def enter(device: Device) -> None:
@@ -48,13 +54,15 @@ class Launches:
         self.graphs = graphs
         self.counts = counts
         self.lock = executable._lock
-        self.process = os.getpid()
+        self.process = HERE[0]
         self.made: dict[Hashable, Recorded] = {}
         self._events: list[Handle] = []
+        self._marked: set[int] = set()
+        """Streams that the executable's own memory is known to be used on."""
 
     def check_process(self) -> None:
         """Refuses a child that was forked: it has no part in its parent's device."""
-        if os.getpid() != self.process:
+        if HERE[0] != self.process:
             raise forked()
 
     def order(self, stream: int) -> None:
@@ -64,11 +72,22 @@ class Launches:
             return
         if executable._stream is not None:
             executable.device.join(executable._stream)
-            owned = [*executable._memory.values(), *executable._constants._tensors]
-            for recorded in self.made.values():
-                owned += recorded.memory
-            self.graphs.used_on(owned, stream)
+            self._mark(stream)
         executable._stream = stream
+
+    def _mark(self, stream: int) -> None:
+        """Has memory wait for a stream before others get it; known until it is freed, so once."""
+        owned: list[torch.Tensor] = []
+        if stream not in self._marked:
+            self._marked.add(stream)
+            owned += self.executable._memory.values()
+            owned += self.executable._constants._tensors
+        for recorded in self.made.values():
+            if stream not in recorded.marked:
+                recorded.marked.add(stream)
+                owned += recorded.memory
+        if owned:
+            self.graphs.used_on(owned, stream)
 
     def launch(self, recorded: Recorded, addresses: list[int], stream: int) -> None:
         """Moves the ports that have moved, and launches."""
@@ -88,7 +107,10 @@ class Launches:
 
     def marked(self, stream: int) -> Mark:
         """A point behind what a stream was given so far."""
-        event = self._events.pop() if self._events else self.graphs.event()
+        try:
+            event = self._events.pop()
+        except IndexError:
+            event = self.graphs.event()
         self.graphs.record(event, stream)
         return Mark(self.graphs, self.executable.device, event, self._events)
 
@@ -110,7 +132,9 @@ class Mark:
         self._events = events
 
     def __del__(self) -> None:
-        self._events.append(self._event)
+        # Found in one heap of garbage with this, the event has been destroyed before.
+        if not self._event.closed:
+            self._events.append(self._event)
 
     def wait(self) -> None:
         enter(self._device)

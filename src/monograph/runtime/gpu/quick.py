@@ -6,14 +6,13 @@ Everything that is the same in every run is looked up once, when the graph has b
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 import torch
 
 from monograph.runtime.gpu.graphs import Graphs
-from monograph.runtime.gpu.launches import TENSORS, THREAD, Launches
+from monograph.runtime.gpu.launches import HERE, TENSORS, THREAD, Launches
 from monograph.runtime.gpu.recorded import Recorded
 from monograph.runtime.gpu.running import Slot
 from monograph.runtime.gpu.slabs import nbytes
@@ -28,7 +27,7 @@ BUSY = -1
 thread is new to it."""
 
 
-def cold(feeds: Mapping[str, Any], out: Mapping[str, Any] = NOTHING) -> None:
+def cold(feeds: Mapping[str, Any], out: Mapping[str, Any] = NOTHING, on: Any = None) -> None:
     """What stands in for a quick run where there is no graph yet."""
 
 
@@ -58,12 +57,12 @@ def quick_run(launches: Launches, recorded: Recorded) -> Quick:
     donated = {s.name for s in layout.outputs if s.over}
     in_place = _in_place(layout.inputs, [(s.name, at[s.over]) for s in layout.outputs if s.over])
     current, empty = stream_of(launches.graphs), _empty(place)
-    lock, getpid = launches.lock, os.getpid
+    lock, here, process = launches.lock, HERE, launches.process
     executable, graphs, counts = launches.executable, launches.graphs, launches.counts
     kind_of_tensors, launch = torch.Tensor, graphs.launch
 
     def run(feeds: Mapping[str, Any], out: Mapping[str, Any] = NOTHING) -> list[Any] | None:
-        if len(feeds) != count or getpid() != launches.process:
+        if len(feeds) != count or here[0] != process:
             return None
         addresses = []
         for name, shape, kind, aligned in inputs:

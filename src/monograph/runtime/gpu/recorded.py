@@ -46,6 +46,8 @@ class Recorded:
         self.reasons: dict[str, str] = {}
         self.kept: list[Any] = []
         """Memory that nodes point to: that of libraries, buffers for copies."""
+        self.marked: set[int] = set()
+        """Streams that its memory is known to be used on."""
         self.ahead = 0
         """Where inputs have to be copied to before a launch; 0 where the graph has them."""
         self._places = [list(places.get(name, ())) for name in self.names]

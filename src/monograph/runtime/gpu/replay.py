@@ -120,25 +120,36 @@ class Replay:
         """
         if stream is None:
             return self._started(feeds, out)
-        number = int(getattr(stream, "cuda_stream", stream))
+        number = _number(stream)
         elsewhere = number != self.graphs.current()
         with self.graphs.using(number):
             pending = self._started(feeds, out)
-            if elsewhere:  # freed by the caller, they are still in use here
-                given = [*feeds.values(), *out.values()]
-                tensors = [x for x in given if isinstance(x, torch.Tensor)]
-                self.graphs.used_on([t for t in tensors if t.device == self._place], number)
+            if elsewhere:
+                self._hold(feeds, out, number)
             return pending
+
+    def _hold(self, feeds: Mapping[str, Any], out: Mapping[str, Any], stream: int) -> None:
+        """What the caller frees on the current stream is still in use on another."""
+        tensors = [x for x in (*feeds.values(), *out.values()) if isinstance(x, torch.Tensor)]
+        mine = [t for t in tensors if t.device == self._place]
+        if mine:
+            self.graphs.used_on(mine, stream)
 
     def _started(self, feeds: Mapping[str, Any], out: Mapping[str, Any]) -> Pending:
         """A run that was enqueued, if it can be the quick way."""
         return self.start_hot(feeds, out) or self._start(feeds, out)
 
     def start_hot(
-        self, feeds: Mapping[str, Any], out: Mapping[str, Any] = NOTHING
+        self, feeds: Mapping[str, Any], out: Mapping[str, Any] = NOTHING, on: Any = None
     ) -> Pending | None:
-        """What `hot` or `warm` would run, enqueued."""
+        """What `hot` or `warm` would run, enqueued; on a stream, or on the current one."""
         stream = self.graphs.current()
+        if on is not None and (number := _number(on)) != stream:
+            with self.graphs.using(number):
+                pending = self.start_hot(feeds, out)
+            if pending is not None:
+                self._hold(feeds, out, number)
+            return pending
         found = self._enqueued(feeds, out)
         if found is None:
             return self._arrays.start_quick(feeds) if self._whole and not out else None
@@ -250,6 +261,11 @@ class Replay:
         self._enqueued = self.hot = quick_run(self._launches, recorded)
         if self.executable.layout.faults:
             self.hot = checked(self._enqueued, self.executable.check)
+
+
+def _number(stream: Any) -> int:
+    """A stream of torch, or a number, as drivers have it."""
+    return int(getattr(stream, "cuda_stream", stream))
 
 
 def _not_recorded(what: str) -> ExecutionError:

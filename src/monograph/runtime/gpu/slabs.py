@@ -7,6 +7,7 @@ brings everything in, and one copy brings everything out.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import math
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -21,10 +22,11 @@ from monograph.runtime.gpu.running import GpuLayout, Slot
 from monograph.runtime.pending import Pending
 
 ALIGNMENT = 256
-LARGE = 256 << 10
-"""Bytes from which several threads copy faster than one."""
-PIECES, PIECE = 8, 256 << 10
-"""Into how many pieces inputs are cut that go ahead of the rest, and how small they may be."""
+LARGE = 2 << 20
+"""Bytes from which several threads copy faster than one: they sleep by then, and have to wake."""
+PIECE, PIECES = 128 << 10, 8
+"""Bytes that one copy brings about as soon as a launch starts, so that nobody waits for the last
+piece of what is sent ahead; and the most pieces that there are."""
 RING = 3
 """Slabs: runs on host data that may be in flight at once."""
 
@@ -55,15 +57,32 @@ class SlabLayout:
         self.nbytes = at
         self.results = [s.name for s in layout.outputs]
         self.pieces = self._pieces()
-        """By input, the offsets and bytes of what is copied at a time."""
+        """Where what is copied at a time begins and ends."""
 
-    def _pieces(self) -> list[tuple[str, int, int]]:
-        step = max(PIECE, -(-self.in_to // PIECES // ALIGNMENT) * ALIGNMENT)
-        return [
-            (name, at + start, min(step, _rounded(slot) - start))
-            for name, (slot, at) in self.inputs.items()
-            for start in range(0, _rounded(slot), step)
-        ]
+    def _pieces(self) -> list[tuple[int, int]]:
+        """The inputs in two pieces, the last a small one; more where they are large."""
+        if self.in_to < 2 * PIECE:
+            return [(0, self.in_to)]
+        if self.in_to < LARGE:
+            cut = (self.in_to - max(PIECE, self.in_to // 4)) // ALIGNMENT * ALIGNMENT
+            return [(0, cut), (cut, self.in_to)]
+        step = -(-self.in_to // PIECES // ALIGNMENT) * ALIGNMENT
+        return [(at, min(at + step, self.in_to)) for at in range(0, self.in_to, step)]
+
+    def parts(self) -> list[tuple[int, int, list[tuple[str, int, int, int]]]]:
+        """Every piece, and what lies in it: of which input, where in that and in the slab, bytes.
+
+        The gaps between inputs are part of pieces, and of nothing in them.
+        """
+        found = []
+        for start, stop in self.pieces:
+            inside = []
+            for name, (slot, at) in self.inputs.items():
+                first, last = max(start, at), min(stop, at + nbytes(slot))
+                if first < last:
+                    inside.append((name, first - at, first, last - first))
+            found.append((start, stop - start, inside))
+        return found
 
     def ports(self) -> dict[str, tuple[int, int]]:
         """Every port's offset and bytes."""
@@ -94,46 +113,77 @@ class Slab:
         self.event = graphs.event()
         self.user: Pending | None = None
         self.turn = 0
-        self._layout = layout
         self._results = layout.results
         whole: Array = self.block.numpy()
         self._inputs = {n: _view(whole, s, at) for n, (s, at) in layout.inputs.items()}
         self._outputs = {n: _view(whole, s, at) for n, (s, at) in layout.outputs.items()}
+        self._whole = [
+            (name, self.address + at, nbytes(slot))
+            for name, (slot, at) in layout.inputs.items()
+            if nbytes(slot) < LARGE
+        ]
+        self._large = [n for n, (slot, _) in layout.inputs.items() if nbytes(slot) >= LARGE]
+        self._parts = layout.parts()
 
     def fill(self, feeds: Mapping[str, Any]) -> None:
         """Takes the inputs: the caller's arrays are free again."""
         for name, place in self._inputs.items():
             copy_into(place, _fitting(name, feeds[name], place))
 
+    def fill_fitting(self, feeds: Mapping[str, Any]) -> None:
+        """The same for arrays that are known to be of the right type and shape."""
+        for name, to, count in self._whole:
+            array = feeds[name]
+            if array.flags.c_contiguous:
+                ctypes.memmove(to, array.__array_interface__["data"][0], count)
+            else:
+                np.copyto(self._inputs[name], array)
+        for name in self._large:
+            copy_into(self._inputs[name], feeds[name])
+
     def fill_ahead(self, feeds: Mapping[str, Any], send: Callable[[int, int], None]) -> None:
         """The same; what has been taken is sent while the rest is: by its offset and bytes."""
-        block: Array = self.block.numpy()
         whole: dict[str, Array] = {}
+        starts: dict[str, int] = {}
         for name, place in self._inputs.items():
             data = _fitting(name, feeds[name], place)
             if (
-                isinstance(data, np.ndarray)
-                and data.dtype == place.dtype
-                and data.flags.c_contiguous
+                data.__class__ is not np.ndarray
+                or data.dtype != place.dtype
+                or not data.flags.c_contiguous
             ):
+                copy_into(place, data)
+            elif data.nbytes >= LARGE:
                 whole[name] = data.reshape(-1).view(np.uint8)
             else:
-                copy_into(place, data)
-        for name, at, count in self._layout.pieces:
-            if name in whole:
-                start = at - self._layout.inputs[name][1]
-                source = whole[name][start : start + count]
-                copy_into(block[at : at + source.size], source)
-            send(at, count)
+                starts[name] = data.__array_interface__["data"][0]
+        address = self.address
+        for start, count, inside in self._parts:
+            for name, first, at, size in inside:
+                if name in starts:
+                    ctypes.memmove(address + at, starts[name] + first, size)
+                elif name in whole:
+                    self._by_threads(at, whole[name][first : first + size])
+            send(start, count)
+
+    def _by_threads(self, at: int, source: Array) -> None:
+        to = self.block[at : at + source.size]
+        if source.flags.writeable:
+            to.copy_(torch.from_numpy(source))
+        else:
+            np.copyto(to.numpy(), source)
 
     def results(self, out: Mapping[str, Any]) -> list[Any]:
         """The outputs, as fresh arrays or in those of the caller."""
+        if not out:
+            return [copied(self._outputs[name]) for name in self._results]
         found = []
         for name in self._results:
             place, given = self._outputs[name], out.get(name)
             if given is None:
-                given = np.empty(place.shape, place.dtype)
-            copy_into(given, place)
+                given = copied(place)
+            else:
+                copy_into(given, place)
             found.append(given)
         return found
 
@@ -161,6 +211,15 @@ def copy_into(to: Array, source: Any) -> None:
         np.copyto(to, source, casting="unsafe")
 
 
+def copied(array: Array) -> Array:
+    """A fresh copy."""
+    if array.nbytes < LARGE:
+        return array.copy()
+    made: Array = np.empty(array.shape, array.dtype)
+    copy_into(made, array)
+    return made
+
+
 def _bytes(array: Array) -> torch.Tensor:
     return torch.from_numpy(array.reshape(-1).view(np.uint8))
 
@@ -181,7 +240,11 @@ class Ring:
 
     def take(self) -> Slab:
         """A slab that no run uses: the first such, else a new one, else that of the oldest run."""
-        slab = next((s for s in self._slabs if s.user is None), None)
+        slab: Slab | None = None
+        for known in self._slabs:
+            if known.user is None:
+                slab = known
+                break
         if slab is None and len(self._slabs) < self._count:
             slab = Slab(self.layout, self._graphs)
             self._slabs.append(slab)

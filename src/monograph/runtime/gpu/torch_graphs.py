@@ -19,6 +19,28 @@ from monograph.runtime.gpu.graphs import Handle
 _IDLE_POOLS = 8
 """Pools that were given back before torch is asked to free them: it would when memory runs out."""
 
+_KNOWN_STREAMS = 256
+"""Streams of callers' that are remembered."""
+
+
+class _Current:
+    """Makes a stream of the current device the current one: torch's own way, without questions."""
+
+    def __init__(self, index: int, user: Any) -> None:
+        self._index = index
+        self._user = user
+
+    def __enter__(self) -> None:
+        user = self._user
+        self._before = torch._C._cuda_getCurrentStream(self._index)
+        torch._C._cuda_setStream(
+            stream_id=user.stream_id, device_index=user.device_index, device_type=user.device_type
+        )
+
+    def __exit__(self, *_: object) -> None:
+        number, device, kind = self._before
+        torch._C._cuda_setStream(stream_id=number, device_index=device, device_type=kind)
+
 
 class TorchGraphs:
     """The streams and the memory of one device, as torch sees it."""
@@ -27,19 +49,37 @@ class TorchGraphs:
         self.place = place
         self.index = place.index or 0
         self.lock = threading.RLock()
+        self._users: dict[int, Any] = {}
         self._idle = 0
         """Pools that were given back, and that torch may not have freed yet."""
 
+    def using(self, stream: int, pool: Handle | None = None) -> AbstractContextManager[Any]:
+        if pool is not None:
+            return self._recording(stream, pool)
+        user = self._user(stream)
+        if TorchGraphs.here(self):
+            return _Current(self.index, user)
+        found: AbstractContextManager[Any] = torch.cuda.stream(user)
+        return found
+
     @contextmanager
-    def using(self, stream: int, pool: Handle | None = None) -> Iterator[None]:
+    def _recording(self, stream: int, pool: Handle) -> Iterator[None]:
         with ExitStack() as stack:
-            stack.enter_context(torch.cuda.stream(torch.cuda.ExternalStream(stream, self.place)))
-            if pool is not None:
-                stack.enter_context(self._allocating(pool.value))
-                # A library's workspace comes from the pool too: no other graph writes to it.
-                torch._C._cuda_clearCublasWorkspaces()
-                stack.callback(torch._C._cuda_clearCublasWorkspaces)
+            stack.enter_context(torch.cuda.stream(self._user(stream)))
+            stack.enter_context(self._allocating(pool.value))
+            # A library's workspace comes from the pool too: no other graph writes to it.
+            torch._C._cuda_clearCublasWorkspaces()
+            stack.callback(torch._C._cuda_clearCublasWorkspaces)
             yield
+
+    def _user(self, stream: int) -> Any:
+        """A stream as torch has it: no more than its number, so it is made once."""
+        found = self._users.get(stream)
+        if found is None:
+            if len(self._users) >= _KNOWN_STREAMS:
+                self._users = {}
+            found = self._users[stream] = torch.cuda.ExternalStream(stream, self.place)
+        return found
 
     def pool(self) -> Handle:
         if self._idle >= _IDLE_POOLS and not self.capturing_now():
@@ -84,6 +124,6 @@ class TorchGraphs:
         return found
 
     def used_on(self, memory: Sequence[torch.Tensor], stream: int) -> None:
-        user = torch.cuda.ExternalStream(stream, self.place)
+        user = self._user(stream)
         for tensor in memory:
             tensor.record_stream(user)

@@ -19,8 +19,9 @@ from monograph.runtime.gpu.tuning import Entry, TuningCache
 
 AUTO, DIRECT, COPY, PIECES = "auto", "direct", "copy", "pieces"
 WAYS = (AUTO, DIRECT, COPY)
-ROUNDS = 11
-"""Runs of each rival that are timed."""
+ROUNDS, RUNS, HOPELESS, SECONDS = 8, 3, 1.5, 0.5
+"""Rounds in which each rival is timed so often in a row, as callers run it; how much slower than
+the fastest one may be in a round to be in the next; and the time after which no round begins."""
 T = TypeVar("T")
 
 
@@ -86,11 +87,26 @@ def _key(layout: GpuLayout) -> str:
 
 
 def time_all(runs: Mapping[T, Callable[[], None]]) -> dict[T, float]:
-    """The median time of each run in us, as the host sees it; they take turns."""
+    """The median time of each run in us, as the host sees it; they take turns.
+
+    The first run of a turn is not counted: another has been where it goes.
+    """
     found: dict[T, list[float]] = {way: [] for way in runs}
-    for _ in range(ROUNDS):
-        for way, run in runs.items():
-            began = time.perf_counter()
+    hopeful = dict(runs)
+    start = time.perf_counter()
+    for turn in range(ROUNDS):
+        if turn > 1 and time.perf_counter() - start > SECONDS:
+            break
+        for way, run in hopeful.items():
             run()
-            found[way].append(time.perf_counter() - began)
-    return {way: statistics.median(times[1:]) * 1e6 for way, times in found.items()}
+            for _ in range(RUNS):
+                began = time.perf_counter()
+                run()
+                found[way].append(time.perf_counter() - began)
+        if turn == 0:  # all kinds of things may happen for the first time
+            found = {way: [] for way in runs}
+            continue
+        medians = {way: statistics.median(times) for way, times in found.items()}
+        best = min(medians.values())
+        hopeful = {way: run for way, run in runs.items() if medians[way] <= HOPELESS * best}
+    return {way: statistics.median(times) * 1e6 for way, times in found.items()}
