@@ -76,6 +76,13 @@ class Calls:
         out: arrays to write outputs into, by name; they are what is returned for those outputs. A
             donated output may be given the array of its input, which is then updated in place.
         """
+        last = None if self._donate else self._last
+        if last is not None and outputs is None and out is None and feeds.__class__ is dict:
+            found: list[Any] | None = last.hot(feeds)
+            if found is None:
+                found = last.warm(feeds)
+            if found is not None:
+                return found
         if self._worker is not None:
             self._worker.wait()
         if outputs is None and self._again is not None:
@@ -153,19 +160,15 @@ class Calls:
 
         On a GPU the last executable looks by itself whether it can take them.
         """
-        last = self._last
-        if last is not None and feeds.__class__ is dict:
-            if not self._donate:
-                found: list[Any] | None = last.hot(feeds)
-                if found is None:
-                    found = last.warm(feeds)
-            else:
-                returned = self._states.returned(feeds, self._donate)
-                found = last.hot(feeds, returned) if len(returned) == len(self._donate) else None
-            if found is not None:
-                return found
         if self._donate:
-            return None
+            last = self._last
+            if last is None or feeds.__class__ is not dict:
+                return None
+            returned = self._states.returned(feeds, self._donate)
+            made: list[Any] | None = None
+            if len(returned) == len(self._donate):
+                made = last.hot(feeds, returned)
+            return made
         known = self._known_executable(feeds)
         if known is None:
             return None

@@ -10,6 +10,7 @@ from monograph.ir.dtype import boolean, f32, i64
 from monograph.ops import elementwise as ew
 from monograph.ops import shape as sh
 from monograph.ops.attention import CacheUpdate
+from monograph.ops.carried import state_donated
 from monograph.ops.control import Loop
 from monograph.ops.reduce import ReduceSum
 from tests.cpu.against import check
@@ -79,3 +80,12 @@ def test_a_state_that_is_turned_in_itself() -> None:
 def test_a_loop_without_turns_gives_its_state() -> None:
     i, go, (a,) = parts(1, 5)
     check(looped(ew.Neg()(a), state=(a,), i=i, go=go, turns=0))
+
+
+def test_one_body_with_one_state_and_with_two() -> None:
+    """What a loop over both may write over, a loop over the first alone captures: it stays."""
+    i, go, (a, b) = parts(2, 5)
+    body = Graph((i, go, a, b), (("go", go), ("s0", ew.Neg()(a)), ("s1", ew.Neg()(b))), "body")
+    first, second = ("s0", "state0"), ("s1", "state1")
+    assert state_donated(body, 2).donations == (first, second)
+    assert state_donated(body, 1).donations == (first,)

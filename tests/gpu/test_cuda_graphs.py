@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import inspect
 from collections import Counter
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from types import SimpleNamespace
 from typing import Any
 
@@ -91,6 +91,7 @@ def bindings(monkeypatch: pytest.MonkeyPatch) -> Bindings:
         ("set_dependencies", made.cuStreamUpdateCaptureDependencies),
     ):
         monkeypatch.setattr(cuda_graphs, name, call)
+    monkeypatch.setattr(torch.cuda, "init", lambda: None)
     monkeypatch.setattr(cuda_graphs.CudaGraphs, "guard", lambda self: nullcontext())
     monkeypatch.setattr(cuda_graphs.CudaGraphs, "using", lambda self, *_: nullcontext())
     return made
@@ -251,6 +252,18 @@ def test_a_body_that_fails_ends_its_capture(kind: str, bindings: Bindings) -> No
     assert bindings.named("cuGraphDestroy") == []  # bodies are the outer graph's
 
 
+def test_what_is_sent_goes_to_its_stream(bindings: Bindings) -> None:
+    cuda = graphs()
+    for stream in (0, 5, 5):
+        cuda.send(stream, 4096, 8192, 100)
+    sent = bindings.named("cuMemcpyHtoDAsync")
+    assert [call[:3] for call in sent] == [(4096, 8192, 100)] * 3
+    assert [int(call[3]) for call in sent] == [0, 5, 5]
+    bindings.errors["cuMemcpyHtoDAsync"] = BAD
+    with pytest.raises(GraphError):
+        cuda.send(0, 4096, 8192, 100)
+
+
 def test_a_thread_that_is_new_to_the_device(bindings: Bindings) -> None:
     """It has no context: it is given the device's, and the call is made again, once."""
     cuda = graphs()
@@ -357,6 +370,46 @@ def test_a_pool_is_given_back_during_a_recording(monkeypatch: pytest.MonkeyPatch
     assert pools.emptied == 4  # at once, and after every three
     assert +pools.users == {used.value: 1}
     used.close()
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_a_stream_is_the_current_one_for_a_while(
+    elsewhere: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Pools(monkeypatch)
+    streams = [(11, 0, 1)]
+    made: list[int] = []
+
+    def external(number: int, place: torch.device) -> SimpleNamespace:
+        made.append(number)
+        return SimpleNamespace(stream_id=number, device_index=0, device_type=1)
+
+    def switch(stream_id: int, device_index: int, device_type: int) -> None:
+        streams.append((stream_id, device_index, device_type))
+
+    for name, function in {
+        "_cuda_getDevice": lambda: int(elsewhere),
+        "_cuda_getCurrentStream": lambda index: streams[-1],
+        "_cuda_setStream": switch,
+    }.items():
+        monkeypatch.setattr(torch._C, name, function, raising=False)
+    monkeypatch.setattr(torch.cuda, "ExternalStream", external)
+    graphs = TorchGraphs(torch.device("cuda", 0))
+    for _ in range(2):
+        with suppress(RuntimeError), graphs.using(5):
+            assert streams[-1] == ((11, 0, 1) if elsewhere else (5, 0, 1))
+            raise RuntimeError("inside")
+        assert streams[-1] == (11, 0, 1)
+    assert made == [5]  # it is made once
+    assert len(streams) == (1 if elsewhere else 5)  # elsewhere torch switches devices, too
+
+
+def test_torch_still_switches_streams_as_it_did() -> None:
+    text = inspect.getsource(torch.cuda._set_stream_by_id)
+    for name in ("stream_id", "device_index", "device_type"):
+        assert f"{name}={name}" in text
+    assert "_cuda_setStream(" in text
+    assert "_cuda_getCurrentStream(" in inspect.getsource(torch.cuda.current_stream)
 
 
 def test_torch_still_has_what_pools_are_made_by() -> None:

@@ -21,7 +21,7 @@ from monograph.ir import Array, Graph, Value, constant, evaluate, unpack
 from monograph.ops.attention import LENGTHS, Attention, CacheUpdate, Rope
 from monograph.ops.control import Loop
 from monograph.ops.decoding import DecodeAttention
-from monograph.ops.elementwise import Add, Less
+from monograph.ops.elementwise import Add, Less, Sub
 from monograph.ops.reduce import ReduceMax
 from monograph.passes.base import Environment, substitute
 from monograph.passes.fuse_decoding import FuseDecoding
@@ -125,14 +125,13 @@ def test_programs_of_several_blocks(split: int, window: int) -> None:
             np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-5)
 
 
-def test_lengths_that_are_wrong_leave_the_count_as_it_was() -> None:
-    """No key counts for a row: nothing of it is right, but the next run is."""
+def test_a_row_that_sees_no_key() -> None:
     graph = fused(step())
-    executable = GpuExecutable(compile_for_gpu(graph, device().arch), device())
-    right = some(graph, [7, 33])
-    executable.run({n: x.copy() for n, x in right.items()} | {"lengths": np.array([0, -5])})
-    given = executable.run({n: x.copy() for n, x in right.items()})
-    np.testing.assert_allclose(given[0], evaluate(graph, right)[0], rtol=2e-5, atol=2e-5)
+    feeds = some(graph, [7, 33]) | {"lengths": np.array([0, 34])}
+    expected = evaluate(graph, feeds)
+    assert not expected[0][0].any()
+    assert expected[0][1].any()
+    agree(graph, feeds)
 
 
 def kernels_of_a_decoder(folder: Path) -> list[tuple[str, Launch]]:
@@ -163,15 +162,32 @@ def test_keys_are_read_before_the_wait(tmp_path: Path) -> None:
         assert all(s.index("gdc_wait") < s.index("gdc_launch_dependents") for s in barriers)
 
 
-def test_lengths_that_a_kernel_makes_are_waited_for() -> None:
-    """They are state of the loop, which is written over in every turn."""
-    graph = FuseDecoding().run(loop_of_steps(), Environment(GPU_COST))
-    (loop,) = (v for v in graph.values if isinstance(v.op, Loop))
-    (body,) = map(lowered, graphs_of(loop))
-    own = next(s for s in body.steps if s.region.kind == "decode_attention")
-    works = decoding.candidates(GpuContext(body, own, Arch("cuda", "sm_90")))[0].make()
+def counting(donated: bool) -> Graph:
+    """A step that counts its position up: in another place, or where it was."""
+    graph = step()
+    taken = dict(zip(graph.input_names, graph.inputs, strict=True))
+    one, position = constant(np.int64(1)), value(f"i64[{BATCH}]", "position")
+    counted = Add()(position, one)
+    y, keys, values = (v for _, v in graph.outputs)
+    graph = Graph(
+        (*(v for n, v in taken.items() if n not in ("starts", "lengths")), position),
+        (("y", y), ("keys", keys), ("values", values), ("now", counted)),
+        donations=(*OLD.items(), *([("now", "position")] if donated else [])),
+    )
+    starts = Sub()(counted, one)
+    return fused(substitute(graph, {taken["starts"]: starts, taken["lengths"]: counted}))
+
+
+@pytest.mark.parametrize("donated", [False, True])
+def test_a_position_that_is_written_over_is_waited_for(donated: bool) -> None:
+    program = lower_for_gpu(counting(donated))
+    own = next(s for s in program.steps if s.region.kind == "decode_attention")
+    assert ("now" in program.donated) is donated
+    works = decoding.candidates(GpuContext(program, own, Arch("cuda", "sm_90")))[0].make()
     (launch,) = (w for w in works if isinstance(w, Launch))
-    assert "tl.load" not in launch.source.split("gdc_wait()")[0]
+    assert ("tl.load" in launch.source.split("gdc_wait()")[0]) is not donated
+    graph = counting(donated)
+    agree(graph, {**feeds_for(graph), "position": np.array([9, 30])})
 
 
 def test_nothing_is_turned() -> None:

@@ -227,6 +227,95 @@ def test_codes_along_rows() -> None:
     check(graph, steps=1, every=False)
 
 
+def in_halves(graph: Graph) -> list[str]:
+    """The candidates that make two products at once."""
+    return [n for names in candidate_names(graph) for n in names if "halves" in n]
+
+
+@pytest.mark.parametrize(
+    ("rows", "k", "n", "codes", "group", "zeros"),
+    [
+        (1, 256, 40, "u4", 32, "codes"),
+        (1, 512, 24, "u4", 128, "codes"),
+        (2, 320, 42, "i4", 32, ""),
+        (5, 384, 16, "i4", 128, "codes"),
+        (8, 320, 20, "u4", 64, "codes"),
+        (1, 1024, 24, "i4", 0, ""),
+        (2, 96, 20, "u4", 16, "codes"),
+        (1, 97, 24, "u4", 0, "codes"),
+    ],
+)
+@pytest.mark.parametrize("norm", ["none", "plain", "scaled"])
+def test_two_products_at_once(
+    rows: int, k: int, n: int, codes: str, group: int, zeros: str, norm: str
+) -> None:
+    x, r = tensor("x", (rows, k), "f16"), tensor("r", (rows, n // 2), "f16")
+    scale = [weights((k,), "f16")] if norm == "scaled" else []
+    h = x if norm == "none" else RmsNorm((1,))(x, *scale)
+    y = Dot()(h, coded(n, k, codes, group, zeros, "f16"))
+    gated = Mul()(Silu()(columns(y, 0, n // 2)), columns(y, n // 2, n))
+    graph = Graph((x, r), (("y", Add()(r, gated)),))
+    names = in_halves(graph)
+    assert len(names) > 2
+    check(graph, steps=1, chosen=names[:5])
+
+
+@pytest.mark.parametrize("start", [0, 2, 3])
+def test_pairs_of_parts_of_rows(start: int) -> None:
+    """Rows that start within a pair, or within others, are read element by element."""
+    x = tensor("x", (3, 140), "f16")
+    rows = columns(x, start, start + 128)
+    graph = Graph((x,), (("y", Dot()(rows, coded(16, 128, "u4", 32, "codes", "f16"))),))
+    program = lower_for_gpu(graph)
+    found = select.candidates(GpuContext(program, program.steps[-1], ARCHES["sm_90"]))
+    (work,) = next(c for c in found if "halves" in c.name).make()
+    assert isinstance(work, Launch)
+    assert ("pointer_type(tl.int32)" in work.source) == (start % 2 == 0)
+    check(graph, chosen=in_halves(graph)[:2])
+
+
+def test_large_and_small_rows_and_scales_fit_in_halves() -> None:
+    """A norm makes the same of rows of any size; its scales are halved until they fit."""
+    x = tensor("x", (2, 256), "f16")
+    scale = constant(RNG.uniform(100, 3000, 256).astype(np.float16))
+    small = constant((RNG.random((8, 8)) * 2e-5).astype(np.float16))
+    codes = constant(RNG.integers(0, 16, (8, 256)).astype(dtype("u4").numpy))
+    zeros = constant(RNG.integers(0, 16, (8, 8)).astype(dtype("u4").numpy))
+    right = Transpose((1, 0))(Dequantize(axis=1, block=32, to=dtype("f16"))(codes, small, zeros))
+    graph = Graph((x,), (("y", Dot()(RmsNorm((1,))(x, scale), right)),))
+    data = RNG.normal(size=(2, 256)) * [[15000.0], [0.02]]
+    feeds = {"x": np.clip(data, -65504, 65504).astype(np.float16)}
+    check(graph, feeds, steps=1, chosen=in_halves(graph)[:2])
+
+
+@pytest.mark.parametrize("what", ["zero points", "scales"])
+def test_what_halves_cannot_hold_is_multiplied_in_f32(what: str) -> None:
+    x = tensor("x", (1, 128), "f16")
+    codes = constant(RNG.integers(0, 16, (16, 128)).astype(dtype("u4").numpy))
+    kind = np.float32 if what == "scales" else np.float16
+    given = [codes, constant((RNG.random((16, 4)) * 0.1).astype(kind))]
+    if what == "zero points":
+        given.append(constant((RNG.random((16, 4)) * 8).astype(np.float16)))
+    right = Transpose((1, 0))(Dequantize(axis=1, block=32, to=dtype("f16"))(*given))
+    graph = Graph((x,), (("y", Dot()(x, right)),))
+    assert not in_halves(graph)
+    assert candidate_names(graph)[0][0].startswith("coded rows")
+
+
+def test_a_residual_is_asked_for_before_the_products() -> None:
+    x, r = tensor("x", (1, 256), "f16"), tensor("r", (1, 16), "f16")
+    y = Add()(r, Dot()(x, coded(16, 256, "u4", 128, "codes", "f16")))
+    program = lower_for_gpu(Graph((x, r), (("y", y),)))
+    found = select.candidates(GpuContext(program, program.steps[0], ARCHES["sm_90"]))
+    (work,) = next(c for c in found if "halves" in c.name).make()
+    assert isinstance(work, Launch)
+    before, after = work.source.split("gdc_wait()")
+    given = work.arguments.index(program.graph.inputs[1])
+    assert f"tl.load(p{given}" not in before
+    assert after.index(f"tl.load(p{given}") < after.index("fma.rn.f16x2")
+    assert after.count(f"tl.load(p{given}") == 1
+
+
 @pytest.mark.parametrize(
     ("arch", "kind", "there"),
     [("sm_90", "f16", True), ("sm_90", "f32", False), ("gfx942", "f16", False)],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import logging
+import os
 import pickle
 import threading
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 import torch
 
 from monograph.errors import ConfigError, ExecutionError, FeedError
+from monograph.runtime.gpu import launches
 from monograph.runtime.gpu.graphs import GraphError, Handle
 from monograph.runtime.gpu.replay import Replay
 from tests.gpu.fake_driver import FakeGraphs
@@ -396,6 +398,41 @@ def test_streams_wait_for_each_other() -> None:
     assert replay.graphs.marked == [3, 0]  # type: ignore[attr-defined]
 
 
+def test_memory_is_said_to_be_used_on_a_stream_once() -> None:
+    replay, driver = replayed()
+    check(replay, some())
+    for _ in range(3):
+        for stream in (3, 0):
+            with driver.using(stream):
+                check(replay, some())
+    assert replay.executable.device.joined == [0, 3, 0, 3, 0, 3]  # type: ignore[attr-defined]
+    assert replay.graphs.marked == [3, 0]  # type: ignore[attr-defined]
+
+
+def test_a_later_graph_is_said_to_be_used_on_a_stream_too() -> None:
+    replay, driver = replayed()
+    check(replay, some())
+    with driver.using(3):
+        check(replay, some())
+    check(replay, some())
+    replay.run({"x": some().numpy()})
+    with driver.using(3):
+        replay.run({"x": some().numpy()})
+    assert replay.graphs.marked == [3, 0, 3]  # type: ignore[attr-defined]
+
+
+def test_run_async_on_another_stream_is_quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    replay, driver = replayed()
+    x = some(1)
+    check(replay, x)
+    monkeypatch.setattr(replay, "_start", None)  # the long way
+    for stream in (4, 4, 5, 0):
+        pending = replay.run_async({"x": x}, stream=stream)
+        np.testing.assert_array_equal(pending.result()[0].numpy(), expected(x)[0])
+        assert driver.current == 0
+    assert replay.stats["replays"] == 5
+
+
 def test_run_async_on_another_stream_holds_its_inputs() -> None:
     replay, driver = replayed()
     check(replay, some())
@@ -414,6 +451,14 @@ def test_a_forked_child_is_told() -> None:
     replay._launches.process = -1
     with pytest.raises(ExecutionError, match="forked"):
         replay.run({"x": some()})
+
+
+def test_a_child_knows_that_it_is_one() -> None:
+    child = os.fork()
+    if not child:
+        os._exit(0 if launches.HERE[0] == os.getpid() else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert launches.HERE[0] == os.getpid()
 
 
 @pytest.mark.parametrize("way", [copy.copy, copy.deepcopy, pickle.dumps])

@@ -8,16 +8,25 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from monograph.runtime.gpu import hosted, slabs
+from monograph.runtime.gpu import hosted, slabs, ways
 from monograph.runtime.gpu.replay import Replay
 from monograph.runtime.gpu.running import Running
 from monograph.runtime.gpu.tuning import TuningCache
-from monograph.runtime.gpu.ways import AHEAD, PLAIN, RIVALS, Measured, Way, rivals, time_all
+from monograph.runtime.gpu.ways import (
+    AHEAD,
+    MANY,
+    PLAIN,
+    RIVALS,
+    Measured,
+    Way,
+    rivals,
+    time_all,
+)
 from tests.gpu.fake_driver import FakeDriver, FakeGraphs
 from tests.gpu.replay_models import SIZE, Default, chain, counter, expected, loop
 from tests.gpu.test_replay_ports import faulty
 
-ALL = (*RIVALS, *AHEAD)
+ALL = (*RIVALS, *AHEAD, *MANY)
 COPIES = {PLAIN: 2, Way(writes=True): 1, Way(reads=True): 1, Way(True, True): 0}
 """Of a graph; those ahead of it come with every run."""
 SMALL = 16
@@ -29,6 +38,8 @@ def _both_ways(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(Default, "builds", request.param)
     for name, size in {"PIECE": SMALL, "ALIGNMENT": SMALL, "LARGE": 1 << 20}.items():
         monkeypatch.setattr(slabs, name, size)
+    for module in (slabs, ways):
+        monkeypatch.setattr(module, "gather_threads", lambda: 2)
 
 
 def some(seed: int = 0) -> np.ndarray:
@@ -75,12 +86,52 @@ def test_the_fastest_way_is_taken_and_kept(
         assert replay.executable.runs == 5
         assert driver.live["graph"] == driver.live["executable"] == 1
         if turn:
-            copies = (0 if best.writes else 1) + 5 * 2 if best.ahead else COPIES[best]
+            plain = COPIES[best._replace(many=False)] if not best.ahead else 0
+            copies = (0 if best.writes else 1) + 5 * 2 if best.ahead else plain
             assert driver.calls["copy"] == copies
     (entry,) = TuningCache.open(tmp_path / "tuning.json").of("here").values()
     assert entry["winner"] == str(best)
     assert entry["problem"] == "arrays of the host: 32 bytes in, 64 bytes out"
     assert set(entry["us"]) == set(map(str, ALL))
+
+
+def test_alone_no_threads_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ways, "gather_threads", lambda: 1)
+    replay, _ = replayed(Measured(TuningCache(None), "here"))
+    assert rivals(replay._ring.layout) == (*RIVALS, *AHEAD)
+
+
+def test_the_hopeless_are_not_timed_to_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, runs = 0.0, {"fast": 0, "close": 0, "slow": 0}
+
+    def run(name: str, takes: float) -> None:
+        nonlocal clock
+        clock += takes
+        runs[name] += 1
+
+    monkeypatch.setattr(ways.time, "perf_counter", lambda: clock)
+    found = time_all(
+        {
+            "fast": lambda: run("fast", 1e-3),
+            "close": lambda: run("close", 1.2e-3),
+            "slow": lambda: run("slow", 9e-3),
+        }
+    )
+    assert found == pytest.approx({"fast": 1e3, "close": 1.2e3, "slow": 9e3})
+    assert runs["fast"] == runs["close"] == ways.ROUNDS * (ways.RUNS + 1)
+    assert runs["slow"] == 2 * (ways.RUNS + 1)
+
+
+def test_slow_models_are_timed_in_few_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = 0.0
+
+    def run() -> None:
+        nonlocal clock
+        clock += 1.0
+
+    monkeypatch.setattr(ways.time, "perf_counter", lambda: clock)
+    assert time_all({"only": run}) == {"only": pytest.approx(1e6)}
+    assert clock == 2 * (ways.RUNS + 1)
 
 
 @pytest.mark.parametrize("best", ALL, ids=str)

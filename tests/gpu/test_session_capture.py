@@ -257,6 +257,18 @@ def test_a_run_on_another_stream_leaves_the_current_one(load: Load) -> None:
     assert 7 in device.graphs.marked
 
 
+def test_a_run_on_another_stream_is_not_checked_again(
+    load: Load, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session, driver = load(models.linear())
+    x = torch.from_numpy(rows(2))
+    (right,) = session.run({"x": x})
+    monkeypatch.setattr(session, "_begin", None)  # what checks feeds
+    for stream in (7, 7, 0, None):
+        assert torch.equal(session.run_async({"x": x}, stream=stream).result()[0], right)
+        assert driver.current == 0
+
+
 def total() -> onnx.ModelProto:
     """present = past + x, written over past; and ten times x."""
     nodes = [

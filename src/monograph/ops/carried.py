@@ -8,16 +8,17 @@ from weakref import WeakKeyDictionary
 from monograph.ir import Graph
 from monograph.ir.verify import same_memory
 
-_BODIES: WeakKeyDictionary[Graph, Graph] = WeakKeyDictionary()
-"""By the body of a loop: the same with its state donated, kept for as long."""
+_BODIES: WeakKeyDictionary[Graph, dict[int, Graph]] = WeakKeyDictionary()
+"""By the body of a loop, and how many states it has: the same with them donated, kept as long."""
 
 
 def state_donated(body: Graph, carried: int) -> Graph:
     """A loop's body that may write new state over the old."""
-    known = _BODIES.get(body)
+    bodies = _BODIES.setdefault(body, {})
+    known = bodies.get(carried)
     if known is None:
         names = zip(body.output_names[1:], body.input_names[2 : 2 + carried], strict=False)
         types = zip(body.output_types[1:], body.input_types[2 : 2 + carried], strict=False)
         alike = [p for p, (a, b) in zip(names, types, strict=True) if same_memory(a, b)]
-        known = _BODIES[body] = replace(body, donations=tuple(alike))
+        known = bodies[carried] = replace(body, donations=tuple(alike))
     return known

@@ -70,7 +70,10 @@ class Again:
             comes_back = feeds.get(input_) is array and place is array
             if not comes_back:
                 return None
-            if array.shape != shape or array.dtype != dtype or not array.flags.writeable:
+            flags = array.flags
+            if array.shape != shape or array.dtype != dtype:
+                return None
+            if not (flags.writeable and flags.c_contiguous):
                 return None
             held.append(array)
         slots = self._slots.copy()

@@ -8,13 +8,23 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
+from monograph.errors import ExecutionError
+from monograph.runtime.forking import own_lock
+
 
 class Pending:
     """The outputs of a run that may not have ended yet."""
 
-    def __init__(self, finish: Callable[[], list[Any]], done: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        finish: Callable[[], list[Any]],
+        done: Callable[[], bool],
+        repeatable: bool = False,
+    ) -> None:
+        """`repeatable`: whether `finish` may be called again after it was interrupted."""
         self._finish: Callable[[], list[Any]] | None = finish
         self._done = done
+        self._repeatable = repeatable
         self._found: list[Any] = []
         self._error: Exception | None = None
         self._lock = threading.Lock()
@@ -27,11 +37,15 @@ class Pending:
         """The outputs. Arrays on the host are waited for; tensors are ordered by their stream."""
         with self._lock:
             if self._finish is not None:
-                finish, self._finish = self._finish, None
                 try:
-                    self._found = finish()
+                    self._found = self._finish()
                 except Exception as error:  # the same for everyone who asks
                     self._error = error
+                except BaseException:
+                    if not self._repeatable:
+                        self._finish, self._error = None, _interrupted()
+                    raise
+                self._finish = None
             if self._error is not None:
                 raise self._error
             return self._found
@@ -39,6 +53,12 @@ class Pending:
     def then(self, change: Callable[[list[Any]], list[Any]]) -> Pending:
         """The same run with its outputs changed, once they are asked for."""
         return Pending(lambda: change(self.result()), self.done)
+
+
+def _interrupted() -> ExecutionError:
+    return ExecutionError(
+        "waiting for this run was interrupted, and its outputs are lost", hint="run it again"
+    )
 
 
 def ready(found: list[Any]) -> Pending:
@@ -53,7 +73,7 @@ class Worker:
         self._process = 0
         self._threads: ThreadPoolExecutor | None = None
         self._last: Future[Any] | None = None
-        self._lock = threading.Lock()
+        self._lock = own_lock(self)
 
     def start(self, run: Callable[[], list[Any]]) -> Pending:
         """Has a run made behind all that were given before."""
@@ -62,8 +82,19 @@ class Worker:
                 # A forked child has none of its parent's threads.
                 self._threads = ThreadPoolExecutor(1, "monograph")
                 self._process = os.getpid()
-            future = self._last = self._threads.submit(run)
-        return Pending(future.result, future.done)
+            future: Future[list[Any]] = self._threads.submit(run)
+            self._last = future
+        process = os.getpid()
+
+        def finish() -> list[Any]:
+            if os.getpid() != process:  # whose thread would never end it
+                raise ExecutionError(
+                    "a run that was started before a fork ends in the parent only",
+                    hint="start it in the child, or ask for its result before the fork",
+                )
+            return future.result()
+
+        return Pending(finish, lambda: os.getpid() != process or future.done(), True)
 
     def wait(self) -> None:
         """Waits for the runs that were given so far, whatever comes of them."""

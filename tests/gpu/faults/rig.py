@@ -226,6 +226,7 @@ def _with_checks(nbytes: int, test: Callable[..., None]) -> Callable[..., None]:
                 later.check(seed)
             assert later.stats["captures"] == 1
             del later
+            rig.graphs.well()
             after = rig.held()
         before["bytes"] = before.get("bytes", 0) + nbytes
         more = {k: n for k, n in after.items() if n > before.get(k, 0)}

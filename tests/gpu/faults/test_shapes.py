@@ -61,8 +61,12 @@ def test_a_later_shape_needs_a_larger_workspace(rig: Rig) -> None:
 
     def make(count: int) -> Any:
         shape = (count, 256)
-        calls = [(Call(through_temporaries, shape, shape), ("x", "y"))]
-        return lambda _=None: of_calls(calls, {"x": shape}, {"y": shape})
+
+        def made(_: Any = None) -> Any:
+            calls = [(Call(through_temporaries, shape, shape), ("x", "y"))]
+            return of_calls(calls, {"x": shape}, {"y": shape})
+
+        return made
 
     cases: dict[int, Case] = {}
     for count in (64, 512, 2048):

@@ -128,9 +128,10 @@ def test_the_caller_is_already_capturing(rig: Rig) -> None:
     assert case.stats["recorded_for_callers"] == 1
     case.check(4)
     if ON_DEVICE:
-        with pytest.raises(ExecutionError, match="caller's graph"), torch.cuda.graph(graph):
+        other = torch.cuda.CUDAGraph()
+        with pytest.raises(ExecutionError, match="caller's graph"), torch.cuda.graph(other):
             case.replay.run(arrays)
-        del graph
+        del graph, other
     else:
         rig.graphs.begin(5)
         with rig.driver.using(5), pytest.raises(ExecutionError, match="caller's graph"):

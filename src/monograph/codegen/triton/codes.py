@@ -122,11 +122,11 @@ class Codes:
             return self._parameter(2).astype(np.float32) + np.float32(raised)
         return np.full((1, 1), raised, np.float32)
 
-    def pack_pairs(self) -> Paired:
-        """The form whose products are made two at once."""
+    def pack_pairs(self, chained: int) -> Paired:
+        """The form whose products are made two at once, so many added before they are widened."""
         zeros, scales = self._zeros(), self._parameter(1).astype(np.float16)
-        # Twice the largest |q - z| that there may be, or a little more.
-        reach = 1 << int(2 * max(zeros.max(), 15 - zeros.min()) - 1).bit_length()
+        # So many times the largest |q - z| that there may be, or a little more.
+        reach = 1 << int(chained * max(zeros.max(), 15 - zeros.min()) - 1).bit_length()
         words = Packed(_words_of_pairs(self._bits(), self.unit), i32)
         if zeros.min() == zeros.max():
             given = Packed(np.ascontiguousarray(scales), f16)

@@ -319,8 +319,8 @@ class _Step(Flash):
         k, w = self.k, self.w
         share = w.let(f"tl.maximum({self.share}, 1)", "n")
         needed = f"({self.length} - {self.low} + {share} - 1) // {share}"
-        # At least one, whatever the lengths are: somebody has to count from 0 again.
-        self.active = w.let(f"tl.minimum(tl.maximum({needed}, 1), {self.c.split})", "n")
+        # One of them where no key counts, too: it gives zeros.
+        self.active = w.let(f"tl.maximum({needed}, 1)", "n")
         with w.block(f"if {k.program_id(2)} < {self.active}"):
             self.store_part()
             w.line("tl.debug_barrier()")
@@ -381,7 +381,7 @@ def _leaves(values: Sequence[Value], context: GpuContext) -> tuple[Value, ...] |
     """
     places = context.program.places
     found: dict[Value, None] = {}
-    left, seen = list(values), set()
+    left, seen = list(values), set[Value]()
     while left:
         value = left.pop()
         if value in seen:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from monograph.codegen.triton import gemv_coded
+from monograph.codegen.triton import gemv_coded, gemv_halves
 from monograph.codegen.triton.elements import Axis
 from monograph.codegen.triton.kernel import Candidate, GpuContext, KernelWriter, Launch, Packed
 from monograph.codegen.triton.product import (
@@ -33,6 +33,9 @@ MATRIX_BYTES = 32 << 10
 """Operands of the matrix units that a program has room for, twice over."""
 MOST_SUMS = 128
 """Partial sums of a thread: more do not fit in its registers."""
+
+HALVES = 6
+"""Rivals of two products at once that are tried before more of one at once."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +108,7 @@ class Problem:
 def candidates(context: GpuContext, shape: Shape) -> list[Candidate]:
     """The ways to multiply few rows, the default first."""
     p = Problem(context, shape)
-    coded = gemv_coded.candidates(context, shape, p.norm, p.starts, p.width)
+    coded = _coded(p)
     rows = [
         Candidate(f"rows {c}", lambda c=c: (_rows(p, c),))  # type: ignore[misc]
         for c in row_cuts(p)
@@ -119,6 +122,13 @@ def candidates(context: GpuContext, shape: Shape) -> list[Candidate]:
     if coded:
         return [*coded, rows[0]]  # which decodes one by one, and needs no form of its own
     return [*rows[:early], *matrix, *rows[early:]]
+
+
+def _coded(p: Problem) -> list[Candidate]:
+    """Those of weights of few bits: what is exact in f32 first, then what is mostly faster."""
+    given = (p.context, p.shape, p.norm, p.starts, p.width)
+    plain, halves = gemv_coded.candidates(*given), gemv_halves.candidates(*given)
+    return [*plain[:1], *halves[:HALVES], *plain[1:3], *halves[HALVES:], *plain[3:]]
 
 
 def row_cuts(p: Problem) -> list[Cut]:

@@ -7,48 +7,41 @@ group that shares a scale s, what is wanted is
 
     s sum((q - z) x) = s (a S - (b + z) X).
 
-That is done in f32 everywhere; on NVIDIA's units two products at once in f16 are a rival (see
-`halves`). All threads hold words and elements of the same places where a tile has four words for
-each thread in a row: then nothing moves between them before the sums.
+That is done in f32; on NVIDIA's units two products at once in f16 are a rival (`gemv_halves`). All
+threads hold words and elements of the same places where a tile has four words for each thread in a
+row: then nothing moves between them before the sums.
 """
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
-import numpy as np
-
 from monograph.codegen.triton.codes import Codes, codes_of
 from monograph.codegen.triton.elements import Axis
-from monograph.codegen.triton.halves import LARGEST_HALF, paired
 from monograph.codegen.triton.kernel import Candidate, GpuContext, KernelWriter, Launch, Packed
 from monograph.codegen.triton.product import Operands, Shape, root_mean_square
 from monograph.codegen.triton.tile import Tile, tile
-from monograph.ir import DType, Value, known
-from monograph.ir.dtype import f16, f32, f64, i4
+from monograph.ir import DType, Value
+from monograph.ir.dtype import f32, f64, i4
 
 MOST_SUMS = 96
 """Sums of a thread, of words times rows: more do not fit in its registers."""
-MOST_KEPT = 8192
-"""Elements of rows that a program can keep between the two times it needs them."""
 WORDS = 4
 """Words that a thread reads at once."""
 
 
 @dataclass(frozen=True)
 class Cut:
-    """Columns, words of them, warps; and how codes of 4 bits are multiplied."""
+    """Columns, words of them, warps."""
 
     n: int
     words: int
     warps: int
-    halves: bool = False
 
     def __str__(self) -> str:
-        return f"{'halves ' if self.halves else ''}{self.n}x{self.words} w{self.warps}"
+        return f"{self.n}x{self.words} w{self.warps}"
 
 
 CUTS = ((8, 2), (4, 2), (8, 1), (4, 4), (4, 8), (16, 2), (8, 4), (16, 1), (2, 2), (2, 4), (1, 1))
@@ -77,27 +70,6 @@ class Problem:
         """The weights, packed once for all rivals."""
         return self.codes.pack()
 
-    @property
-    def in_halves(self) -> bool:
-        """Whether codes may be multiplied two at once, with halves."""
-        arch = self.context.arch
-        if arch.backend != "cuda" or arch.interpreted or not self.codes.nibbles:
-            return False
-        fits = self.norm is None or self.shape.m * self.shape.k <= MOST_KEPT
-        return fits and self.anchor.dtype == f16 and self.anchor.inputs[0].dtype == f16
-
-    @property
-    def chained(self) -> int:
-        """How many pairs of products are added in halves: so many that nothing overflows."""
-        if self.norm is None:
-            return 2
-        largest = 1.0
-        if len(self.norm.inputs) > 1:
-            scale = known(self.norm.inputs[1])
-            largest = math.inf if scale is None else float(np.abs(scale.astype(np.float64)).max())
-        # No element of a normalised row is larger than the root of its length.
-        return 4 if 2 * largest * math.sqrt(self.shape.k) < LARGEST_HALF else 2
-
 
 def candidates(
     context: GpuContext, shape: Shape, norm: Value | None, starts: tuple[int, ...], width: int
@@ -109,12 +81,9 @@ def candidates(
     if codes is None or anchor.dtype == f64 or anchor.dtype != anchor.inputs[0].dtype:
         return []
     p = Problem(context, shape, codes, norm, starts, width)
-    plain = _fitting(p)
-    halves = [replace(c, halves=True) for c in plain] if p.in_halves else []
-    ordered = [*plain[:1], *halves[:5], *plain[1:3], *halves[5:], *plain[3:]]
     return [
         Candidate(f"coded rows {c}", lambda c=c: (_kernel(p, c),))  # type: ignore[misc]
-        for c in ordered
+        for c in _fitting(p)
     ]
 
 
@@ -189,7 +158,6 @@ class _Coded:
         self.inside = self.mask(self.down, p.width, c.n)
         self.across = w.let(f"tl.arange(0, {c.words})[None, :]", "rw")
         self.one_group = codes.groups == 1
-        self.rms: dict[int, str] = {}
 
     def mask(self, text: str, size: int, block: int) -> str | None:
         return self.w.let(f"{text} < {size}", "m") if size % block else None
@@ -203,10 +171,7 @@ class _Coded:
         self.k.wait()
         for m in range(self.p.shape.m):
             self.t.axis(self.rank - 2, str(m))
-            if self.c.halves:
-                self._halves(m, found, now)
-            else:
-                self._plain(m, found, now)
+            self._plain(m, found, now)
 
     def _now(self, start: int) -> Now:
         word = self.w.let(f"{start} + {self.across}" if start else self.across)
@@ -305,8 +270,6 @@ class _Coded:
     @property
     def _relation(self) -> tuple[float, float]:
         """a and b of q = a v - b."""
-        if self.c.halves:
-            return 16.0, -8.0
         return (16.0, 16.0) if self.p.codes.nibbles else (1.0, 0.0)
 
     def _less(self, zero: str | None) -> str | None:
@@ -334,53 +297,13 @@ class _Coded:
             inner = self.w.let(f"{inner} - {less} * {self.w.let(whole, 'xs')}", "s")
         self._add(f"acc{part}_{m}", f"{given.scale} * {inner}", now.first)
 
-    # Two products at once
-
-    def _halves(self, m: int, found: list[Weights], now: Now) -> None:
-        row = [self._half(m, now, i) for i in range(8)]
-        bits = [self.w.let(f"{x}.to(tl.int16, bitcast=True).to(tl.int32)") for x in row]
-        pairs = [
-            self.w.let(f"({bits[i]} & 0xFFFF) | ({bits[i + 4]} << 16)", "xx") for i in range(4)
-        ]
-        total = self.w.let(" + ".join(f"{x}.to(tl.float32)" for x in row), "xs")
-        for part, given in enumerate(found):
-            operands = ", ".join((given.words, *pairs))
-            sums = self.w.let(
-                f'tl.inline_asm_elementwise("{paired(self.p.chained)}", "=f,r,r,r,r,r", '
-                f"[{operands}], dtype=tl.float32, is_pure=True, pack=1)",
-                "s",
-            )
-            self._collect(part, m, sums, total, given, now)
-
-    def _half(self, m: int, now: Now, i: int) -> str:
-        """Elements of a row as f16, rounded as those of a normalised row are when it is stored."""
-        x, scale = self._x(now, i)
-        if self.p.norm is None:
-            return self.w.let(f"{x}.to(tl.float16)", "h")
-        factors = [x, self._normalised(m), *([scale] if scale else [])]
-        return self.w.let(f"({' * '.join(factors)}).to(tl.float16)", "h")
-
-    def _normalised(self, m: int) -> str:
-        """What a row is multiplied by, from all of it."""
-        if m not in self.rms:
-            squares = []
-            for start in range(0, self.many, self.c.words):
-                now = self._now(start)
-                for i in range(8):
-                    x, _ = self._x(now, i)
-                    squares.append(f"{x} * {x}")
-            assert self.p.norm is not None
-            whole = self.w.let(f"tl.sum({self.w.let(' + '.join(squares), 'squares')}, 1)")
-            self.rms[m] = self.w.let(root_mean_square(self.p.norm, whole), "rms")
-        return f"{self.rms[m]}[:, None]"
-
     # Results
 
     def results(self, m: int) -> dict[int, str]:
         """The sums of a row for every part: normalised, and scaled where a column has one scale."""
         a, _ = self._relation
         scale = f" * {a}" if a != 1 else ""
-        if self.p.norm is not None and not self.c.halves:
+        if self.p.norm is not None:
             squares = f"tl.sum(squares{m}, 1)"
             scale += f" * {self.w.let(root_mean_square(self.p.norm, squares), 'rms')}"
         found = {}

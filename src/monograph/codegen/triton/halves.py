@@ -1,13 +1,17 @@
 """Codes of 4 bits times f16 on NVIDIA's units, two products at once.
 
 A pair of nibbles is put into the fractions of two ones: 1 + q / 1024 or, four bits further up,
-1 + q / 64, so that two of three nibbles need no shift. One multiplication with addition makes
+1 + q / 64, so that only every other pair needs a shift. One multiplication with addition makes
 (q - z) / reach of that: all of its numbers are exact in f16, and so is the result. The reach is a
-power of two that makes it 1/2 at most. A product loses at most 2^-11 of itself, and so does the sum
-of two; that sum is never larger than the larger x, so that nothing overflows however large x is. It
-is then widened and added in f32: what eight products lose is at most 2^-10 of the sum of their
-sizes. Below 2^-14 halves are coarser: of products with x less than reach * 2^-14 up to
-reach * 2^-25 is lost instead.
+power of two.
+
+Two or four products are added in halves (`chained`) before they are widened and added in f32. With
+a reach of at least `chained` times the largest |q - z| the sum of so many is never larger than the
+largest x: nothing overflows, however large x is. A product loses at most 2^-11 of itself, and so
+does every sum: of `chained` products at most chained 2^-11 of the sum of their sizes. Roundings go
+both ways: of their variances a chain of four has 1 + 2 + 3 + 4 where two of two have 6, and its
+error is 1.3 times as large. Below 2^-14 halves are coarser: where products are smaller than that,
+reach 2^-25 is lost of (q - z) x instead.
 
 Triton's interpreter knows no machine code: there the same steps are written in Triton's own words.
 """
@@ -32,10 +36,20 @@ _CODES = (
     "lop3.b32 {0}, {1}, o, n, 0xEA; fma.rn.f16x2 {0}, {0}, k, {3}; ",
 )
 _SHIFT = "shr.u32 t, {}, 8; "
-_WIDEN = (
-    "mov.b32 {l, h}, s; cvt.f32.f16 f, l; cvt.f32.f16 g, h; add.f32 v, f, g; "
-    "mov.b32 {l, h}, u; cvt.f32.f16 f, l; cvt.f32.f16 g, h; add.f32 f, f, g; add.f32 $0, v, f;"
-)
+_WIDEN = "mov.b32 {{l, h}}, {}; cvt.f32.f16 f, l; cvt.f32.f16 g, h; add.f32 {}, f, g; "
+
+
+def _widened(chained: int) -> str:
+    if chained == 4:
+        return _WIDEN.format("s", "$0")
+    return _WIDEN.format("s", "v") + _WIDEN.format("u", "f") + "add.f32 $0, v, f; "
+
+
+def _product(chained: int, i: int, code: str, x: str) -> str:
+    """Product i, added to those before it in its chain."""
+    total = "s" if i < chained else "u"
+    added = f"fma.rn.f16x2 {total}, {code}, {x}, {total}; "
+    return added if i % chained else f"mul.rn.f16x2 {total}, {code}, {x}; "
 
 
 def twice(number: float) -> int:
@@ -61,17 +75,15 @@ def _with_registers(reach: int, lines: str) -> str:
     return _REGISTERS.format(*map(_hexadecimal, factors(reach)), lines)
 
 
-def products(reach: int) -> str:
+def products(reach: int, chained: int) -> str:
     """PTX: $0, a float, of eight products: $1 the word, $2 and $3 the addends, $4 to $7 pairs."""
     lines = []
     for i in range(4):
         if i == 2:
             lines.append(_SHIFT.format("$1"))
-        total, source = ("s", "$1") if i < 2 else ("u", "t")
-        lines.append(_CODES[i % 2].format("a", source, "$2", "$3"))
-        added = f"fma.rn.f16x2 {total}, a, ${i + 4}, {total}; "
-        lines.append(added if i % 2 else f"mul.rn.f16x2 {total}, a, ${i + 4}; ")
-    return _with_registers(reach, "".join(lines) + _WIDEN)
+        lines.append(_CODES[i % 2].format("a", "$1" if i < 2 else "t", "$2", "$3"))
+        lines.append(_product(chained, i, "a", f"${i + 4}"))
+    return _with_registers(reach, "".join(lines) + _widened(chained))
 
 
 def decoded(reach: int) -> str:
@@ -84,12 +96,13 @@ def decoded(reach: int) -> str:
     return _with_registers(reach, "".join(lines))
 
 
-SUMMED = (
-    "{ .reg .b32 s, u; .reg .b16 l, h; .reg .f32 f, g, v; "
-    "mul.rn.f16x2 s, $1, $5; fma.rn.f16x2 s, $2, $6, s; "
-    "mul.rn.f16x2 u, $3, $7; fma.rn.f16x2 u, $4, $8, u; " + _WIDEN + " }"
-)
-"""PTX: $0, a float, of the products of four pairs $1 to $4 with others, $5 to $8."""
+def summed(chained: int) -> str:
+    """PTX: $0, a float, of the products of four pairs $1 to $4 with others, $5 to $8."""
+    lines = "".join(_product(chained, i, f"${i + 1}", f"${i + 5}") for i in range(4))
+    registers = "{ .reg .b32 s, u; .reg .b16 l, h; .reg .f32 f, g, v; "
+    return registers + lines + _widened(chained) + "}"
+
+
 SCALED = "mul.rn.f16x2 $0, $1, $2;"
 
 
@@ -108,6 +121,7 @@ class Halves:
 
     w: Writer
     reach: int
+    chained: int
     interpreted: bool = False
 
     def addends(self, shared: str) -> tuple[str, str]:
@@ -124,7 +138,7 @@ class Halves:
         if self.interpreted:
             return self.summed(self.decoded(words, added), pairs)
         operands = [words, *added, *pairs]
-        return self._machine(products(self.reach), "=f,r,r,r,r,r,r,r", operands)[0]
+        return self._machine(products(self.reach, self.chained), "=f,r,r,r,r,r,r,r", operands)[0]
 
     def decoded(self, words: str, added: tuple[str, str]) -> tuple[str, ...]:
         """The four pairs of each word."""
@@ -133,20 +147,28 @@ class Halves:
             return tuple(names)
         found = []
         for i in range(4):
-            fraction = self.w.let(
-                f"(({words} >> {8 * (i // 2)}) & {0xF0 if i % 2 else 0xF:#x} * 0x10001) | 0x3C003C00"
-            )
+            mask = f"0x{(0xF0 if i % 2 else 0xF) * 0x10001:08X}"
+            moved = f"({words} >> 8)" if i > 1 else words
+            fraction = self.w.let(f"({moved} & {mask}) | 0x3C003C00")
             factor = factors(self.reach)[i % 2]
-            both = [f"{self.part(fraction, p)} * {factor} + {self.part(added[i % 2], p)}" for p in (0, 1)]
+            both = [
+                f"{self.part(fraction, p)} * {factor} + {self.part(added[i % 2], p)}"
+                for p in (0, 1)
+            ]
             found.append(self._pair(*both))
         return tuple(found)
 
     def summed(self, codes: Sequence[str], pairs: Sequence[str]) -> str:
         """The sums of the products of four pairs with others, as f32."""
         if not self.interpreted:
-            return self._machine(SUMMED, "=f" + ",r" * 8, [*codes, *pairs])[0]
-        halves = [[f"{self.part(c, p)} * {self.part(x, p)}" for p in (0, 1)] for c, x in zip(codes, pairs, strict=True)]
-        sums = [f"({halves[i][p]} + {halves[i + 1][p]}).to(tl.float32)" for i in (0, 2) for p in (0, 1)]
+            return self._machine(summed(self.chained), "=f" + ",r" * 8, [*codes, *pairs])[0]
+        sums = []
+        for p in range(2):
+            made = [
+                f"{self.part(c, p)} * {self.part(x, p)}" for c, x in zip(codes, pairs, strict=True)
+            ]
+            for i in range(0, 4, self.chained):
+                sums.append(f"({' + '.join(made[i : i + self.chained])}).to(tl.float32)")
         return self.w.let(" + ".join(sums), "s")
 
     def scaled(self, x: str, by: str) -> str:

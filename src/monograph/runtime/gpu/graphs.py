@@ -209,7 +209,7 @@ class Graphs(Protocol):
         """Enqueues a copy."""
 
     def send(self, stream: int, to: int, source: int, nbytes: int) -> None:
-        """Enqueues a copy from pinned memory of the host, as cheaply as can be; no stream records."""
+        """Enqueues a copy from pinned memory of the host, as cheaply as can be; never recorded."""
 
     def event(self) -> Handle:
         """A point in a stream's work, not set yet."""

@@ -107,12 +107,17 @@ class HostRuns:
         fits: whether they are known to be arrays of the right types and shapes.
         """
         if not recorded.ahead:
-            (slab.fill_fitting if fits else slab.fill)(feeds)
+            if fits:
+                slab.fill_fitting(feeds, recorded.many)
+            else:
+                slab.fill(feeds)
             return
         if self._launches.executable._stream != stream:
             self._launches.order(stream)
         send, to, source = self._launches.graphs.send, recorded.ahead, slab.address
-        slab.fill_ahead(feeds, lambda at, count: send(stream, to + at, source + at, count))
+        slab.fill_ahead(
+            feeds, lambda at, count: send(stream, to + at, source + at, count), recorded.many
+        )
 
     def _pending(self, slab: Slab, out: Mapping[str, Any]) -> Pending:
         graphs, check = self._launches.graphs, self._launches.executable.check
@@ -221,4 +226,5 @@ def hosted(maker: Maker, layout: SlabLayout, slab: Slab, way: Way) -> Recorded:
         raise
     made.kept += [recorder.pool, block]
     made.ahead = start if way.ahead else 0
+    made.many = way.many
     return made

@@ -107,10 +107,8 @@ class Launches:
 
     def marked(self, stream: int) -> Mark:
         """A point behind what a stream was given so far."""
-        try:
-            event = self._events.pop()
-        except IndexError:
-            event = self.graphs.event()
+        with self.lock:  # another thread might take the last one in between
+            event = self._events.pop() if self._events else self.graphs.event()
         self.graphs.record(event, stream)
         return Mark(self.graphs, self.executable.device, event, self._events)
 

@@ -57,12 +57,12 @@ def quick_run(launches: Launches, recorded: Recorded) -> Quick:
     donated = {s.name for s in layout.outputs if s.over}
     in_place = _in_place(layout.inputs, [(s.name, at[s.over]) for s in layout.outputs if s.over])
     current, empty = stream_of(launches.graphs), _empty(place)
-    lock, here, process = launches.lock, HERE, launches.process
+    lock, here = launches.lock, HERE
     executable, graphs, counts = launches.executable, launches.graphs, launches.counts
     kind_of_tensors, launch = torch.Tensor, graphs.launch
 
     def run(feeds: Mapping[str, Any], out: Mapping[str, Any] = NOTHING) -> list[Any] | None:
-        if len(feeds) != count or here[0] != process:
+        if len(feeds) != count or here[0] != launches.process:
             return None
         addresses = []
         for name, shape, kind, aligned in inputs:

@@ -50,6 +50,8 @@ class Recorded:
         """Streams that its memory is known to be used on."""
         self.ahead = 0
         """Where inputs have to be copied to before a launch; 0 where the graph has them."""
+        self.many = False
+        """Whether several threads gather inputs of the host."""
         self._places = [list(places.get(name, ())) for name in self.names]
         self.executable = graphs.instantiate(taken.graph)
 

@@ -17,6 +17,7 @@ import torch
 
 from monograph.errors import FeedError
 from monograph.ir import Array
+from monograph.runtime.gpu.gather import Gather, gather_threads
 from monograph.runtime.gpu.graphs import Graphs
 from monograph.runtime.gpu.running import GpuLayout, Slot
 from monograph.runtime.pending import Pending
@@ -115,33 +116,36 @@ class Slab:
         self.turn = 0
         self._results = layout.results
         whole: Array = self.block.numpy()
+        self._bytes = whole
         self._inputs = {n: _view(whole, s, at) for n, (s, at) in layout.inputs.items()}
         self._outputs = {n: _view(whole, s, at) for n, (s, at) in layout.outputs.items()}
-        self._whole = [
-            (name, self.address + at, nbytes(slot))
-            for name, (slot, at) in layout.inputs.items()
-            if nbytes(slot) < LARGE
+        self._places = [
+            (name, self.address + at, nbytes(slot)) for name, (slot, at) in layout.inputs.items()
         ]
-        self._large = [n for n, (slot, _) in layout.inputs.items() if nbytes(slot) >= LARGE]
         self._parts = layout.parts()
+        self._gather: Gather | None = None
 
     def fill(self, feeds: Mapping[str, Any]) -> None:
         """Takes the inputs: the caller's arrays are free again."""
         for name, place in self._inputs.items():
             copy_into(place, _fitting(name, feeds[name], place))
 
-    def fill_fitting(self, feeds: Mapping[str, Any]) -> None:
-        """The same for arrays that are known to be of the right type and shape."""
-        for name, to, count in self._whole:
-            array = feeds[name]
-            if array.flags.c_contiguous:
-                ctypes.memmove(to, array.__array_interface__["data"][0], count)
-            else:
-                np.copyto(self._inputs[name], array)
-        for name in self._large:
-            copy_into(self._inputs[name], feeds[name])
+    def fill_fitting(self, feeds: Mapping[str, Any], many: bool = False) -> None:
+        """The same for arrays that are known to be of the right type and shape.
 
-    def fill_ahead(self, feeds: Mapping[str, Any], send: Callable[[int, int], None]) -> None:
+        many: whether several threads copy what is not small.
+        """
+        for name, to, count in self._places:
+            array = feeds[name]
+            if not array.flags.c_contiguous or (count >= LARGE and not many):
+                copy_into(self._inputs[name], array)
+            else:
+                copy = self._threads() if many and count >= PIECE else ctypes.memmove
+                copy(to, array.__array_interface__["data"][0], count)
+
+    def fill_ahead(
+        self, feeds: Mapping[str, Any], send: Callable[[int, int], None], many: bool = False
+    ) -> None:
         """The same; what has been taken is sent while the rest is: by its offset and bytes."""
         whole: dict[str, Array] = {}
         starts: dict[str, int] = {}
@@ -153,25 +157,24 @@ class Slab:
                 or not data.flags.c_contiguous
             ):
                 copy_into(place, data)
-            elif data.nbytes >= LARGE:
+            elif data.nbytes >= LARGE and not many:
                 whole[name] = data.reshape(-1).view(np.uint8)
             else:
                 starts[name] = data.__array_interface__["data"][0]
         address = self.address
+        copy = self._threads() if many else ctypes.memmove
         for start, count, inside in self._parts:
             for name, first, at, size in inside:
                 if name in starts:
-                    ctypes.memmove(address + at, starts[name] + first, size)
+                    copy(address + at, starts[name] + first, size)
                 elif name in whole:
-                    self._by_threads(at, whole[name][first : first + size])
+                    copy_into(self._bytes[at : at + size], whole[name][first : first + size], 0)
             send(start, count)
 
-    def _by_threads(self, at: int, source: Array) -> None:
-        to = self.block[at : at + source.size]
-        if source.flags.writeable:
-            to.copy_(torch.from_numpy(source))
-        else:
-            np.copyto(to.numpy(), source)
+    def _threads(self) -> Gather:
+        if self._gather is None:
+            self._gather = Gather(gather_threads())
+        return self._gather
 
     def results(self, out: Mapping[str, Any]) -> list[Any]:
         """The outputs, as fresh arrays or in those of the caller."""
@@ -196,10 +199,10 @@ def _fitting(name: str, data: Any, place: Array) -> Any:
     return data
 
 
-def copy_into(to: Array, source: Any) -> None:
+def copy_into(to: Array, source: Any, large: int | None = None) -> None:
     """Copies an array; a large one by several threads, as torch does."""
     if (
-        to.nbytes >= LARGE
+        to.nbytes >= (LARGE if large is None else large)
         and isinstance(source, np.ndarray)
         and source.dtype == to.dtype
         and source.flags.writeable

@@ -80,6 +80,7 @@ def launch_on(
     in_part: another graph may have written a part of an output before.
     """
     placed = dict(memory)
+    given = {t.data_ptr() for n, t in memory.items() if not n.startswith("output:")}
     back = []
     for name, tensor in memory.items():
         own = recorded.staging.get(name)
@@ -91,7 +92,9 @@ def launch_on(
         placed[name] = own
         launches.counts.staged[f"{name.partition(':')[2]}: {reason}"] += 1
         made = name.startswith("output:")
-        if in_part or not made:
+        # Of what is written over an input, kernels may write some rows only.
+        over = tensor.data_ptr() in given and name not in recorded.staging
+        if in_part or not made or over:
             own.copy_(tensor)
         if made:
             back.append((tensor, own))

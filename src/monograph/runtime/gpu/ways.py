@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
+from monograph.runtime.gpu.gather import gather_threads
 from monograph.runtime.gpu.running import GpuLayout
 from monograph.runtime.gpu.slabs import SlabLayout, nbytes
 from monograph.runtime.gpu.tuning import Entry, TuningCache
@@ -32,20 +33,26 @@ class Way(NamedTuple):
     writes: bool = False
     ahead: bool = False
     """Whether inputs are copied piece by piece, while the host still gathers the rest."""
+    many: bool = False
+    """Whether several threads gather them."""
 
     def __str__(self) -> str:
         taken = PIECES if self.ahead else DIRECT if self.reads else COPY
-        return f"{taken} in, {DIRECT if self.writes else COPY} out"
+        by = " by threads" if self.many else ""
+        return f"{taken} in{by}, {DIRECT if self.writes else COPY} out"
 
 
 PLAIN = Way()
 RIVALS = (PLAIN, Way(writes=True), Way(reads=True, writes=True), Way(reads=True))
 AHEAD = (Way(writes=True, ahead=True), Way(ahead=True))
+MANY = (Way(writes=True, many=True), Way(writes=True, ahead=True, many=True))
 
 
 def rivals(layout: SlabLayout) -> tuple[Way, ...]:
     """The ways that are worth a trial."""
-    return RIVALS if len(layout.pieces) < 2 else (*RIVALS, *AHEAD)
+    if len(layout.pieces) < 2:
+        return RIVALS
+    return (*RIVALS, *AHEAD, *MANY) if gather_threads() > 1 else (*RIVALS, *AHEAD)
 
 
 @dataclass(frozen=True)
@@ -58,9 +65,8 @@ class Measured:
     def find(self, layout: GpuLayout) -> Way | None:
         """The way for a program, if it has been measured."""
         entry = self._entries.get(_key(layout))
-        return (
-            None if entry is None else {str(w): w for w in (*RIVALS, *AHEAD)}.get(entry["winner"])
-        )
+        known = {str(w): w for w in (*RIVALS, *AHEAD, *MANY)}
+        return None if entry is None else known.get(entry["winner"])
 
     def keep(self, layout: GpuLayout, times: Mapping[Way, float]) -> None:
         """Remembers what each way has taken, in us."""

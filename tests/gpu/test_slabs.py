@@ -1,0 +1,114 @@
+"""Where arrays of the host lie in pinned memory, and how they get there."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from monograph.ir import dtype
+from monograph.runtime.gpu import slabs
+from monograph.runtime.gpu.gather import Gather
+from monograph.runtime.gpu.running import GpuLayout, Slot
+from monograph.runtime.gpu.slabs import LARGE, PIECE, PIECES, Slab, SlabLayout
+from tests.gpu.fake_driver import FakeDriver, FakeGraphs
+
+SIZES = {
+    "tiny": (5,),
+    "several": (3, 70_000, 1, 200_000),
+    "half a MiB": (1 << 19,),
+    "large": (LARGE + 77,),
+    "all kinds": (100, LARGE + 4096, PIECE + 1, 7),
+}
+
+
+def layout_of(sizes: tuple[int, ...]) -> SlabLayout:
+    inputs = tuple(Slot(f"x{i}", dtype("u8"), (n,)) for i, n in enumerate(sizes))
+    outputs = (Slot("y", dtype("f32"), (3, 5)),)
+    return SlabLayout(GpuLayout(inputs, outputs, (), 0, 0, (), ()))
+
+
+def feeds_for(sizes: tuple[int, ...]) -> dict[str, np.ndarray]:
+    r = np.random.default_rng(len(sizes))
+    return {f"x{i}": r.integers(1, 255, n, dtype=np.uint8) for i, n in enumerate(sizes)}
+
+
+def slab_of(layout: SlabLayout) -> Slab:
+    return Slab(layout, FakeGraphs(FakeDriver()))
+
+
+@pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
+def test_pieces_are_all_that_there_is(sizes: tuple[int, ...]) -> None:
+    layout = layout_of(sizes)
+    pieces = layout.pieces
+    assert pieces[0][0] == 0
+    assert pieces[-1][1] == layout.in_to
+    assert all(before[1] == after[0] for before, after in pairwise(pieces))
+    assert len(pieces) <= PIECES
+    found = dict.fromkeys(layout.inputs, 0)
+    for start, count, inside in layout.parts():
+        for name, first, at, size in inside:
+            assert first == found[name], "a part comes twice, or is left out"
+            assert at == layout.inputs[name][1] + first
+            assert start <= at < at + size <= start + count
+            found[name] += size
+    assert tuple(found.values()) == sizes
+
+
+def test_the_last_piece_is_small() -> None:
+    assert len(layout_of((PIECE,)).pieces) == 1
+    (_, cut), (_, end) = layout_of((1 << 19,)).pieces
+    assert end - cut == PIECE
+    assert len(layout_of((LARGE,)).pieces) == PIECES
+
+
+@pytest.mark.parametrize("many", [False, True], ids=["one thread", "threads"])
+@pytest.mark.parametrize("kind", ["plain", "strided", "kept"])
+@pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
+def test_inputs_are_taken_whole(
+    sizes: tuple[int, ...], kind: str, many: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slabs, "gather_threads", lambda: 2)
+    layout, feeds = layout_of(sizes), feeds_for(sizes)
+    if kind == "strided":
+        feeds = {n: np.repeat(x, 2)[::2] for n, x in feeds.items()}
+    for array in feeds.values():
+        array.flags.writeable = kind != "kept"
+    slab, sent = slab_of(layout), np.zeros(layout.in_to, np.uint8)
+    block = slab.block.numpy()
+
+    def send(at: int, count: int) -> None:
+        sent[at : at + count] = block[at : at + count]
+
+    for fill in ("whole", "ahead"):
+        block[:] = 0
+        if fill == "whole":
+            slab.fill_fitting(feeds, many)
+            send(0, layout.in_to)
+        else:
+            sent[:] = 0
+            slab.fill_ahead(feeds, send, many)
+        for name, (_, at) in layout.inputs.items():
+            np.testing.assert_array_equal(sent[at : at + feeds[name].size], feeds[name])
+
+
+def test_results_are_copies() -> None:
+    slab = slab_of(layout_of((5,)))
+    slab._outputs["y"][:] = 1
+    mine = np.zeros((3, 5), np.float32)
+    (fresh,), (given,) = slab.results({}), slab.results({"y": mine})
+    slab._outputs["y"][:] = 2
+    assert given is mine
+    assert fresh.tolist() == mine.tolist() == [[1] * 5] * 3
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_threads_copy_as_much_as_they_are_told(threads: int) -> None:
+    gather = Gather(threads)
+    for count in (0, 1, 63, 64, 65, 192, 1000, 100_001):
+        source = np.random.default_rng(count).integers(1, 255, count + 64, dtype=np.uint8)
+        to = np.zeros_like(source)
+        gather(to.ctypes.data, source.ctypes.data, count)
+        np.testing.assert_array_equal(to[:count], source[:count])
+        assert not to[count:].any()
