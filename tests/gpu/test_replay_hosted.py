@@ -8,9 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from monograph.ir import dtype
 from monograph.runtime.gpu import hosted, slabs, ways
 from monograph.runtime.gpu.replay import Replay
-from monograph.runtime.gpu.running import Running
+from monograph.runtime.gpu.running import GpuLayout, Running, Slot
 from monograph.runtime.gpu.tuning import TuningCache
 from monograph.runtime.gpu.ways import (
     AHEAD,
@@ -19,6 +20,7 @@ from monograph.runtime.gpu.ways import (
     RIVALS,
     Measured,
     Way,
+    fastest,
     rivals,
     time_all,
 )
@@ -205,4 +207,16 @@ def test_strided_inputs_go_ahead_whole(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_small_input_is_one_piece(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slabs, "PIECE", 1024)
     replay, _ = replayed(Measured(TuningCache(None), "here"))
-    assert rivals(replay._ring.layout) == RIVALS
+    assert rivals(replay._ring.layout) == (*RIVALS, *AHEAD)
+
+
+def test_without_inputs_there_is_nothing_to_send() -> None:
+    layout = GpuLayout((), (Slot("y", dtype("f32"), (2,)),), (), 0, 0, (), ())
+    assert rivals(slabs.SlabLayout(layout)) == RIVALS
+
+
+def test_threads_have_to_be_clearly_faster() -> None:
+    one, many = Way(writes=True), Way(writes=True, many=True)
+    assert fastest({one: 10.0, many: 9.5}) == one
+    assert fastest({one: 10.0, many: 8.0}) == many
+    assert fastest({one: 10.0, PLAIN: 9.9}) == PLAIN

@@ -7,11 +7,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-from monograph.runtime.counts import Counts  # noqa: E402
-from monograph.runtime.gpu.stretches import MISALIGNED, launch_on  # noqa: E402
+from monograph.runtime.counts import Counts
+from monograph.runtime.gpu.stretches import MISALIGNED, launch_on
 
 ALIGNED, SIZE = 256, 64
 

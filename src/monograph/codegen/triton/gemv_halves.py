@@ -162,7 +162,7 @@ def fitting(p: Problem) -> list[Cut]:
     found = []
     for c in CUTS:
         n, words = min(max(c.n // len(p.starts), 1), columns), min(c.words, longest)
-        warps = max(min(c.warps, n * words // (32 * PIECE)), 1)
+        warps = max(min(c.warps * words // c.words, n * words // (32 * PIECE)), 1)
         held = n * len(p.starts) * words // (32 * warps)
         if held * min(p.shape.m, 4) <= MOST_WORDS:
             found.append(Cut(n, words, warps))
@@ -181,7 +181,7 @@ def _kernel(p: Problem, c: Cut) -> Launch:
     work = _Work(p, c, k, t)
     starts = range(0, work.many, c.words)
     held = max(c.n * len(p.starts) * c.words // (32 * c.warps), 1)
-    ahead = max(MOST_ASKED // held, 1)
+    ahead = max(MOST_ASKED // (held * p.shape.m), 1)
     asked = [work.weights(s) for s in starts[:ahead]]
     k.wait()
     rank = len(p.anchor.tensor.static)
@@ -295,7 +295,9 @@ class _Work:
         )
         apart = max(codes.group // (8 * self.piece), 1)
         group = self.w.let(f"{now} // {apart}" if codes.groups > 1 else f"{now} * 0")
-        shared = self._load(f"{self.shared} + {column} * {codes.groups} + {group}", masks)
+        # That groups follow each other is hidden: a thread would get several, of others' pieces.
+        place = f"tl.max_contiguous({column} * {codes.groups} + {group}, [1, 1, 1])"
+        shared = self._load(f"{self.shared} + {place}", masks)
         return Weights(words, shared)
 
     def _numbers(self, shared: str) -> tuple[str, tuple[str, str]]:

@@ -276,11 +276,12 @@ class CudaGraphs(TorchGraphs):
             return found
 
     def launch(self, executable: Handle, stream: int) -> None:
-        error = cu.cuGraphLaunch(executable.value, self._stream(stream))[0]
+        known = self._known.get(stream) or self._stream(stream)
+        error = cu.cuGraphLaunch(executable.value, known)[0]
         if error and error == _NO_CONTEXT:
             # A thread that is new to CUDA: nothing was launched.
             check(cu.cuCtxSetCurrent(self._context))
-            error = cu.cuGraphLaunch(executable.value, self._stream(stream))[0]
+            error = cu.cuGraphLaunch(executable.value, known)[0]
         if error:
             # Part of it may have run: this is no reason to run it otherwise.
             raise ExecutionError(f"the CUDA driver refused to launch: {error.name}")

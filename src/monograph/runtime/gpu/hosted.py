@@ -17,7 +17,17 @@ from monograph.runtime.gpu.launches import ARRAYS, HERE, Launches, enter
 from monograph.runtime.gpu.quick import BUSY, stream_of
 from monograph.runtime.gpu.recorded import Maker, Recorded
 from monograph.runtime.gpu.slabs import Ring, Slab, SlabLayout
-from monograph.runtime.gpu.ways import AUTO, DIRECT, PLAIN, WAYS, Measured, Way, rivals, time_all
+from monograph.runtime.gpu.ways import (
+    AUTO,
+    DIRECT,
+    PLAIN,
+    WAYS,
+    Measured,
+    Way,
+    fastest,
+    rivals,
+    time_all,
+)
 from monograph.runtime.outputs import NOTHING, refuse_unlike
 from monograph.runtime.pending import Pending
 
@@ -184,7 +194,7 @@ class HostRuns:
             times = time_all({way: partial(run, recorded) for way, recorded in made.items()})
             executable.forgive()
             self._measured.keep(executable.layout, times)
-            return made.pop(min(times, key=times.__getitem__))
+            return made.pop(fastest(times))
         finally:
             for recorded in made.values():
                 recorded.close()

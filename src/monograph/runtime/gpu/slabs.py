@@ -150,23 +150,26 @@ class Slab:
         whole: dict[str, Array] = {}
         starts: dict[str, int] = {}
         for name, place in self._inputs.items():
-            data = _fitting(name, feeds[name], place)
+            data = feeds[name]
             if (
                 data.__class__ is not np.ndarray
                 or data.dtype != place.dtype
+                or data.shape != place.shape
                 or not data.flags.c_contiguous
             ):
-                copy_into(place, data)
+                copy_into(place, _fitting(name, data, place))
             elif data.nbytes >= LARGE and not many:
                 whole[name] = data.reshape(-1).view(np.uint8)
             else:
                 starts[name] = data.__array_interface__["data"][0]
         address = self.address
         copy = self._threads() if many else ctypes.memmove
+        small = PIECE // 2
         for start, count, inside in self._parts:
             for name, first, at, size in inside:
                 if name in starts:
-                    copy(address + at, starts[name] + first, size)
+                    by = ctypes.memmove if size < small else copy
+                    by(address + at, starts[name] + first, size)
                 elif name in whole:
                     copy_into(self._bytes[at : at + size], whole[name][first : first + size], 0)
             send(start, count)
