@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -10,14 +10,14 @@ import numpy as np
 
 from monograph.bindings import Bindings
 from monograph.config import Config
-from monograph.errors import ConfigError, ExecutionError, FeedError, did_you_mean
+from monograph.errors import ConfigError, ExecutionError, FeedError
 from monograph.ir import Array, Graph, evaluate
 from monograph.runtime.again import Again, again
 from monograph.runtime.counts import DATA_DECIDE, REQUIRE, host_takes_part
 from monograph.runtime.feeds import Port, check_feeds
 from monograph.runtime.given import arrays_of
 from monograph.runtime.launch import fresh
-from monograph.runtime.outputs import NOTHING, States, check_out, deliver
+from monograph.runtime.outputs import NOTHING, States, check_out, deliver, wanted_outputs
 from monograph.runtime.pending import Pending, Worker, ready
 
 if TYPE_CHECKING:
@@ -52,7 +52,8 @@ class Calls:
         """On a GPU, the executable of the last run: it may have a short way for the next."""
         self._again: Again | None = None
         """On a CPU, what is known of state that the last run was given."""
-        self._worker: Worker | None = None
+        self._worker = Worker()
+        """Made here, so that threads which start their first runs at once share it."""
         self._runs = 0
         signature = bindings.signature
         self.inputs: tuple[Port, ...] = signature.inputs
@@ -83,10 +84,10 @@ class Calls:
                 found = last.warm(feeds)
             if found is not None:
                 return found
-        if self._worker is not None:
-            self._worker.wait()
-        if outputs is None and self._again is not None:
-            found = self._again.run(feeds, out)
+        self._worker.wait()
+        known = self._again  # another thread may change it
+        if outputs is None and known is not None:
+            found = known.run(feeds, out)
             if found is not None:
                 return found
         if outputs is None:
@@ -119,8 +120,6 @@ class Calls:
                 hint="leave stream out: runs come one after the other",
             )
         mine = self._taken(feeds, out)
-        if self._worker is None:
-            self._worker = Worker()
         return self._worker.start(lambda: self._run_checked(mine, None, out))
 
     def _taken(self, feeds: Any, out: Any) -> dict[str, Any]:
@@ -188,7 +187,7 @@ class Calls:
 
     def _run_checked(self, feeds: Any, outputs: Any, out: Any) -> list[Any]:
         """A run on feeds of which nothing is known yet."""
-        wanted = self._wanted(outputs)
+        wanted = wanted_outputs(self.outputs, outputs)
 
         def start(found: Any, given: Mapping[str, Any], places: Mapping[str, Any]) -> Pending:
             return ready(self._results(found, given, places))
@@ -204,19 +203,6 @@ class Calls:
             return None
         use = self._bindings.use_of(dict(begun.feeds))
         return again(begun.executable, begun.feeds, begun.places, self._donate, begun.asked, use)
-
-    def _wanted(self, outputs: Any) -> list[str]:
-        """The names of the outputs that are asked for."""
-        names = {p.name: None for p in self.outputs}
-        wanted = list(names) if outputs is None else _names(outputs)
-        if unknown := [n for n in wanted if n not in names]:
-            raise FeedError(
-                "the model has no such output",
-                expected=list(names),
-                given=unknown,
-                hint=did_you_mean(unknown, names),
-            )
-        return wanted
 
     def _begin(self, feeds: Any, out: Any, start: Start) -> _Begun:
         """Checks what a run is given, and starts it."""
@@ -393,17 +379,3 @@ def _tensor_type() -> type:
 
     kind: type = torch.Tensor
     return kind
-
-
-def _names(outputs: Any) -> list[str]:
-    """Names of outputs, given as a sequence: the letters of one name are none."""
-    if isinstance(outputs, (str, bytes)) or not isinstance(outputs, Iterable):
-        raise FeedError(
-            "outputs are chosen by a sequence of names",
-            expected=f"[{outputs!r}]" if isinstance(outputs, str) else "a list of names",
-            given=repr(outputs),
-        )
-    found = list(outputs)
-    if bad := [n for n in found if not isinstance(n, str)]:
-        raise FeedError("outputs are chosen by a sequence of names", given=bad)
-    return found

@@ -302,6 +302,14 @@ def test_what_halves_cannot_hold_is_multiplied_in_f32(what: str) -> None:
     assert candidate_names(graph)[0][0].startswith("coded rows")
 
 
+def test_long_rows_are_first_tried_in_two_steps() -> None:
+    x = tensor("x", (1, 8192), "f16")
+    graph = Graph((x,), (("y", Dot()(x, coded(16, 8192, "i4", 128, "", "f16"))),))
+    words = [int(n.split("x")[1].split()[0]) for n in in_halves(graph)]
+    assert words[0] >= 512
+    assert [w < 512 for w in words] == sorted(w < 512 for w in words)
+
+
 def test_a_residual_is_asked_for_before_the_products() -> None:
     x, r = tensor("x", (1, 256), "f16"), tensor("r", (1, 16), "f16")
     y = Add()(r, Dot()(x, coded(16, 256, "u4", 128, "codes", "f16")))

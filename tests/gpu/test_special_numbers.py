@@ -10,7 +10,12 @@ import pytest
 from tests.cpu import sweep_cases
 from tests.gpu.sweep_worker import problem
 
-NAMES = ("conv_transpose-0-inf", "conv_transpose-3-dense", "couple_probabilities-1-nan", "gru-0-inf")
+NAMES = (
+    "conv_transpose-0-inf",
+    "conv_transpose-3-dense",
+    "couple_probabilities-1-nan",
+    "gru-0-inf",
+)
 CASES = {c.name: c for c in sweep_cases.specials() if c.name in NAMES}
 
 

@@ -61,6 +61,34 @@ def _read_only(array: Any) -> bool:
     return isinstance(array, np.ndarray) and not array.flags.writeable
 
 
+def wanted_outputs(ports: Sequence[Port], outputs: Any) -> list[str]:
+    """The names of the outputs that a caller asks for: all of them for None."""
+    names = {p.name: None for p in ports}
+    wanted = list(names) if outputs is None else _names(outputs)
+    if unknown := [n for n in wanted if n not in names]:
+        raise FeedError(
+            "the model has no such output",
+            expected=list(names),
+            given=unknown,
+            hint=did_you_mean(unknown, names),
+        )
+    return wanted
+
+
+def _names(outputs: Any) -> list[str]:
+    """Names of outputs, given as a sequence: the letters of one name are none."""
+    if isinstance(outputs, (str, bytes)) or not isinstance(outputs, Iterable):
+        raise FeedError(
+            "outputs are chosen by a sequence of names",
+            expected=f"[{outputs!r}]" if isinstance(outputs, str) else "a list of names",
+            given=repr(outputs),
+        )
+    found = list(outputs)
+    if bad := [n for n in found if not isinstance(n, str)]:
+        raise FeedError("outputs are chosen by a sequence of names", given=bad)
+    return found
+
+
 def check_out(
     ports: Sequence[Port],
     feeds: Mapping[str, Any],

@@ -43,7 +43,7 @@ class Pending:
                     self._error = error
                 except BaseException:
                     if not self._repeatable:
-                        self._finish, self._error = None, _interrupted()
+                        self._finish, self._error = None, interrupted()
                     raise
                 self._finish = None
             if self._error is not None:
@@ -55,7 +55,8 @@ class Pending:
         return Pending(lambda: change(self.result()), self.done)
 
 
-def _interrupted() -> ExecutionError:
+def interrupted() -> ExecutionError:
+    """What whoever asks for the outputs of such a run again is told."""
     return ExecutionError(
         "waiting for this run was interrupted, and its outputs are lost", hint="run it again"
     )

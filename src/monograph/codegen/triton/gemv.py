@@ -34,7 +34,7 @@ MATRIX_BYTES = 32 << 10
 MOST_SUMS = 128
 """Partial sums of a thread: more do not fit in its registers."""
 
-HALVES = 6
+HALVES = 7
 """Rivals of two products at once that are tried before more of one at once."""
 
 

@@ -157,7 +157,10 @@ def candidates(
 
 
 def fitting(p: Problem) -> list[Cut]:
-    """Cuts as large as the problem, whose words fit in registers."""
+    """Cuts as large as the problem whose words fit in registers, those of two steps at most first.
+
+    What comes after the first steps is asked for too late to be there in time.
+    """
     columns, longest = _power(p.width), _power(p.codes.units) * p.codes.lanes
     found = []
     for c in CUTS:
@@ -166,6 +169,7 @@ def fitting(p: Problem) -> list[Cut]:
         held = n * len(p.starts) * words // (32 * warps)
         if held * min(p.shape.m, 4) <= MOST_WORDS:
             found.append(Cut(n, words, warps))
+    found.sort(key=lambda c: 2 * c.words < longest)
     return list(dict.fromkeys(found))
 
 

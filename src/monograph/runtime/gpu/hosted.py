@@ -29,7 +29,7 @@ from monograph.runtime.gpu.ways import (
     time_all,
 )
 from monograph.runtime.outputs import NOTHING, refuse_unlike
-from monograph.runtime.pending import Pending
+from monograph.runtime.pending import Pending, interrupted
 
 SLAB = "slab"
 """The one address of such a graph that moves."""
@@ -131,22 +131,29 @@ class HostRuns:
 
     def _pending(self, slab: Slab, out: Mapping[str, Any]) -> Pending:
         graphs, check = self._launches.graphs, self._launches.executable.check
-        device = self._launches.executable.device
+        device, turn = self._launches.executable.device, slab.turn
 
         def finish() -> list[Any]:
+            if slab.turn != turn:  # an interrupt came between the release below and the caller
+                raise interrupted()
+            enter(device)
+            graphs.finish(slab.event)
+            # Only now the run has ended. An interrupt up to here leaves it its slab, and whoever
+            # asks again, a caller or the ring, waits again.
             try:
-                enter(device)
-                graphs.finish(slab.event)
                 check()
-                return slab.results(out)
-            finally:
+                made = slab.results(out)
+            except Exception:
                 slab.user = None
+                raise
+            slab.user = None
+            return made
 
         def done() -> bool:
             enter(device)
             return graphs.done(slab.event)
 
-        slab.user = Pending(finish, done)
+        slab.user = Pending(finish, done, repeatable=True)
         return slab.user
 
     def _graph(self, stream: int) -> Recorded | None:
@@ -191,8 +198,10 @@ class HostRuns:
         try:
             for way in rivals(self.ring.layout):
                 made[way] = hosted(self._maker, self.ring.layout, slab, way)
-            times = time_all({way: partial(run, recorded) for way, recorded in made.items()})
-            executable.forgive()
+            try:
+                times = time_all({way: partial(run, recorded) for way, recorded in made.items()})
+            finally:
+                executable.forgive()  # the scratch numbers are no fault of the caller's
             self._measured.keep(executable.layout, times)
             return made.pop(fastest(times))
         finally:

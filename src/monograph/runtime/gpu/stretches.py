@@ -13,7 +13,7 @@ from monograph.runtime.gpu.launches import Launches
 from monograph.runtime.gpu.recorded import Maker, Recorded
 from monograph.runtime.gpu.running import Running
 
-WRITTEN_OVER = "what it is written over is"
+WRITTEN_OVER = "its input is staged"
 MISALIGNED = "it is misaligned for a library"
 
 
