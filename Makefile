@@ -16,12 +16,12 @@ GPU_STAMP := $(GPU_VENV)/installed
 FROM_SOURCE := PYTHONPATH=src:. $(PYTHON)
 
 .PHONY: help demo test lint format type unit conformance models fuzz rewrites sweep bench docs clean
-.PHONY: test-codegen test-gpu bench-gpu
+.PHONY: test-codegen test-gpu bench-gpu bench-capture bench-decode bench-decode-cpu
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
 
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: $(DEMO) ## Build a detector, inspect it, check it against ONNX Runtime, compile it, time it
 	$(BIN)/monograph inspect $(DEMO)
@@ -56,6 +56,12 @@ test-gpu: ## Everything on the GPU of this machine, with the torch and triton th
 bench-gpu: ## Time the GPU benchmark set beside torch; table, JSON, plot
 	$(FROM_SOURCE) -m benchmarks.gpu $(ARGS)
 
+bench-capture: ## What capture and replay cost and save on the GPU, model by model; table, JSON
+	$(FROM_SOURCE) -m benchmarks.capture $(ARGS)
+
+bench-decode: ## Time decoding on the GPU beside torch, and beside what memory allows; table, JSON
+	$(FROM_SOURCE) -m benchmarks.decode_gpu --results benchmarks/results $(ARGS)
+
 conformance: $(STAMP) ## Run ONNX's own backend suite; a table (OPTIMISE=1: rewritten; ARGS="-k lstm -v")
 	$(BIN)/python tests/conformance/run.py $(if $(OPTIMISE),--optimise) $(ARGS)
 
@@ -76,6 +82,10 @@ sweep: $(STAMP) ## Everything on the CPU target, every instruction set, 1 to 4 t
 bench: $(STAMP) ## Time the benchmark set beside ONNX Runtime and OpenVINO; table, JSON, plot
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[bench]"
 	$(BIN)/python -m benchmarks.run $(ARGS)
+
+bench-decode-cpu: $(STAMP) ## Time decoding on the CPU beside ONNX Runtime (ARGS="--shape llama-100m --threads 2")
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[bench]"
+	$(BIN)/python -m benchmarks.decode_cpu $(ARGS)
 
 docs: $(STAMP) ## Write the pages that are made from the code
 	$(BIN)/python scripts/supported_ops.py

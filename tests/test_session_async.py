@@ -8,6 +8,7 @@ import os
 import pickle
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import pytest
 from onnx import TensorProto, helper
 
 import monograph
+from monograph import calls
 from monograph.errors import ConfigError, ExecutionError, FeedError
 from monograph.runtime.counts import DATA_DECIDE
 from monograph.session import Session
@@ -100,6 +102,29 @@ def test_runs_come_one_after_the_other(load: Load, monkeypatch: pytest.MonkeyPat
     assert all(r.done() for r in runs)
     assert runs[0].result()[0] is y
     assert runs[2].result()[1].tolist() == [[2, 2, 2]] * 2
+
+
+def test_threads_that_begin_at_once_share_a_worker(
+    load: Load, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two workers would make runs of one session at the same time, over the same memory."""
+    made = []
+    both = threading.Barrier(2)
+
+    class Slow(calls.Worker):
+        def __init__(self) -> None:
+            if threading.current_thread() is not threading.main_thread():
+                both.wait(60)
+            made.append(self)
+            super().__init__()
+
+    monkeypatch.setattr(calls, "Worker", Slow)
+    session = load()
+    with ThreadPoolExecutor(2) as threads:
+        runs = list(threads.map(session.run_async, [feeds(), feeds()]))
+    for pending in runs:
+        assert pending.result()[0].tolist() == [[1, 2, 3]] * 2
+    assert len(made) == 1
 
 
 def test_outputs_stay_while_later_runs_go_on(load: Load) -> None:

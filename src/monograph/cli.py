@@ -58,6 +58,9 @@ from monograph.errors import ConfigError
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from monograph.pipeline import PassOptions
+    from monograph.report.execute import Request
+
 # What typer calls its base class of usage errors depends on its version.
 _UsageError = cast("type[Exception]", typer.BadParameter.__mro__[1])
 
@@ -223,31 +226,37 @@ def explain(
     monograph explain model.onnx -p fold_constants{budget=0} --disable batch_towers --json
     """
     with reporting(as_json, debug):
-        from monograph.ir import print_graph
-        from monograph.report import explain_tables
-        from monograph.report.explain import check_names, explain_model
-
         request = make_request(model, target, dim, None, inputs, 0)
-        options = pass_options_from(pass_options, disable)
-        check_names(options, rule, after)
-        launches = rule is None and after is None
-        found = explain_model(request, options, note, launches=launches)
-        if after is not None:
-            text = print_graph(found.graph_after(after), stable=True)
-            print(json.dumps({"ok": True, "after": after, "graph": text}) if as_json else text)
-        elif rule is not None:
-            records = found.rules_of(rule)
-            show(
-                as_json,
-                explain_tables.rules_json(rule, records),
-                lambda out: explain_tables.show_rules(out, records),
-            )
-        else:
-            show(
-                as_json,
-                explain_tables.explanation_json(str(model), found),
-                lambda out: explain_tables.show_explanation(out, str(model), found),
-            )
+        _explain(request, pass_options_from(pass_options, disable), rule, after, as_json)
+
+
+def _explain(
+    request: Request, options: PassOptions, rule: str | None, after: str | None, as_json: bool
+) -> None:
+    from monograph.ir import print_graph
+    from monograph.report import explain_tables
+    from monograph.report.explain import check_names, explain_model
+
+    check_names(options, rule, after)
+    launches = rule is None and after is None
+    found = explain_model(request, options, note, launches=launches)
+    if after is not None:
+        text = print_graph(found.graph_after(after), stable=True)
+        print(json.dumps({"ok": True, "after": after, "graph": text}) if as_json else text)
+    elif rule is not None:
+        records = found.rules_of(rule)
+        show(
+            as_json,
+            explain_tables.rules_json(rule, records),
+            lambda out: explain_tables.show_rules(out, records),
+        )
+    else:
+        path = str(request.model)
+        show(
+            as_json,
+            explain_tables.explanation_json(path, found),
+            lambda out: explain_tables.show_explanation(out, path, found),
+        )
 
 
 @app.command()

@@ -85,44 +85,50 @@ def generate(
     monograph generate llama/ --tokens 1,2,3 --temperature 0.8 --top-p 0.9 --seed 7 --json
     """
     with reporting(as_json, debug):
-        from monograph.report.decode import decoding_lines, measured
-
         given = _given(prompt, tokens)
         options: dict[str, Any] = {
-            "threads": threads,
-            "precision": precision,
-            "tf32": tf32,
-            "tune": tune,
-        }
-        made = _open(decoder, target, max_length, capture=capture, **options)
+            "threads": threads, "precision": precision, "tf32": tf32,
+            "tune": tune, "capture": capture,
+        }  # fmt: skip
+        made = _open(decoder, target, max_length, **options)
         wishes: dict[str, Any] = {
             "temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed,
             "repetition_penalty": repetition_penalty, "one_launch": one_launch,
         }  # fmt: skip
         if stop:
             wishes["stop"] = [int(s) if s.isdecimal() else s for s in stop]
-        ids = made.tokenizer.encode(given) if isinstance(given, str) else given
-        made.warm_up(len(ids), **wishes)
-        pieces = []
-        try:
-            for piece in made.stream(given, max_new_tokens, **wishes):
-                pieces.append(piece)
-                if not as_json:
-                    print(piece, end="" if prompt is not None else " ", flush=True)
-        finally:
-            if pieces and not as_json:
-                print()
-        sequence = made.get_sequence(0).tolist()
-        length = made.prompt_length
-        found = measured(made, length, len(sequence) - length)
-        result = {"tokens": sequence[length:]}
-        if prompt is not None:
-            result["text"] = "".join(pieces)
-        if as_json:
-            show(True, result | found.as_json(), lambda _: None)
-            return
+        _generate(made, given, max_new_tokens, wishes, as_json)
+
+
+def _generate(
+    made: Generator, given: str | list[int], most: int, wishes: dict[str, Any], as_json: bool
+) -> None:
+    """Prints what comes as it comes, and figures behind it; with `as_json` all at the end."""
+    from monograph.report.decode import decoding_lines, measured
+
+    is_text = isinstance(given, str)
+    ids = made.tokenizer.encode(given) if isinstance(given, str) else given
+    made.warm_up(len(ids), **wishes)
+    pieces = []
+    try:
+        for piece in made.stream(given, most, **wishes):
+            pieces.append(piece)
+            if not as_json:
+                print(piece, end="" if is_text else " ", flush=True)
+    finally:
+        if pieces and not as_json:
+            print()
+    sequence = made.get_sequence(0).tolist()
+    length = made.prompt_length
+    found = measured(made, length, len(sequence) - length)
+    if not as_json:
         for line in decoding_lines(found):
             print(line, file=sys.stderr)
+        return
+    result = {"tokens": sequence[length:]}
+    if is_text:
+        result["text"] = "".join(pieces)
+    show(True, result | found.as_json(), lambda _: None)
 
 
 def bench_folder(

@@ -91,17 +91,30 @@ def profile(
         request = make_request(model, target, dim, input_, inputs, seed, **gpu)
         if target.partition(":")[0] == "gpu":
             _on_gpu(request, target, top, trace, runs, warm_ups, as_json)
-            return
-        if target != "cpu":
+        elif target == "cpu":
+            _on_cpu(request, threads, top, trace, runs, warm_ups, as_json)
+        else:
             raise ConfigError("only compiled code is profiled", expected="cpu | gpu", given=target)
-        from monograph.report.profile import profile_json, profile_model, show_profile
-        from monograph.report.trace import write_trace
 
-        found = profile_model(request, note, runs=runs, warm_ups=warm_ups, threads=threads)
-        if trace is not None:
-            write_trace(trace, str(model), found)
-            note(f"wrote {trace}: open it in https://ui.perfetto.dev")
-        show(as_json, profile_json(str(model), found), lambda out: show_profile(out, found, top))
+
+def _on_cpu(
+    request: Request,
+    threads: int | None,
+    top: int,
+    trace: Path | None,
+    runs: int,
+    warm_ups: int,
+    as_json: bool,
+) -> None:
+    from monograph.report.profile import profile_json, profile_model, show_profile
+    from monograph.report.trace import write_trace
+
+    path = str(request.model)
+    found = profile_model(request, note, runs=runs, warm_ups=warm_ups, threads=threads)
+    if trace is not None:
+        write_trace(trace, path, found)
+        note(f"wrote {trace}: open it in https://ui.perfetto.dev")
+    show(as_json, profile_json(path, found), lambda out: show_profile(out, found, top))
 
 
 def _on_gpu(

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, NamedTuple
 
 import typer
 
@@ -98,39 +97,36 @@ def verify(
     monograph verify model.onnx --target gpu --replay
     """
     with reporting(as_json, debug):
-        from monograph.report import tables
-        from monograph.report.execute import verify_model
-
         gpu = {"precision": precision, "tf32": tf32, "tune": tune_, "capture": capture}
         request = make_request(model, target, dim, input_, inputs, seed, **gpu)
+        how = _How(against, rtol, atol, any_order or [], only or [])
         if bisect:
-            _refuse_with_bisect(
-                against, only, rtol, atol, per_step or replay or None, *gpu.values()
-            )
-            options = pass_options_from(pass_options, disable)
-            _bisect(model, request, options, any_order or [], as_json)
-            return
-        if pass_options or disable:
+            _refuse_with_bisect(how, per_step or replay or None, *gpu.values())
+            _bisect(request, pass_options_from(pass_options, disable), how, as_json)
+        elif pass_options or disable:
             raise ConfigError("-p and --disable are for passes", hint="add --bisect")
-        if replay:
-            _refuse_with_replay(against, only, rtol, atol, any_order, per_step or None)
-            _replay(model, request, as_json)
-            return
-        if per_step:
-            _per_step(model, request, against, (rtol, atol, any_order or (), only or ()), as_json)
-            return
-        result = verify_model(request, against, note, rtol, atol, any_order or (), only or ())
-        show(
-            as_json,
-            tables.verification_json(str(model), result),
-            lambda out: tables.show_verification(out, result),
-        )
-        if not result.ok:
-            raise typer.Exit(CHECK_FAILED)
+        elif replay:
+            _refuse_with_replay(how, per_step or None)
+            _replay(request, as_json)
+        elif per_step:
+            _per_step(request, how, as_json)
+        else:
+            _compare(request, how, as_json)
 
 
-def _refuse_with_bisect(*others: object) -> None:
-    if any(given not in (None, "", []) for given in others):
+class _How(NamedTuple):
+    """What outputs are held to, as far as the command line says so."""
+
+    against: str | None
+    rtol: float | None
+    atol: float | None
+    any_order: list[str]
+    only: list[str]
+
+
+def _refuse_with_bisect(how: _How, *others: object) -> None:
+    given = (how.against, how.only, how.rtol, how.atol, *others)
+    if any(x not in (None, "", []) for x in given):
         raise ConfigError(
             "--bisect compares passes with the reference, within derived tolerances",
             hint="leave out --against, --only, --rtol, --atol, --per-step, --replay, --precision,"
@@ -138,50 +134,60 @@ def _refuse_with_bisect(*others: object) -> None:
         )
 
 
-def _refuse_with_replay(*others: object) -> None:
-    if any(given not in (None, "", []) for given in others):
+def _refuse_with_replay(how: _How, per_step: bool | None) -> None:
+    if any(x not in (None, "", []) for x in (*how, per_step)):
         raise ConfigError(
             "--replay compares all bits of a target's runs with each other",
             hint="leave out --against, --only, --rtol, --atol, --any-order and --per-step",
         )
 
 
-def _replay(model: Path, request: Request, as_json: bool) -> None:
+def _compare(request: Request, how: _How, as_json: bool) -> None:
+    from monograph.report import tables
+    from monograph.report.execute import verify_model
+
+    found = verify_model(request, how.against, note, *how[1:])
+    show(
+        as_json,
+        tables.verification_json(str(request.model), found),
+        lambda out: tables.show_verification(out, found),
+    )
+    if not found.ok:
+        raise typer.Exit(CHECK_FAILED)
+
+
+def _replay(request: Request, as_json: bool) -> None:
     from monograph.report.replay import replay_json, show_replay, verify_replay
 
     found = verify_replay(request, note)
-    show(as_json, replay_json(str(model), found), lambda out: show_replay(out, found))
+    show(as_json, replay_json(str(request.model), found), lambda out: show_replay(out, found))
     if not found.ok:
         raise typer.Exit(CHECK_FAILED)
 
 
-def _per_step(
-    model: Path, request: Request, against: str | None, options: tuple[Any, ...], as_json: bool
-) -> None:
+def _per_step(request: Request, how: _How, as_json: bool) -> None:
     from monograph.report.per_step import per_step_json, show_per_step, verify_steps
 
-    if against not in (None, "reference"):
+    if how.against not in (None, "reference"):
         raise ConfigError(
             "--per-step compares with the reference: nothing else has the same steps",
-            given=f"--against {against}",
+            given=f"--against {how.against}",
             hint="leave out --against",
         )
-    found = verify_steps(request, note, *options)
-    show(as_json, per_step_json(str(model), found), lambda out: show_per_step(out, found))
+    found = verify_steps(request, note, *how[1:])
+    show(as_json, per_step_json(str(request.model), found), lambda out: show_per_step(out, found))
     if not found.ok:
         raise typer.Exit(CHECK_FAILED)
 
 
-def _bisect(
-    model: Path, request: Request, options: PassOptions, any_order: list[str], as_json: bool
-) -> None:
+def _bisect(request: Request, options: PassOptions, how: _How, as_json: bool) -> None:
     from monograph.report import explain_tables
     from monograph.report.explain import bisect_model
 
-    result = bisect_model(request, options, note, any_order)
+    result = bisect_model(request, options, note, how.any_order)
     show(
         as_json,
-        explain_tables.bisection_json(str(model), result),
+        explain_tables.bisection_json(str(request.model), result),
         lambda out: explain_tables.show_bisection(out, result),
     )
     if result.fault is not None:

@@ -98,7 +98,7 @@ def counter(driver: FakeDriver) -> Running:
     return running(driver, [slot("x"), slot("past")], outputs, works)
 
 
-def _below(words: list[int]) -> None:
+def below(words: list[int]) -> None:
     """Whether the first number is below a hundred."""
     ctypes.c_bool.from_address(words[1]).value = bool(numbers(words[0], SIZE)[0] < 100)
 
@@ -116,10 +116,10 @@ def loop(driver: FakeDriver) -> Running:
     nest = Nest(REPEAT, (2,))
     works = [
         (FakeRecord(driver, "copy", _copy, 2), [port("input:x"), arena()]),
-        (FakeRecord(driver, "below", _below, 2), [arena(), flag()]),
+        (FakeRecord(driver, "below", below, 2), [arena(), flag()]),
         (Controlled(nest), [flag()]),
         (FakeRecord(driver, "double", double, 2), [arena(), arena()]),
-        (FakeRecord(driver, "below", _below, 2), [arena(), flag()]),
+        (FakeRecord(driver, "below", below, 2), [arena(), flag()]),
         (FakeRecord(driver, "copy", _copy, 2), [arena(), port("output:y")]),
     ]
     nests = (Nest(), Nest(), nest, Nest(), Nest(), Nest())
@@ -130,7 +130,7 @@ def branch(driver: FakeDriver) -> Running:
     """y = 2 x if its first number is below a hundred, else x + 1; the branch uses the ports."""
     nest = Nest(BRANCH, (1, 1))
     works = [
-        (FakeRecord(driver, "below", _below, 2), [port("input:x"), flag()]),
+        (FakeRecord(driver, "below", below, 2), [port("input:x"), flag()]),
         (Controlled(nest), [flag()]),
         (FakeRecord(driver, "double", double, 2), [port("input:x"), port("output:y")]),
         (FakeRecord(driver, "plus", plus_one, 2), [port("input:x"), port("output:y")]),

@@ -10,6 +10,7 @@ import pytest
 
 from monograph.ir import dtype
 from monograph.runtime.gpu import hosted, slabs, ways
+from monograph.runtime.gpu.graphs import GraphError
 from monograph.runtime.gpu.replay import Replay
 from monograph.runtime.gpu.running import GpuLayout, Running, Slot
 from monograph.runtime.gpu.tuning import TuningCache
@@ -193,6 +194,46 @@ def test_a_way_that_fails_is_a_failed_capture(monkeypatch: pytest.MonkeyPatch) -
     assert not driver.leaks().get("graph")
     np.testing.assert_array_equal(replay.run({"x": some()}), expected(some()))
     assert replay.stats["captures"] == 1
+
+
+def test_trials_that_fail_leave_no_fault_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The run is made without a graph then, and what its trials noted is not its fault."""
+
+    def broken(runs: Mapping[Way, Callable[[], None]]) -> dict[Way, float]:
+        time_all(runs)
+        raise GraphError("the clock stands still")
+
+    monkeypatch.setattr(hosted, "time_all", broken)
+    monkeypatch.setattr(hosted.np, "zeros", lambda *about: -np.ones(*about))
+    replay, driver = replayed(Measured(TuningCache(None), "here"), faulty)
+    (y,) = replay.run({"x": np.ones(SIZE, np.float32)})
+    assert y.tolist() == [2] * SIZE
+    assert replay.stats["fallbacks"] == {"the clock stands still": 1}
+    assert not driver.leaks().get("graph")
+
+
+@pytest.mark.parametrize("asked_again", [True, False])
+def test_an_interrupted_run_keeps_its_slab(asked_again: bool) -> None:
+    """It has not ended: whoever took the slab would write over inputs that are still read."""
+    replay, driver = replayed(Measured(TuningCache(None), "here"))
+    replay.run({"x": some()})
+    driver.lazy = True
+    first = replay.run_async({"x": some(1)})
+
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    driver.hooks["finish"] = interrupt
+    with pytest.raises(KeyboardInterrupt):
+        first.result()
+    del driver.hooks["finish"]
+    # As many as there are slabs: the last one waits for the first run.
+    later = [replay.run_async({"x": some(seed)}) for seed in range(2, 2 + slabs.RING)]
+    if asked_again:
+        np.testing.assert_array_equal(first.result(), expected(some(1)))
+    for seed, pending in enumerate(later, 2):
+        np.testing.assert_array_equal(pending.result(), expected(some(seed)))
+    np.testing.assert_array_equal(first.result(), expected(some(1)))
 
 
 def test_strided_inputs_go_ahead_whole(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from monograph.errors import ExecutionError, FeedError
+from monograph.runtime.gpu.control import BRANCH, Controlled, Nest
 from monograph.runtime.gpu.executable import GpuExecutable, compile_for_gpu
 from monograph.runtime.gpu.graphs import GraphError
 from monograph.runtime.gpu.replay import Replay
@@ -30,10 +31,12 @@ from tests.gpu.replay_models import (
     SIZE,
     Default,
     arena,
+    below,
     branch,
     counter,
     double,
     expected,
+    flag,
     kept,
     loop,
     plus_one,
@@ -42,6 +45,7 @@ from tests.gpu.replay_models import (
     running,
     slot,
     three_towers,
+    total,
 )
 
 
@@ -312,6 +316,36 @@ def test_a_branch_that_uses_ports_stages_them() -> None:
     reason = "a branch or a loop uses it"
     assert replay.stats["staged"] == {f"x: {reason}": 3, f"y: {reason}": 3}
     assert replay.stats["captures"] == 1
+
+
+def test_state_that_a_branch_writes_is_staged_with_its_partner() -> None:
+    """Input and output of a state are one memory: neither goes where the other does not."""
+
+    def stateful(driver: FakeDriver) -> Running:
+        """present = past + x, y = 10 * present, in either side of a branch."""
+        nest = Nest(BRANCH, (1, 1))
+        places = [port("input:x"), port("output:present"), port("output:y")]
+        works = [
+            (FakeRecord(driver, "below", below, 2), [port("input:x"), flag()]),
+            (Controlled(nest), [flag()]),
+            (FakeRecord(driver, "total", total, 3), places),
+            (FakeRecord(driver, "total", total, 3), places),
+        ]
+        outputs = [slot("present", over="past"), slot("y")]
+        nests = (Nest(), nest, Nest(), Nest())
+        return running(driver, [slot("x"), slot("past")], outputs, works, nests)
+
+    replay, _ = replayed(stateful)
+    state = torch.zeros(SIZE)
+    for turn in range(1, 4):
+        x = torch.ones(SIZE)
+        present, y = replay.run({"x": x, "past": state}, {"present": state})
+        assert present is state
+        assert state.tolist() == [turn] * SIZE
+        assert y.tolist() == [10 * turn] * SIZE
+    staged = replay.stats["staged"]
+    assert staged["past: what shares its memory is staged"] == 3
+    assert staged["present: a branch or a loop uses it"] == 3
 
 
 @pytest.mark.parametrize("make", [loop, branch])

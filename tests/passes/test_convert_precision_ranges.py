@@ -36,7 +36,7 @@ from monograph.ops.shape import Concat, Reshape
 from monograph.passes import precision_plan
 from monograph.passes.base import Environment, run_pass
 from monograph.passes.bounds import find_bounds
-from monograph.passes.convert_precision import ConvertPrecision, precision_report
+from monograph.passes.convert_precision import ConvertPrecision
 from monograph.passes.precision_plan import MISFIT
 from monograph.passes.precision_rules import Magnitude, range_reason
 from monograph.passes.rehearsal import TURNS, WORK, Rehearsal
@@ -240,7 +240,6 @@ def test_the_trace_says_what_stays_and_why() -> None:
     run_pass(ConvertPrecision("f16"), before, environment)
     reasons = {m.origin: m.reason for m in environment.trace.nearest("convert_precision")}
     assert reasons["top_3"].startswith("dot: its numbers grow too large (expected at most 4094")
-    assert "1 x dot: its numbers grow too large" in str(precision_report(before, "f16"))
 
 
 def test_the_trace_lists_all_that_stays() -> None:

@@ -7,7 +7,6 @@ users; so no cast of a cast arises.
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass, replace
 
 import ml_dtypes
@@ -45,32 +44,6 @@ from monograph.passes.precision_plan import (
     plan_precision,
 )
 from monograph.passes.precision_rules import GROWS, TOO_LARGE, is_f32
-
-
-@dataclass(frozen=True)
-class Kept:
-    """A value that stays in f32."""
-
-    op: str
-    origin: str
-    type: str
-    reason: str
-
-
-@dataclass(frozen=True)
-class PrecisionReport:
-    """What a conversion converts and what it keeps, sub-graphs included."""
-
-    to: str
-    converted: int
-    kept: tuple[Kept, ...]
-
-    def __str__(self) -> str:
-        """A line for each op and reason, whatever the numbers in it, the most frequent first."""
-        counts = Counter((k.op, k.reason.partition(" (expected")[0]) for k in self.kept)
-        lines = [f"{self.converted} values in {self.to}, {len(self.kept)} kept in f32"]
-        lines += [f"  {n} x {op}: {reason}" for (op, reason), n in counts.most_common()]
-        return "\n".join(lines)
 
 
 @dataclass(frozen=True)
@@ -128,28 +101,6 @@ class ConvertPrecision(Pass):
                 f"{value.op.name} in {to}",
             )
         return _Builder(graph, to, edges, set(narrow), _large(graph, reasons)).run()
-
-
-def precision_report(graph: Graph, to: str, edges: str = KEEP) -> PrecisionReport:
-    """What a conversion of this graph would convert, and keep."""
-    target = dtype(to)
-    reports: list[tuple[int, list[Kept]]] = []
-
-    def note(g: Graph, borders: str) -> Graph:
-        reasons = plan_precision(g, target, borders, sizes.of(g))
-        kept = [
-            Kept(v.op.name, g.origin(v) or "", str(v.type), reason) for v, reason in reasons.items()
-        ]
-        narrow = sum(converts(v) and v not in reasons for v in g.values)
-        reports.append((narrow, kept))
-        return g
-
-    if _find_f64(graph) is None:
-        sizes = Magnitudes(graph, target)
-        map_subgraphs(graph, lambda g: note(g, KEEP))
-        note(graph, edges)
-    total = sum(count for count, _ in reports)
-    return PrecisionReport(to, total, tuple(k for _, kept in reports for k in kept))
 
 
 def _find_f64(graph: Graph) -> Value | None:

@@ -1,4 +1,6 @@
-"""Proves that work in lanes does not race: of two uses of one memory, one surely ends first.
+"""Finds work in lanes that may race: of two uses of one memory, one has to end surely first.
+
+Only tests call this, on the programs that they compile; no compilation waits for it.
 
 It starts from what is launched (lanes, what each piece of work waits for, where its arguments lie)
 and shares nothing with what made that: neither the schedule's order nor the plan of the arena.

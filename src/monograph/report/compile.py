@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console
 
 from monograph.errors import ConfigError
-from monograph.report.execute import Notes, Request
+from monograph.report.execute import Notes, Request, about_sizes
 from monograph.report.tables import count_text
 from monograph.runtime.source import is_package
 
@@ -56,17 +56,11 @@ def compile_model(request: Request, output: Path, note: Notes, **options: Any) -
     if not output.parent.is_dir():
         # Said before minutes of compilation, not after.
         raise ConfigError("there is no such directory to write to", given=str(output.parent))
-
-    def about_sizes(line: str) -> None:
-        # That the inputs are random is nothing to a command that computes nothing.
-        if not line.startswith("random inputs"):
-            note(line)
-
     started = time.perf_counter()
     session = request.load(**options)
     if session.config.target == "reference":
         raise ConfigError("the reference has no code to keep", expected="cpu | gpu")
-    feeds = request.inputs(session, about_sizes).feeds
+    feeds = request.inputs(session, about_sizes(note)).feeds
     executable = session.executable(feeds)
     session.save(output)
     return Compiled(

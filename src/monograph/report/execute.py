@@ -34,6 +34,8 @@ from monograph.session import Session, load
 
 Notes = Callable[[str], None]
 """Takes a line that the user should know of."""
+RANDOM = "random inputs"
+"""How the note begins that says which inputs were made up."""
 
 REFERENCE, ONNXRUNTIME = "reference", "onnxruntime"
 SIDES = (REFERENCE, ONNXRUNTIME)
@@ -76,7 +78,7 @@ class Request:
         packaged = session.packaged_sizes
         made = make_inputs(session.inputs, given, self.seed, possible=packaged)
         if made.random:
-            note(f"random inputs (seed {self.seed}): {', '.join(made.random)}")
+            note(f"{RANDOM} (seed {self.seed}): {', '.join(made.random)}")
         if made.assumed:
             listed = ", ".join(f"{k}={v}" for k, v in made.assumed.items())
             advice = "; change them with --dim NAME=SIZE"
@@ -121,6 +123,16 @@ class VerifyResult:
     @property
     def ok(self) -> bool:
         return all(d.ok for d in self.differences) and not self.absent
+
+
+def about_sizes(note: Notes) -> Notes:
+    """Passes notes on, but not that inputs are random: for commands that show no outputs."""
+
+    def chosen(line: str) -> None:
+        if not line.startswith(RANDOM):
+            note(line)
+
+    return chosen
 
 
 def run_model(request: Request, note: Notes, repeat: int = 1) -> RunResult:

@@ -12,7 +12,7 @@ from monograph.errors import ConfigError, MonographError, did_you_mean
 from monograph.ir import Graph
 from monograph.passes.base import Environment, Pass, RulePass
 from monograph.pipeline import PassOptions, chosen_passes, optimise
-from monograph.report.execute import Notes, Request
+from monograph.report.execute import Notes, Request, about_sizes
 from monograph.report.regions import Launching, launching_of
 from monograph.rewrite import CPU_COST, GPU_COST, CostModel, Fired, Missed, Trace
 from monograph.runtime.bisect import Numbers, PassError
@@ -136,13 +136,7 @@ def explain_model(
     launches: tells too how what comes out is launched, which takes a while for large models.
     """
     target, cost = cost_of(request.target)
-
-    def about_sizes(line: str) -> None:
-        # That the inputs are random is nothing to a command that computes nothing.
-        if not line.startswith("random inputs"):
-            note(line)
-
-    graph, _ = _bound(request, about_sizes)
+    graph, _ = _bound(request, about_sizes(note))
     found = explain_graph(graph, target, cost, options)
     if not launches:
         return found

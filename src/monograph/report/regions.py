@@ -20,7 +20,7 @@ from monograph.program.parts import in_parts
 from monograph.program.program import Program, Step, lower
 from monograph.program.regions import GraphStep, HostStep, SplitAtHost, kind_of, summary
 from monograph.program.stages import Cut, cut, settled
-from monograph.report.execute import Notes, Request
+from monograph.report.execute import Notes, Request, about_sizes
 from monograph.report.tables import table
 
 if TYPE_CHECKING:
@@ -60,13 +60,8 @@ class Launching:
 def launching_of_model(request: Request, note: Notes) -> Launching:
     """How a model is launched on the request's target, for the sizes of its inputs."""
     config = make_config(target=request.target, **request.options)
-
-    def about_sizes(line: str) -> None:
-        if not line.startswith("random inputs"):  # nothing is computed with them
-            note(line)
-
     session = replace(request, target="reference", options={}).load()
-    feeds = request.inputs(session, about_sizes).feeds
+    feeds = request.inputs(session, about_sizes(note)).feeds
     return launching_of(optimise_for(config, session.bound_graph(feeds)), config.target)
 
 

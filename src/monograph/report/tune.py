@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from monograph.errors import ConfigError
-from monograph.report.execute import Notes, Request
+from monograph.report.execute import Notes, Request, about_sizes
 from monograph.report.tables import table
 from monograph.runtime.progress import READY
 
@@ -77,17 +77,11 @@ class Tuned:
 
 def tune_model(request: Request, note: Notes, quiet: bool = False) -> Tuned:
     """Measures what is not known of a model's kernels yet."""
-
-    def about_sizes(line: str) -> None:
-        # That the inputs are random is nothing to a command that returns no outputs.
-        if not line.startswith("random inputs"):
-            note(line)
-
     _check(request)
     started = time.perf_counter()
     with TuneBar(quiet) as bar:
         session = replace(request, progress=bar).load()
-        feeds = request.inputs(session, about_sizes).feeds
+        feeds = request.inputs(session, about_sizes(note)).feeds
         session.run(feeds)  # also what data decide the sizes of
     from monograph.runtime.gpu.target import GpuSide, parts_of
     from monograph.runtime.gpu.tune import problem_key

@@ -10,7 +10,7 @@ import json
 import logging
 from collections.abc import Iterable, Mapping
 from importlib.metadata import version
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -31,16 +31,6 @@ _BROKEN = (MonographError, ValueError, KeyError, TypeError)
 Shapes: TypeAlias = Mapping[str, tuple[int, ...]]
 
 
-class Store(Protocol):
-    """Where compiled programs of one model lie."""
-
-    def signature(self) -> Signature | None:
-        """What the model takes and gives, if that is known."""
-
-    def find(self, shapes: Shapes) -> Artefact | None:
-        """The program that was compiled for inputs of these shapes, if any."""
-
-
 class CacheStore:
     """The compiled programs of one model, with one set of options, in a cache on disk."""
 
@@ -58,6 +48,7 @@ class CacheStore:
         """The files beside the model; None before it is known which."""
 
     def signature(self) -> Signature | None:
+        """What the model takes and gives, if that is known."""
         key = self._key()
         parts = self._cache.get(key)
         if parts is None:
@@ -101,6 +92,7 @@ class CacheStore:
         self._cache.put(self._key(), {_MANIFEST: json.dumps(manifest).encode()})
 
     def find(self, shapes: Shapes) -> Artefact | None:
+        """The program that was compiled for inputs of these shapes, if any."""
         if self._beside is None:
             return None
         key = self._key(shapes=_text(shapes), beside=json.dumps(self._beside.digests))

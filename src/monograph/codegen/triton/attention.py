@@ -9,9 +9,10 @@ from __future__ import annotations
 import math
 
 from monograph.codegen.triton.dot import BUSY
-from monograph.codegen.triton.flash import Config, Flash, Heads, heads_of, power
+from monograph.codegen.triton.flash import Config, Flash, Heads, heads_of
 from monograph.codegen.triton.kernel import Candidate, GpuContext, Launch, Scratch, Work
 from monograph.codegen.triton.library_attention import attentions
+from monograph.codegen.triton.sizes import power
 from monograph.ir import DType, Value
 from monograph.ir.dtype import f32
 from monograph.ops.attention import SINKS, Attention

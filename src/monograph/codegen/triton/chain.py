@@ -17,6 +17,7 @@ from monograph.codegen.triton.kernel import Candidate, GpuContext, Launch
 from monograph.codegen.triton.last import Parts, join_parts
 from monograph.codegen.triton.product import Operands, Shape, sizes
 from monograph.codegen.triton.scalar import register_type
+from monograph.codegen.triton.sizes import power
 from monograph.codegen.triton.tile import Tile, accumulator
 from monograph.ir import Value
 from monograph.ops.scalar import Scalar
@@ -126,7 +127,7 @@ def candidates(
             Candidate(f"chained {c}", lambda c=c: (_tiles(_Chain(context, first), c, multiply),))  # type: ignore[misc]
             for c in kept
         ]
-    depth = min(1024, 1 << max(shape.k - 1, 0).bit_length())
+    depth = min(1024, power(shape.k))
     rows = _of_few_parts(shape, [r for r in ROWS if r[0] * depth <= MOST], lambda r: r[0])
     return [
         Candidate(

@@ -6,6 +6,7 @@ from monograph.codegen.llvm.ngrams import gram_tables
 from monograph.codegen.triton.each import each
 from monograph.codegen.triton.kernel import Candidate, GpuContext, KernelWriter, Launch, single
 from monograph.codegen.triton.reading import read, register, table
+from monograph.codegen.triton.sizes import power
 from monograph.codegen.triton.tile import Tile, tile
 from monograph.ir import Value
 from monograph.ir.dtype import f64, i64
@@ -39,7 +40,7 @@ def _coupled(context: GpuContext) -> Launch:
     t, w, x = tile(k), k.w, anchor.inputs[0]
     rows, classes = t.shape
     row, s = k.program_id(), t.elements.scalars
-    lane = w.let(f"tl.arange(0, {1 << max(classes - 1, 0).bit_length()})", "j")
+    lane = w.let(f"tl.arange(0, {power(classes)})", "j")
     mask = w.let(f"{lane} < {classes}", "m")
     t.axis(0, row)
     t.axis(1, lane, mask)

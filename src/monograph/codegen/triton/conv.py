@@ -26,6 +26,7 @@ from monograph.codegen.triton.kernel import (
 )
 from monograph.codegen.triton.library_conv import convolutions
 from monograph.codegen.triton.scalar import register_type
+from monograph.codegen.triton.sizes import power
 from monograph.codegen.triton.tile import Tile, accumulator, finish_from, tile
 from monograph.codegen.triton.windows import (
     Reader,
@@ -74,10 +75,6 @@ def candidates(context: GpuContext) -> list[Candidate]:
     return [*found[:2], *convolutions(context), *found[2:]]
 
 
-def _power(n: int) -> int:
-    return 1 << max(n - 1, 0).bit_length()
-
-
 def _configs(g: Window, dtype: DType) -> list[Config]:
     """Tiles worth trying, the most promising first."""
     shape = Shape(g.groups, g.rows, g.columns, g.depth)
@@ -93,7 +90,7 @@ def _configs(g: Window, dtype: DType) -> list[Config]:
 
 
 def _channel_configs(g: Window) -> list[Config]:
-    across = min(_power(g.groups), 128)
+    across = min(power(g.groups), 128)
     found = [
         Config(m, n, 1, warps, 1)
         for n in dict.fromkeys((min(64, across), across, min(32, across)))

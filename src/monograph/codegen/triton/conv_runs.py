@@ -11,6 +11,7 @@ import numpy as np
 from monograph.codegen.triton.dot import Config, Shape, guess, multiply, tiles
 from monograph.codegen.triton.kernel import Candidate, GpuContext, KernelWriter, Launch, Packed
 from monograph.codegen.triton.scalar import register_type
+from monograph.codegen.triton.sizes import power
 from monograph.codegen.triton.tile import Tile, accumulator, tile
 from monograph.codegen.triton.windows import Window
 from monograph.ir import Array, Value, known
@@ -34,17 +35,13 @@ def candidates(context: GpuContext, anchor: Value, g: Window) -> list[Candidate]
     """Kernels for runs, the most promising first."""
     run = g.kernel[1] * g.channels
     dtype = anchor.inputs[0].dtype
-    fitting = [c for c in tiles(g.rows, g.columns, run, dtype) if c.k <= max(32, _power(run))]
+    fitting = [c for c in tiles(g.rows, g.columns, run, dtype) if c.k <= max(32, power(run))]
     shape = Shape(1, g.rows, g.columns, g.kernel[0] * run)
     ordered = sorted(fitting, key=lambda c: guess(shape, c, dtype) * -(-run // c.k) * c.k / run)
     return [
         Candidate(f"runs {c}", lambda c=c: (_kernel(context, anchor, g, c),))  # type: ignore[misc]
         for c in ordered
     ]
-
-
-def _power(n: int) -> int:
-    return 1 << max(n - 1, 0).bit_length()
 
 
 def _packed(weights: Array, g: Window, k: int) -> Array:

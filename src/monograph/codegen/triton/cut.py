@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from monograph.codegen.triton.sizes import power
+
 BUSY = 132 * 2
 """Programs that keep a large device busy; fewer of them, and long rows are worth cutting."""
 MOST = 1 << 14
@@ -137,8 +139,3 @@ def guess(field: Field, cut: Cut) -> float:
     broken = 1.5 if field.lane and cut.rows * field.itemsize < 2 * PIECE else 1.0
     work = 1.0 + trips * (0.4 + 0.06 * each * held) * broken
     return rounds * work + (2.5 if cut.split > 1 else 0.0)
-
-
-def power(n: int) -> int:
-    """The least power of two that is not below a size."""
-    return 1 << max(n - 1, 0).bit_length()

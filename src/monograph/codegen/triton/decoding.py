@@ -25,10 +25,11 @@ from monograph.codegen.llvm import types
 from monograph.codegen.llvm.builder import Reg
 from monograph.codegen.triton.dot import BUSY
 from monograph.codegen.triton.elements import Elements
-from monograph.codegen.triton.flash import Config, Flash, heads_of, power
+from monograph.codegen.triton.flash import Config, Flash, heads_of
 from monograph.codegen.triton.kernel import Candidate, Fault, GpuContext, Launch, Scratch, Work
 from monograph.codegen.triton.reading import write
 from monograph.codegen.triton.rope import element, turn
+from monograph.codegen.triton.sizes import power
 from monograph.ir import Constant, Input, Item, Value
 from monograph.ir.dtype import f32, i32, i64
 from monograph.ops.attention import Rope
@@ -41,6 +42,8 @@ from monograph.program.place import INPUT
 
 ROWS = 16
 """Rows of a tile: the fewest that a product of tiles has."""
+MOST_JOINED = 128
+"""Numbers of a thread that are put together at once: more do not fit in its registers."""
 PARTS = 64
 """Programs that one program joins the findings of, at most."""
 BARRIERS = ("gather", "pointwise")
@@ -332,46 +335,41 @@ class _Step(Flash):
                 w.line(f"tl.store({counter}, 0)")
 
     def _put_together(self, parts: _Parts) -> None:
+        """The heads' results from the parts of all programs, so many at once as there is room."""
+        rows, each = power(self.h.repeats), power(self.c.split) * self.width
+        while rows > 1 and rows * each > MOST_JOINED * 32 * self.c.warps:
+            rows //= 2
+        for first in range(0, self.h.rows, rows):
+            self._some_rows(parts, first, rows)
+
+    def _some_rows(self, parts: _Parts, first: int, rows: int) -> None:
+        """All is asked for before anything is computed: one way to memory and back."""
         k, w, h, c = self.k, self.w, self.h, self.c
         pointer, count = k.pointer(parts.sums), h.batch * h.groups * h.rows
         part = w.let(f"tl.arange(0, {power(c.split)})[:, None]", "pp")
-        row = w.let(f"tl.arange(0, {power(h.repeats)})[None, :]", "r")
+        number = w.let(f"{first} + tl.arange(0, {rows})", "r")
+        row = w.let(f"{number}[None, :]", "r")
         here = w.let(f"{part} * {count} + {k.program_id(1)} * {h.rows} + {row}", "i")
         mask = w.let(f"({part} < {self.active}) & ({row} < {h.rows})", "m")
+        across = w.let(f"tl.arange(0, {self.width})[None, None, :]", "e")
+        whole = w.let(f"{mask}[:, :, None] & ({across} < {h.width})", "m")
         rest = count * c.split * h.width
-        again = ', cache_modifier=".cg"'
-        top = w.let(
-            f"tl.load({pointer} + {rest} + {here}, mask={mask}, "
-            f'other=float("-inf"){again})', "top",
-        )  # fmt: skip
-        weight = w.let(
-            f"tl.load({pointer} + {rest + count * c.split} + {here}, mask={mask}, other=0{again})",
-            "x",
-        )
+
+        def load(where: str, inside: str, other: str) -> str:
+            options = f'mask={inside}, other={other}, cache_modifier=".cg"'
+            return w.let(f"tl.load({pointer} + {where}, {options})", "x")
+
+        top = load(f"{rest} + {here}", mask, 'float("-inf")')
+        weight = load(f"{rest + count * c.split} + {here}", mask, "0")
+        found = load(f"{here}[:, :, None] * {h.width} + {across}", whole, "0")
         most = w.let(f"tl.max({top}, 0)[None, :]", "most")
         safe = w.let(f'tl.where({most} == float("-inf"), 0, {most})')
         share = w.let(self.exp(w.let(f"{top} - {safe}")), "share")
         total = w.let(f"tl.sum({share} * {weight}, 0)", "x")
         scaled = w.let(f"{share} / tl.where({total} == 0, 1, {total})[None, :]", "share")
-        for number in range(h.rows):
-            self._row(pointer, number, w.let(f"{row} == {number}", "m"), scaled)
-
-    def _row(self, pointer: str, number: int, mine: str, shares: str) -> None:
-        """One head's result, from the parts of all programs."""
-        w, h, c = self.w, self.h, self.c
-        count = h.batch * h.groups * h.rows
-        share = w.let(f"tl.sum(tl.where({mine}, {shares}, 0.0), 1)[:, None]", "x")
-        part = w.let(f"tl.arange(0, {power(c.split)})[:, None]", "pp")
-        across = self._across(self.width)
-        mask = w.let(f"({part} < {self.active}) & ({across} < {h.width})", "m")
-        row = f"({part} * {count} + {self.k.program_id(1)} * {h.rows} + {number})"
-        found = w.let(
-            f"tl.load({pointer} + {row} * {h.width} + {across}, mask={mask}, other=0, "
-            'cache_modifier=".cg")', "x",
-        )  # fmt: skip
-        made = w.let(f"tl.sum({found} * {share}, 0)[None, :]", "x")
-        head = w.let(f"{self.group} * {h.repeats} + {number} + tl.arange(0, 1)", "h")
-        self._give(made, head, w.let(f"{head} >= 0", "m"))
+        made = w.let(f"tl.sum({found} * {scaled}[:, :, None], 0)", "x")
+        head = w.let(f"{self.group} * {h.repeats} + {number}", "h")
+        self._give(made, head, w.let(f"{number} < {h.rows}", "m"))
 
 
 def _leaves(values: Sequence[Value], context: GpuContext) -> tuple[Value, ...] | None:

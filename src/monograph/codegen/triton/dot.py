@@ -18,6 +18,7 @@ from monograph.codegen.triton.library import products
 from monograph.codegen.triton.product import FEW_ROWS, Operands, inner_norm, sizes
 from monograph.codegen.triton.product import Shape as Shape
 from monograph.codegen.triton.scalar import register_type
+from monograph.codegen.triton.sizes import power
 from monograph.codegen.triton.tile import Tile, accumulator, tile
 from monograph.ir import DType, Value
 from monograph.ir.dtype import bf16, f16, f32, i8
@@ -106,12 +107,12 @@ def tiles(rows: int, columns: int, depth: int, dtype: DType) -> list[Config]:
     found = []
     for m in (16, 32, 64, 128):
         for n in (16, 32, 64, 128, 256):
-            if m > max(16, _power(rows)) or n > max(16, _power(columns)):
+            if m > max(16, power(rows)) or n > max(16, power(columns)):
                 continue
             if m * n > 128 * (64 if wide else 256):
                 continue
             for k in (16, 32) if wide else (32, 64, 128):
-                if k <= max(32, _power(depth)):
+                if k <= max(32, power(depth)):
                     warps = 8 if m * n >= 128 * 128 else 4 if m * n >= 32 * 16 else 2
                     stages = 3 if (m + n) * k * dtype.itemsize <= 48 << 10 else 2
                     found.append(Config(m, n, k, warps, stages))
@@ -132,11 +133,6 @@ def guess(shape: Shape, c: Config, dtype: DType) -> float:
     moved = (c.m + c.n) * c.k * dtype.itemsize / 1e5
     partial = 1.5 + shape.batch * shape.m * shape.n * c.split * 4e-6 if c.split > 1 else 0
     return 1 + -(-programs // BUSY) * length * (wait + products + moved) + partial
-
-
-def _power(n: int) -> int:
-    """The least power of two that is not below a size."""
-    return 1 << max(n - 1, 0).bit_length()
 
 
 def _empty(context: GpuContext) -> Launch:

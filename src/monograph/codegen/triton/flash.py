@@ -15,6 +15,7 @@ from monograph.codegen.triton.dot import multiply
 from monograph.codegen.triton.elements import Axis
 from monograph.codegen.triton.kernel import GpuContext, KernelWriter, Launch, Scratch
 from monograph.codegen.triton.scalar import memory_type
+from monograph.codegen.triton.sizes import power
 from monograph.codegen.triton.tile import Tile, accumulator, tile
 from monograph.ir import Value
 from monograph.ir.dtype import BOOL, f64
@@ -62,11 +63,6 @@ def heads_of(operands: Sequence[Value]) -> Heads:
         v.tensor.static for v in operands[:3]
     )
     return Heads(batch, groups, heads // groups, queries, keys, size, width)
-
-
-def power(n: int) -> int:
-    """The next power of two."""
-    return 1 << max(n - 1, 0).bit_length()
 
 
 class Flash:

@@ -22,6 +22,7 @@ from monograph.codegen.triton.product import (
     root_mean_square,
 )
 from monograph.codegen.triton.scalar import register_type
+from monograph.codegen.triton.sizes import power
 from monograph.codegen.triton.tile import Tile, accumulator, tile
 from monograph.ir import Value, known
 from monograph.ir.dtype import bf16, f16
@@ -132,7 +133,7 @@ def _coded(p: Problem) -> list[Candidate]:
 
 
 def row_cuts(p: Problem) -> list[Cut]:
-    most, width = _power(p.shape.k), _power(p.width)
+    most, width = power(p.shape.k), power(p.width)
     each = p.shape.m * len(p.starts)
     fitting = [
         Cut(c.n, min(c.k, most), c.warps)
@@ -148,18 +149,13 @@ def _matrix_cuts(p: Problem) -> list[Cut]:
     scaled = p.norm is not None and len(p.norm.inputs) > 1
     if len(kinds) > 1 or not kinds <= {f16, bf16} or p.packed is None or scaled or p.shape.k < 16:
         return []
-    most = _power(p.shape.k)
+    most = power(p.shape.k)
     found = [
         Cut(c.n, min(c.k, most), c.warps)
         for c in MATRIX_CUTS
         if c.n <= max(16, p.width) and (MATRIX_ROWS + c.n * len(p.starts)) * c.k * 2 <= MATRIX_BYTES
     ]
     return list(dict.fromkeys(found))
-
-
-def _power(n: int) -> int:
-    """The least power of two that is not below a size."""
-    return 1 << max(n - 1, 0).bit_length()
 
 
 def mask(k: KernelWriter, text: str, size: int, block: int) -> str | None:

@@ -9,9 +9,10 @@ S becomes S + n d and Q becomes Q + 2 d S + n d^2.
 
 from __future__ import annotations
 
-from monograph.codegen.triton.cut import Cut, cuts, power
+from monograph.codegen.triton.cut import Cut, cuts
 from monograph.codegen.triton.kernel import Candidate, GpuContext, Launch, Scratch, Work
 from monograph.codegen.triton.rows import Block, Rows, field, scratch, wide
+from monograph.codegen.triton.sizes import power
 from monograph.codegen.triton.totals import SUM, total
 from monograph.ir import Value
 from monograph.ops.composite import LayerNorm, RmsNorm

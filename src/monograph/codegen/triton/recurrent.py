@@ -16,6 +16,7 @@ from monograph.codegen.triton.elements import INT32_MOST
 from monograph.codegen.triton.kernel import Candidate, GpuContext, KernelWriter, Work
 from monograph.codegen.triton.recurrent_steps import Config, Steps, lengths_fault
 from monograph.codegen.triton.recurrent_whole import Whole
+from monograph.codegen.triton.sizes import power
 from monograph.ir import Value
 from monograph.ir.dtype import f64
 from monograph.program.kinds import is_view
@@ -53,7 +54,7 @@ def candidates(context: GpuContext) -> list[Candidate]:
     if cell.op.time == 0:
         return [Candidate("copy", lambda: _nothing(context, cell))]
     whole, steps = _wholes(context, cell), _steps(context, cell)
-    weights = cell.gates * _power(cell.hidden) ** 2
+    weights = cell.gates * power(cell.hidden) ** 2
     alone = weights <= HELD and cell.op.time > 1
     return _alternating(whole, steps) if alone else _alternating(steps, whole)
 
@@ -63,10 +64,6 @@ def _alternating(first: list[Candidate], second: list[Candidate]) -> list[Candid
     pairs = [c for pair in zip(first, second, strict=False) for c in pair]
     shorter = min(len(first), len(second))
     return [*pairs, *first[shorter:], *second[shorter:]]
-
-
-def _power(n: int) -> int:
-    return 1 << max(n - 1, 0).bit_length()
 
 
 def _nothing(context: GpuContext, cell: Cell) -> tuple[Work, ...]:
@@ -82,7 +79,7 @@ def _nothing(context: GpuContext, cell: Cell) -> tuple[Work, ...]:
 
     def check(k: KernelWriter) -> None:
         assert cell.lengths is not None
-        every = k.w.let(f"tl.arange(0, {_power(cell.op.batch)})", "b")
+        every = k.w.let(f"tl.arange(0, {power(cell.op.batch)})", "b")
         (step,) = context.program.places.storage[cell.lengths].strides
         where = f"{k.pointer(cell.lengths)} + {every} * {step}"
         found = k.w.let(f"tl.load({where}, mask={every} < {cell.op.batch}, other=0)", "n")
@@ -93,7 +90,7 @@ def _nothing(context: GpuContext, cell: Cell) -> tuple[Work, ...]:
 
 def _wholes(context: GpuContext, cell: Cell) -> list[Candidate]:
     """One program for each element of the batch."""
-    units, rows = _power(cell.hidden), math.prod(cell.given.tensor.static)
+    units, rows = power(cell.hidden), math.prod(cell.given.tensor.static)
     if units > WIDEST or rows > INT32_MOST:
         return []
     pieces = [min(units, max(16, n // units)) for n in (4096, 8192, 2048)]
@@ -112,11 +109,11 @@ def _steps(context: GpuContext, cell: Cell) -> list[Candidate]:
     """A kernel for each step, or each half of one."""
     if cell.op.time * (1 + cell.early) > MAX_STEPS:
         return []
-    most = max(_power(cell.hidden), 16)
+    most = max(power(cell.hidden), 16)
     rows = [Config(1, n, k, w) for n, k, w in ROWS if k <= most] or [Config(1, 8, most, 4)]
     tiles = []
     if cell.op.batch > 4 and cell.dtype != f64:
-        m = min(max(16, _power(cell.op.batch)), 64)
+        m = min(max(16, power(cell.op.batch)), 64)
         tiles = [Config(m, n, k, w) for n, k, w in TILES if k <= max(most, 16)]
     rows.sort(key=lambda c: abs(math.log2(cell.op.batch * -(-cell.hidden // c.n) / PROCESSORS)))
     ordered = [*tiles, *rows] if cell.op.batch >= 16 else [*rows, *tiles]

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from monograph.codegen.triton.kernel import GpuContext, Launch, Scratch
 from monograph.codegen.triton.recurrent_steps import CellWriter
+from monograph.codegen.triton.sizes import power
 from monograph.ir import known
 from monograph.ops.scalar import Scalar
 
@@ -21,7 +22,7 @@ class Whole(CellWriter):
         super().__init__(context)
         cell = self.cell
         self.piece, self.warps = piece, warps
-        self.units = 1 << max(cell.hidden - 1, 0).bit_length()
+        self.units = power(cell.hidden)
         self.held = cell.gates * self.units * self.units <= held and piece == self.units
         self.row = self.k.program_id()
         self.unit = self.w.let(f"tl.arange(0, {self.units})", "n")

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from monograph.codegen.triton.cut import Cut, cuts, joining, power
+from monograph.codegen.triton.cut import Cut, cuts, joining
 from monograph.codegen.triton.kernel import Candidate, GpuContext, Launch, Scratch, Work
 from monograph.codegen.triton.rows import Block, Rows, field, scratch, wide
+from monograph.codegen.triton.sizes import power
 from monograph.codegen.triton.totals import (
     LARGEST,
     PRODUCT,

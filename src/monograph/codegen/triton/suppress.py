@@ -20,6 +20,7 @@ from monograph.codegen.triton.kernel import (
     Scratch,
 )
 from monograph.codegen.triton.reading import read, register, write
+from monograph.codegen.triton.sizes import power
 from monograph.codegen.triton.topk import LOWEST, ordered
 from monograph.ir import Item, Value
 from monograph.ir.dtype import f64, i32, i64
@@ -69,7 +70,7 @@ class _Problem:
         self.images, self.classes, self.count = self.scores.tensor.static
         self.pairs = self.images * self.classes
         self.limit = max(min(self.op.limit, self.count), 0)
-        self.abreast = min(MOST_ABREAST, max(32, 1 << max(self.count - 1, 0).bit_length()))
+        self.abreast = min(MOST_ABREAST, max(32, power(self.count)))
         self.left = Scratch(max(self.pairs * self.count, 1) * 8, i64)
         self.places = Scratch(max(self.pairs * self.limit, 1) * 4, i32)
         self.counts = Scratch(max(self.pairs, 1) * 4, i32)

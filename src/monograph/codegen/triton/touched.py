@@ -1,4 +1,7 @@
-"""What the works of a module touch, so that lanes can be checked for races."""
+"""What the works of a module touch, so that tests can look for races between lanes.
+
+Nothing of this runs when a model is compiled: `program.races` is for tests only.
+"""
 
 from __future__ import annotations
 

@@ -137,15 +137,15 @@ class HostRuns:
             if slab.turn != turn:  # an interrupt came between the release below and the caller
                 raise interrupted()
             enter(device)
-            graphs.finish(slab.event)
-            # Only now the run has ended. An interrupt up to here leaves it its slab, and whoever
-            # asks again, a caller or the ring, waits again.
             try:
+                graphs.finish(slab.event)
                 check()
                 made = slab.results(out)
-            except Exception:
+            except Exception:  # a run that failed has ended too
                 slab.user = None
                 raise
+            # An interrupt leaves the run its slab: it goes on, and whoever asks again, a caller
+            # or the ring, waits again.
             slab.user = None
             return made
 

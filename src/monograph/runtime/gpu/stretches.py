@@ -13,7 +13,7 @@ from monograph.runtime.gpu.launches import Launches
 from monograph.runtime.gpu.recorded import Maker, Recorded
 from monograph.runtime.gpu.running import Running
 
-WRITTEN_OVER = "its input is staged"
+SHARES = "what shares its memory is staged"
 MISALIGNED = "it is misaligned for a library"
 
 
@@ -84,7 +84,7 @@ def launch_on(
     back = []
     for name, tensor in memory.items():
         own = recorded.staging.get(name)
-        reason = recorded.reasons.get(name, WRITTEN_OVER)
+        reason = recorded.reasons.get(name, SHARES)
         if own is None and tensor.data_ptr() % recorded.aligned[name]:
             own, reason = torch.empty_like(tensor), MISALIGNED
         if own is None:
