@@ -10,18 +10,25 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import monograph
 from monograph.codegen.triton import select
 from monograph.codegen.triton.kernel import Candidate
 from monograph.errors import CodegenError, ConfigError
+from monograph.ir import constant
+from monograph.ops.attention import CacheUpdate
+from monograph.ops.elementwise import Add
 from monograph.runtime.gpu import tune
 from monograph.runtime.gpu.build import Request
 from monograph.runtime.gpu.compiler import Built
+from monograph.runtime.gpu.executable import GpuExecutable, compile_for_gpu
 from monograph.runtime.gpu.tuning import TuningCache, environment_of
 from monograph.session import Session
 from tests.gpu import gpu_models
+from tests.gpu.against import device as real_device
 from tests.gpu.gpu_models import FakeDevice, linear, use
+from tests.rules.checks import graph_of, value
 
 pytestmark = gpu_models.INTERPRETED
 X = np.random.default_rng(1).normal(size=(3, 33)).astype(np.float32)
@@ -306,3 +313,20 @@ def test_candidates_have_names_of_their_own(device: FakeDevice, tmp_path: Path) 
     context = select.GpuContext(program, program.steps[0], device.arch)
     names = [c.name for c in select.candidates(context) if isinstance(c, Candidate)]
     assert len(names) == len(set(names)) > 1
+
+
+def test_counts_are_plausible_in_a_measurement() -> None:
+    """Where integers say how much counts, half of it does; as random bytes all would."""
+    cache, row = value("f32[1, 2, 64, 8]", "cache"), value("f32[1, 2, 1, 8]", "row")
+    start = Add()(value("i64[1]", "start"), constant(np.int64(1)))
+    graph = graph_of(CacheUpdate(2)(cache, row, start))
+    module = compile_for_gpu(graph, real_device().arch)
+    executable = GpuExecutable(module, real_device())
+    buffers = [b for b in module.program.places.buffers if b.kind in ("input", "output")]
+    ports = {f"{b.kind}:{b.name}": tune._numbers(b.nbytes, real_device().place) for b in buffers}
+    executable.fill(tune._numbers)
+    tune._count_half(module, executable, ports)
+    (step,) = (s for s in module.program.steps if s.region.kind == "cache_update")
+    (count,) = (v for v in step.region.inputs if v.dtype.is_integer)
+    at = module.offsets[module.program.places.storage[count].buffer.id]
+    assert executable._memory["arena"][at : at + 8].view(torch.int64).item() == 32

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -11,10 +11,10 @@ import torch
 
 from monograph.codegen.triton import select
 from monograph.codegen.triton.kernel import Arch, Call, Candidate, GpuContext, Launch
-from monograph.codegen.triton.layout import Bound, GpuModule, lay_out
+from monograph.codegen.triton.layout import ARENA, Bound, GpuModule, lay_out
 from monograph.codegen.triton.subprograms import programs
 from monograph.errors import CodegenError, MonographError
-from monograph.program.place import CONSTANT
+from monograph.program.place import CONSTANT, TEMPORARY
 from monograph.program.program import Program, Step
 from monograph.runtime.gpu import problems
 from monograph.runtime.gpu.build import Request, request
@@ -22,6 +22,7 @@ from monograph.runtime.gpu.compiler import Built, build_all
 from monograph.runtime.gpu.devices import Device
 from monograph.runtime.gpu.executable import Chooser, GpuExecutable, compile_program, only_host
 from monograph.runtime.gpu.kept import KeptKernels
+from monograph.runtime.gpu.tensors import typed
 from monograph.runtime.gpu.tuning import FAST, FULL, Entry, environment_of
 from monograph.runtime.gpu.tuning import TuningCache as TuningCache
 from monograph.runtime.progress import Progress, silent
@@ -38,6 +39,10 @@ class _Problem:
     step: Step
     default: str
     rivals: dict[str, GpuModule] = field(default_factory=dict)
+
+
+FEW = 16
+"""Integers up to which a tensor is taken for counts or places, and not for data."""
 
 
 class Tuner:
@@ -151,6 +156,7 @@ class Tuner:
             }
             for executable in executables:
                 executable.fill(_numbers)
+                _count_half(module, executable, ports)
             return self.device.measure(*(partial(e.launch, ports) for e in executables))
         except (MonographError, RuntimeError) as e:  # of torch, or of its allocator
             _log.warning("a rival is left out: %s", e)
@@ -265,6 +271,34 @@ def _nothing_left(step: Step, why: dict[str, str]) -> CodegenError:
         given=f"{', '.join(why) or 'no candidates'}: {first}",
         hint='load the model with target="cpu", and report this with the model',
     )
+
+
+def _count_half(
+    module: GpuModule, executable: GpuExecutable, ports: Mapping[str, torch.Tensor]
+) -> None:
+    """Puts plausible numbers where a few integers say how much of something counts, or where.
+
+    As random bytes they would be beyond anything: caches would be full in every measurement.
+    """
+    storage = module.program.places.storage
+    for step in dict.fromkeys(b.step for b in module.works):
+        values = [v for v in step.region.inputs if v in storage]
+        half = max((d for v in values for d in v.tensor.static), default=0) // 2
+        for value in values:
+            place = storage[value]
+            if not value.dtype.is_integer or value.dtype.bits < 8 or value.tensor.size > FEW:
+                continue
+            start = place.offset * value.dtype.itemsize
+            if place.buffer.kind == TEMPORARY:
+                start += module.offsets.get(place.buffer.id, 0)
+                memory = executable._memory[ARENA]
+            elif place.buffer.kind != CONSTANT:
+                memory = ports[f"{place.buffer.kind}:{place.buffer.name}"]
+            else:
+                continue
+            flat = typed(memory, start, value.dtype)
+            most = torch.iinfo(flat.dtype).max
+            flat.as_strided(value.tensor.static, place.strides).fill_(min(half, most))
 
 
 def _numbers(nbytes: int, place: torch.device) -> torch.Tensor:
