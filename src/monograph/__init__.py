@@ -30,3 +30,7 @@ if not TYPE_CHECKING:
         from monograph import session
 
         return getattr(session, name)
+
+    def __dir__() -> list[str]:
+        # What was not imported yet is there all the same.
+        return sorted({*globals(), *__all__})

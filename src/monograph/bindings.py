@@ -23,7 +23,7 @@ from monograph.errors import ConfigError
 from monograph.ir import Array, Graph, TensorType
 from monograph.runtime.artefact import Artefact, LoadedExecutable
 from monograph.runtime.cache import open_cache
-from monograph.runtime.counts import OFF, Tally
+from monograph.runtime.counts import OFF, Tally, host_takes_part, why_staged
 from monograph.runtime.feeds import Signature
 from monograph.runtime.forking import import_whole, own_lock
 from monograph.runtime.progress import READY, Progress, silent
@@ -235,7 +235,7 @@ class Bindings:
             if self.values_decide or artefact is None or not artefact.whole:
                 raise ConfigError(
                     "the model cannot be saved: it is more than one native function",
-                    given=", ".join(executable.host_kinds) or "shapes that data decide",
+                    given=_parts_of(executable, self.values_decide),
                     hint="only models that compile as a whole can be saved",
                 )
             artefacts[key[0]] = artefact
@@ -326,6 +326,15 @@ class Bindings:
             yield
         finally:
             self._progress(READY, 1, 1)
+
+
+def _parts_of(executable: Any, values_decide: bool) -> str:
+    """What makes an executable more than one function, in the words of `inspect`."""
+    if values_decide:
+        return "what inputs hold decides shapes"
+    if executable.host_kinds:
+        return host_takes_part(executable.host_kinds)
+    return why_staged(executable) or "outputs or code that cannot be kept"
 
 
 def _open_gpu(config: Config, progress: Progress, tally: Tally | None) -> GpuSide | OfflineSide:

@@ -12,6 +12,8 @@ from typing import Any
 from monograph.errors import ConfigError, did_you_mean
 
 TARGETS = ("cpu", "gpu", "reference")
+GPUS = ("gpu", "gpu:NUMBER", "gpu:ARCHITECTURE", "gpu:interpreter")
+"""How targets on GPUs are written."""
 PRECISIONS = ("f32", "f16", "bf16")
 TUNING = ("off", "fast", "full")
 CAPTURE = ("auto", "off", "require")
@@ -23,8 +25,8 @@ _PREFIX = "MONOGRAPH_"
 DEBUG_VARIABLE = _PREFIX + "DEBUG"
 """Has the command line show tracebacks: nothing that a session has an option for."""
 _CACHE_HOME = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-_OF_GPUS = ("precision", "tf32")
-"""Options that change numbers, and that only GPUs have."""
+_OF_GPUS = ("precision", "tf32", "tune", "tuning_cache")
+"""Options that only GPUs have."""
 _BOOLS = {"1": True, "true": True, "0": False, "false": False}
 
 
@@ -50,8 +52,9 @@ class Config:
     """Whether 3x3 convolutions may save multiplications at a few times the rounding error."""
     cache_dir: str = os.path.join(_CACHE_HOME, "monograph")
     """Where compiled objects are kept between processes; "" for nowhere."""
-    cache_bytes: int = 1 << 30
-    """How large that directory may grow; the least recently used entries go first."""
+    cache_bytes: int = 8 << 30
+    """How large that directory may grow; the least recently used entries go first. A decoder
+    keeps its packed weights there once for each length that tokens were fed in."""
     precision: str = "f32"
     """What a GPU computes f32 models in: "f32", "f16" or "bf16"; sums and norms stay in f32."""
     tf32: bool = False
@@ -72,7 +75,7 @@ class Config:
         if self.target not in TARGETS and _GPU.match(self.target) is None:
             raise ConfigError(
                 "no such target",
-                expected=" | ".join((*TARGETS, "gpu:NUMBER", "gpu:ARCHITECTURE")),
+                expected=" | ".join((*TARGETS, *GPUS[1:])),
                 given=self.target,
             )
         choices = (("precision", PRECISIONS), ("tune", TUNING), ("capture", CAPTURE))
@@ -108,16 +111,20 @@ class Config:
 
 
 def _refuse_gpu_options(config: Config) -> None:
-    """Nothing but a GPU computes in another precision than the model says."""
+    """Nothing but a GPU computes in another precision than the model says, or is tuned."""
     for name in _OF_GPUS:
-        default, given = getattr(Config, name), getattr(config, name)
-        if given != default:
-            raise ConfigError(
-                f"{name} is an option of the gpu target",
-                expected=default,
-                given=f"{given} on {config.target}",
-                hint=f'leave {name} out, or load with target="gpu"',
-            )
+        given = getattr(config, name)
+        if given != getattr(Config, name):
+            raise _of_gpus(name, given, config.target)
+
+
+def _of_gpus(name: str, given: Any, target: str) -> ConfigError:
+    return ConfigError(
+        f"{name} is an option of the gpu target",
+        expected=" | ".join(GPUS),
+        given=f"{name}={given} on {target}",
+        hint=f'leave {name} out, or load with target="gpu"',
+    )
 
 
 def make_config(**options: Any) -> Config:
@@ -137,9 +144,13 @@ def make_config(**options: Any) -> Config:
             values[name] = options[name]
         elif text is not None:
             values[name] = _parse(name, text, type(f.default))
-    if not str(values.get("target", Config.target)).startswith("gpu"):
+    target = str(values.get("target", Config.target))
+    if not target.startswith("gpu"):
         # A default for GPUs is no wish for other targets.
-        values = {n: v for n, v in values.items() if n not in _OF_GPUS or n in options}
+        given = {n for n, v in options.items() if v is not None}
+        values = {n: v for n, v in values.items() if n not in _OF_GPUS or n in given}
+        if "tune" in given and target in TARGETS:  # whatever it is: none of them chooses kernels
+            raise _of_gpus("tune", options["tune"], target)
     if values.get("target") == "reference" and options.get("capture") is None:
         values.pop("capture", None)  # nor is one for targets that launch
     return Config(**values)

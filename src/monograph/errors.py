@@ -13,6 +13,8 @@ from typing import Any
 
 MAX_FACT = 2000
 """Characters of a fact that are printed: a hostile file may state very long ones."""
+MAX_LISTED = 3
+"""Names of a list that a line shows."""
 MAX_LOOKED_UP = 8
 """Unknown names that similar ones are looked up for: each is compared with every known name."""
 
@@ -29,6 +31,13 @@ def unforeseen(error: Exception) -> dict[str, Any]:
         "hint": "this is a fault of Monograph: please report it with the model",
         "internal": True,
     }
+
+
+def some_of(names: Iterable[str]) -> str:
+    """The first few of some names, each once, and how many more there are."""
+    every = list(dict.fromkeys(names))
+    more = f" and {len(every) - MAX_LISTED} more" if len(every) > MAX_LISTED else ""
+    return ", ".join(every[:MAX_LISTED]) + more
 
 
 def did_you_mean(given: Iterable[str], known: Iterable[str]) -> str | None:

@@ -120,7 +120,7 @@ def test_options(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (config.threads, config.cache_dir, config.cache_bytes) == (3, "", 1000)
     assert config.features == "avx2"
     assert make_config(threads=2, cache_dir="here").threads == 2
-    assert Config().cache_bytes == 1 << 30
+    assert Config().cache_bytes == 8 << 30
 
 
 @pytest.mark.parametrize("option", [{"threads": -1}, {"cache_bytes": -1}])

@@ -17,10 +17,12 @@ from monograph.config import Config
 from monograph.errors import ConfigError, FeedError
 from monograph.frontend.onnx import ModelFile
 from monograph.generate.arrays import Arrays, arrays_of
+from monograph.generate.buckets import check_buckets, make_buckets
 from monograph.generate.decoder import Decoder
 from monograph.generate.folder import Settings
 from monograph.generate.loop import LoopModel, build_loop
 from monograph.generate.sampling import SEEN, Sampling, Shape
+from monograph.generate.stats import add_up
 from monograph.generate.step import (
     COUNT,
     LOGITS,
@@ -37,7 +39,6 @@ from monograph.runtime.progress import Progress
 from monograph.runtime.source import Source
 from monograph.session import Session
 
-LEAST_BUCKET, MOST_BUCKET = 16, 512
 _LOOKUPS = ("Gather", "GatherBlockQuantized", "GroupQueryAttention", "RotaryEmbedding")
 """Ops that read only rows of their tables."""
 _HALVES = (onnx.TensorProto.INT4, onnx.TensorProto.UINT4, onnx.TensorProto.FLOAT4E2M1)
@@ -71,22 +72,6 @@ class Timing:
     decode_launches: int = 0
 
 
-def make_buckets(given: Sequence[int] | None, maximum: int, single: bool) -> tuple[int, ...]:
-    """The lengths that tokens are fed in, ascending; one token at a time is always among them."""
-    if single:
-        return (1,)
-    if given is None:
-        sizes = [1]
-        size = LEAST_BUCKET
-        while size <= min(MOST_BUCKET, maximum):
-            sizes.append(size)
-            size *= 2
-        return tuple(sizes)
-    if any(not isinstance(b, int) or isinstance(b, bool) or b < 1 for b in given):
-        raise ConfigError("buckets are lengths", expected="integers >= 1", given=list(given))
-    return tuple(sorted({1, *(b for b in given if b <= maximum)}))
-
-
 class Engine:
     """A decoder on a target, with room for a batch of sequences."""
 
@@ -95,10 +80,11 @@ class Engine:
         settings: Settings,
         config: Config,
         maximum: int,
-        buckets: Sequence[int] | None,
+        buckets: Sequence[int] | int | None,
         logits: bool,
         progress: Progress | None,
     ) -> None:
+        lengths = check_buckets(buckets)
         self._settings = settings
         self._config = config
         self._progress = progress
@@ -107,12 +93,14 @@ class Engine:
         self.timing = Timing()
         self._shape: Shape | None = None
         self._loop: tuple[LoopModel, Session] | None = None
+        self._before: dict[str, Any] = {}
+        """What sessions did that are no longer at hand."""
         self.step: Step
         self.session: Session
         self._arrays: Arrays
         self.choose(Shape())
         self.decoder: Decoder = self.step.decoder
-        self.buckets = make_buckets(buckets, maximum, self.decoder.single)
+        self.buckets = make_buckets(lengths, maximum, self.decoder.single)
         self.state: dict[str, Any] = {}
         self.batch = 0
         self._data: dict[str, Any] = {}
@@ -136,9 +124,17 @@ class Engine:
             return
         step = build_step(self._settings, self.maximum, shape, self.logits_wanted)
         source = RewrittenSource(step.model, step.directory)
-        self.session = Session(source, self._config, {}, dict(step.donate), self._progress)
+        session = Session(source, self._config, {}, dict(step.donate), self._progress)
+        if self._shape is not None:
+            self._before = self.stats()
+        self.session = session
         self._shape, self.step, self._loop = shape, step, None
         self._arrays = arrays_of(self.session)
+
+    def stats(self) -> dict[str, Any]:
+        """What all sessions have done so far, as `Session.stats` has it."""
+        loops = [] if self._loop is None else [self._loop[1].stats]
+        return add_up([*([self._before] if self._before else []), self.session.stats, *loops])
 
     def start(self, batch: int, sampling: Sampling) -> None:
         """Room for a batch of sequences that nothing is known of yet; old room is used again."""
@@ -248,12 +244,12 @@ class Engine:
                 hint="export the decoder with position_ids, or run the prompts one by one",
             )
 
-    def feed(self, rows: Sequence[Sequence[int]], position: Array) -> Array:
+    def feed(self, rows: Sequence[Sequence[int]], position: Array, prompt: bool = False) -> Array:
         """Feeds each row from a position on, and counts the positions up.
 
         A row is all of a sequence; what lies before its position is in the cache. A position at
         the end leaves the row as it is. The result is what was chosen behind the last token of
-        each row that was fed.
+        each row that was fed. A `prompt` counts as one however short it is.
         """
         began = time.perf_counter()
         left = [list(row[int(p) :]) for row, p in zip(rows, position, strict=True)]
@@ -266,7 +262,7 @@ class Engine:
         if not (runs == 1 and all(left)):
             self._next = None
         seconds = time.perf_counter() - began
-        if fed > self.batch:
+        if prompt or fed > self.batch:
             self.timing.prefill_seconds += seconds
             self.timing.prefill_runs += runs
             self.timing.prefill_tokens += fed

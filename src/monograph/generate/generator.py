@@ -9,10 +9,19 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from monograph.config import make_config
-from monograph.errors import ConfigError, ExecutionError, FeedError
+from monograph.errors import ExecutionError, FeedError
 from monograph.generate.engine import Engine, Timing
 from monograph.generate.folder import find_decoder
-from monograph.generate.prompts import changed, choose_length, first, ids_in, integer, texts_in
+from monograph.generate.prompts import (
+    changed,
+    check_ids,
+    choose_length,
+    first,
+    ids_in,
+    integer,
+    stop_ids,
+    texts_in,
+)
 from monograph.generate.sampling import Sampling
 from monograph.generate.text import Text, TextStream
 from monograph.ir import Array
@@ -35,7 +44,8 @@ class Generator:
         configuration names, unless told.
     temperature, top_k, top_p, repetition_penalty, seed: how tokens are chosen; the most likely one
         without a temperature. The same seed gives the same tokens, on every target up to rounding.
-    buckets: the lengths that prompts are padded to; powers of two from 16 to 512, unless told.
+    buckets: the lengths that prompts are padded to, one or several; powers of two from 16 to 512,
+        unless told.
     logits: whether to keep the logits of every step for `get_logits`.
     options: see `monograph.config.Config`.
     """
@@ -52,7 +62,7 @@ class Generator:
         top_p: float = 1.0,
         repetition_penalty: float = 1.0,
         seed: int = 0,
-        buckets: Sequence[int] | None = None,
+        buckets: Sequence[int] | int | None = None,
         logits: bool = False,
         progress: Progress | None = None,
         **options: Any,
@@ -64,6 +74,9 @@ class Generator:
         self._text: Text | None = None
         self._engine = Engine(self._settings, config, self.max_length, buckets, logits, progress)
         self._stop = self._stops(self._settings.stop if stop is None else stop)
+        self._defaults = self._stop, self._sampling
+        self._begun = self._changes = 0
+        """How often all was forgotten, and how often sequences were changed."""
         self._rows: list[list[int]] = []
         self._position = np.zeros(0, np.int64)
         self._done: list[bool] = []
@@ -83,8 +96,13 @@ class Generator:
 
     @property
     def session(self) -> Session:
-        """What runs the steps."""
+        """What runs the steps, as tokens are chosen now."""
         return self._engine.session
+
+    @property
+    def stats(self) -> dict[str, Any]:
+        """What was run so far: `Session.stats` of every sampler and of one launch, added up."""
+        return self._engine.stats()
 
     @property
     def engine(self) -> Engine:
@@ -140,22 +158,23 @@ class Generator:
             self._rows, self._done = old, [False] * len(rows)
         for have, more in zip(self._rows, rows, strict=True):
             have.extend(more)
-        self._done = [False] * len(rows)
         self._prompt_length = len(self._rows[0])
-        self._chosen = None
-        self._engine.forget()
-        self._chosen = self._feed()
+        self._changed()
+        self._chosen = self._feed(prompt=True)
 
     def generate_next_token(self) -> None:
-        """Appends one token to every sequence that is not done."""
+        """Appends one token to every sequence that is not done; to none where all are."""
         if not self._rows:
             raise FeedError("there is nothing to go on from", hint="append_tokens first")
+        if all(self._done):
+            return
         if self._at_maximum():
             raise ExecutionError(
                 "the maximum length is reached",
                 expected=f"at most {self.max_length} tokens in a sequence",
                 hint="get_sequence has what was generated; make a Generator with more max_length",
             )
+        self._changes += 1
         if self._chosen is None:
             self._chosen = self._feed()
         chosen, self._chosen = self._chosen, None
@@ -173,14 +192,23 @@ class Generator:
         """Whether every sequence ended with a stop token, or some one has no more room."""
         return bool(self._rows) and (all(self._done) or self._at_maximum())
 
+    def finish_reason(self, index: int = 0) -> str | None:
+        """Why a sequence cannot go on: "stop", a stop token; "length", no more room; or None."""
+        length = len(self.get_sequence(index))
+        return "stop" if self._done[index] else "length" if length >= self.max_length else None
+
     def get_sequence(self, index: int) -> Array:
         """The tokens of a sequence, prompt included."""
         if not -len(self._rows) <= index < len(self._rows):
-            raise FeedError("no such sequence", expected=f"0..{len(self._rows) - 1}", given=index)
+            expected = f"0..{len(self._rows) - 1}" if self._rows else "append_tokens first"
+            raise FeedError("no such sequence", expected=expected, given=index)
         return np.array(self._rows[index], np.int64)
 
     def get_next_tokens(self) -> Array:
-        """The last token of each sequence."""
+        """The token that each sequence got last; one that is done repeats its own.
+
+        Empty where none was generated since the last append_tokens, rewind_to or reset.
+        """
         return self._latest.copy()
 
     def get_logits(self) -> Array:
@@ -211,14 +239,21 @@ class Generator:
             del row[length:]
             # The last token is fed again: what comes behind it is to be chosen anew.
             self._position[b] = min(int(self._position[b]), length - 1)
-        self._done = [False] * len(self._rows)
-        self._chosen = None
-        self._engine.forget()
+        self._changed()
         self._engine.set_data(self._sampling, self._fed())
 
     def reset(self) -> None:
         """Forgets all sequences. The memory of the cache stays, for the next ones."""
-        self._rows, self._done, self._chosen = [], [], None
+        self._rows = []
+        self._changed()
+        self._begun += 1
+        self._stop, self._sampling = self._defaults
+
+    def _changed(self) -> None:
+        """What was chosen is not what comes next, and no sequence has ended."""
+        self._done = [False] * len(self._rows)
+        self._chosen, self._latest = None, np.zeros(0, np.int64)
+        self._changes += 1
         self._engine.forget()
 
     # All at once
@@ -290,34 +325,48 @@ class Generator:
         wishes = dict(wishes)
         stop, at_once = wishes.pop("stop", None), wishes.pop("one_launch", False)
         rows = self._checked(prompt)
-        before = self._stop, self._sampling
-        self._stop = before[0] if stop is None else self._stops(stop)
+        ending = self._defaults[0] if stop is None else self._stops(stop)
+        sampling = changed(self._defaults[1], wishes)
+        self.reset()
+        self._stop, self._sampling = ending, sampling
+        begun = self._begun
         try:
-            self._sampling = changed(before[1], wishes)
-            self.reset()
             self.append_tokens(rows)
-            made = 0
-            while not all(self._done) and (count is None or made < count):
-                if count is None and self._at_maximum():
-                    break
-                if at_once and self._chosen is None and self._engine.can_decode():
-                    room = self._room()
-                    turns = room if count is None else min(room, count - made)
-                    for new in self._at_once(turns) if turns else ():
-                        made += 1
-                        yield new
-                    if turns:
-                        continue
-                active = [not done for done in self._done]
-                self.generate_next_token()
-                made += 1
-                yield [row[-1] if on else None for row, on in zip(self._rows, active, strict=True)]
+            for new in self._tokens(count, at_once):
+                changes = self._changes
+                yield new
+                if self._changes != changes:
+                    raise ExecutionError(
+                        "the generator was used for something else in between",
+                        expected="one generation at a time",
+                        hint="take all of a stream before the next call, or make two Generators",
+                    )
         finally:
-            self._stop, self._sampling = before
+            if self._begun == begun:
+                self._stop, self._sampling = self._defaults
+
+    def _tokens(self, count: int | None, at_once: bool) -> Iterator[list[int | Any]]:
+        """What each sequence gets behind its prompt, until it ends or has so many."""
+        made = 0
+        while not all(self._done) and (count is None or made < count):
+            if count is None and self._at_maximum():
+                break
+            if at_once and self._chosen is None and self._engine.can_decode():
+                room = self._room()
+                turns = room if count is None else min(room, count - made)
+                for new in self._at_once(turns) if turns else ():
+                    made += 1
+                    yield new
+                if turns:
+                    continue
+            active = [not done for done in self._done]
+            self.generate_next_token()
+            made += 1
+            yield [row[-1] if on else None for row, on in zip(self._rows, active, strict=True)]
 
     # Inside
 
-    def _feed(self) -> Array:
+    def _feed(self, prompt: bool = False) -> Array:
         """Runs the decoder on what the cache does not hold yet; what it chooses, [batch]."""
         pairs = [*zip(self._rows, self._position, strict=True)]
         single = all(len(row) == p + 1 for row, p in pairs) and not any(self._done)
@@ -329,7 +378,7 @@ class Generator:
         rows = [
             row[: int(p)] if done else row for (row, p), done in zip(pairs, self._done, strict=True)
         ]
-        return self._engine.feed(rows, self._position)
+        return self._engine.feed(rows, self._position, prompt)
 
     def _fed(self) -> list[list[int]]:
         return [row[: int(p)] for row, p in zip(self._rows, self._position, strict=True)]
@@ -350,37 +399,16 @@ class Generator:
             rows = [self.tokenizer.encode(text) for text in texts]
         else:
             rows = ids_in(prompt)
-        for row in rows:
-            if not row:
-                raise FeedError("a prompt has at least one token", given=f"{len(rows)} prompt(s)")
-            if bad := [t for t in row if not 0 <= t < self.vocabulary]:
-                raise FeedError(
-                    "token ids are out of range",
-                    expected=f"0..{self.vocabulary - 1}",
-                    given=bad[:8],
-                )
-        if not rows:
-            raise FeedError("there is no prompt", given=repr(prompt))
+        check_ids(rows, self.vocabulary)
         return rows
 
     def _ending(self, wishes: Mapping[str, Any]) -> tuple[int, ...]:
         """The stop tokens of this time."""
         given = wishes.get("stop")
-        return self._stop if given is None else self._stops(given)
+        return self._defaults[0] if given is None else self._stops(given)
 
     def _stops(self, given: Iterable[int | str] | int | str) -> tuple[int, ...]:
         """Stop tokens as ids."""
         several = [given] if isinstance(given, (int, str)) else list(given)
-        found = []
-        for stop in several:
-            token = self.tokenizer.token(stop) if isinstance(stop, str) else integer("stop", stop)
-            if token is None or not 0 <= token < self.vocabulary:
-                raise ConfigError(
-                    "no such stop token",
-                    expected="the text of a single token"
-                    if isinstance(stop, str)
-                    else f"an id in 0..{self.vocabulary - 1}",
-                    given=repr(stop),
-                )
-            found.append(token)
-        return tuple(found)
+        found = [self.tokenizer.token(stop) if isinstance(stop, str) else stop for stop in several]
+        return stop_ids(several, found, self.vocabulary)

@@ -83,3 +83,32 @@ def token_id(given: Any) -> int:
     if isinstance(given, (bool, np.bool_)):
         raise TypeError
     return operator.index(given)
+
+
+def check_ids(rows: list[list[int]], vocabulary: int) -> None:
+    """Refuses prompts that are empty, and ids that the decoder does not know."""
+    if not rows:
+        raise FeedError("there is no prompt", given=repr(rows))
+    for row in rows:
+        if not row:
+            raise FeedError("a prompt has at least one token", given=f"{len(rows)} prompt(s)")
+        if bad := [t for t in row if not 0 <= t < vocabulary]:
+            raise FeedError(
+                "token ids are out of range", expected=f"0..{vocabulary - 1}", given=bad[:8]
+            )
+
+
+def stop_ids(given: list[Any], found: list[Any], vocabulary: int) -> tuple[int, ...]:
+    """Stop tokens, each found by its text (None where there is none) or given as an id."""
+    made = []
+    for stop, token in zip(given, found, strict=True):
+        if token is None or not 0 <= (number := integer("stop", token)) < vocabulary:
+            raise ConfigError(
+                "no such stop token",
+                expected="the text of a single token"
+                if isinstance(stop, str)
+                else f"an id in 0..{vocabulary - 1}",
+                given=repr(stop),
+            )
+        made.append(number)
+    return tuple(made)

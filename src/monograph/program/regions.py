@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from monograph.errors import VerifyError
+from monograph.errors import VerifyError, some_of
 from monograph.ir import (
     MapType,
     Op,
@@ -61,9 +61,7 @@ class HostStep:
 
     @property
     def name(self) -> str:
-        """The op, and the ONNX nodes it came from."""
-        nodes = f" ({self.step.origin})" if self.step.origin else ""
-        return f"{kind_of(self.step.region)}{nodes}"
+        return step_name(self.step)
 
     def __str__(self) -> str:
         return f"on the host, {self.reason}: {kind_of(self.step.region)}"
@@ -75,6 +73,11 @@ Launch: TypeAlias = GraphStep | HostStep
 def kind_of(region: Region) -> str:
     """The op that a step on the host is called after."""
     return region.root.op.name if region.anchor is None else region.kind
+
+
+def step_name(step: Step) -> str:
+    """The op of a step on the host, and the ONNX nodes it came from."""
+    return f"{kind_of(step.region)} ({step.origin})" if step.origin else kind_of(step.region)
 
 
 def held_by_host(region: Region) -> str:
@@ -207,21 +210,12 @@ def summary(
     for launch in launches:
         if isinstance(launch, HostStep):
             reasons.setdefault(launch.reason, []).append(launch.name)
-    splits = [f"{why}: {_listed(names)}" for why, names in reasons.items()]
+    splits = [f"{why}: {some_of(names)}" for why, names in reasons.items()]
     if not splits and not ends:
         return f"{text}; no host steps"
     steps = sum(isinstance(x, HostStep) for x in launches)
     host = f"; {_count(steps, 'host step')} ({'; '.join(splits)})" if splits else "; no host steps"
     return text + host + "".join(f"; {end}" for end in ends)
-
-
-SHOWN = 3
-"""Steps that a line names of those which the host does for one reason."""
-
-
-def _listed(names: list[str]) -> str:
-    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-    return ", ".join(names[:SHOWN]) + more
 
 
 def _count(number: int, what: str) -> str:

@@ -138,11 +138,13 @@ def bench_model(
     if unknown := [p for p in against if p not in PEERS]:
         raise ConfigError("no such peer", expected=" | ".join(PEERS), given=unknown)
     session = request.load(threads=threads)
-    feeds = request.inputs(session, note).feeds
+    made = request.inputs(session, note)
+    feeds = made.feeds
     # A package may be for fewer threads than its peers should have.
     count = choose_threads(session.config.threads)
     contenders: dict[str, Callable[[], Any]] = {MONOGRAPH: lambda: session.run(feeds)}
-    contenders[MONOGRAPH]()
+    with advising(made):
+        contenders[MONOGRAPH]()
     taken = process_peak()
     for peer in against:
         try:
@@ -281,14 +283,14 @@ def capture_lines(stats: Mapping[str, Any], mode: str) -> list[str]:
 
 def show_bench(out: Console, name: str, bench: Bench) -> None:
     """The table that people read."""
-    columns = ("", "median (p50)", "p90", "p99", "fastest", "a second", "Monograph is")
+    columns = ("", "median (p50)", "p90", "p99", "fastest", "1 / median", "Monograph is")
     on_gpu = bench.target.startswith("gpu")
     threads = "" if on_gpu else f", {count_text(bench.threads, 'thread')}"
     rows = table(f"{name} on {bench.target}{threads}", *columns, right=tuple(range(1, 7)))
     for contender, times in bench.times.items():
         figures = (times.median, times.p90, times.p99, times.least)
         ratio = "" if contender == MONOGRAPH else f"{bench.ratio(contender):.2f}x as fast"
-        rows.add_row(contender, *map(seconds_text, figures), f"{times.per_second:.1f}", ratio)
+        rows.add_row(contender, *map(seconds_text, figures), f"{times.per_second:.1f}/s", ratio)
     out.print(rows)
     stats = bench.stats
     fewer = bench.own_threads < bench.threads and not on_gpu

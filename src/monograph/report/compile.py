@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console
 
 from monograph.errors import ConfigError
-from monograph.report.execute import Notes, Request, about_sizes
+from monograph.report.execute import Notes, Request, about_sizes, advising, check_folder
 from monograph.report.tables import count_text
 from monograph.runtime.source import is_package
 
@@ -53,15 +53,15 @@ def compile_model(request: Request, output: Path, note: Notes, **options: Any) -
             given=str(request.model),
             hint="compile the model that it was made from",
         )
-    if not output.parent.is_dir():
-        # Said before minutes of compilation, not after.
-        raise ConfigError("there is no such directory to write to", given=str(output.parent))
+    check_folder(output)  # before minutes of compilation, not after
     started = time.perf_counter()
     session = request.load(**options)
     if session.config.target == "reference":
         raise ConfigError("the reference has no code to keep", expected="cpu | gpu")
-    feeds = request.inputs(session, about_sizes(note)).feeds
-    executable = session.executable(feeds)
+    made = request.inputs(session, about_sizes(note))
+    feeds = made.feeds
+    with advising(made):
+        executable = session.executable(feeds)
     session.save(output)
     return Compiled(
         output,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import importlib
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -133,6 +134,28 @@ def about_sizes(note: Notes) -> Notes:
             note(line)
 
     return chosen
+
+
+@contextmanager
+def advising(inputs: Inputs) -> Iterator[None]:
+    """Adds to an error that made-up inputs may be behind it, and what to do about that."""
+    try:
+        yield
+    except (ConfigError, FeedError):
+        raise  # what was made at random fits: what was given does not
+    except MonographError as e:
+        if inputs.random and e.hint is None:
+            e.hint = (
+                f"made at random, and perhaps not valid for the model: {', '.join(inputs.random)};"
+                " choose sizes with --dim NAME=SIZE, or give arrays with --inputs FILE.npz"
+            )
+        raise
+
+
+def check_folder(path: Path | None) -> None:
+    """Refuses a file that cannot be written, before the work that fills it."""
+    if path is not None and not path.parent.is_dir():
+        raise ConfigError("there is no such directory to write to", given=str(path.parent))
 
 
 def run_model(request: Request, note: Notes, repeat: int = 1) -> RunResult:
@@ -348,17 +371,8 @@ def _storable(x: Any) -> Any:
 
 def _run(session: Session, inputs: Inputs) -> tuple[dict[str, Any], float]:
     started = time.perf_counter()
-    try:
+    with advising(inputs):
         results = session.run(inputs.feeds)
-    except FeedError:
-        raise  # what was made at random fits: an array that was given does not
-    except MonographError as e:
-        if inputs.random and e.hint is None:
-            e.hint = (
-                f"made at random, and perhaps not valid for the model: {', '.join(inputs.random)};"
-                " choose sizes with --dim NAME=SIZE, or give arrays with --input NAME=FILE.npy"
-            )
-        raise
     taken = time.perf_counter() - started
     return dict(zip((p.name for p in session.outputs), results, strict=True)), taken
 

@@ -13,7 +13,7 @@ from monograph.errors import ConfigError
 from monograph.ir import Array
 from monograph.program.work import step_work
 from monograph.report.bench import Peaks
-from monograph.report.execute import Notes, Request
+from monograph.report.execute import Notes, Request, advising
 from monograph.report.nodes import made_text, nodes_text
 from monograph.report.profile import (
     StepTime,
@@ -68,17 +68,20 @@ def profile_on_gpu(
     request: Request, note: Notes, *, runs: int = 30, warm_ups: int = 3
 ) -> GpuProfile:
     """Times every launch of a model on the device of the request's target."""
+    session = request.load()  # says what is missing, before anything imports torch
     from monograph.runtime.gpu import profiling
     from monograph.runtime.gpu.tensors import torch_type
 
-    session = request.load()
     side = session.gpu
     if side is None or side.place is None:
         raise ConfigError(
             "a profile needs a device to run on", expected="gpu", given=session.config.target
         )
-    feeds = request.inputs(session, note).feeds
-    executable: GpuExecutable = side.compiled(session.optimised_graph(feeds))  # type: ignore[union-attr]
+    made = request.inputs(session, note)
+    feeds = made.feeds
+    with advising(made):
+        graph = session.optimised_graph(feeds)
+    executable: GpuExecutable = side.compiled(graph)  # type: ignore[union-attr]
     profiling.check_timeable(executable)
     ports = profiling.ports_of(executable, feeds)
     stamps = profiling.time_launches(executable, ports, runs, warm_ups)

@@ -12,6 +12,7 @@ from monograph.bindings import optimise_for
 from monograph.codegen.llvm import select as cpu
 from monograph.codegen.llvm.reasons import host_reason
 from monograph.config import make_config
+from monograph.errors import some_of
 from monograph.ir import Graph, Value
 from monograph.program.draws import with_states
 from monograph.program.expand import expand
@@ -20,8 +21,10 @@ from monograph.program.parts import in_parts
 from monograph.program.program import Program, Step, lower
 from monograph.program.regions import GraphStep, HostStep, SplitAtHost, kind_of, summary
 from monograph.program.stages import Cut, cut, settled
-from monograph.report.execute import Notes, Request, about_sizes
+from monograph.program.waits import stops
+from monograph.report.execute import Notes, Request, about_sizes, advising
 from monograph.report.tables import table
+from monograph.runtime.counts import DATA_DECIDE
 
 if TYPE_CHECKING:
     from monograph.codegen.triton.kernel import Work
@@ -61,8 +64,9 @@ def launching_of_model(request: Request, note: Notes) -> Launching:
     """How a model is launched on the request's target, for the sizes of its inputs."""
     config = make_config(target=request.target, **request.options)
     session = replace(request, target="reference", options={}).load()
-    feeds = request.inputs(session, about_sizes(note)).feeds
-    return launching_of(optimise_for(config, session.bound_graph(feeds)), config.target)
+    made = request.inputs(session, about_sizes(note))
+    with advising(made):
+        return launching_of(optimise_for(config, session.bound_graph(made.feeds)), config.target)
 
 
 def launching_of(graph: Graph, target: str) -> Launching:
@@ -117,25 +121,12 @@ def _count(work: Work) -> int:
 
 
 def _ends(parts: Cut | None) -> tuple[str, ...]:
-    """Why a program is followed by others, with the ops that make it so."""
-    if parts is None:
+    """Why the host comes in when a program has run, with the ops that make it so."""
+    where = () if parts is None else stops(parts)
+    if parts is None or not where:
         return ()
-    found = []
-    waits = [v for v in parts.waiting if v in parts.reasons]
-    if waits:
-        where = _where(parts.whole, waits[0])
-        found.append(
-            f"then data decide sizes ({where}: {parts.reasons[waits[0]]}), and what follows is"
-            " compiled and launched when they are known"
-        )
-    for loop in parts.turned:
-        found.append(f"then a loop is made turn by turn ({_where(parts.whole, loop)})")
-    return tuple(found)
-
-
-def _where(graph: Graph, value: Value) -> str:
-    origin = graph.origin(value)
-    return f"{value.op.name}, {origin}" if origin else value.op.name
+    rest = "; what follows is compiled and launched when they are known" if parts.waiting else ""
+    return (f"{DATA_DECIDE} ({some_of(where)}){rest}",)
 
 
 def launching_json(found: Launching) -> dict[str, Any]:

@@ -18,9 +18,10 @@ from rich.markup import escape
 
 from monograph.errors import ConfigError, MonographError
 from monograph.ops.random import Random
-from monograph.report.execute import Notes, Request
+from monograph.report.execute import Notes, Request, advising
 from monograph.report.tables import count_text, table
 from monograph.runtime.compare import flatten
+from monograph.runtime.counts import OFF
 from monograph.runtime.inputs import make_inputs
 from monograph.runtime.walk import all_values
 from monograph.session import Session
@@ -50,6 +51,8 @@ class ReplayResult:
     stats: Mapping[str, Any]
     problems: tuple[str, ...]
     """Why nothing, or not all, was replayed."""
+    left_out: tuple[str, ...] = ()
+    """Cases that there were no runs for, and why."""
 
     @property
     def ok(self) -> bool:
@@ -76,10 +79,12 @@ def verify_replay(request: Request, note: Notes, inputs: int = RANDOM_INPUTS) ->
         raise ConfigError(
             "the reference has nothing to replay", expected="cpu | gpu", given=config.target
         )
-    if config.on_gpu and request.options.get("capture") == "off":
-        raise ConfigError("nothing is replayed with --capture off", hint="leave it out")
-    feeds = request.inputs(session, note).feeds
-    drawn = _random_ops(session, feeds)
+    if config.capture == OFF:
+        problem = 'nothing was replayed: capture is "off"'
+        return ReplayResult(config.target, "nothing", (), session.stats, (problem,))
+    made = request.inputs(session, note)
+    with advising(made):
+        drawn = _random_ops(session, made.feeds)
     if config.on_gpu:
         eager = request.load(capture="off")
         against, other = 'capture="off"', lambda: eager
@@ -88,14 +93,16 @@ def verify_replay(request: Request, note: Notes, inputs: int = RANDOM_INPUTS) ->
         against, other = "a session beside it", lambda: beside
     else:
         against, other = "fresh sessions", request.load
-    runs = list(_runs(request, session, other, note, inputs))
+    left_out: list[str] = []
+    with advising(made):
+        runs = list(_runs(request, session, other, left_out, inputs))
     for run in runs:
         run.case.runs += 1
         run.case.problems += [f"{run.label}: {p}" for p in differing(run.given, run.expected)]
     cases = tuple({id(r.case): r.case for r in runs}.values())
     stats = session.stats
-    problems = tuple(_not_replayed(stats)) if config.on_gpu else ()
-    return ReplayResult(config.target, against, cases, stats, problems)
+    problems = tuple(_not_replayed(stats, len(runs)))
+    return ReplayResult(config.target, against, cases, stats, problems, tuple(left_out))
 
 
 def _random_ops(session: Session, feeds: Feeds) -> bool:
@@ -110,18 +117,26 @@ def _random_ops(session: Session, feeds: Feeds) -> bool:
     return bool(drawn)
 
 
-def _not_replayed(stats: Mapping[str, Any]) -> Iterator[str]:
-    """What speaks against having tested a replay."""
-    for reason, count in stats.get("fallbacks", {}).items():
-        yield f"{count_text(count, 'run')} launched kernel by kernel: {reason}"
-    if not stats.get("replays"):
-        yield "no run was replayed"
+def _not_replayed(stats: Mapping[str, Any], runs: int) -> Iterator[str]:
+    """What speaks against having tested a replay: runs that were more than one launch."""
+    fallbacks = stats.get("fallbacks", {})
+    for reason, count in fallbacks.items():
+        yield f"{count_text(count, 'run')} not replayed as one launch: {reason}"
+    if not stats.get("replays") or sum(fallbacks.values()) >= runs:
+        yield "nothing was replayed"
 
 
 def _runs(
-    request: Request, session: Session, other: Callable[[], Session], note: Notes, inputs: int
+    request: Request,
+    session: Session,
+    other: Callable[[], Session],
+    left_out: list[str],
+    inputs: int,
 ) -> Iterator[_Run]:
-    """All runs, one after the other; everything that was fed is kept, so that addresses differ."""
+    """All runs, one after the other; everything that was fed is kept, so that addresses differ.
+
+    left_out: takes the cases that there are no runs for, with the reason.
+    """
     every = [_varied(request, session, seed) for seed in range(inputs)]
     place = getattr(session.gpu, "place", None)
     on_device = [] if place is None else [_on_device(f, place) for f in every]
@@ -144,16 +159,20 @@ def _runs(
         turned = Case("inputs in another order")
         for number, feeds in enumerate((on_device or every)[:2]):
             yield run(turned, f"input {number}", dict(reversed(feeds.items())))
+    else:
+        left_out.append("inputs in another order: the model has no two inputs")
+    sizes = Case("two shapes in turns")
     resized = _resized(request, session)
-    if resized is not None:
-        sizes = Case("two shapes in turns")
-        try:
-            _outputs(other(), resized)
-        except MonographError as e:
-            note(f"no runs of other sizes: the model does not take them ({e.message})")
-            return
-        for number in range(4):
-            yield run(sizes, f"run {number}", every[0] if number % 2 else resized)
+    if isinstance(resized, str):
+        left_out.append(f"{sizes.name}: {resized}")
+        return
+    try:
+        _outputs(other(), resized)
+    except MonographError as e:
+        left_out.append(f"{sizes.name}: the model does not take other sizes ({e.message})")
+        return
+    for number in range(4):
+        yield run(sizes, f"run {number}", every[0] if number % 2 else resized)
 
 
 def _varied(request: Request, session: Session, seed: int) -> Feeds:
@@ -170,11 +189,13 @@ def _varied(request: Request, session: Session, seed: int) -> Feeds:
     return feeds
 
 
-def _resized(request: Request, session: Session) -> Feeds | None:
-    """Inputs whose open dimensions have another size; None where there are none."""
+def _resized(request: Request, session: Session) -> Feeds | str:
+    """Inputs whose open dimensions have another size, or why there are none."""
     made = request.inputs(session, lambda _: None)
-    if not made.assumed or session.packaged_sizes:
-        return None
+    if session.packaged_sizes:
+        return "a package has code for its own sizes only"
+    if not made.assumed:
+        return "no open dimension is left to size (--inputs, --input and --dim fix theirs)"
     given = {n: x for n, x in made.feeds.items() if n not in made.random}
     return make_inputs(session.inputs, given, request.seed, OTHER_SIZE).feeds
 
@@ -235,6 +256,7 @@ def replay_json(path: str, result: ReplayResult) -> dict[str, Any]:
         "runs": result.runs,
         "cases": [{"name": c.name, "runs": c.runs, "problems": c.problems} for c in result.cases],
         "problems": list(result.problems),
+        "left_out": list(result.left_out),
         "stats": result.stats,
     }
 
@@ -259,8 +281,8 @@ def show_replay(out: Console, result: ReplayResult) -> None:
     out.print(escape(listed), highlight=False, soft_wrap=True)
     if not on_gpu:
         out.print("on the CPU a native function is what a graph is: made once, called by every run")
-        for reason, count in result.stats.get("fallbacks", {}).items():
-            out.print(escape(f"{count_text(count, 'run')} more than one launch: {reason}"))
+    for case in result.left_out:
+        out.print(escape(f"left out, {case}"), highlight=False, soft_wrap=True)
     for problem in result.problems:
         out.print(f"[red]{escape(problem)}[/red]", soft_wrap=True)
     if result.ok:

@@ -90,7 +90,8 @@ def show_run(out: Console, result: RunResult) -> None:
         )
     out.print(rows)
     times = result.run_seconds
-    text = f"loaded in {seconds_text(result.load_seconds)}, ran in {seconds_text(times[0])}"
+    first = "" if result.target == "reference" else ", compiling included (--repeat N times runs)"
+    text = f"loaded in {seconds_text(result.load_seconds)}, ran in {seconds_text(times[0])}{first}"
     if len(times) > 1:
         text = (
             f"loaded in {seconds_text(result.load_seconds)}; {len(times)} runs:"

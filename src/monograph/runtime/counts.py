@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from monograph.errors import some_of
 from monograph.runtime.forking import own_lock
 
 AUTO, OFF, REQUIRE = "auto", "off", "require"
@@ -23,7 +24,13 @@ _log = logging.getLogger("monograph")
 
 def host_takes_part(kinds: Iterable[str]) -> str:
     """Why a run with such steps is not one launch."""
-    return f"the host takes part in a run: {', '.join(dict.fromkeys(kinds))}"
+    return f"the host takes part in a run: {some_of(kinds)}"
+
+
+def why_staged(executable: Any) -> str:
+    """Why an executable is several programs one after the other, with the ops; "" for one."""
+    stops = getattr(executable, "stops", ())
+    return f"{DATA_DECIDE} ({some_of(stops)})" if stops else ""
 
 
 @dataclass(eq=False)

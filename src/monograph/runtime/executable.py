@@ -21,7 +21,7 @@ from monograph.program.decoding import split_decoding
 from monograph.program.expand import expand
 from monograph.program.place import CONSTANT, OUTPUT, TEMPORARY
 from monograph.program.program import Program, Step, lower
-from monograph.program.regions import SplitAtHost
+from monograph.program.regions import SplitAtHost, step_name
 from monograph.program.work import outer_work, program_work
 from monograph.rewrite.cost import LinearCost, Work
 from monograph.runtime.artefact import Artefact
@@ -183,7 +183,7 @@ def make_layout(program: Program, module: Module, threads: int) -> Layout:
             for step, f in module.faults
         ),
         kernels=sum(len(s.steps) for s in native),
-        host_kinds=tuple(s.region.kind for s in module.segments if isinstance(s, Step)),
+        host_kinds=tuple(step_name(s) for s in module.segments if isinstance(s, Step)),
         flops=work.flops,
         moved=work.bytes,
     )

@@ -23,8 +23,9 @@ from monograph.program.expand import expand
 from monograph.program.parts import in_parts
 from monograph.program.program import Program, Step
 from monograph.program.stages import Cut, cut, remainder, settled
+from monograph.program.waits import stops
 from monograph.runtime.cache import DiskCache
-from monograph.runtime.counts import DATA_DECIDE, Counts, Tally
+from monograph.runtime.counts import DATA_DECIDE, Counts, Tally, why_staged
 from monograph.runtime.executable import CpuExecutable, compile_graph
 from monograph.runtime.forking import own_lock
 from monograph.runtime.launch import fresh
@@ -106,13 +107,16 @@ class StagedExecutable:
 
     def __init__(self, parts: Cut, compiler: Compiling, states: Mapping[str, Array]) -> None:
         self.parts = parts
+        self.stops = stops(parts)
+        """Where the host comes in; nowhere if it only keeps a state between runs."""
         self.first: CpuExecutable = compiler.executable(parts.first)
         self._states = states
         self.runs = 0
         self.counts = Counts()
         if compiler.tally is not None:
             self.counts = compiler.tally.of(self)
-            compiler.tally.say(DATA_DECIDE, logging.INFO)
+            if self.stops:
+                compiler.tally.say(why_staged(self), logging.INFO)
         self.goes_on = False
         """Whether it is itself what another waits with."""
         self.specialised = 0
@@ -139,7 +143,7 @@ class StagedExecutable:
 
     def _run(self, feeds: Mapping[str, Any]) -> list[Any]:
         self.runs += 1
-        if not self.goes_on:
+        if self.stops and not self.goes_on:
             self.counts.fallbacks[DATA_DECIDE] += 1
         if self._states:
             feeds = {**feeds, **self._states}

@@ -120,7 +120,11 @@ def read_model(
         raw = _read_file(path)
         directory = path.parent.resolve()
     except OSError as e:
-        raise ModelError(f"the model file cannot be read: {e.strerror}", given=str(path)) from e
+        raise ModelError(
+            f"the model file cannot be read: {e.strerror}",
+            given=str(path),
+            hint=_in_place_of(path) if path.is_dir() else None,
+        ) from e
     except ValueError as e:  # a path with a null character
         raise ModelError(f"the model file cannot be read: {e}", given=str(path)) from e
     if digest is not None and hashlib.sha256(raw).hexdigest() != digest:
@@ -130,6 +134,13 @@ def read_model(
             hint="load it again",
         )
     return ModelFile(_parse(raw, str(path)), directory)
+
+
+def _in_place_of(folder: Path) -> str:
+    """What to give in the place of a folder."""
+    files = sorted(folder.glob("*.onnx"), key=lambda f: (f.name != "model.onnx", f.name))
+    file = f"give the file itself, {files[0]}" if files else "give an ONNX file"
+    return f"{file}; folders with decoders are for `monograph generate` and monograph.Generator"
 
 
 def _read_file(path: Path) -> bytes:

@@ -34,7 +34,7 @@ from monograph.program.kinds import is_native
 from monograph.program.place import CONSTANT, OUTPUT, TEMPORARY
 from monograph.program.program import Program, Step, lower
 from monograph.program.region import Region
-from monograph.program.regions import SplitAtHost
+from monograph.program.regions import SplitAtHost, held_by_host, kind_of, step_name
 from monograph.program.work import program_work
 from monograph.runtime.gpu.control import Controlled, nest_of, nests
 from monograph.runtime.gpu.devices import Device, Record
@@ -223,12 +223,12 @@ class GpuExecutable(Running):
 
     @property
     def host_kinds(self) -> tuple[str, ...]:  # type: ignore[override]
-        return tuple(s.region.kind for s in self.host_steps)
+        return tuple(map(step_name, self.host_steps))
 
     @property
     def host_reasons(self) -> dict[str, str]:  # type: ignore[override]
         """Why each kind of step on the host runs there."""
-        return {s.region.kind: "it works on what no device holds" for s in self.host_steps}
+        return {kind_of(s.region): held_by_host(s.region) for s in self.host_steps}
 
     @cached_property
     def whole(self) -> bool:

@@ -1,0 +1,46 @@
+"""The lengths that tokens are fed in: each that was used keeps an executable."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable
+from typing import Any
+
+from monograph.errors import ConfigError
+
+LEAST_BUCKET, MOST_BUCKET = 16, 512
+
+
+def check_buckets(given: Any) -> tuple[int, ...] | None:
+    """Lengths as they were asked for, one or several; None for those that are usual."""
+    if given is None:
+        return None
+    several = list(given) if isinstance(given, Iterable) else [given]
+    try:
+        if any(isinstance(b, bool) for b in several):
+            raise TypeError
+        sizes = tuple(operator.index(b) for b in several)
+    except TypeError:
+        sizes = (0,)
+    if any(size < 1 for size in sizes):
+        raise ConfigError(
+            "buckets are lengths", expected="64 or [64, 512]: integers >= 1", given=repr(given)
+        )
+    return sizes
+
+
+def make_buckets(given: tuple[int, ...] | None, maximum: int, single: bool) -> tuple[int, ...]:
+    """The lengths that tokens are fed in, ascending; one token at a time is always among them.
+
+    A length that nothing has room for stands for as much as there is room for.
+    """
+    if single:
+        return (1,)
+    if given is not None:
+        return tuple(sorted({1, *(min(b, maximum) for b in given)}))
+    sizes = [1]
+    size = LEAST_BUCKET
+    while size <= min(MOST_BUCKET, maximum):
+        sizes.append(size)
+        size *= 2
+    return tuple(sizes)

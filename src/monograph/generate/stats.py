@@ -1,0 +1,33 @@
+"""What several sessions have done together: those of every sampler, and of one launch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+_LARGEST = {
+    "launches_per_run", "kernels_per_run", "peak_bytes", "constant_bytes", "device_bytes", "threads",
+}  # fmt: skip
+"""Figures of one run or of one moment: the largest counts, where others are added up."""
+
+
+def add_up(stats: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """The stats of sessions as those of one: counts are sums, reasons are merged."""
+    total: dict[str, Any] = {}
+    for one in stats:
+        for name, value in one.items():
+            total[name] = _both(name, total[name], value) if name in total else value
+    return total
+
+
+def _both(name: str, a: Any, b: Any) -> Any:
+    if isinstance(a, dict):
+        return {k: _sum(a[k], b[k]) if k in a and k in b else (a | b)[k] for k in a | b}
+    if isinstance(a, list):
+        return sorted({*a, *b})
+    return max(a, b) if name in _LARGEST else _sum(a, b)
+
+
+def _sum(a: Any, b: Any) -> Any:
+    """Counts are added; of names and reasons the later one stays."""
+    return a + b if isinstance(a, int) and isinstance(b, int) else b
