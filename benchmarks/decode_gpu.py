@@ -14,65 +14,26 @@ cache once takes, by the best bandwidth that a read of a few gigabytes was seen 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
 import time
-import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from datetime import date
 from pathlib import Path
 from typing import Any
 
+from benchmarks.decode_gpu_record import OURS, Record, brief
 from benchmarks.decoder_shapes import SHAPES, Shape, shape_of
 from benchmarks.decoder_weights import PRESETS
-from benchmarks.gpu_report import table
 
 BUILT = Path(__file__).parent.parent / "build" / "benchmarks"
-OURS, OUR_EAGER, ONE_LAUNCH = "monograph", "monograph, capture off", "monograph, one launch"
+OUR_EAGER = "monograph, capture off"
 GREEDY, LOOPED = 96, 256
 """Tokens that are compared, and those of a generation in one launch."""
 COMPILING = 45.0
 """Seconds that torch takes to compile a step, about."""
 Run = Callable[[], Any]
-
-
-@dataclass
-class Record:
-    """What is known so far, written down whenever a part is done."""
-
-    results: Path
-    limit: float
-    began: float = field(default_factory=time.perf_counter)
-    data: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def left(self) -> float:
-        return self.limit - (time.perf_counter() - self.began)
-
-    @contextmanager
-    def part(self, of: str, name: str, needs: float = 0.0) -> Iterator[dict[str, Any]]:
-        """One part of a format; it may fail, or find that less time is left than it needs."""
-        found = self.data.setdefault("formats", {}).setdefault(of, {"seconds": {}, "failed": {}})
-        began = time.perf_counter()
-        try:
-            if self.left < needs:
-                raise TimeoutError(f"{self.left:.0f} s left, {needs:.0f} wanted")
-            yield found
-        except Exception as e:  # whatever it is, the other parts are measured
-            found["failed"][name] = f"{type(e).__name__}: {e}"[:400]
-            if not isinstance(e, TimeoutError):
-                traceback.print_exc()
-        found["seconds"][name] = round(time.perf_counter() - began, 2)
-        print(f"{of}, {name}: {found['seconds'][name]} s {found['failed'].get(name, '')}")
-        self.save()
-
-    def save(self) -> None:
-        self.results.mkdir(parents=True, exist_ok=True)
-        (self.results / "decode_gpu.json").write_text(json.dumps(self.data, indent=1))
-        (self.results / "decode_gpu.md").write_text(report(self.data))
 
 
 @dataclass
@@ -242,17 +203,22 @@ def measure(record: Record, form: str, a: argparse.Namespace) -> None:
         _measure_loop(record, form, a, decoding)
     peers: dict[str, Callable[[int], Run]] = {}
     for name, make in decode_gpu_torch.contenders(shape, form, a.maximum, a.dry_run):
-        with record.part(form, f"make {name}", needs=20.0):
+        if not record.has_time(form, f"make {name}", 20.0):
+            continue
+        with record.part(form, f"make {name}"):
             peers[name] = make()
     for position in a.positions:
-        with record.part(form, f"beside torch at {position}", needs=10.0) as found:
+        if not record.has_time(form, f"beside torch at {position}", 10.0):
+            continue
+        with record.part(form, f"beside torch at {position}") as found:
             runs: dict[str, Run] = {}
             if decoding is not None:
                 runs = {OURS: decoding.replayed(position), OUR_EAGER: decoding.launched(position)}
             for name, at in peers.items():
                 needs = COMPILING if "compile" in name else 0.0
-                with record.part(form, f"{name} at {position}", needs):
-                    runs[name] = at(position)
+                if record.has_time(form, f"{name} at {position}", needs):
+                    with record.part(form, f"{name} at {position}"):
+                        runs[name] = at(position)
             made = {"device_us": times.interleaved(runs)}
             found.setdefault("positions", {}).setdefault(str(position), {}).update(made)
 
@@ -292,7 +258,9 @@ def _measure_ours(
 def _measure_loop(record: Record, form: str, a: argparse.Namespace, decoding: Decoding) -> None:
     """A whole generation in one launch."""
     position = a.positions[0]
-    with record.part(form, "one launch", needs=30.0) as found:
+    if not record.has_time(form, "one launch", 30.0):
+        return
+    with record.part(form, "one launch") as found:
         count = 4 if a.dry_run else min(LOOPED, a.maximum - position - 1)
         tokens = decoding.looped(0, len(found.get("tokens", ())) or count)
         found["same_tokens_in_one_launch"] = tokens == found.get("tokens")
@@ -311,7 +279,7 @@ def _measure_loop(record: Record, form: str, a: argparse.Namespace, decoding: De
             "fallbacks": stats["fallbacks"],
             "staged": stats["staged"],
         }
-        print(f"{form}, one launch: {found['one_launch']}")
+        print(f"{form}, one launch: {brief(found['one_launch'])}")
 
 
 def bandwidth(dry: bool) -> float:
@@ -338,36 +306,6 @@ def bandwidth(dry: bool) -> float:
             stop.synchronize()
             best = max(best, nbytes / (start.elapsed_time(stop) * 1e-3))
     return best
-
-
-def report(data: dict[str, Any]) -> str:
-    """The record as a page."""
-    lines = [f"# Decoding on a GPU, {data.get('date', '')}", ""]
-    lines += [f"{data.get('device', '')}; {data.get('shape', '')}; batch 1.", ""]
-    if "bandwidth" in data:
-        lines += [f"Reads at {data['bandwidth'] / 1e12:.2f} TB/s at best.", ""]
-    for form, found in data.get("formats", {}).items():
-        lines += [f"## {form}", ""]
-        names = list(dict.fromkeys(
-            n for at in found.get("positions", {}).values() for n in at["device_us"]
-        ))  # fmt: skip
-        rows = [["device us per token", *(f"at {p}" for p in found.get("positions", {}))]]
-        for name in names:
-            cells = [at["device_us"].get(name) for at in found["positions"].values()]
-            rows.append([name, *("" if c is None else f"{c:.1f}" for c in cells)])
-        for key, label in (("floor_us", "floor"), ("of_floor", "fraction of the floor")):
-            cells = [at.get(key, "") for at in found.get("positions", {}).values()]
-            rows.append([label, *map(str, cells)])
-        at_all = found.get("positions", {}).values()
-        synced = [at.get("synced_us", {}).get(OURS, "") for at in at_all]
-        rows.append(["monograph, waited for", *map(str, synced)])
-        lines += [*table(rows), ""]
-        facts = ("stats", "same_tokens", "distinct_tokens", "same_tokens_in_one_launch")
-        for key in (*facts, "one_launch", "stages", "seconds", "failed"):
-            if key in found:
-                lines.append(f"- {key.replace('_', ' ')}: {found[key]}")
-        lines.append("")
-    return "\n".join(lines)
 
 
 def _shape(a: argparse.Namespace) -> Shape:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,8 @@ import pytest
 import monograph
 from monograph.config import Config, make_config
 from monograph.errors import ConfigError
+from tests.cli.test_cli import call
+from tests.report import models
 from tests.test_donation import cache_model
 
 
@@ -43,7 +46,14 @@ def test_no_such_target(target: str) -> None:
 @pytest.mark.parametrize("target", ["cpu", "reference"])
 def test_others_are_no_gpus(target: str) -> None:
     assert not Config(target=target).on_gpu
-    for option in ({"precision": "f16"}, {"tf32": True}):
+    of_gpus: list[dict[str, Any]] = [
+        {"precision": "f16"},
+        {"tf32": True},
+        {"tune": "off"},
+        {"tune": "fast"},
+        {"tuning_cache": "mine.json"},
+    ]
+    for option in of_gpus:
         with pytest.raises(ConfigError, match="an option of the gpu target"):
             make_config(target=target, **option)
 
@@ -74,6 +84,45 @@ def test_without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(ConfigError, match="torch and triton") as caught:
             monograph.load(cache_model(), target=target)
         assert "pip install 'monograph[gpu]'" in str(caught.value)
+
+
+@pytest.mark.parametrize("target", ["gpu", "gpu:sm_90", "gpu:interpreter"])
+def test_commands_without_torch(
+    target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None)
+    for module in ("torch", "triton"):
+        monkeypatch.setitem(sys.modules, module, None)
+    path = models.save(models.LINEAR, tmp_path)
+    for command in ("run", "verify", "bench", "profile"):
+        result = call(command, path, "--target", target)
+        assert result.exit_code == 2, command
+        assert "the gpu target needs torch and triton" in result.stderr, command
+        assert "pip install" in result.stderr, command
+
+
+def test_an_architecture_is_looked_at_before_torch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None)
+    path, output = models.save(models.LINEAR, tmp_path), tmp_path / "model.mono"
+    result = call("compile", path, "-o", output, "--target", "gpu:sm_75")
+    assert result.exit_code == 2
+    assert "no code is generated for this architecture" in result.stderr
+
+
+def test_the_environment_chooses_what_is_profiled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MONOGRAPH_TARGET", "reference")
+    result = call("profile", models.save(models.LINEAR, tmp_path))
+    assert result.exit_code == 2
+    assert "only compiled code is profiled" in result.stderr
+
+
+def test_defaults_for_gpus_are_no_wish_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MONOGRAPH_TUNE", "full")
+    assert make_config(target="cpu", tune=None).tune == Config.tune
 
 
 def test_the_cpu_target_imports_neither() -> None:

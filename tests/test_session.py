@@ -207,6 +207,22 @@ def test_feeds_must_be_a_mapping() -> None:
         monograph.load(affine()).run([np.ones((2, 3))])  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("target", ["cpu", "reference"])
+def test_an_array_is_no_mapping_at_any_time(target: str) -> None:
+    model = model_of(
+        [helper.make_node("Neg", ["x"], ["y"])],
+        [("x", TensorProto.FLOAT, ["n", 3])],
+        [("y", TensorProto.FLOAT, ["n", 3])],
+    )
+    session = monograph.load(model, target=target)
+    x = np.ones((1, 3), np.float32)  # as long as there are inputs
+    for _ in range(3):
+        for start in (session.run, session.run_async):
+            with pytest.raises(FeedError, match="a mapping from names"):
+                start(x)  # type: ignore[arg-type]
+        session.run({"x": x})
+
+
 def test_donation_is_checked_and_leaves_the_callers_array_alone() -> None:
     session = monograph.load(affine(), donate={"y": "x"})
     assert session.graph.donations == (("y", "x"),)

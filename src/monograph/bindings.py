@@ -23,7 +23,7 @@ from monograph.errors import ConfigError
 from monograph.ir import Array, Graph, TensorType
 from monograph.runtime.artefact import Artefact, LoadedExecutable
 from monograph.runtime.cache import open_cache
-from monograph.runtime.counts import OFF, Tally, host_takes_part, why_staged
+from monograph.runtime.counts import OFF, Tally, why_not_one_launch
 from monograph.runtime.feeds import Signature
 from monograph.runtime.forking import import_whole, own_lock
 from monograph.runtime.progress import READY, Progress, silent
@@ -332,9 +332,9 @@ def _parts_of(executable: Any, values_decide: bool) -> str:
     """What makes an executable more than one function, in the words of `inspect`."""
     if values_decide:
         return "what inputs hold decides shapes"
-    if executable.host_kinds:
-        return host_takes_part(executable.host_kinds)
-    return why_staged(executable) or "outputs or code that cannot be kept"
+    if reason := why_not_one_launch(executable):
+        return reason
+    return "complex inputs, outputs without memory of their own, or no code for a device"
 
 
 def _open_gpu(config: Config, progress: Progress, tally: Tally | None) -> GpuSide | OfflineSide:

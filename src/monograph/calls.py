@@ -13,7 +13,7 @@ from monograph.config import Config
 from monograph.errors import ConfigError, ExecutionError, FeedError
 from monograph.ir import Array, Graph, evaluate
 from monograph.runtime.again import Again, again
-from monograph.runtime.counts import DATA_DECIDE, REQUIRE, host_takes_part
+from monograph.runtime.counts import REQUIRE, why_not_one_launch
 from monograph.runtime.feeds import Port, check_feeds
 from monograph.runtime.given import arrays_of
 from monograph.runtime.launch import fresh
@@ -313,7 +313,7 @@ class Calls:
             if len(feeds) != len(self._names):
                 return None
             key = tuple([_described(feeds[n]) for n in self._names])
-        except (AttributeError, KeyError, TypeError):
+        except (AttributeError, IndexError, KeyError, TypeError):  # no mapping of arrays
             return None
         found = self._by_signature.get(key)
         if found is None:
@@ -353,12 +353,7 @@ def _no_mapping(feeds: Any) -> FeedError:
 
 def _require_one_launch(executable: Any) -> None:
     """Refuses what is more than one launch, where the caller wants one."""
-    reason = ""
-    if getattr(executable, "stages", None) is not None:
-        reason = DATA_DECIDE
-    elif executable.host_kinds:
-        reason = host_takes_part(executable.host_kinds)
-    if reason:
+    if reason := why_not_one_launch(executable):
         raise ExecutionError(
             "the run cannot be captured",
             given=reason,

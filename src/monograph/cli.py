@@ -25,11 +25,18 @@ from monograph.cli_common import (
     show,
 )
 from monograph.cli_compile import compile_
-from monograph.cli_generate import bench_folder, generate
+from monograph.cli_generate import (
+    BenchLength,
+    Positions,
+    bench_folder,
+    generate,
+    refuse_options,
+)
 from monograph.cli_options import (
     After,
     Archive,
     AsJson,
+    Benched,
     Capture,
     CostModel,
     Debug,
@@ -42,6 +49,7 @@ from monograph.cli_options import (
     Precision,
     RuleName,
     Runnable,
+    Seconds,
     Seed,
     Target,
     Tf32,
@@ -118,7 +126,8 @@ def inspect(
     A model with unsupported ops is shown too: which ops, how often, where, and what to do.
 
     With --target it is also shown how runs on that target are launched: how many regions of how
-    many kernels, and which ops split them and why. Nothing is compiled for it, and no GPU needed.
+    many kernels, and which ops split them and why. Nothing is compiled for it: neither a GPU nor
+    torch and triton are needed.
 
     Examples:
 
@@ -138,11 +147,11 @@ def inspect(
             from monograph.report import regions
 
             request = make_request(model, target, dim, None, inputs, 0)
-            launched = regions.launching_of_model(request, note)
+            launched = regions.try_launching(request, note)
 
             def both(out: Console) -> None:
                 tables.show_inspection(out, str(model), found)
-                regions.show_launching(out, launched)
+                regions.show_told(out, launched, target, note)
 
             show(as_json, told | {"launches": regions.launching_json(launched)}, both)
         if found.problem is not None and not found.missing:
@@ -179,12 +188,13 @@ def run(
     """
     with reporting(as_json, debug):
         from monograph.report import tables
-        from monograph.report.execute import run_model, save_archive
+        from monograph.report.execute import check_folder, run_model, save_archive
 
         if output is not None and output.suffix != ".npz":
             raise ConfigError(
                 "--output is an .npz file", given=output, hint=f"name it {output}.npz"
             )
+        check_folder(output)
         gpu = {"precision": precision, "tf32": tf32, "tune": tune_, "capture": capture}
         options = {"threads": threads, **gpu}
         request = make_request(model, target, dim, input_, inputs, seed, **options)
@@ -261,13 +271,13 @@ def _explain(
 
 @app.command()
 def bench(
-    model: Runnable,
+    model: Benched,
     target: Target = None,
     against: Annotated[
         str,
         typer.Option(metavar="PEER,PEER", help="Time these beside it: onnxruntime, openvino."),
     ] = "",
-    seconds: Annotated[float, typer.Option(min=0.1, help="How long to measure.")] = 5.0,
+    seconds: Seconds = None,
     threads: Threads = None,
     dim: Dims = None,
     input_: InputFiles = None,
@@ -277,9 +287,8 @@ def bench(
     tf32: Tf32 = None,
     tune_: Tune = None,
     capture: Capture = None,
-    positions: Annotated[
-        str, typer.Option(metavar="N,N", help="Of a folder with a decoder: where to time steps.")
-    ] = "16,512",
+    positions: Positions = None,
+    max_length: BenchLength = None,
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
@@ -289,18 +298,27 @@ def bench(
     than the times. Of a folder with a decoder, steps are timed with --positions tokens in the
     cache.
 
-    Example:  monograph bench model.onnx --against onnxruntime,openvino --threads 2
+    Examples:
+
+    monograph bench model.onnx --against onnxruntime,openvino --threads 2
+
+    monograph bench llama/ --positions 16,1000
     """
     with reporting(as_json, debug):
         from monograph.report.bench import bench_model, show_bench
 
         gpu = {"precision": precision, "tf32": tf32, "tune": tune_, "capture": capture}
         if model.is_dir():
-            bench_folder(model, target, positions, as_json, threads=threads, **gpu)
+            given: dict[str, Any] = {"--against": against, "--seconds": seconds, "--seed": seed}
+            given |= {"--dim": dim, "--input": input_, "--inputs": inputs}
+            refuse_options("a folder", given, "give its ONNX file to time that as a plain model")
+            bench_folder(model, target, positions, max_length, as_json, threads=threads, **gpu)
             return
+        given = {"--positions": positions, "--max-length": max_length}
+        refuse_options("a model file", given, "give the folder of a decoder to time its steps")
         request = make_request(model, target, dim, input_, inputs, seed, **gpu)
         peers = [p.strip() for p in against.split(",") if p.strip()]
-        found = bench_model(request, note, against=peers, seconds=seconds, threads=threads)
+        found = bench_model(request, note, against=peers, seconds=seconds or 5.0, threads=threads)
         show(as_json, found.as_json(), lambda out: show_bench(out, str(model), found))
 
 

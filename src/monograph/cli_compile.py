@@ -26,9 +26,11 @@ Output = Annotated[
     Path, typer.Option("-o", "--output", metavar="FILE.mono", help="Where to write the package.")
 ]
 Target = Annotated[
-    str,
+    str | None,
     typer.Option(
-        metavar="cpu|gpu|gpu:ARCH", help="What it is for; gpu:sm_90 needs no GPU on this machine."
+        metavar="cpu|gpu|gpu:ARCH",
+        help="What it is for; gpu:sm_90 needs torch and triton, but no GPU.",
+        show_default="cpu",
     ),
 ]
 Features = Annotated[
@@ -44,7 +46,7 @@ Features = Annotated[
 def compile_(
     model: Model,
     output: Output,
-    target: Target = "cpu",
+    target: Target = None,
     threads: Threads = None,
     features: Features = None,
     precision: Precision = None,

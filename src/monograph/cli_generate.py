@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,10 +12,24 @@ import typer
 
 from monograph.cli_common import note, reporting, show
 from monograph.cli_options import AsJson, Capture, Debug, Precision, Target, Tf32, Threads, Tune
-from monograph.errors import ConfigError
+from monograph.errors import ConfigError, MonographError
 
 if TYPE_CHECKING:
     from monograph.generate import Generator
+
+MOST = 128
+"""Tokens that are made unless told."""
+_WORDS = (
+    ("get_sequence has what was generated; ", ""),
+    ("make a Generator with more max_length", "raise --max-length"),
+    ("give token ids", "give --tokens"),
+    ("max_length", "--max-length"),
+    ("max_new_tokens", "--max-new-tokens"),
+    ("repetition_penalty", "--repetition-penalty"),
+    ("top_k", "--top-k"),
+    ("top_p", "--top-p"),
+)
+"""What errors say to users of Python, and what that is on the command line."""
 
 Folder = Annotated[
     Path,
@@ -26,11 +42,39 @@ Tokens = Annotated[
     str | None, typer.Option(metavar="ID,ID,...", help="Token ids to go on from, without text.")
 ]
 Count = Annotated[
-    int, typer.Option("--max-new-tokens", "-n", min=1, help="How many tokens at most.")
+    int | None,
+    typer.Option(
+        "--max-new-tokens",
+        "-n",
+        min=1,
+        help="How many tokens at most.",
+        show_default=f"{MOST}, or what --max-length has room for",
+    ),
 ]
 Length = Annotated[
     int | None,
-    typer.Option(min=2, help="Tokens that a sequence has room for, prompt included."),
+    typer.Option(
+        min=2,
+        help="Tokens that a sequence has room for, prompt included.",
+        show_default="the decoder's context, but at most 2048",
+    ),
+]
+Positions = Annotated[
+    str | None,
+    typer.Option(
+        metavar="N,N",
+        help="Of a folder with a decoder: how many tokens are in the cache when steps are timed.",
+        show_default="16,512, as far as they fit",
+    ),
+]
+BenchLength = Annotated[
+    int | None,
+    typer.Option(
+        "--max-length",
+        min=2,
+        help="Of a folder with a decoder: how many tokens the cache has room for.",
+        show_default="what --positions need",
+    ),
 ]
 Temperature = Annotated[
     float, typer.Option(min=0.0, help="0 takes the most likely token; 1 draws as trained.")
@@ -54,7 +98,7 @@ def generate(
     decoder: Folder,
     prompt: PromptText = None,
     tokens: Tokens = None,
-    max_new_tokens: Count = 128,
+    max_new_tokens: Count = None,
     max_length: Length = None,
     temperature: Temperature = 0.0,
     top_k: TopK = 0,
@@ -84,7 +128,7 @@ def generate(
 
     monograph generate llama/ --tokens 1,2,3 --temperature 0.8 --top-p 0.9 --seed 7 --json
     """
-    with reporting(as_json, debug):
+    with reporting(as_json, debug), _said_as_options():
         given = _given(prompt, tokens)
         options: dict[str, Any] = {
             "threads": threads, "precision": precision, "tf32": tf32,
@@ -101,7 +145,7 @@ def generate(
 
 
 def _generate(
-    made: Generator, given: str | list[int], most: int, wishes: dict[str, Any], as_json: bool
+    made: Generator, given: str | list[int], most: int | None, wishes: dict[str, Any], as_json: bool
 ) -> None:
     """Prints what comes as it comes, and figures behind it; with `as_json` all at the end."""
     from monograph.report.decode import decoding_lines, measured
@@ -109,9 +153,12 @@ def _generate(
     is_text = isinstance(given, str)
     ids = made.tokenizer.encode(given) if isinstance(given, str) else given
     made.warm_up(len(ids), **wishes)
+    limit = most or MOST
+    # Unless told, it goes on to where there is no more room; a number has to fit.
+    count = limit if most or limit <= made.max_length - len(ids) else None
     pieces = []
     try:
-        for piece in made.stream(given, most, **wishes):
+        for piece in made.stream(given, count, **wishes):
             pieces.append(piece)
             if not as_json:
                 print(piece, end="" if is_text else " ", flush=True)
@@ -120,29 +167,60 @@ def _generate(
             print()
     sequence = made.get_sequence(0).tolist()
     length = made.prompt_length
-    found = measured(made, length, len(sequence) - length)
+    found = measured(made, length, len(sequence) - length, limit)
     if not as_json:
         for line in decoding_lines(found):
             print(line, file=sys.stderr)
         return
-    result = {"tokens": sequence[length:]}
+    result: dict[str, Any] = {"tokens": sequence[length:]}
     if is_text:
         result["text"] = "".join(pieces)
     show(True, result | found.as_json(), lambda _: None)
 
 
 def bench_folder(
-    decoder: Path, target: str | None, positions: str, as_json: bool, **options: Any
+    decoder: Path,
+    target: str | None,
+    positions: str | None,
+    max_length: int | None,
+    as_json: bool,
+    **options: Any,
 ) -> None:
     """`monograph bench` of a folder: decode steps at positions."""
-    from monograph.report.decode import bench_decoder, show_decode_bench
+    from monograph.report.decode import POSITIONS, bench_decoder, show_decode_bench, usual_positions
 
-    places = [_id(p, "--positions") for p in positions.split(",") if p.strip()]
-    if not places:
+    texts = None if positions is None else [p for p in positions.split(",") if p.strip()]
+    places = [_id(p, "--positions") for p in texts or ()]
+    if texts is not None and not places:
         raise ConfigError("--positions are numbers", expected="16,512", given=positions)
-    made = _open(decoder, target, None, room=max(places) + 64, **options)
-    found = bench_decoder(made, places, 1, note)
+    with _said_as_options():
+        room = max(places or POSITIONS) + 64
+        made = _open(decoder, target, max_length, 0 if max_length else room, **options)
+        if texts is None:
+            places = usual_positions(made.max_length)
+            if places != [*POSITIONS]:
+                listed = ",".join(map(str, places))
+                note(f"--positions {listed}: more do not fit into {made.max_length} tokens")
+        found = bench_decoder(made, places, 1, note)
     show(as_json, found.as_json(), lambda out: show_decode_bench(out, str(decoder), found))
+
+
+def refuse_options(of: str, given: dict[str, Any], hint: str) -> None:
+    """Refuses options that would change nothing: whoever gives them expects that they do."""
+    if useless := [name for name, value in given.items() if value]:
+        raise ConfigError(f"bench of {of} takes no {', '.join(useless)}", hint=hint)
+
+
+@contextmanager
+def _said_as_options() -> Iterator[None]:
+    """Has errors name options of the command line, not those of Python."""
+    try:
+        yield
+    except MonographError as e:
+        for python, option in _WORDS:
+            e.message = e.message.replace(python, option)
+            e.hint = None if e.hint is None else e.hint.replace(python, option)
+        raise
 
 
 def _open(

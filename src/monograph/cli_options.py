@@ -16,13 +16,25 @@ Runnable = Annotated[
         metavar="MODEL", help="An ONNX file, or a package of `compile`.", show_default=False
     ),
 ]
+Benched = Annotated[
+    Path,
+    typer.Argument(
+        metavar="MODEL",
+        help="An ONNX file, a package of `compile`, or a folder with a decoder.",
+        show_default=False,
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
 Debug = Annotated[
     bool, typer.Option("--debug", envvar=DEBUG_VARIABLE, help="Show tracebacks of errors.")
 ]
 Target = Annotated[
     str | None,
-    typer.Option(help=f"What runs the model: {', '.join(TARGETS)}.", show_default="cpu"),
+    typer.Option(
+        help=f"What runs the model: {', '.join(TARGETS)}; gpu:1 (the second),"
+        " gpu:interpreter (without a GPU, slow).",
+        show_default="cpu",
+    ),
 ]
 Threads = Annotated[
     int | None,
@@ -84,6 +96,10 @@ Disabled = Annotated[
     typer.Option("--disable", metavar="PASS", help="Leave a pass out; repeatable."),
 ]
 Seed = Annotated[int, typer.Option(min=0, help="Seed of the inputs that are made at random.")]
+
+Seconds = Annotated[
+    float | None, typer.Option(min=0.1, help="How long to measure.", show_default="5.0")
+]
 
 # Of verify
 

@@ -22,6 +22,7 @@ from monograph.cli_options import (
     Threads,
     Tune,
 )
+from monograph.config import make_config
 from monograph.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -37,12 +38,15 @@ Trace = Annotated[
     Path | None,
     typer.Option(metavar="FILE.json", help="Write the run of median time as a Chrome trace."),
 ]
-Target = Annotated[str, typer.Option(metavar="cpu|gpu", help="What runs the model.")]
+Target = Annotated[
+    str | None,
+    typer.Option(metavar="cpu|gpu", help="What runs the model.", show_default="cpu"),
+]
 
 
 def profile(
     model: Model,
-    target: Target = "cpu",
+    target: Target = None,
     top: Top = 20,
     trace: Trace = None,
     runs: Runs = 30,
@@ -88,6 +92,10 @@ def profile(
     """
     with reporting(as_json, debug):
         gpu = {"precision": precision, "tf32": tf32, "tune": tune, "capture": capture}
+        from monograph.report.execute import check_folder
+
+        target = make_config(target=target).target
+        check_folder(trace)
         request = make_request(model, target, dim, input_, inputs, seed, **gpu)
         if target.partition(":")[0] == "gpu":
             _on_gpu(request, target, top, trace, runs, warm_ups, as_json)

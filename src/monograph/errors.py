@@ -34,8 +34,8 @@ def unforeseen(error: Exception) -> dict[str, Any]:
 
 
 def some_of(names: Iterable[str]) -> str:
-    """The first few of some names, each once, and how many more there are."""
-    every = list(dict.fromkeys(names))
+    """The first few of some names, and how many more there are."""
+    every = list(names)
     more = f" and {len(every) - MAX_LISTED} more" if len(every) > MAX_LISTED else ""
     return ", ".join(every[:MAX_LISTED]) + more
 

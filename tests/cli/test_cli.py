@@ -17,6 +17,7 @@ from typer.testing import CliRunner, Result
 
 import monograph
 from monograph.cli import app
+from monograph.report.execute import Request
 from tests.report import models
 
 
@@ -215,7 +216,7 @@ def test_numbers_that_json_lacks(tmp_path: Path):
         (["--input", "x=absent.npy"], "the file cannot be read"),
         (["--inputs", "absent.npz"], "the file cannot be read"),
         (["--target", "toaster"], "no such target"),
-        (["--output", "absent/folder/out.npz"], "the file cannot be written"),
+        (["--output", "absent/folder/out.npz"], "no such directory to write to"),
     ],
 )
 def test_bad_arguments(linear: Path, arguments: list[str], message: str):
@@ -452,6 +453,23 @@ def test_the_model_runs_once_per_side(
     assert len(runs) == 1
 
 
+@pytest.mark.parametrize(
+    "command", [("run", "--output", "out.npz"), ("profile", "--trace", "run.json")]
+)
+def test_a_folder_is_looked_for_before_the_work(
+    command: tuple[str, str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def works(*_: object) -> None:
+        raise AssertionError("the model was loaded first")
+
+    monkeypatch.setattr(Request, "load", works)
+    name, option, file = command
+    path = models.save(models.LINEAR, tmp_path)
+    result = call(name, path, option, tmp_path / "absent" / file)
+    assert result.exit_code == 2
+    assert "no such directory to write to" in result.stderr
+
+
 def test_a_failed_run_on_random_inputs_says_what_to_do(tmp_path: Path):
     path = models.save(
         """<ir_version: 9, opset_import: ["" : 18]>
@@ -460,7 +478,8 @@ def test_a_failed_run_on_random_inputs_says_what_to_do(tmp_path: Path):
     )
     result = call("run", path)
     assert result.exit_code == 2
-    assert "--input NAME=FILE.npy" in result.stderr
+    assert "choose sizes with --dim NAME=SIZE" in result.stderr
+    assert "--inputs FILE.npz" in result.stderr
     assert call("run", path, "--dim", "N=6").exit_code == 0
 
 

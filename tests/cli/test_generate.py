@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from monograph import Generator
 from monograph.cli import app
+from monograph.report.decode import Decoding, decoding_lines
 
 PROMPT = "3,14,15,92"
 
@@ -30,7 +31,7 @@ def test_tokens_are_streamed_and_figures_follow(folder: Path) -> None:
     expected = Generator(folder, "reference", max_length=64).generate([3, 14, 15, 92], 8)
     out, figures = run("generate", folder, "--tokens", PROMPT, "-n", 8, "--max-length", 64)
     assert [int(t) for t in out.split()] == expected
-    for text in ("prompt: 4 tokens", "8 tokens", "1 launches a token", "is the floor"):
+    for text in ("prompt: 4 tokens", "8 tokens", "1 launch a token", "is the floor"):
         assert text in figures
 
 
@@ -47,6 +48,71 @@ def test_json_is_one_object(folder: Path, options: list[str]) -> None:
     cache = 2 * 2 * 2 * 32 * 8
     assert found["bytes_per_token"] == 4 * (weights + cache)
     assert found["of_floor"] > 0
+
+
+def test_why_it_stopped(folder: Path) -> None:
+    cases = [
+        (["-n", 5], "at the limit of 5 new tokens", ("max_new_tokens", None)),
+        (["-n", 1], "at the limit of 1 new token", ("max_new_tokens", None)),
+        (["-n", 8, "--stop"], "at stop token", ("stop_token", 0)),
+        (["--max-length", 20], "at the maximum length, 20 tokens", ("max_length", None)),
+    ]
+    tokens = Generator(folder, "reference", max_length=64, stop=()).generate([9], 3)
+    for options, text, (stopped, token) in cases:
+        if "--stop" in options:
+            options, token = [*options, tokens[-1]], tokens[-1]
+        arguments = ["--tokens", "9", "--target", "reference", *options]
+        assert f"stopped: {text}" in run("generate", folder, *arguments)[1]
+        found = json.loads(run("generate", folder, *arguments, "--json")[0])
+        assert (found["stopped"], found["stop_token"]) == (stopped, token)
+
+
+def test_a_short_generation_has_figures_of_its_own(folder: Path) -> None:
+    arguments = ["--tokens", "9", "-n", 1, "--target", "reference"]
+    found = json.loads(run("generate", folder, *arguments, "--json")[0])
+    assert found["prefill_seconds"] > 0
+    assert found["tokens_per_second"] is found["of_floor"] is None
+    figures = run("generate", folder, *arguments)[1]
+    assert "prompt: 1 token in" in figures
+    assert "decode: 1 token\n" in figures
+
+
+def test_more_than_the_floor_is_explained() -> None:
+    def lines(bandwidth: float) -> str:
+        found = Decoding("cpu", 4, 8, 0.1, 0.7, 7, 1.0, 1000, bandwidth, "max_new_tokens", None)
+        return "\n".join(decoding_lines(found))
+
+    assert "50% of it\n" in lines(20_000.0)
+    assert "200% of it (over 100%: it was read from caches" in lines(5_000.0)
+
+
+def test_usual_positions_are_those_that_fit(folder: Path) -> None:
+    found = run("bench", folder, "--json")
+    assert [p["position"] for p in json.loads(found[0])["positions"]] == [16, 477]
+    assert "note: --positions 16,477: more do not fit into 512 tokens" in found[1]
+    assert "expected: 0..508" in run("bench", folder, "--positions", "509", code=2)[1]
+    error = run("bench", folder, "--positions", 100, "--max-length", 64, code=2)[1]
+    assert "what to do: raise --max-length" in error
+    run("bench", folder, "--positions", 8, "--max-length", 64, "--target", "reference")
+
+
+@pytest.mark.parametrize(
+    "option",
+    [["--against", "onnxruntime"], ["--dim", "a=1"], ["--seconds", "5"], ["--seed", "3"]],
+)
+def test_options_that_change_nothing_are_refused(folder: Path, option: list[str]) -> None:
+    error = run("bench", folder, *option, code=2)[1]
+    assert f"bench of a folder takes no {option[0]}" in error
+    for useless in (["--positions", "5"], ["--max-length", "64"]):
+        error = run("bench", folder / "model.onnx", *useless, code=2)[1]
+        assert f"bench of a model file takes no {useless[0]}" in error
+
+
+@pytest.mark.parametrize("command", ["inspect", "run", "verify", "profile", "explain"])
+def test_a_folder_is_no_model(folder: Path, command: str) -> None:
+    error = run(command, folder, code=2)[1]
+    assert f"give the file itself, {folder / 'model.onnx'}" in error
+    assert "monograph generate" in error
 
 
 def test_decode_steps_at_positions(folder: Path) -> None:
@@ -79,6 +145,9 @@ def test_what_was_generated_is_shown_before_an_error(folder: Path) -> None:
     )  # fmt: skip
     assert len(out.split()) == 8
     assert "the maximum length is reached" in error
+    assert "what to do: raise --max-length\n" in error
+    error = run("generate", folder, "--tokens", PROMPT, "--max-length", 4, code=2)[1]
+    assert "raise --max-length, or shorten the prompt" in error
 
 
 def test_a_folder_without_a_decoder(tmp_path: Path) -> None:

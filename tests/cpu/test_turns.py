@@ -239,7 +239,7 @@ def test_only_the_sequence_in_a_turn_is_the_hosts() -> None:
     np.testing.assert_allclose(made, np.exp(np.repeat([x[0] ** 2, x[0] ** 4, x[0] ** 8], 3)), 1e-6)
     assert session.stats["launches_per_run"] == 3
     assert set(session.stats["host_reasons"].values()) == {"a sequence"}
-    assert "loop" not in session.stats["host_steps"]
+    assert not any(name.startswith("loop") for name in session.stats["host_steps"])
 
 
 def test_only_what_is_text_in_a_turn_is_the_hosts() -> None:

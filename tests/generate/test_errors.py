@@ -14,6 +14,7 @@ import onnx
 import pytest
 from benchmarks.decoders import build
 
+import monograph
 from monograph import Generator
 from monograph.errors import ConfigError, FeedError, ModelError, MonographError, UnsupportedError
 from tests.generate.decoders import counting_decoder
@@ -131,6 +132,14 @@ def test_a_stop_token_of_the_configuration_that_the_vocabulary_lacks(folder: Pat
     refused(folder, ConfigError, "no such stop token", stop=None)
 
 
+def test_a_folder_is_no_model(built: Path, tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="Is a directory") as caught:
+        monograph.load(built)
+    assert f"{built / 'model.onnx'}; folders with decoders" in str(caught.value)
+    with pytest.raises(ModelError, match="give an ONNX file"):
+        monograph.load(tmp_path)
+
+
 # Graphs
 
 
@@ -233,7 +242,8 @@ def test_options_out_of_range(built: Path) -> None:
     refused(built, ConfigError, "top_p has no such value", top_p=1.5)
     refused(built, ConfigError, "top_k is a count", top_k=-1)
     refused(built, ConfigError, "repetition_penalty is a factor", repetition_penalty=0.0)
-    refused(built, ConfigError, "buckets are lengths", buckets=[0])
+    for buckets in ([0], 0, 1.5, "64", [True], [64, None]):
+        refused(built, ConfigError, "buckets are lengths", buckets=buckets)
     refused(built, ConfigError, "no such option", tempo=1)
     with pytest.raises(ConfigError, match="no such wish for sampling"):
         opened(built).generate(PROMPT, 3, temprature=1.0)

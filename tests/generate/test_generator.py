@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -146,6 +148,76 @@ def test_the_maximum_is_reached_exactly_and_no_further(folder: Path) -> None:
         assert g.get_sequence(0).tolist() == PROMPT + longer[:room]
 
 
+@pytest.mark.parametrize("style", ["genai", "optimum"])
+def test_nothing_follows_a_stop_token(style: str, tmp_path: Path) -> None:
+    g = generator(build(tmp_path, "tiny-llama", style=style), "reference")
+    stop = g.generate(PROMPT, 3)[-1]
+    assert g.finish_reason() is None
+    g = generator(tmp_path, "reference", stop=stop)
+    g.append_tokens(PROMPT)
+    while not g.is_done():
+        g.generate_next_token()
+    whole = g.get_sequence(0).tolist()
+    assert whole[-1] == stop
+    g.generate_next_token()
+    assert g.get_sequence(0).tolist() == whole
+    assert g.get_next_tokens().tolist() == [stop]
+    assert g.finish_reason() == "stop"
+
+
+def test_what_was_generated_last_is_forgotten_with_its_sequence(folder: Path) -> None:
+    g = generator(folder, "reference")
+    changes = (
+        g.reset,
+        lambda: g.append_tokens([5]),
+        lambda: g.rewind_to(len(PROMPT)),
+    )
+    for change in changes:
+        g.reset()
+        g.append_tokens(PROMPT)
+        assert g.get_next_tokens().size == 0
+        g.generate_next_token()
+        assert g.get_next_tokens().tolist() == [g.get_sequence(0)[-1]]
+        change()
+        assert g.get_next_tokens().size == 0
+
+
+# Several generations
+
+
+@pytest.mark.parametrize("one_launch", [False, True])
+def test_a_stream_ends_when_the_generator_is_used_otherwise(folder: Path, one_launch: bool) -> None:
+    g = generator(folder, "reference")
+    expected = g.generate([4, 5], 4)
+    uses = (
+        lambda: g.generate([4, 5], 4),
+        lambda: next(g.stream([4, 5], 4)),
+        g.generate_next_token,
+        lambda: g.append_tokens([7]),
+        lambda: g.rewind_to(3),
+        g.reset,
+    )
+    for use in uses:
+        stream = g.stream(PROMPT, 20, one_launch=one_launch)
+        next(stream), next(stream)
+        use()
+        before = g.token_count()
+        with pytest.raises(ExecutionError, match="used for something else in between"):
+            next(stream)
+        assert g.token_count() == before
+    assert g.generate([4, 5], 4) == expected
+
+
+def test_wishes_of_a_stream_are_none_of_the_next_generation(folder: Path) -> None:
+    g = generator(folder, "reference")
+    expected = g.generate([4, 5], 6)
+    stream = g.stream(PROMPT, 20, temperature=2.0, seed=5, stop=expected[1])
+    next(stream)
+    assert g.generate([4, 5], 6) == expected
+    stream.close()  # type: ignore[attr-defined]
+    assert g.generate([4, 5], 6) == expected
+
+
 # One launch
 
 
@@ -168,6 +240,34 @@ def test_one_launch_is_one_native_call(folder: Path) -> None:
     assert stats["host_steps"] == []
     assert g.engine.timing.decode_launches == 1
     assert g.engine.timing.decode_runs == 29
+
+
+def test_stats_are_those_of_all_sessions(folder: Path) -> None:
+    g = generator(folder)
+    g.generate(PROMPT, 6)
+    g.generate(PROMPT, 6, one_launch=True)
+    g.generate(PROMPT, 6, temperature=1.0)
+    assert g.session.stats["runs"] == 6
+    stats = g.stats
+    assert stats["runs"] == 6 + 2 + 6
+    assert stats["launches_per_run"] == 1
+    assert set(stats) >= set(g.session.stats)
+
+
+def test_a_prompt_of_one_token_is_a_prompt(folder: Path) -> None:
+    g = generator(folder, "reference")
+    g.generate([5], 4)
+    timing = g.engine.timing
+    assert (timing.prefill_runs, timing.prefill_tokens, timing.decode_runs) == (1, 1, 3)
+    assert timing.prefill_seconds > 0
+    g.append_tokens([6])
+    assert (timing.prefill_runs, timing.decode_runs) == (2, 3)
+
+
+def test_a_bucket_may_be_one_number(folder: Path) -> None:
+    assert generator(folder, "reference", buckets=32).engine.buckets == (1, 32)
+    assert generator(folder, "reference", buckets=np.int64(9)).engine.buckets == (1, 9)
+    assert generator(folder, "reference", buckets=[8, 4096]).engine.buckets == (1, 8, 64)
 
 
 # Sampling
@@ -308,3 +408,11 @@ def test_generator_says_what_it_is(folder: Path) -> None:
 def test_generator_is_a_public_name() -> None:
     assert "Generator" in monograph.__all__
     assert monograph.Generator is Generator
+
+
+def test_names_that_are_imported_late_are_listed() -> None:
+    code = "import monograph; print(*dir(monograph))"
+    names = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout.split()
+    assert {*monograph.__all__} <= {*names}

@@ -46,7 +46,13 @@ def small(family: str, layers: int = 1) -> Shape:
 
 def engine_of(folder: Path, target: str, batch: int) -> Engine:
     generator = monograph.Generator(
-        folder, target, max_length=MAXIMUM, stop=(), logits=True, cache_dir="", tune="off"
+        folder,
+        target,
+        max_length=MAXIMUM,
+        stop=(),
+        logits=True,
+        cache_dir="",
+        tune="off" if target.startswith("gpu") else None,
     )
     generator.engine.start(batch, Sampling())
     return generator.engine

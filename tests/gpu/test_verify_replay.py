@@ -22,7 +22,6 @@ from tests.gpu import gpu_models
 from tests.gpu.fake_driver import FakeDriver
 from tests.gpu.test_session_capture import Recording
 from tests.report import models
-from tests.report.test_launching import SPLIT
 
 pytestmark = gpu_models.INTERPRETED
 TWO = """
@@ -85,15 +84,16 @@ def test_a_graph_that_keeps_old_addresses_is_found(
 def test_without_graphs_nothing_is_verified(model: Path) -> None:
     result = call("verify", model, "--replay", *ON)
     assert result.exit_code == 1
-    assert "no run was replayed" in result.stdout
+    assert "nothing was replayed" in result.stdout
     assert "has no graphs" in result.stdout
-    refused = call("verify", model, "--replay", *ON, "--capture", "off")
-    assert refused.exit_code == 2
+    result = call("verify", model, "--replay", *ON, "--capture", "off")
+    assert result.exit_code == 1
+    assert "nothing was replayed" in result.stdout
 
 
 @pytest.mark.usefixtures("graphs")
 def test_every_region_of_the_program_is_one_graph(model: Path) -> None:
-    path = models.save(SPLIT, model.parent, "split.onnx")
+    path = models.save(models.SPLIT, model.parent, "split.onnx")
     session = load(path, "gpu:interpreter", tune="off")
     x = np.arange(1, 5, dtype=np.float32)
     expected = load(path, "reference").run({"x": x})
@@ -103,7 +103,7 @@ def test_every_region_of_the_program_is_one_graph(model: Path) -> None:
     assert len(found.regions) == 2
     assert session.stats["captures"] == session.stats["launches_per_run"] == 2
     assert session.stats["kernels_per_run"] == sum(map(found.count, found.regions))
-    assert session.stats["host_steps"] == [h.step.region.kind for h in found.host[:1]]
+    assert session.stats["host_steps"] == sorted(h.name for h in found.host)
 
 
 @pytest.mark.usefixtures("graphs")

@@ -53,6 +53,37 @@ noisy (float[4] x) => (float[4] y)
 }
 """
 
+SPLIT = """
+<ir_version: 9, opset_import: ["" : 20]>
+split (float[4] x) => (float[4] y)
+{
+    [before] a = Exp(x)
+    [written] s = Cast <to = 8> (a)
+    [read] b = Cast <to = 1> (s)
+    [behind] y = Neg(b)
+}
+"""
+
+SIZED = """
+<ir_version: 9, opset_import: ["" : 18]>
+sized (float[N, 4] x) => (float[M] y)
+{
+    [found] at = NonZero(x)
+    [turned] rows = Transpose(at)
+    [picked] chosen = GatherND(x, rows)
+    [last] y = Exp(chosen)
+}
+"""
+
+WINDOW = """
+<ir_version: 9, opset_import: ["" : 18]>
+window (float[1, 1, W] x) => (float[1, 1, V] y)
+<float[1, 1, 3] w = {1, 2, 3}>
+{
+    y = Conv(x, w)
+}
+"""
+
 CHOSEN = """
 <ir_version: 9, opset_import: ["" : 18]>
 chosen (float[1, 1, 4, 4] x) => (float[1, 1, H, W] y)

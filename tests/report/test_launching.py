@@ -13,17 +13,6 @@ from monograph.session import load
 from tests.cli.test_cli import call, call_json
 from tests.report import models
 
-SPLIT = """
-<ir_version: 9, opset_import: ["" : 20]>
-split (float[4] x) => (float[4] y)
-{
-    [before] a = Exp(x)
-    [written] s = Cast <to = 8> (a)
-    [read] b = Cast <to = 1> (s)
-    [behind] y = Neg(b)
-}
-"""
-
 
 def told(text: str, target: str, folder: Path) -> Launching:
     return launching_of_model(Request(models.save(text, folder), target), lambda _: None)
@@ -39,7 +28,7 @@ def test_a_model_of_numbers_is_one_region(target: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("target", ["cpu", "gpu"])
 def test_both_targets_name_the_op_that_splits_and_why(target: str, tmp_path: Path) -> None:
-    found = told(SPLIT, target, tmp_path)
+    found = told(models.SPLIT, target, tmp_path)
     assert [h.reason for h in found.host] == ["strings", "strings"]
     assert found.text.startswith("2 regions, 2 kernels; 2 host steps (strings: ")
     assert "written" in found.text
@@ -49,10 +38,10 @@ def test_both_targets_name_the_op_that_splits_and_why(target: str, tmp_path: Pat
 
 
 def test_the_words_are_those_of_the_runs(tmp_path: Path) -> None:
-    path = models.save(SPLIT, tmp_path)
+    path = models.save(models.SPLIT, tmp_path)
     session = load(path, "cpu")
     session.run({"x": np.ones(4, np.float32)})
-    found = told(SPLIT, "cpu", tmp_path)
+    found = told(models.SPLIT, "cpu", tmp_path)
     assert session.stats["launches_per_run"] == len(found.regions)
     assert session.stats["kernels_per_run"] == sum(found.count(r) for r in found.regions)
 
@@ -64,6 +53,87 @@ def test_data_that_decide_sizes_end_the_program(tmp_path: Path) -> None:
     assert "late" in found.text
 
 
+@pytest.mark.parametrize("target", ["cpu", "gpu"])
+def test_the_op_that_finds_a_size_is_named_alike_by_all(target: str, tmp_path: Path) -> None:
+    found = told(models.SIZED, target, tmp_path)
+    words = "data decide sizes: the host reads them, and goes on from there (non_zero (found)"
+    assert words in found.text
+    path = models.save(models.SIZED, tmp_path)
+    session = load(path, "cpu")
+    session.run({"x": np.eye(3, 4, dtype=np.float32)})
+    assert session.stats["launches_per_run"] == len(found.regions)
+    (reason,) = session.stats["fallbacks"]
+    assert reason in found.text
+    refused = call("run", path, "--capture", "require")
+    assert refused.exit_code == 2
+    assert reason in refused.stderr
+
+
+def test_what_waits_is_counted_as_a_launch_of_its_own(tmp_path: Path) -> None:
+    found = told(models.CHOSEN, "cpu", tmp_path)
+    assert "what follows is compiled and launched when they are known" in found.text
+    session = load(models.save(models.CHOSEN, tmp_path), "cpu")
+    session.run({"x": np.ones((1, 1, 4, 4), np.float32)})
+    assert session.stats["launches_per_run"] == len(found.regions) + 1
+
+
+def test_a_state_between_runs_is_no_reason_to_wait(tmp_path: Path) -> None:
+    session = load(models.save(models.RANDOM, tmp_path), "cpu", capture="require")
+    session.run({"x": np.ones(4, np.float32)})
+    assert session.stats["fallbacks"] == {}
+    assert told(models.RANDOM, "cpu", tmp_path).text == "1 region, 1 kernel; no host steps"
+
+
+def test_refusals_name_steps_of_the_host_as_inspect_does(tmp_path: Path) -> None:
+    path = models.save(models.SPLIT, tmp_path)
+    names = [h.name for h in told(models.SPLIT, "cpu", tmp_path).host]
+    assert names == ["cast (written)", "cast (read)"]
+    session = load(path, "cpu")
+    session.run({"x": np.ones(4, np.float32)})
+    assert session.stats["host_steps"] == sorted(names)
+    for command in (
+        ("run", path, "--capture", "require"),
+        ("compile", path, "-o", tmp_path / "m.mono"),
+    ):
+        result = call(*command)
+        assert result.exit_code == 2
+        assert ", ".join(names) in result.stderr
+
+
+def test_sizes_that_do_not_fit_leave_the_tables(tmp_path: Path) -> None:
+    path = models.save(models.WINDOW, tmp_path)
+    result = call("inspect", path, "--target", "gpu")
+    assert result.exit_code == 0
+    assert "Every op is supported" in result.stdout
+    assert "launches on gpu cannot be told" in result.stderr
+    assert "choose sizes with --dim" in result.stderr
+    found = call_json("inspect", path, "--target", "cpu")
+    assert found["supported"]
+    assert "choose sizes with --dim" in found["launches"]["problem"]
+    assert (
+        "launches on gpu: 1 region"
+        in call("inspect", path, "--target", "gpu", "--dim", "W=8").stdout
+    )
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("run",),
+        ("bench", "--seconds", "0.1"),
+        ("explain",),
+        ("profile",),
+        ("verify",),
+        ("verify", "--replay"),
+        ("verify", "--per-step"),
+    ],
+)
+def test_every_command_says_how_to_choose_sizes(command: tuple[str, ...], tmp_path: Path) -> None:
+    result = call(command[0], models.save(models.WINDOW, tmp_path), *command[1:])
+    assert result.exit_code == 2
+    assert "choose sizes with --dim" in result.stderr
+
+
 def test_a_branch_splits_where_graphs_have_no_conditional_nodes(tmp_path: Path) -> None:
     for target, regions in (("gpu", 1), ("gpu:sm_90", 1), ("gpu:gfx942", 0)):
         found = told(models.BRANCH, target, tmp_path)
@@ -72,7 +142,7 @@ def test_a_branch_splits_where_graphs_have_no_conditional_nodes(tmp_path: Path) 
 
 
 def test_inspect_tells_on_request(tmp_path: Path) -> None:
-    path = models.save(SPLIT, tmp_path)
+    path = models.save(models.SPLIT, tmp_path)
     assert "launches" not in call_json("inspect", path)
     found = call_json("inspect", path, "--target", "gpu")["launches"]
     assert found["target"] == "gpu"
@@ -82,7 +152,7 @@ def test_inspect_tells_on_request(tmp_path: Path) -> None:
 
 
 def test_inspect_refuses_a_target_that_is_none(tmp_path: Path) -> None:
-    result = call("inspect", models.save(SPLIT, tmp_path), "--target", "tpu")
+    result = call("inspect", models.save(models.SPLIT, tmp_path), "--target", "tpu")
     assert result.exit_code == 2
     assert "no such target" in result.stderr
 

@@ -89,13 +89,42 @@ def test_numbers_that_are_drawn_are_compared_where_they_have_a_seed(tmp_path: Pa
 
 def test_runs_that_were_not_captured_are_no_success() -> None:
     def problems(**stats: Any) -> list[str]:
-        return list(replay._not_replayed(stats))
+        return list(replay._not_replayed(stats, 3))
 
     assert problems(replays=3, fallbacks={}) == []
-    assert problems(replays=0, fallbacks={}) == ["no run was replayed"]
-    assert problems(replays=3, fallbacks={"out of memory": 1}) == [
-        "1 run launched kernel by kernel: out of memory"
-    ]
+    assert problems(replays=0, fallbacks={}) == ["nothing was replayed"]
+    one = "1 run not replayed as one launch: out of memory"
+    assert problems(replays=3, fallbacks={"out of memory": 1}) == [one]
+    assert problems(replays=6, fallbacks={"strings": 3})[1:] == ["nothing was replayed"]
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "words"),
+    [
+        (models.SPLIT, (), "the host takes part in a run: cast (written), cast (read)"),
+        (models.SIZED, (), "non_zero (found): data decide its size"),
+        (TWO, ("--capture", "off"), 'capture is "off"'),
+    ],
+)
+def test_nothing_replayed_is_no_success_on_the_cpu_either(
+    text: str, options: tuple[str, ...], words: str, tmp_path: Path
+) -> None:
+    result = call("verify", models.save(text, tmp_path), "--replay", *options)
+    assert result.exit_code == 1
+    assert "nothing was replayed" in result.stdout
+    assert words in result.stdout
+
+
+def test_cases_without_runs_are_named(tmp_path: Path) -> None:
+    path, recorded = models.save(TWO, tmp_path), tmp_path / "recorded.npz"
+    np.savez(recorded, a=np.ones((2, 3), np.float32), b=np.ones((2, 3), np.float32))
+    found = call_json("verify", path, "--replay", "--inputs", recorded)
+    assert found["ok"]
+    assert [c.partition(":")[0] for c in found["left_out"]] == ["two shapes in turns"]
+    assert (
+        "left out, two shapes in turns" in call("verify", path, "--replay", "--dim", "N=2").stdout
+    )
+    assert call_json("verify", path, "--replay")["left_out"] == []
 
 
 def test_the_command_exits_as_it_should(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

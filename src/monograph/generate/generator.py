@@ -115,6 +115,11 @@ class Generator:
         return self._engine.decoder.vocabulary
 
     @property
+    def context(self) -> int | None:
+        """The longest sequence that the decoder was made for, where its configuration says so."""
+        return self._settings.context
+
+    @property
     def stop_tokens(self) -> tuple[int, ...]:
         """The tokens that end a sequence."""
         return self._stop

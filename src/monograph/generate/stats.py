@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 _LARGEST = {
-    "launches_per_run", "kernels_per_run", "peak_bytes", "constant_bytes", "device_bytes", "threads",
+    "launches_per_run", "kernels_per_run", "threads",
+    "peak_bytes", "constant_bytes", "device_bytes",
 }  # fmt: skip
 """Figures of one run or of one moment: the largest counts, where others are added up."""
 

@@ -20,7 +20,7 @@ from monograph.ir import Graph, Input, constant, tensor
 from monograph.ir.dtype import f32
 from monograph.ops.linear import Dot
 from monograph.ops.reduce import ReduceMax
-from monograph.report.execute import Notes, Request
+from monograph.report.execute import Notes, Request, advising
 from monograph.report.tables import count_text, seconds_text, table
 from monograph.runtime.executable import compile_graph
 from monograph.runtime.threads import choose_threads
@@ -245,10 +245,15 @@ def measure_peaks(threads: int) -> Peaks:
     weights = constant(np.ones((512, 512), np.float32))
     product = Graph((x,), (("y", Dot()(x, weights)),))
     flops = 2.0 * 768 * 512 * 512 / _best(product, threads)
-    # Only read: memory for a large result is new in each run, and that is slow by itself.
+    return Peaks(flops, measure_bandwidth(threads))
+
+
+def measure_bandwidth(threads: int) -> float:
+    """Bytes a second of a kernel that only reads."""
+    # Memory for a large result is new in each run, and that is slow by itself.
     long = Input("x", tensor(f32, 1 << 24))()
     stream = Graph((long,), (("y", ReduceMax((0,))(long)),))
-    return Peaks(flops, 4.0 * (1 << 24) / _best(stream, threads))
+    return 4.0 * (1 << 24) / _best(stream, threads)
 
 
 def _best(graph: Graph, threads: int) -> float:

@@ -1,14 +1,14 @@
 """Generations with their times, and decoding at given positions, beside what memory allows.
 
 A token cannot take less time than reading the weights and the cache once: the floor. How many bytes
-a second that is, is measured here, with kernels of our own.
+a second that is, is measured here, as the best of several reads.
 """
 
 from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,12 +17,21 @@ from rich.console import Console
 from monograph.errors import ConfigError
 from monograph.generate import Generator
 from monograph.generate.sampling import Sampling
-from monograph.report.bench import measure_peaks
-from monograph.report.tables import table
+from monograph.report.bench import measure_bandwidth
+from monograph.report.tables import count_text, seconds_text, table
 
 STEPS = 32
 """Steps that are timed at a position, and the ones before them that are not."""
 WARM_UPS = 3
+POSITIONS = (16, 512)
+"""Where steps are timed, unless told."""
+READS = 3
+"""How often the bandwidth is looked for: others may keep the memory busy meanwhile."""
+READ_BYTES = 1 << 29
+"""Of a GPU's memory: more than any cache holds."""
+STOP, LIMIT, LENGTH = "stop_token", "max_new_tokens", "max_length"
+"""Why a generation ended."""
+OVER = "over 100%: it was read from caches, or memory was busy while it was measured"
 
 
 @dataclass(frozen=True)
@@ -39,16 +48,20 @@ class Decoding:
     bytes_per_token: int
     """Weights and cache that a token reads, at the middle of the generation."""
     bytes_per_second: float
+    stopped: str
+    """STOP, LIMIT or LENGTH."""
+    stop_token: int | None
 
     @property
-    def tokens_per_second(self) -> float:
-        return self.decode_runs / self.decode_seconds if self.decode_seconds else 0.0
+    def tokens_per_second(self) -> float | None:
+        """None where the only token is the one that the prompt's own run chose."""
+        return self.decode_runs / self.decode_seconds if self.decode_runs else None
 
     @property
-    def of_floor(self) -> float:
+    def of_floor(self) -> float | None:
         """The least time for a token beside the time it took: 1 is as fast as memory allows."""
-        floor = self.bytes_per_token / self.bytes_per_second
-        return floor * self.tokens_per_second
+        rate = self.tokens_per_second
+        return None if rate is None else self.bytes_per_token / self.bytes_per_second * rate
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -62,6 +75,8 @@ class Decoding:
             "bytes_per_token": self.bytes_per_token,
             "bytes_per_second": self.bytes_per_second,
             "of_floor": self.of_floor,
+            "stopped": self.stopped,
+            "stop_token": self.stop_token,
         }
 
 
@@ -106,11 +121,15 @@ class DecodeBench:
         }
 
 
-def measured(generator: Generator, prompt_tokens: int, new_tokens: int) -> Decoding:
-    """What the generation that a generator has just made took."""
+def measured(generator: Generator, prompt_tokens: int, new_tokens: int, limit: int) -> Decoding:
+    """What the generation that a generator has just made took.
+
+    limit: how many tokens were asked for, 0 for as many as there is room for.
+    """
     engine = generator.engine
     timing = engine.timing
     middle = prompt_tokens + new_tokens // 2
+    stopped = generator.finish_reason() == "stop"
     return Decoding(
         generator.session.config.target,
         prompt_tokens,
@@ -121,6 +140,8 @@ def measured(generator: Generator, prompt_tokens: int, new_tokens: int) -> Decod
         launches(generator),
         engine.weight_bytes() + engine.cache_bytes(middle),
         bandwidth(generator),
+        STOP if stopped else LIMIT if new_tokens == limit else LENGTH,
+        int(generator.get_sequence(0)[-1]) if stopped else None,
     )
 
 
@@ -138,16 +159,44 @@ def launches(generator: Generator) -> float:
 
 
 def bandwidth(generator: Generator) -> float:
-    """Bytes a second that the memory of the target gives."""
+    """Bytes a second that the memory of the target gives, at its best."""
     session = generator.session
     if session.gpu is None or session.gpu.place is None:
-        return measure_peaks(session.threads or 1).bytes_per_second
+        return max(measure_bandwidth(session.threads or 1) for _ in range(READS))
     import torch
 
     from monograph.runtime.gpu.profiling import measure_ceilings
 
     device: Any = session.gpu.device  # type: ignore[union-attr]
-    return measure_ceilings(device, torch.float16).bytes_per_second
+    copied = measure_ceilings(device, torch.float16).bytes_per_second
+    return max(copied, _read_by_gpu(device)) if device.measures else copied
+
+
+def _read_by_gpu(device: Any) -> float:
+    """Bytes a second of reads: a copy, which also writes, may be slower than what only reads."""
+    import torch
+
+    with device.active():
+        data = torch.ones(READ_BYTES // 2, dtype=torch.float16, device=device.place)
+        matrix, vector = data.view(-1, 4096), data[:4096]
+        wide = data.view(torch.float32)
+        works: tuple[Callable[[], Any], ...] = (lambda: torch.mv(matrix, vector), wide.sum)
+        best = 0.0
+        for work in works:
+            for _ in range(2 * READS):
+                start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+                start.record()
+                work()
+                stop.record()
+                stop.synchronize()
+                best = max(best, data.nbytes / (start.elapsed_time(stop) * 1e-3))
+    return best
+
+
+def usual_positions(maximum: int) -> list[int]:
+    """Where steps are timed unless told: as far as all of them fit behind a position."""
+    last = max(0, maximum - WARM_UPS - STEPS)
+    return sorted({min(position, last) for position in POSITIONS})
 
 
 def bench_decoder(
@@ -155,13 +204,17 @@ def bench_decoder(
 ) -> DecodeBench:
     """Times decode steps at positions; what the cache holds there does not matter."""
     engine = generator.engine
+    context = generator.context
+    hint = "raise --max-length"
+    if context is not None and engine.maximum >= context:
+        hint = f"the decoder's context is {context} tokens"
     for position in positions:
         if not 0 <= position <= engine.maximum - WARM_UPS - 1:
             raise ConfigError(
                 "there is no such position to measure at",
                 expected=f"0..{engine.maximum - WARM_UPS - 1}",
                 given=position,
-                hint="raise --max-length",
+                hint=hint,
             )
     engine.start(batch, Sampling())
     found = []
@@ -185,30 +238,51 @@ def bench_decoder(
 
 def decoding_lines(found: Decoding) -> list[str]:
     """What people read behind a generation."""
-    return [
-        f"prompt: {found.prompt_tokens} tokens in {found.prefill_seconds * 1e3:.1f} ms",
-        f"decode: {found.new_tokens} tokens, {found.tokens_per_second:.1f} a second,"
-        f" {found.launches_per_token:.3g} launches a token",
+    rate, share = found.tokens_per_second, found.of_floor
+    decoded = f"decode: {count_text(found.new_tokens, 'token')}"
+    if rate is not None:
+        decoded += f", {rate:.1f} a second, {_launches_text(found.launches_per_token)}"
+    memory = (
         f"memory: {found.bytes_per_token / 1e6:.1f} MB a token at"
-        f" {found.bytes_per_second / 1e9:.1f} GB/s is the floor; {found.of_floor:.0%} of it",
+        f" {found.bytes_per_second / 1e9:.1f} GB/s is the floor"
+    )
+    if share is not None:
+        memory += f"; {share:.0%} of it" + (f" ({OVER})" if share > 1 else "")
+    why = {
+        STOP: f"at stop token {found.stop_token}",
+        LIMIT: f"at the limit of {count_text(found.new_tokens, 'new token')}",
+        LENGTH: f"at the maximum length, {found.prompt_tokens + found.new_tokens} tokens",
+    }
+    prompt = count_text(found.prompt_tokens, "token")
+    return [
+        f"prompt: {prompt} in {seconds_text(found.prefill_seconds)}",
+        decoded,
+        memory,
+        f"stopped: {why[found.stopped]}",
     ]
+
+
+def _launches_text(count: float) -> str:
+    return "1 launch a token" if count == 1 else f"{count:.3g} launches a token"
 
 
 def show_decode_bench(out: Console, name: str, found: DecodeBench) -> None:
     title = f"{name} on {found.target}, batch {found.batch}"
     columns = ("position", "median", "fastest", "tokens a second", "of the floor")
     rows = table(title, *columns, right=tuple(range(5)))
-    for step in found.steps:
-        share = step.bytes / found.bytes_per_second / step.seconds
+    shares = [s.bytes / found.bytes_per_second / s.seconds for s in found.steps]
+    for step, share in zip(found.steps, shares, strict=True):
         rows.add_row(
             str(step.position),
-            f"{step.seconds * 1e6:.0f} us",
-            f"{step.least * 1e6:.0f} us",
+            seconds_text(step.seconds),
+            seconds_text(step.least),
             f"{found.batch / step.seconds:.1f}",
             f"{share:.0%}",
         )
     out.print(rows)
     out.print(
-        f"{found.launches_per_token:.3g} launches a token; the floor is reading weights and cache"
+        f"{_launches_text(found.launches_per_token)}; the floor is reading weights and cache"
         f" once at {found.bytes_per_second / 1e9:.1f} GB/s"
     )
+    if max(shares, default=0.0) > 1:
+        out.print(OVER)

@@ -18,6 +18,7 @@ from monograph.errors import (
     FeedError,
     MonographError,
     did_you_mean,
+    some_of,
 )
 from monograph.ir import OptionalType
 from monograph.report.inputs import (
@@ -146,7 +147,7 @@ def advising(inputs: Inputs) -> Iterator[None]:
     except MonographError as e:
         if inputs.random and e.hint is None:
             e.hint = (
-                f"made at random, and perhaps not valid for the model: {', '.join(inputs.random)};"
+                f"made at random, and perhaps not valid for the model: {some_of(inputs.random)};"
                 " choose sizes with --dim NAME=SIZE, or give arrays with --inputs FILE.npz"
             )
         raise
@@ -191,7 +192,8 @@ def verify_model(
     if other not in SIDES:
         recorded, expected = _read_recording(session, Path(other))
     inputs = request.inputs(session, note, recorded)
-    graph = session.graph_for(inputs.feeds)
+    with advising(inputs):
+        graph = session.graph_for(inputs.feeds)
     drawn = random_ops(graph)
     if drawn:
         note(f"the model draws random numbers ({', '.join(drawn)}): sides may differ by design")

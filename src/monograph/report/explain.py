@@ -12,7 +12,7 @@ from monograph.errors import ConfigError, MonographError, did_you_mean
 from monograph.ir import Graph
 from monograph.passes.base import Environment, Pass, RulePass
 from monograph.pipeline import PassOptions, chosen_passes, optimise
-from monograph.report.execute import Notes, Request, about_sizes
+from monograph.report.execute import Notes, Request, about_sizes, advising
 from monograph.report.regions import Launching, launching_of
 from monograph.rewrite import CPU_COST, GPU_COST, CostModel, Fired, Missed, Trace
 from monograph.runtime.bisect import Numbers, PassError
@@ -150,8 +150,9 @@ def explain_model(
 def _bound(request: Request, note: Notes) -> tuple[Graph, Mapping[str, Any]]:
     """A model's graph with every dimension bound, and inputs of these sizes."""
     session = replace(request, target=None).load()
-    feeds = request.inputs(session, note).feeds
-    return session.bound_graph(feeds), feeds
+    made = request.inputs(session, note)
+    with advising(made):
+        return session.bound_graph(made.feeds), made.feeds
 
 
 def explain_graph(graph: Graph, target: str, cost: CostModel, options: PassOptions) -> Explanation:

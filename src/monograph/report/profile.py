@@ -16,7 +16,7 @@ from monograph.ir import Array
 from monograph.program.program import Step
 from monograph.program.work import step_work
 from monograph.report.bench import TOO_LITTLE_WORK, Peaks, known, measure_peaks
-from monograph.report.execute import Notes, Request
+from monograph.report.execute import Notes, Request, advising
 from monograph.report.nodes import made_text, nodes_text
 from monograph.report.tables import count_text, seconds_text, table
 from monograph.rewrite import Work
@@ -130,9 +130,11 @@ def profile_model(
 ) -> Profile:
     """Runs a model some times in code that reads the clock around every step."""
     session = request.load(threads=threads)
-    feeds = request.inputs(session, note).feeds
+    made = request.inputs(session, note)
+    feeds = made.feeds
     heard: list[TimedRun] = []
-    run = compile_timed(session.optimised_graph(feeds), session.compiler(), heard.append)
+    with advising(made):
+        run = compile_timed(session.optimised_graph(feeds), session.compiler(), heard.append)
 
     def record() -> Recording:
         heard.clear()

@@ -12,7 +12,7 @@ from monograph.bindings import optimise_for
 from monograph.codegen.llvm import select as cpu
 from monograph.codegen.llvm.reasons import host_reason
 from monograph.config import make_config
-from monograph.errors import some_of
+from monograph.errors import ConfigError, FeedError, MonographError, some_of
 from monograph.ir import Graph, Value
 from monograph.program.draws import with_states
 from monograph.program.expand import expand
@@ -67,6 +67,16 @@ def launching_of_model(request: Request, note: Notes) -> Launching:
     made = request.inputs(session, about_sizes(note))
     with advising(made):
         return launching_of(optimise_for(config, session.bound_graph(made.feeds)), config.target)
+
+
+def try_launching(request: Request, note: Notes) -> Launching | MonographError:
+    """The same, or why it cannot be told: often sizes that were guessed do not fit the model."""
+    try:
+        return launching_of_model(request, note)
+    except (ConfigError, FeedError):
+        raise  # asked for in a way that cannot be answered
+    except MonographError as e:
+        return e
 
 
 def launching_of(graph: Graph, target: str) -> Launching:
@@ -129,7 +139,9 @@ def _ends(parts: Cut | None) -> tuple[str, ...]:
     return (f"{DATA_DECIDE} ({some_of(where)}){rest}",)
 
 
-def launching_json(found: Launching) -> dict[str, Any]:
+def launching_json(found: Launching | MonographError) -> dict[str, Any]:
+    if isinstance(found, MonographError):
+        return {"problem": str(found)}
     return {
         "target": found.target,
         "summary": found.text,
@@ -153,6 +165,16 @@ def launching_json(found: Launching) -> dict[str, Any]:
         ],
         "ends": list(found.ends),
     }
+
+
+def show_told(
+    out: Console, found: Launching | MonographError, target: str | None, note: Notes
+) -> None:
+    """The launches, or a note on why they cannot be told."""
+    if isinstance(found, MonographError):
+        note(f"launches on {target} cannot be told: {found}")
+    else:
+        show_launching(out, found)
 
 
 def show_launching(out: Console, found: Launching) -> None:

@@ -160,7 +160,7 @@ def _runs(
         for number, feeds in enumerate((on_device or every)[:2]):
             yield run(turned, f"input {number}", dict(reversed(feeds.items())))
     else:
-        left_out.append("inputs in another order: the model has no two inputs")
+        left_out.append("inputs in another order: the model has fewer than two")
     sizes = Case("two shapes in turns")
     resized = _resized(request, session)
     if isinstance(resized, str):
@@ -281,8 +281,8 @@ def show_replay(out: Console, result: ReplayResult) -> None:
     out.print(escape(listed), highlight=False, soft_wrap=True)
     if not on_gpu:
         out.print("on the CPU a native function is what a graph is: made once, called by every run")
-    for case in result.left_out:
-        out.print(escape(f"left out, {case}"), highlight=False, soft_wrap=True)
+    for left in result.left_out:
+        out.print(escape(f"left out, {left}"), highlight=False, soft_wrap=True)
     for problem in result.problems:
         out.print(f"[red]{escape(problem)}[/red]", soft_wrap=True)
     if result.ok:

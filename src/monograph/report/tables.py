@@ -90,8 +90,9 @@ def show_run(out: Console, result: RunResult) -> None:
         )
     out.print(rows)
     times = result.run_seconds
-    first = "" if result.target == "reference" else ", compiling included (--repeat N times runs)"
-    text = f"loaded in {seconds_text(result.load_seconds)}, ran in {seconds_text(times[0])}{first}"
+    text = f"loaded in {seconds_text(result.load_seconds)}, ran in {seconds_text(times[0])}"
+    if result.target != "reference":
+        text += ", with what had to be compiled (--repeat N tells runs by themselves)"
     if len(times) > 1:
         text = (
             f"loaded in {seconds_text(result.load_seconds)}; {len(times)} runs:"

@@ -24,13 +24,19 @@ _log = logging.getLogger("monograph")
 
 def host_takes_part(kinds: Iterable[str]) -> str:
     """Why a run with such steps is not one launch."""
-    return f"the host takes part in a run: {some_of(kinds)}"
+    return f"the host takes part in a run: {some_of(dict.fromkeys(kinds))}"
 
 
 def why_staged(executable: Any) -> str:
     """Why an executable is several programs one after the other, with the ops; "" for one."""
     stops = getattr(executable, "stops", ())
     return f"{DATA_DECIDE} ({some_of(stops)})" if stops else ""
+
+
+def why_not_one_launch(executable: Any) -> str:
+    """Why the runs of an executable are not one launch each; "" where they are."""
+    kinds = executable.host_kinds
+    return why_staged(executable) or (host_takes_part(kinds) if kinds else "")
 
 
 @dataclass(eq=False)
@@ -48,7 +54,7 @@ class Counts:
     staged: Counter[str] = field(default_factory=Counter)
     """Copies of inputs and outputs where they are computed on, by port and reason."""
     fallbacks: Counter[str] = field(default_factory=Counter)
-    """Runs that were not one launch, by reason."""
+    """Runs that the host took part in, by reason: most are more than one launch."""
 
     def add(self, other: Counts) -> None:
         """Counts what another has counted, too."""

@@ -25,7 +25,7 @@ from monograph.program.program import Program, Step
 from monograph.program.stages import Cut, cut, remainder, settled
 from monograph.program.waits import stops
 from monograph.runtime.cache import DiskCache
-from monograph.runtime.counts import DATA_DECIDE, Counts, Tally, why_staged
+from monograph.runtime.counts import Counts, Tally, why_staged
 from monograph.runtime.executable import CpuExecutable, compile_graph
 from monograph.runtime.forking import own_lock
 from monograph.runtime.launch import fresh
@@ -109,6 +109,7 @@ class StagedExecutable:
         self.parts = parts
         self.stops = stops(parts)
         """Where the host comes in; nowhere if it only keeps a state between runs."""
+        self._why = why_staged(self)
         self.first: CpuExecutable = compiler.executable(parts.first)
         self._states = states
         self.runs = 0
@@ -116,7 +117,7 @@ class StagedExecutable:
         if compiler.tally is not None:
             self.counts = compiler.tally.of(self)
             if self.stops:
-                compiler.tally.say(why_staged(self), logging.INFO)
+                compiler.tally.say(self._why, logging.INFO)
         self.goes_on = False
         """Whether it is itself what another waits with."""
         self.specialised = 0
@@ -144,7 +145,7 @@ class StagedExecutable:
     def _run(self, feeds: Mapping[str, Any]) -> list[Any]:
         self.runs += 1
         if self.stops and not self.goes_on:
-            self.counts.fallbacks[DATA_DECIDE] += 1
+            self.counts.fallbacks[self._why] += 1
         if self._states:
             feeds = {**feeds, **self._states}
         made = self.first.run(feeds)

@@ -9,6 +9,7 @@ from monograph.codegen.triton.kernel import Arch, Launch
 from monograph.codegen.triton.scalar import stored
 from monograph.errors import CodegenError
 from monograph.ir import DType
+from monograph.runtime.gpu.arches import ARCHES as ARCHES
 from monograph.runtime.gpu.source import function
 
 POINTERS = {
@@ -22,19 +23,6 @@ POINTERS = {
     "double": "*fp64",
 }
 """What Triton calls a pointer to elements that LLVM calls so."""
-ARCHES = {
-    "sm_80": Arch("cuda", "sm_80"),
-    "sm_86": Arch("cuda", "sm_86"),
-    "sm_89": Arch("cuda", "sm_89"),
-    "sm_90": Arch("cuda", "sm_90"),
-    "sm_100": Arch("cuda", "sm_100"),
-    "sm_120": Arch("cuda", "sm_120"),
-    "gfx942": Arch("hip", "gfx942", 64),
-    "gfx1100": Arch("hip", "gfx1100"),
-    "gfx1151": Arch("hip", "gfx1151"),
-    "gfx1201": Arch("hip", "gfx1201"),
-}
-"""Architectures by name: those that code is generated for."""
 
 
 @dataclass(frozen=True)

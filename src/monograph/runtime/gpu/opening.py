@@ -11,6 +11,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from monograph.errors import ConfigError
+from monograph.runtime.gpu.arches import ARCHES
 
 if TYPE_CHECKING:
     from monograph.codegen.triton.kernel import Arch
@@ -41,16 +42,19 @@ def _is_there(name: str) -> bool:
 
 def architecture(name: str) -> Arch:
     """An architecture by its name."""
+    check_architecture(name)
     need("torch", "triton")
-    from monograph.runtime.gpu.build import ARCHES
+    return ARCHES[name]
 
+
+def check_architecture(name: str) -> None:
+    """Refuses one that no code is generated for, whatever is installed here."""
     if name not in ARCHES:
         raise ConfigError(
             "no code is generated for this architecture",
             expected=" | ".join(ARCHES),
             given=name,
         )
-    return ARCHES[name]
 
 
 def names_architecture(device: str) -> bool:
@@ -133,6 +137,8 @@ def make_ready(device: str) -> None:
 
     Triton decides that while it is imported.
     """
+    if names_architecture(device):
+        check_architecture(device)
     need("torch", "triton")
     if device != INTERPRETER:
         return
