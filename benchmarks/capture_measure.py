@@ -265,7 +265,7 @@ def varied(arrays: Mapping[str, Any], seed: int) -> dict[str, Any]:
     found = {}
     for name, x in arrays.items():
         if x.dtype.kind == "f":
-            found[name] = (x * rng.uniform(0.5, 1.5, x.shape) * size).astype(x.dtype)
+            found[name] = np.asarray(x * rng.uniform(0.5, 1.5, x.shape) * size, x.dtype)
         else:
             found[name] = rng.permutation(x.reshape(-1)).reshape(x.shape)
     return found

@@ -103,6 +103,10 @@ def generator_step(model: Path, length: int, threads: int) -> Step:
     return step
 
 
+PAUSE_SECONDS = 0.05
+"""After which no thread of the other side is awake any more."""
+
+
 @dataclass
 class Side:
     """One contender: what it has made so far, and the seconds that its turns took."""
@@ -117,7 +121,11 @@ class Side:
             self.tokens.append(self.step(self.tokens[-1], len(self.tokens) - 1))
 
     def turn(self) -> None:
-        """Some tokens, timed, behind one that is not: the other side had the caches."""
+        """Some tokens, timed, behind a pause and one that is not.
+
+        The other side had the caches, and its threads may go on to look for work for a while.
+        """
+        time.sleep(PAUSE_SECONDS)
         self.make(1)
         start, used = time.perf_counter(), time.process_time()
         self.make(TURN)

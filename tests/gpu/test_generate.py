@@ -43,7 +43,14 @@ def shape(family: str) -> Shape:
 def generator(folder: Path, target: str = TARGET, **options: Any) -> monograph.Generator:
     length = 320 if ON_DEVICE else 16
     return monograph.Generator(
-        folder, target, max_length=length, stop=(), buckets=[8], cache_dir="", tune="off", **options
+        folder,
+        target,
+        max_length=length,
+        stop=(),
+        buckets=[8],
+        cache_dir="",
+        tune="off" if target.startswith("gpu") else None,
+        **options,
     )
 
 
