@@ -144,7 +144,7 @@ def test_what_the_host_computes_cannot_be_saved(tmp_path: Path) -> None:
     session.run({"a": np.array(["p", "q"], object)})
     with pytest.raises(ConfigError, match="cannot be saved") as e:
         session.save(tmp_path / "m.mono")
-    assert e.value.given == "string_concat"
+    assert e.value.given == "the host takes part in a run: string_concat (StringConcat#0)"
     assert list(tmp_path.iterdir()) == []
 
 
