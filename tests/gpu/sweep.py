@@ -18,13 +18,14 @@ import argparse
 import json
 import os
 import queue
+import signal
 import subprocess
 import sys
 import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -184,6 +185,20 @@ def show(found: Found, seconds: float, verbose: bool) -> None:
     print(f"{total['right']} of {total.total()} are right, in {seconds:.0f} s", flush=True)
 
 
+def _show_when_stopped(tell: Callable[[], None]) -> None:
+    """Lets what is known so far be printed where a limit of the caller's ends the sweep."""
+
+    def stop(number: int, _: object) -> None:
+        print("the sweep was stopped; so far:")
+        tell()
+        signal.signal(number, signal.SIG_DFL)
+        os.killpg(0, number)  # the processes that share the cases go too
+
+    if os.getpgrp() != os.getpid():
+        os.setpgrp()
+    signal.signal(signal.SIGTERM, stop)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--part", action="append", choices=(TESTS, *PARTS))
@@ -197,6 +212,7 @@ def main() -> int:
         own["TRITON_INTERPRET"] = "1"
     os.environ |= own
     began, found = time.monotonic(), Found()
+    _show_when_stopped(lambda: show(found, time.monotonic() - began, options.v))
     parts = options.part or [TESTS, *PARTS]
     if TESTS in parts:
         run_tests(found, options.only, options.jobs)
