@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 from monograph.errors import InferError
 from monograph.ir import Array, Op, TensorType, TupleType, Value, sample
@@ -32,6 +34,8 @@ class DecodeAttention(Op):
     interleaved: bool = False
 
     costly = True
+    updates: ClassVar[Mapping[int, int]] = {1: KEYS, 2: VALUES}
+    """The results that are an operand but for what is written into it."""
     samples = (
         sample(
             "f32[2, 4, 1, 8]", "f32[2, 2, 1, 8]", "f32[2, 2, 1, 6]",

@@ -13,7 +13,7 @@ from typing import Protocol, runtime_checkable
 
 from monograph.ir import Graph, Item, Value
 from monograph.ops.attention import CacheUpdate
-from monograph.ops.decoding import KEYS, VALUES, DecodeAttention
+from monograph.ops.decoding import DecodeAttention
 from monograph.ops.index import ScatterElements, ScatterNd
 from monograph.program.access import Element, counters, resolve
 from monograph.program.index import Index, flatten
@@ -71,7 +71,7 @@ def _donations(
         if last.get(old, -1) == start:
             region = regions[start]
             able = isinstance(target, Overwriting) and target.overwrites(region)
-            if not able or (why_not(region, new, old, places) is not None):
+            if not able or why_not(region, new, old, places) is not None:
                 continue
         found[new.id] = old.id
     return found
@@ -97,7 +97,7 @@ def why_not(region: Region, new: Buffer, old: Buffer, places: Places) -> str | N
     for item in region.outputs:
         if places.storage[item].buffer is not new or not isinstance(item.op, Item):
             continue
-        cache = {1: KEYS, 2: VALUES}.get(item.op.index)
+        cache = anchor.op.updates.get(item.op.index)
         readers = [i for i, v in enumerate(anchor.inputs) if _is_in(v, old, places)]
         if cache is None or readers != [cache]:
             return "the kernel reads it at other places too"

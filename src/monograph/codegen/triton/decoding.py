@@ -27,7 +27,7 @@ from monograph.codegen.triton.dot import BUSY
 from monograph.codegen.triton.elements import Elements
 from monograph.codegen.triton.flash import Config, Flash, heads_of
 from monograph.codegen.triton.kernel import Candidate, Fault, GpuContext, Launch, Scratch, Work
-from monograph.codegen.triton.reading import write
+from monograph.codegen.triton.reading import apart, write
 from monograph.codegen.triton.rope import element, turn
 from monograph.codegen.triton.sizes import power
 from monograph.ir import Constant, Input, Item, Value
@@ -137,7 +137,7 @@ def _caches(context: GpuContext) -> dict[Value, Value]:
     for item in context.step.region.outputs:
         assert isinstance(item.op, Item)
         if item.op.index:
-            found[item] = anchor.inputs[KEYS if item.op.index == 1 else VALUES]
+            found[item] = anchor.inputs[DecodeAttention.updates[item.op.index]]
     return found
 
 
@@ -147,10 +147,7 @@ def _copied(context: GpuContext, item: Value, cache: Value, block: int = 1024) -
     size = math.prod(cache.tensor.static)
     flat = w.let(f"{k.program_id()} * {block} + tl.arange(0, {block})", "i")
     mask = w.let(f"{flat} < {size}", "m")
-    numbers, step = [], size
-    for d, extent in enumerate(cache.tensor.static):
-        step //= extent
-        numbers.append(w.let(f"({flat}) // {step}" + (f" % {extent}" if d else ""), "b"))
+    numbers = apart(w, flat, cache.tensor.static)
     k.wait()
     write(e, item, numbers, element(e, cache, numbers, mask), mask)
     k.trigger()

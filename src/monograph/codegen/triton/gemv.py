@@ -7,18 +7,17 @@ what is multiplied by them is there when they are.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 
 from monograph.codegen.triton import gemv_coded, gemv_halves
 from monograph.codegen.triton.elements import Axis
 from monograph.codegen.triton.kernel import Candidate, GpuContext, KernelWriter, Launch, Packed
 from monograph.codegen.triton.product import (
+    FewRows,
     Operands,
     Shape,
-    inner_norm,
     packed_rows,
-    parts_of,
     root_mean_square,
 )
 from monograph.codegen.triton.scalar import register_type
@@ -80,24 +79,8 @@ MATRIX_CUTS = (
 
 
 @dataclass
-class Problem:
-    """A product of few rows, and what its kernel does besides."""
-
-    context: GpuContext
-    shape: Shape
-    anchor: Value = field(init=False)
-
-    def __post_init__(self) -> None:
-        anchor = self.context.step.region.anchor
-        assert anchor is not None
-        self.anchor = anchor
-        self.norm = inner_norm(self.context.step.region)
-        self.starts = parts_of(self.context.step.region)
-
-    @property
-    def width(self) -> int:
-        """Columns of a part."""
-        return self.context.step.region.root.tensor.static[-1]
+class Problem(FewRows):
+    """The same, with weights as numbers."""
 
     @cached_property
     def packed(self) -> Packed | None:
@@ -127,8 +110,8 @@ def candidates(context: GpuContext, shape: Shape) -> list[Candidate]:
 
 def _coded(p: Problem) -> list[Candidate]:
     """Those of weights of few bits: what is exact in f32 first, then what is mostly faster."""
-    given = (p.context, p.shape, p.norm, p.starts, p.width)
-    plain, halves = gemv_coded.candidates(*given), gemv_halves.candidates(*given)
+    plain = gemv_coded.candidates(p.context, p.shape)
+    halves = gemv_halves.candidates(p.context, p.shape)
     return [*plain[:1], *halves[:HALVES], *plain[1:3], *halves[HALVES:], *plain[3:]]
 
 

@@ -14,16 +14,17 @@ row: then nothing moves between them before the sums.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
 from monograph.codegen.triton.codes import Codes, codes_of
 from monograph.codegen.triton.elements import Axis
 from monograph.codegen.triton.kernel import Candidate, GpuContext, KernelWriter, Launch, Packed
-from monograph.codegen.triton.product import Operands, Shape, root_mean_square
+from monograph.codegen.triton.product import FewRows, Operands, Shape, root_mean_square
+from monograph.codegen.triton.sizes import power
 from monograph.codegen.triton.tile import Tile, tile
-from monograph.ir import DType, Value
+from monograph.ir import DType
 from monograph.ir.dtype import f32, f64, i4
 
 MOST_SUMS = 96
@@ -49,21 +50,10 @@ CUTS = ((8, 2), (4, 2), (8, 1), (4, 4), (4, 8), (16, 2), (8, 4), (16, 1), (2, 2)
 
 
 @dataclass
-class Problem:
-    """A product of few rows with coded weights, and what its kernel does besides."""
+class Problem(FewRows):
+    """A product of few rows with coded weights."""
 
-    context: GpuContext
-    shape: Shape
     codes: Codes
-    norm: Value | None
-    starts: tuple[int, ...]
-    width: int
-    anchor: Value = field(init=False)
-
-    def __post_init__(self) -> None:
-        anchor = self.context.step.region.anchor
-        assert anchor is not None
-        self.anchor = anchor
 
     @cached_property
     def packed(self) -> tuple[Packed, Packed, Packed | None]:
@@ -71,16 +61,14 @@ class Problem:
         return self.codes.pack()
 
 
-def candidates(
-    context: GpuContext, shape: Shape, norm: Value | None, starts: tuple[int, ...], width: int
-) -> list[Candidate]:
+def candidates(context: GpuContext, shape: Shape) -> list[Candidate]:
     """The ways to multiply few rows by coded weights; none where they are not coded so."""
     anchor = context.step.region.anchor
     assert anchor is not None
     codes = codes_of(anchor.inputs[1])
     if codes is None or anchor.dtype == f64 or anchor.dtype != anchor.inputs[0].dtype:
         return []
-    p = Problem(context, shape, codes, norm, starts, width)
+    p = Problem(context, shape, codes)
     return [
         Candidate(f"coded rows {c}", lambda c=c: (_kernel(p, c),))  # type: ignore[misc]
         for c in _fitting(p)
@@ -90,7 +78,7 @@ def candidates(
 def _fitting(p: Problem) -> list[Cut]:
     """Cuts whose sums fit in registers, with four words a thread where a column has so many."""
     each = p.shape.m * len(p.starts)
-    columns, longest = _power(p.width), _power(p.codes.units) * p.codes.lanes
+    columns, longest = power(p.width), power(p.codes.units) * p.codes.lanes
     found = []
     for n, warps in CUTS:
         words = min(WORDS * 32 * warps, longest)
@@ -100,11 +88,6 @@ def _fitting(p: Problem) -> list[Cut]:
         if each * min(n, columns) * words <= MOST_SUMS * 32 * warps:
             found.append(Cut(min(n, columns), words, warps))
     return list(dict.fromkeys(found)) or [Cut(1, p.codes.lanes, 4)]
-
-
-def _power(n: int) -> int:
-    """The least power of two that is not below a size."""
-    return 1 << max(n - 1, 0).bit_length()
 
 
 def _kernel(p: Problem, c: Cut) -> Launch:

@@ -31,9 +31,10 @@ from monograph.codegen.triton.codes import Codes, Paired, codes_of
 from monograph.codegen.triton.elements import Axis
 from monograph.codegen.triton.halves import Halves, addends, twice
 from monograph.codegen.triton.kernel import Candidate, GpuContext, KernelWriter, Launch, Packed
-from monograph.codegen.triton.product import Operands, Shape, root_mean_square
+from monograph.codegen.triton.product import FewRows, Operands, Shape, root_mean_square
+from monograph.codegen.triton.sizes import power
 from monograph.codegen.triton.tile import Tile, tile
-from monograph.ir import Value, known
+from monograph.ir import known
 from monograph.ir.dtype import f16, f32, i32
 from monograph.ops.scalar import Scalar
 from monograph.program.access import through_view
@@ -93,16 +94,10 @@ CUTS = (
 
 
 @dataclass
-class Problem:
-    """A product of few rows with codes of 4 bits, and what its kernel does besides."""
+class Problem(FewRows):
+    """A product of few rows with codes of 4 bits."""
 
-    context: GpuContext
-    shape: Shape
     codes: Codes
-    norm: Value | None
-    starts: tuple[int, ...]
-    width: int
-    anchor: Value
 
     @cached_property
     def packed(self) -> Paired:
@@ -118,9 +113,9 @@ class Problem:
         given = np.zeros(self.codes.units * self.codes.unit, np.float64)
         given[: self.codes.k] = data.astype(np.float64).reshape(-1)
         largest = np.abs(given).max()
-        power = math.frexp(largest)[1] if largest else 0
-        halves = np.ldexp(given, -power).astype(np.float16)
-        return Packed(halves.view(np.int32), i32), power
+        exponent = math.frexp(largest)[1] if largest else 0
+        halves = np.ldexp(given, -exponent).astype(np.float16)
+        return Packed(halves.view(np.int32), i32), exponent
 
     def _gains(self) -> np.ndarray | None:
         if self.norm is None or len(self.norm.inputs) == 1:
@@ -136,9 +131,7 @@ class Problem:
         return data is not None and bool(np.isfinite(data.astype(np.float64)).all())
 
 
-def candidates(
-    context: GpuContext, shape: Shape, norm: Value | None, starts: tuple[int, ...], width: int
-) -> list[Candidate]:
+def candidates(context: GpuContext, shape: Shape) -> list[Candidate]:
     """The ways to multiply few rows two products at once; none where that cannot be."""
     anchor = context.step.region.anchor
     assert anchor is not None
@@ -147,7 +140,7 @@ def candidates(
     codes = codes_of(anchor.inputs[1])
     if codes is None or not codes.pairs:
         return []
-    p = Problem(context, shape, codes, norm, starts, width, anchor)
+    p = Problem(context, shape, codes)
     if not p.gains_fit:
         return []
     return [
@@ -161,7 +154,7 @@ def fitting(p: Problem) -> list[Cut]:
 
     What comes after the first steps is asked for too late to be there in time.
     """
-    columns, longest = _power(p.width), _power(p.codes.units) * p.codes.lanes
+    columns, longest = power(p.width), power(p.codes.units) * p.codes.lanes
     found = []
     for c in CUTS:
         n, words = min(max(c.n // len(p.starts), 1), columns), min(c.words, longest)
@@ -171,11 +164,6 @@ def fitting(p: Problem) -> list[Cut]:
             found.append(Cut(n, words, warps))
     found.sort(key=lambda c: 2 * c.words < longest)
     return list(dict.fromkeys(found))
-
-
-def _power(n: int) -> int:
-    """The least power of two that is not below a size."""
-    return 1 << max(n - 1, 0).bit_length()
 
 
 def _kernel(p: Problem, c: Cut) -> Launch:
@@ -404,8 +392,8 @@ class _Work:
 
     def results(self, m: int) -> dict[int, str]:
         """The sums of a row for every part, in the size that they have."""
-        power = 0 if self.p.gains is None else self.p.gains[1]
-        scale = f"{math.ldexp(self.p.packed.reach, power)}"
+        exponent = 0 if self.p.gains is None else self.p.gains[1]
+        scale = f"{math.ldexp(self.p.packed.reach, exponent)}"
         if self.p.norm is not None:
             squares = f"tl.sum(tl.sum(squares{m}, 1), 0)"
             scale += f" * {self.w.let(root_mean_square(self.p.norm, squares), 'rms')}"

@@ -9,12 +9,12 @@ side by side (`silu(y[:, :n]) * y[:, n:]`), may follow in registers.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from monograph.codegen.triton.elements import INT32_MOST, Axis
-from monograph.codegen.triton.kernel import KernelWriter, Packed
+from monograph.codegen.triton.kernel import GpuContext, KernelWriter, Packed
 from monograph.codegen.triton.tile import Tile
 from monograph.ir import Constant, Value, known
 from monograph.ir.dtype import bf16, f16, f32
@@ -114,6 +114,27 @@ def parts_of(region: Region) -> tuple[int, ...]:
 
 
 # Operands
+
+
+@dataclass
+class FewRows:
+    """A product of few rows, and what its kernel does besides."""
+
+    context: GpuContext
+    shape: Shape
+    anchor: Value = field(init=False)
+
+    def __post_init__(self) -> None:
+        region = self.context.step.region
+        assert region.anchor is not None
+        self.anchor = region.anchor
+        self.norm = inner_norm(region)
+        self.starts = parts_of(region)
+
+    @property
+    def width(self) -> int:
+        """Columns of a part."""
+        return self.context.step.region.root.tensor.static[-1]
 
 
 @dataclass
