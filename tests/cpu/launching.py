@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,6 +14,9 @@ import numpy as np
 from monograph.codegen.llvm.barrier import BARRIER_BYTES, build_barrier
 from monograph.codegen.llvm.features import Features, host_features
 from monograph.runtime.native import NativeCode, compile_module
+
+HANG = 120
+"""Seconds after which another thread or process counts as hung."""
 
 
 def function(address: int, returns: Any, *arguments: Any) -> Any:
@@ -33,6 +40,22 @@ class Context:
         start = -raw.ctypes.data % 64
         self.address = raw.ctypes.data + start
         self.numbers = raw[start + BARRIER_BYTES :][: 8 * count].view(np.int64)
+
+
+def wait_for(ready: Callable[[], bool], what: str) -> None:
+    """Waits for another thread; only a hang makes it fail."""
+    stop = time.monotonic() + HANG
+    while not ready():
+        assert time.monotonic() < stop, f"never happened: {what}"
+        time.sleep(0.001)
+
+
+def workers_sleep() -> bool:
+    """Whether the kernel has put every thread to sleep that Python does not know."""
+    ours = {str(t.native_id) for t in threading.enumerate()}
+    others = [task for task in Path("/proc/self/task").iterdir() if task.name not in ours]
+    assert others
+    return all((t / "stat").read_text().rpartition(")")[2].split()[0] == "S" for t in others)
 
 
 # Functions to launch. Numbers of the context are meant where comments say "number".
@@ -122,6 +145,27 @@ wait:
 met:
   call void @barrier(ptr %context, i64 %threads)
   atomicrmw add ptr %left, i64 1 monotonic
+  ret void
+}
+"""
+# A barrier for callers of their own, and what its state may name to sleep by: it says that it is
+# there (number 0) and waits for the arrivals itself.
+ARRIVE = """
+define void @arrive(ptr %context, i64 %threads) nounwind {
+  call void @barrier(ptr %context, i64 %threads)
+  ret void
+}
+define void @doze(ptr %context, i64 %wanted) nounwind {
+entry:
+  %here = getelementptr i8, ptr %context, i64 64
+  store atomic i64 1, ptr %here release, align 8
+  br label %wait
+wait:
+  call i32 @sched_yield()
+  %now = load atomic i64, ptr %context acquire, align 8
+  %there = icmp uge i64 %now, %wanted
+  br i1 %there, label %done, label %wait
+done:
   ret void
 }
 """

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -26,6 +25,7 @@ from monograph.runtime.threads import MAX_THREADS
 from tests.cpu.launching import (
     COUNT,
     ENLIST,
+    HANG,
     HOLD,
     MEET,
     PHASES,
@@ -33,11 +33,11 @@ from tests.cpu.launching import (
     Context,
     function,
     load,
+    wait_for,
+    workers_sleep,
 )
 
 ROOT = Path(__file__).parent.parent.parent
-HANG = 120
-"""Seconds after which a child process counts as hung."""
 
 DENORMAL = float(np.float32(1e-40))
 
@@ -50,22 +50,6 @@ def count() -> NativeCode:
 @pytest.fixture(scope="module")
 def phases() -> NativeCode:
     return load(PHASES, "phases")
-
-
-def wait_for(ready: Callable[[], bool], what: str) -> None:
-    """Waits for another thread; only a hang makes it fail."""
-    stop = time.monotonic() + HANG
-    while not ready():
-        assert time.monotonic() < stop, f"never happened: {what}"
-        time.sleep(0.001)
-
-
-def workers_sleep() -> bool:
-    """Whether the kernel has put every thread to sleep that Python does not know."""
-    ours = {str(t.native_id) for t in threading.enumerate()}
-    others = [task for task in Path("/proc/self/task").iterdir() if task.name not in ours]
-    assert others
-    return all((t / "stat").read_text().rpartition(")")[2].split()[0] == "S" for t in others)
 
 
 class Held:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from unittest import mock
 
 import pytest
-from benchmarks import decode_cpu
-from benchmarks.decode_cpu import FIRST, Side, generator_step, onnxruntime_step, session_step
+from benchmarks import decode_cpu, decode_cpu_sides
+from benchmarks.decode_cpu_sides import CONTENDERS, FIRST, Decoding, Side, Task
 from benchmarks.decode_gpu_record import Record, report
-from benchmarks.decoder_shapes import shape_of
 from benchmarks.decoders import build
+
+import monograph.errors
 
 LENGTH = 96
 
@@ -20,13 +22,8 @@ LENGTH = 96
 @pytest.mark.parametrize("form", ["f32", "int4-zp", "fp8"])
 def test_contenders_make_the_same_tokens(tmp_path: Path, form: str) -> None:
     pytest.importorskip("onnxruntime")
-    s = shape_of("tiny-llama")
-    model = build(tmp_path, "tiny-llama", form) / "model.onnx"
-    sides = [
-        Side(generator_step(model, LENGTH, 1)),
-        Side(session_step(model, s, LENGTH, 1)),
-        Side(onnxruntime_step(model, s, LENGTH, 1)),
-    ]
+    task = Task(build(tmp_path, "tiny-llama", form) / "model.onnx", "tiny-llama", LENGTH, 1)
+    sides = [Decoding(make(task)) for make in CONTENDERS.values()]
     for side in sides:
         side.make(LENGTH - 1)
     first, *others = (side.tokens for side in sides)
@@ -44,14 +41,64 @@ def test_the_report_says_who_took_how_long(
         "decode_cpu", "--shape", "tiny-llama", "--formats", "f32", "--threads", "1",
         "--length", "64", "--positions", "4", "--rounds", "2", "--session", "--json", str(file),
     ]  # fmt: skip
-    with mock.patch.object(sys, "argv", arguments):
+    with (
+        mock.patch.object(sys, "argv", arguments),
+        mock.patch.object(decode_cpu, "bandwidth", lambda threads: 1e9 * threads),
+    ):
         decode_cpu.main()
-    (row,) = json.loads(file.read_text())["formats"]["f32"]
+    found = json.loads(file.read_text())
+    (row,) = found["formats"]["f32"]
+    assert (found["threads"], found["bandwidth"]) == (1, 1e9)
     assert row["position"] == 4
+    assert row["floor_ms"] == pytest.approx(row["weight_bytes"] / 1e6)
     for name in ("monograph", "session", "onnxruntime"):
         assert row[name]["tokens_per_s"] == pytest.approx(1e3 / row[name]["ms"])
         assert row[name]["same_tokens"]
-    assert capsys.readouterr().out.count("tokens/s") == 3
+        assert row[name]["tokens_alike"] == row[name]["tokens"] == 5 + 2 * 10
+        assert len(row[name]["ratios"]) == 2
+    assert row["onnxruntime"]["ratio"] == 1.0
+    said = capsys.readouterr().out
+    assert all(said.count(name) == 1 for name in ("floor", "monograph", "session", "onnxruntime"))
+
+
+def test_each_contender_has_a_process_of_its_own_and_rests_there(tmp_path: Path) -> None:
+    task = Task(build(tmp_path, "tiny-llama", "f32") / "model.onnx", "tiny-llama", LENGTH, 1)
+    side = Side("monograph", task)
+    try:
+        assert side.pid not in (None, os.getpid())
+        side.turn(2, 3)
+        side.turn(0, 1)
+        assert [len(t.tokens) for t in side.turns] == [5, 1]
+        assert len(side.tokens) == 1 + 6
+        assert side.weight_bytes > 0
+    finally:
+        side.close()
+    assert not Path(f"/proc/{side.pid}").exists()
+
+
+def test_a_contender_that_fails_says_so(tmp_path: Path) -> None:
+    with pytest.raises(monograph.errors.MonographError):
+        Side("monograph", Task(tmp_path / "model.onnx", "tiny-llama", LENGTH, 1))
+
+
+def test_a_turn_ends_when_threads_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Busy threads of a contender would take the cores of the one whose turn is next."""
+    used = iter([0.0, 1.0, 1.0, 1.5, 1.5, 1.5, 2.0])
+    naps: list[float] = []
+    monkeypatch.setattr(decode_cpu_sides.time, "process_time", lambda: next(used))
+    monkeypatch.setattr(decode_cpu_sides.time, "sleep", naps.append)
+    decode_cpu_sides.rest()
+    assert len(naps) == 3
+    assert next(used) == 2.0
+
+
+def test_threads_that_never_rest_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = iter(range(1000))
+    for clock in ("process_time", "perf_counter"):
+        monkeypatch.setattr(decode_cpu_sides.time, clock, lambda: float(next(now)))
+    monkeypatch.setattr(decode_cpu_sides.time, "sleep", lambda _: None)
+    with pytest.raises(RuntimeError, match="go on working"):
+        decode_cpu_sides.rest()
 
 
 def test_caches_that_are_too_short_are_refused(capsys: pytest.CaptureFixture[str]) -> None:

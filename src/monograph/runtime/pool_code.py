@@ -9,7 +9,16 @@ the next.
 
 from __future__ import annotations
 
-from monograph.codegen.llvm.barrier import ARRIVALS, CELL, SLEEP, SLEEPERS, SPINS, WAKE, YIELDS
+from monograph.codegen.llvm.barrier import (
+    ARRIVALS,
+    CELL,
+    MOST_SPINS,
+    SLEEP,
+    SLEEPERS,
+    SPINS,
+    WAKE,
+    YIELDS,
+)
 from monograph.codegen.llvm.features import Features
 
 MUTEX, CONDITION, CELL_BYTES = 64, 128, 192
@@ -169,6 +178,7 @@ define internal void @wake_all(ptr %state) nounwind {{
 define internal void @prepare(ptr %pool, ptr %context, i32 %turns, i32 %yields) nounwind {{
   %arrivals.at = getelementptr i8, ptr %context, i64 {ARRIVALS}
   %spins.at = getelementptr i8, ptr %context, i64 {SPINS}
+  %most.at = getelementptr i8, ptr %context, i64 {MOST_SPINS}
   %yields.at = getelementptr i8, ptr %context, i64 {YIELDS}
   %sleepers.at = getelementptr i8, ptr %context, i64 {SLEEPERS}
   %cell.at = getelementptr i8, ptr %context, i64 {CELL}
@@ -177,6 +187,7 @@ define internal void @prepare(ptr %pool, ptr %context, i32 %turns, i32 %yields) 
   %meeting = getelementptr i8, ptr %pool, i64 {MEETING}
   store i64 0, ptr %arrivals.at, align 8
   store i32 %turns, ptr %spins.at, align 4
+  store i32 %turns, ptr %most.at, align 4
   store i32 %yields, ptr %yields.at, align 4
   store i32 0, ptr %sleepers.at, align 4
   store ptr %meeting, ptr %cell.at, align 8

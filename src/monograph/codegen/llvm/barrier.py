@@ -16,11 +16,17 @@ BARRIER_BYTES = 64
 ARRIVALS = 0
 """Where in it: i64, arrivals at all barriers of this launch so far."""
 SPINS, YIELDS = 8, 12
-"""i32, turns to wait, and times to give the core away, before going to sleep."""
+"""i32, turns to wait now, and times to give the core away, before going to sleep."""
 SLEEPERS = 16
 """i32, threads that sleep until more have arrived."""
 CELL, SLEEP, WAKE = 24, 32, 40
 """Pointers to what they sleep on, and to the functions that put them to sleep and wake them."""
+MOST_SPINS = 48
+"""i32, turns to wait where waiting has been worth it."""
+SHORTER, SHORTEST = 2, 4
+"""By how many powers of two a wait in vain shortens the next one, and how far that goes."""
+TRIALS = 16
+"""Every so many barriers the longest wait is tried again."""
 
 
 def build_barrier(features: Features) -> Builder:
@@ -41,7 +47,7 @@ def build_barrier(features: Features) -> Builder:
     _wake(b, state)
     b.jump(done)
     b.label(wait)
-    _wait_until(b, features, state, wanted)
+    _wait_until(b, features, state, passed, wanted)
     b.jump(done)
     b.label(done)
     b.ret()
@@ -60,15 +66,39 @@ def _wake(b: Builder, state: Reg) -> None:
     b.when(b.compare("ne", asleep, Reg("0", "i32")), call)
 
 
-def _wait_until(b: Builder, features: Features, state: Reg, wanted: Reg) -> None:
-    """Waits for a count of arrivals: spins, then gives the core away between looks, then sleeps."""
-    spins = b.load("i32", b.offset(state, SPINS), 4)
+def _wait_until(b: Builder, features: Features, state: Reg, passed: Reg, wanted: Reg) -> None:
+    """Waits for a count of arrivals: spins, then gives the core away between looks, then sleeps.
+
+    Where other programs have the cores, whoever is awaited may want this very one, and every turn
+    keeps it from coming. So who has spun in vain has all threads spin less next time, until
+    somebody comes in time again: otherwise each of a hundred barriers costs a whole spin. Now and
+    then all of it is tried, for threads whose work is just not even.
+    """
+    at = b.offset(state, SPINS)
+    spins = b.set("i32", f"load atomic i32, ptr {at} monotonic, align 4")
+    most = b.load("i32", b.offset(state, MOST_SPINS), 4)
     yields = b.load("i32", b.offset(state, YIELDS), 4)
-    done = b.new_label("there")
-    _look(b, state, wanted, spins, done, lambda: features.relax and b.call(features.relax, "void"))
+    trial = b.compare("eq", b.i64(b.mod(passed, TRIALS)), Reg(str(TRIALS - 1), "i64"))
+    turns = b.set("i32", f"select i1 {trial}, i32 {most}, i32 {spins}")
+    in_time, done = b.new_label("in_time"), b.new_label("there")
+    relax = features.relax
+    _look(b, state, wanted, turns, in_time, lambda: relax and b.call(relax, "void"))
+    shorter, least = (
+        b.set("i32", f"lshr i32 {x}, {by}") for x, by in ((spins, SHORTER), (most, SHORTEST))
+    )
+    following = b.call("llvm.umax.i32", "i32", shorter, least)
+    b.line(f"store atomic i32 {following}, ptr {at} monotonic, align 4")
     _look(b, state, wanted, yields, done, lambda: b.call("sched_yield", "i32"))
     function = b.load("ptr", b.offset(state, SLEEP), 8)
     b.line(f"call void {function}(ptr {state}, i64 {wanted})")
+    b.jump(done)
+    b.label(in_time)
+
+    def longer() -> None:
+        b.line(f"store atomic i32 {most}, ptr {at} monotonic, align 4")
+
+    # Most often it is at its longest, and the line need not be written to.
+    b.when(b.compare("ne", spins, most), longer)
     b.jump(done)
     b.label(done)
 

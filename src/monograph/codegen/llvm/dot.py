@@ -10,6 +10,7 @@ from functools import partial
 import numpy as np
 
 from monograph.codegen.llvm.builder import Builder, Int, Reg, mangled, vector
+from monograph.codegen.llvm.dot_fetch import choose_ahead, fetch, row_width, streams
 from monograph.codegen.llvm.dot_share import BATCH, PANELS, ROWS, choose_share
 from monograph.codegen.llvm.epilogue import Epilogue
 from monograph.codegen.llvm.kernel import Kernel, KernelContext, Packed, Scratch, pointers, share
@@ -27,8 +28,6 @@ WAYS, PAGE = 8, 4096
 CHUNK = 512
 """The depth that is done at a time where a panel of weights is too large for the caches."""
 PANEL_BYTES = 128 << 10
-FAR_BYTES, AHEAD_BYTES, LINE = 1 << 20, 12 << 10, 64
-"""Weights of so many bytes do not stay in a core's own caches: they are fetched some way ahead."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +68,8 @@ class DotKernel:
         self.tile = self._choose_tile()
         self.panels = split(self.vectors, self.tile.vectors)
         self.chunk = self._choose_chunk()
-        self.fetches = self._fetches()
+        self.ahead = choose_ahead(self.problem.rows, self.tile.rows, self._stored, self._streams)
+        """How many bytes ahead weights are fetched; 0 for not at all."""
 
     def _known(self, w: Value) -> Array | None:
         return known(w)
@@ -77,6 +77,8 @@ class DotKernel:
     def _choose_tile(self) -> Tile:
         p, context = self.problem, self.context
         features, threads = context.features, context.threads
+        if self._streams:
+            return Tile(1, row_width(self.vectors, self.lanes, features, threads))
         # Rows that lie a page apart share one set of the nearest cache.
         apart = self.x.strides[-2] * self.anchor.inputs[0].dtype.itemsize
         rows = WAYS if apart and apart % PAGE == 0 else MAX_ROWS
@@ -93,23 +95,16 @@ class DotKernel:
         many = p.rows > 4 * self.tile.rows
         return CHUNK if many and panel > PANEL_BYTES and p.depth > CHUNK else 0
 
-    def _fetches(self) -> bool:
-        """Whether weights are fetched before they are needed.
-
-        That pays where they come from far away but once or twice, and where there is arithmetic to
-        hide it behind: a product of few rows is nothing but loads, which run ahead by themselves.
-        """
+    @property
+    def _stored(self) -> int:
+        """Bytes of packed weights; 0 where they are not packed."""
         p = self.problem
-        few = p.rows <= 4 * self.tile.rows
-        far = p.depth * p.columns * self.w_size * math.prod(p.batch) > FAR_BYTES
-        return self.constant is not None and self.tile.rows >= 4 and few and far
+        size = p.depth * p.columns * self.w_size * math.prod(p.batch)
+        return 0 if self.constant is None else size
 
-    def _fetch(self, w: Reg, nbytes: int) -> None:
-        """Asks for so many bytes of weights that come later, into the second-level cache."""
-        b = self.b
-        read, level, data = (Reg(str(k), "i32") for k in (0, 2, 1))
-        for at in range(AHEAD_BYTES, AHEAD_BYTES + nbytes, LINE):
-            b.call("llvm.prefetch.p0", "void", b.offset(w, at), read, level, data)
+    @property
+    def _streams(self) -> bool:
+        return streams(self.problem.rows, self.anchor.inputs[1].dtype, self._stored)
 
     def _read(self) -> list[Value]:
         """What the kernel reads besides packed weights."""
@@ -276,8 +271,8 @@ class DotKernel:
 
         def multiply(k: Int, carried: list[Reg]) -> list[Reg]:
             *sums, xk, wk = carried
-            if self.fetches:
-                self._fetch(wk, unroll * step)
+            if self.ahead:
+                fetch(b, wk, self.ahead, unroll * step)
             for u in range(unroll):
                 columns = [self._column(wk, u, v, step, valid[v]) for v in range(panel.size)]
                 for r in range(run.size):

@@ -18,8 +18,8 @@ import numpy as np
 
 from monograph.codegen.llvm.arith import Arith
 from monograph.codegen.llvm.builder import Int, Reg, mangled, vector
-from monograph.codegen.llvm.dot import LINE
 from monograph.codegen.llvm.dot_codes import Codes, Decoded
+from monograph.codegen.llvm.dot_fetch import LINE
 from monograph.codegen.llvm.kernel import Kernel, KernelContext, Scratch, Sync, share, synchronise
 from monograph.codegen.llvm.tiles import Run, Tile
 from monograph.ir import Array, Value

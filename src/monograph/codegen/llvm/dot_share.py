@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from monograph.codegen.llvm.tiles import Run
+from monograph.codegen.llvm.tiles import Run, split
 
 BATCH, PANELS, ROWS = "batch", "panels", "rows"
 MATTERS = 1.03
@@ -40,3 +40,14 @@ def busiest(runs: Sequence[Run], threads: int, last: int = 0) -> float:
             mine = run.count * (t + 1) // threads - run.count * t // threads
             work[t] += mine * run.size
     return max(work) * threads / max(sum(work), 1)
+
+
+def even_width(vectors: int, most: int, threads: int) -> int:
+    """The widest panels of a power of two that leave no thread with more work than narrower ones.
+
+    Panels of such widths are whole cache lines that begin at their start.
+    """
+    widths = [1 << k for k in reversed(range(most.bit_length()))]
+    loads = {width: busiest(split(vectors, width), threads) for width in widths}
+    least = min(loads.values())
+    return next(width for width in widths if loads[width] <= least * MATTERS)
