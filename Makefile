@@ -48,6 +48,7 @@ unit: $(STAMP) ## All tests with coverage
 
 test-codegen: $(GPU_STAMP) ## GPU kernels without a GPU: interpreted, and compiled for six architectures (installs torch)
 	TRITON_INTERPRET=1 $(GPU_VENV)/bin/python -m pytest -rs -n $(JOBS) --dist worksteal tests/gpu
+	$(GPU_VENV)/bin/python -m tests.gpu.front
 	$(GPU_VENV)/bin/python -m tests.gpu.cross $(ARGS)
 
 test-gpu: ## Everything on the GPU of this machine, with the torch and triton that are here

@@ -86,7 +86,7 @@ class Measured:
 
     def _stats(self) -> dict[str, Any]:
         stats = self.replayed.stats
-        wanted = ("captures", "replays", "rebinds", "staged", "fallbacks", "host_steps")
+        wanted = ("captures", "replays", "rebinds", "staged", "fallbacks", "host_steps", "lanes")
         found = {name: stats.get(name) for name in wanted}
         found |= {"launches_per_run": stats["launches_per_run"]}
         return {"stats": found, "kernels": self.eager.stats["kernels_per_run"]}

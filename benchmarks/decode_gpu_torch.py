@@ -14,12 +14,14 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from benchmarks.decode_gpu_plain import PlainStep
 from benchmarks.decoder_shapes import Shape
 from benchmarks.gpu_timing import captured
 
 Run = Callable[[], Any]
 GROUP, INNER = 128, 8
 """Numbers to a scale, and the tiles along them that torch packs together."""
+PLAIN = "torch eager, op by op"
 EAGER, COMPILED, REDUCED = "torch eager", "torch.compile in a graph", "torch.compile less overhead"
 FOUR_BITS = "torch.compile int4 in a graph"
 
@@ -124,6 +126,10 @@ def contenders(
     def eager() -> Callable[[int], Run]:
         return lambda position: _called(step(False), step(False), position, place)
 
+    def plain() -> Callable[[int], Run]:
+        own = PlainStep(s, maximum, place, torch.float32 if dry else torch.float16)
+        return lambda position: _called(own, own, position, place)
+
     def compiled(mode: str | None, four_bits: bool = False) -> Callable[[], Callable[[int], Run]]:
         def make() -> Callable[[int], Run]:
             own = step(four_bits)
@@ -143,6 +149,7 @@ def contenders(
         return make
 
     yield EAGER, eager
+    yield PLAIN, plain
     if form.startswith("int4") and not dry:
         yield FOUR_BITS, compiled(None, four_bits=True)
     yield COMPILED, compiled(None)
@@ -150,7 +157,7 @@ def contenders(
         yield REDUCED, compiled("reduce-overhead")
 
 
-def _called(own: Step, model: Any, position: int, place: torch.device) -> Run:
+def _called(own: Step | PlainStep, model: Any, position: int, place: torch.device) -> Run:
     token = torch.zeros(1, dtype=torch.int64, device=place)
     at = torch.full((1,), position, dtype=torch.int64, device=place)
 

@@ -9,6 +9,7 @@ import pytest
 
 import monograph
 from monograph.errors import MonographError
+from monograph.frontend.onnx.convert import newer
 from tests.frontend.nodes import close, node_model, run_node, runtime_node
 
 F32 = 2e-5
@@ -90,7 +91,16 @@ def scores(mode: int, *extra: Any, **options: Any) -> np.ndarray:
     return monograph.load(model).run(feeds)[1]
 
 
-def test_the_scores_at_every_step() -> None:
+@pytest.fixture
+def text(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Opset 23 by one of its two texts, whichever ONNX is installed."""
+    release = {"published": "1.21.0", "corrected": "1.22.0"}[request.param]
+    monkeypatch.setattr(newer.onnx, "__version__", release)
+    return str(request.param)
+
+
+@pytest.mark.parametrize("text", ["published"], indirect=True)
+def test_the_scores_at_every_step(text: str) -> None:
     q, k, _ = QKV
     plain = q @ k.repeat(2, 1).swapaxes(2, 3) / np.sqrt(8)
     np.testing.assert_allclose(scores(0, is_causal=1), plain, atol=F32)
@@ -105,15 +115,30 @@ def test_the_scores_at_every_step() -> None:
     np.testing.assert_allclose(scores(1, bias), plain + bias, atol=F32)
 
 
-def test_a_mask_of_floats_is_added_before_the_softcap() -> None:
-    q, k, v = QKV
+def biased() -> np.ndarray:
     bias = data(3, 5)
     bias[1, 2] = -np.inf
-    capped = 2 * np.tanh((q @ k.repeat(2, 1).swapaxes(2, 3) / np.sqrt(8) + bias) / 2)
-    weights = np.where(np.isinf(bias), 0, np.exp(capped))
+    return bias
+
+
+@pytest.mark.parametrize("text", ["published", "corrected"], indirect=True)
+def test_the_order_of_mask_and_softcap_is_that_of_the_installed_onnx(text: str) -> None:
+    q, k, v = QKV
+    plain, bias = q @ k.repeat(2, 1).swapaxes(2, 3) / np.sqrt(8), biased()
+    masked, capped = plain + bias, 2 * np.tanh(plain / 2)
+    last = 2 * np.tanh(masked / 2) if text == "published" else capped + bias
+    weights = np.where(np.isinf(bias), 0, np.exp(last))
     expected = weights / weights.sum(-1, keepdims=True) @ v.repeat(2, 1)
     (y,) = run_node("Attention", q, k, v, bias, softcap=2.0, opset=23)
     np.testing.assert_allclose(y, expected, atol=F32)
+    first = masked if text == "published" else capped
+    np.testing.assert_allclose(scores(1, bias, softcap=2.0), first, atol=F32)
+    seen = np.isfinite(bias) & np.ones_like(plain, bool)
+    np.testing.assert_allclose(scores(2, bias, softcap=2.0)[seen], last[seen], atol=F32)
+
+
+def test_the_corrected_order_is_that_of_the_runtime() -> None:
+    agree(*QKV, biased(), opset=24, softcap=2.0)
 
 
 def test_attention_is_one_op() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -17,6 +18,8 @@ from typing import Any
 
 import torch
 
+from monograph.runtime.gpu import arrivals
+from monograph.runtime.gpu.arrivals import LINE, blocks_of
 from monograph.runtime.gpu.graphs import (
     CONDITIONAL,
     IF,
@@ -27,6 +30,7 @@ from monograph.runtime.gpu.graphs import (
     GraphError,
     Handle,
     Params,
+    Start,
 )
 from tests.gpu.fake_launches import FakeDevice, FakeLibrary, FakeRecord, numbers
 
@@ -71,11 +75,14 @@ class FakeDriver:
         """The kernels that have run, by name."""
         self.lazy = False
         """Whether work waits until somebody waits for it."""
+        self.late = False
+        """Whether what the host brings comes too late."""
         self.hooks: dict[str, Callable[[], None]] = {}
         self._queue: list[Callable[[], None]] = []
         self._faults: dict[str, tuple[int, Exception]] = {}
         self._recording: dict[int, tuple[FakeGraph, list[Node]]] = {}
         self._numbers = count(1)
+        self._at_work = threading.RLock()
         self._local = threading.local()
 
     def fail(self, call: str, after: int = 0, error: Exception | None = None) -> None:
@@ -131,8 +138,9 @@ class FakeDriver:
             self.drain()
 
     def drain(self) -> None:
-        while self._queue:
-            self._queue.pop(0)()
+        with self._at_work:  # whoever waits waits for what another thread has begun, too
+            while self._queue:
+                self._queue.pop(0)()
 
     @contextmanager
     def filling(self, graph: FakeGraph) -> Iterator[int]:
@@ -190,6 +198,7 @@ class FakeGraphs:
     def __init__(self, driver: FakeDriver, conditionals: bool = True, builds: bool = False) -> None:
         self.driver = driver
         self.builds = builds
+        self.arrives = True
         self.conditionals = conditionals
         self.lock = threading.RLock()
         self.elsewhere = False
@@ -245,6 +254,21 @@ class FakeGraphs:
         with self.driver.filling(graph.value) as stream:
             self.copy(stream, copy)
         return graph.value.nodes[-1]
+
+    def _take(self, words: Sequence[int]) -> None:
+        """As the kernel does it: block by block, each by what was said in its line."""
+        to, source, control, nbytes = words
+        blocks = blocks_of(nbytes)
+        for block in range(blocks):
+            said = ctypes.c_uint32.from_address(control + block * LINE)
+            end = time.monotonic() + arrivals.SECONDS
+            while not said.value and time.monotonic() < end:
+                time.sleep(0)  # another thread may have come to wait before all has arrived
+            if not said.value or self.driver.late:
+                ctypes.c_uint32.from_address(control + blocks * LINE).value = 1
+            said.value = 0
+            at = block * arrivals.GRAIN
+            ctypes.memmove(to + at, source + at, min(arrivals.GRAIN, nbytes - at))
 
     def _before(self, graph: Handle, before: Sequence[Any], beside: Any) -> None:
         assert all(node in graph.value.nodes for node in before)
@@ -333,6 +357,31 @@ class FakeGraphs:
 
         self.driver.enqueue(run)
 
+    def start(self, executable: Handle, stream: int, start: Start) -> None:
+        """The launch comes first, as by a driver, and the work after what follows it."""
+        errors: list[BaseException] = []
+
+        @ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p)
+        def launched(_: int, __: int) -> int:
+            lazy, self.driver.lazy = self.driver.lazy, True
+            try:
+                self.launch(executable, stream)
+            except BaseException as error:
+                errors.append(error)
+                return 1
+            finally:
+                self.driver.lazy = lazy
+            return 0
+
+        address = ctypes.cast(launched, ctypes.c_void_p).value
+        assert address is not None
+        failed = start(address, 1, stream)
+        assert bool(failed) == bool(errors)
+        if errors:
+            raise errors[0]
+        if not self.driver.lazy:
+            self.driver.drain()
+
     def conditional(
         self, stream: int, kind: str, flag: int, bodies: Sequence[Callable[[int], None]]
     ) -> None:
@@ -356,6 +405,11 @@ class FakeGraphs:
         self.driver.add(stream, node)
 
     def copy(self, stream: int, copy: Copy) -> None:
+        if copy.control:
+            words = (copy.to, copy.source, copy.control, copy.nbytes)
+            blobs = [word.to_bytes(8, "little") for word in words]
+            self.driver.launch(stream, "take", self._take, blobs)
+            return
         self.driver.called("copy")
         both = copy.to.to_bytes(8, "little") + copy.source.to_bytes(8, "little")
         number = next(self.driver._numbers)

@@ -50,6 +50,13 @@ def test_two_layers_are_one_kernel(kind: str, rows: int) -> None:
     check(graph_of(layers(value(f"{kind}[{rows}, 33]"), 20, 1)), steps=1, every=kind == "f32")
 
 
+@pytest.mark.parametrize("kind", ["f16", "bf16"])
+@pytest.mark.parametrize("rows", [1, 5, 20])
+def test_columns_that_fit_one_tile(kind: str, rows: int) -> None:
+    """The sums of the second product are rounded, and not those of the first taken for them."""
+    check(graph_of(layers(value(f"{kind}[{rows}, 33]"), 8, 1)), steps=1)
+
+
 @pytest.mark.parametrize("rows", [1, 17])
 def test_towers(rows: int) -> None:
     x = value(f"f32[{rows}, 24]")

@@ -11,8 +11,9 @@ from monograph.ops.composite import Silu
 from monograph.ops.elementwise import Add, Mul
 from monograph.ops.linear import Dot
 from monograph.ops.quant import Dequantize
-from monograph.ops.shape import Transpose
-from tests.gpu.against import check
+from monograph.ops.shape import Transpose, Unsqueeze
+from tests.gpu.against import candidate_names, check
+from tests.rules.checks import graph_of
 
 
 def tensor(name: str, shape: tuple[int, ...], kind: str = "f32") -> Value:
@@ -55,6 +56,23 @@ def test_other_types(left: str, right: str, out: str) -> None:
 def test_long_sums_are_split() -> None:
     x = tensor("x", (20, 1024))
     check(Graph((x,), (("y", Add()(Dot()(x, weights((1024, 16))), weights((16,)))),)))
+
+
+@pytest.mark.parametrize("kind", ["f32", "f16"])
+def test_a_single_element(kind: str) -> None:
+    """Where a library multiplies, one kernel finishes a whole block for one place."""
+    product = Dot()(tensor("x", (1, 600), kind), tensor("y", (600, 1), kind))
+    y = Silu()(Add()(product, weights((1, 1), kind)))
+    names = {n.split()[0] for found in candidate_names(graph_of(y)) for n in found}
+    assert "library" in names
+    check(graph_of(y), steps=1)
+
+
+@pytest.mark.parametrize("kind", ["f32", "f16"])
+def test_sums_of_one_product(kind: str) -> None:
+    """Views add the dimension that is summed: nothing but the mask says where it ends."""
+    x, y = (tensor(name, (size,), kind) for name, size in (("x", 20), ("y", 24)))
+    check(graph_of(Dot()(Unsqueeze((1,))(x), Unsqueeze((0,))(y))))
 
 
 def test_a_sum_of_nothing() -> None:

@@ -8,12 +8,12 @@ import pytest
 from monograph.errors import ExecutionError
 from monograph.ir import Item, Literal, constant
 from monograph.ops.elementwise import Neg
-from monograph.ops.index import ScatterElements, ScatterNd
+from monograph.ops.index import Col2Im, Gather, ScatterElements, ScatterNd
 from monograph.ops.linear import Det
 from monograph.ops.ml import Lookup
 from monograph.ops.resize import CUBIC, LINEAR, Resize
 from monograph.ops.roi import NonMaxSuppression
-from monograph.ops.shape import Transpose
+from monograph.ops.shape import Reshape, Transpose
 from monograph.ops.sort import NonZero, Unique
 from monograph.program.bounded import Counted
 from tests.cpu.against import feeds_for
@@ -48,6 +48,20 @@ def test_a_scatter_out_of_range_is_reported(way: str) -> None:
     feeds["i"] = np.array([1, 4])
     with pytest.raises(ExecutionError, match="out of range"):
         check(graph, feeds, expected=[], chosen=(way,))
+
+
+@pytest.mark.parametrize("constant_index", [False, True])
+def test_one_element_is_written_once(constant_index: bool) -> None:
+    """A result without dimensions has one place for a whole block of elements."""
+    number = constant(np.int64(-1)) if constant_index else value("i64[]", "i")
+    graph = graph_of(Neg()(Gather(0)(value("f32[3]"), number)))
+    feeds = {"x": np.array([1, 2, 3], np.float32)} | ({} if constant_index else {"i": np.array(2)})
+    check(graph, feeds, steps=1)
+
+
+def test_a_single_block_between_pixels() -> None:
+    x = Reshape((1, 1, 1))(value("f32[1, 1, 1, 1]"))
+    check(graph_of(Col2Im((3,), (1,), (3,), (1,), (0,), (0,))(x)), every=False)
 
 
 @pytest.mark.parametrize("dtype", ["f16", "f64", "i8"])

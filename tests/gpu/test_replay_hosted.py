@@ -8,20 +8,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from monograph.errors import ExecutionError
 from monograph.ir import dtype
-from monograph.runtime.gpu import hosted, slabs, ways
+from monograph.runtime.gpu import arrivals, hosted, slabs, ways
 from monograph.runtime.gpu.graphs import GraphError
 from monograph.runtime.gpu.replay import Replay
 from monograph.runtime.gpu.running import GpuLayout, Running, Slot
 from monograph.runtime.gpu.tuning import TuningCache
 from monograph.runtime.gpu.ways import (
     AHEAD,
-    MANY,
+    EVERY,
+    FIRST,
     PLAIN,
     RIVALS,
     Measured,
     Way,
-    fastest,
     rivals,
     time_all,
 )
@@ -29,8 +30,8 @@ from tests.gpu.fake_driver import FakeDriver, FakeGraphs
 from tests.gpu.replay_models import SIZE, Default, chain, counter, expected, loop
 from tests.gpu.test_replay_ports import faulty
 
-ALL = (*RIVALS, *AHEAD, *MANY)
 COPIES = {PLAIN: 2, Way(writes=True): 1, Way(reads=True): 1, Way(True, True): 0}
+COPIES |= {way: 0 if way.writes else 1 for way in FIRST}
 """Of a graph; those ahead of it come with every run."""
 SMALL = 16
 """Bytes of a piece here: two make an input."""
@@ -41,8 +42,7 @@ def _both_ways(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(Default, "builds", request.param)
     for name, size in {"PIECE": SMALL, "ALIGNMENT": SMALL, "LARGE": 1 << 20}.items():
         monkeypatch.setattr(slabs, name, size)
-    for module in (slabs, ways):
-        monkeypatch.setattr(module, "gather_threads", lambda: 2)
+    monkeypatch.setattr(arrivals, "GRAIN", SMALL)
 
 
 def some(seed: int = 0) -> np.ndarray:
@@ -59,7 +59,7 @@ class Clock:
 
     def __call__(self, runs: Mapping[Way, Callable[[], None]]) -> dict[Way, float]:
         self.asked += 1
-        assert set(runs) == set(ALL)
+        assert set(runs) == set(EVERY)
         time_all(runs)
         return {way: 1.0 if way == self.best else 2.0 for way in runs}
 
@@ -72,7 +72,7 @@ def replayed(
     return Replay(make(driver), graphs, measured=measured), driver
 
 
-@pytest.mark.parametrize("best", ALL, ids=str)
+@pytest.mark.parametrize("best", EVERY, ids=str)
 def test_the_fastest_way_is_taken_and_kept(
     best: Way, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -89,19 +89,28 @@ def test_the_fastest_way_is_taken_and_kept(
         assert replay.executable.runs == 5
         assert driver.live["graph"] == driver.live["executable"] == 1
         if turn:
-            plain = COPIES[best._replace(many=False)] if not best.ahead else 0
-            copies = (0 if best.writes else 1) + 5 * 2 if best.ahead else plain
+            copies = (0 if best.writes else 1) + 5 * 2 if best.ahead else COPIES[best]
             assert driver.calls["copy"] == copies
     (entry,) = TuningCache.open(tmp_path / "tuning.json").of("here").values()
     assert entry["winner"] == str(best)
     assert entry["problem"] == "arrays of the host: 32 bytes in, 64 bytes out"
-    assert set(entry["us"]) == set(map(str, ALL))
+    assert set(entry["us"]) == set(map(str, EVERY))
 
 
-def test_alone_no_threads_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ways, "gather_threads", lambda: 1)
-    replay, _ = replayed(Measured(TuningCache(None), "here"))
-    assert rivals(replay._ring.layout) == (*RIVALS, *AHEAD)
+@pytest.mark.parametrize("best", FIRST, ids=str)
+def test_what_was_measured_elsewhere_is_measured_again(
+    best: Way, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Launches that wait for the device would wait for ever for a graph that waits for them."""
+    clock = Clock(monkeypatch, best)
+    measured = Measured(TuningCache(None), "here")
+    replayed(measured)[0].run({"x": some()})
+    replay, _ = replayed(measured)
+    monkeypatch.setattr(replay.graphs, "arrives", False)
+    monkeypatch.setattr(hosted, "time_all", lambda runs: dict.fromkeys(runs, 1.0))
+    np.testing.assert_array_equal(replay.run({"x": some()}), expected(some()))
+    assert clock.asked == 1
+    assert measured.find(replay.layout) == PLAIN
 
 
 def test_the_hopeless_are_not_timed_to_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,7 +146,7 @@ def test_slow_models_are_timed_in_few_rounds(monkeypatch: pytest.MonkeyPatch) ->
     assert clock == 2 * (ways.RUNS + 1)
 
 
-@pytest.mark.parametrize("best", ALL, ids=str)
+@pytest.mark.parametrize("best", EVERY, ids=str)
 def test_runs_in_flight_have_slabs_of_their_own(best: Way, monkeypatch: pytest.MonkeyPatch) -> None:
     Clock(monkeypatch, best)
     replay, driver = replayed(Measured(TuningCache(None), "here"))
@@ -245,19 +254,47 @@ def test_strided_inputs_go_ahead_whole(monkeypatch: pytest.MonkeyPatch) -> None:
         np.testing.assert_array_equal(replay.run({"x": x}), expected(x))
 
 
-def test_a_small_input_is_one_piece(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slabs, "PIECE", 1024)
+@pytest.mark.parametrize("kind", ["strided", "list", "other type"])
+def test_what_has_to_be_gathered_first_arrives_too(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Clock(monkeypatch, FIRST[0])
     replay, _ = replayed(Measured(TuningCache(None), "here"))
-    assert rivals(replay._ring.layout) == (*RIVALS, *AHEAD)
+    x = np.repeat(some(), 2)[::2]
+    given = {"strided": x, "list": x.tolist(), "other type": x.astype(np.float64)}[kind]
+    for _ in range(2):
+        np.testing.assert_array_equal(replay.run({"x": given}), expected(x))
+
+
+def test_a_device_that_waits_in_vain_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    Clock(monkeypatch, FIRST[0])
+    replay, driver = replayed(Measured(TuningCache(None), "here"))
+    replay.run({"x": some()})
+    driver.late = True
+    with pytest.raises(ExecutionError, match="waited 5 s for arrays of the host in vain"):
+        replay.run({"x": some(1)})
+    driver.late = False
+    np.testing.assert_array_equal(replay.run({"x": some(2)}), expected(some(2)))
+
+
+def test_a_launch_that_fails_leaves_nothing_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What has arrived for it is not taken for what arrives for the next."""
+    Clock(monkeypatch, FIRST[0])
+    replay, driver = replayed(Measured(TuningCache(None), "here"))
+    replay.run({"x": some()})
+    driver.fail("graph launch", error=ExecutionError("the driver refused to launch"))
+    with pytest.raises(ExecutionError, match="refused to launch"):
+        replay.run({"x": some(1)})
+    assert all(not slab._control.any() for slab in replay._ring._slabs)
+    np.testing.assert_array_equal(replay.run({"x": some(2)}), expected(some(2)))
 
 
 def test_without_inputs_there_is_nothing_to_send() -> None:
     layout = GpuLayout((), (Slot("y", dtype("f32"), (2,)),), (), 0, 0, (), ())
-    assert rivals(slabs.SlabLayout(layout)) == RIVALS
+    assert rivals(slabs.SlabLayout(layout), True) == RIVALS
 
 
-def test_threads_have_to_be_clearly_faster() -> None:
-    one, many = Way(writes=True), Way(writes=True, many=True)
-    assert fastest({one: 10.0, many: 9.5}) == one
-    assert fastest({one: 10.0, many: 8.0}) == many
-    assert fastest({one: 10.0, PLAIN: 9.9}) == PLAIN
+def test_large_inputs_do_not_hold_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arrivals, "LARGEST", 4)
+    replay, _ = replayed(Measured(TuningCache(None), "here"))
+    assert rivals(replay._ring.layout, True) == (*RIVALS, *AHEAD)

@@ -27,6 +27,7 @@ from tests.gpu.fake_driver import (
     FakeRecord,
     numbers,
 )
+from tests.gpu.gpu_models import INTERPRETED
 from tests.gpu.replay_models import (
     SIZE,
     Default,
@@ -363,6 +364,7 @@ def test_without_conditional_nodes_the_host_decides(make: Callable[..., Running]
         strict.run({"x": torch.from_numpy(x)})
 
 
+@INTERPRETED  # its kernels are real ones, on the memory of the fake device: the host's
 @pytest.mark.parametrize("builds", [False, True])
 def test_lanes_of_a_model_run_side_by_side(builds: bool) -> None:
     graph = three_towers()

@@ -8,8 +8,6 @@ import numpy as np
 import pytest
 
 from monograph.ir import dtype
-from monograph.runtime.gpu import slabs
-from monograph.runtime.gpu.gather import Gather
 from monograph.runtime.gpu.running import GpuLayout, Slot
 from monograph.runtime.gpu.slabs import LARGE, PIECE, PIECES, Slab, SlabLayout
 from tests.gpu.fake_driver import FakeDriver, FakeGraphs
@@ -63,13 +61,9 @@ def test_the_last_piece_is_small() -> None:
     assert len(layout_of((LARGE,)).pieces) == PIECES
 
 
-@pytest.mark.parametrize("many", [False, True], ids=["one thread", "threads"])
 @pytest.mark.parametrize("kind", ["plain", "strided", "kept"])
 @pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
-def test_inputs_are_taken_whole(
-    sizes: tuple[int, ...], kind: str, many: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(slabs, "gather_threads", lambda: 2)
+def test_inputs_are_taken_whole(sizes: tuple[int, ...], kind: str) -> None:
     layout, feeds = layout_of(sizes), feeds_for(sizes)
     if kind == "strided":
         feeds = {n: np.repeat(x, 2)[::2] for n, x in feeds.items()}
@@ -84,11 +78,11 @@ def test_inputs_are_taken_whole(
     for fill in ("whole", "ahead"):
         block[:] = 0
         if fill == "whole":
-            slab.fill_fitting(feeds, many)
+            slab.fill_fitting(feeds)
             send(0, layout.in_to)
         else:
             sent[:] = 0
-            slab.fill_ahead(feeds, send, many)
+            slab.fill_ahead(feeds, send)
         for name, (_, at) in layout.inputs.items():
             np.testing.assert_array_equal(sent[at : at + feeds[name].size], feeds[name])
 
@@ -101,14 +95,3 @@ def test_results_are_copies() -> None:
     slab._outputs["y"][:] = 2
     assert given is mine
     assert fresh.tolist() == mine.tolist() == [[1] * 5] * 3
-
-
-@pytest.mark.parametrize("threads", [1, 2, 3])
-def test_threads_copy_as_much_as_they_are_told(threads: int) -> None:
-    gather = Gather(threads)
-    for count in (0, 1, 63, 64, 65, 192, 1000, 100_001):
-        source = np.random.default_rng(count).integers(1, 255, count + 64, dtype=np.uint8)
-        to = np.zeros_like(source)
-        gather(to.ctypes.data, source.ctypes.data, count)
-        np.testing.assert_array_equal(to[:count], source[:count])
-        assert not to[count:].any()

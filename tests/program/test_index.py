@@ -94,3 +94,9 @@ def test_a_loop_of_one_trip_is_a_constant() -> None:
     assert Index(3) * 0 == Index()
     assert (counter("i", 3) + 2).bounds() == (2, 4)
     assert (counter("i", 3) * -2).bounds() == (-4, 0)
+
+
+def test_of_nothing_there_is_no_place() -> None:
+    i = Index(0, ((Counter("i", 2), 1),))
+    assert unflatten(i, (0, 0)) == (Index(), Index())
+    assert unflatten(i, (3, 0)) == (Index(), Index())

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 _LARGEST = {
-    "launches_per_run", "kernels_per_run", "threads",
+    "launches_per_run", "kernels_per_run", "threads", "lanes",
     "peak_bytes", "constant_bytes", "device_bytes",
 }  # fmt: skip
 """Figures of one run or of one moment: the largest counts, where others are added up."""

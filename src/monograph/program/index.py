@@ -202,7 +202,7 @@ def unflatten(position: Index, shape: Sequence[int]) -> tuple[Index, ...]:
     result = []
     outermost = True
     for extent, stride in zip(shape, strides_of(shape), strict=True):
-        if extent == 1:
+        if extent <= 1 or stride == 0:  # one element, or none at all
             result.append(Index())
             continue
         # The outermost needs no remainder: the position never exceeds the shape.

@@ -31,6 +31,11 @@ class Schedule:
     def lanes(self) -> int:
         return max(self.lane, default=0) + 1
 
+    @property
+    def crossings(self) -> int:
+        """How often a step waits for one of another lane."""
+        return sum(map(len, self.waits))
+
     def ordered(self, first: int, second: int) -> bool:
         """Whether a step is sure to end before another starts."""
         return bool(self.before[second] >> first & 1)
@@ -154,6 +159,21 @@ def schedule(needed: Sequence[set[int]], limit: int) -> Schedule:
         waits.append(tuple(missing))
         before.append(known)
     return Schedule(tuple(lane), tuple(waits), tuple(before))
+
+
+def narrowed(order: Schedule, limit: int) -> Schedule:
+    """The same steps in at most so many lanes.
+
+    What was sure to be over before a step still is. So memory that was planned for the wide order
+    serves the narrow one too; the other way round it would not.
+    """
+    tails: dict[int, int] = {}
+    needed = []
+    for position, lane in enumerate(order.lane):
+        behind = {tails[lane]} if lane in tails else set()
+        needed.append(behind | set(order.waits[position]))
+        tails[lane] = position
+    return schedule(needed, limit)
 
 
 def _lane(wanted: set[int], tails: list[int], before: list[int], limit: int) -> int:

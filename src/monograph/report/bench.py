@@ -301,9 +301,10 @@ def show_bench(out: Console, name: str, bench: Bench) -> None:
     fewer = bench.own_threads < bench.threads and not on_gpu
     why = TOO_LITTLE_WORK if bench.own_threads < bench.compiled_threads else "of the package"
     used = f" on {count_text(bench.own_threads, 'thread')} ({why})" if fewer else ""
+    beside = f" in {stats['lanes']} lanes" if stats.get("lanes", 1) > 1 else ""
     out.print(
         f"{count_text(stats['launches_per_run'], 'launch')},"
-        f" {count_text(stats['kernels_per_run'], 'kernel')} a run{used};"
+        f" {count_text(stats['kernels_per_run'], 'kernel')} a run{beside}{used};"
         f" on the host: {', '.join(stats['host_steps']) or 'nothing'}"
     )
     for line in capture_lines(stats, bench.capture):

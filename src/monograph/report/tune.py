@@ -54,6 +54,8 @@ class Tuned:
     measured: int
     """Problems that were measured now; the others were known."""
     seconds: float
+    lanes: tuple[dict[str, Any], ...] = ()
+    """Whole runs side by side or one after the other: what each took, and which was chosen."""
 
     @property
     def chosen_us(self) -> float:
@@ -71,6 +73,7 @@ class Tuned:
             "seconds": self.seconds,
             "chosen_us": self.chosen_us,
             "default_us": self.default_us,
+            "lanes": list(self.lanes),
             "problems": [vars(c) | {"saved_us": c.saved} for c in self.choices],
         }
 
@@ -111,7 +114,8 @@ def tune_model(request: Request, note: Notes, quiet: bool = False) -> Tuned:
     ]
     choices.sort(key=lambda c: -c.steps * c.us)
     path, taken = side.tuner.cache.path, time.perf_counter() - started
-    return Tuned(side.device.name, path, tuple(choices), side.tuner.measured, taken)
+    lanes = () if side.lanes is None else tuple(side.lanes.used.values())
+    return Tuned(side.device.name, path, tuple(choices), side.tuner.measured, taken, lanes)
 
 
 def _check(request: Request) -> None:
@@ -206,5 +210,8 @@ def show_tuned(out: Console, model: str, found: Tuned) -> None:
         f" {max(known, 0)} known before, {found.seconds:.1f} s",
         highlight=False,
     )
+    for entry in found.lanes:
+        us = ", ".join(f"{name} {taken:.1f} us" for name, taken in entry["us"].items())
+        out.print(f"{entry['problem']}: {entry['winner']} chosen ({us})", highlight=False)
     if found.cache is not None:
         out.print(f"kept in {found.cache}", highlight=False)

@@ -20,6 +20,7 @@ from monograph.ops.shape import Reshape, Slice
 from monograph.runtime.gpu.control import REPEAT, Controlled, Nest
 from monograph.runtime.gpu.devices import Device
 from monograph.runtime.gpu.executable import GpuExecutable, compile_for_gpu
+from monograph.runtime.gpu.graphs import TO_DEVICE, Copy
 from monograph.runtime.gpu.running import GpuLayout, Running, Slot
 from tests.gpu.against import device
 from tests.gpu.replay_models import three_towers
@@ -53,6 +54,7 @@ def warm_up() -> None:
         graphs.streams(LANES)
         graphs._made(graphs._inner, DEEPEST)
         graphs.prepare(Controlled(Nest(REPEAT, (1,))))
+        graphs.prepare(Copy(0, 0, 16, TO_DEVICE, control=1))
 
 
 def executable(graph: Graph, on: Device | None = None) -> GpuExecutable:

@@ -146,7 +146,7 @@ class Weights:
         )
         counters = [Counter(f"w{i}", d) for i, d in enumerate(self.value.tensor.static)]
         texts = (*pair, *taps)
-        point = {c: Axis(text, mask) for c, text in zip(counters, texts, strict=True)}
+        point = {c: Axis(text, mask, True) for c, text in zip(counters, texts, strict=True)}
         at = tuple(Index(0, ((c, 1),)) for c in counters)
         return self.t.elements.through_views(self.value, at, point)
 

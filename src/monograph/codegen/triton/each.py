@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+from monograph.codegen.triton.elements import Axis
 from monograph.codegen.triton.kernel import Candidate, GpuContext, KernelWriter, Launch
 from monograph.codegen.triton.tile import Tile, tile
 
@@ -28,6 +29,7 @@ def _each(context: GpuContext, body: Body, block: int, warps: int) -> Launch:
     flat = k.w.let(f"{k.program_id()} * {block} + tl.arange(0, {block})", "i")
     mask = k.w.let(f"{flat} < {size}", "m") if size % block else None
     t.batch(flat, range(len(t.shape)), mask)
+    t.elements.ground = Axis(flat, mask)
     k.wait()
     result = body(k, t, mask)
     k.trigger()

@@ -24,6 +24,8 @@ class Axis:
 
     text: str
     mask: str | None = None
+    joint: bool = False
+    """Whether the mask is one of all counters together, and may be a larger block than this."""
 
 
 Point = Mapping[Counter, Axis]
@@ -39,6 +41,8 @@ class Elements(Walk[Point]):
     pointers: Mapping[Value, str]
     inputs: frozenset[Value]
     given: dict[Value, Scalar] = field(default_factory=dict)
+    ground: Axis | None = None
+    """The numbers of the blocks themselves, for results that have no counters."""
     scalars: TritonScalars = field(init=False)
 
     def __post_init__(self) -> None:
@@ -59,36 +63,50 @@ class Elements(Walk[Point]):
         """Elements as they are in memory, 0 beyond the masks."""
         position = flatten(at, self.storage[value].strides)
         mask = self.mask(position, point)
-        where = f"{self.pointers[value]} + {self.integer(position, point)}"
+        number = self.integer(position, point)
+        joint = {c for c, axis in point.items() if axis.joint}
+        if mask and joint & position.counters and not joint <= position.counters:
+            # A view has left fewer counters than the mask is of: pointers need the mask's shape.
+            number = self.w.let(f"({mask}).to(tl.int32) * 0 + {number}", "i")
+        where = f"{self.pointers[value]} + {number}"
         text = f"tl.load({where}, mask={mask}, other=0)" if mask else f"tl.load({where})"
         return self.w.let(text, "x")
 
     def through_views(self, value: Value, at: Indices, point: Point) -> str:
         """Elements as they are, or would be, in memory: of a stored value, a view, an expression.
 
-        Beyond the masks those of an expression are 0 too.
+        Beyond the masks they are 0 too, those of counters that a view leaves no trace of included:
+        a dimension of one element, which a reshape adds or drops, may have edges.
         """
-        element = Element(value, at)
-        while element.value not in self.pointers:
-            if not is_view(element.value):
-                return self._computed(element, point)
+        element, masks = Element(value, at), self._masks(at, point)
+        while element.value not in self.pointers and is_view(element.value):
             element = through_view(element.value, element.at)
-        return self.loaded(element.value, element.at, point)
-
-    def _computed(self, element: Element, point: Point) -> str:
-        made = self.scalars.encoded(self.element(element.value, element.at, point))
-        masks = {point[c].mask for i in element.at for c in i.counters} - {None}
+        if element.value in self.pointers:
+            made = self.loaded(element.value, element.at, point)
+            position = flatten(element.at, self.storage[element.value].strides)
+            masks -= self._masks((position,), point)
+        else:
+            made = self.scalars.encoded(self.element(element.value, element.at, point))
         if not masks:
             return self.w.let(made)
-        inside = " & ".join(sorted(m for m in masks if m))
+        inside = " & ".join(sorted(masks))
         return self.w.let(f"tl.where({inside}, {made}, tl.zeros_like({made}))")
+
+    def _masks(self, at: Indices, point: Point) -> set[str]:
+        found = {point[c].mask for index in at for c in index.counters}
+        return {m for m in found if m is not None}
 
     def store(self, value: Value, at: Indices, scalar: Scalar, point: Point) -> None:
         """Puts elements into memory."""
         place = self.storage[value]
         position = flatten(at, place.strides)
         mask = self.mask(position, point)
-        where = f"{self.pointers[value]} + {self.integer(position, point)}"
+        number = self.integer(position, point)
+        if not position.counters and self.ground is not None:
+            # One place for a whole block: its pointers need the block's shape, and one may write.
+            number = self.w.let(f"({self.ground.text}) * 0 + {number}", "i")
+            mask = self.ground.mask
+        where = f"{self.pointers[value]} + {number}"
         masked = f", mask={mask}" if mask else ""
         self.w.line(f"tl.store({where}, {self.scalars.encoded(scalar)}{masked})")
 

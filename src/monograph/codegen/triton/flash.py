@@ -192,7 +192,8 @@ class Flash:
             w.line(f"top = tl.full(({c.m},), float('-inf'), {self.kind})")
             w.line(f"total = tl.zeros(({c.m},), {self.kind})")
         else:
-            w.line(f"top = {self.sink(self.head, self.masked)}")
+            # Of a single head it is one number, wherever a view leaves no trace of the heads.
+            w.line(f"top = tl.broadcast_to({self.sink(self.head, self.masked)}, ({c.m},))")
             w.line(f"total = tl.full(({c.m},), 1, {self.kind})")
         w.line(f"acc = tl.zeros(({c.m}, {self.width}), {self.kind})")
 

@@ -9,6 +9,7 @@ from monograph.codegen.triton.kernel import Candidate, Fault, GpuContext, Kernel
 from monograph.codegen.triton.reading import joined, read, register, table
 from monograph.codegen.triton.scalar import register_type
 from monograph.codegen.triton.tile import Tile, accumulator
+from monograph.codegen.triton.writer import literal
 from monograph.ir import Value
 from monograph.ops.extend import Iota
 from monograph.ops.index import Col2Im
@@ -92,6 +93,7 @@ def _laid_over(k: KernelWriter, t: Tile, mask: str | None) -> str:
             numbers.append(number)
         inside = w.let(" & ".join(f"({m})" for m in masks), "m")
         row = joined(w, [c, *map(str, place)], (x.tensor.static[1], *op.block))
-        found = read(e, x, [n, row, joined(w, numbers, counts)], inside)
-        w.assign("total", str(e.scalars.add(total, e.scalars.cast(found, wide)).reg))
+        found = e.scalars.cast(read(e, x, [n, row, joined(w, numbers, counts)], inside), wide)
+        own = register(w, f"tl.where({inside}, {found.reg}, {literal(0, found.reg.type)})", wide)
+        w.assign("total", str(e.scalars.add(total, own).reg))
     return e.scalars.encoded(e.scalars.cast(total, anchor.dtype))

@@ -22,7 +22,7 @@ def _nest(value: Value, numbers: Sequence[str], mask: str | None) -> tuple[Indic
     """An index and a point at which a value's dimensions have these numbers."""
     shape = value.tensor.static
     counters = [Counter(f"o{i}", max(d, 2)) for i, d in enumerate(shape)]
-    point = {c: Axis(text, mask) for c, text in zip(counters, numbers, strict=True)}
+    point = {c: Axis(text, mask, True) for c, text in zip(counters, numbers, strict=True)}
     return tuple(Index(0, ((c, 1),)) for c in counters), point
 
 
@@ -31,8 +31,9 @@ def _operand(value: Value, numbers: Sequence[str], mask: str | None) -> tuple[In
 
     Those are not masked: alone they are no block that a mask could fit.
     """
-    at, point = _nest(value, numbers, mask)
+    at, nest = _nest(value, numbers, mask)
     pairs = zip(at, numbers, strict=True)
+    point = {c: axis for c, axis in nest.items() if not axis.text.isdigit()}
     return tuple(Index(int(n)) if n.isdigit() else index for index, n in pairs), point
 
 

@@ -42,13 +42,13 @@ def candidates(context: GpuContext) -> list[Candidate]:
 
 def element(e: Elements, value: Value, texts: Sequence[str], mask: str | None) -> Scalar:
     """An operand's element at numbers that are expressions, as its type is in registers."""
-    counters = [Counter(f"o{i}", max(d, 2)) for i, d in enumerate(value.tensor.static)]
-    point = {c: Axis(text, mask) for c, text in zip(counters, texts, strict=True)}
+    shape = value.tensor.static
+    counters = [Counter(f"o{i}", max(d, 2)) for i, d in enumerate(shape)]
+    nest = [(c, text) for c, text, d in zip(counters, texts, shape, strict=True) if d != 1]
     at = tuple(
-        Index() if d == 1 else Index(0, ((c, 1),))
-        for c, d in zip(counters, value.tensor.static, strict=True)
+        Index() if d == 1 else Index(0, ((c, 1),)) for c, d in zip(counters, shape, strict=True)
     )
-    return e.element(value, at, point)
+    return e.element(value, at, {c: Axis(text, mask, True) for c, text in nest})
 
 
 def _turned(k: KernelWriter, t: Tile, mask: str | None) -> str:

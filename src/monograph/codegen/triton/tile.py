@@ -137,6 +137,7 @@ def finish_from(context: GpuContext, partial: Scratch, parts: int = 1, block: in
     )
     at = counters(shape)
     point = spread(k.w.let, flat, mask, at)
+    elements.ground = Axis(flat, mask)
     made = elements.emit(elements.plan(region.outputs, at), point)
     for value in region.outputs:
         elements.store(value, at, made[Element(value, at)], point)

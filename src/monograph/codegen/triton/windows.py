@@ -110,7 +110,7 @@ class Reader:
         shape = self.x.tensor.static
         order = [self.image, *numbers, channel] if g.last else [self.image, channel, *numbers]
         counters = [Counter(f"x{i}", d) for i, d in enumerate(shape)]
-        point = {c: Axis(text, whole) for c, text in zip(counters, order, strict=True)}
+        point = {c: Axis(text, whole, True) for c, text in zip(counters, order, strict=True)}
         at = tuple(Index(0, ((c, 1),)) for c in counters)
         return self.t.elements.through_views(self.x, at, point), whole
 
@@ -159,6 +159,6 @@ def split_tap(k: KernelWriter, g: Window, tap: str) -> list[str]:
 def dynamic(t: Tile, weights: Value, texts: Sequence[str], mask: str | None) -> str:
     """Weights at an index, where they are not packed."""
     counters = [Counter(f"w{i}", d) for i, d in enumerate(weights.tensor.static)]
-    point = {c: Axis(text, mask) for c, text in zip(counters, texts, strict=True)}
+    point = {c: Axis(text, mask, True) for c, text in zip(counters, texts, strict=True)}
     at = tuple(Index(0, ((c, 1),)) for c in counters)
     return t.elements.through_views(weights, at, point)

@@ -12,6 +12,7 @@ import math
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 
 from monograph.codegen.llvm.builder import Reg
 
@@ -42,6 +43,20 @@ _FUNCTIONS = {
 }
 
 
+_BOUND = re.compile(r"(\w+(?:, \w+)*) (?:[-+*/|&^]|//|<<|>>)?= ")
+"""A line that gives variables a value."""
+
+
+@dataclass
+class _Block:
+    """What the lines of a block have done with what is outside of it."""
+
+    reused: dict[str, None] = field(default_factory=dict)
+    """Expressions that were computed before it."""
+    bound: set[str] = field(default_factory=set)
+    """Variables that it gives a value."""
+
+
 class Writer:
     """A kernel's body while it is being written."""
 
@@ -53,8 +68,13 @@ class Writer:
         self.depth = 1
         self._count = 0
         self._known: list[dict[str, str]] = [{}]
+        self._blocks: list[_Block] = []
 
     def line(self, text: str) -> None:
+        """A line as it is; what was computed from variables that it gives a value is forgotten."""
+        bound = _BOUND.match(text)
+        for name in bound[1].split(", ") if bound else ():
+            self._forget(name)
         self.lines.append("    " * self.depth + text)
 
     def name(self, stem: str = "v") -> str:
@@ -67,21 +87,27 @@ class Writer:
         """The name of an expression's value; an expression seen before keeps its name."""
         if text.isidentifier():
             return text
-        for scope in self._known:
+        for depth, scope in enumerate(self._known):
             if text in scope:
+                for block in self._blocks[depth:]:
+                    block.reused[text] = None
                 return scope[text]
         name = self.name(stem)
-        self.line(f"{name} = {text}")
+        self.lines.append("    " * self.depth + f"{name} = {text}")
         self._known[-1][text] = name
         return name
 
     def assign(self, name: str, text: str) -> None:
-        """Gives a variable a new value: what was computed from the old one is forgotten."""
+        """Gives a variable a new value."""
         self.line(f"{name} = {text}")
+
+    def _forget(self, name: str) -> None:
         word = re.compile(rf"\b{name}\b")
         for scope in self._known:
             for known in [t for t in scope if word.search(t)]:
                 del scope[known]
+        for block in self._blocks:
+            block.bound.add(name)
 
     @contextmanager
     def block(self, head: str) -> Iterator[None]:
@@ -89,12 +115,17 @@ class Writer:
         self.line(f"{head}:")
         self.depth += 1
         self._known.append({})
+        self._blocks.append(_Block())
         start = len(self.lines)
         yield
         if len(self.lines) == start:
             self.line("pass")
         self._known.pop()
         self.depth -= 1
+        block = self._blocks.pop()
+        if head.startswith(("for ", "while ")):
+            stale = [t for t in block.reused if block.bound.intersection(re.findall(r"\w+", t))]
+            assert not stale, f"the second turn of '{head}' would see the first one's {stale[0]}"
 
     # What registers are made of
 

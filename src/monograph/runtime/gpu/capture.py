@@ -17,6 +17,8 @@ from typing import Any, TypeAlias
 
 import torch
 
+from monograph.codegen.triton.layout import Bound
+from monograph.program.lanes import Schedule
 from monograph.runtime.gpu.control import BRANCH, Controlled
 from monograph.runtime.gpu.graphs import (
     IF,
@@ -34,6 +36,9 @@ Memory: TypeAlias = Mapping[str, torch.Tensor]
 """The bytes of every port."""
 Place: TypeAlias = tuple[Params, "ctypes.c_uint64", int]
 """A word of a node's parameters, and how far behind a port's start it points."""
+Copies: TypeAlias = Mapping[str, Copy]
+"""Copies at one end of a graph, done in any order, by the names that their nodes get."""
+NO_COPIES: Copies = {}
 UNROLLED = 1000
 """Pieces of work that a loop of known length may become."""
 
@@ -82,6 +87,34 @@ def inner_ports(executable: Running) -> set[str]:
     return {port for port, record, _, _ in executable._ports if id(record) not in outer}
 
 
+def order_of(executable: Running) -> Schedule:
+    """The order of an executable's launches, in all lanes that its memory was planned for."""
+    works = getattr(getattr(executable, "module", None), "works", ())
+    count = len(executable._records)
+    if len(works) == count:
+        return launch_order(works)
+    # Loaded from a package, or a part of a run: one after the other.
+    return Schedule((0,) * count, ((),) * count, tuple((1 << i) - 1 for i in range(count)))
+
+
+def launch_order(works: Sequence[Bound]) -> Schedule:
+    """The order of steps as one of launches: whoever waits for a step waits for its last launch."""
+    waits: list[tuple[int, ...]] = []
+    before: list[int] = []
+    ended: dict[int, int] = {}
+    tails: dict[int, int] = {}
+    for number, bound in enumerate(works):
+        # Not for a step without work.
+        waits.append(tuple(ended[step] for step in bound.waits if step in ended))
+        behind = [tails[bound.lane]] if bound.lane in tails else []
+        known = 0
+        for other in (*behind, *waits[-1]):
+            known |= before[other] | 1 << other
+        before.append(known)
+        ended[bound.position] = tails[bound.lane] = number
+    return Schedule(tuple(b.lane for b in works), tuple(waits), tuple(before))
+
+
 @contextmanager
 def recording(graphs: Graphs, stream: int, pool: Any, made: list[Handle]) -> Iterator[None]:
     """Records what is done inside; afterwards the graph has been added to a list.
@@ -108,21 +141,15 @@ def recording(graphs: Graphs, stream: int, pool: Any, made: list[Handle]) -> Ite
 class Recorder:
     """Records an executable's launches, lanes side by side."""
 
-    def __init__(self, executable: Running, graphs: Graphs) -> None:
+    def __init__(self, executable: Running, graphs: Graphs, order: Schedule | None = None) -> None:
         self.executable = executable
         self.graphs = graphs
         self.pool = None if self.all_own else graphs.pool()
-        module = getattr(executable, "module", None)
-        works = () if module is None else module.works
-        count = len(executable._records)
-        plain = len(works) != count
-        self.lanes: Sequence[int] = [0] * count if plain else [b.lane for b in works]
-        self.waits: Sequence[Sequence[int]] = [()] * count if plain else [b.waits for b in works]
-        self.steps: Sequence[int] = range(count) if plain else [b.position for b in works]
+        self.order = order or order_of(executable)
         self.events: list[Handle] = []
 
     def record(
-        self, memory: Memory, before: Copy | None = None, after: Copy | None = None
+        self, memory: Memory, before: Copies = NO_COPIES, after: Copies = NO_COPIES
     ) -> Taken:
         """The graph of one run on some memory, with copies before and after it."""
         with self.executable._lock:
@@ -138,7 +165,7 @@ class Recorder:
         """Whether every launch is a kernel of our own, decided by nothing."""
         return all(self.graphs.function(r) is not None for r in self.executable._records)
 
-    def _built(self, before: Copy | None, after: Copy | None) -> Taken:
+    def _built(self, before: Copies, after: Copies) -> Taken:
         """A graph made node by node, by what lanes and waits say."""
         graph = self.graphs.create()
         try:
@@ -149,40 +176,42 @@ class Recorder:
         taken.graphs.append(graph)
         return taken
 
-    def _filled(self, graph: Handle, before: Copy | None, after: Copy | None) -> Taken:
+    def _filled(self, graph: Handle, before: Copies, after: Copies) -> Taken:
         graphs, taken = self.graphs, Taken()
-        start: list[Any] = []
-        if before is not None:
-            taken.edges["before"] = graphs.add_copy(graph, before, ())
-            start.append(taken.edges["before"])
+        for name, copy in before.items():
+            taken.edges[name] = graphs.add_copy(graph, copy, ())
+        start = list(taken.edges.values())
+        overlaps = next((taken.edges[name] for name, copy in before.items() if copy.control), None)
         last: dict[int, Any] = {}
-        ended: dict[int, Any] = {}
         for number, record in enumerate(self.executable._records):
-            beside = last.get(self.lanes[number])
+            lane = self.order.lane[number]
+            beside = last.get(lane)
             needed = [] if beside is None else [beside]
-            needed += [ended[i] for i in self.waits[number] if i in ended]
-            node = graphs.add_kernel(graph, record, needed or start, beside)
-            taken.nodes[number] = [node]
-            last[self.lanes[number]] = ended[self.steps[number]] = node
-        if after is not None:
-            taken.edges["after"] = graphs.add_copy(graph, after, list(last.values()) or start)
+            if beside is None and not self.order.waits[number]:
+                beside = overlaps
+            needed += [taken.nodes[i][0] for i in self.order.waits[number]]
+            last[lane] = graphs.add_kernel(graph, record, needed or start, beside)
+            taken.nodes[number] = [last[lane]]
+        end = list(last.values()) or start
+        for name, copy in after.items():
+            taken.edges[name] = graphs.add_copy(graph, copy, end)
         return taken
 
-    def _captured(self, before: Copy | None, after: Copy | None) -> Taken:
+    def _captured(self, before: Copies, after: Copies) -> Taken:
         """A graph recorded from streams."""
         graphs, taken = self.graphs, Taken()
-        streams = graphs.streams(max(self.lanes, default=0) + 1)
+        streams = graphs.streams(self.order.lanes)
         try:
             with recording(graphs, streams[0], self.pool, taken.graphs):
-                self._edge(taken, "before", before, streams[0])
+                self._edges(taken, before, streams[0])
                 self._launches(streams, taken)
-                self._edge(taken, "after", after, streams[0])
+                self._edges(taken, after, streams[0])
         finally:
             self.events.clear()
         return taken
 
-    def _edge(self, taken: Taken, name: str, copy: Copy | None, stream: int) -> None:
-        if copy is not None:
+    def _edges(self, taken: Taken, copies: Copies, stream: int) -> None:
+        for name, copy in copies.items():
             self.graphs.copy(stream, copy)
             (taken.edges[name],) = self.graphs.tails(stream)
 
@@ -190,16 +219,15 @@ class Recorder:
         main = streams[0]
         for stream in streams[1:]:
             self.graphs.wait(stream, self._event(main))
-        awaited = {i for waits in self.waits for i in waits}
+        awaited = {i for waits in self.order.waits for i in waits}
         ended: dict[int, Handle] = {}
         for number, record in enumerate(self.executable._records):
-            stream = streams[self.lanes[number]]
-            for other in self.waits[number]:
-                if other in ended:  # not for a step without work
-                    self.graphs.wait(stream, ended[other])
+            stream = streams[self.order.lane[number]]
+            for other in self.order.waits[number]:
+                self.graphs.wait(stream, ended[other])
             taken.nodes[number] = self._nodes(record, stream)
-            if self.steps[number] in awaited:
-                ended[self.steps[number]] = self._event(stream)
+            if number in awaited:
+                ended[number] = self._event(stream)
         for stream in streams[1:]:
             self.graphs.wait(main, self._event(stream))
 

@@ -17,12 +17,17 @@ from cuda.bindings import driver as cu
 from cuda.bindings import runtime as rt
 
 from monograph.errors import ExecutionError
+from monograph.runtime.gpu.arrivals import can_arrive, take_text
 from monograph.runtime.gpu.control import Controlled
 from monograph.runtime.gpu.cuda import CudaRecord
 from monograph.runtime.gpu.cuda_nodes import (
+    SET_CONDITION,
     add_node,
+    add_take,
     capture_info,
     check,
+    entry,
+    launch_take,
     read_copy,
     read_kernel,
     read_memset,
@@ -44,6 +49,7 @@ from monograph.runtime.gpu.graphs import (
     GraphError,
     Handle,
     Params,
+    Start,
 )
 from monograph.runtime.gpu.torch_graphs import TorchGraphs
 
@@ -75,29 +81,8 @@ _OLDEST_EDGES, _OLDEST_CONDITIONALS, _OLDEST_ELSE = 12030, 12040, 12080
 """The CUDA versions whose drivers know edges that let kernels overlap, conditional nodes, and such
 nodes with a second body.
 """
-_SET_CONDITION = b"""
-.version 8.0
-.target sm_80
-.address_size 64
-.extern .func cudaGraphSetConditional(.param .b64 handle, .param .b32 value);
-.visible .entry set_condition(.param .u64 handle, .param .u64 flag, .param .u32 inverse)
-{
-  .reg .b32 %r<4>;
-  .reg .b64 %d<4>;
-  ld.param.u64 %d1, [handle];
-  ld.param.u64 %d2, [flag];
-  ld.param.u32 %r2, [inverse];
-  cvta.to.global.u64 %d3, %d2;
-  ld.global.u8 %r1, [%d3];
-  xor.b32 %r3, %r1, %r2;
-  { .param .b64 p; .param .b32 q;
-    st.param.b64 [p], %d1;
-    st.param.b32 [q], %r3;
-    call.uni cudaGraphSetConditional, (p, q); }
-  ret;
-}
-\0"""
-"""Copies a bool to where a graph looks; the driver resolves the call."""
+_OLDEST_OVERLAPS = 9
+"""The first generation of devices on which a kernel may let the next one begin."""
 
 
 class CudaGraphs(TorchGraphs):
@@ -111,6 +96,7 @@ class CudaGraphs(TorchGraphs):
         version = int(check(cu.cuDriverGetVersion()))
         self.conditionals = version >= _OLDEST_CONDITIONALS
         self.builds = version >= _OLDEST_EDGES
+        self.arrives = can_arrive()
         self.else_bodies = version >= _OLDEST_ELSE
         """Whether one node holds both bodies of a branch; before, two nodes look at it."""
         self._streams: list[Handle] = []
@@ -118,8 +104,8 @@ class CudaGraphs(TorchGraphs):
         self._depth = 0
         self._known: dict[int, Any] = {}
         self._context = check(cu.cuDevicePrimaryCtxRetain(check(cu.cuDeviceGet(self.index))))
-        self._module: Handle | None = None
-        self._condition: Any = None
+        self._functions: dict[str, tuple[Handle, Any]] = {}
+        self._entry = 0
 
     def here(self) -> bool:
         """Not in a thread that is new to CUDA either: torch says which device, but is not on it."""
@@ -145,11 +131,19 @@ class CudaGraphs(TorchGraphs):
     def prepare(self, record: Any) -> None:
         if isinstance(record, CudaRecord):
             check(cu.cuFuncLoad(record.kernel.function))
-        elif isinstance(record, Controlled) and self._condition is None:
-            module = Handle(check(cu.cuModuleLoadData(_SET_CONDITION)), _unload)
-            function = check(cu.cuModuleGetFunction(module.value, b"set_condition"))
+        elif isinstance(record, Controlled):
+            self._function("set_condition", SET_CONDITION)
+        elif isinstance(record, Copy) and record.control:
+            self._take()
+
+    def _function(self, name: str, text: bytes) -> Any:
+        """A kernel of the driver's own language, loaded once."""
+        if name not in self._functions:
+            module = Handle(check(cu.cuModuleLoadData(text)), _unload)
+            function = check(cu.cuModuleGetFunction(module.value, name.encode()))
             check(cu.cuFuncLoad(function))
-            self._module, self._condition = module, function
+            self._functions[name] = module, function
+        return self._functions[name][1]
 
     def create(self) -> Handle:
         return Handle(check(cu.cuGraphCreate(0)), _destroy_graph)
@@ -174,6 +168,8 @@ class CudaGraphs(TorchGraphs):
         return check(add_node(graph.value, nodes, edges, len(nodes), params))
 
     def add_copy(self, graph: Handle, copy: Copy, before: Sequence[Any]) -> Any:
+        if copy.control:
+            return add_take(graph.value, self._take(), copy, list(before))
         nodes = [rt.cudaGraphNode_t(int(n)) for n in before]
         made = check(
             rt.cudaGraphAddMemcpyNode1D(
@@ -286,6 +282,13 @@ class CudaGraphs(TorchGraphs):
             # Part of it may have run: this is no reason to run it otherwise.
             raise ExecutionError(f"the CUDA driver refused to launch: {error.name}")
 
+    def start(self, executable: Handle, stream: int, start: Start) -> None:
+        if not self._entry:
+            self._entry = entry("cuGraphLaunch")
+        if error := start(self._entry, int(executable.value), stream):
+            name = cu.CUresult(error).name
+            raise ExecutionError(f"the CUDA driver refused to launch: {name}")
+
     def conditional(
         self, stream: int, kind: str, flag: int, bodies: Sequence[Callable[[int], None]]
     ) -> None:
@@ -332,9 +335,17 @@ class CudaGraphs(TorchGraphs):
     def _set_condition(self, stream: int, handle: Any, flag: int, inverse: bool) -> None:
         values = (int(handle), flag, int(inverse))
         types = (ctypes.c_uint64, ctypes.c_uint64, ctypes.c_uint32)
-        check(cu.cuLaunchKernel(self._condition, 1, 1, 1, 1, 1, 1, 0, stream, (values, types), 0))
+        condition = self._function("set_condition", SET_CONDITION)
+        check(cu.cuLaunchKernel(condition, 1, 1, 1, 1, 1, 1, 0, stream, (values, types), 0))
+
+    def _take(self) -> Any:
+        overlaps = torch.cuda.get_device_capability(self.place)[0] >= _OLDEST_OVERLAPS
+        return self._function("take", take_text(overlaps))
 
     def copy(self, stream: int, copy: Copy) -> None:
+        if copy.control:
+            launch_take(self._take(), copy, stream)
+            return
         check(rt.cudaMemcpyAsync(copy.to, copy.source, copy.nbytes, _COPIES[copy.kind], stream))
 
     def send(self, stream: int, to: int, source: int, nbytes: int) -> None:

@@ -9,7 +9,8 @@ from typing import Any
 from cuda.bindings import driver as cu
 from cuda.bindings import runtime as rt
 
-from monograph.runtime.gpu.graphs import KERNEL, MEMCPY, MEMSET, GraphError, Params
+from monograph.runtime.gpu.arrivals import THREADS, blocks_of
+from monograph.runtime.gpu.graphs import KERNEL, MEMCPY, MEMSET, Copy, GraphError, Params
 
 _BUFFER, _SIZE, _END = 1, 2, 0
 """How `extra` says where a kernel's packed parameters lie."""
@@ -20,6 +21,30 @@ set_dependencies = getattr(
 )
 """Calls that know about edges: from cuda-bindings 13 on the plain names do, before they did not."""
 
+SET_CONDITION = b"""
+.version 8.0
+.target sm_80
+.address_size 64
+.extern .func cudaGraphSetConditional(.param .b64 handle, .param .b32 value);
+.visible .entry set_condition(.param .u64 handle, .param .u64 flag, .param .u32 inverse)
+{
+  .reg .b32 %r<4>;
+  .reg .b64 %d<4>;
+  ld.param.u64 %d1, [handle];
+  ld.param.u64 %d2, [flag];
+  ld.param.u32 %r2, [inverse];
+  cvta.to.global.u64 %d3, %d2;
+  ld.global.u8 %r1, [%d3];
+  xor.b32 %r3, %r1, %r2;
+  { .param .b64 p; .param .b32 q;
+    st.param.b64 [p], %d1;
+    st.param.b32 [q], %r3;
+    call.uni cudaGraphSetConditional, (p, q); }
+  ret;
+}
+\0"""
+"""Copies a bool to where a graph looks; the driver resolves the call."""
+
 
 def check(result: Any) -> Any:
     """What a call returned, or an error that says which."""
@@ -27,6 +52,33 @@ def check(result: Any) -> Any:
     if int(error):
         raise GraphError(f"the CUDA driver refused a call: {error.name}")
     return values[0] if len(values) == 1 else tuple(values)
+
+
+def entry(name: str) -> int:
+    """The address of a function of the driver's, for native code to call."""
+    library = ctypes.CDLL("libcuda.so.1")
+    return int(ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0)
+
+
+def launch_take(function: Any, copy: Copy, stream: int) -> None:
+    """A copy to the device that waits for its bytes, on a stream: see `arrivals`."""
+    values = (copy.to, copy.source, copy.control, copy.nbytes)
+    given = (values, (ctypes.c_uint64,) * len(values))
+    blocks = blocks_of(copy.nbytes)
+    check(cu.cuLaunchKernel(function, blocks, 1, 1, THREADS, 1, 1, 0, stream, given, 0))
+
+
+def add_take(graph: Any, function: Any, copy: Copy, before: list[Any]) -> Any:
+    """The same as a node."""
+    numbers = (copy.to, copy.source, copy.control, copy.nbytes)
+    words = [ctypes.c_uint64(number) for number in numbers]
+    slots = (ctypes.c_void_p * len(words))(*map(ctypes.addressof, words))
+    params = cu.CUDA_KERNEL_NODE_PARAMS()
+    params.func = function
+    params.gridDimX, params.gridDimY, params.gridDimZ = blocks_of(copy.nbytes), 1, 1
+    params.blockDimX, params.blockDimY, params.blockDimZ = THREADS, 1, 1
+    params.kernelParams = ctypes.addressof(slots)
+    return check(cu.cuGraphAddKernelNode(graph, before, len(before), params))
 
 
 def read_kernel(node: Any) -> Params:

@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import torch
 
@@ -95,6 +95,12 @@ class Copy:
     source: int
     nbytes: int
     kind: str
+    control: int = 0
+    """Where the host says what has arrived, for a copy that waits for that: see `arrivals`."""
+
+
+Start: TypeAlias = Callable[[int, int, int], int]
+"""Calls a driver's function on an executable graph and a stream, and returns its error."""
 
 
 class Graphs(Protocol):
@@ -107,6 +113,8 @@ class Graphs(Protocol):
     """Whether graphs of our own kernels can be built node by node: no stream need record them, and
     what other threads do meanwhile (wait for the device, say) is none of the recording's business.
     """
+    arrives: bool
+    """Whether a built graph can be launched before its inputs are there: see `start`."""
     lock: Any
     """Held while something is recorded: the streams for that are shared."""
 
@@ -149,7 +157,10 @@ class Graphs(Protocol):
         """Adds a copy behind some nodes."""
 
     def prepare(self, record: Any) -> None:
-        """Whatever a kernel's first launch would do besides; not allowed while recording."""
+        """Whatever the first launch of a kernel, or a copy that is one, would do besides.
+
+        It is not allowed while recording.
+        """
 
     def begin(self, stream: int) -> None:
         """Lets a stream record what it is given from now on."""
@@ -195,6 +206,9 @@ class Graphs(Protocol):
 
     def launch(self, executable: Handle, stream: int) -> None:
         """Enqueues an executable graph on a stream."""
+
+    def start(self, executable: Handle, stream: int, start: Start) -> None:
+        """The same by native code, which is given the driver's function: see `Arrivals`."""
 
     def conditional(
         self, stream: int, kind: str, flag: int, bodies: Sequence[Callable[[int], None]]

@@ -181,6 +181,7 @@ class HipGraphs(TorchGraphs):
     name = "hip"
     conditionals = False
     builds = False
+    arrives = False
 
     def __init__(self, place: torch.device, library: Any = None) -> None:
         super().__init__(place)

@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from monograph.errors import ConfigError
+from monograph.errors import ConfigError, ExecutionError
+from monograph.runtime.gpu.arrivals import SECONDS, Arrivals
 from monograph.runtime.gpu.attempts import Attempts
-from monograph.runtime.gpu.capture import places_of
-from monograph.runtime.gpu.graphs import TO_DEVICE, TO_HOST, Copy, GraphError
+from monograph.runtime.gpu.capture import Place, Taken, places_of
+from monograph.runtime.gpu.graphs import TO_DEVICE, TO_HOST, Copy, GraphError, Graphs, Start
 from monograph.runtime.gpu.launches import ARRAYS, HERE, Launches, enter
 from monograph.runtime.gpu.quick import BUSY, stream_of
 from monograph.runtime.gpu.recorded import Maker, Recorded
@@ -55,6 +56,7 @@ class HostRuns:
         self._host = host
         self._measured = measured
         self._stream = stream_of(launches.graphs)
+        self._arrivals = Arrivals(self.ring.layout.spans(), self.ring.layout.in_to)
         layout = launches.executable.layout
         self._inputs = [(s.name, s.shape, s.dtype.numpy) for s in layout.inputs]
 
@@ -98,8 +100,12 @@ class HostRuns:
         fits: bool = False,
     ) -> Pending:
         slab = self.ring.take()
-        self._fill(recorded, slab, feeds, stream, fits)
-        self._launches.launch(recorded, [slab.address], stream)
+        start = self._fill(recorded, slab, feeds, stream, fits)
+        try:
+            self._launches.launch(recorded, [slab.address], stream, start)
+        except BaseException:
+            slab.start_over()  # what has arrived, no graph has taken
+            raise
         self._launches.executable.runs += 1
         self._launches.graphs.record(slab.event, stream)
         return self._pending(slab, out)
@@ -111,23 +117,27 @@ class HostRuns:
         feeds: Mapping[str, Any],
         stream: int,
         fits: bool,
-    ) -> None:
+    ) -> Start | None:
         """Takes the inputs, and sends them ahead where the graph does not fetch them.
 
-        fits: whether they are known to be arrays of the right types and shapes.
+        fits: whether they are known to be arrays of the right types and shapes. Returned is what
+        launches the graph, where that takes the inputs, too.
         """
         if not recorded.ahead:
-            if fits:
-                slab.fill_fitting(feeds, recorded.many)
-            else:
+            if not fits:
                 slab.fill(feeds)
-            return
+            elif not recorded.early:
+                slab.fill_fitting(feeds)
+            if not recorded.early:
+                return None
+            arrays = slab.addresses(feeds) if fits else []
+            self._arrivals.aim(slab.address, slab.control, arrays, recorded.pushes)
+            return self._arrivals
         if self._launches.executable._stream != stream:
             self._launches.order(stream)
         send, to, source = self._launches.graphs.send, recorded.ahead, slab.address
-        slab.fill_ahead(
-            feeds, lambda at, count: send(stream, to + at, source + at, count), recorded.many
-        )
+        slab.fill_ahead(feeds, lambda at, count: send(stream, to + at, source + at, count))
+        return None
 
     def _pending(self, slab: Slab, out: Mapping[str, Any]) -> Pending:
         graphs, check = self._launches.graphs, self._launches.executable.check
@@ -139,6 +149,9 @@ class HostRuns:
             enter(device)
             try:
                 graphs.finish(slab.event)
+                if slab.came_late():
+                    slab.start_over()
+                    raise _late()
                 check()
                 made = slab.results(out)
             except Exception:  # a run that failed has ended too
@@ -178,10 +191,17 @@ class HostRuns:
         if self._host != AUTO:
             return make(Way(True, True) if self._host == DIRECT else PLAIN)
         known = PLAIN if self._measured is None else self._measured.find(executable.layout)
+        if known is not None and known.early and not self._arrives:
+            known = None  # it was measured where it could be
         # What a state or a loop would make of scratch numbers, nobody knows.
         if known is not None or executable.held or executable.layout.nests:
             return make(known or PLAIN)
         return self._fastest(slab, stream)
+
+    @property
+    def _arrives(self) -> bool:
+        """Whether a graph can be launched before its inputs are there."""
+        return self._launches.graphs.arrives
 
     def _fastest(self, slab: Slab, stream: int) -> Recorded:
         assert self._measured is not None
@@ -190,13 +210,16 @@ class HostRuns:
         feeds = {name: np.zeros(shape, kind) for name, shape, kind in self._inputs}
 
         def run(recorded: Recorded) -> None:
-            self._fill(recorded, slab, feeds, stream, True)
-            graphs.launch(recorded.executable, stream)
+            start = self._fill(recorded, slab, feeds, stream, True)
+            if start is None:
+                graphs.launch(recorded.executable, stream)
+            else:
+                graphs.start(recorded.executable, stream, start)
             graphs.record(slab.event, stream)
             graphs.finish(slab.event)
 
         try:
-            for way in rivals(self.ring.layout):
+            for way in rivals(self.ring.layout, self._arrives):
                 made[way] = hosted(self._maker, self.ring.layout, slab, way)
             try:
                 times = time_all({way: partial(run, recorded) for way, recorded in made.items()})
@@ -224,17 +247,12 @@ def hosted(maker: Maker, layout: SlabLayout, slab: Slab, way: Way) -> Recorded:
     start, first, last = block.data_ptr(), layout.in_to, layout.nbytes - layout.out_from
     at = layout.out_from
     brings = first and not way.reads and not way.ahead
-    bring = Copy(start, slab.address, first, TO_DEVICE) if brings else None
+    control = slab.control if way.early else 0
+    bring = Copy(start, slab.address, first, TO_DEVICE, control) if brings else None
     fetch = Copy(slab.address + at, start + at, last, TO_HOST) if last and not way.writes else None
     recorder, taken = maker.fixed(memory, bring, fetch)
     try:
-        places = []
-        for name, word, offset in (("before", 8, 0), ("after", 0, layout.out_from)):
-            if name in taken.edges:
-                params = graphs.read(taken.edges[name])
-                if params is None or params.word(0, word).value != slab.address + offset:
-                    raise GraphError("a copy was not recorded as what it is")
-                places.append((params, params.word(0, word), offset))
+        places = _places_of_copies(graphs, taken, layout, slab, way)
         if direct:
             found = places_of(maker.executable, graphs, taken, maker.exact, memory)
             for port, offset in direct.items():
@@ -245,5 +263,30 @@ def hosted(maker: Maker, layout: SlabLayout, slab: Slab, way: Way) -> Recorded:
         raise
     made.kept += [recorder.pool, block]
     made.ahead = start if way.ahead else 0
-    made.many = way.many
+    made.early, made.pushes = way.early, way.pushes
     return made
+
+
+def _places_of_copies(
+    graphs: Graphs, taken: Taken, layout: SlabLayout, slab: Slab, way: Way
+) -> list[Place]:
+    """Where the slab's address stands in what brings inputs and fetches outputs."""
+    brought = [(1, 0, 0), (2, 0, layout.control)] if way.early else [(0, 8, 0)]
+    expected = {"before": brought, "after": [(0, 0, layout.out_from)]}
+    found: list[Place] = []
+    for name, node in taken.edges.items():
+        params = graphs.read(node)
+        for blob, at, offset in expected[name]:
+            word = None if params is None else params.word(blob, at)
+            if params is None or word is None or word.value != slab.address + offset:
+                raise GraphError("a copy was not recorded as what it is")
+            found.append((params, word, offset))
+    return found
+
+
+def _late() -> ExecutionError:
+    return ExecutionError(
+        f"the device waited {SECONDS} s for arrays of the host in vain",
+        hint="was the process stopped, or is a tool running kernels one by one? "
+        "CUDA_LAUNCH_BLOCKING=1 has inputs copied before anything is launched",
+    )

@@ -16,7 +16,7 @@ import torch
 from monograph.errors import ExecutionError
 from monograph.runtime.counts import Counts
 from monograph.runtime.gpu.devices import Device
-from monograph.runtime.gpu.graphs import Graphs, Handle
+from monograph.runtime.gpu.graphs import Graphs, Handle, Start
 from monograph.runtime.gpu.recorded import Recorded
 from monograph.runtime.gpu.running import Running, forked
 
@@ -89,8 +89,10 @@ class Launches:
         if owned:
             self.graphs.used_on(owned, stream)
 
-    def launch(self, recorded: Recorded, addresses: list[int], stream: int) -> None:
-        """Moves the ports that have moved, and launches."""
+    def launch(
+        self, recorded: Recorded, addresses: list[int], stream: int, start: Start | None = None
+    ) -> None:
+        """Moves the ports that have moved, and launches; by native code, where that is given."""
         if self.executable._stream != stream:
             self.order(stream)
         if addresses != recorded.addresses:
@@ -99,8 +101,13 @@ class Launches:
             except BaseException:
                 self.forget(recorded)  # nobody knows which addresses it has
                 raise
-        self.graphs.launch(recorded.executable, stream)
+        if start is None:
+            self.graphs.launch(recorded.executable, stream)
+        else:
+            self.graphs.start(recorded.executable, stream, start)
         self.counts.replays += 1
+        for copied in recorded.copied:
+            self.counts.staged[copied] += 1
 
     def forget(self, recorded: Recorded) -> None:
         self.made = {k: r for k, r in self.made.items() if r is not recorded}

@@ -19,10 +19,10 @@ from monograph.runtime.gpu.capture import (
 )
 from monograph.runtime.gpu.devices import Launched
 from monograph.runtime.gpu.graphs import Copy, GraphError, Graphs, Params
+from monograph.runtime.gpu.laned import Laned
 from monograph.runtime.gpu.running import VECTOR, Running
 from monograph.runtime.gpu.slots import ALIGNED, Moved, Word, apart, compare, foretold
-
-INSIDE = "a branch or a loop uses it"
+from monograph.runtime.gpu.staging import INSIDE, Staging
 
 
 class Recorded:
@@ -41,25 +41,25 @@ class Recorded:
         self.addresses = list(addresses.values())
         self.aligned = dict.fromkeys(addresses, VECTOR)
         """What the address of each port has to be divisible by."""
-        self.staging: dict[str, torch.Tensor] = {}
-        """Memory of our own in the place of ports that cannot move."""
-        self.reasons: dict[str, str] = {}
+        self.copied: list[str] = []
+        """Its copies of ports that cannot move, as they are counted in every run."""
         self.kept: list[Any] = []
         """Memory that nodes point to: that of libraries, buffers for copies."""
         self.marked: set[int] = set()
         """Streams that its memory is known to be used on."""
         self.ahead = 0
         """Where inputs have to be copied to before a launch; 0 where the graph has them."""
-        self.many = False
-        """Whether several threads gather inputs of the host."""
+        self.early = False
+        """Whether it is launched before the inputs are there."""
+        self.pushes = False
+        """Whether the host's caches let go of them then."""
         self._places = [list(places.get(name, ())) for name in self.names]
         self.executable = graphs.instantiate(taken.graph)
 
     @property
     def memory(self) -> list[torch.Tensor]:
         """Memory of our own that nodes point to."""
-        kept = [x for x in self.kept if isinstance(x, torch.Tensor)]
-        return [*self.staging.values(), *kept]
+        return [x for x in self.kept if isinstance(x, torch.Tensor)]
 
     @property
     def nodes(self) -> int:
@@ -90,15 +90,25 @@ class Recorded:
         self.executable.close()
         self.taken.graph.close()
         self.kept.clear()
-        self.staging.clear()
 
 
 class Maker:
-    """Records the launches of an executable so that all its ports can move, or are staged."""
+    """Records the launches of an executable so that all its ports can move, or are staged.
 
-    def __init__(self, executable: Running, graphs: Graphs) -> None:
+    partly: whether other graphs take part in a run, and may have written a part of an output.
+    """
+
+    def __init__(
+        self,
+        executable: Running,
+        graphs: Graphs,
+        laned: Laned | None = None,
+        partly: bool = False,
+    ) -> None:
         self.executable = executable
         self.graphs = graphs
+        self.laned = laned
+        self.partly = partly
         records = executable._records
         self.exact = [i for i, r in enumerate(records) if graphs.function(r) is not None]
         ports = own_ports(executable)
@@ -106,9 +116,10 @@ class Maker:
         """Launches of others that use ports."""
         self.foreign_ports = sorted({port for i in self.foreign for port, _, _ in ports[i]})
         self.inside = inner_ports(executable)
-        self.over = {
-            f"input:{s.over}": f"output:{s.name}" for s in executable.layout.outputs if s.over
-        }
+        state = [
+            (f"input:{s.over}", f"output:{s.name}") for s in executable.layout.outputs if s.over
+        ]
+        self.partners = dict(state) | {output: given for given, output in state}
         self._warm = False
 
     @property
@@ -139,27 +150,37 @@ class Maker:
     def make(self, memory: Memory) -> Recorded:
         """A graph of the launches, on the memory of a first run."""
         self.prepare(memory)
-        recorder = Recorder(self.executable, self.graphs)
+        recorder = self._recorder()
         reasons = dict.fromkeys(sorted(self.inside), INSIDE)
-        first = recorder.record({**memory, **(staging := self._staging(memory, reasons))})
+        staging = self._staging(memory, reasons)
+        first = staging.record(recorder, memory)
         words: dict[int, list[Word]] = {}
         if self.foreign:
-            moving = [n for n in self.foreign_ports if n not in staging]
-            words, doubtful = self._words(recorder, first, memory, staging, moving)
+            moving = [n for n in self.foreign_ports if n not in staging.memory]
+            words, doubtful = self._words(recorder, first, {**memory, **staging.memory}, moving)
             if doubtful:
                 first.graph.close()
-                reasons |= doubtful
-                staging = self._staging(memory, reasons)
-                first = recorder.record({**memory, **staging})
-        return self._recorded(recorder, first, {**memory, **staging}, words, reasons, staging)
+                staging = self._staging(memory, reasons | doubtful)
+                first = staging.record(recorder, memory)
+        return self._recorded(recorder, first, memory, words, staging)
+
+    def _staging(self, memory: Memory, reasons: Mapping[str, str]) -> Staging:
+        return Staging(memory, reasons, self.partners, self.partly)
+
+    def _recorder(self) -> Recorder:
+        order = None if self.laned is None else self.laned.order()
+        return Recorder(self.executable, self.graphs, order)
 
     def fixed(
         self, memory: Memory, before: Copy | None, after: Copy | None
     ) -> tuple[Recorder, Taken]:
         """A graph on memory that never moves, with copies before and after."""
         self.prepare(memory)
-        recorder = Recorder(self.executable, self.graphs)
-        return recorder, recorder.record(memory, before, after)
+        self.graphs.prepare(before)
+        recorder = self._recorder()
+        first = {} if before is None else {"before": before}
+        last = {} if after is None else {"after": after}
+        return recorder, recorder.record(memory, first, last)
 
     def _recorded(
         self,
@@ -167,15 +188,15 @@ class Maker:
         taken: Taken,
         memory: Memory,
         words: Mapping[int, list[Word]],
-        reasons: Mapping[str, str],
-        staging: dict[str, torch.Tensor],
+        staging: Staging,
     ) -> Recorded:
+        placed = {**memory, **staging.memory}
         try:
-            places = places_of(self.executable, self.graphs, taken, self.exact, memory)
+            places = places_of(self.executable, self.graphs, taken, self.exact, placed)
             for number, found in words.items():
                 params = self._read(taken, number)
                 for w in found:
-                    if w.port in staging:
+                    if w.port in staging.memory:
                         continue
                     owner = params[w.node]
                     assert owner is not None
@@ -183,6 +204,9 @@ class Maker:
                     if word.value != memory[w.port].data_ptr() + w.offset:
                         raise GraphError("a library launches differently from time to time")
                     places.setdefault(w.port, []).append((owner, word, w.offset))
+            # Of what is staged only the copies move.
+            places = {n: p for n, p in places.items() if n not in staging.memory}
+            places |= staging.places(self.graphs, taken)
             addresses = {n: m.data_ptr() for n, m in memory.items()}
             made = Recorded(self.graphs, taken, places, addresses)
         except BaseException:
@@ -191,32 +215,13 @@ class Maker:
         for port in self.foreign_ports:
             low = addresses[port] & -addresses[port] or ALIGNED
             made.aligned[port] = max(VECTOR, min(ALIGNED, low))
-        made.staging = staging
-        made.reasons = dict(reasons)
-        made.kept.append(recorder.pool)
+        made.aligned |= dict.fromkeys(staging.memory, 1)  # a copy takes any
+        made.copied = staging.told
+        made.kept += [recorder.pool, *staging.memory.values()]
         return made
 
-    def _staging(self, memory: Memory, reasons: Mapping[str, str]) -> dict[str, torch.Tensor]:
-        """Memory in the place of ports; a donated output is where its input is."""
-        found: dict[str, torch.Tensor] = {}
-        for port in reasons:
-            partner = self.over.get(port)
-            partner = partner or next((i for i, o in self.over.items() if o == port), None)
-            if partner in found:
-                found[port] = found[partner]
-                continue
-            found[port] = torch.empty_like(memory[port])
-            if partner is not None:
-                found[partner] = found[port]
-        return found
-
     def _words(
-        self,
-        recorder: Recorder,
-        first: Taken,
-        memory: Memory,
-        staging: Memory,
-        moving: Sequence[str],
+        self, recorder: Recorder, first: Taken, memory: Memory, moving: Sequence[str]
     ) -> tuple[dict[int, list[Word]], dict[str, str]]:
         """The words of libraries' launches that hold ports, and why some ports are in doubt."""
         sizes = {n: memory[n].numel() for n in moving}
@@ -228,7 +233,7 @@ class Maker:
                 where, block = self._elsewhere(sizes, starts, memory)
                 kept.append(block)
                 starts.append({n: t.data_ptr() for n, t in where.items()})
-                others.append(recorder.record({**memory, **staging, **where}))
+                others.append(recorder.record({**memory, **where}))
             return self._compared(first, others, sizes, starts)
         except BaseException:
             first.graph.close()

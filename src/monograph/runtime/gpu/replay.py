@@ -20,6 +20,7 @@ from monograph.runtime.gpu.enqueue import Memory, started
 from monograph.runtime.gpu.fitting import imported
 from monograph.runtime.gpu.graphs import Graphs
 from monograph.runtime.gpu.hosted import HostRuns
+from monograph.runtime.gpu.laned import Laned, MeasuredLanes
 from monograph.runtime.gpu.launches import TENSORS, Launches, enter, not_copied
 from monograph.runtime.gpu.quick import Quick, checked, cold, quick_run
 from monograph.runtime.gpu.recorded import Maker, Recorded
@@ -43,6 +44,7 @@ class Replay:
         host: str = AUTO,
         tally: Tally | None = None,
         measured: Measured | None = None,
+        lanes: MeasuredLanes | None = None,
     ) -> None:
         self.executable = executable
         self.graphs = graphs
@@ -51,7 +53,8 @@ class Replay:
         self._attempts = Attempts(mode, self.counts, tally)
         self._launches = Launches(executable, graphs, self.counts)
         self._whole = bool(getattr(executable, "whole", True))
-        self._maker = Maker(executable, graphs)
+        self._laned = Laned(executable, graphs, lanes)
+        self._maker = Maker(executable, graphs, self._laned)
         self._arrays = HostRuns(self._launches, self._maker, self._attempts, host, measured)
         self._place = executable.device.place
         self._stretches: Stretches | None = None
@@ -85,6 +88,11 @@ class Replay:
         if self._stretches is not None and self._launches.made:
             return self._stretches.launches
         return 1 if self._launches.made else self.executable.launches
+
+    @property
+    def lanes(self) -> int:
+        """Kernels that may run side by side in a captured run."""
+        return self._laned.count
 
     @property
     def own_bytes(self) -> int:

@@ -17,17 +17,17 @@ import torch
 
 from monograph.errors import FeedError
 from monograph.ir import Array
-from monograph.runtime.gpu.gather import Gather, gather_threads
+from monograph.runtime.gpu.arrivals import LINE, control_bytes
 from monograph.runtime.gpu.graphs import Graphs
 from monograph.runtime.gpu.running import GpuLayout, Slot
 from monograph.runtime.pending import Pending
 
 ALIGNMENT = 256
-LARGE = 2 << 20
-"""Bytes from which several threads copy faster than one: they sleep by then, and have to wake."""
-PIECE, PIECES = 128 << 10, 8
+PIECE, PIECES, LARGE = 128 << 10, 8, 2 << 20
 """Bytes that one copy brings about as soon as a launch starts, so that nobody waits for the last
-piece of what is sent ahead; and the most pieces that there are."""
+piece of what is sent ahead; the most pieces that there are; and the bytes from which there are so
+many. Threads would copy faster, but they sleep when they are needed, and waking takes longer.
+"""
 RING = 3
 """Slabs: runs on host data that may be in flight at once."""
 
@@ -55,7 +55,9 @@ class SlabLayout:
         for slot in made:
             self.outputs[slot.name] = slot, at
             at += _rounded(slot)
-        self.nbytes = at
+        self.nbytes = self.control = at
+        """How much that is; and where words begin that say which inputs have arrived."""
+        self.control_bytes = control_bytes(self.in_to)
         self.results = [s.name for s in layout.outputs]
         self.pieces = self._pieces()
         """Where what is copied at a time begins and ends."""
@@ -85,6 +87,10 @@ class SlabLayout:
             found.append((start, stop - start, inside))
         return found
 
+    def spans(self) -> list[tuple[int, int]]:
+        """Where each input begins and ends."""
+        return [(at, at + nbytes(slot)) for slot, at in self.inputs.values()]
+
     def ports(self) -> dict[str, tuple[int, int]]:
         """Every port's offset and bytes."""
         found = {f"input:{n}": (at, nbytes(s)) for n, (s, at) in self.inputs.items()}
@@ -107,10 +113,17 @@ class Slab:
     """Pinned memory for the inputs and outputs of one run."""
 
     def __init__(self, layout: SlabLayout, graphs: Graphs) -> None:
-        self.block = graphs.pinned(layout.nbytes + ALIGNMENT)
-        skipped = -self.block.data_ptr() % ALIGNMENT
-        self.block = self.block[skipped : skipped + layout.nbytes]
+        block = graphs.pinned(layout.nbytes + layout.control_bytes + ALIGNMENT)
+        skipped = -block.data_ptr() % ALIGNMENT
+        self.block = block[skipped : skipped + layout.nbytes]
         self.address = self.block.data_ptr()
+        self.control = self.address + layout.control
+        self._control = block[skipped + layout.control :][: layout.control_bytes]
+        self._control.zero_()
+        self._late = ctypes.c_uint32()
+        if layout.control_bytes:
+            last = self.control + layout.control_bytes - LINE
+            self._late = ctypes.c_uint32.from_address(last)
         self.event = graphs.event()
         self.user: Pending | None = None
         self.turn = 0
@@ -123,31 +136,34 @@ class Slab:
             (name, self.address + at, nbytes(slot)) for name, (slot, at) in layout.inputs.items()
         ]
         self._parts = layout.parts()
-        self._gather: Gather | None = None
 
     def fill(self, feeds: Mapping[str, Any]) -> None:
         """Takes the inputs: the caller's arrays are free again."""
         for name, place in self._inputs.items():
-            copy_into(place, _fitting(name, feeds[name], place))
+            np.copyto(place, _fitting(name, feeds[name], place), casting="unsafe")
 
-    def fill_fitting(self, feeds: Mapping[str, Any], many: bool = False) -> None:
-        """The same for arrays that are known to be of the right type and shape.
-
-        many: whether several threads copy what is not small.
-        """
+    def fill_fitting(self, feeds: Mapping[str, Any]) -> None:
+        """The same for arrays that are known to be of the right type and shape."""
         for name, to, count in self._places:
             array = feeds[name]
-            if not array.flags.c_contiguous or (count >= LARGE and not many):
-                copy_into(self._inputs[name], array)
+            if array.flags.c_contiguous:
+                ctypes.memmove(to, array.__array_interface__["data"][0], count)
             else:
-                copy = self._threads() if many and count >= PIECE else ctypes.memmove
-                copy(to, array.__array_interface__["data"][0], count)
+                np.copyto(self._inputs[name], array)
 
-    def fill_ahead(
-        self, feeds: Mapping[str, Any], send: Callable[[int, int], None], many: bool = False
-    ) -> None:
+    def addresses(self, feeds: Mapping[str, Any]) -> list[int]:
+        """Where arrays lie that are known to fit; none where one has to be gathered by itself."""
+        found = []
+        for name, _, _ in self._places:
+            array = feeds[name]
+            if not array.flags.c_contiguous:
+                self.fill_fitting(feeds)
+                return []
+            found.append(array.__array_interface__["data"][0])
+        return found
+
+    def fill_ahead(self, feeds: Mapping[str, Any], send: Callable[[int, int], None]) -> None:
         """The same; what has been taken is sent while the rest is: by its offset and bytes."""
-        whole: dict[str, Array] = {}
         starts: dict[str, int] = {}
         for name, place in self._inputs.items():
             data = feeds[name]
@@ -157,39 +173,35 @@ class Slab:
                 or data.shape != place.shape
                 or not data.flags.c_contiguous
             ):
-                copy_into(place, _fitting(name, data, place))
-            elif data.nbytes >= LARGE and not many:
-                whole[name] = data.reshape(-1).view(np.uint8)
+                np.copyto(place, _fitting(name, data, place), casting="unsafe")
             else:
                 starts[name] = data.__array_interface__["data"][0]
         address = self.address
-        copy = self._threads() if many else ctypes.memmove
-        small = PIECE // 2
         for start, count, inside in self._parts:
             for name, first, at, size in inside:
                 if name in starts:
-                    by = ctypes.memmove if size < small else copy
-                    by(address + at, starts[name] + first, size)
-                elif name in whole:
-                    copy_into(self._bytes[at : at + size], whole[name][first : first + size], 0)
+                    ctypes.memmove(address + at, starts[name] + first, size)
             send(start, count)
 
-    def _threads(self) -> Gather:
-        if self._gather is None:
-            self._gather = Gather(gather_threads())
-        return self._gather
+    def came_late(self) -> bool:
+        """Whether a run that waited for its inputs has given up."""
+        return bool(self._late.value)
+
+    def start_over(self) -> None:
+        """Forgets what has arrived, behind a run that did not take it."""
+        self._control.zero_()
 
     def results(self, out: Mapping[str, Any]) -> list[Any]:
         """The outputs, as fresh arrays or in those of the caller."""
         if not out:
-            return [copied(self._outputs[name]) for name in self._results]
+            return [self._outputs[name].copy() for name in self._results]
         found = []
         for name in self._results:
             place, given = self._outputs[name], out.get(name)
             if given is None:
-                given = copied(place)
+                given = place.copy()
             else:
-                copy_into(given, place)
+                np.copyto(given, place, casting="unsafe")
             found.append(given)
         return found
 
@@ -200,34 +212,6 @@ def _fitting(name: str, data: Any, place: Array) -> Any:
             f"the input {name} has another shape", expected=place.shape, given=np.shape(data)
         )
     return data
-
-
-def copy_into(to: Array, source: Any, large: int | None = None) -> None:
-    """Copies an array; a large one by several threads, as torch does."""
-    if (
-        to.nbytes >= (LARGE if large is None else large)
-        and isinstance(source, np.ndarray)
-        and source.dtype == to.dtype
-        and source.flags.writeable
-        and to.flags.c_contiguous
-        and source.flags.c_contiguous
-    ):
-        _bytes(to).copy_(_bytes(source))
-    else:
-        np.copyto(to, source, casting="unsafe")
-
-
-def copied(array: Array) -> Array:
-    """A fresh copy."""
-    if array.nbytes < LARGE:
-        return array.copy()
-    made: Array = np.empty(array.shape, array.dtype)
-    copy_into(made, array)
-    return made
-
-
-def _bytes(array: Array) -> torch.Tensor:
-    return torch.from_numpy(array.reshape(-1).view(np.uint8))
 
 
 def _view(whole: Array, slot: Slot, at: int) -> Array:

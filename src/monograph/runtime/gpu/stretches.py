@@ -13,7 +13,6 @@ from monograph.runtime.gpu.launches import Launches
 from monograph.runtime.gpu.recorded import Maker, Recorded
 from monograph.runtime.gpu.running import Running
 
-SHARES = "what shares its memory is staged"
 MISALIGNED = "it is misaligned for a library"
 
 
@@ -51,7 +50,7 @@ class Stretches:
             return
         if (start, stop) not in self._seen:
             made: Any = Stretch(executable, start, stop)
-            self._seen[start, stop] = made, Maker(made, self._launches.graphs)
+            self._seen[start, stop] = made, Maker(made, self._launches.graphs, partly=True)
         stretch, maker = self._seen[start, stop]
         memory = {n: t for n, t in ports.items() if n in stretch.ports}
         recorded = self._launches.made.get((start, stop))
@@ -75,7 +74,7 @@ def launch_on(
     stream: int,
     in_part: bool = False,
 ) -> None:
-    """Launches a graph on some memory; what cannot move is copied to where the graph has it.
+    """Launches a graph on some memory; what is misaligned for it is copied to where it is not.
 
     in_part: another graph may have written a part of an output before.
     """
@@ -83,18 +82,13 @@ def launch_on(
     given = {t.data_ptr() for n, t in memory.items() if not n.startswith("output:")}
     back = []
     for name, tensor in memory.items():
-        own = recorded.staging.get(name)
-        reason = recorded.reasons.get(name, SHARES)
-        if own is None and tensor.data_ptr() % recorded.aligned[name]:
-            own, reason = torch.empty_like(tensor), MISALIGNED
-        if own is None:
+        if not tensor.data_ptr() % recorded.aligned[name]:
             continue
-        placed[name] = own
-        launches.counts.staged[f"{name.partition(':')[2]}: {reason}"] += 1
+        placed[name] = own = torch.empty_like(tensor)
+        launches.counts.staged[f"{name.partition(':')[2]}: {MISALIGNED}"] += 1
         made = name.startswith("output:")
         # Of what is written over an input, kernels may write some rows only.
-        over = tensor.data_ptr() in given and name not in recorded.staging
-        if in_part or not made or over:
+        if in_part or not made or tensor.data_ptr() in given:
             own.copy_(tensor)
         if made:
             back.append((tensor, own))

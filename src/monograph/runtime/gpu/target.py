@@ -32,6 +32,7 @@ from monograph.runtime.gpu.executable import (
 )
 from monograph.runtime.gpu.graphs import Graphs
 from monograph.runtime.gpu.kept import KeptKernels
+from monograph.runtime.gpu.laned import MeasuredLanes, planned
 from monograph.runtime.gpu.memory import Constants
 from monograph.runtime.gpu.opening import architecture, names_architecture, open_device
 from monograph.runtime.gpu.replay import Replay
@@ -111,8 +112,11 @@ class GpuSide(_Side):
         self.tuner = Tuner(device, cache, config.tune)
         self.measured: Measured | None = None
         """How arrays of the host reach the device; None where that is not measured."""
+        self.lanes: MeasuredLanes | None = None
+        """How many lanes graphs have; None where that is not measured."""
         if device.measures and config.tune != OFF:
             self.measured = Measured(cache, environment_of(device))
+            self.lanes = MeasuredLanes(cache, environment_of(device))
         self._process = os.getpid()
 
     @property
@@ -140,9 +144,11 @@ class GpuSide(_Side):
             lambda m: build(self.device, [m], self.progress, self.kernels),
             self.arch,
             tf32=tf32,
-            # Only a graph runs them side by side.
-            lanes=1 if self.graphs is None else LANES,
+            # Only a graph runs them side by side, and only where that is measured to be faster.
+            lanes=1 if self.graphs is None or self.lanes is None else LANES,
         )
+        if self.lanes is not None:
+            module = planned(module, self.lanes)
         self._keep(module)
         return GpuExecutable(module, self.device, self.constants)
 
@@ -164,7 +170,9 @@ class GpuSide(_Side):
             return executable
         if self.graphs is None:
             return Eager(executable, f"{self.device.name} has no graphs", mode, tally)
-        return Replay(executable, self.graphs, mode, tally=tally, measured=self.measured)
+        return Replay(
+            executable, self.graphs, mode, tally=tally, measured=self.measured, lanes=self.lanes
+        )
 
     def check_process(self) -> None:
         """Refuses a child that was forked: it has no part in its parent's device."""
@@ -178,6 +186,7 @@ class GpuSide(_Side):
             "device": self.device.name,
             "constant_bytes": self.constants.nbytes,
             "device_bytes": self.constants.nbytes + own,
+            "lanes": max((getattr(r, "lanes", 1) for e in made for r in parts_of(e)), default=1),
             "syncs": sum(r.syncs for e in made for r in parts_of(e)),
             "tuning_used": len(self.tuner.used),
             "tuned": self.tuner.measured,

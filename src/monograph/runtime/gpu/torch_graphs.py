@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from monograph.runtime.gpu.graphs import Handle
+from monograph.runtime.gpu.graphs import GraphError, Handle, Start
 
 _IDLE_POOLS = 8
 """Pools that were given back before torch is asked to free them: it would when memory runs out."""
@@ -52,6 +52,9 @@ class TorchGraphs:
         self._users: dict[int, Any] = {}
         self._idle = 0
         """Pools that were given back, and that torch may not have freed yet."""
+
+    def start(self, executable: Handle, stream: int, start: Start) -> None:
+        raise GraphError("this driver has no kernels that wait for the host")
 
     def using(self, stream: int, pool: Handle | None = None) -> AbstractContextManager[Any]:
         if pool is not None:

@@ -13,18 +13,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
-from monograph.runtime.gpu.gather import gather_threads
+from monograph.runtime.gpu.arrivals import can_push
 from monograph.runtime.gpu.running import GpuLayout
 from monograph.runtime.gpu.slabs import SlabLayout, nbytes
 from monograph.runtime.gpu.tuning import Entry, TuningCache
 
 AUTO, DIRECT, COPY, PIECES = "auto", "direct", "copy", "pieces"
+EARLY, PUSHED = "early", "early pushed"
 WAYS = (AUTO, DIRECT, COPY)
 ROUNDS, RUNS, HOPELESS, SECONDS = 8, 3, 1.5, 0.5
 """Rounds in which each rival is timed so often in a row, as callers run it; how much slower than
 the fastest one may be in a round to be in the next; and the time after which no round begins."""
-CAUTION = 1.15
-"""How much faster ways have to be that need more threads: those may have other work later on."""
 T = TypeVar("T")
 
 
@@ -35,33 +34,38 @@ class Way(NamedTuple):
     writes: bool = False
     ahead: bool = False
     """Whether inputs are copied piece by piece, while the host still gathers the rest."""
-    many: bool = False
-    """Whether several threads gather them."""
+    early: bool = False
+    """Whether the graph is launched first, and takes them as they arrive."""
+    pushes: bool = False
+    """Whether the cache of the core that gathers them is told to let go of them."""
 
     def __str__(self) -> str:
-        taken = PIECES if self.ahead else DIRECT if self.reads else COPY
-        by = " by threads" if self.many else ""
-        return f"{taken} in{by}, {DIRECT if self.writes else COPY} out"
+        early = (PUSHED if self.pushes else EARLY) if self.early else COPY
+        taken = PIECES if self.ahead else DIRECT if self.reads else early
+        return f"{taken} in, {DIRECT if self.writes else COPY} out"
 
 
 PLAIN = Way()
 RIVALS = (PLAIN, Way(writes=True), Way(reads=True, writes=True), Way(reads=True))
 AHEAD = (Way(writes=True, ahead=True), Way(ahead=True))
-MANY = (Way(writes=True, many=True), Way(writes=True, ahead=True, many=True))
+FIRST = (
+    Way(writes=True, early=True),
+    Way(early=True),
+    *((Way(writes=True, early=True, pushes=True),) if can_push() else ()),
+)
+EVERY = (*RIVALS, *AHEAD, *FIRST)
 
 
-def rivals(layout: SlabLayout) -> tuple[Way, ...]:
-    """The ways that are worth a trial."""
+def rivals(layout: SlabLayout, arrives: bool) -> tuple[Way, ...]:
+    """The ways that are worth a trial; arrives: whether a graph can wait for its inputs."""
     if not layout.in_to:
         return RIVALS
-    if len(layout.pieces) < 2 or gather_threads() < 2:
-        return (*RIVALS, *AHEAD)
-    return (*RIVALS, *AHEAD, *MANY)
+    return EVERY if arrives and layout.control_bytes else (*RIVALS, *AHEAD)
 
 
 def fastest(times: Mapping[Way, float]) -> Way:
     """The way to take, by what each has taken."""
-    return min(times, key=lambda way: times[way] * (CAUTION if way.many else 1.0))
+    return min(times, key=lambda way: times[way])
 
 
 @dataclass(frozen=True)
@@ -74,7 +78,7 @@ class Measured:
     def find(self, layout: GpuLayout) -> Way | None:
         """The way for a program, if it has been measured."""
         entry = self._entries.get(_key(layout))
-        known = {str(w): w for w in (*RIVALS, *AHEAD, *MANY)}
+        known = {str(w): w for w in EVERY}
         return None if entry is None else known.get(entry["winner"])
 
     def keep(self, layout: GpuLayout, times: Mapping[Way, float]) -> None:
@@ -100,7 +104,7 @@ def _key(layout: GpuLayout) -> str:
 
     And which ways there are: what was measured without some of them is measured again.
     """
-    ways = [str(way) for way in (*RIVALS, *AHEAD, *MANY)]
+    ways = [str(way) for way in EVERY]
     text = repr((layout.inputs, layout.outputs, layout.arguments, ways))
     return "host-" + hashlib.sha256(text.encode()).hexdigest()
 

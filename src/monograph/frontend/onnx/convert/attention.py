@@ -63,8 +63,8 @@ def attend(
     return settled(q, k, v, *extra.values())
 
 
-@converter("Attention", since=23)
-def attention(n: Node) -> tuple[Value | None, ...]:
+def attention_as_published(n: Node) -> tuple[Value | None, ...]:
+    """Opset 23 up to ONNX 1.21; `newer` says what became of it."""
     q, k, v = n.input(0), n.input(1), n.input(2)
     flat = q.tensor.rank == 3
     if flat:

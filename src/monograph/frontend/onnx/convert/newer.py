@@ -3,16 +3,22 @@
 Ops that they added and define by a function (LinearAttention, CausalConvWithState, SwiGLU,
 FlexAttention) need nothing here: their bodies are inlined. Attention takes over from opset 24 on,
 whose text was clarified later: with a cache that the model keeps, the last query stands at the last
-key that counts.
+key that counts. Opset 23 was corrected in place: it is what the installed ONNX says, as it is for
+ops whose bodies are inlined.
 """
 
 from __future__ import annotations
 
 import math
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+
+import onnx
 
 from monograph.frontend.onnx.convert.attention import (
     attend,
+    attention_as_published,
     both,
     merge_heads,
     padded,
@@ -63,6 +69,19 @@ class _Reach:
         for condition in found:
             result = condition if result is None else ew.And()(result, condition)
         return result
+
+
+def softcap_comes_first() -> bool:
+    """Whether the installed ONNX puts the softcap before a mask of floats, as 1.22 began to."""
+    release = re.findall(r"\d+", onnx.__version__)
+    return (int(release[0]), int(release[1])) >= (1, 22)
+
+
+@converter("Attention", since=23)
+def first_attention(n: Node) -> Value | Sequence[Value | None]:
+    """Nothing in a model of opset 23 says which text its author read: before 1.22 a mask of floats
+    was added before the softcap, and the scores of modes 1 and 2 were the other way round."""
+    return attention(n) if softcap_comes_first() else attention_as_published(n)
 
 
 @converter("Attention", since=24)
