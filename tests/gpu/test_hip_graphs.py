@@ -13,7 +13,7 @@ import torch
 import triton
 
 from monograph.runtime.gpu import hip_graphs
-from monograph.runtime.gpu.graphs import KERNEL, TO_DEVICE, Copy, GraphError
+from monograph.runtime.gpu.graphs import KERNEL, MEMCPY, ON_DEVICE, TO_DEVICE, Copy, GraphError
 from monograph.runtime.gpu.hip_graphs import SIGNATURES, VALUES, HipGraphs, KernelNodeParams
 
 HEADERS = Path(triton.__file__).parent / "backends" / "amd" / "include" / "hip"
@@ -215,3 +215,41 @@ def test_copies_say_which_way_they_go() -> None:
     assert fake.named("hipMemcpyAsync") == [
         (1 << 40, 2 << 40, 64, VALUES["hipMemcpyHostToDevice"], 5)
     ]
+    hip.copy(5, Copy(3 << 40, 4 << 40, 8, ON_DEVICE))
+    assert fake.named("hipMemcpyAsync")[1:] == [
+        (3 << 40, 4 << 40, 8, VALUES["hipMemcpyDeviceToDevice"], 5)
+    ]
+
+
+def test_copies_are_read_and_written() -> None:
+    """One end of a copy moves, the other stays: so staged ports are moved."""
+    hip, fake = graphs()
+    kind = VALUES["hipMemcpyDeviceToDevice"]
+
+    class Kind(_Function):
+        argtypes = SIGNATURES["hipGraphNodeGetType"]
+
+        def __call__(self, *arguments: Any) -> int:
+            arguments[1]._obj.value = VALUES["hipGraphNodeTypeMemcpy"]
+            return super().__call__(*arguments)
+
+    class Reading(_Function):
+        argtypes = SIGNATURES["hipGraphMemcpyNodeGetParams"]
+
+        def __call__(self, *arguments: Any) -> int:
+            native: hip_graphs.Memcpy3DParms = arguments[1]._obj
+            native.dstPtr.ptr, native.srcPtr.ptr, native.kind = 1 << 40, 2 << 40, kind
+            native.extent = hip_graphs.Extent(64, 1, 1)
+            return super().__call__(*arguments)
+
+    hip.hip.hipGraphNodeGetType = Kind(fake, "hipGraphNodeGetType")
+    hip.hip.hipGraphMemcpyNodeGetParams = Reading(fake, "hipGraphMemcpyNodeGetParams")
+    params = hip.read(9)
+    assert params is not None
+    assert (params.kind, params.shape) == (MEMCPY, (64,))
+    assert [params.word(0, at).value for at in (0, 8)] == [1 << 40, 2 << 40]
+    params.word(0, 8).value = 3 << 40
+    executable = hip.instantiate(hip.end(5))
+    hip.write(executable, params)
+    (written,) = fake.named("hipGraphExecMemcpyNodeSetParams1D")
+    assert written == (executable.value, 9, 1 << 40, 3 << 40, 64, kind)

@@ -1,4 +1,4 @@
-"""Ports that cannot move: their copies are nodes of the graph, and a run is one launch all the same."""
+"""Ports that cannot move: their copies are nodes of the graph, and a run is one launch still."""
 
 from __future__ import annotations
 
@@ -11,16 +11,12 @@ import pytest
 import torch
 
 from monograph.program.lanes import Schedule
-from monograph.runtime.counts import Counts
 from monograph.runtime.gpu.capture import Recorder, Taken
 from monograph.runtime.gpu.control import BRANCH, Controlled, Nest
 from monograph.runtime.gpu.graphs import KERNEL, MEMCPY, ON_DEVICE, Copy, GraphError, Handle, Params
-from monograph.runtime.gpu.launches import Launches
-from monograph.runtime.gpu.recorded import Maker
 from monograph.runtime.gpu.replay import Replay
 from monograph.runtime.gpu.running import Running, Slot
 from monograph.runtime.gpu.staging import INSIDE, SHARES
-from monograph.runtime.gpu.stretches import Stretch, launch_on
 from tests.gpu.fake_driver import FakeDriver, FakeGraphs, FakeRecord, numbers
 from tests.gpu.replay_models import (
     BYTES,
@@ -29,6 +25,7 @@ from tests.gpu.replay_models import (
     below,
     branch,
     chain,
+    double,
     expected,
     f32,
     flag,
@@ -174,6 +171,24 @@ def test_staged_state_advances_once_in_each_run_wherever_it_is() -> None:
     }
 
 
+def test_a_run_that_moves_nothing_is_counted_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    def alone(driver: FakeDriver) -> Running:
+        """present = 2 * past, written over past, in a branch that looks at x."""
+        works, nests = either(driver, double, [port("output:present"), port("output:present")])
+        outputs = [slot("present", over="past")]
+        return running(driver, [slot("x"), slot("past")], outputs, works, nests)
+
+    replay, _ = replayed(alone)
+    state = torch.ones(SIZE)
+    feeds = {"x": torch.ones(SIZE), "past": state}
+    replay.run(feeds, {"present": state})
+    monkeypatch.setattr(replay._launches, "launch", refuse)
+    for turn in range(2, 4):
+        assert replay.hot(feeds, {"present": state}) is not None
+        assert state.tolist() == [2**turn] * SIZE
+        assert set(replay.stats["staged"].values()) == {turn}
+
+
 def test_staged_state_takes_the_quick_way() -> None:
     replay, _ = replayed(stateful)
     state = torch.zeros(SIZE)
@@ -189,7 +204,7 @@ def test_state_that_is_not_given_back_is_left_as_it_is() -> None:
     replay, _ = replayed(stateful)
     state = torch.zeros(SIZE)
     for turn in range(3):
-        present, _ = replay.run({"x": torch.full((SIZE,), turn), "past": state})
+        present, _ = replay.run({"x": torch.full((SIZE,), float(turn)), "past": state})
         assert present.tolist() == [turn] * SIZE
         assert state.tolist() == [0] * SIZE
 
@@ -312,9 +327,11 @@ def taken_in_lanes(graphs: FakeGraphs) -> Taken:
     around |= {"output:y": torch.zeros(SIZE), "output:z": torch.zeros(SIZE)}
     before, after, own = copies(around)
     order = Schedule((0, 0, 1), ((), (), (0,)), (0, 1, 1))
-    taken = Recorder(chain(graphs.driver), graphs, order).record(own, before, after)
+    recorder = Recorder(chain(graphs.driver), graphs, order)
+    taken = recorder.record(own, before, after)
     assert list(taken.edges) == ["input:x", "input:more", "output:y", "output:z"]
     graphs.launch(graphs.instantiate(taken.graph), 0)
+    del recorder  # its memory was in use
     for name, wanted in zip(("output:y", "output:z"), expected(x), strict=True):
         np.testing.assert_array_equal(around[name].numpy(), wanted)
     return taken
@@ -337,50 +354,6 @@ def test_a_recorded_graph_copies_first_and_last() -> None:
     taken = taken_in_lanes(graphs)
     kinds = [graphs.kind(n) for n in graphs.nodes(taken.graph)]
     assert kinds == [MEMCPY] * 2 + [KERNEL] * 3 + [MEMCPY] * 2
-
-
-def half(words: list[int]) -> None:
-    """Writes the first half of its output."""
-    numbers(words[1], SIZE)[: SIZE // 2] = numbers(words[0], SIZE)[: SIZE // 2] + 1
-
-
-def test_what_another_graph_has_written_of_an_output_stays() -> None:
-    driver = FakeDriver()
-    works, nests = either(driver, half, [port("input:x"), port("output:y")])
-    executable = running(driver, [slot("x")], [slot("y")], works, nests)
-    graphs = FakeGraphs(driver)
-    launches = Launches(executable, graphs, Counts())
-    maker = Maker(executable, graphs, partly=True)
-    recorded = None
-    for seed in range(3):
-        x, y = some(seed), torch.full((SIZE,), 9.0)
-        memory = {"input:x": x.view(torch.uint8), "output:y": y.view(torch.uint8)}
-        recorded = recorded or maker.make(memory)
-        launch_on(launches, recorded, memory, 0, in_part=True)
-        assert torch.equal(y[: SIZE // 2], x[: SIZE // 2] + 1)
-        assert y[SIZE // 2 :].tolist() == [9] * (SIZE // 2)
-    assert launches.counts.staged == {f"x: {INSIDE}": 3, f"y: {INSIDE}": 3}
-
-
-def test_a_stretch_that_uses_one_end_of_a_state_only() -> None:
-    """The other end is none of its ports."""
-    driver = FakeDriver()
-    executable = stateful(driver)
-    graphs = FakeGraphs(driver)
-    launches = Launches(executable, graphs, Counts())
-    stretch: Any = Stretch(executable, 0, 2)
-    assert "input:past" not in stretch.ports
-    maker = Maker(stretch, graphs, partly=True)
-    state = torch.zeros(SIZE)
-    recorded = None
-    for turn in range(1, 4):
-        y = torch.zeros(SIZE)
-        ports = {"input:x": torch.ones(SIZE), "output:present": state, "output:y": y}
-        memory = {n: t.view(torch.uint8) for n, t in ports.items()}
-        recorded = recorded or maker.make(memory)
-        launch_on(launches, recorded, memory, 0, in_part=True)
-        assert state.tolist() == [turn] * SIZE
-        assert y.tolist() == [10 * turn] * SIZE
 
 
 def test_memory_for_staging_is_counted_and_freed() -> None:

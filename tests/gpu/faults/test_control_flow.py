@@ -170,6 +170,8 @@ def test_ports_inside_a_body_are_staged(rig: Rig) -> None:
     staged = case.stats["staged"]
     assert staged
     assert all(reason.endswith("a branch or a loop uses it") for reason in staged)
+    assert set(staged.values()) == {6}
+    assert case.stats["replays"] == 6
     assert len({found[0].data_ptr() for found in held}) == 6
 
 

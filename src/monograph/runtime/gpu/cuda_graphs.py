@@ -7,6 +7,7 @@ allocate. What a stream must not do while it records, a synchronisation above al
 from __future__ import annotations
 
 import ctypes
+import struct
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
@@ -77,6 +78,8 @@ _CONDITIONS = {
     IF: cu.CUgraphConditionalNodeType.CU_GRAPH_COND_TYPE_IF,
     WHILE: cu.CUgraphConditionalNodeType.CU_GRAPH_COND_TYPE_WHILE,
 }
+_ENDS = struct.Struct("=QQ")
+"""The words of a copy: where it goes, where it comes from."""
 _OLDEST_EDGES, _OLDEST_CONDITIONALS, _OLDEST_ELSE = 12030, 12040, 12080
 """The CUDA versions whose drivers know edges that let kernels overlap, conditional nodes, and such
 nodes with a second body.
@@ -247,7 +250,7 @@ class CudaGraphs(TorchGraphs):
         if params.kind == KERNEL:
             found = cu.cuGraphExecKernelNodeSetParams(executable.value, params.node, params.native)
         elif params.kind == MEMCPY:
-            to, source = (params.word(0, 8 * i).value for i in range(2))
+            to, source = _ENDS.unpack_from(params.blobs[0])  # in runs: words would take longer
             found = rt.cudaGraphExecMemcpyNodeSetParams1D(
                 rt.cudaGraphExec_t(int(executable.value)),
                 rt.cudaGraphNode_t(int(params.node)),
