@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -98,19 +99,28 @@ def test_the_fastest_way_is_taken_and_kept(
 
 
 @pytest.mark.parametrize("best", FIRST, ids=str)
-def test_what_was_measured_elsewhere_is_measured_again(
+def test_what_was_measured_elsewhere_stays_as_it_is(
     best: Way, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Launches that wait for the device would wait for ever for a graph that waits for them."""
     clock = Clock(monkeypatch, best)
     measured = Measured(TuningCache(None), "here")
     replayed(measured)[0].run({"x": some()})
+    replay, driver = replayed(measured)
+    monkeypatch.setattr(replay.graphs, "arrives", False)
+    np.testing.assert_array_equal(replay.run({"x": some()}), expected(some()))
+    assert driver.calls["copy"] == COPIES[Way(writes=best.writes)]
+    assert clock.asked == 1
+    assert measured.find(replay.layout) == best
+
+
+def test_what_a_debugger_measures_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", "1")
+    measured = Measured(TuningCache(None), "here")
     replay, _ = replayed(measured)
     monkeypatch.setattr(replay.graphs, "arrives", False)
-    monkeypatch.setattr(hosted, "time_all", lambda runs: dict.fromkeys(runs, 1.0))
     np.testing.assert_array_equal(replay.run({"x": some()}), expected(some()))
-    assert clock.asked == 1
-    assert measured.find(replay.layout) == PLAIN
+    assert measured.find(replay.layout) is None
 
 
 def test_the_hopeless_are_not_timed_to_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -275,6 +285,72 @@ def test_a_device_that_waits_in_vain_is_an_error(monkeypatch: pytest.MonkeyPatch
         replay.run({"x": some(1)})
     driver.late = False
     np.testing.assert_array_equal(replay.run({"x": some(2)}), expected(some(2)))
+
+
+class Made(dict[str, np.ndarray]):
+    """A mapping that makes its arrays when it is asked, as files of arrays do."""
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        return super().__getitem__(name).copy()
+
+    def get(self, name: str, _: object = None) -> np.ndarray:  # type: ignore[override]
+        return self[name]
+
+
+@pytest.mark.parametrize("best", EVERY, ids=str)
+def test_arrays_live_until_they_are_taken(best: Way, monkeypatch: pytest.MonkeyPatch) -> None:
+    Clock(monkeypatch, best)
+    replay, _ = replayed(Measured(TuningCache(None), "here"))
+    replay.run({"x": some()})
+    launch = replay._launches.launch
+    others: list[np.ndarray] = []
+
+    def launched(*about: Any) -> None:
+        others.extend(np.full(SIZE, 7, np.float32) for _ in range(50))  # where a freed one was
+        launch(*about)
+
+    monkeypatch.setattr(replay._launches, "launch", launched)
+    for seed in range(5):
+        np.testing.assert_array_equal(replay.run(Made(x=some(seed))), expected(some(seed)))
+    assert others
+
+
+@pytest.mark.parametrize("call", ["start", "record"])
+def test_an_interrupt_behind_the_launch_spoils_no_later_run(
+    call: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The graph is on its way then, and takes what has arrived when its turn comes."""
+    Clock(monkeypatch, FIRST[0])
+    replay, driver = replayed(Measured(TuningCache(None), "here"))
+    replay.run({"x": some()})
+    carry_out = getattr(replay.graphs, call)
+    driver.lazy = True
+
+    def interrupted(*about: Any) -> None:
+        carry_out(*about)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(replay.graphs, call, interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            replay.run({"x": some(1)})
+    for seed in (2, 3):
+        np.testing.assert_array_equal(replay.run({"x": some(seed)}), expected(some(seed)))
+    driver.lazy = False
+
+
+def test_a_trial_that_came_late_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    replay, driver = replayed(Measured(TuningCache(None), "here"))
+    tried = hosted.time_all
+
+    def timed(runs: Mapping[Way, Callable[[], None]]) -> dict[Way, float]:
+        driver.late = True
+        found = tried(runs)
+        driver.late = False
+        return {way: 1.0 if way == FIRST[0] else us for way, us in found.items()}
+
+    monkeypatch.setattr(hosted, "time_all", timed)
+    np.testing.assert_array_equal(replay.run({"x": some()}), expected(some()))
 
 
 def test_a_launch_that_fails_leaves_nothing_said(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -106,10 +106,16 @@ class GpuModule:
 
 
 def lay_out(
-    program: Program, chosen: Sequence[tuple[Step, tuple[Work, ...]]], lanes: int = 1
+    program: Program,
+    chosen: Sequence[tuple[Step, tuple[Work, ...]]],
+    lanes: int = 1,
+    like: GpuModule | None = None,
 ) -> GpuModule:
-    """Gives every argument of the chosen works its place, for steps in at most so many lanes."""
-    return _Layout(program).module(chosen, lanes)
+    """Gives every argument of the chosen works its place, for steps in at most so many lanes.
+
+    like: a module of the same works, whose block of constants is taken over.
+    """
+    return _Layout(program).module(chosen, lanes, like)
 
 
 @dataclass(frozen=True)
@@ -145,7 +151,12 @@ class _Layout:
     keys: dict[int, int] = field(default_factory=dict)
     """Scratch memory by identity: its key in the plan of the arena."""
 
-    def module(self, chosen: Sequence[tuple[Step, tuple[Work, ...]]], lanes: int) -> GpuModule:
+    def module(
+        self,
+        chosen: Sequence[tuple[Step, tuple[Work, ...]]],
+        lanes: int,
+        like: GpuModule | None = None,
+    ) -> GpuModule:
         if lanes > 1:
             # A step without work would neither wait for others nor be waited for.
             chosen = [(step, works) for step, works in chosen if works]
@@ -165,15 +176,17 @@ class _Layout:
             for position, (step, works) in enumerate(chosen)
             for number, work in enumerate(works)
         ]
+        pieces = tuple((at, piece.size) for at, piece in self.pieces)
+        assert like is None or pieces == like.pieces
         return GpuModule(
             self.program,
             tuple(bound),
             memory.size,
             self.kept_bytes,
-            self.block(),
+            self.block() if like is None else like.constants,
             memory.offsets,
             tuple(self.faults),
-            tuple((at, piece.size) for at, piece in self.pieces),
+            pieces,
             steps=tuple(steps),
         )
 

@@ -144,8 +144,7 @@ class Arrivals:
     def __init__(self, spans: Sequence[tuple[int, int]], nbytes: int) -> None:
         """Where in a slab each input begins and ends, in this order; the bytes of all of them."""
         parts = [number for part in parts_of(spans, nbytes) for number in part]
-        self._starts = _start(False), _start(can_push())
-        self._start = self._starts[0]
+        self._start: Any = None
         self._parts = (ctypes.c_uint64 * max(len(parts), 1))(*parts)
         self._count = len(parts) // 5
         self._plan = (ctypes.c_uint64 * (_FIRST + len(spans)))()
@@ -158,7 +157,7 @@ class Arrivals:
 
         pushes: whether the core's cache lets go of what has arrived.
         """
-        self._start = self._starts[pushes]
+        self._start = _start(pushes and can_push())
         plan = self._plan
         plan[3], plan[4], plan[7] = slab, control, self._count if arrays else 0
         for number, address in enumerate(arrays):

@@ -141,12 +141,13 @@ class CudaGraphs(TorchGraphs):
 
     def _function(self, name: str, text: bytes) -> Any:
         """A kernel of the driver's own language, loaded once."""
-        if name not in self._functions:
-            module = Handle(check(cu.cuModuleLoadData(text)), _unload)
-            function = check(cu.cuModuleGetFunction(module.value, name.encode()))
-            check(cu.cuFuncLoad(function))
-            self._functions[name] = module, function
-        return self._functions[name][1]
+        with self.lock:
+            if name not in self._functions:
+                module = Handle(check(cu.cuModuleLoadData(text)), _unload)
+                function = check(cu.cuModuleGetFunction(module.value, name.encode()))
+                check(cu.cuFuncLoad(function))
+                self._functions[name] = module, function
+            return self._functions[name][1]
 
     def create(self) -> Handle:
         return Handle(check(cu.cuGraphCreate(0)), _destroy_graph)

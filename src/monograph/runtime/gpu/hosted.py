@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from monograph.errors import ConfigError, ExecutionError
-from monograph.runtime.gpu.arrivals import SECONDS, Arrivals
+from monograph.runtime.gpu.arrivals import SECONDS, Arrivals, can_arrive
 from monograph.runtime.gpu.attempts import Attempts
 from monograph.runtime.gpu.capture import Place, Taken, places_of
 from monograph.runtime.gpu.graphs import TO_DEVICE, TO_HOST, Copy, GraphError, Graphs, Start
@@ -26,6 +26,7 @@ from monograph.runtime.gpu.ways import (
     Measured,
     Way,
     fastest,
+    nearest,
     rivals,
     time_all,
 )
@@ -71,15 +72,16 @@ class HostRuns:
         recorded = launches.made.get(ARRAYS)
         if recorded is None or len(feeds) != len(self._inputs) or HERE[0] != launches.process:
             return None
+        given = {}  # a mapping may make its arrays when it is asked: these are the ones to take
         for name, shape, kind in self._inputs:
-            array = feeds.get(name)
+            array = given[name] = feeds.get(name)
             if array.__class__ is not np.ndarray or array.shape != shape or array.dtype != kind:
                 return None
         with launches.lock:
             stream = self._stream()
             if stream == BUSY or launches.made.get(ARRAYS) is not recorded:
                 return None
-            return self._launch(recorded, feeds, NOTHING, stream, fits=True)
+            return self._launch(recorded, given, NOTHING, stream, fits=True)
 
     def start(
         self, feeds: Mapping[str, Any], out: Mapping[str, Any], stream: int
@@ -100,15 +102,22 @@ class HostRuns:
         fits: bool = False,
     ) -> Pending:
         slab = self.ring.take()
-        start = self._fill(recorded, slab, feeds, stream, fits)
         try:
+            start = self._fill(recorded, slab, feeds, stream, fits)
             self._launches.launch(recorded, [slab.address], stream, start)
-        except BaseException:
-            slab.start_over()  # what has arrived, no graph has taken
+            self._launches.executable.runs += 1
+            self._launches.graphs.record(slab.event, stream)
+            return self._pending(slab, out)
+        except BaseException as error:
+            self._clear_up(slab, error)
             raise
-        self._launches.executable.runs += 1
-        self._launches.graphs.record(slab.event, stream)
-        return self._pending(slab, out)
+
+    def _clear_up(self, slab: Slab, error: BaseException) -> None:
+        """Sees to the slab of a launch that went wrong."""
+        if isinstance(error, Exception):
+            slab.start_over()  # what has arrived, no graph has taken
+        else:
+            self.ring.lose(slab)  # interrupted: nobody knows whether a graph uses it now
 
     def _fill(
         self,
@@ -175,8 +184,12 @@ class HostRuns:
         if found is not None or not self._attempts.wanted():
             return found
         slab = self.ring.take()
-        self._launches.order(stream)
-        found = self._attempts.attempt(lambda: self._chosen(slab, stream))
+        try:
+            self._launches.order(stream)
+            found = self._attempts.attempt(lambda: self._chosen(slab, stream))
+        except BaseException as error:
+            self._clear_up(slab, error)
+            raise
         if found is not None:
             self._launches.made[ARRAYS] = found
         return found
@@ -191,17 +204,14 @@ class HostRuns:
         if self._host != AUTO:
             return make(Way(True, True) if self._host == DIRECT else PLAIN)
         known = PLAIN if self._measured is None else self._measured.find(executable.layout)
-        if known is not None and known.early and not self._arrives:
-            known = None  # it was measured where it could be
         # What a state or a loop would make of scratch numbers, nobody knows.
         if known is not None or executable.held or executable.layout.nests:
-            return make(known or PLAIN)
+            return make(nearest(known or PLAIN, self._rivals))
         return self._fastest(slab, stream)
 
     @property
-    def _arrives(self) -> bool:
-        """Whether a graph can be launched before its inputs are there."""
-        return self._launches.graphs.arrives
+    def _rivals(self) -> tuple[Way, ...]:
+        return rivals(self.ring.layout, self._launches.graphs.arrives)
 
     def _fastest(self, slab: Slab, stream: int) -> Recorded:
         assert self._measured is not None
@@ -217,15 +227,18 @@ class HostRuns:
                 graphs.start(recorded.executable, stream, start)
             graphs.record(slab.event, stream)
             graphs.finish(slab.event)
+            if slab.came_late():  # and taken so long that it cannot win
+                slab.start_over()
 
         try:
-            for way in rivals(self.ring.layout, self._arrives):
+            for way in self._rivals:
                 made[way] = hosted(self._maker, self.ring.layout, slab, way)
             try:
                 times = time_all({way: partial(run, recorded) for way, recorded in made.items()})
             finally:
                 executable.forgive()  # the scratch numbers are no fault of the caller's
-            self._measured.keep(executable.layout, times)
+            if can_arrive():  # else some rivals were held back, for this process only
+                self._measured.keep(executable.layout, times)
             return made.pop(fastest(times))
         finally:
             for recorded in made.values():

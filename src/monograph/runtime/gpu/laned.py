@@ -129,7 +129,7 @@ class Laned:
         """The order in all lanes, or in fewer of them.
 
         Where nothing can be measured, launches follow each other as they do without a graph: no
-        bet on what might be faster.
+        bet on what might be faster. Whoever gives no measurements wants the order as it is.
         """
         if order.lanes == 1 or self._measured is None:
             return order
@@ -208,7 +208,7 @@ def planned(module: GpuModule, measured: MeasuredLanes) -> GpuModule:
     for bound in module.works:
         works.setdefault(bound.position, []).append(bound.work)
     chosen = [(module.steps[position], tuple(made)) for position, made in works.items()]
-    return lay_out(module.program, chosen, 1)
+    return lay_out(module.program, chosen, 1, module)
 
 
 def key_of(module: GpuModule) -> str:

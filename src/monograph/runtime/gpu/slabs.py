@@ -129,7 +129,6 @@ class Slab:
         self.turn = 0
         self._results = layout.results
         whole: Array = self.block.numpy()
-        self._bytes = whole
         self._inputs = {n: _view(whole, s, at) for n, (s, at) in layout.inputs.items()}
         self._outputs = {n: _view(whole, s, at) for n, (s, at) in layout.outputs.items()}
         self._places = [
@@ -226,6 +225,7 @@ class Ring:
         self._graphs = graphs
         self._count = count
         self._slabs: list[Slab] = []
+        self._lost: list[Slab] = []
         self._turns = 0
 
     def take(self) -> Slab:
@@ -244,6 +244,11 @@ class Ring:
         self._turns += 1
         slab.turn = self._turns
         return slab
+
+    def lose(self, slab: Slab) -> None:
+        """Gives up a slab that the device may still use: it is kept, and no run gets it."""
+        self._slabs.remove(slab)
+        self._lost.append(slab)
 
     def _free(self, slab: Slab) -> None:
         """Waits for a run, whose outputs go to where the caller will find them."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
@@ -66,6 +66,12 @@ def rivals(layout: SlabLayout, arrives: bool) -> tuple[Way, ...]:
 def fastest(times: Mapping[Way, float]) -> Way:
     """The way to take, by what each has taken."""
     return min(times, key=lambda way: times[way])
+
+
+def nearest(way: Way, possible: Sequence[Way]) -> Way:
+    """A way that was measured elsewhere, or what is most like it of those that there are here."""
+    like = (way, way._replace(pushes=False), way._replace(early=False, pushes=False), PLAIN)
+    return next(found for found in like if found in possible)
 
 
 @dataclass(frozen=True)
