@@ -54,22 +54,19 @@ class Host:
     def said(self) -> list[int]:
         return self.control[:-LINE:LINE].tolist()
 
-    def start(
-        self, launch: Callable[[int, int], int], bring: bool = True, pushes: bool = False
-    ) -> int:
+    def start(self, launch: Callable[[int, int], int], bring: bool = True) -> int:
         def called(executable: int, stream: int) -> int:
             self.launches.append((executable, stream or 0))
             return launch(executable, stream)
 
         function = LAUNCH(called)
         arrays = [x.ctypes.data for x in self.arrays] if bring else []
-        self.arrivals.aim(self.slab.ctypes.data, self.control.ctypes.data, arrays, pushes)
+        self.arrivals.aim(self.slab.ctypes.data, self.control.ctypes.data, arrays)
         return self.arrivals(ctypes.cast(function, ctypes.c_void_p).value or 0, 77, 5)
 
 
-@pytest.mark.parametrize("pushes", [False, True])
 @pytest.mark.parametrize("spans", SPANS.values(), ids=SPANS)
-def test_everything_arrives_behind_the_launch(spans: list[tuple[int, int]], pushes: bool) -> None:
+def test_everything_arrives_behind_the_launch(spans: list[tuple[int, int]]) -> None:
     host = Host(spans)
 
     def launch(executable: int, stream: int) -> int:
@@ -77,7 +74,7 @@ def test_everything_arrives_behind_the_launch(spans: list[tuple[int, int]], push
         assert not any(host.said)
         return 0
 
-    assert host.start(launch, pushes=pushes) == 0
+    assert host.start(launch) == 0
     assert host.launches == [(77, 5)]
     for array, (begin, end) in zip(host.arrays, spans, strict=True):
         np.testing.assert_array_equal(host.slab[begin:end], array)

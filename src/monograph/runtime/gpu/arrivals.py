@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import platform
 from collections.abc import Sequence
 from functools import cache
 from typing import Any
@@ -34,13 +33,13 @@ SECONDS = 5
 _FIRST = 8
 """Words of a plan before the arrays: see @start."""
 
-_START = """
+_START = f"""
 declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)
 
 ; Launches a graph, copies parts of arrays into pinned memory, and says which blocks are complete.
 ; A plan: launch, executable, stream, slab, control, blocks, parts, how many parts, arrays.
 ; A part: which array, from where, to where in the slab, bytes, how many blocks are then complete.
-define i32 @start(ptr %plan) nounwind ABLE {
+define i32 @start(ptr %plan) nounwind {{
 entry:
   %p1 = getelementptr i64, ptr %plan, i64 1
   %p2 = getelementptr i64, ptr %plan, i64 2
@@ -49,7 +48,7 @@ entry:
   %p5 = getelementptr i64, ptr %plan, i64 5
   %p6 = getelementptr i64, ptr %plan, i64 6
   %p7 = getelementptr i64, ptr %plan, i64 7
-  %arrays = getelementptr i64, ptr %plan, i64 FIRST
+  %arrays = getelementptr i64, ptr %plan, i64 {_FIRST}
   %launch = load ptr, ptr %plan, align 8
   %executable = load ptr, ptr %p1, align 8
   %stream = load ptr, ptr %p2, align 8
@@ -76,29 +75,21 @@ body:
   %offset = load i64, ptr %a2, align 8
   %size = load i64, ptr %a3, align 8
   %complete = load i64, ptr %a4, align 8
-  %pushed = select i1 PUSHES, i64 %size, i64 0
   %place = getelementptr i64, ptr %arrays, i64 %which
   %array = load ptr, ptr %place, align 8
   %source = getelementptr i8, ptr %array, i64 %first
   %to = getelementptr i8, ptr %slab, i64 %offset
   call void @llvm.memcpy.p0.p0.i64(ptr %to, ptr %source, i64 %size, i1 false)
-  br label %pushing
-pushing:
-  %past = phi i64 [0, %body], [%further, %pushing]
-  %line = getelementptr i8, ptr %to, i64 %past
-  PUSH
-  %further = add i64 %past, LINE
-  %again = icmp ult i64 %further, %pushed
-  br i1 %again, label %pushing, label %tell
+  br label %tell
 tell:
-  %upto = phi i64 [%complete, %pushing], [%blocks, %head]
+  %upto = phi i64 [%complete, %body], [%blocks, %head]
   br label %telling
 telling:
   %now = phi i64 [%told, %tell], [%then, %say]
   %left = icmp ult i64 %now, %upto
   br i1 %left, label %say, label %told.all
 say:
-  %skipped = mul i64 %now, LINE
+  %skipped = mul i64 %now, {LINE}
   %at = getelementptr i8, ptr %control, i64 %skipped
   store atomic i32 1, ptr %at release, align 4
   %then = add i64 %now, 1
@@ -108,12 +99,7 @@ told.all:
   br i1 %more, label %head, label %done
 done:
   ret i32 %error
-}
-"""
-_PUSH = "call void @llvm.x86.cldemote(ptr %line)"
-_PUSHING = '"target-features"="+cldemote"'
-"""Tells a core that another will read a line next (cldemote; nothing on cores that do not know it):
-what lies in a core's own cache, a device is given more slowly than what lies in the shared one.
+}}
 """
 
 
@@ -122,18 +108,9 @@ def can_arrive() -> bool:
     return os.environ.get("CUDA_LAUNCH_BLOCKING", "0") in ("", "0")
 
 
-def can_push() -> bool:
-    """Whether this kind of machine has a word for it."""
-    return platform.machine().lower() in ("x86_64", "amd64")
-
-
 @cache
-def _start(pushes: bool) -> Any:
-    text = _START.replace("PUSHES", str(pushes).lower()).replace("PUSH", _PUSH if pushes else "")
-    text = text.replace("FIRST", str(_FIRST)).replace("LINE", str(LINE))
-    text = text.replace("ABLE", _PUSHING if pushes else "")
-    text += "declare void @llvm.x86.cldemote(ptr)" if pushes else ""
-    code = NativeCode([compile_module(text, host_features())], ("start",))
+def _start() -> Any:
+    code = NativeCode([compile_module(_START, host_features())], ("start",))
     code.keep()
     return ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p)(code.address("start"))
 
@@ -144,7 +121,6 @@ class Arrivals:
     def __init__(self, spans: Sequence[tuple[int, int]], nbytes: int) -> None:
         """Where in a slab each input begins and ends, in this order; the bytes of all of them."""
         parts = [number for part in parts_of(spans, nbytes) for number in part]
-        self._start: Any = None
         self._parts = (ctypes.c_uint64 * max(len(parts), 1))(*parts)
         self._count = len(parts) // 5
         self._plan = (ctypes.c_uint64 * (_FIRST + len(spans)))()
@@ -152,12 +128,8 @@ class Arrivals:
         self._plan[5] = blocks_of(nbytes)
         self._plan[6] = ctypes.addressof(self._parts)
 
-    def aim(self, slab: int, control: int, arrays: Sequence[int], pushes: bool = False) -> None:
-        """Says what goes where: arrays in the order of the inputs, none where all is there.
-
-        pushes: whether the core's cache lets go of what has arrived.
-        """
-        self._start = _start(pushes and can_push())
+    def aim(self, slab: int, control: int, arrays: Sequence[int]) -> None:
+        """Says what goes where: arrays in the order of the inputs, none where all is there."""
         plan = self._plan
         plan[3], plan[4], plan[7] = slab, control, self._count if arrays else 0
         for number, address in enumerate(arrays):
@@ -167,7 +139,7 @@ class Arrivals:
         """Does it; launch: the driver's function. What that has returned."""
         plan = self._plan
         plan[0], plan[1], plan[2] = launch, executable, stream
-        return int(self._start(self._address))
+        return int(_start()(self._address))
 
 
 def blocks_of(nbytes: int) -> int:

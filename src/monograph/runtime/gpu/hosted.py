@@ -139,8 +139,7 @@ class HostRuns:
                 slab.fill_fitting(feeds)
             if not recorded.early:
                 return None
-            arrays = slab.addresses(feeds) if fits else []
-            self._arrivals.aim(slab.address, slab.control, arrays, recorded.pushes)
+            self._arrivals.aim(slab.address, slab.control, slab.addresses(feeds) if fits else ())
             return self._arrivals
         if self._launches.executable._stream != stream:
             self._launches.order(stream)
@@ -276,7 +275,7 @@ def hosted(maker: Maker, layout: SlabLayout, slab: Slab, way: Way) -> Recorded:
         raise
     made.kept += [recorder.pool, block]
     made.ahead = start if way.ahead else 0
-    made.early, made.pushes = way.early, way.pushes
+    made.early = way.early
     return made
 
 

@@ -51,8 +51,6 @@ class Recorded:
         """Where inputs have to be copied to before a launch; 0 where the graph has them."""
         self.early = False
         """Whether it is launched before the inputs are there."""
-        self.pushes = False
-        """Whether the host's caches let go of them then."""
         self._places = [list(places.get(name, ())) for name in self.names]
         self.executable = graphs.instantiate(taken.graph)
 

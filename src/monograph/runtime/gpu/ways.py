@@ -13,13 +13,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
-from monograph.runtime.gpu.arrivals import can_push
 from monograph.runtime.gpu.running import GpuLayout
 from monograph.runtime.gpu.slabs import SlabLayout, nbytes
 from monograph.runtime.gpu.tuning import Entry, TuningCache
 
-AUTO, DIRECT, COPY, PIECES = "auto", "direct", "copy", "pieces"
-EARLY, PUSHED = "early", "early pushed"
+AUTO, DIRECT, COPY, PIECES, EARLY = "auto", "direct", "copy", "pieces", "early"
 WAYS = (AUTO, DIRECT, COPY)
 ROUNDS, RUNS, HOPELESS, SECONDS = 8, 3, 1.5, 0.5
 """Rounds in which each rival is timed so often in a row, as callers run it; how much slower than
@@ -36,11 +34,9 @@ class Way(NamedTuple):
     """Whether inputs are copied piece by piece, while the host still gathers the rest."""
     early: bool = False
     """Whether the graph is launched first, and takes them as they arrive."""
-    pushes: bool = False
-    """Whether the cache of the core that gathers them is told to let go of them."""
 
     def __str__(self) -> str:
-        early = (PUSHED if self.pushes else EARLY) if self.early else COPY
+        early = EARLY if self.early else COPY
         taken = PIECES if self.ahead else DIRECT if self.reads else early
         return f"{taken} in, {DIRECT if self.writes else COPY} out"
 
@@ -48,11 +44,7 @@ class Way(NamedTuple):
 PLAIN = Way()
 RIVALS = (PLAIN, Way(writes=True), Way(reads=True, writes=True), Way(reads=True))
 AHEAD = (Way(writes=True, ahead=True), Way(ahead=True))
-FIRST = (
-    Way(writes=True, early=True),
-    Way(early=True),
-    *((Way(writes=True, early=True, pushes=True),) if can_push() else ()),
-)
+FIRST = (Way(writes=True, early=True), Way(early=True))
 EVERY = (*RIVALS, *AHEAD, *FIRST)
 
 
@@ -70,7 +62,7 @@ def fastest(times: Mapping[Way, float]) -> Way:
 
 def nearest(way: Way, possible: Sequence[Way]) -> Way:
     """A way that was measured elsewhere, or what is most like it of those that there are here."""
-    like = (way, way._replace(pushes=False), way._replace(early=False, pushes=False), PLAIN)
+    like = (way, way._replace(early=False), PLAIN)
     return next(found for found in like if found in possible)
 
 
