@@ -35,7 +35,8 @@ def test_a_launch_says_how_long_to_spin_and_a_wait_in_vain_shortens_it() -> None
     late.join(HANG)
     most = ctypes.c_int32.from_address(context.address + MOST_SPINS).value
     assert most > 1 << SHORTER
-    assert ctypes.c_int32.from_address(context.address + SPINS).value == most >> SHORTER
+    # All of it again where the two had to part: they were on one core.
+    assert ctypes.c_int32.from_address(context.address + SPINS).value in (most >> SHORTER, most)
 
 
 @pytest.mark.parametrize(

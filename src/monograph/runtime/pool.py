@@ -1,8 +1,9 @@
 """One process-wide pool of native threads that run compiled functions.
 
-Workers never enter Python and hold no lock of it. They spin briefly after a launch, then sleep
-(and yield before that where they outnumber the cores), so that runs in a row start in about a
-microsecond and an idle process costs nothing.
+Workers never enter Python and hold no lock of it. They spin for a millisecond after a launch, then
+sleep (and yield before that where they outnumber the cores), so that runs in a row start in about a
+microsecond and an idle process costs nothing. Who is woken on the core of who woke it goes to
+another.
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ from monograph.runtime import pool_code
 from monograph.runtime.native import NativeCode, compile_module
 from monograph.runtime.threads import MAX_THREADS, available_threads
 
-_SPIN_SECONDS = 50e-6
-"""Longer than threads with equal work wait for each other, and than the next run is away."""
+_SPIN_SECONDS = 1e-3
+"""Longer than the next run is away where runs follow each other: a core that sleeps, a virtual one
+above all, may take as long to come back as a small model takes. At barriers it is a quarter."""
 _TRIAL_TURNS = 2000
 _LINE = 128
 _EXPORTS = ("launch", "run_alone", "worker", "spin")

@@ -9,6 +9,8 @@ the next.
 
 from __future__ import annotations
 
+import sys
+
 from monograph.codegen.llvm.barrier import (
     ARRIVALS,
     CELL,
@@ -30,15 +32,19 @@ DONE = CELL_BYTES
 """...and the cell that says it is done."""
 SLOT_BYTES = 2 * CELL_BYTES
 
-TICKETS, SPIN, CORES = 0, 64, 68
-"""The pool: tickets given out; turns to spin where each thread has a core; cores to run on..."""
+TICKETS, SPIN, CORES, CORE = 0, 64, 68, 72
+"""The pool: tickets given out; turns to spin where each thread has a core; cores to run on; the
+core that the last launch came from..."""
 RING, RING_CELLS = 128, 16
 """...the queue of launches..."""
-MEETING = RING + RING_CELLS * CELL_BYTES
-"""...the cell that threads at a barrier sleep on: one does, for launches take turns..."""
+MEETING, WAKER = RING + RING_CELLS * CELL_BYTES, 8
+"""...the cell that threads at a barrier sleep on, with the core of who woke them: one does, for
+launches take turns..."""
 SLOTS = MEETING + CELL_BYTES
 """...and a slot for every thread (that of thread 0, the caller, stays empty)."""
 
+_SOONER = 2
+"""By how many powers of two less to spin for others at work than for the next launch."""
 _CROWDED = 16
 """Turns to spin, and to yield, where threads outnumber cores: whoever is awaited needs the core.
 
@@ -67,8 +73,8 @@ done:
   ret void
 }}
 
-; Returns when the cell holds a number: spins, then yields, then sleeps.
-define internal void @await(ptr %cell, i32 %wanted, i32 %spins, i32 %yields) nounwind {{
+; Returns when the cell holds a number: spins, then yields, then sleeps. Says whether it has slept.
+define internal i1 @await(ptr %cell, i32 %wanted, i32 %spins, i32 %yields) nounwind {{
 entry:
   %sleepers = getelementptr i8, ptr %cell, i64 4
   %mutex = getelementptr i8, ptr %cell, i64 {MUTEX}
@@ -114,7 +120,8 @@ awake:
   call i32 @pthread_mutex_unlock(ptr %mutex)
   br label %done
 done:
-  ret void
+  %slept = phi i1 [ false, %spin ], [ false, %yield ], [ true, %awake ]
+  ret i1 %slept
 }}
 
 ; Puts a number into the cell and wakes whoever sleeps on it. Both sides write their own word and
@@ -147,10 +154,12 @@ entry:
   %cell = load ptr, ptr %cell.at, align 8
   %mutex = getelementptr i8, ptr %cell, i64 {MUTEX}
   %condition = getelementptr i8, ptr %cell, i64 {CONDITION}
+  %waker.at = getelementptr i8, ptr %cell, i64 {WAKER}
   call i32 @pthread_mutex_lock(ptr %mutex)
   atomicrmw add ptr %sleepers, i32 1 seq_cst
   br label %look
 look:
+  %dozed = phi i1 [ false, %entry ], [ true, %doze ]
   %seen = load atomic i64, ptr %state seq_cst, align 8
   %there = icmp uge i64 %seen, %wanted
   br i1 %there, label %awake, label %doze
@@ -159,7 +168,20 @@ doze:
   br label %look
 awake:
   atomicrmw sub ptr %sleepers, i32 1 seq_cst
+  %waker = load i32, ptr %waker.at, align 4
   call i32 @pthread_mutex_unlock(ptr %mutex)
+  br i1 %dozed, label %woken, label %done
+woken:
+  %apart = call i1 @step_aside(i32 %waker)
+  br i1 %apart, label %hope, label %done
+hope:
+  ; From now on the others are worth waiting for.
+  %spins.at = getelementptr i8, ptr %state, i64 {SPINS}
+  %most.at = getelementptr i8, ptr %state, i64 {MOST_SPINS}
+  %most = load i32, ptr %most.at, align 4
+  store atomic i32 %most, ptr %spins.at monotonic, align 4
+  br label %done
+done:
   ret void
 }}
 
@@ -168,7 +190,10 @@ define internal void @wake_all(ptr %state) nounwind {{
   %cell = load ptr, ptr %cell.at, align 8
   %mutex = getelementptr i8, ptr %cell, i64 {MUTEX}
   %condition = getelementptr i8, ptr %cell, i64 {CONDITION}
+  %waker.at = getelementptr i8, ptr %cell, i64 {WAKER}
+  %core = call i32 @core()
   call i32 @pthread_mutex_lock(ptr %mutex)
+  store i32 %core, ptr %waker.at, align 4
   call i32 @pthread_cond_broadcast(ptr %condition)
   call i32 @pthread_mutex_unlock(ptr %mutex)
   ret void
@@ -212,6 +237,7 @@ entry:
   %first = getelementptr i8, ptr %slot, i64 %back
   %spin.at = getelementptr i8, ptr %first, i64 {SPIN - SLOTS}
   %cores.at = getelementptr i8, ptr %first, i64 {CORES - SLOTS}
+  %core.at = getelementptr i8, ptr %first, i64 {CORE - SLOTS}
   %spins.roomy = load i32, ptr %spin.at, align 4
   %cores = load i32, ptr %cores.at, align 4
   %index.short = trunc i64 %index to i32
@@ -220,9 +246,15 @@ entry:
   %yields = select i1 %roomy, i32 0, i32 {_CROWDED}
   br label %next
 next:
-  %before = phi i32 [ 0, %entry ], [ %number, %next ]
+  %before = phi i32 [ 0, %entry ], [ %number, %work ]
   %number = add i32 %before, 1
-  call void @await(ptr %slot, i32 %number, i32 %spins, i32 %yields)
+  %slept = call i1 @await(ptr %slot, i32 %number, i32 %spins, i32 %yields)
+  br i1 %slept, label %woken, label %work
+woken:
+  %launcher = load i32, ptr %core.at, align 4
+  call i1 @step_aside(i32 %launcher)
+  br label %work
+work:
   %function = load ptr, ptr %function.at, align 8
   %context = load ptr, ptr %context.at, align 8
   %threads = load i64, ptr %threads.at, align 8
@@ -251,12 +283,16 @@ entry:
   %ticket = atomicrmw add ptr %pool, i32 1 monotonic
   %turn = call ptr @turn(ptr %ring, i32 %ticket)
   ; Whoever runs now needs the cores: do not spin beside them.
-  call void @await(ptr %turn, i32 %ticket, i32 {_CROWDED}, i32 1)
+  call i1 @await(ptr %turn, i32 %ticket, i32 {_CROWDED}, i32 1)
   %threads.short = trunc i64 %threads to i32
   %roomy = icmp ule i32 %threads.short, %cores
-  %turns = select i1 %roomy, i32 %spins, i32 {_CROWDED}
+  %shorter = lshr i32 %spins, {_SOONER}
+  %turns = select i1 %roomy, i32 %shorter, i32 {_CROWDED}
   %yields = select i1 %roomy, i32 0, i32 {_CROWDED}
   call void @prepare(ptr %pool, ptr %context, i32 %turns, i32 %yields)
+  %core = call i32 @core()
+  %core.at = getelementptr i8, ptr %pool, i64 {CORE}
+  store i32 %core, ptr %core.at, align 4
   br label %start
 start:
   %i = phi i64 [ 1, %entry ], [ %i.next, %start ]
@@ -285,7 +321,7 @@ finish:
   %slot.j = getelementptr i8, ptr %slots, i64 %offset.j
   %done.j = getelementptr i8, ptr %slot.j, i64 {DONE}
   %number.j = load atomic i32, ptr %slot.j monotonic, align 4
-  call void @await(ptr %done.j, i32 %number.j, i32 %turns, i32 %yields)
+  call i1 @await(ptr %done.j, i32 %number.j, i32 %turns, i32 %yields)
   %j.next = add i64 %j, 1
   %finished = icmp eq i64 %j.next, %threads
   br i1 %finished, label %release, label %finish
@@ -306,11 +342,79 @@ define internal ptr @turn(ptr %ring, i32 %ticket) nounwind {{
 """
 
 
+_MASK = 128
+"""Bytes of a set of cores, as Linux has it."""
+
+_SPREADING = f"""
+declare i32 @sched_getcpu()
+declare i32 @sched_getaffinity(i32, i64, ptr)
+declare i32 @sched_setaffinity(i32, i64, ptr)
+
+define internal i32 @core() nounwind {{
+  %core = call i32 @sched_getcpu()
+  ret i32 %core
+}}
+
+; Leaves a core for another, and says whether it did: Linux likes to wake a thread on the core that
+; it is woken from, and takes its time to part the two. Afterwards it may use the same cores again.
+define i1 @step_aside(i32 %core) nounwind {{
+entry:
+  %mask = alloca [{_MASK} x i8], align 8
+  %fewer = alloca [{_MASK} x i8], align 8
+  %mine = call i32 @sched_getcpu()
+  %shared = icmp eq i32 %core, %mine
+  %known = icmp ult i32 %core, {8 * _MASK}
+  %asked = and i1 %shared, %known
+  br i1 %asked, label %ask, label %done
+ask:
+  %got = call i32 @sched_getaffinity(i32 0, i64 {_MASK}, ptr %mask)
+  %refused = icmp slt i32 %got, 0
+  br i1 %refused, label %done, label %leave
+leave:
+  call void @llvm.memcpy.p0.p0.i64(ptr %fewer, ptr %mask, i64 {_MASK}, i1 false)
+  %number = lshr i32 %core, 6
+  %word = getelementptr i64, ptr %fewer, i32 %number
+  %old = load i64, ptr %word, align 8
+  %low = and i32 %core, 63
+  %wide = zext i32 %low to i64
+  %bit = shl i64 1, %wide
+  %others = xor i64 %bit, -1
+  %kept = and i64 %old, %others
+  store i64 %kept, ptr %word, align 8
+  ; Refused, where no core is left: then it stays.
+  %moved = call i32 @sched_setaffinity(i32 0, i64 {_MASK}, ptr %fewer)
+  %back = call i32 @sched_setaffinity(i32 0, i64 {_MASK}, ptr %mask)
+  %apart = icmp eq i32 %moved, 0
+  ret i1 %apart
+done:
+  ret i1 false
+}}
+
+declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)
+"""
+_STAYING = """
+define internal i32 @core() nounwind {
+  ret i32 0
+}
+define internal i1 @step_aside(i32 %core) nounwind {
+  ret i1 false
+}
+"""
+"""Where no system says which core a thread is on."""
+
+
 def pool_text(features: Features) -> str:
     """The module of the pool for a host."""
     kind, floats = _floats(features)
     return "\n".join(
-        [_relax(features), floats, _WAITING, _MEETING, _RUNNING.replace("FLOATS", kind)]
+        [
+            _relax(features),
+            floats,
+            _WAITING,
+            _MEETING,
+            _SPREADING if sys.platform == "linux" else _STAYING,
+            _RUNNING.replace("FLOATS", kind),
+        ]
     )
 
 
