@@ -5,8 +5,8 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
-import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -35,20 +35,8 @@ def core() -> int:
 
 def in_a_thread(work: Callable[[], None]) -> None:
     """In one of its own: the cores of the others stay as they are."""
-    failures: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            work()
-        except BaseException as e:
-            failures.append(e)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join(HANG)
-    assert not thread.is_alive()
-    if failures:
-        raise failures[0]
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(work).result(HANG)
 
 
 def test_it_leaves_and_may_come_back() -> None:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import torch
 
 from monograph.codegen.triton.layout import ARENA, KEPT, PORT, Where
 from monograph.ir import Graph, Input, TensorType, Value, constant
@@ -164,3 +165,20 @@ def three_towers(rows: int = 4) -> Graph:
     ends = [Dot()(Silu()(Dot()(x, weights(16, 16))), weights(16, 16)) for _ in range(3)]
     joined = Add()(Add()(ends[0], ends[1]), Dot()(ends[2], weights(16, 16)))
     return Graph((x,), (("y", joined), ("z", ends[0])))
+
+
+KERNELS = 3
+"""Of `chain`."""
+
+
+def some(seed: int = 0) -> torch.Tensor:
+    """An input of `chain`."""
+    return torch.randn(SIZE, generator=torch.Generator().manual_seed(seed))
+
+
+def check(replay: Replay, x: torch.Tensor) -> list[torch.Tensor]:
+    """A run of `chain` that has to give the right numbers."""
+    found = replay.run({"x": x})
+    for a, b in zip(found, expected(x), strict=True):
+        np.testing.assert_array_equal(a.numpy(), b)
+    return found

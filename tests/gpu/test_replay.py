@@ -13,27 +13,12 @@ import torch
 
 from monograph.errors import ConfigError, ExecutionError, FeedError
 from monograph.runtime.gpu.graphs import GraphError
-from monograph.runtime.gpu.replay import Replay
-from tests.gpu.replay_models import SIZE, Default, counter, expected, replayed
-
-KERNELS = 3
-"""Of `chain`."""
+from tests.gpu.replay_models import KERNELS, SIZE, Default, check, counter, expected, replayed, some
 
 
 @pytest.fixture(autouse=True, params=[False, True], ids=["recorded", "built"])
 def _both_ways(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Default, "builds", request.param)
-
-
-def some(seed: int = 0) -> torch.Tensor:
-    return torch.randn(SIZE, generator=torch.Generator().manual_seed(seed))
-
-
-def check(replay: Replay, x: torch.Tensor) -> list[torch.Tensor]:
-    found = replay.run({"x": x})
-    for a, b in zip(found, expected(x), strict=True):
-        np.testing.assert_array_equal(a.numpy(), b)
-    return found
 
 
 def test_the_first_run_records_and_launches_once() -> None:

@@ -10,33 +10,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from monograph.errors import ExecutionError
 from monograph.runtime.gpu import launches
 from monograph.runtime.gpu.graphs import Handle
 from monograph.runtime.gpu.replay import Replay
 from tests.gpu.fake_driver import FakeGraphs
-from tests.gpu.replay_models import SIZE, Default, chain, expected, replayed
-
-KERNELS = 3
-"""Of `chain`."""
+from tests.gpu.replay_models import KERNELS, Default, chain, check, expected, replayed, some
 
 
 @pytest.fixture(autouse=True, params=[False, True], ids=["recorded", "built"])
 def _both_ways(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Default, "builds", request.param)
-
-
-def some(seed: int = 0) -> torch.Tensor:
-    return torch.randn(SIZE, generator=torch.Generator().manual_seed(seed))
-
-
-def check(replay: Replay, x: torch.Tensor) -> list[torch.Tensor]:
-    found = replay.run({"x": x})
-    for a, b in zip(found, expected(x), strict=True):
-        np.testing.assert_array_equal(a.numpy(), b)
-    return found
 
 
 def test_a_caller_who_records_gets_our_kernels() -> None:
