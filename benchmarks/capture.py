@@ -137,7 +137,7 @@ def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("-k", action="append", default=[], help="only names that contain this")
     parser.add_argument("--target", default="gpu")
-    parser.add_argument("--tune", default="off", choices=("off", "fast", "full"))
+    parser.add_argument("--tune", default="fast", choices=("off", "fast", "full"))
     parser.add_argument("--tuning", type=Path, help="keeps what was measured")
     parser.add_argument("--inputs", type=int, default=100, help="random inputs to compare bits on")
     parser.add_argument("--each", type=float, default=90.0, help="seconds a model, at most")

@@ -18,6 +18,8 @@ ROUND_SECONDS = 1.0
 """How long all contenders of one comparison take turns, about."""
 ROUNDS = (5, 60)
 """At least, and at most."""
+WARM_UPS = 20
+"""Runs on the same arrays before they are timed: what comes back often is treated as such."""
 TOWERS = ("towers_b1", "towers_b128")
 Run = Callable[[], Any]
 
@@ -79,7 +81,7 @@ class Measured:
         yield self._whole_runs()
         if self.subject.name in (*TOWERS, YOLO) and self.on_device:
             yield self._beside_torch()
-        if self.subject.name in TOWERS or self.options.tiny:
+        if self.subject.name in (*TOWERS, YOLO) or self.options.tiny:
             yield self._from_numpy()
         yield self._bits()
         yield self._stats()
@@ -159,16 +161,30 @@ class Measured:
         }
 
     def _from_numpy(self) -> dict[str, Any]:
-        """Arrays of the host both ways, there when a run returns, beside tensors waited for."""
-        for _ in range(3):
+        """Arrays of the host both ways, there when a run returns, beside tensors waited for.
+
+        The same arrays in every run, and others in every run, which nothing can be known of.
+        """
+        for _ in range(WARM_UPS):
             self.replayed.run(self.arrays)
         taken = self._interleaved(
             {
                 "numpy": self._returned(lambda: self.replayed.run(self.arrays)),
+                "fresh": self._fresh(),
                 "tensors": self._waited(lambda: self.replayed.run(self.tensors)),
             }
         )
-        return {f"{name}_synced_us": us for name, us in taken.items()}
+        fetched = self.replayed.stats.get("fetched")
+        return {"fetched": fetched, **{f"{name}_synced_us": us for name, us in taken.items()}}
+
+    def _fresh(self) -> Callable[[], float]:
+        """Runs on arrays that were made right before, which is not counted."""
+
+        def measure() -> float:
+            arrays = {name: x.copy() for name, x in self.arrays.items()}
+            return self._returned(lambda: self.replayed.run(arrays))()
+
+        return measure
 
     def _bits(self) -> dict[str, Any]:
         """Whether replayed and eager runs agree to the bit, on random inputs."""

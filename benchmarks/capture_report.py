@@ -35,7 +35,7 @@ def bars(models: Models) -> list[Bar]:
         _faster(models),
         *_torch(models),
         *_few_bits(models),
-        _numpy(models),
+        *_numpy(models),
         _bits(models),
         *(_one_launch(models, name) for name in (SILERO, LOOP)),
     ]
@@ -111,14 +111,15 @@ def _few_bits(models: Models) -> Iterator[Bar]:
         yield _judged(models, name, f"replay against eager, {kind} ({name})", "> 1x", judge)
 
 
-def _numpy(models: Models) -> Bar:
-    def judge(f: Mapping[str, Any]) -> tuple[str, bool]:
-        ratio = f["numpy_synced_us"] / f["tensors_synced_us"]
-        text = f"{f['numpy_synced_us']:.1f} / {f['tensors_synced_us']:.1f} us: {ratio:.2f}x"
-        return text, ratio <= NUMPY_RATIO
+def _numpy(models: Models) -> Iterator[Bar]:
+    for key, which in {"numpy": "the same arrays", "fresh": "fresh arrays"}.items():
 
-    what = "numpy in and out against device tensors, synced, towers_b128"
-    return _judged(models, "towers_b128", what, f"<= {NUMPY_RATIO:.0f}x", judge)
+        def judge(f: Mapping[str, Any], key: str = key) -> tuple[str, bool]:
+            us, tensors = f[f"{key}_synced_us"], f["tensors_synced_us"]
+            return f"{us:.1f} / {tensors:.1f} us: {us / tensors:.2f}x", us / tensors <= NUMPY_RATIO
+
+        what = f"numpy in and out against device tensors, synced, towers_b128, {which}"
+        yield _judged(models, "towers_b128", what, f"<= {NUMPY_RATIO:.0f}x", judge)
 
 
 def _bits(models: Models) -> Bar:
@@ -192,6 +193,7 @@ COLUMNS = {
     "torch_synced_us": "torch synced",
     "torch_queued_us": "torch queued",
     "numpy_synced_us": "numpy synced",
+    "fresh_synced_us": "fresh numpy synced",
 }
 
 

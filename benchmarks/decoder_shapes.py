@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -77,3 +78,27 @@ def shape_of(name: str) -> Shape:
     if name not in SHAPES:
         raise ValueError(f"no shape {name!r}; there are {', '.join(SHAPES)}")
     return SHAPES[name]
+
+
+FREE = ("width", "layers", "heads", "groups", "head_size", "hidden", "vocab", "context", "window")
+"""What may be other than a published shape has it."""
+
+
+def changed(shape: Shape, **changes: int | None) -> Shape:
+    """A shape with other sizes; heads share the width, unless their size is told."""
+    given: dict[str, Any] = {name: size for name, size in changes.items() if size is not None}
+    if "heads" in given and "groups" not in given:
+        given["groups"] = given["heads"] * shape.groups // shape.heads or 1
+    if {"width", "heads"} & set(given) and "head_size" not in given:
+        width, heads = given.get("width", shape.width), given.get("heads", shape.heads)
+        if heads < 1 or width % heads:
+            raise ValueError(f"{heads} heads do not share a width of {width}; give head_size")
+        given["head_size"] = width // heads
+    made = replace(shape, **given)
+    if small := [n for n in FREE if getattr(made, n) < (0 if n == "window" else 1)]:
+        raise ValueError(f"{', '.join(small)}: at least 1")
+    if made.heads % made.groups:
+        raise ValueError(f"{made.groups} groups do not share {made.heads} heads")
+    if made.rotary and made.head_size % 2:
+        raise ValueError(f"positions turn pairs of numbers: no head_size of {made.head_size}")
+    return made

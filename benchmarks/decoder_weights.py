@@ -77,6 +77,8 @@ PRESETS = {
     "int4-128-zp": Format("int4", 128, zero_points=True),
     "int4-f16": Format("int4", 128, activations="f16", head="f16"),
     "int4-f16-zp": Format("int4", 128, True, activations="f16", head="f16"),
+    "int4-32-f16": Format("int4", 32, activations="f16", head="f16"),
+    "int4-32-f16-zp": Format("int4", 32, True, activations="f16", head="f16"),
     "int4-qdq": Format("int4", 32, qdq=True),
     "int8": Format("int8", qdq=True),
     "int8-nbits": Format("int8", 32),

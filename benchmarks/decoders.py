@@ -1,6 +1,7 @@
 """Decoders of published shapes with random weights, written as ONNX.
 
     python -m benchmarks.decoders FOLDER --shape llama-1b --format int4-f16
+    python -m benchmarks.decoders FOLDER --shape llama-1b --width 3072 --heads 24 --layers 28
 
 A folder holds `genai_config.json`, `model.onnx` and `model.onnx.data`, as onnxruntime-genai's model
 builder writes them, or (`--style optimum`) a plain graph with past_key_values in and present out.
@@ -12,13 +13,12 @@ from __future__ import annotations
 
 import argparse
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from benchmarks.decoder_parts import HEAD_GAIN, QUERY_GAIN, mlp, rotary_tables
 from benchmarks.decoder_plain import plain_decoder
-from benchmarks.decoder_shapes import SHAPES, Shape, shape_of
+from benchmarks.decoder_shapes import FREE, SHAPES, Shape, changed, shape_of
 from benchmarks.decoder_weights import PRESETS, Format, preset
 from benchmarks.decoder_writer import MICROSOFT, TYPES, Writer
 
@@ -223,21 +223,25 @@ def genai_config(s: Shape, fused: bool) -> dict[str, Any]:
     return {"model": model, "search": search}
 
 
-def main() -> None:
+def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="Write a decoder with random weights as ONNX.")
     parser.add_argument("folder", type=Path)
     parser.add_argument("--shape", default="llama-1b", choices=SHAPES)
     parser.add_argument("--format", default="f16", choices=sorted(PRESETS))
     parser.add_argument("--style", default="genai", choices=("genai", "optimum"))
-    parser.add_argument("--layers", type=int, default=0, help="other than the shape's")
+    for name in FREE:
+        option = f"--{name.replace('_', '-')}"
+        parser.add_argument(option, type=int, metavar="N", help="other than the shape's")
     parser.add_argument("--accuracy-level", type=int, default=0, help="of MatMulNBits")
     parser.add_argument("--embedding", default="", choices=("", "int4"))
     parser.add_argument("--separate-rotary", action="store_true")
     parser.add_argument("--merged", action="store_true")
     parser.add_argument("--seed", type=int, default=0)
-    a = parser.parse_args()
-    shape = shape_of(a.shape)
-    shape = replace(shape, layers=a.layers or shape.layers)
+    a = parser.parse_args(arguments)
+    try:
+        shape = changed(shape_of(a.shape), **{name: getattr(a, name) for name in FREE})
+    except ValueError as e:
+        parser.error(str(e))
     form = preset(a.format, accuracy=a.accuracy_level, embedding=a.embedding)
     build(
         a.folder, shape, form, style=a.style, fused_rotary=not a.separate_rotary,

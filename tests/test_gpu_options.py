@@ -13,7 +13,7 @@ import pytest
 import monograph
 from monograph.config import Config, make_config
 from monograph.errors import ConfigError
-from tests.cli.test_cli import call
+from tests.cli.calls import call
 from tests.report import models
 from tests.test_donation import cache_model
 

@@ -110,7 +110,8 @@ def reporting(as_json: bool, debug: bool) -> Iterator[None]:
         raise typer.Exit(BAD_USAGE) from None
 
 
-def print_failure(as_json: bool, message: str) -> None:
+def print_failure(as_json: bool, message: str, found: dict[str, Any] | None = None) -> None:
+    """What is wrong, on stderr; with `as_json` also on stdout, with what was found so far."""
     if as_json:
-        print(json.dumps({"ok": False, "error": message}))
+        print(json.dumps({"ok": False, "error": message} | (found or {})))
     print(f"error: {message}", file=sys.stderr)

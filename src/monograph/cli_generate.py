@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,19 +11,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from monograph.cli_common import note, reporting, show
+from monograph.cli_common import BAD_USAGE, note, print_failure, reporting, show
 from monograph.cli_options import AsJson, Capture, Debug, Precision, Target, Tf32, Threads, Tune
 from monograph.errors import ConfigError, MonographError
 
 if TYPE_CHECKING:
     from monograph.generate import Generator
 
+_ID = re.compile(r"-?[0-9]+")
 MOST = 128
 """Tokens that are made unless told."""
 _WORDS = (
     ("get_sequence has what was generated; ", ""),
     ("make a Generator with more max_length", "raise --max-length"),
     ("give token ids", "give --tokens"),
+    ("max_length=", "--max-length "),
     ("max_length", "--max-length"),
     ("max_new_tokens", "--max-new-tokens"),
     ("repetition_penalty", "--repetition-penalty"),
@@ -140,7 +143,7 @@ def generate(
             "repetition_penalty": repetition_penalty, "one_launch": one_launch,
         }  # fmt: skip
         if stop:
-            wishes["stop"] = [int(s) if s.isdecimal() else s for s in stop]
+            wishes["stop"] = [int(s) if _ID.fullmatch(s) else s for s in stop]
         _generate(made, given, max_new_tokens, wishes, as_json)
 
 
@@ -152,6 +155,7 @@ def _generate(
 
     is_text = isinstance(given, str)
     ids = made.tokenizer.encode(given) if isinstance(given, str) else given
+    made.check(ids, **wishes)  # before anything is compiled
     made.warm_up(len(ids), **wishes)
     limit = most or MOST
     # Unless told, it goes on to where there is no more room; a number has to fit.
@@ -162,20 +166,28 @@ def _generate(
             pieces.append(piece)
             if not as_json:
                 print(piece, end="" if is_text else " ", flush=True)
+    except MonographError as e:
+        if not as_json or not pieces:
+            raise
+        _say_as_options(e)
+        print_failure(True, str(e), _made(made, pieces, is_text))
+        raise typer.Exit(BAD_USAGE) from None
     finally:
         if pieces and not as_json:
             print()
-    sequence = made.get_sequence(0).tolist()
     length = made.prompt_length
-    found = measured(made, length, len(sequence) - length, limit)
+    found = measured(made, length, len(made.get_sequence(0)) - length, limit)
     if not as_json:
         for line in decoding_lines(found):
             print(line, file=sys.stderr)
         return
-    result: dict[str, Any] = {"tokens": sequence[length:]}
-    if is_text:
-        result["text"] = "".join(pieces)
-    show(True, result | found.as_json(), lambda _: None)
+    show(True, _made(made, pieces, is_text) | found.as_json(), lambda _: None)
+
+
+def _made(made: Generator, pieces: list[Any], is_text: bool) -> dict[str, Any]:
+    """What was generated, as JSON has it."""
+    tokens = made.get_sequence(0).tolist()[made.prompt_length :]
+    return {"tokens": tokens} | ({"text": "".join(pieces)} if is_text else {})
 
 
 def bench_folder(
@@ -217,10 +229,14 @@ def _said_as_options() -> Iterator[None]:
     try:
         yield
     except MonographError as e:
-        for python, option in _WORDS:
-            e.message = e.message.replace(python, option)
-            e.hint = None if e.hint is None else e.hint.replace(python, option)
+        _say_as_options(e)
         raise
+
+
+def _say_as_options(e: MonographError) -> None:
+    for python, option in _WORDS:
+        e.message = e.message.replace(python, option)
+        e.hint = None if e.hint is None else e.hint.replace(python, option)
 
 
 def _open(

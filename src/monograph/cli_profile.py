@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -97,54 +98,61 @@ def profile(
         target = make_config(target=target).target
         check_folder(trace)
         request = make_request(model, target, dim, input_, inputs, seed, **gpu)
+        asked = _Asked(request, top, trace, runs, warm_ups, as_json)
         if target.partition(":")[0] == "gpu":
-            _on_gpu(request, target, top, trace, runs, warm_ups, as_json)
+            _on_gpu(asked, target)
         elif target == "cpu":
-            _on_cpu(request, threads, top, trace, runs, warm_ups, as_json)
+            _on_cpu(asked, threads)
         else:
             raise ConfigError("only compiled code is profiled", expected="cpu | gpu", given=target)
 
 
-def _on_cpu(
-    request: Request,
-    threads: int | None,
-    top: int,
-    trace: Path | None,
-    runs: int,
-    warm_ups: int,
-    as_json: bool,
-) -> None:
+@dataclass(frozen=True)
+class _Asked:
+    """What a profile is asked for, on any target."""
+
+    request: Request
+    top: int
+    trace: Path | None
+    runs: int
+    warm_ups: int
+    as_json: bool
+
+    @property
+    def path(self) -> str:
+        return str(self.request.model)
+
+    def tell_trace(self) -> None:
+        note(f"wrote {self.trace}: open it in https://ui.perfetto.dev")
+
+
+def _on_cpu(asked: _Asked, threads: int | None) -> None:
     from monograph.report.profile import profile_json, profile_model, show_profile
     from monograph.report.trace import write_trace
 
-    path = str(request.model)
-    found = profile_model(request, note, runs=runs, warm_ups=warm_ups, threads=threads)
-    if trace is not None:
-        write_trace(trace, path, found)
-        note(f"wrote {trace}: open it in https://ui.perfetto.dev")
-    show(as_json, profile_json(path, found), lambda out: show_profile(out, found, top))
+    found = profile_model(
+        asked.request, note, runs=asked.runs, warm_ups=asked.warm_ups, threads=threads
+    )
+    if asked.trace is not None:
+        write_trace(asked.trace, asked.path, found)
+        asked.tell_trace()
+    document = profile_json(asked.path, found)
+    show(asked.as_json, document, lambda out: show_profile(out, found, asked.top))
 
 
-def _on_gpu(
-    request: Request,
-    target: str,
-    top: int,
-    trace: Path | None,
-    runs: int,
-    warm_ups: int,
-    as_json: bool,
-) -> None:
-    from monograph.report import gpu_profile
+def _on_gpu(asked: _Asked, target: str) -> None:
+    from monograph.report.gpu_profile import (
+        profile_json,
+        profile_on_gpu,
+        show_profile,
+        trace_events,
+    )
     from monograph.report.trace import write_events
 
-    path = str(request.model)
-    found = gpu_profile.profile_on_gpu(request, note, runs=runs, warm_ups=warm_ups)
-    if trace is not None:
-        other = {"model": path, "target": target, "device": found.device}
-        write_events(trace, gpu_profile.trace_events(path, found), other)
-        note(f"wrote {trace}: open it in https://ui.perfetto.dev")
-    show(
-        as_json,
-        gpu_profile.profile_json(path, target, found),
-        lambda out: gpu_profile.show_profile(out, found, top),
-    )
+    found = profile_on_gpu(asked.request, note, runs=asked.runs, warm_ups=asked.warm_ups)
+    if asked.trace is not None:
+        other = {"model": asked.path, "target": target, "device": found.device}
+        write_events(asked.trace, trace_events(asked.path, found), other)
+        asked.tell_trace()
+    document = profile_json(asked.path, target, found)
+    show(asked.as_json, document, lambda out: show_profile(out, found, asked.top))

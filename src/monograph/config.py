@@ -25,7 +25,7 @@ _PREFIX = "MONOGRAPH_"
 DEBUG_VARIABLE = _PREFIX + "DEBUG"
 """Has the command line show tracebacks: nothing that a session has an option for."""
 _CACHE_HOME = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-_OF_GPUS = ("precision", "tf32", "tune", "tuning_cache")
+_OF_GPUS = ("precision", "tf32", "tune", "tuning_cache", "lock_arrays")
 """Options that only GPUs have."""
 _BOOLS = {"1": True, "true": True, "0": False, "false": False}
 
@@ -64,6 +64,9 @@ class Config:
     promising rivals, "full" all of them."""
     tuning_cache: str = ""
     """The JSON file that keeps what was measured; "" for tuning.json in `cache_dir`."""
+    lock_arrays: bool = True
+    """Whether arrays of the host that are fed again and again are locked in memory, so that a GPU
+    fetches them by itself."""
     capture: str = "auto"
     """Whether a run is one launch: "auto" where it can be, "off" for every kernel by itself on a
     GPU, "require" to fail where it cannot be."""

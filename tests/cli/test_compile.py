@@ -6,20 +6,8 @@ import json
 from pathlib import Path
 
 import numpy as np
-import pytest
-from typer.testing import CliRunner
 
-from monograph.cli import app
-from tests.report import models
-
-
-def call(*arguments: object) -> object:
-    return CliRunner().invoke(app, [str(a) for a in arguments])
-
-
-@pytest.fixture
-def linear(tmp_path: Path) -> Path:
-    return models.save(models.LINEAR, tmp_path)
+from tests.cli.calls import call
 
 
 def test_compile_and_run(linear: Path, tmp_path: Path):

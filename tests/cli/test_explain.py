@@ -15,7 +15,7 @@ from monograph.passes.base import RulePass
 from monograph.pipeline import Stage
 from monograph.report.explain import COSTS
 from monograph.rewrite import Reject, Rule, rewrite, variables
-from tests.cli.test_cli import call, call_json
+from tests.cli.calls import call, call_json
 from tests.report import models
 
 MODEL = """

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 from benchmarks.decoders import build
-from typer.testing import CliRunner
 
 from monograph import Generator
-from monograph.cli import app
-from monograph.report.decode import Decoding, decoding_lines
+from monograph.report.decode import Decoding, decoding_lines, measured
+from tests.cli.calls import call
 
 PROMPT = "3,14,15,92"
 
@@ -22,7 +23,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(*arguments: object, code: int = 0) -> tuple[str, str]:
-    result = CliRunner().invoke(app, [*map(str, arguments)])
+    result = call(*arguments)
     assert result.exit_code == code, result.output
     return result.stdout, result.stderr
 
@@ -132,6 +133,7 @@ def test_decode_steps_at_positions(folder: Path) -> None:
         (["--tokens", "1,900"], "token ids are out of range"),
         (["--tokens", "1", "--prompt", "a"], "there is one prompt"),
         (["--tokens", "1", "--stop", "900"], "no such stop token"),
+        (["--tokens", "1", "--stop=-5"], "expected: an id in 0..511"),
         (["--prompt", "a"], "text needs a tokenizer"),
     ],
 )
@@ -148,6 +150,55 @@ def test_what_was_generated_is_shown_before_an_error(folder: Path) -> None:
     assert "what to do: raise --max-length\n" in error
     error = run("generate", folder, "--tokens", PROMPT, "--max-length", 4, code=2)[1]
     assert "raise --max-length, or shorten the prompt" in error
+
+
+def test_json_of_an_error_has_what_was_generated(folder: Path) -> None:
+    arguments = ["--tokens", PROMPT, "-n", 30, "--max-length", 12, "--json"]
+    expected = Generator(folder, "reference", max_length=12).generate([3, 14, 15, 92])
+    out, error = run("generate", folder, *arguments, code=2)
+    found = json.loads(out)
+    assert not found["ok"]
+    assert found["tokens"] == expected
+    assert "the maximum length is reached" in found["error"]
+    assert "raise --max-length" in found["error"]
+    assert error == f"error: {found['error']}\n"
+
+
+def test_what_is_refused_is_refused_before_anything_is_compiled(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def never(*_: Any, **__: Any) -> None:
+        raise AssertionError("compiled")
+
+    monkeypatch.setattr(Generator, "warm_up", never)
+    for arguments, message in (
+        (["--tokens", "1,900"], "token ids are out of range"),
+        (["--tokens", "1", "--stop", "900"], "no such stop token"),
+        (["--tokens", PROMPT, "--max-length", 4], "the prompt is longer than the maximum"),
+    ):
+        assert message in run("generate", folder, *arguments, code=2)[1]
+
+
+@pytest.mark.parametrize(("target", "launches"), [("reference", 0), ("cpu", 1)])
+def test_launches_of_one_launch_are_those_of_its_session(
+    folder: Path, target: str, launches: int
+) -> None:
+    generator = Generator(folder, target, max_length=32, stop=())
+    generator.generate([3, 14], 9, one_launch=True)
+    assert generator.engine.loop_session().stats["launches_per_run"] == launches
+    found = measured(generator, 2, 9, 9)
+    assert found.launches_per_token == launches / 8
+    text = "0.125 launches a token" if launches else "nothing is launched"
+    assert text in decoding_lines(found)[1]
+
+
+def test_more_than_the_tables_have_says_what_to_do(folder: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(folder, tmp_path / "copy"))
+    config = json.loads((copy / "genai_config.json").read_text())
+    config["model"]["context_length"] = 100_000
+    (copy / "genai_config.json").write_text(json.dumps(config))
+    error = run("generate", copy, "--tokens", PROMPT, "--target", "reference", code=2)[1]
+    assert "what to do: give --max-length 512, or less" in error
 
 
 def test_a_folder_without_a_decoder(tmp_path: Path) -> None:

@@ -54,16 +54,21 @@ def compare(
     expected: list[Array],
     where: str,
 ) -> None:
-    given = executable.run(feeds)
+    agree(graph, executable.run(feeds), expected, f"on {where}")
+
+
+def agree(graph: Graph, given: list[Array], expected: list[Array], where: str) -> None:
+    """Results within what is derived from the graph, relative to the largest of each output."""
     tolerances = derive(graph)
     for (name, _), a, b in zip(graph.outputs, given, expected, strict=True):
+        assert a.shape == b.shape
         if a.dtype.kind not in "fV":
-            np.testing.assert_array_equal(a, b, err_msg=f"{name} on {where}")
+            np.testing.assert_array_equal(a, b, err_msg=f"{name} {where}")
             continue
         wide, right = a.astype(np.float64), b.astype(np.float64)
         finite = right[np.isfinite(right)]
         largest = np.abs(finite).max() if finite.size else 0.0
         rtol = tolerances[name].rtol
         np.testing.assert_allclose(
-            wide, right, rtol, rtol * largest + tolerances[name].atol, err_msg=f"{name} on {where}"
+            wide, right, rtol, rtol * largest + tolerances[name].atol, err_msg=f"{name} {where}"
         )

@@ -5,22 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from monograph.ir import Graph, Value, constant, evaluate, unpack
-from monograph.ir.dtype import DType, f16, f32, f64
-from monograph.ops.control import If, Loop
+from monograph.ir import evaluate
+from monograph.ir.dtype import f16, f32, f64
 from monograph.ops.elementwise import Add, Exp
-from monograph.ops.random import Random, RandomNormal, RandomUniform, fresh_uid
+from monograph.ops.random import Random
+from tests.cpu.drawing import check_a_branch, check_a_loop, normal, uniform
 from tests.cpu.moving import FEATURES
-from tests.cpu.staging import body, compiled
+from tests.cpu.staging import compiled
 from tests.rules.checks import graph_of, value
-
-
-def uniform(shape: tuple[int, ...], dtype: DType = f32, seed: float | None = None) -> Value:
-    return RandomUniform(shape, dtype, -2.0, 3.0, seed, fresh_uid())()
-
-
-def normal(shape: tuple[int, ...], dtype: DType = f32, seed: float | None = None) -> Value:
-    return RandomNormal(shape, dtype, 1.0, 0.5, seed, fresh_uid())()
 
 
 @pytest.mark.parametrize("features", FEATURES, ids=lambda f: f.name)
@@ -69,35 +61,13 @@ def test_one_draw_serves_all_that_follows(threads: int) -> None:
     np.testing.assert_array_equal(z, x + 1)
 
 
-def drawing_loop(trips: Value) -> Graph:
-    i, go, s = value("i64[]", "i"), value("bool[]", "go"), value("f32[4]", "s")
-    drawn = normal((4,), seed=3.0)
-    step = body((i, go, s), go, Add()(s, drawn), drawn)
-    return graph_of(*unpack(Loop(step, 1)(trips, constant(np.array(True)), value("f32[4]"))))
-
-
 @pytest.mark.parametrize("known", [True, False])
 def test_a_loop_draws_in_every_iteration(known: bool) -> None:
-    def trips() -> Value:
-        return constant(np.int64(3)) if known else value("i64[]", "n")
-
-    wanted, executable = drawing_loop(trips()), compiled(drawing_loop(trips()))
-    feeds = {"x": np.zeros(4, np.float32)} | ({} if known else {"n": np.int64(3)})
-    for _ in range(2):
-        for a, b in zip(executable.run(feeds), evaluate(wanted, feeds), strict=True):
-            np.testing.assert_allclose(a, b, 1e-6)
-    assert not executable.host_steps
+    check_a_loop(compiled, known)
 
 
 def test_a_branch_that_is_not_taken_does_not_draw() -> None:
-    def branching() -> Graph:
-        sides = If(body((), uniform((3,), seed=5.0)), body((), constant(np.zeros(3, np.float32))))
-        return graph_of(*unpack(sides(value("bool[]", "c"))))
-
-    wanted, executable = branching(), compiled(branching())
-    for side in (True, False, False, True):
-        feeds = {"c": np.array(side)}
-        np.testing.assert_array_equal(executable.run(feeds), evaluate(wanted, feeds))
+    check_a_branch(compiled)
 
 
 def test_every_random_op_is_covered() -> None:

@@ -252,14 +252,34 @@ def test_pow(features: Features) -> None:
 @pytest.mark.parametrize("features", SETS)
 @pytest.mark.parametrize("approximate", [False, True], ids=["erf", "tanh"])
 def test_gelu_is_precise_relative_to_x(features: Features, approximate: bool) -> None:
-    """x times what is left of 1: off by a few units of x, and exactly 0 or x far out."""
+    """Off by a few units of x, and exactly 0 or x far out."""
     op = Gelu(approximate)
     x = np.concatenate([spread_out(-8, 8), floats(1e-30, 1e30, 2_000)])
     given = run(Case.of(op, f32, [x], features.lanes(32)), features).astype(np.float64)
     wide = x.astype(np.float64)
     assert (np.abs(given - op.compute(wide)) <= 4 * 2.0**-24 * np.abs(wide)).all()
-    far = np.abs(wide) > 8
+    far = np.abs(wide) > 14
     np.testing.assert_array_equal(given[far], np.maximum(wide[far], 0))
+
+
+def _without_cancelling(x: Array, approximate: bool) -> Array:
+    """GELU where 1 and its counterpart of nearly -1 do not meet."""
+    if not approximate:
+        return np.array([v * math.erfc(-v / math.sqrt(2)) / 2 for v in x])
+    return np.asarray(x / (1 + np.exp(-2 * math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))))
+
+
+@pytest.mark.parametrize("features", SETS)
+@pytest.mark.parametrize(("approximate", "near", "off"), [(False, 1e-4, 2e-3), (True, 1e-5, 1e-5)])
+def test_gelu_does_not_cancel(
+    features: Features, approximate: bool, near: float, off: float
+) -> None:
+    """Relative to itself: to -4, and where it is 10^-4 and less."""
+    x = spread_out(-6, 6)
+    given = run(Case.of(Gelu(approximate), f32, [x], features.lanes(32)), features)
+    expected = _without_cancelling(x.astype(np.float64), approximate)
+    np.testing.assert_allclose(given[x >= -4], expected[x >= -4], near, 1e-37)
+    np.testing.assert_allclose(given, expected, off, 1e-37)
 
 
 @pytest.mark.parametrize("features", SETS)

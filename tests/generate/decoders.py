@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,8 @@ def counting_decoder(path: Path, seed: int = 0, **changes: Any) -> Path:
     """A decoder that counts its positions itself, and cuts its mask from a triangle: as GPT-2's.
 
     changes: `axis` of the join of past and new rows; `extra` inputs; `split` puts the new rows
-    first; `positions=True` takes position_ids.
+    first; `positions=True` takes position_ids; `offset` is added to positions; `mask` (of `MASKS`)
+    and `window` are how keys are hidden; `bias=True` adds how far away keys are.
     """
     w = _Weights(np.random.default_rng(seed))
     nodes = w.nodes
@@ -64,17 +66,18 @@ def counting_decoder(path: Path, seed: int = 0, **changes: Any) -> Path:
     w.node("Gather", ["past_shape", w.ints(2)], "past_length", axis=0)
     w.node("Add", ["past_length", "length"], "total")
     if not changes.get("positions"):
-        w.node("Range", ["past_length", "total", w.ints(1)], "counted")
+        offset = w.ints(changes.get("offset", 0))
+        w.node("Add", ["past_length", offset], "first_place")
+        w.node("Add", ["total", offset], "last_place")
+        w.node("Range", ["first_place", "last_place", w.ints(1)], "counted")
         w.node("Unsqueeze", ["counted", w.ints([0])], "places")
         places = "places"
     w.node("Gather", [w.drawn("wte", VOCABULARY, WIDTH), "input_ids"], "tokens_in")
     w.node("Gather", [w.drawn("wpe", CONTEXT, WIDTH), places], "places_in")
     w.node("Add", ["tokens_in", "places_in"], "x")
-    triangle = w.tensor("triangle", np.tri(CONTEXT, dtype=bool)[None, None])
     w.node("Unsqueeze", ["past_length", w.ints([0])], "first")
     w.node("Unsqueeze", ["total", w.ints([0])], "last")
-    w.node("Slice", [triangle, "first", "last", w.ints([2])], "rows")
-    w.node("Slice", ["rows", w.ints([0]), "last", w.ints([3])], "mask")
+    MASKS[changes.get("mask", "buffer")](w, changes.get("window", CONTEXT))
     shape = w.ints([0, 0, HEADS, SIZE])
     for part in ("query", "key", "value"):
         w.node("MatMul", ["x", w.drawn(part, WIDTH, WIDTH)], f"{part}_flat")
@@ -87,7 +90,14 @@ def counting_decoder(path: Path, seed: int = 0, **changes: Any) -> Path:
     w.node("Transpose", ["present.0.key"], "key_turned", perm=[0, 1, 3, 2])
     w.node("MatMul", ["query_new", "key_turned"], "products")
     w.node("Div", ["products", w.tensor("root", np.float32(SIZE**0.5))], "scaled")
-    w.node("Where", ["mask", "scaled", w.tensor("lowest", np.float32(-1e9))], "scores")
+    if changes.get("bias"):
+        w.node("Sub", [w.ints(1), "total"], "farthest")
+        w.node("Range", ["farthest", w.ints(1), w.ints(1)], "far")
+        w.node("Cast", ["far"], "distances", to=TensorProto.FLOAT)
+        w.node("Mul", ["distances", w.tensor("slope", np.float32(0.5))], "slopes")
+        w.node("Add", ["scaled", "slopes"], "biased")
+    scaled = "biased" if changes.get("bias") else "scaled"
+    w.node("Where", ["mask", scaled, w.tensor("lowest", np.float32(-1e9))], "scores")
     w.node("Softmax", ["scores"], "shares", axis=-1)
     w.node("MatMul", ["shares", "present.0.value"], "mixed")
     w.node("Transpose", ["mixed"], "mixed_turned", perm=[0, 2, 1, 3])
@@ -133,3 +143,75 @@ class _Weights:
     def drawn(self, name: str, *shape: int) -> str:
         scale = 1.0 if name.startswith("wt") else 0.7 if name == "wpe" else shape[0] ** -0.5
         return self.tensor(name, (scale * self.rng.standard_normal(shape)).astype(np.float32))
+
+
+def _buffer(w: _Weights, window: int) -> None:
+    """A band of a buffer, cut at the past: GPT-Neo."""
+    band = np.tri(CONTEXT, dtype=bool) & ~np.tri(CONTEXT, k=-window, dtype=bool)
+    w.node("Slice", [w.tensor("triangle", band[None, None]), "first", "last", w.ints([2])], "rows")
+    w.node("Slice", ["rows", w.ints([0]), "last", w.ints([3])], "mask")
+
+
+def _band(w: _Weights, window: int) -> None:
+    """Two triangles with diagonals at the past: Mistral, Qwen2."""
+    w.node("Unsqueeze", ["length", w.ints([0])], "lengths")
+    w.node("Concat", ["lengths", "last"], "sizes", axis=0)
+    one = helper.make_tensor("one", TensorProto.FLOAT, [1], [1.0])
+    w.node("ConstantOfShape", ["sizes"], "all", value=one)
+    w.node("Trilu", ["all", "past_length"], "lower", upper=0)
+    w.node("Sub", ["past_length", w.ints(window - 1)], "farthest_key")
+    w.node("Trilu", ["lower", "farthest_key"], "band", upper=1)
+    w.node("Cast", ["band"], "mask", to=TensorProto.BOOL)
+
+
+def _compared(w: _Weights, queries: str, window: int) -> None:
+    w.node("Range", [w.ints(0), "total", w.ints(1)], "keys")
+    w.node("LessOrEqual", ["keys", queries], "before")
+    w.node("Sub", [queries, w.ints(window)], "too_far")
+    w.node("Greater", ["keys", "too_far"], "near")
+    w.node("And", ["before", "near"], "mask")
+
+
+def _added(w: _Weights, window: int) -> None:
+    """Counts from 0, with the past added."""
+    w.node("Range", [w.ints(0), "length", w.ints(1)], "steps")
+    w.node("Add", ["steps", "past_length"], "row")
+    w.node("Unsqueeze", ["row", w.ints([1])], "queries")
+    _compared(w, "queries", window)
+
+
+def _sliced(w: _Weights, window: int) -> None:
+    """What counts keys, from the past on; and once more up to its end."""
+    w.node("Range", [w.ints(0), "total", w.ints(1)], "indices")
+    w.node("Slice", ["indices", "first", "last", w.ints([0])], "row")
+    w.node("Slice", ["indices", "first", w.ints([np.iinfo(np.int64).max]), w.ints([0])], "same")
+    w.node("Max", ["row", "same"], "either")
+    w.node("Unsqueeze", ["either", w.ints([1])], "queries")
+    _compared(w, "queries", window)
+
+
+def _placed(w: _Weights, window: int) -> None:
+    """Keys by their rows, queries by position_ids."""
+    w.node("Unsqueeze", ["position_ids", w.ints([1, 3])], "queries")
+    _compared(w, "queries", window)
+
+
+def _from_behind(w: _Weights, window: int) -> None:
+    """What counts keys, its last rows: nothing says that these depend on the past."""
+    w.node("Range", [w.ints(0), "total", w.ints(1)], "indices")
+    w.node("Sub", [w.ints(0), "length"], "back")
+    w.node("Unsqueeze", ["back", w.ints([0])], "backs")
+    w.node("Slice", ["indices", "backs", w.ints([np.iinfo(np.int64).max]), w.ints([0])], "row")
+    w.node("Unsqueeze", ["row", w.ints([1])], "queries")
+    _compared(w, "queries", window)
+
+
+MASKS: dict[str, Callable[[_Weights, int], None]] = {
+    "buffer": _buffer,
+    "band": _band,
+    "added": _added,
+    "sliced": _sliced,
+    "placed": _placed,
+    "from behind": _from_behind,
+}
+"""How exporters hide keys."""

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from benchmarks.decoder_shapes import SHAPES, Shape, shape_of
+from benchmarks.decoder_shapes import SHAPES, Shape, changed, shape_of
 from benchmarks.decoder_weights import PRESETS, Format, Matrix, draw, for_nbits, preset
-from benchmarks.decoders import build
+from benchmarks.decoders import build, main
 
 import monograph
 from monograph.frontend.onnx.convert.ms_quant import unpack_bits
@@ -208,6 +208,43 @@ def test_packing_keeps_the_codes() -> None:
     assert zeros is not None
     np.testing.assert_array_equal(unpack_bits(packed.reshape(6, -1), 4)[:, :80], made.codes)
     np.testing.assert_array_equal(unpack_bits(zeros, 4)[:, :3], made.zeros)
+
+
+def test_any_shape_from_the_command_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sizes = {"width": 96, "layers": 1, "heads": 6, "groups": 3, "hidden": 160, "vocab": 300}
+    options = [text for name, size in sizes.items() for text in (f"--{name}", str(size))]
+    main([str(tmp_path), "--shape", "tiny-llama", "--format", "int4-32-f16", *options])
+    s = replace(SHAPES["tiny-llama"], head_size=16, **sizes)
+    assert f"{s.parameters / 1e6:.0f} million" in capsys.readouterr().out
+    config = json.loads((tmp_path / "genai_config.json").read_text())["model"]
+    decoder = config["decoder"]
+    found = {
+        "width": decoder["hidden_size"],
+        "layers": decoder["num_hidden_layers"],
+        "heads": decoder["num_attention_heads"],
+        "groups": decoder["num_key_value_heads"],
+        "vocab": config["vocab_size"],
+    }
+    assert found == {name: sizes[name] for name in found}
+    assert len(monograph.Generator(tmp_path, "reference", max_length=16).generate([1], 2)) == 2
+    for wrong, message in (
+        (["--width", "100", "--heads", "3"], "3 heads do not share a width of 100"),
+        (["--heads", "4", "--groups", "3"], "3 groups do not share 4 heads"),
+        (["--head-size", "15"], "no head_size of 15"),
+        (["--layers", "0"], "layers: at least 1"),
+        (["--window", "-4"], "window: at least"),
+    ):
+        with pytest.raises(SystemExit):
+            main([str(tmp_path), "--shape", "tiny-llama", *wrong])
+        assert message in capsys.readouterr().err
+
+
+def test_heads_share_groups_as_the_shape_has_them() -> None:
+    s = changed(SHAPES["llama-1b"], heads=16)
+    assert (s.groups, s.head_size) == (4, 128)
+    assert changed(SHAPES["llama-1b"]) == SHAPES["llama-1b"]
 
 
 def test_unknown_names_say_what_there_is(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -139,6 +140,44 @@ def test_the_same_with_position_ids_takes_unequal_prompts(tmp_path: Path) -> Non
     prompts = [[5, 9, 2, 1, 1], [7, 1]]
     alone = [plainly(model, p, 12) for p in prompts]
     assert generator.generate(prompts, 12) == alone
+
+
+NAMES = {
+    "dots": (r"past_key_values\.(\d)\.(\w+)", r"past.\1.\2", r"present.\1.\2"),
+    "kind first": (r"past_key_values\.(\d)\.(\w+)", r"past_\2_\1", r"present_\2_\1"),
+    "no past": (r"past_key_values\.(\d)\.(\w+)", r"\2_cache_\1", r"\2_cache_out_\1"),
+    "new": (r"past_key_values\.(\d)\.(\w+)", r"past_key_values.\1.\2", r"new.\1.\2"),
+    "numbers": (r"past_key_values\.(\d)\.(\w)\w+", r"c\1\2", r"d\1\2"),
+}
+
+
+@pytest.mark.parametrize("style", ["genai", "optimum"])
+@pytest.mark.parametrize("names", NAMES)
+def test_caches_of_any_name(names: str, style: str, tmp_path: Path) -> None:
+    """Where names tell nothing, shapes do, and what reads them."""
+    build(tmp_path, "tiny-llama", style=style)
+    expected = monograph.Generator(tmp_path, "reference", max_length=24, stop=()).generate(
+        PROMPT, 12
+    )
+    (tmp_path / "genai_config.json").unlink(missing_ok=True)
+    old, past, present = NAMES[names]
+    model = onnx.load(tmp_path / "model.onnx", load_external_data=False)
+
+    def renamed(name: str) -> str:
+        name = {"input_ids": "ids", "logits": "scores"}.get(name, name)
+        out = re.sub(f"^{old.replace('past_key_values', 'present')}$", present, name)
+        return re.sub(f"^{old}$", past, out)
+
+    for node in model.graph.node:
+        for listed in (node.input, node.output):
+            listed[:] = [renamed(name) for name in listed]
+    for port in (*model.graph.input, *model.graph.output):
+        port.name = renamed(port.name)
+    onnx.save(model, tmp_path / "model.onnx")
+    generator = monograph.Generator(tmp_path, "reference", max_length=24, stop=())
+    kinds = [c.kind for c in generator.engine.decoder.caches]
+    assert sorted(kinds) == ["key"] * 2 + ["value"] * 2
+    assert generator.generate(PROMPT, 12) == expected
 
 
 def test_greedy_tokens_of_the_cpu_are_the_references(tmp_path: Path) -> None:

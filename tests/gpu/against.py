@@ -15,8 +15,7 @@ from monograph.program.draws import random_ops
 from monograph.program.program import Step
 from monograph.runtime.gpu.devices import Device, Interpreter
 from monograph.runtime.gpu.executable import GpuExecutable, compile_for_gpu, lower_for_gpu
-from monograph.runtime.tolerance import derive
-from tests.cpu.against import feeds_for
+from tests.cpu.against import agree, feeds_for
 
 
 @cache
@@ -60,7 +59,7 @@ def check(
         for op in random_ops(graph):  # to draw what the reference has drawn
             op.state()[0] = 0
         executable = GpuExecutable(compile_for_gpu(graph, device().arch, choose), device())
-        _compare(graph, executable.run(feeds), expected, f"candidate {number}")
+        agree(graph, executable.run(feeds), expected, f"by candidate {number}")
 
 
 def candidate_names(graph: Graph) -> list[list[str]]:
@@ -72,19 +71,3 @@ def candidate_names(graph: Graph) -> list[list[str]]:
         return [c.name for c in found]
 
     return [of(step) for step in program.steps]
-
-
-def _compare(graph: Graph, given: list[Array], expected: list[Array], where: str) -> None:
-    tolerances = derive(graph)
-    for (name, _), a, b in zip(graph.outputs, given, expected, strict=True):
-        assert a.shape == b.shape
-        if a.dtype.kind not in "fV":
-            np.testing.assert_array_equal(a, b, err_msg=f"{name}, {where}")
-            continue
-        wide, right = a.astype(np.float64), b.astype(np.float64)
-        finite = right[np.isfinite(right)]
-        largest = np.abs(finite).max() if finite.size else 0.0
-        rtol = tolerances[name].rtol
-        np.testing.assert_allclose(
-            wide, right, rtol, rtol * largest + tolerances[name].atol, err_msg=f"{name}, {where}"
-        )

@@ -26,7 +26,7 @@ from monograph.codegen.triton import select
 from monograph.codegen.triton.kernel import Arch, GpuContext
 from monograph.codegen.triton.layout import lay_out
 from monograph.errors import CodegenError, MonographError
-from monograph.ir import Graph, Input, Item, TensorType, Value, constant, dtype, parse, unpack
+from monograph.ir import Graph, Input, Item, TensorType, Value, constant, dtype, parse_graph, unpack
 from monograph.ops import OPS
 from monograph.ops.attention import Attention
 from monograph.ops.composite import LayerNorm, RmsNorm, Silu, Softmax
@@ -174,7 +174,7 @@ def main() -> int:
     count = None if options.every else 1
     graphs: list[tuple[str, Graph, int | None]]
     if options.files:
-        graphs = [(f.stem, parse(f.read_text()), count) for f in options.files]
+        graphs = [(f.stem, parse_graph(f.read_text()), count) for f in options.files]
     else:
         graphs = [(n, g, count) for n, g in samples(options.every)]
         graphs += [(n, g, None if options.every else SEVERAL) for n, g in larger()]

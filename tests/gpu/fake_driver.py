@@ -13,11 +13,14 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
 from typing import Any
 
+import numpy as np
 import torch
 
+from monograph.ir import DType
 from monograph.runtime.gpu import arrivals
 from monograph.runtime.gpu.arrivals import LINE, blocks_of
 from monograph.runtime.gpu.graphs import (
@@ -32,6 +35,7 @@ from monograph.runtime.gpu.graphs import (
     Params,
     Start,
 )
+from monograph.runtime.gpu.taking import take_name
 from tests.gpu.fake_launches import FakeDevice, FakeLibrary, FakeRecord, numbers
 
 __all__ = ["FakeDevice", "FakeDriver", "FakeGraphs", "FakeLibrary", "FakeRecord", "numbers"]
@@ -190,6 +194,13 @@ def _run_all(graph: FakeGraph) -> None:
         _run(node, node.blobs)
 
 
+def _widen(narrowed: DType, to: int, source: int, nbytes: int) -> None:
+    """Makes so many bytes of f32 of numbers of 16 bits."""
+    halves = numbers(source, nbytes // 4, narrowed.numpy)
+    with np.errstate(invalid="ignore"):  # a NaN that signals
+        numbers(to, nbytes // 4)[:] = halves.astype(np.float32)
+
+
 class FakeGraphs:
     """`runtime.gpu.graphs.Graphs` on a fake driver."""
 
@@ -218,6 +229,10 @@ class FakeGraphs:
 
     def pinned(self, nbytes: int) -> torch.Tensor:
         return torch.empty(nbytes, dtype=torch.uint8)
+
+    def lock_pages(self, address: int, nbytes: int) -> Handle:
+        self.driver.called("lock pages")
+        return self.driver.made("pages", address)
 
     def current(self) -> int:
         return self.driver.current
@@ -255,19 +270,24 @@ class FakeGraphs:
             self.copy(stream, copy)
         return graph.value.nodes[-1]
 
-    def _take(self, words: Sequence[int]) -> None:
+    def _take(self, words: Sequence[int], narrowed: DType | None = None) -> None:
         """As the kernel does it: block by block, each by what was said in its line."""
-        to, source, control, nbytes = words
-        blocks = blocks_of(nbytes)
-        for block in range(blocks):
-            said = ctypes.c_uint32.from_address(control + block * LINE)
+        to, source, control, nbytes, narrow_to = (*words, 0)[:5]
+        halves = blocks_of(narrow_to)
+        for block in range(blocks_of(nbytes, narrow_to)):
+            said = ctypes.c_uint32.from_address(control + (block + 1) * LINE)
             end = time.monotonic() + arrivals.SECONDS
             while not said.value and time.monotonic() < end:
                 time.sleep(0)  # another thread may have come to wait before all has arrived
             if not said.value or self.driver.late:
-                ctypes.c_uint32.from_address(control + blocks * LINE).value = 1
+                ctypes.c_uint32.from_address(control).value = 1
             said.value = 0
             at = block * arrivals.GRAIN
+            if narrowed is not None and block < halves:
+                count = min(arrivals.GRAIN, narrow_to - at)
+                _widen(narrowed, to + at, source + at // 2, count)
+                continue
+            at = narrow_to + (block - halves) * arrivals.GRAIN
             ctypes.memmove(to + at, source + at, min(arrivals.GRAIN, nbytes - at))
 
     def _before(self, graph: Handle, before: Sequence[Any], beside: Any) -> None:
@@ -407,8 +427,10 @@ class FakeGraphs:
     def copy(self, stream: int, copy: Copy) -> None:
         if copy.control:
             words = (copy.to, copy.source, copy.control, copy.nbytes)
+            words = words if copy.narrowed is None else (*words, copy.narrow_to)
             blobs = [word.to_bytes(8, "little") for word in words]
-            self.driver.launch(stream, "take", self._take, blobs)
+            take = partial(self._take, narrowed=copy.narrowed)
+            self.driver.launch(stream, take_name(copy.narrowed), take, blobs)
             return
         self.driver.called("copy")
         both = copy.to.to_bytes(8, "little") + copy.source.to_bytes(8, "little")

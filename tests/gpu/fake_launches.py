@@ -58,6 +58,10 @@ class FakeDevice(Interpreter):
     def __init__(self, driver: FakeDriver, graphs: Any = None) -> None:
         self.fake = driver
         self.joined: list[int] = []
+        self.marked: list[int] = []
+        """Streams that memory was said to be used on, by whom no graphs serve."""
+        self.copies = 0
+        """Of what kernels note of their data."""
         self.graphs = graphs
         """What sessions on this device capture with."""
 
@@ -76,7 +80,25 @@ class FakeDevice(Interpreter):
         return self.fake.current
 
     def join(self, stream: int) -> None:
+        assert not self.capturing(stream)  # it would draw the current one into its capture
         self.joined.append(stream)
+
+    def capturing(self, stream: int) -> bool:
+        return stream in self.fake._recording
+
+    def used(self, memory: Sequence[torch.Tensor]) -> None:
+        self.marked.append(self.fake.current)
+
+    def copy(self, to: torch.Tensor, source: torch.Tensor) -> None:
+        self.copies += 1
+
+        def run(_: list[int]) -> None:
+            to.copy_(source)
+
+        self.fake.launch(self.fake.current, "notes", run, [])
+
+    def finish(self) -> None:
+        self.fake.drain()
 
 
 def _at(address: int, kind: torch.dtype) -> torch.Tensor:
@@ -85,6 +107,7 @@ def _at(address: int, kind: torch.dtype) -> torch.Tensor:
     return torch.frombuffer((ctypes.c_char * size).from_address(address), dtype=kind)
 
 
-def numbers(address: int, count: int) -> np.ndarray:
+def numbers(address: int, count: int, kind: Any = np.float32) -> np.ndarray:
     """So many floats at an address, as an array in the same memory."""
-    return np.frombuffer((ctypes.c_char * (4 * count)).from_address(address), np.float32)
+    nbytes = np.dtype(kind).itemsize * count
+    return np.frombuffer((ctypes.c_char * nbytes).from_address(address), kind)

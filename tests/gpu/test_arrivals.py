@@ -1,12 +1,10 @@
-"""Inputs that arrive while their graph is being launched: the native half, the kernel's text."""
+"""Inputs that arrive while their graph is being launched: the native half."""
 
 from __future__ import annotations
 
 import ctypes
-import shutil
-import subprocess
+from bisect import bisect_right
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,7 +18,6 @@ from monograph.runtime.gpu.arrivals import (
     can_arrive,
     control_bytes,
     parts_of,
-    take_text,
 )
 
 SPANS = {
@@ -52,7 +49,7 @@ class Host:
 
     @property
     def said(self) -> list[int]:
-        return self.control[:-LINE:LINE].tolist()
+        return self.control[LINE::LINE].tolist()
 
     def start(self, launch: Callable[[int, int], int], bring: bool = True) -> int:
         def called(executable: int, stream: int) -> int:
@@ -79,28 +76,38 @@ def test_everything_arrives_behind_the_launch(spans: list[tuple[int, int]]) -> N
     for array, (begin, end) in zip(host.arrays, spans, strict=True):
         np.testing.assert_array_equal(host.slab[begin:end], array)
     assert host.said == [1] * blocks_of(host.nbytes)
-    assert not host.control[-LINE:].any()
+    assert not host.control[:LINE].any()
 
 
+@pytest.mark.parametrize("narrowed", [0, 1, -1])
 @pytest.mark.parametrize("spans", SPANS.values(), ids=SPANS)
-def test_no_block_is_announced_before_it_is_complete(spans: list[tuple[int, int]]) -> None:
-    """After each part, what is complete is whole, and the parts are all that there is."""
+def test_no_block_is_announced_before_it_is_complete(
+    spans: list[tuple[int, int]], narrowed: int
+) -> None:
+    """After each part, what is complete is whole, and the parts are all that there is.
+
+    So many of the first are narrowed, and have blocks of their own.
+    """
     nbytes = whole(spans)
+    narrow_to = nbytes if narrowed in (-1, len(spans)) else spans[narrowed][0]
+    ends = [*range(0, narrow_to, GRAIN), *range(narrow_to, nbytes, GRAIN), nbytes]
+    """Where blocks begin, and where the last one ends."""
+    assert blocks_of(nbytes, narrow_to) == len(ends) - 1
     there = np.zeros(nbytes, bool)
     wanted = np.zeros(nbytes, bool)
     for begin, end in spans:
         wanted[begin:end] = True
     before = 0
-    for number, first, at, size, complete in parts_of(spans, nbytes):
+    for number, first, at, size, complete in parts_of(spans, nbytes, narrow_to):
         assert at == spans[number][0] + first
         assert not there[at : at + size].any()
         there[at : at + size] = True
-        assert at // GRAIN == (at + size - 1) // GRAIN
+        assert bisect_right(ends, at) == bisect_right(ends, at + size - 1)
         assert complete >= before
         before = complete
-        np.testing.assert_array_equal(there[: complete * GRAIN], wanted[: complete * GRAIN])
+        np.testing.assert_array_equal(there[: ends[complete]], wanted[: ends[complete]])
     np.testing.assert_array_equal(there, wanted)
-    assert before == blocks_of(nbytes)
+    assert before == len(ends) - 1
 
 
 def test_what_is_there_already_is_only_announced() -> None:
@@ -127,19 +134,3 @@ def test_launches_that_wait_exclude_it(
 ) -> None:
     monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", value)
     assert can_arrive() is right
-
-
-@pytest.mark.parametrize(
-    ("arch", "overlaps"), [("sm_80", False), ("sm_90", False), ("sm_90", True), ("sm_100", True)]
-)
-def test_the_kernel_assembles(arch: str, overlaps: bool, tmp_path: Path) -> None:
-    triton = pytest.importorskip("triton")
-    found = Path(triton.__file__).parent / "backends/nvidia/bin/ptxas"
-    assembler = str(found) if found.exists() else shutil.which("ptxas")
-    if assembler is None:
-        pytest.skip("there is no ptxas")
-    source = tmp_path / "take.ptx"
-    source.write_bytes(take_text(overlaps).rstrip(b"\0"))
-    command = [assembler, f"-arch={arch}", str(source), "-o", str(tmp_path / "take.cubin")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr

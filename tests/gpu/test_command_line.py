@@ -10,19 +10,14 @@ from typing import Any
 import onnx
 import pytest
 from rich.console import Console
-from typer.testing import CliRunner
 
-from monograph.cli import app
 from monograph.report.tune import TuneBar
+from tests.cli.calls import call
 from tests.gpu import gpu_models as models
 from tests.gpu.gpu_models import FakeDevice, use
 
 pytestmark = models.INTERPRETED
 INTERPRETED = ("--target", "gpu:interpreter")
-
-
-def call(*arguments: object) -> Any:
-    return CliRunner().invoke(app, [str(a) for a in arguments])
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import monograph
 from monograph.codegen.triton import control, dot
@@ -28,6 +29,7 @@ from monograph.program.bounded import bounded_loop
 from monograph.program.program import Step
 from monograph.report.inputs import read_archive, split_archive
 from monograph.rewrite import GPU_COST
+from monograph.runtime.gpu.control import REPEAT, Controlled, Nest
 from monograph.runtime.gpu.executable import (
     GpuExecutable,
     compile_for_gpu,
@@ -322,3 +324,23 @@ def test_one_result_of_a_branch_alone() -> None:
     for chosen in (True, False):
         data = np.arange(4, dtype=np.float32)
         check(graph_of(Item(1)(result)), {"c": np.array([chosen]), "x": data})
+
+
+def test_a_condition_is_not_read_while_a_caller_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To wait for it would spoil what they record."""
+
+    class Flag:
+        is_cuda = True
+
+        def item(self) -> bool:
+            return False
+
+    loop: Any = Controlled(Nest(REPEAT, (1,)))
+    loop.bodies, loop._flag = [[]], Flag()
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    with pytest.raises(ExecutionError, match="caller's graph"):
+        loop.launch(0)
+    assert loop.syncs == 0
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    loop.launch(0)
+    assert loop.syncs == 1

@@ -71,6 +71,7 @@ def test_members_come_back_as_they_were(package: Path) -> None:
     again = {n: bytes(memoryview(m).cast("B")) for n, m in artefact.members().items()}
     assert again == {n: bytes(m) for n, m in members.items()}
     assert [s.shape for s in artefact.layout.inputs] == [(2, 33)]
+    assert [str(s.narrowed) for s in artefact.layout.inputs] == ["f16"]
 
 
 def test_a_package_can_be_saved_again(

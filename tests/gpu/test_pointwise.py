@@ -8,9 +8,11 @@ import pytest
 from monograph.ir import Graph, Input, TensorType, Value, constant
 from monograph.ir.dtype import bf16, boolean, f16, f32, f64, i8, i32, i64, u8
 from monograph.ops.cast import Cast
+from monograph.ops.composite import Gelu
 from monograph.ops.elementwise import Add, Mul, Sub
 from monograph.ops.shape import Concat, Reshape, Slice, Transpose
-from tests.gpu.against import check
+from monograph.runtime.gpu.executable import GpuExecutable, compile_for_gpu
+from tests.gpu.against import check, device
 
 
 def tensor(name: str, shape: tuple[int, ...], dtype=f32) -> Value:
@@ -29,6 +31,20 @@ def test_casts(dtype) -> None:
     x = tensor("x", (130,))
     y = Cast(f32)(Cast(dtype)(x))
     check(Graph((x,), (("y", y), ("z", Cast(dtype)(Mul()(x, x))))))
+
+
+@pytest.mark.parametrize("approximate", [False, True], ids=["erf", "tanh"])
+@pytest.mark.parametrize(("dtype", "rtol"), [(f64, 1e-5), (f32, 2e-3), (f16, 1e-3)], ids=str)
+def test_gelu_does_not_cancel(dtype, rtol: float, approximate: bool) -> None:
+    """Relative to itself, where it is the little that is left of x; the reference is in f64."""
+    x = tensor("x", (1201,), dtype)
+    graph = Graph((x,), (("y", Gelu(approximate)(x)),))
+    given = np.linspace(-6, 6, 1201).astype(dtype.numpy)
+    made = GpuExecutable(compile_for_gpu(graph, device().arch), device()).run({"x": given})[0]
+    expected = Gelu(approximate).compute(given.astype(np.float64))
+    # f16 has few bits below 2^-14, and none below 2^-24.
+    lowest = 2.0**-24 if dtype == f16 else 0.0
+    np.testing.assert_allclose(made.astype(np.float64), expected, rtol, lowest)
 
 
 def test_parts_of_a_join_are_written_in_place() -> None:

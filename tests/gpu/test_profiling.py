@@ -5,46 +5,28 @@ from __future__ import annotations
 import json
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
-from monograph.cli import app
 from monograph.report.execute import Request
 from monograph.report.gpu_profile import GpuProfile, profile_json, profile_on_gpu, trace_events
 from monograph.report.profile import kinds_of
 from monograph.runtime.gpu.profiling import median_gaps
+from tests.cli.calls import call
 from tests.gpu.sweep_worker import target
 from tests.report import models
-
-LAYERS = """
-<ir_version: 9, opset_import: ["" : 18]>
-layers (float[4, 32] x) => (float[4, 32] y)
-<float[32, 32] w, float[32, 32] v>
-{
-    [first] a = MatMul(x, w)
-    [between] b = Softmax(a)
-    [second] c = MatMul(b, v)
-    [last] y = Relu(c)
-}
-"""
 
 
 @pytest.fixture
 def layers(tmp_path: Path) -> Path:
-    return models.save_weighted(LAYERS, tmp_path)
+    return models.save_weighted(models.LAYERS.replace("64", "4"), tmp_path)
 
 
 @pytest.fixture
 def found(layers: Path) -> GpuProfile:
     request = Request(layers, target(), options={"tune": "off"})
     return profile_on_gpu(request, lambda _: None, runs=3, warm_ups=1)
-
-
-def call(*arguments: object) -> Any:
-    return CliRunner().invoke(app, [str(a) for a in arguments])
 
 
 def test_gaps_are_what_lies_between_launches():

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from monograph.errors import ConfigError, ExecutionError, FeedError
+from monograph.runtime.gpu.capture import UncapturableError
 from monograph.runtime.gpu.graphs import GraphError
 from tests.gpu.replay_models import KERNELS, SIZE, Default, check, counter, expected, replayed, some
 
@@ -256,6 +257,17 @@ def test_two_threads_make_the_first_run() -> None:
     assert replay.stats["replays"] == 200
 
 
+def test_what_no_graph_can_hold_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    """By the run that finds it out, and by none of those after it."""
+    replay, driver = replayed()
+    driver.fail("instantiate", error=UncapturableError("it cannot be held"))
+    with caplog.at_level(logging.WARNING, "monograph"):
+        for seed in range(4):
+            check(replay, some(seed))
+    assert sum("it cannot be held" in r.message for r in caplog.records) == 1
+    assert replay.stats["fallbacks"] == {"it cannot be held": 4}
+
+
 def test_misaligned_and_strided_inputs_are_staged() -> None:
     replay, _ = replayed()
     block = torch.randn(SIZE + 1)
@@ -264,6 +276,22 @@ def test_misaligned_and_strided_inputs_are_staged() -> None:
     assert replay.stats["staged"] == {"x: it is misaligned": 1, "x: it is strided": 1}
     check(replay, some())
     assert replay.stats["captures"] == 1
+
+
+def test_outputs_that_are_copied_back_are_staged() -> None:
+    """To where kernels cannot write by themselves: beside tensors, the host's memory is such."""
+    replay, _ = replayed()
+    x, block, array = some(), torch.empty(SIZE + 1), np.empty(SIZE, np.float32)
+    right = expected(x)
+    found = replay.run({"x": x}, {"y": block[1:], "z": array})
+    np.testing.assert_array_equal(block[1:].numpy(), right[0])
+    np.testing.assert_array_equal(array, right[1])
+    assert found[1] is array
+    staged = {"y: it is misaligned": 1, "z: it is on the host": 1}
+    assert replay.stats["staged"] == staged
+    replay.run({"x": x}, {"y": torch.empty(SIZE)})
+    replay.run({"x": x.numpy()}, {"y": array})  # as pinned memory does it: nothing beside that
+    assert replay.stats["staged"] == staged
 
 
 def test_outputs_that_overlap_are_staged() -> None:

@@ -18,10 +18,10 @@ from monograph.runtime.gpu.running import GpuLayout, Running, Slot
 from monograph.runtime.gpu.tuning import TuningCache
 from monograph.runtime.gpu.ways import (
     AHEAD,
-    EVERY,
     FIRST,
     PLAIN,
     RIVALS,
+    WHOLE,
     Measured,
     Way,
     rivals,
@@ -60,7 +60,7 @@ class Clock:
 
     def __call__(self, runs: Mapping[Way, Callable[[], None]]) -> dict[Way, float]:
         self.asked += 1
-        assert set(runs) == set(EVERY)
+        assert set(runs) == set(WHOLE)
         time_all(runs)
         return {way: 1.0 if way == self.best else 2.0 for way in runs}
 
@@ -73,7 +73,7 @@ def replayed(
     return Replay(make(driver), graphs, measured=measured), driver
 
 
-@pytest.mark.parametrize("best", EVERY, ids=str)
+@pytest.mark.parametrize("best", WHOLE, ids=str)
 def test_the_fastest_way_is_taken_and_kept(
     best: Way, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -95,7 +95,7 @@ def test_the_fastest_way_is_taken_and_kept(
     (entry,) = TuningCache.open(tmp_path / "tuning.json").of("here").values()
     assert entry["winner"] == str(best)
     assert entry["problem"] == "arrays of the host: 32 bytes in, 64 bytes out"
-    assert set(entry["us"]) == set(map(str, EVERY))
+    assert set(entry["us"]) == set(map(str, WHOLE))
 
 
 @pytest.mark.parametrize("best", FIRST, ids=str)
@@ -156,7 +156,7 @@ def test_slow_models_are_timed_in_few_rounds(monkeypatch: pytest.MonkeyPatch) ->
     assert clock == 2 * (ways.RUNS + 1)
 
 
-@pytest.mark.parametrize("best", EVERY, ids=str)
+@pytest.mark.parametrize("best", WHOLE, ids=str)
 def test_runs_in_flight_have_slabs_of_their_own(best: Way, monkeypatch: pytest.MonkeyPatch) -> None:
     Clock(monkeypatch, best)
     replay, driver = replayed(Measured(TuningCache(None), "here"))
@@ -297,7 +297,7 @@ class Made(dict[str, np.ndarray]):
         return self[name]
 
 
-@pytest.mark.parametrize("best", EVERY, ids=str)
+@pytest.mark.parametrize("best", WHOLE, ids=str)
 def test_arrays_live_until_they_are_taken(best: Way, monkeypatch: pytest.MonkeyPatch) -> None:
     Clock(monkeypatch, best)
     replay, _ = replayed(Measured(TuningCache(None), "here"))

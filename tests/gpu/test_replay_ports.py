@@ -14,7 +14,6 @@ import torch
 from monograph.errors import ExecutionError, FeedError
 from monograph.runtime.gpu.control import BRANCH, Controlled, Nest
 from monograph.runtime.gpu.executable import GpuExecutable, compile_for_gpu
-from monograph.runtime.gpu.graphs import GraphError
 from monograph.runtime.gpu.replay import Replay
 from monograph.runtime.gpu.running import FaultText, Running
 from monograph.runtime.gpu.slots import ALIGNED, apart
@@ -347,21 +346,6 @@ def test_state_that_a_branch_writes_is_staged_with_its_partner() -> None:
     staged = replay.stats["staged"]
     assert staged["past: what shares its memory is staged"] == 3
     assert staged["present: a branch or a loop uses it"] == 3
-
-
-@pytest.mark.parametrize("make", [loop, branch])
-def test_without_conditional_nodes_the_host_decides(make: Callable[..., Running]) -> None:
-    driver = FakeDriver()
-    replay = Replay(make(driver), FakeGraphs(driver, conditionals=False))
-    x = np.full(SIZE, 2, np.float32)
-    for turn in range(1, 4):
-        (y,) = replay.run({"x": torch.from_numpy(x)})
-        assert y.tolist() == [128 if make is loop else 4] * SIZE
-        assert sum(replay.stats["fallbacks"].values()) == turn
-    assert driver.calls["begin"] == 1  # it is not tried again
-    strict = Replay(make(driver), FakeGraphs(driver, conditionals=False), "require")
-    with pytest.raises(GraphError, match="conditional"):
-        strict.run({"x": torch.from_numpy(x)})
 
 
 @INTERPRETED  # its kernels are real ones, on the memory of the fake device: the host's

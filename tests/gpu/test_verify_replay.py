@@ -17,7 +17,7 @@ from monograph.report.replay import ReplayResult, verify_replay
 from monograph.runtime.gpu import target
 from monograph.runtime.gpu.recorded import Recorded
 from monograph.session import load
-from tests.cli.test_cli import call, call_json
+from tests.cli.calls import call, call_json
 from tests.gpu import gpu_models
 from tests.gpu.fake_driver import FakeDriver
 from tests.gpu.test_session_capture import Recording

@@ -113,10 +113,18 @@ def test_types_with_symbols() -> None:
     (Attention(extra=(MASK,)), ("f32[1, 1, 2, 4]",) * 3, "not those named"),
     (Attention(extra=(LENGTHS, MASK)), (*("f32[1, 1, 2, 4]",) * 3, "i64[1]", "bool[2]"), "named"),
     (Attention(extra=(MASK,)), (*("f32[1, 1, 2, 4]",) * 3, "bool[3]"), "broadcast"),
+    (Attention(extra=(MASK,)), (*("f32[1, 1, 1, 4]",) * 3, "bool[3, 1]"), "broadcast to the"),
+    (Attention(extra=(MASK,)), (*("f32[1, 1, 1, 4]",) * 3, "f32[1, 3]"), "broadcast to the"),
+    (Attention(extra=(MASK,)), (*("f32[1, 1, 2, 4]",) * 3, "bool[1, 3, 1, 2]"), "broadcast to the"),
+    (Attention(extra=(MASK,)), (*("f32[1, 1, 2, 4]",) * 3, "bool[3, 1, 2, 2]"), "broadcast to the"),
+    (Attention(extra=(MASK,)), (*("f32[1, 1, 1, 4]",) * 3, "bool[0, 1]"), "broadcast to the"),
+    (Attention(extra=(MASK,)), (*("f32[1, 1, 2, 4]",) * 3, "bool[1, 1, 1, 2, 2]"), "rank 4"),
     (Attention(extra=(MASK,)), (*("f32[1, 1, 2, 4]",) * 3, "i32[2]"), "bool or as q"),
     (Attention(extra=(LENGTHS,)), (*("f32[1, 1, 2, 4]",) * 3, "i64[2]"), "differ"),
     (Attention(extra=(SINKS,)), (*("f32[1, 1, 2, 4]",) * 3, "f32[1, 1]"), "vector"),
     (Rope(), ("f32[1, 1, 2, 4]", "f32[1, 2, 3]", "f32[1, 2, 3]"), "more angles"),
+    (Rope(), ("f32[1, 1, 2, 4]", "f32[3, 2, 2]", "f32[3, 2, 2]"), "other batch rows"),
+    (Rope(), ("f32[2, 1, 2, 4]", "f32[3, 2, 2]", "f32[3, 2, 2]"), "other batch rows"),
     (Rope(), ("f32[1, 2, 4]", "f32[1, 2, 2]", "f32[1, 2, 2]"), "rank 4"),
     (CacheUpdate(1), ("f32[2, 3]", "f32[2, 4]", "i64[2]"), "more rows"),
     (CacheUpdate(0), ("f32[2, 3]", "f32[2, 3]", "i64[2]"), "first dimension"),
@@ -125,6 +133,14 @@ def test_types_with_symbols() -> None:
 def test_wrong_types_are_refused(op: Any, types: tuple[str, ...], words: str) -> None:
     with pytest.raises(InferError, match=words):
         typed(op, *types)
+
+
+def test_a_mask_of_sizes_that_only_data_tell_is_refused_too() -> None:
+    types = ("f32[B, 1, S, 4]", "f32[B, 1, T, 4]", "f32[B, 1, T, 4]", "bool[M, N]")
+    assert str(typed(Attention(extra=(MASK,)), *types)) == "f32[B, 1, S, 4]"
+    q, k = data(1, 1, 1, 4), data(1, 1, 5, 4)
+    with pytest.raises(ExecutionError, match=r"(?s)broadcast to the scores.*1, 1, 1, 5.*3, 5"):
+        Attention(extra=(MASK,)).reference(q, k, k, np.ones((3, 5), np.bool_))
 
 
 def test_rope_turns_pairs_by_their_angle() -> None:

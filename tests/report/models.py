@@ -121,6 +121,17 @@ wrong (float[2, 3] x) => (float[2, 5] y)
     y = MatMul(x, w)
 }
 """
+LAYERS = """
+<ir_version: 9, opset_import: ["" : 18]>
+layers (float[64, 32] x) => (float[64, 32] y)
+<float[32, 32] w, float[32, 32] v>
+{
+    [first] a = MatMul(x, w)
+    [between] b = Softmax(a)
+    [second] c = MatMul(b, v)
+    [last] y = Relu(c)
+}
+"""
 
 
 def save(text: str, folder: Path, name: str = "model.onnx") -> Path:

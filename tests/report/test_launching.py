@@ -10,7 +10,7 @@ import pytest
 from monograph.report.execute import Request
 from monograph.report.regions import Launching, launching_json, launching_of_model
 from monograph.session import load
-from tests.cli.test_cli import call, call_json
+from tests.cli.calls import call, call_json
 from tests.report import models
 
 

@@ -9,9 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
-from monograph.cli import app
 from monograph.codegen.llvm import compile as compiler
 from monograph.codegen.llvm.kernel import Kernel, KernelContext
 from monograph.program.plan import Lifetime, Plan
@@ -19,18 +17,14 @@ from monograph.program.plan import plan as right_plan
 from monograph.program.region import Region
 from monograph.report.execute import Request
 from monograph.report.per_step import PerStep, verify_steps
+from tests.cli.calls import call
 from tests.report import models
-from tests.report.test_profile import LAYERS
 
 
 @pytest.fixture(autouse=True)
 def _no_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     """Wrong kernels are for these tests alone."""
     monkeypatch.setenv("MONOGRAPH_CACHE_DIR", "")
-
-
-def call(*arguments: object) -> Any:
-    return CliRunner().invoke(app, [str(a) for a in arguments])
 
 
 def check(path: Path, **given: Any) -> PerStep:
@@ -64,7 +58,7 @@ def twice_as_much(text: str) -> str:
 
 
 def test_right_steps_agree(tmp_path: Path):
-    found = check(models.save_weighted(LAYERS, tmp_path))
+    found = check(models.save_weighted(models.LAYERS, tmp_path))
     assert found.ok
     assert [c.step.nodes for c in found.checks] == [["first"], ["between"], ["second", "last"]]
     assert found.compared == 3
@@ -78,7 +72,7 @@ def test_right_steps_agree(tmp_path: Path):
 def test_a_wrong_kernel_is_named_and_those_behind_it_are_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    path = models.save_weighted(LAYERS, tmp_path)
+    path = models.save_weighted(models.LAYERS, tmp_path)
     break_kernels(monkeypatch, "softmax", twice_as_much)
     found = check(path)
     assert not found.ok

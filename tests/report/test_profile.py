@@ -5,37 +5,23 @@ from __future__ import annotations
 import json
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 from unittest import mock
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
-from monograph.cli import app
 from monograph.report.execute import Request
 from monograph.report.nodes import nodes_text
 from monograph.report.profile import Profile, kinds_of, profile_json, profile_model, step_times
 from monograph.report.trace import trace_events
 from monograph.runtime import executable as runtime
+from tests.cli.calls import call
 from tests.report import models
-
-LAYERS = """
-<ir_version: 9, opset_import: ["" : 18]>
-layers (float[64, 32] x) => (float[64, 32] y)
-<float[32, 32] w, float[32, 32] v>
-{
-    [first] a = MatMul(x, w)
-    [between] b = Softmax(a)
-    [second] c = MatMul(b, v)
-    [last] y = Relu(c)
-}
-"""
 
 
 @pytest.fixture
 def layers(tmp_path: Path) -> Path:
-    return models.save_weighted(LAYERS, tmp_path)
+    return models.save_weighted(models.LAYERS, tmp_path)
 
 
 @pytest.fixture
@@ -43,10 +29,6 @@ def found(layers: Path) -> Profile:
     # Such a small model would run on one thread.
     with mock.patch.object(runtime, "ALONE_SECONDS", 0.0):
         return profile_model(Request(layers, "cpu"), lambda _: None, runs=4, threads=2)
-
-
-def call(*arguments: object) -> Any:
-    return CliRunner().invoke(app, [str(a) for a in arguments])
 
 
 def test_a_small_model_says_why_it_has_one_thread(layers: Path):

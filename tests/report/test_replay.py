@@ -13,7 +13,7 @@ from monograph.report import replay
 from monograph.report.execute import Request
 from monograph.report.replay import differing, verify_replay
 from monograph.session import Session
-from tests.cli.test_cli import call, call_json
+from tests.cli.calls import call, call_json
 from tests.report import models
 
 TWO = """

@@ -38,7 +38,7 @@ def make_buckets(given: tuple[int, ...] | None, maximum: int, single: bool) -> t
         return (1,)
     if given is not None:
         return tuple(sorted({1, *(min(b, maximum) for b in given)}))
-    sizes = [1]
+    sizes = [1, *([maximum] if maximum < LEAST_BUCKET else [])]
     size = LEAST_BUCKET
     while size <= min(MOST_BUCKET, maximum):
         sizes.append(size)

@@ -17,17 +17,12 @@ from dataclasses import dataclass
 import numpy as np
 import onnx
 
-from monograph.errors import ModelError, UnsupportedError
-from monograph.generate.decoder import KEY, Cache, Decoder
+from monograph.errors import UnsupportedError
+from monograph.generate.decoder import GROUPED, KEY, Cache, Decoder
+from monograph.generate.lengths import Lengths, tell_position
 from monograph.generate.surgery import OWN, Surgery
 
 MICROSOFT = "com.microsoft"
-GROUPED = "GroupQueryAttention"
-_SIZES = {
-    "Add", "Cast", "Concat", "Constant", "Div", "Gather", "Identity", "Max", "Min", "Mul",
-    "Reshape", "Slice", "Squeeze", "Sub", "Unsqueeze",
-}  # fmt: skip
-"""Ops that sizes are computed with."""
 _TO_SCORES = {
     "Add", "Cast", "Clip", "Div", "Einsum", "Expand", "FusedMatMul", "Identity", "MatMul", "Max",
     "Mul", "Reshape", "Squeeze", "Sub", "Tanh", "Transpose", "Unsqueeze", "Where",
@@ -45,11 +40,13 @@ class Given:
     maximum: int
 
 
-def rewrite_caches(s: Surgery, decoder: Decoder, given: Given) -> bool:
-    """Has every cache updated at the position, and attention see no more than it may.
+def is_plain(s: Surgery, decoder: Decoder) -> bool:
+    """Whether new rows are joined to a past: then rows of a batch have to be at one position."""
+    return any(n.op_type == "Concat" for c in decoder.caches for n in s.readers[c.past])
 
-    Whether rows of a batch have to be at one position: then padding goes in front of them.
-    """
+
+def rewrite_caches(s: Surgery, decoder: Decoder, given: Given, lengths: Lengths) -> None:
+    """Has every cache updated at the position, and attention see no more than it may."""
     updated: list[onnx.NodeProto] = []
     for cache in decoder.caches:
         readers = s.readers[cache.past]
@@ -71,9 +68,9 @@ def rewrite_caches(s: Surgery, decoder: Decoder, given: Given) -> bool:
     grouped = [n for n in s.graph.node if (n.domain, n.op_type) == (MICROSOFT, GROUPED)]
     _tell_lengths(s, grouped, given)
     if updated:
-        _count_from_position(s, decoder, given)
+        _refuse_counting(s, decoder)
+        tell_position(s, lengths, given)
         _hide(s, updated, given)
-    return bool(updated)
 
 
 def give_mask(s: Surgery, decoder: Decoder, given: Given, masked: bool) -> None:
@@ -106,14 +103,6 @@ def _tell_lengths(s: Surgery, nodes: list[onnx.NodeProto], given: Given) -> None
     total = s.constant(given.maximum, np.int32)
     for node in nodes:
         node.input[5], node.input[6] = last, total
-        table = s.constants.get(node.input[7]) if len(node.input) > 7 else None
-        if table is not None and table.dims[0] < given.maximum:
-            raise ModelError(
-                "the maximum length is more than the decoder has positions for",
-                node=node.name,
-                expected=f"at most {table.dims[0]}, the rows of {table.name}",
-                given=given.maximum,
-            )
 
 
 def _update(node: onnx.NodeProto, cache: Cache, given: Given) -> None:
@@ -146,8 +135,8 @@ def _reshape(s: Surgery, shapes: list[onnx.NodeProto], cache: Cache, given: Give
         node.input.append(s.constant([bounds.get("end", 4)]))
 
 
-def _count_from_position(s: Surgery, decoder: Decoder, given: Given) -> None:
-    """What is counted up from the length of the past is counted up from the position."""
+def _refuse_counting(s: Surgery, decoder: Decoder) -> None:
+    """Positions that are counted in the mask: a mask of ones has none of them."""
     for node in s.graph.node:
         if node.op_type == "CumSum" and decoder.mask in {*_upstream(s, node.input[0], {"Cast"})}:
             raise UnsupportedError(
@@ -156,34 +145,6 @@ def _count_from_position(s: Surgery, decoder: Decoder, given: Given) -> None:
                 given=node.op_type,
                 hint="export the decoder with position_ids as an input",
             )
-        if node.op_type == "Range" and _is_past_length(s, decoder, node.input[0]):
-            places = s.add_before(node, "Counted", [given.tokens, given.position, node.input[0]])
-            node.op_type = "Identity"
-            del node.input[:]
-            node.input.append(places)
-
-
-def _is_past_length(s: Surgery, decoder: Decoder, name: str) -> bool:
-    """Whether a size depends on how long the past is."""
-    long = {decoder.mask, *(c.past for c in decoder.caches)}
-    for found in _upstream(s, name, _SIZES):
-        node = s.producers.get(found)
-        if node is None:
-            continue
-        if node.op_type in ("PastShape", "Identity", "Slice"):
-            made = s.producers.get(node.input[0])
-            if made is None and node.input[0].startswith("~PastShape"):
-                return True
-        if node.op_type == "Shape" and node.input[0] in long:
-            return True
-        if node.op_type == "Shape" and _is_update(s, node.input[0]):
-            return True
-    return False
-
-
-def _is_update(s: Surgery, name: str) -> bool:
-    node = s.producers.get(name)
-    return node is not None and node.domain == OWN and node.op_type == "CacheUpdate"
 
 
 def _upstream(s: Surgery, name: str, through: set[str]) -> Iterator[str]:

@@ -13,12 +13,13 @@ from typing import Any
 import onnx
 
 from monograph.errors import ModelError, UnsupportedError
-from monograph.generate.folder import Settings
+from monograph.generate.folder import LAYERED, Settings
 from monograph.generate.surgery import Surgery, inline_branch
+from monograph.generate.unnamed import FLOATS, find_logits, find_pair, find_pairs, find_tokens
 
 KEY, VALUE = "key", "value"
+GROUPED = "GroupQueryAttention"
 MERGED = "use_cache_branch"
-FLOATS = (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
 _PAST = re.compile(
     r"past(?:_key_values?|_kv)?[._](?:(\d+)[._])?(?:decoder[._])?(k|v)\w*?[._]?(\d+)?$"
 )
@@ -79,6 +80,10 @@ def find_roles(s: Surgery, settings: Settings) -> Decoder:
     named = {role: settings.inputs.get(name, name) for role, name in _ROLES.items()}
     _check_named(settings, inputs, outputs)
     tokens, logits = named["tokens"], settings.outputs.get("logits", "logits")
+    if tokens not in inputs:
+        tokens = find_tokens(inputs, set(named.values())) or tokens
+    if logits not in outputs:
+        logits = find_logits(outputs) or logits
     if tokens not in inputs or logits not in outputs:
         raise ModelError(
             "the model is no decoder: it does not turn tokens into logits",
@@ -104,7 +109,30 @@ def find_roles(s: Surgery, settings: Settings) -> Decoder:
         _dims(inputs[tokens])[-1:] == [1],
     )
     _check_positions(found, inputs)
+    _check_sizes(s, settings, found)
     return found
+
+
+def _check_sizes(s: Surgery, settings: Settings, found: Decoder) -> None:
+    """Refuses sizes of a configuration that are not those of the graph, where it tells them."""
+    attention = [{a.name: a.i for a in n.attribute} for n in s.graph.node if n.op_type == GROUPED]
+    tables = [
+        s.constants[n.input[0]].dims
+        for n in s.readers[found.tokens]
+        if n.op_type == "Gather" and n.input[0] in s.constants
+    ]
+    windows = {a.get("local_window_size", -1) for a in attention}
+    for what, said, sizes, slack in (
+        ("num_attention_heads", settings.query_heads, {a.get("num_heads") for a in attention}, 0),
+        ("hidden_size", settings.hidden, {d[1] for d in tables if len(d) == 2}, 0),
+        ("sliding_window", settings.window, windows, 1),  # with the token itself, or without
+    ):
+        if said is not None and sizes and all(abs(said - (n or 0)) > slack for n in sizes):
+            raise ModelError(
+                f"the configuration contradicts the graph: {what} differs",
+                expected=f"{said} by {settings.source}",
+                given=f"{', '.join(map(str, sorted(n or 0 for n in sizes)))} in the graph",
+            )
 
 
 def _check_positions(found: Decoder, inputs: dict[str, onnx.ValueInfoProto]) -> None:
@@ -122,7 +150,7 @@ def _check_named(settings: Settings, inputs: Any, outputs: Any) -> None:
         ("output", settings.outputs, outputs),
     ):
         for role, pattern in names.items():
-            name = pattern % 0 if "%d" in pattern else pattern
+            name = pattern % 0 if role in LAYERED else pattern
             if role.startswith(("cross_", "current_", "past_sequence", "total_sequence")):
                 continue
             if name not in known:
@@ -134,7 +162,8 @@ def _check_named(settings: Settings, inputs: Any, outputs: Any) -> None:
 
 
 def _find_caches(s: Surgery, settings: Settings, inputs: Any, outputs: Any) -> tuple[Cache, ...]:
-    pairs = _named_pairs(settings, inputs) or _matched_pairs(inputs, outputs)
+    pairs = _named_pairs(settings, inputs) or _matched_pairs(s, inputs, outputs)
+    pairs = pairs or [(a, b, KEY if k else VALUE) for a, b, k in find_pairs(s, inputs, outputs)]
     if not pairs:
         raise ModelError(
             "the model is no decoder: it has no cache of keys and values",
@@ -142,6 +171,12 @@ def _find_caches(s: Surgery, settings: Settings, inputs: Any, outputs: Any) -> t
             given=f"inputs {', '.join(inputs)}",
             hint="export it with a past: optimum-cli export onnx --task text-generation-with-past",
         )
+    names = [name for pair in pairs for name in pair[:2]]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise ModelError(
+            "one cache is named twice", expected="one for keys and one for values of each layer",
+            given=f"{', '.join(twice)} in {settings.source}",
+        )  # fmt: skip
     layers = len(pairs) // 2
     if settings.layers is not None and layers != settings.layers:
         raise ModelError(
@@ -154,7 +189,7 @@ def _find_caches(s: Surgery, settings: Settings, inputs: Any, outputs: Any) -> t
         for name, known in ((past, inputs), (present, outputs)):
             if name not in known:
                 raise ModelError("a part of the cache is missing in the graph", given=name)
-        caches.append(_cache(s, settings, inputs[past], present, kind))
+        caches.append(_cache(s, settings, inputs[past], outputs[present], kind))
     return tuple(caches)
 
 
@@ -173,7 +208,7 @@ def _named_pairs(settings: Settings, inputs: Any) -> list[tuple[str, str, str]]:
     return found
 
 
-def _matched_pairs(inputs: Any, outputs: Any) -> list[tuple[str, str, str]]:
+def _matched_pairs(s: Surgery, inputs: Any, outputs: Any) -> list[tuple[str, str, str]]:
     """Inputs that look like caches, each with the output of the same layer and kind."""
     found = []
     for name in inputs:
@@ -184,6 +219,8 @@ def _matched_pairs(inputs: Any, outputs: Any) -> list[tuple[str, str, str]]:
         rest = re.sub(r"^past(_key_values?|_kv)?", "", tail)
         tries = [name.replace(tail, p + rest) for p in ("present", "present_key_values")]
         present = next((t for t in tries if t in outputs), None)
+        if present is None and (pair := find_pair(s, name, outputs)):
+            present = pair[0]
         if present is None:
             raise ModelError(
                 "an input looks like a cache, and no output goes with it",
@@ -195,7 +232,11 @@ def _matched_pairs(inputs: Any, outputs: Any) -> list[tuple[str, str, str]]:
 
 
 def _cache(
-    s: Surgery, settings: Settings, past: onnx.ValueInfoProto, present: str, kind: str
+    s: Surgery,
+    settings: Settings,
+    past: onnx.ValueInfoProto,
+    present: onnx.ValueInfoProto,
+    kind: str,
 ) -> Cache:
     dtype, dims = past.type.tensor_type.elem_type, _dims(past)
     if dtype not in FLOATS or len(dims) != 4:
@@ -204,6 +245,7 @@ def _cache(
             expected="floats [batch, heads, length, size]",
             given=f"{past.name}: {onnx.TensorProto.DataType.Name(dtype)}{dims}",
         )
+    _check_present(past, present)
     sizes: list[int] = []
     told = {"heads": settings.heads, "head_size": settings.head_size}
     for (what, said), dim in zip(told.items(), (dims[1], dims[3]), strict=True):
@@ -223,7 +265,21 @@ def _cache(
                 hint="put the configuration that was exported with the model beside it",
             )
         sizes.append(size)
-    return Cache(past.name, present, kind, dtype, *sizes)
+    return Cache(past.name, present.name, kind, dtype, *sizes)
+
+
+def _check_present(past: onnx.ValueInfoProto, present: onnx.ValueInfoProto) -> None:
+    """Refuses a cache that comes out with other heads or sizes than it went in with."""
+    before, after = _dims(past), _dims(present)
+    numbers = [(before[a], after[a]) for a in (1, 3)] if len(after) == 4 else []
+    if (after and len(after) != 4) or any(
+        isinstance(x, int) and isinstance(y, int) and x != y for x, y in numbers
+    ):
+        raise ModelError(
+            "a cache has another shape than what comes of it",
+            expected=f"{present.name}: {after}",
+            given=f"{past.name}: {before}",
+        )
 
 
 def _from_attention(s: Surgery, past: str, what: str) -> int | None:

@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-import hashlib
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
-import onnx
 from onnx import helper
 
 from monograph.config import Config
 from monograph.errors import ConfigError, FeedError
-from monograph.frontend.onnx import ModelFile
 from monograph.generate.arrays import Arrays, arrays_of
 from monograph.generate.buckets import check_buckets, make_buckets
 from monograph.generate.decoder import Decoder
 from monograph.generate.folder import Settings
-from monograph.generate.loop import LoopModel, build_loop
+from monograph.generate.loop import LoopModel
+from monograph.generate.samplers import Samplers
 from monograph.generate.sampling import SEEN, Sampling, Shape
-from monograph.generate.stats import add_up
+from monograph.generate.sizes import cache_row_bytes, weight_bytes
+from monograph.generate.stats import Timing
 from monograph.generate.step import (
     COUNT,
     LOGITS,
@@ -32,44 +29,14 @@ from monograph.generate.step import (
     START,
     TOKENS,
     Step,
-    build_step,
 )
 from monograph.ir import Array
 from monograph.runtime.progress import Progress
-from monograph.runtime.source import Source
 from monograph.session import Session
 
-_LOOKUPS = ("Gather", "GatherBlockQuantized", "GroupQueryAttention", "RotaryEmbedding")
-"""Ops that read only rows of their tables."""
-_HALVES = (onnx.TensorProto.INT4, onnx.TensorProto.UINT4, onnx.TensorProto.FLOAT4E2M1)
-"""Types that have two elements in a byte."""
 _FLOATS = {"temperature", "top_p", "penalty"}
-
-
-class RewrittenSource(Source):
-    """A model that was made of a file: its weights may lie beside that file."""
-
-    def __init__(self, model: onnx.ModelProto, directory: Path) -> None:
-        super().__init__(model)
-        self._model = model
-        self.directory = directory
-        self.digest = hashlib.sha256(model.SerializeToString(deterministic=True)).hexdigest()
-
-    def read(self) -> ModelFile:
-        return ModelFile(self._model, self.directory)
-
-
-@dataclass
-class Timing:
-    """What was run so far, and how long it took."""
-
-    prefill_tokens: int = 0
-    prefill_seconds: float = 0.0
-    prefill_runs: int = 0
-    decode_seconds: float = 0.0
-    decode_runs: int = 0
-    """Steps; those of a loop too."""
-    decode_launches: int = 0
+_STOPS = 8
+"""Room for so many stop tokens, at least: how many there are is no shape of its own."""
 
 
 class Engine:
@@ -85,16 +52,12 @@ class Engine:
         progress: Progress | None,
     ) -> None:
         lengths = check_buckets(buckets)
-        self._settings = settings
-        self._config = config
-        self._progress = progress
+        self._samplers = Samplers(settings, config, maximum, logits, progress)
         self.maximum = maximum
         self.logits_wanted = logits
         self.timing = Timing()
-        self._shape: Shape | None = None
-        self._loop: tuple[LoopModel, Session] | None = None
-        self._before: dict[str, Any] = {}
-        """What sessions did that are no longer at hand."""
+        self.sampling = Sampling()
+        """What steps go by now."""
         self.step: Step
         self.session: Session
         self._arrays: Arrays
@@ -114,27 +77,22 @@ class Engine:
         self._started: Any = None
         self._last: list[int] = []
         """The last token of each row, which pads rows that have no more."""
-        self.logits: Any = None
+        self._stops = _STOPS
+        self._made_logits: Any = None
+        self._logits: list[Any] = []
+        """By rows: the logits of the run that came to the row's end, None where none did."""
         self.last_feeds: dict[str, Any] = {}
         """What the last run was given; its caches hold what that run made of them."""
 
     def choose(self, shape: Shape) -> None:
-        """Makes the session whose steps choose tokens in this way, unless it is the one at hand."""
-        if shape == self._shape:
-            return
-        step = build_step(self._settings, self.maximum, shape, self.logits_wanted)
-        source = RewrittenSource(step.model, step.directory)
-        session = Session(source, self._config, {}, dict(step.donate), self._progress)
-        if self._shape is not None:
-            self._before = self.stats()
-        self.session = session
-        self._shape, self.step, self._loop = shape, step, None
+        """Takes the session whose steps choose tokens in this way."""
+        self._sampler = self._samplers.choose(shape)
+        self.step, self.session = self._sampler.step, self._sampler.session
         self._arrays = arrays_of(self.session)
 
     def stats(self) -> dict[str, Any]:
         """What all sessions have done so far, as `Session.stats` has it."""
-        loops = [] if self._loop is None else [self._loop[1].stats]
-        return add_up([*([self._before] if self._before else []), self.session.stats, *loops])
+        return self._samplers.stats()
 
     def start(self, batch: int, sampling: Sampling) -> None:
         """Room for a batch of sequences that nothing is known of yet; old room is used again."""
@@ -152,12 +110,14 @@ class Engine:
         self._last = [0] * batch
         self._start, self._filled = [0] * batch, 0
         self._started = self._arrays.put(np.zeros(batch, np.int64))
-        self._next = self._position = None
+        self._position = None
+        self.forget()
         self.set_data(sampling, [[] for _ in range(batch)])
 
     def set_data(self, sampling: Sampling, fed: Sequence[Sequence[int]]) -> None:
         """What the sampler goes by, with the tokens that the cache holds."""
         self.choose(sampling.shape)
+        self.sampling = sampling
         self._data = {
             name: self._arrays.put(np.array([x], np.float32 if name in _FLOATS else np.int64))
             for name, x in sampling.data().items()
@@ -173,8 +133,10 @@ class Engine:
         """Feeds what the last run chose; what it chose is [batch]."""
         assert self._next is not None
         began = time.perf_counter()
+        self._logits = [None] * self.batch
         chosen = self._run(self._next, self._position, self._ones)
         self._filled += 1
+        self._keep_logits(range(self.batch))
         self.timing.decode_seconds += time.perf_counter() - began
         self.timing.decode_runs += 1
         self.timing.decode_launches += 1
@@ -187,9 +149,8 @@ class Engine:
         before stay as they are.
         """
         assert self._next is not None
-        session = self.loop_session()
-        assert self._loop is not None
-        loop, _ = self._loop
+        loop, session = self._samplers.loop(self._sampler)
+        self.expect_stops(len(stop))
         began = time.perf_counter()
         put = self._arrays.put
         feeds = {
@@ -198,7 +159,7 @@ class Engine:
             "first.ended": put(np.array(ended, np.bool_)),
             "first.made": self._arrays.zeros((self.batch, self.maximum), np.dtype(np.int64)),
             "turns": put(np.array([turns], np.int64)),
-            "stop": put(np.array(list(stop) or [-1], np.int64)),
+            "stop": put(np.array([*stop, *[-1] * (self._stops - len(stop))], np.int64)),
             **{outer: self.state[name] for outer, name in loop.state.items()},
             **self._data,
         }
@@ -206,42 +167,55 @@ class Engine:
             feeds[START] = self._started
         places = {new: feeds[old] for new, old in loop.donate.items()}
         outputs = [p.name for p in session.outputs]
-        self._next = None
+        self.forget()
         found = dict(zip(outputs, session.run(feeds, out=places), strict=True))
         self._next, self._position = found["last.tokens"], found["last.position"]
         count = int(self._arrays.get(found["made_turns"])[0])
         self._filled += count
-        self.logits = None
         self.timing.decode_seconds += time.perf_counter() - began
         self.timing.decode_runs += count
         self.timing.decode_launches += 1
         return self._arrays.get(found["all_made"])[:, :count].copy()
 
+    @property
+    def _loop(self) -> tuple[LoopModel, Session] | None:
+        return self._sampler.loop
+
     def loop_session(self) -> Session:
         """What makes many tokens in one launch."""
-        if self._loop is None:
-            made = build_loop(self.step)
-            source = RewrittenSource(made.model, made.directory)
-            session = Session(source, self._config, {}, made.donate, self._progress)
-            self._loop = made, session
-        return self._loop[1]
+        return self._samplers.loop(self._sampler)[1]
+
+    def expect_stops(self, count: int) -> None:
+        """Room for so many stop tokens in one launch: more than expected compile anew."""
+        while self._stops < count:
+            self._stops *= 2
+
+    def room(self) -> int:
+        """How many steps the cache has room for, as rows lie in it now."""
+        return self.maximum - self._filled if self.step.aligned else self.maximum
 
     def can_decode(self) -> bool:
-        """Whether the last run chose a token for every row from its last real one."""
-        return self._next is not None
+        """Whether the last run chose a token for every row that it was fed, and one more fits."""
+        return self._next is not None and self.room() > 0
 
     def forget(self) -> None:
         """What was chosen is not what comes next."""
         self._next = None
+        self._logits = [None] * self.batch
+
+    @property
+    def counts(self) -> bool:
+        """Whether padding in front would change rows, which are equally long then."""
+        return self.step.aligned and (self.step.uniform or self.decoder.positions is None)
 
     def check_lengths(self, lengths: Sequence[int]) -> None:
         """Refuses sequences of unequal lengths where the decoder cannot tell them apart."""
-        if self.step.aligned and self.decoder.positions is None and len(set(lengths)) > 1:
+        if self.step.uniform and len(set(lengths)) > 1:
             raise FeedError(
-                "the decoder counts positions itself: sequences of a batch are equally long",
+                "sequences of a batch are equally long: the decoder places tokens by their row",
                 expected="as many tokens in each",
                 given=list(lengths),
-                hint="export the decoder with position_ids, or run the prompts one by one",
+                hint="run the prompts one by one, or export the decoder with position_ids",
             )
 
     def feed(self, rows: Sequence[Sequence[int]], position: Array, prompt: bool = False) -> Array:
@@ -254,13 +228,16 @@ class Engine:
         began = time.perf_counter()
         left = [list(row[int(p) :]) for row, p in zip(rows, position, strict=True)]
         fed, runs = sum(map(len, left)), self._runs
+        if not fed:
+            return np.zeros(self.batch, np.int64)
+        for b, row in enumerate(left):
+            if row:
+                self._logits[b] = None
         if self.step.aligned:
             chosen = self._feed_aligned(rows, left, position)
         else:
             chosen = self._feed_free(left, position)
         runs = self._runs - runs
-        if not (runs == 1 and all(left)):
-            self._next = None
         seconds = time.perf_counter() - began
         if prompt or fed > self.batch:
             self.timing.prefill_seconds += seconds
@@ -276,10 +253,10 @@ class Engine:
         """Rows have positions of their own, and padding behind them."""
         chosen = np.zeros(self.batch, np.int64)
         done = [0] * self.batch
-        put = self._arrays.put
-        while any(n < len(row) for n, row in zip(done, left, strict=True)):
+        put, runs = self._arrays.put, self._runs
+        while going := [b for b in range(self.batch) if done[b] < len(left[b])]:
             rest = [row[n:] for n, row in zip(done, left, strict=True)]
-            size = self.bucket(max(map(len, rest)), self.maximum - int(position.max()))
+            size = self.bucket(max(map(len, rest)), self.maximum - int(position[going].max()))
             count = np.array([min(len(row), size) for row in rest], np.int64)
             tokens = np.zeros((self.batch, size), np.int64)
             for b, row in enumerate(rest):
@@ -287,12 +264,19 @@ class Engine:
                 tokens[b] = (row[:size] + [row[0]] * size)[:size] if row else self._last[b]
                 if row:
                     self._last[b] = row[count[b] - 1]
+                else:
+                    # Where nothing is fed something is written all the same, and has to fit.
+                    position[b] = min(int(position[b]), self.maximum - size)
             made = self._run(put(tokens), put(position), put(count))
-            for b, row in enumerate(rest):
-                if 0 < len(row) <= size:
-                    chosen[b] = made[b]
+            self._keep_logits(b for b in going if len(rest[b]) <= size)
+            for b in going:
+                chosen[b] = made[b]
                 position[b] += count[b]
                 done[b] += int(count[b])
+        if position.max() >= self.maximum:
+            self._next = None  # the row has no place that a step might write to
+        elif self._runs - runs > 1:
+            self._next, self._position = put(chosen[:, None]), put(position)
         return chosen
 
     def _feed_aligned(
@@ -300,20 +284,18 @@ class Engine:
     ) -> Array:
         """All rows are at one position, and padding lies in front of short ones.
 
-        Where they are not, because some were done before others, all are fed anew.
+        Where they are not, because some were done before others, or where padding has left no
+        room, all are fed anew.
         """
-        going = [b for b, row in enumerate(left) if row]
+        going = held = [b for b, row in enumerate(left) if row]
         places = {(int(position[b]) + self._start[b], len(left[b])) for b in going}
-        place, _ = max(places)
-        if len(places) == 1 and place <= self._filled:
+        place, length = max(places)
+        if len(places) == 1 and place <= self._filled and place + length <= self.maximum:
             self._filled = place  # less than before where sequences were rewound
         else:
-            longest = max(map(len, rows))
-            position[going] = 0  # nothing holds any more, should a run fail
-            self._start = [longest - len(row) for row in rows]
-            left = [[row[0]] * n + list(row) for n, row in zip(self._start, rows, strict=True)]
-            self._filled = 0
-        length = max(map(len, left))
+            left, held = self._aligned(rows, going)
+            position[:] = 0  # nothing holds any more, should a run fail
+            self._filled, length = 0, max(map(len, left))
         table = np.array([row or [self._last[b]] * length for b, row in enumerate(left)], np.int64)
         made = np.zeros(self.batch, np.int64)
         put = self._arrays.put
@@ -328,10 +310,27 @@ class Engine:
             self._filled += count
             self._last = [int(t) for t in table[:, count - 1]]
             table = table[:, count:]
-        for b in range(self.batch):
-            if left[b]:
-                position[b] = len(rows[b])
+        self._keep_logits(going)
+        for b in held:
+            position[b] = len(rows[b])
         return made
+
+    def _aligned(
+        self, rows: Sequence[Sequence[int]], going: list[int]
+    ) -> tuple[list[list[int]], list[int]]:
+        """Rows with padding in front, all as long as the longest that goes on; which they are.
+
+        A row that has ended is left out, as nothing, where it is longer than that, or where the
+        decoder cannot tell padding from tokens.
+        """
+        longest = max(len(rows[b]) for b in going)
+        least = longest if self.counts else 1
+        held = [b for b, row in enumerate(rows) if least <= len(row) <= longest]
+        self._start = [longest - len(row) if b in held else 0 for b, row in enumerate(rows)]
+        left: list[list[int]] = [[] for _ in rows]
+        for b in held:
+            left[b] = [rows[b][0]] * self._start[b] + list(rows[b])
+        return left, held
 
     def bucket(self, wanted: int, room: int) -> int:
         """How many tokens to feed at once: all of them if some bucket has room for that."""
@@ -343,25 +342,44 @@ class Engine:
         if self.step.aligned:
             feeds[START] = self._started
         self.last_feeds = feeds
-        self._next = None  # until the run has come to its end
+        self._next = self._made_logits = None  # until the run has come to its end
         places = {present: self.state[past] for present, past in self.step.donate.items()}
         made = dict(zip(self._outputs, self.session.run(feeds, out=places), strict=True))
         self._runs += 1
         self._next, self._position = made[NEXT], made[NEXT_POSITION]
-        self.logits = made.get(LOGITS)
+        self._made_logits = made.get(LOGITS)
         return self._arrays.get(self._next).reshape(-1).copy()
 
     @property
     def _outputs(self) -> list[str]:
         return [p.name for p in self.session.outputs]
 
-    def read_logits(self) -> Array:
-        """The logits behind the last run, [batch, vocabulary]."""
-        if self.logits is None:
+    def _keep_logits(self, rows: Iterable[int]) -> None:
+        for b in rows:
+            self._logits[b] = self._made_logits
+
+    def check_logits(self) -> None:
+        """Refuses to read what a step does not give."""
+        if not self.logits_wanted:
             raise ConfigError(
                 "the logits were not asked for", hint="make the Generator with logits=True"
             )
-        return self._arrays.get(self.logits)
+
+    def has_logits(self, row: int) -> bool:
+        """Whether the logits behind the last token of a row are known."""
+        return self._logits[row] is not None
+
+    def drop_logits(self, row: int) -> None:
+        """Those logits are what a token of the row was chosen by; another is to come."""
+        self._logits[row] = None
+
+    def read_logits(self) -> Array:
+        """The logits behind each row, [batch, vocabulary]; NaN where they are not known."""
+        found = np.full((self.batch, self.decoder.vocabulary), np.nan, np.float32)
+        for b, made in enumerate(self._logits):
+            if made is not None:
+                found[b] = self._arrays.get(made)[b]
+        return found
 
     def place(self, position: int) -> None:
         """Lets the next step go on as if so many tokens were in the cache; for measurements."""
@@ -371,22 +389,8 @@ class Engine:
 
     def weight_bytes(self) -> int:
         """Bytes of the weights that a step reads whole, as the file has them: no lookup tables."""
-        graph = self.step.model.graph
-        read = {n for node in graph.node if node.op_type not in _LOOKUPS for n in node.input}
-        own = [t for t in graph.initializer if t.name in read and not t.name.startswith("~")]
-        return sum(map(_bytes, own))
+        return weight_bytes(self.step.model)
 
     def cache_bytes(self, position: int) -> int:
         """Bytes of the cache that attention reads behind so many tokens."""
-        rows = sum(
-            c.heads * c.size * np.dtype(helper.tensor_dtype_to_np_dtype(c.dtype)).itemsize
-            for c in self.decoder.caches
-        )
-        return int(rows) * position * self.batch
-
-
-def _bytes(tensor: onnx.TensorProto) -> int:
-    count = int(np.prod(tensor.dims, dtype=np.int64))
-    if tensor.data_type in _HALVES:
-        return (count + 1) // 2
-    return count * int(np.dtype(helper.tensor_dtype_to_np_dtype(tensor.data_type)).itemsize)
+        return cache_row_bytes(self.decoder.caches) * position * self.batch

@@ -23,6 +23,10 @@ _MODELS = (
 """What exporters call a decoder that takes a past; the first that is there is taken."""
 
 
+LAYERED = tuple(f"{side}_{kind}_names" for side in ("past", "present") for kind in ("key", "value"))
+"""What of a configuration's names stands for one in each layer."""
+
+
 @dataclass(frozen=True)
 class Settings:
     """A decoder's file, and what is known of it without reading it."""
@@ -41,6 +45,13 @@ class Settings:
     context: int | None = None
     stop: tuple[int, ...] = ()
     tokenizer: Path | None = None
+    stop_source: str = ""
+    """The file that names the stop tokens."""
+    query_heads: int | None = None
+    hidden: int | None = None
+    """The width of what goes from layer to layer."""
+    window: int | None = None
+    """How far back attention looks in some layers."""
 
 
 def find_decoder(given: str | os.PathLike[str]) -> Settings:
@@ -87,23 +98,60 @@ def _from_genai(folder: Path, tokenizer: Path | None) -> Settings:
     name = decoder.get("filename")
     if not isinstance(name, str) or not decoder:
         raise ModelError("there is no decoder in the folder", given=f"{file}: no model.decoder")
-    if not _is(folder / name):
-        raise ModelError(
-            "the decoder that the configuration names is missing", given=str(folder / name)
-        )
+    window = _dict(decoder.get("sliding_window") or {}, file, "model.decoder.sliding_window")
     return Settings(
-        folder / name,
+        _inside(folder, name),
         GENAI,
-        _dict(decoder.get("inputs", {}), file, "model.decoder.inputs"),
-        _dict(decoder.get("outputs", {}), file, "model.decoder.outputs"),
+        _names(decoder, "inputs", file),
+        _names(decoder, "outputs", file),
         _int(decoder, "num_hidden_layers", file),
         _int(decoder, "num_key_value_heads", file),
         _int(decoder, "head_size", file),
         _int(model, "vocab_size", file),
-        _int(model, "context_length", file),
+        _int(model, "context_length", file, 2),
         _ids(model.get("eos_token_id"), file),
         tokenizer,
+        GENAI,
+        _int(decoder, "num_attention_heads", file),
+        _int(decoder, "hidden_size", file),
+        _int(window, "window_size", file),
     )
+
+
+def _inside(folder: Path, name: str) -> Path:
+    """The file of that name in the folder, and none outside of it: the name is a stranger's."""
+    path = folder / name
+    try:
+        inside = path.resolve().is_relative_to(folder.resolve())
+    except (OSError, RuntimeError, ValueError):  # links in a circle, names that no file can have
+        inside = False
+    if not inside:
+        raise ModelError(
+            "the configuration names a decoder outside of its folder",
+            expected=f"a file in {folder}",
+            given=f"{name!r} in {GENAI}",
+            hint="copy what links lead to into the folder" if path.is_symlink() else None,
+        )
+    if not _is(path):
+        raise ModelError("the decoder that the configuration names is missing", given=str(path))
+    return path
+
+
+def _names(decoder: dict[str, Any], which: str, file: Path) -> dict[str, str]:
+    """What a configuration calls inputs or outputs; names of caches have a place for the layer."""
+    found = _dict(decoder.get(which, {}), file, f"model.decoder.{which}")
+    for role, name in found.items():
+        if not isinstance(name, str):
+            raise ModelError(
+                "names of inputs and outputs are texts", given=f"{which}.{role}: {name!r} in {file}"
+            )
+        if role in LAYERED and (name.count("%") != 1 or "%d" not in name):
+            raise ModelError(
+                "the name of a cache has one %d, where the number of the layer is",
+                expected="past_key_values.%d.key",
+                given=f"{which}.{role}: {name!r} in {file}",
+            )
+    return found
 
 
 def _from_config(model: Path, tokenizer: Path | None) -> Settings:
@@ -128,9 +176,11 @@ def _from_config(model: Path, tokenizer: Path | None) -> Settings:
         heads=_int(config, "num_key_value_heads", file) or heads,
         head_size=size,
         vocabulary=_int(config, "vocab_size", file),
-        context=_int(config, "max_position_embeddings", file) or _int(config, "n_positions", file),
+        context=_int(config, "max_position_embeddings", file, 2)
+        or _int(config, "n_positions", file, 2),
         stop=_ids(stop, file),
         tokenizer=tokenizer,
+        stop_source=GENERATION if "eos_token_id" in search else CONFIG,
     )
 
 
@@ -148,7 +198,7 @@ def _dict(found: Any, file: Path, what: str) -> dict[str, Any]:
     return found
 
 
-def _int(found: Mapping[str, Any], name: str, file: Path) -> int | None:
+def _int(found: Mapping[str, Any], name: str, file: Path, least: int = 1) -> int | None:
     value = found.get(name)
     if isinstance(value, list):  # several ids: the first one
         value = value[0] if value else None
@@ -156,6 +206,10 @@ def _int(found: Mapping[str, Any], name: str, file: Path) -> int | None:
         return None
     if not isinstance(value, int) or isinstance(value, bool):
         raise ModelError(f"{name} is no integer", given=f"{value!r} in {file}")
+    if value < least:
+        raise ModelError(
+            f"{name} is too small", expected=f"at least {least}", given=f"{value} in {file}"
+        )
     return value
 
 

@@ -97,6 +97,7 @@ def _body(
 ) -> onnx.GraphProto:
     """The step, with the count of turns, what was made and who has ended around it."""
     own = [_node("Together" if step.aligned else "Going", [ENDED], [COUNT])]
+    nodes = [_seeing(node) for node in graph.node]
     last = [
         _node("Ended", [NEXT, ENDED, STOP], ["~ended", "~on"]),
         _node("Record", [MADE, NEXT, TURN], ["~made"]),
@@ -111,7 +112,14 @@ def _body(
         helper.make_tensor_value_info("~on", TensorProto.BOOL, []),
         *(_typed(new, t) for new, t in carried.values()),
     ]
-    return helper.make_graph([*own, *graph.node, *last], "generation", inputs, outputs)
+    return helper.make_graph([*own, *nodes, *last], "generation", inputs, outputs)
+
+
+def _seeing(node: onnx.NodeProto) -> onnx.NodeProto:
+    """Marks no token of a row that has ended, where a node marks tokens; others are as they are."""
+    if (node.domain, node.op_type) != (OWN, "See"):
+        return node
+    return _node("SeeGoing", [*node.input, ENDED], list(node.output))
 
 
 def _node(op: str, inputs: list[str], outputs: list[str]) -> onnx.NodeProto:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import onnx
 import onnx.parser
 
+from monograph.generate.pieces_plain import PLAIN
 from monograph.generate.surgery import OWN, graphs_of
 
 _OPSET = 18
@@ -24,21 +25,6 @@ Places (tokens, position) => (places) {
   steps = Range (zero, size, one)
   column = Unsqueeze (position, axis)
   places = Add (column, steps)
-}
-"""
-
-# The place of the farthest row, and on, for what an export counts from the length of its past.
-_COUNTED = """
-Counted (tokens, position, like) => (places) {
-  zero = Constant <value_int = 0> ()
-  one = Constant <value_int = 1> ()
-  sizes = Shape <start = 1, end = 2> (tokens)
-  size = Squeeze (sizes)
-  steps = Range (zero, size, one)
-  axes = Constant <value_ints = [0]> ()
-  first = ReduceMax <keepdims = 0> (position, axes)
-  sum = Add (first, steps)
-  places = CastLike (sum, like)
 }
 """
 
@@ -74,58 +60,6 @@ Ones (tokens, maximum) => (mask) {
   batch = Shape <start = 0, end = 1> (tokens)
   shape = Concat <axis = 0> (batch, maximum)
   mask = ConstantOfShape <value = int64[1] {1}> (shape)
-}
-"""
-
-# Whether a key may be seen: [batch, 1, S, maximum]. Padding in front of a row sees itself, so that
-# it stays finite; no other query sees it.
-_VISIBLE = """
-Visible (tokens, position, start, maximum) => (visible) {
-  zero = Constant <value_int = 0> ()
-  one = Constant <value_int = 1> ()
-  axes = Constant <value_ints = [1, 3]> ()
-  all = Constant <value_ints = [1, 2, 3]> ()
-  places = monograph.Places (tokens, position)
-  wide = Unsqueeze (places, axes)
-  first = Unsqueeze (start, all)
-  least = Min (wide, first)
-  keys = Range (zero, maximum, one)
-  before = LessOrEqual (keys, wide)
-  real = GreaterOrEqual (keys, least)
-  visible = And (before, real)
-}
-"""
-
-# Positions in a row that has padding in front: [batch, S].
-_PLACES_FROM = """
-PlacesFrom (tokens, position, start) => (places) {
-  axis = Constant <value_ints = [1]> ()
-  none = Constant <value_int = 0> ()
-  whole = monograph.Places (tokens, position)
-  first = Unsqueeze (start, axis)
-  shifted = Sub (whole, first)
-  places = Max (shifted, none)
-}
-"""
-
-# A mask that is added to scores, with what may not be seen hidden by it.
-_HIDE = """
-Hide (mask, visible) => (hidden) {
-  least = Constant <value_float = -inf> ()
-  typed = CastLike (least, mask)
-  hidden = Where (visible, mask, typed)
-}
-"""
-
-# The shape of the past, were it as long as leaves room for the new rows.
-_PAST_SHAPE = """
-PastShape (past, tokens) => (shape) {
-  zeros = Constant <value_ints = [0, 0]> ()
-  zero = Constant <value_ints = [0]> ()
-  size = Shape <start = 1, end = 2> (tokens)
-  less = Concat <axis = 0> (zeros, size, zero)
-  whole = Shape (past)
-  shape = Sub (whole, less)
 }
 """
 
@@ -170,6 +104,18 @@ See (seen, tokens) => (now) {
   shape = Shape (tokens)
   ones = ConstantOfShape <value = uint8[1] {1}> (shape)
   now = ScatterElements <axis = 1> (seen, tokens, ones)
+}
+"""
+
+# The same in a loop: what a row is fed that has ended is none of its tokens.
+_SEE_GOING = """
+SeeGoing (seen, tokens, ended) => (now) {
+  one = Constant <value = uint8 {1}> ()
+  axis = Constant <value_ints = [1]> ()
+  column = Unsqueeze (ended, axis)
+  before = GatherElements <axis = 1> (seen, tokens)
+  marks = Where (column, before, one)
+  now = ScatterElements <axis = 1> (seen, tokens, marks)
 }
 """
 
@@ -339,9 +285,9 @@ Turned (turns) => (now) {
 """
 
 _ALL = (
-    _PLACES, _PLACES_FROM, _COUNTED, _LAST_KEY, _FILLED, _ONES, _VISIBLE, _HIDE, _PAST_SHAPE,
-    _LAST_ROW, _FLAT, _GREEDY, _SEE, _PENALISE, _MIX, _NOISE, _DRAW, _DRAW_TOP, _DRAW_NUCLEUS,
-    _GOING, _TOGETHER, _ENDED, _RECORD, _TURNED,
+    _PLACES, _LAST_KEY, _FILLED, _ONES, _LAST_ROW, _FLAT, _GREEDY, _SEE, _SEE_GOING, _PENALISE,
+    _MIX, _NOISE, _DRAW, _DRAW_TOP, _DRAW_NUCLEUS, _GOING, _TOGETHER, _ENDED, _RECORD, _TURNED,
+    *PLAIN,
 )  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -34,7 +35,7 @@ def changed(sampling: Sampling, wishes: dict[str, Any]) -> Sampling:
     if unknown := sorted(set(wishes) - set(known)):
         raise ConfigError(
             "no such wish for sampling",
-            expected=", ".join((*known, "stop")),
+            expected=", ".join((*known, "stop", "one_launch")),
             given=", ".join(unknown),
         )
     return Sampling(**{**{n: getattr(sampling, n) for n in known}, **wishes})
@@ -70,9 +71,11 @@ def texts_in(prompt: Any) -> list[str] | None:
 def ids_in(prompt: Any) -> list[list[int]]:
     """Prompts that are ids, as lists of them."""
     try:
+        if isinstance(prompt, (bytes, bytearray, memoryview, Mapping)):
+            raise TypeError
         rows = [prompt] if not len(prompt) or np.ndim(prompt[0]) == 0 else list(prompt)
         return [[token_id(t) for t in row] for row in rows]
-    except TypeError:
+    except (TypeError, ValueError, LookupError):
         raise FeedError(
             "a prompt is a text, or ids of tokens", expected="[1, 2, 3]", given=repr(prompt)[:80]
         ) from None
@@ -98,17 +101,68 @@ def check_ids(rows: list[list[int]], vocabulary: int) -> None:
             )
 
 
-def stop_ids(given: list[Any], found: list[Any], vocabulary: int) -> tuple[int, ...]:
-    """Stop tokens, each found by its text (None where there is none) or given as an id."""
+def check_room(old: list[list[int]], new: list[list[int]], maximum: int) -> list[int]:
+    """The lengths of sequences with what is appended to them, where one more token fits."""
+    for have, more in zip(old, new, strict=True):
+        if len(have) + len(more) >= maximum:
+            raise FeedError(
+                "the prompt is longer than the maximum",
+                expected=f"fewer than {maximum} tokens, as one is to come",
+                given=f"{len(have)} + {len(more)}" if have else len(more),
+                hint="raise max_length, or shorten the prompt",
+            )
+    return [len(have) + len(more) for have, more in zip(old, new, strict=True)]
+
+
+def place_in(
+    given: Any, count: int, message: str = "no such sequence", least: int | None = None
+) -> int:
+    """The index of one of so many things; from their end too, unless told the `least` one."""
+    least = -count if least is None else least
+    try:
+        if isinstance(given, (bool, np.bool_)):
+            raise TypeError
+        place = operator.index(given)
+    except TypeError:
+        raise FeedError(message, expected="an integer", given=repr(given)) from None
+    if not least <= place < count:
+        expected = f"0..{count - 1}" if count else "append_tokens first"
+        raise FeedError(message, expected=expected, given=place)
+    return place
+
+
+def stops_in(given: Any) -> list[Any]:
+    """Stop tokens as a list, of one or of several."""
+    if isinstance(given, (int, str, np.integer)):
+        return [given]
+    try:
+        if isinstance(given, (bytes, bytearray, memoryview)):
+            raise TypeError
+        return list(given)
+    except TypeError:
+        raise ConfigError(
+            "stop tokens are ids, or texts of single tokens", given=repr(given)[:80]
+        ) from None
+
+
+def stop_ids(
+    given: list[Any], found: list[Any], vocabulary: int, source: str = ""
+) -> tuple[int, ...]:
+    """Stop tokens, each found by its text (None where there is none) or given as an id.
+
+    source: the file that names them, where it is not the caller.
+    """
     made = []
     for stop, token in zip(given, found, strict=True):
-        if token is None or not 0 <= (number := integer("stop", token)) < vocabulary:
+        # Whatever is negative is no id; of other kinds of things `integer` says what they are.
+        negative = isinstance(token, (int, np.integer)) and token < 0
+        if token is None or negative or integer("stop", token) >= vocabulary:
             raise ConfigError(
                 "no such stop token",
                 expected="the text of a single token"
                 if isinstance(stop, str)
                 else f"an id in 0..{vocabulary - 1}",
-                given=repr(stop),
+                given=f"{stop!r} in {source}" if source else repr(stop),
             )
-        made.append(number)
+        made.append(integer("stop", token))
     return tuple(made)

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-import math
+import operator
 from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
 
 from monograph.errors import ConfigError
 from monograph.generate.surgery import Surgery
 
 SEEN, NOW_SEEN = "seen", "now_seen"
+_LEAST, _MOST = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
+_COLDEST = 1e-30
+"""A temperature below that takes the most likely token: logits over it would not be finite."""
 
 
 @dataclass(frozen=True)
@@ -27,20 +32,38 @@ class Sampling:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        _check("temperature", self.temperature, 0.0, math.inf, "a number >= 0")
-        _check("top_p", self.top_p, 0.0, 1.0, "a number in 0..1")
-        _check("repetition_penalty", self.repetition_penalty, 0.0, math.inf, "a number > 0")
+        self._check("temperature", 0.0, _MOST, f"a number in 0..{_MOST:.3g}")
+        self._check("top_p", 0.0, 1.0, "a number in 0..1")
+        self._check("repetition_penalty", 0.0, _MOST, f"a number in {_LEAST:.3g}..{_MOST:.3g}")
+        if self.repetition_penalty < _LEAST:
+            given = self.repetition_penalty
+            raise ConfigError("repetition_penalty is a factor", expected="> 0", given=given)
         for name in ("top_k", "seed"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-                raise ConfigError(f"{name} is a count", expected="an integer >= 0", given=value)
-        if self.repetition_penalty == 0:
-            raise ConfigError("repetition_penalty is a factor", expected="> 0", given=0)
+            self._check_count(name)
+
+    def _check(self, name: str, least: float, most: float, expected: str) -> None:
+        """A number of any kind, in range: steps have it as f32."""
+        value = getattr(self, name)
+        number = isinstance(value, (int, float, np.integer, np.floating))
+        if not number or isinstance(value, bool) or not least <= value <= most:
+            raise ConfigError(f"{name} has no such value", expected=expected, given=repr(value))
+        object.__setattr__(self, name, float(value))
+
+    def _check_count(self, name: str) -> None:
+        """An integer of any kind, not negative."""
+        value = getattr(self, name)
+        try:
+            number = -1 if isinstance(value, (bool, np.bool_)) else operator.index(value)
+        except TypeError:
+            number = -1
+        if number < 0:
+            raise ConfigError(f"{name} is a count", expected="an integer >= 0", given=repr(value))
+        object.__setattr__(self, name, number)
 
     @property
     def shape(self) -> Shape:
         """What of it decides the graph."""
-        drawn = self.temperature > 0 and self.top_k != 1
+        drawn = self.temperature >= _COLDEST and self.top_k != 1
         return Shape(
             drawn,
             self.top_k if drawn else 0,
@@ -83,9 +106,3 @@ def add_sampling(s: Surgery, shape: Shape, logits: str, position: str, vocabular
     if not shape.nucleus:
         return s.add_last("DrawTop", drawn)[0]
     return s.add_last("DrawNucleus", [*drawn, "top_p"])[0]
-
-
-def _check(name: str, value: Any, least: float, most: float, expected: str) -> None:
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not number or not least <= value <= most or not math.isfinite(value):
-        raise ConfigError(f"{name} has no such value", expected=expected, given=repr(value))

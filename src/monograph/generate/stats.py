@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 _LARGEST = {
@@ -10,6 +11,19 @@ _LARGEST = {
     "peak_bytes", "constant_bytes", "device_bytes",
 }  # fmt: skip
 """Figures of one run or of one moment: the largest counts, where others are added up."""
+
+
+@dataclass
+class Timing:
+    """What was run so far, and how long it took."""
+
+    prefill_tokens: int = 0
+    prefill_seconds: float = 0.0
+    prefill_runs: int = 0
+    decode_seconds: float = 0.0
+    decode_runs: int = 0
+    """Steps; those of a loop too."""
+    decode_launches: int = 0
 
 
 def add_up(stats: Iterable[Mapping[str, Any]]) -> dict[str, Any]:

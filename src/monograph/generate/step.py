@@ -14,12 +14,14 @@ from onnx import TensorProto, helper
 
 from monograph.errors import ModelError
 from monograph.frontend.onnx import read_model
-from monograph.generate.caching import Given, cast_input, give_mask, rewrite_caches
+from monograph.generate.caching import Given, cast_input, give_mask, is_plain, rewrite_caches
+from monograph.generate.checking import Export
 from monograph.generate.decoder import Decoder, find_roles, fold_merged
 from monograph.generate.folder import Settings
+from monograph.generate.lengths import Lengths, check_tables, find_lengths, position_tables
 from monograph.generate.pieces import add_pieces
 from monograph.generate.sampling import NOW_SEEN, SEEN, Shape, add_sampling
-from monograph.generate.surgery import Surgery
+from monograph.generate.surgery import Surgery, free_names
 
 TOKENS, POSITION, COUNT, START = "tokens", "position", "count", "start"
 NEXT, NEXT_POSITION, LOGITS = "next", "next_position", "next_logits"
@@ -45,20 +47,19 @@ class Step:
     donate: Mapping[str, str]
     aligned: bool
     """Whether rows of a batch have to be at one position, with padding in front of short ones."""
+    uniform: bool
+    """Whether they have to be equally long, because padding in front would change them."""
 
 
 def build_step(settings: Settings, maximum: int, shape: Shape, logits: bool = False) -> Step:
     """The step of a decoder, for caches of `maximum` rows; with the logits, where asked for."""
-    file = read_model(settings.model)
-    model = file.proto
-    assert file.directory is not None
-    fold_merged(model)
-    s = Surgery(model)
-    decoder = find_roles(s, settings)
-    if clash := sorted({n for n in s.producers if n in _reserved()}):
-        raise ModelError("the graph has names that a step needs", given=clash)
+    s, decoder, directory, lengths = _read(settings)
+    model = s.model
     given = Given(TOKENS, POSITION, START, maximum)
-    aligned = rewrite_caches(s, decoder, given)
+    aligned = is_plain(s, decoder)
+    check_tables(s, decoder, lengths, maximum)
+    export = Export(s, directory, decoder) if aligned else None
+    rewrite_caches(s, decoder, given, lengths)
     give_mask(s, decoder, given, aligned)
     if decoder.positions is not None:
         if aligned:
@@ -67,22 +68,50 @@ def build_step(settings: Settings, maximum: int, shape: Shape, logits: bool = Fa
             (places,) = s.add("Places", [TOKENS, POSITION])
         s.reread(decoder.positions, cast_input(s, decoder.positions, places))
     s.reread(decoder.tokens, cast_input(s, decoder.tokens, TOKENS))
-    _choose(s, decoder, shape, logits)
+    _choose(s, decoder, shape, aligned)
     donate = {c.present: c.past for c in decoder.caches}
     if shape.penalised:
         donate[NOW_SEEN] = SEEN
     _declare(s, decoder, maximum, shape, logits, aligned)
     s.finish()
     add_pieces(model)
-    return Step(model, file.directory, decoder, maximum, donate, aligned)
+    uniform = export is not None and not export.check(model, maximum)
+    return Step(model, directory, decoder, maximum, donate, aligned, uniform)
 
 
-def _reserved() -> set[str]:
-    names = (TOKENS, POSITION, COUNT, START, NEXT, NEXT_POSITION, LOGITS, SEEN, NOW_SEEN, *_DATA)
-    return set(names)
+def most_positions(settings: Settings) -> int | None:
+    """How many positions the tables of a decoder have; None where it has no tables."""
+    s, decoder, _, lengths = _read(settings)
+    rows = [table.dims[axis] for _, table, axis in position_tables(s, decoder, lengths)]
+    return min(rows, default=None)
 
 
-def _choose(s: Surgery, decoder: Decoder, shape: Shape, logits: bool) -> None:
+def _read(settings: Settings) -> tuple[Surgery, Decoder, Path, Lengths]:
+    """A decoder as it was exported, with what is known of it."""
+    file = read_model(settings.model)
+    assert file.directory is not None
+    fold_merged(file.proto)
+    s = Surgery(file.proto)
+    decoder = find_roles(s, settings)
+    s = _without_clashes(s, decoder)
+    if not is_plain(s, decoder):
+        return s, decoder, file.directory, Lengths(frozenset(), {})
+    return s, decoder, file.directory, find_lengths(s, file.directory, decoder)
+
+
+def _without_clashes(s: Surgery, decoder: Decoder) -> Surgery:
+    """The graph with other names for what has one that the step needs; it may not be a role's."""
+    names = {TOKENS, POSITION, COUNT, START, NEXT, NEXT_POSITION, LOGITS, SEEN, NOW_SEEN, *_DATA}
+    roles = {decoder.logits, decoder.mask, decoder.positions}
+    roles |= {name for c in decoder.caches for name in (c.past, c.present)}
+    roles |= {decoder.tokens} - {TOKENS}
+    if clash := sorted(name for name in roles if name in names):
+        raise ModelError("inputs and outputs have names that a step needs", given=clash)
+    free_names(s.graph, names)
+    return Surgery(s.model)
+
+
+def _choose(s: Surgery, decoder: Decoder, shape: Shape, aligned: bool) -> None:
     """The head on the last real token only, then the choice of the next one."""
     rows = decoder.logits
     head = _head(s, rows)
@@ -94,7 +123,11 @@ def _choose(s: Surgery, decoder: Decoder, shape: Shape, logits: bool) -> None:
     s.add_last("Add", [POSITION, COUNT], [NEXT_POSITION])
     if shape.penalised:
         s.add("See", [SEEN, TOKENS], [NOW_SEEN])
-    chosen = add_sampling(s, shape, flat, NEXT_POSITION, decoder.vocabulary)
+    place = NEXT_POSITION
+    if shape.drawn and aligned:
+        # What is drawn depends on the place in the row: padding in front of it does not count.
+        (place,) = s.add_last("Sub", [NEXT_POSITION, START])
+    chosen = add_sampling(s, shape, flat, place, decoder.vocabulary)
     s.add_last("Identity", [chosen], [NEXT])
 
 

@@ -18,7 +18,7 @@ from monograph.ir import Array
 
 OWN = "monograph"
 """The domain of the pieces, and of ops that ONNX does not have."""
-_PLAIN = ("Add", "Cast", "Identity")
+_PLAIN = ("Add", "Cast", "Identity", "Range", "Sub")
 """Ops of ONNX that mean the same at every opset since 13."""
 
 
@@ -114,7 +114,7 @@ class Surgery:
         nodes = list(self._front)
         for node in self.graph.node:
             nodes += [*before[id(node)], node]
-        kept = _needed([*nodes, *last], {o.name for o in self.graph.output})
+        kept = needed_nodes([*nodes, *last], {o.name for o in self.graph.output})
         copies = [_copy(node) for node in kept]
         del self.graph.node[:]
         self.graph.node.extend(copies)
@@ -175,6 +175,24 @@ def rename_captures(graph: onnx.GraphProto, old: str, new: str) -> None:
             output.name = new
 
 
+def free_names(graph: onnx.GraphProto, names: set[str]) -> None:
+    """Gives what a graph makes or holds under one of these names another one."""
+    made = {t.name for t in graph.initializer} | {n for node in graph.node for n in node.output}
+    for old in sorted(names & made):
+        new = f"~own.{old}"
+        for tensor in graph.initializer:
+            tensor.name = new if tensor.name == old else tensor.name
+        for output in graph.output:
+            output.name = new if output.name == old else output.name
+        for node in graph.node:
+            for listed in (node.input, node.output):
+                for i, name in enumerate(listed):
+                    if name == old:
+                        listed[i] = new
+            for inner in graphs_of(node):
+                rename_captures(inner, old, new)
+
+
 def inline_branch(model: onnx.ModelProto, node: onnx.NodeProto, branch: onnx.GraphProto) -> None:
     """Puts the nodes of an If's branch in its place; the file then has no such If."""
     graph = model.graph
@@ -207,7 +225,7 @@ def _copy(node: onnx.NodeProto) -> onnx.NodeProto:
     return made
 
 
-def _needed(nodes: list[onnx.NodeProto], wanted: set[str]) -> list[onnx.NodeProto]:
+def needed_nodes(nodes: list[onnx.NodeProto], wanted: set[str]) -> list[onnx.NodeProto]:
     """The nodes that some wanted value depends on, in their order."""
     wanted = set(wanted)
     kept = []

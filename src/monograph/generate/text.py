@@ -11,6 +11,8 @@ from monograph.errors import ConfigError, ModelError
 INSTALL = "pip install 'monograph[llm]', or give token ids"
 _HELD = "\ufffd"
 """What stands for bytes that are no whole character yet."""
+_PIECES = 4
+"""Behind the tokens of so many pieces of text a token is decoded."""
 
 
 class Text:
@@ -42,31 +44,52 @@ class Text:
         return str(self._made.decode(list(tokens)))
 
     def token(self, text: str) -> int | None:
-        """The id of a token, by its text; None where the vocabulary has none."""
+        """The id of a token, by its text; None where no single token has that text.
+
+        A vocabulary may spell texts in its own way (a space as another character): what the text is
+        encoded as counts then.
+        """
         found: int | None = self._made.token_to_id(text)
-        return found
+        if found is not None:
+            return found
+        ids = list(self._made.encode(text, add_special_tokens=False).ids)
+        return ids[0] if len(ids) == 1 and self.decode(ids).strip() == text.strip() else None
 
 
 class TextStream:
-    """Text that comes token by token: characters of several tokens are held until complete."""
+    """Text that comes token by token: characters of several tokens are held until complete.
+
+    A token's text depends on those before it (spaces, bytes of one character), but not on those far
+    before it: each is decoded behind the tokens of a few pieces, not behind all.
+    """
 
     def __init__(self, text: Text) -> None:
         self._text = text
         self._tokens: list[int] = []
-        self._shown = 0
+        """Those of the last pieces, and what is held."""
+        self._ends: list[int] = []
+        """Where pieces end among them: there no character is open."""
+        self._before = ""
+        """The text of them that was shown."""
 
     def put(self, token: int) -> str:
         """The text that a token adds."""
         self._tokens.append(token)
         whole = self._text.decode(self._tokens)
-        if whole.endswith(_HELD):
-            return ""
-        return self._new(whole)
+        return "" if whole.endswith(_HELD) else self._shown(whole)
 
     def end(self) -> str:
         """What was held back."""
-        return self._new(self._text.decode(self._tokens))
+        return self._shown(self._text.decode(self._tokens))
 
-    def _new(self, whole: str) -> str:
-        new, self._shown = whole[self._shown :], len(whole)
+    def _shown(self, whole: str) -> str:
+        """What is new of a text, which is shown now."""
+        new, self._before = whole[len(self._before) :], whole
+        if not new:
+            return ""
+        self._ends.append(len(self._tokens))
+        if len(self._ends) > _PIECES:
+            first = self._ends[0]
+            self._tokens, self._ends = self._tokens[first:], [e - first for e in self._ends[1:]]
+            self._before = self._text.decode(self._tokens)
         return new

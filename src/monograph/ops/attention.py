@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from monograph.errors import ExecutionError, InferError
-from monograph.ir import Array, Dim, Op, TensorType, Type, broadcast, from_numpy, sample
+from monograph.ir import Array, Dim, Op, TensorType, Type, from_numpy, sample
 from monograph.ir.dtype import BOOL, FLOAT, INT
 from monograph.ir.types import merge_dims
 from monograph.ops.base import (
@@ -21,6 +22,7 @@ from monograph.ops.base import (
 )
 
 MASK, LENGTHS, SINKS = "mask", "lengths", "sinks"
+MISFIT = "the mask does not broadcast to the scores"
 
 
 @dataclass(frozen=True)
@@ -102,9 +104,10 @@ class Attention(Op):
         if name == MASK:
             if t.dtype.kind != BOOL and t.dtype != dtype:
                 raise InferError("a mask is bool or as q", expected=dtype, given=t)
-            broadcast(t.shape, scores)
             if t.rank > 4:
                 raise InferError("a mask has at most rank 4", given=t)
+            if not _fits(t.dims, scores):
+                raise InferError(MISFIT, expected=[*scores], given=t)
             return
         if name == LENGTHS:
             check_kinds(t.dtype, (INT,))
@@ -136,6 +139,8 @@ class Attention(Op):
         if self.softcap > 0:
             scores = self.softcap * np.tanh(scores / self.softcap)
         mask = given.get(MASK)
+        if mask is not None and not _fits(mask.shape, scores.shape):
+            raise ExecutionError(MISFIT, expected=[*scores.shape], given=[*mask.shape])
         if mask is not None and mask.dtype != np.bool_:
             scores = scores + widen(mask)
         visible = self.visible(q.shape[2], k.shape[2], given.get(LENGTHS))
@@ -166,6 +171,12 @@ class Attention(Op):
         return visible & (key > place - self.window) if self.window else visible
 
 
+def _fits(mask: Sequence[Dim], scores: Sequence[Dim]) -> bool:
+    """Whether a mask broadcasts to the scores without making them larger, as far as is known."""
+    pairs = zip(mask[::-1], scores[::-1], strict=False)
+    return all(a in (1, b) or isinstance(a, str) or isinstance(b, str) for a, b in pairs)
+
+
 def _in_order(extra: tuple[str, ...]) -> bool:
     return extra == tuple(name for name in (MASK, LENGTHS, SINKS) if name in extra)
 
@@ -194,7 +205,8 @@ class Rope(Op):
             if t.rank != rank:
                 raise InferError(f"a tensor of rank {rank} is needed", given=t)
         for t in (cos, sin):
-            broadcast(t.dims[:1], x.dims[:1])
+            if not _fits(t.dims[:1], x.dims[:1]):
+                raise InferError("there are angles for other batch rows", expected=x, given=t)
             merge_dims(t.dims[1], x.dims[2])
             half, size = t.dims[2], x.dims[3]
             if isinstance(half, int) and isinstance(size, int) and 2 * half > size:

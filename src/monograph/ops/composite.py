@@ -68,14 +68,15 @@ class Gelu(Unary):
         return np.asarray(x * (0.5 * (1 + inner)))
 
     def scalar(self, b: ScalarBuilder, x: Scalar) -> Scalar:
-        half = b.constant(0.5, x.dtype)
-        if self.approximate:
-            # sqrt(2 / pi) (x + 0.044715 x^3), as x times a polynomial of x^2
-            first, cubic = (b.constant(math.sqrt(2 / math.pi) * c, x.dtype) for c in (1, GELU_CUBE))
-            inner = b.tanh(b.mul(x, b.fma(b.mul(x, x), cubic, first)))
-        else:
-            inner = b.erf(b.mul(x, b.constant(math.sqrt(0.5), x.dtype)))
-        return b.mul(x, b.fma(half, inner, half))
+        if not self.approximate:
+            return b.mul(x, b.normal(x))
+        # x (1 + tanh(y)) / 2 is x / (1 + e^-2y), where nothing cancels; y is x times a polynomial
+        # of x^2.
+        first, cubic = (
+            b.constant(-2 * math.sqrt(2 / math.pi) * c, x.dtype) for c in (1, GELU_CUBE)
+        )
+        power = b.exp(b.mul(x, b.fma(b.mul(x, x), cubic, first)))
+        return b.div(x, b.add(b.constant(1.0, x.dtype), power))
 
 
 @dataclass(frozen=True)

@@ -101,7 +101,9 @@ def why_not(region: Region, new: Buffer, old: Buffer, places: Places) -> str | N
         readers = [i for i, v in enumerate(anchor.inputs) if _is_in(v, old, places)]
         if cache is None or readers != [cache]:
             return "the kernel reads it at other places too"
-        a, b = places.storage[item], places.storage[anchor.inputs[cache]]
+        a, b = places.storage[item], places.storage.get(anchor.inputs[cache])
+        if b is None:
+            return "what is updated is a view of it"
         return None if (a.strides, a.offset) == (b.strides, b.offset) else "it lies elsewhere"
     return "it is no result of its own"
 

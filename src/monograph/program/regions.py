@@ -21,7 +21,6 @@ from monograph.ir import (
     TensorType,
     TupleType,
     Type,
-    Value,
     subgraphs,
 )
 from monograph.ir.dtype import COMPLEX, STRING
@@ -98,12 +97,13 @@ def _why_held(type_: Type) -> str:
     return "" if type_.is_static else "data decide a size that nothing bounds"
 
 
-def is_decided(value: Value) -> bool:
-    """Whether a condition that a device computes says what of an op runs, or how often.
+def is_decided(step: Step) -> bool:
+    """Whether a condition that a device computes says what of a step runs, or how often.
 
     A Scan is not: its turns are counted beforehand. What is in one may be.
     """
-    return _is_decided(value.op)
+    anchor = step.region.anchor
+    return anchor is not None and _is_decided(anchor.op)
 
 
 def _is_decided(op: Op) -> bool:
@@ -120,6 +120,8 @@ class SplitAtHost:
     """What the target leaves to the host, and why."""
     conditional_nodes: bool = True
     """Whether launches of the target can look at a condition themselves."""
+    decided: Callable[[Step], bool] = is_decided
+    """Which steps would have to: a target may know of more loops how often they turn."""
 
     def run(self, program: Program) -> Program:
         """The same Program, which now says how its steps are launched."""
@@ -129,9 +131,8 @@ class SplitAtHost:
 
     def reason(self, step: Step) -> str:
         """Why the host comes in at a step; "" where it does not."""
-        anchor = step.region.anchor
         why = self.host_reason(step.region)
-        if not why and not self.conditional_nodes and anchor is not None and is_decided(anchor):
+        if not why and not self.conditional_nodes and self.decided(step):
             return NO_CONDITIONS
         return why
 

@@ -147,9 +147,10 @@ def measured(generator: Generator, prompt_tokens: int, new_tokens: int, limit: i
 
 def launches(generator: Generator) -> float:
     """Launches of a step, or the share of one where many tokens were made in one launch."""
-    engine = generator.engine
-    if engine.timing.decode_launches and engine.timing.decode_runs > engine.timing.decode_launches:
-        return engine.timing.decode_launches / engine.timing.decode_runs
+    engine, timing = generator.engine, generator.engine.timing
+    if timing.decode_launches and timing.decode_runs > timing.decode_launches:
+        each = engine.loop_session().stats["launches_per_run"]
+        return float(each * timing.decode_launches / timing.decode_runs)
     stats = generator.session.stats
     if stats.get("replays", 0) + stats.get("captures", 0) >= stats["runs"] > 0:
         return 1.0
@@ -263,6 +264,8 @@ def decoding_lines(found: Decoding) -> list[str]:
 
 
 def _launches_text(count: float) -> str:
+    if not count:
+        return "nothing is launched"
     return "1 launch a token" if count == 1 else f"{count:.3g} launches a token"
 
 

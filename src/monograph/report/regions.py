@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,14 @@ from monograph.program.expand import expand
 from monograph.program.kinds import is_native
 from monograph.program.parts import in_parts
 from monograph.program.program import Program, Step, lower
-from monograph.program.regions import GraphStep, HostStep, SplitAtHost, kind_of, summary
+from monograph.program.regions import (
+    GraphStep,
+    HostStep,
+    SplitAtHost,
+    held_by_host,
+    kind_of,
+    summary,
+)
 from monograph.program.stages import Cut, cut, settled
 from monograph.program.waits import stops
 from monograph.report.execute import Notes, Request, about_sizes, advising
@@ -94,6 +102,7 @@ def _on_cpu(graph: Graph, target: str) -> Launching:
 
 
 def _on_gpu(graph: Graph, target: str) -> Launching:
+    from monograph.codegen.triton.decided import needs_conditions
     from monograph.codegen.triton.kernel import Arch
     from monograph.codegen.triton.select import GpuTarget, family
 
@@ -107,22 +116,32 @@ def _on_gpu(graph: Graph, target: str) -> Launching:
     backend = "hip" if device.startswith("gfx") else DEFAULT_ARCH[0]
     name = device if device.startswith(("gfx", "sm_")) else DEFAULT_ARCH[1]
     lowered = lower(with_states(expand(first))[0], GpuTarget())
-    # HIP has no conditional nodes; of a CUDA driver it is not known how old it is.
-    program = SplitAtHost(conditional_nodes=backend == "cuda").run(lowered)
     arch = Arch(backend, name)
+    works = {s.index: _works(lowered, s, arch) for s in lowered.steps}
+
+    def decided(step: Step) -> bool:
+        return any(map(needs_conditions, works[step.index] or ()))
+
+    # HIP has no conditional nodes; of a CUDA driver it is not known how old it is.
+    program = SplitAtHost(conditional_nodes=backend == "cuda", decided=decided).run(lowered)
     held = {x.step.index for x in program.launches if isinstance(x, HostStep)}
-    kernels = {s.index: 0 if s.index in held else _kernels(program, s, arch) for s in program.steps}
+    kernels = {i: 0 if i in held else _kernels(w) for i, w in works.items()}
     return Launching(target, program, kernels, _ends(parts))
 
 
-def _kernels(program: Program, step: Step, arch: Any) -> int:
-    """Kernels of a step by default, those inside branches and loops counted once."""
+def _works(program: Program, step: Step, arch: Any) -> Sequence[Work] | None:
+    """What a step becomes by default; None where no kernel computes it."""
     from monograph.codegen.triton import select
     from monograph.codegen.triton.kernel import GpuContext
 
-    if not select.serves(step.region):
-        return 1  # compiling it says what is wrong
-    return sum(map(_count, select.candidates(GpuContext(program, step, arch))[0].make()))
+    if held_by_host(step.region) or not select.serves(step.region):
+        return None
+    return select.candidates(GpuContext(program, step, arch))[0].make()
+
+
+def _kernels(works: Sequence[Work] | None) -> int:
+    """Kernels of a step, those inside branches and loops counted once."""
+    return 1 if works is None else sum(map(_count, works))  # compiling it says what is wrong
 
 
 def _count(work: Work) -> int:

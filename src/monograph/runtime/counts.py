@@ -51,6 +51,8 @@ class Counts:
     """Ports that had moved. On the CPU addresses are looked up by each run: none has to."""
     for_callers: int = 0
     """Runs that were recorded into a graph of the caller's."""
+    fetched: int = 0
+    """Runs whose large arrays a GPU fetched from where they are, without gathering them."""
     staged: Counter[str] = field(default_factory=Counter)
     """Copies of inputs and outputs where they are computed on, by port and reason."""
     fallbacks: Counter[str] = field(default_factory=Counter)
@@ -62,6 +64,7 @@ class Counts:
         self.replays += other.replays
         self.rebinds += other.rebinds
         self.for_callers += other.for_callers
+        self.fetched += other.fetched
         self.staged.update(other.staged)
         self.fallbacks.update(other.fallbacks)
 
@@ -72,6 +75,7 @@ class Counts:
             "replays": self.replays,
             "rebinds": self.rebinds,
             "recorded_for_callers": self.for_callers,
+            "fetched": self.fetched,
             "staged": dict(self.staged),
             "fallbacks": dict(self.fallbacks),
         }

@@ -17,6 +17,7 @@ import numpy as np
 
 from monograph.codegen.llvm.features import Features
 from monograph.codegen.llvm.select import compiles
+from monograph.errors import ExecutionError
 from monograph.ir import Array, Graph, Input, Item, TensorType, Value
 from monograph.program.draws import with_states
 from monograph.program.expand import expand
@@ -66,6 +67,10 @@ class Compiler:
             self.tally.watch(made)
         return made
 
+    def recording(self) -> bool:
+        """Never: what records is a GPU's."""
+        return False
+
 
 class Compiling(Protocol):
     """How stages are compiled for some target; their executables are of its kind."""
@@ -93,6 +98,9 @@ class Compiling(Protocol):
     @property
     def splits_complex(self) -> bool:
         """Whether complex numbers are computed with as pairs of real ones."""
+
+    def recording(self) -> bool:
+        """Whether the caller records a graph of their own, where nothing can be waited for."""
 
     @property
     def tally(self) -> Tally | None:
@@ -143,6 +151,11 @@ class StagedExecutable:
         return deliver(names, self._run(feeds), out)
 
     def _run(self, feeds: Mapping[str, Any]) -> list[Any]:
+        if self.stops and self._compiler.recording():
+            raise ExecutionError(
+                "a run whose sizes data decide cannot be recorded into a caller's graph",
+                given=self._why,
+            )
         self.runs += 1
         if self.stops and not self.goes_on:
             self.counts.fallbacks[self._why] += 1

@@ -11,7 +11,7 @@ import torch
 
 from monograph.codegen.triton.layout import ARENA, PORT, Where
 from monograph.ir import Graph, constant, unpack
-from monograph.ir.dtype import f32
+from monograph.ir.dtype import bf16, f16, f32
 from monograph.ops.control import If, Loop
 from monograph.ops.elementwise import Add, Less, Mul, Sub
 from monograph.ops.functions import Exp
@@ -54,7 +54,8 @@ def warm_up() -> None:
         graphs.streams(LANES)
         graphs._made(graphs._inner, DEEPEST)
         graphs.prepare(Controlled(Nest(REPEAT, (1,))))
-        graphs.prepare(Copy(0, 0, 16, TO_DEVICE, control=1))
+        for narrowed in (None, f16, bf16):
+            graphs.prepare(Copy(0, 0, 16, TO_DEVICE, control=1, narrowed=narrowed))
 
 
 def executable(graph: Graph, on: Device | None = None) -> GpuExecutable:
@@ -78,6 +79,21 @@ def library(_: Any = None) -> Running:
     shape = (ROWS, WIDTH)
     calls = [(Call(product, shape, shape), ("x", "0")), (Call(product, shape, shape), ("0", "y"))]
     return of_calls(calls, {"x": shape}, {"y": shape})
+
+
+def through_temporaries(count: int) -> Running:
+    """Of so many rows, a few products by a library, by way of memory that it takes for a while."""
+
+    def products(x: torch.Tensor, to: torch.Tensor) -> None:
+        to.copy_((x * 3 + 1).relu() @ x.t().contiguous() @ x)
+
+    shape = (count, WIDTH)
+    return of_calls([(Call(products, shape, shape), ("x", "y"))], {"x": shape}, {"y": shape})
+
+
+def temporaries(_: Any = None) -> Running:
+    """Through memory that a library takes for a while."""
+    return through_temporaries(ROWS)
 
 
 def state(_: Any = None) -> Running:
@@ -127,7 +143,7 @@ def feeds(kind: str, seed: int) -> dict[str, torch.Tensor]:
 
     if kind == "model":
         return {"x": some(4, 16)}
-    if kind == "library":
+    if kind in ("library", "temporaries"):
         return {"x": some(ROWS, WIDTH)}
     if kind == "state":
         return {"x": some(64), "past": some(64)}

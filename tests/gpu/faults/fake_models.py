@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from monograph.runtime.gpu.running import Running
 from monograph.runtime.gpu.slots import ALIGNED
 from tests.gpu.fake_driver import FakeDriver, FakeLibrary, FakeRecord
+from tests.gpu.faults.fakes import Driver
 from tests.gpu.replay_models import (
+    BYTES,
     SIZE,
     arena,
     branch,
@@ -21,7 +25,7 @@ from tests.gpu.replay_models import (
     slot,
 )
 
-__all__ = ["branch", "feeds", "library", "loop", "model", "state"]
+__all__ = ["branch", "feeds", "library", "loop", "model", "state", "temporaries"]
 model, state = chain, counter
 
 
@@ -38,12 +42,27 @@ def library(driver: FakeDriver) -> Running:
     return running(driver, [slot("x")], [slot("y")], works)
 
 
+def temporaries(driver: Driver) -> Running:
+    """y = (x + 1) * 2 by a library, through memory that it takes for a while."""
+
+    def launch(stream: int, name: str, run: Any, *words: int) -> None:
+        driver.launch(stream, name, run, [w.to_bytes(8, "little") for w in words])
+
+    def call(words: list[int], stream: int) -> None:
+        with driver.memory.taken(BYTES) as between:
+            launch(stream, "there", plus_one, words[0], between)
+            launch(stream, "back", double, between, words[1])
+
+    works = [(FakeLibrary(call, 2), [port("input:x"), port("output:y")])]
+    return running(driver, [slot("x")], [slot("y")], works)
+
+
 def feeds(kind: str, seed: int) -> dict[str, torch.Tensor]:
     names = ("x", "past") if kind == "state" else ("x",)
     generator = torch.Generator().manual_seed(seed)
     found = {n: _aligned(torch.randn(SIZE, generator=generator)) for n in names}
-    if kind in ("loop", "branch"):  # they end only for numbers above nought
-        found["x"].abs_().add_(0.5).mul_(1 if seed % 2 else 60)
+    if kind in ("loop", "branch"):  # above nought, and by turns below a hundred and above
+        found["x"].abs_().add_(0.5).mul_(1 if seed % 2 else 250)
     return found
 
 

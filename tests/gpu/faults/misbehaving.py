@@ -6,10 +6,16 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+from monograph.runtime.gpu.capture import every_record
+from monograph.runtime.gpu.control import Controlled
 from monograph.runtime.gpu.graphs import GraphError, Handle
+from monograph.runtime.gpu.running import Running
 
 QUERIES = frozenset({"abort", "capturing", "capturing_now", "current", "guard", "here", "using"})
 """Methods that are no calls to a driver, or that only clear up: they are never made to fail."""
+
+LOCAL = frozenset({"function", "kind", "nodes", "used_on"})
+"""Calls that no driver need be asked for."""
 
 
 class Misbehaving:
@@ -19,6 +25,7 @@ class Misbehaving:
         self.inner = inner
         self.calls: Counter[str] = Counter()
         self._faults: dict[str, tuple[int, Exception, bool]] = {}
+        self._dead: Exception | None = None
 
     def fail(
         self, call: str, after: int = 0, error: Exception | None = None, done: bool = False
@@ -30,9 +37,14 @@ class Misbehaving:
         found = error or GraphError(f"{call} fails on purpose")
         self._faults[call] = after, found, done
 
+    def die(self, error: Exception) -> None:
+        """Every call raises from now on, as after an error that a device does not recover from."""
+        self._dead = error
+
     def well(self) -> None:
         """Nothing fails any more, and nothing is hooked."""
         self._faults.clear()
+        self._dead = None
         vars(self).pop("add_kernel", None)  # it holds on to the record, and that to memory
 
     @property
@@ -57,6 +69,8 @@ class Misbehaving:
         return called
 
     def _called(self, name: str, carry_out: Callable[[], Any]) -> Any:
+        if self._dead is not None and name not in LOCAL:
+            raise self._dead
         if name not in self._faults:
             return carry_out()
         after, error, done = self._faults.pop(name)
@@ -70,9 +84,14 @@ class Misbehaving:
         raise error
 
 
+def kernels_of(executable: Running) -> list[Any]:
+    """All launches of an executable, those inside branches and loops included."""
+    return [r for r in every_record(executable._records) if not isinstance(r, Controlled)]
+
+
 def hook(replay: Any, number: int, what: Callable[[], None]) -> None:
     """Has something happen before a launch becomes a node, once."""
-    record, graphs = replay.executable._records[number], replay.graphs
+    record, graphs = kernels_of(replay.executable)[number], replay.graphs
     done: list[bool] = []
 
     def once() -> None:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -26,9 +27,11 @@ from monograph.runtime.gpu.executable import GpuExecutable
 from monograph.runtime.gpu.graphs import Handle
 from monograph.runtime.gpu.replay import Replay
 from monograph.runtime.gpu.running import Running
+from monograph.runtime.pending import Pending
 from monograph.session import Session
-from tests.gpu.fake_driver import FakeDevice, FakeDriver, FakeGraphs
+from tests.gpu.fake_driver import FakeDevice
 from tests.gpu.faults import device_models, fake_models
+from tests.gpu.faults.fakes import Driver, PooledGraphs
 from tests.gpu.faults.misbehaving import Misbehaving
 
 ON_DEVICE = os.environ.get("MONOGRAPH_TEST_DEVICE", "") == "cuda"
@@ -47,14 +50,14 @@ class Rig:
     """A driver of graphs, and models for it."""
 
     def __init__(self, builds: bool = True) -> None:
-        self.driver: Any = None if ON_DEVICE else FakeDriver()
+        self.driver: Any = None if ON_DEVICE else Driver()
         self.models: Any = device_models if ON_DEVICE else fake_models
         self.graphs: Any = Misbehaving(self._graphs(builds))
         self.builds = builds
 
     def _graphs(self, builds: bool) -> Any:
         if not ON_DEVICE:
-            return FakeGraphs(self.driver, builds=builds)
+            return PooledGraphs(self.driver, builds=builds)
         made = device_models.shared_graphs()
         made.builds = builds
         return made
@@ -78,15 +81,18 @@ class Rig:
         on = None if ON_DEVICE else FakeDevice(self.driver)
         return device_models.executable(graph, on)
 
-    def load(self, model: Any, **options: Any) -> Session:
+    def device(self) -> Any:
+        """The driver's device as sessions open it; those that share one share its kernels."""
+        if not ON_DEVICE:
+            return FakeDevice(self.driver, self.graphs)
+        made = device_models.new_device()
+        made.graphs = self.graphs
+        return made
+
+    def load(self, model: Any, on: Any = None, **options: Any) -> Session:
         """A session on the driver's device."""
         options = {"tune": "off", "cache_dir": ""} | options
-        device: Any = None
-        if ON_DEVICE:
-            device = device_models.new_device()
-            device.graphs = self.graphs
-        else:
-            device = FakeDevice(self.driver, self.graphs)
+        device = self.device() if on is None else on
         name = "gpu" if ON_DEVICE else "gpu:interpreter"
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(target, "open_device", lambda name: device)
@@ -111,11 +117,11 @@ class Rig:
             self.driver.drain()
 
     @contextmanager
-    def busy(self, stream: Any = None) -> Iterator[None]:
+    def busy(self, stream: Any = None, turns: int = 1) -> Iterator[None]:
         """Has what is enqueued inside wait a while before it runs."""
         if ON_DEVICE:
             with torch.cuda.stream(stream):
-                torch.cuda._sleep(SLEEP)
+                torch.cuda._sleep(turns * SLEEP)
             yield
             return
         self.driver.lazy = True
@@ -126,8 +132,11 @@ class Rig:
 
     def poison(self) -> list[torch.Tensor]:
         """Memory that was free, full of what spoils every result."""
-        sizes = [1 << n for n in (6, 10, 14, *((20,) if ON_DEVICE else ()))]
-        return [torch.full((n,), float("nan"), device=PLACE) for n in sizes for _ in range(8)]
+        sizes = [1 << n for n in (6, 10, 14, *((15, 16, 20) if ON_DEVICE else ()))]
+        made = [torch.empty(n, device=PLACE) for n in sizes for _ in range(8)]
+        if not ON_DEVICE:
+            made += self.driver.memory.free()
+        return [tensor.fill_(float("nan")) for tensor in made]
 
 
 def _device_memory() -> dict[str, int]:
@@ -170,12 +179,22 @@ class Case:
         equal(found, right)
         return found
 
+    def check_arrays(self, seed: int = 0) -> list[torch.Tensor]:
+        """The same for arrays of the host."""
+        feeds = self.feeds(seed)
+        right = [t.cpu() for t in self.right(feeds)]
+        arrays = self.replay.run({n: t.cpu().numpy() for n, t in feeds.items()})
+        assert all(isinstance(x, np.ndarray) for x in arrays)
+        found = [torch.from_numpy(x) for x in arrays]
+        equal(found, right)
+        return found
+
 
 @functools.cache
 def eager(kind: str) -> Running:
     """A model of a kind that is never captured; the fake driver's is its own."""
     made: Running = (
-        getattr(device_models, kind)() if ON_DEVICE else getattr(fake_models, kind)(FakeDriver())
+        getattr(device_models, kind)() if ON_DEVICE else getattr(fake_models, kind)(Driver())
     )
     return made
 
@@ -184,6 +203,12 @@ def equal(found: list[torch.Tensor], right: list[torch.Tensor]) -> None:
     """The same bits."""
     for number, (a, b) in enumerate(zip(found, right, strict=True)):
         assert torch.equal(bits(a), bits(b)), f"output {number} differs from an eager run"
+
+
+def waited(run: Callable[..., Any], *arguments: Any, **options: Any) -> list[Any]:
+    """The outputs of a run, whether it returns them or one that is still to be waited for."""
+    found = run(*arguments, **options)
+    return list(found.result() if isinstance(found, Pending) else found)
 
 
 def bits(tensor: torch.Tensor) -> torch.Tensor:
@@ -203,7 +228,8 @@ def watched() -> Iterator[None]:
 def fault(test: Callable[..., None]) -> Callable[..., None]:
     """A test of something that goes wrong, and of what is left after it.
 
-    It must end, a later recording must work, and nothing may be held any more.
+    It must end, a later recording must work and give the bits of an eager run, and nothing may be
+    held any more. That its own runs give these bits is for the test to say.
     """
     return leaving(0)(test)
 
@@ -229,10 +255,14 @@ def _with_checks(nbytes: int, test: Callable[..., None]) -> Callable[..., None]:
             rig.graphs.well()
             after = rig.held()
         before["bytes"] = before.get("bytes", 0) + nbytes
-        more = {k: n for k, n in after.items() if n > before.get(k, 0)}
-        assert more == {}, f"before {before}, after {after}"
+        assert grown(before, after) == {}, f"before {before}, after {after}"
 
     return run
+
+
+def grown(before: Mapping[str, int], after: Mapping[str, int]) -> dict[str, int]:
+    """Of what is held after something, that of which there is more than before."""
+    return {k: n for k, n in after.items() if n > before.get(k, 0)}
 
 
 def warm(rig: Rig) -> None:
@@ -246,6 +276,23 @@ def warm(rig: Rig) -> None:
 
 
 _WARM: set[bool] = set()
+
+
+@contextmanager
+def recorded(rig: Rig) -> Iterator[list[Callable[[], Any]]]:
+    """What is done inside becomes a graph of the caller's; afterwards it can be run."""
+    run: list[Callable[[], Any]] = []
+    if ON_DEVICE:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            yield run
+        run.append(graph.replay)
+        return
+    rig.graphs.begin(5)
+    with rig.driver.using(5):
+        yield run
+    executable = rig.graphs.instantiate(rig.graphs.end(5))
+    run.append(lambda: rig.graphs.launch(executable, 5))
 
 
 def in_thread(work: Callable[[], None]) -> list[BaseException]:

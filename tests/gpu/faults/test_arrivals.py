@@ -10,11 +10,14 @@ import pytest
 import torch
 
 from monograph.ir import constant
+from monograph.ir.dtype import bf16, f16, f32
+from monograph.ops.cast import Cast
 from monograph.ops.elementwise import Add, Mul
 from monograph.runtime.gpu import hosted
+from monograph.runtime.gpu.narrowing import can_narrow
 from monograph.runtime.gpu.replay import Replay
 from monograph.runtime.gpu.tuning import TuningCache
-from monograph.runtime.gpu.ways import FIRST, Measured, Way
+from monograph.runtime.gpu.ways import FIRST, HALVED, Measured, Way
 from tests.gpu.faults.rig import ON_DEVICE, Rig, fault
 from tests.gpu.faults.test_threads import allocate, pin, synchronise
 from tests.rules.checks import graph_of, value
@@ -34,7 +37,10 @@ def free(rig: Rig) -> None:
 WORKS = (allocate, synchronise, pin, free)
 
 
-@pytest.fixture(params=FIRST, ids=str)
+HALF = f16 if can_narrow(f16) else bf16
+
+
+@pytest.fixture(params=(*FIRST, *HALVED), ids=str)
 def _early(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     def timed(runs: Mapping[Way, Callable[[], None]]) -> dict[Way, float]:
         for run in runs.values():
@@ -45,10 +51,11 @@ def _early(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def scaled(rig: Rig) -> Replay:
-    """Three inputs, each scaled and moved by itself."""
+    """Three inputs, each scaled and moved by itself; the last two are rounded before."""
     two, one = constant(np.float32(2)), constant(np.float32(1))
     inputs = [value(f"f32[{n}]", f"x{i}") for i, n in enumerate(SIZES)]
-    graph = graph_of(*(Add()(Mul()(x, two), one) for x in inputs))
+    used = [inputs[0], *(Cast(f32)(Cast(HALF)(x)) for x in inputs[1:])]
+    graph = graph_of(*(Add()(Mul()(x, two), one) for x in used))
     return Replay(rig.compiled(graph), rig.graphs, measured=Measured(TuningCache(None), "here"))
 
 
@@ -58,7 +65,9 @@ def some(seed: int) -> dict[str, np.ndarray]:
 
 
 def check(found: list[np.ndarray], seed: int) -> None:
-    for y, x in zip(found, some(seed).values(), strict=True):
+    for number, (y, x) in enumerate(zip(found, some(seed).values(), strict=True)):
+        if number:
+            x = x.astype(HALF.numpy).astype(np.float32)
         np.testing.assert_array_equal(y, x * np.float32(2) + np.float32(1))
 
 

@@ -17,7 +17,7 @@ from monograph.ops.functions import Exp
 from monograph.report.inputs import read_archive, split_archive
 from monograph.runtime.gpu.replay import Replay
 from tests.gpu.faults.device_models import growing, loop_graph
-from tests.gpu.faults.rig import ON_DEVICE, PLACE, Rig, equal, fault
+from tests.gpu.faults.rig import ON_DEVICE, PLACE, Rig, equal, fault, recorded
 from tests.rules.checks import graph_of, value
 
 SHARED = Path(__file__).parents[4] / "shared" / "models"
@@ -180,14 +180,73 @@ def test_ports_inside_a_body_are_staged(rig: Rig) -> None:
 def test_without_conditional_nodes_the_host_decides(
     rig: Rig, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """What is before and after is a graph each; the branch or the loop is the host's."""
     monkeypatch.setattr(rig.graphs.inner, "conditionals", False)
     case = rig.case(kind)
     for seed in range(3):
         case.check(seed)
-    assert case.stats["captures"] == 0
-    assert sum(case.stats["fallbacks"].values()) == 3
+    graphs = case.stats["captures"]
+    assert case.stats["replays"] == 3 * graphs
+    if not ON_DEVICE:  # there it is one step, and nothing else
+        assert graphs == (2 if kind == "loop" else 1)
+        assert case.stats["launches_per_run"] == graphs + 1
+    ((reason, count),) = case.stats["fallbacks"].items()
+    assert count == 3
+    assert "conditional nodes" in reason
+    assert case.replay.executable.syncs > 0
     with pytest.raises(ExecutionError, match="conditional nodes"):
         rig.case(kind, mode="require").check()
+    monkeypatch.undo()
+
+
+@pytest.mark.parametrize("kind", ["loop", "branch"])
+@fault
+def test_a_caller_who_captures_gets_conditional_nodes(rig: Rig, kind: str) -> None:
+    """Whatever data were there when it was recorded: the graph looks at those that come."""
+    case = rig.case(kind)
+    feeds = case.feeds(1)
+    case.check(3)
+    rig.synchronise()
+    with recorded(rig) as run:
+        found = case.replay.run(feeds)
+    for seed in (2, 1, 4):
+        for name, tensor in case.feeds(seed).items():
+            feeds[name].copy_(tensor)
+        run[0]()
+        rig.synchronise()
+        equal(found, case.right(feeds))
+    assert case.stats["recorded_for_callers"] == 1
+    assert case.replay.executable.syncs == 0
+    case.check(4)
+
+
+@pytest.mark.parametrize("lacking", ["a run before", "conditional nodes"])
+@pytest.mark.parametrize("kind", ["loop", "branch"])
+@fault
+def test_a_caller_who_captures_what_no_graph_of_theirs_can_hold(
+    rig: Rig, kind: str, lacking: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is said before anything is recorded: their graph goes on, and so do later runs."""
+    if lacking == "conditional nodes":
+        monkeypatch.setattr(rig.graphs.inner, "conditionals", False)
+    case, other = rig.case(kind), rig.case()
+    feeds, x = case.feeds(1), other.feeds(1)
+    if lacking == "conditional nodes":
+        case.check(3)
+    other.check(3)
+    right = other.right(x)
+    rig.synchronise()
+    syncs = case.replay.executable.syncs
+    with recorded(rig) as run:
+        with pytest.raises(ExecutionError, match="caller's graph"):
+            case.replay.run(feeds)
+        found = other.replay.run(x)
+        assert ON_DEVICE or len(rig.graphs.recorded(5)) == len(other.replay.executable._records)
+    run[0]()
+    rig.synchronise()
+    equal(found, right)
+    assert case.replay.executable.syncs == syncs
+    case.check(1)
     monkeypatch.undo()
 
 

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from monograph.errors import ExecutionError
-from tests.gpu.faults.rig import ON_DEVICE, PLACE, Rig, equal, fault, in_thread
+from tests.gpu.faults.rig import ON_DEVICE, PLACE, Rig, equal, fault, in_thread, recorded
+from tests.gpu.gpu_models import linear
 
 
 def new_stream(rig: Rig) -> Any:
@@ -167,6 +168,47 @@ def test_the_caller_captures_before_the_first_run(rig: Rig) -> None:
     assert case.stats["captures"] == 0
     case.check(1)
     assert case.stats["captures"] == 1
+
+
+@fault
+def test_the_caller_captures_at_a_new_shape(rig: Rig) -> None:
+    """Nothing is allocated, filled or sent into their graph: they are told, and it goes on."""
+    session = rig.load(linear())
+    x, other = torch.ones(2, 33, device=PLACE), torch.ones(3, 33, device=PLACE)
+    (right,) = (t.clone() for t in session.run({"x": x}))
+    rig.synchronise()
+    with recorded(rig) as run:
+        with pytest.raises(ExecutionError, match="new shapes"):
+            session.run({"x": other})
+        (found,) = session.run({"x": x})
+    run[0]()
+    rig.synchronise()
+    equal([found], [right])
+    assert session.stats["compiled"] == 1
+    session.run({"x": other})
+    assert session.stats["compiled"] == 2
+
+
+@fault
+def test_the_caller_captures_with_arrays_beside_tensors(rig: Rig) -> None:
+    """What would have to be brought to the device, or back, is refused before."""
+    case, other = rig.case("state"), rig.case()
+    feeds, x = case.feeds(), other.feeds()
+    right = other.right(x)
+    case.check()
+    other.check()
+    rig.synchronise()
+    with recorded(rig) as run:
+        with pytest.raises(ExecutionError, match="caller's graph"):
+            case.replay.run(feeds | {"x": np.ones(feeds["x"].shape, np.float32)})
+        with pytest.raises(ExecutionError, match="caller's graph"):
+            case.replay.run(feeds, {"y": np.empty(feeds["x"].shape, np.float32)})
+        found = other.replay.run(x)
+    run[0]()
+    rig.synchronise()
+    equal(found, right)
+    assert case.stats["recorded_for_callers"] == 0
+    case.check(1)
 
 
 @pytest.mark.skipif(not ON_DEVICE, reason="another device is torch's to choose")

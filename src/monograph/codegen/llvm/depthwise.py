@@ -25,13 +25,13 @@ from monograph.ops.conv import Conv
 from monograph.ops.window import CHANNELS_LAST
 from monograph.program.index import strides_of
 
-MOST_HELD = 8
-"""Taps of a row whose weights stay in registers; wider kernels load them as they go."""
+MOST_ROWS = 14
+"""Outputs of a row that stand in registers, at most."""
 
 
 def depthwise(context: KernelContext) -> Kernel:
     """A kernel for a depthwise convolution and what follows it."""
-    return _Depthwise(context).emit()
+    return Depthwise(context).emit()
 
 
 def packed_taps(weights: Array, blocks: Sequence[Block], dtype: type[np.generic]) -> Array:
@@ -54,7 +54,14 @@ def serves(value: Value) -> bool:
     return one and sums_in_f32(value)
 
 
-class _Depthwise:
+class Depthwise:
+    """The kernel, for floats; of other elements by what they are loaded and summed as."""
+
+    most_held = 8
+    """Taps of a row whose weights stay in registers; wider kernels load them as they go."""
+    sums = "float"
+    weight: type[np.generic] = np.float32
+
     def __init__(self, context: KernelContext) -> None:
         anchor = context.step.region.anchor
         assert anchor is not None
@@ -68,9 +75,9 @@ class _Depthwise:
         self.x = image(context, anchor.inputs[0], CHANNELS_LAST)
         self.dtype = anchor.inputs[0].dtype
         self.taps = Taps(self.kernel[-1], self.op.strides[-1], self.op.dilations[-1])
-        held = min(self.taps.size, MOST_HELD)
+        held = min(self.taps.size, self.most_held)
         room = max(2, context.features.registers - held - 4)
-        self.runs = split(self.shape[-2], min(room, 14))
+        self.runs = split(self.shape[-2], min(room, MOST_ROWS))
         lanes = context.features.lanes(32) if self.x.channel == 1 else 1
         self.blocks = blocks(self.shape[-1], lanes, 1)
 
@@ -79,7 +86,7 @@ class _Depthwise:
         for value in (*region.inputs, *region.outputs):
             if value is not self.anchor.inputs[1]:
                 context.argument(value)
-        self.packed = context.argument(Packed(packed_taps(self.weights, self.blocks, np.float32)))
+        self.packed = context.argument(Packed(packed_taps(self.weights, self.blocks, self.weight)))
         b = self.b = context.builder(len(context.arguments))
         self.pointers = pointers(b, context.arguments)
         self.epilogue = Epilogue(context, b)
@@ -113,7 +120,7 @@ class _Depthwise:
         x = b.offset(x, b.mul(c, self.dtype.itemsize * self.x.channel))
         w = b.offset(b.arguments[f"p{self.packed}"], b.mul(c, math.prod(self.kernel) * 4))
         lanes = block.lanes if block.lanes > 1 else 0
-        zero = b.number(0, "float", lanes)
+        zero = b.number(0, self.sums, lanes)
         sums = self._outer_taps(x, w, [zero] * run.size, run, lanes, 0, 0)
         *outer, w0 = place
 
@@ -142,14 +149,22 @@ class _Depthwise:
     def _row(self, x: Reg, w: Reg, sums: list[Reg], run: Run, lanes: int) -> list[Reg]:
         """Adds the products of one row of taps."""
         b = self.b
-        kind = vector(lanes, "float")
+        kind = vector(lanes, self.sums)
         held: dict[int, Reg] = {}
         sums = list(sums)
         for pixel in self.taps.pixels(run.size):
             place = b.offset(x, pixel * self.x.spatial[-1] * self.dtype.itemsize)
-            loaded = load_elements(b, self.dtype, place, lanes).reg
+            loaded = self._loaded(place, lanes)
             for r, k in self.taps.uses(pixel, run.size):
                 if k not in held:
                     held[k] = b.load(kind, b.offset(w, k * max(lanes, 1) * 4), 4)
-                sums[r] = b.intrinsic("fmuladd", loaded, held[k], sums[r])
+                sums[r] = self._added(loaded, held[k], sums[r])
         return sums
+
+    def _loaded(self, place: Reg, lanes: int) -> Reg:
+        """Elements of the input as they are summed."""
+        loaded: Reg = load_elements(self.b, self.dtype, place, lanes).reg
+        return loaded
+
+    def _added(self, x: Reg, w: Reg, total: Reg) -> Reg:
+        return self.b.intrinsic("fmuladd", x, w, total)

@@ -20,9 +20,9 @@ from monograph.codegen.llvm.scalar import LlvmScalars
 from monograph.codegen.llvm.types import register
 from monograph.ir import DType, Value
 from monograph.ops.scalar import Scalar
-from monograph.program.access import Element, Indices, Resolved, counters
-from monograph.program.index import Counter, Index, flatten, strides_of
-from monograph.program.loops import merge
+from monograph.program.access import Element, Indices, Resolved
+from monograph.program.index import Counter, Index, flatten
+from monograph.program.row_nest import positions_read, result_index, row_nest
 
 STREAMS = 4
 """Vectors under way at once, so that they need not wait for each other."""
@@ -81,48 +81,24 @@ class Rows:
     def _nest(self) -> None:
         """The index of the operand and of the result, in as few counters as memory allows."""
         shape = self.operand.tensor.static
-        plain = counters(shape)
         self.empty = 0 in shape
-        self.at = plain
-        if not self.empty:
-            kept = [1 if k in self.axes else d for k, d in enumerate(shape)]
-            # Kept and reduced dimensions are told apart by where the kept ones alone would lie.
-            apart = flatten(
-                [Index() if k in self.axes else i for k, i in enumerate(plain)], strides_of(kept)
-            )
-            self.at = merge(shape, plain, [apart, *self._positions(plain)])
-        self.out_at = self.result_index(self.at)
-        named = sorted(
-            {c for i in self.at for c in i.counters}, key=lambda c: (len(c.name), c.name)
-        )
-        across = {c for k, i in enumerate(self.at) if k not in self.axes for c in i.counters}
-        self.kept = [c for c in named if c in across]
-        self.reduced = [c for c in named if c not in across]
+        nest = row_nest(shape, self.axes, self._positions)
+        self.at, self.kept, self.reduced = nest.at, nest.kept, nest.reduced
+        self.out_at = self._result_index(self.at)
 
-    def result_index(self, at: Indices) -> Indices:
-        """Where the result of an element's row is, or the element of a result of the same shape."""
-        if self.anchor.tensor.static == self.operand.tensor.static:
-            return at
-        shape = self.anchor.tensor.static
-        if len(shape) == len(at):
-            return tuple(Index() if k in self.axes else i for k, i in enumerate(at))
-        return tuple(i for k, i in enumerate(at) if k not in self.axes)
+    def _result_index(self, at: Indices) -> Indices:
+        return result_index(self.operand, self.anchor, self.axes, at)
 
     def _positions(self, at: Indices) -> list[Index]:
         """Every position in memory that the kernel reads or writes."""
-        storage, out = self.elements.storage, self.result_index(at)
+        storage, out = self.elements.storage, self._result_index(at)
         orders = [self.elements.plan(self.outputs, out), self.parameter_order(at)]
         written = [flatten(out, storage[v].strides) for v in self.outputs]
         read = self._read_by(self.elements.plan((self.operand,), at))
         return read + [p for order in orders for p in self._read_by(order)] + written
 
     def _read_by(self, order: list[Resolved]) -> list[Index]:
-        storage = self.elements.storage
-        return [
-            flatten(r.element.at, storage[r.element.value].strides)
-            for r in order
-            if not r.operands and r.element.value in storage
-        ]
+        return positions_read(order, self.elements.storage)
 
     def parameter_order(self, at: Indices) -> list[Resolved]:
         """What the anchor's other operands need at an element; none unless a kernel says so."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from monograph.codegen.llvm.builder import Builder, Int, Reg
 from monograph.codegen.llvm.epilogue import Epilogue
@@ -27,6 +28,8 @@ from monograph.ops.interpolate import (
 from monograph.ops.scalar import Scalar
 from monograph.program.index import strides_of
 from monograph.program.strided import strided
+
+T = TypeVar("T")
 
 
 def serves(value: Value) -> bool:
@@ -92,6 +95,14 @@ def taps(
     s: LlvmScalars, place: Scalar, size: int, mode: str, outside: str
 ) -> list[tuple[Reg, Scalar]]:
     """The elements of one axis that a place reads, and the weight of each."""
+    near = neighbours(s, place, size, mode, outside)
+    return [(_within(s, integer_of(s, at), size, outside), weight) for at, weight in near]
+
+
+def neighbours(
+    s: LlvmScalars, place: Scalar, size: int, mode: str, outside: str
+) -> list[tuple[Scalar, Scalar]]:
+    """The whole places around one on an axis, some beyond its ends, and the weight of each."""
     place = tamed(s, place)
     whole = s.round(place) if mode == NEAREST else s.floor(place)
     steps = {NEAREST: (0,), LINEAR: (0, 1)}.get(mode, (-1, 0, 1, 2))
@@ -102,7 +113,7 @@ def taps(
         if outside == ZEROS:
             below, above = s.less(at, number(s, 0)), s.less_equal(number(s, size), at)
             weight = s.select(s.or_(below, above), number(s, 0), weight)
-        found.append((_within(s, integer_of(s, at), size, outside), weight))
+        found.append((at, weight))
     return found
 
 
@@ -140,13 +151,22 @@ def weighted(
     lead: list[Int],
     axes: list[list[tuple[Reg, Scalar]]],
 ) -> Scalar:
-    """The sum over all combinations of taps; a weight of zero silences what it is for."""
+    """The sum over all combinations of taps."""
+    return combined(s, axes, lambda places: reader.wide(value, [*lead, *places]))
+
+
+def combined(
+    s: LlvmScalars,
+    axes: Sequence[Sequence[tuple[T, Scalar]]],
+    read: Callable[[list[T]], Scalar],
+) -> Scalar:
+    """... of what is read at them; a weight of zero silences what it is for."""
     total = number(s, 0)
     for chosen in itertools.product(*axes):
         weight = chosen[0][1]
         for _, part in chosen[1:]:
             weight = s.mul(weight, part)
-        x = s.mul(reader.wide(value, [*lead, *(place for place, _ in chosen)]), weight)
+        x = s.mul(read([place for place, _ in chosen]), weight)
         silent = s.equal(weight, number(s, 0))
         total = s.add(total, s.select(silent, number(s, 0), x))
     return total

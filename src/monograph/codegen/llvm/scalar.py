@@ -232,6 +232,9 @@ class LlvmScalars(ScalarBuilder):
     def erf(self, x: Scalar) -> Scalar:
         return self._function("erf", x)
 
+    def normal(self, x: Scalar) -> Scalar:
+        return self._function("normal", x)
+
     def sigmoid(self, x: Scalar) -> Scalar:
         return self._function("sigmoid", x)
 

@@ -24,8 +24,9 @@ from monograph.ops.scalar import Scalar
 from monograph.program.access import Element, aligned
 from monograph.program.index import Index
 
-ROWS = ((2, 4), (4, 4), (8, 4), (1, 4), (16, 4), (4, 2), (8, 8))
-"""Columns of a program and its warps, for one row."""
+ROWS = ((4, 4), (4, 2), (128, 16), (8, 4), (64, 16), (2, 4), (32, 8), (8, 8), (16, 4), (1, 4))
+"""Columns of a program and its warps, for one row. Where one holds all columns of the first
+product, nobody waits for others."""
 MOST = 1 << 15
 """Products that a program holds at once, for one row."""
 MOST_PARTS = {True: 256, False: 16}

@@ -9,9 +9,9 @@ is read before the kernels in front have ended (dependent launch), where that is
 
 - How many keys count follows from inputs of the program, which no kernel of a run writes to. It is
   computed anew from them, not read from what a kernel has made of them.
-- Only this kernel writes into the caches. Rows of earlier runs are there: graphs come one after
-  the other, and of runs launched kernel by kernel some kernel in front of this one had first
-  waited for all before it and only then let the next one start.
+- Only this kernel writes into the caches, which are inputs. Rows of earlier runs are there: graphs
+  come one after the other, and of runs launched kernel by kernel some kernel in front of this one
+  had first waited for all before it and only then let the next one start.
 - The row that is new is taken from registers, whatever was read in its place.
 """
 
@@ -24,21 +24,20 @@ from dataclasses import dataclass
 from monograph.codegen.llvm import types
 from monograph.codegen.llvm.builder import Reg
 from monograph.codegen.triton.dot import BUSY
+from monograph.codegen.triton.early import leaves, stands
 from monograph.codegen.triton.elements import Elements
 from monograph.codegen.triton.flash import Config, Flash, heads_of
 from monograph.codegen.triton.kernel import Candidate, Fault, GpuContext, Launch, Scratch, Work
 from monograph.codegen.triton.reading import apart, write
 from monograph.codegen.triton.rope import element, turn
 from monograph.codegen.triton.sizes import power
-from monograph.ir import Constant, Input, Item, Value
+from monograph.ir import Input, Item, Value
 from monograph.ir.dtype import f32, i32, i64
 from monograph.ops.attention import Rope
-from monograph.ops.cast import Cast
 from monograph.ops.decoding import COS, COUNTS, KEYS, STARTS, VALUES, DecodeAttention, K, Q, V
-from monograph.ops.elementwise import Add, Sub
 from monograph.ops.scalar import Scalar
 from monograph.program.overwrite import root
-from monograph.program.place import INPUT
+from monograph.program.place import Places, Storage
 
 ROWS = 16
 """Rows of a tile: the fewest that a product of tiles has."""
@@ -48,8 +47,6 @@ PARTS = 64
 """Programs that one program joins the findings of, at most."""
 BARRIERS = ("gather", "pointwise")
 """Steps whose kernels let the next one start only after they have waited themselves."""
-SIMPLE = 8
-"""Ops between an input and how many keys count, at most: every program repeats them."""
 
 
 def serves(anchor: Value) -> bool:
@@ -123,10 +120,14 @@ def _apart(context: GpuContext) -> list[tuple[Value, Value]]:
     assert anchor is not None
     found = []
     for item, cache in _caches(context).items():
-        new, old = (places.storage[v].buffer.id for v in (item, cache))
-        if root(new, places.over) != root(old, places.over):
+        new, old = places.storage[item], places.storage.get(cache)  # None: a view of something
+        if old is None or _root(new, places) != _root(old, places):
             found.append((item, cache))
     return found
+
+
+def _root(storage: Storage, places: Places) -> int:
+    return root(storage.buffer.id, places.over)
 
 
 def _caches(context: GpuContext) -> dict[Value, Value]:
@@ -223,14 +224,15 @@ class _Step(Flash):
     def _early(self) -> Elements | None:
         """What how many keys count is computed by before the wait; None where it is not known."""
         context, given = self.context, self.given_values
-        steps = context.program.steps
+        steps, places = context.program.steps, context.program.places
         before = steps[: steps.index(context.step)]
-        leaves = _leaves((given[STARTS], given[COUNTS]), context)
-        if leaves is None or not any(s.region.kind in BARRIERS for s in before):
+        known = leaves((given[STARTS], given[COUNTS]), places)
+        if known is None or not any(s.region.kind in BARRIERS for s in before):
             return None
-        pointers = {v: self.k.pointer(v) for v in leaves if isinstance(v.op, Input)}
-        storage = context.program.places.storage
-        return Elements(self.w, storage, pointers, frozenset(leaves))
+        if not all(stands(given[i], places) for i in (KEYS, VALUES)):
+            return None
+        pointers = {v: self.k.pointer(v) for v in known if isinstance(v.op, Input)}
+        return Elements(self.w, places.storage, pointers, frozenset(known))
 
     def _read_places(self, e: Elements) -> None:
         """How many keys count, and where the new row goes."""
@@ -367,32 +369,3 @@ class _Step(Flash):
         made = w.let(f"tl.sum({found} * {scaled}[:, :, None], 0)", "x")
         head = w.let(f"{self.group} * {h.repeats} + {number}", "h")
         self._give(made, head, w.let(f"{number} < {h.rows}", "m"))
-
-
-def _leaves(values: Sequence[Value], context: GpuContext) -> tuple[Value, ...] | None:
-    """The inputs and constants that values are simply computed from; None where they are not.
-
-    Nothing of a run is written into such an input: kernels may read it at any time.
-    """
-    places = context.program.places
-    found: dict[Value, None] = {}
-    left, seen = list(values), set[Value]()
-    while left:
-        value = left.pop()
-        if value in seen:
-            continue
-        if isinstance(value.op, Input):
-            storage = places.storage.get(value)
-            if storage is None or storage.buffer.kind != INPUT:
-                return None
-            if storage.buffer.id in places.over.values():
-                return None
-            found[value] = None
-        elif isinstance(value.op, Constant) and value.tensor.size == 1:
-            found[value] = None
-        elif isinstance(value.op, (Add, Sub, Cast)) and len(seen) < SIMPLE:
-            seen.add(value)
-            left += value.inputs
-        else:
-            return None
-    return tuple(found)

@@ -22,10 +22,10 @@ from monograph.codegen.triton.writer import literal
 from monograph.ir import DType, Value
 from monograph.ir.dtype import f32, f64, i32
 from monograph.ops.scalar import Scalar
-from monograph.program.access import Element, Indices, Resolved, aligned, counters, resolve
-from monograph.program.index import Counter, Index, flatten, strides_of
+from monograph.program.access import Element, Indices, Resolved, aligned, resolve
+from monograph.program.index import Counter, Index, flatten
 from monograph.program.kinds import is_view
-from monograph.program.loops import merge
+from monograph.program.row_nest import positions_read, result_index, row_nest
 
 NARROWEST = 8
 """Neighbouring rows from which on it pays to lay lanes across rows."""
@@ -64,33 +64,15 @@ class Rows:
     def _nest(self) -> None:
         """The index of the operand and of the result, in as few counters as memory allows."""
         shape = self.operand.tensor.static
-        plain = counters(shape)
         self.empty = 0 in shape
-        self.at = plain
-        if not self.empty:
-            kept = [1 if d in self.axes else n for d, n in enumerate(shape)]
-            # Kept and reduced dimensions are told apart by where the kept ones alone would lie.
-            apart = flatten(
-                [Index() if d in self.axes else i for d, i in enumerate(plain)], strides_of(kept)
-            )
-            self.at = merge(shape, plain, [apart, *self._positions(plain)])
-        self.out_at = self.result_index(self.at)
-        named = sorted(
-            {c for i in self.at for c in i.counters}, key=lambda c: (len(c.name), c.name)
-        )
-        outer = {c for d, i in enumerate(self.at) if d not in self.axes for c in i.counters}
-        self.kept = [c for c in named if c in outer]
-        self.reduced = [c for c in named if c not in outer]
+        nest = row_nest(shape, self.axes, self._positions)
+        self.at, self.kept, self.reduced = nest.at, nest.kept, nest.reduced
+        self.out_at = self._result_index(self.at)
         self.count = math.prod(c.extent for c in self.kept)
         self.length = math.prod(c.extent for c in self.reduced)
 
-    def result_index(self, at: Indices) -> Indices:
-        """Where the result of an element's row is, or the element of a result of the same shape."""
-        if self.same_shape:
-            return at
-        if len(self.anchor.tensor.static) == len(at):
-            return tuple(Index() if d in self.axes else i for d, i in enumerate(at))
-        return tuple(i for d, i in enumerate(at) if d not in self.axes)
+    def _result_index(self, at: Indices) -> Indices:
+        return result_index(self.operand, self.anchor, self.axes, at)
 
     @property
     def same_shape(self) -> bool:
@@ -106,7 +88,7 @@ class Rows:
 
     def _positions(self, at: Indices) -> list[Index]:
         """Every position in memory that the kernel reads or writes."""
-        storage, out = self.elements.storage, self.result_index(at)
+        storage, out = self.elements.storage, self._result_index(at)
         orders = [
             self.elements.plan((self.operand,), at),
             self.elements.plan(self.outputs, out),
@@ -116,12 +98,7 @@ class Rows:
         return [p for order in orders for p in self._read_by(order)] + written
 
     def _read_by(self, order: list[Resolved]) -> list[Index]:
-        storage = self.elements.storage
-        return [
-            flatten(r.element.at, storage[r.element.value].strides)
-            for r in order
-            if not r.operands and r.element.value in storage
-        ]
+        return positions_read(order, self.elements.storage)
 
     def _choose_lane(self) -> None:
         """Lanes go along the counter that most accesses run along, the innermost of equals."""

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Sequence
 
-from monograph.codegen.llvm.sampling import _weight, number, tamed
+from monograph.codegen.llvm.sampling import combined, neighbours, number
 from monograph.codegen.triton.each import each
 from monograph.codegen.triton.kernel import Candidate, GpuContext, KernelWriter
 from monograph.codegen.triton.reading import apart, read, register
@@ -17,7 +16,7 @@ from monograph.ir import Value
 from monograph.ir.dtype import f64
 from monograph.ops.deform import DeformConv
 from monograph.ops.image import GridSample
-from monograph.ops.interpolate import LINEAR, MIRROR, NEAREST, REFLECT, ZEROS
+from monograph.ops.interpolate import LINEAR, MIRROR, REFLECT, ZEROS
 from monograph.ops.scalar import Scalar
 
 Taps = list[tuple[str, Scalar]]
@@ -47,18 +46,9 @@ def whole(w: Writer, text: str) -> Scalar:
 
 def taps(s: TritonScalars, place: Scalar, size: int, mode: str, outside: str) -> Taps:
     """What a place on an axis reads."""
-    place = tamed(s, place)
-    base = s.round(place) if mode == NEAREST else s.floor(place)
-    steps = {NEAREST: (0,), LINEAR: (0, 1)}.get(mode, (-1, 0, 1, 2))
-    found = []
-    for step in steps:
-        at = s.add(base, number(s, step))
-        weight = _weight(s, s.abs(s.sub(place, at)), mode)
-        if outside == ZEROS:
-            below, above = s.less(at, number(s, 0)), s.less_equal(number(s, size), at)
-            weight = s.select(s.or_(below, above), number(s, 0), weight)
-        found.append((_within(s.w, s.w.let(f"{at.reg}.to(tl.int64)", "n"), size, outside), weight))
-    return found
+    near = neighbours(s, place, size, mode, outside)
+    whole = [(s.w.let(f"{at.reg}.to(tl.int64)", "n"), weight) for at, weight in near]
+    return [(_within(s.w, at, size, outside), weight) for at, weight in whole]
 
 
 def _within(w: Writer, at: str, size: int, outside: str) -> str:
@@ -74,17 +64,11 @@ def _within(w: Writer, at: str, size: int, outside: str) -> str:
 def weighted(
     t: Tile, value: Value, lead: Sequence[str], axes: Sequence[Taps], mask: str | None
 ) -> Scalar:
-    """The sum over all combinations of taps; a weight of zero silences what it is for."""
+    """The sum over all combinations of taps."""
     s = t.elements.scalars
-    total = number(s, 0)
-    for chosen in itertools.product(*axes):
-        weight = chosen[0][1]
-        for _, part in chosen[1:]:
-            weight = s.mul(weight, part)
-        read_one = read(t.elements, value, [*lead, *(place for place, _ in chosen)], mask)
-        x = s.mul(s.cast(read_one, f64), weight)
-        total = s.add(total, s.select(s.equal(weight, number(s, 0)), number(s, 0), x))
-    return total
+    return combined(
+        s, axes, lambda places: s.cast(read(t.elements, value, [*lead, *places], mask), f64)
+    )
 
 
 def _sampled(k: KernelWriter, t: Tile, mask: str | None) -> str:

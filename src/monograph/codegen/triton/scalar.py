@@ -73,14 +73,7 @@ class TritonScalars(LlvmScalars):
     def _function(self, name: str, x: Scalar) -> Scalar:
         if x.dtype not in (f32, f64) and name in _FAST:
             return Scalar(self.w.set("float", _FAST[name].format(x.reg)), x.dtype)
-        if x.dtype == f64:
-            return Scalar(self._wide(name, x.reg), x.dtype)
         return Scalar(mathlib.function(self.a, name, x.reg), x.dtype)
-
-    def _wide(self, name: str, x: Reg) -> Reg:
-        if name == "sigmoid":
-            return self.a.div(1.0, self.a.add(self.w.call("exp", "double", self.a.neg(x)), 1.0))
-        return self.w.call(name, "double", x)
 
     def cast(self, x: Scalar, to: DType, saturate: bool = True, rounding: str = "up") -> Scalar:
         if x.dtype == to:

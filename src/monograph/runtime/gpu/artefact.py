@@ -136,8 +136,8 @@ class LoadedGpuExecutable(Running):
 def layout_to_json(layout: GpuLayout) -> dict[str, Any]:
     """A layout as JSON has it: types by name."""
     return {
-        "inputs": [asdict(s) | {"dtype": s.dtype.name} for s in layout.inputs],
-        "outputs": [asdict(s) | {"dtype": s.dtype.name} for s in layout.outputs],
+        "inputs": [_slot_to_json(s) for s in layout.inputs],
+        "outputs": [_slot_to_json(s) for s in layout.outputs],
         "arguments": [
             [[w.memory, w.offset, w.dtype.name, w.port] for w in row] for row in layout.arguments
         ],
@@ -171,4 +171,10 @@ def layout_from_json(found: Mapping[str, Any]) -> GpuLayout:
 
 def _slot(found: Mapping[str, Any]) -> Slot:
     kind, shape = dtype(found["dtype"]), tuple(found["shape"])
-    return Slot(found["name"], kind, shape, found["over"])
+    narrowed = found.get("narrowed")  # older packages do not say
+    return Slot(found["name"], kind, shape, found["over"], dtype(narrowed) if narrowed else None)
+
+
+def _slot_to_json(slot: Slot) -> dict[str, Any]:
+    narrowed = slot.narrowed.name if slot.narrowed else None
+    return {**vars(slot), "dtype": slot.dtype.name, "narrowed": narrowed}

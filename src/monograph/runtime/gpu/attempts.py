@@ -71,5 +71,8 @@ class Attempts:
         self._reason = (str(error).splitlines() or [""])[0] or type(error).__name__
         if self.mode == REQUIRE:
             raise GraphError("the run cannot be captured", given=self._reason) from error
-        _log.warning("a run was not captured, and launched step by step: %s", self._reason)
+        if self._never:
+            self._tally.say(self._reason)  # as every later run would: once
+        else:
+            _log.warning("a run was not captured, and launched step by step: %s", self._reason)
         self.counts.fallbacks[self._reason] += 1

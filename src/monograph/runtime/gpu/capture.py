@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ from typing import Any, TypeAlias
 
 import torch
 
+from monograph.codegen.triton.decided import is_unrolled
 from monograph.codegen.triton.layout import Bound
 from monograph.program.lanes import Schedule
 from monograph.runtime.gpu.control import BRANCH, Controlled
@@ -39,8 +41,6 @@ Place: TypeAlias = tuple[Params, "ctypes.c_uint64", int]
 Copies: TypeAlias = Mapping[str, Copy]
 """Copies at one end of a graph, done in any order, by the names that their nodes get."""
 NO_COPIES: Copies = {}
-UNROLLED = 1000
-"""Pieces of work that a loop of known length may become."""
 
 
 class UncapturableError(GraphError):
@@ -87,6 +87,19 @@ def inner_ports(executable: Running) -> set[str]:
     return {port for port, record, _, _ in executable._ports if id(record) not in outer}
 
 
+def held_ports(executable: Running) -> list[tuple[str, Any, int, int]]:
+    """What launches have of memory in the place of inputs: which, whose, as which argument."""
+    if not executable.held:
+        return []
+    arguments = zip(every_record(executable._records), executable.layout.arguments, strict=True)
+    return [
+        (where.port, record, position, where.offset)
+        for record, places in arguments
+        for position, where in enumerate(places)
+        if where.port in executable.held
+    ]
+
+
 def order_of(executable: Running) -> Schedule:
     """The order of an executable's launches, in all lanes that its memory was planned for."""
     works = getattr(getattr(executable, "module", None), "works", ())
@@ -115,27 +128,50 @@ def launch_order(works: Sequence[Bound]) -> Schedule:
     return Schedule(tuple(b.lane for b in works), tuple(waits), tuple(before))
 
 
+class _Uncollected:
+    """While anybody is inside, no garbage is collected in this process.
+
+    Recordings on several devices at once are several users: the last one to leave puts things back.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._users = 0
+        self._collects = False
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if not self._users:
+                self._collects = gc.isenabled()
+                gc.disable()
+            self._users += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._users -= 1
+            if not self._users and self._collects:
+                gc.enable()
+
+
+UNCOLLECTED = _Uncollected()
+
+
 @contextmanager
 def recording(graphs: Graphs, stream: int, pool: Any, made: list[Handle]) -> Iterator[None]:
     """Records what is done inside; afterwards the graph has been added to a list.
 
     Whatever goes wrong, the recording is ended and freed, and the stream can be used again.
     """
-    collects = gc.isenabled()
-    gc.disable()  # what a collection frees, it would free in the middle of the recording
-    try:
-        with graphs.using(stream, pool):
-            try:
-                graphs.begin(stream)
-                yield
-                made.append(graphs.end(stream))
-            except BaseException:
-                with suppress(GraphError):  # what went wrong first is what is told
-                    graphs.abort(stream)
-                raise
-    finally:
-        if collects:
-            gc.enable()
+    # What a collection frees, it would free in the middle of the recording.
+    with UNCOLLECTED, graphs.using(stream, pool):
+        try:
+            graphs.begin(stream)
+            yield
+            made.append(graphs.end(stream))
+        except BaseException:
+            with suppress(GraphError):  # what went wrong first is what is told
+                graphs.abort(stream)
+            raise
 
 
 class Recorder:
@@ -240,7 +276,7 @@ class Recorder:
     def _nodes(self, record: Any, stream: int) -> list[Any]:
         """Launches a record, and finds the nodes that it has become."""
         if isinstance(record, Controlled):
-            self._control(record, stream)
+            record_control(self.graphs, record, stream)
             return []
         if self.graphs.function(record) is not None:
             record.launch(stream)
@@ -250,27 +286,39 @@ class Recorder:
             record.launch(stream)
         return [n for n in self.graphs.recorded(stream) if int(n) not in before]
 
-    def _control(self, record: Controlled, stream: int) -> None:
-        """A branch or a loop as nodes that look at the condition themselves."""
-        count = record.nest.count
-        if count is not None and count * len(record.bodies[0]) <= UNROLLED:
-            for _ in range(count):
-                self._inside(record.bodies[0], stream)
-            return
-        if not self.graphs.conditionals:
-            raise UncapturableError("a branch or a loop: the driver has no conditional nodes")
-        assert record._flag is not None
-        flag = record._flag.data_ptr()
-        kind = IF if record.nest.kind == BRANCH else WHILE
-        bodies = [partial(self._inside, body) for body in record.bodies]
-        self.graphs.conditional(stream, kind, flag, bodies)
 
-    def _inside(self, body: Sequence[Any], stream: int) -> None:
-        for record in body:
-            if isinstance(record, Controlled):
-                self._control(record, stream)
-            else:
-                record.launch(stream)
+def _is_unrolled(record: Controlled) -> bool:
+    return is_unrolled(record.nest.count, len(record.bodies[0]))
+
+
+def needs_conditions(record: Any) -> bool:
+    """Whether only a graph that looks at conditions by itself can hold a launch."""
+    if not isinstance(record, Controlled):
+        return False
+    return not _is_unrolled(record) or any(map(needs_conditions, record.bodies[0]))
+
+
+def record_control(graphs: Graphs, record: Controlled, stream: int) -> None:
+    """Records a branch or a loop as nodes that look at the condition themselves."""
+    if _is_unrolled(record):
+        for _ in range(record.nest.count or 0):
+            _record_body(graphs, record.bodies[0], stream)
+        return
+    if not graphs.conditionals:
+        raise UncapturableError("a branch or a loop: the driver has no conditional nodes")
+    assert record._flag is not None
+    flag = record._flag.data_ptr()
+    kind = IF if record.nest.kind == BRANCH else WHILE
+    bodies = [partial(_record_body, graphs, body) for body in record.bodies]
+    graphs.conditional(stream, kind, flag, bodies)
+
+
+def _record_body(graphs: Graphs, body: Sequence[Any], stream: int) -> None:
+    for record in body:
+        if isinstance(record, Controlled):
+            record_control(graphs, record, stream)
+        else:
+            record.launch(stream)
 
 
 def places_of(

@@ -13,6 +13,7 @@ import torch
 
 from monograph.codegen.triton.kernel import Branch, Repeat
 from monograph.codegen.triton.layout import Bound, GpuModule
+from monograph.errors import ExecutionError
 from monograph.runtime.gpu.devices import Record
 
 PLAIN, BRANCH, REPEAT = "plain", "branch", "repeat"
@@ -95,6 +96,11 @@ class Controlled:
     def _holds(self) -> bool:
         """The condition, once everything before it has run."""
         assert self._flag is not None
+        if self._flag.is_cuda and torch.cuda.is_current_stream_capturing():
+            raise ExecutionError(
+                "the host reads a condition, which cannot be recorded into a caller's graph",
+                hint='load the model with capture="auto"',
+            )
         self.syncs += 1
         return bool(self._flag.item())
 

@@ -18,7 +18,7 @@ from cuda.bindings import driver as cu
 from cuda.bindings import runtime as rt
 
 from monograph.errors import ExecutionError
-from monograph.runtime.gpu.arrivals import can_arrive, take_text
+from monograph.runtime.gpu.arrivals import can_arrive
 from monograph.runtime.gpu.control import Controlled
 from monograph.runtime.gpu.cuda import CudaRecord
 from monograph.runtime.gpu.cuda_nodes import (
@@ -34,6 +34,7 @@ from monograph.runtime.gpu.cuda_nodes import (
     read_memset,
     set_dependencies,
 )
+from monograph.runtime.gpu.cuda_pages import lock_pages
 from monograph.runtime.gpu.graphs import (
     CONDITIONAL,
     EMPTY,
@@ -52,6 +53,7 @@ from monograph.runtime.gpu.graphs import (
     Params,
     Start,
 )
+from monograph.runtime.gpu.taking import take_name, take_text
 from monograph.runtime.gpu.torch_graphs import TorchGraphs
 
 _RELAXED = cu.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
@@ -120,6 +122,9 @@ class CudaGraphs(TorchGraphs):
             check(cu.cuCtxSetCurrent(self._context))
             yield
 
+    def lock_pages(self, address: int, nbytes: int) -> Handle:
+        return lock_pages(self._context, address, nbytes)
+
     def streams(self, count: int) -> list[int]:
         return self._made(self._streams, count)
 
@@ -137,7 +142,7 @@ class CudaGraphs(TorchGraphs):
         elif isinstance(record, Controlled):
             self._function("set_condition", SET_CONDITION)
         elif isinstance(record, Copy) and record.control:
-            self._take()
+            self._take(record)
 
     def _function(self, name: str, text: bytes) -> Any:
         """A kernel of the driver's own language, loaded once."""
@@ -173,7 +178,7 @@ class CudaGraphs(TorchGraphs):
 
     def add_copy(self, graph: Handle, copy: Copy, before: Sequence[Any]) -> Any:
         if copy.control:
-            return add_take(graph.value, self._take(), copy, list(before))
+            return add_take(graph.value, self._take(copy), copy, list(before))
         nodes = [rt.cudaGraphNode_t(int(n)) for n in before]
         made = check(
             rt.cudaGraphAddMemcpyNode1D(
@@ -342,13 +347,13 @@ class CudaGraphs(TorchGraphs):
         condition = self._function("set_condition", SET_CONDITION)
         check(cu.cuLaunchKernel(condition, 1, 1, 1, 1, 1, 1, 0, stream, (values, types), 0))
 
-    def _take(self) -> Any:
+    def _take(self, copy: Copy) -> Any:
         overlaps = torch.cuda.get_device_capability(self.place)[0] >= _OLDEST_OVERLAPS
-        return self._function("take", take_text(overlaps))
+        return self._function(take_name(copy.narrowed), take_text(overlaps, copy.narrowed))
 
     def copy(self, stream: int, copy: Copy) -> None:
         if copy.control:
-            launch_take(self._take(), copy, stream)
+            launch_take(self._take(copy), copy, stream)
             return
         check(rt.cudaMemcpyAsync(copy.to, copy.source, copy.nbytes, _COPIES[copy.kind], stream))
 

@@ -60,22 +60,27 @@ def entry(name: str) -> int:
     return int(ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0)
 
 
+def _numbers(copy: Copy) -> tuple[int, ...]:
+    """What the kernel of a copy that waits is given."""
+    numbers = (copy.to, copy.source, copy.control, copy.nbytes)
+    return numbers if copy.narrowed is None else (*numbers, copy.narrow_to)
+
+
 def launch_take(function: Any, copy: Copy, stream: int) -> None:
     """A copy to the device that waits for its bytes, on a stream: see `arrivals`."""
-    values = (copy.to, copy.source, copy.control, copy.nbytes)
+    values = _numbers(copy)
     given = (values, (ctypes.c_uint64,) * len(values))
-    blocks = blocks_of(copy.nbytes)
+    blocks = blocks_of(copy.nbytes, copy.narrow_to)
     check(cu.cuLaunchKernel(function, blocks, 1, 1, THREADS, 1, 1, 0, stream, given, 0))
 
 
 def add_take(graph: Any, function: Any, copy: Copy, before: list[Any]) -> Any:
     """The same as a node."""
-    numbers = (copy.to, copy.source, copy.control, copy.nbytes)
-    words = [ctypes.c_uint64(number) for number in numbers]
+    words = [ctypes.c_uint64(number) for number in _numbers(copy)]
     slots = (ctypes.c_void_p * len(words))(*map(ctypes.addressof, words))
     params = cu.CUDA_KERNEL_NODE_PARAMS()
     params.func = function
-    params.gridDimX, params.gridDimY, params.gridDimZ = blocks_of(copy.nbytes), 1, 1
+    params.gridDimX, params.gridDimY, params.gridDimZ = blocks_of(copy.nbytes, copy.narrow_to), 1, 1
     params.blockDimX, params.blockDimY, params.blockDimZ = THREADS, 1, 1
     params.kernelParams = ctypes.addressof(slots)
     return check(cu.cuGraphAddKernelNode(graph, before, len(before), params))

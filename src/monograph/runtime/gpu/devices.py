@@ -64,6 +64,18 @@ class Device(Protocol):
     def join(self, stream: int) -> None:
         """Lets the stream that work goes to now wait for what another one was given."""
 
+    def capturing(self, stream: int) -> bool:
+        """Whether a stream records what it is given, for whomever."""
+
+    def used(self, memory: Sequence[torch.Tensor]) -> None:
+        """Says that the current stream uses memory: freed, nobody gets it before that is done."""
+
+    def copy(self, to: torch.Tensor, source: torch.Tensor) -> None:
+        """Enqueues a copy of bytes on the current stream; pinned memory is not waited for."""
+
+    def finish(self) -> None:
+        """Waits for what the current stream was given."""
+
     def synchronise(self) -> None:
         """Waits for everything enqueued."""
 
@@ -133,6 +145,18 @@ class Interpreter:
         return 0
 
     def join(self, stream: int) -> None:
+        pass
+
+    def capturing(self, stream: int) -> bool:
+        return False
+
+    def used(self, memory: Sequence[torch.Tensor]) -> None:
+        pass
+
+    def copy(self, to: torch.Tensor, source: torch.Tensor) -> None:
+        to.copy_(source)
+
+    def finish(self) -> None:
         pass
 
     def synchronise(self) -> None:

@@ -44,14 +44,18 @@ class Eager:
 
     def run(self, feeds: Mapping[str, Any], out: Mapping[str, Any] = NOTHING) -> list[Any]:
         """The outputs, as `Running.run` gives them."""
-        self._attempts.goes_without(self._reason)
+        self._count()
         return self.executable.run(feeds, out)
+
+    def _count(self) -> None:
+        with self.executable._lock:  # threads count together
+            self._attempts.goes_without(self._reason)
 
     def run_async(
         self, feeds: Mapping[str, Any], stream: Any = None, out: Mapping[str, Any] = NOTHING
     ) -> Pending:
         """Enqueues a run on the current stream, or the one given."""
-        self._attempts.goes_without(self._reason)
+        self._count()
         return run_async(self.executable, feeds, stream, out)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -12,8 +12,11 @@ from monograph.runtime.gpu.fitting import (
     goes_to_host,
     refuse_misfit,
     why_copied,
+    why_copied_back,
     why_not_written,
 )
+from monograph.runtime.gpu.memory import told_of_failure
+from monograph.runtime.gpu.notes import Note
 from monograph.runtime.gpu.running import Running
 from monograph.runtime.gpu.tensors import raw
 from monograph.runtime.outputs import NOTHING
@@ -23,16 +26,25 @@ Memory = dict[str, torch.Tensor]
 """The bytes of every port."""
 
 
+class End(NamedTuple):
+    """The end of a run that was enqueued."""
+
+    wait: Callable[[], None]
+    reached: Callable[[], bool]
+    note: Note | None
+    """What it found wrong with its data."""
+
+
 def started(
     executable: Running,
     feeds: Mapping[str, Any],
     out: Mapping[str, Any],
     counts: Counts | None,
-    enqueue: Callable[[Memory], tuple[Callable[[], None], Callable[[], bool]] | None],
+    enqueue: Callable[[Memory], End | None],
 ) -> Pending:
     """A run on tensors and arrays, after `enqueue` was given the memory of its ports.
 
-    It returns how to wait for the run, and whether that would be long; None if nobody may wait.
+    It returns the end of the run; None if nobody may wait for it.
     """
     place, layout = executable.device.place, executable.layout
     inputs = {}
@@ -56,12 +68,14 @@ def started(
     found = [None if later[i] else result(i) for i in range(len(later))]
 
     def finish() -> list[Any]:
-        if end is not None and (layout.faults or any(later)):
-            end[0]()
-            executable.check()
-        return [result(i) if later[i] else x for i, x in enumerate(found)]
+        with told_of_failure():
+            if end is not None and (end.note is not None or any(later)):
+                end.wait()
+                if end.note is not None:
+                    end.note.check()
+            return [result(i) if later[i] else x for i, x in enumerate(found)]
 
-    return Pending(finish, lambda: end is None or end[1]())
+    return Pending(finish, lambda: end is None or end.reached())
 
 
 def started_eagerly(
@@ -69,21 +83,21 @@ def started_eagerly(
 ) -> Pending:
     """A run, every kernel launched by itself on the current stream."""
 
-    def enqueue(memory: Memory) -> tuple[Callable[[], None], Callable[[], bool]]:
-        executable.launch(memory)
-        return _end_of(executable.device.place)
+    def enqueue(memory: Memory) -> End:
+        note = executable.start(memory)
+        return _end_of(executable.device.place, note)
 
-    with executable.device.active(), executable._lock:
+    with told_of_failure(), executable.device.active(), executable._lock:
         return started(executable, feeds, out, None, enqueue)
 
 
-def _end_of(place: torch.device) -> tuple[Callable[[], None], Callable[[], bool]]:
-    """How to wait for what the current stream was given so far, and whether it is done."""
+def _end_of(place: torch.device, note: Note | None) -> End:
+    """The end of what the current stream was given so far."""
     if place.type != "cuda":  # the host itself, which has done it
-        return lambda: None, lambda: True
+        return End(lambda: None, lambda: True, note)
     event = torch.cuda.Event()
     event.record(torch.cuda.current_stream(place))
-    return event.synchronize, event.query
+    return End(event.synchronize, event.query, note)
 
 
 def _usable(
@@ -99,7 +113,7 @@ def _usable(
         others = [t for n, t in inputs.items() if n != over.get(name)]
         others += [t for n, t in out.items() if n != name]
         why = why_not_written(given, others, executable.device.place)
-        _count(counts, name, why)
+        _count(counts, name, why or why_copied_back(given, executable.device.place))
         if not why:
             found[name] = given
     return found

@@ -28,6 +28,7 @@ from monograph.codegen.triton.select import GpuTarget
 from monograph.errors import UnsupportedError
 from monograph.ir import Graph, Value
 from monograph.ir.evaluate import apply
+from monograph.program.casts import cast_first
 from monograph.program.draws import states_of, with_states
 from monograph.program.expand import expand
 from monograph.program.kinds import is_native
@@ -118,9 +119,10 @@ def layout_of(module: GpuModule) -> GpuLayout:
     used = {p.buffer.name for p in _outputs(program) if p is not None and p.buffer.kind == OUTPUT}
     order = {name: i for i, (name, _) in enumerate(program.graph.outputs)}
     work = program_work(program)
+    narrowed = cast_first(program.graph)
     return GpuLayout(
         tuple(
-            Slot(n, v.dtype, v.tensor.static)
+            Slot(n, v.dtype, v.tensor.static, narrowed=narrowed.get(v))
             for n, v in zip(program.graph.input_names, program.graph.inputs, strict=True)
             if is_native(v) and v not in states
         ),

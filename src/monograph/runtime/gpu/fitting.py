@@ -11,7 +11,7 @@ import torch
 from monograph.errors import FeedError
 from monograph.runtime.given import is_foreign
 from monograph.runtime.gpu.running import VECTOR, Slot
-from monograph.runtime.gpu.tensors import torch_type
+from monograph.runtime.gpu.tensors import is_plain, torch_type
 
 
 def imported(data: Any) -> Any:
@@ -31,6 +31,13 @@ def refuse_misfit(slot: Slot, data: torch.Tensor) -> None:
         )
 
 
+def where_else(data: Any, place: torch.device) -> str:
+    """Where an input or output is, unless that is on the device."""
+    if not isinstance(data, torch.Tensor):
+        return "it is on the host"
+    return f"it is on {data.device}" if data.device != place else ""
+
+
 def why_copied(data: Any, place: torch.device) -> str:
     """Why an input has to be copied; nothing if it need not be."""
     if not isinstance(data, torch.Tensor):
@@ -39,6 +46,8 @@ def why_copied(data: Any, place: torch.device) -> str:
         return f"it is on {data.device}"
     if not data.is_contiguous():
         return "it is strided"
+    if not is_plain(data):
+        return "it is negated when read"
     return "it is misaligned" if data.data_ptr() % VECTOR else ""
 
 
@@ -48,6 +57,8 @@ def why_not_written(given: Any, others: Iterable[Any], place: torch.device) -> s
         return ""
     if not given.is_contiguous():
         return "it is strided"
+    if not is_plain(given):
+        return "it is negated when read"
     start, end = _range(given)
     for other in others:
         if isinstance(other, torch.Tensor) and other.device == place:
@@ -55,6 +66,14 @@ def why_not_written(given: Any, others: Iterable[Any], place: torch.device) -> s
             if first < end and start < last:
                 return "it overlaps another"
     return ""
+
+
+def why_copied_back(given: Any, place: torch.device) -> str:
+    """Why an output that can be written is still copied to where the caller wants it."""
+    if given is None:
+        return ""
+    misaligned = isinstance(given, torch.Tensor) and given.data_ptr() % VECTOR
+    return where_else(given, place) or ("it is misaligned" if misaligned else "")
 
 
 def _range(tensor: torch.Tensor) -> tuple[int, int]:

@@ -16,6 +16,7 @@ from typing import Any, Protocol, TypeAlias
 import torch
 
 from monograph.errors import ExecutionError
+from monograph.ir import DType
 
 KERNEL, MEMCPY, MEMSET, EMPTY, CONDITIONAL, OTHER = (
     "kernel",
@@ -97,6 +98,10 @@ class Copy:
     kind: str
     control: int = 0
     """Where the host says what has arrived, for a copy that waits for that: see `arrivals`."""
+    narrowed: DType | None = None
+    """The type of 16 bits that what comes first arrives in; it is widened to f32 on the way."""
+    narrow_to: int = 0
+    """Where that ends, in bytes of what it becomes."""
 
 
 Start: TypeAlias = Callable[[int, int, int], int]
@@ -129,6 +134,12 @@ class Graphs(Protocol):
 
     def pinned(self, nbytes: int) -> torch.Tensor:
         """Memory of the host that the device can reach under the same address."""
+
+    def lock_pages(self, address: int, nbytes: int) -> Handle:
+        """Keeps whole pages of the host where they are: copies from there are the device's own.
+
+        An error where that is not possible, or they are locked already.
+        """
 
     def current(self) -> int:
         """The stream that the caller works on now."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -13,8 +14,11 @@ from monograph.errors import ConfigError, ExecutionError
 from monograph.runtime.gpu.arrivals import SECONDS, Arrivals, can_arrive
 from monograph.runtime.gpu.attempts import Attempts
 from monograph.runtime.gpu.capture import Place, Taken, places_of
+from monograph.runtime.gpu.fetching import Fetching
 from monograph.runtime.gpu.graphs import TO_DEVICE, TO_HOST, Copy, GraphError, Graphs, Start
 from monograph.runtime.gpu.launches import ARRAYS, HERE, Launches, enter
+from monograph.runtime.gpu.notes import Note
+from monograph.runtime.gpu.parking import IDLE, LAUNCHED, MARKED
 from monograph.runtime.gpu.quick import BUSY, stream_of
 from monograph.runtime.gpu.recorded import Maker, Recorded
 from monograph.runtime.gpu.slabs import Ring, Slab, SlabLayout
@@ -33,6 +37,7 @@ from monograph.runtime.gpu.ways import (
 from monograph.runtime.outputs import NOTHING, refuse_unlike
 from monograph.runtime.pending import Pending, interrupted
 
+ALL_GATHERED: Mapping[str, int] = {}
 SLAB = "slab"
 """The one address of such a graph that moves."""
 
@@ -47,7 +52,9 @@ class HostRuns:
         attempts: Attempts,
         host: str = AUTO,
         measured: Measured | None = None,
+        locks: bool = True,
     ) -> None:
+        """locks: whether arrays of callers that come back may be locked in memory."""
         if host not in WAYS:
             raise ConfigError("unknown way for host data", expected=" | ".join(WAYS), given=host)
         self.ring = Ring(launches.executable.layout, launches.graphs)
@@ -57,17 +64,22 @@ class HostRuns:
         self._host = host
         self._measured = measured
         self._stream = stream_of(launches.graphs)
-        self._arrivals = Arrivals(self.ring.layout.spans(), self.ring.layout.in_to)
+        slabs = self.ring.layout
+        self._arrivals = Arrivals(slabs.spans(), slabs.in_to)
+        self._narrowing = Arrivals(slabs.spans(), slabs.in_to, slabs.narrowed, slabs.narrow_to)
         layout = launches.executable.layout
+        self._fetching = Fetching(launches, layout)
+        if not locks or host != AUTO:
+            self._fetching.possible = False
         self._inputs = [(s.name, s.shape, s.dtype.numpy) for s in layout.inputs]
 
     def quick(self, feeds: Mapping[str, Any]) -> list[Any] | None:
         """A run on arrays that fit, where there is a graph already; None for others."""
-        pending = self.start_quick(feeds)
+        pending = self.start_quick(feeds, stays=True)
         return None if pending is None else pending.result()
 
-    def start_quick(self, feeds: Mapping[str, Any]) -> Pending | None:
-        """The same, enqueued."""
+    def start_quick(self, feeds: Mapping[str, Any], stays: bool = False) -> Pending | None:
+        """The same, enqueued; stays: whether the arrays are left alone until it is done."""
         launches = self._launches
         recorded = launches.made.get(ARRAYS)
         if recorded is None or len(feeds) != len(self._inputs) or HERE[0] != launches.process:
@@ -81,7 +93,17 @@ class HostRuns:
             stream = self._stream()
             if stream == BUSY or launches.made.get(ARRAYS) is not recorded:
                 return None
+            if stays and self._fetching.possible:
+                addresses = self._fetching.addresses(given)
+                make = partial(self._fetches, Way(writes=recorded.writes))
+                fetches = addresses and self._fetching.graph(addresses, make)
+                if addresses and fetches:
+                    return self._launch(fetches, given, NOTHING, stream, True, addresses)
             return self._launch(recorded, given, NOTHING, stream, fits=True)
+
+    def _fetches(self, way: Way, own: Mapping[str, int]) -> Recorded:
+        """A graph that fetches arrays from where they are."""
+        return hosted(self._maker, self.ring.layout, self.ring.take(), way, own)
 
     def start(
         self, feeds: Mapping[str, Any], out: Mapping[str, Any], stream: int
@@ -100,24 +122,49 @@ class HostRuns:
         out: Mapping[str, Any],
         stream: int,
         fits: bool = False,
+        addresses: Sequence[int] = (),
     ) -> Pending:
+        """addresses: where the device fetches the large ones of the arrays by itself."""
         slab = self.ring.take()
         try:
-            start = self._fill(recorded, slab, feeds, stream, fits)
-            self._launches.launch(recorded, [slab.address], stream, start)
+            self._launches.begin(stream)
+            if addresses:
+                start = None
+                slab.fill_fitting(feeds, self._fetching.large)
+                slab.use.held = feeds
+                self._launches.counts.fetched += 1
+            else:
+                start = self._fill(recorded, slab, feeds, stream, fits)
+            slab.use.state = LAUNCHED
+            self._launches.launch(recorded, [slab.address, *addresses], stream, start)
             self._launches.executable.runs += 1
+            note = self._launches.noted()
             self._launches.graphs.record(slab.event, stream)
-            return self._pending(slab, out)
+            slab.use.state = MARKED
+            return self._pending(slab, out, note)
         except BaseException as error:
-            self._clear_up(slab, error)
+            self._clear_up(slab, stream, error)
             raise
 
-    def _clear_up(self, slab: Slab, error: BaseException) -> None:
+    def _clear_up(self, slab: Slab, stream: int, error: BaseException | None = None) -> None:
         """Sees to the slab of a launch that went wrong."""
-        if isinstance(error, Exception):
-            slab.start_over()  # what has arrived, no graph has taken
-        else:
+        graphs = self._launches.graphs
+        if error is not None and not isinstance(error, Exception):
             self.ring.lose(slab)  # interrupted: nobody knows whether a graph uses it now
+            slab.use.state = LAUNCHED
+            with suppress(Exception):  # else it is kept for ever
+                graphs.record(slab.event, stream)
+                slab.use.state = MARKED
+            return
+        if slab.use.state != IDLE:  # it may have been launched all the same
+            try:
+                graphs.record(slab.event, stream)
+                graphs.finish(slab.event)
+            except Exception:
+                self.ring.lose(slab)
+                return
+        slab.start_over()  # what has arrived, no graph has taken
+        slab.leave()
 
     def _fill(
         self,
@@ -132,6 +179,9 @@ class HostRuns:
         fits: whether they are known to be arrays of the right types and shapes. Returned is what
         launches the graph, where that takes the inputs, too.
         """
+        if recorded.narrowed:
+            self._narrowing.aim(slab.address, slab.control, *slab.dense(feeds))
+            return self._narrowing
         if not recorded.ahead:
             if not fits:
                 slab.fill(feeds)
@@ -147,9 +197,10 @@ class HostRuns:
         slab.fill_ahead(feeds, lambda at, count: send(stream, to + at, source + at, count))
         return None
 
-    def _pending(self, slab: Slab, out: Mapping[str, Any]) -> Pending:
-        graphs, check = self._launches.graphs, self._launches.executable.check
-        device, turn = self._launches.executable.device, slab.turn
+    def _pending(self, slab: Slab, out: Mapping[str, Any], note: Note | None) -> Pending:
+        """note: what the run finds wrong with its data."""
+        graphs, device = self._launches.graphs, self._launches.executable.device
+        turn = slab.turn
 
         def finish() -> list[Any]:
             if slab.turn != turn:  # an interrupt came between the release below and the caller
@@ -160,14 +211,15 @@ class HostRuns:
                 if slab.came_late():
                     slab.start_over()
                     raise _late()
-                check()
+                if note is not None:
+                    note.check()
                 made = slab.results(out)
             except Exception:  # a run that failed has ended too
-                slab.user = None
+                slab.leave()
                 raise
             # An interrupt leaves the run its slab: it goes on, and whoever asks again, a caller
             # or the ring, waits again.
-            slab.user = None
+            slab.leave()
             return made
 
         def done() -> bool:
@@ -187,8 +239,10 @@ class HostRuns:
             self._launches.order(stream)
             found = self._attempts.attempt(lambda: self._chosen(slab, stream))
         except BaseException as error:
-            self._clear_up(slab, error)
+            self._clear_up(slab, stream, error)
             raise
+        if slab.use.state != IDLE:  # what failed was a trial
+            self._clear_up(slab, stream)
         if found is not None:
             self._launches.made[ARRAYS] = found
         return found
@@ -220,12 +274,14 @@ class HostRuns:
 
         def run(recorded: Recorded) -> None:
             start = self._fill(recorded, slab, feeds, stream, True)
+            slab.use.state = LAUNCHED
             if start is None:
                 graphs.launch(recorded.executable, stream)
             else:
                 graphs.start(recorded.executable, stream, start)
             graphs.record(slab.event, stream)
             graphs.finish(slab.event)
+            slab.use.state = IDLE
             if slab.came_late():  # and taken so long that it cannot win
                 slab.start_over()
 
@@ -235,7 +291,8 @@ class HostRuns:
             try:
                 times = time_all({way: partial(run, recorded) for way, recorded in made.items()})
             finally:
-                executable.forgive()  # the scratch numbers are no fault of the caller's
+                if executable.notes is not None:
+                    executable.notes.doubt()  # the scratch numbers are no fault of the caller's
             if can_arrive():  # else some rivals were held back, for this process only
                 self._measured.keep(executable.layout, times)
             return made.pop(fastest(times))
@@ -244,8 +301,10 @@ class HostRuns:
                 recorded.close()
 
 
-def hosted(maker: Maker, layout: SlabLayout, slab: Slab, way: Way) -> Recorded:
-    """A graph of which a slab is all that moves."""
+def hosted(
+    maker: Maker, layout: SlabLayout, slab: Slab, way: Way, own: Mapping[str, int] = ALL_GATHERED
+) -> Recorded:
+    """A graph of which a slab is all that moves, and arrays of the caller's: `own`, by port."""
     graphs = maker.graphs
     place = maker.executable.device.place
     block = torch.empty(layout.nbytes, dtype=torch.uint8, device=place)
@@ -260,39 +319,62 @@ def hosted(maker: Maker, layout: SlabLayout, slab: Slab, way: Way) -> Recorded:
     at = layout.out_from
     brings = first and not way.reads and not way.ahead
     control = slab.control if way.early else 0
-    bring = Copy(start, slab.address, first, TO_DEVICE, control) if brings else None
-    fetch = Copy(slab.address + at, start + at, last, TO_HOST) if last and not way.writes else None
-    recorder, taken = maker.fixed(memory, bring, fetch)
+    narrow = (layout.narrowed, layout.narrow_to) if way.narrowed else ()
+    copy = Copy(start, slab.address, first, TO_DEVICE, control, *narrow)
+    bring = {"before": copy} if brings else {}
+    fetch = {"after": Copy(slab.address + at, start + at, last, TO_HOST)}
+    if own:
+        bring = _one_by_one(layout, slab, start, own)
+    recorder, taken = maker.fixed(memory, bring, {} if way.writes or not last else fetch)
     try:
-        places = _places_of_copies(graphs, taken, layout, slab, way)
+        places = _places_of_copies(graphs, taken, layout, {SLAB: slab.address, **own}, way)
         if direct:
             found = places_of(maker.executable, graphs, taken, maker.exact, memory)
             for port, offset in direct.items():
-                places += [(p, w, offset + behind) for p, w, behind in found.get(port, ())]
-        made = Recorded(graphs, taken, {SLAB: places}, {SLAB: slab.address})
+                places[SLAB] += [(p, w, offset + behind) for p, w, behind in found.get(port, ())]
+        made = Recorded(graphs, taken, places, {SLAB: slab.address, **own})
     except BaseException:
         taken.graph.close()
         raise
     made.kept += [recorder.pool, block]
     made.ahead = start if way.ahead else 0
-    made.early = way.early
+    made.early, made.narrowed = way.early, way.narrowed
+    made.writes = way.writes
     return made
 
 
+def _one_by_one(
+    layout: SlabLayout, slab: Slab, start: int, own: Mapping[str, int]
+) -> dict[str, Copy]:
+    """A copy of each input: from an array of the caller's, or from the slab."""
+    inputs = {port: place for port, place in layout.ports().items() if port.startswith("input:")}
+    return {
+        port: Copy(start + at, own.get(port, slab.address + at), count, TO_DEVICE)
+        for port, (at, count) in inputs.items()
+        if count
+    }
+
+
 def _places_of_copies(
-    graphs: Graphs, taken: Taken, layout: SlabLayout, slab: Slab, way: Way
-) -> list[Place]:
-    """Where the slab's address stands in what brings inputs and fetches outputs."""
-    brought = [(1, 0, 0), (2, 0, layout.control)] if way.early else [(0, 8, 0)]
-    expected = {"before": brought, "after": [(0, 0, layout.out_from)]}
-    found: list[Place] = []
+    graphs: Graphs, taken: Taken, layout: SlabLayout, addresses: Mapping[str, int], way: Way
+) -> dict[str, list[Place]]:
+    """Where addresses stand in what brings inputs and fetches outputs, by what moves."""
+    early = [(1, 0, 0), (2, 0, layout.control)]
+    expected = {
+        "before": early if way.early else [(0, 8, 0)],
+        "after": [(0, 0, layout.out_from)],
+    }
+    for port, (at, _) in layout.ports().items():
+        expected[port] = [(0, 8, 0 if port in addresses else at)]
+    found: dict[str, list[Place]] = {name: [] for name in addresses}
     for name, node in taken.edges.items():
         params = graphs.read(node)
+        whose = name if name in addresses else SLAB
         for blob, at, offset in expected[name]:
             word = None if params is None else params.word(blob, at)
-            if params is None or word is None or word.value != slab.address + offset:
+            if params is None or word is None or word.value != addresses[whose] + offset:
                 raise GraphError("a copy was not recorded as what it is")
-            found.append((params, word, offset))
+            found[whose].append((params, word, offset))
     return found
 
 

@@ -17,6 +17,7 @@ from monograph.errors import ExecutionError
 from monograph.runtime.counts import Counts
 from monograph.runtime.gpu.devices import Device
 from monograph.runtime.gpu.graphs import Graphs, Handle, Start
+from monograph.runtime.gpu.notes import Note
 from monograph.runtime.gpu.recorded import Recorded
 from monograph.runtime.gpu.running import Running, forked
 
@@ -57,8 +58,6 @@ class Launches:
         self.process = HERE[0]
         self.made: dict[Hashable, Recorded] = {}
         self._events: list[Handle] = []
-        self._marked: set[int] = set()
-        """Streams that the executable's own memory is known to be used on."""
 
     def check_process(self) -> None:
         """Refuses a child that was forked: it has no part in its parent's device."""
@@ -67,21 +66,27 @@ class Launches:
 
     def order(self, stream: int) -> None:
         """Has a stream wait for runs on others: they use the same memory."""
-        executable = self.executable
-        if executable._stream == stream:
-            return
-        if executable._stream is not None:
-            executable.device.join(executable._stream)
+        if self.executable.order(stream):
             self._mark(stream)
-        executable._stream = stream
+
+    def begin(self, stream: int) -> None:
+        """Before a run: what is noted from here on is noted of that one."""
+        notes = self.executable.notes
+        if notes is not None:
+            self.order(stream)
+            notes.begin()
+
+    def noted(self) -> Note | None:
+        """Behind a run: what it notes of its data; None where it cannot find anything wrong."""
+        notes = self.executable.notes
+        return None if notes is None else notes.take()
 
     def _mark(self, stream: int) -> None:
         """Has memory wait for a stream before others get it; known until it is freed, so once."""
         owned: list[torch.Tensor] = []
-        if stream not in self._marked:
-            self._marked.add(stream)
-            owned += self.executable._memory.values()
-            owned += self.executable._constants._tensors
+        if stream not in self.executable._marked:
+            self.executable._marked.add(stream)
+            owned += self.executable.memory
         for recorded in self.made.values():
             if stream not in recorded.marked:
                 recorded.marked.add(stream)

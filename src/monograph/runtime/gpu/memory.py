@@ -10,7 +10,8 @@ import bisect
 import hashlib
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TypeAlias
 
 import numpy as np
@@ -91,6 +92,25 @@ class Block:
     @property
     def nbytes(self) -> int:
         return sum(t.numel() for t in self._tensors)
+
+
+FAILED: type[Exception] = getattr(torch, "AcceleratorError", RuntimeError)
+"""What torch raises where a device has failed; that there is no memory is another error."""
+
+
+@contextmanager
+def told_of_failure() -> Iterator[None]:
+    """Says in our words what torch says of a device that has failed: nothing works there then."""
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise
+    except FAILED as e:
+        raise ExecutionError(
+            "the device has failed, and does nothing more for this process",
+            given=(str(e).splitlines() or [""])[0],
+            hint="look for what went wrong before, and start a new process",
+        ) from e
 
 
 def out_of_memory(

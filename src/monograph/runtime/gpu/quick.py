@@ -12,7 +12,9 @@ from typing import Any, TypeAlias
 import torch
 
 from monograph.runtime.gpu.graphs import Graphs
-from monograph.runtime.gpu.launches import HERE, TENSORS, THREAD, Launches
+from monograph.runtime.gpu.launches import HERE, TENSORS, THREAD, Launches, Mark
+from monograph.runtime.gpu.memory import FAILED
+from monograph.runtime.gpu.notes import Note, Notes
 from monograph.runtime.gpu.recorded import Recorded
 from monograph.runtime.gpu.running import Slot
 from monograph.runtime.gpu.slabs import nbytes
@@ -22,6 +24,11 @@ from monograph.runtime.outputs import NOTHING
 
 Quick: TypeAlias = Callable[..., "list[Any] | None"]
 """Takes feeds and places for donated outputs; None where the run needs more than a launch."""
+Noted: TypeAlias = Callable[..., "tuple[list[Any], Note, Mark] | None"]
+"""The same for a run whose data may be wrong: with what it notes of them, and its end."""
+_PARTS = {torch.float16, torch.float32, torch.float64}
+"""Types of the parts of complex numbers: of some of these torch only notes that they are negated,
+and changes nothing in memory (the imaginary parts of what is conjugated)."""
 BUSY = -1
 """In the place of a stream: it records for the caller, the device is not the current one, or the
 thread is new to it."""
@@ -41,7 +48,13 @@ def quick_run(launches: Launches, recorded: Recorded) -> Quick:
     place = launches.executable.device.place
     index = place.index if place.type == "cuda" else -1
     inputs = [
-        (s.name, torch.Size(s.shape), torch_type(s.dtype), recorded.aligned[f"input:{s.name}"])
+        (
+            s.name,
+            torch.Size(s.shape),
+            torch_type(s.dtype),
+            torch_type(s.dtype) in _PARTS,
+            recorded.aligned[f"input:{s.name}"],
+        )
         for s in layout.inputs
     ]
     count = len(inputs)
@@ -67,7 +80,7 @@ def quick_run(launches: Launches, recorded: Recorded) -> Quick:
         if len(feeds) != count or here[0] != launches.process:
             return None
         addresses = []
-        for name, shape, kind, aligned in inputs:
+        for name, shape, kind, part, aligned in inputs:
             tensor: Any = feeds.get(name)
             if (
                 tensor.__class__ is not kind_of_tensors
@@ -75,6 +88,7 @@ def quick_run(launches: Launches, recorded: Recorded) -> Quick:
                 or tensor.shape != shape
                 or tensor.get_device() != index
                 or not tensor.is_contiguous()
+                or (part and tensor.is_neg())
             ):
                 return None
             address = tensor.data_ptr()
@@ -95,7 +109,7 @@ def quick_run(launches: Launches, recorded: Recorded) -> Quick:
                 else:
                     try:
                         made = empty(size, steps, kind)
-                    except torch.OutOfMemoryError:
+                    except (torch.OutOfMemoryError, FAILED):
                         return None  # the long way says what is needed
                     found.append(made)
                     addresses.append(made.data_ptr())
@@ -112,13 +126,43 @@ def quick_run(launches: Launches, recorded: Recorded) -> Quick:
     return run
 
 
-def checked(run: Quick, check: Callable[[], None]) -> Quick:
-    """The same for a model whose data may be wrong: the run is waited for, and looked at."""
+def noted(run: Quick, launches: Launches, notes: Notes) -> Noted:
+    """The same for a model whose data may be wrong: behind the run comes what it notes of them."""
+    lock, executable = launches.lock, launches.executable
+    current = stream_of(launches.graphs)
+
+    def started(
+        feeds: Mapping[str, Any], out: Mapping[str, Any] = NOTHING
+    ) -> tuple[list[Any], Note, Mark] | None:
+        with lock:  # no other run comes in between
+            if notes.doubtful:
+                stream = current()
+                if stream == BUSY or HERE[0] != launches.process:
+                    return None
+                launches.order(stream)
+                notes.wipe()
+            try:
+                found = run(feeds, out)
+                if found is None:
+                    return None
+                return found, notes.take(), launches.marked(executable._stream)
+            except BaseException:
+                notes.doubt()  # it may have been launched all the same
+                raise
+
+    return started
+
+
+def checked(start: Noted) -> Quick:
+    """The same, waited for and looked at."""
 
     def waited(feeds: Mapping[str, Any], out: Mapping[str, Any] = NOTHING) -> list[Any] | None:
-        found = run(feeds, out)
-        if found is not None:
-            check()
+        made = start(feeds, out)
+        if made is None:
+            return None
+        found, note, mark = made
+        mark.wait()
+        note.check()
         return found
 
     return waited

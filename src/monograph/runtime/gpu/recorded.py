@@ -7,18 +7,21 @@ from typing import Any
 
 import torch
 
+from monograph.codegen.triton.layout import ARENA, KEPT
 from monograph.runtime.gpu.capture import (
+    Copies,
     Memory,
     Place,
     Recorder,
     Taken,
     every_record,
+    held_ports,
     inner_ports,
     own_ports,
     places_of,
 )
 from monograph.runtime.gpu.devices import Launched
-from monograph.runtime.gpu.graphs import Copy, GraphError, Graphs, Params
+from monograph.runtime.gpu.graphs import GraphError, Graphs, Params
 from monograph.runtime.gpu.laned import Laned
 from monograph.runtime.gpu.running import VECTOR, Running
 from monograph.runtime.gpu.slots import ALIGNED, Moved, Word, apart, compare, foretold
@@ -51,6 +54,10 @@ class Recorded:
         """Where inputs have to be copied to before a launch; 0 where the graph has them."""
         self.early = False
         """Whether it is launched before the inputs are there."""
+        self.narrowed = False
+        """Whether some of them are rounded on their way."""
+        self.writes = False
+        """Whether kernels write outputs into pinned memory of the host."""
         self._places = [list(places.get(name, ())) for name in self.names]
         self.executable = graphs.instantiate(taken.graph)
 
@@ -133,17 +140,35 @@ class Maker:
         for record in every_record(executable._records):
             self.graphs.prepare(record)
         others = [r for i, r in enumerate(executable._records) if i not in set(self.exact)]
-        foreign = {id(r) for r in others if not hasattr(r, "bodies")}
+        foreign = [r for r in others if not hasattr(r, "bodies")]
         if foreign:
-            scratch = {n: torch.zeros_like(memory[n]) for n in self.foreign_ports}
-            for port, record, position, offset in executable._ports:
-                if id(record) in foreign:
-                    record.point(position, scratch[port], offset)
-            stream = self.graphs.current()
-            for record in others:
-                if id(record) in foreign:
-                    record.launch(stream)
+            self._launch_on_scratch(foreign, memory)
         self._warm = True
+
+    def _launch_on_scratch(self, foreign: Sequence[Any], memory: Memory) -> None:
+        """Launches of others, once each: no caller's memory and no state is any different then."""
+        executable = self.executable
+        launched = set(map(id, foreign))
+        scratch = {n: torch.zeros_like(memory[n]) for n in self.foreign_ports}
+        copies = {n: t.clone() for n, t in executable.held.items()}
+        held = [p for p in held_ports(executable) if id(p[1]) in launched]
+        # What has been found wrong in data stays so; in the middle of a run the rest does, too.
+        kept = [executable._memory[n] for n in ((KEPT, ARENA) if self.partly else (KEPT,))]
+        saved = [m.clone() for m in kept]
+        for port, record, position, offset in executable._ports:
+            if id(record) in launched:
+                record.point(position, scratch[port], offset)
+        for port, record, position, offset in held:
+            record.point(position, copies[port], offset)
+        try:
+            stream = self.graphs.current()
+            for record in foreign:
+                record.launch(stream)
+        finally:
+            for port, record, position, offset in held:
+                record.point(position, executable.held[port], offset)
+            for here, before in zip(kept, saved, strict=True):
+                here.copy_(before)
 
     def make(self, memory: Memory) -> Recorded:
         """A graph of the launches, on the memory of a first run."""
@@ -169,16 +194,13 @@ class Maker:
         order = None if self.laned is None else self.laned.order()
         return Recorder(self.executable, self.graphs, order)
 
-    def fixed(
-        self, memory: Memory, before: Copy | None, after: Copy | None
-    ) -> tuple[Recorder, Taken]:
+    def fixed(self, memory: Memory, before: Copies, after: Copies) -> tuple[Recorder, Taken]:
         """A graph on memory that never moves, with copies before and after."""
         self.prepare(memory)
-        self.graphs.prepare(before)
+        for copy in before.values():
+            self.graphs.prepare(copy)
         recorder = self._recorder()
-        first = {} if before is None else {"before": before}
-        last = {} if after is None else {"after": after}
-        return recorder, recorder.record(memory, first, last)
+        return recorder, recorder.record(memory, before, after)
 
     def _recorded(
         self,

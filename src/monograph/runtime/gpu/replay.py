@@ -2,7 +2,8 @@
 
 The first run records and launches once. Later runs launch; ports that have moved are written into
 the graph before. A run that cannot be recorded is launched kernel by kernel, counted and logged.
-Where the host has steps of its own, what lies between two of them is a graph.
+Where the host has steps of its own, what lies between two of them is a graph; where graphs cannot
+look at conditions, branches and loops are such steps.
 """
 
 from __future__ import annotations
@@ -16,13 +17,18 @@ import torch
 from monograph.errors import ExecutionError
 from monograph.runtime.counts import AUTO, OFF, Counts, Tally, host_takes_part
 from monograph.runtime.gpu.attempts import Attempts
-from monograph.runtime.gpu.enqueue import Memory, started
-from monograph.runtime.gpu.fitting import imported
+from monograph.runtime.gpu.capture import needs_conditions, record_control
+from monograph.runtime.gpu.control import Controlled
+from monograph.runtime.gpu.enqueue import End, Memory, started
+from monograph.runtime.gpu.fitting import imported, where_else
 from monograph.runtime.gpu.graphs import Graphs
 from monograph.runtime.gpu.hosted import HostRuns
 from monograph.runtime.gpu.laned import Laned, MeasuredLanes
-from monograph.runtime.gpu.launches import TENSORS, Launches, enter, not_copied
-from monograph.runtime.gpu.quick import Quick, checked, cold, quick_run
+from monograph.runtime.gpu.launches import TENSORS, Launches, Mark, enter, not_copied
+from monograph.runtime.gpu.memory import told_of_failure
+from monograph.runtime.gpu.notes import Note
+from monograph.runtime.gpu.parking import sweep
+from monograph.runtime.gpu.quick import Noted, Quick, checked, cold, noted, quick_run
 from monograph.runtime.gpu.recorded import Maker, Recorded
 from monograph.runtime.gpu.running import Running
 from monograph.runtime.gpu.slabs import Ring
@@ -30,6 +36,8 @@ from monograph.runtime.gpu.stretches import Stretches, launch_on
 from monograph.runtime.gpu.ways import Measured
 from monograph.runtime.outputs import NOTHING
 from monograph.runtime.pending import Pending, ready
+
+HOST_ARRAYS = "arrays of the host"
 
 
 class Replay:
@@ -45,6 +53,7 @@ class Replay:
         tally: Tally | None = None,
         measured: Measured | None = None,
         lanes: MeasuredLanes | None = None,
+        locks: bool = True,
     ) -> None:
         self.executable = executable
         self.graphs = graphs
@@ -55,16 +64,20 @@ class Replay:
         self._whole = bool(getattr(executable, "whole", True))
         self._laned = Laned(executable, graphs, lanes)
         self._maker = Maker(executable, graphs, self._laned)
-        self._arrays = HostRuns(self._launches, self._maker, self._attempts, host, measured)
+        self._arrays = HostRuns(self._launches, self._maker, self._attempts, host, measured, locks)
         self._place = executable.device.place
         self._stretches: Stretches | None = None
-        if not self._whole and mode != OFF:
-            self._stretches = Stretches(self._launches, self._attempts)
+        if mode != OFF:
+            stretches = Stretches(self._launches, self._attempts)
+            if not self._whole or stretches.reason:
+                self._stretches = stretches
         self._enqueued: Quick = cold
+        self._noted: Noted | None = None
+        """The same where data may be wrong."""
         self.hot: Quick = cold
         """A run that takes tensors as they are; None where it takes more, or before the first."""
         self.warm: Callable[[Mapping[str, Any]], list[Any] | None] = (
-            self._arrays.quick if self._whole else cold
+            self._arrays.quick if self._stretches is None else cold
         )
         """A run on arrays of the host that fit, likewise."""
 
@@ -158,20 +171,12 @@ class Replay:
             if pending is not None:
                 self._hold(feeds, out, number)
             return pending
-        found = self._enqueued(feeds, out)
-        if found is None:
-            return self._arrays.start_quick(feeds) if self._whole and not out else None
-        mark = self._launches.marked(stream)
-        if not self.executable.layout.faults:
-            return Pending(lambda: found, mark.reached)
-        check = self.executable.check
-
-        def finish() -> list[Any]:
-            mark.wait()
-            check()
-            return found
-
-        return Pending(finish, mark.reached)
+        if self._noted is not None:
+            if (made := self._noted(feeds, out)) is not None:
+                return _noted(*made)
+        elif (found := self._enqueued(feeds, out)) is not None:
+            return Pending(lambda: found, self._launches.marked(stream).reached)
+        return None if out or self._stretches else self._arrays.start_quick(feeds)
 
     def close(self) -> None:
         """Frees the graphs now."""
@@ -180,14 +185,15 @@ class Replay:
     def _start(self, feeds: Mapping[str, Any], out: Mapping[str, Any]) -> Pending:
         """Enqueues a run, whatever it needs."""
         self._launches.check_process()
-        enter(self.executable.device)
-        given = {name: imported(x) for name, x in feeds.items()}
-        if not self._whole:
-            return self._run_parts(given, out)
-        try:
-            return self._start_whole(given, out)
-        except torch.OutOfMemoryError as e:
-            raise self.executable.no_memory(e) from None
+        with told_of_failure():
+            enter(self.executable.device)
+            given = {name: imported(x) for name, x in feeds.items()}
+            if not self._whole:
+                return self._run_parts(given, out)
+            try:
+                return self._start_whole(given, out)
+            except torch.OutOfMemoryError as e:
+                raise self.executable.no_memory(e) from None
 
     def _start_whole(self, given: Mapping[str, Any], out: Mapping[str, Any]) -> Pending:
         with ExitStack() as stack:
@@ -195,24 +201,52 @@ class Replay:
                 stack.enter_context(self.graphs.guard())
             stack.enter_context(self._launches.lock)
             stream = self.graphs.current()
-            recording = self.graphs.capturing_now()
-            tensors = any(isinstance(x, torch.Tensor) for x in (*given.values(), *out.values()))
-            if tensors or (recording and not given):
-                return self._from_device(given, out, stream, recording)
-            if recording:
-                raise _not_recorded("arrays of the host")
+            if self.graphs.capturing_now():
+                self._refuse_recording(given, out)
+                return self._from_device(given, out, stream, recording=True)
+            sweep(self.graphs)
+            if self._stretches is not None:
+                self._attempts.goes_without(self._stretches.reason)
+                return self._from_device(given, out, stream)
+            if any(isinstance(x, torch.Tensor) for x in (*given.values(), *out.values())):
+                return self._from_device(given, out, stream)
             pending = self._arrays.start(given, out, stream)
             return pending or self._from_device(given, out, stream, captured=False)
+
+    def _refuse_recording(self, given: Mapping[str, Any], out: Mapping[str, Any]) -> None:
+        """Refuses what a caller's graph cannot hold, before any of it is recorded."""
+        for name, x in (*given.items(), *out.items()):
+            if why := where_else(x, self._place):
+                whose = "tensors of another device" if "on the host" not in why else HOST_ARRAYS
+                raise _not_recorded(f"on {whose}", given=f"{name}: {why}")
+        if not given and any(s.name not in out for s in self.executable.layout.outputs):
+            raise _not_recorded(
+                f"that makes {HOST_ARRAYS}",
+                hint="give tensors of the device for the outputs (out=)",
+            )
+        if not any(map(needs_conditions, self.executable._records)):
+            return
+        if not self.graphs.conditionals:
+            raise _not_recorded(
+                "with a branch or a loop",
+                hint=f"{self.graphs.name} graphs have no conditional nodes",
+            )
+        if not self._launches.made:  # what its nodes need is loaded with the first of our own
+            raise _not_recorded("with a branch or a loop", hint="run once with these shapes before")
 
     def _run_parts(self, feeds: Mapping[str, Any], out: Mapping[str, Any]) -> Pending:
         """A run with steps on the host, or with outputs that have no memory of their own."""
         if self.graphs.capturing_now():
-            raise _not_recorded("a model that the host takes part in")
-        if kinds := self.executable.host_kinds:
-            self._attempts.goes_without(host_takes_part(kinds))
+            raise _not_recorded("of a model that the host takes part in")
+        with self._launches.lock:  # threads count together
+            if kinds := self.executable.host_kinds:
+                self._attempts.goes_without(host_takes_part(kinds))
+            if self._stretches is not None and self._stretches.reason:
+                self._attempts.goes_without(self._stretches.reason)
         if self._stretches is None:
             return ready(self.executable.run(feeds, out))
-        with self.executable.device.active():
+        with self.executable.device.active(), self._launches.lock:
+            self._launches.order(self.graphs.current())  # which marks the memory of graphs, too
             run_parts: Any = self.executable._run_parts  # type: ignore[attr-defined]
             return ready(run_parts(feeds, out, self._stretches.launch))
 
@@ -229,46 +263,67 @@ class Replay:
         recording: whether the caller records a graph, which it becomes part of.
         """
 
-        def enqueue(memory: Memory) -> tuple[Callable[[], None], Callable[[], bool]] | None:
+        def enqueue(memory: Memory) -> End | None:
             if recording:
                 self._record_for_caller(memory, stream)
                 return None
-            if captured:
-                self._enqueue(memory, stream)
-            else:
-                self.executable.launch(memory)
+            self._launches.order(stream)
+            note = self._enqueue(memory, stream) if captured else self.executable.start(memory)
             mark = self._launches.marked(stream)
-            return mark.wait, mark.reached
+            return End(mark.wait, mark.reached, note)
 
         return started(self.executable, feeds, out, self.counts, enqueue)
 
     def _record_for_caller(self, memory: Memory, stream: int) -> None:
         for port, record, position, offset in self.executable._ports:
             record.point(position, memory[port], offset)
-        for record in self.executable._records:
-            record.launch(stream)
+        with self.graphs.lock:  # bodies of branches and loops take streams that are shared
+            for record in self.executable._records:
+                if isinstance(record, Controlled):
+                    record_control(self.graphs, record, stream)
+                else:
+                    record.launch(stream)
         self.counts.for_callers += 1
+        if self.executable.notes is not None:
+            self.executable.notes.give_up()
 
-    def _enqueue(self, memory: Memory, stream: int) -> None:
-        """One run on some memory: a launch of the graph, or of every kernel."""
+    def _enqueue(self, memory: Memory, stream: int) -> Note | None:
+        """One run on some memory: a launch of the graph, of several, or of every kernel."""
+        if self._stretches is not None:
+            self._launches.begin(stream)
+            self._stretches.launch(0, len(self.executable._records), memory, stream)
+            self.executable.runs += 1
+            return self._launches.noted()
         recorded = self._recorded
         if recorded is None and self._attempts.wanted():
-            self._launches.order(stream)
             recorded = self._attempts.attempt(lambda: self._maker.make(memory))
             if recorded is not None:
                 self._launches.made[TENSORS] = recorded
                 self._warm_up(recorded)
         if recorded is None:
-            self.executable.launch(memory)
-            return
+            return self.executable.start(memory)
+        self._launches.begin(stream)
         launch_on(self._launches, recorded, memory, stream)
         self.executable.runs += 1
+        return self._launches.noted()
 
     def _warm_up(self, recorded: Recorded) -> None:
         """Lets later runs take the short way."""
         self._enqueued = self.hot = quick_run(self._launches, recorded)
-        if self.executable.layout.faults:
-            self.hot = checked(self._enqueued, self.executable.check)
+        if self.executable.notes is not None:
+            self._noted = noted(self._enqueued, self._launches, self.executable.notes)
+            self.hot = checked(self._noted)
+
+
+def _noted(found: list[Any], note: Note, mark: Mark) -> Pending:
+    """A run that is looked at when its outputs are asked for."""
+
+    def finish() -> list[Any]:
+        mark.wait()
+        note.check()
+        return found
+
+    return Pending(finish, mark.reached)
 
 
 def _number(stream: Any) -> int:
@@ -276,8 +331,9 @@ def _number(stream: Any) -> int:
     return int(getattr(stream, "cuda_stream", stream))
 
 
-def _not_recorded(what: str) -> ExecutionError:
+def _not_recorded(
+    what: str, given: str | None = None, hint: str = "feed tensors that are on the device"
+) -> ExecutionError:
     return ExecutionError(
-        f"a run on {what} cannot be recorded into a caller's graph",
-        hint="feed tensors that are on the device",
+        f"a run {what} cannot be recorded into a caller's graph", given=given, hint=hint
     )

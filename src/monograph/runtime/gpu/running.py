@@ -16,8 +16,9 @@ from monograph.errors import ExecutionError
 from monograph.ir import Array, DType
 from monograph.runtime.gpu.control import Nest, count_kernels, outermost, syncs
 from monograph.runtime.gpu.devices import Device, Record
-from monograph.runtime.gpu.memory import SLACK, Constants, Pieces, out_of_memory
-from monograph.runtime.gpu.tensors import from_numpy, raw, torch_type
+from monograph.runtime.gpu.memory import SLACK, Constants, Pieces, out_of_memory, told_of_failure
+from monograph.runtime.gpu.notes import Note, Notes
+from monograph.runtime.gpu.tensors import from_numpy, is_plain, plain, raw, torch_type
 from monograph.runtime.outputs import NOTHING, refuse_unlike
 
 VECTOR = 16
@@ -33,6 +34,10 @@ class Slot:
     shape: tuple[int, ...]
     over: str = ""
     """The input that a donated output is written over."""
+    narrowed: DType | None = None
+    """The type of 16 bits that every element of an input is cast to before anything else: rounded
+    to it on the way, the input is as good as whole.
+    """
 
 
 @dataclass(frozen=True)
@@ -95,10 +100,13 @@ class Running:
         self.copies = 0
         """How often an input had to be copied because its output is written over it."""
         self._lock = threading.RLock()
-        self._stream: int | None = None
+        self._marked: set[int] = set()
+        """Streams that its memory is known to be used on."""
         self._process = os.getpid()
         pieces: Pieces = layout.pieces or ((0, block.size),)
         needs = (layout.arena_bytes, block.size, layout.kept_bytes)
+        self._stream = device.stream()
+        """The one that was last given something that uses its memory: here, zeros for it."""
         try:
             self._constants = (constants or Constants(device)).upload(block, pieces)
             self._memory = {
@@ -107,6 +115,8 @@ class Running:
             }
         except torch.OutOfMemoryError as e:
             raise out_of_memory(device, *needs, e) from None
+        self.notes = Notes(layout.faults, self._memory[KEPT], device) if layout.faults else None
+        """What kernels find wrong with data; None where nothing can be."""
         every = list(records())
         self._records = outermost(every, layout.nests)
         self._ports: list[tuple[str, Record, int, int]] = []
@@ -181,7 +191,7 @@ class Running:
         """
         self.check_process()
         try:
-            with self.device.active():
+            with told_of_failure(), self.device.active():
                 return self._run(feeds, out)
         except torch.OutOfMemoryError as e:
             raise self.no_memory(e) from None
@@ -204,14 +214,16 @@ class Running:
             outputs = self._outputs(feeds, inputs, out)
             ports = {f"input:{n}": t for n, t in inputs.items()}
             ports |= {f"output:{n}": t for n, t in outputs.items()}
-            self.launch({n: raw(t) for n, t in ports.items()})
-            self.check()
+            note = self.start({n: raw(t) for n, t in ports.items()})
+            if note is not None:
+                self.device.finish()
+                note.check()
         return [self._result(s, outputs[s.name], out, as_tensors) for s in self.layout.outputs]
 
     def _given(self, data: Any, slot: Slot) -> torch.Tensor:
         """An input on the device: the caller's own tensor where kernels can read it."""
         if isinstance(data, torch.Tensor):
-            tensor = data.detach().to(self.device.place).contiguous()
+            tensor = plain(data.detach()).to(self.device.place).contiguous()
             return tensor.clone() if tensor.data_ptr() % VECTOR else tensor
         host = from_numpy(np.ascontiguousarray(data, dtype=slot.dtype.numpy))
         # On the host itself a copy: what is donated may be written over.
@@ -244,7 +256,9 @@ class Running:
 
     def _usable(self, given: torch.Tensor, slot: Slot, inputs: Mapping[str, torch.Tensor]) -> bool:
         """Whether kernels can write into a tensor: it is in no input that is still needed."""
-        if given.data_ptr() % VECTOR or given.device != self.device.place:
+        if given.device != self.device.place or not given.is_contiguous() or not is_plain(given):
+            return False
+        if given.data_ptr() % VECTOR:
             return False
         others = (t for n, t in inputs.items() if n != slot.over)
         return all(given.data_ptr() != t.data_ptr() for t in others)
@@ -274,44 +288,82 @@ class Running:
         arena.copy_(numbers(arena.numel(), self.device.place)[: arena.numel()])
 
     def check(self) -> None:
-        """Waits for the device, and fails where a kernel found data that do not fit."""
-        if not self.layout.faults:
-            return
-        notes = self._memory[KEPT].cpu()
-        for fault in self.layout.faults:
-            came, data = notes[fault.at : fault.at + 16].view(torch.int64).tolist()
-            if came:
-                self.forgive()
-                raise ExecutionError(
-                    fault.message,
-                    node=fault.node or None,
-                    op=fault.op,
-                    expected=fault.expected or None,
-                    given=data if fault.shows_data else None,
-                )
+        """Waits for a run that `_begin` has begun, and fails where data did not fit."""
+        notes = self._readable(self.device.stream())
+        if notes is not None:
+            note = notes.take()
+            self.device.finish()
+            note.check()
 
-    def forgive(self) -> None:
-        """Forgets what kernels found wrong."""
-        for fault in self.layout.faults:
-            self._memory[KEPT][fault.at : fault.at + 16] = 0
+    def _readable(self, stream: int) -> Notes | None:
+        """The notes, where there are any, and somebody can read them: not in a caller's graph."""
+        if self.notes is not None and self.device.capturing(stream):
+            self.notes.give_up()
+            return None
+        return self.notes
 
-    def launch(self, ports: Mapping[str, torch.Tensor]) -> None:
-        """Enqueues every piece of work once, on the current stream."""
+    def start(self, ports: Mapping[str, torch.Tensor]) -> Note | None:
+        """Enqueues a run on the current stream, and what it notes of its data behind it."""
         with self._lock:
             stream = self._begin(ports)
-            for record in self._records:
-                record.launch(stream)
-            self.runs += 1
+            self._launch_all(stream)
+            notes = self._readable(stream)
+            return None if notes is None else notes.take()
 
-    def _begin(self, ports: Mapping[str, torch.Tensor]) -> int:
-        """Points the launches to a caller's memory; runs on other streams are waited for."""
+    def launch(self, ports: Mapping[str, torch.Tensor]) -> None:
+        """Enqueues every piece of work once, on the current stream, and nothing besides."""
+        with self._lock:
+            self._launch_all(self._begin(ports, noted=False))
+
+    def _launch_all(self, stream: int) -> None:
+        for record in self._records:
+            record.launch(stream)
+        self.runs += 1
+
+    def _begin(self, ports: Mapping[str, torch.Tensor], noted: bool = True) -> int:
+        """Points the launches to a caller's memory; runs on other streams are waited for.
+
+        noted: whether somebody will look at what the run finds wrong with its data.
+        """
         for port, record, position, offset in self._ports:
             record.point(position, ports[port], offset)
         stream = self.device.stream()
-        if self._stream is not None and self._stream != stream:
-            self.device.join(self._stream)
-        self._stream = stream
+        if self.order(stream) and stream not in self._marked:
+            self._marked.add(stream)
+            self.device.used(self.memory)
+        notes = self._readable(stream)
+        if notes is not None and noted:
+            notes.begin()
+        elif notes is not None:
+            notes.doubt()
         return stream
+
+    @property
+    def memory(self) -> list[torch.Tensor]:
+        """All memory of the device that runs use, but what callers bring."""
+        notes = [] if self.notes is None else self.notes.memory
+        own = [*self._memory.values(), *self.held.values(), *notes]
+        return [*own, *self._constants._tensors]
+
+    def order(self, stream: int) -> bool:
+        """Has the current stream wait for runs on another: they use the same memory.
+
+        Returned is whether there was another. Whoever captures the current one sees to the order.
+        """
+        if stream == self._stream or self.device.capturing(stream):
+            return False
+        if self.device.capturing(self._stream):
+            raise _waits_for_capture()
+        self.device.join(self._stream)
+        self._stream = stream
+        return True
+
+
+def _waits_for_capture() -> ExecutionError:
+    return ExecutionError(
+        "the stream of the run before this one is being captured, and cannot be waited for",
+        hint="end that capture first, or keep to streams that nobody captures",
+    )
 
 
 def forked() -> ExecutionError:

@@ -9,17 +9,21 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import math
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 import numpy as np
 import torch
 
 from monograph.errors import FeedError
-from monograph.ir import Array
-from monograph.runtime.gpu.arrivals import LINE, control_bytes
+from monograph.ir import Array, DType
+from monograph.runtime.gpu.arrivals import control_bytes
 from monograph.runtime.gpu.graphs import Graphs
+from monograph.runtime.gpu.narrowing import can_narrow
+from monograph.runtime.gpu.parking import IDLE, Use, park_at_end, sweep
 from monograph.runtime.gpu.running import GpuLayout, Slot
+from monograph.runtime.outputs import NOTHING
 from monograph.runtime.pending import Pending
 
 ALIGNMENT = 256
@@ -38,6 +42,12 @@ class SlabLayout:
     def __init__(self, layout: GpuLayout) -> None:
         over = {s.over: s for s in layout.outputs if s.over}
         plain = [s for s in layout.inputs if s.name not in over]
+        self.narrowed = _narrowed(plain)
+        """The type of 16 bits that some inputs may be rounded to on their way; these come first."""
+        first = [s for s in plain if self.narrowed and s.narrowed == self.narrowed]
+        plain = [*first, *(s for s in plain if s not in first)]
+        self.narrow_to = sum(map(_rounded, first))
+        """Where they end."""
         both = [s for s in layout.inputs if s.name in over]
         made = [s for s in layout.outputs if not s.over]
         self.inputs: dict[str, tuple[Slot, int]] = {}
@@ -57,7 +67,7 @@ class SlabLayout:
             at += _rounded(slot)
         self.nbytes = self.control = at
         """How much that is; and where words begin that say which inputs have arrived."""
-        self.control_bytes = control_bytes(self.in_to)
+        self.control_bytes = control_bytes(self.in_to, self.narrow_to)
         self.results = [s.name for s in layout.outputs]
         self.pieces = self._pieces()
         """Where what is copied at a time begins and ends."""
@@ -105,6 +115,15 @@ def nbytes(slot: Slot) -> int:
     return math.prod(slot.shape) * slot.dtype.itemsize
 
 
+def _narrowed(slots: Iterable[Slot]) -> DType | None:
+    """What most of the inputs' bytes may be rounded to: one type, because one kernel takes them."""
+    found: Counter[DType] = Counter()
+    for slot in slots:
+        if slot.narrowed is not None and nbytes(slot) and can_narrow(slot.narrowed):
+            found[slot.narrowed] += nbytes(slot)
+    return found.most_common(1)[0][0] if found else None
+
+
 def _rounded(slot: Slot) -> int:
     return -(-max(nbytes(slot), 1) // ALIGNMENT) * ALIGNMENT
 
@@ -122,10 +141,13 @@ class Slab:
         self._control.zero_()
         self._late = ctypes.c_uint32()
         if layout.control_bytes:
-            last = self.control + layout.control_bytes - LINE
-            self._late = ctypes.c_uint32.from_address(last)
+            self._late = ctypes.c_uint32.from_address(self.control)
         self.event = graphs.event()
         self.user: Pending | None = None
+        self.use = Use()
+        """What the device does with it, and with arrays that it fetches by itself."""
+        # The run that uses it refers to it, and it to the run: they go in a collection, together.
+        park_at_end(self, self.use, block, self.event, graphs)
         self.turn = 0
         self._results = layout.results
         whole: Array = self.block.numpy()
@@ -141,9 +163,11 @@ class Slab:
         for name, place in self._inputs.items():
             np.copyto(place, _fitting(name, feeds[name], place), casting="unsafe")
 
-    def fill_fitting(self, feeds: Mapping[str, Any]) -> None:
+    def fill_fitting(self, feeds: Mapping[str, Any], without: Collection[str] = ()) -> None:
         """The same for arrays that are known to be of the right type and shape."""
         for name, to, count in self._places:
+            if name in without:
+                continue
             array = feeds[name]
             if array.flags.c_contiguous:
                 ctypes.memmove(to, array.__array_interface__["data"][0], count)
@@ -161,17 +185,23 @@ class Slab:
             found.append(array.__array_interface__["data"][0])
         return found
 
+    def dense(self, feeds: Mapping[str, Any]) -> tuple[list[int], list[Array]]:
+        """Where the inputs lie as dense arrays of their types, and those arrays: some are made."""
+        found, arrays = [], []
+        for name, place in self._inputs.items():
+            array = feeds[name]
+            if not _is_like(array, place):
+                array = np.ascontiguousarray(_fitting(name, array, place), place.dtype)
+            arrays.append(array)
+            found.append(array.__array_interface__["data"][0])
+        return found, arrays
+
     def fill_ahead(self, feeds: Mapping[str, Any], send: Callable[[int, int], None]) -> None:
         """The same; what has been taken is sent while the rest is: by its offset and bytes."""
         starts: dict[str, int] = {}
         for name, place in self._inputs.items():
             data = feeds[name]
-            if (
-                data.__class__ is not np.ndarray
-                or data.dtype != place.dtype
-                or data.shape != place.shape
-                or not data.flags.c_contiguous
-            ):
+            if not _is_like(data, place):
                 np.copyto(place, _fitting(name, data, place), casting="unsafe")
             else:
                 starts[name] = data.__array_interface__["data"][0]
@@ -181,6 +211,11 @@ class Slab:
                 if name in starts:
                     ctypes.memmove(address + at, starts[name] + first, size)
             send(start, count)
+
+    def leave(self) -> None:
+        """Behind a run: the slab is for others, and arrays may go."""
+        self.use.state, self.use.held = IDLE, NOTHING
+        self.user = None
 
     def came_late(self) -> bool:
         """Whether a run that waited for its inputs has given up."""
@@ -213,6 +248,16 @@ def _fitting(name: str, data: Any, place: Array) -> Any:
     return data
 
 
+def _is_like(data: Any, place: Array) -> bool:
+    """Whether the bytes of some data are those that a place has to hold."""
+    return (
+        data.__class__ is np.ndarray
+        and data.dtype == place.dtype
+        and data.shape == place.shape
+        and data.flags.c_contiguous
+    )
+
+
 def _view(whole: Array, slot: Slot, at: int) -> Array:
     return whole[at : at + nbytes(slot)].view(slot.dtype.numpy).reshape(slot.shape)
 
@@ -230,6 +275,7 @@ class Ring:
 
     def take(self) -> Slab:
         """A slab that no run uses: the first such, else a new one, else that of the oldest run."""
+        sweep(self._graphs)
         slab: Slab | None = None
         for known in self._slabs:
             if known.user is None:
@@ -256,4 +302,4 @@ class Ring:
         if user is not None:
             with contextlib.suppress(Exception):  # the caller finds that there, too
                 user.result()
-        slab.user = None
+        slab.leave()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -39,6 +39,26 @@ class TorchDevice:
             return
         other = torch.cuda.ExternalStream(stream, self.place)
         torch.cuda.current_stream(self.place).wait_event(other.record_event())
+
+    def capturing(self, stream: int) -> bool:
+        if not stream:  # the default one never does, and to ask would fail while another does
+            return False
+        if stream == self.stream():
+            return bool(torch.cuda.is_current_stream_capturing())
+        with torch.cuda.stream(torch.cuda.ExternalStream(stream, self.place)):
+            return bool(torch.cuda.is_current_stream_capturing())
+
+    def used(self, memory: Sequence[torch.Tensor]) -> None:
+        stream = torch.cuda.current_stream(self.place)
+        for tensor in memory:
+            tensor.record_stream(stream)
+
+    def copy(self, to: torch.Tensor, source: torch.Tensor) -> None:
+        # By torch, which then keeps pinned memory until the copy is done, whoever lets go of it.
+        to.copy_(source, non_blocking=True)
+
+    def finish(self) -> None:
+        torch.cuda.current_stream(self.place).synchronize()
 
     def synchronise(self) -> None:
         torch.cuda.synchronize(self.place)

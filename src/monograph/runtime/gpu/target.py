@@ -6,11 +6,13 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, TypeAlias
 
+import torch
+
 from monograph.codegen.triton import select
 from monograph.codegen.triton.kernel import Arch
 from monograph.codegen.triton.layout import GpuModule
 from monograph.config import Config
-from monograph.errors import CodegenError, ConfigError
+from monograph.errors import CodegenError, ConfigError, ExecutionError
 from monograph.ir import Graph, Value
 from monograph.program.kinds import is_native
 from monograph.program.program import Program, Step
@@ -33,7 +35,7 @@ from monograph.runtime.gpu.executable import (
 from monograph.runtime.gpu.graphs import Graphs
 from monograph.runtime.gpu.kept import KeptKernels
 from monograph.runtime.gpu.laned import MeasuredLanes, planned
-from monograph.runtime.gpu.memory import Constants
+from monograph.runtime.gpu.memory import Constants, told_of_failure
 from monograph.runtime.gpu.opening import architecture, names_architecture, open_device
 from monograph.runtime.gpu.replay import Replay
 from monograph.runtime.gpu.running import Running, forked
@@ -67,7 +69,8 @@ def open_target(
     """What compiles for the GPU that a configuration names, and runs there if it is a device."""
     if names_architecture(config.device):
         return OfflineSide(config, architecture(config.device), optimise, progress)
-    return GpuSide(config, open_device(config.device), optimise, progress, tally)
+    with told_of_failure():
+        return GpuSide(config, open_device(config.device), optimise, progress, tally)
 
 
 class _Side:
@@ -83,6 +86,10 @@ class _Side:
         self.tally: Tally | None = None
         self.place: Any = None
         """Where tensors have to lie that outputs are written into."""
+
+    def recording(self) -> bool:
+        """Whether the caller records a graph of their own."""
+        return False
 
     def compiles(self, value: Value) -> bool:
         """Whether a branch or a loop is compiled as it is: sizes known, and all inside too."""
@@ -128,11 +135,13 @@ class GpuSide(_Side):
 
         Its runs are captured, unless the session is told to do without.
         """
-        return self._captured(self.compiled(graph))
+        with told_of_failure():
+            return self._captured(self.compiled(graph))
 
     def compiled(self, graph: Graph) -> GpuExecutable:
         """The same, launched kernel by kernel."""
         self.check_process()
+        self.refuse_recording()
         self.progress("generate", 0, 1)
         program = lower_for_gpu(graph)
         check_served(program)
@@ -161,8 +170,10 @@ class GpuSide(_Side):
     def load(self, artefact: GpuArtefact) -> Runs:
         """A program that was compiled ahead of time, on the device."""
         self.check_process()
+        self.refuse_recording()
         self.progress("load", 0, 1)
-        return self._captured(LoadedGpuExecutable(artefact, self.device, self.constants))
+        with told_of_failure():
+            return self._captured(LoadedGpuExecutable(artefact, self.device, self.constants))
 
     def _captured(self, executable: Running) -> Runs:
         mode, tally = self.config.capture, self.tally or Tally()
@@ -171,13 +182,33 @@ class GpuSide(_Side):
         if self.graphs is None:
             return Eager(executable, f"{self.device.name} has no graphs", mode, tally)
         return Replay(
-            executable, self.graphs, mode, tally=tally, measured=self.measured, lanes=self.lanes
+            executable,
+            self.graphs,
+            mode,
+            tally=tally,
+            measured=self.measured,
+            lanes=self.lanes,
+            locks=self.config.lock_arrays,
         )
 
     def check_process(self) -> None:
         """Refuses a child that was forked: it has no part in its parent's device."""
         if self.place.type != "cpu" and os.getpid() != self._process:
             raise forked()
+
+    def recording(self) -> bool:
+        """Whether the caller records a graph of their own."""
+        if self.graphs is not None:
+            return self.graphs.capturing_now()
+        return self.place.type == "cuda" and bool(torch.cuda.is_current_stream_capturing())
+
+    def refuse_recording(self) -> None:
+        """Refuses a caller who records a graph: memory is made and filled where they would be."""
+        if self.recording():
+            raise ExecutionError(
+                "a model is not made ready for new shapes while the caller records a graph",
+                hint="run once with these shapes before",
+            )
 
     def stats(self, made: Sequence[Any]) -> dict[str, Any]:
         """What the session's executables take on the device, and how kernels were chosen."""

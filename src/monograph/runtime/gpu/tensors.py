@@ -48,7 +48,17 @@ def typed(memory: torch.Tensor, offset: int, dtype: DType) -> torch.Tensor:
 
 def raw(tensor: torch.Tensor) -> torch.Tensor:
     """The bytes of a dense tensor."""
-    return tensor.reshape(-1).view(torch.uint8)
+    # One element is dense whatever its stride, but torch views only a stride of one as bytes.
+    return tensor.contiguous().as_strided((tensor.numel(),), (1,)).view(torch.uint8)
+
+
+def plain(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor whose bytes are its numbers: torch negates and conjugates some when it reads."""
+    return tensor.resolve_conj().resolve_neg()
+
+
+def is_plain(tensor: torch.Tensor) -> bool:
+    return not (tensor.is_neg() or tensor.is_conj())
 
 
 def from_numpy(array: Array) -> torch.Tensor:

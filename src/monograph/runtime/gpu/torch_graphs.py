@@ -113,6 +113,9 @@ class TorchGraphs:
     def pinned(self, nbytes: int) -> torch.Tensor:
         return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
 
+    def lock_pages(self, address: int, nbytes: int) -> Handle:
+        raise GraphError("pages of the host are not locked through this driver")
+
     def current(self) -> int:
         return int(torch._C._cuda_getCurrentRawStream(self.index))
 

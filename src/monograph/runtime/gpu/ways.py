@@ -17,7 +17,8 @@ from monograph.runtime.gpu.running import GpuLayout
 from monograph.runtime.gpu.slabs import SlabLayout, nbytes
 from monograph.runtime.gpu.tuning import Entry, TuningCache
 
-AUTO, DIRECT, COPY, PIECES, EARLY = "auto", "direct", "copy", "pieces", "early"
+AUTO, DIRECT, COPY, PIECES = "auto", "direct", "copy", "pieces"
+EARLY, NARROWED = "early", "narrowed"
 WAYS = (AUTO, DIRECT, COPY)
 ROUNDS, RUNS, HOPELESS, SECONDS = 8, 3, 1.5, 0.5
 """Rounds in which each rival is timed so often in a row, as callers run it; how much slower than
@@ -34,9 +35,11 @@ class Way(NamedTuple):
     """Whether inputs are copied piece by piece, while the host still gathers the rest."""
     early: bool = False
     """Whether the graph is launched first, and takes them as they arrive."""
+    narrowed: bool = False
+    """Whether the host rounds on that way what the program would round first of all."""
 
     def __str__(self) -> str:
-        early = EARLY if self.early else COPY
+        early = NARROWED if self.narrowed else EARLY if self.early else COPY
         taken = PIECES if self.ahead else DIRECT if self.reads else early
         return f"{taken} in, {DIRECT if self.writes else COPY} out"
 
@@ -45,14 +48,18 @@ PLAIN = Way()
 RIVALS = (PLAIN, Way(writes=True), Way(reads=True, writes=True), Way(reads=True))
 AHEAD = (Way(writes=True, ahead=True), Way(ahead=True))
 FIRST = (Way(writes=True, early=True), Way(early=True))
-EVERY = (*RIVALS, *AHEAD, *FIRST)
+HALVED = tuple(way._replace(narrowed=True) for way in FIRST)
+WHOLE = (*RIVALS, *AHEAD, *FIRST)
+EVERY = (*WHOLE, *HALVED)
 
 
 def rivals(layout: SlabLayout, arrives: bool) -> tuple[Way, ...]:
     """The ways that are worth a trial; arrives: whether a graph can wait for its inputs."""
     if not layout.in_to:
         return RIVALS
-    return EVERY if arrives and layout.control_bytes else (*RIVALS, *AHEAD)
+    if not arrives or not layout.control_bytes:
+        return (*RIVALS, *AHEAD)
+    return WHOLE if layout.narrowed is None else EVERY
 
 
 def fastest(times: Mapping[Way, float]) -> Way:
@@ -62,7 +69,8 @@ def fastest(times: Mapping[Way, float]) -> Way:
 
 def nearest(way: Way, possible: Sequence[Way]) -> Way:
     """A way that was measured elsewhere, or what is most like it of those that there are here."""
-    like = (way, way._replace(early=False), PLAIN)
+    wide = way._replace(narrowed=False)
+    like = (way, wide, wide._replace(early=False), PLAIN)
     return next(found for found in like if found in possible)
 
 

@@ -1,0 +1,252 @@
+"""Configurations that cannot be right: each is refused in one message that names its file."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+from benchmarks.decoders import build
+
+from monograph import Generator
+from monograph.errors import ConfigError, FeedError, ModelError, MonographError
+
+PROMPT = [3, 14, 15, 92]
+GENAI = "genai_config.json"
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build(tmp_path_factory.mktemp("decoder"), "tiny-llama")
+
+
+@pytest.fixture
+def folder(built: Path, tmp_path: Path) -> Path:
+    """A copy that a test may spoil."""
+    return Path(shutil.copytree(built, tmp_path / "copy"))
+
+
+def opened(folder: Path, **options: Any) -> Generator:
+    return Generator(folder, "reference", **{"max_length": 32, "stop": (), **options})
+
+
+def refused(folder: Path, kind: type[MonographError], text: str, **options: Any) -> str:
+    with pytest.raises(kind, match=text) as caught:
+        opened(folder, **options)
+    assert "internal" not in str(caught.value)
+    return str(caught.value)
+
+
+def changed(folder: Path, change: Callable[[dict[str, Any]], Any]) -> None:
+    file = folder / GENAI
+    config = json.loads(file.read_text())
+    change(config["model"])
+    file.write_text(json.dumps(config))
+
+
+def respelled(folder: Path, change: Callable[[onnx.GraphProto], Any]) -> None:
+    model = onnx.load(folder / "model.onnx", load_external_data=False)
+    change(model.graph)
+    onnx.save(model, folder / "model.onnx")
+
+
+# Files
+
+
+@pytest.mark.parametrize("kind", ["absolute", "above", "around", "link", "linked folder", "loop"])
+def test_a_decoder_outside_of_the_folder_is_not_opened(kind: str, folder: Path) -> None:
+    outside = folder.parent / "outside"
+    outside.mkdir()
+    shutil.copy(folder / "model.onnx", outside / "model.onnx")
+    shutil.copy(folder / "model.onnx.data", outside / "model.onnx.data")
+    names = {
+        "absolute": str(outside / "model.onnx"),
+        "above": "../outside/model.onnx",
+        "around": "../outside/../outside/model.onnx",
+        "link": "linked.onnx",
+        "linked folder": "linked/model.onnx",
+        "loop": "circle.onnx",
+    }
+    (folder / "linked.onnx").symlink_to(outside / "model.onnx")
+    (folder / "linked").symlink_to(outside)
+    (folder / "circle.onnx").symlink_to(folder / "circle.onnx")
+    changed(folder, lambda m: m["decoder"].update(filename=names[kind]))
+    # Versions of Python differ in whether a link to itself can be resolved.
+    message = "outside of its folder" + ("|is missing" if kind == "loop" else "")
+    refused(folder, ModelError, message)
+
+
+def test_a_decoder_in_a_folder_within(folder: Path) -> None:
+    (folder / "onnx").mkdir()
+    for name in ("model.onnx", "model.onnx.data"):
+        (folder / name).rename(folder / "onnx" / name)
+    changed(folder, lambda m: m["decoder"].update(filename="onnx/model.onnx"))
+    assert len(opened(folder).generate(PROMPT, 2)) == 2
+
+
+# Names
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        ({"past_key_names": "past_key_values.0.key"}, "the name of a cache has one %d"),
+        ({"past_key_names": "past_key_values.%d.key%d"}, "the name of a cache has one %d"),
+        ({"past_key_names": "past_key_values.%s.key"}, "the name of a cache has one %d"),
+        ({"past_key_names": "past_key_values.%d.%%key"}, "the name of a cache has one %d"),
+        ({"past_key_names": None}, "names of inputs and outputs are texts"),
+        ({"input_ids": None}, "names of inputs and outputs are texts"),
+        ({"input_ids": 5}, "names of inputs and outputs are texts"),
+        ({"attention_mask": ["a"]}, "names of inputs and outputs are texts"),
+        ({"attention_mask": "%d%d"}, "names an input that the graph does not have"),
+        ({"past_value_names": "past_key_values.%d.key"}, "one cache is named twice"),
+    ],
+)
+def test_names_that_are_none(folder: Path, names: dict[str, Any], message: str) -> None:
+    changed(folder, lambda m: m["decoder"]["inputs"].update(names))
+    assert GENAI in refused(folder, ModelError, message)
+
+
+def test_names_of_outputs_are_looked_at_too(folder: Path) -> None:
+    changed(folder, lambda m: m["decoder"]["outputs"].update(present_key_names="present"))
+    assert "outputs.present_key_names" in refused(folder, ModelError, "one %d")
+
+
+@pytest.mark.parametrize("name", ["position", "start", "count", "seed", "tokens", "next", "seen"])
+def test_weights_and_values_may_have_names_of_the_step(name: str, folder: Path) -> None:
+    expected = opened(folder).generate(PROMPT, 6, repetition_penalty=1.5)
+
+    def rename(graph: onnx.GraphProto) -> None:
+        weight = next(t for t in graph.initializer if "norm" in t.name)
+        value = next(n for n in graph.node if n.op_type == "MatMul").output[0]
+        for old, new in ((weight.name, name), (value, "now_seen")):
+            for node in graph.node:
+                for names in (node.input, node.output):
+                    names[:] = [new if n == old else n for n in names]
+        weight.name = name
+
+    respelled(folder, rename)
+    assert opened(folder).generate(PROMPT, 6, repetition_penalty=1.5) == expected
+
+
+# Sizes
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"num_attention_heads": 7}, "num_attention_heads differs"),
+        ({"hidden_size": 64}, "hidden_size differs"),
+        ({"sliding_window": {"window_size": 4}}, "sliding_window differs"),
+        ({"num_key_value_heads": 0}, "num_key_value_heads is too small"),
+        ({"num_hidden_layers": -1}, "num_hidden_layers is too small"),
+        ({"sliding_window": 4}, "sliding_window is no JSON object"),
+    ],
+)
+def test_sizes_that_contradict_the_graph(
+    folder: Path, change: dict[str, Any], message: str
+) -> None:
+    changed(folder, lambda m: m["decoder"].update(change))
+    assert GENAI in refused(folder, ModelError, message)
+
+
+@pytest.mark.parametrize("context", [-5, 0, 1])
+def test_a_context_without_room(folder: Path, context: int) -> None:
+    changed(folder, lambda m: m.update(context_length=context))
+    for length in (None, 32):
+        text = refused(folder, ModelError, "context_length is too small", max_length=length)
+        assert GENAI in text
+
+
+def test_a_window_that_the_graph_has_is_right(tmp_path: Path) -> None:
+    build(tmp_path, "tiny-gemma2")
+    changed(tmp_path, lambda m: m["decoder"].update(sliding_window={"window_size": 16}))
+    assert len(opened(tmp_path).generate(PROMPT, 2)) == 2
+
+
+@pytest.mark.parametrize("family", ["tiny-llama", "tiny-gpt2"])
+@pytest.mark.parametrize("style", [{}, {"fused_rotary": False}])
+def test_more_context_than_positions_says_what_to_do(
+    family: str, style: dict[str, Any], tmp_path: Path
+) -> None:
+    folder = build(tmp_path, family, **style)
+    changed(folder, lambda m: m.update(context_length=100_000))
+    text = refused(folder, ModelError, "more than the decoder has positions for", max_length=None)
+    assert "max_length=512" in text
+    assert opened(folder, max_length=512).max_length == 512
+    changed(folder, lambda m: m.pop("context_length"))
+    assert opened(folder, max_length=None).max_length == 512
+
+
+@pytest.mark.parametrize("style", ["genai", "optimum"])
+@pytest.mark.parametrize(("axis", "size"), [(1, 3), (3, 16)])
+def test_caches_of_wrong_shapes_without_a_configuration(
+    style: str, axis: int, size: int, tmp_path: Path
+) -> None:
+    build(tmp_path, "tiny-llama", style=style)
+    (tmp_path / GENAI).unlink(missing_ok=True)
+
+    def widen(graph: onnx.GraphProto) -> None:
+        cache = next(i for i in graph.input if i.name == "past_key_values.1.value")
+        cache.type.tensor_type.shape.dim[axis].dim_value = size
+
+    respelled(tmp_path, widen)
+    text = refused(tmp_path, ModelError, "another shape than what comes of it")
+    assert "past_key_values.1.value" in text
+
+
+# Stop tokens
+
+
+@pytest.mark.parametrize("token", [70_000, -1])
+def test_stop_tokens_that_the_vocabulary_lacks_name_their_file(token: int, folder: Path) -> None:
+    changed(folder, lambda m: m.update(eos_token_id=[1, token]))
+    text = refused(folder, ConfigError, "no such stop token", stop=None)
+    assert f"{token} in {GENAI}" in text
+    assert opened(folder, stop=[3]).stop_tokens == (3,)
+
+
+def test_the_file_of_a_plain_decoders_stop_tokens(tmp_path: Path) -> None:
+    build(tmp_path, "tiny-llama", style="optimum")
+    (tmp_path / "config.json").write_text('{"vocab_size": 512, "eos_token_id": 9999}')
+    assert "9999 in config.json" in refused(tmp_path, ConfigError, "no such stop", stop=None)
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": 8888}')
+    text = refused(tmp_path, ConfigError, "no such stop", stop=None)
+    assert "8888 in generation_config.json" in text
+
+
+def test_a_stop_text_may_be_spelled_as_it_is_read(folder: Path) -> None:
+    """A vocabulary has its spaces spelled in its own way: what the text is encoded as counts."""
+    tokenizers = pytest.importorskip("tokenizers")
+    words = {"<unk>": 0, "▁pro": 1, "▁": 2, "p": 3, "r": 4, "o": 5}
+    model = tokenizers.models.WordLevel(words, "<unk>")
+    made = tokenizers.Tokenizer(model)
+    made.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace(prepend_scheme="never")
+    made.decoder = tokenizers.decoders.Metaspace(prepend_scheme="never")
+    made.save(str(folder / "tokenizer.json"))
+    assert opened(folder, stop=" pro").stop_tokens == (1,)
+    assert opened(folder, stop="▁pro").stop_tokens == (1,)
+    for text in ("no", " pro pro", ""):
+        refused(folder, ConfigError, "no such stop token", stop=text)
+
+
+def test_check_refuses_what_generate_would_and_runs_nothing(built: Path) -> None:
+    g = opened(built)
+    g.append_tokens(PROMPT)
+    runs = g.session.stats["runs"]
+    for prompt, wishes, kind in (
+        ([512], {}, FeedError),
+        ([1] * 32, {}, FeedError),
+        ([1], {"stop": 512}, ConfigError),
+        ([1], {"temperature": -1.0}, ConfigError),
+        ([1], {"temprature": 1.0}, ConfigError),
+    ):
+        with pytest.raises(kind):
+            g.check(prompt, **wishes)
+    g.check([[1, 2], [3]], stop=[1], temperature=1.0, one_launch=True)
+    assert g.session.stats["runs"] == runs
+    assert g.get_sequence(0).tolist() == PROMPT

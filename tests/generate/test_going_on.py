@@ -1,0 +1,271 @@
+"""What a generator goes on from: broken streams, wishes that have ended, refusals, full caches."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from benchmarks.decoders import build
+
+from monograph import Generator
+from monograph.errors import ConfigError, ExecutionError, FeedError, MonographError
+from tests.generate.decoders import counting_decoder
+
+PROMPT = [3, 14, 15, 92, 65, 35, 8]
+STYLES = ("genai", "optimum")
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    made = {style: tmp_path_factory.mktemp(style) for style in STYLES}
+    return {s: build(folder, "tiny-llama", style=s) for s, folder in made.items()}
+
+
+def generator(folder: Path, target: str = "reference", **options: Any) -> Generator:
+    return Generator(folder, target, **{"max_length": 64, "stop": (), **options})
+
+
+def more(g: Generator, count: int, row: int = 0) -> list[int]:
+    """What comes next, step by step."""
+    for _ in range(count):
+        g.generate_next_token()
+    return [int(t) for t in g.get_sequence(row)[-count:]]
+
+
+# Streams that are broken off
+
+
+@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize("one_launch", [False, True])
+def test_a_broken_stream_goes_on_where_its_sequence_ends(
+    folders: dict[str, Path], style: str, one_launch: bool
+) -> None:
+    g = generator(folders[style])
+    expected = g.generate(PROMPT, 30)
+    stream = g.stream(PROMPT, 20, one_launch=one_launch)
+    assert [next(stream) for _ in range(5)] == expected[:5]
+    stream.close()  # type: ignore[attr-defined]
+    made = g.token_count() - len(PROMPT)
+    assert made == (20 if one_launch else 5)
+    assert g.get_sequence(0).tolist() == PROMPT + expected[:made]
+    assert more(g, 8) == expected[made : made + 8]
+
+
+# Wishes
+
+
+@pytest.mark.parametrize("count", [0, 4])
+def test_wishes_end_with_their_generation(folders: dict[str, Path], count: int) -> None:
+    """Also for a token that was chosen by them and not taken."""
+    g, plain = generator(folders["genai"]), generator(folders["genai"])
+    for wishes in ({"temperature": 50.0, "seed": 3}, {"repetition_penalty": 30.0}):
+        g.generate(PROMPT, count, **wishes)
+        have = g.get_sequence(0).tolist()
+        expected = plain.generate(have, 6)
+        assert more(g, 6) == expected
+        g.generate(PROMPT, count, **wishes)
+        g.append_tokens([7])
+        assert more(g, 4) == plain.generate([*have, 7], 4)
+
+
+def test_a_penalty_of_the_generator_knows_what_others_generated(folders: dict[str, Path]) -> None:
+    g = generator(folders["genai"], repetition_penalty=1.6)
+    g.generate(PROMPT, 6, repetition_penalty=1.0)
+    have = g.get_sequence(0).tolist()
+    assert more(g, 8) == generator(folders["genai"], repetition_penalty=1.6).generate(have, 8)
+
+
+# Refusals
+
+
+def test_what_is_refused_loses_nothing(folders: dict[str, Path]) -> None:
+    g = generator(folders["genai"])
+    expected = g.generate(PROMPT, 9)
+    g.generate(PROMPT, 5)
+    refusals: tuple[tuple[type[MonographError], Callable[[], Any]], ...] = (
+        (FeedError, lambda: g.generate([1] * 64, 1)),
+        (FeedError, lambda: list(g.stream([[1, 2], [3]], 3))),
+        (FeedError, lambda: list(g.stream([1] * 64, 3))),
+        (ConfigError, lambda: g.generate(PROMPT, 3, temperature=-1)),
+    )
+    for kind, refused in refusals:
+        with pytest.raises(kind):
+            refused()
+        assert g.get_sequence(0).tolist() == PROMPT + expected[:5]
+    assert more(g, 4) == expected[5:]
+
+
+def test_unequal_prompts_that_are_refused_lose_nothing(tmp_path: Path) -> None:
+    g = generator(counting_decoder(tmp_path / "model.onnx"), max_length=32)
+    made = g.generate([5, 9], 3)
+    with pytest.raises(FeedError, match="equally long"):
+        g.generate([[5, 9], [7]], 3)
+    assert g.get_sequence(0).tolist() == [5, 9, *made]
+
+
+# The room of a cache
+
+
+@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize("one_launch", [False, True])
+def test_rows_that_have_ended_take_no_room_from_others(
+    folders: dict[str, Path], style: str, one_launch: bool
+) -> None:
+    """In plain decoders a short row has padding in front, as long as the longest row wants it."""
+    g = generator(folders[style], max_length=40)
+    long, short = list(range(100, 130)), [9, 8]
+    alone = [g.generate(long, 5), g.generate(short, 38)]
+    stop = alone[0][1]
+    assert stop not in alone[1]
+    g = generator(folders[style], max_length=40, stop=stop)
+    found = g.generate([long, short], 38, one_launch=one_launch)
+    assert found == [alone[0][:2], alone[1]]
+    assert [g.finish_reason(row) for row in (0, 1)] == ["stop", "length"]
+    with pytest.raises(ExecutionError, match="the maximum length is reached"):
+        g.generate([long, short], 39, one_launch=one_launch)
+    assert g.get_sequence(1).tolist() == short + alone[1]
+    # The row that left the cache comes back to it.
+    g.rewind_to(2)
+    g.append_tokens([long[2:], short])
+    assert more(g, 2)[0] == alone[0][0]
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_a_run_that_fails_leaves_no_token_unchosen(
+    folders: dict[str, Path], style: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A row was at its end in the run before the one that failed: its token is chosen anew."""
+    prompts = [list(range(20)), [9, 8, 7]]
+    expected = generator(folders[style]).generate(prompts, 3)
+    g = generator(folders[style], buckets=[8])
+    run, fails = g.session.run, [False, True]
+
+    def failing(*given: Any, **options: Any) -> Any:
+        if fails and fails.pop(0):
+            raise MemoryError
+        return run(*given, **options)
+
+    monkeypatch.setattr(g.session, "run", failing)
+    with pytest.raises(MemoryError):
+        g.append_tokens(prompts)
+    assert [more(g, 3), g.get_sequence(1)[-3:].tolist()] == expected
+
+
+# Logits
+
+
+def logits_behind(g: Generator, row: list[int]) -> Any:
+    g.reset()
+    g.append_tokens(row)
+    return g.get_logits()[0]
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_logits_are_what_the_next_token_is_chosen_by(folders: dict[str, Path], style: str) -> None:
+    g, alone = (generator(folders[style], logits=True, buckets=[8]) for _ in range(2))
+    prompts = [PROMPT * 3, PROMPT[:2]]
+
+    def check() -> None:
+        for row in (0, 1):
+            expected = logits_behind(alone, g.get_sequence(row).tolist())
+            np.testing.assert_allclose(found[row], expected, rtol=1e-4, atol=1e-4)
+
+    g.append_tokens(prompts)
+    found = g.get_logits()  # in several runs, of which the short row has only one
+    check()
+    for _ in range(3):
+        g.generate_next_token()
+        assert g.get_next_tokens().tolist() == found.argmax(1).tolist()
+        found = g.get_logits()
+        check()
+        assert np.array_equal(found, g.get_logits())
+    g.rewind_to(5)
+    found = g.get_logits()
+    check()
+    g.generate(prompts, 5, one_launch=True)
+    found = g.get_logits()
+    check()
+    g.reset()
+    with pytest.raises(FeedError, match="there is nothing to go on from"):
+        g.get_logits()
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_logits_behind_sequences_that_have_ended(folders: dict[str, Path], style: str) -> None:
+    g = generator(folders[style])
+    prompts = [PROMPT, [44, 8]]
+    whole = g.generate(prompts, 8)
+    stop = whole[0][2]
+    assert stop not in whole[1]
+    g = generator(folders[style], logits=True, stop=stop, max_length=10)
+    alone = generator(folders[style], logits=True)
+    g.append_tokens(prompts)
+    for turn in range(8):
+        g.generate_next_token()
+        if turn in (0, 4, 5, 7):
+            found = g.get_logits()
+            for row in (0, 1):
+                expected = logits_behind(alone, g.get_sequence(row).tolist())
+                np.testing.assert_allclose(found[row], expected, rtol=1e-4, atol=1e-4)
+    assert g.get_sequence(0).tolist() == PROMPT + whole[0][:3]  # as long as the cache
+    assert g.get_sequence(1).tolist() == prompts[1] + whole[1]
+    assert g.is_done()
+
+
+def test_logits_of_an_ended_row_that_cannot_be_fed_beside_others(tmp_path: Path) -> None:
+    path = counting_decoder(tmp_path / "model.onnx")
+    prompts = [[5, 9], [7, 1]]
+    whole = generator(path, max_length=32).generate(prompts, 6)
+    stop = whole[0][1]
+    assert stop not in whole[1]
+    g = generator(path, max_length=32, logits=True, stop=stop)
+    g.generate(prompts, 5)
+    found = g.get_logits()
+    assert np.isnan(found[0]).all()
+    assert found[1].argmax() == whole[1][5]
+
+
+# Threads
+
+
+def test_other_threads_are_refused_while_one_generates(
+    folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    g = generator(folders["genai"])
+    expected = g.generate(PROMPT, 4)
+    run = g.session.run
+    inside, go = threading.Event(), threading.Event()
+
+    def waiting(*given: Any, **options: Any) -> Any:
+        inside.set()
+        assert go.wait(60)
+        return run(*given, **options)
+
+    monkeypatch.setattr(g.session, "run", waiting)
+    stream = g.stream([1, 2], 3)
+    with ThreadPoolExecutor(1) as other:
+        made = other.submit(g.generate, PROMPT, 4)
+        assert inside.wait(60)
+        uses: tuple[Callable[[], Any], ...] = (
+            lambda: g.generate([1], 2),
+            lambda: next(stream),
+            lambda: g.append_tokens([1]),
+            g.generate_next_token,
+            lambda: g.rewind_to(1),
+            g.reset,
+            lambda: g.warm_up(3),
+        )
+        try:
+            for use in uses:
+                with pytest.raises(ExecutionError, match="another thread is using the generator"):
+                    use()
+        finally:
+            go.set()
+        assert made.result() == expected
+    assert g.get_sequence(0).tolist() == PROMPT + expected
+    assert g.generate(PROMPT, 4) == expected

@@ -1,0 +1,98 @@
+"""What exports make of the length of their past: the step gives the tokens of the export, or none.
+
+A window that is counted from the wrong place hides keys which the export sees: tokens are wrong and
+nothing else tells.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+
+from monograph import Generator
+from monograph.errors import FeedError, ModelError, UnsupportedError
+from tests.generate.decoders import CONTEXT, MASKS, counting_decoder, plainly
+
+PROMPT = [5, 9, 2, 33, 14]
+KNOWN = [name for name in MASKS if name != "from behind"]
+
+
+def opened(model: Path, target: str = "reference", **options: Any) -> Generator:
+    return Generator(model, target, **{"max_length": 40, "stop": (), "cache_dir": "", **options})
+
+
+@pytest.mark.parametrize("window", [4, CONTEXT])
+@pytest.mark.parametrize("mask", KNOWN)
+def test_windows_are_those_of_the_export(mask: str, window: int, tmp_path: Path) -> None:
+    model = counting_decoder(tmp_path / "m.onnx", mask=mask, window=window, positions=True)
+    expected = plainly(model, PROMPT, 20)
+    assert opened(model).generate(PROMPT, 20) == expected
+    assert opened(model, buckets=[2]).generate(PROMPT, 20) == expected
+    if window == CONTEXT:
+        return
+    wide = counting_decoder(tmp_path / "wide.onnx", mask=mask, window=CONTEXT, positions=True)
+    assert plainly(wide, PROMPT, 20) != expected  # the window hides something
+
+
+@pytest.mark.parametrize("mask", ["buffer", "band", "sliced"])
+def test_windows_on_the_cpu(mask: str, tmp_path: Path) -> None:
+    model = counting_decoder(tmp_path / "m.onnx", mask=mask, window=4)
+    generator = opened(model, "cpu")
+    assert generator.generate(PROMPT, 12) == plainly(model, PROMPT, 12)
+    assert generator.session.stats["host_steps"] == []
+
+
+@pytest.mark.parametrize("mask", [name for name in KNOWN if name != "placed"])
+def test_rows_of_unequal_lengths_have_their_own_windows(mask: str, tmp_path: Path) -> None:
+    model = counting_decoder(tmp_path / "m.onnx", mask=mask, window=4, positions=True)
+    prompts = [PROMPT, PROMPT[:2]]
+    assert opened(model).generate(prompts, 12) == [plainly(model, p, 12) for p in prompts]
+
+
+def test_keys_by_rows_and_queries_by_positions_take_rows_of_one_length(tmp_path: Path) -> None:
+    """Padding in front moves keys, and not positions: no mask could be right."""
+    model = counting_decoder(tmp_path / "m.onnx", mask="placed", window=4, positions=True)
+    generator = opened(model)
+    with pytest.raises(FeedError, match="sequences of a batch are equally long"):
+        generator.generate([PROMPT, PROMPT[:2]], 3)
+    both = [PROMPT, PROMPT[::-1]]
+    assert generator.generate(both, 12) == [plainly(model, p, 12) for p in both]
+
+
+@pytest.mark.parametrize(
+    "changes", [{"offset": 2}, {"bias": True}, {"bias": True, "mask": "band", "window": 4}]
+)
+def test_numbers_that_are_counted_up(changes: dict[str, Any], tmp_path: Path) -> None:
+    model = counting_decoder(tmp_path / "m.onnx", **changes)
+    assert opened(model).generate(PROMPT, 20) == plainly(model, PROMPT, 20)
+
+
+def test_a_mask_that_cannot_be_told_the_position_is_refused(tmp_path: Path) -> None:
+    model = counting_decoder(tmp_path / "m.onnx", mask="from behind", window=4)
+    with pytest.raises(UnsupportedError, match="makes something of the length of its past"):
+        opened(model)
+
+
+def test_rows_that_are_cut_by_the_past_in_other_ways_are_refused(tmp_path: Path) -> None:
+    model = counting_decoder(tmp_path / "m.onnx")
+    made = onnx.load(model)
+    cut = next(n for n in made.graph.node if n.name == "rows")
+    cut.input[2] = next(n.input[1] for n in made.graph.node if n.name == "mask")  # up to 0
+    onnx.save(made, model)
+    with pytest.raises(UnsupportedError, match="cut by the length of the past"):
+        opened(model)
+
+
+@pytest.mark.parametrize("changes", [{}, {"positions": True}, {"mask": "band"}])
+def test_more_than_a_table_of_positions_has(changes: dict[str, Any], tmp_path: Path) -> None:
+    model = counting_decoder(tmp_path / "m.onnx", **changes)
+    with pytest.raises(ModelError, match="more than the decoder has positions for") as caught:
+        opened(model, max_length=CONTEXT + 1)
+    assert f"max_length={CONTEXT}" in str(caught.value)
+    # Unless told, and where no configuration tells, it is what the tables have.
+    generator = opened(model, max_length=None)
+    assert generator.max_length == CONTEXT
+    assert len(generator.generate(PROMPT)) == CONTEXT - len(PROMPT)
