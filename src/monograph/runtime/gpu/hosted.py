@@ -125,6 +125,8 @@ class HostRuns:
         addresses: Sequence[int] = (),
     ) -> Pending:
         """addresses: where the device fetches the large ones of the arrays by itself."""
+        if self._launches.executable._stream != stream:
+            self._launches.order(stream)  # before memory is asked for: it may be refused
         slab = self.ring.take()
         try:
             self._launches.begin(stream)

@@ -100,15 +100,25 @@ FAILED: type[Exception] = getattr(torch, "AcceleratorError", RuntimeError)
 
 @contextmanager
 def told_of_failure() -> Iterator[None]:
-    """Says in our words what torch says of a device that has failed: nothing works there then."""
+    """Says in our words what torch says of a device that has failed: nothing works there then.
+
+    And of what is not allowed while somebody captures: memory that has to be allocated first.
+    """
     try:
         yield
     except torch.OutOfMemoryError:
         raise
     except FAILED as e:
+        given = (str(e).splitlines() or [""])[0]
+        if "captur" in given:
+            raise ExecutionError(
+                "a run needs memory that cannot be had while a stream is being captured",
+                given=given,
+                hint="run the model once like this before the capture",
+            ) from e
         raise ExecutionError(
             "the device has failed, and does nothing more for this process",
-            given=(str(e).splitlines() or [""])[0],
+            given=given,
             hint="look for what went wrong before, and start a new process",
         ) from e
 

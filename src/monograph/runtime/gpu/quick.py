@@ -101,6 +101,8 @@ def quick_run(launches: Launches, recorded: Recorded) -> Quick:
             stream = current()
             if stream == BUSY or launches.made.get(TENSORS) is not recorded:
                 return None
+            if executable._stream != stream:
+                launches.order(stream)  # before memory is asked for: it may be refused
             found = []
             for name, over, size, steps, kind in outputs:
                 if over >= 0:

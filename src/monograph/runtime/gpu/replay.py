@@ -204,6 +204,7 @@ class Replay:
             if self.graphs.capturing_now():
                 self._refuse_recording(given, out)
                 return self._from_device(given, out, stream, recording=True)
+            self._launches.order(stream)  # before memory is asked for: it may be refused
             sweep(self.graphs)
             if self._stretches is not None:
                 self._attempts.goes_without(self._stretches.reason)

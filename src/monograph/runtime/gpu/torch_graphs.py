@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from monograph.runtime.gpu.graphs import GraphError, Handle, Start
+from monograph.runtime.gpu.memory import told_of_failure
 
 _IDLE_POOLS = 8
 """Pools that were given back before torch is asked to free them: it would when memory runs out."""
@@ -111,7 +112,8 @@ class TorchGraphs:
         self._idle += 1
 
     def pinned(self, nbytes: int) -> torch.Tensor:
-        return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
+        with told_of_failure():
+            return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
 
     def lock_pages(self, address: int, nbytes: int) -> Handle:
         raise GraphError("pages of the host are not locked through this driver")
