@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from monograph.errors import ExecutionError
 from monograph.ir import DType
 from monograph.runtime.gpu import arrivals
 from monograph.runtime.gpu.arrivals import LINE, blocks_of
@@ -67,6 +68,8 @@ class FakeGraph:
 class FakeExecutable:
     nodes: list[Node]
     values: dict[int, list[bytes]]
+    pages: dict[int, int]
+    """What pages copies were told to begin in: those, not others that lie there later."""
 
 
 class FakeDriver:
@@ -81,6 +84,8 @@ class FakeDriver:
         """Whether work waits until somebody waits for it."""
         self.late = False
         """Whether what the host brings comes too late."""
+        self.locked: dict[int, range] = {}
+        """Pages of the host, by the number that they were locked under."""
         self.hooks: dict[str, Callable[[], None]] = {}
         self._queue: list[Callable[[], None]] = []
         self._faults: dict[str, tuple[int, Exception]] = {}
@@ -167,6 +172,13 @@ class FakeDriver:
         self.live[kind] += 1
         return Handle(value, lambda _: self.live.subtract([kind]))
 
+    def pages_of(self, node: Node, blobs: Sequence[bytes]) -> int:
+        """The locked pages that a copy begins in; 0 for others."""
+        if node.kind != MEMCPY:
+            return 0
+        source = int.from_bytes(blobs[0][8:16], "little")
+        return next((n for n, pages in self.locked.items() if source in pages), 0)
+
     def leaks(self) -> dict[str, int]:
         return {kind: n for kind, n in self.live.items() if n}
 
@@ -232,7 +244,15 @@ class FakeGraphs:
 
     def lock_pages(self, address: int, nbytes: int) -> Handle:
         self.driver.called("lock pages")
-        return self.driver.made("pages", address)
+        number = next(self.driver._numbers)
+        self.driver.locked[number] = range(address, address + nbytes)
+        self.driver.live["pages"] += 1
+
+        def let_go(_: Any) -> None:
+            self.driver.live.subtract(["pages"])
+            del self.driver.locked[number]
+
+        return Handle(address, let_go)
 
     def current(self) -> int:
         return self.driver.current
@@ -353,15 +373,16 @@ class FakeGraphs:
     def instantiate(self, graph: Handle) -> Handle:
         self.driver.called("instantiate")
         nodes = graph.value.nodes
-        return self.driver.made(
-            "executable", FakeExecutable(nodes, {int(n): list(n.blobs) for n in nodes})
-        )
+        values = {int(n): list(n.blobs) for n in nodes}
+        pages = {int(n): self.driver.pages_of(n, n.blobs) for n in nodes}
+        return self.driver.made("executable", FakeExecutable(nodes, values, pages))
 
     def write(self, executable: Handle, params: Params) -> None:
         self.driver.called("write")
         assert not executable.closed
         kept = executable.value.values[int(params.node)]
         kept[: len(params.blobs)] = params.bytes()
+        executable.value.pages[int(params.node)] = self.driver.pages_of(params.node, kept)
 
     def launch(self, executable: Handle, stream: int) -> None:
         self.driver.called("graph launch")
@@ -370,6 +391,8 @@ class FakeGraphs:
         assert not self.capturing(stream)
         value: FakeExecutable = executable.value
         queued = [(n, list(value.values[int(n)])) for n in value.nodes]
+        if any(self.driver.pages_of(n, blobs) != value.pages[int(n)] for n, blobs in queued):
+            raise ExecutionError("a copy begins in pages that were let go")
 
         def run() -> None:
             for node, blobs in queued:

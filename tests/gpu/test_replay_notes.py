@@ -142,7 +142,7 @@ def test_where_nothing_can_be_wrong_nothing_is_noted() -> None:
     before = Counter(driver.calls)
     for _ in range(3):
         replay.hot({"x": x})
-    assert set(driver.calls - before) == {"graph launch", "write"}
+    assert set(driver.calls - before) <= {"graph launch", "write"}
     replay.run({"x": x.numpy()})
     assert replay.executable.device.copies == 0  # type: ignore[attr-defined]
     assert replay.executable.notes is None

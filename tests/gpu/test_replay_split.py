@@ -26,6 +26,7 @@ from monograph.runtime.gpu.graphs import GraphError
 from monograph.runtime.gpu.replay import Replay
 from monograph.runtime.gpu.running import Running
 from tests.gpu.fake_driver import FakeDevice, FakeDriver, FakeGraphs, FakeRecord
+from tests.gpu.gpu_models import INTERPRETED
 from tests.gpu.replay_models import (
     SIZE,
     Default,
@@ -147,6 +148,7 @@ def counted() -> Graph:
     return graph_of(Exp()(turned(value("f32[3, 5]", "x"), constant(np.int64(3)))))
 
 
+@INTERPRETED
 @pytest.mark.parametrize("make", [around, in_a_row, counted])
 def test_inspect_has_told(make: Callable[[], Graph]) -> None:
     graph = make()

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from monograph.runtime.gpu.graphs import Handle
 from monograph.runtime.gpu.launches import Launches
 from monograph.runtime.gpu.pinning import RETURNING, SMALLEST, Returning
 from monograph.runtime.gpu.recorded import Recorded
@@ -32,21 +33,36 @@ class Fetching:
         self.large = [s.name for s in layout.inputs if nbytes(s) >= SMALLEST]
         self.small = [s.name for s in layout.inputs if nbytes(s) < SMALLEST]
         self.possible = bool(self.large) and not any(s.over for s in layout.outputs)
+        self._pages: list[Handle | None] = []
+        """Those that the graph was last told to copy from."""
 
     def addresses(self, given: Mapping[str, Any]) -> list[int] | None:
         """Where the large arrays lie that fit a run, if the device can fetch all of them."""
-        found = []
-        all_locked = True
+        found, pages = [], []
         for name in self.large:
             array = given[name]
             if not array.flags.c_contiguous:
                 return None
             address = array.__array_interface__["data"][0]
             # Each is asked for, whatever is known of those before: this is a run for it, too.
-            if not self._returning.find(array, address, self._launches.graphs):
-                all_locked = False
+            pages.append(self._returning.find(array, address, self._launches.graphs))
             found.append(address)
-        return found if all_locked else None
+        if None in pages:
+            return None
+        if pages != self._pages:
+            self._tell(pages)
+        return found
+
+    def _tell(self, pages: list[Handle | None]) -> None:
+        """Has the graph take addresses as moved, also where arrays lie as others lay before them.
+
+        A driver looks up what an address is when it is given a copy: pages that were let go and
+        locked again are others to it.
+        """
+        self._pages = pages
+        made = self._launches.made.get(FETCHED)
+        if made is not None:
+            made.addresses = [made.addresses[0], *(0 for _ in pages)]
 
     def graph(
         self, addresses: Sequence[int], make: Callable[[Mapping[str, int]], Recorded]

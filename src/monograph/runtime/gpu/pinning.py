@@ -50,23 +50,23 @@ class Returning:
         self.nbytes = 0
         """What is locked now."""
 
-    def find(self, array: Any, address: int, graphs: Graphs) -> bool:
-        """Whether the device can fetch a dense array from where it is; every call is a run."""
+    def find(self, array: Any, address: int, graphs: Graphs) -> Handle | None:
+        """The locked pages of a dense array, if the device can fetch it; every call is a run."""
         owner = array
         while owner.base is not None:
             owner = owner.base
             if owner.__class__ is not np.ndarray:
-                return False  # of a mapped file, another library: it may go at any time
+                return None  # of a mapped file, another library: it may go at any time
         seen = self._seen.get((id(owner), address))
         if seen is None or seen.owner() is not owner or seen.nbytes < array.nbytes:
             if not owner.flags.owndata:
-                return False
+                return None
             seen = self._remember(owner, address, array.nbytes)
         if seen.pages is not None:
-            return True
+            return seen.pages
         seen.runs += 1
         if seen.runs <= OFTEN or seen.refused:
-            return False
+            return None
         return self._locked(seen, owner, address, graphs)
 
     def _remember(self, owner: Any, address: int, nbytes: int) -> _Seen:
@@ -81,24 +81,24 @@ class Returning:
             seen = self._seen[key] = _Seen(weakref.ref(owner), nbytes)
             return seen
 
-    def _locked(self, seen: _Seen, owner: Any, address: int, graphs: Graphs) -> bool:
+    def _locked(self, seen: _Seen, owner: Any, address: int, graphs: Graphs) -> Handle | None:
         with self._lock:
             if seen.pages is not None:
-                return True
+                return seen.pages
             start, count = whole_pages(address, seen.nbytes)
             if self.nbytes + count > MOST:
-                return False
+                return None
             try:
                 seen.pages = graphs.lock_pages(start, count)
             except GraphError:  # a page may be another's already, or there is a limit
                 seen.refused = True
-                return False
+                return None
             self.nbytes += count
             end = weakref.finalize(
                 owner, self._let_go, (id(owner), address), seen.pages, count, os.getpid()
             )
             end.atexit = False
-            return True
+            return seen.pages
 
     def forked(self) -> None:
         """Behind a fork, in the parent: what is locked is gathered from now on.
