@@ -269,3 +269,31 @@ def test_other_threads_are_refused_while_one_generates(
         assert made.result() == expected
     assert g.get_sequence(0).tolist() == PROMPT + expected
     assert g.generate(PROMPT, 4) == expected
+
+
+# Interrupts
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_a_loop_that_was_interrupted_has_made_nothing(
+    folders: dict[str, Path], style: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An interrupt is raised when the run returns: what it marked as seen, no sequence has."""
+    options = {"repetition_penalty": 1.4}
+    expected = generator(folders[style], **options).generate(PROMPT, 20)
+    g = generator(folders[style], **options)
+    g.warm_up(len(PROMPT), one_launch=True)
+    session = g.engine.loop_session()
+    run = session.run
+
+    def interrupted(*given: Any, **options: Any) -> Any:
+        run(*given, **options)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(session, "run", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        g.generate(PROMPT, 15, one_launch=True)
+    monkeypatch.undo()
+    had = len(g.get_sequence(0)) - len(PROMPT)
+    assert [int(t) for t in g.get_sequence(0)[len(PROMPT) :]] == expected[:had]
+    assert more(g, 20 - had) == expected[had:]

@@ -9,8 +9,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 import pytest
+from benchmarks.decoders import build
+from onnx import TensorProto, helper, numpy_helper
 
 from monograph import Generator
 from monograph.errors import FeedError, ModelError, UnsupportedError
@@ -96,3 +99,93 @@ def test_more_than_a_table_of_positions_has(changes: dict[str, Any], tmp_path: P
     generator = opened(model, max_length=None)
     assert generator.max_length == CONTEXT
     assert len(generator.generate(PROMPT)) == CONTEXT - len(PROMPT)
+
+
+def unfolded(path: Path, kind: str) -> Path:
+    """The same decoder with its small whole numbers as nodes, as exporters that fold nothing do."""
+    model = onnx.load(path)
+    graph = model.graph
+    nodes: list[onnx.NodeProto] = []
+    for tensor in [t for t in graph.initializer if t.data_type == TensorProto.INT64]:
+        data = numpy_helper.to_array(tensor)
+        if data.size > 8:
+            continue
+        graph.initializer.remove(tensor)
+        inner = f"{tensor.name}.inner"
+        if kind == "attribute":
+            plain = {"value_ints": data.tolist()} if data.ndim else {"value_int": int(data)}
+            nodes.append(helper.make_node("Constant", [], [tensor.name], **plain))
+        elif kind == "identity":
+            nodes.append(helper.make_node("Constant", [], [inner], value=tensor))
+            nodes.append(helper.make_node("Identity", [inner], [tensor.name]))
+        else:  # made of another, by an op
+            half = numpy_helper.from_array(data - 1, inner)
+            graph.initializer.append(half)
+            one = numpy_helper.from_array(np.array(1), f"{inner}.one")
+            graph.initializer.append(one)
+            nodes.append(helper.make_node("Add", [inner, one.name], [tensor.name]))
+    assert nodes
+    rest = list(graph.node)
+    del graph.node[:]
+    graph.node.extend([*nodes, *rest])
+    onnx.save(model, path)
+    return path
+
+
+@pytest.mark.parametrize("kind", ["attribute", "identity", "computed"])
+@pytest.mark.parametrize("mask", ["buffer", "band", "sliced"])
+def test_numbers_that_were_not_folded(kind: str, mask: str, tmp_path: Path) -> None:
+    model = counting_decoder(tmp_path / "m.onnx", mask=mask, window=4)
+    expected = plainly(model, PROMPT, 20)
+    assert opened(unfolded(model, kind)).generate(PROMPT, 20) == expected
+
+
+def two_angles(folder: Path, short: int) -> Path:
+    """A decoder of genai's builder with other angles for contexts that are longer than some."""
+    path = folder / "model.onnx"
+    model = onnx.load(path)
+    graph = model.graph
+    names = ("cos_cache", "sin_cache")
+    shape: list[int] = []
+    for name in names:
+        tensor = next(t for t in graph.initializer if t.name == name)
+        data = numpy_helper.to_array(tensor)
+        tensor.name, shape = f"{name}.short", list(data.shape)
+        graph.initializer.append(numpy_helper.from_array(data[::-1].copy(), f"{name}.long"))
+    graph.initializer.append(numpy_helper.from_array(np.array(1), "axis.of.mask"))
+    graph.initializer.append(numpy_helper.from_array(np.array(short), "short"))
+
+    def branch(which: str) -> onnx.GraphProto:
+        made = [f"{name}.{which}.chosen" for name in names]
+        return helper.make_graph(
+            [
+                helper.make_node("Identity", [f"{n}.{which}"], [m])
+                for n, m in zip(names, made, strict=True)
+            ],
+            which,
+            [],
+            [helper.make_tensor_value_info(m, TensorProto.FLOAT, shape) for m in made],
+        )
+
+    nodes = [
+        helper.make_node("Shape", ["attention_mask"], ["shape.of.mask"]),
+        helper.make_node("Gather", ["shape.of.mask", "axis.of.mask"], ["context"]),
+        helper.make_node("Greater", ["context", "short"], ["is.long"]),
+        helper.make_node(
+            "If", ["is.long"], [*names], then_branch=branch("long"), else_branch=branch("short")
+        ),
+    ]
+    rest = list(graph.node)
+    del graph.node[:]
+    graph.node.extend([*nodes, *rest])
+    onnx.save(model, path)
+    return folder
+
+
+def test_angles_that_the_context_decides(tmp_path: Path) -> None:
+    """A step has one context, its maximum: where that would change the angles, it is refused."""
+    folder = two_angles(build(tmp_path, "tiny-llama", style="genai"), short=32)
+    expected = plainly(folder / "model.onnx", PROMPT, 12)
+    assert opened(folder, max_length=24).generate(PROMPT, 12) == expected
+    with pytest.raises(UnsupportedError, match="makes something of the length of its past"):
+        opened(folder, max_length=64)

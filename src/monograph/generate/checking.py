@@ -15,13 +15,15 @@ import numpy as np
 import onnx
 
 from monograph.errors import UnsupportedError
-from monograph.generate.decoder import Decoder
+from monograph.generate.decoder import GROUPED, Decoder
 from monograph.generate.parts import Part, exported_feeds, exported_part, part_of
 from monograph.generate.surgery import Surgery, names_read
 from monograph.ir import Array
 
 _SIZES = {"Expand": 1, "Pad": 1, "Reshape": 1, "Slice": 1, "Split": 1, "Tile": 1}
 """From which input on ops take sizes; of tensors that hold data these are not compared."""
+_GROUPED_LENGTHS = slice(5, 7)
+"""Inputs of GroupQueryAttention that are lengths: the step gives it its own."""
 _STEPS = ((0, 1), (0, 4), (3, 2), (7, 1), (-3, 2), (-2, 1))
 """Lengths of pasts, from the maximum if negative, and how many tokens come behind them."""
 
@@ -76,7 +78,7 @@ def _unknown(name: str) -> UnsupportedError:
         "the decoder makes something of the length of its past that a step cannot",
         expected="masks and positions that are those of the export at every position",
         given=name,
-        hint="export it with position_ids, or with onnxruntime-genai's builder",
+        hint="give a smaller max_length, or export it with position_ids",
     )
 
 
@@ -105,6 +107,8 @@ def _made_of_lengths(s: Surgery, decoder: Decoder) -> Iterator[str]:
             data.update(node.output)
             first = _SIZES.get(node.op_type, len(node.input))
             sizes = set(node.input[first:]) - set(node.input[:first])
+            if node.op_type == GROUPED:
+                sizes |= set(node.input[_GROUPED_LENGTHS])
             yield from (n for n in (read & places) - sizes if n in s.producers)
         elif read & places:
             places.update(node.output)

@@ -56,7 +56,7 @@ class Engine:
         self.maximum = maximum
         self.logits_wanted = logits
         self.timing = Timing()
-        self.sampling = Sampling()
+        self.sampling: Sampling | None = Sampling()
         """What steps go by now."""
         self.step: Step
         self.session: Session
@@ -168,7 +168,10 @@ class Engine:
         places = {new: feeds[old] for new, old in loop.donate.items()}
         outputs = [p.name for p in session.outputs]
         self.forget()
+        # An interrupt comes behind the run: what it has marked as seen, no row has then.
+        sampling, self.sampling = self.sampling, None
         found = dict(zip(outputs, session.run(feeds, out=places), strict=True))
+        self.sampling = sampling
         self._next, self._position = found["last.tokens"], found["last.position"]
         count = int(self._arrays.get(found["made_turns"])[0])
         self._filled += count

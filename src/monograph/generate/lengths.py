@@ -23,7 +23,18 @@ from monograph.generate.parts import exported_feeds, exported_part
 from monograph.generate.surgery import Surgery
 from monograph.ir import Array
 
-_MOVED = {"Cast", "Gather", "Identity", "Reshape", "Slice", "Squeeze", "Unsqueeze"}
+_MOVED = {
+    "Abs",
+    "Cast",
+    "CastLike",
+    "Gather",
+    "Identity",
+    "Reshape",
+    "Slice",
+    "Squeeze",
+    "Unsqueeze",
+}
+_MOVED |= {"ReduceMax", "ReduceMin", "ReduceProd", "ReduceSum"}
 _COMPUTED = {"Add", "Concat", "Div", "Equal", "Max", "Min", "Mul", "Neg", "Sub", "Where"}
 """Ops that sizes are computed with: of the first kind where what they move is a size."""
 _SIZE_SLOTS = {"ConstantOfShape": 0, "Expand": 1, "Reshape": 1, "Split": 1, "Tile": 1, "Shape": 0}

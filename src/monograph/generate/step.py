@@ -16,6 +16,7 @@ from monograph.errors import ModelError
 from monograph.frontend.onnx import read_model
 from monograph.generate.caching import Given, cast_input, give_mask, is_plain, rewrite_caches
 from monograph.generate.checking import Export
+from monograph.generate.constants import fold_few
 from monograph.generate.decoder import Decoder, find_roles, fold_merged
 from monograph.generate.folder import Settings
 from monograph.generate.lengths import Lengths, check_tables, find_lengths, position_tables
@@ -58,7 +59,7 @@ def build_step(settings: Settings, maximum: int, shape: Shape, logits: bool = Fa
     given = Given(TOKENS, POSITION, START, maximum)
     aligned = is_plain(s, decoder)
     check_tables(s, decoder, lengths, maximum)
-    export = Export(s, directory, decoder) if aligned else None
+    export = Export(s, directory, decoder)
     rewrite_caches(s, decoder, given, lengths)
     give_mask(s, decoder, given, aligned)
     if decoder.positions is not None:
@@ -75,7 +76,7 @@ def build_step(settings: Settings, maximum: int, shape: Shape, logits: bool = Fa
     _declare(s, decoder, maximum, shape, logits, aligned)
     s.finish()
     add_pieces(model)
-    uniform = export is not None and not export.check(model, maximum)
+    uniform = not export.check(model, maximum) and aligned
     return Step(model, directory, decoder, maximum, donate, aligned, uniform)
 
 
@@ -96,6 +97,8 @@ def _read(settings: Settings) -> tuple[Surgery, Decoder, Path, Lengths]:
     s = _without_clashes(s, decoder)
     if not is_plain(s, decoder):
         return s, decoder, file.directory, Lengths(frozenset(), {})
+    fold_few(s.model, file.directory)
+    s = Surgery(s.model)
     return s, decoder, file.directory, find_lengths(s, file.directory, decoder)
 
 

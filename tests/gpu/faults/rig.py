@@ -25,6 +25,7 @@ from monograph.ir import Graph
 from monograph.runtime.gpu import target
 from monograph.runtime.gpu.executable import GpuExecutable
 from monograph.runtime.gpu.graphs import Handle
+from monograph.runtime.gpu.parking import sweep
 from monograph.runtime.gpu.replay import Replay
 from monograph.runtime.gpu.running import Running
 from monograph.runtime.pending import Pending
@@ -101,6 +102,7 @@ class Rig:
     def held(self) -> dict[str, int]:
         """What lives now: handles of a driver, memory of the device, pools of memory."""
         gc.collect()
+        sweep(self.graphs)  # what waits to be let go is no leak
         found = {"handles": sum(type(x) is Handle and not x.closed for x in gc.get_objects())}
         if ON_DEVICE:
             found |= _device_memory()

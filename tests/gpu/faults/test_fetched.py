@@ -11,9 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from monograph.errors import ExecutionError
 from monograph.ir import constant
 from monograph.ops.elementwise import Add, Mul
 from monograph.runtime.gpu import fetching, pinning
+from monograph.runtime.gpu.parking import sweep
 from monograph.runtime.gpu.pinning import OFTEN, RETURNING, Returning, whole_pages
 from monograph.runtime.gpu.replay import Replay
 from tests.gpu.faults.rig import ON_DEVICE, Rig, fault, side_by_side
@@ -234,6 +236,63 @@ def test_an_interrupt_keeps_the_arrays_that_are_fetched(
     del pending, run
     gc.collect()
     assert RETURNING.nbytes == 0
+
+
+@fault
+def test_a_run_that_cannot_be_waited_for_keeps_its_arrays(rig: Rig) -> None:
+    """Nobody knows whether the device has read them: neither they nor the slab are let go."""
+    replay, arrays = scaled(rig), empty()
+    come_back(replay, arrays)
+    with rig.busy():
+        rig.graphs.fail("finish", error=ExecutionError("it cannot be waited for"))
+        with pytest.raises(ExecutionError, match="cannot be waited for") as raised:
+            replay.run(arrays)
+        del arrays, raised
+        gc.collect()
+        assert RETURNING.nbytes > 0
+        (lost,) = replay._ring._lost
+        assert lost not in replay._ring._slabs
+        del lost
+    for seed in range(5):
+        again = refill(empty(), seed)
+        check(replay.run(again), again)
+    rig.synchronise()
+    del replay, again
+    gc.collect()
+    sweep(rig.graphs)
+    gc.collect()
+    assert RETURNING.nbytes == 0
+
+
+@fault
+def test_slabs_of_runs_that_cannot_be_waited_for_are_not_used_again(rig: Rig) -> None:
+    replay = scaled(rig)
+    replay.run(refill(empty(), 0))
+    with rig.busy():
+        arrays = [refill(empty(), seed) for seed in range(3)]
+        runs = [replay.run_async(x) for x in arrays]
+        rig.graphs.fail("finish", error=ExecutionError("it cannot be waited for"))
+        later = refill(empty(), 9)  # the ring is full: this one waits for the oldest
+        runs.append(replay.run_async(later))
+    with pytest.raises(ExecutionError, match="cannot be waited for"):
+        runs[0].result()
+    for run, given in zip(runs[1:], [*arrays[1:], later], strict=True):
+        check(run.result(), given)
+    rig.synchronise()
+    del replay, runs, run
+    gc.collect()
+    sweep(rig.graphs)
+
+
+def test_pages_are_of_the_device_that_they_were_locked_for() -> None:
+    one, other = Rig(), Rig()
+    returning, array = Returning(), alone(1 << 16)
+    address = array.ctypes.data
+    for _ in range(OFTEN + 1):
+        found = returning.find(array, address, one.graphs)
+    assert found
+    assert returning.find(array, address, other.graphs) is None
+    assert returning.find(array, address, one.graphs) is found
 
 
 @fault

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -139,6 +140,13 @@ class _Uncollected:
         self._users = 0
         self._collects = False
 
+    def forked(self) -> None:
+        """In a child: whoever was inside is not there."""
+        self._lock = threading.Lock()
+        if self._users and self._collects:
+            gc.enable()
+        self._users = 0
+
     def __enter__(self) -> None:
         with self._lock:
             if not self._users:
@@ -154,6 +162,8 @@ class _Uncollected:
 
 
 UNCOLLECTED = _Uncollected()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=UNCOLLECTED.forked)
 
 
 @contextmanager

@@ -34,7 +34,7 @@ from monograph.runtime.gpu.cuda_nodes import (
     read_memset,
     set_dependencies,
 )
-from monograph.runtime.gpu.cuda_pages import lock_pages
+from monograph.runtime.gpu.cuda_pages import lock_pages, undisturbed
 from monograph.runtime.gpu.graphs import (
     CONDITIONAL,
     EMPTY,
@@ -371,12 +371,12 @@ class CudaGraphs(TorchGraphs):
         check(cu.cuStreamWaitEvent(stream, event.value, 0))
 
     def finish(self, event: Handle) -> None:
-        error = cu.cuEventSynchronize(event.value)
-        if int(error[0]):
-            raise ExecutionError(f"the device failed: {error[0].name}")
+        error = undisturbed(cu.cuEventSynchronize, event.value)
+        if int(error):
+            raise ExecutionError(f"the device failed: {error.name}")
 
     def done(self, event: Handle) -> bool:
-        (error,) = cu.cuEventQuery(event.value)
+        error = undisturbed(cu.cuEventQuery, event.value)
         if error == _NOT_READY:
             return False
         check((error,))

@@ -1,4 +1,4 @@
-"""Pages of the host that a CUDA device may fetch from by itself."""
+"""Calls that must not spoil what others record: waiting, and locking pages of the host."""
 
 from __future__ import annotations
 
@@ -27,6 +27,15 @@ def lock_pages(context: Any, address: int, nbytes: int) -> Handle:
 def _let_go(context: Any, address: int) -> None:
     with _allowed(context):
         cu.cuMemHostUnregister(address)
+
+
+def undisturbed(call: Any, value: Any) -> Any:
+    """The error of a call that would spoil what another thread records, if it were not said so."""
+    (_, before) = cu.cuThreadExchangeStreamCaptureMode(_RELAXED)
+    try:
+        return call(value)[0]
+    finally:
+        cu.cuThreadExchangeStreamCaptureMode(before)
 
 
 @contextmanager

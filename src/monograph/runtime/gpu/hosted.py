@@ -94,6 +94,8 @@ class HostRuns:
             if stream == BUSY or launches.made.get(ARRAYS) is not recorded:
                 return None
             if stays and self._fetching.possible:
+                if launches.executable._stream != stream:
+                    launches.order(stream)  # before anything is locked or made: it may be refused
                 addresses = self._fetching.addresses(given)
                 make = partial(self._fetches, Way(writes=recorded.writes))
                 fetches = addresses and self._fetching.graph(addresses, make)
@@ -202,7 +204,7 @@ class HostRuns:
     def _pending(self, slab: Slab, out: Mapping[str, Any], note: Note | None) -> Pending:
         """note: what the run finds wrong with its data."""
         graphs, device = self._launches.graphs, self._launches.executable.device
-        turn = slab.turn
+        turn, lose = slab.turn, self.ring.lose
 
         def finish() -> list[Any]:
             if slab.turn != turn:  # an interrupt came between the release below and the caller
@@ -210,6 +212,10 @@ class HostRuns:
             enter(device)
             try:
                 graphs.finish(slab.event)
+            except Exception:  # nobody knows whether the run has ended
+                lose(slab)
+                raise
+            try:
                 if slab.came_late():
                     slab.start_over()
                     raise _late()

@@ -36,6 +36,8 @@ class _Seen:
 
     owner: weakref.ref[Any]
     nbytes: int
+    graphs: Graphs
+    """Of the device that it was locked for: another device's graphs may not copy from there."""
     runs: int = 0
     pages: Handle | None = None
     refused: bool = False
@@ -61,7 +63,9 @@ class Returning:
         if seen is None or seen.owner() is not owner or seen.nbytes < array.nbytes:
             if not owner.flags.owndata:
                 return None
-            seen = self._remember(owner, address, array.nbytes)
+            seen = self._remember(owner, address, array.nbytes, graphs)
+        if seen.graphs is not graphs:
+            return None
         if seen.pages is not None:
             return seen.pages
         seen.runs += 1
@@ -69,16 +73,17 @@ class Returning:
             return None
         return self._locked(seen, owner, address, graphs)
 
-    def _remember(self, owner: Any, address: int, nbytes: int) -> _Seen:
+    def _remember(self, owner: Any, address: int, nbytes: int, graphs: Graphs) -> _Seen:
         with self._lock:
             key = id(owner), address
             known = self._seen.get(key)
             if known is not None and known.pages is not None:
                 # The same place of the same array, but more of it: what is locked stays.
-                return _Seen(known.owner, nbytes, refused=True)
+                return _Seen(known.owner, nbytes, graphs, refused=True)
             if len(self._seen) >= KNOWN:
-                self._seen = {k: s for k, s in self._seen.items() if s.pages is not None}
-            seen = self._seen[key] = _Seen(weakref.ref(owner), nbytes)
+                kept = self._seen.copy()  # a collection may let go of some meanwhile
+                self._seen = {k: s for k, s in kept.items() if s.pages is not None}
+            seen = self._seen[key] = _Seen(weakref.ref(owner), nbytes, graphs)
             return seen
 
     def _locked(self, seen: _Seen, owner: Any, address: int, graphs: Graphs) -> Handle | None:
@@ -94,10 +99,15 @@ class Returning:
                 seen.refused = True
                 return None
             self.nbytes += count
-            end = weakref.finalize(
-                owner, self._let_go, (id(owner), address), seen.pages, count, os.getpid()
-            )
-            end.atexit = False
+            try:
+                end = weakref.finalize(
+                    owner, self._let_go, (id(owner), address), seen.pages, count, os.getpid()
+                )
+                end.atexit = False
+            except BaseException:  # an interrupt: nobody would let go of them
+                seen.pages.close()
+                seen.pages, seen.refused = None, True
+                raise
             return seen.pages
 
     def forked(self) -> None:
@@ -107,7 +117,7 @@ class Returning:
         when it writes to it. The device would go on reading the old one.
         """
         with self._lock:
-            for seen in self._seen.values():
+            for seen in list(self._seen.values()):
                 if seen.pages is not None:
                     seen.pages, seen.refused = None, True
 

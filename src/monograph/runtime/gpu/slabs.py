@@ -287,14 +287,18 @@ class Ring:
         if slab is None:
             slab = min(self._slabs, key=lambda s: s.turn)
             self._free(slab)
+            if slab not in self._slabs:  # the device may still use it
+                slab = Slab(self.layout, self._graphs)
+                self._slabs.append(slab)
         self._turns += 1
         slab.turn = self._turns
         return slab
 
     def lose(self, slab: Slab) -> None:
         """Gives up a slab that the device may still use: it is kept, and no run gets it."""
-        self._slabs.remove(slab)
-        self._lost.append(slab)
+        if slab in self._slabs:
+            self._slabs.remove(slab)
+            self._lost.append(slab)
 
     def _free(self, slab: Slab) -> None:
         """Waits for a run, whose outputs go to where the caller will find them."""
@@ -302,4 +306,5 @@ class Ring:
         if user is not None:
             with contextlib.suppress(Exception):  # the caller finds that there, too
                 user.result()
-        slab.leave()
+        if slab in self._slabs:
+            slab.leave()
