@@ -8,11 +8,28 @@ from typing import Any
 
 import numpy as np
 import onnx
+import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import monograph
+from monograph import Generator
+from monograph.errors import MonographError
 
+STYLES = ("genai", "optimum")
 WIDTH, HEADS, SIZE, VOCABULARY, CONTEXT = 32, 2, 16, 64, 48
+
+
+def refused(folder: Path, kind: type[MonographError], text: str, **options: Any) -> str:
+    """What is said where a decoder cannot be opened: for users, not for us."""
+    with pytest.raises(kind, match=text) as caught:
+        opened(folder, **options)
+    assert "internal" not in str(caught.value)
+    return str(caught.value)
+
+
+def opened(folder: Path, target: str = "reference", **options: Any) -> Generator:
+    """A generator that goes on until it is full, a small one unless said."""
+    return Generator(folder, target, **{"max_length": 32, "stop": (), **options})
 
 
 def plainly(

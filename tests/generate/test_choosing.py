@@ -10,26 +10,19 @@ from typing import Any
 
 import numpy as np
 import pytest
-from benchmarks.decoders import build
 
 from monograph import Generator
 from monograph.errors import ConfigError, FeedError
 from monograph.generate import samplers
 from monograph.generate.prompts import changed
 from monograph.generate.sampling import Sampling
+from tests.generate.decoders import STYLES, opened
 
 PROMPT = [3, 14, 15, 92, 65, 35, 8]
-STYLES = ("genai", "optimum")
-
-
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    made = {style: tmp_path_factory.mktemp(style) for style in STYLES}
-    return {s: build(folder, "tiny-llama", style=s) for s, folder in made.items()}
 
 
 def generator(folder: Path, target: str = "reference", **options: Any) -> Generator:
-    return Generator(folder, target, **{"max_length": 64, "stop": (), **options})
+    return opened(folder, target, **{"max_length": 64, **options})
 
 
 # Beside others

@@ -12,33 +12,11 @@ import onnx
 import pytest
 from benchmarks.decoders import build
 
-from monograph import Generator
-from monograph.errors import ConfigError, FeedError, ModelError, MonographError
+from monograph.errors import ConfigError, FeedError, ModelError
+from tests.generate.decoders import opened, refused
 
 PROMPT = [3, 14, 15, 92]
 GENAI = "genai_config.json"
-
-
-@pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build(tmp_path_factory.mktemp("decoder"), "tiny-llama")
-
-
-@pytest.fixture
-def folder(built: Path, tmp_path: Path) -> Path:
-    """A copy that a test may spoil."""
-    return Path(shutil.copytree(built, tmp_path / "copy"))
-
-
-def opened(folder: Path, **options: Any) -> Generator:
-    return Generator(folder, "reference", **{"max_length": 32, "stop": (), **options})
-
-
-def refused(folder: Path, kind: type[MonographError], text: str, **options: Any) -> str:
-    with pytest.raises(kind, match=text) as caught:
-        opened(folder, **options)
-    assert "internal" not in str(caught.value)
-    return str(caught.value)
 
 
 def changed(folder: Path, change: Callable[[dict[str, Any]], Any]) -> None:

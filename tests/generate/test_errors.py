@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -15,33 +14,10 @@ import pytest
 from benchmarks.decoders import build
 
 import monograph
-from monograph import Generator
-from monograph.errors import ConfigError, FeedError, ModelError, MonographError, UnsupportedError
-from tests.generate.decoders import counting_decoder
+from monograph.errors import ConfigError, FeedError, ModelError, UnsupportedError
+from tests.generate.decoders import counting_decoder, opened, refused
 
 PROMPT = [3, 14, 15, 92, 65, 35, 8]
-
-
-@pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build(tmp_path_factory.mktemp("decoder"), "tiny-llama")
-
-
-@pytest.fixture
-def folder(built: Path, tmp_path: Path) -> Path:
-    """A copy that a test may spoil."""
-    return Path(shutil.copytree(built, tmp_path / "copy"))
-
-
-def opened(folder: Path, **options: Any) -> Generator:
-    return Generator(folder, "reference", **{"max_length": 32, "stop": (), **options})
-
-
-def refused(folder: Path, kind: type[MonographError], text: str, **options: Any) -> str:
-    with pytest.raises(kind, match=text) as caught:
-        opened(folder, **options)
-    assert "internal" not in str(caught.value)
-    return str(caught.value)
 
 
 # Folders

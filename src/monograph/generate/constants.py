@@ -18,7 +18,7 @@ from monograph.generate.parts import part_of
 from monograph.generate.surgery import graphs_of
 
 FEW = 64
-"""Elements of such a constant, at most."""
+"""Elements of constants that sizes are computed with, at most."""
 
 
 def fold_few(model: onnx.ModelProto, directory: Path) -> None:

@@ -18,31 +18,20 @@ import numpy as np
 import onnx
 
 from monograph.errors import ModelError, UnsupportedError
+from monograph.generate.constants import FEW
 from monograph.generate.decoder import GROUPED, Decoder
 from monograph.generate.parts import exported_feeds, exported_part
 from monograph.generate.surgery import Surgery
 from monograph.ir import Array
 
-_MOVED = {
-    "Abs",
-    "Cast",
-    "CastLike",
-    "Gather",
-    "Identity",
-    "Reshape",
-    "Slice",
-    "Squeeze",
-    "Unsqueeze",
-}
-_MOVED |= {"ReduceMax", "ReduceMin", "ReduceProd", "ReduceSum"}
+_MOVED = {"Abs", "Cast", "CastLike", "Gather", "Identity", "Reshape", "Slice", "Squeeze"}
+_MOVED |= {"ReduceMax", "ReduceMin", "ReduceProd", "ReduceSum", "Unsqueeze"}
 _COMPUTED = {"Add", "Concat", "Div", "Equal", "Max", "Min", "Mul", "Neg", "Sub", "Where"}
 """Ops that sizes are computed with: of the first kind where what they move is a size."""
 _SIZE_SLOTS = {"ConstantOfShape": 0, "Expand": 1, "Reshape": 1, "Split": 1, "Tile": 1, "Shape": 0}
 """Inputs that are sizes, whatever is in them."""
 _ANGLES = {GROUPED: 7, "RotaryEmbedding": 2}
 """Which input of an op is a table of angles."""
-_FEW = 64
-"""Elements of constants that sizes are computed with."""
 _PASTS = (5, 12)
 """The lengths that are tried."""
 _END = 1 << 30
@@ -98,7 +87,7 @@ def _sizes(s: Surgery) -> frozenset[str]:
 
     def few(name: str) -> bool:
         data = s.known(name)
-        return not name or (data is not None and data.size <= _FEW)
+        return not name or (data is not None and data.size <= FEW)
 
     for node in s.graph.node:
         inputs = list(node.input)
