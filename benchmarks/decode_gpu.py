@@ -7,7 +7,8 @@
 A format is built, opened and measured by parts: what fails or finds no time left is said, and the
 rest is kept, part by part, in decode_gpu.json and decode_gpu.md. Contenders take turns; figures
 are medians. A step is measured at a position that does not move, on the same memory every time:
-replays are queued back to back and timed by events. The floor is what reading the weights and the
+replays are queued back to back and timed by events; once by themselves, and once in turns with
+torch, behind whose work the device may be slower. The floor is what reading the weights and the
 cache once takes, by the best bandwidth that a read of a few gigabytes was seen to have.
 """
 
@@ -29,8 +30,9 @@ from benchmarks.decoder_weights import PRESETS
 
 BUILT = Path(__file__).parent.parent / "build" / "benchmarks"
 OUR_EAGER = "monograph, capture off"
-GREEDY, LOOPED = 96, 256
-"""Tokens that are compared, and those of a generation in one launch."""
+GREEDY, LOOPED, GENERATED = 96, 256, 32
+"""Tokens that are compared, those of one launch, and those that come one by one."""
+BESIDE = f"{OURS}, beside torch"
 COMPILING = 45.0
 """Seconds that torch takes to compile a step, about."""
 Run = Callable[[], Any]
@@ -117,6 +119,15 @@ class Decoding:
         feeds, places, session = self.feeds(position), self.places(), self.generator.session
         chosen = [p.name for p in session.outputs].index("next")
         return lambda: session.run(feeds, out=places)[chosen].cpu()
+
+    def generated(self, position: int, count: int) -> float:
+        """us from token to token as a generation gets them, each on the host before the next."""
+        self.engine.place(position)
+        self.engine.decode(further=True)
+        began = time.perf_counter()
+        for left in reversed(range(count)):
+            self.engine.decode(further=left > 0)
+        return (time.perf_counter() - began) / count * 1e6
 
     def greedy(self, captured: bool, count: int) -> list[int]:
         """Tokens from the first position on."""
@@ -213,14 +224,14 @@ def measure(record: Record, form: str, a: argparse.Namespace) -> None:
         with record.part(form, f"beside torch at {position}") as found:
             runs: dict[str, Run] = {}
             if decoding is not None:
-                runs = {OURS: decoding.replayed(position), OUR_EAGER: decoding.launched(position)}
+                runs = {BESIDE: decoding.replayed(position)}
             for name, at in peers.items():
                 needs = COMPILING if "compile" in name else 0.0
                 if record.has_time(form, f"{name} at {position}", needs):
                     with record.part(form, f"{name} at {position}"):
                         runs[name] = at(position)
-            made = {"device_us": times.interleaved(runs)}
-            found.setdefault("positions", {}).setdefault(str(position), {}).update(made)
+            at_position = found.setdefault("positions", {}).setdefault(str(position), {})
+            at_position.setdefault("device_us", {}).update(times.interleaved(runs))
 
 
 def _measure_ours(
@@ -236,11 +247,14 @@ def _measure_ours(
             runs = {OURS: decoding.replayed(position), OUR_EAGER: decoding.launched(position)}
             device = times.interleaved(runs)
             synced = times.interleaved({OURS: decoding.waited(position)}, each=True)
+            count = min(GENERATED, a.maximum - position - 2)
+            rounds = [decoding.generated(position, count) for _ in range(times.rounds)]
             read = decoding.engine.weight_bytes() + decoding.engine.cache_bytes(position)
             floor = read / record.data["bandwidth"] * 1e6
             found.setdefault("positions", {})[str(position)] = {
                 "device_us": device,
                 "synced_us": synced,
+                "generated_us": round(statistics.median(rounds), 2),
                 "read_bytes": read,
                 "floor_us": round(floor, 2),
                 "of_floor": round(floor / device[OURS], 4),

@@ -101,6 +101,8 @@ def report(data: dict[str, Any]) -> str:
         at_all = found.get("positions", {}).values()
         synced = [at.get("synced_us", {}).get(OURS, "") for at in at_all]
         rows.append(["monograph, waited for", *map(str, synced)])
+        generated = [at.get("generated_us", "") for at in at_all]
+        rows.append(["monograph, from token to token", *map(str, generated)])
         lines += [*table(rows), ""]
         facts = ("stats", "same_tokens", "distinct_tokens", "same_tokens_in_one_launch")
         for key in (*facts, "one_launch", "stages", "seconds", "failed"):

@@ -9,6 +9,7 @@ import pytest
 from benchmarks.decoders import build
 
 from tests.generate.decoders import STYLES
+from tests.generate.queue import Queue
 
 
 @pytest.fixture(scope="module")
@@ -27,3 +28,9 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """The same decoder in every style."""
     made = {style: tmp_path_factory.mktemp(style) for style in STYLES}
     return {s: build(folder, "tiny-llama", style=s) for s, folder in made.items()}
+
+
+@pytest.fixture
+def queue(monkeypatch: pytest.MonkeyPatch) -> Queue:
+    """Lets decoders on the CPU run ahead."""
+    return Queue(monkeypatch)

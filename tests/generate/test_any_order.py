@@ -12,6 +12,7 @@ import pytest
 from benchmarks.decoders import build
 
 from monograph import Generator
+from tests.generate.queue import Queue
 
 MAXIMUM, VOCABULARY = 40, 512
 SEED = int(os.environ.get("MONOGRAPH_TEST_SEED", "7"))
@@ -120,6 +121,13 @@ class _Case:
     def check(self) -> None:
         found = [self.g.get_sequence(b).tolist() for b in range(len(self.rows))]
         assert found == self.rows
+
+
+@pytest.mark.parametrize("style", ["genai", "optimum"])
+def test_calls_in_any_order_that_run_ahead(style: str, tmp_path: Path, queue: Queue) -> None:
+    test_calls_in_any_order(style, 1.0, tmp_path)
+    assert len(queue.numbers("start")) > 20
+    assert queue.numbers("wait")
 
 
 @pytest.mark.parametrize("penalty", [1.0, 1.4])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ from benchmarks.decoder_shapes import Shape, shape_of
 from benchmarks.decoders import build
 
 import monograph
+from monograph.generate.ahead import Ahead
+from monograph.generate.engine import Engine
 from monograph.generate.sampling import Sampling
 from monograph.runtime.compare import compare_outputs
 from tests.generate.test_recorded import MEAN_SQUARE
@@ -102,6 +105,34 @@ def test_captured_or_not(form: str, tmp_path: Path) -> None:
     assert stats["fallbacks"] == {}
     assert stats["donation_copies"] == 0
     assert stats["replays"] >= COUNT - 2
+
+
+@DEVICE
+def test_a_token_does_not_wait_for_the_step_behind_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+
+    build(tmp_path, shape("tiny-llama"))
+    ours = generator(tmp_path, capture="require")
+    expected = ours.generate(PROMPT, 12)
+    stream = ours.stream(PROMPT, 12)
+    found = [*islice(stream, 4)]
+    begin = Engine._begin
+
+    def slowly(engine: Engine, tokens: Any, position: Any) -> Ahead:
+        torch.cuda._sleep(1_000_000_000)  # half a second in front of the step
+        return begin(engine, tokens, position)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Engine, "_begin", slowly)
+        found.append(next(stream))
+        step = ours.engine._ahead
+    assert step is not None
+    assert not step.pending.done()
+    assert [*found, *stream] == expected
+    # Twice the prompt and eleven steps: none was made in vain.
+    assert ours.session.stats["runs"] == 2 * 12
 
 
 @pytest.mark.parametrize("name", MEAN_SQUARE)

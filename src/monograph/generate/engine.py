@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 from onnx import helper
 
 from monograph.config import Config
-from monograph.errors import ConfigError, FeedError
+from monograph.errors import FeedError, MonographError
+from monograph.generate.ahead import Ahead
 from monograph.generate.arrays import Arrays, arrays_of
 from monograph.generate.buckets import check_buckets, make_buckets
 from monograph.generate.decoder import Decoder
 from monograph.generate.folder import Settings
+from monograph.generate.logits import Logits
 from monograph.generate.loop import LoopModel
 from monograph.generate.samplers import Samplers
 from monograph.generate.sampling import SEEN, Sampling, Shape
@@ -54,14 +58,15 @@ class Engine:
         lengths = check_buckets(buckets)
         self._samplers = Samplers(settings, config, maximum, logits, progress)
         self.maximum = maximum
-        self.logits_wanted = logits
+        self.logits = Logits(logits)
         self.timing = Timing()
         self.sampling: Sampling | None = Sampling()
         """What steps go by now."""
         self.step: Step
         self.session: Session
-        self._arrays: Arrays
         self.choose(Shape())
+        self._arrays: Arrays = arrays_of(self.session)
+        """Where all sessions of the target want their state."""
         self.decoder: Decoder = self.step.decoder
         self.buckets = make_buckets(lengths, maximum, self.decoder.single)
         self.state: dict[str, Any] = {}
@@ -70,6 +75,10 @@ class Engine:
         self._next: Any = None
         self._position: Any = None
         self._ones: Any = None
+        self._ahead: Ahead | None = None
+        """A step that was started before it is asked for."""
+        self._ended = math.inf
+        """When the step before that had ended."""
         self._runs = 0
         self._filled = 0
         self._start: list[int] = []
@@ -79,8 +88,6 @@ class Engine:
         """The last token of each row, which pads rows that have no more."""
         self._stops = _STOPS
         self._made_logits: Any = None
-        self._logits: list[Any] = []
-        """By rows: the logits of the run that came to the row's end, None where none did."""
         self.last_feeds: dict[str, Any] = {}
         """What the last run was given; its caches hold what that run made of them."""
 
@@ -88,7 +95,6 @@ class Engine:
         """Takes the session whose steps choose tokens in this way."""
         self._sampler = self._samplers.choose(shape)
         self.step, self.session = self._sampler.step, self._sampler.session
-        self._arrays = arrays_of(self.session)
 
     def stats(self) -> dict[str, Any]:
         """What all sessions have done so far, as `Session.stats` has it."""
@@ -129,18 +135,61 @@ class Engine:
                 row[list(tokens)] = 1
             self.state[SEEN] = self._arrays.put(seen)
 
-    def decode(self) -> Array:
-        """Feeds what the last run chose; what it chose is [batch]."""
+    def decode(self, further: bool = False) -> Array:
+        """Feeds what the last run chose; what it chose is [batch].
+
+        `further`: another step is to follow, and the cache has room for it. On a GPU it is started
+        before this one is waited for.
+        """
         assert self._next is not None
         began = time.perf_counter()
-        self._logits = [None] * self.batch
-        chosen = self._run(self._next, self._position, self._ones)
+        self.logits.forget(self.batch)
+        step = self._ahead
+        if step is not None and step.follows(self.session, self._next, self._data):
+            self._ahead, began = None, min(began, self._ended)
+        elif further and self._can_run_ahead():
+            step = self._begin(self._next, self._position)
+        else:
+            step = None
+        if step is None:
+            chosen = self._run(self._next, self._position, self._ones)
+        else:
+            chosen = self._finish(step, further)
         self._filled += 1
-        self._keep_logits(range(self.batch))
-        self.timing.decode_seconds += time.perf_counter() - began
+        self.logits.keep(self._made_logits, range(self.batch))
+        self._ended = time.perf_counter()
+        self.timing.decode_seconds += self._ended - began
         self.timing.decode_runs += 1
         self.timing.decode_launches += 1
         return chosen
+
+    def _can_run_ahead(self) -> bool:
+        """Whether a step may be made in vain: it may not where it marks tokens as seen."""
+        return self.session.gpu is not None and SEEN not in self.state
+
+    def _begin(self, tokens: Any, position: Any) -> Ahead:
+        """Starts a step; nothing is waited for."""
+        self._settle()
+        feeds, places = self._given(tokens, position, self._ones)
+        pending = self.session.run_async(feeds, out=places)
+        mark = None if pending.enqueued is None else self._arrays.mark()
+        return Ahead(self.session, tokens, self._data, pending, mark)
+
+    def _finish(self, step: Ahead, further: bool) -> Array:
+        """Waits for a step that was started, once the next one is too."""
+        self._next = self._made_logits = None  # until the run has come to its end
+        made = step.enqueued() if further else None
+        if made is not None:
+            # Where it cannot be started, the next call tells why: this step has its token yet.
+            with suppress(MonographError):
+                self._ahead = self._begin(made[NEXT], made[NEXT_POSITION])
+        return self._made(step.result(), step.mark)
+
+    def _settle(self) -> None:
+        """Waits for a step that ran ahead, and that nothing follows."""
+        step, self._ahead = self._ahead, None
+        if step is not None:
+            step.settle()
 
     def loop(self, turns: int, stop: Sequence[int], ended: Sequence[bool]) -> Array:
         """Goes on from what the last run chose, in one launch; what it chose is [batch, turns].
@@ -171,14 +220,15 @@ class Engine:
         # An interrupt comes behind the run: what it has marked as seen, no row has then.
         sampling, self.sampling = self.sampling, None
         found = dict(zip(outputs, session.run(feeds, out=places), strict=True))
+        count = int(self._arrays.get(found["made_turns"])[0])
+        made = self._arrays.get(found["all_made"])[:, :count].copy()
         self.sampling = sampling
         self._next, self._position = found["last.tokens"], found["last.position"]
-        count = int(self._arrays.get(found["made_turns"])[0])
         self._filled += count
         self.timing.decode_seconds += time.perf_counter() - began
         self.timing.decode_runs += count
         self.timing.decode_launches += 1
-        return self._arrays.get(found["all_made"])[:, :count].copy()
+        return made
 
     @property
     def _loop(self) -> tuple[LoopModel, Session] | None:
@@ -201,10 +251,15 @@ class Engine:
         """Whether the last run chose a token for every row that it was fed, and one more fits."""
         return self._next is not None and self.room() > 0
 
+    def pause(self) -> None:
+        """Nobody waits for tokens: the time until the next step is none that steps take."""
+        self._ended = math.inf
+
     def forget(self) -> None:
         """What was chosen is not what comes next."""
         self._next = None
-        self._logits = [None] * self.batch
+        self.logits.forget(self.batch)
+        self._settle()  # last: whoever interrupts the wait finds all forgotten
 
     @property
     def counts(self) -> bool:
@@ -235,7 +290,7 @@ class Engine:
             return np.zeros(self.batch, np.int64)
         for b, row in enumerate(left):
             if row:
-                self._logits[b] = None
+                self.logits.drop(b)
         if self.step.aligned:
             chosen = self._feed_aligned(rows, left, position)
         else:
@@ -271,7 +326,8 @@ class Engine:
                     # Where nothing is fed something is written all the same, and has to fit.
                     position[b] = min(int(position[b]), self.maximum - size)
             made = self._run(put(tokens), put(position), put(count))
-            self._keep_logits(b for b in going if len(rest[b]) <= size)
+            whole = [b for b in going if len(rest[b]) <= size]
+            self.logits.keep(self._made_logits, whole)
             for b in going:
                 chosen[b] = made[b]
                 position[b] += count[b]
@@ -313,7 +369,7 @@ class Engine:
             self._filled += count
             self._last = [int(t) for t in table[:, count - 1]]
             table = table[:, count:]
-        self._keep_logits(going)
+        self.logits.keep(self._made_logits, going)
         for b in held:
             position[b] = len(rows[b])
         return made
@@ -341,48 +397,38 @@ class Engine:
         return next((b for b in fitting if b >= wanted), max(b for b in fitting if b <= wanted))
 
     def _run(self, tokens: Any, position: Any, count: Any) -> Array:
+        self._settle()
+        feeds, places = self._given(tokens, position, count)
+        self._next = self._made_logits = None  # until the run has come to its end
+        found = self.session.run(feeds, out=places)
+        return self._made(dict(zip(self._outputs, found, strict=True)))
+
+    def _given(
+        self, tokens: Any, position: Any, count: Any
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The feeds of a step, and where it writes its state."""
         feeds = {TOKENS: tokens, POSITION: position, COUNT: count, **self.state, **self._data}
         if self.step.aligned:
             feeds[START] = self._started
         self.last_feeds = feeds
-        self._next = self._made_logits = None  # until the run has come to its end
-        places = {present: self.state[past] for present, past in self.step.donate.items()}
-        made = dict(zip(self._outputs, self.session.run(feeds, out=places), strict=True))
+        return feeds, {present: self.state[past] for present, past in self.step.donate.items()}
+
+    def _made(self, made: dict[str, Any], mark: Any = None) -> Array:
+        """Keeps what the next step takes; what a run chose, [batch], once it is at its mark."""
+        # First: where reading it is interrupted, nothing was chosen.
+        chosen = self._arrays.get(made[NEXT], mark).reshape(-1).copy()
         self._runs += 1
-        self._next, self._position = made[NEXT], made[NEXT_POSITION]
         self._made_logits = made.get(LOGITS)
-        return self._arrays.get(self._next).reshape(-1).copy()
+        self._next, self._position = made[NEXT], made[NEXT_POSITION]
+        return chosen
 
     @property
     def _outputs(self) -> list[str]:
         return [p.name for p in self.session.outputs]
 
-    def _keep_logits(self, rows: Iterable[int]) -> None:
-        for b in rows:
-            self._logits[b] = self._made_logits
-
-    def check_logits(self) -> None:
-        """Refuses to read what a step does not give."""
-        if not self.logits_wanted:
-            raise ConfigError(
-                "the logits were not asked for", hint="make the Generator with logits=True"
-            )
-
-    def has_logits(self, row: int) -> bool:
-        """Whether the logits behind the last token of a row are known."""
-        return self._logits[row] is not None
-
-    def drop_logits(self, row: int) -> None:
-        """Those logits are what a token of the row was chosen by; another is to come."""
-        self._logits[row] = None
-
     def read_logits(self) -> Array:
         """The logits behind each row, [batch, vocabulary]; NaN where they are not known."""
-        found = np.full((self.batch, self.decoder.vocabulary), np.nan, np.float32)
-        for b, made in enumerate(self._logits):
-            if made is not None:
-                found[b] = self._arrays.get(made)[b]
-        return found
+        return self.logits.read(self._arrays.get, self.decoder.vocabulary)
 
     def place(self, position: int) -> None:
         """Lets the next step go on as if so many tokens were in the cache; for measurements."""

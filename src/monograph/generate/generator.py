@@ -226,6 +226,7 @@ class Generator(Sequences):
                         hint="take all of a stream before the next call, or make two Generators",
                     )
         finally:
+            self._engine.pause()
             if self._begun == begun:
                 self._end_wishes()
 
@@ -251,7 +252,7 @@ class Generator(Sequences):
                 if turns:
                     continue
             active = [not done for done in self._done]
-            self.generate_next_token()
+            self._append_next(further=count is None or made + 1 < count)
             made += 1
             yield [row[-1] if on else None for row, on in zip(self._rows, active, strict=True)]
 

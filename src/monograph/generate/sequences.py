@@ -100,6 +100,10 @@ class Sequences:
     @alone
     def generate_next_token(self) -> None:
         """Appends one token to every sequence that is not done; to none where all are."""
+        self._append_next()
+
+    def _append_next(self, further: bool = False) -> None:
+        """One token for every sequence; `further` where another is wanted behind it."""
         self._check_begun()
         if all(self._done):
             return
@@ -111,7 +115,7 @@ class Sequences:
             )
         self._changes += 1
         if self._chosen is None:
-            self._chosen = self._feed()
+            self._chosen = self._feed(further=further)
         chosen, self._chosen = self._chosen, None
         self._accept(chosen)
 
@@ -120,7 +124,7 @@ class Sequences:
         for b, row in enumerate(self._rows):
             if not self._done[b]:
                 row.append(int(chosen[b]))
-                self._engine.drop_logits(b)
+                self._engine.logits.drop(b)
                 self._done[b] = row[-1] in self._stop
         self._latest = np.array([row[-1] for row in self._rows], np.int64)
 
@@ -153,7 +157,7 @@ class Sequences:
         They are what the decoder says behind the last token of each sequence, before temperature
         and penalty. Where that token was not fed yet it is, and the next token is chosen by it.
         """
-        self._engine.check_logits()
+        self._engine.logits.check()
         self._check_begun()
         if self._chosen is None:
             self._chosen = self._feed(ended=True)
@@ -180,8 +184,9 @@ class Sequences:
             del row[length:]
             # The last token is fed again: what comes behind it is to be chosen anew.
             self._position[b] = min(int(self._position[b]), length - 1)
+        self._engine.sampling = None  # tokens seen are others now, also where this is interrupted
         self._changed()
-        self._engine.set_data(self._sampling, self._fed())  # tokens seen are others now
+        self._engine.set_data(self._sampling, self._fed())
 
     @alone
     def reset(self) -> None:
@@ -200,24 +205,25 @@ class Sequences:
 
     # Inside
 
-    def _feed(self, prompt: bool = False, ended: bool = False) -> Array:
+    def _feed(self, prompt: bool = False, ended: bool = False, further: bool = False) -> Array:
         """Runs the decoder on what the cache does not hold yet; what it chooses, [batch].
 
         Rows that are done are left out unless asked for: their last token is none that something
-        follows.
+        follows. `further` tokens are wanted behind the one that is chosen.
         """
         if self._engine.sampling != self._sampling:
             self._engine.set_data(self._sampling, self._fed())
         single = all(len(row) == p + 1 for row, p in zip(self._rows, self._position, strict=True))
         if single and self._engine.can_decode() and not any(self._done):
-            chosen = self._engine.decode()
+            # What is chosen takes one place, and a step behind it another.
+            chosen = self._engine.decode(further and min(self._room(), self._engine.room()) > 1)
             self._position += 1
             return chosen
         lengths = {len(row) for row in self._rows}
         ended = ended and not (self._engine.counts and len(lengths) > 1)
         rows = []
         for b, row in enumerate(self._rows):
-            if self._done[b] and (not ended or self._engine.has_logits(b)):
+            if self._done[b] and (not ended or self._engine.logits.has(b)):
                 rows.append(row[: int(self._position[b])])
                 continue
             # What was chosen behind a row that the cache holds whole is not known any more.

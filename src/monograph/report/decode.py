@@ -16,13 +16,15 @@ from rich.console import Console
 
 from monograph.errors import ConfigError
 from monograph.generate import Generator
+from monograph.generate.engine import Engine
 from monograph.generate.sampling import Sampling
 from monograph.report.bench import measure_bandwidth
 from monograph.report.tables import count_text, seconds_text, table
 
-STEPS = 32
+STEPS, WARM_UPS = 32, 3
 """Steps that are timed at a position, and the ones before them that are not."""
-WARM_UPS = 3
+ROUND = 8
+"""Steps that are timed together."""
 POSITIONS = (16, 512)
 """Where steps are timed, unless told."""
 READS = 3
@@ -86,7 +88,7 @@ class AtPosition:
 
     position: int
     seconds: float
-    """The median."""
+    """From token to token: the median of rounds of some steps."""
     least: float
     bytes: int
 
@@ -224,17 +226,24 @@ def bench_decoder(
         if count < steps:
             note(f"{count} steps fit behind position {position}")
         engine.place(position)
-        for _ in range(WARM_UPS):
-            engine.decode()
-        times = []
-        for _ in range(count):
-            began = time.perf_counter()
-            engine.decode()
-            times.append(time.perf_counter() - began)
+        _seconds(engine, WARM_UPS)
+        sizes = [min(ROUND, count - done) for done in range(0, count, ROUND)]
+        times = [_seconds(engine, size) / size for size in sizes]
         moved = engine.weight_bytes() + engine.cache_bytes(position)
         found.append(AtPosition(position, statistics.median(times), min(times), moved))
     target = generator.session.config.target
     return DecodeBench(target, batch, launches(generator), bandwidth(generator), tuple(found))
+
+
+def _seconds(engine: Engine, count: int) -> float:
+    """What so many steps take as a generation makes them, from the first start to the last token.
+
+    On a GPU steps overlap: what one of them takes by itself cannot be told.
+    """
+    began = time.perf_counter()
+    for left in reversed(range(count)):
+        engine.decode(further=left > 0)
+    return time.perf_counter() - began
 
 
 def decoding_lines(found: Decoding) -> list[str]:

@@ -20,8 +20,12 @@ class Pending:
         finish: Callable[[], list[Any]],
         done: Callable[[], bool],
         repeatable: bool = False,
+        enqueued: list[Any] | None = None,
     ) -> None:
         """`repeatable`: whether `finish` may be called again after it was interrupted."""
+        self.enqueued = enqueued
+        """Tensors that the run fills, for work that is enqueued behind it before anybody waits;
+        None where the outputs are only known when it has ended."""
         self._finish: Callable[[], list[Any]] | None = finish
         self._done = done
         self._repeatable = repeatable

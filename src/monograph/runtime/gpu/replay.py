@@ -175,7 +175,8 @@ class Replay:
             if (made := self._noted(feeds, out)) is not None:
                 return _noted(*made)
         elif (found := self._enqueued(feeds, out)) is not None:
-            return Pending(lambda: found, self._launches.marked(stream).reached)
+            reached = self._launches.marked(stream).reached
+            return Pending(lambda: found, reached, enqueued=found)
         return None if out or self._stretches else self._arrays.start_quick(feeds)
 
     def close(self) -> None:
@@ -324,7 +325,7 @@ def _noted(found: list[Any], note: Note, mark: Mark) -> Pending:
         note.check()
         return found
 
-    return Pending(finish, mark.reached)
+    return Pending(finish, mark.reached, enqueued=found)
 
 
 def _number(stream: Any) -> int:
