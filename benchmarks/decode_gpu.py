@@ -123,7 +123,6 @@ class Decoding:
     def generated(self, position: int, count: int) -> float:
         """us from token to token as a generation gets them, each on the host before the next."""
         self.engine.place(position)
-        self.engine.decode(further=True)
         began = time.perf_counter()
         for left in reversed(range(count)):
             self.engine.decode(further=left > 0)
@@ -247,7 +246,7 @@ def _measure_ours(
             runs = {OURS: decoding.replayed(position), OUR_EAGER: decoding.launched(position)}
             device = times.interleaved(runs)
             synced = times.interleaved({OURS: decoding.waited(position)}, each=True)
-            count = min(GENERATED, a.maximum - position - 2)
+            count = max(1, min(GENERATED, a.maximum - position - 1))
             rounds = [decoding.generated(position, count) for _ in range(times.rounds)]
             read = decoding.engine.weight_bytes() + decoding.engine.cache_bytes(position)
             floor = read / record.data["bandwidth"] * 1e6

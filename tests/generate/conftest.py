@@ -9,7 +9,7 @@ import pytest
 from benchmarks.decoders import build
 
 from tests.generate.decoders import STYLES
-from tests.generate.queue import Queue
+from tests.generate.queued import Queue
 
 
 @pytest.fixture(scope="module")

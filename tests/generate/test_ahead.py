@@ -13,7 +13,7 @@ import pytest
 from monograph import Generator
 from monograph.errors import ExecutionError
 from monograph.generate import engine
-from tests.generate.queue import Queue
+from tests.generate.queued import Queue
 
 PROMPT = [3, 14, 15, 92, 65, 35, 8]
 MAXIMUM = 24
@@ -57,9 +57,9 @@ def test_a_step_behind_a_stop_token_is_in_vain(
     g = generator(built, stop=[tokens[end]])
     assert g.generate(PROMPT) == tokens[: end + 1]
     assert len(queue.numbers("start")) == end + 1
-    # It is settled when the sequence goes on, and what it wrote is written anew.
-    g.append_tokens([5, 6])
     assert queue.numbers("wait") == queue.numbers("start")
+    # What it wrote is written anew when the sequence goes on.
+    g.append_tokens([5, 6])
     g.generate_next_token()
     whole = g.get_sequence(0).tolist()
     assert generator(built).generate(whole[:-1], 1) == whole[-1:]
@@ -85,8 +85,10 @@ def test_a_stream_that_is_left(built: Path, tokens: list[int], queue: Queue) -> 
     stream = g.stream(PROMPT, 10)
     assert [*islice(stream, 4)] == tokens[:4]
     assert queue.numbers("start") == [0, 1, 2, 3]
+    assert queue.numbers("wait") == [0, 1, 2]
     del stream
     gc.collect()
+    assert queue.numbers("wait") == [0, 1, 2, 3]
     assert g.generate(PROMPT, 6, temperature=0.0) == tokens[:6]
     assert g.generate(PROMPT[:4], 3) == generator(built).generate(PROMPT[:4], 3)
 
@@ -150,7 +152,6 @@ def test_rewinding_that_is_interrupted(built: Path, tokens: list[int], queue: Qu
     g = generator(built)
     stream = g.stream(PROMPT, 10)
     assert [*islice(stream, 5)] == tokens[:5]
-    stream.close()  # type: ignore[attr-defined]
     queue.refuse("wait", 0, KeyboardInterrupt())
     with pytest.raises(KeyboardInterrupt):
         g.rewind_to(len(PROMPT) + 2)
@@ -195,6 +196,6 @@ def test_time_behind_a_generation_is_no_steps(
     assert len([*islice(stream, 3)]) == 3
     stream.close()  # type: ignore[attr-defined]
     clock += 60.0
-    g.generate_next_token()  # the step was there already
+    g.generate_next_token()
     assert g.engine.timing.decode_runs == 3
     assert g.engine.timing.decode_seconds == 0.0

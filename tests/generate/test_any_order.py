@@ -12,7 +12,7 @@ import pytest
 from benchmarks.decoders import build
 
 from monograph import Generator
-from tests.generate.queue import Queue
+from tests.generate.queued import Queue
 
 MAXIMUM, VOCABULARY = 40, 512
 SEED = int(os.environ.get("MONOGRAPH_TEST_SEED", "7"))

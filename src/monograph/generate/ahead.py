@@ -26,7 +26,7 @@ class Ahead:
     """What its sampler goes by."""
     pending: Pending
     mark: Any
-    """Where it ends on the device; None where it has ended when its outputs are known."""
+    """Where it ends on the device; None where it has ended when it was started."""
 
     def follows(self, session: Session, tokens: Any, data: Mapping[str, Any]) -> bool:
         """Whether it is the step that would be made now: nothing was changed in between."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -77,7 +76,7 @@ class Engine:
         self._ones: Any = None
         self._ahead: Ahead | None = None
         """A step that was started before it is asked for."""
-        self._ended = math.inf
+        self._ended = 0.0
         """When the step before that had ended."""
         self._runs = 0
         self._filled = 0
@@ -146,7 +145,7 @@ class Engine:
         self.logits.forget(self.batch)
         step = self._ahead
         if step is not None and step.follows(self.session, self._next, self._data):
-            self._ahead, began = None, min(began, self._ended)
+            self._ahead, began = None, self._ended
         elif further and self._can_run_ahead():
             step = self._begin(self._next, self._position)
         else:
@@ -169,11 +168,10 @@ class Engine:
 
     def _begin(self, tokens: Any, position: Any) -> Ahead:
         """Starts a step; nothing is waited for."""
-        self._settle()
+        self.settle()
         feeds, places = self._given(tokens, position, self._ones)
         pending = self.session.run_async(feeds, out=places)
-        mark = None if pending.enqueued is None else self._arrays.mark()
-        return Ahead(self.session, tokens, self._data, pending, mark)
+        return Ahead(self.session, tokens, self._data, pending, self._arrays.mark())
 
     def _finish(self, step: Ahead, further: bool) -> Array:
         """Waits for a step that was started, once the next one is too."""
@@ -185,8 +183,8 @@ class Engine:
                 self._ahead = self._begin(made[NEXT], made[NEXT_POSITION])
         return self._made(step.result(), step.mark)
 
-    def _settle(self) -> None:
-        """Waits for a step that ran ahead, and that nothing follows."""
+    def settle(self) -> None:
+        """Waits for a step that ran ahead, where its token is not wanted."""
         step, self._ahead = self._ahead, None
         if step is not None:
             step.settle()
@@ -251,15 +249,11 @@ class Engine:
         """Whether the last run chose a token for every row that it was fed, and one more fits."""
         return self._next is not None and self.room() > 0
 
-    def pause(self) -> None:
-        """Nobody waits for tokens: the time until the next step is none that steps take."""
-        self._ended = math.inf
-
     def forget(self) -> None:
         """What was chosen is not what comes next."""
         self._next = None
         self.logits.forget(self.batch)
-        self._settle()  # last: whoever interrupts the wait finds all forgotten
+        self.settle()  # last: whoever interrupts the wait finds all forgotten
 
     @property
     def counts(self) -> bool:
@@ -397,7 +391,7 @@ class Engine:
         return next((b for b in fitting if b >= wanted), max(b for b in fitting if b <= wanted))
 
     def _run(self, tokens: Any, position: Any, count: Any) -> Array:
-        self._settle()
+        self.settle()
         feeds, places = self._given(tokens, position, count)
         self._next = self._made_logits = None  # until the run has come to its end
         found = self.session.run(feeds, out=places)

@@ -226,16 +226,17 @@ class Generator(Sequences):
                         hint="take all of a stream before the next call, or make two Generators",
                     )
         finally:
-            self._engine.pause()
             if self._begun == begun:
                 self._end_wishes()
+            self._engine.settle()  # nothing runs on behind a generation
 
     def _end_wishes(self) -> None:
         """What comes next is chosen as the generator was made, whatever this generation wished."""
-        if self._chosen is not None and self._sampling != self._defaults[1]:
+        stale = self._chosen is not None and self._sampling != self._defaults[1]
+        self._stop, self._sampling = self._defaults
+        if stale:
             self._chosen = None
             self._engine.forget()
-        self._stop, self._sampling = self._defaults
 
     def _tokens(self, count: int | None, at_once: bool) -> Iterator[list[int | Any]]:
         """What each sequence gets behind its prompt, until it ends or has so many."""

@@ -10,6 +10,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from rich.console import Console
@@ -24,7 +25,7 @@ from monograph.report.tables import count_text, seconds_text, table
 STEPS, WARM_UPS = 32, 3
 """Steps that are timed at a position, and the ones before them that are not."""
 ROUND = 8
-"""Steps that are timed together."""
+"""Steps that are timed together, at most."""
 POSITIONS = (16, 512)
 """Where steps are timed, unless told."""
 READS = 3
@@ -227,8 +228,9 @@ def bench_decoder(
             note(f"{count} steps fit behind position {position}")
         engine.place(position)
         _seconds(engine, WARM_UPS)
-        sizes = [min(ROUND, count - done) for done in range(0, count, ROUND)]
-        times = [_seconds(engine, size) / size for size in sizes]
+        rounds = -(-count // ROUND)
+        ends = [count * number // rounds for number in range(rounds + 1)]
+        times = [_seconds(engine, end - first) / (end - first) for first, end in pairwise(ends)]
         moved = engine.weight_bytes() + engine.cache_bytes(position)
         found.append(AtPosition(position, statistics.median(times), min(times), moved))
     target = generator.session.config.target
