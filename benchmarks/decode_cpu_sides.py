@@ -35,8 +35,9 @@ QUIET_SECONDS, QUIET_SHARE = 0.02, 0.05
 """A process is quiet when its threads took less than this share of so long a time."""
 RESTLESS_SECONDS = 5.0
 """onnxruntime's threads look for work for some 40 ms; what goes on for so long never rests."""
-READS, READ_BYTES = 12, 1 << 28
-"""How often the bandwidth is looked for, the best counts; and on how much, which no cache holds."""
+READS, READ_BYTES = 100, 1 << 28
+"""How often the bandwidth is looked for, the best counts; and on how much, which no cache holds.
+It takes tenths of a second until some memory gives all it has."""
 
 
 @dataclass(frozen=True)

@@ -44,6 +44,7 @@ def test_the_report_says_who_took_how_long(
     with (
         mock.patch.object(sys, "argv", arguments),
         mock.patch.object(decode_cpu, "bandwidth", lambda threads: 1e9 * threads),
+        mock.patch.multiple(decode_cpu, UNTIMED=2, TIMED=8),
     ):
         decode_cpu.main()
     found = json.loads(file.read_text())
