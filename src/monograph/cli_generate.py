@@ -244,11 +244,13 @@ def _open(
 ) -> Generator:
     from monograph.generate import Generator
     from monograph.generate.folder import find_decoder
+    from monograph.generate.step import most_positions
     from monograph.report.progress import compile_bar
 
     given = {name: value for name, value in options.items() if value is not None}
     if room:
-        context = find_decoder(decoder).context
+        settings = find_decoder(decoder)
+        context = settings.context or most_positions(settings)
         length = room if context is None else min(room, context)
     return Generator(decoder, target, max_length=length, progress=compile_bar(), **given)
 

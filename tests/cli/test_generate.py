@@ -95,6 +95,18 @@ def test_usual_positions_are_those_that_fit(folder: Path) -> None:
     error = run("bench", folder, "--positions", 100, "--max-length", 64, code=2)[1]
     assert "what to do: raise --max-length" in error
     run("bench", folder, "--positions", 8, "--max-length", 64, "--target", "reference")
+    error = run("bench", folder, "--max-length", 3, code=2)[1]
+    assert "the cache is too short to time steps in" in error
+    assert "expected: room for 4 tokens at least" in error
+
+
+def test_positions_that_a_decoder_without_a_configuration_has_tables_for(tmp_path: Path) -> None:
+    plain = build(tmp_path, "tiny-gpt2", style="optimum")
+    for file in plain.glob("*.json"):
+        file.unlink()
+    found = run("bench", plain, "--json")
+    assert [p["position"] for p in json.loads(found[0])["positions"]] == [16, 477]
+    assert "more do not fit into 512 tokens" in found[1]
 
 
 @pytest.mark.parametrize(

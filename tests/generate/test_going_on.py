@@ -65,6 +65,31 @@ def test_wishes_end_with_their_generation(folders: dict[str, Path], count: int) 
         assert more(g, 4) == plain.generate([*have, 7], 4)
 
 
+@pytest.mark.parametrize("kind", ["append", "next", "rewind"])
+def test_wishes_end_with_a_stream_that_is_left(folders: dict[str, Path], kind: str) -> None:
+    """Though somebody still holds it."""
+    g, plain = generator(folders["genai"]), generator(folders["genai"])
+    expected = plain.generate(PROMPT, 6)
+    stream = g.stream(PROMPT, 20, temperature=50.0, seed=3, stop=[expected[5]])
+    for _ in range(3):
+        next(stream)
+    if kind == "append":
+        g.append_tokens([7])
+    elif kind == "rewind":
+        g.rewind_to(len(PROMPT))
+    have = g.get_sequence(0).tolist()
+    assert more(g, 6) == plain.generate(have, 6)  # past what was a stop token of the stream
+    with pytest.raises(ExecutionError, match="something else in between"):
+        next(stream)
+    assert more(g, 2) == plain.generate(g.get_sequence(0).tolist()[:-2], 2)
+    # And those of the next generation hold, whatever became of the one before.
+    stream = g.stream(PROMPT, 20, temperature=50.0, seed=3)
+    next(stream)
+    assert g.generate(PROMPT, 4, temperature=50.0, seed=5) == plain.generate(
+        PROMPT, 4, temperature=50.0, seed=5
+    )
+
+
 def test_a_penalty_of_the_generator_knows_what_others_generated(folders: dict[str, Path]) -> None:
     g = generator(folders["genai"], repetition_penalty=1.6)
     g.generate(PROMPT, 6, repetition_penalty=1.0)

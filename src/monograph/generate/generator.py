@@ -218,7 +218,9 @@ class Generator(Sequences):
             self.append_tokens(rows)
             for new in self._tokens(count, at_once):
                 changes = self._changes
+                self._handed_out = True
                 yield new
+                self._handed_out = False
                 if self._changes != changes:
                     raise ExecutionError(
                         "the generator was used for something else in between",
@@ -227,16 +229,9 @@ class Generator(Sequences):
                     )
         finally:
             if self._begun == begun:
+                self._handed_out = False
                 self._end_wishes()
             self._engine.settle()  # nothing runs on behind a generation
-
-    def _end_wishes(self) -> None:
-        """What comes next is chosen as the generator was made, whatever this generation wished."""
-        stale = self._chosen is not None and self._sampling != self._defaults[1]
-        self._stop, self._sampling = self._defaults
-        if stale:
-            self._chosen = None
-            self._engine.forget()
 
     def _tokens(self, count: int | None, at_once: bool) -> Iterator[list[int | Any]]:
         """What each sequence gets behind its prompt, until it ends or has so many."""

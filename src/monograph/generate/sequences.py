@@ -51,6 +51,8 @@ class Sequences:
         self._defaults = self._stop, self._sampling
         self._begun = self._changes = 0
         """How often all was forgotten, and how often sequences were changed."""
+        self._handed_out = False
+        """Whether a generation has handed out a token, and waits to be asked for the next."""
         self._rows: list[list[int]] = []
         self._position = np.zeros(0, np.int64)
         self._done: list[bool] = []
@@ -87,6 +89,7 @@ class Sequences:
             )
         old = self._rows or [[] for _ in rows]
         self._check_room(old, rows)
+        self._leave_stream()
         if not self._rows:
             self._engine.start(len(rows), self._sampling)
             self._position = np.zeros(len(rows), np.int64)
@@ -100,6 +103,7 @@ class Sequences:
     @alone
     def generate_next_token(self) -> None:
         """Appends one token to every sequence that is not done; to none where all are."""
+        self._leave_stream()
         self._append_next()
 
     def _append_next(self, further: bool = False) -> None:
@@ -177,6 +181,7 @@ class Sequences:
         """Forgets what lies behind so many tokens of every sequence; 0 starts anew."""
         most = min(map(len, self._rows), default=0)
         length = place_in(length, most + 1, "sequences are rewound to a length that they have", 0)
+        self._leave_stream()
         if length == 0:
             self.reset()
             return
@@ -194,6 +199,7 @@ class Sequences:
         self._rows = []
         self._changed()
         self._begun += 1
+        self._handed_out = False
         self._stop, self._sampling = self._defaults
 
     def _changed(self) -> None:
@@ -204,6 +210,20 @@ class Sequences:
         self._engine.forget()
 
     # Inside
+
+    def _leave_stream(self) -> None:
+        """Ends the wishes of a stream that is under way: whoever calls in between has others."""
+        if self._handed_out:
+            self._handed_out = False
+            self._end_wishes()
+
+    def _end_wishes(self) -> None:
+        """What comes next is chosen as the generator was made, whatever a generation wished."""
+        stale = self._chosen is not None and self._sampling != self._defaults[1]
+        self._stop, self._sampling = self._defaults
+        if stale:
+            self._chosen = None
+            self._engine.forget()
 
     def _feed(self, prompt: bool = False, ended: bool = False, further: bool = False) -> Array:
         """Runs the decoder on what the cache does not hold yet; what it chooses, [batch].

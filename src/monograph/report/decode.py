@@ -212,6 +212,13 @@ def bench_decoder(
     hint = "raise --max-length"
     if context is not None and engine.maximum >= context:
         hint = f"the decoder's context is {context} tokens"
+    if engine.maximum <= WARM_UPS:
+        raise ConfigError(
+            "the cache is too short to time steps in",
+            expected=f"room for {WARM_UPS + 1} tokens at least",
+            given=engine.maximum,
+            hint=hint,
+        )
     for position in positions:
         if not 0 <= position <= engine.maximum - WARM_UPS - 1:
             raise ConfigError(
