@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 from itertools import islice
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -172,30 +171,39 @@ def test_a_step_that_cannot_be_started_ahead(built: Path, tokens: list[int], que
     assert g.get_sequence(0).tolist() == PROMPT + tokens[:3]
 
 
-def test_time_is_from_token_to_token(
-    built: Path, queue: Queue, monkeypatch: pytest.MonkeyPatch
-) -> None:
+class _Clock:
+    """What the engine takes for the time."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> _Clock:
+    made = _Clock()
+    monkeypatch.setattr(engine, "time", made)
+    return made
+
+
+def test_time_is_from_token_to_token(built: Path, queue: Queue, clock: _Clock) -> None:
     """What a caller does between two tokens hides a step, and counts: none comes sooner."""
-    clock = 0.0
-    monkeypatch.setattr(engine, "time", SimpleNamespace(perf_counter=lambda: clock))
     g = generator(built)
     for _ in g.stream(PROMPT, 6):
-        clock += 1.0
+        clock.now += 1.0
     # The first step begins when it is asked for, the four behind it with the one before.
     assert g.engine.timing.decode_runs == 5
     assert g.engine.timing.decode_seconds == 4.0
 
 
-def test_time_behind_a_generation_is_no_steps(
-    built: Path, queue: Queue, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    clock = 0.0
-    monkeypatch.setattr(engine, "time", SimpleNamespace(perf_counter=lambda: clock))
+def test_time_behind_a_generation_is_no_steps(built: Path, queue: Queue, clock: _Clock) -> None:
     g = generator(built)
     stream = g.stream(PROMPT, 10)
     assert len([*islice(stream, 3)]) == 3
-    stream.close()  # type: ignore[attr-defined]
-    clock += 60.0
+    stream.close()
+    clock.now += 60.0
     g.generate_next_token()
     assert g.engine.timing.decode_runs == 3
     assert g.engine.timing.decode_seconds == 0.0

@@ -86,7 +86,7 @@ class _Case:
             stream = self.g.stream(prompts, count, one_launch=one_launch)
             taken = [*islice(stream, 3)]
             count = self.g.token_count() - len(prompts[0]) if one_launch else len(taken)
-            stream.close()  # type: ignore[attr-defined]
+            stream.close()
         self.rows = [self.oracle.row(p, count, self.stop) for p in prompts]
         grown = [len(r) > len(p) for r, p in zip(self.rows, prompts, strict=True)]
         self.done = [n and r[-1] in self.stop for n, r in zip(grown, self.rows, strict=True)]

@@ -214,7 +214,7 @@ def test_wishes_of_a_stream_are_none_of_the_next_generation(folder: Path) -> Non
     stream = g.stream(PROMPT, 20, temperature=2.0, seed=5, stop=expected[1])
     next(stream)
     assert g.generate([4, 5], 6) == expected
-    stream.close()  # type: ignore[attr-defined]
+    stream.close()
     assert g.generate([4, 5], 6) == expected
 
 

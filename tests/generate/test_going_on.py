@@ -41,7 +41,7 @@ def test_a_broken_stream_goes_on_where_its_sequence_ends(
     expected = g.generate(PROMPT, 30)
     stream = g.stream(PROMPT, 20, one_launch=one_launch)
     assert [next(stream) for _ in range(5)] == expected[:5]
-    stream.close()  # type: ignore[attr-defined]
+    stream.close()
     made = g.token_count() - len(PROMPT)
     assert made == (20 if one_launch else 5)
     assert g.get_sequence(0).tolist() == PROMPT + expected[:made]
@@ -314,3 +314,17 @@ def test_a_loop_that_was_interrupted_has_made_nothing(
     had = len(g.get_sequence(0)) - len(PROMPT)
     assert [int(t) for t in g.get_sequence(0)[len(PROMPT) :]] == expected[:had]
     assert more(g, 20 - had) == expected[had:]
+
+
+@pytest.mark.parametrize(
+    ("length", "hint"),
+    [(16, "make a Generator with more max_length"), (512, "the decoder's context is 512 tokens")],
+)
+def test_what_to_do_about_a_full_cache(folders: dict[str, Path], length: int, hint: str) -> None:
+    g = generator(folders["genai"], "cpu", max_length=length)
+    g.append_tokens([5] * (length - 1))
+    g.generate_next_token()
+    with pytest.raises(ExecutionError, match="the maximum length is reached") as error:
+        g.generate_next_token()
+    assert error.value.hint is not None
+    assert error.value.hint.endswith(hint)

@@ -162,7 +162,7 @@ class Generator(Sequences):
 
     def stream(
         self, prompt: Prompt, max_new_tokens: int | None = None, **wishes: Any
-    ) -> Iterator[Any]:
+    ) -> Generated[Any]:
         """What follows one prompt, token by token: pieces of text for a text, else ids.
 
         Takes what `generate` takes.
@@ -231,7 +231,7 @@ class Generator(Sequences):
             if self._begun == begun:
                 self._handed_out = False
                 self._end_wishes()
-            self._engine.settle()  # nothing runs on behind a generation
+                self._engine.settle()  # nothing runs on behind a generation
 
     def _tokens(self, count: int | None, at_once: bool) -> Iterator[list[int | Any]]:
         """What each sequence gets behind its prompt, until it ends or has so many."""

@@ -115,7 +115,7 @@ class Sequences:
             raise ExecutionError(
                 "the maximum length is reached",
                 expected=f"at most {self.max_length} tokens in a sequence",
-                hint="get_sequence has what was generated; make a Generator with more max_length",
+                hint=f"get_sequence has what was generated; {self._more_room()}",
             )
         self._changes += 1
         if self._chosen is None:
@@ -262,6 +262,13 @@ class Sequences:
         pairs = zip(self._rows, self._done, strict=True)
         longest = max((len(row) for row, done in pairs if not done), default=0)
         return self.max_length - longest
+
+    def _more_room(self) -> str:
+        """What whoever wants longer sequences can do."""
+        context = self._settings.context
+        if context is not None and self.max_length >= context:
+            return f"the decoder's context is {context} tokens"
+        return "make a Generator with more max_length"
 
     def _check_begun(self) -> None:
         if not self._rows:
