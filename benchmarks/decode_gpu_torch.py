@@ -171,6 +171,16 @@ def _called(own: Step | PlainStep, model: Any, position: int, place: torch.devic
     return run
 
 
+class Replayed:
+    """A run in a graph, with what the graph reads: a graph itself keeps none of it."""
+
+    def __init__(self, run: Run) -> None:
+        self.run, self.graph = run, captured(run)
+
+    def __call__(self) -> None:
+        self.graph.replay()
+
+
 def _in_graph(run: Run) -> Run:
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
@@ -178,6 +188,4 @@ def _in_graph(run: Run) -> Run:
         for _ in range(3):
             run()
     torch.cuda.synchronize()
-    graph = captured(run)
-    replay: Run = graph.replay
-    return replay
+    return Replayed(run)
