@@ -277,18 +277,20 @@ def _measure_loop(record: Record, form: str, a: argparse.Namespace, decoding: De
         count = 4 if a.dry_run else min(LOOPED, a.maximum - position - 1)
         tokens = decoding.looped(0, len(found.get("tokens", ())) or count)
         found["same_tokens_in_one_launch"] = tokens == found.get("tokens")
-        seconds = []
+        loop = decoding.engine._loop
+        assert loop is not None
+        before, seconds = loop[1].stats, []
         for _ in range(1 if a.dry_run else 5):
             began = time.perf_counter()
             decoding.looped(position, count)  # ends with its tokens on the host
             seconds.append(time.perf_counter() - began)
-        loop = decoding.engine._loop
-        assert loop is not None
         stats = loop[1].stats
+        counted = {n: stats[n] - before[n] for n in ("runs", "replays", "donation_copies")}
         found["one_launch"] = {
             "us_per_token": round(statistics.median(seconds) / count * 1e6, 2),
             "tokens": count,
-            "launches_per_generation": stats["launches_per_run"],
+            "replays_per_generation": counted["replays"] / counted["runs"],
+            "caches_copied_by_the_host": counted["donation_copies"],
             "fallbacks": stats["fallbacks"],
             "staged": stats["staged"],
         }

@@ -75,10 +75,13 @@ def test_one_launch_gives_the_same_tokens(tmp_path: Path) -> None:
     timing = ours.engine.timing
     assert timing.decode_launches == 1
     assert timing.decode_runs == COUNT - 1
+    assert ours.generate(PROMPT, COUNT, one_launch=True) == expected
+    assert ours.engine._loop is not None
+    stats = ours.engine._loop[1].stats
+    assert stats["donation_copies"] == 0
     if ON_DEVICE:
-        assert ours.engine._loop is not None
-        stats = ours.engine._loop[1].stats
         assert stats["launches_per_run"] == 1
+        assert stats["replays"] == stats["runs"] == 2
         assert stats["fallbacks"] == {}
 
 

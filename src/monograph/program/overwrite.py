@@ -11,11 +11,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
-from monograph.ir import Graph, Item, Value
+from monograph.ir import Graph, Item, Op, Value
 from monograph.ops.attention import CacheUpdate
+from monograph.ops.control import Loop
 from monograph.ops.decoding import DecodeAttention
 from monograph.ops.index import ScatterElements, ScatterNd
 from monograph.program.access import Element, counters, resolve
+from monograph.program.bounded import BoundedLoop
 from monograph.program.index import Index, flatten
 from monograph.program.kinds import is_join, is_native, is_view
 from monograph.program.place import INPUT, OUTPUT, TEMPORARY, Buffer, Places
@@ -23,6 +25,8 @@ from monograph.program.region import Region
 
 UPDATES = (CacheUpdate, ScatterElements, ScatterNd)
 """Ops whose result is their first operand but for what they write."""
+STATEFUL = (DecodeAttention, Loop, BoundedLoop)
+"""Ops of several results, some of which are operands in a new state."""
 
 
 @runtime_checkable
@@ -92,20 +96,28 @@ def donated_buffers(graph: Graph, places: Places) -> Iterator[tuple[Buffer, Buff
 def why_not(region: Region, new: Buffer, old: Buffer, places: Places) -> str | None:
     """Why a region must not write one of its results over a buffer that it reads."""
     anchor = region.anchor
-    if anchor is None or not isinstance(anchor.op, DecodeAttention):
+    if anchor is None or not isinstance(anchor.op, STATEFUL):
         return clash(region, old, places)
     for item in region.outputs:
         if places.storage[item].buffer is not new or not isinstance(item.op, Item):
             continue
-        cache = anchor.op.updates.get(item.op.index)
+        state = _updated(anchor.op, item.op.index)
         readers = [i for i, v in enumerate(anchor.inputs) if _is_in(v, old, places)]
-        if cache is None or readers != [cache]:
+        if state is None or readers != [state]:
             return "the kernel reads it at other places too"
-        a, b = places.storage[item], places.storage.get(anchor.inputs[cache])
+        a, b = places.storage[item], places.storage.get(anchor.inputs[state])
         if b is None:
             return "what is updated is a view of it"
         return None if (a.strides, a.offset) == (b.strides, b.offset) else "it lies elsewhere"
     return "it is no result of its own"
+
+
+def _updated(op: Op, result: int) -> int | None:
+    """The operand that a result is the new state of, where an op updates state."""
+    if isinstance(op, DecodeAttention):
+        return op.updates.get(result)
+    assert isinstance(op, (Loop, BoundedLoop))
+    return 2 + result if result < op.carried else None
 
 
 def _is_in(value: Value, buffer: Buffer, places: Places) -> bool:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 
 import numpy as np
 
@@ -29,7 +29,9 @@ from monograph.codegen.llvm.subprograms import (
 from monograph.ir import Array, Graph, TensorType, Value
 from monograph.ops.control import If, Loop, Scan
 from monograph.program.bounded import BoundedLoop
+from monograph.program.index import strides_of
 from monograph.program.kinds import is_native
+from monograph.program.overwrite import root
 
 
 def serves(value: Value) -> bool:
@@ -107,7 +109,8 @@ class _Iterated(Control):
 
     def reserve_state(self, types: Sequence[TensorType]) -> None:
         for i, t in enumerate(types):
-            self.room(f"old {i}", t)
+            if i not in self.in_place:
+                self.room(f"old {i}", t)
             if i not in self.written_over:
                 self.room(f"new {i}", t)
 
@@ -116,22 +119,37 @@ class _Iterated(Control):
         """The numbers of the state that the body writes over itself."""
         return set()
 
+    @cached_property
+    def in_place(self) -> set[int]:
+        """Those of them that stay in the memory of the caller, who donates it, from end to end."""
+        places = self.context.program.places
+        found = set()
+        for i in self.written_over & self.results.keys():
+            result = self.results[i]
+            new, old = places.storage[result], places.storage[self.state[i]]
+            dense_ = (new.offset, new.strides) == (0, strides_of(result.tensor.static))
+            if dense_ and root(new.buffer.id, places.over) == old.buffer.id:
+                found.add(i)
+        return found
+
     def initial(self) -> tuple[list[Reg], list[Reg]]:
         """Pointers to the state, filled in, and to where the next one goes."""
-        old = [self.place(f"old {i}") for i in range(len(self.state))]
-        for value, place in zip(self.state, old, strict=True):
-            self.copy(self.stored(value), place)
-        over = self.written_over
-        new = [
-            self.place(f"{'old' if i in over else 'new'} {i}").pointer
-            for i in range(len(self.state))
-        ]
-        return [p.pointer for p in old], new
+        old, new = [], []
+        for i, value in enumerate(self.state):
+            if i in self.in_place:
+                place = self.stored(self.results[i])
+            else:
+                place = self.place(f"old {i}")
+                self.copy(self.stored(value), place)
+            old.append(place.pointer)
+            following = place if i in self.written_over else self.place(f"new {i}")
+            new.append(following.pointer)
+        return old, new
 
     def finish(self, last: Sequence[Reg]) -> None:
         """The last state into the results."""
         for i, pointer in enumerate(last):
-            if i in self.results:
+            if i in self.results and i not in self.in_place:
                 target = self.stored(self.results[i])
                 self.copy(dense(pointer, target.type), target)
 

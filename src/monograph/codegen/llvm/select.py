@@ -35,9 +35,11 @@ from monograph.codegen.llvm.dot_quant import dot_quant
 from monograph.codegen.llvm.kernel import Kernel, KernelContext
 from monograph.codegen.llvm.pointwise import pointwise
 from monograph.ir import Value
+from monograph.ops.control import Loop
 from monograph.ops.conv import Conv
 from monograph.ops.index import GatherElements, GatherNd, ScatterElements, ScatterNd
 from monograph.ops.linear import Dot
+from monograph.program.bounded import BoundedLoop
 from monograph.program.kinds import is_native, is_view, reads_codes
 from monograph.program.overwrite import UPDATES
 from monograph.program.place import Halo
@@ -145,7 +147,8 @@ class CpuTarget:
         return images.halo(user, index)
 
     def overwrites(self, region: Region) -> bool:
-        """Loops over elements, updates, and the tiles of dots and convolutions, which are apart."""
+        """Loops over elements, updates, state, tiles of dots and convolutions, which are apart."""
         if generator(region) is None:
             return False
-        return region.anchor is None or isinstance(region.anchor.op, (Conv, Dot, *UPDATES))
+        able = (Conv, Dot, Loop, BoundedLoop, *UPDATES)
+        return region.anchor is None or isinstance(region.anchor.op, able)

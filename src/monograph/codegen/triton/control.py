@@ -30,6 +30,7 @@ from monograph.ir.dtype import boolean, i64
 from monograph.ops.control import If, Loop, Scan
 from monograph.program.bounded import BoundedLoop
 from monograph.program.kinds import is_view
+from monograph.program.overwrite import root
 
 MAX_UNROLLED = 4096
 """Pieces of work up to which the turns of a scan are written out."""
@@ -117,8 +118,19 @@ class _Iterated(_Control):
         self.new = [room(t) for t in types]
         self.number = room(TensorType(i64, ()))
         self.flag = room(TensorType(boolean, ()))
-        for value, place in zip(state, self.old, strict=True):
-            self.prepared.append(Copied(self.place(value), place))
+        for i, value in enumerate(state):
+            if not self._is_there(value, i):
+                self.prepared.append(Copied(self.place(value), self.old[i]))
+
+    def _is_there(self, value: Value, index: int) -> bool:
+        """Whether a state lies where its result goes: its memory is donated."""
+        place = self.results.get(index)
+        if place is None or place is not self.old[index]:
+            return False
+        assert isinstance(place.of, Value)
+        places = self.context.program.places
+        new, old = (places.storage[v].buffer.id for v in (place.of, value))
+        return root(new, places.over) == old
 
     @property
     def counter(self) -> Scratch:

@@ -41,10 +41,12 @@ from monograph.codegen.triton.pointwise import pointwise
 from monograph.ir import Constant, Graph, Input, Value
 from monograph.ops.attention import CacheUpdate
 from monograph.ops.cast import Cast
+from monograph.ops.control import Loop
 from monograph.ops.conv import Conv
 from monograph.ops.decoding import DecodeAttention
 from monograph.ops.linear import Dot
 from monograph.ops.quant import Dequantize
+from monograph.program.bounded import BoundedLoop
 from monograph.program.ends import product_ends
 from monograph.program.kinds import is_native, is_view
 from monograph.program.narrow import merge_narrow
@@ -172,8 +174,10 @@ class GpuTarget:
         return product_ends(graph)
 
     def overwrites(self, region: Region) -> bool:
-        """Loops over elements, and updates that write nothing but rows of their own."""
+        """Loops over elements, updates that write nothing but rows of their own, and state."""
         anchor = region.anchor
+        if anchor is not None and isinstance(anchor.op, (Loop, BoundedLoop)):
+            return serves(region)
         return anchor is None or isinstance(anchor.op, (CacheUpdate, DecodeAttention))
 
     def halo(self, user: Value, index: int) -> Halo | None:
