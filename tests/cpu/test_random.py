@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import gc
+
 import numpy as np
+import onnx
 import pytest
 
+import monograph
 from monograph.ir import evaluate
 from monograph.ir.dtype import f16, f32, f64
+from monograph.ops import random
 from monograph.ops.elementwise import Add, Exp
 from monograph.ops.random import Random
 from tests.cpu.drawing import check_a_branch, check_a_loop, normal, uniform
@@ -68,6 +73,43 @@ def test_a_loop_draws_in_every_iteration(known: bool) -> None:
 
 def test_a_branch_that_is_not_taken_does_not_draw() -> None:
     check_a_branch(compiled)
+
+
+NOISY = """
+<ir_version: 9, opset_import: ["" : 18]>
+noisy (float[N] x) => (float[N] y, float[K, M] z)
+{
+    r = RandomNormalLike <seed = 3.0> (x)
+    y = Add(x, r)
+    found = NonZero(x)
+    places = Cast <to = 1> (found)
+    z = RandomUniformLike (places)
+}
+"""
+
+
+@pytest.mark.parametrize("target", ["reference", "cpu"])
+def test_states_go_with_the_session_that_drew_from_them(target: str) -> None:
+    """Also those of shapes that made room for others, and of sizes that data decide."""
+    source = onnx.parser.parse_model(NOISY)
+    gc.collect()
+    before = len(random._states)
+    series = []
+    for _ in range(3):
+        session = monograph.load(source, target=target, cache_dir="", shapes_kept=1)
+        ones = {"x": np.ones(4, np.float32)}
+        series.append([session.run(ones) for _ in range(3)])
+        most = len(random._states)
+        for size in range(5, 9):
+            session.run({"x": np.ones(size, np.float32)})
+        gc.collect()
+        assert before < len(random._states) <= most
+        del session
+        gc.collect()
+        assert len(random._states) == before
+    for y in zip(*[[y for y, _ in found] for found in series], strict=True):
+        np.testing.assert_array_equal(y[1:], y[:-1])
+    assert len({z.tobytes() for found in series for _, z in found}) == 9
 
 
 def test_every_random_op_is_covered() -> None:

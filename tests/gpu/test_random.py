@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import numpy as np
 import pytest
 import torch
@@ -9,10 +11,12 @@ import torch
 from monograph.config import make_config
 from monograph.ir import Graph, constant, evaluate, unpack
 from monograph.ir.dtype import f16, f32, f64
+from monograph.ops import random
 from monograph.ops.control import Loop
 from monograph.ops.deferred import Deferred
 from monograph.ops.elementwise import Add, Exp
-from monograph.ops.random import fresh_uid
+from monograph.ops.random import Random, fresh_uid
+from monograph.runtime.gpu import states
 from monograph.runtime.gpu.running import Running
 from monograph.runtime.gpu.target import GpuSide
 from monograph.runtime.gpu.tensors import raw
@@ -55,6 +59,30 @@ def test_one_op_goes_on_whichever_executable_draws() -> None:
     executable, other = compiled(graph), compiled(graph)
     drawn = [e.run({}) for e in (executable, other, executable)]
     np.testing.assert_array_equal(drawn, [evaluate(wanted, {}) for _ in range(3)])
+
+
+def test_one_op_goes_on_when_what_drew_from_it_is_gone() -> None:
+    graph, wanted = graph_of(uniform((4,), seed=11.0)), graph_of(uniform((4,), seed=11.0))
+    (op,) = (v.op for v in graph.values)
+    assert isinstance(op, Random)
+    for _ in range(3):
+        np.testing.assert_array_equal(compiled(graph).run({}), evaluate(wanted, {}))
+        gc.collect()
+        assert op.state() in states._known
+
+
+@pytest.mark.parametrize("seed", [None, 7.0])
+def test_a_state_goes_with_all_that_draws_from_it(seed: float | None) -> None:
+    gc.collect()
+    before = len(states._known), len(random._states)
+    for _ in range(3):
+        executable = compiled(graph_of(uniform((4,), seed=seed)))
+        executable.run({})
+        gc.collect()  # the executable is all that draws from it now
+        assert (len(states._known), len(random._states)) == (before[0] + 1, before[1] + 1)
+        del executable
+        gc.collect()
+        assert (len(states._known), len(random._states)) == before
 
 
 def test_without_a_seed_every_draw_differs() -> None:

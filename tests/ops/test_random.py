@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import copy
+import gc
+import pickle
+
 import numpy as np
 import pytest
 
 from monograph.errors import ExecutionError, InferError
-from monograph.ir import Graph, Input, Op, constant, dtype, evaluate, tensor
+from monograph.ir import Graph, Input, Op, constant, dtype, evaluate, parse_graph, tensor
 from monograph.ops import elementwise as ew
+from monograph.ops import random
 from monograph.ops.deferred import deferred
 from monograph.ops.random import RandomNormal, RandomUniform, fresh_uid
 
@@ -44,6 +49,48 @@ def test_a_seed_repeats_the_whole_series() -> None:
     np.testing.assert_array_equal(first, second)
     assert len({x.tobytes() for x in first}) == 3
     np.testing.assert_array_equal(first[0], np.random.RandomState(7).uniform(size=4))
+
+
+def test_a_late_shape_goes_on_drawing() -> None:
+    """Though it is another op in every run, which nobody keeps."""
+    n = Input("n", tensor(I64, 1))()
+    known = {"dtype": F64, "seed": 7.0, "uid": fresh_uid()}
+    graph = Graph((n,), (("y", deferred(RandomUniform, (), {"shape": n}, **known)),))
+    found = [evaluate(graph, {"n": np.array([4])})[0] for _ in range(3)]
+    series = draw(RandomUniform((4,), F64, seed=7.0, uid=fresh_uid()), 3)
+    np.testing.assert_array_equal(found, series)
+    again = parse_graph(str(graph))
+    del graph
+    (fourth,) = draw(RandomUniform((4,), F64, seed=7.0, uid=known["uid"]))
+    assert fourth.tobytes() not in {x.tobytes() for x in found}
+    assert evaluate(again, {"n": np.array([4])})[0].tobytes() != fourth.tobytes()
+
+
+def test_a_state_lives_as_long_as_something_draws_from_it() -> None:
+    gc.collect()
+    before = set(random._states)
+    n, uid = Input("n", tensor(I64, 1))(), fresh_uid()
+    held = [
+        RandomUniform((2,), F64, seed=7.0, uid=uid),
+        deferred(RandomUniform, (), {"shape": n}, dtype=F64, seed=7.0, uid=uid),
+    ]
+    first = draw(RandomUniform((2,), F64, seed=7.0, uid=uid))
+    while held:
+        assert set(random._states) == before | {uid}
+        held.pop()
+    gc.collect()
+    assert set(random._states) == before
+    np.testing.assert_array_equal(draw(RandomUniform((2,), F64, seed=7.0, uid=uid)), first)
+
+
+@pytest.mark.parametrize(
+    "copied", [copy.copy, copy.deepcopy, lambda op: pickle.loads(pickle.dumps(op))]
+)
+def test_a_copy_of_an_op_is_that_op(copied) -> None:
+    op = RandomUniform((4,), F64, seed=7.0, uid=fresh_uid())
+    same = RandomUniform((4,), F64, seed=7.0, uid=fresh_uid())
+    found = [*draw(op), *draw(copied(op)), *draw(op)]
+    np.testing.assert_array_equal(found, draw(same, 3))
 
 
 @pytest.mark.parametrize("seed", [0.5, -3.0, 1e30])

@@ -117,6 +117,11 @@ class Op:
         """The type when some attributes are known only at run time (see `Deferred`)."""
         raise InferError(f"{cls.name} needs its attributes before run time", op=cls.name)
 
+    @classmethod
+    def holds(cls, static: dict[str, Any]) -> object:
+        """What has to live as long as an op with these attributes: the state of a random one."""
+        return None
+
     @property
     def attributes(self) -> dict[str, Any]:
         return {f.name: getattr(self, f.name) for f in fields(self)}  # type: ignore[arg-type]

@@ -52,7 +52,10 @@ class Deferred(Op):
         late = dict(zip(self.late, map(as_tensor, types[count:]), strict=True))
         for name, t in late.items():
             self.check_late(name, t)
-        return self.target_class.infer_deferred(dict(self.static), types[:count], **late)
+        static = dict(self.static)
+        # The plain ops that it becomes come and go with every run.
+        object.__setattr__(self, "_held", self.target_class.holds(static))
+        return self.target_class.infer_deferred(static, types[:count], **late)
 
     def reference(self, *arguments: Any) -> Any:
         count = len(arguments) - len(self.late)

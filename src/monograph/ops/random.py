@@ -6,6 +6,9 @@ its model was loaded always gives the same numbers, on every machine and in ever
 gives those of `numpy.random.RandomState(seed)`, whose streams numpy has frozen. Two ops with the
 same seed draw the same numbers, as ONNX describes. Without a seed the numbers differ from process
 to process, and between ops.
+
+The identity is what a state is found by, and every op with that identity holds the state: it goes
+when the last of them goes, with the graphs, programs and sessions that they are in.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ import struct
 import threading
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakValueDictionary
 
 import numpy as np
 
@@ -29,7 +33,7 @@ from monograph.ops.shape import unknown_shape
 
 _ENTROPY = secrets.randbits(64)
 _uids = itertools.count(1)
-_states: dict[int, Array] = {}
+_states: WeakValueDictionary[int, State] = WeakValueDictionary()
 _lock = threading.Lock()
 STATE_WORDS = 6
 """Integers of an op's state: how often it has drawn, the length of its key, and the key."""
@@ -45,6 +49,31 @@ def fresh_uid() -> int:
     return next(_uids)
 
 
+class State:
+    """What every evaluation of an op in this process starts from, and counts in.
+
+    A copy of it, as of an op that holds it, is the state itself; another process has its own.
+    """
+
+    __slots__ = ("__weakref__", "_uid", "words")
+
+    def __init__(self, uid: int) -> None:
+        self._uid = uid
+        self.words = np.zeros(STATE_WORDS, np.int64)
+
+    def __reduce__(self) -> Any:
+        return state_for, (self._uid,)
+
+
+def state_for(uid: int) -> State:
+    """The state of the ops with an identity, as long as somebody holds it."""
+    with _lock:
+        found = _states.get(uid)
+        if found is None:
+            found = _states[uid] = State(uid)
+        return found
+
+
 class Random(Op, abstract=True):
     """What the random ops share: where their numbers come from."""
 
@@ -53,7 +82,16 @@ class Random(Op, abstract=True):
     seed: float | None
     uid: int
 
+    _state: State
+
     pure = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_state", state_for(self.uid))
+
+    @classmethod
+    def holds(cls, static: dict[str, Any]) -> State:
+        return state_for(static.get("uid", 0))
 
     def infer(self) -> TensorType:
         if not self.dtype.is_float:
@@ -71,21 +109,19 @@ class Random(Op, abstract=True):
 
     def reference(self) -> Array:
         check_allocation(self.shape, np.float64)
-        state = self.state()
+        words = self.state().words
         with _lock:
-            turn = int(state[0])
-            state[0] += 1
+            turn = int(words[0])
+            words[0] += 1
         return narrow(self.draw(self._generator(turn & 0xFFFFFFFF)), self.dtype)
 
-    def state(self) -> Array:
-        """What every evaluation of this op in this process starts from, and counts in."""
+    def state(self) -> State:
+        """What this op draws from, whoever evaluates it; ready for use."""
+        key, words = self.key(), self._state.words
         with _lock:
-            if self.uid not in _states:
-                key = self.key()
-                state = np.zeros(STATE_WORDS, np.int64)
-                state[1], state[2 : 2 + len(key)] = len(key), key
-                _states[self.uid] = state
-            return _states[self.uid]
+            if not words[1]:
+                words[1], words[2 : 2 + len(key)] = len(key), key
+        return self._state
 
     def key(self) -> list[int]:
         """What the numbers depend on beside the turn."""

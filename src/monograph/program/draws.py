@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from monograph.ir import Array, Graph, Input, Op, TensorType, Value, subgraphs
 from monograph.ir.dtype import i64
 from monograph.ops.control import If, Loop, Scan
-from monograph.ops.random import STATE_WORDS, Random
+from monograph.ops.random import STATE_WORDS, Random, State
 
 STATE = TensorType(i64, (STATE_WORDS,))
 
@@ -39,7 +39,7 @@ def with_states(graph: Graph) -> tuple[Graph, dict[str, Array]]:
     ops = random_ops(graph)
     if not ops:
         return graph, {}
-    states = {f"~draws{op.uid}": op.state() for op in ops}
+    states = {f"~draws{op.uid}": op.state().words for op in ops}
     return _given(graph, ops), states
 
 
@@ -55,9 +55,9 @@ def random_ops(graph: Graph) -> list[Random]:
     return list(found)
 
 
-def states_of(graph: Graph) -> dict[Value, Array]:
+def states_of(graph: Graph) -> dict[Value, State]:
     """Which inputs of a graph are states that ops in it, or in its sub-graphs, draw from."""
-    found: dict[Value, Array] = {}
+    found: dict[Value, State] = {}
     for value in graph.values:
         if isinstance(value.op, Drawn):
             assert isinstance(value.op.of, Random)

@@ -22,7 +22,7 @@ import torch
 
 import monograph
 from monograph.ir import Graph
-from monograph.runtime.gpu import target
+from monograph.runtime.gpu import states, target
 from monograph.runtime.gpu.executable import GpuExecutable
 from monograph.runtime.gpu.graphs import Handle
 from monograph.runtime.gpu.parking import sweep
@@ -37,7 +37,7 @@ from tests.gpu.faults.misbehaving import Misbehaving
 
 ON_DEVICE = os.environ.get("MONOGRAPH_TEST_DEVICE", "") == "cuda"
 ALONE = not os.environ.get("MONOGRAPH_TEST_SHARE", "")
-"""Whether no other process of the tests uses the device: only then its free memory tells."""
+"""Whether no other process of the tests uses the device."""
 PLACE = torch.device("cuda", 0) if ON_DEVICE else torch.device("cpu")
 HANGS = 100
 """Seconds after which a test is taken to hang: all stacks are printed, and the process ends."""
@@ -100,10 +100,11 @@ class Rig:
             return monograph.load(model, target=name, **options)
 
     def held(self) -> dict[str, int]:
-        """What lives now: handles of a driver, memory of the device, pools of memory."""
+        """What lives now: handles of a driver, random states, memory of the device, its pools."""
         gc.collect()
         sweep(self.graphs)  # what waits to be let go is no leak
         found = {"handles": sum(type(x) is Handle and not x.closed for x in gc.get_objects())}
+        found["states of random ops"] = len(states._known)
         if ON_DEVICE:
             found |= _device_memory()
         else:
@@ -231,17 +232,9 @@ def fault(test: Callable[..., None]) -> Callable[..., None]:
     """A test of something that goes wrong, and of what is left after it.
 
     It must end, a later recording must work and give the bits of an eager run, and nothing may be
-    held any more. That its own runs give these bits is for the test to say.
+    held any more. What it hooks into captures must have happened during one. That its own runs give
+    these bits is for the test to say.
     """
-    return leaving(0)(test)
-
-
-def leaving(nbytes: int) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """The same for a test that may leave some memory of the device behind, and nothing else."""
-    return functools.partial(_with_checks, nbytes)
-
-
-def _with_checks(nbytes: int, test: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(test)
     def run(rig: Rig, **options: Any) -> None:
@@ -249,6 +242,7 @@ def _with_checks(nbytes: int, test: Callable[..., None]) -> Callable[..., None]:
             warm(rig)
             before = rig.held()
             test(rig, **options)
+            assert not rig.graphs.missed, "what a test is about has happened during no capture"
             later = rig.case(mode="require")
             for seed in range(2):
                 later.check(seed)
@@ -256,10 +250,19 @@ def _with_checks(nbytes: int, test: Callable[..., None]) -> Callable[..., None]:
             del later
             rig.graphs.well()
             after = rig.held()
-        before["bytes"] = before.get("bytes", 0) + nbytes
         assert grown(before, after) == {}, f"before {before}, after {after}"
 
     return run
+
+
+def alone(test: Callable[..., None]) -> Callable[..., None]:
+    """A test that no other may run beside, because it looks at the memory that a device has free.
+
+    `tests.gpu.sweep` knows such tests by their mark, and runs them before it shares the others.
+    """
+    left_out = pytest.mark.skipif(not (ON_DEVICE and ALONE), reason="needs a device of its own")
+    marked: Callable[..., None] = pytest.mark.alone(left_out(test))
+    return marked
 
 
 def grown(before: Mapping[str, int], after: Mapping[str, int]) -> dict[str, int]:
@@ -297,21 +300,39 @@ def recorded(rig: Rig) -> Iterator[list[Callable[[], Any]]]:
     run.append(lambda: rig.graphs.launch(executable, 5))
 
 
+class Aside:
+    """Something that another thread does."""
+
+    def __init__(self, work: Callable[[], None]) -> None:
+        self._work = work
+        self._failures: list[BaseException] = []
+        self._thread = threading.Thread(target=self._run)
+
+    def _run(self) -> None:
+        try:
+            self._work()
+        except BaseException as e:
+            self._failures.append(e)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def ended(self) -> list[BaseException]:
+        """Waits until it is done, and says how it has failed."""
+        self._thread.join(30)
+        assert not self._thread.is_alive()
+        return self._failures
+
+    def run(self) -> None:
+        self.start()
+        self.ended()
+
+
 def in_thread(work: Callable[[], None]) -> list[BaseException]:
     """Does something in another thread, and says how it has failed."""
-    failures: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            work()
-        except BaseException as e:
-            failures.append(e)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join(30)
-    assert not thread.is_alive()
-    return failures
+    other = Aside(work)
+    other.run()
+    return other.ended()
 
 
 def side_by_side(count: int, work: Callable[[int], None]) -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from onnx import helper
 
-from tests.gpu.faults.rig import ON_DEVICE, PLACE, Rig, equal, fault, leaving
+from tests.gpu.faults.rig import ON_DEVICE, PLACE, Rig, equal, fault
 from tests.gpu.gpu_models import FLOAT, model
 from tests.test_donation import cache_model, step
 
@@ -93,7 +93,7 @@ def noise(seed: float | None) -> onnx.ModelProto:
     return model(nodes, {"x": (FLOAT, [4])}, {"y": (FLOAT, [4])})
 
 
-@leaving(4 * 512)  # a state belongs to its op, and stays: see `runtime.gpu.states`
+@fault
 def test_random_numbers_differ_between_replays_and_repeat_with_a_seed(rig: Rig) -> None:
     x = torch.zeros(4, device=PLACE)
     first, second, eager = (

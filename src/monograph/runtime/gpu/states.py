@@ -1,24 +1,26 @@
 """The states of random ops on a device: memory at fixed addresses, that kernels count up.
 
-A state belongs to its op, not to an executable: all that draw from it on one device share it. It
-starts from where the host's is then; on the host itself it is the same memory.
+A state belongs to its ops, not to an executable: all that draw from it on one device share it. It
+starts from where the host's is then, on the host itself it is the same memory, and it goes with
+that. An executable holds what its own launches use.
 """
 
 from __future__ import annotations
 
 import threading
+from weakref import WeakKeyDictionary
 
 import torch
 
-from monograph.ir import Array
+from monograph.ops.random import State
 from monograph.program.draws import states_of
 from monograph.program.program import Program
 from monograph.runtime.gpu.devices import Device
 from monograph.runtime.gpu.tensors import from_numpy
 
 _lock = threading.Lock()
-_known: dict[tuple[int, torch.device], tuple[Array, torch.Tensor]] = {}
-"""By the host's state, which lives as long as the process, and the place."""
+_known: WeakKeyDictionary[State, dict[torch.device, torch.Tensor]] = WeakKeyDictionary()
+"""By the host's state, and the place."""
 
 
 def states_on(device: Device, program: Program) -> dict[str, torch.Tensor]:
@@ -27,9 +29,12 @@ def states_on(device: Device, program: Program) -> dict[str, torch.Tensor]:
     return {names[v]: _on(device, state) for v, state in states_of(program.graph).items()}
 
 
-def _on(device: Device, state: Array) -> torch.Tensor:
-    key = id(state), device.place
+def _on(device: Device, state: State) -> torch.Tensor:
     with _lock:
-        if key not in _known:
-            _known[key] = state, from_numpy(state).to(device.place)
-        return _known[key][1]
+        places = _known.setdefault(state, {})
+        found = places.get(device.place)
+        if found is None:
+            found = places[device.place] = from_numpy(state.words).to(device.place)
+        else:  # it may have been made on another stream than whoever asks now will run on
+            device.used([found])
+        return found
