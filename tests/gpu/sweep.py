@@ -8,8 +8,8 @@ Parts: the tests of this folder; real models in f32 and f16 (folders in `carry/`
 ../shared/models); samples of ops; odd shapes; the graphs of the rules' tests, before and after;
 random graphs; ONNX's own backend suite; samples with NaN, infinities and numbers at the edge of
 casts. Cases are shared among processes, one for each core, that compile their kernels and run
-them; one that crashes or takes too long is followed by another. Exits with 1 where anything is
-wrong, or refused.
+them; one that crashes or takes too long is followed by another. Tests that need the device for
+themselves come before all others. Exits with 1 where anything is wrong, or refused.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from xml.etree import ElementTree
 from tests.gpu.sweep_worker import PARTS
 
 TESTS = "tests"
+FOLDER = "tests/gpu"
 CASE_SECONDS = 300.0
 """What one case may take, its kernels' compilation included."""
 START_SECONDS = 180.0
@@ -147,29 +148,43 @@ def _all_of(threads: Iterable[threading.Thread]) -> None:
 
 
 def run_tests(found: Found, only: str, jobs: int) -> None:
-    """The tests of this folder on the device, shared among processes."""
+    """The tests of this folder: those that need the device for themselves, then shares of the rest.
 
-    def run(share: int, folder: str) -> None:
-        report = Path(folder) / f"{share}.xml"
-        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/gpu"]
-        command += [f"--junitxml={report}", *(["-k", only] if only else [])]
-        own = {"MONOGRAPH_TEST_SHARE": f"{share}/{jobs}"}
+    The mark of the former is `alone`: see `tests.gpu.faults.rig`.
+    """
+    _run_pytest(found, only, "alone", "")
+    _all_of(
+        threading.Thread(target=_run_pytest, args=(found, only, "not alone", f"{share}/{jobs}"))
+        for share in range(jobs)
+    )
+
+
+def _run_pytest(found: Found, only: str, marked: str, share: str) -> None:
+    """Tests with or without a mark in a process: all of them, or a share."""
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder) / "tests.xml"
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", FOLDER]
+        command += ["-m", marked, f"--junitxml={report}", *(["-k", only] if only else [])]
+        own = {"MONOGRAPH_TEST_SHARE": share}
         done = subprocess.run(
             command, env={**os.environ, **own}, capture_output=True, text=True, check=False
         )
-        cases = ElementTree.parse(report).iter("testcase") if report.exists() else ()
-        for case in cases:
-            bad = [e for e in case if e.tag in ("failure", "error")]
-            left_out = any(e.tag == "skipped" for e in case)
-            name = f"{case.get('classname')}::{case.get('name')}"
-            why = bad[0].get("message", "") if bad else ""
-            outcome = "refused" if "UnsupportedError" in why else "wrong"
-            found.add(TESTS, name, outcome if bad else "left out" if left_out else "right", why)
-        if not report.exists():
-            found.add(TESTS, f"share {share}", "wrong", (done.stdout + done.stderr)[-2000:])
+        if report.exists():
+            _add_tests(found, report)
+        else:
+            name = f"share {share}" if share else f"those marked {marked}"
+            found.add(TESTS, name, "wrong", (done.stdout + done.stderr)[-2000:])
 
-    with tempfile.TemporaryDirectory() as folder:
-        _all_of(threading.Thread(target=run, args=(i, folder)) for i in range(jobs))
+
+def _add_tests(found: Found, report: Path) -> None:
+    """What came of the tests that pytest reports."""
+    for case in ElementTree.parse(report).iter("testcase"):
+        bad = [e for e in case if e.tag in ("failure", "error")]
+        left_out = any(e.tag == "skipped" for e in case)
+        name = f"{case.get('classname')}::{case.get('name')}"
+        why = bad[0].get("message", "") if bad else ""
+        outcome = "refused" if "UnsupportedError" in why else "wrong"
+        found.add(TESTS, name, outcome if bad else "left out" if left_out else "right", why)
 
 
 def show(found: Found, seconds: float, verbose: bool) -> None:

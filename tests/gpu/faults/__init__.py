@@ -1,16 +1,18 @@
 """What can go wrong around captures, and what has to hold then.
 
 What a test runs it compares with eager runs, bit for bit: that is in each test, by `rig.Case.check`
-or by a session that does not capture. `rig.fault` around a test adds the rest: that it ends, that a
-later capture works and is right, and that nothing is held afterwards (handles of the driver, bytes
-and pools of the device). Tests in processes of their own (`scripts`) have no such wrapper. They end
-in time or are killed; the parent of a forked child captures again and looks at what it holds; fresh
-processes compare themselves with eager runs; and where a device has failed for good (d) nothing can
-be captured later, or compared: all that is asked for is that every run says so.
+or by a session that does not capture. `rig.fault` around a test adds the rest: that it ends, that
+what it has happen during a capture (`misbehaving.hook`) does happen then, that a later capture
+works and is right, and that nothing is held afterwards (handles of the driver, bytes and pools of
+the device). Tests in processes of their own (`scripts`) have no such wrapper. They end in time or
+are killed; the parent of a forked child captures again and looks at what it holds; fresh processes
+compare themselves with eager runs; and where a device has failed for good (d) nothing can be
+captured later, or compared: all that is asked for is that every run says so.
 
 The tests run on a device with MONOGRAPH_TEST_DEVICE=cuda, else on a fake driver (`fakes`, based on
 `tests.gpu.fake_driver`); (f) marks what is told of a driver that misbehaves, which `misbehaving`
-makes of either. (d) needs a device.
+makes of either. (d) needs a device. Tests that need it for themselves (`rig.alone`) are left out
+where others run beside them; `tests.gpu.sweep` runs them before the others.
 
 | what | where |
 |---|---|

@@ -13,6 +13,10 @@ MISSING = [n for n in ("torch", "triton") if importlib.util.find_spec(n) is None
 collect_ignore_glob = ["test_*.py"] if MISSING else []
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "alone: no other test may use the device meanwhile")
+
+
 @pytest.fixture(params=[True, False], ids=["built", "recorded"])
 def rig(request: pytest.FixtureRequest) -> Any:
     """Graphs that are built node by node, and such that are recorded from streams."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -30,14 +32,15 @@ model, state = chain, counter
 
 
 def library(driver: FakeDriver) -> Running:
-    """y = (x + 1) * 2, the first by a library."""
+    """y = (x + 1) * 2 + 1, all but the last by a library."""
 
-    def call(words: list[int], stream: int) -> None:
-        driver.launch(stream, "library", plus_one, [w.to_bytes(8, "little") for w in words])
+    def call(run: Callable[[list[int]], None], words: list[int], stream: int) -> None:
+        driver.launch(stream, "library", run, [w.to_bytes(8, "little") for w in words])
 
     works = [
-        (FakeLibrary(call, 2), [port("input:x"), arena()]),
-        (FakeRecord(driver, "double", double, 2), [arena(), port("output:y")]),
+        (FakeLibrary(partial(call, plus_one), 2), [port("input:x"), arena()]),
+        (FakeLibrary(partial(call, double), 2), [arena(), arena(ALIGNED)]),
+        (FakeRecord(driver, "more", plus_one, 2), [arena(ALIGNED), port("output:y")]),
     ]
     return running(driver, [slot("x")], [slot("y")], works)
 

@@ -26,6 +26,7 @@ class Misbehaving:
         self.calls: Counter[str] = Counter()
         self._faults: dict[str, tuple[int, Exception, bool]] = {}
         self._dead: Exception | None = None
+        self._hooked: list[list[bool]] = []
 
     def fail(
         self, call: str, after: int = 0, error: Exception | None = None, done: bool = False
@@ -46,6 +47,17 @@ class Misbehaving:
         self._faults.clear()
         self._dead = None
         vars(self).pop("add_kernel", None)  # it holds on to the record, and that to memory
+
+    def hooking(self) -> list[bool]:
+        """Where a hook says that what it is for has happened."""
+        happened: list[bool] = []
+        self._hooked.append(happened)
+        return happened
+
+    @property
+    def missed(self) -> int:
+        """How many hooks there were that no launch in a capture has come by."""
+        return sum(not happened for happened in self._hooked)
 
     @property
     def waiting(self) -> bool:
@@ -90,19 +102,24 @@ def kernels_of(executable: Running) -> list[Any]:
 
 
 def hook(replay: Any, number: int, what: Callable[[], None]) -> None:
-    """Has something happen before a launch becomes a node, once."""
+    """Has something happen before a launch becomes a node, once.
+
+    A launch that nobody records does not count: that of an eager run, or the first one of a
+    library, on scratch memory. `rig.fault` fails a test whose hooks no capture has come by.
+    """
     record, graphs = kernels_of(replay.executable)[number], replay.graphs
-    done: list[bool] = []
+    happened = graphs.hooking()
 
     def once() -> None:
-        if not done:
-            done.append(True)
+        if not happened:
+            happened.append(True)
             what()
 
     launch, add = record.launch, graphs.add_kernel
 
     def hooked(stream: int) -> None:
-        once()
+        if not happened and stream and graphs.capturing(stream):  # the default one never does
+            once()
         launch(stream)
 
     def added(graph: Any, other: Any, *rest: Any) -> Any:

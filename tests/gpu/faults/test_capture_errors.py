@@ -41,20 +41,9 @@ def test_a_raise_at_each_kernel(rig: Rig, kind: str, check: Check) -> None:
 
     for number in range(len(kernels_of(rig.running(kind)))):
         case = rig.case(kind)
-        if kind == "library":  # the first launch of each is on scratch memory
-            case.replay._maker.prepare(_memory(case))
         hook(case.replay, number, fail)
         recovers(case, "a kernel raises", check)
         rig.graphs.well()
-
-
-def _memory(case: Case) -> dict[str, torch.Tensor]:
-    """The ports of a first run, as bytes."""
-    layout = case.replay.executable.layout
-    both = [(f"input:{s.name}", s) for s in layout.inputs]
-    both += [(f"output:{s.name}", s) for s in layout.outputs]
-    place = case.replay.executable.device.place
-    return {n: torch.zeros(s.shape, device=place).reshape(-1).view(torch.uint8) for n, s in both}
 
 
 @pytest.mark.parametrize("done", [False, True], ids=["refused", "carried out"])

@@ -12,7 +12,7 @@ import torch
 
 from monograph.runtime.gpu.parking import sweep
 from monograph.runtime.gpu.replay import Replay
-from tests.gpu.faults.rig import ALONE, ON_DEVICE, PLACE, Rig, equal, fault
+from tests.gpu.faults.rig import ON_DEVICE, PLACE, Rig, alone, equal, fault
 
 MANY = 1000
 
@@ -269,7 +269,7 @@ def test_many_come_and_go(rig: Rig, closes: bool) -> None:
     assert held[0] == held[1]
 
 
-@pytest.mark.skipif(not (ON_DEVICE and ALONE), reason="needs a device of its own")
+@alone
 @fault
 def test_driver_memory_does_not_grow(rig: Rig) -> None:
     """What the driver itself holds for graphs, which torch does not see."""
