@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from benchmarks.decoders import build
 
 from monograph import Generator
-from monograph.report.decode import Decoding, decoding_lines, measured
+from monograph.report import bench
+from monograph.report.decode import Decoding, bandwidth, decoding_lines, measured
 from tests.cli.calls import call
 
 PROMPT = "3,14,15,92"
@@ -87,6 +89,25 @@ def test_more_than_the_floor_is_explained() -> None:
     assert "200% of it (over 100%: it was read from caches" in lines(5_000.0)
 
 
+def test_the_floor_is_read_without_a_pause(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory that is slow behind a rest gives all it has after half a second."""
+    now = rested = 0.0
+
+    class Reads:
+        def __init__(self, *_: Any) -> None:
+            nonlocal rested
+            rested = now
+
+        def run(self, _: Any) -> None:
+            nonlocal now
+            now += 0.02 if now - rested < 0.5 else 0.01
+
+    monkeypatch.setattr(bench, "compile_graph", Reads)
+    monkeypatch.setattr(bench, "time", SimpleNamespace(perf_counter=lambda: now))
+    generator = Generator(folder, "reference", max_length=32)
+    assert bandwidth(generator) == pytest.approx((1 << 26) / 0.01)
+
+
 def test_usual_positions_are_those_that_fit(folder: Path) -> None:
     found = run("bench", folder, "--json")
     assert [p["position"] for p in json.loads(found[0])["positions"]] == [16, 477]
@@ -107,6 +128,10 @@ def test_positions_that_a_decoder_without_a_configuration_has_tables_for(tmp_pat
     found = run("bench", plain, "--json")
     assert [p["position"] for p in json.loads(found[0])["positions"]] == [16, 477]
     assert "more do not fit into 512 tokens" in found[1]
+    error = run("bench", plain, "--positions", 600, "--target", "reference", code=2)[1]
+    assert "what to do: the decoder has positions for 512 tokens\n" in error
+    error = run("bench", plain, "--positions", 600, "--max-length", 64, code=2)[1]
+    assert "what to do: raise --max-length\n" in error
 
 
 @pytest.mark.parametrize(
@@ -143,6 +168,7 @@ def test_decode_steps_at_positions(folder: Path) -> None:
         ([], "there is one prompt"),
         (["--tokens", "1,x"], "--tokens are numbers"),
         (["--tokens", "1,900"], "token ids are out of range"),
+        (["--tokens", "1,-1"], "token ids are out of range"),
         (["--tokens", "1", "--prompt", "a"], "there is one prompt"),
         (["--tokens", "1", "--stop", "900"], "no such stop token"),
         (["--tokens", "1", "--stop=-5"], "expected: an id in 0..511"),
@@ -151,6 +177,14 @@ def test_decode_steps_at_positions(folder: Path) -> None:
 )
 def test_bad_usage(folder: Path, arguments: list[str], message: str) -> None:
     assert message in run("generate", folder, *arguments, code=2)[1]
+
+
+@pytest.mark.parametrize(
+    ("positions", "message"),
+    [("-4", "--positions are 0 or more"), ("16,x", "--positions are numbers")],
+)
+def test_positions_that_are_none(folder: Path, positions: str, message: str) -> None:
+    assert message in run("bench", folder, "--positions", positions, code=2)[1]
 
 
 def test_what_was_generated_is_shown_before_an_error(folder: Path) -> None:

@@ -104,9 +104,27 @@ def test_stop_tokens_of_other_kinds(folders: dict[str, Path]) -> None:
     whole = g.generate(PROMPT, 6)
     for stop in (np.int64(whole[2]), np.array([whole[2]]), {whole[2]}):
         assert g.generate(PROMPT, 6, stop=stop) == whole[:3]
+    # What can be read once only is read once: by ids, in one launch, by a stream.
+    assert g.generate(PROMPT, 6, stop=iter([whole[2]])) == whole[:3]
+    assert g.generate(PROMPT, 6, stop=map(int, [whole[2]]), one_launch=True) == whole[:3]
+    assert list(g.stream(PROMPT, 6, stop=(t for t in [whole[2]]))) == whole[:3]
     for stop in (2.5, [2.5], True, [None], b"ab", object()):
         with pytest.raises(ConfigError, match="stop"):
             g.generate(PROMPT, 3, stop=stop)
+
+
+def test_one_launch_is_yes_or_no(folders: dict[str, Path]) -> None:
+    g = generator(folders["genai"])
+    expected = g.generate(PROMPT, 3)
+    for given in ("maybe", "False", 1, 0, None, [True]):
+        for call in (g.generate, g.check, lambda *a, **w: list(g.stream(*a, **w))):
+            with pytest.raises(ConfigError, match="one_launch is True or False"):
+                call(PROMPT, one_launch=given)  # type: ignore[operator]
+        with pytest.raises(ConfigError, match="one_launch is True or False"):
+            g.warm_up(4, one_launch=given)
+    assert g.get_sequence(0).tolist() == PROMPT + expected  # nothing was lost
+    for yes in (True, False, np.bool_(True)):
+        assert g.generate(PROMPT, 3, one_launch=yes) == expected
 
 
 def test_arguments_that_are_no_integers(folders: dict[str, Path]) -> None:

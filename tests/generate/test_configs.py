@@ -13,6 +13,8 @@ import pytest
 from benchmarks.decoders import build
 
 from monograph.errors import ConfigError, FeedError, ModelError
+from monograph.generate.surgery import Surgery
+from monograph.generate.widths import row_width
 from tests.generate.decoders import opened, refused
 
 PROMPT = [3, 14, 15, 92]
@@ -64,6 +66,52 @@ def test_a_decoder_in_a_folder_within(folder: Path) -> None:
         (folder / name).rename(folder / "onnx" / name)
     changed(folder, lambda m: m["decoder"].update(filename="onnx/model.onnx"))
     assert len(opened(folder).generate(PROMPT, 2)) == 2
+
+
+@pytest.mark.parametrize("name", [None, 5, "", ["model.onnx"]])
+def test_a_decoder_without_the_name_of_a_file(folder: Path, name: Any) -> None:
+    changed(folder, lambda m: m["decoder"].update(filename=name))
+    text = refused(folder, ModelError, "does not name the file of the decoder")
+    assert "model.decoder.filename" in text
+    said = "no filename" if name is None else f"filename: {name!r}"
+    assert f"{folder / GENAI}: {said}" in text
+    changed(folder, lambda m: m["decoder"].pop("filename"))
+    assert "no filename" in refused(folder, ModelError, "does not name the file of the decoder")
+
+
+def configured(folder: Path) -> None:
+    """Puts all that the hub has beside a decoder into a folder: with sizes that no graph has."""
+    for name in ("config.json", "generation_config.json"):
+        (folder / name).write_text('{"vocab_size": 9, "eos_token_id": 3}')
+    (folder / "tokenizer.json").write_text("{}")
+
+
+def test_the_folder_above_is_none_of_the_decoders_business(tmp_path: Path) -> None:
+    folder = build(tmp_path / "llama", "tiny-llama", style="optimum")
+    configured(tmp_path)
+    for given in (folder, folder / "model.onnx"):
+        made = opened(given, stop=None)
+        assert made.stop_tokens == ()
+        with pytest.raises(ConfigError, match="the decoder has none"):
+            made.generate("text", 1)
+
+
+def test_the_folder_above_onnx_belongs_to_the_decoder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = build(tmp_path / "onnx", "tiny-llama", style="optimum")
+    configured(tmp_path)
+    monkeypatch.chdir(folder)
+    for given in (tmp_path, folder, folder / "model.onnx", Path("model.onnx"), Path()):
+        text = refused(given, ModelError, "size of the vocabulary differs")
+        assert f"9 by {tmp_path / 'config.json'}" in text
+    (tmp_path / "config.json").unlink()
+    pytest.importorskip("tokenizers")
+    for given in (tmp_path, folder, Path("model.onnx")):
+        made = opened(given, stop=None)
+        assert made.stop_tokens == (3,)
+        with pytest.raises(ModelError, match="the tokenizer cannot be read"):
+            made.generate("text", 1)
 
 
 # Names
@@ -132,6 +180,81 @@ def test_sizes_that_contradict_the_graph(
     assert GENAI in refused(folder, ModelError, message)
 
 
+def opened_up(folder: Path, axes: tuple[int, ...]) -> None:
+    """Leaves sizes of the caches to the configuration, as onnxruntime-genai's builder does."""
+
+    def spell(graph: onnx.GraphProto) -> None:
+        for info in (*graph.input, *graph.output):
+            if info.name.startswith(("past", "present")):
+                for axis in axes:
+                    info.type.tensor_type.shape.dim[axis].dim_param = f"kv_cache_dim_{axis}"
+
+    respelled(folder, spell)
+
+
+@pytest.mark.parametrize("form", ["f32", "int4-f16"])
+@pytest.mark.parametrize("family", ["tiny-llama", "tiny-gpt2"])
+@pytest.mark.parametrize("style", ["genai", "optimum"])
+@pytest.mark.parametrize("axes", [(1,), (3,), (1, 3)])
+def test_sizes_that_the_graph_leaves_open_are_those_of_the_weights(
+    form: str, family: str, style: str, axes: tuple[int, ...], tmp_path: Path
+) -> None:
+    folder = build(tmp_path, family, form, style=style)
+    expected = opened(folder).generate(PROMPT, 2)
+    opened_up(folder, axes)
+    right = {"num_key_value_heads": 4 if family == "tiny-gpt2" else 2, "head_size": 32}
+    file = folder / (GENAI if style == "genai" else "config.json")
+
+    def say(sizes: dict[str, int]) -> None:
+        if style == "genai":
+            changed(folder, lambda m: m["decoder"].update(sizes))
+        else:
+            hub = {"num_attention_heads": 4, **sizes, "head_dim": sizes["head_size"]}
+            file.write_text(json.dumps(hub))
+
+    say(right)
+    assert opened(folder).generate(PROMPT, 2) == expected
+    for wrong in ({"num_key_value_heads": 8}, {"head_size": 64}):
+        say({**right, **wrong})
+        text = refused(folder, ModelError, "the configuration contradicts the graph: .* differs")
+        assert f"by {file}" in text
+
+
+SPLITS: dict[str, tuple[list[Any], int | None]] = {
+    "one product": ([("MatMul", ["x", "w"], ["new"], {})], 96),
+    "turned weights": ([("Gemm", ["x", "w", "b"], ["new"], {"transB": 1})], 64),
+    "equal parts": (
+        [("MatMul", ["x", "w"], ["all"], {}), ("Split", ["all"], ["q", "new", "v"], {})],
+        32,
+    ),
+    "parts that are told": (
+        [("MatMul", ["x", "w"], ["all"], {}), ("Split", ["all", "parts"], ["q", "new", "v"], {})],
+        16,
+    ),
+    "parts that are not": (
+        [("MatMul", ["x", "w"], ["all"], {}), ("Split", ["all", "x"], ["q", "new", "v"], {})],
+        None,
+    ),
+    "repeated": (
+        [("MatMul", ["x", "w"], ["y"], {}), ("Expand", ["y", "parts"], ["new"], {})],
+        None,
+    ),
+    "a circle": ([("Identity", ["y"], ["new"], {}), ("Identity", ["new"], ["y"], {})], None),
+    "no inputs": ([("Identity", [], ["new"], {})], None),
+}
+
+
+@pytest.mark.parametrize("name", SPLITS)
+def test_the_width_of_rows_is_only_told_where_it_is_certain(name: str) -> None:
+    nodes, expected = SPLITS[name]
+    nodes = [*nodes, ("Concat", ["past", "new"], ["present"], {"axis": 2})]
+    made = [onnx.helper.make_node(op, a, b, **more) for op, a, b, more in nodes]
+    weights = [onnx.TensorProto(name="w", data_type=1, dims=[64, 96])]
+    weights.append(onnx.helper.make_tensor("parts", onnx.TensorProto.INT64, [3], [64, 16, 16]))
+    graph = onnx.helper.make_graph(made, "g", [], [], weights)
+    assert row_width(Surgery(onnx.helper.make_model(graph)), "past") == expected
+
+
 @pytest.mark.parametrize("context", [-5, 0, 1])
 def test_a_context_without_room(folder: Path, context: int) -> None:
     changed(folder, lambda m: m.update(context_length=context))
@@ -184,17 +307,39 @@ def test_caches_of_wrong_shapes_without_a_configuration(
 def test_stop_tokens_that_the_vocabulary_lacks_name_their_file(token: int, folder: Path) -> None:
     changed(folder, lambda m: m.update(eos_token_id=[1, token]))
     text = refused(folder, ConfigError, "no such stop token", stop=None)
-    assert f"{token} in {GENAI}" in text
+    assert f"{token} in {folder / GENAI}" in text
     assert opened(folder, stop=[3]).stop_tokens == (3,)
 
 
 def test_the_file_of_a_plain_decoders_stop_tokens(tmp_path: Path) -> None:
     build(tmp_path, "tiny-llama", style="optimum")
     (tmp_path / "config.json").write_text('{"vocab_size": 512, "eos_token_id": 9999}')
-    assert "9999 in config.json" in refused(tmp_path, ConfigError, "no such stop", stop=None)
+    text = refused(tmp_path, ConfigError, "no such stop", stop=None)
+    assert f"9999 in {tmp_path / 'config.json'}" in text
     (tmp_path / "generation_config.json").write_text('{"eos_token_id": 8888}')
     text = refused(tmp_path, ConfigError, "no such stop", stop=None)
-    assert "8888 in generation_config.json" in text
+    assert f"8888 in {tmp_path / 'generation_config.json'}" in text
+
+
+@pytest.mark.parametrize("with_config", [False, True])
+def test_generation_config_is_read_with_and_without_config(
+    with_config: bool, tmp_path: Path
+) -> None:
+    build(tmp_path, "tiny-llama", style="optimum")
+    generation = tmp_path / "generation_config.json"
+    if with_config:
+        (tmp_path / "config.json").write_text('{"eos_token_id": 5}')
+    generation.write_text('{"eos_token_id": [7, 8]}')
+    assert opened(tmp_path, stop=None).stop_tokens == (7, 8)
+    generation.write_text('{"eos_token_id": null}')
+    assert opened(tmp_path, stop=None).stop_tokens == ((5,) if with_config else ())
+    for content, message in (
+        ("{", "the configuration cannot be read"),
+        ("[7]", "is no JSON object"),
+        ('{"eos_token_id": "</s>"}', "eos_token_id is an integer or a list"),
+    ):
+        generation.write_text(content)
+        assert str(generation) in refused(tmp_path, ModelError, message)
 
 
 def test_a_stop_text_may_be_spelled_as_it_is_read(folder: Path) -> None:

@@ -328,7 +328,10 @@ def test_top_k_and_top_p_leave_out_the_unlikely(folder: Path) -> None:
     assert set(np.flatnonzero(found)) <= kept
     assert len(np.flatnonzero(found)) > 1
     assert g.generate(PROMPT, 6, temperature=5.0, top_k=1) == g.generate(PROMPT, 6)
-    assert g.generate(PROMPT, 6, temperature=5.0, top_p=0.0) != []
+    # The most likely token has its share before any other: it is always kept.
+    for share in (0.0, 1e-9):
+        assert g.generate(PROMPT, 6, temperature=5.0, top_p=share) == g.generate(PROMPT, 6)
+    assert g.generate(PROMPT, 6, temperature=5.0, top_p=0.5) != g.generate(PROMPT, 6)
 
 
 def test_a_penalty_divides_and_multiplies_what_was_there(folder: Path) -> None:

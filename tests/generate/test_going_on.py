@@ -90,6 +90,28 @@ def test_wishes_end_with_a_stream_that_is_left(folders: dict[str, Path], kind: s
     )
 
 
+@pytest.mark.parametrize("ended", ["asked", "closed"])
+def test_a_stream_that_has_ended_leaves_the_wishes_of_a_newer_one_alone(
+    folders: dict[str, Path], ended: str
+) -> None:
+    """Those of the newer one still end when somebody calls in between."""
+    g, plain = generator(folders["genai"]), generator(folders["genai"])
+    wishes = {"temperature": 50.0, "seed": 3}
+    for count in (1, 5):
+        old = g.stream(PROMPT, 20)
+        next(old)
+        new = g.stream([4, 5], 20, **wishes)
+        made = [next(new)]
+        if ended == "closed":
+            old.close()
+        else:
+            with pytest.raises(ExecutionError, match="something else in between"):
+                next(old)
+        made += [next(new) for _ in range(count - 1)]
+        assert made == plain.generate([4, 5], count, **wishes)
+        assert more(g, 6) == plain.generate([4, 5, *made], 6)
+
+
 def test_a_penalty_of_the_generator_knows_what_others_generated(folders: dict[str, Path]) -> None:
     g = generator(folders["genai"], repetition_penalty=1.6)
     g.generate(PROMPT, 6, repetition_penalty=1.0)
@@ -328,3 +350,7 @@ def test_what_to_do_about_a_full_cache(folders: dict[str, Path], length: int, hi
         g.generate_next_token()
     assert error.value.hint is not None
     assert error.value.hint.endswith(hint)
+    with pytest.raises(FeedError, match="the prompt is longer than the maximum") as error:
+        g.generate([5] * length, 1)
+    expected = f"shorten the prompt: {hint}" if length == 512 else "raise max_length, or shorten"
+    assert str(error.value.hint).startswith(expected)

@@ -16,7 +16,7 @@ from benchmarks.decoders import build
 from onnx import TensorProto, helper, numpy_helper
 
 from monograph import Generator
-from monograph.errors import FeedError, ModelError, UnsupportedError
+from monograph.errors import ExecutionError, FeedError, ModelError, UnsupportedError
 from tests.generate.decoders import CONTEXT, MASKS, counting_decoder, plainly
 
 PROMPT = [5, 9, 2, 33, 14]
@@ -99,6 +99,15 @@ def test_more_than_a_table_of_positions_has(changes: dict[str, Any], tmp_path: P
     generator = opened(model, max_length=None)
     assert generator.max_length == CONTEXT
     assert len(generator.generate(PROMPT)) == CONTEXT - len(PROMPT)
+    # More cannot be had there, and nobody is told to ask for it.
+    limit = f"the decoder has positions for {CONTEXT} tokens"
+    with pytest.raises(ExecutionError, match="the maximum length is reached") as full:
+        generator.generate_next_token()
+    assert str(full.value.hint).endswith(f"; {limit}")
+    with pytest.raises(FeedError, match="the prompt is longer") as long:
+        generator.generate([1] * CONTEXT, 1)
+    assert long.value.hint == f"shorten the prompt: {limit}"
+    assert opened(model, max_length=CONTEXT - 1).more_room().endswith("with more max_length")
 
 
 def unfolded(path: Path, kind: str) -> Path:

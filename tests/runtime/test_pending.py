@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import os
+import pickle
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -34,6 +36,14 @@ def test_whoever_was_interrupted_while_waiting_may_ask_again() -> None:
     assert pending.result() == [3]
     assert pending.result() == [3]
     assert pending.done()
+
+
+@pytest.mark.parametrize("way", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_runs_are_neither_copied_nor_pickled(way: Callable[[Any], Any]) -> None:
+    pending = Pending(lambda: [3], lambda: True)
+    with pytest.raises(ExecutionError, match="neither copied nor pickled"):
+        way(pending)
+    assert pending.result() == [3]
 
 
 def test_outputs_that_an_interrupt_has_lost_are_not_made_up() -> None:

@@ -16,6 +16,7 @@ from monograph.errors import ModelError, UnsupportedError
 from monograph.generate.folder import LAYERED, Settings
 from monograph.generate.surgery import Surgery, inline_branch
 from monograph.generate.unnamed import FLOATS, find_logits, find_pair, find_pairs, find_tokens
+from monograph.generate.widths import attention_heads, row_width
 
 KEY, VALUE = "key", "value"
 GROUPED = "GroupQueryAttention"
@@ -79,18 +80,7 @@ def find_roles(s: Surgery, settings: Settings) -> Decoder:
     outputs = {o.name: o for o in s.graph.output}
     named = {role: settings.inputs.get(name, name) for role, name in _ROLES.items()}
     _check_named(settings, inputs, outputs)
-    tokens, logits = named["tokens"], settings.outputs.get("logits", "logits")
-    if tokens not in inputs:
-        tokens = find_tokens(inputs, set(named.values())) or tokens
-    if logits not in outputs:
-        logits = find_logits(outputs) or logits
-    if tokens not in inputs or logits not in outputs:
-        raise ModelError(
-            "the model is no decoder: it does not turn tokens into logits",
-            expected=f"an input {tokens} and an output {logits}",
-            given=f"inputs {', '.join(list(inputs)[:4])}; outputs {', '.join(list(outputs)[:4])}",
-            hint="models that take embeddings or encoder states are not served",
-        )
+    tokens, logits = _find_ends(settings, named, inputs, outputs)
     caches = _find_caches(s, settings, inputs, outputs)
     mask, positions = (n if n in inputs else None for n in (named["mask"], named["positions"]))
     known = {tokens, mask, positions, *(c.past for c in caches)}
@@ -111,6 +101,24 @@ def find_roles(s: Surgery, settings: Settings) -> Decoder:
     _check_positions(found, inputs)
     _check_sizes(s, settings, found)
     return found
+
+
+def _find_ends(
+    settings: Settings, named: dict[str, str], inputs: Any, outputs: Any
+) -> tuple[str, str]:
+    """What the graph calls the tokens that go in, and the logits that come out."""
+    tokens, logits = named["tokens"], settings.outputs.get("logits", "logits")
+    found = tokens if tokens in inputs else find_tokens(inputs, set(named.values()))
+    made = logits if logits in outputs else find_logits(outputs)
+    if found is None or made is None:
+        had = f"inputs {', '.join(list(inputs)[:4])}; outputs {', '.join(list(outputs)[:4])}"
+        raise ModelError(
+            "the model is no decoder: it does not turn tokens into logits",
+            expected=f"an input {tokens} and an output {logits}",
+            given=f"{settings.model}: {had}",
+            hint="models that take embeddings or encoder states are not served",
+        )
+    return found, made
 
 
 def _check_sizes(s: Surgery, settings: Settings, found: Decoder) -> None:
@@ -175,7 +183,7 @@ def _find_caches(s: Surgery, settings: Settings, inputs: Any, outputs: Any) -> t
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise ModelError(
             "one cache is named twice", expected="one for keys and one for values of each layer",
-            given=f"{', '.join(twice)} in {settings.source}",
+            given=f"{', '.join(twice)} in {settings.source or settings.model}",
         )  # fmt: skip
     layers = len(pairs) // 2
     if settings.layers is not None and layers != settings.layers:
@@ -247,17 +255,13 @@ def _cache(
         )
     _check_present(past, present)
     sizes: list[int] = []
-    told = {"heads": settings.heads, "head_size": settings.head_size}
+    told = {"number of heads": settings.heads, "head_size": settings.head_size}
     for (what, said), dim in zip(told.items(), (dims[1], dims[3]), strict=True):
         if isinstance(dim, int) and said is not None and dim != said:
-            raise ModelError(
-                f"the configuration contradicts the graph: the {what} of the cache differ",
-                expected=f"{said} by {settings.source}",
-                given=f"{past.name}: {dims}",
-            )
+            raise _contradiction(what, said, settings, f"{past.name}: {dims}")
         size = dim if isinstance(dim, int) else said
-        if size is None:
-            size = _from_attention(s, past.name, what)
+        if size is None and what != "head_size":
+            size = attention_heads(s, past.name)
         if size is None:
             raise ModelError(
                 f"nothing tells the {what} of the cache",
@@ -265,7 +269,37 @@ def _cache(
                 hint="put the configuration that was exported with the model beside it",
             )
         sizes.append(size)
-    return Cache(past.name, present.name, kind, dtype, *sizes)
+    found = Cache(past.name, present.name, kind, dtype, *sizes)
+    _check_open(s, settings, found, isinstance(dims[1], int), isinstance(dims[3], int))
+    return found
+
+
+def _check_open(s: Surgery, settings: Settings, cache: Cache, heads: bool, size: bool) -> None:
+    """Refuses sizes of a configuration that are not those of the weights.
+
+    heads, size: whether the graph itself says so; what it leaves open the configuration decides,
+    and a step for sizes that the weights do not have could not be compiled.
+    """
+    if (heads or settings.heads is None) and (size or settings.head_size is None):
+        return
+    known = attention_heads(s, cache.past)
+    if not heads and known is not None and known != cache.heads:
+        given = f"{cache.past}: {known} in the graph"
+        raise _contradiction("number of heads", cache.heads, settings, given)
+    width = row_width(s, cache.past)
+    if width is not None and width != cache.heads * cache.size:
+        given = f"{cache.past}: {width} numbers for each token in the graph"
+        what = "number of heads" if size else "head_size" if heads or known else "width"
+        told = f"{cache.heads} heads of {cache.size} numbers"
+        raise _contradiction(what, told, settings, given)
+
+
+def _contradiction(what: str, said: int | str, settings: Settings, given: str) -> ModelError:
+    return ModelError(
+        f"the configuration contradicts the graph: the {what} of the cache differs",
+        expected=f"{said} by {settings.source}",
+        given=given,
+    )
 
 
 def _check_present(past: onnx.ValueInfoProto, present: onnx.ValueInfoProto) -> None:
@@ -280,15 +314,6 @@ def _check_present(past: onnx.ValueInfoProto, present: onnx.ValueInfoProto) -> N
             expected=f"{present.name}: {after}",
             given=f"{past.name}: {before}",
         )
-
-
-def _from_attention(s: Surgery, past: str, what: str) -> int | None:
-    """The heads of keys, as the op that reads the cache has them."""
-    for node in s.readers[past]:
-        for attribute in node.attribute:
-            if what == "heads" and attribute.name == "kv_num_heads":
-                return int(attribute.i)
-    return None
 
 
 def _vocabulary(settings: Settings, logits: onnx.ValueInfoProto) -> int:

@@ -13,6 +13,8 @@ from monograph.errors import ModelError
 
 GENAI, CONFIG, GENERATION = "genai_config.json", "config.json", "generation_config.json"
 TOKENIZER = "tokenizer.json"
+WITHIN = "onnx"
+"""Where the hub keeps decoders, within the folder that has the configuration."""
 _MODELS = (
     "model.onnx",
     "decoder_model_merged.onnx",
@@ -33,7 +35,7 @@ class Settings:
 
     model: Path
     source: str = ""
-    """The file that says so."""
+    """The path of the file that says so."""
     inputs: Mapping[str, str] = field(default_factory=dict)
     """What the graph calls its inputs, where a configuration says so."""
     outputs: Mapping[str, str] = field(default_factory=dict)
@@ -46,7 +48,7 @@ class Settings:
     stop: tuple[int, ...] = ()
     tokenizer: Path | None = None
     stop_source: str = ""
-    """The file that names the stop tokens."""
+    """The path of the file that names the stop tokens."""
     query_heads: int | None = None
     hidden: int | None = None
     """The width of what goes from layer to layer."""
@@ -56,17 +58,45 @@ class Settings:
 
 def find_decoder(given: str | os.PathLike[str]) -> Settings:
     """The decoder in a folder, or the one that a path leads to."""
-    path = Path(given)
-    if not path.exists():
-        raise ModelError("there is no such folder or model", given=str(path))
+    path = _path(given)
     folder = path if path.is_dir() else path.parent
     named = None if path.is_dir() else path
-    tokenizer = next((f for f in (folder / TOKENIZER, folder.parent / TOKENIZER) if _is(f)), None)
     genai = folder / GENAI
     if _is(genai) and (named is None or named.name == _decoder(genai).get("filename")):
-        return _from_genai(folder, tokenizer)
-    model = named or _find_model(folder)
-    return _from_config(model, tokenizer)
+        return _from_genai(folder)
+    return _from_config(named or _find_model(folder))
+
+
+def _path(given: Any) -> Path:
+    """What was given as a path that is there; ids, bytes and the like are none."""
+    try:
+        text = os.fspath(given)
+        if not isinstance(text, str):
+            raise TypeError
+    except TypeError:
+        raise ModelError(
+            "a decoder is a folder, or the path of an ONNX file",
+            expected="a path",
+            given=type(given).__name__,
+        ) from None
+    path = Path(text)
+    try:
+        there = path.exists()
+    except (OSError, ValueError) as e:  # names that no file can have, folders that are closed
+        raise ModelError(
+            f"the folder or model cannot be read: {getattr(e, 'strerror', None) or e}",
+            given=text if len(text) < 200 else text[:200] + "...",
+        ) from e
+    if not there:
+        raise ModelError("there is no such folder or model", given=str(path))
+    return path
+
+
+def _beside(folder: Path, name: str) -> Path | None:
+    """A file that lies beside a decoder: in its folder, or in the one that has it as `onnx/`."""
+    whole = Path(os.path.abspath(folder))
+    places = (folder, whole.parent) if whole.name == WITHIN else (folder,)
+    return next((place / name for place in places if _is(place / name)), None)
 
 
 def _is(path: Path) -> bool:
@@ -74,7 +104,7 @@ def _is(path: Path) -> bool:
 
 
 def _find_model(folder: Path) -> Path:
-    places = [d / name for d in (folder, folder / "onnx") for name in _MODELS]
+    places = [d / name for d in (folder, folder / WITHIN) for name in _MODELS]
     found = [f for f in places if _is(f)] or sorted(folder.glob("*.onnx"))
     if not found:
         raise ModelError(
@@ -91,17 +121,23 @@ def _decoder(genai: Path) -> dict[str, Any]:
     return _dict(model.get("decoder", {}), genai, "model.decoder")
 
 
-def _from_genai(folder: Path, tokenizer: Path | None) -> Settings:
+def _from_genai(folder: Path) -> Settings:
     file = folder / GENAI
     model = _dict(_read(file).get("model", {}), file, "model")
     decoder = _decoder(file)
-    name = decoder.get("filename")
-    if not isinstance(name, str) or not decoder:
+    if not decoder:
         raise ModelError("there is no decoder in the folder", given=f"{file}: no model.decoder")
+    name = decoder.get("filename")
+    if not isinstance(name, str) or not name:
+        raise ModelError(
+            "the configuration does not name the file of the decoder",
+            expected="model.decoder.filename: the name of an ONNX file in its folder",
+            given=f"{file}: " + ("no filename" if name is None else f"filename: {name!r}"),
+        )
     window = _dict(decoder.get("sliding_window") or {}, file, "model.decoder.sliding_window")
     return Settings(
-        _inside(folder, name),
-        GENAI,
+        _inside(folder, name, file),
+        str(file),
         _names(decoder, "inputs", file),
         _names(decoder, "outputs", file),
         _int(decoder, "num_hidden_layers", file),
@@ -110,15 +146,15 @@ def _from_genai(folder: Path, tokenizer: Path | None) -> Settings:
         _int(model, "vocab_size", file),
         _int(model, "context_length", file, 2),
         _ids(model.get("eos_token_id"), file),
-        tokenizer,
-        GENAI,
+        _beside(folder, TOKENIZER),
+        str(file),
         _int(decoder, "num_attention_heads", file),
         _int(decoder, "hidden_size", file),
         _int(window, "window_size", file),
     )
 
 
-def _inside(folder: Path, name: str) -> Path:
+def _inside(folder: Path, name: str, file: Path) -> Path:
     """The file of that name in the folder, and none outside of it: the name is a stranger's."""
     path = folder / name
     try:
@@ -129,11 +165,15 @@ def _inside(folder: Path, name: str) -> Path:
         raise ModelError(
             "the configuration names a decoder outside of its folder",
             expected=f"a file in {folder}",
-            given=f"{name!r} in {GENAI}",
+            given=f"{name!r} in {file}",
             hint="copy what links lead to into the folder" if path.is_symlink() else None,
         )
     if not _is(path):
-        raise ModelError("the decoder that the configuration names is missing", given=str(path))
+        raise ModelError(
+            "the decoder that the configuration names is missing",
+            expected=f"{name!r} by {file}",
+            given=str(path),
+        )
     return path
 
 
@@ -154,34 +194,43 @@ def _names(decoder: dict[str, Any], which: str, file: Path) -> dict[str, str]:
     return found
 
 
-def _from_config(model: Path, tokenizer: Path | None) -> Settings:
+def _from_config(model: Path) -> Settings:
     """What a model of the hub says of itself, where its configuration lies beside the graph."""
-    places = (model.parent, model.parent.parent)
-    file = next((d / CONFIG for d in places if _is(d / CONFIG)), None)
+    folder = model.parent
+    tokenizer = _beside(folder, TOKENIZER)
+    stop, stop_source = _hub_stops(folder)
+    file = _beside(folder, CONFIG)
     if file is None:
-        return Settings(model, tokenizer=tokenizer)
+        return Settings(model, stop=stop, tokenizer=tokenizer, stop_source=stop_source)
     config = _read(file)
-    generation = file.with_name(GENERATION)
-    search = _read(generation) if _is(generation) else {}
     heads = _int(config, "num_attention_heads", file) or _int(config, "n_head", file)
     hidden = _int(config, "hidden_size", file) or _int(config, "n_embd", file)
     size = _int(config, "head_dim", file)
     if size is None and heads and hidden:
         size = hidden // heads
-    stop = search.get("eos_token_id", config.get("eos_token_id"))
     return Settings(
         model,
-        CONFIG,
+        str(file),
         layers=_int(config, "num_hidden_layers", file) or _int(config, "n_layer", file),
         heads=_int(config, "num_key_value_heads", file) or heads,
         head_size=size,
         vocabulary=_int(config, "vocab_size", file),
         context=_int(config, "max_position_embeddings", file, 2)
         or _int(config, "n_positions", file, 2),
-        stop=_ids(stop, file),
+        stop=stop,
         tokenizer=tokenizer,
-        stop_source=GENERATION if "eos_token_id" in search else CONFIG,
+        stop_source=stop_source,
     )
+
+
+def _hub_stops(folder: Path) -> tuple[tuple[int, ...], str]:
+    """The stop tokens of a model of the hub, and the file that names them; null names none."""
+    for name in (GENERATION, CONFIG):
+        file = _beside(folder, name)
+        value = None if file is None else _read(file).get("eos_token_id")
+        if file is not None and value is not None:
+            return _ids(value, file), str(file)
+    return (), ""
 
 
 def _read(file: Path) -> dict[str, Any]:

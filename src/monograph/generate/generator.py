@@ -6,7 +6,7 @@ import os
 from collections.abc import Generator as Generated
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -15,13 +15,13 @@ from monograph.errors import ExecutionError, FeedError
 from monograph.generate.engine import Engine
 from monograph.generate.folder import find_decoder
 from monograph.generate.guard import alone, alone_in_each
-from monograph.generate.prompts import changed, choose_length, first, integer, texts_in
+from monograph.generate.prompts import changed, choose_length, first, flag, integer, texts_in
 from monograph.generate.sampling import Sampling
 from monograph.generate.sequences import Prompt, Sequences
 from monograph.generate.stats import Timing
 from monograph.generate.step import most_positions
 from monograph.generate.text import TextStream
-from monograph.runtime.progress import Progress
+from monograph.runtime.progress import Progress, check_progress
 from monograph.session import Session
 
 WARM_UPS = 3
@@ -64,6 +64,7 @@ class Generator(Sequences):
     ) -> None:
         sampling = Sampling(temperature, top_k, top_p, repetition_penalty, seed)
         config = make_config(target=target, **options)
+        check_progress(progress)
         settings = find_decoder(model)
         context = settings.context
         if max_length is None and context is None:
@@ -71,6 +72,12 @@ class Generator(Sequences):
         length = choose_length(max_length, context)
         engine = Engine(settings, config, length, buckets, logits, progress)
         super().__init__(settings, engine, stop, sampling)
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise ExecutionError(
+            "a generator is neither copied nor pickled: it holds native code, caches and threads",
+            hint="make another Generator; what was compiled is found again",
+        )
 
     def __repr__(self) -> str:
         """What it decodes with: `Generator(model.onnx on cpu, 512 tokens, max_length=64)`."""
@@ -121,6 +128,7 @@ class Generator(Sequences):
         has what was generated.
         """
         texts, stop = texts_in(prompt), self._ending(wishes)
+        wishes["stop"] = stop  # what was given may be an iterator, which is read once
         found: list[list[int]] = []
         for new in self._continued(prompt, max_new_tokens, wishes):
             found = found or [[] for _ in new]
@@ -157,6 +165,7 @@ class Generator(Sequences):
         rows = self._checked(prompt)
         own = {n: x for n, x in wishes.items() if n not in ("stop", "one_launch")}
         sampling = changed(self._defaults[1], own)
+        flag("one_launch", wishes.get("one_launch", False))
         self._check_room([[] for _ in rows], rows)
         return rows, self._ending(wishes), sampling
 
@@ -168,6 +177,7 @@ class Generator(Sequences):
         Takes what `generate` takes.
         """
         texts, stop = texts_in(prompt), self._ending(wishes)
+        wishes["stop"] = stop  # what was given may be an iterator, which is read once
         stream = None if texts is None else TextStream(self.tokenizer)
         with closing(self._continued(prompt, max_new_tokens, wishes, most=1)) as tokens:
             for new in alone_in_each(tokens, self._guard):
@@ -220,7 +230,8 @@ class Generator(Sequences):
                 changes = self._changes
                 self._handed_out = True
                 yield new
-                self._handed_out = False
+                if self._begun == begun:  # else it is the flag of a newer stream
+                    self._handed_out = False
                 if self._changes != changes:
                     raise ExecutionError(
                         "the generator was used for something else in between",

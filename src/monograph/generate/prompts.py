@@ -29,6 +29,18 @@ def choose_length(given: int | None, context: int | None) -> int:
     return given
 
 
+def length_limit(maximum: int, context: int | None, positions: int | None) -> str | None:
+    """Why no sequence can be longer than the maximum; None where a caller may just raise it.
+
+    context: what the decoder's configuration says; positions: what its tables have rows for.
+    """
+    if context is not None and maximum >= context:
+        return f"the decoder's context is {context} tokens"
+    if positions is not None and maximum >= positions:
+        return f"the decoder has positions for {positions} tokens"
+    return None
+
+
 def changed(sampling: Sampling, wishes: dict[str, Any]) -> Sampling:
     """Sampling with some wishes of this time."""
     known = Sampling.__dataclass_fields__
@@ -39,6 +51,13 @@ def changed(sampling: Sampling, wishes: dict[str, Any]) -> Sampling:
             given=", ".join(unknown),
         )
     return Sampling(**{**{n: getattr(sampling, n) for n in known}, **wishes})
+
+
+def flag(name: str, given: Any) -> bool:
+    """Yes or no, from bools only: a word would be taken for yes, whatever it says."""
+    if not isinstance(given, (bool, np.bool_)):
+        raise ConfigError(f"{name} is True or False", given=repr(given)[:80])
+    return bool(given)
 
 
 def integer(name: str, given: Any) -> int:
@@ -101,15 +120,22 @@ def check_ids(rows: list[list[int]], vocabulary: int) -> None:
             )
 
 
-def check_room(old: list[list[int]], new: list[list[int]], maximum: int) -> list[int]:
-    """The lengths of sequences with what is appended to them, where one more token fits."""
+def check_room(
+    old: list[list[int]], new: list[list[int]], maximum: int, limit: str | None = None
+) -> list[int]:
+    """The lengths of sequences with what is appended to them, where one more token fits.
+
+    limit: why the maximum cannot be raised, where it cannot.
+    """
     for have, more in zip(old, new, strict=True):
         if len(have) + len(more) >= maximum:
             raise FeedError(
                 "the prompt is longer than the maximum",
                 expected=f"fewer than {maximum} tokens, as one is to come",
                 given=f"{len(have)} + {len(more)}" if have else len(more),
-                hint="raise max_length, or shorten the prompt",
+                hint=f"shorten the prompt: {limit}"
+                if limit
+                else "raise max_length, or shorten the prompt",
             )
     return [len(have) + len(more) for have, more in zip(old, new, strict=True)]
 

@@ -15,6 +15,7 @@ from monograph.generate.prompts import (
     check_ids,
     check_room,
     ids_in,
+    length_limit,
     place_in,
     stop_ids,
     stops_in,
@@ -65,11 +66,18 @@ class Sequences:
         """How many tokens the decoder knows."""
         return self._engine.decoder.vocabulary
 
+    def more_room(self) -> str:
+        """What whoever wants longer sequences can do, or why nothing can be done."""
+        return self._limit() or "make a Generator with more max_length"
+
     @property
     def tokenizer(self) -> Text:
         """Text to tokens and back; an error that says what is missing where that cannot be."""
+        return self._tokenizer()
+
+    def _tokenizer(self, **said: str) -> Text:
         if self._text is None:
-            self._text = Text(self._settings.tokenizer, self._settings.model)
+            self._text = Text(self._settings.tokenizer, self._settings.model, **said)
         return self._text
 
     @alone
@@ -115,7 +123,7 @@ class Sequences:
             raise ExecutionError(
                 "the maximum length is reached",
                 expected=f"at most {self.max_length} tokens in a sequence",
-                hint=f"get_sequence has what was generated; {self._more_room()}",
+                hint=f"get_sequence has what was generated; {self.more_room()}",
             )
         self._changes += 1
         if self._chosen is None:
@@ -263,12 +271,9 @@ class Sequences:
         longest = max((len(row) for row, done in pairs if not done), default=0)
         return self.max_length - longest
 
-    def _more_room(self) -> str:
-        """What whoever wants longer sequences can do."""
-        context = self._settings.context
-        if context is not None and self.max_length >= context:
-            return f"the decoder's context is {context} tokens"
-        return "make a Generator with more max_length"
+    def _limit(self) -> str | None:
+        """Why sequences cannot be longer, where the decoder itself is the reason."""
+        return length_limit(self.max_length, self._settings.context, self._engine.step.positions)
 
     def _check_begun(self) -> None:
         if not self._rows:
@@ -276,7 +281,7 @@ class Sequences:
 
     def _check_room(self, old: list[list[int]], new: list[list[int]]) -> None:
         """Refuses tokens that the sequences have no room for, or that make them unequal."""
-        lengths = check_room(old, new, self.max_length)
+        lengths = check_room(old, new, self.max_length, self._limit())
         self._engine.check_lengths(lengths)
 
     def _checked(self, prompt: Prompt) -> list[list[int]]:
@@ -292,5 +297,10 @@ class Sequences:
     def _stops(self, given: Iterable[int | str] | int | str, source: str = "") -> tuple[int, ...]:
         """Stop tokens as ids; of a caller, or of a file."""
         several = stops_in(given)
-        found = [self.tokenizer.token(stop) if isinstance(stop, str) else stop for stop in several]
+        found = [
+            self._tokenizer(instead="give stop tokens as ids").token(stop)
+            if isinstance(stop, str)
+            else stop
+            for stop in several
+        ]
         return stop_ids(several, found, self.vocabulary, source)

@@ -50,6 +50,8 @@ class Step:
     """Whether rows of a batch have to be at one position, with padding in front of short ones."""
     uniform: bool
     """Whether they have to be equally long, because padding in front would change them."""
+    positions: int | None
+    """How many the tables of the decoder have; None where it has no tables."""
 
 
 def build_step(settings: Settings, maximum: int, shape: Shape, logits: bool = False) -> Step:
@@ -59,6 +61,7 @@ def build_step(settings: Settings, maximum: int, shape: Shape, logits: bool = Fa
     given = Given(TOKENS, POSITION, START, maximum)
     aligned = is_plain(s, decoder)
     check_tables(s, decoder, lengths, maximum)
+    positions = _positions(s, decoder, lengths)
     export = Export(s, directory, decoder)
     rewrite_caches(s, decoder, given, lengths)
     give_mask(s, decoder, given, aligned)
@@ -77,12 +80,16 @@ def build_step(settings: Settings, maximum: int, shape: Shape, logits: bool = Fa
     s.finish()
     add_pieces(model)
     uniform = not export.check(model, maximum) and aligned
-    return Step(model, directory, decoder, maximum, donate, aligned, uniform)
+    return Step(model, directory, decoder, maximum, donate, aligned, uniform, positions)
 
 
 def most_positions(settings: Settings) -> int | None:
     """How many positions the tables of a decoder have; None where it has no tables."""
     s, decoder, _, lengths = _read(settings)
+    return _positions(s, decoder, lengths)
+
+
+def _positions(s: Surgery, decoder: Decoder, lengths: Lengths) -> int | None:
     rows = [table.dims[axis] for _, table, axis in position_tables(s, decoder, lengths)]
     return min(rows, default=None)
 

@@ -8,7 +8,8 @@ from typing import Any
 
 from monograph.errors import ConfigError, ModelError
 
-INSTALL = "pip install 'monograph[llm]', or give token ids"
+INSTALL = "pip install 'monograph[llm]'"
+IDS = "give token ids"
 _HELD = "\ufffd"
 """What stands for bytes that are no whole character yet."""
 _PIECES = 4
@@ -16,21 +17,25 @@ _PIECES = 4
 
 
 class Text:
-    """The tokenizer of a decoder."""
+    """The tokenizer of a decoder.
 
-    def __init__(self, path: Path | None, model: Path) -> None:
+    instead: what whoever wants it can do without one.
+    """
+
+    def __init__(self, path: Path | None, model: Path, instead: str = IDS) -> None:
         if path is None:
             raise ConfigError(
                 "text needs a tokenizer, and the decoder has none",
                 expected="tokenizer.json beside it",
                 given=str(model.parent),
-                hint="give token ids",
+                hint=f"{instead}, or put a tokenizer.json there",
             )
         try:
             import tokenizers
         except ImportError:
             raise ConfigError(
-                "text needs the tokenizers package, which is not installed", hint=INSTALL
+                "text needs the tokenizers package, which is not installed",
+                hint=f"{INSTALL}, or {instead}",
             ) from None
         try:
             self._made: Any = tokenizers.Tokenizer.from_file(str(path))

@@ -6,7 +6,7 @@ import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
+from typing import Any, NoReturn
 
 from monograph.errors import ExecutionError
 from monograph.runtime.forking import own_lock
@@ -32,6 +32,12 @@ class Pending:
         self._found: list[Any] = []
         self._error: Exception | None = None
         self._lock = threading.Lock()
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise ExecutionError(
+            "a run that was started is neither copied nor pickled: one waits for it",
+            hint="copy or pickle what result() gives",
+        )
 
     def done(self) -> bool:
         """Whether `result` would not have to wait."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import Any, TypeAlias
+
+from monograph.errors import ConfigError
 
 Progress: TypeAlias = Callable[[str, int, int], None]
 """Takes a stage, what of it is done, and the whole; it may be called from any thread.
@@ -13,6 +15,12 @@ For a GPU kernels are measured too: measure, a space, and which problem.
 """
 READY = "ready"
 """Work is over, or has failed."""
+
+
+def check_progress(given: Any) -> None:
+    """Refuses what cannot be called: it would fail in the middle of a compilation."""
+    if given is not None and not callable(given):
+        raise ConfigError("progress is a function", given=repr(given))
 
 
 def silent(stage: str, done: int, total: int) -> None:
