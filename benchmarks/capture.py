@@ -31,6 +31,7 @@ from typing import Any
 from benchmarks.capture_models import subjects
 from benchmarks.capture_report import bars, page
 from benchmarks.gpu import device_name, installed
+from benchmarks.needs import need_torch
 
 HERE = Path(__file__).parent
 
@@ -160,6 +161,7 @@ def main() -> int:
     if not names:
         print(f"no model of that name; there are {', '.join(every)}")
         return 1
+    need_torch()
     record: dict[str, Any] = {
         "date": date.today().isoformat(),
         "device": options.target if options.tiny else device_name(),

@@ -22,14 +22,15 @@ class Bar:
     what: str
     bar: str
     measured: str
-    ok: bool
+    ok: bool | None
+    """None where the models that it is about were not asked for: neither reached nor missed."""
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
 
 
 def bars(models: Models) -> list[Bar]:
-    """All that was to be shown; what was not measured is not reached."""
+    """All that was to be shown; what could not be measured is not reached."""
     return [
         *_host_times(models),
         _faster(models),
@@ -50,10 +51,12 @@ def ratios(figures: Mapping[str, Any]) -> tuple[float, float]:
 def _judged(
     models: Models, name: str, what: str, bar: str, judge: Callable[[Any], tuple[str, bool]]
 ) -> Bar:
+    if name not in models:
+        return Bar(what, bar, "not measured: it was not among the models", None)
     try:
         measured, ok = judge(models[name])
-    except KeyError:
-        why = models.get(name, {}).get("failed", "it was not among the models")
+    except KeyError as e:
+        why = models[name].get("failed") or models[name].get("torch_failed") or f"no {e.args[0]}"
         return Bar(what, bar, f"not measured: {why}", False)
     return Bar(what, bar, measured, ok)
 
@@ -81,7 +84,8 @@ def _faster(models: Models) -> Bar:
     found = {n: min(ratios(f)) for n, f in models.items() if "replay_queued_us" in f}
     missing = [n for n in models if n not in found]
     if not found:
-        return Bar("replay against eager runs, every model", "> 1x", "not measured", False)
+        ok = False if models else None
+        return Bar("replay against eager runs, every model", "> 1x", "not measured", ok)
     slowest = min(found, key=lambda n: found[n])
     text = f"{len(found)} models, least {found[slowest]:.2f}x ({slowest})"
     text += f"; not measured: {', '.join(missing)}" if missing else ""
@@ -130,7 +134,7 @@ def _bits(models: Models) -> Bar:
     text = f"{len(checked) - len(wrong)} of {len(models)} models, {least} inputs each"
     text += f"; differ: {', '.join(wrong)}" if wrong else ""
     text += f"; not measured: {', '.join(missing)}" if missing else ""
-    ok = bool(checked) and not wrong and not missing
+    ok = None if not models else not wrong and not missing
     return Bar("bit-identical to eager runs", "all, 100 random inputs", text, ok)
 
 
@@ -151,7 +155,8 @@ def page(record: Mapping[str, Any]) -> str:
     models: Models = record["models"]
     judged = [["to show", "bar", "measured", ""]]
     judged += [
-        [b["what"], b["bar"], b["measured"], "ok" if b["ok"] else "NO"] for b in record["bars"]
+        [b["what"], b["bar"], b["measured"], {True: "ok", False: "NO", None: "-"}[b["ok"]]]
+        for b in record["bars"]
     ]
     lines = [
         f"# Capture and replay, {record['date']}",

@@ -35,9 +35,9 @@ QUIET_SECONDS, QUIET_SHARE = 0.02, 0.05
 """A process is quiet when its threads took less than this share of so long a time."""
 RESTLESS_SECONDS = 5.0
 """onnxruntime's threads look for work for some 40 ms; what goes on for so long never rests."""
-READS, READ_BYTES = 100, 1 << 28
-"""How often the bandwidth is looked for, the best counts; and on how much, which no cache holds.
-It takes tenths of a second until some memory gives all it has."""
+READ_SECONDS, READ_BYTES = 2.0, 1 << 28
+"""How long each kind of read goes on, the best one counts; and of how much, which no cache holds.
+Behind a rest it takes tenths of a second, or more, until some memory gives all it has."""
 
 
 @dataclass(frozen=True)
@@ -236,7 +236,10 @@ class Side:
 
 
 def _read(pipe: Connection, threads: int) -> None:
-    """Reads much memory as an operand of a reduction, and as the weights of a product."""
+    """Reads much memory as an operand of a reduction, and as the weights of a product.
+
+    Reads follow each other without a pause, as those of a decoder do.
+    """
     side = int((READ_BYTES // f32.itemsize) ** 0.5)
     x, row = Input("x", tensor(f32, side, side))(), Input("x", tensor(f32, 1, side))()
     ones = np.ones((side, side), np.float32)
@@ -245,10 +248,12 @@ def _read(pipe: Connection, threads: int) -> None:
         given = x if feed is ones else row
         graph = Graph((given,), (("y", read),))
         executable = compile_graph(graph, choose_features(), threads)
-        for _ in range(READS):
-            start = time.perf_counter()
+        start = time.perf_counter()
+        end = start + READ_SECONDS
+        while start < end:
             executable.run({"x": feed})
-            best = min(best, time.perf_counter() - start)
+            begun, start = start, time.perf_counter()
+            best = min(best, start - begun)
     pipe.send(ones.nbytes / best)
 
 

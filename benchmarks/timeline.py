@@ -23,6 +23,7 @@ from typing import Any
 from unittest.mock import patch
 
 from benchmarks.capture_models import Subject
+from benchmarks.needs import need_torch
 from benchmarks.timeline_svg import Interval, RunTimeline, as_json, draw, from_json
 
 RUNS = 9
@@ -144,6 +145,7 @@ def _since(begun: int, name: str, start: int, end: int) -> Interval:
 
 def recorded(options: argparse.Namespace) -> dict[str, Any]:
     """Both runs on this machine's GPU, and what they were made with."""
+    need_torch()
     import torch
 
     import monograph

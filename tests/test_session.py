@@ -118,6 +118,9 @@ def test_dims_bind_symbols() -> None:
         with pytest.raises(ConfigError, match="a dimension is a size") as e:
             monograph.load(affine(), dims={"N": wrong})  # type: ignore[dict-item]
         assert e.value.given == f"N: {wrong!r}"
+    with pytest.raises(ConfigError, match="dims maps names to sizes") as e:
+        monograph.load(affine(), dims={5: 1})  # type: ignore[dict-item]
+    assert e.value.given == "5"
     with pytest.raises(ConfigError, match="dims is a mapping"):
         monograph.load(affine(), dims=["N"])  # type: ignore[arg-type]
 
@@ -238,6 +241,9 @@ def test_donation_is_checked_and_leaves_the_callers_array_alone() -> None:
         monograph.load(affine(), donate={"y": "w"})
     with pytest.raises(ConfigError, match="several outputs into one input"):
         monograph.load(affine(), donate={"y": "x", "same": "x"})
+    for wrong in ({"y": ["x"]}, {5: "x"}, {"y": None}):
+        with pytest.raises(ConfigError, match="donate maps names of outputs to names of inputs"):
+            monograph.load(affine(), donate=wrong)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="donate is a mapping"):
         monograph.load(affine(), donate=["y"])  # type: ignore[arg-type]
 

@@ -234,7 +234,7 @@ class Bindings:
             artefact = executable.artefact()
             if self.values_decide or artefact is None or not artefact.whole:
                 raise ConfigError(
-                    "the model cannot be saved: it is more than one native function",
+                    "the model cannot be saved: its native code is not all that a run takes",
                     given=_parts_of(executable, self.values_decide),
                     hint="only models that compile as a whole can be saved",
                 )

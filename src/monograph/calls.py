@@ -357,7 +357,7 @@ def _require_one_launch(executable: Any) -> None:
         raise ExecutionError(
             "the run cannot be captured",
             given=reason,
-            hint='capture="auto" runs it in several launches',
+            hint='capture="auto" runs it all the same',
         )
 
 

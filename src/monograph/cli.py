@@ -5,7 +5,6 @@ Exit codes: 0 fine, 1 a check failed, 2 bad usage or a bad model.
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,6 +22,7 @@ from monograph.cli_common import (
     print_failure,
     reporting,
     show,
+    writing,
 )
 from monograph.cli_compile import compile_
 from monograph.cli_generate import (
@@ -80,14 +80,15 @@ class _Group(TyperGroup):
         self, args: Sequence[str] | None = None, *, standalone_mode: bool = True, **extra: Any
     ) -> Any:
         given = list(sys.argv[1:] if args is None else args)
-        if "--json" not in given or not standalone_mode:
-            return super().main(args, standalone_mode=standalone_mode, **extra)
-        try:
-            code = super().main(given, standalone_mode=False, **extra)
-        except _UsageError as e:
-            print_failure(True, e.format_message())  # type: ignore[attr-defined]
-            sys.exit(BAD_USAGE)
-        sys.exit(code if isinstance(code, int) else 0)
+        with writing():
+            if "--json" not in given or not standalone_mode:
+                return super().main(args, standalone_mode=standalone_mode, **extra)
+            try:
+                code = super().main(given, standalone_mode=False, **extra)
+            except _UsageError as e:
+                print_failure(True, e.format_message())  # type: ignore[attr-defined]
+                sys.exit(BAD_USAGE)
+            sys.exit(code if isinstance(code, int) else 0)
 
 
 app = typer.Typer(
@@ -252,7 +253,7 @@ def _explain(
     found = explain_model(request, options, note, launches=launches)
     if after is not None:
         text = print_graph(found.graph_after(after), stable=True)
-        print(json.dumps({"ok": True, "after": after, "graph": text}) if as_json else text)
+        show(as_json, {"after": after, "graph": text}, lambda _: print(text))
     elif rule is not None:
         records = found.rules_of(rule)
         show(

@@ -6,6 +6,8 @@ Exit codes: 0 fine, 1 a check failed, 2 bad usage or a bad model.
 from __future__ import annotations
 
 import json
+import os
+import re
 import sys
 import traceback
 from collections import Counter
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
     from monograph.report.execute import Request
 
 CHECK_FAILED, BAD_USAGE = 1, 2
+_AS_PYTHON = re.compile(r'\b(target|capture|precision|tune)="([\w:]+)"')
+"""How advice names an option's value to users of Python; --NAME VALUE is what they type here."""
 
 
 def pass_options_from(settings: list[str] | None, disabled: list[str] | None) -> PassOptions:
@@ -77,12 +81,54 @@ def note(line: str) -> None:
 
 
 def show(as_json: bool, found: dict[str, Any], show: Callable[[Console], None]) -> None:
+    """Prints results on stdout, as JSON or as tables; a reader that has gone ends no command."""
     from monograph.report import tables
 
-    if as_json:
-        print(json.dumps(tables.plain({"ok": True} | found), allow_nan=False))
-    else:
-        show(tables.console())
+    try:
+        if as_json:
+            print(json.dumps(tables.plain({"ok": True} | found), allow_nan=False))
+        else:
+            show(tables.console())
+        _flush()
+    except BrokenPipeError:
+        _leave_stdout()  # whether a check failed is still worth an exit code
+    except OSError as e:
+        _leave_stdout()
+        raise OSError(_unwritten(e)) from e
+
+
+def _flush() -> None:
+    """Writes what is buffered now, where errors are still reported."""
+    if sys.stdout is not None:  # closed (`>&-`)
+        sys.stdout.flush()
+
+
+def _leave_stdout() -> None:
+    """Drops what stdout has not taken, which Python would try again, and complain, at its end."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
+
+
+def _unwritten(e: OSError) -> str:
+    return f"the output cannot be written: {e.strerror or e}"
+
+
+@contextmanager
+def writing() -> Iterator[None]:
+    """Around a whole command: what only stdout can raise, as with --help and --version."""
+    try:
+        try:
+            yield
+        finally:
+            _flush()
+    except BrokenPipeError:
+        _leave_stdout()
+        sys.exit(0)
+    except OSError as e:
+        _leave_stdout()
+        print(f"error: {_unwritten(e)}", file=sys.stderr)
+        sys.exit(BAD_USAGE)
 
 
 @contextmanager
@@ -94,12 +140,15 @@ def reporting(as_json: bool, debug: bool) -> Iterator[None]:
         raise
     except BrokenPipeError:
         # Whoever read our output has gone (`| head`); there is nobody left to tell.
-        sys.stderr.close()
+        _leave_stdout()
         raise typer.Exit(0) from None
     except Exception as e:
         if debug:
             traceback.print_exc()
-        if isinstance(e, (MonographError, MemoryError, OSError)):
+        if isinstance(e, MonographError):
+            e.hint = None if e.hint is None else _AS_PYTHON.sub(r"--\1 \2", e.hint)
+            message = str(e)
+        elif isinstance(e, (MemoryError, OSError)):
             message = str(e) or "out of memory"
         else:
             message = (
@@ -112,6 +161,10 @@ def reporting(as_json: bool, debug: bool) -> Iterator[None]:
 
 def print_failure(as_json: bool, message: str, found: dict[str, Any] | None = None) -> None:
     """What is wrong, on stderr; with `as_json` also on stdout, with what was found so far."""
-    if as_json:
-        print(json.dumps({"ok": False, "error": message} | (found or {})))
+    try:
+        if as_json:
+            print(json.dumps({"ok": False, "error": message} | (found or {})))
+        _flush()
+    except OSError:  # stdout may be what is wrong
+        _leave_stdout()
     print(f"error: {message}", file=sys.stderr)

@@ -65,7 +65,7 @@ def compile_(
 
     With --target gpu:sm_90 (sm_80 ... gfx942 ...) it holds machine code for GPUs of that
     architecture, by the default kernels; with --target gpu that of the kernels which are fastest
-    on this machine's own GPU. Load it with target="gpu".
+    on this machine's own GPU. Run it with --target gpu.
 
     Examples:
 

@@ -122,8 +122,8 @@ def generate(
     """Goes on from a prompt with a language model, and says how fast that was.
 
     A decoder is a folder that onnxruntime-genai's builder or optimum wrote. Text is printed as it
-    comes, on stdout; figures go to stderr. *of it* is the time that reading weights and cache once
-    takes (the floor, measured here) beside the time that a token took.
+    comes, on stdout; figures go to stderr. One of them is the share of the floor: the time that
+    reading weights and cache once takes, measured here, beside the time that a token took.
 
     Examples:
 
@@ -205,6 +205,8 @@ def bench_folder(
     places = [_id(p, "--positions") for p in texts or ()]
     if texts is not None and not places:
         raise ConfigError("--positions are numbers", expected="16,512", given=positions)
+    if min(places, default=0) < 0:
+        raise ConfigError("--positions are 0 or more", given=positions)
     with _said_as_options():
         room = max(places or POSITIONS) + 64
         made = _open(decoder, target, max_length, 0 if max_length else room, **options)
@@ -266,6 +268,6 @@ def _given(prompt: str | None, tokens: str | None) -> str | list[int]:
 
 
 def _id(text: str, option: str) -> int:
-    if not text.strip().isdecimal():
+    if not _ID.fullmatch(text.strip()):
         raise ConfigError(f"{option} are numbers", expected="1,2,3", given=text)
     return int(text)

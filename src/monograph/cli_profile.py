@@ -70,13 +70,13 @@ def profile(
     runs as one native function; only in a profile do threads read a clock before and after each
     step (20 ns).
 
-    *time* goes on from when the step before was over until the last thread is done, so that the
-    times of all steps add up to the run. *of peak* is the least time that this machine would need
-    (by operations, or by bytes, whichever takes longer; measured here) beside the time taken: low
-    figures with much time are where to look. *waiting* is what threads spend on each other: work
-    that does not divide evenly, and barriers.
+    The column "time" goes on from when the step before was over until the last thread is done, so
+    that the times of all steps add up to the run. "of peak" is the least time that this machine
+    would need (by operations, or by bytes, whichever takes longer; measured here) beside the time
+    taken: low figures with much time are where to look. "waiting" is what threads spend on each
+    other: work that does not divide evenly, and barriers.
 
-    With --target gpu, *time* is that of a step's launches on the device, between events, and *gap*
+    With --target gpu, "time" is that of a step's launches on the device, between events, and "gap"
     what the device idles before them. A profile runs eagerly, and kernels do not overlap in it: the
     time of a whole run is taken from a graph of the same launches (not with --capture off).
 

@@ -99,7 +99,7 @@ class Config:
                 "the reference launches nothing, so there is nothing to capture",
                 expected="auto | off",
                 given=self.capture,
-                hint='load with target="gpu" or target="cpu"',
+                hint='take target="gpu" or target="cpu"',
             )
 
     @property
@@ -126,7 +126,7 @@ def _of_gpus(name: str, given: Any, target: str) -> ConfigError:
         f"{name} is an option of the gpu target",
         expected=" | ".join(GPUS),
         given=f"{name}={given} on {target}",
-        hint=f'leave {name} out, or load with target="gpu"',
+        hint=f'leave {name} out, or take target="gpu"',
     )
 
 

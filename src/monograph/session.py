@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
@@ -14,7 +14,7 @@ from monograph.config import Config, make_config
 from monograph.errors import ConfigError, ExecutionError
 from monograph.ir import Graph
 from monograph.runtime.counts import Counts
-from monograph.runtime.progress import Progress, silent
+from monograph.runtime.progress import Progress, check_progress, silent
 from monograph.runtime.source import Source
 
 if TYPE_CHECKING:
@@ -52,8 +52,10 @@ def load(
     for name, given in {"dims": dims, "donate": donate}.items():
         if given is not None and not isinstance(given, Mapping):
             raise ConfigError(f"{name} is a mapping", expected="a dict", given=repr(given))
-    if progress is not None and not callable(progress):
-        raise ConfigError("progress is a function", given=repr(progress))
+    _check_names("dims maps names to sizes", dims or {})
+    names = [name for pair in (donate or {}).items() for name in pair]
+    _check_names("donate maps names of outputs to names of inputs", names)
+    check_progress(progress)
     return Session(Source(source), config, dict(dims or {}), dict(donate or {}), progress)
 
 
@@ -172,6 +174,11 @@ class Session(Calls):
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes what was compiled so far into a file that `load` takes instead of the model."""
         self._bindings.save(Path(path))
+
+
+def _check_names(rule: str, given: Iterable[Any]) -> None:
+    if wrong := [name for name in given if not isinstance(name, str)]:
+        raise ConfigError(rule, expected="str", given=", ".join(map(repr, wrong)))
 
 
 def _size(name: str, given: Any) -> int:

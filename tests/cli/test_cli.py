@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import monograph
+from monograph.cli import app
 from monograph.report.execute import Request
 from tests.cli.calls import call, call_json
 from tests.report import models
@@ -23,6 +25,14 @@ def test_version_and_help():
         result = call(command, "--help")
         assert result.exit_code == 0
         assert f"monograph {command} model.onnx" in result.stdout, "help shows an example"
+
+
+def test_help_reads_well_without_emphasis():
+    """A pipe takes none, nor do some terminals: no sentence may need it to be understood."""
+    for command in app.registered_commands:
+        assert command.callback is not None
+        text = command.callback.__doc__ or ""
+        assert not re.search(r"(?<!\w)[*_]\w[^*_]*[*_](?!\w)", text), command.callback.__name__
 
 
 def test_no_command_is_bad_usage():

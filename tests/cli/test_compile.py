@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from tests.cli.calls import call
+from tests.report import models
 
 
 def test_compile_and_run(linear: Path, tmp_path: Path):
@@ -77,6 +78,17 @@ def test_json(linear: Path, tmp_path: Path):
     assert found["threads"] == 1
     assert found["bytes"] == (tmp_path / "m.mono").stat().st_size
     assert found["kernels"] > 0
+
+
+def test_what_is_refused_is_in_the_words_of_inspect(tmp_path: Path):
+    path = models.save(models.SIZED, tmp_path)
+    told = call("inspect", path, "--target", "cpu").stdout
+    assert "1 region" in told
+    result = call("compile", path, "-o", tmp_path / "m.mono")
+    assert result.exit_code == 2
+    assert "its native code is not all that a run takes" in result.stderr
+    reason = next(t for t in result.stderr.splitlines() if "given: " in t).partition("given: ")[2]
+    assert reason in told
 
 
 def test_mistakes(linear: Path, tmp_path: Path):

@@ -145,6 +145,27 @@ def test_arrays_that_would_share_a_key_are_not_saved(tmp_path: Path):
     assert not (tmp_path / "saved.npz").exists()
 
 
+@pytest.mark.parametrize(
+    ("text", "options", "advice"),
+    [
+        (models.SIZED, ("--capture", "require"), "--capture auto runs it all the same"),
+        (models.LINEAR, ("--precision", "f16"), "or take --target gpu"),
+        (
+            models.LINEAR,
+            ("--target", "reference", "--capture", "require"),
+            "take --target gpu or --target cpu",
+        ),
+    ],
+)
+def test_advice_names_options_as_they_are_typed(
+    text: str, options: tuple[str, ...], advice: str, tmp_path: Path
+):
+    result = call("run", models.save(text, tmp_path), *options)
+    assert result.exit_code == 2
+    assert advice in result.stderr
+    assert '="' not in result.stderr
+
+
 def test_a_failed_run_on_random_inputs_says_what_to_do(tmp_path: Path):
     path = models.save(
         """<ir_version: 9, opset_import: ["" : 18]>

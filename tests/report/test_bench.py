@@ -13,7 +13,8 @@ from typer.testing import CliRunner
 
 from monograph.cli import app
 from monograph.errors import ConfigError
-from monograph.report.bench import MONOGRAPH, bench_model, interleave, summarise
+from monograph.report import bench
+from monograph.report.bench import MONOGRAPH, Peaks, bench_model, interleave, summarise
 from monograph.report.execute import Request
 from tests.report import models
 
@@ -115,6 +116,17 @@ def test_work_that_only_data_tell_is_not_shown_as_none(tmp_path: Path) -> None:
     assert found["bytes"] > 0
     shown = CliRunner().invoke(app, ["profile", str(path), "--runs", "1", "--json"])
     assert json.loads(shown.stdout)["kinds"][0]["of_peak"] is None
+
+
+@pytest.mark.parametrize(("peak", "explained"), [(1e-3, True), (1e30, False)])
+def test_more_than_the_peak_is_explained(
+    peak: float, explained: bool, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bench, "measure_peaks", lambda _: Peaks(peak, peak))
+    shown = CliRunner().invoke(app, ["bench", str(model), "--seconds", "0.1", "--threads", "1"])
+    assert shown.exit_code == 0, shown.output
+    assert ("GFLOP/s over 100%: operations are those of the model" in shown.output) == explained
+    assert ("GB/s over 100%: it was read from caches" in shown.output) == explained
 
 
 def test_the_command(model: Path) -> None:

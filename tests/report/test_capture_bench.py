@@ -82,22 +82,50 @@ def test_what_was_not_measured_is_not_reached() -> None:
     found = bars({"towers_b1": {"failed": "RuntimeError: no"}})
     assert not any(b.ok for b in found)
     assert any(b.measured == "not measured: RuntimeError: no" for b in found)
-    assert not any(b.ok for b in bars({}))
+    without = {k: v for k, v in GOOD.items() if not k.startswith("torch_ratio")}
+    for why, changed in {
+        "no torch": {"torch_failed": "no torch"},
+        "no torch_ratio_synced": {},
+    }.items():
+        found = [b for b in bars({"yolov10n": {**without, **changed}}) if b.ok is False]
+        assert [b.measured for b in found] == [f"not measured: {why}"]
+
+
+def shown(found: dict[str, Any]) -> str:
+    """The page of these figures."""
+    judged = json.loads(json.dumps([b.as_json() for b in bars(found)]))
+    return page(
+        {
+            "date": "2026-01-02",
+            "device": "a GPU",
+            "python": "3.12",
+            "versions": {"torch": "2"},
+            "tune": "off",
+            "models": found,
+            "bars": judged,
+        }
+    )
+
+
+def verdicts(text: str) -> list[tuple[str, str]]:
+    """What was measured of each bar, and what the page says of it."""
+    rows = [[c.strip() for c in line.strip("| ").split(" | ")] for line in text.splitlines()]
+    return [(r[2], r[3]) for r in rows if len(r) == 4 and r[3] in ("ok", "NO", "-")]
+
+
+def test_models_that_were_not_asked_for_miss_no_bar() -> None:
+    some = verdicts(shown({"towers_b1": GOOD, "data_loop": {"failed": "took too long"}}))
+    absent = "not measured: it was not among the models"
+    assert {verdict for measured, verdict in some if measured == absent} == {"-"}
+    assert ("not measured: took too long", "NO") in some
+    assert ("9.0 us", "ok") in some
+    assert {verdict for _, verdict in verdicts(shown({}))} == {"-"}
 
 
 def test_the_page_shows_bars_figures_and_failures() -> None:
     found = models(towers_b1={"stats": {**GOOD["stats"], "staged": {"x: it is strided": 3}}})
     found["broken"] = {"failed": "took too long"}
-    record = {
-        "date": "2026-01-02",
-        "device": "a GPU",
-        "python": "3.12",
-        "versions": {"torch": "2"},
-        "tune": "off",
-        "models": found,
-        "bars": [b.as_json() for b in bars(found)],
-    }
-    text = page(record)
+    text = shown(found)
     row = next(line for line in text.splitlines() if line.startswith("| yolov10n"))
     cells = [c.strip() for c in row.strip("| ").split("|")]
     assert cells[:4] == ["yolov10n", "7", "9.0", "20.0"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -95,7 +96,9 @@ def test_runs_that_were_not_captured_are_no_success() -> None:
     assert problems(replays=0, fallbacks={}) == ["nothing was replayed"]
     one = "1 run not replayed as one launch: out of memory"
     assert problems(replays=3, fallbacks={"out of memory": 1}) == [one]
-    assert problems(replays=6, fallbacks={"strings": 3})[1:] == ["nothing was replayed"]
+    more = "every run took more than a replay"
+    assert problems(replays=6, fallbacks={"strings": 3})[1:] == [more]
+    assert problems(replays=0, fallbacks={"strings": 3})[1:] == ["nothing was replayed"]
 
 
 @pytest.mark.parametrize(
@@ -103,7 +106,7 @@ def test_runs_that_were_not_captured_are_no_success() -> None:
     [
         (models.SPLIT, (), "the host takes part in a run: cast (written), cast (read)"),
         (models.SIZED, (), "non_zero (found): data decide its size"),
-        (TWO, ("--capture", "off"), 'capture is "off"'),
+        (TWO, ("--capture", "off"), 'nothing was replayed: capture is "off"'),
     ],
 )
 def test_nothing_replayed_is_no_success_on_the_cpu_either(
@@ -111,8 +114,11 @@ def test_nothing_replayed_is_no_success_on_the_cpu_either(
 ) -> None:
     result = call("verify", models.save(text, tmp_path), "--replay", *options)
     assert result.exit_code == 1
-    assert "nothing was replayed" in result.stdout
     assert words in result.stdout
+    counted = re.search(r"replays (\d+)", result.stdout)
+    assert counted is not None
+    nothing = "nothing was replayed" in result.stdout
+    assert nothing == (counted[1] == "0"), "what is said is what was counted"
 
 
 def test_cases_without_runs_are_named(tmp_path: Path) -> None:

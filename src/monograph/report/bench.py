@@ -7,7 +7,7 @@ import math
 import resource
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -34,6 +34,11 @@ PEAK_SECONDS = 0.3
 """How long each peak is looked for: others may keep the machine busy for a while."""
 TOO_LITTLE_WORK = "too little work for more"
 """Why a program runs on one thread where it might have more."""
+OVER_FLOPS = (
+    "over 100%: operations are those of the model, of which Winograd convolutions do fewer;"
+    " or the machine was busy while the peak was measured"
+)
+OVER_BYTES = "over 100%: it was read from caches, or memory was busy while it was measured"
 
 
 @dataclass(frozen=True)
@@ -248,18 +253,18 @@ def measure_peaks(threads: int) -> Peaks:
     return Peaks(flops, measure_bandwidth(threads))
 
 
-def measure_bandwidth(threads: int) -> float:
-    """Bytes a second of a kernel that only reads."""
+def measure_bandwidth(threads: int, seconds: float = PEAK_SECONDS) -> float:
+    """Bytes a second of a kernel that only reads, for so long, at its best."""
     # Memory for a large result is new in each run, and that is slow by itself.
     long = Input("x", tensor(f32, 1 << 24))()
     stream = Graph((long,), (("y", ReduceMax((0,))(long)),))
-    return 4.0 * (1 << 24) / _best(stream, threads)
+    return 4.0 * (1 << 24) / _best(stream, threads, seconds)
 
 
-def _best(graph: Graph, threads: int) -> float:
+def _best(graph: Graph, threads: int, seconds: float = PEAK_SECONDS) -> float:
     executable = compile_graph(graph, choose_features(), threads)
     feeds = {n: np.ones(t.static, np.float32) for n, t in _ports(graph)}
-    best, end = float("inf"), time.perf_counter() + PEAK_SECONDS
+    best, end = float("inf"), time.perf_counter() + seconds
     while time.perf_counter() < end or best == float("inf"):
         start = time.perf_counter()
         executable.run(feeds)
@@ -320,12 +325,22 @@ def show_bench(out: Console, name: str, bench: Bench) -> None:
             highlight=False,
         )
     if bench.peaks is not None:
-        rates, peaks = bench.rates, bench.peaks
-        flops, share = f"{rates['gflops_per_second']:.1f}", f"{rates['of_peak_flops']:.0%}"
-        if math.isnan(bench.flops):
-            flops = share = "-"  # data decide how often loops turn
-        out.print(
-            f"{flops} GFLOP/s of {peaks.flops_per_second / 1e9:.1f} measured here ({share}),"
-            f" {rates['gbytes_per_second']:.1f} GB/s of {peaks.bytes_per_second / 1e9:.1f}"
-            f" ({rates['of_peak_bytes']:.0%})"
-        )
+        for line in _rate_lines(bench, bench.peaks):
+            out.print(line)
+
+
+def _rate_lines(bench: Bench, peaks: Peaks) -> Iterator[str]:
+    """Operations and bytes a second beside the peaks, and how there can be more than those."""
+    rates = bench.rates
+    flops, share = f"{rates['gflops_per_second']:.1f}", f"{rates['of_peak_flops']:.0%}"
+    if math.isnan(bench.flops):
+        flops = share = "-"  # data decide how often loops turn
+    yield (
+        f"{flops} GFLOP/s of {peaks.flops_per_second / 1e9:.1f} measured here ({share}),"
+        f" {rates['gbytes_per_second']:.1f} GB/s of {peaks.bytes_per_second / 1e9:.1f}"
+        f" ({rates['of_peak_bytes']:.0%})"
+    )
+    if rates["of_peak_flops"] > 1:
+        yield f"GFLOP/s {OVER_FLOPS}"
+    if rates["of_peak_bytes"] > 1:
+        yield f"GB/s {OVER_BYTES}"

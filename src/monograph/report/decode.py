@@ -19,7 +19,7 @@ from monograph.errors import ConfigError
 from monograph.generate import Generator
 from monograph.generate.engine import Engine
 from monograph.generate.sampling import Sampling
-from monograph.report.bench import measure_bandwidth
+from monograph.report.bench import OVER_BYTES, measure_bandwidth
 from monograph.report.tables import count_text, seconds_text, table
 
 STEPS, WARM_UPS = 32, 3
@@ -28,13 +28,15 @@ ROUND = 8
 """Steps that are timed together, at most."""
 POSITIONS = (16, 512)
 """Where steps are timed, unless told."""
-READS = 3
-"""How often the bandwidth is looked for: others may keep the memory busy meanwhile."""
+READ_SECONDS = 1.0
+"""How long memory is read for its bandwidth, without a pause: behind a rest some takes tenths of a
+second to give all it has, and others may keep it busy meanwhile."""
+READS = 6
+"""How often a GPU's is."""
 READ_BYTES = 1 << 29
 """Of a GPU's memory: more than any cache holds."""
 STOP, LIMIT, LENGTH = "stop_token", "max_new_tokens", "max_length"
 """Why a generation ended."""
-OVER = "over 100%: it was read from caches, or memory was busy while it was measured"
 
 
 @dataclass(frozen=True)
@@ -166,7 +168,7 @@ def bandwidth(generator: Generator) -> float:
     """Bytes a second that the memory of the target gives, at its best."""
     session = generator.session
     if session.gpu is None or session.gpu.place is None:
-        return max(measure_bandwidth(session.threads or 1) for _ in range(READS))
+        return measure_bandwidth(session.threads or 1, READ_SECONDS)
     import torch
 
     from monograph.runtime.gpu.profiling import measure_ceilings
@@ -187,7 +189,7 @@ def _read_by_gpu(device: Any) -> float:
         works: tuple[Callable[[], Any], ...] = (lambda: torch.mv(matrix, vector), wide.sum)
         best = 0.0
         for work in works:
-            for _ in range(2 * READS):
+            for _ in range(READS):
                 start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
                 start.record()
                 work()
@@ -208,10 +210,7 @@ def bench_decoder(
 ) -> DecodeBench:
     """Times decode steps at positions; what the cache holds there does not matter."""
     engine = generator.engine
-    context = generator.context
-    hint = "raise --max-length"
-    if context is not None and engine.maximum >= context:
-        hint = f"the decoder's context is {context} tokens"
+    hint = generator.more_room()
     if engine.maximum <= WARM_UPS:
         raise ConfigError(
             "the cache is too short to time steps in",
@@ -266,7 +265,7 @@ def decoding_lines(found: Decoding) -> list[str]:
         f" {found.bytes_per_second / 1e9:.1f} GB/s is the floor"
     )
     if share is not None:
-        memory += f"; {share:.0%} of it" + (f" ({OVER})" if share > 1 else "")
+        memory += f"; {share:.0%} of it" + (f" ({OVER_BYTES})" if share > 1 else "")
     why = {
         STOP: f"at stop token {found.stop_token}",
         LIMIT: f"at the limit of {count_text(found.new_tokens, 'new token')}",
@@ -306,4 +305,4 @@ def show_decode_bench(out: Console, name: str, found: DecodeBench) -> None:
         f" once at {found.bytes_per_second / 1e9:.1f} GB/s"
     )
     if max(shares, default=0.0) > 1:
-        out.print(OVER)
+        out.print(OVER_BYTES)

@@ -122,8 +122,10 @@ def _not_replayed(stats: Mapping[str, Any], runs: int) -> Iterator[str]:
     fallbacks = stats.get("fallbacks", {})
     for reason, count in fallbacks.items():
         yield f"{count_text(count, 'run')} not replayed as one launch: {reason}"
-    if not stats.get("replays") or sum(fallbacks.values()) >= runs:
+    if not stats.get("replays"):
         yield "nothing was replayed"
+    elif sum(fallbacks.values()) >= runs:
+        yield "every run took more than a replay"
 
 
 def _runs(

@@ -232,13 +232,20 @@ def plain(value: Any) -> Any:
     return str(value)
 
 
+class _Output(Console):
+    """Standard output, whose errors are the caller's: a closed pipe is no failed check."""
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError
+
+
 def console() -> Console:
     """Standard output: as wide as a terminal is, and as wide as it takes where it goes to a file.
 
     Names are looked for with grep, so none is broken over two lines there.
     """
-    out = Console()
-    return out if out.is_terminal else Console(width=UNLIMITED)
+    out = _Output()
+    return out if out.is_terminal else _Output(width=UNLIMITED)
 
 
 def table(title: str | None, *columns: str, right: tuple[int, ...] = ()) -> Table:
