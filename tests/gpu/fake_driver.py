@@ -29,8 +29,10 @@ from monograph.runtime.gpu.graphs import (
     IF,
     KERNEL,
     MEMCPY,
+    OTHER,
     TO_DEVICE,
     Copy,
+    Fill,
     GraphError,
     Handle,
     Params,
@@ -188,6 +190,8 @@ def _run(node: Node, blobs: Sequence[bytes]) -> None:
     if node.kind == MEMCPY:
         to, source = (int.from_bytes(blobs[0][i : i + 8], "little") for i in (0, 8))
         ctypes.memmove(to, source, int.from_bytes(blobs[1], "little"))
+    elif node.kind == OTHER:
+        _run_all(node.bodies[0])
     elif node.kind == CONDITIONAL:
         holds = ctypes.c_bool.from_address(words[0])
         if node.loop:
@@ -363,7 +367,7 @@ class FakeGraphs:
         return id(record.run) if isinstance(record, FakeRecord) else None
 
     def read(self, node: Node, words: int = 0) -> Params | None:
-        if node.kind == CONDITIONAL:
+        if node.kind in (CONDITIONAL, OTHER):
             return None
         blobs = [ctypes.create_string_buffer(b, len(b)) for b in node.blobs]
         if node.kind == MEMCPY:
@@ -425,27 +429,43 @@ class FakeGraphs:
         if not self.driver.lazy:
             self.driver.drain()
 
-    def conditional(
-        self, stream: int, kind: str, flag: int, bodies: Sequence[Callable[[int], None]]
-    ) -> None:
+    def add_foreign(self, graph: Handle, record: Any, before: Sequence[Any]) -> Any:
+        """What is launched becomes a node with a body that always runs."""
+        self._before(graph, before, None)
+        stream = 7000
+        try:
+            self.begin(stream)
+            with self.driver.using(stream):
+                record.launch(stream)
+            made = self.end(stream)
+        except BaseException:
+            self.abort(stream)
+            raise
+        node = Node(next(self.driver._numbers), OTHER, None, [], bodies=[made.value])
+        made.close()
+        graph.value.nodes.append(node)
+        return node
+
+    def add_conditional(
+        self, graph: Handle, kind: str, flag: int, before: Sequence[Any], bodies: Sequence[Fill]
+    ) -> list[Any]:
+        self._before(graph, before, None)
+        node = self._conditional(kind, flag, bodies)
+        graph.value.nodes.append(node)
+        return [node]
+
+    def conditional(self, stream: int, kind: str, flag: int, bodies: Sequence[Fill]) -> None:
+        self.driver.add(stream, self._conditional(kind, flag, bodies))
+
+    def _conditional(self, kind: str, flag: int, bodies: Sequence[Fill]) -> Node:
         made = []
-        for number, body in enumerate(bodies):
-            inside, graph = 2000 + number + 10 * stream, FakeGraph()
-            self.driver._recording[inside] = graph, []
-            try:
-                body(inside)
-            finally:
-                self._stop(graph)
-            made.append(graph)
-        node = Node(
-            next(self.driver._numbers),
-            CONDITIONAL,
-            None,
-            [flag.to_bytes(8, "little")],
-            bodies=made,
-            loop=kind != IF,
-        )
-        self.driver.add(stream, node)
+        for fill in bodies:
+            made.append(FakeGraph())
+            ends = fill(Handle(made[-1], lambda _: None))
+            assert all(node in made[-1].nodes for node in ends)
+        words = [flag.to_bytes(8, "little")]
+        number = next(self.driver._numbers)
+        return Node(number, CONDITIONAL, None, words, bodies=made, loop=kind != IF)
 
     def copy(self, stream: int, copy: Copy) -> None:
         if copy.control:

@@ -15,7 +15,7 @@ import torch
 from monograph.errors import ExecutionError
 from monograph.runtime.gpu import cuda_graphs, cuda_nodes, torch_graphs
 from monograph.runtime.gpu.control import REPEAT, Controlled, Nest
-from monograph.runtime.gpu.graphs import IF, KERNEL, WHILE, GraphError
+from monograph.runtime.gpu.graphs import IF, KERNEL, WHILE, GraphError, Handle
 from monograph.runtime.gpu.torch_graphs import TorchGraphs
 
 real: Any = cuda_graphs.cu
@@ -43,6 +43,11 @@ class Bindings:
 
     def named(self, name: str) -> list[tuple[Any, ...]]:
         return [arguments for called, arguments in self.calls if called == name]
+
+    def add_condition(self, *arguments: Any) -> Any:
+        self.calls.append(("add_condition", arguments))
+        self._made += 1
+        return self._made
 
     def CUgraphNodeParams(self) -> SimpleNamespace:  # noqa: N802
         """Parameters whose bodies are there without a driver."""
@@ -89,6 +94,7 @@ def bindings(monkeypatch: pytest.MonkeyPatch) -> Bindings:
         ("add_node", made.cuGraphAddNode),
         ("capture_info", made.cuStreamGetCaptureInfo),
         ("set_dependencies", made.cuStreamUpdateCaptureDependencies),
+        ("add_condition", made.add_condition),
     ):
         monkeypatch.setattr(cuda_graphs, name, call)
     monkeypatch.setattr(torch.cuda, "init", lambda: None)
@@ -186,11 +192,16 @@ def test_what_drivers_can_do(
     assert cuda.else_bodies == else_bodies
 
 
-def _decided(cuda: cuda_graphs.CudaGraphs, kind: str, count: int) -> list[int]:
-    """Records a conditional node; the streams that its bodies were given."""
-    seen: list[int] = []
+def _decided(cuda: cuda_graphs.CudaGraphs, kind: str, count: int) -> list[Any]:
+    """Records a conditional node; the graphs that its bodies were given."""
+    seen: list[Any] = []
+
+    def fill(graph: Handle) -> list[Any]:
+        seen.append(graph.value)
+        return [f"end of {graph.value}"]
+
     cuda.prepare(Controlled(Nest(REPEAT, (1,))))
-    cuda.conditional(5, kind, 4096, [seen.append] * count)
+    cuda.conditional(5, kind, 4096, [fill] * count)
     return seen
 
 
@@ -198,58 +209,119 @@ def _decided(cuda: cuda_graphs.CudaGraphs, kind: str, count: int) -> list[int]:
 def test_a_branch_is_one_node_or_two(else_bodies: bool, bindings: Bindings) -> None:
     cuda = graphs()
     cuda.else_bodies = else_bodies
-    assert len(_decided(cuda, IF, 2)) == 2
+    filled = _decided(cuda, IF, 2)
+    assert filled == (["body 0", "body 1"] if else_bodies else ["body 0", "body 0"])
     nodes = bindings.named("cuGraphAddNode")
     assert [n[-1].conditional.size for n in nodes] == ([2] if else_bodies else [1, 1])
-    into = [c[1] for c in bindings.named("cuStreamBeginCaptureToGraph")]
-    assert into == (["body 0", "body 1"] if else_bodies else ["body 0", "body 0"])
-    launches = bindings.named("cuLaunchKernel")
-    inverse = [launch[9][0][2] for launch in launches]
-    assert inverse == ([0] if else_bodies else [0, 1])
-    order = [name for name, _ in bindings.calls if name in ("cuLaunchKernel", "cuGraphAddNode")]
-    assert order == sorted(order, reverse=True)  # all conditions first
-    assert bindings.recording == set()
+    conditions = bindings.named("add_condition")
+    assert [c[0] for c in conditions] == ["graph"] * len(nodes)
+    assert [c[2][2] for c in conditions] == ([0] if else_bodies else [0, 1])
+    order = [name for name, _ in bindings.calls if name in ("add_condition", "cuGraphAddNode")]
+    assert order == sorted(order)  # all conditions first
+    assert bindings.named("cuStreamBeginCaptureToGraph") == []
+
+
+def test_each_node_of_a_branch_is_behind_the_one_before_it(bindings: Bindings) -> None:
+    cuda = graphs()
+    cuda.else_bodies = False
+    _decided(cuda, IF, 2)
+    first, second = bindings.named("add_condition")
+    assert len(second[3]) == 1
+    assert first[3] != second[3]
+    one, two = bindings.named("cuGraphAddNode")
+    assert one[1] != two[1]
+    (moved,) = bindings.named("cuStreamUpdateCaptureDependencies")
+    assert moved[0] == 5
+    assert len(moved[1]) == 1
+    assert moved[1] != two[1]
 
 
 def test_a_loop_looks_again_at_the_end_of_its_body(bindings: Bindings) -> None:
     cuda = graphs()
-    (stream,) = _decided(cuda, WHILE, 1)
-    launches = bindings.named("cuLaunchKernel")
-    assert [launch[8] for launch in launches] == [5, stream]
-    handles = {launch[9][0][0] for launch in launches}
-    assert len(handles) == len(bindings.named("cuGraphConditionalHandleCreate")) == 1
-    assert all(launch[9][0][1:] == (4096, 0) for launch in launches)
+    assert _decided(cuda, WHILE, 1) == ["body 0"]
+    before, again = bindings.named("add_condition")
+    assert (before[0], again[0]) == ("graph", "body 0")
+    assert again[3] == ["end of body 0"]
+    assert before[2] == again[2]
+    assert before[2][1:] == (4096, 0)
+    assert len(bindings.named("cuGraphConditionalHandleCreate")) == 1
 
 
-def test_nested_bodies_have_streams_of_their_own(bindings: Bindings) -> None:
+def test_a_body_may_hold_another(bindings: Bindings) -> None:
     cuda = graphs()
     cuda.prepare(Controlled(Nest(REPEAT, (1,))))
-    seen: list[int] = []
+    seen: list[Any] = []
 
-    def outer(stream: int) -> None:
-        seen.append(stream)
-        cuda.conditional(stream, WHILE, 8192, [seen.append])
+    def inner(graph: Handle) -> list[Any]:
+        seen.append(graph.value)
+        return []
+
+    def outer(graph: Handle) -> list[Any]:
+        return cuda.add_conditional(graph, WHILE, 8192, [], [inner])
 
     cuda.conditional(5, WHILE, 4096, [outer])
-    assert len(set(seen)) == 2
-    assert len(_decided(cuda, IF, 1)) == 1
-    assert len(bindings.named("cuStreamCreate")) == 2  # used again
+    assert seen == ["body 0"]
+    assert [n[0] for n in bindings.named("cuGraphAddNode")] == ["graph", "body 0"]
+    handles = [c[0] for c in bindings.named("cuGraphConditionalHandleCreate")]
+    assert handles == ["graph", "body 0"]  # each is of the graph that its node is in
 
 
 @pytest.mark.parametrize("kind", [IF, WHILE])
-def test_a_body_that_fails_ends_its_capture(kind: str, bindings: Bindings) -> None:
+def test_a_body_that_fails_frees_nothing(kind: str, bindings: Bindings) -> None:
+    """Bodies are the outer graph's, and that is the recording's."""
     cuda = graphs()
     cuda.prepare(Controlled(Nest(REPEAT, (1,))))
 
-    def fails(stream: int) -> None:
+    def fails(graph: Handle) -> list[Any]:
         raise RuntimeError("a kernel raises")
 
     for _ in range(2):
         with pytest.raises(RuntimeError, match="a kernel raises"):
             cuda.conditional(5, kind, 4096, [fails])
         assert bindings.recording == set()
-        assert cuda._depth == 0
-    assert bindings.named("cuGraphDestroy") == []  # bodies are the outer graph's
+    gc.collect()
+    assert bindings.named("cuGraphDestroy") == []
+
+
+class Launching:
+    """A library's launch, which may go wrong."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.error = error
+        self.streams: list[int] = []
+
+    def launch(self, stream: int) -> None:
+        self.streams.append(stream)
+        if self.error is not None:
+            raise self.error
+
+
+def test_what_a_library_launches_is_recorded_apart(bindings: Bindings) -> None:
+    cuda, record = graphs(), Launching()
+    whole: Any = SimpleNamespace(value="whole")
+    made = [cuda.add_foreign(whole, record, ["before"]) for _ in range(2)]
+    assert made[0] != made[1]
+    assert len(set(record.streams)) == len(bindings.named("cuStreamCreate")) == 1  # used again
+    added = bindings.named("cuGraphAddChildGraphNode")
+    assert [a[:2] for a in added] == [(whole.value, ["before"])] * 2
+    # The nodes have copies: what was recorded is freed, and nothing else is.
+    assert [d[0] for d in bindings.named("cuGraphDestroy")] == [a[3] for a in added]
+    assert bindings.recording == set()
+
+
+@pytest.mark.parametrize("call", ["launch", "cuStreamEndCapture", "cuGraphAddChildGraphNode"])
+def test_a_library_that_fails_leaves_no_recording(call: str, bindings: Bindings) -> None:
+    cuda, whole = graphs(), SimpleNamespace(value="whole")
+    record = Launching(RuntimeError("on purpose") if call == "launch" else None)
+    if call != "launch":
+        bindings.errors[call] = BAD
+    with pytest.raises((RuntimeError, GraphError)):
+        cuda.add_foreign(whole, record, [])  # type: ignore[arg-type]
+    bindings.errors.clear()
+    destroyed = len(bindings.named("cuGraphDestroy"))
+    assert destroyed == (0 if call == "cuStreamEndCapture" else 1)
+    if call == "launch":
+        assert bindings.recording == set()
 
 
 def test_what_is_sent_goes_to_its_stream(bindings: Bindings) -> None:

@@ -17,7 +17,7 @@ from monograph.ops.elementwise import Add, Less, Mul, Sub
 from monograph.ops.functions import Exp
 from monograph.ops.linear import Dot
 from monograph.ops.shape import Reshape, Slice
-from monograph.runtime.gpu.control import REPEAT, Controlled, Nest
+from monograph.runtime.gpu.control import BRANCH, REPEAT, Controlled, Nest
 from monograph.runtime.gpu.devices import Device
 from monograph.runtime.gpu.executable import GpuExecutable, compile_for_gpu
 from monograph.runtime.gpu.graphs import TO_DEVICE, Copy
@@ -79,6 +79,30 @@ def library(_: Any = None) -> Running:
     shape = (ROWS, WIDTH)
     calls = [(Call(product, shape, shape), ("x", "0")), (Call(product, shape, shape), ("0", "y"))]
     return of_calls(calls, {"x": shape}, {"y": shape})
+
+
+def decided(_: Any = None) -> Running:
+    """y = x w or x w w, as the first number of x says, by a library."""
+    torch.manual_seed(0)
+    weights = torch.randn(WIDTH, WIDTH, device="cuda") / WIDTH**0.5
+
+    def decide(x: torch.Tensor, to: torch.Tensor) -> None:
+        to.view(torch.uint8)[:1].copy_(x[0, :1] < 0)
+
+    def once(x: torch.Tensor, to: torch.Tensor) -> None:
+        torch.mm(x, weights, out=to)
+
+    def twice(x: torch.Tensor, to: torch.Tensor) -> None:
+        torch.mm(torch.mm(x, weights), weights, out=to)
+
+    shape, nest = (ROWS, WIDTH), Nest(BRANCH, (1, 1))
+    calls = [
+        (Call(decide, shape, (1,)), ("x", "0")),
+        (Controlled(nest), ("0",)),
+        (Call(once, shape, shape), ("x", "y")),
+        (Call(twice, shape, shape), ("x", "y")),
+    ]
+    return of_calls(calls, {"x": shape}, {"y": shape}, nests=(Nest(), nest, Nest(), Nest()))
 
 
 def through_temporaries(count: int) -> Running:
@@ -143,7 +167,7 @@ def feeds(kind: str, seed: int) -> dict[str, torch.Tensor]:
 
     if kind == "model":
         return {"x": some(4, 16)}
-    if kind in ("library", "temporaries"):
+    if kind in ("library", "temporaries", "decided"):
         return {"x": some(ROWS, WIDTH)}
     if kind == "state":
         return {"x": some(64), "past": some(64)}
@@ -170,10 +194,11 @@ class Call:
 
 
 def of_calls(
-    calls: Sequence[tuple[Call, Sequence[str]]],
+    calls: Sequence[tuple[Any, Sequence[str]]],
     inputs: dict[str, tuple[int, ...]],
     outputs: dict[str, tuple[int, ...]],
     over: dict[str, str] | None = None,
+    nests: tuple[Nest, ...] = (),
 ) -> Running:
     """An executable of calls; arguments are ports, or offsets in the arena."""
 
@@ -190,5 +215,6 @@ def of_calls(
         256,
         (),
         (),
+        nests=nests,
     )
     return Running(layout, lambda: [c for c, _ in calls], device(), np.zeros(1, np.uint8))

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from monograph.runtime.gpu.control import BRANCH, Controlled, Nest
 from monograph.runtime.gpu.running import Running
 from monograph.runtime.gpu.slots import ALIGNED
 from tests.gpu.fake_driver import FakeDriver, FakeLibrary, FakeRecord
@@ -16,10 +17,12 @@ from tests.gpu.replay_models import (
     BYTES,
     SIZE,
     arena,
+    below,
     branch,
     chain,
     counter,
     double,
+    flag,
     loop,
     plus_one,
     port,
@@ -27,7 +30,7 @@ from tests.gpu.replay_models import (
     slot,
 )
 
-__all__ = ["branch", "feeds", "library", "loop", "model", "state", "temporaries"]
+__all__ = ["branch", "decided", "feeds", "library", "loop", "model", "state", "temporaries"]
 model, state = chain, counter
 
 
@@ -43,6 +46,22 @@ def library(driver: FakeDriver) -> Running:
         (FakeRecord(driver, "more", plus_one, 2), [arena(ALIGNED), port("output:y")]),
     ]
     return running(driver, [slot("x")], [slot("y")], works)
+
+
+def decided(driver: FakeDriver) -> Running:
+    """y = 2 x or x + 1, as a bool says, by a library."""
+
+    def call(run: Callable[[list[int]], None], words: list[int], stream: int) -> None:
+        driver.launch(stream, "library", run, [w.to_bytes(8, "little") for w in words])
+
+    nest = Nest(BRANCH, (1, 1))
+    works = [
+        (FakeRecord(driver, "below", below, 2), [port("input:x"), flag()]),
+        (Controlled(nest), [flag()]),
+        (FakeLibrary(partial(call, double), 2), [port("input:x"), port("output:y")]),
+        (FakeLibrary(partial(call, plus_one), 2), [port("input:x"), port("output:y")]),
+    ]
+    return running(driver, [slot("x")], [slot("y")], works, (Nest(), nest, Nest(), Nest()))
 
 
 def temporaries(driver: Driver) -> Running:
@@ -64,7 +83,11 @@ def feeds(kind: str, seed: int) -> dict[str, torch.Tensor]:
     names = ("x", "past") if kind == "state" else ("x",)
     generator = torch.Generator().manual_seed(seed)
     found = {n: _aligned(torch.randn(SIZE, generator=generator)) for n in names}
-    if kind in ("loop", "branch"):  # above nought, and by turns below a hundred and above
+    if kind in (
+        "loop",
+        "branch",
+        "decided",
+    ):  # above nought, and by turns below a hundred and above
         found["x"].abs_().add_(0.5).mul_(1 if seed % 2 else 250)
     return found
 

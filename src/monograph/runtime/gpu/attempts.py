@@ -7,8 +7,7 @@ from collections.abc import Callable
 
 from monograph.errors import ConfigError
 from monograph.runtime.counts import MODES, OFF, REQUIRE, Counts, Tally
-from monograph.runtime.gpu.capture import UncapturableError
-from monograph.runtime.gpu.graphs import GraphError
+from monograph.runtime.gpu.graphs import GraphError, UncapturableError
 from monograph.runtime.gpu.recorded import Recorded
 
 _LONGEST = 1024

@@ -14,25 +14,15 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, TypeAlias
 
 import torch
 
-from monograph.codegen.triton.decided import is_unrolled
 from monograph.codegen.triton.layout import Bound
 from monograph.program.lanes import Schedule
-from monograph.runtime.gpu.control import BRANCH, Controlled
-from monograph.runtime.gpu.graphs import (
-    IF,
-    KERNEL,
-    WHILE,
-    Copy,
-    GraphError,
-    Graphs,
-    Handle,
-    Params,
-)
+from monograph.runtime.gpu.conditions import Ends, add_launch, is_own, record_control
+from monograph.runtime.gpu.control import Controlled
+from monograph.runtime.gpu.graphs import KERNEL, Copy, GraphError, Graphs, Handle, Params
 from monograph.runtime.gpu.running import Running
 
 Memory: TypeAlias = Mapping[str, torch.Tensor]
@@ -42,10 +32,6 @@ Place: TypeAlias = tuple[Params, "ctypes.c_uint64", int]
 Copies: TypeAlias = Mapping[str, Copy]
 """Copies at one end of a graph, done in any order, by the names that their nodes get."""
 NO_COPIES: Copies = {}
-
-
-class UncapturableError(GraphError):
-    """Work that no graph can hold."""
 
 
 @dataclass
@@ -208,8 +194,8 @@ class Recorder:
 
     @property
     def all_own(self) -> bool:
-        """Whether every launch is a kernel of our own, decided by nothing."""
-        return all(self.graphs.function(r) is not None for r in self.executable._records)
+        """Whether every launch is a kernel of our own, whatever decides on it."""
+        return all(is_own(self.graphs, r) for r in self.executable._records)
 
     def _built(self, before: Copies, after: Copies) -> Taken:
         """A graph made node by node, by what lanes and waits say."""
@@ -228,17 +214,16 @@ class Recorder:
             taken.edges[name] = graphs.add_copy(graph, copy, ())
         start = list(taken.edges.values())
         overlaps = next((taken.edges[name] for name, copy in before.items() if copy.control), None)
-        last: dict[int, Any] = {}
+        last: dict[int, Ends] = {}
+        ends: dict[int, Ends] = {}
         for number, record in enumerate(self.executable._records):
-            lane = self.order.lane[number]
-            beside = last.get(lane)
-            needed = [] if beside is None else [beside]
-            if beside is None and not self.order.waits[number]:
-                beside = overlaps
-            needed += [taken.nodes[i][0] for i in self.order.waits[number]]
-            last[lane] = graphs.add_kernel(graph, record, needed or start, beside)
-            taken.nodes[number] = [last[lane]]
-        end = list(last.values()) or start
+            lane, waits = self.order.lane[number], self.order.waits[number]
+            here = last.get(lane) or Ends([], None if waits else overlaps)
+            needed = [*here.nodes, *(n for i in waits for n in ends[i].nodes)] or start
+            made = add_launch(graphs, record, graph, Ends(needed, here.beside))
+            taken.nodes[number] = [] if isinstance(record, Controlled) else made.nodes
+            last[lane] = ends[number] = made
+        end = [n for e in last.values() for n in e.nodes] or start
         for name, copy in after.items():
             taken.edges[name] = graphs.add_copy(graph, copy, end)
         return taken
@@ -295,40 +280,6 @@ class Recorder:
         with self.graphs.using(stream):
             record.launch(stream)
         return [n for n in self.graphs.recorded(stream) if int(n) not in before]
-
-
-def _is_unrolled(record: Controlled) -> bool:
-    return is_unrolled(record.nest.count, len(record.bodies[0]))
-
-
-def needs_conditions(record: Any) -> bool:
-    """Whether only a graph that looks at conditions by itself can hold a launch."""
-    if not isinstance(record, Controlled):
-        return False
-    return not _is_unrolled(record) or any(map(needs_conditions, record.bodies[0]))
-
-
-def record_control(graphs: Graphs, record: Controlled, stream: int) -> None:
-    """Records a branch or a loop as nodes that look at the condition themselves."""
-    if _is_unrolled(record):
-        for _ in range(record.nest.count or 0):
-            _record_body(graphs, record.bodies[0], stream)
-        return
-    if not graphs.conditionals:
-        raise UncapturableError("a branch or a loop: the driver has no conditional nodes")
-    assert record._flag is not None
-    flag = record._flag.data_ptr()
-    kind = IF if record.nest.kind == BRANCH else WHILE
-    bodies = [partial(_record_body, graphs, body) for body in record.bodies]
-    graphs.conditional(stream, kind, flag, bodies)
-
-
-def _record_body(graphs: Graphs, body: Sequence[Any], stream: int) -> None:
-    for record in body:
-        if isinstance(record, Controlled):
-            record_control(graphs, record, stream)
-        else:
-            record.launch(stream)
 
 
 def places_of(

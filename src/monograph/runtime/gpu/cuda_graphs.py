@@ -6,10 +6,9 @@ allocate. What a stream must not do while it records, a synchronisation above al
 
 from __future__ import annotations
 
-import ctypes
 import struct
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import cache
 from typing import Any
 
@@ -23,6 +22,7 @@ from monograph.runtime.gpu.control import Controlled
 from monograph.runtime.gpu.cuda import CudaRecord
 from monograph.runtime.gpu.cuda_nodes import (
     SET_CONDITION,
+    add_condition,
     add_node,
     add_take,
     capture_info,
@@ -48,6 +48,7 @@ from monograph.runtime.gpu.graphs import (
     TO_HOST,
     WHILE,
     Copy,
+    Fill,
     GraphError,
     Handle,
     Params,
@@ -106,7 +107,6 @@ class CudaGraphs(TorchGraphs):
         """Whether one node holds both bodies of a branch; before, two nodes look at it."""
         self._streams: list[Handle] = []
         self._inner: list[Handle] = []
-        self._depth = 0
         self._known: dict[int, Any] = {}
         self._context = check(cu.cuDevicePrimaryCtxRetain(check(cu.cuDeviceGet(self.index))))
         self._functions: dict[str, tuple[Handle, Any]] = {}
@@ -298,16 +298,33 @@ class CudaGraphs(TorchGraphs):
             name = cu.CUresult(error).name
             raise ExecutionError(f"the CUDA driver refused to launch: {name}")
 
-    def conditional(
-        self, stream: int, kind: str, flag: int, bodies: Sequence[Callable[[int], None]]
-    ) -> None:
-        graph, _ = self._info(stream)
-        context = check(cu.cuCtxGetCurrent())
+    def add_foreign(self, graph: Handle, record: Any, before: Sequence[Any]) -> Any:
+        (stream,) = self._made(self._inner, 1)
+        try:
+            self.begin(stream)
+            with self.using(stream):
+                record.launch(stream)
+            made = self.end(stream)
+        except BaseException:
+            with suppress(GraphError):
+                self.abort(stream)
+            raise
+        nodes = list(before)
+        try:
+            return check(cu.cuGraphAddChildGraphNode(graph.value, nodes, len(nodes), made.value))
+        finally:
+            made.close()  # the node has a copy
+
+    def add_conditional(
+        self, graph: Handle, kind: str, flag: int, before: Sequence[Any], bodies: Sequence[Fill]
+    ) -> list[Any]:
+        whole, context = graph.value, check(cu.cuCtxGetCurrent())
         nodes = [bodies] if self.else_bodies else [[body] for body in bodies]
-        handles = [check(cu.cuGraphConditionalHandleCreate(graph, context, 0, 0)) for _ in nodes]
+        handles = [check(cu.cuGraphConditionalHandleCreate(whole, context, 0, 0)) for _ in nodes]
+        last = list(before)
         # All conditions before any body: one might write to where the bool was.
         for number, handle in enumerate(handles):
-            self._set_condition(stream, handle, flag, inverse=number == 1)
+            last = [self._add_condition(whole, handle, flag, number == 1, last)]
         for handle, inside in zip(handles, nodes, strict=True):
             params = cu.CUgraphNodeParams()
             params.type = cu.CUgraphNodeType.CU_GRAPH_NODE_TYPE_CONDITIONAL
@@ -315,37 +332,26 @@ class CudaGraphs(TorchGraphs):
             about.handle, about.type, about.ctx = handle, _CONDITIONS[kind], context
             about.size = len(inside)
             params.conditional = about
-            before = self.tails(stream)
-            node = check(add_node(graph, before, None, len(before), params))
-            again = (handle, flag) if kind == WHILE else None
+            last = [check(add_node(whole, last, None, len(last), params))]
             places = params.conditional.phGraph_out
-            for number, body in enumerate(inside):
-                self._body(places[number], body, again)
-            check(set_dependencies(stream, [node], None, 1, int(_SET)))
+            for number, fill in enumerate(inside):
+                body = Handle(places[number], _not_ours)
+                ends = fill(body)
+                if kind == WHILE:
+                    self._add_condition(body.value, handle, flag, False, ends)
+        return last
 
-    def _body(self, graph: Any, body: Callable[[int], None], again: tuple[Any, int] | None) -> None:
-        """Records what a conditional node contains; `again` is what a loop looks at."""
-        self._depth += 1
-        stream = self._made(self._inner, self._depth)[-1]
-        try:
-            check(cu.cuStreamBeginCaptureToGraph(stream, graph, None, None, 0, _RELAXED))
-            with self.using(stream):
-                body(stream)
-                if again is not None:
-                    self._set_condition(stream, *again, inverse=False)
-            check(cu.cuStreamEndCapture(stream))
-        except BaseException:
-            if self.capturing(stream):
-                cu.cuStreamEndCapture(stream)  # the outer graph owns what it has recorded
-            raise
-        finally:
-            self._depth -= 1
-
-    def _set_condition(self, stream: int, handle: Any, flag: int, inverse: bool) -> None:
-        values = (int(handle), flag, int(inverse))
-        types = (ctypes.c_uint64, ctypes.c_uint64, ctypes.c_uint32)
+    def _add_condition(
+        self, graph: Any, handle: Any, flag: int, inverse: bool, before: list[Any]
+    ) -> Any:
+        """Adds what tells a graph the bool in memory, or its inverse."""
         condition = self._function("set_condition", SET_CONDITION)
-        check(cu.cuLaunchKernel(condition, 1, 1, 1, 1, 1, 1, 0, stream, (values, types), 0))
+        return add_condition(graph, condition, (int(handle), flag, int(inverse)), before)
+
+    def conditional(self, stream: int, kind: str, flag: int, bodies: Sequence[Fill]) -> None:
+        graph, before = self._info(stream)
+        ends = self.add_conditional(Handle(graph, _not_ours), kind, flag, before, bodies)
+        check(set_dependencies(stream, ends, None, len(ends), int(_SET)))
 
     def _take(self, copy: Copy) -> Any:
         overlaps = torch.cuda.get_device_capability(self.place)[0] >= _OLDEST_OVERLAPS
@@ -401,6 +407,10 @@ def _edge(overlaps: bool) -> Any:
 def _nodes(graph: Any) -> list[Any]:
     _, count = check(cu.cuGraphGetNodes(graph, 0))
     return list(check(cu.cuGraphGetNodes(graph, count))[0]) if count else []
+
+
+def _not_ours(_: Any) -> None:
+    """Frees nothing: a body is its node's, and what a stream records is the recording's."""
 
 
 def _destroy_graph(graph: Any) -> None:

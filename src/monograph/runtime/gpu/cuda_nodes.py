@@ -77,11 +77,28 @@ def launch_take(function: Any, copy: Copy, stream: int) -> None:
 def add_take(graph: Any, function: Any, copy: Copy, before: list[Any]) -> Any:
     """The same as a node."""
     words = [ctypes.c_uint64(number) for number in _numbers(copy)]
+    blocks = blocks_of(copy.nbytes, copy.narrow_to)
+    return _add_kernel(graph, function, (blocks, THREADS), words, before)
+
+
+def add_condition(
+    graph: Any, function: Any, values: tuple[int, int, int], before: list[Any]
+) -> Any:
+    """A node that tells a graph a bool in memory: the graph's handle, where it is, its inverse."""
+    handle, flag, inverse = values
+    words = [ctypes.c_uint64(handle), ctypes.c_uint64(flag), ctypes.c_uint32(inverse)]
+    return _add_kernel(graph, function, (1, 1), words, before)
+
+
+def _add_kernel(
+    graph: Any, function: Any, size: tuple[int, int], words: list[Any], before: list[Any]
+) -> Any:
+    """A node for a kernel of some blocks and threads; the driver copies its parameters."""
     slots = (ctypes.c_void_p * len(words))(*map(ctypes.addressof, words))
     params = cu.CUDA_KERNEL_NODE_PARAMS()
     params.func = function
-    params.gridDimX, params.gridDimY, params.gridDimZ = blocks_of(copy.nbytes, copy.narrow_to), 1, 1
-    params.blockDimX, params.blockDimY, params.blockDimZ = THREADS, 1, 1
+    params.gridDimX, params.gridDimY, params.gridDimZ = size[0], 1, 1
+    params.blockDimX, params.blockDimY, params.blockDimZ = size[1], 1, 1
     params.kernelParams = ctypes.addressof(slots)
     return check(cu.cuGraphAddKernelNode(graph, before, len(before), params))
 

@@ -36,6 +36,10 @@ class GraphError(ExecutionError):
     """The driver refused something that has to do with a graph; nothing of it was launched."""
 
 
+class UncapturableError(GraphError):
+    """Work that no graph can hold."""
+
+
 class Handle:
     """Something that the driver made, freed exactly once: by `close`, or with its last user.
 
@@ -104,6 +108,8 @@ class Copy:
     """Where that ends, in bytes of what it becomes."""
 
 
+Fill: TypeAlias = Callable[[Handle], list[Any]]
+"""Adds nodes to an empty graph, and returns those that nothing in it waits for."""
 Start: TypeAlias = Callable[[int, int, int], int]
 """Calls a driver's function on an executable graph and a stream, and returns its error."""
 
@@ -167,6 +173,18 @@ class Graphs(Protocol):
     def add_copy(self, graph: Handle, copy: Copy, before: Sequence[Any]) -> Any:
         """Adds a copy behind some nodes."""
 
+    def add_foreign(self, graph: Handle, record: Any, before: Sequence[Any]) -> Any:
+        """Adds what a launch of others does behind some nodes: a stream of its own records it."""
+
+    def add_conditional(
+        self, graph: Handle, kind: str, flag: int, before: Sequence[Any], bodies: Sequence[Fill]
+    ) -> list[Any]:
+        """Adds what bodies hold behind some nodes, to run as a bool in memory says.
+
+        IF: the first if it holds, the second (if there is one) if not. WHILE: the one, again and
+        again; it writes the bool anew each time. Returns what the next nodes wait for.
+        """
+
     def prepare(self, record: Any) -> None:
         """Whatever the first launch of a kernel, or a copy that is one, would do besides.
 
@@ -221,13 +239,11 @@ class Graphs(Protocol):
     def start(self, executable: Handle, stream: int, start: Start) -> None:
         """The same by native code, which is given the driver's function: see `Arrivals`."""
 
-    def conditional(
-        self, stream: int, kind: str, flag: int, bodies: Sequence[Callable[[int], None]]
-    ) -> None:
-        """Records what bodies enqueue on the stream they are given, as a bool in memory says.
+    def conditional(self, stream: int, kind: str, flag: int, bodies: Sequence[Fill]) -> None:
+        """The same on a stream that records, behind what it was given so far.
 
-        IF: the first if it holds, the second (if there is one) if not. WHILE: the one, again and
-        again; it writes the bool anew each time.
+        No stream records a body: where such a recording is spoilt, the driver frees the body, and
+        once more with the graph that holds it, which ends the process.
         """
 
     def copy(self, stream: int, copy: Copy) -> None:

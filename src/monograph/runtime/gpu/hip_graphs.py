@@ -8,7 +8,7 @@ use is staged. Ours are known to start with so many pointers.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from ctypes import POINTER, c_int, c_size_t, c_uint, c_ulonglong, c_void_p
 from functools import cache
 from typing import Any
@@ -16,7 +16,6 @@ from typing import Any
 import torch
 
 from monograph.errors import ExecutionError
-from monograph.runtime.gpu.capture import UncapturableError
 from monograph.runtime.gpu.graphs import (
     EMPTY,
     KERNEL,
@@ -27,9 +26,11 @@ from monograph.runtime.gpu.graphs import (
     TO_DEVICE,
     TO_HOST,
     Copy,
+    Fill,
     GraphError,
     Handle,
     Params,
+    UncapturableError,
 )
 from monograph.runtime.gpu.torch_graphs import TorchGraphs
 
@@ -343,9 +344,15 @@ class HipGraphs(TorchGraphs):
             # Part of it may have run: this is no reason to run it otherwise.
             raise ExecutionError("the HIP runtime refused to launch", given=f"error {error}")
 
-    def conditional(
-        self, stream: int, kind: str, flag: int, bodies: Sequence[Callable[[int], None]]
-    ) -> None:
+    def add_foreign(self, graph: Handle, record: Any, before: Sequence[Any]) -> Any:
+        raise UncapturableError("HIP graphs are not built of what libraries launch")
+
+    def add_conditional(
+        self, graph: Handle, kind: str, flag: int, before: Sequence[Any], bodies: Sequence[Fill]
+    ) -> list[Any]:
+        raise UncapturableError("HIP graphs have no conditional nodes")
+
+    def conditional(self, stream: int, kind: str, flag: int, bodies: Sequence[Fill]) -> None:
         raise UncapturableError("HIP graphs have no conditional nodes")
 
     def copy(self, stream: int, copy: Copy) -> None:

@@ -17,7 +17,7 @@ import torch
 from monograph.errors import ExecutionError
 from monograph.runtime.counts import AUTO, OFF, Counts, Tally, host_takes_part
 from monograph.runtime.gpu.attempts import Attempts
-from monograph.runtime.gpu.capture import needs_conditions, record_control
+from monograph.runtime.gpu.conditions import needs_conditions, record_control
 from monograph.runtime.gpu.control import Controlled
 from monograph.runtime.gpu.enqueue import End, Memory, started
 from monograph.runtime.gpu.fitting import imported, where_else

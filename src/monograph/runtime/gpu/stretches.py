@@ -14,7 +14,8 @@ import torch
 from monograph.errors import some_of
 from monograph.program.regions import NO_CONDITIONS, step_name
 from monograph.runtime.gpu.attempts import Attempts
-from monograph.runtime.gpu.capture import every_record, needs_conditions
+from monograph.runtime.gpu.capture import every_record
+from monograph.runtime.gpu.conditions import needs_conditions
 from monograph.runtime.gpu.launches import Launches
 from monograph.runtime.gpu.recorded import Maker, Recorded
 from monograph.runtime.gpu.running import Running
