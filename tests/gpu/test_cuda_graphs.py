@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import inspect
 from collections import Counter
+from collections.abc import Iterator
 from contextlib import nullcontext, suppress
 from types import SimpleNamespace
 from typing import Any
@@ -87,7 +88,7 @@ class Bindings:
 
 
 @pytest.fixture
-def bindings(monkeypatch: pytest.MonkeyPatch) -> Bindings:
+def bindings(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bindings]:
     made = Bindings()
     monkeypatch.setattr(cuda_graphs, "cu", made)
     for name, call in (
@@ -100,7 +101,8 @@ def bindings(monkeypatch: pytest.MonkeyPatch) -> Bindings:
     monkeypatch.setattr(torch.cuda, "init", lambda: None)
     monkeypatch.setattr(cuda_graphs.CudaGraphs, "guard", lambda self: nullcontext())
     monkeypatch.setattr(cuda_graphs.CudaGraphs, "using", lambda self, *_: nullcontext())
-    return made
+    yield made
+    gc.collect()  # what an error has kept until now is freed here, and by no real driver
 
 
 def graphs() -> cuda_graphs.CudaGraphs:

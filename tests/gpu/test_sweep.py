@@ -20,7 +20,7 @@ def note(name):
     with open(LOG, "a") as log:
         print(name, repr(os.environ["MONOGRAPH_TEST_SHARE"]), file=log)
 
-@pytest.mark.parametrize("number", range(5))
+@pytest.mark.parametrize("number", range(5), ids="zero one two three four".split())
 def test_shared(number):
     note(f"shared {number}")
     assert number != 3
@@ -57,12 +57,12 @@ def test_each_test_runs_once_and_some_run_alone(log: Path) -> None:
     assert first == "alone ''"
     assert sorted(rest) == [f"shared {i} '{i % 2}/2'" for i in range(5)]
     assert found.counts == {sweep.TESTS: {"right": 5, "wrong": 1, "left out": 1}}
-    assert [name.rpartition("::")[2] for _, name, _, _ in found.problems] == ["test_shared[3]"]
+    assert [name.rpartition("::")[2] for _, name, _, _ in found.problems] == ["test_shared[three]"]
 
 
 def test_only_some_are_asked_for(log: Path) -> None:
     found = sweep.Found()
-    sweep.run_tests(found, "test_alone or 4", 2)
+    sweep.run_tests(found, "test_alone or four", 2)
     assert log.read_text().splitlines() == ["alone ''", "shared 4 '0/2'"]
     assert found.counts == {sweep.TESTS: {"right": 2}}
 
