@@ -316,6 +316,7 @@ class FakeGraphs:
 
     def _before(self, graph: Handle, before: Sequence[Any], beside: Any) -> None:
         assert all(node in graph.value.nodes for node in before)
+        assert len(set(map(int, before))) == len(before)
         assert beside is None or beside in before
 
     def prepare(self, record: Any) -> None:

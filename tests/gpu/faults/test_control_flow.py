@@ -220,6 +220,33 @@ def test_a_caller_who_captures_gets_conditional_nodes(rig: Rig, kind: str) -> No
     case.check(4)
 
 
+@fault
+def test_a_caller_who_captures_what_libraries_do_inside(rig: Rig) -> None:
+    """It is said before anything is recorded: memory that they take would be nobody's."""
+    case = rig.case("decided")
+    case.check(3)
+    rig.synchronise()
+    feeds = case.feeds(1)
+    with recorded(rig) as run, pytest.raises(ExecutionError, match="inside a branch or a loop"):
+        case.replay.run(feeds)
+    run[0]()
+    rig.synchronise()
+    assert case.stats["recorded_for_callers"] == 0
+    case.check(4)
+
+
+@pytest.mark.parametrize("seeds", [(1, 2, 3), (2, 1, 4)])
+@fault
+def test_libraries_inside_a_branch(rig: Rig, seeds: tuple[int, ...]) -> None:
+    """They are recorded apart, and are part of the one launch."""
+    case = rig.case("decided", mode="require")
+    for seed in seeds:
+        case.check(seed)
+    assert case.stats["captures"] == 1
+    assert case.stats["replays"] == len(seeds)
+    assert case.replay.executable.syncs == 0
+
+
 @pytest.mark.parametrize("lacking", ["a run before", "conditional nodes"])
 @pytest.mark.parametrize("kind", ["loop", "branch"])
 @fault

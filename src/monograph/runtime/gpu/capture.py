@@ -20,7 +20,14 @@ import torch
 
 from monograph.codegen.triton.layout import Bound
 from monograph.program.lanes import Schedule
-from monograph.runtime.gpu.conditions import Ends, add_launch, is_own, record_control
+from monograph.runtime.gpu.conditions import (
+    Ends,
+    add_launch,
+    decides_on_foreign,
+    is_own,
+    once,
+    record_control,
+)
 from monograph.runtime.gpu.control import Controlled
 from monograph.runtime.gpu.graphs import KERNEL, Copy, GraphError, Graphs, Handle, Params
 from monograph.runtime.gpu.running import Running
@@ -93,7 +100,11 @@ def order_of(executable: Running) -> Schedule:
     count = len(executable._records)
     if len(works) == count:
         return launch_order(works)
-    # Loaded from a package, or a part of a run: one after the other.
+    return in_turn(count)  # loaded from a package, or a part of a run
+
+
+def in_turn(count: int) -> Schedule:
+    """The order of launches one after the other."""
     return Schedule((0,) * count, ((),) * count, tuple((1 << i) - 1 for i in range(count)))
 
 
@@ -178,6 +189,9 @@ class Recorder:
         self.graphs = graphs
         self.pool = None if self.all_own else graphs.pool()
         self.order = order or order_of(executable)
+        if any(decides_on_foreign(graphs, r) for r in executable._records):
+            # One stream records what libraries do inside all bodies: they share their memory.
+            self.order = in_turn(len(executable._records))
         self.events: list[Handle] = []
 
     def record(
@@ -219,11 +233,11 @@ class Recorder:
         for number, record in enumerate(self.executable._records):
             lane, waits = self.order.lane[number], self.order.waits[number]
             here = last.get(lane) or Ends([], None if waits else overlaps)
-            needed = [*here.nodes, *(n for i in waits for n in ends[i].nodes)] or start
+            needed = once([*here.nodes, *(n for i in waits for n in ends[i].nodes)]) or start
             made = add_launch(graphs, record, graph, Ends(needed, here.beside))
             taken.nodes[number] = [] if isinstance(record, Controlled) else made.nodes
             last[lane] = ends[number] = made
-        end = [n for e in last.values() for n in e.nodes] or start
+        end = once([n for e in last.values() for n in e.nodes]) or start
         for name, copy in after.items():
             taken.edges[name] = graphs.add_copy(graph, copy, end)
         return taken

@@ -28,11 +28,20 @@ def needs_conditions(record: Any) -> bool:
 
 
 def is_own(graphs: Graphs, record: Any) -> bool:
-    """Whether a launch is a kernel of our own, or decides on such only."""
+    """Whether a launch is a kernel of our own, or decides on such only and a graph can hold it."""
+    possible = graphs.conditionals or not needs_conditions(record)
+    return possible and _is_all_own(graphs, record)
+
+
+def decides_on_foreign(graphs: Graphs, record: Any) -> bool:
+    """Whether a launch decides on launches of others, by a conditional node."""
+    return needs_conditions(record) and not _is_all_own(graphs, record)
+
+
+def _is_all_own(graphs: Graphs, record: Any) -> bool:
     if not isinstance(record, Controlled):
         return graphs.function(record) is not None
-    possible = graphs.conditionals or not needs_conditions(record)
-    return possible and all(is_own(graphs, r) for body in record.bodies for r in body)
+    return all(_is_all_own(graphs, r) for body in record.bodies for r in body)
 
 
 def record_control(graphs: Graphs, record: Controlled, stream: int) -> None:
@@ -59,6 +68,11 @@ class Ends:
     nodes: list[Any] = field(default_factory=list)
     beside: Any = None
     """The one of them that it may start beside, if it waits by itself."""
+
+
+def once(nodes: Sequence[Any]) -> list[Any]:
+    """Nodes, each of them once: a driver refuses to wait twice for one."""
+    return list({int(node): node for node in nodes}.values())
 
 
 def add_launch(graphs: Graphs, record: Any, graph: Handle, before: Ends) -> Ends:

@@ -17,7 +17,11 @@ import torch
 from monograph.errors import ExecutionError
 from monograph.runtime.counts import AUTO, OFF, Counts, Tally, host_takes_part
 from monograph.runtime.gpu.attempts import Attempts
-from monograph.runtime.gpu.conditions import needs_conditions, record_control
+from monograph.runtime.gpu.conditions import (
+    decides_on_foreign,
+    needs_conditions,
+    record_control,
+)
 from monograph.runtime.gpu.control import Controlled
 from monograph.runtime.gpu.enqueue import End, Memory, started
 from monograph.runtime.gpu.fitting import imported, where_else
@@ -232,6 +236,12 @@ class Replay:
             raise _not_recorded(
                 "with a branch or a loop",
                 hint=f"{self.graphs.name} graphs have no conditional nodes",
+            )
+        if any(decides_on_foreign(self.graphs, r) for r in self.executable._records):
+            # What they take from torch would not belong to the caller's graph.
+            raise _not_recorded(
+                "with a library's launches inside a branch or a loop",
+                hint="run it before or behind what is recorded",
             )
         if not self._launches.made:  # what its nodes need is loaded with the first of our own
             raise _not_recorded("with a branch or a loop", hint="run once with these shapes before")

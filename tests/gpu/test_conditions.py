@@ -1,0 +1,54 @@
+"""The order of what graphs with branches and loops hold."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from monograph.program.lanes import Schedule
+from monograph.runtime.gpu.capture import Recorder
+from monograph.runtime.gpu.control import REPEAT, Controlled, Nest
+from monograph.runtime.gpu.running import Running
+from tests.gpu.fake_driver import FakeDriver, FakeGraphs, FakeRecord
+from tests.gpu.faults import fake_models
+from tests.gpu.replay_models import arena, branch, double, flag, plus_one, port, running, slot
+
+
+def in_two_lanes(count: int) -> Schedule:
+    """Launches by turns in two lanes, none of which waits for the other."""
+    return Schedule(tuple(i % 2 for i in range(count)), ((),) * count, (0,) * count)
+
+
+@pytest.mark.parametrize(("make", "lanes"), [(branch, 2), (fake_models.decided, 1)])
+def test_what_libraries_do_inside_bodies_shares_its_memory(make: Any, lanes: int) -> None:
+    """So no two of them may run side by side; kernels of our own may."""
+    driver = FakeDriver()
+    executable = make(driver)
+    order = in_two_lanes(len(executable._records))
+    recorder = Recorder(executable, FakeGraphs(driver, builds=True), order)
+    assert recorder.order.lanes == lanes
+
+
+def without_turns(driver: FakeDriver) -> Running:
+    """y = 2 (x + 1), and between the two a loop of no turns."""
+    nest = Nest(REPEAT, (1,), 0)
+    works = [
+        (FakeRecord(driver, "plus", plus_one, 2), [port("input:x"), arena()]),
+        (Controlled(nest), [flag()]),
+        (FakeRecord(driver, "never", plus_one, 2), [arena(), arena()]),
+        (FakeRecord(driver, "double", double, 2), [arena(), port("output:y")]),
+    ]
+    return running(driver, [slot("x")], [slot("y")], works, (Nest(), nest, Nest(), Nest()))
+
+
+def test_nothing_waits_twice_for_what_is_before_a_loop_of_no_turns() -> None:
+    driver = FakeDriver()
+    executable = without_turns(driver)
+    # The loop is in a lane of its own, and the last launch waits for both.
+    order = Schedule((0, 1, 0), ((), (0,), (1,)), (0, 1, 3))
+    ports = {name: torch.zeros(1 << 12, dtype=torch.uint8) for name, *_ in executable._ports}
+    taken = Recorder(executable, FakeGraphs(driver, builds=True), order).record(ports)
+    assert [len(taken.nodes[i]) for i in range(3)] == [1, 0, 1]
+    taken.graph.close()
