@@ -18,11 +18,11 @@ SHAPE = (3, 40)
 STRAIGHT = {"y0": "x0", "y1": "x1"}
 CROSSED = {"y0": "x1", "y1": "x0"}
 BODIES = {
-    "updated": (["Add a one"], ["Mul b two"]),
-    "swapped": (["Identity b"], ["Add a one"]),
-    "made of each other": (["Add a b"], ["Sub a b"]),
-    "captured too": (["Add a x0"], ["Mul b x0"]),
-    "one captured by the other": (["Add a one"], ["Add b x0"]),
+    "updated": ("Add a one", "Mul b two"),
+    "swapped": ("Identity b", "Add a one"),
+    "made of each other": ("Add a b", "Sub a b"),
+    "captured too": ("Add a x0", "Mul b x0"),
+    "one captured by the other": ("Add a one", "Add b x0"),
 }
 """By name: how each of two states is made of both (a, b), and of what they were at first."""
 
@@ -31,7 +31,7 @@ def loop_model(body: str, fed: tuple[str, str] = ("x0", "x1")) -> onnx.ModelProt
     """A loop over two states, for as many turns as `turns` says."""
     kind = helper.make_tensor_value_info
     nodes = [helper.make_node("Identity", ["go"], ["on"])]
-    for i, (made,) in enumerate(BODIES[body]):
+    for i, made in enumerate(BODIES[body]):
         op, *inputs = made.split()
         nodes.append(helper.make_node(op, inputs, [f"made{i}"]))
     turn = helper.make_graph(

@@ -20,7 +20,8 @@ from monograph.runtime.gpu.laned import (
 )
 from monograph.runtime.gpu.replay import Replay
 from monograph.runtime.gpu.tuning import TuningCache
-from tests.gpu.fake_driver import FakeDevice, FakeDriver, FakeGraphs
+from tests.gpu.fake_driver import FakeDevice, FakeDriver
+from tests.gpu.fake_graphs import FakeGraphs
 from tests.gpu.replay_models import Default
 
 ALL = (1, 2, 3)

@@ -18,7 +18,8 @@ from monograph.ops.linear import Dot
 from monograph.runtime.gpu.control import BRANCH, REPEAT, Controlled, Nest
 from monograph.runtime.gpu.replay import Replay
 from monograph.runtime.gpu.running import FaultText, GpuLayout, Running, Slot
-from tests.gpu.fake_driver import FakeDevice, FakeDriver, FakeGraphs, FakeRecord, numbers
+from tests.gpu.fake_driver import FakeDevice, FakeDriver, FakeRecord, numbers
+from tests.gpu.fake_graphs import FakeGraphs
 
 SIZE = 8
 BYTES = 4 * SIZE

@@ -11,7 +11,8 @@ from monograph.program.lanes import Schedule
 from monograph.runtime.gpu.capture import Recorder
 from monograph.runtime.gpu.control import REPEAT, Controlled, Nest
 from monograph.runtime.gpu.running import Running
-from tests.gpu.fake_driver import FakeDriver, FakeGraphs, FakeRecord
+from tests.gpu.fake_driver import FakeDriver, FakeRecord
+from tests.gpu.fake_graphs import FakeGraphs
 from tests.gpu.faults import fake_models
 from tests.gpu.replay_models import arena, branch, double, flag, plus_one, port, running, slot
 

@@ -31,7 +31,8 @@ from monograph.runtime.gpu.laned import (
 )
 from monograph.runtime.gpu.tuning import TuningCache
 from tests.gpu import gpu_models
-from tests.gpu.fake_driver import FakeDevice, FakeDriver, FakeGraphs
+from tests.gpu.fake_driver import FakeDevice, FakeDriver
+from tests.gpu.fake_graphs import FakeGraphs
 from tests.gpu.gpu_models import FLOAT
 from tests.gpu.lanes_models import ALL, SIZE, Clock, check, replayed, some, somewhere, three_sums
 from tests.gpu.replay_models import Default, three_towers

@@ -16,7 +16,8 @@ from monograph.runtime.gpu.graphs import GraphError
 from monograph.runtime.gpu.parking import IDLE, LAUNCHED, MARKED, sweep
 from monograph.runtime.gpu.replay import Replay
 from monograph.runtime.gpu.slabs import Slab
-from tests.gpu.fake_driver import FakeDriver, FakeGraphs
+from tests.gpu.fake_driver import FakeDriver
+from tests.gpu.fake_graphs import FakeGraphs
 from tests.gpu.replay_models import expected, replayed, some
 from tests.gpu.test_slabs import layout_of
 

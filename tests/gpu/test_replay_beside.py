@@ -15,7 +15,7 @@ from monograph.errors import ExecutionError
 from monograph.runtime.gpu import launches
 from monograph.runtime.gpu.graphs import Handle
 from monograph.runtime.gpu.replay import Replay
-from tests.gpu.fake_driver import FakeGraphs
+from tests.gpu.fake_graphs import FakeGraphs
 from tests.gpu.replay_models import KERNELS, Default, chain, check, expected, replayed, some
 
 

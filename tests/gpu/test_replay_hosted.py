@@ -27,7 +27,8 @@ from monograph.runtime.gpu.ways import (
     rivals,
     time_all,
 )
-from tests.gpu.fake_driver import FakeDriver, FakeGraphs
+from tests.gpu.fake_driver import FakeDriver
+from tests.gpu.fake_graphs import FakeGraphs
 from tests.gpu.replay_models import SIZE, Default, chain, counter, expected, loop
 from tests.gpu.test_replay_ports import faulty
 

@@ -33,7 +33,8 @@ from monograph.runtime.gpu.ways import (
     time_all,
 )
 from tests.gpu import gpu_models
-from tests.gpu.fake_driver import FakeDriver, FakeGraphs, FakeRecord, numbers
+from tests.gpu.fake_driver import FakeDriver, FakeRecord, numbers
+from tests.gpu.fake_graphs import FakeGraphs
 from tests.gpu.replay_models import SIZE, double, port, running, slot
 from tests.gpu.test_replay_hosted import Made
 

@@ -20,7 +20,8 @@ from monograph.runtime.gpu.eager import Eager
 from monograph.runtime.gpu.running import FaultText, Running
 from monograph.runtime.gpu.tuning import TuningCache
 from monograph.runtime.gpu.ways import Measured
-from tests.gpu.fake_driver import FakeDriver, FakeGraphs, FakeRecord, numbers
+from tests.gpu.fake_driver import FakeDriver, FakeRecord, numbers
+from tests.gpu.fake_graphs import FakeGraphs
 from tests.gpu.replay_models import (
     SIZE,
     Default,

@@ -18,14 +18,8 @@ from monograph.runtime.gpu.replay import Replay
 from monograph.runtime.gpu.running import FaultText, Running
 from monograph.runtime.gpu.slots import ALIGNED, apart
 from tests.cpu.against import feeds_for
-from tests.gpu.fake_driver import (
-    FakeDevice,
-    FakeDriver,
-    FakeGraphs,
-    FakeLibrary,
-    FakeRecord,
-    numbers,
-)
+from tests.gpu.fake_driver import FakeDevice, FakeDriver, FakeLibrary, FakeRecord, numbers
+from tests.gpu.fake_graphs import FakeGraphs
 from tests.gpu.gpu_models import INTERPRETED
 from tests.gpu.replay_models import (
     SIZE,

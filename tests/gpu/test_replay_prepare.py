@@ -15,14 +15,8 @@ from monograph.runtime.gpu.launches import Launches
 from monograph.runtime.gpu.replay import Replay
 from monograph.runtime.gpu.running import FaultText, GpuLayout, Running
 from monograph.runtime.gpu.stretches import Stretches
-from tests.gpu.fake_driver import (
-    FakeDevice,
-    FakeDriver,
-    FakeGraphs,
-    FakeLibrary,
-    FakeRecord,
-    numbers,
-)
+from tests.gpu.fake_driver import FakeDevice, FakeDriver, FakeLibrary, FakeRecord, numbers
+from tests.gpu.fake_graphs import FakeGraphs
 from tests.gpu.replay_models import (
     SIZE,
     arena,

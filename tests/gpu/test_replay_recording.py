@@ -16,7 +16,8 @@ from monograph.runtime.gpu import target
 from monograph.runtime.gpu.running import Running
 from monograph.session import Session
 from tests.gpu import gpu_models as models
-from tests.gpu.fake_driver import FakeDevice, FakeDriver, FakeGraphs, numbers
+from tests.gpu.fake_driver import FakeDevice, FakeDriver, numbers
+from tests.gpu.fake_graphs import FakeGraphs
 from tests.gpu.replay_models import (
     SIZE,
     FakeRecord,

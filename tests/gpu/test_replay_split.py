@@ -25,7 +25,8 @@ from monograph.runtime.gpu.executable import GpuExecutable, compile_for_gpu
 from monograph.runtime.gpu.graphs import GraphError
 from monograph.runtime.gpu.replay import Replay
 from monograph.runtime.gpu.running import Running
-from tests.gpu.fake_driver import FakeDevice, FakeDriver, FakeGraphs, FakeRecord
+from tests.gpu.fake_driver import FakeDevice, FakeDriver, FakeRecord
+from tests.gpu.fake_graphs import FakeGraphs
 from tests.gpu.gpu_models import INTERPRETED
 from tests.gpu.replay_models import (
     SIZE,

@@ -17,7 +17,8 @@ from monograph.runtime.gpu.graphs import KERNEL, MEMCPY, ON_DEVICE, Copy, GraphE
 from monograph.runtime.gpu.replay import Replay
 from monograph.runtime.gpu.running import Running, Slot
 from monograph.runtime.gpu.staging import INSIDE, SHARES
-from tests.gpu.fake_driver import FakeDriver, FakeGraphs, FakeRecord, numbers
+from tests.gpu.fake_driver import FakeDriver, FakeRecord, numbers
+from tests.gpu.fake_graphs import FakeGraphs
 from tests.gpu.replay_models import (
     BYTES,
     SIZE,

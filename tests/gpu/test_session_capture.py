@@ -25,7 +25,8 @@ from monograph.runtime.gpu.replay import Replay
 from monograph.runtime.gpu.running import Running
 from monograph.session import Session
 from tests.gpu import gpu_models as models
-from tests.gpu.fake_driver import FakeDevice, FakeDriver, FakeGraphs
+from tests.gpu.fake_driver import FakeDevice, FakeDriver
+from tests.gpu.fake_graphs import FakeGraphs
 
 pytestmark = models.INTERPRETED
 Load = Callable[..., tuple[Session, FakeDriver]]

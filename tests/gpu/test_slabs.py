@@ -10,7 +10,8 @@ import pytest
 from monograph.ir import dtype
 from monograph.runtime.gpu.running import GpuLayout, Slot
 from monograph.runtime.gpu.slabs import LARGE, PIECE, PIECES, Slab, SlabLayout
-from tests.gpu.fake_driver import FakeDriver, FakeGraphs
+from tests.gpu.fake_driver import FakeDriver
+from tests.gpu.fake_graphs import FakeGraphs
 
 SIZES = {
     "tiny": (5,),

@@ -20,7 +20,8 @@ from monograph.runtime.gpu.launches import Launches
 from monograph.runtime.gpu.running import Running
 from monograph.runtime.gpu.staging import INSIDE, Staging
 from monograph.runtime.gpu.stretches import MISALIGNED, Stretches, launch_on
-from tests.gpu.fake_driver import FakeDriver, FakeGraphs, FakeRecord, numbers
+from tests.gpu.fake_driver import FakeDriver, FakeRecord, numbers
+from tests.gpu.fake_graphs import FakeGraphs
 from tests.gpu.replay_models import BYTES, arena, plus_one, port, running, slot
 from tests.gpu.replay_models import SIZE as COUNT
 from tests.gpu.test_replay_staged import either, stateful

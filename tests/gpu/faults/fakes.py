@@ -19,7 +19,8 @@ import torch
 
 from monograph.runtime.gpu.graphs import Handle
 from monograph.runtime.gpu.slots import ALIGNED
-from tests.gpu.fake_driver import FakeDriver, FakeGraphs
+from tests.gpu.fake_driver import FakeDriver
+from tests.gpu.fake_graphs import FakeGraphs
 
 COMMON = 0
 """The pool of all that belongs to no recording."""
