@@ -277,27 +277,6 @@ def test_a_caller_who_captures_what_no_graph_of_theirs_can_hold(
     monkeypatch.undo()
 
 
-@pytest.mark.parametrize("kind", ["loop", "branch"])
-@fault
-def test_a_failure_inside_a_body(rig: Rig, kind: str) -> None:
-    """The capture of the body and that of all around it are ended; the run is eager."""
-    case = rig.case(kind)
-    (control,) = [r for r in case.replay.executable._records if hasattr(r, "bodies")]
-    record = control.bodies[-1][0]
-    plain = record.launch
-
-    def fails(stream: int) -> None:
-        record.launch = plain
-        raise RuntimeError("a kernel raises")
-
-    record.launch = fails
-    case.check(1)
-    assert case.stats["fallbacks"] == {"a kernel raises": 1}
-    case.check(2)
-    case.check(3)
-    assert case.stats["captures"] == 1
-
-
 @fault
 def test_a_real_model_with_branches_is_one_launch(rig: Rig) -> None:
     folder = SHARED / "silero_vad_v6"
