@@ -5,6 +5,7 @@ Exit codes: 0 fine, 1 a check failed, 2 bad usage or a bad model.
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -12,9 +13,9 @@ import sys
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO, cast
 
 import typer
 
@@ -29,8 +30,12 @@ if TYPE_CHECKING:
     from monograph.report.execute import Request
 
 CHECK_FAILED, BAD_USAGE = 1, 2
-_AS_PYTHON = re.compile(r'\b(target|capture|precision|tune)="([\w:]+)"')
-"""How advice names an option's value to users of Python; --NAME VALUE is what they type here."""
+_AS_PYTHON = {
+    re.compile(r"""\b(target|capture|precision|tune)=(["'])([\w:]+)\2"""): r"--\1 \3",
+    re.compile(r"\bthreads= "): "--threads ",
+    re.compile(r"\bdims={\.\.\.}"): "--dim NAME=SIZE",
+}
+"""How advice names options to users of Python, and what they type here."""
 
 
 def pass_options_from(settings: list[str] | None, disabled: list[str] | None) -> PassOptions:
@@ -97,6 +102,17 @@ def show(as_json: bool, found: dict[str, Any], show: Callable[[Console], None]) 
         raise OSError(_unwritten(e)) from e
 
 
+def print_piece(text: Any, end: str) -> None:
+    """Prints a part of a result as soon as it is there."""
+    try:
+        print(text, end=end, flush=True)
+    except BrokenPipeError:
+        raise
+    except OSError as e:
+        _leave_stdout()
+        raise OSError(_unwritten(e)) from e
+
+
 def _flush() -> None:
     """Writes what is buffered now, where errors are still reported."""
     if sys.stdout is not None:  # closed (`>&-`)
@@ -114,9 +130,33 @@ def _unwritten(e: OSError) -> str:
     return f"the output cannot be written: {e.strerror or e}"
 
 
+class _Told:
+    """Stderr: notes and errors that it does not take are lost, and change nothing else."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        with suppress(OSError):
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with suppress(OSError):
+            self._stream.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
 @contextmanager
 def writing() -> Iterator[None]:
-    """Around a whole command: what only stdout can raise, as with --help and --version."""
+    """Around a whole command: what only stdout can raise, as with --help and --version.
+
+    What cannot be told on stderr, full or closed (`2>&-`), is no reason to do anything else.
+    """
+    if not isinstance(sys.stderr, _Told):
+        sys.stderr = cast("TextIO", _Told(sys.stderr or io.StringIO()))
     try:
         try:
             yield
@@ -124,6 +164,11 @@ def writing() -> Iterator[None]:
             _flush()
     except BrokenPipeError:
         _leave_stdout()
+        sys.exit(0)
+    except SystemExit as e:
+        if not isinstance(e.__context__, BrokenPipeError):
+            raise
+        _leave_stdout()  # typer took it for a failure
         sys.exit(0)
     except OSError as e:
         _leave_stdout()
@@ -146,7 +191,8 @@ def reporting(as_json: bool, debug: bool) -> Iterator[None]:
         if debug:
             traceback.print_exc()
         if isinstance(e, MonographError):
-            e.hint = None if e.hint is None else _AS_PYTHON.sub(r"--\1 \2", e.hint)
+            for python, option in _AS_PYTHON.items():
+                e.hint = None if e.hint is None else python.sub(option, e.hint)
             message = str(e)
         elif isinstance(e, (MemoryError, OSError)):
             message = str(e) or "out of memory"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from monograph.cli_common import BAD_USAGE, note, print_failure, reporting, show
+from monograph.cli_common import BAD_USAGE, note, print_failure, print_piece, reporting, show
 from monograph.cli_options import AsJson, Capture, Debug, Precision, Target, Tf32, Threads, Tune
 from monograph.errors import ConfigError, MonographError
 
@@ -165,7 +165,7 @@ def _generate(
         for piece in made.stream(given, count, **wishes):
             pieces.append(piece)
             if not as_json:
-                print(piece, end="" if is_text else " ", flush=True)
+                print_piece(piece, "" if is_text else " ")
     except MonographError as e:
         if not as_json or not pieces:
             raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from benchmarks.decoders import build
 
 from tests.report import models
 
@@ -25,14 +27,14 @@ COMMANDS = [
 
 
 def finished(
-    stdout: int, *arguments: object, buffered: bool = True
+    stdout: int, *arguments: object, buffered: bool = True, stderr: int = subprocess.PIPE
 ) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTHONUNBUFFERED": "" if buffered else "1"}
     environment.pop("MONOGRAPH_DEBUG", None)
     return subprocess.run(
         [sys.executable, "-m", "monograph", *map(str, arguments)],
         stdout=stdout,
-        stderr=subprocess.PIPE,
+        stderr=stderr,
         text=True,
         env=environment,
         check=False,
@@ -73,6 +75,16 @@ def test_a_full_disk_is_one_message(command: tuple[str, ...], full: int, linear:
     assert done.returncode == 2
 
 
+def test_a_generation_that_cannot_be_written(full: int, closed: int, tmp_path: Path) -> None:
+    folder = build(tmp_path, "tiny-llama")
+    wanted = ("generate", folder, "--target", "cpu", "--tokens", "3,14", "--max-new-tokens", 4)
+    done = finished(full, *wanted)
+    assert complaints(done) == ["error: the output cannot be written: No space left on device"]
+    assert done.returncode == 2
+    done = finished(closed, *wanted)
+    assert (complaints(done), done.returncode) == ([], 0)
+
+
 @pytest.mark.parametrize("arguments", [("--help",), ("--version",), ("inspect", "--help")])
 def test_so_it_is_where_no_command_runs(
     arguments: tuple[str, ...], full: int, buffered: bool
@@ -94,13 +106,44 @@ def test_an_error_keeps_its_own_message_where_the_disk_is_full(
     assert done.returncode == 2
 
 
-@pytest.mark.parametrize("json", [("--json",), ()], ids=["json", "tables"])
-def test_a_reader_that_has_gone_changes_nothing(
-    json: tuple[str, ...], closed: int, buffered: bool, linear: Path, recording: Path
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_notes_that_nobody_takes_change_nothing(
+    command: tuple[str, ...], full: int, buffered: bool, linear: Path
 ) -> None:
-    done = finished(closed, "inspect", linear, *json, buffered=buffered)
+    wanted = (command[0], linear, *command[1:])
+    done = finished(subprocess.PIPE, *wanted, buffered=buffered, stderr=full)
+    assert done.returncode == 0
+    assert done.stdout
+    assert "--json" not in command or json.loads(done.stdout)["ok"]
+    absent = (command[0], linear.parent / "absent.onnx", *command[1:])
+    assert finished(subprocess.PIPE, *absent, buffered=buffered, stderr=full).returncode == 2
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_a_closed_stderr_changes_nothing(command: tuple[str, ...], linear: Path) -> None:
+    wanted = [sys.executable, "-m", "monograph", command[0], str(linear), *command[1:]]
+    closed = ["sh", "-c", 'exec "$@" 2>&-', "sh", *wanted]
+    done = subprocess.run(closed, stdout=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 0
+    assert "error" not in done.stdout
+    assert "--json" not in command or json.loads(done.stdout)["ok"]
+
+
+@pytest.mark.parametrize("arguments", [("--help",), ("--version",), ("inspect", "--help")])
+def test_a_reader_of_help_that_has_gone(
+    arguments: tuple[str, ...], closed: int, buffered: bool
+) -> None:
+    done = finished(closed, *arguments, buffered=buffered)
+    assert (complaints(done), done.returncode) == ([], 0)
+
+
+@pytest.mark.parametrize("form", [("--json",), ()], ids=["json", "tables"])
+def test_a_reader_that_has_gone_changes_nothing(
+    form: tuple[str, ...], closed: int, buffered: bool, linear: Path, recording: Path
+) -> None:
+    done = finished(closed, "inspect", linear, *form, buffered=buffered)
     assert (complaints(done), done.returncode) == ([], 0)
     wrong = models.save(models.LINEAR.replace("Add", "Sub"), linear.parent)
     checked = ("verify", wrong, "--target", "reference", "--against", recording)
-    done = finished(closed, *checked, *json, buffered=buffered)
+    done = finished(closed, *checked, *form, buffered=buffered)
     assert (complaints(done), done.returncode) == ([], 1), "a check that failed is still one"

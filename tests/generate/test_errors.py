@@ -60,10 +60,10 @@ def test_a_detector_is_told_what_decoders_have(tmp_path: Path) -> None:
     assert f"{tmp_path / 'detector.onnx'}: inputs images; outputs detections" in text
 
 
-@pytest.mark.parametrize("given", [None, 5, b"model.onnx", [1]])
+@pytest.mark.parametrize("given", [None, 5, b"model.onnx", [1], ""])
 def test_what_is_no_path_is_no_decoder(given: Any) -> None:
     text = refused(given, ModelError, "a decoder is a folder, or the path of an ONNX file")
-    assert f"given: {type(given).__name__}" in text
+    assert f"given: {type(given).__name__ if given != '' else repr('')}" in text
 
 
 def test_names_that_no_file_can_have() -> None:
@@ -83,6 +83,8 @@ def test_a_decoder_without_a_past(tmp_path: Path) -> None:
 
 def test_configurations_that_cannot_be_read(folder: Path) -> None:
     (folder / "genai_config.json").write_text("{")
+    refused(folder, ModelError, "the configuration cannot be read")
+    (folder / "genai_config.json").write_text("[" * 200_000)
     refused(folder, ModelError, "the configuration cannot be read")
     (folder / "genai_config.json").write_text("[1]")
     refused(folder, ModelError, "is no JSON object")
@@ -222,7 +224,7 @@ def test_bad_tokens_leave_the_sequence_as_it_was(built: Path) -> None:
     before = g.get_sequence(0).tolist()
     for bad, message in (
         ([512], "token ids are out of range"),
-        ([1] * 40, "the prompt is longer than the maximum"),
+        ([1] * 40, "the sequence would be longer than the maximum"),
         ([[1], [2]], "appended to every sequence of a batch"),
     ):
         with pytest.raises(FeedError, match=message):

@@ -14,7 +14,7 @@ from benchmarks.decoders import build
 
 import monograph
 from monograph import Generator
-from monograph.errors import ConfigError, ExecutionError
+from monograph.errors import ConfigError, ExecutionError, FeedError
 
 PROMPT = [3, 14, 15, 92, 65, 35, 8]
 VOCABULARY = 512
@@ -401,6 +401,12 @@ def test_text_goes_in_and_comes_out(tmp_path: Path) -> None:
     assert g.generate([prompt, "w4 w5"], 6)[0] == text
     assert "".join(g.stream(prompt, 6)) == text
     assert g.generate(prompt, 6, stop=f"w{tokens[3]}") == " ".join(f"w{t}" for t in tokens[:3])
+    half = "w4 \udcff"  # as Python reads a byte that is no text
+    with pytest.raises(FeedError, match="UTF-8"):
+        g.generate(half, 6)
+    with pytest.raises(ConfigError, match="no such stop token"):
+        g.generate(prompt, 6, stop=half)
+    assert g.generate(prompt, 6) == text
 
 
 def test_generator_says_what_it_is(folder: Path) -> None:

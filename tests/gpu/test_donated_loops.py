@@ -26,7 +26,7 @@ def load() -> Load:
 
 
 @pytest.mark.parametrize("body", ["updated", "swapped", "made of each other"])
-def test_state_of_a_loop_on_the_device_is_not_copied(load: Load, body: str) -> None:
+def test_state_of_a_loop_on_the_device_is_not_copied_by_the_host(load: Load, body: str) -> None:
     """Each run is a launch and nothing else: the host copies no state beside it."""
     session = load(loop_model(body), donate=STRAIGHT)
     place = torch.device("cuda" if ON_DEVICE else "cpu")

@@ -71,13 +71,13 @@ def _path(given: Any) -> Path:
     """What was given as a path that is there; ids, bytes and the like are none."""
     try:
         text = os.fspath(given)
-        if not isinstance(text, str):
+        if not isinstance(text, str) or not text:
             raise TypeError
     except TypeError:
         raise ModelError(
             "a decoder is a folder, or the path of an ONNX file",
             expected="a path",
-            given=type(given).__name__,
+            given=type(given).__name__ if given != "" else "''",
         ) from None
     path = Path(text)
     try:
@@ -236,7 +236,7 @@ def _hub_stops(folder: Path) -> tuple[tuple[int, ...], str]:
 def _read(file: Path) -> dict[str, Any]:
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as e:
+    except (OSError, ValueError, RecursionError) as e:
         raise ModelError(f"the configuration cannot be read: {e}", given=str(file)) from e
     return _dict(found, file, "the file")
 

@@ -113,7 +113,8 @@ def check_ids(rows: list[list[int]], vocabulary: int) -> None:
         raise FeedError("there is no prompt", given=repr(rows))
     for row in rows:
         if not row:
-            raise FeedError("a prompt has at least one token", given=f"{len(rows)} prompt(s)")
+            given = repr(row) if len(rows) == 1 else f"{len(rows)} prompts, one of them empty"
+            raise FeedError("a prompt has at least one token", given=given)
         if bad := [t for t in row if not 0 <= t < vocabulary]:
             raise FeedError(
                 "token ids are out of range", expected=f"0..{vocabulary - 1}", given=bad[:8]
@@ -130,14 +131,20 @@ def check_room(
     for have, more in zip(old, new, strict=True):
         if len(have) + len(more) >= maximum:
             raise FeedError(
-                "the prompt is longer than the maximum",
+                "the sequence would be longer than the maximum"
+                if have
+                else "the prompt is longer than the maximum",
                 expected=f"fewer than {maximum} tokens, as one is to come",
                 given=f"{len(have)} + {len(more)}" if have else len(more),
-                hint=f"shorten the prompt: {limit}"
-                if limit
-                else "raise max_length, or shorten the prompt",
+                hint=_shorter(bool(have), limit),
             )
     return [len(have) + len(more) for have, more in zip(old, new, strict=True)]
+
+
+def _shorter(goes_on: bool, limit: str | None) -> str:
+    """What to do where tokens have no room."""
+    way = "make room by rewind_to or reset" if goes_on else "shorten the prompt"
+    return f"{way}: {limit}" if limit else f"raise max_length, or {way}"
 
 
 def place_in(

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from monograph.errors import ConfigError, ModelError
+from monograph.errors import ConfigError, FeedError, ModelError
 
 INSTALL = "pip install 'monograph[llm]'"
 IDS = "give token ids"
@@ -43,6 +43,8 @@ class Text:
             raise ModelError(f"the tokenizer cannot be read: {e}", given=str(path)) from e
 
     def encode(self, text: str) -> list[int]:
+        if not _is_unicode(text):
+            raise FeedError("a prompt is text that UTF-8 can hold", given=ascii(text)[:80])
         return list(self._made.encode(text).ids)
 
     def decode(self, tokens: Sequence[int]) -> str:
@@ -54,11 +56,22 @@ class Text:
         A vocabulary may spell texts in its own way (a space as another character): what the text is
         encoded as counts then.
         """
+        if not _is_unicode(text):
+            return None
         found: int | None = self._made.token_to_id(text)
         if found is not None:
             return found
         ids = list(self._made.encode(text, add_special_tokens=False).ids)
         return ids[0] if len(ids) == 1 and self.decode(ids).strip() == text.strip() else None
+
+
+def _is_unicode(text: str) -> bool:
+    """Whether text has no halves of characters, which Python makes of bytes that are no text."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 class TextStream:

@@ -1,11 +1,12 @@
 """Random numbers.
 
 What is guaranteed. A random op has an identity (`uid`) and is never merged with another, folded or
-moved out of a loop: each evaluation draws anew. With a `seed`, the n-th evaluation of one op since
-its model was loaded always gives the same numbers, on every machine and in every session; the first
-gives those of `numpy.random.RandomState(seed)`, whose streams numpy has frozen. Two ops with the
-same seed draw the same numbers, as ONNX describes. Without a seed the numbers differ from process
-to process, and between ops.
+moved out of a loop: each evaluation draws anew. With a `seed`, the n-th evaluation of one op always
+gives the same numbers, on every machine and in every session; the first gives those of
+`numpy.random.RandomState(seed)`, whose streams numpy has frozen. Two ops with the same seed draw
+the same numbers, as ONNX describes. Without a seed the numbers differ from process to process, and
+between ops. Evaluations are counted since the graph was imported: where a model is compiled for the
+shapes that it is fed, each set of shapes has ops of its own, which begin with the first.
 
 The identity is what a state is found by, and every op with that identity holds the state: it goes
 when the last of them goes, with the graphs, programs and sessions that they are in.
