@@ -90,22 +90,27 @@ def show(as_json: bool, found: dict[str, Any], show: Callable[[Console], None]) 
     from monograph.report import tables
 
     try:
-        if as_json:
-            print(json.dumps(tables.plain({"ok": True} | found), allow_nan=False))
-        else:
-            show(tables.console())
-        _flush()
+        with _to_stdout():
+            if as_json:
+                print(json.dumps(tables.plain({"ok": True} | found), allow_nan=False))
+            else:
+                show(tables.console())
     except BrokenPipeError:
         _leave_stdout()  # whether a check failed is still worth an exit code
-    except OSError as e:
-        _leave_stdout()
-        raise OSError(_unwritten(e)) from e
 
 
 def print_piece(text: Any, end: str) -> None:
     """Prints a part of a result as soon as it is there."""
+    with _to_stdout():
+        print(text, end=end)
+
+
+@contextmanager
+def _to_stdout() -> Iterator[None]:
+    """Around what is printed: it has been written behind it, or the error says that it was not."""
     try:
-        print(text, end=end, flush=True)
+        yield
+        _flush()
     except BrokenPipeError:
         raise
     except OSError as e:

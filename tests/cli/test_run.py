@@ -7,8 +7,11 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+import typer
 from onnx import TensorProto, helper
 
+from monograph.cli_common import reporting
+from monograph.errors import ConfigError
 from tests.cli.calls import call, call_json, change
 from tests.report import models
 
@@ -164,6 +167,22 @@ def test_advice_names_options_as_they_are_typed(
     assert result.exit_code == 2
     assert advice in result.stderr
     assert '="' not in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("python", "typed"),
+    [
+        ("load it with target='cpu'", "load it with --target cpu"),
+        ("set MONOGRAPH_THREADS or threads= to a smaller number", "or --threads to a smaller"),
+        ("fix them with dims={...}", "fix them with --dim NAME=SIZE"),
+    ],
+)
+def test_advice_for_users_of_python_is_translated(
+    python: str, typed: str, capsys: pytest.CaptureFixture[str]
+):
+    with pytest.raises(typer.Exit), reporting(as_json=False, debug=False):
+        raise ConfigError("it does not work", hint=python)
+    assert typed in capsys.readouterr().err
 
 
 def test_a_failed_run_on_random_inputs_says_what_to_do(tmp_path: Path):

@@ -86,7 +86,7 @@ def test_a_generation_that_cannot_be_written(full: int, closed: int, tmp_path: P
 
 
 @pytest.mark.parametrize("arguments", [("--help",), ("--version",), ("inspect", "--help")])
-def test_so_it_is_where_no_command_runs(
+def test_help_on_a_full_disk_is_one_message(
     arguments: tuple[str, ...], full: int, buffered: bool
 ) -> None:
     done = finished(full, *arguments, buffered=buffered)

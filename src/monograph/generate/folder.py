@@ -77,7 +77,7 @@ def _path(given: Any) -> Path:
         raise ModelError(
             "a decoder is a folder, or the path of an ONNX file",
             expected="a path",
-            given=type(given).__name__ if given != "" else "''",
+            given=repr(given) if isinstance(given, str) else type(given).__name__,
         ) from None
     path = Path(text)
     try:

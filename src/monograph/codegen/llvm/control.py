@@ -121,7 +121,7 @@ class _Iterated(Control):
 
     @cached_property
     def in_place(self) -> set[int]:
-        """Those of them that stay in the memory of the caller, who donates it, from end to end."""
+        """The numbers of the state that stays where the caller, who donates it, has it."""
         places = self.context.program.places
         found = set()
         for i in self.written_over & self.results.keys():

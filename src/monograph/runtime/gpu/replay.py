@@ -289,7 +289,7 @@ class Replay:
     def _record_for_caller(self, memory: Memory, stream: int) -> None:
         for port, record, position, offset in self.executable._ports:
             record.point(position, memory[port], offset)
-        with self.graphs.lock:  # bodies of branches and loops take streams that are shared
+        with self.graphs.lock:  # recordings take turns, whoever they are for
             for record in self.executable._records:
                 if isinstance(record, Controlled):
                     record_control(self.graphs, record, stream)
