@@ -158,7 +158,7 @@ def _tiles(chain: _Chain, c: Cut, multiply: Multiply) -> Launch:
     t.axis(rank - 1, w.let(f"{column}[None, :]"), across)
     chain.result.axis(rank - 2, row, inside)
     operands = Operands(k, t, chain.first, shape)
-    operands.pack()
+    operands.pack_tiles()
     w.line(f"acc = tl.zeros(({c.m}, {c.n}), {register_type(accumulator(chain.first.dtype))})")
     k.wait()
     steps = w.let(f"tl.arange(0, {c.k})", "rk")

@@ -27,6 +27,7 @@ from monograph.codegen.triton.kernel import (
 from monograph.codegen.triton.library_conv import convolutions
 from monograph.codegen.triton.scalar import register_type
 from monograph.codegen.triton.sizes import power
+from monograph.codegen.triton.tf32 import packed_operand
 from monograph.codegen.triton.tile import Tile, accumulator, finish_from, tile
 from monograph.codegen.triton.windows import (
     Reader,
@@ -126,7 +127,8 @@ class Weights:
         data = known(self.value)
         self.pointer = None
         if data is not None:
-            self.pointer = self.k.pointer(Packed(packed(data, self.g), self.value.dtype))
+            weights = Packed(packed(data, self.g), self.value.dtype)
+            self.pointer = self.k.pointer(packed_operand(self.k.context, weights))
 
     def at(self, column: str, place: tuple[str, Sequence[str], str], mask: str | None) -> str:
         """w[column, depth], or that of a tap and a channel, as it is in memory."""
@@ -193,7 +195,9 @@ def _implicit_kernel(context: GpuContext, g: Window, c: Config, parts: Scratch |
             w.line(f"k0 = {k.program_id(2)} * {length} + j")
         x, y = _tiles(k, reader, weights, (column, beyond), c, steps)
         pair = (x, anchor.inputs[0].dtype), (y, anchor.inputs[1].dtype)
-        w.line(f"acc = {multiply(context, t.elements, *pair, anchor.dtype)}")
+        ready = weights.pointer is not None
+        product = multiply(context, t.elements, *pair, anchor.dtype, rounds_right=not ready)
+        w.line(f"acc = {product}")
     k.trigger()
     if parts is None:
         t.finish("acc")

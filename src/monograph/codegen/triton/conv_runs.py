@@ -12,6 +12,7 @@ from monograph.codegen.triton.dot import Config, Shape, guess, multiply, tiles
 from monograph.codegen.triton.kernel import Candidate, GpuContext, KernelWriter, Launch, Packed
 from monograph.codegen.triton.scalar import register_type
 from monograph.codegen.triton.sizes import power
+from monograph.codegen.triton.tf32 import packed_operand
 from monograph.codegen.triton.tile import Tile, accumulator, tile
 from monograph.codegen.triton.windows import Window
 from monograph.ir import Array, Value, known
@@ -58,7 +59,8 @@ def _kernel(context: GpuContext, anchor: Value, g: Window, c: Config) -> Launch:
     t, w = tile(k), k.w
     data = known(anchor.inputs[1])
     assert data is not None
-    weights = k.pointer(Packed(_packed(data, g, c.k), anchor.inputs[1].dtype))
+    packed = Packed(_packed(data, g, c.k), anchor.inputs[1].dtype)
+    weights = k.pointer(packed_operand(context, packed))
     run = g.kernel[1] * g.channels
     pieces = -(-run // c.k)
     across = -(-g.columns // c.n)
@@ -78,7 +80,8 @@ def _kernel(context: GpuContext, anchor: Value, g: Window, c: Config) -> Launch:
         inside = f", mask={beyond}[:, None], other=0" if beyond else ""
         y = w.let(f"tl.trans(tl.load({where}{inside}))", "y")
         pair = (x, anchor.inputs[0].dtype), (y, anchor.inputs[1].dtype)
-        w.line(f"acc = {multiply(context, t.elements, *pair, anchor.dtype)}")
+        product = multiply(context, t.elements, *pair, anchor.dtype, rounds_right=False)
+        w.line(f"acc = {product}")
     k.trigger()
     t.finish("acc")
     return k.launch((-(-g.rows // c.m) * across,), c.warps, c.stages)

@@ -19,6 +19,7 @@ from monograph.codegen.triton.product import FEW_ROWS, Operands, inner_norm, siz
 from monograph.codegen.triton.product import Shape as Shape
 from monograph.codegen.triton.scalar import register_type
 from monograph.codegen.triton.sizes import power
+from monograph.codegen.triton.tf32 import dot_precision, rounded
 from monograph.codegen.triton.tile import Tile, accumulator, tile
 from monograph.ir import DType, Value
 from monograph.ir.dtype import bf16, f16, f32, i8
@@ -167,7 +168,7 @@ def _tile_kernel(context: GpuContext, shape: Shape, c: Config) -> Launch:
     t.batch(k.program_id(1), range(rank - 2))
     wide = register_type(accumulator(anchor.dtype))
     operands = Operands(k, t, anchor, shape)
-    operands.pack()
+    operands.pack_tiles()
     w.line(f"acc = tl.zeros(({c.m}, {c.n}), {wide})")
     k.wait()
     length = -(-shape.k // (c.split * c.k)) * c.k
@@ -209,7 +210,10 @@ def _multiply(context: GpuContext, operands: Operands, shape: Shape, c: Config, 
         y = w.let(f"tl.trans({operands.rows(across, columns)})", "y")
     else:
         y = operands.right(down, f"({c.k}, {c.n})")
-    product = multiply(context, operands.t.elements, (x, left), (y, right), operands.anchor.dtype)
+    pair, out = ((x, left), (y, right)), operands.anchor.dtype
+    product = multiply(
+        context, operands.t.elements, *pair, out, rounds_right=operands.packed is None
+    )
     w.line(f"acc = {product}")
 
 
@@ -220,15 +224,21 @@ def multiply(
     right: tuple[str, DType],
     out: DType,
     total: str = "acc",
+    rounds_right: bool = True,
 ) -> str:
-    """total + x[m, k] . y[k, n], of tiles as they are in memory."""
+    """total + x[m, k] . y[k, n], of tiles as they are in memory.
+
+    Operands are rounded to what the matrix units multiply; packed weights are already, see `tf32`.
+    """
     (x, of_x), (y, of_y) = left, right
     if of_x == of_y and of_x in MATRIX:
         if of_x == bf16 and context.arch.interpreted:
             # The interpreter multiplies the codes of bf16.
             x, y = f"{x}.to(tl.float32)", f"{y}.to(tl.float32)"
-        precision = '"tf32"' if context.tf32 else '"ieee"'
+        x = rounded(context, elements.w, x, of_x)
+        y = rounded(context, elements.w, y, of_y) if rounds_right else y
         kind = "tl.int32" if of_x == i8 else "tl.float32"
+        precision = dot_precision(context)
         return f"tl.dot({x}, {y}, {total}, input_precision={precision}, out_dtype={kind})"
     scalars, wide = elements.scalars, accumulator(out)
     a = scalars.cast(scalars.decoded(x, of_x), wide).reg

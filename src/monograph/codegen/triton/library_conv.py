@@ -8,6 +8,7 @@ import numpy as np
 
 from monograph.codegen.triton.kernel import Argument, Call, Candidate, GpuContext, Packed, Work
 from monograph.codegen.triton.library import TYPES, destination, viewed
+from monograph.codegen.triton.tf32 import packed_operand
 from monograph.ir import Array, Value, known
 from monograph.ops.conv import Conv
 from monograph.ops.window import CHANNELS_LAST
@@ -35,7 +36,7 @@ def _weights(context: GpuContext, value: Value) -> tuple[Argument, Strided | Non
     """Weights as an argument: constants with channels side by side, data as they lie."""
     data = known(value)
     if data is not None:
-        return Packed(_channels_last(data), value.dtype), None
+        return packed_operand(context, Packed(_channels_last(data), value.dtype)), None
     found = strided(value, context.program.places.storage)
     return None if found is None else (found.source, found)
 

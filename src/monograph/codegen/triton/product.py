@@ -15,6 +15,7 @@ import numpy as np
 
 from monograph.codegen.triton.elements import INT32_MOST, Axis
 from monograph.codegen.triton.kernel import GpuContext, KernelWriter, Packed
+from monograph.codegen.triton.tf32 import packed_operand
 from monograph.codegen.triton.tile import Tile
 from monograph.ir import Constant, Value, known
 from monograph.ir.dtype import bf16, f16, f32
@@ -156,6 +157,11 @@ class Operands:
         """Known weights are read as columns, each in one piece."""
         if self.weights is not None:
             self.packed = self.k.pointer(packed or packed_rows(self.anchor.inputs[1]))
+
+    def pack_tiles(self) -> None:
+        """Known weights, rounded to what the matrix units multiply."""
+        if self.weights is not None:
+            self.pack(packed_operand(self.k.context, packed_rows(self.anchor.inputs[1])))
 
     def left(self, axis: Axis, shape: str) -> str:
         """x[m, k] as it is in memory; of rows that the kernel normalises, what they were."""

@@ -22,6 +22,7 @@ from monograph.codegen.triton.kernel import (
     Work,
 )
 from monograph.codegen.triton.scalar import TritonScalars, register_type
+from monograph.codegen.triton.tf32 import dot_precision, rounded
 from monograph.ir import DType, Value, known
 from monograph.ir.dtype import i64
 from monograph.ops.scalar import Scalar
@@ -345,7 +346,7 @@ class _Step(CellWriter):
         sums = [w.name("acc") for _ in gates]
         for name in sums:
             w.line(f"{name} = tl.zeros(({c.m}, {c.n}), {self.wide})")
-        precision = '"tf32"' if self.context.tf32 else '"ieee"'
+        precision = dot_precision(self.context)
         with w.block(f"for k0 in range(0, {self.cell.hidden}, {c.k})"):
             along, mask = self._along("k0")
             across = f"{mask}[None, :]" if mask else None
@@ -354,7 +355,9 @@ class _Step(CellWriter):
             h = self.read(pointer, at, state.dtype, " & ".join(masks) or None).reg
             down = [f"{mask}[:, None]"] if mask else []
             down += [self.unit_mask] if self.unit_mask else []
+            h = rounded(self.context, w, str(h), self.cell.dtype)
             for gate, name in zip(gates, sums, strict=True):
                 tile = self.weights(gate, self.unit, f"{along}[:, None]", " & ".join(down) or None)
+                tile = rounded(self.context, w, tile, self.cell.dtype)
                 w.line(f"{name} = tl.dot({h}, {tile}, {name}, input_precision={precision})")
         return [self.scalar(name) for name in sums]

@@ -174,7 +174,7 @@ def _constant_bytes(program: Program) -> int:
 
 def problem_key(program: Program, step: Step, tf32: bool) -> str:
     """What a measurement is kept under."""
-    return problems.key(program, step) + ("-tf32" if tf32 else "")
+    return problems.key(program, step) + ("-rounded-tf32" if tf32 else "")
 
 
 def requests_of(module: GpuModule) -> list[Request]:
