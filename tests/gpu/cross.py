@@ -47,6 +47,8 @@ from monograph.runtime.gpu.tune import requests_of
 from tests.samples import sample_graph
 
 CHECKED = ("sm_80", "sm_90", "gfx942", "gfx1100", "gfx1151", "gfx1201")
+TF32 = "tf32"
+"""How the names of graphs begin whose products may be rounded."""
 SEVERAL = 4
 """Candidates of the larger problems that are compiled."""
 
@@ -90,6 +92,21 @@ def larger() -> Iterator[tuple[str, Graph]]:
     yield "lstm", Graph((x,), (("y", Item(0)(cell)), ("h", Item(1)(cell))))
     yield "loop", looping()
     yield from decoding()
+    yield from in_tf32()
+
+
+def in_tf32() -> Iterator[tuple[str, Graph]]:
+    """Products whose operands are rounded: by the host, or by the kernel."""
+    x, y = tensor("x", "f32", 128, 512), tensor("y", "f32", 512, 64)
+    yield f"{TF32} dot", graph_of(Dot()(x, weight("f32", 512, 64)), x)
+    yield f"{TF32} dot of inputs", graph_of(Dot()(x, y), x, y)
+    x = tensor("x", "f32", 1, 20, 20, 64)
+    yield f"{TF32} conv", graph_of(conv(x, weight("f32", 64, 64, 3, 3), 1), x)
+    q, k, v = (tensor(n, "f32", 1, 8, 128, 64) for n in "qkv")
+    yield f"{TF32} attention", graph_of(Attention()(q, k, v), q, k, v)
+    x = tensor("x", "f32", 3, 17, 40)
+    sizes = ((512, 40), (512, 128), (512,), (384,), (1, 128), (1, 128))
+    yield f"{TF32} lstm", graph_of(Item(0)(Lstm()(x, *(weight("f32", *s) for s in sizes))), x)
 
 
 def decoding() -> Iterator[tuple[str, Graph]]:
@@ -135,13 +152,13 @@ def samples(every: bool) -> Iterator[tuple[str, Graph]]:
             yield f"{op.name} {number}", graph
 
 
-def requests(graph: Graph, arch: Arch, count: int | None) -> Iterator[Request]:
+def requests(graph: Graph, arch: Arch, count: int | None, tf32: bool = False) -> Iterator[Request]:
     """The kernels of the first candidates of every step; None for all of them."""
     program = lower_for_gpu(graph)
     for step in program.steps:
         if only_host(step.region) or not select.serves(step.region):
             continue
-        for candidate in select.candidates(GpuContext(program, step, arch))[:count]:
+        for candidate in select.candidates(GpuContext(program, step, arch, tf32))[:count]:
             yield from requests_of(lay_out(program, [(step, candidate.make())]))
 
 
@@ -153,7 +170,7 @@ def compile_all(
     failed: dict[str, str] = {}
     for name, graph, count in graphs:
         try:
-            for one in requests(graph, arch, count):
+            for one in requests(graph, arch, count, name.startswith(TF32)):
                 wanted.setdefault(one, name)
         except MonographError as e:
             failed[name] = str(e)

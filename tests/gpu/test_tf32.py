@@ -7,7 +7,7 @@ average (both operands lose up to 2^-10 of themselves); of rounded ones errors c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -38,7 +38,7 @@ INTERPRETED = pytest.mark.skipif(not device().arch.interpreted, reason="it shows
 
 
 @pytest.fixture
-def truncating(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def truncating(monkeypatch: pytest.MonkeyPatch) -> None:
     """An interpreter whose products of f32 drop the bits that TF32 does not have."""
     from triton.runtime import interpreter
 
@@ -55,7 +55,6 @@ def truncating(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         return plain(self, a, b, d, precision, most)
 
     monkeypatch.setattr(builder, "create_dot", create_dot)
-    yield
 
 
 def positive(*shape: int, seed: int = 0) -> np.ndarray:

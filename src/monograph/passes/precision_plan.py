@@ -10,9 +10,11 @@ What decides, in this order:
    drawn inputs estimates how large they become (`rehearsal`), with room for other inputs; no room
    is needed where a bound is proved (`bounds`). Numbers may overflow where only saturating ops see
    it: the sigmoid of a large number is that of infinity. bf16 has the range of f32: nothing stays
-   for its range.
+   for its range. Of what grows faster than the inputs do (`degrees`) an estimate says nothing: it
+   stays unless a bound is proved. What logarithms, squares and angles are made of stays with them
+   (`front_ends`).
 4. Arithmetic whose every user stays, stays: squares that are summed, differences that e is raised
-   to.
+   to. So do moves of numbers in f32 to users in f32.
 5. Views of such values convert where all their users are converted: half the bytes are moved.
 """
 
@@ -22,6 +24,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+import ml_dtypes
 import numpy as np
 
 from monograph.ir import Constant, DType, Graph, Input, Value, known, subgraphs
@@ -30,6 +33,8 @@ from monograph.ops.attention import Attention, CacheUpdate
 from monograph.ops.base import Comparison
 from monograph.passes.base import users_of
 from monograph.passes.bounds import find_bounds
+from monograph.passes.degrees import find_degrees, is_trusted
+from monograph.passes.front_ends import find_front_ends
 from monograph.passes.precision_rules import (
     ARITHMETIC,
     GROWS,
@@ -54,6 +59,7 @@ JOINS = "it reads a sum or another value of wide range"
 FEEDS = "all that reads it stays in f32"
 MISFIT = "it reads numbers that do not fit"
 DONATED = "it is written into the memory of an input"
+UNPROVED = "its range is not proved: it may grow faster than the inputs do"
 SATURATES = (ew.Erf, ew.Sigmoid, ew.Tanh)
 """Ops that make the same of infinity as of a large number."""
 
@@ -105,13 +111,15 @@ def plan_precision(
     graph: Graph, to: DType, edges: str = KEEP, sizes: Mapping[Value, Magnitude] | None = None
 ) -> dict[Value, str]:
     """The values that stay in f32, and why; `sizes` tell what may not fit for its range."""
-    plan = _Plan(to, _misfits(graph, to, sizes or {}))
+    sizes = sizes or {}
+    unproved = _unproved(graph, to, sizes)
+    plan = _Plan(to, _misfits(graph, to, sizes), unproved, find_front_ends(graph, unproved))
     donated = {name for name, _ in graph.donations} if edges == KEEP else set()
     written = {v for name, v in graph.outputs if name in donated}
     for value in graph.values:
         if reads_f32(value) or converts(value):
             plan.decide(value, DONATED if value in written else None)
-    _keep_what_feeds(graph, plan.reasons)
+    _keep_what_feeds(graph, plan.reasons, edges)
     return {v: r for v, r in plan.reasons.items() if converts(v)}
 
 
@@ -122,6 +130,10 @@ class _Plan:
     to: DType
     misfits: dict[Value, str]
     """Values whose numbers do not fit, and why."""
+    degrees: Mapping[Value, float]
+    """How fast numbers grow with the inputs, where that matters."""
+    front_ends: Mapping[Value, str]
+    """Values that stay for what reads them, and why."""
     reasons: dict[Value, str] = field(default_factory=dict)
     wide: set[Value] = field(default_factory=set)
     """Values that stay and may hold what the narrow type does not, by what computes them."""
@@ -131,7 +143,9 @@ class _Plan:
     def decide(self, value: Value, reason: str | None) -> None:
         operands = [v for v in value.inputs if is_f32(v.type) and not isinstance(v.op, Constant)]
         flexible = is_flexible(value.op) and bool(operands)
-        reason = reason or kept_reason(value, self.to)
+        reason = reason or kept_reason(value, self.to) or self._unproved(value)
+        if reason is None:
+            reason = self.front_ends.get(value)
         if reason is None and flexible:
             reason = self._from_operands(value, operands)
         follows = reason in (FOLLOWS, JOINS) and any(v in self.masks for v in operands)
@@ -145,8 +159,15 @@ class _Plan:
             return
         self.reasons[value] = reason
         carries = flexible and all(v in self.wide for v in operands)
-        if carries or has_wide_range(value, reason):
+        if carries or has_wide_range(value, reason) or reason == UNPROVED:
             self.wide.add(value)
+
+    def _unproved(self, value: Value) -> str | None:
+        """Why no estimate tells whether a value, or what a layer reads, fits."""
+        read = value.inputs[:3] if isinstance(value.op, LAYERS) else ()
+        if all(is_trusted(self.degrees.get(v, 0.0)) for v in (value, *read)):
+            return None
+        return UNPROVED
 
     def _from_operands(self, value: Value, operands: list[Value]) -> str | None:
         if all(v in self.reasons for v in operands):
@@ -169,15 +190,29 @@ class _Plan:
         return None
 
 
+def _unproved(
+    graph: Graph, to: DType, sizes: Mapping[Value, Magnitude]
+) -> Mapping[Value, float]:
+    """The degrees of values, where a type's range is in doubt."""
+    if has_range_of_f32(to) or not sizes:
+        return {}
+    top = float(ml_dtypes.finfo(to.numpy).max)  # type: ignore[no-untyped-call]
+    return find_degrees(graph, lambda v: v in sizes and sizes[v].bound <= top)
+
+
 def reads_f32(value: Value) -> bool:
     return any(is_f32(v.type) for v in value.inputs)
 
 
-def _keep_what_feeds(graph: Graph, reasons: dict[Value, str]) -> None:
+def _keep_what_feeds(graph: Graph, reasons: dict[Value, str], edges: str) -> None:
     """Steps 4 and 5: what is between values that stay, and views that need not."""
     users = users_of(graph)
     outputs = {v for _, v in graph.outputs}
+    moved = _moved(graph, reasons) if edges == KEEP else set()
     for value in reversed(graph.values):
+        if value in moved and all(u in reasons for u in users[value]):
+            reasons.setdefault(value, FEEDS)
+            continue
         if value in outputs or not users[value] or not converts(value):
             continue
         follows = reasons.get(value) == FOLLOWS
@@ -186,6 +221,17 @@ def _keep_what_feeds(graph: Graph, reasons: dict[Value, str]) -> None:
                 reasons[value] = FEEDS
         elif isinstance(value.op, MOVES) and follows and _all_narrow(users[value], reasons):
             del reasons[value]
+
+
+def _moved(graph: Graph, reasons: Mapping[Value, str]) -> set[Value]:
+    """What only moves numbers of f32 as they are: to narrow it on the way would lose their digits."""
+    found: set[Value] = set(graph.inputs)
+    for value in graph.values:
+        operands = [v for v in value.inputs if is_f32(v.type) and not isinstance(v.op, Constant)]
+        whole = all(v in found or v in reasons for v in operands)
+        if isinstance(value.op, MOVES) and is_f32(value.type) and operands and whole:
+            found.add(value)
+    return found.difference(graph.inputs)
 
 
 def _all_narrow(users: list[Value], reasons: dict[Value, str]) -> bool:

@@ -1,4 +1,4 @@
-"""Products of f32 on units that multiply TF32: which devices have them, and how operands are rounded.
+"""Products of f32 on units that multiply TF32: who has them, and how operands are rounded.
 
 The units read f32 and drop its last 13 bits. That truncates: every operand shrinks a little, so
 every product does, and over many layers the shrinking adds up. So operands are rounded to the
