@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -234,17 +235,32 @@ class Broadcast(Op):
         return x.with_shape((UNKNOWN,) * max(x.rank, len(target)))
 
 
+FAR = 2**31 - 1
+"""A bound of a slice that lies beyond any size."""
+
+
 def _is_whole(s: slice) -> bool:
     """Whether a slice keeps every element of a dimension, whatever its size."""
-    far = 2**31 - 1
     if s.step == 1:
-        return bool(s.start == 0 and s.stop >= far)
-    return bool(s.step == -1 and (s.start == -1 or s.start >= far) and s.stop <= -far)
+        return bool(s.start == 0 and s.stop >= FAR)
+    return bool(s.step == -1 and (s.start == -1 or s.start >= FAR) and s.stop <= -FAR)
+
+
+def sliced_places(s: slice, size: int) -> range:
+    """Return the places of a dimension of this size that a slice takes, in their order.
+
+    ONNX clamps bounds as Python does, with one exception: a start that lies before the first
+    element is that element, also where the step is negative.
+    """
+    start, stop, step = s.indices(size)
+    if step < 0 and s.start < -size and size:
+        start = 0
+    return range(start, stop, step)
 
 
 @dataclass(frozen=True)
 class Slice(Op):
-    """x[start:stop:step, ...] as in Python, one triple a dimension.
+    """x[start:stop:step, ...], one triple a dimension; `sliced_places` says how bounds are clamped.
 
     Bounds are normalised once the size is known: a start within it, and for a negative step a stop
     of -1 - size where it runs to the beginning.
@@ -258,6 +274,7 @@ class Slice(Op):
         sample("f32[5, 6]", starts=(1, 0), stops=(4, 6), steps=(1, 2)),
         sample("f32[5, 6]", starts=(-1, 0), stops=(-9, -2), steps=(-2, 1)),
         sample("i64[4]", starts=(3,), stops=(1,), steps=(1,)),
+        sample("f32[4, 3]", starts=(-9, -9), stops=(-9, 2), steps=(-1, 1)),
     )
 
     def canonical(self, *types: Type) -> Op:
@@ -278,10 +295,10 @@ class Slice(Op):
         start, stop, step = self.starts[axis], self.stops[axis], self.steps[axis]
         if not isinstance(size, int):
             return start, stop
-        start, stop, _ = slice(start, stop, step).indices(size)
-        if len(range(start, stop, step)) == 0:
+        places = sliced_places(slice(start, stop, step), size)
+        if not len(places):
             return 0, 0 if step > 0 else -size
-        return start, stop if stop >= 0 else -1 - size
+        return places.start, places.stop if places.stop >= 0 else -1 - size
 
     def indexer(self) -> tuple[slice, ...]:
         return tuple(map(slice, self.starts, self.stops, self.steps))
@@ -290,13 +307,19 @@ class Slice(Op):
         shape: list[Dim] = []
         for d, s in zip(x.dims, self.indexer(), strict=True):
             if isinstance(d, int):
-                shape.append(len(range(*s.indices(d))))
+                shape.append(len(sliced_places(s, d)))
             else:
                 shape.append(d if _is_whole(s) else UNKNOWN)
         return x.with_shape(shape)
 
+    def ranges(self, sizes: Sequence[int]) -> list[range]:
+        """Return the places that are taken of each dimension."""
+        return [sliced_places(s, d) for s, d in zip(self.indexer(), sizes, strict=True)]
+
     def reference(self, x: Array) -> Array:
-        return x[self.indexer()]
+        ranges = self.ranges(x.shape)
+        stops = (r.stop if r.stop >= 0 else None for r in ranges)
+        return x[tuple(slice(r.start, stop, r.step) for r, stop in zip(ranges, stops, strict=True))]
 
     @classmethod
     def infer_deferred(cls, static: dict[str, Any], types: tuple[Type, ...], **late: Type) -> Type:
