@@ -112,12 +112,28 @@ class Reshape(Op):
             return total // rest
         return symbols[0] if len(symbols) == 1 and total == rest > 0 else UNKNOWN
 
+    def row_axis(self, index: int, axis: int, *types: TensorType) -> int | None:
+        """Return the one open axis, where as many elements lie before and after it."""
+        given, made = types[0].dims, self.infer(types[0]).dims
+        open_ = [i for i, d in enumerate(made) if isinstance(d, str)]
+        if len(open_) != 1:
+            return None
+        (own,) = open_
+        parts = (given[:axis], made[:own]), (given[axis + 1 :], made[own + 1 :])
+        return own if all(_counted(a) == _counted(b) for a, b in parts) else None
+
     def reference(self, x: Array) -> Array:
         return x.reshape(self.resolve(x.shape))
 
     @classmethod
     def infer_deferred(cls, static: dict[str, Any], types: tuple[Type, ...], **late: Type) -> Type:
         return as_tensor(types[0]).with_shape(unknown_shape(late["shape"]))
+
+
+def _counted(dims: Shape) -> tuple[int, tuple[str, ...]]:
+    """Return the product of sizes, and the symbols among them."""
+    numbers = [d for d in dims if isinstance(d, int)]
+    return math.prod(numbers), tuple(d for d in dims if isinstance(d, str))
 
 
 @dataclass(frozen=True)
@@ -136,6 +152,9 @@ class Squeeze(Op):
             if isinstance(x.dims[a], int) and x.dims[a] != 1:
                 raise InferError("a squeezed dimension is not 1", expected=1, given=x)
         return x.with_shape(d for i, d in enumerate(x.dims) if i not in self.axes)
+
+    def row_axis(self, index: int, axis: int, *types: TensorType) -> int | None:
+        return None if axis in self.axes else axis - sum(a < axis for a in self.axes)
 
     def reference(self, x: Array) -> Array:
         return np.squeeze(x, self.axes)
@@ -164,6 +183,10 @@ class Unsqueeze(Op):
         for a in self.axes:
             shape.insert(a, 1)
         return x.with_shape(shape)
+
+    def row_axis(self, index: int, axis: int, *types: TensorType) -> int | None:
+        rank = types[0].rank + len(self.axes)
+        return [i for i in range(rank) if i not in self.axes][axis]
 
     def reference(self, x: Array) -> Array:
         return np.expand_dims(x, self.axes)
@@ -196,6 +219,9 @@ class Transpose(Op):
         if x.shape is None:
             return x.with_shape((UNKNOWN,) * count)
         return x.with_shape(x.dims[p] for p in self.permutation)
+
+    def row_axis(self, index: int, axis: int, *types: TensorType) -> int | None:
+        return self.permutation.index(axis)
 
     def reference(self, x: Array) -> Array:
         return np.transpose(x, self.permutation)
@@ -316,6 +342,11 @@ class Slice(Op):
         """Return the places that are taken of each dimension."""
         return [sliced_places(s, d) for s, d in zip(self.indexer(), sizes, strict=True)]
 
+    def row_axis(self, index: int, axis: int, *types: TensorType) -> int | None:
+        """Return the axis where it is kept whole, in its order: a flip begins at its end."""
+        whole = self.starts[axis] == 0 and self.steps[axis] == 1 and self.stops[axis] >= FAR
+        return axis if whole else None
+
     def reference(self, x: Array) -> Array:
         ranges = self.ranges(x.shape)
         stops = (r.stop if r.stop >= 0 else None for r in ranges)
@@ -361,6 +392,9 @@ class Concat(Op):
             total = total + d if isinstance(total, int) and isinstance(d, int) else UNKNOWN
         shape[axis] = xs[0].dims[axis] if len(xs) == 1 else total
         return TensorType(dtype, tuple(shape))
+
+    def row_axis(self, index: int, axis: int, *types: TensorType) -> int | None:
+        return axis if axis != self.axis else None
 
     def reference(self, *xs: Array) -> Array:
         return np.concatenate(xs, self.axis)
