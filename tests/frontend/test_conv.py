@@ -118,3 +118,51 @@ def test_nodes_that_contradict_themselves(attributes: Any, message: str) -> None
     with pytest.raises(ModelError, match=message) as caught:
         monograph.load(node_model("Conv", inputs, **attributes))
     assert caught.value.node == "Conv#0"
+
+
+def _spread(rank: int, kernel: int, dilation: int, attributes: Any) -> list[np.ndarray]:
+    """A transposed convolution whose stride is its kernel, on the CPU; the reference agrees."""
+    groups = attributes.get("group", 1)
+    x = RNG.normal(size=(2, 2 * groups, *(3, 2, 4)[:rank])).astype(np.float32)
+    w = RNG.normal(size=(2 * groups, 3, *(kernel,) * rank)).astype(np.float32)
+    options = {"strides": [kernel] * rank, "dilations": [dilation] * rank, **attributes}
+    options |= {"constant": (1,), "opset": 11}
+    theirs = runtime_node("ConvTranspose", x, w, **options)
+    close(run_node("ConvTranspose", x, w, **options), theirs, 1e-4)
+    session = monograph.load(node_model("ConvTranspose", (x, w), **options), target="cpu")
+    ours = session.run({"x0": x})
+    close(ours, theirs, 1e-4)
+    return ours
+
+
+@pytest.mark.parametrize("kernel", [2, 3, 4])
+@pytest.mark.parametrize("dilation", [2, 3, 4])
+def test_a_dilated_kernel_as_wide_as_its_stride(kernel: int, dilation: int) -> None:
+    for rank in (1, 2):
+        (y,) = _spread(rank, kernel, dilation, {})
+        sizes = [(n - 1) * kernel + (kernel - 1) * dilation + 1 for n in (3, 2)[:rank]]
+        assert y.shape == (2, 3, *sizes)
+
+
+@pytest.mark.parametrize(
+    "attributes",
+    [
+        {"group": 2},
+        {"pads": [1, 2, 0, 1]},
+        {"output_padding": [1, 1]},
+        {"output_shape": [8, 6]},
+        {"auto_pad": "SAME_UPPER"},
+        {"auto_pad": "SAME_LOWER"},
+        {"dilations": [1, 2]},
+        {"dilations": [3, 1]},
+        {"strides": [2, 3]},
+        {"strides": [1, 2], "pads": [1, 0, 0, 1], "group": 2},
+    ],
+    ids=str,
+)
+def test_dilated_kernels_in_every_form(attributes: Any) -> None:
+    _spread(2, 2, 2, attributes)
+
+
+def test_dilated_kernels_of_three_axes() -> None:
+    _spread(3, 2, 3, {"dilations": [1, 3, 2]})

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import monograph
-from monograph.errors import ModelError, UnsupportedError
+from monograph.errors import InferError, ModelError, UnsupportedError
 from tests.frontend.nodes import close, node_model, run_node, runtime_node
 
 RNG = np.random.default_rng(0)
@@ -111,3 +111,54 @@ def test_nodes_refused() -> None:
         run_node("GlobalLpPool", X, p=0)
     with pytest.raises(UnsupportedError, match="p is not a whole number"):
         run_node("LpPool", X, opset=1, kernel_shape=[2, 2], p=2.5)
+
+
+WIDE: list[tuple[tuple[int, ...], dict[str, Any]]] = [
+    ((2,), {"kernel_shape": [3], "strides": [2]}),
+    ((2,), {"kernel_shape": [5], "strides": [4]}),
+    ((3,), {"kernel_shape": [2], "strides": [4], "dilations": [3]}),
+    ((2,), {"kernel_shape": [5], "strides": [3], "pads": [1, 0]}),
+    ((2,), {"kernel_shape": [4], "strides": [3], "pads": [0, 1], "dilations": [2]}),
+    ((2,), {"kernel_shape": [4], "strides": [2]}),  # none at all
+    ((2, 5), {"kernel_shape": [3, 3], "strides": [2, 2]}),
+    ((5, 1), {"kernel_shape": [2, 3], "strides": [2, 3], "pads": [1, 0, 0, 1]}),
+    ((1, 4, 2), {"kernel_shape": [3, 2, 4], "strides": [3, 2, 4], "pads": [1, 0, 0, 0, 1, 1]}),
+]
+"""Windows larger than the padded input, along some axis."""
+
+
+@pytest.mark.parametrize(("sizes", "window"), WIDE)
+@pytest.mark.parametrize(
+    ("op", "attributes"),
+    [
+        ("MaxPool", {}),
+        ("MaxPool", {"outputs": 2}),
+        ("MaxPool", {"outputs": 2, "storage_order": 1}),
+        ("AveragePool", {}),
+        ("AveragePool", {"count_include_pad": 1}),
+        ("LpPool", {"p": 3}),
+    ],
+)
+def test_a_window_larger_than_the_input(op: str, attributes: Any, sizes: Any, window: Any) -> None:
+    """With ceil_mode the last window may reach beyond the end, also where it is the only one."""
+    x = RNG.normal(size=(2, 9, *sizes)).astype(np.float32)
+    options = {**window, **attributes, "ceil_mode": 1, "opset": 19}
+    theirs = runtime_node(op, x, **options)
+    close(run_node(op, x, **options), theirs, 1e-5)
+    close(run_node(op, x, symbolic=True, **options), theirs, 1e-5)
+    compiled = monograph.load(node_model(op, (x,), **options), target="cpu")
+    close(compiled.run({"x0": x}), theirs, 1e-5)
+
+
+def test_one_window_holds_all_there_is() -> None:
+    x = np.array([[[1, 2]]], np.float32)
+    window: dict[str, Any] = {"kernel_shape": [3], "strides": [2], "ceil_mode": 1, "opset": 19}
+    for op, expected in (("MaxPool", 2.0), ("AveragePool", 1.5), ("LpPool", np.sqrt(5.0))):
+        np.testing.assert_allclose(run_node(op, x, **window)[0], [[[expected]]], 1e-6)
+
+
+@pytest.mark.parametrize("ceil", [0, 1])
+def test_a_window_that_fits_nowhere_is_refused(ceil: int) -> None:
+    x = np.ones((1, 1, 2), np.float32)
+    with pytest.raises(InferError, match="larger than the padded input"):
+        run_node("MaxPool", x, kernel_shape=[5], strides=[1], ceil_mode=ceil)

@@ -105,3 +105,76 @@ def test_nodes_refused() -> None:
         run_node("Resize", X)
     with pytest.raises(ModelError, match="unknown mode"):
         run_node("Resize", X, None, SCALES, mode="area")
+
+
+WAYS = [*PLACES, "half_pixel_symmetric"]
+KINDS = [np.uint8, np.int8, np.int32]
+
+
+def numbers(kind: type, seed: int = 0, shape: tuple[int, ...] = (1, 2, 9, 7)) -> np.ndarray:
+    """Integers over all of 8 bits: in larger types, those that ONNX Runtime's f32 holds."""
+    low, high = (0, 256) if np.iinfo(kind).min == 0 else (-128, 128)
+    return np.random.default_rng(seed).integers(low, high, shape).astype(kind)
+
+
+def exact(x: np.ndarray, *given: Any, **attributes: Any) -> np.ndarray:
+    """The result in f64, with what is within 2^-17 of a whole number put there."""
+    (y,) = run_node("Resize", x.astype(np.float64), *given, **attributes)
+    near = np.abs(y - np.rint(y)) < 2**-17
+    return np.where(near, np.rint(y), y)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("places", WAYS)
+def test_integers_are_cut_off(kind: type, places: str) -> None:
+    """As in ONNX Runtime, where its f32 leaves no doubt about the whole number."""
+    x = numbers(kind)
+    options: dict[str, Any] = {
+        "mode": "linear", "coordinate_transformation_mode": places, "opset": 19,
+    }  # fmt: skip
+    for size in ([17, 12], [4, 5], [18, 14]):
+        given = (None, None, np.array([1, 2, *size]))
+        (ours,) = run_node("Resize", x, *given, **options)
+        wanted = exact(x, *given, **options)
+        np.testing.assert_array_equal(ours, np.trunc(wanted).astype(kind))
+        (theirs,) = runtime_node("Resize", x, *given, **options)
+        clear = np.abs(wanted - np.rint(wanted)) > 1e-3
+        np.testing.assert_array_equal(ours[clear], theirs[clear])
+
+
+@pytest.mark.parametrize("mode", ["linear", "cubic"])
+@pytest.mark.parametrize("kind", [np.uint8, np.int8])
+def test_integers_are_rounded_where_they_are_smoothed(mode: str, kind: type) -> None:
+    """ONNX Runtime rounds after each axis: it differs by one at times, and by more at edges."""
+    x = numbers(kind)
+    given = (None, None, np.array([1, 2, 4, 5]))
+    options: dict[str, Any] = {"mode": mode, "antialias": 1, "opset": 19}
+    (ours,) = run_node("Resize", x, *given, **options)
+    info = np.iinfo(kind)
+    wanted = np.clip(np.floor(exact(x, *given, **options) + 0.5), info.min, info.max)
+    np.testing.assert_array_equal(ours, wanted.astype(kind))
+    if kind is np.uint8 and mode == "linear":
+        (theirs,) = runtime_node("Resize", x, *given, **options)
+        assert np.abs(ours.astype(int) - theirs).max() <= 1
+        assert np.mean(ours != theirs) < 0.25
+
+
+@pytest.mark.parametrize("mode", ["linear", "cubic"])
+@pytest.mark.parametrize("kind", [np.uint8, np.int8, np.uint16, np.int32, np.int64])
+def test_integers_are_the_same_on_the_cpu(mode: str, kind: type) -> None:
+    """Whatever the order of the sums: thirds and fifths of whole numbers are whole again."""
+    info = np.iinfo(kind)
+    limits = max(info.min, -(2**31)), min(info.max, 2**31 - 1)
+    x = np.random.default_rng(1).integers(*limits, (1, 2, 10, 9), endpoint=True).astype(kind)
+    for places in (*WAYS, "tf_crop_and_resize"):
+        roi = np.array([0, 0, 0.1, -0.2, 1, 1, 0.7, 1.3], np.float32)
+        for sizes, antialias in (([30, 27], 0), ([25, 6], 0), ([5, 27], 1)):
+            given = (x, roi, None, np.array([1, 2, *sizes]))
+            options = {
+                "mode": mode, "antialias": antialias, "coordinate_transformation_mode": places,
+                "extrapolation_value": -300.7, "constant": (1, 3), "opset": 19,
+            }  # fmt: skip
+            session = monograph.load(node_model("Resize", given, **options), target="cpu")
+            np.testing.assert_array_equal(
+                session.run({"x0": x})[0], run_node("Resize", *given, **options)[0]
+            )

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
 import pytest
 
+import monograph
 from monograph.errors import ModelError
-from tests.frontend.nodes import close, run_node, runtime_node
+from monograph.ir import TensorType
+from monograph.ir.dtype import f32
+from monograph.ops.shape import Slice
+from tests.frontend.nodes import close, node_model, run_node, runtime_node
 from tests.frontend.test_shape import in_every_way, ints
 
 X = np.arange(60, dtype=np.float32).reshape(5, 12)
@@ -129,3 +134,57 @@ def test_center_crop_pad() -> None:
     for opset in (18, 21):
         (result,) = run_node("CenterCropPad", X, ints(3, 14), constant=[1], opset=opset)
         np.testing.assert_array_equal(result, np.pad(X[1:4], ((0, 0), (1, 1))))
+
+
+def places_of(start: int, end: int, step: int, size: int) -> list[int]:
+    """What the standard says a slice takes: negative bounds count from the end, then all clamp."""
+    start, end = (b + size if b < 0 else b for b in (start, end))
+    low, high = (0, size) if step > 0 else (-1, size - 1)
+    start = min(max(start, 0), high)
+    return [*range(start, min(max(end, low), high), step)] if size else []
+
+
+BOUNDS = (MIN, MIN + 1, -(2**31), -5, -4, -3, -1, 0, 1, 3, 4, 2**31 - 1, MAX)
+
+
+@pytest.mark.parametrize("size", [0, 1, 4])
+@pytest.mark.parametrize("step", [1, 2, MAX, -1, -2, MIN])
+def test_bounds_clamp_as_the_standard_says(size: int, step: int) -> None:
+    """Also a start before the first element, where the step is negative: Python takes nothing."""
+    x = np.arange(size, dtype=np.float32)
+    for start in BOUNDS:
+        for end in BOUNDS:
+            op = Slice((start,), (end,), (step,))
+            expected = x[places_of(start, end, step, size)]
+            np.testing.assert_array_equal(op.reference(x), expected)
+            static = op.canonical(TensorType(f32, (size,)))
+            np.testing.assert_array_equal(static.reference(x), expected)
+            assert op.infer(TensorType(f32, (size,))).dims == expected.shape
+
+
+@pytest.mark.parametrize("size", [1, 4])
+def test_bounds_clamp_as_in_onnx_runtime(size: int) -> None:
+    """Except for an end of INT_MAX behind a negative step, which it takes for the beginning."""
+    x = np.arange(size, dtype=np.float32)
+    for start, end, step in itertools.product(
+        (MIN, -9, -1, 0, 9), (MIN, -9, -2, 0, 9), (1, -1, -2)
+    ):
+        given = (x, ints(start), ints(end), ints(0), ints(step))
+        theirs = runtime_node("Slice", *given)
+        for options in ({}, {"constant": (1, 2, 3, 4), "symbolic": True}):
+            close(run_node("Slice", *given, **options), theirs, 0)
+
+
+@pytest.mark.parametrize("target", ["reference", "cpu"])
+def test_a_start_before_the_first_element(target: str) -> None:
+    given = (X, ints(-99, -13), ints(MIN, MIN), ints(0, 1), ints(-1, -2))
+    for options in ({}, {"constant": (1, 2, 3, 4)}, {"constant": (1, 2, 3, 4), "symbolic": True}):
+        session = monograph.load(node_model("Slice", given, **options), target=target)
+        feeds = {n: given[int(n[1:])] for n in session.graph.input_names}
+        np.testing.assert_array_equal(session.run(feeds)[0], X[:1, :1])
+
+
+def test_bounds_of_opset_1_clamp() -> None:
+    for start, end in itertools.product((MIN, -6, -1, 0, 7), (MIN, -2, 5, MAX)):
+        (result,) = run_node("Slice", X, opset=9, starts=[start], ends=[end])
+        np.testing.assert_array_equal(result, X[places_of(start, end, 1, 5)])

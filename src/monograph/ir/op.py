@@ -112,6 +112,16 @@ class Op:
         """The one form of this op for these inputs; the op itself where it has only one."""
         return self
 
+    def row_axis(self, index: int, axis: int, *types: TensorType) -> int | None:
+        """Return the axis of the result that goes row by row with an axis of operand `index`.
+
+        Rows added at the end of that axis, whatever they hold, add rows at the end of the axis that
+        is returned and change nothing before them. An op states this for each axis and for its own
+        attributes; without a statement (None) nothing is known, and a size that data decide has to
+        be known before the op runs. An op with a `scalar` form needs no statement.
+        """
+        return None
+
     @classmethod
     def infer_deferred(cls, static: dict[str, Any], types: tuple[Type, ...], **late: Type) -> Type:
         """The type when some attributes are known only at run time (see `Deferred`)."""

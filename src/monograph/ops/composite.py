@@ -98,6 +98,9 @@ class Softmax(Op):
     def infer(self, x: TensorType) -> TensorType:
         return _along(x, self.axis)
 
+    def row_axis(self, index: int, axis: int, *types: TensorType) -> int | None:
+        return axis if axis != self.axis else None
+
     def reference(self, x: Array) -> Array:
         shifted = _below_largest(x, self.axis)
         e = np.exp(shifted)
@@ -121,6 +124,9 @@ class LogSoftmax(Op):
 
     def infer(self, x: TensorType) -> TensorType:
         return _along(x, self.axis)
+
+    def row_axis(self, index: int, axis: int, *types: TensorType) -> int | None:
+        return axis if axis != self.axis else None
 
     def reference(self, x: Array) -> Array:
         shifted = _below_largest(x, self.axis)

@@ -78,6 +78,14 @@ class Gather(_AlongAxis):
         axis = normalise_axis(self.axis, x.rank)
         return x.with_shape((*x.dims[:axis], *indices.shape, *x.dims[axis + 1 :]))
 
+    def row_axis(self, index: int, axis: int, *types: TensorType) -> int | None:
+        """Return the axis of what is not indexed, or of the indices, which must be in range."""
+        if index == 1:
+            return self.axis + axis
+        if axis == self.axis:
+            return None
+        return axis if axis < self.axis else axis + types[1].rank - 1
+
     def reference(self, x: Array, indices: Array) -> Array:
         axis = normalise_axis(self.axis, x.ndim)
         shape = (*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :])
@@ -134,6 +142,11 @@ class GatherNd(Op):
             raise InferError("coordinates do not fit the tensor", expected=x, given=indices)
         leading = map(merge_dims, x.dims[:batch], indices.dims[:batch])
         return x.with_shape((*leading, *indices.dims[batch:-1], *x.dims[batch + depth :]))
+
+    def row_axis(self, index: int, axis: int, *types: TensorType) -> int | None:
+        """Return the axis of the indices, which must be in range, where it holds no coordinates."""
+        plain = index == 1 and not self.batch_dims and axis < types[1].rank - 1
+        return axis if plain else None
 
     def reference(self, x: Array, indices: Array) -> Array:
         batch, depth = self.batch_dims, indices.shape[-1]

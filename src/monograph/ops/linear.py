@@ -64,6 +64,11 @@ class Dot(Op):
         batch = broadcast(x.shape[:-2], y.shape[:-2]) or ()
         return result.with_shape((*batch, x.shape[-2], y.shape[-1]))
 
+    def row_axis(self, index: int, axis: int, *types: TensorType) -> int | None:
+        """Return the axis of the left operand, where the right one is a single matrix."""
+        x, y = types
+        return axis if index == 0 and axis < x.rank - 1 and y.rank == 2 else None
+
     def reference(self, x: Array, y: Array) -> Array:
         if x.shape[-1] != y.shape[-2]:
             raise ExecutionError(

@@ -51,6 +51,11 @@ class Reduction(Op, abstract=True):
             return x.with_shape(1 if i in axes else d for i, d in enumerate(x.dims))
         return x.with_shape(d for i, d in enumerate(x.dims) if i not in axes)
 
+    def row_axis(self, index: int, axis: int, *types: TensorType) -> int | None:
+        if axis in self.axes:
+            return None
+        return axis if self.keep else axis - sum(a < axis for a in self.axes)
+
     def reference(self, x: Array) -> Array:
         return narrow(self.compute(widen(x)), from_numpy(x.dtype))
 
@@ -239,6 +244,10 @@ class Cumulative(Op, abstract=True):
         check_kinds(as_tensor(x).dtype, NUMERIC)
         normalise_axis(self.axis, x.rank)
         return x
+
+    def row_axis(self, index: int, axis: int, *types: TensorType) -> int | None:
+        """Return the axis; a total that runs from the end of it needs its last row."""
+        return None if self.reverse and axis == self.axis else axis
 
     def reference(self, x: Array) -> Array:
         wide = widen(x)

@@ -25,9 +25,12 @@ from monograph.ops.resample import (
     nearest_places,
     taps,
 )
+from monograph.ops.scalar import Scalar, ScalarBuilder
 
 NEAREST, LINEAR, CUBIC = "nearest", "linear", "cubic"
 STRETCH, NOT_LARGER, NOT_SMALLER = "stretch", "not_larger", "not_smaller"
+GRID = 1 << 16
+"""Interpolated integers are multiples of 1 / GRID before they become whole."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +43,8 @@ class Resize(Op):
     `exclude_outside` have no weight. `antialias` widens the kernel when an axis shrinks. Only
     "tf_crop_and_resize" reads `roi` (starts, then ends, relative to the size) and gives
     `extrapolation` beyond the edges. A `policy` other than "stretch" keeps the aspect ratio with
-    no axis larger, or none smaller, than `sizes`.
+    no axis larger, or none smaller, than `sizes`. Integers between elements are cut off, or with
+    `antialias` rounded (see `whole_number`).
 
     Once the input's sizes are known, `sizes` holds those of the result, `scales` is kept only where
     it differs from their ratio, and axes that do not change are dropped.
@@ -71,6 +75,8 @@ class Resize(Op):
         sample("u8[4, 6]", axes=(1, 0), sizes=(3, 3), policy=NOT_LARGER, coordinates="asymmetric",
                rounding="floor"),
         sample("u8[4, 6]", axes=(0, 1), sizes=(3, 9), mode=LINEAR, coordinates="align_corners"),
+        sample("u8[7, 5]", axes=(0, 1), sizes=(21, 15), mode=LINEAR),
+        sample("i8[9, 8]", axes=(0, 1), sizes=(4, 5), mode=CUBIC, antialias=True),
     )  # fmt: skip
 
     def canonical(self, *types: Type) -> Op:
@@ -196,8 +202,14 @@ class Resize(Op):
             if op.coordinates == CROP and outside.any():
                 index = [slice(None)] * y.ndim
                 index[a] = outside  # type: ignore[call-overload]
-                y[tuple(index)] = op.extrapolation
+                y[tuple(index)] = op.beyond(from_numpy(x.dtype))
         return y
+
+    def beyond(self, dtype: DType) -> float | int:
+        """Return what stands beyond the edges; an integer is cut off, within its range."""
+        if not dtype.is_integer:
+            return self.extrapolation
+        return int(np.clip(np.nan_to_num(self.extrapolation), *_limits(dtype)))
 
     def _axis(self, i: int, size: int) -> Axis:
         n = len(self.axes)
@@ -225,7 +237,7 @@ class Resize(Op):
             for place, weight in zip(places, weights, strict=True):
                 total = total + np.take(y, place, a) * weight.reshape(shape)
             y = total
-        return _rounded(y, dtype)
+        return _rounded(y, dtype, self.antialias)
 
     @classmethod
     def infer_deferred(cls, static: dict[str, Any], types: tuple[Type, ...], **late: Type) -> Type:
@@ -243,10 +255,35 @@ def _same_scale(a: float, b: float) -> bool:
     return bool(np.float32(a) == np.float32(b))
 
 
-def _rounded(y: Array, dtype: DType) -> Array:
-    """The result in its element type; integers are cut off, within their range."""
+def _rounded(y: Array, dtype: DType, antialias: bool) -> Array:
+    """Return the result in its element type; `whole_number` says which integer that is."""
     if not dtype.is_integer:
         return y.astype(dtype.numpy)
+    grid = np.floor(y * GRID + 0.5) / GRID
+    grid = np.floor(grid + 0.5) if antialias else grid
+    return np.clip(grid, *_limits(dtype)).astype(dtype.numpy)
+
+
+def whole_number(b: ScalarBuilder, y: Scalar, dtype: DType, antialias: bool) -> Scalar:
+    """Return an interpolated number, an f64, as the integer that stands for it, still in f64.
+
+    The standard does not say which one it is. ONNX Runtime cuts off, and rounds where it
+    antialiases. The number is first rounded to a multiple of 1 / GRID: weights are not exact, and
+    the order of a sum must not decide whether 3 comes out as 2.
+    """
+    half = b.constant(0.5, y.dtype)
+    y = b.mul(
+        b.floor(b.add(b.mul(y, b.constant(float(GRID), y.dtype)), half)),
+        b.constant(1.0 / GRID, y.dtype),
+    )
+    if antialias:
+        y = b.floor(b.add(y, half))
+    lowest, highest = _limits(dtype)
+    return b.min(b.max(y, b.constant(lowest, y.dtype)), b.constant(highest, y.dtype))
+
+
+def _limits(dtype: DType) -> tuple[float, float]:
+    """Return the smallest and the largest f64 that an integer type can hold."""
     lowest = -(2.0 ** (dtype.bits - 1)) if dtype.is_signed else 0.0
-    highest = 2.0 ** (dtype.bits - (1 if dtype.is_signed else 0)) - 1
-    return np.clip(y, lowest, highest).astype(dtype.numpy)
+    beyond = 2.0 ** (dtype.bits - (1 if dtype.is_signed else 0))
+    return lowest, min(beyond - 1, float(np.nextafter(beyond, 0)))

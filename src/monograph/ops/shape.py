@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -111,12 +112,28 @@ class Reshape(Op):
             return total // rest
         return symbols[0] if len(symbols) == 1 and total == rest > 0 else UNKNOWN
 
+    def row_axis(self, index: int, axis: int, *types: TensorType) -> int | None:
+        """Return the one open axis, where as many elements lie before and after it."""
+        given, made = types[0].dims, self.infer(types[0]).dims
+        open_ = [i for i, d in enumerate(made) if isinstance(d, str)]
+        if len(open_) != 1:
+            return None
+        (own,) = open_
+        parts = (given[:axis], made[:own]), (given[axis + 1 :], made[own + 1 :])
+        return own if all(_counted(a) == _counted(b) for a, b in parts) else None
+
     def reference(self, x: Array) -> Array:
         return x.reshape(self.resolve(x.shape))
 
     @classmethod
     def infer_deferred(cls, static: dict[str, Any], types: tuple[Type, ...], **late: Type) -> Type:
         return as_tensor(types[0]).with_shape(unknown_shape(late["shape"]))
+
+
+def _counted(dims: Shape) -> tuple[int, tuple[str, ...]]:
+    """Return the product of sizes, and the symbols among them."""
+    numbers = [d for d in dims if isinstance(d, int)]
+    return math.prod(numbers), tuple(d for d in dims if isinstance(d, str))
 
 
 @dataclass(frozen=True)
@@ -135,6 +152,9 @@ class Squeeze(Op):
             if isinstance(x.dims[a], int) and x.dims[a] != 1:
                 raise InferError("a squeezed dimension is not 1", expected=1, given=x)
         return x.with_shape(d for i, d in enumerate(x.dims) if i not in self.axes)
+
+    def row_axis(self, index: int, axis: int, *types: TensorType) -> int | None:
+        return None if axis in self.axes else axis - sum(a < axis for a in self.axes)
 
     def reference(self, x: Array) -> Array:
         return np.squeeze(x, self.axes)
@@ -163,6 +183,10 @@ class Unsqueeze(Op):
         for a in self.axes:
             shape.insert(a, 1)
         return x.with_shape(shape)
+
+    def row_axis(self, index: int, axis: int, *types: TensorType) -> int | None:
+        rank = types[0].rank + len(self.axes)
+        return [i for i in range(rank) if i not in self.axes][axis]
 
     def reference(self, x: Array) -> Array:
         return np.expand_dims(x, self.axes)
@@ -195,6 +219,9 @@ class Transpose(Op):
         if x.shape is None:
             return x.with_shape((UNKNOWN,) * count)
         return x.with_shape(x.dims[p] for p in self.permutation)
+
+    def row_axis(self, index: int, axis: int, *types: TensorType) -> int | None:
+        return self.permutation.index(axis)
 
     def reference(self, x: Array) -> Array:
         return np.transpose(x, self.permutation)
@@ -234,17 +261,32 @@ class Broadcast(Op):
         return x.with_shape((UNKNOWN,) * max(x.rank, len(target)))
 
 
+FAR = 2**31 - 1
+"""A bound of a slice that lies beyond any size."""
+
+
 def _is_whole(s: slice) -> bool:
     """Whether a slice keeps every element of a dimension, whatever its size."""
-    far = 2**31 - 1
     if s.step == 1:
-        return bool(s.start == 0 and s.stop >= far)
-    return bool(s.step == -1 and (s.start == -1 or s.start >= far) and s.stop <= -far)
+        return bool(s.start == 0 and s.stop >= FAR)
+    return bool(s.step == -1 and (s.start == -1 or s.start >= FAR) and s.stop <= -FAR)
+
+
+def sliced_places(s: slice, size: int) -> range:
+    """Return the places of a dimension of this size that a slice takes, in their order.
+
+    ONNX clamps bounds as Python does, with one exception: a start that lies before the first
+    element is that element, also where the step is negative.
+    """
+    start, stop, step = s.indices(size)
+    if step < 0 and s.start < -size and size:
+        start = 0
+    return range(start, stop, step)
 
 
 @dataclass(frozen=True)
 class Slice(Op):
-    """x[start:stop:step, ...] as in Python, one triple a dimension.
+    """x[start:stop:step, ...], one triple a dimension; `sliced_places` says how bounds are clamped.
 
     Bounds are normalised once the size is known: a start within it, and for a negative step a stop
     of -1 - size where it runs to the beginning.
@@ -258,6 +300,7 @@ class Slice(Op):
         sample("f32[5, 6]", starts=(1, 0), stops=(4, 6), steps=(1, 2)),
         sample("f32[5, 6]", starts=(-1, 0), stops=(-9, -2), steps=(-2, 1)),
         sample("i64[4]", starts=(3,), stops=(1,), steps=(1,)),
+        sample("f32[4, 3]", starts=(-9, -9), stops=(-9, 2), steps=(-1, 1)),
     )
 
     def canonical(self, *types: Type) -> Op:
@@ -278,10 +321,10 @@ class Slice(Op):
         start, stop, step = self.starts[axis], self.stops[axis], self.steps[axis]
         if not isinstance(size, int):
             return start, stop
-        start, stop, _ = slice(start, stop, step).indices(size)
-        if len(range(start, stop, step)) == 0:
+        places = sliced_places(slice(start, stop, step), size)
+        if not len(places):
             return 0, 0 if step > 0 else -size
-        return start, stop if stop >= 0 else -1 - size
+        return places.start, places.stop if places.stop >= 0 else -1 - size
 
     def indexer(self) -> tuple[slice, ...]:
         return tuple(map(slice, self.starts, self.stops, self.steps))
@@ -290,13 +333,24 @@ class Slice(Op):
         shape: list[Dim] = []
         for d, s in zip(x.dims, self.indexer(), strict=True):
             if isinstance(d, int):
-                shape.append(len(range(*s.indices(d))))
+                shape.append(len(sliced_places(s, d)))
             else:
                 shape.append(d if _is_whole(s) else UNKNOWN)
         return x.with_shape(shape)
 
+    def ranges(self, sizes: Sequence[int]) -> list[range]:
+        """Return the places that are taken of each dimension."""
+        return [sliced_places(s, d) for s, d in zip(self.indexer(), sizes, strict=True)]
+
+    def row_axis(self, index: int, axis: int, *types: TensorType) -> int | None:
+        """Return the axis where it is kept whole, in its order: a flip begins at its end."""
+        whole = self.starts[axis] == 0 and self.steps[axis] == 1 and self.stops[axis] >= FAR
+        return axis if whole else None
+
     def reference(self, x: Array) -> Array:
-        return x[self.indexer()]
+        ranges = self.ranges(x.shape)
+        stops = (r.stop if r.stop >= 0 else None for r in ranges)
+        return x[tuple(slice(r.start, stop, r.step) for r, stop in zip(ranges, stops, strict=True))]
 
     @classmethod
     def infer_deferred(cls, static: dict[str, Any], types: tuple[Type, ...], **late: Type) -> Type:
@@ -338,6 +392,9 @@ class Concat(Op):
             total = total + d if isinstance(total, int) and isinstance(d, int) else UNKNOWN
         shape[axis] = xs[0].dims[axis] if len(xs) == 1 else total
         return TensorType(dtype, tuple(shape))
+
+    def row_axis(self, index: int, axis: int, *types: TensorType) -> int | None:
+        return axis if axis != self.axis else None
 
     def reference(self, *xs: Array) -> Array:
         return np.concatenate(xs, self.axis)

@@ -118,15 +118,16 @@ def resolve_padding(
 def output_dim(
     size: Dim, kernel: Dim, stride: int, dilation: int, pads: tuple[int, int], ceil: bool = False
 ) -> Dim:
-    """How many windows fit. With `ceil` a last one may reach beyond the end, but none may start in
-    the padding after the data."""
+    """How many windows fit. With `ceil` a last one may reach beyond the end, also where it is the
+    only one, but none may start in the padding after the data."""
     if not isinstance(kernel, int):
         return UNKNOWN
     reach = extent(kernel, dilation)
     if not isinstance(size, int):
         return size if stride == 1 and sum(pads) == reach - 1 else UNKNOWN
     room = size + sum(pads) - reach
-    if room < 0:
+    count = -(-room // stride) + 1 if ceil else room // stride + 1
+    if room < 0 and not (ceil and count >= 0):
         if size == 0:
             return 0
         raise InferError(
@@ -135,8 +136,7 @@ def output_dim(
             given=reach,
         )
     if not ceil:
-        return room // stride + 1
-    count = -(-room // stride) + 1
+        return count
     return count - 1 if (count - 1) * stride >= size + pads[0] else count
 
 

@@ -106,6 +106,8 @@ def _as_conv(op: ConvTranspose, x: Value, w: Value) -> Value | None:
         return None
     kernel, rank = weights.shape[2:], len(op.strides)
     plain = not any((*op.pads_begin, *op.pads_end, *op.output_padding)) and op.sizes is None
+    # The windows of a dilated kernel lie inside each other.
+    plain &= all(d == 1 or k == 1 for d, k in zip(op.dilations, kernel, strict=True))
     if not plain or kernel != op.strides or 0 in x.tensor.static:
         return None
     channels, results = weights.shape[:2]

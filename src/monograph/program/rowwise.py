@@ -1,5 +1,6 @@
 """Work that goes row by row through a size that data decide: done on all the room there is.
 
+An op states that it goes row by row (`Op.row_axis`); one that states nothing waits for the size.
 What lies behind the rows that count is computed too and means nothing, so it must be harmless and
 little; where all rows become one, it is masked. Then the size need not be known while compiling,
 and any number of rows is one program.
@@ -7,7 +8,6 @@ and any number of rows is one program.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -20,16 +20,8 @@ from monograph.ops.elementwise import Less, Max, Sub, Where
 from monograph.ops.extend import Iota
 from monograph.ops.index import Gather, GatherNd, ScatterNd
 from monograph.ops.linear import Dot
-from monograph.ops.reduce import Cumulative, Reduction
-from monograph.ops.shape import (
-    Concat,
-    Reshape,
-    ShapeOf,
-    Slice,
-    Squeeze,
-    Transpose,
-    Unsqueeze,
-)
+from monograph.ops.reduce import Reduction
+from monograph.ops.shape import Concat, Reshape, ShapeOf
 from monograph.program.kinds import is_pointwise, is_view
 
 MOST_ELEMENTS = 1 << 22
@@ -59,9 +51,9 @@ def carry(value: Value, rooms: Mapping[Value, Room], made: Mapping[Value, Value]
     if len(open_) != 1 or not _keeps_rows(value, rooms, open_[0]):
         return None
     inputs = [rooms[v].value if v in rooms else made.get(v, v) for v in value.inputs]
-    if isinstance(value.op, (Softmax, LogSoftmax)) and value.op.axis == open_[0]:
+    if _is_masked(value, held[0]):
         inputs[0] = _masked(held[0], np.array(-np.inf))
-    if isinstance(value.op, (Gather, GatherNd)) and value.inputs[1] in rooms:
+    if _reads_places(value, rooms):
         inputs[1] = _as_indices(rooms[value.inputs[1]])
     full = value.op(*inputs)
     return Room(full, held[0].count, open_[0]) if _is_little(full) else None
@@ -110,8 +102,15 @@ def _scattered(
     if len(held) < 2 or held[0].count is not held[1].count or any(r.axis for r in held):
         return None
     x = made.get(x, x)
-    written = op(x, *map(_repeated, held))
-    return Where()(Less()(constant(np.int64(0)), held[0].count), written, x)
+    if 0 in held[0].value.tensor.static[:1]:
+        return x
+    if not _has_places(x):
+        return None
+    some = Less()(constant(np.int64(0)), held[0].count)
+    places, rows = map(_repeated, held)
+    # Where none counts, the row that is repeated means nothing, and may be no place in x.
+    places = Where()(some, places, constant(np.array(0, places.dtype.numpy)))
+    return Where()(some, op(x, places, rows), x)
 
 
 def _repeated(room: Room) -> Value:
@@ -141,34 +140,41 @@ def _masked(room: Room, filling: Array) -> Value:
 
 
 def _keeps_rows(value: Value, rooms: Mapping[Value, Room], axis: int) -> bool:
-    """Whether row i of the result comes from row i of what is counted, and from nothing else."""
-    op, inputs = value.op, value.inputs
-    first = rooms.get(inputs[0])
-    if is_pointwise(value):
-        return all(_aligned(v, rooms.get(v), value.tensor.rank, axis) for v in inputs)
-    if isinstance(op, Concat):
-        return op.axis != axis and all(v in rooms and rooms[v].axis == axis for v in inputs)
-    if isinstance(op, Gather):
-        return _gathers_rows(op, value, rooms, axis)
-    if isinstance(op, GatherNd):
-        indices, x = rooms.get(inputs[1]), inputs[0].tensor
-        if first is not None or indices is None or op.batch_dims or not x.is_static:
-            return False
-        return 0 not in x.static and indices.axis == axis < len(inputs[1].tensor.dims) - 1
-    if first is None:
+    """Return whether rows along this axis of a value come from those of what is counted.
+
+    An op states that itself (`Op.row_axis`); what states nothing has to wait for the size.
+    """
+    types = [v.tensor for v in value.inputs if isinstance(v.type, TensorType)]
+    if len(types) != len(value.inputs):
         return False
-    same = value.tensor.dims[axis] == inputs[0].tensor.dims[first.axis]
-    if isinstance(op, Dot):
-        return axis == first.axis < inputs[0].tensor.rank - 1 and len(inputs[1].tensor.dims) == 2
-    if isinstance(op, (Softmax, LogSoftmax)):
-        return True
-    if isinstance(op, Cumulative):
-        return not op.reverse or op.axis != first.axis
-    if isinstance(op, Reduction):
-        return same and first.axis not in op.axes
-    if isinstance(op, Reshape):
-        return _splits_alike(inputs[0].tensor, first.axis, value.tensor, axis)
-    return same and isinstance(op, (Slice, Squeeze, Transpose, Unsqueeze))
+    pointwise = is_pointwise(value)
+    for i, operand in enumerate(value.inputs):
+        room = rooms.get(operand)
+        if pointwise:
+            fits = _aligned(operand, room, value.tensor.rank, axis)
+        elif room is None:
+            fits = operand.tensor.is_static
+        else:
+            stated = value.op.row_axis(i, room.axis, *types)
+            fits = axis == (room.axis if _is_masked(value, room) else stated)
+        if not fits:
+            return False
+    return not _reads_places(value, rooms) or _has_places(value.inputs[0])
+
+
+def _is_masked(value: Value, room: Room) -> bool:
+    """Return whether `carry` fills what lies behind the rows so that it changes none of them."""
+    return isinstance(value.op, (Softmax, LogSoftmax)) and value.op.axis == room.axis
+
+
+def _reads_places(value: Value, rooms: Mapping[Value, Room]) -> bool:
+    """Return whether counted indices say what is read: those behind them are made zeros."""
+    return isinstance(value.op, (Gather, GatherNd)) and value.inputs[1] in rooms
+
+
+def _has_places(x: Value) -> bool:
+    """Return whether the first place of a tensor is always there to be read."""
+    return x.tensor.is_static and 0 not in x.tensor.static
 
 
 def _aligned(operand: Value, room: Room | None, rank: int, axis: int) -> bool:
@@ -179,23 +185,3 @@ def _aligned(operand: Value, room: Room | None, rank: int, axis: int) -> bool:
         return False
     own = axis - rank + operand.tensor.rank
     return own < 0 or operand.tensor.static[own] == 1
-
-
-def _gathers_rows(op: Gather, value: Value, rooms: Mapping[Value, Room], axis: int) -> bool:
-    x, indices = value.inputs
-    if x in rooms:
-        # Places along the counted axis would have to be checked against the count.
-        return indices not in rooms and indices.tensor.is_static and rooms[x].axis != op.axis
-    room = rooms[indices]
-    return x.tensor.is_static and 0 not in x.tensor.static and axis == op.axis + room.axis
-
-
-def _splits_alike(given: TensorType, at: int, made: TensorType, axis: int) -> bool:
-    """Whether a reshape leaves as many elements before and after the counted axis."""
-    a, b = given.dims, made.dims
-    parts = (a[:at], b[:axis]), (a[at + 1 :], b[axis + 1 :])
-    return all(_count(p) == _count(q) for p, q in parts)
-
-
-def _count(dims: tuple[int | str, ...]) -> int:
-    return math.prod(d for d in dims if isinstance(d, int))

@@ -10,7 +10,15 @@ import numpy as np
 from monograph.ir import Value, known
 from monograph.ops.extend import Pad
 from monograph.ops.index import Gather
-from monograph.ops.shape import Broadcast, Concat, Reshape, Slice, Transpose
+from monograph.ops.shape import (
+    FAR,
+    Broadcast,
+    Concat,
+    Reshape,
+    Slice,
+    Transpose,
+    sliced_places,
+)
 from monograph.rewrite import ANY, Context, Reject, const, rewrite, variables
 from monograph.rules.arrangement import Sizes, groups, inverse, reshaped
 from monograph.rules.views import is_static
@@ -22,8 +30,7 @@ k = const("k")
 def ranges_of(value: Value) -> list[range]:
     """The places that a static slice takes from each dimension."""
     assert isinstance(value.op, Slice)
-    sizes = value.inputs[0].tensor.static
-    return [range(*s.indices(d)) for s, d in zip(value.op.indexer(), sizes, strict=True)]
+    return value.op.ranges(value.inputs[0].tensor.static)
 
 
 def take(value: Value, places: list[range]) -> Value:
@@ -54,13 +61,12 @@ def whole(value: Value) -> list[range]:
 def drop_slice(x: Value, root: Value) -> Value | Reject:
     """slice(x) -> x where it takes everything, in order"""
     assert isinstance(root.op, Slice)
-    far = 2**31 - 1
     for size, s in zip(x.tensor.dims, root.op.indexer(), strict=True):
         if isinstance(size, int):
-            places = range(*s.indices(size))
+            places = sliced_places(s, size)
             if len(places) != size or (size > 1 and places.step < 0):
                 return Reject("the slice leaves elements out or turns them", size, places)
-        elif not (s.start == 0 and s.step == 1 and s.stop >= far):
+        elif not (s.start == 0 and s.step == 1 and s.stop >= FAR):
             return Reject("the slice may leave elements out", size, s)
     return x
 

@@ -16,7 +16,7 @@ from monograph.codegen.llvm.windows import Block, blocks, each_pixel
 from monograph.ir import Array, DType, Value
 from monograph.ir.dtype import f32, f64
 from monograph.ops.resample import CROP, nearest_places, taps
-from monograph.ops.resize import LINEAR, NEAREST, Resize
+from monograph.ops.resize import LINEAR, NEAREST, Resize, whole_number
 from monograph.ops.scalar import Scalar
 from monograph.program.strided import strided
 
@@ -177,15 +177,13 @@ class _Resize:
         """The result in its element type; what lies outside is replaced."""
         s, to = self.scalars, self.anchor.dtype
         if not to.is_float and self.op.mode != NEAREST:
-            low = -(2.0 ** (to.bits - 1)) if to.is_signed else 0.0
-            high = 2.0 ** (to.bits - to.is_signed) - 1
-            total = s.min(s.max(total, s.constant(low, f64)), s.constant(high, f64))
+            total = whole_number(s, total, to, self.op.antialias)
         made = total if self.dtype == to else s.cast(total, to)
         for depth, argument in self.outside.items():
             b = self.b
             where = b.offset(b.arguments[f"p{argument}"], index[self.axes[depth].axis])
             beyond = b.compare("ne", b.load("i8", where, 1), Reg("0", "i8"))
-            other = s.splat(s.constant(self.op.extrapolation, to), made.reg.lanes)
+            other = s.splat(s.constant(self.op.beyond(to), to), made.reg.lanes)
             text = f"select i1 {beyond}, {made.reg.type} {other.reg}, {made.reg.type} {made.reg}"
             made = Scalar(b.set(made.reg.type, text), to)
         return made

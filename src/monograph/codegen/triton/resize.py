@@ -17,7 +17,7 @@ from monograph.codegen.triton.writer import Writer
 from monograph.ir import Array, DType, Value
 from monograph.ir.dtype import f32, f64
 from monograph.ops.resample import CROP, nearest_places, taps
-from monograph.ops.resize import LINEAR, NEAREST, Resize
+from monograph.ops.resize import LINEAR, NEAREST, Resize, whole_number
 from monograph.ops.scalar import Scalar
 
 MOST_UNROLLED = 36
@@ -76,16 +76,13 @@ def _resized(k: KernelWriter, t: Tile, mask: str | None) -> str:
     walk = _Walk(k, t, x, axes, texts, dtype, mask)
     total = walk.only() if op.mode == NEAREST else walk.summed()
     if not anchor.dtype.is_float and op.mode != NEAREST:
-        to = anchor.dtype
-        low = -(2.0 ** (to.bits - 1)) if to.is_signed else 0.0
-        high = 2.0 ** (to.bits - to.is_signed) - 1
-        total = s.min(s.max(total, s.constant(low, f64)), s.constant(high, f64))
+        total = whole_number(s, total, anchor.dtype, op.antialias)
     made = s.cast(total, anchor.dtype)
     for axis in axes:
         if axis.outside.any():
             pointer = table(k, axis.outside.astype(np.int8))
             beyond = w.let(f"tl.load({pointer} + {texts[axis.dimension]}) != 0", "m")
-            other = s.constant(op.extrapolation, anchor.dtype)
+            other = s.constant(op.beyond(anchor.dtype), anchor.dtype)
             made = Scalar(
                 w.set(made.reg.type, f"tl.where({beyond}, {other.reg}, {made.reg})"), made.dtype
             )

@@ -221,7 +221,7 @@ def _evaluate(value: Value, search: _Search, depth: int) -> Sizes:
     if isinstance(op, Cast):
         return tuple(d if isinstance(d, str) or abs(d) < 2**31 else UNKNOWN for d in lists[0])
     if isinstance(op, sh.Slice):
-        return lists[0][op.indexer()[0]] if op.starts else lists[0]
+        return tuple(lists[0][i] for i in op.ranges([len(lists[0])])[0]) if op.starts else lists[0]
     if isinstance(op, Gather):
         return _gathered(*lists)
     if isinstance(op, (ew.Add, ew.Sub, ew.Mul, ew.Div)):
