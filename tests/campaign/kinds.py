@@ -1,0 +1,15 @@
+"""The kinds of cases that a campaign makes, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tests.campaign import single
+from tests.campaign.case import Case
+from tests.campaign.graphs import dynamic
+
+KINDS: dict[str, Callable[[int, int], Case]] = {
+    "single": single.make,
+    "dynamic": dynamic.make,
+}
+"""A seed and a number to a case."""
