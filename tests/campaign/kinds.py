@@ -6,10 +6,12 @@ from collections.abc import Callable
 
 from tests.campaign import single
 from tests.campaign.case import Case
-from tests.campaign.graphs import dynamic
+from tests.campaign.graphs import counted, dynamic, zero
 
 KINDS: dict[str, Callable[[int, int], Case]] = {
     "single": single.make,
     "dynamic": dynamic.make,
+    "counted": counted.make,
+    "zero": zero.make,
 }
 """A seed and a number to a case."""

@@ -71,9 +71,10 @@ def run_side(side: str, case: Case, turn: int) -> Iterator[tuple[str, list[Outco
         every = machines()
         for features, threads in every[turn % len(every) :][:1]:
             options = {"features": features, "threads": threads, **checked()}
+            tail = ", checked" if checked() else ""
             with mock.patch("monograph.runtime.executable.ALONE_SECONDS", 0.0):
                 yield (
-                    f"cpu ({features}, {threads} threads)",
+                    f"cpu ({features}, {threads} threads{tail})",
                     _runs(case, lambda options=options: _session(raw, "cpu", **options)),
                 )
     else:

@@ -211,7 +211,7 @@ class Grower:
             made = [self.add("Neg", self.floats())]
         ends = [h for h in made if h.name not in read][-MOST_OUTPUTS:]
         ends += [h for h in made if h not in ends and self.d.chance(0.08)]
-        nodes, used = _needed(self.nodes, [h.name for h in ends])
+        nodes, used = needed(self.nodes, [h.name for h in ends])
         infos = [i for i in self.infos if i.name in used]
         constants = [t for t in self.initialisers if t.name in used]
         model = finish(nodes, infos, [h.name for h in ends], constants, self.opset)
@@ -226,7 +226,7 @@ class Grower:
         return Case(kind, seed, number, model, runs)
 
 
-def _needed(
+def needed(
     nodes: Sequence[onnx.NodeProto], ends: Sequence[str]
 ) -> tuple[list[onnx.NodeProto], set[str]]:
     """The nodes that some values need, and the names of all that they read."""

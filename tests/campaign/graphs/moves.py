@@ -126,11 +126,6 @@ def concat(g: Grower) -> Held:
 
 def split(g: Grower) -> list[Held]:
     x = g.pick(lambda h: h.rank >= 1)
-    return g.add_all("Split", x, outputs=g.d.number(2, 3), axis=g.d.axis(x.rank), num_outputs=2) \
-        if False else _split(g, x)  # fmt: skip
-
-
-def _split(g: Grower, x: Held) -> list[Held]:
     axis, count = g.d.axis(x.rank), g.d.number(2, 3)
     return g.add_all("Split", x, outputs=count, axis=axis, num_outputs=count)
 

@@ -6,7 +6,7 @@ import numpy as np
 from onnx import TensorProto
 
 from tests.campaign.case import Node
-from tests.campaign.draw import Draw, numpy_type, schema_types
+from tests.campaign.draw import Draw, numpy_type
 
 UNARY = (
     "Abs", "Neg", "Sign", "Floor", "Ceil", "Round", "Sqrt", "Exp", "Log", "Erf", "Sin", "Cos",
@@ -188,4 +188,3 @@ def windows(d: Draw) -> Node:
 MAKERS = {unary: 10, shaped: 4, binary: 8, variadic: 2, clip: 2, where: 2, cast: 5, bit_cast: 1,
           dropout: 1, losses: 1, windows: 1}  # fmt: skip
 """How often each is made, against the others."""
-assert schema_types
