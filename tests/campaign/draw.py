@@ -36,12 +36,10 @@ def numpy_type(name: str) -> np.dtype[Any]:
 
 
 @cache
-def schema_types(op: str, opset: int, name: str, domain: str = "") -> tuple[str, ...]:
-    """The element types that an op takes for a type variable, or for an input of this name."""
-    schema = defs.get_schema(op, opset, domain)
-    for given in (*schema.inputs, *schema.outputs):
-        if given.name == name:
-            name = given.type_str
+def schema_types(op: str, opset: int, name: str = "") -> tuple[str, ...]:
+    """The element types that an op takes for a type variable; "" for that of its first input."""
+    schema = defs.get_schema(op, opset, "")
+    name = name or schema.inputs[0].type_str
     listed: Sequence[str] = [name]
     for constraint in schema.type_constraints:
         if constraint.type_param_str == name:
@@ -50,7 +48,8 @@ def schema_types(op: str, opset: int, name: str, domain: str = "") -> tuple[str,
     return tuple(TYPES[t] for t in plain if t in TYPES)
 
 
-def since(op: str, domain: str = "") -> int:
+@cache
+def since(op: str) -> int:
     """The opset that an op came with."""
     return min(s.since_version for s in defs.get_all_schemas_with_history() if s.name == op)
 
@@ -104,9 +103,9 @@ class Draw:
         common = [t for t in COMMON if t in types]
         return numpy_type(self.some(common if common and self.chance(0.6) else types))
 
-    def type_of(self, op: str, opset: int, name: str = "T", domain: str = "") -> np.dtype[Any]:
-        """An element type that an op takes for a type variable."""
-        return self.kind(schema_types(op, opset, name, domain))
+    def type_of(self, op: str, opset: int, name: str = "") -> np.dtype[Any]:
+        """An element type that an op takes for a type variable; "" for that of its first input."""
+        return self.kind(schema_types(op, opset, name))
 
     def opset(self, op: str, least: int = 0) -> int:
         """An opset that has this op."""
@@ -121,9 +120,9 @@ class Draw:
     ) -> np.ndarray:
         """Numbers of a type: normal floats, small integers, or from `low` up to `high`."""
         kind = np.dtype(dtype)
-        if kind == object:
+        if kind.kind == "O":
             return np.asarray(self.generator.choice(np.array(WORDS, object), tuple(shape)), object)
-        if kind == bool:
+        if kind.kind == "b":
             return np.asarray(self.generator.random(tuple(shape)) < 0.5)
         if kind.kind in "iu":
             return self._integers(kind, tuple(shape), low, high)

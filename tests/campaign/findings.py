@@ -48,9 +48,8 @@ def shrunk(case: Case, problem: Problem, worker: Worker, turn: int) -> tuple[Cas
 def same_problem(reply: dict[str, object], wanted: Problem) -> Problem | None:
     """The finding of a reply that is of the same sort on the same side."""
     if "died" in reply:
-        if wanted.sort != reply["died"]:
-            return None
-        return Problem("worker", str(reply["died"]), str(reply["why"]))
+        found = Problem(str(reply["side"]), str(reply["died"]), str(reply["why"]))
+        return found if found.key == wanted.key else None
     verdict = reply.get("verdict")
     found = [] if verdict is None else verdict.findings  # type: ignore[attr-defined]
     return next((p for p in found if p.key == wanted.key), None)

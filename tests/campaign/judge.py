@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -27,6 +27,8 @@ class Problem:
     """wrong, refused, ran, fault, crash or hang."""
     text: str
     run: int = 0
+    output: str = ""
+    """The output that differs, where one does."""
     reason: str = ""
     """The documented difference that explains it; "" for none."""
 
@@ -48,23 +50,30 @@ class Verdict:
         return [p for p in self.problems if not p.reason]
 
 
-def judge(case: Case, sides: Sequence[str], turn: int) -> Verdict:
-    """Runs a case on some sides and compares each with the reference."""
+def judge(
+    case: Case, sides: Sequence[str], turn: int, begin: Callable[[str], None] = lambda side: None
+) -> Verdict:
+    """Runs a case on some sides and compares each with the reference.
+
+    `begin` is told each side before it runs, so that the one that ends the process is known.
+    """
     from tests.campaign.differences import explain
 
+    begin(REFERENCE)
     (_, expected), *_ = run_side(REFERENCE, case, turn)
     counts = {"refused" if all(o.outputs is None for o in expected) else "ran": 1}
     problems = [Problem(REFERENCE, "fault", o.error, i) for i, o in enumerate(expected) if o.fault]
     for side in sides:
         if side == REFERENCE:
             continue
+        begin(side)
         for name, given in run_side(side, case, turn):
             if side == RUNTIME and any(o.unable or o.outputs is None for o in given):
                 counts["no second opinion"] = 1
             found = compare(case, name, given, expected)
             if found is not None:
                 reason = explain(case, found, given[found.run], expected[found.run])
-                problems.append(Problem(found.side, found.sort, found.text, found.run, reason))
+                problems.append(replace(found, reason=reason))
                 if reason:
                     counts["documented"] = 1
     return Verdict(counts, tuple(problems))
@@ -89,7 +98,7 @@ def compare(
             return Problem(side, "ran", f"ran, where the reference says: {wanted.error}", i)
         wrong = difference(case, case.runs[i], ours.outputs, wanted.outputs)
         if wrong is not None:
-            return Problem(side, "wrong", describe(wrong), i)
+            return Problem(side, "wrong", describe(wrong), i, wrong.place.output)
     return None
 
 

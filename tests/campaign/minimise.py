@@ -51,7 +51,7 @@ def _size(case: Case) -> tuple[float, ...]:
 
 def _plainness(x: np.ndarray) -> float:
     """How far an array is from small whole numbers."""
-    if x.dtype == object or x.dtype == bool or x.size == 0:
+    if x.dtype.kind in "Ob" or x.size == 0:
         return 0.0
     wide = x.astype(np.float64)
     whole = np.where(np.isfinite(wide), np.abs(wide - np.round(wide)) > 0, True).sum()

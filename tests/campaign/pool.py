@@ -47,7 +47,7 @@ class Worker:
         if self.process is None:
             self.process = self.start()
         self.served += 1
-        process, hung = self.process, threading.Event()
+        process, hung, side, reply = self.process, threading.Event(), "generator", {}
 
         def stop() -> None:
             hung.set()
@@ -59,19 +59,20 @@ class Worker:
             assert process.stdin is not None
             assert process.stdout is not None
             send(process.stdin, {**request, "sides": self.sides})
-            reply = receive(process.stdout)
+            while "begins" in (reply := receive(process.stdout) or {}):
+                side = reply["begins"]
         except (BrokenPipeError, EOFError):
-            reply = None
+            reply = {}
         finally:
             timer.cancel()
-        if reply is not None:
+        if reply:
             return dict(reply)
         status = process.wait()
         self.process = None
         if hung.is_set():
-            return {"died": "hang", "why": f"took more than {self.patience:.0f} s"}
+            return {"died": "hang", "side": side, "why": f"took more than {self.patience:.0f} s"}
         name = signal.Signals(-status).name if status < 0 else f"status {status}"
-        return {"died": "crash", "why": f"the process died: {name}"}
+        return {"died": "crash", "side": side, "why": f"the process died: {name}"}
 
     def stop(self) -> None:
         """Ends the process, if there is one."""

@@ -6,14 +6,16 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from tests.campaign.case import Case
+from tests.campaign.differences import explain
 from tests.campaign.judge import Problem, Verdict
 from tests.campaign.kinds import KINDS
 from tests.campaign.pool import PATIENCE, Worker, share
+from tests.campaign.sides import Outcome
 
 SAID = 20.0
 """Seconds between two lines of progress."""
@@ -83,8 +85,8 @@ def campaign(
         verdict, ops = _read(reply)
         case: Case | None = reply.get("case")
         if "died" in reply:
-            case = KINDS[kind](seed, number)
-            ops = case.ops
+            case, verdict = _dead(kind, seed, number, reply)
+            ops = case.ops if case is not None else ops
         with lock:
             fresh = report.add(number, verdict, ops)
             for problem in fresh:
@@ -103,10 +105,25 @@ def campaign(
 def _read(reply: dict[str, Any]) -> tuple[Verdict, list[str]]:
     """The verdict of a reply, and the ops of its case; a dead worker is a verdict too."""
     if "died" in reply:
-        return Verdict({}, (Problem("worker", reply["died"], reply["why"]),)), ["?"]
+        return Verdict({}, (died(reply),)), ["?"]
     if "generator" in reply:
         return Verdict({}, (Problem("generator", "fault", reply["generator"]),)), ["?"]
     return reply["verdict"], reply["ops"]
+
+
+def died(reply: dict[str, Any]) -> Problem:
+    """What a dead worker's reply tells."""
+    return Problem(reply["side"], reply["died"], reply["why"])
+
+
+def _dead(kind: str, seed: int, number: int, reply: dict[str, Any]) -> tuple[Case | None, Verdict]:
+    """The case over which a worker died, and the verdict: a crash may be documented too."""
+    problem = died(reply)
+    if problem.side == "generator":
+        return None, Verdict({}, (problem,))
+    case = KINDS[kind](seed, number)
+    reason = explain(case, problem, Outcome(), Outcome())
+    return case, Verdict({"documented": 1} if reason else {}, (replace(problem, reason=reason),))
 
 
 def _tell(report: Report, number: int, ops: Sequence[str], problem: Problem) -> None:

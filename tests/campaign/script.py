@@ -1,4 +1,4 @@
-"""Writes a finding as a script that runs alone: it builds the model, runs two sides and compares."""
+"""Writes a finding as a script that runs alone: it builds the model and compares two sides."""
 
 from __future__ import annotations
 
@@ -124,8 +124,6 @@ def _side(name: str) -> tuple[str, dict[str, Any]]:
             return "cpu", {}
         options: dict[str, Any] = {"features": found[1], "threads": int(found[2])}
         return "cpu", options | ({"checked": True} if found[3] else {})
-    if name == "reference" or name == "worker":
-        return "cpu", {}
     return {"interpreter": "gpu:interpreter"}.get(name, name), {}
 
 

@@ -116,8 +116,8 @@ def failed(error: Exception) -> Outcome:
         if not error.internal and not error.message.startswith("out of memory"):
             return Outcome(error=text)
         cause = error.__cause__ or error
-    elif type(error).__module__.startswith("onnxruntime") or isinstance(error, Unable):
-        lacks = isinstance(error, (Unable, *_lacking()))
+    elif type(error).__module__.startswith("onnxruntime") or isinstance(error, UnableError):
+        lacks = isinstance(error, (UnableError, *_lacking()))
         return Outcome(error=text, unable=lacks)
     else:
         cause = error
@@ -125,7 +125,7 @@ def failed(error: Exception) -> Outcome:
     return Outcome(error=f"{text}\n{''.join(lines)}", fault=True)
 
 
-class Unable(Exception):
+class UnableError(Exception):
     """A side lacks an element type."""
 
 
@@ -153,12 +153,12 @@ def _runtime(model: onnx.ModelProto) -> Callable[[Feeds], dict[str, Any]]:
     names = [o.name for o in session.get_outputs()]
     if odd := [o.type for o in session.get_outputs() if "float8" in o.type or "int4" in o.type
                or "bfloat16" in o.type]:  # fmt: skip
-        raise Unable(f"numpy has no {odd[0]}")
+        raise UnableError(f"numpy has no {odd[0]}")
 
     def run(feeds: Feeds) -> dict[str, Any]:
         for x in feeds.values():
             if x.dtype.str[1:] not in PLAIN and x.dtype != object:
-                raise Unable(f"numpy has no {x.dtype}")
+                raise UnableError(f"numpy has no {x.dtype}")
         return dict(zip(names, session.run(None, feeds), strict=True))
 
     return run

@@ -13,6 +13,7 @@ import struct
 import sys
 import traceback
 import warnings
+from collections.abc import Callable
 from typing import IO, Any
 
 HEAD = struct.Struct("<Q")
@@ -36,7 +37,7 @@ def receive(stream: IO[bytes]) -> Any:
     return pickle.loads(raw) if len(raw) == size else None
 
 
-def answer(request: dict[str, Any]) -> dict[str, Any]:
+def answer(request: dict[str, Any], begin: Callable[[str], None]) -> dict[str, Any]:
     """Judges the case of a request: one that it names, or one that it brings along."""
     from tests.campaign.judge import judge
     from tests.campaign.kinds import KINDS
@@ -47,7 +48,7 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
             case = KINDS[request["kind"]](request["seed"], request["number"])
         except Exception:
             return {"generator": traceback.format_exc(limit=-8)}
-    verdict = judge(case, request["sides"], request["turn"])
+    verdict = judge(case, request["sides"], request["turn"], begin)
     reply: dict[str, Any] = {"verdict": verdict, "ops": case.ops}
     if verdict.problems:
         reply["case"] = case
@@ -63,7 +64,7 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     while (request := receive(sys.stdin.buffer)) is not None:
         try:
-            reply = answer(request)
+            reply = answer(request, lambda side: send(replies, {"begins": side}))
         except Exception:
             reply = {"generator": traceback.format_exc(limit=-8)}
         send(replies, reply)

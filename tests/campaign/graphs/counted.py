@@ -9,7 +9,7 @@ from onnx import TensorProto, helper
 
 from tests.campaign.case import Case
 from tests.campaign.draw import Draw
-from tests.campaign.graphs.grower import Dropped, Grower, Held
+from tests.campaign.graphs.grower import DroppedError, Grower, Held
 from tests.campaign.graphs.moves import MOVES, ints
 
 SHARES = (0.0, 0.0, 0.3, 0.5, 0.8, 1.0)
@@ -52,7 +52,7 @@ def compress(g: Grower) -> Held:
     axis = g.d.axis(x.rank)
     size = x.shape[axis]
     if size is None:
-        raise Dropped("no fixed size")
+        raise DroppedError("no fixed size")
     if g.d.chance(0.2):
         return g.add("Compress", x, mask(g, int(np.prod(x.least))))
     return g.add("Compress", x, mask(g, size), axis=axis)

@@ -25,7 +25,7 @@ MOST_OUTPUTS = 5
 Dims = Sequence[int | str]
 
 
-class Dropped(Exception):
+class DroppedError(Exception):
     """A move that does not fit here."""
 
 
@@ -111,7 +111,7 @@ class Grower:
         """A value that is there already, recent ones more often."""
         found = [h for h in self.pool if fits(h)]
         if not found:
-            raise Dropped("nothing fits")
+            raise DroppedError("nothing fits")
         return self.d.some(found[-3:] if self.d.chance(0.6) else found)
 
     def floats(self, least: int = 0, most: int = 9) -> Held:
@@ -141,7 +141,7 @@ class Grower:
         node = helper.make_node(op, names, results, **attributes)
         try:
             made = self._compute(node, arrays, self.initialisers[kept:])
-        except Dropped:
+        except DroppedError:
             del self.initialisers[kept:]
             raise
         self.nodes.append(node)
@@ -170,7 +170,7 @@ class Grower:
                     feeds = {n: a[run] for n, a in arrays.items()}
                     made.append([np.asarray(y) for y in session.run(feeds)])
         except MonographError as e:
-            raise Dropped(str(e)) from e
+            raise DroppedError(str(e)) from e
         results = [tuple(column) for column in zip(*made, strict=True)]
         for arrays_of in results:
             self._check(arrays_of)
@@ -179,14 +179,14 @@ class Grower:
     @staticmethod
     def _check(arrays: tuple[np.ndarray, ...]) -> None:
         if len({x.ndim for x in arrays}) > 1 or arrays[0].ndim > 6:
-            raise Dropped("no fixed rank")
+            raise DroppedError("no fixed rank")
         for x in arrays:
             if x.size > MOST_ELEMENTS:
-                raise Dropped("too large")
+                raise DroppedError("too large")
             if x.dtype.kind == "f":
                 wide = np.abs(x.astype(np.float64))
                 if not np.isfinite(wide).all() or wide.max(initial=0) > LARGEST:
-                    raise Dropped("no plain numbers")
+                    raise DroppedError("no plain numbers")
 
     def grow(self, moves: int, kinds: Sequence[Callable[[Grower], Any]]) -> None:
         """Makes so many moves, or as many as work out."""
@@ -195,7 +195,7 @@ class Grower:
             try:
                 self.d.some(kinds)(self)
                 made += 1
-            except Dropped:
+            except DroppedError:
                 continue
             if made == moves:
                 return

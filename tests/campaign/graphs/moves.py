@@ -7,7 +7,7 @@ import math
 import numpy as np
 from onnx import TensorProto, helper
 
-from tests.campaign.graphs.grower import Dropped, Grower, Held
+from tests.campaign.graphs.grower import DroppedError, Grower, Held
 
 FAR = 2**40
 UNARY = ("Abs", "Neg", "Relu", "Sigmoid", "Tanh", "Exp", "Erf", "Floor", "Sqrt", "Softsign", "Sin")
@@ -153,7 +153,7 @@ def gather(g: Grower) -> Held:
     axis = g.d.axis(x.rank)
     least = x.least[axis]
     if least < 1:
-        raise Dropped("nothing to gather")
+        raise DroppedError("nothing to gather")
     where = g.d.array(np.int64, g.d.some(((), (2,), (3,), (2, 2))), -least, least - 1)
     return g.add("Gather", x, where, axis=axis)
 
@@ -208,7 +208,7 @@ def norm(g: Grower) -> Held:
     x = g.floats(least=2)
     size = x.shape[-1]
     if size is None or size < 2:
-        raise Dropped("no fixed size")
+        raise DroppedError("no fixed size")
     scale = np.abs(weights(g, size, like=x)) + x.dtype.type(0.5)
     return g.add("LayerNormalization", x, scale, weights(g, size, like=x), axis=-1, epsilon=0.01)
 
@@ -217,7 +217,7 @@ def dense(g: Grower) -> Held:
     x = g.floats(least=2)
     size = x.shape[-1]
     if size is None:
-        raise Dropped("no fixed size")
+        raise DroppedError("no fixed size")
     out = g.d.some((1, 3, 4, 8))
     y = g.add("MatMul", x, weights(g, size, out, like=x))
     if g.d.chance(0.6):
@@ -245,7 +245,7 @@ def conv(g: Grower) -> Held:
     x = g.floats(least=3, most=4)
     channels = x.shape[1]
     if channels is None or channels == 0:
-        raise Dropped("no fixed channels")
+        raise DroppedError("no fixed channels")
     spatial = x.rank - 2
     groups = g.d.some([n for n in (1, 1, channels) if channels % n == 0])
     kernel = [g.d.some((1, 2, 3)) for _ in range(spatial)]

@@ -38,7 +38,7 @@ INSIDE = {"Asin": (-1, 1), "Acos": (-1, 1), "Atanh": (-0.9, 0.9), "Acosh": (1, 5
 def unary(d: Draw) -> Node:
     op = d.some(UNARY)
     opset = d.opset(op)
-    kind = d.type_of(op, opset, "T" if op not in ("Not",) else "bool")
+    kind = d.type_of(op, opset)
     low, high = INSIDE.get(op, (None, None)) if not d.special and d.chance(0.8) else (None, None)
     return Node(op, [d.array(kind, d.shape(), low, high)], opset=opset)
 
@@ -54,15 +54,14 @@ def shaped(d: Draw) -> Node:
         attributes = {n: d.number(0, 1) for n in names if d.chance(0.6)}
     else:
         attributes = {n: d.some((0.5, 1.0, 0.25, 2.0)) for n in SHAPED[op] if d.chance(0.6)}
-    kind = d.type_of(op, opset, "X" if op == "IsInf" else "T")
+    kind = d.type_of(op, opset)
     return Node(op, [d.array(kind, d.shape())], attributes, opset=opset)
 
 
 def binary(d: Draw) -> Node:
     op = d.some(BINARY)
     opset = d.opset(op)
-    variable = {"And": "bool", "Or": "bool", "Xor": "bool"}.get(op, "T")
-    kind = d.type_of(op, opset, variable)
+    kind = d.type_of(op, opset)
     shape = d.shape()
     other, attributes = kind, {}
     if op == "Pow" and d.chance(0.4):
@@ -105,7 +104,7 @@ def clip(d: Draw) -> Node:
 
 def where(d: Draw) -> Node:
     opset = d.opset("Where")
-    kind, shape = d.type_of("Where", opset), d.shape()
+    kind, shape = d.type_of("Where", opset, "T"), d.shape()
     operands = [d.array(bool, d.like(shape)), d.array(kind, shape), d.array(kind, d.like(shape))]
     return Node("Where", operands, opset=opset)
 

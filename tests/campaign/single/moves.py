@@ -52,8 +52,7 @@ def ranks(d: Draw) -> Node:
         attributes = {"axis": d.number(-x.ndim, x.ndim)} if d.chance(0.8) else {}
         return Node(op, [x], attributes, opset=opset)
     if op == "Squeeze":
-        x = x.reshape([1 if d.chance(0.4) else n for n in x.shape] if x.size == 1 else
-                      [k for n in x.shape for k in ((n, 1) if d.chance(0.4) else (n,))])  # fmt: skip
+        x = x.reshape([k for n in x.shape for k in ((n, 1) if d.chance(0.4) else (n,))])
         ones = [i for i, n in enumerate(x.shape) if n == 1]
         chosen = [i - (x.ndim if d.chance(0.3) else 0) for i in ones if d.chance(0.6)]
         axes = ints(*chosen) if chosen else None
