@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+import monograph
 from monograph.codegen.llvm import conv_edges
 from monograph.codegen.llvm.conv_plan import Plan, make_plan
 from monograph.codegen.llvm.features import host_features
@@ -15,6 +16,7 @@ from monograph.ops.conv import Conv
 from monograph.ops.elementwise import Abs, Add
 from monograph.ops.shape import Transpose
 from tests.cpu.against import check
+from tests.frontend.nodes import node_model
 from tests.rules.checks import graph_of, value
 
 LAST = "channels_last"
@@ -130,3 +132,17 @@ def test_infinities_stay_in_their_group() -> None:
     data = np.ones((1, 3, 3, 8), np.float32)
     data[0, 1, 1, 2] = np.inf
     check(graph_of(y), {"x": data})
+
+
+@pytest.mark.parametrize("sizes", [(3, 1, 0), (2, 3, 0, 5), (2, 3, 5, 0), (1, 4, 0, 0), (0, 2, 3)])
+@pytest.mark.parametrize("groups", [1, 2])
+def test_an_image_without_pixels_has_no_results(sizes: tuple[int, ...], groups: int) -> None:
+    """Tiles of nothing are no tiles; with padding, what is left is zeros."""
+    channels, spatial = sizes[1] * groups, len(sizes) - 2
+    x = np.zeros((sizes[0], channels, *sizes[2:]), np.float32)
+    w = np.ones((2 * groups, sizes[1], *(1,) * spatial), np.float32)
+    for pads in ([0] * 2 * spatial, [1] * 2 * spatial):
+        model = node_model("Conv", [x, w], constant=[1], group=groups, pads=pads)
+        (given,) = monograph.load(model, "cpu", cache_dir="").run({"x0": x})
+        (expected,) = monograph.load(model, "reference").run({"x0": x})
+        np.testing.assert_array_equal(given, expected)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+import monograph
 from monograph.ir import Op
 from monograph.ops import OPS
 from tests.cpu.staging import compiled
+from tests.frontend.nodes import node_model
 from tests.samples import sample_graph
 
 ALLOWED = {
@@ -29,3 +31,18 @@ def test_every_op_is_compiled_or_says_why_not(op: type[Op]) -> None:
         with np.errstate(all="ignore"):
             executable.run(feeds)
         assert set(executable.host_reasons.values()) <= ALLOWED, executable.host_reasons
+
+
+TEXTS = np.array([["a", "b", "c"], ["d", "e", "f"], ["g", "h", "i"]], object)
+
+
+@pytest.mark.parametrize("side", [0, 1])
+def test_a_host_step_reads_a_constant_text(side: int) -> None:
+    """A text is in no buffer, and a constant one is not fed either."""
+    other = np.array(["x", "y", "z"], object)
+    inputs = [np.array([True, False, True]), TEXTS, other]
+    inputs[1], inputs[2] = (inputs[1], inputs[2]) if side else (inputs[2], inputs[1])
+    model = node_model("Where", inputs, constant=[1 + side])
+    feeds = {"x0": inputs[0], f"x{2 - side}": inputs[2 - side]}
+    (given,) = monograph.load(model, "cpu", cache_dir="").run(feeds)
+    np.testing.assert_array_equal(given, np.where(*inputs))

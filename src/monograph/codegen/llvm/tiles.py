@@ -26,6 +26,8 @@ class Run:
 
 def split(extent: int, most: int) -> list[Run]:
     """An extent in as few pieces of at most `most` as possible, nearly equal: two sizes at most."""
+    if extent == 0:
+        return []
     pieces = -(-extent // most)
     small, larger = divmod(extent, pieces)
     runs = []

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 
 import onnx
 
-from monograph.errors import InferError, UnsupportedError
+from monograph.errors import InferError, UnknownRankError, UnsupportedError
 from monograph.frontend.onnx.dtypes import from_onnx, value_type
 from monograph.ir import Array, DType, Graph, Literal, TensorType, Type, Value, known
 
@@ -202,6 +202,10 @@ class Node:
     def fail(self, message: str, expected: Any = None, given: Any = None) -> NoReturn:
         """The model is wrong at this node."""
         raise InferError(message, node=self.label, op=self.op_type, expected=expected, given=given)
+
+    def undecided(self, message: str, given: Any = None) -> NoReturn:
+        """A size that the node needs is open: the shapes of the feeds decide it, and come later."""
+        raise UnknownRankError(message, node=self.label, op=self.op_type, given=given)
 
     def unsupported(self, message: str, hint: str | None = None) -> NoReturn:
         """The node is legal ONNX that Monograph does not implement."""

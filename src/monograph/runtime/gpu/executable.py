@@ -26,7 +26,7 @@ from monograph.codegen.triton.layout import ARENA, Bound, GpuModule, Where, lay_
 from monograph.codegen.triton.scalar import stored
 from monograph.codegen.triton.select import GpuTarget
 from monograph.errors import UnsupportedError
-from monograph.ir import Graph, Value
+from monograph.ir import Constant, Graph, Value
 from monograph.ir.evaluate import apply
 from monograph.program.casts import cast_first
 from monograph.program.draws import states_of, with_states
@@ -320,9 +320,9 @@ class GpuExecutable(Running):
         if value in held:
             return held[value]
         place = self.program.places.storage.get(value)
-        if place is None:
+        if place is None and not isinstance(value.op, Constant):
             return feeds[value.op.label]  # type: ignore[attr-defined]
-        if place.buffer.kind == CONSTANT:
+        if place is None or place.buffer.kind == CONSTANT:  # texts lie in no buffer
             return apply(value, [])
         found = self._view(value, ports).contiguous()
         return to_numpy(found, value.dtype, value.tensor.static)

@@ -131,7 +131,7 @@ def repeated(n: Node, x: Value, q: Value) -> Value:
     """The heads of keys or values, repeated for the heads of q that they serve."""
     heads, groups = q.tensor.dim(1), x.tensor.dim(1)
     if not (isinstance(heads, int) and isinstance(groups, int)):
-        n.unsupported("the scores of attention need known numbers of heads")
+        n.undecided("the scores of attention need known numbers of heads", given=q.type)
     if groups == 0 or heads % groups:
         n.fail("heads are no multiple of key heads", expected=groups, given=heads)
     if heads == groups:
@@ -144,7 +144,7 @@ def _score_steps(n: Node, q: Value, k: Value, mask: Value | None, op: Attention)
     """The scores from q and k, with the mask, with the softcap, and after the softmax."""
     size = q.tensor.dim(3)
     if not isinstance(size, int):
-        n.unsupported("the scores of attention need a known head size")
+        n.undecided("the scores of attention need a known head size", given=q.type)
     scale = constant(1 / math.sqrt(size) if op.scale is None else op.scale, q.dtype)
     hidden = constant(-math.inf, q.dtype)
     plain = Dot()(ew.Mul()(q, scale), sh.Transpose((0, 1, 3, 2))(k))

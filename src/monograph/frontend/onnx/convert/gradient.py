@@ -140,7 +140,7 @@ def _summed(n: Node, g: Value, like: Value) -> Value:
         if a == 1 and b != 1:
             axes.append(extra + i)
         elif a != b and not (isinstance(a, int) or isinstance(b, int)):
-            n.unsupported("a gradient through a broadcast needs known sizes")
+            n.undecided("a gradient through a broadcast needs known sizes", given=g.type)
     if not axes:
         return g
     return reshape_like(ReduceSum(tuple(axes), keep=True)(g), like)

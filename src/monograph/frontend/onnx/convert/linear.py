@@ -69,6 +69,8 @@ def affine_grid(n: Node) -> Value:
     """
     theta, sizes = n.input(0), cast(n.input(1), i64)
     rows = theta.tensor.dim(1) if n.rank(0) == 3 else None
+    if isinstance(rows, str):
+        n.undecided("the number of rows of theta is not known", given=theta.type)
     if rows not in (2, 3):
         n.fail("theta is [N, 2, 3] or [N, 3, 4]", given=theta.type)
     extents = [fold(Gather(0)(sizes, constant(i + 2, i64))) for i in range(rows)]

@@ -170,7 +170,7 @@ def _projected(n: Node, heads: int) -> Heads:
     biases: list[Value | None] = [None, None, None]
     if bias is not None:
         if not isinstance(hidden, int):
-            n.fail("a bias needs a known hidden size", given=q.type)
+            n.undecided("a bias needs a known hidden size", given=q.type)
         bounds = (0, hidden, 2 * hidden, END)
         biases = [piece(bias, 0, a, b) for a, b in itertools.pairwise(bounds)]
     if k is None:

@@ -189,7 +189,7 @@ def _lstm_weights(n: Node, w: Value, scale: Value, zero: Value | None) -> Value:
     """Quantised weights [directions, size, 4 hidden] as real ones [directions, 4 hidden, size]."""
     size = w.tensor.dim(1)
     if not isinstance(size, int):
-        n.unsupported("weights whose size is not known")
+        n.undecided("the size of the weights is not known", given=w.type)
 
     def by_column(p: Value) -> Value:
         # One parameter for a direction, or for each column of it.

@@ -132,7 +132,7 @@ def _scores(n: Node, q: Value, k: Value, mask: Value | None, op: Attention) -> V
     if not 0 <= mode <= 3:
         n.fail("qk_matmul_output_mode is 0, 1, 2 or 3", given=mode)
     if not isinstance(size, int):
-        n.unsupported("the scores of attention need a known head size")
+        n.undecided("the scores of attention need a known head size", given=q.type)
     scale = 1 / math.sqrt(size) if op.scale is None else op.scale
     scores = Dot()(ew.Mul()(q, scalar(scale, q)), sh.Transpose((0, 1, 3, 2))(k))
     if mode >= 1 and op.softcap > 0:

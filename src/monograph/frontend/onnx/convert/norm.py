@@ -211,7 +211,7 @@ def local_response_normalization(n: Node) -> Value:
     if size < 1 or rank < 2:
         n.fail("a positive size and a tensor with channels are needed", given=(size, x.type))
     if size > MAX_WINDOW and not isinstance(x.tensor.dim(1), int):
-        n.unsupported("a window this wide needs a known number of channels")
+        n.undecided("a window this wide needs a known number of channels", given=x.type)
     wide = widened(x)
     channels = x.tensor.dim(1)
     # No window is wider than the channels; the divisor stays the size that was asked for.

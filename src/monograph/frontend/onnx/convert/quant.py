@@ -167,5 +167,5 @@ def requantized(n: Node, y: Value, scale: Value, zero: Value) -> Value:
         return Quantize(zero.dtype, axis=-2)(y, scale, zero)
     columns = y.tensor.dim(-1)
     if not isinstance(columns, int):
-        n.unsupported("a scale for each row needs a known number of columns")
+        n.undecided("a scale for each row needs a known number of columns", given=y.type)
     return Quantize(zero.dtype, axis=-1, block=columns)(y, scale, zero)

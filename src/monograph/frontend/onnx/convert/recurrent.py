@@ -84,7 +84,7 @@ class _Cells:
                 self.n.fail("hidden_size is the last size of R", expected=size, given=declared)
             return size
         if declared < 1:
-            self.n.fail("the hidden size is not known", given=self.n.tensor(2))
+            self.n.undecided("the hidden size is not known", given=self.n.tensor(2))
         return declared
 
     def weights(self, direction: int) -> tuple[Value, Value]:

@@ -1,0 +1,70 @@
+"""Random models on every side, against the reference and ONNX Runtime.
+
+    python -m tests.campaign single --count 10000 --seed 1 --jobs 2
+    python -m tests.campaign dynamic --count 2000 --sides cpu,interpreter
+    python -m tests.campaign single --seed 1 --first 1234 --count 1     # one case again
+
+A case comes from its kind, the seed and its number alone. Each finding is saved with its model
+and feeds; the first ones of each sort are made small, and written as a script that runs alone.
+Exits with 1 where anything was found.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+from tests.campaign import nnsmith
+from tests.campaign.kinds import KINDS
+from tests.campaign.pool import PATIENCE
+from tests.campaign.run import Report, campaign, summary
+from tests.campaign.sides import SIDES
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.campaign",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("kind", choices=KINDS, nargs="+")
+    parser.add_argument("--count", type=int, default=1000, help="cases of each kind")
+    parser.add_argument("--seed", type=int, default=int(os.environ.get("MONOGRAPH_TEST_SEED", "0")))
+    parser.add_argument("--first", type=int, default=0, help="the number of the first case")
+    parser.add_argument("--jobs", "-j", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--sides", default="cpu,onnxruntime", help=f"of {','.join(SIDES)}")
+    parser.add_argument("--folder", type=Path, default=Path("fuzz-findings"))
+    parser.add_argument("--seconds", type=float, default=PATIENCE, help="that a case may take")
+    parser.add_argument("--minimised", type=int, default=3, help="findings of a sort made small")
+    options = parser.parse_args()
+    sides = options.sides.split(",")
+    if unknown := set(sides) - set(SIDES):
+        parser.error(f"no such side: {', '.join(sorted(unknown))}; there are {', '.join(SIDES)}")
+    found = 0
+    for kind in options.kind:
+        count = min(options.count, len(nnsmith.files())) if kind == "nnsmith" else options.count
+        report = campaign(
+            kind, count, options.seed, options.jobs, sides, first=options.first,
+            folder=options.folder, progress=True, patience=options.seconds,
+            minimised=options.minimised,
+        )  # fmt: skip
+        show(report, count)
+        found += len(report.findings)
+    return 1 if found else 0
+
+
+def show(report: Report, count: int) -> None:
+    """A line, the documented differences, and what was found."""
+    print(summary(report, report.seconds, count))
+    print(f"  {len(report.ops)} ops")
+    for reason, number in report.reasons.most_common():
+        print(f"  documented, {number} x: {reason}")
+    for key, numbers in sorted(report.findings.items(), key=lambda kv: -len(kv[1])):
+        text = " ".join(report.texts[key].split())[:160]
+        print(f"  FOUND {len(numbers)} x {' '.join(key)}: {numbers[:6]} {text}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

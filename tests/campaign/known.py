@@ -1,0 +1,139 @@
+"""The table of documented differences: see `tests.campaign.differences`.
+
+Versions are those of ONNX Runtime that were seen to behave so: 1.30 and 1.31.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tests.campaign.differences import Seen, difference
+
+REDUCTIONS = (
+    "ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceL1", "ReduceL2",
+    "ReduceLogSum", "ReduceLogSumExp", "ReduceSumSquare", "ArgMax", "ArgMin",
+)  # fmt: skip
+POOLS = ("AveragePool", "MaxPool", "LpPool")
+
+
+# What the standard leaves open ------------------------------------------------------------------
+
+
+@difference("integer overflow: ONNX leaves it open; the reference wraps, ONNX Runtime saturates or"
+            " computes in floats")  # fmt: skip
+def overflow(s: Seen) -> bool:
+    ops = (
+        "Einsum",
+        "MatMul",
+        "Gemm",
+        "Pow",
+        "CumSum",
+        "CumProd",
+        "Mul",
+        "Sum",
+        "Mean",
+        *REDUCTIONS,
+    )
+    integers = np.asarray(s.expected).dtype.kind in "iu"
+    return integers and s.large_integers and s.has(*ops)
+
+
+@difference("stash_type: norms of f64 compute their statistics in f32, as their attribute says;"
+            " the reference computes in f64")  # fmt: skip
+def stashed(s: Seen) -> bool:
+    ops = ("LayerNormalization", "GroupNormalization", "RMSNormalization",
+           "SimplifiedLayerNormalization")  # fmt: skip
+    wide = np.asarray(s.expected).dtype == np.float64
+    return wide and s.has(*ops) and s.close(1e-5)
+
+
+@difference("the mean of no elements: NaN in the reference and in numpy, 0 in ONNX Runtime")
+def mean_of_nothing(s: Seen) -> bool:
+    return s.has("ReduceMean") and s.empty and bool(np.isnan(np.asarray(s.expected)).any())
+
+
+@difference("transforms and determinants mix a NaN or an infinity with all elements, some of them"
+            " multiplied by 0; which results they reach is not specified", side="any")  # fmt: skip
+def mixing(s: Seen) -> bool:
+    return s.unusual and s.has("DFT", "STFT", "Det", "DeformConv", "RoiAlign")
+
+
+@difference("numbers that overflow between two steps of one op: the reference rounds in between,"
+            " compiled code and ONNX Runtime keep f32", side="any")  # fmt: skip
+def overflow_between(s: Seen) -> bool:
+    narrow = any(x.dtype.itemsize == 2 and x.dtype.kind in "fV" for x in s.arrays)
+    return narrow and s.unusual and s.has("Gemm", "Attention", "LayerNormalization")
+
+
+@difference("what a quantiser makes of NaN and infinities is not specified")
+def quantised_nan(s: Seen) -> bool:
+    ops = ("DynamicQuantizeMatMul", "DynamicQuantizeLinear", "QuantizeLinear")
+    return s.unusual and s.has(*ops)
+
+
+@difference("a maximum over a window that holds NaN: the reference gives NaN, ONNX Runtime what it"
+            " met first or last")  # fmt: skip
+def maximum_of_nan(s: Seen) -> bool:
+    return s.unusual and s.has("MaxRoiPool", "MaxPool", "GlobalMaxPool", "TopK", "ArgMax", "ArgMin")
+
+
+@difference("an infinity times a weight of 0 in Resize: ONNX Runtime leaves such terms out, or the"
+            " reference does")  # fmt: skip
+def resized_infinity(s: Seen) -> bool:
+    return s.unusual and s.has("Resize", "GridSample")
+
+
+# What ONNX Runtime does otherwise ---------------------------------------------------------------
+
+
+@difference("a reduction of a tensor without elements keeps sizes in ONNX Runtime that it should"
+            " reduce to 1")  # fmt: skip
+def empty_reduction(s: Seen) -> bool:
+    return s.has(*REDUCTIONS) and s.empty and np.shape(s.given) != np.shape(s.expected)
+
+
+@difference("NonZero of a scalar is [0, N] in the standard, [1, N] in ONNX Runtime")
+def scalar_non_zero(s: Seen) -> bool:
+    return s.has("NonZero") and np.shape(s.expected)[0] == 0 and np.shape(s.given)[0] == 1
+
+
+@difference("auto_pad of a pool with dilations: ONNX Runtime pads as if there were none")
+def dilated_pool(s: Seen) -> bool:
+    spread = any(max(d) > 1 for d in s.attribute("dilations"))
+    return s.has(*POOLS) and spread and any(b"SAME" in a for a in s.attribute("auto_pad"))
+
+
+@difference("Resize by align_corners with scales: the standard's length is a fraction, ONNX"
+            " Runtime's a whole number")  # fmt: skip
+def aligned_corners(s: Seen) -> bool:
+    return s.has("Resize") and b"align_corners" in s.attribute("coordinate_transformation_mode")
+
+
+@difference("AffineGrid with align_corners: a dimension of size 1 is at -1 in the standard, at 0"
+            " or 1 in ONNX Runtime")  # fmt: skip
+def affine_grid(s: Seen) -> bool:
+    return s.has("AffineGrid") and 1 in s.attribute("align_corners")
+
+
+@difference("Attention with softcap and a mask: the standard caps the scores before the mask is"
+            " added, ONNX Runtime after it")  # fmt: skip
+def capped_mask(s: Seen) -> bool:
+    return s.has("Attention") and any(c > 0 for c in s.attribute("softcap"))
+
+
+@difference("DFT and STFT: ONNX Runtime's factors are less precise than the type")
+def imprecise_transform(s: Seen) -> bool:
+    wide = np.asarray(s.expected).dtype == np.float64
+    return s.has("DFT", "STFT") and s.close(1e-10 if wide else 1e-4)
+
+
+@difference("f64 functions of ONNX Runtime by approximations that are good to about 1e-11")
+def approximated(s: Seen) -> bool:
+    wide = np.asarray(s.expected).dtype == np.float64
+    return wide and s.has("Sigmoid", "Tanh", "Erf", "Softplus", "Gelu") and s.close(1e-10)
+
+
+@difference("ONNX Runtime divides by zero in Einsum where a dimension is empty",
+            sorts=("crash",))  # fmt: skip
+def einsum_crash(s: Seen) -> bool:
+    return s.has("Einsum") and s.empty

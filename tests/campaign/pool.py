@@ -1,0 +1,120 @@
+"""Worker processes of a campaign: one that dies or hangs is a finding, and another follows it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from tests.campaign.worker import receive, send
+
+ROOT = Path(__file__).parents[2]
+PATIENCE = 120.0
+"""Seconds that a case may take on all its sides."""
+RENEWED = 400
+"""Cases after which a worker makes room for a fresh one: what libraries hold is given back."""
+QUIET = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+
+
+class Worker:
+    """One process, started when it is first asked."""
+
+    def __init__(self, sides: Sequence[str], patience: float = PATIENCE) -> None:
+        self.sides, self.patience = tuple(sides), patience
+        self.process: subprocess.Popen[bytes] | None = None
+        self.served = 0
+
+    def start(self) -> subprocess.Popen[bytes]:
+        environment = {**os.environ, **QUIET}
+        if "interpreter" in self.sides:
+            environment["TRITON_INTERPRET"] = "1"
+        command = [sys.executable, "-W", "ignore", "-m", "tests.campaign.worker", *self.sides]
+        self.served = 0
+        return subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+            cwd=ROOT, env=environment,
+        )  # fmt: skip
+
+    def ask(self, request: dict[str, Any]) -> dict[str, Any]:
+        """The reply to a request; {"died": ...} where the process ended over it, or hangs."""
+        if self.process is not None and self.served >= RENEWED:
+            self.stop()
+        if self.process is None:
+            self.process = self.start()
+        self.served += 1
+        process, hung, side, reply = self.process, threading.Event(), "generator", {}
+
+        def stop() -> None:
+            hung.set()
+            process.kill()
+
+        timer = threading.Timer(self.patience, stop)
+        timer.start()
+        try:
+            assert process.stdin is not None
+            assert process.stdout is not None
+            send(process.stdin, {**request, "sides": self.sides})
+            while "begins" in (reply := receive(process.stdout) or {}):
+                side = reply["begins"]
+        except (BrokenPipeError, EOFError):
+            reply = {}
+        finally:
+            timer.cancel()
+        if reply:
+            return dict(reply)
+        status = process.wait()
+        self.process = None
+        if hung.is_set():
+            return {"died": "hang", "side": side, "why": f"took more than {self.patience:.0f} s"}
+        name = signal.Signals(-status).name if status < 0 else f"status {status}"
+        return {"died": "crash", "side": side, "why": f"the process died: {name}"}
+
+    def stop(self) -> None:
+        """Ends the process, if there is one."""
+        if self.process is None:
+            return
+        for stream in (self.process.stdin, self.process.stdout):
+            if stream is not None:
+                stream.close()
+        self.process.kill()
+        self.process.wait()
+        self.process = None
+
+
+def share(
+    jobs: int,
+    sides: Sequence[str],
+    requests: Iterable[dict[str, Any]],
+    take: Callable[[dict[str, Any], dict[str, Any], Worker], None],
+    patience: float = PATIENCE,
+) -> None:
+    """Has workers answer requests; `take` gets a request, its reply and the worker, one by one."""
+    todo, lock, errors = iter(requests), threading.Lock(), list[BaseException]()
+
+    def work() -> None:
+        worker = Worker(sides, patience)
+        try:
+            while not errors:
+                with lock:
+                    request = next(todo, None)
+                if request is None:
+                    return
+                reply = worker.ask(request)
+                take(request, reply, worker)
+        except BaseException as e:
+            errors.append(e)
+        finally:
+            worker.stop()
+
+    threads = [threading.Thread(target=work) for _ in range(jobs)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
