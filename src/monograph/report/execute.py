@@ -30,6 +30,7 @@ from monograph.report.inputs import (
 from monograph.runtime.compare import Difference, compare, compare_outputs, flatten, match_rows
 from monograph.runtime.inputs import Inputs, make_inputs
 from monograph.runtime.progress import Progress, silent
+from monograph.runtime.replacing import replacing_named
 from monograph.runtime.tolerance import Tolerance
 from monograph.runtime.walk import random_ops
 from monograph.session import Session, load
@@ -358,11 +359,8 @@ def save_archive(path: Path, result: RunResult) -> None:
             )
         if value is not None:
             arrays[str(place)] = _storable(value)
-    try:
-        with path.open("wb") as file:
-            np.savez(file, **arrays)
-    except OSError as e:
-        raise ConfigError(f"the file cannot be written: {e.strerror}", given=str(path)) from e
+    with replacing_named(path) as file:
+        np.savez(file, **arrays)
 
 
 def _storable(x: Any) -> Any:
