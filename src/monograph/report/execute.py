@@ -143,8 +143,17 @@ def advising(inputs: Inputs) -> Iterator[None]:
     """Adds to an error that made-up inputs may be behind it, and what to do about that."""
     try:
         yield
-    except (ConfigError, FeedError):
-        raise  # what was made at random fits: what was given does not
+    except ConfigError:
+        raise
+    except FeedError as e:
+        # What was made at random fits, if its sizes do.
+        if inputs.assumed:
+            listed = ", ".join(f"{k}={v}" for k, v in inputs.assumed.items())
+            e.hint = (
+                f"open dimensions were set: {listed}; choose sizes with --dim NAME=SIZE,"
+                " or give arrays with --inputs FILE.npz"
+            )
+        raise
     except MonographError as e:
         if inputs.random and e.hint is None:
             e.hint = (
