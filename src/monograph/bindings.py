@@ -348,6 +348,16 @@ def _open_gpu(config: Config, progress: Progress, tally: Tally | None) -> GpuSid
     return open_target(config, partial(optimise_for, config, progress=progress), progress, tally)
 
 
+def pass_overrides(config: Config) -> dict[str, dict[str, Any]]:
+    """The options of passes that a configuration's target asks for, by pass."""
+    overrides: dict[str, dict[str, Any]] = {}
+    if config.target != "reference":
+        overrides["choose_layout"] = {"layout": "channels_last"}
+    if config.on_gpu and config.precision != "f32":
+        overrides["convert_precision"] = {"to": config.precision}
+    return overrides
+
+
 def optimise_for(config: Config, graph: Graph, progress: Progress = silent) -> Graph:
     """A graph of known shapes as a configuration's target wants it."""
     if config.target == "reference" and not config.optimise:
@@ -357,12 +367,7 @@ def optimise_for(config: Config, graph: Graph, progress: Progress = silent) -> G
     from monograph.pipeline import PassOptions, chosen_passes, optimise
     from monograph.rewrite import CPU_COST, GPU_COST
 
-    overrides: dict[str, dict[str, Any]] = {}
-    if config.target != "reference":
-        overrides["choose_layout"] = {"layout": "channels_last"}
-    if config.on_gpu and config.precision != "f32":
-        overrides["convert_precision"] = {"to": config.precision}
-    options = PassOptions(overrides=overrides)
+    options = PassOptions(overrides=pass_overrides(config))
     count, done = len(chosen_passes(options)), itertools.count(1)
     progress("rewrite", 0, count)
     return optimise(

@@ -10,7 +10,14 @@ import numpy as np
 
 from monograph.bindings import Bindings
 from monograph.config import Config
-from monograph.errors import ConfigError, ExecutionError, FeedError
+from monograph.errors import (
+    ConfigError,
+    ExecutionError,
+    FeedError,
+    InferError,
+    MonographError,
+    UnknownRankError,
+)
 from monograph.ir import Array, Graph, evaluate
 from monograph.runtime.again import Again, again
 from monograph.runtime.counts import REQUIRE, why_not_one_launch
@@ -77,24 +84,27 @@ class Calls:
         out: arrays to write outputs into, by name; they are what is returned for those outputs. A
             donated output may be given the array of its input, which is then updated in place.
         """
-        last = None if self._donate else self._last
-        if last is not None and outputs is None and out is None and feeds.__class__ is dict:
-            found: list[Any] | None = last.hot(feeds)
-            if found is None:
-                found = last.warm(feeds)
-            if found is not None:
-                return found
-        self._worker.wait()
-        known = self._again  # another thread may change it
-        if outputs is None and known is not None:
-            found = known.run(feeds, out)
-            if found is not None:
-                return found
-        if outputs is None:
-            found = self._run_known(feeds) if out is None else self._run_in_place(feeds, out)
-            if found is not None:
-                return found
-        return self._run_checked(feeds, outputs, out)
+        try:
+            last = None if self._donate else self._last
+            if last is not None and outputs is None and out is None and feeds.__class__ is dict:
+                found: list[Any] | None = last.hot(feeds)
+                if found is None:
+                    found = last.warm(feeds)
+                if found is not None:
+                    return found
+            self._worker.wait()
+            known = self._again  # another thread may change it
+            if outputs is None and known is not None:
+                found = known.run(feeds, out)
+                if found is not None:
+                    return found
+            if outputs is None:
+                found = self._run_known(feeds) if out is None else self._run_in_place(feeds, out)
+                if found is not None:
+                    return found
+            return self._run_checked(feeds, outputs, out)
+        except InferError as e:
+            raise _failed_on_data(e) from e
 
     def run_async(
         self,
@@ -281,7 +291,12 @@ class Calls:
             return ports.run(executable, feeds, out)
         if executable is not None:
             return list(executable.run(feeds, out))
-        made = evaluate(self._graph_for(dict(feeds)), dict(feeds))
+        try:
+            made = evaluate(self._graph_for(dict(feeds)), dict(feeds))
+        except (ExecutionError, InferError):
+            # One graph serves all sizes: it is not known to take these until it is bound to them.
+            self._bindings.bound(dict(feeds))
+            raise
         self._runs += 1
         try:
             return [fresh(x) for x in made]
@@ -345,6 +360,20 @@ class Calls:
         if plain and len(feeds) == len(self.inputs):
             return self._bindings.model.graph
         return self._bindings.optimised(feeds)
+
+
+def _failed_on_data(error: InferError) -> MonographError:
+    """The error of a run in which data decide what an op does, and decide what it cannot do."""
+    if error.internal or isinstance(error, UnknownRankError):
+        return error
+    return ExecutionError(
+        error.message,
+        node=error.node,
+        op=error.op,
+        expected=error.expected,
+        given=error.given,
+        hint=error.hint,
+    )
 
 
 def _no_mapping(feeds: Any) -> FeedError:

@@ -77,11 +77,12 @@ def verify(
 
     With --bisect the graph goes through the passes one by one, with the cost model of --target
     (cpu or gpu), and the reference runs behind each. Of a pass that changes the numbers, the
-    rewrite that does is found, with its rule and the ONNX nodes behind it.
+    rewrite that does is found, with its rule and the ONNX nodes behind it. Where all passes are
+    right and outputs of --target cpu differ, the wrong step of compiled code is found.
 
     With --per-step every step of --target cpu runs by itself. It is compared with the reference on
     what it really read, and from the model's inputs on; the first wrong step is shown with the
-    ONNX nodes behind it.
+    ONNX nodes behind it. Where all steps are right and outputs differ, the wrong pass is found.
 
     With --replay a session that replays captured graphs is compared with one that launches every
     kernel by itself, bit for bit: on random inputs, at moved addresses, in another order, and with
@@ -181,14 +182,14 @@ def _per_step(request: Request, how: _How, as_json: bool) -> None:
 
 
 def _bisect(request: Request, options: PassOptions, how: _How, as_json: bool) -> None:
-    from monograph.report import explain_tables
-    from monograph.report.explain import bisect_model
+    from monograph.report import fault_tables
+    from monograph.report.bisection import bisect_model
 
     result = bisect_model(request, options, note, how.any_order)
     show(
         as_json,
-        explain_tables.bisection_json(str(request.model), result),
-        lambda out: explain_tables.show_bisection(out, result),
+        fault_tables.bisection_json(str(request.model), result),
+        lambda out: fault_tables.show_bisection(out, result),
     )
-    if result.fault is not None:
+    if not result.ok:
         raise typer.Exit(CHECK_FAILED)

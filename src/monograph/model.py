@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import onnx
 
-from monograph.errors import ConfigError, UnknownRankError, did_you_mean
+from monograph.errors import ConfigError, InferError, UnknownRankError, did_you_mean
 from monograph.frontend.onnx import ModelFile, import_model
 from monograph.frontend.onnx.dtypes import declared_names, declared_type, value_type
+from monograph.frontend.onnx.misfits import dims_misfit, feed_misfit
 from monograph.ir import Array, Graph, TensorType, Type, verify
 from monograph.ir.lazy import lazy
 from monograph.ir.verify import same_memory
@@ -40,6 +41,10 @@ class Model:
             # Some rank is decided by the shapes of the feeds: import once those are known.
             self._late = e
             self._check_declared_donations()
+        except InferError as e:
+            if not dims or e.internal or not self._takes_other_sizes():
+                raise
+            raise dims_misfit(e, dims) from e
 
     @property
     def graph(self) -> Graph:
@@ -68,6 +73,15 @@ class Model:
         if self._graph is not None and self._is_bound(self._graph, feeds):
             return self._graph
         arrays = {n: x for n, x in feeds.items() if isinstance(x, np.ndarray)}
+        try:
+            return self._bind(arrays)
+        except InferError as e:
+            if isinstance(e, UnknownRankError) or e.internal:
+                raise
+            raise feed_misfit(self.file.proto.graph, e, arrays) from e
+
+    def _bind(self, arrays: Mapping[str, Array]) -> Graph:
+        """The graph for inputs like these arrays."""
         shapes = {n: x.shape for n, x in arrays.items()}
         if not self.values_decide:
             try:
@@ -76,6 +90,16 @@ class Model:
                 # Shapes do not tell either: some rank depends on what small inputs hold.
                 self.values_decide = True
         return self._import(shapes, decisive(arrays))
+
+    def _takes_other_sizes(self) -> bool:
+        """Whether the model can be imported without the sizes that the caller gave."""
+        try:
+            import_model(self.file, donate=self._donate)
+        except UnknownRankError:
+            return True
+        except InferError:
+            return False
+        return True
 
     @staticmethod
     def _is_bound(graph: Graph, feeds: Mapping[str, Any]) -> bool:
@@ -112,7 +136,12 @@ class Model:
                 Port(n, self._sized(declared_names(t, infos[n].type, n, known)))
                 for n, t in zip(graph.output_names, graph.output_types, strict=True)
             )
-        return tuple(Port(i.name, declared_type(i)) for i in self._declared(which))
+        return tuple(Port(i.name, self._sized_or_none(i)) for i in self._declared(which))
+
+    def _sized_or_none(self, info: onnx.ValueInfoProto) -> Type | None:
+        """The type that the file declares, if any, with the sizes that the caller gave."""
+        type_ = declared_type(info)
+        return None if type_ is None else self._sized(type_)
 
     def _optional_ports(self) -> tuple[Port, ...]:
         """Inputs with an initialiser; before IR version 4 that is how files list weights."""
@@ -138,16 +167,22 @@ class Model:
     def _check_dims(self) -> None:
         """Refuses a bound dimension that the model does not have."""
         declared: set[str] = set()
+        unranked: list[str] = []
         for info in self.file.proto.graph.input:
             kind = value_type(info.type, info.name)
             if isinstance(kind, TensorType):
                 declared |= {d for d in kind.shape or () if isinstance(d, str)}
+                unranked += [info.name] if kind.shape is None else []
         if unknown := sorted(set(self._dims) - declared):
+            hint = did_you_mean(unknown, declared)
+            if hint is None and unranked:
+                listed = ", ".join(unranked)
+                hint = f"the model declares no rank for {listed}: the arrays that are fed decide it"
             raise ConfigError(
                 "the model has no such dimension",
                 expected=sorted(declared),
                 given=unknown,
-                hint=did_you_mean(unknown, declared),
+                hint=hint,
             )
 
     def _check_donations(self) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from monograph.codegen.llvm.features import host_features
 from monograph.errors import ExecutionError
+from monograph.ir import evaluate
 from monograph.ops.attention import Attention, CacheUpdate, Rope
 from monograph.ops.elementwise import Add, Mul
 from monograph.ops.shape import Reshape, Slice, Transpose
@@ -55,6 +56,36 @@ def test_element_types(dtype: str, queries: int) -> None:
 )
 def test_masks(mask: str) -> None:
     run("f32[2, 4, 9, 8]", "f32[2, 4, 21, 8]", extra={"mask": mask})
+
+
+@pytest.mark.parametrize("nan", [False, True])
+@pytest.mark.parametrize("queries", [1, 3, 9])
+@pytest.mark.parametrize("kind", ["bool", "f32"])
+def test_fully_masked_queries(kind: str, queries: int, nan: bool) -> None:
+    """By masks of bools and of floats, by large finite numbers, by `causal`, by lengths."""
+    given = [
+        value(f"f32[2, 2, {n}, 8]", name) for n, name in zip((queries, 21, 21), "qkv", strict=True)
+    ]
+    mask, lengths = value(f"{kind}[2, 1, {queries}, 21]", "mask"), value("i64[2]", "lengths")
+    masked = Attention(extra=("mask",), masked_nan=nan)(*given, mask)
+    short = Attention(extra=("mask", "lengths"), masked_nan=nan)(*given, mask, lengths)
+    graph = graph_of(masked, short)
+    feeds = feeds_for(graph)
+    feeds["mask"][0, :, -1] = False if kind == "bool" else -np.inf
+    if kind == "f32":
+        feeds["mask"][1] = np.finfo(np.float32).min
+    feeds["lengths"] = np.array([20, 0])
+    with np.errstate(all="ignore"):
+        expected = evaluate(graph, feeds)
+    assert np.isnan(expected[0][0, :, -1]).all() == nan
+    assert np.isnan(expected[1][1]).all() == nan
+    check(graph, feeds)
+
+
+@pytest.mark.parametrize("nan", [False, True])
+def test_more_queries_than_keys(nan: bool) -> None:
+    run("f32[1, 2, 9, 8]", "f32[1, 2, 5, 8]", causal=True, masked_nan=nan)
+    run("f32[1, 2, 3, 8]", "f32[1, 2, 0, 8]", masked_nan=nan)
 
 
 @pytest.mark.parametrize("queries", [1, 5])

@@ -269,6 +269,6 @@ def test_a_package_is_written_whole_or_not_at_all(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(package_module, "_add", full)
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(ConfigError, match="No space left"):
         session.save(tmp_path / "m.mono")
     assert list(tmp_path.iterdir()) == []

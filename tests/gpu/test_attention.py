@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import monograph
-from monograph.ir import Graph, Input, Sample, TensorType, Value, dtype
+from monograph.ir import Graph, Input, Sample, TensorType, Value, dtype, evaluate
 from monograph.ops.attention import LENGTHS, MASK, SINKS, Attention
 from monograph.ops.composite import Silu
 from monograph.ops.shape import Transpose
@@ -53,6 +53,24 @@ def test_a_mask_is_broadcast_and_a_row_may_see_nothing() -> None:
     feeds = feeds_for(graph)
     feeds["mask"][0] = False
     check(graph, feeds, every=False)
+
+
+@pytest.mark.parametrize("nan", [False, True])
+@pytest.mark.parametrize("kind", ["bool", "f32"])
+def test_a_fully_masked_row_is_zero_or_nan(kind: str, nan: bool) -> None:
+    """By one pass over the keys, and by programs that share them."""
+    q, k, v = tensor("q", (1, 2, 3, 16)), tensor("k", (1, 2, 70, 16)), tensor("v", (1, 2, 70, 16))
+    mask = tensor("mask", (2, 3, 70), kind)
+    op = Attention(extra=(MASK,), masked_nan=nan)
+    graph = Graph((q, k, v, mask), (("y", op(q, k, v, mask)),))
+    assert any(" split " in name for names in candidate_names(graph) for name in names)
+    feeds = feeds_for(graph)
+    feeds["mask"][0, 1] = False if kind == "bool" else -np.inf
+    feeds["mask"][1, 2] = False if kind == "bool" else np.finfo(np.float32).min
+    with np.errstate(all="ignore"):
+        (expected,) = evaluate(graph, feeds)
+    assert np.isnan(expected[0, 0, 1]).all() == nan
+    check(graph, feeds)
 
 
 @pytest.mark.parametrize("kind", ["f16", "bf16"])

@@ -238,7 +238,7 @@ def test_a_folder_that_cannot_be_written(
     def refuse(*rest: Any) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(Path, "replace", refuse)
+    monkeypatch.setattr("os.replace", refuse)
     TuningCache(tmp_path / "tuning.json", {"here": {"p": entry("a")}}).save()
     assert "cannot be written: Permission denied" in caplog.text
     assert not list(tmp_path.iterdir())

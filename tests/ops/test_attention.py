@@ -82,6 +82,54 @@ def test_a_query_that_sees_no_key_gives_zero() -> None:
     assert not nothing.any()
 
 
+def arithmetic(q: np.ndarray, k: np.ndarray, v: np.ndarray, mask: np.ndarray) -> np.ndarray:
+    """softmax(q kᵀ + mask) v, written out."""
+    scores = q @ k.swapaxes(2, 3) + mask
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    return weights / weights.sum(-1, keepdims=True) @ v
+
+
+LOWEST = float(np.finfo(np.float32).min)
+FULLY_MASKED = [
+    [[-np.inf] * 3, [0.0, -np.inf, 1.0]],
+    [[LOWEST] * 3, [0.0, LOWEST, LOWEST]],
+    [[-np.inf, LOWEST, -np.inf], [-np.inf] * 3],
+    [[LOWEST, LOWEST, -np.inf], [np.inf, 0.0, 0.0]],
+]
+
+
+@pytest.mark.parametrize("mask", FULLY_MASKED)
+def test_a_fully_masked_query_gives_nan_where_the_arithmetic_does(mask: list[list[float]]) -> None:
+    q, k, v = data(1, 1, 2, 4), data(1, 1, 3, 4), data(1, 1, 3, 4, seed=1)
+    added = np.array(mask)
+    with np.errstate(all="ignore"):
+        expected = arithmetic(q, k, v, added)
+        y = Attention(1.0, extra=(MASK,), masked_nan=True).reference(q, k, v, added)
+        zero = Attention(1.0, extra=(MASK,)).reference(q, k, v, added)
+    np.testing.assert_allclose(y, expected, rtol=1e-12)
+    hidden = np.isneginf(added).all(-1)
+    np.testing.assert_array_equal(zero[0, 0, hidden], 0.0)
+    np.testing.assert_allclose(zero[0, 0, ~hidden], expected[0, 0, ~hidden], rtol=1e-12)
+
+
+def test_fully_masked_queries_of_all_kinds() -> None:
+    q, k, v = data(1, 1, 5, 4), data(1, 1, 3, 4), data(1, 1, 3, 4, seed=1)
+    hidden = np.zeros((1, 3), bool)
+    sinks = np.array([0.0])
+    with np.errstate(all="ignore"):
+        causal = Attention(causal=True, masked_nan=True).reference(q, k, v)
+        length = Attention(extra=(LENGTHS,), masked_nan=True).reference(q, k, v, np.array([0]))
+        masked = Attention(extra=(MASK,), masked_nan=True).reference(q, k, v, hidden)
+        sunk = Attention(extra=(MASK, SINKS), masked_nan=True).reference(q, k, v, hidden, sinks)
+        nothing = Attention(masked_nan=True).reference(q, k[:, :, :0], v[:, :, :0])
+    np.testing.assert_array_equal(np.isnan(causal[0, 0, :, 0]), [True, True, False, False, False])
+    assert np.isnan(length).all()
+    assert np.isnan(masked).all()
+    assert not sunk.any()  # the sink takes all of the softmax
+    assert nothing.shape == (1, 1, 5, 4)
+    assert not nothing.any()  # an empty sum
+
+
 def test_sinks_take_their_share_of_the_softmax() -> None:
     q, k, v = np.zeros((1, 2, 1, 4)), np.zeros((1, 1, 3, 4)), np.ones((1, 1, 3, 4))
     y = Attention(extra=(SINKS,)).reference(q, k, v, np.array([0.0, math.log(3)]))

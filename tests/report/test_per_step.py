@@ -209,3 +209,29 @@ def test_sides_that_have_no_steps_are_refused(tmp_path: Path):
     assert "add --target cpu" in shown.stderr
     shown = call("verify", path, "--bisect", "--per-step")
     assert shown.exit_code == 2
+
+
+def test_a_join_of_views_of_joins_is_followed_to_what_steps_store(tmp_path: Path):
+    """Detection heads: maps are joined by channel, flattened, and joined by place."""
+    text = """
+    <ir_version: 9, opset_import: ["" : 18]>
+    heads (float[1, 2, 2, 3] x, float[1, 1, 1, 3] z) => (float[1, 5, 6] y)
+    <int64[3] flat = {1, -1, 6}>
+    {
+        a = Softmax(x)
+        b = Softmax <axis = 1> (x)
+        c = Softmax(z)
+        d = Softmax <axis = 1> (z)
+        first = Concat <axis = 3> (a, b)
+        second = Concat <axis = 3> (c, d)
+        p = Reshape(first, flat)
+        q = Reshape(second, flat)
+        joined = Concat <axis = 1> (p, q)
+        [after] y = Softmax(joined)
+    }
+    """
+    found = check(models.save(text, tmp_path))
+    assert found.ok
+    assert found.compared == len(found.checks) >= 5
+    read = [v for c in found.checks for v in c.step.region.inputs]
+    assert any(v.op.name == "concat" for v in read)

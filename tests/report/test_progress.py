@@ -12,10 +12,14 @@ from monograph.report import progress
 from monograph.report.progress import CompileBar, compile_bar
 from monograph.runtime.progress import READY, silent
 
+ENVIRONMENT = {"TERM": "xterm-256color", "COLUMNS": "80", "LINES": "25"}
+"""Of a terminal that shows a live display, wherever the tests run."""
 
-def terminal() -> tuple[Console, io.StringIO]:
+
+def terminal(kind: str = ENVIRONMENT["TERM"]) -> tuple[Console, io.StringIO]:
     text = io.StringIO()
-    return Console(file=text, force_terminal=True, width=80), text
+    environment = {**ENVIRONMENT, "TERM": kind}
+    return Console(file=text, force_terminal=True, width=80, _environ=environment), text
 
 
 def shown(bar: CompileBar) -> None:
@@ -51,6 +55,29 @@ def test_work_that_takes_a_while_names_its_stages() -> None:
     before = text.getvalue()
     bar(READY, 1, 1)
     assert text.getvalue() == before
+
+
+def test_a_terminal_that_cannot_move_the_cursor_gets_no_control_codes() -> None:
+    console, text = terminal("dumb")
+    bar = CompileBar(console, delay=0)
+    bar("rewrite", 3, 20)
+    shown(bar)
+    bar(READY, 1, 1)
+    assert "\x1b" not in text.getvalue()
+
+
+@pytest.mark.parametrize("variables", [
+    {"TERM": "dumb"}, {}, {"NO_COLOR": "1"}, {"CI": "true"}, {"TERM": "dumb", "CI": "true"},
+    {"TTY_COMPATIBLE": "0"}, {"TTY_INTERACTIVE": "0"},
+], ids=str)  # fmt: skip
+def test_these_tests_do_not_depend_on_the_environment(
+    variables: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("TERM", "NO_COLOR", "CI", "TTY_COMPATIBLE", "TTY_INTERACTIVE", "COLUMNS"):
+        monkeypatch.delenv(name, raising=False)
+    for name, content in variables.items():
+        monkeypatch.setenv(name, content)
+    test_work_that_takes_a_while_names_its_stages()
 
 
 def test_a_bar_can_be_used_again() -> None:

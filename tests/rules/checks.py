@@ -98,7 +98,7 @@ def close(a: np.ndarray, b: np.ndarray, terms: int) -> None:
         return
     eps = float(np.finfo(a.dtype).eps) if a.dtype.kind == "f" else 2.0**-8
     wide_a, wide_b = a.astype(np.float64), b.astype(np.float64)
-    allowed = 4 * eps * terms * max(float(np.max(np.abs(wide_a), initial=0)), 1e-30)
+    allowed = 4 * eps * terms * max(float(np.nanmax(np.abs(wide_a), initial=0)), 1e-30)
     np.testing.assert_allclose(wide_b, wide_a, rtol=0, atol=allowed)
 
 

@@ -40,9 +40,15 @@ class Attention(Op):
     - "sinks": floats [H], one score more for each head that takes part in the softmax only.
 
     `causal` places the last query at the last key that counts, so that query i sees the keys up
-    to i + length - S; with `window` w > 0 only the last w of them. A query that sees no key
-    gives 0. An infinity or NaN among the values of keys that count but that a query does not see
-    may or may not reach it.
+    to i + length - S; with `window` w > 0 only the last w of them. An infinity or NaN among the
+    values of keys that count but that a query does not see may or may not reach it.
+
+    A fully masked query has keys, and each of its scores is -inf: by the mask, by `causal`, by a
+    length of 0, or because the products are -inf; a sink that is not -inf excludes it. Such a query
+    gives 0 by default, and NaN with `masked_nan`, which is what the plain arithmetic of a softmax
+    gives (-inf - -inf). Scores of a large negative number are no masked scores: where all keys have
+    the same one, the result is the mean of the values. Without keys (T = 0) a query gives 0 in both
+    modes, as an empty sum does.
     """
 
     scale: float | None = None
@@ -50,6 +56,7 @@ class Attention(Op):
     window: int = 0
     softcap: float = 0.0
     extra: tuple[str, ...] = ()
+    masked_nan: bool = False
 
     costly = True
     samples = (
@@ -67,6 +74,14 @@ class Attention(Op):
             causal=True, extra=(SINKS,),
         ),
         sample("f32[1, 1, 2, 4]", "f32[1, 1, 3, 4]", "f32[1, 1, 3, 4]", [0], extra=(LENGTHS,)),
+        sample(
+            "f32[1, 1, 4, 4]", "f32[1, 1, 3, 4]", "f32[1, 1, 3, 4]", causal=True, masked_nan=True
+        ),
+        sample(
+            "f32[1, 2, 2, 4]", "f32[1, 2, 3, 4]", "f32[1, 2, 3, 4]",
+            [[True, False, True], [False, False, False]], extra=(MASK,), masked_nan=True,
+        ),
+        sample("f32[1, 1, 2, 4]", "f32[1, 1, 0, 4]", "f32[1, 1, 0, 4]", masked_nan=True),
     )  # fmt: skip
 
     def canonical(self, *types: Type) -> Op:
@@ -156,6 +171,8 @@ class Attention(Op):
         total = weights.sum(-1, keepdims=True)
         if sinks is not None:
             total = total + np.exp(widen(sinks).reshape(1, -1, 1, 1) - top)
+        if self.masked_nan:
+            return np.asarray(weights / total)
         return np.asarray(weights / np.where(total == 0, 1.0, total))
 
     def visible(self, queries: int, keys: int, lengths: Array | None) -> Array:

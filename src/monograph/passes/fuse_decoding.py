@@ -81,6 +81,8 @@ def _declined(value: Value, donated: dict[Value, Value]) -> str | None:
     assert isinstance(op, Attention)
     if not op.causal or op.extra != (LENGTHS,):
         return "it is not causal with lengths alone"
+    if op.masked_nan:
+        return "a sequence of length 0 gives NaN (expected 0)"
     if q.tensor.dims[2] != 1:
         return f"there are {q.tensor.dims[2]} queries to a sequence (expected 1)"
     for cache in (keys, values):

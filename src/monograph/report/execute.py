@@ -30,6 +30,7 @@ from monograph.report.inputs import (
 from monograph.runtime.compare import Difference, compare, compare_outputs, flatten, match_rows
 from monograph.runtime.inputs import Inputs, make_inputs
 from monograph.runtime.progress import Progress, silent
+from monograph.runtime.replacing import replacing_named
 from monograph.runtime.tolerance import Tolerance
 from monograph.runtime.walk import random_ops
 from monograph.session import Session, load
@@ -142,8 +143,17 @@ def advising(inputs: Inputs) -> Iterator[None]:
     """Adds to an error that made-up inputs may be behind it, and what to do about that."""
     try:
         yield
-    except (ConfigError, FeedError):
-        raise  # what was made at random fits: what was given does not
+    except ConfigError:
+        raise
+    except FeedError as e:
+        # What was made at random fits, if its sizes do.
+        if inputs.assumed:
+            listed = ", ".join(f"{k}={v}" for k, v in inputs.assumed.items())
+            e.hint = (
+                f"open dimensions were set: {listed}; choose sizes with --dim NAME=SIZE,"
+                " or give arrays with --inputs FILE.npz"
+            )
+        raise
     except MonographError as e:
         if inputs.random and e.hint is None:
             e.hint = (
@@ -358,11 +368,8 @@ def save_archive(path: Path, result: RunResult) -> None:
             )
         if value is not None:
             arrays[str(place)] = _storable(value)
-    try:
-        with path.open("wb") as file:
-            np.savez(file, **arrays)
-    except OSError as e:
-        raise ConfigError(f"the file cannot be written: {e.strerror}", given=str(path)) from e
+    with replacing_named(path) as file:
+        np.savez(file, **arrays)
 
 
 def _storable(x: Any) -> Any:

@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from monograph.errors import ConfigError, MonographError, did_you_mean
 from monograph.ir import Graph
 from monograph.passes.base import Environment, Pass, RulePass
 from monograph.pipeline import PassOptions, chosen_passes, optimise
-from monograph.report.execute import Notes, Request, about_sizes, advising
+from monograph.report.bisection import bound_inputs, cost_of
+from monograph.report.execute import Notes, Request, about_sizes
 from monograph.report.regions import Launching, launching_of
-from monograph.rewrite import CPU_COST, GPU_COST, CostModel, Fired, Missed, Trace
-from monograph.runtime.bisect import Numbers, PassError
+from monograph.rewrite import CostModel, Fired, Missed, Trace
 from monograph.runtime.walk import STRUCTURE, all_values
 
-COSTS: dict[str, CostModel] = {"cpu": CPU_COST, "gpu": GPU_COST}
-"""The cost models that rules ask, by target."""
 IMPORT = "import"
 """The name of the state before any pass."""
 
@@ -120,14 +117,6 @@ def _label(step: Pass, count: Counter[str]) -> str:
     return step.name if count[step.name] == 1 else f"{step.name}:{count[step.name]}"
 
 
-def cost_of(target: str | None) -> tuple[str, CostModel]:
-    """The name and the cost model of a target; the CPU's by default."""
-    name = target or "cpu"
-    if name not in COSTS:
-        raise ConfigError("no cost model for this target", expected=" | ".join(COSTS), given=name)
-    return name, COSTS[name]
-
-
 def explain_model(
     request: Request, options: PassOptions, note: Notes, *, launches: bool = False
 ) -> Explanation:
@@ -136,7 +125,7 @@ def explain_model(
     launches: tells too how what comes out is launched, which takes a while for large models.
     """
     target, cost = cost_of(request.target)
-    graph, _ = _bound(request, about_sizes(note))
+    _, graph, _ = bound_inputs(request, about_sizes(note))
     found = explain_graph(graph, target, cost, options)
     if not launches:
         return found
@@ -145,14 +134,6 @@ def explain_model(
     except MonographError as e:  # without some passes there may be nothing to launch
         note(f"how it is launched cannot be told: {e.message}")
         return found
-
-
-def _bound(request: Request, note: Notes) -> tuple[Graph, Mapping[str, Any]]:
-    """A model's graph with every dimension bound, and inputs of these sizes."""
-    session = replace(request, target=None).load()
-    made = request.inputs(session, note)
-    with advising(made):
-        return session.bound_graph(made.feeds), made.feeds
 
 
 def explain_graph(graph: Graph, target: str, cost: CostModel, options: PassOptions) -> Explanation:
@@ -207,40 +188,3 @@ def _purpose(step: Pass) -> str:
 def op_counts(graph: Graph) -> Counter[str]:
     """How many values compute something, by op, sub-graphs included."""
     return Counter(v.op.name for v in all_values(graph) if not isinstance(v.op, STRUCTURE))
-
-
-@dataclass(frozen=True)
-class BisectResult:
-    """What checking every pass of a model found."""
-
-    target: str
-    verified: tuple[str, ...]
-    """Passes that keep the numbers, in order."""
-    skipped: Sequence[str]
-    """Random ops, for which only the structure could be checked."""
-    fault: PassError | None
-
-
-def bisect_model(
-    request: Request, options: PassOptions, note: Notes, any_order: Collection[str] = ()
-) -> BisectResult:
-    """Runs a model through the pipeline and compares the numbers behind every pass."""
-    target, cost = cost_of(request.target)
-    graph, feeds = _bound(request, note)
-    numbers = Numbers(graph, feeds, any_order=any_order)
-    if numbers.drawn:
-        drawn = ", ".join(numbers.drawn)
-        note(f"the model draws random numbers ({drawn}): only its structure is checked")
-    verified: list[str] = []
-    fault: PassError | None = None
-    try:
-        optimise(
-            graph,
-            environment=Environment(cost),
-            options=options,
-            numbers=numbers,
-            observe=lambda stage, step, after: verified.append(step.name),
-        )
-    except PassError as e:
-        fault = e
-    return BisectResult(target, tuple(verified), numbers.drawn, fault)

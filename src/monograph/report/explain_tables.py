@@ -8,9 +8,9 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 
-from monograph.report.explain import BisectResult, Explanation, RuleRecord, op_counts
+from monograph.report.explain import Explanation, RuleRecord, op_counts
 from monograph.report.regions import launching_json, show_launching
-from monograph.report.tables import difference_json, seconds_text, table, worst_text
+from monograph.report.tables import seconds_text, table
 from monograph.rewrite import Fired
 
 PLACES_SHOWN, MISSES_SHOWN = 2, 1
@@ -54,26 +54,6 @@ def show_rules(out: Console, records: Sequence[RuleRecord]) -> None:
             _line(out, "  It did not fire, and nothing in the model comes near its pattern.")
 
 
-def show_bisection(out: Console, result: BisectResult) -> None:
-    if result.fault is None:
-        out.print(f"[green]{len(result.verified)} passes verified[/green]")
-        return
-    fault = result.fault.fault
-    out.print(f"[red]pass {fault.step} of stage {fault.stage} is wrong[/red]")
-    done = fault.rewrite
-    if done is not None:
-        numbered = f" (rewrite {fault.number} of the pass)" if fault.number else ""
-        _line(out, f"  rule     {done.rule}{numbered}")
-        _line(out, f"  nodes    {done.origin or 'unnamed'}")
-        _line(out, f"  before   {done.before}")
-        _line(out, f"  after    {done.after}")
-    _line(out, f"  problem  {fault.problem}")
-    if fault.difference is not None and fault.difference.worst is not None:
-        _line(out, f"  worst    {worst_text(fault.difference)}")
-    before = ", ".join(result.verified) or "none"
-    _line(out, f"  verified before it: {before}")
-
-
 def explanation_json(path: str, found: Explanation) -> dict[str, Any]:
     return {
         "model": path,
@@ -110,36 +90,15 @@ def rule_json(record: RuleRecord) -> dict[str, Any]:
         "equation": record.equation,
         "exact": record.exact,
         "passes": record.passes,
-        "fired": [{"pass": label, **_fired_json(f)} for label, f in record.fired],
+        "fired": [{"pass": label, **fired_json(f)} for label, f in record.fired],
         "misses": [
             {"nodes": _nodes(m.origin), "reason": m.reason, "score": m.score} for m in record.misses
         ],
     }
 
 
-def bisection_json(path: str, result: BisectResult) -> dict[str, Any]:
-    fault = result.fault.fault if result.fault is not None else None
-    return {
-        "model": path,
-        "target": result.target,
-        "ok": fault is None,
-        "verified": list(result.verified),
-        "random_ops": list(result.skipped),
-        "fault": None
-        if fault is None
-        else {
-            "stage": fault.stage,
-            "pass": fault.step,
-            "problem": fault.problem,
-            "rewrite": fault.number,
-            **({"rule": None} if fault.rewrite is None else
-               {"rule": fault.rewrite.rule, **_fired_json(fault.rewrite)}),
-            "output": None if fault.difference is None else difference_json(fault.difference),
-        },
-    }  # fmt: skip
-
-
-def _fired_json(done: Fired) -> dict[str, Any]:
+def fired_json(done: Fired) -> dict[str, Any]:
+    """A rewrite, with the ONNX nodes behind it."""
     return {"nodes": _nodes(done.origin), "before": done.before, "after": done.after}
 
 

@@ -11,18 +11,18 @@ from rich.markup import escape
 
 from monograph.errors import ConfigError
 from monograph.ir import subgraphs
+from monograph.report.bisection import PassesChecked, StepsChecked, check_passes_of, check_steps
 from monograph.report.execute import Notes, Request, VerifyResult, verify_model
+from monograph.report.fault_tables import fault_json, place_text, show_fault, show_step
 from monograph.report.nodes import made_text, nodes_text
 from monograph.report.tables import (
     difference_json,
     show_verification,
     table,
     verification_json,
-    worst_text,
 )
-from monograph.runtime.compare import Difference, compare_outputs
-from monograph.runtime.observed import compile_stepped
-from monograph.runtime.stepwise import StepCheck, StepChecker
+from monograph.runtime.compare import Difference
+from monograph.runtime.stepwise import StepCheck
 
 HOW = "every step is launched by itself, eagerly: nothing of a step-by-step run is captured"
 SHOWN = 20
@@ -33,13 +33,23 @@ SHOWN = 20
 class PerStep:
     """What was found of every step, and of the outputs."""
 
-    checks: tuple[StepCheck, ...]
-    stages: int
-    """Programs that the run is made of: more than one where data decide shapes."""
+    steps: StepsChecked
     outputs: VerifyResult
     """The model in one launch against the reference, as without --per-step."""
-    launches: tuple[Difference, ...]
-    """The outputs of one launch a step against those of one launch for all: the same bits."""
+    passes: PassesChecked | None = None
+    """What was found of the passes, where every step is right and outputs differ."""
+
+    @property
+    def checks(self) -> tuple[StepCheck, ...]:
+        return self.steps.checks
+
+    @property
+    def stages(self) -> int:
+        return self.steps.stages
+
+    @property
+    def launches(self) -> tuple[Difference, ...]:
+        return self.steps.launches
 
     @property
     def ok(self) -> bool:
@@ -48,11 +58,11 @@ class PerStep:
 
     @property
     def first_wrong(self) -> StepCheck | None:
-        return next((c for c in self.checks if not c.ok), None)
+        return self.steps.first_wrong
 
     @property
     def first_drift(self) -> StepCheck | None:
-        return next((c for c in self.checks if c.drifted), None)
+        return self.steps.first_drift
 
     @property
     def compared(self) -> int:
@@ -77,14 +87,12 @@ def verify_steps(
             hint="add --target cpu",
         )
     outputs = verify_model(request, None, note, rtol, atol, any_order, only)
-    feeds = outputs.inputs.feeds
-    checker, compiler = StepChecker(), session.compiler()
-    stepped = compile_stepped(session.optimised_graph(feeds), compiler, checker.observe)
-    names = [p.name for p in session.outputs]
-    apart = dict(zip(names, stepped(feeds), strict=True))
-    whole = dict(zip(names, session.run(feeds), strict=True))
-    launches = tuple(compare_outputs(apart, whole, {}))
-    return PerStep(tuple(checker.checks), checker.stages, outputs, launches)
+    steps = check_steps(session, outputs.inputs.feeds)
+    passes: PassesChecked | None = None
+    differ = any(not d.ok for d in outputs.differences)
+    if differ and steps.first_wrong is None and not outputs.random:
+        passes = check_passes_of(session, outputs, any_order)
+    return PerStep(steps, outputs, passes)
 
 
 def left_out(found: PerStep) -> list[str]:
@@ -119,6 +127,8 @@ def per_step_json(path: str, found: PerStep) -> dict[str, Any]:
         "steps_wrong": [c.number for c in found.checks if not c.ok],
         "first_wrong": None if first is None else first.number,
         "first_drift": None if found.first_drift is None else found.first_drift.number,
+        "fault": None if found.passes is None else fault_json(found.passes.fault),
+        "place": place_text(found.steps, found.passes),
         "one_launch_agrees": all(d.ok for d in found.launches),
         "how": HOW,
         "captured": False,
@@ -175,29 +185,20 @@ def _show_verdict(out: Console, found: PerStep, wrong: int) -> None:
         )
     if first is not None:
         out.print(f"[red]{wrong} of {found.compared} steps are wrong. The first:[/red]")
-        _show_wrong(out, first)
+        show_step(out, first)
     else:
         out.print(f"[green]{found.compared} of {found.compared} compared steps agree[/green]")
+    if found.passes is not None and found.passes.fault is not None:
+        out.print("Every step computes what its graph says, and a pass has changed the graph:")
+        show_fault(out, found.passes.fault.fault)
+    elif found.passes is not None:
+        out.print(f"[red]{escape(place_text(found.steps, found.passes) or '')}[/red]")
     if drift is not None and (first is None or drift.number < first.number):
         out.print(
             f"errors add up to more than roundings explain from step {drift.number}"
             f" ({drift.step.region.kind}, {escape(nodes_text(drift.step.nodes))}) on;"
             " no step before it is wrong by itself"
         )
-
-
-def _show_wrong(out: Console, check: StepCheck) -> None:
-    step = check.step
-    out.print(f"  [red]step {check.number}: {step.region.kind}[/red] -> {escape(made_text(step))}")
-    for d in check.own:
-        if not d.ok:
-            out.print(f"  {escape(d.problem or '')}; the worst: {escape(worst_text(d))}")
-    if check.overwritten:
-        listed = ", ".join(map(str, check.overwritten))
-        out.print(f"  it reads memory of step {listed} that was written over before")
-    out.print("  ONNX nodes:")
-    for name in step.nodes or ["none is known"]:
-        out.print(f"    {escape(name)}")
 
 
 def _row(check: StepCheck) -> tuple[str, ...]:

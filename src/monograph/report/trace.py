@@ -11,9 +11,9 @@ import os
 from pathlib import Path
 from typing import Any
 
-from monograph.errors import ConfigError
 from monograph.report.nodes import made_text, nodes_text
 from monograph.report.profile import Profile, StepTime, rates_json
+from monograph.runtime.replacing import replacing_named
 
 PROCESS = 1
 NAME_WIDTH = 40
@@ -49,10 +49,8 @@ def write_trace(target: Path, path: str, found: Profile) -> None:
 def write_events(target: Path, events: list[dict[str, Any]], other: dict[str, Any]) -> None:
     """Writes events as one JSON object, with what else there is to say."""
     content = {"traceEvents": events, "displayTimeUnit": "ns", "otherData": other}
-    try:
-        target.write_text(json.dumps(content) + os.linesep, encoding="utf-8")
-    except OSError as e:
-        raise ConfigError(f"the file cannot be written: {e.strerror}", given=str(target)) from e
+    with replacing_named(target) as file:
+        file.write(f"{json.dumps(content)}{os.linesep}".encode())
 
 
 def metadata(name: str, thread: int, value: str | int) -> dict[str, Any]:

@@ -38,13 +38,15 @@ class Scores:
     mask: Value | None = None
     given: tuple[Value, ...] = ()
     """The operands that the mask is made of."""
+    masked_nan: bool = True
+    """Whether a fully masked query gives NaN: nothing behind the softmax replaces it."""
 
 
 @rewrite(Dot, exact=False)
 def recognise_attention(value: Value, context: Context) -> Value | Reject:
     """softmax(q kᵀ scale + mask) v -> Attention(q, k, v, mask)
 
-    A query that sees no key gives 0, where the arithmetic gives 0 / 0.
+    A fully masked query gives NaN, as the arithmetic does; 0 where NaNs are replaced by 0.
     """
     weights, v = value.inputs
     found = _weights(weights)
@@ -68,20 +70,24 @@ def recognise_transposed_attention(value: Value, context: Context) -> Value | Re
 
 def _weights(weights: Value) -> Scores | Reject | None:
     """The scores whose softmax a value is."""
-    x = _softmax_input(weights)
+    plain = _without_nan(weights)
+    if isinstance(plain.op, Cast) and plain.dtype.bits < plain.inputs[0].dtype.bits:
+        plain = plain.inputs[0]
+    inner = _without_nan(plain)
+    x = _softmax_input(inner)
     if not isinstance(x, Value):
         return x
     found = _scores(x)
-    if isinstance(found, Scores) and found.dot.dtype != weights.dtype:
+    if not isinstance(found, Scores):
+        return found
+    if found.dot.dtype != weights.dtype:
         return Reject("scores and weights differ in type", found.dot.dtype, weights.dtype)
-    return found
+    replaced = _without_nan(weights) is not weights or inner is not plain
+    return replace(found, masked_nan=not replaced)
 
 
-def _softmax_input(weights: Value) -> Value | Reject | None:
-    """What a value is the softmax of over its last axis, casts around it left out."""
-    value = _without_nan(weights)
-    if isinstance(value.op, Cast) and value.dtype.bits < value.inputs[0].dtype.bits:
-        value = _without_nan(value.inputs[0])
+def _softmax_input(value: Value) -> Value | Reject | None:
+    """The operand of a softmax over its last axis, before it was made wider."""
     found = softmax_of(value)
     if not isinstance(found, Along):
         return found
@@ -91,7 +97,7 @@ def _softmax_input(weights: Value) -> Value | Reject | None:
 
 
 def _without_nan(value: Value) -> Value:
-    """A value whose NaNs are replaced by 0, before that: what `Attention` gives by itself."""
+    """The operand whose NaNs a value replaces by 0; the value itself where it replaces none."""
     if isinstance(value.op, Where):
         condition, zero, other = value.inputs
         if isinstance(condition.op, IsNan) and condition.inputs[0] is other and uniform(zero) == 0:
@@ -205,7 +211,8 @@ def _attention(found: Scores, v: Value) -> Value | Reject:
     if (reason := _misfit(q, k, v, mask)) is not None:
         return reason
     scale = found.scale * q_scale * k_scale
-    op = Attention(scale, causal, 0, found.softcap, () if mask is None else (MASK,))
+    extra = () if mask is None else (MASK,)
+    op = Attention(scale, causal, 0, found.softcap, extra, found.masked_nan)
     result = op(q, k, v) if mask is None else op(q, k, v, mask)
     return result if ranks[0] == 4 else Squeeze((0,))(result)
 

@@ -18,9 +18,8 @@ import json
 import logging
 import mmap
 import os
-import tempfile
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -34,6 +33,7 @@ import monograph
 from monograph.codegen.llvm.features import Features
 from monograph.config import Config
 from monograph.ir import Array
+from monograph.runtime.replacing import replacing
 
 Buffer: TypeAlias = "bytes | memoryview | Array"
 """What can be stored: anything whose bytes lie in one piece."""
@@ -118,7 +118,8 @@ class DiskCache:
         path = self._path(key)
         try:
             path.parent.mkdir(mode=0o700, exist_ok=True)
-            _write(path, pieces)
+            with replacing(path, prefix=_TEMPORARY, durable=False, private=True) as file:
+                file.writelines(pieces)
         except OSError as error:
             _warn_once(f"cannot write to the cache at {self._entries}: {error.strerror}")
             return False
@@ -213,18 +214,6 @@ def _unpack(key: str, data: memoryview) -> dict[str, memoryview] | None:
         parts[name] = data[at : at + size]
         at += -(-size // _ALIGNMENT) * _ALIGNMENT
     return parts
-
-
-def _write(path: Path, pieces: Iterable[memoryview]) -> None:
-    """Writes a file as a whole or not at all."""
-    handle, name = tempfile.mkstemp(prefix=_TEMPORARY, dir=path.parent)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.writelines(pieces)
-        os.replace(name, path)
-    except BaseException:
-        _remove(Path(name))
-        raise
 
 
 def _remove(path: Path) -> None:

@@ -10,7 +10,7 @@ rounding, and an element may differ by as much as that moves it.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,6 +18,7 @@ import numpy as np
 
 from monograph.errors import ExecutionError, FeedError, MonographError
 from monograph.ir import Array, Graph, TensorType, Value, evaluate
+from monograph.ir.evaluate import apply
 from monograph.ops.composite import RmsNorm, Softmax
 from monograph.runtime.compare import Difference, Place, compare_outputs, flatten
 from monograph.runtime.feeds import Port
@@ -159,12 +160,14 @@ class _Spread:
     def __init__(self, graph: Graph, feeds: Mapping[str, Any], outputs: Mapping[str, Any]) -> None:
         self.outputs = flatten(outputs)
         self.runs: list[dict[Place, Any]] = []
+        with_nan = _values_with_nan(graph, feeds)
         for seed in range(DISTURBED_RUNS):
             try:
-                self.runs.append(flatten(_run_disturbed(graph, feeds, seed)))
+                self.runs.append(flatten(_run_disturbed(graph, feeds, seed, with_nan)))
             except (MonographError, ValueError, LookupError, ArithmeticError):
-                # A disturbed size or index is out of range. That run tells nothing, and excuses
-                # nothing: what the others move is all that is allowed.
+                # A disturbed size or index is out of range, or a disturbed number is outside the
+                # domain of a function. That run tells nothing, and excuses nothing: what the
+                # others move is all that is allowed.
                 continue
 
     def moved(self, place: Place) -> Array | None:
@@ -190,6 +193,8 @@ def _explained(a: Array, b: Array, tolerance: Tolerance, moved: Sequence[Array |
         return False
     if a.dtype.kind in "OUST":
         return bool(np.all((a == b) | (np.max(reach, axis=0) > 0)))
+    if not np.array_equal(np.isnan(_wide(a)), np.isnan(_wide(b))):
+        return False  # rounding makes no NaN of a number
     magnitude = np.where(np.isfinite(_wide(b)), np.abs(_wide(b)), 0.0)
     largest = float(magnitude.max(initial=0.0))
     bound = tolerance.bound(magnitude, largest)  # type: ignore[arg-type]
@@ -208,23 +213,55 @@ def _distance(a: Array, b: Array) -> Array:
     return np.where(np.isnan(distance), np.inf, distance)
 
 
-def _run_disturbed(graph: Graph, feeds: Mapping[str, Any], seed: int) -> dict[str, Any]:
-    """The outputs where every result has been moved by its own rounding."""
+def _values_with_nan(graph: Graph, feeds: Mapping[str, Any]) -> set[Value]:
+    """The values of a run in which there is a NaN."""
+    found: set[Value] = set()
+    for value, result in _results(graph, feeds, lambda value, exact: exact):
+        if _has_nan(result):
+            found.add(value)
+    return found
+
+
+def _has_nan(result: Any) -> bool:
+    if not isinstance(result, np.ndarray) or result.dtype.kind not in "fcV":
+        return False
+    return result.dtype.itemsize > 0 and bool(np.isnan(_wide(result)).any())
+
+
+def _run_disturbed(
+    graph: Graph, feeds: Mapping[str, Any], seed: int, with_nan: Collection[Value]
+) -> dict[str, Any]:
+    """The outputs where every result has been moved by its own rounding.
+
+    A NaN where the undisturbed run has none is an ArithmeticError.
+    """
     generator = np.random.default_rng(seed)
+    outputs = {v for _, v in graph.outputs}
+    kept: dict[Value, Any] = {}
+    for value, result in _results(graph, feeds, lambda v, exact: _disturb(v, exact, generator)):
+        if value not in with_nan and _has_nan(result):
+            raise ArithmeticError(f"{value.op.name} of disturbed operands is NaN")
+        if value in outputs:
+            kept[value] = result
+    return {name: kept[v] for name, v in graph.outputs}
+
+
+def _results(
+    graph: Graph, feeds: Mapping[str, Any], change: Callable[[Value, Any], Any]
+) -> Iterator[tuple[Value, Any]]:
+    """Every value with its result, which `change` has gone over; freed after its last use."""
     results: dict[Value, Any] = dict(
         zip(graph.inputs, [feeds[n] for n in graph.input_names], strict=True)
     )
     remaining = dict(graph.uses)
-    with np.errstate(all="ignore"):
-        for value in graph.values:
-            if value not in results:
-                exact = value.op.reference(*(results[v] for v in value.inputs))
-                results[value] = _disturb(value, exact, generator)
-            for v in value.inputs:
-                remaining[v] -= 1
-                if remaining[v] == 0:
-                    del results[v]
-    return {name: results[v] for name, v in graph.outputs}
+    for value in graph.values:
+        if value not in results:
+            results[value] = change(value, apply(value, [results[v] for v in value.inputs]))
+        yield value, results[value]
+        for v in value.inputs:
+            remaining[v] -= 1
+            if remaining[v] == 0:
+                del results[v]
 
 
 def _disturb(value: Value, result: Any, generator: np.random.Generator) -> Any:
@@ -237,5 +274,11 @@ def _disturb(value: Value, result: Any, generator: np.random.Generator) -> Any:
     scale = np.abs(wide)
     if contraction(value) > 1 and not isinstance(value.op, _POSITIVE):
         scale = scale + np.max(scale[np.isfinite(scale)], initial=0.0)
-    moved = wide + math.sqrt(own_variance(value)) * scale * generator.standard_normal(wide.shape)
+    noise = generator.standard_normal(wide.shape)
+    with np.errstate(all="ignore"):
+        moved = wide + math.sqrt(own_variance(value)) * scale * noise
+    if wide.min(initial=0.0) >= 0:
+        moved = np.maximum(moved, 0.0)  # a sum of squares stays one
+    elif wide.max(initial=0.0) <= 0:
+        moved = np.minimum(moved, 0.0)
     return np.where(np.isfinite(wide), moved, wide).astype(result.dtype)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Generic, TypeVar
 
@@ -18,7 +18,7 @@ import numpy as np
 
 from monograph.codegen.llvm.compile import Module, Segment, compile_program
 from monograph.ir import Array, Graph, Value
-from monograph.program.kinds import is_join
+from monograph.program.kinds import is_join, is_view
 from monograph.program.program import Program, Step
 from monograph.runtime.executable import CpuExecutable, lower_graph, object_code
 from monograph.runtime.launch import Workspace, fresh
@@ -120,7 +120,8 @@ class _Stepped(_Observed[SteppedRun]):
             step = segment.steps[0] if isinstance(segment, Segment) else segment
             # Copies: the memory may be another value's before the step is over.
             inputs = {v: fresh(read(v)) for v in step.region.inputs}
-            parts = dict.fromkeys(p for v in inputs for p in stored_parts(v) if p in written)
+            parts = dict.fromkeys(p for v in inputs for p in stored_parts(v, written))
+            parts = dict.fromkeys(p for p in parts if p in written)
             overwritten = tuple(p for p in parts if _digest(read(p)) != written[p])
             if isinstance(segment, Segment):
                 self._launch(self._functions[segment.function], workspace)
@@ -131,13 +132,16 @@ class _Stepped(_Observed[SteppedRun]):
             self._tell(SteppedRun(self.program, given, step, native, inputs, outputs, overwritten))
 
 
-def stored_parts(value: Value) -> Iterator[Value]:
-    """A value, and if no step of its own stores it, because it is a join, what it is joined of."""
+def stored_parts(value: Value, stored: Container[Value]) -> Iterator[Value]:
+    """A value; if no step stores it, the parts that it is joined of, which may be views of joins.
+
+    `stored` are the values that steps have written. A value comes before its parts.
+    """
     stack = [value]
     while stack:
         found = stack.pop()
         yield found
-        if is_join(found):
+        if found not in stored and (is_join(found) or is_view(found)):
             stack.extend(reversed(found.inputs))
 
 

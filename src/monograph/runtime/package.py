@@ -13,7 +13,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import tempfile
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -28,6 +27,7 @@ from monograph.errors import ConfigError, ModelError, MonographError
 from monograph.runtime.artefact import FORMAT, Artefact, signature_from_json, signature_to_json
 from monograph.runtime.cache import Buffer, as_bytes
 from monograph.runtime.feeds import Signature
+from monograph.runtime.replacing import replacing_named
 from monograph.runtime.source import Source
 from monograph.runtime.store import Shapes
 
@@ -75,21 +75,11 @@ def write_package(
         },
     }
     head = json.dumps(manifest, indent=1).encode()
-    try:
-        handle, name = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
-    except OSError as e:
-        raise ConfigError(f"the package cannot be written: {e.strerror}", given=str(path)) from None
-    try:
-        with os.fdopen(handle, "wb") as file, zipfile.ZipFile(file, "w") as archive:
-            _add(archive, _MANIFEST, head)
-            _add(archive, _DIGEST, hashlib.sha256(head).hexdigest().encode())
-            for member, data in members.items():
-                _add(archive, member, data)
-        os.chmod(name, 0o666 & ~_umask())
-        os.replace(name, path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+    with replacing_named(path, "the package") as file, zipfile.ZipFile(file, "w") as archive:
+        _add(archive, _MANIFEST, head)
+        _add(archive, _DIGEST, hashlib.sha256(head).hexdigest().encode())
+        for member, data in members.items():
+            _add(archive, member, data)
 
 
 def open_package(
@@ -261,9 +251,3 @@ def _listed(shapes: Shapes) -> str:
 
 def _sizes_text(sizes: Mapping[str, int]) -> str:
     return ", ".join(f"{name}={size}" for name, size in sizes.items()) or "none"
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask

@@ -90,9 +90,10 @@ class _Stage:
         self._variance: dict[Value, float] = {}
         self._made_by: dict[Value, int] = {}
         self._last: dict[Value, int] = {}
+        self._stored = {v for step in program.steps for v in step.region.outputs}
         for step in program.steps:
             for value in step.region.inputs:
-                self._last |= dict.fromkeys(stored_parts(value), step.index)
+                self._last |= dict.fromkeys(stored_parts(value, self._stored), step.index)
 
     def check(self, seen: SteppedRun) -> StepCheck:
         region, number = seen.step.region, self._first + seen.step.index
@@ -129,21 +130,22 @@ class _Stage:
 
     def _reference(self, value: Value) -> Any:
         """A value as the reference has it: fed, constant, made by a step, or joined of such."""
-        for part in reversed([*stored_parts(value)]):
+        for part in reversed([*stored_parts(value, self._right)]):
             if part in self._right:
                 continue
             if isinstance(part.op, Input):
                 self._right[part] = self.feeds[part.op.label]
             else:
-                # A constant, or a join whose parts are there.
+                # A constant, or a join or a view whose parts are there.
                 self._right[part] = apply(part, [self._right[v] for v in part.inputs])
         return self._right[value]
 
     def _spread(self, value: Value) -> float:
         """The expected squared relative difference of a stored value."""
-        leaves = [p for p in stored_parts(value) if isinstance(p.op, (Input, Constant))]
-        known = {p: v for p in stored_parts(value) if (v := self._variance.get(p)) is not None}
-        missing = [p for p in reversed([*stored_parts(value)]) if p not in known]
+        parts = [*stored_parts(value, self._variance)]
+        leaves = [p for p in parts if isinstance(p.op, (Input, Constant))]
+        known = {p: v for p in parts if (v := self._variance.get(p)) is not None}
+        missing = [p for p in reversed(parts) if p not in known]
         return variances(missing, {**dict.fromkeys(leaves, 0.0), **known})[value]
 
 

@@ -359,13 +359,15 @@ class _Attention:
         return a.select(a.compare("oeq", tops, -math.inf), 0.0, tops)
 
     def _divisor(self, total: Reg, top: Reg, head: Int) -> Reg:
-        """1 / the sum of weights; 1 for a query that sees nothing."""
+        """1 / the sum of weights; of a fully masked query 1, or inf where that is to give NaN."""
         a = self.scalars.a
         sink = self.scores.sink(head)
         if sink is not None:
             e = self.scalars.exp(Scalar(a.sub(sink, top), self.dtype))
             total = a.add(total, e.reg)
-        return a.div(1.0, a.select(a.compare("oeq", total, 0.0), 1.0, total))
+        if not (self.op.masked_nan and self.keys):
+            total = a.select(a.compare("oeq", total, 0.0), 1.0, total)
+        return a.div(1.0, total)
 
     # The result
 

@@ -116,7 +116,7 @@ def _join(context: GpuContext, h: Heads, c: Config, parts: Scratch) -> Launch:
     found = w.let(
         f"tl.load({pointer} + {where}[:, None] * {h.width} + {across}[None, :]{inside})", "x"
     )
-    result = w.let(f"tl.sum({found} * {share}[:, None], 0) / tl.where({weight} == 0, 1, {weight})")
+    result = w.let(f"tl.sum({found} * {share}[:, None], 0) / {kernel.divisor(weight)}")
     k.trigger()
     t.axis(0, w.let(f"{row} // {h.groups * h.rows}"))
     t.axis(1, head)

@@ -297,9 +297,15 @@ class Flash:
         h = self.h
         return h.batch, h.groups * h.repeats, h.queries, h.keys
 
+    def divisor(self, total: str) -> str:
+        """What sums are divided by; of a fully masked query 1, or 0 where that is to give NaN."""
+        if self.op.masked_nan and self.h.keys:
+            return total
+        return self.w.let(f"tl.where({total} == 0, 1, {total})")
+
     def _store(self) -> None:
         w = self.w
-        safe = w.let("tl.where(total == 0, 1, total)")
+        safe = self.divisor("total")
         across = w.let(f"tl.arange(0, {self.width})[None, :]", "e")
         beyond = w.let(f"{across} < {self.h.width}", "m") if self.width != self.h.width else None
         for d, axis in enumerate((*self.row_axes(), Axis(across, beyond))):

@@ -15,7 +15,8 @@ from monograph.program.strided import Strided, strided
 def attentions(context: GpuContext) -> list[Candidate]:
     """A library's attention, where it is plain.
 
-    Not with a mask: a query that sees no key gives 0, and not all of torch's kernels agree.
+    Not with a mask, and not where `causal` hides all keys from a query: torch's kernels do not
+    agree about what a fully masked query gives.
     """
     anchor = context.step.region.anchor
     assert anchor is not None

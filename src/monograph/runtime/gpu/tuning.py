@@ -14,7 +14,6 @@ import fcntl
 import json
 import logging
 import os
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -26,6 +25,7 @@ import monograph
 from monograph.config import Config
 from monograph.errors import ConfigError
 from monograph.runtime.gpu.devices import Device
+from monograph.runtime.replacing import replacing
 
 FORMAT = 1
 _KIND = "monograph tuning"
@@ -107,15 +107,8 @@ class TuningCache:
     def _write(self, path: Path) -> None:
         ordered = {k: dict(sorted(v.items())) for k, v in sorted(self.measured.items()) if v}
         text = json.dumps({_KIND: FORMAT, "measured": ordered}, indent=1)
-        temporary = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
-        try:
-            with temporary.open("w", encoding="utf-8") as file:
-                file.write(text + "\n")
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
+        with replacing(path) as file:
+            file.write(f"{text}\n".encode())
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 
@@ -59,8 +60,7 @@ def attend(
     """Attention with those of the optional operands that are there; `others` in the op's order."""
     given = {MASK: mask, **others}
     extra = {name: value for name, value in given.items() if value is not None}
-    settled = Attention(op.scale, op.causal, op.window, op.softcap, tuple(extra))
-    return settled(q, k, v, *extra.values())
+    return replace(op, extra=tuple(extra))(q, k, v, *extra.values())
 
 
 def attention_as_published(n: Node) -> tuple[Value | None, ...]:

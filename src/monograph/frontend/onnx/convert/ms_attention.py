@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 
-from monograph.frontend.onnx.convert.attention import attend, both, merge_heads, split_heads, within
+from monograph.frontend.onnx.convert.attention import (
+    attend,
+    both,
+    merge_heads,
+    split_heads,
+    up_to,
+    within,
+)
 from monograph.frontend.onnx.convert.common import as_scalar, cast, zeros
 from monograph.frontend.onnx.convert.ms_fused import default
 from monograph.frontend.onnx.convert.quant import MICROSOFT
@@ -18,6 +26,7 @@ from monograph.frontend.onnx.sizes import iota, size_value
 from monograph.ir import Value, constant, known
 from monograph.ir.dtype import i64
 from monograph.ops import elementwise as ew
+from monograph.ops import reduce as rd
 from monograph.ops import shape as sh
 from monograph.ops.attention import LENGTHS, SINKS, Attention, CacheUpdate, Rope
 from monograph.ops.deferred import deferred
@@ -26,8 +35,9 @@ from monograph.ops.index import Gather
 from monograph.ops.linear import Dot
 
 END = np.iinfo(np.int64).max
-FILL = ("mask_filter_value",)
-"""What hidden scores are filled with: it stands for minus infinity, which is used here."""
+FILTER = "mask_filter_value"
+"""The number that is added to the scores of padding."""
+LOWEST_FILTER = -10000.0
 
 
 def piece(x: Value, axis: int, start: int, stop: int) -> Value:
@@ -186,52 +196,83 @@ def _projected(n: Node, heads: int) -> Heads:
     return Heads(*(x if x.tensor.rank == 4 else split_heads(n, x, heads) for x in parts))
 
 
-class Padding(NamedTuple):
-    """Which keys are padding: a mask to broadcast, or how many keys count."""
+def _counting(n: Node, given: Value, q: Value, k: Value) -> Value:
+    """bool, broadcastable to the scores: which keys are no padding.
 
-    mask: Value | None = None
-    lengths: Value | None = None
-
-
-def _padding(n: Node, given: Value | None, q: Value, k: Value) -> Padding:
-    """The kinds of padding masks: lengths, ends and starts, or zeros where nothing counts."""
-    if given is None:
-        return Padding()
+    The kinds of padding masks: lengths, ends and starts, or zeros where nothing counts.
+    """
     rank = given.tensor.rank
-    if rank == 1:
-        return _ranges(n, given, q, k)
-    counts = ew.Not()(ew.Equal()(given, constant(0, given.dtype)))
-    if rank == 2:
-        return Padding(sh.Unsqueeze((1, 2))(counts))
-    if rank == 3:
-        return Padding(sh.Unsqueeze((1,))(counts))
-    n.unsupported(f"an attention mask of rank {rank}")
-
-
-def _ranges(n: Node, given: Value, q: Value, k: Value) -> Padding:
-    count, batch = given.tensor.dim(0), q.tensor.dim(0)
-    if count == batch or not (isinstance(count, int) and isinstance(batch, int)):
-        return Padding(lengths=given)
-    if count != 2 * batch:
-        n.unsupported("cumulated sequence lengths as an attention mask")
+    if rank > 3:
+        n.unsupported(f"an attention mask of rank {rank}")
+    if rank > 1:
+        counts = ew.Not()(ew.Equal()(given, constant(0, given.dtype)))
+        return sh.Unsqueeze((1, 2) if rank == 2 else (1,))(counts)
     keys = size_value(k, 2)
+    if _are_lengths(given, q):
+        return within(keys, cast(given, i64))
+    batch = q.tensor.dim(0)
+    if not isinstance(batch, int) or given.tensor.dim(0) != 2 * batch:
+        n.unsupported("cumulated sequence lengths as an attention mask")
     ends, starts = (cast(piece(given, 0, i * batch, (i + 1) * batch), i64) for i in range(2))
-    return Padding(ew.And()(within(keys, ends), ew.Not()(within(keys, starts))))
+    return ew.And()(within(keys, ends), ew.Not()(within(keys, starts)))
 
 
-def _attend(n: Node, heads: Heads, given: Value | None, bias: Value | None) -> Value:
+def _are_lengths(given: Value, q: Value) -> bool:
+    """Whether a padding mask is the number of keys that count in each batch row."""
+    if given.tensor.rank != 1:
+        return False
+    count, batch = given.tensor.dim(0), q.tensor.dim(0)
+    return count == batch or not (isinstance(count, int) and isinstance(batch, int))
+
+
+def _attend(
+    n: Node, heads: Heads, given: Value | None, bias: Value | None, past: Value | None
+) -> Value:
+    """Attention of MultiHeadAttention and Attention, as ONNX Runtime computes it.
+
+    To the scores of padding a large negative number is added, no infinity: a query that sees
+    padding only attends to it as if it were none. What comes after a query is hidden for good.
+    A bias of -inf on all keys gives NaN.
+    """
     q, k, v = heads
-    padding = _padding(n, given, q, k)
-    mask = padding.mask if bias is None or padding.mask is None else both(bias, padding.mask, q)
-    causal = n.attr_flag("unidirectional")
-    lengths = padding.lengths
-    if lengths is not None and causal:
-        # Here a query's place does not depend on how many keys count.
-        hidden = within(size_value(k, 2), cast(lengths, i64))
-        mask, lengths = both(mask if mask is not None else bias, hidden, q), None
-    elif mask is None:
-        mask = bias
-    return attend(q, k, v, Attention(scale_of(n), causal), mask, **{LENGTHS: lengths})
+    op = Attention(scale_of(n), n.attr_flag("unidirectional"), masked_nan=True)
+    reach: Value | None = None
+    queries, keys = q.tensor.dim(2), k.tensor.dim(2)
+    known_sizes = isinstance(queries, int) and isinstance(keys, int)
+    if op.causal and past is None and known_sizes and queries > keys:  # type: ignore[operator]
+        # The op would hide all keys from the first queries; here the first is at the first key.
+        op = replace(op, causal=False)
+        reach = up_to(size_value(q, 2), size_value(k, 2), constant(0))
+    if given is not None and bias is None and not op.causal and _are_lengths(given, q):
+        lengths = cast(given, i64)
+        lengths = ew.Where()(ew.Less()(constant(0), lengths), lengths, size_value(k, 2))
+        return attend(q, k, v, op, reach, **{LENGTHS: lengths})
+    mask = bias
+    if given is not None:
+        counts = _counting(n, given, q, k)
+        seen = reach
+        if op.causal:
+            offset = ew.Sub()(size_value(k, 2), size_value(q, 2))
+            seen = up_to(size_value(q, 2), size_value(k, 2), offset)
+        mask = _padded_mask(n, counts, seen, bias)
+    if reach is not None:
+        mask = both(mask, reach, q)
+    return attend(q, k, v, op, mask)
+
+
+def _padded_mask(n: Node, counts: Value, reach: Value | None, bias: Value | None) -> Value:
+    """The mask that a padding mask and a bias are together.
+
+    Where a query sees padding only, that is shown: a number that is added to all scores of a
+    query changes nothing.
+    """
+    seen = counts if reach is None else ew.And()(counts, reach)
+    some = rd.ReduceMax((seen.tensor.rank - 1,), keep=True)(seen)
+    shown = ew.Or()(counts, ew.Not()(some))
+    if bias is None:
+        return shown
+    low = constant(n.attr_float(FILTER, LOWEST_FILTER), bias.dtype)
+    return ew.Where()(shown, bias, ew.Add()(bias, low))
 
 
 @converter("MultiHeadAttention", domain=MICROSOFT)
@@ -240,12 +281,12 @@ def multi_head_attention(n: Node) -> tuple[Value | None, ...]:
         n.unsupported("shared or indirect key and value caches")
     if n.wants(3):
         n.unsupported("the output of scores")
-    n.permit(*FILL)
+    n.permit(FILTER)
     q, k, v = _projected(n, n.attr_int("num_heads"))
     past_k, past_v = n.optional(6), n.optional(7)
     if past_k is not None and past_v is not None:
         k, v = sh.Concat(2)(past_k, k), sh.Concat(2)(past_v, v)
-    y = _attend(n, Heads(q, k, v), n.optional(4), n.optional(5))
+    y = _attend(n, Heads(q, k, v), n.optional(4), n.optional(5), past_k)
     return merge_heads(y), k, v, None
 
 
@@ -254,7 +295,7 @@ def packed_attention(n: Node) -> tuple[Value | None, ...]:
     """Projects to queries, keys and values with one matrix, then attends."""
     if n.attr_flag("do_rotary") or n.attr_flag("past_present_share_buffer"):
         n.unsupported("rotary embedding or shared caches inside Attention")
-    n.permit("rotary_embedding_dim", *FILL)
+    n.permit("rotary_embedding_dim", FILTER)
     x = Dot()(n.input(0), n.input(1))
     bias = n.optional(2)
     x = x if bias is None else ew.Add()(x, bias)
@@ -270,7 +311,7 @@ def packed_attention(n: Node) -> tuple[Value | None, ...]:
     past = n.optional(4)
     if past is not None:
         k, v = (sh.Concat(2)(index(past, 0, i), new) for i, new in enumerate((k, v)))
-    y = _attend(n, Heads(q, k, v), n.optional(3), n.optional(5))
+    y = _attend(n, Heads(q, k, v), n.optional(3), n.optional(5), past)
     if not n.wants(1):
         return merge_heads(y), None
     return merge_heads(y), sh.Concat(0)(sh.Unsqueeze((0,))(k), sh.Unsqueeze((0,))(v))
