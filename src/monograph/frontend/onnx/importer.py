@@ -396,11 +396,13 @@ class Scope:
         )
         return SubGraph(graph, tuple(scope.captures))
 
-    def inline_subgraph(self, proto: onnx.GraphProto, label: str) -> tuple[Value, ...]:
-        """The outputs of a sub-graph without inputs, as values of this graph."""
+    def inline_subgraph(
+        self, proto: onnx.GraphProto, label: str, given: Sequence[Value] = ()
+    ) -> tuple[Value, ...]:
+        """The outputs of a sub-graph on these inputs, as values of this graph."""
         scope = Scope(self.importer, self, self.opsets, f"{label}/", self.depth + 1, closed=False)
-        self._formals(proto, 0, label)
-        return scope.convert_graph(proto, ())
+        self._formals(proto, len(given), label)
+        return scope.convert_graph(proto, given)
 
     def convert_graph(self, proto: onnx.GraphProto, given: Sequence[Value]) -> tuple[Value, ...]:
         """Converts a sub-graph in this scope, its inputs being these values; its outputs."""

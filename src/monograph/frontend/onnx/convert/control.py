@@ -9,6 +9,7 @@ import numpy as np
 from monograph.errors import InferError, UnknownRankError
 from monograph.frontend.onnx.convert.common import cast
 from monograph.frontend.onnx.dtypes import value_type
+from monograph.frontend.onnx.fold import fold
 from monograph.frontend.onnx.node import Node, SubGraph
 from monograph.frontend.onnx.registry import converter
 from monograph.ir import (
@@ -19,6 +20,7 @@ from monograph.ir import (
     Type,
     Value,
     constant,
+    known,
     tensor,
     unpack,
 )
@@ -26,7 +28,8 @@ from monograph.ir.dtype import DType, boolean, i64
 from monograph.ops import control as ctl
 from monograph.ops import elementwise as ew
 from monograph.ops.sequence import is_empty_sequence
-from monograph.ops.subgraph import join, variant, vary
+from monograph.ops import shape as sh
+from monograph.ops.subgraph import inline, join, variant, vary
 
 ENDLESS = np.iinfo(np.int64).max
 """The trip count of a loop that has none."""
@@ -83,15 +86,73 @@ def loop(n: Node) -> Sequence[Value]:
         _single(value_type(formals[0].type, formals[0].name), i64),
         _single(value_type(formals[1].type, formals[1].name), boolean),
     )
-    body = _settle(n, head, state, (), 1)
-    return unpack(
-        ctl.Loop(body.graph, len(state))(
-            constant(ENDLESS) if trips is None else trips,
-            constant(True) if condition is None else condition,
-            *state,
-            *body.captures,
-        )
+    if trips is None:
+        trips = constant(ENDLESS)
+    if condition is None:
+        condition = constant(True)
+    try:
+        body = _settle(n, head, state, (), 1)
+    except UnknownRankError:
+        if not _surely_runs(trips, condition):
+            raise
+        body = None
+    if body is None or (_surely_runs(trips, condition) and _loses_rank(body.graph, state)):
+        return _first_turn_apart(n, head, trips, condition, state)
+    return unpack(ctl.Loop(body.graph, len(state))(trips, condition, *state, *body.captures))
+
+
+def _surely_runs(trips: Value, condition: Value) -> bool:
+    """Whether a loop is known to take at least one turn."""
+    count, start = known(trips), known(condition)
+    if count is None or start is None or count.size != 1 or start.size != 1:
+        return False
+    return int(count.reshape(())) > 0 and bool(start.reshape(()))
+
+
+def _loses_rank(body: Graph, state: Sequence[Value]) -> bool:
+    """Whether the body changes the rank of some state, so that none is known."""
+    settled = body.input_types[2 : 2 + len(state)]
+    return any(
+        isinstance(t, TensorType)
+        and t.shape is None
+        and isinstance(v.type, TensorType)
+        and v.type.shape is not None
+        for t, v in zip(settled, state, strict=True)
     )
+
+
+def _first_turn_apart(
+    n: Node, head: tuple[TensorType, ...], trips: Value, condition: Value, state: Sequence[Value]
+) -> Sequence[Value]:
+    """A loop behind its first turn, which is part of the graph around it.
+
+    Exporters give placeholders of any rank to state that the first turn replaces. From the second
+    turn on, state has the types that the body gives it.
+    """
+    importer, count = n.scope.importer, len(state)
+    for label in [x for x in importer.settled if x == n.label or x.startswith(f"{n.label}.")]:
+        del importer.settled[label]
+    start = [sh.Reshape(t.static)(v) for t, v in zip(head, (constant(0), condition), strict=True)]
+    with importer.repeat():
+        go_on, *first = n.inline_subgraph("body", (*start, *state))
+        if known(trips) == 1:
+            return *first[:count], *(sh.Unsqueeze((0,))(v) for v in first[count:])
+        body = _settle(n, head, tuple(first[:count]), (), 1)
+    rest = ctl.Loop(_counted_from_one(body.graph), count)
+    left = trips if known(trips) == ENDLESS else ew.Sub()(trips, constant(1))
+    final = unpack(rest(fold(left), go_on, *first[:count], *body.captures))
+    collected = zip(first[count:], final[count:], strict=True)
+    joined = (sh.Concat(0)(sh.Unsqueeze((0,))(a), b) for a, b in collected)
+    return *final[:count], *joined
+
+
+def _counted_from_one(body: Graph) -> Graph:
+    """The body of a loop whose first turn is done: its number is one more."""
+    turn = Input(f"{body.input_names[0]}+", body.input_types[0])()
+    inputs = (turn, *body.inputs[1:])
+    results = inline(body, (ew.Add()(turn, constant(1)), *inputs[1:]))
+    outputs = tuple(zip(body.output_names, results, strict=True))
+    return Graph(inputs, outputs, body.name, body.origins)
 
 
 def _single(declared: Type, dtype: DType) -> TensorType:
