@@ -81,6 +81,7 @@ def import_model(
         raise refused from e
     if (refused := refusals.error()) is not None:
         raise refused
+    model.contradictions.report(model.name)
     return graph
 
 
@@ -138,6 +139,9 @@ class _Importer:
         outputs = tuple((info.name, scope.lookup(info.name)) for info in proto.output)
         for info, (_, value) in zip(proto.output, outputs, strict=True):
             check_declared(info, value.type)
+        self.model.contradictions.compare(proto.output, dict(outputs), "output")
+        if not self.shapes:  # once for all shapes
+            self.model.contradictions.compare(proto.value_info, scope.names, "value")
         return Graph(tuple(inputs), outputs, proto.name or "main", self.origins, donations)
 
     def bind(self, name: str, declared: Type) -> Type:

@@ -14,6 +14,7 @@ from google.protobuf.message import DecodeError, Message
 
 from monograph.errors import ModelError
 from monograph.frontend.onnx.account import Account
+from monograph.frontend.onnx.contradictions import Contradictions, mend
 from monograph.frontend.onnx.functions import FunctionKey
 from monograph.frontend.onnx.registry import normalise_domain
 from monograph.frontend.onnx.tensors import DATA_FIELDS, read_sparse, read_tensor
@@ -32,8 +33,11 @@ class ModelFile:
     proto: onnx.ModelProto
     directory: Path | None = None
     account: Account = field(default_factory=Account)
+    name: str = "the given model"
+    contradictions: Contradictions = field(default_factory=Contradictions)
 
     def __post_init__(self) -> None:
+        self.proto = mend(self.proto, self.contradictions)
         validate(self.proto)
 
     @lazy
@@ -106,7 +110,7 @@ def read_model(
     digest: the SHA-256 of what the path must hold, where that has been looked at before.
     """
     if isinstance(source, onnx.ModelProto):
-        return ModelFile(_with_graph(source, "the given ModelProto"))
+        return ModelFile(_with_graph(source, "the given ModelProto"), name="the given ModelProto")
     if isinstance(source, (bytes, bytearray, memoryview)):
         return ModelFile(_parse(bytes(source), "the given bytes"))
     if not isinstance(source, (str, os.PathLike)):
@@ -133,7 +137,7 @@ def read_model(
             given=str(path),
             hint="load it again",
         )
-    return ModelFile(_parse(raw, str(path)), directory)
+    return ModelFile(_parse(raw, str(path)), directory, name=str(path))
 
 
 def _in_place_of(folder: Path) -> str:

@@ -9,7 +9,6 @@ import numpy as np
 from monograph.errors import InferError, UnknownRankError
 from monograph.frontend.onnx.convert.common import cast
 from monograph.frontend.onnx.dtypes import value_type
-from monograph.frontend.onnx.fold import fold
 from monograph.frontend.onnx.node import Node, SubGraph
 from monograph.frontend.onnx.registry import converter
 from monograph.ir import (
@@ -27,9 +26,9 @@ from monograph.ir import (
 from monograph.ir.dtype import DType, boolean, i64
 from monograph.ops import control as ctl
 from monograph.ops import elementwise as ew
-from monograph.ops.sequence import is_empty_sequence
 from monograph.ops import shape as sh
-from monograph.ops.subgraph import inline, join, variant, vary
+from monograph.ops.sequence import is_empty_sequence
+from monograph.ops.subgraph import join, variant, vary
 
 ENDLESS = np.iinfo(np.int64).max
 """The trip count of a loop that has none."""
@@ -103,10 +102,13 @@ def loop(n: Node) -> Sequence[Value]:
 
 def _surely_runs(trips: Value, condition: Value) -> bool:
     """Whether a loop is known to take at least one turn."""
-    count, start = known(trips), known(condition)
-    if count is None or start is None or count.size != 1 or start.size != 1:
-        return False
-    return int(count.reshape(())) > 0 and bool(start.reshape(()))
+    return _number(trips) > 0 and _number(condition) > 0
+
+
+def _number(given: Value) -> int:
+    """A known trip count or condition; 0 where it is not known."""
+    data = known(given)
+    return int(data.reshape(())) if data is not None and data.size == 1 else 0
 
 
 def _loses_rank(body: Graph, state: Sequence[Value]) -> bool:
@@ -129,18 +131,18 @@ def _first_turn_apart(
     Exporters give placeholders of any rank to state that the first turn replaces. From the second
     turn on, state has the types that the body gives it.
     """
-    importer, count = n.scope.importer, len(state)
+    importer, count, total = n.scope.importer, len(state), _number(trips)
     for label in [x for x in importer.settled if x == n.label or x.startswith(f"{n.label}.")]:
         del importer.settled[label]
     start = [sh.Reshape(t.static)(v) for t, v in zip(head, (constant(0), condition), strict=True)]
     with importer.repeat():
         go_on, *first = n.inline_subgraph("body", (*start, *state))
-        if known(trips) == 1:
+        if total == 1:
             return *first[:count], *(sh.Unsqueeze((0,))(v) for v in first[count:])
         body = _settle(n, head, tuple(first[:count]), (), 1)
     rest = ctl.Loop(_counted_from_one(body.graph), count)
-    left = trips if known(trips) == ENDLESS else ew.Sub()(trips, constant(1))
-    final = unpack(rest(fold(left), go_on, *first[:count], *body.captures))
+    left = constant(ENDLESS if total == ENDLESS else total - 1)
+    final = unpack(rest(left, go_on, *first[:count], *body.captures))
     collected = zip(first[count:], final[count:], strict=True)
     joined = (sh.Concat(0)(sh.Unsqueeze((0,))(a), b) for a, b in collected)
     return *final[:count], *joined
@@ -149,10 +151,15 @@ def _first_turn_apart(
 def _counted_from_one(body: Graph) -> Graph:
     """The body of a loop whose first turn is done: its number is one more."""
     turn = Input(f"{body.input_names[0]}+", body.input_types[0])()
-    inputs = (turn, *body.inputs[1:])
-    results = inline(body, (ew.Add()(turn, constant(1)), *inputs[1:]))
-    outputs = tuple(zip(body.output_names, results, strict=True))
-    return Graph(inputs, outputs, body.name, body.origins)
+    made = {v: v for v in body.inputs} | {body.inputs[0]: ew.Add()(turn, constant(1))}
+    origins = dict(body.origins)
+    for value in body.values:
+        if value not in made:
+            made[value] = value.op(*[made[v] for v in value.inputs])
+        if origin := body.origin(value):
+            origins[made[value]] = origin
+    outputs = tuple((name, made[v]) for name, v in body.outputs)
+    return Graph((turn, *body.inputs[1:]), outputs, body.name, origins)
 
 
 def _single(declared: Type, dtype: DType) -> TensorType:
