@@ -18,6 +18,7 @@ from monograph.frontend.onnx.convert.quant import (
     present,
     scaled,
 )
+from monograph.frontend.onnx.fold import weight_data
 from monograph.frontend.onnx.node import Node
 from monograph.frontend.onnx.registry import converter
 from monograph.ir import Array, DType, Value, constant
@@ -66,7 +67,7 @@ def _signed(values: Array, bits: int) -> Value:
 
 
 def _constant_bytes(n: Node, i: int, what: str) -> Array:
-    data = n.known(i)
+    data = weight_data(n.optional(i))
     if data is None:
         n.unsupported(f"{what} that are not constants")
     if data.dtype != np.uint8:
