@@ -15,6 +15,7 @@ from google.protobuf.message import DecodeError, Message
 from monograph.errors import ModelError
 from monograph.frontend.onnx.account import Account
 from monograph.frontend.onnx.contradictions import Contradictions, mend
+from monograph.frontend.onnx.formats import find_format
 from monograph.frontend.onnx.functions import FunctionKey
 from monograph.frontend.onnx.registry import normalise_domain
 from monograph.frontend.onnx.tensors import DATA_FIELDS, read_sparse, read_tensor
@@ -167,16 +168,22 @@ def _parse(raw: bytes, name: str) -> onnx.ModelProto:
     try:
         proto: onnx.ModelProto = onnx.ModelProto.FromString(raw)
     except (DecodeError, RecursionError) as e:
-        if raw.startswith(b"PK\x03\x04"):
-            raise ModelError(
-                "not an ONNX model: a zip, as are packages of compiled code, which hold no model",
-                given=name,
-                hint="give the model that the package was compiled from",
-            ) from None
+        _refuse_format(raw, name)
         raise ModelError(f"not an ONNX model: the file does not parse: {e}", given=name) from e
     except MemoryError as e:
         raise ModelError("out of memory for the model file", given=name) from e
+    if not proto.HasField("graph"):
+        _refuse_format(raw, name)
     return _with_graph(proto, name)
+
+
+def _refuse_format(raw: bytes, name: str) -> None:
+    """Raises ModelError where the bytes are of another format that is known."""
+    found = find_format(raw)
+    if found is not None:
+        raise ModelError(
+            f"not an ONNX model: the file is {found.name}", given=name, hint=found.remedy
+        )
 
 
 def _with_graph(proto: onnx.ModelProto, name: str) -> onnx.ModelProto:
