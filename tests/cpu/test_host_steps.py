@@ -5,8 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+import monograph
 from monograph.ir import Op
 from monograph.ops import OPS
+from tests import hosted_models
 from tests.cpu.staging import compiled
 from tests.samples import sample_graph
 
@@ -29,3 +31,18 @@ def test_every_op_is_compiled_or_says_why_not(op: type[Op]) -> None:
         with np.errstate(all="ignore"):
             executable.run(feeds)
         assert set(executable.host_reasons.values()) <= ALLOWED, executable.host_reasons
+
+
+def test_constants_of_strings_are_read_on_the_host() -> None:
+    session = monograph.load(hosted_models.labelled(), target="cpu")
+    x = np.array([[0, 3, 1, 2], [9, 0, 0, 0], [0, 0, 0, 1]], np.float32)
+    y, labels = session.run({"x": x})
+    assert y.tolist() == ["dog", "cat", ""]
+    assert labels.tolist() == hosted_models.LABELS.tolist()
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_loop_with_open_sizes_inside(nested: bool) -> None:
+    session = monograph.load(hosted_models.writing_loop(nested), target="cpu")
+    (y,) = session.run(hosted_models.writing_feeds())
+    np.testing.assert_array_equal(y, hosted_models.written(nested))
