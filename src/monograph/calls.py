@@ -21,7 +21,7 @@ from monograph.errors import (
 from monograph.ir import Array, Graph, evaluate
 from monograph.runtime.again import Again, again
 from monograph.runtime.counts import REQUIRE, why_not_one_launch
-from monograph.runtime.feeds import Port, check_feeds
+from monograph.runtime.feeds import Port, check_feeds, clashing_sizes
 from monograph.runtime.given import arrays_of
 from monograph.runtime.launch import fresh
 from monograph.runtime.outputs import NOTHING, States, check_out, deliver, wanted_outputs
@@ -357,7 +357,9 @@ class Calls:
 
     def _graph_for(self, feeds: dict[str, Any]) -> Graph:
         plain = self._bindings.model.imported and not self.config.optimise
-        if plain and len(feeds) == len(self.inputs):
+        shapes = {n: x.shape for n, x in feeds.items() if isinstance(x, np.ndarray)}
+        # The graph for all shapes takes sizes of one name for one size.
+        if plain and len(feeds) == len(self.inputs) and not clashing_sizes(self.inputs, shapes):
             return self._bindings.model.graph
         return self._bindings.optimised(feeds)
 

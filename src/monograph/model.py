@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import onnx
 
-from monograph.errors import ConfigError, InferError, UnknownRankError, did_you_mean
+from monograph.errors import ConfigError, FeedError, InferError, UnknownRankError, did_you_mean
 from monograph.frontend.onnx import ModelFile, import_model
 from monograph.frontend.onnx.dtypes import declared_names, declared_type, value_type
 from monograph.frontend.onnx.misfits import dims_misfit, feed_misfit
 from monograph.ir import Array, Graph, TensorType, Type, verify
 from monograph.ir.lazy import lazy
 from monograph.ir.verify import same_memory
-from monograph.runtime.feeds import Port, Signature
+from monograph.runtime.feeds import Port, Signature, clashing_sizes
 
 DECISIVE_ELEMENTS = 64
 """Integer inputs up to this size may decide ranks: they look like shapes, axes or sizes."""
@@ -83,13 +83,20 @@ class Model:
     def _bind(self, arrays: Mapping[str, Array]) -> Graph:
         """The graph for inputs like these arrays."""
         shapes = {n: x.shape for n, x in arrays.items()}
-        if not self.values_decide:
-            try:
-                return self._import(shapes)
-            except UnknownRankError:
-                # Shapes do not tell either: some rank depends on what small inputs hold.
-                self.values_decide = True
-        return self._import(shapes, decisive(arrays))
+        try:
+            if not self.values_decide:
+                try:
+                    return self._import(shapes)
+                except UnknownRankError:
+                    # Shapes do not tell either: some rank depends on what small inputs hold.
+                    self.values_decide = True
+            return self._import(shapes, decisive(arrays))
+        except InferError as e:
+            clashes = clashing_sizes(self.signature.inputs, shapes)
+            if not clashes:
+                raise
+            listed = "".join(f"\n    {c}" for c in clashes)
+            raise FeedError(f"the feeds do not fit the model:{listed}", given=str(e)) from e
 
     def _takes_other_sizes(self) -> bool:
         """Whether the model can be imported without the sizes that the caller gave."""

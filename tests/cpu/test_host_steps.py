@@ -8,6 +8,7 @@ import pytest
 import monograph
 from monograph.ir import Op
 from monograph.ops import OPS
+from tests import hosted_models
 from tests.cpu.staging import compiled
 from tests.frontend.nodes import node_model
 from tests.samples import sample_graph
@@ -46,3 +47,18 @@ def test_a_host_step_reads_a_constant_text(side: int) -> None:
     feeds = {"x0": inputs[0], f"x{2 - side}": inputs[2 - side]}
     (given,) = monograph.load(model, "cpu", cache_dir="").run(feeds)
     np.testing.assert_array_equal(given, np.where(*inputs))
+
+
+def test_constants_of_strings_are_read_on_the_host() -> None:
+    session = monograph.load(hosted_models.labelled(), target="cpu")
+    x = np.array([[0, 3, 1, 2], [9, 0, 0, 0], [0, 0, 0, 1]], np.float32)
+    y, labels = session.run({"x": x})
+    assert y.tolist() == ["dog", "cat", ""]
+    assert labels.tolist() == hosted_models.LABELS.tolist()
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_loop_with_open_sizes_inside(nested: bool) -> None:
+    session = monograph.load(hosted_models.writing_loop(nested), target="cpu")
+    (y,) = session.run(hosted_models.writing_feeds())
+    np.testing.assert_array_equal(y, hosted_models.written(nested))

@@ -244,7 +244,7 @@ def test_cut_short_or_of_another_kind(saved: Path) -> None:
             monograph.load(saved)
     with zipfile.ZipFile(saved, "w") as archive:
         archive.writestr("hello.txt", "no package")
-    with pytest.raises(ModelError, match="damaged"):
+    with pytest.raises(ModelError, match="a zip archive without a model in it"):
         monograph.load(saved)
 
 

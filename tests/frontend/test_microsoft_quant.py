@@ -6,7 +6,10 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
+import onnx
+import onnxruntime
 import pytest
+from onnx import TensorProto, helper, numpy_helper
 
 import monograph
 from monograph.errors import MonographError
@@ -123,6 +126,55 @@ def test_gather_block_quantized_from_small_integers() -> None:
     same = {"gather_axis": 1, "quantize_axis": 1, "block_size": 16, **MICROSOFT}
     (y,) = run_node("GatherBlockQuantized", table, indices, scale, zero, **same)
     np.testing.assert_allclose(y, (centred * scale.repeat(16, 1))[:, indices], rtol=1e-6)
+
+
+def tied_embeddings(rows: int, zeros: bool) -> onnx.ModelProto:
+    """Ids are looked up in the packed weights of the last product, as genai's builder writes it."""
+    size, blocks, block = 128, 4, 32
+    packed = numpy_helper.from_array(data(rows, blocks, block // 2, dtype=np.uint8), "packed")
+    scale = numpy_helper.from_array(np.abs(data(rows, blocks)) * 0.02 + 0.01, "scale")
+    zero = numpy_helper.from_array(data(rows, blocks // 2, seed=2, dtype=np.uint8), "zero")
+    shape = numpy_helper.from_array(np.array([rows, blocks * block // 2]), "shape")
+    others = ["zero"] if zeros else []
+    head = {"K": size, "N": rows, "bits": 4, "block_size": block, "accuracy_level": 1}
+    nodes = [
+        helper.make_node("Reshape", ["packed", "shape"], ["table"]),
+        helper.make_node(
+            "GatherBlockQuantized", ["table", "ids", "scale", *others], ["x"],
+            domain="com.microsoft", bits=4, block_size=block, gather_axis=0, quantize_axis=1,
+        ),
+        helper.make_node(
+            "MatMulNBits", ["x", "packed", "scale", *others], ["y"], domain="com.microsoft", **head
+        ),
+    ]  # fmt: skip
+    ids = helper.make_tensor_value_info("ids", TensorProto.INT64, ["B", "S"])
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["B", "S", rows])
+    weights = [packed, scale, shape, *([zero] if zeros else [])]
+    graph = helper.make_graph(nodes, "tied", [ids], [y], weights)
+    imports = [helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)]
+    return helper.make_model(graph, opset_imports=imports, ir_version=10)
+
+
+@pytest.mark.parametrize("zeros", [False, True])
+@pytest.mark.parametrize("target", ["reference", "cpu"])
+def test_tied_embeddings_of_any_size(target: str, zeros: bool) -> None:
+    """A table of 256 KiB, computed from a constant, is more than import folds."""
+    model = tied_embeddings(4096, zeros)
+    ids = np.array([[0, 4095, 17]])
+    theirs = onnxruntime.InferenceSession(model.SerializeToString()).run(None, {"ids": ids})
+    session = monograph.load(model, target=target)
+    # 128 products of weights of at most 15 steps of 0.1, both of them.
+    close(session.run({"ids": ids}), theirs, 1e-4)
+    weights = [v for v in session.graph.values if str(v.type).startswith(("u4[4096", "i4[4096"))]
+    assert len([v for v in weights if v.op.name == "constant" and "128" in str(v.type)]) == 1
+
+
+def test_a_computed_table_may_not_outgrow_its_constants() -> None:
+    model = tied_embeddings(64, False)
+    model.graph.node[0].CopyFrom(helper.make_node("Tile", ["packed", "shape"], ["table"]))
+    model.graph.initializer[2].CopyFrom(numpy_helper.from_array(np.array([16, 16, 16]), "shape"))
+    with pytest.raises(MonographError, match="packed data that are not constants"):
+        monograph.load(model)
 
 
 # Products

@@ -34,10 +34,9 @@ def test_bytes_that_do_not_parse(raw):
         read_model(raw)
 
 
-@pytest.mark.parametrize("raw", [b"", onnx.ModelProto(ir_version=8).SerializeToString()])
-def test_no_graph(raw):
+def test_no_graph():
     with refused("there is no graph in it"):
-        read_model(raw)
+        read_model(onnx.ModelProto(ir_version=8).SerializeToString())
 
 
 def test_files_that_cannot_be_read(tmp_path: Path):
@@ -85,8 +84,6 @@ def test_duplicate_names():
     with refused("two outputs share a name", "y"):
         read_model(model([relu], outputs=[info("y"), info("y")]))
     w = helper.make_tensor("w", TensorProto.FLOAT, [1], [1.0])
-    with refused("two initialisers share a name", "w"):
-        read_model(model([relu], initializer=[w, w]))
     indices = helper.make_tensor("i", TensorProto.INT64, [1], [0])
     sparse = helper.make_sparse_tensor(w, indices, [4])
     with refused("two initialisers share a name", "w"):
@@ -199,15 +196,6 @@ def test_a_cycle_through_a_subgraph():
         read_model(model(nodes))
 
 
-def test_nodes_that_are_not_sorted():
-    nodes = [
-        helper.make_node("Abs", ["t"], ["y"], name="early"),
-        helper.make_node("Abs", ["x"], ["t"]),
-    ]
-    with refused("not sorted", "early", "given: t"):
-        read_model(model(nodes))
-
-
 def test_a_long_cycle_is_found_soon():
     count = 50_000
     nodes = [helper.make_node("Abs", [f"t{(i - 1) % count}"], [f"t{i}"]) for i in range(count)]
@@ -261,8 +249,6 @@ def test_opsets():
         read_model(model([relu], opsets={"": -4}))
     with refused("impossible opset of acme", str(2**40)):
         read_model(model([relu], opsets={"": 21, "acme": 2**40}))
-    with refused("two opsets of ai.onnx", "[21, 20]"):
-        read_model(model([relu], opsets={"": 21, "ai.onnx": 20}))
     with refused("no opset is imported for the domain 'ai.onnx'"):
         read_model(spoil(fine, lambda m: m.ClearField("opset_import")))
 

@@ -106,7 +106,7 @@ def test_open_dimensions_of_paddle_exports_are_not_names():
     model.graph.input[0].type.tensor_type.shape.dim[0].dim_param = "?"
     assert inspect_model(model).inputs[0].shape == ("~x_0", 3)
     model.graph.input[0].type.tensor_type.shape.dim[0].dim_value = -2
-    assert "negative dimension" in str(inspect_model(model).problem)
+    assert inspect_model(model).inputs[0].shape == ("~x_0", 3)
 
 
 def test_ops_on_the_host_are_named_with_the_reason():

@@ -63,6 +63,16 @@ def test_a_contraction_counts_its_terms():
     assert given.rtol == pytest.approx(MARGIN * EPS * 10)
 
 
+def test_places_of_samples_count_as_often_as_there_are_pixels():
+    types = "float[1, 1, 30, 40] x, float[1, 5, 5, 2] g", "float[1, 1, 5, 5] y"
+    # The result and three more terms; the places as they are scaled, and as they were computed.
+    own, scaled = 4, 40**2
+    given = one("y = GridSample(x, g)", *types)
+    assert given.rtol == pytest.approx(MARGIN * EPS * math.sqrt(own + scaled))
+    given = one("h = Sin(g) y = GridSample(x, h)", *types)
+    assert given.rtol == pytest.approx(MARGIN * EPS * math.sqrt(own + 2 * scaled))
+
+
 @pytest.mark.parametrize(
     ("op", "types", "count"),
     [

@@ -103,7 +103,9 @@ def bounded_loop(value: Value) -> Value | None:
     op = value.op
     assert isinstance(op, Loop)
     trips, collected = known(value.inputs[0]), op.body.output_types[1 + op.carried :]
-    if trips is None or not collected or not all(map(_is_static, op.body.output_types)):
+    # State may differ from what a turn gives for it: the operand of the first turn is a result too.
+    types = (*op.body.input_types[2 : 2 + op.carried], *op.body.output_types)
+    if trips is None or not collected or not all(map(_is_static, types)):
         return None
     most = max(int(trips.reshape(-1)[0]), 0)
     sizes = [t.size for t in collected if isinstance(t, TensorType)]

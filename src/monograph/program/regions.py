@@ -82,14 +82,15 @@ def step_name(step: Step) -> str:
 def held_by_host(region: Region) -> str:
     """Why no device can hold what a region works on; "" where one can."""
     for value in (*region.body, *region.inputs):
-        if why := _why_held(value.type):
+        if why := why_held(value.type):
             return why
     return ""
 
 
-def _why_held(type_: Type) -> str:
+def why_held(type_: Type) -> str:
+    """Why no device can hold values of a type; "" where one can."""
     if isinstance(type_, TupleType):
-        return next(filter(None, map(_why_held, type_.items)), "")
+        return next(filter(None, map(why_held, type_.items)), "")
     if not isinstance(type_, TensorType):
         return _HELD[type(type_)]
     if type_.dtype.kind in (STRING, COMPLEX):

@@ -24,7 +24,6 @@ from monograph.program.regions import (
     GraphStep,
     HostStep,
     SplitAtHost,
-    held_by_host,
     kind_of,
     summary,
 )
@@ -105,6 +104,7 @@ def _on_gpu(graph: Graph, target: str) -> Launching:
     from monograph.codegen.triton.decided import needs_conditions
     from monograph.codegen.triton.kernel import Arch
     from monograph.codegen.triton.select import GpuTarget, family
+    from monograph.codegen.triton.subprograms import host_reason as held
 
     def compiles(value: Value) -> bool:
         return all(map(is_native, (value, *value.inputs))) and family(value) is not None
@@ -123,7 +123,7 @@ def _on_gpu(graph: Graph, target: str) -> Launching:
         return any(map(needs_conditions, works[step.index] or ()))
 
     # HIP has no conditional nodes; of a CUDA driver it is not known how old it is.
-    program = SplitAtHost(conditional_nodes=backend == "cuda", decided=decided).run(lowered)
+    program = SplitAtHost(held, backend == "cuda", decided).run(lowered)
     held = {x.step.index for x in program.launches if isinstance(x, HostStep)}
     kernels = {i: 0 if i in held else _kernels(w) for i, w in works.items()}
     return Launching(target, program, kernels, _ends(parts))
@@ -133,8 +133,9 @@ def _works(program: Program, step: Step, arch: Any) -> Sequence[Work] | None:
     """What a step becomes by default; None where no kernel computes it."""
     from monograph.codegen.triton import select
     from monograph.codegen.triton.kernel import GpuContext
+    from monograph.codegen.triton.subprograms import host_reason as held
 
-    if held_by_host(step.region) or not select.serves(step.region):
+    if held(step.region) or not select.serves(step.region):
         return None
     return select.candidates(GpuContext(program, step, arch))[0].make()
 

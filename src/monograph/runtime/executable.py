@@ -15,7 +15,7 @@ from monograph.codegen.llvm.context import FIRST_PORT
 from monograph.codegen.llvm.features import Features
 from monograph.codegen.llvm.reasons import host_reason, named, of_region
 from monograph.codegen.llvm.select import CpuTarget
-from monograph.ir import Array, Constant, Graph, Value
+from monograph.ir import Array, Graph, Input, Value
 from monograph.ir.evaluate import apply
 from monograph.program.decoding import split_decoding
 from monograph.program.expand import expand
@@ -141,9 +141,9 @@ class CpuExecutable(NativeExecutable):
             return held[value]
         if value in self.program.places.storage:
             return self._view(value, workspace, bound)
-        if isinstance(value.op, Constant):
-            return apply(value, [])  # texts, which no buffer holds
-        return feeds[value.op.label]  # type: ignore[attr-defined]
+        if isinstance(value.op, Input):
+            return feeds[value.op.label]
+        return apply(value, [])  # a constant that has no memory, such as one of strings
 
     def _view(self, value: Value, workspace: Workspace, bound: Mapping[int, Array]) -> Array:
         """A stored value as numpy sees it."""

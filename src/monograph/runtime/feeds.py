@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -20,6 +22,8 @@ from monograph.ir import (
     from_numpy,
 )
 from monograph.ir.dtype import FLOAT, STRING
+
+_log = logging.getLogger("monograph")
 
 
 @dataclass(frozen=True)
@@ -79,7 +83,9 @@ def check_feeds(
 ) -> dict[str, Any]:
     """The feeds as arrays, or one FeedError that shows everything that does not fit.
 
-    There is one for each port; for an optional one there may be.
+    There is one for each port; for an optional one there may be. Sizes that differ where the model
+    has one name for them are no problem in themselves: ONNX Runtime takes them too, and files use
+    names carelessly. They are logged.
     """
     problems: list[str] = []
     names = {p.name for p in (*ports, *optional)}
@@ -96,6 +102,38 @@ def check_feeds(
             f"the feeds do not fit the model:\n{listed}", expected=", ".join(map(str, ports))
         )
     return result
+
+
+def clashing_sizes(ports: Sequence[Port], shapes: Mapping[str, Sequence[int]]) -> list[str]:
+    """Where sizes differ that the model has one name for."""
+    bound: dict[str, tuple[int, str]] = {}
+    found: list[str] = []
+    for port in ports:
+        for axis, (dim, size) in enumerate(
+            zip(port.shape or (), shapes.get(port.name, ()), strict=False)
+        ):
+            if isinstance(dim, str):
+                first, where = bound.setdefault(dim, (size, f"{port.name} dimension {axis}"))
+                if first != size:
+                    found.append(_clash(port.name, axis, size, dim, first, where))
+    return found
+
+
+def _clash(name: str, axis: int, size: int, dim: str, first: int, where: str) -> str:
+    return f"{name}: dimension {axis} is {size}, but {dim!r} is {first} in {where}"
+
+
+@lru_cache(maxsize=1024)
+def _warn_of_clash(name: str, axis: int, dim: str, where: str) -> None:
+    """Logs once that two sizes differ; a cache so that runs in a loop do not repeat it."""
+    _log.warning(
+        "the model has one name for sizes that differ, and runs as in ONNX Runtime:"
+        " %s dimension %d is not %r of %s",
+        name,
+        axis,
+        dim,
+        where,
+    )
 
 
 def _unknown(name: Any, names: Collection[str]) -> str:
@@ -172,9 +210,7 @@ def _check_tensor(
             continue
         size, where = bound.setdefault(want, (have, f"{name} dimension {axis}"))
         if size != have:
-            problems.append(
-                f"{name}: dimension {axis} is {have}, but {want!r} is {size} in {where}"
-            )
+            _warn_of_clash(name, axis, want, where)
     return array
 
 

@@ -118,7 +118,7 @@ class Package:
         except ConfigError:
             raise
         except _BROKEN as e:
-            raise self._damaged(e) from None
+            raise self._refused(e) from None
         if not self.arch:
             choose_features(self.options["features"])
 
@@ -219,6 +219,24 @@ class Package:
                     given=self._manifest[name],
                     hint="compile the model again with `monograph compile`",
                 )
+
+    def _refused(self, error: Exception) -> ModelError:
+        """Why the file cannot be opened: it is no package, or one that is damaged."""
+        try:
+            with zipfile.ZipFile(self._path) as archive:
+                names = archive.namelist()
+        except _BROKEN:
+            return self._damaged(error)
+        if _MANIFEST in names:
+            return self._damaged(error)
+        from monograph.frontend.onnx.formats import archive_format
+
+        found = archive_format(names)
+        return ModelError(
+            f"not an ONNX model: the file is {found.name}",
+            given=str(self._path),
+            hint=found.remedy,
+        )
 
     def _damaged(self, error: Exception) -> ModelError:
         return ModelError(

@@ -15,6 +15,10 @@ Loop bodies count once: trip counts are data. Which sums there are, and how long
 largest element of the output, since errors arise at the scale of the values that are summed, not
 at the scale of what is left after they cancel.
 
+A sample between pixels moves with its place: a place that is a fraction f of an axis of n pixels
+away gives a value that is up to 2 n f of the largest pixel away, so what places differ by counts
+n times (`gain`).
+
 A dot may permit its left operand to be rounded to few bits: half a step of those counts too.
 
 A file may allow more than its graph shows: `MatMulNBits` with an `accuracy_level` lets others
@@ -49,7 +53,9 @@ from monograph.ir import (
     subgraphs,
 )
 from monograph.ir.dtype import COMPLEX, f32
+from monograph.ops.image import GridSample
 from monograph.ops.linear import Dot
+from monograph.ops.roi import RoiAlign
 from monograph.runtime.terms import contraction
 
 MARGIN = 4.0
@@ -141,7 +147,8 @@ def variances(
     for value in values:
         if value in result:
             continue
-        incoming = max((result[v] for v in value.inputs), default=0.0)
+        found = (result[v] * gain(value, i) for i, v in enumerate(value.inputs))
+        incoming = max(found, default=0.0)
         worst = incoming
         for body in subgraphs(value.op):
             # Which input feeds which formal differs between control-flow ops; the worst serves all.
@@ -151,6 +158,14 @@ def variances(
         if product and len(value.inputs) > 1 and _element(value.type) == f32:
             result[value] += product if contraction(value) > 1 else 0.0
     return result
+
+
+def gain(value: Value, index: int) -> float:
+    """How much more than itself the squared difference of an operand counts in a result."""
+    if index != 1 or not isinstance(value.op, (GridSample, RoiAlign)):
+        return 1.0
+    sizes = (d for d in value.inputs[0].tensor.dims[2:] if isinstance(d, int))
+    return float(max(sizes, default=1)) ** 2
 
 
 def own_variance(value: Value) -> float:
@@ -165,7 +180,10 @@ def own_variance(value: Value) -> float:
         permitted = 0.0
         if isinstance(value.op, Dot) and value.op.left_bits:
             permitted = 2.0**-value.op.left_bits
-        return own**2 + (contraction(value) - 1) * min(own, F32_EPSILON) ** 2 + permitted**2
+        # Places are scaled to pixels first, which rounds them.
+        places = 0.0 if (more := gain(value, 1)) == 1.0 else more * F32_EPSILON**2
+        sums = (contraction(value) - 1) * min(own, F32_EPSILON) ** 2
+        return own**2 + sums + permitted**2 + places
     reads_float = any((d := _element(v.type)) is not None and d.is_float for v in value.inputs)
     if dtype.is_integer and dtype.bits <= QUANTISED_BITS and reads_float:
         return (2.0**-dtype.bits) ** 2

@@ -21,8 +21,8 @@ from monograph.codegen.llvm.kernel import (
 from monograph.codegen.llvm.subprograms import (
     Control,
     find_generator,
+    find_program,
     graphs_of,
-    lowered,
     tensor_type,
     within,
 )
@@ -44,8 +44,8 @@ def serves(value: Value) -> bool:
 def _compiles(graph: Graph) -> bool:
     if not all(map(is_native, (*graph.inputs, *(v for _, v in graph.outputs)))):
         return False
-    generator = find_generator()
-    return all(generator(s.region) is not None for s in lowered(graph).steps)
+    generator, program = find_generator(), find_program(graph)
+    return program is not None and all(generator(s.region) is not None for s in program.steps)
 
 
 def control(context: KernelContext) -> Kernel:

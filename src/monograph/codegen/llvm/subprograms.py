@@ -22,10 +22,11 @@ from monograph.ops.control import If, Loop, Scan
 from monograph.program.bounded import BoundedLoop
 from monograph.program.decoding import split_decoding
 from monograph.program.expand import expand
+from monograph.program.kinds import is_native
 from monograph.program.program import Program, lower
 from monograph.program.stages import contained
 
-_PROGRAMS: WeakKeyDictionary[Graph, Program] = WeakKeyDictionary()
+_PROGRAMS: WeakKeyDictionary[Graph, Program | None] = WeakKeyDictionary()
 
 
 def graphs_of(value: Value) -> list[Graph]:
@@ -38,14 +39,25 @@ def graphs_of(value: Value) -> list[Graph]:
 
 
 def lowered(graph: Graph) -> Program:
-    """The program of a sub-graph, made once as long as the graph is in use."""
+    """The program of a sub-graph that compiled code can hold."""
+    found = find_program(graph)
+    assert found is not None
+    return found
+
+
+def find_program(graph: Graph) -> Program | None:
+    """The program of a sub-graph, made once as long as the graph is in use.
+
+    None where a value inside is no tensor of a static shape: kernels ask for sizes, so such a graph
+    is not lowered at all.
+    """
     from monograph.codegen.llvm.select import CpuTarget, compiles
 
-    known = _PROGRAMS.get(graph)
-    if known is None:
+    if graph not in _PROGRAMS:
         plain = contained(expand(split_decoding(graph)), compiles)
-        known = _PROGRAMS[graph] = lower(plain, CpuTarget())
-    return known
+        native = all(map(is_native, plain.values))
+        _PROGRAMS[graph] = lower(plain, CpuTarget()) if native else None
+    return _PROGRAMS[graph]
 
 
 def find_generator() -> Callable[..., Callable[[KernelContext], Kernel] | None]:

@@ -28,10 +28,12 @@ from monograph.program.expand import expand
 from monograph.program.kinds import is_native
 from monograph.program.place import CONSTANT, TEMPORARY
 from monograph.program.program import Program, Step, lower
+from monograph.program.region import Region
+from monograph.program.regions import held_by_host, why_held
 from monograph.program.stages import contained
 
 CONTROL = (If, Loop, BoundedLoop, Scan)
-_PROGRAMS: WeakKeyDictionary[Graph, Program] = WeakKeyDictionary()
+_PROGRAMS: WeakKeyDictionary[Graph, Program | None] = WeakKeyDictionary()
 
 
 def graphs_of(value: Value) -> list[Graph]:
@@ -44,15 +46,26 @@ def graphs_of(value: Value) -> list[Graph]:
 
 
 def lowered(graph: Graph) -> Program:
-    """The program of a sub-graph, made once as long as the graph is in use."""
+    """The program of a sub-graph that the device can run."""
+    found = find_program(graph)
+    assert found is not None
+    return found
+
+
+def find_program(graph: Graph) -> Program | None:
+    """The program of a sub-graph, made once as long as the graph is in use.
+
+    None where a value inside is no tensor of a static shape: kernels ask for sizes, so such a graph
+    is not lowered at all.
+    """
     # Kernels contain sub-programs and sub-programs kernels: the modules need each other.
     from monograph.codegen.triton.select import GpuTarget
 
-    known_one = _PROGRAMS.get(graph)
-    if known_one is None:
+    if graph not in _PROGRAMS:
         plain = contained(expand(graph), compiles)
-        known_one = _PROGRAMS[graph] = lower(plain, GpuTarget())
-    return known_one
+        native = all(map(is_native, plain.values))
+        _PROGRAMS[graph] = lower(plain, GpuTarget()) if native else None
+    return _PROGRAMS[graph]
 
 
 def compiles(value: Value) -> bool:
@@ -70,7 +83,34 @@ def _served(graph: Graph) -> bool:
 
     if not all(map(is_native, (*graph.inputs, *(v for _, v in graph.outputs)))):
         return False
-    return all(select.serves(step.region) for step in lowered(graph).steps)
+    program = find_program(graph)
+    return program is not None and all(select.serves(step.region) for step in program.steps)
+
+
+def host_reason(region: Region) -> str:
+    """Why a region runs on the host; "" where a device can hold all that it works on.
+
+    A loop or a branch is the host's as a whole where data decide a size inside it, because one
+    compiled body serves all turns.
+    """
+    if (why := held_by_host(region)) or region.anchor is None:
+        return why
+    return _held_inside(region.anchor)
+
+
+def _held_inside(value: Value) -> str:
+    if not isinstance(value.op, CONTROL):
+        return ""
+    for graph in graphs_of(value):
+        values = (*graph.inputs, *(v for _, v in graph.outputs))
+        program = find_program(graph) if all(map(is_native, values)) else None
+        if program is None:
+            reasons = (why_held(v.type) for v in (*values, *graph.values))
+            return f"inside it: {next(filter(None, reasons))}"
+        for step in program.steps:
+            if why := host_reason(step.region):
+                return why
+    return ""
 
 
 def programs(program: Program) -> list[Program]:

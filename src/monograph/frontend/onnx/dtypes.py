@@ -78,14 +78,10 @@ def value_type(proto: onnx.TypeProto, name: str, depth: int = 0) -> Type:
 
 
 def _dimension(proto: onnx.TensorShapeProto.Dimension, name: str, axis: int) -> Dim:
-    if proto.HasField("dim_value"):
-        if proto.dim_value >= 0:
-            return int(proto.dim_value)
-        if proto.dim_value < -1:
-            raise ModelError(
-                f"{name!r} has a negative dimension", expected=">= 0", given=proto.dim_value
-            )
-    # Some exporters write -1 or "?" for a dimension that they leave open: neither is a name.
+    if proto.HasField("dim_value") and proto.dim_value >= 0:
+        return int(proto.dim_value)
+    # Some exporters write -1 or "?" for a dimension that they leave open: neither is a name. ONNX
+    # Runtime takes any negative size for an open one.
     named = proto.dim_param not in ("", UNKNOWN)
     return proto.dim_param if named else f"~{name}_{axis}"
 
@@ -98,9 +94,12 @@ def declared_type(info: onnx.ValueInfoProto) -> Type | None:
 
 
 def check_declared(info: onnx.ValueInfoProto, inferred: Type) -> None:
-    """Refuses a model that declares another type than it computes; sizes may differ."""
+    """Refuses a model that declares another kind or element type than it computes.
+
+    Shapes may differ: ONNX Runtime goes by what is computed, and so does the import.
+    """
     declared = declared_type(info)
-    if declared is not None and not accepts(_without_sizes(declared), inferred):
+    if declared is not None and not accepts(_without_shape(declared), inferred):
         raise ModelError(
             f"output {info.name!r} is not of the type that the model declares",
             expected=declared,
@@ -108,15 +107,12 @@ def check_declared(info: onnx.ValueInfoProto, inferred: Type) -> None:
         )
 
 
-def _without_sizes(given: Type) -> Type:
-    if isinstance(given, SequenceType) and isinstance(given.element, TensorType):
-        # Not even ranks: files declare the elements loosely, and may, as they may differ.
-        return SequenceType(given.element.with_shape(None))
+def _without_shape(given: Type) -> Type:
+    if isinstance(given, SequenceType):
+        return SequenceType(_without_shape(given.element))
     if isinstance(given, OptionalType):
-        return OptionalType(_without_sizes(given.element))
-    if not isinstance(given, TensorType) or given.shape is None:
-        return given
-    return given.with_shape(UNKNOWN for _ in given.shape)
+        return OptionalType(_without_shape(given.element))
+    return given.with_shape(None) if isinstance(given, TensorType) else given
 
 
 def declared_names(

@@ -13,6 +13,7 @@ import onnx
 from monograph.errors import ModelError
 from monograph.frontend.inside import open_inside
 from monograph.frontend.onnx.account import Account
+from monograph.frontend.onnx.formats import find_format
 from monograph.ir import Array
 
 
@@ -102,6 +103,12 @@ def _number(entries: dict[str, str], key: str, default: int, label: str) -> int:
     return int(text)
 
 
+def _why_short(handle: int) -> str | None:
+    """What to do about a file that is a pointer, or empty."""
+    found = find_format(os.pread(handle, 1024, 0))
+    return None if found is None else f"that file is {found.name}: {found.remedy}"
+
+
 def _read(
     handle: int, offset: int, nbytes: int, location: str, label: str, account: Account
 ) -> Array:
@@ -112,6 +119,7 @@ def _read(
             f"the external data of {label} reaches beyond the end of the file",
             expected=f"bytes {offset}..{offset + nbytes} of {location}",
             given=f"{size} bytes",
+            hint=_why_short(handle),
         )
     account.take_file(handle, nbytes, label)
     data = np.empty(nbytes, np.uint8)

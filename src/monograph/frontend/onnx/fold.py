@@ -17,6 +17,7 @@ import numpy as np
 from monograph.errors import MonographError
 from monograph.ir import (
     UNKNOWN,
+    Array,
     Constant,
     Dim,
     Graph,
@@ -84,6 +85,27 @@ def fold(value: Value) -> Value:
         _kept.add(value)
         return value
     return constant(data)
+
+
+def weight_data(value: Value | None) -> Array | None:
+    """The data of a weight that is a constant or computed from constants; None of any other.
+
+    Converters that repack a weight need its data, however large it is. What is computed on the way
+    may take no more than the constants that it is computed from, and none of it is a loop.
+    """
+    data = known(value)
+    if data is not None or value is None or not value.closed:
+        return data
+    graph = Graph((), (("", value),))
+    if any(v.op.costly or subgraphs(v.op) for v in graph.values):
+        return None
+    given = sum(_type_bytes(v.type) for v in graph.values if isinstance(v.op, Constant))
+    try:
+        with lend(max(given, FOLD_BYTES)):
+            (data,) = evaluate(graph, {})
+    except MonographError:
+        return None
+    return data
 
 
 def _is_quantised_weight(value: Value) -> bool:

@@ -81,6 +81,7 @@ def import_model(
         raise refused from e
     if (refused := refusals.error()) is not None:
         raise refused
+    model.contradictions.report(model.name)
     return graph
 
 
@@ -138,6 +139,9 @@ class _Importer:
         outputs = tuple((info.name, scope.lookup(info.name)) for info in proto.output)
         for info, (_, value) in zip(proto.output, outputs, strict=True):
             check_declared(info, value.type)
+        self.model.contradictions.compare(proto.output, dict(outputs), "output")
+        if not self.shapes:  # once for all shapes
+            self.model.contradictions.compare(proto.value_info, scope.names, "value")
         return Graph(tuple(inputs), outputs, proto.name or "main", self.origins, donations)
 
     def bind(self, name: str, declared: Type) -> Type:
@@ -396,11 +400,13 @@ class Scope:
         )
         return SubGraph(graph, tuple(scope.captures))
 
-    def inline_subgraph(self, proto: onnx.GraphProto, label: str) -> tuple[Value, ...]:
-        """The outputs of a sub-graph without inputs, as values of this graph."""
+    def inline_subgraph(
+        self, proto: onnx.GraphProto, label: str, given: Sequence[Value] = ()
+    ) -> tuple[Value, ...]:
+        """The outputs of a sub-graph on these inputs, as values of this graph."""
         scope = Scope(self.importer, self, self.opsets, f"{label}/", self.depth + 1, closed=False)
-        self._formals(proto, 0, label)
-        return scope.convert_graph(proto, ())
+        self._formals(proto, len(given), label)
+        return scope.convert_graph(proto, given)
 
     def convert_graph(self, proto: onnx.GraphProto, given: Sequence[Value]) -> tuple[Value, ...]:
         """Converts a sub-graph in this scope, its inputs being these values; its outputs."""

@@ -14,6 +14,8 @@ from google.protobuf.message import DecodeError, Message
 
 from monograph.errors import ModelError
 from monograph.frontend.onnx.account import Account
+from monograph.frontend.onnx.contradictions import Contradictions, mend
+from monograph.frontend.onnx.formats import find_format
 from monograph.frontend.onnx.functions import FunctionKey
 from monograph.frontend.onnx.registry import normalise_domain
 from monograph.frontend.onnx.tensors import DATA_FIELDS, read_sparse, read_tensor
@@ -32,8 +34,11 @@ class ModelFile:
     proto: onnx.ModelProto
     directory: Path | None = None
     account: Account = field(default_factory=Account)
+    name: str = "the given model"
+    contradictions: Contradictions = field(default_factory=Contradictions)
 
     def __post_init__(self) -> None:
+        self.proto = mend(self.proto, self.contradictions)
         validate(self.proto)
 
     @lazy
@@ -106,7 +111,7 @@ def read_model(
     digest: the SHA-256 of what the path must hold, where that has been looked at before.
     """
     if isinstance(source, onnx.ModelProto):
-        return ModelFile(_with_graph(source, "the given ModelProto"))
+        return ModelFile(_with_graph(source, "the given ModelProto"), name="the given ModelProto")
     if isinstance(source, (bytes, bytearray, memoryview)):
         return ModelFile(_parse(bytes(source), "the given bytes"))
     if not isinstance(source, (str, os.PathLike)):
@@ -133,7 +138,7 @@ def read_model(
             given=str(path),
             hint="load it again",
         )
-    return ModelFile(_parse(raw, str(path)), directory)
+    return ModelFile(_parse(raw, str(path)), directory, name=str(path))
 
 
 def _in_place_of(folder: Path) -> str:
@@ -163,16 +168,22 @@ def _parse(raw: bytes, name: str) -> onnx.ModelProto:
     try:
         proto: onnx.ModelProto = onnx.ModelProto.FromString(raw)
     except (DecodeError, RecursionError) as e:
-        if raw.startswith(b"PK\x03\x04"):
-            raise ModelError(
-                "not an ONNX model: a zip, as are packages of compiled code, which hold no model",
-                given=name,
-                hint="give the model that the package was compiled from",
-            ) from None
+        _refuse_format(raw, name)
         raise ModelError(f"not an ONNX model: the file does not parse: {e}", given=name) from e
     except MemoryError as e:
         raise ModelError("out of memory for the model file", given=name) from e
+    if not proto.HasField("graph"):
+        _refuse_format(raw, name)
     return _with_graph(proto, name)
+
+
+def _refuse_format(raw: bytes, name: str) -> None:
+    """Raises ModelError where the bytes are of another format that is known."""
+    found = find_format(raw)
+    if found is not None:
+        raise ModelError(
+            f"not an ONNX model: the file is {found.name}", given=name, hint=found.remedy
+        )
 
 
 def _with_graph(proto: onnx.ModelProto, name: str) -> onnx.ModelProto:

@@ -187,9 +187,11 @@ class Node:
         """
         return self.scope.subgraph(self.attr_graph(name), types, f"{self.label}.{name}")
 
-    def inline_subgraph(self, name: str) -> tuple[Value, ...]:
+    def inline_subgraph(self, name: str, given: Sequence[Value] = ()) -> tuple[Value, ...]:
         """The outputs of the sub-graph in an attribute, as values of the node's own graph."""
-        return self.scope.inline_subgraph(self.attr_graph(name), f"{self.label}.{name}")
+        # A label of its own: the same sub-graph may also be imported as a body.
+        label = f"{self.label}.{name}" + (".first" if given else "")
+        return self.scope.inline_subgraph(self.attr_graph(name), label, given)
 
     def _text(self, raw: bytes) -> str:
         try:

@@ -29,6 +29,27 @@ HINT = (
     "export the model with other ops, express each as a model-local function of supported ops,"
     " or add a converter (docs/adding-an-op.md)"
 )
+_ORIGINAL = "give the model that it was made from"
+_HINTS = {
+    "com.microsoft.nchwc": (
+        "ONNX Runtime has rewritten this file for the caches of one CPU (com.microsoft.nchwc):"
+        f" {_ORIGINAL}, or save it with graph_optimization_level ORT_ENABLE_EXTENDED at most"
+    ),
+    "com.ms.internal.nhwc": (
+        "ONNX Runtime has rewritten this file for one of its execution providers"
+        f" (com.ms.internal.nhwc): {_ORIGINAL}"
+    ),
+    "ai.onnx.contrib": (
+        "these ops are of the package onnxruntime-extensions: run them outside of the model"
+        " (tokenisers and decoders of files before it), and export the rest"
+    ),
+    "org.pytorch.aten": (
+        "the exporter has left ops of PyTorch in the file: export it without the ATen fallback"
+    ),
+    "trt": f"the file holds engines or plugins of TensorRT: {_ORIGINAL}",
+}
+"""What to do about ops of a domain that only other software has."""
+_COMPILED = f"the file holds code that was compiled for one device (EPContext): {_ORIGINAL}"
 
 
 def label_of(path: str, node: onnx.NodeProto, index: int) -> str:
@@ -141,4 +162,11 @@ class Refusals:
                 f"{len(nodes)} node(s) ask for what Monograph does not implement:\n"
                 + "\n".join(listed)
             )
-        return UnsupportedError("\n".join(parts), hint=HINT) if parts else None
+        return UnsupportedError("\n".join(parts), hint=self._hint()) if parts else None
+
+    def _hint(self) -> str:
+        """What to do: one remedy for each domain that has its own."""
+        found = [_HINTS[m.domain] for m in self.missing if m.domain in _HINTS]
+        found += [_COMPILED for m in self.missing if m.name == "EPContext"]
+        others = len(found) < len(self.missing) or not self.missing
+        return "; ".join(dict.fromkeys([*found, *([HINT] if others else [])]))

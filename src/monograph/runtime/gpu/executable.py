@@ -25,8 +25,9 @@ from monograph.codegen.triton.kernel import (
 from monograph.codegen.triton.layout import ARENA, Bound, GpuModule, Where, lay_out
 from monograph.codegen.triton.scalar import stored
 from monograph.codegen.triton.select import GpuTarget
+from monograph.codegen.triton.subprograms import host_reason
 from monograph.errors import UnsupportedError
-from monograph.ir import Constant, Graph, Value
+from monograph.ir import Graph, Input, Value
 from monograph.ir.evaluate import apply
 from monograph.program.casts import cast_first
 from monograph.program.draws import states_of, with_states
@@ -35,7 +36,7 @@ from monograph.program.kinds import is_native
 from monograph.program.place import CONSTANT, OUTPUT, TEMPORARY
 from monograph.program.program import Program, Step, lower
 from monograph.program.region import Region
-from monograph.program.regions import SplitAtHost, held_by_host, kind_of, step_name
+from monograph.program.regions import SplitAtHost, kind_of, step_name
 from monograph.program.work import program_work
 from monograph.runtime.gpu.control import Controlled, nest_of, nests
 from monograph.runtime.gpu.devices import Device, Record
@@ -61,12 +62,12 @@ def first(step: Step, found: list[Candidate]) -> Candidate:
 
 def lower_for_gpu(graph: Graph) -> Program:
     """The program of a graph for GPUs."""
-    return SplitAtHost().run(lower(with_states(expand(graph))[0], GpuTarget()))
+    return SplitAtHost(host_reason).run(lower(with_states(expand(graph))[0], GpuTarget()))
 
 
 def only_host(region: Region) -> bool:
-    """Whether no device can hold what a region works on: strings, sequences, optionals."""
-    return not all(map(is_native, (*region.inputs, *region.body)))
+    """Whether no device can hold what a region works on: strings, sequences, sizes in data."""
+    return bool(host_reason(region))
 
 
 def check_served(program: Program) -> None:
@@ -230,7 +231,7 @@ class GpuExecutable(Running):
     @property
     def host_reasons(self) -> dict[str, str]:  # type: ignore[override]
         """Why each kind of step on the host runs there."""
-        return {kind_of(s.region): held_by_host(s.region) for s in self.host_steps}
+        return {kind_of(s.region): host_reason(s.region) for s in self.host_steps}
 
     @cached_property
     def whole(self) -> bool:
@@ -320,9 +321,10 @@ class GpuExecutable(Running):
         if value in held:
             return held[value]
         place = self.program.places.storage.get(value)
-        if place is None and not isinstance(value.op, Constant):
-            return feeds[value.op.label]  # type: ignore[attr-defined]
-        if place is None or place.buffer.kind == CONSTANT:  # texts lie in no buffer
+        if isinstance(value.op, Input) and place is None:
+            return feeds[value.op.label]
+        # A constant of strings has no memory of its own.
+        if place is None or place.buffer.kind == CONSTANT:
             return apply(value, [])
         found = self._view(value, ports).contiguous()
         return to_numpy(found, value.dtype, value.tensor.static)

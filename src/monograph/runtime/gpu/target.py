@@ -11,12 +11,13 @@ import torch
 from monograph.codegen.triton import select
 from monograph.codegen.triton.kernel import Arch
 from monograph.codegen.triton.layout import GpuModule
+from monograph.codegen.triton.subprograms import host_reason
 from monograph.config import Config
 from monograph.errors import CodegenError, ConfigError, ExecutionError
 from monograph.ir import Graph, Value
 from monograph.program.kinds import is_native
 from monograph.program.program import Program, Step
-from monograph.program.regions import held_by_host, kind_of, step_name
+from monograph.program.regions import kind_of, step_name
 from monograph.runtime.cache import open_cache
 from monograph.runtime.counts import OFF, Tally
 from monograph.runtime.gpu.artefact import GpuArtefact, LoadedGpuExecutable, make_artefact
@@ -278,7 +279,7 @@ class OfflineExecutable:
         self.programs = [module.program]
         self.host_steps: list[Step] = [step for _, step in module.host]
         self.host_kinds = tuple(map(step_name, self.host_steps))
-        self.host_reasons = {kind_of(s.region): held_by_host(s.region) for s in self.host_steps}
+        self.host_reasons = {kind_of(s.region): host_reason(s.region) for s in self.host_steps}
         self.kernels = count_kernels([nest_of(bound) for bound in module.every])
         self.launches = len(module.works)
         self.arena_bytes = module.arena_bytes

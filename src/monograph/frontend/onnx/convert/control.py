@@ -19,12 +19,14 @@ from monograph.ir import (
     Type,
     Value,
     constant,
+    known,
     tensor,
     unpack,
 )
 from monograph.ir.dtype import DType, boolean, i64
 from monograph.ops import control as ctl
 from monograph.ops import elementwise as ew
+from monograph.ops import shape as sh
 from monograph.ops.sequence import is_empty_sequence
 from monograph.ops.subgraph import join, variant, vary
 
@@ -83,15 +85,81 @@ def loop(n: Node) -> Sequence[Value]:
         _single(value_type(formals[0].type, formals[0].name), i64),
         _single(value_type(formals[1].type, formals[1].name), boolean),
     )
-    body = _settle(n, head, state, (), 1)
-    return unpack(
-        ctl.Loop(body.graph, len(state))(
-            constant(ENDLESS) if trips is None else trips,
-            constant(True) if condition is None else condition,
-            *state,
-            *body.captures,
-        )
+    if trips is None:
+        trips = constant(ENDLESS)
+    if condition is None:
+        condition = constant(True)
+    try:
+        body = _settle(n, head, state, (), 1)
+    except UnknownRankError:
+        if not _surely_runs(trips, condition):
+            raise
+        body = None
+    if body is None or (_surely_runs(trips, condition) and _loses_rank(body.graph, state)):
+        return _first_turn_apart(n, head, trips, condition, state)
+    return unpack(ctl.Loop(body.graph, len(state))(trips, condition, *state, *body.captures))
+
+
+def _surely_runs(trips: Value, condition: Value) -> bool:
+    """Whether a loop is known to take at least one turn."""
+    return _number(trips) > 0 and _number(condition) > 0
+
+
+def _number(given: Value) -> int:
+    """A known trip count or condition; 0 where it is not known."""
+    data = known(given)
+    return int(data.reshape(())) if data is not None and data.size == 1 else 0
+
+
+def _loses_rank(body: Graph, state: Sequence[Value]) -> bool:
+    """Whether the body changes the rank of some state, so that none is known."""
+    settled = body.input_types[2 : 2 + len(state)]
+    return any(
+        isinstance(t, TensorType)
+        and t.shape is None
+        and isinstance(v.type, TensorType)
+        and v.type.shape is not None
+        for t, v in zip(settled, state, strict=True)
     )
+
+
+def _first_turn_apart(
+    n: Node, head: tuple[TensorType, ...], trips: Value, condition: Value, state: Sequence[Value]
+) -> Sequence[Value]:
+    """A loop behind its first turn, which is part of the graph around it.
+
+    Exporters give placeholders of any rank to state that the first turn replaces. From the second
+    turn on, state has the types that the body gives it.
+    """
+    importer, count, total = n.scope.importer, len(state), _number(trips)
+    for label in [x for x in importer.settled if x == n.label or x.startswith(f"{n.label}.")]:
+        del importer.settled[label]
+    start = [sh.Reshape(t.static)(v) for t, v in zip(head, (constant(0), condition), strict=True)]
+    with importer.repeat():
+        go_on, *first = n.inline_subgraph("body", (*start, *state))
+        if total == 1:
+            return *first[:count], *(sh.Unsqueeze((0,))(v) for v in first[count:])
+        body = _settle(n, head, tuple(first[:count]), (), 1)
+    rest = ctl.Loop(_counted_from_one(body.graph), count)
+    left = constant(ENDLESS if total == ENDLESS else total - 1)
+    final = unpack(rest(left, go_on, *first[:count], *body.captures))
+    collected = zip(first[count:], final[count:], strict=True)
+    joined = (sh.Concat(0)(sh.Unsqueeze((0,))(a), b) for a, b in collected)
+    return *final[:count], *joined
+
+
+def _counted_from_one(body: Graph) -> Graph:
+    """The body of a loop whose first turn is done: its number is one more."""
+    turn = Input(f"{body.input_names[0]}+", body.input_types[0])()
+    made = {v: v for v in body.inputs} | {body.inputs[0]: ew.Add()(turn, constant(1))}
+    origins = dict(body.origins)
+    for value in body.values:
+        if value not in made:
+            made[value] = value.op(*[made[v] for v in value.inputs])
+        if origin := body.origin(value):
+            origins[made[value]] = origin
+    outputs = tuple((name, made[v]) for name, v in body.outputs)
+    return Graph((turn, *body.inputs[1:]), outputs, body.name, origins)
 
 
 def _single(declared: Type, dtype: DType) -> TensorType:

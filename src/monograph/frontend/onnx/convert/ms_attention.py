@@ -293,12 +293,19 @@ def multi_head_attention(n: Node) -> tuple[Value | None, ...]:
 @converter("Attention", domain=MICROSOFT)
 def packed_attention(n: Node) -> tuple[Value | None, ...]:
     """Projects to queries, keys and values with one matrix, then attends."""
-    if n.attr_flag("do_rotary") or n.attr_flag("past_present_share_buffer"):
-        n.unsupported("rotary embedding or shared caches inside Attention")
-    n.permit("rotary_embedding_dim", FILTER)
     x = Dot()(n.input(0), n.input(1))
-    bias = n.optional(2)
-    x = x if bias is None else ew.Add()(x, bias)
+    offset = n.optional(2)
+    x = x if offset is None else ew.Add()(x, offset)
+    return attend_packed(n, x, n.optional(3), n.optional(4), n.optional(5))
+
+
+def attend_packed(
+    n: Node, x: Value, mask: Value | None, past: Value | None, bias: Value | None
+) -> tuple[Value | None, ...]:
+    """Attention of queries, keys and values that lie side by side in x, and the new cache."""
+    if n.attr_flag("do_rotary") or n.attr_flag("past_present_share_buffer"):
+        n.unsupported(f"rotary embedding or shared caches inside {n.op_type}")
+    n.permit("rotary_embedding_dim", FILTER)
     width = x.tensor.dim(2)
     sizes = n.attr_ints("qkv_hidden_sizes", None)
     if sizes is None:
@@ -308,10 +315,9 @@ def packed_attention(n: Node) -> tuple[Value | None, ...]:
     ends = tuple(np.cumsum((0, *sizes)).tolist())
     parts = (piece(x, 2, a, b) for a, b in itertools.pairwise(ends))
     q, k, v = (split_heads(n, p, n.attr_int("num_heads")) for p in parts)
-    past = n.optional(4)
     if past is not None:
         k, v = (sh.Concat(2)(index(past, 0, i), new) for i, new in enumerate((k, v)))
-    y = _attend(n, Heads(q, k, v), n.optional(3), n.optional(5), past)
+    y = _attend(n, Heads(q, k, v), mask, bias, past)
     if not n.wants(1):
         return merge_heads(y), None
     return merge_heads(y), sh.Concat(0)(sh.Unsqueeze((0,))(k), sh.Unsqueeze((0,))(v))

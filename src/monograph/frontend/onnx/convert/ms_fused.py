@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from typing import Any
 
 import onnx
@@ -30,14 +31,15 @@ def apply_default(
     op_type: str,
     inputs: tuple[Value | None, ...],
     outputs: tuple[str, ...] = ("y",),
+    version: int = OPSET,
     **attributes: Any,
 ) -> tuple[Value | None, ...]:
     """An op of the default domain on these inputs, with the node's attributes and these."""
-    convert = find_converter("", op_type, OPSET)
+    convert = find_converter("", op_type, version)
     if convert is None:
         n.unsupported(f"{op_type} is needed for it")
     node = copy.copy(n)
-    node.op_type, node.domain, node.opset = op_type, "", OPSET
+    node.op_type, node.domain, node.opset = op_type, "", version
     node.inputs, node.outputs = inputs, outputs
     given = {k: onnx.helper.make_attribute(k, v) for k, v in attributes.items()}
     node.attributes = {**n.attributes, **given}
@@ -166,15 +168,29 @@ def skip_layer_norm(n: Node) -> tuple[Value | None, ...]:
 @converter("EmbedLayerNormalization", domain=MICROSOFT)
 def embed_layer_norm(n: Node) -> tuple[Value | None, ...]:
     """The sum of word, position and segment embeddings, normalised, and the words counted."""
-    words, segments, mask, positions = n.input(0), n.optional(1), n.optional(7), n.optional(8)
-    places = sh.Unsqueeze((0,))(iota(size_value(words, 1))) if positions is None else positions
+    mask = n.optional(7)
     if n.attr_int("mask_index_type", 0 if mask is None else 1) > 1:
         n.unsupported("a mask index of this kind")
-    total = ew.Add()(Gather(0)(n.input(2), words), Gather(0)(n.input(3), places))
-    if segments is not None:
-        total = ew.Add()(total, Gather(0)(n.input(4), segments))
+    return embedded(n, [n.optional(i) for i in range(2, 7)], mask, n.optional(8))
+
+
+def embedded(
+    n: Node, tables: Sequence[Value | None], mask: Value | None, positions: Value | None
+) -> tuple[Value, Value | None, Value]:
+    """The normalised sum, the counted words and the sum.
+
+    tables: those of words, positions and segments, then the scale and bias of the norm.
+    """
+    words, segments = n.input(0), n.optional(1)
+    word, position, segment, gamma, beta = tables
+    if word is None or position is None or (segments is not None and segment is None):
+        n.fail("a table of embeddings is missing")
+    places = sh.Unsqueeze((0,))(iota(size_value(words, 1))) if positions is None else positions
+    total = ew.Add()(Gather(0)(word, words), Gather(0)(position, places))
+    if segments is not None and segment is not None:
+        total = ew.Add()(total, Gather(0)(segment, segments))
     epsilon = n.attr_float("epsilon", SKIP_EPSILON)
-    y = default(n, "LayerNormalization", total, n.input(5), n.input(6), epsilon=epsilon)
+    y = default(n, "LayerNormalization", total, gamma, beta, epsilon=epsilon)
     count = ReduceSum((1,))(cast(mask, i32)) if mask is not None else None
     return y, count, total
 

@@ -1,4 +1,4 @@
-"""Quantised ops of the com.microsoft domain.
+"""Products and lookups with quantised weights in the com.microsoft domain.
 
 Weights packed into bytes are unpacked once, at import: a tensor of 2-, 4- or 8-bit integers and a
 `Dequantize` with blocks. Values without a zero point are stored around the middle of their range;
@@ -10,15 +10,15 @@ from __future__ import annotations
 import numpy as np
 
 from monograph.frontend.onnx.convert.linear import matmul
-from monograph.frontend.onnx.convert.ms_fused import apply_default, default
+from monograph.frontend.onnx.convert.ms_fused import apply_default
 from monograph.frontend.onnx.convert.quant import (
     MICROSOFT,
-    collapsed,
     dynamic_quantize,
     integer_dot,
     present,
     scaled,
 )
+from monograph.frontend.onnx.fold import weight_data
 from monograph.frontend.onnx.node import Node
 from monograph.frontend.onnx.registry import converter
 from monograph.ir import Array, DType, Value, constant
@@ -27,7 +27,7 @@ from monograph.ops import elementwise as ew
 from monograph.ops import shape as sh
 from monograph.ops.base import normalise_axis
 from monograph.ops.index import Gather
-from monograph.ops.quant import Dequantize, Quantize
+from monograph.ops.quant import Dequantize
 
 INTEGERS, LEFT_BITS = 4, 8
 """The accuracy level at which the left operand may be integers, and how many bits they have."""
@@ -67,7 +67,7 @@ def _signed(values: Array, bits: int) -> Value:
 
 
 def _constant_bytes(n: Node, i: int, what: str) -> Array:
-    data = n.known(i)
+    data = weight_data(n.optional(i))
     if data is None:
         n.unsupported(f"{what} that are not constants")
     if data.dtype != np.uint8:
@@ -200,57 +200,3 @@ def _lstm_weights(n: Node, w: Value, scale: Value, zero: Value | None) -> Value:
     if zero is not None:
         data = ew.Sub()(data, Dequantize(f32)(zero, constant(np.float32(1))))
     return sh.Transpose((0, 2, 1))(ew.Mul()(data, scale))
-
-
-# Elementwise ops and pools on quantised tensors
-
-
-def _real(n: Node, first: int) -> Value:
-    """A quantised input: the data, its scale and its zero point follow one another."""
-    scale, zero = collapsed(n.input(first + 1)), n.optional(first + 2)
-    zeros = () if zero is None else (collapsed(zero),)
-    return Dequantize(scale.dtype)(n.input(first), scale, *zeros)
-
-
-def _quantised(n: Node, y: Value, first: int, to: DType) -> Value:
-    """y with the output's scale and zero point."""
-    scale, zero = collapsed(n.input(first)), n.optional(first + 1)
-    zeros = () if zero is None else (collapsed(zero),)
-    return Quantize(to)(y, scale, *zeros)
-
-
-@converter("QLinearAdd", "QLinearMul", domain=MICROSOFT)
-def qlinear_binary(n: Node) -> Value:
-    op = ew.Add() if n.op_type == "QLinearAdd" else ew.Mul()
-    return _quantised(n, op(_real(n, 0), _real(n, 3)), 6, n.input(0).dtype)
-
-
-@converter("QLinearSigmoid", domain=MICROSOFT)
-def qlinear_sigmoid(n: Node) -> Value:
-    return _quantised(n, ew.Sigmoid()(_real(n, 0)), 3, n.input(0).dtype)
-
-
-@converter("QLinearLeakyRelu", domain=MICROSOFT)
-def qlinear_leaky_relu(n: Node) -> Value:
-    return _quantised(n, default(n, "LeakyRelu", _real(n, 0)), 3, n.input(0).dtype)
-
-
-@converter("QLinearConcat", domain=MICROSOFT)
-def qlinear_concat(n: Node) -> Value:
-    if len(n.inputs) < 5 or len(n.inputs) % 3 != 2:
-        n.fail("each input has a scale and a zero point", given=len(n.inputs))
-    parts = [_real(n, i) for i in range(2, len(n.inputs), 3)]
-    return _quantised(n, sh.Concat(n.attr_int("axis"))(*parts), 0, n.input(1).dtype)
-
-
-@converter("QLinearAveragePool", "QLinearGlobalAveragePool", domain=MICROSOFT)
-def qlinear_pool(n: Node) -> Value:
-    x = _real(n, 0)
-    rank = x.tensor.rank
-    last = n.attr_flag("channels_last")
-    if last:
-        x = sh.Transpose((0, rank - 1, *range(1, rank - 1)))(x)
-    y = default(n, n.op_type.removeprefix("QLinear"), x)
-    if last:
-        y = sh.Transpose((0, *range(2, rank), 1))(y)
-    return _quantised(n, y, 3, n.input(0).dtype)
