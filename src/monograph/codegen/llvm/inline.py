@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from monograph.codegen.llvm.builder import Builder, Reg
+from monograph.codegen.llvm.checked import SPANS_MARK
 from monograph.codegen.llvm.elements import Elements, Point
 from monograph.codegen.llvm.halo import zero_halo
 from monograph.codegen.llvm.kernel import (
@@ -101,7 +102,10 @@ class Inlined:
         places = (self.program.places.storage.get(v) for v in step.region.outputs)
         found = zip(step.region.outputs, places, strict=True)
         threads = self.context.threads
-        return [zero_halo(v, p.buffer, threads) for v, p in found if p and p.buffer.has_halo]
+        checked = self.context.checked
+        return [
+            zero_halo(v, p.buffer, threads, checked) for v, p in found if p and p.buffer.has_halo
+        ]
 
     def _settle(self, step: Step, kernel: Kernel) -> dict[int, int]:
         """Arguments that the outer kernel has to ask for: their positions there."""
@@ -139,7 +143,9 @@ class Inlined:
                 for position in range(len(kernel.arguments))
             ]
             listed = "".join(f"ptr {p}, " for p in pointers)
-            b.line(f"call void @{self.functions.add(kernel)}({listed}i64 %tid)")
+            spans = " ".join(f"{e.low}:{e.high}" for e in kernel.extents)
+            call = f"call void @{self.functions.add(kernel)}({listed}i64 %tid)"
+            b.line(f"{call} {SPANS_MARK}{spans}" if b.checked else call)
 
     def _pointer(
         self,
