@@ -61,6 +61,12 @@ class Buffer:
         return any(a or b for a, b in self.halo)
 
 
+def described(buffer: Buffer) -> str:
+    """A buffer as errors name it."""
+    name = f" {buffer.name!r}" if buffer.name else ""
+    return f"{buffer.kind} {buffer.id}{name}, {buffer.dtype}{list(buffer.padded)}"
+
+
 @dataclass(frozen=True)
 class Storage:
     """Where a value lies: a buffer, the element it starts at, and strides in elements."""

@@ -7,10 +7,10 @@ from functools import partial
 
 from monograph.codegen.llvm.builder import Builder, Int, Reg
 from monograph.codegen.llvm.checked import Extent
-from monograph.codegen.llvm.kernel import NAME, Kernel, described, finished, share
+from monograph.codegen.llvm.kernel import NAME, Kernel, finished, share
 from monograph.ir import Value
 from monograph.program.index import strides_of
-from monograph.program.place import Buffer
+from monograph.program.place import Buffer, described
 
 
 def zero_halo(value: Value, buffer: Buffer, threads: int, checked: bool = False) -> Kernel:

@@ -47,6 +47,13 @@ class Place:
         steps = zip(self.type.static, self.strides, strides_of(self.type.static), strict=True)
         return self.offset == 0 and all(d == 1 or a == b for d, a, b in steps)
 
+    @property
+    def span(self) -> Buffer:
+        """Memory up to the last of the elements: they may lie within something larger."""
+        steps = zip(self.type.static, self.strides, strict=True)
+        last = self.offset + sum((d - 1) * max(s, 0) for d, s in steps)
+        return Buffer(-1, TEMPORARY, self.type.dtype, (last + 1,), ((0, 0),))
+
 
 def dense(pointer: Reg, type_: TensorType) -> Place:
     """Elements side by side from a pointer on."""
@@ -182,9 +189,8 @@ def copy(context: KernelContext, b: Builder, source: Place, target: Place) -> No
     if 0 in shape:
         return
     values = [Input(name, source.type)() for name in ("source", "target")]
-    buffer = Buffer(-1, TEMPORARY, source.type.dtype, shape, ((0, 0),) * len(shape))
     places = zip(values, (source, target), strict=True)
-    storage = {v: Storage(buffer, p.offset, p.strides) for v, p in places}
+    storage = {v: Storage(p.span, p.offset, p.strides) for v, p in places}
     pointers = dict(zip(values, (source.pointer, target.pointer), strict=True))
     elements = Elements(b, LlvmScalars(b, context.features), storage, pointers, frozenset(values))
     plain = counters(shape)

@@ -12,7 +12,7 @@ from monograph.codegen.llvm.checked import GUARD, Extent, Instrumented
 from monograph.codegen.llvm.context import FAULT_BYTES
 from monograph.codegen.llvm.features import Features
 from monograph.ir import Array, Value
-from monograph.program.place import CONSTANT, TEMPORARY, Buffer
+from monograph.program.place import CONSTANT, TEMPORARY, described
 from monograph.program.program import Program, Step
 
 
@@ -128,12 +128,6 @@ class KernelContext:
         assert not isinstance(argument, LaidOut)
         is_fault = isinstance(argument, Fault)
         return Extent(FAULT_BYTES if is_fault else BARRIER_BYTES, "the context")
-
-
-def described(buffer: Buffer) -> str:
-    """A buffer as errors name it."""
-    name = f" {buffer.name!r}" if buffer.name else ""
-    return f"{buffer.kind} {buffer.id}{name}, {buffer.dtype}{list(buffer.padded)}"
 
 
 def finished(
