@@ -25,6 +25,8 @@ Joined = tuple[Value, int, Value]
 """A join, where along its axis a part of it starts, and the part."""
 
 INPUT, OUTPUT, CONSTANT, TEMPORARY = "input", "output", "constant", "temporary"
+OWN = (CONSTANT, TEMPORARY)
+"""Buffers in memory of the program's own: vectors may read a little beyond their end."""
 
 
 class Target(Protocol):

@@ -12,7 +12,7 @@ from monograph.codegen.llvm.checked import GUARD, Extent, Instrumented
 from monograph.codegen.llvm.context import FAULT_BYTES
 from monograph.codegen.llvm.features import Features
 from monograph.ir import Array, Value
-from monograph.program.place import CONSTANT, TEMPORARY, described
+from monograph.program.place import OWN, described
 from monograph.program.program import Program, Step
 
 
@@ -119,8 +119,7 @@ class KernelContext:
         """The bytes that an argument points to."""
         if isinstance(argument, Value):
             buffer = self.program.places.storage[argument].buffer
-            own = buffer.kind in (TEMPORARY, CONSTANT)
-            return Extent(buffer.nbytes, described(buffer), slack=own)
+            return Extent(buffer.nbytes, described(buffer), slack=buffer.kind in OWN)
         if isinstance(argument, Packed):
             return Extent(argument.array.nbytes, "a packed constant", slack=True)
         if isinstance(argument, Scratch):
