@@ -219,6 +219,7 @@ class Bindings:
             self._config.shapes_kept,
             self._progress,
             tally=self.tally,
+            checked=self._config.checked,
         )
 
     def save(self, path: Path) -> None:

@@ -71,6 +71,10 @@ class Config:
     """Whether a run is one launch: "auto" where it can be, "off" for every kernel by itself on a
     GPU, "require" to fail where it cannot be."""
 
+    checked: bool = False
+    """Whether every access of a kernel to memory is checked against its buffer: for tests and
+    debugging, several times slower. On a GPU only "gpu:interpreter" can check."""
+
     def __post_init__(self) -> None:
         for f in fields(self):
             value = _checked(f.name, getattr(self, f.name), type(f.default))

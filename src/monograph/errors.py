@@ -129,3 +129,11 @@ class ExecutionError(MonographError):
 
 class CodegenError(MonographError):
     """Generated code does not compile or load: a fault of Monograph, not of the model."""
+
+
+class InternalError(MonographError):
+    """Monograph contradicts itself, as an address outside of its buffer does: please report it."""
+
+    def __init__(self, message: str, **facts: Any) -> None:
+        facts.setdefault("hint", "this is a fault of Monograph: please report it with the model")
+        super().__init__(message, **{"internal": True, **facts})

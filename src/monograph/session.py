@@ -127,6 +127,7 @@ class Session(Calls):
             "specialisations": gone["specialisations"] + sum(e.specialisations for e in made),
             "launches_per_run": max((e.launches for e in made), default=0),
             "kernels_per_run": max((e.kernels for e in made), default=0),
+            "bounds_checks": sum(e.bounds_checks for e in made),
             "host_steps": sorted({kind for e in made for kind in e.host_kinds}),
             "host_reasons": dict(sorted(r for e in made for r in e.host_reasons.items())),
             "peak_bytes": max((e.arena_bytes for e in made), default=0),

@@ -3,6 +3,10 @@
 An index is a sum of atoms times whole numbers. An atom is a loop counter, or what is left of a
 division that could not be resolved. Views (reshape, transpose, slice, broadcast) only transform
 indices, so a chain of them costs nothing where the result is linear in the counters.
+
+Code generators divide as machines do, which is floor division of numbers that are not negative
+only. So every index that is divided is provably 0 or more: `_split` moves whole multiples of the
+divisor out of it until it is.
 """
 
 from __future__ import annotations
@@ -10,7 +14,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TypeAlias
+
+from monograph.errors import InternalError
 
 
 @dataclass(frozen=True)
@@ -20,6 +27,10 @@ class Counter:
     name: str
     extent: int
 
+    @property
+    def bounds(self) -> tuple[int, int]:
+        return 0, max(self.extent - 1, 0)
+
 
 @dataclass(frozen=True)
 class Quotient:
@@ -28,6 +39,14 @@ class Quotient:
     index: Index
     by: int
 
+    def __post_init__(self) -> None:
+        _check_divided(self.index, self.by)
+
+    @cached_property
+    def bounds(self) -> tuple[int, int]:
+        low, high = self.index.bounds()
+        return low // self.by, high // self.by
+
 
 @dataclass(frozen=True)
 class Remainder:
@@ -35,6 +54,19 @@ class Remainder:
 
     index: Index
     by: int
+
+    def __post_init__(self) -> None:
+        _check_divided(self.index, self.by)
+
+    @cached_property
+    def bounds(self) -> tuple[int, int]:
+        low, high = self.index.bounds()
+        if low // self.by == high // self.by:
+            return low % self.by, high % self.by
+        # All factors are multiples of `step`: values differ by multiples of it.
+        step = math.gcd(self.by, *(f for _, f in self.index.terms))
+        least = self.index.constant % step
+        return least, self.by - step + least
 
 
 Atom: TypeAlias = Counter | Quotient | Remainder
@@ -76,11 +108,15 @@ class Index:
         return all(isinstance(a, Counter) for a, _ in self.terms)
 
     def bounds(self) -> tuple[int, int]:
-        """The smallest and the largest value it can have."""
+        """An interval that holds every value it can have."""
+        return self._interval
+
+    @cached_property
+    def _interval(self) -> tuple[int, int]:
         low = high = self.constant
         for atom, factor in self.terms:
-            most = factor * _largest(atom)
-            low, high = low + min(most, 0), high + max(most, 0)
+            ends = [factor * end for end in atom.bounds]
+            low, high = low + min(ends), high + max(ends)
         return low, high
 
     @property
@@ -97,8 +133,7 @@ class Index:
         if isinstance(atom, Remainder) and atom.by % by == 0:
             return (atom.index // by) % (atom.by // by)
         whole, rest = self._split(by)
-        low, high = rest.bounds()
-        if low >= 0 and high < by:
+        if rest.bounds()[1] < by:
             return whole
         coarse = rest._coarser(by)
         if coarse is not None:
@@ -110,11 +145,12 @@ class Index:
         ordered = sorted(self.terms, key=lambda t: -abs(t[1]))
         for count in range(len(ordered), 0, -1):
             g = math.gcd(by, *(f for _, f in ordered[:count]))
-            rest = Index(self.constant % g, tuple(ordered[count:]))
-            low, high = rest.bounds()
-            if g > 1 and low >= 0 and high < g:
-                kept = tuple((a, f // g) for a, f in ordered[:count])
-                return Index(self.constant // g, kept), g
+            if g == 1:
+                continue
+            kept = Index(0, tuple((a, f // g) for a, f in ordered[:count]))
+            moved, rest = Index(self.constant, tuple(ordered[count:]))._at_least_0(g)
+            if rest.bounds()[1] < g:
+                return kept + moved, g
         return None
 
     def __mod__(self, by: int) -> Index:
@@ -122,24 +158,28 @@ class Index:
         if isinstance(atom, Remainder) and atom.by % by == 0:
             return atom.index % by
         _, rest = self._split(by)
-        low, high = rest.bounds()
-        if low >= 0 and high < by:
+        if rest.bounds()[1] < by:
             return rest
         return Index(0, ((Remainder(rest, by), 1),))
 
     def _split(self, by: int) -> tuple[Index, Index]:
-        """(whole, rest) with self = whole * by + rest."""
-        whole = tuple((a, f // by) for a, f in self.terms if f % by == 0)
-        rest = tuple((a, f) for a, f in self.terms if f % by)
-        return Index(self.constant // by, whole), Index(self.constant % by, rest)
+        """(whole, rest) with self = whole * by + rest, and rest never negative."""
+        whole = Index(0, tuple((a, f // by) for a, f in self.terms if f % by == 0))
+        part = Index(self.constant, tuple((a, f) for a, f in self.terms if f % by))
+        moved, rest = part._at_least_0(by)
+        return whole + moved, rest
+
+    def _at_least_0(self, by: int) -> tuple[int, Index]:
+        """(k, rest) with self = k * by + rest, and the lower bound of rest in 0 .. by - 1."""
+        moved = self.bounds()[0] // by
+        return moved, self + -moved * by
 
 
-def _largest(atom: Atom) -> int:
-    if isinstance(atom, Counter):
-        return atom.extent - 1
-    if isinstance(atom, Remainder):
-        return min(atom.by - 1, atom.index.bounds()[1])
-    return atom.index.bounds()[1] // atom.by
+def _check_divided(index: Index, by: int) -> None:
+    if by < 1 or index.bounds()[0] < 0:
+        raise InternalError(
+            "an index that is divided may be negative", expected="0 or more", given=(index, by)
+        )
 
 
 def _made(constant: int, factors: dict[Atom, int]) -> Index:

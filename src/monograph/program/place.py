@@ -25,6 +25,8 @@ Joined = tuple[Value, int, Value]
 """A join, where along its axis a part of it starts, and the part."""
 
 INPUT, OUTPUT, CONSTANT, TEMPORARY = "input", "output", "constant", "temporary"
+OWN = (CONSTANT, TEMPORARY)
+"""Buffers in memory of the program's own: vectors may read a little beyond their end."""
 
 
 class Target(Protocol):
@@ -59,6 +61,12 @@ class Buffer:
     @property
     def has_halo(self) -> bool:
         return any(a or b for a, b in self.halo)
+
+
+def described(buffer: Buffer) -> str:
+    """A buffer as errors name it."""
+    name = f" {buffer.name!r}" if buffer.name else ""
+    return f"{buffer.kind} {buffer.id}{name}, {buffer.dtype}{list(buffer.padded)}"
 
 
 @dataclass(frozen=True)

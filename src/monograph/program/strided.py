@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from monograph.ir import Value
 from monograph.ops.shape import Broadcast, Reshape
-from monograph.program.access import Element, counters, through_view
-from monograph.program.index import flatten
+from monograph.program.access import Element, Indices, counters, through_view
+from monograph.program.bounds import inside
+from monograph.program.index import Index, counter, flatten
 from monograph.program.kinds import is_view
-from monograph.program.place import Storage
+from monograph.program.place import Storage, described
 
 
 @dataclass(frozen=True)
@@ -40,8 +42,21 @@ def strided(value: Value, storage: Mapping[Value, Storage]) -> Strided | None:
     position = flatten(element.at, place.strides, place.offset)
     if not position.is_linear:
         return None
+    _check(position, at, shape, place)
     factors = tuple(position.factor(i.terms[0][0]) if i.terms else 0 for i in at)
     return Strided(element.value, position.constant, factors)
+
+
+def _check(position: Index, at: Indices, shape: Sequence[int], place: Storage) -> None:
+    """Every element of the value itself lies in its buffer; windows may step beyond it."""
+    if 0 in shape:
+        return
+    own = Index(position.constant)
+    for index, extent in zip(at, shape, strict=True):
+        if index.terms:
+            (counted, _), *_ = index.terms
+            own = own + counter(counted.name, extent) * position.factor(counted)  # type: ignore[union-attr]
+    inside(own, math.prod(place.buffer.padded), described(place.buffer))
 
 
 def _keeps_dimensions(value: Value, storage: Mapping[Value, Storage]) -> bool:

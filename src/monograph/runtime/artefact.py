@@ -125,8 +125,12 @@ def layout_from_json(found: Mapping[str, Any]) -> Layout:
     }
     rest = {f: found[f] for f in Layout.__dataclass_fields__}
     values: dict[str, Any] = {f: tuple(x) if isinstance(x, list) else x for f, x in rest.items()}
-    values |= slots | {"faults": tuple(FaultText(**f) for f in found["faults"])}
+    values |= slots | {"faults": tuple(map(_fault, found["faults"]))}
     return Layout(**values)
+
+
+def _fault(found: Mapping[str, Any]) -> FaultText:
+    return FaultText(**{**found, "buffers": tuple(found["buffers"])})
 
 
 def signature_to_json(signature: Signature) -> dict[str, Any]:

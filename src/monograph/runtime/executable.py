@@ -15,6 +15,7 @@ from monograph.codegen.llvm.context import FIRST_PORT
 from monograph.codegen.llvm.features import Features
 from monograph.codegen.llvm.reasons import host_reason, named, of_region
 from monograph.codegen.llvm.select import CpuTarget
+from monograph.config import make_config
 from monograph.ir import Array, Graph, Input, Value
 from monograph.ir.evaluate import apply
 from monograph.program.decoding import split_decoding
@@ -181,13 +182,22 @@ def make_layout(program: Program, module: Module, threads: int) -> Layout:
             p.buffer.id if p is not None and p.buffer.kind == OUTPUT else -1 for p in places
         ),
         faults=tuple(
-            FaultText(f.message, f.expected, step.origin, step.region.kind, f.shows_data)
+            FaultText(
+                f.message,
+                f.expected,
+                step.origin,
+                step.region.kind,
+                f.shows_data,
+                f.buffers,
+                step.index,
+            )
             for step, f in module.faults
         ),
         kernels=sum(len(s.steps) for s in native),
         host_kinds=tuple(step_name(s) for s in module.segments if isinstance(s, Step)),
         flops=work.flops,
         moved=work.bytes,
+        bounds_checks=module.bounds_checks,
     )
 
 
@@ -213,11 +223,16 @@ def compile_graph(
     cache: DiskCache | None = None,
     winograd: bool = True,
     progress: Progress = silent,
+    checked: bool | None = None,
 ) -> CpuExecutable:
-    """An optimised graph of static shapes, compiled for this machine; object code is kept."""
+    """An optimised graph of static shapes, compiled for this machine; object code is kept.
+
+    checked: every access to memory is checked; None for what the environment says.
+    """
     progress("generate", 0, 1)
+    checked = make_config().checked if checked is None else checked
     program, threads = lower_graph(graph, threads)
-    module = compile_program(program, features, threads, winograd)
+    module = compile_program(program, features, threads, winograd, checked=checked)
     objects = object_code(module.texts, features, cache, progress)
     # The text can be as large as the weights, and has served its purpose.
     module = replace(module, texts=())

@@ -13,7 +13,7 @@ import numpy as np
 
 from monograph.codegen.llvm.barrier import BARRIER_BYTES
 from monograph.codegen.llvm.context import ARENA, CONSTANTS, FAULT_BYTES, FIRST_PORT
-from monograph.errors import ExecutionError
+from monograph.errors import ExecutionError, InternalError, MonographError
 from monograph.ir import Array, DType
 from monograph.runtime.counts import Counts, host_takes_part
 from monograph.runtime.native import NativeCode
@@ -73,6 +73,27 @@ class FaultText:
     node: str
     op: str
     shows_data: bool
+    buffers: tuple[str, ...] = ()
+    """For accesses outside of buffers: the buffers by their numbers, from 1 (see `Fault`)."""
+    step: int = 0
+
+    def error(self, came: int, given: int) -> MonographError:
+        """What a run fails with, from the two words that a kernel has written."""
+        if self.buffers:
+            return InternalError(
+                self.message,
+                node=self.node or None,
+                op=f"step {self.step}, {self.op}",
+                expected=f"an access within {self.buffers[came - 1]}",
+                given=f"one that starts at {given}",
+            )
+        return ExecutionError(
+            self.message,
+            node=self.node or None,
+            op=self.op,
+            expected=self.expected or None,
+            given=given if self.shows_data else None,
+        )
 
 
 @dataclass(frozen=True)
@@ -95,6 +116,8 @@ class Layout:
     """Floating-point operations of a run; NaN where data decide how often loops turn."""
     moved: float
     """Bytes that the steps of a run read and write."""
+    bounds_checks: int = 0
+    """Addresses that no proof covers: every run checks them."""
 
     @property
     def whole(self) -> bool:
@@ -168,6 +191,11 @@ class NativeExecutable:
     def moved(self) -> float:
         """Bytes that the steps of a run read and write."""
         return self.layout.moved
+
+    @property
+    def bounds_checks(self) -> int:
+        """Addresses that no proof covers: every run checks them."""
+        return self.layout.bounds_checks
 
     @property
     def arena_bytes(self) -> int:
@@ -293,14 +321,9 @@ class NativeExecutable:
         self.counts.replays += 1
         if not self.layout.faults or not workspace.faults.any():
             return
-        number = int(np.argmax(workspace.faults[:, 0]))
-        given = int(workspace.faults[number, 1])
+        # A fault of Monograph's own may have made the others.
+        came = [n for n, words in enumerate(workspace.faults) if words[0]]
+        number = min(came, key=lambda n: not self.layout.faults[n].buffers)
+        words = workspace.faults[number].tolist()
         workspace.faults[:] = 0
-        fault = self.layout.faults[number]
-        raise ExecutionError(
-            fault.message,
-            node=fault.node or None,
-            op=fault.op,
-            expected=fault.expected or None,
-            given=given if fault.shows_data else None,
-        )
+        raise self.layout.faults[number].error(*words)

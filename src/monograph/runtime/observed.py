@@ -17,6 +17,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 
 from monograph.codegen.llvm.compile import Module, Segment, compile_program
+from monograph.config import make_config
 from monograph.ir import Array, Graph, Value
 from monograph.program.kinds import is_join, is_view
 from monograph.program.program import Program, Step
@@ -166,6 +167,7 @@ class _Observing(Compiler, Generic[Seen]):
             self.winograd,
             timed=self.kind is _Timed,
             apart=self.kind is _Stepped,
+            checked=make_config().checked if self.checked is None else self.checked,
         )
         objects = object_code(module.texts, self.features, self.cache, self.progress)
         names = [s.function for s in module.segments if isinstance(s, Segment)]

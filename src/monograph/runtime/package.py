@@ -182,6 +182,7 @@ class Package:
             asked["threads"] = (config.threads or compiled["threads"], compiled["threads"])
             asked["features"] = (config.features or compiled["features"], compiled["features"])
             asked["winograd"] = (config.winograd and compiled["winograd"], compiled["winograd"])
+            asked["checked"] = (config.checked or compiled["checked"], compiled["checked"])
         if not any(dims.items() <= sizes.items() for sizes in self.sizes):
             asked["dims"] = (_sizes_text(dims), "; ".join(map(_sizes_text, self.sizes)))
         for name, (given, expected) in asked.items():

@@ -58,10 +58,18 @@ class Compiler:
     splits_complex: bool = True
     tally: Tally | None = None
     """Where executables count their runs; None for each by itself."""
+    checked: bool | None = None
+    """Whether every access to memory is checked; None for what the environment says."""
 
     def executable(self, graph: Graph) -> CpuExecutable:
         made = compile_graph(
-            graph, self.features, self.threads, self.cache, self.winograd, self.progress
+            graph,
+            self.features,
+            self.threads,
+            self.cache,
+            self.winograd,
+            self.progress,
+            self.checked,
         )
         if self.tally is not None:
             self.tally.watch(made)
@@ -281,6 +289,11 @@ class StagedExecutable:
     @property
     def host_reasons(self) -> dict[str, str]:
         return {kind: why for e in self._all for kind, why in e.host_reasons.items()}
+
+    @property
+    def bounds_checks(self) -> int:
+        """Addresses that every run checks, in all stages."""
+        return sum(e.bounds_checks for e in self._all)
 
     @property
     def host_kinds(self) -> tuple[str, ...]:

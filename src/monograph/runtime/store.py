@@ -142,6 +142,7 @@ def store_options(
         "features": choose_features(config.features).name,
         "threads": choose_threads(config.threads),
         "winograd": config.winograd,
+        "checked": config.checked,
         "onnx": version("onnx"),
         "numpy": np.__version__,
     }
@@ -156,6 +157,7 @@ def gpu_options(
         "donate": dict(donate),
         "precision": config.precision,
         "tf32": config.tf32,
+        "checked": config.checked,
     }
 
 

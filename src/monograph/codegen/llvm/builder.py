@@ -13,6 +13,7 @@ from typing import TypeAlias
 
 import numpy as np
 
+from monograph.codegen.llvm.checked import GUARD, SLACK_MARK
 from monograph.codegen.llvm.features import Features
 
 Int: TypeAlias = "int | Reg"
@@ -63,9 +64,14 @@ class Builder:
         arguments: Sequence[tuple[str, str]],
         returns: str = "void",
         features: Features | None = None,
+        checked: bool = False,
     ):
         self.name = name
         self.features = features
+        self.checked = checked
+        """Whether every access will be checked (see `checked`)."""
+        self.guards = 0
+        """Addresses that are checked because no proof covers them (see `guarded`)."""
         self.returns = returns
         self.arguments = {n: Reg(f"%{n}", t.split(" ")[0]) for n, t in arguments}
         self.signature = ", ".join(f"{t} %{n}" for n, t in arguments)
@@ -189,11 +195,34 @@ class Builder:
             return pointer
         return self.set("ptr", f"getelementptr inbounds i8, ptr {pointer}, i64 {bytes_}")
 
-    def load(self, type_: str, pointer: Reg, align: int) -> Reg:
-        return self.set(type_, f"load {type_}, ptr {pointer}, align {align}")
+    def load(self, type_: str, pointer: Reg, align: int, slack: bool = False) -> Reg:
+        """A value from memory. With `slack` its last lanes may lie beyond the buffer.
+
+        That is allowed where memory of the program's own follows: not in a caller's arrays.
+        """
+        mark = f" {SLACK_MARK}" if slack else ""
+        return self.set(type_, f"load {type_}, ptr {pointer}, align {align}{mark}")
 
     def store(self, value: Reg, pointer: Reg, align: int) -> None:
         self.line(f"store {value.type} {value}, ptr {pointer}, align {align}")
+
+    def guarded(self, number: Int, extent: int, lanes: int = 1) -> Int:
+        """A number of elements, 0 instead where so many lanes from there leave the buffer.
+
+        That is reported: for the address of an index map that no proof covers.
+        """
+        self.guards += 1
+        at, most = self.i64(number), extent - max(lanes, 1)
+        bad = Reg("true", "i1")
+        if most >= 0:
+            bad = self.compare("ugt", at, Reg(str(most), "i64"))
+
+        def write() -> None:
+            self.store(at, self.offset(Reg(f"%{GUARD}", "ptr"), 8), 8)
+            self.store(Reg("1", "i64"), Reg(f"%{GUARD}", "ptr"), 8)
+
+        self.when(bad, write)
+        return self.set("i64", f"select i1 {bad}, i64 0, i64 {at}")
 
     # Vectors
 

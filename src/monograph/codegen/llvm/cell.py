@@ -13,6 +13,7 @@ import numpy as np
 
 from monograph.codegen.llvm.activations import activate
 from monograph.codegen.llvm.builder import Int, Reg, vector
+from monograph.codegen.llvm.dot import masked_load
 from monograph.codegen.llvm.epilogue import part, pieces
 from monograph.codegen.llvm.kernel import (
     Fault,
@@ -31,6 +32,7 @@ from monograph.ir import Array, Item, Value, known
 from monograph.ir.dtype import f32, f64
 from monograph.ops.recurrent import Gru, Lstm
 from monograph.ops.scalar import Scalar
+from monograph.program.place import OWN
 from monograph.program.recurrence import Recurrence
 
 ALONE_BELOW = 100_000
@@ -255,12 +257,12 @@ class CellKernel:
         line = b.add(b.mul(t, self.op.batch), row)
         at = b.add(place.offset, b.mul(line, place.strides[0]))
         at = b.add(b.add(at, gate * self.hidden), b.mul(block.number, self.lanes))
+        pointer = b.offset(self.pointers[self.given], b.mul(at, self.size))
+        beyond = block.lanes < self.lanes
+        if beyond and place.buffer.kind not in OWN:
+            return self._scalar(masked_load(b, self.element, pointer, self.lanes, block.lanes))
         return self._scalar(
-            b.load(
-                vector(self.lanes, self.element),
-                b.offset(self.pointers[self.given], b.mul(at, self.size)),
-                self.size,
-            )
+            b.load(vector(self.lanes, self.element), pointer, self.size, slack=beyond)
         )
 
     def _bias(self, index: int, block: Block) -> Scalar:

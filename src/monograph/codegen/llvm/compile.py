@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from monograph.codegen.llvm.barrier import BARRIER_BYTES, build_barrier
 from monograph.codegen.llvm.builder import Builder, Reg
 from monograph.codegen.llvm.constants import Constants
-from monograph.codegen.llvm.context import ARENA, CONSTANTS, FAULT_BYTES, FIRST_PORT
+from monograph.codegen.llvm.context import ARENA, CONSTANTS, FAULT_BYTES, FIRST_PORT, SLACK
 from monograph.codegen.llvm.features import Features
 from monograph.codegen.llvm.halo import zero_halo
 from monograph.codegen.llvm.kernel import (
@@ -24,13 +24,12 @@ from monograph.codegen.llvm.kernel import (
 from monograph.codegen.llvm.ordering import Ordering
 from monograph.codegen.llvm.select import generator
 from monograph.codegen.llvm.timing import BEGIN, DECLARATIONS, END, Stamps
+from monograph.errors import InternalError
 from monograph.ir import Array, Value, known
 from monograph.program.place import CONSTANT, INPUT, OUTPUT, TEMPORARY, Buffer
 from monograph.program.plan import Lifetime, plan
 from monograph.program.program import Program, Step, lifetimes
 
-SLACK = 256
-"""Bytes that vectors may read beyond the end of the arena and of the constants."""
 PARTS = 8
 """Modules that the kernels are dealt out to, so that they compile side by side."""
 
@@ -59,6 +58,8 @@ class Module:
     """What the words behind the slots of the context stand for."""
     stamps: Stamps | None = None
     """Where each thread writes when it began and ended each step, if it does."""
+    bounds_checks: int = 0
+    """Addresses that no proof covers: they are checked by every run."""
 
 
 def compile_program(
@@ -69,15 +70,17 @@ def compile_program(
     *,
     timed: bool = False,
     apart: bool = False,
+    checked: bool = False,
 ) -> Module:
     """The text of a program's native functions, and the constants they read.
 
     timed: every thread writes down when it begins and ends each step.
     apart: every step is a function of its own, so that its results can be looked at.
+    checked: every access to memory is checked against the bounds of its buffer.
     """
     constants = Constants(SLACK)
     kernels = [
-        _laid_out(_kernel(program, step, features, threads, winograd), constants)
+        _laid_out(_kernel(program, step, features, threads, winograd, checked), constants)
         for step in program.steps
     ]
     scratch: dict[tuple[int, int], int] = {}
@@ -92,18 +95,21 @@ def compile_program(
     # Behind what vectors may read beyond the arena's end.
     stamps = Stamps(memory.size + SLACK, threads, len(program.steps)) if timed else None
     assembler = _Assembler(
-        program, features, threads, memory.offsets, scratch, constants, stamps, apart
+        program, features, threads, memory.offsets, scratch, constants, stamps, apart, checked
     )
     return assembler.module(kernels, memory.size if stamps is None else stamps.stop)
 
 
 def _kernel(
-    program: Program, step: Step, features: Features, threads: int, winograd: bool
+    program: Program, step: Step, features: Features, threads: int, winograd: bool, checked: bool
 ) -> Kernel | None:
     make = generator(step.region)
     if make is None:
         return None
-    return make(KernelContext(program, step, features, threads, winograd))
+    try:
+        return make(KernelContext(program, step, features, threads, winograd, checked))
+    except InternalError as error:
+        raise error.at(step.origin or None, f"step {step.index}, {step.region.kind}") from None
 
 
 def _laid_out(kernel: Kernel | None, constants: Constants) -> Kernel | None:
@@ -129,9 +135,11 @@ class _Assembler:
         constants: Constants,
         stamps: Stamps | None,
         apart: bool,
+        checked: bool,
     ) -> None:
         self.stamps = stamps
         self.apart = apart
+        self.checked = checked
         self.program = program
         self.features = features
         self.threads = threads
@@ -180,6 +188,7 @@ class _Assembler:
             self.offsets,
             tuple(self.faults),
             self.stamps,
+            sum(k.bounds_checks for k in kernels if k is not None),
         )
 
     def kernel_modules(self) -> list[str]:
@@ -250,7 +259,7 @@ class _Assembler:
             if place is None or not place.buffer.has_halo or place.buffer.id in self.cleared:
                 continue
             self.cleared.add(place.buffer.id)
-            found.append(zero_halo(value, place.buffer, self.threads))
+            found.append(zero_halo(value, place.buffer, self.threads, self.checked))
         return found
 
     def call(self, b: Builder, slot: Callable[[int], Reg], step: Step, kernel: Kernel) -> None:

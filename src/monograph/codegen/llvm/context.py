@@ -11,3 +11,5 @@ ARENA, CONSTANTS, FIRST_PORT = 0, 1, 2
 """Slots of the context, behind the barrier's state: pointers to memory, then to each port."""
 FAULT_BYTES = 16
 """What each fault of a kernel takes behind the slots: i64 whether it came, i64 the data."""
+SLACK = 256
+"""Bytes that vectors may read beyond the end of the arena and of the constants."""

@@ -207,17 +207,17 @@ class _ConvInt:
         b, own = self.b, self.products
         apart = self.op.strides[-1] * self.x.spatial[-1]
 
-        def multiply(valid: int, k: Int, carried: list[Reg]) -> list[Reg]:
+        def multiply(there: int, valid: int, k: Int, carried: list[Reg]) -> list[Reg]:
             *acc, wk = carried
             at = b.offset(x, b.mul(k, own.step))
             rows = [b.offset(at, r * apart) for r in range(run.size)]
-            acc = own.multiply(acc, rows, valid, wk, panel.size)
+            acc = own.multiply(acc, rows, valid, wk, panel.size, valid > there)
             return [*acc, b.offset(wk, panel.size * own.line)]
 
         whole, rest = divmod(self.depth, own.step)
-        carried = b.loop(0, whole, 1, partial(multiply, own.step), [*sums, w])
+        carried = b.loop(0, whole, 1, partial(multiply, own.step, own.step), [*sums, w])
         if rest:
-            carried = multiply(self._valid(rest), whole, carried)
+            carried = multiply(rest, self._valid(rest), whole, carried)
         return carried[:-1], carried[-1]
 
     def _valid(self, rest: int) -> int:

@@ -54,7 +54,10 @@ class _Eliminated:
         own = b.mul(b.arguments["tid"], max(n * n, 8) * _SIZE)
         self.work = b.offset(b.arguments[f"p{self.scratch}"], own)
         place = self.e.storage[self.x]
-        start = self.e.integer(flatten(self.at, place.strides[:-2], place.offset), point)
+        first = flatten(self.at, place.strides[:-2], place.offset)
+        moved = [(n, stride) for stride in place.strides[-2:]]
+        self.extent = self.e.unproven_moved(self.x, first, moved)
+        start = self.e.integer(first, point)
 
         def row(i: Int, _: list[Reg]) -> None:
             b.loop(0, n, 1, partial(self._copy, start, i))
@@ -66,6 +69,7 @@ class _Eliminated:
     def _copy(self, start: Int, i: Int, j: Int, _: list[Reg]) -> None:
         b, strides = self.b, self.e.storage[self.x].strides
         at = b.add(b.add(start, b.mul(i, strides[-2])), b.mul(j, strides[-1]))
+        at = b.guarded(at, self.extent) if self.extent else at
         pointer = b.offset(self.e.pointers[self.x], b.mul(at, self.x.dtype.itemsize))
         found = self.e.scalars.cast(self.e.scalars.load(self.x.dtype, pointer), f64)
         self._put(i, j, found.reg)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from monograph.codegen.llvm.builder import Builder, Int, Reg
@@ -11,8 +12,9 @@ from monograph.codegen.walk import Walk
 from monograph.ir import DType, Value, known
 from monograph.ops.scalar import Scalar
 from monograph.program.access import Indices
-from monograph.program.index import Counter, Index, Quotient, flatten
-from monograph.program.place import Storage
+from monograph.program.bounds import inside
+from monograph.program.index import Counter, Index, Quotient, counter, flatten
+from monograph.program.place import Storage, described
 
 
 @dataclass(frozen=True)
@@ -49,35 +51,64 @@ class Elements(Walk[Point]):
             return self.scalars.literal(data.reshape(-1)[0].item(), value.dtype, point.lanes)
         place = self.storage[value]
         position = flatten(at, place.strides, place.offset)
+        extent = self.unproven(value, position)
         pointer = self.pointers[value]
         if point.lane is None or point.lane not in position.counters:
-            scalar = self.load_at(pointer, value.dtype, position, Point(point.values))
+            scalar = self.load_at(pointer, value.dtype, position, Point(point.values), extent)
             return self.scalars.splat(scalar, point.lanes)
         if position.factor(point.lane) == 1 and _follows(position, point.lane):
-            return self.load_at(pointer, value.dtype, position, point)
+            return self.load_at(pointer, value.dtype, position, point, extent)
         return self.scalars.gathered(
             [
-                self.load_at(pointer, value.dtype, position, point.lane_at(self.b, k))
+                self.load_at(pointer, value.dtype, position, point.lane_at(self.b, k), extent)
                 for k in range(point.lanes)
             ]
         )
 
-    def load_at(self, pointer: Reg, dtype: DType, position: Index, point: Point) -> Scalar:
-        where = self.b.mul(self.integer(position, point), dtype.itemsize)
+    def load_at(
+        self, pointer: Reg, dtype: DType, position: Index, point: Point, extent: int = 0
+    ) -> Scalar:
+        """Elements at a position; one that is not proven to be in a buffer comes with its extent."""
+        where = self.b.mul(self.number(position, point, extent), dtype.itemsize)
         return self.scalars.load(dtype, self.b.offset(pointer, where), point.lanes)
+
+    def unproven(self, value: Value, position: Index) -> int:
+        """0 for a position that is proven to be in a value's buffer, else the buffer's extent."""
+        buffer = self.storage[value].buffer
+        extent = math.prod(buffer.padded)
+        return 0 if inside(position, extent, described(buffer)) else extent
+
+    def unproven_moved(
+        self, value: Value, position: Index, moved: Iterable[tuple[int, int]]
+    ) -> int:
+        """The same for a position that the kernel moves further: (size, stride) along axes.
+
+        That its own numbers stay below those sizes is the kernel's part.
+        """
+        for k, (size, stride) in enumerate(moved):
+            position = position + counter(f"moved{k}", size) * stride
+        return self.unproven(value, position)
+
+    def number(self, position: Index, point: Point, extent: int) -> Int:
+        """A position as a number, checked at run time where it is not proven to be in a buffer."""
+        number = self.integer(position, point)
+        return self.b.guarded(number, extent, point.lanes) if extent else number
 
     def store(self, value: Value, at: Indices, scalar: Scalar, point: Point) -> None:
         """Puts an element into memory."""
         place = self.storage[value]
         position = flatten(at, place.strides, place.offset)
+        extent = self.unproven(value, position)
         pointer = self.pointers[value]
-        if not point.lanes or position.factor(point.lane) == 1:  # type: ignore[arg-type]
-            where = self.b.mul(self.integer(position, point), value.dtype.itemsize)
+        if point.lane is None or (
+            position.factor(point.lane) == 1 and _follows(position, point.lane)
+        ):
+            where = self.b.mul(self.number(position, point, extent), value.dtype.itemsize)
             self.scalars.store(scalar, self.b.offset(pointer, where))
             return
         for k in range(point.lanes):
             one = point.lane_at(self.b, k)
-            where = self.b.mul(self.integer(position, one), value.dtype.itemsize)
+            where = self.b.mul(self.number(position, one, extent), value.dtype.itemsize)
             lane = self.scalars.lane(scalar, k)
             self.scalars.store(lane, self.b.offset(pointer, where))
 

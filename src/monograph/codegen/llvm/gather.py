@@ -86,6 +86,8 @@ class _Gathered:
         self.dtype = moved_dtype(context)
         self.access = self._access(anchor, at)
         self.base: Int = 0
+        moved = [(c.size, c.stride) for c in self.access.coordinates]
+        self.extent = elements.unproven_moved(self.x, self.access.fixed, moved)
 
     def _access(self, anchor: Value, at: Indices) -> Access:
         op = anchor.op
@@ -132,7 +134,9 @@ class _Gathered:
 
     def _moved(self, coordinate: Coordinate, point: Point) -> Int:
         """How far a coordinate moves in x."""
-        where = self.e.integer(coordinate.position, Point(point.values))
+        position = coordinate.position
+        extent = self.e.unproven(self.indices, position)
+        where = self.e.number(position, Point(point.values), extent)
         index = self._index(where)
         fault = self.faults[coordinate.size]
         return self.b.mul(checked_index(self.b, index, coordinate.size, fault), coordinate.stride)
@@ -165,6 +169,8 @@ class _Gathered:
         return place
 
     def _load(self, place: Int, lanes: int) -> Scalar:
+        if self.extent:
+            place = self.b.guarded(place, self.extent, lanes)
         pointer = self.b.offset(self.e.pointers[self.x], self.b.mul(place, self.dtype.itemsize))
         return self.e.scalars.load(self.dtype, pointer, lanes)
 

@@ -88,6 +88,8 @@ class _Padded:
         self.at = at
         others = [Index() if i in self.axes else a for i, a in enumerate(at)]
         self.fixed = flatten(others, self.strides, self.offset)
+        moved = [(self.sizes[i], self.strides[i]) for i in self.axes]
+        self.extent = elements.unproven_moved(self.x, self.fixed, moved)
 
     def positions(self) -> list[Index]:
         # A padded dimension stands alone: nothing runs on through it.
@@ -200,6 +202,8 @@ class _Padded:
         return scalars.splat(scalars.load(self.dtype, pointer), lanes)
 
     def _load(self, place: Int, lanes: int) -> Scalar:
+        if self.extent:
+            place = self.b.guarded(place, self.extent, lanes)
         pointer = self.b.offset(self.e.pointers[self.x], self.b.mul(place, self.dtype.itemsize))
         return self.e.scalars.load(self.dtype, pointer, lanes)
 

@@ -6,15 +6,16 @@ import math
 from functools import partial
 
 from monograph.codegen.llvm.builder import Builder, Int, Reg
-from monograph.codegen.llvm.kernel import NAME, Kernel, share
+from monograph.codegen.llvm.checked import Extent
+from monograph.codegen.llvm.kernel import NAME, Kernel, finished, share
 from monograph.ir import Value
 from monograph.program.index import strides_of
-from monograph.program.place import Buffer
+from monograph.program.place import Buffer, described
 
 
-def zero_halo(value: Value, buffer: Buffer, threads: int) -> Kernel:
+def zero_halo(value: Value, buffer: Buffer, threads: int, checked: bool = False) -> Kernel:
     """A kernel that clears the halo of the buffer that a value lies in, and nothing else."""
-    b = Builder(NAME, [("p0", "ptr"), ("tid", "i64")])
+    b = Builder(NAME, [("p0", "ptr"), ("tid", "i64")], checked=checked)
     size = buffer.dtype.itemsize
     padded = buffer.padded
     strides = strides_of(padded)
@@ -30,7 +31,7 @@ def zero_halo(value: Value, buffer: Buffer, threads: int) -> Kernel:
         clear = partial(_clear, b, whole, ((0, front), (whole - back, back)))
         b.loop(*share(b, count, threads), 1, clear)
     b.ret()
-    return Kernel(b.text(), (value,), frozenset(b.declarations))
+    return finished(b, [value], [Extent(buffer.nbytes, described(buffer))])
 
 
 def _clear(

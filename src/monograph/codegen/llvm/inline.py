@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from monograph.codegen.llvm.builder import Builder, Reg
+from monograph.codegen.llvm.checked import SPANS_MARK
 from monograph.codegen.llvm.elements import Elements, Point
 from monograph.codegen.llvm.halo import zero_halo
 from monograph.codegen.llvm.kernel import (
@@ -45,6 +46,13 @@ class Place:
     def dense(self) -> bool:
         steps = zip(self.type.static, self.strides, strides_of(self.type.static), strict=True)
         return self.offset == 0 and all(d == 1 or a == b for d, a, b in steps)
+
+    @property
+    def span(self) -> Buffer:
+        """Memory up to the last of the elements: they may lie within something larger."""
+        steps = zip(self.type.static, self.strides, strict=True)
+        last = self.offset + sum((d - 1) * max(s, 0) for d, s in steps)
+        return Buffer(-1, TEMPORARY, self.type.dtype, (last + 1,), ((0, 0),))
 
 
 def dense(pointer: Reg, type_: TensorType) -> Place:
@@ -101,7 +109,10 @@ class Inlined:
         places = (self.program.places.storage.get(v) for v in step.region.outputs)
         found = zip(step.region.outputs, places, strict=True)
         threads = self.context.threads
-        return [zero_halo(v, p.buffer, threads) for v, p in found if p and p.buffer.has_halo]
+        checked = self.context.checked
+        return [
+            zero_halo(v, p.buffer, threads, checked) for v, p in found if p and p.buffer.has_halo
+        ]
 
     def _settle(self, step: Step, kernel: Kernel) -> dict[int, int]:
         """Arguments that the outer kernel has to ask for: their positions there."""
@@ -139,7 +150,9 @@ class Inlined:
                 for position in range(len(kernel.arguments))
             ]
             listed = "".join(f"ptr {p}, " for p in pointers)
-            b.line(f"call void @{self.functions.add(kernel)}({listed}i64 %tid)")
+            spans = " ".join(f"{e.low}:{e.high}" for e in kernel.extents)
+            call = f"call void @{self.functions.add(kernel)}({listed}i64 %tid)"
+            b.line(f"{call} {SPANS_MARK}{spans}" if b.checked else call)
 
     def _pointer(
         self,
@@ -176,9 +189,8 @@ def copy(context: KernelContext, b: Builder, source: Place, target: Place) -> No
     if 0 in shape:
         return
     values = [Input(name, source.type)() for name in ("source", "target")]
-    buffer = Buffer(-1, TEMPORARY, source.type.dtype, shape, ((0, 0),) * len(shape))
     places = zip(values, (source, target), strict=True)
-    storage = {v: Storage(buffer, p.offset, p.strides) for v, p in places}
+    storage = {v: Storage(p.span, p.offset, p.strides) for v, p in places}
     pointers = dict(zip(values, (source.pointer, target.pointer), strict=True))
     elements = Elements(b, LlvmScalars(b, context.features), storage, pointers, frozenset(values))
     plain = counters(shape)

@@ -6,9 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+from monograph.codegen.llvm.barrier import BARRIER_BYTES
 from monograph.codegen.llvm.builder import Builder, Int, Reg
+from monograph.codegen.llvm.checked import GUARD, Extent, Instrumented
+from monograph.codegen.llvm.context import FAULT_BYTES
 from monograph.codegen.llvm.features import Features
 from monograph.ir import Array, Value
+from monograph.program.place import OWN, described
 from monograph.program.program import Program, Step
 
 
@@ -44,6 +48,9 @@ class Fault:
     expected: str = ""
     shows_data: bool = True
     """Whether the number that comes with it says anything."""
+    buffers: tuple[str, ...] = ()
+    """For accesses outside of buffers, which are faults of Monograph's own: the buffers, in the
+    order in which they are reported by their numbers from 1."""
 
 
 @dataclass(frozen=True)
@@ -65,8 +72,13 @@ class Kernel:
     arguments: tuple[Argument, ...]
     declarations: frozenset[str]
     flops: float = 0.0
+    extents: tuple[Extent, ...] = ()
+    """The bytes behind each pointer."""
+    bounds_checks: int = 0
+    """Addresses that are checked because no proof covers them."""
 
 
+OUTSIDE = "an address is outside of its buffer"
 NAME = "KERNEL"
 """Stands for the function's name in the text, so that equal kernels have equal text."""
 
@@ -81,6 +93,8 @@ class KernelContext:
     threads: int
     winograd: bool = True
     """Whether convolutions may reassociate their sums to save multiplications."""
+    checked: bool = False
+    """Whether every access to memory is checked."""
     arguments: list[Argument] = field(default_factory=list)
 
     def argument(self, what: Argument) -> int:
@@ -93,11 +107,43 @@ class KernelContext:
     def builder(self, count: int) -> Builder:
         """A function body with so many pointers."""
         pointers = [(f"p{i}", "ptr") for i in range(count)]
-        return Builder(NAME, [*pointers, ("tid", "i64")], features=self.features)
+        arguments = [*pointers, ("tid", "i64")]
+        return Builder(NAME, arguments, features=self.features, checked=self.checked)
 
     def finish(self, b: Builder, flops: float = 0.0) -> Kernel:
         b.ret()
-        return Kernel(b.text(), tuple(self.arguments), frozenset(b.declarations), flops)
+        extents = [self.extent(a) for a in self.arguments]
+        return finished(b, self.arguments, extents, flops)
+
+    def extent(self, argument: Argument) -> Extent:
+        """The bytes that an argument points to."""
+        if isinstance(argument, Value):
+            buffer = self.program.places.storage[argument].buffer
+            return Extent(buffer.nbytes, described(buffer), slack=buffer.kind in OWN)
+        if isinstance(argument, Packed):
+            return Extent(argument.array.nbytes, "a packed constant", slack=True)
+        if isinstance(argument, Scratch):
+            return Extent(argument.nbytes, "scratch memory", slack=True)
+        assert not isinstance(argument, LaidOut)
+        is_fault = isinstance(argument, Fault)
+        return Extent(FAULT_BYTES if is_fault else BARRIER_BYTES, "the context")
+
+
+def finished(
+    b: Builder, arguments: Sequence[Argument], extents: Sequence[Extent], flops: float = 0.0
+) -> Kernel:
+    """A kernel whose text is written; its accesses are checked where that is asked for."""
+    given = list(arguments)
+    if b.checked or b.guards:
+        labels = [f"{e.high} bytes of {e.label}" for e in extents]
+        given.append(Fault(OUTSIDE, buffers=("memory of the kernel's own", *labels)))
+        extents = [*extents, Extent(FAULT_BYTES, "the context")]
+        b.signature = b.signature.replace("i64 %tid", f"ptr %{GUARD}, i64 %tid")
+    if b.checked:
+        names = [*(f"%p{i}" for i in range(len(arguments))), f"%{GUARD}"]
+        b.lines = Instrumented(b.lines, dict(zip(names, extents, strict=True))).text()
+    declarations = frozenset(b.declarations)
+    return Kernel(b.text(), tuple(given), declarations, flops, tuple(extents), b.guards)
 
 
 def share(b: Builder, units: int, threads: int, multiple: int = 1) -> tuple[Int, Int]:

@@ -83,6 +83,7 @@ class _Counted:
         b, s = self.b, self.e.scalars
         place = self.e.storage[self.x]
         fixed = flatten((*self.at[:-1], Index()), place.strides, place.offset)
+        self.extent = self.e.unproven_moved(self.x, fixed, [(self.length, place.strides[-1])])
         self.row = self.e.integer(fixed, point)
         column = self.e.integer(self.at[-1], point)
 
@@ -118,6 +119,7 @@ class _Counted:
 
         def token(k: Int, same: list[Reg]) -> list[Reg]:
             where = b.add(self.row, b.mul(b.add(at, b.mul(k, step)), stride))
+            where = b.guarded(where, self.extent) if self.extent else where
             found = load_index(self.e, self.x, where)
             equal = b.compare("eq", found, self._entry(4, b.add(tokens, k)))
             return [a.op("and", same[0], equal)]

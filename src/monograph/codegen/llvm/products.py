@@ -90,8 +90,11 @@ class Products:
         """Says where code goes from here on."""
         self.b, self.a = b, Arith(b)
 
-    def loaded(self, pointer: Reg, valid: int) -> Reg:
-        """The bytes of a step in registers; no more are read than are there."""
+    def loaded(self, pointer: Reg, valid: int, slack: bool) -> Reg:
+        """The bytes of a step in registers; no more are read than are there.
+
+        slack: the last of them may lie beyond the buffer, and have no weight.
+        """
         return self._wide(self.b.load("i8", pointer, 1), "i32")
 
     def _wide(self, x: Reg, element: str) -> Reg:
@@ -110,11 +113,17 @@ class Products:
         return self.a.op("add", total, self.a.op("mul", factor, column))
 
     def multiply(
-        self, sums: list[Reg], rows: list[Reg], valid: int, weights: Reg, vectors: int
+        self,
+        sums: list[Reg],
+        rows: list[Reg],
+        valid: int,
+        weights: Reg,
+        vectors: int,
+        slack: bool = False,
     ) -> list[Reg]:
         """Adds the products of one step to a tile, given where each of its rows is."""
         made = list(sums)
-        loaded = [self.loaded(row, valid) for row in rows]
+        loaded = [self.loaded(row, valid, slack) for row in rows]
         for part in range(self.parts):
             columns = [
                 self.column(self.b.offset(weights, v * self.line), part) for v in range(vectors)
@@ -137,10 +146,10 @@ class Pairs(Products):
     def pack(self, weights: Array) -> Array:
         return self._packed(weights.astype(np.int16), 2)
 
-    def loaded(self, pointer: Reg, valid: int) -> Reg:
+    def loaded(self, pointer: Reg, valid: int, slack: bool) -> Reg:
         b, kind = self.b, vector(self.step, "i8")
         if valid == self.step:
-            bytes_ = b.load(kind, pointer, 1)
+            bytes_ = b.load(kind, pointer, 1, slack)
         else:
             bytes_ = Reg("zeroinitializer", kind)
             for k in range(valid):
@@ -178,10 +187,10 @@ class Fours(Products):
         moved = MOVED if self.signed else 0
         return (-moved * sums.astype(np.int64)).astype(np.int32)
 
-    def loaded(self, pointer: Reg, valid: int) -> Reg:
+    def loaded(self, pointer: Reg, valid: int, slack: bool) -> Reg:
         b, a = self.b, self.a
         if valid == self.step:
-            four = b.load("i32", pointer, 1)
+            four = b.load("i32", pointer, 1, slack)
         else:
             four = b.number(0, "i32")
             for k in range(valid):

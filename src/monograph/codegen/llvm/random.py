@@ -20,6 +20,7 @@ from monograph.ir.dtype import f64
 from monograph.ops.random import Random, RandomNormal, RandomUniform
 from monograph.ops.scalar import Scalar
 from monograph.program.access import Indices
+from monograph.program.bounds import inside
 from monograph.program.draws import Drawn
 from monograph.program.index import Index, flatten, strides_of
 
@@ -149,6 +150,8 @@ class _Numbers:
         self.dtype = anchor.dtype
         self.numbers = numbers
         self.position = flatten(at, strides_of(anchor.tensor.static))
+        count = anchor.tensor.size
+        self.extent = 0 if inside(self.position, count, "the drawn numbers") else count
 
     def positions(self) -> list[Index]:
         return [self.position]
@@ -158,5 +161,5 @@ class _Numbers:
 
     def element(self, point: Point) -> Scalar:
         pointer = self.e.b.arguments[f"p{self.numbers}"]
-        found = self.e.load_at(pointer, f64, self.position, point)
+        found = self.e.load_at(pointer, f64, self.position, point, self.extent)
         return self.e.scalars.cast(found, self.dtype)

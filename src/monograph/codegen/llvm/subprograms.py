@@ -91,7 +91,9 @@ class Control:
             make = generator(step.region)
             assert make is not None
             outer = self.context
-            inner = KernelContext(program, step, outer.features, self.threads, outer.winograd)
+            inner = KernelContext(
+                program, step, outer.features, self.threads, outer.winograd, outer.checked
+            )
             kernels.append((step, make(inner)))
         return Inlined(self.context, program, kernels, self.functions, self.sync)
 
@@ -116,7 +118,11 @@ class Control:
         made = self.context.finish(self.b)
         text = "\n".join([self.functions.text(), made.text])
         return replace(
-            made, text=text, declarations=made.declarations | self.functions.declarations
+            made,
+            text=text,
+            declarations=made.declarations | self.functions.declarations,
+            bounds_checks=made.bounds_checks
+            + sum(k.bounds_checks for sub in self.subs for _, k in sub.kernels),
         )
 
     def stored(self, value: Value) -> Place:

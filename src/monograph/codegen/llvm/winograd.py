@@ -176,7 +176,7 @@ class _Winograd:
         b.loop(*share(b, self.plan.chunks, context.threads), 1, self._chunk)
         work = math.prod(self.anchor.tensor.static) * math.prod(self.weights.shape[1:])
         kernel = context.finish(b, 2.0 * work)
-        return replace(kernel, text=kernel.text + self.plain.text())
+        return replace(kernel, text=kernel.text + self.plain.text(context.checked))
 
     def _pack(self) -> Array:
         """[plane][panel][channel][lanes of the panel]: transformed weights, zeros beyond them."""

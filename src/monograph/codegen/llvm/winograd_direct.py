@@ -14,6 +14,8 @@ import numpy as np
 
 from monograph.codegen.llvm.arith import Arith
 from monograph.codegen.llvm.builder import Builder, Int, Reg, vector
+from monograph.codegen.llvm.checked import GUARD, SPANS_MARK, Extent, Instrumented
+from monograph.codegen.llvm.context import FAULT_BYTES
 from monograph.codegen.llvm.kernel import NAME
 from monograph.ir import Array
 
@@ -65,7 +67,10 @@ class PlainTile:
         b.branch(found, again, done)
         b.label(again)
         x, w = operands()
-        b.line(f"call void @{_FUNCTION}(ptr {x}, ptr {w}, ptr {room})")
+        guard = f", ptr %{GUARD}" if b.checked else ""
+        call = f"call void @{_FUNCTION}(ptr {x}, ptr {w}, ptr {room}{guard})"
+        spans = " ".join(f"{e.low}:{e.high}" for e in self.extents)
+        b.line(f"{call} {SPANS_MARK}{spans}" if b.checked else call)
         size = self.lanes * 4
         plain = [b.load(m.type, b.offset(room, k * size), 4) for k, m in enumerate(made)]
         last = b.block
@@ -76,9 +81,18 @@ class PlainTile:
             for m, p in zip(made, plain, strict=True)
         ]
 
-    def text(self) -> str:
+    @property
+    def extents(self) -> tuple[Extent, Extent, Extent]:
+        """The bytes that the function reaches from x, w and out."""
+        reach = (SIZE + TAPS - 2) * (self.down + self.across) + (self.channels - 1) * self.channel
+        w = (TAPS * TAPS * self.channels - 1) * self.row + self.lanes * 4
+        given = Extent(reach + 4, "a tile of the input")
+        return given, Extent(w, "weights"), Extent(SIZE * SIZE * self.lanes * 4, "a tile of results")
+
+    def text(self, checked: bool) -> str:
         """`void tile(ptr x, ptr w, ptr out)`: rare, so the fewest instructions are the best."""
-        b = Builder(_FUNCTION, [("x", "ptr"), ("w", "ptr"), ("out", "ptr")], "internal void")
+        names = ("x", "w", "out", GUARD) if checked else ("x", "w", "out")
+        b = Builder(_FUNCTION, [(name, "ptr") for name in names], "internal void")
         kind = vector(self.lanes, "float")
 
         def result(number: Int, _: list[Reg]) -> None:
@@ -105,4 +119,8 @@ class PlainTile:
 
         b.loop(0, SIZE * SIZE, 1, result)
         b.ret()
+        if checked:
+            extents = (*self.extents, Extent(FAULT_BYTES))
+            found = {f"%{name}": e for name, e in zip(names, extents, strict=True)}
+            b.lines = Instrumented(b.lines, found).text()
         return "\n".join([b.text("noinline cold nounwind"), ""])

@@ -89,6 +89,10 @@ class Part:
     dtype: DType
     shape: tuple[int, ...] | None = None
     strides: tuple[int, ...] = ()
+    nbytes: int = -1
+    """The bytes of the buffer from there on; -1 for all that the other argument has."""
+    below: int = 0
+    """The bytes of the buffer before there."""
 
 
 Argument: TypeAlias = Value | Packed | Scratch | Fault | Part

@@ -41,6 +41,10 @@ class Where:
     dtype: DType
     port: str = ""
     """The input or output that is meant, for memory that the caller brings."""
+    room: int = field(default=-1, compare=False)
+    """The bytes of its buffer from there on, for checked runs; -1 where that is not known."""
+    below: int = field(default=0, compare=False)
+    """The bytes of its buffer before there."""
 
     @property
     def aligned(self) -> bool:
@@ -266,28 +270,38 @@ class _Layout:
 
     def where(self, step: Step, argument: Argument, offsets: dict[int, int]) -> Where:
         if isinstance(argument, Fault):
-            return Where(KEPT, self.noted(step, argument), argument.dtype)
+            return Where(KEPT, self.noted(step, argument), argument.dtype, room=16)
         if isinstance(argument, Part):
             base = self.where(step, argument.of, offsets)
-            return replace(base, offset=base.offset + argument.offset, dtype=argument.dtype)
+            at, exact = argument.offset, argument.nbytes >= 0
+            return replace(
+                base,
+                offset=base.offset + at,
+                dtype=argument.dtype,
+                room=argument.nbytes if exact else base.room - at,
+                below=argument.below if exact else base.below + at,
+            )
         if isinstance(argument, Packed):
             if argument in self.packed_at:
                 return self.packed_at[argument]
             key = (argument.dtype, argument.array.shape, argument.digest)
             at = self.constant(key, argument.array)
-            self.packed_at[argument] = Where(CONSTANTS, at, argument.dtype)
+            nbytes = argument.array.nbytes
+            self.packed_at[argument] = Where(CONSTANTS, at, argument.dtype, room=nbytes)
             return self.packed_at[argument]
         if isinstance(argument, Scratch):
             if argument.zeroed:
-                return Where(KEPT, self.keep(argument), argument.dtype)
-            return Where(ARENA, offsets[self.keys[id(argument)]], argument.dtype)
+                return Where(KEPT, self.keep(argument), argument.dtype, room=argument.nbytes)
+            at = offsets[self.keys[id(argument)]]
+            return Where(ARENA, at, argument.dtype, room=argument.nbytes)
         storage = self.program.places.storage[argument]
         skipped = storage.offset * argument.dtype.itemsize
+        found = Where(PORT, skipped, argument.dtype, port_key(storage.buffer))
         if storage.buffer.kind == TEMPORARY:
-            return Where(ARENA, offsets[storage.buffer.id] + skipped, argument.dtype)
-        if storage.buffer.kind == CONSTANT:
-            return Where(CONSTANTS, self.weights(argument) + skipped, argument.dtype)
-        return Where(PORT, skipped, argument.dtype, port_key(storage.buffer))
+            found = Where(ARENA, offsets[storage.buffer.id] + skipped, argument.dtype)
+        elif storage.buffer.kind == CONSTANT:
+            found = Where(CONSTANTS, self.weights(argument) + skipped, argument.dtype)
+        return replace(found, room=storage.buffer.nbytes - skipped, below=skipped)
 
     def weights(self, value: Value) -> int:
         data = known(value)

@@ -183,7 +183,7 @@ class _Run:
             return replace(argument, of=whole.of, offset=whole.offset + argument.offset)
         if isinstance(argument, Scratch) and not argument.zeroed:
             at = self.sub.inside.scratch[id(argument)]
-            return Part(self.sub.memory, at, argument.dtype)
+            return Part(self.sub.memory, at, argument.dtype, nbytes=argument.nbytes)
         if not isinstance(argument, Value):
             return argument
         place = self.sub.program.places.storage[argument]
@@ -197,7 +197,8 @@ class _Run:
         else:
             port = self.ports[place.buffer.id]
             of, at = port.of, port.offset
-        return Part(of, at + skipped, dtype, kind.static, place.strides)
+        room = place.buffer.nbytes - skipped
+        return Part(of, at + skipped, dtype, kind.static, place.strides, room, skipped)
 
     def _constant(self, value: Value) -> Packed:
         data = known(value)

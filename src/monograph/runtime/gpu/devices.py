@@ -11,9 +11,11 @@ import torch
 
 from monograph.codegen.triton.kernel import Arch, Launch
 from monograph.codegen.triton.layout import Where
+from monograph.config import make_config
 from monograph.runtime.gpu.build import Binary, Request
 from monograph.runtime.gpu.source import function
 from monograph.runtime.gpu.tensors import typed
+from monograph.runtime.gpu.watching import watching
 
 _INTERPRETING = threading.Lock()
 
@@ -102,6 +104,29 @@ class _Interpreted:
             self._function[self._grid](*self._tensors)
 
 
+class _Checked(_Interpreted):
+    """An interpreted kernel whose every address is checked."""
+
+    def __init__(self, launch: Launch, arguments: Sequence[Where], stem: str) -> None:
+        super().__init__(launch, arguments, stem)
+        self._stem = stem
+        self._arguments = arguments
+        self._ranges: list[tuple[int, int, str]] = [(0, 0, "nothing")] * len(arguments)
+
+    def point(self, position: int, memory: torch.Tensor, offset: int) -> None:
+        super().point(position, memory, offset)
+        own = self._arguments[position]
+        start, room = memory.data_ptr() + offset, own.room
+        if room < 0:
+            room = memory.numel() - offset
+        label = f"argument {position}, {own.port or own.memory}"
+        self._ranges[position] = (start - own.below, start + room, label)
+
+    def launch(self, stream: int) -> None:
+        with _INTERPRETING, watching(self._stem, self._ranges):
+            self._function[self._grid](*self._tensors)
+
+
 class Launched(_Interpreted):
     """A kernel that Triton compiles and launches itself."""
 
@@ -124,8 +149,13 @@ class Interpreter:
     measures = False
     cache_bytes = 0
 
+    def __init__(self, checked: bool | None = None) -> None:
+        self.checked = make_config().checked if checked is None else checked
+        """Whether every address of a kernel is checked; as the environment says for None."""
+
     def record(self, launch: Launch, arguments: Sequence[Where], stem: str) -> Record:
-        return _Interpreted(launch, arguments, stem)
+        kind = _Checked if self.checked else _Interpreted
+        return kind(launch, arguments, stem)
 
     def loaded(
         self, binary: Binary, grid: tuple[int, int, int], arguments: Sequence[Where]

@@ -24,7 +24,7 @@ from monograph.runtime.gpu.artefact import GpuArtefact, LoadedGpuExecutable, mak
 from monograph.runtime.gpu.build import Binary, Request
 from monograph.runtime.gpu.compiler import Built, build_all
 from monograph.runtime.gpu.control import count_kernels, nest_of
-from monograph.runtime.gpu.devices import Device
+from monograph.runtime.gpu.devices import Device, Interpreter
 from monograph.runtime.gpu.eager import Eager
 from monograph.runtime.gpu.executable import (
     LANES,
@@ -71,7 +71,10 @@ def open_target(
     if names_architecture(config.device):
         return OfflineSide(config, architecture(config.device), optimise, progress)
     with told_of_failure():
-        return GpuSide(config, open_device(config.device), optimise, progress, tally)
+        device = open_device(config.device)
+        if isinstance(device, Interpreter):
+            device.checked = config.checked
+        return GpuSide(config, device, optimise, progress, tally)
 
 
 class _Side:

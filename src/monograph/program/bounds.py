@@ -1,0 +1,114 @@
+"""Proofs that addresses stay inside their buffers: every index map against its buffer's extent.
+
+Intervals prove most maps. Where an interval is too wide, the terms that share counters are
+evaluated at all their points, which is exact. A map that is too large for that is left to a check
+at run time, and counted. A map that is proven to leave its buffer is a fault of Monograph's own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from functools import lru_cache
+
+import numpy as np
+
+from monograph.errors import InternalError
+from monograph.ir import Array
+from monograph.program.index import Atom, Counter, Index, Quotient
+
+MOST_POINTS = 1 << 21
+"""Points at which terms that share counters are evaluated; more of them are not worth the time."""
+
+Term = tuple[Atom, int]
+
+
+def inside(index: Index, extent: int, what: object = "") -> bool:
+    """Prove that an index stays in 0 .. extent - 1; False where only a run can tell.
+
+    An index that is proven to leave that range raises an InternalError.
+    """
+    low, high = index.bounds()
+    if 0 <= low and high < extent:
+        return True
+    if any(c.extent < 1 for c in index.counters):
+        return True  # no point at all
+    found = extremes(index)
+    if found is None:
+        return False
+    low, high = found
+    if 0 <= low and high < extent:
+        return True
+    raise InternalError(
+        "an address is outside of its buffer",
+        expected=f"0..{extent - 1}, the elements of {what or 'the buffer'}",
+        given=f"{low}..{high}, the range of {shown(index)}",
+    )
+
+
+@lru_cache(maxsize=1024)
+def extremes(index: Index) -> tuple[int, int] | None:
+    """The smallest and the largest value of an index, exactly; None where that takes too long."""
+    low = high = index.constant
+    for terms in _independent(index.terms):
+        found = _extremes_of(terms)
+        if found is None:
+            return None
+        low, high = low + found[0], high + found[1]
+    return low, high
+
+
+def _independent(terms: Iterable[Term]) -> list[list[Term]]:
+    """Terms in groups that have no counter in common, so that each can be at its extreme."""
+    groups: list[tuple[set[Counter], list[Term]]] = []
+    for term in terms:
+        own, joined = Index(0, (term,)).counters, [term]
+        apart = []
+        for counters, members in groups:
+            if counters & own:
+                own, joined = own | counters, [*members, *joined]
+            else:
+                apart.append((counters, members))
+        groups = [*apart, (own, joined)]
+    return [members for _, members in groups]
+
+
+def _extremes_of(terms: list[Term]) -> tuple[int, int] | None:
+    if len(terms) == 1 and isinstance(terms[0][0], Counter):
+        return Index(0, tuple(terms)).bounds()
+    whole = Index(0, tuple(terms))
+    every = sorted(whole.counters, key=lambda c: c.name)
+    if math.prod(c.extent for c in every) > MOST_POINTS:
+        return None
+    grids = {
+        c: np.arange(c.extent).reshape([-1 if c is own else 1 for own in every]) for c in every
+    }
+    values = evaluate(whole, grids)
+    return int(values.min()), int(values.max())
+
+
+def evaluate(index: Index, grids: dict[Counter, Array]) -> Array:
+    """The values of an index where its counters have these, broadcast against each other."""
+    total = np.asarray(index.constant, np.int64)
+    for atom, factor in index.terms:
+        if isinstance(atom, Counter):
+            one = grids[atom]
+        elif isinstance(atom, Quotient):
+            one = evaluate(atom.index, grids) // atom.by
+        else:
+            one = evaluate(atom.index, grids) % atom.by
+        total = total + one * factor
+    return total
+
+
+def shown(index: Index) -> str:
+    """An index as people write it."""
+    parts = [str(index.constant)] if index.constant or not index.terms else []
+    for atom, factor in index.terms:
+        if isinstance(atom, Counter):
+            text = f"{atom.name}<{atom.extent}>"
+        else:
+            sign = "//" if isinstance(atom, Quotient) else "%"
+            text = f"(({shown(atom.index)}) {sign} {atom.by})"
+        parts.append(text if factor == 1 else f"{factor}*{text}")
+    return " + ".join(parts)

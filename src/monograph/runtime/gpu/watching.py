@@ -1,0 +1,107 @@
+"""Bounds checks of interpreted kernels: every address lies in a buffer that the kernel was given.
+
+All of the interpreter's accesses to memory go through one module of Triton's. While a checked
+kernel runs, that module is asked only for addresses inside of the buffers of its arguments, each as
+long as the value in it. Elements that a mask leaves out are not accessed, so they are not looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from monograph.errors import InternalError
+from monograph.ir import Array
+
+Range = tuple[int, int, str]
+"""The first address of a buffer, the first behind it, and what lies there."""
+
+
+class _Watched:
+    """Triton's module for memory, that looks at addresses first. One kernel runs at a time."""
+
+    def __init__(self, plain: Any) -> None:
+        self._plain = plain
+        self.kernel = ""
+        self.ranges: Sequence[Range] | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._plain, name)
+
+    def load(self, pointers: Array, mask: Array, other: Array, dtype: Any) -> Any:
+        self._check("load", pointers, mask, np.dtype(dtype).itemsize)
+        return self._plain.load(pointers, mask, other, dtype)
+
+    def store(self, pointers: Array, values: Array, mask: Array) -> Any:
+        self._check("store", pointers, mask, values.dtype.itemsize)
+        return self._plain.store(pointers, values, mask)
+
+    def atomic_rmw(self, how: Any, pointers: Array, values: Array, mask: Array, order: Any) -> Any:
+        self._check("atomic", pointers, mask, values.dtype.itemsize)
+        return self._plain.atomic_rmw(how, pointers, values, mask, order)
+
+    def atomic_cas(self, pointers: Array, expected: Array, values: Array, order: Any) -> Any:
+        self._check("atomic", pointers, np.ones(pointers.shape, bool), values.dtype.itemsize)
+        return self._plain.atomic_cas(pointers, expected, values, order)
+
+    def _check(self, how: str, pointers: Array, mask: Array, size: int) -> None:
+        if self.ranges is None:
+            return
+        shape = np.broadcast_shapes(pointers.shape, mask.shape)
+        given = np.broadcast_to(pointers, shape)[np.broadcast_to(mask.astype(bool), shape)]
+        if not given.size:
+            return
+        given = given.astype(np.int64)
+        low, high = int(given.min()), int(given.max()) + size
+        if any(start <= low and high <= stop for start, stop, _ in self.ranges):
+            return
+        good = np.zeros(given.shape, bool)
+        for start, stop, _ in self.ranges:
+            good |= (given >= start) & (given + size <= stop)
+        if not good.all():
+            raise self._outside(how, int(given[~good][0]), size)
+
+    def _outside(self, how: str, address: int, size: int) -> InternalError:
+        assert self.ranges is not None
+
+        def apart(range_: Range) -> int:
+            start, stop, _ = range_
+            return max(start - address, address + size - stop)
+
+        start, stop, label = min(self.ranges, key=apart)
+        return InternalError(
+            "an address is outside of its buffer",
+            op=self.kernel,
+            expected=f"an access within {stop - start} bytes of {label}",
+            given=f"a {how} of {size} bytes at {address - start}, address {address:#x}",
+        )
+
+
+@cache
+def _watched() -> _Watched:
+    from triton.runtime import interpreter
+
+    module: Any = interpreter
+    module._interpreter = _Watched(module._interpreter)
+    return module._interpreter  # type: ignore[no-any-return]
+
+
+@contextmanager
+def watching(kernel: str, ranges: Sequence[Range]) -> Iterator[None]:
+    """Lets a kernel access these buffers only."""
+    watched = _watched()
+    watched.kernel, watched.ranges = kernel, ranges
+    try:
+        yield
+    except Exception as error:
+        # The interpreter puts errors of its own around those of a kernel.
+        own = error
+        while own.__cause__ is not None and not isinstance(own, InternalError):
+            own = own.__cause__  # type: ignore[assignment]
+        raise own if isinstance(own, InternalError) else error from None
+    finally:
+        watched.ranges = None
