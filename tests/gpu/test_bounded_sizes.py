@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
+from monograph.ir import constant, unpack
+from monograph.ops.sort import Unique
+from monograph.program.bounded import Counted
 from tests.cpu import bounded_chains
 from tests.cpu.bounded_consumers import model_of
 from tests.cpu.bounded_graphs import feeds_of
 from tests.cpu.bounded_runs import agree, sessions
-from tests.gpu.against import device
+from tests.gpu.against import check, device
+from tests.rules.checks import graph_of
 
 TARGET = "gpu:interpreter" if device().arch.interpreted else "gpu"
 CONSUMERS = ["slices_of_other_axes", "work_on_a_flip", "flipped_twice", "scatters", "soft"]
@@ -20,6 +25,12 @@ def test_consumers_of_any_number_of_rows(producer: str) -> None:
     reference, other = sessions(model, TARGET)
     for count in (0, 4):
         agree(reference, other, feeds_of(count), f"{producer}, {count} rows", owners)
+
+
+@pytest.mark.parametrize("axis", [None, 0])
+def test_the_only_number_is_distinct(axis: int | None) -> None:
+    """A constant of one element, which kernels read as a number and not as a block."""
+    check(graph_of(*unpack(Counted(Unique(axis))(constant(np.float32([3]))))), {})
 
 
 @pytest.mark.parametrize("seed", range(150, 153))

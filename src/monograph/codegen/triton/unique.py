@@ -89,9 +89,11 @@ class _Problem:
             w.line(f"{name} = tl.full(({OWN}, {ABREAST}), {text}, tl.int1)")
         with w.block(f"for column in range({self.width})"):
             keys = []
-            for number, where in ((other, mask), (item, inside)):
+            for number, where, size in ((other, mask, ABREAST), (item, inside, OWN)):
                 x = read(e, self.x, self._at(k, number, "column"), where)
-                keys.append((ordered(w, e, x), f"({x.reg} != {x.reg})"))
+                # A constant of one element is read as one number.
+                texts = ordered(w, e, x), f"({x.reg} != {x.reg})"
+                keys.append(tuple(f"tl.broadcast_to({text}, ({size},))" for text in texts))
             (theirs, _), (mine, nan) = keys
             lower = f"({theirs}[None, :] < {mine}[:, None])"
             w.assign("below", f"below | (same & {lower})")
