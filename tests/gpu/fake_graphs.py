@@ -59,6 +59,8 @@ class FakeGraphs:
         self.guarded = self._guards = 0
         self.marked: list[int] = []
         """Streams that memory was said to be used on."""
+        self.held: dict[int, int] = {}
+        """... and the addresses of that memory, as long as the stream has not come so far."""
 
     def streams(self, count: int) -> list[int]:
         return list(range(1000, 1000 + count))
@@ -101,6 +103,20 @@ class FakeGraphs:
 
     def used_on(self, memory: Sequence[torch.Tensor], stream: int) -> None:
         self.marked.append(stream)
+        addresses = {t.data_ptr() for t in memory}
+        self.held |= dict.fromkeys(addresses, stream)
+        # An event of the allocator: once the stream has come so far, the memory is free again.
+        self.driver.enqueue(lambda: [self.held.pop(a, None) for a in addresses] and None)
+
+    def free(self, tensor: torch.Tensor) -> int | None:
+        """What a caching allocator does with memory that its owner frees: others get it at once.
+
+        Memory that was said to be used on a stream waits for that: the stream is returned.
+        """
+        stream = self.held.get(tensor.data_ptr())
+        if stream is None:
+            tensor.fill_(torch.nan)
+        return stream
 
     def create(self) -> Handle:
         self.driver.called("create")

@@ -109,6 +109,19 @@ def graphs() -> cuda_graphs.CudaGraphs:
     return cuda_graphs.CudaGraphs(torch.device("cuda", 0))
 
 
+def test_a_capture_without_a_graph_is_an_error(
+    bindings: Bindings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = graphs()
+    made.begin(5)
+    null = real.CUgraph(0)
+    monkeypatch.setattr(bindings, "cuStreamEndCapture", lambda stream: (GOOD, null), raising=False)
+    with pytest.raises(GraphError, match="returned no graph"):
+        made.end(5)
+    gc.collect()
+    assert bindings.named("cuGraphDestroy") == []
+
+
 def make(cuda: cuda_graphs.CudaGraphs, call: str) -> Any:
     """Has a call made, by the method that makes it."""
     if call == "cuStreamCreate":

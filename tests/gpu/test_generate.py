@@ -22,7 +22,10 @@ from monograph.generate.ahead import Ahead
 from monograph.generate.engine import Engine
 from monograph.generate.sampling import Sampling
 from monograph.runtime.compare import compare_outputs
+from monograph.runtime.gpu import target
 from tests.generate.test_recorded import MEAN_SQUARE
+from tests.gpu.fake_driver import FakeDevice, FakeDriver
+from tests.gpu.fake_graphs import FakeGraphs
 from tests.gpu.real_models import FOLDERS
 
 ON_DEVICE = bool(os.environ.get("MONOGRAPH_TEST_DEVICE"))
@@ -90,6 +93,28 @@ def test_a_batch_whose_rows_are_unequal(tmp_path: Path) -> None:
     prompts = [PROMPT, PROMPT[:2]]
     expected = generator(tmp_path, "reference").generate(prompts, 3)
     assert generator(tmp_path).generate(prompts, 3) == expected
+
+
+@pytest.mark.skipif(ON_DEVICE, reason="a device has graphs of its own")
+def test_captured_or_not_by_the_interpreter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kernel by kernel, replayed from graphs, and all in one launch: every token is the same."""
+    build(tmp_path, shape("tiny-llama"))
+    right = generator(tmp_path, capture="off").generate(PROMPT, COUNT)
+    assert len(set(right)) >= DISTINCT
+    for one_launch in (False, True):
+        driver = FakeDriver()
+        graphs = FakeGraphs(driver, builds=True)
+        monkeypatch.setattr(target, "open_device", lambda _, d=driver, g=graphs: FakeDevice(d, g))
+        ours = generator(tmp_path, capture="require")
+        assert ours.generate(PROMPT, COUNT, one_launch=one_launch) == right
+        before = driver.calls["graph launch"]
+        assert ours.generate(PROMPT, COUNT, one_launch=one_launch) == right
+        assert driver.calls["graph launch"] - before == (2 if one_launch else COUNT)
+        stats = ours.session.stats
+        assert stats["fallbacks"] == {}
+        assert stats["captures"] >= 1
 
 
 @DEVICE

@@ -164,6 +164,25 @@ def test_what_a_failed_call_returns_is_not_freed(name: str, freed: str) -> None:
     assert not graph.closed
 
 
+def test_a_capture_without_a_graph_is_an_error() -> None:
+    hip, fake = graphs()
+    ended = fake.hipStreamEndCapture  # type: ignore[attr-defined]
+
+    class Invalidated(_Function):
+        argtypes = ended.argtypes
+
+        def __call__(self, *arguments: Any) -> int:
+            code = super().__call__(*arguments)
+            arguments[1]._obj.value = None
+            return code
+
+    hip.hip.hipStreamEndCapture = Invalidated(fake, "hipStreamEndCapture")
+    with pytest.raises(GraphError, match="returned no graph"):
+        hip.end(5)
+    gc.collect()
+    assert fake.named("hipGraphDestroy") == []
+
+
 def test_a_recording_is_ended_and_freed() -> None:
     hip, fake = graphs()
     capturing = fake.hipStreamIsCapturing  # type: ignore[attr-defined]

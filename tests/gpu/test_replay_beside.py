@@ -10,13 +10,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from monograph.errors import ExecutionError
 from monograph.runtime.gpu import launches
 from monograph.runtime.gpu.graphs import Handle
 from monograph.runtime.gpu.replay import Replay
 from tests.gpu.fake_graphs import FakeGraphs
-from tests.gpu.replay_models import KERNELS, Default, chain, check, expected, replayed, some
+from tests.gpu.replay_models import KERNELS, SIZE, Default, chain, check, expected, replayed, some
 
 
 @pytest.fixture(autouse=True, params=[False, True], ids=["recorded", "built"])
@@ -91,16 +92,42 @@ def test_run_async_on_another_stream_is_quick(monkeypatch: pytest.MonkeyPatch) -
     assert replay.stats["replays"] == 5
 
 
-def test_run_async_on_another_stream_holds_its_inputs() -> None:
+def enqueued(replay: Replay, way: str, feeds: dict[str, Any], out: dict[str, Any]) -> Any:
+    """A run on stream 4 while stream 0 is the caller's."""
+    if way == "run_async":
+        return replay.run_async(feeds, stream=4, out=out)
+    pending = replay.start_hot(feeds, out, on=4)
+    assert pending is not None, "it is not ready to be started at once"
+    return pending
+
+
+@pytest.mark.parametrize("way", ["run_async", "start_hot"])
+def test_run_async_on_another_stream_holds_its_inputs(way: str) -> None:
+    """Memory that a caller frees on their stream goes to others, unless a run still uses it."""
     replay, driver = replayed()
+    check(replay, some())
     check(replay, some())
     driver.lazy = True
     x = some(1)
-    pending = replay.run_async({"x": x}, stream=4)
-    assert 4 in replay.graphs.marked  # type: ignore[attr-defined]
+    right = expected(x)[0].copy()
+    pending = enqueued(replay, way, {"x": x}, {})
+    replay.graphs.free(x)  # type: ignore[attr-defined]
+    driver.drain()
+    np.testing.assert_array_equal(pending.result()[0].numpy(), right)
+    assert driver.current == 0
+    replay.graphs.free(x)  # type: ignore[attr-defined]
+    assert np.isnan(x.numpy()).all(), "it is held longer than the run takes"
+
+
+def test_run_async_on_another_stream_holds_what_it_writes() -> None:
+    replay, driver = replayed()
+    x, own = some(1), torch.zeros(SIZE)
+    check(replay, x)
+    driver.lazy = True
+    pending = replay.run_async({"x": x}, stream=4, out={"y": own})
+    assert replay.graphs.free(own) == 4, "others get what is still written"  # type: ignore[attr-defined]
     driver.drain()
     np.testing.assert_array_equal(pending.result()[0].numpy(), expected(x)[0])
-    assert driver.current == 0
 
 
 def test_a_forked_child_is_told() -> None:

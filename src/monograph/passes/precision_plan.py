@@ -190,9 +190,7 @@ class _Plan:
         return None
 
 
-def _unproved(
-    graph: Graph, to: DType, sizes: Mapping[Value, Magnitude]
-) -> Mapping[Value, float]:
+def _unproved(graph: Graph, to: DType, sizes: Mapping[Value, Magnitude]) -> Mapping[Value, float]:
     """The degrees of values, where a type's range is in doubt."""
     if has_range_of_f32(to) or not sizes:
         return {}
@@ -224,7 +222,7 @@ def _keep_what_feeds(graph: Graph, reasons: dict[Value, str], edges: str) -> Non
 
 
 def _moved(graph: Graph, reasons: Mapping[Value, str]) -> set[Value]:
-    """What only moves numbers of f32 as they are: to narrow it on the way would lose their digits."""
+    """What only moves numbers of f32: to narrow them on the way would lose digits."""
     found: set[Value] = set(graph.inputs)
     for value in graph.values:
         operands = [v for v in value.inputs if is_f32(v.type) and not isinstance(v.op, Constant)]

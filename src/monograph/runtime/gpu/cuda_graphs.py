@@ -42,6 +42,7 @@ from monograph.runtime.gpu.graphs import (
     KERNEL,
     MEMCPY,
     MEMSET,
+    NO_GRAPH,
     ON_DEVICE,
     OTHER,
     TO_DEVICE,
@@ -198,6 +199,8 @@ class CudaGraphs(TorchGraphs):
 
     def end(self, stream: int) -> Handle:
         graph = check(cu.cuStreamEndCapture(stream))
+        if not int(graph):
+            raise GraphError(NO_GRAPH)
         return Handle(graph, _destroy_graph)
 
     def abort(self, stream: int) -> None:

@@ -36,6 +36,9 @@ class GraphError(ExecutionError):
     """The driver refused something that has to do with a graph; nothing of it was launched."""
 
 
+NO_GRAPH = "the driver ended a capture and returned no graph: it was invalidated before"
+
+
 class UncapturableError(GraphError):
     """Work that no graph can hold."""
 

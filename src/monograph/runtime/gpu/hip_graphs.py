@@ -21,6 +21,7 @@ from monograph.runtime.gpu.graphs import (
     KERNEL,
     MEMCPY,
     MEMSET,
+    NO_GRAPH,
     ON_DEVICE,
     OTHER,
     TO_DEVICE,
@@ -227,6 +228,8 @@ class HipGraphs(TorchGraphs):
     def end(self, stream: int) -> Handle:
         graph = c_void_p()
         self._call("hipStreamEndCapture", stream, ctypes.byref(graph))
+        if not graph.value:
+            raise GraphError(NO_GRAPH)
         return Handle(graph.value, self.hip.hipGraphDestroy)
 
     def abort(self, stream: int) -> None:
