@@ -18,6 +18,7 @@ from benchmarks.torch_model import TorchModel
 from monograph.ir import Graph
 from monograph.passes.base import Environment
 from monograph.pipeline import PassOptions, optimise
+from monograph.report.drawing import draw_inputs
 from monograph.rewrite import GPU_COST
 from monograph.runtime.gpu.devices import Device, Interpreter
 from monograph.runtime.gpu.executable import (
@@ -225,12 +226,5 @@ def _has_onnxruntime() -> bool:
 
 
 def random_feeds(session: monograph.Session) -> dict[str, np.ndarray]:
-    """Random floats, and integers that are small enough for every table."""
-    rng = np.random.default_rng(0)
-    feeds = {}
-    for port in session.inputs:
-        assert port.dtype is not None
-        shape = tuple(d if isinstance(d, int) else 1 for d in port.shape or ())
-        data = rng.random(shape) if port.dtype.is_float else rng.integers(0, 50, shape)
-        feeds[port.name] = data.astype(port.dtype.numpy)
-    return feeds
+    """Inputs as `monograph bench` draws them."""
+    return draw_inputs(session).feeds

@@ -89,17 +89,11 @@ def measure(options: argparse.Namespace, library: str, feeds: str, cache: str) -
 
 
 def random_feeds(model: Path) -> dict[str, np.ndarray]:
-    """Random floats for every input, zeros for what counts or chooses; open sizes are 1."""
+    """Inputs as `monograph bench` draws them."""
     import monograph
+    from monograph.report.drawing import draw_inputs
 
-    generator = np.random.default_rng(0)
-    feeds = {}
-    for port in monograph.load(model, target="reference").inputs:
-        assert port.dtype is not None
-        shape = [d if isinstance(d, int) else 1 for d in port.shape or ()]
-        data = generator.random(shape) if port.dtype.is_float else np.zeros(shape)
-        feeds[port.name] = data.astype(port.dtype.numpy)
-    return feeds
+    return draw_inputs(monograph.load(model, target="reference")).feeds
 
 
 def main() -> None:

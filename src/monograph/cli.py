@@ -43,6 +43,7 @@ from monograph.cli_options import (
     Dims,
     Disabled,
     InputFiles,
+    InputRanges,
     LaunchedOn,
     Model,
     PassSettings,
@@ -55,6 +56,7 @@ from monograph.cli_options import (
     Tf32,
     Threads,
     Tune,
+    Values,
 )
 from monograph.cli_profile import profile
 from monograph.cli_tune import tune
@@ -119,6 +121,8 @@ def inspect(
     target: LaunchedOn = None,
     dim: Dims = None,
     inputs: Archive = None,
+    input_range: InputRanges = None,
+    value: Values = None,
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
@@ -147,7 +151,9 @@ def inspect(
         else:
             from monograph.report import regions
 
-            request = make_request(model, target, dim, None, inputs, 0)
+            request = make_request(
+                model, target, dim, None, inputs, 0, ranges=input_range, values=value
+            )
             launched = regions.try_launching(request, note)
 
             def both(out: Console) -> None:
@@ -166,6 +172,8 @@ def run(
     dim: Dims = None,
     input_: InputFiles = None,
     inputs: Archive = None,
+    input_range: InputRanges = None,
+    value: Values = None,
     seed: Seed = 0,
     output: Annotated[
         Path | None,
@@ -182,8 +190,9 @@ def run(
 ) -> None:
     """Runs a model on given inputs, or on random ones, and summarises the outputs.
 
-    Random floats are normal with variance 1, random integers are 0 or 1. Dimensions that nothing
-    fixes are 1.
+    Random floats are normal with variance 1. The range of random integers is derived from their
+    use: indices, lengths, masks; where that says nothing they are 0 or 1. --input-range and --value
+    choose others. Dimensions that nothing fixes are 1.
 
     Example:  monograph run model.onnx --dim batch=4 --input images=photo.npy --output out.npz
     """
@@ -198,7 +207,9 @@ def run(
         check_folder(output)
         gpu = {"precision": precision, "tf32": tf32, "tune": tune_, "capture": capture}
         options = {"threads": threads, **gpu}
-        request = make_request(model, target, dim, input_, inputs, seed, **options)
+        request = make_request(
+            model, target, dim, input_, inputs, seed, ranges=input_range, values=value, **options
+        )
         result = run_model(request, note, repeat)
         if output is not None:
             save_archive(output, result)
@@ -217,6 +228,8 @@ def explain(
     target: CostModel = None,
     dim: Dims = None,
     inputs: Archive = None,
+    input_range: InputRanges = None,
+    value: Values = None,
     pass_options: PassSettings = None,
     disable: Disabled = None,
     as_json: AsJson = False,
@@ -237,7 +250,9 @@ def explain(
     monograph explain model.onnx -p fold_constants{budget=0} --disable batch_towers --json
     """
     with reporting(as_json, debug):
-        request = make_request(model, target, dim, None, inputs, 0)
+        request = make_request(
+            model, target, dim, None, inputs, 0, ranges=input_range, values=value
+        )
         _explain(request, pass_options_from(pass_options, disable), rule, after, as_json)
 
 
@@ -283,6 +298,8 @@ def bench(
     dim: Dims = None,
     input_: InputFiles = None,
     inputs: Archive = None,
+    input_range: InputRanges = None,
+    value: Values = None,
     seed: Seed = 0,
     precision: Precision = None,
     tf32: Tf32 = None,
@@ -312,12 +329,15 @@ def bench(
         if model.is_dir():
             given: dict[str, Any] = {"--against": against, "--seconds": seconds, "--seed": seed}
             given |= {"--dim": dim, "--input": input_, "--inputs": inputs}
+            given |= {"--input-range": input_range, "--value": value}
             refuse_options("a folder", given, "give its ONNX file to time that as a plain model")
             bench_folder(model, target, positions, max_length, as_json, threads=threads, **gpu)
             return
         given = {"--positions": positions, "--max-length": max_length}
         refuse_options("a model file", given, "give the folder of a decoder to time its steps")
-        request = make_request(model, target, dim, input_, inputs, seed, **gpu)
+        request = make_request(
+            model, target, dim, input_, inputs, seed, ranges=input_range, values=value, **gpu
+        )
         peers = [p.strip() for p in against.split(",") if p.strip()]
         found = bench_model(request, note, against=peers, seconds=seconds or 5.0, threads=threads)
         show(as_json, found.as_json(), lambda out: show_bench(out, str(model), found))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import os
 import re
 import sys
@@ -51,16 +52,24 @@ def make_request(
     files: list[str] | None,
     archive: Path | None,
     seed: int,
+    *,
+    ranges: list[str] | None = None,
+    values: list[str] | None = None,
     **options: Any,
 ) -> Request:
     from monograph.report.execute import Request
     from monograph.report.inputs import read_array
     from monograph.report.progress import compile_bar
+    from monograph.runtime.inputs import Chosen
 
     sizes = {n: _size(n, text) for n, text in _pairs("--dim", "NAME=SIZE", dims)}
     given = {n: read_array(Path(text)) for n, text in _pairs("--input", "NAME=FILE.npy", files)}
     chosen = {name: value for name, value in options.items() if value is not None}
-    return Request(model, target, sizes, given, archive, seed, compile_bar(), chosen)
+    numbers = Chosen(
+        {n: _range(n, text) for n, text in _pairs("--input-range", "NAME=LOW:HIGH", ranges)},
+        {n: _number("--value", n, text) for n, text in _pairs("--value", "NAME=NUMBER", values)},
+    )
+    return Request(model, target, sizes, given, archive, seed, compile_bar(), chosen, numbers)
 
 
 def _pairs(option: str, form: str, texts: list[str] | None) -> list[tuple[str, str]]:
@@ -79,6 +88,26 @@ def _size(name: str, text: str) -> int:
     if not text.isdecimal():
         raise ConfigError(f"--dim {name} takes a size", expected="0, 1, 2, ...", given=text)
     return int(text)
+
+
+def _range(name: str, text: str) -> tuple[float, float]:
+    low, found, high = text.partition(":")
+    if not found:
+        raise ConfigError(f"--input-range {name} takes LOW:HIGH", expected="0:30000", given=text)
+    first, last = (_number("--input-range", name, part) for part in (low, high))
+    return first, last
+
+
+def _number(option: str, name: str, text: str) -> float:
+    """A whole number, exactly, or a float; infinities and NaN are no numbers to draw."""
+    for kind in (int, float):
+        try:
+            number = kind(text)
+            if math.isfinite(number):
+                return number
+        except (ValueError, OverflowError):
+            continue
+    raise ConfigError(f"{option} {name} takes numbers", expected="3, -1, 0.5, ...", given=text)
 
 
 def note(line: str) -> None:

@@ -13,11 +13,13 @@ from monograph.cli_options import (
     AsJson,
     Debug,
     Dims,
+    InputRanges,
     Model,
     Precision,
     Tf32,
     Threads,
     Tune,
+    Values,
 )
 from monograph.config import INSTRUCTION_SETS
 
@@ -54,6 +56,8 @@ def compile_(
     tune: Tune = None,
     dim: Dims = None,
     inputs: Archive = None,
+    input_range: InputRanges = None,
+    value: Values = None,
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
@@ -77,6 +81,8 @@ def compile_(
         from monograph.report.compile import compile_model, show_compiled
 
         gpu = {"precision": precision, "tf32": tf32, "tune": tune}
-        request = make_request(model, target, dim, None, inputs, 0, **gpu)
+        request = make_request(
+            model, target, dim, None, inputs, 0, ranges=input_range, values=value, **gpu
+        )
         found = compile_model(request, output, note, threads=threads, features=features)
         show(as_json, found.as_json(), lambda out: show_compiled(out, str(model), found))

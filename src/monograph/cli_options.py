@@ -85,6 +85,20 @@ Archive = Annotated[
     Path | None,
     typer.Option("--inputs", metavar="FILE.npz", help="Arrays for inputs, keyed NAME or in:NAME."),
 ]
+InputRanges = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--input-range",
+        metavar="NAME=LOW:HIGH",
+        help="Draw the numbers of an input from this range; repeatable.",
+    ),
+]
+Values = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--value", metavar="NAME=NUMBER", help="Fill an input with one number; repeatable."
+    ),
+]
 PassSettings = Annotated[
     list[str] | None,
     typer.Option(

@@ -16,12 +16,14 @@ from monograph.cli_options import (
     Debug,
     Dims,
     InputFiles,
+    InputRanges,
     Model,
     Precision,
     Seed,
     Tf32,
     Threads,
     Tune,
+    Values,
 )
 from monograph.config import make_config
 from monograph.errors import ConfigError
@@ -56,6 +58,8 @@ def profile(
     dim: Dims = None,
     input_: InputFiles = None,
     inputs: Archive = None,
+    input_range: InputRanges = None,
+    value: Values = None,
     seed: Seed = 0,
     precision: Precision = None,
     tf32: Tf32 = None,
@@ -97,7 +101,9 @@ def profile(
 
         target = make_config(target=target).target
         check_folder(trace)
-        request = make_request(model, target, dim, input_, inputs, seed, **gpu)
+        request = make_request(
+            model, target, dim, input_, inputs, seed, ranges=input_range, values=value, **gpu
+        )
         asked = _Asked(request, top, trace, runs, warm_ups, as_json)
         if target.partition(":")[0] == "gpu":
             _on_gpu(asked, target)

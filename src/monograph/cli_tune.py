@@ -8,7 +8,17 @@ from typing import Annotated
 import typer
 
 from monograph.cli_common import make_request, note, reporting, show
-from monograph.cli_options import Archive, AsJson, Debug, Dims, Model, Precision, Tf32
+from monograph.cli_options import (
+    Archive,
+    AsJson,
+    Debug,
+    Dims,
+    InputRanges,
+    Model,
+    Precision,
+    Tf32,
+    Values,
+)
 
 Target = Annotated[str, typer.Option(metavar="gpu|gpu:N", help="Which GPU to measure on.")]
 Mode = Annotated[
@@ -29,6 +39,8 @@ def tune(
     cache: Cache = None,
     dim: Dims = None,
     inputs: Archive = None,
+    input_range: InputRanges = None,
+    value: Values = None,
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
@@ -46,6 +58,8 @@ def tune(
 
         chosen = {"precision": precision, "tf32": tf32, "tune": mode}
         chosen["tuning_cache"] = None if cache is None else str(cache)
-        request = make_request(model, target, dim, None, inputs, 0, **chosen)
+        request = make_request(
+            model, target, dim, None, inputs, 0, ranges=input_range, values=value, **chosen
+        )
         found = tune_model(request, note, as_json)
         show(as_json, found.as_json(), lambda out: show_tuned(out, str(model), found))

@@ -26,6 +26,7 @@ from monograph.cli_options import (
     Dims,
     Disabled,
     InputFiles,
+    InputRanges,
     Model,
     Only,
     PassSettings,
@@ -37,6 +38,7 @@ from monograph.cli_options import (
     Target,
     Tf32,
     Tune,
+    Values,
 )
 from monograph.errors import ConfigError
 
@@ -53,6 +55,8 @@ def verify(
     dim: Dims = None,
     input_: InputFiles = None,
     inputs: Archive = None,
+    input_range: InputRanges = None,
+    value: Values = None,
     seed: Seed = 0,
     rtol: Rtol = None,
     atol: Atol = None,
@@ -99,7 +103,9 @@ def verify(
     """
     with reporting(as_json, debug):
         gpu = {"precision": precision, "tf32": tf32, "tune": tune_, "capture": capture}
-        request = make_request(model, target, dim, input_, inputs, seed, **gpu)
+        request = make_request(
+            model, target, dim, input_, inputs, seed, ranges=input_range, values=value, **gpu
+        )
         how = _How(against, rtol, atol, any_order or [], only or [])
         if bisect:
             _refuse_with_bisect(how, per_step or replay or None, *gpu.values())

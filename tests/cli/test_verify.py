@@ -73,8 +73,85 @@ def test_verify_says_when_there_was_nothing_but_nan(tmp_path: Path):
     found = call_json("verify", path, "--against", recorded)
     assert found["outputs"][0]["ok"] is True
     assert "every element is NaN" in found["outputs"][0]["warning"]
-    np.savez(recorded, **{"in:x": np.ones(2, np.float32), "out:y": np.zeros(2, np.float32)})
+    x = np.array([1, 2], np.float32)
+    np.savez(recorded, **{"in:x": x, "out:y": np.log(x)})
     assert call_json("verify", path, "--against", recorded)["outputs"][0]["warning"] is None
+
+
+LENGTHS = """
+<ir_version: 9, opset_import: ["" : 18]>
+masked (float[B, T] x, int64[B] lens, int64[B] ids) => (float[B, T] y, float[B, 2] z)
+<float[5, 2] table = {0,1,2,3,4,5,6,7,8,9}, int64 zero = {0}, int64 one = {1}, float no = {0}>
+{
+    shape = Shape(x)
+    size = Gather(shape, one)
+    places = Range(zero, size, one)
+    more = Constant <value_ints = [1]> ()
+    column = Unsqueeze(lens, more)
+    seen = Less(places, column)
+    y = Where(seen, x, no)
+    z = Gather(table, ids)
+}
+"""
+SIZES = ("--dim", "B=3", "--dim", "T=9")
+
+
+def test_verify_draws_integers_that_mean_something_and_says_which(tmp_path: Path):
+    path = models.save(LENGTHS, tmp_path)
+    result = call("verify", path, *SIZES)
+    assert result.exit_code == 0
+    assert "lens 1..9, compared with 0..8; ids 0..4, an index of 5 rows" in result.stdout
+    assert "x, lens (1..9, compared with 0..8), ids (0..4, an index of 5 rows)" in result.stderr
+    found = call_json("verify", path, *SIZES)
+    assert found["drawn_inputs"]["lens"] == "1..9, compared with 0..8"
+    assert found["drawn_inputs"]["x"] == "normal"
+    assert [d["warning"] for d in found["outputs"]] == [None, None]
+
+
+def test_verify_warns_of_outputs_that_show_nothing(tmp_path: Path):
+    path = models.save(LENGTHS, tmp_path)
+    result = call("verify", path, *SIZES, "--value", "lens=0")
+    assert result.exit_code == 0
+    assert "every element is 0 on both sides: that shows nothing" in result.stdout
+    assert "1 of 2 outputs show nothing: y" in result.stdout
+    empty = call_json("verify", path, "--dim", "B=0", "--dim", "T=9")
+    assert {d["warning"] for d in empty["outputs"]} == {"empty on both sides: nothing was compared"}
+    assert empty["ok"] is True
+
+
+def test_ranges_and_values_are_chosen_on_the_command_line(tmp_path: Path):
+    path = models.save(LENGTHS, tmp_path)
+    output = tmp_path / "out.npz"
+    options = (*SIZES, "--input-range", "lens=2:3", "--value", "ids=4", "--value", "x=0.5")
+    assert call("run", path, *options, "--output", output).exit_code == 0
+    with np.load(output) as arrays:
+        assert set(arrays["in:lens"].tolist()) <= {2, 3}
+        assert set(arrays["in:ids"].tolist()) == {4}
+        assert set(arrays["in:x"].ravel().tolist()) == {0.5}
+    for mode in ((), ("--per-step",), ("--bisect",), ("--replay",)):
+        assert call("verify", path, *options, *mode).exit_code == 0, mode
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--input-range", "lens=3"), "takes LOW:HIGH"),
+        (("--input-range", "lens=a:3"), "takes numbers"),
+        (("--input-range", "lens=0.5:3"), "holds whole numbers (i64)"),
+        (("--input-range", "lens=5:3"), "is empty"),
+        (("--input-range", "lenz=0:3"), "did you mean lens"),
+        (("--value", "lens"), "takes NAME=NUMBER"),
+        (("--value", "lens=nan"), "takes numbers"),
+        (("--value", "ids=1", "--value", "ids=2"), "given twice"),
+        (("--value", "ids=1", "--input-range", "ids=1:2"), "more than one way"),
+    ],
+)
+def test_ranges_and_values_that_are_refused(tmp_path: Path, options: tuple[str, ...], words: str):
+    path = models.save(LENGTHS, tmp_path)
+    for command in ("verify", "run", "bench", "profile", "explain"):
+        result = call(command, path, *options)
+        assert result.exit_code == 2
+        assert words in result.stderr
 
 
 def test_verify_against_a_file_without_outputs(linear: Path, tmp_path: Path):

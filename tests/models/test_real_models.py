@@ -33,9 +33,9 @@ import pytest
 from scripts import fetch_models
 
 import monograph
+from monograph.report.drawing import draw_inputs
 from monograph.report.inputs import read_archive, split_archive
 from monograph.runtime.compare import compare_outputs
-from monograph.runtime.inputs import make_inputs
 from monograph.runtime.tolerance import Tolerance
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "models"
@@ -138,7 +138,7 @@ def test_fetched_models(case: Case) -> None:
     if not path.is_file():
         pytest.skip(f"{case.file} was not fetched: run `make models`")
     session = monograph.load(path, target="reference", dims=case.dims)
-    feeds = make_inputs(session.inputs, case.feeds, seed=0).feeds
+    feeds = draw_inputs(session, case.feeds).feeds
     levels = onnxruntime.GraphOptimizationLevel
     expected = run_onnxruntime(path, feeds, levels.ORT_ENABLE_ALL)
     plain = run_onnxruntime(path, feeds, levels.ORT_DISABLE_ALL)

@@ -8,6 +8,9 @@ import numpy as np
 
 from monograph.ir import Graph, Input, TensorType, Value, evaluate, parse_type, verify
 from monograph.rewrite import CPU_COST, CostModel, Rule, Trace, apply_rules
+from monograph.runtime.feeds import Port
+from monograph.runtime.input_ranges import input_ranges
+from monograph.runtime.inputs import make_inputs
 
 EDGES = (0.0, -0.0, 1.0, -1.0, np.inf, -np.inf, np.nan, 3.5, -2.25)
 
@@ -27,19 +30,13 @@ def graph_of(*outputs: Value, origins: dict[Value, str] | None = None) -> Graph:
 
 def random_feeds(graph: Graph, seed: int = 0, edges: bool = False) -> dict[str, np.ndarray]:
     """Arrays for a graph's inputs; with `edges`, floats are drawn from the edge values."""
+    ports = [Port(n, t) for n, t in zip(graph.input_names, graph.input_types, strict=True)]
+    feeds = dict(make_inputs(ports, {}, seed, analyse=lambda _: input_ranges(graph)).feeds)
     generator = np.random.default_rng(seed)
-    feeds = {}
     for name, type_ in zip(graph.input_names, graph.input_types, strict=True):
         assert isinstance(type_, TensorType)
-        if type_.dtype.is_float:
-            data = (
-                generator.choice(EDGES, type_.static)
-                if edges
-                else generator.normal(size=type_.static)
-            )
-        else:
-            data = generator.integers(0, 2, type_.static)
-        feeds[name] = np.asarray(data).astype(type_.dtype.numpy)
+        if edges and type_.dtype.is_float:
+            feeds[name] = generator.choice(EDGES, type_.static).astype(type_.dtype.numpy)
     return feeds
 
 

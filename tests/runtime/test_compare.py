@@ -8,6 +8,8 @@ import pytest
 
 from monograph.runtime.compare import (
     ALL_NAN,
+    CONSTANT,
+    EMPTY,
     Place,
     compare,
     compare_outputs,
@@ -153,7 +155,20 @@ def test_nothing_but_nan_is_a_warning():
     assert d.ok
     assert d.warning == ALL_NAN
     assert compare("y", f32(NAN, 1), f32(NAN, 1), EXACT).warning is None
-    assert compare("y", f32(), f32(), EXACT).warning is None
+
+
+def test_what_is_empty_or_constant_is_a_warning():
+    """Lengths of 0 would leave nothing else."""
+    assert compare("y", f32(), f32(), EXACT).warning == EMPTY
+    assert compare("y", f32(2, 2), f32(2, 2), EXACT).warning == CONSTANT.format(2)
+    assert compare("y", f32(2, 2.001), f32(2, 2), LOOSE).warning is None
+    assert compare("y", f32(2), f32(2), EXACT).warning is None  # a single number is one
+    assert compare("y", f32(2, 2), f32(3, 3), EXACT).warning is None  # a difference is no agreement
+    words = np.array(["a", "a"], object)
+    assert compare("y", words, words, EXACT).warning == CONSTANT.format("a")
+    assert compare("y", np.zeros(3, bool), np.zeros(3, bool), EXACT).warning is not None
+    halves = np.full(3, 0.5, ml_dtypes.bfloat16)
+    assert compare("y", halves, halves, EXACT).warning == CONSTANT.format(0.5)
 
 
 def test_an_output_on_one_side_is_a_mismatch():

@@ -20,6 +20,7 @@ from monograph.report.execute import Notes, Request, VerifyResult, advising, ver
 from monograph.rewrite import CPU_COST, GPU_COST, CostModel
 from monograph.runtime.bisect import Numbers, PassError
 from monograph.runtime.compare import Difference, compare_outputs
+from monograph.runtime.inputs import Chosen
 from monograph.runtime.observed import compile_stepped
 from monograph.runtime.stepwise import StepCheck, StepChecker
 from monograph.session import Session
@@ -155,7 +156,7 @@ def bisect_model(
         return BisectResult(target, passes)
     if target != "cpu" or options != PassOptions():
         return BisectResult(target, passes, left_out=NOT_RUN if target != "cpu" else OWN_PASSES)
-    again = replace(request, target=target, given=dict(feeds), archive=None)
+    again = replace(request, target=target, given=dict(feeds), archive=None, chosen=Chosen())
     outputs = verify_model(again, None, _silent, any_order=any_order)
     if outputs.ok:
         return BisectResult(target, passes, outputs=outputs)

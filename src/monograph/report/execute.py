@@ -21,6 +21,7 @@ from monograph.errors import (
     some_of,
 )
 from monograph.ir import OptionalType
+from monograph.report.drawing import draw_inputs
 from monograph.report.inputs import (
     INPUT_PREFIX,
     OUTPUT_PREFIX,
@@ -28,7 +29,7 @@ from monograph.report.inputs import (
     split_archive,
 )
 from monograph.runtime.compare import Difference, compare, compare_outputs, flatten, match_rows
-from monograph.runtime.inputs import Inputs, make_inputs
+from monograph.runtime.inputs import Chosen, Inputs
 from monograph.runtime.progress import Progress, silent
 from monograph.runtime.replacing import replacing_named
 from monograph.runtime.tolerance import Tolerance
@@ -60,6 +61,8 @@ class Request:
     """Told how far a compilation is."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """Further options of the target's, of `monograph.config.Config`."""
+    chosen: Chosen = field(default_factory=Chosen)
+    """Ranges and values of inputs that no array is given for."""
 
     def load(self, **options: Any) -> Session:
         chosen = {**self.options, **options}
@@ -79,9 +82,9 @@ class Request:
         if recorded is not None:
             _check_recorded(session, given)
         packaged = session.packaged_sizes
-        made = make_inputs(session.inputs, given, self.seed, possible=packaged)
+        made = draw_inputs(session, given, self.seed, chosen=self.chosen)
         if made.random:
-            note(f"{RANDOM} (seed {self.seed}): {', '.join(made.random)}")
+            note(f"{RANDOM} (seed {self.seed}): {', '.join(map(made.described, made.random))}")
         if made.assumed:
             listed = ", ".join(f"{k}={v}" for k, v in made.assumed.items())
             advice = "; change them with --dim NAME=SIZE"

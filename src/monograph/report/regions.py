@@ -13,7 +13,7 @@ from monograph.bindings import optimise_for
 from monograph.codegen.llvm import select as cpu
 from monograph.codegen.llvm.reasons import host_reason
 from monograph.config import make_config
-from monograph.errors import ConfigError, FeedError, MonographError, some_of
+from monograph.errors import ConfigError, FeedError, InferError, MonographError, some_of
 from monograph.ir import Graph, Value
 from monograph.program.draws import with_states
 from monograph.program.expand import expand
@@ -80,7 +80,9 @@ def try_launching(request: Request, note: Notes) -> Launching | MonographError:
     """The same, or why it cannot be told: often sizes that were guessed do not fit the model."""
     try:
         return launching_of_model(request, note)
-    except (ConfigError, FeedError):
+    except (ConfigError, FeedError) as e:
+        if isinstance(e.__cause__, InferError):
+            return e  # sizes that an op of the model does not take
         raise  # asked for in a way that cannot be answered
     except MonographError as e:
         return e

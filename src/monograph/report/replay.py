@@ -18,11 +18,11 @@ from rich.markup import escape
 
 from monograph.errors import ConfigError, MonographError
 from monograph.ops.random import Random
+from monograph.report.drawing import draw_inputs
 from monograph.report.execute import Notes, Request, advising
 from monograph.report.tables import count_text, table
 from monograph.runtime.compare import flatten
 from monograph.runtime.counts import OFF
-from monograph.runtime.inputs import make_inputs
 from monograph.runtime.walk import all_values
 from monograph.session import Session
 
@@ -198,8 +198,8 @@ def _resized(request: Request, session: Session) -> Feeds | str:
         return "a package has code for its own sizes only"
     if not made.assumed:
         return "no open dimension is left to size (--inputs, --input and --dim fix theirs)"
-    given = {n: x for n, x in made.feeds.items() if n not in made.random}
-    return make_inputs(session.inputs, given, request.seed, OTHER_SIZE).feeds
+    given = {n: x for n, x in made.feeds.items() if n not in made.drawn}
+    return draw_inputs(session, given, request.seed, OTHER_SIZE, request.chosen).feeds
 
 
 def _on_device(feeds: Feeds, place: Any) -> Feeds:

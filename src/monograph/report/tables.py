@@ -119,6 +119,15 @@ def show_verification(out: Console, result: VerifyResult) -> None:
         out.print(f"[red]{failed} of {count} outputs differ[/red] ({escape(times)})")
     else:
         out.print(f"[green]{count} of {count} outputs agree[/green] ({escape(times)})")
+    if idle := [d.name for d in result.differences if d.warning is not None]:
+        names = escape(", ".join(idle))
+        out.print(
+            f"[yellow]{len(idle)} of {count} outputs show nothing: {names}[/yellow]"
+            " (choose inputs with --dim, --input-range, --value or --inputs)"
+        )
+    if result.inputs.drawn:
+        drawn = "; ".join(f"{name} {words}" for name, words in result.inputs.drawn.items())
+        out.print(f"drawn inputs (seed {result.seed}): {escape(drawn)}")
     if result.absent:
         names = escape(", ".join(result.absent))
         out.print(
@@ -180,6 +189,7 @@ def _inputs_json(result: RunResult | VerifyResult) -> dict[str, Any]:
     return {
         "seed": result.seed,
         "random_inputs": result.inputs.random,
+        "drawn_inputs": result.inputs.drawn,
         "assumed_dims": result.inputs.assumed,
     }
 

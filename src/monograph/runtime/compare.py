@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,6 +12,8 @@ from monograph.ir import Array
 from monograph.runtime.tolerance import EXACT, Tolerance
 
 ALL_NAN = "every element is NaN on both sides: nothing was compared"
+EMPTY = "empty on both sides: nothing was compared"
+CONSTANT = "every element is {} on both sides: that shows nothing"
 
 
 class Place(NamedTuple):
@@ -130,8 +132,21 @@ def compare(place: Place | str, given: Any, expected: Any, tolerance: Tolerance)
         text = f"shape: expected {[*b.shape]}, given {[*a.shape]}"
         return Difference(place, text, tolerance)
     if a.dtype.kind in "OUST":
-        return _compare_exactly(place, a.astype(str), b.astype(str), tolerance)
-    return _compare_numbers(place, a, b, tolerance)
+        found = _compare_exactly(place, a.astype(str), b.astype(str), tolerance)
+    else:
+        found = _compare_numbers(place, a, b, tolerance)
+    return found if not found.ok or found.warning else replace(found, warning=_says_little(a, b))
+
+
+def _says_little(a: Array, b: Array) -> str | None:
+    """Why an agreement of two arrays shows nothing: they are empty, or constant."""
+    if b.size == 0:
+        return EMPTY
+    first = b.reshape(-1)[0]
+    if b.size < 2 or not (np.all(b == first) and np.all(a == a.reshape(-1)[0])):
+        return None
+    number = first.item() if hasattr(first, "item") else first
+    return CONSTANT.format(f"{number:.6g}" if isinstance(number, float) else number)
 
 
 def _kind(x: Array) -> str:

@@ -22,6 +22,7 @@ from monograph.ir.evaluate import apply
 from monograph.ops.composite import RmsNorm, Softmax
 from monograph.runtime.compare import Difference, Place, compare_outputs, flatten
 from monograph.runtime.feeds import Port
+from monograph.runtime.input_ranges import input_ranges
 from monograph.runtime.inputs import make_inputs
 from monograph.runtime.terms import contraction
 from monograph.runtime.tolerance import EXACT, MARGIN, Tolerance, derive, own_variance
@@ -47,7 +48,7 @@ def make_trial(graph: Graph, given: Mapping[str, Any] | None = None, seed: int =
     """Inputs on which a graph runs: given ones, the others random."""
     ports = [Port(n, t) for n, t in zip(graph.input_names, graph.input_types, strict=True)]
     for size in SIZES_TRIED:
-        made = make_inputs(ports, given or {}, seed, size)
+        made = make_inputs(ports, given or {}, seed, size, analyse=lambda _: input_ranges(graph))
         trial = Trial(made.feeds, tuple(made.random), tuple(made.assumed.items()))
         try:
             evaluate(graph, trial.feeds)

@@ -20,7 +20,8 @@ def feed_misfit(
     and what was given.
     """
     needed = _ancestors(graph, error.node)
-    lines, others = [], []
+    lines: list[str] = []
+    others: list[str] = []
     for info in graph.input:
         kind = value_type(info.type, info.name)
         array = arrays.get(info.name)
