@@ -34,7 +34,7 @@ def overflow(s: Seen) -> bool:
         "Mean",
         *REDUCTIONS,
     )
-    integers = np.asarray(s.expected).dtype.kind in "iu"
+    integers = np.asarray(s.expected).dtype.kind in "iub"
     return integers and s.large_integers and s.has(*ops)
 
 

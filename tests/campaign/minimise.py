@@ -94,7 +94,7 @@ def _cuts(case: Case) -> Iterator[Case]:
     """A value is fed instead of being computed."""
     if len(case.model.graph.node) < 2:
         return
-    known = _values(case)
+    known = values(case)
     for node in reversed(case.model.graph.node):
         names = [n for n in node.output if n in known]
         if len(names) != len([n for n in node.output if n]):
@@ -114,7 +114,7 @@ def _cuts(case: Case) -> Iterator[Case]:
         yield _pruned(case, model, runs)
 
 
-def _values(case: Case) -> dict[str, list[np.ndarray]]:
+def values(case: Case) -> dict[str, list[np.ndarray]]:
     """Every value of the graph in every run, by the reference."""
     model = _copy(case)
     present = {o.name for o in model.graph.output}
