@@ -109,6 +109,19 @@ def aligned_corners(s: Seen) -> bool:
     return s.has("Resize") and b"align_corners" in s.attribute("coordinate_transformation_mode")
 
 
+@difference("ConvTranspose with auto_pad SAME and a kernel smaller than its stride: the standard's size"
+            " is input times stride, ONNX Runtime's is smaller, as it pads by no less than 0")  # fmt: skip
+def small_kernel(s: Seen) -> bool:
+    same = any(b"SAME" in a for a in s.attribute("auto_pad"))
+    return s.has("ConvTranspose") and same and np.shape(s.given) != np.shape(s.expected)
+
+
+@difference("an interpolated integer is cut off, so that rounding of its weights shows as 1")
+def interpolated_integer(s: Seen) -> bool:
+    integers = np.asarray(s.expected).dtype.kind in "iu"
+    return integers and s.has("Resize") and b"nearest" not in s.attribute("mode") and s.near(1)
+
+
 @difference("AffineGrid with align_corners: a dimension of size 1 is at -1 in the standard, at 0"
             " or 1 in ONNX Runtime")  # fmt: skip
 def affine_grid(s: Seen) -> bool:

@@ -53,8 +53,8 @@ def _plainness(x: np.ndarray) -> float:
     """How far an array is from small whole numbers."""
     if x.dtype.kind in "Ob" or x.size == 0:
         return 0.0
-    wide = x.astype(np.float64)
-    whole = np.where(np.isfinite(wide), np.abs(wide - np.round(wide)) > 0, True).sum()
+    wide = np.nan_to_num(x.astype(np.float64), nan=0.5, posinf=0.5, neginf=0.5)
+    whole = np.count_nonzero(wide != np.round(wide))
     return float(whole) + float(np.count_nonzero(wide)) * 0.01
 
 
