@@ -116,8 +116,8 @@ def aligned_corners(s: Seen) -> bool:
     return s.has("Resize") and b"align_corners" in s.attribute("coordinate_transformation_mode")
 
 
-@difference("ConvTranspose with auto_pad SAME and a kernel smaller than its stride: the size is input"
-            " times stride in the standard, and smaller in ONNX Runtime")  # fmt: skip
+@difference("ConvTranspose with auto_pad SAME and a kernel smaller than its stride: the size is"
+            " input times stride in the standard, and smaller in ONNX Runtime")  # fmt: skip
 def small_kernel(s: Seen) -> bool:
     same = any(b"SAME" in a for a in s.attribute("auto_pad"))
     return s.has("ConvTranspose") and same and np.shape(s.given) != np.shape(s.expected)
