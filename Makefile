@@ -12,10 +12,14 @@ JOBS ?= 2
 DEMO := build/demo/yolov10n.onnx
 GPU_VENV := .venv-gpu
 GPU_STAMP := $(GPU_VENV)/installed
+NNSMITH_VENV := .venv-nnsmith
+NNSMITH_STAMP := $(NNSMITH_VENV)/installed
+KINDS ?= single dynamic counted zero
 # On a machine with a GPU nothing is installed: its own Python has torch and triton.
 FROM_SOURCE := PYTHONPATH=src:. $(PYTHON)
 
 .PHONY: help demo test lint format type unit conformance models fuzz rewrites sweep bench docs clean
+.PHONY: campaign campaign-codegen nnsmith mutants
 .PHONY: test-codegen test-gpu bench-gpu bench-capture bench-decode bench-decode-cpu
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
@@ -76,6 +80,19 @@ fuzz: $(STAMP) ## Mutate model files; only our own errors may come out (COUNT=20
 rewrites: $(STAMP) ## Send random graphs through the pipeline; numbers must stay right (SECONDS=300)
 	$(BIN)/python -m tests.fuzz.test_rewrites --seconds $(SECONDS)
 
+campaign: $(STAMP) ## Random models on every side of the CPU, beside ONNX Runtime (KINDS="single" ARGS="--count 10000 --seed 1")
+	$(BIN)/python -W ignore -m tests.campaign $(KINDS) $(ARGS)
+
+campaign-codegen: $(GPU_STAMP) ## The same on GPU kernels, by Triton's interpreter (KINDS="single" ARGS="--count 500 --seed 1")
+	$(GPU_VENV)/bin/python -W ignore -m tests.campaign $(KINDS) --sides interpreter $(ARGS)
+
+nnsmith: $(NNSMITH_STAMP) $(STAMP) ## Generate models with NNSmith in an environment of its own, and run them (COUNT=2000)
+	$(NNSMITH_VENV)/bin/python tests/campaign/nnsmith_make.py --count $(if $(filter file,$(origin COUNT)),2000,$(COUNT))
+	$(BIN)/python -W ignore -m tests.campaign nnsmith --count 1000000 $(ARGS)
+
+mutants: $(STAMP) $(GPU_STAMP) ## Mutate the source; tests must notice (ARGS="--count 40 --seed 1 --jobs 2")
+	$(BIN)/python -m tests.mutants --gpu-python $(abspath $(GPU_VENV))/bin/python $(ARGS)
+
 sweep: $(STAMP) ## Everything on the CPU target, every instruction set, 1 to 4 threads; then a stress test
 	$(BIN)/python -W ignore -m tests.cpu.sweep $(ARGS)
 	$(BIN)/python -m tests.cpu.stress --seconds $(STRESS)
@@ -92,7 +109,7 @@ docs: $(STAMP) ## Write the pages that are made from the code
 	$(BIN)/python scripts/supported_ops.py
 
 clean: ## Remove .venv, caches and builds
-	rm -rf $(VENV) $(GPU_VENV) build dist .pytest_cache .mypy_cache .ruff_cache .coverage .coverage.* src/*.egg-info
+	rm -rf $(VENV) $(GPU_VENV) $(NNSMITH_VENV) build dist .pytest_cache .mypy_cache .ruff_cache .coverage .coverage.* src/*.egg-info
 	find src tests scripts -name __pycache__ -type d -exec rm -rf {} +
 
 $(DEMO): scripts/demo_model.py $(STAMP)
@@ -125,4 +142,12 @@ $(GPU_STAMP): pyproject.toml
 	@echo "Setting up $(GPU_VENV) with torch and triton (a few minutes, once)"
 	@test -x $(GPU_VENV)/bin/python || $(PYTHON) -m venv $(GPU_VENV)
 	@$(GPU_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --editable ".[codegen]"
+	@touch $@
+
+# NNSmith 0.1.0 is its newest release; it works with this torch and by its old exporter.
+$(NNSMITH_STAMP): pyproject.toml
+	$(CHECK_PYTHON)
+	@echo "Setting up $(NNSMITH_VENV) with nnsmith and torch (a few minutes, once)"
+	@test -x $(NNSMITH_VENV)/bin/python || $(PYTHON) -m venv $(NNSMITH_VENV)
+	@$(NNSMITH_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --editable ".[nnsmith]"
 	@touch $@
