@@ -14,12 +14,13 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
+import multiprocessing
 import platform
-import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,6 @@ from tests.models.cases import CASES
 from tests.models.test_real_models import compare, fetched, runtime_answers
 
 RESULTS = Path(__file__).resolve().parents[2] / "benchmarks" / "results"
-MARK = "survey: "
 Row = dict[str, Any]
 
 
@@ -80,18 +80,32 @@ def _shown(found: Sequence[Difference], derived: Mapping[str, Tolerance]) -> Row
 
 
 def survey(name: str, target: str, seconds: float) -> Row:
-    """What comes of one model in a process of its own."""
-    command = [sys.executable, "-m", "tests.models.survey", "--one", name, "--target", target]
+    """What comes of one model in a process of its own, forked to spare it the imports."""
+    context = multiprocessing.get_context("fork")
+    ours, theirs = context.Pipe(duplex=False)
+    process = context.Process(target=_send, args=(theirs, name, target))
+    process.start()
+    theirs.close()
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=False)
-    except subprocess.TimeoutExpired:
-        return {target: {"verdict": f"not run: takes more than {seconds:.0f} s"}}
-    lines = [line for line in done.stdout.splitlines() if line.startswith(MARK)]
-    if done.returncode == 0 and lines:
-        found: Row = json.loads(lines[-1].removeprefix(MARK))
+        if not ours.poll(seconds):
+            return {target: {"verdict": f"not run: takes more than {seconds:.0f} s"}}
+        found: Row = ours.recv()
         return found
-    said = (done.stderr.strip().splitlines() or ["nothing"])[-12:]
-    return {target: {"verdict": f"failed: {' '.join(said)[-300:]}"}}
+    except EOFError:
+        process.join()
+        return {target: {"verdict": f"failed: the process ended with {process.exitcode}"}}
+    finally:
+        process.kill()
+        process.join()
+        ours.close()
+
+
+def _send(pipe: Connection, name: str, target: str) -> None:
+    try:
+        pipe.send(survey_one(name, target))
+    except Exception as e:
+        said = " ".join(f"{type(e).__name__}: {e}".split())[:300]
+        pipe.send({target: {"verdict": f"failed: {said}"}})
 
 
 def _package(name: str) -> Row:
@@ -107,9 +121,9 @@ def table(found: Mapping[str, Any]) -> str:
     lines = [
         f"# Models from the package index, {found['date']}",
         "",
-        f"{len(found['models'])} models; {found['versions']}. Differences are relative to the largest"
-        " element of an output, beside the largest share of its derived tolerance that an element"
-        " uses up. `python -m tests.models.survey` makes this page.",
+        f"{len(found['models'])} models; {found['versions']}. Differences are relative to the"
+        " largest element of an output, beside the largest share of its derived tolerance that an"
+        " element uses up. `python -m tests.models.survey` makes this page.",
         "",
         "| model | package | KiB | load | reference against ONNX Runtime |"
         + "".join(f" {t} against reference |" for t in targets),
@@ -143,13 +157,9 @@ def main() -> int:
     parser.add_argument(
         "--missing", action="store_true", help="only what the file does not hold yet"
     )
-    parser.add_argument("--one", help=argparse.SUPPRESS)
     today = datetime.date.today().isoformat()
     parser.add_argument("--json", type=Path, default=RESULTS / f"models-{today}.json")
     options = parser.parse_args()
-    if options.one:
-        print(MARK + json.dumps(survey_one(options.one, options.target)), flush=True)
-        return 0
     found: Row = {"models": {}}
     if options.json.is_file():
         found = json.loads(options.json.read_text())
@@ -157,9 +167,7 @@ def main() -> int:
     versions = ", ".join(f"{p} {version(p)}" for p in packages)
     found |= {"date": today, "versions": f"Python {platform.python_version()}, {versions}"}
     names = [c.file for c in CASES if not options.only or c.file in options.only]
-    names = sorted(
-        (n for n in names if fetched(n).is_file()), key=lambda n: fetched(n).stat().st_size
-    )
+    here = [n for n in names if fetched(n).is_file()]
     wrong = 0
     for name in sorted(here, key=lambda n: fetched(n).stat().st_size):
         row = found["models"].setdefault(name, _package(name))
