@@ -65,11 +65,12 @@ WAVES = {"waveforms": speech(2, 4000), "waveforms_lens": np.array([4000, 3100])}
 ONE_WAVE = {"waveforms": speech(1, 8000), "waveforms_lens": np.array([8000])}
 CORNERS = np.array(
     [
-        [[10.37, 8.21], [41.73, 8.47], [41.19, 18.63], [10.91, 18.11], [32, 1]],
-        [[5.23, 20.71], [50.39, 22.17], [50.93, 33.31], [5.41, 31.87], [32, 1]],
+        [[10.42, 10.01], [40.31, 10.26], [40.44, 18.32], [12.22, 17.75], [32, 1]],
+        [[5.43, 18.82], [51.40, 22.32], [50.25, 34.46], [4.62, 31.68], [32, 1]],
     ],
     np.float32,
 )
+"""No pixel that is read between them lies half-way between two."""
 BOXES = np.array([[5, 5, 30, 30], [10, 3, 40, 35]], np.float32)
 POINTS = np.array(
     [[20, 20, 40, 20, 30, 30, 22, 40, 38, 40], [18, 22, 42, 21, 31, 33, 23, 44, 37, 43]], np.float32
@@ -80,9 +81,9 @@ def detections() -> Feeds:
     """Twelve boxes with scores, some of which overlap."""
     rng = np.random.default_rng(5)
     found = rng.standard_normal((12, 16)).astype(np.float32)
-    found[:, 0] = rng.uniform(0, 1, 12)
-    found[:, 1:3] = corner = rng.uniform(0, 50, (12, 2))
-    found[:, 3:5] = corner + rng.uniform(5, 30, (12, 2))
+    found[:, :2] = corner = rng.uniform(0, 50, (12, 2))
+    found[:, 2:4] = corner + rng.uniform(5, 30, (12, 2))
+    found[:, 4], found[:, 15] = rng.uniform(0, 1, 12), 0
     limits = {"conf_thr": number(0.3), "iou_thr": number(0.4), "top_k": number(5, np.int32)}
     return {"merged_out": found, "scale": np.ones(2, np.float32), **limits}
 
