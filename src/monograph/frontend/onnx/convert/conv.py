@@ -134,8 +134,12 @@ def conv_integer(n: Node) -> Value:
 
 @converter("QLinearConv")
 def qlinear_conv(n: Node) -> Value:
-    """The exact integer convolution, scaled and quantised again."""
-    x, x_scale, x_zero, w, w_scale, w_zero = (n.input(i) for i in range(6))
+    return quantised_conv(n, n.input(0))
+
+
+def quantised_conv(n: Node, x: Value) -> Value:
+    """The exact integer convolution of x, scaled and quantised again."""
+    x_scale, x_zero, w, w_scale, w_zero = (n.input(i) for i in range(1, 6))
     y_scale, y_zero = _parameter(n.input(6)), _parameter(n.input(7))
     y = with_bias(_integer_conv(n, x, w, x_zero, w_zero), n.optional(8))
     scale = ew.Mul()(_parameter(x_scale), _parameter(w_scale))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from monograph.frontend.onnx.convert.common import cast
-from monograph.frontend.onnx.convert.conv import qlinear_conv
+from monograph.frontend.onnx.convert.conv import quantised_conv
 from monograph.frontend.onnx.convert.linear import matmul
 from monograph.frontend.onnx.convert.ms_attention import attend_packed
 from monograph.frontend.onnx.convert.ms_fused import default, embedded
@@ -186,12 +186,10 @@ def qlinear_pool(n: Node) -> Value:
 @converter("QLinearConv", domain=MICROSOFT)
 def qlinear_conv_layout(n: Node) -> Value:
     """QLinearConv, of an image whose channels may come last; its weights are as ever."""
+    x = n.input(0)
     if not n.attr_flag("channels_last"):
-        return qlinear_conv(n)
-    x, *others = n.inputs
-    assert x is not None
-    n.inputs = (_channels_first(x), *others)
-    return _channels_last(qlinear_conv(n))
+        return quantised_conv(n, x)
+    return _channels_last(quantised_conv(n, _channels_first(x)))
 
 
 @converter("NhwcMaxPool", domain=MICROSOFT)
