@@ -15,6 +15,13 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> object:
         yield
 
 
+@pytest.fixture(autouse=True)
+def unchecked(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests that look at kernels' text, their speed or their keys want them without checks."""
+    if request.node.get_closest_marker("unchecked") is not None:
+        monkeypatch.setenv("MONOGRAPH_CHECKED", "0")
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """The tests of a whole folder are left out without torch: no skip would show."""
     missing = [n for n in ("torch", "triton") if importlib.util.find_spec(n) is None]

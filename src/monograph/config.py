@@ -14,6 +14,8 @@ from monograph.errors import ConfigError, did_you_mean
 TARGETS = ("cpu", "gpu", "reference")
 GPUS = ("gpu", "gpu:NUMBER", "gpu:ARCHITECTURE", "gpu:interpreter")
 """How targets on GPUs are written."""
+INTERPRETER = "interpreter"
+"""The device of a target that is Triton's interpreter."""
 PRECISIONS = ("f32", "f16", "bf16")
 TUNING = ("off", "fast", "full")
 CAPTURE = ("auto", "off", "require")
@@ -98,6 +100,13 @@ class Config:
             raise ConfigError("cache_bytes is negative", expected=">= 0", given=self.cache_bytes)
         if not self.on_gpu:
             _refuse_gpu_options(self)
+        elif self.checked and self.device != INTERPRETER:
+            raise ConfigError(
+                "only code for CPUs and interpreted kernels can be checked",
+                expected=f"cpu | gpu:{INTERPRETER}",
+                given=self.target,
+                hint="leave checked out, or take one of these targets",
+            )
         if self.target == "reference" and self.capture == "require":
             raise ConfigError(
                 "the reference launches nothing, so there is nothing to capture",
@@ -158,6 +167,8 @@ def make_config(**options: Any) -> Config:
         values = {n: v for n, v in values.items() if n not in _OF_GPUS or n in given}
         if "tune" in given and target in TARGETS:  # whatever it is: none of them chooses kernels
             raise _of_gpus("tune", options["tune"], target)
+    if target.startswith("gpu") and target != f"gpu:{INTERPRETER}" and not options.get("checked"):
+        values.pop("checked", None)  # a device cannot check: a default is no wish here either
     if values.get("target") == "reference" and options.get("capture") is None:
         values.pop("capture", None)  # nor is one for targets that launch
     return Config(**values)

@@ -8,7 +8,7 @@ at run time, and counted. A map that is proven to leave its buffer is a fault of
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 
 import numpy as np
@@ -29,21 +29,38 @@ def inside(index: Index, extent: int, what: object = "") -> bool:
     An index that is proven to leave that range raises an InternalError.
     """
     low, high = index.bounds()
-    if 0 <= low and high < extent:
+    if low >= 0 and high < extent:
         return True
-    if any(c.extent < 1 for c in index.counters):
+    counters = index.counters
+    if any((c.extent if c.values is None else c.values) < 1 for c in counters):
         return True  # no point at all
+    index = substitute(index, {c: Index() for c in counters if c.values == 1})
     found = extremes(index)
     if found is None:
         return False
     low, high = found
-    if 0 <= low and high < extent:
+    if low >= 0 and high < extent:
         return True
     raise InternalError(
         "an address is outside of its buffer",
         expected=f"0..{extent - 1}, the elements of {what or 'the buffer'}",
         given=f"{low}..{high}, the range of {shown(index)}",
     )
+
+
+def substitute(index: Index, known: Mapping[Counter, Index]) -> Index:
+    """An index in terms of what some of its counters are."""
+    if not known or not index.counters & known.keys():
+        return index
+    made = Index(index.constant)
+    for atom, factor in index.terms:
+        if isinstance(atom, Counter):
+            one = known.get(atom, Index(0, ((atom, 1),)))
+        else:
+            inner = substitute(atom.index, known)
+            one = inner // atom.by if isinstance(atom, Quotient) else inner % atom.by
+        made = made + one * factor
+    return made
 
 
 @lru_cache(maxsize=1024)

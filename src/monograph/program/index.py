@@ -26,6 +26,8 @@ class Counter:
 
     name: str
     extent: int
+    values: int | None = None
+    """How many numbers come up where fewer do than the extent says (see `kept_counter`)."""
 
     @property
     def bounds(self) -> tuple[int, int]:
@@ -196,6 +198,11 @@ def _made(constant: int, factors: dict[Atom, int]) -> Index:
 def counter(name: str, extent: int) -> Index:
     """The index that a loop counts; a loop of one trip is the constant 0."""
     return Index() if extent == 1 else Index(0, ((Counter(name, extent), 1),))
+
+
+def kept_counter(name: str, extent: int) -> Counter:
+    """A counter that no view leaves out, as one of a single number would be: its mask counts."""
+    return Counter(name, max(extent, 2), extent)
 
 
 def strides_of(shape: Sequence[int]) -> tuple[int, ...]:

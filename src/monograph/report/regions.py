@@ -15,6 +15,7 @@ from monograph.codegen.llvm.reasons import host_reason
 from monograph.config import make_config
 from monograph.errors import ConfigError, FeedError, InferError, MonographError, some_of
 from monograph.ir import Graph, Value
+from monograph.program.addresses import unproven_addresses
 from monograph.program.draws import with_states
 from monograph.program.expand import expand
 from monograph.program.kinds import is_native
@@ -186,6 +187,7 @@ def launching_json(found: Launching | MonographError) -> dict[str, Any]:
             for h in found.host
         ],
         "ends": list(found.ends),
+        "bounds_checks": unproven_addresses(found.program),
     }
 
 

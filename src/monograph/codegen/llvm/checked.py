@@ -35,11 +35,11 @@ _INTEGER = re.compile(r"(%\S+) = (add|sub|mul) (?:nsw )?i64 (\S+), (\S+)$")
 _LOAD = re.compile(r"%\S+ = load (?:atomic )?(<[^>]*>|\S+), ptr (%[^\s,]+)")
 _STORE = re.compile(r"store (?:atomic )?(<[^>]*>|\S+) .*, ptr (%[^\s,]+)(?:,| )")
 _ATOMIC = re.compile(r"%\S+ = atomicrmw \w+ ptr (%[^\s,]+), (\w+)")
-_MASKED = re.compile(r"call (<[^>]*>) @llvm\.masked\.load\S+\(ptr (%[^\s,]+), .*?<((?:i1 \w+,? ?)+)>")
-_FILL = re.compile(r"call void @llvm\.memset\S+\(ptr (%[^\s,]+), i8 \S+, i64 (\S+), ")
-_COPY = re.compile(
-    r"call void @llvm\.memcpy\S+\(ptr (%[^\s,]+), ptr (%[^\s,]+), i64 (\S+), "
+_MASKED = re.compile(
+    r"call (<[^>]*>) @llvm\.masked\.load\S+\(ptr (%[^\s,]+), .*?<((?:i1 \w+,? ?)+)>"
 )
+_FILL = re.compile(r"call void @llvm\.memset\S+\(ptr (%[^\s,]+), i8 \S+, i64 (\S+), ")
+_COPY = re.compile(r"call void @llvm\.memcpy\S+\(ptr (%[^\s,]+), ptr (%[^\s,]+), i64 (\S+), ")
 _CALL = re.compile(r"call void @\S+?\((.*)\) ; spans (.*)$")
 _ANY = re.compile(r"\bptr\b")
 _HARMLESS = ("call void @barrier(", "call void @llvm.prefetch.")
@@ -292,8 +292,10 @@ class Instrumented:
         size = group.high - group.low
         if extent is not None and not first.count:
             room = _limit(extent, first) - extent.low - size
-            yield f"  {bad} = icmp ugt i64 {moved}, {room}" if room >= 0 else (
-                f"  {bad} = icmp eq i64 0, 0"
+            yield (
+                f"  {bad} = icmp ugt i64 {moved}, {room}"
+                if room >= 0
+                else (f"  {bad} = icmp eq i64 0, 0")
             )
         else:
             yield from self._check_counted(first, base, extent, moved, size, bad)
@@ -370,7 +372,8 @@ class Instrumented:
             found = _PHI.match(line)
             assert found is not None
             incoming = ", ".join(
-                f"[ {self._shadow_of(v, which)}, {label} ]" for v, label in _INCOMING.findall(found[2])
+                f"[ {self._shadow_of(v, which)}, {label} ]"
+                for v, label in _INCOMING.findall(found[2])
             )
             yield f"  {name}.{which} = phi i64 {incoming}"
 

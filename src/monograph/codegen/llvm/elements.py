@@ -68,7 +68,7 @@ class Elements(Walk[Point]):
     def load_at(
         self, pointer: Reg, dtype: DType, position: Index, point: Point, extent: int = 0
     ) -> Scalar:
-        """Elements at a position; one that is not proven to be in a buffer comes with its extent."""
+        """Elements at a position; one that is not proven to be in its buffer has an extent."""
         where = self.b.mul(self.number(position, point, extent), dtype.itemsize)
         return self.scalars.load(dtype, self.b.offset(pointer, where), point.lanes)
 

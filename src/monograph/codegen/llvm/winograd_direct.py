@@ -87,7 +87,11 @@ class PlainTile:
         reach = (SIZE + TAPS - 2) * (self.down + self.across) + (self.channels - 1) * self.channel
         w = (TAPS * TAPS * self.channels - 1) * self.row + self.lanes * 4
         given = Extent(reach + 4, "a tile of the input")
-        return given, Extent(w, "weights"), Extent(SIZE * SIZE * self.lanes * 4, "a tile of results")
+        return (
+            given,
+            Extent(w, "weights"),
+            Extent(SIZE * SIZE * self.lanes * 4, "a tile of results"),
+        )
 
     def text(self, checked: bool) -> str:
         """`void tile(ptr x, ptr w, ptr out)`: rare, so the fewest instructions are the best."""

@@ -232,7 +232,7 @@ class _Step(Flash):
         if not all(stands(given[i], places) for i in (KEYS, VALUES)):
             return None
         pointers = {v: self.k.pointer(v) for v in known if isinstance(v.op, Input)}
-        return Elements(self.w, places.storage, pointers, frozenset(known))
+        return Elements(self.w, places.storage, pointers, frozenset(known), guard=self.k.guard)
 
     def _read_places(self, e: Elements) -> None:
         """How many keys count, and where the new row goes."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from monograph.codegen.triton.scalar import TritonScalars
@@ -11,9 +12,10 @@ from monograph.codegen.walk import Walk
 from monograph.ir import Value, known
 from monograph.ops.scalar import Scalar
 from monograph.program.access import Element, Indices, through_view
+from monograph.program.bounds import inside, substitute
 from monograph.program.index import Atom, Counter, Index, Quotient, Remainder, flatten
 from monograph.program.kinds import is_view
-from monograph.program.place import Storage
+from monograph.program.place import Storage, described
 
 INT32_MOST = (1 << 31) - 1
 
@@ -41,6 +43,10 @@ class Elements(Walk[Point]):
     pointers: Mapping[Value, str]
     inputs: frozenset[Value]
     given: dict[Value, Scalar] = field(default_factory=dict)
+    guard: Callable[[str, str], None] | None = None
+    """Reports where a condition holds that an address is outside of its buffer, and the address."""
+    narrowed: dict[Counter, Index] = field(default_factory=dict)
+    """What counters are where elements are loaded, if masks leave some of their numbers out."""
     ground: Axis | None = None
     """The numbers of the blocks themselves, for results that have no counters."""
     scalars: TritonScalars = field(init=False)
@@ -68,6 +74,7 @@ class Elements(Walk[Point]):
         if mask and joint & position.counters and not joint <= position.counters:
             # A view has left fewer counters than the mask is of: pointers need the mask's shape.
             number = self.w.let(f"({mask}).to(tl.int32) * 0 + {number}", "i")
+        mask = self._guarded(value, substitute(position, self.narrowed), number, mask)
         where = f"{self.pointers[value]} + {number}"
         text = f"tl.load({where}, mask={mask}, other=0)" if mask else f"tl.load({where})"
         return self.w.let(text, "x")
@@ -106,9 +113,25 @@ class Elements(Walk[Point]):
             # One place for a whole block: its pointers need the block's shape, and one may write.
             number = self.w.let(f"({self.ground.text}) * 0 + {number}", "i")
             mask = self.ground.mask
+        mask = self._guarded(value, position, number, mask)
         where = f"{self.pointers[value]} + {number}"
         masked = f", mask={mask}" if mask else ""
         self.w.line(f"tl.store({where}, {self.scalars.encoded(scalar)}{masked})")
+
+    def _guarded(self, value: Value, position: Index, number: str, mask: str | None) -> str | None:
+        """The mask of an access, without what is outside where no proof says that nothing is."""
+        place = self.storage[value]
+        extent = math.prod(place.buffer.padded)
+        if inside(position + place.offset, extent, described(place.buffer)):
+            return mask
+        assert self.guard is not None
+        low, high = -place.offset, extent - place.offset
+        wrong = self.w.let(f"({number} < {low}) | ({number} >= {high})", "m")
+        if mask:
+            wrong = self.w.let(f"({wrong}) & ({mask})", "m")
+        self.guard(wrong, number)
+        within = f"({number} >= {low}) & ({number} < {high})"
+        return self.w.let(f"{within} & ({mask})" if mask else within, "m")
 
     def mask(self, position: Index, point: Point) -> str | None:
         """Where every counter that a position depends on is within its extent."""

@@ -22,7 +22,7 @@ from monograph.ir.dtype import BOOL, f64
 from monograph.ops.attention import LENGTHS, MASK, SINKS, Attention
 from monograph.ops.scalar import Scalar
 from monograph.program.access import Indices, aligned
-from monograph.program.index import Counter, Index
+from monograph.program.index import Index, kept_counter
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,7 @@ class Flash:
         value = self.operands[index]
         at, point = [], {}
         for i, (axis, extent) in enumerate(zip((*axes, last), value.tensor.static, strict=True)):
-            counter = Counter(f"a{index}{i}", max(extent, 2))
+            counter = kept_counter(f"a{index}{i}", extent)
             at.append(Index(0, ((counter, 1),)))
             point[counter] = axis
         return self.t.elements.through_views(value, tuple(at), point)
@@ -153,7 +153,7 @@ class Flash:
         lengths = self.given.get(LENGTHS)
         self.length = str(self.h.keys)
         if lengths is not None:
-            counter = Counter("n", max(lengths.tensor.static[0], 2))
+            counter = kept_counter("n", lengths.tensor.static[0])
             at = (Index(0, ((counter, 1),)),)
             loaded = self.t.elements.element(lengths, at, {counter: Axis(self.batch)})
             self.length = self.w.let(f"tl.minimum({loaded.reg}, {self.h.keys}).to(tl.int32)", "n")
@@ -199,7 +199,7 @@ class Flash:
 
     def sink(self, head: str, mask: str) -> str:
         sinks = self.given[SINKS]
-        counter = Counter("h", max(sinks.tensor.static[0], 2))
+        counter = kept_counter("h", sinks.tensor.static[0])
         at = (Index(0, ((counter, 1),)),)
         loaded = self.t.elements.element(sinks, at, {counter: Axis(head, mask)})
         return str(self.t.elements.scalars.cast(loaded, self.wide).reg)
@@ -284,7 +284,7 @@ class Flash:
     def _mask(self, mask: Value, across: str, inside: str) -> str:
         batch, head, query = self.row_axes()
         axes = (batch, head, query, Axis(across, inside))
-        counters = [Counter(f"m{i}", max(d, 2)) for i, d in enumerate(self._whole())]
+        counters = [kept_counter(f"m{i}", d) for i, d in enumerate(self._whole())]
         at: Indices = tuple(Index(0, ((c, 1),)) for c in counters)
         own = aligned(at, mask.tensor.static)
         point = dict(zip(counters, axes, strict=True))

@@ -11,7 +11,7 @@ from monograph.ir.dtype import i64
 from monograph.ops.extend import Pad
 from monograph.ops.index import Gather, GatherElements, GatherNd
 from monograph.program.access import Indices
-from monograph.program.index import Counter, Index
+from monograph.program.index import Index, kept_counter
 from monograph.program.ranges import is_within
 
 
@@ -89,7 +89,7 @@ def read_at(t: Tile, x: Value, at: Indices, found: dict[int, str], mask: str | N
     point = dict(t.point)
     whole = list(at)
     for dimension, text in found.items():
-        counter = Counter(f"g{dimension}", max(x.tensor.static[dimension], 2))
+        counter = kept_counter(f"g{dimension}", x.tensor.static[dimension])
         point[counter] = Axis(text, mask)
         whole[dimension] = Index(0, ((counter, 1),))
     if 0 in x.tensor.static:

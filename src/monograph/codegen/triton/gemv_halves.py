@@ -38,8 +38,10 @@ from monograph.ir import known
 from monograph.ir.dtype import f16, f32, i32
 from monograph.ops.scalar import Scalar
 from monograph.program.access import through_view
+from monograph.program.bounds import inside
 from monograph.program.index import Index, flatten
 from monograph.program.kinds import is_view
+from monograph.program.place import described
 
 MOST_WORDS = 64
 """Words of a thread at a time: with what they are multiplied by, more do not fit in registers."""
@@ -325,6 +327,9 @@ class _Work:
             element = through_view(element.value, element.at)
         storage = self.t.elements.storage[element.value]
         where = flatten(element.at, storage.strides)
+        extent = math.prod(storage.buffer.padded)
+        if not inside(where + storage.offset, extent, described(storage.buffer)):
+            return None
         counter = self.operands.counter
         rest = where + Index(0, ((counter, -1),))
         steps = [storage.offset, rest.constant, self.p.codes.k, *(f for _, f in rest.terms)]

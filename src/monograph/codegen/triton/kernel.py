@@ -16,6 +16,7 @@ from monograph.ir.dtype import i64
 from monograph.ir.literal import digest_of
 from monograph.program.program import Program, Step
 
+OUTSIDE = "an address is outside of its buffer"
 NAME = "KERNEL"
 """Stands for the function's name in the source, so that equal kernels have equal source."""
 
@@ -75,6 +76,8 @@ class Fault:
     dtype: DType = i64
     shows_data: bool = True
     """Whether the data say what is wrong."""
+    internal: bool = False
+    """Whether it is a fault of Monograph's own, not of the data."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,6 +114,8 @@ class Launch:
     """Whether the kernel waits by itself for the ones before it (dependent launch)."""
     step: Step | None = None
     """The step of a sub-program that it belongs to."""
+    bounds_checks: int = 0
+    """Addresses that it checks because no proof covers them."""
 
 
 @dataclass(frozen=True)
@@ -194,6 +199,8 @@ class KernelWriter:
     arguments: list[Argument] = field(default_factory=list)
     waited: bool = False
     triggered: bool = False
+    checks: int = 0
+    """Addresses that are checked because no proof covers them."""
 
     def pointer(self, what: Argument) -> str:
         """The name of a pointer; asking twice for one thing gives the same."""
@@ -209,7 +216,12 @@ class KernelWriter:
         held = [v for v in (*region.inputs, *region.outputs) if not _is_literal(v)]
         pointers = {v: self.pointer(v) for v in held}
         storage = self.context.program.places.storage
-        return Elements(self.w, storage, pointers, frozenset(region.inputs))
+        return Elements(self.w, storage, pointers, frozenset(region.inputs), guard=self.guard)
+
+    def guard(self, wrong: str, number: str) -> None:
+        """Reports an address outside of its buffer, of an index map that no proof covers."""
+        self.checks += 1
+        self.report(Fault(OUTSIDE, internal=True), wrong, number)
 
     def report(self, fault: Fault, wrong: str, data: str) -> None:
         """Where a condition holds, notes that a fault came and with which data.
@@ -242,7 +254,15 @@ class KernelWriter:
         body = "\n".join(self.w.lines or ["    pass"])
         source = f"@triton.jit\ndef {NAME}({names}):\n{body}\n"
         x, y, z = (*grid, 1, 1)[:3]
-        return Launch(source, tuple(self.arguments), (x, y, z), warps, stages, dependent)
+        return Launch(
+            source,
+            tuple(self.arguments),
+            (x, y, z),
+            warps,
+            stages,
+            dependent,
+            bounds_checks=self.checks,
+        )
 
 
 def _is_literal(value: Value) -> bool:

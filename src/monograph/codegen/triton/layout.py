@@ -103,6 +103,12 @@ class GpuModule:
             yield from bound.every
 
     @property
+    def bounds_checks(self) -> int:
+        """Addresses that no proof covers: every run checks them."""
+        works = (b.work for b in self.every)
+        return sum(w.bounds_checks for w in works if isinstance(w, Launch))
+
+    @property
     def host_reads(self) -> int:
         """Places where the host has to read a condition before it can go on."""
         works = (b.work for b in self.every)

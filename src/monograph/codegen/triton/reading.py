@@ -15,13 +15,13 @@ from monograph.codegen.triton.writer import Writer
 from monograph.ir import Array, DType, Value, from_numpy
 from monograph.ops.scalar import Scalar
 from monograph.program.access import Indices
-from monograph.program.index import Counter, Index
+from monograph.program.index import Index, kept_counter
 
 
 def _nest(value: Value, numbers: Sequence[str], mask: str | None) -> tuple[Indices, Point]:
     """An index and a point at which a value's dimensions have these numbers."""
     shape = value.tensor.static
-    counters = [Counter(f"o{i}", max(d, 2)) for i, d in enumerate(shape)]
+    counters = [kept_counter(f"o{i}", d) for i, d in enumerate(shape)]
     point = {c: Axis(text, mask, True) for c, text in zip(counters, numbers, strict=True)}
     return tuple(Index(0, ((c, 1),)) for c in counters), point
 

@@ -16,7 +16,7 @@ from monograph.ir import Value
 from monograph.ir.dtype import i64
 from monograph.ops.attention import CacheUpdate, Rope
 from monograph.ops.scalar import Scalar
-from monograph.program.index import Counter, Index
+from monograph.program.index import Index, kept_counter
 
 
 def serves(anchor: Value) -> bool:
@@ -43,7 +43,7 @@ def candidates(context: GpuContext) -> list[Candidate]:
 def element(e: Elements, value: Value, texts: Sequence[str], mask: str | None) -> Scalar:
     """An operand's element at numbers that are expressions, as its type is in registers."""
     shape = value.tensor.static
-    counters = [Counter(f"o{i}", max(d, 2)) for i, d in enumerate(shape)]
+    counters = [kept_counter(f"o{i}", d) for i, d in enumerate(shape)]
     nest = [(c, text) for c, text, d in zip(counters, texts, shape, strict=True) if d != 1]
     at = tuple(
         Index() if d == 1 else Index(0, ((c, 1),)) for c, d in zip(counters, shape, strict=True)

@@ -11,7 +11,7 @@ from monograph.ir import Value
 from monograph.ir.dtype import COMPLEX
 from monograph.ops.reduce import CumSum, Cumulative
 from monograph.ops.scalar import Scalar
-from monograph.program.index import Index
+from monograph.program.index import Index, counter
 
 
 def serves(anchor: Value) -> bool:
@@ -56,6 +56,10 @@ class _ScanRows(Rows):
         read = Index(size - 1 + shift if op.reverse else -shift, ((along, step),))
         written = Index(size - 1 if op.reverse else 0, ((along, step),))
         self.at = tuple(read if d == op.axis else i for d, i in enumerate(self.at))
+        if op.exclusive:
+            # The first is masked: nothing comes before it.
+            later = counter(along.name, size - 1) + 1
+            self.elements.narrowed[along] = later
         self.out_at = tuple(written if d == op.axis else i for d, i in enumerate(self.out_at))
 
 

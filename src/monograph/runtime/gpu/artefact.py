@@ -148,7 +148,7 @@ def layout_to_json(layout: GpuLayout) -> dict[str, Any]:
     }
 
 
-_PLAIN = ("arena_bytes", "kept_bytes", "flops", "moved")
+_PLAIN = ("arena_bytes", "kept_bytes", "flops", "moved", "bounds_checks")
 
 
 def layout_from_json(found: Mapping[str, Any]) -> GpuLayout:

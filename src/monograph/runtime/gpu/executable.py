@@ -137,12 +137,15 @@ def layout_of(module: GpuModule) -> GpuLayout:
         module.kept_bytes,
         module.pieces,
         tuple(
-            FaultText(f.message, f.expected, step.origin, step.region.kind, at, f.shows_data)
+            FaultText(
+                f.message, f.expected, step.origin, step.region.kind, at, f.shows_data, f.internal
+            )
             for step, f, at in module.faults
         ),
         work.flops,
         work.bytes,
         nests(module),
+        module.bounds_checks,
     )
 
 

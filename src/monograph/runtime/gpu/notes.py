@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 
-from monograph.errors import ExecutionError
+from monograph.errors import ExecutionError, InternalError
 from monograph.runtime.gpu.devices import Device
 
 if TYPE_CHECKING:
@@ -76,7 +76,8 @@ class Note:
         for fault in self._faults:
             came, data = _NOTE.unpack_from(noted, fault.at - self._first)
             if came:
-                raise ExecutionError(
+                kind = InternalError if fault.internal else ExecutionError
+                raise kind(
                     fault.message,
                     node=fault.node or None,
                     op=fault.op,

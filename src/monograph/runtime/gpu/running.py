@@ -50,6 +50,7 @@ class FaultText:
     op: str
     at: int
     shows_data: bool = True
+    internal: bool = False
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,8 @@ class GpuLayout:
     moved: float = 0.0
     nests: tuple[Nest, ...] = ()
     """Which launches branches and loops contain; empty where none do."""
+    bounds_checks: int = 0
+    """Addresses that no proof covers: every run checks them."""
 
     @property
     def every_nest(self) -> tuple[Nest, ...]:
@@ -140,6 +143,11 @@ class Running:
             record.point(position, *self._constants.at(where.offset))
         else:
             record.point(position, self._memory[where.memory], where.offset)
+
+    @property
+    def bounds_checks(self) -> int:
+        """Addresses that no proof covers: every run checks them."""
+        return self.layout.bounds_checks
 
     @property
     def kernels(self) -> int:

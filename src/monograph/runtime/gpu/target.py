@@ -286,6 +286,7 @@ class OfflineExecutable:
         self.kernels = count_kernels([nest_of(bound) for bound in module.every])
         self.launches = len(module.works)
         self.arena_bytes = module.arena_bytes
+        self.bounds_checks = module.bounds_checks
         self._code = code
 
     def artefact(self) -> GpuArtefact | None:

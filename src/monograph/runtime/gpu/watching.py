@@ -2,7 +2,7 @@
 
 All of the interpreter's accesses to memory go through one module of Triton's. While a checked
 kernel runs, that module is asked only for addresses inside of the buffers of its arguments, each as
-long as the value in it. Elements that a mask leaves out are not accessed, so they are not looked at.
+long as the value in it. Elements that a mask leaves out are not accessed, so they do not count.
 """
 
 from __future__ import annotations
