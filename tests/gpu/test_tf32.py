@@ -187,7 +187,7 @@ def test_sums_of_positive_products_are_not_biased(make: Make) -> None:
 @pytest.mark.usefixtures("truncating")
 @pytest.mark.parametrize("make", GRAPHS.values(), ids=GRAPHS)
 def test_truncated_operands_would_show(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tf32, "rounding", lambda context: tf32.OFF)
+    monkeypatch.setattr(tf32, "rounding", lambda: tf32.OFF)
     monkeypatch.setattr(tf32, "round_array", lambda x: x)
     found = biases(make(), 1)
     assert all(b > TRUNCATED for b in found.values()), found
