@@ -84,7 +84,7 @@ def _resized(k: KernelWriter, t: Tile, mask: str | None) -> str:
     for axis in axes:
         if axis.outside.any():
             pointer = table(k, axis.outside.astype(np.int8))
-            beyond = w.let(f"tl.load({pointer} + {texts[axis.dimension]}) != 0", "m")
+            beyond = w.let(f"tl.load({pointer} + ({texts[axis.dimension]}){walk.inside}) != 0", "m")
             other = s.constant(op.extrapolation, anchor.dtype)
             made = Scalar(
                 w.set(made.reg.type, f"tl.where({beyond}, {other.reg}, {made.reg})"), made.dtype
