@@ -134,3 +134,17 @@ def test_the_cpu_target_imports_neither() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_only_code_that_can_be_checked_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    for target in ("cpu", "reference", "gpu:interpreter"):
+        assert Config(target=target, checked=True).checked
+    for target in ("gpu", "gpu:1", "gpu:sm_90"):
+        with pytest.raises(ConfigError, match="can be checked"):
+            Config(target=target, checked=True)
+        with pytest.raises(ConfigError, match="can be checked"):
+            make_config(target=target, checked=True)
+    monkeypatch.setenv("MONOGRAPH_CHECKED", "1")
+    assert make_config().checked
+    assert not make_config(checked=False).checked
+    assert not make_config(target="gpu").checked, "a default is no wish for a device"

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 
 import monograph
@@ -21,8 +23,9 @@ from monograph.ops.linear import Dot
 from monograph.ops.recurrent import Rnn
 from monograph.ops.scalar import Scalar
 from monograph.ops.shape import Reshape, Slice, Transpose
-from monograph.program import index
+from monograph.program import addresses, index
 from monograph.program.recurrence import Recurrence
+from monograph.report.regions import launching_json, launching_of
 from monograph.runtime import executable
 from monograph.runtime.executable import CpuExecutable, compile_graph
 from tests.cpu.moving import check, host
@@ -178,3 +181,23 @@ def test_every_kernel_is_instrumented(monkeypatch: pytest.MonkeyPatch) -> None:
     assert seen
     assert all(seen)
     assert checked.SLACK == 256
+
+
+def test_checked_code_has_keys_of_its_own_on_disk(tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    onnx.save(MODELS[0].model(), path)
+    for mode in (True, False, True, False):
+        session = monograph.load(path, cache_dir=str(tmp_path / "cache"), checked=mode)
+        session.run(MODELS[0].feeds())
+        seen = session.stats["from_disk"]
+        assert session.stats["bounds_checks"] == 0
+        (made,) = session._bindings.made()
+        assert any(f.buffers for f in made.layout.faults) == mode
+    assert seen == 1
+
+
+def test_inspect_counts_what_no_proof_covers(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = graph_of(Neg()(Reshape((6,))(Transpose((1, 0))(value("f32[3, 2]")))))
+    assert launching_json(launching_of(graph, "cpu"))["bounds_checks"] == 0
+    monkeypatch.setattr(addresses, "inside", lambda *given: False)
+    assert launching_json(launching_of(graph, "cpu"))["bounds_checks"] == 2

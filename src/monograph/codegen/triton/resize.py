@@ -81,7 +81,7 @@ def _resized(k: KernelWriter, t: Tile, mask: str | None) -> str:
     for axis in axes:
         if axis.outside.any():
             pointer = table(k, axis.outside.astype(np.int8))
-            beyond = w.let(f"tl.load({pointer} + {texts[axis.dimension]}) != 0", "m")
+            beyond = w.let(f"tl.load({pointer} + ({texts[axis.dimension]}){walk.inside}) != 0", "m")
             other = s.constant(op.beyond(anchor.dtype), anchor.dtype)
             made = Scalar(
                 w.set(made.reg.type, f"tl.where({beyond}, {other.reg}, {made.reg})"), made.dtype

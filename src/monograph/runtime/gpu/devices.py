@@ -149,12 +149,15 @@ class Interpreter:
     measures = False
     cache_bytes = 0
 
+    checked: bool | None = None
+    """Whether every address of a kernel is checked; as the environment says for None."""
+
     def __init__(self, checked: bool | None = None) -> None:
-        self.checked = make_config().checked if checked is None else checked
-        """Whether every address of a kernel is checked; as the environment says for None."""
+        self.checked = checked
 
     def record(self, launch: Launch, arguments: Sequence[Where], stem: str) -> Record:
-        kind = _Checked if self.checked else _Interpreted
+        checked = make_config().checked if self.checked is None else self.checked
+        kind = _Checked if checked else _Interpreted
         return kind(launch, arguments, stem)
 
     def loaded(
