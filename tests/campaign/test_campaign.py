@@ -202,9 +202,6 @@ def _run_script(folder: Path, text: str) -> str:
 # Workers ----------------------------------------------------------------------------------------
 
 
-CRASHING = Case("single", 0, 0, onnx.ModelProto(), ())
-
-
 class Dying:
     """A case that ends the process when it is unpickled there."""
 
@@ -221,6 +218,22 @@ def test_a_worker_that_dies_is_a_finding_and_another_follows():
     reply = worker.ask({"kind": "single", "seed": 1, "number": 1, "turn": 0})
     assert reply["verdict"].counts
     worker.stop()
+
+
+def test_a_crash_of_one_side_hides_no_other(monkeypatch: pytest.MonkeyPatch):
+    """The rest of the sides is judged again, by another process."""
+    asked = []
+
+    def ask(worker: Worker, request: dict[str, Any]) -> dict[str, Any]:
+        asked.append(tuple(request.get("sides", worker.sides)))
+        if "onnxruntime" in asked[-1]:
+            return {"died": "crash", "side": "onnxruntime", "why": "SIGSEGV"}
+        return {"verdict": Verdict({"ran": 1}, (Problem("cpu", "wrong", "y"),)), "ops": ["Relu"]}
+
+    monkeypatch.setattr(Worker, "ask", ask)
+    report = campaign("single", 1, 1, 1, SIDES)
+    assert asked == [SIDES, ("cpu",)]
+    assert {key[:2] for key in report.findings} == {("onnxruntime", "crash"), ("cpu", "wrong")}
 
 
 def test_a_worker_that_hangs_is_a_finding():
