@@ -68,7 +68,12 @@ def test_padding_times_an_infinity_is_nan(
 @pytest.mark.parametrize("layout", [LAST, FIRST])
 @pytest.mark.parametrize(
     ("kernel", "strides", "pads", "extra"),
-    [((2, 2), (1, 1), 0, 0), ((3, 4), (2, 2), 0, 1), ((3, 3), (2, 1), 1, 0), ((2, 2), (2, 2), 0, 0)],
+    [
+        ((2, 2), (1, 1), 0, 0),
+        ((3, 4), (2, 2), 0, 1),
+        ((3, 3), (2, 1), 1, 0),
+        ((2, 2), (2, 2), 0, 0),
+    ],
     ids=["dense", "phases", "cropped", "apart"],
 )
 def test_transposed_multiplies_only_what_is_there(

@@ -86,9 +86,9 @@ class _WindowConv:
 
     def emit(self) -> Kernel:
         context, region = self.context, self.context.step.region
-        for value in (*region.inputs, *region.outputs):
-            if value is not self.weights or self.constant is None:
-                context.argument(value)
+        read = region.inputs if self.constant is None else region.inputs_besides(1)
+        for value in (*read, *region.outputs):
+            context.argument(value)
         self.packed = -1
         if self.constant is not None:
             self.packed = context.argument(Packed(self._pack(self.constant)))

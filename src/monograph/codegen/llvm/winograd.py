@@ -156,9 +156,8 @@ class _Winograd:
 
     def emit(self) -> Kernel:
         context, region = self.context, self.context.step.region
-        for value in (*region.inputs, *region.outputs):
-            if value is not self.anchor.inputs[1]:
-                context.argument(value)
+        for value in (*region.inputs_besides(1), *region.outputs):
+            context.argument(value)
         packed = context.argument(Packed(self._pack()))
         plain = context.argument(Packed(plain_weights(self.weights, self.m_row // 4)))
         scratch = context.argument(Scratch(self.per_thread * context.threads))
