@@ -156,3 +156,28 @@ def test_cache_update_out_of_bounds_is_an_error() -> None:
     executable = compile_graph(graph, host_features(), 2)
     with pytest.raises(ExecutionError, match="out of bounds"):
         executable.run(feeds)
+
+
+@pytest.mark.parametrize(
+    ("q", "k", "v"),
+    [
+        ((1, 0, 2, 3), (1, 0, 4, 3), (1, 0, 4, 5)),
+        ((0, 0, 0, 0), (0, 0, 0, 0), (0, 0, 0, 0)),
+        ((2, 4, 3, 0), (2, 2, 3, 0), (2, 2, 3, 5)),
+        ((2, 4, 0, 3), (2, 2, 3, 3), (2, 2, 3, 5)),
+    ],
+    ids=["no heads", "nothing", "heads without elements", "no queries"],
+)
+def test_sizes_of_zero(q: tuple[int, ...], k: tuple[int, ...], v: tuple[int, ...]) -> None:
+    """Scores of heads without elements are 0: every key counts alike."""
+    arrays = [np.random.default_rng(0).normal(size=s).astype(np.float32) for s in (q, k, v)]
+    given = Attention().reference(*arrays)
+    assert given.shape == (*q[:3], v[3])
+    if given.size:
+        mean = arrays[2].mean(axis=2, keepdims=True).repeat(2, 1)
+        np.testing.assert_allclose(given, np.broadcast_to(mean, given.shape), rtol=1e-6)
+    operands = (
+        value(f"f32[{', '.join(map(str, s))}]", n) for n, s in zip("qkv", (q, k, v), strict=True)
+    )
+    graph = graph_of(Attention()(*operands))
+    check(graph, dict(zip("qkv", arrays, strict=True)))

@@ -51,6 +51,17 @@ def test_nonzero() -> None:
     assert infer(NonZero(), "bool[2, N]") == f"i64[2, {UNKNOWN}]"
 
 
+@pytest.mark.parametrize("axis", [None, 0])
+def test_all_nan_are_one_element(axis: int | None) -> None:
+    x = np.array([np.nan, 1, np.nan, 2, 1], np.float32)
+    values, first, inverse, counts = Unique(axis).reference(x)
+    np.testing.assert_array_equal(values, np.array([1, 2, np.nan], np.float32))
+    assert (first.tolist(), counts.tolist()) == ([1, 3, 0], [2, 1, 2])
+    assert inverse.tolist() == [2, 0, 2, 1, 0]
+    rows = np.array([[np.nan, 1], [0, np.nan], [np.nan, 1], [np.nan, 2]])
+    assert Unique(0).reference(rows)[3].tolist() == [1, 2, 1]
+
+
 def test_unique_elements() -> None:
     x = np.array([[2, 1, 1], [3, 4, 3]], np.float32)
     values, first, inverse, counts = Unique().reference(x)

@@ -1,6 +1,6 @@
 """The tensor IR: an immutable, typed, interned dataflow graph with a text form."""
 
-from monograph.ir.core import Constant, Input, Item, constant, known, unpack
+from monograph.ir.core import Constant, Input, Item, constant, is_finite, known, unpack
 from monograph.ir.dtype import DType, dtype, from_numpy
 from monograph.ir.evaluate import evaluate
 from monograph.ir.graph import Graph, subgraphs, topological
@@ -51,6 +51,7 @@ __all__ = [
     "evaluate",
     "from_numpy",
     "generalise",
+    "is_finite",
     "known",
     "parse_graph",
     "parse_tensor_type",

@@ -78,6 +78,12 @@ def known(value: Value | None) -> Array | None:
     return None
 
 
+def is_finite(value: Value) -> bool:
+    """Whether a value is a constant that holds neither an infinity nor a NaN."""
+    data = known(value)
+    return data is not None and bool(np.isfinite(data.astype(np.float64)).all())
+
+
 def unpack(value: Value) -> tuple[Value, ...]:
     """Every result of a value that has several."""
     if not isinstance(value.type, TupleType):

@@ -86,9 +86,9 @@ class Attention(Op):
 
     def canonical(self, *types: Type) -> Op:
         size = as_tensor(types[0]).dims[-1] if types else None
-        if self.scale is not None or not isinstance(size, int) or size == 0:
+        if self.scale is not None or not isinstance(size, int):
             return self
-        return replace(self, scale=1 / math.sqrt(size))
+        return replace(self, scale=usual_scale(size))
 
     def infer(self, q: TensorType, k: TensorType, v: TensorType, *extra: TensorType) -> TensorType:
         dtype = same_dtype(q, k, v)
@@ -103,7 +103,7 @@ class Attention(Op):
         merge_dims(size, k.dims[3])
         merge_dims(keys, v.dims[2])
         merge_dims(groups, v.dims[1])
-        if isinstance(heads, int) and isinstance(groups, int) and (not groups or heads % groups):
+        if isinstance(heads, int) and isinstance(groups, int) and not divides(groups, heads):
             raise InferError("heads are no multiple of key heads", expected=groups, given=heads)
         if len(extra) != len(self.extra) or not _in_order(self.extra):
             raise InferError(
@@ -144,12 +144,12 @@ class Attention(Op):
 
     def weights(self, q: Array, k: Array, given: dict[str, Array]) -> Array:
         """How much each key counts for each query, in f64."""
-        if k.shape[1] == 0 or q.shape[1] % k.shape[1]:
+        if not divides(k.shape[1], q.shape[1]):
             raise ExecutionError(
                 "heads are no multiple of key heads", expected=k.shape[1], given=q.shape[1]
             )
-        scale = 1 / math.sqrt(q.shape[-1]) if self.scale is None else self.scale
-        keys = widen(k).repeat(q.shape[1] // k.shape[1], 1)
+        scale = usual_scale(q.shape[-1]) if self.scale is None else self.scale
+        keys = widen(k).repeat(q.shape[1] // max(k.shape[1], 1), 1)
         scores = np.matmul(widen(q) * scale, keys.swapaxes(2, 3))
         if self.softcap > 0:
             scores = self.softcap * np.tanh(scores / self.softcap)
@@ -186,6 +186,16 @@ class Attention(Op):
         place = np.arange(queries).reshape(1, 1, -1, 1) + length - queries
         visible = visible & (key <= place)
         return visible & (key > place - self.window) if self.window else visible
+
+
+def usual_scale(size: int) -> float:
+    """1 / sqrt(size); 1 for heads without elements, whose scores are 0 by any scale."""
+    return 1 / math.sqrt(max(size, 1))
+
+
+def divides(groups: int, heads: int) -> bool:
+    """Whether heads of queries share the heads of keys evenly; none share none."""
+    return heads % groups == 0 if groups else heads == 0
 
 
 def _fits(mask: Sequence[Dim], scores: Sequence[Dim]) -> bool:

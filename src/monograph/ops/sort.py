@@ -93,7 +93,8 @@ class Unique(Op):
     """The distinct elements of x, or its distinct slices along an axis.
 
     Results: those elements; where each first stood; for every element of x its place among them;
-    how often each occurs. In ascending order, or as they first come if not `sorted`.
+    how often each occurs. In ascending order, or as they first come if not `sorted`. All NaN are
+    one element, the largest: the standard does not say, and its own evaluator does so.
     """
 
     axis: int | None = None
@@ -153,7 +154,10 @@ def _group(rows: Array) -> tuple[Array, Array, Array]:
             order = order[np.argsort(rows[order, column], kind="stable")]
     ordered = rows[order]
     starts = np.ones(count, bool)
-    starts[1:] = (ordered[1:] != ordered[:-1]).any(axis=1)
+    same = ordered[1:] == ordered[:-1]
+    if rows.dtype.kind in "fc":
+        same |= np.isnan(ordered[1:]) & np.isnan(ordered[:-1])
+    starts[1:] = ~same.all(axis=1)
     group = np.cumsum(starts) - 1
     inverse = np.empty(count, np.int64)
     inverse[order] = group

@@ -14,7 +14,7 @@ from itertools import product
 
 import numpy as np
 
-from monograph.ir import Array, Value, constant, known
+from monograph.ir import Array, Value, constant, is_finite, known
 from monograph.ops.conv import Conv
 from monograph.ops.conv_transpose import ConvTranspose
 from monograph.ops.shape import Concat, Reshape, Slice, Transpose
@@ -56,6 +56,9 @@ def as_phases(op: ConvTranspose, x: Value, w: Value, shape: Sequence[int]) -> Va
     if weights is None or op.layout != CHANNELS_LAST or op.groups != 1 or op.auto or op.sizes:
         return None
     if any(d != 1 for d in op.dilations) or 0 in (*x.tensor.static, *shape, *weights.shape):
+        return None
+    # Phases multiply zeros beyond the image, which a transposed convolution has not.
+    if not is_finite(w):
         return None
     spatial = x.tensor.static[1:-1]
     sizes = zip(spatial, shape[1:-1], weights.shape[2:], op.strides, op.pads_begin, strict=True)

@@ -41,3 +41,16 @@ class Region:
             return ()
         at = self.body.index(self.anchor)
         return self.body[at + 1 :]
+
+    def inputs_besides(self, operand: int) -> tuple[Value, ...]:
+        """The inputs without the one that serves only as this operand of the anchor.
+
+        A kernel that packs constant weights reads them from memory no more, unless what follows
+        it, or its other operand, is the same constant.
+        """
+        assert self.anchor is not None
+        others = [v for i, v in enumerate(self.anchor.inputs) if i != operand]
+        read = {*others, *self.outputs}
+        read.update(v for user in self.body if user is not self.anchor for v in user.inputs)
+        only = self.anchor.inputs[operand]
+        return tuple(v for v in self.inputs if v is not only or v in read)

@@ -37,7 +37,8 @@ LINE = 64
 
 def serves(value: Value) -> bool:
     """Whether a value is attention that this kernel computes."""
-    return isinstance(value.op, Attention) and all(d > 0 for d in value.inputs[0].tensor.static)
+    # Heads without elements have scores too: 0.
+    return isinstance(value.op, Attention) and 0 not in value.inputs[0].tensor.static[:3]
 
 
 def readable(operand: Value) -> bool:
@@ -290,8 +291,8 @@ class _Attention:
                 if total is not None:
                     whole = self._total(total)
                     rest = whole if rest is None else self.scalars.a.add(rest, whole)
-                assert rest is not None
-                b.store(rest, self._score(r, t), self.size)
+                nothing = b.number(0.0, self.element, 0)  # of heads without elements
+                b.store(nothing if rest is None else rest, self._score(r, t), self.size)
 
         b.loop(0, block.keys, 1, one)
 

@@ -10,7 +10,7 @@ from monograph.codegen.llvm.builder import Builder, Int, Reg, vector
 from monograph.codegen.llvm.scalar import LlvmScalars
 from monograph.ir import DType, Value
 from monograph.ir.dtype import BOOL
-from monograph.ops.attention import LENGTHS, MASK, SINKS, Attention
+from monograph.ops.attention import LENGTHS, MASK, SINKS, Attention, usual_scale
 from monograph.ops.scalar import Scalar
 from monograph.program.place import Storage
 from monograph.program.strided import strided
@@ -68,7 +68,7 @@ class Scores:
         self.b, self.a = scalars.b, scalars.a
         self.given = dict(zip(op.extra, operands[3:], strict=True))
         size = operands[0].shape[-1]
-        self.scale = 1 / math.sqrt(size) if op.scale is None else op.scale
+        self.scale = usual_scale(size) if op.scale is None else op.scale
         self.over_heads = over_heads
         self.bounded = op.causal or LENGTHS in self.given
 

@@ -87,9 +87,9 @@ class CellKernel:
     def emit(self) -> Kernel:
         context, region = self.context, self.context.step.region
         weights = known(self.r)
-        for value in (*region.inputs, *region.outputs):
-            if value is not self.r or weights is None:
-                context.argument(value)
+        read = region.inputs if weights is None else region.inputs_besides(1)
+        for value in (*read, *region.outputs):
+            context.argument(value)
         count = self.blocks * self.hidden * self.gates * self.lanes
         packed = context.argument(
             Scratch(count * self.size) if weights is None else Packed(self._pack(weights))

@@ -92,9 +92,8 @@ class DirectConv:
 
     def emit(self) -> Kernel:
         region = self.context.step.region
-        for value in (*region.inputs, *region.outputs):
-            if value is not self.anchor.inputs[1]:
-                self.context.argument(value)
+        for value in (*region.inputs_besides(1), *region.outputs):
+            self.context.argument(value)
         self.packed = self.context.argument(Packed(self._pack()))
         b = self.b = self.context.builder(len(self.context.arguments))
         self.pointers = pointers(b, self.context.arguments)

@@ -15,7 +15,7 @@ from monograph.codegen.llvm.builder import Int, Reg
 from monograph.codegen.llvm.conv import DirectConv, Spot
 from monograph.codegen.llvm.kernel import Kernel, KernelContext
 from monograph.codegen.llvm.tiles import Run
-from monograph.ir import Input, Value
+from monograph.ir import Input, Value, is_finite
 from monograph.ops.conv import Conv
 from monograph.ops.shape import Transpose
 
@@ -40,7 +40,10 @@ def serves(value: Value) -> bool:
     # Winograd's kernel takes windows of 3x3 that follow each other, and wants a halo.
     dense = max(value.op.strides) == 1 and w.tensor.static[2:] == (3, 3)
     few = w.tensor.static[1] <= FEW and 0 not in value.tensor.static
-    return padded and isinstance(x.op, Input) and few and not dense
+    if not padded or not isinstance(x.op, Input) or not few or dense:
+        return False
+    # A zero of the padding times an infinity is a NaN: such taps must not be left out.
+    return is_finite(w)
 
 
 class _EdgeConv(DirectConv):

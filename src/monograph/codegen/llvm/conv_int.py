@@ -95,9 +95,8 @@ class _ConvInt:
 
     def emit(self) -> Kernel:
         context, region = self.context, self.context.step.region
-        for value in (*region.inputs, *region.outputs):
-            if value is not self.anchor.inputs[1]:
-                context.argument(value)
+        for value in (*region.inputs_besides(1), *region.outputs):
+            context.argument(value)
         self.packed = context.argument(Packed(self._pack()))
         b = self.b = context.builder(len(context.arguments))
         self.products.bind(b)

@@ -83,9 +83,8 @@ class Depthwise:
 
     def emit(self) -> Kernel:
         context, region = self.context, self.context.step.region
-        for value in (*region.inputs, *region.outputs):
-            if value is not self.anchor.inputs[1]:
-                context.argument(value)
+        for value in (*region.inputs_besides(1), *region.outputs):
+            context.argument(value)
         self.packed = context.argument(Packed(packed_taps(self.weights, self.blocks, self.weight)))
         b = self.b = context.builder(len(context.arguments))
         self.pointers = pointers(b, context.arguments)

@@ -106,10 +106,10 @@ class DotKernel:
     def _streams(self) -> bool:
         return streams(self.problem.rows, self.anchor.inputs[1].dtype, self._stored)
 
-    def _read(self) -> list[Value]:
+    def _read(self) -> Sequence[Value]:
         """What the kernel reads besides packed weights."""
-        region, weights = self.context.step.region, self.anchor.inputs[1]
-        return [v for v in region.inputs if v is not weights or self.constant is None]
+        region = self.context.step.region
+        return region.inputs if self.constant is None else region.inputs_besides(1)
 
     def emit(self) -> Kernel:
         region = self.context.step.region

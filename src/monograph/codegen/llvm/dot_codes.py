@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -115,7 +116,7 @@ class Decoded(DotKernel):
     def _known(self, w: Value) -> Array | None:
         return decoded(w)
 
-    def _read(self) -> list[Value]:
+    def _read(self) -> Sequence[Value]:
         """Codes, scales and zero points are packed, unless something else reads them too."""
         region = self.context.step.region
         inside, stack = set[Value](), [self.anchor.inputs[1]]
@@ -125,4 +126,4 @@ class Decoded(DotKernel):
                 inside.add(value)
                 stack.extend(value.inputs)
         read = {v for u in region.body if u not in inside for v in u.inputs}
-        return [v for v in region.inputs if v in read and v is not self.anchor.inputs[1]]
+        return [v for v in region.inputs_besides(1) if v in read]

@@ -72,23 +72,18 @@ class _Unique(Counting):
         return [*others[: self.op.axis], item, *others[self.op.axis :]]
 
     def _compare(self, one: Reg, other: Reg) -> tuple[Reg, Reg]:
-        """Whether an item comes before another, and whether they are equal; NaN equals nothing."""
+        """Whether an item comes before another, and whether they are equal; all NaN are."""
         b, a = self.b, self.scalars.a
 
         def column(k: Int, found: list[Reg]) -> list[Reg]:
-            before, same, equal = found
+            before, same = found
             x, y = (self.load(self.x, self._index(i, k)) for i in (one, other))
             p, q = self.ordered(x), self.ordered(y)
             less = a.op("and", same, b.compare("ult", p, q))
             match = b.compare("eq", p, q)
-            if x.dtype.is_float:
-                both = a.op("and", match, b.compare("ord", x.reg, x.reg))
-            else:
-                both = match
-            return [a.op("or", before, less), a.op("and", same, match), a.op("and", equal, both)]
+            return [a.op("or", before, less), a.op("and", same, match)]
 
-        yes, no = Reg("true", "i1"), Reg("false", "i1")
-        before, _, equal = b.loop(0, self.width, 1, column, [no, yes, yes])
+        before, equal = b.loop(0, self.width, 1, column, [Reg("false", "i1"), Reg("true", "i1")])
         return before, equal
 
     def _all(self) -> None:

@@ -27,7 +27,7 @@ from monograph.codegen.llvm.windows import (
     index_in,
     transposed,
 )
-from monograph.ir import Array, DType, Value, known
+from monograph.ir import Array, DType, Value, is_finite, known
 from monograph.ir.dtype import f32, f64
 from monograph.ops.conv import Conv
 from monograph.ops.conv_transpose import ConvTranspose
@@ -79,16 +79,16 @@ class _WindowConv:
     def _reads_padding(self) -> bool:
         """Whether zeros of the padding have to be multiplied: with a weight that is no number."""
         op = self.op
-        padded = any((*op.pads_begin, *op.pads_end)) and self.given.tensor.size > 0
+        padded = any((*op.pads_begin, *op.pads_end))
         if isinstance(op, ConvTranspose) or not self.dtype.is_float or not padded:
             return False
-        return self.constant is None or not np.isfinite(self.constant.astype(np.float64)).all()
+        return not is_finite(self.weights)
 
     def emit(self) -> Kernel:
         context, region = self.context, self.context.step.region
-        for value in (*region.inputs, *region.outputs):
-            if value is not self.weights or self.constant is None:
-                context.argument(value)
+        read = region.inputs if self.constant is None else region.inputs_besides(1)
+        for value in (*read, *region.outputs):
+            context.argument(value)
         self.packed = -1
         if self.constant is not None:
             self.packed = context.argument(Packed(self._pack(self.constant)))
@@ -161,11 +161,7 @@ class _WindowConv:
         )
 
         def one(i: Int, sums: list[Reg]) -> list[Reg]:
-            where = b.mul(b.mul(i, self.x.channel), self.given.dtype.itemsize)
-            factor = self._loaded(self.given.dtype, b.offset(x, where), 0)
-            if outside is not None:
-                zero = self.scalars.literal(0, self.dtype, 0).reg
-                factor = Scalar(self.scalars.a.select(outside, zero, factor.reg), self.dtype)
+            factor = self._factor(x, i, outside)
             factor = self.scalars.splat(factor, run.lanes if run.lanes > 1 else 0)
             weights = self._weights(group, tap, taps, i, c, run)
             return [
@@ -174,6 +170,17 @@ class _WindowConv:
             ]
 
         return b.loop(0, self.channels, 1, one, totals)
+
+    def _factor(self, x: Reg, i: Int, outside: Reg | None) -> Scalar:
+        """An element of the image, or the zero that stands for it beyond the edges."""
+        b, zero = self.b, self.scalars.literal(0, self.dtype, 0)
+        if self.given.tensor.size == 0:
+            return zero  # padding all round nothing
+        where = b.mul(b.mul(i, self.x.channel), self.given.dtype.itemsize)
+        factor = self._loaded(self.given.dtype, b.offset(x, where), 0)
+        if outside is None:
+            return factor
+        return Scalar(self.scalars.a.select(outside, zero.reg, factor.reg), self.dtype)
 
     def _clamped(self, places: list[Int]) -> tuple[list[Int], Reg | None]:
         """Places where there is something to read, and whether the padding was meant."""

@@ -24,7 +24,7 @@ from monograph.codegen.llvm.kernel import Kernel, KernelContext, Packed, Scratch
 from monograph.codegen.llvm.tiles import Run, Tile, choose_tile, split, tile_cycles
 from monograph.codegen.llvm.windows import Block, blocks, image
 from monograph.codegen.llvm.winograd_direct import PlainTile, plain_weights
-from monograph.ir import Array, Value, known
+from monograph.ir import Array, Value, is_finite, known
 from monograph.ir.dtype import f32
 from monograph.ops.conv import Conv
 from monograph.ops.window import CHANNELS_LAST
@@ -106,8 +106,7 @@ def serves(value: Value) -> bool:
 
 def pays(value: Value, features: Features, threads: int) -> bool:
     """Whether this kernel is estimated to be faster than the direct one."""
-    given = known(value.inputs[1])
-    if given is None or not np.isfinite(given).all():
+    if not is_finite(value.inputs[1]):
         return False  # transformed, one such weight would spoil all nine
     plan = make_plan(value, features, threads)
     lanes = features.lanes(32)
@@ -157,9 +156,8 @@ class _Winograd:
 
     def emit(self) -> Kernel:
         context, region = self.context, self.context.step.region
-        for value in (*region.inputs, *region.outputs):
-            if value is not self.anchor.inputs[1]:
-                context.argument(value)
+        for value in (*region.inputs_besides(1), *region.outputs):
+            context.argument(value)
         packed = context.argument(Packed(self._pack()))
         plain = context.argument(Packed(plain_weights(self.weights, self.m_row // 4)))
         scratch = context.argument(Scratch(self.per_thread * context.threads))

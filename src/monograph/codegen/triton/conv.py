@@ -38,7 +38,7 @@ from monograph.codegen.triton.windows import (
     split_tap,
     window,
 )
-from monograph.ir import Array, DType, Value, known
+from monograph.ir import Array, DType, Value, is_finite, known
 from monograph.ops.conv import Conv
 from monograph.ops.conv_transpose import ConvTranspose
 from monograph.program.index import Counter, Index
@@ -57,7 +57,7 @@ def candidates(context: GpuContext) -> list[Candidate]:
     anchor = context.step.region.anchor
     assert anchor is not None
     g = window(anchor)
-    if g.transposed and not conv_exact.finite(anchor.inputs[1]):
+    if g.transposed and not is_finite(anchor.inputs[1]):
         return conv_exact.candidates(context)
     if g.depthwise:
         found = [

@@ -6,8 +6,6 @@ only for weights that are numbers; where nothing is known of them each result is
 
 from __future__ import annotations
 
-import numpy as np
-
 from monograph.codegen.llvm import types
 from monograph.codegen.llvm.builder import Reg
 from monograph.codegen.triton.each import each
@@ -15,14 +13,7 @@ from monograph.codegen.triton.kernel import Candidate, GpuContext, KernelWriter
 from monograph.codegen.triton.scalar import register_type
 from monograph.codegen.triton.tile import Tile, accumulator
 from monograph.codegen.triton.windows import Reader, dynamic, split_tap, window
-from monograph.ir import Value, known
 from monograph.ops.scalar import Scalar
-
-
-def finite(weights: Value) -> bool:
-    """Whether weights are known, and numbers all."""
-    data = known(weights)
-    return data is not None and bool(np.isfinite(data.astype(np.float64)).all())
 
 
 def candidates(context: GpuContext) -> list[Candidate]:

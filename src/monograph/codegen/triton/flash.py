@@ -5,7 +5,6 @@ The heads that share keys are rows of one tile, so that keys are read once for a
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -19,7 +18,7 @@ from monograph.codegen.triton.sizes import power
 from monograph.codegen.triton.tile import Tile, accumulator, tile
 from monograph.ir import Value
 from monograph.ir.dtype import BOOL, f64
-from monograph.ops.attention import LENGTHS, MASK, SINKS, Attention
+from monograph.ops.attention import LENGTHS, MASK, SINKS, Attention, usual_scale
 from monograph.ops.scalar import Scalar
 from monograph.program.access import Indices, aligned
 from monograph.program.index import Index, kept_counter
@@ -62,7 +61,7 @@ def heads_of(operands: Sequence[Value]) -> Heads:
     (batch, heads, queries, size), (_, groups, keys, _), (*_, width) = (
         v.tensor.static for v in operands[:3]
     )
-    return Heads(batch, groups, heads // groups, queries, keys, size, width)
+    return Heads(batch, groups, heads // max(groups, 1), queries, keys, size, width)
 
 
 class Flash:
@@ -258,7 +257,7 @@ class Flash:
     def _scores(self, scores: str, key: str, inside: str) -> str:
         """Scaled, capped and masked scores; -inf for keys that a row does not see."""
         op, w = self.op, self.w
-        scale = 1 / math.sqrt(self.h.size) if op.scale is None else op.scale
+        scale = usual_scale(self.h.size) if op.scale is None else op.scale
         made = w.let(f"{scores} * {float(scale)!r}")
         if op.softcap > 0:
             scalars = self.t.elements.scalars

@@ -79,31 +79,26 @@ class _Problem:
     def _compared(self, k: KernelWriter, e: Elements, item: str, inside: str) -> tuple[str, str]:
         """Other items (a block from `start` on), and where they are; sets `same` and `below`.
 
-        `same` says that another one equals one's own, `below` that it comes before it: of items
-        that hold NaN none are equal, and they come in order.
+        `same` says that another one equals one's own, `below` that it comes before it. All NaN
+        are equal.
         """
         w = k.w
         other = w.let(f"start + tl.arange(0, {ABREAST})", "i")
         mask = w.let(f"{other} < {self.items}", "m")
-        for name, text in (("same", 1), ("below", 0), ("odd", 0)):
+        for name, text in (("same", 1), ("below", 0)):
             w.line(f"{name} = tl.full(({OWN}, {ABREAST}), {text}, tl.int1)")
         with w.block(f"for column in range({self.width})"):
             keys = []
             for number, where, size in ((other, mask, ABREAST), (item, inside, OWN)):
                 x = read(e, self.x, self._at(k, number, "column"), where)
                 # A constant of one element is read as one number.
-                texts = ordered(w, e, x), f"({x.reg} != {x.reg})"
-                keys.append(tuple(f"tl.broadcast_to({text}, ({size},))" for text in texts))
-            (theirs, _), (mine, nan) = keys
+                keys.append(f"tl.broadcast_to({ordered(w, e, x)}, ({size},))")
+            theirs, mine = keys
             lower = f"({theirs}[None, :] < {mine}[:, None])"
             w.assign("below", f"below | (same & {lower})")
             w.assign("same", f"same & ({theirs}[None, :] == {mine}[:, None])")
-            if self.x.dtype.is_float:
-                w.assign("odd", f"odd | {nan}[:, None]")
-        itself = w.let(f"{other}[None, :] == {item}[:, None]", "m")
-        earlier = w.let(f"{other}[None, :] < {item}[:, None]", "m")
-        w.assign("below", f"(below | (same & odd & {earlier})) & {mask}[None, :]")
-        w.assign("same", f"same & ((odd == 0) | {itself}) & {mask}[None, :]")
+        w.assign("below", f"below & {mask}[None, :]")
+        w.assign("same", f"same & {mask}[None, :]")
         return other, mask
 
     def _matched(self) -> Launch:

@@ -16,7 +16,7 @@ from monograph.ir.dtype import BOOL, boolean
 from monograph.ops import elementwise as ew
 from monograph.ops import reduce as rd
 from monograph.ops import shape as sh
-from monograph.ops.attention import LENGTHS, MASK, Attention, Rope
+from monograph.ops.attention import LENGTHS, MASK, Attention, Rope, divides, usual_scale
 from monograph.ops.deferred import deferred
 from monograph.ops.extend import Pad
 from monograph.ops.index import Gather
@@ -132,7 +132,7 @@ def repeated(n: Node, x: Value, q: Value) -> Value:
     heads, groups = q.tensor.dim(1), x.tensor.dim(1)
     if not (isinstance(heads, int) and isinstance(groups, int)):
         n.undecided("the scores of attention need known numbers of heads", given=q.type)
-    if groups == 0 or heads % groups:
+    if not divides(groups, heads):
         n.fail("heads are no multiple of key heads", expected=groups, given=heads)
     if heads == groups:
         return x
@@ -145,7 +145,7 @@ def _score_steps(n: Node, q: Value, k: Value, mask: Value | None, op: Attention)
     size = q.tensor.dim(3)
     if not isinstance(size, int):
         n.undecided("the scores of attention need a known head size", given=q.type)
-    scale = constant(1 / math.sqrt(size) if op.scale is None else op.scale, q.dtype)
+    scale = constant(usual_scale(size) if op.scale is None else op.scale, q.dtype)
     hidden = constant(-math.inf, q.dtype)
     plain = Dot()(ew.Mul()(q, scale), sh.Transpose((0, 1, 3, 2))(k))
     visible = mask

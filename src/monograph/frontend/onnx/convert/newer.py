@@ -35,7 +35,7 @@ from monograph.ir import Value, constant
 from monograph.ir.dtype import boolean
 from monograph.ops import elementwise as ew
 from monograph.ops import shape as sh
-from monograph.ops.attention import LENGTHS, Attention
+from monograph.ops.attention import LENGTHS, Attention, usual_scale
 from monograph.ops.linear import Dot
 
 
@@ -133,7 +133,7 @@ def _scores(n: Node, q: Value, k: Value, mask: Value | None, op: Attention) -> V
         n.fail("qk_matmul_output_mode is 0, 1, 2 or 3", given=mode)
     if not isinstance(size, int):
         n.undecided("the scores of attention need a known head size", given=q.type)
-    scale = 1 / math.sqrt(size) if op.scale is None else op.scale
+    scale = usual_scale(size) if op.scale is None else op.scale
     scores = Dot()(ew.Mul()(q, scalar(scale, q)), sh.Transpose((0, 1, 3, 2))(k))
     if mode >= 1 and op.softcap > 0:
         cap = scalar(op.softcap, q)
