@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from monograph.program.program import Program, Step
     from monograph.runtime.executable import CpuExecutable
 
-FORMAT = 1
+FORMAT = 2
 """Goes up when members mean something else than before."""
 LAYOUT, CONSTANTS, OBJECT = "layout", "constants", "object"
 
