@@ -88,7 +88,7 @@ class Attention(Op):
         merge_dims(size, k.dims[3])
         merge_dims(keys, v.dims[2])
         merge_dims(groups, v.dims[1])
-        if isinstance(heads, int) and isinstance(groups, int) and (not groups or heads % groups):
+        if isinstance(heads, int) and isinstance(groups, int) and not _shared(heads, groups):
             raise InferError("heads are no multiple of key heads", expected=groups, given=heads)
         if len(extra) != len(self.extra) or not _in_order(self.extra):
             raise InferError(
@@ -129,12 +129,12 @@ class Attention(Op):
 
     def weights(self, q: Array, k: Array, given: dict[str, Array]) -> Array:
         """How much each key counts for each query, in f64."""
-        if k.shape[1] == 0 or q.shape[1] % k.shape[1]:
+        if not _shared(q.shape[1], k.shape[1]):
             raise ExecutionError(
                 "heads are no multiple of key heads", expected=k.shape[1], given=q.shape[1]
             )
         scale = 1 / math.sqrt(q.shape[-1]) if self.scale is None else self.scale
-        keys = widen(k).repeat(q.shape[1] // k.shape[1], 1)
+        keys = widen(k).repeat(q.shape[1] // max(k.shape[1], 1), 1)
         scores = np.matmul(widen(q) * scale, keys.swapaxes(2, 3))
         if self.softcap > 0:
             scores = self.softcap * np.tanh(scores / self.softcap)
@@ -169,6 +169,11 @@ class Attention(Op):
         place = np.arange(queries).reshape(1, 1, -1, 1) + length - queries
         visible = visible & (key <= place)
         return visible & (key > place - self.window) if self.window else visible
+
+
+def _shared(heads: int, groups: int) -> bool:
+    """Whether heads share the heads of keys evenly; none share none."""
+    return heads == groups or (groups > 0 and heads % groups == 0)
 
 
 def _fits(mask: Sequence[Dim], scores: Sequence[Dim]) -> bool:
