@@ -16,7 +16,7 @@ import os
 import sys
 from pathlib import Path
 
-from tests.campaign import nnsmith
+from tests.campaign import nnsmith_cases
 from tests.campaign.kinds import KINDS
 from tests.campaign.pool import PATIENCE
 from tests.campaign.run import Report, campaign, summary
@@ -44,7 +44,9 @@ def main() -> int:
         parser.error(f"no such side: {', '.join(sorted(unknown))}; there are {', '.join(SIDES)}")
     found = 0
     for kind in options.kind:
-        count = min(options.count, len(nnsmith.files())) if kind == "nnsmith" else options.count
+        count = (
+            min(options.count, len(nnsmith_cases.files())) if kind == "nnsmith" else options.count
+        )
         report = campaign(
             kind, count, options.seed, options.jobs, sides, first=options.first,
             folder=options.folder, progress=True, patience=options.seconds,
