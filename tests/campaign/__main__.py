@@ -44,9 +44,8 @@ def main() -> int:
         parser.error(f"no such side: {', '.join(sorted(unknown))}; there are {', '.join(SIDES)}")
     found = 0
     for kind in options.kind:
-        count = (
-            min(options.count, len(nnsmith_cases.files())) if kind == "nnsmith" else options.count
-        )
+        left = max(0, len(nnsmith_cases.files()) - options.first)
+        count = min(options.count, left) if kind == "nnsmith" else options.count
         report = campaign(
             kind, count, options.seed, options.jobs, sides, first=options.first,
             folder=options.folder, progress=True, patience=options.seconds,
