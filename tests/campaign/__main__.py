@@ -42,6 +42,8 @@ def main() -> int:
     sides = options.sides.split(",")
     if unknown := set(sides) - set(SIDES):
         parser.error(f"no such side: {', '.join(sorted(unknown))}; there are {', '.join(SIDES)}")
+    if "nnsmith" in options.kind and not nnsmith_cases.files():
+        parser.error("there are no models of NNSmith: `make nnsmith` generates them")
     found = 0
     for kind in options.kind:
         left = max(0, len(nnsmith_cases.files()) - options.first)
