@@ -16,7 +16,7 @@ import os
 import sys
 from pathlib import Path
 
-from tests.campaign import nnsmith
+from tests.campaign import nnsmith_cases
 from tests.campaign.kinds import KINDS
 from tests.campaign.pool import PATIENCE
 from tests.campaign.run import Report, campaign, summary
@@ -42,9 +42,12 @@ def main() -> int:
     sides = options.sides.split(",")
     if unknown := set(sides) - set(SIDES):
         parser.error(f"no such side: {', '.join(sorted(unknown))}; there are {', '.join(SIDES)}")
+    if "nnsmith" in options.kind and not nnsmith_cases.files():
+        parser.error("there are no models of NNSmith: `make nnsmith` generates them")
     found = 0
     for kind in options.kind:
-        count = min(options.count, len(nnsmith.files())) if kind == "nnsmith" else options.count
+        left = max(0, len(nnsmith_cases.files()) - options.first)
+        count = min(options.count, left) if kind == "nnsmith" else options.count
         report = campaign(
             kind, count, options.seed, options.jobs, sides, first=options.first,
             folder=options.folder, progress=True, patience=options.seconds,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tests.campaign import nnsmith, single
+from tests.campaign import nnsmith_cases, single
 from tests.campaign.case import Case
 from tests.campaign.graphs import counted, dynamic, zero
 
@@ -13,6 +13,6 @@ KINDS: dict[str, Callable[[int, int], Case]] = {
     "dynamic": dynamic.make,
     "counted": counted.make,
     "zero": zero.make,
-    "nnsmith": nnsmith.make,
+    "nnsmith": nnsmith_cases.make,
 }
 """A seed and a number to a case."""

@@ -18,7 +18,7 @@ from onnx import helper
 
 import monograph
 from tests.campaign import judge as judging
-from tests.campaign import kinds, nnsmith, sides
+from tests.campaign import kinds, nnsmith_cases, sides
 from tests.campaign.case import Case, Node, finish, single_model, tensor
 from tests.campaign.differences import TABLE, explain
 from tests.campaign.draw import Draw
@@ -314,11 +314,18 @@ def test_a_scalar_of_non_zero_is_documented():
 def test_models_of_nnsmith_are_cases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     case = graph_case(*LONG)
     onnx.save(case.model, tmp_path / "1-00000.onnx")
-    monkeypatch.setenv(nnsmith.VARIABLE, str(tmp_path))
-    nnsmith.files.cache_clear()
+    monkeypatch.setenv(nnsmith_cases.VARIABLE, str(tmp_path))
+    nnsmith_cases.files.cache_clear()
     made = kinds.KINDS["nnsmith"](4, 0)
     assert made.ops == case.ops
     assert not judge(made, SIDES, 0).problems
     with pytest.raises(ValueError, match="make nnsmith"):
         kinds.KINDS["nnsmith"](4, 1)
-    nnsmith.files.cache_clear()
+    nnsmith_cases.files.cache_clear()
+
+
+def test_what_generates_nnsmiths_models_finds_the_package():
+    """It runs by its path, so that a file beside it would hide a package of the same name."""
+    beside = {p.stem for p in Path(nnsmith_cases.__file__).parent.glob("*.py")}
+    assert "nnsmith" not in beside
+    assert "nnsmith_make" in beside

@@ -55,6 +55,9 @@ GRAPHS = Group(
     tuple(f"runtime/gpu/{n}.py" for n in CAPTURE),
     (
         (
+            "tests/gpu/test_slots.py",
+            "tests/gpu/test_conditions.py",
+            "tests/gpu/test_cuda_graphs.py",
             "tests/gpu/test_replay.py",
             "tests/gpu/test_session_capture.py",
             "tests/gpu/test_counts.py",

@@ -269,13 +269,6 @@ LARGE = constant(np.zeros((2, 2, 4, 3, 5), np.float32))
             Dot()(softmax(Add()(scores(), LARGE), 4), value("f32[2, 2, 4, 5, 8]", "v")),
             "makes the scores larger",
         ),
-        (
-            attend(
-                scores(value("f32[2, 0, 3, 8]", "q"), value("f32[2, 0, 5, 8]", "k")),
-                value("f32[2, 0, 5, 8]", "v"),
-            ),
-            "there are no heads",
-        ),
     ],
 )
 def test_what_is_not_attention_stays(before: Value, reason: str) -> None:

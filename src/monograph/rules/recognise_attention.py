@@ -221,8 +221,6 @@ def _misfit(q: Value, k: Value, v: Value, mask: Value | None) -> Reject | None:
     """Why operands that a dot product accepts are none of attention."""
     (batch, heads, _, _), (_, groups, _, _) = q.tensor.dims, k.tensor.dims
     batches = [batch, k.tensor.dims[0], v.tensor.dims[0]]
-    if groups == 0:
-        return Reject("there are no heads", ">= 1", groups)
     if len({*batches}) > 1:
         return Reject("batch sizes differ", batch, batches)
     if v.tensor.dims[1] != groups:
