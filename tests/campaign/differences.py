@@ -17,6 +17,7 @@ from onnx import helper, numpy_helper
 
 from tests.campaign.case import Case
 from tests.campaign.judge import RUNTIME, Problem
+from tests.campaign.minimise import values
 from tests.campaign.sides import Outcome
 
 
@@ -52,9 +53,11 @@ class Seen:
 
     @cached_property
     def arrays(self) -> list[np.ndarray]:
-        """What the case is fed in the run in question, and its initialisers."""
-        fed = self.case.runs[self.problem.run].values() if self.case.runs else ()
-        return [*fed, *(numpy_helper.to_array(t) for t in self.case.model.graph.initializer)]
+        """What the run in question is fed and computes, by the reference, and the initialisers."""
+        run = self.problem.run
+        made = [x[run] for x in values(self.case).values() if len(x) > run]
+        constants = [numpy_helper.to_array(t) for t in self.case.model.graph.initializer]
+        return [*self.case.runs[run].values(), *made, *constants] if self.case.runs else constants
 
     @property
     def empty(self) -> bool:
@@ -122,7 +125,7 @@ def difference(
 
 def explain(case: Case, problem: Problem, given: Outcome, expected: Outcome) -> str:
     """The reason of the documented difference that a problem is; "" where it is none."""
-    from tests.campaign import known  # noqa: F401 (fills the table)
+    from tests.campaign import known, known_operands  # noqa: F401 (they fill the table)
 
     ours = (given.outputs or {}).get(problem.output)
     theirs = (expected.outputs or {}).get(problem.output)

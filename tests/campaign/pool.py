@@ -58,7 +58,7 @@ class Worker:
         try:
             assert process.stdin is not None
             assert process.stdout is not None
-            send(process.stdin, {**request, "sides": self.sides})
+            send(process.stdin, {"sides": self.sides, **request})
             while "begins" in (reply := receive(process.stdout) or {}):
                 side = reply["begins"]
         except (BrokenPipeError, EOFError):

@@ -87,6 +87,10 @@ def campaign(
         if "died" in reply:
             case, verdict = _dead(kind, seed, number, reply)
             ops = case.ops if case is not None else ops
+            rest = [s for s in sides if s != reply["side"]]
+            if case is not None and rest != list(sides):
+                # What the other sides gave went with the process.
+                verdict = both(verdict, _read(worker.ask({**request, "sides": rest}))[0])
         with lock:
             fresh = report.add(number, verdict, ops)
             for problem in fresh:
@@ -124,6 +128,11 @@ def _dead(kind: str, seed: int, number: int, reply: dict[str, Any]) -> tuple[Cas
     case = KINDS[kind](seed, number)
     reason = explain(case, problem, Outcome(), Outcome())
     return case, Verdict({"documented": 1} if reason else {}, (replace(problem, reason=reason),))
+
+
+def both(a: Verdict, b: Verdict) -> Verdict:
+    """The verdicts of one case on different sides as one."""
+    return Verdict(a.counts | b.counts, (*a.problems, *b.problems))
 
 
 def _tell(report: Report, number: int, ops: Sequence[str], problem: Problem) -> None:

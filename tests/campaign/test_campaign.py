@@ -202,9 +202,6 @@ def _run_script(folder: Path, text: str) -> str:
 # Workers ----------------------------------------------------------------------------------------
 
 
-CRASHING = Case("single", 0, 0, onnx.ModelProto(), ())
-
-
 class Dying:
     """A case that ends the process when it is unpickled there."""
 
@@ -221,6 +218,22 @@ def test_a_worker_that_dies_is_a_finding_and_another_follows():
     reply = worker.ask({"kind": "single", "seed": 1, "number": 1, "turn": 0})
     assert reply["verdict"].counts
     worker.stop()
+
+
+def test_a_crash_of_one_side_hides_no_other(monkeypatch: pytest.MonkeyPatch):
+    """The rest of the sides is judged again, by another process."""
+    asked = []
+
+    def ask(worker: Worker, request: dict[str, Any]) -> dict[str, Any]:
+        asked.append(tuple(request.get("sides", worker.sides)))
+        if "onnxruntime" in asked[-1]:
+            return {"died": "crash", "side": "onnxruntime", "why": "SIGSEGV"}
+        return {"verdict": Verdict({"ran": 1}, (Problem("cpu", "wrong", "y"),)), "ops": ["Relu"]}
+
+    monkeypatch.setattr(Worker, "ask", ask)
+    report = campaign("single", 1, 1, 1, SIDES)
+    assert asked == [SIDES, ("cpu",)]
+    assert {key[:2] for key in report.findings} == {("onnxruntime", "crash"), ("cpu", "wrong")}
 
 
 def test_a_worker_that_hangs_is_a_finding():
@@ -267,6 +280,18 @@ def test_findings_are_counted_by_side_sort_and_op(capsys: pytest.CaptureFixture[
     )
     assert report.findings == {("cpu", "wrong", "Relu"): [4]}
     assert report.reasons["known"] == 1
+
+
+def test_a_sum_over_an_open_dimension_counts_its_terms():
+    """Rounding grows with the length of a sum, whether the model tells it or the feeds do."""
+    infos = [helper.make_tensor_value_info(n, onnx.TensorProto.FLOAT, d)
+             for n, d in (("a", ["m", "k"]), ("b", ["l", "n"]))]  # fmt: skip
+    model = finish([helper.make_node("MatMul", ["a", "b"], ["y"])], infos, ["y"], [], 21)
+    feeds = {"a": np.ones((1, 4096), np.float32), "b": np.ones((4096, 1), np.float32)}
+    case, exact = Case("single", 0, 0, model, (feeds,)), np.float32([[4096]])
+    near, far = ({"y": exact * np.float32(1 + units * 2.0**-23)} for units in (100, 2000))
+    assert judging.difference(case, feeds, near, {"y": exact}) is None
+    assert judging.difference(case, feeds, far, {"y": exact}) is not None
 
 
 # Documented differences -------------------------------------------------------------------------
