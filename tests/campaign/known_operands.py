@@ -14,6 +14,7 @@ import onnx
 from onnx import helper, numpy_helper
 
 from tests.campaign.differences import Seen, difference
+from tests.campaign.known import POOLS
 from tests.campaign.minimise import values
 
 Operands = list[np.ndarray | None]
@@ -123,6 +124,19 @@ def large_interpolated(s: Seen) -> bool:
 def rounded_alpha(s: Seen) -> bool:
     wide = np.asarray(s.expected).dtype == np.float64
     return wide and s.has("HardSwish") and s.close(1e-7)
+
+
+@difference("a pool whose window is larger than the padded image: the standard rounds a negative"
+            " number of steps down, ONNX Runtime towards 0")  # fmt: skip
+def window_beyond(s: Seen) -> bool:
+    for node, (x, *_) in reads(s, *POOLS):
+        named = {a.name: helper.get_attribute_value(a) for a in node.attribute}
+        kernel = np.array(named["kernel_shape"])
+        spread = (kernel - 1) * np.array(named.get("dilations", 1)) + 1
+        pads = np.array(named.get("pads", [0] * 2 * len(kernel))).reshape(2, -1).sum(0)
+        if x is not None and (np.array(x.shape[2:]) + pads < spread).any():
+            return np.shape(s.given) != np.shape(s.expected)
+    return False
 
 
 # Crashes ----------------------------------------------------------------------------------------

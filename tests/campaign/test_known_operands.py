@@ -92,6 +92,19 @@ def test_a_split_may_leave_less_than_nothing() -> None:
     assert not known.negative_part(seen("Split", [f32(5)], num_outputs=3))
 
 
+def test_a_window_beyond_the_image_is_told_from_one_inside() -> None:
+    shapes, window = (f32(1, 1, 1), f32(1, 1, 0)), {"kernel_shape": [2], "pads": [1, 0]}
+    assert known.window_beyond(seen("MaxPool", [f32(1, 1, 0)], *shapes, **window))
+    assert not known.window_beyond(seen("MaxPool", [f32(1, 1, 1)], *shapes, **window))
+    assert not known.window_beyond(seen("MaxPool", [f32(1, 1, 0)], f32(1), f32(1), **window))
+
+
+def test_the_alpha_of_hard_swish_is_an_f32() -> None:
+    exact = np.array([1 / 3])
+    assert known.rounded_alpha(seen("HardSwish", [exact], exact * (1 + 3e-8), exact))
+    assert not known.rounded_alpha(seen("HardSwish", [exact], exact * (1 + 3e-6), exact))
+
+
 def test_a_crash_of_unique_needs_an_axis() -> None:
     assert known.crash_without_elements(seen("Unique", [f32(1, 0)], axis=0))
     assert not known.crash_without_elements(seen("Unique", [f32(1, 0)]))
