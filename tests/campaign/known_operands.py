@@ -119,8 +119,8 @@ def large_interpolated(s: Seen) -> bool:
     return large and b"nearest" not in s.attribute("mode") and s.close(2.0**-22)
 
 
-@difference("HardSwish of f64: alpha is 1/6 in the standard; ONNX Runtime inlines HardSigmoid, whose"
-            " attribute is an f32")  # fmt: skip
+@difference("HardSwish of f64: alpha is 1/6 in the standard; ONNX Runtime inlines HardSigmoid, with"
+            " an f32 as its attribute")  # fmt: skip
 def rounded_alpha(s: Seen) -> bool:
     wide = np.asarray(s.expected).dtype == np.float64
     return wide and s.has("HardSwish") and s.close(1e-7)
