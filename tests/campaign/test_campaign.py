@@ -282,6 +282,18 @@ def test_findings_are_counted_by_side_sort_and_op(capsys: pytest.CaptureFixture[
     assert report.reasons["known"] == 1
 
 
+def test_a_sum_over_an_open_dimension_counts_its_terms():
+    """Rounding grows with the length of a sum, whether the model tells it or the feeds do."""
+    infos = [helper.make_tensor_value_info(n, onnx.TensorProto.FLOAT, d)
+             for n, d in (("a", ["m", "k"]), ("b", ["l", "n"]))]  # fmt: skip
+    model = finish([helper.make_node("MatMul", ["a", "b"], ["y"])], infos, ["y"], [], 21)
+    feeds = {"a": np.ones((1, 4096), np.float32), "b": np.ones((4096, 1), np.float32)}
+    case, exact = Case("single", 0, 0, model, (feeds,)), np.float32([[4096]])
+    near, far = ({"y": exact * np.float32(1 + units * 2.0**-23)} for units in (100, 2000))
+    assert judging.difference(case, feeds, near, {"y": exact}) is None
+    assert judging.difference(case, feeds, far, {"y": exact}) is not None
+
+
 # Documented differences -------------------------------------------------------------------------
 
 

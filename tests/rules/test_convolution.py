@@ -188,3 +188,14 @@ def test_numbers_of_a_wide_pair() -> None:
     before = graph_of(bias(conv(bias(conv(x, 32, 3)), 16, 1)))
     after = apply_rules(before, RULES, cost=Free())
     check_numbers(before, after, exact=False, terms=512)
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_weights_that_are_not_finite_do_not_compose(which: int) -> None:
+    """An infinity of the second would meet each term of the first, not their sum."""
+    shapes = (4, 3, 3, 3), (5, 4, 1, 1)
+    weights = [rng.normal(size=s).astype(np.float32) for s in shapes]
+    weights[which][0, 1] = np.inf
+    first, second = (Conv((1, 1), (0, 0), (0, 0), (1, 1)) for _ in shapes)
+    y = second(first(value("f32[1, 3, 6, 5]"), constant(weights[0])), constant(weights[1]))
+    check_declines(graph_of(y), [rules.compose_pointwise], "the weights are not finite")

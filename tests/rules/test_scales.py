@@ -177,3 +177,20 @@ def test_batch_norm_disappears() -> None:
     check_numbers(before, after, exact=False, terms=100)
     counts = Counter(v.op.name for v in after.values)
     assert counts == {"input": 1, "constant": 2, "conv": 1, "add": 1}
+
+
+@pytest.mark.parametrize("number", [np.inf, -np.inf, np.nan])
+def test_numbers_that_are_not_finite_stay_outside_of_sums(number: float) -> None:
+    """inf * (2 - 1) is inf, but inf * 2 - inf * 1 is NaN; and padding is 0, not 0 * inf."""
+    k, w = np.ones((4, 1, 1), np.float32), weight(4, 4, 3, 3)
+    k[1] = number
+    odd = constant(k)
+    made = {
+        rules.scale_through_bias: Mul()(Add()(PADDED(x, w), weight(4, 1, 1)), odd),
+        rules.scale_into_conv: Mul()(PADDED(x, w), odd),
+        rules.conv_of_scaled: PADDED(Mul()(x, odd), w),
+        rules.conv_of_biased: PLAIN(Add()(x, odd), w),
+        rules.scale_into_dot: Mul()(Dot()(m, weight(8, 4)), constant(k.reshape(-1))),
+    }
+    for rule, value_ in made.items():
+        check_declines(graph_of(value_), [rule], "the constant is not finite")

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from monograph.ir import Array, Constant, Value, known
+from monograph.ir import Array, Constant, Value, is_finite, known
 from monograph.ops.conv import Conv
 from monograph.ops.elementwise import Add
 from monograph.ops.window import CHANNELS_FIRST
@@ -90,6 +90,8 @@ def _check(value: Value, inner: Value, bias: Array | None, context: Context) -> 
     for conv in (inner, value):
         if not isinstance(conv.inputs[1].op, Constant):
             return Reject("the weights are not constant", "constant", conv.inputs[1].op.name)
+        if not is_finite(conv.inputs[1]):
+            return Reject("the weights are not finite", "finite numbers", conv.inputs[1].type)
     if not (inner.tensor.is_static and value.tensor.is_static):
         return Reject("the shapes are not static", None, inner.type)
     if not value.dtype.is_float or second.out is not None or first.out is not None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from monograph.ir import Array, Constant, Value, constant, known
+from monograph.ir import Array, Constant, Value, constant, is_finite, known
 from monograph.ops.conv import Conv
 from monograph.ops.elementwise import Add, Mul, Neg, Sub
 from monograph.ops.extend import Pad
@@ -31,6 +31,13 @@ def floats(*values: Value) -> Reject | None:
         if not v.dtype.is_float:
             return Reject("rounding matters: not floats", "a float type", v.dtype)
     return None
+
+
+def distributes(k: Value) -> Reject | None:
+    """Why a factor may not go into a sum: inf * (2 - 1) is inf, inf * 2 - inf * 1 is NaN."""
+    if is_finite(k):
+        return None
+    return Reject("the constant is not finite", "finite numbers", k.type)
 
 
 @rewrite(Sub()(x, k), exact=True)
@@ -76,7 +83,7 @@ def scale_through_bias(
     x: Value, a: Value, k: Value, root: Value, context: Context
 ) -> Value | Reject:
     """(x + a) * k -> x * k + a * k, where x is a layer that takes the scale into its weights"""
-    if refused := floats(x):
+    if refused := floats(x) or distributes(k):
         return refused
     if not isinstance(x.op, (Conv, Dot)):
         return Reject("what is scaled is no layer with a bias", "conv or dot", x.op.name)
@@ -95,7 +102,7 @@ def scale_through_bias(
 def scale_into_conv(x: Value, w: Value, k: Value, root: Value, context: Context) -> Value | Reject:
     """Conv(x, W) * k -> Conv(x, W k), for one k per output channel"""
     conv = next(v for v in root.inputs if isinstance(v.op, Conv) and v.inputs == (x, w))
-    refused = floats(conv) or _foldable(conv, w, context)
+    refused = floats(conv) or distributes(k) or _foldable(conv, w, context)
     if refused:
         return refused
     per_channel = channel_vector(k, conv)
@@ -110,7 +117,7 @@ def scale_into_conv(x: Value, w: Value, k: Value, root: Value, context: Context)
 def conv_of_scaled(x: Value, k: Value, w: Value, root: Value) -> Value | Reject:
     """Conv(x * k, W) -> Conv(x, k W), for one k per input channel; zero padding stays zero"""
     assert isinstance(root.op, Conv)
-    if refused := floats(x) or _constant_weights(w):
+    if refused := floats(x) or distributes(k) or _constant_weights(w):
         return refused
     if root.inputs[0].type != x.type:
         return Reject("the scale broadcasts beyond the value", x.type, root.inputs[0].type)
@@ -131,7 +138,7 @@ def conv_of_biased(x: Value, k: Value, w: Value, root: Value) -> Value | Reject:
     """Conv(x + k, W) -> Conv(x, W) + W k, for one k per input channel and no padding"""
     op = root.op
     assert isinstance(op, Conv)
-    if refused := floats(x) or _constant_weights(w):
+    if refused := floats(x) or distributes(k) or _constant_weights(w):
         return refused
     if op.auto or any((*op.pads_begin, *op.pads_end)):
         pads = (op.pads_begin, op.pads_end)
@@ -154,7 +161,7 @@ def conv_of_biased(x: Value, k: Value, w: Value, root: Value) -> Value | Reject:
 def scale_into_dot(x: Value, w: Value, k: Value, root: Value, context: Context) -> Value | Reject:
     """Dot(x, W) * k -> Dot(x, W k), for a scalar k or one per column"""
     dot = next(v for v in root.inputs if isinstance(v.op, Dot) and v.inputs == (x, w))
-    refused = floats(dot) or _foldable(dot, w, context)
+    refused = floats(dot) or distributes(k) or _foldable(dot, w, context)
     if refused:
         return refused
     factors = wide(k)

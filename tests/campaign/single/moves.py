@@ -85,7 +85,8 @@ def expand(d: Draw) -> Node:
     if op == "Tile":
         repeats = [d.some((1, 1, 2, 3, 0) if d.chance(0.3) else (1, 2, 3)) for _ in shape]
         return Node(op, [x, ints(*repeats)], opset=opset, maybe={1})
-    x = x[tuple(slice(0, 1) if d.chance(0.5) else slice(None) for _ in shape)]
+    # The ellipsis keeps a scalar an array.
+    x = x[(*(slice(0, 1) if d.chance(0.5) else slice(None) for _ in shape), ...)]
     target = [n if m == 1 else d.some((1, m)) for n, m in zip(shape, x.shape, strict=True)]
     more = [d.number(1, 3) for _ in range(d.number(0, 2))]
     return Node(op, [x, ints(*more, *target)], opset=opset, maybe={1})

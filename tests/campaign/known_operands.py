@@ -1,0 +1,165 @@
+"""Documented differences that are told by the operands of a node: see `tests.campaign.known`.
+
+Each was seen in ONNX Runtime 1.30 or 1.31, and stands for what is wrong there or left open by the
+standard. A rule looks at what the node in question reads, and at how the results differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import numpy as np
+import onnx
+from onnx import helper, numpy_helper
+
+from tests.campaign.differences import Seen, difference
+from tests.campaign.known import POOLS
+from tests.campaign.minimise import values
+
+Operands = list[np.ndarray | None]
+Elements = Callable[[np.ndarray], np.ndarray]
+"""Tells of each element whether something holds."""
+FACTORS = {"MatMul": (0, 1), "MatMulInteger": (0, 1), "QLinearMatMul": (0, 3)}
+"""Which operands of a node are multiplied."""
+
+
+def reads(s: Seen, *ops: str) -> Iterator[tuple[onnx.NodeProto, Operands]]:
+    """The nodes of some ops behind a difference, with what they read in the run in question."""
+    run = s.problem.run
+    arrays = {n: x[run] for n, x in values(s.case).items() if len(x) > run}
+    arrays |= s.case.runs[run]
+    arrays |= {t.name: numpy_helper.to_array(t) for t in s.case.model.graph.initializer}
+    for node in s.nodes:
+        if node.op_type in ops:
+            yield node, [arrays.get(name) for name in node.input]
+
+
+def first(s: Seen, holds: Callable[[np.ndarray], bool], *ops: str) -> bool:
+    """Whether something holds for the first operand of a node of some ops."""
+    return any(x[0] is not None and holds(x[0]) for _, x in reads(s, *ops))
+
+
+def has_nan(x: np.ndarray) -> bool:
+    return x.dtype.kind in "fV" and bool(np.isnan(x.astype(np.float64)).any())
+
+
+def is_number(x: np.ndarray) -> np.ndarray:
+    return ~np.isnan(x)
+
+
+def only(s: Seen, given: Elements, expected: Elements) -> bool:
+    """Whether all elements that differ are such on either side."""
+    a, b = np.asarray(s.given), np.asarray(s.expected)
+    if a.shape != b.shape or a.dtype.kind not in "fV":
+        return False
+    x, y = a.astype(np.float64), b.astype(np.float64)
+    differ = ~np.isclose(x, y, 1e-2, 1e-2, equal_nan=True)
+    return bool(np.all(given(x)[differ]) and np.all(expected(y)[differ]))
+
+
+# Wrong results ----------------------------------------------------------------------------------
+
+
+@difference("a sum of no products is 0 in the standard (numpy.matmul); ONNX Runtime leaves such a"
+            " result as memory was")  # fmt: skip
+def empty_sum(s: Seen) -> bool:
+    for node, operands in reads(s, *FACTORS):
+        x, y = (operands[i] for i in FACTORS[node.op_type])
+        if x is not None and y is not None and x.shape[-1:] == (0,) == y.shape[-2:][:1]:
+            return True
+    return False
+
+
+@difference("Unique: all NaN are one element in the standard's evaluator; ONNX Runtime compares"
+            " them as equal to anything")  # fmt: skip
+def unique_nan(s: Seen) -> bool:
+    return first(s, has_nan, "Unique")
+
+
+@difference("the largest or smallest element where one is NaN: NaN in the reference and in numpy,"
+            " a number in ONNX Runtime for some axes")  # fmt: skip
+def reduced_nan(s: Seen) -> bool:
+    return first(s, has_nan, "ReduceMax", "ReduceMin") and only(s, is_number, np.isnan)
+
+
+@difference("Hardmax of a row with NaN: the first NaN is the largest in the reference, another"
+            " element in ONNX Runtime")  # fmt: skip
+def hardmax_nan(s: Seen) -> bool:
+    return first(s, has_nan, "Hardmax")
+
+
+@difference("MeanVarianceNormalization without variance: the standard adds 1e-9 to the deviation,"
+            " ONNX Runtime divides 0 by 0")  # fmt: skip
+def no_variance(s: Seen) -> bool:
+    return s.has("MeanVarianceNormalization") and only(s, np.isnan, partial(np.equal, 0))
+
+
+@difference("Attention, causal, with a past, and not as many new keys as queries: in the standard's"
+            " evaluator queries follow the past, in ONNX Runtime they end with keys")  # fmt: skip
+def causal_past(s: Seen) -> bool:
+    for node, (q, k, *_) in reads(s, "Attention"):
+        causal = any(a.name == "is_causal" and a.i for a in node.attribute)
+        past = len(node.input) > 4 and node.input[4]
+        if causal and past and q is not None and k is not None and q.shape[-2] != k.shape[-2]:
+            return True
+    return False
+
+
+@difference("Attention to keys whose scores are all -inf by their data: 0 as for masked keys in the"
+            " reference, NaN in ONNX Runtime")  # fmt: skip
+def infinite_scores(s: Seen) -> bool:
+    return s.unusual and s.has("Attention") and only(s, np.isnan, partial(np.equal, 0))
+
+
+@difference("Resize of large integers: ONNX Runtime interpolates in f32, the reference in f64")
+def large_interpolated(s: Seen) -> bool:
+    large = first(s, lambda x: x.dtype.kind in "iu" and np.abs(x.astype(float)).max() > 2**24,
+                  "Resize")  # fmt: skip
+    return large and b"nearest" not in s.attribute("mode") and s.close(2.0**-22)
+
+
+@difference("HardSwish of f64: alpha is 1/6 in the standard; ONNX Runtime inlines HardSigmoid, with"
+            " an f32 as its attribute")  # fmt: skip
+def rounded_alpha(s: Seen) -> bool:
+    wide = np.asarray(s.expected).dtype == np.float64
+    return wide and s.has("HardSwish") and s.close(1e-7)
+
+
+@difference("a pool whose window is larger than the padded image: the standard rounds a negative"
+            " number of steps down, ONNX Runtime towards 0")  # fmt: skip
+def window_beyond(s: Seen) -> bool:
+    for node, (x, *_) in reads(s, *POOLS):
+        named = {a.name: helper.get_attribute_value(a) for a in node.attribute}
+        kernel = np.array(named["kernel_shape"])
+        spread = (kernel - 1) * np.array(named.get("dilations", 1)) + 1
+        pads = np.array(named.get("pads", [0] * 2 * len(kernel))).reshape(2, -1).sum(0)
+        if x is not None and (np.array(x.shape[2:]) + pads < spread).any():
+            return np.shape(s.given) != np.shape(s.expected)
+    return False
+
+
+# Crashes ----------------------------------------------------------------------------------------
+
+
+@difference("ONNX Runtime divides by zero in TopK where the operand has no elements, and aborts"
+            " in Unique along an axis of such a one", sorts=("crash",))  # fmt: skip
+def crash_without_elements(s: Seen) -> bool:
+    def empty(x: np.ndarray) -> bool:
+        return x.size == 0
+
+    along = any(a.name == "axis" for n in s.nodes if n.op_type == "Unique" for a in n.attribute)
+    return first(s, empty, "TopK") or (along and first(s, empty, "Unique"))
+
+
+@difference("Split into so many that nothing is left for the last: the standard's evaluator gives"
+            " empty parts, ONNX Runtime a negative size", sorts=("crash",))  # fmt: skip
+def negative_part(s: Seen) -> bool:
+    for node, (x, *_) in reads(s, "Split"):
+        attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
+        parts = attributes.get("num_outputs", 0)
+        if x is not None and parts:
+            size = x.shape[attributes.get("axis", 0)]
+            if -(-size // parts) * (parts - 1) > size:
+                return True
+    return False

@@ -1,0 +1,120 @@
+"""Rules of documented differences excuse the operands that they are about, and no others."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper
+
+from tests.campaign import known_operands as known
+from tests.campaign.case import Case, finish, tensor
+from tests.campaign.differences import Seen
+from tests.campaign.judge import Problem
+
+nan, inf = np.nan, np.inf
+
+
+def seen(op: str, operands: list[Any], given: Any = 0.0, expected: Any = 0.0, **more: Any) -> Seen:
+    """A difference of a single node, all of whose operands are fed."""
+    arrays = {f"x{i}": np.asarray(x) for i, x in enumerate(operands) if x is not None}
+    names = [f"x{i}" if x is not None else "" for i, x in enumerate(operands)]
+    node = helper.make_node(op, names, ["y"], **more)
+    infos = [helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(x.dtype), x.shape)
+             for n, x in arrays.items()]  # fmt: skip
+    model = finish([node], infos, ["y"], [tensor(np.float32(0), "unused")], 23)
+    case = Case("single", 0, 0, model, (arrays,))
+    problem = Problem("onnxruntime", "wrong", "", output="y")
+    return Seen(case, problem, np.asarray(given), np.asarray(expected))
+
+
+def f32(*shape: int) -> np.ndarray:
+    return np.ones(shape, np.float32)
+
+
+def i64(*numbers: int) -> np.ndarray:
+    return np.array(numbers, np.int64)
+
+
+ROW, WITH_NAN = np.float32([1, 2, 3]), np.float32([1, nan, 3])
+CACHED = [f32(1, 1, 2, 4), f32(1, 1, 3, 4), f32(1, 1, 3, 4), None, f32(1, 1, 1, 4)]
+SQUARE = [f32(1, 1, 3, 4), *CACHED[1:]]
+SCORES = [np.float32([[[[inf]]]]), f32(1, 1, 1, 1), f32(1, 1, 1, 1)]
+LARGE = np.array([[[1 << 28, 1]]], np.int32)
+
+CASES = [
+    (known.empty_sum, ("MatMul", [f32(2, 0), f32(0)], f32(2)), ("MatMul", [f32(2, 3), f32(3)])),
+    (known.unique_nan, ("Unique", [WITH_NAN]), ("Unique", [ROW])),
+    (
+        known.reduced_nan,
+        ("ReduceMax", [WITH_NAN], np.float32(3), np.float32(nan)),
+        ("ReduceMax", [WITH_NAN], np.float32(nan), np.float32(3)),
+    ),
+    (known.hardmax_nan, ("Hardmax", [WITH_NAN]), ("Hardmax", [ROW])),
+    (
+        known.no_variance,
+        ("MeanVarianceNormalization", [ROW], np.float32([nan]), np.float32([0])),
+        ("MeanVarianceNormalization", [ROW], np.float32([nan]), np.float32([1])),
+    ),
+    (
+        known.infinite_scores,
+        ("Attention", SCORES, np.float32([nan]), np.float32([0])),
+        ("Attention", SCORES, np.float32([nan]), np.float32([1])),
+    ),
+    (
+        known.large_interpolated,
+        ("Resize", [LARGE, None, f32(3)], np.int32(1 << 28), np.int32((1 << 28) + 3)),
+        ("Resize", [LARGE, None, f32(3)], np.int32(1 << 28), np.int32(1 << 27)),
+    ),
+    (known.crash_without_elements, ("TopK", [f32(0, 2), i64(1)]), ("TopK", [f32(1, 2), i64(1)])),
+]
+
+
+@pytest.mark.parametrize(("rule", "same", "other"), CASES, ids=lambda c: getattr(c, "__name__", ""))
+def test_a_rule_is_about_its_operands(rule: Any, same: Any, other: Any) -> None:
+    assert rule(seen(*same))
+    assert not rule(seen(*other))
+    assert not rule(seen("Neg", [WITH_NAN], np.float32(3), np.float32(nan)))
+
+
+def test_causal_attention_with_a_past_is_open_only_where_lengths_differ() -> None:
+    assert known.causal_past(seen("Attention", CACHED, is_causal=1))
+    assert not known.causal_past(seen("Attention", CACHED))
+    assert not known.causal_past(seen("Attention", SQUARE, is_causal=1))
+    assert not known.causal_past(seen("Attention", CACHED[:3], is_causal=1))
+
+
+def test_a_split_may_leave_less_than_nothing() -> None:
+    assert known.negative_part(seen("Split", [f32(1)], num_outputs=3))
+    assert not known.negative_part(seen("Split", [f32(2)], num_outputs=3))
+    assert not known.negative_part(seen("Split", [f32(5)], num_outputs=3))
+
+
+def test_a_window_beyond_the_image_is_told_from_one_inside() -> None:
+    shapes, window = (f32(1, 1, 1), f32(1, 1, 0)), {"kernel_shape": [2], "pads": [1, 0]}
+    assert known.window_beyond(seen("MaxPool", [f32(1, 1, 0)], *shapes, **window))
+    assert not known.window_beyond(seen("MaxPool", [f32(1, 1, 1)], *shapes, **window))
+    assert not known.window_beyond(seen("MaxPool", [f32(1, 1, 0)], f32(1), f32(1), **window))
+
+
+def test_the_alpha_of_hard_swish_is_an_f32() -> None:
+    exact = np.array([1 / 3])
+    assert known.rounded_alpha(seen("HardSwish", [exact], exact * (1 + 3e-8), exact))
+    assert not known.rounded_alpha(seen("HardSwish", [exact], exact * (1 + 3e-6), exact))
+
+
+def test_a_crash_of_unique_needs_an_axis() -> None:
+    assert known.crash_without_elements(seen("Unique", [f32(1, 0)], axis=0))
+    assert not known.crash_without_elements(seen("Unique", [f32(1, 0)]))
+
+
+def test_the_nodes_of_a_difference_are_those_behind_its_output() -> None:
+    one = seen("Unique", [WITH_NAN])
+    model = onnx.ModelProto()
+    model.CopyFrom(one.case.model)
+    model.graph.node.append(helper.make_node("Neg", ["x0"], ["z"]))
+    other = Case("single", 0, 0, model, one.case.runs)
+    problem = Problem("onnxruntime", "wrong", "", output="z")
+    assert not known.unique_nan(Seen(other, problem, one.given, one.expected))
