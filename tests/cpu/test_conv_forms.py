@@ -146,3 +146,15 @@ def test_an_image_without_pixels_has_no_results(sizes: tuple[int, ...], groups: 
         (given,) = monograph.load(model, "cpu", cache_dir="").run({"x0": x})
         (expected,) = monograph.load(model, "reference").run({"x0": x})
         np.testing.assert_array_equal(given, expected)
+
+
+@pytest.mark.parametrize("shape", [(1, 4, 0), (0, 4, 3), (2, 4, 0, 5)])
+@pytest.mark.parametrize("per_group", [1, 2])
+def test_a_depthwise_convolution_of_nothing_compiles(
+    shape: tuple[int, ...], per_group: int
+) -> None:
+    x = np.zeros(shape, np.float32)
+    w = np.ones((4 * per_group, 1, *(1,) * (len(shape) - 2)), np.float32)
+    model = node_model("Conv", [x, w], constant=[1], group=4)
+    (given,) = monograph.load(model, "cpu", cache_dir="").run({"x0": x})
+    assert given.shape == (shape[0], 4 * per_group, *shape[2:])

@@ -10,6 +10,7 @@ from monograph.ops.elementwise import Add, Exp, Mul, Neg, Sigmoid, Where
 from monograph.ops.linear import Dot
 from monograph.ops.reduce import ReduceSum
 from monograph.ops.shape import Broadcast, Concat, Reshape, Transpose
+from monograph.rewrite import Rule
 from monograph.rules import commute as rules
 from tests.rules.checks import check_declines, check_rewrite, graph_of, value
 
@@ -196,6 +197,16 @@ def test_a_matrix_shared_by_a_batch_is_not_copied() -> None:
     check_declines(fewer, [rules.share_left_of_dot], "fewer matrices")
     inside = graph_of(Dot()(Broadcast((6, 3, 4))(value("f32[1, 4]", "r")), w))
     check_declines(inside, [rules.share_left_of_dot], "inside the matrices")
+
+
+@pytest.mark.parametrize("rule", [rules.share_left_of_dot, rules.share_right_of_dot])
+def test_a_matrix_that_is_both_operands_is_shared_on_one_side(rule: Rule) -> None:
+    """The other side keeps its copies: without them there would be fewer matrices."""
+    both = Broadcast((6, 4, 4))(value("f32[4, 4]", "a"))
+    after = graph_of(Dot()(value("f32[4, 4]", "a"), both))
+    if rule is rules.share_right_of_dot:
+        after = graph_of(Dot()(both, value("f32[4, 4]", "a")))
+    check_rewrite(graph_of(Dot()(both, both)), [rule], after)
 
 
 def test_rows_of_many_matrices_become_those_of_one() -> None:

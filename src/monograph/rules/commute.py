@@ -273,20 +273,22 @@ def sink_reshape_below_dot(x: Value, y: Value, root: Value) -> Value | Reject:
 @rewrite(Dot(ANY, ANY)(Broadcast(ANY)(x), y), exact=True)
 def share_left_of_dot(x: Value, y: Value, root: Value) -> Value | Reject:
     """dot(broadcast(x), y) -> dot(x, y), where y has as many matrices"""
-    return _shared(root, x, (x, y))
+    return _shared(root, 0, x, (x, y))
 
 
 @rewrite(Dot(ANY, ANY)(x, Broadcast(ANY)(y)), exact=True)
 def share_right_of_dot(x: Value, y: Value, root: Value) -> Value | Reject:
     """dot(x, broadcast(y)) -> dot(x, y), where x has as many matrices"""
-    return _shared(root, y, (x, y))
+    return _shared(root, 1, y, (x, y))
 
 
-def _shared(root: Value, repeated: Value, operands: tuple[Value, Value]) -> Value | Reject:
+def _shared(
+    root: Value, side: int, repeated: Value, operands: tuple[Value, Value]
+) -> Value | Reject:
     """The dot with one matrix for many, if only whole matrices were repeated."""
     if not is_static(root, *operands):
         return Reject("the sizes are not known", "static shapes", root.type)
-    (whole,) = (v for v in root.inputs if isinstance(v.op, Broadcast) and repeated in v.inputs)
+    whole = root.inputs[side]
     if repeated.tensor.static[-2:] != whole.tensor.static[-2:]:
         return Reject("the broadcast repeats inside the matrices", whole.type, repeated.type)
     made = root.op(*operands)

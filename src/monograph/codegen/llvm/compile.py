@@ -25,7 +25,9 @@ from monograph.codegen.llvm.ordering import Ordering
 from monograph.codegen.llvm.select import generator
 from monograph.codegen.llvm.timing import BEGIN, DECLARATIONS, END, Stamps
 from monograph.errors import InternalError
-from monograph.ir import Array, Value, known
+from monograph.ir import Array, TensorType, Value, known
+from monograph.ops.control import Fail
+from monograph.ops.require import Require
 from monograph.program.place import CONSTANT, INPUT, OUTPUT, TEMPORARY, Buffer
 from monograph.program.plan import Lifetime, plan
 from monograph.program.program import Program, Step, lifetimes
@@ -106,10 +108,29 @@ def _kernel(
     make = generator(step.region)
     if make is None:
         return None
+    context = KernelContext(program, step, features, threads, winograd, checked)
+    if _makes_nothing(step):
+        return _no_work(context)
     try:
-        return make(KernelContext(program, step, features, threads, winograd, checked))
+        return make(context)
     except InternalError as error:
         raise error.at(step.origin or None, f"step {step.index}, {step.region.kind}") from None
+
+
+def _no_work(context: KernelContext) -> Kernel:
+    """A kernel that does nothing; later steps wait for it, because its results may have a halo."""
+    for value in context.step.region.outputs:
+        context.argument(value)
+    return context.finish(context.builder(len(context.arguments)))
+
+
+def _makes_nothing(step: Step) -> bool:
+    """True where all results of a step are without elements, and it checks no condition."""
+    anchor = step.region.anchor
+    if anchor is not None and isinstance(anchor.op, (Fail, Require)):
+        return False
+    types = [v.type for v in step.region.outputs]
+    return all(isinstance(t, TensorType) and t.is_static and t.size == 0 for t in types)
 
 
 def _laid_out(kernel: Kernel | None, constants: Constants) -> Kernel | None:
