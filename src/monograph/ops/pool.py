@@ -188,7 +188,8 @@ class ArgMaxPool(Pool):
         steps = np.cumprod((1, *sizes[:-1]) if self.column_major else (1, *sizes[:0:-1]))
         steps = steps if self.column_major else steps[::-1]
         place = np.zeros(x.shape, np.int64)
-        fill, nowhere = lowest(best.dtype), np.zeros(x.shape, bool)
+        fill = lowest(best.dtype)
+        nowhere: Array = np.zeros(x.shape, bool)
         # Last axis first: among equals the first in row-major order is found.
         for axis in reversed(range(len(sizes))):
             candidates = op.windows(best, axis, fill)
@@ -202,7 +203,7 @@ class ArgMaxPool(Pool):
             places = op.windows(place + here * steps[axis], axis, 0)
             best = np.take_along_axis(candidates, first, -1)[..., 0]
             place = np.take_along_axis(places, first, -1)[..., 0]
-            nowhere = op.windows(nowhere, axis, True).all(-1)
+            nowhere = np.all(op.windows(nowhere, axis, True), axis=-1)
         place = np.where(nowhere, 0, place)
         planes = np.arange(x.shape[0] * x.shape[1]).reshape(*x.shape[:2], *(1,) * len(sizes))
         result: Array = place + planes * int(np.prod(sizes))
