@@ -282,6 +282,20 @@ def test_findings_are_counted_by_side_sort_and_op(capsys: pytest.CaptureFixture[
     assert report.reasons["known"] == 1
 
 
+def test_rounding_explains_what_cancels_beside_nan():
+    """Operands of a sum that cancels are moved; an element that moves by nothing stays exact."""
+    infos = [helper.make_tensor_value_info(n, onnx.TensorProto.FLOAT, d)
+             for n, d in (("a", [3, 2]), ("b", [2, 1]))]  # fmt: skip
+    model = finish([helper.make_node("MatMul", ["a", "b"], ["y"])], infos, ["y"], [], 21)
+    a = np.array([[2**31, 1 - 2**31], [np.nan, 1], [2, 3]], np.float32)
+    feeds = {"a": a, "b": np.ones((2, 1), np.float32)}
+    case, exact = Case("single", 0, 0, model, (feeds,)), np.float32([[0], [np.nan], [5]])
+    other = exact + np.float32([[128], [0], [0]])
+    assert judging.difference(case, feeds, {"y": other}, {"y": exact}) is None
+    wrong = [exact + np.float32([[0], [0], [1]]), np.float32([[0], [0], [5]])]
+    assert all(judging.difference(case, feeds, {"y": y}, {"y": exact}) for y in wrong)
+
+
 def test_a_sum_over_an_open_dimension_counts_its_terms():
     """Rounding grows with the length of a sum, whether the model tells it or the feeds do."""
     infos = [helper.make_tensor_value_info(n, onnx.TensorProto.FLOAT, d)

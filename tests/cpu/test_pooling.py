@@ -50,3 +50,11 @@ def test_nan_and_the_lowest_win_over_padding(op: type[Pool]) -> None:
     x[0, 3, 3, :] = 1.0
     pool = op((2, 2), (1, 1), (1, 1), (0, 0), (1, 1), layout=LAST)
     check(graph_of(pool(value("f32[1, 4, 4, 17]"))), {"x": x})
+
+
+@pytest.mark.parametrize("layout", ["channels_first", "channels_last"])
+def test_windows_that_read_only_padding(layout: str) -> None:
+    shape = "2, 3, 4, 1" if layout == "channels_first" else "2, 4, 1, 3"
+    window = ((2, 2), (1, 1), (1, 1), (0, 1), (1, 2))
+    x = value(f"f32[{shape}]")
+    check(graph_of(ArgMaxPool(*window, layout=layout)(x), MaxPool(*window, layout=layout)(x)))

@@ -187,3 +187,13 @@ def test_a_window_wider_than_the_channels_costs_nothing() -> None:
 def test_a_size_that_is_not_positive_is_refused() -> None:
     with pytest.raises(ModelError, match="positive size"):
         run_node("LRN", X, size=0)
+
+
+def test_a_default_is_the_f32_that_it_would_be_in_a_file() -> None:
+    """1e-5 is no f32: left out, given and in ONNX Runtime it is the same number, f64 or not."""
+    one, none = np.ones(1), np.zeros(1)
+    operands = [np.zeros((1, 1, 1)), one, none, one, none]
+    (left_out,) = run_node("BatchNormalization", *operands, opset=15)
+    (given,) = run_node("BatchNormalization", *operands, opset=15, epsilon=1e-5)
+    assert left_out.item() == given.item() == pytest.approx(-1 / np.sqrt(float(np.float32(1e-5))))
+    close([left_out], runtime_node("BatchNormalization", *operands, opset=15), 1e-12)

@@ -65,3 +65,10 @@ def test_integers_between_pixels(dtype: str, mode: str) -> None:
 
 def test_a_slice_that_begins_before_the_first_element() -> None:
     check(graph_of(Slice((-9, -9), (-9, 2), (-1, 1))(value("f32[4, 3]"))))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_windows_that_read_only_padding(layout: str) -> None:
+    shape = "2, 3, 4, 1" if layout == CHANNELS_FIRST else "2, 4, 1, 3"
+    op = ArgMaxPool((2, 2), (1, 1), (1, 1), (0, 1), (1, 2), layout=layout)
+    check(graph_of(op(value(f"f32[{shape}]"))))

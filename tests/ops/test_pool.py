@@ -94,6 +94,12 @@ def test_places_never_lie_in_the_padding() -> None:
     assert apply(op, [[[1.0, np.nan]]]).tolist() == [[[0, 1]]]
 
 
+def test_a_window_of_padding_has_the_first_place_of_its_plane() -> None:
+    """Along the second axis, both taps of a dilated window lie beyond the image."""
+    op = ArgMaxPool((1, 2), (1, 1), (0, 1), (0, 1), (1, 2))
+    assert apply(op, np.ones((1, 2, 3, 1), np.float32)).tolist() == [[[[0]] * 3, [[3]] * 3]]
+
+
 def test_symbols() -> None:
     assert typed(MaxPool(**line(3, pads_begin=(1,), pads_end=(1,))), "f32 N C L").tensor.shape == (
         "N", "C", "L",

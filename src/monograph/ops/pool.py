@@ -164,7 +164,8 @@ class ArgMaxPool(Pool):
     """Where in x, counted over all its elements, the largest of each window lies; the first one.
 
     Elements are counted row-major, or with `column_major` with the spatial axes in reverse; always
-    those of [N, C, *S], whatever the layout.
+    those of [N, C, *S], whatever the layout. A window that reads only padding has the first of its
+    plane.
     """
 
     column_major: bool = False
@@ -188,6 +189,7 @@ class ArgMaxPool(Pool):
         steps = steps if self.column_major else steps[::-1]
         place = np.zeros(x.shape, np.int64)
         fill = lowest(best.dtype)
+        nowhere: Array = np.zeros(x.shape, bool)
         # Last axis first: among equals the first in row-major order is found.
         for axis in reversed(range(len(sizes))):
             candidates = op.windows(best, axis, fill)
@@ -201,6 +203,8 @@ class ArgMaxPool(Pool):
             places = op.windows(place + here * steps[axis], axis, 0)
             best = np.take_along_axis(candidates, first, -1)[..., 0]
             place = np.take_along_axis(places, first, -1)[..., 0]
+            nowhere = np.all(op.windows(nowhere, axis, True), axis=-1)
+        place = np.where(nowhere, 0, place)
         planes = np.arange(x.shape[0] * x.shape[1]).reshape(*x.shape[:2], *(1,) * len(sizes))
         result: Array = place + planes * int(np.prod(sizes))
         return result

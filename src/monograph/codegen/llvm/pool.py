@@ -201,7 +201,9 @@ class _ArgMax(_Pool):
         start = [lowest, Reg("-1", "i64")]
         _, found = self.windows.each(b, place, partial(self._compare, n, c), start)
         plane = b.add(b.mul(n, self.channels), c)
-        total = b.add(found, b.mul(plane, math.prod(self.sizes)))
+        # A window that reads only padding has found nothing.
+        first = b.maximum(found, 0)
+        total = b.add(first, b.mul(plane, math.prod(self.sizes)))
         self.epilogue.store(index_in(self.op.layout, n, c, place), b.i64(total), 1)
 
     def _compare(

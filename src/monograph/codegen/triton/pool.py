@@ -168,7 +168,8 @@ def _place(k: KernelWriter, t: Tile, mask: str | None) -> str:
     walk.run(step)
     channels = walk.x.tensor.static[-1] if g.last else walk.x.tensor.static[1]
     plane = f"(({walk.image}) * {channels} + ({walk.channel}))"
-    return w.let(f"place + {plane}.to(tl.int64) * {math.prod(sizes)}")
+    # A window that reads only padding has found nothing.
+    return w.let(f"tl.maximum(place, 0) + {plane}.to(tl.int64) * {math.prod(sizes)}")
 
 
 def _mean(k: KernelWriter, t: Tile, mask: str | None) -> str:

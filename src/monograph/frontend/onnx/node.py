@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 
+import numpy as np
 import onnx
 
 from monograph.errors import InferError, UnknownRankError, UnsupportedError
@@ -136,6 +137,9 @@ class Node:
         return bool(self.attr_int(name, int(default)))
 
     def attr_float(self, name: str, default: float = _MISSING) -> float:
+        """A number that an f32 holds, the default too: 1e-5 is 9.99999974e-6, given or not."""
+        if default is not _MISSING:
+            default = float(np.float32(default))
         return self._attribute(name, _KINDS.FLOAT, lambda a: float(a.f), default)
 
     def attr_string(self, name: str, default: str = _MISSING) -> str:
