@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from monograph.errors import ExecutionError, MonographError
+from monograph.errors import FeedError, MonographError
 from tests.frontend.nodes import close, run_node, runtime_node
 from tests.frontend.test_shape import in_every_way, ints
 
@@ -33,7 +33,7 @@ def test_top_k_of_old_opsets() -> None:
 def test_more_than_there_is() -> None:
     with pytest.raises(MonographError, match="so many"):
         run_node("TopK", X, ints(5), outputs=2)
-    with pytest.raises(ExecutionError, match="so many"):
+    with pytest.raises(FeedError, match="so many"):
         run_node("TopK", X, ints(5), outputs=2, constant=[1], symbolic=True)
 
 

@@ -7,7 +7,7 @@ import onnx
 import pytest
 
 import monograph
-from monograph.errors import ExecutionError, ModelError
+from monograph.errors import FeedError, ModelError
 from tests.frontend.nodes import close, node_model, run_node, runtime_node
 
 ML = "ai.onnx.ml"
@@ -205,7 +205,7 @@ def test_any_number_of_rows_runs() -> None:
     session = monograph.load(model)
     assert session.run({"x0": rows(7, 2)})[0].shape == (7, 2)
     assert session.run({"x0": rows(0, 2)})[0].shape == (0, 2)
-    with pytest.raises(ExecutionError, match="a feature that is not there"):
+    with pytest.raises(FeedError, match="a feature that is not there"):
         session.run({"x0": rows(2, 1)})
 
 
