@@ -16,6 +16,19 @@ REDUCTIONS = (
 POOLS = ("AveragePool", "MaxPool", "LpPool")
 
 
+# What Monograph documents ----------------------------------------------------------------------
+
+
+@difference("denormals are zeros inside native functions", side="any")
+def flushed(s: Seen) -> bool:
+    a, b = np.asarray(s.given), np.asarray(s.expected)
+    if a.shape != b.shape or a.dtype != b.dtype or a.dtype not in (np.float32, np.float64):
+        return False
+    differ = ~((a == b) | (np.isnan(a) & np.isnan(b)))
+    tiny = np.finfo(a.dtype).tiny
+    return bool(np.all(a[differ] == 0) and np.all(np.abs(b[differ]) < tiny))
+
+
 # What the standard leaves open ------------------------------------------------------------------
 
 
@@ -78,13 +91,14 @@ def quantised_nan(s: Seen) -> bool:
 
 
 @difference("halves: ONNX Runtime computes some chains in f32 without rounding in between; what"
-            " becomes a bool, or goes through a steep function, shows it")  # fmt: skip
+            " becomes a bool or an index, or goes through a steep function, shows it")  # fmt: skip
 def unrounded_halves(s: Seen) -> bool:
     if not any(x.dtype == np.float16 for x in s.arrays):
         return False
     kind = np.asarray(s.expected).dtype
     steep = s.has("Tan") and len(s.nodes) > 1 and kind == np.float16
-    return steep or (s.has("Cast") and kind.kind == "b")
+    ties = s.has("ArgMax", "ArgMin", "TopK") and len(s.nodes) > 1 and kind.kind == "i"
+    return steep or ties or (s.has("Cast") and kind.kind == "b")
 
 
 @difference("a maximum over a window that holds NaN: the reference gives NaN, ONNX Runtime what it"
