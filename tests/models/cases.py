@@ -207,7 +207,8 @@ MORE_CASES = (
     Case("pmsh_ocr_encoder_ctc", {"batch_size": 1}),
     Case("ocra_handwritten", {"batch_size": 2}),
     Case("ocra_orientation", {"batch_size": 2}),
-    Case("ocrsieve"),
+    # Noise drives its swishes so hard that the last bit of an input changes the result by 4e-4.
+    Case("ocrsieve", feeds={"input": pixels(1, 3, 512, 384).astype(np.float32) / 255}),
     Case("plates_ch_mul_v2_c_det", image("~x_0", "~x_2", "~x_3")),
     Case("plates_clp_det", image("B", "H", "W")),
     Case("plates_clp_v2_c_rec", {"~x_0": 1, "~x_3": 96}),
