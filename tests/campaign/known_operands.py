@@ -141,8 +141,8 @@ def window_beyond(s: Seen) -> bool:
     return False
 
 
-@difference("Sigmoid and Erf: ONNX Runtime's f32 is off by some 2^-24 of 1 where the result, or what"
-            " follows, is close to 0")  # fmt: skip
+@difference("Sigmoid and Erf: ONNX Runtime's f32 is off by some 2^-24 of 1 where the result, or"
+            " what follows, is close to 0")  # fmt: skip
 def rough_near_zero(s: Seen) -> bool:
     single = np.asarray(s.expected).dtype == np.float32
     return single and s.has("Sigmoid", "Erf", "Gelu") and s.near(2e-5)
