@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from monograph.ir import Value
+from monograph.ir import Item, TensorType, Value
 from monograph.program.access import Element, Indices, counters, resolve
 from monograph.program.bounds import inside
 from monograph.program.index import flatten
@@ -30,13 +30,19 @@ def _elements(program: Program, step: Step) -> Iterator[Element]:
             yield from _loaded(program, step, value, counters(value.tensor.static))
             yield Element(value, counters(value.tensor.static))
     for operand in region.anchor.inputs if region.anchor is not None else ():
-        yield from _loaded(program, step, operand, counters(operand.tensor.static))
+        if isinstance(operand.type, TensorType):
+            yield from _loaded(program, step, operand, counters(operand.tensor.static))
 
 
 def _loaded(program: Program, step: Step, value: Value, at: Indices) -> Iterator[Element]:
     region = step.region
     given = {*region.inputs, region.anchor}
-    for item in resolve([Element(value, at)], lambda v: v in given, is_view):
+
+    def is_input(v: Value) -> bool:
+        # The anchor has several results: its items are what the kernel makes, not elements of it.
+        return v in given or isinstance(v.op, Item)
+
+    for item in resolve([Element(value, at)], is_input, is_view):
         found = item.element
         if not item.operands and found.value is not region.anchor:
             yield found
