@@ -19,12 +19,12 @@ import numpy as np
 
 import monograph
 from benchmarks.decoder_shapes import shape_of
-from monograph.codegen.llvm.features import choose_features
+from monograph.codegen.llvm.module.features import choose_features
 from monograph.ir import Graph, Input, constant, tensor
 from monograph.ir.dtype import f32
 from monograph.ops.linear import Dot
 from monograph.ops.reduce import ReduceMax
-from monograph.runtime.executable import compile_graph
+from monograph.runtime.cpu.executable import compile_graph
 
 Step = Callable[[int, int], int]
 """(token, its position) -> the next token"""

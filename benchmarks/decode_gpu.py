@@ -63,7 +63,7 @@ class Decoding:
 
     def __init__(self, folder: Path, maximum: int, dry: bool, results: Path) -> None:
         import monograph
-        from monograph.generate.sampling import Sampling
+        from monograph.generate.rewrite.sampling import Sampling
 
         self.dry, self.stages = dry, Stages()
         self.generator = monograph.Generator(

@@ -18,9 +18,9 @@ from benchmarks.torch_model import TorchModel
 from monograph.ir import Graph
 from monograph.passes.base import Environment
 from monograph.pipeline import PassOptions, optimise
-from monograph.report.drawing import draw_inputs
+from monograph.report.commands.drawing import draw_inputs
 from monograph.rewrite import GPU_COST
-from monograph.runtime.gpu.devices import Device, Interpreter
+from monograph.runtime.gpu.driver.devices import Device, Interpreter
 from monograph.runtime.gpu.executable import (
     LANES,
     GpuExecutable,
@@ -54,7 +54,7 @@ class Problem:
         if self.dry:
             self.device: Device = Interpreter()
         else:
-            from monograph.runtime.gpu.cuda import CudaDevice
+            from monograph.runtime.gpu.driver.cuda import CudaDevice
 
             self.device = CudaDevice()
         self.place = self.device.place
@@ -140,7 +140,7 @@ class Problem:
         graph = optimise(self.graph, environment=Environment(GPU_COST), options=options)
         if self.dry:
             return GpuExecutable(compile_for_gpu(graph, self.device.arch), self.device)
-        from monograph.runtime.gpu.tune import Tuner, TuningCache, build, compile_chosen
+        from monograph.runtime.gpu.build.tune import Tuner, TuningCache, build, compile_chosen
 
         device = self.device
         tuner = Tuner(device, TuningCache.open(self.tuning), self.tune)

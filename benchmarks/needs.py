@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from monograph.errors import ConfigError
-from monograph.runtime.gpu.opening import INSTALL, need
+from monograph.runtime.gpu.driver.device_discovery import INSTALL, need
 
 
 def need_torch() -> None:

@@ -25,8 +25,8 @@ from rich.table import Table
 
 from benchmarks.models import write_all
 from monograph.errors import MonographError
-from monograph.report.bench import MONOGRAPH, PEERS, Bench, bench_model
-from monograph.report.execute import Request
+from monograph.report.commands.bench import MONOGRAPH, PEERS, Bench, bench_model
+from monograph.report.commands.execute import Request
 
 HERE = Path(__file__).parent
 SHARED = HERE.parent.parent / "shared" / "models"

@@ -24,7 +24,8 @@ import numpy as np
 import onnx
 
 import monograph
-from monograph.codegen.triton import elements, tf32
+from monograph.codegen.triton.emit import elements
+from monograph.codegen.triton.matmul import tf32
 
 HERE = Path(__file__).parent
 BOXES, SCORES = "/model.23/Split_output_0", "/model.23/Split_output_1"

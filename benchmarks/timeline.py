@@ -119,8 +119,8 @@ def _profiled(run: Callable[[], Any], title: str, noted: bool) -> list[RunTimeli
 @contextmanager
 def noting() -> Iterator[list[tuple[str, int, int]]]:
     """Notes when launches begin and end by the host's clock, where they are made."""
-    from monograph.runtime.gpu.cuda import CudaRecord
-    from monograph.runtime.gpu.cuda_graphs import CudaGraphs
+    from monograph.runtime.gpu.driver.cuda import CudaRecord
+    from monograph.runtime.gpu.driver.cuda_graphs import CudaGraphs
 
     found: list[tuple[str, int, int]] = []
 

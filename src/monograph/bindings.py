@@ -17,41 +17,35 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import numpy as np
 
-from monograph.codegen.llvm.features import choose_features
+from monograph.codegen.llvm.module.features import choose_features
 from monograph.config import Config
 from monograph.errors import ConfigError
 from monograph.ir import Array, Graph, TensorType
-from monograph.runtime.artefact import Artefact, LoadedExecutable
-from monograph.runtime.cache import open_cache
+from monograph.runtime.cache.artefact import Artefact, LoadedExecutable
+from monograph.runtime.cache.object_cache import open_cache
+from monograph.runtime.cache.source import Source, is_package
+from monograph.runtime.cache.store import CacheStore, Shapes, gpu_options, open_store, store_options
 from monograph.runtime.counts import OFF, Tally, why_not_one_launch
+from monograph.runtime.cpu.threads import choose_threads
+from monograph.runtime.cpu.trim_memory import release_memory
 from monograph.runtime.feeds import Signature
 from monograph.runtime.forking import import_whole, own_lock
 from monograph.runtime.progress import READY, Progress, silent
-from monograph.runtime.resident import release_memory
-from monograph.runtime.source import Source, is_package
-from monograph.runtime.store import (
-    CacheStore,
-    Shapes,
-    gpu_options,
-    open_store,
-    store_options,
-)
-from monograph.runtime.threads import choose_threads
 
 # The frontend, the rewrites and the compiler take longer to import than a compiled model takes to
 # load: what needs them imports them.
 if TYPE_CHECKING:
     from monograph.model import Model
-    from monograph.runtime import staged
-    from monograph.runtime.executable import CpuExecutable
+    from monograph.runtime.cache.package import Package
+    from monograph.runtime.cpu.executable import CpuExecutable
+    from monograph.runtime.dynamic import staged
     from monograph.runtime.gpu.target import GpuSide, OfflineSide
-    from monograph.runtime.package import Package
 
     Executable: TypeAlias = staged.Executable | LoadedExecutable
 
 _READS = ("monograph.frontend.onnx.external", "monograph.model")
 _REWRITES = ("monograph.passes.base", "monograph.pipeline", "monograph.rewrite")
-_COMPILES = (*_REWRITES, "monograph.runtime.executable", "monograph.runtime.staged")
+_COMPILES = (*_REWRITES, "monograph.runtime.cpu.executable", "monograph.runtime.dynamic.staged")
 """Modules that are imported when a model is first read, rewritten and compiled."""
 
 _log = logging.getLogger("monograph")
@@ -96,7 +90,7 @@ class Bindings:
         self._package: Package | None = None
         self._store: CacheStore | None = None
         if is_package(source.given):
-            from monograph.runtime.package import open_package
+            from monograph.runtime.cache.package import open_package
 
             self._package = open_package(source, config, dims, donate)
             if self.gpu is not None:
@@ -207,7 +201,7 @@ class Bindings:
 
     def compiler(self) -> staged.Compiler:
         """How graphs are compiled for the CPU."""
-        from monograph.runtime.staged import Compiler
+        from monograph.runtime.dynamic.staged import Compiler
 
         return Compiler(
             choose_features(self._config.features),
@@ -224,7 +218,7 @@ class Bindings:
 
     def save(self, path: Path) -> None:
         """Writes what has been compiled so far into a package."""
-        from monograph.runtime.package import write_package
+        from monograph.runtime.cache.package import write_package
 
         with self._lock:
             made = list(self.executables.items())
@@ -277,7 +271,7 @@ class Bindings:
     def _compile(self, feeds: dict[str, Any]) -> Executable:
         """Compiles for such feeds, and keeps the result on disk where that can be done."""
         import_whole(*_COMPILES)
-        from monograph.runtime.executable import CpuExecutable
+        from monograph.runtime.cpu.executable import CpuExecutable
 
         made = self.compiled(feeds)
         shapes = self._shapes(feeds)
@@ -297,7 +291,7 @@ class Bindings:
     def compiled(self, feeds: dict[str, Any]) -> staged.Executable:
         """An executable for such feeds that is made now."""
         import_whole(*_COMPILES)
-        from monograph.runtime.staged import compile_stages
+        from monograph.runtime.dynamic.staged import compile_stages
 
         with self._lock:
             compiler = self.compiler() if self.gpu is None else self.gpu
@@ -340,7 +334,7 @@ def _parts_of(executable: Any, values_decide: bool) -> str:
 
 def _open_gpu(config: Config, progress: Progress, tally: Tally | None) -> GpuSide | OfflineSide:
     """The GPU side of a session; torch and triton are imported only where they are there."""
-    from monograph.runtime.gpu.opening import make_ready
+    from monograph.runtime.gpu.driver.device_discovery import make_ready
 
     make_ready(config.device)
     from monograph.runtime.gpu.target import open_target
@@ -381,7 +375,7 @@ def optimise_for(config: Config, graph: Graph, progress: Progress = silent) -> G
 
 def _compile_again(bindings: Bindings, shapes: Shapes, types: Mapping[str, Any]) -> CpuExecutable:
     """What an executable that was found on disk has been made from."""
-    from monograph.runtime.executable import CpuExecutable
+    from monograph.runtime.cpu.executable import CpuExecutable
 
     # Arrays that take no memory: only their shapes matter.
     feeds = {name: np.broadcast_to(np.zeros((), types[name]), s) for name, s in shapes.items()}

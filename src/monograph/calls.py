@@ -19,11 +19,11 @@ from monograph.errors import (
     UnknownRankError,
 )
 from monograph.ir import Array, Graph, evaluate
-from monograph.runtime.again import Again, again
 from monograph.runtime.counts import REQUIRE, why_not_one_launch
+from monograph.runtime.cpu.donation_fast_path import Again, again
+from monograph.runtime.cpu.launch import fresh
+from monograph.runtime.dlpack import arrays_of
 from monograph.runtime.feeds import Port, check_feeds, clashing_sizes
-from monograph.runtime.given import arrays_of
-from monograph.runtime.launch import fresh
 from monograph.runtime.outputs import NOTHING, States, check_out, deliver, wanted_outputs
 from monograph.runtime.pending import Pending, Worker, ready
 
@@ -231,9 +231,9 @@ class Calls:
         """The feeds, with what other libraries hold (DLPack) as tensors or arrays."""
         if self._bindings.gpu is None:
             return arrays_of(feeds)
-        from monograph.runtime.gpu import fitting
+        from monograph.runtime.gpu import tensor_checks
 
-        return {name: fitting.imported(x) for name, x in feeds.items()}
+        return {name: tensor_checks.imported(x) for name, x in feeds.items()}
 
     def _delivered(self, begun: _Begun, made: list[Any]) -> dict[str, Any]:
         """The outputs by name, those with a place in it; new state is known from now on."""

@@ -13,17 +13,17 @@ from monograph.calls import Calls
 from monograph.config import Config, make_config
 from monograph.errors import ConfigError, ExecutionError
 from monograph.ir import Graph
+from monograph.runtime.cache.source import Source
 from monograph.runtime.counts import Counts
 from monograph.runtime.progress import Progress, check_progress, silent
-from monograph.runtime.source import Source
 
 if TYPE_CHECKING:
     import onnx
 
     from monograph.bindings import Executable
-    from monograph.runtime import staged
+    from monograph.runtime.dynamic import staged
     from monograph.runtime.gpu.target import GpuSide, OfflineSide
-    from monograph.runtime.tolerance import Tolerance
+    from monograph.runtime.numerics.tolerance import Tolerance
 
 ModelSource: TypeAlias = "str | os.PathLike[str] | bytes | onnx.ModelProto"
 
@@ -145,7 +145,7 @@ class Session(Calls):
         A file may allow others a lower precision; the reference makes no use of that. A session
         that was asked to compute in one lies farther from the rest.
         """
-        from monograph.runtime.tolerance import allowed_by_file, derive
+        from monograph.runtime.numerics.tolerance import allowed_by_file, derive
 
         narrow = self.config.precision != "f32"
         graph = self.optimised_graph(feeds) if narrow else self.bound_graph(feeds)

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 import monograph
-from monograph.runtime.compare import Difference
-from monograph.runtime.numbers import first_wrong
+from monograph.runtime.numerics.compare import Difference
+from monograph.runtime.numerics.numeric_equivalence import first_wrong
 from tests.campaign.case import Case, Feeds
 from tests.campaign.rounding import explains
 from tests.campaign.sides import Outcome, run_side

@@ -1,6 +1,6 @@
 """Tells whether rounding explains a difference that the derived tolerances do not.
 
-`monograph.runtime.numbers` derives a tolerance relative to the largest element of an output, and
+`monograph.runtime.numerics.numeric_equivalence` derives a tolerance relative to the largest element of an output, and
 measures how far the rounding of results moves it. Neither sees a sum that cancels: its error has
 the scale of its operands. So every operand is moved as well, by a unit in its last place. The
 derived figure is a number of such units; an element may differ by as many times what one moves.
@@ -16,7 +16,7 @@ import numpy as np
 from monograph.errors import MonographError
 from monograph.ir import Graph, Item, TensorType, Value
 from monograph.ir.evaluate import apply
-from monograph.runtime.tolerance import derive, epsilon
+from monograph.runtime.numerics.tolerance import derive, epsilon
 
 RUNS = 6
 

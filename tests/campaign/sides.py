@@ -45,7 +45,7 @@ class Outcome:
 @cache
 def machines() -> tuple[tuple[str, int], ...]:
     """The instruction sets of this host with numbers of threads, in the order of their turns."""
-    from monograph.codegen.llvm.features import host_features
+    from monograph.codegen.llvm.module.features import host_features
 
     host = host_features()
     names = [host.name]
@@ -72,7 +72,7 @@ def run_side(side: str, case: Case, turn: int) -> Iterator[tuple[str, list[Outco
         for features, threads in every[turn % len(every) :][:1]:
             options = {"features": features, "threads": threads, **checked()}
             tail = ", checked" if checked() else ""
-            with mock.patch("monograph.runtime.executable.ALONE_SECONDS", 0.0):
+            with mock.patch("monograph.runtime.cpu.executable.ALONE_SECONDS", 0.0):
                 yield (
                     f"cpu ({features}, {threads} threads{tail})",
                     _runs(case, lambda options=options: _session(raw, "cpu", **options)),

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from typer.testing import CliRunner, Result
 
-from monograph.cli import app
+from monograph.cli.main import app
 
 
 def call(*arguments: object) -> Result:

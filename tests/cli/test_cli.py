@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 import monograph
-from monograph.cli import app
-from monograph.report.execute import Request
+from monograph.cli.main import app
+from monograph.report.commands.execute import Request
 from tests.cli.calls import call, call_json
 from tests.report import models
 
@@ -61,7 +61,7 @@ def test_usage_errors_are_json_where_that_is_asked_for(arguments: list[str], mes
 
 def test_help_and_version_do_not_load_the_compiler():
     for option in ("--help", "--version"):
-        text = f"import sys; sys.argv[1:] = [{option!r}]; from monograph.cli import main\n"
+        text = f"import sys; sys.argv[1:] = [{option!r}]; from monograph.cli.main import main\n"
         text += (
             "try: main()\nfinally: print(sorted({'numpy', 'onnx', 'llvmlite'} & {*sys.modules}))"
         )
@@ -155,7 +155,7 @@ def test_an_internal_error_is_called_that(linear: Path, monkeypatch: pytest.Monk
     def broken(*_: object) -> None:
         raise RuntimeError("boom")
 
-    monkeypatch.setattr("monograph.report.inspect.inspect_model", broken)
+    monkeypatch.setattr("monograph.report.commands.inspect.inspect_model", broken)
     result = call("inspect", linear)
     assert result.exit_code == 2
     assert "internal error: RuntimeError: boom" in result.stderr

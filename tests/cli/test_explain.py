@@ -13,7 +13,7 @@ from monograph.ir import Value
 from monograph.ops.elementwise import Abs, Sigmoid, Tanh
 from monograph.passes.base import RulePass
 from monograph.pipeline import Stage
-from monograph.report.bisection import COSTS
+from monograph.report.commands.bisection import COSTS
 from monograph.rewrite import Reject, Rule, rewrite, variables
 from tests.cli.calls import call, call_json
 from tests.report import models

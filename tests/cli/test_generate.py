@@ -12,8 +12,8 @@ import pytest
 from benchmarks.decoders import build
 
 from monograph import Generator
-from monograph.report import bench
-from monograph.report.decode import Decoding, bandwidth, decoding_lines, measured
+from monograph.report.commands import bench
+from monograph.report.commands.decode import Decoding, bandwidth, decoding_lines, measured
 from tests.cli.calls import call
 
 PROMPT = "3,14,15,92"

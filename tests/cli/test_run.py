@@ -10,7 +10,7 @@ import pytest
 import typer
 from onnx import TensorProto, helper
 
-from monograph.cli_common import reporting
+from monograph.cli.common import reporting
 from monograph.errors import ConfigError
 from tests.cli.calls import call, call_json, change
 from tests.report import models

@@ -8,9 +8,9 @@ from unittest import mock
 import numpy as np
 
 from monograph.ir import Array, Graph, TensorType, evaluate
-from monograph.runtime import executable as runtime
-from monograph.runtime.executable import CpuExecutable, compile_graph
-from monograph.runtime.tolerance import derive
+from monograph.runtime.cpu import executable as runtime
+from monograph.runtime.cpu.executable import CpuExecutable, compile_graph
+from monograph.runtime.numerics.tolerance import derive
 from tests.cpu.scalar_kernels import instruction_sets
 
 MACHINES = [(f, t) for f in instruction_sets() for t in (1, 2, 4) if t == 2 or f.vector_bits > 128]

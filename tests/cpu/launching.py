@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from monograph.codegen.llvm.barrier import BARRIER_BYTES, build_barrier
-from monograph.codegen.llvm.features import Features, host_features
-from monograph.runtime.native import NativeCode, compile_module
+from monograph.codegen.llvm.module.barrier import BARRIER_BYTES, build_barrier
+from monograph.codegen.llvm.module.features import Features, host_features
+from monograph.runtime.cpu.native import NativeCode, compile_module
 
 HANG = 120
 """Seconds after which another thread or process counts as hung."""

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from monograph.codegen.llvm.features import TABLE, Features, host_features
+from monograph.codegen.llvm.module.features import TABLE, Features, host_features
 from monograph.ir import Graph, Op, evaluate
-from monograph.runtime.executable import CpuExecutable, compile_graph
+from monograph.runtime.cpu.executable import CpuExecutable, compile_graph
 from tests.samples import make_input, sample_graph
 
 FEATURES = [f for f in TABLE.values() if f.name in ("sse2", "avx2", host_features().name)]

@@ -13,9 +13,9 @@ from monograph.ops.cast import Cast
 from monograph.ops.composite import LayerNorm, RmsNorm, Silu, Softmax
 from monograph.ops.conv import Conv
 from monograph.ops.elementwise import Add, Clip, Less, Max, Mul, Where
-from monograph.ops.extend import Pad
 from monograph.ops.index import Gather
 from monograph.ops.linear import Dot
+from monograph.ops.pad_tile import Pad
 from monograph.ops.pool import AveragePool, MaxPool
 from monograph.ops.reduce import ArgMax, CumSum, ReduceMax, ReduceSum
 from monograph.ops.shape import Broadcast, Concat, Reshape, Slice, Transpose

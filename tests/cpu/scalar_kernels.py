@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from monograph.codegen.llvm.builder import Builder, Int, Reg
-from monograph.codegen.llvm.features import TABLE, Features, host_features
-from monograph.codegen.llvm.scalar import LlvmScalars
+from monograph.codegen.llvm.emit.builder import Builder, Int, Reg
+from monograph.codegen.llvm.emit.scalar import LlvmScalars
+from monograph.codegen.llvm.module.features import TABLE, Features, host_features
 from monograph.ir import Array, DType, Op, from_numpy
 from monograph.ops.scalar import Scalar
-from monograph.runtime.native import NativeCode, compile_module
+from monograph.runtime.cpu.native import NativeCode, compile_module
 
 Emit = Callable[..., Scalar]
 """A builder and elements of the operands to the element of the result."""

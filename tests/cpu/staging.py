@@ -8,10 +8,10 @@ from unittest import mock
 
 import numpy as np
 
-from monograph.codegen.llvm.features import Features
+from monograph.codegen.llvm.module.features import Features
 from monograph.ir import Graph, Op, Value, evaluate
-from monograph.runtime import executable as runtime
-from monograph.runtime.staged import Compiler, Executable, compile_stages
+from monograph.runtime.cpu import executable as runtime
+from monograph.runtime.dynamic.staged import Compiler, Executable, compile_stages
 from tests.cpu.moving import host, same
 from tests.samples import sample_graph
 

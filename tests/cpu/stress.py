@@ -24,7 +24,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import monograph
 from monograph.errors import ExecutionError
-from monograph.runtime import executable as runtime
+from monograph.runtime.cpu import executable as runtime
 
 FLOAT, INT64 = TensorProto.FLOAT, TensorProto.INT64
 HANG = 120.0

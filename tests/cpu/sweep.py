@@ -24,12 +24,12 @@ from unittest import mock
 
 import numpy as np
 
-from monograph.codegen.llvm.features import Features
+from monograph.codegen.llvm.module.features import Features
 from monograph.errors import MonographError
 from monograph.ir import Graph, evaluate
-from monograph.runtime import executable as runtime
-from monograph.runtime.executable import CpuExecutable, compile_graph
-from monograph.runtime.numbers import first_wrong
+from monograph.runtime.cpu import executable as runtime
+from monograph.runtime.cpu.executable import CpuExecutable, compile_graph
+from monograph.runtime.numerics.numeric_equivalence import first_wrong
 from tests.cpu import sweep_cases
 from tests.cpu.scalar_kernels import instruction_sets
 from tests.cpu.sweep_cases import Case

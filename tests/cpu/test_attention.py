@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from monograph.codegen.llvm.features import host_features
+from monograph.codegen.llvm.module.features import host_features
 from monograph.errors import ExecutionError
 from monograph.ir import evaluate
 from monograph.ops.attention import Attention, CacheUpdate, Rope
 from monograph.ops.elementwise import Add, Mul
 from monograph.ops.shape import Reshape, Slice, Transpose
-from monograph.runtime.executable import compile_graph
+from monograph.runtime.cpu.executable import compile_graph
 from tests.cpu.against import check, feeds_for
 from tests.rules.checks import graph_of, value
 

@@ -7,8 +7,8 @@ import threading
 
 import pytest
 
-from monograph.codegen.llvm.barrier import MOST_SPINS, SHORTER, SLEEP, SPINS, TRIALS
-from monograph.runtime.pool import shared_pool
+from monograph.codegen.llvm.module.barrier import MOST_SPINS, SHORTER, SLEEP, SPINS, TRIALS
+from monograph.runtime.cpu.pool import shared_pool
 from tests.cpu.launching import (
     ARRIVE,
     HANG,

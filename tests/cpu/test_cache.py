@@ -15,10 +15,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from monograph.codegen.llvm.features import TABLE
+from monograph.codegen.llvm.module.features import TABLE
 from monograph.config import Config
-from monograph.runtime import cache as cache_module
-from monograph.runtime.cache import DiskCache, make_key, open_cache
+from monograph.runtime.cache import object_cache as cache_module
+from monograph.runtime.cache.object_cache import DiskCache, make_key, open_cache
 
 ROOT = Path(__file__).parent.parent.parent
 KEY = "ab" + "0" * 62
@@ -242,7 +242,7 @@ def test_keys(monkeypatch: pytest.MonkeyPatch) -> None:
 SCRIPT = """
 import sys
 from pathlib import Path
-from monograph.runtime.cache import DiskCache
+from monograph.runtime.cache.object_cache import DiskCache
 cache = DiskCache(Path(sys.argv[1]), 40_000)
 own = int(sys.argv[2])
 for turn in range(60):

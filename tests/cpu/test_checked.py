@@ -11,11 +11,12 @@ import onnx
 import pytest
 
 import monograph
-from monograph.codegen.llvm import checked, elements
-from monograph.codegen.llvm.builder import Reg
-from monograph.codegen.llvm.checked import Extent, Instrumented
-from monograph.codegen.llvm.kernel import KernelContext
-from monograph.codegen.llvm.scalar import LlvmScalars
+from monograph.codegen.llvm.emit import elements
+from monograph.codegen.llvm.emit.builder import Reg
+from monograph.codegen.llvm.emit.scalar import LlvmScalars
+from monograph.codegen.llvm.module import bounds_checks
+from monograph.codegen.llvm.module.bounds_checks import Extent, Instrumented
+from monograph.codegen.llvm.module.kernel import KernelContext
 from monograph.errors import InternalError
 from monograph.ir import DType, Graph, unpack
 from monograph.ops.elementwise import Exp, Neg
@@ -23,11 +24,12 @@ from monograph.ops.linear import Dot
 from monograph.ops.recurrent import Rnn
 from monograph.ops.scalar import Scalar
 from monograph.ops.shape import Reshape, Slice, Transpose
-from monograph.program import addresses, index
-from monograph.program.recurrence import Recurrence
-from monograph.report.regions import launching_json, launching_of
-from monograph.runtime import executable
-from monograph.runtime.executable import CpuExecutable, compile_graph
+from monograph.program import index
+from monograph.program.fusion import addresses
+from monograph.program.legalise.recurrence import Recurrence
+from monograph.report.commands.launch_regions import launching_json, launching_of
+from monograph.runtime.cpu import executable
+from monograph.runtime.cpu.executable import CpuExecutable, compile_graph
 from tests.cpu.moving import check, host
 from tests.reversed_models import MODELS
 from tests.rules.checks import graph_of, value
@@ -43,7 +45,7 @@ def many_threads(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def compiled(graph: Graph, threads: int, checked: bool = True) -> CpuExecutable:
-    return compile_graph(graph, host(), threads, checked=checked)
+    return compile_graph(graph, host(), threads, checked=bounds_checks)
 
 
 def feeds_of(graph: Graph) -> dict[str, np.ndarray]:
@@ -180,7 +182,7 @@ def test_every_kernel_is_instrumented(monkeypatch: pytest.MonkeyPatch) -> None:
     compiled(graph_of(Dot()(value("f32[9, 9]"), Exp()(value("f32[9, 9]")))), 2)
     assert seen
     assert all(seen)
-    assert checked.SLACK == 256
+    assert bounds_checks.SLACK == 256
 
 
 def test_checked_code_has_keys_of_its_own_on_disk(tmp_path: Path) -> None:

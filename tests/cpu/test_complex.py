@@ -7,14 +7,14 @@ import onnx.parser
 import pytest
 
 import monograph
-from monograph.codegen.llvm.reasons import of_graph
+from monograph.codegen.llvm.module.host_fallback import of_graph
 from monograph.ir import Array, Value, constant, evaluate
 from monograph.ir.dtype import c64, c128
 from monograph.ops.cast import Cast
 from monograph.ops.elementwise import Add, Div, Mul, Sub, Where
-from monograph.ops.extend import Pad
 from monograph.ops.index import Gather, GatherElements, ScatterElements
 from monograph.ops.linear import Dot
+from monograph.ops.pad_tile import Pad
 from monograph.ops.reduce import ReduceSum
 from monograph.ops.shape import Concat, Reshape, ShapeOf, Slice, Transpose
 from tests.cpu.staging import compiled, matches

@@ -8,9 +8,9 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from monograph.codegen.llvm import constants
-from monograph.codegen.llvm.constants import Constants
-from monograph.program.plan import ALIGNMENT
+from monograph.codegen.llvm.module import constants
+from monograph.codegen.llvm.module.constants import Constants
+from monograph.program.memory.memory_planner import ALIGNMENT
 
 SLACK = 256
 

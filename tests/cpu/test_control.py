@@ -17,7 +17,7 @@ from monograph.ops.linear import Dot
 from monograph.ops.reduce import ReduceSum
 from monograph.ops.shape import Concat, Reshape, Slice, Transpose
 from monograph.ops.sort import NonZero, TopK
-from monograph.runtime.executable import compile_graph
+from monograph.runtime.cpu.executable import compile_graph
 from tests.cpu.moving import FEATURES, THREADS, check, check_samples, host
 from tests.rules.checks import graph_of, value
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from monograph.codegen.llvm import winograd
-from monograph.codegen.llvm.features import host_features
+from monograph.codegen.llvm.conv import winograd
+from monograph.codegen.llvm.module.features import host_features
 from monograph.ir import Value, constant, parse_type
 from monograph.ops.composite import Silu
 from monograph.ops.conv import Conv

@@ -13,7 +13,7 @@ from monograph.ir import constant, evaluate
 from monograph.ops.conv import Conv
 from monograph.ops.conv_transpose import ConvTranspose
 from monograph.ops.elementwise import Abs
-from monograph.program.expand import expand
+from monograph.program.legalise.expand import expand
 from tests.cpu.against import agree, check, feeds_for
 from tests.rules.checks import graph_of, value
 

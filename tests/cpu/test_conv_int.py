@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from monograph.codegen.llvm.compile import compile_program
-from monograph.codegen.llvm.features import Features
-from monograph.codegen.llvm.select import CpuTarget
+from monograph.codegen.llvm.module.compile import compile_program
+from monograph.codegen.llvm.module.features import Features
+from monograph.codegen.llvm.module.select import CpuTarget
 from monograph.ir import Array, Graph, Input, Value, constant, tensor
 from monograph.ir.dtype import DType, f32, i8, i32, u8
 from monograph.ops.cast import Cast

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from monograph.codegen.llvm.features import Features
-from monograph.codegen.llvm.types import is_narrow, storage
+from monograph.codegen.common.types import is_narrow, storage
+from monograph.codegen.llvm.module.features import Features
 from monograph.ir import Array, DType, Op, from_numpy
 from monograph.ir.dtype import ALL, boolean, f8e8m0, f16, f32, f64, i32
 from monograph.ops.cast import SATURATING, BitCast, Cast

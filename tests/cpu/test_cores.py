@@ -10,9 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from monograph.codegen.llvm.features import host_features
-from monograph.runtime.native import NativeCode, compile_module
-from monograph.runtime.pool_code import pool_text
+from monograph.codegen.llvm.module.features import host_features
+from monograph.runtime.cpu.native import NativeCode, compile_module
+from monograph.runtime.cpu.pool_code import pool_text
 from tests.cpu.launching import HANG, function
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux says which core it is")

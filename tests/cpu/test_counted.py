@@ -15,7 +15,7 @@ from monograph.ops.reduce import CumSum, ReduceMax, ReduceMin, ReduceProd, Reduc
 from monograph.ops.roi import NonMaxSuppression
 from monograph.ops.shape import Concat, Reshape, ShapeOf, Slice, Transpose
 from monograph.ops.sort import NonZero, Unique
-from monograph.program.bounded import Counted
+from monograph.program.dynamic.bounded import Counted
 from tests.cpu.moving import FEATURES, THREADS
 from tests.cpu.staging import check, check_samples, compiled, matches
 from tests.rules.checks import graph_of, value

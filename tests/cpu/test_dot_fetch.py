@@ -7,9 +7,9 @@ import re
 import numpy as np
 import pytest
 
-from monograph.codegen.llvm import dot_fetch
-from monograph.codegen.llvm.compile import compile_program
-from monograph.codegen.llvm.dot_fetch import (
+from monograph.codegen.llvm.matmul import prefetch
+from monograph.codegen.llvm.matmul.partition import even_width
+from monograph.codegen.llvm.matmul.prefetch import (
     AHEAD_BYTES,
     FAR_BYTES,
     LINE,
@@ -18,9 +18,9 @@ from monograph.codegen.llvm.dot_fetch import (
     row_width,
     streams,
 )
-from monograph.codegen.llvm.dot_share import even_width
-from monograph.codegen.llvm.features import TABLE
-from monograph.codegen.llvm.select import CpuTarget
+from monograph.codegen.llvm.module.compile import compile_program
+from monograph.codegen.llvm.module.features import TABLE
+from monograph.codegen.llvm.module.select import CpuTarget
 from monograph.ir import constant
 from monograph.ir.dtype import f16, f32
 from monograph.ops.elementwise import Add
@@ -96,7 +96,7 @@ def test_each_line_of_a_panel_is_asked_for_once(columns: int, fetched: bool) -> 
 def test_one_row_of_any_shape(
     monkeypatch: pytest.MonkeyPatch, batch: tuple[int, ...], k: int, n: int
 ) -> None:
-    monkeypatch.setattr(dot_fetch, "FAR_BYTES", 0)
+    monkeypatch.setattr(prefetch, "FAR_BYTES", 0)
     x = value(f"f32[{', '.join(map(str, (*batch, 1, k)))}]")
     made = Dot()(x, constant(numbers(*batch, k, n)))
     check(graph_of(made, Add()(made, constant(numbers(n)))))
@@ -106,7 +106,7 @@ def test_one_row_of_any_shape(
 def test_special_numbers_go_where_they_belong(
     monkeypatch: pytest.MonkeyPatch, special: float
 ) -> None:
-    monkeypatch.setattr(dot_fetch, "FAR_BYTES", 0)
+    monkeypatch.setattr(prefetch, "FAR_BYTES", 0)
     weights = numbers(40, 100)
     weights[3, 60] = special
     graph = graph_of(Dot()(value("f32[1, 40]"), constant(weights)))

@@ -6,13 +6,13 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from monograph.codegen.llvm.dot_codes import read_codes
+from monograph.codegen.llvm.matmul.dot_codes import read_codes
 from monograph.ir import Array, Value, constant, dtype
 from monograph.ops.elementwise import Add
 from monograph.ops.linear import Dot
 from monograph.ops.quant import Dequantize
 from monograph.ops.shape import Reshape, Transpose
-from monograph.runtime.executable import compile_graph
+from monograph.runtime.cpu.executable import compile_graph
 from tests.cpu.against import MACHINES, check
 from tests.rules.checks import graph_of, value
 

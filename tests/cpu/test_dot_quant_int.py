@@ -7,15 +7,15 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from monograph.codegen.llvm.features import Features
+from monograph.codegen.llvm.module.features import Features
 from monograph.ir import Array, Graph, Input, Value, constant, evaluate, tensor
 from monograph.ir.dtype import f32, i4, i8, u4, u8
 from monograph.ops.elementwise import Add
 from monograph.ops.linear import Dot
 from monograph.ops.quant import Dequantize
 from monograph.ops.shape import Transpose
-from monograph.runtime import executable as runtime
-from monograph.runtime.executable import compile_graph
+from monograph.runtime.cpu import executable as runtime
+from monograph.runtime.cpu.executable import compile_graph
 from tests.cpu.against import MACHINES, check
 
 rng = np.random.default_rng(0)

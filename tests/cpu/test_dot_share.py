@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from monograph.codegen.llvm.dot_share import BATCH, PANELS, ROWS, busiest, choose_share
-from monograph.codegen.llvm.tiles import Run, split
+from monograph.codegen.llvm.matmul.partition import BATCH, PANELS, ROWS, busiest, choose_share
+from monograph.codegen.llvm.matmul.tiles import Run, split
 
 
 def chosen(batch: int, rows: int, vectors: int, threads: int) -> str:

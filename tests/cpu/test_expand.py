@@ -14,8 +14,8 @@ from monograph.ops.linear import Det
 from monograph.ops.resize import Resize
 from monograph.ops.shape import ShapeOf
 from monograph.ops.signal import Dft, MelWeights
-from monograph.program import expand
-from monograph.runtime.executable import compile_graph
+from monograph.program.legalise import expand
+from monograph.runtime.cpu.executable import compile_graph
 from tests.cpu.moving import FEATURES, THREADS, check, check_samples, host
 from tests.rules.checks import graph_of, value
 

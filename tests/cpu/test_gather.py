@@ -8,7 +8,6 @@ import pytest
 from monograph.errors import ExecutionError
 from monograph.ir import Value, constant
 from monograph.ops.elementwise import Add, Exp
-from monograph.ops.extend import PAD_MODES, Iota, Pad, Tile
 from monograph.ops.index import (
     Col2Im,
     Gather,
@@ -17,9 +16,10 @@ from monograph.ops.index import (
     ScatterElements,
     ScatterNd,
 )
+from monograph.ops.pad_tile import PAD_MODES, Iota, Pad, Tile
 from monograph.ops.shape import Transpose
 from monograph.ops.signal import Frames
-from monograph.runtime.executable import compile_graph
+from monograph.runtime.cpu.executable import compile_graph
 from tests.cpu.moving import FEATURES, THREADS, check, check_samples, host
 from tests.rules.checks import graph_of, value
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from monograph.codegen.llvm.features import host_features
-from monograph.codegen.llvm.select import CpuTarget
+from monograph.codegen.llvm.module.features import host_features
+from monograph.codegen.llvm.module.select import CpuTarget
 from monograph.errors import ExecutionError, FeedError
 from monograph.ir import Graph, Value, constant, dtype, evaluate
 from monograph.ir.dtype import f32
@@ -21,7 +21,7 @@ from monograph.ops.quant import Dequantize
 from monograph.ops.reduce import ReduceMax, ReduceSum
 from monograph.ops.shape import Concat, Slice, Transpose
 from monograph.program.program import lower
-from monograph.runtime.executable import CpuExecutable, compile_graph
+from monograph.runtime.cpu.executable import CpuExecutable, compile_graph
 from tests.cpu.against import MACHINES, check, feeds_for
 from tests.rules.checks import graph_of, value
 

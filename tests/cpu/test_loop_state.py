@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from monograph.codegen.llvm.subprograms import graphs_of, lowered
+from monograph.codegen.llvm.control.subprograms import graphs_of, lowered
 from monograph.ir import Graph, Input, Value, constant, tensor, unpack
 from monograph.ir.dtype import boolean, f32, i64
 from monograph.ops import elementwise as ew
 from monograph.ops import shape as sh
 from monograph.ops.attention import CacheUpdate
-from monograph.ops.carried import state_donated
 from monograph.ops.control import Loop
+from monograph.ops.loop_donation import state_donated
 from monograph.ops.reduce import ReduceSum
 from tests.cpu.against import check
 

@@ -11,13 +11,13 @@ from pathlib import Path
 import llvmlite.binding as llvm
 import pytest
 
-from monograph.codegen.llvm.builder import Builder
-from monograph.codegen.llvm.features import TABLE, Features, choose_features, host_features
+from monograph.codegen.llvm.emit.builder import Builder
+from monograph.codegen.llvm.module.features import TABLE, Features, choose_features, host_features
 from monograph.config import INSTRUCTION_SETS
 from monograph.errors import CodegenError, ConfigError
-from monograph.runtime import native
-from monograph.runtime.native import NativeCode, assembly, compile_module, compile_modules
-from monograph.runtime.pool_code import pool_text
+from monograph.runtime.cpu import native
+from monograph.runtime.cpu.native import NativeCode, assembly, compile_module, compile_modules
+from monograph.runtime.cpu.pool_code import pool_text
 from tests.cpu.launching import function
 
 SINE = """

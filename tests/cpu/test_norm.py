@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from monograph.codegen.llvm.features import host_features
+from monograph.codegen.llvm.module.features import host_features
 from monograph.ir import constant
 from monograph.ops.composite import Gelu, LayerNorm, LogSoftmax, RmsNorm, Softmax
 from monograph.ops.elementwise import Add, Mul
 from monograph.ops.shape import Transpose
-from monograph.runtime.executable import compile_graph
+from monograph.runtime.cpu.executable import compile_graph
 from tests.cpu.against import check, feeds_for
 from tests.rules.checks import graph_of, value
 

@@ -8,8 +8,8 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from monograph.codegen.llvm.compile import Module, Segment, compile_program
-from monograph.codegen.llvm.features import host_features
+from monograph.codegen.llvm.module.compile import Module, Segment, compile_program
+from monograph.codegen.llvm.module.features import host_features
 from monograph.ir import Graph, Input, Op, Sample, constant, evaluate, tensor
 from monograph.ir.dtype import f32
 from monograph.ops import OPS
@@ -17,11 +17,11 @@ from monograph.ops.composite import Softmax
 from monograph.ops.elementwise import Add
 from monograph.ops.linear import Dot
 from monograph.ops.shape import Concat
-from monograph.runtime import executable as runtime
-from monograph.runtime.executable import compile_graph, lower_graph
-from monograph.runtime.observed import SteppedRun, TimedRun, compile_stepped, compile_timed
-from monograph.runtime.staged import Compiler
-from monograph.runtime.stepwise import StepChecker
+from monograph.runtime.cpu import executable as runtime
+from monograph.runtime.cpu.executable import compile_graph, lower_graph
+from monograph.runtime.cpu.instrumented import SteppedRun, TimedRun, compile_stepped, compile_timed
+from monograph.runtime.dynamic.staged import Compiler
+from monograph.runtime.numerics.stepwise import StepChecker
 from tests.cpu.against import feeds_for
 from tests.samples import sample_graph
 

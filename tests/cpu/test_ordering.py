@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from monograph.codegen.llvm.compile import compile_program
-from monograph.codegen.llvm.features import host_features
-from monograph.codegen.llvm.ordering import ARENA, Span
-from monograph.codegen.llvm.select import CpuTarget
+from monograph.codegen.llvm.module.compile import compile_program
+from monograph.codegen.llvm.module.features import host_features
+from monograph.codegen.llvm.module.ordering import ARENA, Span
+from monograph.codegen.llvm.module.select import CpuTarget
 from monograph.ir import Graph, Value, constant
 from monograph.ops.attention import CacheUpdate
 from monograph.ops.elementwise import Add
@@ -16,7 +16,7 @@ from monograph.ops.index import ScatterElements
 from monograph.ops.linear import Dot
 from monograph.ops.reduce import ReduceSum
 from monograph.program.program import lower
-from monograph.runtime.executable import compile_graph
+from monograph.runtime.cpu.executable import compile_graph
 from tests.cpu.against import check
 from tests.rules.checks import graph_of, value
 

@@ -15,7 +15,7 @@ import pytest
 
 import monograph
 from monograph.errors import ConfigError, ModelError
-from monograph.runtime import package as package_module
+from monograph.runtime.cache import package as package_module
 
 TEXT = """<ir_version: 10, opset_import: ["" : 18]>
 g (float[N, 4] x) => (float[N, 4] y) <float[4] w = {1, 2, 3, 4}>

@@ -8,7 +8,7 @@ import pytest
 from monograph.ir import Graph, Input, Value, constant, tensor
 from monograph.ir.dtype import DType, f32, i8, i64, u8
 from monograph.ops.elementwise import Neg
-from monograph.ops.extend import Pad
+from monograph.ops.pad_tile import Pad
 from monograph.ops.shape import Concat, Slice
 from tests.cpu.against import check
 

@@ -15,13 +15,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from monograph.codegen.llvm.features import TABLE, host_features
+from monograph.codegen.llvm.module.features import TABLE, host_features
 from monograph.errors import ExecutionError
-from monograph.runtime import pool as pool_module
-from monograph.runtime import pool_code
-from monograph.runtime.native import NativeCode
-from monograph.runtime.pool import Pool, shared_pool
-from monograph.runtime.threads import MAX_THREADS
+from monograph.runtime.cpu import pool as pool_module
+from monograph.runtime.cpu import pool_code
+from monograph.runtime.cpu.native import NativeCode
+from monograph.runtime.cpu.pool import Pool, shared_pool
+from monograph.runtime.cpu.threads import MAX_THREADS
 from tests.cpu.launching import (
     COUNT,
     ENLIST,
@@ -292,7 +292,7 @@ def test_python_threads_take_the_signals(count: NativeCode) -> None:
 HEAD = """
 import os, sys, threading, time
 from tests.cpu.launching import COUNT, PHASES, Context, load
-from monograph.runtime.pool import shared_pool
+from monograph.runtime.cpu.pool import shared_pool
 code = load(COUNT, "count")
 def check(threads):
     context = Context(threads)

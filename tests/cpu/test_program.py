@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from monograph.codegen.llvm.features import TABLE, host_features
+from monograph.codegen.llvm.module.features import TABLE, host_features
 from monograph.ir import Graph, Value, constant, evaluate
 from monograph.ops.composite import Silu
 from monograph.ops.conv import Conv
@@ -15,7 +15,7 @@ from monograph.ops.elementwise import Add, Exp, Mul, Neg
 from monograph.ops.linear import Dot
 from monograph.ops.shape import Broadcast, Concat, Reshape, Slice, Transpose
 from monograph.ops.sort import NonZero
-from monograph.runtime.executable import CpuExecutable, compile_graph
+from monograph.runtime.cpu.executable import CpuExecutable, compile_graph
 from tests.rules.checks import graph_of, value
 
 rng = np.random.default_rng(0)

@@ -9,7 +9,7 @@ from monograph.errors import ExecutionError
 from monograph.ir import Item, Op, Value, constant, unpack
 from monograph.ops.elementwise import Exp
 from monograph.ops.recurrent import DEFAULTS, SIGMOID, TANH, Gru, Lstm, Rnn
-from monograph.runtime.executable import compile_graph
+from monograph.runtime.cpu.executable import compile_graph
 from tests.cpu.moving import FEATURES, THREADS, check, host
 from tests.rules.checks import graph_of, value
 

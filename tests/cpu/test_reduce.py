@@ -18,7 +18,7 @@ from monograph.ops.reduce import (
     ReduceSum,
 )
 from monograph.ops.shape import Reshape, Transpose
-from monograph.runtime.executable import compile_graph
+from monograph.runtime.cpu.executable import compile_graph
 from tests.cpu.against import check, feeds_for
 from tests.cpu.scalar_kernels import instruction_sets
 from tests.rules.checks import graph_of, value

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from monograph.codegen.llvm.features import host_features
+from monograph.codegen.llvm.module.features import host_features
 from monograph.errors import ExecutionError
 from monograph.ir import Op
 from monograph.ops.deform import DeformConv
@@ -13,7 +13,7 @@ from monograph.ops.elementwise import Abs
 from monograph.ops.image import GridSample
 from monograph.ops.roi import MaxRoiPool, RoiAlign
 from monograph.ops.unpool import MaxUnpool
-from monograph.runtime.executable import compile_graph
+from monograph.runtime.cpu.executable import compile_graph
 from tests.cpu.against import check
 from tests.rules.checks import graph_of, value
 from tests.samples import sample_graph

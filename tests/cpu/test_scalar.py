@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from monograph.codegen.llvm.features import Features, host_features
-from monograph.codegen.llvm.scalar import LlvmScalars
+from monograph.codegen.llvm.emit.scalar import LlvmScalars
+from monograph.codegen.llvm.module.features import Features, host_features
 from monograph.ir import Array, DType, Op, Sample, from_numpy
 from monograph.ir.dtype import ALL, COMPLEX, STRING, bf16, boolean, f16, f32, f64, i8, i32
 from monograph.ops import OPS

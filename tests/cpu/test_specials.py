@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import monograph
-from monograph.codegen.llvm import winograd
+from monograph.codegen.llvm.conv import winograd
 from monograph.errors import ExecutionError
 from monograph.ir import Value, constant, dtype, evaluate, unpack
 from monograph.ops.attention import LENGTHS, MASK, Attention

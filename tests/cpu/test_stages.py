@@ -20,7 +20,7 @@ from monograph.ops.reduce import ReduceSum
 from monograph.ops.require import Require
 from monograph.ops.shape import Concat, Reshape, ShapeOf
 from monograph.ops.sort import NonZero
-from monograph.program import counted
+from monograph.program.dynamic import static_loops
 from tests.cpu.moving import FEATURES, THREADS
 from tests.cpu.staging import body, check_samples, compiled, matches
 from tests.rules.checks import graph_of, value
@@ -158,7 +158,7 @@ def test_state_that_grows_is_unrolled() -> None:
 
 def test_state_that_grows_for_long_is_made_turn_by_turn() -> None:
     graph = graph_of(unpack(growing(constant(np.int64(9))))[0])
-    with mock.patch.object(counted, "MAX_UNROLLED", 8):
+    with mock.patch.object(static_loops, "MAX_UNROLLED", 8):
         executable = compiled(graph)
     matches(executable, graph, {"x": np.zeros(2, np.float32)})
     assert executable.specialisations == 9

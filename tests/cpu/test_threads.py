@@ -9,8 +9,13 @@ import pytest
 
 from monograph.config import Config, make_config
 from monograph.errors import ConfigError
-from monograph.runtime import threads
-from monograph.runtime.threads import MAX_THREADS, available_threads, cgroup_quota, choose_threads
+from monograph.runtime.cpu import threads
+from monograph.runtime.cpu.threads import (
+    MAX_THREADS,
+    available_threads,
+    cgroup_quota,
+    choose_threads,
+)
 
 
 def system(tmp_path: Path, groups: str, mounts: list[str], files: dict[str, str]) -> Path:

@@ -10,7 +10,7 @@ import onnx.parser
 import pytest
 
 import monograph
-from monograph.codegen.llvm.reasons import of_graph
+from monograph.codegen.llvm.module.host_fallback import of_graph
 from monograph.errors import ExecutionError
 from monograph.ir import Graph, Value, constant, evaluate, unpack
 from monograph.ir.dtype import f32, string
@@ -23,10 +23,10 @@ from monograph.ops.linear import Dot
 from monograph.ops.random import RandomUniform
 from monograph.ops.reduce import ReduceSum
 from monograph.ops.shape import Concat, Reshape
-from monograph.runtime import turns
-from monograph.runtime.observed import compile_stepped
-from monograph.runtime.staged import Compiler, StagedExecutable
-from monograph.runtime.stepwise import StepChecker
+from monograph.runtime.cpu.instrumented import compile_stepped
+from monograph.runtime.dynamic import host_loop
+from monograph.runtime.dynamic.staged import Compiler, StagedExecutable
+from monograph.runtime.numerics.stepwise import StepChecker
 from tests.cpu.moving import THREADS, host
 from tests.cpu.staging import body, compiled, matches
 from tests.rules.checks import graph_of, value
@@ -91,7 +91,7 @@ def test_turns_that_are_kept_are_bounded() -> None:
     graph = growing()
     executable = compiled(graph)
     assert isinstance(executable, StagedExecutable)
-    with mock.patch.object(turns, "KEPT_TURNS", 3):
+    with mock.patch.object(host_loop, "KEPT_TURNS", 3):
         for _ in range(2):
             matches(executable, graph, feeds(100, 6), 1e-6)
             assert len(executable.stages) == 1 + 3 + 1

@@ -115,7 +115,7 @@ def test_links_that_lead_nowhere(home: Path):
 
 def test_a_link_put_there_after_the_check(home: Path, monkeypatch: pytest.MonkeyPatch):
     """The path is plain when it is canonicalised, and a link when it is opened."""
-    from monograph.frontend import inside as module
+    from monograph.frontend import safe_open as module
 
     check = module._contained
 

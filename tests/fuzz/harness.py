@@ -70,7 +70,7 @@ def try_mutant(raw: bytes, rng: random.Random) -> tuple[str, str]:
     import monograph
     from monograph.errors import MonographError
     from monograph.ir.memory import lend
-    from monograph.report.inspect import inspect_model
+    from monograph.report.commands.inspect import inspect_model
 
     session = None
     stage = "refused"

@@ -25,8 +25,8 @@ from monograph.ops.elementwise import (
     Sub,
     Tanh,
 )
-from monograph.ops.extend import Pad
 from monograph.ops.linear import Dot
+from monograph.ops.pad_tile import Pad
 from monograph.ops.pool import AveragePool, MaxPool
 from monograph.ops.reduce import ReduceMax, ReduceMin, ReduceSum
 from monograph.ops.shape import (

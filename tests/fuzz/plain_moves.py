@@ -28,8 +28,8 @@ from monograph.ops.elementwise import (
     Tanh,
     Where,
 )
-from monograph.ops.extend import Pad
 from monograph.ops.index import Gather
+from monograph.ops.pad_tile import Pad
 from monograph.ops.quant import Dequantize, Quantize
 from monograph.ops.shape import (
     Broadcast,

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from monograph import Session
-from monograph.generate.engine import Engine
-from monograph.generate.sampling import SEEN
+from monograph.generate.engine.engine import Engine
+from monograph.generate.rewrite.sampling import SEEN
 from monograph.runtime.pending import Pending
 
 

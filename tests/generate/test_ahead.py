@@ -11,7 +11,7 @@ import pytest
 
 from monograph import Generator
 from monograph.errors import ExecutionError
-from monograph.generate import engine
+from monograph.generate.engine import engine
 from tests.generate.queued import Queue
 
 PROMPT = [3, 14, 15, 92, 65, 35, 8]

@@ -13,9 +13,9 @@ import pytest
 
 from monograph import Generator
 from monograph.errors import ConfigError, FeedError
-from monograph.generate import samplers
+from monograph.generate.engine import samplers
 from monograph.generate.prompts import changed
-from monograph.generate.sampling import Sampling
+from monograph.generate.rewrite.sampling import Sampling
 from tests.generate.decoders import STYLES, opened
 
 PROMPT = [3, 14, 15, 92, 65, 35, 8]

@@ -13,8 +13,8 @@ import pytest
 from benchmarks.decoders import build
 
 from monograph.errors import ConfigError, FeedError, ModelError
-from monograph.generate.surgery import Surgery
-from monograph.generate.widths import row_width
+from monograph.generate.discover.widths import row_width
+from monograph.generate.rewrite.surgery import Surgery
 from tests.generate.decoders import opened, refused
 
 PROMPT = [3, 14, 15, 92]

@@ -1,6 +1,6 @@
 """Steps of real exports whose answers were recorded with ONNX Runtime: a prompt, then a token.
 
-Tolerances are those that `monograph.runtime.tolerance` derives from the step. Where a file grants
+Tolerances are those that `monograph.runtime.numerics.tolerance` derives from the step. Where a file grants
 8-bit left operands to its products (accuracy_level 4), what that is worth is part of them; ONNX
 Runtime makes use of it for every element, and so the mean square is held to what one such product
 loses, 2^-8, times the square root of the 13 products behind each other.
@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from monograph import Generator
-from monograph.runtime.compare import compare_outputs
+from monograph.runtime.numerics.compare import compare_outputs
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "models"
 MEAN_SQUARE = {"genai_llama_fp32": 2.0**-20, "genai_llama_int4": 2.0**-8 * math.sqrt(13)}

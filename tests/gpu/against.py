@@ -8,12 +8,12 @@ from functools import cache
 
 import numpy as np
 
-from monograph.codegen.triton import select
-from monograph.codegen.triton.kernel import Candidate, GpuContext
+from monograph.codegen.triton.module import select
+from monograph.codegen.triton.module.kernel import Candidate, GpuContext
 from monograph.ir import Array, Graph, evaluate
-from monograph.program.draws import random_ops
+from monograph.program.legalise.lower_random import random_ops
 from monograph.program.program import Step
-from monograph.runtime.gpu.devices import Device, Interpreter
+from monograph.runtime.gpu.driver.devices import Device, Interpreter
 from monograph.runtime.gpu.executable import GpuExecutable, compile_for_gpu, lower_for_gpu
 from tests.cpu.against import agree, feeds_for
 
@@ -22,7 +22,7 @@ from tests.cpu.against import agree, feeds_for
 def device() -> Device:
     """Triton's interpreter, or with MONOGRAPH_TEST_DEVICE=cuda a GPU."""
     if os.environ.get("MONOGRAPH_TEST_DEVICE", "") == "cuda":
-        from monograph.runtime.gpu.cuda import CudaDevice
+        from monograph.runtime.gpu.driver.cuda import CudaDevice
 
         return CudaDevice()
     return Interpreter()

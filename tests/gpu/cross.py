@@ -22,9 +22,9 @@ from pathlib import Path
 
 import numpy as np
 
-from monograph.codegen.triton import select
-from monograph.codegen.triton.kernel import Arch, GpuContext
-from monograph.codegen.triton.layout import lay_out
+from monograph.codegen.triton.module import select
+from monograph.codegen.triton.module.kernel import Arch, GpuContext
+from monograph.codegen.triton.module.layout import lay_out
 from monograph.errors import CodegenError, MonographError
 from monograph.ir import Graph, Input, Item, TensorType, Value, constant, dtype, parse_graph, unpack
 from monograph.ops import OPS
@@ -38,12 +38,12 @@ from monograph.ops.quant import Dequantize
 from monograph.ops.recurrent import Lstm
 from monograph.ops.reduce import ReduceMax, ReduceSum
 from monograph.ops.shape import Slice, Transpose
-from monograph.program.bounded import bounded_loop
-from monograph.program.kinds import is_native
-from monograph.runtime.gpu.build import ARCHES, Request
-from monograph.runtime.gpu.compiler import build_all
+from monograph.program.dynamic.bounded import bounded_loop
+from monograph.program.fusion.op_classes import is_native
+from monograph.runtime.gpu.build.build import ARCHES, Request
+from monograph.runtime.gpu.build.compiler import build_all
+from monograph.runtime.gpu.build.tune import requests_of
 from monograph.runtime.gpu.executable import lower_for_gpu, only_host
-from monograph.runtime.gpu.tune import requests_of
 from tests.samples import sample_graph
 
 CHECKED = ("sm_80", "sm_90", "gfx942", "gfx1100", "gfx1151", "gfx1201")

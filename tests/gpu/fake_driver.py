@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
-from monograph.runtime.gpu.graphs import (
+from monograph.runtime.gpu.driver.graphs import (
     CONDITIONAL,
     KERNEL,
     MEMCPY,

@@ -15,9 +15,7 @@ import torch
 
 from monograph.errors import ExecutionError
 from monograph.ir import DType
-from monograph.runtime.gpu import arrivals
-from monograph.runtime.gpu.arrivals import LINE, blocks_of
-from monograph.runtime.gpu.graphs import (
+from monograph.runtime.gpu.driver.graphs import (
     CONDITIONAL,
     IF,
     KERNEL,
@@ -31,7 +29,9 @@ from monograph.runtime.gpu.graphs import (
     Params,
     Start,
 )
-from monograph.runtime.gpu.taking import take_name
+from monograph.runtime.gpu.host_io import overlapped_upload
+from monograph.runtime.gpu.host_io.overlapped_upload import LINE, blocks_of
+from monograph.runtime.gpu.host_io.upload_kernel import take_name
 from tests.gpu.fake_driver import FakeDriver, FakeExecutable, FakeGraph, Node, run_node
 from tests.gpu.fake_launches import FakeRecord, numbers
 
@@ -142,19 +142,19 @@ class FakeGraphs:
         halves = blocks_of(narrow_to)
         for block in range(blocks_of(nbytes, narrow_to)):
             said = ctypes.c_uint32.from_address(control + (block + 1) * LINE)
-            end = time.monotonic() + arrivals.SECONDS
+            end = time.monotonic() + overlapped_upload.SECONDS
             while not said.value and time.monotonic() < end:
                 time.sleep(0)  # another thread may have come to wait before all has arrived
             if not said.value or self.driver.late:
                 ctypes.c_uint32.from_address(control).value = 1
             said.value = 0
-            at = block * arrivals.GRAIN
+            at = block * overlapped_upload.GRAIN
             if narrowed is not None and block < halves:
-                count = min(arrivals.GRAIN, narrow_to - at)
+                count = min(overlapped_upload.GRAIN, narrow_to - at)
                 _widen(narrowed, to + at, source + at // 2, count)
                 continue
-            at = narrow_to + (block - halves) * arrivals.GRAIN
-            ctypes.memmove(to + at, source + at, min(arrivals.GRAIN, nbytes - at))
+            at = narrow_to + (block - halves) * overlapped_upload.GRAIN
+            ctypes.memmove(to + at, source + at, min(overlapped_upload.GRAIN, nbytes - at))
 
     def _before(self, graph: Handle, before: Sequence[Any], beside: Any) -> None:
         assert all(node in graph.value.nodes for node in before)

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from monograph.codegen.triton.kernel import Launch
-from monograph.codegen.triton.layout import Where
-from monograph.runtime.gpu.devices import _INTERPRETING, Interpreter
-from monograph.runtime.gpu.source import function
+from monograph.codegen.triton.module.kernel import Launch
+from monograph.codegen.triton.module.layout import Where
+from monograph.runtime.gpu.build.source import function
+from monograph.runtime.gpu.driver.devices import _INTERPRETING, Interpreter
 from monograph.runtime.gpu.tensors import TORCH, stored
 
 if TYPE_CHECKING:

@@ -24,10 +24,10 @@ from triton._C.libtriton import ir
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, make_backend
 
-from monograph.codegen.triton.kernel import Arch
+from monograph.codegen.triton.module.kernel import Arch
 from monograph.ir import Graph
-from monograph.runtime.gpu.build import ARCHES, Request
-from monograph.runtime.gpu.source import function
+from monograph.runtime.gpu.build.build import ARCHES, Request
+from monograph.runtime.gpu.build.source import function
 from tests.cpu import sweep_cases
 from tests.gpu import single
 from tests.gpu.cross import requests, samples

@@ -11,11 +11,11 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from monograph.codegen.triton.kernel import Arch, Launch
-from monograph.codegen.triton.layout import Where
+from monograph.codegen.triton.module.kernel import Arch, Launch
+from monograph.codegen.triton.module.layout import Where
 from monograph.runtime.gpu import target
-from monograph.runtime.gpu.build import Binary, Request
-from monograph.runtime.gpu.devices import Interpreter, Record
+from monograph.runtime.gpu.build.build import Binary, Request
+from monograph.runtime.gpu.driver.devices import Interpreter, Record
 
 INTERPRETED = pytest.mark.skipif(
     bool(os.environ.get("MONOGRAPH_TEST_DEVICE")),

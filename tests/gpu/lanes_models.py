@@ -13,13 +13,11 @@ from monograph.ir.dtype import f32
 from monograph.ops.elementwise import Add
 from monograph.ops.functions import Tanh
 from monograph.ops.reduce import ReduceSum
-from monograph.runtime.gpu import laned
+from monograph.runtime.gpu.build import stream_tuning
+from monograph.runtime.gpu.build.stream_tuning import MeasuredLanes
+from monograph.runtime.gpu.build.tuning_cache import TuningCache
+from monograph.runtime.gpu.capture.replay import Replay
 from monograph.runtime.gpu.executable import GpuExecutable, compile_for_gpu
-from monograph.runtime.gpu.laned import (
-    MeasuredLanes,
-)
-from monograph.runtime.gpu.replay import Replay
-from monograph.runtime.gpu.tuning import TuningCache
 from tests.gpu.fake_driver import FakeDevice, FakeDriver
 from tests.gpu.fake_graphs import FakeGraphs
 from tests.gpu.replay_models import Default
@@ -46,7 +44,7 @@ class Clock:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, best: int) -> None:
         self.best = best
         self.seen: list[tuple[int, ...]] = []
-        monkeypatch.setattr(laned, "time_queued", self)
+        monkeypatch.setattr(stream_tuning, "time_queued", self)
 
     def __call__(self, runs: Mapping[int, Callable[[int], None]]) -> dict[int, float]:
         self.seen.append(tuple(runs))

@@ -1,6 +1,6 @@
 """Real models on the GPU target, against the reference.
 
-In f32 the tolerance is the one that `monograph.runtime.tolerance` derives from the graph; in f16
+In f32 the tolerance is the one that `monograph.runtime.numerics.tolerance` derives from the graph; in f16
 and bf16 it is derived in the same way from the graph whose precision was changed, so that it counts
 the roundings that there are, along the worst path to each output.
 
@@ -29,10 +29,10 @@ import monograph
 from monograph.ir import dtype
 from monograph.passes.base import Environment
 from monograph.pipeline import PassOptions, optimise
-from monograph.report.inputs import read_archive, split_archive
+from monograph.report.commands.input_files import read_archive, split_archive
 from monograph.rewrite import GPU_COST
-from monograph.runtime.compare import Difference, compare_outputs
-from monograph.runtime.tolerance import Tolerance, derive, epsilon
+from monograph.runtime.numerics.compare import Difference, compare_outputs
+from monograph.runtime.numerics.tolerance import Tolerance, derive, epsilon
 
 ROOT = Path(__file__).resolve().parents[2]
 PLACES = (

@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from monograph.codegen.triton.layout import ARENA, KEPT, PORT, Where
+from monograph.codegen.triton.module.layout import ARENA, KEPT, PORT, Where
 from monograph.ir import Graph, Input, TensorType, Value, constant
 from monograph.ir.dtype import boolean, f32
 from monograph.ops.composite import Silu
 from monograph.ops.elementwise import Add
 from monograph.ops.linear import Dot
-from monograph.runtime.gpu.control import BRANCH, REPEAT, Controlled, Nest
-from monograph.runtime.gpu.replay import Replay
-from monograph.runtime.gpu.running import FaultText, GpuLayout, Running, Slot
+from monograph.runtime.gpu.bound_program import FaultText, GpuLayout, Running, Slot
+from monograph.runtime.gpu.capture.control import BRANCH, REPEAT, Controlled, Nest
+from monograph.runtime.gpu.capture.replay import Replay
 from tests.gpu.fake_driver import FakeDevice, FakeDriver, FakeRecord, numbers
 from tests.gpu.fake_graphs import FakeGraphs
 

@@ -16,8 +16,8 @@ from monograph.ir.dtype import bf16, f16, f32, f64
 from monograph.ops import OPS
 from monograph.ops.elementwise import Neg
 from monograph.ops.shape import Reshape, Unsqueeze
-from monograph.program.draws import random_ops
-from monograph.program.kinds import is_native
+from monograph.program.fusion.op_classes import is_native
+from monograph.program.legalise.lower_random import random_ops
 from tests.cpu.against import feeds_for
 from tests.cpu.sweep_cases import Case
 from tests.samples import sample_graph

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from monograph.runtime.gpu.arrivals import (
+from monograph.runtime.gpu.host_io.overlapped_upload import (
     GRAIN,
     LARGEST,
     LINE,

@@ -17,9 +17,9 @@ from benchmarks.gpu_timing import Clock
 from benchmarks.torch_model import TorchModel
 
 import monograph
-from monograph.runtime.compare import compare_outputs
-from monograph.runtime.gpu import cuda
-from monograph.runtime.gpu.devices import Interpreter
+from monograph.runtime.gpu.driver import cuda
+from monograph.runtime.gpu.driver.devices import Interpreter
+from monograph.runtime.numerics.compare import compare_outputs
 from tests.gpu.sweep import Found, run_parts
 
 DEVICE = os.environ.get("MONOGRAPH_TEST_DEVICE", "")

@@ -7,7 +7,7 @@ import pytest
 
 from monograph.ir import constant, unpack
 from monograph.ops.sort import Unique
-from monograph.program.bounded import Counted
+from monograph.program.dynamic.bounded import Counted
 from tests.cpu import bounded_chains
 from tests.cpu.bounded_consumers import model_of
 from tests.cpu.bounded_graphs import feeds_of

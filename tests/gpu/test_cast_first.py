@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from monograph.codegen.triton.kernel import Candidate
+from monograph.codegen.triton.module.kernel import Candidate
 from monograph.ir import DType, Graph, Value, constant
 from monograph.ir.dtype import bf16, f16, f32
 from monograph.ops.cast import Cast
@@ -16,9 +16,9 @@ from monograph.ops.linear import Dot
 from monograph.ops.reduce import ReduceSum
 from monograph.ops.shape import Reshape, Transpose
 from monograph.ops.window import CHANNELS_LAST
-from monograph.program.casts import cast_first
+from monograph.program.legalise.input_casts import cast_first
 from monograph.program.program import Step
-from monograph.runtime.gpu.devices import Interpreter
+from monograph.runtime.gpu.driver.devices import Interpreter
 from monograph.runtime.gpu.executable import GpuExecutable, compile_for_gpu
 from tests.gpu.against import candidate_names, device
 from tests.rules.checks import graph_of, value

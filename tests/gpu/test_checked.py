@@ -8,16 +8,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from monograph.codegen.triton import elements
+from monograph.codegen.triton.emit import elements
 from monograph.errors import InternalError
 from monograph.ir import Graph, constant
 from monograph.ops.elementwise import Neg
 from monograph.ops.reduce import CumSum, ReduceSum
 from monograph.ops.shape import Reshape, Slice, Transpose
 from monograph.program.index import Index
-from monograph.runtime.gpu.devices import Interpreter
+from monograph.runtime.gpu.driver.devices import Interpreter
+from monograph.runtime.gpu.driver.interpreter_checks import watching
 from monograph.runtime.gpu.executable import GpuExecutable, compile_for_gpu
-from monograph.runtime.gpu.watching import watching
 from tests.rules.checks import graph_of, value
 
 pytestmark = pytest.mark.skipif(

@@ -11,7 +11,7 @@ import onnx
 import pytest
 from rich.console import Console
 
-from monograph.report.tune import TuneBar
+from monograph.report.commands.tune import TuneBar
 from tests.cli.calls import call
 from tests.gpu import gpu_models as models
 from tests.gpu.gpu_models import FakeDevice, use

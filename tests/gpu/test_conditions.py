@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 
-from monograph.program.lanes import Schedule
-from monograph.runtime.gpu.capture import Recorder
-from monograph.runtime.gpu.control import REPEAT, Controlled, Nest
-from monograph.runtime.gpu.running import Running
+from monograph.program.memory.stream_schedule import Schedule
+from monograph.runtime.gpu.bound_program import Running
+from monograph.runtime.gpu.capture.capture import Recorder
+from monograph.runtime.gpu.capture.control import REPEAT, Controlled, Nest
 from tests.gpu.fake_driver import FakeDriver, FakeRecord
 from tests.gpu.fake_graphs import FakeGraphs
 from tests.gpu.faults import fake_models

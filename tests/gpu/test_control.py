@@ -9,8 +9,9 @@ import pytest
 import torch
 
 import monograph
-from monograph.codegen.triton import control, dot
-from monograph.codegen.triton.kernel import Call, Candidate, GpuContext
+from monograph.codegen.triton.control import control
+from monograph.codegen.triton.matmul import dot
+from monograph.codegen.triton.module.kernel import Call, Candidate, GpuContext
 from monograph.config import Config
 from monograph.errors import ExecutionError
 from monograph.ir import Array, Graph, Item, Op, Value, constant, evaluate, parse_type, unpack
@@ -25,11 +26,14 @@ from monograph.ops.reduce import ReduceSum
 from monograph.ops.shape import Concat, Reshape, Slice, Transpose
 from monograph.passes.base import Environment
 from monograph.pipeline import optimise
-from monograph.program.bounded import bounded_loop
+from monograph.program.dynamic.bounded import bounded_loop
 from monograph.program.program import Step
-from monograph.report.inputs import read_archive, split_archive
+from monograph.report.commands.input_files import read_archive, split_archive
 from monograph.rewrite import GPU_COST
-from monograph.runtime.gpu.control import REPEAT, Controlled, Nest
+from monograph.runtime.dynamic.staged import compile_stages
+from monograph.runtime.gpu.build.tune import Tuner
+from monograph.runtime.gpu.build.tuning_cache import TuningCache
+from monograph.runtime.gpu.capture.control import REPEAT, Controlled, Nest
 from monograph.runtime.gpu.executable import (
     GpuExecutable,
     compile_for_gpu,
@@ -37,10 +41,7 @@ from monograph.runtime.gpu.executable import (
     lower_for_gpu,
 )
 from monograph.runtime.gpu.target import GpuSide
-from monograph.runtime.gpu.tune import Tuner
-from monograph.runtime.gpu.tuning import TuningCache
 from monograph.runtime.progress import silent
-from monograph.runtime.staged import compile_stages
 from tests.gpu.against import check, device
 from tests.gpu.gpu_models import FakeDevice
 from tests.models.test_real_models import SHARED

@@ -14,10 +14,10 @@ import pytest
 import torch
 
 from monograph.errors import ExecutionError
-from monograph.runtime.gpu import cuda_graphs, cuda_nodes, torch_graphs
-from monograph.runtime.gpu.control import REPEAT, Controlled, Nest
-from monograph.runtime.gpu.graphs import IF, KERNEL, WHILE, GraphError, Handle
-from monograph.runtime.gpu.torch_graphs import TorchGraphs
+from monograph.runtime.gpu.capture.control import REPEAT, Controlled, Nest
+from monograph.runtime.gpu.driver import cuda_graphs, cuda_nodes, torch_graphs
+from monograph.runtime.gpu.driver.graphs import IF, KERNEL, WHILE, GraphError, Handle
+from monograph.runtime.gpu.driver.torch_graphs import TorchGraphs
 
 real: Any = cuda_graphs.cu
 GOOD, BAD = real.CUresult.CUDA_SUCCESS, real.CUresult.CUDA_ERROR_INVALID_VALUE

@@ -13,8 +13,8 @@ from benchmarks.decoder_shapes import Shape, shape_of
 from benchmarks.decoders import build
 
 import monograph
-from monograph.generate.engine import Engine
-from monograph.generate.sampling import Sampling
+from monograph.generate.engine.engine import Engine
+from monograph.generate.rewrite.sampling import Sampling
 from monograph.ir import Array
 from monograph.runtime.gpu.executable import compile_for_gpu
 from tests.gpu.against import device

@@ -12,11 +12,11 @@ import pytest
 from benchmarks.decoders import build
 
 import monograph
-from monograph.codegen.triton import decoding
-from monograph.codegen.triton.flash import Config
-from monograph.codegen.triton.kernel import Arch, Candidate, GpuContext, Launch
-from monograph.codegen.triton.subprograms import graphs_of, lowered
-from monograph.generate.sampling import Sampling
+from monograph.codegen.triton.attention import decode_step
+from monograph.codegen.triton.attention.flash import Config
+from monograph.codegen.triton.control.subprograms import graphs_of, lowered
+from monograph.codegen.triton.module.kernel import Arch, Candidate, GpuContext, Launch
+from monograph.generate.rewrite.sampling import Sampling
 from monograph.ir import Array, Graph, Value, constant, evaluate, unpack
 from monograph.ops.attention import LENGTHS, Attention, CacheUpdate, Rope
 from monograph.ops.control import Loop
@@ -115,7 +115,7 @@ def test_programs_of_several_blocks(split: int, window: int) -> None:
 
     def choose(own: Step, found: list[Candidate]) -> Candidate:
         context = GpuContext(program, own, device().arch)
-        return Candidate(str(config), lambda: decoding._step(context, config))
+        return Candidate(str(config), lambda: decode_step._step(context, config))
 
     executable = GpuExecutable(compile_program(program, device().arch, choose), device())
     for starts in ([0, 49], [15, 16], [31, 32], [7, 40]):
@@ -157,7 +157,7 @@ def test_keys_are_read_before_the_wait(tmp_path: Path) -> None:
         assert len(re.findall(r"tl\.load\(p\d+ \+ i", early)) == 2
         assert "tl.store" not in early
         assert "tl.store" in late
-        barriers = [w.source for kind, w in made[:number] if kind in decoding.BARRIERS]
+        barriers = [w.source for kind, w in made[:number] if kind in decode_step.BARRIERS]
         assert barriers
         assert all(s.index("gdc_wait") < s.index("gdc_launch_dependents") for s in barriers)
 
@@ -183,7 +183,7 @@ def test_a_position_that_is_written_over_is_waited_for(donated: bool) -> None:
     program = lower_for_gpu(counting(donated))
     own = next(s for s in program.steps if s.region.kind == "decode_attention")
     assert ("now" in program.donated) is donated
-    works = decoding.candidates(GpuContext(program, own, Arch("cuda", "sm_90")))[0].make()
+    works = decode_step.candidates(GpuContext(program, own, Arch("cuda", "sm_90")))[0].make()
     (launch,) = (w for w in works if isinstance(w, Launch))
     assert ("tl.load" in launch.source.split("gdc_wait()")[0]) is not donated
     graph = counting(donated)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from monograph.codegen.triton import decoding
-from monograph.codegen.triton.kernel import Arch, GpuContext, Launch
+from monograph.codegen.triton.attention import decode_step
+from monograph.codegen.triton.module.kernel import Arch, GpuContext, Launch
 from monograph.runtime.gpu.executable import lower_for_gpu
 from tests.cpu.viewed_caches import MADE, donated_view, some, viewed
 from tests.gpu.against import check
@@ -28,8 +28,8 @@ def test_a_cache_that_a_kernel_makes_is_waited_for() -> None:
     """It is not there yet when the kernels in front have not ended."""
     program = lower_for_gpu(viewed("computed"))
     own = next(s for s in program.steps if s.region.kind == "decode_attention")
-    assert any(s.region.kind in decoding.BARRIERS for s in program.steps)
-    works = decoding.candidates(GpuContext(program, own, Arch("cuda", "sm_90")))[0].make()
+    assert any(s.region.kind in decode_step.BARRIERS for s in program.steps)
+    works = decode_step.candidates(GpuContext(program, own, Arch("cuda", "sm_90")))[0].make()
     launch = works[-1]
     assert isinstance(launch, Launch)
     assert "tl.load" not in launch.source.split("gdc_wait()")[0]

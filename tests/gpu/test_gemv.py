@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from monograph.codegen.triton import select
-from monograph.codegen.triton.kernel import GpuContext, Launch
+from monograph.codegen.triton.module import select
+from monograph.codegen.triton.module.kernel import GpuContext, Launch
 from monograph.ir import Graph, Input, TensorType, Value, constant, dtype
 from monograph.ops.composite import Gelu, RmsNorm, Silu
 from monograph.ops.elementwise import Add, Mul, Sigmoid
@@ -16,7 +16,7 @@ from monograph.ops.shape import Reshape, Slice, Transpose
 from monograph.passes.base import Environment
 from monograph.pipeline import PassOptions, optimise
 from monograph.rewrite import GPU_COST
-from monograph.runtime.gpu.build import ARCHES
+from monograph.runtime.gpu.build.build import ARCHES
 from monograph.runtime.gpu.executable import lower_for_gpu
 from tests.gpu.against import candidate_names, check
 

@@ -18,11 +18,11 @@ from benchmarks.decoder_shapes import Shape, shape_of
 from benchmarks.decoders import build
 
 import monograph
-from monograph.generate.ahead import Ahead
-from monograph.generate.engine import Engine
-from monograph.generate.sampling import Sampling
-from monograph.runtime.compare import compare_outputs
+from monograph.generate.engine.engine import Engine
+from monograph.generate.engine.pipelined_step import Ahead
+from monograph.generate.rewrite.sampling import Sampling
 from monograph.runtime.gpu import target
+from monograph.runtime.numerics.compare import compare_outputs
 from tests.generate.test_recorded import MEAN_SQUARE
 from tests.gpu.fake_driver import FakeDevice, FakeDriver
 from tests.gpu.fake_graphs import FakeGraphs

@@ -11,7 +11,7 @@ import pytest
 from benchmarks.decoders import build
 
 import monograph
-from monograph.runtime.compare import compare_outputs
+from monograph.runtime.numerics.compare import compare_outputs
 from tests.generate.decoders import counting_decoder, plainly
 from tests.generate.test_recorded import MEAN_SQUARE
 from tests.gpu.real_models import FOLDERS

@@ -12,9 +12,16 @@ import pytest
 import torch
 import triton
 
-from monograph.runtime.gpu import hip_graphs
-from monograph.runtime.gpu.graphs import KERNEL, MEMCPY, ON_DEVICE, TO_DEVICE, Copy, GraphError
-from monograph.runtime.gpu.hip_graphs import SIGNATURES, VALUES, HipGraphs, KernelNodeParams
+from monograph.runtime.gpu.driver import hip_graphs
+from monograph.runtime.gpu.driver.graphs import (
+    KERNEL,
+    MEMCPY,
+    ON_DEVICE,
+    TO_DEVICE,
+    Copy,
+    GraphError,
+)
+from monograph.runtime.gpu.driver.hip_graphs import SIGNATURES, VALUES, HipGraphs, KernelNodeParams
 
 HEADERS = Path(triton.__file__).parent / "backends" / "amd" / "include" / "hip"
 STRUCTS = {

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 import monograph
-from monograph.codegen.triton import layout
-from monograph.codegen.triton.layout import GpuModule
-from monograph.codegen.triton.touched import tasks_of
+from monograph.codegen.triton.module import layout
+from monograph.codegen.triton.module.layout import GpuModule
+from monograph.codegen.triton.module.memory_effects import tasks_of
 from monograph.ir import Graph, Input, Item, TensorType, Value
 from monograph.ir.dtype import boolean, f32
 from monograph.ops.control import If
@@ -23,13 +23,13 @@ from monograph.ops.reduce import ReduceSum
 from monograph.ops.shape import Concat, Reshape, Slice
 from monograph.passes.base import Environment
 from monograph.pipeline import PassOptions, optimise
-from monograph.program.races import races
-from monograph.report.inputs import read_archive, split_archive
+from monograph.program.memory.races import races
+from monograph.report.commands.input_files import read_archive, split_archive
 from monograph.rewrite import GPU_COST
-from monograph.runtime.gpu.build import ARCHES
-from monograph.runtime.gpu.capture import launch_order
+from monograph.runtime.gpu.build.build import ARCHES
+from monograph.runtime.gpu.build.stream_tuning import rivals
+from monograph.runtime.gpu.capture.capture import launch_order
 from monograph.runtime.gpu.executable import LANES, compile_for_gpu
-from monograph.runtime.gpu.laned import rivals
 from tests.fuzz.graphs import random_graph
 from tests.gpu import real_models
 

@@ -19,17 +19,12 @@ import monograph
 from monograph.ir import Graph, Input, TensorType, constant
 from monograph.ir.dtype import f32
 from monograph.ops.linear import Dot
-from monograph.report.tune import Tuned, show_tuned
-from monograph.runtime.gpu import laned
+from monograph.report.commands.tune import Tuned, show_tuned
+from monograph.runtime.gpu.build import stream_tuning
+from monograph.runtime.gpu.build.stream_tuning import MeasuredLanes, key_of, launch_order, planned
+from monograph.runtime.gpu.build.tuning_cache import TuningCache
+from monograph.runtime.gpu.driver.graphs import Handle
 from monograph.runtime.gpu.executable import compile_for_gpu
-from monograph.runtime.gpu.graphs import Handle
-from monograph.runtime.gpu.laned import (
-    MeasuredLanes,
-    key_of,
-    launch_order,
-    planned,
-)
-from monograph.runtime.gpu.tuning import TuningCache
 from tests.gpu import gpu_models
 from tests.gpu.fake_driver import FakeDevice, FakeDriver
 from tests.gpu.fake_graphs import FakeGraphs
@@ -63,8 +58,8 @@ def test_the_fastest_is_taken_and_kept(
         assert replay.stats["fallbacks"] == {}
         assert driver.live["graph"] == driver.live["executable"] == 2, turn
     (entry,) = lanes.used.values()
-    assert entry["winner"] == next(iter(entry["us"])) == laned.text(best)
-    assert entry["us"][laned.text(best)] == 1.0
+    assert entry["winner"] == next(iter(entry["us"])) == stream_tuning.text(best)
+    assert entry["us"][stream_tuning.text(best)] == 1.0
     assert set(entry["us"]) == {"1 lane", "2 lanes", "3 lanes"}
     kernels = replay.executable.kernels
     assert entry["problem"].startswith(f"a run of {kernels} kernels: 3 lanes, ")
@@ -73,7 +68,9 @@ def test_the_fastest_is_taken_and_kept(
 
 
 def test_of_equals_fewer_lanes_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(laned, "time_queued", lambda runs: dict.fromkeys(reversed(runs), 5.0))
+    monkeypatch.setattr(
+        stream_tuning, "time_queued", lambda runs: dict.fromkeys(reversed(runs), 5.0)
+    )
     replay, _ = replayed(three_sums(), somewhere())
     check(replay, some())
     assert replay.lanes == 1

@@ -14,10 +14,8 @@ from monograph.ir.dtype import f32, i64
 from monograph.ops.elementwise import Add, Sub
 from monograph.ops.index import Gather
 from monograph.ops.random import RandomUniform
-from monograph.runtime.gpu import laned
-from monograph.runtime.gpu.control import REPEAT, Nest
-from monograph.runtime.gpu.executable import compile_for_gpu
-from monograph.runtime.gpu.laned import (
+from monograph.runtime.gpu.build import stream_tuning
+from monograph.runtime.gpu.build.stream_tuning import (
     MeasuredLanes,
     Recorder,
     launch_order,
@@ -25,7 +23,9 @@ from monograph.runtime.gpu.laned import (
     time_queued,
     why_untried,
 )
-from monograph.runtime.gpu.replay import Replay
+from monograph.runtime.gpu.capture.control import REPEAT, Nest
+from monograph.runtime.gpu.capture.replay import Replay
+from monograph.runtime.gpu.executable import compile_for_gpu
 from tests.gpu import gpu_models
 from tests.gpu.fake_driver import FakeDevice, FakeDriver
 from tests.gpu.lanes_models import SIZE, Clock, replayed, some, somewhere, three_sums
@@ -76,7 +76,7 @@ def test_trials_have_memory_of_their_own(monkeypatch: pytest.MonkeyPatch) -> Non
         return dict.fromkeys(runs, 1.0)
 
     monkeypatch.setattr(Recorder, "record", record)
-    monkeypatch.setattr(laned, "time_queued", clock)
+    monkeypatch.setattr(stream_tuning, "time_queued", clock)
     replay, _ = replayed(three_sums(), somewhere())
     replay.run({"x": x})
     assert x.data_ptr() in addresses  # the graph that was kept
@@ -110,7 +110,7 @@ def drawing() -> Graph:
 def test_draws_are_not_tried_out(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(monkeypatch, 3)
     replay, _ = replayed(drawing(), somewhere())
-    assert laned.order_of(replay.executable).lanes > 1
+    assert stream_tuning.order_of(replay.executable).lanes > 1
     replay.run({"x": torch.from_numpy(some())})
     assert clock.seen == []
     assert replay.lanes == 1
@@ -151,7 +151,7 @@ def test_without_memory_for_trials_there_is_one_lane(monkeypatch: pytest.MonkeyP
         raise torch.OutOfMemoryError("no room")
 
     with monkeypatch.context() as context:
-        context.setattr(laned.torch, "zeros", none)
+        context.setattr(stream_tuning.torch, "zeros", none)
         replay, _ = replayed_with_memory(lanes)
         replay.run({"x": torch.from_numpy(some())})
     assert clock.seen == []
@@ -180,12 +180,12 @@ def test_the_clock_takes_turns_and_medians(monkeypatch: pytest.MonkeyPatch) -> N
 
         return run
 
-    monkeypatch.setattr(laned.time, "perf_counter", lambda: now)
+    monkeypatch.setattr(stream_tuning.time, "perf_counter", lambda: now)
     found = time_queued({1: rival(1, 1e-4), 6: rival(6, 2e-4)})
-    waiting = 10 / laned.QUEUED
+    waiting = 10 / stream_tuning.QUEUED
     assert found == {1: pytest.approx(100 + waiting), 6: pytest.approx(200 + waiting)}
     timed = [(name, count) for name, count in order if count > 1]
-    assert timed == [(1, laned.QUEUED), (6, laned.QUEUED)] * laned.ROUNDS
+    assert timed == [(1, stream_tuning.QUEUED), (6, stream_tuning.QUEUED)] * stream_tuning.ROUNDS
 
 
 def test_slow_models_are_timed_in_few_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -196,6 +196,6 @@ def test_slow_models_are_timed_in_few_rounds(monkeypatch: pytest.MonkeyPatch) ->
         now += 1.0 * count
         runs += count
 
-    monkeypatch.setattr(laned.time, "perf_counter", lambda: now)
+    monkeypatch.setattr(stream_tuning.time, "perf_counter", lambda: now)
     assert time_queued({1: run}) == {1: pytest.approx(1e6)}
     assert runs == 4

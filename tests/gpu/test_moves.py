@@ -15,7 +15,7 @@ from monograph.ops.resize import CUBIC, LINEAR, Resize
 from monograph.ops.roi import NonMaxSuppression
 from monograph.ops.shape import Reshape, Transpose
 from monograph.ops.sort import NonZero, Unique
-from monograph.program.bounded import Counted
+from monograph.program.dynamic.bounded import Counted
 from tests.cpu.against import feeds_for
 from tests.gpu.against import check
 from tests.rules.checks import graph_of, value

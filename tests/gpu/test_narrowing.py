@@ -8,13 +8,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from monograph.codegen.llvm.features import TABLE, _usable
+from monograph.codegen.llvm.module.features import TABLE, _usable
 from monograph.ir import DType
 from monograph.ir.dtype import bf16, f16
-from monograph.runtime.gpu import narrowing
-from monograph.runtime.gpu.arrivals import GRAIN, LINE, Arrivals, blocks_of, control_bytes
-from monograph.runtime.gpu.narrowing import can_narrow, narrow_text
-from monograph.runtime.native import NativeCode, compile_module
+from monograph.runtime.cpu.native import NativeCode, compile_module
+from monograph.runtime.gpu.host_io import host_downcast
+from monograph.runtime.gpu.host_io.host_downcast import can_narrow, narrow_text
+from monograph.runtime.gpu.host_io.overlapped_upload import (
+    GRAIN,
+    LINE,
+    Arrivals,
+    blocks_of,
+    control_bytes,
+)
 from tests.gpu.test_arrivals import LAUNCH
 
 HALVES = (f16, bf16)
@@ -146,10 +152,10 @@ def test_what_is_rounded_arrives_in_half_the_room(
 
 def test_hosts_without_instructions_do_not_round(monkeypatch: pytest.MonkeyPatch) -> None:
     """A function that is called for every number would take longer than it saves."""
-    monkeypatch.setattr(narrowing, "host_features", lambda: TABLE["sse2"])
+    monkeypatch.setattr(host_downcast, "host_features", lambda: TABLE["sse2"])
     assert not can_narrow(f16)
     assert can_narrow(bf16)
-    monkeypatch.setattr(narrowing, "host_features", lambda: TABLE["avx2"])
+    monkeypatch.setattr(host_downcast, "host_features", lambda: TABLE["avx2"])
     assert can_narrow(f16)
 
 

@@ -12,9 +12,9 @@ import torch
 
 import monograph
 from monograph.errors import ConfigError
-from monograph.runtime import native
-from monograph.runtime.gpu.opening import architecture, open_device
-from monograph.runtime.gpu.streams import TorchDevice
+from monograph.runtime.cpu import native
+from monograph.runtime.gpu.driver.device_discovery import architecture, open_device
+from monograph.runtime.gpu.driver.streams import TorchDevice
 from tests.gpu.gpu_models import linear
 
 Machine = Callable[..., None]

@@ -13,7 +13,7 @@ import pytest
 import monograph
 from monograph.errors import ConfigError, ModelError
 from monograph.runtime.gpu.artefact import GpuArtefact
-from monograph.runtime.gpu.build import ARCHES
+from monograph.runtime.gpu.build.build import ARCHES
 from tests.gpu import gpu_models as models
 from tests.gpu.gpu_models import FakeDevice, use
 
@@ -55,7 +55,7 @@ def test_it_loads_without_compiling(package: Path, monkeypatch: pytest.MonkeyPat
     def never(*args: Any) -> None:
         raise AssertionError("something was compiled")
 
-    monkeypatch.setattr("monograph.runtime.gpu.tune.build_all", never)
+    monkeypatch.setattr("monograph.runtime.gpu.build.tune.build_all", never)
     session = monograph.load(package, target="gpu")
     (found,) = session.run(FEEDS)
     assert found.shape == (2, 20)
@@ -180,7 +180,7 @@ def test_a_device_finds_kernels_on_disk(tmp_path: Path, monkeypatch: pytest.Monk
     monograph.load(models.linear(), target="gpu:sm_80", **options).executable(FEEDS)
     used = Strict()
     use(used, monkeypatch)
-    monkeypatch.setattr("monograph.runtime.gpu.tune.build_all", lambda wanted, *_: {})
+    monkeypatch.setattr("monograph.runtime.gpu.build.tune.build_all", lambda wanted, *_: {})
     session = monograph.load(models.linear(), target="gpu", **options)
     session.run(FEEDS)
     assert len(used.known) == len(used.loads) == 1

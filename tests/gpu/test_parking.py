@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from monograph.runtime.gpu import parking
-from monograph.runtime.gpu.graphs import GraphError
-from monograph.runtime.gpu.parking import IDLE, LAUNCHED, MARKED, sweep
-from monograph.runtime.gpu.replay import Replay
-from monograph.runtime.gpu.slabs import Slab
+from monograph.runtime.gpu.capture.replay import Replay
+from monograph.runtime.gpu.driver.graphs import GraphError
+from monograph.runtime.gpu.host_io import deferred_free
+from monograph.runtime.gpu.host_io.deferred_free import IDLE, LAUNCHED, MARKED, sweep
+from monograph.runtime.gpu.host_io.pinned_staging import Slab
 from tests.gpu.fake_driver import FakeDriver
 from tests.gpu.fake_graphs import FakeGraphs
 from tests.gpu.replay_models import expected, replayed, some
@@ -25,10 +25,10 @@ from tests.gpu.test_slabs import layout_of
 @pytest.fixture(autouse=True)
 def _nothing_left() -> Iterator[None]:
     gc.collect()
-    before = list(parking._PARKED)
+    before = list(deferred_free._PARKED)
     yield
     gc.collect()
-    assert before == parking._PARKED
+    assert before == deferred_free._PARKED
 
 
 class Held:

@@ -8,7 +8,7 @@ import pytest
 from monograph.ir import Graph, evaluate
 from monograph.ops import elementwise as ew
 from monograph.passes.base import Environment, run_pass
-from monograph.passes.convert_precision import ConvertPrecision
+from monograph.passes.precision.convert_precision import ConvertPrecision
 from tests.gpu.against import check
 from tests.passes.test_convert_precision_ranges import layer, narrowing, pooled, tall, x
 from tests.rules.checks import graph_of, random_feeds

@@ -9,9 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from monograph.report.execute import Request
-from monograph.report.gpu_profile import GpuProfile, profile_json, profile_on_gpu, trace_events
-from monograph.report.profile import kinds_of
+from monograph.report.commands.execute import Request
+from monograph.report.commands.gpu_profile import (
+    GpuProfile,
+    profile_json,
+    profile_on_gpu,
+    trace_events,
+)
+from monograph.report.commands.profile import kinds_of
 from monograph.runtime.gpu.profiling import median_gaps
 from tests.cli.calls import call
 from tests.gpu.sweep_worker import target

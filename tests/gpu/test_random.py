@@ -16,12 +16,12 @@ from monograph.ops.control import Loop
 from monograph.ops.deferred import Deferred
 from monograph.ops.elementwise import Add, Exp
 from monograph.ops.random import Random, fresh_uid
-from monograph.runtime.gpu import states
-from monograph.runtime.gpu.running import Running
+from monograph.runtime.dynamic.staged import Executable, compile_stages
+from monograph.runtime.gpu import rng_state
+from monograph.runtime.gpu.bound_program import Running
 from monograph.runtime.gpu.target import GpuSide
 from monograph.runtime.gpu.tensors import raw
 from monograph.runtime.progress import silent
-from monograph.runtime.staged import Executable, compile_stages
 from tests.cpu.drawing import check_a_branch, check_a_loop, normal, uniform
 from tests.cpu.staging import body
 from tests.gpu.against import device
@@ -68,21 +68,21 @@ def test_one_op_goes_on_when_what_drew_from_it_is_gone() -> None:
     for _ in range(3):
         np.testing.assert_array_equal(compiled(graph).run({}), evaluate(wanted, {}))
         gc.collect()
-        assert op.state() in states._known
+        assert op.state() in rng_state._known
 
 
 @pytest.mark.parametrize("seed", [None, 7.0])
 def test_a_state_goes_with_all_that_draws_from_it(seed: float | None) -> None:
     gc.collect()
-    before = len(states._known), len(random._states)
+    before = len(rng_state._known), len(random._states)
     for _ in range(3):
         executable = compiled(graph_of(uniform((4,), seed=seed)))
         executable.run({})
         gc.collect()  # the executable is all that draws from it now
-        assert (len(states._known), len(random._states)) == (before[0] + 1, before[1] + 1)
+        assert (len(rng_state._known), len(random._states)) == (before[0] + 1, before[1] + 1)
         del executable
         gc.collect()
-        assert (len(states._known), len(random._states)) == before
+        assert (len(rng_state._known), len(random._states)) == before
 
 
 def test_without_a_seed_every_draw_differs() -> None:

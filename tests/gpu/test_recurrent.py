@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from monograph.codegen.triton import recurrent
-from monograph.codegen.triton.kernel import Launch
+from monograph.codegen.triton.module.kernel import Launch
+from monograph.codegen.triton.recurrent import recurrent
 from monograph.errors import ExecutionError
 from monograph.ir import Graph, Item, Op, Value, constant, unpack
 from monograph.ops.elementwise import Exp

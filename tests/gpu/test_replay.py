@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from monograph.errors import ConfigError, ExecutionError, FeedError
-from monograph.runtime.gpu.graphs import GraphError, UncapturableError
+from monograph.runtime.gpu.driver.graphs import GraphError, UncapturableError
 from tests.gpu.replay_models import KERNELS, SIZE, Default, check, counter, expected, replayed, some
 
 

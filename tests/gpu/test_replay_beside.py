@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from monograph.errors import ExecutionError
-from monograph.runtime.gpu import launches
-from monograph.runtime.gpu.graphs import Handle
-from monograph.runtime.gpu.replay import Replay
+from monograph.runtime.gpu.capture import launches
+from monograph.runtime.gpu.capture.replay import Replay
+from monograph.runtime.gpu.driver.graphs import Handle
 from tests.gpu.fake_graphs import FakeGraphs
 from tests.gpu.replay_models import KERNELS, SIZE, Default, chain, check, expected, replayed, some
 

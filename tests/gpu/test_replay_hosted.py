@@ -11,12 +11,17 @@ import pytest
 
 from monograph.errors import ExecutionError
 from monograph.ir import dtype
-from monograph.runtime.gpu import arrivals, hosted, slabs, ways
-from monograph.runtime.gpu.graphs import GraphError
-from monograph.runtime.gpu.replay import Replay
-from monograph.runtime.gpu.running import GpuLayout, Running, Slot
-from monograph.runtime.gpu.tuning import TuningCache
-from monograph.runtime.gpu.ways import (
+from monograph.runtime.gpu.bound_program import GpuLayout, Running, Slot
+from monograph.runtime.gpu.build.tuning_cache import TuningCache
+from monograph.runtime.gpu.capture.replay import Replay
+from monograph.runtime.gpu.driver.graphs import GraphError
+from monograph.runtime.gpu.host_io import (
+    host_io_graphs,
+    overlapped_upload,
+    pinned_staging,
+    transfer_policy,
+)
+from monograph.runtime.gpu.host_io.transfer_policy import (
     AHEAD,
     FIRST,
     PLAIN,
@@ -43,8 +48,8 @@ SMALL = 16
 def _both_ways(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Default, "builds", request.param)
     for name, size in {"PIECE": SMALL, "ALIGNMENT": SMALL, "LARGE": 1 << 20}.items():
-        monkeypatch.setattr(slabs, name, size)
-    monkeypatch.setattr(arrivals, "GRAIN", SMALL)
+        monkeypatch.setattr(pinned_staging, name, size)
+    monkeypatch.setattr(overlapped_upload, "GRAIN", SMALL)
 
 
 def some(seed: int = 0) -> np.ndarray:
@@ -57,7 +62,7 @@ class Clock:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, best: Way) -> None:
         self.best = best
         self.asked = 0
-        monkeypatch.setattr(hosted, "time_all", self)
+        monkeypatch.setattr(host_io_graphs, "time_all", self)
 
     def __call__(self, runs: Mapping[Way, Callable[[], None]]) -> dict[Way, float]:
         self.asked += 1
@@ -132,7 +137,7 @@ def test_the_hopeless_are_not_timed_to_the_end(monkeypatch: pytest.MonkeyPatch) 
         clock += takes
         runs[name] += 1
 
-    monkeypatch.setattr(ways.time, "perf_counter", lambda: clock)
+    monkeypatch.setattr(transfer_policy.time, "perf_counter", lambda: clock)
     found = time_all(
         {
             "fast": lambda: run("fast", 1e-3),
@@ -141,8 +146,8 @@ def test_the_hopeless_are_not_timed_to_the_end(monkeypatch: pytest.MonkeyPatch) 
         }
     )
     assert found == pytest.approx({"fast": 1e3, "close": 1.2e3, "slow": 9e3})
-    assert runs["fast"] == runs["close"] == ways.ROUNDS * (ways.RUNS + 1)
-    assert runs["slow"] == 2 * (ways.RUNS + 1)
+    assert runs["fast"] == runs["close"] == transfer_policy.ROUNDS * (transfer_policy.RUNS + 1)
+    assert runs["slow"] == 2 * (transfer_policy.RUNS + 1)
 
 
 def test_slow_models_are_timed_in_few_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,9 +157,9 @@ def test_slow_models_are_timed_in_few_rounds(monkeypatch: pytest.MonkeyPatch) ->
         nonlocal clock
         clock += 1.0
 
-    monkeypatch.setattr(ways.time, "perf_counter", lambda: clock)
+    monkeypatch.setattr(transfer_policy.time, "perf_counter", lambda: clock)
     assert time_all({"only": run}) == {"only": pytest.approx(1e6)}
-    assert clock == 2 * (ways.RUNS + 1)
+    assert clock == 2 * (transfer_policy.RUNS + 1)
 
 
 @pytest.mark.parametrize("best", WHOLE, ids=str)
@@ -200,7 +205,7 @@ def test_what_scratch_numbers_break_is_forgotten(monkeypatch: pytest.MonkeyPatch
     """A trial that finds a number out of range is no fault of the caller's."""
     Clock(monkeypatch, PLAIN)
     replay, _ = replayed(Measured(TuningCache(None), "here"), faulty)
-    monkeypatch.setattr(hosted.np, "zeros", lambda *about: -np.ones(*about))
+    monkeypatch.setattr(host_io_graphs.np, "zeros", lambda *about: -np.ones(*about))
     (y,) = replay.run({"x": np.ones(SIZE, np.float32)})
     assert y.tolist() == [2] * SIZE
 
@@ -223,8 +228,8 @@ def test_trials_that_fail_leave_no_fault_behind(monkeypatch: pytest.MonkeyPatch)
         time_all(runs)
         raise GraphError("the clock stands still")
 
-    monkeypatch.setattr(hosted, "time_all", broken)
-    monkeypatch.setattr(hosted.np, "zeros", lambda *about: -np.ones(*about))
+    monkeypatch.setattr(host_io_graphs, "time_all", broken)
+    monkeypatch.setattr(host_io_graphs.np, "zeros", lambda *about: -np.ones(*about))
     replay, driver = replayed(Measured(TuningCache(None), "here"), faulty)
     (y,) = replay.run({"x": np.ones(SIZE, np.float32)})
     assert y.tolist() == [2] * SIZE
@@ -248,7 +253,7 @@ def test_an_interrupted_run_keeps_its_slab(asked_again: bool) -> None:
         first.result()
     del driver.hooks["finish"]
     # As many as there are slabs: the last one waits for the first run.
-    later = [replay.run_async({"x": some(seed)}) for seed in range(2, 2 + slabs.RING)]
+    later = [replay.run_async({"x": some(seed)}) for seed in range(2, 2 + pinned_staging.RING)]
     if asked_again:
         np.testing.assert_array_equal(first.result(), expected(some(1)))
     for seed, pending in enumerate(later, 2):
@@ -342,7 +347,7 @@ def test_an_interrupt_behind_the_launch_spoils_no_later_run(
 
 def test_a_trial_that_came_late_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     replay, driver = replayed(Measured(TuningCache(None), "here"))
-    tried = hosted.time_all
+    tried = host_io_graphs.time_all
 
     def timed(runs: Mapping[Way, Callable[[], None]]) -> dict[Way, float]:
         driver.late = True
@@ -350,7 +355,7 @@ def test_a_trial_that_came_late_is_forgotten(monkeypatch: pytest.MonkeyPatch) ->
         driver.late = False
         return {way: 1.0 if way == FIRST[0] else us for way, us in found.items()}
 
-    monkeypatch.setattr(hosted, "time_all", timed)
+    monkeypatch.setattr(host_io_graphs, "time_all", timed)
     np.testing.assert_array_equal(replay.run({"x": some()}), expected(some()))
 
 
@@ -368,10 +373,10 @@ def test_a_launch_that_fails_leaves_nothing_said(monkeypatch: pytest.MonkeyPatch
 
 def test_without_inputs_there_is_nothing_to_send() -> None:
     layout = GpuLayout((), (Slot("y", dtype("f32"), (2,)),), (), 0, 0, (), ())
-    assert rivals(slabs.SlabLayout(layout), True) == RIVALS
+    assert rivals(pinned_staging.SlabLayout(layout), True) == RIVALS
 
 
 def test_large_inputs_do_not_hold_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(arrivals, "LARGEST", 4)
+    monkeypatch.setattr(overlapped_upload, "LARGEST", 4)
     replay, _ = replayed(Measured(TuningCache(None), "here"))
     assert rivals(replay._ring.layout, True) == (*RIVALS, *AHEAD)

@@ -13,14 +13,19 @@ import monograph
 from monograph.errors import FeedError
 from monograph.ir import DType, dtype
 from monograph.ir.dtype import bf16, f16, f32
-from monograph.runtime.gpu import arrivals, hosted, narrowing, slabs
 from monograph.runtime.gpu.artefact import layout_from_json, layout_to_json
-from monograph.runtime.gpu.narrowing import can_narrow
-from monograph.runtime.gpu.replay import Replay
-from monograph.runtime.gpu.running import GpuLayout, Running, Slot
-from monograph.runtime.gpu.slabs import SlabLayout
-from monograph.runtime.gpu.tuning import TuningCache
-from monograph.runtime.gpu.ways import (
+from monograph.runtime.gpu.bound_program import GpuLayout, Running, Slot
+from monograph.runtime.gpu.build.tuning_cache import TuningCache
+from monograph.runtime.gpu.capture.replay import Replay
+from monograph.runtime.gpu.host_io import (
+    host_downcast,
+    host_io_graphs,
+    overlapped_upload,
+    pinned_staging,
+)
+from monograph.runtime.gpu.host_io.host_downcast import can_narrow
+from monograph.runtime.gpu.host_io.pinned_staging import SlabLayout
+from monograph.runtime.gpu.host_io.transfer_policy import (
     EVERY,
     FIRST,
     HALVED,
@@ -46,8 +51,8 @@ SMALL = 16
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, size in {"PIECE": SMALL, "ALIGNMENT": SMALL, "LARGE": 1 << 20}.items():
-        monkeypatch.setattr(slabs, name, size)
-    monkeypatch.setattr(arrivals, "GRAIN", SMALL)
+        monkeypatch.setattr(pinned_staging, name, size)
+    monkeypatch.setattr(overlapped_upload, "GRAIN", SMALL)
 
 
 def rounded(x: Any, kind: DType) -> np.ndarray:
@@ -81,7 +86,7 @@ def _halved(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
         time_all(runs)
         return {way: 1.0 if way == request.param else 2.0 for way in runs}
 
-    monkeypatch.setattr(hosted, "time_all", timed)
+    monkeypatch.setattr(host_io_graphs, "time_all", timed)
 
 
 def replayed(kind: DType, builds: bool = True) -> tuple[Replay, FakeDriver]:
@@ -185,17 +190,17 @@ def test_what_is_rounded_comes_first() -> None:
 
 def test_the_type_of_most_is_the_one(monkeypatch: pytest.MonkeyPatch) -> None:
     slots = (named("a", f16), named("b", bf16, 64), named("c", f16))
-    monkeypatch.setattr(narrowing, "host_features", lambda: narrowing_host(True))
+    monkeypatch.setattr(host_downcast, "host_features", lambda: narrowing_host(True))
     assert SlabLayout(layout(*slots)).narrowed == bf16
     assert SlabLayout(layout(*slots[::2])).narrowed == f16
-    monkeypatch.setattr(narrowing, "host_features", lambda: narrowing_host(False))
+    monkeypatch.setattr(host_downcast, "host_features", lambda: narrowing_host(False))
     assert SlabLayout(layout(*slots)).narrowed == bf16
     found = SlabLayout(layout(*slots[::2]))
     assert (found.narrowed, found.narrow_to) == (None, 0)
 
 
 def narrowing_host(converts: bool) -> Any:
-    from monograph.codegen.llvm.features import TABLE
+    from monograph.codegen.llvm.module.features import TABLE
 
     return TABLE["avx2" if converts else "sse2"]
 

@@ -15,11 +15,11 @@ import torch
 
 from monograph.errors import ExecutionError
 from monograph.runtime.counts import Tally
-from monograph.runtime.gpu.capture import recording
-from monograph.runtime.gpu.eager import Eager
-from monograph.runtime.gpu.running import FaultText, Running
-from monograph.runtime.gpu.tuning import TuningCache
-from monograph.runtime.gpu.ways import Measured
+from monograph.runtime.gpu.bound_program import FaultText, Running
+from monograph.runtime.gpu.build.tuning_cache import TuningCache
+from monograph.runtime.gpu.capture.capture import recording
+from monograph.runtime.gpu.capture.eager import Eager
+from monograph.runtime.gpu.host_io.transfer_policy import Measured
 from tests.gpu.fake_driver import FakeDriver, FakeRecord, numbers
 from tests.gpu.fake_graphs import FakeGraphs
 from tests.gpu.replay_models import (

@@ -12,11 +12,11 @@ import pytest
 import torch
 
 from monograph.errors import ExecutionError, FeedError
-from monograph.runtime.gpu.control import BRANCH, Controlled, Nest
+from monograph.runtime.gpu.bound_program import FaultText, Running
+from monograph.runtime.gpu.capture.control import BRANCH, Controlled, Nest
+from monograph.runtime.gpu.capture.pointer_params import ALIGNED, apart
+from monograph.runtime.gpu.capture.replay import Replay
 from monograph.runtime.gpu.executable import GpuExecutable, compile_for_gpu
-from monograph.runtime.gpu.replay import Replay
-from monograph.runtime.gpu.running import FaultText, Running
-from monograph.runtime.gpu.slots import ALIGNED, apart
 from tests.cpu.against import feeds_for
 from tests.gpu.fake_driver import FakeDevice, FakeDriver, FakeLibrary, FakeRecord, numbers
 from tests.gpu.fake_graphs import FakeGraphs

@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from monograph.runtime.counts import Tally
-from monograph.runtime.gpu.attempts import Attempts
-from monograph.runtime.gpu.launches import Launches
-from monograph.runtime.gpu.replay import Replay
-from monograph.runtime.gpu.running import FaultText, GpuLayout, Running
-from monograph.runtime.gpu.stretches import Stretches
+from monograph.runtime.gpu.bound_program import FaultText, GpuLayout, Running
+from monograph.runtime.gpu.capture.capture_policy import Attempts
+from monograph.runtime.gpu.capture.launches import Launches
+from monograph.runtime.gpu.capture.partial_graphs import Stretches
+from monograph.runtime.gpu.capture.replay import Replay
 from tests.gpu.fake_driver import FakeDevice, FakeDriver, FakeLibrary, FakeRecord, numbers
 from tests.gpu.fake_graphs import FakeGraphs
 from tests.gpu.replay_models import (

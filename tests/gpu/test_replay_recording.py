@@ -13,7 +13,7 @@ import torch
 import monograph
 from monograph.errors import ExecutionError
 from monograph.runtime.gpu import target
-from monograph.runtime.gpu.running import Running
+from monograph.runtime.gpu.bound_program import Running
 from monograph.session import Session
 from tests.gpu import gpu_models as models
 from tests.gpu.fake_driver import FakeDevice, FakeDriver, numbers

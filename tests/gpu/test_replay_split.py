@@ -17,14 +17,14 @@ from monograph.ir import Graph, Value, constant, unpack
 from monograph.ops.control import If, Loop
 from monograph.ops.elementwise import Add, Mul
 from monograph.ops.functions import Exp
-from monograph.program.regions import NO_CONDITIONS
-from monograph.report.regions import launching_of
+from monograph.program.launch_regions import NO_CONDITIONS
+from monograph.report.commands.launch_regions import launching_of
 from monograph.runtime.counts import Tally
-from monograph.runtime.gpu.control import REPEAT, Controlled, Nest
+from monograph.runtime.gpu.bound_program import Running
+from monograph.runtime.gpu.capture.control import REPEAT, Controlled, Nest
+from monograph.runtime.gpu.capture.replay import Replay
+from monograph.runtime.gpu.driver.graphs import GraphError
 from monograph.runtime.gpu.executable import GpuExecutable, compile_for_gpu
-from monograph.runtime.gpu.graphs import GraphError
-from monograph.runtime.gpu.replay import Replay
-from monograph.runtime.gpu.running import Running
 from tests.gpu.fake_driver import FakeDevice, FakeDriver, FakeRecord
 from tests.gpu.fake_graphs import FakeGraphs
 from tests.gpu.gpu_models import INTERPRETED

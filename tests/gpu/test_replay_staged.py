@@ -10,13 +10,21 @@ import numpy as np
 import pytest
 import torch
 
-from monograph.program.lanes import Schedule
-from monograph.runtime.gpu.capture import Recorder, Taken
-from monograph.runtime.gpu.control import BRANCH, Controlled, Nest
-from monograph.runtime.gpu.graphs import KERNEL, MEMCPY, ON_DEVICE, Copy, GraphError, Handle, Params
-from monograph.runtime.gpu.replay import Replay
-from monograph.runtime.gpu.running import Running, Slot
-from monograph.runtime.gpu.staging import INSIDE, SHARES
+from monograph.program.memory.stream_schedule import Schedule
+from monograph.runtime.gpu.bound_program import Running, Slot
+from monograph.runtime.gpu.capture.capture import Recorder, Taken
+from monograph.runtime.gpu.capture.control import BRANCH, Controlled, Nest
+from monograph.runtime.gpu.capture.replay import Replay
+from monograph.runtime.gpu.capture.staging import INSIDE, SHARES
+from monograph.runtime.gpu.driver.graphs import (
+    KERNEL,
+    MEMCPY,
+    ON_DEVICE,
+    Copy,
+    GraphError,
+    Handle,
+    Params,
+)
 from tests.gpu.fake_driver import FakeDriver, FakeRecord, numbers
 from tests.gpu.fake_graphs import FakeGraphs
 from tests.gpu.replay_models import (

@@ -8,7 +8,7 @@ from monograph.errors import ExecutionError
 from monograph.ir import Op, Sample
 from monograph.ops import OPS
 from monograph.ops.index import Gather
-from monograph.program.kinds import is_native
+from monograph.program.fusion.op_classes import is_native
 from tests.gpu.against import check
 from tests.samples import sample_graph
 

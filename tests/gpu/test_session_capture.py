@@ -21,8 +21,8 @@ import monograph
 from monograph.errors import ConfigError, ExecutionError, FeedError
 from monograph.runtime.counts import DATA_DECIDE
 from monograph.runtime.gpu import target
-from monograph.runtime.gpu.replay import Replay
-from monograph.runtime.gpu.running import Running
+from monograph.runtime.gpu.bound_program import Running
+from monograph.runtime.gpu.capture.replay import Replay
 from monograph.session import Session
 from tests.gpu import gpu_models as models
 from tests.gpu.fake_driver import FakeDevice, FakeDriver

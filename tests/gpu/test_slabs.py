@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from monograph.ir import dtype
-from monograph.runtime.gpu.running import GpuLayout, Slot
-from monograph.runtime.gpu.slabs import LARGE, PIECE, PIECES, Slab, SlabLayout
+from monograph.runtime.gpu.bound_program import GpuLayout, Slot
+from monograph.runtime.gpu.host_io.pinned_staging import LARGE, PIECE, PIECES, Slab, SlabLayout
 from tests.gpu.fake_driver import FakeDriver
 from tests.gpu.fake_graphs import FakeGraphs
 

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from monograph.runtime.gpu.conditions import is_own
-from monograph.runtime.gpu.slots import ALIGNED, apart
+from monograph.runtime.gpu.capture.conditions import is_own
+from monograph.runtime.gpu.capture.pointer_params import ALIGNED, apart
 
 SIZES = {"a": 100, "b": 8, "c": ALIGNED, "d": 0}
 

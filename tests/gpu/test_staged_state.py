@@ -14,12 +14,12 @@ import pytest
 import torch
 
 from monograph.runtime.counts import AUTO, Counts, Tally
-from monograph.runtime.gpu.attempts import Attempts
-from monograph.runtime.gpu.capture import Recorder
-from monograph.runtime.gpu.launches import Launches
-from monograph.runtime.gpu.running import Running
-from monograph.runtime.gpu.staging import INSIDE, Staging
-from monograph.runtime.gpu.stretches import MISALIGNED, Stretches, launch_on
+from monograph.runtime.gpu.bound_program import Running
+from monograph.runtime.gpu.capture.capture import Recorder
+from monograph.runtime.gpu.capture.capture_policy import Attempts
+from monograph.runtime.gpu.capture.launches import Launches
+from monograph.runtime.gpu.capture.partial_graphs import MISALIGNED, Stretches, launch_on
+from monograph.runtime.gpu.capture.staging import INSIDE, Staging
 from tests.gpu.fake_driver import FakeDriver, FakeRecord, numbers
 from tests.gpu.fake_graphs import FakeGraphs
 from tests.gpu.replay_models import BYTES, arena, plus_one, port, running, slot

@@ -13,8 +13,8 @@ import pytest
 
 from monograph.ir import DType
 from monograph.ir.dtype import bf16, f16
-from monograph.runtime.gpu.arrivals import GRAIN, THREADS, blocks_of
-from monograph.runtime.gpu.taking import take_text
+from monograph.runtime.gpu.host_io.overlapped_upload import GRAIN, THREADS, blocks_of
+from monograph.runtime.gpu.host_io.upload_kernel import take_text
 
 KINDS = [None, f16, bf16]
 SIZES = {

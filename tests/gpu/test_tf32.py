@@ -13,8 +13,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from monograph.codegen.triton import select, tf32
-from monograph.codegen.triton.kernel import Branch, Candidate, GpuContext, Launch, Repeat, Work
+from monograph.codegen.triton.matmul import tf32
+from monograph.codegen.triton.module import select
+from monograph.codegen.triton.module.kernel import (
+    Branch,
+    Candidate,
+    GpuContext,
+    Launch,
+    Repeat,
+    Work,
+)
 from monograph.ir import Graph, Input, TensorType, Value, constant, dtype, evaluate, unpack
 from monograph.ops.attention import Attention
 from monograph.ops.conv import Conv
@@ -25,7 +33,7 @@ from monograph.ops.recurrent import Rnn
 from monograph.ops.shape import Transpose
 from monograph.ops.window import CHANNELS_LAST
 from monograph.program.program import Step
-from monograph.runtime.gpu.arches import ARCHES
+from monograph.runtime.gpu.driver.arches import ARCHES
 from monograph.runtime.gpu.executable import GpuExecutable, compile_for_gpu, lower_for_gpu
 from tests.gpu.against import device
 from tests.rules.checks import graph_of

@@ -13,17 +13,17 @@ import pytest
 import torch
 
 import monograph
-from monograph.codegen.triton import select
-from monograph.codegen.triton.kernel import Candidate
+from monograph.codegen.triton.module import select
+from monograph.codegen.triton.module.kernel import Candidate
 from monograph.errors import CodegenError, ConfigError
 from monograph.ir import constant
 from monograph.ops.attention import CacheUpdate
 from monograph.ops.elementwise import Add
-from monograph.runtime.gpu import tune
-from monograph.runtime.gpu.build import Request
-from monograph.runtime.gpu.compiler import Built
+from monograph.runtime.gpu.build import tune
+from monograph.runtime.gpu.build.build import Request
+from monograph.runtime.gpu.build.compiler import Built
+from monograph.runtime.gpu.build.tuning_cache import TuningCache, environment_of
 from monograph.runtime.gpu.executable import GpuExecutable, compile_for_gpu
-from monograph.runtime.gpu.tuning import TuningCache, environment_of
 from monograph.session import Session
 from tests.gpu import gpu_models
 from tests.gpu.against import device as real_device

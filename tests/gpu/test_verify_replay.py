@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from benchmarks import capture_measure, capture_models
 
-from monograph.report import bench
-from monograph.report.execute import Request
-from monograph.report.regions import launching_of_model
-from monograph.report.replay import ReplayResult, verify_replay
+from monograph.report.commands import bench
+from monograph.report.commands.execute import Request
+from monograph.report.commands.launch_regions import launching_of_model
+from monograph.report.commands.replay import ReplayResult, verify_replay
 from monograph.runtime.gpu import target
-from monograph.runtime.gpu.recorded import Recorded
+from monograph.runtime.gpu.capture.captured_graph import Recorded
 from monograph.session import load
 from tests.cli.calls import call, call_json
 from tests.gpu import gpu_models

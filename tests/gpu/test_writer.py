@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from monograph.codegen.triton.writer import Writer
+from monograph.codegen.triton.emit.writer import Writer
 
 
 def text(w: Writer) -> list[str]:

@@ -27,9 +27,9 @@ from typing import Any
 from scripts import fetch_models
 
 import monograph
-from monograph.runtime.compare import Difference, compare_outputs
-from monograph.runtime.inputs import make_inputs
-from monograph.runtime.tolerance import Tolerance
+from monograph.runtime.inputs.inputs import make_inputs
+from monograph.runtime.numerics.compare import Difference, compare_outputs
+from monograph.runtime.numerics.tolerance import Tolerance
 from tests.models.cases import ALL_CASES, fetched
 from tests.models.test_real_models import compare, runtime_answers
 

@@ -8,8 +8,8 @@ import onnxruntime
 from scripts import demo_model
 
 import monograph
-from monograph.runtime.compare import compare, match_rows
-from monograph.runtime.tolerance import derive
+from monograph.runtime.numerics.compare import compare, match_rows
+from monograph.runtime.numerics.tolerance import derive
 
 
 def test_the_demo_model():

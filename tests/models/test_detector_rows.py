@@ -17,8 +17,8 @@ from monograph.ir import evaluate
 from monograph.passes.base import Environment
 from monograph.pipeline import PassOptions, optimise
 from monograph.rewrite import GPU_COST
-from monograph.runtime.compare import compare_outputs
-from monograph.runtime.tolerance import Tolerance
+from monograph.runtime.numerics.compare import compare_outputs
+from monograph.runtime.numerics.tolerance import Tolerance
 from tests.gpu.real_models import (
     CUTS,
     Cut,

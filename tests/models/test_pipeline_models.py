@@ -1,7 +1,7 @@
 """Real models give the same answers after the whole pipeline, with either cost model.
 
 Answers are compared with the reference on the recorded inputs, within the tolerance that
-`monograph.runtime.numbers` derives from the graphs before and after. Small models are checked
+`monograph.runtime.numerics.numeric_equivalence` derives from the graphs before and after. Small models are checked
 behind every pass; `monograph verify --bisect` does that for any model.
 """
 
@@ -16,11 +16,11 @@ import monograph
 from monograph.ir import Graph
 from monograph.passes.base import Environment
 from monograph.pipeline import optimise
-from monograph.program.kinds import is_kernel
-from monograph.report.inputs import read_archive, split_archive
+from monograph.program.fusion.op_classes import is_kernel
+from monograph.report.commands.input_files import read_archive, split_archive
 from monograph.rewrite import CPU_COST, GPU_COST
-from monograph.runtime.bisect import Numbers
-from monograph.runtime.numbers import first_difference, run
+from monograph.runtime.numerics.bisect import Numbers
+from monograph.runtime.numerics.numeric_equivalence import first_difference, run
 from tests.models.test_real_models import RECORDED, ROWS_IN_ANY_ORDER, SHARED
 
 SMALL = (

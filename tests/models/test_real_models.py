@@ -5,7 +5,7 @@ that `make models` fetched. Whatever is not on this machine is skipped with the 
 
 How the tolerances come about:
 
-- Every output gets the tolerance that `monograph.runtime.tolerance` derives from the graph.
+- Every output gets the tolerance that `monograph.runtime.numerics.tolerance` derives from the graph.
 - No tolerance can be tighter than ONNX Runtime agrees with itself. Its *noise* is the largest
   difference between its optimised and its plain run, recorded in meta.json or measured here. Each
   of the two is about as far from the exact answer as the other, and so are we: twice the noise.
@@ -33,10 +33,10 @@ import pytest
 from scripts import fetch_models
 
 import monograph
-from monograph.report.drawing import draw_inputs
-from monograph.report.inputs import read_archive, split_archive
-from monograph.runtime.compare import Difference, compare_outputs
-from monograph.runtime.tolerance import Tolerance
+from monograph.report.commands.drawing import draw_inputs
+from monograph.report.commands.input_files import read_archive, split_archive
+from monograph.runtime.numerics.compare import Difference, compare_outputs
+from monograph.runtime.numerics.tolerance import Tolerance
 from tests.models.cases import ALL_CASES, Case, fetched, left_out
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "models"

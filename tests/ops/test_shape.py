@@ -10,7 +10,7 @@ from monograph.ir import UNKNOWN, Input, constant, parse_tensor_type
 from monograph.ir.evaluate import apply
 from monograph.ops import shape as sh
 from monograph.ops.deferred import deferred
-from monograph.ops.extend import Iota, Pad, Tile
+from monograph.ops.pad_tile import Iota, Pad, Tile
 
 FAR = 2**63 - 1
 C, I = sh.COPY, sh.INFER

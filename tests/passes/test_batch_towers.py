@@ -14,7 +14,7 @@ from monograph.ops.linear import Dot
 from monograph.ops.reduce import ReduceSum
 from monograph.ops.shape import Concat, Slice
 from monograph.passes.base import Environment, run_pass
-from monograph.passes.batch_towers import BatchTowers
+from monograph.passes.horizontal.batch_towers import BatchTowers
 from monograph.rewrite import GPU_COST
 from tests.rules.checks import check_numbers, graph_of, value
 

@@ -31,18 +31,18 @@ from monograph.ops.control import If
 from monograph.ops.conv import Conv
 from monograph.ops.conv_transpose import ConvTranspose
 from monograph.ops.elementwise import Add, Clip, Mul, Neg, Sigmoid, Where
-from monograph.ops.extend import Pad
 from monograph.ops.linear import Dot
+from monograph.ops.pad_tile import Pad
 from monograph.ops.pool import ArgMaxPool, AveragePool, MaxPool
 from monograph.ops.reduce import ArgMax, ReduceMax, ReduceSum
 from monograph.ops.resize import Resize
 from monograph.ops.shape import Broadcast, Concat, Reshape, Slice, Squeeze, Transpose, Unsqueeze
 from monograph.passes.base import Environment, run_pass
-from monograph.passes.choose_layout import ChooseLayout
-from monograph.passes.layout_rules import Plan, follow, has_order, reach
+from monograph.passes.layout.choose_layout import ChooseLayout
+from monograph.passes.layout.layout_rules import Plan, follow, has_order, reach
 from monograph.pipeline import optimise
 from monograph.rewrite import GPU_COST
-from monograph.runtime.numbers import first_difference
+from monograph.runtime.numerics.numeric_equivalence import first_difference
 from tests.fuzz.graphs import random_graph
 from tests.rules.checks import check_numbers, graph_of, value
 from tests.samples import sample_graph

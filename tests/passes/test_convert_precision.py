@@ -41,10 +41,10 @@ from monograph.ops.recurrent import Rnn
 from monograph.ops.reduce import ReduceMax, ReduceSum
 from monograph.ops.shape import Concat, Reshape, Transpose
 from monograph.passes.base import Environment, run_pass
-from monograph.passes.convert_precision import ConvertPrecision
-from monograph.passes.precision_rules import constant_reason
+from monograph.passes.precision.convert_precision import ConvertPrecision
+from monograph.passes.precision.precision_rules import constant_reason
 from monograph.pipeline import PassOptions, optimise
-from monograph.runtime.tolerance import derive
+from monograph.runtime.numerics.tolerance import derive
 from tests.rules.checks import graph_of, random_feeds, value
 from tests.samples import sample_graph
 

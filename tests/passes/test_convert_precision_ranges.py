@@ -33,13 +33,13 @@ from monograph.ops.quant import Dequantize
 from monograph.ops.random import RandomNormal
 from monograph.ops.reduce import ReduceSum
 from monograph.ops.shape import Concat, Reshape
-from monograph.passes import precision_plan
 from monograph.passes.base import Environment, run_pass
-from monograph.passes.bounds import find_bounds
-from monograph.passes.convert_precision import ConvertPrecision
-from monograph.passes.precision_plan import MISFIT
-from monograph.passes.precision_rules import Magnitude, range_reason
-from monograph.passes.rehearsal import TURNS, WORK, Rehearsal
+from monograph.passes.precision import precision_plan
+from monograph.passes.precision.bounds import find_bounds
+from monograph.passes.precision.convert_precision import ConvertPrecision
+from monograph.passes.precision.precision_plan import MISFIT
+from monograph.passes.precision.precision_rules import Magnitude, range_reason
+from monograph.passes.precision.range_probe import TURNS, WORK, Rehearsal
 from tests.passes.test_convert_precision import check, computed_in, convert, data, number
 from tests.rules.checks import graph_of, value
 from tests.samples import sample_graph

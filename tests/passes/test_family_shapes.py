@@ -15,9 +15,9 @@ from monograph.ops.index import Gather
 from monograph.ops.linear import Dot
 from monograph.ops.shape import Concat, Slice
 from monograph.passes.base import Environment, run_pass, substitute
-from monograph.passes.batch_towers import BatchTowers, _Towers
-from monograph.passes.fuse_shared_input import FuseEmbeddings
-from monograph.passes.hoist_slices import HoistSlices
+from monograph.passes.horizontal.batch_towers import BatchTowers, _Towers
+from monograph.passes.horizontal.fuse_shared_input import FuseEmbeddings
+from monograph.passes.horizontal.hoist_slices import HoistSlices
 from monograph.pipeline import optimise
 from monograph.rewrite import GPU_COST, Trace, apply_rules
 from monograph.rules import arithmetic, concat, convolution, scales

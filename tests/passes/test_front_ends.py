@@ -20,11 +20,11 @@ from monograph.ops.conv import Conv
 from monograph.ops.linear import Dot
 from monograph.ops.reduce import ReduceSum
 from monograph.ops.shape import Reshape, Slice, Transpose
-from monograph.passes import convert_precision
 from monograph.passes.base import Environment
-from monograph.passes.degrees import find_degrees
-from monograph.passes.front_ends import SQUARED
-from monograph.passes.precision_plan import UNPROVED, Magnitudes, converts, plan_precision
+from monograph.passes.precision import convert_precision
+from monograph.passes.precision.degrees import find_degrees
+from monograph.passes.precision.front_ends import SQUARED
+from monograph.passes.precision.precision_plan import UNPROVED, Magnitudes, converts, plan_precision
 from monograph.pipeline import PassOptions, optimise
 from monograph.rewrite import GPU_COST
 from tests.passes.test_convert_precision import convert, data, number

@@ -15,8 +15,8 @@ from monograph.ops.linear import Dot
 from monograph.ops.quant import Dequantize
 from monograph.ops.shape import Concat, Transpose
 from monograph.passes.base import Environment, Pass, run_pass
-from monograph.passes.fuse_shared_input import FuseEmbeddings, FuseSharedInput
-from monograph.passes.hoist_slices import HoistSlices
+from monograph.passes.horizontal.fuse_shared_input import FuseEmbeddings, FuseSharedInput
+from monograph.passes.horizontal.hoist_slices import HoistSlices
 from monograph.rewrite import GPU_COST
 from tests.rules.checks import check_numbers, graph_of, value
 

@@ -11,7 +11,7 @@ from monograph.ir import Graph, Value, constant, verify
 from monograph.ops.elementwise import Add, Exp, Mul, Neg, Sigmoid
 from monograph.ops.shape import Concat, Slice, Unsqueeze
 from monograph.passes.base import Environment, run_pass
-from monograph.passes.hoist_slices import HoistSlices
+from monograph.passes.horizontal.hoist_slices import HoistSlices
 from tests.rules.checks import check_numbers, graph_of, value
 
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from monograph.errors import InternalError
-from monograph.program import bounds
-from monograph.program.bounds import extremes, inside, shown, substitute
+from monograph.program.fusion import index_bounds
+from monograph.program.fusion.index_bounds import extremes, inside, shown, substitute
 from monograph.program.index import Counter, Index, Quotient, Remainder, counter, kept_counter
 
 SEED = int(os.environ.get("MONOGRAPH_TEST_SEED", "0"))
@@ -46,7 +46,7 @@ def test_exact_evaluation_proves_what_intervals_cannot() -> None:
 def test_terms_without_a_common_counter_are_evaluated_apart(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(bounds, "MOST_POINTS", 64)
+    monkeypatch.setattr(index_bounds, "MOST_POINTS", 64)
     j = counter("j", 10**9)
     assert inside(even(50) + j * 50, 50 * 10**9)
 
@@ -103,7 +103,7 @@ def test_random_maps_are_judged_as_numpy_judges_them() -> None:
                 index = index + (c * 3 + every[-1]) % rng.randrange(2, 5)
         counted = sorted(index.counters, key=lambda c: c.name)
         grids = np.meshgrid(*(np.arange(c.extent) for c in counted), indexing="ij")
-        values = bounds.evaluate(index, dict(zip(counted, grids, strict=True)))
+        values = index_bounds.evaluate(index, dict(zip(counted, grids, strict=True)))
         assert extremes(index) == (values.min(), values.max()), f"seed {SEED}, case {case}"
         extent = int(values.max()) + rng.choice([0, 1, 1])
         good = bool(values.min() >= 0 and values.max() < extent)

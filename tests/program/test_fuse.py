@@ -7,15 +7,15 @@ import numpy as np
 from monograph.ir import Graph, Value, constant, unpack
 from monograph.ops.conv import Conv
 from monograph.ops.elementwise import Add, Exp, Mul, Neg, Sigmoid
-from monograph.ops.extend import Tile
 from monograph.ops.linear import Dot
+from monograph.ops.pad_tile import Tile
 from monograph.ops.reduce import ReduceSum
 from monograph.ops.shape import Broadcast, Concat, Reshape, Slice, Transpose
 from monograph.ops.signal import Frames
 from monograph.ops.sort import TopK, Unique
-from monograph.program.kinds import is_view
+from monograph.program.fusion.op_classes import is_view
+from monograph.program.memory.strided import strided
 from monograph.program.program import Program, lower
-from monograph.program.strided import strided
 from tests.rules.checks import graph_of, value
 
 

@@ -10,8 +10,8 @@ from monograph.ops.elementwise import Add, Exp, Mul
 from monograph.ops.linear import Dot
 from monograph.ops.reduce import ReduceSum
 from monograph.ops.shape import Reshape, Slice
-from monograph.program.fuse import part_starts
-from monograph.program.kinds import is_view
+from monograph.program.fusion.fuse import part_starts
+from monograph.program.fusion.op_classes import is_view
 from monograph.program.program import Program, lower
 from tests.rules.checks import graph_of, value
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from monograph.program.lanes import Uses, narrowed, plan_apart, schedule
+from monograph.program.memory.stream_schedule import Uses, narrowed, plan_apart, schedule
 
 
 def test_a_chain_stays_in_one_lane() -> None:

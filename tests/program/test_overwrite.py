@@ -15,8 +15,8 @@ from monograph.ops.elementwise import Add, Exp, Mul, Neg
 from monograph.ops.linear import Dot
 from monograph.ops.reduce import ReduceSum
 from monograph.ops.shape import Concat, Slice, Transpose
+from monograph.program.fusion.region import Region
 from monograph.program.program import Program, lower, verify_program
-from monograph.program.region import Region
 from tests.program.test_fuse import Padded, Plain
 from tests.rules.checks import graph_of, value
 

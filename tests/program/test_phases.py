@@ -8,7 +8,7 @@ import pytest
 from monograph.ir import Value, constant, evaluate
 from monograph.ops.conv import Conv
 from monograph.ops.conv_transpose import ConvTranspose
-from monograph.program.phases import as_phases, phases_of
+from monograph.program.legalise.phases import as_phases, phases_of
 from tests.rules.checks import close, graph_of, random_feeds, value
 
 LAST = "channels_last"

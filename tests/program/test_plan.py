@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from monograph.program.plan import ALIGNMENT, Lifetime, fullest, plan
+from monograph.program.memory.memory_planner import ALIGNMENT, Lifetime, fullest, plan
 
 
 def overlaps(lives: list[Lifetime], offsets: dict[int, int]) -> bool:

@@ -7,10 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from monograph.codegen.llvm.features import host_features
-from monograph.codegen.llvm.reasons import host_reason
-from monograph.codegen.llvm.select import CpuTarget
-from monograph.codegen.triton.select import GpuTarget
+from monograph.codegen.llvm.module.features import host_features
+from monograph.codegen.llvm.module.host_fallback import host_reason
+from monograph.codegen.llvm.module.select import CpuTarget
+from monograph.codegen.triton.module.select import GpuTarget
 from monograph.errors import VerifyError
 from monograph.ir import Graph, Input, Value, constant, tensor, unpack
 from monograph.ir.dtype import boolean, f32, i64, string
@@ -18,8 +18,7 @@ from monograph.ops.cast import Cast
 from monograph.ops.control import If, Loop, Scan
 from monograph.ops.elementwise import Less, Neg
 from monograph.ops.linear import Dot
-from monograph.program.program import Program, lower
-from monograph.program.regions import (
+from monograph.program.launch_regions import (
     NO_CONDITIONS,
     GraphStep,
     HostStep,
@@ -27,7 +26,8 @@ from monograph.program.regions import (
     regions_of,
     summary,
 )
-from monograph.runtime.executable import compile_graph
+from monograph.program.program import Program, lower
+from monograph.runtime.cpu.executable import compile_graph
 from tests.rules.checks import graph_of, value
 
 WEIGHTS = np.full((16, 16), 0.5, np.float32)

@@ -11,12 +11,12 @@ import pytest
 
 from monograph.errors import InternalError
 from monograph.ir import Value
-from monograph.ops.extend import Tile
+from monograph.ops.pad_tile import Tile
 from monograph.ops.shape import Broadcast, Reshape, Slice, Squeeze, Transpose, Unsqueeze
 from monograph.ops.signal import Frames
-from monograph.program.access import Element, counters, through_view
+from monograph.program.fusion.access import Element, counters, through_view
+from monograph.program.fusion.loops import merge
 from monograph.program.index import Atom, Counter, Index, Quotient, Remainder, flatten, strides_of
-from monograph.program.loops import merge
 from tests.rules.checks import value
 
 SEED = int(os.environ.get("MONOGRAPH_TEST_SEED", "0"))

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from monograph.codegen.llvm.select import CpuTarget
+from monograph.codegen.llvm.module.select import CpuTarget
 from monograph.ir import Graph, Input, Value, constant, tensor, unpack
 from monograph.ir.dtype import boolean, f32, i64
 from monograph.ops.control import If, Loop, Scan

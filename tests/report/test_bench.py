@@ -11,11 +11,11 @@ import pytest
 from onnx import TensorProto, helper
 from typer.testing import CliRunner
 
-from monograph.cli import app
+from monograph.cli.main import app
 from monograph.errors import ConfigError
-from monograph.report import bench
-from monograph.report.bench import MONOGRAPH, Peaks, bench_model, interleave, summarise
-from monograph.report.execute import Request
+from monograph.report.commands import bench
+from monograph.report.commands.bench import MONOGRAPH, Peaks, bench_model, interleave, summarise
+from monograph.report.commands.execute import Request
 from tests.report import models
 
 

@@ -10,10 +10,10 @@ import pytest
 
 from monograph.errors import FeedError, MonographError
 from monograph.ir import parse_type
-from monograph.report import inputs
-from monograph.report.inputs import read_archive, read_array, split_archive
+from monograph.report.commands import input_files
+from monograph.report.commands.input_files import read_archive, read_array, split_archive
 from monograph.runtime.feeds import Port
-from monograph.runtime.inputs import make_inputs
+from monograph.runtime.inputs.inputs import make_inputs
 from tests.effort import CountedName, touches_of
 
 
@@ -63,8 +63,8 @@ def test_archives_are_split_by_prefix_or_by_name(tmp_path: Path):
     path = tmp_path / "io.npz"
     np.savez(path, **{"in:x": np.ones(2), "y": np.zeros(3), "out:s[0]": [1], "out:s[1]": [2]})
     arrays = read_archive(path)
-    inputs, outputs = ports(x="f64[2]", z="f64[2]"), ports(y="f64[3]", s="seq<i64[1]>")
-    feeds, expected = split_archive(arrays, inputs, outputs)
+    input_files, outputs = ports(x="f64[2]", z="f64[2]"), ports(y="f64[3]", s="seq<i64[1]>")
+    feeds, expected = split_archive(arrays, input_files, outputs)
     assert list(feeds) == ["x"]
     assert list(expected) == ["y", "s"]
     assert [x.tolist() for x in expected["s"]] == [[1], [2]]
@@ -138,10 +138,10 @@ def test_an_archive_that_unpacks_to_more_than_the_machine_holds(
 ):
     path = tmp_path / "a.npz"
     np.savez_compressed(path, x=np.zeros(1 << 16))
-    monkeypatch.setattr(inputs, "machine_memory", lambda: 1 << 19)
+    monkeypatch.setattr(input_files, "machine_memory", lambda: 1 << 19)
     with pytest.raises(FeedError, match="more than this machine can"):
         read_archive(path)
-    monkeypatch.setattr(inputs, "machine_memory", lambda: 1 << 21)
+    monkeypatch.setattr(input_files, "machine_memory", lambda: 1 << 21)
     assert read_archive(path)["x"].shape == (1 << 16,)
 
 

@@ -7,8 +7,8 @@ import onnx.parser
 from rich.console import Console
 
 from monograph.errors import ModelError
-from monograph.report.inspect import inspect_model
-from monograph.report.tables import inspection_json, show_inspection
+from monograph.report.commands.inspect import inspect_model
+from monograph.report.render.tables import inspection_json, show_inspection
 from tests.report import models
 
 

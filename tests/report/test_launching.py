@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from monograph.report.execute import Request
-from monograph.report.regions import Launching, launching_json, launching_of_model
+from monograph.report.commands.execute import Request
+from monograph.report.commands.launch_regions import Launching, launching_json, launching_of_model
 from monograph.session import load
 from tests.cli.calls import call, call_json
 from tests.report import models

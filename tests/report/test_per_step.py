@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from monograph.codegen.llvm import compile as compiler
-from monograph.codegen.llvm.kernel import Kernel, KernelContext
-from monograph.program.plan import Lifetime, Plan
-from monograph.program.plan import plan as right_plan
-from monograph.program.region import Region
-from monograph.report.execute import Request
-from monograph.report.per_step import PerStep, verify_steps
+from monograph.codegen.llvm.module import compile as compiler
+from monograph.codegen.llvm.module.kernel import Kernel, KernelContext
+from monograph.program.fusion.region import Region
+from monograph.program.memory.memory_planner import Lifetime, Plan
+from monograph.program.memory.memory_planner import plan as right_plan
+from monograph.report.commands.execute import Request
+from monograph.report.commands.per_step import PerStep, verify_steps
 from tests.cli.calls import call
 from tests.report import models
 

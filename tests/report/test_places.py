@@ -11,21 +11,21 @@ import numpy as np
 import pytest
 
 from monograph import pipeline
-from monograph.codegen.llvm.attention import _Attention
-from monograph.codegen.llvm.scalar import LlvmScalars
+from monograph.codegen.llvm.attention.attention import _Attention
+from monograph.codegen.llvm.emit.scalar import LlvmScalars
 from monograph.ir import Array, Graph, Value, constant
 from monograph.ops.attention import Attention
 from monograph.ops.elementwise import Add, Sigmoid, Tanh
 from monograph.ops.shape import Transpose
-from monograph.passes import choose_layout
 from monograph.passes.base import Environment, Pass, RulePass
+from monograph.passes.layout import choose_layout
 from monograph.pipeline import Stage
-from monograph.program import normalise
 from monograph.program import program as lowering
-from monograph.report.bisection import bisect_model
-from monograph.report.execute import Request, verify_model
-from monograph.report.fault_tables import place_text
-from monograph.report.per_step import verify_steps
+from monograph.program.legalise import normalise
+from monograph.report.commands.bisection import bisect_model
+from monograph.report.commands.execute import Request, verify_model
+from monograph.report.commands.per_step import verify_steps
+from monograph.report.render.fault_tables import place_text
 from monograph.rewrite import Rule, rewrite, variables
 from monograph.rules import recognise_attention
 from tests.cli.calls import call, call_json

@@ -10,11 +10,17 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from monograph.report.execute import Request
-from monograph.report.nodes import nodes_text
-from monograph.report.profile import Profile, kinds_of, profile_json, profile_model, step_times
-from monograph.report.trace import trace_events
-from monograph.runtime import executable as runtime
+from monograph.report.commands.execute import Request
+from monograph.report.commands.profile import (
+    Profile,
+    kinds_of,
+    profile_json,
+    profile_model,
+    step_times,
+)
+from monograph.report.render.nodes import nodes_text
+from monograph.report.render.trace import trace_events
+from monograph.runtime.cpu import executable as runtime
 from tests.cli.calls import call
 from tests.report import models
 

@@ -8,8 +8,8 @@ import threading
 import pytest
 from rich.console import Console
 
-from monograph.report import progress
-from monograph.report.progress import CompileBar, compile_bar
+from monograph.report.render import progress
+from monograph.report.render.progress import CompileBar, compile_bar
 from monograph.runtime.progress import READY, silent
 
 ENVIRONMENT = {"TERM": "xterm-256color", "COLUMNS": "80", "LINES": "25"}

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from monograph.errors import ConfigError
-from monograph.report import replay
-from monograph.report.execute import Request
-from monograph.report.replay import differing, verify_replay
+from monograph.report.commands import replay
+from monograph.report.commands.execute import Request
+from monograph.report.commands.replay import differing, verify_replay
 from monograph.session import Session
 from tests.cli.calls import call, call_json
 from tests.report import models

@@ -10,8 +10,8 @@ from monograph.ir.dtype import f32, i8, i32, u8
 from monograph.ops.cast import Cast
 from monograph.ops.conv import Conv
 from monograph.ops.elementwise import Mul, Sub
-from monograph.ops.extend import Pad
 from monograph.ops.linear import Dot
+from monograph.ops.pad_tile import Pad
 from monograph.ops.quant import Dequantize
 from monograph.ops.shape import Transpose
 from monograph.passes.base import Environment, run_pass

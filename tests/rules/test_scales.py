@@ -10,8 +10,8 @@ import pytest
 from monograph.ir import Value, constant
 from monograph.ops.conv import Conv
 from monograph.ops.elementwise import Add, Div, Exp, Mul, Neg, Sqrt, Sub
-from monograph.ops.extend import Pad
 from monograph.ops.linear import Dot
+from monograph.ops.pad_tile import Pad
 from monograph.passes.base import Environment, run_pass
 from monograph.passes.fold_constants import FoldConstants
 from monograph.passes.fold_scales import FoldScales

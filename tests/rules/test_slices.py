@@ -9,8 +9,8 @@ import pytest
 
 from monograph.ir import constant
 from monograph.ops.elementwise import Neg
-from monograph.ops.extend import Pad
 from monograph.ops.index import Gather
+from monograph.ops.pad_tile import Pad
 from monograph.ops.shape import Broadcast, Concat, Reshape, Slice, Transpose
 from monograph.rewrite import rules_in
 from monograph.rules import slices as rules

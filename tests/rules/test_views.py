@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from monograph.ops.elementwise import Neg
-from monograph.ops.extend import Pad, Tile
+from monograph.ops.pad_tile import Pad, Tile
 from monograph.ops.shape import (
     COPY,
     INFER,

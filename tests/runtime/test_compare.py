@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from monograph.runtime.compare import (
+from monograph.runtime.numerics.compare import (
     ALL_NAN,
     CONSTANT,
     EMPTY,
@@ -16,7 +16,7 @@ from monograph.runtime.compare import (
     flatten,
     match_rows,
 )
-from monograph.runtime.tolerance import EXACT, Tolerance
+from monograph.runtime.numerics.tolerance import EXACT, Tolerance
 
 NAN, INF = float("nan"), float("inf")
 LOOSE = Tolerance(rtol=0.01)

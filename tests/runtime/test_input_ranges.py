@@ -8,9 +8,17 @@ import pytest
 
 import monograph
 from monograph.errors import ConfigError, FeedError
-from monograph.report.drawing import draw_inputs
-from monograph.runtime.input_ranges import INDEX, LENGTH, MASK, NUMBER, SIZE, Range, input_ranges
-from monograph.runtime.inputs import Chosen, Inputs
+from monograph.report.commands.drawing import draw_inputs
+from monograph.runtime.inputs.input_ranges import (
+    INDEX,
+    LENGTH,
+    MASK,
+    NUMBER,
+    SIZE,
+    Range,
+    input_ranges,
+)
+from monograph.runtime.inputs.inputs import Chosen, Inputs
 
 TABLE = (
     "<float[50, 3] table = {" + ", ".join(["0.5"] * 150) + "}, int64 two = {2}, int64 zero = {0}"

@@ -17,10 +17,10 @@ import pytest
 
 import monograph
 from monograph.errors import ConfigError
-from monograph.report.trace import write_events
-from monograph.runtime import replacing as module
-from monograph.runtime.cache import DiskCache
-from monograph.runtime.replacing import replacing, replacing_named
+from monograph.report.render.trace import write_events
+from monograph.runtime import atomic_write as module
+from monograph.runtime.atomic_write import replacing, replacing_named
+from monograph.runtime.cache.object_cache import DiskCache
 from tests.cli.calls import call
 from tests.report import models
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from monograph.codegen.llvm.features import host_features
+from monograph.codegen.llvm.module.features import host_features
 from monograph.ops.elementwise import Exp
-from monograph.runtime.executable import compile_graph
-from monograph.runtime.resident import release_memory, unwritten
+from monograph.runtime.cpu.executable import compile_graph
+from monograph.runtime.cpu.trim_memory import release_memory, unwritten
 from tests.rules.checks import graph_of, value
 
 LINUX = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs /proc")

@@ -12,14 +12,14 @@ import numpy as np
 
 from monograph.config import make_config
 from monograph.errors import ExecutionError, FeedError
-from monograph.generate.engine import Engine
-from monograph.generate.folder import find_decoder
-from monograph.generate.guard import alone, alone_in_each
+from monograph.generate.discover.folder import find_decoder
+from monograph.generate.engine.engine import Engine
+from monograph.generate.engine.reentrancy import alone, alone_in_each
+from monograph.generate.engine.sequences import Prompt, Sequences
 from monograph.generate.prompts import changed, choose_length, first, flag, integer, texts_in
-from monograph.generate.sampling import Sampling
-from monograph.generate.sequences import Prompt, Sequences
+from monograph.generate.rewrite.sampling import Sampling
+from monograph.generate.rewrite.step import most_positions
 from monograph.generate.stats import Timing
-from monograph.generate.step import most_positions
 from monograph.generate.text import TextStream
 from monograph.runtime.progress import Progress, check_progress
 from monograph.session import Session

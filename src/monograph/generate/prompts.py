@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from monograph.errors import ConfigError, FeedError
-from monograph.generate.sampling import Sampling
+from monograph.generate.rewrite.sampling import Sampling
 
 DEFAULT_LENGTH = 2048
 """The maximum length where neither the caller nor a shorter context says otherwise."""

@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 
 from monograph.ir import Graph, Input, Value, unpack
 from monograph.ops.attention import LENGTHS, Attention, CacheUpdate, Rope
-from monograph.ops.carried import state_donated
 from monograph.ops.control import Loop
 from monograph.ops.decoding import DecodeAttention
+from monograph.ops.loop_donation import state_donated
 from monograph.passes.base import Environment, Pass, joined_origins, substitute
 from monograph.rewrite.cost import decodes
 

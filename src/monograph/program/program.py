@@ -8,24 +8,31 @@ from typing import TYPE_CHECKING
 from monograph.errors import VerifyError
 from monograph.ir import Constant, Graph, Value
 from monograph.passes.base import ORIGINS_BETWEEN, inherited_origins, joined_origins
-from monograph.program.ends import no_ends
-from monograph.program.fuse import fuse, gathers_nothing
-from monograph.program.kinds import is_join, is_leaf, is_native, is_view, reads_codes
-from monograph.program.normalise import normalise
-from monograph.program.overwrite import (
+from monograph.program.fusion.fuse import fuse, gathers_nothing
+from monograph.program.fusion.op_classes import is_join, is_leaf, is_native, is_view, reads_codes
+from monograph.program.fusion.region import Region
+from monograph.program.legalise.normalise import normalise
+from monograph.program.legalise.split import split_reductions
+from monograph.program.memory.buffer_assignment import (
+    INPUT,
+    TEMPORARY,
+    Places,
+    Storage,
+    Target,
+    place,
+)
+from monograph.program.memory.inplace import (
     choose_overwrites,
     donated_buffers,
     read_before_donated,
     root,
     why_not,
 )
-from monograph.program.place import INPUT, TEMPORARY, Places, Storage, Target, place
-from monograph.program.plan import Lifetime, Plan, fullest, plan
-from monograph.program.region import Region
-from monograph.program.split import split_reductions
+from monograph.program.memory.memory_planner import Lifetime, Plan, fullest, plan
+from monograph.program.memory.output_views import no_ends
 
 if TYPE_CHECKING:
-    from monograph.program.regions import Launch
+    from monograph.program.launch_regions import Launch
 
 
 @dataclass(frozen=True, eq=False)

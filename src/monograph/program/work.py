@@ -13,11 +13,11 @@ from monograph.ops.control import If, Loop, Scan
 from monograph.ops.conv import Conv
 from monograph.ops.index import Gather, GatherElements, GatherNd
 from monograph.ops.linear import Dot
-from monograph.program.bounded import BoundedLoop
-from monograph.program.expand import expand
+from monograph.program.dynamic.bounded import BoundedLoop
+from monograph.program.fusion.region import Region
+from monograph.program.legalise.expand import expand
+from monograph.program.legalise.recurrence import Recurrence
 from monograph.program.program import Program, Step
-from monograph.program.recurrence import Recurrence
-from monograph.program.region import Region
 from monograph.rewrite import Work
 
 

@@ -17,8 +17,8 @@ from monograph.ir.dtype import f32, i8, i32, u8
 from monograph.ops.cast import Cast
 from monograph.ops.conv import Conv
 from monograph.ops.elementwise import Add, Mul, Sub
-from monograph.ops.extend import Pad
 from monograph.ops.linear import Dot
+from monograph.ops.pad_tile import Pad
 from monograph.ops.quant import Dequantize, spread
 from monograph.ops.reduce import ReduceSum
 from monograph.ops.shape import Reshape, Transpose

@@ -9,8 +9,8 @@ import numpy as np
 from monograph.ir import Array, Constant, Value, constant, is_finite, known
 from monograph.ops.conv import Conv
 from monograph.ops.elementwise import Add, Mul, Neg, Sub
-from monograph.ops.extend import Pad
 from monograph.ops.linear import Dot
+from monograph.ops.pad_tile import Pad
 from monograph.rewrite import ANY, Context, Reject, const, rewrite, variables
 from monograph.rules.convolution import channel_vector
 from monograph.rules.rounding import rounded

@@ -8,8 +8,8 @@ from itertools import accumulate
 import numpy as np
 
 from monograph.ir import Value, known
-from monograph.ops.extend import Pad
 from monograph.ops.index import Gather
+from monograph.ops.pad_tile import Pad
 from monograph.ops.shape import (
     FAR,
     Broadcast,

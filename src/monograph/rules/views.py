@@ -7,7 +7,7 @@ shortest chain of reshapes and transposes that does the same.
 from __future__ import annotations
 
 from monograph.ir import TensorType, Value
-from monograph.ops.extend import Pad, Tile
+from monograph.ops.pad_tile import Pad, Tile
 from monograph.ops.shape import COPY, Broadcast, Reshape, Slice, Squeeze, Transpose, Unsqueeze
 from monograph.rewrite import ANY, Context, Reject, rewrite, variables
 from monograph.rules.arrangement import Arrangement, Sizes, reshaped

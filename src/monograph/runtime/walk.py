@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from monograph.ir import Constant, Graph, Input, Item, Op, Value, subgraphs
 from monograph.ops.deferred import Deferred
 from monograph.ops.random import Random
-from monograph.program.draws import Drawn
+from monograph.program.legalise.lower_random import Drawn
 
 STRUCTURE = (Input, Constant, Item)
 """Ops that hold a graph together and compute nothing."""

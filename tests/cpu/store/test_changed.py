@@ -11,7 +11,7 @@ import pytest
 
 import monograph
 from monograph.errors import ModelError
-from monograph.runtime import store as store_module
+from monograph.runtime.cache import store as store_module
 from tests.cpu.store.kept import (
     WEIGHTS,
     check,

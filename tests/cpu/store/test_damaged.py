@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import monograph
-from monograph.runtime import cache as cache_module
+from monograph.runtime.cache import object_cache as cache_module
 from tests.cpu.store.kept import (
     check,
     entries,

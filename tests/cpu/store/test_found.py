@@ -15,8 +15,8 @@ import pytest
 from onnx import TensorProto, helper
 
 import monograph
-from monograph.runtime import cache as cache_module
-from monograph.runtime import store as store_module
+from monograph.runtime.cache import object_cache as cache_module
+from monograph.runtime.cache import store as store_module
 from tests.cpu.store.kept import (
     WEIGHTS,
     check,
@@ -51,7 +51,7 @@ session = monograph.load({str(path)!r})
 session.run({{"x": numpy.ones((3, 8), "f4")}})
 assert session.stats["from_disk"] == 1
 heavy = ["onnx", "rich", "typer", "monograph.ops", "monograph.pipeline", "monograph.program"]
-heavy += ["monograph.frontend.onnx", "monograph.codegen.llvm.select"]
+heavy += ["monograph.frontend.onnx", "monograph.codegen.llvm.module.select"]
 print([name for name in heavy if name in sys.modules])
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)

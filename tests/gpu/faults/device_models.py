@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from monograph.codegen.triton.layout import ARENA, PORT, Where
+from monograph.codegen.triton.module.layout import ARENA, PORT, Where
 from monograph.ir import Graph, constant, unpack
 from monograph.ir.dtype import bf16, f16, f32
 from monograph.ops.control import If, Loop
@@ -17,11 +17,11 @@ from monograph.ops.elementwise import Add, Less, Mul, Sub
 from monograph.ops.functions import Exp
 from monograph.ops.linear import Dot
 from monograph.ops.shape import Reshape, Slice
-from monograph.runtime.gpu.control import BRANCH, REPEAT, Controlled, Nest
-from monograph.runtime.gpu.devices import Device
+from monograph.runtime.gpu.bound_program import GpuLayout, Running, Slot
+from monograph.runtime.gpu.capture.control import BRANCH, REPEAT, Controlled, Nest
+from monograph.runtime.gpu.driver.devices import Device
+from monograph.runtime.gpu.driver.graphs import TO_DEVICE, Copy
 from monograph.runtime.gpu.executable import GpuExecutable, compile_for_gpu
-from monograph.runtime.gpu.graphs import TO_DEVICE, Copy
-from monograph.runtime.gpu.running import GpuLayout, Running, Slot
 from tests.gpu.against import device
 from tests.gpu.replay_models import three_towers
 from tests.rules.checks import graph_of, value
@@ -34,21 +34,21 @@ LANES, DEEPEST = 8, 4
 @cache
 def shared_graphs() -> Any:
     """Graphs of their own for these tests, which say how they are made."""
-    from monograph.runtime.gpu.cuda_graphs import CudaGraphs
+    from monograph.runtime.gpu.driver.cuda_graphs import CudaGraphs
 
     return CudaGraphs(torch.device("cuda", 0))
 
 
 def new_device() -> Any:
     """The device as a session opens it."""
-    from monograph.runtime.gpu.cuda import CudaDevice
+    from monograph.runtime.gpu.driver.cuda import CudaDevice
 
     return CudaDevice()
 
 
 def warm_up() -> None:
     """Has the streams and modules made that all captures share, those of sessions too."""
-    from monograph.runtime.gpu.cuda_graphs import cuda_graphs
+    from monograph.runtime.gpu.driver.cuda_graphs import cuda_graphs
 
     for graphs in (shared_graphs(), cuda_graphs(0)):
         graphs.streams(LANES)

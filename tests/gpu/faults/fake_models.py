@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from monograph.runtime.gpu.control import BRANCH, Controlled, Nest
-from monograph.runtime.gpu.running import Running
-from monograph.runtime.gpu.slots import ALIGNED
+from monograph.runtime.gpu.bound_program import Running
+from monograph.runtime.gpu.capture.control import BRANCH, Controlled, Nest
+from monograph.runtime.gpu.capture.pointer_params import ALIGNED
 from tests.gpu.fake_driver import FakeDriver, FakeLibrary, FakeRecord
 from tests.gpu.faults.fakes import Driver
 from tests.gpu.replay_models import (

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from monograph.runtime.gpu.graphs import Handle
-from monograph.runtime.gpu.slots import ALIGNED
+from monograph.runtime.gpu.capture.pointer_params import ALIGNED
+from monograph.runtime.gpu.driver.graphs import Handle
 from tests.gpu.fake_driver import FakeDriver
 from tests.gpu.fake_graphs import FakeGraphs
 

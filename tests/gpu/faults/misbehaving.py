@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from monograph.runtime.gpu.capture import every_record
-from monograph.runtime.gpu.control import Controlled
-from monograph.runtime.gpu.graphs import GraphError, Handle
-from monograph.runtime.gpu.running import Running
+from monograph.runtime.gpu.bound_program import Running
+from monograph.runtime.gpu.capture.capture import every_record
+from monograph.runtime.gpu.capture.control import Controlled
+from monograph.runtime.gpu.driver.graphs import GraphError, Handle
 
 QUERIES = frozenset({"abort", "capturing", "capturing_now", "current", "guard", "here", "using"})
 """Methods that are no calls to a driver, or that only clear up: they are never made to fail."""

@@ -22,12 +22,12 @@ import torch
 
 import monograph
 from monograph.ir import Graph
-from monograph.runtime.gpu import states, target
+from monograph.runtime.gpu import rng_state, target
+from monograph.runtime.gpu.bound_program import Running
+from monograph.runtime.gpu.capture.replay import Replay
+from monograph.runtime.gpu.driver.graphs import Handle
 from monograph.runtime.gpu.executable import GpuExecutable
-from monograph.runtime.gpu.graphs import Handle
-from monograph.runtime.gpu.parking import sweep
-from monograph.runtime.gpu.replay import Replay
-from monograph.runtime.gpu.running import Running
+from monograph.runtime.gpu.host_io.deferred_free import sweep
 from monograph.runtime.pending import Pending
 from monograph.session import Session
 from tests.gpu.fake_driver import FakeDevice
@@ -104,7 +104,7 @@ class Rig:
         gc.collect()
         sweep(self.graphs)  # what waits to be let go is no leak
         found = {"handles": sum(type(x) is Handle and not x.closed for x in gc.get_objects())}
-        found["states of random ops"] = len(states._known)
+        found["states of random ops"] = len(rng_state._known)
         if ON_DEVICE:
             found |= _device_memory()
         else:

@@ -13,11 +13,11 @@ from monograph.ir import constant
 from monograph.ir.dtype import bf16, f16, f32
 from monograph.ops.cast import Cast
 from monograph.ops.elementwise import Add, Mul
-from monograph.runtime.gpu import hosted
-from monograph.runtime.gpu.narrowing import can_narrow
-from monograph.runtime.gpu.replay import Replay
-from monograph.runtime.gpu.tuning import TuningCache
-from monograph.runtime.gpu.ways import FIRST, HALVED, Measured, Way
+from monograph.runtime.gpu.build.tuning_cache import TuningCache
+from monograph.runtime.gpu.capture.replay import Replay
+from monograph.runtime.gpu.host_io import host_io_graphs
+from monograph.runtime.gpu.host_io.host_downcast import can_narrow
+from monograph.runtime.gpu.host_io.transfer_policy import FIRST, HALVED, Measured, Way
 from tests.gpu.faults.rig import ON_DEVICE, Rig, fault
 from tests.gpu.faults.test_threads import allocate, pin, synchronise
 from tests.rules.checks import graph_of, value
@@ -47,7 +47,7 @@ def _early(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
             run()
         return {way: 1.0 if way == request.param else 2.0 for way in runs}
 
-    monkeypatch.setattr(hosted, "time_all", timed)
+    monkeypatch.setattr(host_io_graphs, "time_all", timed)
 
 
 def scaled(rig: Rig) -> Replay:

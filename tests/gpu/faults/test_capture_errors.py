@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from monograph.errors import ExecutionError
-from monograph.runtime.gpu.graphs import GraphError
+from monograph.runtime.gpu.driver.graphs import GraphError
 from tests.gpu.faults.misbehaving import hook, kernels_of
 from tests.gpu.faults.rig import KINDS, ON_DEVICE, Case, Rig, equal, fault
 

@@ -13,8 +13,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from monograph.errors import ExecutionError
-from monograph.runtime.gpu import parking
-from monograph.runtime.gpu.graphs import GraphError
+from monograph.runtime.gpu.driver.graphs import GraphError
+from monograph.runtime.gpu.host_io import deferred_free
 from tests.gpu.faults.rig import KINDS, ON_DEVICE, PLACE, Rig, equal, fault, waited
 from tests.gpu.gpu_models import linear
 
@@ -59,7 +59,7 @@ def failed(rig: Rig) -> Iterator[None]:
 def forget_lost() -> None:
     """Slabs that may still be in use are kept: of such a device nobody hears that it is done."""
     gc.collect()
-    parking._PARKED.clear()
+    deferred_free._PARKED.clear()
 
 
 def told(run: Callable[..., Any], *arguments: Any, **options: Any) -> None:

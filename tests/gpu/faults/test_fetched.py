@@ -14,10 +14,10 @@ import pytest
 from monograph.errors import ExecutionError
 from monograph.ir import constant
 from monograph.ops.elementwise import Add, Mul
-from monograph.runtime.gpu import fetching, pinning
-from monograph.runtime.gpu.parking import sweep
-from monograph.runtime.gpu.pinning import OFTEN, RETURNING, Returning, whole_pages
-from monograph.runtime.gpu.replay import Replay
+from monograph.runtime.gpu.capture.replay import Replay
+from monograph.runtime.gpu.host_io import pinned_arrays, pinned_inputs
+from monograph.runtime.gpu.host_io.deferred_free import sweep
+from monograph.runtime.gpu.host_io.pinned_arrays import OFTEN, RETURNING, Returning, whole_pages
 from tests.gpu.faults.rig import ON_DEVICE, Rig, fault, side_by_side
 from tests.rules.checks import graph_of, value
 
@@ -29,7 +29,7 @@ Arrays = dict[str, np.ndarray]
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     if not ON_DEVICE:
-        monkeypatch.setattr(fetching, "SMALLEST", 1 << 15)
+        monkeypatch.setattr(pinned_inputs, "SMALLEST", 1 << 15)
 
 
 def scaled(rig: Rig, **options: Any) -> Replay:
@@ -331,7 +331,7 @@ def test_no_more_is_locked_than_there_may_be(monkeypatch: pytest.MonkeyPatch) ->
     returning = Returning()
     arrays = [alone(1 << 16) for _ in range(3)]
     room = sum(whole_pages(x.ctypes.data, x.nbytes)[1] for x in arrays[:2])
-    monkeypatch.setattr(pinning, "MOST", room)
+    monkeypatch.setattr(pinned_arrays, "MOST", room)
     for _ in range(OFTEN):
         assert not any(returning.find(x, x.ctypes.data, rig.graphs) for x in arrays)
     found = [bool(returning.find(x, x.ctypes.data, rig.graphs)) for x in arrays]
@@ -344,7 +344,7 @@ def test_no_more_is_locked_than_there_may_be(monkeypatch: pytest.MonkeyPatch) ->
 def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     rig = Rig()
     returning = Returning()
-    monkeypatch.setattr(pinning, "KNOWN", 4)
+    monkeypatch.setattr(pinned_arrays, "KNOWN", 4)
     arrays = [np.zeros(64, np.uint8) for _ in range(100)]
     for x in arrays:
         assert not returning.find(x, x.ctypes.data, rig.graphs)

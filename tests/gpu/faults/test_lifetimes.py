@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from monograph.runtime.gpu.parking import sweep
-from monograph.runtime.gpu.replay import Replay
+from monograph.runtime.gpu.capture.replay import Replay
+from monograph.runtime.gpu.host_io.deferred_free import sweep
 from tests.gpu.faults.rig import ON_DEVICE, PLACE, Rig, alone, equal, fault
 
 MANY = 1000

@@ -11,9 +11,9 @@ import numpy as np
 import onnx
 
 from monograph.errors import ModelError
-from monograph.frontend.inside import open_inside
-from monograph.frontend.onnx.account import Account
 from monograph.frontend.onnx.formats import find_format
+from monograph.frontend.onnx.memory_budget import Account
+from monograph.frontend.safe_open import open_inside
 from monograph.ir import Array
 
 

@@ -20,11 +20,11 @@ from monograph.errors import (
     UnsupportedError,
     unforeseen,
 )
-from monograph.frontend.onnx.account import Account
 from monograph.frontend.onnx.dtypes import check_declared, value_type
 from monograph.frontend.onnx.fold import fold, fold_budget
 from monograph.frontend.onnx.functions import FunctionKey, schema_function
 from monograph.frontend.onnx.load import ModelFile
+from monograph.frontend.onnx.memory_budget import Account
 from monograph.frontend.onnx.node import Node, SubGraph
 from monograph.frontend.onnx.registry import find_converter, normalise_domain
 from monograph.frontend.onnx.signature import check_all_read, check_node, find_signature

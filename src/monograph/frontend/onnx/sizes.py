@@ -18,8 +18,8 @@ from monograph.ir.dtype import i64
 from monograph.ops import elementwise as ew
 from monograph.ops import shape as sh
 from monograph.ops.deferred import deferred
-from monograph.ops.extend import Iota
 from monograph.ops.index import Gather
+from monograph.ops.pad_tile import Iota
 from monograph.ops.require import Require
 
 Size: TypeAlias = int | Value

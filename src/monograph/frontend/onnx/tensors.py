@@ -15,9 +15,9 @@ import numpy as np
 import onnx
 
 from monograph.errors import ModelError
-from monograph.frontend.onnx.account import Account
 from monograph.frontend.onnx.dtypes import from_onnx
 from monograph.frontend.onnx.external import read_external
+from monograph.frontend.onnx.memory_budget import Account
 from monograph.ir import Array, DType, Literal
 from monograph.ir.memory import MAX_RANK, MAX_TENSOR_BYTES, count_elements, machine_memory
 

@@ -16,19 +16,19 @@ from typing import Any
 
 import numpy as np
 
-from monograph.codegen.triton.kernel import Call, Launch
-from monograph.codegen.triton.layout import GpuModule, Where
+from monograph.codegen.triton.module.kernel import Call, Launch
+from monograph.codegen.triton.module.layout import GpuModule, Where
 from monograph.errors import ConfigError
 from monograph.ir import Array, dtype
-from monograph.program.draws import states_of
-from monograph.runtime.cache import Buffer
-from monograph.runtime.gpu.build import Binary, Request
-from monograph.runtime.gpu.control import PLAIN, Controlled, Nest
-from monograph.runtime.gpu.devices import Device, Record
+from monograph.program.legalise.lower_random import states_of
+from monograph.runtime.cache.object_cache import Buffer
+from monograph.runtime.gpu.bound_program import FaultText, GpuLayout, Running, Slot
+from monograph.runtime.gpu.build.build import Binary, Request
+from monograph.runtime.gpu.build.tune import requests_of
+from monograph.runtime.gpu.capture.control import PLAIN, Controlled, Nest
+from monograph.runtime.gpu.driver.devices import Device, Record
 from monograph.runtime.gpu.executable import layout_of
 from monograph.runtime.gpu.memory import Constants
-from monograph.runtime.gpu.running import FaultText, GpuLayout, Running, Slot
-from monograph.runtime.gpu.tune import requests_of
 
 LAYOUT, CONSTANTS, KERNEL = "layout", "constants", "kernel"
 

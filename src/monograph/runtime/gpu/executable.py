@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from monograph.codegen.triton import select
-from monograph.codegen.triton.kernel import (
+from monograph.codegen.triton.control.subprograms import host_reason
+from monograph.codegen.triton.emit.scalar import stored
+from monograph.codegen.triton.module import select
+from monograph.codegen.triton.module.kernel import (
     Arch,
     Argument,
     Branch,
@@ -22,29 +24,27 @@ from monograph.codegen.triton.kernel import (
     Repeat,
     Work,
 )
-from monograph.codegen.triton.layout import ARENA, Bound, GpuModule, Where, lay_out
-from monograph.codegen.triton.scalar import stored
-from monograph.codegen.triton.select import GpuTarget
-from monograph.codegen.triton.subprograms import host_reason
+from monograph.codegen.triton.module.layout import ARENA, Bound, GpuModule, Where, lay_out
+from monograph.codegen.triton.module.select import GpuTarget
 from monograph.errors import UnsupportedError
 from monograph.ir import Graph, Input, Value
 from monograph.ir.evaluate import apply
-from monograph.program.casts import cast_first
-from monograph.program.draws import states_of, with_states
-from monograph.program.expand import expand
-from monograph.program.kinds import is_native
-from monograph.program.place import CONSTANT, OUTPUT, TEMPORARY
+from monograph.program.fusion.op_classes import is_native
+from monograph.program.fusion.region import Region
+from monograph.program.launch_regions import SplitAtHost, kind_of, step_name
+from monograph.program.legalise.expand import expand
+from monograph.program.legalise.input_casts import cast_first
+from monograph.program.legalise.lower_random import states_of, with_states
+from monograph.program.memory.buffer_assignment import CONSTANT, OUTPUT, TEMPORARY
 from monograph.program.program import Program, Step, lower
-from monograph.program.region import Region
-from monograph.program.regions import SplitAtHost, kind_of, step_name
 from monograph.program.work import program_work
-from monograph.runtime.gpu.control import Controlled, nest_of, nests
-from monograph.runtime.gpu.devices import Device, Record
+from monograph.runtime.cpu.launch import fresh
+from monograph.runtime.gpu.bound_program import FaultText, GpuLayout, Running, Slot
+from monograph.runtime.gpu.capture.control import Controlled, nest_of, nests
+from monograph.runtime.gpu.driver.devices import Device, Record
 from monograph.runtime.gpu.memory import Constants
-from monograph.runtime.gpu.running import FaultText, GpuLayout, Running, Slot
-from monograph.runtime.gpu.states import states_on
+from monograph.runtime.gpu.rng_state import states_on
 from monograph.runtime.gpu.tensors import TORCH, from_numpy, raw, to_numpy, torch_type, typed
-from monograph.runtime.launch import fresh
 
 if TYPE_CHECKING:
     from monograph.runtime.gpu.artefact import GpuArtefact

@@ -19,7 +19,7 @@ import torch
 
 from monograph.errors import ExecutionError
 from monograph.ir import Array
-from monograph.runtime.gpu.devices import Device
+from monograph.runtime.gpu.driver.devices import Device
 from monograph.runtime.gpu.tensors import from_numpy
 
 SLACK = 256

@@ -15,8 +15,8 @@ import torch
 from monograph.errors import FeedError
 from monograph.ir import DType, dtype
 from monograph.runtime.feeds import Port
-from monograph.runtime.gpu import eager
-from monograph.runtime.gpu.running import Running
+from monograph.runtime.gpu.bound_program import Running
+from monograph.runtime.gpu.capture import eager
 from monograph.runtime.gpu.tensors import from_numpy, raw, torch_type
 from monograph.runtime.outputs import check_out
 from monograph.runtime.pending import Pending, ready

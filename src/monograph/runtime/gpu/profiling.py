@@ -19,8 +19,8 @@ import torch
 
 from monograph.errors import ConfigError
 from monograph.ir import Array
-from monograph.runtime.gpu.control import Controlled
-from monograph.runtime.gpu.devices import Device
+from monograph.runtime.gpu.capture.control import Controlled
+from monograph.runtime.gpu.driver.devices import Device
 from monograph.runtime.gpu.executable import GpuExecutable
 from monograph.runtime.gpu.tensors import raw
 

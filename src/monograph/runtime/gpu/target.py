@@ -8,24 +8,36 @@ from typing import Any, NoReturn, TypeAlias
 
 import torch
 
-from monograph.codegen.triton import select
-from monograph.codegen.triton.kernel import Arch
-from monograph.codegen.triton.layout import GpuModule
-from monograph.codegen.triton.subprograms import host_reason
+from monograph.codegen.triton.control.subprograms import host_reason
+from monograph.codegen.triton.module import select
+from monograph.codegen.triton.module.kernel import Arch
+from monograph.codegen.triton.module.layout import GpuModule
 from monograph.config import Config
 from monograph.errors import CodegenError, ConfigError, ExecutionError
 from monograph.ir import Graph, Value
-from monograph.program.kinds import is_native
+from monograph.program.fusion.op_classes import is_native
+from monograph.program.launch_regions import kind_of, step_name
 from monograph.program.program import Program, Step
-from monograph.program.regions import kind_of, step_name
-from monograph.runtime.cache import open_cache
+from monograph.runtime.cache.object_cache import open_cache
 from monograph.runtime.counts import OFF, Tally
 from monograph.runtime.gpu.artefact import GpuArtefact, LoadedGpuExecutable, make_artefact
-from monograph.runtime.gpu.build import Binary, Request
-from monograph.runtime.gpu.compiler import Built, build_all
-from monograph.runtime.gpu.control import count_kernels, nest_of
-from monograph.runtime.gpu.devices import Device, Interpreter
-from monograph.runtime.gpu.eager import Eager
+from monograph.runtime.gpu.bound_program import Running, forked
+from monograph.runtime.gpu.build.binary_cache import KeptKernels
+from monograph.runtime.gpu.build.build import Binary, Request
+from monograph.runtime.gpu.build.compiler import Built, build_all
+from monograph.runtime.gpu.build.stream_tuning import MeasuredLanes, planned
+from monograph.runtime.gpu.build.tune import Tuner, build, compile_chosen, requests_of
+from monograph.runtime.gpu.build.tuning_cache import TuningCache, cache_path, environment_of
+from monograph.runtime.gpu.capture.control import count_kernels, nest_of
+from monograph.runtime.gpu.capture.eager import Eager
+from monograph.runtime.gpu.capture.replay import Replay
+from monograph.runtime.gpu.driver.device_discovery import (
+    architecture,
+    names_architecture,
+    open_device,
+)
+from monograph.runtime.gpu.driver.devices import Device, Interpreter
+from monograph.runtime.gpu.driver.graphs import Graphs
 from monograph.runtime.gpu.executable import (
     LANES,
     GpuExecutable,
@@ -33,16 +45,8 @@ from monograph.runtime.gpu.executable import (
     first,
     lower_for_gpu,
 )
-from monograph.runtime.gpu.graphs import Graphs
-from monograph.runtime.gpu.kept import KeptKernels
-from monograph.runtime.gpu.laned import MeasuredLanes, planned
+from monograph.runtime.gpu.host_io.transfer_policy import Measured
 from monograph.runtime.gpu.memory import Constants, told_of_failure
-from monograph.runtime.gpu.opening import architecture, names_architecture, open_device
-from monograph.runtime.gpu.replay import Replay
-from monograph.runtime.gpu.running import Running, forked
-from monograph.runtime.gpu.tune import Tuner, build, compile_chosen, requests_of
-from monograph.runtime.gpu.tuning import TuningCache, cache_path, environment_of
-from monograph.runtime.gpu.ways import Measured
 from monograph.runtime.progress import Progress
 
 Optimise = Callable[[Graph], Graph]
@@ -56,10 +60,10 @@ def graphs_of(device: Device) -> Graphs | None:
     if own is not None or device.place.type != "cuda":
         return own
     if device.arch.backend == "hip":
-        from monograph.runtime.gpu.hip_graphs import hip_graphs
+        from monograph.runtime.gpu.driver.hip_graphs import hip_graphs
 
         return hip_graphs(device.place.index)
-    from monograph.runtime.gpu.cuda_graphs import cuda_graphs
+    from monograph.runtime.gpu.driver.cuda_graphs import cuda_graphs
 
     return cuda_graphs(device.place.index)
 

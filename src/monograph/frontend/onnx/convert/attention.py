@@ -18,9 +18,9 @@ from monograph.ops import reduce as rd
 from monograph.ops import shape as sh
 from monograph.ops.attention import LENGTHS, MASK, Attention, Rope, divides, usual_scale
 from monograph.ops.deferred import deferred
-from monograph.ops.extend import Pad
 from monograph.ops.index import Gather
 from monograph.ops.linear import Dot
+from monograph.ops.pad_tile import Pad
 
 
 def split_heads(n: Node, x: Value, heads: int) -> Value:

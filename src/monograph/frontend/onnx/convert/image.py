@@ -7,9 +7,9 @@ from monograph.frontend.onnx.node import Node
 from monograph.frontend.onnx.registry import converter
 from monograph.ir import Value
 from monograph.ops import interpolate as ip
-from monograph.ops.decode import BGR, GREY, RGB, DecodeImage
 from monograph.ops.deferred import deferred
 from monograph.ops.image import GridSample
+from monograph.ops.image_decode import BGR, GREY, RGB, DecodeImage
 from monograph.ops.roi import AVERAGE, MAX, MaxRoiPool, NonMaxSuppression, RoiAlign
 
 _MODES = {

@@ -30,9 +30,9 @@ from monograph.ops import reduce as rd
 from monograph.ops import shape as sh
 from monograph.ops.attention import LENGTHS, SINKS, Attention, CacheUpdate, Rope
 from monograph.ops.deferred import deferred
-from monograph.ops.extend import Pad
 from monograph.ops.index import Gather
 from monograph.ops.linear import Dot
+from monograph.ops.pad_tile import Pad
 
 END = np.iinfo(np.int64).max
 FILTER = "mask_filter_value"

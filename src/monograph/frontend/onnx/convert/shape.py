@@ -23,8 +23,8 @@ from monograph.ir.dtype import i64
 from monograph.ops import shape as sh
 from monograph.ops.base import check_rank
 from monograph.ops.deferred import deferred
-from monograph.ops.extend import Tile
 from monograph.ops.index import Col2Im, ScatterElements
+from monograph.ops.pad_tile import Tile
 from monograph.ops.reduce import ReduceProd
 
 

@@ -26,8 +26,8 @@ from monograph.ir.dtype import i64
 from monograph.ops import shape as sh
 from monograph.ops.base import normalise_axis
 from monograph.ops.deferred import deferred
-from monograph.ops.extend import Pad
 from monograph.ops.index import Gather, ScatterElements
+from monograph.ops.pad_tile import Pad
 
 FAR = int(np.iinfo(np.int64).max)
 Numbers: TypeAlias = "tuple[int, ...] | Value"

@@ -24,10 +24,10 @@ from monograph.ir import Array, Value, constant
 from monograph.ir.dtype import f32, f64
 from monograph.ops import elementwise as ew
 from monograph.ops import shape as sh
-from monograph.ops.extend import Pad
 from monograph.ops.index import Gather
 from monograph.ops.linear import Dot
 from monograph.ops.ml import CoupleProbabilities
+from monograph.ops.pad_tile import Pad
 from monograph.ops.reduce import ReduceSum
 
 MAX_CLASSES = 1000

@@ -1,0 +1,250 @@
+"""What the commands share: requests from options, results and errors on the right stream.
+
+Exit codes: 0 fine, 1 a check failed, 2 bad usage or a bad model.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import os
+import re
+import sys
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO, cast
+
+import typer
+
+from monograph.errors import ConfigError, MonographError
+
+# Every other module takes numpy and onnx with it, a second that --help and --version need not wait
+# for: commands import what they use.
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from monograph.pipeline import PassOptions
+    from monograph.report.commands.execute import Request
+
+CHECK_FAILED, BAD_USAGE = 1, 2
+_AS_PYTHON = {
+    re.compile(r"""\b(target|capture|precision|tune)=(["'])([\w:]+)\2"""): r"--\1 \3",
+    re.compile(r"\bthreads= "): "--threads ",
+    re.compile(r"\bdims={\.\.\.}"): "--dim NAME=SIZE",
+}
+"""How advice names options to users of Python, and what they type here."""
+
+
+def pass_options_from(settings: list[str] | None, disabled: list[str] | None) -> PassOptions:
+    from monograph.pipeline import PassOptions, parse_pass_options
+
+    return PassOptions(parse_pass_options(settings or []), frozenset(disabled or []))
+
+
+def make_request(
+    model: Path,
+    target: str | None,
+    dims: list[str] | None,
+    files: list[str] | None,
+    archive: Path | None,
+    seed: int,
+    *,
+    ranges: list[str] | None = None,
+    values: list[str] | None = None,
+    **options: Any,
+) -> Request:
+    from monograph.report.commands.execute import Request
+    from monograph.report.commands.input_files import read_array
+    from monograph.report.render.progress import compile_bar
+    from monograph.runtime.inputs.inputs import Chosen
+
+    sizes = {n: _size(n, text) for n, text in _pairs("--dim", "NAME=SIZE", dims)}
+    given = {n: read_array(Path(text)) for n, text in _pairs("--input", "NAME=FILE.npy", files)}
+    chosen = {name: value for name, value in options.items() if value is not None}
+    numbers = Chosen(
+        {n: _range(n, text) for n, text in _pairs("--input-range", "NAME=LOW:HIGH", ranges)},
+        {n: _number("--value", n, text) for n, text in _pairs("--value", "NAME=NUMBER", values)},
+    )
+    return Request(model, target, sizes, given, archive, seed, compile_bar(), chosen, numbers)
+
+
+def _pairs(option: str, form: str, texts: list[str] | None) -> list[tuple[str, str]]:
+    pairs = []
+    for text in texts or []:
+        name, found, value = text.rpartition("=")
+        if not found or not name or not value:
+            raise ConfigError(f"{option} takes {form}", given=text)
+        pairs.append((name, value))
+    if twice := [name for name, count in Counter(n for n, _ in pairs).items() if count > 1]:
+        raise ConfigError(f"{option} is given twice", given=", ".join(twice))
+    return pairs
+
+
+def _size(name: str, text: str) -> int:
+    if not text.isdecimal():
+        raise ConfigError(f"--dim {name} takes a size", expected="0, 1, 2, ...", given=text)
+    return int(text)
+
+
+def _range(name: str, text: str) -> tuple[float, float]:
+    low, found, high = text.partition(":")
+    if not found:
+        raise ConfigError(f"--input-range {name} takes LOW:HIGH", expected="0:30000", given=text)
+    first, last = (_number("--input-range", name, part) for part in (low, high))
+    return first, last
+
+
+def _number(option: str, name: str, text: str) -> float:
+    """A whole number, exactly, or a float; infinities and NaN are no numbers to draw."""
+    for kind in (int, float):
+        try:
+            number = kind(text)
+            if math.isfinite(number):
+                return number
+        except (ValueError, OverflowError):
+            continue
+    raise ConfigError(f"{option} {name} takes numbers", expected="3, -1, 0.5, ...", given=text)
+
+
+def note(line: str) -> None:
+    print(f"note: {line}", file=sys.stderr)
+
+
+def show(as_json: bool, found: dict[str, Any], show: Callable[[Console], None]) -> None:
+    """Prints results on stdout, as JSON or as tables; a reader that has gone ends no command."""
+    from monograph.report.render import tables
+
+    try:
+        with _to_stdout():
+            if as_json:
+                print(json.dumps(tables.plain({"ok": True} | found), allow_nan=False))
+            else:
+                show(tables.console())
+    except BrokenPipeError:
+        _leave_stdout()  # whether a check failed is still worth an exit code
+
+
+def print_piece(text: Any, end: str) -> None:
+    """Prints a part of a result as soon as it is there."""
+    with _to_stdout():
+        print(text, end=end)
+
+
+@contextmanager
+def _to_stdout() -> Iterator[None]:
+    """Around what is printed: it has been written behind it, or the error says that it was not."""
+    try:
+        yield
+        _flush()
+    except BrokenPipeError:
+        raise
+    except OSError as e:
+        _leave_stdout()
+        raise OSError(_unwritten(e)) from e
+
+
+def _flush() -> None:
+    """Writes what is buffered now, where errors are still reported."""
+    if sys.stdout is not None:  # closed (`>&-`)
+        sys.stdout.flush()
+
+
+def _leave_stdout() -> None:
+    """Drops what stdout has not taken, which Python would try again, and complain, at its end."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
+
+
+def _unwritten(e: OSError) -> str:
+    return f"the output cannot be written: {e.strerror or e}"
+
+
+class _Told:
+    """Stderr: notes and errors that it does not take are lost, and change nothing else."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        with suppress(OSError):
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with suppress(OSError):
+            self._stream.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+@contextmanager
+def writing() -> Iterator[None]:
+    """Around a whole command: what only stdout can raise, as with --help and --version.
+
+    What cannot be told on stderr, full or closed (`2>&-`), is no reason to do anything else.
+    """
+    if not isinstance(sys.stderr, _Told):
+        sys.stderr = cast("TextIO", _Told(sys.stderr or io.StringIO()))
+    try:
+        try:
+            yield
+        finally:
+            _flush()
+    except BrokenPipeError:
+        _leave_stdout()
+        sys.exit(0)
+    except SystemExit as e:
+        if not isinstance(e.__context__, BrokenPipeError):
+            raise
+        _leave_stdout()  # typer took it for a failure
+        sys.exit(0)
+    except OSError as e:
+        _leave_stdout()
+        print(f"error: {_unwritten(e)}", file=sys.stderr)
+        sys.exit(BAD_USAGE)
+
+
+@contextmanager
+def reporting(as_json: bool, debug: bool) -> Iterator[None]:
+    """Turns errors into one message on stderr and an exit code; --debug shows where they arose."""
+    try:
+        yield
+    except typer.Exit:
+        raise
+    except BrokenPipeError:
+        # Whoever read our output has gone (`| head`); there is nobody left to tell.
+        _leave_stdout()
+        raise typer.Exit(0) from None
+    except Exception as e:
+        if debug:
+            traceback.print_exc()
+        if isinstance(e, MonographError):
+            for python, option in _AS_PYTHON.items():
+                e.hint = None if e.hint is None else python.sub(option, e.hint)
+            message = str(e)
+        elif isinstance(e, (MemoryError, OSError)):
+            message = str(e) or "out of memory"
+        else:
+            message = (
+                f"internal error: {type(e).__name__}: {e}"
+                "\n  what to do: see it in full with --debug and report it"
+            )
+        print_failure(as_json, message)
+        raise typer.Exit(BAD_USAGE) from None
+
+
+def print_failure(as_json: bool, message: str, found: dict[str, Any] | None = None) -> None:
+    """What is wrong, on stderr; with `as_json` also on stdout, with what was found so far."""
+    try:
+        if as_json:
+            print(json.dumps({"ok": False, "error": message} | (found or {})))
+        _flush()
+    except OSError:  # stdout may be what is wrong
+        _leave_stdout()
+    print(f"error: {message}", file=sys.stderr)

@@ -1,0 +1,88 @@
+"""`monograph compile`: parsing only. What it does lives in `monograph.report.commands.compile`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from monograph.cli.common import make_request, note, reporting, show
+from monograph.cli.options import (
+    Archive,
+    AsJson,
+    Debug,
+    Dims,
+    InputRanges,
+    Model,
+    Precision,
+    Tf32,
+    Threads,
+    Tune,
+    Values,
+)
+from monograph.config import INSTRUCTION_SETS
+
+_SETS = ", ".join(INSTRUCTION_SETS)
+Output = Annotated[
+    Path, typer.Option("-o", "--output", metavar="FILE.mono", help="Where to write the package.")
+]
+Target = Annotated[
+    str | None,
+    typer.Option(
+        metavar="cpu|gpu|gpu:ARCH",
+        help="What it is for; gpu:sm_90 needs torch and triton, but no GPU.",
+        show_default="cpu",
+    ),
+]
+Features = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help=f"The instruction set to compile for, if the host has it: {_SETS}.",
+        show_default="the widest",
+    ),
+]
+
+
+def compile_(
+    model: Model,
+    output: Output,
+    target: Target = None,
+    threads: Threads = None,
+    features: Features = None,
+    precision: Precision = None,
+    tf32: Tf32 = None,
+    tune: Tune = None,
+    dim: Dims = None,
+    inputs: Archive = None,
+    input_range: InputRanges = None,
+    value: Values = None,
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Compiles a model ahead of time, into one file that loads without the model.
+
+    The file holds native code for one set of shapes, one instruction set and one number of
+    threads. `monograph.load`, run and bench take it in the place of the model. It is checked when
+    it is loaded, and is to be trusted like a shared library.
+
+    With --target gpu:sm_90 (sm_80 ... gfx942 ...) it holds machine code for GPUs of that
+    architecture, by the default kernels; with --target gpu that of the kernels which are fastest
+    on this machine's own GPU. Run it with --target gpu.
+
+    Examples:
+
+    monograph compile model.onnx -o model.mono --dim batch=4
+
+    monograph compile model.onnx -o model.mono --target gpu:sm_90 --precision f16
+    """
+    with reporting(as_json, debug):
+        from monograph.report.commands.compile import compile_model, show_compiled
+
+        gpu = {"precision": precision, "tf32": tf32, "tune": tune}
+        request = make_request(
+            model, target, dim, None, inputs, 0, ranges=input_range, values=value, **gpu
+        )
+        found = compile_model(request, output, note, threads=threads, features=features)
+        show(as_json, found.as_json(), lambda out: show_compiled(out, str(model), found))

@@ -1,0 +1,353 @@
+"""The command line: parsing only. What the commands do lives in `monograph.report`.
+
+Exit codes: 0 fine, 1 a check failed, 2 bad usage or a bad model.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, cast
+
+import typer
+from typer.core import TyperGroup
+
+import monograph
+from monograph.cli.common import (
+    BAD_USAGE,
+    make_request,
+    note,
+    pass_options_from,
+    print_failure,
+    reporting,
+    show,
+    writing,
+)
+from monograph.cli.compile import compile_
+from monograph.cli.generate import BenchLength, Positions, bench_folder, generate, refuse_options
+from monograph.cli.options import (
+    After,
+    Archive,
+    AsJson,
+    Benched,
+    Capture,
+    CostModel,
+    Debug,
+    Dims,
+    Disabled,
+    InputFiles,
+    InputRanges,
+    LaunchedOn,
+    Model,
+    PassSettings,
+    Precision,
+    RuleName,
+    Runnable,
+    Seconds,
+    Seed,
+    Target,
+    Tf32,
+    Threads,
+    Tune,
+    Values,
+)
+from monograph.cli.profile import profile
+from monograph.cli.tune import tune
+from monograph.cli.verify import verify
+from monograph.errors import ConfigError
+
+# Every other module takes numpy and onnx with it, a second that --help and --version need not wait
+# for: commands import what they use.
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from monograph.pipeline import PassOptions
+    from monograph.report.commands.execute import Request
+
+# What typer calls its base class of usage errors depends on its version.
+_UsageError = cast("type[Exception]", typer.BadParameter.__mro__[1])
+
+
+class _Group(TyperGroup):
+    """Commands whose usage errors are JSON too where that is asked for."""
+
+    def main(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, *, standalone_mode: bool = True, **extra: Any
+    ) -> Any:
+        given = list(sys.argv[1:] if args is None else args)
+        with writing():
+            if "--json" not in given or not standalone_mode:
+                return super().main(args, standalone_mode=standalone_mode, **extra)
+            try:
+                code = super().main(given, standalone_mode=False, **extra)
+            except _UsageError as e:
+                print_failure(True, e.format_message())  # type: ignore[attr-defined]
+                sys.exit(BAD_USAGE)
+            sys.exit(code if isinstance(code, int) else 0)
+
+
+app = typer.Typer(
+    cls=_Group,
+    name="monograph",
+    help="Runs ONNX models, shows what is in them, and checks that the answers are right.",
+    epilog="Start with:  monograph inspect model.onnx",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="markdown",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@app.callback(invoke_without_command=True)
+def common(
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
+) -> None:
+    if version:
+        print(f"monograph {monograph.__version__}")
+        raise typer.Exit
+
+
+@app.command()
+def inspect(
+    model: Model,
+    target: LaunchedOn = None,
+    dim: Dims = None,
+    inputs: Archive = None,
+    input_range: InputRanges = None,
+    value: Values = None,
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Shows what is in a model and whether Monograph can run it.
+
+    A model with unsupported ops is shown too: which ops, how often, where, and what to do.
+
+    With --target it is also shown how runs on that target are launched: how many regions of how
+    many kernels, and which ops split them and why. Nothing is compiled for it: neither a GPU nor
+    torch and triton are needed.
+
+    Examples:
+
+    monograph inspect model.onnx --json
+
+    monograph inspect model.onnx --target gpu --dim batch=4
+    """
+    with reporting(as_json, debug):
+        from monograph.report.commands.inspect import inspect_model
+        from monograph.report.render import tables
+
+        found = inspect_model(model)
+        told = tables.inspection_json(str(model), found)
+        if target is None or not found.supported:
+            show(as_json, told, lambda out: tables.show_inspection(out, str(model), found))
+        else:
+            from monograph.report.commands import launch_regions
+
+            request = make_request(
+                model, target, dim, None, inputs, 0, ranges=input_range, values=value
+            )
+            launched = launch_regions.try_launching(request, note)
+
+            def both(out: Console) -> None:
+                tables.show_inspection(out, str(model), found)
+                launch_regions.show_told(out, launched, target, note)
+
+            show(as_json, told | {"launches": launch_regions.launching_json(launched)}, both)
+        if found.problem is not None and not found.missing:
+            raise typer.Exit(BAD_USAGE)
+
+
+@app.command()
+def run(
+    model: Runnable,
+    target: Target = None,
+    dim: Dims = None,
+    input_: InputFiles = None,
+    inputs: Archive = None,
+    input_range: InputRanges = None,
+    value: Values = None,
+    seed: Seed = 0,
+    output: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE.npz", help="Save inputs and outputs as in:NAME, out:NAME."),
+    ] = None,
+    repeat: Annotated[int, typer.Option(min=1, help="Run this often; report the times.")] = 1,
+    threads: Threads = None,
+    precision: Precision = None,
+    tf32: Tf32 = None,
+    tune_: Tune = None,
+    capture: Capture = None,
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Runs a model on given inputs, or on random ones, and summarises the outputs.
+
+    Random floats are normal with variance 1. The range of random integers is derived from their
+    use: indices, lengths, masks; where that says nothing they are 0 or 1. --input-range and --value
+    choose others. Dimensions that nothing fixes are 1.
+
+    Example:  monograph run model.onnx --dim batch=4 --input images=photo.npy --output out.npz
+    """
+    with reporting(as_json, debug):
+        from monograph.report.commands.execute import check_folder, run_model, save_archive
+        from monograph.report.render import tables
+
+        if output is not None and output.suffix != ".npz":
+            raise ConfigError(
+                "--output is an .npz file", given=output, hint=f"name it {output}.npz"
+            )
+        check_folder(output)
+        gpu = {"precision": precision, "tf32": tf32, "tune": tune_, "capture": capture}
+        options = {"threads": threads, **gpu}
+        request = make_request(
+            model, target, dim, input_, inputs, seed, ranges=input_range, values=value, **options
+        )
+        result = run_model(request, note, repeat)
+        if output is not None:
+            save_archive(output, result)
+        show(
+            as_json,
+            tables.run_json(str(model), result),
+            lambda out: tables.show_run(out, result),
+        )
+
+
+@app.command()
+def explain(
+    model: Model,
+    rule: RuleName = None,
+    after: After = None,
+    target: CostModel = None,
+    dim: Dims = None,
+    inputs: Archive = None,
+    input_range: InputRanges = None,
+    value: Values = None,
+    pass_options: PassSettings = None,
+    disable: Disabled = None,
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Shows what the rewrites make of a model, and why they do not make more of it.
+
+    For every rule: the ONNX nodes where it fired, with types before and after, and its nearest
+    misses with the condition that failed and both values. Open dimensions are 1 unless --dim or
+    recorded --inputs say otherwise, because rules that need sizes run when those are bound.
+
+    Examples:
+
+    monograph explain model.onnx --rule compose_pointwise
+
+    monograph explain model.onnx --after simplify > after.txt
+
+    monograph explain model.onnx -p fold_constants{budget=0} --disable batch_towers --json
+    """
+    with reporting(as_json, debug):
+        request = make_request(
+            model, target, dim, None, inputs, 0, ranges=input_range, values=value
+        )
+        _explain(request, pass_options_from(pass_options, disable), rule, after, as_json)
+
+
+def _explain(
+    request: Request, options: PassOptions, rule: str | None, after: str | None, as_json: bool
+) -> None:
+    from monograph.ir import print_graph
+    from monograph.report.commands.explain import check_names, explain_model
+    from monograph.report.render import explain_tables
+
+    check_names(options, rule, after)
+    launches = rule is None and after is None
+    found = explain_model(request, options, note, launches=launches)
+    if after is not None:
+        text = print_graph(found.graph_after(after), stable=True)
+        show(as_json, {"after": after, "graph": text}, lambda _: print(text))
+    elif rule is not None:
+        records = found.rules_of(rule)
+        show(
+            as_json,
+            explain_tables.rules_json(rule, records),
+            lambda out: explain_tables.show_rules(out, records),
+        )
+    else:
+        path = str(request.model)
+        show(
+            as_json,
+            explain_tables.explanation_json(path, found),
+            lambda out: explain_tables.show_explanation(out, path, found),
+        )
+
+
+@app.command()
+def bench(
+    model: Benched,
+    target: Target = None,
+    against: Annotated[
+        str,
+        typer.Option(metavar="PEER,PEER", help="Time these beside it: onnxruntime, openvino."),
+    ] = "",
+    seconds: Seconds = None,
+    threads: Threads = None,
+    dim: Dims = None,
+    input_: InputFiles = None,
+    inputs: Archive = None,
+    input_range: InputRanges = None,
+    value: Values = None,
+    seed: Seed = 0,
+    precision: Precision = None,
+    tf32: Tf32 = None,
+    tune_: Tune = None,
+    capture: Capture = None,
+    positions: Positions = None,
+    max_length: BenchLength = None,
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Times a model, with peers in the same window on the same threads and inputs.
+
+    Contenders run in turn, so that noise of the machine hits all alike: trust the ratios more
+    than the times. Of a folder with a decoder, steps are timed with --positions tokens in the
+    cache.
+
+    Examples:
+
+    monograph bench model.onnx --against onnxruntime,openvino --threads 2
+
+    monograph bench llama/ --positions 16,1000
+    """
+    with reporting(as_json, debug):
+        from monograph.report.commands.bench import bench_model, show_bench
+
+        gpu = {"precision": precision, "tf32": tf32, "tune": tune_, "capture": capture}
+        if model.is_dir():
+            given: dict[str, Any] = {"--against": against, "--seconds": seconds, "--seed": seed}
+            given |= {"--dim": dim, "--input": input_, "--inputs": inputs}
+            given |= {"--input-range": input_range, "--value": value}
+            refuse_options("a folder", given, "give its ONNX file to time that as a plain model")
+            bench_folder(model, target, positions, max_length, as_json, threads=threads, **gpu)
+            return
+        given = {"--positions": positions, "--max-length": max_length}
+        refuse_options("a model file", given, "give the folder of a decoder to time its steps")
+        request = make_request(
+            model, target, dim, input_, inputs, seed, ranges=input_range, values=value, **gpu
+        )
+        peers = [p.strip() for p in against.split(",") if p.strip()]
+        found = bench_model(request, note, against=peers, seconds=seconds or 5.0, threads=threads)
+        show(as_json, found.as_json(), lambda out: show_bench(out, str(model), found))
+
+
+app.command()(verify)
+app.command()(profile)
+app.command("compile")(compile_)
+app.command()(tune)
+app.command()(generate)
+
+
+def main() -> None:
+    """The `monograph` command."""
+    app()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Parts that both code generators use: registers, scalar arithmetic, element types."""

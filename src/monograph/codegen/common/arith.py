@@ -1,0 +1,147 @@
+"""Arithmetic on registers, single numbers and vectors alike.
+
+A Python number among the operands stands for a literal of the other's type. No fast-math flag is
+ever set: NaN, infinities and the sign of zero mean what they mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+from monograph.codegen.llvm.emit.builder import Builder, Reg, vector
+
+Operand: TypeAlias = "Reg | float | int"
+
+BITS = {"half": 16, "bfloat": 16, "float": 32, "double": 64}
+
+
+class Arith:
+    """Writes instructions whose operands and results have one number of lanes."""
+
+    def __init__(self, b: Builder) -> None:
+        self.b = b
+
+    def number(self, value: float | int, like: Reg) -> Reg:
+        """A literal of the type of a register."""
+        return self.b.number(value, like.element, like.lanes)
+
+    def operand(self, value: Operand, like: Reg) -> Reg:
+        return value if isinstance(value, Reg) else self.number(value, like)
+
+    def op(self, name: str, x: Reg, y: Operand) -> Reg:
+        """An instruction of two operands of one type."""
+        return self.b.set(x.type, f"{name} {x.type} {x}, {self.operand(y, x)}")
+
+    def compare(self, how: str, x: Reg, y: Operand) -> Reg:
+        return self.b.compare(how, x, self.operand(y, x))
+
+    def select(self, condition: Reg, x: Operand, y: Operand) -> Reg:
+        """x where the condition holds, else y; one of them is a register."""
+        like = x if isinstance(x, Reg) else y
+        assert isinstance(like, Reg)
+        a, b = self.operand(x, like), self.operand(y, like)
+        text = f"select {condition.type} {condition}, {a.type} {a}, {b.type} {b}"
+        return self.b.set(like.type, text)
+
+    def convert(self, how: str, x: Reg, element: str) -> Reg:
+        """A conversion such as sext or fptrunc; nothing where the type is that one already."""
+        if x.element == element:
+            return x
+        to = vector(x.lanes, element)
+        return self.b.set(to, f"{how} {x.type} {x} to {to}")
+
+    # Floats
+
+    def add(self, x: Reg, y: Operand) -> Reg:
+        return self.op("fadd", x, y)
+
+    def sub(self, x: Reg, y: Operand) -> Reg:
+        return self.op("fsub", x, y)
+
+    def mul(self, x: Reg, y: Operand) -> Reg:
+        return self.op("fmul", x, y)
+
+    def div(self, x: Operand, y: Operand) -> Reg:
+        like = x if isinstance(x, Reg) else y
+        assert isinstance(like, Reg)
+        return self.op("fdiv", self.operand(x, like), self.operand(y, like))
+
+    def fma(self, x: Reg, y: Operand, z: Operand) -> Reg:
+        """x * y + z: one instruction where the machine has it, else two."""
+        return self.b.intrinsic("fmuladd", x, self.operand(y, x), self.operand(z, x))
+
+    def polynomial(self, x: Reg, coefficients: Sequence[float]) -> Reg:
+        """c[0] + c[1] x + c[2] x^2 + ...
+
+        By Horner's rule: vectors follow each other closely enough to hide its long chain, and
+        schemes with shorter chains have more multiplications.
+        """
+        *rest, last = coefficients
+        total = self.number(last, x)
+        for c in reversed(rest):
+            total = self.fma(total, x, c)
+        return total
+
+    def neg(self, x: Reg) -> Reg:
+        return self.b.set(x.type, f"fneg {x.type} {x}")
+
+    def abs(self, x: Reg) -> Reg:
+        return self.b.intrinsic("fabs", x)
+
+    def copysign(self, x: Reg, sign: Reg) -> Reg:
+        return self.b.intrinsic("copysign", x, sign)
+
+    def at_least(self, x: Reg, low: Operand) -> Reg:
+        """max(x, low) where low is not NaN; NaN stays NaN. One instruction where there is one."""
+        least = self.operand(low, x)
+        return self.select(self.compare("ogt", least, x), least, x)
+
+    def at_most(self, x: Reg, high: Operand) -> Reg:
+        """min(x, high) where high is not NaN; NaN stays NaN."""
+        most = self.operand(high, x)
+        return self.select(self.compare("olt", most, x), most, x)
+
+    def clamp(self, x: Reg, low: float, high: float) -> Reg:
+        return self.at_most(self.at_least(x, low), high)
+
+    # Bits
+
+    def bits(self, x: Reg) -> Reg:
+        """The bits of floats as integers."""
+        return self.convert("bitcast", x, f"i{BITS[x.element]}")
+
+    def floats(self, x: Reg, element: str = "float") -> Reg:
+        """Integers read as floats of the same width."""
+        return self.convert("bitcast", x, element)
+
+    def any(self, condition: Reg) -> Reg:
+        """Whether a condition holds in any lane."""
+        if not condition.lanes:
+            return condition
+        return self.b.call(f"llvm.vector.reduce.or.v{condition.lanes}i1", "i1", condition)
+
+    # Lanes and paths
+
+    def each_lane(self, function: Callable[..., Reg], *operands: Reg) -> Reg:
+        """A function of single numbers, applied lane by lane; it keeps the type."""
+        first = operands[0]
+        if not first.lanes:
+            return function(*operands)
+        result = Reg("poison", first.type)
+        for lane in range(first.lanes):
+            one = function(*(self.b.extract(x, lane) for x in operands))
+            result = self.b.insert(result, one, lane)
+        return result
+
+    def unless(self, rare: Reg, usual: Reg, otherwise: Callable[[], Reg]) -> Reg:
+        """A value, or what replaces it on the path that is taken when a rare condition holds."""
+        b = self.b
+        before, path, done = b.block, b.new_label("rare"), b.new_label("usual")
+        b.branch(rare, path, done)
+        b.label(path)
+        other = otherwise()
+        last = b.block
+        b.jump(done)
+        b.label(done)
+        return b.set(usual.type, f"phi {usual.type} [ {usual}, %{before} ], [ {other}, %{last} ]")

@@ -1,0 +1,1 @@
+"""CPU kernels of attention, rotary embedding and cache updates."""

@@ -1,0 +1,1 @@
+"""CPU kernels of branches and loops, and the sub-programs that they run."""

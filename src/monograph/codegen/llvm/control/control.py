@@ -1,0 +1,324 @@
+"""Control flow: sub-graphs compiled into the kernel that decides which of them run, and how often.
+
+All threads read the condition after a barrier, so they all take the same way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import cached_property, partial
+
+import numpy as np
+
+from monograph.codegen.llvm.control.inline import Inlined, Place, dense
+from monograph.codegen.llvm.control.subprograms import (
+    Control,
+    find_generator,
+    find_program,
+    graphs_of,
+    tensor_type,
+    within,
+)
+from monograph.codegen.llvm.emit.builder import Int, Reg
+from monograph.codegen.llvm.module.kernel import Kernel, KernelContext, Packed
+from monograph.ir import Array, Graph, TensorType, Value
+from monograph.ops.control import If, Loop, Scan
+from monograph.program.dynamic.bounded import BoundedLoop
+from monograph.program.fusion.op_classes import is_native
+from monograph.program.index import strides_of
+from monograph.program.memory.inplace import root
+
+
+def serves(value: Value) -> bool:
+    """Whether everything inside can be compiled too."""
+    if not isinstance(value.op, (If, Loop, BoundedLoop, Scan)):
+        return False
+    return all(map(_compiles, graphs_of(value)))
+
+
+def _compiles(graph: Graph) -> bool:
+    if not all(map(is_native, (*graph.inputs, *(v for _, v in graph.outputs)))):
+        return False
+    generator, program = find_generator(), find_program(graph)
+    return program is not None and all(generator(s.region) is not None for s in program.steps)
+
+
+def control(context: KernelContext) -> Kernel:
+    """A kernel for a branch or a loop with everything inside it."""
+    anchor = context.step.region.anchor
+    assert anchor is not None
+    kinds: dict[type, type[Control]] = {If: _If, Loop: _Loop, BoundedLoop: _Loop, Scan: _Scan}
+    return kinds[type(anchor.op)](context, anchor).kernel()
+
+
+class _If(Control):
+    """One sub-program or the other."""
+
+    def reserve(self) -> None:
+        assert isinstance(self.anchor.op, If)
+        self.condition, *self.captures = self.anchor.inputs
+        self.reserve_operands(self.captures)
+        for i, t in enumerate(self.anchor.op.then.output_types):
+            assert isinstance(t, TensorType)
+            self.room(f"result {i}", t)
+
+    def emit(self) -> None:
+        assert isinstance(self.anchor.op, If)
+        b, count = self.b, len(self.anchor.op.then.inputs)
+        captures = self.dense_operands(self.captures)
+        self.wait()
+        place = self.stored(self.condition)
+        yes, no, done = (b.new_label(stem) for stem in ("then", "else", "done"))
+        b.branch(self.flag(place.pointer, place.offset), yes, no)
+        for label, sub, given in (
+            (yes, self.subs[0], captures[:count]),
+            (no, self.subs[1], captures[count:]),
+        ):
+            b.label(label)
+            self._branch(sub, given)
+            b.jump(done)
+        b.label(done)
+
+    def _branch(self, sub: Inlined, given: Sequence[Reg]) -> None:
+        rooms = [self.place(f"result {i}") for i in range(len(sub.program.graph.outputs))]
+        # Straight into the result where it lies side by side.
+        targets = {i: self.stored(v) for i, v in self.results.items()}
+        direct = [
+            targets[i] if i in targets and targets[i].dense else r for i, r in enumerate(rooms)
+        ]
+        self.run(sub, given, [p.pointer for p in direct])
+        left = [i for i in targets if not targets[i].dense]
+        if left:
+            self.wait()
+        for i in left:
+            self.copy(rooms[i], targets[i])
+
+
+class _Iterated(Control):
+    """A loop: state that goes from one iteration to the next, in two places by turns.
+
+    State that the body writes over itself has one place only.
+    """
+
+    state: Sequence[Value]
+
+    def reserve_state(self, types: Sequence[TensorType]) -> None:
+        for i, t in enumerate(types):
+            if i not in self.in_place:
+                self.room(f"old {i}", t)
+            if i not in self.written_over:
+                self.room(f"new {i}", t)
+
+    @property
+    def written_over(self) -> set[int]:
+        """The numbers of the state that the body writes over itself."""
+        return set()
+
+    @cached_property
+    def in_place(self) -> set[int]:
+        """The numbers of the state that stays where the caller, who donates it, has it."""
+        places = self.context.program.places
+        found = set()
+        for i in self.written_over & self.results.keys():
+            result = self.results[i]
+            new, old = places.storage[result], places.storage[self.state[i]]
+            dense_ = (new.offset, new.strides) == (0, strides_of(result.tensor.static))
+            if dense_ and root(new.buffer.id, places.over) == old.buffer.id:
+                found.add(i)
+        return found
+
+    def initial(self) -> tuple[list[Reg], list[Reg]]:
+        """Pointers to the state, filled in, and to where the next one goes."""
+        old, new = [], []
+        for i, value in enumerate(self.state):
+            if i in self.in_place:
+                place = self.stored(self.results[i])
+            else:
+                place = self.place(f"old {i}")
+                self.copy(self.stored(value), place)
+            old.append(place.pointer)
+            following = place if i in self.written_over else self.place(f"new {i}")
+            new.append(following.pointer)
+        return old, new
+
+    def finish(self, last: Sequence[Reg]) -> None:
+        """The last state into the results."""
+        for i, pointer in enumerate(last):
+            if i in self.results and i not in self.in_place:
+                target = self.stored(self.results[i])
+                self.copy(dense(pointer, target.type), target)
+
+    def first_thread(self, body: Callable[[], None]) -> None:
+        first = self.b.compare("eq", self.b.arguments["tid"], Reg("0", "i64"))
+        self.b.when(first, body)
+
+
+class _Loop(_Iterated):
+    """While a condition holds, and at most so often."""
+
+    @property
+    def written_over(self) -> set[int]:
+        program = self.subs[0].program
+        names, done = program.graph.output_names[1:], program.donated
+        return {i for i in range(self.carried) if names[i] in done}
+
+    def reserve(self) -> None:
+        op = self.anchor.op
+        assert isinstance(op, (Loop, BoundedLoop))
+        self.carried = op.carried
+        self.trips, self.condition, *rest = self.anchor.inputs
+        self.state, self.captures = rest[: op.carried], rest[op.carried :]
+        count, go, *formals = map(tensor_type, op.body.input_types)
+        self.room("count", count)
+        self.room("go", go)
+        self.room("next go", tensor_type(op.body.output_types[0]))
+        self.reserve_state(formals[: op.carried])
+        self.reserve_operands(self.captures)
+        self.collected = list(map(tensor_type, op.body.output_types[1 + op.carried :]))
+        for i, t in enumerate(self.collected):
+            self.room(f"collected {i}", t)
+        # Zeros for what is left of the room when the loop has ended.
+        self.zeros = [self.context.argument(Packed(_zeros(t))) for t in self.collected]
+
+    def emit(self) -> None:
+        b = self.b
+        captures = self.dense_operands(self.captures)
+        old, new = self.initial()
+        self.wait()
+        trips, go = self.stored(self.trips), self.stored(self.condition)
+        limit = b.load("i64", b.offset(trips.pointer, trips.offset * 8), 8)
+        started = self.flag(go.pointer, go.offset)
+        before, head, inner, done = (
+            b.block,
+            *(b.new_label(stem) for stem in ("head", "body", "done")),
+        )
+        i, goes = Reg(b.fresh("i"), "i64"), Reg(b.fresh("go"), "i1")
+        held = [Reg(b.fresh("state"), "ptr") for _ in (*old, *new)]
+        b.jump(head)
+        b.label(head)
+        place = len(b.lines)
+        less = b.compare("slt", i, limit)
+        b.branch(b.set("i1", f"and i1 {goes}, {less}"), inner, done)
+        b.label(inner)
+        count = len(old)
+        self._iteration(i, goes, held[:count], held[count:], captures)
+        again = self.flag(self.place("next go").pointer)
+        following, last = b.set("i64", f"add i64 {i}, 1"), b.block
+        b.jump(head)
+        swapped = [*held[count:], *held[:count]]
+        phis = [(i, Reg("0", "i64"), following), (goes, started, again)]
+        phis += zip(held, [*old, *new], swapped, strict=True)
+        b.lines[place:place] = [
+            f"  {r} = phi {r.type} [ {x}, %{before} ], [ {y}, %{last} ]" for r, x, y in phis
+        ]
+        b.label(done)
+        self.finish(held[:count])
+        self._end(i)
+
+    def _end(self, count: Reg) -> None:
+        """Says how often the loop ran, and clears the room that it left."""
+        last = self.carried + len(self.collected)
+        if last in self.results:
+            target = self.stored(self.results[last])
+            at = self.b.offset(target.pointer, target.offset * 8)
+            self.first_thread(lambda: self.b.store(count, at, 8))
+        for k, type_ in enumerate(self.collected):
+            if self.carried + k not in self.results:
+                continue
+            most = self.results[self.carried + k].tensor.static[0]
+            zeros = dense(self.b.arguments[f"p{self.zeros[k]}"], type_)
+            self.b.loop(count, most, 1, partial(self._collect, k, zeros))
+
+    def _collect(self, k: int, element: Place, i: Int, _: list[Reg]) -> None:
+        """Puts what an iteration gives into its slice of the result."""
+        if self.carried + k in self.results:
+            target = within(self.b, self.stored(self.results[self.carried + k]), 0, i)
+            self.copy(element, replace(target, type=element.type))
+
+    def _iteration(
+        self, i: Reg, goes: Reg, old: list[Reg], new: list[Reg], captures: list[Reg]
+    ) -> None:
+        b = self.b
+        count, go, following = (self.place(n).pointer for n in ("count", "go", "next go"))
+
+        def announce() -> None:
+            b.store(i, count, 8)
+            b.store(b.set("i8", f"zext i1 {goes} to i8"), go, 1)
+
+        self.first_thread(announce)
+        self.wait()
+        rooms = [self.place(f"collected {k}") for k in range(len(self.collected))]
+        made = [following, *new, *(r.pointer for r in rooms)]
+        self.run(self.subs[0], [count, go, *old, *captures], made)
+        self.wait()
+        for k, element in enumerate(rooms):
+            self._collect(k, element, i, [])
+
+
+class _Scan(_Iterated):
+    """Once for each slice of the scanned operands."""
+
+    def reserve(self) -> None:
+        op = self.anchor.op
+        assert isinstance(op, Scan)
+        self.op = op
+        last = op.carried + len(op.axes)
+        inputs = self.anchor.inputs
+        self.state, self.scanned = inputs[: op.carried], inputs[op.carried : last]
+        self.captures = inputs[last:]
+        formals = list(map(tensor_type, op.body.input_types))
+        self.reserve_state(formals[: op.carried])
+        for i, t in enumerate(formals[op.carried : last]):
+            self.room(f"slice {i}", t)
+        for i, t in enumerate(map(tensor_type, op.body.output_types[op.carried :])):
+            self.room(f"collected {i}", t)
+        self.reserve_operands(self.captures)
+
+    def emit(self) -> None:
+        captures = self.dense_operands(self.captures)
+        old, new = self.initial()
+        count = len(old)
+        length = self.scanned[0].tensor.static[self.op.axes[0]]
+
+        def step(t: Int, held: list[Reg]) -> list[Reg]:
+            slices = [
+                self._slice(i, self._turn(t, length, back))
+                for i, back in enumerate(self.op.backward)
+            ]
+            self.wait()
+            collected = [self.place(f"collected {i}") for i in range(len(self.op.result_axes))]
+            outputs = [*held[count:], *(p.pointer for p in collected)]
+            self.run(self.subs[0], [*held[:count], *slices, *captures], outputs)
+            self.wait()
+            for i, element in enumerate(collected):
+                self._collect(i, element, self._turn(t, length, self.op.result_backward[i]))
+            return [*held[count:], *held[:count]]
+
+        held = self.b.loop(0, length, 1, step, [*old, *new])
+        self.wait()
+        self.finish(held[:count])
+
+    def _turn(self, t: Int, length: int, backward: bool) -> Int:
+        return self.b.sub(length - 1, t) if backward else t
+
+    def _slice(self, i: int, t: Int) -> Reg:
+        """One slice of a scanned operand, side by side."""
+        whole = within(self.b, self.stored(self.scanned[i]), self.op.axes[i], t)
+        room = self.place(f"slice {i}")
+        if whole.dense:
+            return whole.pointer
+        self.copy(replace(whole, type=room.type), room)
+        return room.pointer
+
+    def _collect(self, i: int, element: Place, t: Int) -> None:
+        """Puts what an iteration gives into its slice of the result."""
+        index = self.op.carried + i
+        if index in self.results:
+            target = self.stored(self.results[index])
+            slice_ = within(self.b, target, self.op.result_axes[i], t)
+            self.copy(element, replace(slice_, type=element.type))
+
+
+def _zeros(type_: TensorType) -> Array:
+    return np.zeros(type_.static, type_.dtype.numpy)

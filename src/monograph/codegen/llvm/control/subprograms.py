@@ -1,0 +1,179 @@
+"""What branches and loops share: operands, results, memory, and the sub-programs they run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from weakref import WeakKeyDictionary
+
+from monograph.codegen.llvm.control.inline import Functions, Inlined, Place, copy, dense
+from monograph.codegen.llvm.emit.builder import Builder, Int, Reg
+from monograph.codegen.llvm.module.kernel import (
+    Kernel,
+    KernelContext,
+    Scratch,
+    Sync,
+    pointers,
+    synchronise,
+)
+from monograph.ir import Graph, Item, TensorType, Value
+from monograph.ops.control import If, Loop, Scan
+from monograph.ops.loop_donation import state_donated
+from monograph.program.dynamic.bounded import BoundedLoop
+from monograph.program.dynamic.stages import contained
+from monograph.program.fusion.op_classes import is_native
+from monograph.program.legalise.decoding import split_decoding
+from monograph.program.legalise.expand import expand
+from monograph.program.program import Program, lower
+
+_PROGRAMS: WeakKeyDictionary[Graph, Program | None] = WeakKeyDictionary()
+
+
+def graphs_of(value: Value) -> list[Graph]:
+    """The sub-graphs of a branch or a loop."""
+    op = value.op
+    assert isinstance(op, (If, Loop, BoundedLoop, Scan))
+    if isinstance(op, (Loop, BoundedLoop)):
+        return [state_donated(op.body, op.carried)]
+    return [op.then, op.orelse] if isinstance(op, If) else [op.body]
+
+
+def lowered(graph: Graph) -> Program:
+    """The program of a sub-graph that compiled code can hold."""
+    found = find_program(graph)
+    assert found is not None
+    return found
+
+
+def find_program(graph: Graph) -> Program | None:
+    """The program of a sub-graph, made once as long as the graph is in use.
+
+    None where a value inside is no tensor of a static shape: kernels ask for sizes, so such a graph
+    is not lowered at all.
+    """
+    from monograph.codegen.llvm.module.select import CpuTarget, compiles
+
+    if graph not in _PROGRAMS:
+        plain = contained(expand(split_decoding(graph)), compiles)
+        native = all(map(is_native, plain.values))
+        _PROGRAMS[graph] = lower(plain, CpuTarget()) if native else None
+    return _PROGRAMS[graph]
+
+
+def find_generator() -> Callable[..., Callable[[KernelContext], Kernel] | None]:
+    # Kernels contain sub-programs and sub-programs kernels: the modules need each other.
+    from monograph.codegen.llvm.module.select import generator
+
+    return generator
+
+
+class Control:
+    """What branches and loops share: operands, results, memory, sub-programs."""
+
+    def __init__(self, context: KernelContext, anchor: Value) -> None:
+        self.context = context
+        self.anchor = anchor
+        self.threads = context.threads
+        region = context.step.region
+        for value in (*region.inputs, *region.outputs):
+            context.argument(value)
+        self.sync = context.argument(Sync())
+        self.functions = Functions()
+        self.subs = [self._sub(graph) for graph in graphs_of(anchor)]
+        self.results = {v.op.index: v for v in region.outputs if isinstance(v.op, Item)}
+        self.rooms: dict[str, tuple[int, TensorType]] = {}
+        self.reserve()
+
+    def _sub(self, graph: Graph) -> Inlined:
+        program = lowered(graph)
+        generator, kernels = find_generator(), []
+        for step in program.steps:
+            make = generator(step.region)
+            assert make is not None
+            outer = self.context
+            inner = KernelContext(
+                program, step, outer.features, self.threads, outer.winograd, outer.checked
+            )
+            kernels.append((step, make(inner)))
+        return Inlined(self.context, program, kernels, self.functions, self.sync)
+
+    def reserve(self) -> None:
+        """Asks for the memory that the kernel needs beside the sub-programs'."""
+
+    def emit(self) -> None:
+        raise NotImplementedError
+
+    def room(self, name: str, type_: TensorType) -> None:
+        """Memory for elements of a type, by name."""
+        self.rooms[name] = (self.context.argument(Scratch(max(type_.nbytes, 64))), type_)
+
+    def place(self, name: str) -> Place:
+        position, type_ = self.rooms[name]
+        return dense(self.b.arguments[f"p{position}"], type_)
+
+    def kernel(self) -> Kernel:
+        self.b: Builder = self.context.builder(len(self.context.arguments))
+        self.pointers = pointers(self.b, self.context.arguments)
+        self.emit()
+        made = self.context.finish(self.b)
+        text = "\n".join([self.functions.text(), made.text])
+        return replace(
+            made,
+            text=text,
+            declarations=made.declarations | self.functions.declarations,
+            bounds_checks=made.bounds_checks
+            + sum(k.bounds_checks for sub in self.subs for _, k in sub.kernels),
+        )
+
+    def stored(self, value: Value) -> Place:
+        """Where an operand or a result of the op lies."""
+        found = self.context.program.places.storage[value]
+        return Place(self.pointers[value], value.tensor, found.offset, found.strides)
+
+    def wait(self) -> None:
+        synchronise(self.b, self.sync, self.threads)
+
+    def copy(self, source: Place, target: Place) -> None:
+        copy(self.context, self.b, source, target)
+
+    def flag(self, pointer: Reg, offset: int = 0) -> Reg:
+        """A bool from memory."""
+        stored = self.b.load("i8", self.b.offset(pointer, offset), 1)
+        return self.b.compare("ne", stored, Reg("0", "i8"))
+
+    def run(self, sub: Inlined, inputs: Sequence[Reg], outputs: Sequence[Reg]) -> None:
+        """Runs a sub-program on dense elements."""
+        graph = sub.program.graph
+        given = {sub.port(v): p for v, p in zip(graph.inputs, inputs, strict=True)}
+        made = {sub.port(v): p for (_, v), p in zip(graph.outputs, outputs, strict=True)}
+        sub.emit(self.b, given | made)
+
+    def reserve_operands(self, operands: Sequence[Value]) -> None:
+        """Room for operands that may not lie side by side."""
+        for i, value in enumerate(operands):
+            self.room(f"operand {i}", value.tensor)
+
+    def dense_operands(self, operands: Sequence[Value]) -> list[Reg]:
+        """Operands side by side: where they are, or copied."""
+        found = []
+        for i, value in enumerate(operands):
+            place = self.stored(value)
+            if not place.dense:
+                self.copy(place, self.place(f"operand {i}"))
+                place = self.place(f"operand {i}")
+            found.append(place.pointer)
+        return found
+
+
+def within(b: Builder, place: Place, axis: int, t: Int) -> Place:
+    """A slice of a place along an axis."""
+    at = b.add(place.offset, b.mul(t, place.strides[axis]))
+    shape = [d for k, d in enumerate(place.type.static) if k != axis]
+    strides = tuple(s for k, s in enumerate(place.strides) if k != axis)
+    pointer = b.offset(place.pointer, b.mul(at, place.type.dtype.itemsize))
+    return Place(pointer, place.type.with_shape(shape), 0, strides)
+
+
+def tensor_type(type_: object) -> TensorType:
+    assert isinstance(type_, TensorType)
+    return type_

@@ -1,0 +1,1 @@
+"""CPU kernels of convolutions: direct, grouped, depthwise, Winograd, int8, and the general form."""

@@ -1,0 +1,297 @@
+"""Direct convolution, channels last: a tile of pixels by vectors of output channels in registers.
+
+The input has a halo of zeros as wide as the padding, so no tap needs a bounds check. Each pixel
+that is loaded feeds every tap of the row and every output vector of the tile.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+
+from monograph.codegen.common.types import load_elements, register
+from monograph.codegen.llvm.conv.tiling import Plan, Taps, make_plan
+from monograph.codegen.llvm.emit.builder import Int, Reg, vector
+from monograph.codegen.llvm.emit.epilogue import Epilogue
+from monograph.codegen.llvm.matmul.tiles import Run, split
+from monograph.codegen.llvm.module.kernel import Kernel, KernelContext, Packed, pointers, share
+from monograph.ir import Array, Value, known
+from monograph.ops.conv import Conv
+from monograph.program.index import strides_of
+from monograph.program.memory.strided import strided
+
+UNROLL = 2
+BIG_WEIGHTS = 600_000
+"""Bytes of weights beyond which a panel of them is kept in cache while all lines pass by."""
+ENOUGH = 8
+"""Units of work a thread from which on an uneven share of them does not matter."""
+
+
+def conv(context: KernelContext) -> Kernel:
+    """A kernel for a dense convolution of floats and what follows it."""
+    return DirectConv(context).emit()
+
+
+@dataclass(frozen=True)
+class Spot:
+    """Where a tile is: batch and outer places, its first pixel along the line, the number of its
+    panel in a run of panels; and its extent along both."""
+
+    outer: tuple[Int, ...]
+    w0: Int
+    number: Int
+    run: Run
+    panel: Run
+
+
+class DirectConv:
+    """Tiles along lines of the image; how their input is reached is for subclasses."""
+
+    whole_lines = False
+    """Whether threads share lines and no parts of them."""
+
+    def __init__(self, context: KernelContext) -> None:
+        self.context = context
+        anchor = context.step.region.anchor
+        assert anchor is not None
+        assert isinstance(anchor.op, Conv)
+        self.anchor = anchor
+        plan = self.plan = self._plan()
+        weights = self.weights = self._weights()
+        self.channels = weights.shape[1]
+        self.out = anchor.tensor.static[-1]
+        found = strided(anchor.inputs[0], context.program.places.storage)
+        assert found is not None
+        self.x = found
+        self.dtype = anchor.inputs[0].dtype
+        # What belongs to spatial axes, that of the tiles last.
+        self.kernel = plan.turned(weights.shape[2:])
+        self.image = plan.turned(anchor.tensor.static[1:-1])
+        self.steps = plan.turned(found.strides[1:-1])
+        self.strides = plan.turned(anchor.op.strides)
+        self.dilations = plan.turned(anchor.op.dilations)
+        self.pads = plan.turned(anchor.op.pads_begin)
+        self.lines = (anchor.tensor.static[0], *self.image[:-1])
+        self.lanes = context.features.lanes(32)
+        self.vectors = -(-self.out // self.lanes)
+        self.taps = Taps(self.kernel[-1], self.strides[-1], self.dilations[-1])
+        self.panels = split(self.vectors, plan.tile.vectors)
+        self.runs = split(self.image[-1], plan.tile.rows)
+
+    def _plan(self) -> Plan:
+        return make_plan(self.anchor, self.context.features)
+
+    def _weights(self) -> Array:
+        """The weights as [results, channels that each reads, *K]."""
+        weights = known(self.anchor.inputs[1])
+        assert weights is not None
+        return weights
+
+    def emit(self) -> Kernel:
+        region = self.context.step.region
+        for value in (*region.inputs_besides(1), *region.outputs):
+            self.context.argument(value)
+        self.packed = self.context.argument(Packed(self._pack()))
+        b = self.b = self.context.builder(len(self.context.arguments))
+        self.pointers = pointers(b, self.context.arguments)
+        self.epilogue = Epilogue(self.context, b)
+        self.epilogue.reserve(self.plan.tile.rows * self.plan.tile.vectors, self.lanes)
+        self._loops()
+        flops = 2.0 * self.anchor.tensor.size * math.prod(self.weights.shape[1:])
+        return self.context.finish(b, flops)
+
+    def _pack(self) -> Array:
+        """[panel][outer taps][channel][tap][lanes of the panel], channels padded with zeros."""
+        taps = self._taps_last()
+        wide = np.zeros((self.vectors * self.lanes, *taps.shape[1:]), np.float32)
+        wide[: self.out] = taps
+        pieces = []
+        for run in self.panels:
+            width = run.size * self.lanes
+            for i in range(run.count):
+                start = run.start * self.lanes + i * width
+                panel = wide[start : start + width]
+                pieces.append(panel.transpose(2, 1, 3, 0).reshape(-1))
+        return np.concatenate(pieces)
+
+    def _taps_last(self) -> Array:
+        """Weights as [results, channels, outer taps, taps along the line]."""
+        order = self.plan.turned(range(2, self.weights.ndim))
+        turned = self.weights.transpose(0, 1, *order)
+        return turned.reshape(self.out, self.channels, -1, self.kernel[-1])
+
+    def _loops(self) -> None:
+        """Lines of the image over the threads; panels of channels outside where they are large.
+
+        Panels outside also give threads more to share, and each of them fewer weights to read.
+        """
+        b, threads = self.b, self.context.threads
+        lines = math.prod(self.lines)
+        panels = self._panel_runs()
+        uneven = threads > 1 and lines < ENOUGH * threads and lines % threads
+        if self.weights.size * 4 > BIG_WEIGHTS or uneven:
+            for panel, _ in panels:
+                self._panels(panel, lines)
+            return
+
+        def line(h: Int, _: list[Reg]) -> None:
+            for panel, _last in panels:
+                b.loop(0, panel.count, 1, partial(self._line, panel, h))
+
+        b.loop(*share(b, lines, threads), 1, line)
+
+    def _panels(self, panel: Run, lines: int) -> None:
+        """All lines against panel after panel, lines and even parts of them shared out."""
+        b, threads = self.b, self.context.threads
+        enough = panel.count * lines >= ENOUGH * threads or threads == 1
+        whole = enough or self.whole_lines
+        for run in [None] if whole else self.runs:
+            pieces = 1 if run is None else run.count
+
+            def unit(u: Int, _: list[Reg], run: Run | None = run, pieces: int = pieces) -> None:
+                i = b.div(u, lines * pieces) if panel.count > 1 else 0
+                h = b.mod(b.div(u, pieces), lines)
+                if run is None:
+                    self._line(panel, h, i, [])
+                else:
+                    self._tile(panel, h, i, run, b.mod(u, pieces), [])
+
+            b.loop(*share(b, panel.count * lines * pieces, threads), 1, unit)
+
+    def _panel_runs(self) -> list[tuple[Run, bool]]:
+        """Runs of panels; one with unused lanes stands last and alone, at a literal place."""
+        runs = [(r, False) for r in self.panels]
+        if self.out % self.lanes:
+            whole, _ = runs.pop()
+            if whole.count > 1:
+                runs.append((Run(whole.start, whole.size, whole.count - 1), False))
+            start = whole.start + (whole.count - 1) * whole.size
+            runs.append((Run(start, whole.size, 1), True))
+        return runs
+
+    def _first_vector(self, panel: Run, i: Int) -> Int:
+        """Which vector of results a panel starts with, in the order that weights are packed in."""
+        return self.b.add(self.b.mul(i, panel.size), panel.start)
+
+    def _channel(self, spot: Spot, v: int) -> tuple[Int, int]:
+        """The first channel of a vector of results, and how many of its lanes are used."""
+        c = self.b.mul(self.b.add(self._first_vector(spot.panel, spot.number), v), self.lanes)
+        left = self.out - c if isinstance(c, int) else self.lanes
+        return c, min(left, self.lanes)
+
+    def _line(self, panel: Run, h: Int, i: Int, _: list[Reg]) -> None:
+        """One line of the image, for one panel of channels."""
+        for run in self.runs:
+            self.b.loop(0, run.count, 1, partial(self._tile, panel, h, i, run))
+
+    def _outer(self, h: Int) -> list[Int]:
+        """Batch and outer spatial indices of a line of the image."""
+        b, dims = self.b, self.lines
+        return [b.mod(b.div(h, s), d) for s, d in zip(strides_of(dims), dims, strict=True)]
+
+    def _tile(self, panel: Run, h: Int, i: Int, run: Run, j: Int, _: list[Reg]) -> None:
+        b = self.b
+        w0 = b.add(b.mul(j, run.size), run.start)
+        spot = Spot(tuple(self._outer(h)), w0, i, run, panel)
+        size = self.channels * math.prod(self.kernel) * self.lanes * 4
+        before = b.mul(self._first_vector(panel, i), size)
+        w = b.offset(b.arguments[f"p{self.packed}"], before)
+        zero = b.number(0, "float", self.lanes)
+        sums = self._products(spot, w, [zero] * (run.size * panel.size))
+        self._finish(spot, sums)
+
+    def _products(self, spot: Spot, w: Reg, sums: list[Reg]) -> list[Reg]:
+        """Adds the products of all taps."""
+        return self._taps(self._start(spot, 0), w, sums, spot, 0)[0]
+
+    def _start(self, spot: Spot, channel: Int) -> Reg:
+        """The first pixel that a tile reads, at a channel."""
+        b = self.b
+        at = b.add(self.x.offset, b.mul(channel, self.x.strides[-1]))
+        for axis, o in enumerate((*spot.outer[1:], spot.w0)):
+            origin = b.add(b.mul(o, self.strides[axis]), -self.pads[axis])
+            at = b.add(at, b.mul(origin, self.steps[axis]))
+        at = b.add(at, b.mul(spot.outer[0], self.x.strides[0]))
+        return b.offset(self.pointers[self.x.source], b.mul(at, self.dtype.itemsize))
+
+    def _taps(
+        self, x: Reg, w: Reg, sums: list[Reg], spot: Spot, axis: int
+    ) -> tuple[list[Reg], Reg]:
+        """Adds the products of all taps from this axis of the kernel inwards."""
+        b = self.b
+        if axis == len(self.kernel) - 1:
+            return self._channels(x, w, sums, spot)
+        step = self.dilations[axis] * self.steps[axis] * self.dtype.itemsize
+
+        def one(_: Int, carried: list[Reg]) -> list[Reg]:
+            *inner, xk, wk = carried
+            after, following = self._taps(xk, wk, inner, spot, axis + 1)
+            return [*after, b.offset(xk, step), following]
+
+        *result, _, last = b.loop(0, self.kernel[axis], 1, one, [*sums, x, w])
+        return result, last
+
+    def _pixels(self, spot: Spot) -> list[int]:
+        """The pixels that a tile reads along its line; x points to the first."""
+        return self.taps.pixels(spot.run.size)
+
+    def _channels(self, x: Reg, w: Reg, sums: list[Reg], spot: Spot) -> tuple[list[Reg], Reg]:
+        """Adds the products of one row of taps, channel after channel."""
+        b, panel, size = self.b, spot.panel, self.dtype.itemsize
+        unroll = UNROLL if self.channels % UNROLL == 0 else 1
+        width = self.taps.size * panel.size * self.lanes * 4
+        kind = vector(self.lanes, "float")
+        pixels = self._pixels(spot)
+
+        def some(_: Int, carried: list[Reg]) -> list[Reg]:
+            *acc, xk, wk = carried
+            for u in range(unroll):
+                held: dict[tuple[int, int], Reg] = {}
+                for pixel in pixels:
+                    where = (pixel - pixels[0]) * self.steps[-1] + u * self.x.strides[-1]
+                    one = load_elements(b, self.dtype, b.offset(xk, where * size))
+                    factor = b.splat(one.reg, self.lanes)
+                    for r, k in self.taps.uses(pixel, spot.run.size):
+                        for v in range(panel.size):
+                            if (k, v) not in held:
+                                place = u * width + (k * panel.size + v) * self.lanes * 4
+                                held[k, v] = b.load(kind, b.offset(wk, place), 4)
+                            at = r * panel.size + v
+                            acc[at] = b.intrinsic("fmuladd", factor, held[k, v], acc[at])
+            return [
+                *acc,
+                b.offset(xk, unroll * self.x.strides[-1] * size),
+                b.offset(wk, unroll * width),
+            ]
+
+        *result, _, last = b.loop(0, self.channels, unroll, some, [*sums, x, w])
+        return result, last
+
+    def _finish(self, spot: Spot, sums: list[Reg]) -> None:
+        b = self.b
+        n, *others = spot.outer
+
+        def store(r: Int, v: int, total: Reg) -> None:
+            c, lanes = self._channel(spot, v)
+            place = self.plan.turned_back([*others, b.add(spot.w0, r)])
+            self.epilogue.store([n, *place, c], total, lanes)
+
+        self.epilogue.store_rows(sums, spot.run.size, store)
+
+
+def serves(value: Value) -> bool:
+    """Whether the direct kernel computes a convolution."""
+    op = value.op
+    if not isinstance(op, Conv) or op.layout != "channels_last" or op.groups != 1 or op.auto:
+        return False
+    return sums_in_f32(value)
+
+
+def sums_in_f32(value: Value) -> bool:
+    """Whether a convolution is one of floats that registers hold as f32, with known weights."""
+    x, w = value.inputs
+    same = x.dtype == w.dtype == value.dtype and value.dtype.is_float
+    return same and register(value.dtype) == "float" and known(w) is not None

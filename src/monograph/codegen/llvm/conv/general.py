@@ -1,0 +1,235 @@
+"""Convolutions of any form: any layout, groups, dilation, padding, rank, element type, transposed.
+
+Always right, and no faster than simple loops allow: output channels in vectors where the weights
+are constant, one multiply-add for every load.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+
+import numpy as np
+
+from monograph.codegen.llvm.emit.builder import Int, Reg
+from monograph.codegen.llvm.emit.epilogue import Epilogue
+from monograph.codegen.llvm.emit.scalar import LlvmScalars
+from monograph.codegen.llvm.image.windows import (
+    Block,
+    Windows,
+    all_taps,
+    blocks,
+    correlated,
+    dims,
+    each_pixel,
+    image,
+    index_in,
+    transposed,
+)
+from monograph.codegen.llvm.module.kernel import Kernel, KernelContext, Packed, pointers
+from monograph.ir import Array, DType, Value, is_finite, known
+from monograph.ir.dtype import f32, f64
+from monograph.ops.conv import Conv
+from monograph.ops.conv_transpose import ConvTranspose
+from monograph.ops.scalar import Scalar
+from monograph.ops.window import CHANNELS_LAST
+from monograph.program.index import strides_of
+from monograph.program.memory.strided import strided
+
+VECTORS = 6
+"""Vectors of output channels that an element of the input is multiplied with at once."""
+
+
+def window_conv(context: KernelContext) -> Kernel:
+    """A kernel for any convolution and what follows it."""
+    return _WindowConv(context).emit()
+
+
+def serves(value: Value) -> bool:
+    """Whether this kernel computes a value."""
+    if isinstance(value.op, ConvTranspose):
+        return not value.op.auto and value.op.sizes is None
+    return isinstance(value.op, Conv) and not value.op.auto
+
+
+def summed_in(value: Value) -> DType:
+    """The type that a convolution adds its products in."""
+    if not value.dtype.is_float:
+        return value.dtype
+    return f64 if value.dtype == f64 else f32
+
+
+class _WindowConv:
+    def __init__(self, context: KernelContext) -> None:
+        anchor = context.step.region.anchor
+        assert anchor is not None
+        assert isinstance(anchor.op, (Conv, ConvTranspose))
+        self.context, self.anchor, self.op = context, anchor, anchor.op
+        self.given, self.weights = anchor.inputs
+        self.x = image(context, self.given, self.op.layout)
+        self.batch, self.results, self.outputs = dims(anchor.tensor.static, self.op.layout)
+        _, channels, self.sizes = dims(self.given.tensor.static, self.op.layout)
+        self.channels = channels // self.op.groups
+        self.group = self.results // self.op.groups
+        self.kernel = self.weights.tensor.static[2:]
+        self.dtype = summed_in(anchor)
+        self.constant = known(self.weights)
+        self.reads_padding = self._reads_padding()
+
+    def _reads_padding(self) -> bool:
+        """Whether zeros of the padding have to be multiplied: with a weight that is no number."""
+        op = self.op
+        padded = any((*op.pads_begin, *op.pads_end))
+        if isinstance(op, ConvTranspose) or not self.dtype.is_float or not padded:
+            return False
+        return not is_finite(self.weights)
+
+    def emit(self) -> Kernel:
+        context, region = self.context, self.context.step.region
+        read = region.inputs if self.constant is None else region.inputs_besides(1)
+        for value in (*read, *region.outputs):
+            context.argument(value)
+        self.packed = -1
+        if self.constant is not None:
+            self.packed = context.argument(Packed(self._pack(self.constant)))
+        form = all_taps if self.reads_padding else correlated
+        form = transposed if isinstance(self.op, ConvTranspose) else form
+        op = self.op
+        axes = (self.outputs, self.sizes, self.kernel, op.strides, op.dilations, op.pads_begin)
+        self.windows = Windows(context, [form(*axis) for axis in zip(*axes, strict=True)])
+        b = self.b = context.builder(len(context.arguments))
+        self.pointers = pointers(b, context.arguments)
+        self.scalars = LlvmScalars(b, context.features)
+        self.epilogue = Epilogue(context, b)
+        lanes = context.features.lanes(self.dtype.bits) if self.constant is not None else 1
+        # A block belongs to one group; the groups take the place of an outer spatial axis.
+        runs = blocks(self.group, lanes, VECTORS)
+        each_pixel(b, context.threads, self.batch, (*self.outputs, op.groups), runs, self._unit)
+        products = math.prod(self.anchor.tensor.static) * self.channels * math.prod(self.kernel)
+        return context.finish(b, 2.0 * products)
+
+    def _pack(self, weights: Array) -> Array:
+        """[group][taps][channel of the group][result of the group]."""
+        groups, taps = self.op.groups, math.prod(self.kernel)
+        if isinstance(self.op, ConvTranspose):
+            form = weights.reshape(groups, self.channels, self.group, taps).transpose(0, 3, 1, 2)
+        else:
+            form = weights.reshape(groups, self.group, self.channels, taps).transpose(0, 3, 2, 1)
+        return np.ascontiguousarray(form).astype(self.dtype.numpy)
+
+    def _unit(self, n: Int, c: Int, place: list[Int], run: Block) -> None:
+        """One block of results of one group, at one place."""
+        b = self.b
+        *outputs, group = place
+        lanes = run.lanes if run.lanes > 1 else 0
+        zero = self.scalars.literal(0, self.dtype, lanes).reg
+        tap = partial(self._tap, n, c, group, run)
+        totals = self.windows.each(b, outputs, tap, [zero] * run.vectors)
+        first = b.add(b.mul(group, self.group), c)
+        for v, total in enumerate(totals):
+            self._store(n, b.add(first, v * run.lanes), outputs, total, run.lanes)
+
+    def _store(self, n: Int, c: Int, outputs: list[Int], total: Reg, lanes: int) -> None:
+        layout = self.op.layout
+        if layout == CHANNELS_LAST or lanes == 1:
+            self.epilogue.store(index_in(layout, n, c, outputs), total, lanes)
+            return
+        for k in range(lanes):
+            at = index_in(layout, n, self.b.add(c, k), outputs)
+            self.epilogue.store(at, self.b.extract(total, k), 1)
+
+    def _tap(
+        self,
+        n: Int,
+        c: Int,
+        group: Int,
+        run: Block,
+        places: list[Int],
+        taps: list[Int],
+        totals: list[Reg],
+    ) -> list[Reg]:
+        """Adds the products of one tap, channel after channel."""
+        b = self.b
+        tap: Int = 0
+        for k, stride in zip(taps, strides_of(self.kernel), strict=True):
+            tap = b.add(tap, b.mul(k, stride))
+        channel = b.mul(group, self.channels)
+        places, outside = self._clamped(places)
+        x = b.offset(
+            self.pointers[self.x.source],
+            b.mul(self.x.position(b, n, channel, places), self.given.dtype.itemsize),
+        )
+
+        def one(i: Int, sums: list[Reg]) -> list[Reg]:
+            factor = self._factor(x, i, outside)
+            factor = self.scalars.splat(factor, run.lanes if run.lanes > 1 else 0)
+            weights = self._weights(group, tap, taps, i, c, run)
+            return [
+                self.scalars.fma(factor, w, Scalar(total, self.dtype)).reg
+                for w, total in zip(weights, sums, strict=True)
+            ]
+
+        return b.loop(0, self.channels, 1, one, totals)
+
+    def _factor(self, x: Reg, i: Int, outside: Reg | None) -> Scalar:
+        """An element of the image, or the zero that stands for it beyond the edges."""
+        b, zero = self.b, self.scalars.literal(0, self.dtype, 0)
+        if self.given.tensor.size == 0:
+            return zero  # padding all round nothing
+        where = b.mul(b.mul(i, self.x.channel), self.given.dtype.itemsize)
+        factor = self._loaded(self.given.dtype, b.offset(x, where), 0)
+        if outside is None:
+            return factor
+        return Scalar(self.scalars.a.select(outside, zero.reg, factor.reg), self.dtype)
+
+    def _clamped(self, places: list[Int]) -> tuple[list[Int], Reg | None]:
+        """Places where there is something to read, and whether the padding was meant."""
+        b, outside = self.b, None
+        if not self.reads_padding:
+            return places, None
+        inner = []
+        for place, size in zip(places, self.sizes, strict=True):
+            inner.append(b.maximum(b.minimum(place, size - 1), 0))
+            moved = b.compare("ne", b.i64(inner[-1]), b.i64(place))
+            outside = moved if outside is None else self.scalars.a.op("or", outside, moved)
+        return inner, outside
+
+    def _weights(
+        self, group: Int, tap: Int, taps: list[Int], i: Int, c: Int, run: Block
+    ) -> list[Scalar]:
+        """The weights from one channel to a block of results."""
+        b = self.b
+        if self.constant is None:
+            return [self._weight(group, taps, i, c)]
+        row = b.add(b.mul(group, math.prod(self.kernel)), tap)
+        at = b.add(b.mul(b.add(b.mul(row, self.channels), i), self.group), c)
+        start = b.offset(b.arguments[f"p{self.packed}"], b.mul(at, self.dtype.itemsize))
+        lanes = run.lanes if run.lanes > 1 else 0
+        size = lanes * self.dtype.itemsize
+        return [
+            self.scalars.load(self.dtype, b.offset(start, v * size), lanes)
+            for v in range(run.vectors)
+        ]
+
+    def _weight(self, group: Int, taps: list[Int], i: Int, c: Int) -> Scalar:
+        """A weight from memory, as the graph has it."""
+        b = self.b
+        found = strided(self.weights, self.context.program.places.storage)
+        assert found is not None
+        if isinstance(self.op, ConvTranspose):
+            index = [b.add(b.mul(group, self.channels), i), c, *taps]
+        else:
+            index = [b.add(b.mul(group, self.group), c), i, *taps]
+        at: Int = found.offset
+        for number, stride in zip(index, found.strides, strict=True):
+            at = b.add(at, b.mul(number, stride))
+        size = self.weights.dtype.itemsize
+        pointer = b.offset(self.pointers[found.source], b.mul(at, size))
+        return self._loaded(self.weights.dtype, pointer, 0)
+
+    def _loaded(self, dtype: DType, pointer: Reg, lanes: int) -> Scalar:
+        """An element from memory, in the type of the sums."""
+        x = self.scalars.load(dtype, pointer, lanes)
+        if dtype.is_float and self.dtype == f32:
+            return Scalar(x.reg, f32)
+        return self.scalars.cast(x, self.dtype)

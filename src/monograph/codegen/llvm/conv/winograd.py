@@ -1,0 +1,372 @@
+"""Winograd's convolution F(4x4, 3x3), channels last: a quarter of the multiplications.
+
+The result falls into tiles of 4x4 pixels. Each is computed from 6x6 pixels of the input: those are
+transformed, each of the 36 numbers of a tile is multiplied with its own matrix of channels, and the
+products are transformed back. Threads work on chunks of tiles whose transforms stay in cache.
+
+Sums are reassociated: the error is a few times that of a direct convolution.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+
+from monograph.codegen.common.arith import Arith
+from monograph.codegen.llvm.conv.tiling import direct_cycles
+from monograph.codegen.llvm.conv.winograd_direct import PlainTile, plain_weights
+from monograph.codegen.llvm.emit.builder import Int, Reg, vector
+from monograph.codegen.llvm.emit.epilogue import Epilogue
+from monograph.codegen.llvm.image.windows import Block, blocks, image
+from monograph.codegen.llvm.matmul.tiles import Run, Tile, choose_tile, split, tile_cycles
+from monograph.codegen.llvm.module.features import Features
+from monograph.codegen.llvm.module.kernel import (
+    Kernel,
+    KernelContext,
+    Packed,
+    Scratch,
+    pointers,
+    share,
+)
+from monograph.ir import Array, Value, is_finite, known
+from monograph.ir.dtype import f32
+from monograph.ops.conv import Conv
+from monograph.ops.window import CHANNELS_LAST
+
+SIZE, TAKES, PLANES = 4, 6, 36
+"""Outputs of a tile along an axis, inputs along an axis, numbers of a transformed tile."""
+CHUNK_BYTES = 640_000
+"""Transformed tiles that a thread keeps at once: about half of a second-level cache."""
+UNROLL = 2
+INPUT_CYCLES, OUTPUT_CYCLES = 60.0, 120.0
+"""Measured: a transform of one vector of a tile, an epilogue included."""
+BYTES_PER_CYCLE = 10.0
+"""At which weights stream past, once for every chunk."""
+SKEW = 64
+"""Bytes between planes, lest they share cache sets."""
+
+_G = np.array(
+    [
+        [1 / 4, 0, 0],
+        [-1 / 6, -1 / 6, -1 / 6],
+        [-1 / 6, 1 / 6, -1 / 6],
+        [1 / 24, 1 / 12, 1 / 6],
+        [1 / 24, -1 / 12, 1 / 6],
+        [0, 0, 1],
+    ]
+)
+"""Transforms three weights along an axis, for the points 0, 1, -1, 2, -2 and infinity."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How the tiles of an image are worked through."""
+
+    down: int
+    across: int
+    """Tiles along the spatial axes."""
+    total: int
+    chunk: int
+    """Tiles that are transformed and multiplied together."""
+    chunks: int
+    tile: Tile
+    """The register tile of the products."""
+
+
+def make_plan(value: Value, features: Features, threads: int) -> Plan:
+    """Chunks of tiles, an equal number for every thread."""
+    batch, height, width, results = value.tensor.static
+    channels = value.inputs[0].tensor.static[-1]
+    down, across = -(-height // SIZE), -(-width // SIZE)
+    total = batch * down * across
+    lanes = features.lanes(32)
+    vectors = -(-results // lanes)
+    row = 4 * PLANES * (_whole(channels, lanes) + vectors * lanes)
+    most = max(1, CHUNK_BYTES // row)
+    chunks = -(-total // most)
+    chunks = -(-chunks // threads) * threads
+    chunk = -(-total // chunks)
+    tile = choose_tile(chunk, vectors, channels, features, 1)
+    return Plan(down, across, total, chunk, -(-total // chunk), tile)
+
+
+def halo_end(value: Value) -> tuple[int, int]:
+    """Rows and columns of zeros that whole tiles read beyond the padding."""
+    _, height, width, _ = value.tensor.static
+    return -height % SIZE, -width % SIZE
+
+
+def serves(value: Value) -> bool:
+    """Whether this kernel can compute a value."""
+    op = value.op
+    if not isinstance(op, Conv) or op.layout != CHANNELS_LAST or op.auto or op.groups != 1:
+        return False
+    x, w = value.inputs
+    if not x.dtype == w.dtype == value.dtype == f32 or known(w) is None:
+        return False
+    plain = op.strides == op.dilations == (1, 1)
+    return plain and w.tensor.static[2:] == (3, 3) and value.tensor.size > 0
+
+
+def pays(value: Value, features: Features, threads: int) -> bool:
+    """Whether this kernel is estimated to be faster than the direct one."""
+    if not is_finite(value.inputs[1]):
+        return False  # transformed, one such weight would spoil all nine
+    plan = make_plan(value, features, threads)
+    lanes = features.lanes(32)
+    inputs = -(-value.inputs[0].tensor.static[-1] // lanes)
+    outputs = -(-value.tensor.static[-1] // lanes)
+    depth = value.inputs[0].tensor.static[-1]
+    products = PLANES * tile_cycles(plan.chunk, outputs, depth, plan.tile, 1)
+    transforms = plan.chunk * (inputs * INPUT_CYCLES + outputs * OUTPUT_CYCLES)
+    weights = 4 * depth * value.tensor.static[-1] / BYTES_PER_CYCLE
+    own = plan.chunks * (products + transforms + PLANES * weights)
+    return own < direct_cycles(value, features) + threads * 9 * weights
+
+
+def winograd(context: KernelContext) -> Kernel:
+    """A kernel for a 3x3 convolution and what follows it."""
+    return _Winograd(context).emit()
+
+
+def _whole(channels: int, lanes: int) -> int:
+    return -(-channels // lanes) * lanes
+
+
+class _Winograd:
+    def __init__(self, context: KernelContext) -> None:
+        anchor = context.step.region.anchor
+        assert anchor is not None
+        assert isinstance(anchor.op, Conv)
+        self.context, self.anchor, self.op = context, anchor, anchor.op
+        weights = known(anchor.inputs[1])
+        assert weights is not None
+        self.weights: Array = weights
+        self.results, self.channels = weights.shape[:2]
+        self.x = image(context, anchor.inputs[0], CHANNELS_LAST)
+        self.plan = make_plan(anchor, context.features, context.threads)
+        self.lanes = context.features.lanes(32)
+        self.vectors = -(-self.results // self.lanes)
+        self.panels = split(self.vectors, self.plan.tile.vectors)
+        # Transformed tiles: [plane][tile][channel], as bytes from one to the next.
+        self.v_row = _whole(self.channels, self.lanes) * 4
+        self.m_row = self.vectors * self.lanes * 4
+        self.v_plane = self.plan.chunk * self.v_row + SKEW
+        self.m_plane = self.plan.chunk * self.m_row + SKEW
+        down, across = self.x.spatial
+        strides = (4 * down, 4 * across, 4 * self.x.channel)
+        self.plain = PlainTile(*strides, self.channels, self.m_row, self.lanes)
+        self.per_thread = _whole(PLANES * (self.v_plane + self.m_plane), 4096) + 4096
+
+    def emit(self) -> Kernel:
+        context, region = self.context, self.context.step.region
+        for value in (*region.inputs_besides(1), *region.outputs):
+            context.argument(value)
+        packed = context.argument(Packed(self._pack()))
+        plain = context.argument(Packed(plain_weights(self.weights, self.m_row // 4)))
+        scratch = context.argument(Scratch(self.per_thread * context.threads))
+        b = self.b = context.builder(len(context.arguments))
+        self.a = Arith(b)
+        self.pointer = pointers(b, context.arguments)[self.x.source]
+        self.w = b.arguments[f"p{packed}"]
+        self.plain_w, self.room = b.arguments[f"p{plain}"], self.plain.reserve(b)
+        own = b.mul(b.arguments["tid"], self.per_thread) if context.threads > 1 else 0
+        self.v = b.offset(b.arguments[f"p{scratch}"], own)
+        self.m = b.offset(self.v, PLANES * self.v_plane)
+        self.epilogue = Epilogue(context, b)
+        self.epilogue.reserve(SIZE * SIZE, self.lanes)
+        b.loop(*share(b, self.plan.chunks, context.threads), 1, self._chunk)
+        work = math.prod(self.anchor.tensor.static) * math.prod(self.weights.shape[1:])
+        kernel = context.finish(b, 2.0 * work)
+        return replace(kernel, text=kernel.text + self.plain.text(context.checked))
+
+    def _pack(self) -> Array:
+        """[plane][panel][channel][lanes of the panel]: transformed weights, zeros beyond them."""
+        planes = np.einsum("ak,oikl,bl->abio", _G, self.weights.astype(np.float64), _G)
+        wide = np.zeros((PLANES, self.channels, self.vectors * self.lanes), np.float32)
+        wide[..., : self.results] = planes.reshape(PLANES, self.channels, self.results)
+        pieces = []
+        for plane in wide:
+            for run in self.panels:
+                width = run.size * self.lanes
+                for i in range(run.count):
+                    start = run.start * self.lanes + i * width
+                    pieces.append(plane[:, start : start + width].reshape(-1))
+        return np.concatenate(pieces)
+
+    def _chunk(self, i: Int, _: list[Reg]) -> None:
+        b, plan = self.b, self.plan
+        first = b.mul(i, plan.chunk)
+        tiles = b.minimum(b.sub(plan.total, first), plan.chunk)
+        b.loop(0, tiles, 1, partial(self._take, first))
+        b.loop(0, PLANES, 1, self._multiply)
+        b.loop(0, tiles, 1, partial(self._give, first))
+
+    def _place(self, first: Int, t: Int) -> tuple[Int, Int, Int]:
+        """The image and the first pixel of a tile."""
+        b, plan = self.b, self.plan
+        number = b.add(first, t)
+        line = b.div(number, plan.across)
+        row, n = b.mod(line, plan.down), b.div(line, plan.down)
+        return n, b.mul(row, SIZE), b.mul(b.mod(number, plan.across), SIZE)
+
+    def _input(self, place: tuple[Int, Int, Int]) -> Reg:
+        """The first pixel that a tile reads."""
+        b, (n, h, w) = self.b, place
+        top, left = self.op.pads_begin
+        at = self.x.position(b, n, 0, [b.add(h, -top), b.add(w, -left)])
+        return b.offset(self.pointer, b.mul(at, 4))
+
+    # Into the transform
+
+    def _take(self, first: Int, t: Int, _: list[Reg]) -> None:
+        """Transforms the input of a tile."""
+        b = self.b
+        x = self._input(self._place(first, t))
+        v = b.offset(self.v, b.mul(t, self.v_row))
+        lanes = self.lanes if self.x.channel == 1 else 1
+        for block in blocks(self.channels, lanes, 1):
+            b.loop(0, block.count, 1, partial(self._take_block, x, v, block))
+
+    def _take_block(self, x: Reg, v: Reg, block: Block, i: Int, _: list[Reg]) -> None:
+        b = self.b
+        c = b.add(b.mul(i, block.width), block.start)
+        x, v = b.offset(x, b.mul(c, 4 * self.x.channel)), b.offset(v, b.mul(c, 4))
+        kind = vector(block.lanes if block.lanes > 1 else 0, "float")
+        down, across = self.x.spatial
+        columns = []
+        for j in range(TAKES):
+            places = [(r * down + j * across) * 4 for r in range(TAKES)]
+            columns.append(self._into([b.load(kind, b.offset(x, p), 4) for p in places]))
+        for r in range(TAKES):
+            row = self._into([columns[j][r] for j in range(TAKES)])
+            for j, made in enumerate(row):
+                b.store(made, b.offset(v, (r * TAKES + j) * self.v_plane), 4)
+
+    def _into(self, d: list[Reg]) -> list[Reg]:
+        """Six inputs along an axis, transformed."""
+        a = self.a
+        even, odd = a.fma(d[2], -4.0, d[4]), a.fma(d[1], -4.0, d[3])
+        near, far = a.sub(d[4], d[2]), a.sub(d[3], d[1])
+        return [
+            a.fma(d[0], 4.0, a.fma(d[2], -5.0, d[4])),
+            a.add(even, odd),
+            a.sub(even, odd),
+            a.fma(far, 2.0, near),
+            a.fma(far, -2.0, near),
+            a.fma(d[1], 4.0, a.fma(d[3], -5.0, d[5])),
+        ]
+
+    # Products
+
+    def _multiply(self, plane: Int, _: list[Reg]) -> None:
+        """One plane: tiles by channels times channels by results."""
+        b = self.b
+        v = b.offset(self.v, b.mul(plane, self.v_plane))
+        m = b.offset(self.m, b.mul(plane, self.m_plane))
+        w = b.offset(self.w, b.mul(plane, self.channels * self.m_row))
+        for panel in self.panels:
+            b.loop(0, panel.count, 1, partial(self._panel, v, m, w, panel))
+
+    def _panel(self, v: Reg, m: Reg, w: Reg, panel: Run, i: Int, _: list[Reg]) -> None:
+        b = self.b
+        number = b.mul(b.add(b.mul(i, panel.size), panel.start), self.lanes * 4)
+        w, m = b.offset(w, b.mul(number, self.channels)), b.offset(m, number)
+        for run in split(self.plan.chunk, self.plan.tile.rows):
+            b.loop(0, run.count, 1, partial(self._rows, v, m, w, panel, run))
+
+    def _rows(self, v: Reg, m: Reg, w: Reg, panel: Run, run: Run, j: Int, _: list[Reg]) -> None:
+        """A register tile of products."""
+        b, width = self.b, panel.size * self.lanes * 4
+        row = b.add(b.mul(j, run.size), run.start)
+        unroll = UNROLL if self.channels % UNROLL == 0 else 1
+        kind = vector(self.lanes, "float")
+
+        def some(_: Int, carried: list[Reg]) -> list[Reg]:
+            *sums, vk, wk = carried
+            for u in range(unroll):
+                places = [u * width + k * self.lanes * 4 for k in range(panel.size)]
+                weights = [b.load(kind, b.offset(wk, p), 4) for p in places]
+                for r in range(run.size):
+                    given = b.load("float", b.offset(vk, r * self.v_row + u * 4), 4)
+                    factor = b.splat(given, self.lanes)
+                    for k, weight in enumerate(weights):
+                        at = r * panel.size + k
+                        sums[at] = b.intrinsic("fmuladd", factor, weight, sums[at])
+            return [*sums, b.offset(vk, unroll * 4), b.offset(wk, unroll * width)]
+
+        zero = b.number(0, "float", self.lanes)
+        start = [*[zero] * (run.size * panel.size), b.offset(v, b.mul(row, self.v_row)), w]
+        made = b.loop(0, self.channels, unroll, some, start)
+        out = b.offset(m, b.mul(row, self.m_row))
+        for r in range(run.size):
+            for k in range(panel.size):
+                where = r * self.m_row + k * self.lanes * 4
+                b.store(made[r * panel.size + k], b.offset(out, where), 4)
+
+    # Out of the transform
+
+    def _give(self, first: Int, t: Int, _: list[Reg]) -> None:
+        """Transforms the results of a tile back, finishes and stores them."""
+        b = self.b
+        place = self._place(first, t)
+        m = b.offset(self.m, b.mul(t, self.m_row))
+        full, rest = divmod(self.results, self.lanes)
+
+        def vectors(i: Int, _: list[Reg]) -> None:
+            self._give_block(m, place, b.mul(i, self.lanes), self.lanes)
+
+        b.loop(0, full, 1, vectors)
+        if rest:
+            self._give_block(m, place, full * self.lanes, rest)
+
+    def _give_block(self, m: Reg, place: tuple[Int, Int, Int], c: Int, lanes: int) -> None:
+        b = self.b
+        n, h, w = place
+        m = b.offset(m, b.mul(c, 4))
+        kind = vector(self.lanes, "float")
+        columns = []
+        for j in range(TAKES):
+            places = [(r * TAKES + j) * self.m_plane for r in range(TAKES)]
+            columns.append(self._out_of([b.load(kind, b.offset(m, p), 4) for p in places]))
+        made = []
+        for r in range(SIZE):
+            made += self._out_of([columns[j][r] for j in range(TAKES)])
+        made = self.plain.mend(
+            b, made, self.room, lambda: (self._input(place), b.offset(self.plain_w, b.mul(c, 4)))
+        )
+
+        def store(r: Int, j: int, total: Reg) -> None:
+            self._store([n, b.add(h, r), b.add(w, j), c], r, j, total, lanes)
+
+        self.epilogue.store_rows(made, SIZE, store)
+
+    def _out_of(self, m: list[Reg]) -> list[Reg]:
+        """Four results along an axis from six products."""
+        a = self.a
+        ones, twos = a.add(m[1], m[2]), a.add(m[3], m[4])
+        one, two = a.sub(m[1], m[2]), a.sub(m[3], m[4])
+        return [
+            a.add(a.add(m[0], ones), twos),
+            a.fma(two, 2.0, one),
+            a.fma(twos, 4.0, ones),
+            a.add(a.fma(two, 8.0, one), m[5]),
+        ]
+
+    def _store(self, at: list[Int], r: Int, j: int, made: Reg, lanes: int) -> None:
+        """Stores a pixel, unless it lies beyond the edge of the image."""
+        b = self.b
+        _, height, width, _ = self.anchor.tensor.static
+        guards = []
+        for inside, number, size in ((r, at[1], height), (j, at[2], width)):
+            known = isinstance(inside, int) and inside < size % SIZE
+            if size % SIZE and not known:
+                guards.append(b.compare("slt", b.i64(number), b.i64(size)))
+        if not guards:
+            self.epilogue.store(at, made, lanes)
+            return
+        both = guards[0] if len(guards) == 1 else self.a.op("and", guards[0], guards[1])
+        b.when(both, lambda: self.epilogue.store(at, made, lanes))

@@ -1,0 +1,1 @@
+"""Building blocks of CPU kernels: LLVM text, scalars, elements, loops, epilogues."""

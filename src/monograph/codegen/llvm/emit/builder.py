@@ -1,0 +1,321 @@
+"""Writes the text of an LLVM function: registers, loops, loads and stores, vectors.
+
+Every shape and stride is a literal in the text, loop-carried values are explicit phis, and no
+optimisation pass runs afterwards: what is written here is what the code generator sees.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+
+from monograph.codegen.llvm.module.bounds_checks import GUARD, SLACK_MARK
+from monograph.codegen.llvm.module.features import Features
+
+Int: TypeAlias = "int | Reg"
+
+
+@dataclass(frozen=True)
+class Reg:
+    """A value in a register (or a literal): its LLVM name and type."""
+
+    name: str
+    type: str
+
+    def __str__(self) -> str:
+        return self.name
+
+    @property
+    def lanes(self) -> int:
+        """Elements of a vector; 0 for a scalar."""
+        return int(self.type[1:].split(" ")[0]) if self.type.startswith("<") else 0
+
+    @property
+    def element(self) -> str:
+        return self.type[1:-1].split(" x ")[1] if self.type.startswith("<") else self.type
+
+
+def vector(lanes: int, element: str) -> str:
+    """The type of so many lanes; the plain element type for none."""
+    return f"<{lanes} x {element}>" if lanes else element
+
+
+def float_text(number: float, element: str) -> str:
+    """A float literal, exact to the bit."""
+    if element == "double":
+        return f"0x{struct.unpack('<Q', struct.pack('<d', number))[0]:016X}"
+    if element == "half":
+        return f"0xH{int(np.array(number, np.float16).view(np.uint16)):04X}"
+    with np.errstate(over="ignore"):
+        single = float(np.float32(number))
+    return f"0x{struct.unpack('<Q', struct.pack('<d', single))[0]:016X}"
+
+
+class Builder:
+    """The body of one function, line by line."""
+
+    def __init__(
+        self,
+        name: str,
+        arguments: Sequence[tuple[str, str]],
+        returns: str = "void",
+        features: Features | None = None,
+        checked: bool = False,
+    ):
+        self.name = name
+        self.features = features
+        self.checked = checked
+        """Whether every access will be checked (see `checked`)."""
+        self.guards = 0
+        """Addresses that are checked because no proof covers them (see `guarded`)."""
+        self.returns = returns
+        self.arguments = {n: Reg(f"%{n}", t.split(" ")[0]) for n, t in arguments}
+        self.signature = ", ".join(f"{t} %{n}" for n, t in arguments)
+        self.lines: list[str] = []
+        self.declarations: set[str] = set()
+        self.block = "entry"
+        self._count = 0
+
+    def text(self, attributes: str = "nounwind") -> str:
+        """The function as LLVM text. It must have ended its last block with `ret`."""
+        body = "\n".join(self.lines)
+        head = f"define {self.returns} @{self.name}({self.signature}) {attributes}"
+        return f"{head} {{\nentry:\n{body}\n}}\n"
+
+    # Lines and registers
+
+    def fresh(self, stem: str = "v") -> str:
+        self._count += 1
+        return f"%{stem}{self._count}"
+
+    def line(self, text: str) -> None:
+        self.lines.append(f"  {text}")
+
+    def set(self, type_: str, text: str) -> Reg:
+        """A new register with the result of an instruction."""
+        reg = Reg(self.fresh(), type_)
+        self.line(f"{reg} = {text}")
+        return reg
+
+    def label(self, name: str) -> None:
+        self.lines.append(f"{name}:")
+        self.block = name
+
+    def new_label(self, stem: str = "b") -> str:
+        self._count += 1
+        return f"{stem}{self._count}"
+
+    def jump(self, label: str) -> None:
+        self.line(f"br label %{label}")
+
+    def branch(self, condition: Reg, yes: str, no: str) -> None:
+        self.line(f"br i1 {condition}, label %{yes}, label %{no}")
+
+    def ret(self, value: Reg | None = None) -> None:
+        self.line("ret void" if value is None else f"ret {value.type} {value}")
+
+    def call(self, name: str, returns: str, *arguments: Reg, flags: str = "") -> Reg:
+        """A call of a function or intrinsic, declared on the way."""
+        types = ", ".join(a.type for a in arguments)
+        self.declarations.add(f"declare {returns} @{name}({types})")
+        listed = ", ".join(f"{a.type} {a}" for a in arguments)
+        text = f"call {flags + ' ' if flags else ''}{returns} @{name}({listed})"
+        if returns == "void":
+            self.line(text)
+            return Reg("", "void")
+        return self.set(returns, text)
+
+    def intrinsic(self, stem: str, *arguments: Reg, flags: str = "") -> Reg:
+        """An intrinsic that works on one type, such as llvm.fma."""
+        kind = arguments[0].type
+        return self.call(f"llvm.{stem}.{mangled(kind)}", kind, *arguments, flags=flags)
+
+    # Integers: ints stay ints as long as they can
+
+    def i64(self, value: Int) -> Reg:
+        return value if isinstance(value, Reg) else Reg(str(value), "i64")
+
+    def add(self, a: Int, b: Int) -> Int:
+        if isinstance(a, int) and isinstance(b, int):
+            return a + b
+        if a == 0 or b == 0:
+            return b if a == 0 else a
+        return self.set("i64", f"add nsw i64 {a}, {b}")
+
+    def sub(self, a: Int, b: Int) -> Int:
+        if isinstance(a, int) and isinstance(b, int):
+            return a - b
+        return a if b == 0 else self.set("i64", f"sub nsw i64 {a}, {b}")
+
+    def mul(self, a: Int, b: Int) -> Int:
+        if isinstance(a, int) and isinstance(b, int):
+            return a * b
+        if a == 0 or b == 0:
+            return 0
+        if a == 1 or b == 1:
+            return b if a == 1 else a
+        return self.set("i64", f"mul nsw i64 {a}, {b}")
+
+    def div(self, a: Int, b: int) -> Int:
+        """Floor division of a number that is not negative."""
+        if isinstance(a, int):
+            return a // b
+        return a if b == 1 else self.set("i64", f"udiv i64 {a}, {b}")
+
+    def mod(self, a: Int, b: int) -> Int:
+        """The remainder of a number that is not negative."""
+        if isinstance(a, int):
+            return a % b
+        return 0 if b == 1 else self.set("i64", f"urem i64 {a}, {b}")
+
+    def minimum(self, a: Int, b: Int) -> Int:
+        if isinstance(a, int) and isinstance(b, int):
+            return min(a, b)
+        less = self.compare("slt", self.i64(a), self.i64(b))
+        return self.set("i64", f"select i1 {less}, i64 {a}, i64 {b}")
+
+    def maximum(self, a: Int, b: Int) -> Int:
+        if isinstance(a, int) and isinstance(b, int):
+            return max(a, b)
+        less = self.compare("slt", self.i64(a), self.i64(b))
+        return self.set("i64", f"select i1 {less}, i64 {b}, i64 {a}")
+
+    def compare(self, how: str, a: Reg, b: Reg) -> Reg:
+        op = "fcmp" if how[0] in "ou" and a.element in FLOATS else "icmp"
+        return self.set(vector(a.lanes, "i1"), f"{op} {how} {a.type} {a}, {b}")
+
+    # Memory
+
+    def offset(self, pointer: Reg, bytes_: Int) -> Reg:
+        if bytes_ == 0:
+            return pointer
+        return self.set("ptr", f"getelementptr inbounds i8, ptr {pointer}, i64 {bytes_}")
+
+    def load(self, type_: str, pointer: Reg, align: int, slack: bool = False) -> Reg:
+        """A value from memory. With `slack` its last lanes may lie beyond the buffer.
+
+        That is allowed where memory of the program's own follows: not in a caller's arrays.
+        """
+        mark = f" {SLACK_MARK}" if slack else ""
+        return self.set(type_, f"load {type_}, ptr {pointer}, align {align}{mark}")
+
+    def store(self, value: Reg, pointer: Reg, align: int) -> None:
+        self.line(f"store {value.type} {value}, ptr {pointer}, align {align}")
+
+    def guarded(self, number: Int, extent: int, lanes: int = 1) -> Int:
+        """A number of elements, 0 instead where so many lanes from there leave the buffer.
+
+        That is reported: for the address of an index map that no proof covers.
+        """
+        self.guards += 1
+        at, most = self.i64(number), extent - max(lanes, 1)
+        bad = Reg("true", "i1")
+        if most >= 0:
+            bad = self.compare("ugt", at, Reg(str(most), "i64"))
+
+        def write() -> None:
+            self.store(at, self.offset(Reg(f"%{GUARD}", "ptr"), 8), 8)
+            self.store(Reg("1", "i64"), Reg(f"%{GUARD}", "ptr"), 8)
+
+        self.when(bad, write)
+        return self.set("i64", f"select i1 {bad}, i64 0, i64 {at}")
+
+    # Vectors
+
+    def splat(self, scalar: Reg, lanes: int) -> Reg:
+        """A scalar in every lane; itself for no lanes."""
+        if not lanes:
+            return scalar
+        kind = vector(lanes, scalar.type)
+        first = self.set(kind, f"insertelement {kind} poison, {scalar.type} {scalar}, i64 0")
+        mask = f"<{lanes} x i32> zeroinitializer"
+        return self.set(kind, f"shufflevector {kind} {first}, {kind} poison, {mask}")
+
+    def number(self, number: float, element: str, lanes: int = 0) -> Reg:
+        """A literal of an element type, in every lane."""
+        if element in FLOATS:
+            text = float_text(float(number), element)
+        elif element == "i1":
+            text = "true" if number else "false"
+        else:
+            text = str(int(number))
+        kind = vector(lanes, element)
+        return Reg(f"splat ({element} {text})" if lanes else text, kind)
+
+    def extract(self, value: Reg, lane: int) -> Reg:
+        return self.set(value.element, f"extractelement {value.type} {value}, i64 {lane}")
+
+    def insert(self, value: Reg, scalar: Reg, lane: int) -> Reg:
+        text = f"insertelement {value.type} {value}, {scalar.type} {scalar}, i64 {lane}"
+        return self.set(value.type, text)
+
+    # Control flow
+
+    def loop(
+        self,
+        start: Int,
+        stop: Int,
+        step: Int,
+        body: Callable[[Int, list[Reg]], Iterable[Reg] | None],
+        carried: Sequence[Reg] = (),
+    ) -> list[Reg]:
+        """for i in range(start, stop, step); `body` gets i and the carried values, gives new ones.
+
+        Bounds that are literals and make one trip, or none, are not a loop at all.
+        """
+        if isinstance(start, int) and isinstance(stop, int) and isinstance(step, int):
+            if start >= stop:
+                return list(carried)
+            if start + step >= stop:
+                return list(body(start, list(carried)) or ())
+        before, head, inner, done = (
+            self.block,
+            self.new_label("head"),
+            self.new_label("body"),
+            self.new_label("done"),
+        )
+        self.jump(head)
+        self.label(head)
+        index = Reg(self.fresh("i"), "i64")
+        phis = [Reg(self.fresh("c"), c.type) for c in carried]
+        place = len(self.lines)
+        more = self.compare("slt", index, self.i64(stop))
+        self.branch(more, inner, done)
+        self.label(inner)
+        results = list(body(index, list(phis)) or ())
+        following = self.set("i64", f"add nsw i64 {index}, {step}")
+        last = self.block
+        self.jump(head)
+        heads = [f"  {index} = phi i64 [ {start}, %{before} ], [ {following}, %{last} ]"]
+        heads += [
+            f"  {phi} = phi {phi.type} [ {c}, %{before} ], [ {r}, %{last} ]"
+            for phi, c, r in zip(phis, carried, results, strict=True)
+        ]
+        self.lines[place:place] = heads
+        self.label(done)
+        return phis
+
+    def when(self, condition: Reg, body: Callable[[], None]) -> None:
+        """Runs a body only where a condition holds."""
+        yes, done = self.new_label("then"), self.new_label("done")
+        self.branch(condition, yes, done)
+        self.label(yes)
+        body()
+        self.jump(done)
+        self.label(done)
+
+
+FLOATS = ("half", "bfloat", "float", "double")
+_SHORT = {"half": "f16", "bfloat": "bf16", "float": "f32", "double": "f64", "ptr": "p0"}
+
+
+def mangled(type_: str) -> str:
+    """A type as intrinsics spell it: v16f32."""
+    if type_.startswith("<"):
+        lanes, element = type_[1:-1].split(" x ")
+        return f"v{lanes}{_SHORT.get(element, element)}"
+    return _SHORT.get(type_, type_)

@@ -1,0 +1,133 @@
+"""Emits fused work on single elements: loads through views, the ops, stores."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from monograph.codegen.common.walk import Walk
+from monograph.codegen.llvm.emit.builder import Builder, Int, Reg
+from monograph.codegen.llvm.emit.scalar import LlvmScalars
+from monograph.ir import DType, Value, known
+from monograph.ops.scalar import Scalar
+from monograph.program.fusion.access import Indices
+from monograph.program.fusion.index_bounds import inside
+from monograph.program.index import Counter, Index, Quotient, counter, flatten
+from monograph.program.memory.buffer_assignment import Storage, described
+
+
+@dataclass(frozen=True)
+class Point:
+    """A place in a loop nest: the value of each counter, and the one that the lanes follow."""
+
+    values: Mapping[Counter, Int]
+    lane: Counter | None = None
+    lanes: int = 0
+
+    def lane_at(self, b: Builder, offset: int) -> Point:
+        """The place of a single lane."""
+        assert self.lane is not None
+        moved = dict(self.values)
+        moved[self.lane] = b.add(moved[self.lane], offset)
+        return Point(moved)
+
+
+@dataclass
+class Elements(Walk[Point]):
+    """Emits elements of a region's values at points of a loop nest."""
+
+    b: Builder
+    scalars: LlvmScalars
+    storage: Mapping[Value, Storage]
+    pointers: Mapping[Value, Reg]
+    inputs: frozenset[Value]
+    given: dict[Value, Scalar] = field(default_factory=dict)
+
+    def load(self, value: Value, at: Indices, point: Point) -> Scalar:
+        """An element from memory, or a literal."""
+        data = known(value)
+        if data is not None and data.size == 1:
+            return self.scalars.literal(data.reshape(-1)[0].item(), value.dtype, point.lanes)
+        place = self.storage[value]
+        position = flatten(at, place.strides, place.offset)
+        extent = self.unproven(value, position)
+        pointer = self.pointers[value]
+        if point.lane is None or point.lane not in position.counters:
+            scalar = self.load_at(pointer, value.dtype, position, Point(point.values), extent)
+            return self.scalars.splat(scalar, point.lanes)
+        if position.factor(point.lane) == 1 and _follows(position, point.lane):
+            return self.load_at(pointer, value.dtype, position, point, extent)
+        return self.scalars.gathered(
+            [
+                self.load_at(pointer, value.dtype, position, point.lane_at(self.b, k), extent)
+                for k in range(point.lanes)
+            ]
+        )
+
+    def load_at(
+        self, pointer: Reg, dtype: DType, position: Index, point: Point, extent: int = 0
+    ) -> Scalar:
+        """Elements at a position; one that is not proven to be in its buffer has an extent."""
+        where = self.b.mul(self.number(position, point, extent), dtype.itemsize)
+        return self.scalars.load(dtype, self.b.offset(pointer, where), point.lanes)
+
+    def unproven(self, value: Value, position: Index) -> int:
+        """0 for a position that is proven to be in a value's buffer, else the buffer's extent."""
+        buffer = self.storage[value].buffer
+        extent = math.prod(buffer.padded)
+        return 0 if inside(position, extent, described(buffer)) else extent
+
+    def unproven_moved(
+        self, value: Value, position: Index, moved: Iterable[tuple[int, int]]
+    ) -> int:
+        """The same for a position that the kernel moves further: (size, stride) along axes.
+
+        That its own numbers stay below those sizes is the kernel's part.
+        """
+        for k, (size, stride) in enumerate(moved):
+            position = position + counter(f"moved{k}", size) * stride
+        return self.unproven(value, position)
+
+    def number(self, position: Index, point: Point, extent: int) -> Int:
+        """A position as a number, checked at run time where it is not proven to be in a buffer."""
+        number = self.integer(position, point)
+        return self.b.guarded(number, extent, point.lanes) if extent else number
+
+    def store(self, value: Value, at: Indices, scalar: Scalar, point: Point) -> None:
+        """Puts an element into memory."""
+        place = self.storage[value]
+        position = flatten(at, place.strides, place.offset)
+        extent = self.unproven(value, position)
+        pointer = self.pointers[value]
+        if point.lane is None or (
+            position.factor(point.lane) == 1 and _follows(position, point.lane)
+        ):
+            where = self.b.mul(self.number(position, point, extent), value.dtype.itemsize)
+            self.scalars.store(scalar, self.b.offset(pointer, where))
+            return
+        for k in range(point.lanes):
+            one = point.lane_at(self.b, k)
+            where = self.b.mul(self.number(position, one, extent), value.dtype.itemsize)
+            lane = self.scalars.lane(scalar, k)
+            self.scalars.store(lane, self.b.offset(pointer, where))
+
+    def integer(self, index: Index, point: Point) -> Int:
+        """An index as a number, at a point."""
+        total: Int = index.constant
+        for atom, factor in index.terms:
+            if isinstance(atom, Counter):
+                term = point.values[atom]
+            elif isinstance(atom, Quotient):
+                term = self.b.div(self.integer(atom.index, point), atom.by)
+            else:
+                term = self.b.mod(self.integer(atom.index, point), atom.by)
+            total = self.b.add(total, self.b.mul(term, factor))
+        return total
+
+
+def _follows(position: Index, lane: Counter) -> bool:
+    """Whether a position depends on a counter only linearly."""
+    return all(
+        lane not in a.index.counters for a, _ in position.terms if not isinstance(a, Counter)
+    )

@@ -1,0 +1,1 @@
+"""CPU kernels on images: pooling, resizing, regions of interest, grid sampling."""

@@ -1,0 +1,310 @@
+"""Images read at places that are data: grid sampling and deformable convolution, in f64."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from monograph.codegen.llvm.emit.builder import Builder, Int, Reg
+from monograph.codegen.llvm.emit.epilogue import Epilogue
+from monograph.codegen.llvm.emit.scalar import LlvmScalars
+from monograph.codegen.llvm.image.windows import Block, blocks, each_pixel
+from monograph.codegen.llvm.module.kernel import Kernel, KernelContext, Scratch, pointers
+from monograph.ir import Value
+from monograph.ir.dtype import f64
+from monograph.ops.deform import DeformConv
+from monograph.ops.image import GridSample
+from monograph.ops.interpolate import (
+    CUBIC_A,
+    FAR,
+    LINEAR,
+    MIRROR,
+    NEAREST,
+    REFLECT,
+    ZEROS,
+)
+from monograph.ops.scalar import Scalar
+from monograph.program.index import strides_of
+from monograph.program.memory.strided import strided
+
+T = TypeVar("T")
+
+
+def serves(value: Value) -> bool:
+    """Whether these kernels compute a value."""
+    if not isinstance(value.op, (GridSample, DeformConv)):
+        return False
+    return 0 not in value.inputs[0].tensor.static
+
+
+def sampling(context: KernelContext) -> Kernel:
+    """A kernel for an op that samples, and what follows it."""
+    anchor = context.step.region.anchor
+    assert anchor is not None
+    made = _GridSample(context) if isinstance(anchor.op, GridSample) else _DeformConv(context)
+    return made.emit()
+
+
+class Reader:
+    """Loads single elements of operands, wherever they lie."""
+
+    def __init__(self, context: KernelContext, b: Builder, scalars: LlvmScalars) -> None:
+        self.b, self.scalars = b, scalars
+        self.storage = context.program.places.storage
+        self.pointers = pointers(b, context.arguments)
+
+    def load(self, value: Value, index: Sequence[Int]) -> Scalar:
+        found = strided(value, self.storage)
+        assert found is not None
+        at: Int = found.offset
+        for number, stride in zip(index, found.strides, strict=True):
+            at = self.b.add(at, self.b.mul(number, stride))
+        where = self.b.mul(at, value.dtype.itemsize)
+        return self.scalars.load(value.dtype, self.b.offset(self.pointers[found.source], where))
+
+    def wide(self, value: Value, index: Sequence[Int]) -> Scalar:
+        """An element as f64."""
+        return self.scalars.cast(self.load(value, index), f64)
+
+
+def number(s: LlvmScalars, value: float) -> Scalar:
+    return s.constant(value, f64)
+
+
+def float_of(s: LlvmScalars, value: Int) -> Scalar:
+    """An integer as f64."""
+    if isinstance(value, int):
+        return number(s, value)
+    return Scalar(s.b.set("double", f"sitofp i64 {value} to double"), f64)
+
+
+def integer_of(s: LlvmScalars, x: Scalar) -> Reg:
+    """A float within range, cut off."""
+    return s.b.set("i64", f"fptosi double {x.reg} to i64")
+
+
+def tamed(s: LlvmScalars, x: Scalar) -> Scalar:
+    """A place that converts to an integer: no NaN, nothing far away."""
+    plain = s.select(s.is_nan(x), number(s, -1.0), x)
+    return s.min(s.max(plain, number(s, -FAR)), number(s, FAR))
+
+
+def taps(
+    s: LlvmScalars, place: Scalar, size: int, mode: str, outside: str
+) -> list[tuple[Reg, Scalar]]:
+    """The elements of one axis that a place reads, and the weight of each."""
+    near = neighbours(s, place, size, mode, outside)
+    return [(_within(s, integer_of(s, at), size, outside), weight) for at, weight in near]
+
+
+def neighbours(
+    s: LlvmScalars, place: Scalar, size: int, mode: str, outside: str
+) -> list[tuple[Scalar, Scalar]]:
+    """The whole places around one on an axis, some beyond its ends, and the weight of each."""
+    place = tamed(s, place)
+    whole = s.round(place) if mode == NEAREST else s.floor(place)
+    steps = {NEAREST: (0,), LINEAR: (0, 1)}.get(mode, (-1, 0, 1, 2))
+    found = []
+    for step in steps:
+        at = s.add(whole, number(s, step))
+        weight = _weight(s, s.abs(s.sub(place, at)), mode)
+        if outside == ZEROS:
+            below, above = s.less(at, number(s, 0)), s.less_equal(number(s, size), at)
+            weight = s.select(s.or_(below, above), number(s, 0), weight)
+        found.append((at, weight))
+    return found
+
+
+def _weight(s: LlvmScalars, distance: Scalar, mode: str) -> Scalar:
+    if mode == NEAREST:
+        return number(s, 1.0)
+    if mode == LINEAR:
+        return s.sub(number(s, 1.0), distance)
+    a, x = CUBIC_A, distance
+    near = s.sub(s.mul(number(s, a + 2), x), number(s, a + 3))
+    near = s.add(s.mul(near, s.mul(x, x)), number(s, 1.0))
+    far = s.add(s.mul(s.sub(x, number(s, 5)), x), number(s, 8))
+    far = s.sub(s.mul(s.mul(far, x), number(s, a)), number(s, 4 * a))
+    outer = s.select(s.less(x, number(s, 2)), far, number(s, 0))
+    return s.select(s.less_equal(x, number(s, 1)), near, outer)
+
+
+def _within(s: LlvmScalars, at: Reg, size: int, outside: str) -> Reg:
+    """A place beyond the edges, brought back within an axis."""
+    b = s.b
+    if outside not in (REFLECT, MIRROR) or (outside == MIRROR and size == 1):
+        return b.i64(b.minimum(b.maximum(at, 0), size - 1))
+    period = 2 * size if outside == REFLECT else 2 * size - 2
+    rest = b.set("i64", f"srem i64 {at}, {period}")
+    negative = b.compare("slt", rest, Reg("0", "i64"))
+    folded = s.a.select(negative, b.i64(b.add(rest, period)), rest)
+    turned = b.i64(b.sub(period - 1 if outside == REFLECT else period, folded))
+    return s.a.select(b.compare("slt", folded, Reg(str(size), "i64")), folded, turned)
+
+
+def weighted(
+    s: LlvmScalars,
+    reader: Reader,
+    value: Value,
+    lead: list[Int],
+    axes: list[list[tuple[Reg, Scalar]]],
+) -> Scalar:
+    """The sum over all combinations of taps."""
+    return combined(s, axes, lambda places: reader.wide(value, [*lead, *places]))
+
+
+def combined(
+    s: LlvmScalars,
+    axes: Sequence[Sequence[tuple[T, Scalar]]],
+    read: Callable[[list[T]], Scalar],
+) -> Scalar:
+    """... of what is read at them; a weight of zero silences what it is for."""
+    total = number(s, 0)
+    for chosen in itertools.product(*axes):
+        weight = chosen[0][1]
+        for _, part in chosen[1:]:
+            weight = s.mul(weight, part)
+        x = s.mul(read([place for place, _ in chosen]), weight)
+        silent = s.equal(weight, number(s, 0))
+        total = s.add(total, s.select(silent, number(s, 0), x))
+    return total
+
+
+class _Sampling:
+    """What sampling kernels share: arguments, readers, a loop over the places of the result."""
+
+    def __init__(self, context: KernelContext) -> None:
+        anchor = context.step.region.anchor
+        assert anchor is not None
+        self.context, self.anchor = context, anchor
+        self.shape = anchor.tensor.static
+
+    def emit(self) -> Kernel:
+        context, region = self.context, self.context.step.region
+        for value in (*region.inputs, *region.outputs):
+            context.argument(value)
+        self.prepare()
+        b = self.b = context.builder(len(context.arguments))
+        self.s = LlvmScalars(b, context.features)
+        self.reader = Reader(context, b, self.s)
+        self.epilogue = Epilogue(context, b)
+        self.begin()
+        one = blocks(1, 1, 1)
+        each_pixel(b, context.threads, self.shape[0], self.shape[2:], one, self.unit)
+        return context.finish(b, float(math.prod(self.shape)))
+
+    def prepare(self) -> None:
+        """Asks for more arguments."""
+
+    def begin(self) -> None:
+        """What stands before the loop."""
+
+    def unit(self, n: Int, _: Int, place: list[Int], run: Block) -> None:
+        raise NotImplementedError
+
+    def store(self, n: Int, c: Int, place: list[Int], total: Scalar) -> None:
+        result = self.s.cast(total, self.anchor.dtype)
+        self.epilogue.store([n, c, *place], result.reg, 1)
+
+
+class _GridSample(_Sampling):
+    def unit(self, n: Int, _: Int, place: list[Int], run: Block) -> None:
+        op, s = self.anchor.op, self.s
+        assert isinstance(op, GridSample)
+        x, grid = self.anchor.inputs
+        sizes = x.tensor.static[2:]
+        turned = MIRROR if op.align_corners and op.outside == REFLECT else op.outside
+        axes = []
+        for i, size in enumerate(sizes):
+            g = self.reader.wide(grid, [n, *place, len(sizes) - 1 - i])
+            g = s.add(g, number(s, 1))
+            if op.align_corners:
+                at = s.mul(s.div(g, number(s, 2)), number(s, size - 1))
+            else:
+                at = s.div(s.sub(s.mul(g, number(s, size)), number(s, 1)), number(s, 2))
+            axes.append(taps(s, at, size, op.mode, turned))
+
+        def channel(c: Int, _: list[Reg]) -> None:
+            self.store(n, c, place, weighted(s, self.reader, x, [n, c], axes))
+
+        self.b.loop(0, self.shape[1], 1, channel)
+
+
+class _DeformConv(_Sampling):
+    """At each place the windows of all channels are read once, into memory, then multiplied."""
+
+    def prepare(self) -> None:
+        op = self.anchor.op
+        assert isinstance(op, DeformConv)
+        self.op = op
+        self.x, self.w, self.offset, *self.mask = self.anchor.inputs
+        self.channels = self.x.tensor.static[1]
+        self.kernel = self.w.tensor.static[2:]
+        self.terms = math.prod(self.kernel)
+        self.size = self.channels * self.terms * 8
+        self.scratch = self.context.argument(Scratch(self.size * self.context.threads))
+
+    def begin(self) -> None:
+        b = self.b
+        own = b.mul(b.arguments["tid"], self.size)
+        self.columns = b.offset(b.arguments[f"p{self.scratch}"], own)
+
+    def unit(self, n: Int, _: Int, place: list[Int], run: Block) -> None:
+        b, groups = self.b, self.op.offset_groups
+
+        def group(g: Int, _: list[Reg]) -> None:
+            b.loop(0, self.terms, 1, lambda t, _: self._read(n, g, t, place))
+
+        b.loop(0, groups, 1, group)
+        b.loop(0, self.shape[1], 1, lambda o, _: self._multiply(n, o, place))
+
+    def _tap(self, t: Int) -> list[Int]:
+        """The index of a tap in the kernel, from its number."""
+        b = self.b
+        strides = strides_of(self.kernel)
+        return [b.mod(b.div(t, s), k) for s, k in zip(strides, self.kernel, strict=True)]
+
+    def _read(self, n: Int, g: Int, t: Int, place: list[Int]) -> None:
+        """One tap of all channels of an offset group."""
+        b, s, op = self.b, self.s, self.op
+        entry = b.add(b.mul(g, self.terms), t)
+        axes = []
+        for axis, k in enumerate(self._tap(t)):
+            channel = b.add(b.mul(entry, len(self.kernel)), axis)
+            moved = self.reader.wide(self.offset, [n, channel, *place])
+            start = b.add(b.mul(place[axis], op.strides[axis]), -op.pads_begin[axis])
+            at = s.add(moved, float_of(s, b.add(start, b.mul(k, op.dilations[axis]))))
+            axes.append(taps(s, at, self.x.tensor.static[2 + axis], LINEAR, ZEROS))
+        scale = [self.reader.wide(m, [n, entry, *place]) for m in self.mask]
+        share = self.channels // op.offset_groups
+
+        def channel_of(i: Int, _: list[Reg]) -> None:
+            c = b.add(b.mul(g, share), i)
+            total = weighted(s, self.reader, self.x, [n, c], axes)
+            for factor in scale:
+                total = s.mul(total, factor)
+            where = b.add(b.mul(c, self.terms), t)
+            b.store(total.reg, b.offset(self.columns, b.mul(where, 8)), 8)
+
+        b.loop(0, share, 1, channel_of)
+
+    def _multiply(self, n: Int, o: Int, place: list[Int]) -> None:
+        b, s = self.b, self.s
+        per_group = self.channels // self.op.groups
+        group = b.div(o, self.shape[1] // self.op.groups)
+        first = b.mul(group, per_group * self.terms * 8)
+        start = b.offset(self.columns, first)
+
+        def channel(i: Int, sums: list[Reg]) -> list[Reg]:
+            def tap(t: Int, inner: list[Reg]) -> list[Reg]:
+                weight = self.reader.wide(self.w, [o, i, *self._tap(t)])
+                where = b.mul(b.add(b.mul(i, self.terms), t), 8)
+                x = Scalar(b.load("double", b.offset(start, where), 8), f64)
+                return [s.fma(x, weight, Scalar(inner[0], f64)).reg]
+
+            return b.loop(0, self.terms, 1, tap, sums)
+
+        (total,) = b.loop(0, per_group, 1, channel, [number(s, 0).reg])
+        self.store(n, o, place, Scalar(total, f64))

@@ -1,0 +1,233 @@
+"""Pools of any form: each window reduced in registers, vectors along the channels."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import partial
+
+from monograph.codegen.common.types import register
+from monograph.codegen.llvm.emit.builder import Int, Reg
+from monograph.codegen.llvm.emit.epilogue import Epilogue
+from monograph.codegen.llvm.emit.scalar import LlvmScalars
+from monograph.codegen.llvm.image.windows import (
+    Block,
+    Span,
+    Windows,
+    blocks,
+    correlated,
+    dims,
+    each_pixel,
+    image,
+    index_in,
+)
+from monograph.codegen.llvm.module.kernel import Kernel, KernelContext, pointers
+from monograph.ir import Value
+from monograph.ir.dtype import FLOAT, UINT
+from monograph.ops.pool import ArgMaxPool, AveragePool, LpPool, MaxPool, Pool
+from monograph.ops.scalar import Scalar
+from monograph.ops.window import CHANNELS_LAST
+
+VECTORS = 4
+"""Accumulators that go through a window together."""
+MOST_UNROLLED = 32
+"""Taps of a window that are written out, where it lies inside the data."""
+
+
+def pool(context: KernelContext) -> Kernel:
+    """A kernel for a pool and what follows it."""
+    anchor = context.step.region.anchor
+    assert anchor is not None
+    kinds = {MaxPool: _Max, AveragePool: _Average, LpPool: _Lp, ArgMaxPool: _ArgMax}
+    return kinds[type(anchor.op)](context).emit()
+
+
+def serves(value: Value) -> bool:
+    """Whether these kernels compute a pool."""
+    return isinstance(value.op, Pool) and not value.op.auto
+
+
+class _Pool:
+    """What all pools share: the walk over pixels, blocks of channels and taps."""
+
+    def __init__(self, context: KernelContext) -> None:
+        anchor = context.step.region.anchor
+        assert anchor is not None
+        assert isinstance(anchor.op, Pool)
+        self.context, self.anchor, self.op = context, anchor, anchor.op
+        self.given = anchor.inputs[0]
+        self.batch, self.channels, self.outputs = dims(anchor.tensor.static, self.op.layout)
+        _, _, self.sizes = dims(self.given.tensor.static, self.op.layout)
+        self.x = image(context, self.given, self.op.layout)
+
+    def lanes(self) -> int:
+        vectors = self.op.layout == CHANNELS_LAST and self.x.channel == 1
+        return self.context.features.lanes(max(32, self.given.dtype.bits)) if vectors else 1
+
+    def spans(self, sizes: Sequence[int], pads: Sequence[int]) -> list[Span]:
+        axes = (self.outputs, sizes, self.op.kernel, self.op.strides, self.op.dilations, pads)
+        return [correlated(*axis) for axis in zip(*axes, strict=True)]
+
+    def emit(self) -> Kernel:
+        context, region = self.context, self.context.step.region
+        for value in (*region.inputs, *region.outputs):
+            context.argument(value)
+        self.windows = Windows(context, self.spans(self.sizes, self.op.pads_begin))
+        self.prepare()
+        b = self.b = context.builder(len(context.arguments))
+        self.pointer = pointers(b, context.arguments)[self.x.source]
+        self.scalars = LlvmScalars(b, context.features)
+        self.epilogue = Epilogue(context, b)
+        runs = blocks(self.channels, self.lanes(), VECTORS)
+        each_pixel(b, context.threads, self.batch, self.outputs, runs, self.unit)
+        taps = math.prod(self.anchor.tensor.static) * math.prod(self.op.kernel)
+        return context.finish(b, float(taps))
+
+    def unit(self, n: Int, c: Int, place: list[Int], run: Block) -> None:
+        """One block of channels of one pixel; windows beyond the edges have a path of their own."""
+        few = math.prod(self.op.kernel) <= MOST_UNROLLED
+        inside = self.windows.inside(self.b, place) if few else False
+        if isinstance(inside, bool):
+            self._reduce(n, c, place, run, inside)
+            return
+        outside = self.scalars.a.op("xor", inside, 1)
+        self.b.when(inside, lambda: self._reduce(n, c, place, run, True))
+        self.b.when(outside, lambda: self._reduce(n, c, place, run, False))
+
+    def _reduce(self, n: Int, c: Int, place: list[Int], run: Block, inside: bool) -> None:
+        lanes = run.lanes if run.lanes > 1 else 0
+        start = [self.start(lanes).reg] * run.vectors
+        each = self.windows.each_inside if inside else self.windows.each
+        totals = each(self.b, place, partial(self.tap, n, c, run, lanes), start)
+        for v, total in enumerate(totals):
+            made = self.finish(Scalar(total, self.given.dtype), place, inside)
+            at = index_in(self.op.layout, n, self.b.add(c, v * run.lanes), place)
+            self.epilogue.store(at, made.reg, run.lanes)
+
+    def tap(
+        self,
+        n: Int,
+        c: Int,
+        run: Block,
+        lanes: int,
+        places: list[Int],
+        _: list[Int],
+        totals: list[Reg],
+    ) -> list[Reg]:
+        dtype, made = self.given.dtype, []
+        at = self.x.position(self.b, n, c, places)
+        start = self.b.offset(self.pointer, self.b.mul(at, dtype.itemsize))
+        for v, total in enumerate(totals):
+            x = self.scalars.load(dtype, self.b.offset(start, v * lanes * dtype.itemsize), lanes)
+            made.append(self.step(Scalar(total, dtype), x).reg)
+        return made
+
+    def prepare(self) -> None:
+        """Asks for more arguments."""
+
+    def start(self, lanes: int) -> Scalar:
+        return self.scalars.literal(0, self.given.dtype, lanes)
+
+    def step(self, total: Scalar, x: Scalar) -> Scalar:
+        raise NotImplementedError
+
+    def finish(self, total: Scalar, place: list[Int], inside: bool) -> Scalar:
+        return total
+
+
+class _Max(_Pool):
+    def start(self, lanes: int) -> Scalar:
+        dtype = self.given.dtype
+        lowest: float | int = -math.inf
+        if not dtype.is_float:
+            lowest = 0 if dtype.kind == UINT else -(1 << (dtype.bits - 1))
+        return self.scalars.literal(lowest, dtype, lanes)
+
+    def step(self, total: Scalar, x: Scalar) -> Scalar:
+        return self.scalars.max(total, x)
+
+
+class _Average(_Pool):
+    def prepare(self) -> None:
+        assert isinstance(self.op, AveragePool)
+        self.counted = self.windows
+        if self.op.include_pad:
+            pads = zip(self.sizes, self.op.pads_begin, self.op.pads_end, strict=True)
+            padded = [sum(axis) for axis in pads]
+            self.counted = Windows(self.context, self.spans(padded, (0,) * len(padded)))
+
+    def step(self, total: Scalar, x: Scalar) -> Scalar:
+        return self.scalars.add(total, x)
+
+    def finish(self, total: Scalar, place: list[Int], inside: bool) -> Scalar:
+        count: Int = math.prod(self.op.kernel)
+        if not inside:
+            count = self.counted.count(self.b, place)
+        dtype = self.given.dtype
+        if isinstance(count, int):
+            return self.scalars.div(total, self.scalars.constant(count, dtype))
+        element = register(dtype)
+        number = self.b.set(element, f"sitofp i64 {count} to {element}")
+        return self.scalars.div(total, Scalar(number, dtype))
+
+
+class _Lp(_Pool):
+    def step(self, total: Scalar, x: Scalar) -> Scalar:
+        return self.scalars.add(total, self._power(self.scalars.abs(x), float(self._p)))
+
+    def finish(self, total: Scalar, place: list[Int], inside: bool) -> Scalar:
+        if self._p == 2:
+            return self.scalars.sqrt(total)
+        return self._power(total, 1.0 / self._p)
+
+    def _power(self, x: Scalar, exponent: float) -> Scalar:
+        return self.scalars.pow(x, self.scalars.constant(exponent, x.dtype))
+
+    @property
+    def _p(self) -> int:
+        assert isinstance(self.op, LpPool)
+        return self.op.p
+
+
+class _ArgMax(_Pool):
+    """Carries the largest element so far and where it is; -1 stands for none so far."""
+
+    def lanes(self) -> int:
+        return 1
+
+    def unit(self, n: Int, c: Int, place: list[Int], run: Block) -> None:
+        b = self.b
+        lowest = self.scalars.literal(0, self.given.dtype, 0).reg
+        start = [lowest, Reg("-1", "i64")]
+        _, found = self.windows.each(b, place, partial(self._compare, n, c), start)
+        plane = b.add(b.mul(n, self.channels), c)
+        # A window that reads only padding has found nothing.
+        first = b.maximum(found, 0)
+        total = b.add(first, b.mul(plane, math.prod(self.sizes)))
+        self.epilogue.store(index_in(self.op.layout, n, c, place), b.i64(total), 1)
+
+    def _compare(
+        self, n: Int, c: Int, places: list[Int], _: list[Int], carried: list[Reg]
+    ) -> list[Reg]:
+        b, s, dtype = self.b, self.scalars, self.given.dtype
+        best, found = Scalar(carried[0], dtype), carried[1]
+        at = self.x.position(b, n, c, places)
+        x = s.load(dtype, b.offset(self.pointer, b.mul(at, dtype.itemsize)))
+        better = s.less(best, x).reg
+        if dtype.kind == FLOAT:
+            first_nan = s.a.op("and", s.is_nan(x).reg, s.a.op("xor", s.is_nan(best).reg, 1))
+            better = s.a.op("or", better, first_nan)
+        better = s.a.op("or", better, b.compare("slt", found, Reg("0", "i64")))
+        here = b.i64(self._number(places))
+        return [s.a.select(better, x.reg, best.reg), s.a.select(better, here, found)]
+
+    def _number(self, places: Sequence[Int]) -> Int:
+        """The number of an element within its plane."""
+        assert isinstance(self.op, ArgMaxPool)
+        order = range(len(places)) if self.op.column_major else reversed(range(len(places)))
+        total: Int = 0
+        step = 1
+        for axis in order:
+            total = self.b.add(total, self.b.mul(places[axis], step))
+            step *= self.sizes[axis]
+        return total

@@ -1,0 +1,196 @@
+"""Resizing: elements gathered along each resized axis by tables made while compiling."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from monograph.codegen.llvm.emit.builder import Int, Reg
+from monograph.codegen.llvm.emit.epilogue import Epilogue
+from monograph.codegen.llvm.emit.scalar import LlvmScalars
+from monograph.codegen.llvm.image.windows import Block, blocks, each_pixel
+from monograph.codegen.llvm.module.kernel import Kernel, KernelContext, Packed, pointers
+from monograph.ir import Array, DType, Value
+from monograph.ir.dtype import f32, f64
+from monograph.ops.resample import CROP, nearest_places, taps
+from monograph.ops.resize import LINEAR, NEAREST, Resize, whole_number
+from monograph.ops.scalar import Scalar
+from monograph.program.memory.strided import strided
+
+VECTORS = 4
+
+
+@dataclass(frozen=True)
+class _Axis:
+    """A resized axis: [output, tap] places (as offsets in elements) and weights."""
+
+    axis: int
+    places: Array
+    weights: Array | None
+    outside: Array
+    """Outputs that lie beyond the edges and are given a number of their own."""
+
+
+def resize(context: KernelContext) -> Kernel:
+    """A kernel for resizing and what follows it."""
+    return _Resize(context).emit()
+
+
+def serves(value: Value) -> bool:
+    """Whether this kernel computes a value."""
+    op = value.op
+    if not isinstance(op, Resize) or op.sizes is None or op.policy != "stretch":
+        return False
+    return 0 not in value.inputs[0].tensor.static and not value.dtype.is_string
+
+
+class _Resize:
+    def __init__(self, context: KernelContext) -> None:
+        anchor = context.step.region.anchor
+        assert anchor is not None
+        assert isinstance(anchor.op, Resize)
+        self.context, self.anchor, self.op = context, anchor, anchor.op
+        self.given = anchor.inputs[0]
+        found = strided(self.given, context.program.places.storage)
+        assert found is not None
+        self.x = found
+        self.shape = anchor.tensor.static
+        self.axes = [self._axis(i) for i in range(len(self.op.axes))]
+        self.dtype: DType = self.given.dtype
+        if self.op.mode != NEAREST:
+            self.dtype = f32 if self.given.dtype.is_float and self.given.dtype != f64 else f64
+
+    def _axis(self, i: int) -> _Axis:
+        axis = self.op.axes[i]
+        where = self.op._axis(i, self.given.tensor.static[axis])
+        outside = where.outside() if self.op.coordinates == CROP else np.zeros(0, bool)
+        weights = None
+        if self.op.mode == NEAREST:
+            places = nearest_places(where, self.op.rounding)[None]
+        else:
+            a = None if self.op.mode == LINEAR else self.op.cubic_a
+            places, weights = taps(where, a, self.op.antialias, self.op.exclude_outside)
+            places, weights = _used(places, weights)
+            weights = weights.T
+        return _Axis(axis, places.T * self.x.strides[axis], weights, outside)
+
+    def emit(self) -> Kernel:
+        context, region = self.context, self.context.step.region
+        for value in (*region.inputs, *region.outputs):
+            context.argument(value)
+        tables = [np.ascontiguousarray(a.places, np.int64) for a in self.axes]
+        self.places = [context.argument(Packed(t)) for t in tables]
+        self.weights = [
+            context.argument(Packed(np.ascontiguousarray(a.weights, self.dtype.numpy)))
+            for a in self.axes
+            if a.weights is not None
+        ]
+        self.outside = {
+            i: context.argument(Packed(a.outside.astype(np.uint8)))
+            for i, a in enumerate(self.axes)
+            if a.outside.any()
+        }
+        b = self.b = context.builder(len(context.arguments))
+        self.pointer = pointers(b, context.arguments)[self.x.source]
+        self.scalars = LlvmScalars(b, context.features)
+        self.epilogue = Epilogue(context, b)
+        if 0 not in self.shape:
+            self._loops()
+        work = math.prod(self.shape) * math.prod(a.places.shape[1] for a in self.axes)
+        return context.finish(b, float(work))
+
+    def _loops(self) -> None:
+        shape = self.shape or (1,)
+        last = len(self.shape) - 1
+        vectors = self.x.strides[-1:] == (1,) and last not in self.op.axes
+        lanes = self.context.features.lanes(max(32, self.dtype.bits)) if vectors else 1
+        runs = blocks(shape[-1], lanes, VECTORS)
+        each_pixel(self.b, self.context.threads, 1, shape[:-1], runs, self._unit)
+
+    def _unit(self, _: Int, c: Int, place: list[Int], run: Block) -> None:
+        """Some elements along the last axis."""
+        b = self.b
+        lanes = run.lanes if run.lanes > 1 else 0
+        index = [*place, c][: len(self.shape)]
+        at: Int = self.x.offset
+        for axis, (i, stride) in enumerate(zip(index, self.x.strides, strict=True)):
+            if axis not in self.op.axes:
+                at = b.add(at, b.mul(i, stride))
+        made = self._gather(index, at, None, [], run, lanes, 0)
+        for v, reg in enumerate(made):
+            result = self._finish(Scalar(reg, self.dtype), index)
+            where = [*index[:-1], b.add(c, v * run.lanes)] if index else []
+            self.epilogue.store(where, result.reg, run.lanes)
+
+    def _gather(
+        self,
+        index: Sequence[Int],
+        at: Int,
+        weight: Scalar | None,
+        sums: list[Reg],
+        run: Block,
+        lanes: int,
+        depth: int,
+    ) -> list[Reg]:
+        """The weighted sum over the taps of all resized axes, from one of them inwards."""
+        if depth == len(self.axes):
+            return self._add(at, weight, sums, run, lanes)
+        b, axis = self.b, self.axes[depth]
+        count = axis.places.shape[1]
+        for t in range(count):
+            entry = b.add(b.mul(index[axis.axis], count), t)
+            table = b.arguments[f"p{self.places[depth]}"]
+            place = b.load("i64", b.offset(table, b.mul(entry, 8)), 8)
+            factor = weight
+            if axis.weights is not None:
+                factor = self._weight(depth, entry, weight)
+            sums = self._gather(index, b.add(at, place), factor, sums, run, lanes, depth + 1)
+        return sums
+
+    def _weight(self, depth: int, entry: Int, outer: Scalar | None) -> Scalar:
+        b, size = self.b, self.dtype.itemsize
+        table = b.arguments[f"p{self.weights[depth]}"]
+        own = self.scalars.load(self.dtype, b.offset(table, b.mul(entry, size)))
+        return own if outer is None else self.scalars.mul(outer, own)
+
+    def _add(
+        self, at: Int, weight: Scalar | None, sums: list[Reg], run: Block, lanes: int
+    ) -> list[Reg]:
+        b, given = self.b, self.given.dtype
+        start = b.offset(self.pointer, b.mul(at, given.itemsize))
+        made = []
+        for v in range(run.vectors):
+            x = self.scalars.load(given, b.offset(start, v * lanes * given.itemsize), lanes)
+            if given != self.dtype:
+                x = self.scalars.cast(x, self.dtype)
+            if weight is not None:
+                x = self.scalars.mul(x, weight)
+            if sums:
+                x = self.scalars.add(Scalar(sums[v], self.dtype), x)
+            made.append(x.reg)
+        return made
+
+    def _finish(self, total: Scalar, index: Sequence[Int]) -> Scalar:
+        """The result in its element type; what lies outside is replaced."""
+        s, to = self.scalars, self.anchor.dtype
+        if not to.is_float and self.op.mode != NEAREST:
+            total = whole_number(s, total, to, self.op.antialias)
+        made = total if self.dtype == to else s.cast(total, to)
+        for depth, argument in self.outside.items():
+            b = self.b
+            where = b.offset(b.arguments[f"p{argument}"], index[self.axes[depth].axis])
+            beyond = b.compare("ne", b.load("i8", where, 1), Reg("0", "i8"))
+            other = s.splat(s.constant(self.op.beyond(to), to), made.reg.lanes)
+            text = f"select i1 {beyond}, {made.reg.type} {other.reg}, {made.reg.type} {made.reg}"
+            made = Scalar(b.set(made.reg.type, text), to)
+        return made
+
+
+def _used(places: Array, weights: Array) -> tuple[Array, Array]:
+    """Without the taps that never have a weight."""
+    kept = (weights != 0).any(1)
+    kept[0] |= not kept.any()
+    return places[kept], weights[kept]

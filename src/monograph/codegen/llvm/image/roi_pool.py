@@ -1,0 +1,204 @@
+"""Pools over boxes of an image that are data."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from monograph.codegen.llvm.emit.builder import Int, Reg
+from monograph.codegen.llvm.emit.epilogue import Epilogue
+from monograph.codegen.llvm.emit.scalar import LlvmScalars
+from monograph.codegen.llvm.image.grid_sample import Reader, float_of, integer_of, number, tamed
+from monograph.codegen.llvm.image.windows import Block, blocks, each_pixel
+from monograph.codegen.llvm.module.kernel import Fault, Kernel, KernelContext, report
+from monograph.ir import Value
+from monograph.ir.dtype import f64, i64
+from monograph.ops.roi import AVERAGE, MAX_SAMPLES, MaxRoiPool, RoiAlign
+from monograph.ops.scalar import Scalar
+
+
+def serves(value: Value) -> bool:
+    """Whether these kernels compute a value."""
+    if not isinstance(value.op, (RoiAlign, MaxRoiPool)):
+        return False
+    return 0 not in value.inputs[0].tensor.static
+
+
+def regions(context: KernelContext) -> Kernel:
+    """A kernel for a pool over boxes and what follows it."""
+    anchor = context.step.region.anchor
+    assert anchor is not None
+    made = _Align(context) if isinstance(anchor.op, RoiAlign) else _MaxPool(context)
+    return made.emit()
+
+
+class _Regions:
+    """What pools over boxes share: a loop over the elements of the result."""
+
+    def __init__(self, context: KernelContext) -> None:
+        anchor = context.step.region.anchor
+        assert anchor is not None
+        self.context, self.anchor = context, anchor
+        self.x, self.rois, *self.batch = anchor.inputs
+        self.images, _, *self.sizes = self.x.tensor.static
+
+    def emit(self) -> Kernel:
+        context, region = self.context, self.context.step.region
+        for value in (*region.inputs, *region.outputs):
+            context.argument(value)
+        no_image = Fault("a region of no image", f"0..{self.images - 1}")
+        self.no_image = context.argument(no_image)
+        self.no_box = context.argument(Fault("a region is not of this image"))
+        b = self.b = context.builder(len(context.arguments))
+        self.s = LlvmScalars(b, context.features)
+        self.reader = Reader(context, b, self.s)
+        self.epilogue = Epilogue(context, b)
+        shape = self.anchor.tensor.static
+        each_pixel(b, context.threads, shape[0], shape[1:], blocks(1, 1, 1), self._unit)
+        return context.finish(b, float(math.prod(shape)))
+
+    def _unit(self, r: Int, _: Int, place: list[Int], run: Block) -> None:
+        result = self.element(r, place)
+        self.epilogue.store([r, *place], self.s.cast(result, self.anchor.dtype).reg, 1)
+
+    def element(self, r: Int, place: list[Int]) -> Scalar:
+        raise NotImplementedError
+
+    def image(self, given: Reg) -> Reg:
+        """The number of an image; one out of range is reported, and 0 stands for it."""
+        wrong = self.b.compare("uge", given, Reg(str(self.images), "i64"))
+        report(self.b, self.no_image, wrong, given)
+        return self.b.set("i64", f"select i1 {wrong}, i64 0, i64 {given}")
+
+
+class _Align(_Regions):
+    def element(self, r: Int, place: list[Int]) -> Scalar:
+        s, op = self.s, self.anchor.op
+        assert isinstance(op, RoiAlign)
+        c, *bins = place
+        index = s.cast(self.reader.load(self.batch[0], [r]), i64)
+        n = self.image(index.reg)
+        axes = [self._axis(r, axis, bins[axis]) for axis in range(2)]
+        average = op.mode == AVERAGE
+        start = number(s, 0.0 if average else -math.inf).reg
+        (total,) = self._samples(n, c, axes, average, start)
+        counts = [float_of(s, axis[3]) for axis in axes]
+        if average:
+            most = [s.max(count, number(s, 1)) for count in counts]
+            return s.div(Scalar(total, f64), s.mul(*most))
+        none = s.equal(s.mul(*counts), number(s, 0))
+        return s.select(none, number(s, 0), Scalar(total, f64))
+
+    def _axis(self, r: Int, axis: int, i: Int) -> tuple[Scalar, Scalar, Int, Int]:
+        """Of a bin along an axis: where the box starts, its step, the bin, its samples."""
+        s, op = self.s, self.anchor.op
+        assert isinstance(op, RoiAlign)
+        shift = number(s, 0.5 if op.half_pixel else 0.0)
+        scaled = (
+            s.mul(self.reader.wide(self.rois, [r, k]), number(s, op.scale))
+            for k in (1 - axis, 3 - axis)
+        )
+        start, end = (s.sub(x, shift) for x in scaled)
+        length = s.sub(end, start)
+        if not op.half_pixel:
+            length = s.max(length, number(s, 1.0))
+        step = s.div(length, number(s, op.sizes[axis]))
+        finite = s.less_equal(s.abs(step), number(s, 2.0**1000))
+        fits = s.and_(finite, s.less_equal(step, number(s, MAX_SAMPLES)))
+        report(self.b, self.no_box, s.not_(fits).reg, integer_of(s, tamed(s, length)))
+        step = s.select(fits, step, number(s, 0))
+        if op.ratio:
+            return start, step, i, op.ratio
+        return start, step, i, self.b.maximum(integer_of(s, s.ceil(step)), 0)
+
+    def _samples(
+        self,
+        n: Reg,
+        c: Int,
+        axes: Sequence[tuple[Scalar, Scalar, Int, Int]],
+        average: bool,
+        start: Reg,
+    ) -> list[Reg]:
+        b, s = self.b, self.s
+
+        def row(ky: Int, sums: list[Reg]) -> list[Reg]:
+            down = self._neighbours(0, *axes[0], ky)
+
+            def sample(kx: Int, inner: list[Reg]) -> list[Reg]:
+                across = self._neighbours(1, *axes[1], kx)
+                total = Scalar(inner[0], f64)
+                for y, wy in down:
+                    for x, wx in across:
+                        value = self.reader.wide(self.x, [n, c, y, x])
+                        value = s.mul(s.mul(value, wy), wx)
+                        total = s.add(total, value) if average else s.max(total, value)
+                return [total.reg]
+
+            return b.loop(0, axes[1][3], 1, sample, sums)
+
+        return b.loop(0, axes[0][3], 1, row, [start])
+
+    def _neighbours(
+        self, axis: int, start: Scalar, step: Scalar, i: Int, samples: Int, k: Int
+    ) -> list[tuple[Reg, Scalar]]:
+        """The two elements beside a sample, and their weights."""
+        b, s, size = self.b, self.s, self.sizes[axis]
+        count = s.max(float_of(s, samples), number(s, 1))
+        fraction = s.div(s.add(float_of(s, k), number(s, 0.5)), count)
+        at = s.add(start, s.mul(s.add(float_of(s, i), fraction), step))
+        low, high = s.less_equal(number(s, -1), at), s.less_equal(at, number(s, size))
+        inside = s.and_(low, high)
+        at = s.min(s.max(tamed(s, at), number(s, 0)), number(s, size - 1))
+        whole = s.floor(at)
+        rest = s.sub(at, whole)
+        first = integer_of(s, whole)
+        second = b.i64(b.minimum(b.add(first, 1), size - 1))
+        weights = (s.sub(number(s, 1), rest), rest)
+        scaled = [s.select(inside, w, number(s, 0)) for w in weights]
+        return [(first, scaled[0]), (second, scaled[1])]
+
+
+class _MaxPool(_Regions):
+    def element(self, r: Int, place: list[Int]) -> Scalar:
+        b, s, dtype = self.b, self.s, self.x.dtype
+        c, *bins = place
+        n = self.image(integer_of(s, tamed(s, self.reader.wide(self.rois, [r, 0]))))
+        spans = [self._span(r, axis, bins[axis]) for axis in range(2)]
+
+        def row(y: Int, outer: list[Reg]) -> list[Reg]:
+            def one(x: Int, inner: list[Reg]) -> list[Reg]:
+                value = self.reader.load(self.x, [n, c, y, x])
+                return [s.max(Scalar(inner[0], dtype), value).reg]
+
+            return b.loop(*spans[1], 1, one, outer)
+
+        lowest = s.literal(-math.inf, dtype, 0).reg
+        (total,) = b.loop(*spans[0], 1, row, [lowest])
+        empty = [s.b.compare("sge", b.i64(low), b.i64(high)) for low, high in spans]
+        none = s.a.op("or", *empty)
+        zero = s.literal(0, dtype, 0).reg
+        return Scalar(s.a.select(none, zero, total), dtype)
+
+    def _span(self, r: Int, axis: int, i: Int) -> tuple[Int, Int]:
+        """The elements of a bin along an axis: from, to."""
+        s, op = self.s, self.anchor.op
+        assert isinstance(op, MaxRoiPool)
+        start, end = (
+            self._rounded(s.mul(self.reader.wide(self.rois, [r, k]), number(s, op.scale)))
+            for k in (2 - axis, 4 - axis)
+        )
+        length = s.max(s.add(s.sub(end, start), number(s, 1)), number(s, 1))
+        step = s.div(length, number(s, op.sizes[axis]))
+        low = s.floor(s.mul(float_of(s, i), step))
+        high = s.ceil(s.mul(float_of(s, self.b.add(i, 1)), step))
+        return self._clipped(s.add(low, start), axis), self._clipped(s.add(high, start), axis)
+
+    def _rounded(self, x: Scalar) -> Scalar:
+        """The nearest whole number, halves away from zero."""
+        s = self.s
+        whole = s.floor(s.add(s.abs(x), number(s, 0.5)))
+        return s.select(s.less(x, number(s, 0)), s.neg(whole), whole)
+
+    def _clipped(self, x: Scalar, axis: int) -> Int:
+        s, b = self.s, self.b
+        return b.minimum(b.maximum(integer_of(s, tamed(s, x)), 0), self.sizes[axis])

@@ -1,0 +1,244 @@
+"""Windows whose taps are clamped to the data: what convolutions and pools of any form share.
+
+Along each spatial axis a table says, for every output, which taps lie inside the data: the first of
+them, how many, and where the first one reads. Kernels loop over those and check no bounds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+
+from monograph.codegen.llvm.emit.builder import Builder, Int, Reg
+from monograph.codegen.llvm.module.kernel import KernelContext, Packed, share
+from monograph.ir import Array, Value
+from monograph.ops.window import CHANNELS_LAST
+from monograph.program.memory.strided import strided
+
+TapBody: TypeAlias = Callable[[list[Int], list[Int], list[Reg]], list[Reg]]
+"""What is done at a tap: given the places it reads, its indices in the kernel, carried values."""
+
+
+@dataclass(frozen=True)
+class Span:
+    """For every output along an axis: taps first, first + tap_step ... that read inside."""
+
+    first: Array
+    count: Array
+    place: Array
+    """Where the first tap reads; the next one `place_step` further."""
+    tap_step: int
+    place_step: int
+    inner: tuple[int, int] = (0, 0)
+    """Outputs from .. to whose windows lie inside as a whole, `stride` elements apart."""
+    stride: int = 0
+
+
+def correlated(outputs: int, size: int, kernel: int, stride: int, dilation: int, pad: int) -> Span:
+    """The taps of a convolution or a pool."""
+    start = np.arange(outputs) * stride - pad
+    first = np.maximum(0, -(start // dilation))
+    stop = np.minimum(kernel, -((start - size) // dilation))
+    count = np.maximum(0, stop - first)
+    whole = np.flatnonzero((first == 0) & (count == kernel))
+    inner = (int(whole[0]), int(whole[-1]) + 1) if whole.size else (0, 0)
+    return Span(first, count, start + first * dilation, 1, dilation, inner, stride)
+
+
+def all_taps(outputs: int, _: int, kernel: int, stride: int, dilation: int, pad: int) -> Span:
+    """The taps of a convolution, those that read padding too: their places lie outside."""
+    start = np.arange(outputs) * stride - pad
+    return Span(np.zeros_like(start), np.full_like(start, kernel), start, 1, dilation)
+
+
+def transposed(outputs: int, size: int, kernel: int, stride: int, dilation: int, pad: int) -> Span:
+    """The taps k of a transposed convolution: output + pad - k * dilation = place * stride."""
+    common = math.gcd(stride, dilation)
+    first = np.zeros(outputs, np.int64)
+    count = np.zeros(outputs, np.int64)
+    place = np.zeros(outputs, np.int64)
+    for o in range(outputs):
+        reads = [(k, divmod(o + pad - k * dilation, stride)) for k in range(kernel)]
+        inside = [(k, i) for k, (i, rest) in reads if rest == 0 and 0 <= i < size]
+        count[o] = len(inside)
+        if inside:
+            first[o], place[o] = inside[0]
+    return Span(first, count, place, stride // common, -(dilation // common))
+
+
+class Windows:
+    """Loops over the taps of windows; make it before the builder, bind it after."""
+
+    def __init__(self, context: KernelContext, spans: Sequence[Span]) -> None:
+        self.context = context
+        self.spans = spans
+        columns = [np.stack([s.first, s.count, s.place], 1).astype(np.int64) for s in spans]
+        self.tables = [context.argument(Packed(c)) for c in columns]
+        self.columns = columns
+
+    def look_up(self, b: Builder, axis: int, output: Int, column: int) -> Int:
+        """An entry of a table; a literal where all entries are equal."""
+        entries = self.columns[axis][:, column]
+        if isinstance(output, int) or (entries == entries[0]).all():
+            return int(entries[output if isinstance(output, int) else 0])
+        row = b.offset(b.arguments[f"p{self.tables[axis]}"], b.mul(output, 24))
+        return b.load("i64", b.offset(row, column * 8), 8)
+
+    def count(self, b: Builder, outputs: Sequence[Int]) -> Int:
+        """How many taps read inside the data."""
+        total: Int = 1
+        for axis, o in enumerate(outputs):
+            total = b.mul(total, self.look_up(b, axis, o, 1))
+        return total
+
+    def each(
+        self, b: Builder, outputs: Sequence[Int], body: TapBody, carried: Sequence[Reg]
+    ) -> list[Reg]:
+        """Runs a body at every tap inside the data, the last axis innermost."""
+        return self._axis(b, list(outputs), body, list(carried), [], [])
+
+    def inside(self, b: Builder, outputs: Sequence[Int]) -> Reg | bool:
+        """Whether a window lies inside the data as a whole."""
+        result: Reg | bool = True
+        for span, o in zip(self.spans, outputs, strict=True):
+            (low, high), size = span.inner, len(span.first)
+            if low == high:
+                return False
+            for how, bound, needed in (("sge", low, low > 0), ("slt", high, high < size)):
+                if needed:
+                    fits = b.compare(how, b.i64(o), b.i64(bound))
+                    both = f"and i1 {result}, {fits}"
+                    result = fits if isinstance(result, bool) else b.set("i1", both)
+        return result
+
+    def each_inside(
+        self, b: Builder, outputs: Sequence[Int], body: TapBody, carried: Sequence[Reg]
+    ) -> list[Reg]:
+        """Runs a body at every tap of a window that lies inside, one after the other."""
+        starts = []
+        for span, o in zip(self.spans, outputs, strict=True):
+            origin = int(span.place[span.inner[0]]) - span.inner[0] * span.stride
+            starts.append(b.add(b.mul(o, span.stride), origin))
+        made = list(carried)
+        for taps in np.ndindex(*(int(s.count.max()) for s in self.spans)):
+            steps = zip(starts, taps, self.spans, strict=True)
+            places = [b.add(start, k * span.place_step) for start, k, span in steps]
+            made = body(places, list(taps), made)
+        return made
+
+    def _axis(
+        self,
+        b: Builder,
+        outputs: list[Int],
+        body: TapBody,
+        carried: list[Reg],
+        places: list[Int],
+        taps: list[Int],
+    ) -> list[Reg]:
+        axis = len(places)
+        if axis == len(outputs):
+            return body(places, taps, carried)
+        span = self.spans[axis]
+        first, count, place = (self.look_up(b, axis, outputs[axis], k) for k in range(3))
+
+        def one(t: Int, inner: list[Reg]) -> list[Reg]:
+            here = b.add(place, b.mul(t, span.place_step))
+            tap = b.add(first, b.mul(t, span.tap_step))
+            return self._axis(b, outputs, body, inner, [*places, here], [*taps, tap])
+
+        return b.loop(0, count, 1, one, carried)
+
+
+@dataclass(frozen=True)
+class Image:
+    """A value [N, C, *S] in memory, whatever the order of its dimensions."""
+
+    source: Value
+    offset: int
+    batch: int
+    channel: int
+    spatial: tuple[int, ...]
+    """Strides, in elements."""
+
+    def position(self, b: Builder, n: Int, c: Int, places: Sequence[Int]) -> Int:
+        at = b.add(b.add(self.offset, b.mul(n, self.batch)), b.mul(c, self.channel))
+        for place, stride in zip(places, self.spatial, strict=True):
+            at = b.add(at, b.mul(place, stride))
+        return at
+
+
+def image(context: KernelContext, value: Value, layout: str) -> Image:
+    """Where and how an operand of windows lies."""
+    found = strided(value, context.program.places.storage)
+    assert found is not None
+    n, *rest = found.strides
+    *spatial, c = rest if layout == CHANNELS_LAST else (*rest[1:], rest[0])
+    return Image(found.source, found.offset, n, c, tuple(spatial))
+
+
+def dims(shape: Sequence[int], layout: str) -> tuple[int, int, tuple[int, ...]]:
+    """(N, C, S) of a shape in a layout."""
+    if layout == CHANNELS_LAST:
+        return shape[0], shape[-1], tuple(shape[1:-1])
+    return shape[0], shape[1], tuple(shape[2:])
+
+
+def index_in(layout: str, n: Int, c: Int, spatial: Sequence[Int]) -> list[Int]:
+    """The index of an element in a layout."""
+    return [n, *spatial, c] if layout == CHANNELS_LAST else [n, c, *spatial]
+
+
+@dataclass(frozen=True)
+class Block:
+    """`count` equal blocks of channels: `vectors` of `lanes`, the first of them at `start`."""
+
+    start: int
+    lanes: int
+    vectors: int
+    count: int
+
+    @property
+    def width(self) -> int:
+        return self.lanes * self.vectors
+
+
+def blocks(channels: int, lanes: int, most: int) -> list[Block]:
+    """All channels in blocks of at most so many vectors; narrower vectors take what is left."""
+    found = []
+    start = 0
+    most = most if lanes > 1 else 1
+    while start < channels:
+        vectors = min(most, (channels - start) // lanes)
+        if vectors:
+            count = (channels - start) // (lanes * vectors)
+            found.append(Block(start, lanes, vectors, count))
+            start += lanes * vectors * count
+        lanes = lanes if channels - start >= lanes else max(1, lanes // 2)
+    return found
+
+
+Unit: TypeAlias = Callable[[Int, Int, list[Int], Block], None]
+"""Work on one block of channels of one pixel: batch, first channel, place, the block."""
+
+
+def each_pixel(
+    b: Builder, threads: int, batch: int, spatial: Sequence[int], runs: Sequence[Block], unit: Unit
+) -> None:
+    """Every block of channels of every pixel, split over the threads."""
+    for run in runs:
+        total = batch * math.prod(spatial) * run.count
+
+        def one(i: Int, _: list[Reg], run: Block = run) -> None:
+            c = b.add(b.mul(b.mod(i, run.count), run.width), run.start)
+            pixel = b.div(i, run.count)
+            place: list[Int] = []
+            for extent in reversed(spatial):
+                place.insert(0, b.mod(pixel, extent))
+                pixel = b.div(pixel, extent)
+            unit(pixel, c, place, run)
+
+        b.loop(*share(b, total, threads), 1, one)

@@ -1,0 +1,1 @@
+"""CPU kernels that compute addresses: gather, scatter, pad, and elements made from their index."""

@@ -1,0 +1,195 @@
+"""Reads at positions that are data: gathers of every kind, and what follows them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+from monograph.codegen.llvm.emit.builder import Builder, Int, Reg
+from monograph.codegen.llvm.emit.elements import Elements, Point
+from monograph.codegen.llvm.emit.map_kernel import each_element, follows, moved_dtype
+from monograph.codegen.llvm.module.kernel import Fault, Kernel, KernelContext, report
+from monograph.ir import Value
+from monograph.ops.index import Gather, GatherElements, GatherNd
+from monograph.ops.scalar import Scalar
+from monograph.program.fusion.access import Indices
+from monograph.program.index import Index, flatten
+
+
+@dataclass(frozen=True)
+class Coordinate:
+    """An index that is data: where it lies among the indices, and what it counts in x."""
+
+    position: Index
+    size: int
+    stride: int
+
+
+@dataclass(frozen=True)
+class Access:
+    """Where an element is read: a place that the loops decide, moved by coordinates."""
+
+    fixed: Index
+    coordinates: tuple[Coordinate, ...]
+
+
+def serves(value: Value) -> bool:
+    """Whether the gather's shapes fit; where they do not the reference says why."""
+    if isinstance(value.op, GatherElements):
+        x, indices = (v.tensor.static for v in value.inputs)
+        axis = value.op.axis
+        return all(b <= a for k, (a, b) in enumerate(zip(x, indices, strict=True)) if k != axis)
+    if isinstance(value.op, GatherNd):
+        x, indices = (v.tensor.static for v in value.inputs)
+        return x[: value.op.batch_dims] == indices[: value.op.batch_dims]
+    return isinstance(value.op, Gather)
+
+
+def gather(context: KernelContext) -> Kernel:
+    """A kernel for a gather and what follows it."""
+    anchor = context.step.region.anchor
+    assert anchor is not None
+    sizes = dict.fromkeys(_sizes(anchor))
+    faults = [out_of_range(size) for size in sizes]
+    first = len(context.step.region.inputs) + len(context.step.region.outputs)
+    numbers = {size: first + i for i, size in enumerate(sizes)}
+    return each_element(context, partial(_Gathered, context, numbers), faults)
+
+
+def out_of_range(size: int) -> Fault:
+    """What an index into a dimension of this size may fail with."""
+    return Fault("an index is out of range", f"{-size}..{size - 1}")
+
+
+def _sizes(anchor: Value) -> tuple[int, ...]:
+    """The dimensions of x that indices count in."""
+    x, indices = (v.tensor.static for v in anchor.inputs)
+    op = anchor.op
+    if isinstance(op, GatherNd):
+        return x[op.batch_dims : op.batch_dims + indices[-1]]
+    assert isinstance(op, (Gather, GatherElements))
+    return (x[op.axis],)
+
+
+class _Gathered:
+    """Elements of x where indices say."""
+
+    def __init__(
+        self, context: KernelContext, faults: dict[int, int], elements: Elements, at: Indices
+    ) -> None:
+        anchor = context.step.region.anchor
+        assert anchor is not None
+        self.e = elements
+        self.b = elements.b
+        self.faults = faults
+        self.x, self.indices = anchor.inputs
+        self.dtype = moved_dtype(context)
+        self.access = self._access(anchor, at)
+        self.base: Int = 0
+        moved = [(c.size, c.stride) for c in self.access.coordinates]
+        self.extent = elements.unproven_moved(self.x, self.access.fixed, moved)
+
+    def _access(self, anchor: Value, at: Indices) -> Access:
+        op = anchor.op
+        x, index = self.e.storage[self.x], self.e.storage[self.indices]
+        sizes, steps = self.x.tensor.static, x.strides
+        if isinstance(op, GatherElements):
+            k = op.axis
+            others = tuple(Index() if i == k else a for i, a in enumerate(at))
+            place = flatten(at, index.strides, index.offset)
+            coordinate = Coordinate(place, sizes[k], steps[k])
+            return Access(flatten(others, steps, x.offset), (coordinate,))
+        if isinstance(op, Gather):
+            k, rank = op.axis, len(index.strides)
+            place = flatten(at[k : k + rank], index.strides, index.offset)
+            others = (*at[:k], Index(), *at[k + rank :])
+            coordinate = Coordinate(place, sizes[k], steps[k])
+            return Access(flatten(others, steps, x.offset), (coordinate,))
+        assert isinstance(op, GatherNd)
+        batch, (*count, depth) = op.batch_dims, self.indices.tensor.static
+        own = at[: len(count)]
+        place = flatten(own, index.strides[:-1], index.offset)
+        coordinates = tuple(
+            Coordinate(place + i * index.strides[-1], sizes[batch + i], steps[batch + i])
+            for i in range(depth)
+        )
+        others = (*at[:batch], *(Index(),) * depth, *at[len(count) :])
+        return Access(flatten(others, steps, x.offset), coordinates)
+
+    def positions(self) -> list[Index]:
+        return [self.access.fixed, *(c.position for c in self.access.coordinates)]
+
+    def _waits(self, coordinate: Coordinate, point: Point) -> bool:
+        """Whether a coordinate changes within a row."""
+        return any(c not in point.values for c in coordinate.position.counters)
+
+    def enter(self, point: Point) -> None:
+        self.base = 0
+        self.within = []
+        for coordinate in self.access.coordinates:
+            if self._waits(coordinate, point):
+                self.within.append(coordinate)
+            else:
+                self.base = self.b.add(self.base, self._moved(coordinate, point))
+
+    def _moved(self, coordinate: Coordinate, point: Point) -> Int:
+        """How far a coordinate moves in x."""
+        position = coordinate.position
+        extent = self.e.unproven(self.indices, position)
+        where = self.e.number(position, Point(point.values), extent)
+        index = self._index(where)
+        fault = self.faults[coordinate.size]
+        return self.b.mul(checked_index(self.b, index, coordinate.size, fault), coordinate.stride)
+
+    def _index(self, where: Int) -> Reg:
+        return load_index(self.e, self.indices, where)
+
+    def element(self, point: Point) -> Scalar:
+        if 0 in self.x.tensor.static:
+            return self._nothing(point)
+        fixed = self.access.fixed
+        if not point.lanes or (not self.within and point.lane not in fixed.counters):
+            one = self._load(self._place(Point(point.values)), 0)
+            return self.e.scalars.splat(one, point.lanes)
+        if not self.within and follows(fixed, point):
+            return self._load(self._place(point), point.lanes)
+        lanes = (point.lane_at(self.b, k) for k in range(point.lanes))
+        return self.e.scalars.gathered([self._load(self._place(p), 0) for p in lanes])
+
+    def _nothing(self, point: Point) -> Scalar:
+        """For an x without elements: every index is reported, and nothing is read."""
+        for k in range(max(point.lanes, 1)):
+            self._place(point.lane_at(self.b, k) if point.lanes else point)
+        return self.e.scalars.literal(0, self.dtype, point.lanes)
+
+    def _place(self, point: Point) -> Int:
+        place = self.b.add(self.base, self.e.integer(self.access.fixed, point))
+        for coordinate in self.within:
+            place = self.b.add(place, self._moved(coordinate, point))
+        return place
+
+    def _load(self, place: Int, lanes: int) -> Scalar:
+        if self.extent:
+            place = self.b.guarded(place, self.extent, lanes)
+        pointer = self.b.offset(self.e.pointers[self.x], self.b.mul(place, self.dtype.itemsize))
+        return self.e.scalars.load(self.dtype, pointer, lanes)
+
+
+def load_index(elements: Elements, indices: Value, where: Int) -> Reg:
+    """An index from memory, as an i64."""
+    b, dtype = elements.b, indices.dtype
+    pointer = b.offset(elements.pointers[indices], b.mul(where, dtype.itemsize))
+    index = elements.scalars.load(dtype, pointer).reg
+    how = "sext" if dtype.is_signed else "zext"
+    widened: Reg = elements.scalars.a.convert(how, index, "i64")
+    return widened
+
+
+def checked_index(b: Builder, index: Reg, size: int, fault: int) -> Reg:
+    """An index counted from the front; one out of range is reported, and 0 stands for it."""
+    negative = b.compare("slt", index, Reg("0", "i64"))
+    from_end = b.set("i64", f"add i64 {index}, {size}")
+    wrapped = b.set("i64", f"select i1 {negative}, i64 {from_end}, i64 {index}")
+    wrong = b.compare("uge", wrapped, Reg(str(size), "i64"))
+    report(b, fault, wrong, index)
+    return b.set("i64", f"select i1 {wrong}, i64 0, i64 {wrapped}")

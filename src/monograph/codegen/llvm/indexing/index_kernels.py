@@ -1,0 +1,285 @@
+"""Kernels that make elements from their places: padding, counting, blocks laid over an image."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+
+from monograph.codegen.llvm.emit.builder import Int, Reg
+from monograph.codegen.llvm.emit.elements import Elements, Point
+from monograph.codegen.llvm.emit.map_kernel import each_element, follows, moved_dtype
+from monograph.codegen.llvm.module.kernel import Kernel, KernelContext
+from monograph.ir import Value
+from monograph.ir.dtype import i64
+from monograph.ops.index import Col2Im
+from monograph.ops.pad_tile import Iota, Pad
+from monograph.ops.scalar import Scalar
+from monograph.program.fusion.access import Indices
+from monograph.program.index import Counter, Index, flatten, strides_of
+
+
+def serves(value: Value) -> bool:
+    if isinstance(value.op, Pad):
+        # Without an element there is nothing to repeat: the reference says so.
+        return 0 not in _kept(value) or value.op.mode == "constant"
+    return isinstance(value.op, (Col2Im, Iota))
+
+
+def generated(context: KernelContext) -> Kernel:
+    """A kernel for an op whose elements follow from their places, and what comes after it."""
+    anchor = context.step.region.anchor
+    assert anchor is not None
+    if isinstance(anchor.op, Pad):
+        return each_element(context, partial(_Padded, context, anchor))
+    if isinstance(anchor.op, Col2Im):
+        return each_element(context, partial(_Blocks, anchor), vectors=False)
+    return each_element(context, _Counted)
+
+
+class _Counted:
+    """0, 1, 2, ..."""
+
+    def __init__(self, elements: Elements, at: Indices) -> None:
+        self.e = elements
+        self.at = at
+
+    def positions(self) -> list[Index]:
+        return []
+
+    def enter(self, point: Point) -> None:
+        """Nothing changes from row to row."""
+
+    def element(self, point: Point) -> Scalar:
+        b, scalars = self.e.b, self.e.scalars
+        first = Scalar(b.i64(self.e.integer(self.at[0], point)), i64)
+        if not point.lanes:
+            return first
+        counts = [scalars.constant(k, i64) for k in range(point.lanes)]
+        return scalars.add(scalars.splat(first, point.lanes), scalars.gathered(counts))
+
+
+def _kept(value: Value) -> tuple[int, ...]:
+    """The size of what is left of the operand of a padding that may remove."""
+    op = value.op
+    assert isinstance(op, Pad)
+    sizes = zip(value.inputs[0].tensor.static, op.before, op.after, strict=True)
+    return tuple(max(d + min(b, 0) + min(a, 0), 0) for d, b, a in sizes)
+
+
+class _Padded:
+    """x inside, and what the mode says around it."""
+
+    def __init__(
+        self, context: KernelContext, anchor: Value, elements: Elements, at: Indices
+    ) -> None:
+        assert isinstance(anchor.op, Pad)
+        self.e, self.b = elements, elements.b
+        self.op = anchor.op
+        self.x, *self.fill = anchor.inputs
+        self.dtype = moved_dtype(context)
+        self.sizes = _kept(anchor)
+        shape = anchor.tensor.static
+        place = elements.storage[self.x]
+        # Removed elements are skipped once; from here on only what is added counts.
+        start = [max(-n, 0) for n in self.op.before]
+        self.strides = place.strides
+        self.offset = place.offset + sum(n * s for n, s in zip(start, self.strides, strict=True))
+        self.axes = [i for i, d in enumerate(shape) if d != self.sizes[i]]
+        self.at = at
+        others = [Index() if i in self.axes else a for i, a in enumerate(at)]
+        self.fixed = flatten(others, self.strides, self.offset)
+        moved = [(self.sizes[i], self.strides[i]) for i in self.axes]
+        self.extent = elements.unproven_moved(self.x, self.fixed, moved)
+
+    def positions(self) -> list[Index]:
+        # A padded dimension stands alone: nothing runs on through it.
+        return [self.fixed, *(self.at[i] for i in self.axes)]
+
+    def _lane_axis(self, lane: Counter | None) -> int | None:
+        found = (i for i in self.axes if lane is not None and lane in self.at[i].counters)
+        return next(found, None)
+
+    def enter(self, point: Point) -> None:
+        """Where the row lies in x, and whether it does at all."""
+        self.base: Int = 0
+        self.inside: Reg | None = None
+        self.waiting = [i for i in self.axes if not self.at[i].counters <= set(point.values)]
+        for i in self.axes:
+            if i not in self.waiting:
+                self._move(i, self.e.integer(self.at[i], point))
+
+    def _move(self, axis: int, index: Int) -> None:
+        place, inside = self._source(axis, self.b.sub(index, max(self.op.before[axis], 0)))
+        self.base = self.b.add(self.base, self.b.mul(place, self.strides[axis]))
+        self.inside = self._both(self.inside, inside)
+
+    def _both(self, x: Reg | None, y: Reg | None) -> Reg | None:
+        if x is None or y is None:
+            return y if x is None else x
+        return self.e.scalars.a.op("and", x, y)
+
+    def _source(self, axis: int, index: Int) -> tuple[Int, Reg | None]:
+        """The place along an axis that an index reads, and whether it is within x.
+
+        The index may be negative. Only constant padding has an outside.
+        """
+        b, size = self.b, self.sizes[axis]
+        reach = max(self.op.before[axis], 0)
+        if self.op.mode == "wrap":
+            return b.mod(b.add(index, -(-reach // size) * size), size), None
+        if self.op.mode == "reflect" and size > 1:
+            period = 2 * (size - 1)
+            if max(reach, self.op.after[axis]) < size:
+                place = b.maximum(index, b.sub(0, index))  # one mirror image suffices
+            else:
+                place = b.mod(b.add(index, -(-reach // period) * period), period)
+            return b.minimum(place, b.sub(period, place)), None
+        near = b.maximum(b.minimum(index, size - 1), 0)
+        if self.op.mode != "constant":
+            return near, None
+        return near, b.compare("eq", b.i64(near), b.i64(index))
+
+    def element(self, point: Point) -> Scalar:
+        if 0 in self.x.tensor.static or 0 in self.sizes:
+            return self._filling(point.lanes)
+        axis = self._lane_axis(point.lane)
+        if axis is None and not point.lanes:
+            return self._one(point)
+        if axis is None:
+            return self._chosen(self.inside, self._row(point), point.lanes)
+        return self._across(axis, point)
+
+    def _one(self, point: Point) -> Scalar:
+        """A single element, the innermost dimension included."""
+        base, inside = self.base, self.inside
+        for i in self.waiting:
+            self._move(i, self.e.integer(self.at[i], point))
+        found = self._load(self.b.add(self.base, self.e.integer(self.fixed, point)), 0)
+        chosen = self._chosen(self.inside, found, 0)
+        self.base, self.inside = base, inside
+        return chosen
+
+    def _row(self, point: Point) -> Scalar:
+        place = self.b.add(self.base, self.e.integer(self.fixed, point))
+        if point.lane not in self.fixed.counters:
+            return self.e.scalars.splat(self._load(place, 0), point.lanes)
+        if follows(self.fixed, point):
+            return self._load(place, point.lanes)
+        lanes = (point.lane_at(self.b, k) for k in range(point.lanes))
+        places = [self.b.add(self.base, self.e.integer(self.fixed, p)) for p in lanes]
+        return self.e.scalars.gathered([self._load(p, 0) for p in places])
+
+    def _across(self, axis: int, point: Point) -> Scalar:
+        """Lanes along a padded dimension: a whole vector inside, single elements at the edges."""
+        b, size = self.b, self.sizes[axis]
+
+        def single() -> Reg:
+            lanes = [self._one(point.lane_at(b, k)) for k in range(point.lanes)]
+            reg: Reg = self.e.scalars.gathered(lanes).reg
+            return reg
+
+        if size < point.lanes or self.strides[axis] != 1:
+            return Scalar(single(), self.dtype)
+        index = b.sub(self.e.integer(self.at[axis], point), max(self.op.before[axis], 0))
+        start = b.maximum(b.minimum(index, size - point.lanes), 0)
+        place = b.add(b.add(self.base, start), self.e.integer(self.fixed, point))
+        whole = self._chosen(self.inside, self._load(place, point.lanes), point.lanes)
+        beyond = b.compare("ne", b.i64(start), b.i64(index))
+        return Scalar(self.e.scalars.a.unless(beyond, whole.reg, single), self.dtype)
+
+    def _chosen(self, inside: Reg | None, found: Scalar, lanes: int) -> Scalar:
+        if inside is None:
+            return found
+        filling = self._filling(lanes)
+        return Scalar(self.e.scalars.a.select(inside, found.reg, filling.reg), self.dtype)
+
+    def _filling(self, lanes: int) -> Scalar:
+        scalars = self.e.scalars
+        if not self.fill:
+            return scalars.literal(0, self.dtype, lanes)
+        place = self.e.storage[self.fill[0]].offset * self.dtype.itemsize
+        pointer = self.b.offset(self.e.pointers[self.fill[0]], place)
+        return scalars.splat(scalars.load(self.dtype, pointer), lanes)
+
+    def _load(self, place: Int, lanes: int) -> Scalar:
+        if self.extent:
+            place = self.b.guarded(place, self.extent, lanes)
+        pointer = self.b.offset(self.e.pointers[self.x], self.b.mul(place, self.dtype.itemsize))
+        return self.e.scalars.load(self.dtype, pointer, lanes)
+
+
+class _Blocks:
+    """The sum of all blocks that lie over an element of an image."""
+
+    def __init__(self, anchor: Value, elements: Elements, at: Indices) -> None:
+        assert isinstance(anchor.op, Col2Im)
+        self.e, self.b = elements, elements.b
+        self.op = anchor.op
+        self.x = anchor.inputs[0]
+        self.at = at
+        self.counts = self._counts()
+
+    def _counts(self) -> list[int]:
+        """How many blocks lie along each dimension of the image."""
+        op, found = self.op, []
+        for i, size in enumerate(op.image):
+            reach = op.dilations[i] * (op.block[i] - 1) + 1
+            room = size + op.pads_begin[i] + op.pads_end[i]
+            found.append(max((room - reach) // op.strides[i] + 1, 0))
+        return found
+
+    def positions(self) -> list[Index]:
+        return list(self.at)
+
+    def enter(self, point: Point) -> None:
+        """Nothing changes from row to row."""
+
+    def element(self, point: Point) -> Scalar:
+        b, op = self.b, self.op
+        batch, channel, *where = (self.e.integer(a, point) for a in self.at)
+        each = math.prod(op.block)
+        zero = self.e.scalars.constant(0, self.x.dtype)
+        if 0 in self.x.tensor.static:
+            return zero
+
+        def place(p: Int, carried: list[Reg]) -> list[Reg]:
+            inside: Reg = Reg("true", "i1")
+            number: Int = 0
+            parts = zip(strides_of(op.block), strides_of(self.counts), strict=True)
+            for i, (step, blocks) in enumerate(parts):
+                index = b.mod(b.div(p, step), op.block[i])
+                # Counted from the first block, moved by whole steps so that it is not negative.
+                ahead = op.dilations[i] * (op.block[i] - 1)
+                ahead = -(-ahead // op.strides[i]) * op.strides[i]
+                from_start = b.add(where[i], op.pads_begin[i] + ahead)
+                from_start = b.sub(from_start, b.mul(index, op.dilations[i]))
+                block = b.sub(b.div(from_start, op.strides[i]), ahead // op.strides[i])
+                whole = b.compare("eq", b.i64(b.mod(from_start, op.strides[i])), b.i64(0))
+                within = b.compare("ult", b.i64(block), b.i64(self.counts[i]))
+                inside = self._both(inside, whole, within)
+                number = b.add(number, b.mul(block, blocks))
+            return [
+                self._added(inside, carried[0], [batch, b.add(b.mul(channel, each), p), number])
+            ]
+
+        (total,) = b.loop(0, each, 1, place, [zero.reg])
+        return Scalar(total, self.x.dtype)
+
+    def _both(self, *conditions: Reg) -> Reg:
+        first, *rest = conditions
+        for condition in rest:
+            first = self.e.scalars.a.op("and", first, condition)
+        return first
+
+    def _added(self, inside: Reg, total: Reg, at: list[Int]) -> Reg:
+        def add() -> Reg:
+            b, place = self.b, self.e.storage[self.x]
+            position: Int = place.offset
+            for number, stride in zip(at, place.strides, strict=True):
+                position = b.add(position, b.mul(number, stride))
+            pointer = b.offset(self.e.pointers[self.x], b.mul(position, self.x.dtype.itemsize))
+            found = self.e.scalars.load(self.x.dtype, pointer)
+            reg: Reg = self.e.scalars.add(Scalar(total, self.x.dtype), found).reg
+            return reg
+
+        return self.e.scalars.a.unless(inside, total, add)

@@ -1,0 +1,190 @@
+"""Products with constant weights of 8 bits or less, which stay so in memory.
+
+Weights are packed in blocks along the depth. A block starts with a vector of scales for each vector
+of columns, and one of zero points where these differ; its codes follow. Where there are few rows a
+block is summed before it is scaled; many rows share scaled weights.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from monograph.codegen.common.arith import Arith
+from monograph.codegen.llvm.emit.builder import Int, Reg, vector
+from monograph.codegen.llvm.matmul import dot_quant_int
+from monograph.codegen.llvm.matmul.dot_codes import Codes, Decoded, read_codes
+from monograph.codegen.llvm.matmul.dot_numbers import Numbers
+from monograph.codegen.llvm.matmul.tiles import Run, Tile
+from monograph.codegen.llvm.module.kernel import Kernel, KernelContext
+from monograph.ir import Array, Value
+
+FLOAT = 4
+FEW = 2
+"""Rows up to which each block has sums of its own: twice the accumulators."""
+TOGETHER = 4
+"""Bytes of a lane that one turn of the loop takes."""
+
+
+def dot_quant(context: KernelContext) -> Kernel:
+    """A kernel for a dot with coded weights and what follows it."""
+    anchor = context.step.region.anchor
+    assert anchor is not None
+    found = read_codes(anchor.inputs[1])
+    if found is None:
+        return Decoded(context).emit()
+    if dot_quant_int.serves(context, found):
+        return dot_quant_int.Rounded(context, found).emit()
+    return _Coded(context, found).emit()
+
+
+class _Coded(Decoded):
+    def __init__(self, context: KernelContext, codes: Codes) -> None:
+        self.codes = codes
+        super().__init__(context)
+        self.numbers = Numbers(codes, context.features, self.lanes)
+        self.factors = 1 if self.numbers.middle is not None else 2
+
+    def _known(self, w: Value) -> Array | None:
+        return self.codes.codes
+
+    def _choose_tile(self) -> Tile:
+        """Few rows have wide tiles; many share the work of decoding."""
+        rows = self.problem.rows
+        few = rows <= FEW
+        if self.context.features.registers < 32:
+            return Tile(min(rows, 6), min(self.vectors, 2 if few else 1))
+        wide = min(4 if few else 2, max(self.vectors // self.context.threads, 1))
+        return Tile(min(rows, 8), wide)
+
+    def _choose_chunk(self) -> int:
+        return 0
+
+    # Weights
+
+    def _pack(self, weights: Array) -> Array:
+        """[panel][block][scales, zeros, codes], columns padded with zeros."""
+        depth, columns = weights.shape
+        c, n = self.codes, self.numbers
+        wide = self.vectors * self.lanes
+        parts = [c.scale * n.gain] if self.factors == 1 else [c.scale * n.gain, c.zeros]
+        factors = np.zeros((len(c.scale), len(parts), wide), np.float32)
+        for i, part in enumerate(parts):
+            factors[:, i, :columns] = part
+        whole = depth // c.block
+        spans = [(0, whole, c.block)] if whole else []
+        if depth % c.block:
+            spans.append((whole, 1, depth % c.block))
+        blocks = []
+        for first, count, size in spans:
+            codes = np.zeros((count * size, wide), np.uint8)
+            start = first * c.block
+            codes[:, :columns] = weights[start : start + count * size]
+            words = [n.pack(codes[i * size : (i + 1) * size]) for i in range(count)]
+            blocks.append((factors[first : first + count], np.stack(words)))
+        made = [
+            self._panel_bytes(blocks, slice(at * self.lanes, (at + run.size) * self.lanes))
+            for run in self.panels
+            for at in range(run.start, run.start + run.size * run.count, run.size)
+        ]
+        return np.concatenate(made)
+
+    def _panel_bytes(self, blocks: list[tuple[Array, Array]], place: slice) -> Array:
+        """The bytes of some columns, block after block."""
+        made = []
+        for factors, words in blocks:
+            count = len(factors)
+            parts = (factors[:, :, place], words[:, :, place])
+            flat = [np.ascontiguousarray(p).view(np.uint8).reshape(count, -1) for p in parts]
+            made.append(np.concatenate(flat, 1).reshape(-1))
+        return np.concatenate(made) if made else np.zeros(0, np.uint8)
+
+    def _bytes(self, depth: int, vectors: int) -> int:
+        """The size of a block of so many depths."""
+        n = self.numbers
+        each = self.factors * FLOAT + n.words(depth) * n.lane_bytes
+        return vectors * self.lanes * each
+
+    def _column_bytes(self) -> int:
+        """What a vector of columns takes in all."""
+        whole, rest = divmod(self.problem.depth, self.codes.block)
+        return whole * self._bytes(self.codes.block, 1) + (self._bytes(rest, 1) if rest else 0)
+
+    # Tiles
+
+    def _tile(self, g: Int, panel: Run, i: Int, run: Run, j: Int, _: list[Reg]) -> None:
+        """One tile of accumulators: block by block, then the epilogue."""
+        b, p, block = self.b, self.problem, self.codes.block
+        self.a = Arith(b)
+        m0 = b.add(b.mul(j, run.size), run.start)
+        x = b.offset(self.pointers[self.x.source], b.mul(self._x_offset(g, m0), self.x_size))
+        first = b.add(b.mul(i, panel.size), panel.start)
+        w = b.offset(b.arguments[f"p{self.packed}"], b.mul(first, self._column_bytes()))
+        zero = b.number(0, "float", self.lanes)
+        count = run.size * panel.size
+        stride = self.x.strides[-1] * self.x_size
+
+        def one(k: Int, carried: list[Reg]) -> list[Reg]:
+            *sums, xk, wk = carried
+            sums = self._block(sums, xk, wk, run.size, panel.size, block)
+            return [
+                *sums,
+                b.offset(xk, block * stride),
+                b.offset(wk, self._bytes(block, panel.size)),
+            ]
+
+        *sums, x, w = b.loop(0, p.depth // block, 1, one, [*[zero] * count, x, w])
+        if p.depth % block:
+            sums = self._block(sums, x, w, run.size, panel.size, p.depth % block)
+        self._finish(g, m0, first, run, panel, sums)
+
+    def _block(
+        self, sums: list[Reg], x: Reg, w: Reg, rows: int, vectors: int, depth: int
+    ) -> list[Reg]:
+        """Adds the products of one block."""
+        b, a, n = self.b, self.a, self.numbers
+        line = self.lanes * FLOAT
+        kind = vector(self.lanes, "float")
+        factors = [
+            b.load(kind, b.offset(w, v * line), FLOAT) for v in range(vectors * self.factors)
+        ]
+        scales = factors[:vectors]
+        zeros: list[Reg | None] = [*factors[vectors:]] or [None] * vectors
+        codes = b.offset(w, vectors * self.factors * line)
+        few = rows <= FEW
+        step = vectors * self.lanes * n.lane_bytes
+        group = 1 if n.small else TOGETHER
+
+        def some(start: Int, count: int, carried: list[Reg]) -> list[Reg]:
+            """So many depths, from the word at `start`."""
+            made = list(carried)
+            for d in range(count):
+                at = b.add(b.mul(start, n.depths), d)
+                if d % n.depths == 0:
+                    row = b.offset(codes, b.mul(b.add(start, d // n.depths), step))
+                    places = [b.offset(row, v * self.lanes * n.lane_bytes) for v in range(vectors)]
+                    words = [n.load(b, place) for place in places]
+                columns = [
+                    n.number(a, word, d % n.depths, z) for word, z in zip(words, zeros, strict=True)
+                ]
+                if not few:
+                    columns = [a.mul(y, s) for y, s in zip(columns, scales, strict=True)]
+                own = b.offset(x, b.mul(at, self.x.strides[-1] * self.x_size))
+                for r in range(rows):
+                    factor = self._factor(own, r, 0)
+                    for v, column in enumerate(columns):
+                        k = r * vectors + v
+                        made[k] = a.fma(factor, column, made[k])
+            return made
+
+        start = [b.number(0, "float", self.lanes)] * len(sums) if few else sums
+        each = group * n.depths
+        turns = depth // each
+        made = b.loop(0, turns, 1, lambda t, c: some(b.mul(t, group), each, c), start)
+        if depth % each:
+            made = some(turns * group, depth % each, made)
+        if not few:
+            return made
+        return [
+            a.fma(y, scales[k % vectors], s)
+            for k, (y, s) in enumerate(zip(made, sums, strict=True))
+        ]

@@ -1,0 +1,1 @@
+"""CPU kernels of single ops: determinants, n-grams, random numbers."""

@@ -1,0 +1,128 @@
+"""How often the n-grams of a pool occur among tokens that are numbers.
+
+Each element of the result has a column, and each column its grams: they are looked for one by one.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+
+from monograph.codegen.llvm.emit.builder import Int, Reg
+from monograph.codegen.llvm.emit.elements import Elements, Point
+from monograph.codegen.llvm.emit.map_kernel import each_element
+from monograph.codegen.llvm.indexing.gather import load_index
+from monograph.codegen.llvm.module.kernel import Kernel, KernelContext, Packed
+from monograph.ir import Array, Value
+from monograph.ir.dtype import f32, f64
+from monograph.ops.scalar import Scalar
+from monograph.ops.text import Ngrams
+from monograph.program.fusion.access import Indices
+from monograph.program.index import Index, flatten
+
+
+def serves(value: Value) -> bool:
+    return isinstance(value.op, Ngrams) and not value.inputs[0].dtype.is_string
+
+
+def ngrams(context: KernelContext) -> Kernel:
+    """A kernel that counts grams, and what follows it."""
+    region = context.step.region
+    anchor = region.anchor
+    assert anchor is not None
+    assert isinstance(anchor.op, Ngrams)
+    first = len(region.inputs) + len(region.outputs)
+    tables = [Packed(array) for array in gram_tables(anchor.op)]
+    return each_element(context, partial(_Counted, anchor, first), tables, vectors=False)
+
+
+def gram_tables(op: Ngrams) -> list[Array]:
+    """Where each column's grams start; length and first token of each gram; weights; tokens."""
+    weights = op.weights or (1.0,) * len(op.columns)
+    by_column: list[list[tuple[tuple[int, ...], float]]] = [[] for _ in range(max(op.columns) + 1)]
+    for tokens, numbers in op.table().items():
+        for number in numbers:
+            by_column[op.columns[number]].append((tokens, weights[number]))
+    starts = np.cumsum([0, *map(len, by_column)])
+    grams = [gram for column in by_column for gram in column]
+    lengths = [len(tokens) for tokens, _ in grams]
+    places = np.cumsum([0, *lengths])[:-1]
+    listed = [t for tokens, _ in grams for t in tokens]
+    return [
+        starts.astype(np.int64),
+        np.array([*lengths, 0], np.int64),
+        np.array([*places, 0], np.int64),
+        np.array([*(w for _, w in grams), 0.0], np.float64),
+        np.array([*listed, 0], np.int64),
+    ]
+
+
+class _Counted:
+    """The weighted count of a column's grams in a row of tokens."""
+
+    def __init__(self, anchor: Value, first: int, elements: Elements, at: Indices) -> None:
+        assert isinstance(anchor.op, Ngrams)
+        self.e, self.b = elements, elements.b
+        self.op, self.x, self.at = anchor.op, anchor.inputs[0], at
+        self.first = first
+        self.length = self.x.tensor.static[-1]
+
+    def positions(self) -> list[Index]:
+        # Rows and columns stand alone: nothing runs on through both.
+        return list(self.at)
+
+    def enter(self, point: Point) -> None:
+        """Nothing changes from row to row."""
+
+    def _entry(self, table: int, i: Int, kind: str = "i64") -> Reg:
+        pointer = self.b.arguments[f"p{self.first + table}"]
+        return self.b.load(kind, self.b.offset(pointer, self.b.mul(i, 8)), 8)
+
+    def element(self, point: Point) -> Scalar:
+        b, s = self.b, self.e.scalars
+        place = self.e.storage[self.x]
+        fixed = flatten((*self.at[:-1], Index()), place.strides, place.offset)
+        self.extent = self.e.unproven_moved(self.x, fixed, [(self.length, place.strides[-1])])
+        self.row = self.e.integer(fixed, point)
+        column = self.e.integer(self.at[-1], point)
+
+        def gram(g: Int, total: list[Reg]) -> list[Reg]:
+            found = self._occurrences(self._entry(1, g), self._entry(2, g))
+            if self.op.once:
+                found = b.i64(b.minimum(found, 1))
+            count = Scalar(b.set("double", f"sitofp i64 {found} to double"), f64)
+            weight = Scalar(self._entry(3, g, "double"), f64)
+            return [s.add(Scalar(total[0], f64), s.mul(weight, count)).reg]
+
+        grams = self._entry(0, column), self._entry(0, b.add(column, 1))
+        (total,) = b.loop(*grams, 1, gram, [b.number(0, "double")])
+        return s.cast(Scalar(total, f64), f32)
+
+    def _occurrences(self, length: Reg, tokens: Reg) -> Reg:
+        """How often a gram occurs, its tokens next to each other or some left out between them."""
+        b = self.b
+        alone = b.compare("eq", length, Reg("1", "i64"))
+        steps = b.set("i64", f"select i1 {alone}, i64 2, i64 {self.op.skips + 2}")
+
+        def apart(step: Int, total: list[Reg]) -> list[Reg]:
+            span = b.mul(b.sub(length, 1), step)
+            match = partial(self._match, step, length, tokens)
+            return b.loop(0, b.sub(self.length, span), 1, match, total)
+
+        return b.i64(b.loop(1, steps, 1, apart, [Reg("0", "i64")])[0])
+
+    def _match(self, step: Int, length: Reg, tokens: Reg, at: Int, total: list[Reg]) -> list[Reg]:
+        """Counts a gram if it begins here."""
+        b, a = self.b, self.e.scalars.a
+        stride = self.e.storage[self.x].strides[-1]
+
+        def token(k: Int, same: list[Reg]) -> list[Reg]:
+            where = b.add(self.row, b.mul(b.add(at, b.mul(k, step)), stride))
+            where = b.guarded(where, self.extent) if self.extent else where
+            found = load_index(self.e, self.x, where)
+            equal = b.compare("eq", found, self._entry(4, b.add(tokens, k)))
+            return [a.op("and", same[0], equal)]
+
+        (whole,) = b.loop(0, length, 1, token, [Reg("true", "i1")])
+        return [a.op("add", total[0], a.convert("zext", whole, "i64"))]

@@ -1,0 +1,1 @@
+"""A Program as native functions: kernel selection, features, constants, barriers, time stamps."""

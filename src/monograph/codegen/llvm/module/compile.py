@@ -1,0 +1,331 @@
+"""A Program as one native function: kernels in order, barriers between those that depend."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from monograph.codegen.llvm.emit.builder import Builder, Reg
+from monograph.codegen.llvm.module.barrier import BARRIER_BYTES, build_barrier
+from monograph.codegen.llvm.module.constants import Constants
+from monograph.codegen.llvm.module.context import ARENA, CONSTANTS, FAULT_BYTES, FIRST_PORT, SLACK
+from monograph.codegen.llvm.module.features import Features
+from monograph.codegen.llvm.module.halo import zero_halo
+from monograph.codegen.llvm.module.kernel import (
+    NAME,
+    Fault,
+    Kernel,
+    KernelContext,
+    LaidOut,
+    Packed,
+    Scratch,
+    Sync,
+)
+from monograph.codegen.llvm.module.ordering import Ordering
+from monograph.codegen.llvm.module.select import generator
+from monograph.codegen.llvm.module.timing import BEGIN, DECLARATIONS, END, Stamps
+from monograph.errors import InternalError
+from monograph.ir import Array, TensorType, Value, known
+from monograph.ops.control import Fail
+from monograph.ops.require import Require
+from monograph.program.memory.buffer_assignment import CONSTANT, INPUT, OUTPUT, TEMPORARY, Buffer
+from monograph.program.memory.memory_planner import Lifetime, plan
+from monograph.program.program import Program, Step, lifetimes
+
+PARTS = 8
+"""Modules that the kernels are dealt out to, so that they compile side by side."""
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Native steps that run as one function, from one step of the program to another."""
+
+    function: str
+    steps: tuple[Step, ...]
+
+
+@dataclass(frozen=True)
+class Module:
+    """A compiled program before code generation: text, data, and the shape of its context."""
+
+    texts: tuple[str, ...]
+    constants: Array
+    arena_bytes: int
+    ports: tuple[Buffer, ...]
+    segments: tuple[Segment | Step, ...]
+    """Native segments, and between them the steps that run on the host."""
+    offsets: dict[int, int]
+    """Where each temporary buffer lies in the arena."""
+    faults: tuple[tuple[Step, Fault], ...] = ()
+    """What the words behind the slots of the context stand for."""
+    stamps: Stamps | None = None
+    """Where each thread writes when it began and ended each step, if it does."""
+    bounds_checks: int = 0
+    """Addresses that no proof covers: they are checked by every run."""
+
+
+def compile_program(
+    program: Program,
+    features: Features,
+    threads: int,
+    winograd: bool = True,
+    *,
+    timed: bool = False,
+    apart: bool = False,
+    checked: bool = False,
+) -> Module:
+    """The text of a program's native functions, and the constants they read.
+
+    timed: every thread writes down when it begins and ends each step.
+    apart: every step is a function of its own, so that its results can be looked at.
+    checked: every access to memory is checked against the bounds of its buffer.
+    """
+    constants = Constants(SLACK)
+    kernels = [
+        _laid_out(_kernel(program, step, features, threads, winograd, checked), constants)
+        for step in program.steps
+    ]
+    scratch: dict[tuple[int, int], int] = {}
+    lives = lifetimes(program.steps, program.places)
+    for step, kernel in zip(program.steps, kernels, strict=True):
+        for position, argument in enumerate(kernel.arguments if kernel else ()):
+            if isinstance(argument, Scratch):
+                key = -1 - len(scratch)
+                scratch[step.index, position] = key
+                lives.append(Lifetime(key, argument.nbytes, step.index, step.index))
+    memory = plan(lives)
+    # Behind what vectors may read beyond the arena's end.
+    stamps = Stamps(memory.size + SLACK, threads, len(program.steps)) if timed else None
+    assembler = _Assembler(
+        program, features, threads, memory.offsets, scratch, constants, stamps, apart, checked
+    )
+    return assembler.module(kernels, memory.size if stamps is None else stamps.stop)
+
+
+def _kernel(
+    program: Program, step: Step, features: Features, threads: int, winograd: bool, checked: bool
+) -> Kernel | None:
+    make = generator(step.region)
+    if make is None:
+        return None
+    context = KernelContext(program, step, features, threads, winograd, checked)
+    if _makes_nothing(step):
+        return _no_work(context)
+    try:
+        return make(context)
+    except InternalError as error:
+        raise error.at(step.origin or None, f"step {step.index}, {step.region.kind}") from None
+
+
+def _no_work(context: KernelContext) -> Kernel:
+    """A kernel that does nothing; later steps wait for it, because its results may have a halo."""
+    for value in context.step.region.outputs:
+        context.argument(value)
+    return context.finish(context.builder(len(context.arguments)))
+
+
+def _makes_nothing(step: Step) -> bool:
+    """True where all results of a step are without elements, and it checks no condition."""
+    anchor = step.region.anchor
+    if anchor is not None and isinstance(anchor.op, (Fail, Require)):
+        return False
+    types = [v.type for v in step.region.outputs]
+    return all(isinstance(t, TensorType) and t.is_static and t.size == 0 for t in types)
+
+
+def _laid_out(kernel: Kernel | None, constants: Constants) -> Kernel | None:
+    """A kernel that no longer holds what it packed: that is as large as the model's weights."""
+    if kernel is None or not any(isinstance(a, Packed) for a in kernel.arguments):
+        return kernel
+    arguments = tuple(
+        LaidOut(constants.add(a.array)) if isinstance(a, Packed) else a for a in kernel.arguments
+    )
+    return replace(kernel, arguments=arguments)
+
+
+class _Assembler:
+    """Lays out constants and writes the functions that call the kernels."""
+
+    def __init__(
+        self,
+        program: Program,
+        features: Features,
+        threads: int,
+        offsets: dict[int, int],
+        scratch: dict[tuple[int, int], int],
+        constants: Constants,
+        stamps: Stamps | None,
+        apart: bool,
+        checked: bool,
+    ) -> None:
+        self.stamps = stamps
+        self.apart = apart
+        self.checked = checked
+        self.program = program
+        self.features = features
+        self.threads = threads
+        self.cleared: set[int] = set()
+        self.pending: list[tuple[Step, Kernel]] = []
+        """Halos of buffers that a step on the host has written into."""
+        self.offsets = offsets
+        self.scratch = scratch
+        self.ports = tuple(b for b in program.places.buffers if b.kind in (INPUT, OUTPUT))
+        self.slot = {b.id: FIRST_PORT + i for i, b in enumerate(self.ports)}
+        self.constants = constants
+        self.weights_at: dict[Value, int] = {}
+        self.functions: dict[str, str] = {}
+        self.arity: dict[str, int] = {}
+        self.declarations: set[str] = set()
+        self.faults: list[tuple[Step, Fault]] = []
+
+    def module(self, kernels: list[Kernel | None], arena: int) -> Module:
+        segments: list[Segment | Step] = []
+        texts: list[str] = []
+        run: list[tuple[Step, Kernel]] = []
+
+        def flush() -> None:
+            if run:
+                name = f"segment{len(segments)}"
+                texts.append(self.segment(name, run))
+                segments.append(Segment(name, tuple(s for s, _ in run)))
+                run.clear()
+
+        for step, kernel in zip(self.program.steps, kernels, strict=True):
+            if kernel is not None:
+                run.append((step, kernel))
+                if self.apart:
+                    flush()
+            else:
+                flush()
+                segments.append(step)
+                self.pending += [(step, clearing) for clearing in self.halos(step)]
+        flush()
+        return Module(
+            (*self.kernel_modules(), self.main_module(texts)),
+            self.constants.block(),
+            arena + SLACK,
+            self.ports,
+            tuple(segments),
+            self.offsets,
+            tuple(self.faults),
+            self.stamps,
+            sum(k.bounds_checks for k in kernels if k is not None),
+        )
+
+    def kernel_modules(self) -> list[str]:
+        """The kernels, dealt out to a few modules of about equal size."""
+        parts: list[list[str]] = [[] for _ in range(min(PARTS, len(self.functions)))]
+        for text, name in sorted(self.functions.items(), key=lambda item: -len(item[0])):
+            smallest = min(parts, key=lambda p: sum(map(len, p)))
+            own = text.replace(f"@{NAME}.", f"@{name}.")
+            smallest.append(own.replace(f"@{NAME}(", f"@{name}("))
+        # Unused declarations do no harm, so every module has them all.
+        barrier = build_barrier(self.features)
+        declared = "\n".join(sorted(self.declarations | barrier.declarations))
+        return ["\n".join([declared, barrier.text(), *part]) for part in parts]
+
+    def main_module(self, segments: list[str]) -> str:
+        """The functions that call the kernels, and the barrier between them."""
+        barrier = build_barrier(self.features)
+        declared = {
+            f"declare void @{name}({', '.join(['ptr'] * count + ['i64'])})"
+            for name, count in self.arity.items()
+        }
+        clock = DECLARATIONS if self.stamps is not None else set()
+        parts = [*sorted(declared | barrier.declarations | clock), barrier.text(), *segments]
+        return "\n".join(parts)
+
+    def segment(self, name: str, run: list[tuple[Step, Kernel]]) -> str:
+        """A function that every thread runs: kernels, with barriers where they are needed.
+
+        Where steps are timed they do not overlap.
+        """
+        b = Builder(name, [("context", "ptr"), ("tid", "i64"), ("threads", "i64")])
+        loaded: dict[int, Reg] = {}
+
+        def slot(index: int) -> Reg:
+            if index not in loaded:
+                at = b.offset(b.arguments["context"], BARRIER_BYTES + 8 * index)
+                loaded[index] = b.load("ptr", at, 8)
+            return loaded[index]
+
+        for step, clearing in self.pending:
+            self.call(b, slot, step, clearing)
+        if self.pending:
+            b.line("call void @barrier(ptr %context, i64 %threads)")
+        self.pending.clear()
+        ordering = Ordering(self.program.places, self.offsets)
+        for number, (step, kernel) in enumerate(run):
+            waits = ordering.waits(step, kernel, self.scratch)
+            if number and (waits or self.stamps is not None):
+                b.line("call void @barrier(ptr %context, i64 %threads)")
+            self.stamp(b, slot, step, BEGIN)
+            # What is cleared and what the step writes are apart: no barrier between them.
+            for clearing in self.halos(step):
+                self.call(b, slot, step, clearing)
+            self.call(b, slot, step, kernel)
+            self.stamp(b, slot, step, END)
+        b.ret()
+        return b.text()
+
+    def stamp(self, b: Builder, slot: Callable[[int], Reg], step: Step, which: int) -> None:
+        if self.stamps is not None:
+            self.stamps.write(b, slot(ARENA), step.index, which)
+
+    def halos(self, step: Step) -> list[Kernel]:
+        """Kernels that clear the halos of buffers which a step is the first to write."""
+        found = []
+        for value in step.region.outputs:
+            place = self.program.places.storage.get(value)
+            if place is None or not place.buffer.has_halo or place.buffer.id in self.cleared:
+                continue
+            self.cleared.add(place.buffer.id)
+            found.append(zero_halo(value, place.buffer, self.threads, self.checked))
+        return found
+
+    def call(self, b: Builder, slot: Callable[[int], Reg], step: Step, kernel: Kernel) -> None:
+        """Writes the call of a kernel, its text shared with equal ones."""
+        count = len(kernel.arguments)
+        pointers = [self.pointer(b, slot, step, i, kernel) for i in range(count)]
+        target = self.functions.setdefault(kernel.text, f"kernel{len(self.functions)}")
+        self.arity[target] = count
+        self.declarations |= kernel.declarations
+        listed = ", ".join(f"ptr {p}" for p in pointers)
+        b.line(f"call void @{target}({listed}{', ' if pointers else ''}i64 %tid)")
+
+    def pointer(
+        self,
+        b: Builder,
+        load: Callable[[int], Reg],
+        step: Step,
+        position: int,
+        kernel: Kernel,
+    ) -> Reg:
+        """The pointer that a kernel gets for one of its arguments."""
+        argument = kernel.arguments[position]
+        if isinstance(argument, LaidOut):
+            return b.offset(load(CONSTANTS), argument.offset)
+        if isinstance(argument, Scratch):
+            return b.offset(load(ARENA), self.offsets[self.scratch[step.index, position]])
+        if isinstance(argument, Sync):
+            return b.arguments["context"]
+        if isinstance(argument, Fault):
+            self.faults.append((step, argument))
+            slots = FIRST_PORT + len(self.ports)
+            at = BARRIER_BYTES + 8 * slots + FAULT_BYTES * (len(self.faults) - 1)
+            return b.offset(b.arguments["context"], at)
+        assert isinstance(argument, Value)
+        buffer = self.program.places.storage[argument].buffer
+        if buffer.kind == TEMPORARY:
+            return b.offset(load(ARENA), self.offsets[buffer.id])
+        if buffer.kind == CONSTANT:
+            return b.offset(load(CONSTANTS), self.weights(argument))
+        return load(self.slot[buffer.id])
+
+    def weights(self, value: Value) -> int:
+        """The offset of a constant of the graph."""
+        if value not in self.weights_at:
+            data = known(value)
+            assert data is not None
+            self.weights_at[value] = self.constants.add(data)
+        return self.weights_at[value]

@@ -1,0 +1,58 @@
+"""Time stamps around steps: only in code that is compiled for profiling.
+
+Every thread writes when it begins a step and when it is done with it, before it waits for the
+others. The clock is the system's monotonic one: it needs no calibration, agrees between cores, and
+is the one that Python reads, so that steps on the host lie on the same line of time. It costs about
+20 ns to read.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import numpy as np
+
+from monograph.codegen.llvm.emit.builder import Builder, Reg
+from monograph.ir import Array
+from monograph.program.memory.memory_planner import ALIGNMENT
+
+BEGIN, END = 0, 1
+STAMP_BYTES = 16
+"""A timespec as 64-bit systems have it: i64 seconds, i64 nanoseconds."""
+_NANOSECONDS = 1_000_000_000
+_CLOCK = "clock_gettime"
+DECLARATIONS = frozenset({f"declare i32 @{_CLOCK}(i32, ptr)"})
+
+
+@dataclass(frozen=True)
+class Stamps:
+    """Where the stamps lie in the arena: a row a thread, in it two stamps a step."""
+
+    offset: int
+    threads: int
+    steps: int
+
+    @property
+    def row_bytes(self) -> int:
+        # Threads write at the same time: no two of them into one cache line.
+        return -(-2 * STAMP_BYTES * self.steps // ALIGNMENT) * ALIGNMENT
+
+    @property
+    def stop(self) -> int:
+        """The first byte behind them."""
+        return self.offset + self.threads * self.row_bytes
+
+    def write(self, b: Builder, arena: Reg, step: int, which: int) -> None:
+        """Writes what time it is, at the beginning or the end of a step."""
+        row = b.offset(arena, b.mul(b.arguments["tid"], self.row_bytes))
+        place = b.offset(row, self.offset + STAMP_BYTES * (2 * step + which))
+        b.line(f"call i32 @{_CLOCK}(i32 {time.CLOCK_MONOTONIC}, ptr {place})")
+
+    def read(self, arena: Array) -> Array:
+        """Nanoseconds [thread, step, begin or end] that the last run has left."""
+        rows = arena[self.offset : self.stop].reshape(self.threads, self.row_bytes)
+        pairs = rows[:, : 2 * STAMP_BYTES * self.steps].copy().view(np.int64)
+        seconds = pairs.reshape(self.threads, self.steps, 2, 2)
+        times: Array = seconds[..., 0] * _NANOSECONDS + seconds[..., 1]
+        return times

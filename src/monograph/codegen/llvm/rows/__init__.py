@@ -1,0 +1,1 @@
+"""CPU kernels along rows: reductions, softmax, norms, scans."""

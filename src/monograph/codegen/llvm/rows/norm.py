@@ -1,0 +1,124 @@
+"""Layer and root mean square normalisation: mean, then variance, then the result."""
+
+from __future__ import annotations
+
+import math
+
+from monograph.codegen.llvm.emit.elements import Point
+from monograph.codegen.llvm.module.kernel import Kernel, KernelContext
+from monograph.codegen.llvm.rows.rows import Place, Rows, Totals
+from monograph.ir import Value
+from monograph.ir.dtype import f32, f64
+from monograph.ir.lazy import lazy
+from monograph.ops.composite import LayerNorm, RmsNorm
+from monograph.ops.scalar import Scalar
+from monograph.program.fusion.access import Element, Indices, Resolved, aligned, resolve
+from monograph.program.fusion.op_classes import is_view
+
+
+def serves(value: Value) -> bool:
+    """Whether a value is a normalisation."""
+    return isinstance(value.op, (LayerNorm, RmsNorm))
+
+
+def norm(context: KernelContext) -> Kernel:
+    """A kernel for a normalisation, what it reads and what follows it."""
+    anchor = context.step.region.anchor
+    assert anchor is not None
+    assert isinstance(anchor.op, (LayerNorm, RmsNorm))
+    return _Norm(context, anchor, anchor.op).emit()
+
+
+class _NormRows(Rows):
+    """Rows with a scale and a bias, which are read at every element of the result."""
+
+    def parameters(self, at: Indices) -> list[Element]:
+        return [Element(v, aligned(at, v.tensor.static)) for v in self.anchor.inputs[1:]]
+
+    def parameter_order(self, at: Indices) -> list[Resolved]:
+        return resolve(self.parameters(at), lambda v: v in self.elements.inputs, is_view)
+
+
+class _Norm:
+    def __init__(self, context: KernelContext, anchor: Value, op: LayerNorm | RmsNorm) -> None:
+        self.rows = rows = _NormRows(context, op.axes, keeps=True)
+        self.op = op
+        self.dtype = f64 if anchor.dtype == f64 else f32
+        shape = rows.operand.tensor.static
+        self.share = 1 / max(math.prod(shape[a] for a in op.axes), 1)
+        self.order = [] if rows.empty else rows.elements.plan((rows.operand,), rows.at)
+
+    @lazy
+    def parameters(self) -> list[Resolved]:
+        return self.rows.parameter_order(self.rows.at)
+
+    def emit(self) -> Kernel:
+        if not self.rows.empty:
+            self.rows.run(self._row)
+        return self.rows.kernel()
+
+    def _row(self, place: Place) -> None:
+        """The passes over a row.
+
+        A mean that is large beside the deviations is rounded too coarsely: what it leaves of the
+        deviations' own mean is summed with their squares, and taken away with the scaling.
+        """
+        s = self.rows.scalars
+        one, zero = (s.constant(n, self.dtype) for n in (1.0, 0.0))
+        share, epsilon = (s.constant(n, self.dtype) for n in (self.share, self.op.epsilon))
+        sums = self.rows.fold(place, [self._nothing], self._read, self._add)
+        means = squares = [s.mul(t[0], share) for t in sums]
+        rests = [zero] * len(sums)
+        if isinstance(self.op, LayerNorm):
+
+            def deviate(point: Point, stream: int, totals: Totals) -> Totals:
+                x = s.sub(self.rows.kept_at(point, stream, self.dtype), self._of(means, stream))
+                self.rows.keep(point, stream, x)
+                return [s.fma(x, x, totals[0]), s.add(totals[1], x)]
+
+            both = self.rows.fold(place, [self._nothing, self._nothing], deviate, self._add)
+            rests = [s.mul(t[1], share) for t in both]
+            squares = [
+                s.sub(s.mul(t[0], share), s.mul(r, r)) for t, r in zip(both, rests, strict=True)
+            ]
+            # Rounding may leave less than nothing of the variance of equal elements.
+            squares = [s.max(q, zero) for q in squares]
+        scales = [s.div(one, s.sqrt(s.add(q, epsilon))) for q in squares]
+        shifts = [s.neg(s.mul(r, c)) for r, c in zip(rests, scales, strict=True)]
+
+        def write(point: Point, stream: int) -> None:
+            x, scale = self.rows.kept_at(point, stream, self.dtype), self._of(scales, stream)
+            if isinstance(self.op, LayerNorm):
+                self._write(point, s.fma(x, scale, self._of(shifts, stream)))
+            else:
+                self._write(point, s.mul(x, scale))
+
+        self.rows.each(place, write)
+
+    @property
+    def _nothing(self) -> Scalar:
+        return Scalar(self.rows.scalars.constant(0.0, self.dtype).reg, self.dtype)
+
+    def _add(self, x: Totals, y: Totals) -> Totals:
+        return [self.rows.scalars.add(p, q) for p, q in zip(x, y, strict=True)]
+
+    def _read(self, point: Point, stream: int, totals: Totals) -> Totals:
+        """Sums elements for the mean; their squares where there is none to take away."""
+        s = self.rows.scalars
+        x = Scalar(self.rows.operand_at(point, self.order).reg, self.dtype)
+        self.rows.keep(point, stream, x)
+        return [s.add(totals[0], x) if isinstance(self.op, LayerNorm) else s.fma(x, x, totals[0])]
+
+    def _of(self, totals: list[Scalar], stream: int) -> Scalar:
+        """The total that an element's row has: along a row there is only one."""
+        return totals[stream] if self.rows.across else totals[0]
+
+    def _write(self, point: Point, y: Scalar) -> None:
+        rows, s = self.rows, self.rows.scalars
+        made = rows.elements.emit(self.parameters, point)
+        given = [Scalar(made[e].reg, self.dtype) for e in rows.parameters(rows.at)]
+        if len(given) == 2:
+            y = s.fma(y, given[0], given[1])
+        elif given:
+            y = s.mul(y, given[0])
+        rows.finish(Scalar(y.reg, rows.anchor.dtype), point)

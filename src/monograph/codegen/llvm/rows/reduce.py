@@ -1,0 +1,141 @@
+"""Reductions along axes, of operands in memory or computed on the way: totals and arguments."""
+
+from __future__ import annotations
+
+import math
+
+from monograph.codegen.llvm.emit.builder import Reg, vector
+from monograph.codegen.llvm.emit.elements import Point
+from monograph.codegen.llvm.module.kernel import Kernel, KernelContext
+from monograph.codegen.llvm.rows.rows import Place, Rows, Totals
+from monograph.ir import DType, Value
+from monograph.ir.dtype import BOOL, COMPLEX, UINT, i32, i64
+from monograph.ops.reduce import (
+    ArgMax,
+    ArgReduction,
+    ReduceMax,
+    ReduceMin,
+    ReduceProd,
+    ReduceSum,
+    Reduction,
+)
+from monograph.ops.scalar import Scalar
+
+
+def serves(value: Value) -> bool:
+    """Whether a value is a reduction that these kernels compute."""
+    if isinstance(value.op, (ReduceSum, ReduceProd, ReduceMax, ReduceMin)):
+        return value.dtype.kind != COMPLEX
+    return isinstance(value.op, ArgReduction)
+
+
+def reduction(context: KernelContext) -> Kernel:
+    """A kernel for a reduction, what it reads and what follows it."""
+    anchor = context.step.region.anchor
+    assert anchor is not None
+    if isinstance(anchor.op, ArgReduction):
+        return _argument(context, anchor.op)
+    op = anchor.op
+    assert isinstance(op, Reduction)
+    rows = Rows(context, op.axes)
+    order = [] if rows.empty else rows.elements.plan((rows.operand,), rows.at)
+
+    def join(x: Totals, y: Totals) -> Totals:
+        return [_joined(rows, op, x[0], y[0])]
+
+    def step(point: Point, _: int, totals: Totals) -> Totals:
+        return join(totals, [rows.operand_at(point, order)])
+
+    def one(place: Place) -> None:
+        start = rows.scalars.constant(_start(op, anchor.dtype), anchor.dtype)
+        plain = Scalar(start.reg, start.dtype)
+        totals = rows.fold(place, [plain], step, join)
+        for point, total in zip(place.points, totals, strict=True):
+            rows.finish(total[0], point)
+
+    rows.run(one)
+    return rows.kernel()
+
+
+def _start(op: Reduction, dtype: DType) -> float | int:
+    """The total of nothing."""
+    if isinstance(op, (ReduceSum, ReduceProd)):
+        return int(isinstance(op, ReduceProd))
+    return lowest(dtype) if isinstance(op, ReduceMax) else highest(dtype)
+
+
+def lowest(dtype: DType) -> float | int:
+    if dtype.kind in (BOOL, UINT):
+        return 0
+    return -math.inf if dtype.is_float else -(1 << (dtype.bits - 1))
+
+
+def highest(dtype: DType) -> float | int:
+    if dtype.kind == BOOL:
+        return 1
+    if dtype.is_float:
+        return math.inf
+    return (1 << (dtype.bits - (dtype.kind != UINT))) - 1
+
+
+def _joined(rows: Rows, op: Reduction, x: Scalar, y: Scalar) -> Scalar:
+    s = rows.scalars
+    if isinstance(op, ReduceSum):
+        return s.add(x, y)
+    if isinstance(op, ReduceProd):
+        return s.mul(x, y)
+    largest = isinstance(op, ReduceMax)
+    if x.dtype.kind == BOOL:
+        return s.or_(x, y) if largest else s.and_(x, y)
+    return s.max(x, y) if largest else s.min(x, y)
+
+
+def _argument(context: KernelContext, op: ArgReduction) -> Kernel:
+    """Where the largest or smallest is: values and places are carried side by side."""
+    rows = Rows(context, (op.axis,))
+    order = rows.elements.plan((rows.operand,), rows.at)
+    s = rows.scalars
+    dtype = rows.operand.dtype
+    largest = isinstance(op, ArgMax)
+
+    def join(x: Totals, y: Totals) -> Totals:
+        (best, where), (other, there) = x, y
+        better = s.less(best, other) if largest else s.less(other, best)
+        same = s.equal(best, other)
+        if dtype.is_float:
+            # NaN stands before everything, and is as good as NaN.
+            nan, fine = s.is_nan(other), s.not_(s.is_nan(best))
+            better = s.or_(better, s.and_(nan, fine))
+            same = s.or_(same, s.and_(nan, s.not_(fine)))
+        nearer = s.less(where, there) if op.last else s.less(there, where)
+        take = s.or_(better, s.and_(same, nearer))
+        return [s.select(take, other, best), s.select(take, there, where)]
+
+    def step(point: Point, _: int, totals: Totals) -> Totals:
+        return join(totals, [rows.operand_at(point, order), _place(rows, op.axis, point)])
+
+    def one(place: Place) -> None:
+        start = s.constant(lowest(dtype) if largest else highest(dtype), dtype)
+        never = s.constant(-1 if op.last else 2**31 - 1, i32)
+        plain = [Scalar(t.reg, t.dtype) for t in (start, never)]
+        for point, total in zip(place.points, rows.fold(place, plain, step, join), strict=True):
+            rows.finish(s.cast(total[1], i64), point)
+
+    rows.run(one)
+    return rows.kernel()
+
+
+def _place(rows: Rows, axis: int, point: Point) -> Scalar:
+    """The index along an axis, in every lane."""
+    b = rows.b
+    index = rows.at[axis]
+    number = b.i64(rows.elements.integer(index, point))
+    narrow = Reg(b.set("i32", f"trunc i64 {number} to i32").name, "i32")
+    whole = Scalar(narrow, i32)
+    if point.lane is None or point.lane not in index.counters:
+        return rows.scalars.splat(whole, point.lanes)
+    kind = vector(point.lanes, "i32")
+    steps = ", ".join(f"i32 {k}" for k in range(point.lanes))
+    return rows.scalars.add(
+        rows.scalars.splat(whole, point.lanes), Scalar(Reg(f"<{steps}>", kind), i32)
+    )

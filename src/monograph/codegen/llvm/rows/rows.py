@@ -1,0 +1,387 @@
+"""Rows: what reductions, softmax and norms have in common.
+
+Some axes of an operand are kept and some are reduced; the elements along the reduced ones, for one
+place along the kept ones, are a row. Vectors lie along whichever axis memory runs along: inside a
+row, whose lanes are joined in the end, or across rows, each lane then being a row of its own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from monograph.codegen.common.types import register
+from monograph.codegen.llvm.emit.builder import Int, Reg, vector
+from monograph.codegen.llvm.emit.elements import Elements, Point
+from monograph.codegen.llvm.emit.epilogue import part, pieces
+from monograph.codegen.llvm.emit.scalar import LlvmScalars
+from monograph.codegen.llvm.module.kernel import Kernel, KernelContext, Scratch, pointers, share
+from monograph.ir import DType, Value
+from monograph.ops.scalar import Scalar
+from monograph.program.fusion.access import Element, Indices, Resolved
+from monograph.program.fusion.row_nest import positions_read, result_index, row_nest
+from monograph.program.index import Counter, Index, flatten
+
+STREAMS = 4
+"""Vectors under way at once, so that they need not wait for each other."""
+HELD = 8
+"""Vectors of a row that are kept in registers from pass to pass; longer rows go to memory."""
+BLOCK = 64
+"""Elements that have a total of their own where each lane is a row: long sums stay right."""
+LINE = 64
+
+Totals: TypeAlias = list[Scalar]
+Step: TypeAlias = Callable[[Point, int, Totals], Totals]
+"""New totals, from a place in the row, the number of its stream, and the totals so far."""
+Join: TypeAlias = Callable[[Totals, Totals], Totals]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Some places along the kept axes: one, or the lanes of neighbouring vectors."""
+
+    points: tuple[Point, ...]
+
+    @property
+    def lanes(self) -> int:
+        return self.points[0].lanes
+
+
+class Rows:
+    """Loops over the rows of an anchor's first operand, and over the elements of each."""
+
+    def __init__(self, context: KernelContext, axes: Sequence[int], keeps: bool = False) -> None:
+        region = context.step.region
+        assert region.anchor is not None
+        self.context, self.anchor, self.outputs = context, region.anchor, region.outputs
+        self.operand: Value = region.anchor.inputs[0]
+        self.axes = tuple(axes)
+        self.keeps = keeps
+        for value in (*region.inputs, *region.outputs):
+            context.argument(value)
+        self._scratch = len(context.arguments)
+        # One pointer more than there are values: rows may have to be kept in memory.
+        self.b = b = context.builder(len(context.arguments) + 1)
+        self.scalars = LlvmScalars(b, context.features)
+        storage = context.program.places.storage
+        values = pointers(b, context.arguments)
+        self.elements = Elements(b, self.scalars, storage, values, frozenset(region.inputs))
+        self.elements.given[self.anchor] = Scalar(Reg("", ""), self.anchor.dtype)
+        self._nest()
+        widest = max(v.dtype.bits for v in (*region.inputs, *region.body))
+        self.lanes = context.features.lanes(max(widest, 32))
+        self._choose_lane()
+        self._held: dict[tuple[object, ...], Scalar] = {}
+        self._bytes = 0
+
+    # The nest
+
+    def _nest(self) -> None:
+        """The index of the operand and of the result, in as few counters as memory allows."""
+        shape = self.operand.tensor.static
+        self.empty = 0 in shape
+        nest = row_nest(shape, self.axes, self._positions)
+        self.at, self.kept, self.reduced = nest.at, nest.kept, nest.reduced
+        self.out_at = self._result_index(self.at)
+
+    def _result_index(self, at: Indices) -> Indices:
+        return result_index(self.operand, self.anchor, self.axes, at)
+
+    def _positions(self, at: Indices) -> list[Index]:
+        """Every position in memory that the kernel reads or writes."""
+        storage, out = self.elements.storage, self._result_index(at)
+        orders = [self.elements.plan(self.outputs, out), self.parameter_order(at)]
+        written = [flatten(out, storage[v].strides) for v in self.outputs]
+        read = self._read_by(self.elements.plan((self.operand,), at))
+        return read + [p for order in orders for p in self._read_by(order)] + written
+
+    def _read_by(self, order: list[Resolved]) -> list[Index]:
+        return positions_read(order, self.elements.storage)
+
+    def parameter_order(self, at: Indices) -> list[Resolved]:
+        """What the anchor's other operands need at an element; none unless a kernel says so."""
+        return []
+
+    def _choose_lane(self) -> None:
+        """Vectors go along the counter that most accesses run along, the innermost of equals."""
+        every = sorted([*self.kept, *self.reduced], key=lambda c: (len(c.name), c.name))
+        positions = []
+        if not self.empty:
+            # A result for each row is written seldom; only what is done for every element counts.
+            positions = self._read_by(self.elements.plan((self.operand,), self.at))
+            if self.anchor.tensor.static == self.operand.tensor.static:
+                positions = self._positions(self.at)
+
+        def use(c: Counter) -> tuple[bool, int, int]:
+            runs = sum(p.factor(c) == 1 for p in positions)
+            return c.extent >= self.lanes // 2, runs, every.index(c)
+
+        self.lane = max(every, key=use, default=None)
+        self.across = self.lane is not None and self.lane in self.kept
+        reduced = math.prod(c.extent for c in self.reduced)
+        vectors = reduced if self.across else -(-reduced // self.lanes)
+        self.unrolled = vectors <= HELD and (self.across or len(self.reduced) <= 1)
+
+    # Loops over rows
+
+    def run(self, body: Callable[[Place], None], streams: int = STREAMS) -> None:
+        """Runs a body for all rows: one at a time, or a few vectors of neighbouring ones."""
+        self._own = self._own_memory()
+        outer = [c for c in self.kept if c is not self.lane]
+        count = math.prod(c.extent for c in outer)
+        if self.empty and 0 in self.anchor.tensor.static:
+            return
+        if not self.across:
+            self._spread(count, lambda i: body(Place((Point(self._values(outer, i)),))))
+            return
+        assert self.lane is not None
+        start = 0
+        extent = self.lane.extent
+        # Fewer vectors at once where the threads would not all have work otherwise.
+        while streams > 1 and count * (extent // (streams * self.lanes)) < self.context.threads:
+            streams //= 2
+        groups = [(streams, self.lanes), (1, self.lanes)] if streams > 1 else [(1, self.lanes)]
+        for vectors, lanes in groups:
+            width = vectors * lanes
+            blocks = (extent - start) // width
+            self._blocks(body, outer, count, start, blocks, vectors, lanes)
+            start += blocks * width
+        for at, lanes in pieces(extent - start):
+            self._blocks(body, outer, count, start + at, 1, 1, lanes)
+
+    def _blocks(
+        self,
+        body: Callable[[Place], None],
+        outer: list[Counter],
+        count: int,
+        start: int,
+        blocks: int,
+        vectors: int,
+        lanes: int,
+    ) -> None:
+        """Runs a body for so many blocks of vectors along the lanes, for all outer places."""
+        b, lane = self.b, self.lane
+        assert lane is not None
+
+        def one(i: Int) -> None:
+            values = self._values(outer, b.div(i, blocks))
+            first = b.add(b.mul(b.mod(i, blocks), vectors * lanes), start)
+            points = []
+            for k in range(vectors):
+                at = values | {lane: b.add(first, k * lanes)}
+                points.append(Point(at, lane, lanes) if lanes > 1 else Point(at))
+            body(Place(tuple(points)))
+
+        if blocks:
+            self._spread(count * blocks, one)
+
+    def _spread(self, count: int, body: Callable[[Int], None]) -> None:
+        """A loop that the threads share."""
+        b = self.b
+
+        def one(i: Int, _: list[Reg]) -> None:
+            self._held.clear()
+            body(i)
+
+        if count == 1:
+            first = b.compare("eq", b.arguments["tid"], Reg("0", "i64"))
+            b.when(first, lambda: one(0, []))
+            return
+        b.loop(*share(b, count, self.context.threads), 1, one)
+
+    def _values(self, nest: Sequence[Counter], i: Int) -> dict[Counter, Int]:
+        """The counters of a nest, from the number of a trip through it."""
+        values: dict[Counter, Int] = {}
+        for c in reversed(nest):
+            values[c] = self.b.mod(i, c.extent) if c is not nest[0] else i
+            i = self.b.div(i, c.extent)
+        return values
+
+    # Loops along rows
+
+    def fold(self, place: Place, start: Totals, step: Step, join: Join) -> list[Totals]:
+        """Totals over the rows of a place: a list for each of its points."""
+        if self.empty:
+            return [self._spread_totals(start, p.lanes) for p in place.points]
+        if self.across or not self.reduced:
+            return self._fold_across(place, start, step, join)
+        return [self._fold_along(place.points[0], start, step, join)]
+
+    def _loop(
+        self, count: int, step: int, body: Callable[[Int, list[Reg]], list[Reg]], carried: list[Reg]
+    ) -> list[Reg]:
+        """A loop, or its trips one by one where the row is to stay in registers."""
+        if not self.unrolled:
+            return self.b.loop(0, count, step, body, carried)
+        for i in range(0, count, step):
+            carried = body(i, carried)
+        return carried
+
+    def _fold_across(
+        self, place: Place, start: Totals, step: Step, join: Join | None = None
+    ) -> list[Totals]:
+        """Totals that go on from element to element, or in blocks where they can be joined."""
+        size = len(start)
+        first = [r for p in place.points for r in _regs(self._spread_totals(start, p.lanes))]
+
+        def trip(i: Int, carried: list[Reg]) -> list[Reg]:
+            values = self._values(self.reduced, i)
+            made: list[Reg] = []
+            for k, p in enumerate(place.points):
+                point = Point({**p.values, **values}, p.lane, p.lanes)
+                totals = _totals(carried[k * size : (k + 1) * size], start)
+                made += _regs(step(point, k, totals))
+            return made
+
+        count = math.prod(c.extent for c in self.reduced)
+        every = range(len(place.points))
+
+        def parts(regs: list[Reg]) -> list[Totals]:
+            return [_totals(regs[k * size : (k + 1) * size], start) for k in every]
+
+        def block(i: Int, carried: list[Reg]) -> list[Reg]:
+            assert join is not None
+            made = self.b.loop(i, self.b.minimum(self.b.add(i, BLOCK), count), 1, trip, first)
+            pairs = zip(parts(carried), parts(made), strict=True)
+            return [r for x, y in pairs for r in _regs(join(x, y))]
+
+        if join is None or not start or self.unrolled or count <= BLOCK:
+            return parts(self._loop(count, 1, trip, first))
+        return parts(self.b.loop(0, count, BLOCK, block, first))
+
+    def _fold_along(self, row: Point, start: Totals, step: Step, join: Join) -> Totals:
+        lane, lanes, size = self.lane, self.lanes, len(start)
+        assert lane is not None
+        outer = [c for c in self.reduced if c is not lane]
+        whole = lane.extent // lanes
+        streams = min(STREAMS, max(whole, 1))
+        bulk = whole // streams * streams * lanes
+        wide = _regs(self._spread_totals(start, lanes))
+        single = _regs(self._spread_totals(start, 0))
+
+        def vectors(values: dict[Counter, Int], count: int, i: Int, regs: list[Reg]) -> list[Reg]:
+            made: list[Reg] = []
+            for k in range(count):
+                at = {**row.values, **values, lane: self.b.add(i, k * lanes)}
+                totals = _totals(regs[k * size : (k + 1) * size], start)
+                made += _regs(step(Point(at, lane, lanes), k, totals))
+            return made + regs[count * size :]
+
+        def trip(o: Int, regs: list[Reg]) -> list[Reg]:
+            values = self._values(outer, o)
+            regs = self._loop(
+                bulk, streams * lanes, lambda i, c: vectors(values, streams, i, c), regs
+            )
+            for v in range(bulk, whole * lanes, lanes):
+                regs = vectors(values, 1, v, regs)
+            rest = regs[streams * size :]
+            for at, width in pieces(lane.extent - whole * lanes):
+                place = {**row.values, **values, lane: whole * lanes + at}
+                point = Point(place, lane, width) if width > 1 else Point(place)
+                fresh = step(point, 0, self._spread_totals(start, point.lanes))
+                rest = _regs(join(_totals(rest, start), self._narrowed(fresh, join)))
+            return regs[: streams * size] + rest
+
+        count = math.prod(c.extent for c in outer)
+        regs = self._loop(count, 1, trip, wide * streams + single)
+        total = _totals(regs[:size], start)
+        if not whole:
+            return _totals(regs[streams * size :], start)
+        for k in range(1, streams):
+            total = join(total, _totals(regs[k * size : (k + 1) * size], start))
+        total = self._narrowed(total, join)
+        return join(total, _totals(regs[streams * size :], start)) if lane.extent % lanes else total
+
+    def _narrowed(self, totals: Totals, join: Join) -> Totals:
+        """Totals of all lanes, joined in halves."""
+        while totals and totals[0].reg.lanes:
+            half = totals[0].reg.lanes // 2
+            low, high = (
+                [Scalar(part(self.b, t.reg, at, half), t.dtype) for t in totals] for at in (0, half)
+            )
+            totals = join(low, high)
+        return totals
+
+    def _spread_totals(self, start: Totals, lanes: int) -> Totals:
+        return [self.scalars.splat(t, lanes) for t in start]
+
+    def each(self, place: Place, body: Callable[[Point, int], None]) -> None:
+        """Runs a body at every element of the rows of a place."""
+
+        def step(point: Point, stream: int, _: Totals) -> Totals:
+            body(point, stream)
+            return []
+
+        self.fold(place, [], step, lambda x, y: x)
+
+    # Elements
+
+    def operand_at(self, point: Point, order: list[Resolved]) -> Scalar:
+        """An element of the operand, computed where it is an expression."""
+        found: Scalar = self.elements.emit(order, point)[Element(self.operand, self.at)]
+        return found
+
+    def finish(self, result: Scalar, point: Point) -> None:
+        """What follows the anchor, and the stores."""
+        self.elements.given[self.anchor] = result
+        order = self.elements.plan(self.outputs, self.out_at)
+        made = self.elements.emit(order, point)
+        for value in self.outputs:
+            found = made[Element(value, self.out_at)]
+            self.elements.store(value, self.out_at, self.scalars.splat(found, point.lanes), point)
+
+    # Rows kept from pass to pass
+
+    def keep(self, point: Point, stream: int, x: Scalar) -> None:
+        """Keeps an element for the next pass: in a register, or in this thread's memory."""
+        if self.unrolled:
+            self._held[self._key(point, stream)] = x
+            return
+        self.b.store(self.scalars.splat(x, point.lanes).reg, self._kept(point, stream, x.dtype), 4)
+
+    def kept_at(self, point: Point, stream: int, dtype: DType) -> Scalar:
+        """What was kept at an element."""
+        if self.unrolled:
+            return self._held[self._key(point, stream)]
+        kind = vector(point.lanes, register(dtype))
+        return Scalar(self.b.load(kind, self._kept(point, stream, dtype), 4), dtype)
+
+    def _key(self, point: Point, stream: int) -> tuple[object, ...]:
+        # Along a row the place tells elements apart, across rows also which of them it is.
+        return (stream if self.across else 0, *(point.values[c] for c in self.reduced))
+
+    def _kept(self, point: Point, stream: int, dtype: DType) -> Reg:
+        b = self.b
+        number: Int = 0
+        for c in self.reduced:
+            number = b.add(b.mul(number, c.extent), point.values[c])
+        if self.across:
+            number = b.mul(b.add(b.mul(number, STREAMS), stream), self.lanes)
+        return b.offset(self._own, b.mul(number, max(dtype.itemsize, 4)))
+
+    def _own_memory(self) -> Reg:
+        """Where this thread may keep a row."""
+        if self.unrolled or not self.keeps:
+            return self.b.arguments[f"p{self._scratch}"]
+        count = math.prod(c.extent for c in self.reduced)
+        count *= STREAMS * self.lanes if self.across else 1
+        size = max(self.anchor.dtype.itemsize, 4)
+        self._bytes = -(-count * size // LINE) * LINE
+        own = self.b.mul(self.b.arguments["tid"], self._bytes)
+        return self.b.offset(self.b.arguments[f"p{self._scratch}"], own)
+
+    def kernel(self) -> Kernel:
+        """The finished kernel."""
+        self.context.arguments.append(Scratch(max(self._bytes, 1) * self.context.threads))
+        flops = math.prod(self.operand.tensor.static) * len(self.context.step.region.body)
+        return self.context.finish(self.b, float(flops))
+
+
+def _regs(totals: Totals) -> list[Reg]:
+    return [t.reg for t in totals]
+
+
+def _totals(regs: Sequence[Reg], like: Totals) -> Totals:
+    return [Scalar(r, t.dtype) for r, t in zip(regs, like, strict=True)]

@@ -1,0 +1,186 @@
+"""What kernels share whose results are as long as the data say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from monograph.codegen.llvm.emit.builder import Builder, Int, Reg
+from monograph.codegen.llvm.emit.map_kernel import bits_of
+from monograph.codegen.llvm.emit.scalar import LlvmScalars
+from monograph.codegen.llvm.module.kernel import KernelContext, pointers, share
+from monograph.ir import DType, Item, Op, Value
+from monograph.ir.dtype import f64
+from monograph.ops.scalar import Scalar
+from monograph.program.dynamic.bounded import Counted
+from monograph.program.index import strides_of
+
+
+def is_counted(value: Value, kind: type[Op]) -> bool:
+    """Whether a value is an op of a kind in its bounded form."""
+    return isinstance(value.op, Counted) and isinstance(value.op.of, kind)
+
+
+class Counting:
+    """Operands, results and the count of a kernel in its bounded form."""
+
+    def __init__(self, context: KernelContext) -> None:
+        region = context.step.region
+        assert region.anchor is not None
+        self.context, self.anchor = context, region.anchor
+        self.threads = context.threads
+        self.results = {v.op.index: v for v in region.outputs if isinstance(v.op, Item)}
+        for value in (*region.inputs, *region.outputs):
+            context.argument(value)
+
+    def begin(self) -> None:
+        """Starts the function: all arguments are known by now."""
+        self.b: Builder = self.context.builder(len(self.context.arguments))
+        self.scalars = LlvmScalars(self.b, self.context.features)
+        self.pointers = pointers(self.b, self.context.arguments)
+
+    def at(self, value: Value, index: Sequence[Int]) -> Reg:
+        """Where an element of an operand or a result lies."""
+        b, place = self.b, self.context.program.places.storage[value]
+        total: Int = place.offset
+        for i, stride in zip(index, place.strides, strict=True):
+            total = b.add(total, b.mul(i, stride))
+        return b.offset(self.pointers[value], b.mul(total, value.dtype.itemsize))
+
+    def load(self, value: Value, index: Sequence[Int], lanes: int = 0) -> Scalar:
+        return self.scalars.load(value.dtype, self.at(value, index), lanes)
+
+    def move(self, source: Value, index: Sequence[Int], result: int, to: Sequence[Int]) -> None:
+        """Copies an element of an operand into a result, if anyone uses that."""
+        if result in self.results:
+            bits = bits_of(source.dtype)
+            target = self.at(self.results[result], to)
+            self.scalars.store(self.scalars.load(bits, self.at(source, index)), target)
+
+    def give(self, result: int, index: Sequence[Int], number: Reg) -> None:
+        """Writes an i64 into a result, if anyone uses it."""
+        if result in self.results:
+            self.b.store(number, self.at(self.results[result], index), 8)
+
+    def finish_count(self, count: Reg) -> None:
+        """Writes how much counts: the last result. Every thread may: they all know it."""
+        assert isinstance(self.anchor.op, Counted)
+        last = len(self.anchor.type.items) - 1  # type: ignore[union-attr]
+        self.first_thread(lambda: self.give(last, [], count))
+
+    def first_thread(self, body: object) -> None:
+        assert callable(body)
+        first = self.b.compare("eq", self.b.arguments["tid"], Reg("0", "i64"))
+        self.b.when(first, body)
+
+    def clear(self, result: int, start: Int, axis: int, shared: bool = True) -> None:
+        """Zeros what lies behind the count, along an axis of a result; threads may share it."""
+        if result not in self.results:
+            return
+        b, value = self.b, self.results[result]
+        shape = value.tensor.static
+        others = [d for i, d in enumerate(shape) if i != axis]
+        bits = bits_of(value.dtype)
+        zero = self.scalars.literal(0, bits, 0)
+        rows = 1
+        for d in others:
+            rows *= d
+
+        def row(r: Int, _: list[Reg]) -> None:
+            steps = zip(strides_of(others), others, strict=True)
+            fixed = [b.mod(b.div(r, s), d) for s, d in steps]
+
+            def one(i: Int, _: list[Reg]) -> None:
+                index = [*fixed[:axis], i, *fixed[axis:]]
+                self.scalars.store(zero, self.at(value, index))
+
+            b.loop(start, shape[axis], 1, one)
+
+        low, high = share(b, rows, self.threads) if shared else (0, rows)
+        b.loop(low, high, 1, row)
+
+    def walk(
+        self,
+        low: Int,
+        high: Int,
+        start: Reg,
+        holds: Callable[[Int, int], Reg],
+        visit: Callable[[Int, Reg], None] | None,
+        lanes: int,
+    ) -> Reg:
+        """Visits the places in [low, high) where a condition holds, numbered from `start` on.
+
+        `holds` gives the condition at a place, or at as many as there are lanes; without `visit`
+        they are only counted. Gives the number after the last.
+        """
+        b, a = self.b, self.scalars.a
+        if lanes > 1:
+            groups = b.set("i64", f"sdiv i64 {b.sub(high, low)}, {lanes}")
+            end = b.add(low, b.mul(groups, lanes))
+
+            def some(i: Int, at: list[Reg]) -> list[Reg]:
+                bits = self._bits(holds(i, lanes))
+                if visit is None:
+                    return [a.op("add", at[0], b.call("llvm.ctpop.i64", "i64", bits))]
+                found = a.compare("ne", bits, 0)
+                return [a.unless(found, at[0], lambda: self._each_bit(i, bits, at[0], visit))]
+
+            (start,) = b.loop(low, end, lanes, some, [start])
+            low = end
+
+        def one(i: Int, at: list[Reg]) -> list[Reg]:
+            def take() -> Reg:
+                if visit is not None:
+                    visit(i, at[0])
+                return b.set("i64", f"add i64 {at[0]}, 1")
+
+            return [a.unless(holds(i, 0), at[0], take)]
+
+        return b.i64(b.loop(low, high, 1, one, [start])[0])
+
+    def _bits(self, condition: Reg) -> Reg:
+        """A vector of conditions as the bits of a number, the first lane lowest."""
+        lanes = condition.lanes
+        bits = self.b.set(f"i{lanes}", f"bitcast {condition.type} {condition} to i{lanes}")
+        return self.scalars.a.convert("zext", bits, "i64")
+
+    def _each_bit(
+        self, first: Int, bits: Reg, start: Reg, visit: Callable[[Int, Reg], None]
+    ) -> Reg:
+        """Visits the places that the bits of a number stand for; at least one is set."""
+        b, a = self.b, self.scalars.a
+        before, again, done = b.block, b.new_label("again"), b.new_label("done")
+        left, at = Reg(b.fresh("left"), "i64"), Reg(b.fresh("at"), "i64")
+        b.jump(again)
+        b.label(again)
+        place = len(b.lines)
+        visit(b.add(first, b.call("llvm.cttz.i64", "i64", left, Reg("true", "i1"))), at)
+        following = b.set("i64", f"add i64 {at}, 1")
+        rest = a.op("and", left, a.op("add", left, -1))
+        last = b.block
+        b.branch(a.compare("ne", rest, 0), again, done)
+        b.lines[place:place] = [
+            f"  {left} = phi i64 [ {bits}, %{before} ], [ {rest}, %{last} ]",
+            f"  {at} = phi i64 [ {start}, %{before} ], [ {following}, %{last} ]",
+        ]
+        b.label(done)
+        return following
+
+    def ordered(self, x: Scalar) -> Reg:
+        """An unsigned number that orders as elements do; NaN is the largest, -0.0 equals 0.0."""
+        a, dtype = self.scalars.a, x.dtype
+        wide = is_wide(dtype)
+        kind, sign = ("i64", -(1 << 63)) if wide else ("i32", -(1 << 31))
+        if dtype.is_float:
+            bits = a.bits(x.reg)
+            bits = a.select(a.compare("eq", bits, sign), 0, bits)
+            below = a.op("ashr", bits, 63 if wide else 31)
+            bits = a.op("xor", bits, a.op("or", below, sign))
+            return a.select(a.compare("uno", x.reg, x.reg), -1, bits)
+        if dtype.is_signed:
+            return a.op("xor", a.convert("sext", x.reg, kind), sign)
+        return a.convert("zext", x.reg, kind)
+
+
+def is_wide(dtype: DType) -> bool:
+    """Whether an element takes 64 bits in a register."""
+    return dtype == f64 or (dtype.is_integer and dtype.bits == 64)

@@ -1,0 +1,249 @@
+"""The choice among boxes: the best of each class that do not overlap a better one.
+
+Threads share out the classes of all images. Of each, the candidates go into a heap with the best
+score on top, and are taken from it one by one until enough are chosen.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from monograph.codegen.llvm.emit.builder import Int, Reg
+from monograph.codegen.llvm.image.grid_sample import number
+from monograph.codegen.llvm.module.kernel import (
+    Kernel,
+    KernelContext,
+    Scratch,
+    Sync,
+    share,
+    synchronise,
+)
+from monograph.codegen.llvm.sorting.counting import Counting, is_counted, is_wide
+from monograph.codegen.llvm.sorting.heap import Heap
+from monograph.ir import Value
+from monograph.ir.dtype import f64
+from monograph.ops.roi import NonMaxSuppression
+from monograph.ops.scalar import Scalar
+from monograph.program.dynamic.bounded import Counted
+
+BOX = 5
+"""Numbers that are kept of a chosen box: two corners and the area."""
+
+
+def serves(value: Value) -> bool:
+    return is_counted(value, NonMaxSuppression)
+
+
+def suppress(context: KernelContext) -> Kernel:
+    """A kernel for the choice among boxes."""
+    return _Suppress(context).emit()
+
+
+class _Suppress(Counting):
+    def __init__(self, context: KernelContext) -> None:
+        super().__init__(context)
+        assert isinstance(self.anchor.op, Counted)
+        assert isinstance(self.anchor.op.of, NonMaxSuppression)
+        self.op = self.anchor.op.of
+        self.boxes, self.scores = self.anchor.inputs
+        self.images, self.classes, self.count = self.scores.tensor.static
+        self.pairs = self.images * self.classes
+        self.limit = max(min(self.op.limit, self.count), 0)
+        self.wide = is_wide(self.scores.dtype)
+        self.rank, self.rank_bytes = ("i128", 16) if self.wide else ("i64", 8)
+        self.lanes = max(context.features.lanes(64), 1)
+        self.room = -(-max(self.limit, 1) // self.lanes) * self.lanes
+
+    def emit(self) -> Kernel:
+        heap_bytes = -(-max(self.count * self.rank_bytes, 64) // 64) * 64
+        kept_bytes = -(-self.room * BOX * 8 // 64) * 64
+        want = self.context.argument
+        heaps = want(Scratch(self.threads * heap_bytes))
+        kept = want(Scratch(self.threads * kept_bytes))
+        chosen = want(Scratch(max(self.pairs * self.limit * 8, 64)))
+        counts = want(Scratch(max(self.pairs * 8, 64)))
+        sync = want(Sync())
+        self.begin()
+        b, tid = self.b, self.b.arguments["tid"]
+        self.chosen, self.counts = b.arguments[f"p{chosen}"], b.arguments[f"p{counts}"]
+        own = b.offset(b.arguments[f"p{heaps}"], b.mul(tid, heap_bytes))
+        self.heap = Heap(b, own, self.rank, self.rank_bytes)
+        self.kept = b.offset(b.arguments[f"p{kept}"], b.mul(tid, kept_bytes))
+        if self.limit:
+            low, high = share(b, self.pairs, self.threads)
+            b.loop(low, high, 1, self._pair)
+        synchronise(b, sync, self.threads)
+        self.first_thread(self._join)
+        return self.context.finish(b)
+
+    def _pair(self, pair: Int, _: list[Reg]) -> None:
+        """Chooses among the boxes of one class of one image."""
+        b = self.b
+        image, class_ = b.div(pair, self.classes), b.mod(pair, self.classes)
+        candidates = self._candidates(image, class_)
+        nothing = self.scalars.literal(0.0, f64, self.lanes)
+        b.loop(0, self.room, self.lanes, lambda j, _: self.scalars.store(nothing, self._kept(4, j)))
+        self.heap.order(candidates)
+        row = b.offset(self.chosen, b.mul(pair, self.limit * 8))
+        found = self._take(image, candidates, row)
+        b.store(found, b.offset(self.counts, b.mul(pair, 8)), 8)
+
+    def _candidates(self, image: Int, class_: Int) -> Reg:
+        """Puts the boxes whose score is high enough into the heap; how many there are."""
+        s = self.scalars
+        step = self.context.program.places.storage[self.scores].strides[2]
+
+        def holds(i: Int, lanes: int) -> Reg:
+            if self.op.score is None:
+                return Reg("true", "i1")
+            score = self.load(self.scores, [image, class_, i], lanes)
+            reg: Reg = s.less(number(s, self.op.score), s.cast(score, f64)).reg
+            return reg
+
+        def add(i: Int, at: Reg) -> None:
+            self.heap.store(at, self._rank(self.load(self.scores, [image, class_, i]), i))
+
+        lanes = self.lanes if step == 1 and self.op.score is not None else 0
+        return self.walk(0, self.count, Reg("0", "i64"), holds, add, lanes)
+
+    def _rank(self, score: Scalar, i: Int) -> Reg:
+        """A number that is smaller for a better box: the score turned round, then the place."""
+        a, b = self.scalars.a, self.b
+        bits = a.op("xor", self.ordered(score), -1)
+        bits = a.select(a.compare("uno", score.reg, score.reg), -1, bits)
+        shifted = a.op("shl", a.convert("zext", bits, self.rank), 64 if self.wide else 32)
+        return a.op("or", shifted, a.convert("zext", b.i64(i), self.rank))
+
+    def _take(self, image: Int, candidates: Reg, row: Reg) -> Reg:
+        """Takes boxes from the heap, best first, until enough are chosen; how many are."""
+        b, a = self.b, self.scalars.a
+        before, head, body, done = (
+            b.block,
+            *(b.new_label(stem) for stem in ("head", "body", "done")),
+        )
+        left, found = Reg(b.fresh("left"), "i64"), Reg(b.fresh("found"), "i64")
+        b.jump(head)
+        b.label(head)
+        place = len(b.lines)
+        some = b.compare("sgt", left, Reg("0", "i64"))
+        room = b.compare("slt", found, Reg(str(self.limit), "i64"))
+        b.branch(a.op("and", some, room), body, done)
+        b.label(body)
+        best = self.heap.load(0)
+        fewer = b.i64(b.sub(left, 1))
+        self.heap.sink(self.heap.load(fewer), 0, fewer)
+        low = a.convert("trunc", best, "i64")
+        i = low if self.wide else a.op("and", low, (1 << 32) - 1)
+        more = self._offer(image, i, found, row)
+        last = b.block
+        b.jump(head)
+        b.lines[place:place] = [
+            f"  {left} = phi i64 [ {candidates}, %{before} ], [ {fewer}, %{last} ]",
+            f"  {found} = phi i64 [ 0, %{before} ], [ {more}, %{last} ]",
+        ]
+        b.label(done)
+        return found
+
+    def _offer(self, image: Int, i: Reg, found: Reg, row: Reg) -> Reg:
+        """Chooses a box unless it overlaps one that is chosen; how many are chosen then."""
+        b, a = self.b, self.scalars.a
+        box = self._corners(image, i)
+        hit = self._hits(box, found)
+
+        def keep() -> Reg:
+            for k, x in enumerate(box):
+                b.store(x.reg, self._kept(k, found), 8)
+            b.store(i, b.offset(row, b.mul(found, 8)), 8)
+            return b.set("i64", f"add i64 {found}, 1")
+
+        return a.unless(a.compare("eq", hit, 0), found, keep)
+
+    def _kept(self, k: int, j: Int) -> Reg:
+        """Where a number of a chosen box lies: each kind in a list of its own."""
+        return self.b.offset(self.kept, self.b.mul(self.b.add(j, k * self.room), 8))
+
+    def _hits(self, box: list[Scalar], found: Reg) -> Reg:
+        """Whether a box overlaps a chosen one; looks at a vector of them at a time, until one is.
+
+        Behind the chosen ones lie boxes without an area, which overlap nothing.
+        """
+        b, a, lanes = self.b, self.scalars.a, self.lanes
+        spread = [self.scalars.splat(x, lanes) for x in box]
+        before, head, look, done = (
+            b.block,
+            *(b.new_label(stem) for stem in ("head", "look", "done")),
+        )
+        j, hit = Reg(b.fresh("j"), "i64"), Reg(b.fresh("hit"), "i1")
+        b.jump(head)
+        b.label(head)
+        place = len(b.lines)
+        more = a.op("and", b.compare("slt", j, found), a.op("xor", hit, 1))
+        b.branch(more, look, done)
+        b.label(look)
+        other = [self.scalars.load(f64, self._kept(k, j), lanes) for k in range(BOX)]
+        some = a.any(self._overlaps(other, spread))
+        following, last = b.i64(b.add(j, lanes)), b.block
+        b.jump(head)
+        b.lines[place:place] = [
+            f"  {j} = phi i64 [ 0, %{before} ], [ {following}, %{last} ]",
+            f"  {hit} = phi i1 [ false, %{before} ], [ {some}, %{last} ]",
+        ]
+        b.label(done)
+        return hit
+
+    def _corners(self, image: Int, i: Reg) -> list[Scalar]:
+        """The lower corner, the higher one, and the area of a box."""
+        s = self.scalars
+        given = [s.cast(self.load(self.boxes, [image, i, k]), f64) for k in range(4)]
+        if self.op.centre:
+            half = [s.mul(x, number(s, 0.5)) for x in given[2:]]
+            low = [s.sub(x, h) for x, h in zip(given[:2], half, strict=True)]
+            high = [s.add(x, h) for x, h in zip(given[:2], half, strict=True)]
+        else:
+            low = [s.min(given[k], given[k + 2]) for k in range(2)]
+            high = [s.max(given[k], given[k + 2]) for k in range(2)]
+        sides = [s.sub(h, x) for x, h in zip(low, high, strict=True)]
+        return [*low, *high, s.mul(*sides)]
+
+    def _overlaps(self, one: list[Scalar], other: list[Scalar]) -> Reg:
+        """Whether the intersection over the union of two boxes is beyond the threshold."""
+        s, zero = self.scalars, number(self.scalars, 0.0)
+        sides = [s.sub(s.min(one[2 + k], other[2 + k]), s.max(one[k], other[k])) for k in range(2)]
+        shared = s.mul(*(s.max(side, zero) for side in sides))
+        valid = s.and_(s.less(zero, shared), s.and_(s.less(zero, one[4]), s.less(zero, other[4])))
+        union = s.select(valid, s.sub(s.add(one[4], other[4]), shared), number(s, 1.0))
+        ratio = s.select(valid, s.div(shared, union), zero)
+        reg: Reg = s.not_(s.less_equal(ratio, number(s, self.op.iou))).reg
+        return reg
+
+    def _join(self) -> None:
+        """Writes what was chosen of all classes, one after the other, and how many there are."""
+        b = self.b
+
+        def pair(p: Int, start: list[Reg]) -> list[Reg]:
+            count = b.load("i64", b.offset(self.counts, b.mul(p, 8)), 8)
+            row = b.offset(self.chosen, b.mul(p, self.limit * 8))
+            numbers = (b.i64(b.div(p, self.classes)), b.i64(b.mod(p, self.classes)))
+            b.loop(0, count, 1, partial(self._write, start[0], row, numbers))
+            return [b.set("i64", f"add i64 {start[0]}, {count}")]
+
+        zero = Reg("0", "i64")
+        pairs = self.pairs if self.limit else 0
+        total = b.i64(b.loop(0, pairs, 1, pair, [zero])[0])
+        last = len(self.anchor.type.items) - 1  # type: ignore[union-attr]
+        self.give(last, [], total)
+        if 0 in self.results:
+            most = self.results[0].tensor.static[0]
+
+            def clear(i: Int, _: list[Reg]) -> None:
+                for k in range(3):
+                    self.give(0, [i, k], zero)
+
+            b.loop(total, most, 1, clear)
+
+    def _write(self, start: Reg, row: Reg, numbers: tuple[Reg, Reg], j: Int, _: list[Reg]) -> None:
+        b = self.b
+        at = b.add(start, j)
+        place = b.load("i64", b.offset(row, b.mul(j, 8)), 8)
+        for k, number_ in enumerate((*numbers, place)):
+            self.give(0, [at, k], number_)

@@ -1,0 +1,268 @@
+"""The largest elements in order: a heap of those found so far, and vectors that skip the rest.
+
+Every element has a rank: one number made of its value and of its place, so that no two are equal
+and the larger rank comes first. A heap holds the k largest ranks with the smallest on top; most
+elements are smaller than that, which a whole vector of them shows at once.
+"""
+
+from __future__ import annotations
+
+import math
+
+from monograph.codegen.llvm.emit.builder import Int, Reg
+from monograph.codegen.llvm.emit.map_kernel import bits_of
+from monograph.codegen.llvm.emit.scalar import LlvmScalars
+from monograph.codegen.llvm.module.kernel import (
+    Kernel,
+    KernelContext,
+    Scratch,
+    Sync,
+    pointers,
+    share,
+    synchronise,
+)
+from monograph.codegen.llvm.sorting.heap import Heap
+from monograph.ir import Item, Value
+from monograph.ir.dtype import f64
+from monograph.ops.scalar import Scalar
+from monograph.ops.sort import TopK
+from monograph.program.index import strides_of
+
+PLACE_BITS = 32
+GROUP = 4
+"""Vectors that are looked at together."""
+SPLIT_FROM = 2048
+"""Elements for each thread from which on sharing out a single row pays."""
+
+
+def serves(value: Value) -> bool:
+    return isinstance(value.op, TopK) and value.inputs[0].tensor.size < 1 << PLACE_BITS
+
+
+def top_k(context: KernelContext) -> Kernel:
+    """A kernel for the largest or smallest elements of each row."""
+    return _TopK(context).emit()
+
+
+class _TopK:
+    def __init__(self, context: KernelContext) -> None:
+        region = context.step.region
+        assert region.anchor is not None
+        assert isinstance(region.anchor.op, TopK)
+        self.context = context
+        self.op = region.anchor.op
+        self.x = region.anchor.inputs[0]
+        self.shape = self.x.tensor.static
+        self.size = self.shape[self.op.axis]
+        self.wide = self.x.dtype == f64 or (self.x.dtype.is_integer and self.x.dtype.bits == 64)
+        self.key = "i64" if self.wide else "i32"
+        self.rank = "i128" if self.wide else "i64"
+        self.rank_bytes = 16 if self.wide else 8
+        self.rest = tuple(d for i, d in enumerate(self.shape) if i != self.op.axis)
+        self.rows = math.prod(self.rest)
+        share_of_row = self.size // context.threads
+        self.shared_rows = self.rows < context.threads and share_of_row >= max(
+            SPLIT_FROM, self.op.k
+        )
+
+    def emit(self) -> Kernel:
+        context, region = self.context, self.context.step.region
+        for value in (self.x, *region.outputs):
+            context.argument(value)
+        scratch = context.argument(Scratch(context.threads * self._heap_bytes))
+        self.sync = context.argument(Sync()) if self.shared_rows else -1
+        b = self.b = context.builder(len(context.arguments))
+        self.scalars = LlvmScalars(b, context.features)
+        self.pointers = pointers(b, context.arguments)
+        self.heaps = b.arguments[f"p{scratch}"]
+        if self.op.k and self.rows:
+            mine = b.offset(self.heaps, b.mul(b.arguments["tid"], self._heap_bytes))
+            self.heap = Heap(b, mine, self.rank, self.rank_bytes)
+            rows = (0, self.rows) if self.shared_rows else share(b, self.rows, context.threads)
+            b.loop(*rows, 1, self._row)
+        return context.finish(b)
+
+    @property
+    def _heap_bytes(self) -> int:
+        return -(-max(self.op.k, 1) * self.rank_bytes // 64) * 64
+
+    def _row(self, row: Int, _: list[Reg]) -> None:
+        b, threads = self.b, self.context.threads
+        self.row = b.offset(
+            self.pointers[self.x], b.mul(self._offset(row, self.x), self.x.dtype.itemsize)
+        )
+        if not self.shared_rows:
+            self._select(0, self.size)
+            b.loop(0, self.op.k, 1, lambda j, _: self._give(row, j, self.heap.load(j)))
+            return
+        self._select(*share(b, self.size, threads))
+        synchronise(b, self.sync, threads)
+        first = b.compare("eq", b.arguments["tid"], Reg("0", "i64"))
+        b.when(first, lambda: self._merge(row))
+        if self.rows > 1:
+            synchronise(b, self.sync, threads)
+
+    def _offset(self, row: Int, value: Value) -> Int:
+        """Where a row starts in a value, in elements."""
+        b, place = self.b, self.context.program.places.storage[value]
+        strides = [s for i, s in enumerate(place.strides) if i != self.op.axis]
+        total: Int = place.offset
+        for extent, whole, stride in zip(self.rest, strides_of(self.rest), strides, strict=True):
+            total = b.add(total, b.mul(b.mod(b.div(row, whole), extent), stride))
+        return total
+
+    def _select(self, low: Int, high: Int) -> None:
+        """The largest ranks among some elements of a row, in order, into this thread's heap."""
+        b, k = self.b, self.op.k
+        after = b.add(low, k)
+
+        def fill(j: Int, _: list[Reg]) -> None:
+            i = b.add(low, j)
+            self.heap.store(j, self._rank(self._key(self._load(i)).reg, i))
+
+        b.loop(0, k, 1, fill)
+        self.heap.order(k)
+        if k < self.size:
+            top = self._top_key()
+            if self._step == 1:
+                after, top = self._skip_vectors(after, high, top)
+            b.loop(after, high, 1, self._offer, [top])
+        self.heap.sort(k)
+
+    @property
+    def _step(self) -> int:
+        return self.context.program.places.storage[self.x].strides[self.op.axis]
+
+    def _skip_vectors(self, low: Int, high: Int, top: Reg) -> tuple[Int, Reg]:
+        """Looks at groups of vectors; gives where the last whole one ended."""
+        b, a = self.b, self.scalars.a
+        lanes = self.context.features.lanes(64 if self.wide else 32)
+        width = GROUP * lanes
+
+        def look(i: Int, carried: list[Reg]) -> list[Reg]:
+            limit = b.splat(carried[0], lanes)
+            keys = [self._key(self._load(b.add(i, g * lanes), lanes)).reg for g in range(GROUP)]
+            larger = [b.compare("ugt", key, limit) for key in keys]
+            found = self._mask(larger, lanes)
+            some = a.compare("ne", found, 0)
+            return [a.unless(some, carried[0], lambda: self._visit(i, found, carried[0]))]
+
+        groups = b.set("i64", f"sdiv i64 {b.sub(high, low)}, {width}")
+        end = b.add(low, b.mul(groups, width))
+        return end, b.loop(low, end, width, look, [top])[0]
+
+    def _mask(self, conditions: list[Reg], lanes: int) -> Reg:
+        """Vectors of conditions as the bits of one number, the first lane lowest."""
+        a = self.scalars.a
+        whole = Reg("0", "i64")
+        for g, condition in enumerate(conditions):
+            bits = self.b.set(f"i{lanes}", f"bitcast {condition.type} {condition} to i{lanes}")
+            whole = a.op("or", a.op("shl", a.convert("zext", bits, "i64"), g * lanes), whole)
+        return whole
+
+    def _visit(self, start: Int, mask: Reg, top: Reg) -> Reg:
+        """Offers the elements that the bits of a mask stand for; at least one is set."""
+        b, a = self.b, self.scalars.a
+        before, again, done = b.block, b.new_label("again"), b.new_label("done")
+        left, limit = Reg(b.fresh("left"), "i64"), Reg(b.fresh("limit"), top.type)
+        b.jump(again)
+        b.label(again)
+        place = len(b.lines)
+        bit = b.call("llvm.cttz.i64", "i64", left, Reg("true", "i1"))
+        (new,) = self._offer(b.add(start, bit), [limit])
+        rest = a.op("and", left, a.op("add", left, -1))
+        last = b.block
+        b.branch(a.compare("ne", rest, 0), again, done)
+        b.lines[place:place] = [
+            f"  {left} = phi i64 [ {mask}, %{before} ], [ {rest}, %{last} ]",
+            f"  {limit} = phi {top.type} [ {top}, %{before} ], [ {new}, %{last} ]",
+        ]
+        b.label(done)
+        return new
+
+    def _offer(self, i: Int, carried: list[Reg]) -> list[Reg]:
+        """Puts an element in place of the smallest, where it is larger."""
+        key = self._key(self._load(i)).reg
+
+        def replace() -> Reg:
+            self.heap.sink(self._rank(key, i), 0, self.op.k)
+            return self._top_key()
+
+        larger = self.b.compare("ugt", key, carried[0])
+        return [self.scalars.a.unless(larger, carried[0], replace)]
+
+    def _top_key(self) -> Reg:
+        """The value part of the smallest rank that is kept."""
+        shifted = self.scalars.a.op("lshr", self.heap.load(0), 64 if self.wide else 32)
+        return self.scalars.a.convert("trunc", shifted, self.key)
+
+    def _load(self, i: Int, lanes: int = 0) -> Scalar:
+        at = self.b.mul(i, self._step * self.x.dtype.itemsize)
+        return self.scalars.load(self.x.dtype, self.b.offset(self.row, at), lanes)
+
+    def _key(self, x: Scalar) -> Scalar:
+        """An unsigned number that orders as the elements are to be ordered, the first largest."""
+        a, dtype = self.scalars.a, x.dtype
+        sign = -(1 << (63 if self.wide else 31))
+        if dtype.is_float:
+            bits = a.bits(x.reg)
+            bits = a.select(a.compare("eq", bits, sign), 0, bits)
+            below = a.op("ashr", bits, 63 if self.wide else 31)
+            bits = a.op("xor", bits, a.op("or", below, sign))
+            bits = a.select(a.compare("uno", x.reg, x.reg), -1, bits)
+        elif dtype.is_signed:
+            bits = a.op("xor", a.convert("sext", x.reg, self.key), sign)
+        else:
+            bits = a.convert("zext", x.reg, self.key)
+        return Scalar(bits if self.op.largest else a.op("xor", bits, -1), dtype)
+
+    def _rank(self, key: Reg, i: Int) -> Reg:
+        """A key with the place below it: of equal keys the first place is the largest."""
+        a, b = self.scalars.a, self.b
+        shifted = a.op("shl", a.convert("zext", key, self.rank), 64 if self.wide else 32)
+        place = b.set("i64", f"sub i64 {(1 << PLACE_BITS) - 1}, {i}")
+        return a.op("or", shifted, a.convert("zext", place, self.rank))
+
+    def _merge(self, row: Int) -> None:
+        """The largest of what each thread has found, in order."""
+        b, a = self.b, self.scalars.a
+        threads = self.context.threads
+        heaps = [
+            Heap(b, b.offset(self.heaps, t * self._heap_bytes), self.rank, self.rank_bytes)
+            for t in range(threads)
+        ]
+
+        def pick(j: Int, at: list[Reg]) -> list[Reg]:
+            best, owner = heaps[0].load(at[0]), Reg("0", "i64")
+            for t in range(1, threads):
+                head = heaps[t].load(at[t])
+                larger = b.compare("ugt", head, best)
+                best, owner = a.select(larger, head, best), a.select(larger, t, owner)
+            self._give(row, j, best)
+            taken = (a.compare("eq", owner, t) for t in range(threads))
+            # No list is used up before k are given: each holds k.
+            return [
+                a.op("add", p, a.convert("zext", m, "i64")) for p, m in zip(at, taken, strict=True)
+            ]
+
+        b.loop(0, self.op.k, 1, pick, [Reg("0", "i64")] * threads)
+
+    def _give(self, row: Int, j: Int, rank: Reg) -> None:
+        """Writes result number j of a row: the element, and where it stood."""
+        b, a = self.b, self.scalars.a
+        low = a.op("and", a.convert("trunc", rank, "i64"), (1 << PLACE_BITS) - 1)
+        place = b.set("i64", f"sub i64 {(1 << PLACE_BITS) - 1}, {low}")
+        for output in self.context.step.region.outputs:
+            assert isinstance(output.op, Item)
+            at = self._result(row, j, output)
+            if output.op.index:
+                b.store(place, at, 8)
+                continue
+            bits = bits_of(self.x.dtype)
+            source = b.offset(self.row, b.mul(place, self._step * bits.itemsize))
+            self.scalars.store(self.scalars.load(bits, source), at)
+
+    def _result(self, row: Int, j: Int, output: Value) -> Reg:
+        b, place = self.b, self.context.program.places.storage[output]
+        at = b.add(self._offset(row, output), b.mul(j, place.strides[self.op.axis]))
+        return b.offset(self.pointers[output], b.mul(at, output.dtype.itemsize))

@@ -1,0 +1,221 @@
+"""Distinct elements, or slices: sorted by merging, then walked in order; one thread does it all."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from monograph.codegen.llvm.emit.builder import Int, Reg
+from monograph.codegen.llvm.module.kernel import Kernel, KernelContext, Scratch
+from monograph.codegen.llvm.sorting.counting import Counting, is_counted
+from monograph.ir import Value
+from monograph.ops.sort import Unique
+from monograph.program.dynamic.bounded import Counted
+from monograph.program.index import strides_of
+
+VALUES, FIRST, INVERSE, COUNTS = range(4)
+ORDER, OTHER, FIRSTS, GROUPS, SIZES, NUMBERS = range(6)
+"""Lists of integers that the kernel works on, each as long as there are items."""
+
+
+def serves(value: Value) -> bool:
+    return is_counted(value, Unique)
+
+
+def unique(context: KernelContext) -> Kernel:
+    """A kernel for the distinct items of a tensor, where they stood and how often they occur."""
+    return _Unique(context).emit()
+
+
+class _Unique(Counting):
+    def __init__(self, context: KernelContext) -> None:
+        super().__init__(context)
+        assert isinstance(self.anchor.op, Counted)
+        assert isinstance(self.anchor.op.of, Unique)
+        self.op = self.anchor.op.of
+        self.x = self.anchor.inputs[0]
+        shape = self.x.tensor.static
+        axis = self.op.axis
+        self.count = self.x.tensor.size if axis is None else shape[axis]
+        self.rest = () if axis is None else tuple(d for i, d in enumerate(shape) if i != axis)
+        self.width = math.prod(self.rest)
+
+    def emit(self) -> Kernel:
+        self.lists = [
+            self.context.argument(Scratch(max(8 * self.count, 64))) for _ in range(NUMBERS + 1)
+        ]
+        self.begin()
+        self.first_thread(self._all)
+        return self.context.finish(self.b)
+
+    # Lists of integers
+
+    def _get(self, which: int, i: Int, base: Reg | None = None) -> Reg:
+        start = base or self.b.arguments[f"p{self.lists[which]}"]
+        return self.b.load("i64", self.b.offset(start, self.b.mul(i, 8)), 8)
+
+    def _put(self, which: int, i: Int, x: Int, base: Reg | None = None) -> None:
+        start = base or self.b.arguments[f"p{self.lists[which]}"]
+        self.b.store(self.b.i64(x), self.b.offset(start, self.b.mul(i, 8)), 8)
+
+    # Items
+
+    def _index(self, item: Int, column: Int) -> list[Int]:
+        """Where an element of an item lies in x."""
+        b = self.b
+        if self.op.axis is None:
+            shape = self.x.tensor.static
+            steps = zip(strides_of(shape), shape, strict=True)
+            return [b.mod(b.div(item, s), d) for s, d in steps]
+        steps = zip(strides_of(self.rest), self.rest, strict=True)
+        others = [b.mod(b.div(column, s), d) for s, d in steps]
+        return [*others[: self.op.axis], item, *others[self.op.axis :]]
+
+    def _compare(self, one: Reg, other: Reg) -> tuple[Reg, Reg]:
+        """Whether an item comes before another, and whether they are equal; all NaN are."""
+        b, a = self.b, self.scalars.a
+
+        def column(k: Int, found: list[Reg]) -> list[Reg]:
+            before, same = found
+            x, y = (self.load(self.x, self._index(i, k)) for i in (one, other))
+            p, q = self.ordered(x), self.ordered(y)
+            less = a.op("and", same, b.compare("ult", p, q))
+            match = b.compare("eq", p, q)
+            return [a.op("or", before, less), a.op("and", same, match)]
+
+        before, equal = b.loop(0, self.width, 1, column, [Reg("false", "i1"), Reg("true", "i1")])
+        return before, equal
+
+    def _all(self) -> None:
+        b = self.b
+        b.loop(0, self.count, 1, lambda i, _: self._put(ORDER, i, i))
+        order = self._sort()
+        groups = self._group(order)
+        self._number(groups)
+        self._give(groups)
+
+    def _sort(self) -> Reg:
+        """Merges runs of growing length; where the sorted list lies. Equal items keep order."""
+        b = self.b
+        source, target = (b.arguments[f"p{self.lists[k]}"] for k in (ORDER, OTHER))
+        width = 1
+        while width < self.count:
+            self._merge_runs(source, target, width)
+            source, target = target, source
+            width *= 2
+        return source
+
+    def _merge_runs(self, source: Reg, target: Reg, width: int) -> None:
+        b, count = self.b, self.count
+
+        def pair(start: Int, _: list[Reg]) -> None:
+            middle = b.minimum(b.add(start, width), count)
+            end = b.minimum(b.add(start, 2 * width), count)
+
+            def one(k: Int, heads: list[Reg]) -> list[Reg]:
+                return self._pick(source, target, k, heads, b.i64(middle), b.i64(end))
+
+            b.loop(start, end, 1, one, [b.i64(start), b.i64(middle)])
+
+        b.loop(0, count, 2 * width, pair)
+
+    def _pick(
+        self, source: Reg, target: Reg, k: Int, heads: list[Reg], middle: Reg, end: Reg
+    ) -> list[Reg]:
+        """Takes the next of two runs: of the second one only what comes before the first's."""
+        b, a = self.b, self.scalars.a
+        i, j = heads
+        left, right = b.compare("slt", i, middle), b.compare("slt", j, end)
+        both = a.op("and", left, right)
+
+        def compared() -> Reg:
+            x, y = self._get(ORDER, i, source), self._get(ORDER, j, source)
+            return self._compare(y, x)[0]
+
+        second = a.unless(both, a.compare("eq", left, 0), compared)
+        at = a.select(second, j, i)
+        self._put(ORDER, k, self._get(ORDER, at, source), target)
+        step = a.convert("zext", second, "i64")
+        return [a.op("add", i, a.op("sub", Reg("1", "i64"), step)), a.op("add", j, step)]
+
+    def _group(self, order: Reg) -> Reg:
+        """Numbers the runs of equal items; how many there are."""
+        b, a = self.b, self.scalars.a
+
+        def one(k: Int, groups: list[Reg]) -> list[Reg]:
+            item = self._get(ORDER, k, order)
+            first = b.compare("eq", b.i64(k), Reg("0", "i64"))
+
+            def differs() -> Reg:
+                before = self._get(ORDER, b.sub(k, 1), order)
+                return a.compare("eq", self._compare(before, item)[1], 0)
+
+            new = a.unless(a.compare("eq", first, 0), Reg("true", "i1"), differs)
+
+            def begin() -> Reg:
+                self._put(FIRSTS, groups[0], item)
+                self._put(SIZES, groups[0], 0)
+                return b.set("i64", f"add i64 {groups[0]}, 1")
+
+            count = a.unless(new, groups[0], begin)
+            group = b.i64(b.sub(count, 1))
+            self._put(GROUPS, item, group)
+            self._put(SIZES, group, b.add(self._get(SIZES, group), 1))
+            return [count]
+
+        return b.i64(b.loop(0, self.count, 1, one, [Reg("0", "i64")])[0])
+
+    def _number(self, groups: Reg) -> None:
+        """The number that each group gets in the results: in order, or as they first come."""
+        b, a = self.b, self.scalars.a
+        if self.op.sorted:
+            b.loop(0, groups, 1, lambda g, _: self._put(NUMBERS, g, g))
+            return
+
+        def one(i: Int, following: list[Reg]) -> list[Reg]:
+            group = self._get(GROUPS, i)
+            first = b.compare("eq", self._get(FIRSTS, group), b.i64(i))
+
+            def take() -> Reg:
+                self._put(NUMBERS, group, following[0])
+                return b.set("i64", f"add i64 {following[0]}, 1")
+
+            return [a.unless(first, following[0], take)]
+
+        b.loop(0, self.count, 1, one, [Reg("0", "i64")])
+
+    def _give(self, groups: Reg) -> None:
+        b = self.b
+
+        def group(g: Int, _: list[Reg]) -> None:
+            number, first = self._get(NUMBERS, g), self._get(FIRSTS, g)
+            self.give(FIRST, [number], first)
+            self.give(COUNTS, [number], self._get(SIZES, g))
+            b.loop(0, self.width, 1, self._mover(first, number))
+
+        def item(i: Int, _: list[Reg]) -> None:
+            self.give(INVERSE, [i], self._get(NUMBERS, self._get(GROUPS, i)))
+
+        b.loop(0, groups, 1, group)
+        b.loop(0, self.count, 1, item)
+        self.give(COUNTS + 1, [], groups)
+        self._clear(groups)
+
+    def _mover(self, item: Reg, number: Reg) -> Callable[[Int, list[Reg]], None]:
+        def column(k: Int, _: list[Reg]) -> None:
+            where = self._index(item, k)
+            to = [number] if self.op.axis is None else self._index(number, k)
+            self.move(self.x, where, VALUES, to)
+
+        return column
+
+    def _clear(self, groups: Reg) -> None:
+        """Zeros behind what counts."""
+        b, axis = self.b, self.op.axis
+
+        def behind(i: Int, _: list[Reg]) -> None:
+            for result in (FIRST, COUNTS):
+                self.give(result, [i], Reg("0", "i64"))
+
+        b.loop(groups, self.count, 1, behind)
+        self.clear(VALUES, groups, axis or 0, shared=False)

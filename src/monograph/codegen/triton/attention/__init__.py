@@ -1,0 +1,1 @@
+"""GPU kernels of attention, rotary embedding and the decoding step."""

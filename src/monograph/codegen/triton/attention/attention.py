@@ -1,0 +1,126 @@
+"""Attention in one pass over the keys, see `flash`.
+
+Few rows and many keys (a step of decoding) are split among programs by keys; a second kernel joins
+what they found.
+"""
+
+from __future__ import annotations
+
+import math
+
+from monograph.codegen.triton.attention.flash import Config, Flash, Heads, heads_of
+from monograph.codegen.triton.attention.library import attentions
+from monograph.codegen.triton.emit.block_sizes import power
+from monograph.codegen.triton.matmul.dot import BUSY
+from monograph.codegen.triton.module.kernel import Candidate, GpuContext, Launch, Scratch, Work
+from monograph.ir import DType, Value
+from monograph.ir.dtype import f32
+from monograph.ops.attention import SINKS, Attention
+
+
+def serves(anchor: Value) -> bool:
+    return isinstance(anchor.op, Attention)
+
+
+def readable(user: Value, index: int, operand: Value) -> bool:
+    return True
+
+
+def candidates(context: GpuContext) -> list[Candidate]:
+    anchor = context.step.region.anchor
+    assert anchor is not None
+    h = heads_of(anchor.inputs)
+    found = [
+        Candidate(f"flash {c}", lambda c=c: _flash(context, h, c))  # type: ignore[misc]
+        for c in _configs(h, anchor.dtype)
+    ]
+    # Early enough for a fast search; never the default, which must not need a library.
+    return [*found[:2], *attentions(context), *found[2:]]
+
+
+def _configs(h: Heads, dtype: DType) -> list[Config]:
+    wide = dtype.itemsize >= 4
+    rows = [m for m in (64, 32, 16, 128) if m <= max(16, power(h.rows)) and not (wide and m > 64)]
+    keys = [t for t in ((32, 16) if wide else (64, 32, 128)) if t <= max(16, power(h.keys))]
+    found = []
+    for m in rows:
+        for t in keys or [16]:
+            programs = h.batch * h.groups * -(-h.rows // m)
+            splits = [s for s in (1, 2, 4, 8, 16, 32) if s == 1 or h.keys // s >= 2 * t]
+            best = min(splits, key=lambda s: (abs(math.log2(max(programs * s, 1) / BUSY)), s))
+            for split in dict.fromkeys((1 if programs >= BUSY // 4 else best, best, 1)):
+                warps = 8 if m * t >= 128 * 128 else 4 if m * t >= 32 * 32 else 2
+                found.append(Config(m, t, warps, 2, split))
+    unique = list(dict.fromkeys(found))
+    return sorted(unique, key=lambda c: _guess(h, c))
+
+
+def _guess(h: Heads, c: Config) -> float:
+    """A rough time, only to order what is tried."""
+    programs = h.batch * h.groups * -(-h.rows // c.m) * c.split
+    steps = -(-h.keys // (c.t * c.split))
+    per = 0.5 + c.m * c.t * (h.size + h.width) * 2 / 4e6
+    return -(-programs // BUSY) * (1 + steps * per) + (2 if c.split > 1 else 0)
+
+
+def _flash(context: GpuContext, h: Heads, c: Config) -> tuple[Work, ...]:
+    if c.split == 1:
+        return (_over(context, c, None).launch(),)
+    count = h.batch * h.groups * h.rows * c.split
+    parts = Scratch(count * (h.width + 2) * 4, f32)
+    return (_over(context, c, parts).launch(), _join(context, h, c, parts))
+
+
+def _over(context: GpuContext, c: Config, parts: Scratch | None) -> Flash:
+    anchor = context.step.region.anchor
+    assert anchor is not None
+    assert isinstance(anchor.op, Attention)
+    return Flash(context, anchor.op, anchor.inputs, c, parts)
+
+
+def _join(context: GpuContext, h: Heads, c: Config, parts: Scratch) -> Launch:
+    """Puts together what programs found for their share of the keys: a program for each row."""
+    kernel = _over(context, c, parts)
+    k, w, t = kernel.k, kernel.w, kernel.t
+    pointer = k.pointer(parts)
+    count = h.batch * h.groups * h.rows
+    row = k.program_id()
+    split = power(c.split)
+    part = w.let(f"tl.arange(0, {split})", "pp")
+    mask = w.let(f"{part} < {c.split}", "m") if split != c.split else None
+    k.wait()
+    rest = count * c.split * h.width
+    where = w.let(f"{part} * {count} + {row}")
+    masked = f", mask={mask}, other=float('-inf')" if mask else ""
+    top = w.let(f"tl.load({pointer} + {rest} + {where}{masked})", "top")
+    none = f", mask={mask}, other=0" if mask else ""
+    total = w.let(f"tl.load({pointer} + {rest + count * c.split} + {where}{none})", "total")
+    most = w.let(f"tl.max({top}, 0)", "most")
+    head = w.let(
+        f"(({row} // {h.rows}) % {h.groups}) * {h.repeats} + ({row} % {h.rows}) // {h.queries}", "h"
+    )
+    sink = kernel.sink(head, "True") if SINKS in kernel.given else None
+    if sink:
+        most = w.let(f"tl.maximum({most}, {sink})", "most")
+    safe = w.let(f'tl.where({most} == float("-inf"), 0, {most})')
+    share = kernel.exp(w.let(f"{top} - {safe}"))
+    weight = w.let(f"tl.sum({share} * {total}, 0)")
+    if sink:
+        weight = w.let(f"{weight} + {kernel.exp(w.let(f'{sink} - {safe}'))}")
+    across = w.let(f"tl.arange(0, {kernel.width})", "e")
+    beyond = w.let(f"{across} < {h.width}", "m") if kernel.width != h.width else None
+    masks = [
+        m for m in (f"{mask}[:, None]" if mask else "", f"{beyond}[None, :]" if beyond else "") if m
+    ]
+    inside = f", mask={' & '.join(masks)}, other=0" if masks else ""
+    found = w.let(
+        f"tl.load({pointer} + {where}[:, None] * {h.width} + {across}[None, :]{inside})", "x"
+    )
+    result = w.let(f"tl.sum({found} * {share}[:, None], 0) / {kernel.divisor(weight)}")
+    k.trigger()
+    t.axis(0, w.let(f"{row} // {h.groups * h.rows}"))
+    t.axis(1, head)
+    t.axis(2, w.let(f"{row} % {h.queries}"))
+    t.axis(3, across, beyond)
+    t.finish(result)
+    return k.launch((count,), 4 if kernel.width * c.split >= 2048 else 1)

@@ -1,0 +1,378 @@
+"""A step of decoding in one kernel: query and key turned, the caches' new rows, attention.
+
+The keys that count are shared among programs. Each keeps what it found; the one that is last to
+have done so joins it all, so that no second kernel has to be waited for. All programs of a head
+turn the new key, which costs nothing, and take it from registers: only the first one stores it.
+
+Most of the time of such a kernel is that of its first read. So the first block of keys and values
+is read before the kernels in front have ended (dependent launch), where that is safe:
+
+- How many keys count follows from inputs of the program, which no kernel of a run writes to. It is
+  computed anew from them, not read from what a kernel has made of them.
+- Only this kernel writes into the caches, which are inputs. Rows of earlier runs are there: graphs
+  come one after the other, and of runs launched kernel by kernel some kernel in front of this one
+  had first waited for all before it and only then let the next one start.
+- The row that is new is taken from registers, whatever was read in its place.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from monograph.codegen.common import types
+from monograph.codegen.llvm.emit.builder import Reg
+from monograph.codegen.triton.attention.flash import Config, Flash, heads_of
+from monograph.codegen.triton.attention.rope import element, turn
+from monograph.codegen.triton.emit.block_sizes import power
+from monograph.codegen.triton.emit.elements import Elements
+from monograph.codegen.triton.emit.indexed_load import apart, write
+from monograph.codegen.triton.matmul.dot import BUSY
+from monograph.codegen.triton.matmul.prefetch import leaves, stands
+from monograph.codegen.triton.module.kernel import (
+    Candidate,
+    Fault,
+    GpuContext,
+    Launch,
+    Scratch,
+    Work,
+)
+from monograph.ir import Input, Item, Value
+from monograph.ir.dtype import f32, i32, i64
+from monograph.ops.attention import Rope
+from monograph.ops.decoding import COS, COUNTS, KEYS, STARTS, VALUES, DecodeAttention, K, Q, V
+from monograph.ops.scalar import Scalar
+from monograph.program.memory.buffer_assignment import Places, Storage
+from monograph.program.memory.inplace import root
+
+ROWS = 16
+"""Rows of a tile: the fewest that a product of tiles has."""
+MOST_JOINED = 128
+"""Numbers of a thread that are put together at once: more do not fit in its registers."""
+PARTS = 64
+"""Programs that one program joins the findings of, at most."""
+BARRIERS = ("gather", "pointwise")
+"""Steps whose kernels let the next one start only after they have waited themselves."""
+
+
+def serves(anchor: Value) -> bool:
+    return isinstance(anchor.op, DecodeAttention)
+
+
+def readable(user: Value, index: int, operand: Value) -> bool:
+    return True
+
+
+def candidates(context: GpuContext) -> list[Candidate]:
+    anchor = context.step.region.anchor
+    assert anchor is not None
+    return [
+        Candidate(f"step {c}", lambda c=c: _step(context, c))  # type: ignore[misc]
+        for c in _configs(anchor)
+    ]
+
+
+def _operands(anchor: Value) -> tuple[Value, ...]:
+    """Those of the attention: the caches in the place of keys and values."""
+    given = anchor.inputs
+    return given[Q], given[KEYS], given[VALUES], given[COUNTS]
+
+
+def _configs(anchor: Value) -> list[Config]:
+    """A block of keys for each program, or programs enough to keep a device busy."""
+    assert isinstance(anchor.op, DecodeAttention)
+    h = heads_of(_operands(anchor))
+    rows = max(ROWS, power(h.repeats))
+    wide = anchor.inputs[Q].dtype.itemsize >= 4
+    single = [
+        Config(rows, t, warps, 1, blocks)
+        for t, warps in ((32, 2), (16, 1)) * wide or ((64, 1), (64, 2), (32, 1), (128, 4))
+        if (blocks := _blocks(anchor, t)) <= PARTS
+    ]
+    splits = sorted(
+        (1, 2, 4, 8, 16, 32, 64), key=lambda s: abs(math.log2(s * h.batch * h.groups / BUSY))
+    )
+    shared = [
+        Config(rows, t, warps, 1, split)
+        for split in splits[:4]
+        for t, warps in ((16, 4), (32, 2)) * wide or ((64, 4), (32, 2), (128, 4))
+        if split == 1 or h.keys > t * (split // 2)
+    ]
+    # With many heads the device is busy anyway, and every part costs a join.
+    many = h.batch * h.groups >= BUSY // 4
+    found = [*shared[:3], *single, *shared[3:]] if many else [*single, *shared]
+    return list(dict.fromkeys(found)) or [Config(rows, 16, 4, 1, 1)]
+
+
+def _blocks(anchor: Value, t: int) -> int:
+    """How many blocks of keys a query sees, at most."""
+    assert isinstance(anchor.op, DecodeAttention)
+    keys = heads_of(_operands(anchor)).keys
+    # A window begins anywhere in a block.
+    seen = min(keys, anchor.op.window + t - 1) if anchor.op.window else keys
+    return -(-seen // t)
+
+
+def _step(context: GpuContext, c: Config) -> tuple[Work, ...]:
+    anchor = context.step.region.anchor
+    assert anchor is not None
+    copies = tuple(_copied(context, item, cache) for item, cache in _apart(context))
+    return (*copies, _Step(context, anchor, c).launch())
+
+
+def _apart(context: GpuContext) -> list[tuple[Value, Value]]:
+    """The caches whose new form lies elsewhere: all of them has to be copied there first."""
+    anchor, places = context.step.region.anchor, context.program.places
+    assert anchor is not None
+    found = []
+    for item, cache in _caches(context).items():
+        new, old = places.storage[item], places.storage.get(cache)  # None: a view of something
+        if old is None or _root(new, places) != _root(old, places):
+            found.append((item, cache))
+    return found
+
+
+def _root(storage: Storage, places: Places) -> int:
+    return root(storage.buffer.id, places.over)
+
+
+def _caches(context: GpuContext) -> dict[Value, Value]:
+    """The old form of each cache that is a result."""
+    anchor = context.step.region.anchor
+    assert anchor is not None
+    found = {}
+    for item in context.step.region.outputs:
+        assert isinstance(item.op, Item)
+        if item.op.index:
+            found[item] = anchor.inputs[DecodeAttention.updates[item.op.index]]
+    return found
+
+
+def _copied(context: GpuContext, item: Value, cache: Value, block: int = 1024) -> Launch:
+    k = context.kernel()
+    e, w = k.elements(), k.w
+    size = math.prod(cache.tensor.static)
+    flat = w.let(f"{k.program_id()} * {block} + tl.arange(0, {block})", "i")
+    mask = w.let(f"{flat} < {size}", "m")
+    numbers = apart(w, flat, cache.tensor.static)
+    k.wait()
+    write(e, item, numbers, element(e, cache, numbers, mask), mask)
+    k.trigger()
+    return k.launch((-(-size // block),), 4)
+
+
+@dataclass(frozen=True)
+class _Parts:
+    """What programs have found: sums, the largest score and the weights, and how many are done."""
+
+    sums: Scratch
+    done: Scratch
+
+
+class _Step(Flash):
+    """The kernel; its rows are the heads that share keys."""
+
+    def __init__(self, context: GpuContext, anchor: Value, c: Config) -> None:
+        assert isinstance(anchor.op, DecodeAttention)
+        h = heads_of(_operands(anchor))
+        self.found: _Parts | None = None
+        if c.split > 1:
+            count = h.batch * h.groups * h.repeats * c.split
+            sums = Scratch(count * (h.width + 2) * 4, f32)
+            self.found = _Parts(sums, Scratch(h.batch * h.groups * 4, i32, zeroed=True))
+        sums_of = None if self.found is None else self.found.sums
+        super().__init__(context, anchor.op.attention, _operands(anchor), c, sums_of)
+        self.given_values, self.decode = anchor.inputs, anchor.op
+        self.results = {
+            v.op.index: v for v in context.step.region.outputs if isinstance(v.op, Item)
+        }
+
+        self.single = c.split >= _blocks(anchor, c.t)
+        """Whether a program has one block of keys at most."""
+
+    def launch(self) -> Launch:
+        k, w, h = self.k, self.w, self.h
+        k.trigger()  # what comes behind loads its weights meanwhile
+        self.begin()
+        known_early = self._early()
+        if known_early is None:
+            k.wait()
+        self._read_places(known_early or self.t.elements)
+        turns = self.span()
+        self._read_ahead(f"{self.first} + tl.arange(0, {self.c.t})")
+        k.wait()
+        self._report_start()
+        mask = w.let(f"{self.masked}[:, None]", "m")
+        rows = [self.batch, w.let(f"{self.head}[:, None]"), "0", self._across(self.size)]
+        q = self._vector(self.given_values[Q], rows, self._within(self.size, h.size, mask))
+        one = [self.batch, self.group, "0", self._across(self.size)]
+        key = self._vector(self.given_values[K], one, self._within(self.size, h.size))
+        last = [self.batch, self.group, "0", self._across(self.width)]
+        inside = self._within(self.width, h.width)
+        value = self._stored(element(self.t.elements, self.given_values[V], last, inside))
+        self.new = (key, value)
+        self._add_rows()
+        self.start()
+        if self.single:
+            self._attend_block(q, f"{self.first} + tl.arange(0, {self.c.t})")
+        else:
+            with w.block(f"for t0 in range(0, {turns}, {self.c.t})"):
+                self._attend_block(q, f"{self.first} + t0 + tl.arange(0, {self.c.t})")
+        if self.found is None:
+            total = w.let("tl.where(total == 0, 1, total)")
+            self._give(w.let(f"acc / {total}[:, None]"), self.head, self.masked)
+        else:
+            self._join(self.found)
+        return self.launched()
+
+    # Keys and values
+
+    def _early(self) -> Elements | None:
+        """What how many keys count is computed by before the wait; None where it is not known."""
+        context, given = self.context, self.given_values
+        steps, places = context.program.steps, context.program.places
+        before = steps[: steps.index(context.step)]
+        known = leaves((given[STARTS], given[COUNTS]), places)
+        if known is None or not any(s.region.kind in BARRIERS for s in before):
+            return None
+        if not all(stands(given[i], places) for i in (KEYS, VALUES)):
+            return None
+        pointers = {v: self.k.pointer(v) for v in known if isinstance(v.op, Input)}
+        return Elements(self.w, places.storage, pointers, frozenset(known), guard=self.k.guard)
+
+    def _read_places(self, e: Elements) -> None:
+        """How many keys count, and where the new row goes."""
+        w, keys = self.w, self.h.keys
+        counted = element(e, self.given_values[COUNTS], [self.batch], None)
+        self.length = w.let(f"tl.minimum({counted.reg}, {keys}).to(tl.int32)", "n")
+        loaded = element(e, self.given_values[STARTS], [self.batch], None)
+        self.begins = w.let(f"{e.scalars.cast(loaded, i64).reg}", "start")
+
+    def _read_ahead(self, keys: str) -> None:
+        """Reads a block of keys and values that is worked on later."""
+        key = self.w.let(keys, "key")
+        inside = self.w.let(f"{key} < {self.end}", "m")
+        for name, block in zip(("keys", "values"), self.read_block(key, inside), strict=True):
+            self.w.assign(name, block)
+
+    def _attend_block(self, q: str, keys: str) -> None:
+        """Takes the block that was read, and reads the next one meanwhile."""
+        w = self.w
+        key = w.let(keys, "key")
+        new = w.let(f"({key}[:, None]) == {self.begins}", "m")
+        made = [
+            w.let(f"tl.where({new}, {row}, {name})", "x")
+            for row, name in zip(self.new, ("keys", "values"), strict=True)
+        ]
+        if not self.single:
+            self._read_ahead(f"{key} + {self.c.t}")
+        self.attend(q, key, w.let(f"{key} < {self.end}", "m"), made[0], made[1])
+
+    # The new rows
+
+    def _across(self, padded: int) -> str:
+        return self.w.let(f"tl.arange(0, {padded})[None, :]", "e")
+
+    def _within(self, padded: int, size: int, mask: str | None = None) -> str | None:
+        beyond = f"({self._across(padded)} < {size})" if padded != size else None
+        masks = [m for m in (mask, beyond) if m]
+        return self.w.let(" & ".join(masks), "m") if masks else None
+
+    def _report_start(self) -> None:
+        w, h = self.w, self.h
+        self.fits = w.let(f"({self.begins} >= 0) & ({self.begins} < {h.keys})", "m")
+        fault = Fault("rows are written out of bounds", f"0..{h.keys - 1}")
+        self.k.report(fault, w.let(f"{self.fits} == 0", "m"), self.begins)
+
+    def _vector(self, x: Value, numbers: Sequence[str], mask: str | None) -> str:
+        """A query or key as it is in memory, turned."""
+        e, cos = self.t.elements, self.given_values[COS:]
+        if not cos:
+            return self._stored(element(e, x, numbers, mask))
+        return self._stored(turn(e, Rope(self.decode.interleaved), (x, *cos), numbers, mask))
+
+    def _stored(self, x: Scalar) -> str:
+        return self.w.let(self.t.elements.scalars.encoded(x), "x")
+
+    def _add_rows(self) -> None:
+        """The first program of a head stores its new key and value."""
+        w, e = self.w, self.t.elements
+        own = w.let(f"{self.fits} & ({self.k.program_id(2)} == 0)", "m")
+        sizes = ((self.size, self.h.size), (self.width, self.h.width))
+        for index, (made, (padded, size)) in enumerate(zip(self.new, sizes, strict=True), 1):
+            if index not in self.results:
+                continue
+            across = self._across(padded)
+            mask = self._within(padded, size, w.let(f"{own} & ({across} >= 0)", "m"))
+            target = [self.batch, self.group, self.begins, across]
+            write(e, self.results[index], target, e.scalars.decoded(made, self.dtype), mask)
+
+    # The result
+
+    def _give(self, made: str, head: str, mask: str) -> None:
+        """Stores rows of the result: heads down, elements across."""
+        if 0 not in self.results:
+            return
+        e, w = self.t.elements, self.w
+        inside = self._within(self.width, self.h.width, w.let(f"{mask}[:, None]", "m"))
+        scalar = Scalar(Reg(made, types.register(self.wide)), self.wide)
+        numbers = [self.batch, w.let(f"{head}[:, None]"), "0", self._across(self.width)]
+        write(e, self.results[0], numbers, e.scalars.cast(scalar, self.dtype), inside)
+
+    def _join(self, parts: _Parts) -> None:
+        """Keeps what was found; the last program of a head puts everything together.
+
+        Programs behind the keys that count have found nothing, and are not waited for.
+        """
+        k, w = self.k, self.w
+        share = w.let(f"tl.maximum({self.share}, 1)", "n")
+        needed = f"({self.length} - {self.low} + {share} - 1) // {share}"
+        # One of them where no key counts, too: it gives zeros.
+        self.active = w.let(f"tl.maximum({needed}, 1)", "n")
+        with w.block(f"if {k.program_id(2)} < {self.active}"):
+            self.store_part()
+            w.line("tl.debug_barrier()")
+            counter = f"{k.pointer(parts.done)} + {k.program_id(1)}"
+            w.line(f'before = tl.atomic_add({counter}, 1, sem="acq_rel")')
+            w.line("tl.debug_barrier()")
+            with w.block(f"if before == {self.active} - 1"):
+                self._put_together(parts)
+                w.line(f"tl.store({counter}, 0)")
+
+    def _put_together(self, parts: _Parts) -> None:
+        """The heads' results from the parts of all programs, so many at once as there is room."""
+        rows, each = power(self.h.repeats), power(self.c.split) * self.width
+        while rows > 1 and rows * each > MOST_JOINED * 32 * self.c.warps:
+            rows //= 2
+        for first in range(0, self.h.rows, rows):
+            self._some_rows(parts, first, rows)
+
+    def _some_rows(self, parts: _Parts, first: int, rows: int) -> None:
+        """All is asked for before anything is computed: one way to memory and back."""
+        k, w, h, c = self.k, self.w, self.h, self.c
+        pointer, count = k.pointer(parts.sums), h.batch * h.groups * h.rows
+        part = w.let(f"tl.arange(0, {power(c.split)})[:, None]", "pp")
+        number = w.let(f"{first} + tl.arange(0, {rows})", "r")
+        row = w.let(f"{number}[None, :]", "r")
+        here = w.let(f"{part} * {count} + {k.program_id(1)} * {h.rows} + {row}", "i")
+        mask = w.let(f"({part} < {self.active}) & ({row} < {h.rows})", "m")
+        across = w.let(f"tl.arange(0, {self.width})[None, None, :]", "e")
+        whole = w.let(f"{mask}[:, :, None] & ({across} < {h.width})", "m")
+        rest = count * c.split * h.width
+
+        def load(where: str, inside: str, other: str) -> str:
+            options = f'mask={inside}, other={other}, cache_modifier=".cg"'
+            return w.let(f"tl.load({pointer} + {where}, {options})", "x")
+
+        top = load(f"{rest} + {here}", mask, 'float("-inf")')
+        weight = load(f"{rest + count * c.split} + {here}", mask, "0")
+        found = load(f"{here}[:, :, None] * {h.width} + {across}", whole, "0")
+        most = w.let(f"tl.max({top}, 0)[None, :]", "most")
+        safe = w.let(f'tl.where({most} == float("-inf"), 0, {most})')
+        share = w.let(self.exp(w.let(f"{top} - {safe}")), "share")
+        total = w.let(f"tl.sum({share} * {weight}, 0)", "x")
+        scaled = w.let(f"{share} / tl.where({total} == 0, 1, {total})[None, :]", "share")
+        made = w.let(f"tl.sum({found} * {scaled}[:, :, None], 0)", "x")
+        head = w.let(f"{self.group} * {h.repeats} + {number}", "h")
+        self._give(made, head, w.let(f"{number} < {h.rows}", "m"))

@@ -1,0 +1,334 @@
+"""Branches and loops: work that a bool in memory lets run or not, or run again.
+
+Conditions, turn numbers and state lie at fixed addresses, and the device alone computes them; who
+runs the work only has to look at one bool. A scan whose length is known needs not even that: its
+turns are written out one after the other, each on its own slices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from monograph.codegen.triton.control.subprograms import Inlined, graphs_of
+from monograph.codegen.triton.control.subprograms import serves as serves
+from monograph.codegen.triton.indexing.copies import Copied, Place, copy, dense, room, stored
+from monograph.codegen.triton.module.kernel import (
+    Branch,
+    Candidate,
+    GpuContext,
+    KernelWriter,
+    Packed,
+    Repeat,
+    Scratch,
+    Work,
+    single,
+)
+from monograph.ir import Item, TensorType, Type, Value
+from monograph.ir.dtype import boolean, i64
+from monograph.ops.control import If, Loop, Scan
+from monograph.program.dynamic.bounded import BoundedLoop
+from monograph.program.fusion.op_classes import is_view
+from monograph.program.memory.inplace import root
+
+MAX_UNROLLED = 4096
+"""Pieces of work up to which the turns of a scan are written out."""
+
+
+def readable(user: Value, index: int, operand: Value) -> bool:
+    return not is_view(operand)
+
+
+def candidates(context: GpuContext) -> list[Candidate]:
+    anchor = context.step.region.anchor
+    assert anchor is not None
+    if isinstance(anchor.op, If):
+        return single("branch", lambda: _If(context, anchor).works())
+    if isinstance(anchor.op, Scan):
+        return single("turns", lambda: _Scan(context, anchor).works())
+    return single("loop", lambda: _Loop(context, anchor).works())
+
+
+class _Control:
+    """What branches and loops share: operands, results, sub-programs."""
+
+    def __init__(self, context: GpuContext, anchor: Value) -> None:
+        self.context = context
+        self.anchor = anchor
+        self.subs = [Inlined(context, graph) for graph in graphs_of(anchor)]
+        outputs = context.step.region.outputs
+        self.results = {
+            v.op.index: stored(context.program, v) for v in outputs if isinstance(v.op, Item)
+        }
+        self.prepared: list[Copied] = []
+        """Copies before anything else."""
+
+    def place(self, value: Value) -> Place:
+        return stored(self.context.program, value)
+
+    def side_by_side(self, values: Sequence[Value]) -> list[Place]:
+        """Operands side by side: where they are, or copied first."""
+        found = []
+        for value in values:
+            place = self.place(value)
+            if not place.dense:
+                self.prepared.append(Copied(place, room(value.tensor)))
+                place = self.prepared[-1].target
+            found.append(place)
+        return found
+
+    def result(self, index: int, type_: TensorType) -> Place:
+        """Where a result can be made side by side: in its own place, or elsewhere."""
+        place = self.results.get(index)
+        return place if place is not None and place.dense else room(type_)
+
+    def left(self, index: int, made: Place) -> list[Copied]:
+        """What is left to copy of a result that was made in another place."""
+        place = self.results.get(index)
+        return [] if place is None or place is made else [Copied(made, place)]
+
+
+class _If(_Control):
+    """One sub-program or the other."""
+
+    def works(self) -> tuple[Work, ...]:
+        op = self.anchor.op
+        assert isinstance(op, If)
+        condition, *captures = self.anchor.inputs
+        given, count = self.side_by_side(captures), len(op.then.inputs)
+        bodies = (self._body(0, given[:count]), self._body(1, given[count:]))
+        branch = Branch((self.place(condition).part(),), bodies)
+        return (*copy(self.context, self.prepared), branch)
+
+    def _body(self, which: int, given: Sequence[Place]) -> tuple[Work, ...]:
+        sub = self.subs[which]
+        types = map(tensor_type, sub.program.graph.output_types)
+        made = [self.result(i, t) for i, t in enumerate(types)]
+        left = [c for i, place in enumerate(made) for c in self.left(i, place)]
+        return (*sub.works(given, made), *copy(self.context, left))
+
+
+class _Iterated(_Control):
+    """Turns that the device counts, with state at a fixed place."""
+
+    def begin(self, state: Sequence[Value], types: Sequence[TensorType]) -> None:
+        """The state lies where the results go, and starts as the operands say."""
+        self.old = [self.result(i, t) for i, t in enumerate(types)]
+        self.new = [room(t) for t in types]
+        self.number = room(TensorType(i64, ()))
+        self.flag = room(TensorType(boolean, ()))
+        for i, value in enumerate(state):
+            if not self._is_there(value, i):
+                self.prepared.append(Copied(self.place(value), self.old[i]))
+
+    def _is_there(self, value: Value, index: int) -> bool:
+        """Whether a state lies where its result goes: its memory is donated."""
+        place = self.results.get(index)
+        if place is None or place is not self.old[index]:
+            return False
+        assert isinstance(place.of, Value)
+        places = self.context.program.places
+        new, old = (places.storage[v].buffer.id for v in (place.of, value))
+        return root(new, places.over) == old
+
+    @property
+    def counter(self) -> Scratch:
+        assert isinstance(self.number.of, Scratch)
+        return self.number.of
+
+    def end(self) -> list[Copied]:
+        return [c for i, place in enumerate(self.old) for c in self.left(i, place)]
+
+    def zero(self, k: KernelWriter) -> None:
+        """Starts to count."""
+        k.w.line(f"tl.store({k.pointer(self.counter)}, tl.full((), 0, tl.int64))")
+
+    def next_number(self, k: KernelWriter) -> str:
+        """Counts on; the number of the next turn."""
+        pointer = k.pointer(self.counter)
+        number = k.w.let(f"tl.load({pointer}) + 1", "t")
+        k.w.line(f"tl.store({pointer}, {number})")
+        return number
+
+    def announce(self, k: KernelWriter, again: str) -> None:
+        """Says whether there is another turn."""
+        k.w.line(f"tl.store({k.pointer(self.flag.part())}, {again}.to(tl.int8))")
+
+    def turned(
+        self, pieces: Sequence[Copied], turn: Callable[[KernelWriter], object]
+    ) -> tuple[Work, ...]:
+        """Copies at the end of a turn, and what counts on: together where none needs the number."""
+        if all(p.source_axis is None and p.target_axis is None for p in pieces):
+            return copy(self.context, pieces, scalars=turn)
+        copied = copy(self.context, pieces, self.counter)
+        return (*copied, *copy(self.context, [], scalars=turn))
+
+    def advance(self) -> list[Copied]:
+        """The new state becomes the old one, where it was not written over it."""
+        pairs = zip(self.new, self.old, strict=True)
+        return [Copied(new, old) for new, old in pairs if new is not old]
+
+
+class _Loop(_Iterated):
+    """While a condition holds, and at most so often."""
+
+    def works(self) -> tuple[Work, ...]:
+        op, (sub,) = self.anchor.op, self.subs
+        assert isinstance(op, (Loop, BoundedLoop))
+        self.trips, self.condition, *rest = self.anchor.inputs
+        state, captures = rest[: op.carried], rest[op.carried :]
+        count, go, *formals = map(tensor_type, op.body.input_types)
+        following, *made = map(tensor_type, op.body.output_types)
+        self.begin(state, formals[: op.carried])
+        for i, name in enumerate(op.body.output_names[1 : 1 + op.carried]):
+            if name in sub.program.donated:
+                self.new[i] = self.old[i]
+        self.going = room(following)
+        given = self.side_by_side(captures)
+        elements = [room(t) for t in made[op.carried :]]
+        for k, _ in enumerate(elements):
+            if op.carried + k in self.results:
+                self.prepared.append(Copied(None, self.results[op.carried + k]))
+        always = dense(Packed(np.ones(go.static, np.bool_), boolean), go)
+        inputs = [dense(self.counter, count), always, *self.old, *given]
+        body = [*sub.works(inputs, [self.going, *self.new, *elements])]
+        collected = [
+            Copied(element, self.results[op.carried + k], target_axis=0)
+            for k, element in enumerate(elements)
+            if op.carried + k in self.results
+        ]
+        body += self.turned([*self.advance(), *collected], self._turn)
+        last = self.results.get(op.carried + len(elements))
+        ended = [] if last is None else [Copied(self.number, last)]
+        return (
+            *copy(self.context, self.prepared, scalars=self._start),
+            Repeat((self.flag.part(),), (tuple(body),)),
+            *copy(self.context, [*self.end(), *ended]),
+        )
+
+    def _start(self, k: KernelWriter) -> None:
+        self.zero(k)
+        go = k.w.let(f"tl.load({k.pointer(self.place(self.condition).part())}) != 0", "go")
+        self.announce(k, self._limited(k, go, "0"))
+
+    def _turn(self, k: KernelWriter) -> None:
+        go = k.w.let(f"tl.load({k.pointer(self.going.part())}) != 0", "go")
+        self.announce(k, self._limited(k, go, self.next_number(k)))
+
+    def _limited(self, k: KernelWriter, go: str, number: str) -> str:
+        limit = k.w.let(f"tl.load({k.pointer(self.place(self.trips).part())})", "n")
+        return f"({go} & ({number} < {limit}))"
+
+
+class _Scan(_Iterated):
+    """Once for each slice of the scanned operands."""
+
+    def works(self) -> tuple[Work, ...]:
+        op, inputs = self.anchor.op, self.anchor.inputs
+        assert isinstance(op, Scan)
+        self.op, last = op, op.carried + len(op.axes)
+        self.state, self.captures = inputs[: op.carried], inputs[last:]
+        self.scanned = [self.place(v) for v in inputs[op.carried : last]]
+        self.length = self.scanned[0].type.static[op.axes[0]]
+        formals = list(map(tensor_type, op.body.input_types))
+        self.types = formals[: op.carried]
+        self.slices = formals[op.carried : last]
+        self.elements = list(map(tensor_type, op.body.output_types[op.carried :]))
+        long = self.length * (self.subs[0].size + 1) > MAX_UNROLLED
+        return self._counted() if long else self._written_out()
+
+    def _written_out(self) -> tuple[Work, ...]:
+        """Every turn reads the state where the one before it has put it."""
+        if self.length == 0:
+            copies = zip(self.state, range(self.op.carried), strict=True)
+            return copy(
+                self.context,
+                [Copied(self.place(v), self.results[i]) for v, i in copies if i in self.results],
+            )
+        captures, state = self.side_by_side(self.captures), self.side_by_side(self.state)
+        turns = [[room(t) for t in self.types] for _ in range(2)]
+        last = [self.result(i, t) for i, t in enumerate(self.types)]
+        rooms = [room(t) for t in self.slices], [room(t) for t in self.elements]
+        works: list[Work] = []
+        for t in range(self.length):
+            new = last if t == self.length - 1 else turns[t % 2]
+            works += self._turn(t, state, new, captures, rooms)
+            state = new
+        left = [c for i, place in enumerate(last) for c in self.left(i, place)]
+        before = copy(self.context, self.prepared)
+        return (*before, *works, *copy(self.context, left))
+
+    def _turn(
+        self,
+        t: int,
+        state: Sequence[Place],
+        new: Sequence[Place],
+        captures: Sequence[Place],
+        rooms: tuple[Sequence[Place], Sequence[Place]],
+    ) -> list[Work]:
+        op, before, after = self.op, [], []
+        slices = []
+        for i, whole in enumerate(self.scanned):
+            place = whole.slice(op.axes[i], self._number(t, op.backward[i]))
+            if not place.dense:
+                before.append(Copied(place, rooms[0][i]))
+                place = rooms[0][i]
+            slices.append(place)
+        elements = []
+        for i, place in enumerate(rooms[1]):
+            target = self.results.get(op.carried + i)
+            if target is not None:
+                own = target.slice(op.result_axes[i], self._number(t, op.result_backward[i]))
+                if own.dense:
+                    place = own
+                else:
+                    after.append(Copied(place, own))
+            elements.append(place)
+        body = self.subs[0].works([*state, *slices, *captures], [*new, *elements])
+        return [*copy(self.context, before), *body, *copy(self.context, after)]
+
+    def _number(self, t: int, backward: bool) -> int:
+        return self.length - 1 - t if backward else t
+
+    def _counted(self) -> tuple[Work, ...]:
+        """Many turns: one that the device counts, again and again."""
+        op = self.op
+        self.begin(self.state, self.types)
+        captures = self.side_by_side(self.captures)
+        slices, elements = [room(t) for t in self.slices], [room(t) for t in self.elements]
+        taken = [
+            Copied(whole, place, source_axis=axis, backward=back)
+            for whole, place, axis, back in zip(
+                self.scanned, slices, op.axes, op.backward, strict=True
+            )
+        ]
+        given = [
+            Copied(place, self.results[op.carried + i], target_axis=axis, backward=back)
+            for i, (place, axis, back) in enumerate(
+                zip(elements, op.result_axes, op.result_backward, strict=True)
+            )
+            if op.carried + i in self.results
+        ]
+        body = (
+            *copy(self.context, taken, self.counter),
+            *self.subs[0].works([*self.old, *slices, *captures], [*self.new, *elements]),
+            *self.turned([*self.advance(), *given], self._count),
+        )
+        return (
+            *copy(self.context, self.prepared, scalars=self._start),
+            Repeat((self.flag.part(),), (body,), self.length),
+            *copy(self.context, self.end()),
+        )
+
+    def _start(self, k: KernelWriter) -> None:
+        self.zero(k)
+        self.announce(k, f"tl.full((), {int(self.length > 0)}, tl.int1)")
+
+    def _count(self, k: KernelWriter) -> None:
+        self.announce(k, f"({self.next_number(k)} < {self.length})")
+
+
+def tensor_type(type_: Type) -> TensorType:
+    assert isinstance(type_, TensorType)
+    return type_

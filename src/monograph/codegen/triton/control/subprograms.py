@@ -1,0 +1,206 @@
+"""Sub-programs: the works of a sub-graph, its memory a part of the scratch memory of a step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from weakref import WeakKeyDictionary
+
+from monograph.codegen.triton.indexing.copies import Place
+from monograph.codegen.triton.module.kernel import (
+    Argument,
+    Branch,
+    Fault,
+    GpuContext,
+    Packed,
+    Part,
+    Repeat,
+    Scratch,
+    Work,
+)
+from monograph.codegen.triton.module.layout import plan_inside
+from monograph.ir import Graph, Value, known
+from monograph.ir.dtype import u8
+from monograph.ops.control import If, Loop, Scan
+from monograph.ops.loop_donation import state_donated
+from monograph.program.dynamic.bounded import BoundedLoop
+from monograph.program.dynamic.stages import contained
+from monograph.program.fusion.op_classes import is_native
+from monograph.program.fusion.region import Region
+from monograph.program.launch_regions import held_by_host, why_held
+from monograph.program.legalise.expand import expand
+from monograph.program.memory.buffer_assignment import CONSTANT, TEMPORARY
+from monograph.program.program import Program, Step, lower
+
+CONTROL = (If, Loop, BoundedLoop, Scan)
+_PROGRAMS: WeakKeyDictionary[Graph, Program | None] = WeakKeyDictionary()
+
+
+def graphs_of(value: Value) -> list[Graph]:
+    """The sub-graphs of a branch or a loop."""
+    op = value.op
+    assert isinstance(op, CONTROL)
+    if isinstance(op, (Loop, BoundedLoop)):
+        return [state_donated(op.body, op.carried)]
+    return [op.then, op.orelse] if isinstance(op, If) else [op.body]
+
+
+def lowered(graph: Graph) -> Program:
+    """The program of a sub-graph that the device can run."""
+    found = find_program(graph)
+    assert found is not None
+    return found
+
+
+def find_program(graph: Graph) -> Program | None:
+    """The program of a sub-graph, made once as long as the graph is in use.
+
+    None where a value inside is no tensor of a static shape: kernels ask for sizes, so such a graph
+    is not lowered at all.
+    """
+    # Kernels contain sub-programs and sub-programs kernels: the modules need each other.
+    from monograph.codegen.triton.module.select import GpuTarget
+
+    if graph not in _PROGRAMS:
+        plain = contained(expand(graph), compiles)
+        native = all(map(is_native, plain.values))
+        _PROGRAMS[graph] = lower(plain, GpuTarget()) if native else None
+    return _PROGRAMS[graph]
+
+
+def compiles(value: Value) -> bool:
+    """Whether a branch or a loop is compiled as it is: sizes known, and all inside too."""
+    return all(map(is_native, (value, *value.inputs))) and serves(value)
+
+
+def serves(value: Value) -> bool:
+    """Whether everything inside a branch or a loop can be computed on the device."""
+    return isinstance(value.op, CONTROL) and all(map(_served, graphs_of(value)))
+
+
+def _served(graph: Graph) -> bool:
+    from monograph.codegen.triton.module import select
+
+    if not all(map(is_native, (*graph.inputs, *(v for _, v in graph.outputs)))):
+        return False
+    program = find_program(graph)
+    return program is not None and all(select.serves(step.region) for step in program.steps)
+
+
+def host_reason(region: Region) -> str:
+    """Why a region runs on the host; "" where a device can hold all that it works on.
+
+    A loop or a branch is the host's as a whole where data decide a size inside it, because one
+    compiled body serves all turns.
+    """
+    if (why := held_by_host(region)) or region.anchor is None:
+        return why
+    return _held_inside(region.anchor)
+
+
+def _held_inside(value: Value) -> str:
+    if not isinstance(value.op, CONTROL):
+        return ""
+    for graph in graphs_of(value):
+        values = (*graph.inputs, *(v for _, v in graph.outputs))
+        program = find_program(graph) if all(map(is_native, values)) else None
+        if program is None:
+            reasons = (why_held(v.type) for v in (*values, *graph.values))
+            return f"inside it: {next(filter(None, reasons))}"
+        for step in program.steps:
+            if why := host_reason(step.region):
+                return why
+    return ""
+
+
+def programs(program: Program) -> list[Program]:
+    """A program and all sub-programs inside it that the device runs."""
+    found = [program]
+    for step in program.steps:
+        anchor = step.region.anchor
+        if anchor is not None and compiles(anchor):
+            found += [p for g in graphs_of(anchor) for p in programs(lowered(g))]
+    return found
+
+
+class Inlined:
+    """A sub-program as work of the step that runs it, perhaps many times."""
+
+    def __init__(self, context: GpuContext, graph: Graph) -> None:
+        from monograph.codegen.triton.module import select
+
+        self.program = lowered(graph)
+        self.chosen: list[tuple[Step, tuple[Work, ...]]] = []
+        for step in self.program.steps:
+            inner = replace(context, program=self.program, step=step)
+            way = context.choose(self.program, step, select.candidates(inner))
+            self.chosen.append((step, way.make()))
+        self.inside = plan_inside(self.program, self.chosen)
+        self.memory = Scratch(max(self.inside.nbytes, 1), u8)
+        self.constants: dict[Value, Packed] = {}
+
+    @property
+    def size(self) -> int:
+        """Pieces of work that one run takes."""
+        return sum(len(works) for _, works in self.chosen)
+
+    def works(self, inputs: Sequence[Place], outputs: Sequence[Place]) -> tuple[Work, ...]:
+        """The work of one run, on elements that lie side by side."""
+        graph = self.program.graph
+        given = dict(zip(graph.inputs, inputs, strict=True))
+        made = {v: p for (_, v), p in zip(graph.outputs, outputs, strict=True)}
+        ports = {self._buffer(v): p for v, p in (given | made).items()}
+        run = _Run(self, ports)
+        return tuple(run.work(step, w) for step, works in self.chosen for w in works)
+
+    def _buffer(self, value: Value) -> int:
+        """The number of an input's or output's buffer; -1 for one that nobody reads."""
+        place = self.program.places.storage.get(value)
+        return -1 if place is None else place.buffer.id
+
+
+@dataclass
+class _Run:
+    """One run of a sub-program: where its ports are."""
+
+    sub: Inlined
+    ports: dict[int, Place]
+
+    def work(self, step: Step, work: Work) -> Work:
+        """A piece of work with arguments that the outer program knows."""
+        arguments = tuple(map(self.argument, work.arguments))
+        if isinstance(work, (Branch, Repeat)):
+            bodies = tuple(tuple(self.work(step, w) for w in body) for body in work.bodies)
+            return replace(work, arguments=arguments, bodies=bodies)
+        return replace(work, arguments=arguments, step=work.step or step)
+
+    def argument(self, argument: Argument) -> Argument:
+        if isinstance(argument, Part):
+            whole = self.argument(argument.of)
+            assert not isinstance(whole, Fault)
+            if not isinstance(whole, Part):
+                return replace(argument, of=whole)
+            return replace(argument, of=whole.of, offset=whole.offset + argument.offset)
+        if isinstance(argument, Scratch) and not argument.zeroed:
+            at = self.sub.inside.scratch[id(argument)]
+            return Part(self.sub.memory, at, argument.dtype, nbytes=argument.nbytes)
+        if not isinstance(argument, Value):
+            return argument
+        place = self.sub.program.places.storage[argument]
+        kind, dtype = argument.tensor, argument.dtype
+        skipped = place.offset * dtype.itemsize
+        of: Value | Packed | Scratch
+        if place.buffer.kind == TEMPORARY:
+            of, at = self.sub.memory, self.sub.inside.buffers[place.buffer.id]
+        elif place.buffer.kind == CONSTANT:
+            of, at = self._constant(argument), 0
+        else:
+            port = self.ports[place.buffer.id]
+            of, at = port.of, port.offset
+        room = place.buffer.nbytes - skipped
+        return Part(of, at + skipped, dtype, kind.static, place.strides, room, skipped)
+
+    def _constant(self, value: Value) -> Packed:
+        data = known(value)
+        assert data is not None
+        return self.sub.constants.setdefault(value, Packed(data, value.dtype))

@@ -1,0 +1,1 @@
+"""GPU kernels of convolutions, and the library calls that compete with them."""

@@ -1,0 +1,1 @@
+"""Building blocks of GPU kernels: Triton text, scalars, elements, tiles."""

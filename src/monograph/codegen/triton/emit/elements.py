@@ -1,0 +1,160 @@
+"""Emits fused work on elements: loads through views, the ops, stores, as blocks of numbers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from monograph.codegen.common.walk import Walk
+from monograph.codegen.triton.emit.scalar import TritonScalars
+from monograph.codegen.triton.emit.writer import Writer
+from monograph.ir import Value, known
+from monograph.ops.scalar import Scalar
+from monograph.program.fusion.access import Element, Indices, through_view
+from monograph.program.fusion.index_bounds import inside, substitute
+from monograph.program.fusion.op_classes import is_view
+from monograph.program.index import Atom, Counter, Index, Quotient, Remainder, flatten
+from monograph.program.memory.buffer_assignment import Storage, described
+
+INT32_MOST = (1 << 31) - 1
+
+
+@dataclass(frozen=True)
+class Axis:
+    """A counter as a block of numbers: an expression, and where it is within its extent."""
+
+    text: str
+    mask: str | None = None
+    joint: bool = False
+    """Whether the mask is one of all counters together, and may be a larger block than this."""
+
+
+Point = Mapping[Counter, Axis]
+"""Where in a loop nest a block of elements is: the numbers of each counter."""
+
+
+@dataclass
+class Elements(Walk[Point]):
+    """Emits elements of a region's values at points; a pointer of a value starts at its offset."""
+
+    w: Writer
+    storage: Mapping[Value, Storage]
+    pointers: Mapping[Value, str]
+    inputs: frozenset[Value]
+    given: dict[Value, Scalar] = field(default_factory=dict)
+    guard: Callable[[str, str], None] | None = None
+    """Reports where a condition holds that an address is outside of its buffer, and the address."""
+    narrowed: dict[Counter, Index] = field(default_factory=dict)
+    """What counters are where elements are loaded, if masks leave some of their numbers out."""
+    ground: Axis | None = None
+    """The numbers of the blocks themselves, for results that have no counters."""
+    scalars: TritonScalars = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.scalars = TritonScalars(self.w)
+
+    def element(self, value: Value, at: Indices, point: Point) -> Scalar:
+        """One value's element at an index, computed through whatever leads to memory."""
+        return self.emit(self.plan((value,), at), point)[Element(value, at)]
+
+    def load(self, value: Value, at: Indices, point: Point) -> Scalar:
+        """An element from memory, or a literal."""
+        data = known(value)
+        if data is not None and data.size == 1:
+            return self.scalars.literal(data.reshape(-1)[0].item(), value.dtype)
+        return self.scalars.decoded(self.loaded(value, at, point), value.dtype)
+
+    def loaded(self, value: Value, at: Indices, point: Point) -> str:
+        """Elements as they are in memory, 0 beyond the masks."""
+        position = flatten(at, self.storage[value].strides)
+        mask = self.mask(position, point)
+        number = self.integer(position, point)
+        joint = {c for c, axis in point.items() if axis.joint}
+        if mask and joint & position.counters and not joint <= position.counters:
+            # A view has left fewer counters than the mask is of: pointers need the mask's shape.
+            number = self.w.let(f"({mask}).to(tl.int32) * 0 + {number}", "i")
+        mask = self._guarded(value, substitute(position, self.narrowed), number, mask)
+        where = f"{self.pointers[value]} + {number}"
+        text = f"tl.load({where}, mask={mask}, other=0)" if mask else f"tl.load({where})"
+        return self.w.let(text, "x")
+
+    def through_views(self, value: Value, at: Indices, point: Point) -> str:
+        """Elements as they are, or would be, in memory: of a stored value, a view, an expression.
+
+        Beyond the masks they are 0 too, those of counters that a view leaves no trace of included:
+        a dimension of one element, which a reshape adds or drops, may have edges.
+        """
+        element, masks = Element(value, at), self._masks(at, point)
+        while element.value not in self.pointers and is_view(element.value):
+            element = through_view(element.value, element.at)
+        if element.value in self.pointers:
+            made = self.loaded(element.value, element.at, point)
+            position = flatten(element.at, self.storage[element.value].strides)
+            masks -= self._masks((position,), point)
+        else:
+            made = self.scalars.encoded(self.element(element.value, element.at, point))
+        if not masks:
+            return self.w.let(made)
+        inside = " & ".join(sorted(masks))
+        return self.w.let(f"tl.where({inside}, {made}, tl.zeros_like({made}))")
+
+    def _masks(self, at: Indices, point: Point) -> set[str]:
+        found = {point[c].mask for index in at for c in index.counters}
+        return {m for m in found if m is not None}
+
+    def store(self, value: Value, at: Indices, scalar: Scalar, point: Point) -> None:
+        """Puts elements into memory."""
+        place = self.storage[value]
+        position = flatten(at, place.strides)
+        mask = self.mask(position, point)
+        number = self.integer(position, point)
+        if not position.counters and self.ground is not None:
+            # One place for a whole block: its pointers need the block's shape, and one may write.
+            number = self.w.let(f"({self.ground.text}) * 0 + {number}", "i")
+            mask = self.ground.mask
+        mask = self._guarded(value, position, number, mask)
+        where = f"{self.pointers[value]} + {number}"
+        masked = f", mask={mask}" if mask else ""
+        self.w.line(f"tl.store({where}, {self.scalars.encoded(scalar)}{masked})")
+
+    def _guarded(self, value: Value, position: Index, number: str, mask: str | None) -> str | None:
+        """The mask of an access, without what is outside where no proof says that nothing is."""
+        place = self.storage[value]
+        extent = math.prod(place.buffer.padded)
+        if inside(position + place.offset, extent, described(place.buffer)):
+            return mask
+        assert self.guard is not None
+        low, high = -place.offset, extent - place.offset
+        wrong = self.w.let(f"({number} < {low}) | ({number} >= {high})", "m")
+        if mask:
+            wrong = self.w.let(f"({wrong}) & ({mask})", "m")
+        self.guard(wrong, number)
+        within = f"({number} >= {low}) & ({number} < {high})"
+        return self.w.let(f"{within} & ({mask})" if mask else within, "m")
+
+    def mask(self, position: Index, point: Point) -> str | None:
+        """Where every counter that a position depends on is within its extent."""
+        used = (point[c].mask for c in sorted(position.counters, key=lambda c: c.name))
+        masks = list(dict.fromkeys(m for m in used if m is not None))
+        return self.w.let(" & ".join(masks), "m") if masks else None
+
+    def integer(self, index: Index, point: Point) -> str:
+        """An index as an expression, in 64 bits where 32 are too few."""
+        wide = max(map(abs, index.bounds())) > INT32_MOST
+        parts = [self._term(atom, factor, point, wide) for atom, factor in index.terms]
+        if index.constant or not parts:
+            parts.append(str(index.constant))
+        return self.w.let(" + ".join(parts), "i") if index.terms else parts[0]
+
+    def _term(self, atom: Atom, factor: int, point: Point, wide: bool) -> str:
+        if isinstance(atom, Counter):
+            text = point[atom].text
+        elif isinstance(atom, Quotient):
+            text = self.w.let(f"({self.integer(atom.index, point)}) // {atom.by}", "q")
+        else:
+            assert isinstance(atom, Remainder)
+            text = self.w.let(f"({self.integer(atom.index, point)}) % {atom.by}", "r")
+        if wide:
+            text = f"({text}).to(tl.int64)"
+        return text if factor == 1 else f"({text}) * {factor}"

@@ -1,0 +1,144 @@
+"""Results of an anchor in registers, a tile at a time: what is left to do with them, and stores."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from monograph.codegen.common import types
+from monograph.codegen.llvm.emit.builder import Reg
+from monograph.codegen.triton.emit.elements import Axis, Elements
+from monograph.codegen.triton.emit.pointwise import spread
+from monograph.codegen.triton.module.kernel import GpuContext, KernelWriter, Launch, Scratch
+from monograph.ir import DType
+from monograph.ir.dtype import f32, f64, i32, i64
+from monograph.ops.scalar import Scalar
+from monograph.program.fusion.access import Element, Indices, counters
+from monograph.program.index import Counter, Index
+
+
+@dataclass
+class Tile:
+    """A block of an anchor's result: an axis for each dimension, sized 1 or not.
+
+    Unlike a loop nest's, its counters stay where a dimension has only one element: a tile may be
+    larger than the result, and its masks must see that.
+    """
+
+    k: KernelWriter
+    shape: tuple[int, ...]
+    elements: Elements
+    point: dict[Counter, Axis] = field(default_factory=dict)
+
+    def index(self, dimension: int) -> Index:
+        return Index(0, ((self.counter(dimension), 1),))
+
+    def counter(self, dimension: int) -> Counter:
+        return Counter(f"d{dimension}", self.shape[dimension])
+
+    @property
+    def at(self) -> Indices:
+        return tuple(self.index(d) for d in range(len(self.shape)))
+
+    def axis(self, dimension: int, text: str, mask: str | None = None) -> None:
+        """Says what a dimension's numbers are in this tile."""
+        self.point[self.counter(dimension)] = Axis(text, mask)
+
+    def batch(self, number: str, dimensions: Sequence[int], mask: str | None = None) -> None:
+        """Makes numbers of some dimensions from their number in row-major order."""
+        step = math.prod(self.shape[d] for d in dimensions)
+        for place, d in enumerate(dimensions):
+            step //= self.shape[d]
+            text = number if step == 1 else f"({number}) // {step}"
+            if place:
+                text = f"({text}) % {self.shape[d]}"
+            self.axis(d, self.k.w.let(text, "b"), mask)
+
+    def finish(self, result: str) -> None:
+        """Computes the epilogue of an expression that holds the anchor's sums, and stores it."""
+        anchor = self.k.context.step.region.anchor
+        assert anchor is not None
+        wide = accumulator(anchor.dtype)
+        given = Scalar(Reg(self.k.w.let(result), types.register(wide)), wide)
+        self.finish_scalar(self.elements.scalars.cast(given, anchor.dtype))
+
+    def finish_parts(self, results: Mapping[int, str]) -> None:
+        """The same where a tile holds columns that lie apart, by where in the result they start."""
+        region, e = self.k.context.step.region, self.elements
+        anchor = region.anchor
+        assert anchor is not None
+        wide = accumulator(anchor.dtype)
+        parts = {}
+        for start, text in results.items():
+            given = Scalar(Reg(self.k.w.let(text), types.register(wide)), wide)
+            parts[start] = e.scalars.cast(given, anchor.dtype)
+            e.given[anchor] = parts[start]  # so that nothing looks behind it
+        order = e.plan(region.outputs, self.at)
+        held = [item.element for item in order if item.element.value is anchor]
+        made = e.emit(order, self.point, {h: parts[h.at[-1].constant] for h in held})
+        for value in region.outputs:
+            e.store(value, self.at, made[Element(value, self.at)], self.point)
+
+    def finish_stored(self, result: str) -> None:
+        """The same for an expression of elements as they are in memory."""
+        anchor = self.k.context.step.region.anchor
+        assert anchor is not None
+        self.finish_scalar(self.elements.scalars.decoded(result, anchor.dtype))
+
+    def finish_scalar(self, result: Scalar) -> None:
+        """The same for elements of the anchor's type."""
+        region = self.k.context.step.region
+        assert region.anchor is not None
+        self.elements.given[region.anchor] = result
+        made = self.elements.emit(self.elements.plan(region.outputs, self.at), self.point)
+        for value in region.outputs:
+            self.elements.store(value, self.at, made[Element(value, self.at)], self.point)
+
+
+def tile(k: KernelWriter) -> Tile:
+    """The tile of a kernel's region."""
+    return Tile(k, k.context.step.region.root.tensor.static, k.elements())
+
+
+def accumulator(dtype: DType) -> DType:
+    """What sums of a type are kept in."""
+    if dtype.is_float:
+        return f64 if dtype == f64 else f32
+    return i64 if dtype.bits == 64 else i32
+
+
+def finish_from(context: GpuContext, partial: Scratch, parts: int = 1, block: int = 512) -> Launch:
+    """A kernel that adds up parts of an anchor's result in memory, and finishes them."""
+    region = context.step.region
+    k = context.kernel()
+    elements = k.elements()
+    anchor = region.anchor
+    assert anchor is not None
+    shape = region.root.tensor.static
+    size = math.prod(shape)
+    pointer = k.pointer(partial)
+    flat = k.w.let(f"{k.program_id()} * {block} + tl.arange(0, {block})", "i")
+    mask = k.w.let(f"{flat} < {size}", "m")
+    k.wait()
+    total = k.w.name("total")
+    k.w.line(f"{total} = tl.load({pointer} + {flat}, mask={mask}, other=0)")
+    for part in range(1, parts):
+        k.w.assign(
+            total, f"{total} + tl.load({pointer} + {part * size} + {flat}, mask={mask}, other=0)"
+        )
+    k.trigger()
+    wide = accumulator(anchor.dtype)
+    given = elements.scalars.decoded(total, partial.dtype)
+    elements.given[anchor] = (
+        elements.scalars.cast(Scalar(given.reg, partial.dtype), anchor.dtype)
+        if (partial.dtype == wide)
+        else Scalar(given.reg, anchor.dtype)
+    )
+    at = counters(shape)
+    point = spread(k.w.let, flat, mask, at)
+    elements.ground = Axis(flat, mask)
+    made = elements.emit(elements.plan(region.outputs, at), point)
+    for value in region.outputs:
+        elements.store(value, at, made[Element(value, at)], point)
+    return k.launch((-(-size // block),))

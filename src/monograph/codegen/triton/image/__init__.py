@@ -1,0 +1,1 @@
+"""GPU kernels on images: pooling, resizing, regions of interest, grid sampling."""

@@ -1,0 +1,192 @@
+"""Pools over boxes of an image, each bin on its own: what a box covers is data."""
+
+from __future__ import annotations
+
+import math
+
+from monograph.codegen.common import types
+from monograph.codegen.llvm.image.grid_sample import number
+from monograph.codegen.triton.emit.indexed_load import read, register
+from monograph.codegen.triton.emit.map_kernel import each
+from monograph.codegen.triton.emit.scalar import register_type
+from monograph.codegen.triton.emit.tile import Tile
+from monograph.codegen.triton.emit.writer import literal
+from monograph.codegen.triton.image.grid_sample import whole
+from monograph.codegen.triton.module.kernel import Candidate, Fault, GpuContext, KernelWriter
+from monograph.ir import Value
+from monograph.ir.dtype import f64, i64
+from monograph.ops.roi import AVERAGE, MAX_SAMPLES, MaxRoiPool, RoiAlign
+from monograph.ops.scalar import Scalar
+
+
+def serves(anchor: Value) -> bool:
+    if not isinstance(anchor.op, (MaxRoiPool, RoiAlign)):
+        return False
+    return 0 not in anchor.inputs[0].tensor.static
+
+
+def readable(user: Value, index: int, operand: Value) -> bool:
+    return True
+
+
+def candidates(context: GpuContext) -> list[Candidate]:
+    anchor = context.step.region.anchor
+    assert anchor is not None
+    return each(context, _aligned if isinstance(anchor.op, RoiAlign) else _largest)
+
+
+def _image(k: KernelWriter, index: Scalar, t: Tile, count: int, mask: str | None) -> str:
+    """The number of a box's image; one that is not there is reported, and 0 stands for it."""
+    w, found = k.w, str(t.elements.scalars.cast(index, i64).reg)
+    wrong = w.let(f"({found} < 0) | ({found} >= {count})", "m")
+    reported = w.let(f"{wrong} & {mask}" if mask else wrong, "m")
+    k.report(Fault("a region of no image", f"0..{count - 1}"), reported, found)
+    return w.let(f"tl.where({wrong}, 0, {found})", "n")
+
+
+class _Axis:
+    """The samples of the bins along an axis: how many, and the neighbours of each."""
+
+    def __init__(
+        self, k: KernelWriter, t: Tile, op: RoiAlign, bin_: str, ends: tuple[Scalar, Scalar],
+        bins: int, size: int, mask: str | None,
+    ) -> None:  # fmt: skip
+        s, w = t.elements.scalars, k.w
+        self.s, self.w, self.size = s, w, size
+        start, end = ends
+        length = s.sub(end, start)
+        if not op.half_pixel:
+            length = s.max(length, number(s, 1.0))
+        step = s.div(length, number(s, bins))
+        # Not finite, or so large that it cannot be meant.
+        far = f"({step.reg} > {float(MAX_SAMPLES)}) | ({step.reg} < -1.7e308)"
+        wrong = w.let(f"{far} | ({step.reg} != {step.reg})", "m")
+        reported = w.let(f"{wrong} & {mask}" if mask else wrong, "m")
+        fault = Fault("a region is not of this image", str(size))
+        k.report(fault, reported, f"tl.where({wrong}, 0, 0)")
+        tame = w.let(f"tl.where({wrong}, 0.0, {step.reg})")
+        self.start, self.step, self.bin = start, register(w, tame, f64), bin_
+        if op.ratio:
+            self.samples = str(op.ratio)
+        else:
+            self.samples = w.let(f"tl.maximum(tl.ceil({tame}), 0.0).to(tl.int32)", "n")
+
+    def at(self, sample: str) -> tuple[list[str], list[Scalar]]:
+        """The two neighbours of a sample, and their weights."""
+        s, w = self.s, self.w
+        part = s.div(
+            s.add(whole(w, sample), number(s, 0.5)),
+            whole(w, f"tl.maximum({self.samples} + {self.bin} * 0, 1)"),
+        )
+        at = s.add(self.start, s.mul(s.add(whole(w, self.bin), part), self.step))
+        inside = w.let(f"({at.reg} >= -1) & ({at.reg} <= {self.size})", "m")
+        held = s.min(s.max(at, number(s, 0)), number(s, self.size - 1))
+        low = s.floor(held)
+        fraction = s.sub(held, low)
+        first = w.let(f"{low.reg}.to(tl.int32)", "n")
+        second = w.let(f"tl.minimum({first} + 1, {self.size - 1})", "n")
+        weights = [
+            register(w, f"tl.where({inside}, {x.reg}, 0.0)", f64)
+            for x in (s.sub(number(s, 1), fraction), fraction)
+        ]
+        return [first, second], weights
+
+
+def _aligned(k: KernelWriter, t: Tile, mask: str | None) -> str:
+    anchor = k.context.step.region.anchor
+    assert anchor is not None
+    op, (x, rois, batch), w, e = anchor.op, anchor.inputs, k.w, t.elements
+    assert isinstance(op, RoiAlign)
+    s = e.scalars
+    r, c, i, j = (t.point[t.counter(d)].text for d in range(4))
+    image = _image(k, read(e, batch, [r], mask), t, x.tensor.static[0], mask)
+    shift = number(s, 0.5 if op.half_pixel else 0.0)
+
+    def corner(which: int) -> Scalar:
+        found = s.cast(read(e, rois, [r, str(which)], mask), f64)
+        return s.sub(s.mul(found, number(s, op.scale)), shift)
+
+    rows, columns = x.tensor.static[2:]
+    down = _Axis(k, t, op, i, (corner(1), corner(3)), op.sizes[0], rows, mask)
+    across = _Axis(k, t, op, j, (corner(0), corner(2)), op.sizes[1], columns, mask)
+    average = op.mode == AVERAGE
+    w.line(f"total = {literal(0.0 if average else -math.inf, 'double')} + ({r}) * 0")
+    w.line(f"row = ({r}) * 0")
+    w.line(f"column = ({r}) * 0")
+    masked = f" & {mask}" if mask else ""
+    w.line(f"left = (row < {down.samples}) & (column < {across.samples}){masked}")
+    with w.block("while tl.max(left.to(tl.int32), 0) > 0"):
+        ys, wy = down.at("row")
+        xs, wx = across.at("column")
+        for a in range(2):
+            for b in range(2):
+                found = s.cast(read(e, x, [image, c, ys[a], xs[b]], "left"), f64)
+                part = s.mul(s.mul(found, wy[a]), wx[b]).reg
+                more = f"total + {part}" if average else f"tl.maximum(total, {part})"
+                w.assign("total", f"tl.where(left, {more}, total)")
+        w.assign("column", "column + 1")
+        ended = w.let(f"column >= {across.samples}", "m")
+        w.assign("row", f"tl.where({ended}, row + 1, row)")
+        w.assign("column", f"tl.where({ended}, 0, column)")
+        w.assign("left", f"left & (row < {down.samples})")
+    count = f"(({down.samples}) * ({across.samples}))"
+    if average:
+        if op.ratio:
+            made = f"total / {op.ratio * op.ratio}.0"
+        else:
+            made = f"total / tl.maximum({count}, 1).to(tl.float64)"
+    else:
+        made = "total" if op.ratio else f"tl.where({count} > 0, total, 0.0)"
+    return s.encoded(s.cast(register(w, made, f64), anchor.dtype))
+
+
+def _largest(k: KernelWriter, t: Tile, mask: str | None) -> str:
+    """The maximum of a bin whose edges are whole elements; an empty one gives 0."""
+    anchor = k.context.step.region.anchor
+    assert anchor is not None
+    op, (x, rois), w, e = anchor.op, anchor.inputs, k.w, t.elements
+    assert isinstance(op, MaxRoiPool)
+    s = e.scalars
+    r, c, i, j = (t.point[t.counter(d)].text for d in range(4))
+    image = _image(k, read(e, rois, [r, "0"], mask), t, x.tensor.static[0], mask)
+
+    def corner(which: int) -> Scalar:
+        scaled = s.mul(s.cast(read(e, rois, [r, str(which)], mask), f64), number(s, op.scale))
+        size = s.floor(s.add(s.abs(scaled), number(s, 0.5)))
+        return register(w, f"tl.where({scaled.reg} < 0, -{size.reg}, {size.reg})", f64)
+
+    def bounds(first: int, last: int, bin_: str, bins: int, size: int) -> tuple[str, str]:
+        start, end = corner(first), corner(last)
+        length = s.max(s.add(s.sub(end, start), number(s, 1)), number(s, 1))
+        step = s.div(length, number(s, bins))
+        low = s.add(s.floor(s.mul(whole(w, bin_), step)), start)
+        high = s.add(s.ceil(s.mul(whole(w, f"{bin_} + 1"), step)), start)
+        return (_clipped(k, low, size), _clipped(k, high, size))
+
+    top, bottom = bounds(2, 4, i, op.sizes[0], x.tensor.static[2])
+    left, right = bounds(1, 3, j, op.sizes[1], x.tensor.static[3])
+    dtype = x.dtype
+    kind = types.register(dtype)
+    w.line(f"best = tl.zeros_like({r}).to({register_type(dtype)}) + {literal(-math.inf, kind)}")
+    w.line(f"row = {top}")
+    w.line(f"column = {left}")
+    w.line(f"inside = ({top} < {bottom}) & ({left} < {right})" + (f" & {mask}" if mask else ""))
+    some = w.name("some")
+    w.line(f"{some} = inside")
+    best = register(w, "best", dtype)
+    with w.block("while tl.max(inside.to(tl.int32), 0) > 0"):
+        found = read(e, x, [image, c, "row", "column"], "inside")
+        w.assign("best", f"tl.where(inside, {s.max(best, found).reg}, best)")
+        w.assign("column", "column + 1")
+        ended = w.let(f"column >= {right}", "m")
+        w.assign("row", f"tl.where({ended}, row + 1, row)")
+        w.assign("column", f"tl.where({ended}, {left}, column)")
+        w.assign("inside", f"inside & (row < {bottom})")
+    zero = literal(0, kind)
+    return s.encoded(Scalar(w.set(kind, f"tl.where({some}, best, {zero})"), dtype))
+
+
+def _clipped(k: KernelWriter, x: Scalar, size: int) -> str:
+    """A place as a whole number from 0 to a size; NaN is 0."""
+    held = f"tl.where({x.reg} > 0, tl.where({x.reg} < {size}, {x.reg}, {float(size)}), 0.0)"
+    return k.w.let(f"({held}).to(tl.int32)", "n")

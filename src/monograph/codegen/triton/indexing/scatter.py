@@ -1,0 +1,293 @@
+"""Writes at places that are data: each element of the result finds the updates that are for it.
+
+Few updates are gone through in order by every element that they might be for. Of many that only
+replace, the last for each place is noted first: the largest of their numbers, whatever the order
+in which they come by.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import partial
+
+from monograph.codegen.common import types
+from monograph.codegen.llvm.emit.builder import Reg
+from monograph.codegen.triton.emit.elements import Elements
+from monograph.codegen.triton.emit.indexed_load import apart, joined, read
+from monograph.codegen.triton.emit.map_kernel import each
+from monograph.codegen.triton.emit.tile import Tile, tile
+from monograph.codegen.triton.indexing.gather import checked_index
+from monograph.codegen.triton.module.kernel import (
+    Candidate,
+    Fault,
+    GpuContext,
+    KernelWriter,
+    Launch,
+    Scratch,
+    Work,
+)
+from monograph.ir import Value
+from monograph.ir.dtype import boolean, i32, i64
+from monograph.ops.index import ScatterElements, ScatterNd
+from monograph.ops.scalar import Scalar
+from monograph.ops.unpool import MaxUnpool
+
+FEW = 64
+"""Updates that every element may go through."""
+BLOCK = 256
+
+
+def serves(anchor: Value) -> bool:
+    """Whether the shapes of the operands fit; where they do not the reference says why."""
+    op = anchor.op
+    if isinstance(op, MaxUnpool):
+        x, indices = (v.tensor.static for v in anchor.inputs)
+        return x == indices
+    if not isinstance(op, (ScatterElements, ScatterNd)):
+        return False
+    x, indices, updates = (v.tensor.static for v in anchor.inputs)
+    if isinstance(op, ScatterNd):
+        return updates == (*indices[:-1], *x[indices[-1] :])
+    fits = (b <= a for k, (a, b) in enumerate(zip(x, indices, strict=True)) if k != op.axis)
+    return indices == updates and all(fits)
+
+
+def readable(user: Value, index: int, operand: Value) -> bool:
+    return True
+
+
+def candidates(context: GpuContext) -> list[Candidate]:
+    """A scan of the updates, or where they only replace also notes of the last ones."""
+    anchor = context.step.region.anchor
+    assert anchor is not None
+    scans = [] if isinstance(anchor.op, MaxUnpool) else _scans(context)
+    if getattr(anchor.op, "reduction", "none") != "none":
+        return scans
+    if not anchor.tensor.static:
+        return scans
+    noted = [Candidate("last", partial(_last, context))]
+    if not anchor.inputs[1].tensor.size:
+        return scans or noted
+    few = bool(scans) and _through(anchor) <= FEW
+    return [*scans, *noted] if few else [*noted, *scans]
+
+
+def _scans(context: GpuContext) -> list[Candidate]:
+    """Scans, after a look at the indices: not every element is to check every index."""
+    return [
+        Candidate(c.name, lambda c=c: (*_verified(context), *c.make()))  # type: ignore[misc]
+        for c in each(context, _scanned)
+    ]
+
+
+def _verified(context: GpuContext) -> tuple[Work, ...]:
+    """Reports indices that are out of range."""
+    anchor = context.step.region.anchor
+    assert anchor is not None
+    (x, indices, _), op = anchor.inputs, anchor.op
+    shape, sizes = indices.tensor.static, x.tensor.static
+    lead, limits = shape[:-1], sizes[: shape[-1]]
+    if isinstance(op, ScatterElements):
+        lead, limits = shape, sizes[op.axis : op.axis + 1]
+    count = math.prod(lead)
+    if not count or not limits:
+        return ()
+    k = context.kernel()
+    e = k.elements()
+    number, mask = _flat(k, count)
+    k.wait()
+    at = apart(k.w, number, lead)
+    for i, size in enumerate(limits):
+        _index(k, e, indices, at if isinstance(op, ScatterElements) else [*at, str(i)], size, mask)
+    k.trigger()
+    return (k.launch((-(-count // BLOCK),)),)
+
+
+def _through(anchor: Value) -> int:
+    """Updates that a scan goes through for each element."""
+    indices = anchor.inputs[1].tensor.static
+    if isinstance(anchor.op, ScatterElements):
+        return indices[anchor.op.axis]
+    return math.prod(indices[:-1])
+
+
+def _index(
+    k: KernelWriter, e: Elements, indices: Value, at: list[str], size: int, mask: str | None
+) -> str:
+    """An index counted from the front; one out of range is reported."""
+    wide = e.scalars.cast(read(e, indices, at, mask), i64).reg
+    return checked_index(k, str(wide), size, mask)
+
+
+def _from_front(
+    k: KernelWriter, e: Elements, indices: Value, at: list[str], size: int, mask: str | None
+) -> str:
+    """An index counted from the front; one out of range stays so, and meets no element."""
+    wide = e.scalars.cast(read(e, indices, at, mask), i64).reg
+    return k.w.let(f"tl.where({wide} < 0, {wide} + {size}, {wide})", "n")
+
+
+def _scanned(k: KernelWriter, t: Tile, mask: str | None) -> str:
+    """The element of x, with every update that is for it joined to it in order."""
+    anchor = k.context.step.region.anchor
+    assert anchor is not None
+    x, e, w = anchor.inputs[0], t.elements, k.w
+    texts = [t.point[t.counter(d)].text for d in range(len(t.shape))]
+    mask = mask if texts else None
+    start = read(e, x, texts, mask)
+    zeros = f"tl.zeros_like({texts[0]})" if texts else "tl.full((), 0, tl.int32)"
+    w.line(f"made = tl.where({zeros} == 0, {start.reg}, {start.reg})")
+    made = Scalar(Reg("made", start.reg.type), x.dtype)
+    with w.block(f"for number in range({_through(anchor)})"):
+        mine, update = _for(k, e, anchor, texts, mask)
+        result = _joined(e, anchor, made, update)
+        w.assign("made", f"tl.where({mine}, {result.reg}, made)")
+    return e.scalars.encoded(made)
+
+
+def _for(
+    k: KernelWriter, e: Elements, anchor: Value, texts: list[str], mask: str | None
+) -> tuple[str, Scalar]:
+    """Whether the update of a number is for an element, and its value."""
+    op, (x, indices, updates), w = anchor.op, anchor.inputs, k.w
+    sizes, shape = x.tensor.static, indices.tensor.static
+    masks = [mask] if mask else []
+    number = w.let(f"number + ({texts[0]}) * 0", "n") if texts else "number"
+    if isinstance(op, ScatterElements):
+        a = op.axis
+        at = [*texts[:a], number, *texts[a + 1 :]]
+        short = [d for d in range(len(sizes)) if d != a and shape[d] < sizes[d]]
+        inside = " & ".join([*masks, *(f"({texts[d]} < {shape[d]})" for d in short)])
+        inside_name = w.let(inside, "m") if inside else None
+        index = _from_front(k, e, indices, at, sizes[a], inside_name)
+        mine = w.let(f"({texts[a]} == {index})" + (f" & {inside_name}" if inside_name else ""), "m")
+        return mine, read(e, updates, at, mine)
+    *count, depth = shape
+    own = apart(w, number, count)
+    found = [_from_front(k, e, indices, [*own, str(i)], sizes[i], None) for i in range(depth)]
+    same = [f"({texts[i]} == {n})" for i, n in enumerate(found)]
+    mine = w.let(" & ".join([*masks, *same]) or "tl.full((), 1, tl.int1)", "m")
+    return mine, read(e, updates, [*own, *texts[depth:]], mine)
+
+
+def _joined(e: Elements, anchor: Value, old: Scalar, new: Scalar) -> Scalar:
+    s, how = e.scalars, anchor.op.reduction  # type: ignore[attr-defined]
+    if how == "none":
+        return new
+    if old.dtype == boolean:
+        return s.or_(old, new) if how in ("add", "max") else s.and_(old, new)
+    joins = {"add": s.add, "mul": s.mul, "min": s.min, "max": s.max}
+    return joins[how](old, new)
+
+
+@dataclass(frozen=True)
+class _Notes:
+    """For each place that updates name: 1 + the number of the last update, or 0."""
+
+    shape: tuple[int, ...]
+    updates: int
+    memory: Scratch
+
+    @staticmethod
+    def of(anchor: Value) -> _Notes:
+        indices = anchor.inputs[1].tensor.static
+        shape, count = anchor.inputs[0].tensor.static, math.prod(indices)
+        if isinstance(anchor.op, MaxUnpool):
+            shape = tuple(max(int(d), 0) for d in anchor.op._inferred(shape))
+        elif isinstance(anchor.op, ScatterNd):
+            shape, count = shape[: indices[-1]], math.prod(indices[:-1])
+        return _Notes(shape, count, Scratch(max(4 * math.prod(shape), 4), i32))
+
+
+def _last(context: GpuContext) -> tuple[Work, ...]:
+    anchor = context.step.region.anchor
+    assert anchor is not None
+    notes = _Notes.of(anchor)
+    return _cleared(context, notes), _noted(context, notes), _taken(context, notes)
+
+
+def _flat(k: KernelWriter, size: int) -> tuple[str, str]:
+    number = k.w.let(f"{k.program_id()} * {BLOCK} + tl.arange(0, {BLOCK})", "i")
+    return number, k.w.let(f"{number} < {size}", "m")
+
+
+def _cleared(context: GpuContext, notes: _Notes) -> Launch:
+    k = context.kernel()
+    size = math.prod(notes.shape)
+    number, mask = _flat(k, size)
+    k.wait()
+    k.trigger()
+    k.w.line(f"tl.store({k.pointer(notes.memory)} + {number}, 0, mask={mask})")
+    return k.launch((-(-size // BLOCK),))
+
+
+def _noted(context: GpuContext, notes: _Notes) -> Launch:
+    """Every update notes itself where it belongs; the largest number stays."""
+    anchor = context.step.region.anchor
+    assert anchor is not None
+    k = context.kernel()
+    e, w, op, indices = k.elements(), k.w, anchor.op, anchor.inputs[1]
+    number, mask = _flat(k, notes.updates)
+    k.wait()
+    shape, sizes = indices.tensor.static, notes.shape
+    if isinstance(op, ScatterNd):
+        own = apart(w, number, shape[:-1])
+        found = [_index(k, e, indices, [*own, str(i)], sizes[i], mask) for i in range(len(sizes))]
+        place = joined(w, found, sizes)
+    elif isinstance(op, ScatterElements):
+        at = apart(w, number, shape)
+        index = _index(k, e, indices, at, sizes[op.axis], mask)
+        place = joined(w, [*at[: op.axis], index, *at[op.axis + 1 :]], sizes)
+    else:
+        at = apart(w, number, shape)
+        wide = e.scalars.cast(read(e, indices, at, mask), i64).reg
+        place = _unpooled(k, str(wide), math.prod(sizes), mask)
+    where = w.let(f"{k.pointer(notes.memory)} + {place} + {number} * 0", "pp")
+    w.line(f"tl.atomic_max({where}, {number} + 1, mask={mask})")
+    k.trigger()
+    return k.launch((-(-notes.updates // BLOCK),))
+
+
+def _unpooled(k: KernelWriter, index: str, size: int, mask: str) -> str:
+    """A place that a pool gave: no negative ones."""
+    wrong = k.w.let(f"({index} < 0) | ({index} >= {size})", "m")
+    k.report(Fault("index out of range", f"0..{size - 1}"), f"({wrong} & {mask})", index)
+    return k.w.let(f"tl.where({wrong}, 0, {index})", "n")
+
+
+def _taken(context: GpuContext, notes: _Notes) -> Launch:
+    """Each element: its last update, or what was there."""
+    anchor = context.step.region.anchor
+    assert anchor is not None
+    k = context.kernel()
+    t = tile(k)
+    e, w, op = t.elements, k.w, anchor.op
+    size = math.prod(t.shape)
+    flat, mask = _flat(k, size)
+    t.batch(flat, range(len(t.shape)), mask)
+    texts = [t.point[t.counter(d)].text for d in range(len(t.shape))]
+    k.wait()
+    depth = len(notes.shape)
+    inside = mask
+    if isinstance(op, MaxUnpool):
+        cut = [d for d in range(depth) if notes.shape[d] < t.shape[d]]
+        inside = w.let(" & ".join([mask, *(f"({texts[d]} < {notes.shape[d]})" for d in cut)]), "m")
+    at = joined(w, texts[:depth], notes.shape)
+    pointer = w.let(f"{k.pointer(notes.memory)} + {at} + {flat} * 0", "pp")
+    note = w.let(f"tl.load({pointer}, mask={inside}, other=0)", "n")
+    fresh = w.let(f"{note} > 0", "m")
+    source = anchor.inputs[0] if isinstance(op, MaxUnpool) else anchor.inputs[2]
+    shape = source.tensor.static
+    number = w.let(f"tl.maximum({note} - 1, 0)", "n")
+    own = apart(w, number, shape[: len(shape) - len(t.shape) + depth])
+    update = read(e, source, [*own, *texts[depth:]], fresh)
+    if isinstance(op, MaxUnpool):
+        old = e.scalars.constant(0, anchor.dtype)
+    else:
+        old = read(e, anchor.inputs[0], texts, w.let(f"{mask} & ({note} == 0)", "m"))
+    kind = types.register(anchor.dtype)
+    chosen = Scalar(w.set(kind, f"tl.where({fresh}, {update.reg}, {old.reg})"), anchor.dtype)
+    k.trigger()
+    t.finish_scalar(chosen)
+    return k.launch((-(-size // BLOCK),))

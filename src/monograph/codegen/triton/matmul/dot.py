@@ -1,0 +1,261 @@
+"""Matrix products: tiles on the matrix units, rows for few of them, split sums for long ones."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from monograph.codegen.triton.emit.block_sizes import power
+from monograph.codegen.triton.emit.elements import Axis, Elements
+from monograph.codegen.triton.emit.scalar import register_type
+from monograph.codegen.triton.emit.tile import Tile, accumulator, tile
+from monograph.codegen.triton.matmul import fused_matvec, gemv
+from monograph.codegen.triton.matmul.library import products
+from monograph.codegen.triton.matmul.product import FEW_ROWS, Operands, inner_norm, sizes
+from monograph.codegen.triton.matmul.product import Shape as Shape
+from monograph.codegen.triton.matmul.split_k import Parts, join_parts
+from monograph.codegen.triton.matmul.tf32 import dot_precision, rounded
+from monograph.codegen.triton.module.kernel import Candidate, GpuContext, KernelWriter, Launch
+from monograph.ir import DType, Value
+from monograph.ir.dtype import bf16, f16, f32, i8
+from monograph.ops.linear import Dot
+from monograph.program.fusion.fuse_matvec import inner_product
+
+MATRIX = (f16, bf16, f32, i8)
+"""Element types that matrix units multiply."""
+BUSY = 132 * 2
+"""Programs that keep a large device busy; fewer of them, and sums are worth splitting."""
+
+EARLY = 6
+"""Ways to multiply few rows that a fast search tries before a tile and a library's product."""
+
+
+@dataclass(frozen=True)
+class Config:
+    """How a product is cut up."""
+
+    m: int
+    n: int
+    k: int
+    warps: int
+    stages: int
+    split: int = 1
+
+    def __str__(self) -> str:
+        split = f" split {self.split}" if self.split > 1 else ""
+        return f"{self.m}x{self.n}x{self.k} w{self.warps} s{self.stages}{split}"
+
+
+def serves(anchor: Value) -> bool:
+    return isinstance(anchor.op, Dot) and anchor.dtype.kind != "complex"
+
+
+def readable(user: Value, index: int, operand: Value) -> bool:
+    """Operands are read through any views."""
+    return True
+
+
+def candidates(context: GpuContext) -> list[Candidate]:
+    anchor = context.step.region.anchor
+    assert anchor is not None
+    shape = sizes(anchor)
+    if shape.k == 0:
+        return [Candidate("empty sum", lambda: (_empty(context),))]
+    region = context.step.region
+    first = inner_product(region)
+    if first is not None:
+        return _chained(context, first)
+    few = gemv.candidates(context, shape) if shape.m <= FEW_ROWS else []
+    if inner_norm(region) is not None or anchor.tensor.shape != region.root.tensor.shape:
+        return few  # only those do work inside the product
+    found = [
+        Candidate(f"tiles {c}", lambda c=c: (_tile_kernel(context, shape, c),))  # type: ignore[misc]
+        for c in _tile_configs(shape, anchor.inputs[0].dtype)
+    ]
+    # Early enough for a fast search; never the default, which must not need a library.
+    early = [*few[:EARLY], *found[: 1 if few else 2]]
+    rest = [*few[EARLY:], *found[1 if few else 2 :]]
+    return [*early, *products(context), *rest]
+
+
+def _chained(context: GpuContext, first: Value) -> list[Candidate]:
+    """The ways to take a product of one column along with the one before it."""
+    shape, kind = sizes(first), first.inputs[0].dtype
+
+    def multiplied(operands: Operands, of: Shape, m: int, n: int, k: int, steps: str) -> None:
+        _multiply(context, operands, of, Config(m, n, k, 4, 1), steps)
+
+    cuts = [c for c in _tile_configs(shape, kind) if c.split == 1]
+    return fused_matvec.candidates(context, first, cuts, multiplied)
+
+
+def _tile_configs(shape: Shape, dtype: DType) -> list[Config]:
+    """Tiles worth trying, the most promising first."""
+    found = tiles(shape.m, shape.n, shape.k, dtype)
+    if shape.k >= 512:
+        found += [replace(c, split=s) for c in found for s in (2, 4, 8) if shape.k // s >= 2 * c.k]
+    return sorted(found, key=lambda c: guess(shape, c, dtype))
+
+
+def tiles(rows: int, columns: int, depth: int, dtype: DType) -> list[Config]:
+    """Tiles that a product of such sizes can be cut into."""
+    wide = dtype.itemsize >= 4
+    found = []
+    for m in (16, 32, 64, 128):
+        for n in (16, 32, 64, 128, 256):
+            if m > max(16, power(rows)) or n > max(16, power(columns)):
+                continue
+            if m * n > 128 * (64 if wide else 256):
+                continue
+            for k in (16, 32) if wide else (32, 64, 128):
+                if k <= max(32, power(depth)):
+                    warps = 8 if m * n >= 128 * 128 else 4 if m * n >= 32 * 16 else 2
+                    stages = 3 if (m + n) * k * dtype.itemsize <= 48 << 10 else 2
+                    found.append(Config(m, n, k, warps, stages))
+    return found
+
+
+def guess(shape: Shape, c: Config, dtype: DType) -> float:
+    """A rough time in us, only to order what is tried.
+
+    A start, then the steps of a sum, which follow each other: a wait, products, and operands on
+    their way from the cache. Units that take 64 rows at once wait less.
+    """
+    programs = shape.batch * -(-shape.m // c.m) * -(-shape.n // c.n) * c.split
+    length = -(-shape.k // (c.k * c.split))
+    rate = 3e6 if dtype.itemsize < 4 else 2.5e5
+    wait = 0.05 if c.m >= 64 else 0.15
+    products = c.m * c.n * c.k * 2 / rate
+    moved = (c.m + c.n) * c.k * dtype.itemsize / 1e5
+    partial = 1.5 + shape.batch * shape.m * shape.n * c.split * 4e-6 if c.split > 1 else 0
+    return 1 + -(-programs // BUSY) * length * (wait + products + moved) + partial
+
+
+def _empty(context: GpuContext) -> Launch:
+    """A product whose sums have nothing to add."""
+    k = context.kernel()
+    t = tile(k)
+    size = math.prod(t.shape)
+    k.wait()
+    t.batch(k.program_id(), range(len(t.shape)))
+    anchor = context.step.region.anchor
+    assert anchor is not None
+    t.finish(f"tl.zeros((), {register_type(accumulator(anchor.dtype))})")
+    return k.launch((size,), 1)
+
+
+# Tiles
+
+
+def _tile_kernel(context: GpuContext, shape: Shape, c: Config) -> Launch:
+    anchor = context.step.region.anchor
+    assert anchor is not None
+    k, rank = context.kernel(), len(anchor.tensor.static)
+    t = tile(k)
+    w = k.w
+    rows, columns = -(-shape.m // c.m), -(-shape.n // c.n)
+    pid = k.program_id()
+    row = w.let(f"({pid} // {columns}) * {c.m} + tl.arange(0, {c.m})", "rm")
+    column = w.let(f"({pid} % {columns}) * {c.n} + tl.arange(0, {c.n})", "rn")
+    m_axis = Axis(w.let(f"{row}[:, None]"), _mask(k, f"{row}[:, None]", shape.m, c.m))
+    n_axis = Axis(w.let(f"{column}[None, :]"), _mask(k, f"{column}[None, :]", shape.n, c.n))
+    t.point[t.counter(rank - 2)], t.point[t.counter(rank - 1)] = m_axis, n_axis
+    t.batch(k.program_id(1), range(rank - 2))
+    wide = register_type(accumulator(anchor.dtype))
+    operands = Operands(k, t, anchor, shape)
+    operands.pack_tiles()
+    w.line(f"acc = tl.zeros(({c.m}, {c.n}), {wide})")
+    k.wait()
+    length = -(-shape.k // (c.split * c.k)) * c.k
+    start = f"{k.program_id(2)} * {length}" if c.split > 1 else "0"
+    steps = w.let(f"{start} + tl.arange(0, {c.k})", "rk")
+    with w.block(f"for k0 in range(0, {length}, {c.k})"):
+        _multiply(context, operands, shape, c, steps)
+    k.trigger()
+    if c.split == 1:
+        t.finish("acc")
+    else:
+        _finish_parts(t, shape, c, (m_axis, n_axis))
+    return k.launch((rows * columns, shape.batch, c.split), c.warps, c.stages)
+
+
+def _mask(k: KernelWriter, text: str, size: int, block: int) -> str | None:
+    return k.w.let(f"{text} < {size}", "m") if size % block else None
+
+
+def _multiply(context: GpuContext, operands: Operands, shape: Shape, c: Config, steps: str) -> None:
+    """One step of the sum: acc += x[m, k] . y[k, n]."""
+    w = operands.k.w
+    now = w.let(f"k0 + {steps}", "kk")
+    whole = c.split == 1 and shape.k % c.k == 0
+    across = Axis(
+        w.let(f"{now}[None, :]"), None if whole else w.let(f"{now}[None, :] < {shape.k}", "m")
+    )
+    down = Axis(
+        w.let(f"{now}[:, None]"), None if whole else w.let(f"{now}[:, None] < {shape.k}", "m")
+    )
+    x = operands.left(across, f"({c.m}, {c.k})")
+    left, right = (v.dtype for v in operands.anchor.inputs)
+    n_axis = operands.t.point[operands.t.counter(len(operands.t.shape) - 1)]
+    if operands.packed is not None:
+        columns = Axis(
+            w.let(f"tl.trans({n_axis.text})"),
+            w.let(f"tl.trans({n_axis.mask})") if n_axis.mask else None,
+        )
+        y = w.let(f"tl.trans({operands.rows(across, columns)})", "y")
+    else:
+        y = operands.right(down, f"({c.k}, {c.n})")
+    pair, out = ((x, left), (y, right)), operands.anchor.dtype
+    product = multiply(
+        context, operands.t.elements, *pair, out, rounds_right=operands.packed is None
+    )
+    w.line(f"acc = {product}")
+
+
+def multiply(
+    context: GpuContext,
+    elements: Elements,
+    left: tuple[str, DType],
+    right: tuple[str, DType],
+    out: DType,
+    total: str = "acc",
+    rounds_right: bool = True,
+) -> str:
+    """total + x[m, k] . y[k, n], of tiles as they are in memory.
+
+    Operands are rounded to what the matrix units multiply; packed weights are already, see `tf32`.
+    """
+    (x, of_x), (y, of_y) = left, right
+    if of_x == of_y and of_x in MATRIX:
+        if of_x == bf16 and context.arch.interpreted:
+            # The interpreter multiplies the codes of bf16.
+            x, y = f"{x}.to(tl.float32)", f"{y}.to(tl.float32)"
+        x = rounded(context, elements.w, x, of_x)
+        y = rounded(context, elements.w, y, of_y) if rounds_right else y
+        kind = "tl.int32" if of_x == i8 else "tl.float32"
+        precision = dot_precision(context)
+        return f"tl.dot({x}, {y}, {total}, input_precision={precision}, out_dtype={kind})"
+    scalars, wide = elements.scalars, accumulator(out)
+    a = scalars.cast(scalars.decoded(x, of_x), wide).reg
+    b = scalars.cast(scalars.decoded(y, of_y), wide).reg
+    return f"{total} + tl.sum({a}[:, :, None] * {b}[None, :, :], 1)"
+
+
+def _finish_parts(t: Tile, shape: Shape, c: Config, axes: tuple[Axis, Axis]) -> None:
+    """A split sum: the last program of each tile adds up the parts and finishes them."""
+    k = t.k
+    anchor = k.context.step.region.anchor
+    assert anchor is not None
+    m, n = axes
+    tiles = -(-shape.m // c.m) * -(-shape.n // c.n)
+    size = shape.batch * shape.m * shape.n
+    first = f"{k.program_id(1)} * {shape.m * shape.n} + {m.text} * {shape.n} + {n.text}"
+    masks = " & ".join(x.mask for x in axes if x.mask)
+    join_parts(
+        k,
+        Parts(c.split, shape.batch * tiles, size, accumulator(anchor.dtype)),
+        f"{k.program_id(1)} * {tiles} + {k.program_id()}",
+        lambda part: f"{part} * {size} + {first}",
+        k.w.let(masks, "m") if masks else None,
+        t.finish,
+    )

@@ -1,0 +1,300 @@
+"""Products of few rows: weights go by once, as fast as memory gives them.
+
+Every program holds some columns of the weights and multiplies each row by them. The next kernel
+may start at once, and the first weights are asked for before the wait for the kernels before:
+what is multiplied by them is there when they are.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from monograph.codegen.triton.emit.block_sizes import power
+from monograph.codegen.triton.emit.elements import Axis
+from monograph.codegen.triton.emit.scalar import register_type
+from monograph.codegen.triton.emit.tile import Tile, accumulator, tile
+from monograph.codegen.triton.matmul import gemv_coded, gemv_f16x2
+from monograph.codegen.triton.matmul.product import (
+    FewRows,
+    Operands,
+    Shape,
+    packed_rows,
+    root_mean_square,
+)
+from monograph.codegen.triton.module.kernel import (
+    Candidate,
+    GpuContext,
+    KernelWriter,
+    Launch,
+    Packed,
+)
+from monograph.ir import Value, known
+from monograph.ir.dtype import bf16, f16
+from monograph.program.fusion.op_classes import is_leaf
+
+MATRIX_ROWS = 16
+"""Rows that the matrix units multiply at once, at least."""
+MATRIX_BYTES = 32 << 10
+"""Operands of the matrix units that a program has room for, twice over."""
+MOST_SUMS = 128
+"""Partial sums of a thread: more do not fit in its registers."""
+
+HALVES = 7
+"""Rivals of two products at once that are tried before more of one at once."""
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Columns and elements of them that a program holds at a time, and its warps."""
+
+    n: int
+    k: int
+    warps: int
+
+    def __str__(self) -> str:
+        return f"{self.n}x{self.k} w{self.warps}"
+
+
+CUTS = (
+    Cut(2, 1024, 4),
+    Cut(4, 1024, 4),
+    Cut(4, 2048, 4),
+    Cut(2, 2048, 4),
+    Cut(1, 2048, 4),
+    Cut(2, 2048, 2),
+    Cut(8, 1024, 4),
+    Cut(4, 2048, 8),
+    Cut(2, 2048, 1),
+    Cut(1, 1024, 4),
+    Cut(4, 512, 2),
+    Cut(2, 512, 2),
+    Cut(16, 512, 4),
+    Cut(1, 512, 4),
+    Cut(8, 512, 4),
+)
+"""Worth trying, the most promising first: measured on chains of layers of a decoder."""
+MATRIX_CUTS = (
+    Cut(16, 256, 4),
+    Cut(32, 128, 4),
+    Cut(16, 512, 4),
+    Cut(32, 256, 4),
+    Cut(64, 128, 4),
+    Cut(16, 128, 2),
+)
+
+
+@dataclass
+class Problem(FewRows):
+    """The same, with weights as numbers."""
+
+    @cached_property
+    def packed(self) -> Packed | None:
+        """Known weights, packed once for all rivals."""
+        weights = self.anchor.inputs[1]
+        return None if known(weights) is None else packed_rows(weights)
+
+
+def candidates(context: GpuContext, shape: Shape) -> list[Candidate]:
+    """The ways to multiply few rows, the default first."""
+    p = Problem(context, shape)
+    coded = _coded(p)
+    rows = [
+        Candidate(f"rows {c}", lambda c=c: (_rows(p, c),))  # type: ignore[misc]
+        for c in row_cuts(p)
+    ]
+    matrix = [
+        Candidate(f"matrix rows {c}", lambda c=c: (_matrix(p, c),))  # type: ignore[misc]
+        for c in _matrix_cuts(p)
+    ]
+    # For several rows the matrix units have to be tried early; one row never fills them.
+    early = 3 if shape.m > 1 else len(rows)
+    if coded:
+        return [*coded, rows[0]]  # which decodes one by one, and needs no form of its own
+    return [*rows[:early], *matrix, *rows[early:]]
+
+
+def _coded(p: Problem) -> list[Candidate]:
+    """Those of weights of few bits: what is exact in f32 first, then what is mostly faster."""
+    plain = gemv_coded.candidates(p.context, p.shape)
+    halves = gemv_f16x2.candidates(p.context, p.shape)
+    return [*plain[:1], *halves[:HALVES], *plain[1:3], *halves[HALVES:], *plain[3:]]
+
+
+def row_cuts(p: Problem) -> list[Cut]:
+    most, width = power(p.shape.k), power(p.width)
+    each = p.shape.m * len(p.starts)
+    fitting = [
+        Cut(c.n, min(c.k, most), c.warps)
+        for c in CUTS
+        if c.n <= width and each * c.n * min(c.k, most) <= MOST_SUMS * 32 * c.warps
+    ]
+    return list(dict.fromkeys(fitting)) or [Cut(1, min(most, 512), 4)]
+
+
+def _matrix_cuts(p: Problem) -> list[Cut]:
+    """None where the units do not multiply the operands as they are."""
+    kinds = {v.dtype for v in p.anchor.inputs}
+    scaled = p.norm is not None and len(p.norm.inputs) > 1
+    if len(kinds) > 1 or not kinds <= {f16, bf16} or p.packed is None or scaled or p.shape.k < 16:
+        return []
+    most = power(p.shape.k)
+    found = [
+        Cut(c.n, min(c.k, most), c.warps)
+        for c in MATRIX_CUTS
+        if c.n <= max(16, p.width) and (MATRIX_ROWS + c.n * len(p.starts)) * c.k * 2 <= MATRIX_BYTES
+    ]
+    return list(dict.fromkeys(found))
+
+
+def mask(k: KernelWriter, text: str, size: int, block: int) -> str | None:
+    return k.w.let(f"{text} < {size}", "m") if size % block else None
+
+
+def _begin(p: Problem) -> tuple[KernelWriter, Tile, Operands]:
+    k = p.context.kernel()
+    t = tile(k)
+    k.trigger()
+    operands = Operands(k, t, p.anchor, p.shape)
+    operands.pack(p.packed)
+    return k, t, operands
+
+
+# Rows, one after the other
+
+
+def _rows(p: Problem, c: Cut) -> Launch:
+    k, t, operands = _begin(p)
+    w, rank = k.w, len(p.anchor.tensor.static)
+    column = w.let(f"{k.program_id()} * {c.n} + tl.arange(0, {c.n})", "rn")
+    down = Axis(w.let(f"{column}[:, None]"), mask(k, f"{column}[:, None]", p.width, c.n))
+    t.batch(k.program_id(1), range(rank - 2))
+    steps = w.let(f"tl.arange(0, {c.k})", "rk")
+    rows = _Rows(p, c, operands, down)
+    for start in range(0, p.shape.k, c.k):
+        now = w.let(f"{start} + {steps}" if start else steps, "kk")
+        masked = start + c.k > p.shape.k
+        inside = w.let(f"{now}[None, :] < {p.shape.k}", "m") if masked else None
+        rows.step(Axis(w.let(f"{now}[None, :]"), inside), start == 0)
+    t.axis(rank - 1, column, mask(k, column, p.width, c.n))
+    for m in range(p.shape.m):
+        t.axis(rank - 2, str(m))
+        t.finish_parts(rows.results(m))
+    return k.launch((-(-p.width // c.n), p.shape.batch), c.warps, 1)
+
+
+@dataclass
+class _Rows:
+    """The sums of the rows that a program works on, and of their squares."""
+
+    p: Problem
+    c: Cut
+    operands: Operands
+    down: Axis
+
+    def step(self, axis: Axis, first: bool) -> None:
+        """Adds the products of some elements of every row."""
+        p, k, w = self.p, self.operands.k, self.operands.k.w
+        t, rank = self.operands.t, len(p.anchor.tensor.static)
+        if not _made_of_constants(p.anchor.inputs[1]):
+            k.wait()
+        scalars, wide = t.elements.scalars, accumulator(p.anchor.dtype)
+        columns = [self._columns(axis, start) for start in p.starts]
+        k.wait()
+        right = p.anchor.inputs[1].dtype
+        factors = [scalars.cast(scalars.decoded(y, right), wide).reg for y in columns]
+        for m in range(p.shape.m):
+            t.axis(rank - 2, str(m))
+            shape = f"(1, {self.c.k})"
+            x = self.operands.left(axis, shape)
+            a = scalars.cast(scalars.decoded(x, p.anchor.inputs[0].dtype), wide).reg
+            if p.norm is not None:
+                self._add(f"squares{m}", f"{a} * {a}", first)
+            if (g := self.operands.scales(axis, shape)) is not None:
+                scale = scalars.decoded(g, p.anchor.inputs[0].dtype).reg
+                a = w.set("float", f"{a} * {scale}")
+            for part, b in enumerate(factors):
+                self._add(f"acc{part}_{m}", f"{a} * {b}", first)
+
+    def _columns(self, axis: Axis, start: int) -> str:
+        """The weights of a part's columns, as they are in memory."""
+        if self.operands.packed is not None:
+            return self.operands.rows(axis, self.down, True, start)
+        t, rank = self.operands.t, len(self.p.anchor.tensor.static)
+        text = f"{self.down.text} + {start}" if start else self.down.text
+        t.axis(rank - 1, self.operands.k.w.let(text), self.down.mask)
+        return self.operands.right(axis, f"({self.c.n}, {self.c.k})")
+
+    def _add(self, name: str, text: str, first: bool) -> None:
+        self.operands.k.w.line(f"{name} {'=' if first else '+='} {text}")
+
+    def results(self, m: int) -> dict[int, str]:
+        """The sums of a row for every part, normalised."""
+        w, scale = self.operands.k.w, ""
+        if self.p.norm is not None:
+            scale = f" * {w.let(root_mean_square(self.p.norm, f'tl.sum(squares{m}, 1)'), 'rms')}"
+        return {s: f"tl.sum(acc{i}_{m}, 1){scale}" for i, s in enumerate(self.p.starts)}
+
+
+def _made_of_constants(value: Value) -> bool:
+    """Whether nothing that an earlier kernel wrote is needed for a value."""
+    stack, seen = [value], {value}
+    while stack:
+        v = stack.pop()
+        if is_leaf(v) and known(v) is None:
+            return False
+        for i in v.inputs:
+            if i not in seen:
+                seen.add(i)
+                stack.append(i)
+    return True
+
+
+# All rows at once, on the matrix units
+
+
+def _matrix(p: Problem, c: Cut) -> Launch:
+    k, t, operands = _begin(p)
+    w, rank = k.w, len(p.anchor.tensor.static)
+    row = w.let(f"tl.arange(0, {MATRIX_ROWS})", "rm")
+    column = w.let(f"{k.program_id()} * {c.n} + tl.arange(0, {c.n})", "rn")
+    down = Axis(w.let(f"{column}[:, None]"), mask(k, f"{column}[:, None]", p.width, c.n))
+    t.batch(k.program_id(1), range(rank - 2))
+    t.axis(rank - 2, w.let(f"{row}[:, None]"), w.let(f"{row}[:, None] < {p.shape.m}", "m"))
+    kind = register_type(accumulator(p.anchor.dtype))
+    for part in range(len(p.starts)):
+        w.line(f"acc{part} = tl.zeros(({MATRIX_ROWS}, {c.n}), {kind})")
+    if p.norm is not None:
+        w.line(f"squares = tl.zeros(({MATRIX_ROWS},), tl.float32)")
+    steps = w.let(f"tl.arange(0, {c.k})", "rk")
+    # The first weights are under way before the wait; the loop asks for the rest ahead of time.
+    _matrix_step(p, c, operands, down, steps)
+    if p.shape.k > c.k:
+        with w.block(f"for k0 in range({c.k}, {p.shape.k}, {c.k})"):
+            _matrix_step(p, c, operands, down, w.let(f"k0 + {steps}", "kk"))
+    t.axis(rank - 1, w.let(f"{column}[None, :]"), mask(k, f"{column}[None, :]", p.width, c.n))
+    scale = ""
+    if p.norm is not None:
+        scale = f" * {w.let(root_mean_square(p.norm, 'squares'), 'rms')}[:, None]"
+    t.finish_parts({s: f"acc{i}{scale}" for i, s in enumerate(p.starts)})
+    return k.launch((-(-p.width // c.n), p.shape.batch), c.warps, 2)
+
+
+def _matrix_step(p: Problem, c: Cut, operands: Operands, down: Axis, now: str) -> None:
+    k, w = operands.k, operands.k.w
+    inside = w.let(f"{now}[None, :] < {p.shape.k}", "m") if p.shape.k % c.k else None
+    axis = Axis(w.let(f"{now}[None, :]"), inside)
+    columns = [operands.rows(axis, down, True, s) for s in p.starts]
+    k.wait()
+    x = operands.left(axis, f"({MATRIX_ROWS}, {c.k})")
+    if p.norm is not None:
+        w.line(f"squares += tl.sum({x}.to(tl.float32) * {x}.to(tl.float32), 1)")
+    for part, y in enumerate(columns):
+        w.line(f"acc{part} = {_dot(p.context, x, y, f'acc{part}', p.anchor.dtype == bf16)}")
+
+
+def _dot(context: GpuContext, x: str, y: str, total: str, codes: bool) -> str:
+    if codes and context.arch.interpreted:
+        # The interpreter multiplies the codes of bf16.
+        x, y = f"{x}.to(tl.float32)", f"{y}.to(tl.float32)"
+    return f"tl.dot({x}, tl.trans({y}), {total}, out_dtype=tl.float32)"

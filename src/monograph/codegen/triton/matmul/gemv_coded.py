@@ -1,0 +1,315 @@
+"""Products of few rows with weights of few bits, decoded on the way from their packed form.
+
+A program holds tiles [columns, words] and, of each row, as many vectors of that many elements as a
+word has codes. Codes q of 4 bits become numbers v without a conversion: as the upper bits of a
+fraction they are 1 + q / 16. With q = a v - b, a zero point z, S = sum(v x) and X = sum(x) over a
+group that shares a scale s, what is wanted is
+
+    s sum((q - z) x) = s (a S - (b + z) X).
+
+That is done in f32; on NVIDIA's units two products at once in f16 are a rival (`gemv_halves`). All
+threads hold words and elements of the same places where a tile has four words for each thread in a
+row: then nothing moves between them before the sums.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+from monograph.codegen.triton.emit.block_sizes import power
+from monograph.codegen.triton.emit.elements import Axis
+from monograph.codegen.triton.emit.tile import Tile, tile
+from monograph.codegen.triton.matmul.codes import Codes, codes_of
+from monograph.codegen.triton.matmul.product import FewRows, Operands, Shape, root_mean_square
+from monograph.codegen.triton.module.kernel import (
+    Candidate,
+    GpuContext,
+    KernelWriter,
+    Launch,
+    Packed,
+)
+from monograph.ir import DType
+from monograph.ir.dtype import f32, f64, i4
+
+MOST_SUMS = 96
+"""Sums of a thread, of words times rows: more do not fit in its registers."""
+WORDS = 4
+"""Words that a thread reads at once."""
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Columns, words of them, warps."""
+
+    n: int
+    words: int
+    warps: int
+
+    def __str__(self) -> str:
+        return f"{self.n}x{self.words} w{self.warps}"
+
+
+CUTS = ((8, 2), (4, 2), (8, 1), (4, 4), (4, 8), (16, 2), (8, 4), (16, 1), (2, 2), (2, 4), (1, 1))
+"""Columns and warps worth trying, the most promising first."""
+
+
+@dataclass
+class Problem(FewRows):
+    """A product of few rows with coded weights."""
+
+    codes: Codes
+
+    @cached_property
+    def packed(self) -> tuple[Packed, Packed, Packed | None]:
+        """The weights, packed once for all rivals."""
+        return self.codes.pack()
+
+
+def candidates(context: GpuContext, shape: Shape) -> list[Candidate]:
+    """The ways to multiply few rows by coded weights; none where they are not coded so."""
+    anchor = context.step.region.anchor
+    assert anchor is not None
+    codes = codes_of(anchor.inputs[1])
+    if codes is None or anchor.dtype == f64 or anchor.dtype != anchor.inputs[0].dtype:
+        return []
+    p = Problem(context, shape, codes)
+    return [
+        Candidate(f"coded rows {c}", lambda c=c: (_kernel(p, c),))  # type: ignore[misc]
+        for c in _fitting(p)
+    ]
+
+
+def _fitting(p: Problem) -> list[Cut]:
+    """Cuts whose sums fit in registers, with four words a thread where a column has so many."""
+    each = p.shape.m * len(p.starts)
+    columns, longest = power(p.width), power(p.codes.units) * p.codes.lanes
+    found = []
+    for n, warps in CUTS:
+        words = min(WORDS * 32 * warps, longest)
+        threads = max(words // WORDS, 1)
+        if warps > 1 and threads <= 16 * warps:
+            continue
+        if each * min(n, columns) * words <= MOST_SUMS * 32 * warps:
+            found.append(Cut(min(n, columns), words, warps))
+    return list(dict.fromkeys(found)) or [Cut(1, p.codes.lanes, 4)]
+
+
+def _kernel(p: Problem, c: Cut) -> Launch:
+    k = p.context.kernel()
+    t = tile(k)
+    k.trigger()
+    work = _Coded(p, c, k, t)
+    for start in range(0, p.codes.units * p.codes.lanes, c.words):
+        work.step(start)
+    rank = len(p.anchor.tensor.static)
+    t.axis(rank - 1, work.column, work.mask(work.column, p.width, c.n))
+    for m in range(p.shape.m):
+        t.axis(rank - 2, str(m))
+        t.finish_parts(work.results(m))
+    return k.launch((-(-p.width // c.n), p.shape.batch), c.warps, 1)
+
+
+class Weights(NamedTuple):
+    """Words of some columns, their scales and zero points, these as numbers."""
+
+    words: str
+    scale: str
+    zero: str | None
+
+
+class Now(NamedTuple):
+    """The words that a step is about, which of them are there, and whether it is the first step."""
+
+    word: str
+    there: str | None
+    first: bool
+
+
+class _Coded:
+    """The sums of the rows that a program works on."""
+
+    def __init__(self, p: Problem, c: Cut, k: KernelWriter, t: Tile) -> None:
+        self.p, self.c, self.k, self.t, self.w = p, c, k, t, k.w
+        codes = p.codes
+        self.units = c.words // codes.lanes
+        self.many = codes.units * codes.lanes
+        self.rank = len(p.anchor.tensor.static)
+        t.batch(k.program_id(1), range(self.rank - 2))
+        self.operands = Operands(k, t, p.anchor, p.shape)
+        words, scale, zero = p.packed
+        self.words, self.scale = k.pointer(words), k.pointer(scale)
+        self.zero = None if zero is None else k.pointer(zero)
+        w = k.w
+        self.column = w.let(f"{k.program_id()} * {c.n} + tl.arange(0, {c.n})", "rn")
+        self.down = w.let(f"{self.column}[:, None]")
+        self.inside = self.mask(self.down, p.width, c.n)
+        self.across = w.let(f"tl.arange(0, {c.words})[None, :]", "rw")
+        self.one_group = codes.groups == 1
+
+    def mask(self, text: str, size: int, block: int) -> str | None:
+        return self.w.let(f"{text} < {size}", "m") if size % block else None
+
+    # Weights
+
+    def step(self, start: int) -> None:
+        """Adds the products of some words of every row; weights are asked for before the wait."""
+        now = self._now(start)
+        found = [self._weights(now, start, s) for s in self.p.starts]
+        self.k.wait()
+        for m in range(self.p.shape.m):
+            self.t.axis(self.rank - 2, str(m))
+            self._plain(m, found, now)
+
+    def _now(self, start: int) -> Now:
+        word = self.w.let(f"{start} + {self.across}" if start else self.across)
+        last = start + self.c.words > self.many
+        return Now(word, self.w.let(f"{word} < {self.many}", "m") if last else None, start == 0)
+
+    def _load(self, pointer: str, where: str, *masks: str | None, once: bool = False) -> str:
+        used = " & ".join(m for m in masks if m)
+        options = f", mask={used}, other=0" if used else ""
+        options += ', eviction_policy="evict_first"' if once else ""
+        return self.w.let(f"tl.load({pointer} + {where}{options})", "w")
+
+    def _weights(self, now: Now, at: int, start: int) -> Weights:
+        """Words of a part's columns from some word on, and what their groups share."""
+        codes = self.p.codes
+        column = self.w.let(f"{self.down} + {start}" if start else self.down)
+        far = ".to(tl.int64)" if codes.n * self.many >= 1 << 31 else ""
+        where = f"({column}){far} * {self.many} + {now.word}"
+        words = self._load(self.words, where, self.inside, now.there, once=True)
+        if self.one_group:
+            return Weights(words, "", None)
+        first = at // codes.lanes
+        unit = self.w.let(f"{first} + tl.arange(0, {self.units})[None, :]", "ru")
+        there = self.w.let(f"{unit} < {codes.units}", "m") if now.there else None
+        units = codes.group // codes.unit
+        group = self.w.let(f"{unit} // {units}") if units > 1 else unit
+        place = f"({column}) * {codes.groups} + {group}"
+        scale = self._load(self.scale, place, self.inside, there)
+        zero = None if self.zero is None else self._load(self.zero, place, self.inside, there)
+        return Weights(words, *self._numbers(scale, zero))
+
+    def _numbers(self, scale: str, zero: str | None) -> tuple[str, str | None]:
+        """Scales and zero points as f32."""
+        _, scales, zeros = self.p.packed
+        known_one = self._decoded(scale, scales.dtype)
+        if zero is None or zeros is None:
+            return known_one, None
+        return known_one, self._decoded(zero, zeros.dtype)
+
+    def _decoded(self, text: str, dtype: DType) -> str:
+        scalars = self.t.elements.scalars
+        return str(scalars.cast(scalars.decoded(text, dtype), f32).reg)
+
+    # Rows
+
+    def _x(self, now: Now, i: int) -> tuple[str, str | None]:
+        """The elements of a row that code i of words is multiplied by, and their scales, as f32."""
+        codes = self.p.codes
+        unit = f"({now.word}) // {codes.lanes} * {codes.unit}"
+        number = self.w.let(f"{unit} + {codes.lanes * i} + ({now.word}) % {codes.lanes}", "kk")
+        padded = codes.units * codes.unit > codes.k
+        masks = [now.there, self.w.let(f"{number} < {codes.k}", "m") if padded else None]
+        text = " & ".join(x for x in masks if x)
+        axis = Axis(number, self.w.let(text, "m") if text else None)
+        shape, kind = f"(1, {self.c.words})", self.p.anchor.inputs[0].dtype
+        x = self._decoded(self.operands.left(axis, shape), kind)
+        given = self.operands.scales(axis, shape)
+        return x, None if given is None else self._decoded(given, kind)
+
+    def _row(self, m: int, now: Now, i: int) -> str:
+        """Elements of a row, scaled but not yet normalised; their squares are added up."""
+        x, scale = self._x(now, i)
+        if self.p.norm is not None:
+            self._add(f"squares{m}", f"{x} * {x}", now.first and i == 0)
+        return x if scale is None else self.w.let(f"{x} * {scale}")
+
+    def _add(self, name: str, text: str, first: bool) -> None:
+        self.w.line(f"{name} {'=' if first else '+='} {text}")
+
+    def _plain(self, m: int, found: list[Weights], now: Now) -> None:
+        row = [self._row(m, now, i) for i in range(self.p.codes.together)]
+        total = self.w.let(" + ".join(row), "xs")
+        for part, given in enumerate(found):
+            sums = ""
+            for i, x in enumerate(row):
+                text = f"{x} * {self._number(given.words, i)}"
+                sums = self.w.let(f"{sums} + {text}" if sums else text, "s")
+            self._collect(part, m, sums, total, given, now)
+
+    def _number(self, words: str, i: int) -> str:
+        """The v that code i of words stands for."""
+        dtype = self.p.codes.dtype
+        if self.p.codes.nibbles:
+            shift = 19 - 4 * i
+            moved = f"({words} << {shift})" if shift >= 0 else f"({words} >> {-shift})"
+            bits = self.w.let(f"({moved} & 0x780000) | 0x3F800000", "q")
+            return self.w.let(f"{bits}.to(tl.float32, bitcast=True)", "q")
+        byte = self.w.let(f"({words} >> {dtype.bits * i}) & {(1 << dtype.bits) - 1}", "q")
+        if not dtype.is_integer:
+            return self._decoded(f"{byte}.to(tl.int8)", dtype)
+        # 2^23 + q, in the bits of a fraction; a signed code is 128 less than with its sign turned.
+        turned, less = (" ^ 0x80", 128) if dtype.is_signed else ("", 0)
+        bits = self.w.let(f"(({byte}{turned}) | 0x4B000000).to(tl.float32, bitcast=True)", "q")
+        return self.w.let(f"{bits} - {8388608 + less}.0", "q")
+
+    @property
+    def _relation(self) -> tuple[float, float]:
+        """a and b of q = a v - b."""
+        return (16.0, 16.0) if self.p.codes.nibbles else (1.0, 0.0)
+
+    def _less(self, zero: str | None) -> str | None:
+        """(b + z) / a: how many times the sum of a row is too much; None for none."""
+        a, b = self._relation
+        if zero is not None:
+            return self.w.let(f"({b} + {zero}) * {1 / a}")
+        # Codes without a zero point that are kept as more than they are.
+        b += 8 if self.p.codes.dtype == i4 else 0
+        return f"{b / a}" if b else None
+
+    def _collect(self, part: int, m: int, sums: str, total: str, given: Weights, now: Now) -> None:
+        """Adds what products of words are, where groups have scales of their own times those."""
+        if self.one_group:
+            self._add(f"acc{part}_{m}", sums, now.first)
+            if part == 0:
+                self._add(f"all{m}", total, now.first)
+            return
+        lanes = self.p.codes.lanes
+        shape = f"({self.c.n}, {self.units}, {lanes})"
+        inner = self.w.let(f"tl.sum(tl.reshape({sums}, {shape}), 2)", "s")
+        less = self._less(given.zero)
+        if less is not None:
+            whole = f"tl.sum(tl.reshape({total}, (1, {self.units}, {lanes})), 2)"
+            inner = self.w.let(f"{inner} - {less} * {self.w.let(whole, 'xs')}", "s")
+        self._add(f"acc{part}_{m}", f"{given.scale} * {inner}", now.first)
+
+    # Results
+
+    def results(self, m: int) -> dict[int, str]:
+        """The sums of a row for every part: normalised, and scaled where a column has one scale."""
+        a, _ = self._relation
+        scale = f" * {a}" if a != 1 else ""
+        if self.p.norm is not None:
+            squares = f"tl.sum(squares{m}, 1)"
+            scale += f" * {self.w.let(root_mean_square(self.p.norm, squares), 'rms')}"
+        found = {}
+        for i, start in enumerate(self.p.starts):
+            sums = f"tl.sum(acc{i}_{m}, 1)"
+            if self.one_group:
+                sums = self._column_scaled(sums, m, start)
+            found[start] = f"{sums}{scale}"
+        return found
+
+    def _column_scaled(self, sums: str, m: int, start: int) -> str:
+        """Sums of whole columns, by the scale and the zero point of each."""
+        column = self.w.let(f"{self.column} + {start}" if start else self.column)
+        inside = self.mask(self.column, self.p.width, self.c.n)
+        zero = None if self.zero is None else self._load(self.zero, column, inside)
+        scale, zero = self._numbers(self._load(self.scale, column, inside), zero)
+        less = self._less(zero)
+        if less is not None:
+            sums = f"({sums} - {less} * {self.w.let(f'tl.sum(all{m}, 1)', 'xs')})"
+        return f"{sums} * {scale}"

@@ -1,0 +1,418 @@
+"""Products of few rows of f16 with weights of 4 bits, two at once on NVIDIA's units.
+
+A program holds tiles [pieces, words, teams, columns]. A thread reads the words of a piece at once,
+and the pairs of elements that their codes are multiplied by (see `codes`, `halves`). A piece has
+one scale and one zero point, which lie together: what a thread has added up is scaled and added to
+its own sums, and only at the end do threads exchange anything.
+
+Dimensions are in this order, and warps that do not fit along the words are teams with columns of
+their own, because Triton then gives to each thread the same places of all that is read: it deals
+elements out by how they follow each other in memory, then by the first dimension. What a warp needs
+of a row it reads itself.
+
+Normalised rows are multiplied as they were, and the sums by the root mean square, whose squares are
+added up on the way. A norm's own scales g come in between, in halves, divided by a power of two
+that makes them 1 at most: that loses nothing (but what is below 2^-24 of the largest), cannot
+overflow, and is undone with the sums. A product x g is rounded once, to 2^-11 of it, as it is where
+a norm stores its result.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from monograph.codegen.common import types
+from monograph.codegen.llvm.emit.builder import Reg
+from monograph.codegen.triton.emit.block_sizes import power
+from monograph.codegen.triton.emit.elements import Axis
+from monograph.codegen.triton.emit.tile import Tile, tile
+from monograph.codegen.triton.matmul.codes import Codes, Paired, codes_of
+from monograph.codegen.triton.matmul.int4_f16x2 import Halves, addends, twice
+from monograph.codegen.triton.matmul.product import FewRows, Operands, Shape, root_mean_square
+from monograph.codegen.triton.module.kernel import (
+    Candidate,
+    GpuContext,
+    KernelWriter,
+    Launch,
+    Packed,
+)
+from monograph.ir import known
+from monograph.ir.dtype import f16, f32, i32
+from monograph.ops.scalar import Scalar
+from monograph.program.fusion.access import through_view
+from monograph.program.fusion.index_bounds import inside
+from monograph.program.fusion.op_classes import is_view
+from monograph.program.index import Index, flatten
+from monograph.program.memory.buffer_assignment import described
+
+MOST_WORDS = 64
+"""Words of a thread at a time: with what they are multiplied by, more do not fit in registers."""
+MOST_ASKED = 32
+"""Words of a thread that are asked for before the wait, of more than one step."""
+CHAINED = 4
+"""Products that are added in halves: with two, a quarter more work, and a quarter less is lost."""
+PIECE = 4
+"""Words that a thread reads at once."""
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Columns, words of them, warps."""
+
+    n: int
+    words: int
+    warps: int
+
+    @property
+    def teams(self) -> int:
+        """Into how many parts the columns are dealt: one for all warps where they fit the words."""
+        return min(max(32 * PIECE * self.warps // self.words, 1), self.n)
+
+    def __str__(self) -> str:
+        return f"halves {self.n}x{self.words} w{self.warps}"
+
+
+CUTS = (
+    Cut(8, 256, 2),
+    Cut(8, 256, 4),
+    Cut(16, 128, 2),
+    Cut(4, 1024, 8),
+    Cut(4, 256, 2),
+    Cut(32, 128, 4),
+    Cut(8, 1024, 8),
+    Cut(16, 128, 1),
+    Cut(16, 128, 4),
+    Cut(16, 256, 4),
+    Cut(4, 512, 4),
+    Cut(8, 512, 4),
+    Cut(8, 128, 1),
+    Cut(32, 256, 8),
+    Cut(4, 256, 4),
+    Cut(8, 128, 2),
+    Cut(2, 256, 2),
+    Cut(2, 1024, 8),
+    Cut(4, 128, 1),
+    Cut(1, 128, 1),
+)
+"""Columns (of all parts together), words and warps worth trying, the most promising first."""
+
+
+@dataclass
+class Problem(FewRows):
+    """A product of few rows with codes of 4 bits."""
+
+    codes: Codes
+
+    @cached_property
+    def packed(self) -> Paired:
+        """The weights, packed once for all rivals."""
+        return self.codes.pack_pairs(CHAINED)
+
+    @cached_property
+    def gains(self) -> tuple[Packed, int] | None:
+        """A norm's scales as pairs, divided by a power of two; and the power."""
+        data = self._gains()
+        if data is None:
+            return None
+        given = np.zeros(self.codes.units * self.codes.unit, np.float64)
+        given[: self.codes.k] = data.astype(np.float64).reshape(-1)
+        largest = np.abs(given).max()
+        exponent = math.frexp(largest)[1] if largest else 0
+        halves = np.ldexp(given, -exponent).astype(np.float16)
+        return Packed(halves.view(np.int32), i32), exponent
+
+    def _gains(self) -> np.ndarray | None:
+        if self.norm is None or len(self.norm.inputs) == 1:
+            return None
+        return known(self.norm.inputs[1])
+
+    @property
+    def gains_fit(self) -> bool:
+        """Whether a norm's scales, if there are any, are known and finite."""
+        if self.norm is None or len(self.norm.inputs) == 1:
+            return True
+        data = self._gains()
+        return data is not None and bool(np.isfinite(data.astype(np.float64)).all())
+
+
+def candidates(context: GpuContext, shape: Shape) -> list[Candidate]:
+    """The ways to multiply few rows two products at once; none where that cannot be."""
+    anchor = context.step.region.anchor
+    assert anchor is not None
+    if context.arch.backend != "cuda" or anchor.dtype != f16 or anchor.inputs[0].dtype != f16:
+        return []
+    codes = codes_of(anchor.inputs[1])
+    if codes is None or not codes.pairs:
+        return []
+    p = Problem(context, shape, codes)
+    if not p.gains_fit:
+        return []
+    return [
+        Candidate(f"coded rows {c}", lambda c=c: (_kernel(p, c),))  # type: ignore[misc]
+        for c in fitting(p)
+    ]
+
+
+def fitting(p: Problem) -> list[Cut]:
+    """Cuts as large as the problem whose words fit in registers, those of two steps at most first.
+
+    What comes after the first steps is asked for too late to be there in time.
+    """
+    columns, longest = power(p.width), power(p.codes.units) * p.codes.lanes
+    found = []
+    for c in CUTS:
+        n, words = min(max(c.n // len(p.starts), 1), columns), min(c.words, longest)
+        warps = max(min(c.warps * words // c.words, n * words // (32 * PIECE)), 1)
+        held = n * len(p.starts) * words // (32 * warps)
+        if held * min(p.shape.m, 4) <= MOST_WORDS:
+            found.append(Cut(n, words, warps))
+    found.sort(key=lambda c: 2 * c.words < longest)
+    return list(dict.fromkeys(found))
+
+
+def _kernel(p: Problem, c: Cut) -> Launch:
+    k = p.context.kernel()
+    t = tile(k)
+    k.trigger()
+    work = _Work(p, c, k, t)
+    starts = range(0, work.many, c.words)
+    held = max(c.n * len(p.starts) * c.words // (32 * c.warps), 1)
+    ahead = max(MOST_ASKED // (held * p.shape.m), 1)
+    asked = [work.weights(s) for s in starts[:ahead]]
+    k.wait()
+    rank = len(p.anchor.tensor.static)
+    t.axis(rank - 1, work.column, work.mask(work.column, p.width, c.n))
+    _fetch(p, t)
+    for i, start in enumerate(starts):
+        if (later := i + ahead) < len(starts):
+            asked.append(work.weights(starts[later]))
+        work.add(start, asked[i])
+    for m in range(p.shape.m):
+        t.axis(rank - 2, str(m))
+        t.finish_parts(work.results(m))
+    return k.launch((-(-p.width // c.n), p.shape.batch), c.warps, 1)
+
+
+def _fetch(p: Problem, t: Tile) -> None:
+    """Asks for what the epilogue reads: a residual is there by the time that the sums are."""
+    elements, region = t.elements, p.context.step.region
+    elements.given[p.anchor] = Scalar(Reg("", types.register(f32)), f32)  # so that it is a leaf
+    order = elements.plan(region.outputs, t.at)
+    for m in range(p.shape.m):
+        t.axis(len(t.shape) - 2, str(m))
+        for item in order:
+            if not item.operands and item.element.value is not p.anchor:
+                elements.load(item.element.value, item.element.at, t.point)
+    del elements.given[p.anchor]
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Words of a part's columns; scales, and zero points, of their pieces."""
+
+    words: str
+    shared: str
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is asked for before the wait: weights of every part, and a norm's scales as pairs."""
+
+    parts: tuple[Weights, ...]
+    gains: tuple[str, ...]
+
+
+class _Work:
+    """The sums of the rows that a program works on."""
+
+    def __init__(self, p: Problem, c: Cut, k: KernelWriter, t: Tile) -> None:
+        self.p, self.c, self.k, self.t, self.w = p, c, k, t, k.w
+        codes, w = p.codes, k.w
+        self.many = codes.units * codes.lanes
+        self.piece = min(PIECE, codes.lanes)
+        self.pieces = c.words // self.piece
+        self.teams = c.teams
+        self.each = c.n // c.teams
+        self.rank = len(p.anchor.tensor.static)
+        t.batch(k.program_id(1), range(self.rank - 2))
+        self.operands = Operands(k, t, p.anchor, p.shape)
+        self.words, self.shared = k.pointer(p.packed.words), k.pointer(p.packed.shared)
+        self.halves = Halves(w, p.packed.reach, CHAINED, p.context.arch.interpreted)
+        self.column = w.let(f"{k.program_id()} * {c.n} + tl.arange(0, {c.n})", "rn")
+        # As [pieces, teams, columns], and words of pieces as [pieces, words, teams, columns].
+        team = w.let(f"tl.arange(0, {self.teams})[None, :, None] * {self.each}", "rt")
+        inner = w.let(f"{team} + tl.arange(0, {self.each})[None, None, :]", "rc")
+        self.columns = w.let(f"{k.program_id()} * {c.n} + {inner}", "rc")
+        self.inside = self.mask(self.columns, p.width, c.n)
+        self.across = w.let(f"tl.arange(0, {self.pieces})[:, None, None]", "rp")
+        self.lane = w.let(f"tl.arange(0, {self.piece})[None, :, None, None]", "rl")
+        # A row is the same for every team; this makes as many elements of it as there are threads.
+        self.again = w.let(f"tl.arange(0, {self.teams})[None, None, :, None] * 0", "ra")
+        self.address = self._address()
+
+    def mask(self, text: str, size: int, block: int) -> str | None:
+        return self.w.let(f"{text} < {size}", "m") if size % block else None
+
+    def _now(self, start: int) -> tuple[str, str | None]:
+        """The numbers of pieces from some word on, and which of them are there."""
+        now = self.w.let(f"{start // self.piece} + {self.across}" if start else self.across)
+        past = start + self.c.words > self.many
+        return now, self.w.let(f"{now} < {self.many // self.piece}", "m") if past else None
+
+    def _load(self, where: str, masks: str, once: bool = False) -> str:
+        options = f", mask={masks}, other=0" if masks else ""
+        options += ', eviction_policy="evict_first"' if once else ""
+        return self.w.let(f"tl.load({where}{options})", "w")
+
+    # Weights
+
+    def weights(self, start: int) -> Asked:
+        """Asks for words from some on, and all that is known with them."""
+        parts = tuple(self._loaded(start, s) for s in self.p.starts)
+        numbers = [self._pair(start, i) for i in range(4)]
+        gains: tuple[str, ...] = ()
+        if self.p.gains is not None:
+            pointer, (_, there) = self.k.pointer(self.p.gains[0]), self._now(start)
+            masks = f"{there}[:, None, :, :]" if there else ""
+            gains = tuple(self._load(f"{pointer} + {n}", masks) for n in numbers)
+        return Asked(parts, gains)
+
+    def _loaded(self, start: int, part: int) -> Weights:
+        codes = self.p.codes
+        now, there = self._now(start)
+        column = self.w.let(f"{self.columns} + {part}" if part else self.columns)
+        far = ".to(tl.int64)" if codes.n * self.many >= 1 << 31 else ""
+        masks = " & ".join(m for m in (self.inside, there) if m)
+        where = self.w.let(f"{column}{far} * {self.many} + {now} * {self.piece}")
+        words = self._load(
+            f"{self.words} + {where}[:, None, :, :] + {self.lane}",
+            self.w.let(f"({masks})[:, None, :, :]", "m") if masks else "",
+            once=True,
+        )
+        apart = max(codes.group // (8 * self.piece), 1)
+        group = self.w.let(f"{now} // {apart}" if codes.groups > 1 else f"{now} * 0")
+        # That groups follow each other is hidden: a thread would get several, of others' pieces.
+        place = f"tl.max_contiguous({column} * {codes.groups} + {group}, [1, 1, 1])"
+        shared = self._load(f"{self.shared} + {place}", masks)
+        return Weights(words, shared)
+
+    def _numbers(self, shared: str) -> tuple[str, tuple[str, str]]:
+        """Scales as f32, and addends as pairs, of pieces."""
+        packed = self.p.packed
+        if packed.zero is None:
+            a, b = self.halves.addends(shared)
+            added = (self.w.let(f"{a}[:, None, :, :]"), self.w.let(f"{b}[:, None, :, :]"))
+            return self.w.let(f"{self.halves.part(shared, 0)}.to(tl.float32)"), added
+        low, high = (
+            self.w.let(f"tl.full((1, 1, 1, 1), {_signed(twice(x))}, tl.int32)")
+            for x in addends(packed.zero, packed.reach)
+        )
+        return self.w.let(f"{shared}.to(tl.float32)"), (low, high)
+
+    # Rows
+
+    def _pair(self, start: int, i: int) -> str:
+        """The numbers of the pairs that code i of each half of words belongs to."""
+        codes, (now, _) = self.p.codes, self._now(start)
+        each = codes.lanes // self.piece
+        inner = f"{now} // {each} * {codes.unit // 2} + {now} % {each} * {self.piece}"
+        first = self.w.let(inner if each > 1 else f"{now} * {codes.unit // 2}", "kp")
+        place = self.w.let(f"{first}[:, None, :, :] + {self.lane} + {self.again}", "kk")
+        return self.w.let(f"{place} + {codes.lanes * i}" if i else place, "kk")
+
+    def _address(self) -> Index | None:
+        """Where rows lie that can be read in pairs, without the place in a row; None for others."""
+        element, pointers = self.operands.source(), self.t.elements.pointers
+        while element.value not in pointers:
+            if not is_view(element.value):
+                return None
+            element = through_view(element.value, element.at)
+        storage = self.t.elements.storage[element.value]
+        where = flatten(element.at, storage.strides)
+        extent = math.prod(storage.buffer.padded)
+        if not inside(where + storage.offset, extent, described(storage.buffer)):
+            return None
+        counter = self.operands.counter
+        rest = where + Index(0, ((counter, -1),))
+        steps = [storage.offset, rest.constant, self.p.codes.k, *(f for _, f in rest.terms)]
+        if where.factor(counter) != 1 or counter in rest.counters or any(s % 2 for s in steps):
+            return None
+        self.source = pointers[element.value]
+        return Index(rest.constant // 2, tuple((a, f // 2) for a, f in rest.terms))
+
+    def _x(self, start: int, i: int) -> str:
+        """The pairs of a row that code i of each half of words is multiplied by."""
+        number, codes = self._pair(start, i), self.p.codes
+        _, there = self._now(start)
+        masks = [f"{there}[:, None, :, :]"] if there else []
+        if codes.units * codes.unit > codes.k:
+            masks.append(self.w.let(f"{number} < {-(-codes.k // 2)}", "m"))
+        text = self.w.let(" & ".join(masks), "m") if masks else None
+        if self.address is None:
+            return self._packed(number, text)
+        rest = self.t.elements.integer(self.address, self.t.point)
+        words = self.w.let(f"{self.source}.to(tl.pointer_type(tl.int32))", "xp")
+        return self._load(f"{words} + {rest} + {number}", text or "")
+
+    def _packed(self, number: str, mask: str | None) -> str:
+        """The same from single elements, of rows that are not so in memory."""
+        found = []
+        for which in range(2):
+            at = self.w.let(f"{number} * 2 + {which}", "kk")
+            inside = mask
+            if mask and which and self.p.codes.k % 2:
+                inside = self.w.let(f"{mask} & ({at} < {self.p.codes.k})", "m")
+            shape = f"({self.pieces}, {self.piece}, {self.teams}, 1)"
+            found.append(self.operands.left(Axis(at, inside), shape))
+        return self.halves.pair(*found)
+
+    def add(self, start: int, asked: Asked) -> None:
+        """Adds the products of some words with every row."""
+        numbers = [self._numbers(given.shared) for given in asked.parts]
+        both = list(zip(asked.parts, numbers, strict=True))
+        several = self.p.shape.m > 1
+        decoded = [self.halves.decoded(g.words, added) for g, (_, added) in both if several]
+        for m in range(self.p.shape.m):
+            pairs = self._row(m, start, asked)
+            for part, (given, (scale, added)) in enumerate(both):
+                sums = (
+                    self.halves.summed(decoded[part], pairs)
+                    if several
+                    else self.halves.products(given.words, added, pairs)
+                )
+                self._to(f"acc{part}_{m}", f"{scale} * tl.sum({sums}, 1)", start == 0)
+
+    def _row(self, m: int, start: int, asked: Asked) -> list[str]:
+        """The pairs that words from some on are multiplied by; their squares are added up."""
+        self.t.axis(self.rank - 2, str(m))
+        pairs = [self._x(start, i) for i in range(4)]
+        if self.p.norm is not None:
+            halves = [self.halves.part(x, i) for x in pairs for i in (0, 1)]
+            numbers = [self.w.let(f"{x}.to(tl.float32)") for x in halves]
+            self._to(f"squares{m}", " + ".join(f"{x} * {x}" for x in numbers), start == 0)
+        if not asked.gains:
+            return pairs
+        return [self.halves.scaled(x, g) for x, g in zip(pairs, asked.gains, strict=True)]
+
+    def _to(self, name: str, text: str, first: bool) -> None:
+        self.w.line(f"{name} {'=' if first else '+='} {text}")
+
+    def results(self, m: int) -> dict[int, str]:
+        """The sums of a row for every part, in the size that they have."""
+        exponent = 0 if self.p.gains is None else self.p.gains[1]
+        scale = f"{math.ldexp(self.p.packed.reach, exponent)}"
+        if self.p.norm is not None:
+            squares = f"tl.sum(tl.sum(squares{m}, 1), 0)"
+            scale += f" * {self.w.let(root_mean_square(self.p.norm, squares), 'rms')}"
+        return {
+            s: f"tl.reshape(tl.sum(acc{i}_{m}, 0) * ({scale}), ({self.c.n},))"
+            for i, s in enumerate(self.p.starts)
+        }
+
+
+def _signed(word: int) -> int:
+    return word - (1 << 32) if word >> 31 else word

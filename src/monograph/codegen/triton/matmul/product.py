@@ -1,0 +1,241 @@
+"""What every matrix product needs: its sizes, its operands as tiles, what is done on the way.
+
+Two things may be done inside the kernel of a product of few rows. Its rows may be normalised: the
+product is then of what they were, and each sum is scaled by the row's root mean square, whose
+squares a kernel adds up while it reads the row. And work on parts of its result, columns that lie
+side by side (`silu(y[:, :n]) * y[:, n:]`), may follow in registers.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from monograph.codegen.triton.emit.elements import INT32_MOST, Axis
+from monograph.codegen.triton.emit.tile import Tile
+from monograph.codegen.triton.matmul.tf32 import packed_operand
+from monograph.codegen.triton.module.kernel import GpuContext, KernelWriter, Packed
+from monograph.ir import Constant, Value, known
+from monograph.ir.dtype import bf16, f16, f32
+from monograph.ops.composite import RmsNorm
+from monograph.ops.linear import Dot
+from monograph.ops.quant import Dequantize
+from monograph.ops.shape import Reshape, Squeeze, Unsqueeze
+from monograph.program.fusion.access import Element, Indices, aligned, through_view
+from monograph.program.fusion.fuse import part_starts
+from monograph.program.fusion.op_classes import is_view
+from monograph.program.fusion.region import Region
+from monograph.program.index import Counter, Index, flatten, strides_of
+from monograph.rewrite import GPU_COST
+
+FEW_ROWS = GPU_COST.rows_normalised
+"""Rows up to which a product is one of vectors: the matrix units would mostly multiply zeros."""
+STRIPE = 128
+"""Columns of weights that are brought into their order at a time."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The sizes of a product: batches of [m, k] times [k, n]."""
+
+    batch: int
+    m: int
+    n: int
+    k: int
+
+
+def sizes(anchor: Value) -> Shape:
+    x, y = (v.tensor.static for v in anchor.inputs)
+    whole = anchor.tensor.static
+    return Shape(math.prod(whole[:-2]), whole[-2], y[-1], x[-1])
+
+
+# What is done inside the kernel
+
+
+def normalises(user: Value, index: int) -> bool:
+    """Whether the kernel of a product normalises its rows itself: few of them, of known weights."""
+    if index != 0 or not _has_few_rows(user) or user.dtype != user.inputs[0].dtype:
+        return False
+    return norm_of(user.inputs[0]) is not None
+
+
+def gathers(anchor: Value, starts: tuple[int, ...], width: int) -> bool:
+    """Whether the kernel of a product holds columns that lie apart in one program: few rows."""
+    return _has_few_rows(anchor)
+
+
+def _has_few_rows(user: Value) -> bool:
+    if not isinstance(user.op, Dot) or user.dtype not in (f16, bf16, f32):
+        return False
+    shape = sizes(user)
+    return shape.m <= FEW_ROWS and shape.k > 0 and _are_known(user.inputs[1])
+
+
+def _are_known(weights: Value) -> bool:
+    """Whether weights are constants, or decoded from such."""
+    while is_view(weights):
+        weights = weights.inputs[0]
+    if isinstance(weights.op, Dequantize):
+        return all(isinstance(v.op, Constant) for v in weights.inputs)
+    return isinstance(weights.op, Constant)
+
+
+def norm_of(rows: Value) -> Value | None:
+    """The normalisation of whole rows that an operand is, seen through reshapes that keep rows."""
+    while isinstance(rows.op, (Reshape, Squeeze, Unsqueeze)):
+        source = rows.inputs[0]
+        if not source.tensor.static or source.tensor.static[-1] != rows.tensor.static[-1]:
+            return None
+        rows = source
+    if not isinstance(rows.op, RmsNorm) or rows.op.axes != (rows.tensor.rank - 1,):
+        return None
+    scales = rows.inputs[1:]
+    # Of other shapes than a row's, a scale may differ from row to row.
+    whole = all(math.prod(g.tensor.static) in (1, g.tensor.static[-1]) for g in scales)
+    return rows if whole and all(g.tensor.static for g in scales) else None
+
+
+def inner_norm(region: Region) -> Value | None:
+    """The normalisation that a region's product does by itself."""
+    assert region.anchor is not None
+    norm = norm_of(region.anchor.inputs[0])
+    return norm if norm in region.body else None
+
+
+def parts_of(region: Region) -> tuple[int, ...]:
+    """Where the columns start that a region's result is made from: one part, or several."""
+    anchor = region.anchor
+    assert anchor is not None
+    if anchor.tensor.static == region.root.tensor.static:
+        return (0,)
+    return part_starts(anchor, region.root, frozenset(region.inputs))
+
+
+# Operands
+
+
+@dataclass
+class FewRows:
+    """A product of few rows, and what its kernel does besides."""
+
+    context: GpuContext
+    shape: Shape
+    anchor: Value = field(init=False)
+
+    def __post_init__(self) -> None:
+        region = self.context.step.region
+        assert region.anchor is not None
+        self.anchor = region.anchor
+        self.norm = inner_norm(region)
+        self.starts = parts_of(region)
+
+    @property
+    def width(self) -> int:
+        """Columns of a part."""
+        return self.context.step.region.root.tensor.static[-1]
+
+
+@dataclass
+class Operands:
+    """How a kernel reads tiles of the two operands of a product."""
+
+    k: KernelWriter
+    t: Tile
+    anchor: Value
+    shape: Shape
+
+    def __post_init__(self) -> None:
+        self.counter = Counter("k", self.shape.k)
+        self.norm = inner_norm(self.k.context.step.region)
+        self.weights = known(self.anchor.inputs[1])
+        self.packed: str | None = None
+
+    def pack(self, packed: Packed | None = None) -> None:
+        """Known weights are read as columns, each in one piece."""
+        if self.weights is not None:
+            self.packed = self.k.pointer(packed or packed_rows(self.anchor.inputs[1]))
+
+    def pack_tiles(self) -> None:
+        """Known weights, rounded to what the matrix units multiply."""
+        if self.weights is not None:
+            self.pack(packed_operand(self.k.context, packed_rows(self.anchor.inputs[1])))
+
+    def left(self, axis: Axis, shape: str) -> str:
+        """x[m, k] as it is in memory; of rows that the kernel normalises, what they were."""
+        element = self.source()
+        return self._read(element.value, element.at, axis, shape)
+
+    def source(self) -> Element:
+        """The element that stands for x[m, k]; of normalised rows, the one that it was."""
+        x = self.anchor.inputs[0]
+        at = (*self._batch(x), self.t.at[-2], self._index())
+        if self.norm is None:
+            return Element(x, at)
+        return Element(self.norm.inputs[0], self._normed(Element(x, at)).at)
+
+    def scales(self, axis: Axis, shape: str) -> str | None:
+        """What normalised rows are multiplied by, as it is in memory."""
+        if self.norm is None or len(self.norm.inputs) == 1:
+            return None
+        x, given = self.anchor.inputs[0], self.norm.inputs[1]
+        at = self._normed(Element(x, (*self._batch(x), self.t.at[-2], self._index()))).at
+        return self._read(given, aligned(at, given.tensor.static), axis, shape)
+
+    def _normed(self, element: Element) -> Element:
+        while element.value is not self.norm:
+            element = through_view(element.value, element.at)
+        return element
+
+    def right(self, axis: Axis, shape: str) -> str:
+        """y[k, n] as it is in memory."""
+        y = self.anchor.inputs[1]
+        at = (*self._batch(y), self._index(), self.t.at[-1])
+        return self._read(y, at, axis, shape)
+
+    def rows(self, axis: Axis, columns: Axis, once: bool = False, start: int = 0) -> str:
+        """Packed weights [n, k]; those that are read once need no place in the cache."""
+        masks = " & ".join(m for m in (columns.mask, axis.mask) if m)
+        weights = self.anchor.inputs[1]
+        outer = weights.tensor.static[:-2]
+        number = flatten(self._batch(weights), strides_of(outer))
+        size = self.shape.n * self.shape.k
+        first = self.t.elements.integer(number * size + start * self.shape.k, self.t.point)
+        far = ".to(tl.int64)" if size > INT32_MOST else ""
+        where = f"{self.packed} + {first} + ({columns.text}){far} * {self.shape.k} + ({axis.text})"
+        options = f", mask={masks}, other=0" if masks else ""
+        options += ', eviction_policy="evict_first"' if once else ""
+        return self.k.w.let(f"tl.load({where}{options})", "w")
+
+    def _index(self) -> Index:
+        return Index(0, ((self.counter, 1),))
+
+    def _batch(self, operand: Value) -> Indices:
+        return aligned(self.t.at[:-2], operand.tensor.static[:-2])
+
+    def _read(self, operand: Value, at: Indices, axis: Axis, shape: str) -> str:
+        point = {**self.t.point, self.counter: axis}
+        text = self.t.elements.through_views(operand, at, point)
+        return self.k.w.let(f"tl.broadcast_to({text}, {shape})", "y")
+
+
+def packed_rows(weights: Value) -> Packed:
+    """Constant weights [..., k, n] as [..., n, k], so that a column is read in one piece."""
+    data = known(weights)
+    assert data is not None
+    made = np.empty((*data.shape[:-2], data.shape[-1], data.shape[-2]), data.dtype)
+    # A stripe is made dense first: columns of a wide matrix would all fall on a few lines of the
+    # processor's cache.
+    for first in range(0, data.shape[-1], STRIPE):
+        stripe = np.ascontiguousarray(data[..., first : first + STRIPE])
+        made[..., first : first + STRIPE, :] = stripe.swapaxes(-1, -2)
+    return Packed(made, weights.dtype)
+
+
+def root_mean_square(norm: Value, squares: str) -> str:
+    """What normalised sums are multiplied by, from the squares of a row."""
+    assert isinstance(norm.op, RmsNorm)
+    length = norm.tensor.static[-1]
+    return f"1.0 / tl.sqrt_rn({squares} / {length} + {norm.op.epsilon!r})"

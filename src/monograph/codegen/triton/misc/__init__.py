@@ -1,0 +1,1 @@
+"""GPU kernels of single ops: determinants, trees, n-grams, random numbers."""

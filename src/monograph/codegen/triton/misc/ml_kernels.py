@@ -1,0 +1,130 @@
+"""Small kernels of classical models: probabilities of pairs coupled, grams of tokens counted."""
+
+from __future__ import annotations
+
+from monograph.codegen.llvm.misc.ngrams import gram_tables
+from monograph.codegen.triton.emit.block_sizes import power
+from monograph.codegen.triton.emit.indexed_load import read, register, table
+from monograph.codegen.triton.emit.map_kernel import each
+from monograph.codegen.triton.emit.tile import Tile, tile
+from monograph.codegen.triton.module.kernel import (
+    Candidate,
+    GpuContext,
+    KernelWriter,
+    Launch,
+    single,
+)
+from monograph.ir import Value
+from monograph.ir.dtype import f64, i64
+from monograph.ops.ml import MAX_ITERATIONS, CoupleProbabilities
+from monograph.ops.text import Ngrams
+
+
+def serves(anchor: Value) -> bool:
+    if isinstance(anchor.op, Ngrams):
+        return not anchor.inputs[0].dtype.is_string
+    return isinstance(anchor.op, CoupleProbabilities)
+
+
+def readable(user: Value, index: int, operand: Value) -> bool:
+    return True
+
+
+def candidates(context: GpuContext) -> list[Candidate]:
+    anchor = context.step.region.anchor
+    assert anchor is not None
+    if isinstance(anchor.op, Ngrams):
+        return each(context, _counted)
+    return single("rows", lambda: _coupled(context))
+
+
+def _coupled(context: GpuContext) -> Launch:
+    """A row in each program, its classes as lanes: rows of the matrix Q are made when needed."""
+    anchor = context.step.region.anchor
+    assert anchor is not None
+    k = context.kernel()
+    t, w, x = tile(k), k.w, anchor.inputs[0]
+    rows, classes = t.shape
+    row, s = k.program_id(), t.elements.scalars
+    lane = w.let(f"tl.arange(0, {power(classes)})", "j")
+    mask = w.let(f"{lane} < {classes}", "m")
+    t.axis(0, row)
+    t.axis(1, lane, mask)
+    k.wait()
+
+    def estimates(i: str, j: str) -> str:
+        across = [w.let(f"{n} + {lane} * 0", "n") for n in (row, i, j)]
+        return str(s.cast(read(t.elements, x, across, mask), f64).reg)
+
+    def line_of_q() -> None:
+        """Of class c: the products of both estimates, negative; its own is a sum of squares."""
+        forth, back = estimates("c", lane), estimates(lane, "c")
+        w.line(f"other = ({lane} != c) & {mask}")
+        w.line(f"own = tl.sum(tl.where(other, {back} * {back}, 0.0), 0)")
+        w.line(f"line = tl.where(other, -{back} * {forth}, tl.where({lane} == c, own, 0.0))")
+
+    w.line(f"p = tl.where({mask}, tl.full((), {1.0 / classes!r}, tl.float64), 0.0)")
+    w.line("turn = tl.full((), 0, tl.int32)")
+    w.line("going = turn == 0")
+    with w.block(f"while going & (turn < {MAX_ITERATIONS})"):
+        w.line("qp = tl.zeros_like(p)")
+        with w.block(f"for c in range({classes})"):
+            line_of_q()
+            w.line(f"qp = tl.where({lane} == c, tl.sum(line * p, 0), qp)")
+        w.line("pqp = tl.sum(p * qp, 0)")
+        # Asked of every lane: a maximum would leave out those that are not numbers.
+        far = f"{mask} & ((tl.abs(qp - pqp) < {0.005 / classes!r}) == 0)"
+        w.line(f"going = tl.max(({far}).to(tl.int32), 0) > 0")
+        with w.block(f"for c in range({classes})"):
+            line_of_q()
+            w.line(f"mine = tl.sum(tl.where({lane} == c, qp, 0.0), 0)")
+            # Where it has come close enough nothing changes any more.
+            w.line("step = tl.where(going, (pqp - mine) / own, 0.0)")
+            w.line(f"p = tl.where({lane} == c, p + step, p) / (1.0 + step)")
+            changed = "(pqp + step * (step * own + 2.0 * mine)) / ((1.0 + step) * (1.0 + step))"
+            w.line(f"pqp = {changed}")
+            w.line("qp = (qp + step * line) / (1.0 + step)")
+        w.line("turn = turn + 1")
+    k.trigger()
+    t.finish_scalar(s.cast(register(w, "p", f64), anchor.dtype))
+    return k.launch((rows,), 4)
+
+
+def _counted(k: KernelWriter, t: Tile, mask: str | None) -> str:
+    """The weighted count of a column's grams in a row of tokens: looked for one by one."""
+    anchor = k.context.step.region.anchor
+    assert anchor is not None
+    op, x, w, s = anchor.op, anchor.inputs[0], k.w, t.elements.scalars
+    assert isinstance(op, Ngrams)
+    *row, column = (t.point[t.counter(d)].text for d in range(len(t.shape)))
+    starts, lengths, places, weights, tokens = (table(k, a) for a in gram_tables(op))
+    most, length = _most(op), x.tensor.static[-1]
+    inside = f", mask={mask}, other=0" if mask else ""
+    w.line(f"total = tl.full((), 0.0, tl.float64) + {column} * 0")
+    with w.block(f"for number in range({most})"):
+        w.line(f"gram = tl.load({starts} + {column}{inside}) + number")
+        w.line(f"given = gram < tl.load({starts} + {column} + 1{inside})")
+        w.line(f"long = tl.load({lengths} + gram, mask=given, other=0)")
+        w.line(f"place = tl.load({places} + gram, mask=given, other=0)")
+        w.line(f"found = tl.full((), 0, tl.int64) + {column} * 0")
+        with w.block(f"for step in range(1, {op.skips + 2})"), w.block(f"for i in range({length})"):
+            w.line(
+                f"same = given & ((step == 1) | (long > 1)) & (i + (long - 1) * step < {length})"
+            )
+            with w.block(f"for j in range({op.longest})"):
+                w.line("within = same & (j < long)")
+                w.line(f"at = i + j * step + {column} * 0")
+                token = s.cast(read(t.elements, x, [*row, "at"], "within"), i64).reg
+                wanted = f"tl.load({tokens} + place + j, mask=within, other=0)"
+                w.line(f"same = same & ((within == 0) | ({token} == {wanted}))")
+            w.line("found = found + same.to(tl.int64)")
+        once = "tl.minimum(found, 1)" if op.once else "found"
+        weight = f"tl.load({weights} + gram, mask=given, other=0.0)"
+        w.line(f"total = total + {weight} * ({once}).to(tl.float64)")
+    return s.encoded(s.cast(register(w, "total", f64), anchor.dtype))
+
+
+def _most(op: Ngrams) -> int:
+    """The most grams of a column."""
+    starts = gram_tables(op)[0]
+    return int((starts[1:] - starts[:-1]).max())

@@ -1,0 +1,1 @@
+"""A Program as launches: kernel selection, memory layout, memory effects."""

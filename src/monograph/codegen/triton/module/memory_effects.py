@@ -1,0 +1,64 @@
+"""What the works of a module touch, so that tests can look for races between lanes.
+
+Nothing of this runs when a model is compiled: `program.races` is for tests only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterator, Mapping
+
+from monograph.codegen.triton.module.kernel import Argument, Fault, Part, Scratch
+from monograph.codegen.triton.module.layout import CONSTANTS, PORT, Bound, GpuModule, Where
+from monograph.ir import Value
+from monograph.program.legalise.lower_random import states_of
+from monograph.program.memory.buffer_assignment import CONSTANT
+from monograph.program.memory.races import Task, Touch
+
+NOTE_BYTES = 16
+"""What a fault's note takes."""
+
+
+def tasks_of(module: GpuModule) -> list[Task]:
+    """The works of a module with what they wait for and what they touch, bodies included."""
+    states = states_of(module.program.graph)
+    over = {f"output:{new}": f"input:{old}" for new, old in module.program.donated.items()}
+    found = []
+    for bound in module.works:
+        written = {*module.steps[bound.position].region.outputs, *states}
+        touches = tuple(_touches(module, bound, written, over))
+        found.append(Task(bound.lane, bound.position, bound.waits, touches))
+    return found
+
+
+def _touches(
+    module: GpuModule, outer: Bound, written: Container[Value], over: Mapping[str, str]
+) -> Iterator[Touch]:
+    for bound in outer.every:
+        for argument, where in zip(bound.work.arguments, bound.arguments, strict=True):
+            memory = over.get(where.port, where.port) if where.memory == PORT else where.memory
+            if memory != CONSTANTS and not _is_constant(module, argument):
+                yield _touch(module, argument, where, memory, written)
+
+
+def _is_constant(module: GpuModule, argument: Argument) -> bool:
+    """Whether an argument is a constant: a kernel that does not read it gets a stand-in."""
+    place = module.program.places.storage.get(argument) if isinstance(argument, Value) else None
+    return place is not None and place.buffer.kind == CONSTANT
+
+
+def _touch(
+    module: GpuModule, argument: Argument, where: Where, memory: str, written: Container[Value]
+) -> Touch:
+    """An argument's elements; of a part all of what it is a part of."""
+    start = where.offset
+    if isinstance(argument, Part):
+        start -= argument.offset
+        argument = argument.of
+    if isinstance(argument, Value):
+        place = module.program.places.storage[argument]
+        shape = argument.tensor.static
+        size = argument.dtype.itemsize
+        return Touch(memory, start, size, shape, place.strides, argument in written)
+    assert isinstance(argument, (Fault, Scratch))
+    count = argument.nbytes if isinstance(argument, Scratch) else NOTE_BYTES
+    return Touch(memory, start, 1, (count,), (1,), True)

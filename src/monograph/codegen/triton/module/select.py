@@ -1,0 +1,165 @@
+"""Which kernels can compute a region on a GPU, and what they ask of their operands."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from types import ModuleType
+
+from monograph.codegen.triton.attention import attention, decode_step, rope
+from monograph.codegen.triton.control import control, fail
+from monograph.codegen.triton.conv import conv
+from monograph.codegen.triton.emit.pointwise import pointwise
+from monograph.codegen.triton.image import grid_sample, pool, resize, roi_pool
+from monograph.codegen.triton.indexing import gather, index_kernels, scatter
+from monograph.codegen.triton.matmul import dot, product
+from monograph.codegen.triton.misc import det, ml_kernels, random, trees
+from monograph.codegen.triton.module.kernel import Candidate, GpuContext
+from monograph.codegen.triton.recurrent import recurrent
+from monograph.codegen.triton.rows import norm, reduce, scan, softmax
+from monograph.codegen.triton.sorting import nms, nonzero, topk, unique
+from monograph.ir import Constant, Graph, Input, Value
+from monograph.ops.attention import CacheUpdate
+from monograph.ops.cast import Cast
+from monograph.ops.control import Loop
+from monograph.ops.conv import Conv
+from monograph.ops.decoding import DecodeAttention
+from monograph.ops.linear import Dot
+from monograph.ops.quant import Dequantize
+from monograph.program.dynamic.bounded import BoundedLoop
+from monograph.program.fusion.fuse_matvec import merge_narrow
+from monograph.program.fusion.op_classes import is_native, is_view
+from monograph.program.fusion.region import Region
+from monograph.program.memory.buffer_assignment import Halo
+from monograph.program.memory.output_views import product_ends
+
+FAMILIES: tuple[ModuleType, ...] = (
+    dot,
+    conv,
+    attention,
+    decode_step,
+    rope,
+    pool,
+    gather,
+    reduce,
+    softmax,
+    norm,
+    scan,
+    topk,
+    scatter,
+    resize,
+    grid_sample,
+    roi_pool,
+    index_kernels,
+    nonzero,
+    nms,
+    unique,
+    det,
+    recurrent,
+    random,
+    ml_kernels,
+    trees,
+    fail,
+    control,
+)
+"""Modules of kernels, each with
+
+    serves(anchor) -> bool                       whether its kernels compute an op
+    candidates(context) -> list[Candidate]       the ways to do it, the default first
+    readable(user, index, operand) -> bool       whether they read an operand through its views
+"""
+
+
+def family(anchor: Value) -> ModuleType | None:
+    """The kernels that compute an op; None where it has to run on the host."""
+    return next((f for f in FAMILIES if f.serves(anchor)), None)
+
+
+def serves(region: Region) -> bool:
+    """Whether a region can be computed on the device."""
+    if not all(map(is_native, (*region.inputs, *region.body))):
+        return False
+    return region.anchor is None or family(region.anchor) is not None
+
+
+def candidates(context: GpuContext) -> list[Candidate]:
+    """The ways to compute a step, the default first."""
+    anchor = context.step.region.anchor
+    outputs = context.step.region.outputs
+    complains = anchor is not None and (fail.serves(anchor) or control.serves(anchor))
+    if len(outputs) == 1 and 0 in outputs[0].tensor.static and not complains:
+        return [Candidate("nothing", lambda: ())]
+    if anchor is None:
+        return pointwise(context)
+    kernels = family(anchor)
+    assert kernels is not None
+    found: list[Candidate] = kernels.candidates(context)
+    return found
+
+
+FEW_TAPS = 32
+"""Elements under a window up to which converting each while it is read costs less than a copy.
+
+A 3x3 stem of 3 channels took as long either way on an H200, a 7x7 one three times as long as with
+a copy.
+"""
+
+
+def is_coded(value: Value) -> bool:
+    """Whether a value is constants of at most 8 bits, decoded."""
+    if not isinstance(value.op, Dequantize) or not value.dtype.is_float:
+        return False
+    constant = all(isinstance(v.op, Constant) for v in value.inputs)
+    return constant and value.inputs[0].dtype.bits <= 8
+
+
+@dataclass(frozen=True)
+class GpuTarget:
+    """What the GPU's kernels say of their operands while values are placed."""
+
+    def readable(self, user: Value, index: int, operand: Value) -> bool:
+        kernels = family(user)
+        if kernels is None:
+            return not is_view(operand)
+        return bool(kernels.readable(user, index, operand))
+
+    def computes(self, user: Value, index: int) -> bool:
+        """Products decode weights of few bits themselves, and convert what the caller brings."""
+        if not isinstance(user.op, (Conv, Dot)):
+            return False
+        if product.normalises(user, index):
+            return True
+        operand = user.inputs[index]
+        while is_view(operand):
+            operand = operand.inputs[0]
+        if index == 1:
+            return isinstance(user.op, Dot) and is_coded(operand)
+        if isinstance(user.op, Conv) and math.prod(user.inputs[1].tensor.static[1:]) > FEW_TAPS:
+            return False
+        source = operand.inputs[0] if isinstance(operand.op, Cast) else operand
+        while is_view(source):
+            source = source.inputs[0]
+        return source is not operand and isinstance(source.op, Input) and user.dtype.is_float
+
+    def gathers(self, anchor: Value, starts: tuple[int, ...], width: int) -> bool:
+        """Products of few rows hold columns together that what follows them reads together."""
+        return product.gathers(anchor, starts, width)
+
+    def merged(self, graph: Graph, regions: list[Region]) -> list[Region]:
+        """Products take along the product of one column that follows them."""
+        return merge_narrow(graph, regions)
+
+    def ends(self, graph: Graph) -> frozenset[Value]:
+        """Products store their results in any order."""
+        return product_ends(graph)
+
+    def overwrites(self, region: Region) -> bool:
+        """Loops over elements, updates that write nothing but rows of their own, and state."""
+        anchor = region.anchor
+        if anchor is not None and isinstance(anchor.op, (Loop, BoundedLoop)):
+            return serves(region)
+        return anchor is None or isinstance(anchor.op, (CacheUpdate, DecodeAttention))
+
+    def halo(self, user: Value, index: int) -> Halo | None:
+        """None: windows are masked at the edges instead."""
+        return None

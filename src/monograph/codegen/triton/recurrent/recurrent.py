@@ -1,0 +1,123 @@
+"""Recurrent cells: what remains of each step once the inputs are multiplied.
+
+Step by step, each step is a kernel of its own that shares the hidden units out over the device; the
+next kernel waits for it, so nothing else has to. The same kernel serves every step: only its
+pointers move. In one piece, a program takes an element of the batch through all of time by itself;
+then nothing is launched in between, and small weights never leave the registers.
+"""
+
+from __future__ import annotations
+
+import math
+
+from monograph.codegen.triton.emit.block_sizes import power
+from monograph.codegen.triton.emit.elements import INT32_MOST
+from monograph.codegen.triton.indexing.copies import Copied, Place, copy, stored
+from monograph.codegen.triton.module.kernel import Candidate, GpuContext, KernelWriter, Work
+from monograph.codegen.triton.recurrent.cells import Cell
+from monograph.codegen.triton.recurrent.steps import Config, Steps, lengths_fault
+from monograph.codegen.triton.recurrent.whole import Whole
+from monograph.ir import Value
+from monograph.ir.dtype import f64
+from monograph.program.fusion.op_classes import is_view
+from monograph.program.legalise.recurrence import Recurrence
+
+HELD = 1 << 14
+"""Weights that a program can hold in registers."""
+WIDEST = 1 << 12
+"""Hidden units up to which one program can do a step."""
+MAX_STEPS = 1 << 12
+"""Steps up to which each may be launched by itself."""
+ROWS = (
+    *((2, 128, 2), (4, 128, 4), (8, 128, 4), (16, 128, 4), (16, 64, 4)),
+    *((2, 512, 4), (4, 256, 4), (8, 256, 8)),
+)
+"""(units of a program, length of a piece of the sum, warps), one element of the batch each."""
+TILES = ((16, 32, 4), (32, 32, 4), (16, 64, 4), (64, 32, 8))
+"""The same for several elements of the batch."""
+PROCESSORS = 132
+"""Programs that run side by side on a large device: about as many are best."""
+
+
+def serves(anchor: Value) -> bool:
+    return isinstance(anchor.op, Recurrence)
+
+
+def readable(user: Value, index: int, operand: Value) -> bool:
+    return not is_view(operand)
+
+
+def candidates(context: GpuContext) -> list[Candidate]:
+    cell = Cell(context.step)
+    if all(0 in v.tensor.static for v in context.step.region.outputs):
+        return [Candidate("nothing", lambda: _nothing(context, cell))]
+    if cell.op.time == 0:
+        return [Candidate("copy", lambda: _nothing(context, cell))]
+    whole, steps = _wholes(context, cell), _steps(context, cell)
+    weights = cell.gates * power(cell.hidden) ** 2
+    alone = weights <= HELD and cell.op.time > 1
+    return _alternating(whole, steps) if alone else _alternating(steps, whole)
+
+
+def _alternating(first: list[Candidate], second: list[Candidate]) -> list[Candidate]:
+    """By turns one of each kind: whoever tries only a few tries some of both."""
+    pairs = [c for pair in zip(first, second, strict=False) for c in pair]
+    shorter = min(len(first), len(second))
+    return [*pairs, *first[shorter:], *second[shorter:]]
+
+
+def _nothing(context: GpuContext, cell: Cell) -> tuple[Work, ...]:
+    """No steps: the state stays as it is."""
+    pieces = []
+    for index, value in enumerate(cell.states, 1):
+        if index in cell.outputs:
+            source, target = (stored(context.program, v) for v in (value, cell.outputs[index]))
+            strides = (0 if value.tensor.static[0] == 1 else source.strides[0], source.strides[1])
+            pieces.append(Copied(Place(value, 0, target.type, strides), target))
+    if cell.lengths is None or cell.op.batch == 0:
+        return copy(context, pieces)
+
+    def check(k: KernelWriter) -> None:
+        assert cell.lengths is not None
+        every = k.w.let(f"tl.arange(0, {power(cell.op.batch)})", "b")
+        (step,) = context.program.places.storage[cell.lengths].strides
+        where = f"{k.pointer(cell.lengths)} + {every} * {step}"
+        found = k.w.let(f"tl.load({where}, mask={every} < {cell.op.batch}, other=0)", "n")
+        k.report(lengths_fault(cell), f"(({found} < 0) | ({found} > {cell.op.time}))", found)
+
+    return copy(context, pieces, scalars=check)
+
+
+def _wholes(context: GpuContext, cell: Cell) -> list[Candidate]:
+    """One program for each element of the batch."""
+    units, rows = power(cell.hidden), math.prod(cell.given.tensor.static)
+    if units > WIDEST or rows > INT32_MOST:
+        return []
+    pieces = [min(units, max(16, n // units)) for n in (4096, 8192, 2048)]
+    if cell.gates * units * units <= HELD:
+        pieces.insert(0, units)
+    found = []
+    for piece in dict.fromkeys(pieces):
+        for warps in (4, 8):
+            name = f"whole {piece} w{warps}"
+            make = lambda p=piece, w=warps: (Whole(context, p, w, HELD).kernel(),)  # noqa: E731
+            found.append(Candidate(name, make))
+    return found
+
+
+def _steps(context: GpuContext, cell: Cell) -> list[Candidate]:
+    """A kernel for each step, or each half of one."""
+    if cell.op.time * (1 + cell.early) > MAX_STEPS:
+        return []
+    most = max(power(cell.hidden), 16)
+    rows = [Config(1, n, k, w) for n, k, w in ROWS if k <= most] or [Config(1, 8, most, 4)]
+    tiles = []
+    if cell.op.batch > 4 and cell.dtype != f64:
+        m = min(max(16, power(cell.op.batch)), 64)
+        tiles = [Config(m, n, k, w) for n, k, w in TILES if k <= max(most, 16)]
+    rows.sort(key=lambda c: abs(math.log2(cell.op.batch * -(-cell.hidden // c.n) / PROCESSORS)))
+    ordered = [*tiles, *rows] if cell.op.batch >= 16 else [*rows, *tiles]
+    return [
+        Candidate(f"steps {c}", lambda c=c: Steps(context, c).works())  # type: ignore[misc]
+        for c in ordered
+    ]

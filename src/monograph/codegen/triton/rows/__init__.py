@@ -1,0 +1,1 @@
+"""GPU kernels along rows: reductions, softmax, norms, scans, and their tiling."""

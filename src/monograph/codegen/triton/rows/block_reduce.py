@@ -1,0 +1,72 @@
+"""Totals of rows: joining numbers element by element, and the elements of a block with each other.
+
+Registers hold integers as signed; what is ordered as unsigned is read so. Only the library's own
+sum, largest and smallest are used along a block, which every backend reduces in registers; NaN is
+looked for apart from them, since they pass over it.
+"""
+
+from __future__ import annotations
+
+import math
+
+from monograph.codegen.triton.emit.writer import TYPES, literal, unsigned
+from monograph.codegen.triton.rows.rows import Rows
+from monograph.ir import DType
+from monograph.ir.dtype import BOOL, UINT
+from monograph.ops.scalar import Scalar
+
+SUM, PRODUCT, LARGEST, SMALLEST = "sum", "product", "largest", "smallest"
+_PRODUCT = "@triton.jit\ndef product(x, y):\n    return x * y\n\n\n"
+
+
+def neutral(how: str, dtype: DType) -> float | int:
+    """The total of nothing."""
+    if how in (SUM, PRODUCT):
+        return int(how == PRODUCT)
+    low, high = _range(dtype)
+    return low if how == LARGEST else high
+
+
+def _range(dtype: DType) -> tuple[float | int, float | int]:
+    if dtype.is_float:
+        return -math.inf, math.inf
+    if dtype.kind == BOOL:
+        return 0, 1
+    if dtype.kind == UINT:
+        return 0, (1 << dtype.bits) - 1
+    return -(1 << (dtype.bits - 1)), (1 << (dtype.bits - 1)) - 1
+
+
+def joined(rows: Rows, how: str, x: Scalar, y: Scalar) -> Scalar:
+    """Two totals as one, element by element."""
+    s = rows.s
+    return {SUM: s.add, PRODUCT: s.mul, LARGEST: s.max, SMALLEST: s.min}[how](x, y)
+
+
+def total(rows: Rows, how: str, x: Scalar, nan: bool = True) -> Scalar:
+    """The total of each row of a block; `nan` where a NaN among them has to come through."""
+    if how in (SUM, PRODUCT):
+        return _made(rows, x, along(rows, how, str(x.reg)))
+    if x.dtype.kind == UINT and x.dtype.bits >= 32:
+        text = along(rows, how, unsigned(x.reg))
+        return _made(rows, x, f"{text}.to({TYPES[x.reg.type]}, bitcast=True)")
+    best = _made(rows, x, along(rows, how, str(x.reg)))
+    if not nan or not x.dtype.is_float:
+        return best
+    seen = rows.w.let(along(rows, LARGEST, f"({x.reg} != {x.reg}).to(tl.int32)"))
+    return _made(rows, x, f"tl.where({seen} != 0, {literal(math.nan, x.reg.type)}, {best.reg})")
+
+
+def along(rows: Rows, how: str, text: str) -> str:
+    """The expression of a reduction along the elements of a block."""
+    rest = "0" if rows.single else "1, keep_dims=True"
+    if how == PRODUCT:
+        rows.helpers["product"] = _PRODUCT
+        axis, _, keep = rest.partition(", ")
+        return f"tl.reduce({text}, {axis}, product{', ' + keep if keep else ''})"
+    name = {SUM: "tl.sum", LARGEST: "tl.max", SMALLEST: "tl.min"}[how]
+    return f"{name}({text}, {rest})"
+
+
+def _made(rows: Rows, like: Scalar, text: str) -> Scalar:
+    return Scalar(rows.w.set(like.reg.type, text), like.dtype)

@@ -1,0 +1,168 @@
+"""Layer and root mean square normalisation: rows in registers, or gone through twice.
+
+Deviations are from a pivot, a mean of some elements of the row: small beside it as the mean itself
+is, so that neither a large mean nor its rounding spoils their squares. With n elements, a pivot p,
+S = sum(x - p) and Q = sum((x - p)^2), the mean is p + S / n and the variance Q / n - (S / n)^2.
+Parts of a row have pivots of their own: moved to another pivot that lies d below,
+S becomes S + n d and Q becomes Q + 2 d S + n d^2.
+"""
+
+from __future__ import annotations
+
+from monograph.codegen.triton.emit.block_sizes import power
+from monograph.codegen.triton.module.kernel import Candidate, GpuContext, Launch, Scratch, Work
+from monograph.codegen.triton.rows.block_reduce import SUM, total
+from monograph.codegen.triton.rows.row_tiling import Cut, cuts
+from monograph.codegen.triton.rows.rows import Block, Rows, field, scratch, wide
+from monograph.ir import Value
+from monograph.ops.composite import LayerNorm, RmsNorm
+from monograph.ops.scalar import Scalar
+
+
+def serves(anchor: Value) -> bool:
+    return isinstance(anchor.op, (LayerNorm, RmsNorm))
+
+
+def readable(user: Value, index: int, operand: Value) -> bool:
+    """Operands are computed on the way, through any views; scales and biases are read so."""
+    return True
+
+
+def candidates(context: GpuContext) -> list[Candidate]:
+    rows = _Norm(context).rows
+    return [
+        Candidate(f"rows {c}", lambda c=c: _kernels(context, c))  # type: ignore[misc]
+        for c in cuts(field(rows))
+    ]
+
+
+def _kernels(context: GpuContext, cut: Cut) -> tuple[Work, ...]:
+    work = _Norm(context)
+    if cut.split == 1:
+        return (work.alone(cut),)
+    memory = [scratch(work.rows, cut.split, work.dtype) for _ in range(3 if work.centred else 1)]
+    return (work.parts(cut, memory), _Norm(context).from_parts(cut, memory))
+
+
+class _Norm:
+    def __init__(self, context: GpuContext) -> None:
+        anchor = context.step.region.anchor
+        assert anchor is not None
+        assert isinstance(anchor.op, (LayerNorm, RmsNorm))
+        self.op = anchor.op
+        self.rows = Rows(context, self.op.axes)
+        self.dtype = wide(anchor.dtype)
+        self.centred = isinstance(self.op, LayerNorm)
+
+    # Kernels
+
+    def alone(self, cut: Cut) -> Launch:
+        """A program has its rows to itself: in registers, or gone through twice."""
+        self.rows.begin(cut)
+        self._write_all(self._totals())
+        return self.rows.launch()
+
+    def parts(self, cut: Cut, memory: list[Scratch]) -> Launch:
+        """The totals of parts of rows."""
+        self.rows.begin(cut)
+        totals = self._totals()
+        self.rows.k.trigger()
+        for place, t in zip(memory, totals, strict=True):
+            self.rows.put_part(place, t)
+        return self.rows.launch()
+
+    def from_parts(self, cut: Cut, memory: list[Scratch]) -> Launch:
+        """The result for parts of rows, from the totals of all of them."""
+        rows, s = self.rows, self.rows.s
+        rows.begin(cut)
+        found = [rows.parts(m, cut.split, 0.0) for m in memory]
+        if not self.centred:
+            self._write_all([total(rows, SUM, found[0])])
+            return rows.launch()
+        sums, squares, pivots = found
+        sizes = self._sizes(cut)
+        pivot = s.mul(total(rows, SUM, pivots), self._number(1 / cut.split))
+        # Beyond the last part the pivot counts as none, and its size as 0.
+        d = s.sub(pivots, pivot)
+        moved = s.fma(sizes, d, sums)
+        squares = s.fma(d, s.add(sums, moved), squares)
+        self._write_all([total(rows, SUM, moved), total(rows, SUM, squares), pivot])
+        return rows.launch()
+
+    def _sizes(self, cut: Cut) -> Scalar:
+        """How many elements each part of a row has."""
+        rows = self.rows
+        part, chunk = rows.across(power(cut.split)), rows.chunk
+        left = f"tl.maximum({rows.length} - {part} * {chunk}, 0)"
+        kind = "tl.float64" if self.dtype.bits == 64 else "tl.float32"
+        return rows.named(rows.w.let(f"tl.minimum({left}, {chunk}).to({kind})"), self.dtype)
+
+    # Steps
+
+    def _number(self, value: float) -> Scalar:
+        return self.rows.s.constant(value, self.dtype)
+
+    def _totals(self) -> list[Scalar]:
+        """The sum of squares of each row; centred: sum and squares of deviations, and the pivot."""
+        rows, s = self.rows, self.rows.s
+        zero = self._number(0.0)
+        if not self.centred:
+            (block,) = rows.fold(
+                [zero],
+                lambda b: [s.mul(x := self._read(b), x)],
+                lambda x, y: [s.add(x[0], y[0])],
+            )
+            return [total(rows, SUM, block)]
+        pivot = self._pivot()
+
+        def deviate(block: Block) -> list[Scalar]:
+            d = rows.masked(s.sub(self._read(block), pivot), block, 0.0)
+            return [d, s.mul(d, d)]
+
+        both = rows.fold([zero, zero], deviate, lambda x, y: [s.add(x[0], y[0]), s.add(x[1], y[1])])
+        return [*(total(rows, SUM, x) for x in both), pivot]
+
+    def _pivot(self) -> Scalar:
+        """The mean of the first block: of the whole row, where it holds that."""
+        rows, s = self.rows, self.rows.s
+        block = rows.block("0")
+        sums = total(rows, SUM, self._read(block))
+        if rows.cut.split == 1:
+            return s.mul(sums, self._number(1 / min(rows.cut.block, rows.length)))
+        left = f"{rows.length} - {rows.part} * {rows.chunk}"
+        kind = "tl.float64" if self.dtype.bits == 64 else "tl.float32"
+        size = rows.w.let(f"tl.minimum({left}, {rows.cut.block}).to({kind})")
+        return s.div(sums, rows.named(size, self.dtype))
+
+    def _read(self, block: Block) -> Scalar:
+        return self.rows.read(block, self.dtype, 0.0)
+
+    def _write_all(self, totals: list[Scalar]) -> None:
+        rows, s = self.rows, self.rows.s
+        share, epsilon = self._number(1 / rows.length), self._number(self.op.epsilon)
+        if self.centred:
+            rest, squares = (s.mul(t, share) for t in totals[:2])
+            # Rounding may leave less than nothing of the variance of equal elements.
+            spread = s.max(s.sub(squares, s.mul(rest, rest)), self._number(0.0))
+        else:
+            spread = s.mul(totals[0], share)
+        scale = s.div(self._number(1.0), s.sqrt(s.add(spread, epsilon)))
+        rows.k.trigger()
+
+        def step(block: Block, _: list[str]) -> list[str]:
+            x = self._read(block)
+            if self.centred:
+                x = s.sub(s.sub(x, totals[2]), rest)
+            self._write(block, s.mul(x, scale))
+            return []
+
+        rows.loop([], step)
+
+    def _write(self, block: Block, y: Scalar) -> None:
+        s = self.rows.s
+        given = self.rows.parameters_at(block, self.dtype)
+        if len(given) == 2:
+            y = s.fma(y, given[0], given[1])
+        elif given:
+            y = s.mul(y, given[0])
+        self.rows.finish(y, block.point)

@@ -1,0 +1,141 @@
+"""How rows are cut up among the programs of a kernel: what is worth trying, and in which order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from monograph.codegen.triton.emit.block_sizes import power
+
+BUSY = 132 * 2
+"""Programs that keep a large device busy; fewer of them, and long rows are worth cutting."""
+MOST = 1 << 14
+"""Elements that a program can hold in registers."""
+LEAST = 256
+"""Elements below which a program has too little to do, where there are more."""
+PIECE = 32
+"""Bytes that memory is read in, at the least."""
+SHORTEST = 1024
+"""Elements, of parts of rows, that are worth a program."""
+PARTS = 256
+"""Most parts of a row: their totals are to be joined in registers."""
+TRIED = 3
+"""Candidates of each kind that are kept, the most promising ones."""
+
+
+@dataclass(frozen=True)
+class Cut:
+    """The block of a program: some rows, some elements of each at a time, its warps."""
+
+    rows: int
+    block: int
+    warps: int = 4
+    split: int = 1
+    """Programs that share a row."""
+
+    def trips(self, length: int) -> int:
+        """Blocks of a part of a row."""
+        return max(-(-length // (self.split * self.block)), 1)
+
+    def fitted(self, length: int) -> Cut:
+        """Without parts that would have nothing to do."""
+        chunk = self.trips(length) * self.block
+        return Cut(self.rows, self.block, self.warps, -(-length // chunk))
+
+    def __str__(self) -> str:
+        split = f" split {self.split}" if self.split > 1 else ""
+        return f"{self.rows}x{self.block} w{self.warps}{split}"
+
+
+@dataclass(frozen=True)
+class Field:
+    """How many rows there are, and how long they are."""
+
+    count: int
+    length: int
+    lane: int = 0
+    """Rows that lie side by side in memory, where lanes are to lie across rows."""
+    itemsize: int = 4
+
+    def programs(self, cut: Cut) -> int:
+        if not self.lane:
+            return -(-self.count // cut.rows) * cut.split
+        return self.count // self.lane * -(-self.lane // cut.rows) * cut.split
+
+
+def cuts(field: Field) -> list[Cut]:
+    """Ways to cut rows up, the most promising first."""
+    if field.count * field.length == 1:
+        return [Cut(1, 1, 1)]
+    found: dict[Cut, None] = {}
+    least = min(LEAST, max(_row_counts(field)) * power(field.length))
+    for rows in _row_counts(field):
+        for block in _blocks(field, rows):
+            if rows * block < least:
+                continue
+            for warps in _warps(rows * block):
+                for split in _splits(field, Cut(rows, block, warps)):
+                    found[Cut(rows, block, warps, split).fitted(field.length)] = None
+    kinds: dict[tuple[bool, bool], list[Cut]] = {}
+    for cut in sorted(found, key=lambda c: guess(field, c)):
+        # Rows that are held, gone through, or shared.
+        kinds.setdefault((cut.split > 1, cut.trips(field.length) > 1), []).append(cut)
+    kept = [c for of_kind in kinds.values() for c in of_kind[:TRIED]]
+    return sorted(kept, key=lambda c: guess(field, c))
+
+
+def joining(field: Field, parts: int) -> Cut:
+    """How the totals of the parts of rows are joined: a few rows at a time."""
+    size = power(parts)
+    rows = min(max(512 // size, 1), power(field.lane or field.count))
+    return Cut(rows, size, 1 if rows * size < 512 else 4)
+
+
+def _row_counts(field: Field) -> list[int]:
+    most = power(field.lane or field.count)
+    if field.lane:
+        # Memory is read in pieces of so many bytes, whether all of a piece is used or not.
+        least = max(PIECE // field.itemsize, 1)
+        return [r for r in (8, 16, 32, 64, 128) if least <= r <= most] or [most]
+    # Rows of one element are blocks of rows.
+    least = 2 if field.length == 1 else 1
+    return [r for r in (1, 2, 4, 8, 16, 32, 64, 128, 256) if least <= r <= most]
+
+
+def _blocks(field: Field, rows: int) -> list[int]:
+    """Elements of a row at a time: all of them, or as many as keep the lanes busy."""
+    whole = power(field.length)
+    found = [whole] if rows * whole <= MOST else []
+    found += [size // rows for size in (1024, 2048, 4096, 8192) if 1 <= size // rows < whole]
+    return found or [max(MOST // rows, 1)]
+
+
+def _warps(size: int) -> list[int]:
+    if size >= 8192:
+        return [8, 16]
+    return [4, 8] if size >= 2048 else [4] if size >= 512 else [2] if size >= 256 else [1]
+
+
+def _splits(field: Field, cut: Cut) -> list[int]:
+    """Numbers of programs for each row: enough to keep the device busy, each with enough to do."""
+    programs = field.programs(cut)
+    fewest = _row_counts(field)[0]
+    if field.programs(Cut(fewest, cut.block)) >= BUSY:
+        return [1]
+    shortest = SHORTEST // cut.rows if field.lane else SHORTEST
+    most = min(-(-field.length // max(cut.block, shortest)), PARTS)
+    if programs >= BUSY or most < 2:
+        return [1]
+    enough = power(-(-BUSY // programs))
+    return [1, *dict.fromkeys(min(s, most) for s in (enough, enough // 4) if s > 1)]
+
+
+def guess(field: Field, cut: Cut) -> float:
+    """A rough time, only to order what is tried: rounds of programs times the work of each."""
+    slots = 132 * min(64 // cut.warps, 24)
+    rounds = max(field.programs(cut) / slots, 1.0)
+    each = cut.rows * cut.block / (32 * cut.warps)
+    trips = cut.trips(field.length)
+    held = 1.0 if each <= 32 else 1.5
+    broken = 1.5 if field.lane and cut.rows * field.itemsize < 2 * PIECE else 1.0
+    work = 1.0 + trips * (0.4 + 0.06 * each * held) * broken
+    return rounds * work + (2.5 if cut.split > 1 else 0.0)

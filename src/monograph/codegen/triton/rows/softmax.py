@@ -1,0 +1,157 @@
+"""Softmax and its logarithm along an axis: rows in registers, or gone through twice."""
+
+from __future__ import annotations
+
+import math
+
+from monograph.codegen.triton.module.kernel import Candidate, GpuContext, Launch, Scratch, Work
+from monograph.codegen.triton.rows.block_reduce import LARGEST, SUM, total
+from monograph.codegen.triton.rows.row_tiling import Cut, cuts
+from monograph.codegen.triton.rows.rows import Block, Rows, field, scratch, wide
+from monograph.ir import Value
+from monograph.ops.composite import LogSoftmax, Softmax
+from monograph.ops.scalar import Scalar
+
+
+def serves(anchor: Value) -> bool:
+    return isinstance(anchor.op, (Softmax, LogSoftmax))
+
+
+def readable(user: Value, index: int, operand: Value) -> bool:
+    """Operands are computed on the way, through any views."""
+    return True
+
+
+def candidates(context: GpuContext) -> list[Candidate]:
+    rows = _Softmax(context).rows
+    return [
+        Candidate(f"rows {c}", lambda c=c: _kernels(context, c))  # type: ignore[misc]
+        for c in cuts(field(rows))
+    ]
+
+
+def _kernels(context: GpuContext, cut: Cut) -> tuple[Work, ...]:
+    work = _Softmax(context)
+    if cut.split == 1:
+        return (work.whole(cut) if cut.trips(work.rows.length) == 1 else work.twice(cut),)
+    memory = [scratch(work.rows, cut.split, work.dtype) for _ in range(2)]
+    return (work.parts(cut, memory), _Softmax(context).from_parts(cut, memory))
+
+
+class _Softmax:
+    def __init__(self, context: GpuContext) -> None:
+        anchor = context.step.region.anchor
+        assert anchor is not None
+        assert isinstance(anchor.op, (Softmax, LogSoftmax))
+        self.rows = Rows(context, (anchor.op.axis,))
+        self.dtype = wide(anchor.dtype)
+        self.logarithm = isinstance(anchor.op, LogSoftmax)
+
+    # Kernels
+
+    def whole(self, cut: Cut) -> Launch:
+        """A block holds its rows: everything is read once."""
+        rows, s = self.rows, self.rows.s
+        rows.begin(cut)
+        block = rows.block("0")
+        x = self._read(block)
+        # NaN may be passed over here: the sum has it in any case.
+        below = s.sub(x, total(rows, LARGEST, x, nan=False))
+        weights = self._exp(below)
+        sums = total(rows, SUM, weights)
+        rows.k.trigger()
+        self._write(block, below if self.logarithm else weights, self._scale(sums))
+        return rows.launch()
+
+    def twice(self, cut: Cut) -> Launch:
+        """Rows are gone through once for their totals, and again for the result."""
+        self.rows.begin(cut)
+        self._write_all(*self._totals())
+        return self.rows.launch()
+
+    def parts(self, cut: Cut, memory: list[Scratch]) -> Launch:
+        """The totals of parts of rows."""
+        self.rows.begin(cut)
+        totals = self._totals()
+        self.rows.k.trigger()
+        for place, t in zip(memory, totals, strict=True):
+            self.rows.put_part(place, t)
+        return self.rows.launch()
+
+    def from_parts(self, cut: Cut, memory: list[Scratch]) -> Launch:
+        """The result for parts of rows, from the totals of all of them."""
+        rows, s = self.rows, self.rows.s
+        rows.begin(cut)
+        tops = rows.parts(memory[0], cut.split, -math.inf)
+        sums = rows.parts(memory[1], cut.split, 0.0)
+        top = total(rows, LARGEST, tops, nan=False)
+        sums = s.mul(sums, self._exp(s.sub(tops, self._finite(top))))
+        self._write_all(top, total(rows, SUM, sums))
+        return rows.launch()
+
+    # Steps
+
+    def _read(self, block: Block) -> Scalar:
+        return self.rows.read(block, self.dtype, -math.inf)
+
+    def _totals(self) -> tuple[Scalar, Scalar]:
+        """The largest, and the sum of e^(x - largest): sums shrink when a larger one is met."""
+        rows, s = self.rows, self.rows.s
+        lowest, nothing = (s.constant(n, self.dtype) for n in (-math.inf, 0.0))
+        wide_zero = f"tl.broadcast_to({nothing.reg}, {rows.shape(rows.cut.block)})"
+
+        def step(block: Block, names: list[str]) -> list[str]:
+            top, sums = (rows.named(n, self.dtype) for n in names)
+            x = self._read(block)
+            here = total(rows, LARGEST, x, nan=False)
+            new = s.select(s.less(top, here), here, top)
+            base = self._finite(new)
+            weights = self._exp(s.sub(x, base))
+            shrunk = s.mul(sums, self._exp(s.sub(top, base)))
+            return [str(new.reg), str(s.add(shrunk, weights).reg)]
+
+        top, sums = rows.loop([rows.for_each_row(lowest), wide_zero], step)
+        return rows.named(top, self.dtype), total(rows, SUM, rows.named(sums, self.dtype))
+
+    def _finite(self, top: Scalar) -> Scalar:
+        """What to subtract: where all so far are -inf, they must not become NaN yet."""
+        s = self.rows.s
+        lowest = s.constant(-math.inf, self.dtype)
+        return s.select(s.equal(top, lowest), s.constant(0.0, self.dtype), top)
+
+    def _write_all(self, top: Scalar, sums: Scalar) -> None:
+        rows, s = self.rows, self.rows.s
+        scale = self._scale(sums)
+        rows.k.trigger()
+
+        def step(block: Block, _: list[str]) -> list[str]:
+            below = s.sub(self._read(block), top)
+            self._write(block, below if self.logarithm else self._exp(below), scale)
+            return []
+
+        rows.loop([], step)
+
+    def _scale(self, sums: Scalar) -> Scalar:
+        s = self.rows.s
+        if self.logarithm:
+            return Scalar(s.log(self._rough(sums)).reg, self.dtype)
+        return s.div(s.constant(1.0, self.dtype), sums)
+
+    def _write(self, block: Block, x: Scalar, scale: Scalar) -> None:
+        s = self.rows.s
+        self.rows.finish(s.sub(x, scale) if self.logarithm else s.mul(x, scale), block.point)
+
+    def _exp(self, x: Scalar) -> Scalar:
+        """e^x for what lies below the largest.
+
+        An operand that is a product may be subtracted from before it is rounded: of numbers beyond
+        2^24 it can then lie above the largest by so much that e^x is infinite.
+        """
+        s = self.rows.s
+        zero = s.constant(0.0, self.dtype)
+        x = s.select(s.less(zero, x), zero, x)
+        return Scalar(s.exp(self._rough(x)).reg, self.dtype)
+
+    def _rough(self, x: Scalar) -> Scalar:
+        """A number whose functions need no more bits than the result has."""
+        return Scalar(x.reg, self.rows.anchor.dtype)

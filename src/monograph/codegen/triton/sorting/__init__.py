@@ -1,0 +1,1 @@
+"""GPU kernels that order or select: top-k, unique, nonzero, non-maximum suppression."""

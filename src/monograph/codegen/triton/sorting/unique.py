@@ -1,0 +1,173 @@
+"""Distinct elements, or slices: each is compared with all.
+
+The first of equal ones stands for them. Its place among the distinct is how many of those that
+stand for others come before it.
+"""
+
+from __future__ import annotations
+
+import math
+
+from monograph.codegen.llvm.sorting.counting import is_counted
+from monograph.codegen.triton.emit.elements import Elements
+from monograph.codegen.triton.emit.indexed_load import apart, read, register, write
+from monograph.codegen.triton.module.kernel import (
+    Candidate,
+    GpuContext,
+    KernelWriter,
+    Launch,
+    Scratch,
+    Work,
+    single,
+)
+from monograph.codegen.triton.sorting.topk import ordered
+from monograph.ir import Item, Value
+from monograph.ir.dtype import i32, i64
+from monograph.ops.sort import Unique
+from monograph.program.dynamic.bounded import Counted
+
+OWN, ABREAST = 32, 64
+"""Items of a program, and those that it compares them with at once."""
+VALUES, FIRST, INVERSE, COUNTS, TOTAL = range(5)
+
+
+def serves(anchor: Value) -> bool:
+    return is_counted(anchor, Unique) and anchor.inputs[0].tensor.size < 1 << 31
+
+
+def readable(user: Value, index: int, operand: Value) -> bool:
+    return True
+
+
+def candidates(context: GpuContext) -> list[Candidate]:
+    return single("all pairs", lambda: _Problem(context).kernels())
+
+
+class _Problem:
+    def __init__(self, context: GpuContext) -> None:
+        anchor = context.step.region.anchor
+        assert anchor is not None
+        assert isinstance(anchor.op, Counted)
+        assert isinstance(anchor.op.of, Unique)
+        self.context, self.op, self.x = context, anchor.op.of, anchor.inputs[0]
+        shape, axis = self.x.tensor.static, self.op.axis
+        self.items = math.prod(shape) if axis is None else shape[axis]
+        self.rest = () if axis is None else tuple(d for i, d in enumerate(shape) if i != axis)
+        self.width = math.prod(self.rest)
+        self.firsts = Scratch(max(self.items, 1) * 4, i32)
+        self.counts = Scratch(max(self.items, 1) * 4, i32)
+        self.grid = (max(-(-self.items // OWN), 1),)
+
+    def kernels(self) -> tuple[Work, ...]:
+        return self._matched(), self._placed()
+
+    def _at(self, k: KernelWriter, item: str, column: str) -> list[str]:
+        """The coordinates of an element of an item."""
+        if self.op.axis is None:
+            return apart(k.w, item, self.x.tensor.static)
+        found = apart(k.w, column, self.rest)
+        return [*found[: self.op.axis], item, *found[self.op.axis :]]
+
+    def _begin(self) -> tuple[KernelWriter, Elements, str, str]:
+        k = self.context.kernel()
+        e = k.elements()
+        item = k.w.let(f"{k.program_id()} * {OWN} + tl.arange(0, {OWN})", "i")
+        inside = k.w.let(f"{item} < {self.items}", "m")
+        k.wait()
+        return k, e, item, inside
+
+    def _compared(self, k: KernelWriter, e: Elements, item: str, inside: str) -> tuple[str, str]:
+        """Other items (a block from `start` on), and where they are; sets `same` and `below`.
+
+        `same` says that another one equals one's own, `below` that it comes before it. All NaN
+        are equal.
+        """
+        w = k.w
+        other = w.let(f"start + tl.arange(0, {ABREAST})", "i")
+        mask = w.let(f"{other} < {self.items}", "m")
+        for name, text in (("same", 1), ("below", 0)):
+            w.line(f"{name} = tl.full(({OWN}, {ABREAST}), {text}, tl.int1)")
+        with w.block(f"for column in range({self.width})"):
+            keys = []
+            for number, where, size in ((other, mask, ABREAST), (item, inside, OWN)):
+                x = read(e, self.x, self._at(k, number, "column"), where)
+                # A constant of one element is read as one number.
+                keys.append(f"tl.broadcast_to({ordered(w, e, x)}, ({size},))")
+            theirs, mine = keys
+            lower = f"({theirs}[None, :] < {mine}[:, None])"
+            w.assign("below", f"below | (same & {lower})")
+            w.assign("same", f"same & ({theirs}[None, :] == {mine}[:, None])")
+        w.assign("below", f"below & {mask}[None, :]")
+        w.assign("same", f"same & {mask}[None, :]")
+        return other, mask
+
+    def _matched(self) -> Launch:
+        """For each item, the first that equals it, and how many do."""
+        k, e, item, inside = self._begin()
+        w = k.w
+        w.line(f"first = tl.full(({OWN},), {self.items}, tl.int32)")
+        w.line(f"count = tl.full(({OWN},), 0, tl.int32)")
+        with w.block(f"for start in range(0, {self.items}, {ABREAST})"):
+            other, _ = self._compared(k, e, item, inside)
+            places = f"tl.where(same, {other}[None, :], {self.items})"
+            w.assign("first", f"tl.minimum(first, tl.min({places}, 1))")
+            w.assign("count", "count + tl.sum(same.to(tl.int32), 1)")
+        k.trigger()
+        for scratch, name in ((self.firsts, "first"), (self.counts, "count")):
+            w.line(f"tl.store({k.pointer(scratch)} + {item}, {name}, mask={inside})")
+        return k.launch(self.grid)
+
+    def _placed(self) -> Launch:
+        """Everything in its place among the distinct; zeros behind them."""
+        k, e, item, inside = self._begin()
+        w = k.w
+        firsts = k.pointer(self.firsts)
+        first = w.let(f"tl.load({firsts} + {item}, mask={inside}, other=0)", "n")
+        w.line(f"place = tl.full(({OWN},), 0, tl.int32)")
+        w.line("total = tl.full((), 0, tl.int32)")
+        with w.block(f"for start in range(0, {self.items}, {ABREAST})"):
+            other, mask = self._compared(k, e, item, inside)
+            theirs = w.let(f"tl.load({firsts} + {other}, mask={mask}, other=-1)", "n")
+            leads = w.let(f"{theirs} == {other}", "m")
+            before = "below" if self.op.sorted else f"({other}[None, :] < {first}[:, None])"
+            counted = f"({before} & {leads}[None, :]).to(tl.int32)"
+            w.assign("place", f"place + tl.sum({counted}, 1)")
+            w.assign("total", f"total + tl.sum({leads}.to(tl.int32), 0)")
+        k.trigger()
+        self._results(k, e, item, inside, first)
+        return k.launch(self.grid)
+
+    def _results(self, k: KernelWriter, e: Elements, item: str, inside: str, first: str) -> None:
+        w = k.w
+        leads = w.let(f"{inside} & ({first} == {item})", "m")
+        rest = w.let(f"{inside} & ({item} >= total)", "m")
+        zero = register(w, f"({item} * 0).to(tl.int64)", i64)
+        for output in self.context.step.region.outputs:
+            assert isinstance(output.op, Item)
+            which = output.op.index
+            if which == TOTAL:
+                write(e, output, [], register(w, "total.to(tl.int64)", i64), None)
+            elif which == INVERSE:
+                write(e, output, [item], register(w, "place.to(tl.int64)", i64), inside)
+            elif which == VALUES:
+                self._values(k, e, output, item, (leads, rest))
+            else:
+                pointer = k.pointer(self.counts)
+                count = f"tl.load({pointer} + {item}, mask={inside}, other=0)"
+                text = w.let(item if which == FIRST else count, "n")
+                write(e, output, ["place"], register(w, f"{text}.to(tl.int64)", i64), leads)
+                write(e, output, [item], zero, rest)
+
+    def _values(
+        self, k: KernelWriter, e: Elements, output: Value, item: str, masks: tuple[str, str]
+    ) -> None:
+        w, (leads, rest) = k.w, masks
+        with w.block(f"for column in range({self.width})"):
+            x = read(e, self.x, self._at(k, item, "column"), leads)
+            zero = e.scalars.constant(0, output.dtype)
+            if self.op.axis is None:
+                to, behind = ["place"], [item]
+            else:
+                to, behind = self._at(k, "place", "column"), self._at(k, item, "column")
+            write(e, output, to, x, leads)
+            write(e, output, behind, zero, rest)

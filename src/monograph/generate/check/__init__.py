@@ -1,0 +1,1 @@
+"""Checks of a rewritten decoder against its export."""

@@ -1,0 +1,114 @@
+"""Whether a rewritten decoder places its queries and keys as its export does.
+
+Masks, positions and biases of an export are made of lengths, positions and the attention mask, of
+no data. So the reference can make them of a few lengths, in the export and in the step that was
+made of it, and what a query may see has to be the same in both. A decoder whose lengths are used in
+a way that the rewrite does not know is refused here, instead of giving other tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import onnx
+
+from monograph.errors import UnsupportedError
+from monograph.generate.check.parts import Part, exported_feeds, exported_part, part_of
+from monograph.generate.discover.decoder import GROUPED, Decoder
+from monograph.generate.rewrite.surgery import Surgery, names_read
+from monograph.ir import Array
+
+_SIZES = {"Expand": 1, "Pad": 1, "Reshape": 1, "Slice": 1, "Split": 1, "Tile": 1}
+"""From which input on ops take sizes; of tensors that hold data these are not compared."""
+_GROUPED_LENGTHS = slice(5, 7)
+"""Inputs of GroupQueryAttention that are lengths: the step gives it its own."""
+_STEPS = ((0, 1), (0, 4), (3, 2), (7, 1), (-3, 2), (-2, 1))
+"""Lengths of pasts, from the maximum if negative, and how many tokens come behind them."""
+
+
+class Export:
+    """What a decoder makes of lengths alone, as it was exported."""
+
+    def __init__(self, s: Surgery, directory: Path, decoder: Decoder) -> None:
+        self._decoder, self._directory = decoder, directory
+        self._names = [*dict.fromkeys(_made_of_lengths(s, decoder))]
+        self._part = (
+            exported_part(s.model, directory, decoder, self._names) if self._names else None
+        )
+
+    def check(self, step: onnx.ModelProto, maximum: int) -> bool:
+        """Refuses a step that differs; whether padding in front of a row would change nothing."""
+        if self._part is None:
+            return True
+        part = part_of(step, self._directory, self._names)
+        equal = True
+        for begin, new in _STEPS:
+            past = begin if begin >= 0 else maximum + begin
+            if not 0 <= past < maximum - new or (self._decoder.single and new > 1):
+                continue
+            expected = self._part.run(exported_feeds(self._part, self._decoder, past, new))
+            found = part.run(self._feeds(part, past, new, 0, maximum))
+            padded = part.run(self._feeds(part, past + 1, new, 1, maximum))
+            for name, right in expected.items():
+                if not _same(found[name], right, past, new):
+                    raise _unknown(name)
+                wide = right.shape[-1:] == (past + new,) and padded[name].shape[-1] == maximum
+                shown = padded[name][..., 1:] if wide else padded[name]
+                equal = equal and _same(shown, right, past, new)
+        return equal
+
+    def _feeds(self, part: Part, past: int, new: int, start: int, maximum: int) -> dict[str, Array]:
+        """What a part of the step is given, in one row with padding in front up to `start`."""
+        numbers = {"position": past, "start": start, "count": new}
+        shapes: dict[str | None, tuple[int, ...]] = dict.fromkeys(numbers, (1,))
+        shapes["tokens"] = (1, new)
+        for cache in self._decoder.caches:
+            shapes[cache.past] = (1, cache.heads, maximum, cache.size)
+        feeds = part.filled(shapes)
+        for name, number in numbers.items():
+            if name in feeds:
+                feeds[name][:] = number
+        return feeds
+
+
+def _unknown(name: str) -> UnsupportedError:
+    return UnsupportedError(
+        "the decoder makes something of the length of its past that a step cannot",
+        expected="masks and positions that are those of the export at every position",
+        given=name,
+        hint="give a smaller max_length, or export it with position_ids",
+    )
+
+
+def _same(found: Array, right: Array, past: int, new: int) -> bool:
+    """Whether values are the same as far as a query sees them."""
+    if found.ndim != right.ndim:
+        return False
+    cut = found[tuple(slice(0, n) for n in right.shape)]
+    if cut.shape != right.shape:
+        return False
+    differ = (cut != right) & ~((cut != cut) & (right != right))
+    if right.shape[-2:] == (new, past + new):  # keys behind a query are hidden anyway
+        differ = differ & np.tri(new, past + new, past, dtype=bool)
+    return not differ.any()
+
+
+def _made_of_lengths(s: Surgery, decoder: Decoder) -> Iterator[str]:
+    """Values that follow from lengths and positions, where they meet data."""
+    places = {n for n in (decoder.mask, decoder.positions) if n is not None}
+    data = {decoder.tokens, *(c.past for c in decoder.caches)}
+    for node in s.graph.node:
+        read = set(names_read(node))
+        if node.op_type == "Shape":
+            places.update(node.output)
+        elif read & data:
+            data.update(node.output)
+            first = _SIZES.get(node.op_type, len(node.input))
+            sizes = set(node.input[first:]) - set(node.input[:first])
+            if node.op_type == GROUPED:
+                sizes |= set(node.input[_GROUPED_LENGTHS])
+            yield from (n for n in (read & places) - sizes if n in s.producers)
+        elif read & places:
+            places.update(node.output)

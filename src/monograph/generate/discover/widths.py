@@ -1,0 +1,114 @@
+"""How wide the rows are that a graph appends to a cache, by the weights that make them.
+
+Exporters leave sizes of caches open (onnxruntime-genai writes `kv_cache_dim`), and a configuration
+tells them. Weights tell them too, and cannot be wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import onnx
+
+from monograph.generate.rewrite.surgery import Surgery
+
+_PASSED = {"Add", "Cast", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"}
+_PASSED |= {"LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization"}
+_PASSED |= {"RotaryEmbedding"}
+"""Ops between a product and a cache that give as many numbers for a token as they take."""
+
+_FAR = 32
+"""So many ops are followed back; in a graph that is a circle there is no end."""
+
+
+def attention_heads(s: Surgery, past: str) -> int | None:
+    """Heads of keys and values, as the op that reads a cache has them; None where none says so."""
+    for node in s.readers[past]:
+        for attribute in node.attribute:
+            if attribute.name == "kv_num_heads":
+                return int(attribute.i)
+    return None
+
+
+def row_width(s: Surgery, past: str) -> int | None:
+    """How many numbers a token adds to a cache, heads times their size; None where none tells."""
+    for node in s.readers[past]:
+        names = list(node.input)
+        if node.op_type == "Concat" and len(names) == 2 and names[0] == past:
+            return _columns(s, names[1])
+        if node.op_type == "GroupQueryAttention" and past in names[3:5]:
+            own = names[names.index(past) - 2]
+            return _columns(s, own) if own else _packed(s, node)
+    return None
+
+
+def _packed(s: Surgery, node: onnx.NodeProto) -> int | None:
+    """The share of keys in rows that hold queries, keys and values."""
+    numbers = _numbers(node)
+    queries, heads = numbers.get("num_heads", 0), numbers.get("kv_num_heads", 0)
+    columns = _columns(s, node.input[0])
+    return None if columns is None else _share(columns, heads, queries + 2 * heads)
+
+
+def _columns(s: Surgery, name: str) -> int | None:
+    """How many numbers each token has in a value, which comes of one product with weights."""
+    share, whole = 1, 1
+    for _ in range(_FAR):
+        node = s.producers.get(name)
+        if node is None or not node.input:
+            return None
+        if node.op_type in ("Gemm", "MatMul", "MatMulNBits"):
+            found = _product_columns(s, node)
+            return None if found is None else _share(found, share, whole)
+        if node.op_type == "Split":
+            part, parts = _split_share(s, node, name)
+            share, whole = share * part, whole * parts
+        elif node.op_type not in _PASSED:
+            return None
+        name = _only_source(s, node)
+    return None
+
+
+def _only_source(s: Surgery, node: onnx.NodeProto) -> str:
+    """What an op works on, beside constants; empty where that is not one value."""
+    if node.op_type != "Add":
+        return str(node.input[0])
+    made = [n for n in node.input if n not in s.constants and s.known(n) is None]
+    return made[0] if len(made) == 1 else ""
+
+
+def _product_columns(s: Surgery, node: onnx.NodeProto) -> int | None:
+    numbers = _numbers(node)
+    if node.op_type == "MatMulNBits":
+        return numbers.get("N")
+    weight = node.input[1] if len(node.input) > 1 else ""
+    made = s.producers.get(weight)
+    if made is not None and made.input and made.op_type in ("Cast", "DequantizeLinear"):
+        weight = made.input[0]
+    dims = list(s.constants[weight].dims) if weight in s.constants else []
+    if len(dims) != 2:
+        return None
+    return int(dims[0] if numbers.get("transB") else dims[1])
+
+
+def _split_share(s: Surgery, node: onnx.NodeProto, name: str) -> tuple[int, int]:
+    """Which part of the whole one output of a Split is; 0 where nothing tells."""
+    place = list(node.output).index(name)
+    sizes = next((list(a.ints) for a in node.attribute if a.name == "split"), None)
+    if sizes is None and len(node.input) > 1 and node.input[1]:
+        told = s.known(node.input[1])
+        sizes = [0] if told is None else [int(n) for n in told.reshape(-1)]
+    sizes = sizes or [1] * len(node.output)
+    return (sizes[place], sum(sizes)) if len(sizes) == len(node.output) else (0, 1)
+
+
+def _share(columns: int, part: int, whole: int) -> int | None:
+    """A part of some columns, where that is a whole number of them."""
+    if part <= 0 or whole <= 0 or columns * part % whole:
+        return None
+    return columns * part // whole
+
+
+def _numbers(node: onnx.NodeProto) -> Mapping[str, Any]:
+    return {a.name: a.i for a in node.attribute}

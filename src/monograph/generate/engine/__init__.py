@@ -1,0 +1,1 @@
+"""Runs of decoding steps: sequences, buckets of lengths, samplers, state arrays."""

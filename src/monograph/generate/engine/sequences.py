@@ -1,0 +1,306 @@
+"""Sequences that a decoder appends tokens to, step by step; `generator` has the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TypeAlias
+
+import numpy as np
+
+from monograph.errors import ExecutionError, FeedError
+from monograph.generate.discover.folder import Settings
+from monograph.generate.engine.engine import Engine
+from monograph.generate.engine.reentrancy import Guard, alone
+from monograph.generate.prompts import (
+    check_ids,
+    check_room,
+    ids_in,
+    length_limit,
+    place_in,
+    stop_ids,
+    stops_in,
+    texts_in,
+)
+from monograph.generate.rewrite.sampling import Sampling
+from monograph.generate.text import Text
+from monograph.ir import Array
+
+Prompt: TypeAlias = "str | Sequence[int] | Sequence[Sequence[int]] | Sequence[str] | Array"
+
+
+class Sequences:
+    """A batch of sequences, what the cache holds of them, and what comes next."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        engine: Engine,
+        stop: Iterable[int | str] | int | str | None,
+        sampling: Sampling,
+    ) -> None:
+        self._guard = Guard()
+        self._settings = settings
+        self._engine = engine
+        self.max_length = engine.maximum
+        self._text: Text | None = None
+        if stop is None:
+            self._stop = self._stops(settings.stop, settings.stop_source)
+        else:
+            self._stop = self._stops(stop)
+        self._engine.expect_stops(len(self._stop))
+        self._sampling = sampling
+        self._defaults = self._stop, self._sampling
+        self._begun = self._changes = 0
+        """How often all was forgotten, and how often sequences were changed."""
+        self._handed_out = False
+        """Whether a generation has handed out a token, and waits to be asked for the next."""
+        self._rows: list[list[int]] = []
+        self._position = np.zeros(0, np.int64)
+        self._done: list[bool] = []
+        self._chosen: Array | None = None
+        self._latest = np.zeros(0, np.int64)
+        self._prompt_length = 0
+
+    @property
+    def vocabulary(self) -> int:
+        """How many tokens the decoder knows."""
+        return self._engine.decoder.vocabulary
+
+    def more_room(self) -> str:
+        """What whoever wants longer sequences can do, or why nothing can be done."""
+        return self._limit() or "make a Generator with more max_length"
+
+    @property
+    def tokenizer(self) -> Text:
+        """Text to tokens and back; an error that says what is missing where that cannot be."""
+        return self._tokenizer()
+
+    def _tokenizer(self, **said: str) -> Text:
+        if self._text is None:
+            self._text = Text(self._settings.tokenizer, self._settings.model, **said)
+        return self._text
+
+    @alone
+    def append_tokens(self, tokens: Prompt) -> None:
+        """Appends tokens to the sequences, and runs the decoder on them.
+
+        One list of ids is one sequence; a list of lists is a batch, whose rows may differ in
+        length. The first call decides how many sequences there are.
+        """
+        rows = self._checked(tokens)
+        if self._rows and len(rows) != len(self._rows):
+            raise FeedError(
+                "tokens are appended to every sequence of a batch",
+                expected=f"{len(self._rows)} lists",
+                given=len(rows),
+                hint="reset() starts new sequences",
+            )
+        old = self._rows or [[] for _ in rows]
+        self._check_room(old, rows)
+        self._leave_stream()
+        if not self._rows:
+            self._engine.start(len(rows), self._sampling)
+            self._position = np.zeros(len(rows), np.int64)
+            self._rows, self._done = old, [False] * len(rows)
+        for have, more in zip(self._rows, rows, strict=True):
+            have.extend(more)
+        self._prompt_length = len(self._rows[0])
+        self._changed()
+        self._chosen = self._feed(prompt=True)
+
+    @alone
+    def generate_next_token(self) -> None:
+        """Appends one token to every sequence that is not done; to none where all are."""
+        self._leave_stream()
+        self._append_next()
+
+    def _append_next(self, further: bool = False) -> None:
+        """One token for every sequence; `further` where another is wanted behind it."""
+        self._check_begun()
+        if all(self._done):
+            return
+        if self._at_maximum():
+            raise ExecutionError(
+                "the maximum length is reached",
+                expected=f"at most {self.max_length} tokens in a sequence",
+                hint=f"get_sequence has what was generated; {self.more_room()}",
+            )
+        self._changes += 1
+        if self._chosen is None:
+            self._chosen = self._feed(further=further)
+        chosen, self._chosen = self._chosen, None
+        self._accept(chosen)
+
+    def _accept(self, chosen: Array) -> None:
+        """Appends a token to every sequence that is not done."""
+        for b, row in enumerate(self._rows):
+            if not self._done[b]:
+                row.append(int(chosen[b]))
+                self._engine.logits.drop(b)
+                self._done[b] = row[-1] in self._stop
+        self._latest = np.array([row[-1] for row in self._rows], np.int64)
+
+    def is_done(self) -> bool:
+        """Whether every sequence ended with a stop token, or some one has no more room."""
+        return bool(self._rows) and (all(self._done) or self._at_maximum())
+
+    def finish_reason(self, index: int = 0) -> str | None:
+        """Why a sequence cannot go on: "stop", a stop token; "length", no more room; or None."""
+        place = place_in(index, len(self._rows))
+        if self._done[place]:
+            return "stop"
+        return "length" if len(self._rows[place]) >= self.max_length else None
+
+    def get_sequence(self, index: int) -> Array:
+        """The tokens of a sequence, prompt included."""
+        return np.array(self._rows[place_in(index, len(self._rows))], np.int64)
+
+    def get_next_tokens(self) -> Array:
+        """The token that each sequence got last; one that is done repeats its own.
+
+        Empty where none was generated since the last append_tokens, rewind_to or reset.
+        """
+        return self._latest.copy()
+
+    @alone
+    def get_logits(self) -> Array:
+        """The logits that the next token is chosen by, [batch, vocabulary].
+
+        They are what the decoder says behind the last token of each sequence, before temperature
+        and penalty. Where that token was not fed yet it is, and the next token is chosen by it.
+        """
+        self._engine.logits.check()
+        self._check_begun()
+        if self._chosen is None:
+            self._chosen = self._feed(ended=True)
+        return self._engine.read_logits()
+
+    @property
+    def prompt_length(self) -> int:
+        """How many tokens of the first sequence came with the last `append_tokens`, and before."""
+        return self._prompt_length
+
+    def token_count(self) -> int:
+        """The length of the longest sequence."""
+        return max(map(len, self._rows), default=0)
+
+    @alone
+    def rewind_to(self, length: int) -> None:
+        """Forgets what lies behind so many tokens of every sequence; 0 starts anew."""
+        most = min(map(len, self._rows), default=0)
+        length = place_in(length, most + 1, "sequences are rewound to a length that they have", 0)
+        self._leave_stream()
+        if length == 0:
+            self.reset()
+            return
+        for b, row in enumerate(self._rows):
+            del row[length:]
+            # The last token is fed again: what comes behind it is to be chosen anew.
+            self._position[b] = min(int(self._position[b]), length - 1)
+        self._engine.sampling = None  # tokens seen are others now, also where this is interrupted
+        self._changed()
+        self._engine.set_data(self._sampling, self._fed())
+
+    @alone
+    def reset(self) -> None:
+        """Forgets all sequences. The memory of the cache stays, for the next ones."""
+        self._rows = []
+        self._changed()
+        self._begun += 1
+        self._handed_out = False
+        self._stop, self._sampling = self._defaults
+
+    def _changed(self) -> None:
+        """What was chosen is not what comes next, and no sequence has ended."""
+        self._done = [False] * len(self._rows)
+        self._chosen, self._latest = None, np.zeros(0, np.int64)
+        self._changes += 1
+        self._engine.forget()
+
+    # Inside
+
+    def _leave_stream(self) -> None:
+        """Ends the wishes of a stream that is under way: whoever calls in between has others."""
+        if self._handed_out:
+            self._handed_out = False
+            self._end_wishes()
+
+    def _end_wishes(self) -> None:
+        """What comes next is chosen as the generator was made, whatever a generation wished."""
+        stale = self._chosen is not None and self._sampling != self._defaults[1]
+        self._stop, self._sampling = self._defaults
+        if stale:
+            self._chosen = None
+            self._engine.forget()
+
+    def _feed(self, prompt: bool = False, ended: bool = False, further: bool = False) -> Array:
+        """Runs the decoder on what the cache does not hold yet; what it chooses, [batch].
+
+        Rows that are done are left out unless asked for: their last token is none that something
+        follows. `further` tokens are wanted behind the one that is chosen.
+        """
+        if self._engine.sampling != self._sampling:
+            self._engine.set_data(self._sampling, self._fed())
+        single = all(len(row) == p + 1 for row, p in zip(self._rows, self._position, strict=True))
+        if single and self._engine.can_decode() and not any(self._done):
+            # What is chosen takes one place, and a step behind it another.
+            chosen = self._engine.decode(further and min(self._room(), self._engine.room()) > 1)
+            self._position += 1
+            return chosen
+        lengths = {len(row) for row in self._rows}
+        ended = ended and not (self._engine.counts and len(lengths) > 1)
+        rows = []
+        for b, row in enumerate(self._rows):
+            if self._done[b] and (not ended or self._engine.logits.has(b)):
+                rows.append(row[: int(self._position[b])])
+                continue
+            # What was chosen behind a row that the cache holds whole is not known any more.
+            self._position[b] = min(int(self._position[b]), len(row) - 1)
+            rows.append(row)
+        return self._engine.feed(rows, self._position, prompt)
+
+    def _fed(self) -> list[list[int]]:
+        return [row[: int(p)] for row, p in zip(self._rows, self._position, strict=True)]
+
+    def _at_maximum(self) -> bool:
+        return self._room() <= 0
+
+    def _room(self) -> int:
+        """How many tokens every sequence that is not done has room for."""
+        pairs = zip(self._rows, self._done, strict=True)
+        longest = max((len(row) for row, done in pairs if not done), default=0)
+        return self.max_length - longest
+
+    def _limit(self) -> str | None:
+        """Why sequences cannot be longer, where the decoder itself is the reason."""
+        return length_limit(self.max_length, self._settings.context, self._engine.step.positions)
+
+    def _check_begun(self) -> None:
+        if not self._rows:
+            raise FeedError("there is nothing to go on from", hint="append_tokens first")
+
+    def _check_room(self, old: list[list[int]], new: list[list[int]]) -> None:
+        """Refuses tokens that the sequences have no room for, or that make them unequal."""
+        lengths = check_room(old, new, self.max_length, self._limit())
+        self._engine.check_lengths(lengths)
+
+    def _checked(self, prompt: Prompt) -> list[list[int]]:
+        """Prompts as lists of ids that the decoder knows."""
+        texts = texts_in(prompt)
+        if texts is not None:
+            rows = [self.tokenizer.encode(text) for text in texts]
+        else:
+            rows = ids_in(prompt)
+        check_ids(rows, self.vocabulary)
+        return rows
+
+    def _stops(self, given: Iterable[int | str] | int | str, source: str = "") -> tuple[int, ...]:
+        """Stop tokens as ids; of a caller, or of a file."""
+        several = stops_in(given)
+        found = [
+            self._tokenizer(instead="give stop tokens as ids").token(stop)
+            if isinstance(stop, str)
+            else stop
+            for stop in several
+        ]
+        return stop_ids(several, found, self.vocabulary, source)

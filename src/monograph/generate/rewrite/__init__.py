@@ -1,0 +1,1 @@
+"""Rewrites of a decoder's ONNX graph into a decoding step or a generation loop."""

@@ -1,0 +1,132 @@
+"""A whole generation as one model: a Loop whose body is the step, ended by stop tokens.
+
+What the body captures (weights, the sampler's data) stays outside of it; tokens, positions, the
+caches and the tokens made so far are its state, of the same shapes in every turn.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import onnx
+from onnx import TensorProto, helper
+
+from monograph.generate.rewrite.onnx_functions import add_pieces
+from monograph.generate.rewrite.sampling import NOW_SEEN, SEEN
+from monograph.generate.rewrite.step import (
+    BATCH,
+    COUNT,
+    NEXT,
+    NEXT_POSITION,
+    POSITION,
+    TOKENS,
+    Step,
+)
+from monograph.generate.rewrite.surgery import OWN
+
+TURNS, STOP, MADE, ALL_MADE, TURN = "turns", "stop", "made", "all_made", "made_turns"
+ENDED = "ended"
+_IN, _OUT = "first.", "last."
+"""What the state is called outside of the loop, before and behind it."""
+
+
+@dataclass(frozen=True)
+class LoopModel:
+    """A generation as a model."""
+
+    model: onnx.ModelProto
+    directory: Path
+    donate: dict[str, str]
+    """By outputs: the caches, written over those that came in."""
+    state: dict[str, str]
+    """By the names outside: what the state is called in the step."""
+
+
+def build_loop(step: Step) -> LoopModel:
+    """The loop around a step. It gives the tokens, [batch, maximum], and how many turns it took."""
+    model = onnx.ModelProto()
+    model.CopyFrom(step.model)
+    graph = model.graph
+    infos = {i.name: i for i in graph.input}
+    kept = {c.past: c.present for c in step.decoder.caches}
+    if SEEN in infos:
+        kept[SEEN] = NOW_SEEN
+    make, int64 = helper.make_tensor_value_info, TensorProto.INT64
+    rows: list[int | str | None] = [BATCH, step.maximum]
+    carried = {
+        TOKENS: (NEXT, make("", int64, [BATCH, 1]).type),
+        POSITION: (NEXT_POSITION, infos[POSITION].type),
+        ENDED: ("~ended", make("", TensorProto.BOOL, [BATCH]).type),
+        MADE: ("~made", make("", int64, rows).type),
+        TURN: ("~turns", make("", int64, [1]).type),
+        **{past: (present, infos[past].type) for past, present in kept.items()},
+    }
+    body = _body(step, graph, carried)
+    outer = [_typed(_IN + name, t) for name, (_, t) in carried.items() if name != TURN]
+    captured = [i for n, i in infos.items() if n not in carried and n != COUNT]
+    limits = [make(TURNS, int64, [1]), make(STOP, int64, ["stops"])]
+    outputs = [make(ALL_MADE, int64, rows), make(TURN, int64, [1])]
+    outputs += [_typed(_OUT + n, carried[n][1]) for n in (TOKENS, POSITION, *kept)]
+    results = {ENDED: "~last.ended", MADE: ALL_MADE, TURN: TURN}
+    zero = helper.make_node(
+        "Constant", [], ["~zero"], value=helper.make_tensor("~0", int64, [1], [0])
+    )
+    go = helper.make_node(
+        "Constant", [], ["~go"], value=helper.make_tensor("~1", TensorProto.BOOL, [], [True])
+    )
+    loop = helper.make_node(
+        "Loop",
+        [TURNS, "~go", *("~zero" if n == TURN else _IN + n for n in carried)],
+        [results.get(n, _OUT + n) for n in carried],
+        "~generation",
+        body=body,
+    )
+    captured = [_typed(i.name, i.type) for i in captured]
+    del graph.node[:], graph.input[:], graph.output[:]
+    graph.node.extend([zero, go, loop])
+    graph.input.extend([*outer, *limits, *captured])
+    graph.output.extend(outputs)
+    add_pieces(model)
+    state = {_IN + n: n for n in kept}
+    return LoopModel(model, step.directory, {_OUT + n: _IN + n for n in kept}, state)
+
+
+def _body(
+    step: Step, graph: onnx.GraphProto, carried: dict[str, tuple[str, onnx.TypeProto]]
+) -> onnx.GraphProto:
+    """The step, with the count of turns, what was made and who has ended around it."""
+    own = [_node("Together" if step.aligned else "Going", [ENDED], [COUNT])]
+    nodes = [_seeing(node) for node in graph.node]
+    last = [
+        _node("Ended", [NEXT, ENDED, STOP], ["~ended", "~on"]),
+        _node("Record", [MADE, NEXT, TURN], ["~made"]),
+        _node("Turned", [TURN], ["~turns"]),
+    ]
+    inputs = [
+        helper.make_tensor_value_info("~turn", TensorProto.INT64, []),
+        helper.make_tensor_value_info("~still", TensorProto.BOOL, []),
+        *(_typed(name, t) for name, (_, t) in carried.items()),
+    ]
+    outputs = [
+        helper.make_tensor_value_info("~on", TensorProto.BOOL, []),
+        *(_typed(new, t) for new, t in carried.values()),
+    ]
+    return helper.make_graph([*own, *nodes, *last], "generation", inputs, outputs)
+
+
+def _seeing(node: onnx.NodeProto) -> onnx.NodeProto:
+    """Marks no token of a row that has ended, where a node marks tokens; others are as they are."""
+    if (node.domain, node.op_type) != (OWN, "See"):
+        return node
+    return _node("SeeGoing", [*node.input, ENDED], list(node.output))
+
+
+def _node(op: str, inputs: list[str], outputs: list[str]) -> onnx.NodeProto:
+    return helper.make_node(op, inputs, outputs, f"~{op}", domain=OWN)
+
+
+def _typed(name: str, type_: onnx.TypeProto) -> onnx.ValueInfoProto:
+    made = onnx.ValueInfoProto(name=name)
+    made.type.CopyFrom(type_)
+    return made

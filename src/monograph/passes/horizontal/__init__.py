@@ -1,0 +1,1 @@
+"""Passes that compute congruent values together: towers, shared inputs, slices."""

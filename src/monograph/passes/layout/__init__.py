@@ -1,0 +1,1 @@
+"""The pass that chooses the order of dimensions, and the layout behaviour of each op."""

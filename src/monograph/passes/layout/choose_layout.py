@@ -1,0 +1,255 @@
+"""Chooses the order in which convolutions keep their dimensions, and moves transposes away.
+
+Every convolution is given the layout that is asked for. Each other value may be kept in any order
+that its op can work in (see `layout_rules`); a transpose stands wherever a value is read in another
+order than the one it is kept in. The orders are chosen so that the cost model finds these cheap:
+sweeps through the graph, from the inputs and from the outputs in turn, pick the best order of each
+value given those of its neighbours. Ties keep transposes away from convolutions, so they end at
+inputs, at outputs, and at ops that take one order only.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from monograph.errors import ConfigError
+from monograph.ir import Constant, Graph, Input, Value, constant, known
+from monograph.ops.shape import Reshape, Transpose, Unsqueeze
+from monograph.ops.window import CHANNELS_LAST
+from monograph.passes.base import Environment, Pass, users_of
+from monograph.passes.layout.layout_rules import (
+    Need,
+    Order,
+    Plan,
+    channels_last,
+    follow,
+    has_order,
+    is_pointwise,
+    is_view,
+    layer_plan,
+    plain,
+    plain_need,
+    plain_plan,
+    reach,
+)
+from monograph.rewrite import CostModel, Work
+
+KEEP = "keep"
+ROUNDS = 4
+"""Sweeps end when nothing changes any more, and after this many rounds."""
+
+
+@dataclass(frozen=True)
+class ChooseLayout(Pass):
+    """Keeps convolutions channels-last where asked to, with transposes at the edges only.
+
+    The types of a graph's inputs and outputs stay. Sums may run in another order.
+    """
+
+    layout: str = KEEP
+    """"keep", or "channels_last" for targets whose convolutions want [N, *S, C]."""
+
+    def run(self, graph: Graph, environment: Environment) -> Graph:
+        if self.layout not in (KEEP, CHANNELS_LAST):
+            raise ConfigError(
+                "no such layout", expected=f"{KEEP} | {CHANNELS_LAST}", given=self.layout
+            )
+        if self.layout == KEEP:
+            return graph
+        layers = {v: p for v in graph.values if (p := layer_plan(v)) is not None}
+        layers = dict(list(layers.items())[: environment.left])
+        if not layers:
+            return graph
+        plans = _Chooser(graph, layers, environment.cost).run()
+        return _Builder(graph, plans, self.name, environment).run(layers)
+
+
+class _Chooser:
+    """The choice of an order for every value."""
+
+    def __init__(self, graph: Graph, layers: dict[Value, Plan], cost: CostModel) -> None:
+        self.graph = graph
+        self.layers = layers
+        self.cost = cost
+        self.plans: dict[Value, Plan] = {}
+        self.free: list[Value] = []
+        self.wanted: dict[Value, Counter[Order]] = {v: Counter() for v in graph.values}
+        """How many users (outputs included) read a value in an order."""
+        self.users = users_of(graph)
+        self.known_costs: dict[tuple[object, Order, Order], int] = {}
+        for value in graph.values:
+            if follow_any(value) and (value not in layers or is_pointwise(value)):
+                self.free.append(value)
+            else:
+                self._take(value, layers.get(value) or plain_plan(value))
+        for _, value in graph.outputs:
+            if has_order(value):
+                self.wanted[value][plain(value.tensor.rank)] += 1
+
+    def run(self) -> dict[Value, Plan]:
+        stale = set(self.free)
+        for _ in range(ROUNDS):
+            for value in (*self.free, *reversed(self.free)):
+                if value in stale:
+                    stale.discard(value)
+                    if self._choose(value):
+                        stale.update(value.inputs, self.users[value])
+            if stale.isdisjoint(self.free):
+                break
+        return self.plans
+
+    def _take(self, value: Value, plan: Plan) -> None:
+        self.plans[value] = plan
+        for v, need in zip(value.inputs, plan.needs, strict=True):
+            self.wanted[v][need.order] += 1
+
+    def _release(self, value: Value) -> None:
+        plan = self.plans.get(value)
+        if plan is None:
+            return
+        for v, need in zip(value.inputs, plan.needs, strict=True):
+            self.wanted[v][need.order] -= 1
+            if not self.wanted[v][need.order]:
+                del self.wanted[v][need.order]
+
+    def _choose(self, value: Value) -> bool:
+        """Gives a value the best order; whether that changes what its neighbours see."""
+        self._release(value)
+        before = self.plans.get(value)
+        best = min(self._options(value), key=lambda plan: self._rank(value, plan))
+        self._take(value, best)
+        return before is None or (before.order, before.needs) != (best.order, best.needs)
+
+    def _rank(self, value: Value, plan: Plan) -> tuple[int, bool, bool]:
+        """What a plan costs; among equals the one that leaves the plain order, then the present."""
+        cost = self._own(value, plan) + self._around(value, plan.order)
+        reads = {(v, need.order) for v, need in zip(value.inputs, plan.needs, strict=True)}
+        for v, order in reads:
+            if order not in self.wanted[v]:
+                cost += self._cost(v, self.plans[v].order, order)
+        return cost, plan.order == plain(len(plan.order)), plan != self.plans.get(value)
+
+    def _options(self, value: Value) -> list[Plan]:
+        """The plain plan (of a layer, its own), those that follow an operand or serve a user."""
+        found = [self.layers.get(value) or plain_plan(value)]
+        for i, v in enumerate(value.inputs):
+            order = self.plans[v].order
+            if order != plain(len(order)) and (plan := follow(value, i, order)) is not None:
+                found.append(plan)
+        for order in self.wanted[value]:
+            if order != plain(len(order)) and (plan := reach(value, order)) is not None:
+                found.append(plan)
+        return found
+
+    def _own(self, value: Value, plan: Plan) -> int:
+        """The cost of a transpose that the graph has itself and the plan keeps."""
+        if not isinstance(plan.op, Transpose):
+            return 0
+        (x,) = value.inputs
+        return self._cost(x, plain(x.tensor.rank), plan.op.permutation)
+
+    def _around(self, value: Value, order: Order) -> int:
+        """The cost of giving a value to its users, if it is kept in this order."""
+        return sum(self._cost(value, order, wanted) for wanted in self.wanted[value])
+
+    def _cost(self, value: Value, given: Order, wanted: Order) -> int:
+        """The cost of reordering a value, in whole femtoseconds so that equal sums are equal."""
+        if given == wanted or isinstance(value.op, Constant):
+            return 0
+        key = (value.type, given, wanted)
+        if key not in self.known_costs:
+            free = is_view(value.tensor, given, wanted)
+            # A symbol counts as 1: what is known of a size still tells large from small.
+            sizes = [d for d in value.tensor.dims if isinstance(d, int)]
+            moved = 2 * int(np.prod(sizes, dtype=np.float64)) * value.dtype.itemsize
+            seconds = 0.0 if free else self.cost.seconds(Work(1, 0, moved))
+            self.known_costs[key] = round(seconds * 1e15)
+        return self.known_costs[key]
+
+
+def follow_any(value: Value) -> bool:
+    """Whether a value can be computed in another order than the plain one at all."""
+    for i, v in enumerate(value.inputs):
+        if not has_order(v):
+            return False
+        rank = v.tensor.rank
+        orders = {plain(rank), channels_last(rank) if rank > 1 else plain(rank)}
+        if any(follow(value, i, order) is not None for order in orders):
+            return True
+    return False
+
+
+@dataclass
+class _Builder:
+    """The graph of a choice of orders."""
+
+    graph: Graph
+    plans: dict[Value, Plan]
+    rule: str
+    environment: Environment
+    kept: dict[Value, Value] = field(default_factory=dict)
+    origins: dict[Value, str] = field(default_factory=dict)
+
+    def run(self, layers: dict[Value, Plan]) -> Graph:
+        graph = self.graph
+        for value in graph.values:
+            plan = self.plans[value]
+            operands = [
+                self._read(v, need, value.op.name)
+                for v, need in zip(value.inputs, plan.needs, strict=True)
+            ]
+            made = value
+            if operands:
+                made = operands[0] if plan.op is None else plan.op(*operands)
+            self.kept[value] = made
+            self._name(made, graph.origin(value))
+            if value in layers:
+                self.environment.trace.note_fired(
+                    self.rule,
+                    graph.origin(value) or "",
+                    f"{value.op.name} : {value.type}",
+                    f"{value.op.name}, channels last : {made.type}",
+                )
+        outputs = tuple(
+            (name, self._read(v, plain_need(v), "the output")) for name, v in graph.outputs
+        )
+        return Graph(graph.inputs, outputs, graph.name, self.origins, graph.donations)
+
+    def _read(self, value: Value, need: Need, reader: str) -> Value:
+        """A value in the order that a user needs."""
+        made = self.kept[value]
+        data = known(made)
+        if data is not None:
+            # A transpose of a constant is the constant, kept in another order.
+            given = self.plans[value].order
+            order = tuple(given.index(d) for d in need.order)
+            if order == plain(data.ndim) and not need.new_axes:
+                return made
+            moved = np.expand_dims(np.transpose(data, order), need.new_axes)
+            return constant(np.ascontiguousarray(moved))
+        if not has_order(value):
+            return made
+        given = self.plans[value].order
+        if given != need.order:
+            made = self._reordered(made, value, need.order, reader)
+        return Unsqueeze(need.new_axes)(made) if need.new_axes else made
+
+    def _reordered(self, made: Value, value: Value, wanted: Order, reader: str) -> Value:
+        given = self.plans[value].order
+        origin = self.graph.origin(value)
+        if value.tensor.is_static and is_view(value.tensor, given, wanted):
+            moved = Reshape(tuple(value.tensor.static[d] for d in wanted))(made)
+        else:
+            moved = Transpose(tuple(given.index(d) for d in wanted))(made)
+            reason = f"{reader} reads it in another order than it is kept in"
+            orders = f"expected {list(wanted)}, given {list(given)}"
+            self.environment.trace.note_missed(self.rule, origin or "", f"{reason} ({orders})", 50)
+        self._name(moved, origin)
+        return moved
+
+    def _name(self, made: Value, origin: str | None) -> None:
+        if origin is not None and not isinstance(made.op, (Input, Constant)):
+            self.origins.setdefault(made, origin)

@@ -1,0 +1,267 @@
+"""Which values of a graph are computed in a narrow float type, and why the others are not.
+
+What decides, in this order:
+
+1. An op that must stay in f32 does (see `precision_rules`).
+2. Arithmetic on nothing but values that stay, stays: the mean, the variance and its square root.
+   Arithmetic that joins such a value of wide range (a sum, a power, an integer) with others stays
+   too: a whole norm or softmax then runs in f32, whatever arithmetic it is written in.
+3. A value whose numbers do not fit the narrow type stays, and so does what reads it. One run on
+   drawn inputs estimates how large they become (`rehearsal`), with room for other inputs; no room
+   is needed where a bound is proved (`bounds`). Numbers may overflow where only saturating ops see
+   it: the sigmoid of a large number is that of infinity. bf16 has the range of f32: nothing stays
+   for its range. Of what grows faster than the inputs do (`degrees`) an estimate says nothing: it
+   stays unless a bound is proved. What logarithms, squares and angles are made of stays with them
+   (`front_ends`).
+4. Arithmetic whose every user stays, stays: squares that are summed, differences that e is raised
+   to. So do moves of numbers in f32 to users in f32.
+5. Views of such values convert where all their users are converted: half the bytes are moved.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import ml_dtypes
+import numpy as np
+
+from monograph.ir import Constant, DType, Graph, Input, Value, known, subgraphs
+from monograph.ops import elementwise as ew
+from monograph.ops.attention import Attention, CacheUpdate
+from monograph.ops.base import Comparison
+from monograph.passes.base import users_of
+from monograph.passes.precision.bounds import find_bounds
+from monograph.passes.precision.degrees import find_degrees, is_trusted
+from monograph.passes.precision.front_ends import find_front_ends
+from monograph.passes.precision.precision_rules import (
+    ARITHMETIC,
+    GROWS,
+    LAYERS,
+    MOVES,
+    TERMS,
+    TOO_LARGE,
+    VANISHES,
+    Magnitude,
+    has_range_of_f32,
+    has_wide_range,
+    is_f32,
+    is_flexible,
+    kept_reason,
+    range_reason,
+)
+from monograph.passes.precision.range_probe import Rehearsal
+
+KEEP, CONVERT = "keep", "convert"
+FOLLOWS = "what it reads stays in f32"
+JOINS = "it reads a sum or another value of wide range"
+FEEDS = "all that reads it stays in f32"
+MISFIT = "it reads numbers that do not fit"
+DONATED = "it is written into the memory of an input"
+UNPROVED = "its range is not proved: it may grow faster than the inputs do"
+SATURATES = (ew.Erf, ew.Sigmoid, ew.Tanh)
+"""Ops that make the same of infinity as of a large number."""
+
+
+def converts(value: Value) -> bool:
+    """Whether a value could be computed in another float type: it reads or gives f32."""
+    if isinstance(value.op, (Input, Constant)):
+        return False
+    if isinstance(value.op, Comparison):
+        return is_f32(value.inputs[0].type)
+    return is_f32(value.type)
+
+
+class Magnitudes:
+    """How large the numbers of a graph and its sub-graphs are, where a type's range is in doubt."""
+
+    def __init__(self, graph: Graph, to: DType) -> None:
+        needed = not has_range_of_f32(to) and _may_convert(graph, to)
+        self.rehearsal = Rehearsal(graph) if needed else None
+
+    @property
+    def unknown(self) -> dict[Value, str]:
+        return self.rehearsal.unknown if self.rehearsal is not None else {}
+
+    def of(self, graph: Graph) -> dict[Value, Magnitude]:
+        """... of the values of one of these graphs, in which sub-graphs may have changed."""
+        if self.rehearsal is None:
+            return {}
+        largest = self.rehearsal.largest
+        if any(v not in largest for v in graph.values if is_f32(v.type)):
+            self.rehearsal.replay(graph)
+        bounds = find_bounds(graph)
+        return {
+            v: Magnitude(largest.get(v), bounds.get(v, math.inf))
+            for v in graph.values
+            if is_f32(v.type)
+        }
+
+
+def _may_convert(graph: Graph, to: DType) -> bool:
+    """Whether any value would be converted, in the graph or a sub-graph, if all numbers fitted."""
+    kept = plan_precision(graph, to)
+    return any(converts(v) and v not in kept for v in graph.values) or any(
+        _may_convert(body, to) for v in graph.values for body in subgraphs(v.op)
+    )
+
+
+def plan_precision(
+    graph: Graph, to: DType, edges: str = KEEP, sizes: Mapping[Value, Magnitude] | None = None
+) -> dict[Value, str]:
+    """The values that stay in f32, and why; `sizes` tell what may not fit for its range."""
+    sizes = sizes or {}
+    unproved = _unproved(graph, to, sizes)
+    plan = _Plan(to, _misfits(graph, to, sizes), unproved, find_front_ends(graph, unproved))
+    donated = {name for name, _ in graph.donations} if edges == KEEP else set()
+    written = {v for name, v in graph.outputs if name in donated}
+    for value in graph.values:
+        if reads_f32(value) or converts(value):
+            plan.decide(value, DONATED if value in written else None)
+    _keep_what_feeds(graph, plan.reasons, edges)
+    return {v: r for v, r in plan.reasons.items() if converts(v)}
+
+
+@dataclass
+class _Plan:
+    """Decisions on values in the order in which they are computed."""
+
+    to: DType
+    misfits: dict[Value, str]
+    """Values whose numbers do not fit, and why."""
+    degrees: Mapping[Value, float]
+    """How fast numbers grow with the inputs, where that matters."""
+    front_ends: Mapping[Value, str]
+    """Values that stay for what reads them, and why."""
+    reasons: dict[Value, str] = field(default_factory=dict)
+    wide: set[Value] = field(default_factory=set)
+    """Values that stay and may hold what the narrow type does not, by what computes them."""
+    masks: set[Value] = field(default_factory=set)
+    """Values whose large numbers are constants: they are clipped where they are read."""
+
+    def decide(self, value: Value, reason: str | None) -> None:
+        operands = [v for v in value.inputs if is_f32(v.type) and not isinstance(v.op, Constant)]
+        flexible = is_flexible(value.op) and bool(operands)
+        reason = reason or kept_reason(value, self.to) or self._unproved(value)
+        if reason is None:
+            reason = self.front_ends.get(value)
+        if reason is None and flexible:
+            reason = self._from_operands(value, operands)
+        follows = reason in (FOLLOWS, JOINS) and any(v in self.masks for v in operands)
+        set_by_constant = not isinstance(value.op, LAYERS) and (reason or "").startswith(TOO_LARGE)
+        if follows or set_by_constant:
+            self.masks.add(value)
+            self.misfits.pop(value, None)
+        if reason in (None, FOLLOWS):
+            reason = self.misfits.get(value) or self._misfit(value, operands) or reason
+        if reason is None:
+            return
+        self.reasons[value] = reason
+        carries = flexible and all(v in self.wide for v in operands)
+        if carries or has_wide_range(value, reason) or reason == UNPROVED:
+            self.wide.add(value)
+
+    def _unproved(self, value: Value) -> str | None:
+        """Why no estimate tells whether a value, or what a layer reads, fits."""
+        read = value.inputs[:3] if isinstance(value.op, LAYERS) else ()
+        if all(is_trusted(self.degrees.get(v, 0.0)) for v in (value, *read)):
+            return None
+        return UNPROVED
+
+    def _from_operands(self, value: Value, operands: list[Value]) -> str | None:
+        if all(v in self.reasons for v in operands):
+            return FOLLOWS
+        if any(v in self.wide for v in operands):
+            return JOINS
+        if isinstance(value.op, Comparison) and any(v in self.reasons for v in operands):
+            return FOLLOWS
+        return None
+
+    def _misfit(self, value: Value, operands: list[Value]) -> str | None:
+        """Whether an operand would be spoilt if this value read it in the narrow type."""
+        if isinstance(value.op, Attention):
+            # A mask that is too large hides its keys as well when it is clipped.
+            operands = [v for v in operands if v in value.inputs[:3]]
+        for v in operands:
+            small = self.misfits.get(v, GROWS).startswith(VANISHES)
+            if v in self.misfits and not (small and isinstance(value.op, TERMS)):
+                return f"{MISFIT} ({self.misfits[v].partition('(')[2]}"
+        return None
+
+
+def _unproved(graph: Graph, to: DType, sizes: Mapping[Value, Magnitude]) -> Mapping[Value, float]:
+    """The degrees of values, where a type's range is in doubt."""
+    if has_range_of_f32(to) or not sizes:
+        return {}
+    top = float(ml_dtypes.finfo(to.numpy).max)  # type: ignore[no-untyped-call]
+    return find_degrees(graph, lambda v: v in sizes and sizes[v].bound <= top)
+
+
+def reads_f32(value: Value) -> bool:
+    return any(is_f32(v.type) for v in value.inputs)
+
+
+def _keep_what_feeds(graph: Graph, reasons: dict[Value, str], edges: str) -> None:
+    """Steps 4 and 5: what is between values that stay, and views that need not."""
+    users = users_of(graph)
+    outputs = {v for _, v in graph.outputs}
+    moved = _moved(graph, reasons) if edges == KEEP else set()
+    for value in reversed(graph.values):
+        if value in moved and all(u in reasons for u in users[value]):
+            reasons.setdefault(value, FEEDS)
+            continue
+        if value in outputs or not users[value] or not converts(value):
+            continue
+        follows = reasons.get(value) == FOLLOWS
+        if isinstance(value.op, ARITHMETIC) and value not in reasons:
+            if all(reasons.get(u, FEEDS) != FEEDS for u in users[value]):
+                reasons[value] = FEEDS
+        elif isinstance(value.op, MOVES) and follows and _all_narrow(users[value], reasons):
+            del reasons[value]
+
+
+def _moved(graph: Graph, reasons: Mapping[Value, str]) -> set[Value]:
+    """What only moves numbers of f32: to narrow them on the way would lose digits."""
+    found: set[Value] = set(graph.inputs)
+    for value in graph.values:
+        operands = [v for v in value.inputs if is_f32(v.type) and not isinstance(v.op, Constant)]
+        whole = all(v in found or v in reasons for v in operands)
+        if isinstance(value.op, MOVES) and is_f32(value.type) and operands and whole:
+            found.add(value)
+    return found.difference(graph.inputs)
+
+
+def _all_narrow(users: list[Value], reasons: dict[Value, str]) -> bool:
+    return all(converts(u) and u not in reasons for u in users)
+
+
+def _misfits(graph: Graph, to: DType, sizes: Mapping[Value, Magnitude]) -> dict[Value, str]:
+    """The values whose numbers do not fit a type, and why; not those whose overflow is harmless."""
+    found = {v: why for v, m in sizes.items() if (why := range_reason(m, to)) is not None}
+    users, outputs = users_of(graph), {v for _, v in graph.outputs}
+    harmless: set[Value] = set()
+    for value in reversed(graph.values):
+        if value in outputs or not users[value]:
+            continue
+        if all(_absorbs(user, value, found, harmless) for user in users[value]):
+            harmless.add(value)
+    return {v: why for v, why in found.items() if why.startswith(VANISHES) or v not in harmless}
+
+
+def _absorbs(user: Value, value: Value, misfits: Mapping[Value, str], harmless: set[Value]) -> bool:
+    """Whether a user makes the same of a value that overflowed to infinity."""
+    op = user.op
+    if isinstance(op, SATURATES):
+        return True
+    if user not in harmless:
+        return False
+    if isinstance(op, (ew.Add, ew.Sub)):
+        # Infinities of two operands may cancel to NaN.
+        return user.inputs.count(value) == 1 and not any(
+            v in misfits for v in user.inputs if v is not value
+        )
+    if isinstance(op, ew.Mul):
+        others = [known(v) for v in user.inputs if v is not value]
+        return all(c is not None and bool(np.all(c != 0)) for c in others)
+    return isinstance(op, MOVES) and not isinstance(op, CacheUpdate)

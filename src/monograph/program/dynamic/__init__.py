@@ -1,0 +1,1 @@
+"""Sizes and branches that data decide: bounded buffers, padded rows, stages."""

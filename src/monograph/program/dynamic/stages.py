@@ -1,0 +1,415 @@
+"""Where a graph has to stop until data are known: what can run now, and what waits.
+
+An op waits for data that decide its shape: sizes that an op before it finds in the data (the places
+that are not zero), attributes that are computed, the condition of a branch whose sides differ.
+Once those are known, what waits is a graph of known shapes again. A loop that no compiled code can
+hold as a whole, because its state changes its size as often as data say, is made turn by turn: each
+is a graph of known shapes too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from monograph.errors import ExecutionError, InferError, MonographError
+from monograph.ir import (
+    Array,
+    Graph,
+    Input,
+    Item,
+    OptionalType,
+    TensorType,
+    TupleType,
+    Type,
+    Value,
+    constant,
+    evaluate,
+    from_numpy,
+    known,
+    unpack,
+)
+from monograph.ir.dtype import COMPLEX, STRING
+from monograph.ops.control import If, Loop, Scan
+from monograph.ops.deferred import Deferred, settle
+from monograph.program.dynamic.bounded import counted, counted_axis
+from monograph.program.dynamic.padded_rows import Room, carry, close
+from monograph.program.dynamic.static_loops import as_scan, goes_on, unrolled
+from monograph.program.fusion.op_classes import is_leaf
+
+SMALL = 1024
+"""Elements up to which what depends on constants alone is computed while a stage is made."""
+Compiles = Callable[[Value], bool]
+"""Whether a branch or a loop can be compiled as it is."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a value that is needed later comes from: a result, cut to the length that counts."""
+
+    result: int
+    count: int | None = None
+    axis: int = 0
+
+    def read(self, results: list[Any]) -> Any:
+        data = results[self.result]
+        if self.count is None:
+            return data
+        return data[(slice(None),) * self.axis + (slice(0, int(results[self.count])),)]
+
+
+@dataclass(frozen=True, eq=False)
+class Cut:
+    """A graph in two: the one that can run, and the values that wait for its results."""
+
+    whole: Graph
+    first: Graph
+    sources: Mapping[Value, Source]
+    """What the waiting values, or the outputs, need of the first graph."""
+    waiting: tuple[Value, ...]
+    decisive: tuple[Value, ...]
+    """Values whose data decide shapes: they become constants of what waits."""
+    reasons: Mapping[Value, str]
+    """Why the values that wait first have to."""
+    turned: Mapping[Value, tuple[Value, ...]]
+    """Loops that are made turn by turn before what waits, with their results."""
+
+    @property
+    def needed(self) -> list[Value]:
+        """What the waiting values read, of the first graph or of the inputs."""
+        waits = set(self.waiting)
+        found = (i for v in self.waiting for i in v.inputs)
+        return [v for v in dict.fromkeys(found) if v not in waits and known(v) is None]
+
+
+def cut(
+    graph: Graph, compiles: Compiles, keeps_state: bool = False, turns: bool = False
+) -> Cut | None:
+    """Divides a graph where it has to wait; None where it is a plain program.
+
+    keeps_state: something in it has a state that outlives a run, so it is no plain program.
+    turns: loops that are not compiled as they are, are to be made turn by turn.
+    """
+    search = _Search(compiles, turns)
+    for value in graph.values:
+        search.visit(value)
+    waits = search.waiting
+    turned = {loop: tuple(items) for loop, items in search.turned.items()}
+    if not waits and not keeps_state and not search.rooms and not turned:
+        return None
+    read = [i for v in (*waits, *turned) for i in v.inputs] + [v for _, v in graph.outputs]
+    later = {*waits, *(item for items in turned.values() for item in items)}
+    now = [v for v in dict.fromkeys(read) if v not in later and not is_leaf(v)]
+    first, sources = search.first(graph, now)
+    decisive = tuple(search.decisive)
+    return Cut(graph, first, sources, tuple(waits), decisive, search.reasons, turned)
+
+
+def contained(graph: Graph, compiles: Compiles) -> Graph:
+    """A sub-graph whose data decide sizes, with room for them, if they stay inside it."""
+    if not any(_is_open(v.type) for v in graph.values):
+        return graph
+    search = _Search(compiles)
+    for value in graph.values:
+        search.visit(value)
+    if search.waiting or any(v in search.sized for _, v in graph.outputs):
+        return graph
+    outputs = tuple((name, search.made.get(v, v)) for name, v in graph.outputs)
+    return Graph(graph.inputs, outputs, graph.name, graph.origins)
+
+
+class _Search:
+    """Goes through a graph in order and finds what has to wait, and what takes its place now."""
+
+    def __init__(self, compiles: Compiles, turns: bool = False) -> None:
+        self.compiles = compiles
+        self.turns = turns
+        self.turned: dict[Value, list[Value]] = {}
+        """Loops that are made turn by turn, with their results."""
+        self.waiting: dict[Value, None] = {}
+        self.sized: dict[Value, None] = {}
+        """Values of sizes that data decide, found by ops that are compiled or run on the host."""
+        self.rooms: dict[Value, Room] = {}
+        """Those of them that have a bounded form."""
+        self.items: dict[Value, tuple[Value, ...]] = {}
+        """The results of ops that count what they find."""
+        self.made: dict[Value, Value] = {}
+        self.decisive: dict[Value, None] = {}
+        self.reasons: dict[Value, str] = {}
+
+    def visit(self, value: Value) -> None:
+        if is_leaf(value):
+            return
+        if any(v in self.waiting for v in value.inputs):
+            self.waiting[value] = None
+        elif isinstance(value.op, Item) and value.inputs[0] in self.turned:
+            self.turned[value.inputs[0]].append(value)
+        elif any(v.inputs and v.inputs[0] in self.turned for v in value.inputs):
+            self._wait(value, "it works on what a loop makes turn by turn")
+        elif isinstance(value.op, Item) and value.inputs[0] in self.sized:
+            self._item(value, value.inputs[0])
+        elif late := [v for v in self._decisive(value) if known(v) is None]:
+            self.decisive.update(dict.fromkeys(late))
+            self._wait(value, "its shape depends on data")
+        elif any(v in self.sized for v in value.inputs):
+            self._go_on(value)
+        else:
+            self._plain(value)
+
+    def _plain(self, value: Value) -> None:
+        """A value whose operands are there; its own size may be in the data."""
+        inputs = tuple(self.made.get(v, v) for v in value.inputs)
+        new = value if inputs == value.inputs else value.op(*inputs)
+        room = counted(new, self.compiles) if _is_open(value.type) else None
+        if room is None and self.turns and is_turned(value) and not self.compiles(new):
+            self.turned[value] = []
+            return
+        self.made[value] = new
+        if not _is_open(value.type):
+            return
+        self.sized[value] = None
+        if room is None:
+            return
+        self.items[value] = unpack(room)
+        if not isinstance(value.type, TupleType):
+            self._room(value, self.items[value], 0)
+
+    def _decisive(self, value: Value) -> tuple[Value, ...]:
+        """The operands to wait for; a loop that is made turn by turn in any case needs none."""
+        op, turns = value.op, self.turns and is_turned(value)
+        if turns and isinstance(op, Loop) and not goes_on(op) and _changes_size(op):
+            return ()
+        return _decisive(value, self.compiles)
+
+    def _item(self, value: Value, whole: Value) -> None:
+        """A result of an op that has found its size."""
+        assert isinstance(value.op, Item)
+        if _is_open(value.type):
+            self.sized[value] = None
+        if whole in self.items:
+            self._room(value, self.items[whole], value.op.index)
+        else:
+            self.made[value] = value.op(self.made[whole])
+
+    def _room(self, value: Value, items: tuple[Value, ...], index: int) -> None:
+        axis = counted_axis(value.type)
+        self.made[value] = items[index]
+        if axis is not None:
+            self.rooms[value] = Room(items[index], items[-1], axis)
+
+    def _go_on(self, value: Value) -> None:
+        """A value that works on such a size: row by row, or when it is known."""
+        room = carry(value, self.rooms, self.made)
+        whole = close(value, self.rooms, self.made)
+        if room is not None:
+            self.sized[value] = None
+            self.rooms[value] = room
+            self.made[value] = room.value
+        elif whole is not None:
+            self.made[value] = whole
+        else:
+            self._wait(value, "it works on a size that data decide")
+
+    def _wait(self, value: Value, why: str) -> None:
+        self.waiting[value] = None
+        self.reasons[value] = why
+
+    def first(self, graph: Graph, wanted: list[Value]) -> tuple[Graph, dict[Value, Source]]:
+        """The graph of what can run now, sizes that data decide bounded."""
+        outputs: dict[Value, int] = {}
+        sources: dict[Value, Source] = {}
+
+        def place(value: Value) -> int:
+            return outputs.setdefault(value, len(outputs))
+
+        for value in wanted:
+            room = self.rooms.get(value)
+            if room is None:
+                sources[value] = Source(place(self.made[value]))
+            else:
+                sources[value] = Source(place(room.value), place(room.count), room.axis)
+        named = tuple((f"~{i}", v) for v, i in outputs.items())
+        origins = dict(graph.origins)
+        for old, new in self.made.items():
+            if old in graph.origins:
+                origins.setdefault(new, graph.origins[old])
+            if old in self.items and old in graph.origins:
+                origins[self.items[old][0].inputs[0]] = graph.origins[old]
+        return Graph(graph.inputs, named, graph.name, origins), sources
+
+
+def _decisive(value: Value, compiles: Compiles) -> tuple[Value, ...]:
+    """The operands whose data an op has to know before it can be compiled."""
+    op = value.op
+    if isinstance(op, Deferred):
+        count = len(value.inputs) - len(op.late)
+        return value.inputs[count:] if all(map(_is_number, value.inputs)) else ()
+    if isinstance(op, If) and not _has_optional(value.type) and not compiles(value):
+        return value.inputs[:1]
+    if isinstance(op, Loop) and all(map(_is_number, value.inputs)) and not compiles(value):
+        # Its count is its length, or with a condition of its own the most it can be.
+        return value.inputs[: 2 if goes_on(op) else 1]
+    return ()
+
+
+def is_turned(value: Value) -> bool:
+    """Whether a value is a loop each turn of which can be compiled, where it cannot as a whole.
+
+    What a turn cannot compile (text, sequences) runs on the host; the rest of it does not.
+    """
+    if not isinstance(value.op, (Loop, Scan)):
+        return False
+    return not any(isinstance(v.type, OptionalType) for v in value.inputs)
+
+
+def _changes_size(op: Loop) -> bool:
+    """Whether the state of a loop need not keep its size."""
+    return any(map(_is_open, op.body.input_types[2 : 2 + op.carried]))
+
+
+def _has_optional(type_: Type) -> bool:
+    """Whether a branch may give a value where the other gives an optional one."""
+    assert isinstance(type_, TupleType)
+    return any(isinstance(t, OptionalType) for t in type_.items)
+
+
+def _is_number(value: Value) -> bool:
+    return isinstance(value.type, TensorType) and value.dtype.kind not in (STRING, COMPLEX)
+
+
+def _is_open(type_: Type) -> bool:
+    """Whether numbers of a type have a size that only data tell."""
+    if isinstance(type_, TupleType):
+        return any(map(_is_open, type_.items))
+    if not isinstance(type_, TensorType) or type_.dtype.kind in (STRING, COMPLEX):
+        return False
+    return not type_.is_static
+
+
+def remainder(cut: Cut, data: Mapping[Value, Any]) -> tuple[Graph, dict[str, Any]]:
+    """What waits as a graph of known shapes, and its feeds."""
+    made: dict[Value, Value] = {}
+    feeds: dict[str, Any] = {}
+    decisive = set(cut.decisive)
+    for v in cut.needed:
+        if v in decisive:
+            made[v] = constant(data[v])
+        else:
+            name = f"~{len(feeds)}"
+            feeds[name] = data[v]
+            made[v] = Input(name, type_of(data[v], v.type))()
+    inputs = tuple(made[v] for v in cut.needed if v not in decisive)
+    several: dict[Value, tuple[Value, ...]] = {}
+    for value in cut.waiting:
+        _remake(value, made, several)
+    waits = set(cut.waiting)
+    outputs = tuple((n, made[v]) for n, v in cut.whole.outputs if v in waits)
+    origins = {new: t for old, new in made.items() if (t := cut.whole.origin(old))}
+    return Graph(inputs, outputs, cut.whole.name, origins), feeds
+
+
+def _remake(
+    value: Value, made: dict[Value, Value], several: dict[Value, tuple[Value, ...]]
+) -> None:
+    if isinstance(value.op, Item) and value.inputs[0] in several:
+        made[value] = several[value.inputs[0]][value.op.index]
+        return
+    inputs = tuple(made.get(v, v) for v in value.inputs)
+    results = _settled(value, inputs)
+    if isinstance(results, tuple):
+        several[value] = tuple(map(_folded, results))
+    else:
+        made[value] = _folded(results)
+
+
+def _settled(value: Value, inputs: tuple[Value, ...]) -> Value | tuple[Value, ...]:
+    """A value on inputs that are known better: the branch that is taken, the plain op."""
+    op = value.op
+    try:
+        if isinstance(op, If) and (condition := known(inputs[0])) is not None:
+            return _branch(op, condition, inputs[1:])
+        if isinstance(op, Loop):
+            scan = as_scan(op, inputs)
+            if scan is not None and not _is_open(scan.type):
+                return scan
+            return unrolled(op, inputs, _inlined) or op(*inputs)
+        new = op(*inputs)
+    except InferError as e:
+        raise ExecutionError(e.message, op=op.name, given=e.given, expected=e.expected) from None
+    try:
+        return settle(new)
+    except MonographError:
+        # The op refuses its attributes: it fails when it runs.
+        return new
+
+
+def settled(graph: Graph) -> Graph:
+    """The graph with loops unrolled whose state changes its size, where their count is known."""
+    if not any(isinstance(v.op, Loop) and _is_open(v.type) for v in graph.values):
+        return graph
+    made: dict[Value, Value] = {v: v for v in graph.inputs}
+    several: dict[Value, tuple[Value, ...]] = {}
+    for value in graph.values:
+        if value.inputs and value not in made:
+            _remake(value, made, several)
+    outputs = tuple((name, made.get(v, v)) for name, v in graph.outputs)
+    origins = dict(graph.origins)
+    for old, new in made.items():
+        if old in graph.origins:
+            origins.setdefault(new, graph.origins[old])
+    return Graph(graph.inputs, outputs, graph.name, origins, graph.donations)
+
+
+def turn(body: Graph, arguments: tuple[Value, ...]) -> Graph:
+    """The body of a loop on arguments of known shapes: inputs, or constants."""
+    made = dict(zip(body.inputs, arguments, strict=True))
+    several: dict[Value, tuple[Value, ...]] = {}
+    for value in body.values:
+        if value not in made and value.inputs:
+            _remake(value, made, several)
+    outputs = tuple((f"~{i}", made.get(v, v)) for i, (_, v) in enumerate(body.outputs))
+    origins = {new: t for old, new in made.items() if (t := body.origin(old))}
+    inputs = tuple(v for v in arguments if isinstance(v.op, Input))
+    return Graph(inputs, outputs, body.name, origins)
+
+
+def _branch(op: If, condition: Array, captures: tuple[Value, ...]) -> tuple[Value, ...]:
+    if condition.size != 1:
+        raise ExecutionError("a condition has one element", given=[*condition.shape])
+    count = len(op.then.inputs)
+    if condition.reshape(())[()]:
+        return _inlined(op.then, captures[:count])
+    return _inlined(op.orelse, captures[count:])
+
+
+def _inlined(graph: Graph, arguments: tuple[Value, ...]) -> tuple[Value, ...]:
+    """The results of a sub-graph on arguments, every op in it settled as far as they tell."""
+    made = dict(zip(graph.inputs, arguments, strict=True))
+    several: dict[Value, tuple[Value, ...]] = {}
+    for value in graph.values:
+        if value not in made and value.inputs:
+            _remake(value, made, several)
+    return tuple(made.get(v, v) for _, v in graph.outputs)
+
+
+def _folded(value: Value) -> Value:
+    """A constant, where a value is small and depends on constants alone."""
+    if not value.closed or known(value) is not None or not isinstance(value.type, TensorType):
+        return value
+    if not value.type.is_static or value.type.size > SMALL:
+        return value
+    try:
+        (data,) = evaluate(Graph((), (("", value),)), {})
+    except MonographError:
+        return value
+    return constant(data)
+
+
+def type_of(data: Any, declared: Type) -> Type:
+    """The type of data, as far as it is more than what was declared."""
+    if isinstance(data, np.ndarray) and isinstance(declared, TensorType):
+        return TensorType(from_numpy(data.dtype), data.shape)
+    return declared

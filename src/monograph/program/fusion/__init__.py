@@ -1,0 +1,1 @@
+"""Fusion of values into kernels, and the index maps of fused views."""

@@ -1,0 +1,102 @@
+"""What part an op plays in a Program: a view, work on single elements, a join, or a kernel."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from monograph.ir import Array, Constant, Input, Item, TensorType, TupleType, Type, Value
+from monograph.ir.dtype import COMPLEX, STRING, bf16, f16, f32
+from monograph.ops.base import Unary
+from monograph.ops.composite import LayerNorm, LogSoftmax, RmsNorm, Softmax
+from monograph.ops.linear import Dot
+from monograph.ops.pad_tile import Tile
+from monograph.ops.quant import Dequantize
+from monograph.ops.reduce import ArgReduction, Cumulative, Reduction
+from monograph.ops.scalar import Scalar, ScalarBuilder
+from monograph.ops.scalar import is_pointwise as op_is_pointwise
+from monograph.ops.shape import Broadcast, Concat, Reshape, Slice, Squeeze, Transpose, Unsqueeze
+from monograph.ops.signal import Frames
+
+ROWS = (ArgReduction, Cumulative, LayerNorm, LogSoftmax, Reduction, RmsNorm, Softmax)
+"""Ops along axes, whose kernels can compute the operand on the fly."""
+_SUMMED_WIDER = (f32, f16, bf16)
+"""What products give that are summed in f32, of weights that need not be rounded to it first."""
+VIEWS = (Broadcast, Frames, Reshape, Slice, Squeeze, Tile, Transpose, Unsqueeze)
+
+
+@dataclass(frozen=True)
+class Copy(Unary):
+    """x, stored once more: where a kernel needs it in another place or form.
+
+    Only the lowering makes these. `place` tells copies of one value apart.
+    """
+
+    place: int = 0
+
+    def infer(self, x: TensorType) -> TensorType:
+        return x
+
+    def reference(self, x: Array) -> Array:
+        return x
+
+    def scalar(self, b: ScalarBuilder, x: Scalar) -> Scalar:
+        return x
+
+
+def is_leaf(value: Value) -> bool:
+    return isinstance(value.op, (Input, Constant))
+
+
+def is_view(value: Value) -> bool:
+    return isinstance(value.op, VIEWS)
+
+
+def is_pointwise(value: Value) -> bool:
+    return op_is_pointwise(value.op)
+
+
+def is_join(value: Value) -> bool:
+    return isinstance(value.op, Concat)
+
+
+def is_kernel(value: Value) -> bool:
+    """Whether a value needs a kernel of its own kind: a dot, a convolution, a sort ..."""
+    plain = is_leaf(value) or is_view(value) or is_pointwise(value) or is_join(value)
+    return not plain and not isinstance(value.op, Item)
+
+
+def reads_expressions(value: Value) -> bool:
+    """Whether a kernel can compute its operand on the fly instead of reading it from memory."""
+    return isinstance(value.op, ROWS)
+
+
+def coded(value: Value) -> Value | None:
+    """The Dequantize of constants of at most 8 bits that a value is, seen through views."""
+    while is_view(value):
+        value = value.inputs[0]
+    if not isinstance(value.op, Dequantize) or value.op.to not in _SUMMED_WIDER:
+        return None
+    codes = value.inputs[0].dtype
+    constant = all(isinstance(v.op, Constant) for v in value.inputs)
+    return value if constant and codes.bits <= 8 else None
+
+
+def reads_codes(user: Value, index: int) -> bool:
+    """Whether a kernel decodes this operand itself: constant weights of few bits."""
+    if not isinstance(user.op, Dot) or index != 1 or user.dtype not in _SUMMED_WIDER:
+        return False
+    weights = user.inputs[1]
+    return len(weights.tensor.dims) == 2 and coded(weights) is not None
+
+
+def is_native(value: Value) -> bool:
+    """Whether compiled code can hold a value: numbers of a static shape."""
+    return _native(value.type)
+
+
+def _native(type_: Type) -> bool:
+    if isinstance(type_, TupleType):
+        return all(map(_native, type_.items))
+    if not isinstance(type_, TensorType) or not type_.is_static:
+        return False
+    return type_.dtype.kind not in (STRING, COMPLEX)

@@ -1,0 +1,1 @@
+"""Rewrites of a graph into ops that kernels exist for."""

@@ -1,0 +1,1 @@
+"""Buffer assignment, the memory planner, in-place updates, stream schedules."""

@@ -1,0 +1,196 @@
+"""Places: which buffer a value lies in, where, and with what strides.
+
+Parts of a join lie inside the joined value, so that joining costs nothing. A buffer that padded
+windows read has a halo of zeros around it, so that padding costs nothing either.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from monograph.ir import Constant, DType, Graph, Input, TensorType, Value
+from monograph.ops.shape import Concat
+from monograph.program.fusion.op_classes import is_join, is_kernel, is_native, is_view
+from monograph.program.fusion.region import Region
+from monograph.program.index import split_strides, strides_of
+from monograph.program.memory.output_views import written_through
+
+Halo = tuple[tuple[int, int], ...]
+"""Elements before and after, for each dimension."""
+
+Joined = tuple[Value, int, Value]
+"""A join, where along its axis a part of it starts, and the part."""
+
+INPUT, OUTPUT, CONSTANT, TEMPORARY = "input", "output", "constant", "temporary"
+OWN = (CONSTANT, TEMPORARY)
+"""Buffers in memory of the program's own: vectors may read a little beyond their end."""
+
+
+class Target(Protocol):
+    """What a target says of its kernels while values are placed."""
+
+    def readable(self, user: Value, index: int, operand: Value) -> bool:
+        """Whether a kernel can read an operand where and as it is."""
+
+    def halo(self, user: Value, index: int) -> Halo | None:
+        """The zeros that a kernel expects around an operand."""
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """Memory for one value, or for a joined value and all its parts."""
+
+    id: int
+    kind: str
+    dtype: DType
+    shape: tuple[int, ...]
+    halo: Halo
+    name: str = ""
+
+    @property
+    def padded(self) -> tuple[int, ...]:
+        return tuple(d + a + b for d, (a, b) in zip(self.shape, self.halo, strict=True))
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.padded) * self.dtype.itemsize
+
+    @property
+    def has_halo(self) -> bool:
+        return any(a or b for a, b in self.halo)
+
+
+def described(buffer: Buffer) -> str:
+    """A buffer as errors name it."""
+    name = f" {buffer.name!r}" if buffer.name else ""
+    return f"{buffer.kind} {buffer.id}{name}, {buffer.dtype}{list(buffer.padded)}"
+
+
+@dataclass(frozen=True)
+class Storage:
+    """Where a value lies: a buffer, the element it starts at, and strides in elements."""
+
+    buffer: Buffer
+    offset: int
+    strides: tuple[int, ...]
+
+
+@dataclass
+class Places:
+    """The storage of every stored value, and every buffer."""
+
+    storage: dict[Value, Storage] = field(default_factory=dict)
+    buffers: list[Buffer] = field(default_factory=list)
+    over: dict[int, int] = field(default_factory=dict)
+    """Buffers that are written over others, in the same memory: by the numbers of both."""
+
+    def new_buffer(
+        self, kind: str, type_: TensorType, halo: Halo | None = None, name: str = ""
+    ) -> Storage:
+        shape = type_.static
+        halo = halo or ((0, 0),) * len(shape)
+        buffer = Buffer(len(self.buffers), kind, type_.dtype, shape, halo, name)
+        self.buffers.append(buffer)
+        strides = strides_of(buffer.padded)
+        offset = sum(before * s for (before, _), s in zip(halo, strides, strict=True))
+        return Storage(buffer, offset, strides)
+
+
+def place(graph: Graph, regions: list[Region], target: Target) -> Places:
+    """Gives every stored value its place."""
+    parent = _parents(regions)
+    halos = _halos(regions, parent, target)
+    places = Places()
+    for name, value in zip(graph.input_names, graph.inputs, strict=True):
+        if is_native(value):
+            places.storage[value] = places.new_buffer(INPUT, value.tensor, name=name)
+    names = {v: name for name, v in graph.outputs}
+    for name, value in graph.outputs:
+        _place_shown(places, name, value)
+    stored = [v for r in regions for v in (*r.inputs, *r.outputs)]
+    # Joined values come after their parts: going backwards, a part finds its join placed.
+    for value in reversed(list(dict.fromkeys(stored))):
+        _place_value(places, value, parent, halos, names)
+    return places
+
+
+def _place_shown(places: Places, name: str, value: Value) -> None:
+    """An output that is a view has no step of its own: what it shows is written into it."""
+    shown = written_through(value)
+    if shown is not None:
+        source, strides = shown
+        places.storage[value] = whole = places.new_buffer(OUTPUT, value.tensor, name=name)
+        places.storage[source] = Storage(whole.buffer, whole.offset, strides)
+
+
+def _place_value(
+    places: Places,
+    value: Value,
+    parent: Mapping[Value, Joined],
+    halos: Mapping[Value, Halo],
+    names: Mapping[Value, str],
+) -> None:
+    if value in places.storage or isinstance(value.op, Input) or not is_native(value):
+        return
+    if isinstance(value.op, Constant):
+        places.storage[value] = places.new_buffer(CONSTANT, value.tensor)
+    elif value in parent:
+        join, start, part = parent[value]
+        assert isinstance(join.op, Concat)
+        whole = places.storage[join]
+        offset = whole.offset + start * whole.strides[join.op.axis]
+        strides: tuple[int, ...] | None = whole.strides
+        if part is not value:
+            shape = part.tensor.static
+            strides = split_strides(shape, whole.strides, value.tensor.static)
+        assert strides is not None
+        places.storage[value] = Storage(whole.buffer, offset, strides)
+    elif value in names:
+        places.storage[value] = places.new_buffer(OUTPUT, value.tensor, name=names[value])
+    else:
+        places.storage[value] = places.new_buffer(TEMPORARY, value.tensor, halos.get(value))
+
+
+def _parents(regions: list[Region]) -> dict[Value, Joined]:
+    """What is stored inside joins: the parts, or what a part is a reshape of."""
+    found: dict[Value, Joined] = {}
+    for region in regions:
+        join = region.root
+        if not is_join(join) or not is_native(join):
+            continue
+        assert isinstance(join.op, Concat)
+        start = 0
+        for part in join.inputs:
+            source = part
+            while is_view(source):
+                source = source.inputs[0]
+            found[source] = (join, start, part)
+            start += part.tensor.static[join.op.axis]
+    return found
+
+
+def _halos(
+    regions: list[Region], parent: Mapping[Value, Joined], target: Target
+) -> dict[Value, Halo]:
+    """The halo that each outermost value needs for the windows that read it or a part of it."""
+    found: dict[Value, Halo] = {}
+    for region in regions:
+        anchor = region.anchor
+        if anchor is None or not is_kernel(anchor):
+            continue
+        for i, operand in enumerate(anchor.inputs):
+            halo = target.halo(anchor, i)
+            if halo is None:
+                continue
+            while is_view(operand):
+                operand = operand.inputs[0]
+            while operand in parent:
+                operand = parent[operand][0]
+            known = found.get(operand, ((0, 0),) * len(halo))
+            found[operand] = tuple(
+                (max(a, c), max(b, d)) for (a, b), (c, d) in zip(known, halo, strict=True)
+            )
+    return found

@@ -1,0 +1,258 @@
+"""Results written over operands: which steps may do so, and which do.
+
+A step may write its result into the buffer of an operand that nobody reads afterwards, if it reads
+each element of that buffer only to make the one element that takes its place: loops over single
+elements, what follows a dot or a convolution, and updates that leave most of an operand as it is.
+The same holds for an output that is donated the memory of an input.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Protocol, runtime_checkable
+
+from monograph.ir import Graph, Item, Op, Value
+from monograph.ops.attention import CacheUpdate
+from monograph.ops.control import Loop
+from monograph.ops.decoding import DecodeAttention
+from monograph.ops.index import ScatterElements, ScatterNd
+from monograph.program.dynamic.bounded import BoundedLoop
+from monograph.program.fusion.access import Element, counters, resolve
+from monograph.program.fusion.op_classes import is_join, is_native, is_view
+from monograph.program.fusion.region import Region
+from monograph.program.index import Index, flatten
+from monograph.program.memory.buffer_assignment import INPUT, OUTPUT, TEMPORARY, Buffer, Places
+
+UPDATES = (CacheUpdate, ScatterElements, ScatterNd)
+"""Ops whose result is their first operand but for what they write."""
+STATEFUL = (DecodeAttention, Loop, BoundedLoop)
+"""Ops of several results, some of which are operands in a new state."""
+
+
+@runtime_checkable
+class Overwriting(Protocol):
+    """A target whose kernels may write over operands; others never do."""
+
+    def overwrites(self, region: Region) -> bool:
+        """Whether a region's kernel makes each element of its result once, after it has read
+        all that the region reads at the place of that element."""
+
+
+def choose_overwrites(
+    graph: Graph, regions: Sequence[Region], places: Places, target: object
+) -> dict[int, int]:
+    """The buffers that are written over others, by the numbers of both."""
+    over = _donations(graph, regions, places, target)
+    if not isinstance(target, Overwriting):
+        return over
+    first, last = _uses(regions, places)
+    taken: set[Buffer] = set()
+    for step, region in enumerate(regions):
+        if len(region.outputs) != 1 or not target.overwrites(region):
+            continue
+        place = places.storage.get(region.root)
+        if place is None or place.buffer.kind != TEMPORARY or first[place.buffer] != step:
+            continue
+        for old in _buffers(region.inputs, places):
+            dying = old.kind == TEMPORARY and last[old] == step and old not in taken
+            if dying and clash(region, old, places) is None:
+                over[place.buffer.id] = old.id
+                taken.add(old)
+                break
+    return over
+
+
+def _donations(
+    graph: Graph, regions: Sequence[Region], places: Places, target: object
+) -> dict[int, int]:
+    """Donated outputs that can be written over their inputs while the program runs."""
+    found = {}
+    first, last = _uses(regions, places)
+    for new, old in donated_buffers(graph, places):
+        start = first.get(new, -1)
+        if new not in first or last.get(old, -1) > start:
+            continue
+        if last.get(old, -1) == start:
+            region = regions[start]
+            able = isinstance(target, Overwriting) and target.overwrites(region)
+            if not able or why_not(region, new, old, places) is not None:
+                continue
+        found[new.id] = old.id
+    return found
+
+
+def donated_buffers(graph: Graph, places: Places) -> Iterator[tuple[Buffer, Buffer]]:
+    """(output, input) for every donation between values that compiled code can hold."""
+    inputs = dict(zip(graph.input_names, graph.inputs, strict=True))
+    outputs = dict(graph.outputs)
+    for output, input_ in graph.donations:
+        new, old = (places.storage.get(v) for v in (outputs[output], inputs[input_]))
+        if new is None or old is None:
+            continue
+        if new.buffer.kind == OUTPUT and old.buffer.kind == INPUT:
+            yield new.buffer, old.buffer
+
+
+def why_not(region: Region, new: Buffer, old: Buffer, places: Places) -> str | None:
+    """Why a region must not write one of its results over a buffer that it reads."""
+    anchor = region.anchor
+    if anchor is None or not isinstance(anchor.op, STATEFUL):
+        return clash(region, old, places)
+    for item in region.outputs:
+        if places.storage[item].buffer is not new or not isinstance(item.op, Item):
+            continue
+        state = _updated(anchor.op, item.op.index)
+        readers = [i for i, v in enumerate(anchor.inputs) if _is_in(v, old, places)]
+        if state is None or readers != [state]:
+            return "the kernel reads it at other places too"
+        a, b = places.storage[item], places.storage.get(anchor.inputs[state])
+        if b is None:
+            return "what is updated is a view of it"
+        return None if (a.strides, a.offset) == (b.strides, b.offset) else "it lies elsewhere"
+    return "it is no result of its own"
+
+
+def _updated(op: Op, result: int) -> int | None:
+    """The operand that a result is the new state of, where an op updates state."""
+    if isinstance(op, DecodeAttention):
+        return op.updates.get(result)
+    assert isinstance(op, (Loop, BoundedLoop))
+    return 2 + result if result < op.carried else None
+
+
+def _is_in(value: Value, buffer: Buffer, places: Places) -> bool:
+    """Whether a value, or what it is a view of, is in a buffer."""
+    while is_view(value) and value not in places.storage:
+        value = value.inputs[0]
+    place = places.storage.get(value)
+    return place is not None and place.buffer is buffer
+
+
+def clash(region: Region, old: Buffer, places: Places) -> str | None:
+    """Why a region must not write its only result over a buffer that it reads; None if it may."""
+    result = region.root
+    place = places.storage[result]
+    new = place.buffer
+    if (new.padded, new.halo) != (old.padded, old.halo):
+        return "the buffers differ in their shape"
+    if new.dtype.itemsize != old.dtype.itemsize:
+        return "the elements differ in their size"
+    at = counters(result.tensor.static)
+    target = flatten(at, place.strides, place.offset)
+    anchor = region.anchor
+    inside = frozenset(region.inputs)
+    if anchor is not None:
+        plain: Sequence[Value] = anchor.inputs
+        if isinstance(anchor.op, UPDATES) and not region.epilogue:
+            updated, *plain = anchor.inputs
+            read = _positions([Element(updated, at)], inside, old, places)
+            if read - {_key(target)}:
+                return "what is updated lies elsewhere"
+        if any(b is old for b in _buffers(_sources(plain, inside), places)):
+            return "the kernel reads it at other places too"
+        inside |= {anchor}
+    read = _positions([Element(result, at)], inside, old, places)
+    return "an element is read at another place" if read - {_key(target)} else None
+
+
+_Key = tuple[int, frozenset[tuple[object, int]]]
+
+
+def _key(index: Index) -> _Key:
+    """What makes two indices the same, whatever the order of their terms."""
+    return index.constant, frozenset(index.terms)
+
+
+def _positions(
+    wanted: list[Element], inside: frozenset[Value], old: Buffer, places: Places
+) -> set[_Key]:
+    """Where in a buffer elements are read to make some others."""
+    found = set()
+    for item in resolve(wanted, lambda v: v in inside, is_view):
+        place = places.storage.get(item.element.value)
+        if not item.operands and place is not None and place.buffer is old:
+            found.add(_key(flatten(item.element.at, place.strides, place.offset)))
+    return found
+
+
+def _sources(values: Iterable[Value], inside: frozenset[Value]) -> list[Value]:
+    """The stored values that some values of a region are made from."""
+    found: dict[Value, None] = {}
+    stack, seen = list(values), set[Value]()
+    while stack:
+        value = stack.pop()
+        if value in seen:
+            continue
+        seen.add(value)
+        if value in inside:
+            found[value] = None
+        else:
+            stack.extend(value.inputs)
+    return list(found)
+
+
+def _buffers(values: Iterable[Value], places: Places) -> list[Buffer]:
+    places_ = (places.storage.get(v) for v in values)
+    return list(dict.fromkeys(p.buffer for p in places_ if p is not None))
+
+
+def _uses(regions: Sequence[Region], places: Places) -> tuple[dict[Buffer, int], dict[Buffer, int]]:
+    """The first and the last step that reads or writes each buffer."""
+    first: dict[Buffer, int] = {}
+    last: dict[Buffer, int] = {}
+    for step, region in enumerate(regions):
+        for buffer in _buffers((*region.inputs, *region.outputs), places):
+            first.setdefault(buffer, step)
+            last[buffer] = step
+    return first, last
+
+
+def read_before_donated(graph: Graph, regions: list[Region], places: Places) -> list[Region]:
+    """The regions in an order in which old state is read before new state is written over it.
+
+    Where a read of the old value depends on the new one there is no such order; the donation then
+    costs a copy.
+    """
+    for new, old in donated_buffers(graph, places):
+        first, last = _uses(regions, places)
+        start, stop = first.get(new, 0), last.get(old, 0)
+        if stop <= start:
+            continue
+        later = _dependants(regions, start, stop)
+        span = range(start + 1, stop + 1)
+        before = [regions[k] for k in span if k not in later]
+        after = [regions[k] for k in span if k in later]
+        regions = [*regions[:start], *before, regions[start], *after, *regions[stop + 1 :]]
+    return regions
+
+
+def _dependants(regions: Sequence[Region], start: int, stop: int) -> set[int]:
+    """The steps up to a last one that need a step's results, or results made from those."""
+    made: set[Value] = set(regions[start].outputs)
+    found: set[int] = set()
+    for k in range(start + 1, stop + 1):
+        region = regions[k]
+        if any(_made_from(v, made) for v in region.inputs):
+            found.add(k)
+            made.update(region.outputs)
+    return found
+
+
+def _made_from(value: Value, made: set[Value]) -> bool:
+    """Whether a value, or a part of a join that has no step of its own, is among some."""
+    stack, seen = [value], set[Value]()
+    while stack:
+        v = stack.pop()
+        if v in made:
+            return True
+        if v not in seen and is_join(v) and is_native(v):
+            stack.extend(v.inputs)
+        seen.add(v)
+    return False
+
+
+def root(buffer: int, over: Mapping[int, int]) -> int:
+    """The buffer whose memory one lies in, through everything that is written over it."""
+    while buffer in over:
+        buffer = over[buffer]
+    return buffer

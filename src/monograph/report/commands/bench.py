@@ -1,0 +1,346 @@
+"""Times a model, beside its peers in the same window: what `monograph bench` does."""
+
+from __future__ import annotations
+
+import importlib
+import math
+import resource
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+
+from monograph.codegen.llvm.module.features import choose_features
+from monograph.errors import ConfigError, MonographError
+from monograph.ir import Graph, Input, constant, tensor
+from monograph.ir.dtype import f32
+from monograph.ops.linear import Dot
+from monograph.ops.reduce import ReduceMax
+from monograph.report.commands.execute import Notes, Request, advising
+from monograph.report.render.tables import count_text, seconds_text, table
+from monograph.runtime.cpu.executable import compile_graph
+from monograph.runtime.cpu.threads import choose_threads
+
+MONOGRAPH, ONNXRUNTIME, OPENVINO = "monograph", "onnxruntime", "openvino"
+PEERS = (ONNXRUNTIME, OPENVINO)
+WARM_UPS = 3
+PAUSE_SECONDS = 0.01
+TURN_SECONDS = 0.05
+PEAK_SECONDS = 0.3
+"""How long each peak is looked for: others may keep the machine busy for a while."""
+TOO_LITTLE_WORK = "too little work for more"
+"""Why a program runs on one thread where it might have more."""
+OVER_FLOPS = (
+    "over 100%: operations are those of the model, of which Winograd convolutions do fewer;"
+    " or the machine was busy while the peak was measured"
+)
+OVER_BYTES = "over 100%: it was read from caches, or memory was busy while it was measured"
+
+
+@dataclass(frozen=True)
+class Times:
+    """Seconds of runs, summarised."""
+
+    runs: int
+    median: float
+    p90: float
+    p99: float
+    least: float
+
+    @property
+    def per_second(self) -> float:
+        return 1.0 / self.median
+
+    def as_json(self) -> dict[str, Any]:
+        own = {"runs": self.runs, "median": self.median, "min": self.least}
+        own |= {"p50": self.median, "p90": self.p90, "p99": self.p99}
+        return own | {"per_second": self.per_second}
+
+
+@dataclass(frozen=True)
+class Peaks:
+    """What this machine reaches with our own kernels, in the same process."""
+
+    flops_per_second: float
+    bytes_per_second: float
+
+
+@dataclass(frozen=True)
+class Bench:
+    """Times of Monograph and its peers, and how far the model is from the machine's peaks."""
+
+    target: str
+    threads: int
+    """Threads that every contender may use."""
+    times: dict[str, Times]
+    stats: dict[str, Any]
+    flops: float
+    bytes: float
+    peaks: Peaks | None
+    own_threads: int = 0
+    """Threads that Monograph did use: small programs, and packages for fewer, use less."""
+    compiled_threads: int = 0
+    """Threads that it was compiled for."""
+    process_bytes: int = 0
+    """The most memory that the process had up to the first run, before peers came."""
+    capture: str = "auto"
+    """Whether runs were to be captured."""
+
+    @property
+    def rates(self) -> dict[str, float]:
+        """Operations and bytes a second, and the shares of what this machine reaches."""
+        if self.peaks is None:
+            return {}
+        seconds = self.times[MONOGRAPH].median
+        flops, moved = self.flops / seconds, self.bytes / seconds
+        return {
+            "gflops_per_second": flops / 1e9,
+            "gbytes_per_second": moved / 1e9,
+            "of_peak_flops": flops / self.peaks.flops_per_second,
+            "of_peak_bytes": moved / self.peaks.bytes_per_second,
+        }
+
+    def ratio(self, peer: str) -> float:
+        """How many times faster than a peer."""
+        return self.times[peer].median / self.times[MONOGRAPH].median
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "ok": True,
+            "target": self.target,
+            "threads": self.threads,
+            "own_threads": self.own_threads,
+            "times": {k: v.as_json() for k, v in self.times.items()},
+            "ratios": {p: self.ratio(p) for p in self.times if p != MONOGRAPH},
+            "stats": self.stats,
+            "kernels_per_run": self.stats["kernels_per_run"],
+            "launches_per_run": self.stats["launches_per_run"],
+            "capture": self.capture,
+            "flops": known(self.flops),
+            "bytes": self.bytes,
+            **{name: known(rate) for name, rate in self.rates.items()},
+            "peaks": asdict(self.peaks) if self.peaks else None,
+            "peak_memory": {
+                "temporaries": self.stats["peak_bytes"],
+                "process": self.process_bytes,
+            },
+        }
+
+
+def bench_model(
+    request: Request,
+    note: Notes,
+    *,
+    against: Sequence[str] = (),
+    seconds: float = 5.0,
+    threads: int | None = None,
+) -> Bench:
+    """Times a model on one target, interleaved with peers on the same threads and inputs."""
+    if unknown := [p for p in against if p not in PEERS]:
+        raise ConfigError("no such peer", expected=" | ".join(PEERS), given=unknown)
+    session = request.load(threads=threads)
+    made = request.inputs(session, note)
+    feeds = made.feeds
+    # A package may be for fewer threads than its peers should have.
+    count = choose_threads(session.config.threads)
+    contenders: dict[str, Callable[[], Any]] = {MONOGRAPH: lambda: session.run(feeds)}
+    with advising(made):
+        contenders[MONOGRAPH]()
+    taken = process_peak()
+    for peer in against:
+        try:
+            contenders[peer] = _peer(peer, request, feeds, count)
+            contenders[peer]()
+        except MonographError:
+            raise
+        except Exception as e:
+            # A peer that refuses the model is no fault of ours, and no reason to stop.
+            contenders.pop(peer, None)
+            note(f"{peer} does not run this model: {str(e).strip().splitlines()[0]}")
+    times = interleave(contenders, seconds)
+    flops = moved = 0.0
+    peaks, own = None, count
+    if session.config.target == "cpu":
+        executable = session.executable(feeds)
+        own = executable.threads
+        flops, moved = executable.flops, executable.moved
+        peaks = measure_peaks(count)
+    stats, target = session.stats, session.config.target
+    compiled = session.threads
+    mode = session.config.capture
+    return Bench(target, count, times, stats, flops, moved, peaks, own, compiled, taken, mode)
+
+
+def known(figure: float) -> float | None:
+    """A figure for JSON; None where it is not known."""
+    return None if math.isnan(figure) else figure
+
+
+def process_peak() -> int:
+    """The most bytes that this process has had in memory so far."""
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return most if sys.platform == "darwin" else most * 1024
+
+
+def interleave(contenders: Mapping[str, Callable[[], Any]], seconds: float) -> dict[str, Times]:
+    """Runs contenders in turns until the time is up: noise of the machine hits all alike.
+
+    Threads of a runtime may spin for a while after its run, on cores that the next one needs, so
+    each turn starts with a pause and a run that is not counted.
+    """
+    for run in contenders.values():
+        for _ in range(WARM_UPS):
+            run()
+    taken: dict[str, list[float]] = {name: [] for name in contenders}
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end or not all(taken.values()):
+        for name, run in contenders.items():
+            time.sleep(PAUSE_SECONDS)
+            run()
+            taken[name] += _turn(run)
+    return {name: summarise(t) for name, t in taken.items()}
+
+
+def _turn(run: Callable[[], Any]) -> list[float]:
+    """Seconds of some runs in a row."""
+    taken: list[float] = []
+    while sum(taken) < TURN_SECONDS:
+        start = time.perf_counter()
+        run()
+        taken.append(time.perf_counter() - start)
+    return taken
+
+
+def summarise(seconds: Sequence[float]) -> Times:
+    p50, p90, p99 = np.percentile(seconds, [50, 90, 99])
+    return Times(len(seconds), float(p50), float(p90), float(p99), min(seconds))
+
+
+def _peer(name: str, request: Request, feeds: Mapping[str, Any], threads: int) -> Callable[[], Any]:
+    """A run of the same file in another runtime, with the same threads."""
+    try:
+        module: Any = importlib.import_module(name)
+    except ImportError:
+        raise ConfigError(f"{name} is not installed", hint=f"pip install {name}") from None
+    path = str(request.model)
+    if name == ONNXRUNTIME:
+        options = module.SessionOptions()
+        options.intra_op_num_threads = threads
+        options.log_severity_level = 3
+        other = module.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+        return lambda: other.run(None, dict(feeds))
+    core = module.Core()
+    settings = {
+        "INFERENCE_NUM_THREADS": threads,
+        "PERFORMANCE_HINT": "LATENCY",
+        # Its default is bf16 where the machine has it: other numbers, not the same work.
+        "INFERENCE_PRECISION_HINT": "f32",
+    }
+    compiled = core.compile_model(path, "CPU", settings)
+    return lambda: compiled(dict(feeds))
+
+
+def measure_peaks(threads: int) -> Peaks:
+    """Operations and bytes a second of kernels that do nothing else."""
+    x = Input("x", tensor(f32, 768, 512))()
+    weights = constant(np.ones((512, 512), np.float32))
+    product = Graph((x,), (("y", Dot()(x, weights)),))
+    flops = 2.0 * 768 * 512 * 512 / _best(product, threads)
+    return Peaks(flops, measure_bandwidth(threads))
+
+
+def measure_bandwidth(threads: int, seconds: float = PEAK_SECONDS) -> float:
+    """Bytes a second of a kernel that only reads, for so long, at its best."""
+    # Memory for a large result is new in each run, and that is slow by itself.
+    long = Input("x", tensor(f32, 1 << 24))()
+    stream = Graph((long,), (("y", ReduceMax((0,))(long)),))
+    return 4.0 * (1 << 24) / _best(stream, threads, seconds)
+
+
+def _best(graph: Graph, threads: int, seconds: float = PEAK_SECONDS) -> float:
+    executable = compile_graph(graph, choose_features(), threads)
+    feeds = {n: np.ones(t.static, np.float32) for n, t in _ports(graph)}
+    best, end = float("inf"), time.perf_counter() + seconds
+    while time.perf_counter() < end or best == float("inf"):
+        start = time.perf_counter()
+        executable.run(feeds)
+        best = min(best, time.perf_counter() - start)
+    return best
+
+
+def _ports(graph: Graph) -> list[tuple[str, Any]]:
+    return list(zip(graph.input_names, graph.input_types, strict=True))
+
+
+def capture_lines(stats: Mapping[str, Any], mode: str) -> list[str]:
+    """How runs came to their launches: captures, replays, copies, and what was not captured."""
+    if "captures" not in stats:
+        return []
+    listed = [
+        count_text(stats["captures"], "capture"),
+        count_text(stats["replays"], "replay"),
+        f"{stats['rebinds']} ports moved",
+    ]
+    lines = [f"capture {mode}: {', '.join(listed)}"]
+    lines += [f"  copied {n} times, {why}" for why, n in stats.get("staged", {}).items()]
+    lines += [f"  not captured {n} times: {why}" for why, n in stats.get("fallbacks", {}).items()]
+    return lines
+
+
+def show_bench(out: Console, name: str, bench: Bench) -> None:
+    """The table that people read."""
+    columns = ("", "median (p50)", "p90", "p99", "fastest", "1 / median", "Monograph is")
+    on_gpu = bench.target.startswith("gpu")
+    threads = "" if on_gpu else f", {count_text(bench.threads, 'thread')}"
+    rows = table(f"{name} on {bench.target}{threads}", *columns, right=tuple(range(1, 7)))
+    for contender, times in bench.times.items():
+        figures = (times.median, times.p90, times.p99, times.least)
+        ratio = "" if contender == MONOGRAPH else f"{bench.ratio(contender):.2f}x as fast"
+        rows.add_row(contender, *map(seconds_text, figures), f"{times.per_second:.1f}/s", ratio)
+    out.print(rows)
+    stats = bench.stats
+    fewer = bench.own_threads < bench.threads and not on_gpu
+    why = TOO_LITTLE_WORK if bench.own_threads < bench.compiled_threads else "of the package"
+    used = f" on {count_text(bench.own_threads, 'thread')} ({why})" if fewer else ""
+    beside = f" in {stats['lanes']} lanes" if stats.get("lanes", 1) > 1 else ""
+    out.print(
+        f"{count_text(stats['launches_per_run'], 'launch')},"
+        f" {count_text(stats['kernels_per_run'], 'kernel')} a run{beside}{used};"
+        f" on the host: {', '.join(stats['host_steps']) or 'nothing'}"
+    )
+    for line in capture_lines(stats, bench.capture):
+        out.print(line, markup=False, highlight=False)
+    out.print(
+        f"peak memory: {stats['peak_bytes'] / 1e6:.1f} MB of temporaries;"
+        f" {bench.process_bytes / 1e6:.0f} MB the whole process, compiler included"
+    )
+    if "device_bytes" in stats:
+        out.print(
+            f"on {stats['device']}: {stats['device_bytes'] / 1e6:.1f} MB of its memory;"
+            f" {stats['tuning_used']} problems with measured kernels",
+            highlight=False,
+        )
+    if bench.peaks is not None:
+        for line in _rate_lines(bench, bench.peaks):
+            out.print(line)
+
+
+def _rate_lines(bench: Bench, peaks: Peaks) -> Iterator[str]:
+    """Operations and bytes a second beside the peaks, and how there can be more than those."""
+    rates = bench.rates
+    flops, share = f"{rates['gflops_per_second']:.1f}", f"{rates['of_peak_flops']:.0%}"
+    if math.isnan(bench.flops):
+        flops = share = "-"  # data decide how often loops turn
+    yield (
+        f"{flops} GFLOP/s of {peaks.flops_per_second / 1e9:.1f} measured here ({share}),"
+        f" {rates['gbytes_per_second']:.1f} GB/s of {peaks.bytes_per_second / 1e9:.1f}"
+        f" ({rates['of_peak_bytes']:.0%})"
+    )
+    if rates["of_peak_flops"] > 1:
+        yield f"GFLOP/s {OVER_FLOPS}"
+    if rates["of_peak_bytes"] > 1:
+        yield f"GB/s {OVER_BYTES}"

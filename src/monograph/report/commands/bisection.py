@@ -1,0 +1,175 @@
+"""Finds the place where a target stops computing what a model says: a pass, a rule or a step.
+
+`verify --bisect` begins with the passes, `verify --per-step` with the steps of compiled code. Each
+goes on with the other where its own part is right and outputs differ, so that both name one place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from monograph.bindings import pass_overrides
+from monograph.config import Config
+from monograph.errors import ConfigError
+from monograph.ir import Graph
+from monograph.passes.base import Environment
+from monograph.pipeline import PassOptions, all_passes, optimise
+from monograph.report.commands.execute import Notes, Request, VerifyResult, advising, verify_model
+from monograph.rewrite import CPU_COST, GPU_COST, CostModel
+from monograph.runtime.cpu.instrumented import compile_stepped
+from monograph.runtime.inputs.inputs import Chosen
+from monograph.runtime.numerics.bisect import Numbers, PassError
+from monograph.runtime.numerics.compare import Difference, compare_outputs
+from monograph.runtime.numerics.stepwise import StepCheck, StepChecker
+from monograph.session import Session
+
+COSTS: dict[str, CostModel] = {"cpu": CPU_COST, "gpu": GPU_COST}
+"""The cost models that rules ask, by target."""
+NOT_RUN = "code for a GPU was not run: compare it with `monograph verify --target gpu`"
+OWN_PASSES = "compiled code was not compared: it is made by all passes, with their own options"
+
+
+@dataclass(frozen=True)
+class PassesChecked:
+    """What comparing the numbers behind every pass found."""
+
+    verified: tuple[str, ...]
+    """Passes that keep the numbers, in order."""
+    skipped: Sequence[str]
+    """Random ops, for which only the structure could be checked."""
+    fault: PassError | None
+
+
+@dataclass(frozen=True)
+class StepsChecked:
+    """What comparing every step of compiled code found."""
+
+    checks: tuple[StepCheck, ...]
+    stages: int
+    """Programs that the run is made of: more than one where data decide shapes."""
+    launches: tuple[Difference, ...]
+    """The outputs of one launch a step against those of one launch for all: the same bits."""
+
+    @property
+    def first_wrong(self) -> StepCheck | None:
+        return next((c for c in self.checks if not c.ok), None)
+
+    @property
+    def first_drift(self) -> StepCheck | None:
+        return next((c for c in self.checks if c.drifted), None)
+
+
+@dataclass(frozen=True)
+class BisectResult:
+    """What checking every pass of a model found, and behind them the compiled code."""
+
+    target: str
+    passes: PassesChecked
+    steps: StepsChecked | None = None
+    """The steps of compiled code, where all passes are right and outputs differ."""
+    outputs: VerifyResult | None = None
+    """The outputs of the target against the reference, where all passes are right."""
+    left_out: str | None = None
+    """Why compiled code was not compared."""
+
+    @property
+    def ok(self) -> bool:
+        return self.passes.fault is None and (self.outputs is None or self.outputs.ok)
+
+
+def cost_of(target: str | None) -> tuple[str, CostModel]:
+    """The name and the cost model of a target; the CPU's by default."""
+    name = target or "cpu"
+    if name not in COSTS:
+        raise ConfigError("no cost model for this target", expected=" | ".join(COSTS), given=name)
+    return name, COSTS[name]
+
+
+def bound_inputs(request: Request, note: Notes) -> tuple[Session, Graph, Mapping[str, Any]]:
+    """A model's graph with every dimension bound, and inputs of these sizes."""
+    session = replace(request, target=None).load()
+    made = request.inputs(session, note)
+    with advising(made):
+        return session, session.bound_graph(made.feeds), made.feeds
+
+
+def check_passes(
+    graph: Graph,
+    feeds: Mapping[str, Any],
+    config: Config,
+    options: PassOptions | None = None,
+    any_order: Collection[str] = (),
+) -> PassesChecked:
+    """Compares the numbers behind every pass, with the options that a session's passes have.
+
+    `options` are the caller's own, which go before those.
+    """
+    numbers = Numbers(graph, feeds, any_order=any_order)
+    verified: list[str] = []
+    fault: PassError | None = None
+    try:
+        optimise(
+            graph,
+            environment=Environment(GPU_COST if config.on_gpu else CPU_COST),
+            options=_as_in_sessions(config, options or PassOptions()),
+            numbers=numbers,
+            observe=lambda stage, step, after: verified.append(step.name),
+        )
+    except PassError as e:
+        fault = e
+    return PassesChecked(tuple(verified), numbers.drawn, fault)
+
+
+def _as_in_sessions(config: Config, options: PassOptions) -> PassOptions:
+    known = {step.name for _, step in all_passes()}
+    overrides = {name: own for name, own in pass_overrides(config).items() if name in known}
+    for name, own in options.overrides.items():
+        overrides[name] = {**overrides.get(name, {}), **own}
+    return replace(options, overrides=overrides)
+
+
+def check_steps(session: Session, feeds: Mapping[str, Any]) -> StepsChecked:
+    """Runs a model step by step on the CPU, and each step by the reference beside it."""
+    checker, compiler = StepChecker(), session.compiler()
+    stepped = compile_stepped(session.optimised_graph(feeds), compiler, checker.observe)
+    names = [p.name for p in session.outputs]
+    apart = dict(zip(names, stepped(feeds), strict=True))
+    whole = dict(zip(names, session.run(feeds), strict=True))
+    launches = tuple(compare_outputs(apart, whole, {}))
+    return StepsChecked(tuple(checker.checks), checker.stages, launches)
+
+
+def bisect_model(
+    request: Request, options: PassOptions, note: Notes, any_order: Collection[str] = ()
+) -> BisectResult:
+    """Compares the numbers behind every pass, then the outputs, then the steps of compiled code."""
+    target, _ = cost_of(request.target)
+    session, graph, feeds = bound_inputs(request, note)
+    config = replace(session.config, target=target)
+    passes = check_passes(graph, feeds, config, options, any_order)
+    if passes.skipped:
+        drawn = ", ".join(passes.skipped)
+        note(f"the model draws random numbers ({drawn}): only its structure is checked")
+    if passes.fault is not None or passes.skipped:
+        return BisectResult(target, passes)
+    if target != "cpu" or options != PassOptions():
+        return BisectResult(target, passes, left_out=NOT_RUN if target != "cpu" else OWN_PASSES)
+    again = replace(request, target=target, given=dict(feeds), archive=None, chosen=Chosen())
+    outputs = verify_model(again, None, _silent, any_order=any_order)
+    if outputs.ok:
+        return BisectResult(target, passes, outputs=outputs)
+    return BisectResult(target, passes, check_steps(again.load(), feeds), outputs)
+
+
+def check_passes_of(
+    session: Session, outputs: VerifyResult, any_order: Collection[str] = ()
+) -> PassesChecked:
+    """Compares the numbers behind the passes of a session, on the inputs of a comparison."""
+    feeds = outputs.inputs.feeds
+    return check_passes(session.bound_graph(feeds), feeds, session.config, any_order=any_order)
+
+
+def _silent(_: str) -> None:
+    """Notes on inputs that have been told of."""

@@ -1,0 +1,308 @@
+"""Generations with their times, and decoding at given positions, beside what memory allows.
+
+A token cannot take less time than reading the weights and the cache once: the floor. How many bytes
+a second that is, is measured here, as the best of several reads.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from rich.console import Console
+
+from monograph.errors import ConfigError
+from monograph.generate import Generator
+from monograph.generate.engine.engine import Engine
+from monograph.generate.rewrite.sampling import Sampling
+from monograph.report.commands.bench import OVER_BYTES, measure_bandwidth
+from monograph.report.render.tables import count_text, seconds_text, table
+
+STEPS, WARM_UPS = 32, 3
+"""Steps that are timed at a position, and the ones before them that are not."""
+ROUND = 8
+"""Steps that are timed together, at most."""
+POSITIONS = (16, 512)
+"""Where steps are timed, unless told."""
+READ_SECONDS = 1.0
+"""How long memory is read for its bandwidth, without a pause: behind a rest some takes tenths of a
+second to give all it has, and others may keep it busy meanwhile."""
+READS = 6
+"""How often a GPU's is."""
+READ_BYTES = 1 << 29
+"""Of a GPU's memory: more than any cache holds."""
+STOP, LIMIT, LENGTH = "stop_token", "max_new_tokens", "max_length"
+"""Why a generation ended."""
+
+
+@dataclass(frozen=True)
+class Decoding:
+    """What a generation took."""
+
+    target: str
+    prompt_tokens: int
+    new_tokens: int
+    prefill_seconds: float
+    decode_seconds: float
+    decode_runs: int
+    launches_per_token: float
+    bytes_per_token: int
+    """Weights and cache that a token reads, at the middle of the generation."""
+    bytes_per_second: float
+    stopped: str
+    """STOP, LIMIT or LENGTH."""
+    stop_token: int | None
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """None where the only token is the one that the prompt's own run chose."""
+        return self.decode_runs / self.decode_seconds if self.decode_runs else None
+
+    @property
+    def of_floor(self) -> float | None:
+        """The least time for a token beside the time it took: 1 is as fast as memory allows."""
+        rate = self.tokens_per_second
+        return None if rate is None else self.bytes_per_token / self.bytes_per_second * rate
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "target": self.target,
+            "prompt_tokens": self.prompt_tokens,
+            "new_tokens": self.new_tokens,
+            "prefill_seconds": self.prefill_seconds,
+            "decode_seconds": self.decode_seconds,
+            "tokens_per_second": self.tokens_per_second,
+            "launches_per_token": self.launches_per_token,
+            "bytes_per_token": self.bytes_per_token,
+            "bytes_per_second": self.bytes_per_second,
+            "of_floor": self.of_floor,
+            "stopped": self.stopped,
+            "stop_token": self.stop_token,
+        }
+
+
+@dataclass(frozen=True)
+class AtPosition:
+    """A decode step behind so many tokens."""
+
+    position: int
+    seconds: float
+    """From token to token: the median of rounds of some steps."""
+    least: float
+    bytes: int
+
+
+@dataclass(frozen=True)
+class DecodeBench:
+    """Decode steps at several positions."""
+
+    target: str
+    batch: int
+    launches_per_token: float
+    bytes_per_second: float
+    steps: tuple[AtPosition, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "target": self.target,
+            "batch": self.batch,
+            "launches_per_token": self.launches_per_token,
+            "bytes_per_second": self.bytes_per_second,
+            "positions": [
+                {
+                    "position": s.position,
+                    "median": s.seconds,
+                    "min": s.least,
+                    "tokens_per_second": self.batch / s.seconds,
+                    "bytes": s.bytes,
+                    "of_floor": s.bytes / self.bytes_per_second / s.seconds,
+                }
+                for s in self.steps
+            ],
+        }
+
+
+def measured(generator: Generator, prompt_tokens: int, new_tokens: int, limit: int) -> Decoding:
+    """What the generation that a generator has just made took.
+
+    limit: how many tokens were asked for, 0 for as many as there is room for.
+    """
+    engine = generator.engine
+    timing = engine.timing
+    middle = prompt_tokens + new_tokens // 2
+    stopped = generator.finish_reason() == "stop"
+    return Decoding(
+        generator.session.config.target,
+        prompt_tokens,
+        new_tokens,
+        timing.prefill_seconds,
+        timing.decode_seconds,
+        timing.decode_runs,
+        launches(generator),
+        engine.weight_bytes() + engine.cache_bytes(middle),
+        bandwidth(generator),
+        STOP if stopped else LIMIT if new_tokens == limit else LENGTH,
+        int(generator.get_sequence(0)[-1]) if stopped else None,
+    )
+
+
+def launches(generator: Generator) -> float:
+    """Launches of a step, or the share of one where many tokens were made in one launch."""
+    engine, timing = generator.engine, generator.engine.timing
+    if timing.decode_launches and timing.decode_runs > timing.decode_launches:
+        each = engine.loop_session().stats["launches_per_run"]
+        return float(each * timing.decode_launches / timing.decode_runs)
+    stats = generator.session.stats
+    if stats.get("replays", 0) + stats.get("captures", 0) >= stats["runs"] > 0:
+        return 1.0
+    if generator.session.config.target == "reference":
+        return 0.0  # nothing is launched
+    return float(generator.session.executable(engine.last_feeds).launches)
+
+
+def bandwidth(generator: Generator) -> float:
+    """Bytes a second that the memory of the target gives, at its best."""
+    session = generator.session
+    if session.gpu is None or session.gpu.place is None:
+        return measure_bandwidth(session.threads or 1, READ_SECONDS)
+    import torch
+
+    from monograph.runtime.gpu.profiling import measure_ceilings
+
+    device: Any = session.gpu.device  # type: ignore[union-attr]
+    copied = measure_ceilings(device, torch.float16).bytes_per_second
+    return max(copied, _read_by_gpu(device)) if device.measures else copied
+
+
+def _read_by_gpu(device: Any) -> float:
+    """Bytes a second of reads: a copy, which also writes, may be slower than what only reads."""
+    import torch
+
+    with device.active():
+        data = torch.ones(READ_BYTES // 2, dtype=torch.float16, device=device.place)
+        matrix, vector = data.view(-1, 4096), data[:4096]
+        wide = data.view(torch.float32)
+        works: tuple[Callable[[], Any], ...] = (lambda: torch.mv(matrix, vector), wide.sum)
+        best = 0.0
+        for work in works:
+            for _ in range(READS):
+                start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+                start.record()
+                work()
+                stop.record()
+                stop.synchronize()
+                best = max(best, data.nbytes / (start.elapsed_time(stop) * 1e-3))
+    return best
+
+
+def usual_positions(maximum: int) -> list[int]:
+    """Where steps are timed unless told: as far as all of them fit behind a position."""
+    last = max(0, maximum - WARM_UPS - STEPS)
+    return sorted({min(position, last) for position in POSITIONS})
+
+
+def bench_decoder(
+    generator: Generator, positions: Sequence[int], batch: int, note: Any, steps: int = STEPS
+) -> DecodeBench:
+    """Times decode steps at positions; what the cache holds there does not matter."""
+    engine = generator.engine
+    hint = generator.more_room()
+    if engine.maximum <= WARM_UPS:
+        raise ConfigError(
+            "the cache is too short to time steps in",
+            expected=f"room for {WARM_UPS + 1} tokens at least",
+            given=engine.maximum,
+            hint=hint,
+        )
+    for position in positions:
+        if not 0 <= position <= engine.maximum - WARM_UPS - 1:
+            raise ConfigError(
+                "there is no such position to measure at",
+                expected=f"0..{engine.maximum - WARM_UPS - 1}",
+                given=position,
+                hint=hint,
+            )
+    engine.start(batch, Sampling())
+    found = []
+    for position in positions:
+        count = min(steps, engine.maximum - position - WARM_UPS)
+        if count < steps:
+            note(f"{count} steps fit behind position {position}")
+        engine.place(position)
+        _seconds(engine, WARM_UPS)
+        rounds = -(-count // ROUND)
+        ends = [count * number // rounds for number in range(rounds + 1)]
+        times = [_seconds(engine, end - first) / (end - first) for first, end in pairwise(ends)]
+        moved = engine.weight_bytes() + engine.cache_bytes(position)
+        found.append(AtPosition(position, statistics.median(times), min(times), moved))
+    target = generator.session.config.target
+    return DecodeBench(target, batch, launches(generator), bandwidth(generator), tuple(found))
+
+
+def _seconds(engine: Engine, count: int) -> float:
+    """What so many steps take as a generation makes them, from the first start to the last token.
+
+    On a GPU steps overlap: what one of them takes by itself cannot be told.
+    """
+    began = time.perf_counter()
+    for left in reversed(range(count)):
+        engine.decode(further=left > 0)
+    return time.perf_counter() - began
+
+
+def decoding_lines(found: Decoding) -> list[str]:
+    """What people read behind a generation."""
+    rate, share = found.tokens_per_second, found.of_floor
+    decoded = f"decode: {count_text(found.new_tokens, 'token')}"
+    if rate is not None:
+        decoded += f", {rate:.1f} a second, {_launches_text(found.launches_per_token)}"
+    memory = (
+        f"memory: {found.bytes_per_token / 1e6:.1f} MB a token at"
+        f" {found.bytes_per_second / 1e9:.1f} GB/s is the floor"
+    )
+    if share is not None:
+        memory += f"; {share:.0%} of it" + (f" ({OVER_BYTES})" if share > 1 else "")
+    why = {
+        STOP: f"at stop token {found.stop_token}",
+        LIMIT: f"at the limit of {count_text(found.new_tokens, 'new token')}",
+        LENGTH: f"at the maximum length, {found.prompt_tokens + found.new_tokens} tokens",
+    }
+    prompt = count_text(found.prompt_tokens, "token")
+    return [
+        f"prompt: {prompt} in {seconds_text(found.prefill_seconds)}",
+        decoded,
+        memory,
+        f"stopped: {why[found.stopped]}",
+    ]
+
+
+def _launches_text(count: float) -> str:
+    if not count:
+        return "nothing is launched"
+    return "1 launch a token" if count == 1 else f"{count:.3g} launches a token"
+
+
+def show_decode_bench(out: Console, name: str, found: DecodeBench) -> None:
+    title = f"{name} on {found.target}, batch {found.batch}"
+    columns = ("position", "median", "fastest", "tokens a second", "of the floor")
+    rows = table(title, *columns, right=tuple(range(5)))
+    shares = [s.bytes / found.bytes_per_second / s.seconds for s in found.steps]
+    for step, share in zip(found.steps, shares, strict=True):
+        rows.add_row(
+            str(step.position),
+            seconds_text(step.seconds),
+            seconds_text(step.least),
+            f"{found.batch / step.seconds:.1f}",
+            f"{share:.0%}",
+        )
+    out.print(rows)
+    out.print(
+        f"{_launches_text(found.launches_per_token)}; the floor is reading weights and cache"
+        f" once at {found.bytes_per_second / 1e9:.1f} GB/s"
+    )
+    if max(shares, default=0.0) > 1:
+        out.print(OVER_BYTES)

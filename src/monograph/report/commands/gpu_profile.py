@@ -1,0 +1,252 @@
+"""Where the time of a run goes on a GPU: what `monograph profile --target gpu` does."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from rich.console import Console
+from rich.markup import escape
+
+from monograph.errors import ConfigError
+from monograph.ir import Array
+from monograph.program.work import step_work
+from monograph.report.commands.bench import Peaks
+from monograph.report.commands.execute import Notes, Request, advising
+from monograph.report.commands.profile import (
+    StepTime,
+    Timed,
+    kinds_json,
+    rates_json,
+    rates_text,
+    show_kinds,
+)
+from monograph.report.render.nodes import made_text, nodes_text
+from monograph.report.render.tables import seconds_text, table
+
+if TYPE_CHECKING:
+    from monograph.runtime.gpu.executable import GpuExecutable
+
+HOW = (
+    "a profile runs eagerly, nothing of it is captured: times of steps are taken between events,"
+    " launch by launch; kernels do not overlap there, and a gap includes the event itself"
+)
+
+
+@dataclass(frozen=True)
+class GpuProfile(Timed):
+    """The steps of a model on a GPU, timed."""
+
+    device: str
+    precision: str
+    launches: tuple[tuple[int, str], ...]
+    """Of each launch, the number of its step and the name of its kernel."""
+    gaps: tuple[float, ...]
+    """Seconds that the device idles before each step."""
+    graph_seconds: float | None
+    """A run as a graph of the same launches, where one can be made."""
+    stamps: Array
+    """Nanoseconds [run, launch, begin or end] from the beginning of each run."""
+
+    @property
+    def gap_seconds(self) -> float:
+        return sum(self.gaps)
+
+    @property
+    def typical(self) -> Array:
+        """The stamps of the run whose time is the median."""
+        ends = self.stamps[:, :, 1].max(axis=1, initial=0)
+        chosen: Array = self.stamps[np.argsort(ends, kind="stable")[(len(ends) - 1) // 2]]
+        return chosen
+
+    def kernels(self, number: int) -> list[str]:
+        return [name for step, name in self.launches if step == number]
+
+
+def profile_on_gpu(
+    request: Request, note: Notes, *, runs: int = 30, warm_ups: int = 3
+) -> GpuProfile:
+    """Times every launch of a model on the device of the request's target."""
+    session = request.load()  # says what is missing, before anything imports torch
+    from monograph.runtime.gpu import profiling
+    from monograph.runtime.gpu.tensors import torch_type
+
+    side = session.gpu
+    if side is None or side.place is None:
+        raise ConfigError(
+            "a profile needs a device to run on", expected="gpu", given=session.config.target
+        )
+    made = request.inputs(session, note)
+    feeds = made.feeds
+    with advising(made):
+        graph = session.optimised_graph(feeds)
+    executable: GpuExecutable = side.compiled(graph)  # type: ignore[union-attr]
+    profiling.check_timeable(executable)
+    ports = profiling.ports_of(executable, feeds)
+    stamps = profiling.time_launches(executable, ports, runs, warm_ups)
+    precision = session.config.precision
+    kind = torch_type({t.name: t for t in _float_types()}[precision])
+    ceilings = profiling.measure_ceilings(executable.device, kind)
+    works = executable.module.works
+    gaps = profiling.median_gaps(stamps)
+    numbers = [b.position for b in works]
+    return GpuProfile(
+        _steps(executable, stamps),
+        Peaks(ceilings.flops_per_second, ceilings.bytes_per_second),
+        executable.device.name,
+        precision,
+        tuple((b.position, _kernel_name(b)) for b in works),
+        tuple(
+            sum(g for g, n in zip(gaps, numbers, strict=True) if n == i)
+            for i in range(len(executable.program.steps))
+        ),
+        _graph_seconds(executable, ports, session.config.capture),
+        stamps,
+    )
+
+
+def _graph_seconds(executable: GpuExecutable, ports: Any, capture: str) -> float | None:
+    """A whole run as one graph, beside the steps; none is made with capture off."""
+    from monograph.runtime.gpu import profiling
+
+    found = None if capture == "off" else profiling.time_graph(executable, ports)
+    if capture == "require" and found is None:
+        raise ConfigError(
+            "the run cannot be timed as one graph",
+            given=executable.device.name,
+            hint="leave out --capture require: steps are timed eagerly in any case",
+        )
+    return found
+
+
+def _float_types() -> tuple[Any, ...]:
+    from monograph.ir.dtype import bf16, f16, f32
+
+    return f32, f16, bf16
+
+
+def _kernel_name(bound: Any) -> str:
+    """What a profiler of the device's maker would call it."""
+    from monograph.codegen.triton.module.kernel import Call, Launch
+    from monograph.runtime.gpu.build.source import named
+
+    if isinstance(bound.work, Launch):
+        return named(bound.work.source, bound.step.region.kind)
+    return bound.work.name if isinstance(bound.work, Call) else type(bound.work).__name__.lower()
+
+
+def _steps(executable: GpuExecutable, stamps: Array) -> tuple[StepTime, ...]:
+    """The steps of the program, each with the time of its launches."""
+    taken = np.median(stamps[..., 1] - stamps[..., 0], axis=0) / 1e9
+    positions = np.array([b.position for b in executable.module.works], int)
+    found = []
+    for number, step in enumerate(executable.program.steps):
+        seconds = float(taken[positions == number].sum())
+        found.append(StepTime(number, step, True, seconds, (seconds,), step_work(step)))
+    return tuple(found)
+
+
+def profile_json(path: str, target: str, found: GpuProfile) -> dict[str, Any]:
+    return {
+        "model": path,
+        "target": target,
+        "device": found.device,
+        "precision": found.precision,
+        "runs": len(found.stamps),
+        "launches": len(found.launches),
+        "graph_seconds": found.graph_seconds,
+        "step_seconds": found.step_seconds,
+        "gap_seconds": found.gap_seconds,
+        "how": HOW,
+        "captured": False,
+        "peaks": asdict(found.peaks),
+        "steps": [_step_json(found, s) for s in found.steps],
+        "kinds": kinds_json(found),
+    }
+
+
+def _step_json(found: GpuProfile, timed: StepTime) -> dict[str, Any]:
+    return {
+        "step": timed.number,
+        "kind": timed.step.region.kind,
+        "kernels": found.kernels(timed.number),
+        "nodes": timed.step.nodes,
+        "reads": [str(v.type) for v in timed.step.region.inputs],
+        "makes": [str(v.type) for v in timed.step.region.outputs],
+        "seconds": timed.seconds,
+        "share": found.share(timed.seconds),
+        "gap_seconds": found.gaps[timed.number],
+        **rates_json(found, timed.work, timed.seconds),
+    }
+
+
+def show_profile(out: Console, found: GpuProfile, top: int) -> None:
+    """The slowest steps, the kinds, and the run as a whole."""
+    slowest = sorted(found.steps, key=lambda s: -s.seconds)
+    shown = slowest[:top] if top else list(found.steps)
+    title = f"{len(found.steps)} steps in {found.precision} on {escape(found.device)}"
+    title += f", the {len(shown)} slowest first" if top else ", in their order"
+    columns = ("step", "kind", "ONNX nodes", "makes", "launches", "time", "share")
+    rows = table(
+        title, *columns, "GFLOP/s", "GB/s", "of peak", "gap", right=(0, 4, 5, 6, 7, 8, 9, 10)
+    )
+    for timed in shown:
+        rows.add_row(*_row(found, timed))
+    if left := [s for s in found.steps if s not in shown]:
+        rest = sum(s.seconds for s in left)
+        share = f"{found.share(rest):.1%}"
+        rows.add_row("", f"{len(left)} more", "", "", "", seconds_text(rest), share)
+    out.print(rows)
+    show_kinds(out, found)
+    _show_summary(out, found)
+
+
+def _row(found: GpuProfile, timed: StepTime) -> list[str]:
+    return [
+        str(timed.number),
+        escape(timed.step.region.kind),
+        escape(nodes_text(timed.step.nodes)),
+        escape(made_text(timed.step)),
+        str(len(found.kernels(timed.number))),
+        seconds_text(timed.seconds),
+        f"{found.share(timed.seconds):.1%}",
+        *rates_text(timed.work, timed.seconds, found.floor(timed.work)),
+        seconds_text(found.gaps[timed.number]),
+    ]
+
+
+def _show_summary(out: Console, found: GpuProfile) -> None:
+    out.print(
+        f"medians of {len(found.stamps)} runs: {seconds_text(found.step_seconds)} in"
+        f" {len(found.launches)} launches, {seconds_text(found.gap_seconds)} between them"
+    )
+    if found.graph_seconds is not None:
+        out.print(f"as one graph, without events: {seconds_text(found.graph_seconds)} a run")
+    out.print(HOW)
+    out.print(
+        f"peaks measured here: {found.peaks.flops_per_second / 1e12:.1f} TFLOP/s"
+        f" ({found.precision}), {found.peaks.bytes_per_second / 1e9:.0f} GB/s"
+    )
+
+
+def trace_events(path: str, found: GpuProfile) -> list[dict[str, Any]]:
+    """The run of median time as Chrome events: launches in a row, the steps they belong to."""
+    from monograph.report.render.trace import block, metadata
+
+    events = [metadata("process_name", 0, path), metadata("thread_name", 0, found.device)]
+    for (number, kernel), (begin, end) in zip(found.launches, found.typical, strict=True):
+        timed = found.steps[number]
+        name = f"{number} {timed.step.region.kind}"
+        if timed.step.nodes:
+            name += f": {nodes_text(timed.step.nodes, 40)}"
+        arguments = {
+            "step": number,
+            "kernel": kernel,
+            "onnx_nodes": timed.step.nodes,
+            "makes": made_text(timed.step),
+            "median_us": timed.seconds * 1e6,
+            **rates_json(found, timed.work, timed.seconds),
+        }
+        events.append(block(name, timed.step.region.kind, 0, int(begin), int(end), 0, arguments))
+    return events

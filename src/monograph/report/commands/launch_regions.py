@@ -1,0 +1,212 @@
+"""How a model is launched: its regions, and what splits them. Nothing is compiled or run for it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.markup import escape
+
+from monograph.bindings import optimise_for
+from monograph.codegen.llvm.module import select as cpu
+from monograph.codegen.llvm.module.host_fallback import host_reason
+from monograph.config import make_config
+from monograph.errors import ConfigError, FeedError, InferError, MonographError, some_of
+from monograph.ir import Graph, Value
+from monograph.program.dynamic.stage_reasons import stops
+from monograph.program.dynamic.stages import Cut, cut, settled
+from monograph.program.fusion.addresses import unproven_addresses
+from monograph.program.fusion.op_classes import is_native
+from monograph.program.launch_regions import GraphStep, HostStep, SplitAtHost, kind_of, summary
+from monograph.program.legalise.expand import expand
+from monograph.program.legalise.lower_complex import in_parts
+from monograph.program.legalise.lower_random import with_states
+from monograph.program.program import Program, Step, lower
+from monograph.report.commands.execute import Notes, Request, about_sizes, advising
+from monograph.report.render.tables import table
+from monograph.runtime.counts import DATA_DECIDE
+
+if TYPE_CHECKING:
+    from monograph.codegen.triton.module.kernel import Work
+
+DEFAULT_ARCH = ("cuda", "sm_90")
+"""Whose kernels are counted where the target names no architecture."""
+
+
+@dataclass(frozen=True)
+class Launching:
+    """The program that a model begins with, and its launches."""
+
+    target: str
+    program: Program
+    kernels: dict[int, int]
+    """By step; with the kernels that are chosen where none is measured."""
+    ends: tuple[str, ...] = ()
+    """Why there are further programs."""
+
+    @property
+    def text(self) -> str:
+        return summary(self.program.launches, lambda s: self.kernels.get(s.index, 1), self.ends)
+
+    @property
+    def regions(self) -> list[GraphStep]:
+        return [x for x in self.program.launches if isinstance(x, GraphStep)]
+
+    @property
+    def host(self) -> list[HostStep]:
+        return [x for x in self.program.launches if isinstance(x, HostStep)]
+
+    def count(self, region: GraphStep) -> int:
+        return sum(self.kernels[s.index] for s in region.steps)
+
+
+def launching_of_model(request: Request, note: Notes) -> Launching:
+    """How a model is launched on the request's target, for the sizes of its inputs."""
+    config = make_config(target=request.target, **request.options)
+    session = replace(request, target="reference", options={}).load()
+    made = request.inputs(session, about_sizes(note))
+    with advising(made):
+        return launching_of(optimise_for(config, session.bound_graph(made.feeds)), config.target)
+
+
+def try_launching(request: Request, note: Notes) -> Launching | MonographError:
+    """The same, or why it cannot be told: often sizes that were guessed do not fit the model."""
+    try:
+        return launching_of_model(request, note)
+    except (ConfigError, FeedError) as e:
+        if isinstance(e.__cause__, InferError):
+            return e  # sizes that an op of the model does not take
+        raise  # asked for in a way that cannot be answered
+    except MonographError as e:
+        return e
+
+
+def launching_of(graph: Graph, target: str) -> Launching:
+    """How an optimised graph of known shapes is launched on a target."""
+    return _on_gpu(graph, target) if target.startswith("gpu") else _on_cpu(graph, target)
+
+
+def _on_cpu(graph: Graph, target: str) -> Launching:
+    """There the launch of a region is the call of one native function."""
+    graph, states = with_states(expand(settled(in_parts(graph) or graph)))
+    parts = cut(graph, cpu.compiles, bool(states), True)
+    first = graph if parts is None else parts.first
+    program = SplitAtHost(host_reason).run(lower(expand(first), cpu.CpuTarget()))
+    return Launching(target, program, {s.index: 1 for s in program.steps}, _ends(parts))
+
+
+def _on_gpu(graph: Graph, target: str) -> Launching:
+    from monograph.codegen.triton.control.conditional_work import needs_conditions
+    from monograph.codegen.triton.control.subprograms import host_reason as on_host
+    from monograph.codegen.triton.module.kernel import Arch
+    from monograph.codegen.triton.module.select import GpuTarget, family
+
+    def compiles(value: Value) -> bool:
+        return all(map(is_native, (value, *value.inputs))) and family(value) is not None
+
+    graph, _ = with_states(expand(settled(graph)))
+    parts = cut(graph, compiles)
+    first = graph if parts is None else parts.first
+    device = target.partition(":")[2]
+    backend = "hip" if device.startswith("gfx") else DEFAULT_ARCH[0]
+    name = device if device.startswith(("gfx", "sm_")) else DEFAULT_ARCH[1]
+    lowered = lower(with_states(expand(first))[0], GpuTarget())
+    arch = Arch(backend, name)
+    works = {s.index: _works(lowered, s, arch) for s in lowered.steps}
+
+    def decided(step: Step) -> bool:
+        return any(map(needs_conditions, works[step.index] or ()))
+
+    # HIP has no conditional nodes; of a CUDA driver it is not known how old it is.
+    program = SplitAtHost(on_host, backend == "cuda", decided).run(lowered)
+    held = {x.step.index for x in program.launches if isinstance(x, HostStep)}
+    kernels = {i: 0 if i in held else _kernels(w) for i, w in works.items()}
+    return Launching(target, program, kernels, _ends(parts))
+
+
+def _works(program: Program, step: Step, arch: Any) -> Sequence[Work] | None:
+    """What a step becomes by default; None where no kernel computes it."""
+    from monograph.codegen.triton.control.subprograms import host_reason as on_host
+    from monograph.codegen.triton.module import select
+    from monograph.codegen.triton.module.kernel import GpuContext
+
+    if on_host(step.region) or not select.serves(step.region):
+        return None
+    return select.candidates(GpuContext(program, step, arch))[0].make()
+
+
+def _kernels(works: Sequence[Work] | None) -> int:
+    """Kernels of a step, those inside branches and loops counted once."""
+    return 1 if works is None else sum(map(_count, works))  # compiling it says what is wrong
+
+
+def _count(work: Work) -> int:
+    bodies = getattr(work, "bodies", None)
+    return 1 if bodies is None else sum(_count(w) for body in bodies for w in body)
+
+
+def _ends(parts: Cut | None) -> tuple[str, ...]:
+    """Why the host comes in when a program has run, with the ops that make it so."""
+    where = () if parts is None else stops(parts)
+    if parts is None or not where:
+        return ()
+    rest = "; what follows is compiled and launched when they are known" if parts.waiting else ""
+    return (f"{DATA_DECIDE} ({some_of(where)}){rest}",)
+
+
+def launching_json(found: Launching | MonographError) -> dict[str, Any]:
+    if isinstance(found, MonographError):
+        return {"problem": str(found)}
+    return {
+        "target": found.target,
+        "summary": found.text,
+        "regions": [
+            {
+                "first": r.steps[0].index,
+                "last": r.steps[-1].index,
+                "steps": len(r.steps),
+                "kernels": found.count(r),
+            }
+            for r in found.regions
+        ],
+        "host_steps": [
+            {
+                "step": h.step.index,
+                "op": kind_of(h.step.region),
+                "nodes": h.step.nodes,
+                "why": h.reason,
+            }
+            for h in found.host
+        ],
+        "ends": list(found.ends),
+        "bounds_checks": unproven_addresses(found.program),
+    }
+
+
+def show_told(
+    out: Console, found: Launching | MonographError, target: str | None, note: Notes
+) -> None:
+    """The launches, or a note on why they cannot be told."""
+    if isinstance(found, MonographError):
+        note(f"launches on {target} cannot be told: {found}")
+    else:
+        show_launching(out, found)
+
+
+def show_launching(out: Console, found: Launching) -> None:
+    """One line where there is one region; else a table of what comes one after the other."""
+    out.print(escape(f"launches on {found.target}: {found.text}"), highlight=False, soft_wrap=True)
+    if not found.host:
+        return
+    rows = table("launches", "", "steps", "kernels", "why", "ONNX nodes", right=(2,))
+    for launch in found.program.launches:
+        first, last = launch.steps[0].index, launch.steps[-1].index
+        span = f"{first}" if first == last else f"{first}-{last}"
+        if isinstance(launch, GraphStep):
+            rows.add_row("region", span, str(found.count(launch)), "", "")
+        else:
+            nodes = escape(", ".join(launch.step.nodes))
+            rows.add_row(kind_of(launch.step.region), span, "-", escape(launch.reason), nodes)
+    out.print(rows)

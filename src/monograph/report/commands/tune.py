@@ -1,0 +1,217 @@
+"""Measures the kernels of a model: what `monograph tune` does."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+
+from monograph.errors import ConfigError
+from monograph.report.commands.execute import Notes, Request, about_sizes
+from monograph.report.render.tables import table
+from monograph.runtime.progress import READY
+
+if TYPE_CHECKING:
+    from rich.progress import Progress as Display
+
+LABEL = 60
+"""Characters of a problem that are shown."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A problem, and the kernel that was chosen for it."""
+
+    problem: str
+    winner: str
+    default: str
+    us: float
+    default_us: float | None
+    """None where the default could not be run."""
+    rivals: int
+    steps: int
+    """How often the model has the problem."""
+
+    @property
+    def saved(self) -> float:
+        """Microseconds of a run that the choice saves over the default."""
+        return 0.0 if self.default_us is None else self.steps * (self.default_us - self.us)
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """What was chosen for a model, and what it took."""
+
+    device: str
+    cache: Path | None
+    choices: tuple[Choice, ...]
+    measured: int
+    """Problems that were measured now; the others were known."""
+    seconds: float
+    lanes: tuple[dict[str, Any], ...] = ()
+    """Whole runs side by side or one after the other: what each took, and which was chosen."""
+
+    @property
+    def chosen_us(self) -> float:
+        return sum(c.steps * c.us for c in self.choices)
+
+    @property
+    def default_us(self) -> float:
+        return sum(c.steps * (c.default_us or c.us) for c in self.choices)
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "device": self.device,
+            "cache": None if self.cache is None else str(self.cache),
+            "measured": self.measured,
+            "seconds": self.seconds,
+            "chosen_us": self.chosen_us,
+            "default_us": self.default_us,
+            "lanes": list(self.lanes),
+            "problems": [vars(c) | {"saved_us": c.saved} for c in self.choices],
+        }
+
+
+def tune_model(request: Request, note: Notes, quiet: bool = False) -> Tuned:
+    """Measures what is not known of a model's kernels yet."""
+    _check(request)
+    started = time.perf_counter()
+    with TuneBar(quiet) as bar:
+        session = replace(request, progress=bar).load()
+        feeds = request.inputs(session, about_sizes(note)).feeds
+        session.run(feeds)  # also what data decide the sizes of
+    from monograph.runtime.gpu.build.tune import problem_key
+    from monograph.runtime.gpu.target import GpuSide, parts_of
+
+    side = session.gpu
+    if not isinstance(side, GpuSide) or not side.device.measures:
+        raise ConfigError(
+            "nothing can be measured on this target", expected="gpu | gpu:N", given=request.target
+        )
+    count: dict[str, int] = {}
+    for part in parts_of(session.executable(feeds)):
+        for step in part.program.steps:
+            key = problem_key(part.program, step, session.config.tf32)
+            count[key] = count.get(key, 0) + 1
+    choices = [
+        Choice(
+            entry["problem"],
+            entry["winner"],
+            entry["default"],
+            entry["us"][entry["winner"]],
+            entry["us"].get(entry["default"]),
+            len(entry["us"]),
+            count[key],
+        )
+        for key, entry in side.tuner.used.items()
+        if key in count
+    ]
+    choices.sort(key=lambda c: -c.steps * c.us)
+    path, taken = side.tuner.cache.path, time.perf_counter() - started
+    lanes = () if side.lanes is None else tuple(side.lanes.used.values())
+    return Tuned(side.device.name, path, tuple(choices), side.tuner.measured, taken, lanes)
+
+
+def _check(request: Request) -> None:
+    mode = request.options.get("tune")
+    if mode not in ("fast", "full"):
+        raise ConfigError("this command measures", expected="--tune fast | full", given=mode)
+    if not str(request.target).startswith("gpu"):
+        raise ConfigError(
+            "only GPUs have kernels to choose among", expected="gpu | gpu:N", given=request.target
+        )
+
+
+class TuneBar:
+    """What is compiled or measured, how far it is, and how long it will take; on a terminal."""
+
+    def __init__(self, quiet: bool = False, console: Console | None = None) -> None:
+        self._shown = console is not None or (sys.stderr.isatty() and not quiet)
+        self._console = console
+        self._lock = threading.Lock()
+        self._display: Display | None = None
+        self._stage = ""
+
+    def __enter__(self) -> TuneBar:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        with self._lock:
+            if self._display is not None:
+                self._display.stop()
+                self._display = None
+
+    def __call__(self, stage: str, done: int, total: int) -> None:
+        """Takes what `monograph.load` reports to its `progress`."""
+        if not self._shown or stage == READY:
+            return
+        with self._lock:
+            display = self._display or self._started()
+            kind = stage.partition(" ")[0]
+            task = display.task_ids[0]
+            if kind != self._stage:
+                # The time that is left is worked out from this stage's own pace.
+                display.reset(task, total=total)
+                self._stage = kind
+            display.update(task, description=stage[:LABEL], completed=done, total=total)
+
+    def _started(self) -> Display:
+        from rich.progress import (
+            BarColumn,
+            MofNCompleteColumn,
+            Progress,
+            TextColumn,
+            TimeElapsedColumn,
+            TimeRemainingColumn,
+        )
+
+        self._display = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            console=self._console or Console(stderr=True),
+            transient=True,
+        )
+        self._display.add_task("")
+        self._display.start()
+        return self._display
+
+
+def show_tuned(out: Console, model: str, found: Tuned) -> None:
+    """What was chosen, for people: the problems that take longest first."""
+    columns = ("problem", "steps", "chosen", "us", "default", "us", "of")
+    rows = table(f"{model} on {found.device}", *columns, right=(1, 3, 5, 6))
+    for c in found.choices:
+        default = "the same" if c.winner == c.default else c.default
+        us = "fails" if c.default_us is None else f"{c.default_us:.1f}"
+        rows.add_row(
+            c.problem[:LABEL], str(c.steps), c.winner, f"{c.us:.1f}", default, us, str(c.rivals)
+        )
+    out.print(rows)
+    known = len(found.choices) - found.measured
+    gain = found.default_us / found.chosen_us if found.chosen_us else 1.0
+    out.print(
+        f"{found.chosen_us:.0f} us a run in these steps instead of {found.default_us:.0f} by the"
+        f" defaults: {gain:.2f}x as fast; {found.measured} problems measured,"
+        f" {max(known, 0)} known before, {found.seconds:.1f} s",
+        highlight=False,
+    )
+    for entry in found.lanes:
+        us = ", ".join(f"{name} {taken:.1f} us" for name, taken in entry["us"].items())
+        out.print(f"{entry['problem']}: {entry['winner']} chosen ({us})", highlight=False)
+    if found.cache is not None:
+        out.print(f"kept in {found.cache}", highlight=False)

@@ -1,0 +1,1 @@
+"""Results as tables, JSON, progress bars and traces."""

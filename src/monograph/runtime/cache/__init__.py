@@ -1,0 +1,1 @@
+"""Compiled programs on disk: the object cache, artefacts, packages."""

@@ -1,0 +1,151 @@
+"""A compiled program as named members, which is what lies on disk: in a cache or in a package.
+
+    layout      JSON: what a run has to know
+    object0...  object code
+    constants   what kernels read, as they read it
+
+Nothing is unpickled. Whoever stores members checks that they come back as they were written.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from monograph.ir import Array, dtype, parse_type
+from monograph.ir.lazy import lazy
+from monograph.runtime.cache.object_cache import Buffer
+from monograph.runtime.cpu.launch import FaultText, Layout, NativeExecutable, Slot
+from monograph.runtime.cpu.native import NativeCode
+from monograph.runtime.feeds import Port, Signature
+
+if TYPE_CHECKING:
+    from monograph.codegen.llvm.module.compile import Module
+    from monograph.program.program import Program, Step
+    from monograph.runtime.cpu.executable import CpuExecutable
+
+FORMAT = 2
+"""Goes up when members mean something else than before."""
+LAYOUT, CONSTANTS, OBJECT = "layout", "constants", "object"
+
+
+@dataclass(frozen=True)
+class Artefact:
+    """A compiled program that is one native function, apart from the process that made it."""
+
+    layout: Layout
+    objects: Sequence[Buffer]
+    constants: Array
+
+    @property
+    def whole(self) -> bool:
+        """Whether one native function does all the work."""
+        return self.layout.whole
+
+    def members(self) -> dict[str, Buffer]:
+        """The members by name."""
+        found: dict[str, Buffer] = {LAYOUT: json.dumps(layout_to_json(self.layout)).encode()}
+        found |= {f"{OBJECT}{i}": data for i, data in enumerate(self.objects)}
+        return found | {CONSTANTS: self.constants}
+
+    @staticmethod
+    def of(members: Mapping[str, memoryview]) -> Artefact:
+        """What members were made of."""
+        count = sum(name.startswith(OBJECT) for name in members)
+        return Artefact(
+            layout_from_json(json.loads(bytes(members[LAYOUT]))),
+            [members[f"{OBJECT}{i}"] for i in range(count)],
+            np.frombuffer(members[CONSTANTS], np.uint8),
+        )
+
+
+class LoadedExecutable(NativeExecutable):
+    """A compiled program that was found on disk. How it was made is worked out when asked."""
+
+    def __init__(self, artefact: Artefact, compile_again: Callable[[], CpuExecutable]) -> None:
+        objects = [bytes(data) for data in artefact.objects]
+        code = NativeCode(objects, artefact.layout.functions)
+        super().__init__(artefact.layout, code, artefact.constants)
+        self._artefact = artefact
+        self._compile_again = compile_again
+
+    def artefact(self) -> Artefact:
+        """What was found."""
+        return self._artefact
+
+    @lazy
+    def _compiled(self) -> CpuExecutable:
+        return self._compile_again()
+
+    @property
+    def program(self) -> Program:
+        """The program, made anew from the model."""
+        return self._compiled.program
+
+    @property
+    def programs(self) -> list[Program]:
+        return [self.program]
+
+    @property
+    def module(self) -> Module:
+        """The program before code generation, made anew from the model."""
+        return self._compiled.module
+
+    @property
+    def host_steps(self) -> list[Step]:
+        """None: a program with steps on the host is not kept on disk."""
+        return []
+
+
+def layout_to_json(layout: Layout) -> dict[str, Any]:
+    """A layout as JSON has it."""
+    slots = {
+        which: [asdict(s) | {"dtype": s.dtype.name} for s in getattr(layout, which)]
+        for which in ("inputs", "outputs")
+    }
+    return (
+        {f: getattr(layout, f) for f in Layout.__dataclass_fields__}
+        | slots
+        | {"faults": [asdict(f) for f in layout.faults]}
+    )
+
+
+def layout_from_json(found: Mapping[str, Any]) -> Layout:
+    """What `layout_to_json` was given."""
+    slots = {
+        which: tuple(
+            Slot(**(s | {"dtype": dtype(s["dtype"]), "shape": tuple(s["shape"])}))
+            for s in found[which]
+        )
+        for which in ("inputs", "outputs")
+    }
+    rest = {f: found[f] for f in Layout.__dataclass_fields__}
+    values: dict[str, Any] = {f: tuple(x) if isinstance(x, list) else x for f, x in rest.items()}
+    values |= slots | {"faults": tuple(map(_fault, found["faults"]))}
+    return Layout(**values)
+
+
+def _fault(found: Mapping[str, Any]) -> FaultText:
+    return FaultText(**{**found, "buffers": tuple(found["buffers"])})
+
+
+def signature_to_json(signature: Signature) -> dict[str, Any]:
+    """A signature as JSON has it: types are written as people read them."""
+    return {
+        which: [[p.name, None if p.type is None else str(p.type)] for p in ports]
+        for which, ports in vars(signature).items()
+    }
+
+
+def signature_from_json(found: Mapping[str, Any]) -> Signature:
+    """What `signature_to_json` was given."""
+    return Signature(
+        **{
+            which: tuple(Port(name, text and parse_type(text)) for name, text in found[which])
+            for which in ("inputs", "outputs", "optional")
+        }
+    )

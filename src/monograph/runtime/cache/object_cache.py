@@ -1,0 +1,246 @@
+"""Compiled objects on disk, found again by a key.
+
+    DIR/entries/3f/3fa9...e1    one file an entry: a line with a digest, a line of JSON, the parts
+
+An entry is written to a temporary file and renamed, so readers see all of it or nothing, and
+processes need no lock between them. Everything behind the digest is checked when an entry is
+read; what does not fit is deleted and counts as missing. Nothing is unpickled. An entry is
+trusted like a shared library, so the directory must belong to the user and to nobody else.
+
+Parts begin on cache lines and are mapped, not read: weights that several processes run with are in
+memory once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import mmap
+import os
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from typing import TypeAlias
+
+import llvmlite
+import llvmlite.binding as llvm
+import numpy as np
+
+import monograph
+from monograph.codegen.llvm.module.features import Features
+from monograph.config import Config
+from monograph.ir import Array
+from monograph.runtime.atomic_write import replacing
+
+Buffer: TypeAlias = "bytes | memoryview | Array"
+"""What can be stored: anything whose bytes lie in one piece."""
+
+_log = logging.getLogger("monograph")
+_MAGIC = b"monograph-cache 2 "
+_ALIGNMENT = 64
+_HEADER = len(_MAGIC) + 65
+"""The digest of everything behind it in hexadecimal, and the end of the line."""
+_NEWLINE = 0x0A
+_TEMPORARY = ".new-"
+_STALE_SECONDS = 3600.0
+"""Temporary files older than this were left by a process that died."""
+_LOW_WATER = 0.9
+"""The part of the limit that eviction leaves, so that not every write evicts."""
+
+
+def make_key(features: Features, **parts: str) -> str:
+    """The key of an entry made from these parts, for this instruction set and these versions."""
+    parts |= {
+        "features": f"{features.name} {features.cpu} {features.flags}",
+        "monograph": _own_version(),
+        "llvmlite": llvmlite.__version__,
+        "llvm": ".".join(map(str, llvm.llvm_version_info)),
+        "triple": llvm.get_default_triple(),
+    }
+    text = json.dumps(parts, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def open_cache(config: Config) -> DiskCache | None:
+    """The cache of a configuration; None where it is switched off."""
+    if not config.cache_dir or not config.cache_bytes:
+        return None
+    return DiskCache(Path(config.cache_dir).expanduser(), config.cache_bytes)
+
+
+class DiskCache:
+    """Named parts of bytes under a key, in a directory of bounded size.
+
+    No method fails for a reason of the disk: what cannot be read is missing, and what cannot be
+    written is not kept; the first such failure is logged as a warning.
+    """
+
+    def __init__(self, directory: Path, limit: int) -> None:
+        self._entries = directory / "entries"
+        self._limit = limit
+        self._usable = self._prepare(directory)
+
+    def get(self, key: str) -> dict[str, memoryview] | None:
+        """The parts stored under a key; None where there is nothing, or nothing intact."""
+        if not self._usable:
+            return None
+        path = self._path(key)
+        try:
+            data = _mapped(path)
+        except OSError:
+            return None
+        parts = _unpack(key, data)
+        if parts is None:
+            self.forget(key)
+            return None
+        with suppress(OSError):
+            os.utime(path)  # Eviction goes by the time of last use.
+        return parts
+
+    def forget(self, key: str) -> None:
+        """Deletes an entry that turned out to be damaged."""
+        path = self._path(key)
+        _log.warning("cache entry %s is damaged; it will be made again", path)
+        _remove(path)
+
+    def put(self, key: str, parts: Mapping[str, Buffer]) -> bool:
+        """Stores parts under a key, in place of what was there; whether that could be done."""
+        if not self._usable:
+            return False
+        pieces = _pack(key, parts)
+        size = sum(map(len, pieces))
+        if size > self._limit:
+            _log.info("not cached: %d bytes, and the cache may hold %d", size, self._limit)
+            return False
+        path = self._path(key)
+        try:
+            path.parent.mkdir(mode=0o700, exist_ok=True)
+            with replacing(path, prefix=_TEMPORARY, durable=False, private=True) as file:
+                file.writelines(pieces)
+        except OSError as error:
+            _warn_once(f"cannot write to the cache at {self._entries}: {error.strerror}")
+            return False
+        self._evict(path, size)
+        return True
+
+    def _path(self, key: str) -> Path:
+        return self._entries / key[:2] / key
+
+    def _prepare(self, directory: Path) -> bool:
+        """Makes the directory, and refuses one that others could put code into."""
+        try:
+            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._entries.mkdir(mode=0o700, exist_ok=True)
+            for place in (directory, self._entries):
+                status = place.stat()
+                if hasattr(os, "geteuid") and (
+                    status.st_uid != os.geteuid() or status.st_mode & 0o022
+                ):
+                    _warn_once(f"no cache: others may write to {place}; give it mode 0700")
+                    return False
+        except OSError as error:
+            _warn_once(f"no cache at {directory}: {error.strerror}")
+            return False
+        return True
+
+    def _evict(self, kept: Path, kept_bytes: int) -> None:
+        """Deletes what was not used for longest until the rest fits; other processes may too."""
+        found: list[tuple[float, int, Path]] = []
+        for path in self._entries.glob("*/*"):
+            try:
+                status = path.stat()
+            except OSError:
+                continue
+            if path.name.startswith(_TEMPORARY):
+                if time.time() - status.st_mtime > _STALE_SECONDS:
+                    _remove(path)
+            elif path != kept:
+                found.append((status.st_mtime, status.st_size, path))
+        room = self._limit - kept_bytes
+        total = sum(size for _, size, _ in found)
+        if total <= room:
+            return
+        for _, size, path in sorted(found):
+            if total <= room * _LOW_WATER:
+                break
+            _remove(path)
+            total -= size
+
+
+def _mapped(path: Path) -> memoryview:
+    """The bytes of a file, which may be deleted while they are in use."""
+    with path.open("rb") as file:
+        if not os.fstat(file.fileno()).st_size:
+            return memoryview(b"")
+        return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+
+
+def as_bytes(data: Buffer) -> memoryview:
+    """The bytes of some data, where they are."""
+    return (data.data if isinstance(data, np.ndarray) else memoryview(data)).cast("B")
+
+
+def _pack(key: str, parts: Mapping[str, Buffer]) -> list[memoryview]:
+    """An entry in pieces. The head is filled up with spaces, so that every part is aligned."""
+    views = {name: as_bytes(data) for name, data in parts.items()}
+    sizes = {name: len(view) for name, view in views.items()}
+    head = json.dumps({"key": key, "parts": sizes}).encode()
+    head += b" " * (-(_HEADER + len(head) + 1) % _ALIGNMENT) + b"\n"
+    pieces = [memoryview(head)]
+    for view in views.values():
+        pieces += [view, memoryview(bytes(-len(view) % _ALIGNMENT))]
+    digest = hashlib.sha256()
+    for piece in pieces:
+        digest.update(piece)
+    return [memoryview(_MAGIC + digest.hexdigest().encode() + b"\n"), *pieces]
+
+
+def _unpack(key: str, data: memoryview) -> dict[str, memoryview] | None:
+    """The parts of an entry; None unless every byte is as it was written, under this key."""
+    digest = hashlib.sha256(data[_HEADER:]).hexdigest()
+    if data[:_HEADER] != _MAGIC + digest.encode() + b"\n":
+        return None
+    at = _HEADER
+    while data[at] != _NEWLINE:
+        at += 1
+    stated = json.loads(bytes(data[_HEADER:at]))
+    if stated["key"] != key:
+        return None
+    parts, at = {}, at + 1
+    for name, size in stated["parts"].items():
+        parts[name] = data[at : at + size]
+        at += -(-size // _ALIGNMENT) * _ALIGNMENT
+    return parts
+
+
+def _remove(path: Path) -> None:
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        _warn_once(f"cannot delete from the cache at {path.parents[1]}: {error.strerror}")
+
+
+@cache
+def _warn_once(message: str) -> None:
+    _log.warning("%s", message)
+
+
+@cache
+def _own_version() -> str:
+    """The version of this package, and a digest of its files: an edit makes old entries misses."""
+    root = str(Path(__file__).parent.parent)
+    listed, folders = [], [root]
+    while folders:
+        with os.scandir(folders.pop()) as found:
+            for item in found:
+                if item.is_dir():
+                    folders.append(item.path)
+                elif item.name.endswith(".py"):
+                    status = item.stat()
+                    name = item.path.removeprefix(root)
+                    listed.append(f"{name} {status.st_size} {status.st_mtime_ns}")
+    files = hashlib.sha256("\n".join(sorted(listed)).encode()).hexdigest()
+    return f"{monograph.__version__} {files[:16]}"

@@ -1,0 +1,277 @@
+"""A model compiled ahead of time, in one file: `monograph compile model.onnx -o model.mono`.
+
+    manifest.json      versions, options, signature; every other member with its size and SHA-256
+    manifest.sha256    the digest of the manifest
+    0/layout ...       the members of each executable (see `artefact`)
+
+It is a zip of stored members, each checked when the package is opened or the executable is first
+needed. Nothing is unpickled. The code in it is run: trust a package like a shared library.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import llvmlite.binding as llvm
+
+import monograph
+from monograph.codegen.llvm.module.features import choose_features
+from monograph.config import Config
+from monograph.errors import ConfigError, ModelError, MonographError
+from monograph.runtime.atomic_write import replacing_named
+from monograph.runtime.cache.artefact import (
+    FORMAT,
+    Artefact,
+    signature_from_json,
+    signature_to_json,
+)
+from monograph.runtime.cache.object_cache import Buffer, as_bytes
+from monograph.runtime.cache.source import Source
+from monograph.runtime.cache.store import Shapes
+from monograph.runtime.feeds import Signature
+
+if TYPE_CHECKING:
+    from monograph.runtime.gpu.artefact import GpuArtefact
+
+_KIND = "monograph package"
+_MANIFEST, _DIGEST = "manifest.json", "manifest.sha256"
+_TIME = (1980, 1, 1, 0, 0, 0)
+"""Of every member, so that the same model gives the same file."""
+_BROKEN = (zipfile.BadZipFile, MonographError, ValueError, KeyError, TypeError, OSError)
+
+
+class Members(Protocol):
+    """A compiled program that can be written as named members."""
+
+    def members(self) -> dict[str, Buffer]:
+        """The members by name."""
+
+
+def write_package(
+    path: Path,
+    signature: Signature,
+    options: Mapping[str, Any],
+    artefacts: Mapping[tuple[tuple[str, tuple[int, ...]], ...], Members],
+    arch: str = "",
+) -> None:
+    """Writes a package as a whole or not at all; `arch` is the GPU's, for code that is for one."""
+    members = {
+        f"{number}/{name}": as_bytes(data)
+        for number, artefact in enumerate(artefacts.values())
+        for name, data in artefact.members().items()
+    }
+    manifest = {
+        "kind": _KIND,
+        "format": FORMAT,
+        "monograph": monograph.__version__,
+        **({"arch": arch} if arch else {"triple": llvm.get_default_triple()}),
+        "options": dict(options),
+        "signature": signature_to_json(signature),
+        "shapes": [{name: list(shape) for name, shape in shapes} for shapes in artefacts],
+        "members": {
+            name: {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+            for name, data in members.items()
+        },
+    }
+    head = json.dumps(manifest, indent=1).encode()
+    with replacing_named(path, "the package") as file, zipfile.ZipFile(file, "w") as archive:
+        _add(archive, _MANIFEST, head)
+        _add(archive, _DIGEST, hashlib.sha256(head).hexdigest().encode())
+        for member, data in members.items():
+            _add(archive, member, data)
+
+
+def open_package(
+    source: Source, config: Config, dims: Mapping[str, int], donate: Mapping[str, str]
+) -> Package:
+    """The package that a source is; options must not ask for other code than is in it."""
+    package = Package(Path(source.given))  # type: ignore[arg-type]
+    package.check(config, dims, donate)
+    return package
+
+
+class Package:
+    """The compiled programs of one model in a file."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        try:
+            with zipfile.ZipFile(path) as archive:
+                head = archive.read(_MANIFEST)
+                digest = archive.read(_DIGEST).decode()
+            if hashlib.sha256(head).hexdigest() != digest:
+                raise ValueError("the manifest is not what was written")
+            self._manifest: dict[str, Any] = json.loads(head)
+            if self._manifest["kind"] != _KIND:
+                raise ValueError("it is a zip of another kind")
+            self.arch: str = self._manifest.get("arch", "")
+            """The GPU architecture that its code is for; "" for code that is for the CPU."""
+            self._check_versions()
+            self._signature = signature_from_json(self._manifest["signature"])
+            self.shapes: list[Shapes] = [
+                {name: tuple(shape) for name, shape in shapes.items()}
+                for shapes in self._manifest["shapes"]
+            ]
+            """The shapes of inputs that it holds code for."""
+            self.options: dict[str, Any] = self._manifest["options"]
+        except ConfigError:
+            raise
+        except _BROKEN as e:
+            raise self._refused(e) from None
+        if not self.arch:
+            choose_features(self.options["features"])
+
+    def signature(self, dims: Mapping[str, int] | None = None) -> Signature:
+        """What the model takes and gives, with these of its open dimensions given a size."""
+        return self._signature.sized(dims) if dims else self._signature
+
+    @property
+    def sizes(self) -> list[dict[str, int]]:
+        """The sizes of named dimensions, for each set of shapes that it holds code for."""
+        ports = (*self._signature.inputs, *self._signature.optional)
+        return [
+            self.options["dims"]
+            | {
+                dim: size
+                for port in ports
+                for dim, size in zip(port.shape or (), shapes.get(port.name, ()), strict=False)
+                if isinstance(dim, str)
+            }
+            for shapes in self.shapes
+        ]
+
+    def find(self, shapes: Shapes) -> Artefact | GpuArtefact:
+        """The program for inputs of these shapes, which must be one that was compiled."""
+        if shapes not in self.shapes:
+            raise ConfigError(
+                "the package holds no code for inputs of these shapes",
+                expected="; ".join(map(_listed, self.shapes)),
+                given=_listed(shapes),
+                hint="compile the model for them, or load the model itself",
+            )
+        prefix = f"{self.shapes.index(shapes)}/"
+        try:
+            with zipfile.ZipFile(self._path) as archive:
+                members = {
+                    name.removeprefix(prefix): _checked(archive, name, stated)
+                    for name, stated in self._manifest["members"].items()
+                    if name.startswith(prefix)
+                }
+            if not self.arch:
+                return Artefact.of(members)
+            from monograph.runtime.gpu.artefact import GpuArtefact
+
+            return GpuArtefact.of(members)
+        except _BROKEN as e:
+            raise self._damaged(e) from None
+
+    def check(self, config: Config, dims: Mapping[str, int], donate: Mapping[str, str]) -> None:
+        """Refuses options that ask for other code than there is."""
+        compiled = self.options
+        asked = {
+            "target": ("gpu" if config.on_gpu else config.target, "gpu" if self.arch else "cpu"),
+            "donate": (donate or compiled["donate"], compiled["donate"]),
+        }
+        if self.arch:
+            default = Config.precision
+            chosen = compiled["precision"] if config.precision == default else config.precision
+            asked["precision"] = (chosen, compiled["precision"])
+            asked["tf32"] = (config.tf32 or compiled["tf32"], compiled["tf32"])
+        else:
+            asked["threads"] = (config.threads or compiled["threads"], compiled["threads"])
+            asked["features"] = (config.features or compiled["features"], compiled["features"])
+            asked["winograd"] = (config.winograd and compiled["winograd"], compiled["winograd"])
+            asked["checked"] = (config.checked or compiled["checked"], compiled["checked"])
+        if not any(dims.items() <= sizes.items() for sizes in self.sizes):
+            asked["dims"] = (_sizes_text(dims), "; ".join(map(_sizes_text, self.sizes)))
+        for name, (given, expected) in asked.items():
+            if given != expected:
+                raise ConfigError(
+                    f"{name} is not what the package was compiled with",
+                    expected=expected,
+                    given=given,
+                    hint=f"load it with target={expected!r}"
+                    if name == "target"
+                    else f"leave {name} out{_unset(name)}, or load the model itself",
+                )
+
+    def check_device(self, arch: str) -> None:
+        """Refuses a device of another architecture than the code is for."""
+        if arch != self.arch:
+            raise ConfigError(
+                "the package was compiled for another GPU architecture",
+                expected=self.arch,
+                given=arch,
+                hint=f"compile the model again with `monograph compile --target gpu:{arch}`",
+            )
+
+    def _check_versions(self) -> None:
+        own = {
+            "format": FORMAT,
+            "monograph": monograph.__version__,
+            **({} if self.arch else {"triple": llvm.get_default_triple()}),
+        }
+        for name, value in own.items():
+            if self._manifest[name] != value:
+                raise ConfigError(
+                    f"the package was compiled for another {name}",
+                    expected=value,
+                    given=self._manifest[name],
+                    hint="compile the model again with `monograph compile`",
+                )
+
+    def _refused(self, error: Exception) -> ModelError:
+        """Why the file cannot be opened: it is no package, or one that is damaged."""
+        try:
+            with zipfile.ZipFile(self._path) as archive:
+                names = archive.namelist()
+        except _BROKEN:
+            return self._damaged(error)
+        if _MANIFEST in names:
+            return self._damaged(error)
+        from monograph.frontend.onnx.formats import archive_format
+
+        found = archive_format(names)
+        return ModelError(
+            f"not an ONNX model: the file is {found.name}",
+            given=str(self._path),
+            hint=found.remedy,
+        )
+
+    def _damaged(self, error: Exception) -> ModelError:
+        return ModelError(
+            f"the package is damaged: {error}",
+            given=str(self._path),
+            hint="compile the model again with `monograph compile`",
+        )
+
+
+def _unset(name: str) -> str:
+    """Says that an option came from the environment, where nobody may think of it."""
+    variable = f"MONOGRAPH_{name.upper()}"
+    return f" (unset {variable})" if variable in os.environ else ""
+
+
+def _checked(archive: zipfile.ZipFile, name: str, stated: Mapping[str, Any]) -> memoryview:
+    data = archive.read(name)
+    if len(data) != stated["bytes"] or hashlib.sha256(data).hexdigest() != stated["sha256"]:
+        raise ValueError(f"{name} is not what was written")
+    return memoryview(data)
+
+
+def _add(archive: zipfile.ZipFile, name: str, data: bytes | memoryview) -> None:
+    archive.writestr(zipfile.ZipInfo(name, _TIME), data)
+
+
+def _listed(shapes: Shapes) -> str:
+    return ", ".join(f"{name}: {list(shape)}" for name, shape in shapes.items())
+
+
+def _sizes_text(sizes: Mapping[str, int]) -> str:
+    return ", ".join(f"{name}={size}" for name, size in sizes.items()) or "none"

@@ -1,0 +1,1 @@
+"""The CPU target's executables, launches, native code and thread pool."""

@@ -1,0 +1,255 @@
+"""A compiled program bound to memory: run it, and it runs once."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from monograph.codegen.llvm.module.compile import Module, Segment, compile_program
+from monograph.codegen.llvm.module.context import FIRST_PORT
+from monograph.codegen.llvm.module.features import Features
+from monograph.codegen.llvm.module.host_fallback import host_reason, named, of_region
+from monograph.codegen.llvm.module.select import CpuTarget
+from monograph.config import make_config
+from monograph.ir import Array, Graph, Input, Value
+from monograph.ir.evaluate import apply
+from monograph.program.launch_regions import SplitAtHost, step_name
+from monograph.program.legalise.decoding import split_decoding
+from monograph.program.legalise.expand import expand
+from monograph.program.memory.buffer_assignment import CONSTANT, OUTPUT, TEMPORARY
+from monograph.program.program import Program, Step, lower
+from monograph.program.work import outer_work, program_work
+from monograph.rewrite.cost import LinearCost, Work
+from monograph.runtime.cache.artefact import Artefact
+from monograph.runtime.cache.object_cache import DiskCache, make_key
+from monograph.runtime.cpu.launch import FaultText, Layout, NativeExecutable, Slot, Workspace, fresh
+from monograph.runtime.cpu.native import NativeCode, compile_modules
+from monograph.runtime.progress import Progress, silent
+
+
+class CpuExecutable(NativeExecutable):
+    """A program that was compiled in this process, with the steps that run on the host."""
+
+    def __init__(
+        self,
+        program: Program,
+        module: Module,
+        code: NativeCode,
+        threads: int,
+        objects: Sequence[bytes] = (),
+    ) -> None:
+        super().__init__(make_layout(program, module, threads), code, module.constants)
+        self.program = program
+        self.module = module
+        self._objects = objects
+
+    def artefact(self) -> Artefact:
+        """What of it can be kept on disk."""
+        return Artefact(self.layout, self._objects, self._constants)
+
+    @property
+    def programs(self) -> list[Program]:
+        """What a run is made of: one program (several in `runtime.staged`)."""
+        return [self.program]
+
+    @property
+    def host_reasons(self) -> dict[str, str]:
+        """Why each kind of step on the host runs there."""
+        return {named(s.region): of_region(s.region) for s in self.host_steps}
+
+    @property
+    def host_steps(self) -> list[Step]:
+        """Steps that no compiled code serves."""
+        return [s for s in self.module.segments if isinstance(s, Step)]
+
+    def _run_parts(
+        self, workspace: Workspace, bound: dict[int, Array], feeds: Mapping[str, Any]
+    ) -> list[Any]:
+        held: dict[Value, Any] = {}
+        self._run_segments(workspace, bound, held, feeds)
+        results = [
+            self._read(v, workspace, bound, held, feeds) for _, v in self.program.graph.outputs
+        ]
+        # What the host computed may be a view of an input, of a constant or of another result.
+        own = [buffer >= 0 for buffer in self.layout.results]
+        return [r if mine else fresh(r) for r, mine in zip(results, own, strict=True)]
+
+    def _run_segments(
+        self,
+        workspace: Workspace,
+        bound: Mapping[int, Array],
+        held: dict[Value, Any],
+        feeds: Mapping[str, Any],
+    ) -> None:
+        """Runs native functions and what is between them (runtime/observed.py looks on here)."""
+        for segment in self.module.segments:
+            if isinstance(segment, Segment):
+                self._launch(self._functions[segment.function], workspace)
+            else:
+                self._host(segment, workspace, bound, held, feeds)
+
+    def _host(
+        self,
+        step: Step,
+        workspace: Workspace,
+        bound: Mapping[int, Array],
+        held: dict[Value, Any],
+        feeds: Mapping[str, Any],
+    ) -> None:
+        """Runs a step by its reference, between native functions."""
+        known: dict[Value, Any] = {}
+        for v in step.region.inputs:
+            known[v] = self._read(v, workspace, bound, held, feeds)
+        for v in step.region.body:
+            known[v] = apply(v, [known[i] for i in v.inputs])
+        for v in step.region.outputs:
+            self._write(v, known[v], workspace, bound, held)
+
+    def _write(
+        self,
+        value: Value,
+        result: Any,
+        workspace: Workspace,
+        bound: Mapping[int, Array],
+        held: dict[Value, Any],
+    ) -> None:
+        if value in self.program.places.storage:
+            self._view(value, workspace, bound)[...] = result
+        else:
+            held[value] = result
+
+    def _read(
+        self,
+        value: Value,
+        workspace: Workspace,
+        bound: Mapping[int, Array],
+        held: Mapping[Value, Any],
+        feeds: Mapping[str, Any],
+    ) -> Any:
+        if value in held:
+            return held[value]
+        if value in self.program.places.storage:
+            return self._view(value, workspace, bound)
+        if isinstance(value.op, Input):
+            return feeds[value.op.label]
+        return apply(value, [])  # a constant that has no memory, such as one of strings
+
+    def _view(self, value: Value, workspace: Workspace, bound: Mapping[int, Array]) -> Array:
+        """A stored value as numpy sees it."""
+        place = self.program.places.storage[value]
+        if place.buffer.kind == CONSTANT:
+            return apply(value, [])  # type: ignore[no-any-return]
+        size = place.buffer.dtype.itemsize
+        memory, start = workspace.arena, place.offset * size
+        if place.buffer.kind == TEMPORARY:
+            start += self.module.offsets[place.buffer.id]
+        else:
+            memory = bound[place.buffer.id].reshape(-1).view(np.uint8)
+        strides = tuple(s * size for s in place.strides)
+        return np.ndarray(
+            value.tensor.static, place.buffer.dtype.numpy, memory.data, start, strides
+        )
+
+
+def make_layout(program: Program, module: Module, threads: int) -> Layout:
+    """What runs of a program have to know of it."""
+    slots = [
+        (b.kind, Slot(index, b.id, b.name, b.dtype, b.shape, program.places.over.get(b.id, -1)))
+        for index, b in enumerate(module.ports, FIRST_PORT)
+    ]
+    places = [program.places.storage.get(v) for _, v in program.graph.outputs]
+    native = [s for s in module.segments if isinstance(s, Segment)]
+    work = program_work(program)
+    return Layout(
+        functions=tuple(s.function for s in native),
+        threads=threads,
+        arena_bytes=module.arena_bytes,
+        inputs=tuple(slot for kind, slot in slots if kind != OUTPUT),
+        outputs=tuple(slot for kind, slot in slots if kind == OUTPUT),
+        results=tuple(
+            p.buffer.id if p is not None and p.buffer.kind == OUTPUT else -1 for p in places
+        ),
+        faults=tuple(
+            FaultText(
+                f.message,
+                f.expected,
+                step.origin,
+                step.region.kind,
+                f.shows_data,
+                f.buffers,
+                step.index,
+            )
+            for step, f in module.faults
+        ),
+        kernels=sum(len(s.steps) for s in native),
+        host_kinds=tuple(step_name(s) for s in module.segments if isinstance(s, Step)),
+        flops=work.flops,
+        moved=work.bytes,
+        bounds_checks=module.bounds_checks,
+    )
+
+
+ALONE_SECONDS = 30e-6
+"""A program that one core finishes in less is not worth a second one."""
+_ONE_CORE = LinearCost(launch_seconds=0.0, flops_per_second=4e10, bytes_per_second=8e9)
+
+
+def lower_graph(graph: Graph, threads: int) -> tuple[Program, int]:
+    """The program of an optimised graph, and the threads it is worth."""
+    whole = expand(split_decoding(graph))
+    program = SplitAtHost(host_reason).run(lower(whole, CpuTarget()))
+    # How much of what is inside branches and loops will run, only data tell.
+    sure = sum(map(outer_work, program.steps), Work(0, 0, 0))
+    alone = _ONE_CORE.seconds(sure) < ALONE_SECONDS
+    return program, 1 if alone else threads
+
+
+def compile_graph(
+    graph: Graph,
+    features: Features,
+    threads: int,
+    cache: DiskCache | None = None,
+    winograd: bool = True,
+    progress: Progress = silent,
+    checked: bool | None = None,
+) -> CpuExecutable:
+    """An optimised graph of static shapes, compiled for this machine; object code is kept.
+
+    checked: every access to memory is checked; None for what the environment says.
+    """
+    progress("generate", 0, 1)
+    checked = make_config().checked if checked is None else checked
+    program, threads = lower_graph(graph, threads)
+    module = compile_program(program, features, threads, winograd, checked=checked)
+    objects = object_code(module.texts, features, cache, progress)
+    # The text can be as large as the weights, and has served its purpose.
+    module = replace(module, texts=())
+    names = [s.function for s in module.segments if isinstance(s, Segment)]
+    return CpuExecutable(program, module, NativeCode(objects, names), threads, objects)
+
+
+def object_code(
+    texts: Sequence[str],
+    features: Features,
+    cache: DiskCache | None,
+    progress: Progress = silent,
+) -> list[bytes]:
+    """The object code of modules, from the cache where it has been compiled before."""
+    key = make_key(features, text=hashlib.sha256("\0".join(texts).encode()).hexdigest())
+    parts = cache.get(key) if cache is not None else None
+    names = [f"object{i}" for i in range(len(texts))]
+    if parts is not None and sorted(parts) == sorted(names):
+        return [bytes(parts[name]) for name in names]
+    count, done = len(texts), itertools.count(1)
+    progress("compile", 0, count)
+    objects = compile_modules(
+        texts, features, finished=lambda: progress("compile", next(done), count)
+    )
+    if cache is not None:
+        cache.put(key, dict(zip(names, objects, strict=True)))
+    return objects

@@ -1,0 +1,329 @@
+"""Native functions bound to memory: what a run needs, and nothing of how they were made.
+
+A process that finds its code on disk imports this and no compiler.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from monograph.codegen.llvm.module.barrier import BARRIER_BYTES
+from monograph.codegen.llvm.module.context import ARENA, CONSTANTS, FAULT_BYTES, FIRST_PORT
+from monograph.errors import ExecutionError, InternalError, MonographError
+from monograph.ir import Array, DType
+from monograph.runtime.counts import Counts, host_takes_part
+from monograph.runtime.cpu.native import NativeCode
+from monograph.runtime.cpu.pool import shared_pool
+from monograph.runtime.outputs import NOTHING, refuse_unlike, same_memory
+
+ALIGNMENT = 64
+
+
+def aligned_bytes(count: int) -> Array:
+    """Memory that starts on a cache line."""
+    raw = np.empty(count + ALIGNMENT, np.uint8)
+    start = -raw.ctypes.data % ALIGNMENT
+    return raw[start : start + count]
+
+
+def aligned(data: Array) -> Array:
+    """The same bytes on a cache line; a copy only where they are not there already."""
+    if data.ctypes.data % ALIGNMENT == 0:
+        return data
+    made = aligned_bytes(data.size)
+    made[:] = data
+    return made
+
+
+def fresh(result: Any) -> Any:
+    """A result that shares memory with nothing: no feed, no constant, no other result."""
+    if isinstance(result, np.ndarray):
+        return np.array(result, order="C", copy=True)
+    if isinstance(result, (list, tuple)):
+        return [fresh(x) for x in result]
+    if isinstance(result, dict):
+        return dict(result)
+    return result if result is None else np.array(result)
+
+
+@dataclass(frozen=True)
+class Slot:
+    """An input or output of a compiled program: where its address goes, and what lies there."""
+
+    index: int
+    buffer: int
+    """The number of its buffer in the program."""
+    name: str
+    dtype: DType
+    shape: tuple[int, ...]
+    over: int = -1
+    """The buffer of the input that a donated output is written over; -1 for others."""
+
+
+@dataclass(frozen=True)
+class FaultText:
+    """What is said when a kernel finds data that does not fit."""
+
+    message: str
+    expected: str
+    node: str
+    op: str
+    shows_data: bool
+    buffers: tuple[str, ...] = ()
+    """For accesses outside of buffers: the buffers by their numbers, from 1 (see `Fault`)."""
+    step: int = 0
+
+    def error(self, came: int, given: int) -> MonographError:
+        """What a run fails with, from the two words that a kernel has written."""
+        if self.buffers:
+            return InternalError(
+                self.message,
+                node=self.node or None,
+                op=f"step {self.step}, {self.op}",
+                expected=f"an access within {self.buffers[came - 1]}",
+                given=f"one that starts at {given}",
+            )
+        return ExecutionError(
+            self.message,
+            node=self.node or None,
+            op=self.op,
+            expected=self.expected or None,
+            given=given if self.shows_data else None,
+        )
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What a run has to know of a compiled program, as plain data: it can be kept on disk."""
+
+    functions: tuple[str, ...]
+    """The native functions by name, in the order in which they are launched."""
+    threads: int
+    arena_bytes: int
+    inputs: tuple[Slot, ...]
+    outputs: tuple[Slot, ...]
+    results: tuple[int, ...]
+    """For each output of the model, the buffer that holds it; -1 where the host does."""
+    faults: tuple[FaultText, ...]
+    kernels: int
+    host_kinds: tuple[str, ...]
+    """The kinds of the steps that no compiled code serves, in order."""
+    flops: float
+    """Floating-point operations of a run; NaN where data decide how often loops turn."""
+    moved: float
+    """Bytes that the steps of a run read and write."""
+    bounds_checks: int = 0
+    """Addresses that no proof covers: every run checks them."""
+
+    @property
+    def whole(self) -> bool:
+        """Whether one native function does all the work: the usual case."""
+        return len(self.functions) == 1 and not self.host_kinds and -1 not in self.results
+
+
+class Workspace:
+    """The memory of one run: arena, context, and nothing that another run could see."""
+
+    def __init__(self, layout: Layout, constants: Array) -> None:
+        self.arena = aligned_bytes(layout.arena_bytes)
+        self.arena[:] = 0
+        ports = len(layout.inputs) + len(layout.outputs)
+        slots = BARRIER_BYTES + 8 * (FIRST_PORT + ports)
+        self.memory = aligned_bytes(slots + FAULT_BYTES * len(layout.faults))
+        self.memory[:] = 0
+        self.slots = self.memory[BARRIER_BYTES:slots].view(np.int64)
+        self.faults = self.memory[slots:].view(np.int64).reshape(-1, FAULT_BYTES // 8)
+        self.address = int(self.memory.ctypes.data)
+        self.slots[ARENA] = self.arena.ctypes.data
+        self.slots[CONSTANTS] = constants.ctypes.data
+
+
+class NativeExecutable:
+    """A program's native functions, its constants, and the workspaces of runs under way."""
+
+    def __init__(self, layout: Layout, code: NativeCode, constants: Array) -> None:
+        self.layout = layout
+        self.threads = layout.threads
+        self.runs = 0
+        self.counts = Counts()
+        """What runs have been; a session that counts puts its own here."""
+        self._code = code
+        self._pool = shared_pool()
+        self._constants = aligned(constants)
+        self._free: list[Workspace] = []
+        self._functions = {name: code.address(name) for name in layout.functions}
+        self._inputs = [(s.index, s.name, s.buffer, s.shape, s.dtype.numpy) for s in layout.inputs]
+        self._outputs = [(s.index, s.buffer, s.shape, s.dtype.numpy) for s in layout.outputs]
+        self._donated = [s for s in layout.outputs if s.over >= 0]
+        self._input_slots = {s.buffer: s.index for s in layout.inputs}
+        self.copies = 0
+        """How often an input had to be copied because its output is written over it."""
+        self._whole = self._functions[layout.functions[0]] if layout.whole else None
+        if self.threads > 1:
+            self._pool.reserve(self.threads)
+
+    def __repr__(self) -> str:
+        slots = (self.layout.inputs, self.layout.outputs)
+        taken, made = (", ".join(f"{s.dtype}{list(s.shape)}" for s in group) for group in slots)
+        size = f"kernels={self.kernels}, threads={self.threads}"
+        return f"{type(self).__name__}(({taken}) -> ({made}), {size})"
+
+    @property
+    def launches(self) -> int:
+        """Native functions called for one run: 1 where everything is compiled."""
+        return len(self.layout.functions)
+
+    @property
+    def kernels(self) -> int:
+        """Kernels that run inside those functions."""
+        return self.layout.kernels
+
+    @property
+    def flops(self) -> float:
+        """Floating-point operations of a run."""
+        return self.layout.flops
+
+    @property
+    def moved(self) -> float:
+        """Bytes that the steps of a run read and write."""
+        return self.layout.moved
+
+    @property
+    def bounds_checks(self) -> int:
+        """Addresses that no proof covers: every run checks them."""
+        return self.layout.bounds_checks
+
+    @property
+    def arena_bytes(self) -> int:
+        """What the temporaries of a run take."""
+        return self.layout.arena_bytes
+
+    @property
+    def host_reasons(self) -> dict[str, str]:
+        """Why each of those kinds of steps runs on the host."""
+        return {}
+
+    @property
+    def host_kinds(self) -> tuple[str, ...]:
+        """The kinds of the steps that no compiled code serves."""
+        return self.layout.host_kinds
+
+    @property
+    def constant_bytes(self) -> int:
+        """What the constants take, in the form that kernels read."""
+        return int(self._constants.nbytes)
+
+    @property
+    def specialisations(self) -> int:
+        """How often data decided shapes that had to be compiled for (see `runtime.staged`)."""
+        return 0
+
+    def run(self, feeds: Mapping[str, Any], out: Mapping[str, Array] = NOTHING) -> list[Any]:
+        """The outputs for some inputs, as fresh arrays or in those given by name in `out`.
+
+        An output that is donated an input's memory may be given the very array of that input.
+        Outputs that the host computes are fresh in any case (see `deliver`).
+        """
+        workspace = self._take()
+        self.runs += 1
+        try:
+            return self._run(workspace, feeds, out)
+        finally:
+            self._free.append(workspace)
+
+    def run_at(self, slots: Array) -> None:
+        """A run whose inputs and outputs lie at these addresses, which have been looked at."""
+        assert self._whole is not None
+        workspace = self._take()
+        self.runs += 1
+        try:
+            workspace.slots[FIRST_PORT:] = slots[FIRST_PORT:]
+            self._launch(self._whole, workspace)
+        finally:
+            self._free.append(workspace)
+
+    def _take(self) -> Workspace:
+        # No lock, which a fork might leave locked: taking from a list is one step.
+        try:
+            return self._free.pop()
+        except IndexError:
+            self.counts.captures = len(self._functions)
+            return Workspace(self.layout, self._constants)
+
+    def _run(
+        self, workspace: Workspace, feeds: Mapping[str, Any], out: Mapping[str, Array]
+    ) -> list[Any]:
+        bound = self._bind(workspace, feeds)
+        if out or self._donated:
+            self._bind_given(workspace, bound, out)
+        if self._whole is None:
+            if self.layout.host_kinds:
+                self.counts.fallbacks[host_takes_part(self.layout.host_kinds)] += 1
+            return self._run_parts(workspace, bound, feeds)
+        self._launch(self._whole, workspace)
+        return [bound[buffer] for buffer in self.layout.results]
+
+    def _bind(self, workspace: Workspace, feeds: Mapping[str, Any]) -> dict[int, Array]:
+        """The arrays of inputs and outputs by their buffers; the context gets their addresses."""
+        bound: dict[int, Array] = {}
+        slots = workspace.slots
+        for slot, name, buffer, shape, dtype in self._inputs:
+            array = feeds[name]
+            if not array.flags.c_contiguous or array.shape != shape:
+                if not array.flags.c_contiguous:
+                    self.counts.staged[f"{name}: it is strided"] += 1
+                array = np.ascontiguousarray(array, dtype).reshape(shape)
+            bound[buffer] = array
+            slots[slot] = array.__array_interface__["data"][0]
+        for slot, buffer, shape, dtype in self._outputs:
+            array = bound[buffer] = np.empty(shape, dtype)
+            slots[slot] = array.__array_interface__["data"][0]
+        return bound
+
+    def _bind_given(
+        self, workspace: Workspace, bound: dict[int, Array], out: Mapping[str, Array]
+    ) -> None:
+        """Puts the caller's arrays in the place of fresh ones, and donated ones under both."""
+        slots = workspace.slots
+        inputs = {int(slots[s.index]) for s in self.layout.inputs}
+        for output in self.layout.outputs:
+            if output.name not in out:
+                continue
+            array = out[output.name]
+            refuse_unlike(output.name, array, output.shape, output.dtype.numpy)
+            address = array.__array_interface__["data"][0]
+            if output.over < 0 and address in inputs:
+                # Donated, but the old value is needed longer: `deliver` copies the new one.
+                continue
+            bound[output.buffer] = array
+            slots[output.index] = address
+        for output in self._donated:
+            array, old = bound[output.buffer], bound[output.over]
+            if not same_memory(array, old):
+                np.copyto(array, old)
+                self.copies += 1
+            bound[output.over] = array
+            slots[self._input_slots[output.over]] = slots[output.index]
+
+    def _run_parts(
+        self, workspace: Workspace, bound: dict[int, Array], feeds: Mapping[str, Any]
+    ) -> list[Any]:
+        """Runs a program that is more than one native function."""
+        raise NotImplementedError
+
+    def _launch(self, address: int, workspace: Workspace) -> None:
+        """Runs a native function; fails where a kernel has found data that does not fit."""
+        self._pool.launch(address, workspace.address, self.threads)
+        self.counts.replays += 1
+        if not self.layout.faults or not workspace.faults.any():
+            return
+        # A fault of Monograph's own may have made the others.
+        came = [n for n, words in enumerate(workspace.faults) if words[0]]
+        number = min(came, key=lambda n: not self.layout.faults[n].buffers)
+        words = workspace.faults[number].tolist()
+        workspace.faults[:] = 0
+        raise self.layout.faults[number].error(*words)

@@ -1,0 +1,1 @@
+"""Executables whose shapes data decide: staged programs and host loops."""

@@ -1,0 +1,341 @@
+"""Programs whose data decide shapes: native code up to where they do, then code for those shapes.
+
+What waits is compiled for the shapes that came, and kept: the next run on data that decide alike
+finds it. How often that happened is counted. Loops that no program can hold are made between the
+two (`runtime.turns`).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from monograph.codegen.llvm.module.features import Features
+from monograph.codegen.llvm.module.select import compiles
+from monograph.errors import ExecutionError
+from monograph.ir import Array, Graph, Input, Item, TensorType, Value
+from monograph.program.dynamic.stage_reasons import stops
+from monograph.program.dynamic.stages import Cut, cut, remainder, settled
+from monograph.program.legalise.expand import expand
+from monograph.program.legalise.lower_complex import in_parts
+from monograph.program.legalise.lower_random import with_states
+from monograph.program.program import Program, Step
+from monograph.runtime.cache.object_cache import DiskCache
+from monograph.runtime.counts import Counts, Tally, why_staged
+from monograph.runtime.cpu.complex_executable import PartedExecutable
+from monograph.runtime.cpu.executable import CpuExecutable, compile_graph
+from monograph.runtime.cpu.launch import fresh
+from monograph.runtime.dynamic.host_loop import TurnedLoop
+from monograph.runtime.forking import own_lock
+from monograph.runtime.outputs import NOTHING, deliver
+from monograph.runtime.progress import Progress, silent
+
+KEPT = 16
+"""Specialisations of what waits that a stage keeps."""
+
+
+@dataclass(frozen=True)
+class Compiler:
+    """How each stage of a graph is compiled."""
+
+    features: Features
+    threads: int
+    cache: DiskCache | None = None
+    winograd: bool = True
+    optimise: Callable[[Graph], Graph] = lambda graph: graph
+    """What makes a graph of known shapes ready for the target."""
+    kept: int = KEPT
+    progress: Progress = silent
+    compiles: Callable[[Value], bool] = compiles
+    """Whether a branch or a loop is compiled as it is."""
+    holds_states: bool = False
+    turns: bool = True
+    splits_complex: bool = True
+    tally: Tally | None = None
+    """Where executables count their runs; None for each by itself."""
+    checked: bool | None = None
+    """Whether every access to memory is checked; None for what the environment says."""
+
+    def executable(self, graph: Graph) -> CpuExecutable:
+        made = compile_graph(
+            graph,
+            self.features,
+            self.threads,
+            self.cache,
+            self.winograd,
+            self.progress,
+            self.checked,
+        )
+        if self.tally is not None:
+            self.tally.watch(made)
+        return made
+
+    def recording(self) -> bool:
+        """Never: what records is a GPU's."""
+        return False
+
+
+class Compiling(Protocol):
+    """How stages are compiled for some target; their executables are of its kind."""
+
+    @property
+    def kept(self) -> int:
+        """How many specialisations a stage keeps."""
+
+    @property
+    def optimise(self) -> Callable[[Graph], Graph]:
+        """What makes a graph of known shapes ready for the target."""
+
+    @property
+    def compiles(self) -> Callable[[Value], bool]:
+        """Whether a branch or a loop is compiled as it is."""
+
+    @property
+    def holds_states(self) -> bool:
+        """Whether executables keep the states of random ops themselves."""
+
+    @property
+    def turns(self) -> bool:
+        """Whether loops that are not compiled as they are, are made turn by turn."""
+
+    @property
+    def splits_complex(self) -> bool:
+        """Whether complex numbers are computed with as pairs of real ones."""
+
+    def recording(self) -> bool:
+        """Whether the caller records a graph of their own, where nothing can be waited for."""
+
+    @property
+    def tally(self) -> Tally | None:
+        """Where executables count their runs."""
+
+    def executable(self, graph: Graph) -> Any:
+        """A graph of known shapes, compiled."""
+
+
+class StagedExecutable:
+    """A first program, and for what its results decide, programs that go on from there."""
+
+    def __init__(self, parts: Cut, compiler: Compiling, states: Mapping[str, Array]) -> None:
+        self.parts = parts
+        self.stops = stops(parts)
+        """Where the host comes in; nowhere if it only keeps a state between runs."""
+        self._why = why_staged(self)
+        self.first: CpuExecutable = compiler.executable(parts.first)
+        self._states = states
+        self.runs = 0
+        self.counts = Counts()
+        if compiler.tally is not None:
+            self.counts = compiler.tally.of(self)
+            if self.stops:
+                compiler.tally.say(self._why, logging.INFO)
+        self.goes_on = False
+        """Whether it is itself what another waits with."""
+        self.specialised = 0
+        """How often what waits has been compiled."""
+        self._compiler = compiler
+        self._rest: OrderedDict[tuple[Any, ...], Executable] = OrderedDict()
+        self._lock = own_lock(self)
+        self._needed = parts.needed
+        self._decisive = set(parts.decisive)
+        self._loops = {
+            loop: TurnedLoop(loop, lambda g: compile_stages(compiler.optimise(g), compiler))
+            for loop in parts.turned
+        }
+        waits = set(parts.waiting)
+        self._later = [n for n, v in parts.whole.outputs if v in waits]
+
+    def __repr__(self) -> str:
+        return f"StagedExecutable(first={self.first!r}, specialisations={self.specialisations})"
+
+    def run(self, feeds: Mapping[str, Any], out: Mapping[str, Array] = NOTHING) -> list[Any]:
+        """The outputs for some inputs, as fresh arrays or in those given by name in `out`."""
+        names = [name for name, _ in self.parts.whole.outputs]
+        return deliver(names, self._run(feeds), out)
+
+    def _run(self, feeds: Mapping[str, Any]) -> list[Any]:
+        if self.stops and self._compiler.recording():
+            raise ExecutionError(
+                "a run whose sizes data decide cannot be recorded into a caller's graph",
+                given=self._why,
+            )
+        self.runs += 1
+        if self.stops and not self.goes_on:
+            self.counts.fallbacks[self._why] += 1
+        if self._states:
+            feeds = {**feeds, **self._states}
+        made = self.first.run(feeds)
+        data = {v: source.read(made) for v, source in self.parts.sources.items()}
+        for loop, turned in self._loops.items():
+            found = turned.run([self._read(v, data, feeds) for v in loop.inputs])
+            items = ((v, v.op) for v in self.parts.turned[loop])
+            data |= {v: found[op.index] for v, op in items if isinstance(op, Item)}
+        later: dict[str, Any] = {}
+        if self.parts.waiting:
+            later = self._go_on(data, feeds)
+        results: dict[Value, Any] = {}
+        for name, v in self.parts.whole.outputs:
+            found = later[name] if name in later else self._output(v, data, feeds)
+            results[v] = fresh(found) if v in results else found
+            later[name] = results[v]
+        return [later[name] for name, _ in self.parts.whole.outputs]
+
+    def _output(self, value: Value, data: Mapping[Value, Any], feeds: Mapping[str, Any]) -> Any:
+        found = self._read(value, data, feeds)
+        source = self.parts.sources.get(value)
+        whole = source is not None and source.count is None
+        return found if whole else fresh(found)
+
+    def _read(self, value: Value, data: Mapping[Value, Any], feeds: Mapping[str, Any]) -> Any:
+        if value in data:
+            return data[value]
+        if isinstance(value.op, Input):
+            return feeds[value.op.label]
+        return value.op.reference()
+
+    def _go_on(self, data: Mapping[Value, Any], feeds: Mapping[str, Any]) -> dict[str, Any]:
+        given = {v: self._read(v, data, feeds) for v in self._needed}
+        key = tuple(self._key(v, x) for v, x in given.items())
+        with self._lock:
+            executable = self._rest.get(key)
+            if executable is None:
+                graph, _ = remainder(self.parts, given)
+                executable = compile_stages(self._compiler.optimise(graph), self._compiler)
+                if isinstance(executable, StagedExecutable):
+                    executable.goes_on = True
+                self._rest[key] = executable
+                self.specialised += 1
+            self._rest.move_to_end(key)
+            while len(self._rest) > self._compiler.kept:
+                self._rest.popitem(last=False)
+        plain = (x for v, x in given.items() if v not in self._decisive)
+        made = executable.run({f"~{i}": x for i, x in enumerate(plain)})
+        return dict(zip(self._later, made, strict=True))
+
+    def _key(self, value: Value, data: Any) -> tuple[Any, ...]:
+        """What of some data decides the shapes of what waits."""
+        if not isinstance(value.type, TensorType):
+            return (str(value.type),)
+        data, decides = np.asarray(data), value in self._decisive
+        return (data.shape, data.dtype.str, data.tobytes() if decides else b"")
+
+    # What users of a plain executable ask of it
+
+    @property
+    def stages(self) -> list[Executable]:
+        """What has been compiled so far: the first program, and what goes on from there."""
+        return self._all
+
+    @property
+    def _all(self) -> list[Executable]:
+        with self._lock:
+            return [self.first, *self._turns, *self._rest.values()]
+
+    @property
+    def _turns(self) -> list[Executable]:
+        return [e for loop in self._loops.values() for e in loop.stages]
+
+    @property
+    def program(self) -> Program:
+        return self.first.program
+
+    @property
+    def programs(self) -> list[Program]:
+        """All programs so far, in the order in which they run."""
+        return [p for e in self._all for p in e.programs]
+
+    @property
+    def threads(self) -> int:
+        """The threads of the largest program so far."""
+        return max(e.threads for e in self._all)
+
+    @property
+    def launches(self) -> int:
+        """Native functions called for one run: those of the first, and the most of the others.
+
+        Of a loop that is made turn by turn, those of the run that called the most so far.
+        """
+        rest = max((e.launches for e in self._after), default=0)
+        return self.first.launches + sum(t.launches for t in self._loops.values()) + rest
+
+    @property
+    def kernels(self) -> int:
+        rest = max((e.kernels for e in self._after), default=0)
+        return self.first.kernels + sum(t.kernels for t in self._loops.values()) + rest
+
+    @property
+    def _after(self) -> list[Executable]:
+        with self._lock:
+            return list(self._rest.values())
+
+    @property
+    def flops(self) -> float:
+        """Not known where only data tell how often a loop is gone round."""
+        return float("nan") if self._loops else sum(e.flops for e in self._all)
+
+    @property
+    def moved(self) -> float:
+        return sum(e.moved for e in self._all)
+
+    @property
+    def host_steps(self) -> list[Step]:
+        return [s for e in self._all for s in e.host_steps]
+
+    @property
+    def host_reasons(self) -> dict[str, str]:
+        return {kind: why for e in self._all for kind, why in e.host_reasons.items()}
+
+    @property
+    def bounds_checks(self) -> int:
+        """Addresses that every run checks, in all stages."""
+        return sum(e.bounds_checks for e in self._all)
+
+    @property
+    def host_kinds(self) -> tuple[str, ...]:
+        return tuple(k for e in self._all for k in e.host_kinds)
+
+    def artefact(self) -> None:
+        """Nothing that can be kept on disk: what waits is compiled from the graph."""
+
+    @property
+    def arena_bytes(self) -> int:
+        return max(e.arena_bytes for e in self._all)
+
+    @property
+    def constant_bytes(self) -> int:
+        """What the constants of all stages take."""
+        return sum(e.constant_bytes for e in self._all)
+
+    @property
+    def copies(self) -> int:
+        """How often an input had to be copied because its output is written over it."""
+        return sum(e.copies for e in self._all)
+
+    @property
+    def specialisations(self) -> int:
+        """How often a stage was compiled for shapes that data decided."""
+        turns = sum(t.specialisations for t in self._loops.values())
+        others = (self.first, *self._after)
+        return self.specialised + turns + sum(e.specialisations for e in others)
+
+
+Executable = CpuExecutable | StagedExecutable | PartedExecutable
+
+
+def compile_stages(graph: Graph, compiler: Compiling) -> Executable:
+    """A graph compiled as far as its shapes are known; the rest follows when data tell them."""
+    parted = in_parts(graph) if compiler.splits_complex else None
+    if parted is not None:
+        return PartedExecutable(graph, compile_stages(parted, compiler))
+    graph, states = with_states(expand(settled(graph)))
+    keeps_state = bool(states) and not compiler.holds_states
+    parts = cut(graph, compiler.compiles, keeps_state, compiler.turns)
+    if parts is None:
+        made: Executable = compiler.executable(graph)
+        return made
+    return StagedExecutable(parts, compiler, states)

@@ -1,0 +1,386 @@
+"""Launches bound to memory: what a run needs, and nothing of how the kernels were made."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from monograph.codegen.triton.module.layout import ARENA, CONSTANTS, KEPT, PORT, Where
+from monograph.errors import ExecutionError
+from monograph.ir import Array, DType
+from monograph.runtime.gpu.capture.control import Nest, count_kernels, outermost, syncs
+from monograph.runtime.gpu.device_faults import Note, Notes
+from monograph.runtime.gpu.driver.devices import Device, Record
+from monograph.runtime.gpu.memory import SLACK, Constants, Pieces, out_of_memory, told_of_failure
+from monograph.runtime.gpu.tensors import from_numpy, is_plain, plain, raw, torch_type
+from monograph.runtime.outputs import NOTHING, refuse_unlike
+
+VECTOR = 16
+"""Bytes at which memory of the caller's has to be aligned: kernels read vectors of so many."""
+
+
+@dataclass(frozen=True)
+class Slot:
+    """An input or output of the program."""
+
+    name: str
+    dtype: DType
+    shape: tuple[int, ...]
+    over: str = ""
+    """The input that a donated output is written over."""
+    narrowed: DType | None = None
+    """The type of 16 bits that every element of an input is cast to before anything else: rounded
+    to it on the way, the input is as good as whole.
+    """
+
+
+@dataclass(frozen=True)
+class FaultText:
+    """What is said when a kernel finds data that does not fit, and where that is noted."""
+
+    message: str
+    expected: str
+    node: str
+    op: str
+    at: int
+    shows_data: bool = True
+    internal: bool = False
+
+
+@dataclass(frozen=True)
+class GpuLayout:
+    """What a run has to know of a program, as plain data: it can be kept on disk."""
+
+    inputs: tuple[Slot, ...]
+    outputs: tuple[Slot, ...]
+    arguments: tuple[tuple[Where, ...], ...]
+    """Of every launch, in order, those inside branches and loops included."""
+    arena_bytes: int
+    kept_bytes: int
+    pieces: tuple[tuple[int, int], ...]
+    faults: tuple[FaultText, ...]
+    flops: float = 0.0
+    moved: float = 0.0
+    nests: tuple[Nest, ...] = ()
+    """Which launches branches and loops contain; empty where none do."""
+    bounds_checks: int = 0
+    """Addresses that no proof covers: every run checks them."""
+
+    @property
+    def every_nest(self) -> tuple[Nest, ...]:
+        """For every launch what it contains, where none contains anything too."""
+        return self.nests or (Nest(),) * len(self.arguments)
+
+
+class Running:
+    """The launches and the memory of one program on one device. Runs wait for each other."""
+
+    host_kinds: tuple[str, ...] = ()
+    host_reasons: Mapping[str, str] = {}
+    specialisations = 0
+    threads = 1
+
+    def __init__(
+        self,
+        layout: GpuLayout,
+        records: Callable[[], Sequence[Record]],
+        device: Device,
+        block: Array,
+        constants: Constants | None = None,
+        held: Mapping[str, torch.Tensor] = NOTHING,
+    ) -> None:
+        self.layout = layout
+        self.held = {f"input:{name}": memory for name, memory in held.items()}
+        """Memory in the place of inputs that the caller does not bring."""
+        self.device = device
+        self.runs = 0
+        self.copies = 0
+        """How often an input had to be copied because its output is written over it."""
+        self._lock = threading.RLock()
+        self._marked: set[int] = set()
+        """Streams that its memory is known to be used on."""
+        self._process = os.getpid()
+        pieces: Pieces = layout.pieces or ((0, block.size),)
+        needs = (layout.arena_bytes, block.size, layout.kept_bytes)
+        self._stream = device.stream()
+        """The one that was last given something that uses its memory: here, zeros for it."""
+        try:
+            self._constants = (constants or Constants(device)).upload(block, pieces)
+            self._memory = {
+                ARENA: self._bytes(torch.empty, layout.arena_bytes),
+                KEPT: self._bytes(torch.zeros, layout.kept_bytes),
+            }
+        except torch.OutOfMemoryError as e:
+            raise out_of_memory(device, *needs, e) from None
+        self.notes = Notes(layout.faults, self._memory[KEPT], device) if layout.faults else None
+        """What kernels find wrong with data; None where nothing can be."""
+        every = list(records())
+        self._records = outermost(every, layout.nests)
+        self._ports: list[tuple[str, Record, int, int]] = []
+        for record, arguments in zip(every, layout.arguments, strict=True):
+            for position, where in enumerate(arguments):
+                self._point(record, position, where)
+
+    def __repr__(self) -> str:
+        place, size = self.device.place, f"kernels={self.kernels}, launches={self.launches}"
+        return f"{type(self).__name__}({place}, {size})"
+
+    def _bytes(self, make: Callable[..., torch.Tensor], count: int) -> torch.Tensor:
+        return make(count + SLACK, dtype=torch.uint8, device=self.device.place)
+
+    def _point(self, record: Record, position: int, where: Where) -> None:
+        if where.port in self.held:
+            record.point(position, self.held[where.port], where.offset)
+        elif where.memory == PORT:
+            self._ports.append((where.port, record, position, where.offset))
+        elif where.memory == CONSTANTS:
+            record.point(position, *self._constants.at(where.offset))
+        else:
+            record.point(position, self._memory[where.memory], where.offset)
+
+    @property
+    def bounds_checks(self) -> int:
+        """Addresses that no proof covers: every run checks them."""
+        return self.layout.bounds_checks
+
+    @property
+    def kernels(self) -> int:
+        """The kernels of a run (see `count_kernels`); a library's call counts as one."""
+        return count_kernels(self.layout.every_nest)
+
+    @property
+    def launches(self) -> int:
+        """Launches of a run, a branch or a loop counted as one."""
+        return len(self._records)
+
+    @property
+    def syncs(self) -> int:
+        """How often the host has waited for the device to read a condition."""
+        return syncs(self._records)
+
+    @property
+    def flops(self) -> float:
+        return self.layout.flops
+
+    @property
+    def moved(self) -> float:
+        return self.layout.moved
+
+    @property
+    def arena_bytes(self) -> int:
+        """What the temporaries of a run take."""
+        return self.layout.arena_bytes
+
+    @property
+    def constant_bytes(self) -> int:
+        """What the constants take; other executables may read them too."""
+        return self._constants.nbytes
+
+    @property
+    def own_bytes(self) -> int:
+        """Device memory that the executable holds, without the constants."""
+        return sum(m.numel() for m in self._memory.values())
+
+    @property
+    def device_bytes(self) -> int:
+        """Device memory that the executable holds on to."""
+        return self.own_bytes + self.constant_bytes
+
+    def run(self, feeds: Mapping[str, Any], out: Mapping[str, Any] = NOTHING) -> list[Any]:
+        """The outputs for some feeds: torch tensors where some are fed, else numpy arrays.
+
+        They are fresh, or those given by name in `out`.
+        """
+        self.check_process()
+        try:
+            with told_of_failure(), self.device.active():
+                return self._run(feeds, out)
+        except torch.OutOfMemoryError as e:
+            raise self.no_memory(e) from None
+
+    def no_memory(self, error: torch.OutOfMemoryError) -> ExecutionError:
+        """What is said where a run finds no memory."""
+        layout = self.layout
+        needs = (layout.arena_bytes, self.constant_bytes, layout.kept_bytes)
+        return out_of_memory(self.device, *needs, error)
+
+    def check_process(self) -> None:
+        """Refuses a child that was forked: it has no part in its parent's device."""
+        if self.device.place.type != "cpu" and os.getpid() != self._process:
+            raise forked()
+
+    def _run(self, feeds: Mapping[str, Any], out: Mapping[str, Any]) -> list[Any]:
+        as_tensors = any(isinstance(x, torch.Tensor) for x in feeds.values())
+        with self._lock:
+            inputs = {s.name: self._given(feeds[s.name], s) for s in self.layout.inputs}
+            outputs = self._outputs(feeds, inputs, out)
+            ports = {f"input:{n}": t for n, t in inputs.items()}
+            ports |= {f"output:{n}": t for n, t in outputs.items()}
+            note = self.start({n: raw(t) for n, t in ports.items()})
+            if note is not None:
+                self.device.finish()
+                note.check()
+        return [self._result(s, outputs[s.name], out, as_tensors) for s in self.layout.outputs]
+
+    def _given(self, data: Any, slot: Slot) -> torch.Tensor:
+        """An input on the device: the caller's own tensor where kernels can read it."""
+        if isinstance(data, torch.Tensor):
+            tensor = plain(data.detach()).to(self.device.place).contiguous()
+            return tensor.clone() if tensor.data_ptr() % VECTOR else tensor
+        host = from_numpy(np.ascontiguousarray(data, dtype=slot.dtype.numpy))
+        # On the host itself a copy: what is donated may be written over.
+        tensor = host.to(self.device.place, copy=True)
+        return tensor.view(torch_type(slot.dtype)).reshape(slot.shape)
+
+    def _outputs(
+        self, feeds: Mapping[str, Any], inputs: dict[str, torch.Tensor], out: Mapping[str, Any]
+    ) -> dict[str, torch.Tensor]:
+        """Where the outputs go. A donated one takes the place of its input."""
+        found = {}
+        for slot in self.layout.outputs:
+            old = inputs.get(slot.over)
+            given = out.get(slot.name)
+            if given is not None:
+                refuse_unlike(slot.name, given, slot.shape, _expected_type(given, slot))
+            if isinstance(given, torch.Tensor) and self._usable(given, slot, inputs):
+                tensor = given
+            elif old is not None and not isinstance(feeds[slot.over], torch.Tensor):
+                tensor = old  # a copy that nobody else has
+            else:
+                tensor = self._fresh(slot)
+            if old is not None and tensor.data_ptr() != old.data_ptr():
+                tensor.copy_(old)
+                self.copies += 1
+            if old is not None:
+                inputs[slot.over] = tensor
+            found[slot.name] = tensor
+        return found
+
+    def _usable(self, given: torch.Tensor, slot: Slot, inputs: Mapping[str, torch.Tensor]) -> bool:
+        """Whether kernels can write into a tensor: it is in no input that is still needed."""
+        if given.device != self.device.place or not given.is_contiguous() or not is_plain(given):
+            return False
+        if given.data_ptr() % VECTOR:
+            return False
+        others = (t for n, t in inputs.items() if n != slot.over)
+        return all(given.data_ptr() != t.data_ptr() for t in others)
+
+    def _result(
+        self, slot: Slot, tensor: torch.Tensor, out: Mapping[str, Any], as_tensors: bool
+    ) -> Any:
+        given = out.get(slot.name)
+        if isinstance(given, torch.Tensor):
+            if given is not tensor:
+                given.copy_(tensor)
+                self.copies += 1
+            return given
+        if given is None and as_tensors:
+            return tensor
+        array = given if given is not None else np.empty(slot.shape, slot.dtype.numpy)
+        from_numpy(array).copy_(raw(tensor))
+        return array
+
+    def _fresh(self, slot: Slot) -> torch.Tensor:
+        kind = torch_type(slot.dtype)
+        return torch.empty(slot.shape, dtype=kind, device=self.device.place)
+
+    def fill(self, numbers: Callable[[int, torch.device], torch.Tensor]) -> None:
+        """Puts some numbers into the arena, for measurements of single steps."""
+        arena = self._memory[ARENA]
+        arena.copy_(numbers(arena.numel(), self.device.place)[: arena.numel()])
+
+    def check(self) -> None:
+        """Waits for a run that `_begin` has begun, and fails where data did not fit."""
+        notes = self._readable(self.device.stream())
+        if notes is not None:
+            note = notes.take()
+            self.device.finish()
+            note.check()
+
+    def _readable(self, stream: int) -> Notes | None:
+        """The notes, where there are any, and somebody can read them: not in a caller's graph."""
+        if self.notes is not None and self.device.capturing(stream):
+            self.notes.give_up()
+            return None
+        return self.notes
+
+    def start(self, ports: Mapping[str, torch.Tensor]) -> Note | None:
+        """Enqueues a run on the current stream, and what it notes of its data behind it."""
+        with self._lock:
+            stream = self._begin(ports)
+            self._launch_all(stream)
+            notes = self._readable(stream)
+            return None if notes is None else notes.take()
+
+    def launch(self, ports: Mapping[str, torch.Tensor]) -> None:
+        """Enqueues every piece of work once, on the current stream, and nothing besides."""
+        with self._lock:
+            self._launch_all(self._begin(ports, noted=False))
+
+    def _launch_all(self, stream: int) -> None:
+        for record in self._records:
+            record.launch(stream)
+        self.runs += 1
+
+    def _begin(self, ports: Mapping[str, torch.Tensor], noted: bool = True) -> int:
+        """Points the launches to a caller's memory; runs on other streams are waited for.
+
+        noted: whether somebody will look at what the run finds wrong with its data.
+        """
+        for port, record, position, offset in self._ports:
+            record.point(position, ports[port], offset)
+        stream = self.device.stream()
+        if self.order(stream) and stream not in self._marked:
+            self._marked.add(stream)
+            self.device.used(self.memory)
+        notes = self._readable(stream)
+        if notes is not None and noted:
+            notes.begin()
+        elif notes is not None:
+            notes.doubt()
+        return stream
+
+    @property
+    def memory(self) -> list[torch.Tensor]:
+        """All memory of the device that runs use, but what callers bring."""
+        notes = [] if self.notes is None else self.notes.memory
+        own = [*self._memory.values(), *self.held.values(), *notes]
+        return [*own, *self._constants._tensors]
+
+    def order(self, stream: int) -> bool:
+        """Has the current stream wait for runs on another: they use the same memory.
+
+        Returned is whether there was another. Whoever captures the current one sees to the order.
+        """
+        if stream == self._stream or self.device.capturing(stream):
+            return False
+        if self.device.capturing(self._stream):
+            raise _waits_for_capture()
+        self.device.join(self._stream)
+        self._stream = stream
+        return True
+
+
+def _waits_for_capture() -> ExecutionError:
+    return ExecutionError(
+        "the stream of the run before this one is being captured, and cannot be waited for",
+        hint="end that capture first, or keep to streams that nobody captures",
+    )
+
+
+def forked() -> ExecutionError:
+    """What a child is told that was forked after its parent had used a GPU."""
+    return ExecutionError(
+        "a GPU cannot be used in a process that was forked after its first use",
+        hint='start processes by "spawn", or load the model in the child',
+    )
+
+
+def _expected_type(given: Any, slot: Slot) -> Any:
+    return torch_type(slot.dtype) if isinstance(given, torch.Tensor) else slot.dtype.numpy

@@ -1,0 +1,306 @@
+"""The measured choice: rivals for a step are compiled side by side and timed on the device."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+import torch
+
+from monograph.codegen.triton.module import select
+from monograph.codegen.triton.module.kernel import Arch, Call, Candidate, GpuContext, Launch
+from monograph.codegen.triton.module.layout import ARENA, Bound, GpuModule, lay_out
+from monograph.codegen.triton.control.subprograms import programs
+from monograph.errors import CodegenError, MonographError
+from monograph.program.memory.buffer_assignment import CONSTANT, TEMPORARY
+from monograph.program.program import Program, Step
+from monograph.runtime.gpu.build import tuning_key
+from monograph.runtime.gpu.build.build import Request, request
+from monograph.runtime.gpu.build.compiler import Built, build_all
+from monograph.runtime.gpu.driver.devices import Device
+from monograph.runtime.gpu.executable import Chooser, GpuExecutable, compile_program, only_host
+from monograph.runtime.gpu.build.binary_cache import KeptKernels
+from monograph.runtime.gpu.tensors import typed
+from monograph.runtime.gpu.build.tuning_cache import FAST, FULL, Entry, environment_of
+from monograph.runtime.gpu.build.tuning_cache import TuningCache as TuningCache
+from monograph.runtime.progress import Progress, silent
+
+TRIED = 8
+"""Rivals tried for each problem in the fast mode."""
+COPIES = 20
+"""Copies of constants that take turns in a measurement, at most."""
+_log = logging.getLogger("monograph")
+
+
+@dataclass
+class _Problem:
+    step: Step
+    default: str
+    rivals: dict[str, GpuModule] = field(default_factory=dict)
+
+
+FEW = 16
+"""Integers up to which a tensor is taken for counts or places, and not for data."""
+
+
+class Tuner:
+    """Chooses among the rivals of every step of a program."""
+
+    def __init__(self, device: Device, cache: TuningCache, mode: str = FAST) -> None:
+        self.device = device
+        self.cache = cache
+        self.mode = mode if device.measures else "off"
+        self.entries = cache.of(environment_of(device))
+        self.measured = 0
+        """Problems that were measured here, not found."""
+        self.used: dict[str, Entry] = {}
+        """Measurements that chose a kernel here."""
+
+    def tune(self, program: Program, *, tf32: bool = False, progress: Progress = silent) -> None:
+        """Measures every problem of a program that the cache does not know."""
+        if self.mode == "off":
+            return
+        self.cache.refresh()
+        open_ones = self._open(program, tf32)
+        if not open_ones:
+            return
+        modules = [m for p in open_ones.values() for m in p.rivals.values()]
+        failed = build(self.device, modules, progress)
+        cold = _constant_bytes(program) > self.device.cache_bytes // 2
+        for number, (key, problem) in enumerate(open_ones.items()):
+            label = tuning_key.label(problem.step)
+            progress(f"measure {label}", number, len(open_ones))
+            times = {
+                name: us
+                for name, module in problem.rivals.items()
+                if not any(r in failed for r in requests_of(module))
+                and (us := self._time(module, cold)) is not None
+            }
+            if times:
+                self._put(key, label, problem.default, times)
+        progress("measure", len(open_ones), len(open_ones))
+        self.cache.save()
+
+    def _put(self, key: str, label: str, default: str, times: dict[str, float]) -> None:
+        ordered = dict(sorted(times.items(), key=lambda item: item[1]))
+        self.entries[key] = {
+            "problem": label,
+            "winner": next(iter(ordered)),
+            "default": default,
+            "mode": self.mode,
+            "us": {name: round(us, 3) for name, us in ordered.items()},
+        }
+        self.measured += 1
+
+    def _open(self, program: Program, tf32: bool) -> dict[str, _Problem]:
+        found: dict[str, _Problem] = {}
+        for step, part in _steps_of(program).items():
+            if only_host(step.region):
+                continue
+            key = problem_key(part, step, tf32)
+            if key in found or self._known(key):
+                continue
+            rivals = select.candidates(GpuContext(part, step, self.device.arch, tf32))
+            if len(rivals) < 2:
+                continue
+            tried = rivals if self.mode == FULL else rivals[:TRIED]
+            found[key] = _Problem(step, rivals[0].name)
+            for rival in tried:
+                found[key].rivals[rival.name] = lay_out(part, [(step, rival.make())])
+        return found
+
+    def _known(self, key: str) -> bool:
+        """Whether a problem has been measured, with as many rivals as are wanted."""
+        entry = self.entries.get(key)
+        return entry is not None and (self.mode != FULL or entry.get("mode") == FULL)
+
+    def chooser(self, program: Program, *, tf32: bool = False) -> Chooser:
+        """Picks the measured winner, or the default where nothing was measured.
+
+        A rival that is out of question does not come; then the fastest of the others wins.
+        """
+
+        parts = _steps_of(program)
+
+        def choose(step: Step, found: list[Candidate]) -> Candidate:
+            key = problem_key(parts[step], step, tf32)
+            entry = self.entries.get(key)
+            if self.mode == "off" or entry is None:
+                return found[0]
+            by_name = {c.name: c for c in found}
+            for name in entry["us"]:
+                if name in by_name:
+                    self.used[key] = entry
+                    return by_name[name]
+            return found[0]
+
+        return choose
+
+    def _time(self, module: GpuModule, cold: bool) -> float | None:
+        """The time of one run in us; None where a rival cannot be run.
+
+        In a model whose constants do not stay in the cache between runs they are cold: so many
+        copies of them take turns here that none does.
+        """
+        copies = -(-2 * self.device.cache_bytes // module.constants.size) if cold else 1
+        try:
+            executables = [
+                GpuExecutable(module, self.device) for _ in range(min(max(copies, 1), COPIES))
+            ]
+            ports = {
+                f"{b.kind}:{b.name}": _numbers(b.nbytes, self.device.place)
+                for b in module.program.places.buffers
+                if b.kind in ("input", "output")
+            }
+            for executable in executables:
+                executable.fill(_numbers)
+                _count_half(module, executable, ports)
+            return self.device.measure(*(partial(e.launch, ports) for e in executables))
+        except (MonographError, RuntimeError) as e:  # of torch, or of its allocator
+            _log.warning("a rival is left out: %s", e)
+            return None
+
+
+def _steps_of(program: Program) -> dict[Step, Program]:
+    """All steps, those inside branches and loops included, with the program each is of."""
+    return {step: part for part in programs(program) for step in part.steps}
+
+
+def _constant_bytes(program: Program) -> int:
+    return sum(b.nbytes for b in program.places.buffers if b.kind == CONSTANT)
+
+
+def problem_key(program: Program, step: Step, tf32: bool) -> str:
+    """What a measurement is kept under."""
+    return tuning_key.key(program, step) + ("-rounded-tf32" if tf32 else "")
+
+
+def requests_of(module: GpuModule) -> list[Request]:
+    """The kernels that a module needs compiled."""
+    return [r for bound in module.every if (r := _request(bound)) is not None]
+
+
+def _request(bound: Bound) -> Request | None:
+    """The kernel that a piece of work needs; None for a call, a branch or a loop."""
+    if not isinstance(bound.work, Launch):
+        return None
+    dtypes = tuple(a.dtype for a in bound.arguments)
+    aligned = tuple(a.aligned for a in bound.arguments)
+    return request(bound.work, dtypes, aligned, bound.step.region.kind)
+
+
+def build(
+    device: Device,
+    modules: Sequence[GpuModule],
+    progress: Progress = silent,
+    kept: KeptKernels | None = None,
+) -> Built:
+    """Compiles and loads what some modules need, side by side; what failed, and why."""
+    needed = dict.fromkeys(r for m in modules for r in requests_of(m) if not device.has(r))
+    made: Built = {} if kept is None else dict(kept.find(needed))
+    missing = [r for r in needed if r not in made]
+    made |= build_all(missing, device.arch, lambda n: progress("compile", n, len(missing)))
+    failed: Built = {}
+    for one, binary in made.items():
+        try:
+            if isinstance(binary, CodegenError):
+                raise binary
+            device.load(one, binary)
+        except MonographError as e:
+            failed[one] = CodegenError(str(e))
+    return failed
+
+
+def prepare(device: Device, modules: Sequence[GpuModule]) -> None:
+    """Compiles what some modules need, side by side."""
+    for error in build(device, modules).values():
+        assert isinstance(error, CodegenError)
+        raise error
+
+
+def compile_chosen(
+    program: Program,
+    choose: Chooser,
+    compile_all: Callable[[GpuModule], Built],
+    arch: Arch,
+    *,
+    tf32: bool = False,
+    libraries: bool = True,
+    lanes: int = 1,
+) -> GpuModule:
+    """A program's module, all of whose kernels compile.
+
+    A kernel that does not is left out, and the next best rival takes its place; a step of which
+    none is left is an error. `libraries` says whether calls of other libraries count as rivals.
+    """
+    refused: dict[Step, dict[str, str]] = {}
+    names: dict[Step, str] = {}
+
+    def among(step: Step, found: list[Candidate]) -> Candidate:
+        left = [c for c in found if c.name not in refused.get(step, {})]
+        if not libraries:
+            left = [c for c in left if not any(isinstance(w, Call) for w in c.make())]
+        if not left:
+            raise _nothing_left(step, refused.get(step, {}))
+        chosen = choose(step, left)
+        names[step] = chosen.name
+        return chosen
+
+    while True:
+        module = compile_program(program, arch, among, tf32=tf32, lanes=lanes)
+        failed = compile_all(module)
+        if not failed:
+            return module
+        for bound in module.every:
+            wanted = _request(bound)
+            why = None if wanted is None else failed.get(wanted)
+            if why is not None:
+                step = bound.step
+                refused.setdefault(step, {})[names[step]] = str(why)
+                _log.warning("kernel %s of step %s is left out: %s", names[step], step, why)
+
+
+def _nothing_left(step: Step, why: dict[str, str]) -> CodegenError:
+    first = next(iter(why.values()), "it is a call of another library")
+    return CodegenError(
+        f"no kernel for a step compiles: {step.region.kind}",
+        op=step.region.kind,
+        node=step.origin or None,
+        given=f"{', '.join(why) or 'no candidates'}: {first}",
+        hint='load the model with target="cpu", and report this with the model',
+    )
+
+
+def _count_half(
+    module: GpuModule, executable: GpuExecutable, ports: Mapping[str, torch.Tensor]
+) -> None:
+    """Puts plausible numbers where a few integers say how much of something counts, or where.
+
+    As random bytes they would be beyond anything: caches would be full in every measurement.
+    """
+    storage = module.program.places.storage
+    for step in dict.fromkeys(b.step for b in module.works):
+        values = [v for v in step.region.inputs if v in storage]
+        half = max((d for v in values for d in v.tensor.static), default=0) // 2
+        for value in values:
+            place = storage[value]
+            if not value.dtype.is_integer or value.dtype.bits < 8 or value.tensor.size > FEW:
+                continue
+            start = place.offset * value.dtype.itemsize
+            if place.buffer.kind == TEMPORARY:
+                start += module.offsets.get(place.buffer.id, 0)
+                memory = executable._memory[ARENA]
+            elif place.buffer.kind != CONSTANT:
+                memory = ports[f"{place.buffer.kind}:{place.buffer.name}"]
+            else:
+                continue
+            flat = typed(memory, start, value.dtype)
+            most = torch.iinfo(flat.dtype).max
+            flat.as_strided(value.tensor.static, place.strides).fill_(min(half, most))
+
+
+def _numbers(nbytes: int, place: torch.device) -> torch.Tensor:
+    """Bytes that are small positive numbers in every float type: never zeros, never NaN."""
+    return torch.randint(1, 0x3B, (max(nbytes, 1) + 256,), dtype=torch.uint8, device=place)

@@ -1,0 +1,1 @@
+"""Captured graphs: capture, pointer parameters, replay, partial graphs, eager runs."""

@@ -1,0 +1,124 @@
+"""Runs that are enqueued, kernel by kernel or as a graph, and not waited for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+
+from monograph.runtime.counts import Counts
+from monograph.runtime.gpu.bound_program import Running
+from monograph.runtime.gpu.device_faults import Note
+from monograph.runtime.gpu.memory import told_of_failure
+from monograph.runtime.gpu.tensor_checks import (
+    goes_to_host,
+    refuse_misfit,
+    why_copied,
+    why_copied_back,
+    why_not_written,
+)
+from monograph.runtime.gpu.tensors import raw
+from monograph.runtime.outputs import NOTHING
+from monograph.runtime.pending import Pending
+
+Memory = dict[str, torch.Tensor]
+"""The bytes of every port."""
+
+
+class End(NamedTuple):
+    """The end of a run that was enqueued."""
+
+    wait: Callable[[], None]
+    reached: Callable[[], bool]
+    note: Note | None
+    """What it found wrong with its data."""
+
+
+def started(
+    executable: Running,
+    feeds: Mapping[str, Any],
+    out: Mapping[str, Any],
+    counts: Counts | None,
+    enqueue: Callable[[Memory], End | None],
+) -> Pending:
+    """A run on tensors and arrays, after `enqueue` was given the memory of its ports.
+
+    It returns the end of the run; None if nobody may wait for it.
+    """
+    place, layout = executable.device.place, executable.layout
+    inputs = {}
+    for slot in layout.inputs:
+        data = feeds[slot.name]
+        if isinstance(data, torch.Tensor):
+            refuse_misfit(slot, data)
+        _count(counts, slot.name, why_copied(data, place))
+        inputs[slot.name] = executable._given(data, slot)
+    outputs = executable._outputs(feeds, inputs, _usable(executable, inputs, out, counts))
+    memory = {f"input:{n}": raw(t) for n, t in inputs.items()}
+    memory |= {f"output:{n}": raw(t) for n, t in outputs.items()}
+    end = enqueue(memory)
+    as_tensors = any(isinstance(x, torch.Tensor) for x in feeds.values())
+
+    def result(number: int) -> Any:
+        slot = layout.outputs[number]
+        return executable._result(slot, outputs[slot.name], out, as_tensors)
+
+    later = [goes_to_host(out.get(s.name), as_tensors) for s in layout.outputs]
+    found = [None if later[i] else result(i) for i in range(len(later))]
+
+    def finish() -> list[Any]:
+        with told_of_failure():
+            if end is not None and (end.note is not None or any(later)):
+                end.wait()
+                if end.note is not None:
+                    end.note.check()
+            return [result(i) if later[i] else x for i, x in enumerate(found)]
+
+    return Pending(finish, lambda: end is None or end.reached())
+
+
+def started_eagerly(
+    executable: Running, feeds: Mapping[str, Any], out: Mapping[str, Any] = NOTHING
+) -> Pending:
+    """A run, every kernel launched by itself on the current stream."""
+
+    def enqueue(memory: Memory) -> End:
+        note = executable.start(memory)
+        return _end_of(executable.device.place, note)
+
+    with told_of_failure(), executable.device.active(), executable._lock:
+        return started(executable, feeds, out, None, enqueue)
+
+
+def _end_of(place: torch.device, note: Note | None) -> End:
+    """The end of what the current stream was given so far."""
+    if place.type != "cuda":  # the host itself, which has done it
+        return End(lambda: None, lambda: True, note)
+    event = torch.cuda.Event()
+    event.record(torch.cuda.current_stream(place))
+    return End(event.synchronize, event.query, note)
+
+
+def _usable(
+    executable: Running,
+    inputs: Mapping[str, torch.Tensor],
+    out: Mapping[str, Any],
+    counts: Counts | None,
+) -> dict[str, Any]:
+    """What of the caller's the kernels may write to."""
+    over = {s.name: s.over for s in executable.layout.outputs}
+    found = {}
+    for name, given in out.items():
+        others = [t for n, t in inputs.items() if n != over.get(name)]
+        others += [t for n, t in out.items() if n != name]
+        why = why_not_written(given, others, executable.device.place)
+        _count(counts, name, why or why_copied_back(given, executable.device.place))
+        if not why:
+            found[name] = given
+    return found
+
+
+def _count(counts: Counts | None, name: str, why: str) -> None:
+    if why and counts is not None:
+        counts.staged[f"{name}: {why}"] += 1

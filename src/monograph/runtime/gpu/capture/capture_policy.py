@@ -1,0 +1,77 @@
+"""Whether runs are captured: the mode, what came of attempts, and what is counted."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from monograph.errors import ConfigError
+from monograph.runtime.counts import MODES, OFF, REQUIRE, Counts, Tally
+from monograph.runtime.gpu.capture.captured_graph import Recorded
+from monograph.runtime.gpu.driver.graphs import GraphError, UncapturableError
+
+_LONGEST = 1024
+"""Runs after which a recording that failed is tried again, at most."""
+_log = logging.getLogger("monograph")
+
+
+class Attempts:
+    """Decides when a recording is tried, and what follows if it fails."""
+
+    def __init__(self, mode: str, counts: Counts, tally: Tally, never: str = "") -> None:
+        if mode not in MODES:
+            raise ConfigError("unknown way to capture", expected=" | ".join(MODES), given=mode)
+        self.mode = mode
+        self.counts = counts
+        self._tally = tally
+        self._reason = never
+        self._never = bool(never)
+        self._failures = 0
+        self._pause = 0
+
+    def wanted(self) -> bool:
+        """Whether a recording is to be tried now; a run that does without is counted."""
+        if self.mode == OFF:
+            return False
+        if not self._never and self._pause == 0:
+            return True
+        if self._never:
+            self.goes_without(self._reason)
+        else:
+            self.counts.fallbacks[self._reason] += 1
+        self._pause = max(self._pause - 1, 0)
+        return False
+
+    def goes_without(self, reason: str) -> None:
+        """Counts a run that no graph can hold as a whole, and says so once; or refuses it."""
+        if self.mode == OFF:
+            return
+        if self.mode == REQUIRE:
+            raise GraphError("the run cannot be captured", given=reason)
+        self._tally.say(reason)
+        self.counts.fallbacks[reason] += 1
+
+    def attempt(self, make: Callable[[], Recorded]) -> Recorded | None:
+        """A recording; None if it failed. Nothing has been launched in either case."""
+        try:
+            recorded = make()
+        except Exception as error:
+            self._failed(error)
+            return None
+        self._failures = 0
+        self.counts.captures += 1
+        return recorded
+
+    def _failed(self, error: Exception) -> None:
+        """What may have been an accident is tried again: the next time, then ever more rarely."""
+        self._failures += 1
+        self._pause = min(2 ** (self._failures - 1), _LONGEST) - 1
+        self._never = isinstance(error, UncapturableError)
+        self._reason = (str(error).splitlines() or [""])[0] or type(error).__name__
+        if self.mode == REQUIRE:
+            raise GraphError("the run cannot be captured", given=self._reason) from error
+        if self._never:
+            self._tally.say(self._reason)  # as every later run would: once
+        else:
+            _log.warning("a run was not captured, and launched step by step: %s", self._reason)
+        self.counts.fallbacks[self._reason] += 1

@@ -1,0 +1,317 @@
+"""A graph that is ready to be launched, and whose ports can move."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from monograph.codegen.triton.module.layout import ARENA, KEPT
+from monograph.runtime.gpu.bound_program import VECTOR, Running
+from monograph.runtime.gpu.build.stream_tuning import Laned
+from monograph.runtime.gpu.capture.capture import (
+    Copies,
+    Memory,
+    Place,
+    Recorder,
+    Taken,
+    every_record,
+    held_ports,
+    inner_ports,
+    own_ports,
+    places_of,
+)
+from monograph.runtime.gpu.capture.pointer_params import (
+    ALIGNED,
+    Moved,
+    Word,
+    apart,
+    compare,
+    foretold,
+)
+from monograph.runtime.gpu.capture.staging import INSIDE, Staging
+from monograph.runtime.gpu.driver.devices import Launched
+from monograph.runtime.gpu.driver.graphs import GraphError, Graphs, Params
+
+
+class Recorded:
+    """An executable graph, its addresses, and the words of its nodes that hold them."""
+
+    def __init__(
+        self,
+        graphs: Graphs,
+        taken: Taken,
+        places: Mapping[str, Sequence[Place]],
+        addresses: Mapping[str, int],
+    ) -> None:
+        self.graphs = graphs
+        self.taken = taken
+        self.names = list(addresses)
+        self.addresses = list(addresses.values())
+        self.aligned = dict.fromkeys(addresses, VECTOR)
+        """What the address of each port has to be divisible by."""
+        self.copied: list[str] = []
+        """Its copies of ports that cannot move, as they are counted in every run."""
+        self.kept: list[Any] = []
+        """Memory that nodes point to: that of libraries, buffers for copies."""
+        self.marked: set[int] = set()
+        """Streams that its memory is known to be used on."""
+        self.ahead = 0
+        """Where inputs have to be copied to before a launch; 0 where the graph has them."""
+        self.early = False
+        """Whether it is launched before the inputs are there."""
+        self.narrowed = False
+        """Whether some of them are rounded on their way."""
+        self.writes = False
+        """Whether kernels write outputs into pinned memory of the host."""
+        self._places = [list(places.get(name, ())) for name in self.names]
+        self.executable = graphs.instantiate(taken.graph)
+
+    @property
+    def memory(self) -> list[torch.Tensor]:
+        """Memory of our own that nodes point to."""
+        return [x for x in self.kept if isinstance(x, torch.Tensor)]
+
+    @property
+    def nodes(self) -> int:
+        """Nodes of the graph, without those inside branches and loops."""
+        return len(self.graphs.nodes(self.taken.graph))
+
+    def rebind(self, addresses: list[int]) -> int:
+        """Lets the graph use other addresses from now on; how many ports have moved."""
+        moved = 0
+        changed: dict[int, Params] = {}
+        for number, address in enumerate(addresses):
+            if address == self.addresses[number]:
+                continue
+            moved += 1
+            for params, word, offset in self._places[number]:
+                word.value = address + offset
+                changed[id(params)] = params
+        for params in changed.values():
+            self.graphs.write(self.executable, params)
+        self.addresses = addresses
+        return moved
+
+    def launch(self, stream: int) -> None:
+        self.graphs.launch(self.executable, stream)
+
+    def close(self) -> None:
+        """Frees the graph now. What is in flight ends as it would."""
+        self.executable.close()
+        self.taken.graph.close()
+        self.kept.clear()
+
+
+class Maker:
+    """Records the launches of an executable so that all its ports can move, or are staged.
+
+    partly: whether other graphs take part in a run, and may have written a part of an output.
+    """
+
+    def __init__(
+        self,
+        executable: Running,
+        graphs: Graphs,
+        laned: Laned | None = None,
+        partly: bool = False,
+    ) -> None:
+        self.executable = executable
+        self.graphs = graphs
+        self.laned = laned
+        self.partly = partly
+        records = executable._records
+        self.exact = [i for i, r in enumerate(records) if graphs.function(r) is not None]
+        ports = own_ports(executable)
+        self.foreign = [i for i in range(len(records)) if i not in set(self.exact) and ports[i]]
+        """Launches of others that use ports."""
+        self.foreign_ports = sorted({port for i in self.foreign for port, _, _ in ports[i]})
+        self.inside = inner_ports(executable)
+        state = [
+            (f"input:{s.over}", f"output:{s.name}") for s in executable.layout.outputs if s.over
+        ]
+        self.partners = dict(state) | {output: given for given, output in state}
+        self._warm = False
+
+    @property
+    def all_exact(self) -> bool:
+        """Whether every word that holds a port's address is known without looking."""
+        return not self.foreign and not self.inside
+
+    def prepare(self, memory: Memory) -> None:
+        """What first launches do besides, done on scratch memory: loading, workspaces, plans."""
+        if self._warm:
+            return
+        executable = self.executable
+        for record in every_record(executable._records):
+            self.graphs.prepare(record)
+        others = [r for i, r in enumerate(executable._records) if i not in set(self.exact)]
+        foreign = [r for r in others if not hasattr(r, "bodies")]
+        if foreign:
+            self._launch_on_scratch(foreign, memory)
+        self._warm = True
+
+    def _launch_on_scratch(self, foreign: Sequence[Any], memory: Memory) -> None:
+        """Launches of others, once each: no caller's memory and no state is any different then."""
+        executable = self.executable
+        launched = set(map(id, foreign))
+        scratch = {n: torch.zeros_like(memory[n]) for n in self.foreign_ports}
+        copies = {n: t.clone() for n, t in executable.held.items()}
+        held = [p for p in held_ports(executable) if id(p[1]) in launched]
+        # What has been found wrong in data stays so; in the middle of a run the rest does, too.
+        kept = [executable._memory[n] for n in ((KEPT, ARENA) if self.partly else (KEPT,))]
+        saved = [m.clone() for m in kept]
+        for port, record, position, offset in executable._ports:
+            if id(record) in launched:
+                record.point(position, scratch[port], offset)
+        for port, record, position, offset in held:
+            record.point(position, copies[port], offset)
+        try:
+            stream = self.graphs.current()
+            for record in foreign:
+                record.launch(stream)
+        finally:
+            for port, record, position, offset in held:
+                record.point(position, executable.held[port], offset)
+            for here, before in zip(kept, saved, strict=True):
+                here.copy_(before)
+
+    def make(self, memory: Memory) -> Recorded:
+        """A graph of the launches, on the memory of a first run."""
+        self.prepare(memory)
+        recorder = self._recorder()
+        reasons = dict.fromkeys(sorted(self.inside), INSIDE)
+        staging = self._staging(memory, reasons)
+        first = staging.record(recorder, memory)
+        words: dict[int, list[Word]] = {}
+        if self.foreign:
+            moving = [n for n in self.foreign_ports if n not in staging.memory]
+            words, doubtful = self._words(recorder, first, {**memory, **staging.memory}, moving)
+            if doubtful:
+                first.graph.close()
+                staging = self._staging(memory, reasons | doubtful)
+                first = staging.record(recorder, memory)
+        return self._recorded(recorder, first, memory, words, staging)
+
+    def _staging(self, memory: Memory, reasons: Mapping[str, str]) -> Staging:
+        return Staging(memory, reasons, self.partners, self.partly)
+
+    def _recorder(self) -> Recorder:
+        order = None if self.laned is None else self.laned.order()
+        return Recorder(self.executable, self.graphs, order)
+
+    def fixed(self, memory: Memory, before: Copies, after: Copies) -> tuple[Recorder, Taken]:
+        """A graph on memory that never moves, with copies before and after."""
+        self.prepare(memory)
+        for copy in before.values():
+            self.graphs.prepare(copy)
+        recorder = self._recorder()
+        return recorder, recorder.record(memory, before, after)
+
+    def _recorded(
+        self,
+        recorder: Recorder,
+        taken: Taken,
+        memory: Memory,
+        words: Mapping[int, list[Word]],
+        staging: Staging,
+    ) -> Recorded:
+        placed = {**memory, **staging.memory}
+        try:
+            places = places_of(self.executable, self.graphs, taken, self.exact, placed)
+            for number, found in words.items():
+                params = self._read(taken, number)
+                for w in found:
+                    if w.port in staging.memory:
+                        continue
+                    owner = params[w.node]
+                    assert owner is not None
+                    word = owner.word(w.blob, w.at)
+                    if word.value != memory[w.port].data_ptr() + w.offset:
+                        raise GraphError("a library launches differently from time to time")
+                    places.setdefault(w.port, []).append((owner, word, w.offset))
+            # Of what is staged only the copies move.
+            places = {n: p for n, p in places.items() if n not in staging.memory}
+            places |= staging.places(self.graphs, taken)
+            addresses = {n: m.data_ptr() for n, m in memory.items()}
+            made = Recorded(self.graphs, taken, places, addresses)
+        except BaseException:
+            taken.graph.close()
+            raise
+        for port in self.foreign_ports:
+            low = addresses[port] & -addresses[port] or ALIGNED
+            made.aligned[port] = max(VECTOR, min(ALIGNED, low))
+        made.aligned |= dict.fromkeys(staging.memory, 1)  # a copy takes any
+        made.copied = staging.told
+        made.kept += [recorder.pool, *staging.memory.values()]
+        return made
+
+    def _words(
+        self, recorder: Recorder, first: Taken, memory: Memory, moving: Sequence[str]
+    ) -> tuple[dict[int, list[Word]], dict[str, str]]:
+        """The words of libraries' launches that hold ports, and why some ports are in doubt."""
+        sizes = {n: memory[n].numel() for n in moving}
+        starts = [{n: memory[n].data_ptr() for n in moving}]
+        others: list[Taken] = []
+        kept: list[torch.Tensor] = []
+        try:
+            for _ in range(2):
+                where, block = self._elsewhere(sizes, starts, memory)
+                kept.append(block)
+                starts.append({n: t.data_ptr() for n, t in where.items()})
+                others.append(recorder.record({**memory, **where}))
+            return self._compared(first, others, sizes, starts)
+        except BaseException:
+            first.graph.close()
+            raise
+        finally:
+            for other in others:
+                other.graph.close()
+
+    def _read(self, taken: Taken, number: int) -> list[Params | None]:
+        """The parameters of the nodes of a launch."""
+        record = self.executable._records[number]
+        words = record.arguments if isinstance(record, Launched) else 0
+        return [self.graphs.read(node, words) for node in taken.nodes[number]]
+
+    def _elsewhere(
+        self, sizes: Mapping[str, int], starts: Sequence[Mapping[str, int]], like: Memory
+    ) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+        """The ports at other addresses, each moved by a distance of its own."""
+        room = sum(n + ALIGNED * (len(sizes) * len(starts) + 3) for n in sizes.values())
+        place = next(iter(like.values())).device
+        block = torch.empty(room, dtype=torch.uint8, device=place)
+        base = block.data_ptr()
+        found = apart(sizes, starts, base)
+        return {n: block[a - base : a - base + sizes[n]] for n, a in found.items()}, block
+
+    def _compared(
+        self,
+        first: Taken,
+        others: Sequence[Taken],
+        sizes: Mapping[str, int],
+        starts: Sequence[Mapping[str, int]],
+    ) -> tuple[dict[int, list[Word]], dict[str, str]]:
+        second, third = others
+        moved = {n: Moved(starts[0][n], starts[1][n], size) for n, size in sizes.items()}
+        words: dict[int, list[Word]] = {}
+        doubtful: dict[str, str] = {}
+        ports = own_ports(self.executable)
+        for number in self.foreign:
+            a, b, c = (self._read(t, number) for t in (first, second, third))
+            found = compare(a, b, moved)
+            if not isinstance(found, str):
+                known = [p for p in a if p is not None]
+                if foretold(known, found, starts[2]) != [p.bytes() for p in c if p is not None]:
+                    found = "its parameters depend on addresses in ways that do not repeat"
+            if not isinstance(found, str):
+                used = {p for p, _, _ in ports[number]} & set(sizes)
+                if used - {w.port for w in found}:
+                    found = "its address is not among the parameters"
+            if isinstance(found, str):
+                reason = f"a library's launch uses it: {found}"
+                doubtful |= {p: reason for p, _, _ in ports[number] if p in sizes}
+            else:
+                words[number] = found
+        return words, doubtful

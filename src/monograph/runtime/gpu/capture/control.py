@@ -1,0 +1,145 @@
+"""Branches and loops run by the host: it reads a bool from the device, and launches what that says.
+
+All that the work itself needs lies at fixed addresses on the device. So what is read here, a graph
+of launches can look at by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from monograph.codegen.triton.module.kernel import Branch, Repeat
+from monograph.codegen.triton.module.layout import Bound, GpuModule
+from monograph.errors import ExecutionError
+from monograph.runtime.gpu.driver.devices import Record
+
+PLAIN, BRANCH, REPEAT = "plain", "branch", "repeat"
+
+
+@dataclass(frozen=True)
+class Nest:
+    """How a piece of work contains others, as plain data."""
+
+    kind: str = PLAIN
+    bodies: tuple[int, ...] = ()
+    """How many pieces of work each body has, without those further inside."""
+    count: int | None = None
+    """How often a body is repeated, if that is known."""
+
+
+def nests(module: GpuModule) -> tuple[Nest, ...]:
+    """How the works of a module contain each other, in the order of `module.every`.
+
+    Empty where none does.
+    """
+    found = tuple(nest_of(bound) for bound in module.every)
+    return found if any(nest.bodies for nest in found) else ()
+
+
+def nest_of(bound: Bound) -> Nest:
+    """How a piece of work contains others."""
+    sizes = tuple(map(len, bound.bodies))
+    if isinstance(bound.work, Branch):
+        return Nest(BRANCH, sizes)
+    if isinstance(bound.work, Repeat):
+        return Nest(REPEAT, sizes, bound.work.count)
+    return Nest()
+
+
+def count_kernels(every: Sequence[Nest]) -> int:
+    """The kernels of a run: of a branch its longer side, of a loop all turns.
+
+    A loop whose turns data decide counts with one turn.
+    """
+    rest = iter(every)
+    total = 0
+    for nest in rest:
+        total += _kernels(nest, rest)
+    return total
+
+
+def _kernels(nest: Nest, rest: Iterator[Nest]) -> int:
+    if nest.kind == PLAIN:
+        return 1
+    bodies = [sum(_kernels(next(rest), rest) for _ in range(size)) for size in nest.bodies]
+    return max(bodies, default=0) * (1 if nest.count is None else nest.count)
+
+
+class Controlled:
+    """A branch or a loop: which launches follow is decided when they are to be made."""
+
+    def __init__(self, nest: Nest) -> None:
+        self.nest = nest
+        self.bodies: list[list[Record]] = []
+        self.syncs = 0
+        """How often the host has waited for the device."""
+        self.launched = 0
+        """Pieces of work launched, those inside others not counted."""
+        self._flag: torch.Tensor | None = None
+
+    def point(self, position: int, memory: torch.Tensor, offset: int) -> None:
+        self._flag = memory[offset : offset + 1]
+
+    def launch(self, stream: int) -> None:
+        if self.nest.kind == BRANCH:
+            self._launch(self.bodies[0 if self._holds() else 1], stream)
+        elif self.nest.count is not None:
+            for _ in range(self.nest.count):
+                self._launch(self.bodies[0], stream)
+        else:
+            while self._holds():
+                self._launch(self.bodies[0], stream)
+
+    def _holds(self) -> bool:
+        """The condition, once everything before it has run."""
+        assert self._flag is not None
+        if self._flag.is_cuda and torch.cuda.is_current_stream_capturing():
+            raise ExecutionError(
+                "the host reads a condition, which cannot be recorded into a caller's graph",
+                hint='load the model with capture="auto"',
+            )
+        self.syncs += 1
+        return bool(self._flag.item())
+
+    def _launch(self, body: Sequence[Record], stream: int) -> None:
+        for record in body:
+            record.launch(stream)
+        self.launched += len(body)
+
+
+def outermost(records: Sequence[Record], every: Sequence[Nest]) -> list[Record]:
+    """Puts records into those that contain them; what is left runs in order."""
+    if not every:
+        return list(records)
+    pairs = iter(list(zip(records, every, strict=True)))
+    found = []
+    for record, nest in pairs:
+        _fill(record, nest, pairs)
+        found.append(record)
+    return found
+
+
+def _fill(record: Record, nest: Nest, rest: Iterator[tuple[Record, Nest]]) -> None:
+    if not isinstance(record, Controlled):
+        return
+    for size in nest.bodies:
+        body = []
+        for _ in range(size):
+            inner, own = next(rest)
+            _fill(inner, own, rest)
+            body.append(inner)
+        record.bodies.append(body)
+
+
+def syncs(records: Sequence[Record]) -> int:
+    """How often the host has waited for the device to read a condition."""
+    return sum(_syncs(r) for r in records)
+
+
+def _syncs(record: Record) -> int:
+    if not isinstance(record, Controlled):
+        return 0
+    return record.syncs + sum(_syncs(r) for body in record.bodies for r in body)

@@ -1,0 +1,168 @@
+"""Runs with steps on the host in between: what the device does between two of them is one graph.
+
+Where graphs cannot look at conditions, branches and loops are such steps: the host decides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from monograph.errors import some_of
+from monograph.program.launch_regions import NO_CONDITIONS, step_name
+from monograph.runtime.gpu.bound_program import Running
+from monograph.runtime.gpu.capture.capture import every_record
+from monograph.runtime.gpu.capture.capture_policy import Attempts
+from monograph.runtime.gpu.capture.captured_graph import Maker, Recorded
+from monograph.runtime.gpu.capture.conditions import needs_conditions
+from monograph.runtime.gpu.capture.launches import Launches
+
+MISALIGNED = "it is misaligned for a library"
+BRANCH_OR_LOOP = "a branch or a loop"
+
+
+class Stretch:
+    """Some launches of an executable in a row, as what records them sees an executable."""
+
+    def __init__(self, executable: Running, start: int, stop: int) -> None:
+        self._records = executable._records[start:stop]
+        inside = [id(r) for r in every_record(self._records)]
+        before = sum(1 for _ in every_record(executable._records[:start]))
+        arguments = executable.layout.arguments[before : before + len(inside)]
+        self.layout = replace(executable.layout, arguments=arguments)
+        known = set(inside)
+        self._ports = [p for p in executable._ports if id(p[1]) in known]
+        self._lock = executable._lock
+        self._memory = executable._memory
+        self.held = executable.held
+        self.device = executable.device
+        self.ports = {p[0] for p in self._ports}
+
+
+class Stretches:
+    """The graphs of an executable that is not one launch."""
+
+    def __init__(self, launches: Launches, attempts: Attempts) -> None:
+        self._launches = launches
+        self._attempts = attempts
+        self._seen: dict[tuple[int, int], tuple[Stretch, Maker]] = {}
+        executable = launches.executable
+        spans = [] if launches.graphs.conditionals else decided_by_host(executable)
+        self._by_host = {span: Stretch(executable, *span) for span in spans}
+        """Launches that the host makes as conditions say, because no graph here looks at them."""
+        self.reason = ""
+        """Why runs are not one launch, where conditions decide: as `inspect` says it."""
+        if spans:
+            self.reason = f"{NO_CONDITIONS}: {some_of(_names(executable, spans))}"
+
+    @property
+    def launches(self) -> int:
+        """Launches of a run by the host, as far as they are known."""
+        made = self._launches.made
+        graphs = sum(1 if s in made else s[1] - s[0] for s in self._seen)
+        return graphs + sum(stop - start for start, stop in self._by_host)
+
+    def launch(self, start: int, stop: int, ports: Mapping[str, torch.Tensor], stream: int) -> None:
+        """Enqueues what lies between two steps of the host."""
+        self._launches.order(stream)
+        for span, stretch in self._by_host.items():
+            if start <= span[0] and span[1] <= stop:
+                self._launch(start, span[0], ports, stream)
+                _launch_each(stretch, ports, stream)
+                start = span[1]
+        self._launch(start, stop, ports, stream)
+
+    def _launch(
+        self, start: int, stop: int, ports: Mapping[str, torch.Tensor], stream: int
+    ) -> None:
+        """Enqueues launches as one graph."""
+        if start == stop:
+            return
+        if (start, stop) not in self._seen:
+            made: Any = Stretch(self._launches.executable, start, stop)
+            self._seen[start, stop] = made, Maker(made, self._launches.graphs, partly=True)
+        stretch, maker = self._seen[start, stop]
+        memory = {n: t for n, t in ports.items() if n in stretch.ports}
+        recorded = self._launches.made.get((start, stop))
+        if recorded is None and self._attempts.wanted():
+            recorded = self._attempts.attempt(lambda: maker.make(memory))
+            if recorded is not None:
+                self._launches.made[start, stop] = recorded
+        if recorded is not None:
+            launch_on(self._launches, recorded, memory, stream, in_part=True)
+            return
+        _launch_each(stretch, ports, stream)
+
+
+def _launch_each(stretch: Stretch, ports: Mapping[str, torch.Tensor], stream: int) -> None:
+    for port, record, position, offset in stretch._ports:
+        record.point(position, ports[port], offset)
+    for record in stretch._records:
+        record.launch(stream)
+
+
+def decided_by_host(executable: Running) -> list[tuple[int, int]]:
+    """From where to where launches need a graph that looks at conditions: whole steps.
+
+    Of a package it is not known which launches are one step's: there each stands for itself.
+    """
+    needs = [needs_conditions(r) for r in executable._records]
+    steps = _steps(executable)
+    decided = {step for step, needed in zip(steps, needs, strict=True) if needed}
+    found: list[tuple[int, int]] = []
+    for number, step in enumerate(steps):
+        if step not in decided:
+            continue
+        if found and found[-1][1] == number:
+            found[-1] = found[-1][0], number + 1
+        else:
+            found.append((number, number + 1))
+    return found
+
+
+def _steps(executable: Running) -> list[int]:
+    """The step of every launch, as a number."""
+    works = getattr(getattr(executable, "module", None), "works", ())
+    count = len(executable._records)
+    return [w.position for w in works] if len(works) == count else list(range(count))
+
+
+def _names(executable: Running, spans: Sequence[tuple[int, int]]) -> list[str]:
+    """The ops of launches, with the ONNX nodes they came from."""
+    works = getattr(getattr(executable, "module", None), "works", ())
+    if len(works) != len(executable._records):
+        return [BRANCH_OR_LOOP]
+    return list(dict.fromkeys(step_name(works[i].step) for span in spans for i in range(*span)))
+
+
+def launch_on(
+    launches: Launches,
+    recorded: Recorded,
+    memory: Mapping[str, torch.Tensor],
+    stream: int,
+    in_part: bool = False,
+) -> None:
+    """Launches a graph on some memory; what is misaligned for it is copied to where it is not.
+
+    in_part: another graph may have written a part of an output before.
+    """
+    placed = dict(memory)
+    given = {t.data_ptr() for n, t in memory.items() if not n.startswith("output:")}
+    back = []
+    for name, tensor in memory.items():
+        if not tensor.data_ptr() % recorded.aligned[name]:
+            continue
+        placed[name] = own = torch.empty_like(tensor)
+        launches.counts.staged[f"{name.partition(':')[2]}: {MISALIGNED}"] += 1
+        made = name.startswith("output:")
+        # Of what is written over an input, kernels may write some rows only.
+        if in_part or not made or tensor.data_ptr() in given:
+            own.copy_(tensor)
+        if made:
+            back.append((tensor, own))
+    launches.launch(recorded, [placed[n].data_ptr() for n in recorded.names], stream)
+    for to, source in back:
+        to.copy_(source)

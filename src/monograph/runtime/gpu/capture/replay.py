@@ -1,0 +1,358 @@
+"""Replay: an executable's run as one launch of a graph that was recorded once.
+
+The first run records and launches once. Later runs launch; ports that have moved are written into
+the graph before. A run that cannot be recorded is launched kernel by kernel, counted and logged.
+Where the host has steps of its own, what lies between two of them is a graph; where graphs cannot
+look at conditions, branches and loops are such steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from typing import Any, NoReturn
+
+import torch
+
+from monograph.errors import ExecutionError
+from monograph.runtime.counts import AUTO, OFF, Counts, Tally, host_takes_part
+from monograph.runtime.gpu.bound_program import Running
+from monograph.runtime.gpu.build.stream_tuning import Laned, MeasuredLanes
+from monograph.runtime.gpu.capture.async_run import End, Memory, started
+from monograph.runtime.gpu.capture.capture_policy import Attempts
+from monograph.runtime.gpu.capture.captured_graph import Maker, Recorded
+from monograph.runtime.gpu.capture.conditions import (
+    decides_on_foreign,
+    needs_conditions,
+    record_control,
+)
+from monograph.runtime.gpu.capture.control import Controlled
+from monograph.runtime.gpu.capture.launches import TENSORS, Launches, Mark, enter, not_copied
+from monograph.runtime.gpu.capture.partial_graphs import Stretches, launch_on
+from monograph.runtime.gpu.capture.replay_fast_path import (
+    Noted,
+    Quick,
+    checked,
+    cold,
+    noted,
+    quick_run,
+)
+from monograph.runtime.gpu.device_faults import Note
+from monograph.runtime.gpu.driver.graphs import Graphs
+from monograph.runtime.gpu.host_io.deferred_free import sweep
+from monograph.runtime.gpu.host_io.host_io_graphs import HostRuns
+from monograph.runtime.gpu.host_io.pinned_staging import Ring
+from monograph.runtime.gpu.host_io.transfer_policy import Measured
+from monograph.runtime.gpu.memory import told_of_failure
+from monograph.runtime.gpu.tensor_checks import imported, where_else
+from monograph.runtime.outputs import NOTHING
+from monograph.runtime.pending import Pending, ready
+
+HOST_ARRAYS = "arrays of the host"
+
+
+class Replay:
+    """An executable that is recorded and replayed. May be used from several threads."""
+
+    def __init__(
+        self,
+        executable: Running,
+        graphs: Graphs,
+        mode: str = AUTO,
+        *,
+        host: str = AUTO,
+        tally: Tally | None = None,
+        measured: Measured | None = None,
+        lanes: MeasuredLanes | None = None,
+        locks: bool = True,
+    ) -> None:
+        self.executable = executable
+        self.graphs = graphs
+        tally = tally or Tally()
+        self.counts: Counts = tally.of(self)
+        self._attempts = Attempts(mode, self.counts, tally)
+        self._launches = Launches(executable, graphs, self.counts)
+        self._whole = bool(getattr(executable, "whole", True))
+        self._laned = Laned(executable, graphs, lanes)
+        self._maker = Maker(executable, graphs, self._laned)
+        self._arrays = HostRuns(self._launches, self._maker, self._attempts, host, measured, locks)
+        self._place = executable.device.place
+        self._stretches: Stretches | None = None
+        if mode != OFF:
+            stretches = Stretches(self._launches, self._attempts)
+            if not self._whole or stretches.reason:
+                self._stretches = stretches
+        self._enqueued: Quick = cold
+        self._noted: Noted | None = None
+        """The same where data may be wrong."""
+        self.hot: Quick = cold
+        """A run that takes tensors as they are; None where it takes more, or before the first."""
+        self.warm: Callable[[Mapping[str, Any]], list[Any] | None] = (
+            self._arrays.quick if self._stretches is None else cold
+        )
+        """A run on arrays of the host that fit, likewise."""
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise not_copied("a model on a GPU")
+
+    def __getattr__(self, name: str) -> Any:
+        """All that is asked of an executable, but its runs."""
+        if name in ("executable", "__setstate__"):
+            raise AttributeError(name)
+        return getattr(self.executable, name)
+
+    @property
+    def stats(self) -> dict[str, Any]:
+        """What runs have been, as plain data."""
+        return self.counts.as_dict() | {"launches_per_run": self.launches}
+
+    @property
+    def launches(self) -> int:
+        """Launches of a run by the host."""
+        if self._stretches is not None and self._launches.made:
+            return self._stretches.launches
+        return 1 if self._launches.made else self.executable.launches
+
+    @property
+    def lanes(self) -> int:
+        """Kernels that may run side by side in a captured run."""
+        return self._laned.count
+
+    @property
+    def own_bytes(self) -> int:
+        """Device memory that the executable and its graphs hold, without the constants."""
+        staged = {t.data_ptr(): t for r in self._launches.made.values() for t in r.memory}
+        return self.executable.own_bytes + sum(int(t.nbytes) for t in staged.values())
+
+    @property
+    def _recorded(self) -> Recorded | None:
+        return self._launches.made.get(TENSORS)
+
+    @property
+    def _ring(self) -> Ring:
+        return self._arrays.ring
+
+    def run(self, feeds: Mapping[str, Any], out: Mapping[str, Any] = NOTHING) -> list[Any]:
+        """The outputs, as `Running.run` gives them."""
+        found = self.hot(feeds, out)
+        if found is None and not out:
+            found = self.warm(feeds)
+        return self._start(feeds, out).result() if found is None else found
+
+    def run_async(
+        self,
+        feeds: Mapping[str, Any],
+        stream: Any = None,
+        out: Mapping[str, Any] = NOTHING,
+    ) -> Pending:
+        """Enqueues a run on the current stream, or the one given, and returns at once.
+
+        Arrays on the host may be changed as soon as this returns; tensors as by any other work on
+        the stream.
+        """
+        if stream is None:
+            return self._started(feeds, out)
+        number = _number(stream)
+        elsewhere = number != self.graphs.current()
+        with self.graphs.using(number):
+            pending = self._started(feeds, out)
+            if elsewhere:
+                self._hold(feeds, out, number)
+            return pending
+
+    def _hold(self, feeds: Mapping[str, Any], out: Mapping[str, Any], stream: int) -> None:
+        """What the caller frees on the current stream is still in use on another."""
+        tensors = [x for x in (*feeds.values(), *out.values()) if isinstance(x, torch.Tensor)]
+        mine = [t for t in tensors if t.device == self._place]
+        if mine:
+            self.graphs.used_on(mine, stream)
+
+    def _started(self, feeds: Mapping[str, Any], out: Mapping[str, Any]) -> Pending:
+        """A run that was enqueued, if it can be the quick way."""
+        return self.start_hot(feeds, out) or self._start(feeds, out)
+
+    def start_hot(
+        self, feeds: Mapping[str, Any], out: Mapping[str, Any] = NOTHING, on: Any = None
+    ) -> Pending | None:
+        """What `hot` or `warm` would run, enqueued; on a stream, or on the current one."""
+        stream = self.graphs.current()
+        if on is not None and (number := _number(on)) != stream:
+            with self.graphs.using(number):
+                pending = self.start_hot(feeds, out)
+            if pending is not None:
+                self._hold(feeds, out, number)
+            return pending
+        if self._noted is not None:
+            if (made := self._noted(feeds, out)) is not None:
+                return _noted(*made)
+        elif (found := self._enqueued(feeds, out)) is not None:
+            reached = self._launches.marked(stream).reached
+            return Pending(lambda: found, reached, enqueued=found)
+        return None if out or self._stretches else self._arrays.start_quick(feeds)
+
+    def close(self) -> None:
+        """Frees the graphs now."""
+        self._launches.close()
+
+    def _start(self, feeds: Mapping[str, Any], out: Mapping[str, Any]) -> Pending:
+        """Enqueues a run, whatever it needs."""
+        self._launches.check_process()
+        with told_of_failure():
+            enter(self.executable.device)
+            given = {name: imported(x) for name, x in feeds.items()}
+            if not self._whole:
+                return self._run_parts(given, out)
+            try:
+                return self._start_whole(given, out)
+            except torch.OutOfMemoryError as e:
+                raise self.executable.no_memory(e) from None
+
+    def _start_whole(self, given: Mapping[str, Any], out: Mapping[str, Any]) -> Pending:
+        with ExitStack() as stack:
+            if not self.graphs.here():
+                stack.enter_context(self.graphs.guard())
+            stack.enter_context(self._launches.lock)
+            stream = self.graphs.current()
+            if self.graphs.capturing_now():
+                self._refuse_recording(given, out)
+                return self._from_device(given, out, stream, recording=True)
+            self._launches.order(stream)  # before memory is asked for: it may be refused
+            sweep(self.graphs)
+            if self._stretches is not None:
+                self._attempts.goes_without(self._stretches.reason)
+                return self._from_device(given, out, stream)
+            if any(isinstance(x, torch.Tensor) for x in (*given.values(), *out.values())):
+                return self._from_device(given, out, stream)
+            pending = self._arrays.start(given, out, stream)
+            return pending or self._from_device(given, out, stream, captured=False)
+
+    def _refuse_recording(self, given: Mapping[str, Any], out: Mapping[str, Any]) -> None:
+        """Refuses what a caller's graph cannot hold, before any of it is recorded."""
+        for name, x in (*given.items(), *out.items()):
+            if why := where_else(x, self._place):
+                whose = "tensors of another device" if "on the host" not in why else HOST_ARRAYS
+                raise _not_recorded(f"on {whose}", given=f"{name}: {why}")
+        if not given and any(s.name not in out for s in self.executable.layout.outputs):
+            raise _not_recorded(
+                f"that makes {HOST_ARRAYS}",
+                hint="give tensors of the device for the outputs (out=)",
+            )
+        if not any(map(needs_conditions, self.executable._records)):
+            return
+        if not self.graphs.conditionals:
+            raise _not_recorded(
+                "with a branch or a loop",
+                hint=f"{self.graphs.name} graphs have no conditional nodes",
+            )
+        if any(decides_on_foreign(self.graphs, r) for r in self.executable._records):
+            # What they take from torch would not belong to the caller's graph.
+            raise _not_recorded(
+                "with a library's launches inside a branch or a loop",
+                hint="run it before or behind what is recorded",
+            )
+        if not self._launches.made:  # what its nodes need is loaded with the first of our own
+            raise _not_recorded("with a branch or a loop", hint="run once with these shapes before")
+
+    def _run_parts(self, feeds: Mapping[str, Any], out: Mapping[str, Any]) -> Pending:
+        """A run with steps on the host, or with outputs that have no memory of their own."""
+        if self.graphs.capturing_now():
+            raise _not_recorded("of a model that the host takes part in")
+        with self._launches.lock:  # threads count together
+            if kinds := self.executable.host_kinds:
+                self._attempts.goes_without(host_takes_part(kinds))
+            if self._stretches is not None and self._stretches.reason:
+                self._attempts.goes_without(self._stretches.reason)
+        if self._stretches is None:
+            return ready(self.executable.run(feeds, out))
+        with self.executable.device.active(), self._launches.lock:
+            self._launches.order(self.graphs.current())  # which marks the memory of graphs, too
+            run_parts: Any = self.executable._run_parts  # type: ignore[attr-defined]
+            return ready(run_parts(feeds, out, self._stretches.launch))
+
+    def _from_device(
+        self,
+        feeds: Mapping[str, Any],
+        out: Mapping[str, Any],
+        stream: int,
+        recording: bool = False,
+        captured: bool = True,
+    ) -> Pending:
+        """A run that is given its inputs one by one: tensors are among them, or it is not captured.
+
+        recording: whether the caller records a graph, which it becomes part of.
+        """
+
+        def enqueue(memory: Memory) -> End | None:
+            if recording:
+                self._record_for_caller(memory, stream)
+                return None
+            self._launches.order(stream)
+            note = self._enqueue(memory, stream) if captured else self.executable.start(memory)
+            mark = self._launches.marked(stream)
+            return End(mark.wait, mark.reached, note)
+
+        return started(self.executable, feeds, out, self.counts, enqueue)
+
+    def _record_for_caller(self, memory: Memory, stream: int) -> None:
+        for port, record, position, offset in self.executable._ports:
+            record.point(position, memory[port], offset)
+        with self.graphs.lock:  # recordings take turns, whoever they are for
+            for record in self.executable._records:
+                if isinstance(record, Controlled):
+                    record_control(self.graphs, record, stream)
+                else:
+                    record.launch(stream)
+        self.counts.for_callers += 1
+        if self.executable.notes is not None:
+            self.executable.notes.give_up()
+
+    def _enqueue(self, memory: Memory, stream: int) -> Note | None:
+        """One run on some memory: a launch of the graph, of several, or of every kernel."""
+        if self._stretches is not None:
+            self._launches.begin(stream)
+            self._stretches.launch(0, len(self.executable._records), memory, stream)
+            self.executable.runs += 1
+            return self._launches.noted()
+        recorded = self._recorded
+        if recorded is None and self._attempts.wanted():
+            recorded = self._attempts.attempt(lambda: self._maker.make(memory))
+            if recorded is not None:
+                self._launches.made[TENSORS] = recorded
+                self._warm_up(recorded)
+        if recorded is None:
+            return self.executable.start(memory)
+        self._launches.begin(stream)
+        launch_on(self._launches, recorded, memory, stream)
+        self.executable.runs += 1
+        return self._launches.noted()
+
+    def _warm_up(self, recorded: Recorded) -> None:
+        """Lets later runs take the short way."""
+        self._enqueued = self.hot = quick_run(self._launches, recorded)
+        if self.executable.notes is not None:
+            self._noted = noted(self._enqueued, self._launches, self.executable.notes)
+            self.hot = checked(self._noted)
+
+
+def _noted(found: list[Any], note: Note, mark: Mark) -> Pending:
+    """A run that is looked at when its outputs are asked for."""
+
+    def finish() -> list[Any]:
+        mark.wait()
+        note.check()
+        return found
+
+    return Pending(finish, mark.reached, enqueued=found)
+
+
+def _number(stream: Any) -> int:
+    """A stream of torch, or a number, as drivers have it."""
+    return int(getattr(stream, "cuda_stream", stream))
+
+
+def _not_recorded(
+    what: str, given: str | None = None, hint: str = "feed tensors that are on the device"
+) -> ExecutionError:
+    return ExecutionError(
+        f"a run {what} cannot be recorded into a caller's graph", given=given, hint=hint
+    )

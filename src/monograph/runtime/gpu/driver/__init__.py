@@ -1,0 +1,1 @@
+"""Devices: discovery, streams, CUDA and HIP calls, the graph API."""

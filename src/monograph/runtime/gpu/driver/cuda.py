@@ -1,0 +1,155 @@
+"""NVIDIA devices through the driver: kernels loaded once, launched with nothing in between."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+from cuda.bindings import driver as cu
+
+from monograph.codegen.triton.module.kernel import Arch, Launch
+from monograph.codegen.triton.module.layout import Where
+from monograph.errors import ExecutionError
+from monograph.runtime.gpu.build.build import Binary, Request, build, request
+from monograph.runtime.gpu.driver.streams import TorchDevice
+
+_SMALL = 48 << 10
+"""Shared memory that a kernel may use without asking."""
+_HIDDEN = 2
+"""Pointers that Triton adds behind a kernel's own: scratch memory, none of which we use."""
+
+
+def check(result: Any) -> Any:
+    """What a driver call returned, or an error that says which."""
+    error, *values = result
+    if int(error):
+        _, name = cu.cuGetErrorName(error)
+        _, text = cu.cuGetErrorString(error)
+        shown = f"{(name or b'').decode()}: {(text or b'').decode()}"
+        raise ExecutionError(f"the CUDA driver refused a call: {shown}")
+    return values[0] if len(values) == 1 else tuple(values)
+
+
+class CudaKernel:
+    """Machine code in a device's memory."""
+
+    def __init__(self, binary: Binary) -> None:
+        self.binary = binary
+        self._module = check(cu.cuModuleLoadData(binary.code))
+        self.function = check(cu.cuModuleGetFunction(self._module, binary.name.encode()))
+        if binary.shared > _SMALL:
+            which = cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+            check(cu.cuFuncSetAttribute(self.function, which, binary.shared))
+        weakref.finalize(self, _unload, self._module).atexit = False
+
+
+class CudaRecord:
+    """A kernel with its grid and the words of its parameters."""
+
+    def __init__(self, kernel: CudaKernel, grid: tuple[int, int, int], arguments: int) -> None:
+        self.kernel = kernel
+        count = arguments + _HIDDEN
+        self.words = (ctypes.c_uint64 * count)()
+        start = ctypes.addressof(self.words)
+        self._slots = (ctypes.c_void_p * count)(*(start + 8 * i for i in range(count)))
+        self._params = ctypes.addressof(self._slots)
+        config = cu.CUlaunchConfig()
+        config.gridDimX, config.gridDimY, config.gridDimZ = grid
+        config.blockDimX, config.blockDimY, config.blockDimZ = kernel.binary.threads, 1, 1
+        config.sharedMemBytes = kernel.binary.shared
+        if kernel.binary.dependent:
+            attribute = cu.CUlaunchAttribute()
+            attribute.id = (
+                cu.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+            )
+            value = cu.CUlaunchAttributeValue()
+            value.programmaticStreamSerializationAllowed = 1
+            attribute.value = value
+            config.attrs = [attribute]
+            config.numAttrs = 1
+        self.config = config
+        self._stream = -1
+
+    def point(self, position: int, memory: torch.Tensor, offset: int) -> None:
+        self.words[position] = memory.data_ptr() + offset
+
+    def launch(self, stream: int) -> None:
+        if stream != self._stream:
+            self.config.hStream = cu.CUstream(stream)
+            self._stream = stream
+        error = cu.cuLaunchKernelEx(self.config, self.kernel.function, self._params, 0)
+        if int(error[0]):
+            check(error)
+
+
+class CudaDevice(TorchDevice):
+    """One NVIDIA GPU; kernels that are equal are loaded once, and freed with the device."""
+
+    def __init__(self, index: int = 0) -> None:
+        super().__init__(index)
+        major, minor = torch.cuda.get_device_capability(index)
+        self.arch = Arch("cuda", f"sm_{major}{minor}")
+        self.driver = _driver_version()
+        self._context = check(cu.cuCtxGetCurrent())
+        self._kernels: dict[Request, CudaKernel] = {}
+        self._loaded: dict[Binary, CudaKernel] = {}
+
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        """A thread that is new to CUDA has no context, and torch makes one only when it must."""
+        with torch.cuda.device(self.place):
+            check(cu.cuCtxSetCurrent(self._context))
+            yield
+
+    def record(self, launch: Launch, arguments: Sequence[Where], stem: str) -> CudaRecord:
+        dtypes = tuple(a.dtype for a in arguments)
+        wanted = request(launch, dtypes, tuple(a.aligned for a in arguments), stem)
+        return CudaRecord(self.kernel(wanted), launch.grid, len(arguments))
+
+    def loaded(
+        self, binary: Binary, grid: tuple[int, int, int], arguments: Sequence[Where]
+    ) -> CudaRecord:
+        with self.active():
+            if binary not in self._loaded:
+                self._loaded[binary] = CudaKernel(binary)
+            return CudaRecord(self._loaded[binary], grid, len(arguments))
+
+    def kernel(self, wanted: Request) -> CudaKernel:
+        if wanted not in self._kernels:
+            self.load(wanted, build(wanted, self.arch))
+        return self._kernels[wanted]
+
+    def has(self, wanted: Request) -> bool:
+        return wanted in self._kernels
+
+    def load(self, wanted: Request, binary: Binary) -> None:
+        with self.active():
+            self._kernels[wanted] = CudaKernel(binary)
+
+    def code(self, wanted: Request) -> Binary:
+        """The machine code of a kernel."""
+        return self.kernel(wanted).binary
+
+
+_ABOUT_DRIVER = Path("/proc/driver/nvidia/version")
+
+
+def _driver_version() -> str:
+    """The driver's own number, as Linux tells it; else the newest CUDA that it knows."""
+    with suppress(OSError):
+        found = re.search(r"Kernel Module.*?\s(\d+(?:\.\d+)+)", _ABOUT_DRIVER.read_text())
+        if found is not None:
+            return found[1]
+    number = int(check(cu.cuDriverGetVersion()))
+    return f"of CUDA {number // 1000}.{number % 1000 // 10}"
+
+
+def _unload(module: Any) -> None:
+    """Gives a kernel's memory back; a context that has gone has taken it along."""
+    cu.cuModuleUnload(module)

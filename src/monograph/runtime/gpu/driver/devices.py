@@ -1,0 +1,202 @@
+"""What runs kernels: a device by its driver, by Triton's launcher, or Triton's interpreter."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Protocol
+
+import torch
+
+from monograph.codegen.triton.module.kernel import Arch, Launch
+from monograph.codegen.triton.module.layout import Where
+from monograph.config import make_config
+from monograph.runtime.gpu.build.build import Binary, Request
+from monograph.runtime.gpu.build.source import function
+from monograph.runtime.gpu.driver.interpreter_checks import watching
+from monograph.runtime.gpu.tensors import typed
+
+_INTERPRETING = threading.Lock()
+
+
+class Record(Protocol):
+    """A launch that is ready but for some addresses."""
+
+    def point(self, position: int, memory: torch.Tensor, offset: int) -> None:
+        """Lets an argument point into some memory, so many bytes from its start."""
+
+    def launch(self, stream: int) -> None:
+        """Enqueues the kernel on a stream."""
+
+
+class Device(Protocol):
+    """A place that has memory and runs kernels."""
+
+    arch: Arch
+    place: torch.device
+    name: str
+    driver: str
+    """The version of the driver: measurements hold for one."""
+    measures: bool
+    """Whether kernels can be timed on it."""
+    cache_bytes: int
+    """What its last cache holds."""
+
+    def record(self, launch: Launch, arguments: Sequence[Where], stem: str) -> Record:
+        """A kernel compiled and loaded."""
+
+    def loaded(
+        self, binary: Binary, grid: tuple[int, int, int], arguments: Sequence[Where]
+    ) -> Record:
+        """A kernel that was compiled before."""
+
+    def has(self, wanted: Request) -> bool:
+        """Whether a kernel need not be compiled any more."""
+
+    def load(self, wanted: Request, binary: Binary) -> None:
+        """Takes code that was compiled elsewhere."""
+
+    def active(self) -> AbstractContextManager[Any]:
+        """Makes this device the one that the calling thread works with."""
+
+    def stream(self) -> int:
+        """The stream that work goes to now."""
+
+    def join(self, stream: int) -> None:
+        """Lets the stream that work goes to now wait for what another one was given."""
+
+    def capturing(self, stream: int) -> bool:
+        """Whether a stream records what it is given, for whomever."""
+
+    def used(self, memory: Sequence[torch.Tensor]) -> None:
+        """Says that the current stream uses memory: freed, nobody gets it before that is done."""
+
+    def copy(self, to: torch.Tensor, source: torch.Tensor) -> None:
+        """Enqueues a copy of bytes on the current stream; pinned memory is not waited for."""
+
+    def finish(self) -> None:
+        """Waits for what the current stream was given."""
+
+    def synchronise(self) -> None:
+        """Waits for everything enqueued."""
+
+    def free_bytes(self) -> int:
+        """Memory that could still be had."""
+
+    def measure(self, *launches: Callable[[], None]) -> float:
+        """The time of one launch on the device in us, of several that take turns."""
+
+
+class _Interpreted:
+    def __init__(self, launch: Launch, arguments: Sequence[Where], stem: str) -> None:
+        self._function: Any = function(launch.source, stem)
+        self._grid = launch.grid
+        self._dtypes = [a.dtype for a in arguments]
+        self._tensors: list[torch.Tensor | None] = [None] * len(arguments)
+
+    def point(self, position: int, memory: torch.Tensor, offset: int) -> None:
+        self._tensors[position] = typed(memory, offset, self._dtypes[position])
+
+    def launch(self, stream: int) -> None:
+        # While it interprets a kernel, Triton changes its language for all threads.
+        with _INTERPRETING:
+            self._function[self._grid](*self._tensors)
+
+
+class _Checked(_Interpreted):
+    """An interpreted kernel whose every address is checked."""
+
+    def __init__(self, launch: Launch, arguments: Sequence[Where], stem: str) -> None:
+        super().__init__(launch, arguments, stem)
+        self._stem = stem
+        self._arguments = arguments
+        self._ranges: list[tuple[int, int, str]] = [(0, 0, "nothing")] * len(arguments)
+
+    def point(self, position: int, memory: torch.Tensor, offset: int) -> None:
+        super().point(position, memory, offset)
+        own = self._arguments[position]
+        start, room = memory.data_ptr() + offset, own.room
+        if room < 0:
+            room = memory.numel() - offset
+        label = f"argument {position}, {own.port or own.memory}"
+        self._ranges[position] = (start - own.below, start + room, label)
+
+    def launch(self, stream: int) -> None:
+        with _INTERPRETING, watching(self._stem, self._ranges):
+            self._function[self._grid](*self._tensors)
+
+
+class Launched(_Interpreted):
+    """A kernel that Triton compiles and launches itself."""
+
+    def __init__(self, launch: Launch, arguments: Sequence[Where], stem: str) -> None:
+        super().__init__(launch, arguments, stem)
+        self.arguments = len(arguments)
+        self._options = {"num_warps": launch.warps, "num_stages": launch.stages}
+
+    def launch(self, stream: int) -> None:
+        self._function[self._grid](*self._tensors, **self._options)
+
+
+class Interpreter:
+    """Triton's interpreter: the kernels' numbers without a device, slowly."""
+
+    arch = Arch("cuda", "sm_80", interpreted=True)
+    place = torch.device("cpu")
+    name = "Triton's interpreter"
+    driver = "none"
+    measures = False
+    cache_bytes = 0
+
+    checked: bool | None = None
+    """Whether every address of a kernel is checked; as the environment says for None."""
+
+    def __init__(self, checked: bool | None = None) -> None:
+        self.checked = checked
+
+    def record(self, launch: Launch, arguments: Sequence[Where], stem: str) -> Record:
+        checked = make_config().checked if self.checked is None else self.checked
+        kind = _Checked if checked else _Interpreted
+        return kind(launch, arguments, stem)
+
+    def loaded(
+        self, binary: Binary, grid: tuple[int, int, int], arguments: Sequence[Where]
+    ) -> Record:
+        raise NotImplementedError("machine code is not interpreted")
+
+    def has(self, wanted: Request) -> bool:
+        return True
+
+    def load(self, wanted: Request, binary: Binary) -> None:
+        raise NotImplementedError("machine code is not interpreted")
+
+    def active(self) -> AbstractContextManager[Any]:
+        return nullcontext()
+
+    def stream(self) -> int:
+        return 0
+
+    def join(self, stream: int) -> None:
+        pass
+
+    def capturing(self, stream: int) -> bool:
+        return False
+
+    def used(self, memory: Sequence[torch.Tensor]) -> None:
+        pass
+
+    def copy(self, to: torch.Tensor, source: torch.Tensor) -> None:
+        to.copy_(source)
+
+    def finish(self) -> None:
+        pass
+
+    def synchronise(self) -> None:
+        pass
+
+    def free_bytes(self) -> int:
+        return 0
+
+    def measure(self, *launches: Callable[[], None]) -> float:
+        raise NotImplementedError("the interpreter's time says nothing")

@@ -1,0 +1,44 @@
+"""AMD devices: kernels compiled and launched by Triton, memory and streams by torch for ROCm."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from monograph.codegen.triton.module.kernel import Arch, Launch
+from monograph.codegen.triton.module.layout import Where
+from monograph.errors import ConfigError
+from monograph.runtime.gpu.build.build import Binary, Request
+from monograph.runtime.gpu.driver.devices import Launched, Record
+from monograph.runtime.gpu.driver.streams import TorchDevice
+
+
+class HipDevice(TorchDevice):
+    """One AMD GPU."""
+
+    def __init__(self, index: int = 0) -> None:
+        super().__init__(index)
+        about = torch.cuda.get_device_properties(index)
+        name = str(about.gcnArchName).partition(":")[0]
+        self.arch = Arch("hip", name, about.warp_size)
+        self.driver = str(torch.version.hip)
+
+    def record(self, launch: Launch, arguments: Sequence[Where], stem: str) -> Record:
+        return Launched(launch, arguments, stem)
+
+    def loaded(
+        self, binary: Binary, grid: tuple[int, int, int], arguments: Sequence[Where]
+    ) -> Record:
+        raise ConfigError(
+            "packages are loaded on NVIDIA devices only",
+            given=self.name,
+            hint="load the model itself: its kernels are compiled once and kept by Triton",
+        )
+
+    def has(self, wanted: Request) -> bool:
+        """Nothing is compiled ahead: Triton does it at the first launch, and keeps it."""
+        return True
+
+    def load(self, wanted: Request, binary: Binary) -> None:
+        raise NotImplementedError("Triton loads its kernels itself")

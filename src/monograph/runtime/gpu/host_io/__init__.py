@@ -1,0 +1,1 @@
+"""Host inputs and outputs: pinned staging, uploads, downloads, transfer policy."""

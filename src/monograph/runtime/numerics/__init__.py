@@ -1,0 +1,1 @@
+"""Comparison of results: tolerances, bisection, numeric equivalence."""

@@ -1,0 +1,203 @@
+"""Compares what two sides computed, output by output."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from monograph.ir import Array
+from monograph.runtime.numerics.tolerance import EXACT, Tolerance
+
+ALL_NAN = "every element is NaN on both sides: nothing was compared"
+EMPTY = "empty on both sides: nothing was compared"
+CONSTANT = "every element is {} on both sides: that shows nothing"
+
+
+class Place(NamedTuple):
+    """A tensor among outputs: which one, and where in it if it is a sequence or a map."""
+
+    output: str
+    path: tuple[Any, ...] = ()
+
+    def __str__(self) -> str:
+        return self.output + "".join(f"[{key}]" for key in self.path)
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One tensor on two sides. `problem` is None when they agree."""
+
+    place: Place
+    problem: str | None
+    tolerance: Tolerance
+    max_abs: float = 0.0
+    max_rel: float = 0.0
+    """The largest difference, relative to the largest expected element."""
+    used: float = 0.0
+    """The largest share of the tolerance that an element uses up; above 1 it fails."""
+    worst: tuple[int, ...] | None = None
+    """Where that element is; None where the elements could not be compared, or are all equal."""
+    given: Any = None
+    expected: Any = None
+    warning: str | None = None
+    """Why an agreement may say little."""
+
+    @property
+    def ok(self) -> bool:
+        return self.problem is None
+
+    @property
+    def name(self) -> str:
+        return str(self.place)
+
+
+def flatten(named: Mapping[str, Any]) -> dict[Place, Any]:
+    """Outputs as tensors; those in sequences and maps by index and key."""
+    result: dict[Place, Any] = {}
+    stack = [(Place(name), value) for name, value in reversed([*named.items()])]
+    while stack:
+        place, value = stack.pop()
+        if isinstance(value, (list, tuple)):
+            items = list(enumerate(value))
+        elif isinstance(value, Mapping):
+            items = list(value.items())
+        else:
+            result[place] = value
+            continue
+        stack.extend((Place(place.output, (*place.path, k)), v) for k, v in reversed(items))
+    return result
+
+
+def compare_outputs(
+    given: Mapping[str, Any],
+    expected: Mapping[str, Any],
+    tolerances: Mapping[str, Tolerance],
+    any_order: Collection[str] = (),
+) -> list[Difference]:
+    """Every output of `expected` against `given`; one that is on one side only is a mismatch.
+
+    Rows of the outputs named in `any_order` are matched to each other before they are compared.
+    """
+    left, right = flatten(given), flatten(expected)
+    result = []
+    for place in [*right, *(p for p in left if p not in right)]:
+        tolerance = tolerances.get(place.output, EXACT)
+        if place not in left or place not in right:
+            where = "expected side" if place not in left else "given side"
+            result.append(Difference(place, f"only on the {where}", tolerance))
+        else:
+            ours, theirs = left[place], right[place]
+            if place.output in any_order:
+                ours = match_rows(ours, theirs)
+            result.append(compare(place, ours, theirs, tolerance))
+    return result
+
+
+def match_rows(given: Any, expected: Any) -> Any:
+    """`given` with its rows (vectors along the last axis) in the order of `expected`'s.
+
+    Detections sorted by score change places where scores tie but for rounding. Each expected row
+    takes the nearest row that is still free, distances relative to each column's largest element.
+    """
+    a, b = np.asarray(given), np.asarray(expected)
+    if a.shape != b.shape or a.ndim < 2 or a.dtype.kind not in "fiub" or a.size == 0:
+        return given
+    rows = a.reshape(-1, *a.shape[-2:])
+    wanted = b.reshape(rows.shape)
+    result = np.empty_like(rows)
+    for block, mine, theirs in zip(result, rows, wanted, strict=True):
+        scale = np.maximum(np.abs(theirs).max(axis=0), np.finfo(np.float64).tiny)
+        free = np.ones(len(mine), dtype=bool)
+        for i, row in enumerate(theirs.astype(np.float64)):
+            distance = np.where(free, (np.abs(mine - row) / scale).max(axis=-1), np.inf)
+            nearest = int(np.argmin(distance))
+            free[nearest] = False
+            block[i] = mine[nearest]
+    return result.reshape(a.shape)
+
+
+def compare(place: Place | str, given: Any, expected: Any, tolerance: Tolerance) -> Difference:
+    """One tensor on two sides."""
+    place = Place(place) if isinstance(place, str) else place
+    if given is None or expected is None:
+        same = given is None and expected is None
+        return Difference(place, None if same else "absent on one side", tolerance)
+    a, b = np.asarray(given), np.asarray(expected)
+    if _kind(a) != _kind(b):
+        return Difference(place, f"dtype: expected {_kind(b)}, given {_kind(a)}", tolerance)
+    if a.shape != b.shape:
+        text = f"shape: expected {[*b.shape]}, given {[*a.shape]}"
+        return Difference(place, text, tolerance)
+    if a.dtype.kind in "OUST":
+        found = _compare_exactly(place, a.astype(str), b.astype(str), tolerance)
+    else:
+        found = _compare_numbers(place, a, b, tolerance)
+    return found if not found.ok or found.warning else replace(found, warning=_says_little(a, b))
+
+
+def _says_little(a: Array, b: Array) -> str | None:
+    """Why an agreement of two arrays shows nothing: they are empty, or constant."""
+    if b.size == 0:
+        return EMPTY
+    first = b.reshape(-1)[0]
+    if b.size < 2 or not (np.all(b == first) and np.all(a == a.reshape(-1)[0])):
+        return None
+    number = first.item() if hasattr(first, "item") else first
+    return CONSTANT.format(f"{number:.6g}" if isinstance(number, float) else number)
+
+
+def _kind(x: Array) -> str:
+    return "str" if x.dtype.kind in "OUST" else str(x.dtype)
+
+
+def _compare_exactly(place: Place, a: Array, b: Array, tolerance: Tolerance) -> Difference:
+    wrong = np.argwhere(a != b)
+    if len(wrong) == 0:
+        return Difference(place, None, tolerance)
+    at = tuple(map(int, wrong[0]))
+    return Difference(
+        place, f"{len(wrong)} of {a.size} differ", tolerance, worst=at, given=a[at], expected=b[at]
+    )
+
+
+def _compare_numbers(place: Place, a: Array, b: Array, tolerance: Tolerance) -> Difference:
+    wide = np.complex128 if a.dtype.kind == "c" else np.float64
+    exact = a.dtype.kind in "iub" and a.dtype.itemsize == 8
+    if exact:
+        # Differences of 64-bit integers do not fit a float: equality decides, not a subtraction.
+        return _compare_exactly(place, a, b, tolerance)
+    x, y = a.astype(wide), b.astype(wide)
+    with np.errstate(all="ignore"):
+        error = np.abs(x - y)
+        # Equal infinities subtract to NaN, and a NaN agrees with a NaN.
+        error = np.where((x == y) | (np.isnan(x) & np.isnan(y)), 0.0, error)
+        finite = np.isfinite(y)
+        magnitude = np.where(finite, np.abs(y), 0.0)
+        largest = float(magnitude.max(initial=0.0))
+        bound = tolerance.bound(magnitude, largest)  # type: ignore[arg-type]
+        share = np.where(error == 0, 0.0, error / bound)
+    # A NaN or infinity on one side only has no finite error; it fails under every tolerance.
+    share = np.where(np.isnan(share) | ~np.isfinite(error), np.inf, share)
+    if share.size == 0 or share.max() == 0:
+        empty = x.size > 0 and bool(np.isnan(x).all())
+        return Difference(place, None, tolerance, warning=ALL_NAN if empty else None)
+    at = tuple(map(int, np.unravel_index(int(np.argmax(share)), share.shape)))
+    max_abs = float(np.max(np.where(np.isfinite(error), error, np.inf)))
+    failing = int(np.count_nonzero(share > 1))
+    problem = None if failing == 0 else f"{failing} of {a.size} beyond the tolerance"
+    if failing and not np.array_equal(np.isnan(x), np.isnan(y)):
+        problem = f"NaN in different places; {problem}"
+    return Difference(
+        place,
+        problem,
+        tolerance,
+        max_abs=max_abs,
+        max_rel=max_abs / largest if largest > 0 else float("inf"),
+        used=float(share[at]),
+        worst=at,
+        given=a[at].item() if a.dtype.kind != "V" else float(x[at].real),
+        expected=b[at].item() if b.dtype.kind != "V" else float(y[at].real),
+    )
