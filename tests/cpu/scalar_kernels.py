@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from monograph.codegen.llvm.emit.builder import Builder, Int, Reg
+from monograph.codegen.common.registers import Reg
+from monograph.codegen.llvm.emit.builder import Builder, Int
 from monograph.codegen.llvm.emit.scalar import LlvmScalars
 from monograph.codegen.llvm.module.features import TABLE, Features, host_features
 from monograph.ir import Array, DType, Op, from_numpy

@@ -11,8 +11,8 @@ import onnx
 import pytest
 
 import monograph
+from monograph.codegen.common.registers import Reg
 from monograph.codegen.llvm.emit import elements
-from monograph.codegen.llvm.emit.builder import Reg
 from monograph.codegen.llvm.emit.scalar import LlvmScalars
 from monograph.codegen.llvm.module import bounds_checks
 from monograph.codegen.llvm.module.bounds_checks import Extent, Instrumented

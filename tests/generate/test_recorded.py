@@ -1,6 +1,6 @@
 """Steps of real exports whose answers were recorded with ONNX Runtime: a prompt, then a token.
 
-Tolerances are those that `monograph.runtime.numerics.tolerance` derives from the step. Where a file grants
+Tolerances are those that `runtime.numerics.tolerance` derives from the step. Where a file grants
 8-bit left operands to its products (accuracy_level 4), what that is worth is part of them; ONNX
 Runtime makes use of it for every element, and so the mean square is held to what one such product
 loses, 2^-8, times the square root of the 13 products behind each other.

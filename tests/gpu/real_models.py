@@ -1,6 +1,6 @@
 """Real models on the GPU target, against the reference.
 
-In f32 the tolerance is the one that `monograph.runtime.numerics.tolerance` derives from the graph; in f16
+In f32 the tolerance is the one that `runtime.numerics.tolerance` derives from the graph; in f16
 and bf16 it is derived in the same way from the graph whose precision was changed, so that it counts
 the roundings that there are, along the worst path to each output.
 

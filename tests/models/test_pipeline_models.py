@@ -1,8 +1,8 @@
 """Real models give the same answers after the whole pipeline, with either cost model.
 
 Answers are compared with the reference on the recorded inputs, within the tolerance that
-`monograph.runtime.numerics.numeric_equivalence` derives from the graphs before and after. Small models are checked
-behind every pass; `monograph verify --bisect` does that for any model.
+`runtime.numerics.numeric_equivalence` derives from the graphs before and after. Small models are
+checked behind every pass; `monograph verify --bisect` does that for any model.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ that `make models` fetched. Whatever is not on this machine is skipped with the 
 
 How the tolerances come about:
 
-- Every output gets the tolerance that `monograph.runtime.numerics.tolerance` derives from the graph.
+- Every output gets the tolerance that `runtime.numerics.tolerance` derives from the graph.
 - No tolerance can be tighter than ONNX Runtime agrees with itself. Its *noise* is the largest
   difference between its optimised and its plain run, recorded in meta.json or measured here. Each
   of the two is about as far from the exact answer as the other, and so are we: twice the noise.

@@ -119,3 +119,10 @@ def taps(axis: Axis, a: float | None, antialias: bool, exclude: bool) -> tuple[A
     if exclude or antialias:
         weights = weights / weights.sum(0)
     return np.clip(places, 0, axis.size - 1), weights
+
+
+def used_taps(places: Array, weights: Array) -> tuple[Array, Array]:
+    """Drop the taps whose weight is zero everywhere."""
+    kept = (weights != 0).any(1)
+    kept[0] |= not kept.any()
+    return places[kept], weights[kept]

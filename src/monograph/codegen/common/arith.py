@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
-from monograph.codegen.llvm.emit.builder import Builder, Reg, vector
+from monograph.codegen.common.registers import Emitter, Reg
 
 Operand: TypeAlias = "Reg | float | int"
 
@@ -17,9 +17,9 @@ BITS = {"half": 16, "bfloat": 16, "float": 32, "double": 64}
 
 
 class Arith:
-    """Writes instructions whose operands and results have one number of lanes."""
+    """Writes arithmetic; each code generator has its own instructions (`op`, `select`, ...)."""
 
-    def __init__(self, b: Builder) -> None:
+    def __init__(self, b: Emitter) -> None:
         self.b = b
 
     def number(self, value: float | int, like: Reg) -> Reg:
@@ -31,25 +31,18 @@ class Arith:
 
     def op(self, name: str, x: Reg, y: Operand) -> Reg:
         """An instruction of two operands of one type."""
-        return self.b.set(x.type, f"{name} {x.type} {x}, {self.operand(y, x)}")
+        raise NotImplementedError
 
     def compare(self, how: str, x: Reg, y: Operand) -> Reg:
         return self.b.compare(how, x, self.operand(y, x))
 
     def select(self, condition: Reg, x: Operand, y: Operand) -> Reg:
         """x where the condition holds, else y; one of them is a register."""
-        like = x if isinstance(x, Reg) else y
-        assert isinstance(like, Reg)
-        a, b = self.operand(x, like), self.operand(y, like)
-        text = f"select {condition.type} {condition}, {a.type} {a}, {b.type} {b}"
-        return self.b.set(like.type, text)
+        raise NotImplementedError
 
     def convert(self, how: str, x: Reg, element: str) -> Reg:
-        """A conversion such as sext or fptrunc; nothing where the type is that one already."""
-        if x.element == element:
-            return x
-        to = vector(x.lanes, element)
-        return self.b.set(to, f"{how} {x.type} {x} to {to}")
+        """A conversion such as sext or fptrunc; the register itself where it has that type."""
+        raise NotImplementedError
 
     # Floats
 
@@ -84,7 +77,8 @@ class Arith:
         return total
 
     def neg(self, x: Reg) -> Reg:
-        return self.b.set(x.type, f"fneg {x.type} {x}")
+        """-x, of floats."""
+        raise NotImplementedError
 
     def abs(self, x: Reg) -> Reg:
         return self.b.intrinsic("fabs", x)
@@ -116,32 +110,15 @@ class Arith:
         return self.convert("bitcast", x, element)
 
     def any(self, condition: Reg) -> Reg:
-        """Whether a condition holds in any lane."""
-        if not condition.lanes:
-            return condition
-        return self.b.call(f"llvm.vector.reduce.or.v{condition.lanes}i1", "i1", condition)
+        """True where a condition holds in any lane."""
+        raise NotImplementedError
 
     # Lanes and paths
 
     def each_lane(self, function: Callable[..., Reg], *operands: Reg) -> Reg:
         """A function of single numbers, applied lane by lane; it keeps the type."""
-        first = operands[0]
-        if not first.lanes:
-            return function(*operands)
-        result = Reg("poison", first.type)
-        for lane in range(first.lanes):
-            one = function(*(self.b.extract(x, lane) for x in operands))
-            result = self.b.insert(result, one, lane)
-        return result
+        raise NotImplementedError
 
     def unless(self, rare: Reg, usual: Reg, otherwise: Callable[[], Reg]) -> Reg:
-        """A value, or what replaces it on the path that is taken when a rare condition holds."""
-        b = self.b
-        before, path, done = b.block, b.new_label("rare"), b.new_label("usual")
-        b.branch(rare, path, done)
-        b.label(path)
-        other = otherwise()
-        last = b.block
-        b.jump(done)
-        b.label(done)
-        return b.set(usual.type, f"phi {usual.type} [ {usual}, %{before} ], [ {other}, %{last} ]")
+        """A value, or its replacement on the path for a rare condition."""
+        raise NotImplementedError

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from monograph.codegen.common.arith import Arith
-from monograph.codegen.llvm.emit.builder import Reg
+from monograph.codegen.common.registers import Reg
 from monograph.ir import DType
 from monograph.ir.dtype import UINT
 
@@ -49,29 +49,6 @@ def remainder(a: Arith, x: Reg, y: Reg, whole: Reg, dtype: DType, truncated: boo
         wrong = a.op("and", differ, a.compare("ne", rest, 0))
         rest = a.select(wrong, a.op("add", rest, y), rest)
     return a.select(a.compare("eq", y, 0), 0, rest)
-
-
-def power(a: Arith, x: Reg, y: Reg, dtype: DType) -> Reg:
-    """x^y by repeated squaring; a negative power truncates towards zero."""
-
-    def step(_: object, carried: list[Reg]) -> list[Reg]:
-        result, square, rest = carried
-        odd = a.compare("ne", a.op("and", rest, 1), 0)
-        return [
-            a.select(odd, a.op("mul", result, square), result),
-            a.op("mul", square, square),
-            a.op("lshr", rest, 1),
-        ]
-
-    one = a.number(1, x)
-    result, _, _ = a.b.loop(0, int(x.element[1:]), 1, step, [one, x, y])
-    if dtype.kind == UINT:
-        return result
-    odd = a.compare("ne", a.op("and", y, 1), 0)
-    alternating = a.select(odd, a.number(-1, x), 1)
-    whole = a.select(a.compare("eq", x, -1), alternating, a.number(0, x))
-    inverse = a.select(a.compare("eq", x, 1), 1, whole)
-    return a.select(a.compare("slt", y, 0), inverse, result)
 
 
 def shifted(a: Arith, how: str, x: Reg, y: Reg) -> Reg:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import ml_dtypes
 
 from monograph.codegen.common.arith import Arith
-from monograph.codegen.llvm.emit.builder import Builder, Reg, vector
+from monograph.codegen.common.registers import Reg
 from monograph.ir import DType
 from monograph.ir.dtype import (
     BOOL,
@@ -32,7 +32,6 @@ from monograph.ir.dtype import (
     i32,
 )
 from monograph.ops.cast import DOWN, SATURATING, UP
-from monograph.ops.scalar import Scalar
 
 IEEE, ONE_NAN, UNSIGNED_ZERO, FINITE = "ieee", "one nan", "unsigned zero", "finite"
 """Which codes are no numbers: those of IEEE 754; the last only; that of -0; none."""
@@ -105,29 +104,13 @@ def is_narrow(dtype: DType) -> bool:
 # Between memory and registers
 
 
-def load_elements(b: Builder, dtype: DType, pointer: Reg, lanes: int = 0) -> Scalar:
-    """An element of a type in memory, or some that lie side by side."""
-    stored = b.load(vector(lanes, storage(dtype)), pointer, dtype.itemsize)
-    return Scalar(decode(Arith(b), dtype, stored), dtype)
-
-
-def store_elements(b: Builder, dtype: DType, x: Scalar, pointer: Reg) -> None:
-    """Puts an element, or lanes side by side, into memory as its type lies there."""
-    b.store(encode(Arith(b), dtype, x.reg), pointer, dtype.itemsize)
-
-
-def _converts_half(a: Arith) -> bool:
-    features = a.b.features
-    return features is not None and features.converts_half
-
-
 def decode(a: Arith, dtype: DType, x: Reg) -> Reg:
     """An element as it is in memory, as registers hold it."""
     if dtype.kind == BOOL:
         return a.compare("ne", x, 0)
     if not is_narrow(dtype):
         return a.convert("trunc", x, register(dtype))
-    if dtype == f16 and _converts_half(a):
+    if dtype == f16 and a.b.converts_half:
         return a.convert("fpext", a.floats(x, "half"), "float")
     code = a.convert("zext", x, "i32")
     if dtype == bf16:
@@ -149,7 +132,7 @@ def encode(a: Arith, dtype: DType, x: Reg) -> Reg:
 
 def _rounded(a: Arith, dtype: DType, x: Reg, saturate: bool, rounding: str) -> Reg:
     """The code of the number nearest to an f32."""
-    if dtype == f16 and _converts_half(a):
+    if dtype == f16 and a.b.converts_half:
         return a.convert("bitcast", a.convert("fptrunc", x, "half"), "i16")
     if dtype == f8e8m0:
         code = _power_of_two(a, x, saturate, rounding)
@@ -266,7 +249,7 @@ def convert(
         return a.convert("fpext", x, "double")
     if given == f64:
         once = to in (f16, f8e8m0)
-        x = _to_odd_single(a, x) if once else a.convert("fptrunc", x, "float")
+        x = to_odd_single(a, x) if once else a.convert("fptrunc", x, "float")
     if not is_narrow(to):
         return x
     return decode(a, to, _rounded(a, to, x, saturate, rounding))
@@ -288,7 +271,7 @@ def _to_integer(a: Arith, x: Reg, given: DType, to: DType) -> Reg:
     return a.convert("trunc", a.convert("fptosi", x, "i64"), register(to))
 
 
-def _to_odd_single(a: Arith, x: Reg) -> Reg:
+def to_odd_single(a: Arith, x: Reg) -> Reg:
     """An f64 as an f32 that is exact or has an odd last bit, so that rounding again is right."""
     near = a.convert("fptrunc", x, "float")
     back = a.convert("fpext", near, "double")
@@ -305,3 +288,8 @@ def bitcast(a: Arith, x: Reg, given: DType, to: DType) -> Reg:
     """The same bits read as another element type; NaNs narrower than f32 come out as one NaN."""
     code = encode(a, given, x)
     return decode(a, to, a.convert("bitcast", code, storage(to)))
+
+
+def is_wide(dtype: DType) -> bool:
+    """True where an element takes 64 bits in a register."""
+    return dtype == f64 or (dtype.is_integer and dtype.bits == 64)

@@ -1,7 +1,7 @@
 """Edits of an ONNX graph: who makes a value and who reads it, new nodes, new functions.
 
-Pieces that a step is made of are functions of a model (`monograph.generate.rewrite.onnx_functions`), so that they
-need not care for the opset that a decoder was exported with.
+A step is made of functions of a model (`generate.rewrite.onnx_functions`), which do not depend on
+the opset that a decoder was exported with.
 """
 
 from __future__ import annotations

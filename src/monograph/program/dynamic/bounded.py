@@ -166,3 +166,8 @@ def counted(value: Value, compiles: Callable[[Value], bool]) -> Value | None:
     if bound(value.op, tuple(v.type for v in value.inputs)) is None:
         return None
     return Counted(value.op)(*value.inputs)
+
+
+def is_counted(value: Value, kind: type[Op]) -> bool:
+    """True where a value is an op of a kind in its bounded form."""
+    return isinstance(value.op, Counted) and isinstance(value.op.of, kind)

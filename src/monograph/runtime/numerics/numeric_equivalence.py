@@ -1,7 +1,7 @@
 """Whether two graphs over the same inputs compute the same numbers.
 
 Graphs that differ by exact rewrites must agree bit for bit. Others may differ by rounding. How far
-is derived from both graphs (see `monograph.runtime.numerics.tolerance`). The derivation does not see what
+is derived from both graphs (see `runtime.numerics.tolerance`). The derivation does not see what
 amplifies a difference: sums that cancel, steep curves, ties that an argmax or a sort decides. So
 where it is exceeded, it is measured: both graphs run again with every result disturbed by its own
 rounding, and an element may differ by as much as that moves it.

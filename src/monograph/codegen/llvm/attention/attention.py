@@ -13,9 +13,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from monograph.codegen.common.registers import Reg, vector
 from monograph.codegen.common.types import register
 from monograph.codegen.llvm.attention.mask import Scores, View
-from monograph.codegen.llvm.emit.builder import Int, Reg, vector
+from monograph.codegen.llvm.emit.builder import Int
 from monograph.codegen.llvm.emit.epilogue import Epilogue, part, pieces
 from monograph.codegen.llvm.emit.transpose_block import transposed
 from monograph.codegen.llvm.matmul.tiles import Run, split

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 
+from monograph.codegen.common.registers import Reg
 from monograph.codegen.llvm.attention.mask import View
-from monograph.codegen.llvm.emit.builder import Int, Reg
+from monograph.codegen.llvm.emit.builder import Int
 from monograph.codegen.llvm.emit.epilogue import Epilogue, pieces
 from monograph.codegen.llvm.module.kernel import (
     Fault,

@@ -6,7 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from monograph.codegen.llvm.emit.builder import Builder, Int, Reg, vector
+from monograph.codegen.common.registers import Reg, vector
+from monograph.codegen.llvm.emit.builder import Builder, Int
 from monograph.codegen.llvm.emit.scalar import LlvmScalars
 from monograph.ir import DType, Value
 from monograph.ir.dtype import BOOL

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 
+from monograph.codegen.common.registers import Reg, vector
 from monograph.codegen.llvm.attention.mask import View
-from monograph.codegen.llvm.emit.builder import Int, Reg, vector
+from monograph.codegen.llvm.emit.builder import Int
 from monograph.codegen.llvm.emit.epilogue import Epilogue, pieces
 from monograph.codegen.llvm.module.kernel import Kernel, KernelContext, pointers, share
 from monograph.ir import Value

@@ -11,6 +11,7 @@ from functools import cached_property, partial
 
 import numpy as np
 
+from monograph.codegen.common.registers import Reg
 from monograph.codegen.llvm.control.inline import Inlined, Place, dense
 from monograph.codegen.llvm.control.subprograms import (
     Control,
@@ -20,7 +21,7 @@ from monograph.codegen.llvm.control.subprograms import (
     tensor_type,
     within,
 )
-from monograph.codegen.llvm.emit.builder import Int, Reg
+from monograph.codegen.llvm.emit.builder import Int
 from monograph.codegen.llvm.module.kernel import Kernel, KernelContext, Packed
 from monograph.ir import Array, Graph, TensorType, Value
 from monograph.ops.control import If, Loop, Scan

@@ -7,7 +7,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from monograph.codegen.llvm.emit.builder import Builder, Reg
+from monograph.codegen.common.registers import Reg
+from monograph.codegen.llvm.emit.builder import Builder
 from monograph.codegen.llvm.emit.elements import Elements, Point
 from monograph.codegen.llvm.emit.loops import LoopNest
 from monograph.codegen.llvm.emit.scalar import LlvmScalars

@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from weakref import WeakKeyDictionary
 
+from monograph.codegen.common.registers import Reg
 from monograph.codegen.llvm.control.inline import Functions, Inlined, Place, copy, dense
-from monograph.codegen.llvm.emit.builder import Builder, Int, Reg
+from monograph.codegen.llvm.emit.builder import Builder, Int
 from monograph.codegen.llvm.module.kernel import (
     Kernel,
     KernelContext,

@@ -12,11 +12,12 @@ from functools import partial
 
 import numpy as np
 
-from monograph.codegen.common.types import load_elements
+from monograph.codegen.common.registers import Reg, vector
 from monograph.codegen.llvm.conv.direct import sums_in_f32
 from monograph.codegen.llvm.conv.tiling import Taps
-from monograph.codegen.llvm.emit.builder import Int, Reg, vector
+from monograph.codegen.llvm.emit.builder import Int
 from monograph.codegen.llvm.emit.epilogue import Epilogue
+from monograph.codegen.llvm.emit.memory import load_elements
 from monograph.codegen.llvm.image.windows import Block, blocks, image
 from monograph.codegen.llvm.matmul.tiles import Run, split
 from monograph.codegen.llvm.module.kernel import Kernel, KernelContext, Packed, pointers, share

@@ -12,10 +12,12 @@ from functools import partial
 
 import numpy as np
 
-from monograph.codegen.common.types import load_elements, register
+from monograph.codegen.common.registers import Reg, vector
+from monograph.codegen.common.types import register
 from monograph.codegen.llvm.conv.tiling import Plan, Taps, make_plan
-from monograph.codegen.llvm.emit.builder import Int, Reg, vector
+from monograph.codegen.llvm.emit.builder import Int
 from monograph.codegen.llvm.emit.epilogue import Epilogue
+from monograph.codegen.llvm.emit.memory import load_elements
 from monograph.codegen.llvm.matmul.tiles import Run, split
 from monograph.codegen.llvm.module.kernel import Kernel, KernelContext, Packed, pointers, share
 from monograph.ir import Array, Value, known

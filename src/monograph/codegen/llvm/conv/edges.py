@@ -10,9 +10,10 @@ from __future__ import annotations
 import math
 from functools import partial
 
+from monograph.codegen.common.registers import Reg
 from monograph.codegen.llvm.conv import direct
 from monograph.codegen.llvm.conv.direct import DirectConv, Spot
-from monograph.codegen.llvm.emit.builder import Int, Reg
+from monograph.codegen.llvm.emit.builder import Int
 from monograph.codegen.llvm.matmul.tiles import Run
 from monograph.codegen.llvm.module.kernel import Kernel, KernelContext
 from monograph.ir import Input, Value, is_finite

@@ -11,7 +11,8 @@ from functools import partial
 
 import numpy as np
 
-from monograph.codegen.llvm.emit.builder import Int, Reg
+from monograph.codegen.common.registers import Reg
+from monograph.codegen.llvm.emit.builder import Int
 from monograph.codegen.llvm.emit.epilogue import Epilogue
 from monograph.codegen.llvm.emit.scalar import LlvmScalars
 from monograph.codegen.llvm.image.windows import (

@@ -10,9 +10,10 @@ from dataclasses import replace
 
 import numpy as np
 
+from monograph.codegen.common.registers import Reg
 from monograph.codegen.llvm.conv.direct import DirectConv, Spot, sums_in_f32
 from monograph.codegen.llvm.conv.tiling import Plan, make_plan
-from monograph.codegen.llvm.emit.builder import Int, Reg
+from monograph.codegen.llvm.emit.builder import Int
 from monograph.codegen.llvm.matmul.tiles import Run, split
 from monograph.codegen.llvm.module.kernel import Kernel, KernelContext
 from monograph.ir import Array, Input, TensorType, Value, constant

@@ -12,8 +12,9 @@ from functools import partial
 
 import numpy as np
 
+from monograph.codegen.common.registers import Reg, vector
 from monograph.codegen.llvm.conv.general import window_conv
-from monograph.codegen.llvm.emit.builder import Int, Reg, vector
+from monograph.codegen.llvm.emit.builder import Int
 from monograph.codegen.llvm.emit.epilogue import Epilogue
 from monograph.codegen.llvm.image.windows import image
 from monograph.codegen.llvm.matmul.int8_dot import multiplies, packed_panels, products

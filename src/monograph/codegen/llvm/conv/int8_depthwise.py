@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from monograph.codegen.common.arith import Arith
+from monograph.codegen.common.registers import Reg, vector
 from monograph.codegen.llvm.conv import int8
 from monograph.codegen.llvm.conv.depthwise import Depthwise
-from monograph.codegen.llvm.emit.builder import Reg, vector
+from monograph.codegen.llvm.emit.arith import LlvmArith
 from monograph.codegen.llvm.module.kernel import Kernel, KernelContext
 from monograph.ir import Value
 from monograph.ops.conv import Conv
@@ -37,8 +37,8 @@ class _OfBytes(Depthwise):
 
     def _loaded(self, place: Reg, lanes: int) -> Reg:
         how = "sext" if self.dtype.is_signed else "zext"
-        return Arith(self.b).convert(how, self.b.load(vector(lanes, "i8"), place, 1), "i32")
+        return LlvmArith(self.b).convert(how, self.b.load(vector(lanes, "i8"), place, 1), "i32")
 
     def _added(self, x: Reg, w: Reg, total: Reg) -> Reg:
-        a = Arith(self.b)
+        a = LlvmArith(self.b)
         return a.op("add", total, a.op("mul", x, w))

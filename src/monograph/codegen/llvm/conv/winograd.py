@@ -15,10 +15,11 @@ from functools import partial
 
 import numpy as np
 
-from monograph.codegen.common.arith import Arith
+from monograph.codegen.common.registers import Reg, vector
 from monograph.codegen.llvm.conv.tiling import direct_cycles
 from monograph.codegen.llvm.conv.winograd_direct import PlainTile, plain_weights
-from monograph.codegen.llvm.emit.builder import Int, Reg, vector
+from monograph.codegen.llvm.emit.arith import LlvmArith
+from monograph.codegen.llvm.emit.builder import Int
 from monograph.codegen.llvm.emit.epilogue import Epilogue
 from monograph.codegen.llvm.image.windows import Block, blocks, image
 from monograph.codegen.llvm.matmul.tiles import Run, Tile, choose_tile, split, tile_cycles
@@ -169,7 +170,7 @@ class _Winograd:
         plain = context.argument(Packed(plain_weights(self.weights, self.m_row // 4)))
         scratch = context.argument(Scratch(self.per_thread * context.threads))
         b = self.b = context.builder(len(context.arguments))
-        self.a = Arith(b)
+        self.a = LlvmArith(b)
         self.pointer = pointers(b, context.arguments)[self.x.source]
         self.w = b.arguments[f"p{packed}"]
         self.plain_w, self.room = b.arguments[f"p{plain}"], self.plain.reserve(b)

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from monograph.codegen.common.arith import Arith
-from monograph.codegen.llvm.emit.builder import Builder, Int, Reg, vector
+from monograph.codegen.common.registers import Reg, vector
+from monograph.codegen.llvm.emit.arith import LlvmArith
+from monograph.codegen.llvm.emit.builder import Builder, Int
 from monograph.codegen.llvm.module.bounds_checks import GUARD, SPANS_MARK, Extent, Instrumented
 from monograph.codegen.llvm.module.context import FAULT_BYTES
 from monograph.codegen.llvm.module.kernel import NAME
@@ -56,7 +57,7 @@ class PlainTile:
         self, b: Builder, made: Sequence[Reg], room: Reg, operands: Callable[[], tuple[Reg, Reg]]
     ) -> list[Reg]:
         """The results of a tile, computed again from the operands if they are not all finite."""
-        a = Arith(b)
+        a = LlvmArith(b)
         first, second, third, fourth = (made[k] for k in CORNERS)
         total = a.add(a.add(first, second), a.add(third, fourth))
         # An infinity or a NaN less itself is a NaN.

@@ -8,40 +8,15 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
 
+from monograph.codegen.common.registers import FLOATS, Reg, vector
 from monograph.codegen.llvm.module.bounds_checks import GUARD, SLACK_MARK
 from monograph.codegen.llvm.module.features import Features
 
 Int: TypeAlias = "int | Reg"
-
-
-@dataclass(frozen=True)
-class Reg:
-    """A value in a register (or a literal): its LLVM name and type."""
-
-    name: str
-    type: str
-
-    def __str__(self) -> str:
-        return self.name
-
-    @property
-    def lanes(self) -> int:
-        """Elements of a vector; 0 for a scalar."""
-        return int(self.type[1:].split(" ")[0]) if self.type.startswith("<") else 0
-
-    @property
-    def element(self) -> str:
-        return self.type[1:-1].split(" x ")[1] if self.type.startswith("<") else self.type
-
-
-def vector(lanes: int, element: str) -> str:
-    """The type of so many lanes; the plain element type for none."""
-    return f"<{lanes} x {element}>" if lanes else element
 
 
 def float_text(number: float, element: str) -> str:
@@ -79,6 +54,11 @@ class Builder:
         self.declarations: set[str] = set()
         self.block = "entry"
         self._count = 0
+
+    @property
+    def converts_half(self) -> bool:
+        """True where the host converts between f16 and f32 by an instruction."""
+        return self.features is not None and self.features.converts_half
 
     def text(self, attributes: str = "nounwind") -> str:
         """The function as LLVM text. It must have ended its last block with `ret`."""
@@ -309,7 +289,6 @@ class Builder:
         self.label(done)
 
 
-FLOATS = ("half", "bfloat", "float", "double")
 _SHORT = {"half": "f16", "bfloat": "bf16", "float": "f32", "double": "f64", "ptr": "p0"}
 
 

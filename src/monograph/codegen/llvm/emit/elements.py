@@ -6,8 +6,9 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from monograph.codegen.common.registers import Reg
 from monograph.codegen.common.walk import Walk
-from monograph.codegen.llvm.emit.builder import Builder, Int, Reg
+from monograph.codegen.llvm.emit.builder import Builder, Int
 from monograph.codegen.llvm.emit.scalar import LlvmScalars
 from monograph.ir import DType, Value, known
 from monograph.ops.scalar import Scalar

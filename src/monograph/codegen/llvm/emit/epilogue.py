@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from monograph.codegen.llvm.emit.builder import Builder, Int, Reg, vector
+from monograph.codegen.common.registers import Reg, vector
+from monograph.codegen.llvm.emit.builder import Builder, Int
 from monograph.codegen.llvm.emit.elements import Elements, Point
 from monograph.codegen.llvm.emit.scalar import LlvmScalars
 from monograph.codegen.llvm.module.kernel import KernelContext, pointers

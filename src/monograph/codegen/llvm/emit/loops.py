@@ -6,7 +6,8 @@ import math
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
-from monograph.codegen.llvm.emit.builder import Builder, Int, Reg
+from monograph.codegen.common.registers import Reg
+from monograph.codegen.llvm.emit.builder import Builder, Int
 from monograph.codegen.llvm.emit.elements import Point
 from monograph.codegen.llvm.module.kernel import share
 from monograph.program.fusion.access import Indices

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TypeVar
 
-from monograph.codegen.llvm.emit.builder import Builder, Int, Reg
+from monograph.codegen.common.registers import Reg
+from monograph.codegen.common.sampling import combined, neighbours, number
+from monograph.codegen.llvm.emit.builder import Builder, Int
 from monograph.codegen.llvm.emit.epilogue import Epilogue
 from monograph.codegen.llvm.emit.scalar import LlvmScalars
 from monograph.codegen.llvm.image.windows import Block, blocks, each_pixel
@@ -17,11 +18,8 @@ from monograph.ir.dtype import f64
 from monograph.ops.deform import DeformConv
 from monograph.ops.image import GridSample
 from monograph.ops.interpolate import (
-    CUBIC_A,
-    FAR,
     LINEAR,
     MIRROR,
-    NEAREST,
     REFLECT,
     ZEROS,
 )
@@ -59,18 +57,14 @@ class Reader:
         found = strided(value, self.storage)
         assert found is not None
         at: Int = found.offset
-        for number, stride in zip(index, found.strides, strict=True):
-            at = self.b.add(at, self.b.mul(number, stride))
+        for i, stride in zip(index, found.strides, strict=True):
+            at = self.b.add(at, self.b.mul(i, stride))
         where = self.b.mul(at, value.dtype.itemsize)
         return self.scalars.load(value.dtype, self.b.offset(self.pointers[found.source], where))
 
     def wide(self, value: Value, index: Sequence[Int]) -> Scalar:
         """An element as f64."""
         return self.scalars.cast(self.load(value, index), f64)
-
-
-def number(s: LlvmScalars, value: float) -> Scalar:
-    return s.constant(value, f64)
 
 
 def float_of(s: LlvmScalars, value: Int) -> Scalar:
@@ -85,50 +79,12 @@ def integer_of(s: LlvmScalars, x: Scalar) -> Reg:
     return s.b.set("i64", f"fptosi double {x.reg} to i64")
 
 
-def tamed(s: LlvmScalars, x: Scalar) -> Scalar:
-    """A place that converts to an integer: no NaN, nothing far away."""
-    plain = s.select(s.is_nan(x), number(s, -1.0), x)
-    return s.min(s.max(plain, number(s, -FAR)), number(s, FAR))
-
-
 def taps(
     s: LlvmScalars, place: Scalar, size: int, mode: str, outside: str
 ) -> list[tuple[Reg, Scalar]]:
     """The elements of one axis that a place reads, and the weight of each."""
     near = neighbours(s, place, size, mode, outside)
     return [(_within(s, integer_of(s, at), size, outside), weight) for at, weight in near]
-
-
-def neighbours(
-    s: LlvmScalars, place: Scalar, size: int, mode: str, outside: str
-) -> list[tuple[Scalar, Scalar]]:
-    """The whole places around one on an axis, some beyond its ends, and the weight of each."""
-    place = tamed(s, place)
-    whole = s.round(place) if mode == NEAREST else s.floor(place)
-    steps = {NEAREST: (0,), LINEAR: (0, 1)}.get(mode, (-1, 0, 1, 2))
-    found = []
-    for step in steps:
-        at = s.add(whole, number(s, step))
-        weight = _weight(s, s.abs(s.sub(place, at)), mode)
-        if outside == ZEROS:
-            below, above = s.less(at, number(s, 0)), s.less_equal(number(s, size), at)
-            weight = s.select(s.or_(below, above), number(s, 0), weight)
-        found.append((at, weight))
-    return found
-
-
-def _weight(s: LlvmScalars, distance: Scalar, mode: str) -> Scalar:
-    if mode == NEAREST:
-        return number(s, 1.0)
-    if mode == LINEAR:
-        return s.sub(number(s, 1.0), distance)
-    a, x = CUBIC_A, distance
-    near = s.sub(s.mul(number(s, a + 2), x), number(s, a + 3))
-    near = s.add(s.mul(near, s.mul(x, x)), number(s, 1.0))
-    far = s.add(s.mul(s.sub(x, number(s, 5)), x), number(s, 8))
-    far = s.sub(s.mul(s.mul(far, x), number(s, a)), number(s, 4 * a))
-    outer = s.select(s.less(x, number(s, 2)), far, number(s, 0))
-    return s.select(s.less_equal(x, number(s, 1)), near, outer)
 
 
 def _within(s: LlvmScalars, at: Reg, size: int, outside: str) -> Reg:
@@ -153,23 +109,6 @@ def weighted(
 ) -> Scalar:
     """The sum over all combinations of taps."""
     return combined(s, axes, lambda places: reader.wide(value, [*lead, *places]))
-
-
-def combined(
-    s: LlvmScalars,
-    axes: Sequence[Sequence[tuple[T, Scalar]]],
-    read: Callable[[list[T]], Scalar],
-) -> Scalar:
-    """... of what is read at them; a weight of zero silences what it is for."""
-    total = number(s, 0)
-    for chosen in itertools.product(*axes):
-        weight = chosen[0][1]
-        for _, part in chosen[1:]:
-            weight = s.mul(weight, part)
-        x = s.mul(read([place for place, _ in chosen]), weight)
-        silent = s.equal(weight, number(s, 0))
-        total = s.add(total, s.select(silent, number(s, 0), x))
-    return total
 
 
 class _Sampling:

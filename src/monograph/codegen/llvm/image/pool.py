@@ -6,8 +6,9 @@ import math
 from collections.abc import Sequence
 from functools import partial
 
+from monograph.codegen.common.registers import Reg
 from monograph.codegen.common.types import register
-from monograph.codegen.llvm.emit.builder import Int, Reg
+from monograph.codegen.llvm.emit.builder import Int
 from monograph.codegen.llvm.emit.epilogue import Epilogue
 from monograph.codegen.llvm.emit.scalar import LlvmScalars
 from monograph.codegen.llvm.image.windows import (

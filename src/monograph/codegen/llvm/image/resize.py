@@ -8,14 +8,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from monograph.codegen.llvm.emit.builder import Int, Reg
+from monograph.codegen.common.registers import Reg
+from monograph.codegen.llvm.emit.builder import Int
 from monograph.codegen.llvm.emit.epilogue import Epilogue
 from monograph.codegen.llvm.emit.scalar import LlvmScalars
 from monograph.codegen.llvm.image.windows import Block, blocks, each_pixel
 from monograph.codegen.llvm.module.kernel import Kernel, KernelContext, Packed, pointers
 from monograph.ir import Array, DType, Value
 from monograph.ir.dtype import f32, f64
-from monograph.ops.resample import CROP, nearest_places, taps
+from monograph.ops.resample import CROP, nearest_places, taps, used_taps
 from monograph.ops.resize import LINEAR, NEAREST, Resize, whole_number
 from monograph.ops.scalar import Scalar
 from monograph.program.memory.strided import strided
@@ -73,7 +74,7 @@ class _Resize:
         else:
             a = None if self.op.mode == LINEAR else self.op.cubic_a
             places, weights = taps(where, a, self.op.antialias, self.op.exclude_outside)
-            places, weights = _used(places, weights)
+            places, weights = used_taps(places, weights)
             weights = weights.T
         return _Axis(axis, places.T * self.x.strides[axis], weights, outside)
 
@@ -187,10 +188,3 @@ class _Resize:
             text = f"select i1 {beyond}, {made.reg.type} {other.reg}, {made.reg.type} {made.reg}"
             made = Scalar(b.set(made.reg.type, text), to)
         return made
-
-
-def _used(places: Array, weights: Array) -> tuple[Array, Array]:
-    """Without the taps that never have a weight."""
-    kept = (weights != 0).any(1)
-    kept[0] |= not kept.any()
-    return places[kept], weights[kept]

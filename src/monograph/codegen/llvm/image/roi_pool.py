@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from monograph.codegen.llvm.emit.builder import Int, Reg
+from monograph.codegen.common.registers import Reg
+from monograph.codegen.common.sampling import number, tamed
+from monograph.codegen.llvm.emit.builder import Int
 from monograph.codegen.llvm.emit.epilogue import Epilogue
 from monograph.codegen.llvm.emit.scalar import LlvmScalars
-from monograph.codegen.llvm.image.grid_sample import Reader, float_of, integer_of, number, tamed
+from monograph.codegen.llvm.image.grid_sample import Reader, float_of, integer_of
 from monograph.codegen.llvm.image.windows import Block, blocks, each_pixel
 from monograph.codegen.llvm.module.kernel import Fault, Kernel, KernelContext, report
 from monograph.ir import Value

@@ -13,7 +13,8 @@ from typing import TypeAlias
 
 import numpy as np
 
-from monograph.codegen.llvm.emit.builder import Builder, Int, Reg
+from monograph.codegen.common.registers import Reg
+from monograph.codegen.llvm.emit.builder import Builder, Int
 from monograph.codegen.llvm.module.kernel import KernelContext, Packed, share
 from monograph.ir import Array, Value
 from monograph.ops.window import CHANNELS_LAST

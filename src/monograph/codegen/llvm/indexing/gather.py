@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 
-from monograph.codegen.llvm.emit.builder import Builder, Int, Reg
+from monograph.codegen.common.registers import Reg
+from monograph.codegen.llvm.emit.builder import Builder, Int
 from monograph.codegen.llvm.emit.elements import Elements, Point
 from monograph.codegen.llvm.emit.map_kernel import each_element, follows, moved_dtype
 from monograph.codegen.llvm.module.kernel import Fault, Kernel, KernelContext, report

@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 from functools import partial
 
-from monograph.codegen.llvm.emit.builder import Builder, Int, Reg
+from monograph.codegen.common.registers import Reg
+from monograph.codegen.llvm.emit.builder import Builder, Int
 from monograph.codegen.llvm.indexing.index_kernels import generated
 from monograph.codegen.llvm.module.kernel import Kernel, KernelContext, share
 from monograph.ir import Value

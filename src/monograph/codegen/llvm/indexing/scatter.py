@@ -11,8 +11,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
+from monograph.codegen.common.registers import Reg
 from monograph.codegen.common.types import is_narrow
-from monograph.codegen.llvm.emit.builder import Int, Reg
+from monograph.codegen.llvm.emit.builder import Int
 from monograph.codegen.llvm.emit.elements import Elements, Point
 from monograph.codegen.llvm.emit.loops import LoopNest
 from monograph.codegen.llvm.emit.map_kernel import elements_of, emit_each

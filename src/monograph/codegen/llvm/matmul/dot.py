@@ -9,8 +9,9 @@ from functools import partial
 
 import numpy as np
 
+from monograph.codegen.common.registers import Reg, vector
 from monograph.codegen.common.types import register, storage
-from monograph.codegen.llvm.emit.builder import Builder, Int, Reg, mangled, vector
+from monograph.codegen.llvm.emit.builder import Builder, Int, mangled
 from monograph.codegen.llvm.emit.epilogue import Epilogue
 from monograph.codegen.llvm.matmul.partition import BATCH, PANELS, ROWS, choose_share
 from monograph.codegen.llvm.matmul.prefetch import choose_ahead, fetch, row_width, streams

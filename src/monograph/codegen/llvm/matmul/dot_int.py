@@ -9,7 +9,8 @@ from functools import partial
 
 import numpy as np
 
-from monograph.codegen.llvm.emit.builder import Int, Reg, vector
+from monograph.codegen.common.registers import Reg, vector
+from monograph.codegen.llvm.emit.builder import Int
 from monograph.codegen.llvm.matmul.dot import DotKernel, dot
 from monograph.codegen.llvm.matmul.int8_dot import multiplies, packed_panels, products
 from monograph.codegen.llvm.matmul.tiles import Run, Tile

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from monograph.codegen.common.arith import Arith
+from monograph.codegen.common.registers import Reg, vector
 from monograph.codegen.common.types import decode
-from monograph.codegen.llvm.emit.builder import Builder, Reg, float_text, vector
+from monograph.codegen.llvm.emit.arith import LlvmArith
+from monograph.codegen.llvm.emit.builder import Builder, float_text
 from monograph.codegen.llvm.matmul.dot_codes import Codes
 from monograph.codegen.llvm.module.features import Features
 from monograph.ir import Array
@@ -79,12 +80,12 @@ class Numbers:
         element = "i32" if self.small else "i8"
         return b.load(vector(self.lanes, element), pointer, 1)
 
-    def number(self, a: Arith, word: Reg, d: int, zeros: Reg | None) -> Reg:
+    def number(self, a: LlvmArith, word: Reg, d: int, zeros: Reg | None) -> Reg:
         """The numbers of a depth of a word, less what is taken from them."""
         made = self._float(a, word, d) if self.codes.dtype.is_float else self._int(a, word, d)
         return made if zeros is None else a.sub(made, zeros)
 
-    def _float(self, a: Arith, word: Reg, d: int) -> Reg:
+    def _float(self, a: LlvmArith, word: Reg, d: int) -> Reg:
         if self.lookup:
             values = np.arange(1 << NIBBLE, dtype=np.uint8).view(self.codes.dtype.numpy)
             return self._looked_up(a, word, d, values.astype(np.float64))
@@ -96,7 +97,7 @@ class Numbers:
             return a.convert("fpext", a.floats(bits, "half"), "float")
         return decode(a, self.codes.dtype, self._alone(a, word, d))
 
-    def _int(self, a: Arith, word: Reg, d: int) -> Reg:
+    def _int(self, a: LlvmArith, word: Reg, d: int) -> Reg:
         middle = self.middle or 0
         if self.lookup:
             return self._looked_up(a, word, d, np.arange(1 << NIBBLE) - float(middle))
@@ -114,13 +115,13 @@ class Numbers:
         large = a.floats(a.op("or", word, int(np.float32(base).view(np.uint32))))
         return a.sub(large, base + middle)
 
-    def _alone(self, a: Arith, word: Reg, d: int) -> Reg:
+    def _alone(self, a: LlvmArith, word: Reg, d: int) -> Reg:
         if not self.small:
             return word
         moved = a.op("lshr", word, d * self.bits) if d else word
         return a.op("and", moved, (1 << self.bits) - 1)
 
-    def _looked_up(self, a: Arith, word: Reg, d: int, values: Array) -> Reg:
+    def _looked_up(self, a: LlvmArith, word: Reg, d: int, values: Array) -> Reg:
         """Only the low bits of an index count."""
         kind = vector(self.lanes, "float")
         texts = ", ".join(f"float {float_text(float(v), 'float')}" for v in values)

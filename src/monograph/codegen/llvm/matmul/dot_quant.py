@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from monograph.codegen.common.arith import Arith
-from monograph.codegen.llvm.emit.builder import Int, Reg, vector
+from monograph.codegen.common.registers import Reg, vector
+from monograph.codegen.llvm.emit.arith import LlvmArith
+from monograph.codegen.llvm.emit.builder import Int
 from monograph.codegen.llvm.matmul import dot_quant_int
 from monograph.codegen.llvm.matmul.dot_codes import Codes, Decoded, read_codes
 from monograph.codegen.llvm.matmul.dot_numbers import Numbers
@@ -114,7 +115,7 @@ class _Coded(Decoded):
     def _tile(self, g: Int, panel: Run, i: Int, run: Run, j: Int, _: list[Reg]) -> None:
         """One tile of accumulators: block by block, then the epilogue."""
         b, p, block = self.b, self.problem, self.codes.block
-        self.a = Arith(b)
+        self.a = LlvmArith(b)
         m0 = b.add(b.mul(j, run.size), run.start)
         x = b.offset(self.pointers[self.x.source], b.mul(self._x_offset(g, m0), self.x_size))
         first = b.add(b.mul(i, panel.size), panel.start)

@@ -16,8 +16,9 @@ from functools import partial
 
 import numpy as np
 
-from monograph.codegen.common.arith import Arith
-from monograph.codegen.llvm.emit.builder import Int, Reg, mangled, vector
+from monograph.codegen.common.registers import Reg, vector
+from monograph.codegen.llvm.emit.arith import LlvmArith
+from monograph.codegen.llvm.emit.builder import Int, mangled
 from monograph.codegen.llvm.matmul.dot_codes import Codes, Decoded
 from monograph.codegen.llvm.matmul.prefetch import LINE
 from monograph.codegen.llvm.matmul.tiles import Run, Tile
@@ -150,7 +151,7 @@ class Rounded(Decoded):
     def _loops(self) -> None:
         """Rounds the left operand, all threads together or each for itself; then the tiles."""
         b, threads = self.b, self.context.threads
-        self.a = Arith(b)
+        self.a = LlvmArith(b)
         own = self.anchor.inputs[0].tensor.static
         rows = math.prod(own[:-1])
         units = rows * self.blocks

@@ -16,8 +16,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from monograph.codegen.common.arith import Arith
-from monograph.codegen.llvm.emit.builder import Builder, Reg, vector
+from monograph.codegen.common.registers import Reg, vector
+from monograph.codegen.llvm.emit.arith import LlvmArith
+from monograph.codegen.llvm.emit.builder import Builder
 from monograph.codegen.llvm.matmul.tiles import Run, Tile, choose_tile
 from monograph.codegen.llvm.module.features import Features
 from monograph.ir import Array, DType, Value, known
@@ -88,7 +89,7 @@ class Products:
 
     def bind(self, b: Builder) -> None:
         """Says where code goes from here on."""
-        self.b, self.a = b, Arith(b)
+        self.b, self.a = b, LlvmArith(b)
 
     def loaded(self, pointer: Reg, valid: int, slack: bool) -> Reg:
         """The bytes of a step in registers; no more are read than are there.

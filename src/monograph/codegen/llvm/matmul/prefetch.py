@@ -6,7 +6,8 @@ could serve it. What it is asked for early comes into the second-level cache.
 
 from __future__ import annotations
 
-from monograph.codegen.llvm.emit.builder import Builder, Reg
+from monograph.codegen.common.registers import Reg
+from monograph.codegen.llvm.emit.builder import Builder
 from monograph.codegen.llvm.matmul.partition import even_width
 from monograph.codegen.llvm.module.features import Features
 from monograph.ir import DType

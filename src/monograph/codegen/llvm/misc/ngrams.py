@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from functools import partial
 
-import numpy as np
-
-from monograph.codegen.llvm.emit.builder import Int, Reg
+from monograph.codegen.common.ngrams import gram_tables
+from monograph.codegen.common.registers import Reg
+from monograph.codegen.llvm.emit.builder import Int
 from monograph.codegen.llvm.emit.elements import Elements, Point
 from monograph.codegen.llvm.emit.map_kernel import each_element
 from monograph.codegen.llvm.indexing.gather import load_index
 from monograph.codegen.llvm.module.kernel import Kernel, KernelContext, Packed
-from monograph.ir import Array, Value
+from monograph.ir import Value
 from monograph.ir.dtype import f32, f64
 from monograph.ops.scalar import Scalar
 from monograph.ops.text import Ngrams
@@ -35,27 +35,6 @@ def ngrams(context: KernelContext) -> Kernel:
     first = len(region.inputs) + len(region.outputs)
     tables = [Packed(array) for array in gram_tables(anchor.op)]
     return each_element(context, partial(_Counted, anchor, first), tables, vectors=False)
-
-
-def gram_tables(op: Ngrams) -> list[Array]:
-    """Where each column's grams start; length and first token of each gram; weights; tokens."""
-    weights = op.weights or (1.0,) * len(op.columns)
-    by_column: list[list[tuple[tuple[int, ...], float]]] = [[] for _ in range(max(op.columns) + 1)]
-    for tokens, numbers in op.table().items():
-        for number in numbers:
-            by_column[op.columns[number]].append((tokens, weights[number]))
-    starts = np.cumsum([0, *map(len, by_column)])
-    grams = [gram for column in by_column for gram in column]
-    lengths = [len(tokens) for tokens, _ in grams]
-    places = np.cumsum([0, *lengths])[:-1]
-    listed = [t for tokens, _ in grams for t in tokens]
-    return [
-        starts.astype(np.int64),
-        np.array([*lengths, 0], np.int64),
-        np.array([*places, 0], np.int64),
-        np.array([*(w for _, w in grams), 0.0], np.float64),
-        np.array([*listed, 0], np.int64),
-    ]
 
 
 class _Counted:

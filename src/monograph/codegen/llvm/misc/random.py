@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from functools import partial
 
-from monograph.codegen.llvm.emit.builder import Builder, Int, Reg
+from monograph.codegen.common.registers import Reg
+from monograph.codegen.llvm.emit.builder import Builder, Int
 from monograph.codegen.llvm.emit.elements import Elements, Point
 from monograph.codegen.llvm.emit.map_kernel import elements_of, emit_each
 from monograph.codegen.llvm.emit.scalar import LlvmScalars

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from monograph.codegen.llvm.emit.builder import Builder, Int, Reg
+from monograph.codegen.common.registers import Reg
+from monograph.codegen.llvm.emit.builder import Builder, Int
 
 WORDS = 624
 _MIDDLE = 397

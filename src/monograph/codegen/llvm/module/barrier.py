@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from monograph.codegen.llvm.emit.builder import Builder, Reg
+from monograph.codegen.common.registers import Reg
+from monograph.codegen.llvm.emit.builder import Builder
 from monograph.codegen.llvm.module.features import Features
 
 BARRIER_BYTES = 64

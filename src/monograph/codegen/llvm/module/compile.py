@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from monograph.codegen.llvm.emit.builder import Builder, Reg
+from monograph.codegen.common.registers import Reg
+from monograph.codegen.llvm.emit.builder import Builder
 from monograph.codegen.llvm.module.barrier import BARRIER_BYTES, build_barrier
 from monograph.codegen.llvm.module.constants import Constants
 from monograph.codegen.llvm.module.context import ARENA, CONSTANTS, FAULT_BYTES, FIRST_PORT, SLACK

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from functools import partial
 
-from monograph.codegen.llvm.emit.builder import Builder, Int, Reg
+from monograph.codegen.common.registers import Reg
+from monograph.codegen.llvm.emit.builder import Builder, Int
 from monograph.codegen.llvm.module.bounds_checks import Extent
 from monograph.codegen.llvm.module.kernel import NAME, Kernel, finished, share
 from monograph.ir import Value

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from monograph.codegen.llvm.emit.builder import Builder, Int, Reg
+from monograph.codegen.common.registers import Reg
+from monograph.codegen.llvm.emit.builder import Builder, Int
 from monograph.codegen.llvm.module.barrier import BARRIER_BYTES
 from monograph.codegen.llvm.module.bounds_checks import GUARD, Extent, Instrumented
 from monograph.codegen.llvm.module.context import FAULT_BYTES

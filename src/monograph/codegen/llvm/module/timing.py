@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from monograph.codegen.llvm.emit.builder import Builder, Reg
+from monograph.codegen.common.registers import Reg
+from monograph.codegen.llvm.emit.builder import Builder
 from monograph.ir import Array
 from monograph.program.memory.memory_planner import ALIGNMENT
 

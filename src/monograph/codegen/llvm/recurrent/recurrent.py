@@ -11,7 +11,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from monograph.codegen.common.activations import activate
-from monograph.codegen.llvm.emit.builder import Int, Reg, vector
+from monograph.codegen.common.registers import Reg, vector
+from monograph.codegen.llvm.emit.builder import Int
 from monograph.codegen.llvm.matmul.tiles import Run, split
 from monograph.codegen.llvm.module.kernel import Kernel, KernelContext, share
 from monograph.codegen.llvm.recurrent.rnn_state import Block, CellKernel

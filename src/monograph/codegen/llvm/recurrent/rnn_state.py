@@ -12,7 +12,8 @@ from functools import partial
 import numpy as np
 
 from monograph.codegen.common.activations import activate
-from monograph.codegen.llvm.emit.builder import Int, Reg, vector
+from monograph.codegen.common.registers import Reg, vector
+from monograph.codegen.llvm.emit.builder import Int
 from monograph.codegen.llvm.emit.epilogue import part, pieces
 from monograph.codegen.llvm.emit.scalar import LlvmScalars
 from monograph.codegen.llvm.matmul.dot import masked_load

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from monograph.codegen.llvm.emit.builder import Reg, vector
+from monograph.codegen.common.registers import Reg, vector
 from monograph.codegen.llvm.emit.elements import Point
 from monograph.codegen.llvm.module.kernel import Kernel, KernelContext
 from monograph.codegen.llvm.rows.rows import Place, Rows, Totals

@@ -12,8 +12,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from monograph.codegen.common.registers import Reg, vector
 from monograph.codegen.common.types import register
-from monograph.codegen.llvm.emit.builder import Int, Reg, vector
+from monograph.codegen.llvm.emit.builder import Int
 from monograph.codegen.llvm.emit.elements import Elements, Point
 from monograph.codegen.llvm.emit.epilogue import part, pieces
 from monograph.codegen.llvm.emit.scalar import LlvmScalars

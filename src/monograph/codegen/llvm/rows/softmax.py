@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-from monograph.codegen.common.arith import Arith
-from monograph.codegen.llvm.emit.builder import Reg
+from monograph.codegen.common.registers import Reg
+from monograph.codegen.llvm.emit.arith import LlvmArith
 from monograph.codegen.llvm.emit.elements import Point
 from monograph.codegen.llvm.module.kernel import Kernel, KernelContext
 from monograph.codegen.llvm.rows.rows import Place, Rows, Totals
@@ -30,7 +30,7 @@ _EXP2_LOW = -127.0
 LOG2_E = 1 / math.log(2)
 
 
-def power_below_one(a: Arith, t: Reg) -> Reg:
+def power_below_one(a: LlvmArith, t: Reg) -> Reg:
     """2^t of f32 for t <= 0, exactly 0 from -127 on; cheaper than e^x of any x."""
     t = a.at_least(t, _EXP2_LOW)
     shifted = a.add(t, _ROUNDER)

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from monograph.codegen.llvm.emit.builder import Builder, Int, Reg
+from monograph.codegen.common.registers import Reg
+from monograph.codegen.common.types import is_wide
+from monograph.codegen.llvm.emit.builder import Builder, Int
 from monograph.codegen.llvm.emit.map_kernel import bits_of
 from monograph.codegen.llvm.emit.scalar import LlvmScalars
 from monograph.codegen.llvm.module.kernel import KernelContext, pointers, share
-from monograph.ir import DType, Item, Op, Value
-from monograph.ir.dtype import f64
+from monograph.ir import Item, Value
 from monograph.ops.scalar import Scalar
 from monograph.program.dynamic.bounded import Counted
 from monograph.program.index import strides_of
-
-
-def is_counted(value: Value, kind: type[Op]) -> bool:
-    """Whether a value is an op of a kind in its bounded form."""
-    return isinstance(value.op, Counted) and isinstance(value.op.of, kind)
 
 
 class Counting:
@@ -179,8 +175,3 @@ class Counting:
         if dtype.is_signed:
             return a.op("xor", a.convert("sext", x.reg, kind), sign)
         return a.convert("zext", x.reg, kind)
-
-
-def is_wide(dtype: DType) -> bool:
-    """Whether an element takes 64 bits in a register."""
-    return dtype == f64 or (dtype.is_integer and dtype.bits == 64)

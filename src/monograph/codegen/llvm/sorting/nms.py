@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from functools import partial
 
-from monograph.codegen.llvm.emit.builder import Int, Reg
-from monograph.codegen.llvm.image.grid_sample import number
+from monograph.codegen.common.registers import Reg
+from monograph.codegen.common.sampling import number
+from monograph.codegen.common.types import is_wide
+from monograph.codegen.llvm.emit.builder import Int
 from monograph.codegen.llvm.module.kernel import (
     Kernel,
     KernelContext,
@@ -18,13 +20,13 @@ from monograph.codegen.llvm.module.kernel import (
     share,
     synchronise,
 )
-from monograph.codegen.llvm.sorting.counting import Counting, is_counted, is_wide
+from monograph.codegen.llvm.sorting.counting import Counting
 from monograph.codegen.llvm.sorting.heap import Heap
 from monograph.ir import Value
 from monograph.ir.dtype import f64
 from monograph.ops.roi import NonMaxSuppression
 from monograph.ops.scalar import Scalar
-from monograph.program.dynamic.bounded import Counted
+from monograph.program.dynamic.bounded import Counted, is_counted
 
 BOX = 5
 """Numbers that are kept of a chosen box: two corners and the area."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from monograph.codegen.llvm.emit.builder import Int, Reg
+from monograph.codegen.common.registers import Reg
+from monograph.codegen.llvm.emit.builder import Int
 from monograph.codegen.llvm.module.kernel import (
     Kernel,
     KernelContext,
@@ -13,9 +14,10 @@ from monograph.codegen.llvm.module.kernel import (
     share,
     synchronise,
 )
-from monograph.codegen.llvm.sorting.counting import Counting, is_counted
+from monograph.codegen.llvm.sorting.counting import Counting
 from monograph.ir import Value
 from monograph.ops.sort import NonZero
+from monograph.program.dynamic.bounded import is_counted
 from monograph.program.index import strides_of
 
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 
-from monograph.codegen.llvm.emit.builder import Int, Reg
+from monograph.codegen.common.registers import Reg
+from monograph.codegen.llvm.emit.builder import Int
 from monograph.codegen.llvm.emit.map_kernel import bits_of
 from monograph.codegen.llvm.emit.scalar import LlvmScalars
 from monograph.codegen.llvm.module.kernel import (

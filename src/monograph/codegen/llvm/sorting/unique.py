@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from monograph.codegen.llvm.emit.builder import Int, Reg
+from monograph.codegen.common.registers import Reg
+from monograph.codegen.llvm.emit.builder import Int
 from monograph.codegen.llvm.module.kernel import Kernel, KernelContext, Scratch
-from monograph.codegen.llvm.sorting.counting import Counting, is_counted
+from monograph.codegen.llvm.sorting.counting import Counting
 from monograph.ir import Value
 from monograph.ops.sort import Unique
-from monograph.program.dynamic.bounded import Counted
+from monograph.program.dynamic.bounded import Counted, is_counted
 from monograph.program.index import strides_of
 
 VALUES, FIRST, INVERSE, COUNTS = range(4)

@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from monograph.codegen.common import types
-from monograph.codegen.llvm.emit.builder import Reg
+from monograph.codegen.common.registers import Reg
 from monograph.codegen.triton.attention.flash import Config, Flash, heads_of
 from monograph.codegen.triton.attention.rope import element, turn
 from monograph.codegen.triton.emit.block_sizes import power

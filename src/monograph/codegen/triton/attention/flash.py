@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from monograph.codegen.common import types
-from monograph.codegen.llvm.emit.builder import Reg
+from monograph.codegen.common.registers import Reg
 from monograph.codegen.triton.emit.block_sizes import power
 from monograph.codegen.triton.emit.elements import Axis
 from monograph.codegen.triton.emit.scalar import memory_type

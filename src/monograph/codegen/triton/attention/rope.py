@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from monograph.codegen.common import types
-from monograph.codegen.llvm.emit.builder import Reg
+from monograph.codegen.common.registers import Reg
 from monograph.codegen.triton.emit.elements import Axis, Elements
 from monograph.codegen.triton.emit.indexed_load import apart, write
 from monograph.codegen.triton.emit.map_kernel import each

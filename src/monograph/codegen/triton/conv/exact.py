@@ -7,7 +7,7 @@ only for weights that are numbers; where nothing is known of them each result is
 from __future__ import annotations
 
 from monograph.codegen.common import types
-from monograph.codegen.llvm.emit.builder import Reg
+from monograph.codegen.common.registers import Reg
 from monograph.codegen.triton.emit.map_kernel import each
 from monograph.codegen.triton.emit.scalar import register_type
 from monograph.codegen.triton.emit.tile import Tile, accumulator

@@ -1,16 +1,15 @@
 """Arithmetic on registers, written as Triton expressions.
 
-Has the face of the LLVM code generator's arithmetic, so that conversions between element types,
-integer edge cases and mathematical functions are written once for both.
+Conversions between element types, integer edge cases and mathematical functions are in
+`codegen.common`, once for both code generators.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import cast
 
 from monograph.codegen.common.arith import Arith, Operand
-from monograph.codegen.llvm.emit.builder import Builder, Reg
+from monograph.codegen.common.registers import Reg
 from monograph.codegen.triton.emit.writer import TYPES, Writer, unsigned
 
 _PLAIN = {
@@ -38,7 +37,7 @@ class TritonArith(Arith):
     """Writes expressions; every register broadcasts against every other."""
 
     def __init__(self, w: Writer) -> None:
-        super().__init__(cast(Builder, w))
+        super().__init__(w)
         self.w = w
 
     def op(self, name: str, x: Reg, y: Operand) -> Reg:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from monograph.codegen.common import types
-from monograph.codegen.llvm.emit.builder import Reg
+from monograph.codegen.common.registers import Reg
 from monograph.codegen.triton.emit.elements import INT32_MOST, Axis, Elements, Point
 from monograph.codegen.triton.emit.writer import Writer
 from monograph.codegen.triton.module.kernel import KernelWriter, Packed

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import cast
-
 from monograph.codegen.common import mathlib, types
-from monograph.codegen.llvm.emit.builder import Builder, Reg
-from monograph.codegen.llvm.emit.scalar import LlvmScalars
+from monograph.codegen.common.registers import Reg
+from monograph.codegen.common.scalars import RegisterScalars
 from monograph.codegen.triton.emit.arith import TritonArith
 from monograph.codegen.triton.emit.writer import TYPES, Writer, literal
 from monograph.ir import DType
@@ -25,13 +23,13 @@ def stored(dtype: DType) -> str:
     return types.storage(dtype)
 
 
-class TritonScalars(LlvmScalars):
+class TritonScalars(RegisterScalars):
     """Writes the ops' own lowering of an element as Triton expressions."""
 
     def __init__(self, w: Writer) -> None:
         self.w = w
-        self.b = cast(Builder, w)
-        self.a = TritonArith(w)
+        self.b = w
+        self.a: TritonArith = TritonArith(w)
 
     def decoded(self, text: str, dtype: DType) -> Scalar:
         """What an expression of a type as it is in memory means in registers."""
@@ -49,12 +47,10 @@ class TritonScalars(LlvmScalars):
         element = types.register(dtype)
         return Scalar(Reg(self.w.let(literal(number, element), "c"), element), dtype, number)
 
-    def pow(self, x: Scalar, y: Scalar) -> Scalar:
-        if x.dtype.is_float:
-            return super().pow(x, y)
-        return self._integer_power(x, y)
+    def _same_lanes(self, *scalars: Scalar) -> list[Reg]:
+        return [x.reg for x in scalars]
 
-    def _integer_power(self, x: Scalar, y: Scalar) -> Scalar:
+    def integer_power(self, x: Scalar, y: Scalar) -> Scalar:
         """x^y by repeated squaring; a negative power truncates towards zero."""
         a, kind = self.a, x.reg.type
         result, square, rest = a.number(1, x.reg), x.reg, y.reg
@@ -79,7 +75,7 @@ class TritonScalars(LlvmScalars):
         if x.dtype == to:
             return x
         if to in _HALVES and x.dtype in (f32, f64, *_HALVES):
-            source = x.reg if x.dtype != f64 or to == bf16 else types._to_odd_single(self.a, x.reg)
+            source = x.reg if x.dtype != f64 or to == bf16 else types.to_odd_single(self.a, x.reg)
             text = f"{source}.to({_HALVES[to]}).to(tl.float32)"
             return Scalar(self.w.set("float", text), to)
         return super().cast(x, to, saturate, rounding)

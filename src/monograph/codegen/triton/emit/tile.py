@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from monograph.codegen.common import types
-from monograph.codegen.llvm.emit.builder import Reg
+from monograph.codegen.common.registers import Reg
 from monograph.codegen.triton.emit.elements import Axis, Elements
 from monograph.codegen.triton.emit.pointwise import spread
 from monograph.codegen.triton.module.kernel import GpuContext, KernelWriter, Launch, Scratch

@@ -1,7 +1,7 @@
 """Writes the body of a Triton kernel: one assignment a line, each expression once.
 
-Registers are named as in the LLVM code generator (`Reg` with an LLVM element type), so that what
-is written in terms of registers serves both. Integers in registers are signed; an unsigned
+Registers have LLVM element types (`codegen.common.registers`), so that code in terms of registers
+serves both generators. Integers in registers are signed; an unsigned
 operation reads them as unsigned first, as LLVM does. A register holds a block of numbers of
 whatever shape its expression broadcasts to.
 """
@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from monograph.codegen.llvm.emit.builder import Reg
+from monograph.codegen.common.registers import Reg
 
 TYPES = {
     "i1": "tl.int1",
@@ -60,8 +60,8 @@ class _Block:
 class Writer:
     """A kernel's body while it is being written."""
 
-    features = None
-    """As a builder has them; nothing about numbers in memory depends on the device."""
+    converts_half = False
+    """Elements of f16 are loaded and stored as such: no conversion by bits is needed."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
@@ -129,27 +129,27 @@ class Writer:
 
     # What registers are made of
 
-    def set(self, element: str, text: str) -> Reg:
-        return Reg(self.let(text), element)
+    def set(self, type_: str, text: str) -> Reg:
+        return Reg(self.let(text), type_)
 
-    def number(self, value: float | int, element: str, lanes: int = 0) -> Reg:
+    def number(self, number: float, element: str, lanes: int = 0) -> Reg:
         """A literal of an element type."""
-        return Reg(literal(value, element), element)
+        return Reg(literal(number, element), element)
 
-    def intrinsic(self, name: str, *operands: Reg) -> Reg:
+    def intrinsic(self, stem: str, *arguments: Reg) -> Reg:
         """A function by its LLVM name."""
-        x = operands[0]
-        if name in ("umin", "umax"):
-            how = "<" if name == "umin" else ">"
-            a, b = (unsigned(o) for o in operands)
-            return self.set(x.type, f"tl.where({a} {how} {b}, {operands[0]}, {operands[1]})")
-        if name == "abs":
+        x = arguments[0]
+        if stem in ("umin", "umax"):
+            how = "<" if stem == "umin" else ">"
+            a, b = (unsigned(o) for o in arguments)
+            return self.set(x.type, f"tl.where({a} {how} {b}, {arguments[0]}, {arguments[1]})")
+        if stem == "abs":
             return self.set(x.type, f"tl.where({x} < 0, -{x}, {x})")
-        if name == "copysign":
-            return self._copysign(*operands)
-        if name == "sqrt" and x.type == "double":
+        if stem == "copysign":
+            return self._copysign(*arguments)
+        if stem == "sqrt" and x.type == "double":
             return self.set(x.type, f"tl.sqrt({x})")
-        return self.set(x.type, _FUNCTIONS[name].format(*operands))
+        return self.set(x.type, _FUNCTIONS[stem].format(*arguments))
 
     def _copysign(self, x: Reg, sign: Reg) -> Reg:
         width = 64 if x.type == "double" else 32
@@ -159,20 +159,20 @@ class Writer:
         other = f"({sign}.to({kind}, bitcast=True) & {top})"
         return self.set(x.type, f"({bits} | {other}).to({TYPES[x.type]}, bitcast=True)")
 
-    def call(self, name: str, element: str, *operands: Reg) -> Reg:
+    def call(self, name: str, returns: str, *arguments: Reg) -> Reg:
         """A function of the device's mathematical library."""
-        return self.set(element, f"functions.{name}({', '.join(map(str, operands))})")
+        return self.set(returns, f"functions.{name}({', '.join(map(str, arguments))})")
 
-    def compare(self, how: str, x: Reg, y: Reg) -> Reg:
+    def compare(self, how: str, a: Reg, b: Reg) -> Reg:
         """A comparison by its LLVM name."""
         if how == "uno":
-            return self.set("i1", f"({x} != {x}) | ({y} != {y})")
+            return self.set("i1", f"({a} != {a}) | ({b} != {b})")
         sign = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}[how[-2:]]
         if how in ("ult", "ule", "ugt", "uge"):
-            return self.set("i1", f"{unsigned(x)} {sign} {unsigned(y)}")
+            return self.set("i1", f"{unsigned(a)} {sign} {unsigned(b)}")
         if how == "one":
-            return self.set("i1", f"({x} < {y}) | ({x} > {y})")
-        return self.set("i1", f"{x} {sign} {y}")
+            return self.set("i1", f"({a} < {b}) | ({a} > {b})")
+        return self.set("i1", f"{a} {sign} {b}")
 
 
 def literal(value: float | int, element: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from monograph.codegen.llvm.image.grid_sample import combined, neighbours, number
+from monograph.codegen.common.sampling import combined, neighbours, number
 from monograph.codegen.triton.emit.indexed_load import apart, read, register
 from monograph.codegen.triton.emit.map_kernel import each
 from monograph.codegen.triton.emit.scalar import TritonScalars

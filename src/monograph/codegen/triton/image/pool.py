@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 
 from monograph.codegen.common import types
-from monograph.codegen.llvm.emit.builder import Reg
+from monograph.codegen.common.registers import Reg
 from monograph.codegen.triton.emit.map_kernel import Body, each
 from monograph.codegen.triton.emit.scalar import register_type
 from monograph.codegen.triton.emit.tile import Tile, accumulator

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from monograph.codegen.llvm.image.resize import _used
 from monograph.codegen.triton.emit.indexed_load import apart, read, register, table
 from monograph.codegen.triton.emit.map_kernel import each
 from monograph.codegen.triton.emit.scalar import register_type
@@ -16,7 +15,7 @@ from monograph.codegen.triton.emit.writer import Writer
 from monograph.codegen.triton.module.kernel import Candidate, GpuContext, KernelWriter
 from monograph.ir import Array, DType, Value
 from monograph.ir.dtype import f32, f64
-from monograph.ops.resample import CROP, nearest_places, taps
+from monograph.ops.resample import CROP, nearest_places, taps, used_taps
 from monograph.ops.resize import LINEAR, NEAREST, Resize, whole_number
 from monograph.ops.scalar import Scalar
 
@@ -59,7 +58,7 @@ def _axis(op: Resize, number: int, size: int) -> _Axis:
     if op.mode == NEAREST:
         return _Axis(op.axes[number], nearest_places(where, op.rounding)[:, None], None, outside)
     a = None if op.mode == LINEAR else op.cubic_a
-    places, weights = _used(*taps(where, a, op.antialias, op.exclude_outside))
+    places, weights = used_taps(*taps(where, a, op.antialias, op.exclude_outside))
     return _Axis(op.axes[number], places.T, weights.T, outside)
 
 

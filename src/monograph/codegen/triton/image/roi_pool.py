@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from monograph.codegen.common import types
-from monograph.codegen.llvm.image.grid_sample import number
+from monograph.codegen.common.sampling import number
 from monograph.codegen.triton.emit.indexed_load import read, register
 from monograph.codegen.triton.emit.map_kernel import each
 from monograph.codegen.triton.emit.scalar import register_type

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from monograph.codegen.common import types
-from monograph.codegen.llvm.emit.builder import Reg
+from monograph.codegen.common.registers import Reg
 from monograph.codegen.triton.emit.elements import Elements
 from monograph.codegen.triton.emit.indexed_load import apart, joined, read
 from monograph.codegen.triton.emit.map_kernel import each

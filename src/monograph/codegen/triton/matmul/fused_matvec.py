@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
 from monograph.codegen.common import types
-from monograph.codegen.llvm.emit.builder import Reg
+from monograph.codegen.common.registers import Reg
 from monograph.codegen.triton.emit.block_sizes import power
 from monograph.codegen.triton.emit.elements import Axis
 from monograph.codegen.triton.emit.scalar import register_type

@@ -26,7 +26,7 @@ from functools import cached_property
 import numpy as np
 
 from monograph.codegen.common import types
-from monograph.codegen.llvm.emit.builder import Reg
+from monograph.codegen.common.registers import Reg
 from monograph.codegen.triton.emit.block_sizes import power
 from monograph.codegen.triton.emit.elements import Axis
 from monograph.codegen.triton.emit.tile import Tile, tile

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from monograph.codegen.llvm.misc.ngrams import gram_tables
+from monograph.codegen.common.ngrams import gram_tables
 from monograph.codegen.triton.emit.block_sizes import power
 from monograph.codegen.triton.emit.indexed_load import read, register, table
 from monograph.codegen.triton.emit.map_kernel import each

@@ -13,8 +13,8 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from monograph.codegen.common.registers import Reg
 from monograph.codegen.common.types import register
-from monograph.codegen.llvm.emit.builder import Reg
 from monograph.codegen.triton.emit.elements import Axis, Point
 from monograph.codegen.triton.emit.writer import literal
 from monograph.codegen.triton.module.kernel import GpuContext, Launch, Scratch

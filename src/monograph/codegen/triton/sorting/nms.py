@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from monograph.codegen.llvm.image.grid_sample import number
-from monograph.codegen.llvm.sorting.counting import is_counted
+from monograph.codegen.common.sampling import number
 from monograph.codegen.triton.emit.block_sizes import power
 from monograph.codegen.triton.emit.elements import Elements
 from monograph.codegen.triton.emit.indexed_load import read, register, write
@@ -26,7 +25,7 @@ from monograph.ir import Item, Value
 from monograph.ir.dtype import f64, i32, i64
 from monograph.ops.roi import NonMaxSuppression
 from monograph.ops.scalar import Scalar
-from monograph.program.dynamic.bounded import Counted
+from monograph.program.dynamic.bounded import Counted, is_counted
 
 MOST_ABREAST = 2048
 """Boxes that are looked at together."""

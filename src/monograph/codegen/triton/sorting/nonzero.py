@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 
-from monograph.codegen.llvm.sorting.counting import is_counted
 from monograph.codegen.triton.emit.indexed_load import apart, read, register, write
 from monograph.codegen.triton.module.kernel import (
     Candidate,
@@ -18,6 +17,7 @@ from monograph.codegen.triton.module.kernel import (
 from monograph.ir import Item, Value
 from monograph.ir.dtype import i32, i64
 from monograph.ops.sort import NonZero
+from monograph.program.dynamic.bounded import is_counted
 
 BLOCK = 1024
 

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from monograph.codegen.llvm.sorting.counting import is_wide
+from monograph.codegen.common.types import is_wide
 from monograph.codegen.triton.emit.elements import Elements
 from monograph.codegen.triton.emit.indexed_load import apart, read, write
 from monograph.codegen.triton.emit.writer import Writer

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 
-from monograph.codegen.llvm.sorting.counting import is_counted
 from monograph.codegen.triton.emit.elements import Elements
 from monograph.codegen.triton.emit.indexed_load import apart, read, register, write
 from monograph.codegen.triton.module.kernel import (
@@ -24,7 +23,7 @@ from monograph.codegen.triton.sorting.topk import ordered
 from monograph.ir import Item, Value
 from monograph.ir.dtype import i32, i64
 from monograph.ops.sort import Unique
-from monograph.program.dynamic.bounded import Counted
+from monograph.program.dynamic.bounded import Counted, is_counted
 
 OWN, ABREAST = 32, 64
 """Items of a program, and those that it compares them with at once."""
