@@ -26,20 +26,20 @@ from rich.table import Table
 from benchmarks.models import write_all
 from monograph.errors import MonographError
 from monograph.report.commands.bench import MONOGRAPH, PEERS, Bench, bench_model
-from monograph.report.commands.execute import Request
+from monograph.report.commands.execute import RunRequest
 
 HERE = Path(__file__).parent
 SHARED = HERE.parent.parent / "shared" / "models"
 BUILT = HERE.parent / "build" / "benchmarks"
 
 
-def requests(words: list[str]) -> dict[str, Request]:
+def requests(words: list[str]) -> dict[str, RunRequest]:
     """The models to time: the set, then the real ones with recorded inputs."""
-    found = {name: Request(path, "cpu") for name, path in write_all(BUILT).items()}
+    found = {name: RunRequest(path, "cpu") for name, path in write_all(BUILT).items()}
     for folder in sorted(SHARED.iterdir()) if SHARED.is_dir() else ():
         if (folder / "io.npz").exists():
             archive = folder / "io.npz"
-            found[folder.name] = Request(folder / "model.onnx", "cpu", archive=archive)
+            found[folder.name] = RunRequest(folder / "model.onnx", "cpu", archive=archive)
     return {n: r for n, r in found.items() if not words or any(w in n for w in words)}
 
 

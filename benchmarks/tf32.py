@@ -63,7 +63,7 @@ def record(path: Path) -> None:
 @contextmanager
 def rounding(way: str) -> Iterator[None]:
     """Let kernels that are written meanwhile round in a way."""
-    plain = elements.Elements.store
+    plain = elements.TritonElements.store
 
     def store(self: Any, value: Any, at: Any, scalar: Any, point: Any) -> None:
         if value.dtype == tf32.f32:
@@ -77,7 +77,7 @@ def rounding(way: str) -> Iterator[None]:
     if way == "off":
         patches.append(mock.patch.object(tf32, "round_array", lambda x: x))
     if way == "stored":
-        patches.append(mock.patch.object(elements.Elements, "store", store))
+        patches.append(mock.patch.object(elements.TritonElements, "store", store))
     for patch in patches:
         patch.start()
     try:

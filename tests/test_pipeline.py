@@ -20,7 +20,7 @@ from monograph.ops.shape import Concat, Slice
 from monograph.passes.base import Environment, Pass, RulePass
 from monograph.pipeline import PassOptions, Stage, optimise, parse_pass_options
 from monograph.rewrite import Rule, rewrite, variables
-from monograph.runtime.numerics.bisect import Numbers, PassError
+from monograph.runtime.numerics.bisect import NumericCheck, PassError
 from monograph.runtime.numerics.numeric_equivalence import first_difference
 from tests.effort import check_linear
 from tests.rules.checks import graph_of, value
@@ -135,7 +135,7 @@ def test_outputs_must_stay(with_pass) -> None:
 
 def test_exact_rules_are_held_to_every_bit() -> None:
     def difference(before: Graph, after: Graph, exact: bool):
-        return Numbers(before).difference(before, after, exact)
+        return NumericCheck(before).difference(before, after, exact)
 
     plain, swapped = graph_of(Mul()(x, x)), graph_of(Mul()(Abs()(x), x))
     assert difference(plain, swapped, exact=True) is not None
@@ -166,7 +166,7 @@ def test_what_rounding_decides_may_differ() -> None:
 
 def test_open_dimensions_are_given_a_size() -> None:
     open_x = value("f32[N, 3]")
-    numbers = Numbers(graph_of(Exp()(open_x)))
+    numbers = NumericCheck(graph_of(Exp()(open_x)))
     assert dict(numbers.trial.assumed) == {"N": 2}
     assert numbers.trial.feeds["x"].shape == (2, 3)
 
@@ -209,7 +209,7 @@ def test_options_are_checked() -> None:
 def test_a_graph_that_draws_random_numbers_is_checked_for_structure_only() -> None:
     drawn = RandomNormal((2, 3), dtype("f32"), seed=None, uid=fresh_uid())()
     graph = graph_of(Add()(x, drawn), Sigmoid()(x))
-    assert Numbers(graph).drawn == ["random_normal"]
+    assert NumericCheck(graph).drawn == ["random_normal"]
     optimise(graph, verify_passes=True)
 
 

@@ -23,12 +23,12 @@ from monograph.errors import ConfigError
 from monograph.ir import Array, Graph, TensorType
 from monograph.runtime.cache.artefact import Artefact, LoadedExecutable
 from monograph.runtime.cache.object_cache import open_cache
-from monograph.runtime.cache.source import Source, is_package
+from monograph.runtime.cache.source import UnreadModel, is_package
 from monograph.runtime.cache.store import CacheStore, Shapes, gpu_options, open_store, store_options
-from monograph.runtime.counts import OFF, Tally, why_not_one_launch
+from monograph.runtime.counts import OFF, RunCounters, why_not_one_launch
 from monograph.runtime.cpu.threads import choose_threads
 from monograph.runtime.cpu.trim_memory import release_memory
-from monograph.runtime.feeds import Signature
+from monograph.runtime.feeds import ModelSignature
 from monograph.runtime.forking import import_whole, own_lock
 from monograph.runtime.progress import READY, Progress, silent
 
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from monograph.runtime.cache.package import Package
     from monograph.runtime.cpu.executable import CpuExecutable
     from monograph.runtime.dynamic import staged
-    from monograph.runtime.gpu.target import GpuSide, OfflineSide
+    from monograph.runtime.gpu.target import CrossCompiler, GpuBackend
 
     Executable: TypeAlias = staged.Executable | LoadedExecutable
 
@@ -58,7 +58,7 @@ class Bindings:
 
     def __init__(
         self,
-        source: Source,
+        source: UnreadModel,
         config: Config,
         dims: Mapping[str, int],
         donate: Mapping[str, str],
@@ -71,7 +71,7 @@ class Bindings:
         """Executables that were found on disk."""
         self.gone: Counter[str] = Counter()
         """What executables had counted that made room for others."""
-        self.tally: Tally | None = None if config.capture == OFF else Tally()
+        self.tally: RunCounters | None = None if config.capture == OFF else RunCounters()
         """What runs have been, of executables that are gone too; None where captures are off."""
         self.executables: OrderedDict[Key, Executable] = OrderedDict()
         self.graphs: OrderedDict[Key, Graph] = OrderedDict()
@@ -80,7 +80,7 @@ class Bindings:
         self._dims = dims
         self._progress = progress
         self._lock = own_lock(self)
-        self.gpu: GpuSide | OfflineSide | None = None
+        self.gpu: GpuBackend | CrossCompiler | None = None
         """What compiles and runs on a GPU, where that is the target."""
         if config.on_gpu:
             self.gpu = _open_gpu(config, progress, self.tally)
@@ -103,7 +103,7 @@ class Bindings:
         with self._working():
             self.signature = self._signature()
 
-    def _signature(self) -> Signature:
+    def _signature(self) -> ModelSignature:
         if self._package is not None:
             return self._package.signature(self._dims)
         known = self._store.signature() if self._store is not None else None
@@ -332,7 +332,9 @@ def _parts_of(executable: Any, values_decide: bool) -> str:
     return "complex inputs, outputs without memory of their own, or no code for a device"
 
 
-def _open_gpu(config: Config, progress: Progress, tally: Tally | None) -> GpuSide | OfflineSide:
+def _open_gpu(
+    config: Config, progress: Progress, tally: RunCounters | None
+) -> GpuBackend | CrossCompiler:
     """The GPU side of a session; torch and triton are imported only where they are there."""
     from monograph.runtime.gpu.driver.device_discovery import make_ready
 

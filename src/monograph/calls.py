@@ -24,7 +24,7 @@ from monograph.runtime.cpu.donation_fast_path import Again, again
 from monograph.runtime.cpu.launch import fresh
 from monograph.runtime.dlpack import arrays_of
 from monograph.runtime.feeds import Port, check_feeds, clashing_sizes
-from monograph.runtime.outputs import NOTHING, States, check_out, deliver, wanted_outputs
+from monograph.runtime.outputs import NOTHING, DonatedArrays, check_out, deliver, wanted_outputs
 from monograph.runtime.pending import Pending, Worker, ready
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class Calls:
         self.config = config
         self._bindings = bindings
         self._donate = bindings.donate
-        self._states = States()
+        self._states = DonatedArrays()
         self._by_signature: dict[Key, tuple[Executable, Callable[[], None]]] = {}
         self._last: Any = None
         """On a GPU, the executable of the last run: it may have a short way for the next."""

@@ -16,7 +16,7 @@ from monograph.frontend.onnx.feed_sizes import dims_misfit, feed_misfit
 from monograph.ir import Array, Graph, TensorType, Type, verify
 from monograph.ir.lazy import lazy
 from monograph.ir.verify import same_memory
-from monograph.runtime.feeds import Port, Signature, clashing_sizes
+from monograph.runtime.feeds import ModelSignature, Port, clashing_sizes
 
 DECISIVE_ELEMENTS = 64
 """Integer inputs up to this size may decide ranks: they look like shapes, axes or sizes."""
@@ -60,9 +60,9 @@ class Model:
         return self._graph is not None
 
     @lazy
-    def signature(self) -> Signature:
+    def signature(self) -> ModelSignature:
         """What the model takes and gives."""
-        return Signature(
+        return ModelSignature(
             self._ports(self._graph, "inputs"),
             self._ports(self._graph, "outputs"),
             self._optional_ports(),

@@ -37,7 +37,7 @@ from monograph.passes.recognise_attention import RecogniseAttention
 from monograph.passes.recognise_lookups import RecogniseLookups
 from monograph.passes.recognise_norms import RecogniseNorms
 from monograph.passes.simplify import Simplify
-from monograph.runtime.numerics.bisect import Numbers, check_pass
+from monograph.runtime.numerics.bisect import NumericCheck, check_pass
 
 
 @dataclass(frozen=True)
@@ -164,7 +164,7 @@ def optimise(
     options: PassOptions | None = None,
     observe: Callable[[str, Pass, Graph], None] | None = None,
     verify_passes: bool = False,
-    numbers: Numbers | None = None,
+    numbers: NumericCheck | None = None,
 ) -> Graph:
     """The graph after every chosen pass; `observe` sees (stage, pass, graph) after each.
 
@@ -175,7 +175,7 @@ def optimise(
     """
     environment = environment or Environment()
     if verify_passes and numbers is None:
-        numbers = Numbers(graph)
+        numbers = NumericCheck(graph)
     for stage, step in chosen_passes(options or PassOptions()):
         already = len(environment.trace.fired)
         try:

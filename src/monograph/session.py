@@ -13,7 +13,7 @@ from monograph.calls import Calls
 from monograph.config import Config, make_config
 from monograph.errors import ConfigError, ExecutionError
 from monograph.ir import Graph
-from monograph.runtime.cache.source import Source
+from monograph.runtime.cache.source import UnreadModel
 from monograph.runtime.counts import Counts
 from monograph.runtime.progress import Progress, check_progress, silent
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from monograph.bindings import Executable
     from monograph.runtime.dynamic import staged
-    from monograph.runtime.gpu.target import GpuSide, OfflineSide
+    from monograph.runtime.gpu.target import CrossCompiler, GpuBackend
     from monograph.runtime.numerics.tolerance import Tolerance
 
 ModelSource: TypeAlias = "str | os.PathLike[str] | bytes | onnx.ModelProto"
@@ -56,7 +56,7 @@ def load(
     names = [name for pair in (donate or {}).items() for name in pair]
     _check_names("donate maps names of outputs to names of inputs", names)
     check_progress(progress)
-    return Session(Source(source), config, dict(dims or {}), dict(donate or {}), progress)
+    return Session(UnreadModel(source), config, dict(dims or {}), dict(donate or {}), progress)
 
 
 class Session(Calls):
@@ -64,7 +64,7 @@ class Session(Calls):
 
     def __init__(
         self,
-        source: Source,
+        source: UnreadModel,
         config: Config,
         dims: dict[str, int],
         donate: dict[str, str],
@@ -79,7 +79,7 @@ class Session(Calls):
         return self._bindings.model.graph
 
     @property
-    def gpu(self) -> GpuSide | OfflineSide | None:
+    def gpu(self) -> GpuBackend | CrossCompiler | None:
         """The session's GPU: its device, and how kernels were chosen; None on other targets."""
         return self._bindings.gpu
 

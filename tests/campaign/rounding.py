@@ -1,9 +1,9 @@
 """Tells whether rounding explains a difference that the derived tolerances do not.
 
 `runtime.numerics.numeric_equivalence` derives a tolerance relative to the largest element of an
-output, and measures how far the rounding of results moves it. Neither sees a sum that cancels: its error has
-the scale of its operands. So every operand is moved as well, by a unit in its last place. The
-derived figure is a number of such units; an element may differ by as many times what one moves.
+output, and measures how far the rounding of results moves it. Neither sees a sum that cancels: its
+error has the scale of its operands. So every operand is moved as well, by a unit in its last place.
+The derived figure is a number of such units; an element may differ by as many times what one moves.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ import pytest
 
 import monograph
 from monograph.cli.main import app
-from monograph.report.commands.execute import Request
+from monograph.report.commands.execute import RunRequest
 from tests.cli.calls import call, call_json
 from tests.report import models
 
@@ -133,7 +133,7 @@ def test_a_folder_is_looked_for_before_the_work(
     def works(*_: object) -> None:
         raise AssertionError("the model was loaded first")
 
-    monkeypatch.setattr(Request, "load", works)
+    monkeypatch.setattr(RunRequest, "load", works)
     name, option, file = command
     path = models.save(models.LINEAR, tmp_path)
     result = call(name, path, option, tmp_path / "absent" / file)

@@ -127,9 +127,9 @@ def test_unproven_addresses_are_checked_at_run_time(monkeypatch: pytest.MonkeyPa
     assert run.bounds_checks > 0
     data = np.arange(210, dtype=np.float32).reshape(6, 35)
     np.testing.assert_array_equal(run.run({"x": data})[0], -data.T.reshape(-1)[::-1])
-    plain = elements.Elements.integer
+    plain = elements.LlvmElements.integer
     monkeypatch.setattr(
-        elements.Elements,
+        elements.LlvmElements,
         "integer",
         lambda self, index, point: self.b.add(plain(self, index, point), 1),
     )

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from monograph.codegen.llvm.module import constants
-from monograph.codegen.llvm.module.constants import Constants
+from monograph.codegen.llvm.module.constants import ConstantLayout
 from monograph.program.memory.memory_planner import ALIGNMENT
 
 SLACK = 256
@@ -32,7 +32,7 @@ class Fixed(mmap.mmap):
 def test_everything_lies_where_it_was_said_to(memory: type) -> None:
     given = pieces()
     with mock.patch.object(constants.mmap, "mmap", memory):
-        made = Constants(SLACK)
+        made = ConstantLayout(SLACK)
         places = [made.add(piece) for piece in given]
         block = made.block()
     assert block.ctypes.data % ALIGNMENT == 0
@@ -46,7 +46,7 @@ def test_everything_lies_where_it_was_said_to(memory: type) -> None:
 
 
 def test_equal_bytes_are_there_once() -> None:
-    made = Constants(SLACK)
+    made = ConstantLayout(SLACK)
     data = np.arange(100, dtype=np.float32)
     first = made.add(data)
     assert made.add(data.reshape(10, 10)) == first
@@ -56,4 +56,4 @@ def test_equal_bytes_are_there_once() -> None:
 
 
 def test_nothing() -> None:
-    assert Constants(SLACK).block().size == SLACK
+    assert ConstantLayout(SLACK).block().size == SLACK

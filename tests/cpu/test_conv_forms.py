@@ -7,8 +7,8 @@ import pytest
 
 import monograph
 from monograph.codegen.llvm.conv import edges
-from monograph.codegen.llvm.conv.tiling import Plan, make_plan
-from monograph.codegen.llvm.matmul.tiles import Tile
+from monograph.codegen.llvm.conv.tiling import ConvTiling, make_plan
+from monograph.codegen.llvm.matmul.tiles import RegisterTile
 from monograph.codegen.llvm.module.features import host_features
 from monograph.ir import Value, constant, parse_type
 from monograph.ops.composite import Silu
@@ -43,7 +43,7 @@ def test_tiles_run_along_the_axis_that_has_the_pixels() -> None:
 
 def test_turning_and_back() -> None:
     for axis in range(3):
-        plan = Plan(axis, Tile(1, 1), 0.0)
+        plan = ConvTiling(axis, RegisterTile(1, 1), 0.0)
         assert plan.turned("abc")[-1] == "abc"[axis]
         assert "".join(plan.turned_back(plan.turned("abc"))) == "abc"
 

@@ -7,7 +7,7 @@ import pytest
 
 from monograph.codegen.llvm.module.compile import compile_program
 from monograph.codegen.llvm.module.features import host_features
-from monograph.codegen.llvm.module.ordering import ARENA, Span
+from monograph.codegen.llvm.module.ordering import ARENA, ByteSpan
 from monograph.codegen.llvm.module.select import CpuTarget
 from monograph.ir import Graph, Value, constant
 from monograph.ops.attention import CacheUpdate
@@ -101,14 +101,14 @@ def test_timed_steps_do_not_overlap() -> None:
 @pytest.mark.parametrize(
     ("other", "meets"),
     [
-        (Span(ARENA, 64, 128), True),
-        (Span(ARENA, 96, 97), True),
-        (Span(ARENA, 128, 192), False),
-        (Span(ARENA, 0, 64), False),
-        (Span(3), False),
+        (ByteSpan(ARENA, 64, 128), True),
+        (ByteSpan(ARENA, 96, 97), True),
+        (ByteSpan(ARENA, 128, 192), False),
+        (ByteSpan(ARENA, 0, 64), False),
+        (ByteSpan(3), False),
     ],
 )
-def test_spans(other: Span, meets: bool) -> None:
-    own = Span(ARENA, 64, 128)
+def test_spans(other: ByteSpan, meets: bool) -> None:
+    own = ByteSpan(ARENA, 64, 128)
     assert own.meets(other) == meets
     assert other.meets(own) == meets

@@ -20,7 +20,7 @@ from monograph.errors import ExecutionError
 from monograph.runtime.cpu import pool as pool_module
 from monograph.runtime.cpu import pool_code
 from monograph.runtime.cpu.native import NativeCode
-from monograph.runtime.cpu.pool import Pool, shared_pool
+from monograph.runtime.cpu.pool import ThreadPool, shared_pool
 from monograph.runtime.cpu.threads import MAX_THREADS
 from tests.cpu.launching import (
     COUNT,
@@ -236,7 +236,7 @@ def test_who_waits_long_at_a_barrier_sleeps(threads: int) -> None:
 def test_no_wake_up_is_lost(phases: NativeCode, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a pool that sleeps at once, whoever waits."""
     monkeypatch.setattr(pool_module, "_SPIN_SECONDS", 0.0)
-    pool = Pool()
+    pool = ThreadPool()
 
     def session(seed: int) -> int:
         staged = Context(6)
@@ -263,7 +263,7 @@ def test_a_system_without_threads_left(monkeypatch: pytest.MonkeyPatch) -> None:
                 return lambda *_: 11
             return getattr(libc, name)
 
-    pool, libc = Pool(), ctypes.CDLL(None)
+    pool, libc = ThreadPool(), ctypes.CDLL(None)
     pool.reserve(2)
     monkeypatch.setattr(pool_module.ctypes, "CDLL", lambda _: Libc())
     with pytest.raises(ExecutionError, match="smaller number"):

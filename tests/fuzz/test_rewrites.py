@@ -22,7 +22,7 @@ from monograph.ir import Graph, verify
 from monograph.passes.base import Environment, RulePass
 from monograph.pipeline import PassOptions, all_passes, optimise
 from monograph.rewrite import CPU_COST, GPU_COST, apply_rules
-from monograph.runtime.numerics.bisect import Numbers
+from monograph.runtime.numerics.bisect import NumericCheck
 from monograph.runtime.numerics.numeric_equivalence import first_difference, run
 from tests.fuzz.graphs import random_graph
 from tests.fuzz.shrink import show, shrink
@@ -37,7 +37,7 @@ CHANNELS_LAST = PassOptions({"choose_layout": {"layout": "channels_last"}})
 
 def check_pipeline(graph: Graph, feeds: dict[str, Any]) -> None:
     """Every pass keeps the numbers, with either cost model."""
-    numbers = Numbers(graph, feeds)
+    numbers = NumericCheck(graph, feeds)
     for cost, options in ((CPU_COST, PassOptions()), (GPU_COST, CHANNELS_LAST)):
         environment = Environment(cost)
         optimise(graph, environment=environment, options=options, numbers=numbers)

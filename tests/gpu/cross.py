@@ -40,7 +40,7 @@ from monograph.ops.reduce import ReduceMax, ReduceSum
 from monograph.ops.shape import Slice, Transpose
 from monograph.program.dynamic.bounded import bounded_loop
 from monograph.program.fusion.op_classes import is_native
-from monograph.runtime.gpu.build.build import ARCHES, Request
+from monograph.runtime.gpu.build.build import ARCHES, CompileRequest
 from monograph.runtime.gpu.build.compiler import build_all
 from monograph.runtime.gpu.build.tune import requests_of
 from monograph.runtime.gpu.executable import lower_for_gpu, only_host
@@ -152,7 +152,9 @@ def samples(every: bool) -> Iterator[tuple[str, Graph]]:
             yield f"{op.name} {number}", graph
 
 
-def requests(graph: Graph, arch: Arch, count: int | None, tf32: bool = False) -> Iterator[Request]:
+def requests(
+    graph: Graph, arch: Arch, count: int | None, tf32: bool = False
+) -> Iterator[CompileRequest]:
     """The kernels of the first candidates of every step; None for all of them."""
     program = lower_for_gpu(graph)
     for step in program.steps:
@@ -166,7 +168,7 @@ def compile_all(
     graphs: Iterable[tuple[str, Graph, int | None]], arch: Arch
 ) -> tuple[int, dict[str, str]]:
     """Compiles for an architecture: how many kernels, and what failed, by the graph's name."""
-    wanted: dict[Request, str] = {}
+    wanted: dict[CompileRequest, str] = {}
     failed: dict[str, str] = {}
     for name, graph, count in graphs:
         try:

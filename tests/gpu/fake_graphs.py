@@ -22,7 +22,7 @@ from monograph.runtime.gpu.driver.graphs import (
     MEMCPY,
     OTHER,
     TO_DEVICE,
-    Copy,
+    CopyNode,
     Fill,
     GraphError,
     Handle,
@@ -130,7 +130,7 @@ class FakeGraphs:
             record.launch(stream)
         return graph.value.nodes[-1]
 
-    def add_copy(self, graph: Handle, copy: Copy, before: Sequence[Any]) -> Any:
+    def add_copy(self, graph: Handle, copy: CopyNode, before: Sequence[Any]) -> Any:
         self._before(graph, before, None)
         with self.driver.filling(graph.value) as stream:
             self.copy(stream, copy)
@@ -310,7 +310,7 @@ class FakeGraphs:
         number = next(self.driver._numbers)
         return Node(number, CONDITIONAL, None, words, bodies=made, loop=kind != IF)
 
-    def copy(self, stream: int, copy: Copy) -> None:
+    def copy(self, stream: int, copy: CopyNode) -> None:
         if copy.control:
             words = (copy.to, copy.source, copy.control, copy.nbytes)
             words = words if copy.narrowed is None else (*words, copy.narrow_to)
@@ -326,7 +326,7 @@ class FakeGraphs:
 
     def send(self, stream: int, to: int, source: int, nbytes: int) -> None:
         assert not self.capturing(stream)
-        self.copy(stream, Copy(to, source, nbytes, TO_DEVICE))
+        self.copy(stream, CopyNode(to, source, nbytes, TO_DEVICE))
 
     def event(self) -> Handle:
         return self.driver.made("event", {"done": True, "graph": None})

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from monograph.codegen.triton.module.kernel import Launch
-from monograph.codegen.triton.module.layout import Where
+from monograph.codegen.triton.module.layout import BufferRef
 from monograph.runtime.gpu.build.source import function
 from monograph.runtime.gpu.driver.devices import _INTERPRETING, Interpreter
 from monograph.runtime.gpu.tensors import TORCH, stored
@@ -65,7 +65,7 @@ class FakeDevice(Interpreter):
         self.graphs = graphs
         """What sessions on this device capture with."""
 
-    def record(self, launch: Launch, arguments: Sequence[Where], stem: str) -> Any:
+    def record(self, launch: Launch, arguments: Sequence[BufferRef], stem: str) -> Any:
         made = function(launch.source, stem)
         kinds = [TORCH[stored(a.dtype)] for a in arguments]
 

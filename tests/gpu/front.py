@@ -26,7 +26,7 @@ from triton.compiler import ASTSource, make_backend
 
 from monograph.codegen.triton.module.kernel import Arch
 from monograph.ir import Graph
-from monograph.runtime.gpu.build.build import ARCHES, Request
+from monograph.runtime.gpu.build.build import ARCHES, CompileRequest
 from monograph.runtime.gpu.build.source import function
 from tests.cpu import sweep_cases
 from tests.gpu import single
@@ -35,7 +35,7 @@ from tests.gpu.cross import requests, samples
 GRAPHS = 300
 
 
-def read(wanted: Request, arch: Arch) -> None:
+def read(wanted: CompileRequest, arch: Arch) -> None:
     """Raises what Triton has against a kernel."""
     name = int(arch.name.removeprefix("sm_")) if arch.backend == "cuda" else arch.name
     target = GPUTarget(arch.backend, name, arch.warp)
@@ -67,7 +67,7 @@ def refused(
     named: Iterable[tuple[str, Graph]], arch: Arch, count: int | None
 ) -> tuple[int, dict[str, str]]:
     """How many kernels were read, and what Triton refused, by the graph's name."""
-    seen: set[Request] = set()
+    seen: set[CompileRequest] = set()
     found: dict[str, str] = {}
     for name, graph in named:
         new = set(requests(graph, arch, count)) - seen

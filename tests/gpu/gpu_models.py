@@ -12,9 +12,9 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from monograph.codegen.triton.module.kernel import Arch, Launch
-from monograph.codegen.triton.module.layout import Where
+from monograph.codegen.triton.module.layout import BufferRef
 from monograph.runtime.gpu import target
-from monograph.runtime.gpu.build.build import Binary, Request
+from monograph.runtime.gpu.build.build import CompileRequest, KernelBinary
 from monograph.runtime.gpu.driver.devices import Interpreter, Record
 
 INTERPRETED = pytest.mark.skipif(
@@ -93,7 +93,7 @@ class FakeDevice(Interpreter):
         self.turns: list[int] = []
         """How many copies took turns in each measurement."""
         self.clock: Callable[[int], float] = lambda number: 10.0
-        self.loads: list[Binary] = []
+        self.loads: list[KernelBinary] = []
 
     def measure(self, *launches: Callable[[], None]) -> float:
         self.measurements += 1
@@ -101,15 +101,15 @@ class FakeDevice(Interpreter):
         return self.clock(self.measurements - 1)
 
     def loaded(
-        self, binary: Binary, grid: tuple[int, int, int], arguments: Sequence[Where]
+        self, binary: KernelBinary, grid: tuple[int, int, int], arguments: Sequence[BufferRef]
     ) -> Record:
         self.loads.append(binary)
         return _Nothing()
 
-    def record(self, launch: Launch, arguments: Sequence[Where], stem: str) -> Record:
+    def record(self, launch: Launch, arguments: Sequence[BufferRef], stem: str) -> Record:
         return super().record(launch, arguments, stem)
 
-    def has(self, wanted: Request) -> bool:
+    def has(self, wanted: CompileRequest) -> bool:
         return True
 
 

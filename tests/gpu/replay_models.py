@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from monograph.codegen.triton.module.layout import ARENA, KEPT, PORT, Where
+from monograph.codegen.triton.module.layout import ARENA, KEPT, PORT, BufferRef
 from monograph.ir import Graph, Input, TensorType, Value, constant
 from monograph.ir.dtype import boolean, f32
 from monograph.ops.composite import Silu
 from monograph.ops.elementwise import Add
 from monograph.ops.linear import Dot
-from monograph.runtime.gpu.bound_program import FaultText, GpuLayout, Running, Slot
-from monograph.runtime.gpu.capture.control import BRANCH, REPEAT, Controlled, Nest
+from monograph.runtime.gpu.bound_program import DeviceFaultText, DevicePort, GpuLayout, GpuProgram
+from monograph.runtime.gpu.capture.control import BRANCH, REPEAT, ConditionalLaunch, LaunchTree
 from monograph.runtime.gpu.capture.replay import Replay
 from tests.gpu.fake_driver import FakeDevice, FakeDriver, FakeRecord, numbers
 from tests.gpu.fake_graphs import FakeGraphs
@@ -25,30 +25,30 @@ SIZE = 8
 BYTES = 4 * SIZE
 
 
-def port(name: str) -> Where:
-    return Where(PORT, 0, f32, name)
+def port(name: str) -> BufferRef:
+    return BufferRef(PORT, 0, f32, name)
 
 
-def arena(offset: int = 0) -> Where:
-    return Where(ARENA, offset, f32)
+def arena(offset: int = 0) -> BufferRef:
+    return BufferRef(ARENA, offset, f32)
 
 
-def kept(offset: int = 0) -> Where:
-    return Where(KEPT, offset, f32)
+def kept(offset: int = 0) -> BufferRef:
+    return BufferRef(KEPT, offset, f32)
 
 
-def slot(name: str, over: str = "") -> Slot:
-    return Slot(name, f32, (SIZE,), over)
+def slot(name: str, over: str = "") -> DevicePort:
+    return DevicePort(name, f32, (SIZE,), over)
 
 
 def running(
     driver: FakeDriver,
-    inputs: Sequence[Slot],
-    outputs: Sequence[Slot],
-    works: Sequence[tuple[Any, Sequence[Where]]],
-    nests: tuple[Nest, ...] = (),
-    faults: tuple[FaultText, ...] = (),
-) -> Running:
+    inputs: Sequence[DevicePort],
+    outputs: Sequence[DevicePort],
+    works: Sequence[tuple[Any, Sequence[BufferRef]]],
+    nests: tuple[LaunchTree, ...] = (),
+    faults: tuple[DeviceFaultText, ...] = (),
+) -> GpuProgram:
     layout = GpuLayout(
         tuple(inputs),
         tuple(outputs),
@@ -59,7 +59,9 @@ def running(
         faults,
         nests=nests,
     )
-    return Running(layout, lambda: [r for r, _ in works], FakeDevice(driver), np.zeros(1, np.uint8))
+    return GpuProgram(
+        layout, lambda: [r for r, _ in works], FakeDevice(driver), np.zeros(1, np.uint8)
+    )
 
 
 def plus_one(words: list[int]) -> None:
@@ -76,7 +78,7 @@ def total(words: list[int]) -> None:
     numbers(words[2], SIZE)[:] = numbers(words[1], SIZE) * 10
 
 
-def chain(driver: FakeDriver) -> Running:
+def chain(driver: FakeDriver) -> GpuProgram:
     """y = (x + 1) * 2, z = (x + 1) + 1."""
     works = [
         (FakeRecord(driver, "plus", plus_one, 2), [port("input:x"), arena()]),
@@ -92,7 +94,7 @@ def expected(x: Any) -> list[np.ndarray]:
     return [(x + 1) * 2, (x + 1) + 1]
 
 
-def counter(driver: FakeDriver) -> Running:
+def counter(driver: FakeDriver) -> GpuProgram:
     """present = past + x, written over past; y = 10 * present."""
     places = [port("input:x"), port("output:present"), port("output:y")]
     works = [(FakeRecord(driver, "total", total, 3), places)]
@@ -109,35 +111,37 @@ def _copy(words: list[int]) -> None:
     numbers(words[1], SIZE)[:] = numbers(words[0], SIZE)
 
 
-def flag(offset: int = 512) -> Where:
-    return Where(ARENA, offset, boolean)
+def flag(offset: int = 512) -> BufferRef:
+    return BufferRef(ARENA, offset, boolean)
 
 
-def loop(driver: FakeDriver) -> Running:
+def loop(driver: FakeDriver) -> GpuProgram:
     """y = x doubled until its first number is not below a hundred."""
-    nest = Nest(REPEAT, (2,))
+    nest = LaunchTree(REPEAT, (2,))
     works = [
         (FakeRecord(driver, "copy", _copy, 2), [port("input:x"), arena()]),
         (FakeRecord(driver, "below", below, 2), [arena(), flag()]),
-        (Controlled(nest), [flag()]),
+        (ConditionalLaunch(nest), [flag()]),
         (FakeRecord(driver, "double", double, 2), [arena(), arena()]),
         (FakeRecord(driver, "below", below, 2), [arena(), flag()]),
         (FakeRecord(driver, "copy", _copy, 2), [arena(), port("output:y")]),
     ]
-    nests = (Nest(), Nest(), nest, Nest(), Nest(), Nest())
+    nests = (LaunchTree(), LaunchTree(), nest, LaunchTree(), LaunchTree(), LaunchTree())
     return running(driver, [slot("x")], [slot("y")], works, nests)
 
 
-def branch(driver: FakeDriver) -> Running:
+def branch(driver: FakeDriver) -> GpuProgram:
     """y = 2 x if its first number is below a hundred, else x + 1; the branch uses the ports."""
-    nest = Nest(BRANCH, (1, 1))
+    nest = LaunchTree(BRANCH, (1, 1))
     works = [
         (FakeRecord(driver, "below", below, 2), [port("input:x"), flag()]),
-        (Controlled(nest), [flag()]),
+        (ConditionalLaunch(nest), [flag()]),
         (FakeRecord(driver, "double", double, 2), [port("input:x"), port("output:y")]),
         (FakeRecord(driver, "plus", plus_one, 2), [port("input:x"), port("output:y")]),
     ]
-    return running(driver, [slot("x")], [slot("y")], works, (Nest(), nest, Nest(), Nest()))
+    return running(
+        driver, [slot("x")], [slot("y")], works, (LaunchTree(), nest, LaunchTree(), LaunchTree())
+    )
 
 
 class Default:

@@ -43,12 +43,12 @@ def run(executable: GpuExecutable) -> np.ndarray:
 
 def astray(monkeypatch: pytest.MonkeyPatch, by: int) -> None:
     """Every address of an index map is so many elements off."""
-    plain = elements.Elements.integer
+    plain = elements.TritonElements.integer
 
-    def integer(self: elements.Elements, index: Index, point: Any) -> str:
+    def integer(self: elements.TritonElements, index: Index, point: Any) -> str:
         return self.w.let(f"{plain(self, index, point)} + {by}", "i")
 
-    monkeypatch.setattr(elements.Elements, "integer", integer)
+    monkeypatch.setattr(elements.TritonElements, "integer", integer)
 
 
 @pytest.mark.parametrize("by", [1, -1, 1000])

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from monograph.program.memory.stream_schedule import Schedule
-from monograph.runtime.gpu.bound_program import Running
+from monograph.runtime.gpu.bound_program import GpuProgram
 from monograph.runtime.gpu.capture.capture import Recorder
-from monograph.runtime.gpu.capture.control import REPEAT, Controlled, Nest
+from monograph.runtime.gpu.capture.control import REPEAT, ConditionalLaunch, LaunchTree
 from tests.gpu.fake_driver import FakeDriver, FakeRecord
 from tests.gpu.fake_graphs import FakeGraphs
 from tests.gpu.faults import fake_models
@@ -32,16 +32,18 @@ def test_what_libraries_do_inside_bodies_shares_its_memory(make: Any, lanes: int
     assert recorder.order.lanes == lanes
 
 
-def without_turns(driver: FakeDriver) -> Running:
+def without_turns(driver: FakeDriver) -> GpuProgram:
     """y = 2 (x + 1), and between the two a loop of no turns."""
-    nest = Nest(REPEAT, (1,), 0)
+    nest = LaunchTree(REPEAT, (1,), 0)
     works = [
         (FakeRecord(driver, "plus", plus_one, 2), [port("input:x"), arena()]),
-        (Controlled(nest), [flag()]),
+        (ConditionalLaunch(nest), [flag()]),
         (FakeRecord(driver, "never", plus_one, 2), [arena(), arena()]),
         (FakeRecord(driver, "double", double, 2), [arena(), port("output:y")]),
     ]
-    return running(driver, [slot("x")], [slot("y")], works, (Nest(), nest, Nest(), Nest()))
+    return running(
+        driver, [slot("x")], [slot("y")], works, (LaunchTree(), nest, LaunchTree(), LaunchTree())
+    )
 
 
 def test_nothing_waits_twice_for_what_is_before_a_loop_of_no_turns() -> None:

@@ -33,14 +33,14 @@ from monograph.rewrite import GPU_COST
 from monograph.runtime.dynamic.staged import compile_stages
 from monograph.runtime.gpu.build.tune import Tuner
 from monograph.runtime.gpu.build.tuning_cache import TuningCache
-from monograph.runtime.gpu.capture.control import REPEAT, Controlled, Nest
+from monograph.runtime.gpu.capture.control import REPEAT, ConditionalLaunch, LaunchTree
 from monograph.runtime.gpu.executable import (
     GpuExecutable,
     compile_for_gpu,
     compile_program,
     lower_for_gpu,
 )
-from monograph.runtime.gpu.target import GpuSide
+from monograph.runtime.gpu.target import GpuBackend
 from monograph.runtime.progress import silent
 from tests.gpu.against import check, device
 from tests.gpu.gpu_models import FakeDevice
@@ -147,7 +147,7 @@ def test_loops_that_collect(number: int) -> None:
 def test_samples_whose_sizes_data_decide(op: type[Op], number: int) -> None:
     """What waits for data is compiled when they are there."""
     outer, given = sample_graph(op, op.samples[number])
-    side = GpuSide(Config(target="gpu:interpreter"), device(), lambda g: g, silent)
+    side = GpuBackend(Config(target="gpu:interpreter"), device(), lambda g: g, silent)
     found = compile_stages(outer, side).run(given)
     for a, b in zip(found, evaluate(outer, given), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-6)
@@ -336,7 +336,7 @@ def test_a_condition_is_not_read_while_a_caller_records(monkeypatch: pytest.Monk
         def item(self) -> bool:
             return False
 
-    loop: Any = Controlled(Nest(REPEAT, (1,)))
+    loop: Any = ConditionalLaunch(LaunchTree(REPEAT, (1,)))
     loop.bodies, loop._flag = [[]], Flag()
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     with pytest.raises(ExecutionError, match="caller's graph"):

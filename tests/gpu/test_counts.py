@@ -17,7 +17,7 @@ from monograph.ops.shape import Concat, Reshape, Slice
 from monograph.program.program import Step
 from monograph.runtime.gpu import executable as executables
 from monograph.runtime.gpu.build.build import ARCHES
-from monograph.runtime.gpu.capture.control import BRANCH, REPEAT, Nest, count_kernels
+from monograph.runtime.gpu.capture.control import BRANCH, REPEAT, LaunchTree, count_kernels
 from monograph.runtime.gpu.driver.devices import Interpreter, Record
 from monograph.runtime.gpu.executable import GpuExecutable, compile_for_gpu
 from monograph.runtime.gpu.target import OfflineExecutable
@@ -150,10 +150,10 @@ def test_the_same_without_a_device() -> None:
 
 
 def test_loops_and_branches_inside_each_other() -> None:
-    plain = Nest()
-    branch = Nest(BRANCH, (2, 1))
-    loop = Nest(REPEAT, (2,), 5)
-    endless = Nest(REPEAT, (1,))
+    plain = LaunchTree()
+    branch = LaunchTree(BRANCH, (2, 1))
+    loop = LaunchTree(REPEAT, (2,), 5)
+    endless = LaunchTree(REPEAT, (1,))
     assert count_kernels([plain, branch, plain, plain, plain, plain]) == 4
     assert count_kernels([loop, branch, plain, plain, plain, plain, plain]) == 5 * 3 + 1
     assert count_kernels([endless, loop, plain, plain]) == 10

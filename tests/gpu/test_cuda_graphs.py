@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from monograph.errors import ExecutionError
-from monograph.runtime.gpu.capture.control import REPEAT, Controlled, Nest
+from monograph.runtime.gpu.capture.control import REPEAT, ConditionalLaunch, LaunchTree
 from monograph.runtime.gpu.driver import cuda_graphs, cuda_nodes, torch_graphs
 from monograph.runtime.gpu.driver.graphs import IF, KERNEL, WHILE, GraphError, Handle
 from monograph.runtime.gpu.driver.torch_graphs import TorchGraphs
@@ -128,7 +128,7 @@ def make(cuda: cuda_graphs.CudaGraphs, call: str) -> Any:
         cuda.streams(1)
         return cuda._streams
     if call == "cuModuleLoadData":
-        cuda.prepare(Controlled(Nest(REPEAT, (1,))))
+        cuda.prepare(ConditionalLaunch(LaunchTree(REPEAT, (1,))))
         return cuda
     return {
         "cuGraphCreate": cuda.create,
@@ -215,7 +215,7 @@ def _decided(cuda: cuda_graphs.CudaGraphs, kind: str, count: int) -> list[Any]:
         seen.append(graph.value)
         return [f"end of {graph.value}"]
 
-    cuda.prepare(Controlled(Nest(REPEAT, (1,))))
+    cuda.prepare(ConditionalLaunch(LaunchTree(REPEAT, (1,))))
     cuda.conditional(5, kind, 4096, [fill] * count)
     return seen
 
@@ -264,7 +264,7 @@ def test_a_loop_looks_again_at_the_end_of_its_body(bindings: Bindings) -> None:
 
 def test_a_body_may_hold_another(bindings: Bindings) -> None:
     cuda = graphs()
-    cuda.prepare(Controlled(Nest(REPEAT, (1,))))
+    cuda.prepare(ConditionalLaunch(LaunchTree(REPEAT, (1,))))
     seen: list[Any] = []
 
     def inner(graph: Handle) -> list[Any]:
@@ -285,7 +285,7 @@ def test_a_body_may_hold_another(bindings: Bindings) -> None:
 def test_a_body_that_fails_frees_nothing(kind: str, bindings: Bindings) -> None:
     """Bodies are the outer graph's, and that is the recording's."""
     cuda = graphs()
-    cuda.prepare(Controlled(Nest(REPEAT, (1,))))
+    cuda.prepare(ConditionalLaunch(LaunchTree(REPEAT, (1,))))
 
     def fails(graph: Handle) -> list[Any]:
         raise RuntimeError("a kernel raises")

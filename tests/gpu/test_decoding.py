@@ -13,7 +13,7 @@ from benchmarks.decoders import build
 
 import monograph
 from monograph.codegen.triton.attention import decode_step
-from monograph.codegen.triton.attention.flash import Config
+from monograph.codegen.triton.attention.flash import FlashTiling
 from monograph.codegen.triton.control.subprograms import graphs_of, lowered
 from monograph.codegen.triton.module.kernel import Arch, Candidate, GpuContext, Launch
 from monograph.generate.rewrite.sampling import Sampling
@@ -111,7 +111,7 @@ def test_programs_of_several_blocks(split: int, window: int) -> None:
     """Each reads the next block of keys while it works on one; the caches hold four of them."""
     graph = fused(step(window=window) if window else step())
     program = lower_for_gpu(graph)
-    config = Config(16, 16, 4, 1, split)
+    config = FlashTiling(16, 16, 4, 1, split)
 
     def choose(own: Step, found: list[Candidate]) -> Candidate:
         context = GpuContext(program, own, device().arch)

@@ -18,7 +18,7 @@ from monograph.runtime.gpu.driver.graphs import (
     MEMCPY,
     ON_DEVICE,
     TO_DEVICE,
-    Copy,
+    CopyNode,
     GraphError,
 )
 from monograph.runtime.gpu.driver.hip_graphs import SIGNATURES, VALUES, HipGraphs, KernelNodeParams
@@ -237,11 +237,11 @@ def test_kernels_of_our_own_are_read_and_written() -> None:
 
 def test_copies_say_which_way_they_go() -> None:
     hip, fake = graphs()
-    hip.copy(5, Copy(1 << 40, 2 << 40, 64, TO_DEVICE))
+    hip.copy(5, CopyNode(1 << 40, 2 << 40, 64, TO_DEVICE))
     assert fake.named("hipMemcpyAsync") == [
         (1 << 40, 2 << 40, 64, VALUES["hipMemcpyHostToDevice"], 5)
     ]
-    hip.copy(5, Copy(3 << 40, 4 << 40, 8, ON_DEVICE))
+    hip.copy(5, CopyNode(3 << 40, 4 << 40, 8, ON_DEVICE))
     assert fake.named("hipMemcpyAsync")[1:] == [
         (3 << 40, 4 << 40, 8, VALUES["hipMemcpyDeviceToDevice"], 5)
     ]

@@ -23,7 +23,7 @@ from monograph.runtime.gpu.build.stream_tuning import (
     time_queued,
     why_untried,
 )
-from monograph.runtime.gpu.capture.control import REPEAT, Nest
+from monograph.runtime.gpu.capture.control import REPEAT, LaunchTree
 from monograph.runtime.gpu.capture.replay import Replay
 from monograph.runtime.gpu.executable import compile_for_gpu
 from tests.gpu import gpu_models
@@ -125,7 +125,7 @@ def test_what_is_not_tried_out_has_memory_for_one_lane() -> None:
 def test_only_loops_that_surely_end_are_tried_out() -> None:
     driver = FakeDriver()
     assert "loop" in why_untried(False, loop(driver).layout.nests)
-    assert why_untried(False, (Nest(REPEAT, (1,), 3), Nest())) == ""
+    assert why_untried(False, (LaunchTree(REPEAT, (1,), 3), LaunchTree())) == ""
     assert why_untried(False, branch(driver).layout.nests) == ""
 
 

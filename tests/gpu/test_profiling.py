@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from monograph.report.commands.execute import Request
+from monograph.report.commands.execute import RunRequest
 from monograph.report.commands.gpu_profile import (
     GpuProfile,
     profile_json,
@@ -30,7 +30,7 @@ def layers(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def found(layers: Path) -> GpuProfile:
-    request = Request(layers, target(), options={"tune": "off"})
+    request = RunRequest(layers, target(), options={"tune": "off"})
     return profile_on_gpu(request, lambda _: None, runs=3, warm_ups=1)
 
 

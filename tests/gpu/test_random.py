@@ -18,8 +18,8 @@ from monograph.ops.elementwise import Add, Exp
 from monograph.ops.random import Random, fresh_uid
 from monograph.runtime.dynamic.staged import Executable, compile_stages
 from monograph.runtime.gpu import rng_state
-from monograph.runtime.gpu.bound_program import Running
-from monograph.runtime.gpu.target import GpuSide
+from monograph.runtime.gpu.bound_program import GpuProgram
+from monograph.runtime.gpu.target import GpuBackend
 from monograph.runtime.gpu.tensors import raw
 from monograph.runtime.progress import silent
 from tests.cpu.drawing import check_a_branch, check_a_loop, normal, uniform
@@ -30,7 +30,7 @@ from tests.rules.checks import graph_of, value
 
 def compiled(graph: Graph) -> Executable:
     config = make_config(target="gpu:interpreter", cache_dir="", tune="off", capture="off")
-    return compile_stages(graph, GpuSide(config, device(), lambda g: g, silent))
+    return compile_stages(graph, GpuBackend(config, device(), lambda g: g, silent))
 
 
 @pytest.mark.parametrize("seed", [0.0, 2.5, 4294967295.0])
@@ -43,7 +43,7 @@ def test_the_numbers_are_those_of_the_reference(draw, seed, shape, dtype) -> Non
         graph_of(draw(shape, dtype, seed)),
         compiled(graph_of(draw(shape, dtype, seed))),
     )
-    assert isinstance(executable, Running)  # a plain program: it can be captured
+    assert isinstance(executable, GpuProgram)  # a plain program: it can be captured
     for _ in range(3):
         (expected,), (given,) = evaluate(wanted, {}), executable.run({})
         assert given.dtype == expected.dtype
@@ -132,7 +132,7 @@ def test_what_waits_for_a_shape_goes_on_drawing() -> None:
 def test_every_launch_counts_once_at_a_fixed_address() -> None:
     """As a captured graph does it: nothing but the outputs is the caller's memory."""
     executable, wanted = compiled(graph_of(uniform((4,), seed=6.0))), uniform((4,), seed=6.0)
-    assert isinstance(executable, Running)
+    assert isinstance(executable, GpuProgram)
     (slot,) = executable.layout.outputs
     assert not executable.layout.inputs
     out = torch.zeros(4, dtype=torch.float32, device=device().place)

@@ -11,7 +11,7 @@ import pytest
 
 from monograph.errors import ExecutionError
 from monograph.ir import dtype
-from monograph.runtime.gpu.bound_program import GpuLayout, Running, Slot
+from monograph.runtime.gpu.bound_program import DevicePort, GpuLayout, GpuProgram
 from monograph.runtime.gpu.build.tuning_cache import TuningCache
 from monograph.runtime.gpu.capture.replay import Replay
 from monograph.runtime.gpu.driver.graphs import GraphError
@@ -28,7 +28,7 @@ from monograph.runtime.gpu.host_io.transfer_policy import (
     RIVALS,
     WHOLE,
     Measured,
-    Way,
+    TransferMode,
     rivals,
     time_all,
 )
@@ -37,7 +37,12 @@ from tests.gpu.fake_graphs import FakeGraphs
 from tests.gpu.replay_models import SIZE, Default, chain, counter, expected, loop
 from tests.gpu.test_replay_ports import faulty
 
-COPIES = {PLAIN: 2, Way(writes=True): 1, Way(reads=True): 1, Way(True, True): 0}
+COPIES = {
+    PLAIN: 2,
+    TransferMode(writes=True): 1,
+    TransferMode(reads=True): 1,
+    TransferMode(True, True): 0,
+}
 COPIES |= {way: 0 if way.writes else 1 for way in FIRST}
 """Of a graph; those ahead of it come with every run."""
 SMALL = 16
@@ -59,12 +64,14 @@ def some(seed: int = 0) -> np.ndarray:
 class Clock:
     """Says which way is fastest, once it has seen all of them run."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, best: Way) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, best: TransferMode) -> None:
         self.best = best
         self.asked = 0
         monkeypatch.setattr(host_io_graphs, "time_all", self)
 
-    def __call__(self, runs: Mapping[Way, Callable[[], None]]) -> dict[Way, float]:
+    def __call__(
+        self, runs: Mapping[TransferMode, Callable[[], None]]
+    ) -> dict[TransferMode, float]:
         self.asked += 1
         assert set(runs) == set(WHOLE)
         time_all(runs)
@@ -72,7 +79,7 @@ class Clock:
 
 
 def replayed(
-    measured: Measured, make: Callable[[FakeDriver], Running] = chain
+    measured: Measured, make: Callable[[FakeDriver], GpuProgram] = chain
 ) -> tuple[Replay, FakeDriver]:
     driver = FakeDriver()
     graphs = FakeGraphs(driver, builds=Default.builds)
@@ -81,7 +88,7 @@ def replayed(
 
 @pytest.mark.parametrize("best", WHOLE, ids=str)
 def test_the_fastest_way_is_taken_and_kept(
-    best: Way, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    best: TransferMode, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     clock = Clock(monkeypatch, best)
     for turn in range(2):
@@ -106,7 +113,7 @@ def test_the_fastest_way_is_taken_and_kept(
 
 @pytest.mark.parametrize("best", FIRST, ids=str)
 def test_what_was_measured_elsewhere_stays_as_it_is(
-    best: Way, monkeypatch: pytest.MonkeyPatch
+    best: TransferMode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Launches that wait for the device would wait for ever for a graph that waits for them."""
     clock = Clock(monkeypatch, best)
@@ -115,7 +122,7 @@ def test_what_was_measured_elsewhere_stays_as_it_is(
     replay, driver = replayed(measured)
     monkeypatch.setattr(replay.graphs, "arrives", False)
     np.testing.assert_array_equal(replay.run({"x": some()}), expected(some()))
-    assert driver.calls["copy"] == COPIES[Way(writes=best.writes)]
+    assert driver.calls["copy"] == COPIES[TransferMode(writes=best.writes)]
     assert clock.asked == 1
     assert measured.find(replay.layout) == best
 
@@ -163,7 +170,9 @@ def test_slow_models_are_timed_in_few_rounds(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize("best", WHOLE, ids=str)
-def test_runs_in_flight_have_slabs_of_their_own(best: Way, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runs_in_flight_have_slabs_of_their_own(
+    best: TransferMode, monkeypatch: pytest.MonkeyPatch
+) -> None:
     Clock(monkeypatch, best)
     replay, driver = replayed(Measured(TuningCache(None), "here"))
     replay.run({"x": some()})
@@ -191,9 +200,9 @@ def test_other_sizes_are_measured_anew(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("make", [counter, loop])
 def test_state_and_loops_are_not_tried_out(
-    make: Callable[[FakeDriver], Running], monkeypatch: pytest.MonkeyPatch
+    make: Callable[[FakeDriver], GpuProgram], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    clock = Clock(monkeypatch, Way(True, True))
+    clock = Clock(monkeypatch, TransferMode(True, True))
     replay, driver = replayed(Measured(TuningCache(None), "here"), make)
     feeds = {"x": np.ones(SIZE, np.float32), "past": np.zeros(SIZE, np.float32)}
     replay.run({n: x for n, x in feeds.items() if make is counter or n == "x"})
@@ -224,7 +233,7 @@ def test_a_way_that_fails_is_a_failed_capture(monkeypatch: pytest.MonkeyPatch) -
 def test_trials_that_fail_leave_no_fault_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     """The run is made without a graph then, and what its trials noted is not its fault."""
 
-    def broken(runs: Mapping[Way, Callable[[], None]]) -> dict[Way, float]:
+    def broken(runs: Mapping[TransferMode, Callable[[], None]]) -> dict[TransferMode, float]:
         time_all(runs)
         raise GraphError("the clock stands still")
 
@@ -304,7 +313,9 @@ class Made(dict[str, np.ndarray]):
 
 
 @pytest.mark.parametrize("best", WHOLE, ids=str)
-def test_arrays_live_until_they_are_taken(best: Way, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_arrays_live_until_they_are_taken(
+    best: TransferMode, monkeypatch: pytest.MonkeyPatch
+) -> None:
     Clock(monkeypatch, best)
     replay, _ = replayed(Measured(TuningCache(None), "here"))
     replay.run({"x": some()})
@@ -349,7 +360,7 @@ def test_a_trial_that_came_late_is_forgotten(monkeypatch: pytest.MonkeyPatch) ->
     replay, driver = replayed(Measured(TuningCache(None), "here"))
     tried = host_io_graphs.time_all
 
-    def timed(runs: Mapping[Way, Callable[[], None]]) -> dict[Way, float]:
+    def timed(runs: Mapping[TransferMode, Callable[[], None]]) -> dict[TransferMode, float]:
         driver.late = True
         found = tried(runs)
         driver.late = False
@@ -372,7 +383,7 @@ def test_a_launch_that_fails_leaves_nothing_said(monkeypatch: pytest.MonkeyPatch
 
 
 def test_without_inputs_there_is_nothing_to_send() -> None:
-    layout = GpuLayout((), (Slot("y", dtype("f32"), (2,)),), (), 0, 0, (), ())
+    layout = GpuLayout((), (DevicePort("y", dtype("f32"), (2,)),), (), 0, 0, (), ())
     assert rivals(pinned_staging.SlabLayout(layout), True) == RIVALS
 
 

@@ -14,7 +14,7 @@ from monograph.errors import FeedError
 from monograph.ir import DType, dtype
 from monograph.ir.dtype import bf16, f16, f32
 from monograph.runtime.gpu.artefact import layout_from_json, layout_to_json
-from monograph.runtime.gpu.bound_program import GpuLayout, Running, Slot
+from monograph.runtime.gpu.bound_program import DevicePort, GpuLayout, GpuProgram
 from monograph.runtime.gpu.build.tuning_cache import TuningCache
 from monograph.runtime.gpu.capture.replay import Replay
 from monograph.runtime.gpu.host_io import (
@@ -32,7 +32,7 @@ from monograph.runtime.gpu.host_io.transfer_policy import (
     PLAIN,
     WHOLE,
     Measured,
-    Way,
+    TransferMode,
     nearest,
     rivals,
     time_all,
@@ -60,18 +60,18 @@ def rounded(x: Any, kind: DType) -> np.ndarray:
         return np.asarray(x, np.float32).astype(kind.numpy).astype(np.float32)
 
 
-def model(kind: DType) -> Callable[[FakeDriver], Running]:
+def model(kind: DType) -> Callable[[FakeDriver], GpuProgram]:
     """y = w * 2 of an input that is used whole; z = x, rounded to a type."""
 
     def cast(words: list[int]) -> None:
         numbers(words[1], SIZE)[:] = rounded(numbers(words[0], SIZE), kind)
 
-    def make(driver: FakeDriver) -> Running:
+    def make(driver: FakeDriver) -> GpuProgram:
         works = [
             (FakeRecord(driver, "double", double, 2), [port("input:w"), port("output:y")]),
             (FakeRecord(driver, "cast", cast, 2), [port("input:x"), port("output:z")]),
         ]
-        inputs = [slot("w"), Slot("x", f32, (SIZE,), narrowed=kind)]
+        inputs = [slot("w"), DevicePort("x", f32, (SIZE,), narrowed=kind)]
         return running(driver, inputs, [slot("y"), slot("z")], works)
 
     return make
@@ -81,7 +81,7 @@ def model(kind: DType) -> Callable[[FakeDriver], Running]:
 def _halved(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """A clock by which this way is the fastest."""
 
-    def timed(runs: Mapping[Way, Callable[[], None]]) -> dict[Way, float]:
+    def timed(runs: Mapping[TransferMode, Callable[[], None]]) -> dict[TransferMode, float]:
         assert set(runs) == set(EVERY)
         time_all(runs)
         return {way: 1.0 if way == request.param else 2.0 for way in runs}
@@ -172,12 +172,12 @@ def test_arrays_are_the_callers_again_at_once() -> None:
         check(pending.result(), feeds(seed), bf16)
 
 
-def layout(*slots: Slot) -> GpuLayout:
+def layout(*slots: DevicePort) -> GpuLayout:
     return GpuLayout(slots, (slot("y"),), (), 0, 0, (), ())
 
 
-def named(name: str, narrowed: DType | None = None, size: int = SIZE) -> Slot:
-    return Slot(name, f32, (size,), narrowed=narrowed)
+def named(name: str, narrowed: DType | None = None, size: int = SIZE) -> DevicePort:
+    return DevicePort(name, f32, (size,), narrowed=narrowed)
 
 
 def test_what_is_rounded_comes_first() -> None:
@@ -230,10 +230,10 @@ def test_ways_are_known_by_their_names() -> None:
 
 @pytest.mark.parametrize("writes", [True, False])
 def test_where_it_is_not_possible_the_nearest_is_taken(writes: bool) -> None:
-    way = Way(writes=writes, early=True, narrowed=True)
+    way = TransferMode(writes=writes, early=True, narrowed=True)
     assert nearest(way, EVERY) == way
-    assert nearest(way, WHOLE) == Way(writes=writes, early=True)
-    assert nearest(way, [w for w in WHOLE if w not in FIRST]) == Way(writes=writes)
+    assert nearest(way, WHOLE) == TransferMode(writes=writes, early=True)
+    assert nearest(way, [w for w in WHOLE if w not in FIRST]) == TransferMode(writes=writes)
 
 
 @gpu_models.INTERPRETED
@@ -248,8 +248,8 @@ def test_programs_say_what_they_round(precision: str, kind: DType | None, tmp_pa
 
 
 def test_packages_that_do_not_say_are_read() -> None:
-    kept = layout_to_json(layout(named("x", f16), Slot("w", dtype("i8"), (3,))))
-    assert layout_from_json(kept) == layout(named("x", f16), Slot("w", dtype("i8"), (3,)))
+    kept = layout_to_json(layout(named("x", f16), DevicePort("w", dtype("i8"), (3,))))
+    assert layout_from_json(kept) == layout(named("x", f16), DevicePort("w", dtype("i8"), (3,)))
     for about in (*kept["inputs"], *kept["outputs"]):
         del about["narrowed"]
-    assert layout_from_json(kept) == layout(named("x"), Slot("w", dtype("i8"), (3,)))
+    assert layout_from_json(kept) == layout(named("x"), DevicePort("w", dtype("i8"), (3,)))

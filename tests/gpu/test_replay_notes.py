@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from monograph.errors import ExecutionError
-from monograph.runtime.counts import Tally
-from monograph.runtime.gpu.bound_program import FaultText, Running
+from monograph.runtime.counts import RunCounters
+from monograph.runtime.gpu.bound_program import DeviceFaultText, GpuProgram
 from monograph.runtime.gpu.build.tuning_cache import TuningCache
 from monograph.runtime.gpu.capture.capture import recording
 from monograph.runtime.gpu.capture.eager import Eager
@@ -88,7 +88,7 @@ def test_measuring_how_arrays_come_leaves_pending_faults_alone() -> None:
         pending.result()
 
 
-def wants_more_than_nought(driver: FakeDriver) -> Running:
+def wants_more_than_nought(driver: FakeDriver) -> GpuProgram:
     """Says that a number is not above nought, as those of trials are not."""
 
     def noting(words: list[int]) -> None:
@@ -96,7 +96,7 @@ def wants_more_than_nought(driver: FakeDriver) -> Running:
             (ctypes.c_int64 * 2).from_address(words[1])[0] = 1
         plus_one([words[0], words[2]])
 
-    fault = FaultText("a number is negative", "", "node", "Op", 0)
+    fault = DeviceFaultText("a number is negative", "", "node", "Op", 0)
     places = [port("input:x"), kept(), port("output:y")]
     works = [(FakeRecord(driver, "noting", noting, 3), places)]
     return running(driver, [slot("x")], [slot("y")], works, faults=(fault,))
@@ -301,7 +301,7 @@ class Slow(Counter[str]):
 
 @pytest.mark.parametrize("asynchronous", [False, True])
 def test_threads_count_together(asynchronous: bool) -> None:
-    eager = Eager(chain(FakeDriver()), "no graphs here", "auto", Tally())
+    eager = Eager(chain(FakeDriver()), "no graphs here", "auto", RunCounters())
     eager.counts.fallbacks = Slow()
     run = eager.run_async if asynchronous else eager.run
     threads = [threading.Thread(target=run, args=({"x": some()},)) for _ in range(2)]

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from monograph.errors import ExecutionError, FeedError
-from monograph.runtime.gpu.bound_program import FaultText, Running
-from monograph.runtime.gpu.capture.control import BRANCH, Controlled, Nest
-from monograph.runtime.gpu.capture.pointer_params import ALIGNED, apart
+from monograph.runtime.gpu.bound_program import DeviceFaultText, GpuProgram
+from monograph.runtime.gpu.capture.control import BRANCH, ConditionalLaunch, LaunchTree
+from monograph.runtime.gpu.capture.pointer_params import ALIGNED, distinct_addresses
 from monograph.runtime.gpu.capture.replay import Replay
 from monograph.runtime.gpu.executable import GpuExecutable, compile_for_gpu
 from tests.cpu.against import feeds_for
@@ -162,9 +162,9 @@ def _noting(words: list[int]) -> None:
     plus_one([words[0], words[2]])
 
 
-def faulty(driver: FakeDriver) -> Running:
+def faulty(driver: FakeDriver) -> GpuProgram:
     places = [port("input:x"), kept(), port("output:y")]
-    fault = FaultText("a number is negative", "", "node", "Op", 0)
+    fault = DeviceFaultText("a number is negative", "", "node", "Op", 0)
     works = [(FakeRecord(driver, "noting", _noting, 3), places)]
     return running(driver, [slot("x")], [slot("y")], works, faults=(fault,))
 
@@ -183,10 +183,10 @@ def test_faults_are_raised_when_results_are_asked_for(wrap: Callable[..., Any]) 
     assert np.asarray(found[0]).tolist() == [2] * SIZE
 
 
-def library(kind: str) -> Callable[[FakeDriver], Running]:
+def library(kind: str) -> Callable[[FakeDriver], GpuProgram]:
     """y = (x + 1) * 2, the first by a library whose parameters are of a kind."""
 
-    def made(driver: FakeDriver) -> Running:
+    def made(driver: FakeDriver) -> GpuProgram:
         turns = iter(range(1000))
 
         def plain(words: list[int], stream: int) -> None:
@@ -282,7 +282,7 @@ def test_distances_are_all_different() -> None:
     sizes = {f"p{i}": 100 * i for i in range(20)}
     starts = [{n: 4096 * i for i, n in enumerate(sizes)}]
     for _ in range(2):
-        found = apart(sizes, starts, 1 << 20)
+        found = distinct_addresses(sizes, starts, 1 << 20)
         for start in starts:
             assert len({found[n] - start[n] for n in sizes}) == len(sizes)
         ranges = sorted((found[n], found[n] + sizes[n]) for n in sizes)
@@ -315,18 +315,18 @@ def test_a_branch_that_uses_ports_stages_them() -> None:
 def test_state_that_a_branch_writes_is_staged_with_its_partner() -> None:
     """Input and output of a state are one memory: neither goes where the other does not."""
 
-    def stateful(driver: FakeDriver) -> Running:
+    def stateful(driver: FakeDriver) -> GpuProgram:
         """present = past + x, y = 10 * present, in either side of a branch."""
-        nest = Nest(BRANCH, (1, 1))
+        nest = LaunchTree(BRANCH, (1, 1))
         places = [port("input:x"), port("output:present"), port("output:y")]
         works = [
             (FakeRecord(driver, "below", below, 2), [port("input:x"), flag()]),
-            (Controlled(nest), [flag()]),
+            (ConditionalLaunch(nest), [flag()]),
             (FakeRecord(driver, "total", total, 3), places),
             (FakeRecord(driver, "total", total, 3), places),
         ]
         outputs = [slot("present", over="past"), slot("y")]
-        nests = (Nest(), nest, Nest(), Nest())
+        nests = (LaunchTree(), nest, LaunchTree(), LaunchTree())
         return running(driver, [slot("x"), slot("past")], outputs, works, nests)
 
     replay, _ = replayed(stateful)

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from monograph.runtime.counts import Tally
-from monograph.runtime.gpu.bound_program import FaultText, GpuLayout, Running
+from monograph.runtime.counts import RunCounters
+from monograph.runtime.gpu.bound_program import DeviceFaultText, GpuLayout, GpuProgram
 from monograph.runtime.gpu.capture.capture_policy import Attempts
 from monograph.runtime.gpu.capture.launches import Launches
 from monograph.runtime.gpu.capture.partial_graphs import Stretches
@@ -46,14 +46,14 @@ def draw(words: list[int]) -> None:
     numbers(words[1], SIZE)[:] = numbers(words[0], 1)[0]
 
 
-def drawing(driver: FakeDriver) -> Running:
+def drawing(driver: FakeDriver) -> GpuProgram:
     """y is drawn by a library from a state that the executable holds."""
     work = library(driver, "draw", draw, 2)
     places = (port("input:state"), port("output:y"))
     layout = GpuLayout((), (slot("y"),), (places,), 1024, 256, (), ())
     held = {"state": torch.zeros(4)}
     device, block = FakeDevice(driver), np.zeros(1, np.uint8)
-    return Running(layout, lambda: [work], device, block, held=held)
+    return GpuProgram(layout, lambda: [work], device, block, held=held)
 
 
 def test_a_state_advances_once_in_the_first_run_too() -> None:
@@ -77,7 +77,7 @@ def test_what_scratch_numbers_do_wrong_is_no_fault_of_the_callers() -> None:
     driver = FakeDriver()
     places = [port("input:x"), port("output:y"), kept()]
     works = [(library(driver, "nonzero", nonzero, 3), places)]
-    fault = FaultText("a number is nought", "", "", "Check", 0)
+    fault = DeviceFaultText("a number is nought", "", "", "Check", 0)
     model = running(driver, [slot("x")], [slot("y")], works, faults=(fault,))
     replay = Replay(model, FakeGraphs(driver))
     x = torch.ones(SIZE)
@@ -97,7 +97,7 @@ def test_a_stretch_finds_what_the_one_before_has_left(builds: bool) -> None:
         (FakeRecord(driver, "more", plus_one, 2), [arena(), port("output:z")]),
     ]
     model = running(driver, [slot("x")], [slot("y"), slot("z")], works)
-    graphs, tally = FakeGraphs(driver, builds=builds), Tally()
+    graphs, tally = FakeGraphs(driver, builds=builds), RunCounters()
     counts = tally.of(model)
     launches = Launches(model, graphs, counts)
     stretches = Stretches(launches, Attempts("require", counts, tally))

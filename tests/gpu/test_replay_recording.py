@@ -13,7 +13,7 @@ import torch
 import monograph
 from monograph.errors import ExecutionError
 from monograph.runtime.gpu import target
-from monograph.runtime.gpu.bound_program import Running
+from monograph.runtime.gpu.bound_program import GpuProgram
 from monograph.session import Session
 from tests.gpu import gpu_models as models
 from tests.gpu.fake_driver import FakeDevice, FakeDriver, numbers
@@ -45,7 +45,7 @@ def refused(driver: FakeDriver, match: str) -> Iterator[None]:
         graphs.abort(STREAM)
 
 
-def both(driver: FakeDriver) -> Running:
+def both(driver: FakeDriver) -> GpuProgram:
     """y = x + x2."""
 
     def add(words: list[int]) -> None:
@@ -71,7 +71,7 @@ def test_arrays_beside_tensors(first: bool) -> None:
     assert replay.stats["staged"] == {}
 
 
-def made_up(driver: FakeDriver) -> Running:
+def made_up(driver: FakeDriver) -> GpuProgram:
     """y = 7, of nothing."""
 
     def seven(words: list[int]) -> None:

@@ -19,9 +19,9 @@ from monograph.ops.elementwise import Add, Mul
 from monograph.ops.functions import Exp
 from monograph.program.launch_regions import NO_CONDITIONS
 from monograph.report.commands.launch_regions import launching_of
-from monograph.runtime.counts import Tally
-from monograph.runtime.gpu.bound_program import Running
-from monograph.runtime.gpu.capture.control import REPEAT, Controlled, Nest
+from monograph.runtime.counts import RunCounters
+from monograph.runtime.gpu.bound_program import GpuProgram
+from monograph.runtime.gpu.capture.control import REPEAT, ConditionalLaunch, LaunchTree
 from monograph.runtime.gpu.capture.replay import Replay
 from monograph.runtime.gpu.driver.graphs import GraphError
 from monograph.runtime.gpu.executable import GpuExecutable, compile_for_gpu
@@ -53,17 +53,19 @@ def _both_ways(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(Default, "builds", request.param)
 
 
-def split(make: Callable[[FakeDriver], Running], mode: str = "auto") -> tuple[Replay, FakeDriver]:
+def split(
+    make: Callable[[FakeDriver], GpuProgram], mode: str = "auto"
+) -> tuple[Replay, FakeDriver]:
     """An executable on a driver whose graphs look at no condition."""
     driver = FakeDriver()
     graphs = FakeGraphs(driver, conditionals=False, builds=Default.builds)
-    return Replay(make(driver), graphs, mode, tally=Tally()), driver
+    return Replay(make(driver), graphs, mode, tally=RunCounters()), driver
 
 
 @pytest.mark.parametrize("wrap", [np.asarray, torch.from_numpy])
 @pytest.mark.parametrize(("make", "graphs"), [(loop, 2), (branch, 1)])
 def test_what_is_around_is_graphs(
-    make: Callable[..., Running],
+    make: Callable[..., GpuProgram],
     graphs: int,
     wrap: Callable[..., Any],
     caplog: pytest.LogCaptureFixture,
@@ -158,7 +160,7 @@ def test_inspect_has_told(make: Callable[[], Graph]) -> None:
     device = FakeDevice(driver)
     executable = GpuExecutable(compile_for_gpu(graph, device.arch), device)
     graphs = FakeGraphs(driver, conditionals=False, builds=Default.builds)
-    replay = Replay(executable, graphs, tally=Tally())
+    replay = Replay(executable, graphs, tally=RunCounters())
     given = {"x": np.full(SHAPE, 0.25, np.float32), "c": np.array(True), "d": np.array(False)}
     given |= {"n": np.array(2)}
     feeds = {name: torch.from_numpy(given[name]) for name in graph.input_names}
@@ -190,15 +192,15 @@ def test_a_failure_in_one_part_is_not_that_of_the_others() -> None:
 
 
 def test_a_known_number_of_turns_is_no_condition() -> None:
-    def made(driver: FakeDriver) -> Running:
-        nest = Nest(REPEAT, (1,), 3)
+    def made(driver: FakeDriver) -> GpuProgram:
+        nest = LaunchTree(REPEAT, (1,), 3)
         works = [
             (FakeRecord(driver, "plus", plus_one, 2), [port("input:x"), arena()]),
-            (Controlled(nest), [flag()]),
+            (ConditionalLaunch(nest), [flag()]),
             (FakeRecord(driver, "double", double, 2), [arena(), arena()]),
             (FakeRecord(driver, "plus", plus_one, 2), [arena(), port("output:y")]),
         ]
-        nests = (Nest(), nest, Nest(), Nest())
+        nests = (LaunchTree(), nest, LaunchTree(), LaunchTree())
         return running(driver, [slot("x")], [slot("y")], works, nests)
 
     replay, _ = split(made)

@@ -11,16 +11,16 @@ import pytest
 import torch
 
 from monograph.program.memory.stream_schedule import Schedule
-from monograph.runtime.gpu.bound_program import Running, Slot
-from monograph.runtime.gpu.capture.capture import Recorder, Taken
-from monograph.runtime.gpu.capture.control import BRANCH, Controlled, Nest
+from monograph.runtime.gpu.bound_program import DevicePort, GpuProgram
+from monograph.runtime.gpu.capture.capture import Recorder, Recording
+from monograph.runtime.gpu.capture.control import BRANCH, ConditionalLaunch, LaunchTree
 from monograph.runtime.gpu.capture.replay import Replay
 from monograph.runtime.gpu.capture.staging import INSIDE, SHARES
 from monograph.runtime.gpu.driver.graphs import (
     KERNEL,
     MEMCPY,
     ON_DEVICE,
-    Copy,
+    CopyNode,
     GraphError,
     Handle,
     Params,
@@ -60,16 +60,16 @@ def some(seed: int = 0) -> torch.Tensor:
 
 def either(driver: FakeDriver, body: Any, places: Sequence[Any]) -> Any:
     """A branch that does the same in either case, as works and nests."""
-    nest = Nest(BRANCH, (1, 1))
+    nest = LaunchTree(BRANCH, (1, 1))
     works = [
         (FakeRecord(driver, "below", below, 2), [port("input:x"), flag()]),
-        (Controlled(nest), [flag()]),
+        (ConditionalLaunch(nest), [flag()]),
         *((FakeRecord(driver, "body", body, len(places)), places) for _ in range(2)),
     ]
-    return works, (Nest(), nest, Nest(), Nest())
+    return works, (LaunchTree(), nest, LaunchTree(), LaunchTree())
 
 
-def stateful(driver: FakeDriver) -> Running:
+def stateful(driver: FakeDriver) -> GpuProgram:
     """present = past + x, written over past, and y = 10 * present; all in a branch."""
     works, nests = either(driver, total, PLACES)
     outputs = [slot("present", over="past"), slot("y")]
@@ -181,7 +181,7 @@ def test_staged_state_advances_once_in_each_run_wherever_it_is() -> None:
 
 
 def test_a_run_that_moves_nothing_is_counted_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    def alone(driver: FakeDriver) -> Running:
+    def alone(driver: FakeDriver) -> GpuProgram:
         """present = 2 * past, written over past, in a branch that looks at x."""
         works, nests = either(driver, double, [port("output:present"), port("output:present")])
         outputs = [slot("present", over="past")]
@@ -249,14 +249,16 @@ def test_a_copy_takes_any_address() -> None:
 
 
 def test_ports_without_bytes_are_not_copied() -> None:
-    def empty(driver: FakeDriver) -> Running:
+    def empty(driver: FakeDriver) -> GpuProgram:
         def body(words: list[int]) -> None:
             numbers(words[2], SIZE)[:] = numbers(words[0], SIZE) * 3
 
         places = [port("input:x"), port("input:none"), port("output:y"), port("output:nil")]
         works, nests = either(driver, body, places)
-        inputs = [slot("x"), Slot("none", f32, (0,), "")]
-        return running(driver, inputs, [slot("y"), Slot("nil", f32, (0, 4), "")], works, nests)
+        inputs = [slot("x"), DevicePort("none", f32, (0,), "")]
+        return running(
+            driver, inputs, [slot("y"), DevicePort("nil", f32, (0, 4), "")], works, nests
+        )
 
     replay, driver = replayed(empty)
     for seed in range(3):
@@ -277,8 +279,8 @@ class Unread(FakeGraphs):
 class Astray(FakeGraphs):
     """A driver that records a copy from elsewhere."""
 
-    def copy(self, stream: int, copy: Copy) -> None:
-        super().copy(stream, Copy(copy.to, copy.source + 8, copy.nbytes, copy.kind))
+    def copy(self, stream: int, copy: CopyNode) -> None:
+        super().copy(stream, CopyNode(copy.to, copy.source + 8, copy.nbytes, copy.kind))
 
 
 @pytest.mark.parametrize(("kind", "reason"), [(Unread, "as what it is"), (Astray, "addresses")])
@@ -310,7 +312,7 @@ class Watched(FakeGraphs):
         self.behind[int(node)] = list(before)
         return node
 
-    def add_copy(self, graph: Handle, copy: Copy, before: Sequence[Any]) -> Any:
+    def add_copy(self, graph: Handle, copy: CopyNode, before: Sequence[Any]) -> Any:
         node = super().add_copy(graph, copy, before)
         self.behind[int(node)] = list(before)
         return node
@@ -323,13 +325,13 @@ def copies(around: dict[str, torch.Tensor]) -> tuple[Any, Any, dict[str, torch.T
     for name, tensor in around.items():
         here, there = own[name].data_ptr(), tensor.data_ptr()
         if name.startswith("input:"):
-            before[name] = Copy(here, there, BYTES, ON_DEVICE)
+            before[name] = CopyNode(here, there, BYTES, ON_DEVICE)
         else:
-            after[name] = Copy(there, here, BYTES, ON_DEVICE)
+            after[name] = CopyNode(there, here, BYTES, ON_DEVICE)
     return before, after, own
 
 
-def taken_in_lanes(graphs: FakeGraphs) -> Taken:
+def taken_in_lanes(graphs: FakeGraphs) -> Recording:
     """`chain` with a second input, in two lanes, between copies; run once."""
     x = some()
     around = {"input:x": x, "input:more": some(1)}

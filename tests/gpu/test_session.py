@@ -89,13 +89,13 @@ def test_a_tensor_is_read_where_it_lies(monkeypatch: pytest.MonkeyPatch) -> None
     x = tensor(rows(2))
     session.run({"x": x})  # where rivals are measured, that is on memory of the tuner's own
     seen: list[int] = []
-    plain = bound_program.Running.start
+    plain = bound_program.GpuProgram.start
 
     def watched(self: Any, ports: Any) -> Any:
         seen.append(ports["input:x"].data_ptr())
         return plain(self, ports)
 
-    monkeypatch.setattr(bound_program.Running, "start", watched)
+    monkeypatch.setattr(bound_program.GpuProgram, "start", watched)
     session.run({"x": x})
     unaligned = torch.zeros(2 * 33 + 1, device=PLACE)[1:].reshape(2, 33).copy_(x)
     session.run({"x": unaligned})
@@ -290,7 +290,7 @@ def test_out_of_memory_says_what_needs_how_much(monkeypatch: pytest.MonkeyPatch)
         raise torch.OutOfMemoryError("tried to allocate 3 GiB")
 
     session = load(models.linear())
-    monkeypatch.setattr(bound_program.Running, "_bytes", none_left)
+    monkeypatch.setattr(bound_program.GpuProgram, "_bytes", none_left)
     with pytest.raises(ExecutionError, match="not enough memory") as caught:
         session.run({"x": rows(2)})
     text = str(caught.value)
@@ -304,7 +304,7 @@ def test_out_of_memory_for_outputs(monkeypatch: pytest.MonkeyPatch) -> None:
 
     session = load(models.linear(), capture="off")
     session.run({"x": rows(2)})
-    monkeypatch.setattr(bound_program.Running, "_fresh", none_left)
+    monkeypatch.setattr(bound_program.GpuProgram, "_fresh", none_left)
     with pytest.raises(ExecutionError, match="not enough memory"):
         session.run({"x": rows(2)})
 

@@ -21,7 +21,7 @@ import monograph
 from monograph.errors import ConfigError, ExecutionError, FeedError
 from monograph.runtime.counts import DATA_DECIDE
 from monograph.runtime.gpu import target
-from monograph.runtime.gpu.bound_program import Running
+from monograph.runtime.gpu.bound_program import GpuProgram
 from monograph.runtime.gpu.capture.replay import Replay
 from monograph.session import Session
 from tests.gpu import gpu_models as models
@@ -132,7 +132,7 @@ def test_off_is_the_plain_path(load: Load) -> None:
         np.testing.assert_array_equal(
             session.run({"x": fed})[0], eagerly(models.linear(), {"x": x})[0]
         )
-    assert isinstance(session.executable({"x": x}), Running)
+    assert isinstance(session.executable({"x": x}), GpuProgram)
     assert driver.calls["graph launch"] == 0
     stats = session.stats
     assert stats["captures"] == stats["replays"] == 0

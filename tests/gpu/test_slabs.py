@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from monograph.ir import dtype
-from monograph.runtime.gpu.bound_program import GpuLayout, Slot
+from monograph.runtime.gpu.bound_program import DevicePort, GpuLayout
 from monograph.runtime.gpu.host_io.pinned_staging import LARGE, PIECE, PIECES, Slab, SlabLayout
 from tests.gpu.fake_driver import FakeDriver
 from tests.gpu.fake_graphs import FakeGraphs
@@ -23,8 +23,8 @@ SIZES = {
 
 
 def layout_of(sizes: tuple[int, ...]) -> SlabLayout:
-    inputs = tuple(Slot(f"x{i}", dtype("u8"), (n,)) for i, n in enumerate(sizes))
-    outputs = (Slot("y", dtype("f32"), (3, 5)),)
+    inputs = tuple(DevicePort(f"x{i}", dtype("u8"), (n,)) for i, n in enumerate(sizes))
+    outputs = (DevicePort("y", dtype("f32"), (3, 5)),)
     return SlabLayout(GpuLayout(inputs, outputs, (), 0, 0, (), ()))
 
 

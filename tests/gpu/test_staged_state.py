@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import torch
 
-from monograph.runtime.counts import AUTO, Counts, Tally
-from monograph.runtime.gpu.bound_program import Running
+from monograph.runtime.counts import AUTO, Counts, RunCounters
+from monograph.runtime.gpu.bound_program import GpuProgram
 from monograph.runtime.gpu.capture.capture import Recorder
 from monograph.runtime.gpu.capture.capture_policy import Attempts
 from monograph.runtime.gpu.capture.launches import Launches
@@ -59,10 +59,10 @@ class Parts:
 
     def __init__(self, make: Any) -> None:
         self.driver = FakeDriver()
-        self.executable: Running = make(self.driver)
+        self.executable: GpuProgram = make(self.driver)
         self.counts = Counts()
         launches = Launches(self.executable, FakeGraphs(self.driver), self.counts)
-        self._stretches = Stretches(launches, Attempts(AUTO, self.counts, Tally()))
+        self._stretches = Stretches(launches, Attempts(AUTO, self.counts, RunCounters()))
 
     def launch(self, **ports: torch.Tensor) -> None:
         names = {s.name for s in self.executable.layout.inputs}
@@ -78,7 +78,7 @@ def half(words: list[int]) -> None:
     numbers(words[1], COUNT)[: COUNT // 2] = numbers(words[0], COUNT)[: COUNT // 2] + 1
 
 
-def halved(driver: FakeDriver) -> Running:
+def halved(driver: FakeDriver) -> GpuProgram:
     works, nests = either(driver, half, [port("input:x"), port("output:y")])
     return running(driver, [slot("x")], [slot("y")], works, nests)
 
@@ -111,7 +111,7 @@ def test_a_part_that_uses_one_end_of_a_state_only() -> None:
 def test_of_state_only_the_copies_move() -> None:
     """A launch outside the branch reads where the branch writes, not where the caller's lies."""
 
-    def reading(driver: FakeDriver) -> Running:
+    def reading(driver: FakeDriver) -> GpuProgram:
         works, nests = either(driver, plus_one, [port("output:present"), port("output:present")])
         works.insert(0, (FakeRecord(driver, "read", plus_one, 2), [port("input:past"), arena()]))
         outputs = [slot("present", over="past")]

@@ -20,7 +20,7 @@ from monograph.codegen.triton.module.kernel import (
     Candidate,
     GpuContext,
     Launch,
-    Repeat,
+    RepeatWork,
     Work,
 )
 from monograph.ir import Graph, Input, TensorType, Value, constant, dtype, evaluate, unpack
@@ -155,7 +155,7 @@ def nested(work: Iterable[Work]) -> list[Work]:
     flat: list[Work] = []
     for one in work:
         flat.append(one)
-        if isinstance(one, (Branch, Repeat)):
+        if isinstance(one, (Branch, RepeatWork)):
             flat += [inner for body in one.bodies for inner in nested(body)]
     return flat
 

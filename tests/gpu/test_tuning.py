@@ -20,7 +20,7 @@ from monograph.ir import constant
 from monograph.ops.attention import CacheUpdate
 from monograph.ops.elementwise import Add
 from monograph.runtime.gpu.build import tune
-from monograph.runtime.gpu.build.build import Request
+from monograph.runtime.gpu.build.build import CompileRequest
 from monograph.runtime.gpu.build.compiler import Built
 from monograph.runtime.gpu.build.tuning_cache import TuningCache, environment_of
 from monograph.runtime.gpu.executable import GpuExecutable, compile_for_gpu
@@ -255,12 +255,12 @@ class Refusing(FakeDevice):
 
     def __init__(self) -> None:
         super().__init__()
-        self.asked: list[Request] = []
+        self.asked: list[CompileRequest] = []
 
-    def has(self, wanted: Request) -> bool:
+    def has(self, wanted: CompileRequest) -> bool:
         return False
 
-    def load(self, wanted: Request, binary: Any) -> None:
+    def load(self, wanted: CompileRequest, binary: Any) -> None:
         pass
 
 

@@ -11,7 +11,7 @@ import pytest
 from benchmarks import capture_measure, capture_models
 
 from monograph.report.commands import bench
-from monograph.report.commands.execute import Request
+from monograph.report.commands.execute import RunRequest
 from monograph.report.commands.launch_regions import launching_of_model
 from monograph.report.commands.replay import ReplayResult, verify_replay
 from monograph.runtime.gpu import target
@@ -47,7 +47,7 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def check(path: Path) -> ReplayResult:
-    request = Request(path, "gpu:interpreter", options={"tune": "off"})
+    request = RunRequest(path, "gpu:interpreter", options={"tune": "off"})
     return verify_replay(request, lambda _: None, inputs=3)
 
 
@@ -99,7 +99,7 @@ def test_every_region_of_the_program_is_one_graph(model: Path) -> None:
     expected = load(path, "reference").run({"x": x})
     for _ in range(2):
         np.testing.assert_allclose(session.run({"x": x}), expected, rtol=1e-5)
-    found = launching_of_model(Request(path, "gpu"), lambda _: None)
+    found = launching_of_model(RunRequest(path, "gpu"), lambda _: None)
     assert len(found.regions) == 2
     assert session.stats["captures"] == session.stats["launches_per_run"] == 2
     assert session.stats["kernels_per_run"] == sum(map(found.count, found.regions))

@@ -10,7 +10,7 @@ import json
 import pytest
 
 import monograph
-from monograph.report.commands.execute import Request
+from monograph.report.commands.execute import RunRequest
 from monograph.report.commands.input_files import read_archive, split_archive
 from monograph.report.commands.per_step import verify_steps
 from monograph.runtime.inputs.inputs import make_inputs
@@ -57,7 +57,7 @@ def test_every_step_agrees_with_the_reference(name: str) -> None:
     folder = SHARED / name
     if not folder.is_dir():
         pytest.skip(f"no {name} in ../shared/models beside the repository")
-    request = Request(folder / "model.onnx", "cpu", archive=folder / "io.npz")
+    request = RunRequest(folder / "model.onnx", "cpu", archive=folder / "io.npz")
     found = verify_steps(request, lambda _: None)
     wrong = found.first_wrong
     assert wrong is None, f"{wrong.step}: {wrong.own}"

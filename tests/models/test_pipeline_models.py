@@ -19,7 +19,7 @@ from monograph.pipeline import optimise
 from monograph.program.fusion.op_classes import is_kernel
 from monograph.report.commands.input_files import read_archive, split_archive
 from monograph.rewrite import CPU_COST, GPU_COST
-from monograph.runtime.numerics.bisect import Numbers
+from monograph.runtime.numerics.bisect import NumericCheck
 from monograph.runtime.numerics.numeric_equivalence import first_difference, run
 from tests.models.test_real_models import RECORDED, ROWS_IN_ANY_ORDER, SHARED
 
@@ -62,7 +62,7 @@ def test_the_pipeline_keeps_the_answers(name: str) -> None:
 def test_every_pass_keeps_the_answers(name: str) -> None:
     graph, feeds = bound(name)
     for cost in (CPU_COST, GPU_COST):
-        optimise(graph, environment=Environment(cost), numbers=Numbers(graph, feeds))
+        optimise(graph, environment=Environment(cost), numbers=NumericCheck(graph, feeds))
 
 
 def test_a_detector_loses_its_overhead() -> None:

@@ -11,7 +11,7 @@ from monograph.errors import InferError
 from monograph.ir import Input, TensorType, tensor
 from monograph.ir.dtype import dtype
 from monograph.ops import text
-from monograph.ops.regex import MAX_STATES, Pattern, compile_pattern
+from monograph.ops.regex import MAX_STATES, CompiledRegex, compile_pattern
 from monograph.ops.regex_syntax import MAX_NESTING
 from tests.effort import at_most
 
@@ -26,7 +26,7 @@ def test_agrees_with_python_on_random_patterns() -> None:
     for _ in range(150):
         parts = [rng.choice(letters) + rng.choice(marks) for _ in range(rng.integers(1, 4))]
         pattern = "".join(parts) if rng.random() < 0.7 else "|".join(parts)
-        compiled, known = Pattern(pattern), re.compile(pattern)
+        compiled, known = CompiledRegex(pattern), re.compile(pattern)
         for t in texts:
             assert compiled.matches(t) == (known.fullmatch(t) is not None), (pattern, t)
 
@@ -54,7 +54,7 @@ def test_no_pattern_backtracks(pattern: str) -> None:
 )
 def test_what_is_not_taken_says_so(pattern: str, message: str) -> None:
     with pytest.raises(InferError, match=message):
-        Pattern(pattern)
+        CompiledRegex(pattern)
 
 
 def test_ops_on_strings_refuse_numbers() -> None:

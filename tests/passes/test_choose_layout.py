@@ -39,7 +39,7 @@ from monograph.ops.resize import Resize
 from monograph.ops.shape import Broadcast, Concat, Reshape, Slice, Squeeze, Transpose, Unsqueeze
 from monograph.passes.base import Environment, run_pass
 from monograph.passes.layout.choose_layout import ChooseLayout
-from monograph.passes.layout.layout_rules import Plan, follow, has_order, reach
+from monograph.passes.layout.layout_rules import LayoutPlan, follow, has_order, reach
 from monograph.pipeline import optimise
 from monograph.rewrite import GPU_COST
 from monograph.runtime.numerics.numeric_equivalence import first_difference
@@ -341,7 +341,7 @@ def test_every_rule_gives_the_same_elements_in_its_order(op: type[Op], sample: S
     assert tried
 
 
-def _check_plan(result: Value, arrays: list[Any], expected: Any, plan: Plan | None) -> int:
+def _check_plan(result: Value, arrays: list[Any], expected: Any, plan: LayoutPlan | None) -> int:
     if plan is None:
         return 0
     kept = [

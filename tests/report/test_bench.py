@@ -15,7 +15,7 @@ from monograph.cli.main import app
 from monograph.errors import ConfigError
 from monograph.report.commands import bench
 from monograph.report.commands.bench import MONOGRAPH, Peaks, bench_model, interleave, summarise
-from monograph.report.commands.execute import Request
+from monograph.report.commands.execute import RunRequest
 from tests.report import models
 
 
@@ -36,7 +36,7 @@ def model(tmp_path: Path) -> Path:
 
 def test_a_bench_counts_work_and_names_its_peers(model: Path) -> None:
     notes: list[str] = []
-    request = Request(model, "cpu", dims={"N": 3})
+    request = RunRequest(model, "cpu", dims={"N": 3})
     found = bench_model(request, notes.append, against=["onnxruntime"], seconds=0.1, threads=1)
     assert set(found.times) == {MONOGRAPH, "onnxruntime"}
     assert found.ratio("onnxruntime") > 0
@@ -83,7 +83,7 @@ def test_a_summary() -> None:
 
 def test_unknown_peers_are_refused(model: Path) -> None:
     with pytest.raises(ConfigError, match="no such peer"):
-        bench_model(Request(model, "cpu"), print, against=["nothing"])
+        bench_model(RunRequest(model, "cpu"), print, against=["nothing"])
 
 
 def test_threads_come_from_the_environment_too(

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from monograph.report.commands.execute import Request
+from monograph.report.commands.execute import RunRequest
 from monograph.report.commands.launch_regions import Launching, launching_json, launching_of_model
 from monograph.session import load
 from tests.cli.calls import call, call_json
@@ -15,7 +15,7 @@ from tests.report import models
 
 
 def told(text: str, target: str, folder: Path) -> Launching:
-    return launching_of_model(Request(models.save(text, folder), target), lambda _: None)
+    return launching_of_model(RunRequest(models.save(text, folder), target), lambda _: None)
 
 
 @pytest.mark.parametrize("target", ["cpu", "gpu"])

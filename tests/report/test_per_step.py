@@ -13,9 +13,9 @@ import pytest
 from monograph.codegen.llvm.module import compile as compiler
 from monograph.codegen.llvm.module.kernel import Kernel, KernelContext
 from monograph.program.fusion.region import Region
-from monograph.program.memory.memory_planner import Lifetime, Plan
+from monograph.program.memory.memory_planner import Lifetime, MemoryPlan
 from monograph.program.memory.memory_planner import plan as right_plan
-from monograph.report.commands.execute import Request
+from monograph.report.commands.execute import RunRequest
 from monograph.report.commands.per_step import PerStep, verify_steps
 from tests.cli.calls import call
 from tests.report import models
@@ -28,7 +28,7 @@ def _no_cache(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def check(path: Path, **given: Any) -> PerStep:
-    return verify_steps(Request(path, "cpu"), lambda _: None, **given)
+    return verify_steps(RunRequest(path, "cpu"), lambda _: None, **given)
 
 
 def break_kernels(monkeypatch: pytest.MonkeyPatch, kind: str, change: Callable[[str], str]) -> None:
@@ -130,9 +130,9 @@ def test_memory_that_is_written_over_too_early_is_found(
     path = models.save(text, tmp_path)
     assert check(path).ok
 
-    def wrong(lives: list[Lifetime]) -> Plan:
+    def wrong(lives: list[Lifetime]) -> MemoryPlan:
         made = right_plan(lives)
-        return Plan(dict.fromkeys(made.offsets, 0), made.size)
+        return MemoryPlan(dict.fromkeys(made.offsets, 0), made.size)
 
     monkeypatch.setattr(compiler, "plan", wrong)
     found = check(path)

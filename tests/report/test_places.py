@@ -23,7 +23,7 @@ from monograph.pipeline import Stage
 from monograph.program import program as lowering
 from monograph.program.legalise import normalise
 from monograph.report.commands.bisection import bisect_model
-from monograph.report.commands.execute import Request, verify_model
+from monograph.report.commands.execute import RunRequest, verify_model
 from monograph.report.commands.per_step import verify_steps
 from monograph.report.render.fault_tables import place_text
 from monograph.rewrite import Rule, rewrite, variables
@@ -93,7 +93,7 @@ class Found:
 
 
 def look(path: Path, given: dict[str, Array] | None = None) -> Found:
-    request = Request(path, "cpu", given=given)
+    request = RunRequest(path, "cpu", given=given)
     outputs = verify_model(request, None, silent)
     stepped = verify_steps(request, silent)
     bisected = bisect_model(request, pipeline.PassOptions(), silent)

@@ -10,7 +10,7 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from monograph.report.commands.execute import Request
+from monograph.report.commands.execute import RunRequest
 from monograph.report.commands.profile import (
     Profile,
     kinds_of,
@@ -34,7 +34,7 @@ def layers(tmp_path: Path) -> Path:
 def found(layers: Path) -> Profile:
     # Such a small model would run on one thread.
     with mock.patch.object(runtime, "ALONE_SECONDS", 0.0):
-        return profile_model(Request(layers, "cpu"), lambda _: None, runs=4, threads=2)
+        return profile_model(RunRequest(layers, "cpu"), lambda _: None, runs=4, threads=2)
 
 
 def test_a_small_model_says_why_it_has_one_thread(layers: Path):
@@ -117,7 +117,7 @@ def test_json_holds_everything(found: Profile):
 
 def test_a_step_on_the_host_is_timed_and_called_that(tmp_path: Path):
     path = models.save(models.WORDS, tmp_path)
-    found = profile_model(Request(path, "cpu"), lambda _: None, runs=2)
+    found = profile_model(RunRequest(path, "cpu"), lambda _: None, runs=2)
     by_node = {s.step.nodes[0]: s for s in found.steps}
     assert by_node["native"].native
     assert not by_node["written"].native
@@ -128,7 +128,7 @@ def test_a_step_on_the_host_is_timed_and_called_that(tmp_path: Path):
 
 def test_where_data_decide_shapes_every_program_is_timed(tmp_path: Path):
     path = models.save(models.CHOSEN, tmp_path)
-    found = profile_model(Request(path, "cpu"), lambda _: None, runs=2)
+    found = profile_model(RunRequest(path, "cpu"), lambda _: None, runs=2)
     assert len(found.typical.parts) == 2
     assert [s.number for s in found.steps] == [*range(len(found.steps))]
     assert {n for s in found.steps for n in s.step.nodes} >= {"early", "late"}

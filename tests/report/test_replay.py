@@ -11,7 +11,7 @@ import pytest
 
 from monograph.errors import ConfigError
 from monograph.report.commands import replay
-from monograph.report.commands.execute import Request
+from monograph.report.commands.execute import RunRequest
 from monograph.report.commands.replay import differing, verify_replay
 from monograph.session import Session
 from tests.cli.calls import call, call_json
@@ -40,7 +40,7 @@ def quietly(_: str) -> None:
 
 
 def test_native_code_gives_the_same_bits_again(tmp_path: Path) -> None:
-    found = verify_replay(Request(models.save(TWO, tmp_path), "cpu"), quietly)
+    found = verify_replay(RunRequest(models.save(TWO, tmp_path), "cpu"), quietly)
     assert found.ok
     names = {c.name: c.runs for c in found.cases}
     assert names["arrays of the host"] == replay.RANDOM_INPUTS
@@ -64,7 +64,7 @@ def test_results_that_a_later_run_writes_over_are_found(
         return held
 
     monkeypatch.setattr(Session, "run", stale)
-    found = verify_replay(Request(path, "cpu"), quietly)
+    found = verify_replay(RunRequest(path, "cpu"), quietly)
     assert not found.ok
     assert found.cases[0].problems, "the last input's results were all there was in the end"
     assert found.cases[0].problems[0].endswith("y: 3 of 3 elements have other bits")
@@ -83,9 +83,9 @@ def test_other_bits_of_equal_numbers_count(tmp_path: Path) -> None:
 
 
 def test_numbers_that_are_drawn_are_compared_where_they_have_a_seed(tmp_path: Path) -> None:
-    assert verify_replay(Request(models.save(SEEDED, tmp_path), "cpu"), quietly).ok
+    assert verify_replay(RunRequest(models.save(SEEDED, tmp_path), "cpu"), quietly).ok
     with pytest.raises(ConfigError, match="without a seed"):
-        verify_replay(Request(models.save(models.RANDOM, tmp_path), "cpu"), quietly)
+        verify_replay(RunRequest(models.save(models.RANDOM, tmp_path), "cpu"), quietly)
 
 
 def test_runs_that_were_not_captured_are_no_success() -> None:

@@ -10,7 +10,7 @@ from monograph.runtime.numerics.compare import (
     ALL_NAN,
     CONSTANT,
     EMPTY,
-    Place,
+    OutputPath,
     compare,
     compare_outputs,
     flatten,
@@ -137,8 +137,8 @@ def test_an_output_may_be_called_like_an_element_of_another():
         sides = [{n: side[n] for n in first} for side in (given, expected)]
         results = compare_outputs(*sides, {})
         assert {d.place: d.ok for d in results} == {
-            Place("y", (0,)): False,
-            Place("y[0]"): True,
+            OutputPath("y", (0,)): False,
+            OutputPath("y[0]"): True,
         }
     close, exact = {"y": [f32(1)], "y[0]": f32(7.01)}, {"y": [f32(1)], "y[0]": f32(7)}
     assert not all(d.ok for d in compare_outputs(close, exact, {"y": LOOSE}))
@@ -146,7 +146,10 @@ def test_an_output_may_be_called_like_an_element_of_another():
 
 
 def test_keys_of_maps_keep_their_kind():
-    assert list(flatten({"m": {1: f32(1), "1": f32(2)}})) == [Place("m", (1,)), Place("m", ("1",))]
+    assert list(flatten({"m": {1: f32(1), "1": f32(2)}})) == [
+        OutputPath("m", (1,)),
+        OutputPath("m", ("1",)),
+    ]
 
 
 def test_nothing_but_nan_is_a_warning():

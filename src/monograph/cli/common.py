@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from monograph.pipeline import PassOptions
-    from monograph.report.commands.execute import Request
+    from monograph.report.commands.execute import RunRequest
 
 CHECK_FAILED, BAD_USAGE = 1, 2
 _AS_PYTHON = {
@@ -56,8 +56,8 @@ def make_request(
     ranges: list[str] | None = None,
     values: list[str] | None = None,
     **options: Any,
-) -> Request:
-    from monograph.report.commands.execute import Request
+) -> RunRequest:
+    from monograph.report.commands.execute import RunRequest
     from monograph.report.commands.input_files import read_array
     from monograph.report.render.progress import compile_bar
     from monograph.runtime.inputs.inputs import Chosen
@@ -69,7 +69,7 @@ def make_request(
         {n: _range(n, text) for n, text in _pairs("--input-range", "NAME=LOW:HIGH", ranges)},
         {n: _number("--value", n, text) for n, text in _pairs("--value", "NAME=NUMBER", values)},
     )
-    return Request(model, target, sizes, given, archive, seed, compile_bar(), chosen, numbers)
+    return RunRequest(model, target, sizes, given, archive, seed, compile_bar(), chosen, numbers)
 
 
 def _pairs(option: str, form: str, texts: list[str] | None) -> list[tuple[str, str]]:

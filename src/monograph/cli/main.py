@@ -63,7 +63,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from monograph.pipeline import PassOptions
-    from monograph.report.commands.execute import Request
+    from monograph.report.commands.execute import RunRequest
 
 # What typer calls its base class of usage errors depends on its version.
 _UsageError = cast("type[Exception]", typer.BadParameter.__mro__[1])
@@ -251,7 +251,7 @@ def explain(
 
 
 def _explain(
-    request: Request, options: PassOptions, rule: str | None, after: str | None, as_json: bool
+    request: RunRequest, options: PassOptions, rule: str | None, after: str | None, as_json: bool
 ) -> None:
     from monograph.ir import print_graph
     from monograph.report.commands.explain import check_names, explain_model

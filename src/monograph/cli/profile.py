@@ -29,7 +29,7 @@ from monograph.config import make_config
 from monograph.errors import ConfigError
 
 if TYPE_CHECKING:
-    from monograph.report.commands.execute import Request
+    from monograph.report.commands.execute import RunRequest
 
 Top = Annotated[
     int,
@@ -117,7 +117,7 @@ def profile(
 class _Asked:
     """What a profile is asked for, on any target."""
 
-    request: Request
+    request: RunRequest
     top: int
     trace: Path | None
     runs: int

@@ -44,7 +44,7 @@ from monograph.errors import ConfigError
 
 if TYPE_CHECKING:
     from monograph.pipeline import PassOptions
-    from monograph.report.commands.execute import Request
+    from monograph.report.commands.execute import RunRequest
 
 
 def verify(
@@ -149,7 +149,7 @@ def _refuse_with_replay(how: _How, per_step: bool | None) -> None:
         )
 
 
-def _compare(request: Request, how: _How, as_json: bool) -> None:
+def _compare(request: RunRequest, how: _How, as_json: bool) -> None:
     from monograph.report.commands.execute import verify_model
     from monograph.report.render import tables
 
@@ -163,7 +163,7 @@ def _compare(request: Request, how: _How, as_json: bool) -> None:
         raise typer.Exit(CHECK_FAILED)
 
 
-def _replay(request: Request, as_json: bool) -> None:
+def _replay(request: RunRequest, as_json: bool) -> None:
     from monograph.report.commands.replay import replay_json, show_replay, verify_replay
 
     found = verify_replay(request, note)
@@ -172,7 +172,7 @@ def _replay(request: Request, as_json: bool) -> None:
         raise typer.Exit(CHECK_FAILED)
 
 
-def _per_step(request: Request, how: _How, as_json: bool) -> None:
+def _per_step(request: RunRequest, how: _How, as_json: bool) -> None:
     from monograph.report.commands.per_step import per_step_json, show_per_step, verify_steps
 
     if how.against not in (None, "reference"):
@@ -187,7 +187,7 @@ def _per_step(request: Request, how: _How, as_json: bool) -> None:
         raise typer.Exit(CHECK_FAILED)
 
 
-def _bisect(request: Request, options: PassOptions, how: _How, as_json: bool) -> None:
+def _bisect(request: RunRequest, options: PassOptions, how: _How, as_json: bool) -> None:
     from monograph.report.commands.bisection import bisect_model
     from monograph.report.render import fault_tables
 

@@ -31,7 +31,7 @@ class _Step:
     target: int
 
 
-class Pattern:
+class CompiledRegex:
     """A compiled pattern. State 0 is the match; `start` is where a text begins."""
 
     def __init__(self, pattern: str) -> None:
@@ -124,5 +124,5 @@ class Pattern:
 
 
 @lru_cache(maxsize=64)
-def compile_pattern(pattern: str) -> Pattern:
-    return Pattern(pattern)
+def compile_pattern(pattern: str) -> CompiledRegex:
+    return CompiledRegex(pattern)

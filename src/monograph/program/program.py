@@ -28,7 +28,7 @@ from monograph.program.memory.inplace import (
     root,
     why_not,
 )
-from monograph.program.memory.memory_planner import Lifetime, Plan, fullest, plan
+from monograph.program.memory.memory_planner import Lifetime, MemoryPlan, fullest, plan
 from monograph.program.memory.output_views import no_ends
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class Program:
     graph: Graph
     steps: tuple[Step, ...]
     places: Places
-    memory: Plan = field(default_factory=lambda: Plan({}, 0))
+    memory: MemoryPlan = field(default_factory=lambda: MemoryPlan({}, 0))
     launches: tuple[Launch, ...] = ()
     """How the steps are launched, once that is known (see `program.regions`)."""
 

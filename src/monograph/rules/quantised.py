@@ -58,7 +58,7 @@ def closed_data(value: Value) -> Array | Reject:
 
 
 @dataclass(frozen=True)
-class Weights:
+class OffsetWeights:
     """W = signed + offset, with an offset for each result."""
 
     signed: Array
@@ -67,7 +67,7 @@ class Weights:
     """The sum of W for each result."""
 
 
-def signed_weights(data: Array, axis: int) -> Weights | Reject:
+def signed_weights(data: Array, axis: int) -> OffsetWeights | Reject:
     """Whole numbers as signed bytes; results lie along an axis."""
     others = tuple(i for i in range(data.ndim) if i != axis % data.ndim)
     least = data.min(others, keepdims=True, initial=0).astype(np.int64)
@@ -77,7 +77,7 @@ def signed_weights(data: Array, axis: int) -> Weights | Reject:
     offset = (np.maximum(most - HIGHEST, 0) + np.minimum(least - LOWEST, 0)).astype(np.int32)
     total = data.sum(others, dtype=np.int64).astype(np.int32)
     signed = data - offset if offset.any() else data
-    return Weights(signed.astype(np.int8), offset.reshape(-1), total)
+    return OffsetWeights(signed.astype(np.int8), offset.reshape(-1), total)
 
 
 @rewrite(Dot, exact=True)

@@ -28,7 +28,7 @@ from monograph.rules.recognise_softmax import Along, softmax_of
 
 
 @dataclass(frozen=True)
-class Scores:
+class ScoreMatch:
     """softcap(q kᵀ scale) + mask."""
 
     dot: Value
@@ -50,7 +50,7 @@ def recognise_attention(value: Value, context: Context) -> Value | Reject:
     """
     weights, v = value.inputs
     found = _weights(weights)
-    if not isinstance(found, Scores):
+    if not isinstance(found, ScoreMatch):
         return found or value
     refused = kept_apart(value, {*found.dot.inputs, *found.given, v}, context)
     return refused or _attention(found, v)
@@ -61,14 +61,14 @@ def recognise_transposed_attention(value: Value, context: Context) -> Value | Re
     """vᵀ softmax(q kᵀ scale + mask)ᵀ -> Attention(q, k, v, mask)ᵀ"""
     v, weights = value.inputs
     found = _weights(weights.inputs[0]) if is_swap(weights) else None
-    if not isinstance(found, Scores):
+    if not isinstance(found, ScoreMatch):
         return found or value
     refused = kept_apart(value, {*found.dot.inputs, *found.given, v}, context)
     made = refused or _attention(found, swapped(v))
     return made if isinstance(made, Reject) else swapped(made)
 
 
-def _weights(weights: Value) -> Scores | Reject | None:
+def _weights(weights: Value) -> ScoreMatch | Reject | None:
     """The scores whose softmax a value is."""
     plain = _without_nan(weights)
     if isinstance(plain.op, Cast) and plain.dtype.bits < plain.inputs[0].dtype.bits:
@@ -78,7 +78,7 @@ def _weights(weights: Value) -> Scores | Reject | None:
     if not isinstance(x, Value):
         return x
     found = _scores(x)
-    if not isinstance(found, Scores):
+    if not isinstance(found, ScoreMatch):
         return found
     if found.dot.dtype != weights.dtype:
         return Reject("scores and weights differ in type", found.dot.dtype, weights.dtype)
@@ -105,7 +105,7 @@ def _without_nan(value: Value) -> Value:
     return value
 
 
-def _scores(x: Value) -> Scores | Reject | None:
+def _scores(x: Value) -> ScoreMatch | Reject | None:
     """A value as masked, capped and scaled products of queries and keys."""
     plain = _scaled(x)
     if plain is not None:
@@ -113,7 +113,7 @@ def _scores(x: Value) -> Scores | Reject | None:
     if isinstance(x.op, Add):
         for scores, mask in (x.inputs, x.inputs[::-1]):
             inner = _scores(scores) if isinstance(scores.op, Where) else _scaled(scores)
-            if isinstance(inner, Scores):
+            if isinstance(inner, ScoreMatch):
                 return _added(inner, mask, x)
             if inner is not None:
                 return inner
@@ -128,14 +128,14 @@ def _scores(x: Value) -> Scores | Reject | None:
     return None
 
 
-def _scaled(x: Value) -> Scores | None:
+def _scaled(x: Value) -> ScoreMatch | None:
     """softcap tanh(q kᵀ scale / softcap), or q kᵀ scale."""
     value, scale = _product(x)
     if isinstance(value.op, Tanh) and scale > 0:
         inner, inner_scale = _product(value.inputs[0])
         if isinstance(inner.op, Dot):
-            return Scores(inner, inner_scale * scale, scale)
-    return Scores(value, scale) if isinstance(value.op, Dot) else None
+            return ScoreMatch(inner, inner_scale * scale, scale)
+    return ScoreMatch(value, scale) if isinstance(value.op, Dot) else None
 
 
 def _product(x: Value) -> tuple[Value, float]:
@@ -145,7 +145,7 @@ def _product(x: Value) -> tuple[Value, float]:
     return inner, inner_scale * scale
 
 
-def _added(found: Scores, mask: Value, x: Value) -> Scores | Reject:
+def _added(found: ScoreMatch, mask: Value, x: Value) -> ScoreMatch | Reject:
     """Scores with a mask that is added to them."""
     if x.tensor.dims != found.dot.tensor.dims:
         return Reject("the mask makes the scores larger", found.dot.type, x.type)
@@ -157,7 +157,7 @@ def _added(found: Scores, mask: Value, x: Value) -> Scores | Reject:
     return replace(found, mask=_where(found.mask, mask, -math.inf), given=given)
 
 
-def _filled(found: Scores, condition: Value, holds: bool, fill: Value) -> Scores | Reject:
+def _filled(found: ScoreMatch, condition: Value, holds: bool, fill: Value) -> ScoreMatch | Reject:
     """Scores that are replaced by a very low number where a condition does not hold.
 
     -inf hides a key. The lowest number of a type does not where every key has it: then all keys
@@ -195,7 +195,7 @@ def _where(visible: Value, mask: Value, hidden: float) -> Value:
     return constant(np.where(where, data, np.asarray(hidden, data.dtype)))
 
 
-def _attention(found: Scores, v: Value) -> Value | Reject:
+def _attention(found: ScoreMatch, v: Value) -> Value | Reject:
     left, right = found.dot.inputs
     ranks = [left.tensor.rank, right.tensor.rank, v.tensor.rank]
     if ranks not in ([3] * 3, [4] * 3):

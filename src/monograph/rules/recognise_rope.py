@@ -21,7 +21,7 @@ MAX_DEPTH = 16
 
 
 @dataclass(frozen=True)
-class Part:
+class AxisPart:
     """x[..., first::step] up to some place: part of the last axis."""
 
     x: Value
@@ -78,9 +78,13 @@ def extend_rope(value: Value, context: Context) -> Value | Reject:
     first, second = _part(rope.inputs[0]), _part(rest)
     if first is None or second is None or first.x is not second.x:
         return Reject("what stays is not the rest of what turns")
-    whole = Part(first.x, first.count, value.tensor.static[-1] - first.count, 1)
+    whole = AxisPart(first.x, first.count, value.tensor.static[-1] - first.count, 1)
     turned = rope.inputs[1].tensor.dims[-1]
-    if second != whole or first != Part(first.x, 0, first.count, 1) or turned != first.count / 2:
+    if (
+        second != whole
+        or first != AxisPart(first.x, 0, first.count, 1)
+        or turned != first.count / 2
+    ):
         return Reject("what stays is not the rest of what turns", whole.first, second.first)
     if context.use_count(rope) > 1:
         return Reject("rope has another user", 1, context.use_count(rope))
@@ -127,7 +131,7 @@ def _by_turns(value: Value) -> tuple[Value, Value] | None:
     return (a, b) if isinstance(size, int) and value.tensor.dims == (*before, 2 * size) else None
 
 
-def _part(value: Value) -> Part | None:
+def _part(value: Value) -> AxisPart | None:
     """The part of the last axis that a slice takes; None where it takes part of another."""
     if not isinstance(value.op, Slice) or not value.inputs[0].tensor.is_static:
         return None
@@ -136,7 +140,7 @@ def _part(value: Value) -> Part | None:
         return None
     if any(s != 1 for s in op.steps[:-1]):
         return None
-    return Part(x, op.starts[-1], value.tensor.static[-1], op.steps[-1])
+    return AxisPart(x, op.starts[-1], value.tensor.static[-1], op.steps[-1])
 
 
 def _whole(first: Value, second: Value, interleaved: bool) -> Value | None:
@@ -146,7 +150,7 @@ def _whole(first: Value, second: Value, interleaved: bool) -> Value | None:
         return None
     half = a.x.tensor.static[-1] // 2
     start, step = (1, 2) if interleaved else (half, 1)
-    same = a == Part(a.x, 0, half, step) and b == Part(a.x, start, half, step)
+    same = a == AxisPart(a.x, 0, half, step) and b == AxisPart(a.x, start, half, step)
     return a.x if same and 2 * half == a.x.tensor.static[-1] else None
 
 

@@ -81,7 +81,7 @@ class Counts:
         }
 
 
-class Tally:
+class RunCounters:
     """The counts of all executables of a session, those that made room for others included."""
 
     def __init__(self) -> None:

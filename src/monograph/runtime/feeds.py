@@ -64,7 +64,7 @@ class Port:
 
 
 @dataclass(frozen=True)
-class Signature:
+class ModelSignature:
     """What a model takes and gives."""
 
     inputs: tuple[Port, ...]
@@ -72,10 +72,10 @@ class Signature:
     optional: tuple[Port, ...] = ()
     """Inputs that the model has a value for: fed, they take the place of that value."""
 
-    def sized(self, dims: Mapping[str, int]) -> Signature:
+    def sized(self, dims: Mapping[str, int]) -> ModelSignature:
         """The same with sizes for some of its symbols."""
         ports = (self.inputs, self.outputs, self.optional)
-        return Signature(*(tuple(p.sized(dims) for p in group) for group in ports))
+        return ModelSignature(*(tuple(p.sized(dims) for p in group) for group in ports))
 
 
 def check_feeds(

@@ -23,7 +23,7 @@ from monograph.runtime.feeds import Port
 NOTHING: Mapping[str, Array] = {}
 
 
-class States:
+class DonatedArrays:
     """The arrays that a session made as donated outputs, as long as anybody holds them."""
 
     def __init__(self) -> None:

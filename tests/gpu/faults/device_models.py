@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from monograph.codegen.triton.module.layout import ARENA, PORT, Where
+from monograph.codegen.triton.module.layout import ARENA, PORT, BufferRef
 from monograph.ir import Graph, constant, unpack
 from monograph.ir.dtype import bf16, f16, f32
 from monograph.ops.control import If, Loop
@@ -17,10 +17,10 @@ from monograph.ops.elementwise import Add, Less, Mul, Sub
 from monograph.ops.functions import Exp
 from monograph.ops.linear import Dot
 from monograph.ops.shape import Reshape, Slice
-from monograph.runtime.gpu.bound_program import GpuLayout, Running, Slot
-from monograph.runtime.gpu.capture.control import BRANCH, REPEAT, Controlled, Nest
+from monograph.runtime.gpu.bound_program import DevicePort, GpuLayout, GpuProgram
+from monograph.runtime.gpu.capture.control import BRANCH, REPEAT, ConditionalLaunch, LaunchTree
 from monograph.runtime.gpu.driver.devices import Device
-from monograph.runtime.gpu.driver.graphs import TO_DEVICE, Copy
+from monograph.runtime.gpu.driver.graphs import TO_DEVICE, CopyNode
 from monograph.runtime.gpu.executable import GpuExecutable, compile_for_gpu
 from tests.gpu.against import device
 from tests.gpu.replay_models import three_towers
@@ -53,9 +53,9 @@ def warm_up() -> None:
     for graphs in (shared_graphs(), cuda_graphs(0)):
         graphs.streams(LANES)
         graphs._made(graphs._inner, DEEPEST)
-        graphs.prepare(Controlled(Nest(REPEAT, (1,))))
+        graphs.prepare(ConditionalLaunch(LaunchTree(REPEAT, (1,))))
         for narrowed in (None, f16, bf16):
-            graphs.prepare(Copy(0, 0, 16, TO_DEVICE, control=1, narrowed=narrowed))
+            graphs.prepare(CopyNode(0, 0, 16, TO_DEVICE, control=1, narrowed=narrowed))
 
 
 def executable(graph: Graph, on: Device | None = None) -> GpuExecutable:
@@ -63,12 +63,12 @@ def executable(graph: Graph, on: Device | None = None) -> GpuExecutable:
     return GpuExecutable(compile_for_gpu(graph, place.arch), place)
 
 
-def model(_: Any = None) -> Running:
+def model(_: Any = None) -> GpuProgram:
     """Three towers side by side, kernels of our own."""
     return executable(three_towers())
 
 
-def library(_: Any = None) -> Running:
+def library(_: Any = None) -> GpuProgram:
     """y = (x w) w by a library, through the arena."""
     torch.manual_seed(0)
     weights = torch.randn(WIDTH, WIDTH, device="cuda") / WIDTH**0.5
@@ -81,7 +81,7 @@ def library(_: Any = None) -> Running:
     return of_calls(calls, {"x": shape}, {"y": shape})
 
 
-def decided(_: Any = None) -> Running:
+def decided(_: Any = None) -> GpuProgram:
     """y = x w or x w w, as the first number of x says, by a library."""
     torch.manual_seed(0)
     weights = torch.randn(WIDTH, WIDTH, device="cuda") / WIDTH**0.5
@@ -95,17 +95,19 @@ def decided(_: Any = None) -> Running:
     def twice(x: torch.Tensor, to: torch.Tensor) -> None:
         torch.mm(torch.mm(x, weights), weights, out=to)
 
-    shape, nest = (ROWS, WIDTH), Nest(BRANCH, (1, 1))
+    shape, nest = (ROWS, WIDTH), LaunchTree(BRANCH, (1, 1))
     calls = [
         (Call(decide, shape, (1,)), ("x", "0")),
-        (Controlled(nest), ("0",)),
+        (ConditionalLaunch(nest), ("0",)),
         (Call(once, shape, shape), ("x", "y")),
         (Call(twice, shape, shape), ("x", "y")),
     ]
-    return of_calls(calls, {"x": shape}, {"y": shape}, nests=(Nest(), nest, Nest(), Nest()))
+    return of_calls(
+        calls, {"x": shape}, {"y": shape}, nests=(LaunchTree(), nest, LaunchTree(), LaunchTree())
+    )
 
 
-def through_temporaries(count: int) -> Running:
+def through_temporaries(count: int) -> GpuProgram:
     """Of so many rows, a few products by a library, by way of memory that it takes for a while."""
 
     def products(x: torch.Tensor, to: torch.Tensor) -> None:
@@ -115,12 +117,12 @@ def through_temporaries(count: int) -> Running:
     return of_calls([(Call(products, shape, shape), ("x", "y"))], {"x": shape}, {"y": shape})
 
 
-def temporaries(_: Any = None) -> Running:
+def temporaries(_: Any = None) -> GpuProgram:
     """Through memory that a library takes for a while."""
     return through_temporaries(ROWS)
 
 
-def state(_: Any = None) -> Running:
+def state(_: Any = None) -> GpuProgram:
     """present = past + x, written over past; y = 10 * present."""
     x, past = value("f32[64]", "x"), value("f32[64]", "past")
     present = Add()(past, x)
@@ -146,12 +148,12 @@ def loop_graph(limit: float = 5.0) -> Graph:
     return graph_of(*unpack(Loop(growing(limit), 1)(*operands)))
 
 
-def loop(_: Any = None) -> Running:
+def loop(_: Any = None) -> GpuProgram:
     """A loop whose turns the data decide."""
     return executable(loop_graph())
 
 
-def branch(_: Any = None) -> Running:
+def branch(_: Any = None) -> GpuProgram:
     """x + x or x * x, as a bool says."""
     x = value("f32[3, 17]", "s")
     choice = If(Graph((x,), (("y0", Add()(x, x)),)), Graph((x,), (("y0", Mul()(x, x)),)))
@@ -198,18 +200,18 @@ def of_calls(
     inputs: dict[str, tuple[int, ...]],
     outputs: dict[str, tuple[int, ...]],
     over: dict[str, str] | None = None,
-    nests: tuple[Nest, ...] = (),
-) -> Running:
+    nests: tuple[LaunchTree, ...] = (),
+) -> GpuProgram:
     """An executable of calls; arguments are ports, or offsets in the arena."""
 
-    def where(name: str) -> Where:
+    def where(name: str) -> BufferRef:
         if name.isdigit():
-            return Where(ARENA, int(name), f32)
-        return Where(PORT, 0, f32, f"{'input' if name in inputs else 'output'}:{name}")
+            return BufferRef(ARENA, int(name), f32)
+        return BufferRef(PORT, 0, f32, f"{'input' if name in inputs else 'output'}:{name}")
 
     layout = GpuLayout(
-        tuple(Slot(n, f32, s) for n, s in inputs.items()),
-        tuple(Slot(n, f32, s, (over or {}).get(n, "")) for n, s in outputs.items()),
+        tuple(DevicePort(n, f32, s) for n, s in inputs.items()),
+        tuple(DevicePort(n, f32, s, (over or {}).get(n, "")) for n, s in outputs.items()),
         tuple(tuple(map(where, names)) for _, names in calls),
         1 << 20,
         256,
@@ -217,4 +219,4 @@ def of_calls(
         (),
         nests=nests,
     )
-    return Running(layout, lambda: [c for c, _ in calls], device(), np.zeros(1, np.uint8))
+    return GpuProgram(layout, lambda: [c for c, _ in calls], device(), np.zeros(1, np.uint8))

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from monograph.runtime.gpu.bound_program import Running
-from monograph.runtime.gpu.capture.control import BRANCH, Controlled, Nest
+from monograph.runtime.gpu.bound_program import GpuProgram
+from monograph.runtime.gpu.capture.control import BRANCH, ConditionalLaunch, LaunchTree
 from monograph.runtime.gpu.capture.pointer_params import ALIGNED
 from tests.gpu.fake_driver import FakeDriver, FakeLibrary, FakeRecord
 from tests.gpu.faults.fakes import Driver
@@ -34,7 +34,7 @@ __all__ = ["branch", "decided", "feeds", "library", "loop", "model", "state", "t
 model, state = chain, counter
 
 
-def library(driver: FakeDriver) -> Running:
+def library(driver: FakeDriver) -> GpuProgram:
     """y = (x + 1) * 2 + 1, all but the last by a library."""
 
     def call(run: Callable[[list[int]], None], words: list[int], stream: int) -> None:
@@ -48,23 +48,25 @@ def library(driver: FakeDriver) -> Running:
     return running(driver, [slot("x")], [slot("y")], works)
 
 
-def decided(driver: FakeDriver) -> Running:
+def decided(driver: FakeDriver) -> GpuProgram:
     """y = 2 x or x + 1, as a bool says, by a library."""
 
     def call(run: Callable[[list[int]], None], words: list[int], stream: int) -> None:
         driver.launch(stream, "library", run, [w.to_bytes(8, "little") for w in words])
 
-    nest = Nest(BRANCH, (1, 1))
+    nest = LaunchTree(BRANCH, (1, 1))
     works = [
         (FakeRecord(driver, "below", below, 2), [port("input:x"), flag()]),
-        (Controlled(nest), [flag()]),
+        (ConditionalLaunch(nest), [flag()]),
         (FakeLibrary(partial(call, double), 2), [port("input:x"), port("output:y")]),
         (FakeLibrary(partial(call, plus_one), 2), [port("input:x"), port("output:y")]),
     ]
-    return running(driver, [slot("x")], [slot("y")], works, (Nest(), nest, Nest(), Nest()))
+    return running(
+        driver, [slot("x")], [slot("y")], works, (LaunchTree(), nest, LaunchTree(), LaunchTree())
+    )
 
 
-def temporaries(driver: Driver) -> Running:
+def temporaries(driver: Driver) -> GpuProgram:
     """y = (x + 1) * 2 by a library, through memory that it takes for a while."""
 
     def launch(stream: int, name: str, run: Any, *words: int) -> None:

@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from monograph.runtime.gpu.bound_program import Running
+from monograph.runtime.gpu.bound_program import GpuProgram
 from monograph.runtime.gpu.capture.capture import every_record
-from monograph.runtime.gpu.capture.control import Controlled
+from monograph.runtime.gpu.capture.control import ConditionalLaunch
 from monograph.runtime.gpu.driver.graphs import GraphError, Handle
 
 QUERIES = frozenset({"abort", "capturing", "capturing_now", "current", "guard", "here", "using"})
@@ -96,9 +96,9 @@ class Misbehaving:
         raise error
 
 
-def kernels_of(executable: Running) -> list[Any]:
+def kernels_of(executable: GpuProgram) -> list[Any]:
     """All launches of an executable, those inside branches and loops included."""
-    return [r for r in every_record(executable._records) if not isinstance(r, Controlled)]
+    return [r for r in every_record(executable._records) if not isinstance(r, ConditionalLaunch)]
 
 
 def hook(replay: Any, number: int, what: Callable[[], None]) -> None:

@@ -23,7 +23,7 @@ import torch
 import monograph
 from monograph.ir import Graph
 from monograph.runtime.gpu import rng_state, target
-from monograph.runtime.gpu.bound_program import Running
+from monograph.runtime.gpu.bound_program import GpuProgram
 from monograph.runtime.gpu.capture.replay import Replay
 from monograph.runtime.gpu.driver.graphs import Handle
 from monograph.runtime.gpu.executable import GpuExecutable
@@ -63,9 +63,9 @@ class Rig:
         made.builds = builds
         return made
 
-    def running(self, kind: str) -> Running:
+    def running(self, kind: str) -> GpuProgram:
         """A model of a kind, on the driver."""
-        made: Running = getattr(self.models, kind)(self.driver)
+        made: GpuProgram = getattr(self.models, kind)(self.driver)
         return made
 
     def feeds(self, kind: str, seed: int = 0) -> dict[str, torch.Tensor]:
@@ -194,9 +194,9 @@ class Case:
 
 
 @functools.cache
-def eager(kind: str) -> Running:
+def eager(kind: str) -> GpuProgram:
     """A model of a kind that is never captured; the fake driver's is its own."""
-    made: Running = (
+    made: GpuProgram = (
         getattr(device_models, kind)() if ON_DEVICE else getattr(fake_models, kind)(Driver())
     )
     return made

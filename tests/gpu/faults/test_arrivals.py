@@ -17,7 +17,7 @@ from monograph.runtime.gpu.build.tuning_cache import TuningCache
 from monograph.runtime.gpu.capture.replay import Replay
 from monograph.runtime.gpu.host_io import host_io_graphs
 from monograph.runtime.gpu.host_io.host_downcast import can_narrow
-from monograph.runtime.gpu.host_io.transfer_policy import FIRST, HALVED, Measured, Way
+from monograph.runtime.gpu.host_io.transfer_policy import FIRST, HALVED, Measured, TransferMode
 from tests.gpu.faults.rig import ON_DEVICE, Rig, fault
 from tests.gpu.faults.test_threads import allocate, pin, synchronise
 from tests.rules.checks import graph_of, value
@@ -42,7 +42,7 @@ HALF = f16 if can_narrow(f16) else bf16
 
 @pytest.fixture(params=(*FIRST, *HALVED), ids=str)
 def _early(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    def timed(runs: Mapping[Way, Callable[[], None]]) -> dict[Way, float]:
+    def timed(runs: Mapping[TransferMode, Callable[[], None]]) -> dict[TransferMode, float]:
         for run in runs.values():
             run()
         return {way: 1.0 if way == request.param else 2.0 for way in runs}

@@ -17,7 +17,12 @@ from monograph.ops.elementwise import Add, Mul
 from monograph.runtime.gpu.capture.replay import Replay
 from monograph.runtime.gpu.host_io import pinned_arrays, pinned_inputs
 from monograph.runtime.gpu.host_io.deferred_free import sweep
-from monograph.runtime.gpu.host_io.pinned_arrays import OFTEN, RETURNING, Returning, whole_pages
+from monograph.runtime.gpu.host_io.pinned_arrays import (
+    OFTEN,
+    RETURNING,
+    PinnedArrayRegistry,
+    whole_pages,
+)
 from tests.gpu.faults.rig import ON_DEVICE, Rig, fault, side_by_side
 from tests.rules.checks import graph_of, value
 
@@ -286,7 +291,7 @@ def test_slabs_of_runs_that_cannot_be_waited_for_are_not_used_again(rig: Rig) ->
 
 def test_pages_are_of_the_device_that_they_were_locked_for() -> None:
     one, other = Rig(), Rig()
-    returning, array = Returning(), alone(1 << 16)
+    returning, array = PinnedArrayRegistry(), alone(1 << 16)
     address = array.ctypes.data
     for _ in range(OFTEN + 1):
         found = returning.find(array, address, one.graphs)
@@ -328,7 +333,7 @@ def test_threads_feed_arrays_of_their_own(rig: Rig) -> None:
 
 def test_no_more_is_locked_than_there_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
     rig = Rig()
-    returning = Returning()
+    returning = PinnedArrayRegistry()
     arrays = [alone(1 << 16) for _ in range(3)]
     room = sum(whole_pages(x.ctypes.data, x.nbytes)[1] for x in arrays[:2])
     monkeypatch.setattr(pinned_arrays, "MOST", room)
@@ -343,7 +348,7 @@ def test_no_more_is_locked_than_there_may_be(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     rig = Rig()
-    returning = Returning()
+    returning = PinnedArrayRegistry()
     monkeypatch.setattr(pinned_arrays, "KNOWN", 4)
     arrays = [np.zeros(64, np.uint8) for _ in range(100)]
     for x in arrays:
@@ -353,7 +358,7 @@ def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_more_of_an_array_than_is_locked_is_gathered() -> None:
     rig = Rig()
-    returning = Returning()
+    returning = PinnedArrayRegistry()
     array = np.zeros(1 << 16, np.uint8)
     part, address = array[: 1 << 12], array.ctypes.data
     for _ in range(OFTEN):

@@ -20,7 +20,7 @@ _UNBOUNDED = 2**31 - 1
 
 
 @dataclass(frozen=True)
-class Signature:
+class NodeSignature:
     """What a node of an op may have, at one opset."""
 
     name: str
@@ -32,7 +32,7 @@ class Signature:
 
 
 @lru_cache(maxsize=4096)
-def find_signature(domain: str, name: str, opset: int) -> Signature | None:
+def find_signature(domain: str, name: str, opset: int) -> NodeSignature | None:
     """The signature of an op at an opset; None where ONNX publishes none."""
     try:
         schema = onnx.defs.get_schema(name, opset, domain)
@@ -40,7 +40,7 @@ def find_signature(domain: str, name: str, opset: int) -> Signature | None:
         return None
     if schema.deprecated:
         return None
-    return Signature(
+    return NodeSignature(
         f"{domain or 'ai.onnx'}.{name} since opset {schema.since_version}",
         (schema.min_input, schema.max_input),
         (schema.min_output, schema.max_output),
@@ -50,7 +50,7 @@ def find_signature(domain: str, name: str, opset: int) -> Signature | None:
 
 
 def check_node(
-    signature: Signature,
+    signature: NodeSignature,
     inputs: int,
     outputs: int,
     attributes: Mapping[str, onnx.AttributeProto],
@@ -69,7 +69,9 @@ def check_node(
     _check_attributes(signature, attributes)
 
 
-def _check_attributes(signature: Signature, attributes: Mapping[str, onnx.AttributeProto]) -> None:
+def _check_attributes(
+    signature: NodeSignature, attributes: Mapping[str, onnx.AttributeProto]
+) -> None:
     if surplus := [name for name in attributes if name not in signature.attributes]:
         raise ModelError(
             "the node has attributes that its op does not have",

@@ -15,7 +15,7 @@ import numpy as np
 import onnx
 
 from monograph.errors import UnsupportedError
-from monograph.generate.check.parts import Part, exported_feeds, exported_part, part_of
+from monograph.generate.check.parts import PartialGraph, exported_feeds, exported_part, part_of
 from monograph.generate.discover.decoder import GROUPED, Decoder
 from monograph.generate.rewrite.surgery import Surgery, names_read
 from monograph.ir import Array
@@ -59,7 +59,9 @@ class Export:
                 equal = equal and _same(shown, right, past, new)
         return equal
 
-    def _feeds(self, part: Part, past: int, new: int, start: int, maximum: int) -> dict[str, Array]:
+    def _feeds(
+        self, part: PartialGraph, past: int, new: int, start: int, maximum: int
+    ) -> dict[str, Array]:
         """What a part of the step is given, in one row with padding in front up to `start`."""
         numbers = {"position": past, "start": start, "count": new}
         shapes: dict[str | None, tuple[int, ...]] = dict.fromkeys(numbers, (1,))

@@ -16,11 +16,11 @@ from monograph.frontend.onnx import ModelFile
 from monograph.generate.discover.decoder import Decoder
 from monograph.generate.rewrite.surgery import names_read, needed_nodes
 from monograph.ir import Array
-from monograph.runtime.cache.source import Source
+from monograph.runtime.cache.source import UnreadModel
 from monograph.session import Session
 
 
-class RewrittenSource(Source):
+class RewrittenSource(UnreadModel):
     """A model that was made of a file: its weights may lie beside that file."""
 
     def __init__(self, model: onnx.ModelProto, directory: Path) -> None:
@@ -34,7 +34,7 @@ class RewrittenSource(Source):
 
 
 @dataclass(frozen=True)
-class Part:
+class PartialGraph:
     """What some values of a graph need, ready to run with any lengths."""
 
     session: Session
@@ -57,7 +57,7 @@ def part_of(
     directory: Path,
     names: Iterable[str],
     free: Mapping[str, int] | None = None,
-) -> Part:
+) -> PartialGraph:
     """The part of a model that gives these values.
 
     free: axes of inputs that may have any size, whatever the model says.
@@ -77,12 +77,12 @@ def part_of(
     part.graph.initializer.extend(t for t in graph.initializer if t.name in read)
     part.graph.output.extend(onnx.ValueInfoProto(name=name) for name in wanted)
     config = make_config(target="reference", cache_dir="")
-    return Part(Session(RewrittenSource(part, directory), config, {}, {}), wanted)
+    return PartialGraph(Session(RewrittenSource(part, directory), config, {}, {}), wanted)
 
 
 def exported_part(
     model: onnx.ModelProto, directory: Path, decoder: Decoder, names: Iterable[str]
-) -> Part:
+) -> PartialGraph:
     """A part of an export, for pasts of any length."""
     free = {c.past: 2 for c in decoder.caches}
     if decoder.mask is not None:
@@ -90,7 +90,7 @@ def exported_part(
     return part_of(model, directory, names, free)
 
 
-def exported_feeds(part: Part, decoder: Decoder, past: int, new: int) -> dict[str, Array]:
+def exported_feeds(part: PartialGraph, decoder: Decoder, past: int, new: int) -> dict[str, Array]:
     """What a part of the export is given for some tokens behind a past, in one row."""
     shapes: dict[str | None, tuple[int, ...]] = {
         c.past: (1, c.heads, past, c.size) for c in decoder.caches

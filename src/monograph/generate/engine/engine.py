@@ -21,7 +21,7 @@ from monograph.generate.engine.logits import Logits
 from monograph.generate.engine.pipelined_step import Ahead
 from monograph.generate.engine.samplers import Samplers
 from monograph.generate.rewrite.loop import LoopModel
-from monograph.generate.rewrite.sampling import SEEN, Sampling, Shape
+from monograph.generate.rewrite.sampling import SEEN, SamplerShape, Sampling
 from monograph.generate.rewrite.step import (
     COUNT,
     LOGITS,
@@ -30,7 +30,7 @@ from monograph.generate.rewrite.step import (
     POSITION,
     START,
     TOKENS,
-    Step,
+    DecodeStep,
 )
 from monograph.generate.stats import Timing
 from monograph.ir import Array
@@ -61,9 +61,9 @@ class Engine:
         self.timing = Timing()
         self.sampling: Sampling | None = Sampling()
         """What steps go by now."""
-        self.step: Step
+        self.step: DecodeStep
         self.session: Session
-        self.choose(Shape())
+        self.choose(SamplerShape())
         self._arrays: Arrays = arrays_of(self.session)
         """Where all sessions of the target want their state."""
         self.decoder: Decoder = self.step.decoder
@@ -90,7 +90,7 @@ class Engine:
         self.last_feeds: dict[str, Any] = {}
         """What the last run was given; its caches hold what that run made of them."""
 
-    def choose(self, shape: Shape) -> None:
+    def choose(self, shape: SamplerShape) -> None:
         """Takes the session whose steps choose tokens in this way."""
         self._sampler = self._samplers.choose(shape)
         self.step, self.session = self._sampler.step, self._sampler.session

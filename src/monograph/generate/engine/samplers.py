@@ -11,8 +11,8 @@ from monograph.generate.check.parts import RewrittenSource
 from monograph.generate.discover.folder import Settings
 from monograph.generate.discover.sizes import weight_bytes
 from monograph.generate.rewrite.loop import LoopModel, build_loop
-from monograph.generate.rewrite.sampling import Shape
-from monograph.generate.rewrite.step import Step, build_step
+from monograph.generate.rewrite.sampling import SamplerShape
+from monograph.generate.rewrite.step import DecodeStep, build_step
 from monograph.generate.stats import add_up
 from monograph.runtime.progress import Progress
 from monograph.session import Session
@@ -27,7 +27,7 @@ KEPT_BYTES = 2 << 30
 class Sampler:
     """A step that chooses tokens in one way, with what runs it."""
 
-    step: Step
+    step: DecodeStep
     session: Session
     loop: tuple[LoopModel, Session] | None = None
 
@@ -58,11 +58,11 @@ class Samplers:
         self._maximum = maximum
         self._logits = logits
         self._progress = progress
-        self._kept: OrderedDict[Shape, Sampler] = OrderedDict()
+        self._kept: OrderedDict[SamplerShape, Sampler] = OrderedDict()
         self._before: list[dict[str, Any]] = []
         """What samplers did that were let go."""
 
-    def choose(self, shape: Shape) -> Sampler:
+    def choose(self, shape: SamplerShape) -> Sampler:
         """The sampler of this shape, made where it is not at hand."""
         if shape not in self._kept:
             step = build_step(self._settings, self._maximum, shape, self._logits)

@@ -21,7 +21,7 @@ from monograph.generate.rewrite.step import (
     NEXT_POSITION,
     POSITION,
     TOKENS,
-    Step,
+    DecodeStep,
 )
 from monograph.generate.rewrite.surgery import OWN
 
@@ -43,7 +43,7 @@ class LoopModel:
     """By the names outside: what the state is called in the step."""
 
 
-def build_loop(step: Step) -> LoopModel:
+def build_loop(step: DecodeStep) -> LoopModel:
     """The loop around a step. It gives the tokens, [batch, maximum], and how many turns it took."""
     model = onnx.ModelProto()
     model.CopyFrom(step.model)
@@ -93,7 +93,7 @@ def build_loop(step: Step) -> LoopModel:
 
 
 def _body(
-    step: Step, graph: onnx.GraphProto, carried: dict[str, tuple[str, onnx.TypeProto]]
+    step: DecodeStep, graph: onnx.GraphProto, carried: dict[str, tuple[str, onnx.TypeProto]]
 ) -> onnx.GraphProto:
     """The step, with the count of turns, what was made and who has ended around it."""
     own = [_node("Together" if step.aligned else "Going", [ENDED], [COUNT])]

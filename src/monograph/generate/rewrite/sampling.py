@@ -61,10 +61,10 @@ class Sampling:
         object.__setattr__(self, name, number)
 
     @property
-    def shape(self) -> Shape:
+    def shape(self) -> SamplerShape:
         """What of it decides the graph."""
         drawn = self.temperature >= _COLDEST and self.top_k != 1
-        return Shape(
+        return SamplerShape(
             drawn,
             self.top_k if drawn else 0,
             drawn and self.top_p < 1.0,
@@ -84,7 +84,7 @@ class Sampling:
 
 
 @dataclass(frozen=True)
-class Shape:
+class SamplerShape:
     """What decides which nodes choose a token."""
 
     drawn: bool = False
@@ -93,7 +93,9 @@ class Shape:
     penalised: bool = False
 
 
-def add_sampling(s: Surgery, shape: Shape, logits: str, position: str, vocabulary: int) -> str:
+def add_sampling(
+    s: Surgery, shape: SamplerShape, logits: str, position: str, vocabulary: int
+) -> str:
     """Nodes that choose from logits [batch, vocabulary]; the token's name."""
     if shape.penalised:
         (logits,) = s.add_last("Penalise", [logits, NOW_SEEN, "penalty"])

@@ -27,7 +27,7 @@ from monograph.generate.rewrite.caching import (
 from monograph.generate.rewrite.constants import fold_few
 from monograph.generate.rewrite.lengths import Lengths, check_tables, find_lengths, position_tables
 from monograph.generate.rewrite.onnx_functions import add_pieces
-from monograph.generate.rewrite.sampling import NOW_SEEN, SEEN, Shape, add_sampling
+from monograph.generate.rewrite.sampling import NOW_SEEN, SEEN, SamplerShape, add_sampling
 from monograph.generate.rewrite.surgery import Surgery, free_names
 
 TOKENS, POSITION, COUNT, START = "tokens", "position", "count", "start"
@@ -44,7 +44,7 @@ _BEHIND_HEAD = ("Add", "Cast", "Div", "Identity", "Mul", "Tanh")
 
 
 @dataclass(frozen=True)
-class Step:
+class DecodeStep:
     """A rewritten decoder, and what it was found to be."""
 
     model: onnx.ModelProto
@@ -60,7 +60,9 @@ class Step:
     """How many the tables of the decoder have; None where it has no tables."""
 
 
-def build_step(settings: Settings, maximum: int, shape: Shape, logits: bool = False) -> Step:
+def build_step(
+    settings: Settings, maximum: int, shape: SamplerShape, logits: bool = False
+) -> DecodeStep:
     """The step of a decoder, for caches of `maximum` rows; with the logits, where asked for."""
     s, decoder, directory, lengths = _read(settings)
     model = s.model
@@ -86,7 +88,7 @@ def build_step(settings: Settings, maximum: int, shape: Shape, logits: bool = Fa
     s.finish()
     add_pieces(model)
     uniform = not export.check(model, maximum) and aligned
-    return Step(model, directory, decoder, maximum, donate, aligned, uniform, positions)
+    return DecodeStep(model, directory, decoder, maximum, donate, aligned, uniform, positions)
 
 
 def most_positions(settings: Settings) -> int | None:
@@ -127,7 +129,7 @@ def _without_clashes(s: Surgery, decoder: Decoder) -> Surgery:
     return Surgery(s.model)
 
 
-def _choose(s: Surgery, decoder: Decoder, shape: Shape, aligned: bool) -> None:
+def _choose(s: Surgery, decoder: Decoder, shape: SamplerShape, aligned: bool) -> None:
     """The head on the last real token only, then the choice of the next one."""
     rows = decoder.logits
     head = _head(s, rows)
@@ -162,7 +164,7 @@ def _head(s: Surgery, logits: str) -> onnx.NodeProto | None:
 
 
 def _declare(
-    s: Surgery, decoder: Decoder, maximum: int, shape: Shape, logits: bool, aligned: bool
+    s: Surgery, decoder: Decoder, maximum: int, shape: SamplerShape, logits: bool, aligned: bool
 ) -> None:
     """The inputs and outputs of the step."""
     make = helper.make_tensor_value_info

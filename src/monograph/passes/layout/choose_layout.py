@@ -21,9 +21,9 @@ from monograph.ops.shape import Reshape, Transpose, Unsqueeze
 from monograph.ops.window import CHANNELS_LAST
 from monograph.passes.base import Environment, Pass, users_of
 from monograph.passes.layout.layout_rules import (
+    LayoutPlan,
     Need,
     Order,
-    Plan,
     channels_last,
     follow,
     has_order,
@@ -70,11 +70,11 @@ class ChooseLayout(Pass):
 class _Chooser:
     """The choice of an order for every value."""
 
-    def __init__(self, graph: Graph, layers: dict[Value, Plan], cost: CostModel) -> None:
+    def __init__(self, graph: Graph, layers: dict[Value, LayoutPlan], cost: CostModel) -> None:
         self.graph = graph
         self.layers = layers
         self.cost = cost
-        self.plans: dict[Value, Plan] = {}
+        self.plans: dict[Value, LayoutPlan] = {}
         self.free: list[Value] = []
         self.wanted: dict[Value, Counter[Order]] = {v: Counter() for v in graph.values}
         """How many users (outputs included) read a value in an order."""
@@ -89,7 +89,7 @@ class _Chooser:
             if has_order(value):
                 self.wanted[value][plain(value.tensor.rank)] += 1
 
-    def run(self) -> dict[Value, Plan]:
+    def run(self) -> dict[Value, LayoutPlan]:
         stale = set(self.free)
         for _ in range(ROUNDS):
             for value in (*self.free, *reversed(self.free)):
@@ -101,7 +101,7 @@ class _Chooser:
                 break
         return self.plans
 
-    def _take(self, value: Value, plan: Plan) -> None:
+    def _take(self, value: Value, plan: LayoutPlan) -> None:
         self.plans[value] = plan
         for v, need in zip(value.inputs, plan.needs, strict=True):
             self.wanted[v][need.order] += 1
@@ -123,7 +123,7 @@ class _Chooser:
         self._take(value, best)
         return before is None or (before.order, before.needs) != (best.order, best.needs)
 
-    def _rank(self, value: Value, plan: Plan) -> tuple[int, bool, bool]:
+    def _rank(self, value: Value, plan: LayoutPlan) -> tuple[int, bool, bool]:
         """What a plan costs; among equals the one that leaves the plain order, then the present."""
         cost = self._own(value, plan) + self._around(value, plan.order)
         reads = {(v, need.order) for v, need in zip(value.inputs, plan.needs, strict=True)}
@@ -132,7 +132,7 @@ class _Chooser:
                 cost += self._cost(v, self.plans[v].order, order)
         return cost, plan.order == plain(len(plan.order)), plan != self.plans.get(value)
 
-    def _options(self, value: Value) -> list[Plan]:
+    def _options(self, value: Value) -> list[LayoutPlan]:
         """The plain plan (of a layer, its own), those that follow an operand or serve a user."""
         found = [self.layers.get(value) or plain_plan(value)]
         for i, v in enumerate(value.inputs):
@@ -144,7 +144,7 @@ class _Chooser:
                 found.append(plan)
         return found
 
-    def _own(self, value: Value, plan: Plan) -> int:
+    def _own(self, value: Value, plan: LayoutPlan) -> int:
         """The cost of a transpose that the graph has itself and the plan keeps."""
         if not isinstance(plan.op, Transpose):
             return 0
@@ -187,13 +187,13 @@ class _Builder:
     """The graph of a choice of orders."""
 
     graph: Graph
-    plans: dict[Value, Plan]
+    plans: dict[Value, LayoutPlan]
     rule: str
     environment: Environment
     kept: dict[Value, Value] = field(default_factory=dict)
     origins: dict[Value, str] = field(default_factory=dict)
 
-    def run(self, layers: dict[Value, Plan]) -> Graph:
+    def run(self, layers: dict[Value, LayoutPlan]) -> Graph:
         graph = self.graph
         for value in graph.values:
             plan = self.plans[value]

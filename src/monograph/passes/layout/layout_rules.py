@@ -1,9 +1,9 @@
 """How each op works on a tensor whose dimensions are kept in another order.
 
 An *order* says how a value is kept: dimension i of what is kept is dimension order[i] of the value.
-A rule is given a value and the order of one of its operands, and gives a `Plan`: the op that works
-on what is kept, the orders it needs its operands in, and the order its result comes in. An op that
-has no rule takes its operands as they are.
+A rule is given a value and the order of one of its operands, and gives a `LayoutPlan`: the op that
+works on what is kept, the orders it needs its operands in, and the order its result comes in. An op
+that has no rule takes its operands as they are.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Need:
 
 
 @dataclass(frozen=True)
-class Plan:
+class LayoutPlan:
     """How a value is computed: by an op (None: what its operand is kept as serves as it is)."""
 
     op: Op | None
@@ -72,12 +72,12 @@ def plain_need(value: Value) -> Need:
     return Need(plain(value.tensor.rank) if has_order(value) else ())
 
 
-def plain_plan(value: Value) -> Plan:
+def plain_plan(value: Value) -> LayoutPlan:
     """The op as it is, on operands as they are."""
-    return Plan(value.op, tuple(map(plain_need, value.inputs)), plain_need(value).order)
+    return LayoutPlan(value.op, tuple(map(plain_need, value.inputs)), plain_need(value).order)
 
 
-def layer_plan(value: Value) -> Plan | None:
+def layer_plan(value: Value) -> LayoutPlan | None:
     """A convolution with its channels last; None for any other value."""
     op = value.op
     if not isinstance(op, (Conv, ConvTranspose)) or op.layout != CHANNELS_FIRST:
@@ -85,7 +85,9 @@ def layer_plan(value: Value) -> Plan | None:
     if not all(map(has_order, (value, *value.inputs))):
         return None
     order = channels_last(value.tensor.rank)
-    return Plan(replace(op, layout=CHANNELS_LAST), (Need(order), Need(plain(len(order)))), order)
+    return LayoutPlan(
+        replace(op, layout=CHANNELS_LAST), (Need(order), Need(plain(len(order)))), order
+    )
 
 
 def is_pointwise(value: Value) -> bool:
@@ -97,7 +99,7 @@ def is_pointwise(value: Value) -> bool:
     return all(k == 1 for k in (*kernel, *op.strides)) and not any((*op.pads_begin, *op.pads_end))
 
 
-def follow(value: Value, index: int, order: Order) -> Plan | None:
+def follow(value: Value, index: int, order: Order) -> LayoutPlan | None:
     """A plan for a value whose operand `index` is kept in this order; None where there is none."""
     if not all(map(has_order, (value, *value.inputs))):
         return None
@@ -107,12 +109,12 @@ def follow(value: Value, index: int, order: Order) -> Plan | None:
     return None
 
 
-def reach(value: Value, order: Order) -> Plan | None:
+def reach(value: Value, order: Order) -> LayoutPlan | None:
     """A plan for a value whose result comes in this order; None where there is none."""
     if not value.inputs or not all(map(has_order, (value, *value.inputs))):
         return None
     if isinstance(value.op, ELEMENTWISE):
-        return Plan(value.op, tuple(aligned(v, order) for v in value.inputs), order)
+        return LayoutPlan(value.op, tuple(aligned(v, order) for v in value.inputs), order)
     if isinstance(value.op, Broadcast):
         return _broadcast_to(value, order)
     before = _operand_order(value, order)
@@ -170,122 +172,122 @@ def _places(order: Order, axes: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(order.index(a) for a in axes)
 
 
-def _elementwise(value: Value, index: int, order: Order) -> Plan:
+def _elementwise(value: Value, index: int, order: Order) -> LayoutPlan:
     whole = _widened(order, value.tensor.rank)
-    return Plan(value.op, tuple(aligned(v, whole) for v in value.inputs), whole)
+    return LayoutPlan(value.op, tuple(aligned(v, whole) for v in value.inputs), whole)
 
 
-def _concat(value: Value, index: int, order: Order) -> Plan:
+def _concat(value: Value, index: int, order: Order) -> LayoutPlan:
     assert isinstance(value.op, Concat)
     op = Concat(order.index(value.op.axis))
-    return Plan(op, (Need(order),) * len(value.inputs), order)
+    return LayoutPlan(op, (Need(order),) * len(value.inputs), order)
 
 
-def _slice(value: Value, index: int, order: Order) -> Plan:
+def _slice(value: Value, index: int, order: Order) -> LayoutPlan:
     assert isinstance(value.op, Slice)
     fields = (value.op.starts, value.op.stops, value.op.steps)
     op = Slice(*(tuple(f[d] for d in order) for f in fields))
-    return Plan(op, (Need(order),), order)
+    return LayoutPlan(op, (Need(order),), order)
 
 
-def _pad(value: Value, index: int, order: Order) -> Plan | None:
+def _pad(value: Value, index: int, order: Order) -> LayoutPlan | None:
     op = value.op
     assert isinstance(op, Pad)
     if index:
         return None
     before, after = (tuple(counts[d] for d in order) for counts in (op.before, op.after))
     needs = (Need(order), Need(()))[: len(value.inputs)]
-    return Plan(Pad(before, after, op.mode), needs, order)
+    return LayoutPlan(Pad(before, after, op.mode), needs, order)
 
 
-def _tile(value: Value, index: int, order: Order) -> Plan:
+def _tile(value: Value, index: int, order: Order) -> LayoutPlan:
     assert isinstance(value.op, Tile)
-    return Plan(Tile(tuple(value.op.repeats[d] for d in order)), (Need(order),), order)
+    return LayoutPlan(Tile(tuple(value.op.repeats[d] for d in order)), (Need(order),), order)
 
 
-def _broadcast(value: Value, index: int, order: Order) -> Plan | None:
+def _broadcast(value: Value, index: int, order: Order) -> LayoutPlan | None:
     return _broadcast_to(value, _widened(order, value.tensor.rank))
 
 
-def _broadcast_to(value: Value, order: Order) -> Plan | None:
+def _broadcast_to(value: Value, order: Order) -> LayoutPlan | None:
     if not value.tensor.is_static:
         return None
     shape = tuple(value.tensor.static[d] for d in order)
-    return Plan(Broadcast(shape), (aligned(value.inputs[0], order),), order)
+    return LayoutPlan(Broadcast(shape), (aligned(value.inputs[0], order),), order)
 
 
-def _reduction(value: Value, index: int, order: Order) -> Plan:
+def _reduction(value: Value, index: int, order: Order) -> LayoutPlan:
     op = value.op
     assert isinstance(op, Reduction)
     after = order if op.keep else _without(order, op.axes)
     moved = replace(op, axes=_places(order, op.axes))  # type: ignore[type-var]
-    return Plan(moved, (Need(order),), after)
+    return LayoutPlan(moved, (Need(order),), after)
 
 
-def _choice(value: Value, index: int, order: Order) -> Plan:
+def _choice(value: Value, index: int, order: Order) -> LayoutPlan:
     op = value.op
     assert isinstance(op, ArgReduction)
     after = order if op.keep else _without(order, (op.axis,))
     moved = replace(op, axis=order.index(op.axis))  # type: ignore[type-var]
-    return Plan(moved, (Need(order),), after)
+    return LayoutPlan(moved, (Need(order),), after)
 
 
-def _along_axis(value: Value, index: int, order: Order) -> Plan:
+def _along_axis(value: Value, index: int, order: Order) -> LayoutPlan:
     op = value.op
     assert isinstance(op, (Cumulative, Softmax, LogSoftmax))
-    return Plan(replace(op, axis=order.index(op.axis)), (Need(order),), order)  # type: ignore[type-var]
+    return LayoutPlan(replace(op, axis=order.index(op.axis)), (Need(order),), order)  # type: ignore[type-var]
 
 
-def _norm(value: Value, index: int, order: Order) -> Plan | None:
+def _norm(value: Value, index: int, order: Order) -> LayoutPlan | None:
     op = value.op
     assert isinstance(op, (LayerNorm, RmsNorm))
     if index:
         return None
     needs = tuple(aligned(v, order) for v in value.inputs)
-    return Plan(replace(op, axes=_places(order, op.axes)), needs, order)
+    return LayoutPlan(replace(op, axes=_places(order, op.axes)), needs, order)
 
 
-def _resize(value: Value, index: int, order: Order) -> Plan:
+def _resize(value: Value, index: int, order: Order) -> LayoutPlan:
     assert isinstance(value.op, Resize)
-    return Plan(replace(value.op, axes=_places(order, value.op.axes)), (Need(order),), order)
+    return LayoutPlan(replace(value.op, axes=_places(order, value.op.axes)), (Need(order),), order)
 
 
-def _pool(value: Value, index: int, order: Order) -> Plan | None:
+def _pool(value: Value, index: int, order: Order) -> LayoutPlan | None:
     op = value.op
     assert isinstance(op, Pool)
     if op.layout != CHANNELS_FIRST or order != channels_last(len(order)):
         return None
-    return Plan(replace(op, layout=CHANNELS_LAST), (Need(order),), order)
+    return LayoutPlan(replace(op, layout=CHANNELS_LAST), (Need(order),), order)
 
 
-def _pointwise(value: Value, index: int, order: Order) -> Plan | None:
+def _pointwise(value: Value, index: int, order: Order) -> LayoutPlan | None:
     """A 1x1 convolution, which does not care about the order of the spatial dimensions."""
     if index or not is_pointwise(value) or (order[0], order[-1]) != (0, 1):
         return None
     assert isinstance(value.op, Conv)
     op = replace(value.op, layout=CHANNELS_LAST)
-    return Plan(op, (Need(order), Need(plain(len(order)))), order)
+    return LayoutPlan(op, (Need(order), Need(plain(len(order)))), order)
 
 
-def _squeeze(value: Value, index: int, order: Order) -> Plan:
+def _squeeze(value: Value, index: int, order: Order) -> LayoutPlan:
     assert isinstance(value.op, Squeeze)
     axes = value.op.axes
-    return Plan(Squeeze(_places(order, axes)), (Need(order),), _without(order, axes))
+    return LayoutPlan(Squeeze(_places(order, axes)), (Need(order),), _without(order, axes))
 
 
-def _unsqueeze(value: Value, index: int, order: Order) -> Plan:
+def _unsqueeze(value: Value, index: int, order: Order) -> LayoutPlan:
     assert isinstance(value.op, Unsqueeze)
     after = _with(order, value.op.axes)
-    return Plan(Unsqueeze(_places(after, value.op.axes)), (Need(order),), after)
+    return LayoutPlan(Unsqueeze(_places(after, value.op.axes)), (Need(order),), after)
 
 
-def _transpose(value: Value, index: int, order: Order) -> Plan:
+def _transpose(value: Value, index: int, order: Order) -> LayoutPlan:
     assert isinstance(value.op, Transpose)
     back = inverse(value.op.permutation)
-    return Plan(None, (Need(order),), tuple(back[d] for d in order))
+    return LayoutPlan(None, (Need(order),), tuple(back[d] for d in order))
 
 
-def _gather(value: Value, index: int, order: Order) -> Plan | None:
+def _gather(value: Value, index: int, order: Order) -> LayoutPlan | None:
     op = value.op
     assert isinstance(op, Gather)
     if index:
@@ -297,10 +299,10 @@ def _gather(value: Value, index: int, order: Order) -> Plan | None:
             after.extend(range(d, d + count))
         else:
             after.append(d if d < op.axis else d + count - 1)
-    return Plan(Gather(order.index(op.axis)), (Need(order), Need(plain(count))), tuple(after))
+    return LayoutPlan(Gather(order.index(op.axis)), (Need(order), Need(plain(count))), tuple(after))
 
 
-def _quantise(value: Value, index: int, order: Order) -> Plan | None:
+def _quantise(value: Value, index: int, order: Order) -> LayoutPlan | None:
     op = value.op
     assert isinstance(op, (Quantize, Dequantize))
     if index:
@@ -308,16 +310,16 @@ def _quantise(value: Value, index: int, order: Order) -> Plan | None:
     # Scales of blocks have the rank of x; of indices along an axis, they are vectors.
     own = tuple(Need(order if op.block else plain(v.tensor.rank)) for v in value.inputs[1:])
     axis = None if op.axis is None else order.index(op.axis)
-    return Plan(replace(op, axis=axis), (Need(order), *own), order)
+    return LayoutPlan(replace(op, axis=axis), (Need(order), *own), order)
 
 
-def _reshape(value: Value, index: int, order: Order) -> Plan | None:
+def _reshape(value: Value, index: int, order: Order) -> LayoutPlan | None:
     regrouped = _regroup(value.inputs[0].tensor, value.tensor, order)
     if regrouped is None:
         return None
     need, after = regrouped
     shape = tuple(value.tensor.static[d] for d in after)
-    return Plan(Reshape(shape), (Need(need),), after)
+    return LayoutPlan(Reshape(shape), (Need(need),), after)
 
 
 def _regroup(given: TensorType, result: TensorType, order: Order) -> tuple[Order, Order] | None:
@@ -374,7 +376,9 @@ def is_view(type_: TensorType, given: Order, wanted: Order) -> bool:
     return _sized(given, type_) == _sized(wanted, type_)
 
 
-_RULES: tuple[tuple[type | tuple[type, ...], Callable[[Value, int, Order], Plan | None]], ...] = (
+_RULES: tuple[
+    tuple[type | tuple[type, ...], Callable[[Value, int, Order], LayoutPlan | None]], ...
+] = (
     (ELEMENTWISE, _elementwise),
     (Concat, _concat),
     (Slice, _slice),

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from monograph.ir import Graph, Item, TensorType, TupleType, Type, Value
-from monograph.program.dynamic.stages import Cut
+from monograph.program.dynamic.stages import StageSplit
 
 
-def stops(parts: Cut) -> tuple[str, ...]:
+def stops(parts: StageSplit) -> tuple[str, ...]:
     """The ops where the host comes in, with the ONNX nodes and why; none where it does not.
 
     That is what has to wait for sizes, loops that are made turn by turn, and where nothing waits,

@@ -47,7 +47,7 @@ Compiles = Callable[[Value], bool]
 
 
 @dataclass(frozen=True)
-class Source:
+class StageSource:
     """Where a value that is needed later comes from: a result, cut to the length that counts."""
 
     result: int
@@ -62,12 +62,12 @@ class Source:
 
 
 @dataclass(frozen=True, eq=False)
-class Cut:
+class StageSplit:
     """A graph in two: the one that can run, and the values that wait for its results."""
 
     whole: Graph
     first: Graph
-    sources: Mapping[Value, Source]
+    sources: Mapping[Value, StageSource]
     """What the waiting values, or the outputs, need of the first graph."""
     waiting: tuple[Value, ...]
     decisive: tuple[Value, ...]
@@ -87,7 +87,7 @@ class Cut:
 
 def cut(
     graph: Graph, compiles: Compiles, keeps_state: bool = False, turns: bool = False
-) -> Cut | None:
+) -> StageSplit | None:
     """Divides a graph where it has to wait; None where it is a plain program.
 
     keeps_state: something in it has a state that outlives a run, so it is no plain program.
@@ -105,7 +105,7 @@ def cut(
     now = [v for v in dict.fromkeys(read) if v not in later and not is_leaf(v)]
     first, sources = search.first(graph, now)
     decisive = tuple(search.decisive)
-    return Cut(graph, first, sources, tuple(waits), decisive, search.reasons, turned)
+    return StageSplit(graph, first, sources, tuple(waits), decisive, search.reasons, turned)
 
 
 def contained(graph: Graph, compiles: Compiles) -> Graph:
@@ -217,10 +217,10 @@ class _Search:
         self.waiting[value] = None
         self.reasons[value] = why
 
-    def first(self, graph: Graph, wanted: list[Value]) -> tuple[Graph, dict[Value, Source]]:
+    def first(self, graph: Graph, wanted: list[Value]) -> tuple[Graph, dict[Value, StageSource]]:
         """The graph of what can run now, sizes that data decide bounded."""
         outputs: dict[Value, int] = {}
-        sources: dict[Value, Source] = {}
+        sources: dict[Value, StageSource] = {}
 
         def place(value: Value) -> int:
             return outputs.setdefault(value, len(outputs))
@@ -228,9 +228,9 @@ class _Search:
         for value in wanted:
             room = self.rooms.get(value)
             if room is None:
-                sources[value] = Source(place(self.made[value]))
+                sources[value] = StageSource(place(self.made[value]))
             else:
-                sources[value] = Source(place(room.value), place(room.count), room.axis)
+                sources[value] = StageSource(place(room.value), place(room.count), room.axis)
         named = tuple((f"~{i}", v) for v, i in outputs.items())
         origins = dict(graph.origins)
         for old, new in self.made.items():
@@ -289,7 +289,7 @@ def _is_open(type_: Type) -> bool:
     return not type_.is_static
 
 
-def remainder(cut: Cut, data: Mapping[Value, Any]) -> tuple[Graph, dict[str, Any]]:
+def remainder(cut: StageSplit, data: Mapping[Value, Any]) -> tuple[Graph, dict[str, Any]]:
     """What waits as a graph of known shapes, and its feeds."""
     made: dict[Value, Value] = {}
     feeds: dict[str, Any] = {}

@@ -22,14 +22,14 @@ class Lifetime:
 
 
 @dataclass(frozen=True)
-class Plan:
+class MemoryPlan:
     """Where each buffer starts in the arena, and how large the arena is."""
 
     offsets: dict[int, int]
     size: int
 
 
-def plan(lifetimes: Sequence[Lifetime]) -> Plan:
+def plan(lifetimes: Sequence[Lifetime]) -> MemoryPlan:
     """Places buffers so that no two that live at once overlap; the largest first."""
     offsets: dict[int, int] = {}
     placed: list[tuple[int, int, Lifetime]] = []
@@ -47,7 +47,7 @@ def plan(lifetimes: Sequence[Lifetime]) -> Plan:
         offsets.update(dict.fromkeys((life.key, *life.over), offset))
         placed.append((offset, stop, life))
         size = max(size, stop)
-    return Plan(offsets, size)
+    return MemoryPlan(offsets, size)
 
 
 def fullest(lifetimes: Sequence[Lifetime]) -> tuple[int, list[Lifetime]]:

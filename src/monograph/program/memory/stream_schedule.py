@@ -14,7 +14,7 @@ from monograph.ir import Value
 from monograph.program.index import strides_of
 from monograph.program.memory.buffer_assignment import CONSTANT, Places, Storage
 from monograph.program.memory.inplace import root
-from monograph.program.memory.memory_planner import ALIGNMENT, Plan
+from monograph.program.memory.memory_planner import ALIGNMENT, MemoryPlan
 from monograph.program.program import Step
 
 
@@ -201,7 +201,7 @@ class Uses:
     steps: tuple[int, ...]
 
 
-def plan_apart(buffers: Sequence[Uses], order: Schedule) -> Plan:
+def plan_apart(buffers: Sequence[Uses], order: Schedule) -> MemoryPlan:
     """Places buffers so that no two that may be in use at once overlap; the largest first."""
     offsets: dict[int, int] = {}
     placed: list[tuple[int, int, Uses]] = []
@@ -213,7 +213,7 @@ def plan_apart(buffers: Sequence[Uses], order: Schedule) -> Plan:
         offsets[buffer.key] = offset
         placed.append((offset, offset + nbytes, buffer))
         size = max(size, offset + nbytes)
-    return Plan(offsets, size)
+    return MemoryPlan(offsets, size)
 
 
 def _meet(a: Uses, b: Uses, order: Schedule) -> bool:

@@ -20,7 +20,7 @@ from monograph.ir import Graph, Input, constant, tensor
 from monograph.ir.dtype import f32
 from monograph.ops.linear import Dot
 from monograph.ops.reduce import ReduceMax
-from monograph.report.commands.execute import Notes, Request, advising
+from monograph.report.commands.execute import Notes, RunRequest, advising
 from monograph.report.render.tables import count_text, seconds_text, table
 from monograph.runtime.cpu.executable import compile_graph
 from monograph.runtime.cpu.threads import choose_threads
@@ -132,7 +132,7 @@ class Bench:
 
 
 def bench_model(
-    request: Request,
+    request: RunRequest,
     note: Notes,
     *,
     against: Sequence[str] = (),
@@ -220,7 +220,9 @@ def summarise(seconds: Sequence[float]) -> Times:
     return Times(len(seconds), float(p50), float(p90), float(p99), min(seconds))
 
 
-def _peer(name: str, request: Request, feeds: Mapping[str, Any], threads: int) -> Callable[[], Any]:
+def _peer(
+    name: str, request: RunRequest, feeds: Mapping[str, Any], threads: int
+) -> Callable[[], Any]:
     """A run of the same file in another runtime, with the same threads."""
     try:
         module: Any = importlib.import_module(name)

@@ -16,11 +16,17 @@ from monograph.errors import ConfigError
 from monograph.ir import Graph
 from monograph.passes.base import Environment
 from monograph.pipeline import PassOptions, all_passes, optimise
-from monograph.report.commands.execute import Notes, Request, VerifyResult, advising, verify_model
+from monograph.report.commands.execute import (
+    Notes,
+    RunRequest,
+    VerifyResult,
+    advising,
+    verify_model,
+)
 from monograph.rewrite import CPU_COST, GPU_COST, CostModel
 from monograph.runtime.cpu.instrumented import compile_stepped
 from monograph.runtime.inputs.inputs import Chosen
-from monograph.runtime.numerics.bisect import Numbers, PassError
+from monograph.runtime.numerics.bisect import NumericCheck, PassError
 from monograph.runtime.numerics.compare import Difference, compare_outputs
 from monograph.runtime.numerics.stepwise import StepCheck, StepChecker
 from monograph.session import Session
@@ -87,7 +93,7 @@ def cost_of(target: str | None) -> tuple[str, CostModel]:
     return name, COSTS[name]
 
 
-def bound_inputs(request: Request, note: Notes) -> tuple[Session, Graph, Mapping[str, Any]]:
+def bound_inputs(request: RunRequest, note: Notes) -> tuple[Session, Graph, Mapping[str, Any]]:
     """A model's graph with every dimension bound, and inputs of these sizes."""
     session = replace(request, target=None).load()
     made = request.inputs(session, note)
@@ -106,7 +112,7 @@ def check_passes(
 
     `options` are the caller's own, which go before those.
     """
-    numbers = Numbers(graph, feeds, any_order=any_order)
+    numbers = NumericCheck(graph, feeds, any_order=any_order)
     verified: list[str] = []
     fault: PassError | None = None
     try:
@@ -142,7 +148,7 @@ def check_steps(session: Session, feeds: Mapping[str, Any]) -> StepsChecked:
 
 
 def bisect_model(
-    request: Request, options: PassOptions, note: Notes, any_order: Collection[str] = ()
+    request: RunRequest, options: PassOptions, note: Notes, any_order: Collection[str] = ()
 ) -> BisectResult:
     """Compares the numbers behind every pass, then the outputs, then the steps of compiled code."""
     target, _ = cost_of(request.target)

@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console
 
 from monograph.errors import ConfigError
-from monograph.report.commands.execute import Notes, Request, about_sizes, advising, check_folder
+from monograph.report.commands.execute import Notes, RunRequest, about_sizes, advising, check_folder
 from monograph.report.render.tables import count_text
 from monograph.runtime.cache.source import is_package
 
@@ -43,7 +43,7 @@ class Compiled:
         }
 
 
-def compile_model(request: Request, output: Path, note: Notes, **options: Any) -> Compiled:
+def compile_model(request: RunRequest, output: Path, note: Notes, **options: Any) -> Compiled:
     """Compiles a model for the shapes that a request asks for, and writes a package."""
     if output.suffix != ".mono":
         raise ConfigError("a package is a .mono file", given=output, hint=f"name it {output}.mono")

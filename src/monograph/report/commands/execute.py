@@ -54,7 +54,7 @@ ROWS_TRIED = 2000
 
 
 @dataclass(frozen=True)
-class Request:
+class RunRequest:
     """Which model, on what, with which inputs."""
 
     model: Path
@@ -178,7 +178,7 @@ def check_folder(path: Path | None) -> None:
         raise ConfigError("there is no such directory to write to", given=str(path.parent))
 
 
-def run_model(request: Request, note: Notes, repeat: int = 1) -> RunResult:
+def run_model(request: RunRequest, note: Notes, repeat: int = 1) -> RunResult:
     """Loads a model and runs it `repeat` times on the same inputs."""
     started = time.perf_counter()
     session = request.load()
@@ -193,7 +193,7 @@ def run_model(request: Request, note: Notes, repeat: int = 1) -> RunResult:
 
 
 def verify_model(
-    request: Request,
+    request: RunRequest,
     against: str | None,
     note: Notes,
     rtol: float | None = None,

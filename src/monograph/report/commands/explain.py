@@ -12,7 +12,7 @@ from monograph.ir import Graph
 from monograph.passes.base import Environment, Pass, RulePass
 from monograph.pipeline import PassOptions, chosen_passes, optimise
 from monograph.report.commands.bisection import bound_inputs, cost_of
-from monograph.report.commands.execute import Notes, Request, about_sizes
+from monograph.report.commands.execute import Notes, RunRequest, about_sizes
 from monograph.report.commands.launch_regions import Launching, launching_of
 from monograph.rewrite import CostModel, Fired, Missed, Trace
 from monograph.runtime.walk import STRUCTURE, all_values
@@ -118,7 +118,7 @@ def _label(step: Pass, count: Counter[str]) -> str:
 
 
 def explain_model(
-    request: Request, options: PassOptions, note: Notes, *, launches: bool = False
+    request: RunRequest, options: PassOptions, note: Notes, *, launches: bool = False
 ) -> Explanation:
     """Optimises a model and keeps what every pass and rule did.
 

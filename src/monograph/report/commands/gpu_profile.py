@@ -13,7 +13,7 @@ from monograph.errors import ConfigError
 from monograph.ir import Array
 from monograph.program.work import step_work
 from monograph.report.commands.bench import Peaks
-from monograph.report.commands.execute import Notes, Request, advising
+from monograph.report.commands.execute import Notes, RunRequest, advising
 from monograph.report.commands.profile import (
     StepTime,
     Timed,
@@ -65,7 +65,7 @@ class GpuProfile(Timed):
 
 
 def profile_on_gpu(
-    request: Request, note: Notes, *, runs: int = 30, warm_ups: int = 3
+    request: RunRequest, note: Notes, *, runs: int = 30, warm_ups: int = 3
 ) -> GpuProfile:
     """Times every launch of a model on the device of the request's target."""
     session = request.load()  # says what is missing, before anything imports torch

@@ -34,7 +34,7 @@ class Described:
 
 
 @dataclass(frozen=True)
-class Weights:
+class WeightSummary:
     """Constants of one element type: how many tensors, elements and bytes in the file."""
 
     dtype: str
@@ -59,7 +59,7 @@ class Inspection:
     """ONNX ops, those of sub-graphs and functions included."""
     canonical: dict[str, int] | None
     """Ops of the imported graph; None where it could not be imported."""
-    weights: tuple[Weights, ...]
+    weights: tuple[WeightSummary, ...]
     dimensions: dict[str, list[str]]
     """Open dimensions and the inputs that have them."""
     random: list[str]
@@ -179,7 +179,7 @@ def _open_dimensions(ports: tuple[Described, ...]) -> dict[str, list[str]]:
     return found
 
 
-def _weights(proto: onnx.ModelProto) -> tuple[Weights, ...]:
+def _weights(proto: onnx.ModelProto) -> tuple[WeightSummary, ...]:
     """Every constant of the file: initialisers and the tensors in attributes, by element type."""
     counts: dict[str, list[int]] = {}
     for tensor in _tensors(proto):
@@ -189,7 +189,7 @@ def _weights(proto: onnx.ModelProto) -> tuple[Weights, ...]:
         row[0] += 1
         row[1] += elements
         row[2] += 0 if dtype.is_string else (elements * dtype.bits + 7) // 8
-    rows = [Weights(name, *row) for name, row in counts.items()]
+    rows = [WeightSummary(name, *row) for name, row in counts.items()]
     return tuple(sorted(rows, key=lambda w: (-w.bytes, w.dtype)))
 
 

@@ -16,7 +16,7 @@ from monograph.config import make_config
 from monograph.errors import ConfigError, FeedError, InferError, MonographError, some_of
 from monograph.ir import Graph, Value
 from monograph.program.dynamic.stage_reasons import stops
-from monograph.program.dynamic.stages import Cut, cut, settled
+from monograph.program.dynamic.stages import StageSplit, cut, settled
 from monograph.program.fusion.addresses import unproven_addresses
 from monograph.program.fusion.op_classes import is_native
 from monograph.program.launch_regions import GraphStep, HostStep, SplitAtHost, kind_of, summary
@@ -24,7 +24,7 @@ from monograph.program.legalise.expand import expand
 from monograph.program.legalise.lower_complex import in_parts
 from monograph.program.legalise.lower_random import with_states
 from monograph.program.program import Program, Step, lower
-from monograph.report.commands.execute import Notes, Request, about_sizes, advising
+from monograph.report.commands.execute import Notes, RunRequest, about_sizes, advising
 from monograph.report.render.tables import table
 from monograph.runtime.counts import DATA_DECIDE
 
@@ -62,7 +62,7 @@ class Launching:
         return sum(self.kernels[s.index] for s in region.steps)
 
 
-def launching_of_model(request: Request, note: Notes) -> Launching:
+def launching_of_model(request: RunRequest, note: Notes) -> Launching:
     """How a model is launched on the request's target, for the sizes of its inputs."""
     config = make_config(target=request.target, **request.options)
     session = replace(request, target="reference", options={}).load()
@@ -71,7 +71,7 @@ def launching_of_model(request: Request, note: Notes) -> Launching:
         return launching_of(optimise_for(config, session.bound_graph(made.feeds)), config.target)
 
 
-def try_launching(request: Request, note: Notes) -> Launching | MonographError:
+def try_launching(request: RunRequest, note: Notes) -> Launching | MonographError:
     """The same, or why it cannot be told: often sizes that were guessed do not fit the model."""
     try:
         return launching_of_model(request, note)
@@ -147,7 +147,7 @@ def _count(work: Work) -> int:
     return 1 if bodies is None else sum(_count(w) for body in bodies for w in body)
 
 
-def _ends(parts: Cut | None) -> tuple[str, ...]:
+def _ends(parts: StageSplit | None) -> tuple[str, ...]:
     """Why the host comes in when a program has run, with the ops that make it so."""
     where = () if parts is None else stops(parts)
     if parts is None or not where:

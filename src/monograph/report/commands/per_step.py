@@ -17,7 +17,7 @@ from monograph.report.commands.bisection import (
     check_passes_of,
     check_steps,
 )
-from monograph.report.commands.execute import Notes, Request, VerifyResult, verify_model
+from monograph.report.commands.execute import Notes, RunRequest, VerifyResult, verify_model
 from monograph.report.render.fault_tables import fault_json, place_text, show_fault, show_step
 from monograph.report.render.nodes import made_text, nodes_text
 from monograph.report.render.tables import (
@@ -75,7 +75,7 @@ class PerStep:
 
 
 def verify_steps(
-    request: Request,
+    request: RunRequest,
     note: Notes,
     rtol: float | None = None,
     atol: float | None = None,

@@ -16,7 +16,7 @@ from monograph.ir import Array
 from monograph.program.program import Step
 from monograph.program.work import step_work
 from monograph.report.commands.bench import TOO_LITTLE_WORK, Peaks, known, measure_peaks
-from monograph.report.commands.execute import Notes, Request, advising
+from monograph.report.commands.execute import Notes, RunRequest, advising
 from monograph.report.render.nodes import made_text, nodes_text
 from monograph.report.render.tables import count_text, seconds_text, table
 from monograph.rewrite import Work
@@ -126,7 +126,12 @@ class KindTime:
 
 
 def profile_model(
-    request: Request, note: Notes, *, runs: int = 30, warm_ups: int = 3, threads: int | None = None
+    request: RunRequest,
+    note: Notes,
+    *,
+    runs: int = 30,
+    warm_ups: int = 3,
+    threads: int | None = None,
 ) -> Profile:
     """Runs a model some times in code that reads the clock around every step."""
     session = request.load(threads=threads)

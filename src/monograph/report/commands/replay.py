@@ -19,7 +19,7 @@ from rich.markup import escape
 from monograph.errors import ConfigError, MonographError
 from monograph.ops.random import Random
 from monograph.report.commands.drawing import draw_inputs
-from monograph.report.commands.execute import Notes, Request, advising
+from monograph.report.commands.execute import Notes, RunRequest, advising
 from monograph.report.render.tables import count_text, table
 from monograph.runtime.counts import OFF
 from monograph.runtime.numerics.compare import flatten
@@ -71,7 +71,7 @@ class _Run:
     expected: Mapping[str, Any]
 
 
-def verify_replay(request: Request, note: Notes, inputs: int = RANDOM_INPUTS) -> ReplayResult:
+def verify_replay(request: RunRequest, note: Notes, inputs: int = RANDOM_INPUTS) -> ReplayResult:
     """Runs a model on several inputs, replayed and not, and compares all bits."""
     session = request.load()
     config = session.config
@@ -129,7 +129,7 @@ def _not_replayed(stats: Mapping[str, Any], runs: int) -> Iterator[str]:
 
 
 def _runs(
-    request: Request,
+    request: RunRequest,
     session: Session,
     other: Callable[[], Session],
     left_out: list[str],
@@ -177,7 +177,7 @@ def _runs(
         yield run(sizes, f"run {number}", every[0] if number % 2 else resized)
 
 
-def _varied(request: Request, session: Session, seed: int) -> Feeds:
+def _varied(request: RunRequest, session: Session, seed: int) -> Feeds:
     """Inputs of their own for each seed: given floats are scaled, and integers kept as they are."""
     feeds = replace(request, seed=request.seed + seed).inputs(session, lambda _: None).feeds
     if seed == 0:
@@ -191,7 +191,7 @@ def _varied(request: Request, session: Session, seed: int) -> Feeds:
     return feeds
 
 
-def _resized(request: Request, session: Session) -> Feeds | str:
+def _resized(request: RunRequest, session: Session) -> Feeds | str:
     """Inputs whose open dimensions have another size, or why there are none."""
     made = request.inputs(session, lambda _: None)
     if session.packaged_sizes:

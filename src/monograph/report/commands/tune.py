@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from monograph.errors import ConfigError
-from monograph.report.commands.execute import Notes, Request, about_sizes
+from monograph.report.commands.execute import Notes, RunRequest, about_sizes
 from monograph.report.render.tables import table
 from monograph.runtime.progress import READY
 
@@ -25,7 +25,7 @@ LABEL = 60
 
 
 @dataclass(frozen=True)
-class Choice:
+class TuningChoice:
     """A problem, and the kernel that was chosen for it."""
 
     problem: str
@@ -50,7 +50,7 @@ class Tuned:
 
     device: str
     cache: Path | None
-    choices: tuple[Choice, ...]
+    choices: tuple[TuningChoice, ...]
     measured: int
     """Problems that were measured now; the others were known."""
     seconds: float
@@ -78,7 +78,7 @@ class Tuned:
         }
 
 
-def tune_model(request: Request, note: Notes, quiet: bool = False) -> Tuned:
+def tune_model(request: RunRequest, note: Notes, quiet: bool = False) -> Tuned:
     """Measures what is not known of a model's kernels yet."""
     _check(request)
     started = time.perf_counter()
@@ -87,10 +87,10 @@ def tune_model(request: Request, note: Notes, quiet: bool = False) -> Tuned:
         feeds = request.inputs(session, about_sizes(note)).feeds
         session.run(feeds)  # also what data decide the sizes of
     from monograph.runtime.gpu.build.tune import problem_key
-    from monograph.runtime.gpu.target import GpuSide, parts_of
+    from monograph.runtime.gpu.target import GpuBackend, parts_of
 
     side = session.gpu
-    if not isinstance(side, GpuSide) or not side.device.measures:
+    if not isinstance(side, GpuBackend) or not side.device.measures:
         raise ConfigError(
             "nothing can be measured on this target", expected="gpu | gpu:N", given=request.target
         )
@@ -100,7 +100,7 @@ def tune_model(request: Request, note: Notes, quiet: bool = False) -> Tuned:
             key = problem_key(part.program, step, session.config.tf32)
             count[key] = count.get(key, 0) + 1
     choices = [
-        Choice(
+        TuningChoice(
             entry["problem"],
             entry["winner"],
             entry["default"],
@@ -118,7 +118,7 @@ def tune_model(request: Request, note: Notes, quiet: bool = False) -> Tuned:
     return Tuned(side.device.name, path, tuple(choices), side.tuner.measured, taken, lanes)
 
 
-def _check(request: Request) -> None:
+def _check(request: RunRequest) -> None:
     mode = request.options.get("tune")
     if mode not in ("fast", "full"):
         raise ConfigError("this command measures", expected="--tune fast | full", given=mode)

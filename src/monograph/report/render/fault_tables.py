@@ -11,7 +11,7 @@ from monograph.report.commands.bisection import BisectResult, PassesChecked, Ste
 from monograph.report.render.explain_tables import fired_json
 from monograph.report.render.nodes import made_text, nodes_text
 from monograph.report.render.tables import difference_json, show_verification, worst_text
-from monograph.runtime.numerics.bisect import Fault, PassError
+from monograph.runtime.numerics.bisect import BrokenPass, PassError
 from monograph.runtime.numerics.stepwise import StepCheck
 
 
@@ -33,13 +33,13 @@ def place_text(steps: StepsChecked | None, passes: PassesChecked | None) -> str 
     return "passes and steps are right: lowering the graph to steps changes the numbers"
 
 
-def fault_text(fault: Fault) -> str:
+def fault_text(fault: BrokenPass) -> str:
     """A wrong pass in one line."""
     rule = "" if fault.rewrite is None else f", rule {fault.rewrite.rule}"
     return f"pass {fault.step} of stage {fault.stage}{rule}"
 
 
-def show_fault(out: Console, fault: Fault) -> None:
+def show_fault(out: Console, fault: BrokenPass) -> None:
     """A wrong pass, the rewrite in it, and the output that shows it."""
     out.print(f"[red]pass {fault.step} of stage {fault.stage} is wrong[/red]")
     done = fault.rewrite

@@ -16,7 +16,7 @@ from rich.table import Table
 
 from monograph.report.commands.execute import RunResult, VerifyResult
 from monograph.report.commands.inspect import Described, Inspection
-from monograph.runtime.numerics.compare import Difference, Place, flatten
+from monograph.runtime.numerics.compare import Difference, OutputPath, flatten
 
 SHOWN_OPS = 40
 UNLIMITED = 10_000
@@ -292,7 +292,7 @@ def _histogram(title: str, counts: dict[str, int]) -> Table:
     return rows
 
 
-def _summary(item: tuple[Place, Any]) -> dict[str, Any]:
+def _summary(item: tuple[OutputPath, Any]) -> dict[str, Any]:
     """Name, dtype, shape and the statistics of an output's finite elements."""
     place, value = item
     row: dict[str, Any] = {"name": str(place), "dtype": "none", "shape": None}

@@ -19,9 +19,9 @@ import numpy as np
 from monograph.ir import Array, dtype, parse_type
 from monograph.ir.lazy import lazy
 from monograph.runtime.cache.object_cache import Buffer
-from monograph.runtime.cpu.launch import FaultText, Layout, NativeExecutable, Slot
+from monograph.runtime.cpu.launch import Layout, NativeExecutable, NativeFaultText, NativePort
 from monograph.runtime.cpu.native import NativeCode
-from monograph.runtime.feeds import Port, Signature
+from monograph.runtime.feeds import ModelSignature, Port
 
 if TYPE_CHECKING:
     from monograph.codegen.llvm.module.compile import Module
@@ -118,7 +118,7 @@ def layout_from_json(found: Mapping[str, Any]) -> Layout:
     """What `layout_to_json` was given."""
     slots = {
         which: tuple(
-            Slot(**(s | {"dtype": dtype(s["dtype"]), "shape": tuple(s["shape"])}))
+            NativePort(**(s | {"dtype": dtype(s["dtype"]), "shape": tuple(s["shape"])}))
             for s in found[which]
         )
         for which in ("inputs", "outputs")
@@ -129,11 +129,11 @@ def layout_from_json(found: Mapping[str, Any]) -> Layout:
     return Layout(**values)
 
 
-def _fault(found: Mapping[str, Any]) -> FaultText:
-    return FaultText(**{**found, "buffers": tuple(found["buffers"])})
+def _fault(found: Mapping[str, Any]) -> NativeFaultText:
+    return NativeFaultText(**{**found, "buffers": tuple(found["buffers"])})
 
 
-def signature_to_json(signature: Signature) -> dict[str, Any]:
+def signature_to_json(signature: ModelSignature) -> dict[str, Any]:
     """A signature as JSON has it: types are written as people read them."""
     return {
         which: [[p.name, None if p.type is None else str(p.type)] for p in ports]
@@ -141,9 +141,9 @@ def signature_to_json(signature: Signature) -> dict[str, Any]:
     }
 
 
-def signature_from_json(found: Mapping[str, Any]) -> Signature:
+def signature_from_json(found: Mapping[str, Any]) -> ModelSignature:
     """What `signature_to_json` was given."""
-    return Signature(
+    return ModelSignature(
         **{
             which: tuple(Port(name, text and parse_type(text)) for name, text in found[which])
             for which in ("inputs", "outputs", "optional")

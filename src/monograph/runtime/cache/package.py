@@ -32,9 +32,9 @@ from monograph.runtime.cache.artefact import (
     signature_to_json,
 )
 from monograph.runtime.cache.object_cache import Buffer, as_bytes
-from monograph.runtime.cache.source import Source
+from monograph.runtime.cache.source import UnreadModel
 from monograph.runtime.cache.store import Shapes
-from monograph.runtime.feeds import Signature
+from monograph.runtime.feeds import ModelSignature
 
 if TYPE_CHECKING:
     from monograph.runtime.gpu.artefact import GpuArtefact
@@ -55,7 +55,7 @@ class Members(Protocol):
 
 def write_package(
     path: Path,
-    signature: Signature,
+    signature: ModelSignature,
     options: Mapping[str, Any],
     artefacts: Mapping[tuple[tuple[str, tuple[int, ...]], ...], Members],
     arch: str = "",
@@ -88,7 +88,7 @@ def write_package(
 
 
 def open_package(
-    source: Source, config: Config, dims: Mapping[str, int], donate: Mapping[str, str]
+    source: UnreadModel, config: Config, dims: Mapping[str, int], donate: Mapping[str, str]
 ) -> Package:
     """The package that a source is; options must not ask for other code than is in it."""
     package = Package(Path(source.given))  # type: ignore[arg-type]
@@ -127,7 +127,7 @@ class Package:
         if not self.arch:
             choose_features(self.options["features"])
 
-    def signature(self, dims: Mapping[str, int] | None = None) -> Signature:
+    def signature(self, dims: Mapping[str, int] | None = None) -> ModelSignature:
         """What the model takes and gives, with these of its open dimensions given a size."""
         return self._signature.sized(dims) if dims else self._signature
 

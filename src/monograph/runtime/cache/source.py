@@ -26,7 +26,7 @@ Stamp: TypeAlias = tuple[int, ...]
 _ZIP = b"PK\x03\x04"
 
 
-class Source:
+class UnreadModel:
     """A model that has not been read yet."""
 
     def __init__(self, given: Given) -> None:

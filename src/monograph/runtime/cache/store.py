@@ -24,9 +24,9 @@ from monograph.runtime.cache.artefact import (
     signature_to_json,
 )
 from monograph.runtime.cache.object_cache import DiskCache, make_key, open_cache
-from monograph.runtime.cache.source import Beside, Source
+from monograph.runtime.cache.source import Beside, UnreadModel
 from monograph.runtime.cpu.threads import choose_threads
-from monograph.runtime.feeds import Signature
+from monograph.runtime.feeds import ModelSignature
 
 _log = logging.getLogger("monograph")
 _MANIFEST = "manifest"
@@ -39,7 +39,7 @@ Shapes: TypeAlias = Mapping[str, tuple[int, ...]]
 class CacheStore:
     """The compiled programs of one model, with one set of options, in a cache on disk."""
 
-    def __init__(self, cache: DiskCache, source: Source, options: Mapping[str, Any]) -> None:
+    def __init__(self, cache: DiskCache, source: UnreadModel, options: Mapping[str, Any]) -> None:
         assert source.digest is not None
         self._cache = cache
         self._source = source
@@ -52,7 +52,7 @@ class CacheStore:
         self._beside: Beside | None = None
         """The files beside the model; None before it is known which."""
 
-    def signature(self) -> Signature | None:
+    def signature(self) -> ModelSignature | None:
         """What the model takes and gives, if that is known."""
         key = self._key()
         parts = self._cache.get(key)
@@ -89,7 +89,7 @@ class CacheStore:
                 hint="load the model again",
             )
 
-    def keep_signature(self, signature: Signature) -> None:
+    def keep_signature(self, signature: ModelSignature) -> None:
         """Remembers a signature, and which files beside the model it holds for."""
         if self._beside is None or not self._beside.unchanged():
             return
@@ -126,7 +126,7 @@ class CacheStore:
 
 
 def open_store(
-    source: Source, config: Config, dims: Mapping[str, int], donate: Mapping[str, str]
+    source: UnreadModel, config: Config, dims: Mapping[str, int], donate: Mapping[str, str]
 ) -> CacheStore | None:
     """Where the compiled programs of a model lie; None where nothing is kept."""
     if config.target != "cpu" or source.digest is None:

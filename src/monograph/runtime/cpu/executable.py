@@ -27,7 +27,14 @@ from monograph.program.work import outer_work, program_work
 from monograph.rewrite.cost import LinearCost, Work
 from monograph.runtime.cache.artefact import Artefact
 from monograph.runtime.cache.object_cache import DiskCache, make_key
-from monograph.runtime.cpu.launch import FaultText, Layout, NativeExecutable, Slot, Workspace, fresh
+from monograph.runtime.cpu.launch import (
+    Layout,
+    NativeExecutable,
+    NativeFaultText,
+    NativePort,
+    Workspace,
+    fresh,
+)
 from monograph.runtime.cpu.native import NativeCode, compile_modules
 from monograph.runtime.progress import Progress, silent
 
@@ -159,7 +166,10 @@ class CpuExecutable(NativeExecutable):
 def make_layout(program: Program, module: Module, threads: int) -> Layout:
     """What runs of a program have to know of it."""
     slots = [
-        (b.kind, Slot(index, b.id, b.name, b.dtype, b.shape, program.places.over.get(b.id, -1)))
+        (
+            b.kind,
+            NativePort(index, b.id, b.name, b.dtype, b.shape, program.places.over.get(b.id, -1)),
+        )
         for index, b in enumerate(module.ports, FIRST_PORT)
     ]
     places = [program.places.storage.get(v) for _, v in program.graph.outputs]
@@ -175,7 +185,7 @@ def make_layout(program: Program, module: Module, threads: int) -> Layout:
             p.buffer.id if p is not None and p.buffer.kind == OUTPUT else -1 for p in places
         ),
         faults=tuple(
-            FaultText(
+            NativeFaultText(
                 f.message,
                 f.expected,
                 step.origin,

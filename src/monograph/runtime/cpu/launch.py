@@ -51,7 +51,7 @@ def fresh(result: Any) -> Any:
 
 
 @dataclass(frozen=True)
-class Slot:
+class NativePort:
     """An input or output of a compiled program: where its address goes, and what lies there."""
 
     index: int
@@ -65,7 +65,7 @@ class Slot:
 
 
 @dataclass(frozen=True)
-class FaultText:
+class NativeFaultText:
     """What is said when a kernel finds data that does not fit."""
 
     message: str
@@ -104,11 +104,11 @@ class Layout:
     """The native functions by name, in the order in which they are launched."""
     threads: int
     arena_bytes: int
-    inputs: tuple[Slot, ...]
-    outputs: tuple[Slot, ...]
+    inputs: tuple[NativePort, ...]
+    outputs: tuple[NativePort, ...]
     results: tuple[int, ...]
     """For each output of the model, the buffer that holds it; -1 where the host does."""
-    faults: tuple[FaultText, ...]
+    faults: tuple[NativeFaultText, ...]
     kernels: int
     host_kinds: tuple[str, ...]
     """The kinds of the steps that no compiled code serves, in order."""

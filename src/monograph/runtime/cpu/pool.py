@@ -30,7 +30,7 @@ _EXPORTS = ("launch", "run_alone", "worker", "spin")
 _FAULTS = {"SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL", "SIGTRAP", "SIGABRT"}
 
 
-class Pool:
+class ThreadPool:
     """Native threads, started when first needed and asleep when not.
 
     A compiled function is `void f(ptr context, i64 tid, i64 threads)`. For a launch on several
@@ -143,16 +143,16 @@ def _make_cell(address: int) -> None:
 
 
 _lock = threading.Lock()
-_pool: Pool | None = None
+_pool: ThreadPool | None = None
 
 
-def shared_pool() -> Pool:
+def shared_pool() -> ThreadPool:
     """The pool of this process, made when first asked for."""
     global _pool
     if _pool is None:
         with _lock:
             if _pool is None:
-                _pool = Pool()
+                _pool = ThreadPool()
     return _pool
 
 

@@ -20,13 +20,13 @@ from monograph.codegen.llvm.module.select import compiles
 from monograph.errors import ExecutionError
 from monograph.ir import Array, Graph, Input, Item, TensorType, Value
 from monograph.program.dynamic.stage_reasons import stops
-from monograph.program.dynamic.stages import Cut, cut, remainder, settled
+from monograph.program.dynamic.stages import StageSplit, cut, remainder, settled
 from monograph.program.legalise.expand import expand
 from monograph.program.legalise.lower_complex import in_parts
 from monograph.program.legalise.lower_random import with_states
 from monograph.program.program import Program, Step
 from monograph.runtime.cache.object_cache import DiskCache
-from monograph.runtime.counts import Counts, Tally, why_staged
+from monograph.runtime.counts import Counts, RunCounters, why_staged
 from monograph.runtime.cpu.complex_executable import PartedExecutable
 from monograph.runtime.cpu.executable import CpuExecutable, compile_graph
 from monograph.runtime.cpu.launch import fresh
@@ -56,7 +56,7 @@ class Compiler:
     holds_states: bool = False
     turns: bool = True
     splits_complex: bool = True
-    tally: Tally | None = None
+    tally: RunCounters | None = None
     """Where executables count their runs; None for each by itself."""
     checked: bool | None = None
     """Whether every access to memory is checked; None for what the environment says."""
@@ -111,7 +111,7 @@ class Compiling(Protocol):
         """Whether the caller records a graph of their own, where nothing can be waited for."""
 
     @property
-    def tally(self) -> Tally | None:
+    def tally(self) -> RunCounters | None:
         """Where executables count their runs."""
 
     def executable(self, graph: Graph) -> Any:
@@ -121,7 +121,7 @@ class Compiling(Protocol):
 class StagedExecutable:
     """A first program, and for what its results decide, programs that go on from there."""
 
-    def __init__(self, parts: Cut, compiler: Compiling, states: Mapping[str, Array]) -> None:
+    def __init__(self, parts: StageSplit, compiler: Compiling, states: Mapping[str, Array]) -> None:
         self.parts = parts
         self.stops = stops(parts)
         """Where the host comes in; nowhere if it only keeps a state between runs."""

@@ -17,18 +17,18 @@ from typing import Any
 import numpy as np
 
 from monograph.codegen.triton.module.kernel import Call, Launch
-from monograph.codegen.triton.module.layout import GpuModule, Where
+from monograph.codegen.triton.module.layout import BufferRef, GpuModule
 from monograph.errors import ConfigError
 from monograph.ir import Array, dtype
 from monograph.program.legalise.lower_random import states_of
 from monograph.runtime.cache.object_cache import Buffer
-from monograph.runtime.gpu.bound_program import FaultText, GpuLayout, Running, Slot
-from monograph.runtime.gpu.build.build import Binary, Request
+from monograph.runtime.gpu.bound_program import DeviceFaultText, DevicePort, GpuLayout, GpuProgram
+from monograph.runtime.gpu.build.build import CompileRequest, KernelBinary
 from monograph.runtime.gpu.build.tune import requests_of
-from monograph.runtime.gpu.capture.control import PLAIN, Controlled, Nest
+from monograph.runtime.gpu.capture.control import PLAIN, ConditionalLaunch, LaunchTree
 from monograph.runtime.gpu.driver.devices import Device, Record
 from monograph.runtime.gpu.executable import layout_of
-from monograph.runtime.gpu.memory import Constants
+from monograph.runtime.gpu.memory import DeviceConstants
 
 LAYOUT, CONSTANTS, KERNEL = "layout", "constants", "kernel"
 
@@ -48,7 +48,7 @@ class GpuArtefact:
     layout: GpuLayout
     launches: Sequence[Planned]
     """Of the works that are no branches or loops, in order."""
-    binaries: Sequence[Binary]
+    binaries: Sequence[KernelBinary]
     constants: Array
 
     @property
@@ -71,7 +71,7 @@ class GpuArtefact:
         """What members were made of."""
         plans = json.loads(bytes(members[LAYOUT]))
         binaries = [
-            Binary(**{**about, "code": bytes(members[f"{KERNEL}{i}"])})
+            KernelBinary(**{**about, "code": bytes(members[f"{KERNEL}{i}"])})
             for i, about in enumerate(plans["kernels"])
         ]
         launches = [Planned(int(k), (int(x), int(y), int(z))) for k, (x, y, z) in plans["launches"]]
@@ -83,7 +83,9 @@ class GpuArtefact:
         return GpuArtefact(layout, launches, binaries, constants)
 
 
-def make_artefact(module: GpuModule, code: Callable[[Request], Binary]) -> GpuArtefact | None:
+def make_artefact(
+    module: GpuModule, code: Callable[[CompileRequest], KernelBinary]
+) -> GpuArtefact | None:
     """A module with its machine code; None where the host has steps, or random ops a state."""
     if module.host or states_of(module.program.graph):
         return None
@@ -102,10 +104,10 @@ def make_artefact(module: GpuModule, code: Callable[[Request], Binary]) -> GpuAr
     return GpuArtefact(layout_of(module), launches, binaries, module.constants)
 
 
-class LoadedGpuExecutable(Running):
+class LoadedGpuExecutable(GpuProgram):
     """A program that was compiled ahead of time."""
 
-    def __init__(self, artefact: GpuArtefact, device: Device, constants: Constants) -> None:
+    def __init__(self, artefact: GpuArtefact, device: Device, constants: DeviceConstants) -> None:
         self._artefact = artefact
         super().__init__(artefact.layout, self._made, device, artefact.constants, constants)
         # They are on the device now.
@@ -116,7 +118,7 @@ class LoadedGpuExecutable(Running):
         found: list[Record] = []
         for nest, arguments in zip(self.layout.every_nest, self.layout.arguments, strict=True):
             if nest.kind != PLAIN:
-                found.append(Controlled(nest))
+                found.append(ConditionalLaunch(nest))
                 continue
             plan = next(plans)
             binary = self._artefact.binaries[plan.kernel]
@@ -159,22 +161,24 @@ def layout_from_json(found: Mapping[str, Any]) -> GpuLayout:
         inputs=tuple(map(_slot, found["inputs"])),
         outputs=tuple(map(_slot, found["outputs"])),
         arguments=tuple(
-            tuple(Where(memory, at, dtype(kind), port) for memory, at, kind, port in row)
+            tuple(BufferRef(memory, at, dtype(kind), port) for memory, at, kind, port in row)
             for row in found["arguments"]
         ),
         pieces=tuple((start, size) for start, size in found["pieces"]),
-        faults=tuple(FaultText(**f) for f in found["faults"]),
-        nests=tuple(Nest(**(n | {"bodies": tuple(n["bodies"])})) for n in found["nests"]),
+        faults=tuple(DeviceFaultText(**f) for f in found["faults"]),
+        nests=tuple(LaunchTree(**(n | {"bodies": tuple(n["bodies"])})) for n in found["nests"]),
         **{name: found[name] for name in _PLAIN},
     )
 
 
-def _slot(found: Mapping[str, Any]) -> Slot:
+def _slot(found: Mapping[str, Any]) -> DevicePort:
     kind, shape = dtype(found["dtype"]), tuple(found["shape"])
     narrowed = found.get("narrowed")  # older packages do not say
-    return Slot(found["name"], kind, shape, found["over"], dtype(narrowed) if narrowed else None)
+    return DevicePort(
+        found["name"], kind, shape, found["over"], dtype(narrowed) if narrowed else None
+    )
 
 
-def _slot_to_json(slot: Slot) -> dict[str, Any]:
+def _slot_to_json(slot: DevicePort) -> dict[str, Any]:
     narrowed = slot.narrowed.name if slot.narrowed else None
     return {**vars(slot), "dtype": slot.dtype.name, "narrowed": narrowed}

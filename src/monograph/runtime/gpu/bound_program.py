@@ -11,13 +11,19 @@ from typing import Any
 import numpy as np
 import torch
 
-from monograph.codegen.triton.module.layout import ARENA, CONSTANTS, KEPT, PORT, Where
+from monograph.codegen.triton.module.layout import ARENA, CONSTANTS, KEPT, PORT, BufferRef
 from monograph.errors import ExecutionError
 from monograph.ir import Array, DType
-from monograph.runtime.gpu.capture.control import Nest, count_kernels, outermost, syncs
-from monograph.runtime.gpu.device_faults import Note, Notes
+from monograph.runtime.gpu.capture.control import LaunchTree, count_kernels, outermost, syncs
+from monograph.runtime.gpu.device_faults import FaultReport, Notes
 from monograph.runtime.gpu.driver.devices import Device, Record
-from monograph.runtime.gpu.memory import SLACK, Constants, Pieces, out_of_memory, told_of_failure
+from monograph.runtime.gpu.memory import (
+    SLACK,
+    DeviceConstants,
+    Pieces,
+    out_of_memory,
+    told_of_failure,
+)
 from monograph.runtime.gpu.tensors import from_numpy, is_plain, plain, raw, torch_type
 from monograph.runtime.outputs import NOTHING, refuse_unlike
 
@@ -26,7 +32,7 @@ VECTOR = 16
 
 
 @dataclass(frozen=True)
-class Slot:
+class DevicePort:
     """An input or output of the program."""
 
     name: str
@@ -41,7 +47,7 @@ class Slot:
 
 
 @dataclass(frozen=True)
-class FaultText:
+class DeviceFaultText:
     """What is said when a kernel finds data that does not fit, and where that is noted."""
 
     message: str
@@ -57,28 +63,28 @@ class FaultText:
 class GpuLayout:
     """What a run has to know of a program, as plain data: it can be kept on disk."""
 
-    inputs: tuple[Slot, ...]
-    outputs: tuple[Slot, ...]
-    arguments: tuple[tuple[Where, ...], ...]
+    inputs: tuple[DevicePort, ...]
+    outputs: tuple[DevicePort, ...]
+    arguments: tuple[tuple[BufferRef, ...], ...]
     """Of every launch, in order, those inside branches and loops included."""
     arena_bytes: int
     kept_bytes: int
     pieces: tuple[tuple[int, int], ...]
-    faults: tuple[FaultText, ...]
+    faults: tuple[DeviceFaultText, ...]
     flops: float = 0.0
     moved: float = 0.0
-    nests: tuple[Nest, ...] = ()
+    nests: tuple[LaunchTree, ...] = ()
     """Which launches branches and loops contain; empty where none do."""
     bounds_checks: int = 0
     """Addresses that no proof covers: every run checks them."""
 
     @property
-    def every_nest(self) -> tuple[Nest, ...]:
+    def every_nest(self) -> tuple[LaunchTree, ...]:
         """For every launch what it contains, where none contains anything too."""
-        return self.nests or (Nest(),) * len(self.arguments)
+        return self.nests or (LaunchTree(),) * len(self.arguments)
 
 
-class Running:
+class GpuProgram:
     """The launches and the memory of one program on one device. Runs wait for each other."""
 
     host_kinds: tuple[str, ...] = ()
@@ -92,7 +98,7 @@ class Running:
         records: Callable[[], Sequence[Record]],
         device: Device,
         block: Array,
-        constants: Constants | None = None,
+        constants: DeviceConstants | None = None,
         held: Mapping[str, torch.Tensor] = NOTHING,
     ) -> None:
         self.layout = layout
@@ -111,7 +117,7 @@ class Running:
         self._stream = device.stream()
         """The one that was last given something that uses its memory: here, zeros for it."""
         try:
-            self._constants = (constants or Constants(device)).upload(block, pieces)
+            self._constants = (constants or DeviceConstants(device)).upload(block, pieces)
             self._memory = {
                 ARENA: self._bytes(torch.empty, layout.arena_bytes),
                 KEPT: self._bytes(torch.zeros, layout.kept_bytes),
@@ -134,7 +140,7 @@ class Running:
     def _bytes(self, make: Callable[..., torch.Tensor], count: int) -> torch.Tensor:
         return make(count + SLACK, dtype=torch.uint8, device=self.device.place)
 
-    def _point(self, record: Record, position: int, where: Where) -> None:
+    def _point(self, record: Record, position: int, where: BufferRef) -> None:
         if where.port in self.held:
             record.point(position, self.held[where.port], where.offset)
         elif where.memory == PORT:
@@ -228,7 +234,7 @@ class Running:
                 note.check()
         return [self._result(s, outputs[s.name], out, as_tensors) for s in self.layout.outputs]
 
-    def _given(self, data: Any, slot: Slot) -> torch.Tensor:
+    def _given(self, data: Any, slot: DevicePort) -> torch.Tensor:
         """An input on the device: the caller's own tensor where kernels can read it."""
         if isinstance(data, torch.Tensor):
             tensor = plain(data.detach()).to(self.device.place).contiguous()
@@ -262,7 +268,9 @@ class Running:
             found[slot.name] = tensor
         return found
 
-    def _usable(self, given: torch.Tensor, slot: Slot, inputs: Mapping[str, torch.Tensor]) -> bool:
+    def _usable(
+        self, given: torch.Tensor, slot: DevicePort, inputs: Mapping[str, torch.Tensor]
+    ) -> bool:
         """Whether kernels can write into a tensor: it is in no input that is still needed."""
         if given.device != self.device.place or not given.is_contiguous() or not is_plain(given):
             return False
@@ -272,7 +280,7 @@ class Running:
         return all(given.data_ptr() != t.data_ptr() for t in others)
 
     def _result(
-        self, slot: Slot, tensor: torch.Tensor, out: Mapping[str, Any], as_tensors: bool
+        self, slot: DevicePort, tensor: torch.Tensor, out: Mapping[str, Any], as_tensors: bool
     ) -> Any:
         given = out.get(slot.name)
         if isinstance(given, torch.Tensor):
@@ -286,7 +294,7 @@ class Running:
         from_numpy(array).copy_(raw(tensor))
         return array
 
-    def _fresh(self, slot: Slot) -> torch.Tensor:
+    def _fresh(self, slot: DevicePort) -> torch.Tensor:
         kind = torch_type(slot.dtype)
         return torch.empty(slot.shape, dtype=kind, device=self.device.place)
 
@@ -310,7 +318,7 @@ class Running:
             return None
         return self.notes
 
-    def start(self, ports: Mapping[str, torch.Tensor]) -> Note | None:
+    def start(self, ports: Mapping[str, torch.Tensor]) -> FaultReport | None:
         """Enqueues a run on the current stream, and what it notes of its data behind it."""
         with self._lock:
             stream = self._begin(ports)
@@ -382,5 +390,5 @@ def forked() -> ExecutionError:
     )
 
 
-def _expected_type(given: Any, slot: Slot) -> Any:
+def _expected_type(given: Any, slot: DevicePort) -> Any:
     return torch_type(slot.dtype) if isinstance(given, torch.Tensor) else slot.dtype.numpy

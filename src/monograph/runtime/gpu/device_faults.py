@@ -21,7 +21,7 @@ from monograph.errors import ExecutionError, InternalError
 from monograph.runtime.gpu.driver.devices import Device
 
 if TYPE_CHECKING:
-    from monograph.runtime.gpu.bound_program import FaultText
+    from monograph.runtime.gpu.bound_program import DeviceFaultText
 
 _NOTE = struct.Struct("=qq")
 """Whether a fault came, and with which data."""
@@ -50,7 +50,7 @@ class _Doubt:
 
 
 @dataclass(eq=False)
-class Note:
+class FaultReport:
     """What the kernels of one run found wrong, once it has ended.
 
     Its memory is used again when nobody looks at it any more. It may be in flight then: runs of an
@@ -59,7 +59,7 @@ class Note:
 
     _slot: _Slot
     _free: list[_Slot]
-    _faults: Sequence[FaultText]
+    _faults: Sequence[DeviceFaultText]
     _first: int
     _doubt: _Doubt
     _run: int
@@ -89,7 +89,9 @@ class Note:
 class Notes:
     """The notes of an executable, and copies of them. Its lock is held where they are used."""
 
-    def __init__(self, faults: Sequence[FaultText], memory: torch.Tensor, device: Device) -> None:
+    def __init__(
+        self, faults: Sequence[DeviceFaultText], memory: torch.Tensor, device: Device
+    ) -> None:
         self._faults = faults
         self._first = min(f.at for f in faults)
         # Other memory may lie between two notes: it is zero too between two runs.
@@ -130,14 +132,16 @@ class Notes:
             self.wipe()
         self.doubt()
 
-    def take(self) -> Note:
+    def take(self) -> FaultReport:
         """Behind a run, on its stream."""
         try:
             slot = self._free.pop()
         except IndexError:
             self._grow()
             slot = self._free.pop()
-        note = Note(slot, self._free, self._faults, self._first, self._doubt, next(self._runs))
+        note = FaultReport(
+            slot, self._free, self._faults, self._first, self._doubt, next(self._runs)
+        )
         self._device.copy(slot[0], self._here)
         self._doubt.run = note._run
         return note

@@ -17,14 +17,14 @@ from monograph.codegen.triton.module.kernel import (
     Arch,
     Argument,
     Branch,
+    BufferView,
     Call,
     Candidate,
     GpuContext,
-    Part,
-    Repeat,
+    RepeatWork,
     Work,
 )
-from monograph.codegen.triton.module.layout import ARENA, Bound, GpuModule, Where, lay_out
+from monograph.codegen.triton.module.layout import ARENA, Bound, BufferRef, GpuModule, lay_out
 from monograph.codegen.triton.module.select import GpuTarget
 from monograph.errors import UnsupportedError
 from monograph.ir import Graph, Input, Value
@@ -39,10 +39,10 @@ from monograph.program.memory.buffer_assignment import CONSTANT, OUTPUT, TEMPORA
 from monograph.program.program import Program, Step, lower
 from monograph.program.work import program_work
 from monograph.runtime.cpu.launch import fresh
-from monograph.runtime.gpu.bound_program import FaultText, GpuLayout, Running, Slot
-from monograph.runtime.gpu.capture.control import Controlled, nest_of, nests
+from monograph.runtime.gpu.bound_program import DeviceFaultText, DevicePort, GpuLayout, GpuProgram
+from monograph.runtime.gpu.capture.control import ConditionalLaunch, nest_of, nests
 from monograph.runtime.gpu.driver.devices import Device, Record
-from monograph.runtime.gpu.memory import Constants
+from monograph.runtime.gpu.memory import DeviceConstants
 from monograph.runtime.gpu.rng_state import states_on
 from monograph.runtime.gpu.tensors import TORCH, from_numpy, raw, to_numpy, torch_type, typed
 
@@ -123,12 +123,12 @@ def layout_of(module: GpuModule) -> GpuLayout:
     narrowed = cast_first(program.graph)
     return GpuLayout(
         tuple(
-            Slot(n, v.dtype, v.tensor.static, narrowed=narrowed.get(v))
+            DevicePort(n, v.dtype, v.tensor.static, narrowed=narrowed.get(v))
             for n, v in zip(program.graph.input_names, program.graph.inputs, strict=True)
             if is_native(v) and v not in states
         ),
         tuple(
-            Slot(b.name, b.dtype, tuple(b.shape), over.get(b.name, ""))
+            DevicePort(b.name, b.dtype, tuple(b.shape), over.get(b.name, ""))
             for b in sorted(buffers, key=lambda b: order.get(b.name, -1))
             if b.kind == OUTPUT and b.name in used
         ),
@@ -137,7 +137,7 @@ def layout_of(module: GpuModule) -> GpuLayout:
         module.kept_bytes,
         module.pieces,
         tuple(
-            FaultText(
+            DeviceFaultText(
                 f.message, f.expected, step.origin, step.region.kind, at, f.shows_data, f.internal
             )
             for step, f, at in module.faults
@@ -156,7 +156,7 @@ def _outputs(program: Program) -> list[Any]:
 class _LibraryRecord:
     """A library's function and the tensors it works on."""
 
-    def __init__(self, program: Program, call: Call, places: tuple[Where, ...]) -> None:
+    def __init__(self, program: Program, call: Call, places: tuple[BufferRef, ...]) -> None:
         self._function = call.function
         self._dtypes = [w.dtype for w in places]
         self._shapes = [_shape(program, a) for a in call.arguments]
@@ -175,18 +175,18 @@ class _LibraryRecord:
 
 def _shape(program: Program, argument: Argument) -> tuple[tuple[int, ...], ...] | None:
     """The shape and the strides in which a library's function sees an argument; None for flat."""
-    if isinstance(argument, Part):
+    if isinstance(argument, BufferView):
         return None if argument.shape is None else (argument.shape, argument.strides)
     if not isinstance(argument, Value):
         return None
     return argument.tensor.static, program.places.storage[argument].strides
 
 
-class GpuExecutable(Running):
+class GpuExecutable(GpuProgram):
     """Kernels, constants and memory of one program on one device, with what the host does."""
 
     def __init__(
-        self, module: GpuModule, device: Device, constants: Constants | None = None
+        self, module: GpuModule, device: Device, constants: DeviceConstants | None = None
     ) -> None:
         self.module = module
         self.program = module.program
@@ -202,8 +202,8 @@ class GpuExecutable(Running):
         self.module = replace(module, constants=np.zeros(0, np.uint8))
 
     def _record(self, bound: Bound) -> Record:
-        if isinstance(bound.work, (Branch, Repeat)):
-            return Controlled(nest_of(bound))
+        if isinstance(bound.work, (Branch, RepeatWork)):
+            return ConditionalLaunch(nest_of(bound))
         if isinstance(bound.work, Call):
             return _LibraryRecord(self.program, bound.work, bound.arguments)
         return self.device.record(bound.work, bound.arguments, bound.step.region.kind)
@@ -284,7 +284,7 @@ class GpuExecutable(Running):
             ]
 
     @property
-    def _slots(self) -> Sequence[Slot]:
+    def _slots(self) -> Sequence[DevicePort]:
         return self.layout.outputs
 
     def _enqueue(

@@ -27,7 +27,7 @@ SLACK = 256
 Pieces: TypeAlias = Sequence[tuple[int, int]]
 
 
-class Constants:
+class DeviceConstants:
     """Constants on a device, as long as an executable holds them."""
 
     def __init__(self, device: Device) -> None:
@@ -44,7 +44,7 @@ class Constants:
         """What all of them take."""
         return sum(t.numel() for t in list(self._known.values()))
 
-    def upload(self, block: Array, pieces: Pieces) -> Block:
+    def upload(self, block: Array, pieces: Pieces) -> ConstantBlock:
         """A block of constants on the device, piece by piece; what is there already is shared."""
         needed = max((at + count for at, count in pieces), default=0)
         if block.size < needed:  # an executable keeps its module without them
@@ -55,7 +55,9 @@ class Constants:
                 hint="compile the module again for another executable",
             )
         with self._lock:
-            return Block(block.size, pieces, [self._piece(block[a : a + n]) for a, n in pieces])
+            return ConstantBlock(
+                block.size, pieces, [self._piece(block[a : a + n]) for a, n in pieces]
+            )
 
     def _piece(self, data: Array) -> torch.Tensor:
         key = hashlib.sha256(data.data).digest()
@@ -68,7 +70,7 @@ class Constants:
         return found
 
 
-class Block:
+class ConstantBlock:
     """A block of constants, whose pieces lie anywhere on the device."""
 
     def __init__(self, size: int, pieces: Pieces, tensors: list[torch.Tensor]) -> None:

@@ -15,7 +15,7 @@ import torch
 from monograph.errors import FeedError
 from monograph.ir import DType, dtype
 from monograph.runtime.feeds import Port
-from monograph.runtime.gpu.bound_program import Running
+from monograph.runtime.gpu.bound_program import GpuProgram
 from monograph.runtime.gpu.capture import eager
 from monograph.runtime.gpu.tensors import from_numpy, raw, torch_type
 from monograph.runtime.outputs import check_out
@@ -67,7 +67,7 @@ def run_async(
     """Enqueues a run; where data decide sizes, the host has made it before this returns."""
     if not is_alone(executable):
         return ready(run(executable, feeds, out))
-    if isinstance(executable, Running):
+    if isinstance(executable, GpuProgram):
         return eager.run_async(executable, feeds, stream, out)
     started: Pending = executable.run_async(feeds, stream, out)
     return started

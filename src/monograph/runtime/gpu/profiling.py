@@ -19,7 +19,7 @@ import torch
 
 from monograph.errors import ConfigError
 from monograph.ir import Array
-from monograph.runtime.gpu.capture.control import Controlled
+from monograph.runtime.gpu.capture.control import ConditionalLaunch
 from monograph.runtime.gpu.driver.devices import Device
 from monograph.runtime.gpu.executable import GpuExecutable
 from monograph.runtime.gpu.tensors import raw
@@ -139,7 +139,7 @@ def _one_run(
 
 def time_graph(executable: GpuExecutable, ports: Mapping[str, torch.Tensor]) -> float | None:
     """Seconds of a run in a graph of all launches; None where there can be none."""
-    controlled = any(isinstance(r, Controlled) for r in executable._records)
+    controlled = any(isinstance(r, ConditionalLaunch) for r in executable._records)
     if controlled or not executable.device.measures:
         return None
     return executable.device.measure(lambda: executable.launch(ports)) / 1e6

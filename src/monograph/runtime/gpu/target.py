@@ -19,11 +19,11 @@ from monograph.program.fusion.op_classes import is_native
 from monograph.program.launch_regions import kind_of, step_name
 from monograph.program.program import Program, Step
 from monograph.runtime.cache.object_cache import open_cache
-from monograph.runtime.counts import OFF, Tally
+from monograph.runtime.counts import OFF, RunCounters
 from monograph.runtime.gpu.artefact import GpuArtefact, LoadedGpuExecutable, make_artefact
-from monograph.runtime.gpu.bound_program import Running, forked
+from monograph.runtime.gpu.bound_program import GpuProgram, forked
 from monograph.runtime.gpu.build.binary_cache import KeptKernels
-from monograph.runtime.gpu.build.build import Binary, Request
+from monograph.runtime.gpu.build.build import CompileRequest, KernelBinary
 from monograph.runtime.gpu.build.compiler import Built, build_all
 from monograph.runtime.gpu.build.stream_tuning import MeasuredLanes, planned
 from monograph.runtime.gpu.build.tune import Tuner, build, compile_chosen, requests_of
@@ -46,11 +46,11 @@ from monograph.runtime.gpu.executable import (
     lower_for_gpu,
 )
 from monograph.runtime.gpu.host_io.transfer_policy import Measured
-from monograph.runtime.gpu.memory import Constants, told_of_failure
+from monograph.runtime.gpu.memory import DeviceConstants, told_of_failure
 from monograph.runtime.progress import Progress
 
 Optimise = Callable[[Graph], Graph]
-Runs: TypeAlias = Running | Replay | Eager
+Runs: TypeAlias = GpuProgram | Replay | Eager
 """What a run of a program is made by."""
 
 
@@ -69,16 +69,16 @@ def graphs_of(device: Device) -> Graphs | None:
 
 
 def open_target(
-    config: Config, optimise: Optimise, progress: Progress, tally: Tally | None = None
-) -> GpuSide | OfflineSide:
+    config: Config, optimise: Optimise, progress: Progress, tally: RunCounters | None = None
+) -> GpuBackend | CrossCompiler:
     """What compiles for the GPU that a configuration names, and runs there if it is a device."""
     if names_architecture(config.device):
-        return OfflineSide(config, architecture(config.device), optimise, progress)
+        return CrossCompiler(config, architecture(config.device), optimise, progress)
     with told_of_failure():
         device = open_device(config.device)
         if isinstance(device, Interpreter):
             device.checked = config.checked
-        return GpuSide(config, device, optimise, progress, tally)
+        return GpuBackend(config, device, optimise, progress, tally)
 
 
 class _Side:
@@ -91,7 +91,7 @@ class _Side:
         self.kept = config.shapes_kept
         self.holds_states = True
         self.turns = self.splits_complex = False  # such loops and numbers are the host's
-        self.tally: Tally | None = None
+        self.tally: RunCounters | None = None
         self.place: Any = None
         """Where tensors have to lie that outputs are written into."""
 
@@ -105,7 +105,7 @@ class _Side:
         return native and select.family(value) is not None
 
 
-class GpuSide(_Side):
+class GpuBackend(_Side):
     """A device, and how graphs are compiled for it and run there."""
 
     def __init__(
@@ -114,7 +114,7 @@ class GpuSide(_Side):
         device: Device,
         optimise: Optimise,
         progress: Progress,
-        tally: Tally | None = None,
+        tally: RunCounters | None = None,
     ) -> None:
         super().__init__(config, optimise, progress)
         self.tally = tally
@@ -122,7 +122,7 @@ class GpuSide(_Side):
         self.device = device
         self.place = device.place
         self.kernels = KeptKernels(open_cache(config), device.arch)
-        self.constants = Constants(device)
+        self.constants = DeviceConstants(device)
         cache = TuningCache.open(cache_path(config)) if device.measures else TuningCache(None)
         self.tuner = Tuner(device, cache, config.tune)
         self.measured: Measured | None = None
@@ -171,7 +171,7 @@ class GpuSide(_Side):
 
     def _keep(self, module: GpuModule) -> None:
         """Lets the next process find the kernels that were chosen; not their rivals."""
-        code: Callable[[Request], Binary] | None = getattr(self.device, "code", None)
+        code: Callable[[CompileRequest], KernelBinary] | None = getattr(self.device, "code", None)
         if code is not None:
             self.kernels.keep({r: code(r) for r in dict.fromkeys(requests_of(module))})
 
@@ -183,8 +183,8 @@ class GpuSide(_Side):
         with told_of_failure():
             return self._captured(LoadedGpuExecutable(artefact, self.device, self.constants))
 
-    def _captured(self, executable: Running) -> Runs:
-        mode, tally = self.config.capture, self.tally or Tally()
+    def _captured(self, executable: GpuProgram) -> Runs:
+        mode, tally = self.config.capture, self.tally or RunCounters()
         if mode == OFF:
             return executable
         if self.graphs is None:
@@ -232,7 +232,7 @@ class GpuSide(_Side):
         }
 
 
-class OfflineSide(_Side):
+class CrossCompiler(_Side):
     """An architecture to compile for, with no device to run on or to measure with."""
 
     def __init__(self, config: Config, arch: Arch, optimise: Optimise, progress: Progress) -> None:
@@ -245,7 +245,7 @@ class OfflineSide(_Side):
         self.progress("generate", 0, 1)
         program = lower_for_gpu(graph)
         check_served(program)
-        code: dict[Request, Binary] = {}
+        code: dict[CompileRequest, KernelBinary] = {}
         module = compile_chosen(
             program,
             first,
@@ -256,13 +256,13 @@ class OfflineSide(_Side):
         )
         return OfflineExecutable(module, code)
 
-    def _compiled(self, module: GpuModule, code: dict[Request, Binary]) -> Built:
+    def _compiled(self, module: GpuModule, code: dict[CompileRequest, KernelBinary]) -> Built:
         """Compiles what is not compiled yet; what failed, and why."""
         needed = dict.fromkeys(r for r in requests_of(module) if r not in code)
         code |= self.kernels.find(needed)
         missing = [r for r in needed if r not in code]
         made = build_all(missing, self.arch, lambda n: self.progress("compile", n, len(missing)))
-        new = {r: b for r, b in made.items() if isinstance(b, Binary)}
+        new = {r: b for r, b in made.items() if isinstance(b, KernelBinary)}
         self.kernels.keep(new)
         code |= new
         return {r: b for r, b in made.items() if isinstance(b, CodegenError)}
@@ -280,7 +280,7 @@ class OfflineExecutable:
     runs = copies = specialisations = constant_bytes = 0
     threads = 1
 
-    def __init__(self, module: GpuModule, code: dict[Request, Binary]) -> None:
+    def __init__(self, module: GpuModule, code: dict[CompileRequest, KernelBinary]) -> None:
         self.module = module
         self.program: Program = module.program
         self.programs = [module.program]

@@ -10,7 +10,7 @@ import torch
 
 from monograph.errors import FeedError
 from monograph.runtime.dlpack import is_foreign
-from monograph.runtime.gpu.bound_program import VECTOR, Slot
+from monograph.runtime.gpu.bound_program import VECTOR, DevicePort
 from monograph.runtime.gpu.tensors import is_plain, torch_type
 
 
@@ -21,7 +21,7 @@ def imported(data: Any) -> Any:
     return torch.from_dlpack(data)
 
 
-def refuse_misfit(slot: Slot, data: torch.Tensor) -> None:
+def refuse_misfit(slot: DevicePort, data: torch.Tensor) -> None:
     """Refuses a tensor of another type or shape."""
     if tuple(data.shape) != slot.shape or data.dtype != torch_type(slot.dtype):
         raise FeedError(

@@ -24,7 +24,7 @@ Problem: TypeAlias = tuple[str, Difference | None]
 
 
 @dataclass(frozen=True)
-class Fault:
+class BrokenPass:
     """A pass that broke a graph, and the rewrite in it that did."""
 
     stage: str
@@ -41,7 +41,7 @@ class Fault:
 class PassError(VerifyError):
     """A pass made a malformed graph, or one that computes other numbers."""
 
-    def __init__(self, fault: Fault) -> None:
+    def __init__(self, fault: BrokenPass) -> None:
         self.fault = fault
         done, wrong = fault.rewrite, fault.difference
         rule = f", rule {done.rule}" if done is not None and done.rule != fault.step else ""
@@ -62,7 +62,7 @@ def is_exact(step: Pass, fired: Sequence[Fired]) -> bool:
     return all(exact.get(f.rule, False) for f in fired)
 
 
-class Numbers:
+class NumericCheck:
     """Compares numbers on one set of inputs, and keeps those of the graph so far."""
 
     def __init__(
@@ -102,7 +102,7 @@ def check_pass(
     after: Graph,
     fired: Sequence[Fired],
     cost: CostModel,
-    numbers: Numbers | None,
+    numbers: NumericCheck | None,
 ) -> None:
     """Raises PassError unless a pass has made a right graph of another."""
     problem = _problem(before, after, is_exact(step, fired), numbers, _converts(step))
@@ -119,7 +119,7 @@ def _problem(
     before: Graph,
     after: Graph,
     exact: bool,
-    numbers: Numbers | None,
+    numbers: NumericCheck | None,
     step_may_convert: bool = False,
 ) -> Problem | None:
     """What is wrong with a graph that a pass made of another."""
@@ -152,9 +152,9 @@ def _locate(
     step: Pass,
     before: Graph,
     cost: CostModel,
-    numbers: Numbers | None,
+    numbers: NumericCheck | None,
     problem: Problem,
-) -> Fault:
+) -> BrokenPass:
     """The first rewrite of a pass after which the graph is wrong."""
 
     def attempt(limit: int | None) -> tuple[list[Fired], Problem | None]:
@@ -167,7 +167,9 @@ def _locate(
     every = attempt(None)[0]
     right, wrong = 0, len(every)
     if wrong == 0 or attempt(0)[1] is not None:
-        return Fault(stage, step.name, problem[0], every[0] if wrong == 1 else None, 0, problem[1])
+        return BrokenPass(
+            stage, step.name, problem[0], every[0] if wrong == 1 else None, 0, problem[1]
+        )
     while wrong - right > 1:
         middle = (right + wrong) // 2
         found = attempt(middle)[1]
@@ -175,4 +177,4 @@ def _locate(
             right = middle
         else:
             wrong, problem = middle, found
-    return Fault(stage, step.name, problem[0], every[wrong - 1], wrong, problem[1])
+    return BrokenPass(stage, step.name, problem[0], every[wrong - 1], wrong, problem[1])

@@ -16,7 +16,7 @@ EMPTY = "empty on both sides: nothing was compared"
 CONSTANT = "every element is {} on both sides: that shows nothing"
 
 
-class Place(NamedTuple):
+class OutputPath(NamedTuple):
     """A tensor among outputs: which one, and where in it if it is a sequence or a map."""
 
     output: str
@@ -30,7 +30,7 @@ class Place(NamedTuple):
 class Difference:
     """One tensor on two sides. `problem` is None when they agree."""
 
-    place: Place
+    place: OutputPath
     problem: str | None
     tolerance: Tolerance
     max_abs: float = 0.0
@@ -54,10 +54,10 @@ class Difference:
         return str(self.place)
 
 
-def flatten(named: Mapping[str, Any]) -> dict[Place, Any]:
+def flatten(named: Mapping[str, Any]) -> dict[OutputPath, Any]:
     """Outputs as tensors; those in sequences and maps by index and key."""
-    result: dict[Place, Any] = {}
-    stack = [(Place(name), value) for name, value in reversed([*named.items()])]
+    result: dict[OutputPath, Any] = {}
+    stack = [(OutputPath(name), value) for name, value in reversed([*named.items()])]
     while stack:
         place, value = stack.pop()
         if isinstance(value, (list, tuple)):
@@ -67,7 +67,7 @@ def flatten(named: Mapping[str, Any]) -> dict[Place, Any]:
         else:
             result[place] = value
             continue
-        stack.extend((Place(place.output, (*place.path, k)), v) for k, v in reversed(items))
+        stack.extend((OutputPath(place.output, (*place.path, k)), v) for k, v in reversed(items))
     return result
 
 
@@ -119,9 +119,9 @@ def match_rows(given: Any, expected: Any) -> Any:
     return result.reshape(a.shape)
 
 
-def compare(place: Place | str, given: Any, expected: Any, tolerance: Tolerance) -> Difference:
+def compare(place: OutputPath | str, given: Any, expected: Any, tolerance: Tolerance) -> Difference:
     """One tensor on two sides."""
-    place = Place(place) if isinstance(place, str) else place
+    place = OutputPath(place) if isinstance(place, str) else place
     if given is None or expected is None:
         same = given is None and expected is None
         return Difference(place, None if same else "absent on one side", tolerance)
@@ -153,7 +153,7 @@ def _kind(x: Array) -> str:
     return "str" if x.dtype.kind in "OUST" else str(x.dtype)
 
 
-def _compare_exactly(place: Place, a: Array, b: Array, tolerance: Tolerance) -> Difference:
+def _compare_exactly(place: OutputPath, a: Array, b: Array, tolerance: Tolerance) -> Difference:
     wrong = np.argwhere(a != b)
     if len(wrong) == 0:
         return Difference(place, None, tolerance)
@@ -163,7 +163,7 @@ def _compare_exactly(place: Place, a: Array, b: Array, tolerance: Tolerance) -> 
     )
 
 
-def _compare_numbers(place: Place, a: Array, b: Array, tolerance: Tolerance) -> Difference:
+def _compare_numbers(place: OutputPath, a: Array, b: Array, tolerance: Tolerance) -> Difference:
     wide = np.complex128 if a.dtype.kind == "c" else np.float64
     exact = a.dtype.kind in "iub" and a.dtype.itemsize == 8
     if exact:

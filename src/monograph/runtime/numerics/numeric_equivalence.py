@@ -24,7 +24,7 @@ from monograph.runtime.feeds import Port
 from monograph.runtime.inputs.input_ranges import input_ranges
 from monograph.runtime.inputs.inputs import make_inputs
 from monograph.runtime.numerics.accumulation_length import contraction
-from monograph.runtime.numerics.compare import Difference, Place, compare_outputs, flatten
+from monograph.runtime.numerics.compare import Difference, OutputPath, compare_outputs, flatten
 from monograph.runtime.numerics.tolerance import EXACT, MARGIN, Tolerance, derive, own_variance
 from monograph.runtime.walk import STRUCTURE
 
@@ -160,7 +160,7 @@ class _Spread:
 
     def __init__(self, graph: Graph, feeds: Mapping[str, Any], outputs: Mapping[str, Any]) -> None:
         self.outputs = flatten(outputs)
-        self.runs: list[dict[Place, Any]] = []
+        self.runs: list[dict[OutputPath, Any]] = []
         with_nan = _values_with_nan(graph, feeds)
         for seed in range(DISTURBED_RUNS):
             try:
@@ -171,7 +171,7 @@ class _Spread:
                 # others move is all that is allowed.
                 continue
 
-    def moved(self, place: Place) -> Array | None:
+    def moved(self, place: OutputPath) -> Array | None:
         """The largest distance by element; None where even the shape is not the same."""
         base = np.asarray(self.outputs[place])
         others = [np.asarray(r[place]) for r in self.runs if place in r]

@@ -15,12 +15,12 @@ from functools import partial
 
 from monograph.codegen.common.registers import Reg, vector
 from monograph.codegen.common.types import register
-from monograph.codegen.llvm.attention.mask import Scores, View
+from monograph.codegen.llvm.attention.mask import ScoreMask, View
 from monograph.codegen.llvm.emit.builder import Int
 from monograph.codegen.llvm.emit.epilogue import Epilogue, part, pieces
 from monograph.codegen.llvm.emit.transpose_block import transposed
 from monograph.codegen.llvm.matmul.tiles import Run, split
-from monograph.codegen.llvm.module.kernel import Kernel, KernelContext, Scratch, pointers, share
+from monograph.codegen.llvm.module.kernel import Kernel, KernelContext, LlvmScratch, pointers, share
 from monograph.codegen.llvm.rows.softmax import LOG2_E, power_below_one
 from monograph.ir import Value
 from monograph.ir.dtype import f32, f64
@@ -106,7 +106,7 @@ class _Attention:
         scores = self._lines(min(ROWS, self.rows) * self.row_length)
         turned = 0 if self.few else self._lines(self.depth * self.row_length)
         own = scores + turned
-        position = context.argument(Scratch(own * context.threads))
+        position = context.argument(LlvmScratch(own * context.threads))
         b = self.b = context.builder(len(context.arguments))
         self.epilogue = Epilogue(context, b)
         self.scalars = self.epilogue.elements.scalars
@@ -115,7 +115,7 @@ class _Attention:
         self.operands = [View.of(b, v, storage, values) for v in self.anchor.inputs]
         mine = b.offset(b.arguments[f"p{position}"], b.mul(b.arguments["tid"], own))
         self.scores_at, self.turned_at = mine, b.offset(mine, scores)
-        self.scores = Scores(self.scalars, self.op, self.dtype, self.operands, self.over_heads)
+        self.scores = ScoreMask(self.scalars, self.op, self.dtype, self.operands, self.over_heads)
         self._heads()
         products = self.batch * self.heads * self.queries * self.keys
         return context.finish(b, 2.0 * products * (self.depth + self.width))

@@ -13,9 +13,9 @@ from monograph.codegen.llvm.attention.mask import View
 from monograph.codegen.llvm.emit.builder import Int
 from monograph.codegen.llvm.emit.epilogue import Epilogue, pieces
 from monograph.codegen.llvm.module.kernel import (
-    Fault,
     Kernel,
     KernelContext,
+    LlvmFault,
     pointers,
     report,
     share,
@@ -55,7 +55,7 @@ class _Update:
         for value in (*region.inputs, *region.outputs):
             context.argument(value)
         size = self.shape[self.axis]
-        fault = Fault("rows are written out of bounds", f"0..{size - 1}")
+        fault = LlvmFault("rows are written out of bounds", f"0..{size - 1}")
         self.fault = context.argument(fault)
         b = self.b = context.builder(len(context.arguments))
         if 0 in self.shape:

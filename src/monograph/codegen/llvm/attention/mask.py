@@ -54,7 +54,7 @@ class View:
         return b.mul(column, self.strides[-1])
 
 
-class Scores:
+class ScoreMask:
     """Finishes scores: scale, cap, mask, and which keys count."""
 
     def __init__(

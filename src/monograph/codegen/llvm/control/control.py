@@ -12,7 +12,7 @@ from functools import cached_property, partial
 import numpy as np
 
 from monograph.codegen.common.registers import Reg
-from monograph.codegen.llvm.control.inline import Inlined, Place, dense
+from monograph.codegen.llvm.control.inline import InlinedProgram, StridedRef, dense
 from monograph.codegen.llvm.control.subprograms import (
     Control,
     find_generator,
@@ -22,7 +22,7 @@ from monograph.codegen.llvm.control.subprograms import (
     within,
 )
 from monograph.codegen.llvm.emit.builder import Int
-from monograph.codegen.llvm.module.kernel import Kernel, KernelContext, Packed
+from monograph.codegen.llvm.module.kernel import Kernel, KernelContext, LlvmPacked
 from monograph.ir import Array, Graph, TensorType, Value
 from monograph.ops.control import If, Loop, Scan
 from monograph.program.dynamic.bounded import BoundedLoop
@@ -81,7 +81,7 @@ class _If(Control):
             b.jump(done)
         b.label(done)
 
-    def _branch(self, sub: Inlined, given: Sequence[Reg]) -> None:
+    def _branch(self, sub: InlinedProgram, given: Sequence[Reg]) -> None:
         rooms = [self.place(f"result {i}") for i in range(len(sub.program.graph.outputs))]
         # Straight into the result where it lies side by side.
         targets = {i: self.stored(v) for i, v in self.results.items()}
@@ -180,7 +180,7 @@ class _Loop(_Iterated):
         for i, t in enumerate(self.collected):
             self.room(f"collected {i}", t)
         # Zeros for what is left of the room when the loop has ended.
-        self.zeros = [self.context.argument(Packed(_zeros(t))) for t in self.collected]
+        self.zeros = [self.context.argument(LlvmPacked(_zeros(t))) for t in self.collected]
 
     def emit(self) -> None:
         b = self.b
@@ -231,7 +231,7 @@ class _Loop(_Iterated):
             zeros = dense(self.b.arguments[f"p{self.zeros[k]}"], type_)
             self.b.loop(count, most, 1, partial(self._collect, k, zeros))
 
-    def _collect(self, k: int, element: Place, i: Int, _: list[Reg]) -> None:
+    def _collect(self, k: int, element: StridedRef, i: Int, _: list[Reg]) -> None:
         """Puts what an iteration gives into its slice of the result."""
         if self.carried + k in self.results:
             target = within(self.b, self.stored(self.results[self.carried + k]), 0, i)
@@ -312,7 +312,7 @@ class _Scan(_Iterated):
         self.copy(replace(whole, type=room.type), room)
         return room.pointer
 
-    def _collect(self, i: int, element: Place, t: Int) -> None:
+    def _collect(self, i: int, element: StridedRef, t: Int) -> None:
         """Puts what an iteration gives into its slice of the result."""
         index = self.op.carried + i
         if index in self.results:

@@ -6,9 +6,9 @@ from functools import partial
 
 from monograph.codegen.common.registers import Reg
 from monograph.codegen.llvm.emit.builder import Int
-from monograph.codegen.llvm.emit.elements import Elements, Point
+from monograph.codegen.llvm.emit.elements import LlvmElements, Point
 from monograph.codegen.llvm.emit.map_kernel import elements_of, emit_each
-from monograph.codegen.llvm.module.kernel import Fault, Kernel, KernelContext, report
+from monograph.codegen.llvm.module.kernel import Kernel, KernelContext, LlvmFault, report
 from monograph.ir import DType, Value, known
 from monograph.ops.control import Fail
 from monograph.ops.require import Require
@@ -33,7 +33,7 @@ def failing(context: KernelContext) -> Kernel:
     assert isinstance(anchor.op, Fail)
     for value in (*region.inputs, *region.outputs):
         context.argument(value)
-    fault = context.argument(Fault(anchor.op.reason, shows_data=False))
+    fault = context.argument(LlvmFault(anchor.op.reason, shows_data=False))
     b = context.builder(len(context.arguments))
     report(b, fault, Reg("true", "i1"), Reg("0", "i64"))
     emit_each(context, elements_of(context, b), partial(_Zeros, anchor.dtype), vectors=False)
@@ -51,7 +51,7 @@ def require(context: KernelContext) -> Kernel:
         context.argument(value)
     sizes = known(expected)
     shown = "" if sizes is None else str(sizes.tolist())
-    fault = context.argument(Fault(anchor.op.rule, shown))
+    fault = context.argument(LlvmFault(anchor.op.rule, shown))
     b = context.builder(len(context.arguments))
     elements = elements_of(context, b)
     if expected.tensor.shape != given.tensor.shape:
@@ -62,7 +62,7 @@ def require(context: KernelContext) -> Kernel:
     return context.finish(b)
 
 
-def _compare(elements: Elements, expected: Value, given: Value, fault: int) -> None:
+def _compare(elements: LlvmElements, expected: Value, given: Value, fault: int) -> None:
     """Reports a size that is not the one expected."""
     b, a = elements.b, elements.scalars.a
     how = "sext" if given.dtype.is_signed else "zext"
@@ -83,7 +83,7 @@ def _compare(elements: Elements, expected: Value, given: Value, fault: int) -> N
 class _Same:
     """The elements of a value as they are."""
 
-    def __init__(self, x: Value, elements: Elements, at: Indices) -> None:
+    def __init__(self, x: Value, elements: LlvmElements, at: Indices) -> None:
         self.e, self.x, self.at = elements, x, at
 
     def positions(self) -> list[Index]:
@@ -99,7 +99,7 @@ class _Same:
 class _Zeros:
     """0 everywhere."""
 
-    def __init__(self, dtype: DType, elements: Elements, at: Indices) -> None:
+    def __init__(self, dtype: DType, elements: LlvmElements, at: Indices) -> None:
         self.zero = elements.scalars.constant(0, dtype)
 
     def positions(self) -> list[Index]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from monograph.codegen.common.registers import Reg
 from monograph.codegen.llvm.emit.builder import Builder
-from monograph.codegen.llvm.emit.elements import Elements, Point
+from monograph.codegen.llvm.emit.elements import LlvmElements, Point
 from monograph.codegen.llvm.emit.loops import LoopNest
 from monograph.codegen.llvm.emit.scalar import LlvmScalars
 from monograph.codegen.llvm.module.bounds_checks import SPANS_MARK
@@ -17,11 +17,11 @@ from monograph.codegen.llvm.module.halo import zero_halo
 from monograph.codegen.llvm.module.kernel import (
     NAME,
     Argument,
-    Fault,
     Kernel,
     KernelContext,
-    Packed,
-    Scratch,
+    LlvmFault,
+    LlvmPacked,
+    LlvmScratch,
     Sync,
     synchronise,
 )
@@ -30,12 +30,12 @@ from monograph.program.fusion.access import counters
 from monograph.program.fusion.loops import merge
 from monograph.program.index import flatten, strides_of
 from monograph.program.memory.buffer_assignment import CONSTANT, TEMPORARY, Buffer, Storage
-from monograph.program.memory.memory_planner import Lifetime, Plan, plan
+from monograph.program.memory.memory_planner import Lifetime, MemoryPlan, plan
 from monograph.program.program import Program, Step, lifetimes
 
 
 @dataclass(frozen=True)
-class Place:
+class StridedRef:
     """Where some elements lie: a pointer, an offset and strides in elements."""
 
     pointer: Reg
@@ -56,9 +56,9 @@ class Place:
         return Buffer(-1, TEMPORARY, self.type.dtype, (last + 1,), ((0, 0),))
 
 
-def dense(pointer: Reg, type_: TensorType) -> Place:
+def dense(pointer: Reg, type_: TensorType) -> StridedRef:
     """Elements side by side from a pointer on."""
-    return Place(pointer, type_, 0, strides_of(type_.static))
+    return StridedRef(pointer, type_, 0, strides_of(type_.static))
 
 
 @dataclass
@@ -81,7 +81,7 @@ class Functions:
         return "\n".join(made)
 
 
-class Inlined:
+class InlinedProgram:
     """A sub-program that a kernel runs, perhaps many times."""
 
     def __init__(
@@ -103,7 +103,7 @@ class Inlined:
             for kernel in (*self._halos(step), own)
         ]
         self.memory = self._plan()
-        self.scratch = context.argument(Scratch(max(self.memory.size, 64)))
+        self.scratch = context.argument(LlvmScratch(max(self.memory.size, 64)))
 
     def _halos(self, step: Step) -> list[Kernel]:
         """Kernels that clear the halos of what a step writes."""
@@ -119,21 +119,23 @@ class Inlined:
         """Arguments that the outer kernel has to ask for: their positions there."""
         settled = {}
         for position, argument in enumerate(kernel.arguments):
-            wanted: Argument | None = argument if isinstance(argument, (Packed, Fault)) else None
+            wanted: Argument | None = (
+                argument if isinstance(argument, (LlvmPacked, LlvmFault)) else None
+            )
             if isinstance(argument, Value):
                 data = known(argument)
                 constant = self.program.places.storage[argument].buffer.kind == CONSTANT
-                wanted = Packed(data) if constant and data is not None else None
+                wanted = LlvmPacked(data) if constant and data is not None else None
             if wanted is not None:
                 settled[position] = self.context.argument(wanted)
         return settled
 
-    def _plan(self) -> Plan:
+    def _plan(self) -> MemoryPlan:
         lives = lifetimes(self.program.steps, self.program.places)
         self.scratches: dict[tuple[int, int], int] = {}
         for step, kernel in self.kernels:
             for position, argument in enumerate(kernel.arguments):
-                if isinstance(argument, Scratch):
+                if isinstance(argument, LlvmScratch):
                     key = -1 - len(self.scratches)
                     self.scratches[step.index, position] = key
                     lives.append(Lifetime(key, argument.nbytes, step.index, step.index))
@@ -170,7 +172,7 @@ class Inlined:
         base = b.arguments[f"p{self.scratch}"]
         if isinstance(argument, Sync):
             return b.arguments[f"p{self.sync}"]
-        if isinstance(argument, Scratch):
+        if isinstance(argument, LlvmScratch):
             return b.offset(base, self.memory.offsets[self.scratches[step.index, position]])
         assert isinstance(argument, Value)
         buffer = self.program.places.storage[argument].buffer
@@ -184,7 +186,7 @@ class Inlined:
         return -1 if place is None else place.buffer.id
 
 
-def copy(context: KernelContext, b: Builder, source: Place, target: Place) -> None:
+def copy(context: KernelContext, b: Builder, source: StridedRef, target: StridedRef) -> None:
     """Copies elements, shared out over the threads."""
     shape = source.type.static
     if 0 in shape:
@@ -193,7 +195,9 @@ def copy(context: KernelContext, b: Builder, source: Place, target: Place) -> No
     places = zip(values, (source, target), strict=True)
     storage = {v: Storage(p.span, p.offset, p.strides) for v, p in places}
     pointers = dict(zip(values, (source.pointer, target.pointer), strict=True))
-    elements = Elements(b, LlvmScalars(b, context.features), storage, pointers, frozenset(values))
+    elements = LlvmElements(
+        b, LlvmScalars(b, context.features), storage, pointers, frozenset(values)
+    )
     plain = counters(shape)
     at = merge(shape, plain, [flatten(plain, storage[v].strides) for v in values])
 

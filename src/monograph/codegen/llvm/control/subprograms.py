@@ -7,12 +7,12 @@ from dataclasses import replace
 from weakref import WeakKeyDictionary
 
 from monograph.codegen.common.registers import Reg
-from monograph.codegen.llvm.control.inline import Functions, Inlined, Place, copy, dense
+from monograph.codegen.llvm.control.inline import Functions, InlinedProgram, StridedRef, copy, dense
 from monograph.codegen.llvm.emit.builder import Builder, Int
 from monograph.codegen.llvm.module.kernel import (
     Kernel,
     KernelContext,
-    Scratch,
+    LlvmScratch,
     Sync,
     pointers,
     synchronise,
@@ -85,7 +85,7 @@ class Control:
         self.rooms: dict[str, tuple[int, TensorType]] = {}
         self.reserve()
 
-    def _sub(self, graph: Graph) -> Inlined:
+    def _sub(self, graph: Graph) -> InlinedProgram:
         program = lowered(graph)
         generator, kernels = find_generator(), []
         for step in program.steps:
@@ -96,7 +96,7 @@ class Control:
                 program, step, outer.features, self.threads, outer.winograd, outer.checked
             )
             kernels.append((step, make(inner)))
-        return Inlined(self.context, program, kernels, self.functions, self.sync)
+        return InlinedProgram(self.context, program, kernels, self.functions, self.sync)
 
     def reserve(self) -> None:
         """Asks for the memory that the kernel needs beside the sub-programs'."""
@@ -106,9 +106,9 @@ class Control:
 
     def room(self, name: str, type_: TensorType) -> None:
         """Memory for elements of a type, by name."""
-        self.rooms[name] = (self.context.argument(Scratch(max(type_.nbytes, 64))), type_)
+        self.rooms[name] = (self.context.argument(LlvmScratch(max(type_.nbytes, 64))), type_)
 
-    def place(self, name: str) -> Place:
+    def place(self, name: str) -> StridedRef:
         position, type_ = self.rooms[name]
         return dense(self.b.arguments[f"p{position}"], type_)
 
@@ -126,15 +126,15 @@ class Control:
             + sum(k.bounds_checks for sub in self.subs for _, k in sub.kernels),
         )
 
-    def stored(self, value: Value) -> Place:
+    def stored(self, value: Value) -> StridedRef:
         """Where an operand or a result of the op lies."""
         found = self.context.program.places.storage[value]
-        return Place(self.pointers[value], value.tensor, found.offset, found.strides)
+        return StridedRef(self.pointers[value], value.tensor, found.offset, found.strides)
 
     def wait(self) -> None:
         synchronise(self.b, self.sync, self.threads)
 
-    def copy(self, source: Place, target: Place) -> None:
+    def copy(self, source: StridedRef, target: StridedRef) -> None:
         copy(self.context, self.b, source, target)
 
     def flag(self, pointer: Reg, offset: int = 0) -> Reg:
@@ -142,7 +142,7 @@ class Control:
         stored = self.b.load("i8", self.b.offset(pointer, offset), 1)
         return self.b.compare("ne", stored, Reg("0", "i8"))
 
-    def run(self, sub: Inlined, inputs: Sequence[Reg], outputs: Sequence[Reg]) -> None:
+    def run(self, sub: InlinedProgram, inputs: Sequence[Reg], outputs: Sequence[Reg]) -> None:
         """Runs a sub-program on dense elements."""
         graph = sub.program.graph
         given = {sub.port(v): p for v, p in zip(graph.inputs, inputs, strict=True)}
@@ -166,13 +166,13 @@ class Control:
         return found
 
 
-def within(b: Builder, place: Place, axis: int, t: Int) -> Place:
+def within(b: Builder, place: StridedRef, axis: int, t: Int) -> StridedRef:
     """A slice of a place along an axis."""
     at = b.add(place.offset, b.mul(t, place.strides[axis]))
     shape = [d for k, d in enumerate(place.type.static) if k != axis]
     strides = tuple(s for k, s in enumerate(place.strides) if k != axis)
     pointer = b.offset(place.pointer, b.mul(at, place.type.dtype.itemsize))
-    return Place(pointer, place.type.with_shape(shape), 0, strides)
+    return StridedRef(pointer, place.type.with_shape(shape), 0, strides)
 
 
 def tensor_type(type_: object) -> TensorType:

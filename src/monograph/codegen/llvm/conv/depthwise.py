@@ -18,9 +18,9 @@ from monograph.codegen.llvm.conv.tiling import Taps
 from monograph.codegen.llvm.emit.builder import Int
 from monograph.codegen.llvm.emit.epilogue import Epilogue
 from monograph.codegen.llvm.emit.memory import load_elements
-from monograph.codegen.llvm.image.windows import Block, blocks, image
+from monograph.codegen.llvm.image.windows import ChannelBlocks, blocks, image
 from monograph.codegen.llvm.matmul.tiles import Run, split
-from monograph.codegen.llvm.module.kernel import Kernel, KernelContext, Packed, pointers, share
+from monograph.codegen.llvm.module.kernel import Kernel, KernelContext, LlvmPacked, pointers, share
 from monograph.ir import Array, Value, known
 from monograph.ops.conv import Conv
 from monograph.ops.window import CHANNELS_LAST
@@ -35,7 +35,7 @@ def depthwise(context: KernelContext) -> Kernel:
     return Depthwise(context).emit()
 
 
-def packed_taps(weights: Array, blocks: Sequence[Block], dtype: type[np.generic]) -> Array:
+def packed_taps(weights: Array, blocks: Sequence[ChannelBlocks], dtype: type[np.generic]) -> Array:
     """Weights of channels that do not mix as [block of channels][taps][lanes]."""
     taps = weights.reshape(len(weights), -1).astype(dtype)
     pieces = []
@@ -86,7 +86,9 @@ class Depthwise:
         context, region = self.context, self.context.step.region
         for value in (*region.inputs_besides(1), *region.outputs):
             context.argument(value)
-        self.packed = context.argument(Packed(packed_taps(self.weights, self.blocks, self.weight)))
+        self.packed = context.argument(
+            LlvmPacked(packed_taps(self.weights, self.blocks, self.weight))
+        )
         b = self.b = context.builder(len(context.arguments))
         self.pointers = pointers(b, context.arguments)
         self.epilogue = Epilogue(context, b)
@@ -113,7 +115,9 @@ class Depthwise:
         for block in self.blocks:
             b.loop(0, block.count, 1, partial(self._tile, block, x, [line, *place], run))
 
-    def _tile(self, block: Block, x: Reg, place: list[Int], run: Run, i: Int, _: list[Reg]) -> None:
+    def _tile(
+        self, block: ChannelBlocks, x: Reg, place: list[Int], run: Run, i: Int, _: list[Reg]
+    ) -> None:
         """Some pixels of a row, one block of channels."""
         b = self.b
         c = b.add(b.mul(i, block.width), block.start)

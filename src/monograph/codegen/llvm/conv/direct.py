@@ -14,12 +14,12 @@ import numpy as np
 
 from monograph.codegen.common.registers import Reg, vector
 from monograph.codegen.common.types import register
-from monograph.codegen.llvm.conv.tiling import Plan, Taps, make_plan
+from monograph.codegen.llvm.conv.tiling import ConvTiling, Taps, make_plan
 from monograph.codegen.llvm.emit.builder import Int
 from monograph.codegen.llvm.emit.epilogue import Epilogue
 from monograph.codegen.llvm.emit.memory import load_elements
 from monograph.codegen.llvm.matmul.tiles import Run, split
-from monograph.codegen.llvm.module.kernel import Kernel, KernelContext, Packed, pointers, share
+from monograph.codegen.llvm.module.kernel import Kernel, KernelContext, LlvmPacked, pointers, share
 from monograph.ir import Array, Value, known
 from monograph.ops.conv import Conv
 from monograph.program.index import strides_of
@@ -83,7 +83,7 @@ class DirectConv:
         self.panels = split(self.vectors, plan.tile.vectors)
         self.runs = split(self.image[-1], plan.tile.rows)
 
-    def _plan(self) -> Plan:
+    def _plan(self) -> ConvTiling:
         return make_plan(self.anchor, self.context.features)
 
     def _weights(self) -> Array:
@@ -96,7 +96,7 @@ class DirectConv:
         region = self.context.step.region
         for value in (*region.inputs_besides(1), *region.outputs):
             self.context.argument(value)
-        self.packed = self.context.argument(Packed(self._pack()))
+        self.packed = self.context.argument(LlvmPacked(self._pack()))
         b = self.b = self.context.builder(len(self.context.arguments))
         self.pointers = pointers(b, self.context.arguments)
         self.epilogue = Epilogue(self.context, b)

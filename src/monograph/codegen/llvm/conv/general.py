@@ -16,7 +16,7 @@ from monograph.codegen.llvm.emit.builder import Int
 from monograph.codegen.llvm.emit.epilogue import Epilogue
 from monograph.codegen.llvm.emit.scalar import LlvmScalars
 from monograph.codegen.llvm.image.windows import (
-    Block,
+    ChannelBlocks,
     Windows,
     all_taps,
     blocks,
@@ -27,7 +27,7 @@ from monograph.codegen.llvm.image.windows import (
     index_in,
     transposed,
 )
-from monograph.codegen.llvm.module.kernel import Kernel, KernelContext, Packed, pointers
+from monograph.codegen.llvm.module.kernel import Kernel, KernelContext, LlvmPacked, pointers
 from monograph.ir import Array, DType, Value, is_finite, known
 from monograph.ir.dtype import f32, f64
 from monograph.ops.conv import Conv
@@ -92,7 +92,7 @@ class _WindowConv:
             context.argument(value)
         self.packed = -1
         if self.constant is not None:
-            self.packed = context.argument(Packed(self._pack(self.constant)))
+            self.packed = context.argument(LlvmPacked(self._pack(self.constant)))
         form = all_taps if self.reads_padding else correlated
         form = transposed if isinstance(self.op, ConvTranspose) else form
         op = self.op
@@ -118,7 +118,7 @@ class _WindowConv:
             form = weights.reshape(groups, self.group, self.channels, taps).transpose(0, 3, 2, 1)
         return np.ascontiguousarray(form).astype(self.dtype.numpy)
 
-    def _unit(self, n: Int, c: Int, place: list[Int], run: Block) -> None:
+    def _unit(self, n: Int, c: Int, place: list[Int], run: ChannelBlocks) -> None:
         """One block of results of one group, at one place."""
         b = self.b
         *outputs, group = place
@@ -144,7 +144,7 @@ class _WindowConv:
         n: Int,
         c: Int,
         group: Int,
-        run: Block,
+        run: ChannelBlocks,
         places: list[Int],
         taps: list[Int],
         totals: list[Reg],
@@ -196,7 +196,7 @@ class _WindowConv:
         return inner, outside
 
     def _weights(
-        self, group: Int, tap: Int, taps: list[Int], i: Int, c: Int, run: Block
+        self, group: Int, tap: Int, taps: list[Int], i: Int, c: Int, run: ChannelBlocks
     ) -> list[Scalar]:
         """The weights from one channel to a block of results."""
         b = self.b

@@ -12,7 +12,7 @@ import numpy as np
 
 from monograph.codegen.common.registers import Reg
 from monograph.codegen.llvm.conv.direct import DirectConv, Spot, sums_in_f32
-from monograph.codegen.llvm.conv.tiling import Plan, make_plan
+from monograph.codegen.llvm.conv.tiling import ConvTiling, make_plan
 from monograph.codegen.llvm.emit.builder import Int
 from monograph.codegen.llvm.matmul.tiles import Run, split
 from monograph.codegen.llvm.module.kernel import Kernel, KernelContext
@@ -43,7 +43,7 @@ class _GroupedConv(DirectConv):
         self.block = -(-self.results // self.lanes)
         """Vectors of a group."""
 
-    def _plan(self) -> Plan:
+    def _plan(self) -> ConvTiling:
         """The plan of one group."""
         op, shape = self.anchor.op, self.anchor.inputs[0].tensor.static
         assert isinstance(op, Conv)

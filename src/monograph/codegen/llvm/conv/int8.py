@@ -19,7 +19,7 @@ from monograph.codegen.llvm.emit.epilogue import Epilogue
 from monograph.codegen.llvm.image.windows import image
 from monograph.codegen.llvm.matmul.int8_dot import multiplies, packed_panels, products
 from monograph.codegen.llvm.matmul.tiles import Run, split
-from monograph.codegen.llvm.module.kernel import Kernel, KernelContext, Packed, pointers, share
+from monograph.codegen.llvm.module.kernel import Kernel, KernelContext, LlvmPacked, pointers, share
 from monograph.ir import Array, Value, known
 from monograph.ops.conv import Conv
 from monograph.ops.window import CHANNELS_LAST
@@ -98,7 +98,7 @@ class _ConvInt:
         context, region = self.context, self.context.step.region
         for value in (*region.inputs_besides(1), *region.outputs):
             context.argument(value)
-        self.packed = context.argument(Packed(self._pack()))
+        self.packed = context.argument(LlvmPacked(self._pack()))
         b = self.b = context.builder(len(context.arguments))
         self.products.bind(b)
         self.pointers = pointers(b, context.arguments)

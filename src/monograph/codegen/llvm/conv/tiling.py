@@ -14,7 +14,7 @@ from monograph.codegen.llvm.matmul.tiles import (
     MAX_VECTORS,
     STORE_CYCLES,
     TILE_CYCLES,
-    Tile,
+    RegisterTile,
     room,
     split,
 )
@@ -52,11 +52,11 @@ class Taps:
 
 
 @dataclass(frozen=True)
-class Plan:
+class ConvTiling:
     """The spatial axis that tiles run along, the register tile, the estimated time in cycles."""
 
     axis: int
-    tile: Tile
+    tile: RegisterTile
     cycles: float
 
     def turned(self, items: Sequence[T]) -> tuple[T, ...]:
@@ -68,7 +68,7 @@ class Plan:
         return (*items[: self.axis], items[-1], *items[self.axis : -1])
 
 
-def make_plan(value: Value, features: Features) -> Plan:
+def make_plan(value: Value, features: Features) -> ConvTiling:
     """The plan with the least estimated time on one core.
 
     Tiles run along the last axis, where pixels lie side by side, unless another is clearly better:
@@ -79,7 +79,7 @@ def make_plan(value: Value, features: Features) -> Plan:
     return best if best.cycles < CLEARLY * last.cycles else last
 
 
-def _along(value: Value, axis: int, features: Features) -> Plan:
+def _along(value: Value, axis: int, features: Features) -> ConvTiling:
     """The best plan whose tiles run along an axis."""
     assert isinstance(value.op, Conv)
     shape, weights = value.tensor.static, value.inputs[1].tensor.static
@@ -87,23 +87,23 @@ def _along(value: Value, axis: int, features: Features) -> Plan:
     vectors = -(-shape[-1] // features.lanes(32))
     taps = Taps(weights[2 + axis], value.op.strides[axis], value.op.dilations[axis])
     depth = math.prod(weights[1:]) // max(taps.size, 1)
-    best, least = Tile(1, 1), float("inf")
+    best, least = RegisterTile(1, 1), float("inf")
     for v in range(1, min(MAX_VECTORS, vectors) + 1):
         # With a stride, at most two taps of weights are live at once.
         held = v * (taps.size if taps.stride == 1 else min(taps.size, 2))
         for r in range(1, min(MAX_ROWS, pixels) + 1):
             if r * v + held + 1 > room(features, v):
                 break
-            cycles = _line_cycles(pixels, vectors, depth, taps, Tile(r, v))
+            cycles = _line_cycles(pixels, vectors, depth, taps, RegisterTile(r, v))
             if cycles < least:
-                best, least = Tile(r, v), cycles
+                best, least = RegisterTile(r, v), cycles
     if math.isinf(least):
         least = _line_cycles(pixels, vectors, depth, taps, best)
     lines = math.prod(shape[:-1]) // max(pixels, 1)
-    return Plan(axis, best, least * lines)
+    return ConvTiling(axis, best, least * lines)
 
 
-def _line_cycles(pixels: int, vectors: int, depth: int, taps: Taps, tile: Tile) -> float:
+def _line_cycles(pixels: int, vectors: int, depth: int, taps: Taps, tile: RegisterTile) -> float:
     total = 0.0
     for columns in split(vectors, tile.vectors):
         for run in split(pixels, tile.rows):

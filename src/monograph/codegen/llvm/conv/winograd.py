@@ -21,14 +21,14 @@ from monograph.codegen.llvm.conv.winograd_direct import PlainTile, plain_weights
 from monograph.codegen.llvm.emit.arith import LlvmArith
 from monograph.codegen.llvm.emit.builder import Int
 from monograph.codegen.llvm.emit.epilogue import Epilogue
-from monograph.codegen.llvm.image.windows import Block, blocks, image
-from monograph.codegen.llvm.matmul.tiles import Run, Tile, choose_tile, split, tile_cycles
+from monograph.codegen.llvm.image.windows import ChannelBlocks, blocks, image
+from monograph.codegen.llvm.matmul.tiles import RegisterTile, Run, choose_tile, split, tile_cycles
 from monograph.codegen.llvm.module.features import Features
 from monograph.codegen.llvm.module.kernel import (
     Kernel,
     KernelContext,
-    Packed,
-    Scratch,
+    LlvmPacked,
+    LlvmScratch,
     pointers,
     share,
 )
@@ -63,7 +63,7 @@ _G = np.array(
 
 
 @dataclass(frozen=True)
-class Plan:
+class WinogradTiling:
     """How the tiles of an image are worked through."""
 
     down: int
@@ -73,11 +73,11 @@ class Plan:
     chunk: int
     """Tiles that are transformed and multiplied together."""
     chunks: int
-    tile: Tile
+    tile: RegisterTile
     """The register tile of the products."""
 
 
-def make_plan(value: Value, features: Features, threads: int) -> Plan:
+def make_plan(value: Value, features: Features, threads: int) -> WinogradTiling:
     """Chunks of tiles, an equal number for every thread."""
     batch, height, width, results = value.tensor.static
     channels = value.inputs[0].tensor.static[-1]
@@ -91,7 +91,7 @@ def make_plan(value: Value, features: Features, threads: int) -> Plan:
     chunks = -(-chunks // threads) * threads
     chunk = -(-total // chunks)
     tile = choose_tile(chunk, vectors, channels, features, 1)
-    return Plan(down, across, total, chunk, -(-total // chunk), tile)
+    return WinogradTiling(down, across, total, chunk, -(-total // chunk), tile)
 
 
 def halo_end(value: Value) -> tuple[int, int]:
@@ -166,9 +166,9 @@ class _Winograd:
         context, region = self.context, self.context.step.region
         for value in (*region.inputs_besides(1), *region.outputs):
             context.argument(value)
-        packed = context.argument(Packed(self._pack()))
-        plain = context.argument(Packed(plain_weights(self.weights, self.m_row // 4)))
-        scratch = context.argument(Scratch(self.per_thread * context.threads))
+        packed = context.argument(LlvmPacked(self._pack()))
+        plain = context.argument(LlvmPacked(plain_weights(self.weights, self.m_row // 4)))
+        scratch = context.argument(LlvmScratch(self.per_thread * context.threads))
         b = self.b = context.builder(len(context.arguments))
         self.a = LlvmArith(b)
         self.pointer = pointers(b, context.arguments)[self.x.source]
@@ -232,7 +232,7 @@ class _Winograd:
         for block in blocks(self.channels, lanes, 1):
             b.loop(0, block.count, 1, partial(self._take_block, x, v, block))
 
-    def _take_block(self, x: Reg, v: Reg, block: Block, i: Int, _: list[Reg]) -> None:
+    def _take_block(self, x: Reg, v: Reg, block: ChannelBlocks, i: Int, _: list[Reg]) -> None:
         b = self.b
         c = b.add(b.mul(i, block.width), block.start)
         x, v = b.offset(x, b.mul(c, 4 * self.x.channel)), b.offset(v, b.mul(c, 4))

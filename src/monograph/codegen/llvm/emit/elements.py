@@ -35,7 +35,7 @@ class Point:
 
 
 @dataclass
-class Elements(Walk[Point]):
+class LlvmElements(Walk[Point]):
     """Emits elements of a region's values at points of a loop nest."""
 
     b: Builder

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from monograph.codegen.common.registers import Reg, vector
 from monograph.codegen.llvm.emit.builder import Builder, Int
-from monograph.codegen.llvm.emit.elements import Elements, Point
+from monograph.codegen.llvm.emit.elements import LlvmElements, Point
 from monograph.codegen.llvm.emit.scalar import LlvmScalars
 from monograph.codegen.llvm.module.kernel import KernelContext, pointers
 from monograph.ops.elementwise import Abs, Add, Clip, Max, Min, Mul, Neg, Sub
@@ -29,7 +29,7 @@ class Epilogue:
         self.b = b
         self.anchor = region.anchor
         self.outputs = region.outputs
-        self.elements = Elements(
+        self.elements = LlvmElements(
             b,
             LlvmScalars(b, context.features),
             context.program.places.storage,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from monograph.codegen.llvm.emit.builder import Builder
-from monograph.codegen.llvm.emit.elements import Elements, Point
+from monograph.codegen.llvm.emit.elements import LlvmElements, Point
 from monograph.codegen.llvm.emit.loops import LoopNest
 from monograph.codegen.llvm.emit.scalar import LlvmScalars
 from monograph.codegen.llvm.module.kernel import Argument, Kernel, KernelContext, pointers
@@ -20,7 +20,7 @@ from monograph.program.index import Index, flatten
 _BITS: dict[int, DType] = {1: u8, 2: u16, 4: u32, 8: u64}
 
 
-class Maker(Protocol):
+class ElementMaker(Protocol):
     """How an anchor makes its elements at an index in terms of loop counters."""
 
     def positions(self) -> list[Index]:
@@ -33,7 +33,7 @@ class Maker(Protocol):
         """The anchor's element at a point, or as many as the point has lanes."""
 
 
-Build = Callable[[Elements, Indices], Maker]
+Build = Callable[[LlvmElements, Indices], ElementMaker]
 
 
 def each_element(
@@ -51,10 +51,10 @@ def each_element(
     return context.finish(b)
 
 
-def elements_of(context: KernelContext, b: Builder) -> Elements:
+def elements_of(context: KernelContext, b: Builder) -> LlvmElements:
     """What emits the elements of a kernel whose arguments are settled."""
     region = context.step.region
-    return Elements(
+    return LlvmElements(
         b,
         LlvmScalars(b, context.features),
         dict(context.program.places.storage),
@@ -63,7 +63,7 @@ def elements_of(context: KernelContext, b: Builder) -> Elements:
     )
 
 
-def emit_each(context: KernelContext, elements: Elements, build: Build, vectors: bool) -> None:
+def emit_each(context: KernelContext, elements: LlvmElements, build: Build, vectors: bool) -> None:
     """The loops that make every element of the anchor, finish it and store it."""
     region = context.step.region
     anchor = region.anchor

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from monograph.codegen.llvm.emit.elements import Elements, Point
+from monograph.codegen.llvm.emit.elements import LlvmElements, Point
 from monograph.codegen.llvm.emit.loops import LoopNest
 from monograph.codegen.llvm.emit.scalar import LlvmScalars
 from monograph.codegen.llvm.module.kernel import Kernel, KernelContext, pointers
@@ -28,7 +28,7 @@ def pointwise(context: KernelContext) -> Kernel:
     if 0 in shape:
         return context.finish(b)
     storage = context.program.places.storage
-    elements = Elements(
+    elements = LlvmElements(
         b,
         LlvmScalars(b, context.features),
         storage,

@@ -11,8 +11,8 @@ from monograph.codegen.common.sampling import combined, neighbours, number
 from monograph.codegen.llvm.emit.builder import Builder, Int
 from monograph.codegen.llvm.emit.epilogue import Epilogue
 from monograph.codegen.llvm.emit.scalar import LlvmScalars
-from monograph.codegen.llvm.image.windows import Block, blocks, each_pixel
-from monograph.codegen.llvm.module.kernel import Kernel, KernelContext, Scratch, pointers
+from monograph.codegen.llvm.image.windows import ChannelBlocks, blocks, each_pixel
+from monograph.codegen.llvm.module.kernel import Kernel, KernelContext, LlvmScratch, pointers
 from monograph.ir import Value
 from monograph.ir.dtype import f64
 from monograph.ops.deform import DeformConv
@@ -45,7 +45,7 @@ def sampling(context: KernelContext) -> Kernel:
     return made.emit()
 
 
-class Reader:
+class ElementReader:
     """Loads single elements of operands, wherever they lie."""
 
     def __init__(self, context: KernelContext, b: Builder, scalars: LlvmScalars) -> None:
@@ -102,7 +102,7 @@ def _within(s: LlvmScalars, at: Reg, size: int, outside: str) -> Reg:
 
 def weighted(
     s: LlvmScalars,
-    reader: Reader,
+    reader: ElementReader,
     value: Value,
     lead: list[Int],
     axes: list[list[tuple[Reg, Scalar]]],
@@ -127,7 +127,7 @@ class _Sampling:
         self.prepare()
         b = self.b = context.builder(len(context.arguments))
         self.s = LlvmScalars(b, context.features)
-        self.reader = Reader(context, b, self.s)
+        self.reader = ElementReader(context, b, self.s)
         self.epilogue = Epilogue(context, b)
         self.begin()
         one = blocks(1, 1, 1)
@@ -140,7 +140,7 @@ class _Sampling:
     def begin(self) -> None:
         """What stands before the loop."""
 
-    def unit(self, n: Int, _: Int, place: list[Int], run: Block) -> None:
+    def unit(self, n: Int, _: Int, place: list[Int], run: ChannelBlocks) -> None:
         raise NotImplementedError
 
     def store(self, n: Int, c: Int, place: list[Int], total: Scalar) -> None:
@@ -149,7 +149,7 @@ class _Sampling:
 
 
 class _GridSample(_Sampling):
-    def unit(self, n: Int, _: Int, place: list[Int], run: Block) -> None:
+    def unit(self, n: Int, _: Int, place: list[Int], run: ChannelBlocks) -> None:
         op, s = self.anchor.op, self.s
         assert isinstance(op, GridSample)
         x, grid = self.anchor.inputs
@@ -183,14 +183,14 @@ class _DeformConv(_Sampling):
         self.kernel = self.w.tensor.static[2:]
         self.terms = math.prod(self.kernel)
         self.size = self.channels * self.terms * 8
-        self.scratch = self.context.argument(Scratch(self.size * self.context.threads))
+        self.scratch = self.context.argument(LlvmScratch(self.size * self.context.threads))
 
     def begin(self) -> None:
         b = self.b
         own = b.mul(b.arguments["tid"], self.size)
         self.columns = b.offset(b.arguments[f"p{self.scratch}"], own)
 
-    def unit(self, n: Int, _: Int, place: list[Int], run: Block) -> None:
+    def unit(self, n: Int, _: Int, place: list[Int], run: ChannelBlocks) -> None:
         b, groups = self.b, self.op.offset_groups
 
         def group(g: Int, _: list[Reg]) -> None:

@@ -12,8 +12,8 @@ from monograph.codegen.llvm.emit.builder import Int
 from monograph.codegen.llvm.emit.epilogue import Epilogue
 from monograph.codegen.llvm.emit.scalar import LlvmScalars
 from monograph.codegen.llvm.image.windows import (
-    Block,
-    Span,
+    ChannelBlocks,
+    TapSpan,
     Windows,
     blocks,
     correlated,
@@ -65,7 +65,7 @@ class _Pool:
         vectors = self.op.layout == CHANNELS_LAST and self.x.channel == 1
         return self.context.features.lanes(max(32, self.given.dtype.bits)) if vectors else 1
 
-    def spans(self, sizes: Sequence[int], pads: Sequence[int]) -> list[Span]:
+    def spans(self, sizes: Sequence[int], pads: Sequence[int]) -> list[TapSpan]:
         axes = (self.outputs, sizes, self.op.kernel, self.op.strides, self.op.dilations, pads)
         return [correlated(*axis) for axis in zip(*axes, strict=True)]
 
@@ -84,7 +84,7 @@ class _Pool:
         taps = math.prod(self.anchor.tensor.static) * math.prod(self.op.kernel)
         return context.finish(b, float(taps))
 
-    def unit(self, n: Int, c: Int, place: list[Int], run: Block) -> None:
+    def unit(self, n: Int, c: Int, place: list[Int], run: ChannelBlocks) -> None:
         """One block of channels of one pixel; windows beyond the edges have a path of their own."""
         few = math.prod(self.op.kernel) <= MOST_UNROLLED
         inside = self.windows.inside(self.b, place) if few else False
@@ -95,7 +95,7 @@ class _Pool:
         self.b.when(inside, lambda: self._reduce(n, c, place, run, True))
         self.b.when(outside, lambda: self._reduce(n, c, place, run, False))
 
-    def _reduce(self, n: Int, c: Int, place: list[Int], run: Block, inside: bool) -> None:
+    def _reduce(self, n: Int, c: Int, place: list[Int], run: ChannelBlocks, inside: bool) -> None:
         lanes = run.lanes if run.lanes > 1 else 0
         start = [self.start(lanes).reg] * run.vectors
         each = self.windows.each_inside if inside else self.windows.each
@@ -109,7 +109,7 @@ class _Pool:
         self,
         n: Int,
         c: Int,
-        run: Block,
+        run: ChannelBlocks,
         lanes: int,
         places: list[Int],
         _: list[Int],
@@ -196,7 +196,7 @@ class _ArgMax(_Pool):
     def lanes(self) -> int:
         return 1
 
-    def unit(self, n: Int, c: Int, place: list[Int], run: Block) -> None:
+    def unit(self, n: Int, c: Int, place: list[Int], run: ChannelBlocks) -> None:
         b = self.b
         lowest = self.scalars.literal(0, self.given.dtype, 0).reg
         start = [lowest, Reg("-1", "i64")]

@@ -12,8 +12,8 @@ from monograph.codegen.common.registers import Reg
 from monograph.codegen.llvm.emit.builder import Int
 from monograph.codegen.llvm.emit.epilogue import Epilogue
 from monograph.codegen.llvm.emit.scalar import LlvmScalars
-from monograph.codegen.llvm.image.windows import Block, blocks, each_pixel
-from monograph.codegen.llvm.module.kernel import Kernel, KernelContext, Packed, pointers
+from monograph.codegen.llvm.image.windows import ChannelBlocks, blocks, each_pixel
+from monograph.codegen.llvm.module.kernel import Kernel, KernelContext, LlvmPacked, pointers
 from monograph.ir import Array, DType, Value
 from monograph.ir.dtype import f32, f64
 from monograph.ops.resample import CROP, nearest_places, taps, used_taps
@@ -83,14 +83,14 @@ class _Resize:
         for value in (*region.inputs, *region.outputs):
             context.argument(value)
         tables = [np.ascontiguousarray(a.places, np.int64) for a in self.axes]
-        self.places = [context.argument(Packed(t)) for t in tables]
+        self.places = [context.argument(LlvmPacked(t)) for t in tables]
         self.weights = [
-            context.argument(Packed(np.ascontiguousarray(a.weights, self.dtype.numpy)))
+            context.argument(LlvmPacked(np.ascontiguousarray(a.weights, self.dtype.numpy)))
             for a in self.axes
             if a.weights is not None
         ]
         self.outside = {
-            i: context.argument(Packed(a.outside.astype(np.uint8)))
+            i: context.argument(LlvmPacked(a.outside.astype(np.uint8)))
             for i, a in enumerate(self.axes)
             if a.outside.any()
         }
@@ -111,7 +111,7 @@ class _Resize:
         runs = blocks(shape[-1], lanes, VECTORS)
         each_pixel(self.b, self.context.threads, 1, shape[:-1], runs, self._unit)
 
-    def _unit(self, _: Int, c: Int, place: list[Int], run: Block) -> None:
+    def _unit(self, _: Int, c: Int, place: list[Int], run: ChannelBlocks) -> None:
         """Some elements along the last axis."""
         b = self.b
         lanes = run.lanes if run.lanes > 1 else 0
@@ -132,7 +132,7 @@ class _Resize:
         at: Int,
         weight: Scalar | None,
         sums: list[Reg],
-        run: Block,
+        run: ChannelBlocks,
         lanes: int,
         depth: int,
     ) -> list[Reg]:
@@ -158,7 +158,7 @@ class _Resize:
         return own if outer is None else self.scalars.mul(outer, own)
 
     def _add(
-        self, at: Int, weight: Scalar | None, sums: list[Reg], run: Block, lanes: int
+        self, at: Int, weight: Scalar | None, sums: list[Reg], run: ChannelBlocks, lanes: int
     ) -> list[Reg]:
         b, given = self.b, self.given.dtype
         start = b.offset(self.pointer, b.mul(at, given.itemsize))

@@ -10,9 +10,9 @@ from monograph.codegen.common.sampling import number, tamed
 from monograph.codegen.llvm.emit.builder import Int
 from monograph.codegen.llvm.emit.epilogue import Epilogue
 from monograph.codegen.llvm.emit.scalar import LlvmScalars
-from monograph.codegen.llvm.image.grid_sample import Reader, float_of, integer_of
-from monograph.codegen.llvm.image.windows import Block, blocks, each_pixel
-from monograph.codegen.llvm.module.kernel import Fault, Kernel, KernelContext, report
+from monograph.codegen.llvm.image.grid_sample import ElementReader, float_of, integer_of
+from monograph.codegen.llvm.image.windows import ChannelBlocks, blocks, each_pixel
+from monograph.codegen.llvm.module.kernel import Kernel, KernelContext, LlvmFault, report
 from monograph.ir import Value
 from monograph.ir.dtype import f64, i64
 from monograph.ops.roi import AVERAGE, MAX_SAMPLES, MaxRoiPool, RoiAlign
@@ -48,18 +48,18 @@ class _Regions:
         context, region = self.context, self.context.step.region
         for value in (*region.inputs, *region.outputs):
             context.argument(value)
-        no_image = Fault("a region of no image", f"0..{self.images - 1}")
+        no_image = LlvmFault("a region of no image", f"0..{self.images - 1}")
         self.no_image = context.argument(no_image)
-        self.no_box = context.argument(Fault("a region is not of this image"))
+        self.no_box = context.argument(LlvmFault("a region is not of this image"))
         b = self.b = context.builder(len(context.arguments))
         self.s = LlvmScalars(b, context.features)
-        self.reader = Reader(context, b, self.s)
+        self.reader = ElementReader(context, b, self.s)
         self.epilogue = Epilogue(context, b)
         shape = self.anchor.tensor.static
         each_pixel(b, context.threads, shape[0], shape[1:], blocks(1, 1, 1), self._unit)
         return context.finish(b, float(math.prod(shape)))
 
-    def _unit(self, r: Int, _: Int, place: list[Int], run: Block) -> None:
+    def _unit(self, r: Int, _: Int, place: list[Int], run: ChannelBlocks) -> None:
         result = self.element(r, place)
         self.epilogue.store([r, *place], self.s.cast(result, self.anchor.dtype).reg, 1)
 

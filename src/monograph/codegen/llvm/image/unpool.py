@@ -8,12 +8,12 @@ from monograph.codegen.common.registers import Reg
 from monograph.codegen.llvm.emit.builder import Int
 from monograph.codegen.llvm.emit.epilogue import Epilogue
 from monograph.codegen.llvm.emit.scalar import LlvmScalars
-from monograph.codegen.llvm.image.grid_sample import Reader
+from monograph.codegen.llvm.image.grid_sample import ElementReader
 from monograph.codegen.llvm.image.windows import blocks, each_pixel
 from monograph.codegen.llvm.module.kernel import (
-    Fault,
     Kernel,
     KernelContext,
+    LlvmFault,
     Sync,
     report,
     synchronise,
@@ -46,11 +46,11 @@ def unpool(context: KernelContext) -> Kernel:
         context.argument(value)
     counted = pooled(anchor)
     total = math.prod(counted)
-    fault = context.argument(Fault("index out of range", f"0..{total - 1}"))
+    fault = context.argument(LlvmFault("index out of range", f"0..{total - 1}"))
     sync = context.argument(Sync())
     b = context.builder(len(context.arguments))
     scalars = LlvmScalars(b, context.features)
-    reader = Reader(context, b, scalars)
+    reader = ElementReader(context, b, scalars)
     epilogue = Epilogue(context, b)
     shape = anchor.tensor.static
     zero = scalars.literal(0, anchor.dtype, 0).reg

@@ -15,7 +15,7 @@ import numpy as np
 
 from monograph.codegen.common.registers import Reg
 from monograph.codegen.llvm.emit.builder import Builder, Int
-from monograph.codegen.llvm.module.kernel import KernelContext, Packed, share
+from monograph.codegen.llvm.module.kernel import KernelContext, LlvmPacked, share
 from monograph.ir import Array, Value
 from monograph.ops.window import CHANNELS_LAST
 from monograph.program.memory.strided import strided
@@ -25,7 +25,7 @@ TapBody: TypeAlias = Callable[[list[Int], list[Int], list[Reg]], list[Reg]]
 
 
 @dataclass(frozen=True)
-class Span:
+class TapSpan:
     """For every output along an axis: taps first, first + tap_step ... that read inside."""
 
     first: Array
@@ -39,7 +39,9 @@ class Span:
     stride: int = 0
 
 
-def correlated(outputs: int, size: int, kernel: int, stride: int, dilation: int, pad: int) -> Span:
+def correlated(
+    outputs: int, size: int, kernel: int, stride: int, dilation: int, pad: int
+) -> TapSpan:
     """The taps of a convolution or a pool."""
     start = np.arange(outputs) * stride - pad
     first = np.maximum(0, -(start // dilation))
@@ -47,16 +49,18 @@ def correlated(outputs: int, size: int, kernel: int, stride: int, dilation: int,
     count = np.maximum(0, stop - first)
     whole = np.flatnonzero((first == 0) & (count == kernel))
     inner = (int(whole[0]), int(whole[-1]) + 1) if whole.size else (0, 0)
-    return Span(first, count, start + first * dilation, 1, dilation, inner, stride)
+    return TapSpan(first, count, start + first * dilation, 1, dilation, inner, stride)
 
 
-def all_taps(outputs: int, _: int, kernel: int, stride: int, dilation: int, pad: int) -> Span:
+def all_taps(outputs: int, _: int, kernel: int, stride: int, dilation: int, pad: int) -> TapSpan:
     """The taps of a convolution, those that read padding too: their places lie outside."""
     start = np.arange(outputs) * stride - pad
-    return Span(np.zeros_like(start), np.full_like(start, kernel), start, 1, dilation)
+    return TapSpan(np.zeros_like(start), np.full_like(start, kernel), start, 1, dilation)
 
 
-def transposed(outputs: int, size: int, kernel: int, stride: int, dilation: int, pad: int) -> Span:
+def transposed(
+    outputs: int, size: int, kernel: int, stride: int, dilation: int, pad: int
+) -> TapSpan:
     """The taps k of a transposed convolution: output + pad - k * dilation = place * stride."""
     common = math.gcd(stride, dilation)
     first = np.zeros(outputs, np.int64)
@@ -68,17 +72,17 @@ def transposed(outputs: int, size: int, kernel: int, stride: int, dilation: int,
         count[o] = len(inside)
         if inside:
             first[o], place[o] = inside[0]
-    return Span(first, count, place, stride // common, -(dilation // common))
+    return TapSpan(first, count, place, stride // common, -(dilation // common))
 
 
 class Windows:
     """Loops over the taps of windows; make it before the builder, bind it after."""
 
-    def __init__(self, context: KernelContext, spans: Sequence[Span]) -> None:
+    def __init__(self, context: KernelContext, spans: Sequence[TapSpan]) -> None:
         self.context = context
         self.spans = spans
         columns = [np.stack([s.first, s.count, s.place], 1).astype(np.int64) for s in spans]
-        self.tables = [context.argument(Packed(c)) for c in columns]
+        self.tables = [context.argument(LlvmPacked(c)) for c in columns]
         self.columns = columns
 
     def look_up(self, b: Builder, axis: int, output: Int, column: int) -> Int:
@@ -194,7 +198,7 @@ def index_in(layout: str, n: Int, c: Int, spatial: Sequence[Int]) -> list[Int]:
 
 
 @dataclass(frozen=True)
-class Block:
+class ChannelBlocks:
     """`count` equal blocks of channels: `vectors` of `lanes`, the first of them at `start`."""
 
     start: int
@@ -207,7 +211,7 @@ class Block:
         return self.lanes * self.vectors
 
 
-def blocks(channels: int, lanes: int, most: int) -> list[Block]:
+def blocks(channels: int, lanes: int, most: int) -> list[ChannelBlocks]:
     """All channels in blocks of at most so many vectors; narrower vectors take what is left."""
     found = []
     start = 0
@@ -216,24 +220,29 @@ def blocks(channels: int, lanes: int, most: int) -> list[Block]:
         vectors = min(most, (channels - start) // lanes)
         if vectors:
             count = (channels - start) // (lanes * vectors)
-            found.append(Block(start, lanes, vectors, count))
+            found.append(ChannelBlocks(start, lanes, vectors, count))
             start += lanes * vectors * count
         lanes = lanes if channels - start >= lanes else max(1, lanes // 2)
     return found
 
 
-Unit: TypeAlias = Callable[[Int, Int, list[Int], Block], None]
+Unit: TypeAlias = Callable[[Int, Int, list[Int], ChannelBlocks], None]
 """Work on one block of channels of one pixel: batch, first channel, place, the block."""
 
 
 def each_pixel(
-    b: Builder, threads: int, batch: int, spatial: Sequence[int], runs: Sequence[Block], unit: Unit
+    b: Builder,
+    threads: int,
+    batch: int,
+    spatial: Sequence[int],
+    runs: Sequence[ChannelBlocks],
+    unit: Unit,
 ) -> None:
     """Every block of channels of every pixel, split over the threads."""
     for run in runs:
         total = batch * math.prod(spatial) * run.count
 
-        def one(i: Int, _: list[Reg], run: Block = run) -> None:
+        def one(i: Int, _: list[Reg], run: ChannelBlocks = run) -> None:
             c = b.add(b.mul(b.mod(i, run.count), run.width), run.start)
             pixel = b.div(i, run.count)
             place: list[Int] = []

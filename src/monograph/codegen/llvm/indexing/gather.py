@@ -7,9 +7,9 @@ from functools import partial
 
 from monograph.codegen.common.registers import Reg
 from monograph.codegen.llvm.emit.builder import Builder, Int
-from monograph.codegen.llvm.emit.elements import Elements, Point
+from monograph.codegen.llvm.emit.elements import LlvmElements, Point
 from monograph.codegen.llvm.emit.map_kernel import each_element, follows, moved_dtype
-from monograph.codegen.llvm.module.kernel import Fault, Kernel, KernelContext, report
+from monograph.codegen.llvm.module.kernel import Kernel, KernelContext, LlvmFault, report
 from monograph.ir import Value
 from monograph.ops.index import Gather, GatherElements, GatherNd
 from monograph.ops.scalar import Scalar
@@ -57,9 +57,9 @@ def gather(context: KernelContext) -> Kernel:
     return each_element(context, partial(_Gathered, context, numbers), faults)
 
 
-def out_of_range(size: int) -> Fault:
+def out_of_range(size: int) -> LlvmFault:
     """What an index into a dimension of this size may fail with."""
-    return Fault("an index is out of range", f"{-size}..{size - 1}")
+    return LlvmFault("an index is out of range", f"{-size}..{size - 1}")
 
 
 def _sizes(anchor: Value) -> tuple[int, ...]:
@@ -76,7 +76,7 @@ class _Gathered:
     """Elements of x where indices say."""
 
     def __init__(
-        self, context: KernelContext, faults: dict[int, int], elements: Elements, at: Indices
+        self, context: KernelContext, faults: dict[int, int], elements: LlvmElements, at: Indices
     ) -> None:
         anchor = context.step.region.anchor
         assert anchor is not None
@@ -176,7 +176,7 @@ class _Gathered:
         return self.e.scalars.load(self.dtype, pointer, lanes)
 
 
-def load_index(elements: Elements, indices: Value, where: Int) -> Reg:
+def load_index(elements: LlvmElements, indices: Value, where: Int) -> Reg:
     """An index from memory, as an i64."""
     b, dtype = elements.b, indices.dtype
     pointer = b.offset(elements.pointers[indices], b.mul(where, dtype.itemsize))

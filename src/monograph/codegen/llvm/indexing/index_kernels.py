@@ -7,7 +7,7 @@ from functools import partial
 
 from monograph.codegen.common.registers import Reg
 from monograph.codegen.llvm.emit.builder import Int
-from monograph.codegen.llvm.emit.elements import Elements, Point
+from monograph.codegen.llvm.emit.elements import LlvmElements, Point
 from monograph.codegen.llvm.emit.map_kernel import each_element, follows, moved_dtype
 from monograph.codegen.llvm.module.kernel import Kernel, KernelContext
 from monograph.ir import Value
@@ -40,7 +40,7 @@ def generated(context: KernelContext) -> Kernel:
 class _Counted:
     """0, 1, 2, ..."""
 
-    def __init__(self, elements: Elements, at: Indices) -> None:
+    def __init__(self, elements: LlvmElements, at: Indices) -> None:
         self.e = elements
         self.at = at
 
@@ -71,7 +71,7 @@ class _Padded:
     """x inside, and what the mode says around it."""
 
     def __init__(
-        self, context: KernelContext, anchor: Value, elements: Elements, at: Indices
+        self, context: KernelContext, anchor: Value, elements: LlvmElements, at: Indices
     ) -> None:
         assert isinstance(anchor.op, Pad)
         self.e, self.b = elements, elements.b
@@ -212,7 +212,7 @@ class _Padded:
 class _Blocks:
     """The sum of all blocks that lie over an element of an image."""
 
-    def __init__(self, anchor: Value, elements: Elements, at: Indices) -> None:
+    def __init__(self, anchor: Value, elements: LlvmElements, at: Indices) -> None:
         assert isinstance(anchor.op, Col2Im)
         self.e, self.b = elements, elements.b
         self.op = anchor.op

@@ -14,14 +14,14 @@ from collections.abc import Callable, Sequence
 from monograph.codegen.common.registers import Reg
 from monograph.codegen.common.types import is_narrow
 from monograph.codegen.llvm.emit.builder import Int
-from monograph.codegen.llvm.emit.elements import Elements, Point
+from monograph.codegen.llvm.emit.elements import LlvmElements, Point
 from monograph.codegen.llvm.emit.loops import LoopNest
 from monograph.codegen.llvm.emit.map_kernel import elements_of, emit_each
 from monograph.codegen.llvm.indexing.gather import checked_index, load_index, out_of_range
 from monograph.codegen.llvm.module.kernel import (
     Kernel,
     KernelContext,
-    Scratch,
+    LlvmScratch,
     Sync,
     share,
     synchronise,
@@ -78,7 +78,7 @@ class _Scatter:
         self.sync = context.argument(Sync())
         self.faults = {s: context.argument(out_of_range(s)) for s in dict.fromkeys(self._sizes())}
         nbytes = self.x.tensor.size * self.work.dtype.itemsize
-        scratch = context.argument(Scratch(nbytes)) if self.aside else -1
+        scratch = context.argument(LlvmScratch(nbytes)) if self.aside else -1
         b = self.b = context.builder(len(context.arguments))
         if 0 in self.shape:
             return context.finish(b)
@@ -232,7 +232,7 @@ class _Scatter:
 class _Loaded:
     """The finished result, read back for what follows."""
 
-    def __init__(self, elements: Elements, work: Value, dtype: DType, at: Indices) -> None:
+    def __init__(self, elements: LlvmElements, work: Value, dtype: DType, at: Indices) -> None:
         self.e = elements
         self.work = work
         self.dtype = dtype

@@ -15,12 +15,12 @@ from monograph.codegen.llvm.emit.builder import Builder, Int, mangled
 from monograph.codegen.llvm.emit.epilogue import Epilogue
 from monograph.codegen.llvm.matmul.partition import BATCH, PANELS, ROWS, choose_share
 from monograph.codegen.llvm.matmul.prefetch import choose_ahead, fetch, row_width, streams
-from monograph.codegen.llvm.matmul.tiles import MAX_ROWS, Run, Tile, choose_tile, split
+from monograph.codegen.llvm.matmul.tiles import MAX_ROWS, RegisterTile, Run, choose_tile, split
 from monograph.codegen.llvm.module.kernel import (
     Kernel,
     KernelContext,
-    Packed,
-    Scratch,
+    LlvmPacked,
+    LlvmScratch,
     pointers,
     share,
 )
@@ -39,7 +39,7 @@ PANEL_BYTES = 128 << 10
 
 
 @dataclass(frozen=True)
-class Problem:
+class DotProblem:
     """out[b, m, n] = sum over k of x[b, m, k] * w[b, k, n]."""
 
     batch: tuple[int, ...]
@@ -63,7 +63,7 @@ class DotKernel:
         self.anchor = anchor
         shape = anchor.tensor.static
         x, w = anchor.inputs
-        self.problem = Problem(shape[:-2], shape[-2], x.tensor.static[-1], shape[-1])
+        self.problem = DotProblem(shape[:-2], shape[-2], x.tensor.static[-1], shape[-1])
         self.sum_dtype = sum_dtype(anchor)
         self.lanes = context.features.lanes(self.sum_dtype.bits)
         self.vectors = -(-self.problem.columns // self.lanes)
@@ -82,11 +82,11 @@ class DotKernel:
     def _known(self, w: Value) -> Array | None:
         return known(w)
 
-    def _choose_tile(self) -> Tile:
+    def _choose_tile(self) -> RegisterTile:
         p, context = self.problem, self.context
         features, threads = context.features, context.threads
         if self._streams:
-            return Tile(1, row_width(self.vectors, self.lanes, features, threads))
+            return RegisterTile(1, row_width(self.vectors, self.lanes, features, threads))
         # Rows that lie a page apart share one set of the nearest cache.
         apart = self.x.strides[-2] * self.anchor.inputs[0].dtype.itemsize
         rows = WAYS if apart and apart % PAGE == 0 else MAX_ROWS
@@ -125,11 +125,11 @@ class DotKernel:
             self.context.argument(value)
         self.packed = -1
         if self.constant is not None:
-            self.packed = self.context.argument(Packed(self._pack(self.constant)))
+            self.packed = self.context.argument(LlvmPacked(self._pack(self.constant)))
         if self.chunk:
             row = self.tile.vectors * self.lanes * self.sum_dtype.itemsize
             self.sums = self.context.argument(
-                Scratch(self.problem.rows * row * self.context.threads)
+                LlvmScratch(self.problem.rows * row * self.context.threads)
             )
         b = self.b = self.context.builder(len(self.context.arguments))
         self.pointers = pointers(b, self.context.arguments)

@@ -15,7 +15,7 @@ from monograph.program.fusion.op_classes import coded
 
 
 @dataclass(frozen=True)
-class Codes:
+class QuantisedWeights:
     """w[k, n] = (number - zeros[k // block, n]) * scale[k // block, n].
 
     The number of an integer's code is the code itself: signed ones count from the lowest. A float's
@@ -49,7 +49,7 @@ def decoded(weights: Value) -> Array:
     return np.asarray(data)
 
 
-def read_codes(weights: Value) -> Codes | None:
+def read_codes(weights: Value) -> QuantisedWeights | None:
     """Constant weights as codes; None where their blocks do not lie along the depth."""
     source = coded(weights)
     assert source is not None
@@ -71,7 +71,7 @@ def read_codes(weights: Value) -> Codes | None:
     assert isinstance(op, Dequantize)
     block = op.block if blocks > 1 else max(depth, 1)
     scales, zeros = (np.broadcast_to(p, (blocks, columns)) for p in spreads if p is not None)
-    return Codes(codes, scales, zeros + bias, block, of)
+    return QuantisedWeights(codes, scales, zeros + bias, block, of)
 
 
 def _views(weights: Value, source: Value) -> list[Value]:

@@ -13,7 +13,7 @@ from monograph.codegen.common.registers import Reg, vector
 from monograph.codegen.llvm.emit.builder import Int
 from monograph.codegen.llvm.matmul.dot import DotKernel, dot
 from monograph.codegen.llvm.matmul.int8_dot import multiplies, packed_panels, products
-from monograph.codegen.llvm.matmul.tiles import Run, Tile
+from monograph.codegen.llvm.matmul.tiles import RegisterTile, Run
 from monograph.codegen.llvm.module.kernel import Kernel, KernelContext
 from monograph.ir import Array, Value
 from monograph.program.memory.strided import strided
@@ -37,7 +37,7 @@ def dot_int(context: KernelContext) -> Kernel:
 
 
 class _Bytes(DotKernel):
-    def _choose_tile(self) -> Tile:
+    def _choose_tile(self) -> RegisterTile:
         p, context = self.problem, self.context
         self.products = products(context.features, self.anchor.inputs[0].dtype)
         self.steps = self.products.steps(p.depth)

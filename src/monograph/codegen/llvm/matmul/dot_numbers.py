@@ -14,7 +14,7 @@ from monograph.codegen.common.registers import Reg, vector
 from monograph.codegen.common.types import decode
 from monograph.codegen.llvm.emit.arith import LlvmArith
 from monograph.codegen.llvm.emit.builder import Builder, float_text
-from monograph.codegen.llvm.matmul.dot_codes import Codes
+from monograph.codegen.llvm.matmul.dot_codes import QuantisedWeights
 from monograph.codegen.llvm.module.features import Features
 from monograph.ir import Array
 from monograph.ir.dtype import f8e4m3fn, f8e5m2
@@ -27,10 +27,10 @@ _HALF_GAIN = 2.0**8
 """An e4m3 whose bits are those of an f16 is so many times smaller."""
 
 
-class Numbers:
+class CodeFormat:
     """How the codes of one matrix are packed and decoded."""
 
-    def __init__(self, codes: Codes, features: Features, lanes: int) -> None:
+    def __init__(self, codes: QuantisedWeights, features: Features, lanes: int) -> None:
         self.codes, self.lanes = codes, lanes
         self.bits = codes.dtype.bits
         self.small = self.bits < BYTE_BITS

@@ -13,9 +13,9 @@ from monograph.codegen.common.registers import Reg, vector
 from monograph.codegen.llvm.emit.arith import LlvmArith
 from monograph.codegen.llvm.emit.builder import Int
 from monograph.codegen.llvm.matmul import dot_quant_int
-from monograph.codegen.llvm.matmul.dot_codes import Codes, Decoded, read_codes
-from monograph.codegen.llvm.matmul.dot_numbers import Numbers
-from monograph.codegen.llvm.matmul.tiles import Run, Tile
+from monograph.codegen.llvm.matmul.dot_codes import Decoded, QuantisedWeights, read_codes
+from monograph.codegen.llvm.matmul.dot_numbers import CodeFormat
+from monograph.codegen.llvm.matmul.tiles import RegisterTile, Run
 from monograph.codegen.llvm.module.kernel import Kernel, KernelContext
 from monograph.ir import Array, Value
 
@@ -39,23 +39,23 @@ def dot_quant(context: KernelContext) -> Kernel:
 
 
 class _Coded(Decoded):
-    def __init__(self, context: KernelContext, codes: Codes) -> None:
+    def __init__(self, context: KernelContext, codes: QuantisedWeights) -> None:
         self.codes = codes
         super().__init__(context)
-        self.numbers = Numbers(codes, context.features, self.lanes)
+        self.numbers = CodeFormat(codes, context.features, self.lanes)
         self.factors = 1 if self.numbers.middle is not None else 2
 
     def _known(self, w: Value) -> Array | None:
         return self.codes.codes
 
-    def _choose_tile(self) -> Tile:
+    def _choose_tile(self) -> RegisterTile:
         """Few rows have wide tiles; many share the work of decoding."""
         rows = self.problem.rows
         few = rows <= FEW
         if self.context.features.registers < 32:
-            return Tile(min(rows, 6), min(self.vectors, 2 if few else 1))
+            return RegisterTile(min(rows, 6), min(self.vectors, 2 if few else 1))
         wide = min(4 if few else 2, max(self.vectors // self.context.threads, 1))
-        return Tile(min(rows, 8), wide)
+        return RegisterTile(min(rows, 8), wide)
 
     def _choose_chunk(self) -> int:
         return 0

@@ -19,13 +19,13 @@ import numpy as np
 from monograph.codegen.common.registers import Reg, vector
 from monograph.codegen.llvm.emit.arith import LlvmArith
 from monograph.codegen.llvm.emit.builder import Int, mangled
-from monograph.codegen.llvm.matmul.dot_codes import Codes, Decoded
+from monograph.codegen.llvm.matmul.dot_codes import Decoded, QuantisedWeights
 from monograph.codegen.llvm.matmul.prefetch import LINE
-from monograph.codegen.llvm.matmul.tiles import Run, Tile
+from monograph.codegen.llvm.matmul.tiles import RegisterTile, Run
 from monograph.codegen.llvm.module.kernel import (
     Kernel,
     KernelContext,
-    Scratch,
+    LlvmScratch,
     Sync,
     share,
     synchronise,
@@ -48,7 +48,7 @@ MOST_BLOCK = 256
 """Longer blocks share a scale among too many numbers."""
 
 
-def serves(context: KernelContext, codes: Codes) -> bool:
+def serves(context: KernelContext, codes: QuantisedWeights) -> bool:
     """Whether a dot with coded weights permits integers on the left, and the machine has them."""
     anchor = context.step.region.anchor
     assert anchor is not None
@@ -64,7 +64,7 @@ def serves(context: KernelContext, codes: Codes) -> bool:
 
 
 class Rounded(Decoded):
-    def __init__(self, context: KernelContext, codes: Codes) -> None:
+    def __init__(self, context: KernelContext, codes: QuantisedWeights) -> None:
         self.codes = codes
         self.blocks = len(codes.codes) // codes.block
         self.nibbles = bool(codes.codes.max(initial=0) < 16)
@@ -75,12 +75,12 @@ class Rounded(Decoded):
     def _known(self, w: Value) -> Array | None:
         return self.codes.codes
 
-    def _choose_tile(self) -> Tile:
+    def _choose_tile(self) -> RegisterTile:
         """A tile has two sets of accumulators: of a block, and of all."""
         rows = self.problem.rows
         wide = 4 if rows <= 2 else 2
         wide = min(wide, max(self.vectors // self.context.threads, 1))
-        return Tile(min(rows, 5), wide)
+        return RegisterTile(min(rows, 5), wide)
 
     def _choose_chunk(self) -> int:
         return 0
@@ -136,7 +136,7 @@ class Rounded(Decoded):
         whole = -(-rows * self.row_bytes // LINE) * LINE
         self.own_bytes = whole if rows * p.depth <= SHORT else 0
         copies = self.context.threads if self.own_bytes else 1
-        self.rounded = self.context.argument(Scratch(whole * copies))
+        self.rounded = self.context.argument(LlvmScratch(whole * copies))
         if not self.own_bytes:
             self.sync = self.context.argument(Sync())
         return super().emit()

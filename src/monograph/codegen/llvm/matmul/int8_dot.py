@@ -19,7 +19,7 @@ import numpy as np
 from monograph.codegen.common.registers import Reg, vector
 from monograph.codegen.llvm.emit.arith import LlvmArith
 from monograph.codegen.llvm.emit.builder import Builder
-from monograph.codegen.llvm.matmul.tiles import Run, Tile, choose_tile
+from monograph.codegen.llvm.matmul.tiles import RegisterTile, Run, choose_tile
 from monograph.codegen.llvm.module.features import Features
 from monograph.ir import Array, DType, Value, known
 from monograph.ir.dtype import UINT, i8, i32, u8
@@ -58,15 +58,15 @@ class Products:
         """How many steps a row of so many bytes takes."""
         return -(-depth // self.step)
 
-    def tile(self, rows: int, vectors: int, depth: int, threads: int) -> Tile:
+    def tile(self, rows: int, vectors: int, depth: int, threads: int) -> RegisterTile:
         """Rows and vectors of accumulators that fit the registers."""
         registers = self.features.registers
         found = choose_tile(rows, vectors, depth, self.features, threads, registers * 3 // 4)
         while found.rows > 1 and self._registers(found) > registers:
-            found = Tile(found.rows - 1, found.vectors)
+            found = RegisterTile(found.rows - 1, found.vectors)
         return found
 
-    def _registers(self, tile: Tile) -> int:
+    def _registers(self, tile: RegisterTile) -> int:
         """What a tile, its rows, its weights and two products take."""
         return tile.rows * (tile.vectors + self.held) + tile.vectors + 2
 

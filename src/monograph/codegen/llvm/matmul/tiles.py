@@ -39,7 +39,7 @@ def split(extent: int, most: int) -> list[Run]:
 
 
 @dataclass(frozen=True)
-class Tile:
+class RegisterTile:
     """Rows by vectors of accumulators."""
 
     rows: int
@@ -59,21 +59,21 @@ def choose_tile(
     threads: int,
     accumulators: int = MAX_ROWS * MAX_VECTORS,
     most_rows: int = MAX_ROWS,
-) -> Tile:
+) -> RegisterTile:
     """The tile with the least estimated time for a product of rows x (vectors * lanes)."""
-    best = Tile(1, 1)
+    best = RegisterTile(1, 1)
     least = float("inf")
     for v in range(1, min(MAX_VECTORS, vectors) + 1):
         for r in range(1, min(most_rows, rows) + 1):
             if r * v + v + 1 > room(features, v) or r * v > accumulators:
                 break
-            cycles = tile_cycles(rows, vectors, depth, Tile(r, v), threads)
+            cycles = tile_cycles(rows, vectors, depth, RegisterTile(r, v), threads)
             if cycles < least:
-                best, least = Tile(r, v), cycles
+                best, least = RegisterTile(r, v), cycles
     return best
 
 
-def tile_cycles(rows: int, vectors: int, depth: int, tile: Tile, threads: int) -> float:
+def tile_cycles(rows: int, vectors: int, depth: int, tile: RegisterTile, threads: int) -> float:
     """The estimated time of a product in tiles of this form, in cycles."""
     total = 0.0
     for columns in split(vectors, tile.vectors):

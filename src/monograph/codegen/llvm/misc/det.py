@@ -6,9 +6,9 @@ from functools import partial
 
 from monograph.codegen.common.registers import Reg
 from monograph.codegen.llvm.emit.builder import Int
-from monograph.codegen.llvm.emit.elements import Elements, Point
+from monograph.codegen.llvm.emit.elements import LlvmElements, Point
 from monograph.codegen.llvm.emit.map_kernel import each_element
-from monograph.codegen.llvm.module.kernel import Kernel, KernelContext, Scratch
+from monograph.codegen.llvm.module.kernel import Kernel, KernelContext, LlvmScratch
 from monograph.ir import Value
 from monograph.ir.dtype import f64
 from monograph.ops.linear import Det
@@ -28,7 +28,7 @@ def det(context: KernelContext) -> Kernel:
     region = context.step.region
     assert region.anchor is not None
     size = region.anchor.inputs[0].tensor.static[-1]
-    scratch = Scratch(context.threads * max(size * size, 8) * _SIZE)
+    scratch = LlvmScratch(context.threads * max(size * size, 8) * _SIZE)
     position = len(region.inputs) + len(region.outputs)
     build = partial(_Eliminated, region.anchor, position)
     return each_element(context, build, [scratch], vectors=False)
@@ -37,7 +37,7 @@ def det(context: KernelContext) -> Kernel:
 class _Eliminated:
     """The product of the pivots of one matrix, which is worked on in memory of the thread."""
 
-    def __init__(self, anchor: Value, scratch: int, elements: Elements, at: Indices) -> None:
+    def __init__(self, anchor: Value, scratch: int, elements: LlvmElements, at: Indices) -> None:
         self.e, self.b, self.a = elements, elements.b, elements.scalars.a
         self.x = anchor.inputs[0]
         self.size = self.x.tensor.static[-1]

@@ -10,10 +10,10 @@ from functools import partial
 from monograph.codegen.common.ngrams import gram_tables
 from monograph.codegen.common.registers import Reg
 from monograph.codegen.llvm.emit.builder import Int
-from monograph.codegen.llvm.emit.elements import Elements, Point
+from monograph.codegen.llvm.emit.elements import LlvmElements, Point
 from monograph.codegen.llvm.emit.map_kernel import each_element
 from monograph.codegen.llvm.indexing.gather import load_index
-from monograph.codegen.llvm.module.kernel import Kernel, KernelContext, Packed
+from monograph.codegen.llvm.module.kernel import Kernel, KernelContext, LlvmPacked
 from monograph.ir import Value
 from monograph.ir.dtype import f32, f64
 from monograph.ops.scalar import Scalar
@@ -33,14 +33,14 @@ def ngrams(context: KernelContext) -> Kernel:
     assert anchor is not None
     assert isinstance(anchor.op, Ngrams)
     first = len(region.inputs) + len(region.outputs)
-    tables = [Packed(array) for array in gram_tables(anchor.op)]
+    tables = [LlvmPacked(array) for array in gram_tables(anchor.op)]
     return each_element(context, partial(_Counted, anchor, first), tables, vectors=False)
 
 
 class _Counted:
     """The weighted count of a column's grams in a row of tokens."""
 
-    def __init__(self, anchor: Value, first: int, elements: Elements, at: Indices) -> None:
+    def __init__(self, anchor: Value, first: int, elements: LlvmElements, at: Indices) -> None:
         assert isinstance(anchor.op, Ngrams)
         self.e, self.b = elements, elements.b
         self.op, self.x, self.at = anchor.op, anchor.inputs[0], at

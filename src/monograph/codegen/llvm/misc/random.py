@@ -11,11 +11,17 @@ from functools import partial
 
 from monograph.codegen.common.registers import Reg
 from monograph.codegen.llvm.emit.builder import Builder, Int
-from monograph.codegen.llvm.emit.elements import Elements, Point
+from monograph.codegen.llvm.emit.elements import LlvmElements, Point
 from monograph.codegen.llvm.emit.map_kernel import elements_of, emit_each
 from monograph.codegen.llvm.emit.scalar import LlvmScalars
-from monograph.codegen.llvm.misc.twister import WORDS, Twister
-from monograph.codegen.llvm.module.kernel import Kernel, KernelContext, Scratch, Sync, synchronise
+from monograph.codegen.llvm.misc.twister import WORDS, LlvmTwister
+from monograph.codegen.llvm.module.kernel import (
+    Kernel,
+    KernelContext,
+    LlvmScratch,
+    Sync,
+    synchronise,
+)
 from monograph.ir import Value
 from monograph.ir.dtype import f64
 from monograph.ops.random import Random, RandomNormal, RandomUniform
@@ -41,8 +47,8 @@ def drawn(context: KernelContext) -> Kernel:
     count = anchor.tensor.size
     for value in (*region.inputs, *region.outputs):
         context.argument(value)
-    words = context.argument(Scratch(4 * WORDS))
-    numbers = context.argument(Scratch(max(8 * count, 64)))
+    words = context.argument(LlvmScratch(4 * WORDS))
+    numbers = context.argument(LlvmScratch(max(8 * count, 64)))
     sync = context.argument(Sync())
     b = context.builder(len(context.arguments))
     elements = elements_of(context, b)
@@ -64,7 +70,7 @@ class _Draw:
 
     def __init__(self, b: Builder, scalars: LlvmScalars, words: Reg, numbers: Reg) -> None:
         self.b, self.s = b, scalars
-        self.twister = Twister(b, words)
+        self.twister = LlvmTwister(b, words)
         self.numbers = numbers
 
     def all(self, op: Random, state: Reg, count: int) -> None:
@@ -146,7 +152,7 @@ class _Draw:
 class _Numbers:
     """The numbers that were drawn, in order."""
 
-    def __init__(self, anchor: Value, numbers: int, elements: Elements, at: Indices) -> None:
+    def __init__(self, anchor: Value, numbers: int, elements: LlvmElements, at: Indices) -> None:
         self.e = elements
         self.dtype = anchor.dtype
         self.numbers = numbers

@@ -16,7 +16,7 @@ def _signed(word: int) -> int:
     return word - (1 << 32) if word >= 1 << 31 else word
 
 
-class Twister:
+class LlvmTwister:
     """A generator whose words lie in memory. The place of the next word is the caller's to keep."""
 
     start = Reg(str(WORDS), "i64")

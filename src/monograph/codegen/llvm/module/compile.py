@@ -8,18 +8,18 @@ from dataclasses import dataclass, replace
 from monograph.codegen.common.registers import Reg
 from monograph.codegen.llvm.emit.builder import Builder
 from monograph.codegen.llvm.module.barrier import BARRIER_BYTES, build_barrier
-from monograph.codegen.llvm.module.constants import Constants
+from monograph.codegen.llvm.module.constants import ConstantLayout
 from monograph.codegen.llvm.module.context import ARENA, CONSTANTS, FAULT_BYTES, FIRST_PORT, SLACK
 from monograph.codegen.llvm.module.features import Features
 from monograph.codegen.llvm.module.halo import zero_halo
 from monograph.codegen.llvm.module.kernel import (
     NAME,
-    Fault,
     Kernel,
     KernelContext,
     LaidOut,
-    Packed,
-    Scratch,
+    LlvmFault,
+    LlvmPacked,
+    LlvmScratch,
     Sync,
 )
 from monograph.codegen.llvm.module.ordering import Ordering
@@ -57,7 +57,7 @@ class Module:
     """Native segments, and between them the steps that run on the host."""
     offsets: dict[int, int]
     """Where each temporary buffer lies in the arena."""
-    faults: tuple[tuple[Step, Fault], ...] = ()
+    faults: tuple[tuple[Step, LlvmFault], ...] = ()
     """What the words behind the slots of the context stand for."""
     stamps: Stamps | None = None
     """Where each thread writes when it began and ended each step, if it does."""
@@ -81,7 +81,7 @@ def compile_program(
     apart: every step is a function of its own, so that its results can be looked at.
     checked: every access to memory is checked against the bounds of its buffer.
     """
-    constants = Constants(SLACK)
+    constants = ConstantLayout(SLACK)
     kernels = [
         _laid_out(_kernel(program, step, features, threads, winograd, checked), constants)
         for step in program.steps
@@ -90,7 +90,7 @@ def compile_program(
     lives = lifetimes(program.steps, program.places)
     for step, kernel in zip(program.steps, kernels, strict=True):
         for position, argument in enumerate(kernel.arguments if kernel else ()):
-            if isinstance(argument, Scratch):
+            if isinstance(argument, LlvmScratch):
                 key = -1 - len(scratch)
                 scratch[step.index, position] = key
                 lives.append(Lifetime(key, argument.nbytes, step.index, step.index))
@@ -134,12 +134,13 @@ def _makes_nothing(step: Step) -> bool:
     return all(isinstance(t, TensorType) and t.is_static and t.size == 0 for t in types)
 
 
-def _laid_out(kernel: Kernel | None, constants: Constants) -> Kernel | None:
+def _laid_out(kernel: Kernel | None, constants: ConstantLayout) -> Kernel | None:
     """A kernel that no longer holds what it packed: that is as large as the model's weights."""
-    if kernel is None or not any(isinstance(a, Packed) for a in kernel.arguments):
+    if kernel is None or not any(isinstance(a, LlvmPacked) for a in kernel.arguments):
         return kernel
     arguments = tuple(
-        LaidOut(constants.add(a.array)) if isinstance(a, Packed) else a for a in kernel.arguments
+        LaidOut(constants.add(a.array)) if isinstance(a, LlvmPacked) else a
+        for a in kernel.arguments
     )
     return replace(kernel, arguments=arguments)
 
@@ -154,7 +155,7 @@ class _Assembler:
         threads: int,
         offsets: dict[int, int],
         scratch: dict[tuple[int, int], int],
-        constants: Constants,
+        constants: ConstantLayout,
         stamps: Stamps | None,
         apart: bool,
         checked: bool,
@@ -177,7 +178,7 @@ class _Assembler:
         self.functions: dict[str, str] = {}
         self.arity: dict[str, int] = {}
         self.declarations: set[str] = set()
-        self.faults: list[tuple[Step, Fault]] = []
+        self.faults: list[tuple[Step, LlvmFault]] = []
 
     def module(self, kernels: list[Kernel | None], arena: int) -> Module:
         segments: list[Segment | Step] = []
@@ -306,11 +307,11 @@ class _Assembler:
         argument = kernel.arguments[position]
         if isinstance(argument, LaidOut):
             return b.offset(load(CONSTANTS), argument.offset)
-        if isinstance(argument, Scratch):
+        if isinstance(argument, LlvmScratch):
             return b.offset(load(ARENA), self.offsets[self.scratch[step.index, position]])
         if isinstance(argument, Sync):
             return b.arguments["context"]
-        if isinstance(argument, Fault):
+        if isinstance(argument, LlvmFault):
             self.faults.append((step, argument))
             slots = FIRST_PORT + len(self.ports)
             at = BARRIER_BYTES + 8 * slots + FAULT_BYTES * (len(self.faults) - 1)

@@ -20,7 +20,7 @@ _COLLAPSE = 25
 """Linux's MADV_COLLAPSE, which the standard library does not name yet."""
 
 
-class Constants:
+class ConstantLayout:
     """Lays constant data out as it comes, and says where it lies.
 
     Data is known by its bytes, so what several kernels pack alike is there once. The block grows

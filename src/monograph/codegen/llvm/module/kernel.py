@@ -18,7 +18,7 @@ from monograph.program.program import Program, Step
 
 
 @dataclass(frozen=True)
-class Packed:
+class LlvmPacked:
     """A constant in the form a kernel wants, prepared while compiling."""
 
     array: Array
@@ -32,14 +32,14 @@ class LaidOut:
 
 
 @dataclass(frozen=True)
-class Scratch:
+class LlvmScratch:
     """Memory that a kernel needs while it runs, contents undefined."""
 
     nbytes: int
 
 
 @dataclass(frozen=True)
-class Fault:
+class LlvmFault:
     """A place to say that data does not fit: what the run then fails with.
 
     A kernel that finds such data goes on with something harmless (see `report`).
@@ -59,7 +59,7 @@ class Sync:
     """The barrier's state, for a kernel whose threads wait for each other (see `synchronise`)."""
 
 
-Argument: TypeAlias = Value | Packed | LaidOut | Scratch | Fault | Sync
+Argument: TypeAlias = Value | LlvmPacked | LaidOut | LlvmScratch | LlvmFault | Sync
 
 
 @dataclass(frozen=True)
@@ -121,12 +121,12 @@ class KernelContext:
         if isinstance(argument, Value):
             buffer = self.program.places.storage[argument].buffer
             return Extent(buffer.nbytes, described(buffer), slack=buffer.kind in OWN)
-        if isinstance(argument, Packed):
+        if isinstance(argument, LlvmPacked):
             return Extent(argument.array.nbytes, "a packed constant", slack=True)
-        if isinstance(argument, Scratch):
+        if isinstance(argument, LlvmScratch):
             return Extent(argument.nbytes, "scratch memory", slack=True)
         assert not isinstance(argument, LaidOut)
-        is_fault = isinstance(argument, Fault)
+        is_fault = isinstance(argument, LlvmFault)
         return Extent(FAULT_BYTES if is_fault else BARRIER_BYTES, "the context")
 
 
@@ -137,7 +137,7 @@ def finished(
     given = list(arguments)
     if b.checked or b.guards:
         labels = [f"{e.high} bytes of {e.label}" for e in extents]
-        given.append(Fault(OUTSIDE, buffers=("memory of the kernel's own", *labels)))
+        given.append(LlvmFault(OUTSIDE, buffers=("memory of the kernel's own", *labels)))
         extents = [*extents, Extent(FAULT_BYTES, "the context")]
         b.signature = b.signature.replace("i64 %tid", f"ptr %{GUARD}, i64 %tid")
     if b.checked:

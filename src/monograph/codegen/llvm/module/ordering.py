@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from monograph.codegen.llvm.module.kernel import Kernel, Scratch
+from monograph.codegen.llvm.module.kernel import Kernel, LlvmScratch
 from monograph.ir import Value
 from monograph.program.memory.buffer_assignment import CONSTANT, TEMPORARY, Buffer, Places
 from monograph.program.memory.inplace import root
@@ -19,14 +19,14 @@ ARENA = -1
 
 
 @dataclass(frozen=True)
-class Span:
+class ByteSpan:
     """Bytes of a memory: the arena, or all of a port."""
 
     memory: int
     start: int = 0
     stop: int = 1
 
-    def meets(self, other: Span) -> bool:
+    def meets(self, other: ByteSpan) -> bool:
         return self.memory == other.memory and self.start < other.stop and other.start < self.stop
 
 
@@ -37,8 +37,8 @@ class Ordering:
     places: Places
     offsets: Mapping[int, int]
     """Where temporary buffers and scratch memory lie in the arena."""
-    reads: list[Span] = field(default_factory=list)
-    writes: list[Span] = field(default_factory=list)
+    reads: list[ByteSpan] = field(default_factory=list)
+    writes: list[ByteSpan] = field(default_factory=list)
 
     def waits(self, step: Step, kernel: Kernel, scratch: Mapping[tuple[int, int], int]) -> bool:
         """Whether a barrier comes before a kernel; what it touches is remembered.
@@ -57,14 +57,14 @@ class Ordering:
 
     def _touched(
         self, step: Step, kernel: Kernel, scratch: Mapping[tuple[int, int], int]
-    ) -> tuple[list[Span], list[Span]]:
+    ) -> tuple[list[ByteSpan], list[ByteSpan]]:
         """What a kernel reads, and what it writes: all that is not given to it."""
-        reads: list[Span] = []
-        writes: list[Span] = []
+        reads: list[ByteSpan] = []
+        writes: list[ByteSpan] = []
         for position, argument in enumerate(kernel.arguments):
-            if isinstance(argument, Scratch):
+            if isinstance(argument, LlvmScratch):
                 at = self.offsets[scratch[step.index, position]]
-                writes.append(Span(ARENA, at, at + max(argument.nbytes, 1)))
+                writes.append(ByteSpan(ARENA, at, at + max(argument.nbytes, 1)))
             elif isinstance(argument, Value):
                 given = argument in step.region.inputs
                 span = self._span(self.places.storage[argument].buffer)
@@ -72,11 +72,11 @@ class Ordering:
                     (reads if given else writes).append(span)
         return reads, writes
 
-    def _span(self, buffer: Buffer) -> Span | None:
+    def _span(self, buffer: Buffer) -> ByteSpan | None:
         """The bytes of a buffer; what is written over another lies where that does."""
         if buffer.kind == CONSTANT:
             return None
         if buffer.kind == TEMPORARY:
             at = self.offsets[buffer.id]
-            return Span(ARENA, at, at + max(buffer.nbytes, 1))
-        return Span(root(buffer.id, self.places.over))
+            return ByteSpan(ARENA, at, at + max(buffer.nbytes, 1))
+        return ByteSpan(root(buffer.id, self.places.over))

@@ -15,7 +15,7 @@ from monograph.codegen.common.registers import Reg, vector
 from monograph.codegen.llvm.emit.builder import Int
 from monograph.codegen.llvm.matmul.tiles import Run, split
 from monograph.codegen.llvm.module.kernel import Kernel, KernelContext, share
-from monograph.codegen.llvm.recurrent.rnn_state import Block, CellKernel
+from monograph.codegen.llvm.recurrent.rnn_state import CellKernel, UnitVector
 from monograph.ir import Value, known
 from monograph.ops.recurrent import Gru, Lstm
 from monograph.ops.scalar import Scalar
@@ -67,7 +67,7 @@ class _Steps(CellKernel):
         kinds = {"lstm": self._lstm, "gru": self._late_gru, "rnn": self._rnn}
         self._each_block(low, high, partial(self._tiles, kinds[self.cell.name], t, old, new))
 
-    def _tiles(self, body: _Tile, t: Int, old: Reg, new: Reg, block: Block) -> None:
+    def _tiles(self, body: _Tile, t: Int, old: Reg, new: Reg, block: UnitVector) -> None:
         """Rows of the batch, a few at a time, so that each load of weights serves them all."""
         most = max(1, (self.context.features.registers - 8) // self.gates)
         for run in split(self.op.batch, most):
@@ -80,7 +80,7 @@ class _Steps(CellKernel):
             self.b.loop(0, run.count, 1, tile)
 
     def _products(
-        self, state: Reg, block: Block, rows: Sequence[Int], gates: Sequence[int]
+        self, state: Reg, block: UnitVector, rows: Sequence[Int], gates: Sequence[int]
     ) -> list[list[Reg]]:
         """The product of each row's state with the weights of each gate, a vector of units."""
         b = self.b
@@ -118,7 +118,7 @@ class _Steps(CellKernel):
                 sums[s] = self.scalars.a.add(sums[s], sums[u * count + s])
         return [sums[i * len(gates) : (i + 1) * len(gates)] for i in range(len(rows))]
 
-    def _lstm(self, t: Int, old: Reg, new: Reg, block: Block, rows: Sequence[Int]) -> None:
+    def _lstm(self, t: Int, old: Reg, new: Reg, block: UnitVector, rows: Sequence[Int]) -> None:
         assert isinstance(self.cell, Lstm)
         s = self.scalars
         sums = self._products(old, block, rows, range(4))
@@ -141,20 +141,20 @@ class _Steps(CellKernel):
             self._put(self.memory["c"], row, block, kept)
             self._give(t, row, block, alive, h, old, new)
 
-    def _peep(self, x: Scalar, index: int, cell: Scalar, block: Block) -> Scalar:
+    def _peep(self, x: Scalar, index: int, cell: Scalar, block: UnitVector) -> Scalar:
         peepholes = known(self.vectors[0])
         if peepholes is not None and not peepholes.any():
             return x
         return self.scalars.fma(self._bias(index, block), cell, x)
 
-    def _rnn(self, t: Int, old: Reg, new: Reg, block: Block, rows: Sequence[Int]) -> None:
+    def _rnn(self, t: Int, old: Reg, new: Reg, block: UnitVector, rows: Sequence[Int]) -> None:
         sums = self._products(old, block, rows, [0])
         for i, row in enumerate(rows):
             total = self.scalars.add(self._sum(sums[i][0]), self._given(t, row, 0, block))
             h = self._gate(0, total)
             self._give(t, row, block, self._alive(t, row), h, old, new)
 
-    def _late_gru(self, t: Int, old: Reg, new: Reg, block: Block, rows: Sequence[Int]) -> None:
+    def _late_gru(self, t: Int, old: Reg, new: Reg, block: UnitVector, rows: Sequence[Int]) -> None:
         s = self.scalars
         sums = self._products(old, block, rows, range(3))
         for i, row in enumerate(rows):
@@ -165,7 +165,9 @@ class _Steps(CellKernel):
             fresh = self._gate(1, s.fma(reset, biased[2], self._given(t, row, 2, block)))
             self._mix(t, row, block, z, fresh, old, new)
 
-    def _reset_gates(self, t: Int, old: Reg, new: Reg, block: Block, rows: Sequence[Int]) -> None:
+    def _reset_gates(
+        self, t: Int, old: Reg, new: Reg, block: UnitVector, rows: Sequence[Int]
+    ) -> None:
         """The first half of a step: the gates, and the state that the candidate sees."""
         s = self.scalars
         sums = self._products(old, block, rows, range(2))
@@ -181,7 +183,9 @@ class _Steps(CellKernel):
             self._put(self.memory["z"], row, block, z)
             self._put(self.memory["sh"], row, block, s.mul(reset, state))
 
-    def _candidate(self, t: Int, old: Reg, new: Reg, block: Block, rows: Sequence[Int]) -> None:
+    def _candidate(
+        self, t: Int, old: Reg, new: Reg, block: UnitVector, rows: Sequence[Int]
+    ) -> None:
         s = self.scalars
         sums = self._products(self.memory["sh"], block, rows, [2])
         for i, row in enumerate(rows):
@@ -191,7 +195,7 @@ class _Steps(CellKernel):
             self._mix(t, row, block, z, fresh, old, new)
 
     def _mix(
-        self, t: Int, row: Int, block: Block, z: Scalar, fresh: Scalar, old: Reg, new: Reg
+        self, t: Int, row: Int, block: UnitVector, z: Scalar, fresh: Scalar, old: Reg, new: Reg
     ) -> None:
         """(1 - z) fresh + z state."""
         s = self.scalars
@@ -201,4 +205,4 @@ class _Steps(CellKernel):
         self._give(t, row, block, self._alive(t, row), h, old, new)
 
 
-_Tile = Callable[[Int, Reg, Reg, Block, Sequence[Int]], None]
+_Tile = Callable[[Int, Reg, Reg, UnitVector, Sequence[Int]], None]

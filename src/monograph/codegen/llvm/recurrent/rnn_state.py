@@ -18,11 +18,11 @@ from monograph.codegen.llvm.emit.epilogue import part, pieces
 from monograph.codegen.llvm.emit.scalar import LlvmScalars
 from monograph.codegen.llvm.matmul.dot import masked_load
 from monograph.codegen.llvm.module.kernel import (
-    Fault,
     Kernel,
     KernelContext,
-    Packed,
-    Scratch,
+    LlvmFault,
+    LlvmPacked,
+    LlvmScratch,
     Sync,
     pointers,
     report,
@@ -41,7 +41,7 @@ ALONE_BELOW = 100_000
 
 
 @dataclass(frozen=True)
-class Block:
+class UnitVector:
     """A vector of hidden units: its number, and how many of its lanes are units."""
 
     number: Int
@@ -93,16 +93,16 @@ class CellKernel:
             context.argument(value)
         count = self.blocks * self.hidden * self.gates * self.lanes
         packed = context.argument(
-            Scratch(count * self.size) if weights is None else Packed(self._pack(weights))
+            LlvmScratch(count * self.size) if weights is None else LlvmPacked(self._pack(weights))
         )
         parts = {"bias": self.gates, "h": 2 * self.op.batch, "c": self.op.batch}
         parts |= {"z": self.op.batch, "sh": self.op.batch}
-        scratch = context.argument(Scratch(sum(parts.values()) * self.padded * self.size))
+        scratch = context.argument(LlvmScratch(sum(parts.values()) * self.padded * self.size))
         self.sync = context.argument(Sync())
         self.fault = -1
         if self.lengths is not None:
             limits = f"0..{self.op.time}"
-            self.fault = context.argument(Fault("a length is not within the sequence", limits))
+            self.fault = context.argument(LlvmFault("a length is not within the sequence", limits))
         b = self.b = context.builder(len(context.arguments))
         self.scalars = LlvmScalars(b, context.features)
         self.pointers = pointers(b, context.arguments)
@@ -217,24 +217,24 @@ class CellKernel:
             def row(i: Int, _: list[Reg], output: Value = output, memory: Reg = memory) -> None:
                 self._each_block(0, self.blocks, partial(store, output, memory, i))
 
-            def store(output: Value, memory: Reg, i: Int, block: Block) -> None:
+            def store(output: Value, memory: Reg, i: Int, block: UnitVector) -> None:
                 self._store_result(output, [i], block, self._row(memory, i, block))
 
             b.loop(*share(b, self.op.batch, self.threads), 1, row)
 
-    def _each_block(self, low: Int, high: Int, body: Callable[[Block], None]) -> None:
+    def _each_block(self, low: Int, high: Int, body: Callable[[UnitVector], None]) -> None:
         """A body for each vector of units; one that is not full stands last and alone."""
         b = self.b
         over = self.hidden % self.lanes
         full = self.blocks - 1 if over else self.blocks
-        b.loop(low, b.minimum(high, full), 1, lambda n, _: body(Block(n, self.lanes)))
+        b.loop(low, b.minimum(high, full), 1, lambda n, _: body(UnitVector(n, self.lanes)))
         if not over:
             return
         if isinstance(high, int):
-            body(Block(full, over))
+            body(UnitVector(full, over))
             return
         mine = b.compare("sgt", high, Reg(str(full), "i64"))
-        b.when(mine, lambda: body(Block(full, over)))
+        b.when(mine, lambda: body(UnitVector(full, over)))
 
     # Elements
 
@@ -253,7 +253,7 @@ class CellKernel:
         name, alpha, beta = getattr(cell, "activations", ())[index]
         return activate(s, name, x, alpha, beta)
 
-    def _given(self, t: Int, row: Int, gate: int, block: Block) -> Scalar:
+    def _given(self, t: Int, row: Int, gate: int, block: UnitVector) -> Scalar:
         b, place = self.b, self.context.program.places.storage[self.given]
         line = b.add(b.mul(t, self.op.batch), row)
         at = b.add(place.offset, b.mul(line, place.strides[0]))
@@ -266,19 +266,19 @@ class CellKernel:
             b.load(vector(self.lanes, self.element), pointer, self.size, slack=beyond)
         )
 
-    def _bias(self, index: int, block: Block) -> Scalar:
+    def _bias(self, index: int, block: UnitVector) -> Scalar:
         return self._scalar(self._row(self.memory["bias"], index, block))
 
-    def _at(self, memory: Reg, row: Int, block: Block) -> Reg:
+    def _at(self, memory: Reg, row: Int, block: UnitVector) -> Reg:
         b = self.b
         at = b.add(b.mul(row, self.padded), b.mul(block.number, self.lanes))
         return b.offset(memory, b.mul(at, self.size))
 
-    def _row(self, memory: Reg, row: Int, block: Block) -> Reg:
+    def _row(self, memory: Reg, row: Int, block: UnitVector) -> Reg:
         kind = vector(self.lanes, self.element)
         return self.b.load(kind, self._at(memory, row, block), self.size)
 
-    def _put(self, memory: Reg, row: Int, block: Block, x: Scalar) -> None:
+    def _put(self, memory: Reg, row: Int, block: UnitVector, x: Scalar) -> None:
         self.b.store(x.reg, self._at(memory, row, block), self.size)
 
     def _length(self, lengths: Value, row: Int) -> Reg:
@@ -304,7 +304,7 @@ class CellKernel:
         self,
         t: Int,
         row: Int,
-        block: Block,
+        block: UnitVector,
         alive: Reg | None,
         h: Scalar,
         old: Reg,
@@ -318,7 +318,9 @@ class CellKernel:
             result = self._kept(alive, h, zero).reg
             self._store_result(self.outputs[0], [t, row], block, result)
 
-    def _store_result(self, output: Value, at: Sequence[Int], block: Block, whole: Reg) -> None:
+    def _store_result(
+        self, output: Value, at: Sequence[Int], block: UnitVector, whole: Reg
+    ) -> None:
         b, place = self.b, self.context.program.places.storage[output]
         start: Int = place.offset
         for number, stride in zip(at, place.strides, strict=False):

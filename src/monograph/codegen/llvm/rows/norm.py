@@ -6,7 +6,7 @@ import math
 
 from monograph.codegen.llvm.emit.elements import Point
 from monograph.codegen.llvm.module.kernel import Kernel, KernelContext
-from monograph.codegen.llvm.rows.rows import Place, Rows, Totals
+from monograph.codegen.llvm.rows.rows import LlvmRows, RowPosition, Totals
 from monograph.ir import Value
 from monograph.ir.dtype import f32, f64
 from monograph.ir.lazy import lazy
@@ -29,7 +29,7 @@ def norm(context: KernelContext) -> Kernel:
     return _Norm(context, anchor, anchor.op).emit()
 
 
-class _NormRows(Rows):
+class _NormRows(LlvmRows):
     """Rows with a scale and a bias, which are read at every element of the result."""
 
     def parameters(self, at: Indices) -> list[Element]:
@@ -57,7 +57,7 @@ class _Norm:
             self.rows.run(self._row)
         return self.rows.kernel()
 
-    def _row(self, place: Place) -> None:
+    def _row(self, place: RowPosition) -> None:
         """The passes over a row.
 
         A mean that is large beside the deviations is rounded too coarsely: what it leaves of the

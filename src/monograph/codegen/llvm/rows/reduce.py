@@ -7,7 +7,7 @@ import math
 from monograph.codegen.common.registers import Reg, vector
 from monograph.codegen.llvm.emit.elements import Point
 from monograph.codegen.llvm.module.kernel import Kernel, KernelContext
-from monograph.codegen.llvm.rows.rows import Place, Rows, Totals
+from monograph.codegen.llvm.rows.rows import LlvmRows, RowPosition, Totals
 from monograph.ir import DType, Value
 from monograph.ir.dtype import BOOL, COMPLEX, UINT, i32, i64
 from monograph.ops.reduce import (
@@ -37,7 +37,7 @@ def reduction(context: KernelContext) -> Kernel:
         return _argument(context, anchor.op)
     op = anchor.op
     assert isinstance(op, Reduction)
-    rows = Rows(context, op.axes)
+    rows = LlvmRows(context, op.axes)
     order = [] if rows.empty else rows.elements.plan((rows.operand,), rows.at)
 
     def join(x: Totals, y: Totals) -> Totals:
@@ -46,7 +46,7 @@ def reduction(context: KernelContext) -> Kernel:
     def step(point: Point, _: int, totals: Totals) -> Totals:
         return join(totals, [rows.operand_at(point, order)])
 
-    def one(place: Place) -> None:
+    def one(place: RowPosition) -> None:
         start = rows.scalars.constant(_start(op, anchor.dtype), anchor.dtype)
         plain = Scalar(start.reg, start.dtype)
         totals = rows.fold(place, [plain], step, join)
@@ -78,7 +78,7 @@ def highest(dtype: DType) -> float | int:
     return (1 << (dtype.bits - (dtype.kind != UINT))) - 1
 
 
-def _joined(rows: Rows, op: Reduction, x: Scalar, y: Scalar) -> Scalar:
+def _joined(rows: LlvmRows, op: Reduction, x: Scalar, y: Scalar) -> Scalar:
     s = rows.scalars
     if isinstance(op, ReduceSum):
         return s.add(x, y)
@@ -92,7 +92,7 @@ def _joined(rows: Rows, op: Reduction, x: Scalar, y: Scalar) -> Scalar:
 
 def _argument(context: KernelContext, op: ArgReduction) -> Kernel:
     """Where the largest or smallest is: values and places are carried side by side."""
-    rows = Rows(context, (op.axis,))
+    rows = LlvmRows(context, (op.axis,))
     order = rows.elements.plan((rows.operand,), rows.at)
     s = rows.scalars
     dtype = rows.operand.dtype
@@ -114,7 +114,7 @@ def _argument(context: KernelContext, op: ArgReduction) -> Kernel:
     def step(point: Point, _: int, totals: Totals) -> Totals:
         return join(totals, [rows.operand_at(point, order), _place(rows, op.axis, point)])
 
-    def one(place: Place) -> None:
+    def one(place: RowPosition) -> None:
         start = s.constant(lowest(dtype) if largest else highest(dtype), dtype)
         never = s.constant(-1 if op.last else 2**31 - 1, i32)
         plain = [Scalar(t.reg, t.dtype) for t in (start, never)]
@@ -125,7 +125,7 @@ def _argument(context: KernelContext, op: ArgReduction) -> Kernel:
     return rows.kernel()
 
 
-def _place(rows: Rows, axis: int, point: Point) -> Scalar:
+def _place(rows: LlvmRows, axis: int, point: Point) -> Scalar:
     """The index along an axis, in every lane."""
     b = rows.b
     index = rows.at[axis]

@@ -15,10 +15,10 @@ from typing import TypeAlias
 from monograph.codegen.common.registers import Reg, vector
 from monograph.codegen.common.types import register
 from monograph.codegen.llvm.emit.builder import Int
-from monograph.codegen.llvm.emit.elements import Elements, Point
+from monograph.codegen.llvm.emit.elements import LlvmElements, Point
 from monograph.codegen.llvm.emit.epilogue import part, pieces
 from monograph.codegen.llvm.emit.scalar import LlvmScalars
-from monograph.codegen.llvm.module.kernel import Kernel, KernelContext, Scratch, pointers, share
+from monograph.codegen.llvm.module.kernel import Kernel, KernelContext, LlvmScratch, pointers, share
 from monograph.ir import DType, Value
 from monograph.ops.scalar import Scalar
 from monograph.program.fusion.access import Element, Indices, Resolved
@@ -40,7 +40,7 @@ Join: TypeAlias = Callable[[Totals, Totals], Totals]
 
 
 @dataclass(frozen=True)
-class Place:
+class RowPosition:
     """Some places along the kept axes: one, or the lanes of neighbouring vectors."""
 
     points: tuple[Point, ...]
@@ -50,7 +50,7 @@ class Place:
         return self.points[0].lanes
 
 
-class Rows:
+class LlvmRows:
     """Loops over the rows of an anchor's first operand, and over the elements of each."""
 
     def __init__(self, context: KernelContext, axes: Sequence[int], keeps: bool = False) -> None:
@@ -68,7 +68,7 @@ class Rows:
         self.scalars = LlvmScalars(b, context.features)
         storage = context.program.places.storage
         values = pointers(b, context.arguments)
-        self.elements = Elements(b, self.scalars, storage, values, frozenset(region.inputs))
+        self.elements = LlvmElements(b, self.scalars, storage, values, frozenset(region.inputs))
         self.elements.given[self.anchor] = Scalar(Reg("", ""), self.anchor.dtype)
         self._nest()
         widest = max(v.dtype.bits for v in (*region.inputs, *region.body))
@@ -127,7 +127,7 @@ class Rows:
 
     # Loops over rows
 
-    def run(self, body: Callable[[Place], None], streams: int = STREAMS) -> None:
+    def run(self, body: Callable[[RowPosition], None], streams: int = STREAMS) -> None:
         """Runs a body for all rows: one at a time, or a few vectors of neighbouring ones."""
         self._own = self._own_memory()
         outer = [c for c in self.kept if c is not self.lane]
@@ -135,7 +135,7 @@ class Rows:
         if self.empty and 0 in self.anchor.tensor.static:
             return
         if not self.across:
-            self._spread(count, lambda i: body(Place((Point(self._values(outer, i)),))))
+            self._spread(count, lambda i: body(RowPosition((Point(self._values(outer, i)),))))
             return
         assert self.lane is not None
         start = 0
@@ -154,7 +154,7 @@ class Rows:
 
     def _blocks(
         self,
-        body: Callable[[Place], None],
+        body: Callable[[RowPosition], None],
         outer: list[Counter],
         count: int,
         start: int,
@@ -173,7 +173,7 @@ class Rows:
             for k in range(vectors):
                 at = values | {lane: b.add(first, k * lanes)}
                 points.append(Point(at, lane, lanes) if lanes > 1 else Point(at))
-            body(Place(tuple(points)))
+            body(RowPosition(tuple(points)))
 
         if blocks:
             self._spread(count * blocks, one)
@@ -202,7 +202,7 @@ class Rows:
 
     # Loops along rows
 
-    def fold(self, place: Place, start: Totals, step: Step, join: Join) -> list[Totals]:
+    def fold(self, place: RowPosition, start: Totals, step: Step, join: Join) -> list[Totals]:
         """Totals over the rows of a place: a list for each of its points."""
         if self.empty:
             return [self._spread_totals(start, p.lanes) for p in place.points]
@@ -221,7 +221,7 @@ class Rows:
         return carried
 
     def _fold_across(
-        self, place: Place, start: Totals, step: Step, join: Join | None = None
+        self, place: RowPosition, start: Totals, step: Step, join: Join | None = None
     ) -> list[Totals]:
         """Totals that go on from element to element, or in blocks where they can be joined."""
         size = len(start)
@@ -308,7 +308,7 @@ class Rows:
     def _spread_totals(self, start: Totals, lanes: int) -> Totals:
         return [self.scalars.splat(t, lanes) for t in start]
 
-    def each(self, place: Place, body: Callable[[Point, int], None]) -> None:
+    def each(self, place: RowPosition, body: Callable[[Point, int], None]) -> None:
         """Runs a body at every element of the rows of a place."""
 
         def step(point: Point, stream: int, _: Totals) -> Totals:
@@ -375,7 +375,7 @@ class Rows:
 
     def kernel(self) -> Kernel:
         """The finished kernel."""
-        self.context.arguments.append(Scratch(max(self._bytes, 1) * self.context.threads))
+        self.context.arguments.append(LlvmScratch(max(self._bytes, 1) * self.context.threads))
         flops = math.prod(self.operand.tensor.static) * len(self.context.step.region.body)
         return self.context.finish(self.b, float(flops))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from monograph.codegen.llvm.emit.elements import Point
 from monograph.codegen.llvm.module.kernel import Kernel, KernelContext
-from monograph.codegen.llvm.rows.rows import Join, Place, Rows, Step, Totals
+from monograph.codegen.llvm.rows.rows import Join, LlvmRows, RowPosition, Step, Totals
 from monograph.ir import Value
 from monograph.ir.dtype import COMPLEX, f64
 from monograph.ops.reduce import CumSum, Cumulative
@@ -37,7 +37,7 @@ def scan(context: KernelContext) -> Kernel:
         rows.finish(s.cast(totals[0] if op.exclusive else total, anchor.dtype), point)
         return [total]
 
-    def one(place: Place) -> None:
+    def one(place: RowPosition) -> None:
         start = s.constant(op.neutral, wide)
         rows.fold(place, [Scalar(start.reg, wide)], step, lambda x, _: x)
 
@@ -45,7 +45,7 @@ def scan(context: KernelContext) -> Kernel:
     return rows.kernel()
 
 
-class _ScanRows(Rows):
+class _ScanRows(LlvmRows):
     """Rows that are walked in order: lanes never lie along them, and they may run backwards."""
 
     def _nest(self) -> None:
@@ -66,5 +66,5 @@ class _ScanRows(Rows):
             self.across = self.lane is not None
         self.unrolled = False
 
-    def fold(self, place: Place, start: Totals, step: Step, join: Join) -> list[Totals]:
+    def fold(self, place: RowPosition, start: Totals, step: Step, join: Join) -> list[Totals]:
         return self._fold_across(place, start, step)

@@ -8,7 +8,7 @@ from monograph.codegen.common.registers import Reg
 from monograph.codegen.llvm.emit.arith import LlvmArith
 from monograph.codegen.llvm.emit.elements import Point
 from monograph.codegen.llvm.module.kernel import Kernel, KernelContext
-from monograph.codegen.llvm.rows.rows import Place, Rows, Totals
+from monograph.codegen.llvm.rows.rows import LlvmRows, RowPosition, Totals
 from monograph.ir import Value
 from monograph.ir.dtype import f32, f64
 from monograph.ops.composite import LogSoftmax, Softmax
@@ -53,7 +53,7 @@ def softmax(context: KernelContext) -> Kernel:
 
 class _Softmax:
     def __init__(self, context: KernelContext, anchor: Value, axis: int, logarithm: bool) -> None:
-        self.rows = Rows(context, (axis,), keeps=True)
+        self.rows = LlvmRows(context, (axis,), keeps=True)
         self.dtype = f64 if anchor.dtype == f64 else f32
         self.logarithm = logarithm
         rows = self.rows
@@ -66,7 +66,7 @@ class _Softmax:
             self.rows.run(self._row)
         return self.rows.kernel()
 
-    def _row(self, place: Place) -> None:
+    def _row(self, place: RowPosition) -> None:
         s = self.rows.scalars
         lowest = Scalar(s.constant(-math.inf, self.dtype).reg, self.dtype)
         nothing = Scalar(s.constant(0.0, self.dtype).reg, self.dtype)

@@ -15,7 +15,7 @@ from monograph.codegen.llvm.emit.builder import Int
 from monograph.codegen.llvm.module.kernel import (
     Kernel,
     KernelContext,
-    Scratch,
+    LlvmScratch,
     Sync,
     share,
     synchronise,
@@ -60,10 +60,10 @@ class _Suppress(Counting):
         heap_bytes = -(-max(self.count * self.rank_bytes, 64) // 64) * 64
         kept_bytes = -(-self.room * BOX * 8 // 64) * 64
         want = self.context.argument
-        heaps = want(Scratch(self.threads * heap_bytes))
-        kept = want(Scratch(self.threads * kept_bytes))
-        chosen = want(Scratch(max(self.pairs * self.limit * 8, 64)))
-        counts = want(Scratch(max(self.pairs * 8, 64)))
+        heaps = want(LlvmScratch(self.threads * heap_bytes))
+        kept = want(LlvmScratch(self.threads * kept_bytes))
+        chosen = want(LlvmScratch(max(self.pairs * self.limit * 8, 64)))
+        counts = want(LlvmScratch(max(self.pairs * 8, 64)))
         sync = want(Sync())
         self.begin()
         b, tid = self.b, self.b.arguments["tid"]

@@ -9,7 +9,7 @@ from monograph.codegen.llvm.emit.builder import Int
 from monograph.codegen.llvm.module.kernel import (
     Kernel,
     KernelContext,
-    Scratch,
+    LlvmScratch,
     Sync,
     share,
     synchronise,
@@ -42,7 +42,7 @@ class _NonZero(Counting):
         self.lanes = context.features.lanes(max(self.x.dtype.bits, 32))
 
     def emit(self) -> Kernel:
-        counts = self.context.argument(Scratch(max(8 * self.threads, 64)))
+        counts = self.context.argument(LlvmScratch(max(8 * self.threads, 64)))
         self.sync = self.context.argument(Sync())
         self.begin()
         b = self.b

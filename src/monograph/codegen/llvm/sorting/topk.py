@@ -16,7 +16,7 @@ from monograph.codegen.llvm.emit.scalar import LlvmScalars
 from monograph.codegen.llvm.module.kernel import (
     Kernel,
     KernelContext,
-    Scratch,
+    LlvmScratch,
     Sync,
     pointers,
     share,
@@ -70,7 +70,7 @@ class _TopK:
         context, region = self.context, self.context.step.region
         for value in (self.x, *region.outputs):
             context.argument(value)
-        scratch = context.argument(Scratch(context.threads * self._heap_bytes))
+        scratch = context.argument(LlvmScratch(context.threads * self._heap_bytes))
         self.sync = context.argument(Sync()) if self.shared_rows else -1
         b = self.b = context.builder(len(context.arguments))
         self.scalars = LlvmScalars(b, context.features)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from monograph.codegen.common.registers import Reg
 from monograph.codegen.llvm.emit.builder import Int
-from monograph.codegen.llvm.module.kernel import Kernel, KernelContext, Scratch
+from monograph.codegen.llvm.module.kernel import Kernel, KernelContext, LlvmScratch
 from monograph.codegen.llvm.sorting.counting import Counting
 from monograph.ir import Value
 from monograph.ops.sort import Unique
@@ -43,7 +43,7 @@ class _Unique(Counting):
 
     def emit(self) -> Kernel:
         self.lists = [
-            self.context.argument(Scratch(max(8 * self.count, 64))) for _ in range(NUMBERS + 1)
+            self.context.argument(LlvmScratch(max(8 * self.count, 64))) for _ in range(NUMBERS + 1)
         ]
         self.begin()
         self.first_thread(self._all)

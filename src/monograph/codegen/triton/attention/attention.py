@@ -8,11 +8,17 @@ from __future__ import annotations
 
 import math
 
-from monograph.codegen.triton.attention.flash import Config, Flash, Heads, heads_of
+from monograph.codegen.triton.attention.flash import AttentionSizes, Flash, FlashTiling, heads_of
 from monograph.codegen.triton.attention.library import attentions
 from monograph.codegen.triton.emit.block_sizes import power
 from monograph.codegen.triton.matmul.dot import BUSY
-from monograph.codegen.triton.module.kernel import Candidate, GpuContext, Launch, Scratch, Work
+from monograph.codegen.triton.module.kernel import (
+    Candidate,
+    GpuContext,
+    Launch,
+    TritonScratch,
+    Work,
+)
 from monograph.ir import DType, Value
 from monograph.ir.dtype import f32
 from monograph.ops.attention import SINKS, Attention
@@ -38,7 +44,7 @@ def candidates(context: GpuContext) -> list[Candidate]:
     return [*found[:2], *attentions(context), *found[2:]]
 
 
-def _configs(h: Heads, dtype: DType) -> list[Config]:
+def _configs(h: AttentionSizes, dtype: DType) -> list[FlashTiling]:
     wide = dtype.itemsize >= 4
     rows = [m for m in (64, 32, 16, 128) if m <= max(16, power(h.rows)) and not (wide and m > 64)]
     keys = [t for t in ((32, 16) if wide else (64, 32, 128)) if t <= max(16, power(h.keys))]
@@ -50,12 +56,12 @@ def _configs(h: Heads, dtype: DType) -> list[Config]:
             best = min(splits, key=lambda s: (abs(math.log2(max(programs * s, 1) / BUSY)), s))
             for split in dict.fromkeys((1 if programs >= BUSY // 4 else best, best, 1)):
                 warps = 8 if m * t >= 128 * 128 else 4 if m * t >= 32 * 32 else 2
-                found.append(Config(m, t, warps, 2, split))
+                found.append(FlashTiling(m, t, warps, 2, split))
     unique = list(dict.fromkeys(found))
     return sorted(unique, key=lambda c: _guess(h, c))
 
 
-def _guess(h: Heads, c: Config) -> float:
+def _guess(h: AttentionSizes, c: FlashTiling) -> float:
     """A rough time, only to order what is tried."""
     programs = h.batch * h.groups * -(-h.rows // c.m) * c.split
     steps = -(-h.keys // (c.t * c.split))
@@ -63,22 +69,22 @@ def _guess(h: Heads, c: Config) -> float:
     return -(-programs // BUSY) * (1 + steps * per) + (2 if c.split > 1 else 0)
 
 
-def _flash(context: GpuContext, h: Heads, c: Config) -> tuple[Work, ...]:
+def _flash(context: GpuContext, h: AttentionSizes, c: FlashTiling) -> tuple[Work, ...]:
     if c.split == 1:
         return (_over(context, c, None).launch(),)
     count = h.batch * h.groups * h.rows * c.split
-    parts = Scratch(count * (h.width + 2) * 4, f32)
+    parts = TritonScratch(count * (h.width + 2) * 4, f32)
     return (_over(context, c, parts).launch(), _join(context, h, c, parts))
 
 
-def _over(context: GpuContext, c: Config, parts: Scratch | None) -> Flash:
+def _over(context: GpuContext, c: FlashTiling, parts: TritonScratch | None) -> Flash:
     anchor = context.step.region.anchor
     assert anchor is not None
     assert isinstance(anchor.op, Attention)
     return Flash(context, anchor.op, anchor.inputs, c, parts)
 
 
-def _join(context: GpuContext, h: Heads, c: Config, parts: Scratch) -> Launch:
+def _join(context: GpuContext, h: AttentionSizes, c: FlashTiling, parts: TritonScratch) -> Launch:
     """Puts together what programs found for their share of the keys: a program for each row."""
     kernel = _over(context, c, parts)
     k, w, t = kernel.k, kernel.w, kernel.t

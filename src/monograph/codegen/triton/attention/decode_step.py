@@ -23,19 +23,19 @@ from dataclasses import dataclass
 
 from monograph.codegen.common import types
 from monograph.codegen.common.registers import Reg
-from monograph.codegen.triton.attention.flash import Config, Flash, heads_of
+from monograph.codegen.triton.attention.flash import Flash, FlashTiling, heads_of
 from monograph.codegen.triton.attention.rope import element, turn
 from monograph.codegen.triton.emit.block_sizes import power
-from monograph.codegen.triton.emit.elements import Elements
+from monograph.codegen.triton.emit.elements import TritonElements
 from monograph.codegen.triton.emit.indexed_load import apart, write
 from monograph.codegen.triton.matmul.dot import BUSY
-from monograph.codegen.triton.matmul.prefetch import leaves, stands
+from monograph.codegen.triton.matmul.prefetch import is_run_invariant, leaves
 from monograph.codegen.triton.module.kernel import (
     Candidate,
-    Fault,
     GpuContext,
     Launch,
-    Scratch,
+    TritonFault,
+    TritonScratch,
     Work,
 )
 from monograph.ir import Input, Item, Value
@@ -79,14 +79,14 @@ def _operands(anchor: Value) -> tuple[Value, ...]:
     return given[Q], given[KEYS], given[VALUES], given[COUNTS]
 
 
-def _configs(anchor: Value) -> list[Config]:
+def _configs(anchor: Value) -> list[FlashTiling]:
     """A block of keys for each program, or programs enough to keep a device busy."""
     assert isinstance(anchor.op, DecodeAttention)
     h = heads_of(_operands(anchor))
     rows = max(ROWS, power(h.repeats))
     wide = anchor.inputs[Q].dtype.itemsize >= 4
     single = [
-        Config(rows, t, warps, 1, blocks)
+        FlashTiling(rows, t, warps, 1, blocks)
         for t, warps in ((32, 2), (16, 1)) * wide or ((64, 1), (64, 2), (32, 1), (128, 4))
         if (blocks := _blocks(anchor, t)) <= PARTS
     ]
@@ -94,7 +94,7 @@ def _configs(anchor: Value) -> list[Config]:
         (1, 2, 4, 8, 16, 32, 64), key=lambda s: abs(math.log2(s * h.batch * h.groups / BUSY))
     )
     shared = [
-        Config(rows, t, warps, 1, split)
+        FlashTiling(rows, t, warps, 1, split)
         for split in splits[:4]
         for t, warps in ((16, 4), (32, 2)) * wide or ((64, 4), (32, 2), (128, 4))
         if split == 1 or h.keys > t * (split // 2)
@@ -102,7 +102,7 @@ def _configs(anchor: Value) -> list[Config]:
     # With many heads the device is busy anyway, and every part costs a join.
     many = h.batch * h.groups >= BUSY // 4
     found = [*shared[:3], *single, *shared[3:]] if many else [*single, *shared]
-    return list(dict.fromkeys(found)) or [Config(rows, 16, 4, 1, 1)]
+    return list(dict.fromkeys(found)) or [FlashTiling(rows, 16, 4, 1, 1)]
 
 
 def _blocks(anchor: Value, t: int) -> int:
@@ -114,7 +114,7 @@ def _blocks(anchor: Value, t: int) -> int:
     return -(-seen // t)
 
 
-def _step(context: GpuContext, c: Config) -> tuple[Work, ...]:
+def _step(context: GpuContext, c: FlashTiling) -> tuple[Work, ...]:
     anchor = context.step.region.anchor
     assert anchor is not None
     copies = tuple(_copied(context, item, cache) for item, cache in _apart(context))
@@ -166,21 +166,21 @@ def _copied(context: GpuContext, item: Value, cache: Value, block: int = 1024) -
 class _Parts:
     """What programs have found: sums, the largest score and the weights, and how many are done."""
 
-    sums: Scratch
-    done: Scratch
+    sums: TritonScratch
+    done: TritonScratch
 
 
 class _Step(Flash):
     """The kernel; its rows are the heads that share keys."""
 
-    def __init__(self, context: GpuContext, anchor: Value, c: Config) -> None:
+    def __init__(self, context: GpuContext, anchor: Value, c: FlashTiling) -> None:
         assert isinstance(anchor.op, DecodeAttention)
         h = heads_of(_operands(anchor))
         self.found: _Parts | None = None
         if c.split > 1:
             count = h.batch * h.groups * h.repeats * c.split
-            sums = Scratch(count * (h.width + 2) * 4, f32)
-            self.found = _Parts(sums, Scratch(h.batch * h.groups * 4, i32, zeroed=True))
+            sums = TritonScratch(count * (h.width + 2) * 4, f32)
+            self.found = _Parts(sums, TritonScratch(h.batch * h.groups * 4, i32, zeroed=True))
         sums_of = None if self.found is None else self.found.sums
         super().__init__(context, anchor.op.attention, _operands(anchor), c, sums_of)
         self.given_values, self.decode = anchor.inputs, anchor.op
@@ -228,7 +228,7 @@ class _Step(Flash):
 
     # Keys and values
 
-    def _early(self) -> Elements | None:
+    def _early(self) -> TritonElements | None:
         """What how many keys count is computed by before the wait; None where it is not known."""
         context, given = self.context, self.given_values
         steps, places = context.program.steps, context.program.places
@@ -236,12 +236,14 @@ class _Step(Flash):
         known = leaves((given[STARTS], given[COUNTS]), places)
         if known is None or not any(s.region.kind in BARRIERS for s in before):
             return None
-        if not all(stands(given[i], places) for i in (KEYS, VALUES)):
+        if not all(is_run_invariant(given[i], places) for i in (KEYS, VALUES)):
             return None
         pointers = {v: self.k.pointer(v) for v in known if isinstance(v.op, Input)}
-        return Elements(self.w, places.storage, pointers, frozenset(known), guard=self.k.guard)
+        return TritonElements(
+            self.w, places.storage, pointers, frozenset(known), guard=self.k.guard
+        )
 
-    def _read_places(self, e: Elements) -> None:
+    def _read_places(self, e: TritonElements) -> None:
         """How many keys count, and where the new row goes."""
         w, keys = self.w, self.h.keys
         counted = element(e, self.given_values[COUNTS], [self.batch], None)
@@ -282,7 +284,7 @@ class _Step(Flash):
     def _report_start(self) -> None:
         w, h = self.w, self.h
         self.fits = w.let(f"({self.begins} >= 0) & ({self.begins} < {h.keys})", "m")
-        fault = Fault("rows are written out of bounds", f"0..{h.keys - 1}")
+        fault = TritonFault("rows are written out of bounds", f"0..{h.keys - 1}")
         self.k.report(fault, w.let(f"{self.fits} == 0", "m"), self.begins)
 
     def _vector(self, x: Value, numbers: Sequence[str], mask: str | None) -> str:

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from monograph.codegen.common import types
 from monograph.codegen.common.registers import Reg
 from monograph.codegen.triton.emit.block_sizes import power
-from monograph.codegen.triton.emit.elements import Axis
+from monograph.codegen.triton.emit.elements import BlockAxis
 from monograph.codegen.triton.emit.scalar import memory_type
-from monograph.codegen.triton.emit.tile import Tile, accumulator, tile
+from monograph.codegen.triton.emit.tile import ResultTile, accumulator, tile
 from monograph.codegen.triton.matmul.dot import multiply
-from monograph.codegen.triton.module.kernel import GpuContext, KernelWriter, Launch, Scratch
+from monograph.codegen.triton.module.kernel import GpuContext, KernelWriter, Launch, TritonScratch
 from monograph.ir import Value
 from monograph.ir.dtype import BOOL, f64
 from monograph.ops.attention import LENGTHS, MASK, SINKS, Attention, usual_scale
@@ -25,7 +25,7 @@ from monograph.program.index import Index, kept_counter
 
 
 @dataclass(frozen=True)
-class Heads:
+class AttentionSizes:
     """The sizes of an attention."""
 
     batch: int
@@ -43,7 +43,7 @@ class Heads:
 
 
 @dataclass(frozen=True)
-class Config:
+class FlashTiling:
     """Rows and keys of a tile, warps, and among how many programs the keys are split."""
 
     m: int
@@ -57,11 +57,11 @@ class Config:
         return f"{self.m}x{self.t} w{self.warps} s{self.stages}{split}"
 
 
-def heads_of(operands: Sequence[Value]) -> Heads:
+def heads_of(operands: Sequence[Value]) -> AttentionSizes:
     (batch, heads, queries, size), (_, groups, keys, _), (*_, width) = (
         v.tensor.static for v in operands[:3]
     )
-    return Heads(batch, groups, heads // max(groups, 1), queries, keys, size, width)
+    return AttentionSizes(batch, groups, heads // max(groups, 1), queries, keys, size, width)
 
 
 class Flash:
@@ -72,15 +72,15 @@ class Flash:
         context: GpuContext,
         op: Attention,
         operands: Sequence[Value],
-        c: Config,
-        parts: Scratch | None,
+        c: FlashTiling,
+        parts: TritonScratch | None,
     ) -> None:
         self.context, self.op, self.c, self.parts = context, op, c, parts
         self.operands = operands[:3]
         self.dtype = operands[0].dtype
         self.h = h = heads_of(operands)
         self.k: KernelWriter = context.kernel()
-        self.t: Tile = tile(self.k)
+        self.t: ResultTile = tile(self.k)
         self.w = self.k.w
         self.wide = accumulator(self.dtype)
         self.kind = "tl.float64" if self.wide == f64 else "tl.float32"
@@ -124,21 +124,23 @@ class Flash:
         grid = (-(-h.rows // c.m), h.batch * h.groups, c.split)
         return self.k.launch(grid, c.warps, c.stages)
 
-    def row_axes(self) -> tuple[Axis, Axis, Axis]:
+    def row_axes(self) -> tuple[BlockAxis, BlockAxis, BlockAxis]:
         """Batch, head and query of each row, down a tile."""
         w = self.w
         mask = w.let(f"{self.masked}[:, None]", "m")
         return (
-            Axis(self.batch),
-            Axis(w.let(f"{self.head}[:, None]"), mask),
-            Axis(w.let(f"{self.query}[:, None]"), mask),
+            BlockAxis(self.batch),
+            BlockAxis(w.let(f"{self.head}[:, None]"), mask),
+            BlockAxis(w.let(f"{self.query}[:, None]"), mask),
         )
 
-    def operand(self, index: int, size: int, padded: int, axes: tuple[Axis, Axis, Axis]) -> str:
+    def operand(
+        self, index: int, size: int, padded: int, axes: tuple[BlockAxis, BlockAxis, BlockAxis]
+    ) -> str:
         """A tile of q, k or v as it is in memory: rows down, elements of a head across."""
         w = self.w
         across = w.let(f"tl.arange(0, {padded})[None, :]", "e")
-        last = Axis(across, w.let(f"{across} < {size}", "m") if padded != size else None)
+        last = BlockAxis(across, w.let(f"{across} < {size}", "m") if padded != size else None)
         value = self.operands[index]
         at, point = [], {}
         for i, (axis, extent) in enumerate(zip((*axes, last), value.tensor.static, strict=True)):
@@ -154,7 +156,7 @@ class Flash:
         if lengths is not None:
             counter = kept_counter("n", lengths.tensor.static[0])
             at = (Index(0, ((counter, 1),)),)
-            loaded = self.t.elements.element(lengths, at, {counter: Axis(self.batch)})
+            loaded = self.t.elements.element(lengths, at, {counter: BlockAxis(self.batch)})
             self.length = self.w.let(f"tl.minimum({loaded.reg}, {self.h.keys}).to(tl.int32)", "n")
 
     def span(self) -> str:
@@ -200,7 +202,7 @@ class Flash:
         sinks = self.given[SINKS]
         counter = kept_counter("h", sinks.tensor.static[0])
         at = (Index(0, ((counter, 1),)),)
-        loaded = self.t.elements.element(sinks, at, {counter: Axis(head, mask)})
+        loaded = self.t.elements.element(sinks, at, {counter: BlockAxis(head, mask)})
         return str(self.t.elements.scalars.cast(loaded, self.wide).reg)
 
     def _step(self, q: str) -> None:
@@ -214,9 +216,9 @@ class Flash:
         """Keys and values of a block, as they are in memory."""
         w, h = self.w, self.h
         axes = (
-            Axis(self.batch),
-            Axis(self.group),
-            Axis(w.let(f"{key}[:, None]"), w.let(f"{inside}[:, None]", "m")),
+            BlockAxis(self.batch),
+            BlockAxis(self.group),
+            BlockAxis(w.let(f"{key}[:, None]"), w.let(f"{inside}[:, None]", "m")),
         )
         keys = self.operand(1, h.size, self.size, axes)
         return keys, self.operand(2, h.width, self.width, axes)
@@ -282,7 +284,7 @@ class Flash:
 
     def _mask(self, mask: Value, across: str, inside: str) -> str:
         batch, head, query = self.row_axes()
-        axes = (batch, head, query, Axis(across, inside))
+        axes = (batch, head, query, BlockAxis(across, inside))
         counters = [kept_counter(f"m{i}", d) for i, d in enumerate(self._whole())]
         at: Indices = tuple(Index(0, ((c, 1),)) for c in counters)
         own = aligned(at, mask.tensor.static)
@@ -307,7 +309,7 @@ class Flash:
         safe = self.divisor("total")
         across = w.let(f"tl.arange(0, {self.width})[None, :]", "e")
         beyond = w.let(f"{across} < {self.h.width}", "m") if self.width != self.h.width else None
-        for d, axis in enumerate((*self.row_axes(), Axis(across, beyond))):
+        for d, axis in enumerate((*self.row_axes(), BlockAxis(across, beyond))):
             self.t.point[self.t.counter(d)] = axis
         self.t.finish(f"acc / {safe}[:, None]")
 

@@ -7,16 +7,16 @@ from collections.abc import Sequence
 
 from monograph.codegen.common import types
 from monograph.codegen.common.registers import Reg
-from monograph.codegen.triton.emit.elements import Axis, Elements
+from monograph.codegen.triton.emit.elements import BlockAxis, TritonElements
 from monograph.codegen.triton.emit.indexed_load import apart, write
 from monograph.codegen.triton.emit.map_kernel import each
-from monograph.codegen.triton.emit.tile import Tile, accumulator
+from monograph.codegen.triton.emit.tile import ResultTile, accumulator
 from monograph.codegen.triton.module.kernel import (
     Candidate,
-    Fault,
     GpuContext,
     KernelWriter,
     Launch,
+    TritonFault,
 )
 from monograph.ir import Value
 from monograph.ir.dtype import i64
@@ -46,7 +46,7 @@ def candidates(context: GpuContext) -> list[Candidate]:
     return each(context, _updated)
 
 
-def element(e: Elements, value: Value, texts: Sequence[str], mask: str | None) -> Scalar:
+def element(e: TritonElements, value: Value, texts: Sequence[str], mask: str | None) -> Scalar:
     """An operand's element at numbers that are expressions, as its type is in registers."""
     shape = value.tensor.static
     counters = [kept_counter(f"o{i}", d) for i, d in enumerate(shape)]
@@ -54,10 +54,10 @@ def element(e: Elements, value: Value, texts: Sequence[str], mask: str | None) -
     at = tuple(
         Index() if d == 1 else Index(0, ((c, 1),)) for c, d in zip(counters, shape, strict=True)
     )
-    return e.element(value, at, {c: Axis(text, mask, True) for c, text in nest})
+    return e.element(value, at, {c: BlockAxis(text, mask, True) for c, text in nest})
 
 
-def _turned(k: KernelWriter, t: Tile, mask: str | None) -> str:
+def _turned(k: KernelWriter, t: ResultTile, mask: str | None) -> str:
     anchor = k.context.step.region.anchor
     assert anchor is not None
     assert isinstance(anchor.op, Rope)
@@ -67,7 +67,7 @@ def _turned(k: KernelWriter, t: Tile, mask: str | None) -> str:
 
 
 def turn(
-    e: Elements, op: Rope, operands: Sequence[Value], numbers: Sequence[str], mask: str | None
+    e: TritonElements, op: Rope, operands: Sequence[Value], numbers: Sequence[str], mask: str | None
 ) -> Scalar:
     """The elements at some numbers of x[B, H, S, D], turned by cos and sin."""
     (x, cos, sin), w = operands, e.w
@@ -99,7 +99,7 @@ def turn(
     return scalars.cast(made, x.dtype)
 
 
-def _updated(k: KernelWriter, t: Tile, mask: str | None) -> str:
+def _updated(k: KernelWriter, t: ResultTile, mask: str | None) -> str:
     """The rows of the update where they belong, and x elsewhere."""
     anchor = k.context.step.region.anchor
     assert anchor is not None
@@ -116,7 +116,7 @@ def _updated(k: KernelWriter, t: Tile, mask: str | None) -> str:
         wrong = w.let(f"({start} < 0) | ({start} + {rows} > {size})", "m")
         reported = w.let(f"{wrong} & {mask}" if mask else wrong, "m")
         if rows:
-            fault = Fault("rows are written out of bounds", f"0..{size - rows}")
+            fault = TritonFault("rows are written out of bounds", f"0..{size - rows}")
             k.report(fault, reported, start)
     own = t.elements.scalars.encoded(element(t.elements, x, texts, mask))
     if not rows:
@@ -147,7 +147,7 @@ def _rows(context: GpuContext, block: int) -> Launch:
         place = w.let(f"({place} % {size} + {size}) % {size}", "row")
     else:
         wrong = w.let(f"(({start} < 0) | ({start} + {rows} > {size})) & {mask}", "m")
-        k.report(Fault("rows are written out of bounds", f"0..{size - rows}"), wrong, start)
+        k.report(TritonFault("rows are written out of bounds", f"0..{size - rows}"), wrong, start)
         mask = w.let(f"{mask} & ({place} >= 0) & ({place} < {size})", "m")
     written = element(e, update, numbers, mask)
     k.trigger()

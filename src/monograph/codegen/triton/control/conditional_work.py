@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from monograph.codegen.triton.module.kernel import Branch, Repeat, Work
+from monograph.codegen.triton.module.kernel import Branch, RepeatWork, Work
 
 UNROLLED = 1000
 """Pieces of work that a loop of known length may become."""
@@ -20,7 +20,7 @@ def needs_conditions(work: Work) -> bool:
     """Whether only a graph that looks at conditions by itself can hold some work."""
     if isinstance(work, Branch):
         return True
-    if not isinstance(work, Repeat):
+    if not isinstance(work, RepeatWork):
         return False
     (body,) = work.bodies
     return not is_unrolled(work.count, len(body)) or any(map(needs_conditions, body))

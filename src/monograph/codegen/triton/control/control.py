@@ -11,17 +11,17 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from monograph.codegen.triton.control.subprograms import Inlined, graphs_of
+from monograph.codegen.triton.control.subprograms import InlinedWork, graphs_of
 from monograph.codegen.triton.control.subprograms import serves as serves
-from monograph.codegen.triton.indexing.copies import Copied, Place, copy, dense, room, stored
+from monograph.codegen.triton.indexing.copies import Copied, CopyOperand, copy, dense, room, stored
 from monograph.codegen.triton.module.kernel import (
     Branch,
     Candidate,
     GpuContext,
     KernelWriter,
-    Packed,
-    Repeat,
-    Scratch,
+    RepeatWork,
+    TritonPacked,
+    TritonScratch,
     Work,
     single,
 )
@@ -56,7 +56,7 @@ class _Control:
     def __init__(self, context: GpuContext, anchor: Value) -> None:
         self.context = context
         self.anchor = anchor
-        self.subs = [Inlined(context, graph) for graph in graphs_of(anchor)]
+        self.subs = [InlinedWork(context, graph) for graph in graphs_of(anchor)]
         outputs = context.step.region.outputs
         self.results = {
             v.op.index: stored(context.program, v) for v in outputs if isinstance(v.op, Item)
@@ -64,10 +64,10 @@ class _Control:
         self.prepared: list[Copied] = []
         """Copies before anything else."""
 
-    def place(self, value: Value) -> Place:
+    def place(self, value: Value) -> CopyOperand:
         return stored(self.context.program, value)
 
-    def side_by_side(self, values: Sequence[Value]) -> list[Place]:
+    def side_by_side(self, values: Sequence[Value]) -> list[CopyOperand]:
         """Operands side by side: where they are, or copied first."""
         found = []
         for value in values:
@@ -78,12 +78,12 @@ class _Control:
             found.append(place)
         return found
 
-    def result(self, index: int, type_: TensorType) -> Place:
+    def result(self, index: int, type_: TensorType) -> CopyOperand:
         """Where a result can be made side by side: in its own place, or elsewhere."""
         place = self.results.get(index)
         return place if place is not None and place.dense else room(type_)
 
-    def left(self, index: int, made: Place) -> list[Copied]:
+    def left(self, index: int, made: CopyOperand) -> list[Copied]:
         """What is left to copy of a result that was made in another place."""
         place = self.results.get(index)
         return [] if place is None or place is made else [Copied(made, place)]
@@ -101,7 +101,7 @@ class _If(_Control):
         branch = Branch((self.place(condition).part(),), bodies)
         return (*copy(self.context, self.prepared), branch)
 
-    def _body(self, which: int, given: Sequence[Place]) -> tuple[Work, ...]:
+    def _body(self, which: int, given: Sequence[CopyOperand]) -> tuple[Work, ...]:
         sub = self.subs[which]
         types = map(tensor_type, sub.program.graph.output_types)
         made = [self.result(i, t) for i, t in enumerate(types)]
@@ -133,8 +133,8 @@ class _Iterated(_Control):
         return root(new, places.over) == old
 
     @property
-    def counter(self) -> Scratch:
-        assert isinstance(self.number.of, Scratch)
+    def counter(self) -> TritonScratch:
+        assert isinstance(self.number.of, TritonScratch)
         return self.number.of
 
     def end(self) -> list[Copied]:
@@ -190,7 +190,7 @@ class _Loop(_Iterated):
         for k, _ in enumerate(elements):
             if op.carried + k in self.results:
                 self.prepared.append(Copied(None, self.results[op.carried + k]))
-        always = dense(Packed(np.ones(go.static, np.bool_), boolean), go)
+        always = dense(TritonPacked(np.ones(go.static, np.bool_), boolean), go)
         inputs = [dense(self.counter, count), always, *self.old, *given]
         body = [*sub.works(inputs, [self.going, *self.new, *elements])]
         collected = [
@@ -203,7 +203,7 @@ class _Loop(_Iterated):
         ended = [] if last is None else [Copied(self.number, last)]
         return (
             *copy(self.context, self.prepared, scalars=self._start),
-            Repeat((self.flag.part(),), (tuple(body),)),
+            RepeatWork((self.flag.part(),), (tuple(body),)),
             *copy(self.context, [*self.end(), *ended]),
         )
 
@@ -262,10 +262,10 @@ class _Scan(_Iterated):
     def _turn(
         self,
         t: int,
-        state: Sequence[Place],
-        new: Sequence[Place],
-        captures: Sequence[Place],
-        rooms: tuple[Sequence[Place], Sequence[Place]],
+        state: Sequence[CopyOperand],
+        new: Sequence[CopyOperand],
+        captures: Sequence[CopyOperand],
+        rooms: tuple[Sequence[CopyOperand], Sequence[CopyOperand]],
     ) -> list[Work]:
         op, before, after = self.op, [], []
         slices = []
@@ -317,7 +317,7 @@ class _Scan(_Iterated):
         )
         return (
             *copy(self.context, self.prepared, scalars=self._start),
-            Repeat((self.flag.part(),), (body,), self.length),
+            RepeatWork((self.flag.part(),), (body,), self.length),
             *copy(self.context, self.end()),
         )
 

@@ -7,10 +7,10 @@ import math
 from monograph.codegen.triton.emit.tile import tile
 from monograph.codegen.triton.module.kernel import (
     Candidate,
-    Fault,
     GpuContext,
     KernelWriter,
     Launch,
+    TritonFault,
     single,
 )
 from monograph.ir import Value, known
@@ -47,7 +47,7 @@ def _kernel(context: GpuContext) -> Launch:
     k.wait()
     if isinstance(anchor.op, Fail):
         first = k.w.let(f"{pid} == 0", "m")
-        k.report(Fault(anchor.op.reason, shows_data=False), first, f"{pid}")
+        k.report(TritonFault(anchor.op.reason, shows_data=False), first, f"{pid}")
     else:
         _compare(k, anchor)
     if size:
@@ -67,7 +67,7 @@ def _compare(k: KernelWriter, anchor: Value) -> None:
     assert isinstance(anchor.op, Require)
     _, expected, given = anchor.inputs
     sizes = known(expected)
-    fault = Fault(anchor.op.rule, "" if sizes is None else str(sizes.tolist()))
+    fault = TritonFault(anchor.op.rule, "" if sizes is None else str(sizes.tolist()))
     if expected.tensor.shape != given.tensor.shape:
         wrong = k.w.let(f"{k.program_id()} == 0", "m")
         k.report(fault, wrong, f"({wrong}).to(tl.int64) * {given.tensor.size}")

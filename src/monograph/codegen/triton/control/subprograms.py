@@ -6,16 +6,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from weakref import WeakKeyDictionary
 
-from monograph.codegen.triton.indexing.copies import Place
+from monograph.codegen.triton.indexing.copies import CopyOperand
 from monograph.codegen.triton.module.kernel import (
     Argument,
     Branch,
-    Fault,
+    BufferView,
     GpuContext,
-    Packed,
-    Part,
-    Repeat,
-    Scratch,
+    RepeatWork,
+    TritonFault,
+    TritonPacked,
+    TritonScratch,
     Work,
 )
 from monograph.codegen.triton.module.layout import plan_inside
@@ -123,7 +123,7 @@ def programs(program: Program) -> list[Program]:
     return found
 
 
-class Inlined:
+class InlinedWork:
     """A sub-program as work of the step that runs it, perhaps many times."""
 
     def __init__(self, context: GpuContext, graph: Graph) -> None:
@@ -136,15 +136,17 @@ class Inlined:
             way = context.choose(self.program, step, select.candidates(inner))
             self.chosen.append((step, way.make()))
         self.inside = plan_inside(self.program, self.chosen)
-        self.memory = Scratch(max(self.inside.nbytes, 1), u8)
-        self.constants: dict[Value, Packed] = {}
+        self.memory = TritonScratch(max(self.inside.nbytes, 1), u8)
+        self.constants: dict[Value, TritonPacked] = {}
 
     @property
     def size(self) -> int:
         """Pieces of work that one run takes."""
         return sum(len(works) for _, works in self.chosen)
 
-    def works(self, inputs: Sequence[Place], outputs: Sequence[Place]) -> tuple[Work, ...]:
+    def works(
+        self, inputs: Sequence[CopyOperand], outputs: Sequence[CopyOperand]
+    ) -> tuple[Work, ...]:
         """The work of one run, on elements that lie side by side."""
         graph = self.program.graph
         given = dict(zip(graph.inputs, inputs, strict=True))
@@ -163,33 +165,33 @@ class Inlined:
 class _Run:
     """One run of a sub-program: where its ports are."""
 
-    sub: Inlined
-    ports: dict[int, Place]
+    sub: InlinedWork
+    ports: dict[int, CopyOperand]
 
     def work(self, step: Step, work: Work) -> Work:
         """A piece of work with arguments that the outer program knows."""
         arguments = tuple(map(self.argument, work.arguments))
-        if isinstance(work, (Branch, Repeat)):
+        if isinstance(work, (Branch, RepeatWork)):
             bodies = tuple(tuple(self.work(step, w) for w in body) for body in work.bodies)
             return replace(work, arguments=arguments, bodies=bodies)
         return replace(work, arguments=arguments, step=work.step or step)
 
     def argument(self, argument: Argument) -> Argument:
-        if isinstance(argument, Part):
+        if isinstance(argument, BufferView):
             whole = self.argument(argument.of)
-            assert not isinstance(whole, Fault)
-            if not isinstance(whole, Part):
+            assert not isinstance(whole, TritonFault)
+            if not isinstance(whole, BufferView):
                 return replace(argument, of=whole)
             return replace(argument, of=whole.of, offset=whole.offset + argument.offset)
-        if isinstance(argument, Scratch) and not argument.zeroed:
+        if isinstance(argument, TritonScratch) and not argument.zeroed:
             at = self.sub.inside.scratch[id(argument)]
-            return Part(self.sub.memory, at, argument.dtype, nbytes=argument.nbytes)
+            return BufferView(self.sub.memory, at, argument.dtype, nbytes=argument.nbytes)
         if not isinstance(argument, Value):
             return argument
         place = self.sub.program.places.storage[argument]
         kind, dtype = argument.tensor, argument.dtype
         skipped = place.offset * dtype.itemsize
-        of: Value | Packed | Scratch
+        of: Value | TritonPacked | TritonScratch
         if place.buffer.kind == TEMPORARY:
             of, at = self.sub.memory, self.sub.inside.buffers[place.buffer.id]
         elif place.buffer.kind == CONSTANT:
@@ -198,9 +200,9 @@ class _Run:
             port = self.ports[place.buffer.id]
             of, at = port.of, port.offset
         room = place.buffer.nbytes - skipped
-        return Part(of, at + skipped, dtype, kind.static, place.strides, room, skipped)
+        return BufferView(of, at + skipped, dtype, kind.static, place.strides, room, skipped)
 
-    def _constant(self, value: Value) -> Packed:
+    def _constant(self, value: Value) -> TritonPacked:
         data = known(value)
         assert data is not None
-        return self.sub.constants.setdefault(value, Packed(data, value.dtype))
+        return self.sub.constants.setdefault(value, TritonPacked(data, value.dtype))

@@ -16,27 +16,27 @@ from monograph.codegen.triton.conv import exact
 from monograph.codegen.triton.conv import runs as conv_runs
 from monograph.codegen.triton.conv.library import convolutions
 from monograph.codegen.triton.emit.block_sizes import power
-from monograph.codegen.triton.emit.elements import Axis
+from monograph.codegen.triton.emit.elements import BlockAxis
 from monograph.codegen.triton.emit.scalar import register_type
-from monograph.codegen.triton.emit.tile import Tile, accumulator, finish_from, tile
+from monograph.codegen.triton.emit.tile import ResultTile, accumulator, finish_from, tile
 from monograph.codegen.triton.image.windows import (
-    Reader,
     Window,
+    WindowReader,
     dynamic,
     readable,
     reader_of,
     split_tap,
     window,
 )
-from monograph.codegen.triton.matmul.dot import Config, Shape, guess, multiply, tiles
+from monograph.codegen.triton.matmul.dot import DotTiling, ProductShape, guess, multiply, tiles
 from monograph.codegen.triton.matmul.tf32 import packed_operand
 from monograph.codegen.triton.module.kernel import (
     Candidate,
     GpuContext,
     KernelWriter,
     Launch,
-    Packed,
-    Scratch,
+    TritonPacked,
+    TritonScratch,
     Work,
 )
 from monograph.ir import Array, DType, Value, is_finite, known
@@ -77,24 +77,24 @@ def candidates(context: GpuContext) -> list[Candidate]:
     return [*found[:2], *convolutions(context), *found[2:]]
 
 
-def _configs(g: Window, dtype: DType) -> list[Config]:
+def _configs(g: Window, dtype: DType) -> list[DotTiling]:
     """Tiles worth trying, the most promising first."""
-    shape = Shape(g.groups, g.rows, g.columns, g.depth)
+    shape = ProductShape(g.groups, g.rows, g.columns, g.depth)
     found = tiles(g.rows, g.columns, g.depth, dtype)
     if g.last and g.groups == 1 and g.depth >= 1024:
         found += [replace(c, split=s) for c in found for s in (2, 4) if g.depth // s >= 4 * c.k]
 
-    def cost(c: Config) -> float:
+    def cost(c: DotTiling) -> float:
         # A step under one tap needs less arithmetic for its addresses.
         return guess(shape, c, dtype) * (1.0 if g.channels % c.k == 0 else 1.2)
 
     return sorted(found, key=cost)
 
 
-def _channel_configs(g: Window) -> list[Config]:
+def _channel_configs(g: Window) -> list[DotTiling]:
     across = min(power(g.groups), 128)
     found = [
-        Config(m, n, 1, warps, 1)
+        DotTiling(m, n, 1, warps, 1)
         for n in dict.fromkeys((min(64, across), across, min(32, across)))
         for m, warps in ((32, 4), (16, 4), (64, 4), (8, 2), (64, 8))
     ]
@@ -116,11 +116,11 @@ def packed(weights: Array, g: Window) -> Array:
 
 
 @dataclass
-class Weights:
+class ConvWeights:
     """Reads a tile of weights [columns, depth]."""
 
     k: KernelWriter
-    t: Tile
+    t: ResultTile
     value: Value
     g: Window
 
@@ -128,7 +128,7 @@ class Weights:
         data = known(self.value)
         self.pointer = None
         if data is not None:
-            weights = Packed(packed(data, self.g), self.value.dtype)
+            weights = TritonPacked(packed(data, self.g), self.value.dtype)
             self.pointer = self.k.pointer(packed_operand(self.k.context, weights))
 
     def at(self, column: str, place: tuple[str, Sequence[str], str], mask: str | None) -> str:
@@ -149,7 +149,7 @@ class Weights:
         )
         counters = [Counter(f"w{i}", d) for i, d in enumerate(self.value.tensor.static)]
         texts = (*pair, *taps)
-        point = {c: Axis(text, mask, True) for c, text in zip(counters, texts, strict=True)}
+        point = {c: BlockAxis(text, mask, True) for c, text in zip(counters, texts, strict=True)}
         at = tuple(Index(0, ((c, 1),)) for c in counters)
         return self.t.elements.through_views(self.value, at, point)
 
@@ -157,17 +157,19 @@ class Weights:
 # Kernels
 
 
-def _implicit(context: GpuContext, g: Window, c: Config) -> tuple[Work, ...]:
+def _implicit(context: GpuContext, g: Window, c: DotTiling) -> tuple[Work, ...]:
     anchor = context.step.region.anchor
     assert anchor is not None
     if c.split == 1:
         return (_implicit_kernel(context, g, c, None),)
     wide = accumulator(anchor.dtype)
-    parts = Scratch(c.split * anchor.tensor.size * wide.itemsize, wide)
+    parts = TritonScratch(c.split * anchor.tensor.size * wide.itemsize, wide)
     return (_implicit_kernel(context, g, c, parts), finish_from(context, parts, c.split))
 
 
-def _implicit_kernel(context: GpuContext, g: Window, c: Config, parts: Scratch | None) -> Launch:
+def _implicit_kernel(
+    context: GpuContext, g: Window, c: DotTiling, parts: TritonScratch | None
+) -> Launch:
     anchor = context.step.region.anchor
     assert anchor is not None
     k = context.kernel()
@@ -186,7 +188,7 @@ def _implicit_kernel(context: GpuContext, g: Window, c: Config, parts: Scratch |
         w.let(f"{first}{column}[None, :]"),
         w.let(f"{beyond}[None, :]") if beyond else None,
     )
-    weights = Weights(k, t, anchor.inputs[1], g)
+    weights = ConvWeights(k, t, anchor.inputs[1], g)
     w.line(f"acc = tl.zeros(({c.m}, {c.n}), {register_type(accumulator(anchor.dtype))})")
     steps = w.let(f"tl.arange(0, {c.k})", "rk")
     k.wait()
@@ -212,10 +214,10 @@ def _implicit_kernel(context: GpuContext, g: Window, c: Config, parts: Scratch |
 
 def _tiles(
     k: KernelWriter,
-    reader: Reader,
-    weights: Weights,
+    reader: WindowReader,
+    weights: ConvWeights,
     columns: tuple[str, str | None],
-    c: Config,
+    c: DotTiling,
     steps: str,
 ) -> tuple[str, str]:
     """Tiles [m, k] of the image and [k, n] of the weights for one step of the sum."""
@@ -252,7 +254,7 @@ def _tiles(
     return x, y
 
 
-def _depthwise(context: GpuContext, g: Window, c: Config) -> Launch:
+def _depthwise(context: GpuContext, g: Window, c: DotTiling) -> Launch:
     """Channels that do not mix: a tile of results and channels, a tap at a time."""
     anchor = context.step.region.anchor
     assert anchor is not None
@@ -271,7 +273,7 @@ def _depthwise(context: GpuContext, g: Window, c: Config) -> Launch:
     scalars, wide = t.elements.scalars, accumulator(anchor.dtype)
     if data is not None:
         turned = np.ascontiguousarray(data.reshape(g.groups, g.taps).T)
-        pointer = k.pointer(Packed(turned, anchor.inputs[1].dtype))
+        pointer = k.pointer(TritonPacked(turned, anchor.inputs[1].dtype))
     w.line(f"acc = tl.zeros(({c.m}, {c.n}), {register_type(wide)})")
     k.wait()
     for number, taps in enumerate(np.ndindex(*g.kernel)):

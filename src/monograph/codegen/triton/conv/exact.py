@@ -10,8 +10,8 @@ from monograph.codegen.common import types
 from monograph.codegen.common.registers import Reg
 from monograph.codegen.triton.emit.map_kernel import each
 from monograph.codegen.triton.emit.scalar import register_type
-from monograph.codegen.triton.emit.tile import Tile, accumulator
-from monograph.codegen.triton.image.windows import Reader, dynamic, split_tap, window
+from monograph.codegen.triton.emit.tile import ResultTile, accumulator
+from monograph.codegen.triton.image.windows import WindowReader, dynamic, split_tap, window
 from monograph.codegen.triton.module.kernel import Candidate, GpuContext, KernelWriter
 from monograph.ops.scalar import Scalar
 
@@ -20,7 +20,7 @@ def candidates(context: GpuContext) -> list[Candidate]:
     return each(context, _summed)
 
 
-def _summed(k: KernelWriter, t: Tile, mask: str | None) -> str:
+def _summed(k: KernelWriter, t: ResultTile, mask: str | None) -> str:
     """The sum for each result, over the channels of its group and the taps that meet the image."""
     anchor = k.context.step.region.anchor
     assert anchor is not None
@@ -29,7 +29,9 @@ def _summed(k: KernelWriter, t: Tile, mask: str | None) -> str:
     texts = [t.point[t.counter(d)].text for d in range(rank)]
     spatial = range(1, rank - 1) if g.last else range(2, rank)
     result = texts[-1] if g.last else texts[1]
-    reader = Reader(k, t, anchor.inputs[0], g, tuple(texts[d] for d in spatial), texts[0], mask)
+    reader = WindowReader(
+        k, t, anchor.inputs[0], g, tuple(texts[d] for d in spatial), texts[0], mask
+    )
     first = w.let(f"({result}) // {g.columns} * {g.channels}", "c")
     column = w.let(f"({result}) % {g.columns}", "n")
     w.line(f"acc = tl.zeros_like({result}).to({register_type(wide)})")

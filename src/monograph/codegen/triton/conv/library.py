@@ -13,7 +13,7 @@ from monograph.codegen.triton.module.kernel import (
     Call,
     Candidate,
     GpuContext,
-    Packed,
+    TritonPacked,
     Work,
 )
 from monograph.ir import Array, Value, known
@@ -43,7 +43,7 @@ def _weights(context: GpuContext, value: Value) -> tuple[Argument, Strided | Non
     """Weights as an argument: constants with channels side by side, data as they lie."""
     data = known(value)
     if data is not None:
-        return packed_operand(context, Packed(_channels_last(data), value.dtype)), None
+        return packed_operand(context, TritonPacked(_channels_last(data), value.dtype)), None
     found = strided(value, context.program.places.storage)
     return None if found is None else (found.source, found)
 

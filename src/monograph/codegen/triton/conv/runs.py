@@ -10,16 +10,16 @@ import numpy as np
 
 from monograph.codegen.triton.emit.block_sizes import power
 from monograph.codegen.triton.emit.scalar import register_type
-from monograph.codegen.triton.emit.tile import Tile, accumulator, tile
+from monograph.codegen.triton.emit.tile import ResultTile, accumulator, tile
 from monograph.codegen.triton.image.windows import Window
-from monograph.codegen.triton.matmul.dot import Config, Shape, guess, multiply, tiles
+from monograph.codegen.triton.matmul.dot import DotTiling, ProductShape, guess, multiply, tiles
 from monograph.codegen.triton.matmul.tf32 import packed_operand
 from monograph.codegen.triton.module.kernel import (
     Candidate,
     GpuContext,
     KernelWriter,
     Launch,
-    Packed,
+    TritonPacked,
 )
 from monograph.ir import Array, Value, known
 from monograph.program.index import strides_of
@@ -43,7 +43,7 @@ def candidates(context: GpuContext, anchor: Value, g: Window) -> list[Candidate]
     run = g.kernel[1] * g.channels
     dtype = anchor.inputs[0].dtype
     fitting = [c for c in tiles(g.rows, g.columns, run, dtype) if c.k <= max(32, power(run))]
-    shape = Shape(1, g.rows, g.columns, g.kernel[0] * run)
+    shape = ProductShape(1, g.rows, g.columns, g.kernel[0] * run)
     ordered = sorted(fitting, key=lambda c: guess(shape, c, dtype) * -(-run // c.k) * c.k / run)
     return [
         Candidate(f"runs {c}", lambda c=c: (_kernel(context, anchor, g, c),))  # type: ignore[misc]
@@ -60,12 +60,12 @@ def _packed(weights: Array, g: Window, k: int) -> Array:
     return whole
 
 
-def _kernel(context: GpuContext, anchor: Value, g: Window, c: Config) -> Launch:
+def _kernel(context: GpuContext, anchor: Value, g: Window, c: DotTiling) -> Launch:
     k = context.kernel()
     t, w = tile(k), k.w
     data = known(anchor.inputs[1])
     assert data is not None
-    packed = Packed(_packed(data, g, c.k), anchor.inputs[1].dtype)
+    packed = TritonPacked(_packed(data, g, c.k), anchor.inputs[1].dtype)
     weights = k.pointer(packed_operand(context, packed))
     run = g.kernel[1] * g.channels
     pieces = -(-run // c.k)
@@ -94,7 +94,7 @@ def _kernel(context: GpuContext, anchor: Value, g: Window, c: Config) -> Launch:
 
 
 def _image(
-    k: KernelWriter, t: Tile, anchor: Value, g: Window, how: tuple[Config, int, str | None]
+    k: KernelWriter, t: ResultTile, anchor: Value, g: Window, how: tuple[DotTiling, int, str | None]
 ) -> str:
     """A piece of a run under each window, 0 beyond the edges of the image."""
     c, pieces, mask = how

@@ -21,7 +21,7 @@ INT32_MOST = (1 << 31) - 1
 
 
 @dataclass(frozen=True)
-class Axis:
+class BlockAxis:
     """A counter as a block of numbers: an expression, and where it is within its extent."""
 
     text: str
@@ -30,12 +30,12 @@ class Axis:
     """Whether the mask is one of all counters together, and may be a larger block than this."""
 
 
-Point = Mapping[Counter, Axis]
+Point = Mapping[Counter, BlockAxis]
 """Where in a loop nest a block of elements is: the numbers of each counter."""
 
 
 @dataclass
-class Elements(Walk[Point]):
+class TritonElements(Walk[Point]):
     """Emits elements of a region's values at points; a pointer of a value starts at its offset."""
 
     w: Writer
@@ -47,7 +47,7 @@ class Elements(Walk[Point]):
     """Reports where a condition holds that an address is outside of its buffer, and the address."""
     narrowed: dict[Counter, Index] = field(default_factory=dict)
     """What counters are where elements are loaded, if masks leave some of their numbers out."""
-    ground: Axis | None = None
+    ground: BlockAxis | None = None
     """The numbers of the blocks themselves, for results that have no counters."""
     scalars: TritonScalars = field(init=False)
 

@@ -9,9 +9,9 @@ import numpy as np
 
 from monograph.codegen.common import types
 from monograph.codegen.common.registers import Reg
-from monograph.codegen.triton.emit.elements import INT32_MOST, Axis, Elements, Point
+from monograph.codegen.triton.emit.elements import INT32_MOST, BlockAxis, Point, TritonElements
 from monograph.codegen.triton.emit.writer import Writer
-from monograph.codegen.triton.module.kernel import KernelWriter, Packed
+from monograph.codegen.triton.module.kernel import KernelWriter, TritonPacked
 from monograph.ir import Array, DType, Value, from_numpy
 from monograph.ops.scalar import Scalar
 from monograph.program.fusion.access import Indices
@@ -22,7 +22,7 @@ def _nest(value: Value, numbers: Sequence[str], mask: str | None) -> tuple[Indic
     """An index and a point at which a value's dimensions have these numbers."""
     shape = value.tensor.static
     counters = [kept_counter(f"o{i}", d) for i, d in enumerate(shape)]
-    point = {c: Axis(text, mask, True) for c, text in zip(counters, numbers, strict=True)}
+    point = {c: BlockAxis(text, mask, True) for c, text in zip(counters, numbers, strict=True)}
     return tuple(Index(0, ((c, 1),)) for c in counters), point
 
 
@@ -37,14 +37,14 @@ def _operand(value: Value, numbers: Sequence[str], mask: str | None) -> tuple[In
     return tuple(Index(int(n)) if n.isdigit() else index for index, n in pairs), point
 
 
-def read(e: Elements, value: Value, numbers: Sequence[str], mask: str | None) -> Scalar:
+def read(e: TritonElements, value: Value, numbers: Sequence[str], mask: str | None) -> Scalar:
     """An operand's elements, through its views, as its type is in registers."""
     at, point = _operand(value, numbers, mask)
     return e.element(value, at, point)
 
 
 def write(
-    e: Elements, value: Value, numbers: Sequence[str], scalar: Scalar, mask: str | None
+    e: TritonElements, value: Value, numbers: Sequence[str], scalar: Scalar, mask: str | None
 ) -> None:
     """Puts elements of a result into memory."""
     at, point = _nest(value, numbers, mask)
@@ -74,7 +74,7 @@ def joined(w: Writer, numbers: Sequence[str], sizes: Sequence[int]) -> str:
 
 def table(k: KernelWriter, array: Array) -> str:
     """A pointer to a constant of the kernel's own."""
-    return k.pointer(Packed(np.ascontiguousarray(array), from_numpy(array.dtype)))
+    return k.pointer(TritonPacked(np.ascontiguousarray(array), from_numpy(array.dtype)))
 
 
 def register(w: Writer, text: str, dtype: DType) -> Scalar:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from monograph.codegen.triton.emit.elements import Axis
-from monograph.codegen.triton.emit.tile import Tile, tile
+from monograph.codegen.triton.emit.elements import BlockAxis
+from monograph.codegen.triton.emit.tile import ResultTile, tile
 from monograph.codegen.triton.module.kernel import Candidate, GpuContext, KernelWriter, Launch
 
-Body = Callable[[KernelWriter, Tile, str | None], str]
+Body = Callable[[KernelWriter, ResultTile, str | None], str]
 """Writes how the elements at a tile's point are found: an expression of what registers hold."""
 BLOCKS = ((256, 4), (128, 4), (512, 4), (1024, 8))
 
@@ -29,7 +29,7 @@ def _each(context: GpuContext, body: Body, block: int, warps: int) -> Launch:
     flat = k.w.let(f"{k.program_id()} * {block} + tl.arange(0, {block})", "i")
     mask = k.w.let(f"{flat} < {size}", "m") if size % block else None
     t.batch(flat, range(len(t.shape)), mask)
-    t.elements.ground = Axis(flat, mask)
+    t.elements.ground = BlockAxis(flat, mask)
     k.wait()
     result = body(k, t, mask)
     k.trigger()

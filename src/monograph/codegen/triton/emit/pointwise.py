@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from monograph.codegen.triton.emit.elements import Axis, Elements
+from monograph.codegen.triton.emit.elements import BlockAxis, TritonElements
 from monograph.codegen.triton.module.kernel import Candidate, GpuContext, Launch
 from monograph.ir import Value
 from monograph.program.fusion.access import Element, Indices, counters
@@ -49,7 +49,7 @@ def _flat(context: GpuContext, block: int, warps: int) -> Launch:
     return k.launch((-(-size // block),), warps)
 
 
-def spread(let: object, flat: str, mask: str | None, at: Indices) -> dict[Counter, Axis]:
+def spread(let: object, flat: str, mask: str | None, at: Indices) -> dict[Counter, BlockAxis]:
     """The counters of a loop nest, from the number of an element in row-major order."""
     assert callable(let)
     found = {c for index in at for c in index.counters}
@@ -61,11 +61,11 @@ def spread(let: object, flat: str, mask: str | None, at: Indices) -> dict[Counte
         text = flat if step == 1 else let(f"({flat}) // {step}", "q")
         if number:
             text = let(f"({text}) % {c.extent}", "r")
-        point[c] = Axis(text, mask)
+        point[c] = BlockAxis(text, mask)
     return point
 
 
-def _positions(elements: Elements, outputs: Sequence[Value], at: Indices) -> list[Index]:
+def _positions(elements: TritonElements, outputs: Sequence[Value], at: Indices) -> list[Index]:
     """Every position in memory that the loop reads or writes."""
     found = [
         flatten(r.element.at, elements.storage[r.element.value].strides)

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 
 from monograph.codegen.common import types
 from monograph.codegen.common.registers import Reg
-from monograph.codegen.triton.emit.elements import Axis, Elements
+from monograph.codegen.triton.emit.elements import BlockAxis, TritonElements
 from monograph.codegen.triton.emit.pointwise import spread
-from monograph.codegen.triton.module.kernel import GpuContext, KernelWriter, Launch, Scratch
+from monograph.codegen.triton.module.kernel import GpuContext, KernelWriter, Launch, TritonScratch
 from monograph.ir import DType
 from monograph.ir.dtype import f32, f64, i32, i64
 from monograph.ops.scalar import Scalar
@@ -19,7 +19,7 @@ from monograph.program.index import Counter, Index
 
 
 @dataclass
-class Tile:
+class ResultTile:
     """A block of an anchor's result: an axis for each dimension, sized 1 or not.
 
     Unlike a loop nest's, its counters stay where a dimension has only one element: a tile may be
@@ -28,8 +28,8 @@ class Tile:
 
     k: KernelWriter
     shape: tuple[int, ...]
-    elements: Elements
-    point: dict[Counter, Axis] = field(default_factory=dict)
+    elements: TritonElements
+    point: dict[Counter, BlockAxis] = field(default_factory=dict)
 
     def index(self, dimension: int) -> Index:
         return Index(0, ((self.counter(dimension), 1),))
@@ -43,7 +43,7 @@ class Tile:
 
     def axis(self, dimension: int, text: str, mask: str | None = None) -> None:
         """Says what a dimension's numbers are in this tile."""
-        self.point[self.counter(dimension)] = Axis(text, mask)
+        self.point[self.counter(dimension)] = BlockAxis(text, mask)
 
     def batch(self, number: str, dimensions: Sequence[int], mask: str | None = None) -> None:
         """Makes numbers of some dimensions from their number in row-major order."""
@@ -96,9 +96,9 @@ class Tile:
             self.elements.store(value, self.at, made[Element(value, self.at)], self.point)
 
 
-def tile(k: KernelWriter) -> Tile:
+def tile(k: KernelWriter) -> ResultTile:
     """The tile of a kernel's region."""
-    return Tile(k, k.context.step.region.root.tensor.static, k.elements())
+    return ResultTile(k, k.context.step.region.root.tensor.static, k.elements())
 
 
 def accumulator(dtype: DType) -> DType:
@@ -108,7 +108,9 @@ def accumulator(dtype: DType) -> DType:
     return i64 if dtype.bits == 64 else i32
 
 
-def finish_from(context: GpuContext, partial: Scratch, parts: int = 1, block: int = 512) -> Launch:
+def finish_from(
+    context: GpuContext, partial: TritonScratch, parts: int = 1, block: int = 512
+) -> Launch:
     """A kernel that adds up parts of an anchor's result in memory, and finishes them."""
     region = context.step.region
     k = context.kernel()
@@ -137,7 +139,7 @@ def finish_from(context: GpuContext, partial: Scratch, parts: int = 1, block: in
     )
     at = counters(shape)
     point = spread(k.w.let, flat, mask, at)
-    elements.ground = Axis(flat, mask)
+    elements.ground = BlockAxis(flat, mask)
     made = elements.emit(elements.plan(region.outputs, at), point)
     for value in region.outputs:
         elements.store(value, at, made[Element(value, at)], point)

@@ -9,7 +9,7 @@ from monograph.codegen.common.sampling import combined, neighbours, number
 from monograph.codegen.triton.emit.indexed_load import apart, read, register
 from monograph.codegen.triton.emit.map_kernel import each
 from monograph.codegen.triton.emit.scalar import TritonScalars
-from monograph.codegen.triton.emit.tile import Tile
+from monograph.codegen.triton.emit.tile import ResultTile
 from monograph.codegen.triton.emit.writer import Writer
 from monograph.codegen.triton.module.kernel import Candidate, GpuContext, KernelWriter
 from monograph.ir import Value
@@ -62,7 +62,7 @@ def _within(w: Writer, at: str, size: int, outside: str) -> str:
 
 
 def weighted(
-    t: Tile, value: Value, lead: Sequence[str], axes: Sequence[Taps], mask: str | None
+    t: ResultTile, value: Value, lead: Sequence[str], axes: Sequence[Taps], mask: str | None
 ) -> Scalar:
     """The sum over all combinations of taps."""
     s = t.elements.scalars
@@ -71,7 +71,7 @@ def weighted(
     )
 
 
-def _sampled(k: KernelWriter, t: Tile, mask: str | None) -> str:
+def _sampled(k: KernelWriter, t: ResultTile, mask: str | None) -> str:
     anchor = k.context.step.region.anchor
     assert anchor is not None
     op, (x, grid), s = anchor.op, anchor.inputs, t.elements.scalars
@@ -91,7 +91,7 @@ def _sampled(k: KernelWriter, t: Tile, mask: str | None) -> str:
     return s.encoded(s.cast(weighted(t, x, [n, c], axes, mask), anchor.dtype))
 
 
-def _deformed(k: KernelWriter, t: Tile, mask: str | None) -> str:
+def _deformed(k: KernelWriter, t: ResultTile, mask: str | None) -> str:
     """Each result on its own: a loop over the channels and taps of its windows."""
     anchor = k.context.step.region.anchor
     assert anchor is not None

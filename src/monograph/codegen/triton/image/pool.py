@@ -11,9 +11,9 @@ from monograph.codegen.common import types
 from monograph.codegen.common.registers import Reg
 from monograph.codegen.triton.emit.map_kernel import Body, each
 from monograph.codegen.triton.emit.scalar import register_type
-from monograph.codegen.triton.emit.tile import Tile, accumulator
+from monograph.codegen.triton.emit.tile import ResultTile, accumulator
 from monograph.codegen.triton.emit.writer import Writer, literal
-from monograph.codegen.triton.image.windows import Reader, Window, readable
+from monograph.codegen.triton.image.windows import Window, WindowReader, readable
 from monograph.codegen.triton.module.kernel import Candidate, GpuContext, KernelWriter
 from monograph.ir import DType, Value
 from monograph.ir.dtype import i64
@@ -60,7 +60,7 @@ def _window(anchor: Value) -> Window:
 class _Walk:
     """Goes through the taps of the windows of a block of results."""
 
-    def __init__(self, k: KernelWriter, t: Tile, mask: str | None) -> None:
+    def __init__(self, k: KernelWriter, t: ResultTile, mask: str | None) -> None:
         anchor = k.context.step.region.anchor
         assert anchor is not None
         self.k, self.t, self.g = k, t, _window(anchor)
@@ -71,7 +71,7 @@ class _Walk:
         self.channel = texts[-1] if self.g.last else texts[1]
         places = tuple(texts[d] for d in spatial)
         self.image = texts[0]
-        self.reader = Reader(k, t, self.x, self.g, places, texts[0], mask)
+        self.reader = WindowReader(k, t, self.x, self.g, places, texts[0], mask)
 
     def run(self, step: Tap) -> None:
         """Calls step(element, where it is inside, taps) for each tap."""
@@ -93,7 +93,7 @@ class _Walk:
         step(self.t.elements.scalars.decoded(loaded, self.x.dtype), inside, taps)
 
 
-def _start(k: KernelWriter, t: Tile, name: str, number: float | int, dtype: DType) -> None:
+def _start(k: KernelWriter, t: ResultTile, name: str, number: float | int, dtype: DType) -> None:
     shape = next(iter(t.point.values())).text if t.point else "0"
     kind = register_type(dtype)
     k.w.line(
@@ -107,7 +107,7 @@ def _lowest(dtype: DType) -> float | int:
     return 0 if not dtype.is_signed else -(2 ** (dtype.bits - 1))
 
 
-def _largest(k: KernelWriter, t: Tile, mask: str | None) -> str:
+def _largest(k: KernelWriter, t: ResultTile, mask: str | None) -> str:
     walk = _Walk(k, t, mask)
     scalars, dtype = t.elements.scalars, walk.x.dtype
     least = scalars.literal(_lowest(dtype), dtype)
@@ -127,12 +127,12 @@ def _chosen(k: KernelWriter, inside: str, x: Scalar, other: Scalar) -> Scalar:
     return Scalar(k.w.set(x.reg.type, f"tl.where({inside}, {x.reg}, {other.reg})"), x.dtype)
 
 
-def _stored(t: Tile, name: str, dtype: DType) -> str:
+def _stored(t: ResultTile, name: str, dtype: DType) -> str:
 
     return t.elements.scalars.encoded(Scalar(Reg(name, types.register(dtype)), dtype))
 
 
-def _place(k: KernelWriter, t: Tile, mask: str | None) -> str:
+def _place(k: KernelWriter, t: ResultTile, mask: str | None) -> str:
     """Where the largest lies, counted over all elements of [N, C, *S]."""
     walk = _Walk(k, t, mask)
     g, w, dtype = walk.g, k.w, walk.x.dtype
@@ -172,7 +172,7 @@ def _place(k: KernelWriter, t: Tile, mask: str | None) -> str:
     return w.let(f"tl.maximum(place, 0) + {plane}.to(tl.int64) * {math.prod(sizes)}")
 
 
-def _mean(k: KernelWriter, t: Tile, mask: str | None) -> str:
+def _mean(k: KernelWriter, t: ResultTile, mask: str | None) -> str:
     walk = _Walk(k, t, mask)
     g, w = walk.g, k.w
     anchor = k.context.step.region.anchor
@@ -209,7 +209,7 @@ def _count(w: Writer, walk: _Walk, d: int, op: AveragePool) -> str:
     return w.let(" + ".join(parts), "n")
 
 
-def _norm(k: KernelWriter, t: Tile, mask: str | None) -> str:
+def _norm(k: KernelWriter, t: ResultTile, mask: str | None) -> str:
     walk = _Walk(k, t, mask)
     anchor = k.context.step.region.anchor
     assert anchor is not None

@@ -10,7 +10,7 @@ import numpy as np
 from monograph.codegen.triton.emit.indexed_load import apart, read, register, table
 from monograph.codegen.triton.emit.map_kernel import each
 from monograph.codegen.triton.emit.scalar import register_type
-from monograph.codegen.triton.emit.tile import Tile
+from monograph.codegen.triton.emit.tile import ResultTile
 from monograph.codegen.triton.emit.writer import Writer
 from monograph.codegen.triton.module.kernel import Candidate, GpuContext, KernelWriter
 from monograph.ir import Array, DType, Value
@@ -62,7 +62,7 @@ def _axis(op: Resize, number: int, size: int) -> _Axis:
     return _Axis(op.axes[number], places.T, weights.T, outside)
 
 
-def _resized(k: KernelWriter, t: Tile, mask: str | None) -> str:
+def _resized(k: KernelWriter, t: ResultTile, mask: str | None) -> str:
     anchor = k.context.step.region.anchor
     assert anchor is not None
     op, x, w, s = anchor.op, anchor.inputs[0], k.w, t.elements.scalars
@@ -93,7 +93,7 @@ class _Walk:
     """The weighted sum over the taps of all resized axes."""
 
     k: KernelWriter
-    t: Tile
+    t: ResultTile
     x: Value
     axes: list[_Axis]
     texts: list[str]

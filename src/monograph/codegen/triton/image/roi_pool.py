@@ -9,10 +9,10 @@ from monograph.codegen.common.sampling import number
 from monograph.codegen.triton.emit.indexed_load import read, register
 from monograph.codegen.triton.emit.map_kernel import each
 from monograph.codegen.triton.emit.scalar import register_type
-from monograph.codegen.triton.emit.tile import Tile
+from monograph.codegen.triton.emit.tile import ResultTile
 from monograph.codegen.triton.emit.writer import literal
 from monograph.codegen.triton.image.grid_sample import whole
-from monograph.codegen.triton.module.kernel import Candidate, Fault, GpuContext, KernelWriter
+from monograph.codegen.triton.module.kernel import Candidate, GpuContext, KernelWriter, TritonFault
 from monograph.ir import Value
 from monograph.ir.dtype import f64, i64
 from monograph.ops.roi import AVERAGE, MAX_SAMPLES, MaxRoiPool, RoiAlign
@@ -35,12 +35,12 @@ def candidates(context: GpuContext) -> list[Candidate]:
     return each(context, _aligned if isinstance(anchor.op, RoiAlign) else _largest)
 
 
-def _image(k: KernelWriter, index: Scalar, t: Tile, count: int, mask: str | None) -> str:
+def _image(k: KernelWriter, index: Scalar, t: ResultTile, count: int, mask: str | None) -> str:
     """The number of a box's image; one that is not there is reported, and 0 stands for it."""
     w, found = k.w, str(t.elements.scalars.cast(index, i64).reg)
     wrong = w.let(f"({found} < 0) | ({found} >= {count})", "m")
     reported = w.let(f"{wrong} & {mask}" if mask else wrong, "m")
-    k.report(Fault("a region of no image", f"0..{count - 1}"), reported, found)
+    k.report(TritonFault("a region of no image", f"0..{count - 1}"), reported, found)
     return w.let(f"tl.where({wrong}, 0, {found})", "n")
 
 
@@ -48,7 +48,7 @@ class _Axis:
     """The samples of the bins along an axis: how many, and the neighbours of each."""
 
     def __init__(
-        self, k: KernelWriter, t: Tile, op: RoiAlign, bin_: str, ends: tuple[Scalar, Scalar],
+        self, k: KernelWriter, t: ResultTile, op: RoiAlign, bin_: str, ends: tuple[Scalar, Scalar],
         bins: int, size: int, mask: str | None,
     ) -> None:  # fmt: skip
         s, w = t.elements.scalars, k.w
@@ -62,7 +62,7 @@ class _Axis:
         far = f"({step.reg} > {float(MAX_SAMPLES)}) | ({step.reg} < -1.7e308)"
         wrong = w.let(f"{far} | ({step.reg} != {step.reg})", "m")
         reported = w.let(f"{wrong} & {mask}" if mask else wrong, "m")
-        fault = Fault("a region is not of this image", str(size))
+        fault = TritonFault("a region is not of this image", str(size))
         k.report(fault, reported, f"tl.where({wrong}, 0, 0)")
         tame = w.let(f"tl.where({wrong}, 0.0, {step.reg})")
         self.start, self.step, self.bin = start, register(w, tame, f64), bin_
@@ -92,7 +92,7 @@ class _Axis:
         return [first, second], weights
 
 
-def _aligned(k: KernelWriter, t: Tile, mask: str | None) -> str:
+def _aligned(k: KernelWriter, t: ResultTile, mask: str | None) -> str:
     anchor = k.context.step.region.anchor
     assert anchor is not None
     op, (x, rois, batch), w, e = anchor.op, anchor.inputs, k.w, t.elements
@@ -140,7 +140,7 @@ def _aligned(k: KernelWriter, t: Tile, mask: str | None) -> str:
     return s.encoded(s.cast(register(w, made, f64), anchor.dtype))
 
 
-def _largest(k: KernelWriter, t: Tile, mask: str | None) -> str:
+def _largest(k: KernelWriter, t: ResultTile, mask: str | None) -> str:
     """The maximum of a bin whose edges are whole elements; an empty one gives 0."""
     anchor = k.context.step.region.anchor
     assert anchor is not None

@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from monograph.codegen.triton.emit.elements import Axis
-from monograph.codegen.triton.emit.tile import Tile
+from monograph.codegen.triton.emit.elements import BlockAxis
+from monograph.codegen.triton.emit.tile import ResultTile
 from monograph.codegen.triton.module.kernel import KernelWriter
 from monograph.ir import Value
 from monograph.ops.conv import Conv
@@ -82,11 +82,11 @@ def window(anchor: Value) -> Window:
 
 
 @dataclass
-class Reader:
+class WindowReader:
     """Reads the elements under a window for a block of results."""
 
     k: KernelWriter
-    t: Tile
+    t: ResultTile
     x: Value
     g: Window
     places: tuple[str, ...]
@@ -110,7 +110,7 @@ class Reader:
         shape = self.x.tensor.static
         order = [self.image, *numbers, channel] if g.last else [self.image, channel, *numbers]
         counters = [Counter(f"x{i}", d) for i, d in enumerate(shape)]
-        point = {c: Axis(text, whole, True) for c, text in zip(counters, order, strict=True)}
+        point = {c: BlockAxis(text, whole, True) for c, text in zip(counters, order, strict=True)}
         at = tuple(Index(0, ((c, 1),)) for c in counters)
         return self.t.elements.through_views(self.x, at, point), whole
 
@@ -131,14 +131,14 @@ class Reader:
 
 
 def reader_of(
-    k: KernelWriter, t: Tile, anchor: Value, g: Window, row: str, mask: str | None
-) -> Reader:
+    k: KernelWriter, t: ResultTile, anchor: Value, g: Window, row: str, mask: str | None
+) -> WindowReader:
     """Says which results a block of rows is, and how to read for them."""
     rank = len(t.shape)
     spatial = range(1, rank - 1) if g.last else range(2, rank)
     t.batch(row, [0, *spatial], mask)
     places = tuple(t.point[t.counter(d)].text for d in spatial)
-    return Reader(k, t, anchor.inputs[0], g, places, t.point[t.counter(0)].text, mask)
+    return WindowReader(k, t, anchor.inputs[0], g, places, t.point[t.counter(0)].text, mask)
 
 
 def split_tap(k: KernelWriter, g: Window, tap: str) -> list[str]:
@@ -156,9 +156,9 @@ def split_tap(k: KernelWriter, g: Window, tap: str) -> list[str]:
     return found
 
 
-def dynamic(t: Tile, weights: Value, texts: Sequence[str], mask: str | None) -> str:
+def dynamic(t: ResultTile, weights: Value, texts: Sequence[str], mask: str | None) -> str:
     """Weights at an index, where they are not packed."""
     counters = [Counter(f"w{i}", d) for i, d in enumerate(weights.tensor.static)]
-    point = {c: Axis(text, mask, True) for c, text in zip(counters, texts, strict=True)}
+    point = {c: BlockAxis(text, mask, True) for c, text in zip(counters, texts, strict=True)}
     at = tuple(Index(0, ((c, 1),)) for c in counters)
     return t.elements.through_views(weights, at, point)

@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 
 from monograph.codegen.triton.emit.elements import INT32_MOST
 from monograph.codegen.triton.module.kernel import (
+    BufferView,
     GpuContext,
     KernelWriter,
     Launch,
-    Packed,
-    Part,
-    Scratch,
+    TritonPacked,
+    TritonScratch,
 )
 from monograph.ir import TensorType, Value
 from monograph.program.index import strides_of
@@ -23,10 +23,10 @@ BLOCK = 512
 
 
 @dataclass(frozen=True)
-class Place:
+class CopyOperand:
     """Where some elements lie: in the memory of an argument, from some byte on, strided."""
 
-    of: Value | Packed | Scratch
+    of: Value | TritonPacked | TritonScratch
     offset: int
     type: TensorType
     strides: tuple[int, ...]
@@ -37,35 +37,39 @@ class Place:
         steps = zip(self.type.static, self.strides, strides_of(self.type.static), strict=True)
         return all(d == 1 or a == b for d, a, b in steps) or 0 in self.type.static
 
-    def part(self, offset: int = 0) -> Part:
+    def part(self, offset: int = 0) -> BufferView:
         """The argument of a kernel that sees these elements."""
         dtype, shape = self.type.dtype, self.type.static
-        return Part(self.of, self.offset + offset * dtype.itemsize, dtype, shape, self.strides)
+        return BufferView(
+            self.of, self.offset + offset * dtype.itemsize, dtype, shape, self.strides
+        )
 
-    def slice(self, axis: int, number: int) -> Place:
+    def slice(self, axis: int, number: int) -> CopyOperand:
         """The elements at one number of an axis."""
         skipped = number * self.strides[axis] * self.type.dtype.itemsize
         return replace(self._without(axis), offset=self.offset + skipped)
 
-    def _without(self, axis: int) -> Place:
+    def _without(self, axis: int) -> CopyOperand:
         shape = [d for k, d in enumerate(self.type.static) if k != axis]
         strides = tuple(s for k, s in enumerate(self.strides) if k != axis)
-        return Place(self.of, self.offset, self.type.with_shape(shape), strides)
+        return CopyOperand(self.of, self.offset, self.type.with_shape(shape), strides)
 
 
-def room(type_: TensorType) -> Place:
+def room(type_: TensorType) -> CopyOperand:
     """Memory for elements of a type, for as long as a step runs."""
-    return dense(Scratch(max(type_.nbytes, 1), type_.dtype), type_)
+    return dense(TritonScratch(max(type_.nbytes, 1), type_.dtype), type_)
 
 
-def dense(of: Value | Packed | Scratch, type_: TensorType, offset: int = 0) -> Place:
+def dense(
+    of: Value | TritonPacked | TritonScratch, type_: TensorType, offset: int = 0
+) -> CopyOperand:
     """Elements side by side in the memory of an argument."""
-    return Place(of, offset, type_, strides_of(type_.static))
+    return CopyOperand(of, offset, type_, strides_of(type_.static))
 
 
-def stored(program: Program, value: Value) -> Place:
+def stored(program: Program, value: Value) -> CopyOperand:
     """Where a value of a program lies."""
-    return Place(value, 0, value.tensor, program.places.storage[value].strides)
+    return CopyOperand(value, 0, value.tensor, program.places.storage[value].strides)
 
 
 @dataclass(frozen=True)
@@ -76,8 +80,8 @@ class Copied:
     counted from the end.
     """
 
-    source: Place | None
-    target: Place
+    source: CopyOperand | None
+    target: CopyOperand
     source_axis: int | None = None
     target_axis: int | None = None
     backward: bool = False
@@ -86,7 +90,7 @@ class Copied:
 def copy(
     context: GpuContext,
     pieces: Sequence[Copied],
-    counter: Scratch | None = None,
+    counter: TritonScratch | None = None,
     scalars: Callable[[KernelWriter], object] | None = None,
 ) -> tuple[Launch, ...]:
     """One kernel for some copies, and a few lines that only its last program runs.
@@ -120,7 +124,7 @@ def _type(piece: Copied) -> TensorType:
     return target.type if piece.target_axis is None else target._without(piece.target_axis).type
 
 
-def _copy(k: KernelWriter, piece: Copied, block: str, counter: Scratch | None) -> None:
+def _copy(k: KernelWriter, piece: Copied, block: str, counter: TritonScratch | None) -> None:
     w, type_ = k.w, _type(piece)
     size = math.prod(type_.static)
     flat = w.let(f"{block} * {BLOCK} + tl.arange(0, {BLOCK})", "i")
@@ -135,11 +139,11 @@ def _copy(k: KernelWriter, piece: Copied, block: str, counter: Scratch | None) -
 
 def _position(
     k: KernelWriter,
-    place: Place,
+    place: CopyOperand,
     axis: int | None,
     backward: bool,
     flat: str,
-    counter: Scratch | None,
+    counter: TritonScratch | None,
 ) -> str:
     """The pointers to a block of the elements of a place, or of a slice of it."""
     pointer = k.pointer(place.part())

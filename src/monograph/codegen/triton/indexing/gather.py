@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from monograph.codegen.triton.emit.elements import Axis
+from monograph.codegen.triton.emit.elements import BlockAxis
 from monograph.codegen.triton.emit.map_kernel import each
-from monograph.codegen.triton.emit.tile import Tile
-from monograph.codegen.triton.module.kernel import Candidate, Fault, GpuContext, KernelWriter
+from monograph.codegen.triton.emit.tile import ResultTile
+from monograph.codegen.triton.module.kernel import Candidate, GpuContext, KernelWriter, TritonFault
 from monograph.ir import Value
 from monograph.ir.dtype import i64
 from monograph.ops.index import Gather, GatherElements, GatherNd
@@ -39,7 +39,7 @@ def candidates(context: GpuContext) -> list[Candidate]:
     return each(context, _gathered)
 
 
-def _gathered(k: KernelWriter, t: Tile, mask: str | None) -> str:
+def _gathered(k: KernelWriter, t: ResultTile, mask: str | None) -> str:
     anchor = k.context.step.region.anchor
     assert anchor is not None
     op, (x, indices) = anchor.op, anchor.inputs
@@ -62,7 +62,7 @@ def _gathered(k: KernelWriter, t: Tile, mask: str | None) -> str:
 
 
 def _index(
-    k: KernelWriter, t: Tile, indices: Value, at: Indices, size: int, mask: str | None
+    k: KernelWriter, t: ResultTile, indices: Value, at: Indices, size: int, mask: str | None
 ) -> str:
     """An index counted from the front; one out of range is reported, and 0 stands for it."""
     loaded = t.elements.element(indices, at, t.point)
@@ -78,26 +78,26 @@ def checked_index(
     wrong = k.w.let(f"({from_front} < 0) | ({from_front} >= {size})", "m")
     if reports:
         reported = k.w.let(f"{wrong} & {mask}", "m") if mask else wrong
-        k.report(Fault("an index is out of range", f"{-size}..{size - 1}"), reported, index)
+        k.report(TritonFault("an index is out of range", f"{-size}..{size - 1}"), reported, index)
     # With the mask in it, one index for all is a block too: a masked load needs one.
     beyond = f"{wrong} | ({mask} == 0)" if mask else wrong
     return k.w.let(f"tl.where({beyond}, 0, {from_front})", "n")
 
 
-def read_at(t: Tile, x: Value, at: Indices, found: dict[int, str], mask: str | None) -> str:
+def read_at(t: ResultTile, x: Value, at: Indices, found: dict[int, str], mask: str | None) -> str:
     """Elements of x at an index, some of whose numbers are data, as they are in memory."""
     point = dict(t.point)
     whole = list(at)
     for dimension, text in found.items():
         counter = kept_counter(f"g{dimension}", x.tensor.static[dimension])
-        point[counter] = Axis(text, mask)
+        point[counter] = BlockAxis(text, mask)
         whole[dimension] = Index(0, ((counter, 1),))
     if 0 in x.tensor.static:
         return "tl.zeros((1,), tl.int8)"
     return t.elements.through_views(x, tuple(whole), point)
 
 
-def _padded(k: KernelWriter, t: Tile, mask: str | None) -> str:
+def _padded(k: KernelWriter, t: ResultTile, mask: str | None) -> str:
     """x where it is, and what is added around it."""
     anchor = k.context.step.region.anchor
     assert anchor is not None

@@ -7,9 +7,9 @@ import numpy as np
 from monograph.codegen.triton.emit.indexed_load import joined, read, register, table
 from monograph.codegen.triton.emit.map_kernel import Body, each
 from monograph.codegen.triton.emit.scalar import register_type
-from monograph.codegen.triton.emit.tile import Tile, accumulator
+from monograph.codegen.triton.emit.tile import ResultTile, accumulator
 from monograph.codegen.triton.emit.writer import literal
-from monograph.codegen.triton.module.kernel import Candidate, Fault, GpuContext, KernelWriter
+from monograph.codegen.triton.module.kernel import Candidate, GpuContext, KernelWriter, TritonFault
 from monograph.ir import Value
 from monograph.ops.index import Col2Im
 from monograph.ops.ml import Lookup
@@ -39,11 +39,11 @@ def candidates(context: GpuContext) -> list[Candidate]:
     return each(context, bodies[type(anchor.op)])
 
 
-def _counted(k: KernelWriter, t: Tile, mask: str | None) -> str:
+def _counted(k: KernelWriter, t: ResultTile, mask: str | None) -> str:
     return k.w.let(f"({t.point[t.counter(0)].text}).to(tl.int64)")
 
 
-def _looked_up(k: KernelWriter, t: Tile, mask: str | None) -> str:
+def _looked_up(k: KernelWriter, t: ResultTile, mask: str | None) -> str:
     """The value under the last key that equals an element; a NaN is found under a NaN."""
     anchor = k.context.step.region.anchor
     assert anchor is not None
@@ -64,7 +64,7 @@ def _looked_up(k: KernelWriter, t: Tile, mask: str | None) -> str:
             w.assign("place", f"tl.where({same}, number, place)")
     if op.default is None:
         missing = w.let(f"(place == {count})" + (f" & {mask}" if mask else ""), "m")
-        k.report(Fault("an element is not in the table"), missing, "place * 0")
+        k.report(TritonFault("an element is not in the table"), missing, "place * 0")
         w.assign("place", f"tl.minimum(place, {max(count - 1, 0)})")
     found: Scalar = s.decoded(
         f"tl.load({table(k, values)} + place)" if len(values) else "place * 0", anchor.dtype
@@ -72,7 +72,7 @@ def _looked_up(k: KernelWriter, t: Tile, mask: str | None) -> str:
     return s.encoded(found)
 
 
-def _laid_over(k: KernelWriter, t: Tile, mask: str | None) -> str:
+def _laid_over(k: KernelWriter, t: ResultTile, mask: str | None) -> str:
     """The sum of what each place of a block has for a pixel."""
     anchor = k.context.step.region.anchor
     assert anchor is not None

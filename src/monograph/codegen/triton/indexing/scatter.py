@@ -13,18 +13,18 @@ from functools import partial
 
 from monograph.codegen.common import types
 from monograph.codegen.common.registers import Reg
-from monograph.codegen.triton.emit.elements import Elements
+from monograph.codegen.triton.emit.elements import TritonElements
 from monograph.codegen.triton.emit.indexed_load import apart, joined, read
 from monograph.codegen.triton.emit.map_kernel import each
-from monograph.codegen.triton.emit.tile import Tile, tile
+from monograph.codegen.triton.emit.tile import ResultTile, tile
 from monograph.codegen.triton.indexing.gather import checked_index
 from monograph.codegen.triton.module.kernel import (
     Candidate,
-    Fault,
     GpuContext,
     KernelWriter,
     Launch,
-    Scratch,
+    TritonFault,
+    TritonScratch,
     Work,
 )
 from monograph.ir import Value
@@ -113,7 +113,7 @@ def _through(anchor: Value) -> int:
 
 
 def _index(
-    k: KernelWriter, e: Elements, indices: Value, at: list[str], size: int, mask: str | None
+    k: KernelWriter, e: TritonElements, indices: Value, at: list[str], size: int, mask: str | None
 ) -> str:
     """An index counted from the front; one out of range is reported."""
     wide = e.scalars.cast(read(e, indices, at, mask), i64).reg
@@ -121,14 +121,14 @@ def _index(
 
 
 def _from_front(
-    k: KernelWriter, e: Elements, indices: Value, at: list[str], size: int, mask: str | None
+    k: KernelWriter, e: TritonElements, indices: Value, at: list[str], size: int, mask: str | None
 ) -> str:
     """An index counted from the front; one out of range stays so, and meets no element."""
     wide = e.scalars.cast(read(e, indices, at, mask), i64).reg
     return k.w.let(f"tl.where({wide} < 0, {wide} + {size}, {wide})", "n")
 
 
-def _scanned(k: KernelWriter, t: Tile, mask: str | None) -> str:
+def _scanned(k: KernelWriter, t: ResultTile, mask: str | None) -> str:
     """The element of x, with every update that is for it joined to it in order."""
     anchor = k.context.step.region.anchor
     assert anchor is not None
@@ -147,7 +147,7 @@ def _scanned(k: KernelWriter, t: Tile, mask: str | None) -> str:
 
 
 def _for(
-    k: KernelWriter, e: Elements, anchor: Value, texts: list[str], mask: str | None
+    k: KernelWriter, e: TritonElements, anchor: Value, texts: list[str], mask: str | None
 ) -> tuple[str, Scalar]:
     """Whether the update of a number is for an element, and its value."""
     op, (x, indices, updates), w = anchor.op, anchor.inputs, k.w
@@ -171,7 +171,7 @@ def _for(
     return mine, read(e, updates, [*own, *texts[depth:]], mine)
 
 
-def _joined(e: Elements, anchor: Value, old: Scalar, new: Scalar) -> Scalar:
+def _joined(e: TritonElements, anchor: Value, old: Scalar, new: Scalar) -> Scalar:
     s, how = e.scalars, anchor.op.reduction  # type: ignore[attr-defined]
     if how == "none":
         return new
@@ -187,7 +187,7 @@ class _Notes:
 
     shape: tuple[int, ...]
     updates: int
-    memory: Scratch
+    memory: TritonScratch
 
     @staticmethod
     def of(anchor: Value) -> _Notes:
@@ -197,7 +197,7 @@ class _Notes:
             shape = tuple(max(int(d), 0) for d in anchor.op._inferred(shape))
         elif isinstance(anchor.op, ScatterNd):
             shape, count = shape[: indices[-1]], math.prod(indices[:-1])
-        return _Notes(shape, count, Scratch(max(4 * math.prod(shape), 4), i32))
+        return _Notes(shape, count, TritonScratch(max(4 * math.prod(shape), 4), i32))
 
 
 def _last(context: GpuContext) -> tuple[Work, ...]:
@@ -252,7 +252,7 @@ def _noted(context: GpuContext, notes: _Notes) -> Launch:
 def _unpooled(k: KernelWriter, index: str, size: int, mask: str) -> str:
     """A place that a pool gave: no negative ones."""
     wrong = k.w.let(f"({index} < 0) | ({index} >= {size})", "m")
-    k.report(Fault("index out of range", f"0..{size - 1}"), f"({wrong} & {mask})", index)
+    k.report(TritonFault("index out of range", f"0..{size - 1}"), f"({wrong} & {mask})", index)
     return k.w.let(f"tl.where({wrong}, 0, {index})", "n")
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from monograph.codegen.triton.module.kernel import Packed
+from monograph.codegen.triton.module.kernel import TritonPacked
 from monograph.ir import Array, Constant, DType, Value, known
 from monograph.ir.dtype import f16, f32, i4, i32, u4, u8
 from monograph.ops.quant import Dequantize
@@ -31,9 +31,9 @@ LEAST_UNIT = 16
 class Paired:
     """Weights of 4 bits whose products are made two at once."""
 
-    words: Packed
+    words: TritonPacked
     """[n, units, lanes]."""
-    shared: Packed
+    shared: TritonPacked
     """[n, groups]: scales, f16; or with them, in the upper halves, the second addends."""
     zero: float | None
     """The zero point of all groups, where they have one."""
@@ -41,7 +41,7 @@ class Paired:
 
 
 @dataclass(frozen=True, eq=False)
-class Codes:
+class WeightCodes:
     """The weights of a product of [m, k] with [k, n], not packed yet."""
 
     source: Value
@@ -84,17 +84,17 @@ class Codes:
     def groups(self) -> int:
         return -(-self.k // self.group)
 
-    def pack(self) -> tuple[Packed, Packed, Packed | None]:
+    def pack(self) -> tuple[TritonPacked, TritonPacked, TritonPacked | None]:
         """Words [n, units, lanes], scales [n, groups] and zero points alike."""
-        scales = Packed(np.ascontiguousarray(self._parameter(1)), self.source.inputs[1].dtype)
+        scales = TritonPacked(np.ascontiguousarray(self._parameter(1)), self.source.inputs[1].dtype)
         raised = 8 if self.dtype == i4 else 0
         zeros = None
         if len(self.source.inputs) > 2:
             given = self.source.inputs[2].dtype
             kind = u8 if self.nibbles and not given.is_float else f32 if given.is_float else given
             data = self._parameter(2).astype(np.float32) + raised
-            zeros = Packed(np.ascontiguousarray(data.astype(kind.numpy)), kind)
-        return Packed(_words(self._bits(), self.unit, self.together), i32), scales, zeros
+            zeros = TritonPacked(np.ascontiguousarray(data.astype(kind.numpy)), kind)
+        return TritonPacked(_words(self._bits(), self.unit, self.together), i32), scales, zeros
 
     def _bits(self) -> Array:
         """Codes [n, k] as whole bytes, with such that stand for nothing after the last."""
@@ -127,13 +127,15 @@ class Codes:
         zeros, scales = self._zeros(), self._parameter(1).astype(np.float16)
         # So many times the largest |q - z| that there may be, or a little more.
         reach = 1 << int(chained * max(zeros.max(), 15 - zeros.min()) - 1).bit_length()
-        words = Packed(_words_of_pairs(self._bits(), self.unit), i32)
+        words = TritonPacked(_words_of_pairs(self._bits(), self.unit), i32)
         if zeros.min() == zeros.max():
-            given = Packed(np.ascontiguousarray(scales), f16)
+            given = TritonPacked(np.ascontiguousarray(scales), f16)
             return Paired(words, given, float(zeros.min()), reach)
         second = (-(zeros + 64) / reach).astype(np.float16).view(np.uint16)
         both = scales.view(np.uint16).astype(np.uint32) | second.astype(np.uint32) << np.uint32(16)
-        return Paired(words, Packed(np.ascontiguousarray(both).view(np.int32), i32), None, reach)
+        return Paired(
+            words, TritonPacked(np.ascontiguousarray(both).view(np.int32), i32), None, reach
+        )
 
     def _data(self, index: int) -> Array:
         data = known(self.source.inputs[index])
@@ -173,7 +175,7 @@ def _words_of_pairs(codes: Array, unit: int) -> Array:
     return words.view(np.int32)
 
 
-def codes_of(weights: Value) -> Codes | None:
+def codes_of(weights: Value) -> WeightCodes | None:
     """The codes that weights [k, n] are decoded from; None where this form does not hold them."""
     by_column = False
     if isinstance(weights.op, Transpose) and weights.tensor.rank == 2:
@@ -194,4 +196,4 @@ def codes_of(weights: Value) -> Codes | None:
     elif op.axis is not None and (op.block or op.axis == along):
         return None
     fits = group >= k or (group & (group - 1) == 0 and group >= LEAST_UNIT)
-    return Codes(weights, by_column, n, k, min(group, k)) if fits else None
+    return WeightCodes(weights, by_column, n, k, min(group, k)) if fits else None

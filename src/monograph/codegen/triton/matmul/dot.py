@@ -6,13 +6,13 @@ import math
 from dataclasses import dataclass, replace
 
 from monograph.codegen.triton.emit.block_sizes import power
-from monograph.codegen.triton.emit.elements import Axis, Elements
+from monograph.codegen.triton.emit.elements import BlockAxis, TritonElements
 from monograph.codegen.triton.emit.scalar import register_type
-from monograph.codegen.triton.emit.tile import Tile, accumulator, tile
+from monograph.codegen.triton.emit.tile import ResultTile, accumulator, tile
 from monograph.codegen.triton.matmul import fused_matvec, gemv
 from monograph.codegen.triton.matmul.library import products
 from monograph.codegen.triton.matmul.product import FEW_ROWS, Operands, inner_norm, sizes
-from monograph.codegen.triton.matmul.product import Shape as Shape
+from monograph.codegen.triton.matmul.product import ProductShape as ProductShape
 from monograph.codegen.triton.matmul.split_k import Parts, join_parts
 from monograph.codegen.triton.matmul.tf32 import dot_precision, rounded
 from monograph.codegen.triton.module.kernel import Candidate, GpuContext, KernelWriter, Launch
@@ -31,7 +31,7 @@ EARLY = 6
 
 
 @dataclass(frozen=True)
-class Config:
+class DotTiling:
     """How a product is cut up."""
 
     m: int
@@ -82,14 +82,16 @@ def _chained(context: GpuContext, first: Value) -> list[Candidate]:
     """The ways to take a product of one column along with the one before it."""
     shape, kind = sizes(first), first.inputs[0].dtype
 
-    def multiplied(operands: Operands, of: Shape, m: int, n: int, k: int, steps: str) -> None:
-        _multiply(context, operands, of, Config(m, n, k, 4, 1), steps)
+    def multiplied(
+        operands: Operands, of: ProductShape, m: int, n: int, k: int, steps: str
+    ) -> None:
+        _multiply(context, operands, of, DotTiling(m, n, k, 4, 1), steps)
 
     cuts = [c for c in _tile_configs(shape, kind) if c.split == 1]
     return fused_matvec.candidates(context, first, cuts, multiplied)
 
 
-def _tile_configs(shape: Shape, dtype: DType) -> list[Config]:
+def _tile_configs(shape: ProductShape, dtype: DType) -> list[DotTiling]:
     """Tiles worth trying, the most promising first."""
     found = tiles(shape.m, shape.n, shape.k, dtype)
     if shape.k >= 512:
@@ -97,7 +99,7 @@ def _tile_configs(shape: Shape, dtype: DType) -> list[Config]:
     return sorted(found, key=lambda c: guess(shape, c, dtype))
 
 
-def tiles(rows: int, columns: int, depth: int, dtype: DType) -> list[Config]:
+def tiles(rows: int, columns: int, depth: int, dtype: DType) -> list[DotTiling]:
     """Tiles that a product of such sizes can be cut into."""
     wide = dtype.itemsize >= 4
     found = []
@@ -111,11 +113,11 @@ def tiles(rows: int, columns: int, depth: int, dtype: DType) -> list[Config]:
                 if k <= max(32, power(depth)):
                     warps = 8 if m * n >= 128 * 128 else 4 if m * n >= 32 * 16 else 2
                     stages = 3 if (m + n) * k * dtype.itemsize <= 48 << 10 else 2
-                    found.append(Config(m, n, k, warps, stages))
+                    found.append(DotTiling(m, n, k, warps, stages))
     return found
 
 
-def guess(shape: Shape, c: Config, dtype: DType) -> float:
+def guess(shape: ProductShape, c: DotTiling, dtype: DType) -> float:
     """A rough time in us, only to order what is tried.
 
     A start, then the steps of a sum, which follow each other: a wait, products, and operands on
@@ -147,7 +149,7 @@ def _empty(context: GpuContext) -> Launch:
 # Tiles
 
 
-def _tile_kernel(context: GpuContext, shape: Shape, c: Config) -> Launch:
+def _tile_kernel(context: GpuContext, shape: ProductShape, c: DotTiling) -> Launch:
     anchor = context.step.region.anchor
     assert anchor is not None
     k, rank = context.kernel(), len(anchor.tensor.static)
@@ -157,8 +159,8 @@ def _tile_kernel(context: GpuContext, shape: Shape, c: Config) -> Launch:
     pid = k.program_id()
     row = w.let(f"({pid} // {columns}) * {c.m} + tl.arange(0, {c.m})", "rm")
     column = w.let(f"({pid} % {columns}) * {c.n} + tl.arange(0, {c.n})", "rn")
-    m_axis = Axis(w.let(f"{row}[:, None]"), _mask(k, f"{row}[:, None]", shape.m, c.m))
-    n_axis = Axis(w.let(f"{column}[None, :]"), _mask(k, f"{column}[None, :]", shape.n, c.n))
+    m_axis = BlockAxis(w.let(f"{row}[:, None]"), _mask(k, f"{row}[:, None]", shape.m, c.m))
+    n_axis = BlockAxis(w.let(f"{column}[None, :]"), _mask(k, f"{column}[None, :]", shape.n, c.n))
     t.point[t.counter(rank - 2)], t.point[t.counter(rank - 1)] = m_axis, n_axis
     t.batch(k.program_id(1), range(rank - 2))
     wide = register_type(accumulator(anchor.dtype))
@@ -183,22 +185,24 @@ def _mask(k: KernelWriter, text: str, size: int, block: int) -> str | None:
     return k.w.let(f"{text} < {size}", "m") if size % block else None
 
 
-def _multiply(context: GpuContext, operands: Operands, shape: Shape, c: Config, steps: str) -> None:
+def _multiply(
+    context: GpuContext, operands: Operands, shape: ProductShape, c: DotTiling, steps: str
+) -> None:
     """One step of the sum: acc += x[m, k] . y[k, n]."""
     w = operands.k.w
     now = w.let(f"k0 + {steps}", "kk")
     whole = c.split == 1 and shape.k % c.k == 0
-    across = Axis(
+    across = BlockAxis(
         w.let(f"{now}[None, :]"), None if whole else w.let(f"{now}[None, :] < {shape.k}", "m")
     )
-    down = Axis(
+    down = BlockAxis(
         w.let(f"{now}[:, None]"), None if whole else w.let(f"{now}[:, None] < {shape.k}", "m")
     )
     x = operands.left(across, f"({c.m}, {c.k})")
     left, right = (v.dtype for v in operands.anchor.inputs)
     n_axis = operands.t.point[operands.t.counter(len(operands.t.shape) - 1)]
     if operands.packed is not None:
-        columns = Axis(
+        columns = BlockAxis(
             w.let(f"tl.trans({n_axis.text})"),
             w.let(f"tl.trans({n_axis.mask})") if n_axis.mask else None,
         )
@@ -214,7 +218,7 @@ def _multiply(context: GpuContext, operands: Operands, shape: Shape, c: Config, 
 
 def multiply(
     context: GpuContext,
-    elements: Elements,
+    elements: TritonElements,
     left: tuple[str, DType],
     right: tuple[str, DType],
     out: DType,
@@ -241,7 +245,9 @@ def multiply(
     return f"{total} + tl.sum({a}[:, :, None] * {b}[None, :, :], 1)"
 
 
-def _finish_parts(t: Tile, shape: Shape, c: Config, axes: tuple[Axis, Axis]) -> None:
+def _finish_parts(
+    t: ResultTile, shape: ProductShape, c: DotTiling, axes: tuple[BlockAxis, BlockAxis]
+) -> None:
     """A split sum: the last program of each tile adds up the parts and finishes them."""
     k = t.k
     anchor = k.context.step.region.anchor

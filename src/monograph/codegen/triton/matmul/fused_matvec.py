@@ -13,10 +13,10 @@ from typing import Protocol, TypeVar
 from monograph.codegen.common import types
 from monograph.codegen.common.registers import Reg
 from monograph.codegen.triton.emit.block_sizes import power
-from monograph.codegen.triton.emit.elements import Axis
+from monograph.codegen.triton.emit.elements import BlockAxis
 from monograph.codegen.triton.emit.scalar import register_type
-from monograph.codegen.triton.emit.tile import Tile, accumulator
-from monograph.codegen.triton.matmul.product import Operands, Shape, sizes
+from monograph.codegen.triton.emit.tile import ResultTile, accumulator
+from monograph.codegen.triton.matmul.product import Operands, ProductShape, sizes
 from monograph.codegen.triton.matmul.split_k import Parts, join_parts
 from monograph.codegen.triton.module.kernel import Candidate, GpuContext, Launch
 from monograph.ir import Value
@@ -36,7 +36,7 @@ MOST_PARTS = {True: 256, False: 16}
 T = TypeVar("T")
 
 
-class Cut(Protocol):
+class MatvecTiling(Protocol):
     """How the first product is cut up."""
 
     @property
@@ -51,7 +51,7 @@ class Cut(Protocol):
     def stages(self) -> int: ...
 
 
-Multiply = Callable[[Operands, Shape, int, int, int, str], None]
+Multiply = Callable[[Operands, ProductShape, int, int, int, str], None]
 """Writes one step of a sum of tiles m, n, k: acc += x . y, at some places of k."""
 
 
@@ -70,8 +70,8 @@ class _Chain:
         self.rank = self.first.tensor.rank
         self.k = self.context.kernel()
         elements = self.k.elements()
-        self.tile = Tile(self.k, self.first.tensor.static, elements)
-        self.result = Tile(self.k, region.root.tensor.static, elements)
+        self.tile = ResultTile(self.k, self.first.tensor.static, elements)
+        self.result = ResultTile(self.k, region.root.tensor.static, elements)
         self.shape = sizes(self.first)
         for t in (self.tile, self.result):
             t.batch(self.k.program_id(1), range(self.rank - 2))
@@ -118,7 +118,7 @@ class _Chain:
 
 
 def candidates(
-    context: GpuContext, first: Value, cuts: Sequence[Cut], multiply: Multiply
+    context: GpuContext, first: Value, cuts: Sequence[MatvecTiling], multiply: Multiply
 ) -> list[Candidate]:
     """The ways to do both; `cuts` are those of the first product, the most promising first."""
     shape = sizes(first)
@@ -139,14 +139,14 @@ def candidates(
     ]
 
 
-def _of_few_parts(shape: Shape, ways: list[T], columns: Callable[[T], int]) -> list[T]:
+def _of_few_parts(shape: ProductShape, ways: list[T], columns: Callable[[T], int]) -> list[T]:
     """The ways whose programs hold enough columns; if none does, those that hold the most."""
     most = max(map(columns, ways))
     least = -(-shape.n // MOST_PARTS[shape.m == 1])
     return [way for way in ways if columns(way) >= min(least, most)]
 
 
-def _tiles(chain: _Chain, c: Cut, multiply: Multiply) -> Launch:
+def _tiles(chain: _Chain, c: MatvecTiling, multiply: Multiply) -> Launch:
     k, w, t, shape, rank = chain.k, chain.k.w, chain.tile, chain.shape, chain.rank
     rows, columns = -(-shape.m // c.m), -(-shape.n // c.n)
     row = w.let(f"{k.program_id()} * {c.m} + tl.arange(0, {c.m})", "rm")
@@ -177,7 +177,7 @@ def _row(chain: _Chain, n: int, depth: int, warps: int) -> Launch:
     columns = -(-shape.n // n)
     column = w.let(f"{k.program_id(2)} * {n} + tl.arange(0, {n})", "rn")
     masked = shape.n % n != 0
-    down = Axis(
+    down = BlockAxis(
         w.let(f"{column}[:, None]"),
         w.let(f"{column}[:, None] < {shape.n}", "m") if masked else None,
     )
@@ -193,7 +193,7 @@ def _row(chain: _Chain, n: int, depth: int, warps: int) -> Launch:
     for start in range(0, shape.k, depth):
         now = w.let(f"{start} + {steps}" if start else steps, "kk")
         beyond = start + depth > shape.k
-        axis = Axis(
+        axis = BlockAxis(
             w.let(f"{now}[None, :]"), w.let(f"{now}[None, :] < {shape.k}", "m") if beyond else None
         )
         if operands.packed is not None:

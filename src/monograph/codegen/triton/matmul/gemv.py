@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from monograph.codegen.triton.emit.block_sizes import power
-from monograph.codegen.triton.emit.elements import Axis
+from monograph.codegen.triton.emit.elements import BlockAxis
 from monograph.codegen.triton.emit.scalar import register_type
-from monograph.codegen.triton.emit.tile import Tile, accumulator, tile
+from monograph.codegen.triton.emit.tile import ResultTile, accumulator, tile
 from monograph.codegen.triton.matmul import gemv_coded, gemv_f16x2
 from monograph.codegen.triton.matmul.product import (
     FewRows,
     Operands,
-    Shape,
+    ProductShape,
     packed_rows,
     root_mean_square,
 )
@@ -27,7 +27,7 @@ from monograph.codegen.triton.module.kernel import (
     GpuContext,
     KernelWriter,
     Launch,
-    Packed,
+    TritonPacked,
 )
 from monograph.ir import Value, known
 from monograph.ir.dtype import bf16, f16
@@ -45,7 +45,7 @@ HALVES = 7
 
 
 @dataclass(frozen=True)
-class Cut:
+class GemvTiling:
     """Columns and elements of them that a program holds at a time, and its warps."""
 
     n: int
@@ -57,47 +57,47 @@ class Cut:
 
 
 CUTS = (
-    Cut(2, 1024, 4),
-    Cut(4, 1024, 4),
-    Cut(4, 2048, 4),
-    Cut(2, 2048, 4),
-    Cut(1, 2048, 4),
-    Cut(2, 2048, 2),
-    Cut(8, 1024, 4),
-    Cut(4, 2048, 8),
-    Cut(2, 2048, 1),
-    Cut(1, 1024, 4),
-    Cut(4, 512, 2),
-    Cut(2, 512, 2),
-    Cut(16, 512, 4),
-    Cut(1, 512, 4),
-    Cut(8, 512, 4),
+    GemvTiling(2, 1024, 4),
+    GemvTiling(4, 1024, 4),
+    GemvTiling(4, 2048, 4),
+    GemvTiling(2, 2048, 4),
+    GemvTiling(1, 2048, 4),
+    GemvTiling(2, 2048, 2),
+    GemvTiling(8, 1024, 4),
+    GemvTiling(4, 2048, 8),
+    GemvTiling(2, 2048, 1),
+    GemvTiling(1, 1024, 4),
+    GemvTiling(4, 512, 2),
+    GemvTiling(2, 512, 2),
+    GemvTiling(16, 512, 4),
+    GemvTiling(1, 512, 4),
+    GemvTiling(8, 512, 4),
 )
 """Worth trying, the most promising first: measured on chains of layers of a decoder."""
 MATRIX_CUTS = (
-    Cut(16, 256, 4),
-    Cut(32, 128, 4),
-    Cut(16, 512, 4),
-    Cut(32, 256, 4),
-    Cut(64, 128, 4),
-    Cut(16, 128, 2),
+    GemvTiling(16, 256, 4),
+    GemvTiling(32, 128, 4),
+    GemvTiling(16, 512, 4),
+    GemvTiling(32, 256, 4),
+    GemvTiling(64, 128, 4),
+    GemvTiling(16, 128, 2),
 )
 
 
 @dataclass
-class Problem(FewRows):
+class GemvProblem(FewRows):
     """The same, with weights as numbers."""
 
     @cached_property
-    def packed(self) -> Packed | None:
+    def packed(self) -> TritonPacked | None:
         """Known weights, packed once for all rivals."""
         weights = self.anchor.inputs[1]
         return None if known(weights) is None else packed_rows(weights)
 
 
-def candidates(context: GpuContext, shape: Shape) -> list[Candidate]:
+def candidates(context: GpuContext, shape: ProductShape) -> list[Candidate]:
     """The ways to multiply few rows, the default first."""
-    p = Problem(context, shape)
+    p = GemvProblem(context, shape)
     coded = _coded(p)
     rows = [
         Candidate(f"rows {c}", lambda c=c: (_rows(p, c),))  # type: ignore[misc]
@@ -114,25 +114,25 @@ def candidates(context: GpuContext, shape: Shape) -> list[Candidate]:
     return [*rows[:early], *matrix, *rows[early:]]
 
 
-def _coded(p: Problem) -> list[Candidate]:
+def _coded(p: GemvProblem) -> list[Candidate]:
     """Those of weights of few bits: what is exact in f32 first, then what is mostly faster."""
     plain = gemv_coded.candidates(p.context, p.shape)
     halves = gemv_f16x2.candidates(p.context, p.shape)
     return [*plain[:1], *halves[:HALVES], *plain[1:3], *halves[HALVES:], *plain[3:]]
 
 
-def row_cuts(p: Problem) -> list[Cut]:
+def row_cuts(p: GemvProblem) -> list[GemvTiling]:
     most, width = power(p.shape.k), power(p.width)
     each = p.shape.m * len(p.starts)
     fitting = [
-        Cut(c.n, min(c.k, most), c.warps)
+        GemvTiling(c.n, min(c.k, most), c.warps)
         for c in CUTS
         if c.n <= width and each * c.n * min(c.k, most) <= MOST_SUMS * 32 * c.warps
     ]
-    return list(dict.fromkeys(fitting)) or [Cut(1, min(most, 512), 4)]
+    return list(dict.fromkeys(fitting)) or [GemvTiling(1, min(most, 512), 4)]
 
 
-def _matrix_cuts(p: Problem) -> list[Cut]:
+def _matrix_cuts(p: GemvProblem) -> list[GemvTiling]:
     """None where the units do not multiply the operands as they are."""
     kinds = {v.dtype for v in p.anchor.inputs}
     scaled = p.norm is not None and len(p.norm.inputs) > 1
@@ -140,7 +140,7 @@ def _matrix_cuts(p: Problem) -> list[Cut]:
         return []
     most = power(p.shape.k)
     found = [
-        Cut(c.n, min(c.k, most), c.warps)
+        GemvTiling(c.n, min(c.k, most), c.warps)
         for c in MATRIX_CUTS
         if c.n <= max(16, p.width) and (MATRIX_ROWS + c.n * len(p.starts)) * c.k * 2 <= MATRIX_BYTES
     ]
@@ -151,7 +151,7 @@ def mask(k: KernelWriter, text: str, size: int, block: int) -> str | None:
     return k.w.let(f"{text} < {size}", "m") if size % block else None
 
 
-def _begin(p: Problem) -> tuple[KernelWriter, Tile, Operands]:
+def _begin(p: GemvProblem) -> tuple[KernelWriter, ResultTile, Operands]:
     k = p.context.kernel()
     t = tile(k)
     k.trigger()
@@ -163,11 +163,11 @@ def _begin(p: Problem) -> tuple[KernelWriter, Tile, Operands]:
 # Rows, one after the other
 
 
-def _rows(p: Problem, c: Cut) -> Launch:
+def _rows(p: GemvProblem, c: GemvTiling) -> Launch:
     k, t, operands = _begin(p)
     w, rank = k.w, len(p.anchor.tensor.static)
     column = w.let(f"{k.program_id()} * {c.n} + tl.arange(0, {c.n})", "rn")
-    down = Axis(w.let(f"{column}[:, None]"), mask(k, f"{column}[:, None]", p.width, c.n))
+    down = BlockAxis(w.let(f"{column}[:, None]"), mask(k, f"{column}[:, None]", p.width, c.n))
     t.batch(k.program_id(1), range(rank - 2))
     steps = w.let(f"tl.arange(0, {c.k})", "rk")
     rows = _Rows(p, c, operands, down)
@@ -175,7 +175,7 @@ def _rows(p: Problem, c: Cut) -> Launch:
         now = w.let(f"{start} + {steps}" if start else steps, "kk")
         masked = start + c.k > p.shape.k
         inside = w.let(f"{now}[None, :] < {p.shape.k}", "m") if masked else None
-        rows.step(Axis(w.let(f"{now}[None, :]"), inside), start == 0)
+        rows.step(BlockAxis(w.let(f"{now}[None, :]"), inside), start == 0)
     t.axis(rank - 1, column, mask(k, column, p.width, c.n))
     for m in range(p.shape.m):
         t.axis(rank - 2, str(m))
@@ -187,12 +187,12 @@ def _rows(p: Problem, c: Cut) -> Launch:
 class _Rows:
     """The sums of the rows that a program works on, and of their squares."""
 
-    p: Problem
-    c: Cut
+    p: GemvProblem
+    c: GemvTiling
     operands: Operands
-    down: Axis
+    down: BlockAxis
 
-    def step(self, axis: Axis, first: bool) -> None:
+    def step(self, axis: BlockAxis, first: bool) -> None:
         """Adds the products of some elements of every row."""
         p, k, w = self.p, self.operands.k, self.operands.k.w
         t, rank = self.operands.t, len(p.anchor.tensor.static)
@@ -216,7 +216,7 @@ class _Rows:
             for part, b in enumerate(factors):
                 self._add(f"acc{part}_{m}", f"{a} * {b}", first)
 
-    def _columns(self, axis: Axis, start: int) -> str:
+    def _columns(self, axis: BlockAxis, start: int) -> str:
         """The weights of a part's columns, as they are in memory."""
         if self.operands.packed is not None:
             return self.operands.rows(axis, self.down, True, start)
@@ -253,12 +253,12 @@ def _made_of_constants(value: Value) -> bool:
 # All rows at once, on the matrix units
 
 
-def _matrix(p: Problem, c: Cut) -> Launch:
+def _matrix(p: GemvProblem, c: GemvTiling) -> Launch:
     k, t, operands = _begin(p)
     w, rank = k.w, len(p.anchor.tensor.static)
     row = w.let(f"tl.arange(0, {MATRIX_ROWS})", "rm")
     column = w.let(f"{k.program_id()} * {c.n} + tl.arange(0, {c.n})", "rn")
-    down = Axis(w.let(f"{column}[:, None]"), mask(k, f"{column}[:, None]", p.width, c.n))
+    down = BlockAxis(w.let(f"{column}[:, None]"), mask(k, f"{column}[:, None]", p.width, c.n))
     t.batch(k.program_id(1), range(rank - 2))
     t.axis(rank - 2, w.let(f"{row}[:, None]"), w.let(f"{row}[:, None] < {p.shape.m}", "m"))
     kind = register_type(accumulator(p.anchor.dtype))
@@ -280,10 +280,12 @@ def _matrix(p: Problem, c: Cut) -> Launch:
     return k.launch((-(-p.width // c.n), p.shape.batch), c.warps, 2)
 
 
-def _matrix_step(p: Problem, c: Cut, operands: Operands, down: Axis, now: str) -> None:
+def _matrix_step(
+    p: GemvProblem, c: GemvTiling, operands: Operands, down: BlockAxis, now: str
+) -> None:
     k, w = operands.k, operands.k.w
     inside = w.let(f"{now}[None, :] < {p.shape.k}", "m") if p.shape.k % c.k else None
-    axis = Axis(w.let(f"{now}[None, :]"), inside)
+    axis = BlockAxis(w.let(f"{now}[None, :]"), inside)
     columns = [operands.rows(axis, down, True, s) for s in p.starts]
     k.wait()
     x = operands.left(axis, f"({MATRIX_ROWS}, {c.k})")

@@ -19,16 +19,21 @@ from functools import cached_property
 from typing import NamedTuple
 
 from monograph.codegen.triton.emit.block_sizes import power
-from monograph.codegen.triton.emit.elements import Axis
-from monograph.codegen.triton.emit.tile import Tile, tile
-from monograph.codegen.triton.matmul.codes import Codes, codes_of
-from monograph.codegen.triton.matmul.product import FewRows, Operands, Shape, root_mean_square
+from monograph.codegen.triton.emit.elements import BlockAxis
+from monograph.codegen.triton.emit.tile import ResultTile, tile
+from monograph.codegen.triton.matmul.codes import WeightCodes, codes_of
+from monograph.codegen.triton.matmul.product import (
+    FewRows,
+    Operands,
+    ProductShape,
+    root_mean_square,
+)
 from monograph.codegen.triton.module.kernel import (
     Candidate,
     GpuContext,
     KernelWriter,
     Launch,
-    Packed,
+    TritonPacked,
 )
 from monograph.ir import DType
 from monograph.ir.dtype import f32, f64, i4
@@ -40,7 +45,7 @@ WORDS = 4
 
 
 @dataclass(frozen=True)
-class Cut:
+class CodedTiling:
     """Columns, words of them, warps."""
 
     n: int
@@ -56,32 +61,32 @@ CUTS = ((8, 2), (4, 2), (8, 1), (4, 4), (4, 8), (16, 2), (8, 4), (16, 1), (2, 2)
 
 
 @dataclass
-class Problem(FewRows):
+class CodedProblem(FewRows):
     """A product of few rows with coded weights."""
 
-    codes: Codes
+    codes: WeightCodes
 
     @cached_property
-    def packed(self) -> tuple[Packed, Packed, Packed | None]:
+    def packed(self) -> tuple[TritonPacked, TritonPacked, TritonPacked | None]:
         """The weights, packed once for all rivals."""
         return self.codes.pack()
 
 
-def candidates(context: GpuContext, shape: Shape) -> list[Candidate]:
+def candidates(context: GpuContext, shape: ProductShape) -> list[Candidate]:
     """The ways to multiply few rows by coded weights; none where they are not coded so."""
     anchor = context.step.region.anchor
     assert anchor is not None
     codes = codes_of(anchor.inputs[1])
     if codes is None or anchor.dtype == f64 or anchor.dtype != anchor.inputs[0].dtype:
         return []
-    p = Problem(context, shape, codes)
+    p = CodedProblem(context, shape, codes)
     return [
         Candidate(f"coded rows {c}", lambda c=c: (_kernel(p, c),))  # type: ignore[misc]
         for c in _fitting(p)
     ]
 
 
-def _fitting(p: Problem) -> list[Cut]:
+def _fitting(p: CodedProblem) -> list[CodedTiling]:
     """Cuts whose sums fit in registers, with four words a thread where a column has so many."""
     each = p.shape.m * len(p.starts)
     columns, longest = power(p.width), power(p.codes.units) * p.codes.lanes
@@ -92,11 +97,11 @@ def _fitting(p: Problem) -> list[Cut]:
         if warps > 1 and threads <= 16 * warps:
             continue
         if each * min(n, columns) * words <= MOST_SUMS * 32 * warps:
-            found.append(Cut(min(n, columns), words, warps))
-    return list(dict.fromkeys(found)) or [Cut(1, p.codes.lanes, 4)]
+            found.append(CodedTiling(min(n, columns), words, warps))
+    return list(dict.fromkeys(found)) or [CodedTiling(1, p.codes.lanes, 4)]
 
 
-def _kernel(p: Problem, c: Cut) -> Launch:
+def _kernel(p: CodedProblem, c: CodedTiling) -> Launch:
     k = p.context.kernel()
     t = tile(k)
     k.trigger()
@@ -111,7 +116,7 @@ def _kernel(p: Problem, c: Cut) -> Launch:
     return k.launch((-(-p.width // c.n), p.shape.batch), c.warps, 1)
 
 
-class Weights(NamedTuple):
+class CodedWeights(NamedTuple):
     """Words of some columns, their scales and zero points, these as numbers."""
 
     words: str
@@ -130,7 +135,7 @@ class Now(NamedTuple):
 class _Coded:
     """The sums of the rows that a program works on."""
 
-    def __init__(self, p: Problem, c: Cut, k: KernelWriter, t: Tile) -> None:
+    def __init__(self, p: CodedProblem, c: CodedTiling, k: KernelWriter, t: ResultTile) -> None:
         self.p, self.c, self.k, self.t, self.w = p, c, k, t, k.w
         codes = p.codes
         self.units = c.words // codes.lanes
@@ -173,7 +178,7 @@ class _Coded:
         options += ', eviction_policy="evict_first"' if once else ""
         return self.w.let(f"tl.load({pointer} + {where}{options})", "w")
 
-    def _weights(self, now: Now, at: int, start: int) -> Weights:
+    def _weights(self, now: Now, at: int, start: int) -> CodedWeights:
         """Words of a part's columns from some word on, and what their groups share."""
         codes = self.p.codes
         column = self.w.let(f"{self.down} + {start}" if start else self.down)
@@ -181,7 +186,7 @@ class _Coded:
         where = f"({column}){far} * {self.many} + {now.word}"
         words = self._load(self.words, where, self.inside, now.there, once=True)
         if self.one_group:
-            return Weights(words, "", None)
+            return CodedWeights(words, "", None)
         first = at // codes.lanes
         unit = self.w.let(f"{first} + tl.arange(0, {self.units})[None, :]", "ru")
         there = self.w.let(f"{unit} < {codes.units}", "m") if now.there else None
@@ -190,7 +195,7 @@ class _Coded:
         place = f"({column}) * {codes.groups} + {group}"
         scale = self._load(self.scale, place, self.inside, there)
         zero = None if self.zero is None else self._load(self.zero, place, self.inside, there)
-        return Weights(words, *self._numbers(scale, zero))
+        return CodedWeights(words, *self._numbers(scale, zero))
 
     def _numbers(self, scale: str, zero: str | None) -> tuple[str, str | None]:
         """Scales and zero points as f32."""
@@ -214,7 +219,7 @@ class _Coded:
         padded = codes.units * codes.unit > codes.k
         masks = [now.there, self.w.let(f"{number} < {codes.k}", "m") if padded else None]
         text = " & ".join(x for x in masks if x)
-        axis = Axis(number, self.w.let(text, "m") if text else None)
+        axis = BlockAxis(number, self.w.let(text, "m") if text else None)
         shape, kind = f"(1, {self.c.words})", self.p.anchor.inputs[0].dtype
         x = self._decoded(self.operands.left(axis, shape), kind)
         given = self.operands.scales(axis, shape)
@@ -230,7 +235,7 @@ class _Coded:
     def _add(self, name: str, text: str, first: bool) -> None:
         self.w.line(f"{name} {'=' if first else '+='} {text}")
 
-    def _plain(self, m: int, found: list[Weights], now: Now) -> None:
+    def _plain(self, m: int, found: list[CodedWeights], now: Now) -> None:
         row = [self._row(m, now, i) for i in range(self.p.codes.together)]
         total = self.w.let(" + ".join(row), "xs")
         for part, given in enumerate(found):
@@ -270,7 +275,9 @@ class _Coded:
         b += 8 if self.p.codes.dtype == i4 else 0
         return f"{b / a}" if b else None
 
-    def _collect(self, part: int, m: int, sums: str, total: str, given: Weights, now: Now) -> None:
+    def _collect(
+        self, part: int, m: int, sums: str, total: str, given: CodedWeights, now: Now
+    ) -> None:
         """Adds what products of words are, where groups have scales of their own times those."""
         if self.one_group:
             self._add(f"acc{part}_{m}", sums, now.first)

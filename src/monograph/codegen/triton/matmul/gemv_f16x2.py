@@ -28,17 +28,22 @@ import numpy as np
 from monograph.codegen.common import types
 from monograph.codegen.common.registers import Reg
 from monograph.codegen.triton.emit.block_sizes import power
-from monograph.codegen.triton.emit.elements import Axis
-from monograph.codegen.triton.emit.tile import Tile, tile
-from monograph.codegen.triton.matmul.codes import Codes, Paired, codes_of
+from monograph.codegen.triton.emit.elements import BlockAxis
+from monograph.codegen.triton.emit.tile import ResultTile, tile
+from monograph.codegen.triton.matmul.codes import Paired, WeightCodes, codes_of
 from monograph.codegen.triton.matmul.int4_f16x2 import Halves, addends, twice
-from monograph.codegen.triton.matmul.product import FewRows, Operands, Shape, root_mean_square
+from monograph.codegen.triton.matmul.product import (
+    FewRows,
+    Operands,
+    ProductShape,
+    root_mean_square,
+)
 from monograph.codegen.triton.module.kernel import (
     Candidate,
     GpuContext,
     KernelWriter,
     Launch,
-    Packed,
+    TritonPacked,
 )
 from monograph.ir import known
 from monograph.ir.dtype import f16, f32, i32
@@ -60,7 +65,7 @@ PIECE = 4
 
 
 @dataclass(frozen=True)
-class Cut:
+class F16x2Tiling:
     """Columns, words of them, warps."""
 
     n: int
@@ -77,35 +82,35 @@ class Cut:
 
 
 CUTS = (
-    Cut(8, 256, 2),
-    Cut(8, 256, 4),
-    Cut(16, 128, 2),
-    Cut(4, 1024, 8),
-    Cut(4, 256, 2),
-    Cut(32, 128, 4),
-    Cut(8, 1024, 8),
-    Cut(16, 128, 1),
-    Cut(16, 128, 4),
-    Cut(16, 256, 4),
-    Cut(4, 512, 4),
-    Cut(8, 512, 4),
-    Cut(8, 128, 1),
-    Cut(32, 256, 8),
-    Cut(4, 256, 4),
-    Cut(8, 128, 2),
-    Cut(2, 256, 2),
-    Cut(2, 1024, 8),
-    Cut(4, 128, 1),
-    Cut(1, 128, 1),
+    F16x2Tiling(8, 256, 2),
+    F16x2Tiling(8, 256, 4),
+    F16x2Tiling(16, 128, 2),
+    F16x2Tiling(4, 1024, 8),
+    F16x2Tiling(4, 256, 2),
+    F16x2Tiling(32, 128, 4),
+    F16x2Tiling(8, 1024, 8),
+    F16x2Tiling(16, 128, 1),
+    F16x2Tiling(16, 128, 4),
+    F16x2Tiling(16, 256, 4),
+    F16x2Tiling(4, 512, 4),
+    F16x2Tiling(8, 512, 4),
+    F16x2Tiling(8, 128, 1),
+    F16x2Tiling(32, 256, 8),
+    F16x2Tiling(4, 256, 4),
+    F16x2Tiling(8, 128, 2),
+    F16x2Tiling(2, 256, 2),
+    F16x2Tiling(2, 1024, 8),
+    F16x2Tiling(4, 128, 1),
+    F16x2Tiling(1, 128, 1),
 )
 """Columns (of all parts together), words and warps worth trying, the most promising first."""
 
 
 @dataclass
-class Problem(FewRows):
+class F16x2Problem(FewRows):
     """A product of few rows with codes of 4 bits."""
 
-    codes: Codes
+    codes: WeightCodes
 
     @cached_property
     def packed(self) -> Paired:
@@ -113,7 +118,7 @@ class Problem(FewRows):
         return self.codes.pack_pairs(CHAINED)
 
     @cached_property
-    def gains(self) -> tuple[Packed, int] | None:
+    def gains(self) -> tuple[TritonPacked, int] | None:
         """A norm's scales as pairs, divided by a power of two; and the power."""
         data = self._gains()
         if data is None:
@@ -123,7 +128,7 @@ class Problem(FewRows):
         largest = np.abs(given).max()
         exponent = math.frexp(largest)[1] if largest else 0
         halves = np.ldexp(given, -exponent).astype(np.float16)
-        return Packed(halves.view(np.int32), i32), exponent
+        return TritonPacked(halves.view(np.int32), i32), exponent
 
     def _gains(self) -> np.ndarray | None:
         if self.norm is None or len(self.norm.inputs) == 1:
@@ -139,7 +144,7 @@ class Problem(FewRows):
         return data is not None and bool(np.isfinite(data.astype(np.float64)).all())
 
 
-def candidates(context: GpuContext, shape: Shape) -> list[Candidate]:
+def candidates(context: GpuContext, shape: ProductShape) -> list[Candidate]:
     """The ways to multiply few rows two products at once; none where that cannot be."""
     anchor = context.step.region.anchor
     assert anchor is not None
@@ -148,7 +153,7 @@ def candidates(context: GpuContext, shape: Shape) -> list[Candidate]:
     codes = codes_of(anchor.inputs[1])
     if codes is None or not codes.pairs:
         return []
-    p = Problem(context, shape, codes)
+    p = F16x2Problem(context, shape, codes)
     if not p.gains_fit:
         return []
     return [
@@ -157,7 +162,7 @@ def candidates(context: GpuContext, shape: Shape) -> list[Candidate]:
     ]
 
 
-def fitting(p: Problem) -> list[Cut]:
+def fitting(p: F16x2Problem) -> list[F16x2Tiling]:
     """Cuts as large as the problem whose words fit in registers, those of two steps at most first.
 
     What comes after the first steps is asked for too late to be there in time.
@@ -169,12 +174,12 @@ def fitting(p: Problem) -> list[Cut]:
         warps = max(min(c.warps * words // c.words, n * words // (32 * PIECE)), 1)
         held = n * len(p.starts) * words // (32 * warps)
         if held * min(p.shape.m, 4) <= MOST_WORDS:
-            found.append(Cut(n, words, warps))
+            found.append(F16x2Tiling(n, words, warps))
     found.sort(key=lambda c: 2 * c.words < longest)
     return list(dict.fromkeys(found))
 
 
-def _kernel(p: Problem, c: Cut) -> Launch:
+def _kernel(p: F16x2Problem, c: F16x2Tiling) -> Launch:
     k = p.context.kernel()
     t = tile(k)
     k.trigger()
@@ -197,7 +202,7 @@ def _kernel(p: Problem, c: Cut) -> Launch:
     return k.launch((-(-p.width // c.n), p.shape.batch), c.warps, 1)
 
 
-def _fetch(p: Problem, t: Tile) -> None:
+def _fetch(p: F16x2Problem, t: ResultTile) -> None:
     """Asks for what the epilogue reads: a residual is there by the time that the sums are."""
     elements, region = t.elements, p.context.step.region
     elements.given[p.anchor] = Scalar(Reg("", types.register(f32)), f32)  # so that it is a leaf
@@ -211,7 +216,7 @@ def _fetch(p: Problem, t: Tile) -> None:
 
 
 @dataclass(frozen=True)
-class Weights:
+class F16x2Weights:
     """Words of a part's columns; scales, and zero points, of their pieces."""
 
     words: str
@@ -222,14 +227,14 @@ class Weights:
 class Asked:
     """What is asked for before the wait: weights of every part, and a norm's scales as pairs."""
 
-    parts: tuple[Weights, ...]
+    parts: tuple[F16x2Weights, ...]
     gains: tuple[str, ...]
 
 
 class _Work:
     """The sums of the rows that a program works on."""
 
-    def __init__(self, p: Problem, c: Cut, k: KernelWriter, t: Tile) -> None:
+    def __init__(self, p: F16x2Problem, c: F16x2Tiling, k: KernelWriter, t: ResultTile) -> None:
         self.p, self.c, self.k, self.t, self.w = p, c, k, t, k.w
         codes, w = p.codes, k.w
         self.many = codes.units * codes.lanes
@@ -281,7 +286,7 @@ class _Work:
             gains = tuple(self._load(f"{pointer} + {n}", masks) for n in numbers)
         return Asked(parts, gains)
 
-    def _loaded(self, start: int, part: int) -> Weights:
+    def _loaded(self, start: int, part: int) -> F16x2Weights:
         codes = self.p.codes
         now, there = self._now(start)
         column = self.w.let(f"{self.columns} + {part}" if part else self.columns)
@@ -298,7 +303,7 @@ class _Work:
         # That groups follow each other is hidden: a thread would get several, of others' pieces.
         place = f"tl.max_contiguous({column} * {codes.groups} + {group}, [1, 1, 1])"
         shared = self._load(f"{self.shared} + {place}", masks)
-        return Weights(words, shared)
+        return F16x2Weights(words, shared)
 
     def _numbers(self, shared: str) -> tuple[str, tuple[str, str]]:
         """Scales as f32, and addends as pairs, of pieces."""
@@ -367,7 +372,7 @@ class _Work:
             if mask and which and self.p.codes.k % 2:
                 inside = self.w.let(f"{mask} & ({at} < {self.p.codes.k})", "m")
             shape = f"({self.pieces}, {self.piece}, {self.teams}, 1)"
-            found.append(self.operands.left(Axis(at, inside), shape))
+            found.append(self.operands.left(BlockAxis(at, inside), shape))
         return self.halves.pair(*found)
 
     def add(self, start: int, asked: Asked) -> None:

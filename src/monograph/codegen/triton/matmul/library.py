@@ -15,7 +15,7 @@ from monograph.codegen.triton.module.kernel import (
     Call,
     Candidate,
     GpuContext,
-    Scratch,
+    TritonScratch,
     Work,
 )
 from monograph.ir import Value
@@ -70,7 +70,7 @@ def destination(context: GpuContext) -> tuple[Argument, tuple[Work, ...]]:
     assert anchor is not None
     if region.root is anchor and len(region.outputs) == 1 and _dense(context, anchor):
         return anchor, ()
-    result = Scratch(anchor.tensor.nbytes, anchor.dtype)
+    result = TritonScratch(anchor.tensor.nbytes, anchor.dtype)
     return result, (finish_from(context, result),)
 
 

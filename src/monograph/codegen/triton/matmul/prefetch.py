@@ -14,7 +14,7 @@ SIMPLE = 8
 """Ops between an input and what is computed from it, at most: every program repeats them."""
 
 
-def stands(cache: Value, places: Places) -> bool:
+def is_run_invariant(cache: Value, places: Places) -> bool:
     """Whether a cache, or what it is a view of, is there before any kernel of a run."""
     while is_view(cache) and cache not in places.storage:
         cache = cache.inputs[0]

@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from monograph.codegen.triton.emit.elements import INT32_MOST, Axis
-from monograph.codegen.triton.emit.tile import Tile
+from monograph.codegen.triton.emit.elements import INT32_MOST, BlockAxis
+from monograph.codegen.triton.emit.tile import ResultTile
 from monograph.codegen.triton.matmul.tf32 import packed_operand
-from monograph.codegen.triton.module.kernel import GpuContext, KernelWriter, Packed
+from monograph.codegen.triton.module.kernel import GpuContext, KernelWriter, TritonPacked
 from monograph.ir import Constant, Value, known
 from monograph.ir.dtype import bf16, f16, f32
 from monograph.ops.composite import RmsNorm
@@ -37,7 +37,7 @@ STRIPE = 128
 
 
 @dataclass(frozen=True)
-class Shape:
+class ProductShape:
     """The sizes of a product: batches of [m, k] times [k, n]."""
 
     batch: int
@@ -46,10 +46,10 @@ class Shape:
     k: int
 
 
-def sizes(anchor: Value) -> Shape:
+def sizes(anchor: Value) -> ProductShape:
     x, y = (v.tensor.static for v in anchor.inputs)
     whole = anchor.tensor.static
-    return Shape(math.prod(whole[:-2]), whole[-2], y[-1], x[-1])
+    return ProductShape(math.prod(whole[:-2]), whole[-2], y[-1], x[-1])
 
 
 # What is done inside the kernel
@@ -122,7 +122,7 @@ class FewRows:
     """A product of few rows, and what its kernel does besides."""
 
     context: GpuContext
-    shape: Shape
+    shape: ProductShape
     anchor: Value = field(init=False)
 
     def __post_init__(self) -> None:
@@ -143,9 +143,9 @@ class Operands:
     """How a kernel reads tiles of the two operands of a product."""
 
     k: KernelWriter
-    t: Tile
+    t: ResultTile
     anchor: Value
-    shape: Shape
+    shape: ProductShape
 
     def __post_init__(self) -> None:
         self.counter = Counter("k", self.shape.k)
@@ -153,7 +153,7 @@ class Operands:
         self.weights = known(self.anchor.inputs[1])
         self.packed: str | None = None
 
-    def pack(self, packed: Packed | None = None) -> None:
+    def pack(self, packed: TritonPacked | None = None) -> None:
         """Known weights are read as columns, each in one piece."""
         if self.weights is not None:
             self.packed = self.k.pointer(packed or packed_rows(self.anchor.inputs[1]))
@@ -163,7 +163,7 @@ class Operands:
         if self.weights is not None:
             self.pack(packed_operand(self.k.context, packed_rows(self.anchor.inputs[1])))
 
-    def left(self, axis: Axis, shape: str) -> str:
+    def left(self, axis: BlockAxis, shape: str) -> str:
         """x[m, k] as it is in memory; of rows that the kernel normalises, what they were."""
         element = self.source()
         return self._read(element.value, element.at, axis, shape)
@@ -176,7 +176,7 @@ class Operands:
             return Element(x, at)
         return Element(self.norm.inputs[0], self._normed(Element(x, at)).at)
 
-    def scales(self, axis: Axis, shape: str) -> str | None:
+    def scales(self, axis: BlockAxis, shape: str) -> str | None:
         """What normalised rows are multiplied by, as it is in memory."""
         if self.norm is None or len(self.norm.inputs) == 1:
             return None
@@ -189,13 +189,13 @@ class Operands:
             element = through_view(element.value, element.at)
         return element
 
-    def right(self, axis: Axis, shape: str) -> str:
+    def right(self, axis: BlockAxis, shape: str) -> str:
         """y[k, n] as it is in memory."""
         y = self.anchor.inputs[1]
         at = (*self._batch(y), self._index(), self.t.at[-1])
         return self._read(y, at, axis, shape)
 
-    def rows(self, axis: Axis, columns: Axis, once: bool = False, start: int = 0) -> str:
+    def rows(self, axis: BlockAxis, columns: BlockAxis, once: bool = False, start: int = 0) -> str:
         """Packed weights [n, k]; those that are read once need no place in the cache."""
         masks = " & ".join(m for m in (columns.mask, axis.mask) if m)
         weights = self.anchor.inputs[1]
@@ -215,13 +215,13 @@ class Operands:
     def _batch(self, operand: Value) -> Indices:
         return aligned(self.t.at[:-2], operand.tensor.static[:-2])
 
-    def _read(self, operand: Value, at: Indices, axis: Axis, shape: str) -> str:
+    def _read(self, operand: Value, at: Indices, axis: BlockAxis, shape: str) -> str:
         point = {**self.t.point, self.counter: axis}
         text = self.t.elements.through_views(operand, at, point)
         return self.k.w.let(f"tl.broadcast_to({text}, {shape})", "y")
 
 
-def packed_rows(weights: Value) -> Packed:
+def packed_rows(weights: Value) -> TritonPacked:
     """Constant weights [..., k, n] as [..., n, k], so that a column is read in one piece."""
     data = known(weights)
     assert data is not None
@@ -231,7 +231,7 @@ def packed_rows(weights: Value) -> Packed:
     for first in range(0, data.shape[-1], STRIPE):
         stripe = np.ascontiguousarray(data[..., first : first + STRIPE])
         made[..., first : first + STRIPE, :] = stripe.swapaxes(-1, -2)
-    return Packed(made, weights.dtype)
+    return TritonPacked(made, weights.dtype)
 
 
 def root_mean_square(norm: Value, squares: str) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from monograph.codegen.triton.module.kernel import KernelWriter, Scratch
+from monograph.codegen.triton.module.kernel import KernelWriter, TritonScratch
 from monograph.ir import DType
 from monograph.ir.dtype import i32
 
@@ -45,8 +45,8 @@ def join_parts(
     tile: the number of the tile that the program works on.
     """
     w = k.w
-    memory = k.pointer(Scratch(parts.split * parts.size * parts.dtype.itemsize, parts.dtype))
-    counts = k.pointer(Scratch(parts.tiles * i32.itemsize, i32, zeroed=True))
+    memory = k.pointer(TritonScratch(parts.split * parts.size * parts.dtype.itemsize, parts.dtype))
+    counts = k.pointer(TritonScratch(parts.tiles * i32.itemsize, i32, zeroed=True))
     own = w.let(place(k.program_id(2)), "i")
     w.line(f"tl.store({memory} + {own}, acc{f', mask={mask}' if mask else ''})")
     # All of this program's stores come before its count, and that before the last one's loads.

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from monograph.codegen.triton.emit.writer import Writer
-from monograph.codegen.triton.module.kernel import GpuContext, Packed
+from monograph.codegen.triton.module.kernel import GpuContext, TritonPacked
 from monograph.ir import Array, DType
 from monograph.ir.dtype import f32
 
@@ -73,8 +73,8 @@ def round_array(x: Array) -> Array:
         return np.where(np.abs(x) < LIMIT, near, x).reshape(np.shape(x))
 
 
-def packed_operand(context: GpuContext, packed: Packed) -> Packed:
+def packed_operand(context: GpuContext, packed: TritonPacked) -> TritonPacked:
     """Constant weights of a product, rounded once for all runs where the units would truncate."""
     if not rounds(context, packed.dtype):
         return packed
-    return Packed(round_array(packed.array), packed.dtype)
+    return TritonPacked(round_array(packed.array), packed.dtype)

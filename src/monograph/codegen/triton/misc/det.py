@@ -6,8 +6,13 @@ import math
 
 from monograph.codegen.triton.emit.indexed_load import joined, read, register
 from monograph.codegen.triton.emit.map_kernel import each
-from monograph.codegen.triton.emit.tile import Tile
-from monograph.codegen.triton.module.kernel import Candidate, GpuContext, KernelWriter, Scratch
+from monograph.codegen.triton.emit.tile import ResultTile
+from monograph.codegen.triton.module.kernel import (
+    Candidate,
+    GpuContext,
+    KernelWriter,
+    TritonScratch,
+)
 from monograph.ir import Value
 from monograph.ir.dtype import f64
 from monograph.ops.linear import Det
@@ -28,14 +33,14 @@ def candidates(context: GpuContext) -> list[Candidate]:
     return each(context, _eliminated)[:1]
 
 
-def _eliminated(k: KernelWriter, t: Tile, mask: str | None) -> str:
+def _eliminated(k: KernelWriter, t: ResultTile, mask: str | None) -> str:
     anchor = k.context.step.region.anchor
     assert anchor is not None
     x, w, e = anchor.inputs[0], k.w, t.elements
     size = x.tensor.static[-1]
     texts = [t.point[t.counter(d)].text for d in range(len(t.shape))]
     room = -(-max(math.prod(t.shape), 1) // PARALLEL) * PARALLEL
-    memory = k.pointer(Scratch(max(room * size * size, 1) * 8, f64))
+    memory = k.pointer(TritonScratch(max(room * size * size, 1) * 8, f64))
     # A matrix lies in one piece: lanes never read what another one wrote, and threads that share
     # the lanes out differently from access to access wait for each other.
     own = joined(w, texts, t.shape) if texts else w.let("tl.program_id(0) * 0", "n")

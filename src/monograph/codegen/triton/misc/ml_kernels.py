@@ -6,7 +6,7 @@ from monograph.codegen.common.ngrams import gram_tables
 from monograph.codegen.triton.emit.block_sizes import power
 from monograph.codegen.triton.emit.indexed_load import read, register, table
 from monograph.codegen.triton.emit.map_kernel import each
-from monograph.codegen.triton.emit.tile import Tile, tile
+from monograph.codegen.triton.emit.tile import ResultTile, tile
 from monograph.codegen.triton.module.kernel import (
     Candidate,
     GpuContext,
@@ -90,7 +90,7 @@ def _coupled(context: GpuContext) -> Launch:
     return k.launch((rows,), 4)
 
 
-def _counted(k: KernelWriter, t: Tile, mask: str | None) -> str:
+def _counted(k: KernelWriter, t: ResultTile, mask: str | None) -> str:
     """The weighted count of a column's grams in a row of tokens: looked for one by one."""
     anchor = k.context.step.region.anchor
     assert anchor is not None

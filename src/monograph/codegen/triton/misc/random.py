@@ -12,15 +12,15 @@ from collections.abc import Callable
 
 from monograph.codegen.triton.emit.indexed_load import joined, register
 from monograph.codegen.triton.emit.map_kernel import each
-from monograph.codegen.triton.emit.tile import Tile
+from monograph.codegen.triton.emit.tile import ResultTile
 from monograph.codegen.triton.emit.writer import literal
-from monograph.codegen.triton.misc.twister import LANES, WORDS, Twister
+from monograph.codegen.triton.misc.twister import LANES, WORDS, TritonTwister
 from monograph.codegen.triton.module.kernel import (
     Candidate,
     GpuContext,
     KernelWriter,
     Launch,
-    Scratch,
+    TritonScratch,
     Work,
     single,
 )
@@ -32,7 +32,7 @@ from monograph.program.legalise.lower_random import Drawn
 
 _TRIES = WORDS // 4
 """Points in a square that a list of words makes."""
-Making = Callable[[KernelWriter, Twister], None]
+Making = Callable[[KernelWriter, TritonTwister], None]
 """Writes what is made of a seeded generator."""
 Number = Callable[[KernelWriter, str, "str | None"], str]
 """Writes how numbers at some places, within a mask, are found."""
@@ -59,22 +59,22 @@ def _drawn(context: GpuContext) -> tuple[Work, ...]:
     assert isinstance(op, Random)
     if isinstance(op, RandomUniform):
         lists = -(-2 * count // WORDS)
-        words = Scratch(4 * WORDS * (lists + 1), i32)
+        words = TritonScratch(4 * WORDS * (lists + 1), i32)
         first = _made(context, words, lambda k, t: _in_order(k, t, lists))
         return first, _finished(context, lambda k, at, mask: _uniform(k, op, words, at, mask))
     assert isinstance(op, RandomNormal)
-    words, numbers = Scratch(4 * WORDS * 2, i32), Scratch(8 * count, f64)
+    words, numbers = TritonScratch(4 * WORDS * 2, i32), TritonScratch(8 * count, f64)
     first = _made(context, words, lambda k, t: _inside_circle(k, t, numbers, count))
     return first, _finished(context, lambda k, at, mask: _normal(k, op, numbers, at, mask))
 
 
-def _made(context: GpuContext, words: Scratch, body: Making) -> Launch:
+def _made(context: GpuContext, words: TritonScratch, body: Making) -> Launch:
     """The kernel that has the generator."""
     anchor = context.step.region.anchor
     assert anchor is not None
     k = context.kernel()
     state = k.pointer(anchor.inputs[0])
-    twister = Twister(k, k.pointer(words))
+    twister = TritonTwister(k, k.pointer(words))
     k.wait()
     twister.seed(state)
     body(k, twister)
@@ -82,7 +82,7 @@ def _made(context: GpuContext, words: Scratch, body: Making) -> Launch:
     return k.launch((1,), LANES // 32)
 
 
-def _in_order(k: KernelWriter, twister: Twister, lists: int) -> None:
+def _in_order(k: KernelWriter, twister: TritonTwister, lists: int) -> None:
     """All words that numbers are made of, behind those of the seed."""
     with k.w.block(f"for number in range({lists})"):
         k.w.line(f"old = number * {WORDS}")
@@ -90,7 +90,9 @@ def _in_order(k: KernelWriter, twister: Twister, lists: int) -> None:
         twister.twist("old", "new")
 
 
-def _inside_circle(k: KernelWriter, twister: Twister, numbers: Scratch, count: int) -> None:
+def _inside_circle(
+    k: KernelWriter, twister: TritonTwister, numbers: TritonScratch, count: int
+) -> None:
     """Normally distributed numbers in order, two from each point in the unit circle.
 
     That is Marsaglia's polar method: points are tried until there are enough. Of the two numbers
@@ -125,7 +127,7 @@ def _inside_circle(k: KernelWriter, twister: Twister, numbers: Scratch, count: i
 def _finished(context: GpuContext, number: Number) -> Launch:
     """The kernel that makes each number, and what follows it."""
 
-    def body(k: KernelWriter, t: Tile, mask: str | None) -> str:
+    def body(k: KernelWriter, t: ResultTile, mask: str | None) -> str:
         anchor = context.step.region.anchor
         assert anchor is not None
         texts = [t.point[t.counter(d)].text for d in range(len(t.shape))]
@@ -138,12 +140,16 @@ def _finished(context: GpuContext, number: Number) -> Launch:
     return launch
 
 
-def _uniform(k: KernelWriter, op: RandomUniform, words: Scratch, at: str, mask: str | None) -> str:
-    unit = Twister(k, k.pointer(words)).unit(f"{WORDS} + ({at}) * 2", mask)
+def _uniform(
+    k: KernelWriter, op: RandomUniform, words: TritonScratch, at: str, mask: str | None
+) -> str:
+    unit = TritonTwister(k, k.pointer(words)).unit(f"{WORDS} + ({at}) * 2", mask)
     return f"{_f64(op.low)} + {_f64(op.high - op.low)} * {unit}"
 
 
-def _normal(k: KernelWriter, op: RandomNormal, numbers: Scratch, at: str, mask: str | None) -> str:
+def _normal(
+    k: KernelWriter, op: RandomNormal, numbers: TritonScratch, at: str, mask: str | None
+) -> str:
     inside = f", mask={mask}, other=0.0" if mask else ""
     number = k.w.let(f"tl.load({k.pointer(numbers)} + {at}{inside})", "x")
     return f"{_f64(op.mean)} + {_f64(op.scale)} * {number}"

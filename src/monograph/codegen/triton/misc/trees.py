@@ -6,7 +6,7 @@ import numpy as np
 
 from monograph.codegen.triton.emit.indexed_load import read, register, table
 from monograph.codegen.triton.emit.map_kernel import each
-from monograph.codegen.triton.emit.tile import Tile
+from monograph.codegen.triton.emit.tile import ResultTile
 from monograph.codegen.triton.module.kernel import Candidate, GpuContext, KernelWriter
 from monograph.ir import Array, Value
 from monograph.ir.dtype import f64
@@ -27,7 +27,7 @@ def candidates(context: GpuContext) -> list[Candidate]:
     return each(context, _voted)
 
 
-def _voted(k: KernelWriter, t: Tile, mask: str | None) -> str:
+def _voted(k: KernelWriter, t: ResultTile, mask: str | None) -> str:
     """The votes of all trees in their order, as the reference adds them up."""
     anchor = k.context.step.region.anchor
     assert anchor is not None
@@ -50,7 +50,7 @@ def _voted(k: KernelWriter, t: Tile, mask: str | None) -> str:
     return s.encoded(s.cast(register(w, "total", f64), anchor.dtype))
 
 
-def _descend(k: KernelWriter, t: Tile, op: TreeEnsemble, row: str, mask: str | None) -> None:
+def _descend(k: KernelWriter, t: ResultTile, op: TreeEnsemble, row: str, mask: str | None) -> None:
     """One step of every element that has not reached its leaf."""
     anchor = k.context.step.region.anchor
     assert anchor is not None

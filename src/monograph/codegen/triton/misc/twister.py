@@ -35,7 +35,7 @@ def word(value: int) -> str:
     return f"tl.full((), {value}, tl.uint32)"
 
 
-class Twister:
+class TritonTwister:
     """A generator whose words lie in memory from a pointer on, in lists of 624.
 
     Each of its methods writes lines, and expects all threads to see what came before.

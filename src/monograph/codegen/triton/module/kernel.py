@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from monograph.codegen.triton.emit.elements import Elements
+from monograph.codegen.triton.emit.elements import TritonElements
 from monograph.codegen.triton.emit.writer import Writer
 from monograph.ir import Array, DType, Value, known
 from monograph.ir.dtype import i64
@@ -43,7 +43,7 @@ class Arch:
 
 
 @dataclass(frozen=True, eq=False)
-class Packed:
+class TritonPacked:
     """A constant in the form that a kernel wants, prepared while compiling."""
 
     array: Array
@@ -56,7 +56,7 @@ class Packed:
 
 
 @dataclass(frozen=True, eq=False)
-class Scratch:
+class TritonScratch:
     """Memory that a step needs while it runs; zero before the first run where `zeroed`.
 
     A kernel that needs zeros leaves zeros behind.
@@ -68,7 +68,7 @@ class Scratch:
 
 
 @dataclass(frozen=True)
-class Fault:
+class TritonFault:
     """A place to say that data does not fit: what the run then fails with (see `report`)."""
 
     message: str
@@ -81,13 +81,13 @@ class Fault:
 
 
 @dataclass(frozen=True, eq=False)
-class Part:
+class BufferView:
     """The memory of another argument from some byte on, as elements of a type.
 
     A library's function sees them in a shape, strided; without one, flat.
     """
 
-    of: Value | Packed | Scratch
+    of: Value | TritonPacked | TritonScratch
     offset: int
     dtype: DType
     shape: tuple[int, ...] | None = None
@@ -98,7 +98,7 @@ class Part:
     """The bytes of the buffer before there."""
 
 
-Argument: TypeAlias = Value | Packed | Scratch | Fault | Part
+Argument: TypeAlias = Value | TritonPacked | TritonScratch | TritonFault | BufferView
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,7 @@ class Branch:
 
 
 @dataclass(frozen=True)
-class Repeat:
+class RepeatWork:
     """Work that is done while a bool in memory is true, the one argument.
 
     The body advances all that changes from one turn to the next, at fixed addresses: the bool, the
@@ -153,14 +153,14 @@ class Repeat:
     count: int | None = None
 
 
-Work: TypeAlias = Launch | Call | Branch | Repeat
+Work: TypeAlias = Launch | Call | Branch | RepeatWork
 
 
 def every_argument(work: Work) -> Iterator[Argument]:
     """The arguments of some work and of all work inside it, parts as what they are parts of."""
     for argument in work.arguments:
-        yield argument.of if isinstance(argument, Part) else argument
-    if isinstance(work, (Branch, Repeat)):
+        yield argument.of if isinstance(argument, BufferView) else argument
+    if isinstance(work, (Branch, RepeatWork)):
         for inner in (w for body in work.bodies for w in body):
             yield from every_argument(inner)
 
@@ -205,25 +205,25 @@ class KernelWriter:
     def pointer(self, what: Argument) -> str:
         """The name of a pointer; asking twice for one thing gives the same."""
         for i, known_one in enumerate(self.arguments):
-            if known_one is what or (isinstance(what, Fault) and known_one == what):
+            if known_one is what or (isinstance(what, TritonFault) and known_one == what):
                 return f"p{i}"
         self.arguments.append(what)
         return f"p{len(self.arguments) - 1}"
 
-    def elements(self) -> Elements:
+    def elements(self) -> TritonElements:
         """Access to the region's values, its inputs and outputs as pointers."""
         region = self.context.step.region
         held = [v for v in (*region.inputs, *region.outputs) if not _is_literal(v)]
         pointers = {v: self.pointer(v) for v in held}
         storage = self.context.program.places.storage
-        return Elements(self.w, storage, pointers, frozenset(region.inputs), guard=self.guard)
+        return TritonElements(self.w, storage, pointers, frozenset(region.inputs), guard=self.guard)
 
     def guard(self, wrong: str, number: str) -> None:
         """Reports an address outside of its buffer, of an index map that no proof covers."""
         self.checks += 1
-        self.report(Fault(OUTSIDE, internal=True), wrong, number)
+        self.report(TritonFault(OUTSIDE, internal=True), wrong, number)
 
-    def report(self, fault: Fault, wrong: str, data: str) -> None:
+    def report(self, fault: TritonFault, wrong: str, data: str) -> None:
         """Where a condition holds, notes that a fault came and with which data.
 
         A kernel that finds such data goes on with something harmless.

@@ -11,12 +11,12 @@ import numpy as np
 from monograph.codegen.triton.module.kernel import (
     Argument,
     Branch,
-    Fault,
+    BufferView,
     Launch,
-    Packed,
-    Part,
-    Repeat,
-    Scratch,
+    RepeatWork,
+    TritonFault,
+    TritonPacked,
+    TritonScratch,
     Work,
     every_argument,
 )
@@ -24,7 +24,7 @@ from monograph.ir import Array, DType, Value, known
 from monograph.program.legalise.lower_random import states_of
 from monograph.program.memory.buffer_assignment import CONSTANT, TEMPORARY, Buffer
 from monograph.program.memory.inplace import root
-from monograph.program.memory.memory_planner import Plan
+from monograph.program.memory.memory_planner import MemoryPlan
 from monograph.program.memory.stream_schedule import Schedule, Uses, needs, plan_apart, schedule
 from monograph.program.program import Program, Step
 
@@ -33,7 +33,7 @@ ALIGNMENT = 256
 
 
 @dataclass(frozen=True)
-class Where:
+class BufferRef:
     """An argument's place: which memory, and how many bytes into it."""
 
     memory: str
@@ -58,7 +58,7 @@ class Bound:
 
     step: Step
     work: Work
-    arguments: tuple[Where, ...]
+    arguments: tuple[BufferRef, ...]
     lane: int = 0
     waits: tuple[int, ...] = ()
     """Positions of the steps of other lanes that must have ended before this work starts."""
@@ -87,7 +87,7 @@ class GpuModule:
     constants: Array
     offsets: dict[int, int]
     """Where each temporary buffer lies in the arena."""
-    faults: tuple[tuple[Step, Fault, int], ...] = ()
+    faults: tuple[tuple[Step, TritonFault, int], ...] = ()
     """What may be wrong with data, and where in the kept memory that is noted."""
     pieces: tuple[tuple[int, int], ...] = ()
     """Where each constant starts in the block of constants, and its bytes."""
@@ -112,7 +112,9 @@ class GpuModule:
     def host_reads(self) -> int:
         """Places where the host has to read a condition before it can go on."""
         works = (b.work for b in self.every)
-        return sum(isinstance(w, Branch) or (isinstance(w, Repeat) and not w.count) for w in works)
+        return sum(
+            isinstance(w, Branch) or (isinstance(w, RepeatWork) and not w.count) for w in works
+        )
 
 
 def lay_out(
@@ -151,13 +153,13 @@ def plan_inside(program: Program, chosen: Sequence[tuple[Step, tuple[Work, ...]]
 class _Layout:
     program: Program
     constant_at: dict[object, int] = field(default_factory=dict)
-    packed_at: dict[Packed, Where] = field(default_factory=dict)
+    packed_at: dict[TritonPacked, BufferRef] = field(default_factory=dict)
     pieces: list[tuple[int, Array]] = field(default_factory=list)
     constant_bytes: int = 0
     kept: dict[int, int] = field(default_factory=dict)
     kept_bytes: int = 0
-    faults: list[tuple[Step, Fault, int]] = field(default_factory=list)
-    noted_at: dict[tuple[Step, Fault], int] = field(default_factory=dict)
+    faults: list[tuple[Step, TritonFault, int]] = field(default_factory=list)
+    noted_at: dict[tuple[Step, TritonFault], int] = field(default_factory=dict)
     keys: dict[int, int] = field(default_factory=dict)
     """Scratch memory by identity: its key in the plan of the arena."""
 
@@ -219,7 +221,7 @@ class _Layout:
         position: int,
     ) -> Bound:
         """A piece of work with the places of its arguments, and of those inside it."""
-        if isinstance(work, (Branch, Repeat)):
+        if isinstance(work, (Branch, RepeatWork)):
             bodies = tuple(
                 tuple(self.bound(step, w, offsets, lane, (), position) for w in body)
                 for body in work.bodies
@@ -227,7 +229,9 @@ class _Layout:
         else:
             bodies, step = (), work.step or step
         places = tuple(
-            self.where(step, a, offsets) if self.is_read(work, number) else Where(KEPT, 0, a.dtype)
+            self.where(step, a, offsets)
+            if self.is_read(work, number)
+            else BufferRef(KEPT, 0, a.dtype)
             for number, a in enumerate(work.arguments)
         )
         return Bound(step, work, places, lane, waits, position, bodies)
@@ -258,12 +262,14 @@ class _Layout:
                     found.setdefault(key, []).append(position)
                     sizes[key] = max(sizes.get(key, 0), storage.buffer.nbytes)
             for argument in {id(a): a for w in works for a in every_argument(w)}.values():
-                if isinstance(argument, Scratch) and not argument.zeroed:
+                if isinstance(argument, TritonScratch) and not argument.zeroed:
                     key = self.keys.setdefault(id(argument), -1 - len(self.keys))
                     extra.append(Uses(key, argument.nbytes, (position,)))
         return [Uses(key, sizes[key], tuple(at)) for key, at in found.items()] + extra
 
-    def planned(self, chosen: Sequence[tuple[Step, tuple[Work, ...]]], order: Schedule) -> Plan:
+    def planned(
+        self, chosen: Sequence[tuple[Step, tuple[Work, ...]]], order: Schedule
+    ) -> MemoryPlan:
         """The arena, with the places of all temporary buffers and scratch memory."""
         memory = plan_apart(self.uses(chosen), order)
         over = self.program.places.over
@@ -272,12 +278,12 @@ class _Layout:
             for new in over
             if root(new, over) in memory.offsets
         }
-        return Plan(memory.offsets | inside, memory.size)
+        return MemoryPlan(memory.offsets | inside, memory.size)
 
-    def where(self, step: Step, argument: Argument, offsets: dict[int, int]) -> Where:
-        if isinstance(argument, Fault):
-            return Where(KEPT, self.noted(step, argument), argument.dtype, room=16)
-        if isinstance(argument, Part):
+    def where(self, step: Step, argument: Argument, offsets: dict[int, int]) -> BufferRef:
+        if isinstance(argument, TritonFault):
+            return BufferRef(KEPT, self.noted(step, argument), argument.dtype, room=16)
+        if isinstance(argument, BufferView):
             base = self.where(step, argument.of, offsets)
             at, exact = argument.offset, argument.nbytes >= 0
             return replace(
@@ -287,26 +293,26 @@ class _Layout:
                 room=argument.nbytes if exact else base.room - at,
                 below=argument.below if exact else base.below + at,
             )
-        if isinstance(argument, Packed):
+        if isinstance(argument, TritonPacked):
             if argument in self.packed_at:
                 return self.packed_at[argument]
             key = (argument.dtype, argument.array.shape, argument.digest)
             at = self.constant(key, argument.array)
             nbytes = argument.array.nbytes
-            self.packed_at[argument] = Where(CONSTANTS, at, argument.dtype, room=nbytes)
+            self.packed_at[argument] = BufferRef(CONSTANTS, at, argument.dtype, room=nbytes)
             return self.packed_at[argument]
-        if isinstance(argument, Scratch):
+        if isinstance(argument, TritonScratch):
             if argument.zeroed:
-                return Where(KEPT, self.keep(argument), argument.dtype, room=argument.nbytes)
+                return BufferRef(KEPT, self.keep(argument), argument.dtype, room=argument.nbytes)
             at = offsets[self.keys[id(argument)]]
-            return Where(ARENA, at, argument.dtype, room=argument.nbytes)
+            return BufferRef(ARENA, at, argument.dtype, room=argument.nbytes)
         storage = self.program.places.storage[argument]
         skipped = storage.offset * argument.dtype.itemsize
-        found = Where(PORT, skipped, argument.dtype, port_key(storage.buffer))
+        found = BufferRef(PORT, skipped, argument.dtype, port_key(storage.buffer))
         if storage.buffer.kind == TEMPORARY:
-            found = Where(ARENA, offsets[storage.buffer.id] + skipped, argument.dtype)
+            found = BufferRef(ARENA, offsets[storage.buffer.id] + skipped, argument.dtype)
         elif storage.buffer.kind == CONSTANT:
-            found = Where(CONSTANTS, self.weights(argument) + skipped, argument.dtype)
+            found = BufferRef(CONSTANTS, self.weights(argument) + skipped, argument.dtype)
         return replace(found, room=storage.buffer.nbytes - skipped, below=skipped)
 
     def weights(self, value: Value) -> int:
@@ -322,7 +328,7 @@ class _Layout:
             self.constant_bytes += _rounded(raw.size)
         return self.constant_at[key]
 
-    def noted(self, step: Step, fault: Fault) -> int:
+    def noted(self, step: Step, fault: TritonFault) -> int:
         """Two numbers that say whether a fault came, and with which data."""
         if (step, fault) not in self.noted_at:
             self.noted_at[step, fault] = self.kept_bytes
@@ -330,7 +336,7 @@ class _Layout:
             self.kept_bytes += 16
         return self.noted_at[step, fault]
 
-    def keep(self, scratch: Scratch) -> int:
+    def keep(self, scratch: TritonScratch) -> int:
         if id(scratch) not in self.kept:
             self.kept_bytes = _rounded(self.kept_bytes)
             self.kept[id(scratch)] = self.kept_bytes

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterator, Mapping
 
-from monograph.codegen.triton.module.kernel import Argument, Fault, Part, Scratch
-from monograph.codegen.triton.module.layout import CONSTANTS, PORT, Bound, GpuModule, Where
+from monograph.codegen.triton.module.kernel import Argument, BufferView, TritonFault, TritonScratch
+from monograph.codegen.triton.module.layout import CONSTANTS, PORT, Bound, BufferRef, GpuModule
 from monograph.ir import Value
 from monograph.program.legalise.lower_random import states_of
 from monograph.program.memory.buffer_assignment import CONSTANT
@@ -47,11 +47,11 @@ def _is_constant(module: GpuModule, argument: Argument) -> bool:
 
 
 def _touch(
-    module: GpuModule, argument: Argument, where: Where, memory: str, written: Container[Value]
+    module: GpuModule, argument: Argument, where: BufferRef, memory: str, written: Container[Value]
 ) -> Touch:
     """An argument's elements; of a part all of what it is a part of."""
     start = where.offset
-    if isinstance(argument, Part):
+    if isinstance(argument, BufferView):
         start -= argument.offset
         argument = argument.of
     if isinstance(argument, Value):
@@ -59,6 +59,6 @@ def _touch(
         shape = argument.tensor.static
         size = argument.dtype.itemsize
         return Touch(memory, start, size, shape, place.strides, argument in written)
-    assert isinstance(argument, (Fault, Scratch))
-    count = argument.nbytes if isinstance(argument, Scratch) else NOTE_BYTES
+    assert isinstance(argument, (TritonFault, TritonScratch))
+    count = argument.nbytes if isinstance(argument, TritonScratch) else NOTE_BYTES
     return Touch(memory, start, 1, (count,), (1,), True)

@@ -12,10 +12,10 @@ import math
 
 from monograph.codegen.triton.emit.block_sizes import power
 from monograph.codegen.triton.emit.elements import INT32_MOST
-from monograph.codegen.triton.indexing.copies import Copied, Place, copy, stored
+from monograph.codegen.triton.indexing.copies import Copied, CopyOperand, copy, stored
 from monograph.codegen.triton.module.kernel import Candidate, GpuContext, KernelWriter, Work
 from monograph.codegen.triton.recurrent.cells import Cell
-from monograph.codegen.triton.recurrent.steps import Config, Steps, lengths_fault
+from monograph.codegen.triton.recurrent.steps import RecurrentTiling, Steps, lengths_fault
 from monograph.codegen.triton.recurrent.whole import Whole
 from monograph.ir import Value
 from monograph.ir.dtype import f64
@@ -73,7 +73,7 @@ def _nothing(context: GpuContext, cell: Cell) -> tuple[Work, ...]:
         if index in cell.outputs:
             source, target = (stored(context.program, v) for v in (value, cell.outputs[index]))
             strides = (0 if value.tensor.static[0] == 1 else source.strides[0], source.strides[1])
-            pieces.append(Copied(Place(value, 0, target.type, strides), target))
+            pieces.append(Copied(CopyOperand(value, 0, target.type, strides), target))
     if cell.lengths is None or cell.op.batch == 0:
         return copy(context, pieces)
 
@@ -110,11 +110,13 @@ def _steps(context: GpuContext, cell: Cell) -> list[Candidate]:
     if cell.op.time * (1 + cell.early) > MAX_STEPS:
         return []
     most = max(power(cell.hidden), 16)
-    rows = [Config(1, n, k, w) for n, k, w in ROWS if k <= most] or [Config(1, 8, most, 4)]
+    rows = [RecurrentTiling(1, n, k, w) for n, k, w in ROWS if k <= most] or [
+        RecurrentTiling(1, 8, most, 4)
+    ]
     tiles = []
     if cell.op.batch > 4 and cell.dtype != f64:
         m = min(max(16, power(cell.op.batch)), 64)
-        tiles = [Config(m, n, k, w) for n, k, w in TILES if k <= max(most, 16)]
+        tiles = [RecurrentTiling(m, n, k, w) for n, k, w in TILES if k <= max(most, 16)]
     rows.sort(key=lambda c: abs(math.log2(cell.op.batch * -(-cell.hidden // c.n) / PROCESSORS)))
     ordered = [*tiles, *rows] if cell.op.batch >= 16 else [*rows, *tiles]
     return [

@@ -13,13 +13,13 @@ from monograph.codegen.triton.emit.scalar import TritonScalars, register_type
 from monograph.codegen.triton.matmul.tf32 import dot_precision, rounded
 from monograph.codegen.triton.module.kernel import (
     Argument,
-    Fault,
+    BufferView,
     GpuContext,
     KernelWriter,
     Launch,
-    Packed,
-    Part,
-    Scratch,
+    TritonFault,
+    TritonPacked,
+    TritonScratch,
     Work,
 )
 from monograph.codegen.triton.recurrent.cells import Arithmetic, Cell
@@ -29,7 +29,7 @@ from monograph.ops.scalar import Scalar
 
 
 @dataclass(frozen=True)
-class Config:
+class RecurrentTiling:
     """A program's rows of the batch and hidden units, the pieces of its sums, its warps."""
 
     m: int
@@ -41,12 +41,12 @@ class Config:
         return f"{self.m}x{self.n}x{self.k} w{self.warps}"
 
 
-def lengths_fault(cell: Cell) -> Fault:
-    return Fault("a length is not within the sequence", f"0..{cell.op.time}")
+def lengths_fault(cell: Cell) -> TritonFault:
+    return TritonFault("a length is not within the sequence", f"0..{cell.op.time}")
 
 
 @dataclass(frozen=True)
-class Rows:
+class UnitRows:
     """Rows of hidden units in memory: an argument, what lies from row to row and unit to unit."""
 
     of: Argument
@@ -73,10 +73,10 @@ class CellWriter:
     def strides(self, value: Value) -> tuple[int, ...]:
         return self.context.program.places.storage[value].strides
 
-    def rows_of(self, value: Value) -> Rows:
+    def rows_of(self, value: Value) -> UnitRows:
         """An initial or last state in memory; one row may stand for the whole batch."""
         row, unit = self.strides(value)
-        return Rows(value, value.dtype, 0 if value.tensor.static[0] == 1 else row, unit)
+        return UnitRows(value, value.dtype, 0 if value.tensor.static[0] == 1 else row, unit)
 
     @property
     def mask(self) -> str | None:
@@ -88,16 +88,16 @@ class CellWriter:
         found = self.s.decoded(self.w.let(f"tl.load({pointer} + {at}{masked})", "x"), dtype)
         return self.s.cast(found, self.cell.dtype)
 
-    def read_rows(self, rows: Rows) -> Scalar:
+    def read_rows(self, rows: UnitRows) -> Scalar:
         """A block of rows and units."""
         return self.read(self.k.pointer(rows.of), self._at(rows), rows.dtype, self.mask)
 
-    def write_rows(self, rows: Rows, x: Scalar) -> None:
+    def write_rows(self, rows: UnitRows, x: Scalar) -> None:
         made = self.s.encoded(self.s.cast(x, rows.dtype))
         masked = f", mask={self.mask}" if self.mask else ""
         self.w.line(f"tl.store({self.k.pointer(rows.of)} + {self._at(rows)}, {made}{masked})")
 
-    def _at(self, rows: Rows) -> str:
+    def _at(self, rows: UnitRows) -> str:
         return self.w.let(f"({self.row}) * {rows.row} + ({self.unit}) * {rows.unit}", "i")
 
     def vector(self, gate: int) -> Scalar:
@@ -155,25 +155,25 @@ class CellWriter:
 class _Memory:
     """What goes from kernel to kernel, of the wide type."""
 
-    h: Scratch
-    c: Scratch
-    z: Scratch
-    seen: Scratch
+    h: TritonScratch
+    c: TritonScratch
+    z: TritonScratch
+    seen: TritonScratch
 
 
 class Steps:
     """A cell's kernels in order."""
 
-    def __init__(self, context: GpuContext, config: Config) -> None:
+    def __init__(self, context: GpuContext, config: RecurrentTiling) -> None:
         self.context = context
         self.config = config
         self.cell = Cell(context.step)
         cell = self.cell
         self.rows = cell.op.batch * cell.hidden
         size = self.rows * cell.dtype.itemsize
-        rooms = (Scratch(n * size, cell.dtype) for n in (2, 1, 1, 1))
+        rooms = (TritonScratch(n * size, cell.dtype) for n in (2, 1, 1, 1))
         self.memory = _Memory(*rooms)
-        self.times = Packed(np.arange(cell.op.time, dtype=np.int64), i64)
+        self.times = TritonPacked(np.arange(cell.op.time, dtype=np.int64), i64)
 
     def works(self) -> tuple[Work, ...]:
         found: list[Work] = []
@@ -211,27 +211,27 @@ class _Step(CellWriter):
 
     # Memory
 
-    def _state(self, index: int) -> Rows:
+    def _state(self, index: int) -> UnitRows:
         """The old state: an operand at first, then what the step before has left."""
         if self.first:
             return self.rows_of(self.cell.states[index])
         return self._kept_rows(index, self.number)
 
-    def _kept_rows(self, index: int, number: int) -> Rows:
+    def _kept_rows(self, index: int, number: int) -> UnitRows:
         if index == 1:
             return self._scratch(self.steps.memory.c)
         # By turns in two places, since other programs still read the old one.
         return self._scratch(self.steps.memory.h, number % 2 * self.steps.rows)
 
-    def _scratch(self, memory: Scratch, skipped: int = 0) -> Rows:
+    def _scratch(self, memory: TritonScratch, skipped: int = 0) -> UnitRows:
         cell = self.cell
-        of = Part(memory, skipped * cell.dtype.itemsize, cell.dtype)
-        return Rows(of, cell.dtype, cell.hidden, 1)
+        of = BufferView(memory, skipped * cell.dtype.itemsize, cell.dtype)
+        return UnitRows(of, cell.dtype, cell.hidden, 1)
 
-    def _at_time(self, value: Value, rows: int) -> Part:
+    def _at_time(self, value: Value, rows: int) -> BufferView:
         """An operand or result from this step's first row on."""
         skipped = self.time * rows * self.strides(value)[0]
-        return Part(value, skipped * value.dtype.itemsize, value.dtype)
+        return BufferView(value, skipped * value.dtype.itemsize, value.dtype)
 
     def _given(self) -> Callable[[int], Scalar]:
         return self.given(self._at_time(self.cell.given, self.cell.op.batch))
@@ -239,7 +239,7 @@ class _Step(CellWriter):
     def _alive(self) -> str | None:
         if self.cell.lengths is None:
             return None
-        now = Part(self.steps.times, self.time * i64.itemsize, i64)
+        now = BufferView(self.steps.times, self.time * i64.itemsize, i64)
         return self.alive(self.w.let(f"tl.load({self.k.pointer(now)})", "t"), self.first)
 
     # Kernels
@@ -289,7 +289,7 @@ class _Step(CellWriter):
                 self.write_rows(self.rows_of(outputs[2]), state)
         if 0 in outputs:
             _, row, unit = self.strides(outputs[0])
-            rows = Rows(self._at_time(outputs[0], 1), outputs[0].dtype, row, unit)
+            rows = UnitRows(self._at_time(outputs[0], 1), outputs[0].dtype, row, unit)
             self.write_rows(rows, self.kept(alive, h, None))
 
     def _launch(self) -> Launch:
@@ -299,7 +299,7 @@ class _Step(CellWriter):
 
     # Products
 
-    def _products(self, gates: Sequence[int], state: Rows) -> list[Scalar]:
+    def _products(self, gates: Sequence[int], state: UnitRows) -> list[Scalar]:
         """The products of some gates' weights with a state."""
         return self._row_products(gates, state) if self.config.m == 1 else self._dots(gates, state)
 
@@ -309,7 +309,7 @@ class _Step(CellWriter):
         along = self.w.let(f"{start} + tl.arange(0, {c.k})", "k")
         return along, self.w.let(f"{along} < {hidden}", "m") if hidden % c.k else None
 
-    def _row_products(self, gates: Sequence[int], state: Rows) -> list[Scalar]:
+    def _row_products(self, gates: Sequence[int], state: UnitRows) -> list[Scalar]:
         w, c, pointer = self.w, self.config, self.k.pointer(state.of)
         sums = [w.name("acc") for _ in gates]
         alone = self.cell.hidden <= c.k
@@ -340,7 +340,7 @@ class _Step(CellWriter):
                 w.line(f"{name} += {text}")
         return [self.scalar(f"tl.sum({name}, 1)") for name in sums]
 
-    def _dots(self, gates: Sequence[int], state: Rows) -> list[Scalar]:
+    def _dots(self, gates: Sequence[int], state: UnitRows) -> list[Scalar]:
         w, c, pointer = self.w, self.config, self.k.pointer(state.of)
         self.k.wait()
         sums = [w.name("acc") for _ in gates]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from monograph.codegen.triton.emit.block_sizes import power
-from monograph.codegen.triton.module.kernel import GpuContext, Launch, Scratch
+from monograph.codegen.triton.module.kernel import GpuContext, Launch, TritonScratch
 from monograph.codegen.triton.recurrent.steps import CellWriter
 from monograph.ir import known
 from monograph.ops.scalar import Scalar
@@ -28,7 +28,9 @@ class Whole(CellWriter):
         self.unit = self.w.let(f"tl.arange(0, {self.units})", "n")
         if self.units != cell.hidden:
             self.unit_mask = self.w.let(f"{self.unit} < {cell.hidden}", "m")
-        self.memory = Scratch(2 * cell.op.batch * self.units * cell.dtype.itemsize, cell.dtype)
+        self.memory = TritonScratch(
+            2 * cell.op.batch * self.units * cell.dtype.itemsize, cell.dtype
+        )
         self.tiles: list[str] = []
 
     def kernel(self) -> Launch:

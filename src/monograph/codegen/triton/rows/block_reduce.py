@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 
 from monograph.codegen.triton.emit.writer import TYPES, literal, unsigned
-from monograph.codegen.triton.rows.rows import Rows
+from monograph.codegen.triton.rows.rows import TritonRows
 from monograph.ir import DType
 from monograph.ir.dtype import BOOL, UINT
 from monograph.ops.scalar import Scalar
@@ -37,13 +37,13 @@ def _range(dtype: DType) -> tuple[float | int, float | int]:
     return -(1 << (dtype.bits - 1)), (1 << (dtype.bits - 1)) - 1
 
 
-def joined(rows: Rows, how: str, x: Scalar, y: Scalar) -> Scalar:
+def joined(rows: TritonRows, how: str, x: Scalar, y: Scalar) -> Scalar:
     """Two totals as one, element by element."""
     s = rows.s
     return {SUM: s.add, PRODUCT: s.mul, LARGEST: s.max, SMALLEST: s.min}[how](x, y)
 
 
-def total(rows: Rows, how: str, x: Scalar, nan: bool = True) -> Scalar:
+def total(rows: TritonRows, how: str, x: Scalar, nan: bool = True) -> Scalar:
     """The total of each row of a block; `nan` where a NaN among them has to come through."""
     if how in (SUM, PRODUCT):
         return _made(rows, x, along(rows, how, str(x.reg)))
@@ -57,7 +57,7 @@ def total(rows: Rows, how: str, x: Scalar, nan: bool = True) -> Scalar:
     return _made(rows, x, f"tl.where({seen} != 0, {literal(math.nan, x.reg.type)}, {best.reg})")
 
 
-def along(rows: Rows, how: str, text: str) -> str:
+def along(rows: TritonRows, how: str, text: str) -> str:
     """The expression of a reduction along the elements of a block."""
     rest = "0" if rows.single else "1, keep_dims=True"
     if how == PRODUCT:
@@ -68,5 +68,5 @@ def along(rows: Rows, how: str, text: str) -> str:
     return f"{name}({text}, {rest})"
 
 
-def _made(rows: Rows, like: Scalar, text: str) -> Scalar:
+def _made(rows: TritonRows, like: Scalar, text: str) -> Scalar:
     return Scalar(rows.w.set(like.reg.type, text), like.dtype)

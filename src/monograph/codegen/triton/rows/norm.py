@@ -10,10 +10,16 @@ S becomes S + n d and Q becomes Q + 2 d S + n d^2.
 from __future__ import annotations
 
 from monograph.codegen.triton.emit.block_sizes import power
-from monograph.codegen.triton.module.kernel import Candidate, GpuContext, Launch, Scratch, Work
+from monograph.codegen.triton.module.kernel import (
+    Candidate,
+    GpuContext,
+    Launch,
+    TritonScratch,
+    Work,
+)
 from monograph.codegen.triton.rows.block_reduce import SUM, total
-from monograph.codegen.triton.rows.row_tiling import Cut, cuts
-from monograph.codegen.triton.rows.rows import Block, Rows, field, scratch, wide
+from monograph.codegen.triton.rows.row_tiling import RowTiling, cuts
+from monograph.codegen.triton.rows.rows import RowBlock, TritonRows, field, scratch, wide
 from monograph.ir import Value
 from monograph.ops.composite import LayerNorm, RmsNorm
 from monograph.ops.scalar import Scalar
@@ -36,7 +42,7 @@ def candidates(context: GpuContext) -> list[Candidate]:
     ]
 
 
-def _kernels(context: GpuContext, cut: Cut) -> tuple[Work, ...]:
+def _kernels(context: GpuContext, cut: RowTiling) -> tuple[Work, ...]:
     work = _Norm(context)
     if cut.split == 1:
         return (work.alone(cut),)
@@ -50,19 +56,19 @@ class _Norm:
         assert anchor is not None
         assert isinstance(anchor.op, (LayerNorm, RmsNorm))
         self.op = anchor.op
-        self.rows = Rows(context, self.op.axes)
+        self.rows = TritonRows(context, self.op.axes)
         self.dtype = wide(anchor.dtype)
         self.centred = isinstance(self.op, LayerNorm)
 
     # Kernels
 
-    def alone(self, cut: Cut) -> Launch:
+    def alone(self, cut: RowTiling) -> Launch:
         """A program has its rows to itself: in registers, or gone through twice."""
         self.rows.begin(cut)
         self._write_all(self._totals())
         return self.rows.launch()
 
-    def parts(self, cut: Cut, memory: list[Scratch]) -> Launch:
+    def parts(self, cut: RowTiling, memory: list[TritonScratch]) -> Launch:
         """The totals of parts of rows."""
         self.rows.begin(cut)
         totals = self._totals()
@@ -71,7 +77,7 @@ class _Norm:
             self.rows.put_part(place, t)
         return self.rows.launch()
 
-    def from_parts(self, cut: Cut, memory: list[Scratch]) -> Launch:
+    def from_parts(self, cut: RowTiling, memory: list[TritonScratch]) -> Launch:
         """The result for parts of rows, from the totals of all of them."""
         rows, s = self.rows, self.rows.s
         rows.begin(cut)
@@ -89,7 +95,7 @@ class _Norm:
         self._write_all([total(rows, SUM, moved), total(rows, SUM, squares), pivot])
         return rows.launch()
 
-    def _sizes(self, cut: Cut) -> Scalar:
+    def _sizes(self, cut: RowTiling) -> Scalar:
         """How many elements each part of a row has."""
         rows = self.rows
         part, chunk = rows.across(power(cut.split)), rows.chunk
@@ -115,7 +121,7 @@ class _Norm:
             return [total(rows, SUM, block)]
         pivot = self._pivot()
 
-        def deviate(block: Block) -> list[Scalar]:
+        def deviate(block: RowBlock) -> list[Scalar]:
             d = rows.masked(s.sub(self._read(block), pivot), block, 0.0)
             return [d, s.mul(d, d)]
 
@@ -134,7 +140,7 @@ class _Norm:
         size = rows.w.let(f"tl.minimum({left}, {rows.cut.block}).to({kind})")
         return s.div(sums, rows.named(size, self.dtype))
 
-    def _read(self, block: Block) -> Scalar:
+    def _read(self, block: RowBlock) -> Scalar:
         return self.rows.read(block, self.dtype, 0.0)
 
     def _write_all(self, totals: list[Scalar]) -> None:
@@ -149,7 +155,7 @@ class _Norm:
         scale = s.div(self._number(1.0), s.sqrt(s.add(spread, epsilon)))
         rows.k.trigger()
 
-        def step(block: Block, _: list[str]) -> list[str]:
+        def step(block: RowBlock, _: list[str]) -> list[str]:
             x = self._read(block)
             if self.centred:
                 x = s.sub(s.sub(x, totals[2]), rest)
@@ -158,7 +164,7 @@ class _Norm:
 
         rows.loop([], step)
 
-    def _write(self, block: Block, y: Scalar) -> None:
+    def _write(self, block: RowBlock, y: Scalar) -> None:
         s = self.rows.s
         given = self.rows.parameters_at(block, self.dtype)
         if len(given) == 2:

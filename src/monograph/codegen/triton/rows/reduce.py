@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 from monograph.codegen.triton.emit.block_sizes import power
-from monograph.codegen.triton.module.kernel import Candidate, GpuContext, Launch, Scratch, Work
+from monograph.codegen.triton.module.kernel import (
+    Candidate,
+    GpuContext,
+    Launch,
+    TritonScratch,
+    Work,
+)
 from monograph.codegen.triton.rows.block_reduce import (
     LARGEST,
     PRODUCT,
@@ -13,8 +19,8 @@ from monograph.codegen.triton.rows.block_reduce import (
     neutral,
     total,
 )
-from monograph.codegen.triton.rows.row_tiling import Cut, cuts, joining
-from monograph.codegen.triton.rows.rows import Block, Rows, field, scratch, wide
+from monograph.codegen.triton.rows.row_tiling import RowTiling, cuts, joining
+from monograph.codegen.triton.rows.rows import RowBlock, TritonRows, field, scratch, wide
 from monograph.ir import Value
 from monograph.ir.dtype import COMPLEX, i32
 from monograph.ops.reduce import (
@@ -57,27 +63,27 @@ def candidates(context: GpuContext) -> list[Candidate]:
     ]
 
 
-def _rows(context: GpuContext) -> Rows:
+def _rows(context: GpuContext) -> TritonRows:
     anchor = context.step.region.anchor
     assert anchor is not None
     op = anchor.op
     if isinstance(op, ArgReduction):
-        return Rows(context, (op.axis,))
+        return TritonRows(context, (op.axis,))
     assert isinstance(op, Reduction)
-    return Rows(context, op.axes)
+    return TritonRows(context, op.axes)
 
 
 def _empty(context: GpuContext) -> Launch:
     """The total of nothing, for every row."""
     rows = _rows(context)
-    rows.begin(Cut(min(power(rows.count), 128), 1, 1))
+    rows.begin(RowTiling(min(power(rows.count), 128), 1, 1))
     how, dtype = _HOW[type(rows.anchor.op)], rows.anchor.dtype
     rows.k.trigger()
     rows.finish(rows.s.constant(neutral(how, dtype), dtype), rows.rows)
     return rows.launch()
 
 
-def _kernels(context: GpuContext, cut: Cut) -> tuple[Work, ...]:
+def _kernels(context: GpuContext, cut: RowTiling) -> tuple[Work, ...]:
     rows = _rows(context)
     work = _work(rows)
     rows.begin(cut)
@@ -92,7 +98,7 @@ def _kernels(context: GpuContext, cut: Cut) -> tuple[Work, ...]:
     return (rows.launch(), _join(context, memory, cut.split))
 
 
-def _join(context: GpuContext, memory: list[Scratch], parts: int) -> Launch:
+def _join(context: GpuContext, memory: list[TritonScratch], parts: int) -> Launch:
     """A kernel that joins the totals of the parts of rows."""
     rows = _rows(context)
     work = _work(rows)
@@ -103,14 +109,14 @@ def _join(context: GpuContext, memory: list[Scratch], parts: int) -> Launch:
     return rows.launch()
 
 
-def _work(rows: Rows) -> _Total | _Argument:
+def _work(rows: TritonRows) -> _Total | _Argument:
     return _Argument(rows) if isinstance(rows.anchor.op, ArgReduction) else _Total(rows)
 
 
 class _Total:
     """A sum, a product or an extreme."""
 
-    def __init__(self, rows: Rows) -> None:
+    def __init__(self, rows: TritonRows) -> None:
         self.rows, self.how = rows, _HOW[type(rows.anchor.op)]
         self.dtype = wide(rows.operand.dtype)
         self.nothing = neutral(self.how, self.dtype)
@@ -125,7 +131,7 @@ class _Total:
         )
         return [total(rows, self.how, block)]
 
-    def joined_parts(self, memory: list[Scratch], parts: int) -> list[Scalar]:
+    def joined_parts(self, memory: list[TritonScratch], parts: int) -> list[Scalar]:
         """The total of each row from those of its parts."""
         return [total(self.rows, self.how, self.rows.parts(memory[0], parts, self.nothing))]
 
@@ -133,7 +139,7 @@ class _Total:
 class _Argument:
     """Where the largest or smallest is: values and places are carried side by side."""
 
-    def __init__(self, rows: Rows) -> None:
+    def __init__(self, rows: TritonRows) -> None:
         op = rows.anchor.op
         assert isinstance(op, ArgReduction)
         self.rows, self.last = rows, op.last
@@ -149,11 +155,11 @@ class _Argument:
         best, place = self.rows.fold(starts, self._read, self._better)
         return self._chosen(best, place)
 
-    def joined_parts(self, memory: list[Scratch], parts: int) -> list[Scalar]:
+    def joined_parts(self, memory: list[TritonScratch], parts: int) -> list[Scalar]:
         best = self.rows.parts(memory[0], parts, self.nothing)
         return self._chosen(best, self.rows.parts(memory[1], parts, self.never))
 
-    def _read(self, block: Block) -> list[Scalar]:
+    def _read(self, block: RowBlock) -> list[Scalar]:
         place = self.rows.masked(self.rows.named(block.number, i32), block, self.never)
         return [self.rows.read(block, self.dtype, self.nothing), place]
 

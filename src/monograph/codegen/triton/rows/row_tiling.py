@@ -23,7 +23,7 @@ TRIED = 3
 
 
 @dataclass(frozen=True)
-class Cut:
+class RowTiling:
     """The block of a program: some rows, some elements of each at a time, its warps."""
 
     rows: int
@@ -36,10 +36,10 @@ class Cut:
         """Blocks of a part of a row."""
         return max(-(-length // (self.split * self.block)), 1)
 
-    def fitted(self, length: int) -> Cut:
+    def fitted(self, length: int) -> RowTiling:
         """Without parts that would have nothing to do."""
         chunk = self.trips(length) * self.block
-        return Cut(self.rows, self.block, self.warps, -(-length // chunk))
+        return RowTiling(self.rows, self.block, self.warps, -(-length // chunk))
 
     def __str__(self) -> str:
         split = f" split {self.split}" if self.split > 1 else ""
@@ -56,26 +56,26 @@ class Field:
     """Rows that lie side by side in memory, where lanes are to lie across rows."""
     itemsize: int = 4
 
-    def programs(self, cut: Cut) -> int:
+    def programs(self, cut: RowTiling) -> int:
         if not self.lane:
             return -(-self.count // cut.rows) * cut.split
         return self.count // self.lane * -(-self.lane // cut.rows) * cut.split
 
 
-def cuts(field: Field) -> list[Cut]:
+def cuts(field: Field) -> list[RowTiling]:
     """Ways to cut rows up, the most promising first."""
     if field.count * field.length == 1:
-        return [Cut(1, 1, 1)]
-    found: dict[Cut, None] = {}
+        return [RowTiling(1, 1, 1)]
+    found: dict[RowTiling, None] = {}
     least = min(LEAST, max(_row_counts(field)) * power(field.length))
     for rows in _row_counts(field):
         for block in _blocks(field, rows):
             if rows * block < least:
                 continue
             for warps in _warps(rows * block):
-                for split in _splits(field, Cut(rows, block, warps)):
-                    found[Cut(rows, block, warps, split).fitted(field.length)] = None
-    kinds: dict[tuple[bool, bool], list[Cut]] = {}
+                for split in _splits(field, RowTiling(rows, block, warps)):
+                    found[RowTiling(rows, block, warps, split).fitted(field.length)] = None
+    kinds: dict[tuple[bool, bool], list[RowTiling]] = {}
     for cut in sorted(found, key=lambda c: guess(field, c)):
         # Rows that are held, gone through, or shared.
         kinds.setdefault((cut.split > 1, cut.trips(field.length) > 1), []).append(cut)
@@ -83,11 +83,11 @@ def cuts(field: Field) -> list[Cut]:
     return sorted(kept, key=lambda c: guess(field, c))
 
 
-def joining(field: Field, parts: int) -> Cut:
+def joining(field: Field, parts: int) -> RowTiling:
     """How the totals of the parts of rows are joined: a few rows at a time."""
     size = power(parts)
     rows = min(max(512 // size, 1), power(field.lane or field.count))
-    return Cut(rows, size, 1 if rows * size < 512 else 4)
+    return RowTiling(rows, size, 1 if rows * size < 512 else 4)
 
 
 def _row_counts(field: Field) -> list[int]:
@@ -115,11 +115,11 @@ def _warps(size: int) -> list[int]:
     return [4, 8] if size >= 2048 else [4] if size >= 512 else [2] if size >= 256 else [1]
 
 
-def _splits(field: Field, cut: Cut) -> list[int]:
+def _splits(field: Field, cut: RowTiling) -> list[int]:
     """Numbers of programs for each row: enough to keep the device busy, each with enough to do."""
     programs = field.programs(cut)
     fewest = _row_counts(field)[0]
-    if field.programs(Cut(fewest, cut.block)) >= BUSY:
+    if field.programs(RowTiling(fewest, cut.block)) >= BUSY:
         return [1]
     shortest = SHORTEST // cut.rows if field.lane else SHORTEST
     most = min(-(-field.length // max(cut.block, shortest)), PARTS)
@@ -129,7 +129,7 @@ def _splits(field: Field, cut: Cut) -> list[int]:
     return [1, *dict.fromkeys(min(s, most) for s in (enough, enough // 4) if s > 1)]
 
 
-def guess(field: Field, cut: Cut) -> float:
+def guess(field: Field, cut: RowTiling) -> float:
     """A rough time, only to order what is tried: rounds of programs times the work of each."""
     slots = 132 * min(64 // cut.warps, 24)
     rounds = max(field.programs(cut) / slots, 1.0)

@@ -15,10 +15,10 @@ from dataclasses import dataclass, replace
 
 from monograph.codegen.common.registers import Reg
 from monograph.codegen.common.types import register
-from monograph.codegen.triton.emit.elements import Axis, Point
+from monograph.codegen.triton.emit.elements import BlockAxis, Point
 from monograph.codegen.triton.emit.writer import literal
-from monograph.codegen.triton.module.kernel import GpuContext, Launch, Scratch
-from monograph.codegen.triton.rows.row_tiling import Cut, Field
+from monograph.codegen.triton.module.kernel import GpuContext, Launch, TritonScratch
+from monograph.codegen.triton.rows.row_tiling import Field, RowTiling
 from monograph.ir import DType, Value
 from monograph.ir.dtype import f32, f64, i32
 from monograph.ops.scalar import Scalar
@@ -32,7 +32,7 @@ NARROWEST = 8
 
 
 @dataclass(frozen=True)
-class Block:
+class RowBlock:
     """Some elements of a program's rows: where they are, and which of them exist."""
 
     point: Point
@@ -41,7 +41,7 @@ class Block:
     mask: str | None
 
 
-class Rows:
+class TritonRows:
     """The rows of an anchor's first operand, in a kernel that is being written."""
 
     def __init__(self, context: GpuContext, axes: Sequence[int]) -> None:
@@ -122,7 +122,7 @@ class Rows:
 
     # A kernel
 
-    def begin(self, cut: Cut) -> None:
+    def begin(self, cut: RowTiling) -> None:
         """Says which rows a program has, and how it goes along them."""
         self.cut = cut
         self.single = cut.rows == 1
@@ -153,14 +153,14 @@ class Rows:
         mask = w.let(f"{text} < {lane.extent}", "m") if lane.extent % size else None
         self.number = w.let(f"{place} * {lane.extent} + {text}", "i") if outer else text
         self.row_mask = mask
-        self.rows = self._spread(outer, place, None) | {lane: Axis(text, mask)}
+        self.rows = self._spread(outer, place, None) | {lane: BlockAxis(text, mask)}
 
     def _down(self, text: str) -> str:
         return self.w.let(f"({text})[:, None]", "r")
 
     def _spread(
         self, nest: Sequence[Counter], number: str, mask: str | None
-    ) -> dict[Counter, Axis]:
+    ) -> dict[Counter, BlockAxis]:
         """The counters of a nest, from the number of a trip through it."""
         point = {}
         step = math.prod(c.extent for c in nest)
@@ -169,7 +169,7 @@ class Rows:
             text = number if step == 1 else self.w.let(f"({number}) // {step}", "q")
             if place:
                 text = self.w.let(f"({text}) % {c.extent}", "r")
-            point[c] = Axis(text, mask)
+            point[c] = BlockAxis(text, mask)
         return point
 
     def across(self, size: int) -> str:
@@ -206,7 +206,7 @@ class Rows:
         """Elements of a row that a program goes through, and some beyond its end."""
         return self.trips * self.cut.block
 
-    def block(self, start: str) -> Block:
+    def block(self, start: str) -> RowBlock:
         """Elements from a place in this program's part of the rows on."""
         steps = self.across(self.cut.block)
         if self.cut.split > 1:
@@ -214,15 +214,15 @@ class Rows:
         number = steps if start == "0" else self.w.let(f"{start} + {steps}", "k")
         whole = self.chunk * self.cut.split == self.length
         mask = None if whole else self.w.let(f"{number} < {self.length}", "m")
-        return Block(self.rows | self._spread(self.reduced, number, mask), number, mask)
+        return RowBlock(self.rows | self._spread(self.reduced, number, mask), number, mask)
 
-    def narrowed(self, block: Block, mask: str) -> Block:
+    def narrowed(self, block: RowBlock, mask: str) -> RowBlock:
         """A block of which fewer elements exist."""
-        along = {c: Axis(block.point[c].text, mask) for c in self.reduced}
-        return Block({**block.point, **along}, block.number, mask)
+        along = {c: BlockAxis(block.point[c].text, mask) for c in self.reduced}
+        return RowBlock({**block.point, **along}, block.number, mask)
 
     def loop(
-        self, starts: Sequence[str], body: Callable[[Block, list[str]], list[str]]
+        self, starts: Sequence[str], body: Callable[[RowBlock, list[str]], list[str]]
     ) -> list[str]:
         """Runs a body over the blocks of the rows; it makes new carried values from the old."""
         if self.trips == 1:
@@ -239,7 +239,7 @@ class Rows:
     def fold(
         self,
         starts: Sequence[Scalar],
-        make: Callable[[Block], list[Scalar]],
+        make: Callable[[RowBlock], list[Scalar]],
         join: Callable[[list[Scalar], list[Scalar]], list[Scalar]],
     ) -> list[Scalar]:
         """Joins blocks of the rows element by element; what is left to join is one block."""
@@ -248,7 +248,7 @@ class Rows:
         shape = self.shape(self.cut.block)
         first = [f"tl.broadcast_to({t.reg}, {shape})" for t in starts]
 
-        def step(block: Block, names: list[str]) -> list[str]:
+        def step(block: RowBlock, names: list[str]) -> list[str]:
             old = [self.named(n, t.dtype) for n, t in zip(names, starts, strict=True)]
             return [str(t.reg) for t in join(old, make(block))]
 
@@ -261,7 +261,7 @@ class Rows:
 
     # Elements
 
-    def read(self, block: Block, dtype: DType, neutral: float | int) -> Scalar:
+    def read(self, block: RowBlock, dtype: DType, neutral: float | int) -> Scalar:
         """Elements of the operand in the type of totals; `neutral` where the row has ended."""
         order = self.elements.plan((self.operand,), self.at)
         found = self.elements.emit(order, block.point)[Element(self.operand, self.at)]
@@ -271,7 +271,7 @@ class Rows:
         # Narrow floats are computed in f32 already.
         return Scalar(x.reg, dtype) if dtype == f32 else self.s.cast(x, dtype)
 
-    def masked(self, x: Scalar, block: Block, neutral: float | int) -> Scalar:
+    def masked(self, x: Scalar, block: RowBlock, neutral: float | int) -> Scalar:
         """A full block of numbers; `neutral` where the row has ended."""
         kind = register(x.dtype)
         text = self.w.let(f"tl.broadcast_to({x.reg}, {self.shape(self.cut.block)})", "x")
@@ -279,7 +279,7 @@ class Rows:
             text = f"tl.where({block.mask}, {text}, {literal(neutral, kind)})"
         return Scalar(self.w.set(kind, text), x.dtype)
 
-    def parameters_at(self, block: Block, dtype: DType) -> list[Scalar]:
+    def parameters_at(self, block: RowBlock, dtype: DType) -> list[Scalar]:
         """The anchor's other operands at the elements of a block."""
         made = self.elements.emit(self._parameter_order(self.at), block.point)
         return [Scalar(made[e].reg, dtype) for e in self.parameters(self.at)]
@@ -304,13 +304,13 @@ class Rows:
 
     # Parts of rows
 
-    def put_part(self, scratch: Scratch, total: Scalar) -> None:
+    def put_part(self, scratch: TritonScratch, total: Scalar) -> None:
         """Leaves the total of a part of each row for the next kernel."""
         where = f"{self.k.pointer(scratch)} + ({self.number}) * {self.cut.split} + {self.part}"
         mask = f", mask={self.row_mask}" if self.row_mask else ""
         self.w.line(f"tl.store({where}, {total.reg}{mask})")
 
-    def parts(self, scratch: Scratch, count: int, neutral: float | int) -> Scalar:
+    def parts(self, scratch: TritonScratch, count: int, neutral: float | int) -> Scalar:
         """The totals of the parts of each row, `neutral` beyond their count."""
         size = 1 << (count - 1).bit_length()
         number = self.across(size)
@@ -331,12 +331,12 @@ def wide(dtype: DType) -> DType:
     return dtype if dtype.bits >= 32 else i32
 
 
-def field(rows: Rows) -> Field:
+def field(rows: TritonRows) -> Field:
     """The sizes that decide how rows are cut up."""
     itemsize = max(rows.operand.dtype.itemsize, 1)
     return Field(rows.count, rows.length, rows.lane.extent if rows.lane else 0, itemsize)
 
 
-def scratch(rows: Rows, parts: int, dtype: DType) -> Scratch:
+def scratch(rows: TritonRows, parts: int, dtype: DType) -> TritonScratch:
     """Memory for the totals of the parts of all rows."""
-    return Scratch(rows.count * parts * dtype.itemsize, dtype)
+    return TritonScratch(rows.count * parts * dtype.itemsize, dtype)

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 from monograph.codegen.triton.emit.writer import literal
-from monograph.codegen.triton.module.kernel import Candidate, GpuContext, Launch, Scratch, Work
+from monograph.codegen.triton.module.kernel import (
+    Candidate,
+    GpuContext,
+    Launch,
+    TritonScratch,
+    Work,
+)
 from monograph.codegen.triton.rows.block_reduce import PRODUCT, SUM, joined, total
-from monograph.codegen.triton.rows.row_tiling import Cut, cuts
-from monograph.codegen.triton.rows.rows import Block, Rows, field, scratch, wide
+from monograph.codegen.triton.rows.row_tiling import RowTiling, cuts
+from monograph.codegen.triton.rows.rows import RowBlock, TritonRows, field, scratch, wide
 from monograph.ir import Value
 from monograph.ir.dtype import COMPLEX
 from monograph.ops.reduce import CumSum, Cumulative
@@ -31,7 +37,7 @@ def candidates(context: GpuContext) -> list[Candidate]:
     ]
 
 
-def _kernels(context: GpuContext, cut: Cut) -> tuple[Work, ...]:
+def _kernels(context: GpuContext, cut: RowTiling) -> tuple[Work, ...]:
     work = _Scan(context)
     if cut.split == 1:
         return (work.alone(cut),)
@@ -39,7 +45,7 @@ def _kernels(context: GpuContext, cut: Cut) -> tuple[Work, ...]:
     return (work.parts(cut, memory), _Scan(context).from_parts(cut, memory))
 
 
-class _ScanRows(Rows):
+class _ScanRows(TritonRows):
     """Rows that may run backwards, and where each element may stand for the one before it."""
 
     def _nest(self) -> None:
@@ -73,14 +79,14 @@ class _Scan:
         self.rows = _ScanRows(context, (self.op.axis,))
         self.dtype = wide(anchor.dtype)
 
-    def alone(self, cut: Cut) -> Launch:
+    def alone(self, cut: RowTiling) -> Launch:
         """A program has its rows to itself."""
         self.rows.begin(cut)
         start = self.rows.s.constant(self.op.neutral, self.dtype)
         self._run(self.rows.for_each_row(start))
         return self.rows.launch()
 
-    def parts(self, cut: Cut, memory: Scratch) -> Launch:
+    def parts(self, cut: RowTiling, memory: TritonScratch) -> Launch:
         """The totals of parts of rows."""
         rows = self.rows
         rows.begin(cut)
@@ -93,7 +99,7 @@ class _Scan:
         rows.put_part(memory, total(rows, self.how, block))
         return rows.launch()
 
-    def from_parts(self, cut: Cut, memory: Scratch) -> Launch:
+    def from_parts(self, cut: RowTiling, memory: TritonScratch) -> Launch:
         """Running totals of parts of rows, which start where the parts before them end."""
         rows = self.rows
         rows.begin(cut)
@@ -105,7 +111,7 @@ class _Scan:
         self._run(str(total(rows, self.how, earlier).reg))
         return rows.launch()
 
-    def _read(self, block: Block) -> Scalar:
+    def _read(self, block: RowBlock) -> Scalar:
         """Elements, or exclusive the ones before them: none before the first."""
         rows = self.rows
         if not self.op.exclusive:
@@ -120,7 +126,7 @@ class _Scan:
         function = "tl.cumsum" if self.how == SUM else "tl.cumprod"
         axis = 0 if rows.single else 1
 
-        def step(block: Block, names: list[str]) -> list[str]:
+        def step(block: RowBlock, names: list[str]) -> list[str]:
             x = self._read(block)
             carried = rows.named(names[0], self.dtype)
             running = Scalar(rows.w.set(x.reg.type, f"{function}({x.reg}, {axis})"), self.dtype)

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import math
 
-from monograph.codegen.triton.module.kernel import Candidate, GpuContext, Launch, Scratch, Work
+from monograph.codegen.triton.module.kernel import (
+    Candidate,
+    GpuContext,
+    Launch,
+    TritonScratch,
+    Work,
+)
 from monograph.codegen.triton.rows.block_reduce import LARGEST, SUM, total
-from monograph.codegen.triton.rows.row_tiling import Cut, cuts
-from monograph.codegen.triton.rows.rows import Block, Rows, field, scratch, wide
+from monograph.codegen.triton.rows.row_tiling import RowTiling, cuts
+from monograph.codegen.triton.rows.rows import RowBlock, TritonRows, field, scratch, wide
 from monograph.ir import Value
 from monograph.ops.composite import LogSoftmax, Softmax
 from monograph.ops.scalar import Scalar
@@ -30,7 +36,7 @@ def candidates(context: GpuContext) -> list[Candidate]:
     ]
 
 
-def _kernels(context: GpuContext, cut: Cut) -> tuple[Work, ...]:
+def _kernels(context: GpuContext, cut: RowTiling) -> tuple[Work, ...]:
     work = _Softmax(context)
     if cut.split == 1:
         return (work.whole(cut) if cut.trips(work.rows.length) == 1 else work.twice(cut),)
@@ -43,13 +49,13 @@ class _Softmax:
         anchor = context.step.region.anchor
         assert anchor is not None
         assert isinstance(anchor.op, (Softmax, LogSoftmax))
-        self.rows = Rows(context, (anchor.op.axis,))
+        self.rows = TritonRows(context, (anchor.op.axis,))
         self.dtype = wide(anchor.dtype)
         self.logarithm = isinstance(anchor.op, LogSoftmax)
 
     # Kernels
 
-    def whole(self, cut: Cut) -> Launch:
+    def whole(self, cut: RowTiling) -> Launch:
         """A block holds its rows: everything is read once."""
         rows, s = self.rows, self.rows.s
         rows.begin(cut)
@@ -63,13 +69,13 @@ class _Softmax:
         self._write(block, below if self.logarithm else weights, self._scale(sums))
         return rows.launch()
 
-    def twice(self, cut: Cut) -> Launch:
+    def twice(self, cut: RowTiling) -> Launch:
         """Rows are gone through once for their totals, and again for the result."""
         self.rows.begin(cut)
         self._write_all(*self._totals())
         return self.rows.launch()
 
-    def parts(self, cut: Cut, memory: list[Scratch]) -> Launch:
+    def parts(self, cut: RowTiling, memory: list[TritonScratch]) -> Launch:
         """The totals of parts of rows."""
         self.rows.begin(cut)
         totals = self._totals()
@@ -78,7 +84,7 @@ class _Softmax:
             self.rows.put_part(place, t)
         return self.rows.launch()
 
-    def from_parts(self, cut: Cut, memory: list[Scratch]) -> Launch:
+    def from_parts(self, cut: RowTiling, memory: list[TritonScratch]) -> Launch:
         """The result for parts of rows, from the totals of all of them."""
         rows, s = self.rows, self.rows.s
         rows.begin(cut)
@@ -91,7 +97,7 @@ class _Softmax:
 
     # Steps
 
-    def _read(self, block: Block) -> Scalar:
+    def _read(self, block: RowBlock) -> Scalar:
         return self.rows.read(block, self.dtype, -math.inf)
 
     def _totals(self) -> tuple[Scalar, Scalar]:
@@ -100,7 +106,7 @@ class _Softmax:
         lowest, nothing = (s.constant(n, self.dtype) for n in (-math.inf, 0.0))
         wide_zero = f"tl.broadcast_to({nothing.reg}, {rows.shape(rows.cut.block)})"
 
-        def step(block: Block, names: list[str]) -> list[str]:
+        def step(block: RowBlock, names: list[str]) -> list[str]:
             top, sums = (rows.named(n, self.dtype) for n in names)
             x = self._read(block)
             here = total(rows, LARGEST, x, nan=False)
@@ -124,7 +130,7 @@ class _Softmax:
         scale = self._scale(sums)
         rows.k.trigger()
 
-        def step(block: Block, _: list[str]) -> list[str]:
+        def step(block: RowBlock, _: list[str]) -> list[str]:
             below = s.sub(self._read(block), top)
             self._write(block, below if self.logarithm else self._exp(below), scale)
             return []
@@ -137,7 +143,7 @@ class _Softmax:
             return Scalar(s.log(self._rough(sums)).reg, self.dtype)
         return s.div(s.constant(1.0, self.dtype), sums)
 
-    def _write(self, block: Block, x: Scalar, scale: Scalar) -> None:
+    def _write(self, block: RowBlock, x: Scalar, scale: Scalar) -> None:
         s = self.rows.s
         self.rows.finish(s.sub(x, scale) if self.logarithm else s.mul(x, scale), block.point)
 

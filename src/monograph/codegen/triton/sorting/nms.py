@@ -11,14 +11,14 @@ from dataclasses import dataclass
 
 from monograph.codegen.common.sampling import number
 from monograph.codegen.triton.emit.block_sizes import power
-from monograph.codegen.triton.emit.elements import Elements
+from monograph.codegen.triton.emit.elements import TritonElements
 from monograph.codegen.triton.emit.indexed_load import read, register, write
 from monograph.codegen.triton.module.kernel import (
     Candidate,
     GpuContext,
     KernelWriter,
     Launch,
-    Scratch,
+    TritonScratch,
 )
 from monograph.codegen.triton.sorting.topk import LOWEST, ordered
 from monograph.ir import Item, Value
@@ -70,9 +70,9 @@ class _Problem:
         self.pairs = self.images * self.classes
         self.limit = max(min(self.op.limit, self.count), 0)
         self.abreast = min(MOST_ABREAST, max(32, power(self.count)))
-        self.left = Scratch(max(self.pairs * self.count, 1) * 8, i64)
-        self.places = Scratch(max(self.pairs * self.limit, 1) * 4, i32)
-        self.counts = Scratch(max(self.pairs, 1) * 4, i32)
+        self.left = TritonScratch(max(self.pairs * self.count, 1) * 8, i64)
+        self.places = TritonScratch(max(self.pairs * self.limit, 1) * 4, i32)
+        self.counts = TritonScratch(max(self.pairs, 1) * 4, i32)
 
     def chosen(self, warps: int) -> Launch:
         """The chosen boxes of every image and class, the best first."""
@@ -112,7 +112,7 @@ class _Problem:
         at = k.w.let(f"start + tl.arange(0, {self.abreast})", "i")
         return at, k.w.let(f"{at} < {self.count}", "m")
 
-    def _scored(self, k: KernelWriter, e: Elements, pair: str, image: str) -> str:
+    def _scored(self, k: KernelWriter, e: TritonElements, pair: str, image: str) -> str:
         """Scores as numbers in order; the lowest for boxes that are not to be chosen."""
         w, (at, mask) = k.w, self._number(k)
         score = read(e, self.scores, [image, f"({pair} % {self.classes})", at], mask)
@@ -144,7 +144,9 @@ class _Problem:
         where = w.let(f"{k.pointer(self.left)} + {pair} * {self.count} + {at}", "pp")
         return w.let(f"tl.load({where}, mask={mask}, other={LOWEST})", "key")
 
-    def _spared(self, k: KernelWriter, e: Elements, image: str, taken: _Box, value: str) -> str:
+    def _spared(
+        self, k: KernelWriter, e: TritonElements, image: str, taken: _Box, value: str
+    ) -> str:
         """What is left of some boxes once those that overlap a chosen one are struck out."""
         w, (at, mask) = k.w, self._number(k)
         s = e.scalars
@@ -153,7 +155,9 @@ class _Problem:
         spared = s.less_equal(overlap, number(s, self.op.iou)).reg
         return w.let(f"tl.where({spared} & ({at} != place), {value}, {LOWEST})", "key")
 
-    def _box(self, k: KernelWriter, e: Elements, image: str, at: str, mask: str | None) -> _Box:
+    def _box(
+        self, k: KernelWriter, e: TritonElements, image: str, at: str, mask: str | None
+    ) -> _Box:
         s = e.scalars
         sides = [s.cast(read(e, self.boxes, [image, at, str(i)], mask), f64) for i in range(4)]
         first, second = sides[:2], sides[2:]
@@ -197,7 +201,7 @@ class _Problem:
             w.assign("own", f"own + tl.sum(tl.where({other} == {pair}, {each}, 0), 0)")
             w.assign("total", f"total + tl.sum({each}, 0)")
 
-    def _write(self, k: KernelWriter, e: Elements, output: Value, pair: str) -> None:
+    def _write(self, k: KernelWriter, e: TritonElements, output: Value, pair: str) -> None:
         w = k.w
         with w.block(f"for start in range(0, {self.limit}, 128)"):
             at = w.let("start + tl.arange(0, 128)", "i")
@@ -214,7 +218,7 @@ class _Problem:
                 write(e, output, [slot, str(column)], zero, rest)
 
 
-def _overlap(k: KernelWriter, e: Elements, one: _Box, other: _Box) -> Scalar:
+def _overlap(k: KernelWriter, e: TritonElements, one: _Box, other: _Box) -> Scalar:
     """The intersection of boxes over their union; 0 for boxes without an area."""
     s, zero = e.scalars, number(e.scalars, 0)
     sides = [

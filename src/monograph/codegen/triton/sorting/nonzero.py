@@ -10,7 +10,7 @@ from monograph.codegen.triton.module.kernel import (
     GpuContext,
     KernelWriter,
     Launch,
-    Scratch,
+    TritonScratch,
     Work,
     single,
 )
@@ -38,7 +38,7 @@ def _kernels(context: GpuContext) -> tuple[Work, ...]:
     anchor = context.step.region.anchor
     assert anchor is not None
     parts = max(-(-anchor.inputs[0].tensor.size // BLOCK), 1)
-    counts = Scratch(4 * parts, i32)
+    counts = TritonScratch(4 * parts, i32)
     return _counted(context, counts, parts), _written(context, counts, parts)
 
 
@@ -58,7 +58,7 @@ def _found(k: KernelWriter) -> tuple[str, str, list[str]]:
     return number, w.let(f"({value.reg} != 0) & {mask}", "m"), at
 
 
-def _counted(context: GpuContext, counts: Scratch, parts: int) -> Launch:
+def _counted(context: GpuContext, counts: TritonScratch, parts: int) -> Launch:
     k = context.kernel()
     _, found, _ = _found(k)
     k.trigger()
@@ -67,7 +67,7 @@ def _counted(context: GpuContext, counts: Scratch, parts: int) -> Launch:
     return k.launch((parts,))
 
 
-def _written(context: GpuContext, counts: Scratch, parts: int) -> Launch:
+def _written(context: GpuContext, counts: TritonScratch, parts: int) -> Launch:
     """Coordinates behind those of earlier blocks; zeros behind the last ones."""
     anchor = context.step.region.anchor
     assert anchor is not None

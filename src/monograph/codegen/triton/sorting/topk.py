@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from monograph.codegen.common.types import is_wide
-from monograph.codegen.triton.emit.elements import Elements
+from monograph.codegen.triton.emit.elements import TritonElements
 from monograph.codegen.triton.emit.indexed_load import apart, read, write
 from monograph.codegen.triton.emit.writer import Writer
 from monograph.codegen.triton.module.kernel import (
@@ -25,7 +25,7 @@ from monograph.codegen.triton.module.kernel import (
     GpuContext,
     KernelWriter,
     Launch,
-    Scratch,
+    TritonScratch,
     Work,
 )
 from monograph.ir import Item, Value
@@ -115,7 +115,7 @@ class _Problem:
         return [*found[: self.op.axis], number, *found[self.op.axis :]]
 
 
-def _key(w: Writer, e: Elements, p: _Problem, row: str, place: str) -> _Key:
+def _key(w: Writer, e: TritonElements, p: _Problem, row: str, place: str) -> _Key:
     """Keys of elements at places of a row; places behind its end come last."""
     inside = w.let(f"{place} < {p.size}", "m")
     x = read(e, p.x, p.at(w, row, place), inside)
@@ -129,7 +129,7 @@ def _key(w: Writer, e: Elements, p: _Problem, row: str, place: str) -> _Key:
     return _Key(w.let(f"({value} << 32) + ({(1 << 32) - 1} - ({place}).to(tl.int64))", "key"))
 
 
-def ordered(w: Writer, e: Elements, x: Scalar) -> str:
+def ordered(w: Writer, e: TritonElements, x: Scalar) -> str:
     """Signed numbers that order as elements do; NaN is the largest, -0.0 equals 0.0."""
     wide = is_wide(x.dtype)
     if x.dtype.is_float:
@@ -151,7 +151,9 @@ def _place(w: Writer, key: _Key) -> str:
     return w.let(f"({(1 << 32) - 1} - ({key.value} & {(1 << 32) - 1})).to(tl.int32)", "n")
 
 
-def _give(w: Writer, e: Elements, p: _Problem, row: str, place: str, rank: str, mask: str) -> None:
+def _give(
+    w: Writer, e: TritonElements, p: _Problem, row: str, place: str, rank: str, mask: str
+) -> None:
     """Writes the elements that are among the first k."""
     chosen = w.let(f"({rank} < {p.op.k}) & ({mask})", "m")
     at = p.at(w, row, rank)
@@ -166,7 +168,7 @@ def _give(w: Writer, e: Elements, p: _Problem, row: str, place: str, rank: str, 
 
 def _ranks(
     k: KernelWriter,
-    e: Elements,
+    e: TritonElements,
     p: _Problem,
     row: str,
     own: _Key,
@@ -211,7 +213,7 @@ class _Chunks:
         while math.gcd(self.count, 10) > 1:
             self.count += 1
         total = p.rows * self.count * size
-        self.keys = [Scratch(total * 8, i64) for _ in range(2 if p.wide else 1)]
+        self.keys = [TritonScratch(total * 8, i64) for _ in range(2 if p.wide else 1)]
 
     def load(self, k: KernelWriter, at: str, mask: str | None = None) -> _Key:
         masked = f", mask={mask}, other={LOWEST}" if mask else ""

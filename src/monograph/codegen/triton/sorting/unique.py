@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import math
 
-from monograph.codegen.triton.emit.elements import Elements
+from monograph.codegen.triton.emit.elements import TritonElements
 from monograph.codegen.triton.emit.indexed_load import apart, read, register, write
 from monograph.codegen.triton.module.kernel import (
     Candidate,
     GpuContext,
     KernelWriter,
     Launch,
-    Scratch,
+    TritonScratch,
     Work,
     single,
 )
@@ -53,8 +53,8 @@ class _Problem:
         self.items = math.prod(shape) if axis is None else shape[axis]
         self.rest = () if axis is None else tuple(d for i, d in enumerate(shape) if i != axis)
         self.width = math.prod(self.rest)
-        self.firsts = Scratch(max(self.items, 1) * 4, i32)
-        self.counts = Scratch(max(self.items, 1) * 4, i32)
+        self.firsts = TritonScratch(max(self.items, 1) * 4, i32)
+        self.counts = TritonScratch(max(self.items, 1) * 4, i32)
         self.grid = (max(-(-self.items // OWN), 1),)
 
     def kernels(self) -> tuple[Work, ...]:
@@ -67,7 +67,7 @@ class _Problem:
         found = apart(k.w, column, self.rest)
         return [*found[: self.op.axis], item, *found[self.op.axis :]]
 
-    def _begin(self) -> tuple[KernelWriter, Elements, str, str]:
+    def _begin(self) -> tuple[KernelWriter, TritonElements, str, str]:
         k = self.context.kernel()
         e = k.elements()
         item = k.w.let(f"{k.program_id()} * {OWN} + tl.arange(0, {OWN})", "i")
@@ -75,7 +75,9 @@ class _Problem:
         k.wait()
         return k, e, item, inside
 
-    def _compared(self, k: KernelWriter, e: Elements, item: str, inside: str) -> tuple[str, str]:
+    def _compared(
+        self, k: KernelWriter, e: TritonElements, item: str, inside: str
+    ) -> tuple[str, str]:
         """Other items (a block from `start` on), and where they are; sets `same` and `below`.
 
         `same` says that another one equals one's own, `below` that it comes before it. All NaN
@@ -136,7 +138,9 @@ class _Problem:
         self._results(k, e, item, inside, first)
         return k.launch(self.grid)
 
-    def _results(self, k: KernelWriter, e: Elements, item: str, inside: str, first: str) -> None:
+    def _results(
+        self, k: KernelWriter, e: TritonElements, item: str, inside: str, first: str
+    ) -> None:
         w = k.w
         leads = w.let(f"{inside} & ({first} == {item})", "m")
         rest = w.let(f"{inside} & ({item} >= total)", "m")
@@ -158,7 +162,7 @@ class _Problem:
                 write(e, output, [item], zero, rest)
 
     def _values(
-        self, k: KernelWriter, e: Elements, output: Value, item: str, masks: tuple[str, str]
+        self, k: KernelWriter, e: TritonElements, output: Value, item: str, masks: tuple[str, str]
     ) -> None:
         w, (leads, rest) = k.w, masks
         with w.block(f"for column in range({self.width})"):

@@ -53,7 +53,7 @@ def index(x: Value, axis: int, i: int) -> Value:
     return Gather(axis)(x, constant(i))
 
 
-class Heads(NamedTuple):
+class AttentionOperands(NamedTuple):
     """Queries [B, H, S, D], keys and values [B, G, T, D]."""
 
     q: Value
@@ -80,7 +80,7 @@ def padded_end(x: Value, axis: int, count: Value) -> Value:
 # GroupQueryAttention
 
 
-def _grouped_heads(n: Node, heads: int, groups: int) -> Heads:
+def _grouped_heads(n: Node, heads: int, groups: int) -> AttentionOperands:
     """Queries, keys and values, given apart or packed into one tensor."""
     q, k, v = n.input(0), n.optional(1), n.optional(2)
     if k is None or v is None:
@@ -92,7 +92,9 @@ def _grouped_heads(n: Node, heads: int, groups: int) -> Heads:
         q, k, v = (piece(q, 2, a, b) for a, b in itertools.pairwise(bounds))
     if k.tensor.rank != 3 or v.tensor.rank != 3:
         n.unsupported("keys and values that are no projections")
-    return Heads(split_heads(n, q, heads), split_heads(n, k, groups), split_heads(n, v, groups))
+    return AttentionOperands(
+        split_heads(n, q, heads), split_heads(n, k, groups), split_heads(n, v, groups)
+    )
 
 
 @converter("GroupQueryAttention", domain=MICROSOFT)
@@ -171,11 +173,11 @@ def _turned(n: Node, q: Value, k: Value, starts: Value, prompt: Value) -> tuple[
 # MultiHeadAttention
 
 
-def _projected(n: Node, heads: int) -> Heads:
+def _projected(n: Node, heads: int) -> AttentionOperands:
     """Queries, keys and values of MultiHeadAttention, in any of its layouts, biases added."""
     q, k, v, bias = n.input(0), n.optional(1), n.optional(2), n.optional(3)
     if q.tensor.rank == 5:
-        return Heads(*(sh.Transpose((0, 2, 1, 3))(index(q, 3, i)) for i in range(3)))
+        return AttentionOperands(*(sh.Transpose((0, 2, 1, 3))(index(q, 3, i)) for i in range(3)))
     hidden = q.tensor.dim(2)
     biases: list[Value | None] = [None, None, None]
     if bias is not None:
@@ -193,7 +195,9 @@ def _projected(n: Node, heads: int) -> Heads:
         x if b is None or x.tensor.rank == 4 else ew.Add()(x, b)
         for x, b in zip((q, k, v), biases, strict=True)
     ]
-    return Heads(*(x if x.tensor.rank == 4 else split_heads(n, x, heads) for x in parts))
+    return AttentionOperands(
+        *(x if x.tensor.rank == 4 else split_heads(n, x, heads) for x in parts)
+    )
 
 
 def _counting(n: Node, given: Value, q: Value, k: Value) -> Value:
@@ -226,7 +230,7 @@ def _are_lengths(given: Value, q: Value) -> bool:
 
 
 def _attend(
-    n: Node, heads: Heads, given: Value | None, bias: Value | None, past: Value | None
+    n: Node, heads: AttentionOperands, given: Value | None, bias: Value | None, past: Value | None
 ) -> Value:
     """Attention of MultiHeadAttention and Attention, as ONNX Runtime computes it.
 
@@ -286,7 +290,7 @@ def multi_head_attention(n: Node) -> tuple[Value | None, ...]:
     past_k, past_v = n.optional(6), n.optional(7)
     if past_k is not None and past_v is not None:
         k, v = sh.Concat(2)(past_k, k), sh.Concat(2)(past_v, v)
-    y = _attend(n, Heads(q, k, v), n.optional(4), n.optional(5), past_k)
+    y = _attend(n, AttentionOperands(q, k, v), n.optional(4), n.optional(5), past_k)
     return merge_heads(y), k, v, None
 
 
@@ -317,7 +321,7 @@ def attend_packed(
     q, k, v = (split_heads(n, p, n.attr_int("num_heads")) for p in parts)
     if past is not None:
         k, v = (sh.Concat(2)(index(past, 0, i), new) for i, new in enumerate((k, v)))
-    y = _attend(n, Heads(q, k, v), mask, bias, past)
+    y = _attend(n, AttentionOperands(q, k, v), mask, bias, past)
     if not n.wants(1):
         return merge_heads(y), None
     return merge_heads(y), sh.Concat(0)(sh.Unsqueeze((0,))(k), sh.Unsqueeze((0,))(v))

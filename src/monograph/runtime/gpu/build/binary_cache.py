@@ -13,7 +13,7 @@ from importlib.metadata import version
 
 from monograph.codegen.triton.module.kernel import Arch
 from monograph.runtime.cache.object_cache import DiskCache
-from monograph.runtime.gpu.build.build import Binary, Request
+from monograph.runtime.gpu.build.build import KernelBinary, CompileRequest
 
 _ABOUT, _CODE = "about", "code"
 _FORMAT = 1
@@ -31,14 +31,14 @@ class KeptKernels:
         self._stored: set[str] = set()
         """What is known to be there."""
 
-    def find(self, wanted: Iterable[Request]) -> dict[Request, Binary]:
+    def find(self, wanted: Iterable[CompileRequest]) -> dict[CompileRequest, KernelBinary]:
         """Those of some kernels that were compiled before."""
         made = {one: self._find(one) for one in wanted} if self._cache is not None else {}
         found = {one: binary for one, binary in made.items() if binary is not None}
         self.found += len(found)
         return found
 
-    def _find(self, one: Request) -> Binary | None:
+    def _find(self, one: CompileRequest) -> KernelBinary | None:
         assert self._cache is not None
         key = self._key(one)
         parts = self._cache.get(key)
@@ -46,13 +46,13 @@ class KeptKernels:
             return None
         self._stored.add(key)
         try:
-            return Binary(**{**json.loads(bytes(parts[_ABOUT])), "code": bytes(parts[_CODE])})
+            return KernelBinary(**{**json.loads(bytes(parts[_ABOUT])), "code": bytes(parts[_CODE])})
         except (ValueError, KeyError, TypeError):
             self._cache.forget(key)
             self._stored.discard(key)
             return None
 
-    def keep(self, made: dict[Request, Binary]) -> None:
+    def keep(self, made: dict[CompileRequest, KernelBinary]) -> None:
         """Stores kernels that are worth to be found again."""
         for one, binary in made.items():
             key = self._key(one)
@@ -62,7 +62,7 @@ class KeptKernels:
             self._cache.put(key, {_ABOUT: json.dumps(about).encode(), _CODE: binary.code})
             self._stored.add(key)
 
-    def _key(self, one: Request) -> str:
+    def _key(self, one: CompileRequest) -> str:
         parts = {
             "format": _FORMAT,
             "kernel": asdict(one),

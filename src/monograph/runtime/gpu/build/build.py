@@ -26,7 +26,7 @@ POINTERS = {
 
 
 @dataclass(frozen=True)
-class Request:
+class CompileRequest:
     """A kernel to compile: its source, and what is known of its arguments."""
 
     source: str
@@ -39,7 +39,7 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Binary:
+class KernelBinary:
     """A compiled kernel: code that the driver loads, and how to launch it."""
 
     name: str
@@ -51,15 +51,15 @@ class Binary:
 
 def request(
     launch: Launch, dtypes: tuple[DType, ...], aligned: tuple[bool, ...], stem: str
-) -> Request:
+) -> CompileRequest:
     """What the compiler is asked for."""
     types = tuple(POINTERS[stored(t)] for t in dtypes)
-    return Request(
+    return CompileRequest(
         launch.source, stem, types, aligned, launch.warps, launch.stages, launch.dependent
     )
 
 
-def build(wanted: Request, arch: Arch) -> Binary:
+def build(wanted: CompileRequest, arch: Arch) -> KernelBinary:
     """Compiles a kernel for an architecture; no device is needed."""
     import triton
     from triton.backends.compiler import GPUTarget
@@ -86,4 +86,4 @@ def build(wanted: Request, arch: Arch) -> Binary:
         ) from error
     code = compiled.asm["cubin" if arch.backend == "cuda" else "hsaco"]
     meta = compiled.metadata
-    return Binary(meta.name, bytes(code), meta.shared, meta.num_warps * arch.warp, wanted.dependent)
+    return KernelBinary(meta.name, bytes(code), meta.shared, meta.num_warps * arch.warp, wanted.dependent)

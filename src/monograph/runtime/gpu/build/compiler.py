@@ -13,16 +13,16 @@ from triton import knobs
 
 from monograph.codegen.triton.module.kernel import Arch
 from monograph.errors import CodegenError
-from monograph.runtime.gpu.build.build import Binary, Request, build
-from monograph.runtime.gpu.build.worker import answered, asked
+from monograph.runtime.gpu.build.build import KernelBinary, CompileRequest, build
+from monograph.runtime.gpu.build.worker import encode_reply, decode_request
 
 FEW = 3
 """Kernels for which processes are not worth starting."""
-Built = dict[Request, Binary | CodegenError]
+Built = dict[CompileRequest, KernelBinary | CodegenError]
 
 
 def build_all(
-    wanted: Iterable[Request], arch: Arch, done: Callable[[int], None] = lambda count: None
+    wanted: Iterable[CompileRequest], arch: Arch, done: Callable[[int], None] = lambda count: None
 ) -> Built:
     """Every kernel's machine code, or why there is none."""
     requests = list(dict.fromkeys(wanted))
@@ -37,7 +37,7 @@ def build_all(
     return _Crew(requests, arch, done).work(workers)
 
 
-def _built(one: Request, arch: Arch) -> Binary | CodegenError:
+def _built(one: CompileRequest, arch: Arch) -> KernelBinary | CodegenError:
     try:
         return build(one, arch)
     except CodegenError as error:
@@ -47,10 +47,10 @@ def _built(one: Request, arch: Arch) -> Binary | CodegenError:
 class _Crew:
     """Worker processes, each fed by a thread."""
 
-    def __init__(self, requests: list[Request], arch: Arch, done: Callable[[int], None]) -> None:
+    def __init__(self, requests: list[CompileRequest], arch: Arch, done: Callable[[int], None]) -> None:
         self.arch = arch
         self.done = done
-        self.waiting: queue.SimpleQueue[Request] = queue.SimpleQueue()
+        self.waiting: queue.SimpleQueue[CompileRequest] = queue.SimpleQueue()
         for one in requests:
             self.waiting.put(one)
         self.built: Built = {}
@@ -74,13 +74,13 @@ class _Crew:
                     if made is None:
                         break
 
-    def _next(self) -> Request | None:
+    def _next(self) -> CompileRequest | None:
         try:
             return self.waiting.get_nowait()
         except queue.Empty:
             return None
 
-    def _store(self, one: Request, made: Binary | CodegenError) -> None:
+    def _store(self, one: CompileRequest, made: KernelBinary | CodegenError) -> None:
         with self.lock:
             self.built[one] = made
             self.done(len(self.built))
@@ -100,14 +100,14 @@ def _started() -> subprocess.Popen[str]:
     )
 
 
-def _ask(process: subprocess.Popen[str], one: Request, arch: Arch) -> Binary | CodegenError | None:
+def _ask(process: subprocess.Popen[str], one: CompileRequest, arch: Arch) -> KernelBinary | CodegenError | None:
     """A worker's answer; None where it gave none."""
     assert process.stdin is not None
     assert process.stdout is not None
     try:
-        process.stdin.write(asked(one, arch) + "\n")
+        process.stdin.write(decode_request(one, arch) + "\n")
         process.stdin.flush()
         line = process.stdout.readline()
     except OSError:
         return None
-    return answered(line) if line else None
+    return encode_reply(line) if line else None

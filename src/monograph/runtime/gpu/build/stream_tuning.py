@@ -25,9 +25,9 @@ from monograph.codegen.triton.module.layout import KEPT, Bound, GpuModule, lay_o
 from monograph.program.legalise.lower_random import states_of
 from monograph.program.memory.stream_schedule import Schedule, narrowed
 from monograph.runtime.gpu.capture.capture import Recorder, launch_order, order_of
-from monograph.runtime.gpu.capture.control import REPEAT, Nest, nests
+from monograph.runtime.gpu.capture.control import REPEAT, LaunchTree, nests
 from monograph.runtime.gpu.driver.graphs import Graphs
-from monograph.runtime.gpu.bound_program import Running
+from monograph.runtime.gpu.bound_program import GpuProgram
 from monograph.runtime.gpu.host_io.pinned_staging import SlabLayout
 from monograph.runtime.gpu.build.tuning_cache import FULL, Entry, TuningCache
 
@@ -45,7 +45,7 @@ def rivals(order: Schedule) -> dict[int, Schedule]:
     return {o.lanes: o for o in (*fewer, order)}
 
 
-def why_untried(draws: bool, found: Sequence[Nest]) -> str:
+def why_untried(draws: bool, found: Sequence[LaunchTree]) -> str:
     """Why no run is tried on scratch memory; "" where nothing speaks against it.
 
     Branches may take either side there, donated state is as much scratch as the rest, and indices
@@ -100,11 +100,11 @@ def text(lanes: int) -> str:
     return "1 lane" if lanes == 1 else f"{lanes} lanes"
 
 
-class Laned:
+class StreamTuner:
     """The lanes of an executable's graphs, chosen when the first of them is made."""
 
     def __init__(
-        self, executable: Running, graphs: Graphs, measured: MeasuredLanes | None = None
+        self, executable: GpuProgram, graphs: Graphs, measured: MeasuredLanes | None = None
     ) -> None:
         self.executable = executable
         self.graphs = graphs

@@ -17,7 +17,7 @@ from monograph.errors import CodegenError, MonographError
 from monograph.program.memory.buffer_assignment import CONSTANT, TEMPORARY
 from monograph.program.program import Program, Step
 from monograph.runtime.gpu.build import tuning_key
-from monograph.runtime.gpu.build.build import Request, request
+from monograph.runtime.gpu.build.build import CompileRequest, request
 from monograph.runtime.gpu.build.compiler import Built, build_all
 from monograph.runtime.gpu.driver.devices import Device
 from monograph.runtime.gpu.executable import Chooser, GpuExecutable, compile_program, only_host
@@ -177,12 +177,12 @@ def problem_key(program: Program, step: Step, tf32: bool) -> str:
     return tuning_key.key(program, step) + ("-rounded-tf32" if tf32 else "")
 
 
-def requests_of(module: GpuModule) -> list[Request]:
+def requests_of(module: GpuModule) -> list[CompileRequest]:
     """The kernels that a module needs compiled."""
     return [r for bound in module.every if (r := _request(bound)) is not None]
 
 
-def _request(bound: Bound) -> Request | None:
+def _request(bound: Bound) -> CompileRequest | None:
     """The kernel that a piece of work needs; None for a call, a branch or a loop."""
     if not isinstance(bound.work, Launch):
         return None

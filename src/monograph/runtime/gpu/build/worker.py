@@ -14,26 +14,26 @@ from typing import Any
 
 from monograph.codegen.triton.module.kernel import Arch
 from monograph.errors import CodegenError
-from monograph.runtime.gpu.build.build import Binary, Request, build
+from monograph.runtime.gpu.build.build import KernelBinary, CompileRequest, build
 
 
-def asked(one: Request, arch: Arch) -> str:
+def decode_request(one: CompileRequest, arch: Arch) -> str:
     """The line that asks for a kernel."""
     return json.dumps({"request": asdict(one), "arch": asdict(arch)})
 
 
-def answered(line: str) -> Binary | CodegenError:
+def encode_reply(line: str) -> KernelBinary | CodegenError:
     """What a line of answer says."""
     answer = json.loads(line)
     if "error" in answer:
         return CodegenError(answer["error"])
-    return Binary(**{**answer, "code": base64.b64decode(answer["code"])})
+    return KernelBinary(**{**answer, "code": base64.b64decode(answer["code"])})
 
 
 def _answer(line: str) -> dict[str, Any]:
     asked_for = json.loads(line)
     given = asked_for["request"]
-    one = Request(**{**given, "types": tuple(given["types"]), "aligned": tuple(given["aligned"])})
+    one = CompileRequest(**{**given, "types": tuple(given["types"]), "aligned": tuple(given["aligned"])})
     try:
         binary = build(one, Arch(**asked_for["arch"]))
     except CodegenError as error:

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import torch
 
 from monograph.runtime.counts import Counts
-from monograph.runtime.gpu.bound_program import Running
-from monograph.runtime.gpu.device_faults import Note
+from monograph.runtime.gpu.bound_program import GpuProgram
+from monograph.runtime.gpu.device_faults import FaultReport
 from monograph.runtime.gpu.memory import told_of_failure
 from monograph.runtime.gpu.tensor_checks import (
     goes_to_host,
@@ -31,12 +31,12 @@ class End(NamedTuple):
 
     wait: Callable[[], None]
     reached: Callable[[], bool]
-    note: Note | None
+    note: FaultReport | None
     """What it found wrong with its data."""
 
 
 def started(
-    executable: Running,
+    executable: GpuProgram,
     feeds: Mapping[str, Any],
     out: Mapping[str, Any],
     counts: Counts | None,
@@ -79,7 +79,7 @@ def started(
 
 
 def started_eagerly(
-    executable: Running, feeds: Mapping[str, Any], out: Mapping[str, Any] = NOTHING
+    executable: GpuProgram, feeds: Mapping[str, Any], out: Mapping[str, Any] = NOTHING
 ) -> Pending:
     """A run, every kernel launched by itself on the current stream."""
 
@@ -91,7 +91,7 @@ def started_eagerly(
         return started(executable, feeds, out, None, enqueue)
 
 
-def _end_of(place: torch.device, note: Note | None) -> End:
+def _end_of(place: torch.device, note: FaultReport | None) -> End:
     """The end of what the current stream was given so far."""
     if place.type != "cuda":  # the host itself, which has done it
         return End(lambda: None, lambda: True, note)
@@ -101,7 +101,7 @@ def _end_of(place: torch.device, note: Note | None) -> End:
 
 
 def _usable(
-    executable: Running,
+    executable: GpuProgram,
     inputs: Mapping[str, torch.Tensor],
     out: Mapping[str, Any],
     counts: Counts | None,

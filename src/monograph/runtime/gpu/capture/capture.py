@@ -20,7 +20,7 @@ import torch
 
 from monograph.codegen.triton.module.layout import Bound
 from monograph.program.memory.stream_schedule import Schedule
-from monograph.runtime.gpu.bound_program import Running
+from monograph.runtime.gpu.bound_program import GpuProgram
 from monograph.runtime.gpu.capture.conditions import (
     Ends,
     add_launch,
@@ -29,20 +29,20 @@ from monograph.runtime.gpu.capture.conditions import (
     once,
     record_control,
 )
-from monograph.runtime.gpu.capture.control import Controlled
-from monograph.runtime.gpu.driver.graphs import KERNEL, Copy, GraphError, Graphs, Handle, Params
+from monograph.runtime.gpu.capture.control import ConditionalLaunch
+from monograph.runtime.gpu.driver.graphs import KERNEL, CopyNode, GraphError, Graphs, Handle, Params
 
 Memory: TypeAlias = Mapping[str, torch.Tensor]
 """The bytes of every port."""
 Place: TypeAlias = tuple[Params, "ctypes.c_uint64", int]
 """A word of a node's parameters, and how far behind a port's start it points."""
-Copies: TypeAlias = Mapping[str, Copy]
+Copies: TypeAlias = Mapping[str, CopyNode]
 """Copies at one end of a graph, done in any order, by the names that their nodes get."""
 NO_COPIES: Copies = {}
 
 
 @dataclass
-class Taken:
+class Recording:
     """A recorded graph, and the nodes of each launch: by number, those inside bodies left out."""
 
     nodes: dict[int, list[Any]] = field(default_factory=dict)
@@ -60,12 +60,12 @@ def every_record(records: Sequence[Any]) -> Iterator[Any]:
     """Launches, branches and loops, and all inside them."""
     for record in records:
         yield record
-        if isinstance(record, Controlled):
+        if isinstance(record, ConditionalLaunch):
             for body in record.bodies:
                 yield from every_record(body)
 
 
-def own_ports(executable: Running) -> list[list[tuple[str, int, int]]]:
+def own_ports(executable: GpuProgram) -> list[list[tuple[str, int, int]]]:
     """For every launch, its ports: which, as which argument, how many bytes behind its start."""
     number = {id(r): i for i, r in enumerate(executable._records)}
     found: list[list[tuple[str, int, int]]] = [[] for _ in executable._records]
@@ -75,13 +75,13 @@ def own_ports(executable: Running) -> list[list[tuple[str, int, int]]]:
     return found
 
 
-def inner_ports(executable: Running) -> set[str]:
+def inner_ports(executable: GpuProgram) -> set[str]:
     """Ports that something inside a branch or a loop uses: no driver changes those nodes."""
-    outer = {id(r) for r in executable._records if not isinstance(r, Controlled)}
+    outer = {id(r) for r in executable._records if not isinstance(r, ConditionalLaunch)}
     return {port for port, record, _, _ in executable._ports if id(record) not in outer}
 
 
-def held_ports(executable: Running) -> list[tuple[str, Any, int, int]]:
+def held_ports(executable: GpuProgram) -> list[tuple[str, Any, int, int]]:
     """What launches have of memory in the place of inputs: which, whose, as which argument."""
     if not executable.held:
         return []
@@ -94,7 +94,7 @@ def held_ports(executable: Running) -> list[tuple[str, Any, int, int]]:
     ]
 
 
-def order_of(executable: Running) -> Schedule:
+def order_of(executable: GpuProgram) -> Schedule:
     """The order of an executable's launches, in all lanes that its memory was planned for."""
     works = getattr(getattr(executable, "module", None), "works", ())
     count = len(executable._records)
@@ -184,7 +184,9 @@ def recording(graphs: Graphs, stream: int, pool: Any, made: list[Handle]) -> Ite
 class Recorder:
     """Records an executable's launches, lanes side by side."""
 
-    def __init__(self, executable: Running, graphs: Graphs, order: Schedule | None = None) -> None:
+    def __init__(
+        self, executable: GpuProgram, graphs: Graphs, order: Schedule | None = None
+    ) -> None:
         self.executable = executable
         self.graphs = graphs
         self.pool = None if self.all_own else graphs.pool()
@@ -196,7 +198,7 @@ class Recorder:
 
     def record(
         self, memory: Memory, before: Copies = NO_COPIES, after: Copies = NO_COPIES
-    ) -> Taken:
+    ) -> Recording:
         """The graph of one run on some memory, with copies before and after it."""
         with self.executable._lock:
             for port, record, position, offset in self.executable._ports:
@@ -211,7 +213,7 @@ class Recorder:
         """Whether every launch is a kernel of our own, whatever decides on it."""
         return all(is_own(self.graphs, r) for r in self.executable._records)
 
-    def _built(self, before: Copies, after: Copies) -> Taken:
+    def _built(self, before: Copies, after: Copies) -> Recording:
         """A graph made node by node, by what lanes and waits say."""
         graph = self.graphs.create()
         try:
@@ -222,8 +224,8 @@ class Recorder:
         taken.graphs.append(graph)
         return taken
 
-    def _filled(self, graph: Handle, before: Copies, after: Copies) -> Taken:
-        graphs, taken = self.graphs, Taken()
+    def _filled(self, graph: Handle, before: Copies, after: Copies) -> Recording:
+        graphs, taken = self.graphs, Recording()
         for name, copy in before.items():
             taken.edges[name] = graphs.add_copy(graph, copy, ())
         start = list(taken.edges.values())
@@ -235,16 +237,16 @@ class Recorder:
             here = last.get(lane) or Ends([], None if waits else overlaps)
             needed = once([*here.nodes, *(n for i in waits for n in ends[i].nodes)]) or start
             made = add_launch(graphs, record, graph, Ends(needed, here.beside))
-            taken.nodes[number] = [] if isinstance(record, Controlled) else made.nodes
+            taken.nodes[number] = [] if isinstance(record, ConditionalLaunch) else made.nodes
             last[lane] = ends[number] = made
         end = once([n for e in last.values() for n in e.nodes]) or start
         for name, copy in after.items():
             taken.edges[name] = graphs.add_copy(graph, copy, end)
         return taken
 
-    def _captured(self, before: Copies, after: Copies) -> Taken:
+    def _captured(self, before: Copies, after: Copies) -> Recording:
         """A graph recorded from streams."""
-        graphs, taken = self.graphs, Taken()
+        graphs, taken = self.graphs, Recording()
         streams = graphs.streams(self.order.lanes)
         try:
             with recording(graphs, streams[0], self.pool, taken.graphs):
@@ -255,12 +257,12 @@ class Recorder:
             self.events.clear()
         return taken
 
-    def _edges(self, taken: Taken, copies: Copies, stream: int) -> None:
+    def _edges(self, taken: Recording, copies: Copies, stream: int) -> None:
         for name, copy in copies.items():
             self.graphs.copy(stream, copy)
             (taken.edges[name],) = self.graphs.tails(stream)
 
-    def _launches(self, streams: Sequence[int], taken: Taken) -> None:
+    def _launches(self, streams: Sequence[int], taken: Recording) -> None:
         main = streams[0]
         for stream in streams[1:]:
             self.graphs.wait(stream, self._event(main))
@@ -284,7 +286,7 @@ class Recorder:
 
     def _nodes(self, record: Any, stream: int) -> list[Any]:
         """Launches a record, and finds the nodes that it has become."""
-        if isinstance(record, Controlled):
+        if isinstance(record, ConditionalLaunch):
             record_control(self.graphs, record, stream)
             return []
         if self.graphs.function(record) is not None:
@@ -297,7 +299,7 @@ class Recorder:
 
 
 def places_of(
-    executable: Running, graphs: Graphs, taken: Taken, numbers: Sequence[int], memory: Memory
+    executable: GpuProgram, graphs: Graphs, taken: Recording, numbers: Sequence[int], memory: Memory
 ) -> dict[str, list[Place]]:
     """Where the addresses of ports stand in launches of our own; checked against the nodes."""
     found: dict[str, list[Place]] = {}

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 
 from monograph.errors import ConfigError
-from monograph.runtime.counts import MODES, OFF, REQUIRE, Counts, Tally
+from monograph.runtime.counts import MODES, OFF, REQUIRE, Counts, RunCounters
 from monograph.runtime.gpu.capture.captured_graph import Recorded
 from monograph.runtime.gpu.driver.graphs import GraphError, UncapturableError
 
@@ -18,7 +18,7 @@ _log = logging.getLogger("monograph")
 class Attempts:
     """Decides when a recording is tried, and what follows if it fails."""
 
-    def __init__(self, mode: str, counts: Counts, tally: Tally, never: str = "") -> None:
+    def __init__(self, mode: str, counts: Counts, tally: RunCounters, never: str = "") -> None:
         if mode not in MODES:
             raise ConfigError("unknown way to capture", expected=" | ".join(MODES), given=mode)
         self.mode = mode

@@ -8,14 +8,14 @@ from typing import Any
 import torch
 
 from monograph.codegen.triton.module.layout import ARENA, KEPT
-from monograph.runtime.gpu.bound_program import VECTOR, Running
-from monograph.runtime.gpu.build.stream_tuning import Laned
+from monograph.runtime.gpu.bound_program import VECTOR, GpuProgram
+from monograph.runtime.gpu.build.stream_tuning import StreamTuner
 from monograph.runtime.gpu.capture.capture import (
     Copies,
     Memory,
     Place,
     Recorder,
-    Taken,
+    Recording,
     every_record,
     held_ports,
     inner_ports,
@@ -26,9 +26,9 @@ from monograph.runtime.gpu.capture.pointer_params import (
     ALIGNED,
     Moved,
     Word,
-    apart,
     compare,
-    foretold,
+    distinct_addresses,
+    predict_params,
 )
 from monograph.runtime.gpu.capture.staging import INSIDE, Staging
 from monograph.runtime.gpu.driver.devices import Launched
@@ -41,7 +41,7 @@ class Recorded:
     def __init__(
         self,
         graphs: Graphs,
-        taken: Taken,
+        taken: Recording,
         places: Mapping[str, Sequence[Place]],
         addresses: Mapping[str, int],
     ) -> None:
@@ -104,7 +104,7 @@ class Recorded:
         self.kept.clear()
 
 
-class Maker:
+class GraphBuilder:
     """Records the launches of an executable so that all its ports can move, or are staged.
 
     partly: whether other graphs take part in a run, and may have written a part of an output.
@@ -112,9 +112,9 @@ class Maker:
 
     def __init__(
         self,
-        executable: Running,
+        executable: GpuProgram,
         graphs: Graphs,
-        laned: Laned | None = None,
+        laned: StreamTuner | None = None,
         partly: bool = False,
     ) -> None:
         self.executable = executable
@@ -201,7 +201,7 @@ class Maker:
         order = None if self.laned is None else self.laned.order()
         return Recorder(self.executable, self.graphs, order)
 
-    def fixed(self, memory: Memory, before: Copies, after: Copies) -> tuple[Recorder, Taken]:
+    def fixed(self, memory: Memory, before: Copies, after: Copies) -> tuple[Recorder, Recording]:
         """A graph on memory that never moves, with copies before and after."""
         self.prepare(memory)
         for copy in before.values():
@@ -212,7 +212,7 @@ class Maker:
     def _recorded(
         self,
         recorder: Recorder,
-        taken: Taken,
+        taken: Recording,
         memory: Memory,
         words: Mapping[int, list[Word]],
         staging: Staging,
@@ -248,12 +248,12 @@ class Maker:
         return made
 
     def _words(
-        self, recorder: Recorder, first: Taken, memory: Memory, moving: Sequence[str]
+        self, recorder: Recorder, first: Recording, memory: Memory, moving: Sequence[str]
     ) -> tuple[dict[int, list[Word]], dict[str, str]]:
         """The words of libraries' launches that hold ports, and why some ports are in doubt."""
         sizes = {n: memory[n].numel() for n in moving}
         starts = [{n: memory[n].data_ptr() for n in moving}]
-        others: list[Taken] = []
+        others: list[Recording] = []
         kept: list[torch.Tensor] = []
         try:
             for _ in range(2):
@@ -269,7 +269,7 @@ class Maker:
             for other in others:
                 other.graph.close()
 
-    def _read(self, taken: Taken, number: int) -> list[Params | None]:
+    def _read(self, taken: Recording, number: int) -> list[Params | None]:
         """The parameters of the nodes of a launch."""
         record = self.executable._records[number]
         words = record.arguments if isinstance(record, Launched) else 0
@@ -283,13 +283,13 @@ class Maker:
         place = next(iter(like.values())).device
         block = torch.empty(room, dtype=torch.uint8, device=place)
         base = block.data_ptr()
-        found = apart(sizes, starts, base)
+        found = distinct_addresses(sizes, starts, base)
         return {n: block[a - base : a - base + sizes[n]] for n, a in found.items()}, block
 
     def _compared(
         self,
-        first: Taken,
-        others: Sequence[Taken],
+        first: Recording,
+        others: Sequence[Recording],
         sizes: Mapping[str, int],
         starts: Sequence[Mapping[str, int]],
     ) -> tuple[dict[int, list[Word]], dict[str, str]]:
@@ -303,7 +303,9 @@ class Maker:
             found = compare(a, b, moved)
             if not isinstance(found, str):
                 known = [p for p in a if p is not None]
-                if foretold(known, found, starts[2]) != [p.bytes() for p in c if p is not None]:
+                if predict_params(known, found, starts[2]) != [
+                    p.bytes() for p in c if p is not None
+                ]:
                     found = "its parameters depend on addresses in ways that do not repeat"
             if not isinstance(found, str):
                 used = {p for p, _, _ in ports[number]} & set(sizes)

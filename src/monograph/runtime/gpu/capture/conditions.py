@@ -12,17 +12,17 @@ from functools import partial
 from typing import Any
 
 from monograph.codegen.triton.control.conditional_work import is_unrolled
-from monograph.runtime.gpu.capture.control import BRANCH, Controlled
+from monograph.runtime.gpu.capture.control import BRANCH, ConditionalLaunch
 from monograph.runtime.gpu.driver.graphs import IF, WHILE, Fill, Graphs, Handle, UncapturableError
 
 
-def _is_unrolled(record: Controlled) -> bool:
+def _is_unrolled(record: ConditionalLaunch) -> bool:
     return is_unrolled(record.nest.count, len(record.bodies[0]))
 
 
 def needs_conditions(record: Any) -> bool:
     """Whether only a graph that looks at conditions by itself can hold a launch."""
-    if not isinstance(record, Controlled):
+    if not isinstance(record, ConditionalLaunch):
         return False
     return not _is_unrolled(record) or any(map(needs_conditions, record.bodies[0]))
 
@@ -39,12 +39,12 @@ def decides_on_foreign(graphs: Graphs, record: Any) -> bool:
 
 
 def _is_all_own(graphs: Graphs, record: Any) -> bool:
-    if not isinstance(record, Controlled):
+    if not isinstance(record, ConditionalLaunch):
         return graphs.function(record) is not None
     return all(_is_all_own(graphs, r) for body in record.bodies for r in body)
 
 
-def record_control(graphs: Graphs, record: Controlled, stream: int) -> None:
+def record_control(graphs: Graphs, record: ConditionalLaunch, stream: int) -> None:
     """Records a branch or a loop as nodes that look at the condition themselves."""
     if _is_unrolled(record):
         for _ in range(record.nest.count or 0):
@@ -55,7 +55,7 @@ def record_control(graphs: Graphs, record: Controlled, stream: int) -> None:
 
 def _record_body(graphs: Graphs, body: Sequence[Any], stream: int) -> None:
     for record in body:
-        if isinstance(record, Controlled):
+        if isinstance(record, ConditionalLaunch):
             record_control(graphs, record, stream)
         else:
             record.launch(stream)
@@ -77,7 +77,7 @@ def once(nodes: Sequence[Any]) -> list[Any]:
 
 def add_launch(graphs: Graphs, record: Any, graph: Handle, before: Ends) -> Ends:
     """Adds a launch to a graph behind some nodes, a branch or a loop with all that is inside."""
-    if not isinstance(record, Controlled):
+    if not isinstance(record, ConditionalLaunch):
         if graphs.function(record) is None:
             return Ends([graphs.add_foreign(graph, record, before.nodes)])
         node = graphs.add_kernel(graph, record, before.nodes, before.beside)
@@ -90,7 +90,7 @@ def add_launch(graphs: Graphs, record: Any, graph: Handle, before: Ends) -> Ends
     return Ends(graphs.add_conditional(graph, kind, flag, before.nodes, bodies))
 
 
-def _decided(graphs: Graphs, record: Controlled) -> tuple[str, int, list[Fill]]:
+def _decided(graphs: Graphs, record: ConditionalLaunch) -> tuple[str, int, list[Fill]]:
     """What a conditional node is made of: its kind, the address of the bool, its bodies."""
     if not graphs.conditionals:
         raise UncapturableError("a branch or a loop: the driver has no conditional nodes")

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from monograph.codegen.triton.module.kernel import Branch, Repeat
+from monograph.codegen.triton.module.kernel import Branch, RepeatWork
 from monograph.codegen.triton.module.layout import Bound, GpuModule
 from monograph.errors import ExecutionError
 from monograph.runtime.gpu.driver.devices import Record
@@ -20,7 +20,7 @@ PLAIN, BRANCH, REPEAT = "plain", "branch", "repeat"
 
 
 @dataclass(frozen=True)
-class Nest:
+class LaunchTree:
     """How a piece of work contains others, as plain data."""
 
     kind: str = PLAIN
@@ -30,7 +30,7 @@ class Nest:
     """How often a body is repeated, if that is known."""
 
 
-def nests(module: GpuModule) -> tuple[Nest, ...]:
+def nests(module: GpuModule) -> tuple[LaunchTree, ...]:
     """How the works of a module contain each other, in the order of `module.every`.
 
     Empty where none does.
@@ -39,17 +39,17 @@ def nests(module: GpuModule) -> tuple[Nest, ...]:
     return found if any(nest.bodies for nest in found) else ()
 
 
-def nest_of(bound: Bound) -> Nest:
+def nest_of(bound: Bound) -> LaunchTree:
     """How a piece of work contains others."""
     sizes = tuple(map(len, bound.bodies))
     if isinstance(bound.work, Branch):
-        return Nest(BRANCH, sizes)
-    if isinstance(bound.work, Repeat):
-        return Nest(REPEAT, sizes, bound.work.count)
-    return Nest()
+        return LaunchTree(BRANCH, sizes)
+    if isinstance(bound.work, RepeatWork):
+        return LaunchTree(REPEAT, sizes, bound.work.count)
+    return LaunchTree()
 
 
-def count_kernels(every: Sequence[Nest]) -> int:
+def count_kernels(every: Sequence[LaunchTree]) -> int:
     """The kernels of a run: of a branch its longer side, of a loop all turns.
 
     A loop whose turns data decide counts with one turn.
@@ -61,17 +61,17 @@ def count_kernels(every: Sequence[Nest]) -> int:
     return total
 
 
-def _kernels(nest: Nest, rest: Iterator[Nest]) -> int:
+def _kernels(nest: LaunchTree, rest: Iterator[LaunchTree]) -> int:
     if nest.kind == PLAIN:
         return 1
     bodies = [sum(_kernels(next(rest), rest) for _ in range(size)) for size in nest.bodies]
     return max(bodies, default=0) * (1 if nest.count is None else nest.count)
 
 
-class Controlled:
+class ConditionalLaunch:
     """A branch or a loop: which launches follow is decided when they are to be made."""
 
-    def __init__(self, nest: Nest) -> None:
+    def __init__(self, nest: LaunchTree) -> None:
         self.nest = nest
         self.bodies: list[list[Record]] = []
         self.syncs = 0
@@ -110,7 +110,7 @@ class Controlled:
         self.launched += len(body)
 
 
-def outermost(records: Sequence[Record], every: Sequence[Nest]) -> list[Record]:
+def outermost(records: Sequence[Record], every: Sequence[LaunchTree]) -> list[Record]:
     """Puts records into those that contain them; what is left runs in order."""
     if not every:
         return list(records)
@@ -122,8 +122,8 @@ def outermost(records: Sequence[Record], every: Sequence[Nest]) -> list[Record]:
     return found
 
 
-def _fill(record: Record, nest: Nest, rest: Iterator[tuple[Record, Nest]]) -> None:
-    if not isinstance(record, Controlled):
+def _fill(record: Record, nest: LaunchTree, rest: Iterator[tuple[Record, LaunchTree]]) -> None:
+    if not isinstance(record, ConditionalLaunch):
         return
     for size in nest.bodies:
         body = []
@@ -140,6 +140,6 @@ def syncs(records: Sequence[Record]) -> int:
 
 
 def _syncs(record: Record) -> int:
-    if not isinstance(record, Controlled):
+    if not isinstance(record, ConditionalLaunch):
         return 0
     return record.syncs + sum(_syncs(r) for body in record.bodies for r in body)

@@ -9,8 +9,8 @@ from typing import Any, NoReturn
 import torch
 
 from monograph.errors import ConfigError
-from monograph.runtime.counts import Counts, Tally
-from monograph.runtime.gpu.bound_program import Running
+from monograph.runtime.counts import Counts, RunCounters
+from monograph.runtime.gpu.bound_program import GpuProgram
 from monograph.runtime.gpu.capture.async_run import started_eagerly
 from monograph.runtime.gpu.capture.capture_policy import Attempts
 from monograph.runtime.gpu.capture.launches import not_copied
@@ -27,7 +27,7 @@ class Eager:
     warm: Quick = staticmethod(cold)
     start_hot: Quick = staticmethod(cold)
 
-    def __init__(self, executable: Running, reason: str, mode: str, tally: Tally) -> None:
+    def __init__(self, executable: GpuProgram, reason: str, mode: str, tally: RunCounters) -> None:
         self.executable = executable
         self.counts: Counts = tally.of(self)
         self._reason = reason
@@ -60,7 +60,7 @@ class Eager:
 
 
 def run_async(
-    executable: Running,
+    executable: GpuProgram,
     feeds: Mapping[str, Any],
     stream: Any = None,
     out: Mapping[str, Any] = NOTHING,

@@ -15,9 +15,9 @@ import torch
 
 from monograph.errors import ExecutionError
 from monograph.runtime.counts import Counts
-from monograph.runtime.gpu.bound_program import Running, forked
+from monograph.runtime.gpu.bound_program import GpuProgram, forked
 from monograph.runtime.gpu.capture.captured_graph import Recorded
-from monograph.runtime.gpu.device_faults import Note
+from monograph.runtime.gpu.device_faults import FaultReport
 from monograph.runtime.gpu.driver.devices import Device
 from monograph.runtime.gpu.driver.graphs import Graphs, Handle, Start
 
@@ -50,7 +50,7 @@ def enter(device: Device) -> None:
 class Launches:
     """The graphs of an executable, and how they are launched one after the other."""
 
-    def __init__(self, executable: Running, graphs: Graphs, counts: Counts) -> None:
+    def __init__(self, executable: GpuProgram, graphs: Graphs, counts: Counts) -> None:
         self.executable = executable
         self.graphs = graphs
         self.counts = counts
@@ -76,7 +76,7 @@ class Launches:
             self.order(stream)
             notes.begin()
 
-    def noted(self) -> Note | None:
+    def noted(self) -> FaultReport | None:
         """Behind a run: what it notes of its data; None where it cannot find anything wrong."""
         notes = self.executable.notes
         return None if notes is None else notes.take()

@@ -13,10 +13,10 @@ import torch
 
 from monograph.errors import some_of
 from monograph.program.launch_regions import NO_CONDITIONS, step_name
-from monograph.runtime.gpu.bound_program import Running
+from monograph.runtime.gpu.bound_program import GpuProgram
 from monograph.runtime.gpu.capture.capture import every_record
 from monograph.runtime.gpu.capture.capture_policy import Attempts
-from monograph.runtime.gpu.capture.captured_graph import Maker, Recorded
+from monograph.runtime.gpu.capture.captured_graph import GraphBuilder, Recorded
 from monograph.runtime.gpu.capture.conditions import needs_conditions
 from monograph.runtime.gpu.capture.launches import Launches
 
@@ -24,10 +24,10 @@ MISALIGNED = "it is misaligned for a library"
 BRANCH_OR_LOOP = "a branch or a loop"
 
 
-class Stretch:
+class PartialProgram:
     """Some launches of an executable in a row, as what records them sees an executable."""
 
-    def __init__(self, executable: Running, start: int, stop: int) -> None:
+    def __init__(self, executable: GpuProgram, start: int, stop: int) -> None:
         self._records = executable._records[start:stop]
         inside = [id(r) for r in every_record(self._records)]
         before = sum(1 for _ in every_record(executable._records[:start]))
@@ -48,10 +48,10 @@ class Stretches:
     def __init__(self, launches: Launches, attempts: Attempts) -> None:
         self._launches = launches
         self._attempts = attempts
-        self._seen: dict[tuple[int, int], tuple[Stretch, Maker]] = {}
+        self._seen: dict[tuple[int, int], tuple[PartialProgram, GraphBuilder]] = {}
         executable = launches.executable
         spans = [] if launches.graphs.conditionals else decided_by_host(executable)
-        self._by_host = {span: Stretch(executable, *span) for span in spans}
+        self._by_host = {span: PartialProgram(executable, *span) for span in spans}
         """Launches that the host makes as conditions say, because no graph here looks at them."""
         self.reason = ""
         """Why runs are not one launch, where conditions decide: as `inspect` says it."""
@@ -82,8 +82,8 @@ class Stretches:
         if start == stop:
             return
         if (start, stop) not in self._seen:
-            made: Any = Stretch(self._launches.executable, start, stop)
-            self._seen[start, stop] = made, Maker(made, self._launches.graphs, partly=True)
+            made: Any = PartialProgram(self._launches.executable, start, stop)
+            self._seen[start, stop] = made, GraphBuilder(made, self._launches.graphs, partly=True)
         stretch, maker = self._seen[start, stop]
         memory = {n: t for n, t in ports.items() if n in stretch.ports}
         recorded = self._launches.made.get((start, stop))
@@ -97,14 +97,14 @@ class Stretches:
         _launch_each(stretch, ports, stream)
 
 
-def _launch_each(stretch: Stretch, ports: Mapping[str, torch.Tensor], stream: int) -> None:
+def _launch_each(stretch: PartialProgram, ports: Mapping[str, torch.Tensor], stream: int) -> None:
     for port, record, position, offset in stretch._ports:
         record.point(position, ports[port], offset)
     for record in stretch._records:
         record.launch(stream)
 
 
-def decided_by_host(executable: Running) -> list[tuple[int, int]]:
+def decided_by_host(executable: GpuProgram) -> list[tuple[int, int]]:
     """From where to where launches need a graph that looks at conditions: whole steps.
 
     Of a package it is not known which launches are one step's: there each stands for itself.
@@ -123,14 +123,14 @@ def decided_by_host(executable: Running) -> list[tuple[int, int]]:
     return found
 
 
-def _steps(executable: Running) -> list[int]:
+def _steps(executable: GpuProgram) -> list[int]:
     """The step of every launch, as a number."""
     works = getattr(getattr(executable, "module", None), "works", ())
     count = len(executable._records)
     return [w.position for w in works] if len(works) == count else list(range(count))
 
 
-def _names(executable: Running, spans: Sequence[tuple[int, int]]) -> list[str]:
+def _names(executable: GpuProgram, spans: Sequence[tuple[int, int]]) -> list[str]:
     """The ops of launches, with the ONNX nodes they came from."""
     works = getattr(getattr(executable, "module", None), "works", ())
     if len(works) != len(executable._records):

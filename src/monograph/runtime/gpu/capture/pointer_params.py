@@ -81,7 +81,7 @@ def _port(x: int, y: int, moved: Mapping[str, Moved]) -> str | None:
     return fitting[0] if len(fitting) == 1 else None
 
 
-def foretold(
+def predict_params(
     first: Sequence[Params], words: Sequence[Word], addresses: Mapping[str, int]
 ) -> list[list[bytes]]:
     """The parameters that a recording at other addresses must have, if the words are right."""
@@ -92,7 +92,7 @@ def foretold(
     return [[bytes(b) for b in blobs] for blobs in made]
 
 
-def apart(
+def distinct_addresses(
     sizes: Mapping[str, int], starts: Sequence[Mapping[str, int]], base: int
 ) -> dict[str, int]:
     """Addresses behind a base whose distances to every earlier one are all different.

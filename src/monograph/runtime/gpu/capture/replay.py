@@ -15,18 +15,18 @@ from typing import Any, NoReturn
 import torch
 
 from monograph.errors import ExecutionError
-from monograph.runtime.counts import AUTO, OFF, Counts, Tally, host_takes_part
-from monograph.runtime.gpu.bound_program import Running
-from monograph.runtime.gpu.build.stream_tuning import Laned, MeasuredLanes
+from monograph.runtime.counts import AUTO, OFF, Counts, RunCounters, host_takes_part
+from monograph.runtime.gpu.bound_program import GpuProgram
+from monograph.runtime.gpu.build.stream_tuning import MeasuredLanes, StreamTuner
 from monograph.runtime.gpu.capture.async_run import End, Memory, started
 from monograph.runtime.gpu.capture.capture_policy import Attempts
-from monograph.runtime.gpu.capture.captured_graph import Maker, Recorded
+from monograph.runtime.gpu.capture.captured_graph import GraphBuilder, Recorded
 from monograph.runtime.gpu.capture.conditions import (
     decides_on_foreign,
     needs_conditions,
     record_control,
 )
-from monograph.runtime.gpu.capture.control import Controlled
+from monograph.runtime.gpu.capture.control import ConditionalLaunch
 from monograph.runtime.gpu.capture.launches import TENSORS, Launches, Mark, enter, not_copied
 from monograph.runtime.gpu.capture.partial_graphs import Stretches, launch_on
 from monograph.runtime.gpu.capture.replay_fast_path import (
@@ -37,7 +37,7 @@ from monograph.runtime.gpu.capture.replay_fast_path import (
     noted,
     quick_run,
 )
-from monograph.runtime.gpu.device_faults import Note
+from monograph.runtime.gpu.device_faults import FaultReport
 from monograph.runtime.gpu.driver.graphs import Graphs
 from monograph.runtime.gpu.host_io.deferred_free import sweep
 from monograph.runtime.gpu.host_io.host_io_graphs import HostRuns
@@ -56,25 +56,25 @@ class Replay:
 
     def __init__(
         self,
-        executable: Running,
+        executable: GpuProgram,
         graphs: Graphs,
         mode: str = AUTO,
         *,
         host: str = AUTO,
-        tally: Tally | None = None,
+        tally: RunCounters | None = None,
         measured: Measured | None = None,
         lanes: MeasuredLanes | None = None,
         locks: bool = True,
     ) -> None:
         self.executable = executable
         self.graphs = graphs
-        tally = tally or Tally()
+        tally = tally or RunCounters()
         self.counts: Counts = tally.of(self)
         self._attempts = Attempts(mode, self.counts, tally)
         self._launches = Launches(executable, graphs, self.counts)
         self._whole = bool(getattr(executable, "whole", True))
-        self._laned = Laned(executable, graphs, lanes)
-        self._maker = Maker(executable, graphs, self._laned)
+        self._laned = StreamTuner(executable, graphs, lanes)
+        self._maker = GraphBuilder(executable, graphs, self._laned)
         self._arrays = HostRuns(self._launches, self._maker, self._attempts, host, measured, locks)
         self._place = executable.device.place
         self._stretches: Stretches | None = None
@@ -298,7 +298,7 @@ class Replay:
             record.point(position, memory[port], offset)
         with self.graphs.lock:  # recordings take turns, whoever they are for
             for record in self.executable._records:
-                if isinstance(record, Controlled):
+                if isinstance(record, ConditionalLaunch):
                     record_control(self.graphs, record, stream)
                 else:
                     record.launch(stream)
@@ -306,7 +306,7 @@ class Replay:
         if self.executable.notes is not None:
             self.executable.notes.give_up()
 
-    def _enqueue(self, memory: Memory, stream: int) -> Note | None:
+    def _enqueue(self, memory: Memory, stream: int) -> FaultReport | None:
         """One run on some memory: a launch of the graph, of several, or of every kernel."""
         if self._stretches is not None:
             self._launches.begin(stream)
@@ -334,7 +334,7 @@ class Replay:
             self.hot = checked(self._noted)
 
 
-def _noted(found: list[Any], note: Note, mark: Mark) -> Pending:
+def _noted(found: list[Any], note: FaultReport, mark: Mark) -> Pending:
     """A run that is looked at when its outputs are asked for."""
 
     def finish() -> list[Any]:

@@ -11,10 +11,10 @@ from typing import Any, TypeAlias
 
 import torch
 
-from monograph.runtime.gpu.bound_program import Slot
+from monograph.runtime.gpu.bound_program import DevicePort
 from monograph.runtime.gpu.capture.captured_graph import Recorded
 from monograph.runtime.gpu.capture.launches import HERE, TENSORS, THREAD, Launches, Mark
-from monograph.runtime.gpu.device_faults import Note, Notes
+from monograph.runtime.gpu.device_faults import FaultReport, Notes
 from monograph.runtime.gpu.driver.graphs import Graphs
 from monograph.runtime.gpu.driver.torch_graphs import TorchGraphs
 from monograph.runtime.gpu.host_io.pinned_staging import nbytes
@@ -24,7 +24,7 @@ from monograph.runtime.outputs import NOTHING
 
 Quick: TypeAlias = Callable[..., "list[Any] | None"]
 """Takes feeds and places for donated outputs; None where the run needs more than a launch."""
-Noted: TypeAlias = Callable[..., "tuple[list[Any], Note, Mark] | None"]
+Noted: TypeAlias = Callable[..., "tuple[list[Any], FaultReport, Mark] | None"]
 """The same for a run whose data may be wrong: with what it notes of them, and its end."""
 _PARTS = {torch.float16, torch.float32, torch.float64}
 """Types of the parts of complex numbers: of some of these torch only notes that they are negated,
@@ -135,7 +135,7 @@ def noted(run: Quick, launches: Launches, notes: Notes) -> Noted:
 
     def started(
         feeds: Mapping[str, Any], out: Mapping[str, Any] = NOTHING
-    ) -> tuple[list[Any], Note, Mark] | None:
+    ) -> tuple[list[Any], FaultReport, Mark] | None:
         with lock:  # no other run comes in between
             if notes.doubtful:
                 stream = current()
@@ -176,7 +176,7 @@ def strides(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _in_place(
-    inputs: tuple[Slot, ...], states: list[tuple[str, int]]
+    inputs: tuple[DevicePort, ...], states: list[tuple[str, int]]
 ) -> Callable[[Mapping[str, Any], Mapping[str, Any], list[int]], bool]:
     """Whether all state is given back where it is, and nothing else is there."""
     names, sizes = [s.name for s in inputs], [nbytes(s) for s in inputs]

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 
 import torch
 
-from monograph.runtime.gpu.capture.capture import Memory, Place, Recorder, Taken
-from monograph.runtime.gpu.driver.graphs import MEMCPY, ON_DEVICE, Copy, GraphError, Graphs
+from monograph.runtime.gpu.capture.capture import Memory, Place, Recorder, Recording
+from monograph.runtime.gpu.driver.graphs import MEMCPY, ON_DEVICE, CopyNode, GraphError, Graphs
 
 INSIDE = "a branch or a loop uses it"
 SHARES = "what shares its memory is staged"
@@ -41,8 +41,8 @@ class Staging:
                 self.memory |= {p: own for p in both if p in memory}
         self.told = [f"{p.partition(':')[2]}: {reasons.get(p, SHARES)}" for p in self.memory]
         """The copies of a run as they are counted: by port and reason."""
-        self._before: dict[str, Copy] = {}
-        self._after: dict[str, Copy] = {}
+        self._before: dict[str, CopyNode] = {}
+        self._after: dict[str, CopyNode] = {}
         filled: set[int] = set()
         for port, own in self.memory.items():
             here, there, nbytes = own.data_ptr(), memory[port].data_ptr(), own.numel()
@@ -51,17 +51,17 @@ class Staging:
                 continue
             if (partly or not made) and here not in filled:
                 filled.add(here)
-                self._before[port] = Copy(here, there, nbytes, ON_DEVICE)
+                self._before[port] = CopyNode(here, there, nbytes, ON_DEVICE)
             if made:
-                self._after[port] = Copy(there, here, nbytes, ON_DEVICE)
+                self._after[port] = CopyNode(there, here, nbytes, ON_DEVICE)
 
-    def record(self, recorder: Recorder, memory: Memory) -> Taken:
+    def record(self, recorder: Recorder, memory: Memory) -> Recording:
         """The graph of a run on some memory: first what is copied in, last what is copied out."""
         before = {f"to {port}": copy for port, copy in self._before.items()}
         after = {f"from {port}": copy for port, copy in self._after.items()}
         return recorder.record({**memory, **self.memory}, before, after)
 
-    def places(self, graphs: Graphs, taken: Taken) -> dict[str, list[Place]]:
+    def places(self, graphs: Graphs, taken: Recording) -> dict[str, list[Place]]:
         """Where the addresses of ports stand in the copies of a graph."""
         found: dict[str, list[Place]] = {}
         for port, copy in self._before.items():
@@ -73,7 +73,7 @@ class Staging:
         return found
 
 
-def _place(graphs: Graphs, node: object, copy: Copy, at: int) -> Place:
+def _place(graphs: Graphs, node: object, copy: CopyNode, at: int) -> Place:
     """One end of a copy, checked against the node that it has become."""
     params = graphs.read(node)
     if params is None or params.kind != MEMCPY:

@@ -14,9 +14,9 @@ import torch
 from cuda.bindings import driver as cu
 
 from monograph.codegen.triton.module.kernel import Arch, Launch
-from monograph.codegen.triton.module.layout import Where
+from monograph.codegen.triton.module.layout import BufferRef
 from monograph.errors import ExecutionError
-from monograph.runtime.gpu.build.build import Binary, Request, build, request
+from monograph.runtime.gpu.build.build import CompileRequest, KernelBinary, build, request
 from monograph.runtime.gpu.driver.streams import TorchDevice
 
 _SMALL = 48 << 10
@@ -39,7 +39,7 @@ def check(result: Any) -> Any:
 class CudaKernel:
     """Machine code in a device's memory."""
 
-    def __init__(self, binary: Binary) -> None:
+    def __init__(self, binary: KernelBinary) -> None:
         self.binary = binary
         self._module = check(cu.cuModuleLoadData(binary.code))
         self.function = check(cu.cuModuleGetFunction(self._module, binary.name.encode()))
@@ -97,8 +97,8 @@ class CudaDevice(TorchDevice):
         self.arch = Arch("cuda", f"sm_{major}{minor}")
         self.driver = _driver_version()
         self._context = check(cu.cuCtxGetCurrent())
-        self._kernels: dict[Request, CudaKernel] = {}
-        self._loaded: dict[Binary, CudaKernel] = {}
+        self._kernels: dict[CompileRequest, CudaKernel] = {}
+        self._loaded: dict[KernelBinary, CudaKernel] = {}
 
     @contextmanager
     def active(self) -> Iterator[None]:
@@ -107,32 +107,32 @@ class CudaDevice(TorchDevice):
             check(cu.cuCtxSetCurrent(self._context))
             yield
 
-    def record(self, launch: Launch, arguments: Sequence[Where], stem: str) -> CudaRecord:
+    def record(self, launch: Launch, arguments: Sequence[BufferRef], stem: str) -> CudaRecord:
         dtypes = tuple(a.dtype for a in arguments)
         wanted = request(launch, dtypes, tuple(a.aligned for a in arguments), stem)
         return CudaRecord(self.kernel(wanted), launch.grid, len(arguments))
 
     def loaded(
-        self, binary: Binary, grid: tuple[int, int, int], arguments: Sequence[Where]
+        self, binary: KernelBinary, grid: tuple[int, int, int], arguments: Sequence[BufferRef]
     ) -> CudaRecord:
         with self.active():
             if binary not in self._loaded:
                 self._loaded[binary] = CudaKernel(binary)
             return CudaRecord(self._loaded[binary], grid, len(arguments))
 
-    def kernel(self, wanted: Request) -> CudaKernel:
+    def kernel(self, wanted: CompileRequest) -> CudaKernel:
         if wanted not in self._kernels:
             self.load(wanted, build(wanted, self.arch))
         return self._kernels[wanted]
 
-    def has(self, wanted: Request) -> bool:
+    def has(self, wanted: CompileRequest) -> bool:
         return wanted in self._kernels
 
-    def load(self, wanted: Request, binary: Binary) -> None:
+    def load(self, wanted: CompileRequest, binary: KernelBinary) -> None:
         with self.active():
             self._kernels[wanted] = CudaKernel(binary)
 
-    def code(self, wanted: Request) -> Binary:
+    def code(self, wanted: CompileRequest) -> KernelBinary:
         """The machine code of a kernel."""
         return self.kernel(wanted).binary
 

@@ -17,7 +17,7 @@ from cuda.bindings import driver as cu
 from cuda.bindings import runtime as rt
 
 from monograph.errors import ExecutionError
-from monograph.runtime.gpu.capture.control import Controlled
+from monograph.runtime.gpu.capture.control import ConditionalLaunch
 from monograph.runtime.gpu.driver.cuda import CudaRecord
 from monograph.runtime.gpu.driver.cuda_nodes import (
     SET_CONDITION,
@@ -47,7 +47,7 @@ from monograph.runtime.gpu.driver.graphs import (
     TO_DEVICE,
     TO_HOST,
     WHILE,
-    Copy,
+    CopyNode,
     Fill,
     GraphError,
     Handle,
@@ -140,9 +140,9 @@ class CudaGraphs(TorchGraphs):
     def prepare(self, record: Any) -> None:
         if isinstance(record, CudaRecord):
             check(cu.cuFuncLoad(record.kernel.function))
-        elif isinstance(record, Controlled):
+        elif isinstance(record, ConditionalLaunch):
             self._function("set_condition", SET_CONDITION)
-        elif isinstance(record, Copy) and record.control:
+        elif isinstance(record, CopyNode) and record.control:
             self._take(record)
 
     def _function(self, name: str, text: bytes) -> Any:
@@ -177,7 +177,7 @@ class CudaGraphs(TorchGraphs):
         nodes = list(before)
         return check(add_node(graph.value, nodes, edges, len(nodes), params))
 
-    def add_copy(self, graph: Handle, copy: Copy, before: Sequence[Any]) -> Any:
+    def add_copy(self, graph: Handle, copy: CopyNode, before: Sequence[Any]) -> Any:
         if copy.control:
             return add_take(graph.value, self._take(copy), copy, list(before))
         nodes = [rt.cudaGraphNode_t(int(n)) for n in before]
@@ -356,11 +356,11 @@ class CudaGraphs(TorchGraphs):
         ends = self.add_conditional(Handle(graph, _not_ours), kind, flag, before, bodies)
         check(set_dependencies(stream, ends, None, len(ends), int(_SET)))
 
-    def _take(self, copy: Copy) -> Any:
+    def _take(self, copy: CopyNode) -> Any:
         overlaps = torch.cuda.get_device_capability(self.place)[0] >= _OLDEST_OVERLAPS
         return self._function(take_name(copy.narrowed), take_text(overlaps, copy.narrowed))
 
-    def copy(self, stream: int, copy: Copy) -> None:
+    def copy(self, stream: int, copy: CopyNode) -> None:
         if copy.control:
             launch_take(self._take(copy), copy, stream)
             return

@@ -9,7 +9,7 @@ from typing import Any
 from cuda.bindings import driver as cu
 from cuda.bindings import runtime as rt
 
-from monograph.runtime.gpu.driver.graphs import KERNEL, MEMCPY, MEMSET, Copy, GraphError, Params
+from monograph.runtime.gpu.driver.graphs import KERNEL, MEMCPY, MEMSET, CopyNode, GraphError, Params
 from monograph.runtime.gpu.host_io.overlapped_upload import THREADS, blocks_of
 
 _BUFFER, _SIZE, _END = 1, 2, 0
@@ -60,13 +60,13 @@ def entry(name: str) -> int:
     return int(ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0)
 
 
-def _numbers(copy: Copy) -> tuple[int, ...]:
+def _numbers(copy: CopyNode) -> tuple[int, ...]:
     """What the kernel of a copy that waits is given."""
     numbers = (copy.to, copy.source, copy.control, copy.nbytes)
     return numbers if copy.narrowed is None else (*numbers, copy.narrow_to)
 
 
-def launch_take(function: Any, copy: Copy, stream: int) -> None:
+def launch_take(function: Any, copy: CopyNode, stream: int) -> None:
     """A copy to the device that waits for its bytes, on a stream: see `arrivals`."""
     values = _numbers(copy)
     given = (values, (ctypes.c_uint64,) * len(values))
@@ -74,7 +74,7 @@ def launch_take(function: Any, copy: Copy, stream: int) -> None:
     check(cu.cuLaunchKernel(function, blocks, 1, 1, THREADS, 1, 1, 0, stream, given, 0))
 
 
-def add_take(graph: Any, function: Any, copy: Copy, before: list[Any]) -> Any:
+def add_take(graph: Any, function: Any, copy: CopyNode, before: list[Any]) -> Any:
     """The same as a node."""
     words = [ctypes.c_uint64(number) for number in _numbers(copy)]
     blocks = blocks_of(copy.nbytes, copy.narrow_to)

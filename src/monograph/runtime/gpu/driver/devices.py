@@ -10,9 +10,9 @@ from typing import Any, Protocol
 import torch
 
 from monograph.codegen.triton.module.kernel import Arch, Launch
-from monograph.codegen.triton.module.layout import Where
+from monograph.codegen.triton.module.layout import BufferRef
 from monograph.config import make_config
-from monograph.runtime.gpu.build.build import Binary, Request
+from monograph.runtime.gpu.build.build import CompileRequest, KernelBinary
 from monograph.runtime.gpu.build.source import function
 from monograph.runtime.gpu.driver.interpreter_checks import watching
 from monograph.runtime.gpu.tensors import typed
@@ -43,18 +43,18 @@ class Device(Protocol):
     cache_bytes: int
     """What its last cache holds."""
 
-    def record(self, launch: Launch, arguments: Sequence[Where], stem: str) -> Record:
+    def record(self, launch: Launch, arguments: Sequence[BufferRef], stem: str) -> Record:
         """A kernel compiled and loaded."""
 
     def loaded(
-        self, binary: Binary, grid: tuple[int, int, int], arguments: Sequence[Where]
+        self, binary: KernelBinary, grid: tuple[int, int, int], arguments: Sequence[BufferRef]
     ) -> Record:
         """A kernel that was compiled before."""
 
-    def has(self, wanted: Request) -> bool:
+    def has(self, wanted: CompileRequest) -> bool:
         """Whether a kernel need not be compiled any more."""
 
-    def load(self, wanted: Request, binary: Binary) -> None:
+    def load(self, wanted: CompileRequest, binary: KernelBinary) -> None:
         """Takes code that was compiled elsewhere."""
 
     def active(self) -> AbstractContextManager[Any]:
@@ -89,7 +89,7 @@ class Device(Protocol):
 
 
 class _Interpreted:
-    def __init__(self, launch: Launch, arguments: Sequence[Where], stem: str) -> None:
+    def __init__(self, launch: Launch, arguments: Sequence[BufferRef], stem: str) -> None:
         self._function: Any = function(launch.source, stem)
         self._grid = launch.grid
         self._dtypes = [a.dtype for a in arguments]
@@ -107,7 +107,7 @@ class _Interpreted:
 class _Checked(_Interpreted):
     """An interpreted kernel whose every address is checked."""
 
-    def __init__(self, launch: Launch, arguments: Sequence[Where], stem: str) -> None:
+    def __init__(self, launch: Launch, arguments: Sequence[BufferRef], stem: str) -> None:
         super().__init__(launch, arguments, stem)
         self._stem = stem
         self._arguments = arguments
@@ -130,7 +130,7 @@ class _Checked(_Interpreted):
 class Launched(_Interpreted):
     """A kernel that Triton compiles and launches itself."""
 
-    def __init__(self, launch: Launch, arguments: Sequence[Where], stem: str) -> None:
+    def __init__(self, launch: Launch, arguments: Sequence[BufferRef], stem: str) -> None:
         super().__init__(launch, arguments, stem)
         self.arguments = len(arguments)
         self._options = {"num_warps": launch.warps, "num_stages": launch.stages}
@@ -155,20 +155,20 @@ class Interpreter:
     def __init__(self, checked: bool | None = None) -> None:
         self.checked = checked
 
-    def record(self, launch: Launch, arguments: Sequence[Where], stem: str) -> Record:
+    def record(self, launch: Launch, arguments: Sequence[BufferRef], stem: str) -> Record:
         checked = make_config().checked if self.checked is None else self.checked
         kind = _Checked if checked else _Interpreted
         return kind(launch, arguments, stem)
 
     def loaded(
-        self, binary: Binary, grid: tuple[int, int, int], arguments: Sequence[Where]
+        self, binary: KernelBinary, grid: tuple[int, int, int], arguments: Sequence[BufferRef]
     ) -> Record:
         raise NotImplementedError("machine code is not interpreted")
 
-    def has(self, wanted: Request) -> bool:
+    def has(self, wanted: CompileRequest) -> bool:
         return True
 
-    def load(self, wanted: Request, binary: Binary) -> None:
+    def load(self, wanted: CompileRequest, binary: KernelBinary) -> None:
         raise NotImplementedError("machine code is not interpreted")
 
     def active(self) -> AbstractContextManager[Any]:

@@ -96,7 +96,7 @@ class Params:
 
 
 @dataclass(frozen=True)
-class Copy:
+class CopyNode:
     """A copy between addresses."""
 
     to: int
@@ -173,7 +173,7 @@ class Graphs(Protocol):
         A kernel that waits by itself may start while the node `beside`, one of them, still runs.
         """
 
-    def add_copy(self, graph: Handle, copy: Copy, before: Sequence[Any]) -> Any:
+    def add_copy(self, graph: Handle, copy: CopyNode, before: Sequence[Any]) -> Any:
         """Adds a copy behind some nodes."""
 
     def add_foreign(self, graph: Handle, record: Any, before: Sequence[Any]) -> Any:
@@ -249,7 +249,7 @@ class Graphs(Protocol):
         once more with the graph that holds it, which ends the process.
         """
 
-    def copy(self, stream: int, copy: Copy) -> None:
+    def copy(self, stream: int, copy: CopyNode) -> None:
         """Enqueues a copy."""
 
     def send(self, stream: int, to: int, source: int, nbytes: int) -> None:

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import torch
 
 from monograph.codegen.triton.module.kernel import Arch, Launch
-from monograph.codegen.triton.module.layout import Where
+from monograph.codegen.triton.module.layout import BufferRef
 from monograph.errors import ConfigError
-from monograph.runtime.gpu.build.build import Binary, Request
+from monograph.runtime.gpu.build.build import CompileRequest, KernelBinary
 from monograph.runtime.gpu.driver.devices import Launched, Record
 from monograph.runtime.gpu.driver.streams import TorchDevice
 
@@ -24,11 +24,11 @@ class HipDevice(TorchDevice):
         self.arch = Arch("hip", name, about.warp_size)
         self.driver = str(torch.version.hip)
 
-    def record(self, launch: Launch, arguments: Sequence[Where], stem: str) -> Record:
+    def record(self, launch: Launch, arguments: Sequence[BufferRef], stem: str) -> Record:
         return Launched(launch, arguments, stem)
 
     def loaded(
-        self, binary: Binary, grid: tuple[int, int, int], arguments: Sequence[Where]
+        self, binary: KernelBinary, grid: tuple[int, int, int], arguments: Sequence[BufferRef]
     ) -> Record:
         raise ConfigError(
             "packages are loaded on NVIDIA devices only",
@@ -36,9 +36,9 @@ class HipDevice(TorchDevice):
             hint="load the model itself: its kernels are compiled once and kept by Triton",
         )
 
-    def has(self, wanted: Request) -> bool:
+    def has(self, wanted: CompileRequest) -> bool:
         """Nothing is compiled ahead: Triton does it at the first launch, and keeps it."""
         return True
 
-    def load(self, wanted: Request, binary: Binary) -> None:
+    def load(self, wanted: CompileRequest, binary: KernelBinary) -> None:
         raise NotImplementedError("Triton loads its kernels itself")

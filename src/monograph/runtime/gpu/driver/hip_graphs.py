@@ -26,7 +26,7 @@ from monograph.runtime.gpu.driver.graphs import (
     OTHER,
     TO_DEVICE,
     TO_HOST,
-    Copy,
+    CopyNode,
     Fill,
     GraphError,
     Handle,
@@ -216,7 +216,7 @@ class HipGraphs(TorchGraphs):
     ) -> Any:
         raise NotImplementedError("graphs are recorded from streams")
 
-    def add_copy(self, graph: Handle, copy: Copy, before: Sequence[Any]) -> Any:
+    def add_copy(self, graph: Handle, copy: CopyNode, before: Sequence[Any]) -> Any:
         raise NotImplementedError("graphs are recorded from streams")
 
     def prepare(self, record: Any) -> None:
@@ -358,12 +358,12 @@ class HipGraphs(TorchGraphs):
     def conditional(self, stream: int, kind: str, flag: int, bodies: Sequence[Fill]) -> None:
         raise UncapturableError("HIP graphs have no conditional nodes")
 
-    def copy(self, stream: int, copy: Copy) -> None:
+    def copy(self, stream: int, copy: CopyNode) -> None:
         way = _COPIES[copy.kind]
         self._call("hipMemcpyAsync", copy.to, copy.source, copy.nbytes, way, stream)
 
     def send(self, stream: int, to: int, source: int, nbytes: int) -> None:
-        self.copy(stream, Copy(to, source, nbytes, TO_DEVICE))
+        self.copy(stream, CopyNode(to, source, nbytes, TO_DEVICE))
 
     def event(self) -> Handle:
         flags = VALUES["hipEventDisableTiming"]

@@ -11,13 +11,20 @@ import numpy as np
 import torch
 
 from monograph.errors import ConfigError, ExecutionError
-from monograph.runtime.gpu.capture.capture import Place, Taken, places_of
+from monograph.runtime.gpu.capture.capture import Place, Recording, places_of
 from monograph.runtime.gpu.capture.capture_policy import Attempts
-from monograph.runtime.gpu.capture.captured_graph import Maker, Recorded
+from monograph.runtime.gpu.capture.captured_graph import GraphBuilder, Recorded
 from monograph.runtime.gpu.capture.launches import ARRAYS, HERE, Launches, enter
 from monograph.runtime.gpu.capture.replay_fast_path import BUSY, stream_of
-from monograph.runtime.gpu.device_faults import Note
-from monograph.runtime.gpu.driver.graphs import TO_DEVICE, TO_HOST, Copy, GraphError, Graphs, Start
+from monograph.runtime.gpu.device_faults import FaultReport
+from monograph.runtime.gpu.driver.graphs import (
+    TO_DEVICE,
+    TO_HOST,
+    CopyNode,
+    GraphError,
+    Graphs,
+    Start,
+)
 from monograph.runtime.gpu.host_io.deferred_free import IDLE, LAUNCHED, MARKED
 from monograph.runtime.gpu.host_io.overlapped_upload import SECONDS, Arrivals, can_arrive
 from monograph.runtime.gpu.host_io.pinned_inputs import Fetching
@@ -28,7 +35,7 @@ from monograph.runtime.gpu.host_io.transfer_policy import (
     PLAIN,
     WAYS,
     Measured,
-    Way,
+    TransferMode,
     fastest,
     nearest,
     rivals,
@@ -48,7 +55,7 @@ class HostRuns:
     def __init__(
         self,
         launches: Launches,
-        maker: Maker,
+        maker: GraphBuilder,
         attempts: Attempts,
         host: str = AUTO,
         measured: Measured | None = None,
@@ -97,13 +104,13 @@ class HostRuns:
                 if launches.executable._stream != stream:
                     launches.order(stream)  # before anything is locked or made: it may be refused
                 addresses = self._fetching.addresses(given)
-                make = partial(self._fetches, Way(writes=recorded.writes))
+                make = partial(self._fetches, TransferMode(writes=recorded.writes))
                 fetches = addresses and self._fetching.graph(addresses, make)
                 if addresses and fetches:
                     return self._launch(fetches, given, NOTHING, stream, True, addresses)
             return self._launch(recorded, given, NOTHING, stream, fits=True)
 
-    def _fetches(self, way: Way, own: Mapping[str, int]) -> Recorded:
+    def _fetches(self, way: TransferMode, own: Mapping[str, int]) -> Recorded:
         """A graph that fetches arrays from where they are."""
         return hosted(self._maker, self.ring.layout, self.ring.take(), way, own)
 
@@ -201,7 +208,7 @@ class HostRuns:
         slab.fill_ahead(feeds, lambda at, count: send(stream, to + at, source + at, count))
         return None
 
-    def _pending(self, slab: Slab, out: Mapping[str, Any], note: Note | None) -> Pending:
+    def _pending(self, slab: Slab, out: Mapping[str, Any], note: FaultReport | None) -> Pending:
         """note: what the run finds wrong with its data."""
         graphs, device = self._launches.graphs, self._launches.executable.device
         turn, lose = slab.turn, self.ring.lose
@@ -263,7 +270,7 @@ class HostRuns:
         if donates or not self._maker.all_exact:  # libraries are given tensors of the device
             return make(PLAIN)
         if self._host != AUTO:
-            return make(Way(True, True) if self._host == DIRECT else PLAIN)
+            return make(TransferMode(True, True) if self._host == DIRECT else PLAIN)
         known = PLAIN if self._measured is None else self._measured.find(executable.layout)
         # What a state or a loop would make of scratch numbers, nobody knows.
         if known is not None or executable.held or executable.layout.nests:
@@ -271,13 +278,13 @@ class HostRuns:
         return self._fastest(slab, stream)
 
     @property
-    def _rivals(self) -> tuple[Way, ...]:
+    def _rivals(self) -> tuple[TransferMode, ...]:
         return rivals(self.ring.layout, self._launches.graphs.arrives)
 
     def _fastest(self, slab: Slab, stream: int) -> Recorded:
         assert self._measured is not None
         executable, graphs = self._launches.executable, self._launches.graphs
-        made: dict[Way, Recorded] = {}
+        made: dict[TransferMode, Recorded] = {}
         feeds = {name: np.zeros(shape, kind) for name, shape, kind in self._inputs}
 
         def run(recorded: Recorded) -> None:
@@ -310,7 +317,11 @@ class HostRuns:
 
 
 def hosted(
-    maker: Maker, layout: SlabLayout, slab: Slab, way: Way, own: Mapping[str, int] = ALL_GATHERED
+    maker: GraphBuilder,
+    layout: SlabLayout,
+    slab: Slab,
+    way: TransferMode,
+    own: Mapping[str, int] = ALL_GATHERED,
 ) -> Recorded:
     """A graph of which a slab is all that moves, and arrays of the caller's: `own`, by port."""
     graphs = maker.graphs
@@ -328,9 +339,9 @@ def hosted(
     brings = first and not way.reads and not way.ahead
     control = slab.control if way.early else 0
     narrow = (layout.narrowed, layout.narrow_to) if way.narrowed else ()
-    copy = Copy(start, slab.address, first, TO_DEVICE, control, *narrow)
+    copy = CopyNode(start, slab.address, first, TO_DEVICE, control, *narrow)
     bring = {"before": copy} if brings else {}
-    fetch = {"after": Copy(slab.address + at, start + at, last, TO_HOST)}
+    fetch = {"after": CopyNode(slab.address + at, start + at, last, TO_HOST)}
     if own:
         bring = _one_by_one(layout, slab, start, own)
     recorder, taken = maker.fixed(memory, bring, {} if way.writes or not last else fetch)
@@ -353,18 +364,22 @@ def hosted(
 
 def _one_by_one(
     layout: SlabLayout, slab: Slab, start: int, own: Mapping[str, int]
-) -> dict[str, Copy]:
+) -> dict[str, CopyNode]:
     """A copy of each input: from an array of the caller's, or from the slab."""
     inputs = {port: place for port, place in layout.ports().items() if port.startswith("input:")}
     return {
-        port: Copy(start + at, own.get(port, slab.address + at), count, TO_DEVICE)
+        port: CopyNode(start + at, own.get(port, slab.address + at), count, TO_DEVICE)
         for port, (at, count) in inputs.items()
         if count
     }
 
 
 def _places_of_copies(
-    graphs: Graphs, taken: Taken, layout: SlabLayout, addresses: Mapping[str, int], way: Way
+    graphs: Graphs,
+    taken: Recording,
+    layout: SlabLayout,
+    addresses: Mapping[str, int],
+    way: TransferMode,
 ) -> dict[str, list[Place]]:
     """Where addresses stand in what brings inputs and fetches outputs, by what moves."""
     early = [(1, 0, 0), (2, 0, layout.control)]

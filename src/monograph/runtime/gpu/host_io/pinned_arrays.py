@@ -43,7 +43,7 @@ class _Seen:
     refused: bool = False
 
 
-class Returning:
+class PinnedArrayRegistry:
     """What runs were given, and what of it is locked. May be used from several threads."""
 
     def __init__(self) -> None:
@@ -133,7 +133,7 @@ class Returning:
                 del self._seen[key]
 
 
-RETURNING = Returning()
+RETURNING = PinnedArrayRegistry()
 """Of this process: pages can be locked only once, whichever session wants them."""
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_parent=RETURNING.forked)

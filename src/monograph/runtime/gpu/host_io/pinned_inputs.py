@@ -10,7 +10,7 @@ from monograph.runtime.gpu.bound_program import GpuLayout
 from monograph.runtime.gpu.capture.captured_graph import Recorded
 from monograph.runtime.gpu.capture.launches import Launches
 from monograph.runtime.gpu.driver.graphs import Handle
-from monograph.runtime.gpu.host_io.pinned_arrays import RETURNING, SMALLEST, Returning
+from monograph.runtime.gpu.host_io.pinned_arrays import RETURNING, SMALLEST, PinnedArrayRegistry
 from monograph.runtime.gpu.host_io.pinned_staging import nbytes
 
 FETCHED = "fetched"
@@ -26,7 +26,7 @@ class Fetching:
     """
 
     def __init__(
-        self, launches: Launches, layout: GpuLayout, returning: Returning = RETURNING
+        self, launches: Launches, layout: GpuLayout, returning: PinnedArrayRegistry = RETURNING
     ) -> None:
         self._launches = launches
         self._returning = returning

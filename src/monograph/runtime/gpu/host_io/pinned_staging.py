@@ -18,7 +18,7 @@ import torch
 
 from monograph.errors import FeedError
 from monograph.ir import Array, DType
-from monograph.runtime.gpu.bound_program import GpuLayout, Slot
+from monograph.runtime.gpu.bound_program import DevicePort, GpuLayout
 from monograph.runtime.gpu.driver.graphs import Graphs
 from monograph.runtime.gpu.host_io.deferred_free import IDLE, Use, park_at_end, sweep
 from monograph.runtime.gpu.host_io.host_downcast import can_narrow
@@ -50,8 +50,8 @@ class SlabLayout:
         """Where they end."""
         both = [s for s in layout.inputs if s.name in over]
         made = [s for s in layout.outputs if not s.over]
-        self.inputs: dict[str, tuple[Slot, int]] = {}
-        self.outputs: dict[str, tuple[Slot, int]] = {}
+        self.inputs: dict[str, tuple[DevicePort, int]] = {}
+        self.outputs: dict[str, tuple[DevicePort, int]] = {}
         at = 0
         for slot in plain:
             self.inputs[slot.name] = slot, at
@@ -111,11 +111,11 @@ class SlabLayout:
         return {name: block[at : at + n] for name, (at, n) in self.ports().items()}
 
 
-def nbytes(slot: Slot) -> int:
+def nbytes(slot: DevicePort) -> int:
     return math.prod(slot.shape) * slot.dtype.itemsize
 
 
-def _narrowed(slots: Iterable[Slot]) -> DType | None:
+def _narrowed(slots: Iterable[DevicePort]) -> DType | None:
     """What most of the inputs' bytes may be rounded to: one type, because one kernel takes them."""
     found: Counter[DType] = Counter()
     for slot in slots:
@@ -124,7 +124,7 @@ def _narrowed(slots: Iterable[Slot]) -> DType | None:
     return found.most_common(1)[0][0] if found else None
 
 
-def _rounded(slot: Slot) -> int:
+def _rounded(slot: DevicePort) -> int:
     return -(-max(nbytes(slot), 1) // ALIGNMENT) * ALIGNMENT
 
 
@@ -258,7 +258,7 @@ def _is_like(data: Any, place: Array) -> bool:
     )
 
 
-def _view(whole: Array, slot: Slot, at: int) -> Array:
+def _view(whole: Array, slot: DevicePort, at: int) -> Array:
     return whole[at : at + nbytes(slot)].view(slot.dtype.numpy).reshape(slot.shape)
 
 

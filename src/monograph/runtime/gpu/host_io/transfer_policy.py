@@ -26,7 +26,7 @@ the fastest one may be in a round to be in the next; and the time after which no
 T = TypeVar("T")
 
 
-class Way(NamedTuple):
+class TransferMode(NamedTuple):
     """Whether kernels read inputs, and write outputs, in the host's memory themselves."""
 
     reads: bool = False
@@ -44,16 +44,21 @@ class Way(NamedTuple):
         return f"{taken} in, {DIRECT if self.writes else COPY} out"
 
 
-PLAIN = Way()
-RIVALS = (PLAIN, Way(writes=True), Way(reads=True, writes=True), Way(reads=True))
-AHEAD = (Way(writes=True, ahead=True), Way(ahead=True))
-FIRST = (Way(writes=True, early=True), Way(early=True))
+PLAIN = TransferMode()
+RIVALS = (
+    PLAIN,
+    TransferMode(writes=True),
+    TransferMode(reads=True, writes=True),
+    TransferMode(reads=True),
+)
+AHEAD = (TransferMode(writes=True, ahead=True), TransferMode(ahead=True))
+FIRST = (TransferMode(writes=True, early=True), TransferMode(early=True))
 HALVED = tuple(way._replace(narrowed=True) for way in FIRST)
 WHOLE = (*RIVALS, *AHEAD, *FIRST)
 EVERY = (*WHOLE, *HALVED)
 
 
-def rivals(layout: SlabLayout, arrives: bool) -> tuple[Way, ...]:
+def rivals(layout: SlabLayout, arrives: bool) -> tuple[TransferMode, ...]:
     """The ways that are worth a trial; arrives: whether a graph can wait for its inputs."""
     if not layout.in_to:
         return RIVALS
@@ -62,12 +67,12 @@ def rivals(layout: SlabLayout, arrives: bool) -> tuple[Way, ...]:
     return WHOLE if layout.narrowed is None else EVERY
 
 
-def fastest(times: Mapping[Way, float]) -> Way:
+def fastest(times: Mapping[TransferMode, float]) -> TransferMode:
     """The way to take, by what each has taken."""
     return min(times, key=lambda way: times[way])
 
 
-def nearest(way: Way, possible: Sequence[Way]) -> Way:
+def nearest(way: TransferMode, possible: Sequence[TransferMode]) -> TransferMode:
     """A way that was measured elsewhere, or what is most like it of those that there are here."""
     wide = way._replace(narrowed=False)
     like = (way, wide, wide._replace(early=False), PLAIN)
@@ -81,13 +86,13 @@ class Measured:
     cache: TuningCache
     environment: str
 
-    def find(self, layout: GpuLayout) -> Way | None:
+    def find(self, layout: GpuLayout) -> TransferMode | None:
         """The way for a program, if it has been measured."""
         entry = self._entries.get(_key(layout))
         known = {str(w): w for w in EVERY}
         return None if entry is None else known.get(entry["winner"])
 
-    def keep(self, layout: GpuLayout, times: Mapping[Way, float]) -> None:
+    def keep(self, layout: GpuLayout, times: Mapping[TransferMode, float]) -> None:
         """Remembers what each way has taken, in us."""
         taken, made = (sum(map(nbytes, slots)) for slots in (layout.inputs, layout.outputs))
         ordered = sorted(times.items(), key=lambda item: item[1])
