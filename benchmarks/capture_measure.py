@@ -88,7 +88,15 @@ class Measured:
 
     def _stats(self) -> dict[str, Any]:
         stats = self.replayed.stats
-        wanted = ("captures", "replays", "rebinds", "staged", "fallbacks", "host_steps", "lanes")
+        wanted = (
+            "captures",
+            "replays",
+            "rebinds",
+            "staged_copies",
+            "fallbacks",
+            "host_steps",
+            "streams",
+        )
         found = {name: stats.get(name) for name in wanted}
         found |= {"launches_per_run": stats["launches_per_run"]}
         return {"stats": found, "kernels": self.eager.stats["kernels_per_run"]}
@@ -106,7 +114,9 @@ class Measured:
         before = self._stats()["stats"]
         taken = self._interleaved({n: self._batch(r) for n, r in runs.items()})
         after = self._stats()["stats"]
-        copies = sum((after["staged"] or {}).values()) - sum((before["staged"] or {}).values())
+        copies = sum((after["staged_copies"] or {}).values()) - sum(
+            (before["staged_copies"] or {}).values()
+        )
         return {
             **{f"{name}_host_us": us for name, us in taken.items()},
             "copies_when_moved": copies,
@@ -174,8 +184,11 @@ class Measured:
                 "tensors": self._waited(lambda: self.replayed.run(self.tensors)),
             }
         )
-        fetched = self.replayed.stats.get("fetched")
-        return {"fetched": fetched, **{f"{name}_synced_us": us for name, us in taken.items()}}
+        fetched = self.replayed.stats.get("pinned_input_runs")
+        return {
+            "pinned_input_runs": fetched,
+            **{f"{name}_synced_us": us for name, us in taken.items()},
+        }
 
     def _fresh(self) -> Callable[[], float]:
         """Runs on arrays that were made right before, which is not counted."""

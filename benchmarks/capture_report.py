@@ -178,7 +178,7 @@ def page(record: Mapping[str, Any]) -> str:
     for name, f in models.items():
         stats = f.get("stats", {})
         notes += [f"- {name}, not captured {n} times: {w}" for w, n in _counted(stats, "fallbacks")]
-        notes += [f"- {name}, copied {n} times: {w}" for w, n in _counted(stats, "staged")]
+        notes += [f"- {name}, copied {n} times: {w}" for w, n in _counted(stats, "staged_copies")]
     return "\n".join([*lines, *(["", *notes] if notes else []), ""])
 
 

@@ -148,8 +148,8 @@ class Decoding:
 
     def stats(self) -> dict[str, Any]:
         wanted = (
-            "launches_per_run", "kernels_per_run", "captures", "replays", "staged", "fallbacks",
-            "donation_copies", "tuned", "device_bytes",
+            "launches_per_run", "kernels_per_run", "captures", "replays", "staged_copies",
+            "fallbacks", "donation_copies", "tuned", "device_bytes",
         )  # fmt: skip
         return {n: x for n, x in self.generator.session.stats.items() if n in wanted}
 
@@ -292,7 +292,7 @@ def _measure_loop(record: Record, form: str, a: argparse.Namespace, decoding: De
             "replays_per_generation": counted["replays"] / counted["runs"],
             "caches_copied_by_the_host": counted["donation_copies"],
             "fallbacks": stats["fallbacks"],
-            "staged": stats["staged"],
+            "staged_copies": stats["staged_copies"],
         }
         print(f"{form}, one launch: {brief(found['one_launch'])}")
 

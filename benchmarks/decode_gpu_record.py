@@ -69,15 +69,15 @@ class Record:
 
 def brief(found: Any) -> Any:
     """What was found, with copies counted by their reasons: the record has them port by port."""
-    if not isinstance(found, dict) or not found.get("staged"):
+    if not isinstance(found, dict) or not found.get("staged_copies"):
         return found
     ports, copies = Counter[str](), Counter[str]()
-    for staged, count in found["staged"].items():
+    for staged, count in found["staged_copies"].items():
         why = staged.partition(": ")[2] or staged
         ports[why] += 1
         copies[why] += count
     told = [f"{why}: {copies[why]} copies of {ports[why]} ports" for why in ports]
-    return {**found, "staged": "; ".join(told)}
+    return {**found, "staged_copies": "; ".join(told)}
 
 
 def report(data: dict[str, Any]) -> str:

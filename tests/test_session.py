@@ -263,18 +263,18 @@ def test_unknown_options_and_targets_are_refused(monkeypatch: pytest.MonkeyPatch
         monograph.load(affine(), target="tpu")
     with pytest.raises(ConfigError, match="no such option"):
         monograph.load(affine(), thread=3)
-    with pytest.raises(ConfigError, match="shapes_kept"):
-        monograph.load(affine(), shapes_kept=0)
+    with pytest.raises(ConfigError, match="max_cached_shapes"):
+        monograph.load(affine(), max_cached_shapes=0)
     for wrong in ({"threads": "x"}, {"threads": 1.0}, {"threads": True}, {"optimise": 1}):
         with pytest.raises(ConfigError, match="is not of its kind") as e:
             monograph.load(affine(), **wrong)
         assert e.value.given == repr(*wrong.values())
     assert type(monograph.load(affine(), threads=np.int32(2)).config.threads) is int
     assert monograph.load(affine(), cache_dir=Path("a")).config.cache_dir == "a"
-    monkeypatch.setenv("MONOGRAPH_SHAPES_KEPT", "3")
-    assert monograph.load(affine()).config.shapes_kept == 3
-    monkeypatch.setenv("MONOGRAPH_SHAPES_KEPT", "many")
-    with pytest.raises(ConfigError, match="MONOGRAPH_SHAPES_KEPT"):
+    monkeypatch.setenv("MONOGRAPH_MAX_CACHED_SHAPES", "3")
+    assert monograph.load(affine()).config.max_cached_shapes == 3
+    monkeypatch.setenv("MONOGRAPH_MAX_CACHED_SHAPES", "many")
+    with pytest.raises(ConfigError, match="MONOGRAPH_MAX_CACHED_SHAPES"):
         monograph.load(affine())
 
 
@@ -304,7 +304,7 @@ def test_a_rank_that_only_the_feeds_decide_is_imported_late() -> None:
         [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)])
-    session = monograph.load(model, shapes_kept=2)
+    session = monograph.load(model, max_cached_shapes=2)
     for shape in ((2, 3), (4, 5, 6), (7,), (2, 3)):
         assert session.run({"x": np.zeros(shape, np.float32)})[0].shape == shape[::-1]
     assert session.stats["compiled"] == 2

@@ -26,7 +26,7 @@ from tests.test_donation import cache_model, step
 from tests.test_session import affine, feeds, model_of
 
 Load = Callable[..., Session]
-WORDS = ("captures", "replays", "rebinds", "staged", "fallbacks", "launches_per_run")
+WORDS = ("captures", "replays", "rebinds", "staged_copies", "fallbacks", "launches_per_run")
 
 
 @pytest.fixture(params=["cpu", "reference"])
@@ -220,7 +220,7 @@ def cpu(model: onnx.ModelProto, **options: Any) -> Session:
 
 
 def test_words_of_capture_on_the_cpu() -> None:
-    session = cpu(affine(), capture="require", shapes_kept=1)
+    session = cpu(affine(), capture="require", max_cached_shapes=1)
     for size in (2, 2, 3):
         session.run(feeds(size))
     session.run({**feeds(3), "x": np.ones((3, 3), np.float32, order="F")})
@@ -229,7 +229,7 @@ def test_words_of_capture_on_the_cpu() -> None:
         "captures": 2,  # the first has made room for the second
         "replays": 4,
         "rebinds": 0,
-        "staged": {"x: it is strided": 1},
+        "staged_copies": {"x: it is strided": 1},
         "fallbacks": {},
         "launches_per_run": 1,
     }

@@ -155,7 +155,7 @@ class Bindings:
                 # Only now it is known whether values decide.
                 key = self._key(feeds)
                 self.graphs[key] = graph
-            return _used(self.graphs, key, self._config.shapes_kept)
+            return _used(self.graphs, key, self._config.max_cached_shapes)
 
     def optimise(self, graph: Graph) -> Graph:
         """A graph of known shapes as the target wants it."""
@@ -174,11 +174,11 @@ class Bindings:
                 self.executables[key] = made
                 self._count_gone()
                 release_memory()
-            return _used(self.executables, key, self._config.shapes_kept)
+            return _used(self.executables, key, self._config.max_cached_shapes)
 
     def _count_gone(self) -> None:
         """Keeps the counts of those that are about to go: a session has run what they ran."""
-        excess = max(0, len(self.executables) - self._config.shapes_kept)
+        excess = max(0, len(self.executables) - self._config.max_cached_shapes)
         for e in itertools.islice(self.executables.values(), excess):
             self.gone.update(runs=e.runs, specialisations=e.specialisations, copies=e.copies)
 
@@ -204,13 +204,13 @@ class Bindings:
         from monograph.runtime.dynamic.staged import Compiler
 
         return Compiler(
-            choose_features(self._config.features),
+            choose_features(self._config.cpu_isa),
             self.threads,
             open_cache(self._config),
             self._config.winograd,
             # Not a method of these bindings: executables hold on to it.
             partial(optimise_for, self._config, progress=self._progress),
-            self._config.shapes_kept,
+            self._config.max_cached_shapes,
             self._progress,
             tally=self.tally,
             checked=self._config.checked,

@@ -5,6 +5,8 @@ from __future__ import annotations
 import operator
 import os
 import re
+import warnings
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, fields
 from typing import Any
@@ -27,8 +29,14 @@ _PREFIX = "MONOGRAPH_"
 DEBUG_VARIABLE = _PREFIX + "DEBUG"
 """Has the command line show tracebacks: nothing that a session has an option for."""
 _CACHE_HOME = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-_OF_GPUS = ("precision", "tf32", "tune", "tuning_cache", "lock_arrays")
+_OF_GPUS = ("precision", "tf32", "tune", "tuning_cache", "pin_inputs")
 """Options that only GPUs have."""
+_RENAMED = {
+    "shapes_kept": "max_cached_shapes",
+    "features": "cpu_isa",
+    "lock_arrays": "pin_inputs",
+}
+"""Options by their old names, which warn for one release."""
 _BOOLS = {"1": True, "true": True, "0": False, "false": False}
 
 
@@ -42,13 +50,13 @@ class Config:
     "gpu:1" is the second GPU of the machine; "gpu:sm_90" compiles for an architecture and runs
     nothing; "gpu:interpreter" runs GPU kernels without a GPU, very slowly.
     """
-    shapes_kept: int = 16
+    max_cached_shapes: int = 16
     """How many shape bindings a session keeps ready; the least recently used one goes first."""
     optimise: bool = False
     """Whether the graph goes through the pipeline of rewrites, once for each set of shapes."""
     threads: int = 0
     """Threads that run a model; 0 for as many as this process may use."""
-    features: str = ""
+    cpu_isa: str = ""
     """The instruction set to compile for, one of `INSTRUCTION_SETS`; "" for the host's."""
     winograd: bool = True
     """Whether 3x3 convolutions may save multiplications at a few times the rounding error."""
@@ -66,7 +74,7 @@ class Config:
     promising rivals, "full" all of them."""
     tuning_cache: str = ""
     """The JSON file that keeps what was measured; "" for tuning.json in `cache_dir`."""
-    lock_arrays: bool = True
+    pin_inputs: bool = True
     """Whether arrays of the host that are fed again and again are locked in memory, so that a GPU
     fetches them by itself."""
     capture: str = "auto"
@@ -92,8 +100,10 @@ class Config:
             value = getattr(self, name)
             if value not in known:
                 raise ConfigError(f"no such {name}", expected=" | ".join(known), given=value)
-        if self.shapes_kept < 1:
-            raise ConfigError("shapes_kept is too small", expected=">= 1", given=self.shapes_kept)
+        if self.max_cached_shapes < 1:
+            raise ConfigError(
+                "max_cached_shapes is too small", expected=">= 1", given=self.max_cached_shapes
+            )
         if self.threads < 0:
             raise ConfigError("threads is negative", expected=">= 0", given=self.threads)
         if self.cache_bytes < 0:
@@ -146,6 +156,7 @@ def _of_gpus(name: str, given: Any, target: str) -> ConfigError:
 def make_config(**options: Any) -> Config:
     """The configuration from options, then the environment, then the defaults."""
     known = {f.name: f for f in fields(Config)}
+    options = _renamed(options)
     if unknown := sorted(set(options) - set(known)):
         raise ConfigError(
             "no such option",
@@ -155,7 +166,7 @@ def make_config(**options: Any) -> Config:
         )
     values: dict[str, Any] = {}
     for name, f in known.items():
-        text = os.environ.get(_PREFIX + name.upper())
+        text = _variable(name)
         if options.get(name) is not None:
             values[name] = options[name]
         elif text is not None:
@@ -172,6 +183,38 @@ def make_config(**options: Any) -> Config:
     if values.get("target") == "reference" and options.get("capture") is None:
         values.pop("capture", None)  # nor is one for targets that launch
     return Config(**values)
+
+
+def _renamed(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options by their new names; an old name gives a DeprecationWarning."""
+    found: dict[str, Any] = {}
+    for name, value in options.items():
+        new = _RENAMED.get(name, name)
+        if new != name and options.get(new) is not None:
+            raise ConfigError(
+                f"{name} is the old name of {new}: give one of them",
+                given=f"{name}={value}, {new}={options[new]}",
+            )
+        if new != name:
+            _deprecated(f"option {name}", new)
+        found[new] = value if found.get(new) is None else found[new]
+    return found
+
+
+def _variable(name: str) -> str | None:
+    """The text of an option's environment variable, also under the option's old name."""
+    text = os.environ.get(_PREFIX + name.upper())
+    if text is not None:
+        return text
+    for old, new in _RENAMED.items():
+        if new == name and (text := os.environ.get(_PREFIX + old.upper())) is not None:
+            _deprecated(_PREFIX + old.upper(), _PREFIX + new.upper())
+            return text
+    return None
+
+
+def _deprecated(old: str, new: str) -> None:
+    warnings.warn(f"{old} is now {new}", DeprecationWarning, stacklevel=4)
 
 
 def _checked(name: str, value: Any, kind: type) -> Any:

@@ -14,7 +14,7 @@ from monograph.config import Config, make_config
 from monograph.errors import ConfigError, ExecutionError
 from monograph.ir import Graph
 from monograph.runtime.cache.source import UnreadModel
-from monograph.runtime.counts import Counts
+from monograph.runtime.counts import Counts, Stats
 from monograph.runtime.progress import Progress, check_progress, silent
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ class Session(Calls):
         made, gone, tally = self._bindings.made(), self._bindings.gone, self._bindings.tally
         copies = self._states.copies + gone["copies"]
         threads = {"threads": max((e.threads for e in made), default=0)} if self.threads else {}
-        return {
+        found = {
             "runs": self._runs + gone["runs"] + sum(e.runs for e in made),
             "compiled": len(made),
             "from_disk": self._bindings.found,
@@ -135,7 +135,10 @@ class Session(Calls):
             "donation_copies": copies + sum(e.copies for e in made),
             **(Counts() if tally is None else tally.total()).as_dict(),
             **threads,
-        } | ({} if self._bindings.gpu is None else self._bindings.gpu.stats(made))
+        }
+        if self._bindings.gpu is not None:
+            found |= self._bindings.gpu.stats(made)
+        return Stats(found)
 
     def tolerances(
         self, feeds: Mapping[str, Any], *, reference: bool = False

@@ -122,7 +122,7 @@ def _side(name: str) -> tuple[str, dict[str, Any]]:
         found = re.match(r"cpu \((\w+), (\d+) threads(, checked)?\)", name)
         if found is None:
             return "cpu", {}
-        options: dict[str, Any] = {"features": found[1], "threads": int(found[2])}
+        options: dict[str, Any] = {"cpu_isa": found[1], "threads": int(found[2])}
         return "cpu", options | ({"checked": True} if found[3] else {})
     return {"interpreter": "gpu:interpreter"}.get(name, name), {}
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import traceback
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 from unittest import mock
@@ -18,7 +18,6 @@ import numpy as np
 import onnx
 
 import monograph
-from monograph.config import Config
 from monograph.errors import MonographError
 from tests.campaign.case import Case, Feeds
 
@@ -57,11 +56,6 @@ def machines() -> tuple[tuple[str, int], ...]:
     return tuple((sets[i % len(sets)], THREADS[i // len(sets) % 3]) for i in range(3 * len(sets)))
 
 
-def checked() -> dict[str, Any]:
-    """The option that has compiled code check every address, where this version has it."""
-    return {"checked": True} if any(f.name == "checked" for f in fields(Config)) else {}
-
-
 def run_side(side: str, case: Case, turn: int) -> Iterator[tuple[str, list[Outcome]]]:
     """The outcomes of a side, under a name that tells its configuration."""
     raw = case.model.SerializeToString()
@@ -70,11 +64,10 @@ def run_side(side: str, case: Case, turn: int) -> Iterator[tuple[str, list[Outco
     elif side == "cpu":
         every = machines()
         for features, threads in every[turn % len(every) :][:1]:
-            options = {"features": features, "threads": threads, **checked()}
-            tail = ", checked" if checked() else ""
+            options = {"cpu_isa": features, "threads": threads, "checked": True}
             with mock.patch("monograph.runtime.cpu.executable.ALONE_SECONDS", 0.0):
                 yield (
-                    f"cpu ({features}, {threads} threads{tail})",
+                    f"cpu ({features}, {threads} threads, checked)",
                     _runs(case, lambda options=options: _session(raw, "cpu", **options)),
                 )
     else:

@@ -128,7 +128,7 @@ def make_jobs() -> list[Job]:
         Job(load(chain(), 2), [floats(1, 5, 21, 18) for _ in range(4)]),
         Job(load(chain(9), 4), [floats(1, 5, 21, 18) for _ in range(4)]),
         Job(load(chain(), 1), [floats(1, 5, 21, 18)]),
-        Job(load(rows(), 3, shapes_kept=2), [floats(n, 37) for n in (1, 5, 5, 16)]),
+        Job(load(rows(), 3, max_cached_shapes=2), [floats(n, 37) for n in (1, 5, 5, 16)]),
         Job(load(lookup(), 2), [good, bad]),
     ]
     for job in jobs:

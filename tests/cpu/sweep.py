@@ -138,7 +138,7 @@ def _settings(features: Features, threads: int) -> Any:
     stack = mock.patch.dict(
         os.environ,
         MONOGRAPH_TARGET="cpu",
-        MONOGRAPH_FEATURES=features.name,
+        MONOGRAPH_CPU_ISA=features.name,
         MONOGRAPH_THREADS=str(threads),
         MONOGRAPH_CACHE_DIR="",
     )

@@ -155,7 +155,7 @@ def test_what_the_host_computes_cannot_be_saved(tmp_path: Path) -> None:
         ({"dims": {"N": 3}}, "dims"),
         ({"donate": {"y": "x"}}, "donate"),
         ({"threads": 77}, "threads"),
-        ({"features": "baseline"}, "features"),
+        ({"cpu_isa": "baseline"}, "cpu_isa"),
         ({"winograd": False}, "winograd"),
     ],
 )

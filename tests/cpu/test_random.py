@@ -96,7 +96,7 @@ def test_states_go_with_the_session_that_drew_from_them(target: str) -> None:
     before = len(random._states)
     series = []
     for _ in range(3):
-        session = monograph.load(source, target=target, cache_dir="", shapes_kept=1)
+        session = monograph.load(source, target=target, cache_dir="", max_cached_shapes=1)
         ones = {"x": np.ones(4, np.float32)}
         series.append([session.run(ones) for _ in range(3)])
         most = len(random._states)

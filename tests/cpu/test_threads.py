@@ -120,10 +120,10 @@ def test_options(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MONOGRAPH_THREADS", "3")
     monkeypatch.setenv("MONOGRAPH_CACHE_DIR", "")
     monkeypatch.setenv("MONOGRAPH_CACHE_BYTES", "1000")
-    monkeypatch.setenv("MONOGRAPH_FEATURES", "avx2")
+    monkeypatch.setenv("MONOGRAPH_CPU_ISA", "avx2")
     config = make_config()
     assert (config.threads, config.cache_dir, config.cache_bytes) == (3, "", 1000)
-    assert config.features == "avx2"
+    assert config.cpu_isa == "avx2"
     assert make_config(threads=2, cache_dir="here").threads == 2
     assert Config().cache_bytes == 8 << 30
 

@@ -155,8 +155,8 @@ def test_a_part_without_time_or_luck_leaves_the_others(tmp_path: Path) -> None:
 
 def test_copies_are_counted_by_reason_in_the_report() -> None:
     staged = {f"past.{i}.key: it overlaps another": 6 for i in range(16)}
-    found = {"one_launch": {"tokens": 256, "staged": staged | {"turns: a loop uses it": 6}}}
+    found = {"one_launch": {"tokens": 256, "staged_copies": staged | {"turns: a loop uses it": 6}}}
     text = report({"formats": {"f16": found}})
     assert "it overlaps another: 96 copies of 16 ports; a loop uses it: 6 copies of 1 ports" in text
     assert "past.3.key" not in text
-    assert len(found["one_launch"]["staged"]) == 17  # type: ignore[arg-type]
+    assert len(found["one_launch"]["staged_copies"]) == 17  # type: ignore[arg-type]

@@ -200,9 +200,9 @@ def test_sessions_measure_once_and_choose_alike(
     found = []
     for _ in range(2):
         session = load(tmp_path, monkeypatch)
-        assert session.stats["lanes"] == 1
+        assert session.stats["streams"] == 1
         found += [session.run(feeds(seed))[0] for seed in range(2)]
-        assert session.stats["lanes"] == best
+        assert session.stats["streams"] == best
     assert clock.seen == [(1, 2)]
     assert torch.equal(torch.stack(found[:2]), torch.stack(found[2:]))
 
@@ -243,12 +243,12 @@ def test_what_is_off_measures_nothing(
     clock = Clock(monkeypatch, 2)
     wide = load(tmp_path, monkeypatch)
     wide.run(feeds())
-    assert wide.stats["lanes"] == 2
+    assert wide.stats["streams"] == 2
     del clock.seen[:]
     session = load(tmp_path, monkeypatch, **options)
     session.run(feeds())
     assert clock.seen == []
-    assert session.stats["lanes"] == 1
+    assert session.stats["streams"] == 1
     assert session.stats["peak_bytes"] <= wide.stats["peak_bytes"]
 
 

@@ -64,7 +64,7 @@ def test_a_thousand_new_addresses() -> None:
     for x, found in held:  # every output stays what it was
         np.testing.assert_array_equal(found[0].numpy(), expected(x)[0])
     assert replay.stats["captures"] == 1
-    assert replay.stats["staged"] == {}
+    assert replay.stats["staged_copies"] == {}
     assert driver.calls["launch"] == KERNELS
 
 
@@ -272,7 +272,7 @@ def test_misaligned_and_strided_inputs_are_staged() -> None:
     block = torch.randn(SIZE + 1)
     check(replay, block[1:])
     check(replay, torch.randn(SIZE, 2)[:, 0])
-    assert replay.stats["staged"] == {"x: it is misaligned": 1, "x: it is strided": 1}
+    assert replay.stats["staged_copies"] == {"x: it is misaligned": 1, "x: it is strided": 1}
     check(replay, some())
     assert replay.stats["captures"] == 1
 
@@ -287,10 +287,10 @@ def test_outputs_that_are_copied_back_are_staged() -> None:
     np.testing.assert_array_equal(array, right[1])
     assert found[1] is array
     staged = {"y: it is misaligned": 1, "z: it is on the host": 1}
-    assert replay.stats["staged"] == staged
+    assert replay.stats["staged_copies"] == staged
     replay.run({"x": x}, {"y": torch.empty(SIZE)})
     replay.run({"x": x.numpy()}, {"y": array})  # as pinned memory does it: nothing beside that
-    assert replay.stats["staged"] == staged
+    assert replay.stats["staged_copies"] == staged
 
 
 def test_outputs_that_overlap_are_staged() -> None:
@@ -302,7 +302,7 @@ def test_outputs_that_overlap_are_staged() -> None:
     assert found[0] is y
     np.testing.assert_array_equal(y.numpy(), right[0])
     np.testing.assert_array_equal(found[1].numpy(), right[1])
-    assert replay.stats["staged"] == {"y: it overlaps another": 1}
+    assert replay.stats["staged_copies"] == {"y: it overlaps another": 1}
 
 
 def test_feeds_that_do_not_fit_are_refused() -> None:
@@ -332,7 +332,7 @@ def test_tensors_of_others_come_by_dlpack() -> None:
     capsule = torch.utils.dlpack.to_dlpack(x)
     found = replay.run({"x": capsule})
     np.testing.assert_array_equal(found[0].numpy(), expected(x)[0])
-    assert replay.stats["staged"] == {}
+    assert replay.stats["staged_copies"] == {}
 
 
 def test_state_advances_once_a_call_the_first_included() -> None:

@@ -37,7 +37,7 @@ def test_a_caller_who_records_gets_our_kernels() -> None:
     assert driver.ran == []
     graphs.launch(graphs.instantiate(graph), 5)
     np.testing.assert_array_equal(found[0].numpy(), expected(x)[0])
-    assert replay.stats["recorded_for_callers"] == 1
+    assert replay.stats["caller_captures"] == 1
     check(replay, some(1))
     graphs.begin(5)
     with driver.using(5), pytest.raises(ExecutionError, match="arrays of the host"):

@@ -276,7 +276,7 @@ def test_numbers_that_are_negated_when_read(captured: bool) -> None:
     np.testing.assert_array_equal(y.resolve_neg().numpy(), expected(some())[0])
     if captured:
         reason = "it is negated when read"
-        assert replay.stats["staged"] == {f"x: {reason}": 2, f"y: {reason}": 1}
+        assert replay.stats["staged_copies"] == {f"x: {reason}": 2, f"y: {reason}": 1}
 
 
 def test_strided_outputs_without_graphs() -> None:

@@ -66,7 +66,7 @@ def test_arrays_in_and_out(host: str) -> None:
     assert driver.calls["copy"] == (2 if host == "copy" else 0)
     assert driver.calls["write"] == 0  # one slab, used again
     assert replay.stats["captures"] == 1
-    assert replay.stats["staged"] == {}
+    assert replay.stats["staged_copies"] == {}
 
 
 @WAYS
@@ -252,7 +252,7 @@ def test_launches_of_libraries(kind: str) -> None:
         np.testing.assert_array_equal(found[0].numpy(), (some(seed) + 1) * 2)
     assert replay.stats["captures"] == 1
     assert driver.leaks().get("graph") == 1
-    staged = replay.stats["staged"]
+    staged = replay.stats["staged_copies"]
     if kind == "plain":
         assert staged == {}
         assert replay.stats["rebinds"] >= 4
@@ -275,7 +275,7 @@ def test_less_alignment_than_a_library_saw_is_staged() -> None:
     for x in (at_a_boundary(some()), at_a_boundary(some(), skipped=4)):
         found = replay.run({"x": x})
         np.testing.assert_array_equal(found[0].numpy(), (some() + 1) * 2)
-    assert replay.stats["staged"] == {"x: it is misaligned for a library": 1}
+    assert replay.stats["staged_copies"] == {"x: it is misaligned for a library": 1}
 
 
 def test_distances_are_all_different() -> None:
@@ -299,7 +299,7 @@ def test_a_loop_is_one_launch() -> None:
         np.testing.assert_array_equal(y.numpy(), x * np.float32(2) ** turns)
     assert driver.calls["graph launch"] == 4
     assert replay.stats["captures"] == 1
-    assert replay.stats["staged"] == {}
+    assert replay.stats["staged_copies"] == {}
 
 
 def test_a_branch_that_uses_ports_stages_them() -> None:
@@ -308,7 +308,7 @@ def test_a_branch_that_uses_ports_stages_them() -> None:
         (y,) = replay.run({"x": torch.from_numpy(x)})
         np.testing.assert_array_equal(y.numpy(), x * 2 if x[0] < 100 else x + 1)
     reason = "a branch or a loop uses it"
-    assert replay.stats["staged"] == {f"x: {reason}": 3, f"y: {reason}": 3}
+    assert replay.stats["staged_copies"] == {f"x: {reason}": 3, f"y: {reason}": 3}
     assert replay.stats["captures"] == 1
 
 
@@ -337,7 +337,7 @@ def test_state_that_a_branch_writes_is_staged_with_its_partner() -> None:
         assert present is state
         assert state.tolist() == [turn] * SIZE
         assert y.tolist() == [10 * turn] * SIZE
-    staged = replay.stats["staged"]
+    staged = replay.stats["staged_copies"]
     assert staged["past: what shares its memory is staged"] == 3
     assert staged["present: a branch or a loop uses it"] == 3
 

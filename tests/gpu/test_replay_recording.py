@@ -67,8 +67,8 @@ def test_arrays_beside_tensors(first: bool) -> None:
         replay.run({"x": x, "x2": array})
     with refused(driver, "caller's graph"):
         replay.run({"x": x, "x2": x}, {"y": array})
-    assert replay.stats["recorded_for_callers"] == 0
-    assert replay.stats["staged"] == {}
+    assert replay.stats["caller_captures"] == 0
+    assert replay.stats["staged_copies"] == {}
 
 
 def made_up(driver: FakeDriver) -> GpuProgram:

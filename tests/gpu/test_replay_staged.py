@@ -115,14 +115,14 @@ def test_a_staged_run_takes_the_quick_way_and_is_counted() -> None:
     assert replay.hot({"x": some()}) is None
     replay.run({"x": some()})
     counted = {f"x: {INSIDE}": 1, f"y: {INSIDE}": 1}
-    assert replay.stats["staged"] == counted
+    assert replay.stats["staged_copies"] == counted
     same = some(7)
     for turn, x in enumerate((some(1), same, same, torch.full((SIZE,), 200.0)), 2):
         found = replay.hot({"x": x})
         assert found is not None
         assert torch.equal(found[0], chosen(x))
         del found  # the next output may lie where this one was
-        assert replay.stats["staged"] == dict.fromkeys(counted, turn)
+        assert replay.stats["staged_copies"] == dict.fromkeys(counted, turn)
 
 
 def test_moved_ports_are_moved_in_the_copies_only() -> None:
@@ -174,7 +174,7 @@ def test_staged_state_advances_once_in_each_run_wherever_it_is() -> None:
             assert present is state
             assert state.tolist() == [start + turn] * SIZE
             assert y.tolist() == [10 * (start + turn)] * SIZE
-    assert replay.stats["staged"] == {
+    assert replay.stats["staged_copies"] == {
         f"{name}: {reason}": 6
         for name, reason in {"x": INSIDE, "past": SHARES, "present": INSIDE, "y": INSIDE}.items()
     }
@@ -195,7 +195,7 @@ def test_a_run_that_moves_nothing_is_counted_too(monkeypatch: pytest.MonkeyPatch
     for turn in range(2, 4):
         assert replay.hot(feeds, {"present": state}) is not None
         assert state.tolist() == [2**turn] * SIZE
-        assert set(replay.stats["staged"].values()) == {turn}
+        assert set(replay.stats["staged_copies"].values()) == {turn}
 
 
 def test_staged_state_takes_the_quick_way() -> None:
@@ -232,7 +232,7 @@ def test_what_a_library_hides_is_copied_by_the_graph(
         assert calls["graph launch"] == 1
         assert set(calls) <= {"graph launch", "write"}
         assert torch.equal(found[0], (x + 1) * 2)
-    assert list(replay.stats["staged"].values()) == [4]
+    assert list(replay.stats["staged_copies"].values()) == [4]
 
 
 def test_a_copy_takes_any_address() -> None:
@@ -245,7 +245,7 @@ def test_a_copy_takes_any_address() -> None:
         found = replay.hot({"x": x})
         assert found is not None
         assert torch.equal(found[0], wanted(x))
-        assert not any("misaligned" in key for key in replay.stats["staged"])
+        assert not any("misaligned" in key for key in replay.stats["staged_copies"])
 
 
 def test_ports_without_bytes_are_not_copied() -> None:
@@ -292,7 +292,7 @@ def test_copies_that_are_not_what_was_recorded(kind: Any, reason: str) -> None:
     ((why, count),) = replay.stats["fallbacks"].items()
     assert reason in why
     assert count == 1
-    assert not replay.stats["staged"]
+    assert not replay.stats["staged_copies"]
     assert not driver.leaks().get("graph")
     with pytest.raises(GraphError, match="cannot be captured"):
         Replay(branch(driver), kind(driver), "require").run({"x": some()})

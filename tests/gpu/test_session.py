@@ -157,7 +157,7 @@ def test_precisions(precision: str) -> None:
 
 def test_shapes_are_kept_up_to_a_limit_and_share_their_constants() -> None:
     model = models.linear()
-    session = load(model, shapes_kept=2)
+    session = load(model, max_cached_shapes=2)
     for count in (33, 34, 35, 34):
         check(session, {"x": rows(count)}, model)
     stats = session.stats
@@ -183,7 +183,7 @@ def test_memory_goes_with_the_session() -> None:
 
 
 def test_an_executable_that_is_dropped_frees_what_it_alone_has() -> None:
-    session = load(models.linear(), shapes_kept=1)
+    session = load(models.linear(), max_cached_shapes=1)
     session.run({"x": rows(2)})
     executable: Any = session.executable({"x": rows(2)})
     arena = weakref.ref(next(iter(executable._memory.values())))

@@ -75,7 +75,7 @@ def test_runs_are_captured_once_and_replayed(load: Load, wrap: Any) -> None:
     assert stats["captures"] == 1
     assert stats["replays"] == stats["runs"] == 4
     assert stats["launches_per_run"] == 1
-    assert stats["staged"] == stats["fallbacks"] == {}
+    assert stats["staged_copies"] == stats["fallbacks"] == {}
     assert driver.calls["graph launch"] == 4
 
 
@@ -113,7 +113,7 @@ def test_two_shapes_alternate(load: Load) -> None:
 
 
 def test_shapes_that_are_dropped_free_their_graphs_and_stay_counted(load: Load) -> None:
-    session, driver = load(models.linear(), shapes_kept=2)
+    session, driver = load(models.linear(), max_cached_shapes=2)
     for count in range(1, 9):
         session.run({"x": torch.from_numpy(rows(count))})
     assert driver.live["graph"] == driver.live["executable"] == 2  # without a collection
@@ -345,7 +345,7 @@ def test_a_caller_who_records(load: Load) -> None:
         with pytest.raises(ExecutionError, match="arrays of the host"):
             session.run({"x": x.numpy()})
     graph = graphs.end(5)
-    assert session.stats["recorded_for_callers"] == 1
+    assert session.stats["caller_captures"] == 1
     found.zero_()
     graphs.launch(graphs.instantiate(graph), 0)
     assert torch.equal(found, right)

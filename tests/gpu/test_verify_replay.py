@@ -121,7 +121,7 @@ def test_bench_tells_captures_and_launches(model: Path) -> None:
 def test_bench_tells_why_runs_were_not_captured(model: Path) -> None:
     shown = call("bench", model, *ON, "--seconds", "0.1").stdout
     assert "times: Triton's interpreter has no graphs" in shown
-    stats = {"captures": 1, "replays": 2, "rebinds": 3, "staged": {"x: strided": 4}}
+    stats = {"captures": 1, "replays": 2, "rebinds": 3, "staged_copies": {"x: strided": 4}}
     lines = bench.capture_lines({**stats, "fallbacks": {"no memory": 5}}, "auto")
     assert lines == [
         "capture auto: 1 capture, 2 replays, 3 ports moved",

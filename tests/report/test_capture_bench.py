@@ -34,7 +34,7 @@ GOOD: dict[str, Any] = {
     "tensors_synced_us": 20.0,
     "inputs": 100,
     "equal_bits": True,
-    "stats": {"captures": 1, "launches_per_run": 1, "fallbacks": {}, "staged": {}},
+    "stats": {"captures": 1, "launches_per_run": 1, "fallbacks": {}, "staged_copies": {}},
 }
 NAMES = (
     *("yolov10n", "towers_b1", "towers_b128", "silero_vad_v6", "data_loop"),
@@ -123,7 +123,7 @@ def test_models_that_were_not_asked_for_miss_no_bar() -> None:
 
 
 def test_the_page_shows_bars_figures_and_failures() -> None:
-    found = models(towers_b1={"stats": {**GOOD["stats"], "staged": {"x: it is strided": 3}}})
+    found = models(towers_b1={"stats": {**GOOD["stats"], "staged_copies": {"x: it is strided": 3}}})
     found["broken"] = {"failed": "took too long"}
     text = shown(found)
     row = next(line for line in text.splitlines() if line.startswith("| yolov10n"))

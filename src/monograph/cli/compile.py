@@ -35,7 +35,7 @@ Target = Annotated[
         show_default="cpu",
     ),
 ]
-Features = Annotated[
+CpuIsa = Annotated[
     str | None,
     typer.Option(
         metavar="NAME",
@@ -44,13 +44,17 @@ Features = Annotated[
     ),
 ]
 
+OldFeatures = Annotated[str | None, typer.Option("--features", hidden=True)]
+"""The old name of --cpu-isa, which warns for one release."""
+
 
 def compile_(
     model: Model,
     output: Output,
     target: Target = None,
     threads: Threads = None,
-    features: Features = None,
+    cpu_isa: CpuIsa = None,
+    features: OldFeatures = None,
     precision: Precision = None,
     tf32: Tf32 = None,
     tune: Tune = None,
@@ -84,5 +88,7 @@ def compile_(
         request = make_request(
             model, target, dim, None, inputs, 0, ranges=input_range, values=value, **gpu
         )
-        found = compile_model(request, output, note, threads=threads, features=features)
+        isa = {"cpu_isa": cpu_isa, "features": features}
+        chosen = {name: value for name, value in isa.items() if value is not None}
+        found = compile_model(request, output, note, threads=threads, **chosen)
         show(as_json, found.as_json(), lambda out: show_compiled(out, str(model), found))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 _LARGEST = {
-    "launches_per_run", "kernels_per_run", "threads", "lanes",
+    "launches_per_run", "kernels_per_run", "threads", "streams",
     "peak_bytes", "constant_bytes", "device_bytes",
 }  # fmt: skip
 """Figures of one run or of one moment: the largest counts, where others are added up."""

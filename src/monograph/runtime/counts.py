@@ -7,6 +7,7 @@ once, launched by every run.
 from __future__ import annotations
 
 import logging
+import warnings
 import weakref
 from collections import Counter
 from collections.abc import Iterable
@@ -37,6 +38,26 @@ def why_not_one_launch(executable: Any) -> str:
     """Why the runs of an executable are not one launch each; "" where they are."""
     kinds = executable.host_kinds
     return why_staged(executable) or (host_takes_part(kinds) if kinds else "")
+
+
+_RENAMED_KEYS = {
+    "fetched": "pinned_input_runs",
+    "recorded_for_callers": "caller_captures",
+    "lanes": "streams",
+    "staged": "staged_copies",
+}
+"""Keys of `stats` by their old names, which warn for one release."""
+
+
+class Stats(dict[str, Any]):
+    """Statistics by name; an old name gives the value of the new one and a DeprecationWarning."""
+
+    def __missing__(self, key: str) -> Any:
+        new = _RENAMED_KEYS.get(key)
+        if new is None or new not in self:
+            raise KeyError(key)
+        warnings.warn(f"stats[{key!r}] is now stats[{new!r}]", DeprecationWarning, stacklevel=2)
+        return self[new]
 
 
 @dataclass(eq=False)
@@ -74,9 +95,9 @@ class Counts:
             "captures": self.captures,
             "replays": self.replays,
             "rebinds": self.rebinds,
-            "recorded_for_callers": self.for_callers,
-            "fetched": self.fetched,
-            "staged": dict(self.staged),
+            "caller_captures": self.for_callers,
+            "pinned_input_runs": self.fetched,
+            "staged_copies": dict(self.staged),
             "fallbacks": dict(self.fallbacks),
         }
 

@@ -101,7 +101,7 @@ def test_other_shapes_are_compiled_and_found_later(path: Path) -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [{"threads": 3}, {"features": "baseline"}, {"winograd": False}, {"dims": {"N": 3}}],
+    [{"threads": 3}, {"cpu_isa": "baseline"}, {"winograd": False}, {"dims": {"N": 3}}],
     ids=str,
 )
 def test_other_options_are_other_code(path: Path, options: dict[str, Any]) -> None:

@@ -109,7 +109,7 @@ def test_a_model_of_every_kind(rig: Rig, kind: str, first: bool) -> None:
         if not told:
             equal(found, right[seed])
     assert kind not in ("model", "state") or not told
-    assert case.stats["recorded_for_callers"] == (not told)
+    assert case.stats["caller_captures"] == (not told)
     for seed in (4, 5):
         case.check(seed)
     assert case.stats["captures"] == 1

@@ -167,7 +167,7 @@ def test_ports_inside_a_body_are_staged(rig: Rig) -> None:
     case = rig.case("branch")
     held = [case.check(seed) for seed in range(6)]
     assert case.stats["captures"] == 1
-    staged = case.stats["staged"]
+    staged = case.stats["staged_copies"]
     assert staged
     assert all(reason.endswith("a branch or a loop uses it") for reason in staged)
     assert set(staged.values()) == {6}
@@ -215,7 +215,7 @@ def test_a_caller_who_captures_gets_conditional_nodes(rig: Rig, kind: str) -> No
         run[0]()
         rig.synchronise()
         equal(found, case.right(feeds))
-    assert case.stats["recorded_for_callers"] == 1
+    assert case.stats["caller_captures"] == 1
     assert case.replay.executable.syncs == 0
     case.check(4)
 
@@ -231,7 +231,7 @@ def test_a_caller_who_captures_what_libraries_do_inside(rig: Rig) -> None:
         case.replay.run(feeds)
     run[0]()
     rig.synchronise()
-    assert case.stats["recorded_for_callers"] == 0
+    assert case.stats["caller_captures"] == 0
     case.check(4)
 
 

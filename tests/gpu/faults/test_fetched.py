@@ -78,9 +78,9 @@ def come_back(replay: Replay, arrays: Arrays, runs: int = OFTEN + 2) -> None:
 def test_arrays_that_come_back_are_fetched(rig: Rig) -> None:
     replay, arrays = scaled(rig), empty()
     come_back(replay, arrays, OFTEN + 1)
-    assert replay.stats["fetched"] == 0
+    assert replay.stats["pinned_input_runs"] == 0
     come_back(replay, arrays, 20)
-    assert replay.stats["fetched"] == 20
+    assert replay.stats["pinned_input_runs"] == 20
     assert replay.stats["captures"] == 2
     assert replay.stats["fallbacks"] == {}
 
@@ -93,7 +93,7 @@ def test_fresh_arrays_are_gathered(rig: Rig) -> None:
         arrays = refill(empty(), seed)
         check(replay.run(arrays), arrays)
         del arrays
-    assert replay.stats["fetched"] == 0
+    assert replay.stats["pinned_input_runs"] == 0
     assert RETURNING.nbytes == 0
 
 
@@ -111,7 +111,7 @@ def test_pages_are_let_go_with_their_array(rig: Rig) -> None:
         check(replay.run(refill(arrays, again)), arrays)
         come_back(replay, arrays)
         assert RETURNING.nbytes == sum(large)
-        assert replay.stats["fetched"] == 1 + 3 * again
+        assert replay.stats["pinned_input_runs"] == 1 + 3 * again
     assert replay.stats["captures"] == 2
 
 
@@ -127,7 +127,7 @@ def test_memory_that_is_locked_again_is_told_to_the_graph(rig: Rig) -> None:
                 seen.pages.close()
                 seen.pages, seen.runs = None, OFTEN  # as of an array that is new and lies there
         come_back(replay, arrays, 3)
-        assert replay.stats["fetched"] == 1 + 3 * turn
+        assert replay.stats["pinned_input_runs"] == 1 + 3 * turn
 
 
 @fault
@@ -136,7 +136,7 @@ def test_two_sets_of_arrays_take_turns(rig: Rig) -> None:
     for seed in range(2 * OFTEN + 20):
         arrays = refill(both[seed % 2], seed)
         check(replay.run(arrays), arrays)
-    assert replay.stats["fetched"] >= 18
+    assert replay.stats["pinned_input_runs"] >= 18
     assert replay.stats["captures"] == 2
     assert replay.stats["rebinds"] >= 18
 
@@ -149,7 +149,7 @@ def test_views_of_one_array_come_back(rig: Rig) -> None:
     for seed in range(OFTEN + 6):
         arrays = {f"x{i}": whole[1, i, :n] for i, n in enumerate(SIZES)}
         check(replay.run(refill(arrays, seed)), arrays)
-    assert replay.stats["fetched"] >= 4
+    assert replay.stats["pinned_input_runs"] >= 4
 
 
 @fault
@@ -158,7 +158,7 @@ def test_memory_of_others_is_not_locked(rig: Rig) -> None:
     blocks = {f"x{i}": mmap.mmap(-1, 4 * n) for i, n in enumerate(SIZES)}
     arrays = {name: np.frombuffer(block, np.float32) for name, block in blocks.items()}
     come_back(replay, arrays, 2 * OFTEN)
-    assert replay.stats["fetched"] == 0
+    assert replay.stats["pinned_input_runs"] == 0
 
 
 @fault
@@ -166,7 +166,7 @@ def test_what_is_not_waited_for_is_not_fetched(rig: Rig) -> None:
     """The caller may change arrays as soon as the call has returned."""
     replay, arrays = scaled(rig), empty()
     come_back(replay, arrays)
-    fetched = replay.stats["fetched"]
+    fetched = replay.stats["pinned_input_runs"]
     kept, runs = [], []
     with rig.busy():
         for seed in range(5):
@@ -176,7 +176,7 @@ def test_what_is_not_waited_for_is_not_fetched(rig: Rig) -> None:
                 x[...] = np.nan
     for pending, right in zip(runs, kept, strict=True):
         check(pending.result(), right)
-    assert replay.stats["fetched"] == fetched
+    assert replay.stats["pinned_input_runs"] == fetched
 
 
 @fault
@@ -184,7 +184,7 @@ def test_what_lies_apart_is_gathered(rig: Rig) -> None:
     replay = scaled(rig)
     arrays = {f"x{i}": np.empty(2 * n, np.float32)[::2] for i, n in enumerate(SIZES)}
     come_back(replay, arrays, 2 * OFTEN)
-    assert replay.stats["fetched"] == 0
+    assert replay.stats["pinned_input_runs"] == 0
 
 
 @fault
@@ -193,7 +193,7 @@ def test_pages_that_cannot_be_locked_are_asked_for_once(rig: Rig) -> None:
     rig.graphs.fail("lock_pages")
     come_back(replay, arrays, 3 * OFTEN)
     assert not rig.graphs.waiting
-    assert replay.stats["fetched"] == 0
+    assert replay.stats["pinned_input_runs"] == 0
     assert rig.graphs.calls["lock_pages"] == 2  # one for each large array
 
 
@@ -208,7 +208,7 @@ def test_a_graph_that_cannot_be_made_is_done_without(
         come_back(replay, arrays, OFTEN)
     assert not rig.graphs.waiting
     assert "fails on purpose" in caplog.text
-    assert replay.stats["fetched"] == 0
+    assert replay.stats["pinned_input_runs"] == 0
     assert replay.stats["captures"] == 1
 
 
@@ -216,7 +216,7 @@ def test_a_graph_that_cannot_be_made_is_done_without(
 def test_nothing_is_locked_where_that_is_not_wanted(rig: Rig) -> None:
     replay, arrays = scaled(rig, locks=False), empty()
     come_back(replay, arrays, 2 * OFTEN)
-    assert replay.stats["fetched"] == 0
+    assert replay.stats["pinned_input_runs"] == 0
     assert RETURNING.nbytes == 0
 
 
@@ -304,17 +304,17 @@ def test_pages_are_of_the_device_that_they_were_locked_for() -> None:
 def test_a_fork_ends_what_was_locked_before(rig: Rig) -> None:
     replay, arrays = scaled(rig), empty()
     come_back(replay, arrays)
-    fetched = replay.stats["fetched"]
+    fetched = replay.stats["pinned_input_runs"]
     assert fetched
     child = os.fork()
     if child == 0:
         os._exit(0)
     os.waitpid(child, 0)
     come_back(replay, arrays, 2 * OFTEN)
-    assert replay.stats["fetched"] == fetched
+    assert replay.stats["pinned_input_runs"] == fetched
     others = empty()
     come_back(replay, others, OFTEN + 3)
-    assert replay.stats["fetched"] == fetched + 3
+    assert replay.stats["pinned_input_runs"] == fetched + 3
 
 
 @fault
@@ -328,7 +328,7 @@ def test_threads_feed_arrays_of_their_own(rig: Rig) -> None:
             check(replay.run(refill(sets[part], seed)), sets[part])
 
     side_by_side(4, feed)
-    assert replay.stats["fetched"] > 0
+    assert replay.stats["pinned_input_runs"] > 0
 
 
 def test_no_more_is_locked_than_there_may_be(monkeypatch: pytest.MonkeyPatch) -> None:

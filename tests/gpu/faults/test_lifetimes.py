@@ -37,7 +37,7 @@ def test_a_new_address_on_every_call(rig: Rig, kind: str) -> None:
     assert case.stats["captures"] == 1
     assert case.stats["replays"] == turns
     if kind == "model" or not ON_DEVICE:  # how a device's library launches is not ours to choose
-        assert case.stats["staged"] == {}
+        assert case.stats["staged_copies"] == {}
         assert case.stats["rebinds"] >= turns - 1
 
 
@@ -131,7 +131,7 @@ def test_an_output_is_fed_again(rig: Rig) -> None:
             found.append(case.replay.run({"x": found[-1][0]}))
         rig.synchronise()
     equal([f[0] for f in found], steps[1:])
-    assert case.stats["staged"] == {}
+    assert case.stats["staged_copies"] == {}
 
 
 @fault
@@ -143,7 +143,7 @@ def test_an_output_is_written_over_its_own_input(rig: Rig) -> None:
     found = case.replay.run({"x": x}, {"y": x})
     assert found[0] is x
     equal(found, right)
-    assert case.stats["staged"]["y: it overlaps another"] == 1
+    assert case.stats["staged_copies"]["y: it overlaps another"] == 1
 
 
 @fault

@@ -127,7 +127,7 @@ def test_faults_in_a_callers_graph_are_not_blamed_on_later_runs(rig: Rig) -> Non
             replay()
             rig.synchronise()
             check(session, indices, tensors)
-    assert session.stats["recorded_for_callers"] == 1
+    assert session.stats["caller_captures"] == 1
     given["i"].copy_(torch.from_numpy(GOOD))
     replay()
     rig.synchronise()

@@ -93,8 +93,8 @@ def test_a_thousand_shapes_in_bounded_memory(rig: Rig) -> None:
     if ON_DEVICE and not rig.builds:
         pytest.skip("shapes are kept by the session, however its graphs are made")
     device = rig.device()  # whose kernels both use
-    captured = rig.load(doubled(width=WIDTH), device, shapes_kept=KEPT, capture="require")
-    eager = rig.load(doubled(width=WIDTH), device, shapes_kept=1, capture="off")
+    captured = rig.load(doubled(width=WIDTH), device, max_cached_shapes=KEPT, capture="require")
+    eager = rig.load(doubled(width=WIDTH), device, max_cached_shapes=1, capture="off")
     data = torch.randn(SHAPES, WIDTH, generator=torch.Generator().manual_seed(0)).to(PLACE)
     counts = list(range(1, SHAPES + 1))
     counts += counts[: KEPT + 1]

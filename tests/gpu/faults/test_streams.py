@@ -126,7 +126,7 @@ def test_the_caller_is_already_capturing(rig: Rig) -> None:
         rig.graphs.launch(executable, 5)
     rig.synchronise()
     equal(found, case.right(feeds))
-    assert case.stats["recorded_for_callers"] == 1
+    assert case.stats["caller_captures"] == 1
     case.check(4)
     if ON_DEVICE:
         other = torch.cuda.CUDAGraph()
@@ -207,7 +207,7 @@ def test_the_caller_captures_with_arrays_beside_tensors(rig: Rig) -> None:
     run[0]()
     rig.synchronise()
     equal(found, right)
-    assert case.stats["recorded_for_callers"] == 0
+    assert case.stats["caller_captures"] == 0
     case.check(1)
 
 

@@ -288,7 +288,7 @@ def capture_lines(stats: Mapping[str, Any], mode: str) -> list[str]:
         f"{stats['rebinds']} ports moved",
     ]
     lines = [f"capture {mode}: {', '.join(listed)}"]
-    lines += [f"  copied {n} times, {why}" for why, n in stats.get("staged", {}).items()]
+    lines += [f"  copied {n} times, {why}" for why, n in stats.get("staged_copies", {}).items()]
     lines += [f"  not captured {n} times: {why}" for why, n in stats.get("fallbacks", {}).items()]
     return lines
 
@@ -308,7 +308,7 @@ def show_bench(out: Console, name: str, bench: Bench) -> None:
     fewer = bench.own_threads < bench.threads and not on_gpu
     why = TOO_LITTLE_WORK if bench.own_threads < bench.compiled_threads else "of the package"
     used = f" on {count_text(bench.own_threads, 'thread')} ({why})" if fewer else ""
-    beside = f" in {stats['lanes']} lanes" if stats.get("lanes", 1) > 1 else ""
+    beside = f" on {stats['streams']} streams" if stats.get("streams", 1) > 1 else ""
     out.print(
         f"{count_text(stats['launches_per_run'], 'launch')},"
         f" {count_text(stats['kernels_per_run'], 'kernel')} a run{beside}{used};"

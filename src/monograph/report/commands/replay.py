@@ -263,7 +263,7 @@ def replay_json(path: str, result: ReplayResult) -> dict[str, Any]:
     }
 
 
-COUNTED = ("captures", "replays", "rebinds", "staged", "launches_per_run")
+COUNTED = ("captures", "replays", "rebinds", "staged_copies", "launches_per_run")
 
 
 def show_replay(out: Console, result: ReplayResult) -> None:

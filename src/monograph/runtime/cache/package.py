@@ -185,7 +185,7 @@ class Package:
             asked["tf32"] = (config.tf32 or compiled["tf32"], compiled["tf32"])
         else:
             asked["threads"] = (config.threads or compiled["threads"], compiled["threads"])
-            asked["features"] = (config.features or compiled["features"], compiled["features"])
+            asked["cpu_isa"] = (config.cpu_isa or compiled["features"], compiled["features"])
             asked["winograd"] = (config.winograd and compiled["winograd"], compiled["winograd"])
             asked["checked"] = (config.checked or compiled["checked"], compiled["checked"])
         if not any(dims.items() <= sizes.items() for sizes in self.sizes):

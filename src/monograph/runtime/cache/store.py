@@ -144,7 +144,7 @@ def store_options(
     return {
         "dims": dict(dims),
         "donate": dict(donate),
-        "features": choose_features(config.features).name,
+        "features": choose_features(config.cpu_isa).name,
         "threads": choose_threads(config.threads),
         "winograd": config.winograd,
         "checked": config.checked,

@@ -136,5 +136,5 @@ def out_of_memory(
         expected=f"{total:,} bytes: {constants:,} of constants, {arena:,} of temporaries, "
         f"{kept:,} kept between runs, and the inputs and outputs",
         given=f"{free:,} bytes free ({str(error).splitlines()[0] if str(error) else 'no more'})",
-        hint="use smaller shapes, precision f16, fewer sessions or a smaller shapes_kept",
+        hint="use smaller shapes, precision f16, fewer sessions or a smaller max_cached_shapes",
     )

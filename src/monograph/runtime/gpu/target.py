@@ -88,7 +88,7 @@ class _Side:
         self.config = config
         self.optimise = optimise
         self.progress = progress
-        self.kept = config.shapes_kept
+        self.kept = config.max_cached_shapes
         self.holds_states = True
         self.turns = self.splits_complex = False  # such loops and numbers are the host's
         self.tally: RunCounters | None = None
@@ -196,7 +196,7 @@ class GpuBackend(_Side):
             tally=tally,
             measured=self.measured,
             lanes=self.lanes,
-            locks=self.config.lock_arrays,
+            locks=self.config.pin_inputs,
         )
 
     def check_process(self) -> None:
@@ -225,7 +225,7 @@ class GpuBackend(_Side):
             "device": self.device.name,
             "constant_bytes": self.constants.nbytes,
             "device_bytes": self.constants.nbytes + own,
-            "lanes": max((getattr(r, "lanes", 1) for e in made for r in parts_of(e)), default=1),
+            "streams": max((getattr(r, "lanes", 1) for e in made for r in parts_of(e)), default=1),
             "syncs": sum(r.syncs for e in made for r in parts_of(e)),
             "tuning_used": len(self.tuner.used),
             "tuned": self.tuner.measured,
