@@ -95,7 +95,7 @@ mutants: $(STAMP) $(GPU_STAMP) ## Mutate the source; tests must notice (ARGS="--
 
 sweep: $(STAMP) ## Everything on the CPU target, every instruction set, 1 to 4 threads; then a stress test
 	$(BIN)/python -W ignore -m tests.cpu.sweep $(ARGS)
-	$(BIN)/python -m tests.cpu.stress --seconds $(STRESS)
+	$(BIN)/python -m tests.cpu.pool.stress --seconds $(STRESS)
 
 bench: $(STAMP) ## Time the benchmark set beside ONNX Runtime and OpenVINO; table, JSON, plot
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[bench]"

@@ -26,8 +26,6 @@ LAYERS = [
     {"session"},
     {"compat", "generate"},
     {"report", "serve"},
-    {"cli_common", "cli_options"},
-    {"cli_compile", "cli_generate", "cli_profile", "cli_tune", "cli_verify"},
     {"cli"},
     {"__main__"},
 ]
@@ -70,3 +68,39 @@ def test_imports_point_leftwards(path: Path) -> None:
 def test_every_part_has_a_place() -> None:
     parts = {p.relative_to(SRC).with_suffix("").parts[0] for p in FILES} - {"__init__", "__main__"}
     assert parts <= set(RANK), f"no place in the order for {parts - set(RANK)}"
+
+
+def test_the_code_generators_do_not_import_each_other() -> None:
+    """What both use lives in `codegen.common`, which imports neither of them."""
+    rooms = {"llvm": {"triton"}, "triton": {"llvm"}, "common": {"llvm", "triton"}}
+    for room, others in rooms.items():
+        for path in sorted((SRC / "codegen" / room).rglob("*.py")):
+            found = [m for _, m in imports(path) if m.startswith("monograph.codegen.")]
+            wrong = [m for m in found if m.split(".")[2] in others]
+            assert not wrong, f"{path.relative_to(SRC)} imports {wrong[0]}"
+
+
+def test_no_public_class_has_the_name_of_another() -> None:
+    """A reader who meets a class name finds one class."""
+    places: dict[str, list[str]] = {}
+    for path in FILES:
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places.setdefault(node.name, []).append(str(path.relative_to(SRC)))
+    assert {name: where for name, where in places.items() if len(where) > 1} == {}
+
+
+FLAT = ("ops", "frontend/onnx/convert")
+"""Op families and converters: their names are plain."""
+ROOM = 25
+"""How many modules a folder may hold."""
+
+
+@pytest.mark.parametrize("top", [SRC, SRC.parents[1] / "tests"], ids=["src", "tests"])
+def test_no_folder_is_crowded(top: Path) -> None:
+    counts: dict[str, int] = {}
+    for path in top.rglob("*.py"):
+        folder = path.parent.relative_to(top).as_posix()
+        if path.name != "__init__.py" and folder not in FLAT:
+            counts[folder] = counts.get(folder, 0) + 1
+    assert {folder: n for folder, n in counts.items() if n > ROOM} == {}

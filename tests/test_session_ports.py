@@ -10,7 +10,7 @@ from onnx import TensorProto, helper
 import monograph
 from monograph.compat.onnx_backend import Backend
 from monograph.errors import ConfigError, FeedError, ModelError
-from tests.frontend.hostile import info, model
+from tests.frontend.untrusted.hostile import info, model
 
 X = np.array([1, 2], np.float32)
 

@@ -11,7 +11,7 @@ from monograph.ir import Array, Graph, TensorType, evaluate
 from monograph.runtime.cpu import executable as runtime
 from monograph.runtime.cpu.executable import CpuExecutable, compile_graph
 from monograph.runtime.numerics.tolerance import derive
-from tests.cpu.scalar_kernels import instruction_sets
+from tests.cpu.emit.scalar_kernels import instruction_sets
 
 MACHINES = [(f, t) for f in instruction_sets() for t in (1, 2, 4) if t == 2 or f.vector_bits > 128]
 """Instruction sets and numbers of threads to try."""

@@ -12,7 +12,7 @@ from monograph.ir.dtype import DType, f32
 from monograph.ops.control import If, Loop
 from monograph.ops.elementwise import Add
 from monograph.ops.random import RandomNormal, RandomUniform, fresh_uid
-from tests.cpu.staging import body
+from tests.cpu.dynamic.staging import body
 from tests.rules.checks import graph_of, value
 
 Compiler = Callable[[Graph], Any]

@@ -31,7 +31,7 @@ from monograph.runtime.cpu import executable as runtime
 from monograph.runtime.cpu.executable import CpuExecutable, compile_graph
 from monograph.runtime.numerics.numeric_equivalence import first_wrong
 from tests.cpu import sweep_cases
-from tests.cpu.scalar_kernels import instruction_sets
+from tests.cpu.emit.scalar_kernels import instruction_sets
 from tests.cpu.sweep_cases import Case
 from tests.samples import SEED
 

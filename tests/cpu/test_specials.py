@@ -23,7 +23,7 @@ from monograph.ops.pool import AveragePool, MaxPool
 from monograph.ops.reduce import ArgMax, ArgMin, CumSum, ReduceMax, ReduceMin, ReduceSum
 from monograph.ops.sort import TopK
 from tests.cpu.against import check, feeds_for
-from tests.cpu.stress import load, lookup, rows
+from tests.cpu.pool.stress import load, lookup, rows
 from tests.rules.checks import graph_of, value
 
 LAST = "channels_last"

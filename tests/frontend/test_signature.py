@@ -10,8 +10,8 @@ from onnx import helper
 
 import monograph
 from monograph.errors import ModelError, UnsupportedError
-from tests.frontend.hostile import info, model
 from tests.frontend.nodes import run_node
+from tests.frontend.untrusted.hostile import info, model
 
 X = np.ones((2, 2), np.float32)
 IMAGE = np.ones((1, 1, 3, 3), np.float32)

@@ -11,7 +11,7 @@ import monograph
 from monograph.errors import InferError, ModelError, UnsupportedError
 from monograph.frontend.onnx import missing_ops, read_model
 from monograph.frontend.onnx.support import SHOWN_REFUSALS
-from tests.frontend.hostile import info, model, refused, subgraph
+from tests.frontend.untrusted.hostile import info, model, refused, subgraph
 
 STRANGE = {"": 21, "mine": 1}
 

@@ -8,7 +8,7 @@ import os
 import pytest
 
 MISSING = [n for n in ("torch", "triton") if importlib.util.find_spec(n) is None]
-collect_ignore_glob = ["test_*.py"] if MISSING else []
+collect_ignore_glob = ["*test_*.py"] if MISSING else []
 DEVICE = os.environ.get("MONOGRAPH_TEST_DEVICE", "")
 SHARE = os.environ.get("MONOGRAPH_TEST_SHARE", "")
 """Which of how many shares of the tests to run, as "2/16": see `tests.gpu.sweep`."""

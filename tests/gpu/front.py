@@ -29,8 +29,8 @@ from monograph.ir import Graph
 from monograph.runtime.gpu.build.build import ARCHES, CompileRequest
 from monograph.runtime.gpu.build.source import function
 from tests.cpu import sweep_cases
-from tests.gpu import single
 from tests.gpu.cross import requests, samples
+from tests.gpu.indexing import single
 
 GRAPHS = 300
 

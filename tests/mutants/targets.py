@@ -8,15 +8,39 @@ from pathlib import Path
 
 SOURCE = "src/monograph"
 CAPTURE = (
-    "capture", "replay", "slots", "graphs", "recorded", "attempts", "staging", "quick", "launches",
-    "stretches", "conditions", "running", "states", "cuda_graphs", "cuda_nodes", "ports",
-)  # fmt: skip
+    "runtime/gpu/capture/capture.py",
+    "runtime/gpu/capture/replay.py",
+    "runtime/gpu/capture/pointer_params.py",
+    "runtime/gpu/driver/graphs.py",
+    "runtime/gpu/capture/captured_graph.py",
+    "runtime/gpu/capture/capture_policy.py",
+    "runtime/gpu/capture/staging.py",
+    "runtime/gpu/capture/replay_fast_path.py",
+    "runtime/gpu/capture/launches.py",
+    "runtime/gpu/capture/partial_graphs.py",
+    "runtime/gpu/capture/conditions.py",
+    "runtime/gpu/bound_program.py",
+    "runtime/gpu/rng_state.py",
+    "runtime/gpu/driver/cuda_graphs.py",
+    "runtime/gpu/driver/cuda_nodes.py",
+    "runtime/gpu/ports.py",
+)
 INDEX = (
-    "program/index.py", "program/access.py", "program/strided.py", "program/ends.py",
-    "program/place.py", "program/ranges.py", "program/bounded.py", "codegen/llvm/elements.py",
-    "codegen/llvm/generate.py", "codegen/llvm/gather.py", "codegen/llvm/halo.py",
-    "codegen/triton/reading.py", "codegen/triton/elements.py", "codegen/triton/moves.py",
-)  # fmt: skip
+    "program/index.py",
+    "program/fusion/access.py",
+    "program/memory/strided.py",
+    "program/memory/output_views.py",
+    "program/memory/buffer_assignment.py",
+    "program/ranges.py",
+    "program/dynamic/bounded.py",
+    "codegen/llvm/emit/elements.py",
+    "codegen/llvm/indexing/index_kernels.py",
+    "codegen/llvm/indexing/gather.py",
+    "codegen/llvm/module/halo.py",
+    "codegen/triton/emit/indexed_load.py",
+    "codegen/triton/emit/elements.py",
+    "codegen/triton/indexing/index_kernels.py",
+)
 
 
 @dataclass(frozen=True)
@@ -32,7 +56,7 @@ class Group:
 
 RULES = Group(
     "rules",
-    ("rules/*.py", "passes/*.py", "rewrite/*.py"),
+    ("rules/*.py", "passes/*.py", "passes/*/*.py", "rewrite/*.py"),
     (
         ("tests/rules", "tests/rewrite", "tests/passes"),
         ("tests/fuzz/test_rewrites.py", "tests/test_pipeline.py", "tests/report", "tests/program"),
@@ -44,7 +68,7 @@ MAPS = Group(
     "index",
     INDEX,
     (
-        ("tests/program", "tests/cpu/test_gather.py", "tests/cpu/test_pad.py"),
+        ("tests/program", "tests/cpu/indexing/test_gather.py", "tests/cpu/indexing/test_pad.py"),
         ("tests/cpu",),
         ("tests/campaign", "tests/conformance", "tests/fuzz"),
         ("tests",),
@@ -52,14 +76,14 @@ MAPS = Group(
 )
 GRAPHS = Group(
     "capture",
-    tuple(f"runtime/gpu/{n}.py" for n in CAPTURE),
+    CAPTURE,
     (
         (
-            "tests/gpu/test_slots.py",
-            "tests/gpu/test_conditions.py",
-            "tests/gpu/test_cuda_graphs.py",
-            "tests/gpu/test_replay.py",
-            "tests/gpu/test_session_capture.py",
+            "tests/gpu/capture/test_pointer_params.py",
+            "tests/gpu/control/test_conditions.py",
+            "tests/gpu/driver/test_cuda_graphs.py",
+            "tests/gpu/capture/test_replay.py",
+            "tests/gpu/capture/test_session_capture.py",
             "tests/gpu/test_counts.py",
         ),
         ("tests/gpu/faults",),

@@ -31,9 +31,9 @@ from monograph.runtime.gpu.host_io.deferred_free import sweep
 from monograph.runtime.pending import Pending
 from monograph.session import Session
 from tests.gpu.fake_driver import FakeDevice
-from tests.gpu.faults import device_models, fake_models
 from tests.gpu.faults.fakes import Driver, PooledGraphs
 from tests.gpu.faults.misbehaving import Misbehaving
+from tests.gpu.faults.models import device_models, fake_models
 
 ON_DEVICE = os.environ.get("MONOGRAPH_TEST_DEVICE", "") == "cuda"
 ALONE = not os.environ.get("MONOGRAPH_TEST_SHARE", "")

@@ -14,10 +14,10 @@ import pytest
 import torch
 
 from monograph.errors import ExecutionError
+from tests.gpu.capture.replay_models import SIZE, double, plus_one
 from tests.gpu.faults.rig import KINDS, ON_DEVICE, PLACE, Rig, equal, fault
 from tests.gpu.faults.test_state import scaled
 from tests.gpu.gpu_models import linear, lookup, sequences
-from tests.gpu.replay_models import SIZE, double, plus_one
 
 STREAM = 5
 """Of the fake driver's, the one that callers record."""

@@ -16,7 +16,7 @@ from monograph.ops.control import If, Loop
 from monograph.ops.functions import Exp
 from monograph.report.commands.input_files import read_archive, split_archive
 from monograph.runtime.gpu.capture.replay import Replay
-from tests.gpu.faults.device_models import growing, loop_graph
+from tests.gpu.faults.models.device_models import growing, loop_graph
 from tests.gpu.faults.rig import ON_DEVICE, PLACE, Rig, equal, fault, recorded
 from tests.rules.checks import graph_of, value
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from onnx import helper
 
-from tests.gpu.faults.device_models import through_temporaries
+from tests.gpu.faults.models.device_models import through_temporaries
 from tests.gpu.faults.rig import ON_DEVICE, PLACE, Case, Rig, equal, fault, grown
 from tests.gpu.gpu_models import FLOAT, linear, model
 

@@ -53,7 +53,7 @@ class StepTime:
 
 
 @dataclass(frozen=True)
-class Recording:
+class StepRecorder:
     """When one run began and ended, and when each thread began and ended each step, in ns."""
 
     begin: int
@@ -103,12 +103,12 @@ class Profile(Timed):
     """The median run, from the call to its return."""
     outside_seconds: float
     """What of a run is in no step: Python, the launch, memory for the outputs."""
-    recordings: tuple[Recording, ...]
+    recordings: tuple[StepRecorder, ...]
     allowed: int = 0
     """Threads that it might have used; a small program is not worth them."""
 
     @property
-    def typical(self) -> Recording:
+    def typical(self) -> StepRecorder:
         """The run whose time is the median."""
         ordered = sorted(self.recordings, key=lambda r: r.end - r.begin)
         return ordered[(len(ordered) - 1) // 2]
@@ -141,11 +141,11 @@ def profile_model(
     with advising(made):
         run = compile_timed(session.optimised_graph(feeds), session.compiler(), heard.append)
 
-    def record() -> Recording:
+    def record() -> StepRecorder:
         heard.clear()
         begin = now()
         run(feeds)
-        return Recording(begin, now(), tuple(heard))
+        return StepRecorder(begin, now(), tuple(heard))
 
     for _ in range(warm_ups):
         record()

@@ -80,7 +80,7 @@ class PitchedPtr(ctypes.Structure):
     _fields_ = (("ptr", c_void_p), ("pitch", c_size_t), ("xsize", c_size_t), ("ysize", c_size_t))
 
 
-class Extent(ctypes.Structure):
+class HipExtent(ctypes.Structure):
     """hipExtent"""
 
     _fields_ = (("width", c_size_t), ("height", c_size_t), ("depth", c_size_t))
@@ -96,7 +96,7 @@ class Memcpy3DParms(ctypes.Structure):
         ("dstArray", c_void_p),
         ("dstPos", Pos),
         ("dstPtr", PitchedPtr),
-        ("extent", Extent),
+        ("extent", HipExtent),
         ("kind", c_int),
     )
 
