@@ -1,0 +1,79 @@
+"""The Python code blocks of README and of every page run, each page in one namespace."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.docs.pages import NEEDS, PAGES, ROOT, Block, blocks, is_missing
+
+CODE = {page: blocks(page, "python") for page in PAGES}
+TUTORIALS = [page for page in PAGES if page.name.startswith("adding-")]
+"""Pages that add an op, a kernel, a rule or a pass, with tests for it."""
+USER_PAGES = [page for page in PAGES if CODE[page] and page not in TUTORIALS]
+OPTIONAL = [(page, b) for page in USER_PAGES for b in CODE[page] if b.needs]
+
+
+def _name(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+def _execute(block: Block, namespace: dict[str, Any]) -> None:
+    padded = "\n" * (block.line - 1) + block.text  # so that errors show the page's line
+    exec(compile(padded, ROOT / block.page, "exec"), namespace)
+
+
+@pytest.mark.usefixtures("in_folder")
+@pytest.mark.parametrize("page", USER_PAGES, ids=_name)
+def test_blocks_run(page: Path) -> None:
+    namespace: dict[str, Any] = {"__name__": "page"}
+    plain = [b for b in CODE[page] if not b.needs]
+    for block in plain:
+        _execute(block, namespace)
+    assert plain, "a page has an example that runs on every machine"
+
+
+@pytest.mark.usefixtures("in_folder")
+@pytest.mark.parametrize(("page", "block"), OPTIONAL, ids=[str(b) for _, b in OPTIONAL])
+def test_blocks_with_needs_run(page: Path, block: Block) -> None:
+    if is_missing(block):
+        pytest.skip(f"{block} needs {block.needs}")
+    namespace: dict[str, Any] = {"__name__": "page"}
+    earlier = CODE[page][: CODE[page].index(block)]
+    for other in earlier:
+        if not other.needs or other.needs == block.needs:
+            _execute(other, namespace)
+    _execute(block, namespace)
+
+
+@pytest.mark.parametrize("page", TUTORIALS, ids=_name)
+def test_tutorial_runs(page: Path) -> None:
+    """The blocks are a module whose tests pass; a process of its own, since it registers ops."""
+    used = [b for b in CODE[page] if not is_missing(b)]
+    code = "\n".join(b.text for b in used)
+    tests = re.findall(r"^def (test_\w+)", code, re.MULTILINE)
+    assert len(tests) >= 2
+    code += "".join(f"\n{name}()" for name in tests)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_every_user_page_has_an_example() -> None:
+    names = {page.stem for page in USER_PAGES}
+    assert names >= {
+        "README", "capture", "command-line", "errors", "explain", "generate", "gpu", "profiling",
+        "python-api", "untrusted-models",
+    }  # fmt: skip
+    assert len(TUTORIALS) == 4
+
+
+def test_every_need_is_known() -> None:
+    named = {b.needs for page in PAGES for lang in ("python", "sh") for b in blocks(page, lang)}
+    assert named - {""} <= set(NEEDS)
