@@ -1,11 +1,10 @@
-"""Writes docs/supported-ops.md: which ONNX ops Monograph takes, from its own tables.
+"""Write docs/supported-ops.md, the list of supported ONNX ops, from the converter tables.
 
 python scripts/supported_ops.py
 """
 
 from __future__ import annotations
 
-import sys
 import textwrap
 from pathlib import Path
 
@@ -21,13 +20,15 @@ TITLES = {
     "ai.onnx.ml": "Classical models (ai.onnx.ml)",
     "ai.onnx.preview": "Previews (ai.onnx.preview)",
     "ai.onnx.preview.training": "Training (ai.onnx.preview.training)",
-    "com.microsoft": "ONNX Runtime's own (com.microsoft)",
-    "monograph": "Monograph's own, in models that it rewrites (monograph)",
+    "com.microsoft": "ONNX Runtime (com.microsoft)",
+    "monograph": "Monograph, in models that it rewrites (monograph)",
 }
+HOST_FAMILIES = {"image_decode", "ml", "sequence", "text", "trees"}
+"""Files of ops on values that no device holds, and of classical models."""
 
 
 def newest_schemas() -> dict[str, dict[str, int]]:
-    """The newest version of every op that ONNX defines, by domain."""
+    """Return the newest version of every op that ONNX defines, by domain."""
     found: dict[str, dict[str, int]] = {}
     for schema in onnx.defs.get_all_schemas():
         if not schema.deprecated:
@@ -36,16 +37,17 @@ def newest_schemas() -> dict[str, dict[str, int]]:
 
 
 def page() -> str:
+    """Return the text of the page."""
     schemas = newest_schemas()
     for domain, name in registered():
         schemas.setdefault(domain, {}).setdefault(name, 1)
     lines = [
         "# Supported ops",
         "",
-        "Written by `make docs` from the converter tables; do not edit. *Converted* ops become",
-        "canonical ops directly. *By definition* ops are inlined from the function body that ONNX",
-        "itself gives them, as are the functions that a model brings along. Every opset from 7 to",
-        f"{onnx.defs.onnx_opset_version()} is served. `monograph inspect` tells the same of one"
+        "`make docs` writes this page from the converter tables; do not edit it. A converter turns",
+        "a *converted* op into canonical ops. An op *by definition* is inlined from the function",
+        "body in its ONNX schema; so are the functions of a model. Monograph supports every opset",
+        f"from 7 to {onnx.defs.onnx_opset_version()}. `monograph inspect` shows the ops of one"
         " model.",
     ]
     for domain in sorted(schemas):
@@ -73,25 +75,26 @@ def _section(domain: str, names: dict[str, int]) -> list[str]:
 
 
 def _canonical() -> list[str]:
-    """What they become, by family; a family that no target compiles says so itself."""
+    """Return the canonical ops by family, those that run on the host last."""
     families: dict[bool, dict[str, list[str]]] = {False: {}, True: {}}
     for name, op in OPS.items():
-        module = sys.modules[op.__module__]
-        only = "reference only" in (module.__doc__ or "").lower()
-        families[only].setdefault(module.__name__.rsplit(".", 1)[1], []).append(name)
+        family = op.__module__.rsplit(".", 1)[1]
+        families[family in HOST_FAMILIES].setdefault(family, []).append(name)
     compiled, others = (sum(map(len, f.values())) for f in families.values())
     lines = [
-        "## What they become",
+        "## Canonical ops",
         "",
         *textwrap.wrap(
-            f"{compiled} canonical ops, by the file that defines them, and {others} more that only"
-            " the reference runs: texts, sequences, classical models, image files.",
+            f"There are {compiled} canonical ops, listed by the file that defines them, and {others}"
+            " more that run on the host: texts, sequences, classical models, image files. Of the"
+            " latter, n-grams of numbers are compiled on both targets, and on a GPU tree ensembles"
+            " and coupled probabilities too.",
             98,
         ),
     ]
-    for only, found in families.items():
+    for on_host, found in families.items():
         for family, names in sorted(found.items()):
-            mark = ", reference only" if only else ""
+            mark = ", on the host" if on_host else ""
             text = f"`{family}` ({len(names)}{mark}): {', '.join(sorted(names))}."
             lines += ["", *textwrap.wrap(text, 98, break_on_hyphens=False)]
     return lines
