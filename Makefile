@@ -51,7 +51,8 @@ unit: $(STAMP) ## All tests with coverage
 	    --cov --cov-report=term:skip-covered --cov-fail-under=90
 
 test-codegen: $(GPU_STAMP) ## GPU kernels without a GPU: interpreted, and compiled for six architectures (installs torch)
-	TRITON_INTERPRET=1 $(GPU_VENV)/bin/python -m pytest -rs -n $(JOBS) --dist worksteal tests/gpu
+	TRITON_INTERPRET=1 $(GPU_VENV)/bin/python -m pytest -rs -n $(JOBS) --dist worksteal tests/gpu \
+	    tests/docs/test_python_blocks.py::test_tutorial_runs
 	$(GPU_VENV)/bin/python -m tests.gpu.front
 	$(GPU_VENV)/bin/python -m tests.gpu.cross $(ARGS)
 

@@ -85,9 +85,9 @@ def _canonical() -> list[str]:
         "## Canonical ops",
         "",
         *textwrap.wrap(
-            f"There are {compiled} canonical ops, listed by the file that defines them, and {others}"
-            " more that run on the host: texts, sequences, classical models, image files. Of the"
-            " latter, n-grams of numbers are compiled on both targets, and on a GPU tree ensembles"
+            f"There are {compiled} canonical ops, listed by the file that defines them, and"
+            f" {others} more that run on the host: texts, sequences, classical models, image files."
+            " Of the latter, n-grams of numbers are compiled on both targets, and on a GPU tree ensembles"
             " and coupled probabilities too.",
             98,
         ),

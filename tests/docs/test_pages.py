@@ -75,3 +75,41 @@ def test_environment_variables_are_named_in_one_file() -> None:
         if re.search(r"[\"']MONOGRAPH_\w*[\"']", path.read_text())
     }
     assert named == {"config.py"}
+
+
+SRC = ROOT / "src" / "monograph"
+ROOMS = sorted(p for p in SRC.rglob("*") if p.is_dir() and any(p.glob("*.py")))
+
+
+def test_architecture_names_every_room() -> None:
+    """Every folder is in the page, by its path, its place in the tree, or a table of rooms."""
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    for room in ROOMS:
+        assert re.search(rf"[ `/─]{room.name}[/`, ]", text), room.relative_to(SRC)
+
+
+def test_architecture_names_modules_that_exist() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    names = {p.stem for p in SRC.rglob("*.py")} | {p.name for p in ROOMS}
+    paths = [*re.findall(r"`([a-z_0-9/*]+/[a-z_0-9*]*(?:\.py)?)`", text)]
+    assert len(paths) > 30
+    for path in paths:
+        found = [*SRC.glob(path), *SRC.glob(f"{path}.py"), *ROOT.glob(path)]
+        inside = path.rstrip("/") in names
+        assert found or inside, path
+    stems = re.findall(r"`([a-z_0-9]+)(?:\.py)?`", text)
+    assert len(stems) > 60
+    assert set(stems) - names <= {"tid", "reference"}, set(stems) - names
+
+
+def test_architecture_takes_ten_minutes_to_read() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    assert text.index("```text") < text.index("```mermaid") < 4000
+    assert len(text.split()) <= 2200
+
+
+def test_glossary_is_alphabetical() -> None:
+    text = (ROOT / "docs" / "glossary.md").read_text()
+    words = [w.lower() for w in re.findall(r"^\| (?!word)([^|-][^|]*) \|", text, re.MULTILINE)]
+    assert len(words) > 50
+    assert words == sorted(words)

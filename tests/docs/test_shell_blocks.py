@@ -81,9 +81,7 @@ def test_commands_run(block: Block) -> None:
 
 
 def test_make_targets_exist() -> None:
-    known = set(
-        re.findall(r"^([a-z][a-z-]*):(?!=)", (ROOT / "Makefile").read_text(), re.MULTILINE)
-    )
+    known = set(re.findall(r"^([a-z][a-z-]*):(?!=)", (ROOT / "Makefile").read_text(), re.MULTILINE))
     assert {"test", "bench-gpu", "bench-decode-cpu"} <= known
     for page in GUIDES:
         code = [line for b in blocks(page, "sh") for line in _lines(b)]
