@@ -87,8 +87,8 @@ def _canonical() -> list[str]:
         *textwrap.wrap(
             f"There are {compiled} canonical ops, listed by the file that defines them, and"
             f" {others} more that run on the host: texts, sequences, classical models, image files."
-            " Of the latter, n-grams of numbers are compiled on both targets, and on a GPU tree ensembles"
-            " and coupled probabilities too.",
+            " Of the latter, n-grams of numbers are compiled on both targets, and on a GPU tree"
+            " ensembles and coupled probabilities too.",
             98,
         ),
     ]
