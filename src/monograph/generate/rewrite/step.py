@@ -1,6 +1,6 @@
 """One step of a decoder as a model of its own: tokens and state in, the next token and state out.
 
-`docs/adr/0011-a-decoder-becomes-one-closed-step.md` lists its inputs and outputs.
+`docs/adr/0013-a-decoder-becomes-one-closed-step.md` lists its inputs and outputs.
 """
 
 from __future__ import annotations
