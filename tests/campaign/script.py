@@ -81,7 +81,7 @@ def same(a, b):
 
 
 if SIDE == "cpu":  # small programs run on one thread otherwise
-    from monograph.runtime import executable
+    from monograph.runtime.cpu import executable
 
     executable.ALONE_SECONDS = 0.0
 expected, given = run("reference"), run(SIDE)

@@ -17,6 +17,9 @@ from monograph.runtime.gpu.driver.devices import Device, Interpreter
 from monograph.runtime.gpu.executable import GpuExecutable, compile_for_gpu, lower_for_gpu
 from tests.cpu.against import agree, feeds_for
 
+TARGET = "gpu" if os.environ.get("MONOGRAPH_TEST_DEVICE", "") == "cuda" else "gpu:interpreter"
+"""The target of sessions in these tests."""
+
 
 @cache
 def device() -> Device:

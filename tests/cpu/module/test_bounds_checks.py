@@ -45,7 +45,7 @@ def many_threads(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def compiled(graph: Graph, threads: int, checked: bool = True) -> CpuExecutable:
-    return compile_graph(graph, host(), threads, checked=bounds_checks)
+    return compile_graph(graph, host(), threads, checked=checked)
 
 
 def feeds_of(graph: Graph) -> dict[str, np.ndarray]:

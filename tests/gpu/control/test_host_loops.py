@@ -7,8 +7,7 @@ import pytest
 
 import monograph
 from tests import hosted_models
-
-TARGET = "gpu:interpreter"
+from tests.gpu.against import TARGET
 
 
 @pytest.mark.parametrize("nested", [False, True])

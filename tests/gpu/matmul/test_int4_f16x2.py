@@ -29,7 +29,7 @@ def as_halves(word: int) -> np.ndarray:
 
 def as_word(halves: np.ndarray) -> int:
     with np.errstate(over="ignore"):
-        low, high = int4_f16x2.astype(np.float16).view(np.uint16)
+        low, high = halves.astype(np.float16).view(np.uint16)
     return int(low) | int(high) << 16
 
 

@@ -11,8 +11,7 @@ import monograph
 from tests.frontend.microsoft.nodes import data
 from tests.frontend.microsoft.test_qoperator import quantised_network
 from tests.frontend.microsoft.test_quant import tied_embeddings
-
-TARGET = "gpu:interpreter"
+from tests.gpu.against import TARGET
 
 
 def test_a_model_in_qoperator_form(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 import monograph
 from monograph.errors import ModelError
-from tests.cpu.cache.kept import check
+from tests.cpu.store.kept import check
 
 
 def test_stages_are_reported(path: Path) -> None:

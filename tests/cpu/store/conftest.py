@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cpu.cache.kept import made, write
+from tests.cpu.store.kept import made, write
 
 
 @pytest.fixture(autouse=True)

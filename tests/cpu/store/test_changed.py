@@ -12,7 +12,7 @@ import pytest
 import monograph
 from monograph.errors import ModelError
 from monograph.runtime.cache import store as store_module
-from tests.cpu.cache.kept import WEIGHTS, check, found, made, write
+from tests.cpu.store.kept import WEIGHTS, check, found, made, write
 
 
 def save_beside(path: Path, weights: np.ndarray) -> Path:

@@ -17,7 +17,7 @@ from onnx import TensorProto, helper
 import monograph
 from monograph.runtime.cache import object_cache as cache_module
 from monograph.runtime.cache import store as store_module
-from tests.cpu.cache.kept import WEIGHTS, check, fed, found, made, no_import, write
+from tests.cpu.store.kept import WEIGHTS, check, fed, found, made, no_import, write
 
 ROOT = Path(__file__).parent.parent.parent.parent
 

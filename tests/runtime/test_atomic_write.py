@@ -197,5 +197,5 @@ def writers() -> Iterator[str]:
 
 
 def test_nothing_else_writes_files() -> None:
-    others = [w for w in writers() if not w.startswith("runtime/replacing.py:")]
+    others = [w for w in writers() if not w.startswith("runtime/atomic_write.py:")]
     assert others == []

@@ -10,7 +10,7 @@ import pytest
 
 import monograph
 from monograph.runtime.cache import object_cache as cache_module
-from tests.cpu.cache.kept import check, entries, found
+from tests.cpu.store.kept import check, entries, found
 
 
 def test_every_damage_is_found_and_mended(path: Path, cache: Path) -> None:
@@ -68,7 +68,7 @@ def test_a_cache_that_cannot_be_written(
         raise PermissionError(13, "Permission denied")
 
     cache_module._warn_once.cache_clear()
-    monkeypatch.setattr("tempfile.mkstemp", refuse)
+    monkeypatch.setattr(cache_module, "replacing", refuse)
     with caplog.at_level(logging.WARNING, "monograph"):
         for _ in range(2):
             session = monograph.load(path)
