@@ -16,7 +16,7 @@ from monograph.codegen.triton.module.kernel import NAME
 from monograph.runtime.gpu.driver.interpreter_patch import mend_interpreter
 
 _HEAD = "import triton\nimport triton.language as tl\n"
-_INTERPRETED = "from monograph.codegen.triton import functions\n"
+_INTERPRETED = "from monograph.codegen.triton.emit import interpreter_math as functions\n"
 _PARTS = (
     ("functions.", "from triton.language.extra import libdevice as functions\n"),
     ("gdc_", "from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait\n"),
