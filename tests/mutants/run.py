@@ -16,7 +16,7 @@ from typing import Any
 
 from tests.mutants.draw import Mutant
 from tests.mutants.operators import apply
-from tests.mutants.targets import GROUPS, stages
+from tests.mutants.targets import GROUPS, needs_torch, stages
 
 ROOT = Path(__file__).parents[2]
 COPIED = (
@@ -93,13 +93,10 @@ def run_one(mutant: Mutant, root: Path, options: Any, known: set[str]) -> Result
     group, path = GROUPS[mutant.group], root / mutant.path
     began, source = time.monotonic(), (ROOT / mutant.path).read_text()
     path.write_text(apply(source, mutant.change))
-    gpu = group.on_gpu or "triton" in mutant.path
-    python = (options.gpu_python or options.python) if gpu else options.python
-    listed = stages(root, group, path)
-    if gpu and not group.on_gpu:
-        listed = [("tests/gpu",)]
     try:
-        for stage in listed[: options.stages]:
+        for stage in stages(root, group, path)[: options.stages]:
+            gpu = needs_torch(stage)
+            python = (options.gpu_python or options.python) if gpu else options.python
             by = run_stage(stage, root, python, gpu, options.seconds, known)
             if by:
                 return Result(mutant, True, by, time.monotonic() - began)

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 SOURCE = "src/monograph"
+GPU = "tests/gpu"
+Stage = tuple[str, ...]
+"""Files and folders of tests that run together."""
 CAPTURE = (
     "runtime/gpu/capture/capture.py",
     "runtime/gpu/capture/replay.py",
@@ -49,9 +52,7 @@ class Group:
 
     name: str
     files: tuple[str, ...]
-    stages: tuple[tuple[str, ...], ...]
-    on_gpu: bool = False
-    """Whether the tests need torch and triton; kernels run by Triton's interpreter then."""
+    stages: tuple[Stage, ...]
 
 
 RULES = Group(
@@ -62,6 +63,7 @@ RULES = Group(
         ("tests/fuzz/test_rewrites.py", "tests/test_pipeline.py", "tests/report", "tests/program"),
         ("tests/cpu", "tests/campaign", "tests/cli", "tests/generate"),
         ("tests",),
+        (GPU,),
     ),
 )
 MAPS = Group(
@@ -72,6 +74,7 @@ MAPS = Group(
         ("tests/cpu",),
         ("tests/campaign", "tests/conformance", "tests/fuzz"),
         ("tests",),
+        (GPU,),
     ),
 )
 GRAPHS = Group(
@@ -87,10 +90,11 @@ GRAPHS = Group(
             "tests/gpu/test_counts.py",
         ),
         ("tests/gpu/faults",),
-        ("tests/gpu",),
+        (GPU,),
     ),
-    on_gpu=True,
 )
+TRITON: tuple[Stage, ...] = (("tests/gpu/emit", "tests/gpu/indexing"), (GPU,))
+"""What notices code for a GPU, whichever group it is in."""
 GROUPS = {g.name: g for g in (RULES, MAPS, GRAPHS)}
 
 
@@ -102,13 +106,23 @@ def files(root: Path, group: Group) -> Iterator[Path]:
                 yield path
 
 
-def stages(root: Path, group: Group, path: Path) -> list[tuple[str, ...]]:
-    """The stages of tests for a file; tests that bear its name come before all others."""
-    own = sorted(
-        str(p.relative_to(root))
-        for p in (root / "tests").rglob(f"test_{path.stem}*.py")
-        if group.on_gpu == ("gpu" in p.relative_to(root).parts)
-    )
-    on_gpu = ["triton" in path.parts]
-    found = [tuple(own)] if own and not any(on_gpu) else []
-    return [*found, *group.stages]
+def needs_torch(stage: Stage) -> bool:
+    """Whether tests need torch and triton; Triton's interpreter runs kernels then."""
+    return all(s.startswith(GPU) for s in stage)
+
+
+def stages(root: Path, group: Group, path: Path) -> list[Stage]:
+    """The stages of tests for a file; tests that bear its name come before all others.
+
+    Only tests of the GPU notice code for a GPU; of the CPU's own code they run nothing.
+    """
+    listed = TRITON if "triton" in path.parts else group.stages
+    if "llvm" in path.parts:
+        listed = tuple(s for s in listed if not needs_torch(s))
+    names = (root / "tests").rglob(f"test_{path.stem}*.py")
+    named = sorted(p.relative_to(root).as_posix() for p in names)
+    own = [
+        tuple(n for n in named if needs_torch((n,)) == gpu)
+        for gpu in sorted({needs_torch(s) for s in listed})
+    ]
+    return [*filter(None, own), *listed]

@@ -14,7 +14,7 @@ from tests.mutants import draw as drawing
 from tests.mutants import run as running
 from tests.mutants.draw import Mutant, draw, find, mutants_of
 from tests.mutants.operators import OPERATORS, apply, changes
-from tests.mutants.targets import GROUPS, files, stages
+from tests.mutants.targets import GPU, GROUPS, files, needs_torch, stages
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = [
@@ -96,6 +96,25 @@ def test_mutants_are_drawn_evenly_and_again(monkeypatch: pytest.MonkeyPatch):
 def test_tests_of_the_same_name_come_first():
     path = ROOT / "src/monograph/rules/slices.py"
     assert stages(ROOT, GROUPS["rules"], path)[0] == ("tests/rules/test_slices.py",)
+
+
+@pytest.mark.parametrize(
+    ("group", "path", "first", "kinds"),
+    [
+        ("index", "codegen/triton/emit/elements.py", "tests/gpu/emit/test_elements.py", {True}),
+        ("index", "program/memory/output_views.py", "tests/gpu/matmul/test_output_views.py",
+         {False, True}),
+        ("index", "codegen/llvm/indexing/gather.py", "tests/cpu/indexing/test_gather.py", {False}),
+        ("capture", "runtime/gpu/driver/cuda_graphs.py", "tests/gpu/driver/test_cuda_graphs.py",
+         {True}),
+    ],
+)  # fmt: skip
+def test_code_for_a_gpu_is_tested_as_such(group: str, path: str, first: str, kinds: set[bool]):
+    """Shared code is tested on both sides, and all that survives by all tests of its side."""
+    listed = stages(ROOT, GROUPS[group], ROOT / "src/monograph" / path)
+    assert first in listed[0]
+    assert {needs_torch(s) for s in listed} == kinds
+    assert listed[-1] == ((GPU,) if True in kinds else ("tests",))
 
 
 @pytest.fixture

@@ -34,7 +34,7 @@ from monograph.ops.random import RandomNormal
 from monograph.ops.reduce import ReduceSum
 from monograph.ops.shape import Concat, Reshape
 from monograph.passes.base import Environment, run_pass
-from monograph.passes.precision import precision_plan
+from monograph.passes.precision import precision_plan, range_probe
 from monograph.passes.precision.bounds import find_bounds
 from monograph.passes.precision.convert_precision import ConvertPrecision
 from monograph.passes.precision.precision_plan import MISFIT
@@ -344,3 +344,14 @@ def test_bounds_hold_for_every_op(op: type[Op], sample: Sample) -> None:
 )
 def test_bounds(made: Value, bound: float) -> None:
     assert find_bounds(graph_of(made)).get(made, math.inf) == bound
+
+
+@pytest.mark.parametrize(("work", "rows"), [(60, 6), (59, 5), (30, 3), (1, 1)])
+def test_an_estimate_takes_as_many_rows_of_a_product_as_it_may(
+    work: int, rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A row of [6, 5] x [5, 2] takes 10 products; those that are left out are like the first."""
+    monkeypatch.setattr(range_probe, "WORK", work)
+    a, b = np.arange(30.0).reshape(6, 5), np.ones((5, 2))
+    expected = np.matmul(a, b)[np.arange(6) % rows]
+    np.testing.assert_array_equal(range_probe._product(a, b), expected)

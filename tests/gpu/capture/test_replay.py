@@ -380,3 +380,9 @@ def test_state_that_is_also_an_input() -> None:
     assert state.tolist() == [6] * SIZE
     replay.run({"x": state, "past": state}, {"present": state})
     assert state.tolist() == [12] * SIZE
+
+
+def test_one_thread_of_the_host_launches_a_program() -> None:
+    """As executables of the CPU tell it: `threads` are those that compute or launch."""
+    replay, _ = replayed()
+    assert replay.executable.threads == 1

@@ -21,7 +21,10 @@ from monograph.program.launch_regions import NO_CONDITIONS
 from monograph.report.commands.launch_regions import launching_of
 from monograph.runtime.counts import RunCounters
 from monograph.runtime.gpu.bound_program import GpuProgram
-from monograph.runtime.gpu.capture.control import REPEAT, ConditionalLaunch, LaunchTree
+from monograph.runtime.gpu.capture.capture_policy import Attempts
+from monograph.runtime.gpu.capture.control import BRANCH, REPEAT, ConditionalLaunch, LaunchTree
+from monograph.runtime.gpu.capture.launches import Launches
+from monograph.runtime.gpu.capture.partial_graphs import Stretches
 from monograph.runtime.gpu.capture.replay import Replay
 from monograph.runtime.gpu.driver.graphs import GraphError
 from monograph.runtime.gpu.executable import GpuExecutable, compile_for_gpu
@@ -29,6 +32,7 @@ from tests.gpu.capture.replay_models import (
     SIZE,
     Default,
     arena,
+    below,
     branch,
     chain,
     double,
@@ -208,3 +212,30 @@ def test_a_known_number_of_turns_is_no_condition() -> None:
     assert y.tolist() == [17] * SIZE
     assert replay.stats["launches_per_run"] == 1
     assert replay.stats["fallbacks"] == {}
+
+
+def test_a_part_behind_a_branch_does_not_take_it_again() -> None:
+    """A step of the host lies between the branch and the rest."""
+    driver, nest = FakeDriver(), LaunchTree(BRANCH, (1, 1))
+    works = [
+        (FakeRecord(driver, "below", below, 2), [port("input:x"), flag()]),
+        (ConditionalLaunch(nest), [flag()]),
+        (FakeRecord(driver, "double", double, 2), [port("input:x"), arena()]),
+        (FakeRecord(driver, "plus", plus_one, 2), [port("input:x"), arena()]),
+        (FakeRecord(driver, "more", plus_one, 2), [arena(), port("output:y")]),
+    ]
+    nests = (LaunchTree(), nest, LaunchTree(), LaunchTree(), LaunchTree())
+    model = running(driver, [slot("x")], [slot("y")], works, nests)
+    graphs, tally = FakeGraphs(driver, conditionals=False, builds=Default.builds), RunCounters()
+    counts = tally.of(model)
+    stretches = Stretches(Launches(model, graphs, counts), Attempts("auto", counts, tally))
+    y = torch.empty(SIZE)
+    memory = {"input:x": torch.full((SIZE,), 3.0), "output:y": y}
+    memory = {n: t.view(torch.uint8) for n, t in memory.items()}
+    for start, stop, names in ((0, 2, ["below", "double"]), (2, 3, ["more"])):
+        driver.ran.clear()
+        stretches.launch(start, stop, memory, 0)
+        driver.drain()
+        assert driver.ran == names
+    assert y.tolist() == [7] * SIZE
+    assert counts.captures == 2

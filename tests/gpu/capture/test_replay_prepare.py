@@ -12,6 +12,7 @@ import torch
 from monograph.runtime.counts import RunCounters
 from monograph.runtime.gpu.bound_program import DeviceFaultText, GpuLayout, GpuProgram
 from monograph.runtime.gpu.capture.capture_policy import Attempts
+from monograph.runtime.gpu.capture.captured_graph import GraphBuilder
 from monograph.runtime.gpu.capture.launches import Launches
 from monograph.runtime.gpu.capture.partial_graphs import Stretches
 from monograph.runtime.gpu.capture.replay import Replay
@@ -109,3 +110,16 @@ def test_a_stretch_finds_what_the_one_before_has_left(builds: bool) -> None:
     for found, right in zip((y, z), expected(x), strict=True):
         np.testing.assert_array_equal(found.numpy(), right)
     assert counts.captures == 2
+
+
+def test_scratch_memory_is_launched_on_once() -> None:
+    """A second graph of the same launches finds them prepared."""
+    driver = FakeDriver()
+    works = [(library(driver, "more", plus_one, 2), [port("input:x"), port("output:y")])]
+    maker = GraphBuilder(running(driver, [slot("x")], [slot("y")], works), FakeGraphs(driver))
+    ports = {"input:x": some(), "output:y": torch.empty(SIZE)}
+    memory = {n: t.view(torch.uint8) for n, t in ports.items()}
+    for _ in range(2):
+        maker.prepare(memory)
+    driver.drain()
+    assert driver.ran == ["more"]

@@ -15,7 +15,7 @@ import torch
 
 from monograph.errors import ExecutionError
 from monograph.runtime.gpu.capture.control import REPEAT, ConditionalLaunch, LaunchTree
-from monograph.runtime.gpu.driver import cuda_graphs, cuda_nodes, torch_graphs
+from monograph.runtime.gpu.driver import cuda_graphs, cuda_nodes, cuda_pages, torch_graphs
 from monograph.runtime.gpu.driver.graphs import IF, KERNEL, WHILE, GraphError, Handle
 from monograph.runtime.gpu.driver.torch_graphs import TorchGraphs
 
@@ -503,3 +503,18 @@ def test_torch_still_has_what_pools_are_made_by() -> None:
     text = inspect.getsource(torch.cuda.memory.use_mem_pool)
     for name in ("beginAllocateCurrentThreadToPool", "endAllocateToPool", "releasePool"):
         assert f"_cuda_{name}(device_index, pool.id)" in text
+
+
+def test_an_event_that_has_not_come_yet_is_no_error(
+    bindings: Bindings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cuda_pages, "cu", bindings)  # asks without spoiling a recording
+    cuda = graphs()
+    event = cuda.event()
+    bindings.errors["cuEventQuery"] = real.CUresult.CUDA_ERROR_NOT_READY
+    assert not cuda.done(event)
+    bindings.errors["cuEventQuery"] = BAD
+    with pytest.raises(GraphError, match="CUDA_ERROR_INVALID_VALUE"):
+        cuda.done(event)
+    bindings.errors.clear()
+    assert cuda.done(event)

@@ -100,3 +100,18 @@ def test_a_column_in_a_join() -> None:
     column = Reshape((3, 40))(Sigmoid()(Dot()(X, W)))
     check(graph(Add()(Concat(0)(column, column), Concat(0)(column, column))), every=False)
     check(graph(Concat(0)(column, Exp()(column))))
+
+
+def test_only_what_follows_one_product_is_written_into_its_view() -> None:
+    """Work of no product and of two products is copied as it ever was."""
+    for source in (Exp()(X), Add()(Dot()(X, V), Dot()(Exp()(X), V))):
+        assert not product_ends(graph(Transpose((0, 2, 1))(source)))
+
+
+def test_operands_that_are_repeated_are_no_work_of_the_product() -> None:
+    """A column beside the product may be a product, and others may need it: it is loaded."""
+    column = Dot()(X, W)
+    shown = Transpose((0, 2, 1))(Add()(Dot()(X, V), column))
+    made = graph(shown, Exp()(column))
+    assert product_ends(made) == {shown}
+    check(made, every=False)
