@@ -82,6 +82,8 @@ def test_data_that_decide_sizes_may_not_fit_either(target: str) -> None:
     given = {"x": np.ones((3, 4), np.float32), "shape": np.array([5, 2])}
     with pytest.raises(ExecutionError, match="keeps the number of elements"):
         session.run(given)
+    with pytest.raises(ExecutionError, match="keeps the number of elements"):
+        session.run_async(given).result()
     assert session.run({**given, "shape": np.array([6, 2])})[0] == 24
 
 

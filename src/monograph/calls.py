@@ -122,7 +122,10 @@ class Calls:
         out: as for `run`; arrays are written to before `result` returns.
         """
         if self._bindings.gpu is not None:
-            return self._start_on_gpu(feeds, stream, out)
+            try:
+                return self._start_on_gpu(feeds, stream, out)
+            except InferError as e:
+                raise _failed_on_data(e) from e
         if stream is not None:
             raise ConfigError(
                 "only a GPU has streams",
@@ -130,7 +133,14 @@ class Calls:
                 hint="leave stream out: runs come one after the other",
             )
         mine = self._taken(feeds, out)
-        return self._worker.start(lambda: self._run_checked(mine, None, out))
+
+        def work() -> list[Any]:
+            try:
+                return self._run_checked(mine, None, out)
+            except InferError as e:
+                raise _failed_on_data(e) from e
+
+        return self._worker.start(work)
 
     def _taken(self, feeds: Any, out: Any) -> dict[str, Any]:
         """Feeds that a caller may change from now on; what is wrong with them is told now."""

@@ -145,7 +145,7 @@ def window_beyond(s: Seen) -> bool:
             " what follows, is close to 0")  # fmt: skip
 def rough_near_zero(s: Seen) -> bool:
     single = np.asarray(s.expected).dtype == np.float32
-    return single and s.has("Sigmoid", "Erf", "Gelu") and s.near(2e-5)
+    return single and s.has("Sigmoid", "Erf", "Gelu") and s.near(4e-6)
 
 
 def has_infinity(x: np.ndarray) -> bool:

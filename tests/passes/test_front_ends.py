@@ -139,6 +139,8 @@ STAY: dict[str, Make] = {
     "gram matrix": lambda: Dot()(layer(x), Transpose((1, 0))(layer(x))),
     "inverse square": lambda: layer(ew.Div()(number(1.0), ew.Mul()(x, x))),
     "integers of any size": lambda: position("i64"),
+    "square below a ceiling that f16 lacks": lambda: layer(ew.Clip(0.0, 1e9)(ew.Mul()(x, x))),
+    "exponential": lambda: layer(ew.Exp()(x)),
 }
 CONVERT: dict[str, Make] = {
     "square of a norm": lambda: squared(layer(composite.RmsNorm((1,))(x))),

@@ -13,7 +13,6 @@ be anything, so they count as degree 2.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
 from operator import or_
@@ -52,7 +51,9 @@ LEVEL = (
     ew.Sigmoid, ew.Sign, ew.Sin, ew.Tanh,
 )  # fmt: skip
 """Ops whose results do not grow with their operands, or stay in f32 and are bounded by what reads
-them."""
+them: an exponential, unless a layer reads it."""
+LARGEST = 65504.0
+"""The largest finite number of f16."""
 FIRST = (Gather, GatherElements, GatherNd)
 """Ops whose first operand is what they give elements of."""
 LAYERS = (Dot, Conv, ConvTranspose)
@@ -77,12 +78,19 @@ def find_degrees(graph: Graph, bounded: Callable[[Value], bool]) -> dict[Value, 
         if not isinstance(value.op, (Input, Constant)) and bounded(value):
             found[value] = 0.0
         elif isinstance(value.op, LAYERS):
-            pair = [found[v] for v in value.inputs[:2]]
+            pair = [MOST if _is_steep(v, bounded) else found[v] for v in value.inputs[:2]]
             squares = own[0] & own[1] and not _feeds_softmax(value, users)
             found[value] = sum(pair) if squares else _peak(pair)
         else:
             found[value] = _degree(value, found)
     return found
+
+
+def _is_steep(operand: Value, bounded: Callable[[Value], bool]) -> bool:
+    """Tell whether a layer reads an exponential that nothing bounds, through moves or not."""
+    while isinstance(operand.op, MOVES) and not bounded(operand):
+        operand = operand.inputs[0]
+    return isinstance(operand.op, ew.Exp) and not bounded(operand)
 
 
 def is_trusted(degree: float) -> bool:
@@ -142,7 +150,7 @@ def _feeds_softmax(value: Value, users: Mapping[Value, list[Value]]) -> bool:
 
 def _clip(value: Value, given: list[float]) -> float:
     assert isinstance(value.op, ew.Clip)
-    return 0.0 if max(abs(value.op.lo), abs(value.op.hi)) < math.inf else given[0]
+    return 0.0 if max(abs(value.op.lo), abs(value.op.hi)) <= LARGEST else given[0]
 
 
 def _power(value: Value, given: list[float]) -> float:

@@ -27,8 +27,11 @@ from monograph.codegen.llvm.module.select import generator
 from monograph.codegen.llvm.module.timing import BEGIN, DECLARATIONS, END, Stamps
 from monograph.errors import InternalError
 from monograph.ir import Array, TensorType, Value, known
-from monograph.ops.control import Fail
-from monograph.ops.require import Require
+from monograph.ops.attention import Attention
+from monograph.ops.conv import Conv
+from monograph.ops.conv_transpose import ConvTranspose
+from monograph.ops.linear import Dot
+from monograph.ops.pool import Pool
 from monograph.program.memory.buffer_assignment import CONSTANT, INPUT, OUTPUT, TEMPORARY, Buffer
 from monograph.program.memory.memory_planner import Lifetime, plan
 from monograph.program.program import Program, Step, lifetimes
@@ -126,12 +129,16 @@ def _no_work(context: KernelContext) -> Kernel:
 
 
 def _makes_nothing(step: Step) -> bool:
-    """True where all results of a step are without elements, and it checks no condition."""
+    """True where all results of a step are without elements, and it checks none of its data."""
     anchor = step.region.anchor
-    if anchor is not None and isinstance(anchor.op, (Fail, Require)):
+    if anchor is not None and not isinstance(anchor.op, _UNCHECKED):
         return False
     types = [v.type for v in step.region.outputs]
     return all(isinstance(t, TensorType) and t.is_static and t.size == 0 for t in types)
+
+
+_UNCHECKED = (Attention, Conv, ConvTranspose, Dot, Pool)
+"""Ops whose kernels tile their results, and take any data."""
 
 
 def _laid_out(kernel: Kernel | None, constants: ConstantLayout) -> Kernel | None:
