@@ -1,4 +1,4 @@
-"""Sizes that a model cannot take are an error of whoever gave them, and the input is named."""
+"""Sizes that a model cannot take are errors that name the input, its size and the rule."""
 
 from __future__ import annotations
 

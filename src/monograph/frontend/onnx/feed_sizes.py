@@ -1,4 +1,4 @@
-"""Sizes that a model cannot take, told to whoever gave them: with a feed, or as `dims`."""
+"""Errors for sizes that a model cannot take; they name the feed or the `dims` that gave them."""
 
 from __future__ import annotations
 

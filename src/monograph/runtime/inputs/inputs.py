@@ -134,7 +134,7 @@ def _derived(
     try:
         return analyse(stand_ins)
     except MonographError:
-        return {}  # whoever runs the model says what is wrong with it
+        return {}  # the run itself reports what is wrong
 
 
 def _is_whole(dtype: DType) -> bool:
