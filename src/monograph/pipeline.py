@@ -17,26 +17,28 @@ from typing import Any, get_type_hints
 from monograph.errors import ConfigError, MonographError, VerifyError, did_you_mean
 from monograph.ir import Graph
 from monograph.passes.base import Environment, Pass, run_pass
-from monograph.passes.collapse_views import CollapseViews
-from monograph.passes.compose_convs import ComposeConvs
 from monograph.passes.fold_constants import FoldConstants
-from monograph.passes.fold_norms import FoldNorms
-from monograph.passes.fold_scales import FoldScales
-from monograph.passes.fold_sizes import FoldSizes
-from monograph.passes.fold_zero_points import FoldZeroPoints
 from monograph.passes.fuse_decoding import FuseDecoding
-from monograph.passes.fuse_dot_rows import FuseDotRows
-from monograph.passes.hoist_convs import HoistConvs
 from monograph.passes.horizontal.batch_towers import BatchTowers
 from monograph.passes.horizontal.fuse_shared_input import FuseEmbeddings, FuseSharedInput
 from monograph.passes.horizontal.hoist_slices import HoistSlices
 from monograph.passes.layout.choose_layout import ChooseLayout
 from monograph.passes.precision.convert_precision import ConvertPrecision
-from monograph.passes.recognise_activations import RecogniseActivations
-from monograph.passes.recognise_attention import RecogniseAttention
-from monograph.passes.recognise_lookups import RecogniseLookups
-from monograph.passes.recognise_norms import RecogniseNorms
-from monograph.passes.simplify import Simplify
+from monograph.passes.rule_passes import (
+    CollapseViews,
+    ComposeConvs,
+    FoldNorms,
+    FoldScales,
+    FoldSizes,
+    FoldZeroPoints,
+    FuseDotRows,
+    HoistConvs,
+    RecogniseActivations,
+    RecogniseAttention,
+    RecogniseLookups,
+    RecogniseNorms,
+    Simplify,
+)
 from monograph.runtime.numerics.bisect import NumericCheck, check_pass
 
 

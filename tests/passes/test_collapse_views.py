@@ -15,10 +15,9 @@ from monograph.ops.elementwise import Add, Mul, Neg, Sigmoid
 from monograph.ops.linear import Dot
 from monograph.ops.shape import Broadcast, Concat, Reshape, Slice, Squeeze, Transpose, Unsqueeze
 from monograph.passes.base import Environment, Pass, run_pass
-from monograph.passes.collapse_views import CollapseViews
-from monograph.passes.fuse_dot_rows import FuseDotRows
 from monograph.passes.horizontal.batch_towers import BatchTowers
 from monograph.passes.horizontal.hoist_slices import HoistSlices
+from monograph.passes.rule_passes import CollapseViews, FuseDotRows
 from tests.passes.test_batch_towers import silu, tower, weight
 from tests.rules.checks import check_numbers, graph_of, value
 from tests.rules.test_slices import cut

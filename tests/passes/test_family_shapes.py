@@ -214,5 +214,5 @@ def test_one_table_is_joined_once_and_not_where_others_read_it() -> None:
 
 def test_substitution_refuses_another_type() -> None:
     graph = graph_of(Exp()(x))
-    with pytest.raises(VerifyError, match="another type"):
+    with pytest.raises(VerifyError, match="of the same type"):
         substitute(graph, {graph.outputs[0][1]: Exp()(value("f32[2, 5]", "z"))})

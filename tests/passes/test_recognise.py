@@ -16,7 +16,7 @@ from monograph.ops.attention import Attention
 from monograph.ops.composite import Silu
 from monograph.ops.elementwise import Mul, Sigmoid
 from monograph.passes.base import Environment, run_pass
-from monograph.passes.recognise_activations import RecogniseActivations
+from monograph.passes.rule_passes import RecogniseActivations
 from monograph.pipeline import optimise
 from tests.rules.checks import check_numbers, graph_of, value
 

@@ -15,7 +15,7 @@ from monograph.ops.pad_tile import Pad
 from monograph.ops.quant import Dequantize
 from monograph.ops.shape import Transpose
 from monograph.passes.base import Environment, run_pass
-from monograph.passes.fold_zero_points import FoldZeroPoints
+from monograph.passes.rule_passes import FoldZeroPoints
 from monograph.rewrite import Rule, Trace, apply_rules
 from monograph.rules import quantised as rules
 from tests.rules.checks import check_declines, check_rewrite, close, graph_of, value

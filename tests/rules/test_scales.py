@@ -14,8 +14,7 @@ from monograph.ops.linear import Dot
 from monograph.ops.pad_tile import Pad
 from monograph.passes.base import Environment, run_pass
 from monograph.passes.fold_constants import FoldConstants
-from monograph.passes.fold_scales import FoldScales
-from monograph.passes.simplify import Simplify
+from monograph.passes.rule_passes import FoldScales, Simplify
 from monograph.rules import scales as rules
 from tests.rules.checks import check_declines, check_numbers, check_rewrite, graph_of, value
 

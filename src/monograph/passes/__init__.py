@@ -1,1 +1,1 @@
-"""Passes over graphs, one a file. `pipeline.py` states their order."""
+"""Passes over graphs. `pipeline.py` states their order."""

@@ -1,4 +1,4 @@
-"""What a pass is, and how it reaches sub-graphs."""
+"""The base classes of passes, and the functions that rebuild graphs and sub-graphs."""
 
 from __future__ import annotations
 
@@ -13,35 +13,36 @@ from monograph.ir.types import accepts
 from monograph.rewrite import CPU_COST, CostModel, Rule, Trace, apply_rules
 
 ORIGINS_BETWEEN = " + "
-"""Stands between the nodes that one value came from."""
+"""Separates the ONNX nodes that one value came from."""
 
 
 @dataclass
 class Environment:
-    """What passes share: the target's cost model, and the trace that answers "why not?"."""
+    """The state that passes share: the target's cost model and the trace of rewrites."""
 
     cost: CostModel = CPU_COST
     trace: Trace = field(default_factory=Trace)
     limit: int | None = None
-    """At most this many rewrites in the trace; bisection narrows a fault down with it."""
+    """The largest number of rewrites; bisection sets it to find a wrong rewrite."""
 
     @property
     def left(self) -> int | None:
-        """How many more rewrites may happen; None where any number may."""
+        """The number of rewrites that may still happen; None means no limit."""
         return None if self.limit is None else max(0, self.limit - len(self.trace.fired))
 
     @property
     def exhausted(self) -> bool:
+        """True when no rewrite may happen any more."""
         return self.left == 0
 
 
 @dataclass(frozen=True)
 class Pass:
-    """A rewrite of a whole graph. Its fields are its options; its docstring says what it does."""
+    """A rewrite of a whole graph. Its fields are its options; its docstring states the rewrite."""
 
     name: ClassVar[str]
     exact: ClassVar[bool] = False
-    """Same bits, edge values included; of a pass that applies rules, its rules say it."""
+    """True when the pass keeps every bit. In a `RulePass` each rule says it instead."""
     registry: ClassVar[dict[str, type[Pass]]] = {}
 
     def __init_subclass__(cls, abstract: bool = False) -> None:
@@ -50,17 +51,17 @@ class Pass:
             Pass.registry[cls.name] = cls
 
     def run(self, graph: Graph, environment: Environment) -> Graph:
-        """The graph after the pass; sub-graphs have been through `run_inside` already."""
+        """Return the rewritten graph; `run_inside` has already rewritten its sub-graphs."""
         raise NotImplementedError
 
     def run_inside(self, graph: Graph, environment: Environment) -> Graph:
-        """A sub-graph after the pass."""
+        """Return the rewritten sub-graph."""
         return self.run(graph, environment)
 
 
 @dataclass(frozen=True)
 class RulePass(Pass, abstract=True):
-    """A pass that applies a set of rules to a fixpoint."""
+    """A pass that applies a set of rules until none fires."""
 
     rules: ClassVar[tuple[Rule, ...]] = ()
 
@@ -75,7 +76,7 @@ class RulePass(Pass, abstract=True):
 
 
 def map_subgraphs(graph: Graph, change: Callable[[Graph], Graph]) -> Graph:
-    """The graph with `change` applied to every sub-graph that an op carries."""
+    """Return the graph with `change` applied to every sub-graph that an op carries."""
     if not any(subgraphs(v.op) for v in graph.values):
         return graph
 
@@ -93,13 +94,13 @@ def map_subgraphs(graph: Graph, change: Callable[[Graph], Graph]) -> Graph:
 
 
 def run_pass(step: Pass, graph: Graph, environment: Environment) -> Graph:
-    """A pass over a graph and, first, over its sub-graphs."""
+    """Run a pass on the sub-graphs of a graph, then on the graph."""
     inner = map_subgraphs(graph, lambda g: step.run_inside(g, environment))
     return step.run(inner, environment)
 
 
 def users_of(graph: Graph) -> dict[Value, list[Value]]:
-    """The distinct users of every value, in graph order."""
+    """Return the distinct users of every value, in graph order."""
     users: dict[Value, list[Value]] = {v: [] for v in graph.values}
     for value in graph.values:
         for v in dict.fromkeys(value.inputs):
@@ -108,7 +109,7 @@ def users_of(graph: Graph) -> dict[Value, list[Value]]:
 
 
 def joined_origins(graph: Graph, values: Iterable[Value]) -> str:
-    """The nodes behind some values, each once."""
+    """Return the ONNX nodes that some values come from, each once."""
     listed = [(graph.origin(v) or "").split(ORIGINS_BETWEEN) for v in values]
     return ORIGINS_BETWEEN.join(dict.fromkeys(n for names in listed for n in names if n))
 
@@ -116,15 +117,15 @@ def joined_origins(graph: Graph, values: Iterable[Value]) -> str:
 def substitute(
     graph: Graph, replacement: Mapping[Value, Value], origins: Mapping[Value, str] | None = None
 ) -> Graph:
-    """The graph with values replaced, everywhere and in what replaces them.
+    """Return the graph with values replaced, also inside the replacements.
 
-    What stands in for a value has its type. `origins` names the nodes behind new values; what is
-    new and not named there takes the origin of what it replaces or feeds.
+    A replacement has the type of the value that it replaces. `origins` gives the ONNX nodes of new
+    values; any other new value takes the origin of the value that it replaces or feeds.
     """
     for old, new in replacement.items():
         if not accepts(old.type, new.type):
             raise VerifyError(
-                "a value is replaced by one of another type",
+                "a value must be replaced by a value of the same type",
                 node=graph.origin(old),
                 op=old.op.name,
                 expected=old.type,
@@ -142,7 +143,7 @@ def substitute(
         missing = [v for v in needed if v not in made]
         if missing:
             if value in waiting:
-                raise VerifyError("replacing values makes a cycle", node=graph.origin(value))
+                raise VerifyError("the replaced values form a cycle", node=graph.origin(value))
             waiting.add(value)
             stack.extend(missing)
             continue
@@ -162,7 +163,7 @@ def substitute(
 
 
 def inherited_origins(graph: Graph, known: Mapping[Value, str]) -> dict[Value, str]:
-    """Origins of every value: its own, or that of what it is computed for."""
+    """Return the origin of every value: its own, or that of a value that reads it."""
     found = dict(known)
     for value in reversed(graph.values):
         if value in found:

@@ -1,4 +1,4 @@
-"""Computes what depends on no input, once, while compiling."""
+"""Constant folding: compute expressions without inputs once, during compilation."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ CODE_BITS = 8
 
 @dataclass(frozen=True)
 class FoldConstants(Pass):
-    """Expressions over constants become constants, within a byte budget.
+    """f(constants) -> constant, within a byte budget.
 
-    An expression that makes its constants much larger (a broadcast, dequantised weights) is left
-    to the kernels that read it: memory traffic is what small batches pay for. So are weights of few
-    bits that a product reads, whatever they are decoded to: packed they are smaller than they look.
+    An expression that makes its constants much larger (a broadcast, dequantised weights) stays,
+    because memory traffic limits small batches. Weights of at most 8 bits that a dot reads stay
+    too, because kernels read them packed.
     """
 
     small: int = 1 << 16
-    """Results up to this many bytes are always folded."""
+    """The size in bytes up to which a result is always folded."""
     growth: float = 2.0
-    """Larger results may exceed the constants they come from by this factor."""
+    """The largest ratio of a larger result to the constants that it comes from."""
     budget: int = 1 << 30
-    """Bytes of results and intermediates that all folding together may take."""
+    """The largest number of bytes of all results and intermediates together."""
 
     exact = True
 
@@ -66,7 +66,7 @@ class FoldConstants(Pass):
         return substitute(graph, made) if made else graph
 
     def _check(self, value: Value, left: int) -> tuple[str, int]:
-        """Why an expression is not folded ("" where it is), and the bytes that folding takes."""
+        """Return the reason not to fold an expression ("" to fold it), and the bytes it takes."""
         if not isinstance(value.type, TensorType) or not value.type.is_static:
             return "the result has no static shape", 0
         total = leaves = 0
@@ -85,7 +85,7 @@ class FoldConstants(Pass):
 
 
 def _coded(weights: Value) -> str:
-    """Why decoded weights are left to the product that reads them; "" where they are not."""
+    """Return the reason not to fold dequantised weights of a dot; "" to fold them."""
     while isinstance(weights.op, (Transpose, Reshape)):
         weights = weights.inputs[0]
     if not isinstance(weights.op, Dequantize):
@@ -95,7 +95,7 @@ def _coded(weights: Value) -> str:
 
 
 def _closed_roots(graph: Graph) -> list[Value]:
-    """Closed expressions that something open, or an output, reads."""
+    """Return the largest expressions without inputs: an output or another value reads them."""
     found: dict[Value, None] = {}
     for value in graph.values:
         if not value.closed:

@@ -1,4 +1,4 @@
-"""A step of decoding becomes one kernel: positions, the caches' new rows, and attention."""
+"""Fusion of a decoding step into one op: rope, cache update and attention."""
 
 from __future__ import annotations
 
@@ -15,10 +15,9 @@ from monograph.rewrite.cost import decodes
 
 @dataclass(frozen=True)
 class FuseDecoding(Pass):
-    """attention(rope(q), cache_update(keys, rope(k)), cache_update(values, v)) in one launch.
+    """attention(rope(q), cache_update(keys, rope(k)), cache_update(values, v)) -> one op
 
-    For one query in each sequence and caches that are updated in place, where the target has a
-    kernel for it.
+    It needs one query per sequence, caches that are updated in place, and a target with a kernel.
     """
 
     exact = True
@@ -29,7 +28,7 @@ class FuseDecoding(Pass):
         return self._fused(self._inside_loops(graph, environment), environment)
 
     def run_inside(self, graph: Graph, environment: Environment) -> Graph:
-        """Only the loop around a body knows which of its inputs are state."""
+        """Leave a sub-graph alone: only the loop around it knows which inputs are its state."""
         return graph
 
     def _inside_loops(self, graph: Graph, environment: Environment) -> Graph:
@@ -69,37 +68,37 @@ class FuseDecoding(Pass):
 
 
 def _donated(graph: Graph) -> dict[Value, Value]:
-    """The state that each donated output is written over."""
+    """Return the input that each donated output is written over."""
     inputs = dict(zip(graph.input_names, graph.inputs, strict=True))
     outputs = dict(graph.outputs)
     return {outputs[new]: inputs[old] for new, old in graph.donations}
 
 
 def _declined(value: Value, donated: dict[Value, Value]) -> str | None:
-    """Why an attention is no step of decoding."""
+    """Return the reason why an attention is not a decoding step; None where it is one."""
     op, (q, keys, values, *_) = value.op, value.inputs
     assert isinstance(op, Attention)
     if not op.causal or op.extra != (LENGTHS,):
-        return "it is not causal with lengths alone"
+        return "the attention is not causal with only lengths as a mask"
     if op.masked_nan:
         return "a sequence of length 0 gives NaN (expected 0)"
     if q.tensor.dims[2] != 1:
-        return f"there are {q.tensor.dims[2]} queries to a sequence (expected 1)"
+        return f"a sequence has {q.tensor.dims[2]} queries (expected 1)"
     for cache in (keys, values):
         if not isinstance(cache.op, CacheUpdate) or cache.op.circular or cache.op.axis != 2:
-            return "keys and values are no caches that a row is written into"
+            return "keys and values are not updated caches"
         if cache.inputs[1].tensor.dims[2] != 1:
-            return "more than one row is written into the caches"
+            return "the caches are updated by more than one row"
         state = cache.inputs[0]
         if not isinstance(state.op, Input) or donated.get(cache) is not state:
-            return "a cache is not donated, and all of it would have to be copied"
+            return "a cache is not donated, so all of it would be copied"
     if keys.inputs[2] is not values.inputs[2]:
-        return "keys and values are written at different places"
+        return "keys and values are updated at different positions"
     turned = [isinstance(x.op, Rope) for x in (q, keys.inputs[1])]
     if turned[0] != turned[1]:
-        return "only one of query and key is turned"
+        return "only one of query and key has a rotary embedding"
     if turned[0] and (q.op != keys.inputs[1].op or q.inputs[1:] != keys.inputs[1].inputs[1:]):
-        return "query and key are turned by different angles"
+        return "query and key have different rotary embeddings"
     return None
 
 
