@@ -12,9 +12,11 @@ Exits with 1 where anything was found.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 from tests.campaign import nnsmith_cases
 from tests.campaign.kinds import KINDS
@@ -38,13 +40,14 @@ def main() -> int:
     parser.add_argument("--folder", type=Path, default=Path("fuzz-findings"))
     parser.add_argument("--seconds", type=float, default=PATIENCE, help="that a case may take")
     parser.add_argument("--minimised", type=int, default=3, help="findings of a sort made small")
+    parser.add_argument("--json", type=Path, help="write the counts of every kind to this file")
     options = parser.parse_args()
     sides = options.sides.split(",")
     if unknown := set(sides) - set(SIDES):
         parser.error(f"no such side: {', '.join(sorted(unknown))}; there are {', '.join(SIDES)}")
     if "nnsmith" in options.kind and not nnsmith_cases.files():
         parser.error("there are no models of NNSmith: `make nnsmith` generates them")
-    found = 0
+    found, records = 0, []
     for kind in options.kind:
         left = max(0, len(nnsmith_cases.files()) - options.first)
         count = min(options.count, left) if kind == "nnsmith" else options.count
@@ -54,8 +57,24 @@ def main() -> int:
             minimised=options.minimised,
         )  # fmt: skip
         show(report, count)
+        records.append(record(report, count))
+        if options.json:
+            options.json.write_text(json.dumps(records, indent=1) + "\n")
         found += len(report.findings)
     return 1 if found else 0
+
+
+def record(report: Report, count: int) -> dict[str, Any]:
+    """The report as plain data: counts, the documented differences, and the findings."""
+    findings = [
+        {"key": list(key), "numbers": numbers, "text": report.texts[key]}
+        for key, numbers in sorted(report.findings.items())
+    ]
+    return {
+        "kind": report.kind, "seed": report.seed, "asked": count, "ops": len(report.ops),
+        "seconds": round(report.seconds, 1), "counts": dict(report.counts),
+        "documented": dict(report.reasons), "findings": findings,
+    }  # fmt: skip
 
 
 def show(report: Report, count: int) -> None:
