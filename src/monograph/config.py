@@ -1,4 +1,4 @@
-"""Every option of Monograph, once. Environment variables `MONOGRAPH_<NAME>` set defaults."""
+"""All options of Monograph. Environment variables `MONOGRAPH_<NAME>` set their defaults."""
 
 from __future__ import annotations
 
@@ -15,75 +15,78 @@ from monograph.errors import ConfigError, did_you_mean
 
 TARGETS = ("cpu", "gpu", "reference")
 GPUS = ("gpu", "gpu:NUMBER", "gpu:ARCHITECTURE", "gpu:interpreter")
-"""How targets on GPUs are written."""
+"""The forms of GPU targets."""
 INTERPRETER = "interpreter"
-"""The device of a target that is Triton's interpreter."""
+"""The device name of Triton's interpreter as a target."""
 PRECISIONS = ("f32", "f16", "bf16")
 TUNING = ("off", "fast", "full")
 CAPTURE = ("auto", "off", "require")
 INSTRUCTION_SETS = ("avx512_vnni", "avx512", "avx2", "sse2", "neon", "baseline")
-"""What CPU code may be compiled for; here by name, without what a compiler has to know of them."""
+"""The names of the instruction sets that CPU code can be compiled for."""
 _GPU = re.compile(r"gpu(?::([0-9]{1,3}|sm_[0-9]+|gfx[0-9a-f]+|interpreter))?\Z")
-"""A target on GPUs: the first, one by its number, an architecture, or Triton's interpreter."""
+"""A GPU target: the first GPU, one by its number, an architecture, or Triton's interpreter."""
 _PREFIX = "MONOGRAPH_"
 DEBUG_VARIABLE = _PREFIX + "DEBUG"
-"""Has the command line show tracebacks: nothing that a session has an option for."""
+"""The variable that makes the command line show tracebacks; it is not an option of a session."""
 _CACHE_HOME = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
 _OF_GPUS = ("precision", "tf32", "tune", "tuning_cache", "pin_inputs")
-"""Options that only GPUs have."""
+"""Options that only GPU targets have."""
 _RENAMED = {
     "shapes_kept": "max_cached_shapes",
     "features": "cpu_isa",
     "lock_arrays": "pin_inputs",
 }
-"""Options by their old names, which warn for one release."""
+"""New names of renamed options by their old names, which warn for one release."""
 _BOOLS = {"1": True, "true": True, "0": False, "false": False}
 
 
 @dataclass(frozen=True)
 class Config:
-    """How a model is compiled and run."""
+    """The options for compiling and running a model."""
 
     target: str = "cpu"
-    """What runs the model: "cpu" or "gpu" (compiled code), or "reference" (numpy, the oracle).
+    """The target: "cpu" or "gpu" (compiled code), or "reference" (numpy, the oracle).
 
     "gpu:1" is the second GPU of the machine; "gpu:sm_90" compiles for an architecture and runs
     nothing; "gpu:interpreter" runs GPU kernels without a GPU, very slowly.
     """
     max_cached_shapes: int = 16
-    """How many shape bindings a session keeps ready; the least recently used one goes first."""
+    """The number of shape bindings that a session keeps; the least recently used one is dropped."""
     optimise: bool = False
-    """Whether the graph goes through the pipeline of rewrites, once for each set of shapes."""
+    """Optimise the graph with the rewrite pipeline, once for each set of shapes."""
     threads: int = 0
-    """Threads that run a model; 0 for as many as this process may use."""
+    """The number of threads of a run; 0 for all that this process may use."""
     cpu_isa: str = ""
     """The instruction set to compile for, one of `INSTRUCTION_SETS`; "" for the host's."""
     winograd: bool = True
-    """Whether 3x3 convolutions may save multiplications at a few times the rounding error."""
+    """Allow Winograd for 3x3 convolutions: fewer products, a few times the rounding error."""
     cache_dir: str = os.path.join(_CACHE_HOME, "monograph")
-    """Where compiled objects are kept between processes; "" for nowhere."""
+    """The directory that keeps compiled objects between processes; "" for none."""
     cache_bytes: int = 8 << 30
-    """How large that directory may grow; the least recently used entries go first. A decoder
-    keeps its packed weights there once for each length that tokens were fed in."""
+    """The size limit of that directory; the least recently used entries are deleted first. A
+    decoder stores its packed weights there once for each length of fed tokens.
+    """
     precision: str = "f32"
-    """What a GPU computes f32 models in: "f32", "f16" or "bf16"; sums and norms stay in f32."""
+    """The precision of f32 models on a GPU: "f32", "f16" or "bf16"; sums and norms stay f32."""
     tf32: bool = False
-    """Whether a GPU may round the operands of f32 products to TF32, with 10 bits of mantissa."""
+    """Allow a GPU to round the operands of f32 products to TF32, with 10 bits of mantissa."""
     tune: str = "fast"
-    """How kernels for a GPU are chosen: "off" takes the defaults, "fast" measures the most
-    promising rivals, "full" all of them."""
+    """The choice of GPU kernels: "off" takes the defaults, "fast" measures the most promising
+    candidates, "full" measures all of them.
+    """
     tuning_cache: str = ""
-    """The JSON file that keeps what was measured; "" for tuning.json in `cache_dir`."""
+    """The JSON file of measured kernels; "" for tuning.json in `cache_dir`."""
     pin_inputs: bool = True
-    """Whether arrays of the host that are fed again and again are locked in memory, so that a GPU
-    fetches them by itself."""
+    """Lock host arrays that are fed repeatedly in memory, so that a GPU reads them directly."""
     capture: str = "auto"
-    """Whether a run is one launch: "auto" where it can be, "off" for every kernel by itself on a
-    GPU, "require" to fail where it cannot be."""
+    """Run a model as one launch: "auto" where possible, "off" launches each GPU kernel by itself,
+    "require" raises an error where it is not possible.
+    """
 
     checked: bool = False
-    """Whether every access of a kernel to memory is checked against its buffer: for tests and
-    debugging, several times slower. On a GPU only "gpu:interpreter" can check."""
+    """Check every memory access of a kernel against its buffer: for tests and debugging, several
+    times slower. Of the GPU targets only "gpu:interpreter" can check.
+    """
 
     def __post_init__(self) -> None:
         for f in fields(self):
@@ -99,45 +102,53 @@ class Config:
         for name, known in choices:
             value = getattr(self, name)
             if value not in known:
-                raise ConfigError(f"no such {name}", expected=" | ".join(known), given=value)
+                raise ConfigError(
+                    f"no such {name}",
+                    expected=" | ".join(known),
+                    given=value,
+                )
         if self.max_cached_shapes < 1:
             raise ConfigError(
-                "max_cached_shapes is too small", expected=">= 1", given=self.max_cached_shapes
+                "`max_cached_shapes` must be at least 1",
+                expected=">= 1",
+                given=self.max_cached_shapes,
             )
         if self.threads < 0:
-            raise ConfigError("threads is negative", expected=">= 0", given=self.threads)
+            raise ConfigError("`threads` must not be negative", expected=">= 0", given=self.threads)
         if self.cache_bytes < 0:
-            raise ConfigError("cache_bytes is negative", expected=">= 0", given=self.cache_bytes)
+            raise ConfigError(
+                "`cache_bytes` must not be negative", expected=">= 0", given=self.cache_bytes
+            )
         if not self.on_gpu:
             _refuse_gpu_options(self)
         elif self.checked and self.device != INTERPRETER:
             raise ConfigError(
-                "only code for CPUs and interpreted kernels can be checked",
+                "`checked` needs a CPU or the interpreter",
                 expected=f"cpu | gpu:{INTERPRETER}",
                 given=self.target,
-                hint="leave checked out, or take one of these targets",
+                hint="remove `checked`, or set one of these targets",
             )
         if self.target == "reference" and self.capture == "require":
             raise ConfigError(
-                "the reference launches nothing, so there is nothing to capture",
+                "`capture` needs a target that launches kernels",
                 expected="auto | off",
                 given=self.capture,
-                hint='take target="gpu" or target="cpu"',
+                hint='set target="gpu" or target="cpu"',
             )
 
     @property
     def on_gpu(self) -> bool:
-        """Whether the target is a GPU, whichever."""
+        """True if the target is a GPU."""
         return _GPU.match(self.target) is not None
 
     @property
     def device(self) -> str:
-        """Which GPU: a number, an architecture, "interpreter", or "" for the first."""
+        """The GPU of the target: a number, an architecture, "interpreter", or "" for the first."""
         return self.target.partition(":")[2]
 
 
 def _refuse_gpu_options(config: Config) -> None:
-    """Nothing but a GPU computes in another precision than the model says, or is tuned."""
+    """Raise an error if a target other than a GPU is given an option that only GPUs have."""
     for name in _OF_GPUS:
         given = getattr(config, name)
         if given != getattr(Config, name):
@@ -154,7 +165,7 @@ def _of_gpus(name: str, given: Any, target: str) -> ConfigError:
 
 
 def make_config(**options: Any) -> Config:
-    """The configuration from options, then the environment, then the defaults."""
+    """Build the configuration from options, then the environment, then the defaults."""
     known = {f.name: f for f in fields(Config)}
     options = _renamed(options)
     if unknown := sorted(set(options) - set(known)):
@@ -173,20 +184,22 @@ def make_config(**options: Any) -> Config:
             values[name] = _parse(name, text, type(f.default))
     target = str(values.get("target", Config.target))
     if not target.startswith("gpu"):
-        # A default for GPUs is no wish for other targets.
+        # A default for GPUs in the environment does not apply to other targets.
         given = {n for n, v in options.items() if v is not None}
         values = {n: v for n, v in values.items() if n not in _OF_GPUS or n in given}
-        if "tune" in given and target in TARGETS:  # whatever it is: none of them chooses kernels
+        # no other target chooses kernels, so any value is wrong
+        if "tune" in given and target in TARGETS:
             raise _of_gpus("tune", options["tune"], target)
     if target.startswith("gpu") and target != f"gpu:{INTERPRETER}" and not options.get("checked"):
-        values.pop("checked", None)  # a device cannot check: a default is no wish here either
+        # a GPU cannot check; a default from the environment does not apply
+        values.pop("checked", None)
     if values.get("target") == "reference" and options.get("capture") is None:
-        values.pop("capture", None)  # nor is one for targets that launch
+        values.pop("capture", None)  # the reference does not launch
     return Config(**values)
 
 
 def _renamed(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options by their new names; an old name gives a DeprecationWarning."""
+    """Return the options by their new names; an old name gives a DeprecationWarning."""
     found: dict[str, Any] = {}
     for name, value in options.items():
         new = _RENAMED.get(name, name)
@@ -202,7 +215,7 @@ def _renamed(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _variable(name: str) -> str | None:
-    """The text of an option's environment variable, also under the option's old name."""
+    """Return the text of an option's environment variable, also under the option's old name."""
     text = os.environ.get(_PREFIX + name.upper())
     if text is not None:
         return text
@@ -218,14 +231,14 @@ def _deprecated(old: str, new: str) -> None:
 
 
 def _checked(name: str, value: Any, kind: type) -> Any:
-    """An option as its own kind: any kind of integer is an int, any kind of path a str."""
+    """Return an option's value as its declared type: integer types as int, paths as str."""
     if kind is str and isinstance(value, os.PathLike):
         value = os.fspath(value)
     if kind is int and not isinstance(value, bool):
         with suppress(TypeError):
             value = operator.index(value)
     if type(value) is not kind:
-        raise ConfigError(f"{name} is not of its kind", expected=kind.__name__, given=repr(value))
+        raise ConfigError(f"`{name}` must be of type {kind.__name__}", given=repr(value))
     return value
 
 
@@ -234,11 +247,15 @@ def _parse(name: str, text: str, kind: type) -> Any:
         if text.lower() in _BOOLS:
             return _BOOLS[text.lower()]
         raise ConfigError(
-            f"{_PREFIX}{name.upper()} is not of its kind", expected=" | ".join(_BOOLS), given=text
+            f"{_PREFIX}{name.upper()} must be a truth value",
+            expected=" | ".join(_BOOLS),
+            given=text,
         )
     try:
         return kind(text)
     except ValueError:
         raise ConfigError(
-            f"{_PREFIX}{name.upper()} is not of its kind", expected=kind.__name__, given=text
+            f"{_PREFIX}{name.upper()} must be of type {kind.__name__}",
+            expected=kind.__name__,
+            given=text,
         ) from None

@@ -1,7 +1,7 @@
-"""One hierarchy of errors.
+"""The hierarchy of errors.
 
-Every error can name the ONNX node, the op, the rule that was broken, both values and what to do;
-what is known is printed, one fact a line.
+An error can name the ONNX node, the op, the broken rule, both values and a remedy. Known facts are
+printed, one per line.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from collections.abc import Iterable
 from typing import Any
 
 MAX_FACT = 2000
-"""Characters of a fact that are printed: a hostile file may state very long ones."""
+"""The most characters of a fact that are printed: a hostile file may state very long ones."""
 MAX_LISTED = 3
-"""Names of a list that a line shows."""
+"""The most names that a line lists."""
 MAX_LOOKED_UP = 8
-"""Unknown names that similar ones are looked up for: each is compared with every known name."""
+"""The most unknown names to suggest similar names for: each is compared with every known name."""
 
 
 def _shortened(fact: Any) -> str:
@@ -25,7 +25,7 @@ def _shortened(fact: Any) -> str:
 
 
 def unforeseen(error: Exception) -> dict[str, Any]:
-    """The facts of an error that stands for one of Python's: a fault, not a judgement."""
+    """Return the facts of an error that wraps an unexpected Python exception."""
     return {
         "given": f"{type(error).__name__}: {error}",
         "hint": "this is a fault of Monograph: please report it with the model",
@@ -34,14 +34,14 @@ def unforeseen(error: Exception) -> dict[str, Any]:
 
 
 def some_of(names: Iterable[str]) -> str:
-    """The first few of some names, and how many more there are."""
+    """List the first few names, and count the rest."""
     every = list(names)
     more = f" and {len(every) - MAX_LISTED} more" if len(every) > MAX_LISTED else ""
     return ", ".join(every[:MAX_LISTED]) + more
 
 
 def did_you_mean(given: Iterable[str], known: Iterable[str]) -> str | None:
-    """The known names that look like the given ones, as a question; None where none does."""
+    """Suggest known names that look like the given ones; None if none does."""
     known = list(known)
     looked_up = itertools.islice(given, MAX_LOOKED_UP)
     found = [m for g in looked_up for m in difflib.get_close_matches(g[:200], known, n=1)]
@@ -70,7 +70,7 @@ class MonographError(Exception):
         self.given = given
         self.hint = hint
         self.internal = internal
-        """Whether it stands for a fault of Monograph, that is an error of Python's."""
+        """True if the error wraps an unexpected Python exception: a fault of Monograph."""
 
     def __str__(self) -> str:
         lines = [self.message]
@@ -85,7 +85,7 @@ class MonographError(Exception):
         return "\n".join(lines)
 
     def at(self, node: str | None = None, op: str | None = None) -> MonographError:
-        """This error, with the place filled in where it was not known yet."""
+        """Return this error, with node and op filled in if they were not known yet."""
         self.node = self.node or node
         self.op = self.op or op
         return self
@@ -120,7 +120,7 @@ class FeedError(MonographError):
 
 
 class ConfigError(MonographError):
-    """An option has a value that it does not take."""
+    """An option has an invalid value."""
 
 
 class ExecutionError(MonographError):
@@ -132,7 +132,9 @@ class CodegenError(MonographError):
 
 
 class InternalError(MonographError):
-    """Monograph contradicts itself, as an address outside of its buffer does: please report it."""
+    """Monograph contradicts itself, for example by an address outside of its buffer. Please report
+    it.
+    """
 
     def __init__(self, message: str, **facts: Any) -> None:
         facts.setdefault("hint", "this is a fault of Monograph: please report it with the model")

@@ -217,5 +217,5 @@ def test_the_verifier_finds_donations_that_do_not_fit(donations, message) -> Non
 
 
 def test_an_input_must_be_an_input() -> None:
-    with pytest.raises(VerifyError, match="not an input value"):
+    with pytest.raises(VerifyError, match="must be Input values"):
         verify(Graph((Neg()(make()),), ()))

@@ -178,7 +178,7 @@ def test_integers_and_symbolic_shapes_decline() -> None:
     whole = value("i32[1, 4, 5, 5]")
     w1 = constant(np.ones((6, 4, 3, 3), np.int32))
     w2 = constant(np.ones((5, 6, 1, 1), np.int32))
-    check_declines(graph_of(op(op(whole, w1), w2)), RULES, "not of plain floats", cost=Free())
+    check_declines(graph_of(op(op(whole, w1), w2)), RULES, "not a plain float", cost=Free())
     open_ = value("f32[N, 4, 9, 9]")
     before = graph_of(op(op(open_, weight(6, 4, 3, 3)), weight(5, 6, 1, 1)))
     check_declines(before, RULES, "not static", cost=Free())

@@ -62,12 +62,12 @@ def test_rows_of_a_batch_count_together() -> None:
     few, many = value("f32[2, 4, 8]"), value("f32[3, 3, 8]")
     scale, weights = weight(8), weight(8, 5)
     check_rewrite(graph_of(Dot()(norm(few, scale), weights)), RULES, terms=20, cost=GPU_COST)
-    declines(graph_of(Dot()(norm(many, scale), weights)), "so many rows")
+    declines(graph_of(Dot()(norm(many, scale), weights)), "normalises this many rows")
 
 
 def test_where_products_do_not_normalise_the_scale_stays() -> None:
     before = graph_of(Dot()(NORM(value("f32[1, 8]"), weight(8)), weight(8, 4)))
-    declines(before, "a kernel of their own (expected 0, given 1)", CPU_COST)
+    declines(before, "normalises this many rows (expected 0, given 1)", CPU_COST)
 
 
 def test_other_users_of_the_weights_keep_the_scale_out() -> None:

@@ -128,7 +128,7 @@ def test_groups() -> None:
     check_on_all_bytes(before, rules.conv_of_bytes)
     unsigned = constant(whole(0, 255, 6, 2, 3, 3).astype(np.int32))
     before = graph_of(op(Sub()(wide(image), wide(z)), unsigned))
-    check_declines(before, [rules.conv_of_bytes], "unsigned weights in groups")
+    check_declines(before, [rules.conv_of_bytes], "a grouped convolution has unsigned weights")
 
 
 def test_more_than_one_zero_point_stays() -> None:

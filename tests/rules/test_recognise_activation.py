@@ -149,7 +149,7 @@ def test_scales_that_overflow_stay() -> None:
 @pytest.mark.parametrize(
     ("before", "reason"),
     [
-        (Mul()(times(x, 0.5), plus(Erf()(times(x, 0.7)), 1.0)), "x^1 inside differs"),
+        (Mul()(times(x, 0.5), plus(Erf()(times(x, 0.7)), 1.0)), "another factor of x^1"),
         (Mul()(times(x, 0.5), plus(Erf()(Div()(x, k(1.4142))), 1.0)), "expected 0.70710678"),
         (Mul()(times(x, 0.5), plus(times(erf_of(x), 0.9), 1.0)), "different weights"),
     ],
@@ -161,7 +161,7 @@ def test_wrong_constants_stay(before: Value, reason: str) -> None:
 @pytest.mark.parametrize(
     ("inner", "reason"),
     [
-        (times(Add()(x, times(Pow()(x, k(3.0)), 0.0448)), ROOT), "x^3 inside differs"),
+        (times(Add()(x, times(Pow()(x, k(3.0)), 0.0448)), ROOT), "another factor of x^3"),
         (times(Add()(x, times(Pow()(x, k(2.0)), 0.044715)), ROOT), "other powers"),
         (times(x, ROOT), "other powers"),
     ],

@@ -264,7 +264,7 @@ LARGE = constant(np.zeros((2, 2, 4, 3, 5), np.float32))
         (attend(scores(k=value("f32[1, 4, 5, 8]", "k"))), "batch sizes differ"),
         (attend(scores(), value("f32[2, 1, 5, 8]", "v")), "differ in their heads"),
         (attend(scores(), value("f32[5, 8]", "v")), "not of rank 4"),
-        (attend(scores(q=value("f32[2, 1, 3, 8]", "q"))), "no multiple of key heads"),
+        (attend(scores(q=value("f32[2, 1, 3, 8]", "q"))), "no multiple of the number of key heads"),
         (
             Dot()(softmax(Add()(scores(), LARGE), 4), value("f32[2, 2, 4, 5, 8]", "v")),
             "makes the scores larger",

@@ -173,7 +173,7 @@ HEADS = doubled(value("f32[2, 3, 5, 4]", "heads"))
     [
         (rope(x, *angles(WIDE)), "angles of halves are not seen to be the same"),
         (rope(x, *angles(by_turns(freqs, freqs))), "not seen to be the same"),
-        (rope(x, Cos()(HEADS), Sin()(HEADS)), "do not belong to the positions"),
+        (rope(x, Cos()(HEADS), Sin()(HEADS)), "do not vary by position"),
     ],
 )
 def test_other_angles_stay(before: Value, reason: str) -> None:
@@ -211,4 +211,4 @@ def test_parts_of_different_angles_stay() -> None:
     first = Sub()(Mul()(a, cos), Mul()(b, sin))
     second = Add()(Mul()(a, cos), Mul()(b, sin))
     before = graph_of(Concat(3)(first, second))
-    check_declines(before, [rules.recognise_rope_of_halves], "does not turn by the angle")
+    check_declines(before, [rules.recognise_rope_of_halves], "have different angles")

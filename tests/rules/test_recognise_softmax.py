@@ -98,7 +98,7 @@ UNLIKE = Exp()(shifted(SQUARE, 2))
     [
         (over_sum(Exp()(x)), "no maximum is subtracted"),
         (over_sum(Exp()(shifted(x, 2)), 1), "different axes (expected (2,), given (1,))"),
-        (over_sum(Exp()(Sub()(x, ReduceSum((2,), keep=True)(x)))), "not the largest"),
+        (over_sum(Exp()(Sub()(x, ReduceSum((2,), keep=True)(x)))), "not the maximum"),
         (softmax(x, 1, 2), "several axes"),
         (Div()(UNLIKE, ReduceSum((2,))(UNLIKE)), "not put back in place"),
     ],

@@ -94,4 +94,4 @@ def test_other_readers() -> None:
 def test_narrow_floats() -> None:
     x = value("f16[1, 64, 20, 20]")
     w = constant(rng.normal(size=(8, 64, 1, 1)).astype(np.float16))
-    check_declines(graph_of(PIXELS(TWICE(x), w)), RULES, "wide floats")
+    check_declines(graph_of(PIXELS(TWICE(x), w)), RULES, "not a wide float")

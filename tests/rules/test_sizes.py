@@ -40,7 +40,7 @@ def test_a_deferred_op_that_depends_on_data_stays() -> None:
 
 def test_a_deferred_op_that_refuses_its_attributes_is_left_to_fail_when_it_runs() -> None:
     before = graph_of(RESHAPE(x, constant(np.array([5, 5]))))
-    check_declines(before, [rules.settle_deferred], "refuses its attributes")
+    check_declines(before, [rules.settle_deferred], "does not accept its attributes")
 
 
 def test_what_is_too_long_for_an_attribute_stays() -> None:

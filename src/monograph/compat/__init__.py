@@ -1,1 +1,1 @@
-"""Faces that other software knows: ONNX's backend interface, ONNX Runtime's session."""
+"""Adapters to the interfaces of other software: ONNX's backend interface."""

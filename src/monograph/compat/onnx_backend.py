@@ -1,4 +1,4 @@
-"""Monograph behind ONNX's own backend interface (`onnx.backend`).
+"""Monograph as a backend of `onnx.backend`.
 
 import monograph.compat.onnx_backend as backend
 outputs = backend.run_model(model, [x, y])
@@ -24,7 +24,7 @@ class MonographRep(BackendRep):
         self.session = session
 
     def run(self, inputs: Any, **kwargs: Any) -> tuple[Any, ...]:
-        """Runs the model on arrays in model order, or by name; a named tuple of outputs."""
+        """Run the model on arrays in model order, or by name; return a named tuple of outputs."""
         ports = self.session.inputs
         if not isinstance(inputs, Mapping):
             if not isinstance(inputs, (list, tuple)):
@@ -43,7 +43,7 @@ class Backend(BackendBase):
 
     @classmethod
     def is_compatible(cls, model: onnx.ModelProto, device: str = "CPU", **kwargs: Any) -> bool:
-        """Whether the model can be prepared for the device."""
+        """Return True if the model can be prepared for the device."""
         if not cls.supports_device(device):
             return False
         try:

@@ -53,9 +53,13 @@ class Item(Op):
 
     def infer(self, x: Type) -> Type:
         if not isinstance(x, TupleType):
-            raise InferError("a value with several results is needed", given=x)
+            raise InferError("the operand must have several results", given=x)
         if not 0 <= self.index < len(x.items):
-            raise InferError("no such result", expected=f"0..{len(x.items) - 1}", given=self.index)
+            raise InferError(
+                "the value has no result of that index",
+                expected=f"0..{len(x.items) - 1}",
+                given=self.index,
+            )
         return x.items[self.index]
 
     def reference(self, x: tuple[Any, ...]) -> Any:
@@ -79,7 +83,7 @@ def known(value: Value | None) -> Array | None:
 
 
 def is_finite(value: Value) -> bool:
-    """Whether a value is a constant that holds neither an infinity nor a NaN."""
+    """Return True if the value is a constant without infinities and NaNs."""
     data = known(value)
     return data is not None and bool(np.isfinite(data.astype(np.float64)).all())
 
@@ -87,5 +91,5 @@ def is_finite(value: Value) -> bool:
 def unpack(value: Value) -> tuple[Value, ...]:
     """Every result of a value that has several."""
     if not isinstance(value.type, TupleType):
-        raise InferError("a value with several results is needed", given=value.type)
+        raise InferError("the value must have several results", given=value.type)
     return tuple(Item(i)(value) for i in range(len(value.type.items)))

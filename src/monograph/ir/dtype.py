@@ -120,5 +120,9 @@ def from_numpy(given: Any) -> DType:
     if as_numpy.kind in "UST":
         return string
     if as_numpy not in _BY_NUMPY:
-        raise InferError("numpy dtype has no counterpart", expected=" ".join(_BY_NAME), given=given)
+        raise InferError(
+            "no element type corresponds to the numpy dtype",
+            expected=" ".join(_BY_NAME),
+            given=given,
+        )
     return _BY_NUMPY[as_numpy]

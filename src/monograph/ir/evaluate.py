@@ -1,4 +1,4 @@
-"""The reference evaluator: every op's numpy meaning, in order, values freed after their last use.
+"""The reference evaluator: it runs each op's numpy reference in order and frees values early.
 
 It is the oracle for everything else, so it is plain: no fusion, no cleverness, no recursion.
 """
@@ -26,7 +26,9 @@ def evaluate(
     feeds: Mapping[str, Any] | Sequence[Any],
     observe: Observer | None = None,
 ) -> list[Any]:
-    """The outputs of a graph, in order. `observe` sees every value as it is computed."""
+    """Return the outputs of a graph, in order. `observe` is called with each value once
+    computed.
+    """
     if not isinstance(feeds, Mapping):
         feeds = dict(zip(graph.input_names, feeds, strict=True))
     remaining = dict(graph.uses)
@@ -51,7 +53,7 @@ def apply(value: Value, arguments: Sequence[Any]) -> Any:
 
 
 def check_fits(type_: Type) -> None:
-    """Refuses to compute a result of a type that the machine cannot hold."""
+    """Raise an error if the machine cannot hold a result of this type."""
     if isinstance(type_, TupleType):
         for item in type_.items:
             check_fits(item)
@@ -87,7 +89,7 @@ def _apply(graph: Graph, value: Value, arguments: Sequence[Any]) -> Any:
 
 
 def _computing_bytes(operand: Any) -> int:
-    """What an operand or a result takes while it is computed with: floats are widened."""
+    """Return the bytes of an operand or result during computation; floats are widened."""
     if isinstance(operand, TensorType) and operand.is_static:
         return operand.size * max(operand.dtype.itemsize, operand.dtype.compute.itemsize)
     if isinstance(operand, np.ndarray) and operand.dtype != object:
@@ -97,7 +99,7 @@ def _computing_bytes(operand: Any) -> int:
 
 
 def _refusal(value: Value, arguments: Sequence[Any]) -> MonographError | None:
-    """Why the op's own rule refuses shapes that were symbols until now; None if it does not."""
+    """Return the error of the op's type rule on the shapes now known; None if it accepts them."""
     types = [
         TensorType(from_numpy(x.dtype), x.shape) if isinstance(x, np.ndarray) else v.type
         for x, v in zip(arguments, value.inputs, strict=True)

@@ -54,7 +54,7 @@ class Graph:
 
     @lazy
     def uses(self) -> dict[Value, int]:
-        """How often each value is used, an output counting as a use."""
+        """The number of uses of each value; an output counts as a use."""
         counts = dict.fromkeys(self.values, 0)
         for value in self.values:
             for v in value.inputs:
@@ -99,7 +99,7 @@ class Graph:
         return self.origins.get(value)
 
     def rebuild(self, replace: Callable[[Value, tuple[Value, ...]], Value]) -> Graph:
-        """The graph with every value made anew, in order, by `replace(old, new_inputs)`.
+        """Build the graph again, in order: `replace(old, new_inputs)` returns each new value.
 
         Inputs come first. Origins follow the values.
         """
@@ -140,5 +140,5 @@ def subgraphs(op: Op) -> list[Graph]:
 def input_op(value: Value) -> Input:
     """The `Input` op of a graph's input."""
     if not isinstance(value.op, Input):
-        raise VerifyError("a graph's input is not an input value", op=str(value.op))
+        raise VerifyError("the inputs of a graph must be Input values", op=str(value.op))
     return value.op

@@ -1,7 +1,8 @@
-"""An attribute that is computed when it is first asked for, and kept.
+"""An attribute that is computed at its first access and then kept.
 
-functools.cached_property has a lock before Python 3.12: a child that is forked while another thread
-computes such an attribute would wait for it for ever. Here two threads may compute the same twice.
+functools.cached_property takes a lock before Python 3.12: a child process that is forked while
+another thread computes such an attribute would wait for the lock for ever. This class takes no
+lock, so two threads may both compute the same value.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ T = TypeVar("T")
 
 
 class lazy(Generic[T]):  # noqa: N801 - a decorator
-    """Makes a method without arguments such an attribute; also of frozen dataclasses."""
+    """Turn a method without arguments into a cached attribute; works on frozen dataclasses too."""
 
     def __init__(self, compute: Callable[[Any], T]) -> None:
         self._compute = compute
@@ -32,6 +33,6 @@ class lazy(Generic[T]):  # noqa: N801 - a decorator
     def __get__(self, instance: object | None, owner: type) -> lazy[T] | T:
         if instance is None:
             return self
-        # Later looks find this, and do not come here.
+        # The instance attribute shadows this descriptor, so later accesses do not call it.
         made = instance.__dict__[self._name] = self._compute(instance)
         return made

@@ -38,7 +38,7 @@ class Literal:
         if array.dtype != dtype.numpy:
             array = array.astype(dtype.numpy)
         if array.flags.writeable or not array.flags.c_contiguous:
-            # `ascontiguousarray` would turn a scalar into a vector of one.
+            # `ascontiguousarray` would turn a scalar into a vector of one element.
             array = np.array(array, order="C", copy=True)
             array.flags.writeable = False
         self.array = array

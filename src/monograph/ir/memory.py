@@ -1,9 +1,9 @@
-"""How large a tensor may be: asked before anything is allocated.
+"""Limits on the size of tensors, checked before anything is allocated.
 
-A model file states sizes, and a few bytes of it can state a petabyte. Types are held to a fixed
-limit when they are built. Data is held to the memory of the machine when it is computed: one result
-may take half of it, and all that the process holds together with what the next step needs three
-quarters. Much less is lent where a computation is only a convenience (folding while importing).
+A model file states sizes, and a few bytes of it can state a petabyte. A type is checked against a
+fixed limit when it is built. A result is checked against the memory of the machine before it is
+computed: one result may take half of it, and the process together with the next step three
+quarters. A caller can lower the limit for optional work (`lend`), such as folding during import.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ import numpy as np
 from monograph.errors import ExecutionError
 
 MAX_TENSOR_BYTES = 1 << 36
-"""No single tensor may be larger: a size beyond it is a broken or hostile model."""
+"""The largest tensor allowed: a larger size means a broken or hostile model."""
 MAX_RANK = 32
-"""No tensor may have more dimensions: what numpy holds."""
+"""The largest number of dimensions allowed: numpy's limit."""
 
 _GROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
 ROOM_STEP = 1 << 24
-"""After so many bytes of results the process is asked again how much it holds."""
+"""The process measures its memory again after this many bytes of results."""
 
 _lent: ContextVar[int | None] = ContextVar("lent", default=None)
 
 
 @cache
 def machine_memory() -> int:
-    """Bytes that this process can hope for: the machine's, or its control group's."""
+    """Return the memory available to this process: the machine's, or its control group's."""
     try:
         total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, OSError, ValueError):
@@ -50,7 +50,7 @@ def machine_memory() -> int:
 
 
 def resident() -> int:
-    """Bytes that this process holds in memory now; 0 where the system does not say."""
+    """Return the resident bytes of this process; 0 where the system does not report them."""
     try:
         pages = Path("/proc/self/statm").read_text().split()[1]
     except (OSError, IndexError):
@@ -59,13 +59,13 @@ def resident() -> int:
 
 
 def text_lengths(texts: Any) -> Any:
-    """The characters of each text of an array; an element of it is only a reference."""
+    """Return the length of each text of an array; an element of the array is only a reference."""
     return np.array([len(t) for t in texts.flat], np.int64).reshape(texts.shape)
 
 
 @contextmanager
 def lend(nbytes: int) -> Iterator[None]:
-    """Within it no result may take more bytes than these."""
+    """Limit the size of any result to `nbytes` inside the context."""
     token = _lent.set(nbytes)
     try:
         yield
@@ -74,7 +74,7 @@ def lend(nbytes: int) -> Iterator[None]:
 
 
 def count_elements(shape: Sequence[int]) -> int:
-    """The product of the sizes; sizes of 0 count as 1, as they do where numpy checks a shape."""
+    """Return the product of the sizes; 0 counts as 1, as in numpy's check of a shape."""
     count = 1
     for d in shape:
         count *= int(d) or 1
@@ -82,7 +82,7 @@ def count_elements(shape: Sequence[int]) -> int:
 
 
 def check_result(shape: Sequence[int], itemsize: int) -> None:
-    """Refuses a result that the machine cannot hold, before numpy tries to allocate it."""
+    """Raise an error if the machine cannot hold a result, before numpy tries to allocate it."""
     lent = _lent.get()
     limit = min(MAX_TENSOR_BYTES, machine_memory() // 2) if lent is None else lent
     if len(shape) > MAX_RANK or any(d < 0 for d in shape):
@@ -98,11 +98,11 @@ def check_result(shape: Sequence[int], itemsize: int) -> None:
 
 
 _asked = 0
-"""Bytes of results since the process was last asked what it holds. Threads may lose some."""
+"""Bytes of results since the last measurement of memory. Threads may lose some counts."""
 
 
 def check_room(nbytes: int) -> None:
-    """Refuses a step that needs so many bytes when this process holds too much for it already."""
+    """Raise an error if the process holds too much memory to allocate `nbytes` more."""
     global _asked
     _asked += nbytes
     if _asked < ROOM_STEP:

@@ -1,8 +1,8 @@
-"""The base of every op, and how an op applied to values becomes a value.
+"""The base class of ops, and the application of an op to values.
 
 Values are interned: an op applied twice to the same values gives the same object, so equal
-expressions need no search. Ops and values key by type and bits: 0.0 and -0.0, or 1 and True, are
-different attributes.
+expressions need no search. Ops and values are compared by type and bits: 0.0 and -0.0, or 1 and
+True, are different attributes.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ T = TypeVar("T")
 
 
 def encode(attribute: Any) -> bytes:
-    """Bytes that are equal only for attributes of equal type and equal bits."""
+    """Encode an attribute as bytes; only attributes of equal type and equal bits encode alike."""
     if attribute is None:
         return b"n"
     if isinstance(attribute, bool):
@@ -65,24 +65,24 @@ def encode(attribute: Any) -> bytes:
 
 
 class Op:
-    """What an op is: attributes (dataclass fields), a type rule and a numpy reference.
+    """The base of every op: attributes (dataclass fields), a type rule and a numpy reference.
 
     A subclass is a frozen dataclass that defines
 
-    - `infer(*types) -> type`: the type of the result, or InferError with both values;
-    - `reference(*arrays) -> array`: the meaning; several results as a tuple;
+    - `infer(*types) -> type`: the type of the result; raises InferError with both values;
+    - `reference(*arrays) -> array`: the numpy implementation; several results as a tuple;
     - `samples`: small programs that every target runs against the reference;
-    - `scalar(builder, *scalars) -> scalar`, if it works element by element: what targets emit.
+    - `scalar(builder, *scalars) -> scalar` for an elementwise op: targets generate code from it.
 
-    An op that must know a rank asks for `type.dims`, which raises UnknownRankError where it is
-    not known; one that can do without looks at `type.shape` first.
+    An op that must know a rank reads `type.dims`, which raises UnknownRankError for an unknown
+    rank; an op that can do without reads `type.shape` first.
     """
 
     name: ClassVar[str]
     samples: ClassVar[tuple[Sample, ...]] = ()
     pure: ClassVar[bool] = True
     costly: ClassVar[bool] = False
-    """Whether its work is far more than its data, so that nobody folds it in passing."""
+    """True for an op with much work for its data; constant folding leaves it alone by default."""
     registry: ClassVar[dict[str, type[Op]]] = {}
 
     def __init_subclass__(cls, abstract: bool = False) -> None:
@@ -105,11 +105,15 @@ class Op:
         raise NotImplementedError
 
     def scalar(self, *args: Any, **kwargs: Any) -> Any:
-        """One element of the result from one of each operand (see `monograph.ops.scalar`)."""
+        """Compute one element of the result from one of each operand (see
+        `monograph.ops.scalar`).
+        """
         raise NotImplementedError
 
     def canonical(self, *types: Type) -> Op:
-        """The one form of this op for these inputs; the op itself where it has only one."""
+        """Return the canonical form of this op for these inputs; the op itself if it has one
+        form.
+        """
         return self
 
     def row_axis(self, index: int, axis: int, *types: TensorType) -> int | None:
@@ -129,7 +133,9 @@ class Op:
 
     @classmethod
     def holds(cls, static: dict[str, Any]) -> object:
-        """What has to live as long as an op with these attributes: the state of a random one."""
+        """Return an object that must live as long as the op, such as the RNG state; None if
+        nothing.
+        """
         return None
 
     @property
@@ -148,7 +154,9 @@ class Op:
         return known
 
     def __call__(self, *inputs: Value) -> Value:
-        """The value of this op on values; on patterns (see `monograph.rewrite`), a pattern."""
+        """Apply this op to values; applied to patterns (see `monograph.rewrite`) it gives a
+        pattern.
+        """
         operands: tuple[Any, ...] = inputs
         for v in operands:
             if hasattr(v, "applied"):
@@ -180,13 +188,13 @@ class Value:
     type: Type
     digest: bytes
     closed: bool
-    """True when nothing below it is an input or a random op: the value is a constant."""
+    """True if the value depends on no input and no random op: it is a constant."""
 
     @property
     def tensor(self) -> TensorType:
         """The type of a value that must be a tensor."""
         if not isinstance(self.type, TensorType):
-            raise InferError("a tensor is needed", op=self.op.name, given=self.type)
+            raise InferError("the value must be a tensor", op=self.op.name, given=self.type)
         return self.type
 
     @property
@@ -206,19 +214,19 @@ class Value:
 _interned: weakref.WeakValueDictionary[bytes, Value] = weakref.WeakValueDictionary()
 _lock = threading.Lock()
 if hasattr(os, "register_at_fork"):
-    # A child must not find it locked by a thread that it does not have.
+    # The parent's thread that holds the lock does not exist in a forked child.
     os.register_at_fork(
         before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release
     )
 
 
 def _ask(op: Op, rule: Callable[..., T], inputs: tuple[Value, ...]) -> T:
-    """What a rule of the op says of the types of values; any complaint names the op and them."""
+    """Apply a rule of the op to the types of the inputs; errors name the op and these types."""
     types = [v.type for v in inputs]
     fewest, most = _arity(type(op))
     if not fewest <= len(types) <= most:
         raise InferError(
-            "the op takes another number of inputs",
+            "the number of inputs is wrong",
             op=f"{op.name}({', '.join(map(str, types))})",
             expected=fewest if fewest == most else f"{fewest} to {most}",
             given=len(types),
@@ -228,18 +236,18 @@ def _ask(op: Op, rule: Callable[..., T], inputs: tuple[Value, ...]) -> T:
     except MonographError as e:
         raise e.at(op=f"{op.name}({', '.join(map(str, types))})") from None
     except (TypeError, AttributeError):
-        # Rules for tensors need not ask whether they are given a sequence.
+        # Type rules of tensor ops need no check for sequences.
         if all(isinstance(t, TensorType) for t in types):
             raise
         listed = ", ".join(map(str, types))
-        raise InferError("the op takes tensors", op=op.name, given=listed) from None
+        raise InferError("the inputs must be tensors", op=op.name, given=listed) from None
 
 
 _arities: dict[type[Op], tuple[int, float]] = {}
 
 
 def _arity(cls: type[Op]) -> tuple[int, float]:
-    """How many inputs an op takes, at least and at most: the parameters of its type rule."""
+    """Return the least and greatest number of inputs of an op, from its type rule's parameters."""
     if cls not in _arities:
         parameters = [*signature(cls.infer).parameters.values()][1:]
         fewest = sum(p.kind is p.POSITIONAL_OR_KEYWORD and p.default is p.empty for p in parameters)
@@ -277,7 +285,7 @@ def _check_size(op: Op, result: Type) -> None:
     sizes = [d for d in result.shape if isinstance(d, int)]
     if any(d < 0 for d in sizes):
         raise InferError("a dimension is negative", op=op.name, given=result)
-    # Sizes of 0 count as 1: numpy refuses such shapes too, and a symbol may be anything.
+    # A size of 0 counts as 1: numpy refuses such shapes too, and a symbol may be any size.
     nbytes = count_elements(sizes) * result.dtype.itemsize
     if nbytes > MAX_TENSOR_BYTES:
         raise InferError(
@@ -290,10 +298,10 @@ def _check_size(op: Op, result: Type) -> None:
 
 @dataclass(frozen=True)
 class Sample:
-    """A small program: an op with these attributes over inputs of these kinds.
+    """A small program: one op with attributes, applied to inputs.
 
-    An input is a type as text, with a range for its elements where one matters
-    ("i64[5] in 0..3"), or the data itself as nested lists, a scalar or an array.
+    An input is a type as text, with a range for its elements where one matters ("i64[5] in 0..3"),
+    or the data itself as nested lists, a scalar or an array.
     """
 
     inputs: tuple[Any, ...]

@@ -34,11 +34,11 @@ _TOKEN = re.compile(
 _DTYPES = {t.name for t in ALL}
 MAX_NESTING = 64
 MAX_DIGITS = 1000
-"""Characters of a number: Python takes long ones for an attack."""
+"""The longest number that is read: Python rejects longer ones to prevent an attack."""
 
 
 def parse_graph(text: str, constants: Mapping[str, Literal] | None = None) -> Graph:
-    """The graph that a text describes. `constants` supplies literals printed by their digest."""
+    """Parse a graph. `constants` supplies the literals that the text gives by their digest."""
     reader = _Reader(text, constants or {})
     graph = reader.graph()
     reader.expect_end()
@@ -55,7 +55,7 @@ def parse_type(text: str) -> Type:
 def parse_tensor_type(text: str) -> TensorType:
     result = parse_type(text)
     if not isinstance(result, TensorType):
-        raise TextError("a tensor type is needed", given=text)
+        raise TextError("the type must be a tensor type", given=text)
     return result
 
 
@@ -81,7 +81,7 @@ class _Reader:
         if found is None:
             rest = self.text[self.position :].strip()
             if rest:
-                self.fail("unreadable text", given=rest[:40])
+                self.fail("the text has no token here", given=rest[:40])
             self.kind, self.token = "end", ""
             return before
         self.kind = found.lastgroup or ""
@@ -102,7 +102,7 @@ class _Reader:
 
     def expect_end(self) -> None:
         if self.kind != "end":
-            self.fail("text after the end", given=self.token)
+            self.fail("nothing may follow the end of the graph", given=self.token)
 
     def of_kind(self, kind: str) -> str:
         if self.kind != kind:
@@ -113,16 +113,19 @@ class _Reader:
         return self.quoted(self.of_kind("string"))
 
     def quoted(self, text: str) -> str:
-        """A string as JSON writes it."""
+        """Decode a JSON string."""
         try:
             return str(json.loads(text))
         except ValueError:
-            self.fail("not a string", expected='"..." as in JSON', given=text[:80])
+            self.fail("a string must be quoted", expected='"..." as in JSON', given=text[:80])
 
     def nested(self) -> None:
         self.depth += 1
         if self.depth > MAX_NESTING:
-            self.fail("nested too deeply", expected=f"at most {MAX_NESTING} levels")
+            self.fail(
+                "nested too deeply",
+                expected=f"at most {MAX_NESTING} levels",
+            )
 
     # Types
 
@@ -174,7 +177,7 @@ class _Reader:
         if self.kind == "number":
             number = self.advance()
             if not number.isdigit() or len(number) > MAX_DIGITS:
-                self.fail("not a size", given=number[:80])
+                self.fail("a size must be a number", given=number[:80])
             return int(number)
         return self.string() if self.kind == "string" else self.of_kind("word")
 
@@ -219,7 +222,9 @@ class _Reader:
         if self.kind == "digest":
             digest = self.advance()[1:]
             if digest not in self.constants:
-                self.fail("a constant is printed by its digest and was not given", given=digest)
+                self.fail(
+                    "the text gives a constant by digest, and `constants` lacks it", given=digest
+                )
             return self.constants[digest]
         if self.kind == "blob":
             return self.blob(type_, self.advance()[len("base64:") :])
@@ -312,7 +317,9 @@ class _Reader:
         self.expect(":")
         given = self.type()
         if given != value.type:
-            self.fail("the type is not the inferred one", expected=value.type, given=given)
+            self.fail(
+                "the type must be the one that the op infers", expected=value.type, given=given
+            )
         env[target] = value
         if self.kind == "origin":
             origins[value] = self.quoted(self.token[2:].strip())
@@ -322,7 +329,7 @@ class _Reader:
         try:
             return op(*arguments)
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as e:
-            # Text may give attributes that are not of their kind, which no rule of an op expects.
+            # Text may give attributes of wrong Python types, which the type rules do not expect.
             self.fail(f"{op.name} does not take these attributes: {e}", given=op)
 
     def op(self, name: str) -> Op:

@@ -34,10 +34,10 @@ _PLAIN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*\Z")
 
 
 def print_graph(graph: Graph, *, data: bool = False, stable: bool = False) -> str:
-    """The graph as text. With `data`, large constants are written out too.
+    """Print a graph as text. With `data`, large constants are written out too.
 
-    Values are numbered in order; with `stable` they are named after where they come from, so that
-    the text of a graph before and after a rewrite differs only in what the rewrite changed.
+    Values are numbered in order; with `stable` they are named after their origin, so that the texts
+    of a graph before and after a rewrite differ only in what the rewrite changed.
     """
     return "\n".join(_graph_lines(graph, data, "", stable))
 
@@ -58,7 +58,7 @@ def _graph_lines(graph: Graph, data: bool, indent: str, stable: bool = False) ->
 
 
 def value_names(graph: Graph) -> dict[Value, str]:
-    """What the text calls each value: inputs by their labels, others by number."""
+    """Return the name of each value in the text: inputs by their labels, others by number."""
     names: dict[Value, str] = {}
     for v in graph.inputs:
         label = v.op.label if isinstance(v.op, Input) else ""
@@ -146,7 +146,7 @@ def _literal(given: Literal, data: bool) -> str:
 
 
 def _inline(given: Literal) -> str | None:
-    """The elements in brackets, where those give back the same bits."""
+    """Return the elements in brackets, or None if parsing them would not give the same bits."""
     flat = given.array.reshape(-1)
     if given.dtype.is_string:
         texts = [

@@ -43,10 +43,10 @@ class TensorType:
 
     @property
     def dims(self) -> Shape:
-        """The shape of a tensor whose rank must be known."""
+        """The shape of the tensor; raises UnknownRankError if its rank is not known."""
         if self.shape is None:
             raise UnknownRankError(
-                "the rank of a tensor is needed and not known",
+                "the rank of a tensor must be known",
                 given=self,
                 hint="declare the shapes of the model's inputs, or fix them with dims={...}",
             )
@@ -57,7 +57,7 @@ class TensorType:
         return len(self.dims)
 
     def dim(self, axis: int) -> Dim:
-        """One dimension, which must be there."""
+        """Return one dimension; raises InferError if the tensor has too few."""
         dims = self.dims
         if not -len(dims) <= axis < len(dims):
             least = axis + 1 if axis >= 0 else -axis
@@ -72,10 +72,10 @@ class TensorType:
 
     @property
     def static(self) -> tuple[int, ...]:
-        """The shape of a tensor whose dimensions must all be known."""
+        """The shape of the tensor; raises InferError unless every dimension is known."""
         sizes = tuple(d for d in self.dims if isinstance(d, int))
         if len(sizes) != len(self.dims):
-            raise InferError("a static shape is needed", given=self)
+            raise InferError("every dimension must be known", given=self)
         return sizes
 
     @property
@@ -129,7 +129,7 @@ class OptionalType:
 
 @dataclass(frozen=True)
 class MapType:
-    """A dict from strings or integers to numbers or strings, as classical models show scores."""
+    """A dict from strings or integers to numbers or strings: the scores of classical models."""
 
     key: DType
     value: DType
@@ -191,14 +191,14 @@ def broadcast(*shapes: Shape | None) -> Shape | None:
 
 
 def merge_dims(a: Dim, b: Dim) -> Dim:
-    """One dimension for two places that must agree; a size wins over a symbol."""
+    """Return the one dimension that two dimensions agree on; a size wins over a symbol."""
     if isinstance(a, int) and isinstance(b, int) and a != b:
         raise InferError("dimensions differ", expected=a, given=b)
     return b if isinstance(b, int) else a
 
 
 def accepts(declared: Type, given: Type) -> bool:
-    """Whether a value of type `given` may stand where `declared` is asked for."""
+    """Return True if a value of type `given` is valid for the type `declared`."""
     if isinstance(declared, TensorType) and isinstance(given, TensorType):
         if declared.dtype != given.dtype:
             return False
@@ -220,7 +220,7 @@ def accepts(declared: Type, given: Type) -> bool:
 
 
 def generalise(a: Type, b: Type) -> Type:
-    """The most specific type that both fit: dimensions that differ become unknown."""
+    """Return the most specific type that both fit: dimensions that differ become unknown."""
     if isinstance(a, TensorType) and isinstance(b, TensorType) and a.dtype == b.dtype:
         if a.shape is None or b.shape is None or len(a.shape) != len(b.shape):
             return a.with_shape(None)

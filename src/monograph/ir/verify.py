@@ -1,4 +1,4 @@
-"""Checks that a graph keeps the rules of the IR, and names the value and the node that do not."""
+"""Verifies that a graph keeps the rules of the IR; an error names the value and its ONNX node."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def verify(graph: Graph, depth: int = 0) -> Graph:
     for value in graph.values:
         if isinstance(value.op, Input) and value not in declared:
             raise VerifyError(
-                "an input is read that the graph does not declare",
+                "the graph reads an input that it does not declare",
                 node=_place(graph, value),
                 expected=list(graph.input_names),
                 given=value.op.label,
@@ -114,6 +114,6 @@ def _verify_donations(graph: Graph) -> None:
 
 
 def same_memory(a: Type, b: Type) -> bool:
-    """Tensors of equal dtype and rank, and no two sizes that differ; symbols settle when bound."""
+    """Return True for tensors of equal dtype and rank without two known sizes that differ."""
     ranked = all(isinstance(t, TensorType) and t.shape is not None for t in (a, b))
     return ranked and accepts(b, a)

@@ -1,4 +1,4 @@
-"""What rules that trade work for launches ask: the protocol, and a default for each target.
+"""The cost model that rules and passes ask, and a default for each target.
 
 Targets refine these numbers with measurements; rules never hold a threshold of their own.
 """
@@ -11,7 +11,7 @@ from typing import Protocol
 
 @dataclass(frozen=True)
 class Work:
-    """What some kernels do together: launches, floating-point operations, bytes moved."""
+    """The work of one or more kernels: launches, floating-point operations, bytes moved."""
 
     launches: int
     flops: float
@@ -24,18 +24,18 @@ class Work:
 
 
 class CostModel(Protocol):
-    """Seconds for an amount of work."""
+    """An estimate of the time of an amount of work, in seconds."""
 
     def seconds(self, work: Work) -> float: ...
 
 
 def rows_normalised(cost: CostModel) -> int:
-    """Rows up to which a target's products normalise them; 0 where a cost model does not say."""
+    """Return the most rows that the target's products normalise themselves; 0 by default."""
     return int(getattr(cost, "rows_normalised", 0))
 
 
 def decodes(cost: CostModel) -> bool:
-    """Whether a target does a step of decoding in one kernel; not where a cost model is silent."""
+    """Return True if the target runs a decoding step in one kernel; False by default."""
     return bool(getattr(cost, "decodes", False))
 
 
@@ -47,9 +47,9 @@ class LinearCost:
     flops_per_second: float
     bytes_per_second: float
     rows_normalised: int = 0
-    """Rows up to which the kernel of a product normalises them itself, at no cost of its own."""
+    """The most rows that the kernel of a product normalises itself, at no extra cost."""
     decodes: bool = False
-    """Whether one kernel turns a query, adds to the caches and attends to them."""
+    """True if one kernel applies rope, updates the caches and computes attention."""
 
     def seconds(self, work: Work) -> float:
         busy = max(work.flops / self.flops_per_second, work.bytes / self.bytes_per_second)
@@ -57,7 +57,7 @@ class LinearCost:
 
 
 CPU_COST = LinearCost(launch_seconds=0.5e-6, flops_per_second=1.2e11, bytes_per_second=2.0e10)
-"""Two wide-vector cores; between kernels of one native function stands only a barrier."""
+"""Two cores with wide vectors; kernels of one native function are separated by a barrier only."""
 GPU_COST = LinearCost(
     launch_seconds=1.0e-6,
     flops_per_second=2.0e14,
@@ -65,4 +65,4 @@ GPU_COST = LinearCost(
     rows_normalised=8,
     decodes=True,
 )
-"""A data-centre GPU at small batch, one node of a replayed graph a kernel."""
+"""A data-centre GPU at small batch; each kernel is one node of a replayed graph."""

@@ -1,8 +1,8 @@
 """Applies rules to a graph until none fires.
 
-One sweep goes through the values, inputs before users, and rewrites each as long as a rule fires
-on it or on what a rule made of it. Sweeps repeat until one changes nothing, because use counts
-and later rewrites can open new places. A rule set that never settles is caught and named.
+A sweep visits the values, inputs before users. It rewrites each value until no rule fires on it or
+on the values that rules made for it. Sweeps repeat until one changes nothing, because use counts
+and later rewrites create new matches. An error names the rules of a set that never settles.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from monograph.rewrite.trace import Trace
 
 MAX_SWEEPS = 64
 FIRINGS_PER_VALUE = 16
-"""A sweep that fires more often than this, for each value it started with, is a loop."""
+"""The most firings of one sweep, for each value at its start; more means a loop."""
 MAX_ORIGINS = 8
 NEAR = 64
-"""How many values around a rewrite are looked at for their origins."""
+"""The number of values around a rewrite that get its origin."""
 
 
 class RewriteLoopError(MonographError):
@@ -34,17 +34,17 @@ class RewriteLoopError(MonographError):
 
 @dataclass
 class Context:
-    """What a guard may ask besides the values it matched."""
+    """The facts that a guard may use besides the matched values."""
 
     cost: CostModel
     uses: dict[Value, int] = field(default_factory=dict)
     only_user: dict[Value, Value] = field(default_factory=dict)
-    """For values that one other reads: that one. Values that rules have made are not in it."""
+    """The only user of each value that has one user. Values made by rules are missing."""
 
     def use_count(self, value: Value) -> int:
-        """How often a value is used; one that a rule has just made counts once.
+        """Return the number of uses of a value; a value that a rule has just made counts once.
 
-        Use counts decide only whether a rewrite pays, never whether it is right.
+        Use counts decide only whether a rewrite pays, never whether it is correct.
         """
         return self.uses.get(value, 1)
 
@@ -57,7 +57,7 @@ def apply_rules(
     trace: Trace | None = None,
     limit: int | None = None,
 ) -> Graph:
-    """The graph after rewriting to a fixpoint; with `limit`, after that many firings."""
+    """Rewrite a graph until no rule fires; with `limit`, stop after that many firings."""
     engine = _Engine(rules, cost, trace if trace is not None else Trace(), limit)
     for _ in range(MAX_SWEEPS):
         after = engine.sweep(graph)
@@ -66,7 +66,7 @@ def apply_rules(
         graph = after
     culprits = Counter(f.rule for f in engine.trace.fired[-1000:]).most_common(3)
     raise RewriteLoopError(
-        "rules do not settle", given=", ".join(f"{name} ({n} times)" for name, n in culprits)
+        "rules fire without end", given=", ".join(f"{name} ({n} times)" for name, n in culprits)
     )
 
 
@@ -88,7 +88,7 @@ class _Engine:
         self.allowed = 0
 
     def sweep(self, graph: Graph) -> Graph:
-        """One pass over the graph, inputs before users."""
+        """Visit the graph once, inputs before users."""
         self.context.uses = dict(graph.uses)
         self.context.only_user = {
             v: user for user in graph.values for v in user.inputs if graph.uses[v] == 1
@@ -105,10 +105,10 @@ class _Engine:
         return Graph(graph.inputs, outputs, graph.name, origins, graph.donations)
 
     def settle(self, value: Value) -> None:
-        """Rewrites a value until no rule fires on it, nor on anything a rule made below it.
+        """Rewrite a value until no rule fires on it, nor on any value that a rule made below it.
 
-        `forward` says what a value has become, `settled` what it ends as. A value that is met
-        again while it is still being rewritten means that the rules go in circles.
+        `forward` holds the current replacement of a value, `settled` its final one. A value that is
+        met again while it is still being rewritten means that the rules go in circles.
         """
         stack = [value]
         active: set[Value] = set()
@@ -133,7 +133,7 @@ class _Engine:
                 self._step(current)
 
     def _step(self, value: Value) -> None:
-        """Rewrites a value whose inputs are settled, once; or settles it."""
+        """Rewrite a value with settled inputs once, or settle it."""
         operands = tuple(self.settled[v] for v in value.inputs)
         if operands != value.inputs:
             fresh = value.op(*operands)
@@ -157,14 +157,14 @@ class _Engine:
         )
 
     def _take_over(self, old: Value, new: Value) -> None:
-        """Lets a value that stands for another have its uses and origin."""
+        """Transfer the uses and the origin of a value to its replacement."""
         uses = self.context.uses
         uses[new] = uses.get(new, 0) + uses.get(old, 1)
         if old in self.origins and not isinstance(new.op, (Constant, Input)):
             self.origins.setdefault(new, self.origins[old])
 
     def _fire(self, value: Value) -> tuple[Value, str] | None:
-        """What the first rule that applies makes of a value, and the rule's name."""
+        """Return the result of the first rule that applies to a value, and the rule's name."""
         if self.left == 0:
             return None
         for rule in self.by_root.get(type(value.op), ()):
@@ -195,7 +195,7 @@ class _Engine:
         except MonographError as e:
             raise e.at(node=self._origin(value), op=f"rule {rule.name}") from None
         except Exception as e:
-            # A fault of the rule, whatever its kind: without its name nobody would find it.
+            # Any exception is a fault of the rule: the error must name the rule.
             raise VerifyError(
                 f"rule {rule.name} fails: {type(e).__name__}: {e}",
                 node=self._origin(value),
@@ -214,7 +214,7 @@ class _Engine:
         return result
 
     def _note(self, rule: Rule, old: Value, new: Value, bindings: dict[str, Any]) -> None:
-        """Records a firing and gives what it made the origin of what it replaces."""
+        """Record a firing, and set the origin of the values that it made."""
         self.allowed -= 1
         if self.left is not None:
             self.left -= 1
@@ -222,7 +222,7 @@ class _Engine:
         origin = self._joined_origin(old, leaves or _near(new))
         self.trace.note_fired(rule.name, origin, describe(old), describe(new))
         if self.allowed < 0:
-            raise RewriteLoopError("rules do not settle", given=rule.name)
+            raise RewriteLoopError("rules fire without end", given=rule.name)
         self.context.uses[new] = self.context.uses.get(new, 0) + self.context.uses.get(old, 1)
         stack = [new]
         while stack:
@@ -236,7 +236,7 @@ class _Engine:
         return self.origins.get(value, "")
 
     def _joined_origin(self, root: Value, leaves: set[Value]) -> str:
-        """The nodes behind everything a pattern matched above its variables."""
+        """Return the ONNX nodes of all values that a pattern matched above its variables."""
         names: dict[str, None] = {}
         stack, seen = [root], {root}
         while stack and len(seen) < NEAR:
@@ -254,7 +254,7 @@ class _Engine:
 
 
 def _near(value: Value) -> set[Value]:
-    """Values close below one: where a rule without variables has stopped rewriting."""
+    """Return the values close below one: the limit of origins for a rule without variables."""
     seen = {value}
     stack = [value]
     while stack and len(seen) < NEAR:
@@ -266,7 +266,7 @@ def _near(value: Value) -> set[Value]:
 
 
 def describe(value: Value, depth: int = 3) -> str:
-    """A value as a short expression, with its type: what a trace shows."""
+    """Return a value as a short expression with its type, for traces."""
     return f"{_expression(value, depth)} : {value.type}"
 
 

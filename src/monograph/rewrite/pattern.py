@@ -85,7 +85,7 @@ def as_pattern(given: Any) -> Pattern:
 
 @dataclass
 class Miss:
-    """How far the best attempt at a match got, and what stopped it."""
+    """The best attempt at a match so far, and the reason why it stopped."""
 
     score: int = 0
     reason: str = ""
@@ -97,7 +97,7 @@ class Miss:
 
 
 def match(pattern: Pattern, value: Value, miss: Miss | None = None) -> Iterator[Bindings]:
-    """Every way in which a value matches a pattern, as bindings of the variables."""
+    """Yield the bindings of the variables for every way in which a value matches a pattern."""
     yield from _match(pattern, value, {}, miss or Miss(), 0)
 
 
@@ -119,7 +119,7 @@ def _match(
 
 
 def _equals(data: Any, number: float) -> bool:
-    """Elementwise equality that tells 0.0 from -0.0: rules that need not can list both."""
+    """Return True if all elements equal a number; 0.0 and -0.0 differ (a rule can list both)."""
     wide = np.asarray(data).astype(np.float64)
     return bool((wide == number).all() and (np.signbit(wide) == np.signbit(number)).all())
 
@@ -176,7 +176,7 @@ def _match_operands(
 
 
 def _match_attributes(pattern: Op, given: Op, bound: Bindings) -> Bindings | str:
-    """The bindings with attributes captured, or the reason why they do not fit."""
+    """Return the bindings with the attributes captured, or the reason why they do not match."""
     result = dict(bound)
     for f in fields(pattern):  # type: ignore[arg-type]
         want, have = getattr(pattern, f.name), getattr(given, f.name)
@@ -192,12 +192,12 @@ def _match_attributes(pattern: Op, given: Op, bound: Bindings) -> Bindings | str
 
 
 def root_op(pattern: Pattern) -> type[Op]:
-    """The op that a value must be for the pattern to match."""
+    """Return the op class of the values that the pattern can match."""
     if not isinstance(pattern, Apply):
-        raise TypeError("a rule's pattern starts with an op")
+        raise TypeError("the root of a rule's pattern must be an op")
     return type(pattern.op)
 
 
 def size(pattern: Pattern) -> int:
-    """How many ops a pattern names."""
+    """Return the number of ops in a pattern."""
     return 1 + sum(map(size, pattern.operands)) if isinstance(pattern, Apply) else 0

@@ -14,7 +14,7 @@ from monograph.rewrite.pattern import Pattern, root_op
 
 @dataclass(frozen=True)
 class Reject:
-    """A rule declines here, for this reason; `expected` and `given` are both values."""
+    """The reason why a rule declines; `expected` and `given` are the two values that differ."""
 
     reason: str
     expected: Any = None
@@ -43,7 +43,7 @@ class Rule:
     pattern: Pattern | type[Op]
     function: Callable[..., Result]
     exact: bool
-    """Same bits, edge values included; otherwise equal only in exact arithmetic."""
+    """True if the rewrite keeps all bits, for edge values too; else equal in exact arithmetic."""
     parameters: frozenset[str]
 
     @property
@@ -59,10 +59,10 @@ class Rule:
 
 
 def rewrite(pattern: Any, *, exact: bool) -> Callable[[Callable[..., Result]], Rule]:
-    """Makes a rule of a function.
+    """Turn a function into a rule.
 
-    The function's parameters are the variables of the pattern that it wants, `root` for the
-    matched value, and `context` for use counts and the cost model.
+    The function's parameters are the variables of the pattern that it uses, `root` for the matched
+    value, and `context` for use counts and the cost model.
     """
 
     def make(function: Callable[..., Result]) -> Rule:
@@ -75,5 +75,5 @@ def rewrite(pattern: Any, *, exact: bool) -> Callable[[Callable[..., Result]], R
 
 
 def rules_in(module: ModuleType) -> tuple[Rule, ...]:
-    """Every rule that a module defines, in the order it defines them."""
+    """Return the rules that a module defines, in their order."""
     return tuple(r for r in vars(module).values() if isinstance(r, Rule))

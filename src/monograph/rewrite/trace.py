@@ -1,4 +1,4 @@
-"""What the rules did, and why the others did not."""
+"""The trace of a rewrite: the firings, and the reasons of rules that did not fire."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 MISSES_KEPT = 32
 KEPT_PER_REASON = 8
-"""A reason that holds nearly everywhere would otherwise hide the others."""
+"""The number of misses kept per reason, so that a common reason does not hide the others."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Trace:
     misses: dict[str, list[Missed]] = field(default_factory=dict)
     seen: set[tuple[str, str, str]] = field(default_factory=set)
     tally: Counter[tuple[str, str]] = field(default_factory=Counter)
-    """How often a rule declined for a reason, whatever the values."""
+    """The number of times that a rule declined for a reason, whatever the values."""
 
     def note_fired(self, rule: str, origin: str, before: str, after: str) -> None:
         self.fired.append(Fired(rule, origin, before, after))
@@ -47,7 +47,7 @@ class Trace:
     def note_missed(
         self, rule: str, origin: str, reason: str, score: int, *, always: bool = False
     ) -> None:
-        """A rule that declined; `always` keeps it however many there are of its kind."""
+        """Record that a rule declined; `always` keeps the miss beyond the limit per reason."""
         key = (rule, origin, reason)
         if key in self.seen:
             return
@@ -64,7 +64,9 @@ class Trace:
             heapq.heappushpop(kept, entry)
 
     def nearest(self, rule: str) -> list[Missed]:
-        """The misses of a rule, nearest first; of equally near ones, those with rare reasons."""
+        """Return the misses of a rule, nearest first; rare reasons first among equally near
+        ones.
+        """
 
         def order(m: Missed) -> tuple[int, int, str, str]:
             return -m.score, self.tally[rule, _without_values(m.reason)], m.origin, m.reason
@@ -72,7 +74,7 @@ class Trace:
         return sorted(self.misses.get(rule, []), key=order)
 
     def counts(self) -> dict[str, int]:
-        """How often each rule fired."""
+        """Return the number of firings of each rule."""
         totals: dict[str, int] = {}
         for f in self.fired:
             totals[f.rule] = totals.get(f.rule, 0) + 1

@@ -17,7 +17,7 @@ k = const("k")
 
 
 def kept(value: Value, root: Value) -> Value | Reject:
-    """`value` in place of `root`, repeated where the other operand had made it larger."""
+    """Return `value` in place of `root`, broadcast if the other operand made the result larger."""
     if value.type == root.type:
         return value
     if not root.tensor.is_static:

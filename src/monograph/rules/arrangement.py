@@ -1,7 +1,7 @@
-"""What a chain of reshapes and transposes does, and the one shortest chain that does it.
+"""The rearrangement that a chain of reshapes and transposes makes, and the shortest such chain.
 
-Not rules: the arithmetic that rules over views share. An arrangement says, for each dimension of a
-result, over which runs of the source (a length and a stride, in elements) it goes.
+This is arithmetic that rules over views share; it defines no rules. An arrangement states, for each
+dimension of a result, the runs of the source (a length and a stride, in elements) that it covers.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def strides_of(shape: Sizes) -> Sizes:
 
 
 def merged(runs: list[Run]) -> tuple[Run, ...]:
-    """Runs with those joined that continue one another."""
+    """Join runs that continue one another."""
     result: list[Run] = []
     for length, stride in runs:
         if result and result[-1][1] == length * stride:
@@ -38,14 +38,14 @@ def merged(runs: list[Run]) -> tuple[Run, ...]:
 
 @dataclass(frozen=True)
 class Arrangement:
-    """A result whose dimensions each go over runs of a source that has elements."""
+    """A result whose dimensions each cover runs of a source that is not empty."""
 
     source: Sizes
     dims: tuple[tuple[Run, ...], ...]
 
     @staticmethod
     def of(source: Sizes) -> Arrangement:
-        """The source as it is."""
+        """The identity arrangement of a source."""
         runs = zip(source, strides_of(source), strict=True)
         return Arrangement(source, tuple(((n, s),) if n > 1 else () for n, s in runs))
 
@@ -55,14 +55,14 @@ class Arrangement:
 
     @property
     def runs(self) -> tuple[Run, ...]:
-        """The whole result as runs of the source, as few as can be."""
+        """The whole result as runs of the source, as few as possible."""
         return merged([run for runs in self.dims for run in runs])
 
     def transposed(self, permutation: Sizes) -> Arrangement:
         return Arrangement(self.source, tuple(self.dims[p] for p in permutation))
 
     def reshaped(self, shape: Sizes) -> Arrangement | None:
-        """The arrangement under another shape; None where a size cuts across a run."""
+        """Return the arrangement under another shape; None if a size cuts across a run."""
         left = list(reversed(self.runs))
         dims: list[tuple[Run, ...]] = []
         for size in shape:
@@ -83,10 +83,10 @@ class Arrangement:
         return Arrangement(self.source, tuple(dims))
 
     def build(self, x: Value) -> Value:
-        """The shortest chain that arranges x so; of equally short ones, always the same.
+        """Build the shortest chain that gives this arrangement of x; ties always resolve alike.
 
-        A reshape where the order stays; else one transpose, with a reshape before it, one behind
-        it or both only where dimensions are split, joined or of size 1.
+        The chain is one reshape if the order stays. Otherwise it is one transpose, with a reshape
+        before it, after it or both only where dimensions are split, joined or of size 1.
         """
         if len(self.runs) <= 1:
             return reshaped(x, self.shape)
@@ -102,7 +102,9 @@ class Arrangement:
         return reshaped(moved, self.shape)
 
     def _as_transpose(self) -> Sizes | None:
-        """The permutation of the source's own dimensions that gives the result, if one does."""
+        """Return the permutation of the source's dimensions that gives the result, if there is
+        one.
+        """
         if len(self.dims) != len(self.source):
             return None
         sizes = enumerate(zip(self.source, strides_of(self.source), strict=True))
@@ -119,7 +121,7 @@ class Arrangement:
         return tuple(permutation)
 
     def _reshape_first(self, x: Value) -> Value:
-        """A reshape to the result's dimensions in the source's order, and their transpose."""
+        """Build a reshape to the result's dimensions in the source's order, and their transpose."""
 
         def place(axis: int) -> int:
             return -self.dims[axis][0][1] if self.dims[axis] else -math.prod(self.source) - 1
@@ -129,7 +131,7 @@ class Arrangement:
         return transposed(split, tuple(order.index(axis) for axis in range(len(order))))
 
     def _source_order(self) -> Sizes | None:
-        """The source's dimensions in the order in which the result goes over them, if whole."""
+        """Return the source's dimensions in the order in which the result covers them, if whole."""
         strides = strides_of(self.source)
         order = [i for i, n in enumerate(self.source) if n == 1]
         for length, stride in self.runs:
@@ -145,12 +147,12 @@ class Arrangement:
 
 
 def reshaped(x: Value, shape: Sizes) -> Value:
-    """x under a shape; x itself where it has it."""
+    """Reshape x; return x itself if it has that shape."""
     return x if x.tensor.shape == shape else Reshape(shape)(x)
 
 
 def transposed(x: Value, permutation: Sizes) -> Value:
-    """x with its dimensions permuted; x itself where they stay."""
+    """Permute the dimensions of x; return x itself if they stay."""
     return x if permutation == tuple(range(len(permutation))) else Transpose(permutation)(x)
 
 
@@ -159,7 +161,7 @@ def inverse(permutation: Sizes) -> Sizes:
 
 
 def groups(a: Sizes, b: Sizes) -> list[tuple[range, range]]:
-    """The finest split of two shapes of equal size into ranges of axes of equal size.
+    """Return the finest split of two shapes of equal size into ranges of axes of equal size.
 
     Neither shape has a zero. Dimensions of size 1 join the range before them, or the first.
     """

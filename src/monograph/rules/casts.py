@@ -45,7 +45,7 @@ def merge_casts(x: Value, a: DType, root: Value) -> Value | Reject:
 
 @cache
 def holds(wide: DType, narrow: DType) -> bool:
-    """Whether every value of a type, its zeros and infinities included, is one of another."""
+    """Return True if `wide` holds every value of `narrow`, zeros and infinities included."""
     if wide == narrow:
         return True
     if narrow.kind == BOOL:
@@ -75,7 +75,7 @@ def _holds_integers(wide: DType, narrow: DType) -> bool:
 
 
 def _holds_floats(wide: DType, narrow: DType) -> bool:
-    """Whether every bit pattern of a short float comes back from the wide type."""
+    """Return True if every bit pattern of a short float survives the wide type."""
     codes = np.arange(2**narrow.bits, dtype=np.uint16 if narrow.bits > 8 else np.uint8)
     with np.errstate(all="ignore"):
         values = codes.view(narrow.numpy).astype(np.float64)

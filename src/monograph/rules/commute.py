@@ -1,7 +1,7 @@
-"""Views that trade places with the work behind them, where that joins the work to what is before.
+"""Rules that move views below other work, so that the work can join the work before the views.
 
-Views move one way: down, behind elementwise work, concats and dots, until they meet others that
-they merge with. Repeated operands of work that repeats by itself are not repeated before it.
+Views move one way: down, below elementwise work, concats and dots, until they meet others that they
+merge with. Broadcasts are dropped before work that broadcasts by itself.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from monograph.rules.views import is_static, without_leading_ones
 x, y = variables("x y")
 
 MAX_WORK = 16
-"""Elementwise ops moved together: enough for an activation that reads its operand twice."""
+"""The most elementwise ops moved together: enough for an activation that reads x twice."""
 SHORT = 3
-"""Views in the longest chain that has collapsed: a transpose between two reshapes."""
+"""The views of the longest collapsed chain: a transpose between two reshapes."""
 ELEMENTWISE: tuple[type[Op], ...] = tuple(
     op for op in OPS.values() if issubclass(op, (Unary, Binary, Where, Cast))
 )
@@ -39,7 +39,7 @@ REDUCTIONS: tuple[type[Op], ...] = tuple(op for op in OPS.values() if issubclass
 
 @dataclass
 class Expression:
-    """Elementwise work between a value and the views of one kind that it reads."""
+    """Elementwise ops between a value and the views of one kind that they read."""
 
     root: Value
     work: list[Value] = field(default_factory=list)
@@ -48,18 +48,18 @@ class Expression:
 
 
 def _is_small(value: Value) -> bool:
-    """Whether a value fits wherever the views go: a constant, or one element."""
+    """Return True for a constant or one element: it fits before and after the views."""
     if isinstance(value.op, Constant):
         return True
     return is_static(value) and value.tensor.size == 1
 
 
 def expression(root: Value, kind: type[Op], context: Context) -> Expression | Reject:
-    """The work behind views of a kind that ends in a value; nobody else may read the views."""
+    """Collect the ops between views of a kind and a value; the views must have no other reader."""
     found = Expression(root, [root])
     operands = {v for v in root.inputs if not _is_small(v)}
     if len(operands) == 1 and not any(isinstance(v.op, kind) for v in operands):
-        # Work on this operand alone reads nothing that the operand's own work did not.
+        # All values between are read by this operand's own ops, so no other value needs a check.
         return Reject(f"the operand is not a {kind.name}", kind.name, repr(operands.pop()))
     reads: dict[Value, int] = {}
     for value in found.work:  # grows as work is found
@@ -74,7 +74,7 @@ def expression(root: Value, kind: type[Op], context: Context) -> Expression | Re
             elif type(v.op) not in _WORK or v.closed or not is_static(v):
                 return Reject(f"an operand is not a {kind.name}", kind.name, repr(v))
             elif len(found.work) == MAX_WORK:
-                return Reject("the work is too much to look through", MAX_WORK)
+                return Reject("there are too many ops between the views and the value", MAX_WORK)
             else:
                 found.work.append(v)
     if not found.views:
@@ -88,9 +88,9 @@ def expression(root: Value, kind: type[Op], context: Context) -> Expression | Re
 
 
 def _is_short(view: Value) -> bool:
-    """Whether the views that end here are as few as views that collapse.
+    """Return True if the chain of views that ends here is short enough to be a collapsed one.
 
-    Longer chains would be moved behind every work there is, one by one, and never join anything.
+    A longer chain would be moved below every op, one view at a time, and never join anything.
     """
     for _ in range(SHORT):
         view = view.inputs[0]
@@ -100,7 +100,7 @@ def _is_short(view: Value) -> bool:
 
 
 def _redone(found: Expression, moved: Callable[[Value], Value]) -> Value:
-    """The work on what the views read, other operands moved to where that is."""
+    """Apply the ops to the sources of the views, with the other operands moved there."""
     made = {v: v.inputs[0] for v in found.views}
     made |= {v: moved(v) for v in found.small}
     stack = [found.root]
@@ -167,7 +167,9 @@ def sink_reshape(value: Value, context: Context) -> Value | Reject:
 
 
 def _unshaped(given: Sizes, after: Sizes, before: Sizes) -> Sizes | None:
-    """The shape of an operand that broadcasts to `after`, as one that broadcasts to `before`."""
+    """Return the shape of an operand that broadcasts to `after`, as one that broadcasts to
+    `before`.
+    """
     given = (1,) * (len(after) - len(given)) + given
     shape: list[int] = []
     for outer, inner in groups(before, after):
@@ -193,7 +195,7 @@ def skip_broadcast(value: Value) -> Value | Reject:
 
 
 def _unrepeated(v: Value) -> Value:
-    """What a broadcast repeats, or a reshape gives other leading ones; v itself otherwise."""
+    """Return the source of a broadcast, or of a reshape that changes leading ones; else v."""
     if isinstance(v.op, Broadcast):
         return v.inputs[0]
     if isinstance(v.op, Reshape) and is_static(v, v.inputs[0]):
@@ -204,7 +206,7 @@ def _unrepeated(v: Value) -> Value:
 
 
 def _one_by_one(old: tuple[Value, ...], new: tuple[Value, ...]) -> list[tuple[Value, ...]]:
-    """The operands with one of them changed."""
+    """Return the operand lists in which one operand is replaced."""
     changed = [i for i in range(len(old)) if old[i] is not new[i]]
     return [(*old[:i], new[i], *old[i + 1 :]) for i in changed]
 
@@ -254,8 +256,8 @@ def sink_transpose_below_concat(value: Value, context: Context) -> Value | Rejec
     return Transpose(permutation)(joined)
 
 
-# The next rule and `flatten_dot` keep every sum as it is; but matrices of other shapes go to other
-# kernels, which may add in another order.
+# The next rule and `flatten_dot` keep the terms of every sum; but matrices of other shapes select
+# other kernels, which may add in another order.
 @rewrite(Dot(ANY, ANY)(Reshape(ANY)(x), y), exact=False)
 def sink_reshape_below_dot(x: Value, y: Value, root: Value) -> Value | Reject:
     """dot(reshape(x), y) -> reshape(dot(x, y)), y one matrix and the rows of x kept"""
@@ -285,7 +287,7 @@ def share_right_of_dot(x: Value, y: Value, root: Value) -> Value | Reject:
 def _shared(
     root: Value, side: int, repeated: Value, operands: tuple[Value, Value]
 ) -> Value | Reject:
-    """The dot with one matrix for many, if only whole matrices were repeated."""
+    """Return the dot with one matrix for many, if the broadcast repeats only whole matrices."""
     if not is_static(root, *operands):
         return Reject("the sizes are not known", "static shapes", root.type)
     whole = root.inputs[side]
@@ -312,7 +314,7 @@ def flatten_dot(x: Value, y: Value, root: Value) -> Value | Reject:
 
 
 def for_each(kinds: Iterable[type[Op]], *functions: Callable[..., Value | Reject]) -> list[Rule]:
-    """A rule of each function for each of these ops, under the function's name."""
+    """Return a rule for each function and op, named after the function."""
     return [rewrite(kind, exact=True)(f) for kind in kinds for f in functions]
 
 
@@ -325,4 +327,4 @@ SINKING: tuple[Rule, ...] = (
     share_right_of_dot,
 )
 FLATTENING: tuple[Rule, ...] = (flatten_dot, *for_each(ELEMENTWISE, sink_reshape))
-"""Not to be run with those that sink reshapes below dots: they undo each other."""
+"""Rules that undo those that sink reshapes below dots: never run both together."""

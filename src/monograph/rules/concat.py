@@ -1,4 +1,4 @@
-"""Concats: of slices that belong together, of views alike, of nothing new."""
+"""Rules for concats of adjoining slices, of equal views and of repeated or empty pieces."""
 
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ def merge_concats(value: Value, context: Context) -> Value | Reject:
     axis = _axis(value)
     user = context.only_user.get(value)
     if user is not None and isinstance(user.op, Concat) and user.op.axis == axis:
-        # Flattened level by level, a chain of concats would be copied once for each level.
+        # The concat that reads this one flattens the whole chain once; level by level it would be
+        # copied once per level.
         return Reject("the concat that reads this one takes its pieces")
     pieces: list[Value] = []
     reason = Reject("no piece is a concat along this axis")
@@ -47,7 +48,7 @@ def merge_concats(value: Value, context: Context) -> Value | Reject:
         piece, reader = stack.pop()
         same = isinstance(piece.op, Concat) and piece.op.axis == axis
         if same and context.use_count(piece) > reader.inputs.count(piece):
-            # It stays for its other readers, and can be made in place as a part of this one.
+            # It stays for its other readers, and can be computed in place as a part of this one.
             reason = Reject("others read the inner concat", 1, context.use_count(piece))
             same = False
         if same:
@@ -90,7 +91,7 @@ def join_slices(value: Value) -> Value | Reject:
 
 
 def _joined(a: Value, b: Value, axis: int) -> Value | Reject | None:
-    """Two neighbours as one slice of what both are slices of; None where they are not."""
+    """Return two neighbours as one slice of their common source; None if they have none."""
     if not isinstance(a.op, Slice) or not isinstance(b.op, Slice) or a.inputs != b.inputs:
         return None
     first, second = ranges_of(a), ranges_of(b)
@@ -133,7 +134,9 @@ def concat_of_slices(value: Value) -> Value | Reject:
 
 
 def _views(piece: Value) -> list[Value]:
-    """The reshapes and transposes that a piece ends with, the last first, and what they read."""
+    """Return the reshapes and transposes that a piece ends with, the last first, and their
+    source.
+    """
     chain = [piece]
     while isinstance(chain[-1].op, (Reshape, Transpose)) and is_static(chain[-1].inputs[0]):
         chain.append(chain[-1].inputs[0])
@@ -141,7 +144,7 @@ def _views(piece: Value) -> list[Value]:
 
 
 def _tiling(cuts: list[list[range]]) -> tuple[int, list[range]] | Reject:
-    """The axis along which equal slices follow one another, and the places of all of them."""
+    """Return the axis along which equal slices follow one another, and the range of each."""
     varying = [i for i in range(len(cuts[0])) if any(c[i] != cuts[0][i] for c in cuts)]
     if len(varying) != 1:
         return Reject("the slices do not follow one axis", 1, len(varying))
@@ -158,7 +161,7 @@ def _tiling(cuts: list[list[range]]) -> tuple[int, list[range]] | Reject:
 
 
 def _stacked(source: Value, axis: int, count: int, views: list[Value], at: int) -> Value | None:
-    """The views on all `count` slices of `source` along `axis`, side by side along axis `at`."""
+    """Apply the views to all `count` slices of `source` along `axis`, side by side on axis `at`."""
     sizes = source.tensor.static
     split: Sizes = (*sizes[:axis], count, sizes[axis] // count, *sizes[axis + 1 :])
     arrangement = Arrangement.of(sizes).reshaped(split)
@@ -191,8 +194,8 @@ def concat_of_reshapes(value: Value) -> Value | Reject:
     sources = [v.inputs[0] for v in value.inputs]
     if not is_static(value, *value.inputs, *sources) or 0 in value.tensor.static:
         return Reject("the sizes are not known, or are zero", "static shapes", value.type)
-    # A concat lays down, for every index before its axis, the rest of each piece: so only the
-    # number of those indices counts.
+    # A concat writes, for every index before its axis, the rest of each piece: only the number of
+    # those indices counts.
     before = math.prod(value.tensor.static[: _axis(value)])
     first = sources[0].tensor.static
     for axis in range(len(first)):

@@ -1,4 +1,4 @@
-"""Convolutions that compose: one followed by a 1x1 convolution is a single one."""
+"""Composition of a convolution with the 1x1 convolution after it."""
 
 from __future__ import annotations
 
@@ -50,23 +50,23 @@ def compose_pointwise(value: Value, context: Context) -> Value | Reject:
 
 
 def _inner(value: Value) -> tuple[Value, Array | None] | Reject:
-    """The convolution before this one, and the bias between them."""
+    """Return the convolution before this one, and the bias between them."""
     before = value.inputs[0]
     if isinstance(before.op, Conv):
         return before, None
     if not isinstance(before.op, Add):
-        return Reject("no convolution right before", "conv or conv + bias", before.op.name)
+        return Reject("the input is no convolution", "conv or conv + bias", before.op.name)
     for conv, bias in (before.inputs, before.inputs[::-1]):
         if isinstance(conv.op, Conv) and isinstance(bias.op, Constant):
             per_channel = channel_vector(bias, conv)
             if per_channel is None or before.type != conv.type:
-                return Reject("what is added is no bias per channel", conv.type, bias.type)
+                return Reject("the addend is no bias per channel", conv.type, bias.type)
             return conv, per_channel
-    return Reject("no convolution right before", "conv or conv + bias", "add")
+    return Reject("the input is no convolution", "conv or conv + bias", "add")
 
 
 def channel_vector(bias: Value, conv: Value) -> Array | None:
-    """A constant as one number per channel of axis 1, or None where it varies elsewhere."""
+    """Return a constant as one number per channel of axis 1; None if it varies elsewhere."""
     data = known(bias)
     if data is None or not conv.tensor.is_static:
         return None
@@ -80,13 +80,13 @@ def channel_vector(bias: Value, conv: Value) -> Array | None:
 
 
 def _check(value: Value, inner: Value, bias: Array | None, context: Context) -> Reject | None:
-    """Why two convolutions do not compose; None where they do."""
+    """Return the reason why two convolutions do not compose; None if they do."""
     first, second = inner.op, value.op
     assert isinstance(first, Conv)
     assert isinstance(second, Conv)
     for op in (first, second):
         if op.layout != CHANNELS_FIRST:
-            return Reject("the channels are not in their first place", CHANNELS_FIRST, op.layout)
+            return Reject("the layout is not channels first", CHANNELS_FIRST, op.layout)
     for conv in (inner, value):
         if not isinstance(conv.inputs[1].op, Constant):
             return Reject("the weights are not constant", "constant", conv.inputs[1].op.name)
@@ -95,7 +95,7 @@ def _check(value: Value, inner: Value, bias: Array | None, context: Context) -> 
     if not (inner.tensor.is_static and value.tensor.is_static):
         return Reject("the shapes are not static", None, inner.type)
     if not value.dtype.is_float or second.out is not None or first.out is not None:
-        return Reject("the arithmetic is not of plain floats", "floats", value.dtype)
+        return Reject("the element type is not a plain float", "floats", value.dtype)
     kernel = value.inputs[1].tensor.static[2:]
     if any(k != 1 for k in kernel):
         return Reject("the second kernel is not 1x1", "1x1", kernel)
@@ -104,19 +104,19 @@ def _check(value: Value, inner: Value, bias: Array | None, context: Context) -> 
         return Reject("the second convolution pads its input", "no padding", pads)
     users = max(context.use_count(inner), context.use_count(value.inputs[0]))
     if users > 1:
-        return Reject("what stands between has another user", 1, users)
+        return Reject("a value between the convolutions has another user", 1, users)
     return None
 
 
 def _weights(conv: Value) -> Array:
-    """Weights as [out, in per group, taps], wide."""
+    """Return the weights as [out, in per group, taps], widened."""
     data = known(conv.inputs[1])
     assert data is not None
     return data.reshape(*data.shape[:2], -1).astype(np.float64)
 
 
 def _block_diagonal(weights: Array, groups: int) -> Array:
-    """Weights of a grouped convolution as those of a dense one: [out, in, taps]."""
+    """Return the weights of a grouped convolution as those of a dense one: [out, in, taps]."""
     out, per_group, taps = weights.shape
     dense = np.zeros((out, per_group * groups, taps))
     rows = out // groups
@@ -127,7 +127,7 @@ def _block_diagonal(weights: Array, groups: int) -> Array:
 
 
 def _product(w1: Array, groups1: int, w2: Array, groups2: int, groups: int) -> Array:
-    """W2 W1 within each of `groups` blocks, of which both convolutions consist."""
+    """Compute W2 W1 within each of `groups` blocks of both convolutions."""
     blocks = []
     for first, second in zip(np.split(w1, groups), np.split(w2, groups), strict=True):
         a = _block_diagonal(first, groups1 // groups)
@@ -137,7 +137,7 @@ def _product(w1: Array, groups1: int, w2: Array, groups2: int, groups: int) -> A
 
 
 def conv_work(conv: Value) -> Work:
-    """What one convolution costs: its products, and every byte read and written once."""
+    """Return the work of one convolution: its products, and every byte read and written once."""
     taps = math.prod(conv.inputs[1].tensor.static[1:])
     moved = sum(v.tensor.nbytes for v in (*conv.inputs, conv))
     return Work(1, 2.0 * conv.tensor.size * taps, moved)

@@ -1,4 +1,4 @@
-"""The largest and smallest of all elements do not depend on their arrangement."""
+"""Reductions to the largest or smallest of all elements ignore the order of the elements."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from monograph.ops.shape import Reshape, Transpose
 from monograph.rewrite import Reject, rewrite
 
 
-# Of -0.0 and 0.0 either may be the largest: not the same bits.
+# Either -0.0 or 0.0 may be returned as the largest, so the bits may differ.
 @rewrite(ReduceMax, exact=False)
 def max_of_rearranged(value: Value) -> Value | Reject:
     """max(transpose(x)) -> max(x), along all axes"""
@@ -25,13 +25,13 @@ def min_of_rearranged(value: Value) -> Value | Reject:
 
 
 def _unarranged(value: Value) -> Value | Reject:
-    """The reduction of what a chain of views is of."""
+    """Return the reduction of the source of a chain of views."""
     op, x = value.op, value.inputs[0]
     assert isinstance(op, (ReduceMax, ReduceMin))
     if not value.tensor.is_static or math.prod(value.tensor.static) != 1:
         return Reject("not all elements are reduced to one", 1, value.type)
     if any(d != 1 for i, d in enumerate(x.tensor.dims) if i not in op.axes):
-        return Reject("not along all axes", x.tensor.rank, op.axes)
+        return Reject("the reduction is not along all axes", x.tensor.rank, op.axes)
     source, turned = x, False
     while isinstance(source.op, (Reshape, Transpose)):
         turned = turned or isinstance(source.op, Transpose)

@@ -1,4 +1,4 @@
-"""Products with rows that are all zeros but for a one: they look up rows of a table."""
+"""Products with one-hot rows, which become lookups of rows of a table."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ def look_up_rows(value: Value) -> Value | Reject:
     numbers = _numbers(hot, len(weights))
     if isinstance(numbers, Reject):
         return numbers
-    # Looks at every weight: only for a product that the rest fits.
+    # Reads every weight, so it comes after the cheaper checks.
     if value.dtype != w.dtype or not np.isfinite(weights.astype(np.float64)).all():
-        return Reject("a zero times what is not finite is no zero")
+        return Reject("a weight is not finite, so zero times it is not zero")
     rows, dtype = len(weights), i64 if numbers.dtype == i64 else i32
     at = Reshape(value.tensor.static[:-1])(
         Cast(dtype)(numbers) if numbers.dtype != dtype else numbers
@@ -38,7 +38,7 @@ def look_up_rows(value: Value) -> Value | Reject:
 
 
 def _numbers(hot: Value, rows: int) -> Value | Reject:
-    """What says where the ones are, an element for each row."""
+    """Return the index of the one in each row."""
     shape = hot.tensor.shape
     while isinstance(hot.op, Reshape) and hot.inputs[0].tensor.dims[-1:] == hot.tensor.dims[-1:]:
         hot = hot.inputs[0]
@@ -51,7 +51,7 @@ def _numbers(hot: Value, rows: int) -> Value | Reject:
         if data is None or not counted.dtype.is_integer or data.size != rows:
             continue
         if not np.array_equal(data.reshape(-1), np.arange(rows)):
-            return Reject("what is compared with does not count from 0", "0 1 2 ...", counted.type)
+            return Reject("the constant does not count from 0", "0 1 2 ...", counted.type)
         if numbers.tensor.dims[-1:] != (1,) or numbers.tensor.size * rows != hot.tensor.size:
             return Reject("the numbers are not one for each row", "[..., 1]", numbers.type)
         return numbers

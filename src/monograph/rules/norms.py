@@ -1,4 +1,4 @@
-"""Normalisations whose scale the product behind them takes into its weights."""
+"""Folding of a norm's scale into the weights of the product after it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from monograph.rewrite import ANY, Context, Reject, Work, rewrite, variables
 from monograph.rewrite.cost import rows_normalised
 
 BLOCK = 1 << 18
-"""Numbers that are scaled at a time: what a processor's cache holds."""
+"""The number of elements scaled at a time: they fit a processor's cache."""
 x, g, w = variables("x g w")
 
 
@@ -37,14 +37,14 @@ def norm_scale_into_dot(
 
 
 def _unfit(norm: Value, g: Value, w: Value, root: Value, context: Context) -> Reject | None:
-    """Why a scale stays where it is; None where it may move."""
+    """Return the reason why a scale stays where it is; None if it may move."""
     assert isinstance(norm.op, RmsNorm)
     most = rows_normalised(context.cost)
     if not root.tensor.is_static or not norm.tensor.is_static:
         return Reject("sizes are not known", "static", norm.type)
     rows = math.prod(root.tensor.static[:-1])
     if rows > most:
-        return Reject("so many rows are normalised by a kernel of their own", most, rows)
+        return Reject("a kernel of its own normalises this many rows", most, rows)
     if norm.op.axes != (norm.tensor.rank - 1,):
         return Reject("other axes than the last are normalised", (norm.tensor.rank - 1,), norm.op)
     if not all(isinstance(v.op, Constant) for v in (g, w)):
@@ -57,7 +57,7 @@ def _unfit(norm: Value, g: Value, w: Value, root: Value, context: Context) -> Re
     products = 2.0 * rows * depth * width
     moved = float(w.tensor.nbytes + norm.tensor.nbytes)
     before = context.cost.seconds(Work(2, products, moved + 2.0 * norm.tensor.nbytes))
-    # Each program adds up the squares anew: as many operations as the products are, at most.
+    # Each program adds up the squares again: at most as many operations as the product has.
     after = context.cost.seconds(Work(1, 2 * products, moved))
     if after >= before:
         times = (f"below {before * 1e6:.2f} us", f"{after * 1e6:.2f} us")
@@ -66,7 +66,7 @@ def _unfit(norm: Value, g: Value, w: Value, root: Value, context: Context) -> Re
 
 
 def _scaled(weights: Array, scale: Array, w: Value) -> Value | Reject:
-    """g W, rounded once: the product of two numbers of 16 bits is exact in 32."""
+    """Return g W, rounded once: the product of two 16-bit floats is exact in 32 bits."""
     wide = np.dtype(np.float32 if w.dtype.itemsize < 4 else np.float64)
     kept = np.empty(weights.shape, w.dtype.numpy)
     wide_scale, most = scale.astype(wide)[:, None], wide.type(0)
@@ -77,7 +77,8 @@ def _scaled(weights: Array, scale: Array, w: Value) -> Value | Reject:
             part *= wide_scale[first : first + rows]
             kept[first : first + rows] = part
             most = np.maximum(most, np.abs(part).max(initial=0))
-        largest = float(np.asarray(most, kept.dtype))  # as it was rounded, for order is kept
+        # rounded like the weights, because rounding keeps the order
+        largest = float(np.asarray(most, kept.dtype))
     kept.flags.writeable = False
     limits = ml_dtypes.finfo(w.dtype.numpy)  # type: ignore[no-untyped-call]
     if not math.isfinite(largest):

@@ -1,9 +1,9 @@
-"""Layers of quantised numbers become layers of bytes: zero points and scales move behind them.
+"""Rules that turn quantised layers into layers of bytes: zero points and scales move behind them.
 
-A layer here is a dot or a convolution with constant weights. Its operand is a byte with a zero
-point taken away; the layer of the bytes themselves differs by what the zero point adds up to, which
-is known but for the zero point. Integers wrap in 32 bits on both sides, so these rules are exact;
-those that move a scale are not, as rounding happens elsewhere.
+A layer here is a dot or a convolution with constant weights. Its operand is bytes minus a zero
+point. The layer of the bytes alone differs by the zero point times the sum of the weights. Integers
+wrap in 32 bits on both sides, so these rules are exact. Rules that move a scale are not exact,
+because rounding happens elsewhere.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ LOWEST, HIGHEST = -128, 127
 
 @dataclass(frozen=True)
 class Centred:
-    """x - zero: bytes, and a zero point in i32 (None for none)."""
+    """x - zero: the bytes, and the zero point in i32 (None for none)."""
 
     x: Value
     zero: Value | None
 
 
 def centred(operand: Value) -> Centred | Reject:
-    """What an integer operand is made of."""
+    """Split an integer operand into bytes and zero point."""
     wide, zero = operand, None
     if isinstance(operand.op, Sub):
         wide, zero = operand.inputs
@@ -50,7 +50,7 @@ def centred(operand: Value) -> Centred | Reject:
 
 
 def closed_data(value: Value) -> Array | Reject:
-    """The elements of something that depends on no input."""
+    """Return the elements of a value that depends on no input."""
     if not value.closed or not value.tensor.is_static:
         return Reject("the weights are not constant", "constant", value.op.name)
     (data,) = evaluate(Graph((), (("", value),)), {})
@@ -68,7 +68,7 @@ class OffsetWeights:
 
 
 def signed_weights(data: Array, axis: int) -> OffsetWeights | Reject:
-    """Whole numbers as signed bytes; results lie along an axis."""
+    """Return whole numbers as signed bytes; results lie along an axis."""
     others = tuple(i for i in range(data.ndim) if i != axis % data.ndim)
     least = data.min(others, keepdims=True, initial=0).astype(np.int64)
     most = data.max(others, keepdims=True, initial=0).astype(np.int64)
@@ -85,13 +85,17 @@ def dot_of_bytes(value: Value) -> Value | Reject:
     """dot(cast(x) - z, W) -> dot(x, W) - z * sum(W), x and W of bytes"""
     found = centred(value.inputs[0])
     if isinstance(found, Reject) or value.dtype != i32:
-        return found if isinstance(found, Reject) else Reject("not in 32 bits", i32, value.dtype)
+        return (
+            found
+            if isinstance(found, Reject)
+            else Reject("the product is not computed in 32 bits", i32, value.dtype)
+        )
     data = closed_data(value.inputs[1])
     return data if isinstance(data, Reject) else integer_dot(found, data)
 
 
 def integer_dot(given: Centred, data: Array) -> Value | Reject:
-    """dot(x - zero, W) by a dot of bytes."""
+    """Compute dot(x - zero, W) by a dot of bytes."""
     x, zero = given.x, given.zero
     if data.ndim != 2:
         return Reject("the weights are not one matrix", 2, data.ndim)
@@ -112,14 +116,20 @@ def conv_of_bytes(value: Value) -> Value | Reject:
     """conv(cast(x) - z, W) -> conv(pad(x, z), W) - z * sum(W), x and W of bytes"""
     found = centred(value.inputs[0])
     if isinstance(found, Reject) or value.dtype != i32:
-        return found if isinstance(found, Reject) else Reject("not in 32 bits", i32, value.dtype)
+        return (
+            found
+            if isinstance(found, Reject)
+            else Reject("the convolution is not computed in 32 bits", i32, value.dtype)
+        )
     data = closed_data(value.inputs[1])
     assert isinstance(value.op, Conv)
     return data if isinstance(data, Reject) else integer_conv(value.op, found, data)
 
 
 def integer_conv(op: Conv, given: Centred, data: Array) -> Value | Reject:
-    """conv(x - zero, W) by a convolution of bytes: what was padded with 0 is with the zero."""
+    """Compute conv(x - zero, W) by a convolution of bytes; padding with 0 becomes the zero
+    point.
+    """
     x, zero = given.x, given.zero
     if op.auto or op.layout != CHANNELS_FIRST:
         return Reject("the padding is not known yet", "plain padding", op.auto or op.layout)
@@ -129,7 +139,7 @@ def integer_conv(op: Conv, given: Centred, data: Array) -> Value | Reject:
     if isinstance(weights, Reject):
         return weights
     if weights.offset.any() and op.groups > 1:
-        return Reject("unsigned weights in groups", 1, op.groups)
+        return Reject("a grouped convolution has unsigned weights", 1, op.groups)
     op = replace(op, out=i32)
     if zero is not None and any((*op.pads_begin, *op.pads_end)):
         none = (0,) * len(op.strides)
@@ -154,7 +164,7 @@ class Scaled:
 
 
 def scaled(operand: Value) -> Scaled | Reject:
-    """What a dequantised operand is made of."""
+    """Split a dequantised operand into bytes, zero point and scale."""
     op = operand.op
     if not isinstance(op, Dequantize) or op.to != f32 or operand.inputs[0].dtype not in BYTES:
         return Reject("the operand is not dequantised from bytes", "dequantize", op.name)
@@ -167,7 +177,7 @@ def scaled(operand: Value) -> Scaled | Reject:
 
 
 def scaled_weights(weights: Value, axis: int) -> tuple[Array, Array] | Reject:
-    """Whole numbers, and a scale for each result along an axis, of constant weights."""
+    """Return constant weights as whole numbers and a scale for each result along an axis."""
     views: list[Value] = []
     while isinstance(weights.op, (Reshape, Transpose)):
         views.append(weights)

@@ -1,8 +1,8 @@
-"""What the rules that recognise composite ops ask about arithmetic.
+"""Arithmetic that the rules for composite ops share.
 
 Exporters write one formula in many orders: factors before or after, a division or a product with
-the reciprocal, sizes kept or put back by a reshape. The rules therefore do not list spellings;
-they take an expression apart and compare what it computes.
+the reciprocal, sizes kept or restored by a reshape. The rules therefore do not list spellings; they
+take an expression apart and compare what it computes.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from monograph.ops.shape import Broadcast, Reshape, Squeeze, Unsqueeze
 from monograph.rewrite import Context, Reject
 
 RELATIVE = 1e-6
-"""How far a constant may be off: what writing it with seven digits costs."""
+"""The allowed relative error of a constant: the cost of writing it with seven digits."""
 MAX_VALUES = 24
-"""Expressions larger than this are not taken apart."""
+"""Larger expressions are not taken apart."""
 MAX_DEGREE = 8
 ARITHMETIC = (Add, Sub, Mul, Div, Neg, Pow)
 
 
 def uniform(value: Value) -> float | None:
-    """The number that every element of a float constant is, however it is repeated."""
+    """Return the number that all elements of a float constant equal, also if it is broadcast."""
     while isinstance(value.op, (Broadcast, Reshape, Squeeze, Unsqueeze)):
         value = value.inputs[0]
     data = known(value)
@@ -40,13 +40,13 @@ def uniform(value: Value) -> float | None:
 
 
 def is_close(given: float, wanted: float, dtype: DType) -> bool:
-    """Whether a constant is a number, up to seven digits or the rounding of its type."""
+    """Return True if a constant equals a number up to seven digits or the rounding of its type."""
     eps = float(ml_dtypes.finfo(dtype.numpy).eps)  # type: ignore[no-untyped-call]
     return abs(given - wanted) <= max(RELATIVE, eps) * abs(wanted)
 
 
 def before_widening(value: Value) -> Value:
-    """A float before a cast to a wider float, which changes no number."""
+    """Return the operand of a cast to a wider float, which changes no number."""
     if not isinstance(value.op, Cast) or not value.dtype.is_float:
         return value
     given = value.inputs[0]
@@ -55,7 +55,7 @@ def before_widening(value: Value) -> Value:
 
 
 def core(value: Value) -> Value:
-    """The value before views that keep its elements and their order."""
+    """Return the value before views that keep its elements and their order."""
     while isinstance(value.op, (Reshape, Squeeze, Unsqueeze)) or (
         isinstance(value.op, Broadcast) and _as_many(value)
     ):
@@ -64,7 +64,7 @@ def core(value: Value) -> Value:
 
 
 def _as_many(value: Value) -> bool:
-    """Whether a broadcast repeats nothing."""
+    """Return True if a broadcast repeats nothing."""
     given, result = value.inputs[0].tensor.dims, value.tensor.dims
     return result[len(result) - len(given) :] == given and all(
         d == 1 for d in result[: len(result) - len(given)]
@@ -81,7 +81,7 @@ class Product:
 
 
 def product_of(value: Value, whole: Collection[Value] = ()) -> Product:
-    """A value as a product; values in `whole` are not taken apart."""
+    """Return a value as a product; values in `whole` are not taken apart."""
     result = Product()
     stack = [(value, False)]
     left = MAX_VALUES
@@ -103,7 +103,7 @@ def product_of(value: Value, whole: Collection[Value] = ()) -> Product:
 
 
 def inside(value: Value) -> Iterator[Value]:
-    """A value and what its arithmetic is made of, nearest first; constants left out."""
+    """Yield a value and the values that its arithmetic reads, nearest first, without constants."""
     queue, seen = [value], {value}
     for v in queue:
         if isinstance(v.op, Constant):
@@ -121,7 +121,7 @@ Polynomial = dict[tuple[int, ...], float]
 
 
 def polynomial(value: Value, of: tuple[Value, ...]) -> Polynomial | None:
-    """A value as a polynomial of others; None where it is not, or a large one."""
+    """Return a value as a polynomial of others; None if it is none, or too large."""
     made: dict[Value, Polynomial | None] = {}
     for i, v in enumerate(of):
         made[v] = {tuple(int(i == j) for j in range(len(of))): 1.0}
@@ -146,7 +146,7 @@ def polynomial(value: Value, of: tuple[Value, ...]) -> Polynomial | None:
 
 
 def _combine(value: Value, parts: list[Polynomial]) -> Polynomial | None:
-    """What an op makes of polynomials."""
+    """Combine the polynomials of the operands as the op of `value` does."""
     op = value.op
     if isinstance(op, Neg):
         return _scaled(parts[0], -1.0)
@@ -184,8 +184,8 @@ def _times(p: Polynomial, q: Polynomial) -> Polynomial | None:
     return result
 
 
-def kept_apart(root: Value, leaves: Collection[Value], context: Context) -> Reject | None:
-    """Declines where a value between root and leaves has a user elsewhere.
+def reject_shared(root: Value, leaves: Collection[Value], context: Context) -> Reject | None:
+    """Decline if a value between root and leaves has a user elsewhere.
 
     The composite op would compute such a value a second time.
     """

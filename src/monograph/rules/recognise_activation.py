@@ -8,7 +8,14 @@ from monograph.ir import Op, Value, constant
 from monograph.ops.composite import GELU_CUBE, Gelu, Silu
 from monograph.ops.elementwise import Add, Div, Erf, Exp, Mul, Neg, Sigmoid, Tanh
 from monograph.rewrite import ANY, Context, Reject, const, number, rewrite, variables
-from monograph.rules.recognise import Polynomial, inside, is_close, kept_apart, polynomial, uniform
+from monograph.rules.recognise import (
+    Polynomial,
+    inside,
+    is_close,
+    polynomial,
+    reject_shared,
+    uniform,
+)
 
 x = variables("x")[0]
 a, b = const("a"), const("b")
@@ -20,7 +27,7 @@ TANH_ARGUMENT: Polynomial = {(1,): ROOT, (3,): ROOT * GELU_CUBE}
 @rewrite(Mul()(x, Sigmoid()(x)), exact=False)
 def recognise_silu(x: Value, root: Value, context: Context) -> Value | Reject:
     """x * sigmoid(x) -> Silu(x)"""
-    return kept_apart(root, (x,), context) or Silu()(x)
+    return reject_shared(root, (x,), context) or Silu()(x)
 
 
 @rewrite(Div()(x, Add()(number(1.0), Exp()(Neg()(x)))), exact=False)
@@ -28,7 +35,7 @@ def recognise_silu_by_exp(x: Value, root: Value, context: Context) -> Value | Re
     """x / (1 + e^-x) -> Silu(x)"""
     if root.type != x.type:
         return Reject("the constant is larger than the value", x.type, root.type)
-    return kept_apart(root, (x,), context) or Silu()(x)
+    return reject_shared(root, (x,), context) or Silu()(x)
 
 
 @rewrite(Mul, exact=False)
@@ -59,7 +66,7 @@ def merge_gelu_scales(a: Value, b: Value, root: Value) -> Value | Reject:
 
 
 def _times(value: Value, factor: float) -> Value:
-    """value * factor; the value alone where the factor is one, up to rounding."""
+    """Return value * factor; the value alone if the factor is one, up to rounding."""
     if is_close(factor, 1.0, value.dtype):
         return value
     return Mul()(value, constant(factor, value.dtype))
@@ -68,7 +75,7 @@ def _times(value: Value, factor: float) -> Value:
 def _gelu(
     root: Value, inner: type[Op], wanted: Polynomial, op: Gelu, context: Context
 ) -> Value | Reject:
-    """Looks for x below an `inner` of root, such that root is c x (1 + inner(wanted of x))."""
+    """Search x below an `inner` of root such that root is c x (1 + inner(wanted of x))."""
     if not root.dtype.is_float:
         return root
     near: Value | Reject = root
@@ -86,7 +93,7 @@ def _gelu(
                 continue
             if root.type != candidate.type:
                 return Reject("a constant is larger than x", candidate.type, root.type)
-            refused = kept_apart(root, (candidate,), context)
+            refused = reject_shared(root, (candidate,), context)
             return refused or _times(op(candidate), 2 * outer[(1, 0)])
     return near
 
@@ -94,13 +101,15 @@ def _gelu(
 def _differs(
     outer: Polynomial, argument: Polynomial, wanted: Polynomial, root: Value
 ) -> Reject | None:
-    """What keeps x (outer) with inner(argument) from being a multiple of GELU."""
+    """Return the reason why x (outer) with inner(argument) is no multiple of GELU; None if it
+    is.
+    """
     if {*argument} != {*wanted}:
-        return Reject("other powers of x inside", sorted(wanted), sorted(argument))
+        return Reject("the argument has other powers of x", sorted(wanted), sorted(argument))
     for powers, coefficient in wanted.items():
         given = argument[powers]
         if not is_close(given, coefficient, root.dtype):
-            return Reject(f"the factor of x^{powers[0]} inside differs", coefficient, given)
+            return Reject(f"the argument has another factor of x^{powers[0]}", coefficient, given)
     if not is_close(outer[(1, 1)], outer[(1, 0)], root.dtype):
         return Reject("the two terms have different weights", outer[(1, 0)], outer[(1, 1)])
     return None

@@ -16,7 +16,7 @@ from monograph.ops.elementwise import Add, IsNan, Not, Tanh, Where
 from monograph.ops.linear import Dot
 from monograph.ops.shape import Broadcast, Squeeze, Unsqueeze
 from monograph.rewrite import Context, Reject, rewrite
-from monograph.rules.recognise import before_widening, kept_apart, uniform
+from monograph.rules.recognise import before_widening, reject_shared, uniform
 from monograph.rules.recognise_heads import (
     is_swap,
     swapped,
@@ -37,9 +37,9 @@ class ScoreMatch:
     softcap: float = 0.0
     mask: Value | None = None
     given: tuple[Value, ...] = ()
-    """The operands that the mask is made of."""
+    """The operands of the mask."""
     masked_nan: bool = True
-    """Whether a fully masked query gives NaN: nothing behind the softmax replaces it."""
+    """True if a fully masked query gives NaN: nothing after the softmax replaces it."""
 
 
 @rewrite(Dot, exact=False)
@@ -52,7 +52,7 @@ def recognise_attention(value: Value, context: Context) -> Value | Reject:
     found = _weights(weights)
     if not isinstance(found, ScoreMatch):
         return found or value
-    refused = kept_apart(value, {*found.dot.inputs, *found.given, v}, context)
+    refused = reject_shared(value, {*found.dot.inputs, *found.given, v}, context)
     return refused or _attention(found, v)
 
 
@@ -63,13 +63,13 @@ def recognise_transposed_attention(value: Value, context: Context) -> Value | Re
     found = _weights(weights.inputs[0]) if is_swap(weights) else None
     if not isinstance(found, ScoreMatch):
         return found or value
-    refused = kept_apart(value, {*found.dot.inputs, *found.given, v}, context)
+    refused = reject_shared(value, {*found.dot.inputs, *found.given, v}, context)
     made = refused or _attention(found, swapped(v))
     return made if isinstance(made, Reject) else swapped(made)
 
 
 def _weights(weights: Value) -> ScoreMatch | Reject | None:
-    """The scores whose softmax a value is."""
+    """Return the scores whose softmax a value is."""
     plain = _without_nan(weights)
     if isinstance(plain.op, Cast) and plain.dtype.bits < plain.inputs[0].dtype.bits:
         plain = plain.inputs[0]
@@ -87,7 +87,7 @@ def _weights(weights: Value) -> ScoreMatch | Reject | None:
 
 
 def _softmax_input(value: Value) -> Value | Reject | None:
-    """The operand of a softmax over its last axis, before it was made wider."""
+    """Return the operand of a softmax over its last axis, before it was widened."""
     found = softmax_of(value)
     if not isinstance(found, Along):
         return found
@@ -97,7 +97,7 @@ def _softmax_input(value: Value) -> Value | Reject | None:
 
 
 def _without_nan(value: Value) -> Value:
-    """The operand whose NaNs a value replaces by 0; the value itself where it replaces none."""
+    """Return the operand whose NaNs a value replaces by 0; the value itself if it replaces none."""
     if isinstance(value.op, Where):
         condition, zero, other = value.inputs
         if isinstance(condition.op, IsNan) and condition.inputs[0] is other and uniform(zero) == 0:
@@ -106,7 +106,7 @@ def _without_nan(value: Value) -> Value:
 
 
 def _scores(x: Value) -> ScoreMatch | Reject | None:
-    """A value as masked, capped and scaled products of queries and keys."""
+    """Match a value as masked, capped and scaled products of queries and keys."""
     plain = _scaled(x)
     if plain is not None:
         return plain
@@ -129,7 +129,7 @@ def _scores(x: Value) -> ScoreMatch | Reject | None:
 
 
 def _scaled(x: Value) -> ScoreMatch | None:
-    """softcap tanh(q kᵀ scale / softcap), or q kᵀ scale."""
+    """Match softcap tanh(q kᵀ scale / softcap), or q kᵀ scale."""
     value, scale = _product(x)
     if isinstance(value.op, Tanh) and scale > 0:
         inner, inner_scale = _product(value.inputs[0])
@@ -139,14 +139,14 @@ def _scaled(x: Value) -> ScoreMatch | None:
 
 
 def _product(x: Value) -> tuple[Value, float]:
-    """A value without numbers it is multiplied by, before or after it was made wider."""
+    """Return a value without its constant factors, before or after a widening cast."""
     value, scale = unscaled(x)
     inner, inner_scale = unscaled(before_widening(value))
     return inner, inner_scale * scale
 
 
 def _added(found: ScoreMatch, mask: Value, x: Value) -> ScoreMatch | Reject:
-    """Scores with a mask that is added to them."""
+    """Match scores plus a mask."""
     if x.tensor.dims != found.dot.tensor.dims:
         return Reject("the mask makes the scores larger", found.dot.type, x.type)
     given = (*found.given, mask)
@@ -158,10 +158,10 @@ def _added(found: ScoreMatch, mask: Value, x: Value) -> ScoreMatch | Reject:
 
 
 def _filled(found: ScoreMatch, condition: Value, holds: bool, fill: Value) -> ScoreMatch | Reject:
-    """Scores that are replaced by a very low number where a condition does not hold.
+    """Match scores that are replaced by a very low number where a condition does not hold.
 
-    -inf hides a key. The lowest number of a type does not where every key has it: then all keys
-    count alike, which a mask that is added says as well.
+    -inf hides a key. The lowest number of a type does not hide it where every key has it: then all
+    keys count alike, which a mask that is added expresses too.
     """
     number = uniform(fill)
     if number is None:
@@ -187,7 +187,7 @@ def _not(condition: Value) -> Value:
 
 
 def _where(visible: Value, mask: Value, hidden: float) -> Value:
-    """A mask to add: hidden where a key is not visible."""
+    """Return a mask to add: `hidden` where a key is not visible."""
     low = constant(hidden, mask.dtype)
     where, data = known(visible), known(mask)
     if where is None or data is None:
@@ -218,7 +218,7 @@ def _attention(found: ScoreMatch, v: Value) -> Value | Reject:
 
 
 def _misfit(q: Value, k: Value, v: Value, mask: Value | None) -> Reject | None:
-    """Why operands that a dot product accepts are none of attention."""
+    """Return the reason why operands of dot products are not operands of attention."""
     (batch, heads, _, _), (_, groups, _, _) = q.tensor.dims, k.tensor.dims
     batches = [batch, k.tensor.dims[0], v.tensor.dims[0]]
     if len({*batches}) > 1:
@@ -227,7 +227,9 @@ def _misfit(q: Value, k: Value, v: Value, mask: Value | None) -> Reject | None:
         return Reject("keys and values differ in their heads", groups, v.tensor.dims[1])
     sizes = isinstance(heads, int) and isinstance(groups, int)
     if heads != groups and not (sizes and groups and heads % groups == 0):  # type: ignore[operator]
-        return Reject("heads are no multiple of key heads", groups, heads)
+        return Reject(
+            "the number of heads is no multiple of the number of key heads", groups, heads
+        )
     if mask is None:
         return None
     if mask.tensor.rank > 4:
@@ -238,7 +240,7 @@ def _misfit(q: Value, k: Value, v: Value, mask: Value | None) -> Reject | None:
 
 
 def _causal(mask: Value | None, scores: Value) -> tuple[Value | None, bool]:
-    """The mask, and whether attention is causal: a constant mask may say that instead."""
+    """Return the mask and whether attention is causal; a constant mask can become causal."""
     if mask is None:
         return None, False
     inner = mask
@@ -263,7 +265,7 @@ def _causal(mask: Value | None, scores: Value) -> tuple[Value | None, bool]:
 
 
 def _visible(mask: Array) -> Array | None:
-    """Which keys a mask leaves; None where it does more than hide."""
+    """Return the keys that a mask leaves visible; None if it does more than hide keys."""
     if mask.dtype == np.bool_:
         return mask
     shown = np.asarray(mask == 0)

@@ -1,4 +1,4 @@
-"""What recognising attention asks about the views of queries, keys and values."""
+"""Views of queries, keys and values, for the recognition of attention."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from monograph.rules.recognise import uniform
 
 VIEWS = (Transpose, Reshape, Squeeze, Unsqueeze)
 MAX_STEPS = 8
-"""Longer chains of views and factors are not followed."""
+"""The longest chain of views and factors that is followed."""
 HEADS = 1
 
 
 def swapped(value: Value) -> Value:
-    """A value with its last two axes swapped, in one transpose at most."""
+    """Swap the last two axes of a value, with at most one transpose."""
     order = [*range(value.tensor.rank)]
     order[-2:] = order[-1], order[-2]
     if isinstance(value.op, Transpose):
@@ -29,7 +29,7 @@ def swapped(value: Value) -> Value:
 
 
 def is_swap(value: Value) -> bool:
-    """Whether a value is a transpose that swaps the last two axes."""
+    """Return True if a value is a transpose that swaps the last two axes."""
     if not isinstance(value.op, Transpose) or value.tensor.rank < 2:
         return False
     *order, a, b = range(value.tensor.rank)
@@ -37,7 +37,7 @@ def is_swap(value: Value) -> bool:
 
 
 def unscaled(value: Value) -> tuple[Value, float]:
-    """A value without the numbers it is multiplied by, and their product."""
+    """Return a value without its constant factors, and their product."""
     scale = 1.0
     for _ in range(MAX_STEPS):
         if not isinstance(value.op, (Mul, Div)):
@@ -54,7 +54,7 @@ def unscaled(value: Value) -> tuple[Value, float]:
 
 
 def unscaled_below(value: Value) -> tuple[Value, float]:
-    """As `unscaled`, also where views stand between the value and the numbers."""
+    """As `unscaled`, also if views stand between the value and the factors."""
     views: list[Op] = []
     inner = value
     while isinstance(inner.op, VIEWS) and len(views) < MAX_STEPS:
@@ -69,7 +69,7 @@ def unscaled_below(value: Value) -> tuple[Value, float]:
 
 
 def without_repeats(k: Value, v: Value) -> tuple[Value, Value]:
-    """Keys and values before each of their heads was repeated for several heads of queries."""
+    """Return keys and values before each of their heads was repeated for several query heads."""
     a, b = _before_repeat(k), _before_repeat(v)
     if a is None or b is None or a[1] != b[1]:
         return k, v
@@ -77,7 +77,7 @@ def without_repeats(k: Value, v: Value) -> tuple[Value, Value]:
 
 
 def _before_repeat(value: Value) -> tuple[Value, int] | None:
-    """A value before its heads were repeated one by one, and how often."""
+    """Return a value before its heads were repeated one by one, and the number of repeats."""
     axis = HEADS
     transposes: list[Transpose] = []
     while isinstance(value.op, Transpose) and len(transposes) < MAX_STEPS:
@@ -106,7 +106,7 @@ def _repeated_by_gather(value: Value, axis: int) -> tuple[Value, int] | None:
 
 
 def _repeated_by_broadcast(value: Value, axis: int) -> tuple[Value, int] | None:
-    """Undoes [.., G, ..] -> [.., G, 1, ..] -> [.., G, n, ..] -> [.., G n, ..]."""
+    """Undo [.., G, ..] -> [.., G, 1, ..] -> [.., G, n, ..] -> [.., G n, ..]."""
     if not isinstance(value.op, Reshape):
         return None
     wide = value.inputs[0]

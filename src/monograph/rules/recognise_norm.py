@@ -11,7 +11,7 @@ from monograph.ops.composite import LayerNorm, RmsNorm
 from monograph.ops.elementwise import Add, Clip, Div, Max, Mul, Pow, Sqrt, Sub
 from monograph.ops.reduce import ReduceSum
 from monograph.rewrite import Context, Reject, rewrite
-from monograph.rules.recognise import core, is_close, kept_apart, product_of, uniform
+from monograph.rules.recognise import core, is_close, product_of, reject_shared, uniform
 from monograph.rules.recognise_softmax import narrowed, unrepeated
 
 NORMS = (LayerNorm, RmsNorm)
@@ -30,9 +30,9 @@ class Norm:
     """x, or x less its mean, over the root of its mean square."""
 
     centred: Value
-    """What is divided."""
+    """The dividend."""
     x: Value
-    """What the statistics are of."""
+    """The operand of the mean and the variance."""
     axes: tuple[int, ...]
     epsilon: float
     root: Value
@@ -77,7 +77,7 @@ def narrow_norm(value: Value, context: Context) -> Value | Reject:
 
 
 def _with_parameter(root: Value, norm: Value, given: Value, context: Context) -> Value | Reject:
-    """A normalisation with one operand more, where that is a parameter."""
+    """Add an operand to a norm if it is a parameter."""
     if (reason := _no_parameter(given, norm)) is not None:
         return reason
     if context.use_count(norm) > 1:
@@ -86,21 +86,21 @@ def _with_parameter(root: Value, norm: Value, given: Value, context: Context) ->
 
 
 def _no_parameter(given: Value, norm: Value) -> Reject | None:
-    """Why a value is no scale or bias of a normalisation; None where it is one.
+    """Return the reason why a value is no scale or bias of a norm; None if it is one.
 
-    A parameter varies along the normalised axes only. A residual that is added may look so too
-    (where all other sizes are 1), but is computed in the rank of x.
+    A parameter varies along the normalised axes only. An added residual may look the same (where
+    all other sizes are 1), but has the rank of x.
     """
     assert isinstance(norm.op, NORMS)
     x = norm.inputs[0]
     missing = x.tensor.rank - given.tensor.rank
     varying = {i + missing for i, d in enumerate(given.tensor.dims) if d != 1}
     if missing < 0 or not varying <= {*norm.op.axes}:
-        return Reject("it varies along other axes", norm.op.axes, given.type)
+        return Reject("the operand varies along other axes", norm.op.axes, given.type)
     if given.dtype != x.dtype:
         return Reject("the element types differ", x.dtype, given.dtype)
     if missing == 0 and not given.closed and not isinstance(given.op, Input):
-        return Reject("it is computed at run time", "a parameter", given.op.name)
+        return Reject("the operand is computed at run time", "a parameter", given.op.name)
     return None
 
 
@@ -113,7 +113,7 @@ def _norm(root: Value, context: Context) -> Value | Reject:
     product = product_of(root, (found.centred, found.root))
     (product.divisors if found.root in product.divisors else product.factors).remove(found.root)
     if found.centred not in product.factors:
-        return root  # Part of a product that its user completes.
+        return root  # A part of a product; the rule matches at the whole product.
     product.factors.remove(found.centred)
     others = product.factors
     if product.divisors or len(others) > 1:
@@ -127,11 +127,11 @@ def _norm(root: Value, context: Context) -> Value | Reject:
     if others and (reason := _no_parameter(others[0], norm)) is not None:
         return reason
     leaves = {found.x, *others}
-    return kept_apart(root, leaves, context) or norm.op(found.x, *others)
+    return reject_shared(root, leaves, context) or norm.op(found.x, *others)
 
 
 def _find(root: Value) -> Norm | Reject | None:
-    """The division by the root of a mean square that a product contains."""
+    """Find the division by the root of a mean square in a product."""
     product = product_of(root)
     for v in product.divisors:
         sum_ = _rooted(v, 0.5)
@@ -145,7 +145,7 @@ def _find(root: Value) -> Norm | Reject | None:
 
 
 def _rooted(value: Value, exponent: float) -> Value | None:
-    """What a value is the power of; a square root is the power 0.5."""
+    """Return the base of a power; a square root is the power 0.5."""
     value = core(value)
     if exponent == 0.5 and isinstance(value.op, Sqrt):
         return value.inputs[0]
@@ -155,7 +155,7 @@ def _rooted(value: Value, exponent: float) -> Value | None:
 
 
 def _statistics(factors: list[Value], root: Value, sum_: Value) -> Norm | Reject | None:
-    """What is normalised, from variance + epsilon below the root."""
+    """Match the normalised value from variance + epsilon below the root."""
     variance, epsilon = _with_epsilon(sum_)
     found = _mean_square(variance) or _difference_of_squares(variance, factors)
     if not isinstance(found, tuple):
@@ -169,7 +169,7 @@ def _statistics(factors: list[Value], root: Value, sum_: Value) -> Norm | Reject
 
 
 def _with_epsilon(sum_: Value) -> tuple[Value, float]:
-    """value + number, taken apart; the number is 0 where none is added."""
+    """Split value + number; the number is 0 if none is added."""
     sum_ = core(sum_)
     if isinstance(sum_.op, Add):
         for value, number in (sum_.inputs, sum_.inputs[::-1]):
@@ -180,7 +180,7 @@ def _with_epsilon(sum_: Value) -> tuple[Value, float]:
 
 
 def _mean_square(variance: Value) -> tuple[Value, Value, tuple[int, ...]] | Reject | None:
-    """(what is squared, x, axes) of mean(x^2) or mean((x - mean(x))^2)."""
+    """Return (base of the square, x, axes) of mean(x^2) or mean((x - mean(x))^2)."""
     mean = mean_of(variance)
     if not isinstance(mean, Mean):
         return mean
@@ -192,7 +192,7 @@ def _mean_square(variance: Value) -> tuple[Value, Value, tuple[int, ...]] | Reje
         centre = mean_of(unrepeated(subtracted, x))
         if isinstance(centre, Mean) and centre.of is x:
             if centre.axes != mean.axes:
-                return Reject("mean and variance go along different axes", centre.axes, mean.axes)
+                return Reject("mean and variance reduce different axes", centre.axes, mean.axes)
             if (reason := _misplaced(subtracted, x, mean.axes)) is not None:
                 return reason
             return squared, x, mean.axes
@@ -202,7 +202,7 @@ def _mean_square(variance: Value) -> tuple[Value, Value, tuple[int, ...]] | Reje
 def _difference_of_squares(
     variance: Value, factors: list[Value]
 ) -> tuple[Value, Value, tuple[int, ...]] | Reject | None:
-    """(x - mean, x, axes) of mean(x^2) - mean(x)^2, at least 0."""
+    """Return (x - mean, x, axes) of mean(x^2) - mean(x)^2, at least 0."""
     if isinstance(variance.op, Clip) and variance.op.lo == 0 and variance.op.hi == math.inf:
         variance = core(variance.inputs[0])
     if isinstance(variance.op, Max) and 0.0 in map(uniform, variance.inputs):
@@ -216,7 +216,7 @@ def _difference_of_squares(
     if x is None or not isinstance(centre, Mean) or centre.of is not x:
         return None
     if centre.axes != square.axes:
-        return Reject("mean and variance go along different axes", centre.axes, square.axes)
+        return Reject("mean and variance reduce different axes", centre.axes, square.axes)
     for v in factors:
         if isinstance(v.op, Sub) and v.inputs[0] is x:
             mean = mean_of(unrepeated(v.inputs[1], x))
@@ -235,7 +235,7 @@ def _misplaced(mean: Value, x: Value, axes: tuple[int, ...]) -> Reject | None:
 
 
 def _squared(value: Value) -> Value | None:
-    """What a value is the square of."""
+    """Return the base of a square; None for any other value."""
     if isinstance(value.op, Mul) and value.inputs[0] is value.inputs[1]:
         return value.inputs[0]
     if isinstance(value.op, Pow) and uniform(value.inputs[1]) == 2.0:
@@ -244,7 +244,7 @@ def _squared(value: Value) -> Value | None:
 
 
 def mean_of(value: Value) -> Mean | Reject | None:
-    """What a value is the mean of: a sum over the number of its terms."""
+    """Match a mean: a sum divided by the number of its terms."""
     value, factor = core(value), 1.0
     while isinstance(value.op, (Mul, Div)):
         product = product_of(value)

@@ -14,15 +14,15 @@ from monograph.ops.elementwise import Add, Mul, Neg, Sub
 from monograph.ops.index import Gather
 from monograph.ops.shape import Broadcast, Concat, Reshape, Slice, Squeeze, Transpose, Unsqueeze
 from monograph.rewrite import Context, Reject, rewrite
-from monograph.rules.recognise import kept_apart, uniform
+from monograph.rules.recognise import reject_shared, uniform
 
 MAX_DEPTH = 16
-"""How far the angles are followed to see that two halves are the same."""
+"""The deepest that angles are followed to prove that two halves are equal."""
 
 
 @dataclass(frozen=True)
 class AxisPart:
-    """x[..., first::step] up to some place: part of the last axis."""
+    """x[..., first::step] up to some index: a part of the last axis."""
 
     x: Value
     first: int
@@ -44,7 +44,7 @@ def recognise_rope(value: Value, context: Context) -> Value | Reject:
             x, interleaved = found
             cos = straight.inputs[1] if straight.inputs[0] is x else straight.inputs[0]
             angles = [_once(v, interleaved) for v in (cos, sin)]
-            if (refused := kept_apart(value, (x, cos, sin), context)) is not None:
+            if (refused := reject_shared(value, (x, cos, sin), context)) is not None:
                 return refused
             return _rope(x, angles[0], angles[1], interleaved, value)
     return value
@@ -77,7 +77,7 @@ def extend_rope(value: Value, context: Context) -> Value | Reject:
         return value
     first, second = _part(rope.inputs[0]), _part(rest)
     if first is None or second is None or first.x is not second.x:
-        return Reject("what stays is not the rest of what turns")
+        return Reject("the second piece is not the rest of x")
     whole = AxisPart(first.x, first.count, value.tensor.static[-1] - first.count, 1)
     turned = rope.inputs[1].tensor.dims[-1]
     if (
@@ -85,14 +85,14 @@ def extend_rope(value: Value, context: Context) -> Value | Reject:
         or first != AxisPart(first.x, 0, first.count, 1)
         or turned != first.count / 2
     ):
-        return Reject("what stays is not the rest of what turns", whole.first, second.first)
+        return Reject("the second piece is not the rest of x", whole.first, second.first)
     if context.use_count(rope) > 1:
         return Reject("rope has another user", 1, context.use_count(rope))
     return rope.op(first.x, *rope.inputs[1:]) if first.x.type == value.type else value
 
 
 def _turned(value: Value) -> tuple[Value, bool] | None:
-    """(x, interleaved) of (-x2, x1)."""
+    """Match (-x2, x1); return x and True for pairs, False for halves."""
     if isinstance(value.op, Concat) and len(value.inputs) == 2:
         if value.op.axis != value.tensor.rank - 1:
             return None
@@ -117,7 +117,7 @@ def _negated(value: Value) -> Value | None:
 
 
 def _by_turns(value: Value) -> tuple[Value, Value] | None:
-    """(a, b) of a value whose last axis takes an element of a and one of b by turns."""
+    """Match a last axis that alternates between elements of a and of b; return a and b."""
     if not isinstance(value.op, Reshape) or not isinstance(value.inputs[0].op, Concat):
         return None
     joined = value.inputs[0]
@@ -132,7 +132,7 @@ def _by_turns(value: Value) -> tuple[Value, Value] | None:
 
 
 def _part(value: Value) -> AxisPart | None:
-    """The part of the last axis that a slice takes; None where it takes part of another."""
+    """Return the part of the last axis that a slice takes; None if it slices another axis."""
     if not isinstance(value.op, Slice) or not value.inputs[0].tensor.is_static:
         return None
     x, op = value.inputs[0], value.op
@@ -144,7 +144,7 @@ def _part(value: Value) -> AxisPart | None:
 
 
 def _whole(first: Value, second: Value, interleaved: bool) -> Value | None:
-    """What two values are the halves of, or the even and odd places."""
+    """Return the value of which two values are the halves, or the even and odd elements."""
     a, b = _part(first), _part(second)
     if a is None or b is None or a.x is not b.x:
         return None
@@ -157,7 +157,7 @@ def _whole(first: Value, second: Value, interleaved: bool) -> Value | None:
 def _parts(
     root: Value, first: Value, second: Value, interleaved: bool, context: Context
 ) -> Value | Reject:
-    """Rope from its two results, x1 cos - x2 sin and x1 sin + x2 cos."""
+    """Match rope from its two results, x1 cos - x2 sin and x1 sin + x2 cos."""
     if not isinstance(first.op, Sub) or not isinstance(second.op, Add):
         return root
     if not all(isinstance(v.op, Mul) for v in (*first.inputs, *second.inputs)):
@@ -168,8 +168,8 @@ def _parts(
             if x is None:
                 continue
             if {*second.inputs} != {_product(x1, sin, second), _product(x2, cos, second)}:
-                return Reject("the second part does not turn by the angle of the first")
-            refused = kept_apart(root, (x, cos, sin), context)
+                return Reject("the two parts have different angles")
+            refused = reject_shared(root, (x, cos, sin), context)
             return refused or _rope(x, cos, sin, interleaved, root)
     return root
 
@@ -180,7 +180,7 @@ def _orders(product: Value) -> tuple[tuple[Value, Value], ...]:
 
 
 def _product(x: Value, y: Value, among: Value) -> Value | None:
-    """The operand of `among` that is x * y."""
+    """Return the operand of `among` that is x * y."""
     return next((v for v in among.inputs if {*v.inputs} == {x, y}), None)
 
 
@@ -191,7 +191,7 @@ def _rope(
         how = "pairs" if interleaved else "halves"
         return Reject(f"the angles of {how} are not seen to be the same", "equal angles")
     if x.tensor.rank != 4 or root.type != x.type:
-        return Reject("what turns is not of rank 4", "rank 4", x.type)
+        return Reject("x is not of rank 4", "rank 4", x.type)
     for heads in (1, 2):
         angles = [_placed(v, x, heads) for v in (cos, sin)]
         if angles[0] is None or angles[1] is None:
@@ -200,11 +200,11 @@ def _rope(
             return Rope(interleaved)(x, angles[0], angles[1])
         swap = Transpose((0, 2, 1, 3))
         return swap(Rope(interleaved)(swap(x), angles[0], angles[1]))
-    return Reject("the angles do not belong to the positions", x.type, cos.type)
+    return Reject("the angles do not vary by position", x.type, cos.type)
 
 
 def _placed(angles: Value, x: Value, heads: int) -> Value | None:
-    """Angles as [B or 1, S, R / 2], for x whose heads are on this axis."""
+    """Return the angles as [B or 1, S, R / 2], for x with its heads on this axis."""
     rank = angles.tensor.rank
     if not 2 <= rank <= 4:
         return None
@@ -214,7 +214,7 @@ def _placed(angles: Value, x: Value, heads: int) -> Value | None:
         return None
     if rank == 4:
         return Squeeze((heads,))(angles)
-    # Below rank 4 the leading axes are missing; what is left starts with the heads or after them.
+    # Below rank 4 the leading axes are missing; the rest starts with the heads or after them.
     if heads == 2:
         return (
             Squeeze((1,))(Unsqueeze((0,))(angles))
@@ -225,7 +225,7 @@ def _placed(angles: Value, x: Value, heads: int) -> Value | None:
 
 
 def _once(angles: Value, pairs: bool, depth: int = 0) -> Value | None:
-    """Angles that come twice along the last axis (as halves, or side by side), once."""
+    """Return one copy of angles that occur twice along the last axis (halves or pairs)."""
     size = angles.tensor.dims[-1] if angles.tensor.rank else 1
     if not isinstance(size, int) or size % 2 or depth > MAX_DEPTH:
         return None
@@ -245,7 +245,7 @@ def _once(angles: Value, pairs: bool, depth: int = 0) -> Value | None:
 
 
 def _side_by_side(angles: Value) -> Value | None:
-    """a of a value that is a0, a0, a1, a1, ..."""
+    """Return a, given a0, a0, a1, a1, ..."""
     pair = _by_turns(angles)
     if pair is not None:
         return pair[0] if pair[0] is pair[1] else None
@@ -274,7 +274,7 @@ def _elementwise_once(angles: Value, pairs: bool, depth: int) -> Value | None:
 
 
 def _view_once(angles: Value, pairs: bool, depth: int) -> Value | None:
-    """The same view of half the angles, where the view leaves the last axis alone."""
+    """Apply the same view to half the angles, if the view leaves the last axis alone."""
     op = angles.op
     if not isinstance(op, (Unsqueeze, Squeeze, Transpose, Broadcast, Slice, Reshape, Gather)):
         return None

@@ -12,12 +12,12 @@ from monograph.ops.elementwise import Div, Exp, Log, Max, Mul, Sub
 from monograph.ops.reduce import ReduceMax, ReduceSum, Reduction
 from monograph.ops.shape import Broadcast
 from monograph.rewrite import Context, Reject, rewrite
-from monograph.rules.recognise import before_widening, core, kept_apart, product_of, uniform
+from monograph.rules.recognise import before_widening, core, product_of, reject_shared, uniform
 
 
 @dataclass(frozen=True)
 class Along:
-    """Something computed from x along one axis."""
+    """A value computed from x along one axis."""
 
     x: Value
     axis: int
@@ -39,7 +39,7 @@ def _softmax(root: Value, context: Context) -> Value | Reject:
     found = softmax_of(root)
     if not isinstance(found, Along):
         return found or root
-    return kept_apart(root, (found.x,), context) or Softmax(found.axis)(found.x)
+    return reject_shared(root, (found.x,), context) or Softmax(found.axis)(found.x)
 
 
 @rewrite(Sub, exact=False)
@@ -52,16 +52,16 @@ def recognise_log_softmax(value: Value, context: Context) -> Value | Reject:
     total = core(logarithm.inputs[0])
     if not (isinstance(total.op, ReduceSum) and total.inputs[0] is Exp()(shifted)):
         return value
-    if (reason := stands_right(value.inputs[1], total.op, shifted)) is not None:
+    if (reason := reject_misaligned(value.inputs[1], total.op, shifted)) is not None:
         return reason
     found = _shifted(shifted, total.op)
     if not isinstance(found, Along):
         return found
-    return kept_apart(value, (found.x,), context) or LogSoftmax(found.axis)(found.x)
+    return reject_shared(value, (found.x,), context) or LogSoftmax(found.axis)(found.x)
 
 
 def softmax_of(value: Value) -> Along | Reject | None:
-    """What a value is the softmax of; None where it does not look like one."""
+    """Match a softmax; None if the value does not look like one."""
     if not isinstance(value.op, (Div, Mul)) or not value.dtype.is_float:
         return None
     product = product_of(value)
@@ -71,42 +71,44 @@ def softmax_of(value: Value) -> Along | Reject | None:
     total = core(unrepeated(divisor, e))
     if not (isinstance(e.op, Exp) and isinstance(total.op, ReduceSum) and total.inputs[0] is e):
         return None
-    if (reason := stands_right(divisor, total.op, e)) is not None:
+    if (reason := reject_misaligned(divisor, total.op, e)) is not None:
         return reason
     return _shifted(e.inputs[0], total.op)
 
 
 def _shifted(shifted: Value, total: Reduction) -> Along | Reject:
-    """x and the axis, of x - max(x) that is summed up along an axis."""
+    """Return x and the axis, given x - max(x) and its sum along an axis."""
     if not isinstance(shifted.op, Sub):
-        return Reject("no maximum is subtracted: the exponential may overflow")
+        return Reject("no maximum is subtracted, so the exponential may overflow")
     x, subtracted = shifted.inputs
     largest = core(unrepeated(subtracted, x))
-    # A lower bound of -inf changes nothing: exporters write it to start the reduction.
+    # A lower bound of -inf changes nothing: exporters write it as the start of the reduction.
     while isinstance(largest.op, Max) and -math.inf in map(uniform, largest.inputs):
         largest = core(next(v for v in largest.inputs if uniform(v) is None))
     if not isinstance(largest.op, ReduceMax) or largest.inputs[0] is not x:
-        return Reject("what is subtracted is not the largest", "max(x)", subtracted.op.name)
+        return Reject("the subtrahend is not the maximum", "max(x)", subtracted.op.name)
     if largest.op.axes != total.axes:
-        return Reject("maximum and sum go along different axes", largest.op.axes, total.axes)
-    if (reason := stands_right(subtracted, largest.op, x)) is not None:
+        return Reject("maximum and sum reduce different axes", largest.op.axes, total.axes)
+    if (reason := reject_misaligned(subtracted, largest.op, x)) is not None:
         return reason
-    # Axes of size 1 add nothing: early opsets name every axis from the given one on.
+    # Axes of size 1 add nothing: early opsets list every axis from the given one on.
     axes = [a for a in total.axes if x.tensor.dims[a] != 1] or [*total.axes[-1:]]
     if len(axes) != 1:
-        return Reject("several axes are taken together", "one axis", total.axes)
+        return Reject("the softmax is over several axes", "one axis", total.axes)
     return Along(x, axes[0])
 
 
 def unrepeated(value: Value, like: Value) -> Value:
-    """A value before a broadcast to the shape of another, which an elementwise op does anyway."""
+    """Return a value before a broadcast to the shape of `like`: elementwise ops broadcast
+    anyway.
+    """
     if isinstance(value.op, Broadcast) and value.tensor.dims == like.tensor.dims:
         return value.inputs[0]
     return value
 
 
-def stands_right(value: Value, reduction: Reduction, x: Value) -> Reject | None:
-    """Declines where what a reduction of x has become does not line up with x again."""
+def reject_misaligned(value: Value, reduction: Reduction, x: Value) -> Reject | None:
+    """Decline if the reduced axes of a reduction of x do not line up with x again."""
     kept = tuple(1 if i in reduction.axes else d for i, d in enumerate(x.tensor.dims))
     given = unrepeated(value, x).tensor.dims
     if given == kept:
@@ -121,7 +123,7 @@ def narrow_softmax(value: Value, context: Context) -> Value | Reject:
 
 
 def narrowed(root: Value, ops: tuple[type, ...], context: Context) -> Value | Reject:
-    """A composite op between casts to a wider type and back, without the casts."""
+    """Return a composite op without the casts around it to a wider type and back."""
     (inner,) = root.inputs
     if not isinstance(inner.op, ops):
         return root

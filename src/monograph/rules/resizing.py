@@ -1,4 +1,4 @@
-"""1x1 convolutions of enlarged images: done before the image is enlarged, on fewer pixels."""
+"""Rules that run a 1x1 convolution before an image is enlarged, on fewer pixels."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from monograph.rules.convolution import conv_work
 def convolve_before_resize(value: Value, context: Context) -> Value | Reject:
     """Conv(concat(resize(x), y), [V W]) -> resize(Conv(x, V)) + Conv(y, W), for a kernel of 1x1
 
-    Both sum: the one over channels, the other over pixels. So their order does not matter.
+    The convolution sums over channels and the resize over pixels, so their order does not matter.
     """
     refused = _unfit(value)
     if refused is not None:
@@ -30,7 +30,7 @@ def convolve_before_resize(value: Value, context: Context) -> Value | Reject:
     parts = source.inputs if isinstance(source.op, Concat) else (source,)
     moved = [v for v in parts if _enlarged(v, context)]
     if not moved:
-        return Reject("no part of the input is enlarged, and for this user only", "a resize")
+        return Reject("no part of the input is enlarged for this convolution only", "a resize")
     if source not in parts and context.use_count(source) > 1:
         return Reject("others read the concat", 1, context.use_count(source))
     assert isinstance(value.op, Conv)
@@ -49,16 +49,20 @@ def convolve_before_resize(value: Value, context: Context) -> Value | Reject:
     old = _seconds([value], moved, context)
     new = _seconds(made, resizes, context)
     if new >= old:
-        return Reject("that is slower", f"below {old * 1e6:.2f} us", f"{new * 1e6:.2f} us")
+        return Reject(
+            "the convolution before the resize is slower",
+            f"below {old * 1e6:.2f} us",
+            f"{new * 1e6:.2f} us",
+        )
     return reduce(Add(), reversed(results))
 
 
 def _unfit(value: Value) -> Reject | None:
-    """Why a convolution is none of single pixels, with constant weights; None where it is."""
+    """Return the reason why this is no 1x1 convolution with constant weights; None if it is."""
     op, weights = value.op, value.inputs[1]
     assert isinstance(op, Conv)
     if op.layout != CHANNELS_FIRST:
-        return Reject("the channels are not in their first place", CHANNELS_FIRST, op.layout)
+        return Reject("the layout is not channels first", CHANNELS_FIRST, op.layout)
     source = value.inputs[0]
     if isinstance(source.op, Concat) and source.op.axis != 1:
         return Reject("the concat is not one of channels", 1, source.op.axis)
@@ -71,7 +75,7 @@ def _unfit(value: Value) -> Reject | None:
         return Reject("the shapes are not static", None, value.type)
     if not value.dtype.is_float or value.dtype.bits < 32 or op.out is not None:
         # A narrow sum would be rounded once more, in the middle.
-        return Reject("the arithmetic is not of wide floats", "f32", value.dtype)
+        return Reject("the element type is not a wide float", "f32", value.dtype)
     if any(k != 1 for k in weights.tensor.static[2:]) or op.groups != 1:
         return Reject("the kernel is not 1x1", "1x1", weights.type)
     if any((*op.pads_begin, *op.pads_end)) or any(s != 1 for s in op.strides):
@@ -80,7 +84,7 @@ def _unfit(value: Value) -> Reject | None:
 
 
 def _enlarged(value: Value, context: Context) -> bool:
-    """Whether a value is an image with more pixels than it was made from, and with one user."""
+    """Return True for an image with more pixels than its source, and with one user."""
     op = value.op
     if not isinstance(op, Resize) or op.coordinates == CROP or context.use_count(value) > 1:
         return False
@@ -102,7 +106,7 @@ def _data(weights: Value) -> Array:
 
 
 def _seconds(convs: list[Value], resizes: list[Value], context: Context) -> float:
-    """The time of some convolutions and resizes, each a kernel."""
+    """Return the time of some convolutions and resizes, one kernel each."""
     work = [conv_work(v) for v in convs]
     for v in resizes:
         work.append(Work(1, v.tensor.size, v.tensor.nbytes + v.inputs[0].tensor.nbytes))

@@ -1,4 +1,4 @@
-"""Constants that rules compute, rounded to the type they are kept in. Not rules."""
+"""Rounding of constants that rules compute. It defines no rules."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from monograph.rewrite import Reject
 
 
 def rounded(data: Array, dtype: DType, *, factors: bool = False) -> Value | Reject:
-    """The data as a constant of a float type, unless that changes more than its last bits.
+    """Return the data as a float constant, unless rounding changes more than the last bits.
 
-    No element may overflow. Below the normal range elements lose bits: to the terms of a sum that
-    matters only if the largest is there, to factors if any is.
+    No element may overflow. Elements below the normal range lose bits: for the terms of a sum that
+    matters only if the largest is there, for factors if any is.
     """
     with np.errstate(all="ignore"):
         kept = np.asarray(data).astype(dtype.numpy)

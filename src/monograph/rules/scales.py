@@ -1,4 +1,4 @@
-"""Scales and biases move into the weights of the layer beside them: BatchNorm disappears."""
+"""Rules that fold scales and biases into the weights of the layer beside them, and BatchNorm so."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ def wide(value: Value) -> Array:
 def floats(*values: Value) -> Reject | None:
     for v in values:
         if not v.dtype.is_float:
-            return Reject("rounding matters: not floats", "a float type", v.dtype)
+            return Reject("the element type must be a float", "a float type", v.dtype)
     return None
 
 
 def distributes(k: Value) -> Reject | None:
-    """Why a factor may not go into a sum: inf * (2 - 1) is inf, inf * 2 - inf * 1 is NaN."""
+    """Return the reason why a factor may not go into a sum: inf * 2 - inf * 1 is NaN, not inf."""
     if is_finite(k):
         return None
     return Reject("the constant is not finite", "finite numbers", k.type)
@@ -86,7 +86,7 @@ def scale_through_bias(
     if refused := floats(x) or distributes(k):
         return refused
     if not isinstance(x.op, (Conv, Dot)):
-        return Reject("what is scaled is no layer with a bias", "conv or dot", x.op.name)
+        return Reject("the scaled value is no layer with a bias", "conv or dot", x.op.name)
     biased = next(v for v in root.inputs if isinstance(v.op, Add))
     users = max(context.use_count(x), context.use_count(biased))
     if users > 1:
@@ -142,7 +142,9 @@ def conv_of_biased(x: Value, k: Value, w: Value, root: Value) -> Value | Reject:
         return refused
     if op.auto or any((*op.pads_begin, *op.pads_end)):
         pads = (op.pads_begin, op.pads_end)
-        return Reject("padding is zero, not the bias", "no padding", op.auto or pads)
+        return Reject(
+            "the padding is zero, which the bias would change", "no padding", op.auto or pads
+        )
     if root.inputs[0].type != x.type:
         return Reject("the bias broadcasts beyond the value", x.type, root.inputs[0].type)
     per_channel = channel_vector(k, x)

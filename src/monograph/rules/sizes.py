@@ -1,4 +1,4 @@
-"""Sizes that become known when dimensions are bound, and ops that waited for them."""
+"""Rules for sizes that become known when dimensions are bound, and for the ops deferred by them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from monograph.rewrite import Reject, rewrite, variables
 (x,) = variables("x")
 
 MAX_LATE = 1024
-"""Attributes are short: an operand with more elements than this is data."""
+"""The longest operand taken as an attribute: a longer one is data."""
 
 
 @rewrite(ShapeOf()(x), exact=True)
@@ -37,8 +37,8 @@ def settle_deferred(value: Value) -> Value | Reject:
     try:
         return settle(value.op(*value.inputs[:count], *map(_computed, late)))
     except MonographError as e:
-        # What cannot be built fails when it runs, and only if it runs.
-        return Reject(f"the op refuses its attributes: {e.message}")
+        # An op with invalid attributes must raise its error at run time, and only if it runs.
+        return Reject(f"the op does not accept its attributes: {e.message}")
 
 
 def _computed(value: Value) -> Value:

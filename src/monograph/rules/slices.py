@@ -1,4 +1,4 @@
-"""Slices: of slices, of concats, and moved above the views that stand between."""
+"""Rules that merge slices, and move them above concats and other views."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ k = const("k")
 
 
 def ranges_of(value: Value) -> list[range]:
-    """The places that a static slice takes from each dimension."""
+    """Return the indices that a static slice takes from each dimension."""
     assert isinstance(value.op, Slice)
     return value.op.ranges(value.inputs[0].tensor.static)
 
 
 def take(value: Value, places: list[range]) -> Value:
-    """The slice of these places; the value itself where that is all of it, in order."""
+    """Slice these indices; return the value itself if that is all of it, in order."""
     sizes = value.tensor.static
     if not any(_cuts(r, d) for r, d in zip(places, sizes, strict=True)):
         return value
@@ -44,16 +44,16 @@ def take(value: Value, places: list[range]) -> Value:
 
 
 def _bounds(places: range, size: int) -> tuple[int, int, int]:
-    """The one way of writing some places of a dimension as a start, a stop and a step."""
+    """Return the canonical start, stop and step of some indices of a dimension."""
     if len(places) <= 1:
         return places.start, places.start + len(places), 1
     stop = places[-1] + (1 if places.step > 0 else -1)
-    # A stop below zero would count from the end: one that runs to the beginning is written so.
+    # A negative stop counts from the end, so a stop before index 0 is written as -1 - size.
     return places.start, stop if stop >= 0 else -1 - size, places.step
 
 
 def whole(value: Value) -> list[range]:
-    """The places of all of a value."""
+    """Return all indices of a value, for each dimension."""
     return [range(d) for d in value.tensor.static]
 
 
@@ -65,9 +65,9 @@ def drop_slice(x: Value, root: Value) -> Value | Reject:
         if isinstance(size, int):
             places = sliced_places(s, size)
             if len(places) != size or (size > 1 and places.step < 0):
-                return Reject("the slice leaves elements out or turns them", size, places)
+                return Reject("the slice drops or reverses elements", size, places)
         elif not (s.start == 0 and s.step == 1 and s.stop >= FAR):
-            return Reject("the slice may leave elements out", size, s)
+            return Reject("the slice may drop elements", size, s)
     return x
 
 
@@ -82,12 +82,12 @@ def merge_slices(x: Value, root: Value) -> Value | Reject:
 
 
 def _stop(places: range) -> int | None:
-    """The stop of a range as an index: one before the beginning is none at all."""
+    """Return the stop of a range as an index; None for one before the beginning."""
     return places.stop if places.stop >= 0 else None
 
 
 def _pieces(joined: Value, along: range) -> tuple[list[int], list[int]]:
-    """Which pieces of a concat some places fall into, and where each piece of it starts."""
+    """Return the pieces of a concat that contain some indices, and the start of each piece."""
     assert isinstance(joined.op, Concat)
     sizes = [p.tensor.static[joined.op.axis] for p in joined.inputs]
     starts = [0, *accumulate(sizes)]
@@ -122,7 +122,7 @@ def slice_of_concat(value: Value, context: Context) -> Value | Reject:
 
 
 def _gains(view: Value, places: list[range], context: Context) -> bool:
-    """Whether a slice that moves above a view leaves less to do, or meets what it merges with."""
+    """Return True if moving a slice above a view saves work, or lets the slice merge."""
     source = view.inputs[0]
     if isinstance(source.op, Concat) and is_static(*source.inputs):
         along = places[source.op.axis]
@@ -168,12 +168,12 @@ def slice_of_reshape(x: Value, root: Value, context: Context) -> Value | Reject:
 
 
 def _cuts(places: range, size: int) -> bool:
-    """Whether places are not all of a dimension, in order."""
+    """Return True unless the indices are all of a dimension, in order."""
     return len(places) != size or (size > 1 and places.step < 0)
 
 
 def _block(sizes: list[int], view: list[int], places: list[range]) -> tuple[int, range] | None:
-    """(axis, places) of a slice of some dimensions, seen before their reshape to others."""
+    """Return (axis, indices) of a slice of some dimensions, as seen before their reshape."""
     axis = next((i for i, d in enumerate(sizes) if d > 1), None)
     cut = next((i for i, d in enumerate(view) if d > 1), None)
     if axis is None or cut is None:
@@ -183,7 +183,7 @@ def _block(sizes: list[int], view: list[int], places: list[range]) -> tuple[int,
     along = places[cut]
     if sizes[axis] == view[cut]:
         return axis, along
-    # Whole rows of the view must be whole rows of what is reshaped.
+    # Whole rows of the view must be whole rows of the reshaped value.
     row, step = math.prod(view[cut + 1 :]), math.prod(sizes[axis + 1 :])
     if along.step != 1 or along.start * row % step or along.stop * row % step:
         return None
@@ -214,7 +214,7 @@ def slice_of_pad(value: Value) -> Value | Reject:
         moved = range(along.start - before, along.stop - before, along.step)
         first, last = min(moved[0], moved[-1]), max(moved[0], moved[-1])
         if first < 0 or last >= size:
-            return Reject("the slice takes what was added", f"0..{size}", f"{first}..{last + 1}")
+            return Reject("the slice takes padding", f"0..{size}", f"{first}..{last + 1}")
         places.append(moved)
     return take(x, places)
 

@@ -1,4 +1,4 @@
-"""Views that keep every element: reshapes, transposes, broadcasts, and what is one of them.
+"""Rules for views that keep every element: reshapes, transposes, broadcasts, and equivalents.
 
 Where sizes are known, a chain of reshapes, squeezes, unsqueezes and transposes becomes the one
 shortest chain of reshapes and transposes that does the same.
@@ -15,11 +15,11 @@ from monograph.rules.arrangement import Arrangement, Sizes, reshaped
 x, a, b = variables("x a b")
 
 CHAIN = 16
-"""Views looked at above one; more than a collapsed chain has, as what is above is collapsed."""
+"""The number of views examined above one; longer than a collapsed chain."""
 
 
 def is_static(*values: Value) -> bool:
-    """Whether every size of these values is known."""
+    """Return True if every size of these values is known."""
     return all(isinstance(v.type, TensorType) and v.type.is_static for v in values)
 
 
@@ -94,7 +94,9 @@ def collapse_transpose(value: Value, context: Context) -> Value | Reject:
 
 
 def _collapse(value: Value, context: Context) -> Value | Reject:
-    """The views up to the furthest value from which one transpose at most leads here."""
+    """Collapse the views up to the furthest value that one transpose at most separates from
+    here.
+    """
     chain = [value]
     while len(chain) < CHAIN and isinstance(chain[-1].inputs[0].op, (Reshape, Transpose)):
         chain.append(chain[-1].inputs[0])
@@ -116,7 +118,7 @@ def _collapse(value: Value, context: Context) -> Value | Reject:
 
 
 def _is_shared(between: Value, made: Value, context: Context) -> bool:
-    """Whether a transpose stays for other readers, and the chain made needs one of its own."""
+    """Return True if a transpose stays for other readers and the new chain needs its own."""
     if not isinstance(between.op, Transpose) or context.use_count(between) <= 1:
         return False
     while made is not between and isinstance(made.op, Reshape):
@@ -125,7 +127,7 @@ def _is_shared(between: Value, made: Value, context: Context) -> bool:
 
 
 def arrange(chain: list[Value]) -> Arrangement | None:
-    """What static views, the last of them first, do to what the first of them reads."""
+    """Return the arrangement that a chain of static views makes; the last view comes first."""
     arrangement: Arrangement | None = Arrangement.of(chain[-1].inputs[0].tensor.static)
     for view in reversed(chain):
         if arrangement is None:
@@ -169,7 +171,7 @@ def broadcast_without_reshape(x: Value, root: Value) -> Value | Reject:
 
 
 def without_leading_ones(shape: Sizes) -> Sizes:
-    """A shape as broadcasting sees it."""
+    """Return a shape as broadcasting sees it."""
     first = next((i for i, d in enumerate(shape) if d != 1), len(shape))
     return shape[first:]
 

@@ -1,0 +1,81 @@
+"""Plain English in the source: docstrings name things, and names use the words of the glossary."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parent.parent / "src" / "monograph"
+ROOMS = [
+    "compat",
+    "config.py",
+    "errors.py",
+    "ir",
+    "rewrite",
+    "rules",
+]
+"""The rooms that keep these rules."""
+RIDDLE = re.compile(r"(What|Whether|Who|Whose|How|Where|Which|When)\b")
+AVOIDED = {
+    "slab", "slabs", "lane", "lanes", "laned", "wish", "wishes", "foretold", "foretell", "spoil",
+    "spoils", "spoiled", "parking", "stretch", "stretches", "goes", "asked", "answered", "taken",
+    "apart", "stands",
+}  # fmt: skip
+"""Words that the glossary replaces, where the word alone decides."""
+
+
+def files(room: str) -> list[Path]:
+    path = SOURCE / room
+    return [path] if path.is_file() else sorted(path.rglob("*.py"))
+
+
+def texts(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Docstrings of modules, classes, functions and attributes, with their lines."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Expr(value=ast.Constant(value=str(text))):
+                yield node.lineno, text
+
+
+def public_names(tree: ast.Module) -> Iterator[str]:
+    """Names of public classes, functions and methods."""
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.ClassDef, ast.FunctionDef)) and not node.name.startswith("_"):
+            yield node.name
+
+
+def words(name: str) -> set[str]:
+    return {w.lower() for w in re.findall(r"[A-Z]?[a-z0-9]+|[A-Z]+", name)}
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_docstrings_start_with_a_verb_or_a_noun(room: str) -> None:
+    found = [
+        f"{path.relative_to(SOURCE)}:{line}: {text[:60]}"
+        for path in files(room)
+        for line, text in texts(ast.parse(path.read_text("utf-8")))
+        if RIDDLE.match(text.strip())
+    ]
+    assert found == []
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_public_names_use_the_words_of_the_glossary(room: str) -> None:
+    found = [
+        f"{path.relative_to(SOURCE)}: {name}"
+        for path in files(room)
+        for name in (path.stem, *public_names(ast.parse(path.read_text("utf-8"))))
+        if words(name) & AVOIDED
+    ]
+    assert found == []
+
+
+def test_a_riddle_is_found() -> None:
+    tree = ast.parse('def f():\n    """Whether it is."""\n')
+    assert [bool(RIDDLE.match(text)) for _, text in texts(tree)] == [True]
+    assert words("goes_without") & AVOIDED
+    assert words("SlabPool") & AVOIDED
