@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from monograph.frontend.onnx.fold import fold, known_sizes
-from monograph.frontend.onnx.sizes import divided, minus, plus, reshape, size_of, times
+from monograph.frontend.onnx.sizes import divided, plus, reshape, size_of, times
 from monograph.ir import UNKNOWN, Constant, Input, constant, dtype, known, parse_tensor_type
 from monograph.ops import elementwise as ew
 from monograph.ops import shape as sh
@@ -62,7 +62,6 @@ def test_sizes_as_converters_use_them() -> None:
     n = size_of(X, 0)
     assert size_of(X, -1) == 4
     assert plus(2, 3) == 5
-    assert minus(2, 3) == -1
     assert divided(7, 2) == 3
     assert times(2, 3, 4) == 24
     assert times(n, 1) is n

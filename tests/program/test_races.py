@@ -7,8 +7,8 @@ from collections.abc import Mapping
 
 import pytest
 
-from monograph.program.memory.races import Task, Touch, ends_before, races
 from monograph.program.memory.stream_schedule import Schedule, Uses, plan_apart, schedule
+from tests.program.races import Task, Touch, ends_before, races
 
 
 def touch(start: int, count: int, writes: bool, memory: str = "arena") -> Touch:

@@ -182,20 +182,6 @@ class SplitAtHost:
                 )
 
 
-def regions_of(program: Program, *, conditional_nodes: bool = True) -> tuple[Launch, ...]:
-    """How the steps of a program are launched: regions, and steps of the host between them.
-
-    A program that knows already is taken at its word, but for what the device's graphs cannot do.
-    """
-    known = {x.step.index: x.reason for x in program.launches if isinstance(x, HostStep)}
-    host = {id(step.region): known.get(step.index, "") for step in program.steps}
-
-    def reason(region: Region) -> str:
-        return host[id(region)] if program.launches else held_by_host(region)
-
-    return SplitAtHost(reason, conditional_nodes).run(program).launches
-
-
 def summary(
     launches: tuple[Launch, ...],
     kernels: Callable[[Step], int] = lambda step: 1,

@@ -22,7 +22,7 @@ def compose_pointwise(value: Value, context: Context) -> Value | Reject:
     if isinstance(parts, Reject):
         return parts
     inner, bias = parts
-    refused = _check(value, inner, bias, context)
+    refused = _check(value, inner, context)
     if refused is not None:
         return refused
     first, second = inner.op, value.op
@@ -79,7 +79,7 @@ def channel_vector(bias: Value, conv: Value) -> Array | None:
     return np.broadcast_to(aligned.reshape(-1).astype(np.float64), (shape[1],))
 
 
-def _check(value: Value, inner: Value, bias: Array | None, context: Context) -> Reject | None:
+def _check(value: Value, inner: Value, context: Context) -> Reject | None:
     """Return the reason why two convolutions do not compose; None if they do."""
     first, second = inner.op, value.op
     assert isinstance(first, Conv)

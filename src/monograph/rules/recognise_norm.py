@@ -57,7 +57,7 @@ def scale_norm(value: Value, context: Context) -> Value | Reject:
     """LayerNorm(x) * scale -> LayerNorm(x, scale), and RmsNorm alike"""
     for norm, scale in (value.inputs, value.inputs[::-1]):
         if isinstance(norm.op, NORMS) and len(norm.inputs) == 1:
-            return _with_parameter(value, norm, scale, context)
+            return _with_parameter(norm, scale, context)
     return value
 
 
@@ -66,7 +66,7 @@ def shift_norm(value: Value, context: Context) -> Value | Reject:
     """LayerNorm(x, scale) + bias -> LayerNorm(x, scale, bias)"""
     for norm, bias in (value.inputs, value.inputs[::-1]):
         if isinstance(norm.op, LayerNorm) and len(norm.inputs) == 2:
-            return _with_parameter(value, norm, bias, context)
+            return _with_parameter(norm, bias, context)
     return value
 
 
@@ -76,7 +76,7 @@ def narrow_norm(value: Value, context: Context) -> Value | Reject:
     return narrowed(value, NORMS, context)
 
 
-def _with_parameter(root: Value, norm: Value, given: Value, context: Context) -> Value | Reject:
+def _with_parameter(norm: Value, given: Value, context: Context) -> Value | Reject:
     """Add an operand to a norm if it is a parameter."""
     if (reason := _no_parameter(given, norm)) is not None:
         return reason

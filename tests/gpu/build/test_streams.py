@@ -11,7 +11,7 @@ import pytest
 import monograph
 from monograph.codegen.triton.module import layout
 from monograph.codegen.triton.module.layout import GpuModule
-from monograph.codegen.triton.module.memory_effects import tasks_of
+from tests.gpu.build.memory_effects import tasks_of
 from monograph.ir import Graph, Input, Item, TensorType, Value
 from monograph.ir.dtype import boolean, f32
 from monograph.ops.control import If
@@ -23,7 +23,7 @@ from monograph.ops.reduce import ReduceSum
 from monograph.ops.shape import Concat, Reshape, Slice
 from monograph.passes.base import Environment
 from monograph.pipeline import PassOptions, optimise
-from monograph.program.memory.races import races
+from tests.program.races import races
 from monograph.report.commands.input_files import read_archive, split_archive
 from monograph.rewrite import GPU_COST
 from monograph.runtime.gpu.build.build import ARCHES

@@ -73,12 +73,6 @@ def plus(a: Size, b: Size) -> Size:
     return ew.Add()(scalar(a), scalar(b))
 
 
-def minus(a: Size, b: Size) -> Size:
-    if isinstance(a, int) and isinstance(b, int):
-        return a - b
-    return ew.Sub()(scalar(a), scalar(b))
-
-
 def times(*factors: Size) -> Size:
     fixed = 1
     result: Value | None = None

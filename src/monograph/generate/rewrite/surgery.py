@@ -7,7 +7,7 @@ the opset that a decoder was exported with.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -90,9 +90,9 @@ class Surgery:
         self.graph.initializer.append(numpy_helper.from_array(np.asarray(data, dtype), name))
         return name
 
-    def reread(self, old: str, new: str, nodes: Iterable[onnx.NodeProto] | None = None) -> None:
-        """Lets nodes (all that read it, unless told) read another value in place of one."""
-        for node in list(self.readers[old] if nodes is None else nodes):
+    def reread(self, old: str, new: str) -> None:
+        """Make every node that reads `old` read `new` instead."""
+        for node in list(self.readers[old]):
             for i, name in enumerate(node.input):
                 if name == old:
                     node.input[i] = new

@@ -95,8 +95,8 @@ class Builder:
     def branch(self, condition: Reg, yes: str, no: str) -> None:
         self.line(f"br i1 {condition}, label %{yes}, label %{no}")
 
-    def ret(self, value: Reg | None = None) -> None:
-        self.line("ret void" if value is None else f"ret {value.type} {value}")
+    def ret(self) -> None:
+        self.line("ret void")
 
     def call(self, name: str, returns: str, *arguments: Reg, flags: str = "") -> Reg:
         """A call of a function or intrinsic, declared on the way."""
@@ -109,10 +109,10 @@ class Builder:
             return Reg("", "void")
         return self.set(returns, text)
 
-    def intrinsic(self, stem: str, *arguments: Reg, flags: str = "") -> Reg:
+    def intrinsic(self, stem: str, *arguments: Reg) -> Reg:
         """An intrinsic that works on one type, such as llvm.fma."""
         kind = arguments[0].type
-        return self.call(f"llvm.{stem}.{mangled(kind)}", kind, *arguments, flags=flags)
+        return self.call(f"llvm.{stem}.{mangled(kind)}", kind, *arguments)
 
     # Integers: ints stay ints as long as they can
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TypeVar
 
 from monograph.codegen.common.registers import Reg
 from monograph.codegen.common.sampling import combined, neighbours, number
@@ -26,8 +25,6 @@ from monograph.ops.interpolate import (
 from monograph.ops.scalar import Scalar
 from monograph.program.index import strides_of
 from monograph.program.memory.strided import strided
-
-T = TypeVar("T")
 
 
 def serves(value: Value) -> bool:

@@ -109,9 +109,8 @@ class _Group:
 class Instrumented:
     """The lines of one function, with a check before every access."""
 
-    def __init__(self, lines: Sequence[str], extents: Mapping[str, Extent], name: str = "") -> None:
+    def __init__(self, lines: Sequence[str], extents: Mapping[str, Extent]) -> None:
         self.lines = list(lines)
-        self.name = name
         self.extents = dict(extents)
         self.numbers = {base: k for k, base in enumerate(extents, 1)}
         self.pointers: dict[str, _Pointer] = {}
@@ -178,7 +177,7 @@ class Instrumented:
             return name
         found = set(self._bases(name, set()))
         if not found:
-            raise InternalError("a pointer comes from nowhere", given=name, op=self.name)
+            raise InternalError("a pointer comes from nowhere", given=name)
         if len(found) == 1:
             return found.pop()
         self.shadowed[name] = None

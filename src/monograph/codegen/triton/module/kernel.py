@@ -270,9 +270,6 @@ def _is_literal(value: Value) -> bool:
     return data is not None and data.size == 1
 
 
-Generator: TypeAlias = Callable[[GpuContext], "list[Candidate]"]
-
-
 def single(name: str, make: Callable[[], Any]) -> list[Candidate]:
     """The list of a kernel without rivals."""
 

@@ -108,14 +108,6 @@ class GpuModule:
         works = (b.work for b in self.every)
         return sum(w.bounds_checks for w in works if isinstance(w, Launch))
 
-    @property
-    def host_reads(self) -> int:
-        """Places where the host has to read a condition before it can go on."""
-        works = (b.work for b in self.every)
-        return sum(
-            isinstance(w, Branch) or (isinstance(w, RepeatWork) and not w.count) for w in works
-        )
-
 
 def lay_out(
     program: Program,

@@ -1,7 +1,4 @@
-"""What the works of a module touch, so that tests can look for races between lanes.
-
-Nothing of this runs when a model is compiled: `program.races` is for tests only.
-"""
+"""The memory that the works of a module read and write, for the race detector."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ from monograph.codegen.triton.module.layout import CONSTANTS, PORT, Bound, Buffe
 from monograph.ir import Value
 from monograph.program.legalise.lower_random import states_of
 from monograph.program.memory.buffer_assignment import CONSTANT
-from monograph.program.memory.races import Task, Touch
+from tests.program.races import Task, Touch
 
 NOTE_BYTES = 16
 """What a fault's note takes."""
@@ -41,7 +38,7 @@ def _touches(
 
 
 def _is_constant(module: GpuModule, argument: Argument) -> bool:
-    """Whether an argument is a constant: a kernel that does not read it gets a stand-in."""
+    """Tell whether an argument is a constant: a kernel that does not read it gets a stand-in."""
     place = module.program.places.storage.get(argument) if isinstance(argument, Value) else None
     return place is not None and place.buffer.kind == CONSTANT
 

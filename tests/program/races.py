@@ -1,9 +1,7 @@
-"""Finds work in lanes that may race: of two uses of one memory, one has to end surely first.
+"""Race detector: of two uses of one memory, one must have ended before the other starts.
 
-Only tests call this, on the programs that they compile; no compilation waits for it.
-
-It starts from what is launched (lanes, what each piece of work waits for, where its arguments lie)
-and shares nothing with what made that: neither the schedule's order nor the plan of the arena.
+It reads what is launched (streams, the works that each work waits for, the addresses of its
+arguments) and shares no code with the stream schedule or the memory planner.
 """
 
 from __future__ import annotations
