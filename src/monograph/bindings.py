@@ -29,7 +29,7 @@ from monograph.runtime.counts import OFF, RunCounters, why_not_one_launch
 from monograph.runtime.cpu.threads import choose_threads
 from monograph.runtime.cpu.trim_memory import release_memory
 from monograph.runtime.feeds import ModelSignature
-from monograph.runtime.forking import import_whole, own_lock
+from monograph.runtime.forking import ForkLock, import_whole
 from monograph.runtime.progress import READY, Progress, silent
 
 # The frontend, the rewrites and the compiler take longer to import than a compiled model takes to
@@ -79,7 +79,7 @@ class Bindings:
         self._config = config
         self._dims = dims
         self._progress = progress
-        self._lock = own_lock(self)
+        self._lock = ForkLock()
         self.gpu: GpuBackend | CrossCompiler | None = None
         """What compiles and runs on a GPU, where that is the target."""
         if config.on_gpu:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from monograph.errors import some_of
-from monograph.runtime.forking import own_lock
+from monograph.runtime.forking import ForkLock
 
 AUTO, OFF, REQUIRE = "auto", "off", "require"
 MODES = (AUTO, OFF, REQUIRE)
@@ -106,7 +106,7 @@ class RunCounters:
     """The counts of all executables of a session, those that made room for others included."""
 
     def __init__(self) -> None:
-        self._lock = own_lock(self)  # one that is entered twice: a collection may retire counts
+        self._lock = ForkLock()  # one that is entered twice: a collection may retire counts
         self._gone = Counts()
         self._live: dict[int, Counts] = {}
         self._said: set[str] = set()

@@ -14,18 +14,31 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-_owners: weakref.WeakSet[Any] = weakref.WeakSet()
+_locks: weakref.WeakSet[ForkLock] = weakref.WeakSet()
 
 
-def own_lock(owner: Any) -> Any:
-    """A lock for an object to keep as `_lock`; in a forked child the object gets another."""
-    _owners.add(owner)
-    return threading.RLock()
+class ForkLock:
+    """A lock that its holder may enter again, and that is free in a forked child."""
+
+    def __init__(self) -> None:
+        self.renew()
+        _locks.add(self)
+
+    def renew(self) -> None:
+        """Replace the lock, in a child: the thread that holds it may not exist there."""
+        lock = threading.RLock()
+        self.acquire, self.release = lock.acquire, lock.release
+
+    def __enter__(self) -> None:
+        self.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
 
 
 def _renew() -> None:
-    for owner in list(_owners):
-        owner._lock = threading.RLock()
+    for lock in list(_locks):
+        lock.renew()
 
 
 def hold_during_fork(acquire: Callable[[], Any], release: Callable[[], Any]) -> None:

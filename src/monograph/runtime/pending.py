@@ -9,7 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NoReturn
 
 from monograph.errors import ExecutionError
-from monograph.runtime.forking import own_lock
+from monograph.runtime.forking import ForkLock
 
 
 class Pending:
@@ -84,7 +84,7 @@ class Worker:
         self._process = 0
         self._threads: ThreadPoolExecutor | None = None
         self._last: Future[Any] | None = None
-        self._lock = own_lock(self)
+        self._lock = ForkLock()
 
     def start(self, run: Callable[[], list[Any]]) -> Pending:
         """Has a run made behind all that were given before."""

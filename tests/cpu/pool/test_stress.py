@@ -112,10 +112,10 @@ session = load(rows(), 2)
 session.run({"x": np.ones((1, 37), np.float32)})
 ready = threading.Event()
 def hold():
-    owners = list(forking._owners)
-    assert owners
-    for owner in owners:
-        owner._lock.acquire()
+    locks = list(forking._locks)
+    assert locks
+    for lock in locks:
+        lock.acquire()
     with ffi.lib._lock:
         ready.set()
         time.sleep(0.3)

@@ -15,7 +15,7 @@ import numpy as np
 from monograph.ir import Graph, Input, TensorType, Value, known
 from monograph.ops.control import Loop, Scan
 from monograph.program.dynamic.stages import turn, type_of
-from monograph.runtime.forking import own_lock
+from monograph.runtime.forking import ForkLock
 
 KEPT_TURNS = 256
 """Turns of unlike shapes that a loop keeps: state that grows meets a new one each time."""
@@ -31,7 +31,7 @@ class TurnedLoop:
         self._op = loop.op
         self._compile = compile_turn
         self._turns: OrderedDict[tuple[Any, ...], Any] = OrderedDict()
-        self._lock = own_lock(self)
+        self._lock = ForkLock()
         self._constants = _constants(loop)
         self.compiled = 0
         """How often a turn has been compiled."""

@@ -31,7 +31,7 @@ from monograph.runtime.cpu.complex_executable import PartedExecutable
 from monograph.runtime.cpu.executable import CpuExecutable, compile_graph
 from monograph.runtime.cpu.launch import fresh
 from monograph.runtime.dynamic.host_loop import TurnedLoop
-from monograph.runtime.forking import own_lock
+from monograph.runtime.forking import ForkLock
 from monograph.runtime.outputs import NOTHING, deliver
 from monograph.runtime.progress import Progress, silent
 
@@ -140,7 +140,7 @@ class StagedExecutable:
         """How often what waits has been compiled."""
         self._compiler = compiler
         self._rest: OrderedDict[tuple[Any, ...], Executable] = OrderedDict()
-        self._lock = own_lock(self)
+        self._lock = ForkLock()
         self._needed = parts.needed
         self._decisive = set(parts.decisive)
         self._loops = {

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from monograph.runtime.forking import own_lock
+from monograph.runtime.forking import ForkLock
 from monograph.runtime.gpu.driver.graphs import GraphError, Graphs, Handle
 
 OFTEN = 8
@@ -47,7 +47,7 @@ class PinnedArrayRegistry:
     """What runs were given, and what of it is locked. May be used from several threads."""
 
     def __init__(self) -> None:
-        self._lock = own_lock(self)  # one that is entered twice: a collection may free an array
+        self._lock = ForkLock()  # one that is entered twice: a collection may free an array
         self._seen: dict[tuple[int, int], _Seen] = {}
         self.nbytes = 0
         """What is locked now."""
