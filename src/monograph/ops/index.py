@@ -273,7 +273,7 @@ class Col2Im(Op):
         ),
     )  # fmt: skip
 
-    def _counts(self) -> tuple[int, ...]:
+    def block_counts(self) -> tuple[int, ...]:
         """How many blocks lie along each dimension of the image."""
         counts = []
         for i, size in enumerate(self.image):
@@ -291,7 +291,7 @@ class Col2Im(Op):
         if x.rank != 3:
             raise InferError("columns have rank 3", expected="[N, C * block, blocks]", given=x)
         batch, rows, columns = x.dims
-        each, blocks = math.prod(self.block), math.prod(self._counts())
+        each, blocks = math.prod(self.block), math.prod(self.block_counts())
         if isinstance(rows, int) and rows % each:
             raise InferError("blocks do not divide the rows", expected=each, given=x)
         if isinstance(columns, int) and columns != blocks:
@@ -302,7 +302,7 @@ class Col2Im(Op):
 
     def reference(self, x: Array) -> Array:
         self.infer(TensorType(from_numpy(x.dtype), x.shape))
-        counts, channels = self._counts(), x.shape[1] // math.prod(self.block)
+        counts, channels = self.block_counts(), x.shape[1] // math.prod(self.block)
         room = tuple(map(sum, zip(self.pads_begin, self.image, self.pads_end, strict=True)))
         check_allocation((x.shape[0], channels, *room), np.float64)
         result = np.zeros((x.shape[0], channels, *room), from_numpy(x.dtype).compute)

@@ -195,7 +195,7 @@ class Resize(Op):
         check_allocation(tuple(result), np.float64)
         if 0 in result:
             return np.zeros(result, x.dtype)
-        axes = [op._axis(i, x.shape[a]) for i, a in enumerate(op.axes)]
+        axes = [op.axis_of(i, x.shape[a]) for i, a in enumerate(op.axes)]
         y = op._interpolate(x, axes)
         for a, axis in zip(op.axes, axes, strict=True):
             outside = axis.outside()
@@ -211,7 +211,8 @@ class Resize(Op):
             return self.extrapolation
         return int(np.clip(np.nan_to_num(self.extrapolation), *_limits(dtype)))
 
-    def _axis(self, i: int, size: int) -> Axis:
+    def axis_of(self, i: int, size: int) -> Axis:
+        """Return the coordinates of the i-th resized axis, of this size before."""
         n = len(self.axes)
         sizes = self.sizes or ()
         scale = None if self.scales is None else self.scales[i]

@@ -49,7 +49,7 @@ class MaxUnpool(Op):
         _check_operands(x, indices)
         self._check(x)
         if self.sizes is None:
-            return x.with_shape(self._inferred(x.dims))
+            return x.with_shape(self.pooled_shape(x.dims))
         if len(self.sizes) != x.rank or min(self.sizes) < 0:
             raise InferError("a shape of the rank of x", expected=x, given=list(self.sizes))
         return x.with_shape(self.sizes)
@@ -67,7 +67,7 @@ class MaxUnpool(Op):
             pads_end=self.pads_end,
         )
 
-    def _inferred(self, dims: Shape) -> Shape:
+    def pooled_shape(self, dims: Shape) -> Shape:
         """The shape of the tensor that was pooled."""
         result: list[Dim] = list(dims[:2])
         axes = zip(dims[2:], self.kernel, self.strides, self.pads_begin, self.pads_end, strict=True)
@@ -77,7 +77,7 @@ class MaxUnpool(Op):
         return tuple(result)
 
     def reference(self, x: Array, indices: Array) -> Array:
-        shape = tuple(max(0, int(d)) for d in self._inferred(x.shape))
+        shape = tuple(max(0, int(d)) for d in self.pooled_shape(x.shape))
         check_allocation(shape, x.dtype)
         total = math.prod(shape)
         if indices.shape != x.shape:

@@ -131,7 +131,7 @@ def _as_view(op: Resize, x: Value) -> Value | None:
     times = [1] * len(shape)
     for i, (axis, size) in enumerate(zip(op.axes, op.sizes or (), strict=True)):
         times[axis], rest = divmod(size, shape[axis])
-        places = nearest_places(op._axis(i, shape[axis]), op.rounding)
+        places = nearest_places(op.axis_of(i, shape[axis]), op.rounding)
         if rest or not np.array_equal(places, np.arange(size) // times[axis]):
             return None
     pairs = [(d, n) for d, n in zip(shape, times, strict=True)]

@@ -66,7 +66,7 @@ class _Resize:
 
     def _axis(self, i: int) -> _Axis:
         axis = self.op.axes[i]
-        where = self.op._axis(i, self.given.tensor.static[axis])
+        where = self.op.axis_of(i, self.given.tensor.static[axis])
         outside = where.outside() if self.op.coordinates == CROP else np.zeros(0, bool)
         weights = None
         if self.op.mode == NEAREST:

@@ -34,7 +34,7 @@ def serves(value: Value) -> bool:
 def pooled(value: Value) -> tuple[int, ...]:
     """The shape that the indices count over."""
     assert isinstance(value.op, MaxUnpool)
-    return tuple(max(0, int(d)) for d in value.op._inferred(value.inputs[0].tensor.static))
+    return tuple(max(0, int(d)) for d in value.op.pooled_shape(value.inputs[0].tensor.static))
 
 
 def unpool(context: KernelContext) -> Kernel:

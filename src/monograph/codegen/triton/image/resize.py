@@ -53,7 +53,7 @@ class _Axis:
 
 
 def _axis(op: Resize, number: int, size: int) -> _Axis:
-    where = op._axis(number, size)
+    where = op.axis_of(number, size)
     outside = where.outside() if op.coordinates == CROP else np.zeros(0, bool)
     if op.mode == NEAREST:
         return _Axis(op.axes[number], nearest_places(where, op.rounding)[:, None], None, outside)

@@ -47,9 +47,10 @@ class CopyOperand:
     def slice(self, axis: int, number: int) -> CopyOperand:
         """The elements at one number of an axis."""
         skipped = number * self.strides[axis] * self.type.dtype.itemsize
-        return replace(self._without(axis), offset=self.offset + skipped)
+        return replace(self.without(axis), offset=self.offset + skipped)
 
-    def _without(self, axis: int) -> CopyOperand:
+    def without(self, axis: int) -> CopyOperand:
+        """Return the operand without one axis, at its number 0."""
         shape = [d for k, d in enumerate(self.type.static) if k != axis]
         strides = tuple(s for k, s in enumerate(self.strides) if k != axis)
         return CopyOperand(self.of, self.offset, self.type.with_shape(shape), strides)
@@ -121,7 +122,7 @@ def copy(
 def _type(piece: Copied) -> TensorType:
     """What is copied at once."""
     target = piece.target
-    return target.type if piece.target_axis is None else target._without(piece.target_axis).type
+    return target.type if piece.target_axis is None else target.without(piece.target_axis).type
 
 
 def _copy(k: KernelWriter, piece: Copied, block: str, counter: TritonScratch | None) -> None:
@@ -155,7 +156,7 @@ def _position(
         if backward:
             number = k.w.let(f"{place.type.static[axis] - 1} - {number}", "t")
         pointer = k.w.let(f"{pointer} + {number} * {place.strides[axis]}", "pp")
-        place = place._without(axis)
+        place = place.without(axis)
     if place.dense:
         return f"{pointer} + {flat}{wide}"
     terms, step = [], math.prod(place.type.static)

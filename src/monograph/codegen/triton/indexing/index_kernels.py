@@ -79,7 +79,7 @@ def _laid_over(k: KernelWriter, t: ResultTile, mask: str | None) -> str:
     op, x, w, e = anchor.op, anchor.inputs[0], k.w, t.elements
     assert isinstance(op, Col2Im)
     n, c, *pixel = (t.point[t.counter(d)].text for d in range(len(t.shape)))
-    counts, wide = op._counts(), accumulator(anchor.dtype)
+    counts, wide = op.block_counts(), accumulator(anchor.dtype)
     w.line(f"total = tl.zeros_like({n}).to({register_type(wide)})")
     total = register(w, "total", wide)
     for place in np.ndindex(*op.block):

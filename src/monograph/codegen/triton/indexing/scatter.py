@@ -194,7 +194,7 @@ class _Notes:
         indices = anchor.inputs[1].tensor.static
         shape, count = anchor.inputs[0].tensor.static, math.prod(indices)
         if isinstance(anchor.op, MaxUnpool):
-            shape = tuple(max(int(d), 0) for d in anchor.op._inferred(shape))
+            shape = tuple(max(int(d), 0) for d in anchor.op.pooled_shape(shape))
         elif isinstance(anchor.op, ScatterNd):
             shape, count = shape[: indices[-1]], math.prod(indices[:-1])
         return _Notes(shape, count, TritonScratch(max(4 * math.prod(shape), 4), i32))
