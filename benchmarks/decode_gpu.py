@@ -109,7 +109,7 @@ class Decoding:
 
         feeds, places = self.feeds(position), self.places()
         bare = getattr(self.executable, "executable", self.executable)
-        outputs = bare._outputs(feeds, dict(feeds), places)
+        outputs = bare.output_tensors(feeds, dict(feeds), places)
         ports = {f"input:{n}": raw(x) for n, x in feeds.items()}
         ports |= {f"output:{n}": raw(x) for n, x in outputs.items()}
         return lambda: bare.launch(ports)

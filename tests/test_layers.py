@@ -104,3 +104,51 @@ def test_no_folder_is_crowded(top: Path) -> None:
         if path.name != "__init__.py" and folder not in FLAT:
             counts[folder] = counts.get(folder, 0) + 1
     assert {folder: n for folder, n in counts.items() if n > ROOM} == {}
+
+
+FOREIGN = {"torch", "module"}
+"""Names of other libraries' modules, whose underscore names are theirs to change."""
+
+
+def private_reaches(path: Path, text: str) -> list[str]:
+    """Accesses to `x._name` outside of the classes that define `_name`."""
+    found: list[str] = []
+
+    def walk(node: ast.AST, own: frozenset[str]) -> None:
+        if isinstance(node, ast.ClassDef):
+            own |= private_names(node)
+        if isinstance(node, ast.Attribute) and is_private(node.attr):
+            inner = ast.unparse(node.value)
+            foreign = inner.split(".")[0] in FOREIGN or node.attr == "_replace"
+            if inner not in ("self", "cls", "super()") and node.attr not in own and not foreign:
+                found.append(f"{path.relative_to(SRC)}:{node.lineno}: {ast.unparse(node)}")
+        for child in ast.iter_child_nodes(node):
+            walk(child, own)
+
+    walk(ast.parse(text), frozenset())
+    return found
+
+
+def is_private(name: str) -> bool:
+    return name.startswith("_") and not name.startswith("__")
+
+
+def private_names(node: ast.ClassDef) -> set[str]:
+    """The private methods and attributes that a class defines."""
+    names = {n.name for n in node.body if isinstance(n, ast.FunctionDef)}
+    names |= {ast.unparse(n.target) for n in node.body if isinstance(n, ast.AnnAssign)}
+    for inner in ast.walk(node):
+        if isinstance(inner, ast.Attribute) and isinstance(inner.ctx, ast.Store):
+            names |= {inner.attr} if ast.unparse(inner.value) == "self" else set()
+    return {name for name in names if is_private(name)}
+
+
+def test_no_code_reaches_into_private_attributes_of_another_object() -> None:
+    assert [reach for path in FILES for reach in private_reaches(path, path.read_text())] == []
+
+
+def test_a_reach_into_a_private_attribute_is_found() -> None:
+    text = (
+        "class A:\n    def _f(self, x: A): return x._f(self._g, torch._C)\ndef f(a): return a._f\n"
+    )
+    assert private_reaches(SRC / "example.py", text) == ["example.py:3: a._f"]

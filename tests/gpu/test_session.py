@@ -174,7 +174,7 @@ def test_memory_goes_with_the_session() -> None:
     session = load(models.linear())
     session.run({"x": rows(2)})
     executable: Any = session.executable({"x": rows(2)})
-    held = [*executable._memory.values(), *executable._constants._tensors]
+    held = [*executable.buffers.values(), *executable._constants._tensors]
     known = [weakref.ref(t) for t in held]
     del held, executable, session
     gc.collect()
@@ -186,7 +186,7 @@ def test_an_executable_that_is_dropped_frees_what_it_alone_has() -> None:
     session = load(models.linear(), max_cached_shapes=1)
     session.run({"x": rows(2)})
     executable: Any = session.executable({"x": rows(2)})
-    arena = weakref.ref(next(iter(executable._memory.values())))
+    arena = weakref.ref(next(iter(executable.buffers.values())))
     del executable
     session.run({"x": rows(5)})
     gc.collect()

@@ -329,4 +329,4 @@ def test_counts_are_plausible_in_a_measurement() -> None:
     (step,) = (s for s in module.program.steps if s.region.kind == "cache_update")
     (count,) = (v for v in step.region.inputs if v.dtype.is_integer)
     at = module.offsets[module.program.places.storage[count].buffer.id]
-    assert executable._memory["arena"][at : at + 8].view(torch.int64).item() == 32
+    assert executable.buffers["arena"][at : at + 8].view(torch.int64).item() == 32

@@ -70,7 +70,7 @@ class Parts:
             f"{'input' if n in names else 'output'}:{n}": t.view(torch.uint8)
             for n, t in ports.items()
         }
-        self._stretches.launch(0, len(self.executable._records), memory, 0)
+        self._stretches.launch(0, len(self.executable.records), memory, 0)
 
 
 def half(words: list[int]) -> None:

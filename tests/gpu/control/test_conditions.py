@@ -36,7 +36,7 @@ def test_what_libraries_do_inside_bodies_shares_its_memory(make: Any, lanes: int
     """So no two of them may run side by side; kernels of our own may."""
     driver = FakeDriver()
     executable = make(driver)
-    order = in_two_lanes(len(executable._records))
+    order = in_two_lanes(len(executable.records))
     recorder = Recorder(executable, FakeGraphs(driver, builds=True), order)
     assert recorder.order.lanes == lanes
 
@@ -60,7 +60,9 @@ def test_nothing_waits_twice_for_what_is_before_a_loop_of_no_turns() -> None:
     executable = without_turns(driver)
     # The loop is in a lane of its own, and the last launch waits for both.
     order = Schedule((0, 1, 0), ((), (0,), (1,)), (0, 1, 3))
-    ports = {name: torch.zeros(1 << 12, dtype=torch.uint8) for name, *_ in executable._ports}
+    ports = {
+        name: torch.zeros(1 << 12, dtype=torch.uint8) for name, *_ in executable.port_arguments
+    }
     taken = Recorder(executable, FakeGraphs(driver, builds=True), order).record(ports)
     assert [len(taken.nodes[i]) for i in range(3)] == [1, 0, 1]
     taken.graph.close()

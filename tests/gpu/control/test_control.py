@@ -344,7 +344,7 @@ def test_a_condition_is_not_read_while_a_caller_records(monkeypatch: pytest.Monk
             return False
 
     loop: Any = ConditionalLaunch(LaunchTree(REPEAT, (1,)))
-    loop.bodies, loop._flag = [[]], Flag()
+    loop.bodies, loop.flag = [[]], Flag()
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     with pytest.raises(ExecutionError, match="caller's graph"):
         loop.launch(0)

@@ -98,7 +98,7 @@ class Misbehaving:
 
 def kernels_of(executable: GpuProgram) -> list[Any]:
     """All launches of an executable, those inside branches and loops included."""
-    return [r for r in every_record(executable._records) if not isinstance(r, ConditionalLaunch)]
+    return [r for r in every_record(executable.records) if not isinstance(r, ConditionalLaunch)]
 
 
 def hook(replay: Any, number: int, what: Callable[[], None]) -> None:

@@ -155,7 +155,7 @@ def test_what_went_wrong_first_is_what_is_told(rig: Rig, monkeypatch: Any) -> No
 def test_a_hidden_synchronisation(rig: Rig) -> None:
     """A library that waits for the stream that records it: one run is eager, with a reason."""
     case = rig.case("library")
-    record: Any = case.replay.executable._records[0]
+    record: Any = case.replay.executable.records[0]
     plain, turns = record.launch, []
 
     def waits(stream: int) -> None:

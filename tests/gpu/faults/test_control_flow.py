@@ -268,7 +268,7 @@ def test_a_caller_who_captures_what_no_graph_of_theirs_can_hold(
         with pytest.raises(ExecutionError, match="caller's graph"):
             case.replay.run(feeds)
         found = other.replay.run(x)
-        assert ON_DEVICE or len(rig.graphs.recorded(5)) == len(other.replay.executable._records)
+        assert ON_DEVICE or len(rig.graphs.recorded(5)) == len(other.replay.executable.records)
     run[0]()
     rig.synchronise()
     equal(found, right)

@@ -41,7 +41,7 @@ def test_many_runs_of_one_kernel(batch: int, m: int, n: int, kind: str) -> None:
     for other in others:
         np.testing.assert_array_equal(first, other)
     # Whatever was counted is counted no more.
-    assert not executable._memory[KEPT].cpu().any()
+    assert not executable.buffers[KEPT].cpu().any()
 
 
 def test_the_result_is_the_reference_s() -> None:
@@ -54,6 +54,6 @@ def test_no_part_depends_on_what_memory_held() -> None:
     graph = product(1, 33, 20)
     executable = GpuExecutable(compile_for_gpu(graph, device().arch, split), device())
     feeds = feeds_for(graph)
-    executable._memory[ARENA].fill_(0xFF)
+    executable.buffers[ARENA].fill_(0xFF)
     (found,) = executable.run(feeds)
     np.testing.assert_allclose(found, evaluate(graph, feeds)[0], rtol=1e-4, atol=1e-5)

@@ -6,12 +6,12 @@ import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 
-from monograph.codegen.triton.module.layout import ARENA, CONSTANTS, KEPT, PORT, BufferRef
+from monograph.codegen.triton.module.layout import ARENA, CONSTANTS, KEPT, PORT, Bound, BufferRef
 from monograph.errors import ExecutionError
 from monograph.ir import Array, DType
 from monograph.runtime.gpu.capture.control import LaunchTree, count_kernels, outermost, syncs
@@ -84,6 +84,24 @@ class GpuLayout:
         return self.nests or (LaunchTree(),) * len(self.arguments)
 
 
+class Recordable(Protocol):
+    """Launches that a graph can be recorded from: those of a whole program, or some in a row."""
+
+    layout: GpuLayout
+    device: Device
+    records: list[Record]
+    """The launches, in order."""
+    port_arguments: list[tuple[str, Record, int, int]]
+    """The arguments that point to ports: port, launch, position, and offset in bytes."""
+    held: dict[str, torch.Tensor]
+    buffers: dict[str, torch.Tensor]
+    lock: threading.RLock
+
+    @property
+    def works(self) -> Sequence[Bound]:
+        """What was compiled for each launch; empty where that is not known."""
+
+
 class GpuProgram:
     """The launches and the memory of one program on one device. Runs wait for each other."""
 
@@ -91,6 +109,8 @@ class GpuProgram:
     host_reasons: Mapping[str, str] = {}
     specialisations = 0
     threads = 1
+    works: Sequence[Bound] = ()
+    """What was compiled for each launch; empty for a program from a package."""
 
     def __init__(
         self,
@@ -108,27 +128,27 @@ class GpuProgram:
         self.runs = 0
         self.copies = 0
         """How often an input had to be copied because its output is written over it."""
-        self._lock = threading.RLock()
-        self._marked: set[int] = set()
+        self.lock = threading.RLock()
+        self.marked_streams: set[int] = set()
         """Streams that its memory is known to be used on."""
         self._process = os.getpid()
         pieces: Pieces = layout.pieces or ((0, block.size),)
         needs = (layout.arena_bytes, block.size, layout.kept_bytes)
-        self._stream = device.stream()
+        self.last_stream = device.stream()
         """The one that was last given something that uses its memory: here, zeros for it."""
         try:
             self._constants = (constants or DeviceConstants(device)).upload(block, pieces)
-            self._memory = {
+            self.buffers = {
                 ARENA: self._bytes(torch.empty, layout.arena_bytes),
                 KEPT: self._bytes(torch.zeros, layout.kept_bytes),
             }
         except torch.OutOfMemoryError as e:
             raise out_of_memory(device, *needs, e) from None
-        self.notes = Notes(layout.faults, self._memory[KEPT], device) if layout.faults else None
+        self.notes = Notes(layout.faults, self.buffers[KEPT], device) if layout.faults else None
         """What kernels find wrong with data; None where nothing can be."""
         every = list(records())
-        self._records = outermost(every, layout.nests)
-        self._ports: list[tuple[str, Record, int, int]] = []
+        self.records = outermost(every, layout.nests)
+        self.port_arguments: list[tuple[str, Record, int, int]] = []
         for record, arguments in zip(every, layout.arguments, strict=True):
             for position, where in enumerate(arguments):
                 self._point(record, position, where)
@@ -144,11 +164,11 @@ class GpuProgram:
         if where.port in self.held:
             record.point(position, self.held[where.port], where.offset)
         elif where.memory == PORT:
-            self._ports.append((where.port, record, position, where.offset))
+            self.port_arguments.append((where.port, record, position, where.offset))
         elif where.memory == CONSTANTS:
             record.point(position, *self._constants.at(where.offset))
         else:
-            record.point(position, self._memory[where.memory], where.offset)
+            record.point(position, self.buffers[where.memory], where.offset)
 
     @property
     def bounds_checks(self) -> int:
@@ -163,12 +183,12 @@ class GpuProgram:
     @property
     def launches(self) -> int:
         """Launches of a run, a branch or a loop counted as one."""
-        return len(self._records)
+        return len(self.records)
 
     @property
     def syncs(self) -> int:
         """How often the host has waited for the device to read a condition."""
-        return syncs(self._records)
+        return syncs(self.records)
 
     @property
     def flops(self) -> float:
@@ -191,7 +211,7 @@ class GpuProgram:
     @property
     def own_bytes(self) -> int:
         """Device memory that the executable holds, without the constants."""
-        return sum(m.numel() for m in self._memory.values())
+        return sum(m.numel() for m in self.buffers.values())
 
     @property
     def device_bytes(self) -> int:
@@ -223,18 +243,18 @@ class GpuProgram:
 
     def _run(self, feeds: Mapping[str, Any], out: Mapping[str, Any]) -> list[Any]:
         as_tensors = any(isinstance(x, torch.Tensor) for x in feeds.values())
-        with self._lock:
-            inputs = {s.name: self._given(feeds[s.name], s) for s in self.layout.inputs}
-            outputs = self._outputs(feeds, inputs, out)
+        with self.lock:
+            inputs = {s.name: self.input_tensor(feeds[s.name], s) for s in self.layout.inputs}
+            outputs = self.output_tensors(feeds, inputs, out)
             ports = {f"input:{n}": t for n, t in inputs.items()}
             ports |= {f"output:{n}": t for n, t in outputs.items()}
             note = self.start({n: raw(t) for n, t in ports.items()})
             if note is not None:
                 self.device.finish()
                 note.check()
-        return [self._result(s, outputs[s.name], out, as_tensors) for s in self.layout.outputs]
+        return [self.result(s, outputs[s.name], out, as_tensors) for s in self.layout.outputs]
 
-    def _given(self, data: Any, slot: DevicePort) -> torch.Tensor:
+    def input_tensor(self, data: Any, slot: DevicePort) -> torch.Tensor:
         """An input on the device: the caller's own tensor where kernels can read it."""
         if isinstance(data, torch.Tensor):
             tensor = plain(data.detach()).to(self.device.place).contiguous()
@@ -244,7 +264,7 @@ class GpuProgram:
         tensor = host.to(self.device.place, copy=True)
         return tensor.view(torch_type(slot.dtype)).reshape(slot.shape)
 
-    def _outputs(
+    def output_tensors(
         self, feeds: Mapping[str, Any], inputs: dict[str, torch.Tensor], out: Mapping[str, Any]
     ) -> dict[str, torch.Tensor]:
         """Where the outputs go. A donated one takes the place of its input."""
@@ -259,7 +279,7 @@ class GpuProgram:
             elif old is not None and not isinstance(feeds[slot.over], torch.Tensor):
                 tensor = old  # a copy that nobody else has
             else:
-                tensor = self._fresh(slot)
+                tensor = self.fresh_output(slot)
             if old is not None and tensor.data_ptr() != old.data_ptr():
                 tensor.copy_(old)
                 self.copies += 1
@@ -279,7 +299,7 @@ class GpuProgram:
         others = (t for n, t in inputs.items() if n != slot.over)
         return all(given.data_ptr() != t.data_ptr() for t in others)
 
-    def _result(
+    def result(
         self, slot: DevicePort, tensor: torch.Tensor, out: Mapping[str, Any], as_tensors: bool
     ) -> Any:
         given = out.get(slot.name)
@@ -294,13 +314,13 @@ class GpuProgram:
         from_numpy(array).copy_(raw(tensor))
         return array
 
-    def _fresh(self, slot: DevicePort) -> torch.Tensor:
+    def fresh_output(self, slot: DevicePort) -> torch.Tensor:
         kind = torch_type(slot.dtype)
         return torch.empty(slot.shape, dtype=kind, device=self.device.place)
 
     def fill(self, numbers: Callable[[int, torch.device], torch.Tensor]) -> None:
         """Puts some numbers into the arena, for measurements of single steps."""
-        arena = self._memory[ARENA]
+        arena = self.buffers[ARENA]
         arena.copy_(numbers(arena.numel(), self.device.place)[: arena.numel()])
 
     def check(self) -> None:
@@ -320,32 +340,32 @@ class GpuProgram:
 
     def start(self, ports: Mapping[str, torch.Tensor]) -> FaultReport | None:
         """Enqueues a run on the current stream, and what it notes of its data behind it."""
-        with self._lock:
-            stream = self._begin(ports)
+        with self.lock:
+            stream = self.begin(ports)
             self._launch_all(stream)
             notes = self._readable(stream)
             return None if notes is None else notes.take()
 
     def launch(self, ports: Mapping[str, torch.Tensor]) -> None:
         """Enqueues every piece of work once, on the current stream, and nothing besides."""
-        with self._lock:
-            self._launch_all(self._begin(ports, noted=False))
+        with self.lock:
+            self._launch_all(self.begin(ports, noted=False))
 
     def _launch_all(self, stream: int) -> None:
-        for record in self._records:
+        for record in self.records:
             record.launch(stream)
         self.runs += 1
 
-    def _begin(self, ports: Mapping[str, torch.Tensor], noted: bool = True) -> int:
+    def begin(self, ports: Mapping[str, torch.Tensor], noted: bool = True) -> int:
         """Points the launches to a caller's memory; runs on other streams are waited for.
 
         noted: whether somebody will look at what the run finds wrong with its data.
         """
-        for port, record, position, offset in self._ports:
+        for port, record, position, offset in self.port_arguments:
             record.point(position, ports[port], offset)
         stream = self.device.stream()
-        if self.order(stream) and stream not in self._marked:
-            self._marked.add(stream)
+        if self.order(stream) and stream not in self.marked_streams:
+            self.marked_streams.add(stream)
             self.device.used(self.memory)
         notes = self._readable(stream)
         if notes is not None and noted:
@@ -358,20 +378,20 @@ class GpuProgram:
     def memory(self) -> list[torch.Tensor]:
         """All memory of the device that runs use, but what callers bring."""
         notes = [] if self.notes is None else self.notes.memory
-        own = [*self._memory.values(), *self.held.values(), *notes]
-        return [*own, *self._constants._tensors]
+        own = [*self.buffers.values(), *self.held.values(), *notes]
+        return [*own, *self._constants.tensors]
 
     def order(self, stream: int) -> bool:
         """Has the current stream wait for runs on another: they use the same memory.
 
         Returned is whether there was another. Whoever captures the current one sees to the order.
         """
-        if stream == self._stream or self.device.capturing(stream):
+        if stream == self.last_stream or self.device.capturing(stream):
             return False
-        if self.device.capturing(self._stream):
+        if self.device.capturing(self.last_stream):
             raise _waits_for_capture()
-        self.device.join(self._stream)
-        self._stream = stream
+        self.device.join(self.last_stream)
+        self.last_stream = stream
         return True
 
 

@@ -62,7 +62,7 @@ class FaultReport:
     _faults: Sequence[DeviceFaultText]
     _first: int
     _doubt: _Doubt
-    _run: int
+    run: int
 
     def __del__(self) -> None:
         self._free.append(self._slot)
@@ -71,7 +71,7 @@ class FaultReport:
         """Fails where a kernel of the run found data that do not fit; as often as it is asked."""
         noted = self._slot[1].tobytes()
         if noted.count(0) == len(noted):
-            self._doubt.settle(self._run)
+            self._doubt.settle(self.run)
             return
         for fault in self._faults:
             came, data = _NOTE.unpack_from(noted, fault.at - self._first)
@@ -143,7 +143,7 @@ class Notes:
             slot, self._free, self._faults, self._first, self._doubt, next(self._runs)
         )
         self._device.copy(slot[0], self._here)
-        self._doubt.run = note._run
+        self._doubt.run = note.run
         return note
 
     def _grow(self) -> None:

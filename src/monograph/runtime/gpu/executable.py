@@ -190,6 +190,7 @@ class GpuExecutable(GpuProgram):
     ) -> None:
         self.module = module
         self.program = module.program
+        self.works = module.works
         super().__init__(
             layout_of(module),
             lambda: [self._record(b) for b in module.every],
@@ -249,9 +250,9 @@ class GpuExecutable(GpuProgram):
         return [*self.program.graph.inputs, *(v for _, v in self.program.graph.outputs)]
 
     def _run(self, feeds: Mapping[str, Any], out: Mapping[str, Any]) -> list[Any]:
-        return super()._run(feeds, out) if self.whole else self._run_parts(feeds, out)
+        return super()._run(feeds, out) if self.whole else self.run_parts(feeds, out)
 
-    def _run_parts(
+    def run_parts(
         self,
         feeds: Mapping[str, Any],
         out: Mapping[str, Any],
@@ -263,21 +264,21 @@ class GpuExecutable(GpuProgram):
         """
         enqueue = enqueue or self._enqueue
         as_tensors = any(isinstance(x, torch.Tensor) for x in feeds.values())
-        with self._lock:
-            inputs = {s.name: self._given(feeds[s.name], s) for s in self.layout.inputs}
-            outputs = self._outputs(feeds, inputs, out)
+        with self.lock:
+            inputs = {s.name: self.input_tensor(feeds[s.name], s) for s in self.layout.inputs}
+            outputs = self.output_tensors(feeds, inputs, out)
             ports = {f"input:{n}": raw(t) for n, t in inputs.items()}
             ports |= {f"output:{n}": raw(t) for n, t in outputs.items()} | self.held
             held: dict[Value, Any] = {}
-            stream, done = self._begin(ports), 0
+            stream, done = self.begin(ports), 0
             for before, step in self.module.host:
                 enqueue(done, before, ports, stream)
                 done = before
                 self._host(step, ports, held, feeds)
-            enqueue(done, len(self._records), ports, stream)
+            enqueue(done, len(self.records), ports, stream)
             self.runs += 1
             self.check()
-            made = {s.name: self._result(s, outputs[s.name], out, as_tensors) for s in self._slots}
+            made = {s.name: self.result(s, outputs[s.name], out, as_tensors) for s in self._slots}
             return [
                 made.pop(n) if n in made else self._elsewhere(v, ports, held, feeds, as_tensors)
                 for n, v in self.program.graph.outputs
@@ -290,7 +291,7 @@ class GpuExecutable(GpuProgram):
     def _enqueue(
         self, start: int, stop: int, ports: Mapping[str, torch.Tensor], stream: int
     ) -> None:
-        for record in self._records[start:stop]:
+        for record in self.records[start:stop]:
             record.launch(stream)
 
     def _host(
@@ -337,7 +338,7 @@ class GpuExecutable(GpuProgram):
         place = self.program.places.storage[value]
         start = place.offset * place.buffer.dtype.itemsize
         if place.buffer.kind == TEMPORARY:
-            memory = self._memory[ARENA]
+            memory = self.buffers[ARENA]
             start += self.module.offsets[place.buffer.id]
         else:
             memory = ports[f"{place.buffer.kind}:{place.buffer.name}"]
@@ -363,8 +364,8 @@ class GpuExecutable(GpuProgram):
         self, ports: Mapping[str, torch.Tensor], streams: Sequence[torch.cuda.Stream]
     ) -> None:
         """Enqueues every piece of work once, each lane on a stream; the first one waits for all."""
-        with self._lock:
-            for port, record, position, offset in self._ports:
+        with self.lock:
+            for port, record, position, offset in self.port_arguments:
                 record.point(position, ports[port], offset)
             main = streams[0]
             begun = main.record_event()
@@ -372,7 +373,7 @@ class GpuExecutable(GpuProgram):
                 stream.wait_event(begun)
             ended: dict[int, torch.cuda.Event] = {}
             awaited = {i for b in self.module.works for i in b.waits}
-            for record, bound in zip(self._records, self.module.works, strict=True):
+            for record, bound in zip(self.records, self.module.works, strict=True):
                 stream = streams[bound.lane]
                 for other in bound.waits:
                     if other in ended:  # not for a step without work

@@ -77,23 +77,23 @@ class ConstantBlock:
         self._size = size
         self._pieces = pieces
         self._starts = [at for at, _ in pieces]
-        self._tensors = tensors
+        self.tensors = tensors
 
     def to_host(self) -> Array:
         """The block as it was uploaded."""
         block = np.zeros(self._size, np.uint8)
-        for (at, count), tensor in zip(self._pieces, self._tensors, strict=True):
+        for (at, count), tensor in zip(self._pieces, self.tensors, strict=True):
             block[at : at + count] = tensor[:count].cpu().numpy()
         return block
 
     def at(self, offset: int) -> tuple[torch.Tensor, int]:
         """The memory in which an offset of the block lies, and the offset there."""
         number = bisect.bisect_right(self._starts, offset) - 1
-        return self._tensors[number], offset - self._starts[number]
+        return self.tensors[number], offset - self._starts[number]
 
     @property
     def nbytes(self) -> int:
-        return sum(t.numel() for t in self._tensors)
+        return sum(t.numel() for t in self.tensors)
 
 
 FAILED: type[Exception] = getattr(torch, "AcceleratorError", RuntimeError)

@@ -86,8 +86,10 @@ class HostClock:
 
 def ports_of(executable: GpuExecutable, feeds: Mapping[str, Any]) -> dict[str, torch.Tensor]:
     """Memory for inputs, filled, and for outputs."""
-    found = {f"input:{s.name}": executable._given(feeds[s.name], s) for s in _inputs(executable)}
-    found |= {f"output:{s.name}": executable._fresh(s) for s in executable.layout.outputs}
+    found = {
+        f"input:{s.name}": executable.input_tensor(feeds[s.name], s) for s in _inputs(executable)
+    }
+    found |= {f"output:{s.name}": executable.fresh_output(s) for s in executable.layout.outputs}
     for slot in executable.layout.outputs:
         if slot.over:  # a donated output lies over its input
             found[f"output:{slot.name}"] = found[f"input:{slot.over}"]
@@ -125,11 +127,11 @@ def time_launches(
 def _one_run(
     executable: GpuExecutable, ports: Mapping[str, torch.Tensor], watch: Stopwatch
 ) -> list[int]:
-    with executable._lock:
-        stream = executable._begin(ports)
-        watch.ahead(len(executable._records))
+    with executable.lock:
+        stream = executable.begin(ports)
+        watch.ahead(len(executable.records))
         marks = [watch.mark()]
-        for record in executable._records:
+        for record in executable.records:
             marks.append(watch.mark())
             record.launch(stream)
             marks.append(watch.mark())
@@ -139,7 +141,7 @@ def _one_run(
 
 def time_graph(executable: GpuExecutable, ports: Mapping[str, torch.Tensor]) -> float | None:
     """Seconds of a run in a graph of all launches; None where there can be none."""
-    controlled = any(isinstance(r, ConditionalLaunch) for r in executable._records)
+    controlled = any(isinstance(r, ConditionalLaunch) for r in executable.records)
     if controlled or not executable.device.measures:
         return None
     return executable.device.measure(lambda: executable.launch(ports)) / 1e6

@@ -167,11 +167,11 @@ class StreamTuner:
         layout = SlabLayout(executable.layout)
         place = executable.device.place
         block = torch.zeros(max(layout.nbytes, 1), dtype=torch.uint8, device=place)
-        notes = executable._memory[KEPT].clone()
+        notes = executable.buffers[KEPT].clone()
         recorders = [Recorder(executable, self.graphs, order) for order in tried.values()]
         with ExitStack() as stack:
             # What trials find wrong with their numbers is no fault of the caller's.
-            stack.callback(executable._memory[KEPT].copy_, notes)
+            stack.callback(executable.buffers[KEPT].copy_, notes)
             trials = [self._trial(r, layout.memory(block), stack) for r in recorders]
             return time_queued(dict(zip(tried, trials, strict=True)))
 

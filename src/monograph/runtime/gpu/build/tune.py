@@ -291,7 +291,7 @@ def _count_half(
             start = place.offset * value.dtype.itemsize
             if place.buffer.kind == TEMPORARY:
                 start += module.offsets.get(place.buffer.id, 0)
-                memory = executable._memory[ARENA]
+                memory = executable.buffers[ARENA]
             elif place.buffer.kind != CONSTANT:
                 memory = ports[f"{place.buffer.kind}:{place.buffer.name}"]
             else:

@@ -53,8 +53,8 @@ def started(
         if isinstance(data, torch.Tensor):
             refuse_misfit(slot, data)
         _count(counts, slot.name, why_copied(data, place))
-        inputs[slot.name] = executable._given(data, slot)
-    outputs = executable._outputs(feeds, inputs, _usable(executable, inputs, out, counts))
+        inputs[slot.name] = executable.input_tensor(data, slot)
+    outputs = executable.output_tensors(feeds, inputs, _usable(executable, inputs, out, counts))
     memory = {f"input:{n}": raw(t) for n, t in inputs.items()}
     memory |= {f"output:{n}": raw(t) for n, t in outputs.items()}
     end = enqueue(memory)
@@ -62,7 +62,7 @@ def started(
 
     def result(number: int) -> Any:
         slot = layout.outputs[number]
-        return executable._result(slot, outputs[slot.name], out, as_tensors)
+        return executable.result(slot, outputs[slot.name], out, as_tensors)
 
     later = [goes_to_host(out.get(s.name), as_tensors) for s in layout.outputs]
     found = [None if later[i] else result(i) for i in range(len(later))]
@@ -87,7 +87,7 @@ def started_eagerly(
         note = executable.start(memory)
         return _end_of(executable.device.place, note)
 
-    with told_of_failure(), executable.device.active(), executable._lock:
+    with told_of_failure(), executable.device.active(), executable.lock:
         return started(executable, feeds, out, None, enqueue)
 
 

@@ -20,7 +20,7 @@ import torch
 
 from monograph.codegen.triton.module.layout import Bound
 from monograph.program.memory.stream_schedule import Schedule
-from monograph.runtime.gpu.bound_program import GpuProgram
+from monograph.runtime.gpu.bound_program import Recordable
 from monograph.runtime.gpu.capture.conditions import (
     Ends,
     add_launch,
@@ -65,27 +65,27 @@ def every_record(records: Sequence[Any]) -> Iterator[Any]:
                 yield from every_record(body)
 
 
-def own_ports(executable: GpuProgram) -> list[list[tuple[str, int, int]]]:
+def own_ports(executable: Recordable) -> list[list[tuple[str, int, int]]]:
     """For every launch, its ports: which, as which argument, how many bytes behind its start."""
-    number = {id(r): i for i, r in enumerate(executable._records)}
-    found: list[list[tuple[str, int, int]]] = [[] for _ in executable._records]
-    for port, record, position, offset in executable._ports:
+    number = {id(r): i for i, r in enumerate(executable.records)}
+    found: list[list[tuple[str, int, int]]] = [[] for _ in executable.records]
+    for port, record, position, offset in executable.port_arguments:
         if id(record) in number:
             found[number[id(record)]].append((port, position, offset))
     return found
 
 
-def inner_ports(executable: GpuProgram) -> set[str]:
+def inner_ports(executable: Recordable) -> set[str]:
     """Ports that something inside a branch or a loop uses: no driver changes those nodes."""
-    outer = {id(r) for r in executable._records if not isinstance(r, ConditionalLaunch)}
-    return {port for port, record, _, _ in executable._ports if id(record) not in outer}
+    outer = {id(r) for r in executable.records if not isinstance(r, ConditionalLaunch)}
+    return {port for port, record, _, _ in executable.port_arguments if id(record) not in outer}
 
 
-def held_ports(executable: GpuProgram) -> list[tuple[str, Any, int, int]]:
+def held_ports(executable: Recordable) -> list[tuple[str, Any, int, int]]:
     """What launches have of memory in the place of inputs: which, whose, as which argument."""
     if not executable.held:
         return []
-    arguments = zip(every_record(executable._records), executable.layout.arguments, strict=True)
+    arguments = zip(every_record(executable.records), executable.layout.arguments, strict=True)
     return [
         (where.port, record, position, where.offset)
         for record, places in arguments
@@ -94,12 +94,11 @@ def held_ports(executable: GpuProgram) -> list[tuple[str, Any, int, int]]:
     ]
 
 
-def order_of(executable: GpuProgram) -> Schedule:
+def order_of(executable: Recordable) -> Schedule:
     """The order of an executable's launches, in all lanes that its memory was planned for."""
-    works = getattr(getattr(executable, "module", None), "works", ())
-    count = len(executable._records)
-    if len(works) == count:
-        return launch_order(works)
+    count = len(executable.records)
+    if len(executable.works) == count:
+        return launch_order(executable.works)
     return in_turn(count)  # loaded from a package, or a part of a run
 
 
@@ -185,23 +184,23 @@ class Recorder:
     """Records an executable's launches, lanes side by side."""
 
     def __init__(
-        self, executable: GpuProgram, graphs: Graphs, order: Schedule | None = None
+        self, executable: Recordable, graphs: Graphs, order: Schedule | None = None
     ) -> None:
         self.executable = executable
         self.graphs = graphs
         self.pool = None if self.all_own else graphs.pool()
         self.order = order or order_of(executable)
-        if any(decides_on_foreign(graphs, r) for r in executable._records):
+        if any(decides_on_foreign(graphs, r) for r in executable.records):
             # One stream records what libraries do inside all bodies: they share their memory.
-            self.order = in_turn(len(executable._records))
+            self.order = in_turn(len(executable.records))
         self.events: list[Handle] = []
 
     def record(
         self, memory: Memory, before: Copies = NO_COPIES, after: Copies = NO_COPIES
     ) -> Recording:
         """The graph of one run on some memory, with copies before and after it."""
-        with self.executable._lock:
-            for port, record, position, offset in self.executable._ports:
+        with self.executable.lock:
+            for port, record, position, offset in self.executable.port_arguments:
                 record.point(position, memory[port], offset)
             if self.graphs.builds and self.all_own:
                 return self._built(before, after)
@@ -211,7 +210,7 @@ class Recorder:
     @property
     def all_own(self) -> bool:
         """Whether every launch is a kernel of our own, whatever decides on it."""
-        return all(is_own(self.graphs, r) for r in self.executable._records)
+        return all(is_own(self.graphs, r) for r in self.executable.records)
 
     def _built(self, before: Copies, after: Copies) -> Recording:
         """A graph made node by node, by what lanes and waits say."""
@@ -232,7 +231,7 @@ class Recorder:
         overlaps = next((taken.edges[name] for name, copy in before.items() if copy.control), None)
         last: dict[int, Ends] = {}
         ends: dict[int, Ends] = {}
-        for number, record in enumerate(self.executable._records):
+        for number, record in enumerate(self.executable.records):
             lane, waits = self.order.lane[number], self.order.waits[number]
             here = last.get(lane) or Ends([], None if waits else overlaps)
             needed = once([*here.nodes, *(n for i in waits for n in ends[i].nodes)]) or start
@@ -268,7 +267,7 @@ class Recorder:
             self.graphs.wait(stream, self._event(main))
         awaited = {i for waits in self.order.waits for i in waits}
         ended: dict[int, Handle] = {}
-        for number, record in enumerate(self.executable._records):
+        for number, record in enumerate(self.executable.records):
             stream = streams[self.order.lane[number]]
             for other in self.order.waits[number]:
                 self.graphs.wait(stream, ended[other])
@@ -299,7 +298,7 @@ class Recorder:
 
 
 def places_of(
-    executable: GpuProgram, graphs: Graphs, taken: Recording, numbers: Sequence[int], memory: Memory
+    executable: Recordable, graphs: Graphs, taken: Recording, numbers: Sequence[int], memory: Memory
 ) -> dict[str, list[Place]]:
     """Where the addresses of ports stand in launches of our own; checked against the nodes."""
     found: dict[str, list[Place]] = {}
@@ -307,7 +306,7 @@ def places_of(
     for number in numbers:
         if not ports[number]:
             continue
-        params = _only_kernel(graphs, taken.nodes[number], executable._records[number])
+        params = _only_kernel(graphs, taken.nodes[number], executable.records[number])
         for port, position, offset in ports[number]:
             word = params.word(position, 0)
             if word.value != memory[port].data_ptr() + offset:

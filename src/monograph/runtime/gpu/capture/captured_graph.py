@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from monograph.codegen.triton.module.layout import ARENA, KEPT
-from monograph.runtime.gpu.bound_program import VECTOR, GpuProgram
+from monograph.runtime.gpu.bound_program import VECTOR, Recordable
 from monograph.runtime.gpu.build.stream_tuning import StreamTuner
 from monograph.runtime.gpu.capture.capture import (
     Copies,
@@ -22,6 +22,7 @@ from monograph.runtime.gpu.capture.capture import (
     own_ports,
     places_of,
 )
+from monograph.runtime.gpu.capture.control import ConditionalLaunch
 from monograph.runtime.gpu.capture.pointer_params import (
     ALIGNED,
     Moved,
@@ -112,7 +113,7 @@ class GraphBuilder:
 
     def __init__(
         self,
-        executable: GpuProgram,
+        executable: Recordable,
         graphs: Graphs,
         laned: StreamTuner | None = None,
         partly: bool = False,
@@ -121,7 +122,7 @@ class GraphBuilder:
         self.graphs = graphs
         self.laned = laned
         self.partly = partly
-        records = executable._records
+        records = executable.records
         self.exact = [i for i, r in enumerate(records) if graphs.function(r) is not None]
         ports = own_ports(executable)
         self.foreign = [i for i in range(len(records)) if i not in set(self.exact) and ports[i]]
@@ -144,10 +145,10 @@ class GraphBuilder:
         if self._warm:
             return
         executable = self.executable
-        for record in every_record(executable._records):
+        for record in every_record(executable.records):
             self.graphs.prepare(record)
-        others = [r for i, r in enumerate(executable._records) if i not in set(self.exact)]
-        foreign = [r for r in others if not hasattr(r, "bodies")]
+        others = [r for i, r in enumerate(executable.records) if i not in set(self.exact)]
+        foreign = [r for r in others if not isinstance(r, ConditionalLaunch)]
         if foreign:
             self._launch_on_scratch(foreign, memory)
         self._warm = True
@@ -160,9 +161,9 @@ class GraphBuilder:
         copies = {n: t.clone() for n, t in executable.held.items()}
         held = [p for p in held_ports(executable) if id(p[1]) in launched]
         # What has been found wrong in data stays so; in the middle of a run the rest does, too.
-        kept = [executable._memory[n] for n in ((KEPT, ARENA) if self.partly else (KEPT,))]
+        kept = [executable.buffers[n] for n in ((KEPT, ARENA) if self.partly else (KEPT,))]
         saved = [m.clone() for m in kept]
-        for port, record, position, offset in executable._ports:
+        for port, record, position, offset in executable.port_arguments:
             if id(record) in launched:
                 record.point(position, scratch[port], offset)
         for port, record, position, offset in held:
@@ -271,7 +272,7 @@ class GraphBuilder:
 
     def _read(self, taken: Recording, number: int) -> list[Params | None]:
         """The parameters of the nodes of a launch."""
-        record = self.executable._records[number]
+        record = self.executable.records[number]
         words = record.arguments if isinstance(record, Launched) else 0
         return [self.graphs.read(node, words) for node in taken.nodes[number]]
 

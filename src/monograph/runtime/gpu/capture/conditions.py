@@ -94,9 +94,9 @@ def _decided(graphs: Graphs, record: ConditionalLaunch) -> tuple[str, int, list[
     """What a conditional node is made of: its kind, the address of the bool, its bodies."""
     if not graphs.conditionals:
         raise UncapturableError("a branch or a loop: the driver has no conditional nodes")
-    assert record._flag is not None
+    assert record.flag is not None
     kind = IF if record.nest.kind == BRANCH else WHILE
-    return kind, record._flag.data_ptr(), [partial(_add_body, graphs, b) for b in record.bodies]
+    return kind, record.flag.data_ptr(), [partial(_add_body, graphs, b) for b in record.bodies]
 
 
 def _add_body(graphs: Graphs, body: Sequence[Any], graph: Handle) -> list[Any]:

@@ -78,10 +78,10 @@ class ConditionalLaunch:
         """How often the host has waited for the device."""
         self.launched = 0
         """Pieces of work launched, those inside others not counted."""
-        self._flag: torch.Tensor | None = None
+        self.flag: torch.Tensor | None = None
 
     def point(self, position: int, memory: torch.Tensor, offset: int) -> None:
-        self._flag = memory[offset : offset + 1]
+        self.flag = memory[offset : offset + 1]
 
     def launch(self, stream: int) -> None:
         if self.nest.kind == BRANCH:
@@ -95,14 +95,14 @@ class ConditionalLaunch:
 
     def _holds(self) -> bool:
         """The condition, once everything before it has run."""
-        assert self._flag is not None
-        if self._flag.is_cuda and torch.cuda.is_current_stream_capturing():
+        assert self.flag is not None
+        if self.flag.is_cuda and torch.cuda.is_current_stream_capturing():
             raise ExecutionError(
                 "the host reads a condition, which cannot be recorded into a caller's graph",
                 hint='load the model with capture="auto"',
             )
         self.syncs += 1
-        return bool(self._flag.item())
+        return bool(self.flag.item())
 
     def _launch(self, body: Sequence[Record], stream: int) -> None:
         for record in body:

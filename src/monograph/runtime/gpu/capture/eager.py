@@ -48,7 +48,7 @@ class Eager:
         return self.executable.run(feeds, out)
 
     def _count(self) -> None:
-        with self.executable._lock:  # threads count together
+        with self.executable.lock:  # threads count together
             self._attempts.goes_without(self._reason)
 
     def run_async(

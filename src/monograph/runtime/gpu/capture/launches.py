@@ -54,7 +54,7 @@ class Launches:
         self.executable = executable
         self.graphs = graphs
         self.counts = counts
-        self.lock = executable._lock
+        self.lock = executable.lock
         self.process = HERE[0]
         self.made: dict[Hashable, Recorded] = {}
         self._events: list[Handle] = []
@@ -84,8 +84,8 @@ class Launches:
     def _mark(self, stream: int) -> None:
         """Has memory wait for a stream before others get it; known until it is freed, so once."""
         owned: list[torch.Tensor] = []
-        if stream not in self.executable._marked:
-            self.executable._marked.add(stream)
+        if stream not in self.executable.marked_streams:
+            self.executable.marked_streams.add(stream)
             owned += self.executable.memory
         for recorded in self.made.values():
             if stream not in recorded.marked:
@@ -98,7 +98,7 @@ class Launches:
         self, recorded: Recorded, addresses: list[int], stream: int, start: Start | None = None
     ) -> None:
         """Moves the ports that have moved, and launches; by native code, where that is given."""
-        if self.executable._stream != stream:
+        if self.executable.last_stream != stream:
             self.order(stream)
         if addresses != recorded.addresses:
             try:

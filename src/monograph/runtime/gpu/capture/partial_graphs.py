@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 
+from monograph.codegen.triton.module.layout import Bound
 from monograph.errors import some_of
 from monograph.program.launch_regions import NO_CONDITIONS, step_name
 from monograph.runtime.gpu.bound_program import GpuProgram
@@ -28,18 +28,19 @@ class PartialProgram:
     """Some launches of an executable in a row, as what records them sees an executable."""
 
     def __init__(self, executable: GpuProgram, start: int, stop: int) -> None:
-        self._records = executable._records[start:stop]
-        inside = [id(r) for r in every_record(self._records)]
-        before = sum(1 for _ in every_record(executable._records[:start]))
+        self.records = executable.records[start:stop]
+        inside = [id(r) for r in every_record(self.records)]
+        before = sum(1 for _ in every_record(executable.records[:start]))
         arguments = executable.layout.arguments[before : before + len(inside)]
         self.layout = replace(executable.layout, arguments=arguments)
         known = set(inside)
-        self._ports = [p for p in executable._ports if id(p[1]) in known]
-        self._lock = executable._lock
-        self._memory = executable._memory
+        self.port_arguments = [p for p in executable.port_arguments if id(p[1]) in known]
+        self.lock = executable.lock
+        self.buffers = executable.buffers
         self.held = executable.held
         self.device = executable.device
-        self.ports = {p[0] for p in self._ports}
+        self.ports = {p[0] for p in self.port_arguments}
+        self.works: Sequence[Bound] = ()
 
 
 class Stretches:
@@ -82,7 +83,7 @@ class Stretches:
         if start == stop:
             return
         if (start, stop) not in self._seen:
-            made: Any = PartialProgram(self._launches.executable, start, stop)
+            made = PartialProgram(self._launches.executable, start, stop)
             self._seen[start, stop] = made, GraphBuilder(made, self._launches.graphs, partly=True)
         stretch, maker = self._seen[start, stop]
         memory = {n: t for n, t in ports.items() if n in stretch.ports}
@@ -98,9 +99,9 @@ class Stretches:
 
 
 def _launch_each(stretch: PartialProgram, ports: Mapping[str, torch.Tensor], stream: int) -> None:
-    for port, record, position, offset in stretch._ports:
+    for port, record, position, offset in stretch.port_arguments:
         record.point(position, ports[port], offset)
-    for record in stretch._records:
+    for record in stretch.records:
         record.launch(stream)
 
 
@@ -109,7 +110,7 @@ def decided_by_host(executable: GpuProgram) -> list[tuple[int, int]]:
 
     Of a package it is not known which launches are one step's: there each stands for itself.
     """
-    needs = [needs_conditions(r) for r in executable._records]
+    needs = [needs_conditions(r) for r in executable.records]
     steps = _steps(executable)
     decided = {step for step, needed in zip(steps, needs, strict=True) if needed}
     found: list[tuple[int, int]] = []
@@ -125,15 +126,14 @@ def decided_by_host(executable: GpuProgram) -> list[tuple[int, int]]:
 
 def _steps(executable: GpuProgram) -> list[int]:
     """The step of every launch, as a number."""
-    works = getattr(getattr(executable, "module", None), "works", ())
-    count = len(executable._records)
+    works, count = executable.works, len(executable.records)
     return [w.position for w in works] if len(works) == count else list(range(count))
 
 
 def _names(executable: GpuProgram, spans: Sequence[tuple[int, int]]) -> list[str]:
     """The ops of launches, with the ONNX nodes they came from."""
-    works = getattr(getattr(executable, "module", None), "works", ())
-    if len(works) != len(executable._records):
+    works = executable.works
+    if len(works) != len(executable.records):
         return [BRANCH_OR_LOOP]
     return list(dict.fromkeys(step_name(works[i].step) for span in spans for i in range(*span)))
 

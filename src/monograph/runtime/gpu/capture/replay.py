@@ -237,14 +237,14 @@ class Replay:
                 f"that makes {HOST_ARRAYS}",
                 hint="give tensors of the device for the outputs (out=)",
             )
-        if not any(map(needs_conditions, self.executable._records)):
+        if not any(map(needs_conditions, self.executable.records)):
             return
         if not self.graphs.conditionals:
             raise _not_recorded(
                 "with a branch or a loop",
                 hint=f"{self.graphs.name} graphs have no conditional nodes",
             )
-        if any(decides_on_foreign(self.graphs, r) for r in self.executable._records):
+        if any(decides_on_foreign(self.graphs, r) for r in self.executable.records):
             # What they take from torch would not belong to the caller's graph.
             raise _not_recorded(
                 "with a library's launches inside a branch or a loop",
@@ -266,7 +266,7 @@ class Replay:
             return ready(self.executable.run(feeds, out))
         with self.executable.device.active(), self._launches.lock:
             self._launches.order(self.graphs.current())  # which marks the memory of graphs, too
-            run_parts: Any = self.executable._run_parts  # type: ignore[attr-defined]
+            run_parts: Any = self.executable.run_parts  # type: ignore[attr-defined]
             return ready(run_parts(feeds, out, self._stretches.launch))
 
     def _from_device(
@@ -294,10 +294,10 @@ class Replay:
         return started(self.executable, feeds, out, self.counts, enqueue)
 
     def _record_for_caller(self, memory: Memory, stream: int) -> None:
-        for port, record, position, offset in self.executable._ports:
+        for port, record, position, offset in self.executable.port_arguments:
             record.point(position, memory[port], offset)
         with self.graphs.lock:  # recordings take turns, whoever they are for
-            for record in self.executable._records:
+            for record in self.executable.records:
                 if isinstance(record, ConditionalLaunch):
                     record_control(self.graphs, record, stream)
                 else:
@@ -310,7 +310,7 @@ class Replay:
         """One run on some memory: a launch of the graph, of several, or of every kernel."""
         if self._stretches is not None:
             self._launches.begin(stream)
-            self._stretches.launch(0, len(self.executable._records), memory, stream)
+            self._stretches.launch(0, len(self.executable.records), memory, stream)
             self.executable.runs += 1
             return self._launches.noted()
         recorded = self._recorded

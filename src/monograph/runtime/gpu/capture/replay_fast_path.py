@@ -101,7 +101,7 @@ def quick_run(launches: Launches, recorded: Recorded) -> Quick:
             stream = current()
             if stream == BUSY or launches.made.get(TENSORS) is not recorded:
                 return None
-            if executable._stream != stream:
+            if executable.last_stream != stream:
                 launches.order(stream)  # before memory is asked for: it may be refused
             found = []
             for name, over, size, steps, kind in outputs:
@@ -115,7 +115,7 @@ def quick_run(launches: Launches, recorded: Recorded) -> Quick:
                         return None  # the long way says what is needed
                     found.append(made)
                     addresses.append(made.data_ptr())
-            if addresses == recorded.addresses and executable._stream == stream:
+            if addresses == recorded.addresses and executable.last_stream == stream:
                 launch(recorded.executable, stream)
                 counts.replays += 1
                 for copied in recorded.copied:
@@ -147,7 +147,7 @@ def noted(run: Quick, launches: Launches, notes: Notes) -> Noted:
                 found = run(feeds, out)
                 if found is None:
                     return None
-                return found, notes.take(), launches.marked(executable._stream)
+                return found, notes.take(), launches.marked(executable.last_stream)
             except BaseException:
                 notes.doubt()  # it may have been launched all the same
                 raise

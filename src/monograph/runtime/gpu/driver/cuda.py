@@ -58,7 +58,7 @@ class CudaRecord:
         self.words = (ctypes.c_uint64 * count)()
         start = ctypes.addressof(self.words)
         self._slots = (ctypes.c_void_p * count)(*(start + 8 * i for i in range(count)))
-        self._params = ctypes.addressof(self._slots)
+        self.params = ctypes.addressof(self._slots)
         config = cu.CUlaunchConfig()
         config.gridDimX, config.gridDimY, config.gridDimZ = grid
         config.blockDimX, config.blockDimY, config.blockDimZ = kernel.binary.threads, 1, 1
@@ -83,7 +83,7 @@ class CudaRecord:
         if stream != self._stream:
             self.config.hStream = cu.CUstream(stream)
             self._stream = stream
-        error = cu.cuLaunchKernelEx(self.config, self.kernel.function, self._params, 0)
+        error = cu.cuLaunchKernelEx(self.config, self.kernel.function, self.params, 0)
         if int(error[0]):
             check(error)
 

@@ -170,7 +170,7 @@ class CudaGraphs(TorchGraphs):
             setattr(kernel, f"gridDim{axis}", getattr(config, f"gridDim{axis}"))
             setattr(kernel, f"blockDim{axis}", getattr(config, f"blockDim{axis}"))
         kernel.sharedMemBytes = config.sharedMemBytes
-        kernel.kernelParams = record._params
+        kernel.kernelParams = record.params
         params.kernel = kernel
         overlaps = beside if record.kernel.binary.dependent else None
         edges = [_edge(overlaps is not None and int(n) == int(overlaps)) for n in before]

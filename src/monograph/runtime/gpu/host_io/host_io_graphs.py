@@ -101,7 +101,7 @@ class HostRuns:
             if stream == BUSY or launches.made.get(ARRAYS) is not recorded:
                 return None
             if stays and self._fetching.possible:
-                if launches.executable._stream != stream:
+                if launches.executable.last_stream != stream:
                     launches.order(stream)  # before anything is locked or made: it may be refused
                 addresses = self._fetching.addresses(given)
                 make = partial(self._fetches, TransferMode(writes=recorded.writes))
@@ -134,7 +134,7 @@ class HostRuns:
         addresses: Sequence[int] = (),
     ) -> Pending:
         """addresses: where the device fetches the large ones of the arrays by itself."""
-        if self._launches.executable._stream != stream:
+        if self._launches.executable.last_stream != stream:
             self._launches.order(stream)  # before memory is asked for: it may be refused
         slab = self.ring.take()
         try:
@@ -202,7 +202,7 @@ class HostRuns:
                 return None
             self._arrivals.aim(slab.address, slab.control, slab.addresses(feeds) if fits else ())
             return self._arrivals
-        if self._launches.executable._stream != stream:
+        if self._launches.executable.last_stream != stream:
             self._launches.order(stream)
         send, to, source = self._launches.graphs.send, recorded.ahead, slab.address
         slab.fill_ahead(feeds, lambda at, count: send(stream, to + at, source + at, count))
