@@ -14,6 +14,7 @@ ROOMS = [
     "compat",
     "config.py",
     "errors.py",
+    "frontend",
     "ir",
     "rewrite",
     "rules",

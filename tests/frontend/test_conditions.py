@@ -91,7 +91,14 @@ def test_dimensions_of_a_sum_agree(symbolic: bool) -> None:
 def test_groups_divide_the_channels() -> None:
     scale = f(5)
     x = f(1, 5, 4)
-    refused("GroupNormalization", x, scale, scale, num_groups=2, match="groups divide")
+    refused(
+        "GroupNormalization",
+        x,
+        scale,
+        scale,
+        num_groups=2,
+        match="must be a multiple of the groups",
+    )
 
 
 ONE = np.ones(1, np.float32)

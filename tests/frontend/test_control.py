@@ -295,7 +295,7 @@ class TestLoop:
 
     def test_the_body_must_fit(self) -> None:
         text = loop("go_out = Identity (go) s_out = Add (s_in, s) kept = Identity (s_in)")
-        with pytest.raises(ModelError, match="takes iteration, condition and state"):
+        with pytest.raises(ModelError, match="must take iteration, condition and state"):
             monograph.load(parse(text.replace("float[N] s_in", "float[N] s_in, float[N] more")))
 
     def nested(self, depth: int, inner: str) -> onnx.ModelProto:

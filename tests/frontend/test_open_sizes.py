@@ -49,5 +49,5 @@ def test_a_wrong_theta_is_refused_when_its_shape_is_known() -> None:
     inputs: list[Given] = [floats(2, 4, 3), np.array([2, 1, 3, 4])]
     model = node_model("AffineGrid", inputs, symbolic=True, opset=20)
     session = monograph.load(model, "reference")
-    with pytest.raises(monograph.errors.MonographError, match="theta is"):
+    with pytest.raises(monograph.errors.MonographError, match="theta must be"):
         session.run({"x0": inputs[0], "x1": inputs[1]})

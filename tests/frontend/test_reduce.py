@@ -96,7 +96,7 @@ def test_bools_have_extremes() -> None:
 
 
 def test_axes_must_be_a_vector_in_range() -> None:
-    with pytest.raises(ModelError, match="axes are a vector"):
+    with pytest.raises(ModelError, match="axes must be a vector"):
         run_node("ReduceSum", X, np.zeros((1, 1), np.int64))
     with pytest.raises(ModelError, match="axis out of range"):
         run_node("ReduceSum", X, np.array([3]), constant=(1,))

@@ -171,7 +171,7 @@ def test_map(second: str) -> None:
 
 
 def test_map_needs_a_sequence() -> None:
-    with pytest.raises(InferError, match="first input of SequenceMap is a sequence"):
+    with pytest.raises(InferError, match="first input of SequenceMap must be a sequence"):
         monograph.load(
             parse(MAP.replace("SECOND", "float t").replace("seq(float[N]) s", "float s"))
         )

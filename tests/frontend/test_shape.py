@@ -174,7 +174,7 @@ def test_space_to_depth(symbolic: bool) -> None:
 
 
 def test_blocks_of_images_only() -> None:
-    with pytest.raises(ModelError, match="an image has rank 4"):
+    with pytest.raises(ModelError, match="image must have rank 4"):
         run_node("DepthToSpace", X, blocksize=2)
     with pytest.raises(ModelError, match="positive"):
         run_node("DepthToSpace", IMAGE, blocksize=0)

@@ -1,7 +1,7 @@
-"""Files that a model names: nothing but a plain file inside the model's own directory is opened.
+"""Opens files that a model names: only regular files inside the model's own directory.
 
-The path is canonicalised first and must stay inside; then it is opened one component at a time,
-following no link, so that a link put there in between is refused as well. A hard link is refused
+The path is canonicalised first and must stay inside. Then it is opened one component at a time,
+following no link, so that a link created in between is rejected as well. A hard link is rejected
 because it may be another name of any file on the disk.
 """
 
@@ -15,13 +15,13 @@ from pathlib import Path, PurePosixPath, PureWindowsPath
 from monograph.errors import ModelError
 
 _NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
-# A pipe would otherwise block until someone writes to it.
+# Opening a pipe would otherwise block until another process writes to it.
 _AT_ONCE = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 MAX_LOCATION = 4096
 
 
 def open_inside(directory: Path, location: str, label: str) -> int:
-    """A descriptor of a plain file inside the directory."""
+    """Open a regular file inside the directory; return its descriptor."""
     inside = _contained(directory, location, label)
     try:
         handle = _open_parts(directory, inside)
@@ -50,7 +50,7 @@ def open_inside(directory: Path, location: str, label: str) -> int:
 
 
 def _contained(directory: Path, location: str, label: str) -> tuple[str, ...]:
-    """The components below the directory that a location leads to, links resolved."""
+    """Return the path components of a location below the directory, links resolved."""
     posix, windows = PurePosixPath(location), PureWindowsPath(location)
     rooted = posix.is_absolute() or windows.drive or windows.root
     if rooted or ".." in posix.parts or ".." in windows.parts:

@@ -106,7 +106,7 @@ def test_deform_conv_without_offsets_is_conv() -> None:
     ("attributes", "message"),
     [
         ({"auto_pad": "SAME"}, "unknown auto_pad"),
-        ({"pads": [1, 1]}, "pads: two numbers a spatial axis"),
+        ({"pads": [1, 1]}, "pads must have two numbers per spatial axis"),
         ({"kernel_shape": [2, 2]}, "kernel_shape differs from the weights"),
         ({"kernel_shape": [3]}, "kernel_shape differs from the weights"),
         ({"group": 2}, "channels do not fit the weights"),

@@ -61,8 +61,8 @@ def test_a_named_dimension_of_one_broadcasts() -> None:
     ("equation", "message"),
     [
         ("ij", "one term for each input"),
-        ("ij,jk->iz", "all from the inputs"),
-        ("ij,jk->ii", "each label once"),
+        ("ij,jk->iz", "and in an input"),
+        ("ij,jk->ii", "must occur once"),
         ("ijk,jk", "one label for each dimension"),
         ("i,jk", "one label for each dimension"),
         ("i1,jk", "letters"),

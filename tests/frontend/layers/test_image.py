@@ -52,7 +52,7 @@ def test_max_roi_pool() -> None:
         attributes: dict[str, Any] = {"pooled_shape": [2, 3], "spatial_scale": scale}
         theirs = runtime_node("MaxRoiPool", IMAGE, rois, **attributes)
         close(run_node("MaxRoiPool", IMAGE, rois, **attributes), theirs, 0)
-    with pytest.raises(ModelError, match="pooled_shape is a height and a width"):
+    with pytest.raises(ModelError, match="pooled_shape must be a height and a width"):
         run_node("MaxRoiPool", IMAGE, rois, pooled_shape=[2])
 
 

@@ -200,7 +200,7 @@ def test_a_quantised_layer_keeps_its_form() -> None:
 
 @pytest.mark.parametrize(("op", "inputs", "options", "words"), [
     ("QuantizeLinear", (data(3), data(3, 3)), {}, "scalar or a vector"),
-    ("QuantizeLinear", (data(3), scalar(1)), {"block_size": -2}, "positive size"),
+    ("QuantizeLinear", (data(3), scalar(1)), {"block_size": -2}, "block size must be positive"),
     ("QuantizeLinear", (data(3), scalar(1), scalar(0, np.int8)),
      {"output_dtype": TensorProto.UINT8}, "differs"),
     ("DequantizeLinear", (data(3, 4, dtype=np.int8), data(4)), {"axis": 0}, "wrong shape"),

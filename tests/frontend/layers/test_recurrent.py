@@ -131,7 +131,7 @@ def test_symbolic_sizes(op: str) -> None:
     [
         ({"direction": "sideways"}, "unknown direction"),
         ({"activations": ["Tanh", "Tanh"]}, "wrong number of activations"),
-        ({"activations": ["Swish"]}, "no such activation"),
+        ({"activations": ["Swish"]}, "unknown activation"),
     ],
 )
 def test_attributes_are_checked(attributes: dict[str, Any], message: str) -> None:
@@ -141,7 +141,7 @@ def test_attributes_are_checked(attributes: dict[str, Any], message: str) -> Non
 
 def test_ranks_are_checked() -> None:
     x, *rest = operands("LSTM")
-    with pytest.raises(ModelError, match="has rank 3"):
+    with pytest.raises(ModelError, match="must have rank 3"):
         run_node("LSTM", x[0], *rest, outputs=3)
 
 

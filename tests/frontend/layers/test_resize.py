@@ -99,9 +99,9 @@ def test_a_resize_that_changes_nothing_disappears() -> None:
 
 
 def test_nodes_refused() -> None:
-    with pytest.raises(ModelError, match="either scales or sizes are needed"):
+    with pytest.raises(ModelError, match="exactly one of scales and sizes"):
         run_node("Resize", X, None, SCALES, SIZES)
-    with pytest.raises(ModelError, match="either scales or sizes are needed"):
+    with pytest.raises(ModelError, match="exactly one of scales and sizes"):
         run_node("Resize", X)
     with pytest.raises(ModelError, match="unknown mode"):
         run_node("Resize", X, None, SCALES, mode="area")

@@ -45,7 +45,7 @@ def test_momentum() -> None:
     assert (v, x) == ([2.5], pytest.approx([0.75]))
     x, v = step("Momentum", [1.0], [2.0], [4.0], mode="nesterov", turn=1, **standard)
     assert (v, x) == ([2.5], pytest.approx([0.675]))
-    with pytest.raises(ModelError, match="no such mode"):
+    with pytest.raises(ModelError, match="unknown mode"):
         step("Momentum", [1.0], [2.0], [4.0], mode="none", **standard)
 
 

@@ -293,5 +293,5 @@ def test_cast_map() -> None:
     assert sparse.run({"x": {3: 4.5, 7: 1.0}})[0].tolist() == [[0, 0, 0, 4.5, 0]]
     with pytest.raises(ModelError, match="max_map"):
         monograph.load(map_model("CastMap", *numbers, map_form="SPARSE", max_map=1 << 60))
-    with pytest.raises(ModelError, match="a map is needed"):
+    with pytest.raises(ModelError, match="must be a map"):
         run("CastMap", X)

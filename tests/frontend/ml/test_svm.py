@@ -117,7 +117,7 @@ def test_a_kernel_keeps_its_precision_far_from_the_origin() -> None:
         ({"rho": [1.0]}, "do not fit the classes"),
         ({"vectors_per_class": [2, 3]}, "a number for each class"),
         ({"vectors_per_class": [2, 3, -4]}, "a number for each class"),
-        ({"support_vectors": [1.0, 2.0]}, "do not divide"),
+        ({"support_vectors": [1.0, 2.0]}, "must divide"),
         ({"prob_a": [1.0]}, "a number for each pair"),
         ({"post_transform": "COSH"}, "unknown post_transform"),
     ],

@@ -247,7 +247,7 @@ def test_a_deep_tree_is_one_loop() -> None:
         ({"nodes_featureids": [0, 0, 5]}, "a feature that is not there"),
         ({"nodes_featureids": [0, 0, -1]}, "negative"),
         ({"nodes_modes": tensor([6, 6, 9], np.uint8)}, "unknown mode"),
-        ({"membership_values": tensor([1.0], np.float32)}, "each member node has a set"),
+        ({"membership_values": tensor([1.0], np.float32)}, "each member node must have a set"),
         ({"aggregate_function": 4}, "unknown aggregate_function"),
         ({"post_transform": -1}, "unknown post_transform"),
     ],

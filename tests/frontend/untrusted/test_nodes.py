@@ -128,7 +128,7 @@ def test_recurrent_cells_over_texts():
     texts = [info(n, s, TensorProto.STRING) for n, s in {"x": [2, 1, 3], "w": [1, 2, 3]}.items()]
     r = info("r", [1, 2, 2], TensorProto.STRING)
     node = helper.make_node("RNN", ["x", "w", "r"], ["y"], hidden_size=2)
-    assert "of floats" in str(judged(model([node], [*texts, r])))
+    assert "must be floats" in str(judged(model([node], [*texts, r])))
 
 
 def test_positions_and_sizes_that_are_no_numbers():

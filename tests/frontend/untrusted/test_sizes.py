@@ -336,5 +336,5 @@ def test_a_type_is_not_walked_element_by_element():
     """A declared size costs nothing to state, and must cost nothing to read."""
     grid = node("AffineGrid", ["theta", "s"], ["y"])
     made = model([grid], inputs=[info("theta", [1, 2**31, 3])], initializer=[ints("s", 1, 1, 2, 2)])
-    with refused("theta is"):
+    with refused("theta must be"):
         monograph.load(made)

@@ -127,9 +127,9 @@ FLOAT2 = {"float_data": [1.0, 2.0]}
         (tensor(dims=[2], raw_data=bytes(9)), ("raw data", "8 bytes", "9 bytes")),
         (tensor(TensorProto.INT4, [3], raw_data=bytes(1)), ("2 bytes for i4[3]", "1 bytes")),
         (tensor(TensorProto.UINT4, [3], int32_data=[1]), ("2 in int32_data for u4[3]",)),
-        (tensor(raw_data=bytes(8), **FLOAT2), ("two places", "raw_data and float_data")),
-        (tensor(int32_data=[1, 2], **FLOAT2), ("two places", "int32_data")),
-        (tensor(raw_data=bytes(8), data_location=1), ("two places", "external data")),
+        (tensor(raw_data=bytes(8), **FLOAT2), ("two fields", "raw_data and float_data")),
+        (tensor(int32_data=[1, 2], **FLOAT2), ("two fields", "int32_data")),
+        (tensor(raw_data=bytes(8), data_location=1), ("two fields", "external data")),
         (tensor(int64_data=[1, 2]), ("wrong field", "float_data", "int64_data")),
         (tensor(kind=0, **FLOAT2), ("unknown element type", "given: 0")),
         (tensor(kind=999, **FLOAT2), ("unknown element type", "given: 999")),
@@ -174,7 +174,7 @@ def test_sparse_tensors():
         (sparse(indices=[0, 1, 2, 0], index_dims=[2, 2]), ("outside its dims",)),
         (sparse(indices=[0, 1, 1, -1], index_dims=[2, 2]), ("outside its dims",)),
         (sparse(indices=[3, 1]), ("not sorted",)),
-        (sparse(indices=[1, 1]), ("one twice",)),
+        (sparse(indices=[1, 1]), ("sorted and unique",)),
         (sparse(indices=[1, 2, 3]), ("do not fit its values", "i64[2] or i64[2, 2]", "[3]")),
         (sparse(indices=[0, 1], index_dims=[1, 2]), ("do not fit its values",)),
         (sparse(dims=[-1, 3]), ("negative", "[-1, 3]")),
@@ -194,7 +194,7 @@ def test_sparse_parts_of_the_wrong_kind():
         read_sparse(made, None)
     made = sparse()
     made.values.dims[:] = [1, 2]
-    with refused("'s'", "as a vector", "[1, 2]"):
+    with refused("'s'", "must be a vector", "[1, 2]"):
         read_sparse(made, None)
 
 

@@ -266,7 +266,7 @@ def test_attributes():
         read_model(
             spoil(fine, lambda m: [m.graph.node[0].attribute.add(name="alpha") for _ in "ab"])
         )
-    with refused("outside of any function", "'alpha' -> 'beta'", "only"):
+    with refused("outside of a function", "'alpha' -> 'beta'", "only"):
         read_model(
             spoil(
                 fine,

@@ -28,7 +28,7 @@ from monograph.ir.types import accepts
 
 _log = logging.getLogger("monograph")
 SHOWN = 3
-"""Contradictions that the warning spells out."""
+"""The most contradictions that the warning lists."""
 _MICROSOFT_OPSET = 1
 
 
@@ -37,14 +37,14 @@ class Contradictions:
     """The contradictions found in one file; each is reported once."""
 
     found: dict[str, str] = field(default_factory=dict)
-    """What is said, by the subject that it is about."""
+    """The reported texts, by the name that each is about."""
     _reported: int = 0
 
     def add(self, subject: str, text: str) -> None:
         self.found.setdefault(subject, text)
 
     def report(self, name: str) -> None:
-        """Logs one warning about everything that was added since the last report."""
+        """Log one warning about the contradictions added since the last report."""
         new = list(self.found.values())[self._reported :]
         self._reported = len(self.found)
         if not new:
@@ -60,7 +60,7 @@ class Contradictions:
     def compare(
         self, infos: Iterable[onnx.ValueInfoProto], values: Mapping[str, Value], what: str
     ) -> None:
-        """Adds every value whose computed type is not the declared one."""
+        """Record every value whose computed type differs from the declared one."""
         for info in infos:
             value = values.get(info.name)
             declared = _declared(info)
@@ -76,7 +76,7 @@ def _declared(info: onnx.ValueInfoProto) -> Type | None:
     try:
         return declared_type(info)
     except ModelError:
-        return None  # a type without a meaning here; nothing reads it
+        return None  # an unknown type; nothing reads it
 
 
 def _agree(declared: Type, computed: Type) -> bool:
@@ -89,7 +89,7 @@ def _agree(declared: Type, computed: Type) -> bool:
 
 
 def mend(model: onnx.ModelProto, found: Contradictions) -> onnx.ModelProto:
-    """The model, or a copy of it that is put right; the given one is never changed."""
+    """Return the model, or a corrected copy; the given model is never changed."""
     for info in model.graph.input:
         sizes = [d.dim_value for d in info.type.tensor_type.shape.dim if d.dim_value < -1]
         if sizes:
@@ -105,8 +105,8 @@ def mend(model: onnx.ModelProto, found: Contradictions) -> onnx.ModelProto:
     if imports is not None:
         del made.opset_import[:]
         made.opset_import.extend(imports)
-    # The copy's graphs come in the same order. Inner graphs are put right before outer ones, whose
-    # nodes are copied when they are sorted.
+    # Both models list their graphs in the same order. Inner graphs are corrected before outer ones,
+    # whose nodes are copied when they are sorted.
     for graph, twice, order in [*zip(_graphs(made), doubled, orders, strict=True)][::-1]:
         if twice:
             _keep_last(graph)
@@ -119,7 +119,7 @@ def mend(model: onnx.ModelProto, found: Contradictions) -> onnx.ModelProto:
 
 
 def _graphs(model: onnx.ModelProto) -> Iterator[onnx.GraphProto | onnx.FunctionProto]:
-    """Every graph and function body of a file, outer ones first."""
+    """Yield every graph and function body of a file, outer ones first."""
     stack: list[onnx.GraphProto | onnx.FunctionProto] = [model.graph, *model.functions]
     while stack:
         graph = stack.pop()
@@ -138,9 +138,9 @@ def _bodies(node: onnx.NodeProto) -> list[onnx.GraphProto]:
 
 
 def _imports(model: onnx.ModelProto, found: Contradictions) -> list[onnx.OperatorSetIdProto] | None:
-    """The opsets as ONNX Runtime understands them; None where they can stay as they are."""
+    """Return the opsets as ONNX Runtime understands them; None if they need no change."""
     if not model.opset_import:
-        return None  # a file from before opsets, or one that is refused
+        return None  # a file older than opsets, or an invalid one
     last = {normalise_domain(o.domain): o for o in model.opset_import}
     imports = [*last.values()]
     if any(last[normalise_domain(o.domain)].version != o.version for o in model.opset_import):
@@ -182,9 +182,9 @@ def _keep_last(graph: onnx.GraphProto | onnx.FunctionProto) -> None:
 
 
 def _order(nodes: Sequence[onnx.NodeProto]) -> list[int] | None:
-    """An order in which every node follows those that it reads; None where the given one is.
+    """Return an order in which every node follows its inputs; None if the nodes are in order.
 
-    None also where there is no such order: `validate` shows the cycle.
+    None also if there is no such order: `validate` then reports the cycle.
     """
     defined: set[str] = set()
     late = False
@@ -201,7 +201,7 @@ def _order(nodes: Sequence[onnx.NodeProto]) -> list[int] | None:
         for j in before:
             users[j].append(i)
     order = [i for i, count in enumerate(waiting) if count == 0]
-    for i in order:  # grows while it is read
+    for i in order:  # grows during the loop
         for j in users[i]:
             waiting[j] -= 1
             if waiting[j] == 0:
@@ -210,7 +210,7 @@ def _order(nodes: Sequence[onnx.NodeProto]) -> list[int] | None:
 
 
 def _reads(node: onnx.NodeProto) -> Iterable[str]:
-    """The names that a node reads, and those that its sub-graphs read or hand out."""
+    """Yield the names that a node reads, and those that its sub-graphs read or return."""
     if not _bodies(node):
         return node.input
     inside = all_nodes([node])

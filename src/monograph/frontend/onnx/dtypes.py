@@ -1,4 +1,4 @@
-"""ONNX element types and value types, as ours."""
+"""Conversion of ONNX element types and value types."""
 
 from __future__ import annotations
 
@@ -80,23 +80,23 @@ def value_type(proto: onnx.TypeProto, name: str, depth: int = 0) -> Type:
 def _dimension(proto: onnx.TensorShapeProto.Dimension, name: str, axis: int) -> Dim:
     if proto.HasField("dim_value") and proto.dim_value >= 0:
         return int(proto.dim_value)
-    # Some exporters write -1 or "?" for a dimension that they leave open: neither is a name. ONNX
-    # Runtime takes any negative size for an open one.
+    # Some exporters write -1 or "?" for an open dimension: neither is a name. ONNX Runtime treats
+    # any negative size as open.
     named = proto.dim_param not in ("", UNKNOWN)
     return proto.dim_param if named else f"~{name}_{axis}"
 
 
 def declared_type(info: onnx.ValueInfoProto) -> Type | None:
-    """The type that a model declares; None where it leaves it to inference."""
+    """Return the type that a model declares; None if it declares none."""
     kind = info.type.WhichOneof("value")
     undefined = kind == "tensor_type" and not info.type.tensor_type.elem_type
     return None if kind is None or undefined else value_type(info.type, info.name)
 
 
 def check_declared(info: onnx.ValueInfoProto, inferred: Type) -> None:
-    """Refuses a model that declares another kind or element type than it computes.
+    """Raise an error if a model declares another kind or element type than it computes.
 
-    Shapes may differ: ONNX Runtime goes by what is computed, and so does the import.
+    Shapes may differ: like ONNX Runtime, the import uses the computed shape.
     """
     declared = declared_type(info)
     if declared is not None and not accepts(_without_shape(declared), inferred):
@@ -118,14 +118,14 @@ def _without_shape(given: Type) -> Type:
 def declared_names(
     inferred: Type, proto: onnx.TypeProto, name: str, inputs: Collection[Dim] = ()
 ) -> Type:
-    """An inferred type, with the model's own names for those sizes that inference made up.
+    """Return an inferred type with the model's own names for symbols that inference made.
 
-    Symbols of the inputs stay where the model has no name: they tell which sizes are the same.
+    Symbols of the inputs stay if the model has no name: they show which sizes are equal.
     """
     try:
         declared = value_type(proto, name)
     except ModelError:
-        return inferred  # an output may leave its type to inference
+        return inferred  # an output need not declare a type
     if not isinstance(inferred, TensorType) or not isinstance(declared, TensorType):
         return inferred
     a, b = inferred.shape, declared.shape
@@ -140,7 +140,7 @@ def declared_names(
 
 
 def type_proto(given: Type) -> onnx.TypeProto:
-    """A type as ONNX writes it, for asking ONNX's own schemas."""
+    """Return a type as a TypeProto, for ONNX's schemas."""
     if isinstance(given, TensorType):
         shape = None
         if given.shape is not None:

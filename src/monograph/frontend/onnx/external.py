@@ -1,4 +1,4 @@
-"""External data: bytes of a tensor that lie in a file beside the model (see `inside`)."""
+"""External data: the bytes of tensors in files beside the model (see `safe_open`)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from monograph.ir import Array
 def read_external(
     tensor: onnx.TensorProto, nbytes: int, directory: Path | None, label: str, account: Account
 ) -> Array:
-    """The bytes of a tensor that keeps them in another file."""
+    """Read the bytes of a tensor with external data."""
     entries = _entries(tensor, label)
     location = entries.get("location", "")
     if not location:
@@ -51,18 +51,18 @@ def read_external(
 
 
 def external_files(model: onnx.ModelProto) -> list[str]:
-    """The files that tensors of a model name, wherever in it they are."""
+    """List the external files of all tensors of a model."""
     named: set[str] = set()
     for tensor in _tensors(model):
         if tensor.data_location == onnx.TensorProto.EXTERNAL:
-            # A name that cannot be read is for whoever reads the tensor to refuse.
+            # An unreadable name raises its error when the tensor is read.
             with suppress(ModelError):
                 named.add(_entries(tensor, tensor.name).get("location", ""))
     return sorted(named)
 
 
 def _tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
-    """Every tensor of a model, those of sub-graphs and functions too, without recursion."""
+    """Yield every tensor of a model, including sub-graphs and functions, without recursion."""
     graphs = [model.graph]
     bodies: list[object] = [f.node for f in model.functions]
     while graphs or bodies:
@@ -95,7 +95,7 @@ def _number(entries: dict[str, str], key: str, default: int, label: str) -> int:
     text = entries.get(key, "")
     if not text:
         return default
-    # Plain digits only: int() also takes signs, spaces, underscores and endless strings.
+    # Plain digits only: int() also accepts signs, spaces, underscores and endless strings.
     if not (text.isascii() and text.isdigit() and len(text) <= 19):
         raise ModelError(
             f"{label} has a bad {key} of external data", expected="a size in bytes", given=text[:40]
@@ -104,7 +104,7 @@ def _number(entries: dict[str, str], key: str, default: int, label: str) -> int:
 
 
 def _why_short(handle: int) -> str | None:
-    """What to do about a file that is a pointer, or empty."""
+    """Return a remedy if the file is a pointer or empty; None for any other."""
     found = find_format(os.pread(handle, 1024, 0))
     return None if found is None else f"that file is {found.name}: {found.remedy}"
 
@@ -112,7 +112,7 @@ def _why_short(handle: int) -> str | None:
 def _read(
     handle: int, offset: int, nbytes: int, location: str, label: str, account: Account
 ) -> Array:
-    """Exactly these bytes of the file, and no others."""
+    """Read exactly these bytes of the file."""
     size = os.fstat(handle).st_size
     if offset + nbytes > size:
         raise ModelError(

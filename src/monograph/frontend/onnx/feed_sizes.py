@@ -1,4 +1,4 @@
-"""Errors for sizes that a model cannot take; they name the feed or the `dims` that gave them."""
+"""Errors for sizes that a model cannot accept; they name the feed or the `dims` at fault."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from monograph.ir import Array, TensorType
 def feed_misfit(
     graph: onnx.GraphProto, error: InferError, arrays: Mapping[str, Array]
 ) -> FeedError:
-    """The error for feeds whose sizes break a rule of an op.
+    """Return the error for feeds whose sizes break a rule of an op.
 
-    It names the inputs with open dimensions that the op depends on, with what the model declares
-    and what was given.
+    It names the inputs with open dimensions that the op depends on, with the declared and the given
+    shapes.
     """
     needed = _ancestors(graph, error.node)
     lines: list[str] = []
@@ -54,7 +54,7 @@ def dims_misfit(error: InferError, dims: Mapping[str, int]) -> ConfigError:
 
 
 def _ancestors(graph: onnx.GraphProto, label: str | None) -> set[str] | None:
-    """The names of all values that a node is computed of; None where the node is not found."""
+    """Return the names of all values that a node depends on; None if the node is not found."""
     makers: dict[str, onnx.NodeProto] = {}
     start: onnx.NodeProto | None = None
     for index, node in enumerate(graph.node):
@@ -72,7 +72,7 @@ def _ancestors(graph: onnx.GraphProto, label: str | None) -> set[str] | None:
         found.add(name)
         if name in makers:
             node = makers[name]
-            # What a sub-graph captures is not listed: then any input may matter.
+            # The captures of a sub-graph are not listed, so any input may matter.
             if any(a.HasField("g") or a.graphs for a in node.attribute):
                 return None
             stack.extend(node.input)

@@ -1,6 +1,6 @@
-"""Folding while importing: small constant expressions, and arithmetic on known dimensions.
+"""Folding during import: small constant expressions, and arithmetic on known dimensions.
 
-Shapes are computed by nodes and decide what later nodes become, so this cannot wait for a pass.
+Nodes compute shapes that decide what later nodes become, so this cannot wait for a pass.
 """
 
 from __future__ import annotations
@@ -42,26 +42,26 @@ from monograph.ops.quant import Dequantize
 Sizes: TypeAlias = tuple[Dim, ...] | None
 
 FOLD_BYTES = 1 << 16
-"""Constant expressions up to this size are folded while importing."""
+"""The largest constant expression folded during import, in bytes."""
 FOLD_VALUES = 256
-"""... and of at most this many values."""
+"""The most values of such an expression."""
 FOLD_WORK = 1 << 28
-"""What all folding in one import may come to: the bytes of all values that are computed."""
+"""The limit of all folding in one import: the bytes of all computed values."""
 VALUE_WORK = 256
-"""... and so much for each of them."""
+"""The overhead counted for each computed value."""
 MAX_LENGTH = 64
-"""Longer vectors are not sizes."""
+"""The longest vector taken as sizes."""
 MAX_DEPTH = 24
-"""How far back a size is followed."""
+"""The deepest chain that is searched for a size."""
 
 
 _budget: ContextVar[list[int] | None] = ContextVar("fold_budget", default=None)
 _kept: WeakSet[Value] = WeakSet()
-"""Constant expressions that are too large or fail; so then are all that contain them."""
+"""Constant expressions that are too large or fail; expressions that contain them do too."""
 
 
 def fold(value: Value) -> Value:
-    """A small constant expression as a constant; any other value as it is."""
+    """Fold a small constant expression; return any other value as it is."""
     if isinstance(value.op, Constant):
         return value
     if not value.closed:
@@ -78,7 +78,7 @@ def fold(value: Value) -> Value:
         with lend(FOLD_BYTES):
             (data,) = evaluate(Graph((), (("", value),)), {})
     except MonographError:
-        # The expression fails on its data. It may stand where it is never run, so it stays.
+        # The expression fails on its data. It may never run, so it stays.
         _kept.add(value)
         return value
     if data.dtype == object and text_lengths(data).sum() > FOLD_BYTES:
@@ -88,10 +88,10 @@ def fold(value: Value) -> Value:
 
 
 def weight_data(value: Value | None) -> Array | None:
-    """The data of a weight that is a constant or computed from constants; None of any other.
+    """Return the data of a weight that is constant or computed from constants; None otherwise.
 
-    Converters that repack a weight need its data, however large it is. What is computed on the way
-    may take no more than the constants that it is computed from, and none of it is a loop.
+    Converters that repack a weight need its data, whatever its size. Each intermediate value may be
+    no larger than the constants it comes from, and loops are not run.
     """
     data = known(value)
     if data is not None or value is None or not value.closed:
@@ -109,13 +109,13 @@ def weight_data(value: Value | None) -> Array | None:
 
 
 def _is_quantised_weight(value: Value) -> bool:
-    """Whether a value is a matrix or kernel of small integers: passes decide what becomes of it."""
+    """Return True for a quantised matrix or kernel: passes decide whether to dequantise it."""
     return isinstance(value.op, Dequantize) and value.type.rank > 1  # type: ignore[union-attr]
 
 
 @contextmanager
 def fold_budget(work: int = FOLD_WORK) -> Iterator[None]:
-    """Within it folding computes this much in all, and then leaves expressions as they are."""
+    """Limit the work of all folding inside the context; beyond it expressions are not folded."""
     token = _budget.set([work])
     try:
         yield
@@ -124,7 +124,7 @@ def fold_budget(work: int = FOLD_WORK) -> Iterator[None]:
 
 
 def _afford(work: int) -> bool:
-    """Whether the budget has this much left, which is then spent."""
+    """Spend this much of the budget; return False if too little is left."""
     budget = _budget.get()
     if budget is None:
         return True
@@ -135,7 +135,7 @@ def _afford(work: int) -> bool:
 
 
 def _fold_sizes(value: Value) -> Value:
-    """What a model computes of shapes, where it involves only known dimensions."""
+    """Fold a computation on shapes that uses known dimensions only."""
     sizes = known_sizes(value)
     if sizes is None or not all(isinstance(d, int) for d in sizes):
         return value
@@ -143,7 +143,7 @@ def _fold_sizes(value: Value) -> Value:
 
 
 def _work(value: Value) -> int | None:
-    """What it takes to compute; None unless that is little: few small values, and no loops."""
+    """Return the work to compute a value; None unless it is few small values without loops."""
     seen: set[Value] = set()
     stack = [value]
     total = 0
@@ -162,7 +162,7 @@ def _work(value: Value) -> int | None:
 
 
 def _least_bytes(value: Value) -> int:
-    """What a value takes at least, as far as its sizes are known."""
+    """Return the least bytes of a value, from its known sizes."""
     nbytes = _type_bytes(value.type)
     if isinstance(value.op, Constant) and value.dtype.is_string and nbytes <= FOLD_BYTES:
         return nbytes + int(text_lengths(value.op.value.array).sum())
@@ -176,9 +176,9 @@ def _type_bytes(type_: Type) -> int:
 
 
 def known_sizes(value: Value) -> tuple[Dim, ...] | None:
-    """What a scalar or vector of integers holds: ints, symbols, UNKNOWN for all else.
+    """Return the elements of an integer scalar or vector: ints, symbols or UNKNOWN.
 
-    None when the value is something else, or when its length is not known.
+    None for any other value, or if its length is not known.
     """
     search = _Search()
     found = search.sizes(value, MAX_DEPTH)
@@ -188,12 +188,12 @@ def known_sizes(value: Value) -> tuple[Dim, ...] | None:
 
 
 _found: WeakKeyDictionary[Value, Sizes] = WeakKeyDictionary()
-"""What searches have found: nodes come in order, so that each looks no further than its inputs."""
+"""The results of earlier searches: nodes come in order, so each search ends at its inputs."""
 
 
 @dataclass
 class _Search:
-    """One search back from a value; `cut` when it did not look at everything."""
+    """One backward search from a value; `cut` is True if it stopped before the end."""
 
     seen: dict[Value, Sizes] = field(default_factory=dict)
     cut: bool = False

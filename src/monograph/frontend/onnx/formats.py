@@ -1,7 +1,7 @@
-"""Names the format of a file that is no ONNX model, and says what to do about it.
+"""Recognises other formats in files that are no ONNX model, and suggests a remedy.
 
-Only asked when a file does not parse, or parses to nothing: what is a model is never refused for
-its first bytes. Nothing in such a file is run, unpickled or unpacked.
+It is used only if a file does not parse or has no graph: a valid model is never rejected for its
+first bytes. Nothing in such a file is run, unpickled or unpacked.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ AGAIN = "fetch or export the file again, and compare its size with that of the o
 UNPACK = "unpack it and give the .onnx file inside"
 _LFS = b"version https://git-lfs.github.com/spec/"
 _SCAN = 1 << 16
-"""Bytes from the start that are searched for words."""
+"""The number of bytes at the start that are searched for words."""
 
 
 class Format(NamedTuple):
-    """A format, as the subject of "the file is ...", and the remedy."""
+    """A format, as the subject of "the file is ...", and a remedy."""
 
     name: str
     remedy: str
@@ -56,11 +56,11 @@ _AT_FOUR = {
     ),
     b"TFL3": Format("TensorFlow Lite (.tflite)", "convert it with tf2onnx --tflite"),
 }
-"""Names of flatbuffers come after the offset of their root."""
+"""Names of flatbuffers, which follow the offset of the root."""
 
 
 def find_format(raw: bytes) -> Format | None:
-    """The format of a file by its first bytes; None where they say nothing."""
+    """Return the format of a file by its first bytes; None if it is not recognised."""
     if not raw:
         return Format("empty", AGAIN)
     for start, of_start in _STARTS.items():
@@ -117,7 +117,7 @@ def archive_format(names: Sequence[str]) -> Format:
 
 
 def _pickle(raw: bytes) -> Format | None:
-    # Protocol 2 and newer; what is in it is not looked at, because to unpickle is to run code.
+    # Pickle protocol 2 and newer; the content is not read, because unpickling runs code.
     if len(raw) > 2 and raw[0] == 0x80 and 2 <= raw[1] <= 5 and raw[2:3] in b"\x95}]()c\x8a\x8cX":
         return Format("a Python pickle, as PyTorch, joblib and scikit-learn write", EXPORT)
     return None
@@ -140,7 +140,7 @@ def _tensorflow(raw: bytes) -> Format | None:
 
 
 def _text(raw: bytes) -> Format | None:
-    """Pages, data and sources: whatever starts with printable characters."""
+    """Recognise pages, data and sources: files that start with printable characters."""
     head = raw[:_SCAN].lstrip(b"\xef\xbb\xbf \t\r\n")
     low = head[:512].lower()
     if low.startswith((b"<!doctype html", b"<html", b"<head", b"<body")) or b"<html" in low:
@@ -177,7 +177,7 @@ def _json(raw: bytes) -> Format | None:
 
 
 def _truncated(raw: bytes) -> Format | None:
-    """A file of the form of a model whose last field reaches beyond its end."""
+    """Recognise a truncated model: its last field reaches beyond the end of the file."""
     at = 0
     while at < len(raw):
         tag, at = _varint(raw, at)
@@ -195,7 +195,7 @@ def _truncated(raw: bytes) -> Format | None:
 
 
 def _varint(raw: bytes, at: int) -> tuple[int, int]:
-    """A number of protobuf and the place after it, which is beyond the end where it is cut."""
+    """Decode a protobuf varint; return it and the next offset (beyond the end if truncated)."""
     value = shift = 0
     while at < len(raw) and shift < 70:
         byte = raw[at]

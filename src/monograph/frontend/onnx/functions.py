@@ -1,4 +1,4 @@
-"""Function bodies: those that a model carries, and those by which ONNX defines some of its ops."""
+"""Function bodies: those of the model, and those by which ONNX defines some of its ops."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _schema(domain: str, name: str, opset: int) -> Any:
 
 
 def has_schema_function(domain: str, name: str, opset: int) -> bool:
-    """Whether ONNX defines the op by a function body."""
+    """Return True if ONNX defines the op by a function body."""
     schema = _schema(domain, name, opset)
     return schema is not None and bool(schema.has_function or schema.has_context_dependent_function)
 
@@ -58,7 +58,7 @@ def schema_function(
             )
         except RuntimeError as e:
             raise InferError(
-                f"ONNX defines no body of this op for these inputs: {e}",
+                f"ONNX has no function body of this op for these inputs: {e}",
                 op=proto.op_type,
                 given=", ".join("none" if v is None else str(v.type) for v in inputs),
             ) from e
@@ -71,7 +71,7 @@ def schema_function(
 
 
 def _newest(versions: list[int], opset: int) -> int:
-    """The opset that the body for an opset is written in; it imports that opset itself."""
+    """Return the opset that a body is written in, which it imports itself."""
     return max((v for v in versions if v <= opset), default=opset)
 
 

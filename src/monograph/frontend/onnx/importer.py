@@ -1,8 +1,8 @@
-"""Walks an ONNX graph in order and converts every node.
+"""Converts the nodes of an ONNX graph, in order.
 
-Functions of the model, and ops that ONNX itself defines by a function body, are inlined.
-Sub-graphs become closed graphs with explicit captures. Small constant expressions are folded on
-the way, because shapes are computed by nodes and decide what later nodes become.
+Functions of the model, and ops that ONNX defines by a function body, are inlined. Sub-graphs become
+closed graphs with explicit captures. Small constant expressions are folded on the way, because
+nodes compute shapes that decide what later nodes become.
 """
 
 from __future__ import annotations
@@ -46,10 +46,11 @@ from monograph.ir import (
 )
 
 MAX_DEPTH = 48
-"""Sub-graphs and function calls may be nested this deep."""
+"""The deepest nesting of sub-graphs and function calls."""
 MAX_REPEATS = 50_000
-"""How many nodes may be converted again: bodies of loops are, until the types of their state
-settle, and that multiplies when loops are nested."""
+"""The most nodes converted again: loop bodies are, until the types of their state settle, and
+nested loops multiply this.
+"""
 
 
 def import_model(
@@ -61,12 +62,12 @@ def import_model(
     donate: Mapping[str, str] | None = None,
     fed: Collection[str] = (),
 ) -> Graph:
-    """The graph of a model.
+    """Import a model as a graph.
 
-    `dims` binds symbols of the inputs to sizes, `shapes` fixes whole shapes and `values` the data
-    of inputs by their names, and `donate` maps outputs to the inputs whose memory they are
-    written into. An input whose data is fixed stays an input, which nothing uses. An input with an
-    initialiser is one only if `fed` names it; otherwise it has that value.
+    `dims` binds symbols of the inputs to sizes, `shapes` fixes whole shapes, `values` fixes the
+    data of inputs by name, and `donate` maps outputs to the inputs whose memory they are written
+    into. An input with fixed data stays an unused input. An input with an initialiser is an input
+    only if `fed` names it; otherwise it is a constant.
     """
     refusals = Refusals(model, tuple(missing_ops(model)))
     importer = _Importer(
@@ -87,7 +88,7 @@ def import_model(
 
 @dataclass
 class _Importer:
-    """What all scopes of one import share."""
+    """The state that all scopes of one import share."""
 
     model: ModelFile
     dims: dict[str, int]
@@ -97,14 +98,14 @@ class _Importer:
     refusals: Refusals
     origins: dict[Value, str] = field(default_factory=dict)
     settled: dict[str, tuple[Type, ...]] = field(default_factory=dict)
-    """The types of state that each loop came to, by the loop's label."""
+    """The types of state that each loop settled on, by the loop's label."""
     account: Account = field(default_factory=Account)
     _rounds: int = 0
     _repeats: int = 0
 
     @contextmanager
     def repeat(self) -> Iterator[None]:
-        """Within it nodes are converted that were converted before."""
+        """Count nodes converted inside the context as repeats."""
         self._rounds += 1
         try:
             yield
@@ -112,7 +113,7 @@ class _Importer:
             self._rounds -= 1
 
     def count(self) -> None:
-        """Counts a node. Refuses a file whose nested loops multiply beyond reason."""
+        """Count a node; raise an error if nested loops repeat too many."""
         self._repeats += self._rounds > 0
         if self._repeats > MAX_REPEATS:
             raise ModelError(
@@ -121,7 +122,7 @@ class _Importer:
             )
 
     def run(self, donations: tuple[tuple[str, str], ...]) -> Graph:
-        # Read first: from then on the file is a smaller one.
+        # Read first, because this replaces the file by a smaller one.
         initialisers = self.model.initialisers
         self.account = self.model.account.branch()
         proto = self.model.proto.graph
@@ -145,7 +146,7 @@ class _Importer:
         return Graph(tuple(inputs), outputs, proto.name or "main", self.origins, donations)
 
     def bind(self, name: str, declared: Type) -> Type:
-        """A declared input type with the caller's sizes filled in."""
+        """Return a declared input type with the caller's sizes filled in."""
         if isinstance(declared, SequenceType):
             return SequenceType(self.bind(name, declared.element))
         if isinstance(declared, OptionalType):
@@ -186,7 +187,7 @@ class Scope:
         self.path = path
         self.depth = depth
         self.closed = closed
-        """Whether names of the parent are captured; else its values are used as they are."""
+        """True if names of the parent are captured; else its values are used directly."""
         self.names: dict[str, Value] = {}
         self.captures: dict[Value, Value] = {}
         self.attributes: dict[str, onnx.AttributeProto] = {}
@@ -205,14 +206,14 @@ class Scope:
         self.names[name] = value
 
     def lookup(self, name: str) -> Value:
-        """The value of a name, captured from an enclosing graph if it is defined there."""
+        """Return the value of a name, captured from an enclosing graph if it is defined there."""
         found = self.find(name)
         if found is None:
-            raise ModelError("a name has no value", node=self.path or None, given=name)
+            raise ModelError("the name has no value", node=self.path or None, given=name)
         return found
 
     def argument(self, name: str) -> Value | None:
-        """The value of a node's input; None where it is left out."""
+        """Return the value of a node's input; None if it is omitted."""
         return None if not name or self.is_absent(name) else self.lookup(name)
 
     def is_absent(self, name: str) -> bool:
@@ -270,13 +271,13 @@ class Scope:
                 ) from e
 
     def stand_in(self, proto: onnx.NodeProto, label: str) -> None:
-        """Defines the outputs of a node that cannot be converted, to look at those behind it."""
+        """Define the outputs of a node that cannot be converted, so that the import can go on."""
         for name in filter(None, proto.output):
             declared = self.importer.refusals.declared(name if self.depth == 0 else "")
             self.define(name, Input(f"{label}:{name}", declared)())
 
     def convert(self, proto: onnx.NodeProto, label: str) -> None:
-        """Converts one node and defines its outputs."""
+        """Convert one node and define its outputs."""
         self.importer.count()
         inputs = tuple(self.argument(name) for name in proto.input)
         results = self.apply(proto, label, inputs)
@@ -287,7 +288,7 @@ class Scope:
             )
         for name, value in zip(proto.output, results, strict=False):
             if name and value is None:
-                raise ModelError("an output that the op does not give is used", given=name)
+                raise ModelError("the model uses an output that the op does not have", given=name)
             if name and value is not None:
                 folded = fold(value)
                 self.attribute_origin(folded, label)
@@ -296,7 +297,7 @@ class Scope:
     def apply(
         self, proto: onnx.NodeProto, label: str, inputs: tuple[Value | None, ...]
     ) -> tuple[Value | None, ...]:
-        """The outputs of a node on values, by its converter or its function body."""
+        """Return the outputs of a node, by its converter or its function body."""
         domain = normalise_domain(proto.domain)
         attributes = self.resolve_attributes(proto)
         key = FunctionKey(domain, proto.op_type, proto.overload)
@@ -319,7 +320,7 @@ class Scope:
         return (result,) if isinstance(result, Value) else tuple(result)
 
     def resolve_attributes(self, proto: onnx.NodeProto) -> dict[str, onnx.AttributeProto]:
-        """The node's attributes, references to those of the enclosing function filled in."""
+        """Return the node's attributes, with references to the enclosing function's filled in."""
         resolved: dict[str, onnx.AttributeProto] = {}
         for attribute in proto.attribute:
             if not attribute.ref_attr_name:
@@ -373,15 +374,15 @@ class Scope:
     def subgraph(
         self, proto: onnx.GraphProto, types: Sequence[Type | Value], label: str
     ) -> SubGraph:
-        """Imports a sub-graph whose formal inputs have these types.
+        """Import a sub-graph whose formal inputs have these types.
 
-        An input that is given as a value (a closed one) is that value, and no input of the result.
+        A formal input given as a (closed) value becomes that value, and is no input of the result.
         """
         scope = Scope(self.importer, self, self.opsets, f"{label}/", self.depth + 1)
         formal: list[Value] = []
         given: list[Value] = []
         for info, t in zip(self._formals(proto, len(types), label), types, strict=True):
-            # The depth tells apart equal names at different depths, and so the symbols made there.
+            # The depth distinguishes equal names at different depths, and their symbols.
             given.append(t if isinstance(t, Value) else Input(f"{info.name}#{scope.depth}", t)())
             if not isinstance(t, Value):
                 formal.append(given[-1])
@@ -409,7 +410,7 @@ class Scope:
         return scope.convert_graph(proto, given)
 
     def convert_graph(self, proto: onnx.GraphProto, given: Sequence[Value]) -> tuple[Value, ...]:
-        """Converts a sub-graph in this scope, its inputs being these values; its outputs."""
+        """Convert a sub-graph in this scope with these values as inputs; return its outputs."""
         assert self.parent is not None
         self.attributes = self.parent.attributes
         initialisers = self.importer.model.read_initialisers(proto, self.importer.account)
@@ -421,8 +422,8 @@ class Scope:
         return tuple(self.lookup(info.name) for info in proto.output)
 
     def _formals(self, proto: onnx.GraphProto, count: int, label: str) -> list[onnx.ValueInfoProto]:
-        """The inputs of a sub-graph, of which there must be this many."""
-        # An old file lists initialisers among the inputs.
+        """Return the inputs of a sub-graph; raise an error unless there are `count`."""
+        # Old files list initialisers among the inputs.
         named = {t.name for t in proto.initializer}
         named |= {t.values.name for t in proto.sparse_initializer}
         formals = [info for info in proto.input if info.name not in named]
@@ -436,7 +437,7 @@ class Scope:
         return formals
 
     def attribute_origin(self, value: Value, label: str) -> None:
-        """Marks a value, and what its converter built below it, as coming from a node."""
+        """Set the origin of a value, and of the values built below it, to a node."""
         origins = self.importer.origins
         stack = [value]
         while stack:

@@ -24,7 +24,7 @@ from monograph.ir import Literal
 from monograph.ir.lazy import lazy
 
 MAX_FILE_BYTES = (1 << 31) - 1
-"""What protobuf reads at most."""
+"""The largest file that protobuf reads."""
 
 
 @dataclass
@@ -56,17 +56,17 @@ class ModelFile:
     def initialisers(self) -> dict[str, Literal]:
         """The weights of the main graph by name, read once for all imports.
 
-        From then on `proto` is a copy without their data, which would be there twice otherwise,
-        and which a caller who owns the model may change.
+        Afterwards `proto` is a copy without their data, so that it is not in memory twice. The
+        caller may change the original model then.
         """
         found = self.read_initialisers(self.proto.graph, self.account)
         self.proto = _without_data(self.proto)
-        # What it refers to would keep all of the old one alive.
+        # Cached functions refer to the old message and would keep it alive.
         self.__dict__.pop("functions", None)
         return found
 
     def read_initialisers(self, graph: onnx.GraphProto, account: Account) -> dict[str, Literal]:
-        """The constants that a graph carries, by name."""
+        """Read the initialisers of a graph, by name."""
         try:
             found = {t.name: read_tensor(t, self.directory, account) for t in graph.initializer}
             for sparse in graph.sparse_initializer:
@@ -77,7 +77,7 @@ class ModelFile:
 
 
 def _without_data(model: onnx.ModelProto) -> onnx.ModelProto:
-    """A copy of a model, its own weights left out but for their names, kinds and dims."""
+    """Copy a model without the data of its weights; names, types and dims stay."""
     made = onnx.ModelProto()
     _copy_fields(model, made, ("graph",))
     made.graph.SetInParent()
@@ -97,7 +97,7 @@ def _copy_fields(given: Message, made: Message, left_out: Collection[str]) -> No
         name = descriptor.name
         if name in left_out:
             continue
-        if hasattr(value, "MergeFrom"):  # a message, or several values
+        if hasattr(value, "MergeFrom"):  # a message, or a repeated field
             getattr(made, name).MergeFrom(value)
         else:
             setattr(made, name, value)
@@ -106,9 +106,9 @@ def _copy_fields(given: Message, made: Message, left_out: Collection[str]) -> No
 def read_model(
     source: str | os.PathLike[str] | bytes | onnx.ModelProto, digest: str | None = None
 ) -> ModelFile:
-    """A model from a path, the bytes of a file, or a ModelProto.
+    """Read a model from a path, the bytes of a file, or a ModelProto.
 
-    digest: the SHA-256 of what the path must hold, where that has been looked at before.
+    digest: the expected SHA-256 of the file, if it was read before.
     """
     if isinstance(source, onnx.ModelProto):
         return ModelFile(_with_graph(source, "the given ModelProto"), name="the given ModelProto")
@@ -116,9 +116,9 @@ def read_model(
         return ModelFile(_parse(bytes(source), "the given bytes"))
     if not isinstance(source, (str, os.PathLike)):
         raise ModelError(
-            "a model is a path, the bytes of a file, or a ModelProto",
+            "a model must be a path, the bytes of a file, or a ModelProto",
             given=type(source).__name__,
-            hint="pass what it reads: source.read()" if hasattr(source, "read") else None,
+            hint="pass its content: source.read()" if hasattr(source, "read") else None,
         )
     path = Path(source)
     try:
@@ -142,16 +142,16 @@ def read_model(
 
 
 def _in_place_of(folder: Path) -> str:
-    """What to give in the place of a folder."""
+    """Suggest what to load instead of a folder."""
     files = sorted(folder.glob("*.onnx"), key=lambda f: (f.name != "model.onnx", f.name))
     file = f"give the file itself, {files[0]}" if files else "give an ONNX file"
     return f"{file}; folders with decoders are for `monograph generate` and monograph.Generator"
 
 
 def _read_file(path: Path) -> bytes:
-    """The bytes of a plain file that protobuf can hold; nothing else is even opened."""
+    """Read a regular file of at most protobuf's limit; open nothing else."""
     status = path.stat()
-    # A directory says so itself. Reading a pipe would wait for ever, and a device has no end.
+    # open() reports a directory. Reading a pipe would wait for ever, and a device has no end.
     if not stat.S_ISREG(status.st_mode) and not stat.S_ISDIR(status.st_mode):
         raise ModelError("the model file cannot be read: it is not a plain file", given=str(path))
     if status.st_size > MAX_FILE_BYTES:
@@ -178,7 +178,7 @@ def _parse(raw: bytes, name: str) -> onnx.ModelProto:
 
 
 def _refuse_format(raw: bytes, name: str) -> None:
-    """Raises ModelError where the bytes are of another format that is known."""
+    """Raise ModelError if the bytes are in another known format."""
     found = find_format(raw)
     if found is not None:
         raise ModelError(

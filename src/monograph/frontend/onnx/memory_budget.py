@@ -1,8 +1,8 @@
-"""What the tensors of a model take in memory, all together.
+"""The memory budget of all tensors of a model.
 
-Few bytes of a file can state many: a sparse tensor is mostly zeros, and any number of tensors may
-name the same external data. Each tensor is held to a limit of its own where it is read; here they
-are held to one that they share.
+A few bytes of a file can state many: a sparse tensor is mostly zeros, and any number of tensors may
+name the same external data. Each tensor is checked against its own limit where it is read; here all
+of them share one limit.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from monograph.ir import Array
 from monograph.ir.memory import machine_memory
 
 SPARSE_FREE = 1 << 24
-"""Bytes that a sparse tensor may always have."""
+"""The size that a sparse tensor may always have, in bytes."""
 SPARSE_FACTOR = 1000
-"""How many times the bytes of its elements it may have beyond that."""
+"""The largest ratio of a sparse tensor's size, beyond that, to its stored elements."""
 FILE_FACTOR = 4
-"""How many times over a file of external data may be read; tensors that share bytes count once."""
+"""The most times that a file of external data may be read; tensors that share bytes count once."""
 
 Region = tuple[int, int, int, int]
-"""Device and number of a file, offset and length in it."""
+"""Device and inode of a file, offset and length in it."""
 
 
 @dataclass
 class Account:
-    """What has been read so far."""
+    """The memory read so far."""
 
     limit: int = field(default_factory=lambda: machine_memory())
     taken: int = 0
@@ -37,11 +37,11 @@ class Account:
     _regions: WeakValueDictionary[Region, Array] = field(default_factory=WeakValueDictionary)
 
     def branch(self) -> Account:
-        """An account that goes on from here, for one import of several."""
+        """Return a copy of the account, for one of several imports."""
         return Account(self.limit, self.taken, self._read.copy(), self._regions)
 
     def take(self, nbytes: int, label: str) -> None:
-        """Counts bytes that are about to be allocated."""
+        """Count bytes before they are allocated."""
         self.taken += nbytes
         if self.taken > self.limit:
             raise ModelError(
@@ -51,7 +51,7 @@ class Account:
             )
 
     def take_sparse(self, nbytes: int, stored: int, label: str) -> None:
-        """Counts a sparse tensor of so many bytes, of which so many are stored."""
+        """Count a sparse tensor of `nbytes`, of which `stored` are in the file."""
         most = SPARSE_FREE + SPARSE_FACTOR * stored
         if nbytes > most:
             raise ModelError(
@@ -62,11 +62,11 @@ class Account:
         self.take(nbytes, label)
 
     def known(self, handle: int, offset: int, nbytes: int) -> Array | None:
-        """Bytes of a file, if they were read before and are still in use."""
+        """Return bytes of a file if they were read before and are still in use."""
         return self._regions.get(_region(handle, offset, nbytes))
 
     def take_file(self, handle: int, nbytes: int, label: str) -> None:
-        """Counts bytes that are about to be read from a file."""
+        """Count bytes before they are read from a file."""
         status = os.fstat(handle)
         key = (status.st_dev, status.st_ino)
         self._read[key] += nbytes
@@ -79,7 +79,7 @@ class Account:
         self.take(nbytes, label)
 
     def keep(self, handle: int, offset: int, nbytes: int, data: Array) -> None:
-        """Remembers what was read, for as long as something uses it."""
+        """Remember the data for as long as something uses it."""
         self._regions[_region(handle, offset, nbytes)] = data
 
 

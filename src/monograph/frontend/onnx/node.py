@@ -1,4 +1,4 @@
-"""What a converter sees of an ONNX node: its inputs as values, its attributes by type."""
+"""The view of an ONNX node that converters read: inputs as values, attributes by type."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class SubGraph:
 
 
 class Node:
-    """An ONNX node at work: converters read it and return values."""
+    """An ONNX node during conversion: converters read it and return values."""
 
     def __init__(
         self,
@@ -50,9 +50,9 @@ class Node:
         self.outputs: tuple[str, ...] = tuple(proto.output)
         self.scope = scope
         self.read: set[str] = set()
-        """The attributes that were asked for, whether the node has them or not."""
+        """The attributes that the converter has read, whether the node has them or not."""
         self.asked = 0
-        """How many inputs were asked for, counted up to the last one."""
+        """The number of inputs that the converter has read, up to the last one."""
 
     # Inputs and outputs
 
@@ -66,19 +66,19 @@ class Node:
         self._inputs = given
 
     def input(self, index: int) -> Value:
-        """An input that must be there."""
+        """Return an input; raise an error if it is missing."""
         value = self.optional(index)
         if value is None:
             self.fail(f"input {index} is missing")
         return value
 
     def optional(self, index: int) -> Value | None:
-        """An input that may be absent."""
+        """Return an input; None if it is absent."""
         self.asked = max(self.asked, index + 1)
         return self._inputs[index] if index < len(self._inputs) else None
 
     def required(self) -> tuple[Value, ...]:
-        """All inputs, none of them absent."""
+        """Return all inputs; raise an error if one is absent."""
         return tuple(self.input(i) for i in range(len(self.inputs)))
 
     def tensor(self, index: int) -> TensorType:
@@ -102,7 +102,7 @@ class Node:
         return tuple(int(x) for x in data.reshape(-1))
 
     def wants(self, index: int) -> bool:
-        """Whether anything names output `index`."""
+        """Return True if something uses output `index`."""
         return index < len(self.outputs) and self.outputs[index] != ""
 
     # Attributes
@@ -112,7 +112,7 @@ class Node:
         return name in self.attributes
 
     def permit(self, *names: str) -> None:
-        """Attributes that a node may have and that decide nothing in the case at hand."""
+        """Mark attributes as read that have no effect in the case at hand."""
         self.read.update(names)
 
     def _attribute(self, name: str, kind: int, read: Callable[[Any], T], default: T) -> T:
@@ -137,7 +137,7 @@ class Node:
         return bool(self.attr_int(name, int(default)))
 
     def attr_float(self, name: str, default: float = _MISSING) -> float:
-        """A number that an f32 holds, the default too: 1e-5 is 9.99999974e-6, given or not."""
+        """Return a number as f32 holds it, the default too: 1e-5 is 9.99999974e-6."""
         if default is not _MISSING:
             default = float(np.float32(default))
         return self._attribute(name, _KINDS.FLOAT, lambda a: float(a.f), default)
@@ -185,15 +185,15 @@ class Node:
         return self._attribute(name, _KINDS.GRAPH, lambda a: a.g, cast(onnx.GraphProto, _MISSING))
 
     def subgraph(self, name: str, types: Sequence[Type | Value] = ()) -> SubGraph:
-        """Imports the sub-graph in an attribute, its formal inputs having these types.
+        """Import the sub-graph in an attribute; its formal inputs have these types.
 
-        An input given as a (closed) value is that value, and no input of the result.
+        A formal input given as a (closed) value becomes that value, and is no input of the result.
         """
         return self.scope.subgraph(self.attr_graph(name), types, f"{self.label}.{name}")
 
     def inline_subgraph(self, name: str, given: Sequence[Value] = ()) -> tuple[Value, ...]:
         """The outputs of the sub-graph in an attribute, as values of the node's own graph."""
-        # A label of its own: the same sub-graph may also be imported as a body.
+        # A distinct label: the same sub-graph may also be imported as a body.
         label = f"{self.label}.{name}" + (".first" if given else "")
         return self.scope.inline_subgraph(self.attr_graph(name), label, given)
 
@@ -201,18 +201,18 @@ class Node:
         try:
             return raw.decode("utf-8")
         except UnicodeDecodeError:
-            self.fail("a string attribute is not UTF-8", given=raw[:40])
+            self.fail("a string attribute must be UTF-8", given=raw[:40])
 
     # Errors
 
     def fail(self, message: str, expected: Any = None, given: Any = None) -> NoReturn:
-        """The model is wrong at this node."""
+        """Raise an error: the model is wrong at this node."""
         raise InferError(message, node=self.label, op=self.op_type, expected=expected, given=given)
 
     def undecided(self, message: str, given: Any = None) -> NoReturn:
-        """A size that the node needs is open: the shapes of the feeds decide it, and come later."""
+        """Raise an error: the node needs a size that only the shapes of the feeds give."""
         raise UnknownRankError(message, node=self.label, op=self.op_type, given=given)
 
     def unsupported(self, message: str, hint: str | None = None) -> NoReturn:
-        """The node is legal ONNX that Monograph does not implement."""
+        """Raise an error: the node is legal ONNX that Monograph does not implement."""
         raise UnsupportedError(message, node=self.label, op=self.op_type, hint=hint)

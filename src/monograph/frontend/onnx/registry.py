@@ -56,7 +56,7 @@ _loaded = False
 
 
 def _load_families() -> None:
-    """Imports every family of converters, once; importing registers them."""
+    """Import every family of converters once, which registers them."""
     global _loaded
     if _loaded:
         return

@@ -1,7 +1,7 @@
-"""Checks a node against the signature of its op: what a converter does not read must not be there.
+"""Checks a node against the signature of its op: no part of a node may be ignored.
 
-ONNX publishes a schema for each op and opset. Other domains have none here; for them the attributes
-that the converter asked for are the signature.
+ONNX publishes a schema for each op and opset. Other domains have none; for them the attributes that
+the converter has read are the signature.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ _UNBOUNDED = 2**31 - 1
 
 @dataclass(frozen=True)
 class NodeSignature:
-    """What a node of an op may have, at one opset."""
+    """The inputs, outputs and attributes that a node of an op may have, at one opset."""
 
     name: str
     inputs: tuple[int, int]
     outputs: tuple[int, int]
     attributes: Mapping[str, int]
-    """The kind of each attribute, as `onnx.AttributeProto` numbers them."""
+    """The type of each attribute, a number of `onnx.AttributeProto`."""
     required: frozenset[str]
 
 
 @lru_cache(maxsize=4096)
 def find_signature(domain: str, name: str, opset: int) -> NodeSignature | None:
-    """The signature of an op at an opset; None where ONNX publishes none."""
+    """Return the signature of an op at an opset; None if ONNX publishes none."""
     try:
         schema = onnx.defs.get_schema(name, opset, domain)
     except onnx.defs.SchemaError:
@@ -55,7 +55,7 @@ def check_node(
     outputs: int,
     attributes: Mapping[str, onnx.AttributeProto],
 ) -> None:
-    """Refuses a node with other inputs, outputs or attributes than its op has."""
+    """Raise an error if a node has other inputs, outputs or attributes than its op."""
     for what, count, (least, most) in (
         ("inputs", inputs, signature.inputs),
         ("outputs", outputs, signature.outputs),
@@ -95,7 +95,7 @@ def _check_attributes(
 
 
 def check_all_read(node: Node) -> None:
-    """Refuses a node of an op without a schema if its converter ignored a part of it."""
+    """Raise an error if the converter of an op without a schema ignored a part of its node."""
     asked = node.asked
     given = max((i + 1 for i, v in enumerate(node.inputs) if v is not None), default=0)
     if given > asked:

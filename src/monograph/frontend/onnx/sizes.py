@@ -1,7 +1,6 @@
-"""Arithmetic on sizes while importing: ints where they are known, values where they are not.
+"""Arithmetic on sizes during import: ints if they are known, values if not.
 
-Converters write `reshape(x, [size_of(x, 0), 4, ...])` and need not ask which dimensions a model
-leaves open.
+Converters write `reshape(x, [size_of(x, 0), 4, ...])` without a check for open dimensions.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ def size_of(x: Value, axis: int) -> Size:
 
 
 def size_value(x: Value, axis: int) -> Value:
-    """One dimension of a value, as a scalar: a constant where it is known."""
+    """Return one dimension of a value as a scalar: a constant if it is known."""
     return scalar(size_of(x, axis))
 
 
@@ -53,7 +52,7 @@ def scalar(size: Size) -> Value:
 
 
 def vector(sizes: Sequence[Size]) -> Value:
-    """Sizes as a vector: a constant where all are known."""
+    """Return sizes as a vector: a constant if all are known."""
     ints = [s for s in sizes if isinstance(s, int)]
     if len(ints) == len(sizes):
         return constant(np.array([_checked(s) for s in ints], np.int64))
@@ -61,7 +60,7 @@ def vector(sizes: Sequence[Size]) -> Value:
 
 
 def _checked(size: int) -> int:
-    """A computed size that 64 bits hold."""
+    """Return a computed size; raise an error if it does not fit 64 bits."""
     if not -(2**63) <= size < 2**63:
         raise InferError("a size does not fit 64 bits", given=size)
     return size
@@ -108,7 +107,7 @@ def reshape(x: Value, sizes: Sequence[Size]) -> Value:
 
 
 def reshape_to(x: Value, sizes: Value, copy_zeros: bool = False) -> Value:
-    """x under the shape in a vector, which holds sizes and `sh.INFER` or `sh.COPY`.
+    """Reshape x to the shape in a vector of sizes, `sh.INFER` and `sh.COPY`.
 
     With `copy_zeros` a zero stands for `sh.COPY`.
     """
@@ -124,10 +123,10 @@ def reshape_to(x: Value, sizes: Value, copy_zeros: bool = False) -> Value:
 def _settled_shape(
     x: TensorType, sizes: tuple[Dim, ...] | None, copy_zeros: bool
 ) -> tuple[int, ...] | None:
-    """A shape without run-time sizes that comes to the same, if there is one.
+    """Return an equivalent shape without run-time sizes, if there is one.
 
-    A symbol that is x's own at the same place is a copy. One size that is not known is what the
-    others leave, as long as none of those is zero.
+    A symbol that x has at the same position becomes a copy. One unknown size is inferred from the
+    others if none of those is zero.
     """
     if sizes is None:
         return None
@@ -149,13 +148,13 @@ def _settled_shape(
 
 
 def _dim(size: Size) -> Dim:
-    """A size as far as it is known: an int, a symbol, or UNKNOWN."""
+    """Return a size as a dimension: an int, a symbol, or UNKNOWN."""
     found = (size,) if isinstance(size, int) else known_sizes(size)
     return found[0] if found is not None and len(found) == 1 else UNKNOWN
 
 
 def required(x: Value, rule: str, expected: Sequence[Size], given: Sequence[Size]) -> Value:
-    """x, where sizes agree: refused now where they are known to differ, else when it runs."""
+    """Return x if sizes agree; raise an error now if they are known to differ, else at run time."""
     pairs = [(_dim(a), _dim(b)) for a, b in zip(expected, given, strict=True)]
     if any(isinstance(a, int) and isinstance(b, int) and a != b for a, b in pairs):
         raise InferError(rule, expected=[a for a, _ in pairs], given=[b for _, b in pairs])
@@ -165,9 +164,9 @@ def required(x: Value, rule: str, expected: Sequence[Size], given: Sequence[Size
 
 
 def broadcast_onto(x: Value, like: Value) -> Value:
-    """x, which must broadcast to the very shape of another value.
+    """Return x, which must broadcast to the exact shape of another value.
 
-    Broadcasting goes both ways in numpy; where ONNX lets it go one way, `like` must not grow.
+    numpy broadcasts both operands; where ONNX broadcasts one only, `like` must not grow.
     """
     own, wanted = x.tensor.shape, like.tensor.shape
     rule = "an operand broadcasts to the shape of the other"
@@ -191,7 +190,7 @@ def broadcast_onto(x: Value, like: Value) -> Value:
 
 
 def unless_one(size: Size, other: Size) -> Size:
-    """A size, or the other one where it is 1."""
+    """Return `size`, or `other` if it is 1."""
     if isinstance(size, int):
         return other if size == 1 else size
     return ew.Where()(ew.Equal()(size, constant(1, i64)), scalar(other), size)

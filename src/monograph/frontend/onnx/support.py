@@ -1,7 +1,7 @@
-"""What a model needs and Monograph does not have, for the whole model at once.
+"""Collects everything that a model needs and Monograph lacks, for one error.
 
-Two things: ops that nothing converts, which the file alone tells, and nodes that ask an op for
-something that it does not do, which their converters tell while the model is imported.
+There are two kinds: ops without a converter, which the file shows, and nodes that use an
+unsupported feature of an op, which their converters report during import.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from monograph.ir.lazy import lazy
 SHOWN_NODES = 5
 SHOWN_REFUSALS = 20
 MAX_LABEL = 400
-"""Characters of a label that says where a value comes from."""
+"""The longest label of the origin of a value, in characters."""
 HINT = (
     "export the model with other ops, express each as a model-local function of supported ops,"
     " or add a converter (docs/adding-an-op.md)"
@@ -48,12 +48,12 @@ _HINTS = {
     ),
     "trt": f"the file holds engines or plugins of TensorRT: {_ORIGINAL}",
 }
-"""What to do about ops of a domain that only other software has."""
+"""Remedies for ops of domains that only other software has."""
 _COMPILED = f"the file holds code that was compiled for one device (EPContext): {_ORIGINAL}"
 
 
 def label_of(path: str, node: onnx.NodeProto, index: int) -> str:
-    """What messages call a node; bounded, because every value keeps one."""
+    """Return the label of a node in messages; bounded, because every value keeps one."""
     label = path + (node.name or f"{node.op_type}#{index}")
     if len(label) <= MAX_LABEL:
         return label
@@ -62,7 +62,7 @@ def label_of(path: str, node: onnx.NodeProto, index: int) -> str:
 
 @dataclass(frozen=True)
 class MissingOp:
-    """An op that nothing converts: where it stands in the model."""
+    """An op without a converter, and its nodes in the model."""
 
     domain: str
     name: str
@@ -77,7 +77,7 @@ class MissingOp:
 
 
 def missing_ops(model: ModelFile) -> list[MissingOp]:
-    """Every op of the model that has neither a converter nor a function body."""
+    """List every op of the model that has neither a converter nor a function body."""
     found: dict[tuple[str, str, int], list[str]] = defaultdict(list)
     for domain, node, opset, label in _reached(model):
         if find_converter(domain, node.op_type, opset) is not None:
@@ -88,9 +88,10 @@ def missing_ops(model: ModelFile) -> list[MissingOp]:
 
 
 def _reached(model: ModelFile) -> Iterator[tuple[str, onnx.NodeProto, int, str]]:
-    """The nodes that the model runs: domain, node, opset and label.
+    """Yield the nodes that the model runs: domain, node, opset and label.
 
-    The body of a function counts once, where it is called first; one that is never called does not.
+    The body of a function counts once, at its first call; the body of an unused function does not
+    count.
     """
     called: set[FunctionKey] = set()
     stack: list[tuple[Iterable[onnx.NodeProto], dict[str, int], str]]
@@ -115,22 +116,22 @@ def _reached(model: ModelFile) -> Iterator[tuple[str, onnx.NodeProto, int, str]]
 
 @dataclass
 class Refusals:
-    """What an import could not convert because Monograph does not implement it.
+    """The nodes that an import could not convert because Monograph does not implement them.
 
-    The import goes on behind such a node to find the others: its outputs become inputs of the types
-    that the file declares. What fails then, other than as unsupported, may be a consequence.
+    The import goes on after such a node to find the others: its outputs become inputs of the
+    declared types. Other errors after it may be consequences and are ignored.
     """
 
     model: ModelFile
     missing: tuple[MissingOp, ...]
     found: dict[str, MonographError] = field(default_factory=dict)
-    """By the label of the node."""
+    """Errors by the label of the node."""
 
     def add(self, label: str, error: MonographError) -> None:
         self.found.setdefault(label, error)
 
     def declared(self, name: str) -> Type:
-        """The type that the main graph declares for a value, or one that says next to nothing."""
+        """Return the type that the main graph declares for a value; a very general one if none."""
         info = self._infos.get(name)
         try:
             return (info and declared_type(info)) or TensorType(f32, None)
@@ -143,7 +144,7 @@ class Refusals:
         return {info.name: info for info in (*graph.value_info, *graph.output)}
 
     def error(self) -> MonographError | None:
-        """One error for everything that was found; None if nothing was."""
+        """Return one error for everything that was found; None if nothing was."""
         names = {m.name for m in self.missing}
         nodes = {k: e for k, e in self.found.items() if e.op not in names}
         if not self.missing and len(nodes) == 1:
@@ -165,7 +166,7 @@ class Refusals:
         return UnsupportedError("\n".join(parts), hint=self._hint()) if parts else None
 
     def _hint(self) -> str:
-        """What to do: one remedy for each domain that has its own."""
+        """Return the remedies: one for each domain that has its own."""
         found = [_HINTS[m.domain] for m in self.missing if m.domain in _HINTS]
         found += [_COMPILED for m in self.missing if m.name == "EPContext"]
         others = len(found) < len(self.missing) or not self.missing

@@ -1,8 +1,7 @@
 """Tensors of a model file as constant data.
 
-Nothing that a tensor says of itself is believed: its dims are checked before anything is
-allocated, and against the data that is there. Bytes that already are what numpy stores are used in
-place.
+No statement of a tensor is trusted: its dims are checked before anything is allocated, and against
+its data. Bytes in numpy's own format are used in place.
 """
 
 from __future__ import annotations
@@ -29,15 +28,15 @@ _TYPED_FIELD = {
     "f32": "float_data", "c64": "float_data", "f64": "double_data", "c128": "double_data",
     "i64": "int64_data", "u64": "uint64_data", "u32": "uint64_data", "str": "string_data",
 }  # fmt: skip
-"""The field that holds an element type's data one by one; `int32_data` for all others."""
+"""The field that holds the elements of a type; `int32_data` for all others."""
 
 
 def read_tensor(
     tensor: onnx.TensorProto, directory: Path | None, account: Account | None = None
 ) -> Literal:
-    """The data of a tensor; external data comes from files inside the directory.
+    """Read the data of a tensor; external data comes from files inside the directory.
 
-    What it takes is put on the account of the model that it belongs to.
+    Its memory counts on the account of its model.
     """
     account = Account() if account is None else account
     label = f"tensor {tensor.name[:200]!r}"
@@ -46,7 +45,7 @@ def read_tensor(
     except ModelError as e:
         raise ModelError(f"{label} has an unknown element type", given=e.given) from None
     if dtype.bits < 8 and 8 % dtype.bits:
-        raise ModelError(f"{label} has an element type that no packing is defined for", given=dtype)
+        raise ModelError(f"{label} has an element type without a defined packing", given=dtype)
     shape = check_dims(tensor.dims, dtype, label)
     if tensor.HasField("segment"):
         raise ModelError(f"{label} is stored in segments, which is not supported")
@@ -54,7 +53,7 @@ def read_tensor(
     external = tensor.data_location == onnx.TensorProto.EXTERNAL
     if len(present) + external > 1:
         listed = present + ["external data"] * external
-        raise ModelError(f"{label} has its data in two places", given=" and ".join(listed))
+        raise ModelError(f"{label} has its data in two fields", given=" and ".join(listed))
     if external or present == ["raw_data"]:
         array = _from_bytes(tensor, dtype, shape, directory, label, account)
     else:
@@ -63,13 +62,13 @@ def read_tensor(
 
 
 def _frozen(array: Array) -> Literal:
-    """A literal of an array that nothing else holds: without a copy."""
+    """Return a literal of an array without a copy; the caller must hold no other reference."""
     array.flags.writeable = False
     return Literal(array)
 
 
 def check_dims(dims: Sequence[int], dtype: DType, label: str) -> tuple[int, ...]:
-    """Dims as a shape that numpy can hold."""
+    """Return dims as a shape; raise an error if numpy cannot hold it."""
     if len(dims) > MAX_RANK:
         raise ModelError(
             f"{label} has too many dims", expected=f"at most {MAX_RANK}", given=len(dims)
@@ -77,7 +76,7 @@ def check_dims(dims: Sequence[int], dtype: DType, label: str) -> tuple[int, ...]
     shape = tuple(int(d) for d in dims)
     if any(d < 0 for d in shape):
         raise ModelError(f"{label} has a negative dimension", expected=">= 0", given=list(shape))
-    # All sizes at once, as Python ints: a product in 64 bits may wrap to something plausible.
+    # The product uses Python ints: in 64 bits it may wrap to a plausible size.
     limit = min(MAX_TENSOR_BYTES, machine_memory())
     if count_elements(shape) * dtype.itemsize > limit:
         raise ModelError(
@@ -98,7 +97,7 @@ def _from_bytes(
     label: str,
     account: Account,
 ) -> Array:
-    """A tensor stored as bytes, in the model or beside it."""
+    """Read a tensor stored as bytes, in the model or in another file."""
     if dtype.is_string:
         raise ModelError(f"{label} holds strings, which cannot be raw bytes")
     nbytes = -(-_size(shape) * dtype.bits // 8)
@@ -116,17 +115,17 @@ def _from_bytes(
 
 
 def _decode(raw: Array, dtype: DType, shape: tuple[int, ...]) -> Array:
-    """Little-endian bytes, sub-byte elements packed, as elements."""
+    """Decode little-endian bytes, with packed sub-byte elements, to elements."""
     if dtype.bits < 8:
         return _unpack(raw, dtype, _size(shape)).reshape(shape)
     if dtype.kind == "bool":
-        # A byte other than 0 and 1 in a numpy bool is neither true nor false to numpy.
+        # numpy treats a bool byte other than 0 and 1 as neither true nor false.
         return np.not_equal(raw, 0).reshape(shape)
     return raw.view(dtype.numpy).reshape(shape)
 
 
 def _unpack(raw: Array, dtype: DType, count: int) -> Array:
-    """Elements of 6, 4 or 2 bits, the first in the lowest bits of a byte."""
+    """Unpack elements of 6, 4 or 2 bits, the first in the lowest bits of a byte."""
     if 8 % dtype.bits:  # four elements of 6 bits lie across three bytes
         bits = np.unpackbits(raw, count=count * dtype.bits, bitorder="little")
         codes = np.packbits(bits.reshape(count, dtype.bits), axis=1, bitorder="little")
@@ -140,7 +139,7 @@ def _unpack(raw: Array, dtype: DType, count: int) -> Array:
 def _from_field(
     tensor: onnx.TensorProto, dtype: DType, shape: tuple[int, ...], present: list[str], label: str
 ) -> Array:
-    """A tensor stored as numbers or strings in the field for its element type."""
+    """Read a tensor stored as numbers or strings in the field for its element type."""
     field = _TYPED_FIELD.get(dtype.name, "int32_data")
     if present and present != [field]:
         raise ModelError(f"{label} has its data in the wrong field", expected=field, given=present)
@@ -182,7 +181,7 @@ def _numbers(values: Any, dtype: DType, field: str, label: str) -> Array:
 
 
 def _from_int32(values: Array, dtype: DType, shape: tuple[int, ...], label: str) -> Array:
-    """int32_data holds small integers as they are, and the bits of everything else."""
+    """Decode int32_data: small integers as they are, the bits of all other types."""
     if dtype.name == "i32":
         return values.reshape(shape)
     if dtype.kind == "bool":
@@ -192,10 +191,11 @@ def _from_int32(values: Array, dtype: DType, shape: tuple[int, ...], label: str)
         low, high = np.iinfo(dtype.numpy).min, np.iinfo(dtype.numpy).max
         _check_range(values, int(low), int(high), dtype, "int32_data", label)
         return values.astype(dtype.numpy).reshape(shape)
-    if 8 % dtype.bits and dtype.bits < 8:  # one element a number: 6 bits do not share a byte
+    # one element per number: 6-bit elements do not share a byte
+    if 8 % dtype.bits and dtype.bits < 8:
         _check_range(values, 0, (1 << dtype.bits) - 1, dtype, "int32_data", label)
         return values.astype(np.uint8).view(dtype.numpy).reshape(shape)
-    # Bit patterns; writers differ in whether they take them as signed.
+    # Bit patterns; some writers treat them as signed, others as unsigned.
     _check_range(values, -(1 << (bits - 1)), (1 << bits) - 1, dtype, "int32_data", label)
     return _decode(values.astype(np.uint8 if bits == 8 else np.uint16).view(np.uint8), dtype, shape)
 
@@ -212,7 +212,7 @@ def _check_range(values: Array, low: int, high: int, dtype: DType, field: str, l
 def read_sparse(
     sparse: onnx.SparseTensorProto, directory: Path | None, account: Account | None = None
 ) -> Literal:
-    """A sparse tensor as a dense one."""
+    """Read a sparse tensor as a dense one."""
     account = Account() if account is None else account
     label = f"sparse tensor {sparse.values.name[:200]!r}"
     values = read_tensor(sparse.values, directory, account).array
@@ -220,7 +220,7 @@ def read_sparse(
     shape = check_dims(sparse.dims, from_onnx(sparse.values.data_type), label)
     if values.ndim != 1:
         raise ModelError(
-            f"{label} needs its values as a vector", expected="[n]", given=list(values.shape)
+            f"the values of {label} must be a vector", expected="[n]", given=list(values.shape)
         )
     count = len(values)
     if indices.dtype != np.int64 or indices.shape not in ((count,), (count, len(shape))):
@@ -231,7 +231,7 @@ def read_sparse(
         )
     flat = _flat_indices(indices, shape, label)
     if (flat[1:] <= flat[:-1]).any():
-        raise ModelError(f"{label} has indices that are not sorted, or one twice")
+        raise ModelError(f"{label} has indices that are not sorted and unique")
     account.take_sparse(_size(shape) * values.itemsize, values.nbytes, label)
     fill = "" if values.dtype == object else 0
     dense = np.full(_size(shape), fill, values.dtype)
@@ -240,7 +240,7 @@ def read_sparse(
 
 
 def _flat_indices(indices: Array, shape: tuple[int, ...], label: str) -> Array:
-    """Positions in the flattened tensor, each within it."""
+    """Return positions in the flattened tensor; raise an error if one is outside."""
     bounds = np.array([_size(shape)] if indices.ndim == 1 else shape, np.int64)
     columns = indices.reshape(len(indices), len(bounds))
     if (columns < 0).any() or (columns >= bounds).any():

@@ -1,8 +1,8 @@
 """Checks the structure of a model file before anything is built from it.
 
-What is checked here is said nowhere else: names and their order, opsets, functions. The importer
-relies on it. Types, attributes of ops and the data of tensors are checked where they are read.
-All walks are iterative and linear in the size of the file.
+It checks names and their order, opsets and functions, which the importer relies on. Types,
+attributes of ops and data of tensors are checked where they are read. All walks are iterative and
+linear in the size of the file.
 """
 
 from __future__ import annotations
@@ -19,19 +19,20 @@ from monograph.frontend.onnx.functions import FunctionKey, all_nodes
 from monograph.frontend.onnx.registry import normalise_domain
 
 MAX_GRAPH_NESTING = 48
-"""Sub-graphs may be nested this deep."""
+"""The deepest nesting of sub-graphs."""
 MAX_NODES = 1_000_000
-"""Nodes in a file."""
+"""The most nodes in a file."""
 MAX_INLINED, INLINED_FACTOR, INLINED_FREE = 200_000, 100, 10_000
-"""Nodes once every call of a function is counted with the nodes of its body: so many times those
-in the file and some more, but no more than that unless they all are in the file."""
+"""Limits on the nodes after inlining: a multiple of the nodes in the file plus a constant, at most
+MAX_INLINED unless the file itself has more.
+"""
 MAX_NAME = 1 << 14
-"""Characters of a name; names recur in labels and messages."""
+"""The longest name, in characters; names recur in labels and messages."""
 SHOWN = 8
 
 
 def validate(model: onnx.ModelProto) -> None:
-    """Raises ModelError unless the model's graphs and functions are well formed."""
+    """Raise ModelError unless the model's graphs and functions are well formed."""
     check_text(model.producer_name, "the producer")
     check_text(model.producer_version, "the producer's version")
     opsets = model_opsets(model)
@@ -46,7 +47,7 @@ def validate(model: onnx.ModelProto) -> None:
 
 @dataclass(frozen=True)
 class _Context:
-    """What the nodes of one body share."""
+    """The facts that the nodes of one body share."""
 
     where: str
     opsets: Mapping[str, int]
@@ -72,7 +73,7 @@ class _Names:
         self.defined.add(name)
 
     def sees(self, name: str) -> bool:
-        """Whether the name is defined here or around; a name from around counts as captured."""
+        """Return True if the name is defined here or outside; an outer name counts as captured."""
         passed: list[_Names] = []
         names: _Names | None = self
         while names is not None:
@@ -89,7 +90,7 @@ class _Names:
 
 
 def check_name(given: Any, what: str, node: str | None = None) -> str:
-    """A name that must be there. Protobuf hands out text that is not UTF-8 as bytes."""
+    """Return a name; raise an error if it is missing. Protobuf returns invalid UTF-8 as bytes."""
     text = check_text(given, what, node)
     if not text:
         raise ModelError(f"{what} has no name", node=node)
@@ -180,7 +181,7 @@ def _function_steps(function: onnx.FunctionProto, context: _Context) -> Iterator
 def _check_calls(
     graph: onnx.GraphProto, functions: Mapping[FunctionKey, onnx.FunctionProto]
 ) -> None:
-    """Refuses functions that call themselves, and calls that multiply beyond all bounds."""
+    """Raise an error if functions call themselves, or if calls multiply without bounds."""
     sizes: dict[FunctionKey, int] = {}
     calls: dict[FunctionKey, Counter[FunctionKey]] = {}
     callers: dict[FunctionKey, list[FunctionKey]] = {key: [] for key in functions}
@@ -222,7 +223,7 @@ def _check_calls(
 def _count(
     nodes: Sequence[onnx.NodeProto], functions: Mapping[FunctionKey, Any]
 ) -> tuple[int, Counter[FunctionKey]]:
-    """How many nodes there are, and how often each function is called."""
+    """Return the number of nodes, and the number of calls of each function."""
     everything = all_nodes(nodes)
     if not functions:
         return len(everything), Counter()
@@ -234,7 +235,7 @@ def _count(
 
 
 def _walk(steps: Iterator[Any]) -> None:
-    """Runs steps that yield further steps, those of a sub-graph, to be run before going on."""
+    """Run steps; those that a step yields, from a sub-graph, run before it continues."""
     stack = [steps]
     while stack:
         inner = next(stack[-1], None)
@@ -265,7 +266,7 @@ def _graph_steps(
         names.define(name, "input", where)
         _check_dimensions(info)
     for name in constants:
-        # Where an input has an initialiser, that is its default; old files have no others.
+        # An initialiser is the default of its input; old files have no other initialisers.
         if name not in names.defined:
             names.define(name, "initialiser", where)
     yield from _node_steps(graph.node, names, context)
@@ -341,7 +342,7 @@ def _check_attributes(node: onnx.NodeProto, index: int, context: _Context) -> No
         seen.add(name)
         if check_text(attribute.ref_attr_name, "an attribute", label) and not context.in_function:
             raise ModelError(
-                "an attribute refers to one of a function, outside of any function",
+                "an attribute outside of a function refers to a function's attribute",
                 node=label,
                 given=f"{name!r} -> {attribute.ref_attr_name!r}",
             )
@@ -354,7 +355,7 @@ def _check_attributes(node: onnx.NodeProto, index: int, context: _Context) -> No
 def _undefined(
     nodes: Sequence[onnx.NodeProto], index: int, name: str, context: _Context
 ) -> ModelError:
-    """What is wrong with a name that is read before anything defines it."""
+    """Return the error for a name that is read before it is defined."""
     node = context.label(nodes[index], index)
     maker = {out: i for i, n in enumerate(nodes) for out in n.output if out}
     if name not in maker:
@@ -364,7 +365,7 @@ def _undefined(
             op=nodes[index].op_type,
             given=name,
         )
-    # Back from the name's maker along what it reads: either it needs this node, or it is late.
+    # Search backward from the name's producer: it depends on this node, or it comes late.
     came_from: dict[int, int] = {maker[name]: index}
     stack = [maker[name]]
     while stack and index not in came_from:

@@ -33,7 +33,7 @@ def plus(x: Value, term: float) -> Value:
 
 
 def negative(x: Value) -> Value:
-    """Whether x < 0."""
+    """Return x < 0."""
     return ew.Less()(x, scalar(0, x))
 
 
@@ -52,7 +52,7 @@ def leaky_relu(n: Node) -> Value:
 
 @converter("PRelu")
 def prelu(n: Node) -> Value:
-    """Before opset 7 a vector of slopes belongs to the channels, not to the last dimension."""
+    """Convert PRelu. Before opset 7 a vector of slopes is per channel, not per last dimension."""
     x, slope = n.input(0), n.input(1)
     if n.opset < 7 and slope.tensor.rank == 1 and slope.tensor.dim(0) != 1:
         slope = per_channel(slope, x.tensor.rank)
@@ -86,7 +86,7 @@ def celu(n: Node) -> Value:
 
 @converter("Gelu")
 def gelu(n: Node) -> Value:
-    """x * (1 + erf(x / sqrt(2))) / 2, or the same with a tanh that is close to that erf."""
+    """x * (1 + erf(x / sqrt(2))) / 2, or the approximation of this erf by tanh."""
     x = n.input(0)
     kind = n.attr_string("approximate", "none")
     if kind == "none":
@@ -151,7 +151,7 @@ def softsign(n: Node) -> Value:
 def shrink(n: Node) -> Value:
     x = n.input(0)
     limit, bias = n.attr_float("lambd", 0.5), n.attr_float("bias", 0.0)
-    # In floats, and back: the limits are floats whatever the type of x.
+    # The limits are floats, so integers are clipped as floats.
     wide = x if x.dtype.is_float else cast(x, f64)
     above = ew.Where()(ew.Less()(scalar(limit, wide), wide), plus(wide, -bias), scalar(0, wide))
     result = ew.Where()(ew.Less()(wide, scalar(-limit, wide)), plus(wide, bias), above)
@@ -174,7 +174,7 @@ def clip_by_attributes(n: Node) -> Value:
 
 @converter("Clip", since=11)
 def clip(n: Node) -> Value:
-    """Bounds are inputs, each may be absent. Constant bounds of floats become attributes."""
+    """Convert Clip. Both bounds are optional inputs; constant float bounds become attributes."""
     x = n.input(0)
     lo, hi = n.optional(1), n.optional(2)
     if x.dtype.is_float:
@@ -194,7 +194,7 @@ def _number(bound: Value) -> float | None:
 
 @converter("Dropout")
 def dropout_by_attributes(n: Node) -> tuple[Value, Value | None]:
-    """Inference: nothing is dropped. Before opset 10 the mask has the type of x."""
+    """Convert Dropout at inference: nothing is dropped. Before opset 10 the mask has x's type."""
     x = n.input(0)
     kind = x.dtype if n.opset < 10 else boolean
     return x, broadcast_like(constant(1, kind), x) if n.wants(1) else None
@@ -202,7 +202,7 @@ def dropout_by_attributes(n: Node) -> tuple[Value, Value | None]:
 
 @converter("Dropout", since=12)
 def dropout(n: Node) -> tuple[Value, Value | None]:
-    """Drops only in training mode; the mode and the ratio may be known at run time only."""
+    """Convert Dropout: it drops only in training mode; mode and ratio may be run-time values."""
     x, ratio, training = n.input(0), n.optional(1), n.optional(2)
     mode = known(training)
     if training is None or (mode is not None and not mode.any()):

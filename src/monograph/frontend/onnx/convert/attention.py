@@ -46,7 +46,7 @@ def up_to(queries: Value, keys: Value, first: Value) -> Value:
 
 
 def both(mask: Value | None, visible: Value, like: Value) -> Value:
-    """A mask that also hides what is not visible."""
+    """Combine a mask with the visible keys: other keys are hidden too."""
     if mask is None:
         return visible
     if mask.dtype == boolean:
@@ -57,14 +57,14 @@ def both(mask: Value | None, visible: Value, like: Value) -> Value:
 def attend(
     q: Value, k: Value, v: Value, op: Attention, mask: Value | None = None, **others: Value | None
 ) -> Value:
-    """Attention with those of the optional operands that are there; `others` in the op's order."""
+    """Apply attention with the optional operands that are present; `others` in the op's order."""
     given = {MASK: mask, **others}
     extra = {name: value for name, value in given.items() if value is not None}
     return replace(op, extra=tuple(extra))(q, k, v, *extra.values())
 
 
 def attention_as_published(n: Node) -> tuple[Value | None, ...]:
-    """Opset 23 up to ONNX 1.21; `newer` says what became of it."""
+    """Convert Attention of opset 23 as of ONNX 1.21; `onnx_1_22` converts it for later releases."""
     q, k, v = n.input(0), n.input(1), n.input(2)
     flat = q.tensor.rank == 3
     if flat:
@@ -78,7 +78,7 @@ def attention_as_published(n: Node) -> tuple[Value | None, ...]:
         k, v = sh.Concat(2)(past_k, k), sh.Concat(2)(past_v, v)
     mask = padded(n.optional(3), k, lengths is not None)
     causal = n.attr_flag("is_causal")
-    # The op places the last query at the last key, ONNX the first one after the past.
+    # The op aligns the last query with the last key; ONNX puts the first query after the past.
     plain = causal and same_length and lengths is None
     if causal and not plain:
         first = constant(0) if past_k is None else size_value(past_k, 2)
@@ -100,17 +100,17 @@ def attention_as_published(n: Node) -> tuple[Value | None, ...]:
         y = Dot()(steps[3], repeated(n, v, q))
     mode = n.attr_int("qk_matmul_output_mode", 0)
     if not 0 <= mode <= 3:
-        n.fail("qk_matmul_output_mode is 0, 1, 2 or 3", given=mode)
+        n.fail("qk_matmul_output_mode must be 0, 1, 2 or 3", given=mode)
     return merge_heads(y) if flat else y, k, v, steps[mode]
 
 
 def within(keys: Value, lengths: Value) -> Value:
-    """bool[B, 1, 1, T]: which of the keys count in each batch row."""
+    """bool[B, 1, 1, T]: the keys within the length of each batch row."""
     return ew.Less()(iota(keys), sh.Unsqueeze((1, 2, 3))(lengths))
 
 
 def padded(mask: Value | None, k: Value, external: bool) -> Value | None:
-    """A mask that may be shorter than the keys, made as long: what is added takes no part."""
+    """Extend a mask that is shorter than the keys; the keys added are hidden."""
     if mask is None:
         return None
     given, keys = mask.tensor.dim(-1), k.tensor.dim(2)
@@ -128,12 +128,16 @@ def padded(mask: Value | None, k: Value, external: bool) -> Value | None:
 
 
 def repeated(n: Node, x: Value, q: Value) -> Value:
-    """The heads of keys or values, repeated for the heads of q that they serve."""
+    """Repeat the heads of keys or values for the query heads that share them."""
     heads, groups = q.tensor.dim(1), x.tensor.dim(1)
     if not (isinstance(heads, int) and isinstance(groups, int)):
         n.undecided("the scores of attention need known numbers of heads", given=q.type)
     if not divides(groups, heads):
-        n.fail("heads are no multiple of key heads", expected=groups, given=heads)
+        n.fail(
+            "the number of heads must be a multiple of the number of key heads",
+            expected=groups,
+            given=heads,
+        )
     if heads == groups:
         return x
     each = sh.Broadcast((groups, heads // groups))(sh.Unsqueeze((1,))(iota(groups)))
@@ -141,7 +145,7 @@ def repeated(n: Node, x: Value, q: Value) -> Value:
 
 
 def _score_steps(n: Node, q: Value, k: Value, mask: Value | None, op: Attention) -> list[Value]:
-    """The scores from q and k, with the mask, with the softcap, and after the softmax."""
+    """Return the scores: of q and k, with the mask, with the softcap, and after the softmax."""
     size = q.tensor.dim(3)
     if not isinstance(size, int):
         n.undecided("the scores of attention need a known head size", given=q.type)
@@ -159,16 +163,16 @@ def _score_steps(n: Node, q: Value, k: Value, mask: Value | None, op: Attention)
     if op.softcap > 0:
         cap = constant(op.softcap, q.dtype)
         capped = ew.Mul()(ew.Tanh()(ew.Div()(masked, cap)), cap)
-        # What is hidden stays hidden: the softcap alone would bring it back.
+        # The softcap makes hidden scores finite, so they are hidden again.
         capped = ew.Where()(visible, capped, hidden) if visible is not None else capped
     return [plain, masked, capped, shares(capped)]
 
 
 def shares(scores: Value) -> Value:
-    """The softmax of scores over the keys; zero for a query that sees no key."""
+    """Return the softmax of scores over the keys; zero for a query that sees no key."""
     zero, one = constant(0, scores.dtype), constant(1, scores.dtype)
     top = rd.ReduceMax((3,), keep=True)(scores)
-    # Where all scores are -inf, so is the largest, and their difference would be NaN.
+    # If all scores are -inf, the maximum is -inf and the difference would be NaN.
     top = ew.Where()(ew.IsInf(positive=False)(top), zero, top)
     weights = ew.Exp()(ew.Sub()(scores, top))
     total = rd.ReduceSum((3,), keep=True)(weights)

@@ -20,7 +20,7 @@ def _cast(n: Node, to: DType) -> Value:
 
 @converter("Cast")
 def cast_by_name(n: Node) -> Value:
-    """Until opset 6 the type is named by a string."""
+    """Convert Cast of opsets up to 5, which name the type by a string."""
     name = n.attr_string("to").upper()
     if name not in onnx.TensorProto.DataType.keys():  # noqa: SIM118 (a protobuf enum is no mapping)
         n.fail("no such element type", given=name)

@@ -1,4 +1,4 @@
-"""Small pieces that several families of converters share."""
+"""Helpers that several families of converters share."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ def scalar(number: float, like: Value) -> Value:
 
 
 def zeros(shape: tuple[int, ...], dtype: DType) -> Value:
-    """Zeros of a size that the model states, so that they are no data unless they are few."""
+    """Return zeros as a broadcast, because a file can state any size; few zeros are a constant."""
     return fold(sh.Broadcast(shape)(constant(0, dtype)))
 
 
 def as_scalar(x: Value) -> Value:
-    """A value of one element as a scalar: exporters write [1] where ONNX asks for []."""
+    """Return a value of one element as a scalar: exporters write [1] where ONNX requires []."""
     if x.tensor.shape == ():
         return x
     data = known(x)
@@ -38,7 +38,7 @@ def as_scalar(x: Value) -> Value:
 
 
 def cast(x: Value, to: DType) -> Value:
-    """x in an element type; x itself where it has that type."""
+    """Cast x; return x itself if it has that element type."""
     return x if x.dtype == to else Cast(to)(x)
 
 
@@ -48,14 +48,14 @@ def widened(x: Value) -> Value:
 
 
 def reshape_like(x: Value, like: Value) -> Value:
-    """x in the shape of another value, whose sizes may be known at run time only."""
+    """Reshape x to the shape of another value, whose sizes may be known at run time only."""
     if like.tensor.is_static:
         return sh.Reshape(like.tensor.static)(x)
     return deferred(sh.Reshape, (x,), {"shape": sh.ShapeOf()(like)})
 
 
 def broadcast_like(x: Value, like: Value) -> Value:
-    """x repeated to the shape of another value."""
+    """Broadcast x to the shape of another value."""
     if like.tensor.is_static:
         return sh.Broadcast(like.tensor.static)(x)
     return deferred(sh.Broadcast, (x,), {"shape": sh.ShapeOf()(like)})
@@ -67,7 +67,7 @@ def per_channel(x: Value, rank: int) -> Value:
 
 
 def count_along(x: Value, axes: Iterable[int], dtype: DType) -> Value:
-    """How many elements of x there are along axes, as a scalar of an element type."""
+    """Return the number of elements of x along axes, as a scalar of an element type."""
     fixed, open_axes = 1, []
     for a in axes:
         size = x.tensor.dim(a)

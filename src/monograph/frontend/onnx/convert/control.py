@@ -36,11 +36,11 @@ ENDLESS = np.iinfo(np.int64).max
 
 @converter("If")
 def if_(n: Node) -> Sequence[Value]:
-    """A condition that is known chooses the branch here; the other one is not even converted."""
+    """Convert If. A known condition selects the branch; the other branch is not converted."""
     condition = n.known(0)
     if condition is not None:
         if condition.size != 1:
-            n.fail("a condition has one element", given=[*condition.shape])
+            n.fail("the condition must have one element", given=[*condition.shape])
         taken = bool(condition.reshape(())[()])
         return n.inline_subgraph("then_branch" if taken else "else_branch")
     then, orelse = _branch(n, "then_branch"), _branch(n, "else_branch")
@@ -54,9 +54,9 @@ def if_(n: Node) -> Sequence[Value]:
 
 
 def _branch(n: Node, name: str) -> SubGraph | InferError:
-    """A branch, or why it cannot run on values of the types at hand.
+    """Return a branch, or the error why it cannot run on the given types.
 
-    Models guard code by conditions on the data, and what is behind them need not fit all data.
+    Models guard code by conditions on data, so a branch need not be valid for all data.
     """
     try:
         return n.subgraph(name)
@@ -67,20 +67,20 @@ def _branch(n: Node, name: str) -> SubGraph | InferError:
 
 
 def _failing(why: InferError, other: SubGraph) -> SubGraph:
-    """A branch that fails when it is taken; its results have the types of the other's."""
+    """Return a branch that raises an error if it runs; its results have the other's types."""
     outputs = ((name, ctl.Fail(str(why), v.type)()) for name, v in other.graph.outputs)
     return SubGraph(Graph((), tuple(outputs), "fail"), ())
 
 
 @converter("Loop")
 def loop(n: Node) -> Sequence[Value]:
-    """Without a trip count the loop has no limit, without a condition it starts with a true one."""
+    """Convert Loop. A missing trip count means no limit; a missing condition means true."""
     trips = n.optional(0)
     condition = n.optional(1)
     state = tuple(n.input(i) for i in range(2, len(n.inputs)))
     formals = n.attr_graph("body").input
     if len(formals) != 2 + len(state):
-        n.fail("the body of a loop takes iteration, condition and state", given=len(formals))
+        n.fail("the body of a loop must take iteration, condition and state", given=len(formals))
     head = (
         _single(value_type(formals[0].type, formals[0].name), i64),
         _single(value_type(formals[1].type, formals[1].name), boolean),
@@ -101,18 +101,18 @@ def loop(n: Node) -> Sequence[Value]:
 
 
 def _surely_runs(trips: Value, condition: Value) -> bool:
-    """Whether a loop is known to take at least one turn."""
+    """Return True if a loop is known to run at least one iteration."""
     return _number(trips) > 0 and _number(condition) > 0
 
 
 def _number(given: Value) -> int:
-    """A known trip count or condition; 0 where it is not known."""
+    """Return a known trip count or condition; 0 if it is not known."""
     data = known(given)
     return int(data.reshape(())) if data is not None and data.size == 1 else 0
 
 
 def _loses_rank(body: Graph, state: Sequence[Value]) -> bool:
-    """Whether the body changes the rank of some state, so that none is known."""
+    """Return True if the body changes the rank of some state."""
     settled = body.input_types[2 : 2 + len(state)]
     return any(
         isinstance(t, TensorType)
@@ -126,10 +126,10 @@ def _loses_rank(body: Graph, state: Sequence[Value]) -> bool:
 def _first_turn_apart(
     n: Node, head: tuple[TensorType, ...], trips: Value, condition: Value, state: Sequence[Value]
 ) -> Sequence[Value]:
-    """A loop behind its first turn, which is part of the graph around it.
+    """Convert a loop after its first iteration, which is inlined into the graph around it.
 
-    Exporters give placeholders of any rank to state that the first turn replaces. From the second
-    turn on, state has the types that the body gives it.
+    Exporters give placeholders of any rank to state that the first iteration replaces. From the
+    second iteration on, state has the types that the body gives it.
     """
     importer, count, total = n.scope.importer, len(state), _number(trips)
     for label in [x for x in importer.settled if x == n.label or x.startswith(f"{n.label}.")]:
@@ -149,7 +149,7 @@ def _first_turn_apart(
 
 
 def _counted_from_one(body: Graph) -> Graph:
-    """The body of a loop whose first turn is done: its number is one more."""
+    """Return the body of a loop whose first iteration is done: its iteration number is one more."""
     turn = Input(f"{body.input_names[0]}+", body.input_types[0])()
     made = {v: v for v in body.inputs} | {body.inputs[0]: ew.Add()(turn, constant(1))}
     origins = dict(body.origins)
@@ -163,7 +163,7 @@ def _counted_from_one(body: Graph) -> Graph:
 
 
 def _single(declared: Type, dtype: DType) -> TensorType:
-    """The type of a body's iteration number or condition: a scalar, or a vector of one."""
+    """Return the type of a body's iteration number or condition: a scalar, or a vector of one."""
     vector = isinstance(declared, TensorType) and declared.shape is not None and declared.shape
     return tensor(dtype, 1) if vector else tensor(dtype)
 
@@ -171,15 +171,15 @@ def _single(declared: Type, dtype: DType) -> TensorType:
 def _settle(
     n: Node, head: tuple[Type, ...], state: tuple[Value, ...], tail: tuple[Type, ...], skip: int
 ) -> SubGraph:
-    """The body, imported with types of state that hold before and after every iteration.
+    """Import the body with types of state that hold before and after every iteration.
 
-    It starts from the types of the initial state and makes them more general where the body
-    changes them, until nothing changes; every round makes some type more general, so it ends.
-    `head` and `tail` are the types of the inputs around the state, and `skip` outputs come first.
+    The types start as those of the initial state and are generalised where the body changes them,
+    until nothing changes. Each round makes some type more general, so this ends. `head` and `tail`
+    are the types of the inputs around the state, and `skip` outputs come first.
     """
     importer = n.scope.importer
     types = _first_types(n, head, state, tail, skip)
-    # A loop in a loop is imported again and again: it starts from where it got to before.
+    # An inner loop is imported several times: it starts from the types of the last import.
     before = importer.settled.get(n.label, types)
     if len(before) == len(types):
         stems = (_stem(n, i) for i in range(len(types)))
@@ -188,7 +188,7 @@ def _settle(
     while True:
         given = body.graph.output_types[skip : skip + len(state)]
         if len(given) < len(state):
-            n.fail("the body gives too few values", expected=len(state), given=len(given))
+            n.fail("the body returns too few values", expected=len(state), given=len(given))
         joined = (join(a, b) for a, b in zip(types, given, strict=True))
         wider = tuple(variant(t, _stem(n, i)) for i, t in enumerate(joined))
         importer.settled[n.label] = wider
@@ -200,16 +200,16 @@ def _settle(
 
 
 def _stem(n: Node, index: int) -> str:
-    # Loops that are nested must not share the symbols of what they change.
+    # Nested loops must not share the symbols of their changing sizes.
     return f"{n.scope.depth}_{index}"
 
 
 def _first_types(
     n: Node, head: tuple[Type, ...], state: tuple[Value, ...], tail: tuple[Type, ...], skip: int
 ) -> tuple[Type, ...]:
-    """The types of the initial state; those of empty sequences as the first iteration fills them.
+    """Return the types of the initial state; an empty sequence has the first iteration's type.
 
-    An empty sequence fits every element type, and its own says nothing of its elements.
+    An empty sequence fits every element type, so its own type says nothing of its elements.
     """
     types = tuple(v.type for v in state)
     empty = [i for i, v in enumerate(state) if is_empty_sequence(v)]
@@ -255,10 +255,10 @@ def _flags(n: Node, name: str, count: int) -> tuple[bool, ...]:
 
 @converter("Scan", since=8)
 def scan_8(n: Node) -> Sequence[Value]:
-    """Opset 8 scans axis 1 of every element of a batch: a scan over the batch of scans.
+    """Convert Scan of opset 8: a scan over the batch of scans along axis 1.
 
-    Where lengths are given, an element's state stops changing after its length, and what it
-    collects there is zero.
+    If lengths are given, the state of a batch element stops changing after its length, and its
+    collected values there are zero.
     """
     count = n.attr_int("num_scan_inputs")
     values = tuple(n.input(i) for i in range(1, len(n.inputs)))
@@ -295,14 +295,14 @@ def scan_8(n: Node) -> Sequence[Value]:
 def _forward_scan(
     body: Graph, operands: Sequence[Value], backward: tuple[bool, ...], collected: int
 ) -> Sequence[Value]:
-    """A scan along first axes that collects along first axes."""
+    """Build a scan along first axes that collects along first axes."""
     count = len(backward)
     op = ctl.Scan(body, (0,) * count, backward, (0,) * collected, (False,) * collected)
     return unpack(op(*operands))
 
 
 def _masked(body: Graph, carried: int) -> Graph:
-    """The body with a step counter as first state, and a length as last capture."""
+    """Return the body with a step counter as first state, and a length as last capture."""
     step, length = Input("step", tensor(i64))(), Input("length", tensor(i64))()
     results = tuple(v for _, v in body.outputs)
     within = ew.Less()(step, length)

@@ -48,7 +48,9 @@ def geometry(n: Node, spatial: int) -> Geometry:
         n.fail("unknown auto_pad", expected=" or ".join(_AUTO), given=mode)
     pads = n.attr_ints("pads", (0,) * (2 * spatial))
     if len(pads) != 2 * spatial:
-        n.fail("pads: two numbers a spatial axis", expected=2 * spatial, given=list(pads))
+        n.fail(
+            "pads must have two numbers per spatial axis", expected=2 * spatial, given=list(pads)
+        )
     if mode != "NOTSET":
         pads = (0,) * (2 * spatial)
     ones = (1,) * spatial
@@ -62,7 +64,7 @@ def geometry(n: Node, spatial: int) -> Geometry:
 
 
 def check_kernel_shape(n: Node, w: Value) -> None:
-    """The attribute repeats what the weights say; a contradiction is an error."""
+    """Raise an error if `kernel_shape` contradicts the shape of the weights."""
     declared, given = n.attr_ints("kernel_shape", None), w.tensor.dims[2:]
     if declared is None:
         return
@@ -101,7 +103,7 @@ def conv_transpose(n: Node) -> Value:
 
 
 def _integer_conv(n: Node, x: Value, w: Value, x_zero: Value | None, w_zero: Value | None) -> Value:
-    """The convolution without scales, exactly, in i32; padding stands for a real zero."""
+    """Return the exact convolution in i32, without scales; padding is the zero point."""
     check_kernel_shape(n, w)
     rank = w.tensor.rank
     op = Conv(**vars(geometry(n, rank - 2)), groups=n.attr_int("group", 1), out=i32)

@@ -1,7 +1,7 @@
 """Einsum, as diagonals, sums, transposes, products and dots.
 
-Operands carry a label for each dimension. Those of the ellipsis are labelled "...0", "...1" and
-so on, counted from the last one, so that operands of different rank line up as they broadcast.
+Operands carry a label for each dimension. Labels of the ellipsis are "...0", "...1" and so on,
+counted from the last dimension, so that operands of different rank line up as they broadcast.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Term:
         return size_of(self.value, self.labels.index(label))
 
     def ordered(self, labels: Iterable[str]) -> Term:
-        """The same with its dimensions in another order."""
+        """Return the term with its dimensions in another order."""
         wanted = tuple(labels)
         if wanted == self.labels:
             return self
@@ -53,7 +53,7 @@ class Term:
         return Term(sh.Transpose(permutation)(self.value), wanted)
 
     def summed(self, labels: Iterable[str]) -> Term:
-        """Without these dimensions, summed over."""
+        """Return the term summed over these dimensions."""
         gone = set(labels)
         if not gone:
             return self
@@ -62,14 +62,16 @@ class Term:
         return Term(ReduceSum(axes)(self.value), kept)
 
     def without_ones(self, shared: set[str]) -> Term:
-        """Without dimensions of size 1 that another term has too: there they broadcast."""
+        """Return the term without dimensions of size 1 that another term has too: they
+        broadcast.
+        """
         dims = self.value.tensor.dims
         axes = tuple(i for i, x in enumerate(self.labels) if x in shared and dims[i] == 1)
         kept = tuple(x for i, x in enumerate(self.labels) if i not in axes)
         return Term(sh.Squeeze(axes)(self.value), kept) if axes else self
 
     def stretched(self, other: Term) -> Term:
-        """With dimensions that may turn out to be 1 broadcast to those of another term."""
+        """Return the term with dimensions that may be 1 broadcast to those of another term."""
         dims, others = self.value.tensor.dims, other.value.tensor.dims
         sizes = sizes_of(self.value)
         for i, label in enumerate(self.labels):
@@ -100,7 +102,9 @@ def _parse(n: Node) -> tuple[list[tuple[str, ...]], tuple[str, ...]]:
     left, arrow, right = equation.partition("->")
     texts = left.split(",")
     if len(texts) != len(n.inputs):
-        n.fail("one term for each input", expected=len(n.inputs), given=equation)
+        n.fail(
+            "the equation must have one term for each input", expected=len(n.inputs), given=equation
+        )
     operands = [_labels(n, text, n.rank(i)) for i, text in enumerate(texts)]
     counts = Counter(label for labels in operands for label in labels)
     dots = sorted((x for x in counts if x.startswith("...")), key=_from_end)
@@ -110,7 +114,7 @@ def _parse(n: Node) -> tuple[list[tuple[str, ...]], tuple[str, ...]]:
         once = sorted(x for x, count in counts.items() if count == 1 and x not in dots)
         output = (*dots, *once)
     if len(set(output)) != len(output) or not set(output) <= set(counts):
-        n.fail("the result has each label once, all from the inputs", given=equation)
+        n.fail("each label of the result must occur once, and in an input", given=equation)
     return operands, output
 
 
@@ -119,19 +123,19 @@ def _from_end(label: str) -> int:
 
 
 def _labels(n: Node, text: str, rank: int) -> tuple[str, ...]:
-    """One label a dimension; those of an ellipsis are counted from its end."""
+    """Return one label per dimension; labels of an ellipsis are counted from its end."""
     before, dots, after = text.partition("...")
     letters = before + after
     if not all(c.isascii() and c.isalpha() for c in letters):
-        n.fail("a term is made of letters and at most one ellipsis", given=text)
+        n.fail("a term must consist of letters and at most one ellipsis", given=text)
     hidden = rank - len(letters)
     if hidden < 0 or (hidden > 0 and not dots):
-        n.fail("one label for each dimension", expected=rank, given=text)
+        n.fail("a term must have one label for each dimension", expected=rank, given=text)
     return (*before, *(f"...{i}" for i in range(hidden - 1, -1, -1)), *after)
 
 
 def _diagonal(term: Term) -> Term:
-    """A label that comes twice takes the diagonal of its dimensions."""
+    """Take the diagonal of dimensions with equal labels."""
     repeated = next((x for x, count in Counter(term.labels).items() if count > 1), None)
     while repeated is not None:
         first = term.labels.index(repeated)
@@ -141,7 +145,7 @@ def _diagonal(term: Term) -> Term:
         size = size_of(value, -1)
         rule = f"dimensions of one label ({repeated}) are of one size"
         value = required(value, rule, [size_of(value, -2)], [size])
-        # In the matrix as one row, the diagonal is every (size + 1)-th element.
+        # In the flattened matrix, the diagonal is every (size + 1)-th element.
         flat = reshape(value, [*(size_of(value, i) for i in range(len(rest))), times(size, size)])
         steps: list[Size] = [*(1 for _ in rest), plus(size, 1)]
         late = {"steps": vector(steps)}
@@ -153,9 +157,9 @@ def _diagonal(term: Term) -> Term:
 
 
 def _contract(x: Term, y: Term, needed: set[str]) -> Term:
-    """The product of two terms, summed over the labels that nothing needs any more."""
+    """Return the product of two terms, summed over the labels that are no longer needed."""
     shared = set(x.labels) & set(y.labels)
-    # Of a dimension that is 1 on both sides one is kept.
+    # A dimension that is 1 on both sides is kept on one.
     x = x.without_ones(shared)
     y = y.without_ones(shared & set(x.labels))
     x, y = x.stretched(y), y.stretched(x)
@@ -183,7 +187,7 @@ def _contract(x: Term, y: Term, needed: set[str]) -> Term:
 
 
 def _matrix(term: Term, batch: int, rows: int) -> Value:
-    """Dimensions after the batch as two: `rows` of them, and the others."""
+    """Return a term as batch and two dimensions: `rows` of the labels, and the others."""
     sizes = [size_of(term.value, i) for i in range(len(term.labels))]
     if rows == 1 and len(sizes) - batch - rows == 1:
         return term.value

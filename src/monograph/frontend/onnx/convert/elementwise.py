@@ -32,10 +32,10 @@ def unary(n: Node) -> Value:
 
 
 def operands(n: Node) -> tuple[Value, Value]:
-    """Both operands, aligned for numpy broadcasting.
+    """Return both operands, aligned for numpy broadcasting.
 
-    Before opset 7 the second one was stretched only on request (`broadcast`), and `axis` said
-    where in the first one its dimensions start.
+    Before opset 7 the second operand was broadcast only on request (`broadcast`), with its first
+    dimension at `axis` of the first operand.
     """
     x, y = n.input(0), n.input(1)
     if n.opset >= 7 or not n.attr_flag("broadcast") or not n.has("axis"):
@@ -55,7 +55,7 @@ def binary(n: Node) -> Value:
 
 @converter("Greater", "GreaterOrEqual")
 def greater(n: Node) -> Value:
-    """x > y is y < x: one form for the rules to match."""
+    """Convert x > y to y < x, so that rules match one form."""
     x, y = operands(n)
     return (ew.Less() if n.op_type == "Greater" else ew.LessEqual())(y, x)
 
@@ -85,20 +85,20 @@ def reciprocal(n: Node) -> Value:
 
 @converter("Mod")
 def mod(n: Node) -> Value:
-    """`fmod` is required for floats; a float without it can mean nothing else."""
+    """Convert Mod. ONNX requires `fmod` for floats, so a float without it means the same."""
     x = n.input(0)
     return ew.Mod(truncated=n.attr_flag("fmod") or x.dtype.is_float)(x, n.input(1))
 
 
 @converter("Pow")
 def power(n: Node) -> Value:
-    """The result has the type of x; an exponent of another type is brought to it first."""
+    """Convert Pow. The result has the type of x, so another exponent is cast to it first."""
     x, y = operands(n)
     if x.dtype == y.dtype:
         return ew.Pow()(x, y)
     if x.dtype.is_float:
         return ew.Pow()(x, cast(y, x.dtype))
-    # Wide enough that neither operand changes: the exponent may not fit the type of x.
+    # A type that holds both operands: the exponent may not fit the type of x.
     wide = f64 if y.dtype.is_float else i64
     return cast(ew.Pow()(cast(x, wide), cast(y, wide)), x.dtype)
 
@@ -107,7 +107,7 @@ def power(n: Node) -> Value:
 def bit_shift(n: Node) -> Value:
     direction = n.attr_string("direction")
     if direction not in ("LEFT", "RIGHT"):
-        n.fail("no such direction", expected="LEFT or RIGHT", given=direction)
+        n.fail("unknown direction", expected="LEFT or RIGHT", given=direction)
     op = ew.ShiftLeft() if direction == "LEFT" else ew.ShiftRight()
     return op(n.input(0), n.input(1))
 

@@ -21,7 +21,7 @@ from monograph.ops.index import Gather
 
 @converter("Constant")
 def constant_node(n: Node) -> Value:
-    """The value is under one of several attributes, by kind."""
+    """Convert Constant; its value is in one of several attributes, by type."""
     if n.has("value"):
         return constant(n.attr_literal("value"))
     if n.has("value_float"):
@@ -43,26 +43,26 @@ def constant_node(n: Node) -> Value:
 
 @converter("ConstantOfShape")
 def constant_of_shape(n: Node) -> Value:
-    """The value is a tensor of one element; zero if it is not given."""
+    """Convert ConstantOfShape; its value is a tensor of one element, zero by default."""
     literal = n.attr_literal("value", None)
     value = constant(np.float32(0)) if literal is None else constant(literal)
     if value.tensor.size != 1:
-        n.fail("the value has one element", given=value.type)
+        n.fail("the value must have one element", given=value.type)
     return deferred(sh.Broadcast, (as_scalar(value),), {"shape": fold(n.input(0))})
 
 
 @converter("Range")
 def range_node(n: Node) -> Value:
-    """start + delta * (0, 1, ...): as many as fit before the limit."""
+    """Convert Range: start + delta * (0, 1, ...), as many as fit before the limit."""
     start, limit, delta = (as_scalar(n.input(i)) for i in range(3))
     if start.dtype.is_float:
         wide = [cast(v, f64) for v in (start, limit, delta)]
         steps = ew.Ceil()(ew.Div()(ew.Sub()(wide[1], wide[0]), wide[2]))
-        # An endless range must stay too large when it becomes an integer.
+        # An infinite number of steps must stay too large as an integer.
         steps = ew.Min()(steps, constant(2.0**62, f64))
     else:
         wide = [cast(v, i64) for v in (start, limit, delta)]
-        # Rounded up: division rounds towards zero, and the last step may be a part of one.
+        # Division rounds towards zero; the number of steps is rounded up.
         slack = ew.Sub()(wide[2], ew.Sign()(wide[2]))
         steps = ew.Div()(ew.Add()(ew.Sub()(wide[1], wide[0]), slack), wide[2])
     count = ew.Max()(cast(steps, i64), constant(0, i64))
@@ -80,7 +80,7 @@ def _rows_and_columns(x: Value) -> tuple[Value, Value]:
 def eye_like(n: Node) -> Value:
     x = n.input(0)
     if n.rank(0) != 2:
-        n.fail("EyeLike is of a matrix", expected="rank 2", given=x.type)
+        n.fail("the input of EyeLike must be a matrix", expected="rank 2", given=x.type)
     rows, columns = _rows_and_columns(x)
     diagonal = ew.Add()(rows, constant(n.attr_int("k", 0), i64))
     return cast(ew.Equal()(diagonal, columns), n.attr_dtype("dtype", x.dtype))
@@ -90,7 +90,7 @@ def eye_like(n: Node) -> Value:
 def trilu(n: Node) -> Value:
     x, offset = n.input(0), n.optional(1)
     if n.rank(0) < 2:
-        n.fail("Trilu is of matrices", expected="rank >= 2", given=x.type)
+        n.fail("the input of Trilu must be matrices", expected="rank >= 2", given=x.type)
     rows, columns = _rows_and_columns(x)
     diagonal = rows if offset is None else ew.Add()(rows, as_scalar(offset))
     upper = n.attr_flag("upper", True)
@@ -100,7 +100,7 @@ def trilu(n: Node) -> Value:
 
 @converter("OneHot")
 def one_hot(n: Node) -> Value:
-    """The second value where the class is the index (from the end if negative), else the first."""
+    """Convert OneHot: the second value at the index (from the end if negative), else the first."""
     indices, values = cast(n.input(0), i64), n.input(2)
     depth = fold(as_scalar(cast(n.input(1), i64)))
     rank = indices.tensor.rank + 1

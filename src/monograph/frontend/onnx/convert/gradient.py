@@ -45,7 +45,7 @@ def _by_choice(v: Value, g: Value) -> Sequence[Value | None]:
 
 
 def _by_extreme(v: Value, g: Value) -> Sequence[Value]:
-    """The operand that is the result takes the gradient; of equals, the first."""
+    """Pass the gradient to the operand that is the result; to the first of equal ones."""
     first = ew.Equal()(v.inputs[0], v)
     zero = scalar(0, g)
     return ew.Where()(first, g, zero), ew.Where()(first, zero, g)
@@ -56,7 +56,7 @@ def _by_clip(v: Value, g: Value) -> Sequence[Value]:
 
 
 def _kept(v: Value, reduced: Value) -> Value:
-    """Something of a reduction's shape, with the axes that the reduction dropped."""
+    """Restore the axes that a reduction dropped."""
     assert isinstance(v.op, Reduction)
     return reduced if v.op.keep else sh.Unsqueeze(v.op.axes)(reduced)
 
@@ -66,7 +66,7 @@ def _by_sum(v: Value, g: Value) -> Sequence[Value]:
 
 
 def _by_reduced_extreme(v: Value, g: Value) -> Sequence[Value]:
-    """Elements that are the extreme share the gradient."""
+    """Share the gradient among the elements that equal the extreme."""
     assert isinstance(v.op, Reduction)
     taken = cast(ew.Equal()(v.inputs[0], _kept(v, v)), g.dtype)
     share = _div(taken, ReduceSum(v.op.axes, keep=True)(taken))
@@ -91,7 +91,7 @@ def _swapped(x: Value) -> Value:
 
 
 def _unary(derivative: Callable[[Value, Value], Value]) -> Rule:
-    """A rule for f(x) from f'(x), which is given x and f(x)."""
+    """Return a rule for f(x) from f'(x), a function of x and f(x)."""
     return lambda v, g: (_mul(g, derivative(v.inputs[0], v)),)
 
 
@@ -132,7 +132,7 @@ _RULES: dict[type[Op], Rule] = {
 
 
 def _summed(n: Node, g: Value, like: Value) -> Value:
-    """A gradient in the shape of the operand: what broadcasting repeated is summed."""
+    """Sum a gradient to the shape of the operand, over the dimensions that were broadcast."""
     target, given = like.tensor.dims, g.tensor.dims
     extra = len(given) - len(target)
     axes = [*range(extra)]
@@ -169,7 +169,7 @@ def _gradients(n: Node, y: Value, xs: Sequence[Value]) -> dict[Value, Value]:
 
 
 def _substituted(outputs: Sequence[Value], replaced: dict[Value, Value]) -> list[Value]:
-    """The values with others in the place of some that they are computed from."""
+    """Return the values with some of their sources replaced."""
     made = dict(replaced)
     for v in topological(outputs):
         if v not in made:
@@ -180,11 +180,11 @@ def _substituted(outputs: Sequence[Value], replaced: dict[Value, Value]) -> list
 
 @converter("Gradient", domain=DOMAIN)
 def gradient(n: Node) -> list[Value]:
-    """dy/dx for each tensor named in `xs`, at the values that are the node's inputs."""
+    """Convert Gradient: dy/dx for each tensor in `xs`, at the values of the node's inputs."""
     names: tuple[Any, ...] = (*n.attr_strings("xs"), *n.attr_strings("zs", ()))
     named = [n.scope.lookup(name) for name in names]
     if len(named) != len(n.inputs):
-        n.fail("one input is needed for each name", expected=names, given=len(n.inputs))
+        n.fail("there must be one input for each name", expected=names, given=len(n.inputs))
     xs = named[: len(n.attr_strings("xs"))]
     if any(x.closed for x in xs):
         n.unsupported("a gradient by a constant", hint="make the tensor an input of the model")

@@ -1,4 +1,4 @@
-"""Sampling, regions of interest and the choice among boxes."""
+"""Grid sampling, regions of interest and non-maximum suppression."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _choice(n: Node, name: str, default: str, known: dict[str, str]) -> str:
 
 @converter("GridSample")
 def grid_sample(n: Node) -> Value:
-    """The names of the modes changed with opset 20."""
+    """Convert GridSample; opset 20 renamed the modes."""
     op = GridSample(
         mode=_choice(n, "mode", "linear", _MODES),
         outside=_choice(n, "padding_mode", "zeros", _OUTSIDE),
@@ -39,7 +39,7 @@ def grid_sample(n: Node) -> Value:
 
 @converter("RoiAlign")
 def roi_align(n: Node) -> Value:
-    """Opset 16 moved coordinates to the centres of elements, unless told otherwise."""
+    """Convert RoiAlign. Since opset 16 coordinates are those of pixel centres by default."""
     default = "half_pixel" if n.opset >= 16 else "output_half_pixel"
     coordinates = n.attr_string("coordinate_transformation_mode", default)
     op = RoiAlign(
@@ -56,7 +56,7 @@ def roi_align(n: Node) -> Value:
 def max_roi_pool(n: Node) -> Value:
     sizes = n.attr_ints("pooled_shape")
     if len(sizes) != 2:
-        n.fail("pooled_shape is a height and a width", given=list(sizes))
+        n.fail("pooled_shape must be a height and a width", given=list(sizes))
     return MaxRoiPool(sizes, n.attr_float("spatial_scale", 1.0))(n.input(0), n.input(1))
 
 

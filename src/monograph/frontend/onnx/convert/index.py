@@ -40,13 +40,13 @@ def scatter_nd(n: Node) -> Value:
 
 
 def along(x: Value, axis: int, rank: int) -> Value:
-    """A vector that lies along one axis of a tensor and broadcasts along the others."""
+    """Reshape a vector so that it lies along one axis and broadcasts along the others."""
     return reshape(x, [size_of(x, 0) if i == axis else 1 for i in range(rank)])
 
 
 @converter("TensorScatter")
 def tensor_scatter(n: Node) -> Value:
-    """Each sample's update is written into the cache from its own index on."""
+    """Convert TensorScatter: each sample's update is written to the cache at its own index."""
     cache, update, starts = n.input(0), n.input(1), n.optional(2)
     rank = cache.tensor.rank
     axis = normalise_axis(n.attr_int("axis", -2), rank)
@@ -60,13 +60,13 @@ def tensor_scatter(n: Node) -> Value:
 
 @converter("ReverseSequence")
 def reverse_sequence(n: Node) -> Value:
-    """The first elements of each sequence in reverse, those after its length as they are."""
+    """Convert ReverseSequence: elements within the length are reversed, others are kept."""
     x, lengths = n.input(0), cast(n.input(1), i64)
     rank = n.rank(0)
     time = normalise_axis(n.attr_int("time_axis", 0), rank)
     batch = normalise_axis(n.attr_int("batch_axis", 1), rank)
     if time == batch:
-        n.fail("time and batch are different axes", given=time)
+        n.fail("time and batch must be different axes", given=time)
     step, length = along(iota(size_of(x, time)), time, rank), along(lengths, batch, rank)
     mirrored = ew.Sub()(ew.Sub()(length, constant(1, i64)), step)
     places = ew.Where()(ew.Less()(step, length), mirrored, step)

@@ -19,7 +19,7 @@ from monograph.ops.linear import Det, Dot
 
 
 def matmul(x: Value, y: Value, out: DType | None = None, left_bits: int = 0) -> Value:
-    """numpy's matmul: a vector on the left is a row, one on the right a column."""
+    """numpy's matmul: a vector is a row on the left and a column on the right."""
     row, column = x.tensor.rank == 1, y.tensor.rank == 1
     if row:
         x = sh.Unsqueeze((0,))(x)
@@ -40,7 +40,11 @@ def gemm(n: Node) -> Value:
     """alpha * A' B' + beta * C."""
     a, b, c = n.input(0), n.input(1), n.optional(2)
     if n.rank(0) != 2 or n.rank(1) != 2:
-        n.fail("Gemm is of matrices", expected="rank 2", given=(n.tensor(0), n.tensor(1)))
+        n.fail(
+            "the inputs of Gemm must be matrices",
+            expected="rank 2",
+            given=(n.tensor(0), n.tensor(1)),
+        )
     if n.attr_flag("transA"):
         a = sh.Transpose((1, 0))(a)
     if n.attr_flag("transB"):
@@ -63,7 +67,7 @@ def det(n: Node) -> Value:
 
 @converter("AffineGrid")
 def affine_grid(n: Node) -> Value:
-    """Where the pixels of an image or volume come from, under an affine map of [-1, 1]^k.
+    """Return the positions of the pixels of an image or volume, under an affine map of [-1, 1]^k.
 
     Positions are (x, y) or (x, y, z): the last dimension of the image comes first.
     """
@@ -72,7 +76,7 @@ def affine_grid(n: Node) -> Value:
     if isinstance(rows, str):
         n.undecided("the number of rows of theta is not known", given=theta.type)
     if rows not in (2, 3):
-        n.fail("theta is [N, 2, 3] or [N, 3, 4]", given=theta.type)
+        n.fail("theta must be [N, 2, 3] or [N, 3, 4]", given=theta.type)
     extents = [fold(Gather(0)(sizes, constant(i + 2, i64))) for i in range(rows)]
     aligned = n.attr_flag("align_corners")
     lines = [_positions(extents[i], aligned, theta.dtype) for i in range(rows)]
@@ -84,11 +88,11 @@ def affine_grid(n: Node) -> Value:
 
 
 def _positions(extent: Value, aligned: bool, dtype: DType) -> Value:
-    """Evenly spaced in [-1, 1]: the centres of pixels, or the ends included."""
+    """Return evenly spaced positions in [-1, 1]: the centres of pixels, or the ends included."""
     count, steps = cast(extent, dtype), cast(iota(extent), dtype)
     one, two = constant(1, dtype), constant(2, dtype)
     if aligned:
-        # A single pixel stands at -1, where a division by zero would give nothing.
+        # A single pixel is at -1; this avoids a division by zero.
         gaps = ew.Max()(ew.Sub()(count, one), one)
         return ew.Sub()(ew.Div()(ew.Mul()(steps, two), gaps), one)
     return ew.Sub()(ew.Div()(ew.Add()(ew.Mul()(steps, two), one), count), one)

@@ -1,7 +1,7 @@
-"""Classical models of ai.onnx.ml: scalers, encoders, linear models. Plain arithmetic composes.
+"""Classical models of ai.onnx.ml that are plain arithmetic: scalers, encoders, linear models.
 
-Trees and support vector machines have files of their own. Where ONNX does not say how two scores
-come from one (a classifier of two classes with a single score), this follows ONNX Runtime.
+Trees and support vector machines have their own modules. ONNX does not define how a classifier of
+two classes turns a single score into two; this follows ONNX Runtime.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ NONE, SOFTMAX, LOGISTIC, SOFTMAX_ZERO, PROBIT = POST_TRANSFORMS = (
 )
 
 
-# What the families of models share
+# Shared by all families of models
 
 
 def strings_array(texts: Sequence[str]) -> Array:
@@ -44,7 +44,7 @@ def strings_array(texts: Sequence[str]) -> Array:
 
 
 def wide(x: Value) -> Value:
-    """f32 as it is; anything else as f64, which holds it."""
+    """Return f32 as it is, and any other type as f64, which holds it."""
     return x if x.dtype == f32 else cast(x, f64)
 
 
@@ -62,7 +62,7 @@ def post_transform_name(n: Node) -> str:
 
 
 def post_transform(scores: Value, kind: str) -> Value:
-    """Scores [N, E] as the model wants them shown. A softmax leaves a single score alone."""
+    """Transform scores [N, E] as the node asks. A softmax leaves a single score unchanged."""
     if kind == LOGISTIC:
         return ew.Sigmoid()(scores)
     if kind == PROBIT:
@@ -71,7 +71,7 @@ def post_transform(scores: Value, kind: str) -> Value:
         return scores
     if kind == SOFTMAX:
         return softmax(scores, (-1,))
-    # Scores of zero take no part, and stay zero.
+    # Scores of zero are left out of the softmax and stay zero.
     counted = ew.Less()(scalar(1e-7, scores), ew.Abs()(scores))
     e = ew.Exp()(ew.Sub()(scores, ReduceMax((-1,), keep=True)(scores)))
     e = ew.Where()(counted, e, scalar(0.0, scores))
@@ -81,8 +81,9 @@ def post_transform(scores: Value, kind: str) -> Value:
 def _probit(p: Value) -> Value:
     """The normal quantile, by Winitzki's formula for the inverse error function.
 
-    sqrt(2) erfinv(2p - 1), with erfinv(x) = sign(x) sqrt(sqrt(v^2 - log(1 - x^2) / a) - v) and
-    v = 2 / (pi a) + log(1 - x^2) / 2. ONNX leaves the formula open; others use this one too.
+    sqrt(2) erfinv(2p - 1), with erfinv(x) = sign(x) sqrt(sqrt(v^2 - log(1 - x^2) / a) - v) and v =
+    2 / (pi a) + log(1 - x^2) / 2. ONNX leaves the formula open; other implementations use this one
+    too.
     """
     a = 0.147
     x = ew.Sub()(ew.Mul()(p, scalar(2.0, p)), scalar(1.0, p))
@@ -94,7 +95,7 @@ def _probit(p: Value) -> Value:
 
 
 def two_scores(s: Value, kind: str, negate: bool) -> Value:
-    """The scores of two classes from that of the second, [N, 1] to [N, 2], transformed."""
+    """Return the transformed scores of two classes, [N, 2], from that of the second, [N, 1]."""
     if kind == LOGISTIC:
         both = [ew.Sigmoid()(ew.Neg()(s)), ew.Sigmoid()(s)]
     elif negate and kind != PROBIT:
@@ -138,7 +139,7 @@ def scaler(n: Node) -> Value:
 
 @converter("Normalizer", domain=ML)
 def normalizer(n: Node) -> Value:
-    """Rows divided by their norm; those whose norm is zero stay."""
+    """Divide rows by their norm; a row with norm zero is kept."""
     x = wide(n.input(0))
     norm = n.attr_string("norm", "MAX")
     if norm == "MAX":
@@ -197,7 +198,7 @@ def array_feature_extractor(n: Node) -> Value:
 
 
 def _table(n: Node, kind: str) -> Array:
-    """The keys or the values of a label encoder, under whichever attribute they are."""
+    """Return the keys or values of a label encoder, from whichever attribute holds them."""
     found: list[Array] = []
     if n.has(f"{kind}_tensor"):
         found.append(n.attr_literal(f"{kind}_tensor").array)
@@ -226,12 +227,12 @@ def _default(n: Node, dtype: DType) -> Literal:
 
 
 def _lookup(n: Node, keys: Array, values: Array, last: bool) -> Value:
-    """A table in which each key stands once: the first of several, or the last."""
+    """Build a lookup table with unique keys: the first of equal keys counts, or the last."""
     if keys.shape != values.shape or keys.ndim != 1:
         n.fail("keys and values differ in number", expected=keys.shape, given=values.shape)
     places: dict[Any, int] = {}
     for i, key in enumerate(keys.tolist()):
-        # NaN is one key, though it does not equal itself.
+        # NaN does not equal itself, so it needs a key of its own.
         name = (key,) if key == key else None
         if last or name not in places:
             places[name] = i
@@ -242,7 +243,7 @@ def _lookup(n: Node, keys: Array, values: Array, last: bool) -> Value:
 
 @converter("LabelEncoder", domain=ML)
 def label_encoder_1(n: Node) -> Value:
-    """Strings to their places in a list, or places to strings."""
+    """Convert LabelEncoder version 1: strings to indices of a list, or indices to strings."""
     classes = strings_array(n.attr_strings("classes_strings"))
     numbers = np.arange(len(classes))
     if n.input(0).dtype.is_string:
@@ -271,7 +272,7 @@ def category_mapper(n: Node) -> Value:
 
 @converter("OneHotEncoder", domain=ML)
 def one_hot_encoder(n: Node) -> Value:
-    """The place of the category, compared with every place."""
+    """Convert OneHotEncoder: compare the index of the category with every index."""
     labels = class_labels(n, "cats_int64s", "cats_strings")
     if labels is None:
         n.fail("one of cats_int64s and cats_strings is needed")
@@ -299,7 +300,7 @@ def zip_map(n: Node) -> Value:
 def _map_type(n: Node) -> MapType:
     given = n.input(0).type
     if not isinstance(given, MapType):
-        n.fail("a map is needed", given=given)
+        n.fail("the input must be a map", given=given)
     return given
 
 
@@ -313,14 +314,14 @@ def dict_vectorizer(n: Node) -> Value:
 
 @converter("CastMap", domain=ML)
 def cast_map(n: Node) -> Value:
-    """Values in the order of their keys, or at the places that their keys name."""
+    """Convert CastMap: values in the order of their keys, or at the indices that are the keys."""
     targets = {"TO_FLOAT": f32, "TO_STRING": string, "TO_INT64": i64}
     name, form = n.attr_string("cast_to", "TO_FLOAT"), n.attr_string("map_form", "DENSE")
     size = n.attr_int("max_map", 1)
     if name not in targets or form not in ("DENSE", "SPARSE"):
         n.fail("unknown cast_to or map_form", given=f"{name}, {form}")
     if not 1 <= size <= MAX_MAP:
-        n.fail("max_map", expected=f"1..{MAX_MAP}", given=size)
+        n.fail("max_map is out of range", expected=f"1..{MAX_MAP}", given=size)
     keys = Literal(np.arange(size)) if form == "SPARSE" else None
     return cast(MapValues(_map_type(n).value, keys)(n.input(0)), targets[name])
 
@@ -329,7 +330,7 @@ def cast_map(n: Node) -> Value:
 
 
 def linear_scores(n: Node, count: int | None) -> Value:
-    """x W^T + b, of `count` rows of coefficients where it is given."""
+    """x W^T + b; `count` checks the number of rows of coefficients."""
     x = rows(wide(n.input(0)))
     weights = np.array(n.attr_floats("coefficients"))
     bias = np.array(n.attr_floats("intercepts", ()))
@@ -365,7 +366,7 @@ def linear_classifier(n: Node) -> Sequence[Value]:
         positive = ew.Less()(scalar(0.0, scores), sh.Squeeze((1,))(scores))
         pair = np.arange(2) if labels is None else labels
         if len(pair) != 2:
-            n.fail("a single score separates two classes", expected=2, given=len(pair))
+            n.fail("a single score must belong to two classes", expected=2, given=len(pair))
         shown = post_transform(scores, kind)
         if labels is not None:
             shown = two_scores(scores, kind, negate=False)
@@ -373,5 +374,9 @@ def linear_classifier(n: Node) -> Sequence[Value]:
     if labels is None:
         labels = np.arange(int(count))
     if len(labels) != count:
-        n.fail("as many labels as rows of coefficients", expected=count, given=len(labels))
+        n.fail(
+            "there must be as many labels as rows of coefficients",
+            expected=count,
+            given=len(labels),
+        )
     return top_label(scores, labels), cast(post_transform(scores, kind), f32)

@@ -1,6 +1,6 @@
-"""Ops of Monograph's own domain: what rewritten models say that ONNX has no op for.
+"""Ops of Monograph's own domain, which rewritten models use where ONNX has no op.
 
-Decoders are rewritten into steps as ONNX (`monograph.generate`), before they are imported.
+`monograph.generate` rewrites decoders into steps as ONNX models, before they are imported.
 """
 
 from __future__ import annotations
@@ -15,5 +15,5 @@ OWN = "monograph"
 
 @converter("CacheUpdate", domain=OWN)
 def cache_update(n: Node) -> Value:
-    """Each row's update is written into its cache from its own start on, along `axis`."""
+    """Convert the update of a cache: each row's update is written along `axis` at its own start."""
     return CacheUpdate(n.attr_int("axis"))(n.input(0), n.input(1), n.input(2))

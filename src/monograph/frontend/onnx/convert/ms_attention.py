@@ -1,4 +1,4 @@
-"""Attention as the com.microsoft domain has it: projections, caches and masks of many kinds."""
+"""Attention ops of the com.microsoft domain: projections, caches and several kinds of masks."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def piece(x: Value, axis: int, start: int, stop: int) -> Value:
 
 
 def index(x: Value, axis: int, i: int) -> Value:
-    """x at one index along an axis, which goes away."""
+    """Return x at one index along an axis, without that axis."""
     return Gather(axis)(x, constant(i))
 
 
@@ -66,7 +66,7 @@ def scale_of(n: Node) -> float | None:
 
 
 def padded_end(x: Value, axis: int, count: Value) -> Value:
-    """x with a number of zeros after it along an axis; the number may be known late."""
+    """Pad x with zeros at the end of an axis; the count may be known at run time only."""
     rank = x.tensor.rank
     parts = [constant(np.zeros(1, np.int64))] * rank
     parts[axis % rank] = sh.Unsqueeze((0,))(count)
@@ -81,7 +81,7 @@ def padded_end(x: Value, axis: int, count: Value) -> Value:
 
 
 def _grouped_heads(n: Node, heads: int, groups: int) -> AttentionOperands:
-    """Queries, keys and values, given apart or packed into one tensor."""
+    """Return queries, keys and values, from three tensors or from one packed tensor."""
     q, k, v = n.input(0), n.optional(1), n.optional(2)
     if k is None or v is None:
         width = q.tensor.dim(2)
@@ -99,17 +99,17 @@ def _grouped_heads(n: Node, heads: int, groups: int) -> AttentionOperands:
 
 @converter("GroupQueryAttention", domain=MICROSOFT)
 def group_query_attention(n: Node) -> tuple[Value | None, ...]:
-    """The caches hold seqlens_k + 1 - S rows of the past, then the S new ones are written.
+    """Convert GroupQueryAttention: keep seqlens_k + 1 - S cache rows, then write S new ones.
 
-    A cache is as long as its past or, where that is too short, as the whole sequence. A call
-    whose total length is S is a first prompt: it starts at row 0 whatever seqlens_k says, which
-    then only tells how much of it is no padding.
+    A cache is as long as its past or, if that is too short, as the whole sequence. A call whose
+    total length is S is a first prompt: it starts at row 0, and seqlens_k only says how much of it
+    is no padding.
     """
     if n.attr_flag("sliding_window_cache") or n.optional(12) is not None:
         n.unsupported("windowed or quantised key and value caches")
     if n.wants(3):
         n.unsupported("the output of scores")
-    # Each decides something only together with others.
+    # Each of these attributes matters only together with others.
     n.permit("rotary_interleaved", "qk_norm_epsilon", "smooth_softmax")
     heads = n.attr_int("num_heads")
     q, k, v = _grouped_heads(n, heads, n.attr_int("kv_num_heads"))
@@ -151,18 +151,18 @@ def _sinks(n: Node, heads: int, like: Value) -> Value | None:
 
 
 def _unless(prompt: Value, first: Value, other: Value) -> Value:
-    """What a first prompt has, or else the other, which has the whole shape."""
+    """Return `first` for a first prompt, else `other`, which has the full shape."""
     decided = known(prompt)
     return other if decided is not None and not decided else ew.Where()(prompt, first, other)
 
 
 def _turned(n: Node, q: Value, k: Value, starts: Value, prompt: Value) -> tuple[Value, Value]:
-    """Queries and keys with their rotary position embedding."""
+    """Apply rotary position embedding to queries and keys."""
     new = iota(size_value(q, 2))
     places = ew.Add()(sh.Unsqueeze((1,))(starts), new)
     given = n.optional(9)
     if given is not None:
-        # A first prompt counts on from its first position.
+        # Positions of a first prompt count up from its first position.
         first = Gather(0)(sh.Reshape((sh.INFER,))(given), constant(0))
         places = _unless(prompt, ew.Add()(first, new), given)
     cos, sin = (Gather(0)(n.input(i), places) for i in (7, 8))
@@ -174,7 +174,7 @@ def _turned(n: Node, q: Value, k: Value, starts: Value, prompt: Value) -> tuple[
 
 
 def _projected(n: Node, heads: int) -> AttentionOperands:
-    """Queries, keys and values of MultiHeadAttention, in any of its layouts, biases added."""
+    """Return queries, keys and values of MultiHeadAttention, from any layout, biases added."""
     q, k, v, bias = n.input(0), n.optional(1), n.optional(2), n.optional(3)
     if q.tensor.rank == 5:
         return AttentionOperands(*(sh.Transpose((0, 2, 1, 3))(index(q, 3, i)) for i in range(3)))
@@ -201,9 +201,9 @@ def _projected(n: Node, heads: int) -> AttentionOperands:
 
 
 def _counting(n: Node, given: Value, q: Value, k: Value) -> Value:
-    """bool, broadcastable to the scores: which keys are no padding.
+    """bool, broadcastable to the scores: True for keys that are not padding.
 
-    The kinds of padding masks: lengths, ends and starts, or zeros where nothing counts.
+    A padding mask holds lengths, or ends and starts, or zeros at padding.
     """
     rank = given.tensor.rank
     if rank > 3:
@@ -222,7 +222,7 @@ def _counting(n: Node, given: Value, q: Value, k: Value) -> Value:
 
 
 def _are_lengths(given: Value, q: Value) -> bool:
-    """Whether a padding mask is the number of keys that count in each batch row."""
+    """Return True if a padding mask holds the number of valid keys of each batch row."""
     if given.tensor.rank != 1:
         return False
     count, batch = given.tensor.dim(0), q.tensor.dim(0)
@@ -232,11 +232,11 @@ def _are_lengths(given: Value, q: Value) -> bool:
 def _attend(
     n: Node, heads: AttentionOperands, given: Value | None, bias: Value | None, past: Value | None
 ) -> Value:
-    """Attention of MultiHeadAttention and Attention, as ONNX Runtime computes it.
+    """Compute attention of MultiHeadAttention and Attention as ONNX Runtime does.
 
-    To the scores of padding a large negative number is added, no infinity: a query that sees
-    padding only attends to it as if it were none. What comes after a query is hidden for good.
-    A bias of -inf on all keys gives NaN.
+    A large negative number, not -inf, is added to the scores of padding: a query that sees only
+    padding attends to it as if it were valid. Keys after a query are always hidden. A bias of -inf
+    on all keys gives NaN.
     """
     q, k, v = heads
     op = Attention(scale_of(n), n.attr_flag("unidirectional"), masked_nan=True)
@@ -244,7 +244,7 @@ def _attend(
     queries, keys = q.tensor.dim(2), k.tensor.dim(2)
     known_sizes = isinstance(queries, int) and isinstance(keys, int)
     if op.causal and past is None and known_sizes and queries > keys:  # type: ignore[operator]
-        # The op would hide all keys from the first queries; here the first is at the first key.
+        # The op would hide all keys from the first queries; here the first query is at key 0.
         op = replace(op, causal=False)
         reach = up_to(size_value(q, 2), size_value(k, 2), constant(0))
     if given is not None and bias is None and not op.causal and _are_lengths(given, q):
@@ -265,9 +265,9 @@ def _attend(
 
 
 def _padded_mask(n: Node, counts: Value, reach: Value | None, bias: Value | None) -> Value:
-    """The mask that a padding mask and a bias are together.
+    """Combine a padding mask and a bias.
 
-    Where a query sees padding only, that is shown: a number that is added to all scores of a
+    If a query sees only padding, the padding stays visible: adding one number to all scores of a
     query changes nothing.
     """
     seen = counts if reach is None else ew.And()(counts, reach)
@@ -296,7 +296,7 @@ def multi_head_attention(n: Node) -> tuple[Value | None, ...]:
 
 @converter("Attention", domain=MICROSOFT)
 def packed_attention(n: Node) -> tuple[Value | None, ...]:
-    """Projects to queries, keys and values with one matrix, then attends."""
+    """Convert Attention: project to queries, keys and values with one matrix, then attend."""
     x = Dot()(n.input(0), n.input(1))
     offset = n.optional(2)
     x = x if offset is None else ew.Add()(x, offset)
@@ -306,7 +306,7 @@ def packed_attention(n: Node) -> tuple[Value | None, ...]:
 def attend_packed(
     n: Node, x: Value, mask: Value | None, past: Value | None, bias: Value | None
 ) -> tuple[Value | None, ...]:
-    """Attention of queries, keys and values that lie side by side in x, and the new cache."""
+    """Apply attention to queries, keys and values side by side in x; return the new cache too."""
     if n.attr_flag("do_rotary") or n.attr_flag("past_present_share_buffer"):
         n.unsupported(f"rotary embedding or shared caches inside {n.op_type}")
     n.permit("rotary_embedding_dim", FILTER)
@@ -314,7 +314,7 @@ def attend_packed(
     sizes = n.attr_ints("qkv_hidden_sizes", None)
     if sizes is None:
         if not isinstance(width, int) or width % 3:
-            n.fail("the projection does not split into three", given=x.type)
+            n.fail("the projection must split into three equal parts", given=x.type)
         sizes = (width // 3,) * 3
     ends = tuple(np.cumsum((0, *sizes)).tolist())
     parts = (piece(x, 2, a, b) for a, b in itertools.pairwise(ends))
@@ -329,11 +329,11 @@ def attend_packed(
 
 @converter("RotaryEmbedding", domain=MICROSOFT)
 def rotary_embedding(n: Node) -> Value:
-    """Positions of one element are the place of the first row."""
+    """Convert RotaryEmbedding; one position given is that of the first row."""
     x, positions = n.input(0), n.input(1)
     if n.attr_flag("is_packed_batching"):
         n.unsupported("packed batches")
-    # The tables have as many columns as that says.
+    # The number of columns of the tables gives these.
     n.permit("rotary_embedding_dim", "num_heads")
     flat = x.tensor.rank == 3
     half = n.tensor(2).dim(1)

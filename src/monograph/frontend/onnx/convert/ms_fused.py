@@ -1,4 +1,4 @@
-"""Fused ops of the com.microsoft domain, taken apart into what they were fused from."""
+"""Fused ops of the com.microsoft domain, decomposed into the ops that they fuse."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from monograph.ops.index import Gather
 from monograph.ops.reduce import ReduceSum
 
 OPSET = 23
-"""The opset of the default domain whose ops the fused ones are taken apart into."""
+"""The opset of the ops that fused ops are decomposed into."""
 SKIP_EPSILON = 1e-12
 
 
@@ -34,7 +34,7 @@ def apply_default(
     version: int = OPSET,
     **attributes: Any,
 ) -> tuple[Value | None, ...]:
-    """An op of the default domain on these inputs, with the node's attributes and these."""
+    """Apply an op of the default domain, with the attributes of the node and those given."""
     convert = find_converter("", op_type, version)
     if convert is None:
         n.unsupported(f"{op_type} is needed for it")
@@ -48,7 +48,7 @@ def apply_default(
 
 
 def default(n: Node, op_type: str, *inputs: Value | None, **attributes: Any) -> Value:
-    """The first output of an op of the default domain."""
+    """Return the first output of an op of the default domain."""
     first = apply_default(n, op_type, inputs, **attributes)[0]
     if first is None:
         n.unsupported(f"{op_type} gives nothing")
@@ -82,7 +82,7 @@ def quick_gelu(n: Node) -> Value:
 
 
 def activated(n: Node, y: Value, parameters: tuple[float, ...]) -> Value:
-    """y after the activation that the attribute of a fused op names."""
+    """Apply the activation that an attribute of a fused op names."""
     name = n.attr_string("activation", "")
     if not name:
         return y
@@ -110,7 +110,7 @@ def fused_matmul(n: Node) -> Value:
 
 
 def _arranged(x: Value, batch: bool, transposed: bool) -> Value:
-    """x with its first dimension moved behind the other batch dimensions, and transposed."""
+    """Move the first dimension of x behind the other batch dimensions, and transpose x."""
     axes = list(range(x.tensor.rank))
     if batch and len(axes) > 2:
         axes = [*axes[1:-1], 0, axes[-1]]
@@ -167,7 +167,7 @@ def skip_layer_norm(n: Node) -> tuple[Value | None, ...]:
 
 @converter("EmbedLayerNormalization", domain=MICROSOFT)
 def embed_layer_norm(n: Node) -> tuple[Value | None, ...]:
-    """The sum of word, position and segment embeddings, normalised, and the words counted."""
+    """Convert EmbedLayerNormalization: the normalised sum of embeddings, and the word counts."""
     mask = n.optional(7)
     if n.attr_int("mask_index_type", 0 if mask is None else 1) > 1:
         n.unsupported("a mask index of this kind")
@@ -177,9 +177,9 @@ def embed_layer_norm(n: Node) -> tuple[Value | None, ...]:
 def embedded(
     n: Node, tables: Sequence[Value | None], mask: Value | None, positions: Value | None
 ) -> tuple[Value, Value | None, Value]:
-    """The normalised sum, the counted words and the sum.
+    """Return the normalised sum, the word counts and the sum.
 
-    tables: those of words, positions and segments, then the scale and bias of the norm.
+    tables: words, positions and segments, then the scale and bias of the norm.
     """
     words, segments = n.input(0), n.optional(1)
     word, position, segment, gamma, beta = tables

@@ -1,7 +1,7 @@
-"""Ops on quantised tensors in the com.microsoft domain: what models in QOperator form are made of.
+"""Ops on quantised tensors in the com.microsoft domain, as in models in QOperator form.
 
-Operands are dequantised, the plain op follows, and its result is quantised again: the form that
-models with explicit Q/DQ pairs have. Products of quantised matrices accumulate exactly in i32.
+Operands are dequantised, the plain op is applied, and its result is quantised again, as in models
+with explicit Q/DQ pairs. Products of quantised matrices accumulate exactly in i32.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from monograph.ops.quant import Dequantize, Quantize
 
 
 def _real(n: Node, first: int) -> Value:
-    """A quantised input: the data, its scale and its zero point follow one another."""
+    """Dequantise an input: data, scale and zero point are consecutive inputs."""
     scale, zero = collapsed(n.input(first + 1)), n.optional(first + 2)
     zeros = () if zero is None else (collapsed(zero),)
     return Dequantize(scale.dtype)(n.input(first), scale, *zeros)
 
 
 def _quantised(n: Node, y: Value, first: int, to: DType) -> Value:
-    """y with the output's scale and zero point."""
+    """Quantise y with the scale and zero point of the output."""
     scale, zero = collapsed(n.input(first)), n.optional(first + 1)
     zeros = () if zero is None else (collapsed(zero),)
     return Quantize(to)(y, scale, *zeros)
@@ -96,20 +96,22 @@ def _centred_whole(n: Node, i: int) -> Value:
 
 @converter("QLinearSoftmax", domain=MICROSOFT)
 def qlinear_softmax(n: Node) -> Value:
-    """The opset attribute says whose Softmax it is: before 13 all axes from `axis` on are one."""
+    """Convert QLinearSoftmax. The `opset` attribute selects the version: before 13 all axes from
+    `axis` on are taken together.
+    """
     version = n.attr_int("opset")
     return _quantised(n, default(n, "Softmax", _real(n, 0), version=version), 3, n.input(0).dtype)
 
 
 @converter("QLinearReduceMean", domain=MICROSOFT)
 def qlinear_reduce_mean(n: Node) -> Value:
-    # Opset 13 is the last one where the axes are an attribute.
+    # Opset 13 is the last one whose axes are an attribute.
     return _quantised(n, default(n, "ReduceMean", _real(n, 0), version=13), 3, n.input(0).dtype)
 
 
 @converter("ReduceSumInteger", domain=MICROSOFT)
 def reduce_sum_integer(n: Node) -> Value:
-    """The sum of integers of 8 bits, in i32."""
+    """Sum 8-bit integers in i32."""
     return default(n, "ReduceSum", cast(n.input(0), i32), version=11)
 
 
@@ -118,7 +120,7 @@ def reduce_sum_integer(n: Node) -> Value:
 
 @converter("QGemm", domain=MICROSOFT)
 def qgemm(n: Node) -> Value:
-    """alpha * (A B + C), its C in steps of both scales; real unless the output has a scale."""
+    """alpha * (A B + C), with C in units of both scales; a float unless the output has a scale."""
     a, b, c = n.input(0), n.input(3), n.optional(6)
     if n.attr_flag("transA"):
         a = sh.Transpose((1, 0))(a)
@@ -142,7 +144,7 @@ def matmul_integer16(n: Node) -> Value:
 
 @converter("QAttention", domain=MICROSOFT)
 def qattention(n: Node) -> tuple[Value | None, ...]:
-    """Projects with quantised weights, then attends to real queries, keys and values."""
+    """Convert QAttention: project with quantised weights, then apply attention in floats."""
     product = integer_dot(n.input(0), n.input(1), n.optional(6), n.optional(7))
     x = ew.Add()(scaled(product, n.input(3), n.input(4)), n.input(2))
     return attend_packed(n, x, mask=n.optional(5), past=n.optional(8), bias=None)
@@ -150,7 +152,7 @@ def qattention(n: Node) -> tuple[Value | None, ...]:
 
 @converter("QEmbedLayerNormalization", domain=MICROSOFT)
 def qembed_layer_norm(n: Node) -> tuple[Value | None, ...]:
-    """EmbedLayerNormalization of tables and parameters that are quantised as a whole."""
+    """Convert QEmbedLayerNormalization: dequantise tables and parameters, each with one scale."""
     tables: list[Value | None] = []
     for i in range(2, 7):
         data, offset = n.optional(i), i - 2
@@ -185,7 +187,7 @@ def qlinear_pool(n: Node) -> Value:
 
 @converter("QLinearConv", domain=MICROSOFT)
 def qlinear_conv_layout(n: Node) -> Value:
-    """QLinearConv, of an image whose channels may come last; its weights are as ever."""
+    """Convert QLinearConv of an image that may be channels last; the weights are channels first."""
     x = n.input(0)
     if not n.attr_flag("channels_last"):
         return quantised_conv(n, x)

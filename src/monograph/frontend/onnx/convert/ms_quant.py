@@ -30,18 +30,18 @@ from monograph.ops.index import Gather
 from monograph.ops.quant import Dequantize
 
 INTEGERS, LEFT_BITS = 4, 8
-"""The accuracy level at which the left operand may be integers, and how many bits they have."""
+"""The accuracy level that allows an integer left operand, and the bits of these integers."""
 _UNSIGNED = {2: u2, 4: u4, 8: u8}
 _SIGNED = {2: i2, 4: i4, 8: i8}
 
 
 def unpack_bits(packed: Array, bits: int) -> Array:
-    """Values of so many bits from bytes, low bits first, along the last axis; a byte each."""
+    """Unpack values of `bits` bits along the last axis, low bits first; one byte per value."""
     if bits == 8:
         return packed
     each = 8 // bits
     values = np.empty((*packed.shape, each), np.uint8)
-    # A pass for each place in a byte: numpy is slow along short axes.
+    # One numpy pass per position in a byte: numpy is slow along short axes.
     for i in range(each):
         place = values[..., i]
         np.right_shift(packed, np.uint8(i * bits), place)
@@ -61,8 +61,8 @@ def _literal(values: Array, to: DType) -> Value:
 
 
 def _signed(values: Array, bits: int) -> Value:
-    """Unsigned values around the middle of their range, as signed ones."""
-    # Modulo 256 the difference is what the bits of a signed byte say.
+    """Return unsigned values around the middle of their range as signed ones."""
+    # Modulo 256, the difference has the bits of the signed byte.
     return _literal((values - np.uint8(2 ** (bits - 1))).view(np.int8), _SIGNED[bits])
 
 
@@ -71,7 +71,7 @@ def _constant_bytes(n: Node, i: int, what: str) -> Array:
     if data is None:
         n.unsupported(f"{what} that are not constants")
     if data.dtype != np.uint8:
-        n.fail(f"{what} are bytes", expected=u8, given=data.dtype)
+        n.fail(f"{what} must be bytes", expected=u8, given=data.dtype)
     return data
 
 
@@ -81,12 +81,12 @@ def matmul_nbits(n: Node) -> Value:
     x, scale, bias = n.input(0), n.input(2), n.optional(5)
     rows, size, block = n.attr_int("N"), n.attr_int("K"), n.attr_int("block_size")
     bits = _bits(n, 4)
-    # It allows less accuracy and asks for none.
+    # The attribute permits lower accuracy; it does not require it.
     permitted = LEFT_BITS if n.attr_int("accuracy_level", 0) == INTEGERS else 0
     if n.attr_flag("weight_prepacked"):
         n.unsupported("weights packed for a device")
     if rows <= 0 or size <= 0 or block < 16 or block & (block - 1):
-        n.fail("N, K or block_size is no size", given=(rows, size, block))
+        n.fail("N, K and block_size must be positive", given=(rows, size, block))
     blocks = -(-size // block)
     packed = _constant_bytes(n, 1, "packed weights")
     if packed.size != rows * blocks * (block * bits // 8):
@@ -117,7 +117,7 @@ def _zero_points(n: Node, zero: Value, rows: int, blocks: int, bits: int) -> Val
 
 
 def _check_groups(n: Node, size: int, block: int) -> None:
-    """Group indices are fine where they say no more than the blocks do."""
+    """Raise an error if group indices are not simply the indices of the blocks."""
     if n.optional(4) is None:
         return
     groups = n.known_ints(4)
@@ -128,10 +128,10 @@ def _check_groups(n: Node, size: int, block: int) -> None:
 
 @converter("GatherBlockQuantized", domain=MICROSOFT)
 def gather_block_quantized(n: Node) -> Value:
-    """Gathers first, then dequantises what was gathered."""
+    """Convert GatherBlockQuantized: gather first, then dequantise the gathered rows."""
     data, indices, scale, zero = n.input(0), n.input(1), n.input(2), n.optional(3)
     block = n.attr_int("block_size", 128)
-    n.permit("bits")  # those of data that is not packed are in its type
+    n.permit("bits")  # for data that is not packed, the type gives the bits
     if data.dtype == u8:
         bits = _bits(n, 4)
         values = unpack_bits(_constant_bytes(n, 0, "packed data"), bits)
@@ -174,10 +174,10 @@ def matmul_integer_to_float(n: Node) -> Value:
 
 @converter("DynamicQuantizeLSTM", domain=MICROSOFT)
 def dynamic_quantize_lstm(n: Node) -> tuple[Value | None, ...]:
-    """An LSTM with dequantised weights.
+    """Convert DynamicQuantizeLSTM as an LSTM with dequantised weights.
 
-    That the runtime may quantise inputs and states to u8 on the way is an approximation it
-    makes for speed, not part of what the model computes.
+    ONNX Runtime may quantise inputs and states to u8: an approximation for speed that is no part of
+    what the model computes.
     """
     w = _lstm_weights(n, n.input(1), n.input(8), n.optional(9))
     r = _lstm_weights(n, n.input(2), n.input(10), n.optional(11))
@@ -186,13 +186,13 @@ def dynamic_quantize_lstm(n: Node) -> tuple[Value | None, ...]:
 
 
 def _lstm_weights(n: Node, w: Value, scale: Value, zero: Value | None) -> Value:
-    """Quantised weights [directions, size, 4 hidden] as real ones [directions, 4 hidden, size]."""
+    """Dequantise weights [directions, size, 4 hidden] to [directions, 4 hidden, size]."""
     size = w.tensor.dim(1)
     if not isinstance(size, int):
         n.undecided("the size of the weights is not known", given=w.type)
 
     def by_column(p: Value) -> Value:
-        # One parameter for a direction, or for each column of it.
+        # One parameter per direction, or one per column of it.
         return sh.Unsqueeze((1, 2))(p) if p.tensor.rank == 1 else sh.Unsqueeze((1,))(p)
 
     scale, zero = by_column(scale), None if zero is None else by_column(zero)

@@ -26,11 +26,11 @@ from monograph.ops.pool import AveragePool
 from monograph.ops.reduce import ReduceSum
 
 MAX_WINDOW = 1 << 16
-"""Local response normalisation over more channels than this needs to know how many there are."""
+"""The most channels of a local response normalisation if the number of channels is not known."""
 
 
 def centred(x: Value, axes: tuple[int, ...]) -> tuple[Value, Value, Value]:
-    """x less its mean along axes, the mean, and the variance (of the population)."""
+    """Return x minus its mean along axes, the mean, and the population variance."""
     average = mean(x, axes)
     difference = ew.Sub()(x, average)
     return difference, average, mean(ew.Mul()(difference, difference), axes)
@@ -47,7 +47,7 @@ def standardised(x: Value, axes: tuple[int, ...], epsilon: float) -> Value:
 
 
 def _widest(*values: Value) -> DType:
-    """The type that operands of several float types are computed in: f32 at least."""
+    """Return the widest float type of the operands, at least f32."""
     return f64 if any(v.dtype == f64 for v in values) else f32
 
 
@@ -85,7 +85,7 @@ def batch_normalization(n: Node) -> tuple[Value | None, ...]:
 def _batch_statistics(
     n: Node, x: Value, axes: tuple[int, ...]
 ) -> tuple[Value, Value, tuple[Value | None, ...]]:
-    """Mean and variance of this batch, and the outputs that carry statistics on."""
+    """Return mean and variance of this batch, and the outputs with the running statistics."""
     _, average, variance = centred(x, axes)
     shape_of = n.input(3)
     average, variance = reshape_like(average, shape_of), reshape_like(variance, shape_of)
@@ -116,10 +116,10 @@ def instance_normalization(n: Node) -> Value:
 
 
 def _stash(n: Node, x: Value) -> tuple[DType, Value]:
-    """The type that statistics are handed out in, and x in the type they are computed in."""
+    """Return the type of the statistics outputs, and x in the type they are computed in."""
     stash = from_onnx(n.attr_int("stash_type", 1))
     if not stash.is_float:
-        n.fail("stash_type is a float type", given=stash)
+        n.fail("stash_type must be a float type", given=stash)
     narrow = x.dtype in (f16, bf16)
     return stash, cast(x, f64 if stash == f64 else f32) if narrow else x
 
@@ -152,14 +152,18 @@ def rms_normalization(n: Node) -> Value:
 
 @converter("GroupNormalization")
 def group_normalization(n: Node) -> Value:
-    """Channels in groups, each normalised over its channels and positions.
+    """Convert GroupNormalization: normalise each group over its channels and positions.
 
-    Scale and bias belong to the channels; before opset 21 to the groups.
+    Scale and bias are per channel; before opset 21 per group.
     """
     x, rank, groups = n.input(0), n.rank(0), n.attr_int("num_groups")
     channels = x.tensor.dim(1) if rank > 1 else 0
     if groups < 1 or (isinstance(channels, int) and (not channels or channels % groups)):
-        n.fail("groups divide the channels", expected=channels, given=groups)
+        n.fail(
+            "the number of channels must be a multiple of the groups",
+            expected=channels,
+            given=groups,
+        )
     _, wide = _stash(n, x)
     whole = size_of(x, 1)
     even = times(divided(whole, groups), groups)
@@ -176,7 +180,7 @@ def group_normalization(n: Node) -> Value:
 
 @converter("LpNormalization")
 def lp_normalization(n: Node) -> Value:
-    """x / |x| along an axis; zero where the norm is."""
+    """x / |x| along an axis; zero if the norm is zero."""
     x, order = n.input(0), n.attr_int("p", 2)
     axis = (normalise_axis(n.attr_int("axis", -1), n.rank(0)),)
     wide = widened(x)
@@ -185,7 +189,7 @@ def lp_normalization(n: Node) -> Value:
     elif order == 2:
         norm = ew.Sqrt()(ReduceSum(axis, keep=True)(ew.Mul()(wide, wide)))
     else:
-        n.fail("the order of the norm is 1 or 2", given=order)
+        n.fail("the order of the norm must be 1 or 2", given=order)
     zero = scalar(0, wide)
     y = ew.Where()(ew.Equal()(norm, zero), zero, ew.Div()(wide, norm))
     return cast(y, x.dtype)
@@ -193,7 +197,7 @@ def lp_normalization(n: Node) -> Value:
 
 @converter("MeanVarianceNormalization")
 def mean_variance_normalization(n: Node) -> Value:
-    """(x - mean) / (sqrt(variance) + 1e-9): ONNX puts the small number outside the root."""
+    """(x - mean) / (sqrt(variance) + 1e-9): ONNX adds the small number outside the root."""
     x = n.input(0)
     axes = tuple(normalise_axis(a, n.rank(0)) for a in n.attr_ints("axes", (0, 2, 3)))
     difference, _, variance = centred(widened(x), axes)
@@ -214,7 +218,7 @@ def local_response_normalization(n: Node) -> Value:
         n.undecided("a window this wide needs a known number of channels", given=x.type)
     wide = widened(x)
     channels = x.tensor.dim(1)
-    # No window is wider than the channels; the divisor stays the size that was asked for.
+    # No window is wider than the channels; the divisor stays the requested size.
     reach = channels - 1 if isinstance(channels, int) and channels else MAX_WINDOW
     before, after = min((size - 1) // 2, reach), min(size // 2, reach)
     rest, ones = (0,) * (rank - 2), (1,) * (rank - 1)

@@ -1,10 +1,9 @@
-"""What ONNX releases after 1.21 changed in ops that another family converts.
+"""Changes by ONNX releases after 1.21 to ops that another family converts.
 
-Ops that they added and define by a function (LinearAttention, CausalConvWithState, SwiGLU,
-FlexAttention) need nothing here: their bodies are inlined. Attention takes over from opset 24 on,
-whose text was clarified later: with a cache that the model keeps, the last query stands at the last
-key that counts. Opset 23 was corrected in place: it is what the installed ONNX says, as it is for
-ops whose bodies are inlined.
+New ops that ONNX defines by a function body (LinearAttention, CausalConvWithState, SwiGLU,
+FlexAttention) are inlined and need no code here. This module converts Attention from opset 24 on,
+whose text was clarified later: with a cache that the model keeps, the last query is aligned with
+the last valid key. Opset 23 was corrected in place, so the installed ONNX decides its meaning.
 """
 
 from __future__ import annotations
@@ -41,13 +40,13 @@ from monograph.ops.linear import Dot
 
 @converter("Mod", since=28)
 def mod(n: Node) -> Value:
-    """Floats may take the sign of the divisor too."""
+    """Convert Mod; floats may take the sign of the divisor too."""
     return ew.Mod(truncated=n.attr_flag("fmod"))(n.input(0), n.input(1))
 
 
 @dataclass(frozen=True)
 class _Reach:
-    """Which keys a query may see, by their places: `offset` is the place of the first query."""
+    """The keys that a query may see, by position; `offset` is the position of the first query."""
 
     offset: Value
     causal: bool
@@ -55,7 +54,7 @@ class _Reach:
     right: int
 
     def mask(self, queries: Value, keys: Value) -> Value | None:
-        """bool[..., S, T], or None where every key is seen."""
+        """Return bool[..., S, T], or None if every key is visible."""
         place = ew.Add()(sh.Unsqueeze((1,))(iota(queries)), self.offset)
         key = sh.Unsqueeze((0,))(iota(keys))
         found: list[Value] = []
@@ -72,15 +71,18 @@ class _Reach:
 
 
 def softcap_comes_first() -> bool:
-    """Whether the installed ONNX puts the softcap before a mask of floats, as 1.22 began to."""
+    """Return True if the installed ONNX applies the softcap before a float mask (since 1.22)."""
     release = re.findall(r"\d+", onnx.__version__)
     return (int(release[0]), int(release[1])) >= (1, 22)
 
 
 @converter("Attention", since=23)
 def first_attention(n: Node) -> Value | Sequence[Value | None]:
-    """Nothing in a model of opset 23 says which text its author read: before 1.22 a mask of floats
-    was added before the softcap, and the scores of modes 1 and 2 were the other way round."""
+    """Convert Attention of opset 23 as the installed ONNX defines it.
+
+    A model does not say which text its author read. Before 1.22 a float mask was added before the
+    softcap, and the scores of modes 1 and 2 were swapped.
+    """
     return attention(n) if softcap_comes_first() else attention_as_published(n)
 
 
@@ -112,7 +114,7 @@ def attention(n: Node) -> tuple[Value | None, ...]:
     seen = reach.mask(size_value(q, 2), size_value(k, 2))
     hidden = mask if seen is None else both(mask, seen, q)
     if aligned and reach.causal:
-        # The op itself places the last query at the last key that counts.
+        # The op itself aligns the last query with the last valid key.
         op = replace(op, causal=True, window=max(reach.left + 1, 0))
         y = attend(q, k, v, op, mask, **{LENGTHS: lengths})
     else:
@@ -126,11 +128,11 @@ def attention(n: Node) -> tuple[Value | None, ...]:
 
 
 def _scores(n: Node, q: Value, k: Value, mask: Value | None, op: Attention) -> Value:
-    """The scores, at the step that `qk_matmul_output_mode` asks for."""
+    """Return the scores at the step that `qk_matmul_output_mode` selects."""
     mode = n.attr_int("qk_matmul_output_mode", 0)
     size = q.tensor.dim(3)
     if not 0 <= mode <= 3:
-        n.fail("qk_matmul_output_mode is 0, 1, 2 or 3", given=mode)
+        n.fail("qk_matmul_output_mode must be 0, 1, 2 or 3", given=mode)
     if not isinstance(size, int):
         n.undecided("the scores of attention need a known head size", given=q.type)
     scale = usual_scale(size) if op.scale is None else op.scale

@@ -18,7 +18,7 @@ from monograph.ops.unpool import MaxUnpool
 
 
 def _window(n: Node) -> dict[str, Any]:
-    """The fields that every pool has."""
+    """Return the fields that every pool has."""
     kernel = n.attr_ints("kernel_shape")
     g = geometry(n, len(kernel))
     return {"kernel": kernel, "ceil": n.attr_flag("ceil_mode"), **vars(g)}
@@ -46,7 +46,7 @@ def lp_pool(n: Node) -> Value:
 
 @converter("LpPool")
 def lp_pool_1(n: Node) -> Value:
-    """The first version has a p that need not be whole."""
+    """Convert LpPool version 1, whose p may be fractional."""
     p = n.attr_float("p", 2.0)
     if p != int(p):
         n.unsupported("an LpPool whose p is not a whole number")
@@ -67,7 +67,7 @@ def max_unpool(n: Node) -> Value:
 def _spatial_axes(n: Node) -> tuple[int, ...]:
     rank = n.rank(0)
     if rank < 3:
-        n.fail("a global pool takes x[N, C, *spatial]", given=n.input(0).type)
+        n.fail("the input of a global pool must be x[N, C, *spatial]", given=n.input(0).type)
     return tuple(range(2, rank))
 
 
@@ -88,7 +88,7 @@ def global_lp_pool(n: Node) -> Value:
     x = n.input(0)
     p = n.attr_int("p", 2) if n.opset >= 2 else n.attr_float("p", 2.0)
     if p <= 0:
-        n.fail("the order of a norm is positive", given=p)
+        n.fail("the order of a norm must be positive", given=p)
     powers = ew.Pow()(ew.Abs()(x), constant(p, x.dtype))
     total = rd.ReduceSum(axes, keep=True)(powers)
     return ew.Pow()(total, constant(1.0 / p, x.dtype))

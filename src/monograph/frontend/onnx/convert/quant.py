@@ -33,7 +33,7 @@ def present(*values: Value | None) -> tuple[Value, ...]:
 
 
 def dtype_or_none(n: Node, name: str) -> DType | None:
-    """An element type attribute; 0 says that it is not given."""
+    """Return an element type attribute; None for 0, which means that it is absent."""
     if n.attr_int(name, 0) == 0:
         return None
     found: DType = n.attr_dtype(name)
@@ -45,13 +45,13 @@ def _parameters(n: Node) -> tuple[Value, Value | None, int | None, int]:
     scale, zero = n.input(1), n.optional(2)
     block = n.attr_int("block_size", 0)
     if block < 0:
-        n.fail("a block has a positive size", given=block)
+        n.fail("the block size must be positive", given=block)
     if block == 0:
         scale = collapsed(scale)
         zero = collapsed(zero) if zero is not None else None
     dims = scale.tensor.shape
     if dims is not None and block == 0 and len(dims) > 1:
-        n.fail("a scale is a scalar or a vector unless in blocks", given=scale.type)
+        n.fail("the scale must be a scalar or a vector unless in blocks", given=scale.type)
     axis = None if dims is not None and not dims else n.attr_int("axis", 1)
     return scale, zero, axis, block
 
@@ -79,14 +79,14 @@ def dequantize_linear(n: Node) -> Value:
 
 def dynamic_quantize(x: Value) -> tuple[Value, Value, Value]:
     """(y, scale, zero point) with y in u8, the range of x and 0 spread over 0..255."""
-    # Along all axes, so that the order of dimensions does not matter.
+    # All axes, so that layout passes may permute the dimensions.
     whole = sh.Reshape((sh.INFER,))(x) if x.tensor.shape is None else x
     axes = tuple(range(whole.tensor.rank))
     nought = constant(0, x.dtype)
     top = ew.Max()(rd.ReduceMax(axes)(whole), nought)
     bottom = ew.Min()(rd.ReduceMin(axes)(whole), nought)
     step = ew.Div()(ew.Sub()(top, bottom), constant(255, x.dtype))
-    # Where all of x is zero any scale will do, except zero.
+    # If all of x is zero, any scale but zero is right.
     scale = ew.Where()(ew.Equal()(step, nought), constant(1, x.dtype), step)
     place = ew.Div()(ew.Sub()(nought, bottom), scale)
     zero = Cast(u8)(ew.Clip(0.0, 255.0)(ew.Round()(place)))
@@ -99,13 +99,13 @@ def dynamic_quantize_linear(n: Node) -> tuple[Value, ...]:
 
 
 def is_zero(p: Value | None) -> bool:
-    """Whether a zero point is left out or known to be zero."""
+    """Return True if a zero point is absent or known to be zero."""
     data = known(p)
     return p is None or (data is not None and not np.any(data.astype(np.float32)))
 
 
 def along(p: Value, axis: int) -> Value:
-    """A parameter of each row (axis -2) or column (-1) of matrices, ready to broadcast."""
+    """Reshape one parameter per row (axis -2) or column (-1) of matrices for broadcasting."""
     p = collapsed(p)
     return sh.Unsqueeze((1,))(p) if axis == -2 and p.tensor.rank == 1 else p
 
@@ -140,7 +140,7 @@ def scaled(product: Value, a_scale: Value, b_scale: Value) -> Value:
 
 
 def real(x: Value, scale: Value, zero: Value | None, axis: int) -> Value:
-    """x with its scale and zero point of each row or column applied."""
+    """Apply scale and zero point of each row or column to x."""
     data = Cast(scale.dtype)(x)
     if zero is not None and not is_zero(zero):
         data = ew.Sub()(data, Cast(scale.dtype)(along(zero, axis)))
@@ -159,7 +159,7 @@ def qlinear_matmul(n: Node) -> Value:
 
 
 def requantized(n: Node, y: Value, scale: Value, zero: Value) -> Value:
-    """y quantised as a whole, or by row."""
+    """Quantise y with one parameter, or one per row."""
     scale, zero = collapsed(scale), collapsed(zero)
     if scale.tensor.rank == 0:
         return Quantize(zero.dtype)(y, scale, zero)

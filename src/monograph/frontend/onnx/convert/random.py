@@ -1,4 +1,4 @@
-"""Random ops. Each node becomes an op with an identity of its own."""
+"""Random ops. Each node becomes an op with an RNG state of its own."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from monograph.ops.reduce import CumSum, ReduceSum
 
 
 def uniform_like(x: Value, dtype: DType, seed: float | None) -> Value:
-    """Numbers in [0, 1), as many as x has elements and in its shape."""
+    """Return uniform numbers in [0, 1) in the shape of x."""
     return _draw(RandomUniform, x, dtype=dtype, seed=None if seed is None else float(seed))
 
 
@@ -56,7 +56,7 @@ def random_like(n: Node) -> Value:
 
 @converter("Bernoulli")
 def bernoulli(n: Node) -> Value:
-    """1 with the probability that x gives, else 0."""
+    """Return 1 with the probability x, else 0."""
     x = n.input(0)
     drawn = ew.Less()(uniform_like(x, f64, _seed(n)), cast(x, f64))
     return cast(drawn, n.attr_dtype("dtype", x.dtype))
@@ -64,19 +64,20 @@ def bernoulli(n: Node) -> Value:
 
 @converter("Multinomial")
 def multinomial(n: Node) -> Value:
-    """Classes drawn with the probabilities softmax(x): where a uniform number falls among their
-    running sum."""
+    """Draw classes with probabilities softmax(x), by searching uniform numbers in their running
+    sum.
+    """
     x = n.input(0)
     if x.tensor.rank != 2:
-        n.fail("[batch, classes] is needed", given=x.type)
+        n.fail("the input must be [batch, classes]", given=x.type)
     count = n.attr_int("sample_size", 1)
     if count < 1:
-        n.fail("sample_size is positive", given=count)
+        n.fail("sample_size must be positive", given=count)
     edges = CumSum(1)(softmax(cast(widened(x), f64), (1,)))
     size = sh.Concat(0)(sh.Reshape((1,))(size_value(x, 0)), constant([count], i64))
     drawn = deferred(RandomUniform, (), {"shape": size}, dtype=f64, seed=_seed(n), uid=fresh_uid())
     passed = ew.LessEqual()(sh.Unsqueeze((1,))(edges), sh.Unsqueeze((2,))(drawn))
     chosen = ReduceSum((2,))(cast(passed, i64))
-    # The last edge may round to less than one: the last class takes what lies beyond it.
+    # The last running sum may round to less than one; the last class takes the rest.
     last = ew.Sub()(size_value(x, 1), scalar(1, chosen))
     return cast(ew.Min()(chosen, last), n.attr_dtype("dtype", i32))

@@ -1,4 +1,4 @@
-"""RNN, GRU and LSTM: one canonical cell for each direction, their results put side by side."""
+"""RNN, GRU and LSTM: one canonical cell per direction, their results stacked."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _BY_ONNX_NAME = {name.replace("_", ""): name for name in rc.DEFAULTS}
 
 
 def _directions(n: Node) -> tuple[bool, ...]:
-    """Whether each direction runs backward."""
+    """Return, for each direction, True if it runs backward."""
     given = n.attr_string("direction", "forward").lower()
     if given not in _DIRECTIONS:
         n.fail("unknown direction", expected=[*_DIRECTIONS], given=given)
@@ -26,7 +26,7 @@ def _directions(n: Node) -> tuple[bool, ...]:
 
 
 def _activations(n: Node, defaults: tuple[str, ...]) -> list[tuple[rc.Activation, ...]]:
-    """The functions of each direction. Alphas and betas go, in order, to those that take one."""
+    """Return the activations of each direction. Alphas and betas go to those that take one."""
     directions = len(_directions(n))
     names = n.attr_strings("activations", None) or defaults * directions
     if len(names) != directions * len(defaults):
@@ -37,7 +37,7 @@ def _activations(n: Node, defaults: tuple[str, ...]) -> list[tuple[rc.Activation
     for given in names:
         name = _BY_ONNX_NAME.get(given.lower())
         if name is None:
-            n.fail("no such activation", expected=[*_BY_ONNX_NAME], given=given)
+            n.fail("unknown activation", expected=[*_BY_ONNX_NAME], given=given)
         alpha, beta = rc.DEFAULTS[name]
         if alpha is not None and alphas:
             alpha = alphas.pop(0)
@@ -54,7 +54,7 @@ def _pick(x: Value, index: int, axis: int = 0) -> Value:
 
 
 def _stack(values: Sequence[Value], axis: int) -> Value:
-    """Values side by side along a new axis."""
+    """Stack values along a new axis."""
     widened = [sh.Unsqueeze((axis,))(v) for v in values]
     return widened[0] if len(widened) == 1 else sh.Concat(axis)(*widened)
 
@@ -68,9 +68,9 @@ class _Cells:
         self.batch_first = n.attr_flag("layout")
         x = n.input(0)
         if x.tensor.rank != 3:
-            n.fail("the input of a recurrent op has rank 3", given=x.type)
+            n.fail("the input of a recurrent op must have rank 3", given=x.type)
         if not x.dtype.is_float:
-            n.fail("the input of a recurrent op is of floats", given=x.type)
+            n.fail("the input of a recurrent op must be floats", given=x.type)
         self.x = sh.Transpose((1, 0, 2))(x) if self.batch_first else x
         self.hidden = self._hidden_size()
         self.clip = n.attr_float("clip") if n.has("clip") else None
@@ -81,7 +81,7 @@ class _Cells:
         size, declared = self.n.tensor(2).dim(-1), self.n.attr_int("hidden_size", 0)
         if isinstance(size, int):
             if declared not in (0, size):
-                self.n.fail("hidden_size is the last size of R", expected=size, given=declared)
+                self.n.fail("hidden_size must be the last size of R", expected=size, given=declared)
             return size
         if declared < 1:
             self.n.undecided("the hidden size is not known", given=self.n.tensor(2))
@@ -106,7 +106,7 @@ class _Cells:
         return ew.Add()(*self.biases(direction))
 
     def state(self, index: int, direction: int) -> Value:
-        """Initial state; without one, zeros that the batch shares."""
+        """Return an initial state; by default zeros that all batch rows share."""
         given = self.n.optional(index)
         if given is None:
             return zeros((1, self.hidden), self.x.dtype)
@@ -119,7 +119,7 @@ class _Cells:
         return _pick(given, direction)
 
     def run(self, cell: Callable[[int, bool], Value]) -> tuple[Value, ...]:
-        """The results of every direction together: every step [T, D, B, H], then [D, B, H]."""
+        """Return the results of all directions: every step [T, D, B, H], then [D, B, H]."""
         backward = _directions(self.n)
         results = [unpack(cell(d, b)) for d, b in enumerate(backward)]
         steps, *last = (list(r) for r in zip(*results, strict=True))

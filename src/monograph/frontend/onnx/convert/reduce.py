@@ -1,4 +1,4 @@
-"""Reductions, in every form that ONNX has given their axes, and softmax and its kin."""
+"""Reductions of all opsets, softmax, log-softmax and hardmax."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Axes: TypeAlias = tuple[int, ...] | Value
 
 
 def _axes(n: Node) -> Axes:
-    """The axes: an attribute, an input, or when empty all of them (none with the no-op flag)."""
+    """Return the axes from an attribute or input; if empty, all (none with the no-op flag)."""
     everything = tuple(range(n.rank(0)))
     if_empty = () if n.attr_flag("noop_with_empty_axes") else everything
     given = n.attr_ints("axes") if n.has("axes") else n.known_ints(1)
@@ -41,7 +41,7 @@ def _axes(n: Node) -> Axes:
     if late is None:
         return if_empty
     if late.tensor.rank != 1:
-        n.fail("axes are a vector", given=late.type)
+        n.fail("axes must be a vector", given=late.type)
     length = late.tensor.dim(0)
     if isinstance(length, int):
         return late if length else if_empty
@@ -49,7 +49,7 @@ def _axes(n: Node) -> Axes:
 
 
 def _all_if_empty(axes: Value, everything: tuple[int, ...]) -> Value:
-    """The axes, followed by all of them where there are none: known at run time only."""
+    """Append all axes to axes that may turn out to be empty at run time."""
     none = ew.Equal()(sh.ShapeOf()(axes), constant([0]))
     stop = ew.Where()(none, constant([len(everything)]), constant([0]))
     rest = constant(np.array(everything, axes.dtype.numpy))
@@ -64,7 +64,7 @@ def _reduce(op: type[rd.Reduction], x: Value, axes: Axes, keep: bool) -> Value:
 
 
 def _drop(x: Value, axes: Axes, keep: bool) -> Value:
-    """A reduction that kept its axes, with or without them."""
+    """Drop the axes that a reduction kept, unless `keep`."""
     if keep:
         return x
     return (
@@ -112,7 +112,7 @@ def _log_sum(x: Value, axes: Axes, keep: bool) -> Value:
 
 
 def _log_sum_exp(x: Value, axes: Axes, keep: bool) -> Value:
-    """max + log(sum(exp(x - max))); an infinite maximum is left out of the difference."""
+    """max + log(sum(exp(x - max))); an infinite maximum is not subtracted."""
     top = _reduce(rd.ReduceMax, x, axes, True)
     top = ew.Where()(ew.IsInf()(top), scalar(0, top), top)
     total = _reduce(rd.ReduceSum, ew.Exp()(ew.Sub()(x, top)), axes, True)
@@ -132,7 +132,7 @@ _TRANSCENDENTAL = ("ReduceL2", "ReduceLogSum", "ReduceLogSumExp")
 
 @converter(*_COMPOSED)
 def composed(n: Node) -> Value:
-    """16-bit floats are computed in f32; integers that meet a root or a logarithm, in f64."""
+    """Compute 16-bit floats in f32, and roots and logarithms of integers in f64."""
     x = n.input(0)
     wide = widened(x)
     if n.op_type in _TRANSCENDENTAL and not x.dtype.is_float:
@@ -161,7 +161,7 @@ def cumulative(n: Node) -> Value:
 
 
 def _softmax_axes(n: Node) -> tuple[int, ...]:
-    """Before opset 13 the axis is the first of those that are taken together."""
+    """Return the axes of a softmax: before opset 13 all axes from the given one on."""
     rank = n.rank(0)
     axis = normalise_axis(n.attr_int("axis", -1 if n.opset >= 13 else 1), max(rank, 1))
     return (axis,) if n.opset >= 13 else tuple(range(axis, rank))

@@ -22,14 +22,14 @@ def _mode(n: Node) -> str:
 
 
 def _given(value: Value | None) -> Value | None:
-    """An optional input; models also leave one out by giving nothing in it."""
+    """Return an optional input; None also for an empty tensor, as some models leave one out."""
     if value is None or value.tensor.shape == (0,):
         return None
     return value
 
 
 def _simple(n: Node, scales: Value) -> Value:
-    """Upsample, and the first Resize: elements begin where they are, and floor or ceil is near."""
+    """Build Upsample or the first Resize: asymmetric coordinates, nearest by floor or ceil."""
     x = n.input(0)
     axes = tuple(range(x.tensor.rank))
     fixed: dict[str, Any] = {"axes": axes, "mode": _mode(n), "coordinates": "asymmetric"}
@@ -38,7 +38,7 @@ def _simple(n: Node, scales: Value) -> Value:
 
 @converter("Upsample")
 def upsample_1(n: Node) -> Value:
-    """Version 1 scales height and width, version 7 every axis, both by attributes."""
+    """Convert Upsample: version 1 scales height and width, version 7 every axis, by attributes."""
     if n.has("scales"):
         return _simple(n, constant(n.attr_floats("scales"), f32))
     scales = (1.0, 1.0, n.attr_float("height_scale"), n.attr_float("width_scale"))
@@ -56,7 +56,9 @@ def resize(n: Node) -> Value:
     x = n.input(0)
     roi, scales, sizes = (_given(n.optional(i)) for i in (1, 2, 3))
     if (scales is None) == (sizes is None):
-        n.fail("either scales or sizes are needed", given="both" if scales else "neither")
+        n.fail(
+            "exactly one of scales and sizes must be given", given="both" if scales else "neither"
+        )
     coordinates = n.attr_string("coordinate_transformation_mode", "half_pixel")
     late: dict[str, Value] = {}
     if sizes is not None:

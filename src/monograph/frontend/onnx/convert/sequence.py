@@ -1,7 +1,7 @@
 """Sequences and optionals.
 
-What is known of a sequence while importing is used: an element of a sequence that was just built
-is that value, and no sequence at all.
+The import uses what it knows of a sequence: an element of a sequence built from values is that
+value itself, without a sequence.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from monograph.ops.subgraph import close, inline, variant
 
 
 def _elements(sequence: Value) -> tuple[Value, ...] | None:
-    """The elements of a sequence that is built from values; None where they are not known."""
+    """Return the elements of a sequence that is built from values; None if they are not known."""
     return sequence.inputs if isinstance(sequence.op, sq.MakeSequence) else None
 
 
 def _position(n: Node, index: int, default: int, low: int, high: int) -> int | None:
-    """A position that is known and within bounds; what is out of bounds is left to run time."""
+    """Return a known position within bounds; None leaves the others to run time."""
     if n.optional(index) is None:
         return default if low <= default <= high else None
     data = n.known(index)
@@ -122,10 +122,10 @@ def concat_from_sequence(n: Node) -> Value:
 
 @converter("SequenceMap")
 def sequence_map(n: Node) -> tuple[Value, ...]:
-    """A loop over the first sequence that appends to a sequence for each output of the body."""
+    """Convert SequenceMap to a loop that appends to one sequence for each output of the body."""
     values = n.required()
     if not values or not isinstance(values[0].type, SequenceType):
-        n.fail("the first input of SequenceMap is a sequence")
+        n.fail("the first input of SequenceMap must be a sequence")
     types = tuple(
         close(v.type.element, set()) if isinstance(v.type, SequenceType) else v.type for v in values
     )
@@ -167,7 +167,7 @@ def optional(n: Node) -> Value:
 
 @converter("OptionalHasElement")
 def optional_has_element(n: Node) -> Value:
-    """What is not an optional is there, and an input that is left out is not."""
+    """Convert OptionalHasElement: a plain value is present, a missing input is not."""
     x = n.optional(0)
     if x is None or not isinstance(x.type, OptionalType):
         return constant(x is not None)

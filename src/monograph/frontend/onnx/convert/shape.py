@@ -1,4 +1,4 @@
-"""Shapes: reshape, transpose, concat and the like, and what computes them."""
+"""Reshape, transpose, concat and other views, and computations of shapes."""
 
 from __future__ import annotations
 
@@ -35,14 +35,16 @@ def identity(n: Node) -> Value:
 
 @converter("Reshape")
 def reshape_node(n: Node) -> Value:
-    """Zero copies a dimension unless `allowzero`; the shape was an attribute before opset 5."""
+    """Convert Reshape. Zero copies a dimension unless `allowzero`; before opset 5 the shape is an
+    attribute.
+    """
     sizes = constant(np.array(n.attr_ints("shape"), np.int64)) if n.has("shape") else n.input(1)
     return reshape_to(n.input(0), sizes, copy_zeros=not n.attr_flag("allowzero"))
 
 
 @converter("Flatten")
 def flatten(n: Node) -> Value:
-    """A matrix: the dimensions before the axis, and those from it on."""
+    """Convert Flatten to a matrix: the dimensions before the axis, and those from it on."""
     x, rank = n.input(0), n.rank(0)
     axis = n.attr_int("axis", 1)
     if not -rank <= axis <= rank:
@@ -54,13 +56,13 @@ def flatten(n: Node) -> Value:
 
 @converter("Squeeze")
 def squeeze(n: Node) -> Value:
-    """Without axes every dimension of size 1 goes, so all of them must be known."""
+    """Convert Squeeze. Without axes all dimensions of size 1 are removed, so all must be known."""
     x, axes = n.input(0), numbers(n, "axes", 1)
     if axes is None:
         dims = n.tensor(0).dims
         if not n.tensor(0).is_static:
             raise UnknownRankError(
-                "which dimensions are 1 decides the rank, and not all are known", given=x.type
+                "Squeeze without axes needs all dimensions to be known", given=x.type
             )
         axes = tuple(i for i, d in enumerate(dims) if d == 1)
     return deferred(sh.Squeeze, (x,), {"axes": as_vector(axes)}) if axes != () else x
@@ -70,7 +72,7 @@ def squeeze(n: Node) -> Value:
 def unsqueeze(n: Node) -> Value:
     axes = numbers(n, "axes", 1)
     if axes is None:
-        n.fail("Unsqueeze has axes")
+        n.fail("Unsqueeze must have axes")
     return deferred(sh.Unsqueeze, (n.input(0),), {"axes": as_vector(axes)})
 
 
@@ -92,7 +94,7 @@ def tile(n: Node) -> Value:
 
 @converter("Tile")
 def tile_one_axis(n: Node) -> Value:
-    """Opset 1: a count and an axis, both scalars."""
+    """Convert Tile of opset 1: a count and an axis, both scalars."""
     ones = constant(np.ones(n.rank(0), np.int64))
     count, axis = (sh.Reshape((1,))(cast(n.input(i), i64)) for i in (1, 2))
     repeats = fold(ScatterElements(0)(ones, axis, count))
@@ -106,13 +108,13 @@ def concat(n: Node) -> Value:
 
 @converter("Concat")
 def concat_default(n: Node) -> Value:
-    """Before opset 4 the axis may be left out."""
+    """Convert Concat before opset 4, whose axis is optional."""
     return sh.Concat(n.attr_int("axis", 1))(*n.required())
 
 
 @converter("Shape")
 def shape(n: Node) -> Value:
-    """Since opset 15 a part of the shape can be asked for; its bounds are clamped."""
+    """Convert Shape. Since opset 15 it may return a part of the shape; bounds are clamped."""
     sizes = shape_vector(n.input(0))
     if not n.has("start") and not n.has("end"):
         return sizes
@@ -127,7 +129,7 @@ def size(n: Node) -> Value:
 
 @converter("DepthToSpace")
 def depth_to_space(n: Node) -> Value:
-    """Blocks of channels become blocks of pixels."""
+    """Convert DepthToSpace: blocks of channels become blocks of pixels."""
     x, block = _image(n)
     batch, channels, height, width = sizes_of(x)
     depth = divided(channels, block * block)
@@ -143,12 +145,12 @@ def depth_to_space(n: Node) -> Value:
 
 @converter("SpaceToDepth")
 def space_to_depth(n: Node) -> Value:
-    """Blocks of pixels become blocks of channels."""
+    """Convert SpaceToDepth: blocks of pixels become blocks of channels."""
     x, block = _image(n)
     batch, channels, height, width = sizes_of(x)
     rows, columns = divided(height, block), divided(width, block)
     x = reshape(x, [batch, channels, rows, block, columns, block])
-    # Since opset 28 the channels may stand before the places in a block.
+    # Since opset 28 the channels may come before the positions in a block.
     crd = n.attr_string("mode", "DCR") == "CRD"
     x = sh.Transpose((0, 1, 3, 5, 2, 4) if crd else (0, 3, 5, 1, 2, 4))(x)
     return reshape(x, [batch, times(channels, block * block), rows, columns])
@@ -156,10 +158,10 @@ def space_to_depth(n: Node) -> Value:
 
 def _image(n: Node) -> tuple[Value, int]:
     if n.rank(0) != 4:
-        n.fail("an image has rank 4", expected="[N, C, H, W]", given=n.tensor(0))
+        n.fail("the image must have rank 4", expected="[N, C, H, W]", given=n.tensor(0))
     block = n.attr_int("blocksize")
     if block < 1:
-        n.fail("a block size is positive", given=block)
+        n.fail("the block size must be positive", given=block)
     return n.input(0), block
 
 
@@ -167,10 +169,10 @@ def _image(n: Node) -> tuple[Value, int]:
 def col2im(n: Node) -> Value:
     image, block = numbers(n, "", 1), numbers(n, "", 2)
     if image is None or block is None:
-        n.fail("Col2Im has an image and a block shape")
+        n.fail("Col2Im must have an image shape and a block shape")
     length = as_vector(block).tensor.dim(0)
     if not isinstance(length, int):
-        raise UnknownRankError("the rank of the image is not known", given=n.tensor(2))
+        raise UnknownRankError("the rank of the image must be known", given=n.tensor(2))
     check_rank(length)
     ones, zeros = (1,) * length, (0,) * (2 * length)
     pads = n.attr_ints("pads", zeros)

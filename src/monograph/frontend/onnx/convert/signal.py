@@ -42,10 +42,10 @@ def _dft(n: Node, axis: int, late_axis: Value | None) -> Value:
 
 @converter("STFT")
 def stft(n: Node) -> Value:
-    """Frames of the signal, times the window, each transformed."""
+    """Convert STFT: the transform of each frame of the signal times the window."""
     signal, step, window, length = n.input(0), n.input(1), n.optional(2), n.optional(3)
     if length is None and window is None:
-        n.fail("a window or a frame_length is needed")
+        n.fail("a window or a frame_length must be given")
     if length is None and window is not None:
         length = size_value(window, 0)
     assert length is not None
@@ -53,12 +53,12 @@ def stft(n: Node) -> Value:
     if rank == 2:
         signal = sh.Unsqueeze((2,))(signal)
     elif rank != 3:
-        n.fail("a signal is [batch, length, 1 or 2]", given=signal.type)
+        n.fail("the signal must be [batch, length, 1 or 2]", given=signal.type)
     late = {"length": as_scalar(length), "step": as_scalar(step)}
     frames = deferred(Frames, (signal,), late, axis=1)
     if window is not None:
         frames = ew.Mul()(frames, sh.Unsqueeze((1,))(window))
-    # A complex signal has no redundant side to leave out.
+    # The spectrum of a complex signal has no redundant half.
     real = signal.tensor.dim(2) != 2
     return Dft(axis=2, onesided=n.attr_flag("onesided", True) and real)(frames)
 

@@ -1,4 +1,4 @@
-"""Slices, splits and padding: parts of tensors, and room around them."""
+"""Slices, splits and padding."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ Numbers: TypeAlias = "tuple[int, ...] | Value"
 
 
 def numbers(n: Node, attribute: str, index: int) -> Numbers | None:
-    """Integers that were an attribute in early opsets and are an input in later ones."""
+    """Return integers that are an attribute in early opsets and an input in later ones."""
     if n.has(attribute):
         ints: tuple[int, ...] = n.attr_ints(attribute)
         return ints
@@ -51,24 +51,24 @@ def as_vector(given: Numbers) -> Value:
 
 
 def count_of(n: Node, given: Numbers) -> int:
-    """How many numbers there are."""
+    """Return the number of elements of a vector of integers."""
     if not isinstance(given, Value):
         return len(given)
     if given.tensor.rank != 1:
-        n.fail("a vector is needed", given=given.type)
+        n.fail("the operand must be a vector", given=given.type)
     count = given.tensor.dim(0)
     if not isinstance(count, int):
-        raise UnknownRankError("how many numbers a vector holds is not known", given=given.type)
+        raise UnknownRankError("the length of a vector must be known", given=given.type)
     return count
 
 
 def spread(n: Node, given: Numbers | None, axes: Numbers, rank: int, default: int) -> Value:
-    """One number a dimension: those given at their axes, the default elsewhere."""
+    """Return one number per dimension: the given ones at their axes, the default elsewhere."""
     if given is None:
         return constant(np.full(rank, default, np.int64))
     if not isinstance(given, Value) and not isinstance(axes, Value):
         if len(given) != len(axes):
-            n.fail("one number for each axis", expected=axes, given=given)
+            n.fail("there must be one number for each axis", expected=axes, given=given)
         full = [default] * rank
         for axis, number in zip(axes, given, strict=True):
             full[normalise_axis(axis, rank)] = number
@@ -79,11 +79,11 @@ def spread(n: Node, given: Numbers | None, axes: Numbers, rank: int, default: in
 
 @converter("Slice")
 def slice_node(n: Node) -> Value:
-    """Bounds are attributes before opset 10, inputs since; steps came with it."""
+    """Convert Slice. Bounds are attributes before opset 10 and inputs since, with steps."""
     x, rank = n.input(0), n.rank(0)
     starts, stops = numbers(n, "starts", 1), numbers(n, "ends", 2)
     if starts is None or stops is None:
-        n.fail("a slice has starts and ends")
+        n.fail("a slice must have starts and ends")
     axes = numbers(n, "axes", 3)
     if axes is None:
         axes = tuple(range(count_of(n, starts)))
@@ -107,16 +107,16 @@ def part(x: Value, axis: int, start: Size, stop: Size) -> Value:
 
 @converter("Split")
 def split(n: Node) -> list[Value]:
-    """Into parts of the sizes given, or into equal ones: the last may be smaller."""
+    """Convert Split into parts of given sizes, or into equal parts; the last may be smaller."""
     x, count = n.input(0), len(n.outputs)
     axis = normalise_axis(n.attr_int("axis", 0), n.rank(0))
     sizes = numbers(n, "split", 1)
     if sizes is None:
         return _equal_parts(n, x, axis, count)
     if count_of(n, sizes) != count:
-        n.fail("one size for each output", expected=count, given=sizes)
+        n.fail("there must be one size for each output", expected=count, given=sizes)
     if isinstance(sizes, tuple) and min(sizes, default=0) < 0:
-        n.fail("the size of a part is negative", given=sizes)
+        n.fail("the size of a part must not be negative", given=sizes)
     bounds: list[Size] = [0]
     for i in range(count):
         size: Size = sizes[i] if isinstance(sizes, tuple) else Gather(0)(sizes, constant(i, i64))
@@ -128,7 +128,7 @@ def split(n: Node) -> list[Value]:
 def _equal_parts(n: Node, x: Value, axis: int, count: int) -> list[Value]:
     asked = n.attr_int("num_outputs", count)
     if asked != count:
-        n.fail("as many outputs as parts", expected=asked, given=count)
+        n.fail("there must be as many outputs as parts", expected=asked, given=count)
     whole = size_of(x, axis)
     if n.opset < 18:
         even = times(divided(whole, count), count)
@@ -140,12 +140,12 @@ def _equal_parts(n: Node, x: Value, axis: int, count: int) -> list[Value]:
 
 @converter("Pad")
 def pad(n: Node) -> Value:
-    """Counts are an attribute before opset 11, an input since; axes came with opset 18."""
+    """Convert Pad. Counts are an attribute before opset 11 and an input since; axes since 18."""
     x, rank = n.input(0), n.rank(0)
     mode = n.attr_string("mode", "constant")
     counts = numbers(n, "paddings" if n.has("paddings") else "pads", 1)
     if counts is None:
-        n.fail("padding has counts")
+        n.fail("Pad must have counts")
     axes = numbers(n, "axes", 3)
     axes = tuple(range(rank)) if axes is None else axes
     half = count_of(n, axes)
@@ -164,7 +164,7 @@ def pad(n: Node) -> Value:
 
 
 def _fill(n: Node) -> Value | None:
-    """What padding is filled with; None for zero."""
+    """Return the fill value of Pad; None for zero."""
     if n.has("value"):
         value = constant(np.asarray(n.attr_float("value")), n.tensor(0).dtype)
     else:

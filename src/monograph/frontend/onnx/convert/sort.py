@@ -1,4 +1,4 @@
-"""Order, and results whose size is decided by the data."""
+"""Sorting, and ops whose result sizes depend on data."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from monograph.ops.sort import NonZero, TopK, Unique
 
 @converter("TopK")
 def top_k(n: Node) -> tuple[Value, ...]:
-    """The count was an attribute before opset 10; order and sorting can be chosen since 11."""
+    """Convert TopK. Before opset 10 the count is an attribute; since 11 order is selectable."""
     x, axis = n.input(0), n.attr_int("axis", -1)
     largest, ordered = n.attr_flag("largest", True), n.attr_flag("sorted", True)
     if n.has("k"):
@@ -38,7 +38,7 @@ def unique(n: Node) -> tuple[Value, ...]:
 
 @converter("Compress")
 def compress(n: Node) -> Value:
-    """Of x, or of all its elements in a row, those at places where the condition holds."""
+    """Convert Compress: the elements of x, or of x flattened, at which the condition holds."""
     x = n.input(0)
     places = sh.Squeeze((0,))(NonZero()(n.input(1)))
     if n.has("axis"):

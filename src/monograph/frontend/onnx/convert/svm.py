@@ -32,7 +32,7 @@ from monograph.ops.reduce import ReduceSum
 
 MAX_CLASSES = 1000
 MAX_WEIGHTS = 1 << 26
-"""Weights of all vectors in all pairs: mostly zeros, which the file does not hold."""
+"""The most weights of all vectors in all pairs: mostly zeros, which the file does not store."""
 
 
 def _kernel(n: Node, x: Value, vectors: Array) -> Value:
@@ -43,7 +43,7 @@ def _kernel(n: Node, x: Value, vectors: Array) -> Value:
     if kind == "LINEAR":
         return product
     if kind == "RBF":
-        # |x - v|^2 = |x|^2 - 2 x v + |v|^2, which rounding may take below zero.
+        # |x - v|^2 = |x|^2 - 2 x v + |v|^2, which rounding may make negative.
         squares = ReduceSum((1,), keep=True)(ew.Mul()(x, x))
         own = constant((vectors**2).sum(1))
         distance = ew.Add()(ew.Sub()(squares, ew.Mul()(product, scalar(2.0, x))), own)
@@ -60,22 +60,32 @@ def _kernel(n: Node, x: Value, vectors: Array) -> Value:
 def _vectors(n: Node, count: int) -> Array:
     data = np.array(n.attr_floats("support_vectors", ()))
     if count <= 0 or len(data) % count:
-        n.fail("support_vectors do not divide", expected=f"{count} vectors", given=len(data))
+        n.fail(
+            "support_vectors must divide into equal vectors",
+            expected=f"{count} vectors",
+            given=len(data),
+        )
     return data.reshape(count, -1)
 
 
 @converter("SVMRegressor", domain=ML)
 def svm_regressor(n: Node) -> Value:
-    """A weighted sum of kernels; the sign of it for one class. No support vectors: linear."""
+    """Convert SVMRegressor: a weighted sum of kernels, its sign for one class; linear if there are
+    no support vectors.
+    """
     x = cast(rows(n.input(0)), f64)
     weights = np.array(n.attr_floats("coefficients", ()))
     rho = n.attr_floats("rho", ())
     if len(rho) != 1:
-        n.fail("rho is one number", given=len(rho))
+        n.fail("rho must be one number", given=len(rho))
     supports = n.attr_int("n_supports", 0)
     if supports > 0:
         if len(weights) != supports:
-            n.fail("a coefficient a support vector", expected=supports, given=len(weights))
+            n.fail(
+                "there must be one coefficient per support vector",
+                expected=supports,
+                given=len(weights),
+            )
         x = _kernel(n, x, _vectors(n, supports))
     score = ew.Add()(Dot()(x, constant(weights.reshape(-1, 1))), scalar(rho[0], x))
     if n.attr_flag("one_class"):
@@ -103,7 +113,7 @@ def svm_classifier(n: Node) -> Sequence[Value]:
     elif len(labels) == 2:
         scores = two_scores(decisions, kind, negate=kind == NONE)
     else:
-        # Without probabilities the scores are those of the pairs.
+        # Without probabilities the scores are the decisions of the pairs.
         scores = post_transform(decisions, kind)
     return label, cast(scores, f32)
 
@@ -112,16 +122,18 @@ def _linear_decisions(n: Node, x: Value, classes: int) -> Value:
     weights = np.array(n.attr_floats("coefficients", ()))
     rho = n.attr_floats("rho", ())
     if len(weights) % classes or not len(weights) or not rho:
-        n.fail("coefficients do not divide among the classes", expected=classes, given=len(weights))
+        n.fail("coefficients must divide among the classes", expected=classes, given=len(weights))
     return ew.Add()(Dot()(x, constant(weights.reshape(classes, -1).T)), scalar(rho[0], x))
 
 
 def _pair_decisions(n: Node, x: Value, per_class: tuple[int, ...], classes: int) -> Value:
-    """The decision of every pair of classes, [N, P]: above zero it is for the first."""
+    """Return the decision of every pair of classes, [N, P]: positive for the first class."""
     if len(per_class) != classes or min(per_class) < 0:
-        n.fail("vectors_per_class has a number for each class", expected=classes, given=per_class)
+        n.fail(
+            "vectors_per_class must have a number for each class", expected=classes, given=per_class
+        )
     if not 2 <= classes <= MAX_CLASSES:
-        n.fail("classes that pairs can be made of", expected=f"2..{MAX_CLASSES}", given=classes)
+        n.fail("the number of classes is out of range", expected=f"2..{MAX_CLASSES}", given=classes)
     total = sum(per_class)
     vectors = _vectors(n, total)
     coefficients = np.array(n.attr_floats("coefficients", ()))
@@ -133,7 +145,7 @@ def _pair_decisions(n: Node, x: Value, per_class: tuple[int, ...], classes: int)
             expected=f"{total * (classes - 1)} and {len(pairs)}",
             given=f"{len(coefficients)} and {len(rho)}",
         )
-    # A vector has one coefficient against each other class, those of lower number first.
+    # A vector has one coefficient against each other class, in the order of the classes.
     coefficients = coefficients.reshape(classes - 1, total)
     ends = np.cumsum(per_class)
     begins = ends - per_class
@@ -148,7 +160,7 @@ def _pair_decisions(n: Node, x: Value, per_class: tuple[int, ...], classes: int)
 
 
 def _square(pairs: Value, classes: int) -> Value:
-    """[N, C, C] of [N, P]: p of the pair i, j in row i, 1 - p in row j, zeros between them."""
+    """Turn [N, P] into [N, C, C]: p of the pair i, j in row i, 1 - p in row j, zeros between."""
     count = classes * (classes - 1) // 2
     both = sh.Concat(1)(pairs, ew.Sub()(scalar(1.0, pairs), pairs))
     table = Pad((0, 0), (0, 1))(both, scalar(0.0, pairs))
@@ -159,7 +171,7 @@ def _square(pairs: Value, classes: int) -> Value:
 
 
 def _votes(decisions: Value, classes: int) -> Value:
-    """How many pairs each class wins, [N, C]."""
+    """Return the number of pairs that each class wins, [N, C]."""
     won = cast(ew.Less()(scalar(0.0, decisions), decisions), f64)
     return ReduceSum((2,))(_square(won, classes))
 
@@ -169,7 +181,7 @@ def _probabilities(n: Node, decisions: Value, classes: int) -> Value:
     a, b = np.array(n.attr_floats("prob_a")), np.array(n.attr_floats("prob_b", ()))
     count = classes * (classes - 1) // 2
     if not len(a) == len(b) == count:
-        n.fail("prob_a and prob_b have a number for each pair", expected=count, given=len(a))
+        n.fail("prob_a and prob_b must have a number for each pair", expected=count, given=len(a))
     scaled = ew.Add()(ew.Mul()(decisions, constant(a)), constant(b))
     p = ew.Clip(1e-7, 1 - 1e-7)(ew.Sigmoid()(ew.Neg()(scaled)))
     return CoupleProbabilities()(_square(p, classes))

@@ -26,12 +26,12 @@ def string_split(n: Node) -> Sequence[Value]:
 
 @converter("StringNormalizer", since=10)
 def string_normalizer(n: Node) -> Value:
-    """The locale decides nothing: cases are those of Unicode."""
+    """Convert StringNormalizer. The locale is ignored: cases are those of Unicode."""
     case = n.attr_string("case_change_action", "NONE")
     if case.lower() not in text.CASES:
         n.fail("unknown case_change_action", expected="LOWER, UPPER or NONE", given=case)
     stopwords = n.attr_strings("stopwords", ())
-    # Without stop words the distinction has no meaning; one form for both.
+    # Without stop words, case sensitivity changes nothing; one form for both.
     sensitive = n.attr_flag("is_case_sensitive") or not stopwords
     return text.StringFilter(stopwords, case.lower(), sensitive)(n.input(0))
 

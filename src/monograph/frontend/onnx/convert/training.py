@@ -22,7 +22,7 @@ def _groups(n: Node, states: int) -> list[tuple[Value, ...]]:
     kinds = 2 + states
     count = len(rest) // kinds
     if not count or len(rest) % kinds:
-        n.fail("inputs come in equal groups", expected=f"groups of {kinds}", given=len(rest))
+        n.fail("inputs must come in equal groups", expected=f"groups of {kinds}", given=len(rest))
     return [rest[i::count] for i in range(count)]
 
 
@@ -31,7 +31,7 @@ def _times(x: Value, factor: float) -> Value:
 
 
 def _regularised(n: Node, x: Value, gradient: Value) -> Value:
-    """The gradient of the loss with norm_coefficient / 2 * |x|^2 added."""
+    """Add the gradient of norm_coefficient / 2 * |x|^2 to the gradient of the loss."""
     return ew.Add()(_times(x, n.attr_float("norm_coefficient", 0.0)), gradient)
 
 
@@ -91,7 +91,7 @@ def momentum(n: Node) -> list[Value]:
     """
     alpha, mode = n.attr_float("alpha"), n.attr_string("mode")
     if mode not in ("standard", "nesterov"):
-        n.fail("no such mode", expected="standard or nesterov", given=mode)
+        n.fail("unknown mode", expected="standard or nesterov", given=mode)
     rate, turn = as_scalar(n.input(0)), as_scalar(n.input(1))
     later = ew.Less()(scalar(0, turn), turn)
     results: list[tuple[Value, ...]] = []

@@ -36,17 +36,17 @@ _AGGREGATES = ("average", "sum", "min", "max")
 
 
 def _numbers(n: Node, name: str) -> Array:
-    """Floats under an attribute, or doubles under the same with `_as_tensor`."""
+    """Return the floats of an attribute, or the doubles of the same with `_as_tensor`."""
     if n.has(f"{name}_as_tensor"):
         literal: Literal = n.attr_literal(f"{name}_as_tensor")
         if not literal.dtype.is_float:
-            n.fail(f"{name}_as_tensor holds floats", given=literal.type)
+            n.fail(f"{name}_as_tensor must hold floats", given=literal.type)
         return literal.array.reshape(-1)
     return np.array(n.attr_floats(name, ()), np.float32)
 
 
 def _ints(n: Node, name: str, count: int | None = None) -> Array:
-    """A list of integers, of a length that it must have."""
+    """Return a list of integers, which must have this length."""
     given = np.array(n.attr_ints(name, () if count is None else (0,) * count), np.int64)
     if count is not None and len(given) != count:
         n.fail(f"{name} has another length than the nodes", expected=count, given=len(given))
@@ -54,7 +54,7 @@ def _ints(n: Node, name: str, count: int | None = None) -> Array:
 
 
 def _offsets(owners: Array, count: int) -> Array:
-    """Where each owner's items begin, once the items are sorted by owner."""
+    """Return the start of each owner's items, with the items sorted by owner."""
     return np.concatenate([[0], np.cumsum(np.bincount(owners, minlength=count))])
 
 
@@ -91,7 +91,7 @@ class _Nodes:
         return _Nodes(trees, ids, modes, places)
 
     def find(self, n: Node, what: str, trees: Array, ids: Array) -> Array:
-        """The places of nodes given by tree and id."""
+        """Return the indices of nodes given by tree and id."""
         keys = zip(trees.tolist(), ids.tolist(), strict=True)
         found = [self.places.get(key, -1) for key in keys]
         if -1 in found:
@@ -100,7 +100,7 @@ class _Nodes:
         return np.array(found, np.int64)
 
     def children(self, n: Node, name: str) -> Array:
-        """The place of each inner node's child."""
+        """Return the index of each inner node's child."""
         ids = _ints(n, name, len(self.trees))
         inner = self.modes != LEAF
         result = np.zeros(len(self.trees), np.int64)
@@ -108,7 +108,7 @@ class _Nodes:
         return result
 
     def roots(self, n: Node, yes: Array, no: Array) -> Array:
-        """The first node of each tree that is nobody's child."""
+        """Return the first node of each tree that is no child."""
         inner = self.modes != LEAF
         is_child = np.zeros(len(self.trees), bool)
         is_child[yes[inner]] = True
@@ -141,7 +141,7 @@ def _ensemble(
         _ints(n, f"{votes}_nodeids", total),
     )
     voted = _ints(n, target_ids, total)
-    # Votes at a node that branches are never cast.
+    # Votes at an inner node never count.
     cast_ = nodes.modes[owners] == LEAF
     owners, voted, weights = owners[cast_], voted[cast_], weights[cast_]
     order = np.argsort(owners, kind="stable")
@@ -189,10 +189,10 @@ def tree_ensemble_regressor(n: Node) -> Value:
 
 @converter("TreeEnsembleClassifier", domain=ML)
 def tree_ensemble_classifier(n: Node) -> Sequence[Value]:
-    """The top class and the scores.
+    """Convert TreeEnsembleClassifier: the top class and the scores.
 
-    Two classes with votes for one of them only are a special case: that score alone decides,
-    against 0.5 where all weights are positive (a probability), else against 0.
+    If there are two classes with votes for one only, that score decides alone: against 0.5 if all
+    weights are positive (a probability), else against 0.
     """
     labels = class_labels(n, "classlabels_int64s", "classlabels_strings")
     if labels is None:
@@ -226,15 +226,15 @@ def tree_ensemble_classifier(n: Node) -> Sequence[Value]:
 
 
 def _member_sets(n: Node, modes: Array) -> tuple[Array, Array]:
-    """The members of each MEMBER node, and where each node's begin."""
+    """Return the members of each MEMBER node, and the start of each node's members."""
     is_member = modes == MEMBER
     literal: Literal | None = n.attr_literal("membership_values", None)
     values = np.zeros(0) if literal is None else literal.array.reshape(-1)
     ends = np.isnan(values.astype(np.float64))
-    # A NaN ends a set; the last set may do without.
+    # A NaN ends a set; the last set may lack it.
     sets = int(ends.sum()) + bool(len(values) and not ends[-1])
     if sets != int(is_member.sum()):
-        n.fail("each member node has a set", expected=int(is_member.sum()), given=sets)
+        n.fail("each member node must have a set", expected=int(is_member.sum()), given=sets)
     number, kept = np.cumsum(ends), ~ends
     owners = np.flatnonzero(is_member)[number[kept]]
     return values[kept], _offsets(owners, len(modes))
@@ -249,7 +249,7 @@ def _choice(n: Node, name: str, choices: Sequence[str], default: int) -> str:
 
 @converter("TreeEnsemble", since=5, domain=ML)
 def tree_ensemble(n: Node) -> Value:
-    """Inner nodes and leaves stand in tables of their own; here the leaves follow the nodes."""
+    """Convert TreeEnsemble, whose inner nodes and leaves are separate; here leaves follow nodes."""
     modes_literal: Literal = n.attr_literal("nodes_modes")
     inner = modes_literal.array.reshape(-1)
     count = len(inner)
