@@ -6,7 +6,7 @@ import pytest
 
 from monograph.ops.reduce import ReduceMax, ReduceMin
 from monograph.ops.shape import Reshape, Transpose
-from monograph.rules import extremes as rules
+from monograph.rules import arithmetic as rules
 from tests.rules.checks import check_declines, check_rewrite, graph_of, value
 
 x = value("f32[2, 3, 5]")

@@ -13,7 +13,7 @@ from monograph.ops.elementwise import Add, Clip, Div, Max, Mul, Pow, Sqrt, Sub
 from monograph.ops.reduce import ReduceSum
 from monograph.ops.shape import Broadcast, Reshape, Unsqueeze
 from monograph.rewrite import rules_in
-from monograph.rules import recognise_norm as rules
+from monograph.rules import norms as rules
 from tests.rules.checks import check_declines, check_rewrite, graph_of, value
 
 x = value("f32[2, 4, 6]")

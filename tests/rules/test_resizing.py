@@ -12,11 +12,11 @@ from monograph.ops.conv import Conv
 from monograph.ops.elementwise import Abs, Add
 from monograph.ops.resize import Resize
 from monograph.ops.shape import Concat
-from monograph.rules import resizing
+from monograph.rules import convolution
 from tests.rules.checks import check_declines, check_rewrite, graph_of, value
 
 rng = np.random.default_rng(0)
-RULES = [resizing.convolve_before_resize]
+RULES = [convolution.convolve_before_resize]
 TWICE = Resize((2, 3), sizes=(40, 40), coordinates="asymmetric", rounding="floor")
 PIXELS = Conv((1, 1), (0, 0), (0, 0), (1, 1))
 small, large = value("f32[1, 64, 20, 20]"), value("f32[1, 32, 40, 40]", "y")

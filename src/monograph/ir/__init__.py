@@ -4,13 +4,14 @@ from monograph.ir.core import Constant, Input, Item, constant, is_finite, known,
 from monograph.ir.dtype import DType, dtype, from_numpy
 from monograph.ir.evaluate import evaluate
 from monograph.ir.graph import Graph, subgraphs, topological
-from monograph.ir.literal import Array, Literal
 from monograph.ir.op import Op, Sample, Value, sample
 from monograph.ir.parse import parse_graph, parse_tensor_type, parse_type
 from monograph.ir.text import constants, print_graph
 from monograph.ir.types import (
     UNKNOWN,
+    Array,
     Dim,
+    Literal,
     MapType,
     OptionalType,
     SequenceType,

@@ -9,9 +9,8 @@ import numpy as np
 
 from monograph.errors import ExecutionError, InferError
 from monograph.ir.dtype import DType
-from monograph.ir.literal import Array, Literal
 from monograph.ir.op import Op, Value, sample
-from monograph.ir.types import TupleType, Type
+from monograph.ir.types import Array, Literal, TupleType, Type
 
 
 @dataclass(frozen=True)

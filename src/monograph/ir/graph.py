@@ -13,9 +13,8 @@ from typing import Any
 from monograph.errors import VerifyError
 from monograph.ir.core import Input
 from monograph.ir.lazy import lazy
-from monograph.ir.literal import digest_of
 from monograph.ir.op import Op, Value, encode
-from monograph.ir.types import Type
+from monograph.ir.types import Type, digest_of
 
 
 def topological(outputs: Iterable[Value]) -> list[Value]:

@@ -20,7 +20,6 @@ from typing import Any, ClassVar, TypeVar, cast
 
 from monograph.errors import InferError, MonographError
 from monograph.ir.dtype import DType
-from monograph.ir.literal import digest_of
 from monograph.ir.memory import MAX_RANK, MAX_TENSOR_BYTES, count_elements
 from monograph.ir.types import (
     MapType,
@@ -29,6 +28,7 @@ from monograph.ir.types import (
     TensorType,
     TupleType,
     Type,
+    digest_of,
     name_unknowns,
 )
 

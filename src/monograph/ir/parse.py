@@ -16,9 +16,17 @@ from monograph.errors import InferError, TextError
 from monograph.ir.core import Input
 from monograph.ir.dtype import ALL, DType, dtype
 from monograph.ir.graph import Graph
-from monograph.ir.literal import Literal
 from monograph.ir.op import Op, Value
-from monograph.ir.types import Dim, MapType, OptionalType, SequenceType, TensorType, TupleType, Type
+from monograph.ir.types import (
+    Dim,
+    Literal,
+    MapType,
+    OptionalType,
+    SequenceType,
+    TensorType,
+    TupleType,
+    Type,
+)
 
 _TOKEN = re.compile(
     r"""\s*(?:(?P<origin>//[^\n]*)

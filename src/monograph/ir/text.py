@@ -25,9 +25,8 @@ from monograph.errors import TextError
 from monograph.ir.core import Constant, Input
 from monograph.ir.dtype import DType
 from monograph.ir.graph import Graph, subgraphs
-from monograph.ir.literal import Literal
 from monograph.ir.op import Op, Value
-from monograph.ir.types import MapType, OptionalType, SequenceType, TensorType, TupleType
+from monograph.ir.types import Literal, MapType, OptionalType, SequenceType, TensorType, TupleType
 
 INLINE_ELEMENTS = 16
 _PLAIN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*\Z")

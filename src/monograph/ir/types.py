@@ -1,5 +1,7 @@
 """Types of values: tensors with int or symbolic dimensions, tuples, sequences, optionals, maps.
 
+The data of constants (`Literal`) live here too, with a digest that is computed once.
+
 A dimension is an int or a symbol (a str). Symbols that a model names keep their name; a dimension
 that an op derives and cannot know is a fresh symbol that starts with "~". While inferring, an op
 writes `UNKNOWN` for such a dimension and the value that is built names it.
@@ -7,14 +9,17 @@ writes `UNKNOWN` for such a dimension and the value that is built names it.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
+
+import numpy as np
 
 from monograph.errors import InferError, UnknownRankError
-from monograph.ir.dtype import DType
+from monograph.ir.dtype import DType, from_numpy
 
 Dim: TypeAlias = int | str
 Shape: TypeAlias = tuple[Dim, ...]
@@ -232,3 +237,63 @@ def generalise(a: Type, b: Type) -> Type:
     if isinstance(a, MapType) and a == b:
         return a
     raise InferError("types do not agree", expected=a, given=b)
+
+
+Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
+
+DIGEST_BYTES = 16
+
+
+def digest_of(*parts: bytes | memoryview) -> bytes:
+    state = hashlib.blake2b(digest_size=DIGEST_BYTES)
+    for part in parts:
+        state.update(part)
+    return state.digest()
+
+
+class Literal:
+    """An immutable array. Two literals are equal when dtype, shape and every bit are."""
+
+    __slots__ = ("array", "digest", "dtype")
+
+    array: Array
+    dtype: DType
+    digest: bytes
+
+    def __init__(self, given: Any) -> None:
+        array = np.asarray(given)
+        dtype = from_numpy(array.dtype)
+        if array.dtype != dtype.numpy:
+            array = array.astype(dtype.numpy)
+        if array.flags.writeable or not array.flags.c_contiguous:
+            # `ascontiguousarray` would turn a scalar into a vector of one element.
+            array = np.array(array, order="C", copy=True)
+            array.flags.writeable = False
+        self.array = array
+        self.dtype = dtype
+        self.digest = digest_of(str(self.type).encode(), b"\0", self.payload())
+
+    @property
+    def type(self) -> TensorType:
+        return TensorType(self.dtype, tuple(self.array.shape))
+
+    def payload(self) -> bytes | memoryview:
+        """The bytes behind the elements: as numpy stores them, strings as JSON."""
+        if self.dtype.is_string:
+            texts = [
+                s.decode("utf-8", "surrogateescape") if isinstance(s, bytes) else str(s)
+                for s in self.array.reshape(-1)
+            ]
+            return json.dumps(texts).encode()
+        if self.array.size == 0:
+            return b""
+        return self.array.reshape(-1).view(np.uint8).data
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Literal) and self.digest == other.digest
+
+    def __hash__(self) -> int:
+        return hash(self.digest)
+
+    def __repr__(self) -> str:
+        return f"Literal({self.type})"

@@ -14,16 +14,13 @@ from monograph.rules import (
     commute,
     concat,
     convolution,
-    extremes,
     lookup,
     norms,
     quantised,
     recognise_activation,
     recognise_attention,
-    recognise_norm,
     recognise_rope,
     recognise_softmax,
-    resizing,
     scales,
     sizes,
     slices,
@@ -74,7 +71,7 @@ class CollapseViews(RulePass):
         *rules_in(views),
         *rules_in(slices),
         *rules_in(concat),
-        *rules_in(extremes),
+        *rules_in(arithmetic),
         *commute.SINKING,
     )
 
@@ -103,13 +100,13 @@ class RecogniseNorms(RulePass):
     It runs after the rules that match the arithmetic.
     """
 
-    rules = (*rules_in(recognise_softmax), *rules_in(recognise_norm))
+    rules = (*rules_in(recognise_softmax), *rules_in(norms))
 
 
 class HoistConvs(RulePass):
     """conv(concat(resize(x), y), [V W]) -> resize(conv(x, V)) + conv(y, W), for a 1x1 kernel"""
 
-    rules = rules_in(resizing)
+    rules = rules_in(convolution)
 
 
 class RecogniseActivations(RulePass):

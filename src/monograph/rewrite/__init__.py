@@ -1,9 +1,16 @@
 """The rewrite engine: patterns written with the ops themselves, rules that say why they decline."""
 
 from monograph.rewrite.cost import CPU_COST, GPU_COST, CostModel, Work
-from monograph.rewrite.engine import Context, RewriteLoopError, apply_rules
+from monograph.rewrite.engine import (
+    Context,
+    Reject,
+    RewriteLoopError,
+    Rule,
+    apply_rules,
+    rewrite,
+    rules_in,
+)
 from monograph.rewrite.pattern import ANY, Pattern, Var, const, number, variables
-from monograph.rewrite.rule import Reject, Rule, rewrite, rules_in
 from monograph.rewrite.trace import Fired, Missed, Trace
 
 __all__ = [

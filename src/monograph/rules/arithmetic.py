@@ -1,16 +1,42 @@
-"""Unit and zero laws, and elementwise ops that cancel or merge."""
+"""Unit and zero laws, elementwise ops that cancel or merge, reductions that ignore the order.
+
+It also rounds the constants that rules compute (`rounded`).
+"""
 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
+import ml_dtypes
 import numpy as np
 
-from monograph.ir import Value, known
+from monograph.ir import Array, DType, Value, constant, known
 from monograph.ops.elementwise import Abs, Add, Clip, Div, Mul, Neg, Not, Sub
-from monograph.ops.shape import Broadcast
+from monograph.ops.reduce import ReduceMax, ReduceMin
+from monograph.ops.shape import Broadcast, Reshape, Transpose
 from monograph.rewrite import Reject, const, number, rewrite, variables
-from monograph.rules.rounding import rounded
+
+
+def rounded(data: Array, dtype: DType, *, factors: bool = False) -> Value | Reject:
+    """Return the data as a float constant, unless rounding changes more than the last bits.
+
+    No element may overflow. Elements below the normal range lose bits: for the terms of a sum that
+    matters only if the largest is there, for factors if any is.
+    """
+    with np.errstate(all="ignore"):
+        kept = np.asarray(data).astype(dtype.numpy)
+    limits = ml_dtypes.finfo(dtype.numpy)  # type: ignore[no-untyped-call]
+    sizes = np.abs(data)
+    lost = np.isfinite(data) & ~np.isfinite(kept.astype(np.float64))
+    if lost.any():
+        return Reject("the joint constant overflows", float(limits.max), sizes[lost].max())
+    normal = float(limits.smallest_normal)
+    counted = sizes[sizes > 0]
+    if counted.size and (least := counted.min() if factors else counted.max()) < normal:
+        return Reject("the joint constant loses bits", normal, least)
+    return constant(kept)
+
 
 x, y, a, b, c, d = variables("x y a b c d")
 k = const("k")
@@ -96,3 +122,34 @@ def divide_by_constant(x: Value, k: Value) -> Value | Reject:
         return Reject("the divisor has a zero")
     inverse = rounded(1.0 / wide, k.dtype, factors=True)
     return inverse if isinstance(inverse, Reject) else Mul()(x, inverse)
+
+
+# Either -0.0 or 0.0 may be returned as the largest, so the bits may differ.
+@rewrite(ReduceMax, exact=False)
+def max_of_rearranged(value: Value) -> Value | Reject:
+    """max(transpose(x)) -> max(x), along all axes"""
+    return _unarranged(value)
+
+
+@rewrite(ReduceMin, exact=False)
+def min_of_rearranged(value: Value) -> Value | Reject:
+    """min(transpose(x)) -> min(x), along all axes"""
+    return _unarranged(value)
+
+
+def _unarranged(value: Value) -> Value | Reject:
+    """Return the reduction of the source of a chain of views."""
+    op, x = value.op, value.inputs[0]
+    assert isinstance(op, (ReduceMax, ReduceMin))
+    if not value.tensor.is_static or math.prod(value.tensor.static) != 1:
+        return Reject("not all elements are reduced to one", 1, value.type)
+    if any(d != 1 for i, d in enumerate(x.tensor.dims) if i not in op.axes):
+        return Reject("the reduction is not along all axes", x.tensor.rank, op.axes)
+    source, turned = x, False
+    while isinstance(source.op, (Reshape, Transpose)):
+        turned = turned or isinstance(source.op, Transpose)
+        source = source.inputs[0]
+    if not turned:
+        return Reject("the elements are not rearranged", "transpose", x.op.name)
+    made = replace(op, axes=tuple(range(source.tensor.rank)), keep=False)(source)
+    return made if value.tensor.rank == 0 else Reshape(value.tensor.static)(made)

@@ -12,8 +12,8 @@ from monograph.ops.elementwise import Add, Mul, Neg, Sub
 from monograph.ops.linear import Dot
 from monograph.ops.pad_tile import Pad
 from monograph.rewrite import ANY, Context, Reject, const, rewrite, variables
+from monograph.rules.arithmetic import rounded
 from monograph.rules.convolution import channel_vector
-from monograph.rules.rounding import rounded
 
 x, y, w = variables("x y w")
 a, b, k = const("a"), const("b"), const("k")

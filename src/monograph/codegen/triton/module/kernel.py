@@ -13,7 +13,7 @@ from monograph.codegen.triton.emit.elements import TritonElements
 from monograph.codegen.triton.emit.writer import Writer
 from monograph.ir import Array, DType, Value, known
 from monograph.ir.dtype import i64
-from monograph.ir.literal import digest_of
+from monograph.ir.types import digest_of
 from monograph.program.program import Program, Step
 
 OUTSIDE = "an address is outside of its buffer"
