@@ -11,7 +11,7 @@ from pathlib import Path
 import onnx.defs
 
 from monograph.frontend.onnx.functions import has_schema_function
-from monograph.frontend.onnx.registry import find_converter, registered
+from monograph.frontend.onnx.node import find_converter, registered
 from monograph.ops import OPS
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "supported-ops.md"

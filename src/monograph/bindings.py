@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
     Executable: TypeAlias = staged.Executable | LoadedExecutable
 
-_READS = ("monograph.frontend.onnx.external", "monograph.model")
+_READS = ("monograph.frontend.onnx.tensors", "monograph.model")
 _REWRITES = ("monograph.passes.base", "monograph.pipeline", "monograph.rewrite")
 _COMPILES = (*_REWRITES, "monograph.runtime.cpu.executable", "monograph.runtime.dynamic.staged")
 """Modules that are imported when a model is first read, rewritten and compiled."""
@@ -124,7 +124,7 @@ class Bindings:
 
     def _read(self) -> Model:
         import_whole(*_READS)
-        from monograph.frontend.onnx.external import external_files
+        from monograph.frontend.onnx.tensors import external_files
         from monograph.model import Model
 
         if self._package is not None:

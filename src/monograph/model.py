@@ -12,7 +12,7 @@ import onnx
 from monograph.errors import ConfigError, FeedError, InferError, UnknownRankError, did_you_mean
 from monograph.frontend.onnx import ModelFile, import_model
 from monograph.frontend.onnx.dtypes import declared_names, declared_type, value_type
-from monograph.frontend.onnx.feed_sizes import dims_misfit, feed_misfit
+from monograph.frontend.onnx.sizes import dims_misfit, feed_misfit
 from monograph.ir import Array, Graph, TensorType, Type, verify
 from monograph.ir.lazy import lazy
 from monograph.ir.verify import same_memory

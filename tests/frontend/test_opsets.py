@@ -6,7 +6,7 @@ import pytest
 from onnx import defs
 
 from monograph.frontend.onnx.functions import has_schema_function
-from monograph.frontend.onnx.registry import find_converter, registered
+from monograph.frontend.onnx.node import find_converter, registered
 
 FIRST = 7
 NEWEST = defs.onnx_opset_version()

@@ -170,7 +170,7 @@ def _reorder(values: Any, rng: random.Random) -> None:
 
 @cache
 def _op_names() -> tuple[tuple[str, str], ...]:
-    from monograph.frontend.onnx.registry import registered
+    from monograph.frontend.onnx.node import registered
 
     schemas = {(s.domain, s.name) for s in onnx.defs.get_all_schemas()}
     return tuple(sorted(schemas | set(registered())))

@@ -10,7 +10,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from monograph.errors import ModelError, MonographError
-from monograph.frontend.onnx.registry import registered
+from monograph.frontend.onnx.node import registered
 from tests.effort import at_most
 
 registered()  # loads the converters: that is not the effort of the first model

@@ -16,10 +16,17 @@ from onnx import TensorProto, helper, numpy_helper
 
 import monograph
 from monograph.errors import ExecutionError
-from monograph.frontend.onnx import memory_budget as accounts
+from monograph.frontend.onnx import fold as accounts
 from monograph.frontend.onnx import read_model
-from monograph.frontend.onnx.fold import FOLD_BYTES, VALUE_WORK, fold, fold_budget
-from monograph.frontend.onnx.memory_budget import FILE_FACTOR, SPARSE_FREE, Account
+from monograph.frontend.onnx.fold import (
+    FILE_FACTOR,
+    FOLD_BYTES,
+    SPARSE_FREE,
+    VALUE_WORK,
+    Account,
+    fold,
+    fold_budget,
+)
 from monograph.frontend.onnx.tensors import read_sparse, read_tensor
 from monograph.frontend.onnx.validate import INLINED_FREE, MAX_INLINED
 from monograph.ir import Constant, Graph, Input, constant, evaluate, memory, parse_tensor_type

@@ -22,7 +22,7 @@ import onnx
 from monograph.errors import ModelError
 from monograph.frontend.onnx.dtypes import declared_type
 from monograph.frontend.onnx.functions import all_nodes
-from monograph.frontend.onnx.registry import normalise_domain
+from monograph.frontend.onnx.node import normalise_domain
 from monograph.ir import TensorType, Type, Value
 from monograph.ir.types import accepts
 

@@ -1,20 +1,23 @@
 """Folding during import: small constant expressions, and arithmetic on known dimensions.
 
-Nodes compute shapes that decide what later nodes become, so this cannot wait for a pass.
+Nodes compute shapes that decide what later nodes become, so this cannot wait for a pass. The
+memory budget of all tensors of a model limits what is folded.
 """
 
 from __future__ import annotations
 
+import os
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TypeAlias
-from weakref import WeakKeyDictionary, WeakSet
+from weakref import WeakKeyDictionary, WeakSet, WeakValueDictionary
 
 import numpy as np
 
-from monograph.errors import MonographError
+from monograph.errors import ModelError, MonographError
 from monograph.ir import (
     UNKNOWN,
     Array,
@@ -31,7 +34,7 @@ from monograph.ir import (
     subgraphs,
 )
 from monograph.ir.dtype import i32, i64
-from monograph.ir.memory import lend, text_lengths
+from monograph.ir.memory import lend, machine_memory, text_lengths
 from monograph.ops import elementwise as ew
 from monograph.ops import shape as sh
 from monograph.ops.base import Binary
@@ -273,3 +276,75 @@ def _compute(op: Binary, x: Dim, y: Dim) -> Dim:
     if y == neutral:
         return x
     return y if x == neutral and isinstance(op, (ew.Mul, ew.Add)) else UNKNOWN
+
+
+SPARSE_FREE = 1 << 24
+"""The size that a sparse tensor may always have, in bytes."""
+SPARSE_FACTOR = 1000
+"""The largest ratio of a sparse tensor's size, beyond that, to its stored elements."""
+FILE_FACTOR = 4
+"""The most times that a file of external data may be read; tensors that share bytes count once."""
+
+Region = tuple[int, int, int, int]
+"""Device and inode of a file, offset and length in it."""
+
+
+@dataclass
+class Account:
+    """The memory read so far."""
+
+    limit: int = field(default_factory=lambda: machine_memory())
+    taken: int = 0
+    _read: Counter[tuple[int, int]] = field(default_factory=Counter)
+    _regions: WeakValueDictionary[Region, Array] = field(default_factory=WeakValueDictionary)
+
+    def branch(self) -> Account:
+        """Return a copy of the account, for one of several imports."""
+        return Account(self.limit, self.taken, self._read.copy(), self._regions)
+
+    def take(self, nbytes: int, label: str) -> None:
+        """Count bytes before they are allocated."""
+        self.taken += nbytes
+        if self.taken > self.limit:
+            raise ModelError(
+                f"the tensors of the model are too large together, up to {label}",
+                expected=f"at most {self.limit:,} bytes",
+                given=f"{self.taken:,} bytes",
+            )
+
+    def take_sparse(self, nbytes: int, stored: int, label: str) -> None:
+        """Count a sparse tensor of `nbytes`, of which `stored` are in the file."""
+        most = SPARSE_FREE + SPARSE_FACTOR * stored
+        if nbytes > most:
+            raise ModelError(
+                f"{label} is too large for the few elements that it stores",
+                expected=f"at most {most:,} bytes",
+                given=f"{nbytes:,} bytes",
+            )
+        self.take(nbytes, label)
+
+    def known(self, handle: int, offset: int, nbytes: int) -> Array | None:
+        """Return bytes of a file if they were read before and are still in use."""
+        return self._regions.get(_region(handle, offset, nbytes))
+
+    def take_file(self, handle: int, nbytes: int, label: str) -> None:
+        """Count bytes before they are read from a file."""
+        status = os.fstat(handle)
+        key = (status.st_dev, status.st_ino)
+        self._read[key] += nbytes
+        if self._read[key] > FILE_FACTOR * status.st_size:
+            raise ModelError(
+                f"the tensors of the model read the same external data too often, up to {label}",
+                expected=f"at most {FILE_FACTOR} times its {status.st_size:,} bytes",
+                given=f"{self._read[key]:,} bytes",
+            )
+        self.take(nbytes, label)
+
+    def keep(self, handle: int, offset: int, nbytes: int, data: Array) -> None:
+        """Remember the data for as long as something uses it."""
+        self._regions[_region(handle, offset, nbytes)] = data
+
+
+def _region(handle: int, offset: int, nbytes: int) -> Region:
+    status = os.fstat(handle)
+    return status.st_dev, status.st_ino, offset, nbytes

@@ -21,12 +21,10 @@ from monograph.errors import (
     unforeseen,
 )
 from monograph.frontend.onnx.dtypes import check_declared, value_type
-from monograph.frontend.onnx.fold import fold, fold_budget
+from monograph.frontend.onnx.fold import Account, fold, fold_budget
 from monograph.frontend.onnx.functions import FunctionKey, schema_function
 from monograph.frontend.onnx.load import ModelFile
-from monograph.frontend.onnx.memory_budget import Account
-from monograph.frontend.onnx.node import Node, SubGraph
-from monograph.frontend.onnx.registry import find_converter, normalise_domain
+from monograph.frontend.onnx.node import Node, SubGraph, find_converter, normalise_domain
 from monograph.frontend.onnx.signature import check_all_read, check_node, find_signature
 from monograph.frontend.onnx.support import Refusals, label_of, missing_ops
 from monograph.frontend.onnx.tensors import read_sparse, read_tensor

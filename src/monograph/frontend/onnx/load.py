@@ -14,10 +14,10 @@ from google.protobuf.message import DecodeError, Message
 
 from monograph.errors import ModelError
 from monograph.frontend.onnx.contradictions import Contradictions, mend
+from monograph.frontend.onnx.fold import Account
 from monograph.frontend.onnx.formats import find_format
 from monograph.frontend.onnx.functions import FunctionKey
-from monograph.frontend.onnx.memory_budget import Account
-from monograph.frontend.onnx.registry import normalise_domain
+from monograph.frontend.onnx.node import normalise_domain
 from monograph.frontend.onnx.tensors import DATA_FIELDS, read_sparse, read_tensor
 from monograph.frontend.onnx.validate import model_opsets, validate
 from monograph.ir import Literal

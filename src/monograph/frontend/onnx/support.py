@@ -16,7 +16,7 @@ from monograph.errors import ModelError, MonographError, UnsupportedError
 from monograph.frontend.onnx.dtypes import declared_type
 from monograph.frontend.onnx.functions import FunctionKey, has_schema_function
 from monograph.frontend.onnx.load import ModelFile
-from monograph.frontend.onnx.registry import find_converter, normalise_domain
+from monograph.frontend.onnx.node import find_converter, normalise_domain
 from monograph.ir import TensorType, Type
 from monograph.ir.dtype import f32
 from monograph.ir.lazy import lazy

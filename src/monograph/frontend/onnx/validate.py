@@ -16,7 +16,7 @@ import onnx
 
 from monograph.errors import ModelError
 from monograph.frontend.onnx.functions import FunctionKey, all_nodes
-from monograph.frontend.onnx.registry import normalise_domain
+from monograph.frontend.onnx.node import normalise_domain
 
 MAX_GRAPH_NESTING = 48
 """The deepest nesting of sub-graphs."""

@@ -38,7 +38,7 @@ import ml_dtypes
 
 from monograph.frontend.onnx import ModelFile
 from monograph.frontend.onnx.functions import FunctionKey, all_nodes
-from monograph.frontend.onnx.registry import normalise_domain
+from monograph.frontend.onnx.node import normalise_domain
 from monograph.ir import (
     Constant,
     DType,

@@ -14,8 +14,7 @@ from monograph.frontend.onnx.convert.common import (
     scalar,
 )
 from monograph.frontend.onnx.convert.random import uniform_like
-from monograph.frontend.onnx.node import Node
-from monograph.frontend.onnx.registry import converter
+from monograph.frontend.onnx.node import Node, converter
 from monograph.frontend.onnx.sizes import broadcast_onto
 from monograph.ir import Value, constant, known
 from monograph.ir.dtype import boolean, f64

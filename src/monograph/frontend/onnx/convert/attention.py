@@ -8,8 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from monograph.frontend.onnx.fold import fold
-from monograph.frontend.onnx.node import Node
-from monograph.frontend.onnx.registry import converter
+from monograph.frontend.onnx.node import Node, converter
 from monograph.frontend.onnx.sizes import iota, required, size_of, size_value, times
 from monograph.ir import Value, constant
 from monograph.ir.dtype import BOOL, boolean

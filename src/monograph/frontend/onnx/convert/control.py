@@ -9,8 +9,7 @@ import numpy as np
 from monograph.errors import InferError, UnknownRankError
 from monograph.frontend.onnx.convert.common import cast
 from monograph.frontend.onnx.dtypes import value_type
-from monograph.frontend.onnx.node import Node, SubGraph
-from monograph.frontend.onnx.registry import converter
+from monograph.frontend.onnx.node import Node, SubGraph, converter
 from monograph.ir import (
     Graph,
     Input,

@@ -1,16 +1,19 @@
-"""Arithmetic, comparison and logic, one element at a time."""
+"""Arithmetic, comparison, logic and casts, one element at a time."""
 
 from __future__ import annotations
 
 from functools import reduce
 
+import onnx
+
 from monograph.frontend.onnx.convert.common import cast, scalar
-from monograph.frontend.onnx.node import Node
-from monograph.frontend.onnx.registry import converter
-from monograph.ir import Op, Value
+from monograph.frontend.onnx.dtypes import from_onnx
+from monograph.frontend.onnx.node import Node, converter
+from monograph.ir import DType, Op, Value
 from monograph.ir.dtype import f64, i64
 from monograph.ops import elementwise as ew
 from monograph.ops import shape as sh
+from monograph.ops.cast import BitCast, Cast
 
 _UNARY: dict[str, type[Op]] = {
     "Abs": ew.Abs, "Acos": ew.Acos, "Acosh": ew.Acosh, "Asin": ew.Asin, "Asinh": ew.Asinh,
@@ -121,3 +124,35 @@ def is_inf(n: Node) -> Value:
 @converter("Where")
 def where(n: Node) -> Value:
     return ew.Where()(n.input(0), n.input(1), n.input(2))
+
+
+def _cast(n: Node, to: DType) -> Value:
+    x = n.input(0)
+    if x.dtype == to:
+        return x
+    return Cast(to, n.attr_flag("saturate", True), n.attr_string("round_mode", "up"))(x)
+
+
+@converter("Cast")
+def cast_by_name(n: Node) -> Value:
+    """Convert Cast of opsets up to 5, which name the type by a string."""
+    name = n.attr_string("to").upper()
+    if name not in onnx.TensorProto.DataType.keys():  # noqa: SIM118 (a protobuf enum is no mapping)
+        n.fail("no such element type", given=name)
+    return _cast(n, from_onnx(onnx.TensorProto.DataType.Value(name)))
+
+
+@converter("Cast", since=6)
+def cast_to_type(n: Node) -> Value:
+    return _cast(n, n.attr_dtype("to"))
+
+
+@converter("CastLike")
+def cast_like(n: Node) -> Value:
+    return _cast(n, n.input(1).dtype)
+
+
+@converter("BitCast")
+def bit_cast(n: Node) -> Value:
+    x, to = n.input(0), n.attr_dtype("to")
+    return x if x.dtype == to else BitCast(to)(x)

@@ -7,8 +7,7 @@ import numpy as np
 from monograph.frontend.onnx.convert.common import as_scalar, cast
 from monograph.frontend.onnx.convert.index import along
 from monograph.frontend.onnx.fold import fold
-from monograph.frontend.onnx.node import Node
-from monograph.frontend.onnx.registry import converter
+from monograph.frontend.onnx.node import Node, converter
 from monograph.frontend.onnx.sizes import iota, size_of
 from monograph.ir import Value, constant
 from monograph.ir.dtype import f64, i64

@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 
 from monograph.frontend.onnx.convert.common import cast, scalar, softmax
-from monograph.frontend.onnx.node import Node
-from monograph.frontend.onnx.registry import converter
+from monograph.frontend.onnx.node import Node, converter
 from monograph.frontend.onnx.sizes import required, size_of
 from monograph.ir import Array, DType, Literal, MapType, Value, constant
 from monograph.ir.dtype import f32, f64, i64, string

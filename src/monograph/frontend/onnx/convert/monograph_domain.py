@@ -5,8 +5,7 @@
 
 from __future__ import annotations
 
-from monograph.frontend.onnx.node import Node
-from monograph.frontend.onnx.registry import converter
+from monograph.frontend.onnx.node import Node, converter
 from monograph.ir import Value
 from monograph.ops.attention import CacheUpdate
 

@@ -20,8 +20,7 @@ from monograph.frontend.onnx.convert.common import as_scalar, cast, zeros
 from monograph.frontend.onnx.convert.ms_fused import default
 from monograph.frontend.onnx.convert.quant import MICROSOFT
 from monograph.frontend.onnx.fold import fold
-from monograph.frontend.onnx.node import Node
-from monograph.frontend.onnx.registry import converter
+from monograph.frontend.onnx.node import Node, converter
 from monograph.frontend.onnx.sizes import iota, size_value
 from monograph.ir import Value, constant, known
 from monograph.ir.dtype import i64

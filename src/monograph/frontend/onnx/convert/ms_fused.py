@@ -11,8 +11,7 @@ import onnx
 from monograph.frontend.onnx.convert.common import cast
 from monograph.frontend.onnx.convert.linear import matmul
 from monograph.frontend.onnx.convert.quant import MICROSOFT
-from monograph.frontend.onnx.node import Node
-from monograph.frontend.onnx.registry import converter, find_converter
+from monograph.frontend.onnx.node import Node, converter, find_converter
 from monograph.frontend.onnx.sizes import iota, size_value
 from monograph.ir import Value, constant
 from monograph.ir.dtype import i32

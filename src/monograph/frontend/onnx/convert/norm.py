@@ -14,8 +14,7 @@ from monograph.frontend.onnx.convert.common import (
     widened,
 )
 from monograph.frontend.onnx.dtypes import from_onnx
-from monograph.frontend.onnx.node import Node
-from monograph.frontend.onnx.registry import converter
+from monograph.frontend.onnx.node import Node, converter
 from monograph.frontend.onnx.sizes import broadcast_onto, divided, required, size_of, times
 from monograph.ir import DType, Value
 from monograph.ir.dtype import bf16, f16, f32, f64

@@ -27,8 +27,7 @@ from monograph.frontend.onnx.convert.attention import (
     within,
 )
 from monograph.frontend.onnx.convert.common import cast, scalar
-from monograph.frontend.onnx.node import Node
-from monograph.frontend.onnx.registry import converter
+from monograph.frontend.onnx.node import Node, converter
 from monograph.frontend.onnx.sizes import iota, size_value
 from monograph.ir import Value, constant
 from monograph.ir.dtype import boolean

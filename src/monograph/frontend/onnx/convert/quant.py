@@ -9,8 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from monograph.frontend.onnx.convert.linear import matmul
-from monograph.frontend.onnx.node import Node
-from monograph.frontend.onnx.registry import converter
+from monograph.frontend.onnx.node import Node, converter
 from monograph.ir import DType, Value, constant, known
 from monograph.ir.dtype import i32, u8
 from monograph.ops import elementwise as ew

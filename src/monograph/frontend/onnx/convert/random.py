@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from monograph.frontend.onnx.convert.common import cast, scalar, softmax, widened
-from monograph.frontend.onnx.node import Node
-from monograph.frontend.onnx.registry import converter
+from monograph.frontend.onnx.node import Node, converter
 from monograph.frontend.onnx.sizes import size_value
 from monograph.ir import DType, Value, constant
 from monograph.ir.dtype import f32, f64, i32, i64

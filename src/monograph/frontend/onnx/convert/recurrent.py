@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from monograph.frontend.onnx.convert.common import zeros
-from monograph.frontend.onnx.node import Node
-from monograph.frontend.onnx.registry import converter
+from monograph.frontend.onnx.node import Node, converter
 from monograph.ir import Value, constant, unpack
 from monograph.ops import elementwise as ew
 from monograph.ops import recurrent as rc

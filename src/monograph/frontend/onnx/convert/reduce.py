@@ -16,8 +16,7 @@ from monograph.frontend.onnx.convert.common import (
     softmax,
     widened,
 )
-from monograph.frontend.onnx.node import Node
-from monograph.frontend.onnx.registry import converter
+from monograph.frontend.onnx.node import Node, converter
 from monograph.ir import Op, Value, constant
 from monograph.ir.dtype import f64, i32
 from monograph.ops import elementwise as ew

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from monograph.frontend.onnx.convert.common import as_scalar
-from monograph.frontend.onnx.node import Node
-from monograph.frontend.onnx.registry import converter
+from monograph.frontend.onnx.node import Node, converter
 from monograph.frontend.onnx.sizes import size_value
 from monograph.ir import Value
 from monograph.ir.dtype import f32

@@ -20,8 +20,7 @@ from monograph.frontend.onnx.convert.ml import (
     top_label,
     two_scores,
 )
-from monograph.frontend.onnx.node import Node
-from monograph.frontend.onnx.registry import converter
+from monograph.frontend.onnx.node import Node, converter
 from monograph.ir import Array, DType, Literal, Value, constant
 from monograph.ir.dtype import f32, f64
 from monograph.ops import elementwise as ew
