@@ -25,6 +25,7 @@ from monograph.ir import (
     verify,
 )
 from monograph.ir.evaluate import apply
+from monograph.ir.layout import LayoutPlan
 from monograph.ops import OPS
 from monograph.ops.composite import LayerNorm, Silu, Softmax
 from monograph.ops.control import If
@@ -38,8 +39,7 @@ from monograph.ops.reduce import ArgMax, ReduceMax, ReduceSum
 from monograph.ops.resize import Resize
 from monograph.ops.shape import Broadcast, Concat, Reshape, Slice, Squeeze, Transpose, Unsqueeze
 from monograph.passes.base import Environment, run_pass
-from monograph.passes.layout.choose_layout import ChooseLayout
-from monograph.passes.layout.layout_rules import LayoutPlan, follow, has_order, reach
+from monograph.passes.layout.choose_layout import ChooseLayout, follow, has_order, reach
 from monograph.pipeline import optimise
 from monograph.rewrite import GPU_COST
 from monograph.runtime.numerics.numeric_equivalence import first_difference
@@ -104,7 +104,7 @@ x = value("f32[2, 3, 6, 8]")
 def test_it_is_left_alone_unless_asked_for() -> None:
     before = graph_of(conv(x, 4))
     assert run_pass(ChooseLayout(), before, Environment()) == before
-    with pytest.raises(ConfigError, match="no such layout"):
+    with pytest.raises(ConfigError, match="`layout` must be a known layout"):
         run_pass(ChooseLayout("nchw"), before, Environment())
 
 

@@ -21,8 +21,14 @@ from monograph.ops.pool import AveragePool, LpPool, MaxPool
 from monograph.ops.reduce import CumSum, ReduceProd, ReduceSum
 from monograph.ops.resize import Resize
 from monograph.ops.signal import Dft
-from monograph.runtime.numerics.accumulation_length import contraction
-from monograph.runtime.numerics.tolerance import EXACT, MARGIN, Tolerance, allowed_by_file, derive
+from monograph.runtime.numerics.tolerance import (
+    EXACT,
+    MARGIN,
+    Tolerance,
+    allowed_by_file,
+    contraction,
+    derive,
+)
 from tests.report import models
 
 EPS = 2.0**-23

@@ -7,6 +7,7 @@ from monograph.ir.graph import Graph, subgraphs, topological
 from monograph.ir.op import Op, Sample, Value, sample
 from monograph.ir.parse import parse_graph, parse_tensor_type, parse_type
 from monograph.ir.text import constants, print_graph
+from monograph.ir.traits import Narrowing
 from monograph.ir.types import (
     UNKNOWN,
     Array,
@@ -36,6 +37,7 @@ __all__ = [
     "Item",
     "Literal",
     "MapType",
+    "Narrowing",
     "Op",
     "OptionalType",
     "Sample",

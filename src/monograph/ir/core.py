@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from monograph.errors import ExecutionError, InferError
+from monograph.ir.affine import IntRange
 from monograph.ir.dtype import DType
 from monograph.ir.op import Op, Value, sample
+from monograph.ir.traits import Narrowing
 from monograph.ir.types import Array, Literal, TupleType, Type
 
 
@@ -50,6 +53,10 @@ class Item(Op):
 
     index: int
 
+    narrowing = Narrowing.KEPT
+    kept_reason = "it is a result of an op that stays in f32"
+    keeps_small = True
+
     def infer(self, x: Type) -> Type:
         if not isinstance(x, TupleType):
             raise InferError("the operand must have several results", given=x)
@@ -63,6 +70,12 @@ class Item(Op):
 
     def reference(self, x: tuple[Any, ...]) -> Any:
         return x[self.index]
+
+    def integer_range(
+        self, value: Value, of: Callable[[Value], IntRange | None], item: int = 0
+    ) -> IntRange | None:
+        (made,) = value.inputs
+        return made.op.integer_range(made, of, self.index)
 
 
 def constant(data: Any, dtype: DType | None = None) -> Value:

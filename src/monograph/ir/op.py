@@ -21,6 +21,7 @@ from typing import Any, ClassVar, TypeVar, cast
 from monograph.errors import InferError, MonographError
 from monograph.ir.dtype import DType
 from monograph.ir.memory import MAX_RANK, MAX_TENSOR_BYTES, count_elements
+from monograph.ir.traits import OpTraits
 from monograph.ir.types import (
     MapType,
     OptionalType,
@@ -64,7 +65,7 @@ def encode(attribute: Any) -> bytes:
     )
 
 
-class Op:
+class Op(OpTraits):
     """The base of every op: attributes (dataclass fields), a type rule and a numpy reference.
 
     A subclass is a frozen dataclass that defines
@@ -73,6 +74,8 @@ class Op:
     - `reference(*arrays) -> array`: the numpy implementation; several results as a tuple;
     - `samples`: small programs that every target runs against the reference;
     - `scalar(builder, *scalars) -> scalar` for an elementwise op: targets generate code from it.
+
+    Other facts, for passes, analyses and tolerances, are its traits (`monograph.ir.traits`).
 
     An op that must know a rank reads `type.dims`, which raises UnknownRankError for an unknown
     rank; an op that can do without reads `type.shape` first.
@@ -115,16 +118,6 @@ class Op:
         form.
         """
         return self
-
-    def row_axis(self, index: int, axis: int, *types: TensorType) -> int | None:
-        """Return the axis of the result that goes row by row with an axis of operand `index`.
-
-        Rows added at the end of that axis, whatever they hold, add rows at the end of the axis that
-        is returned and change nothing before them. An op states this for each axis and for its own
-        attributes; without a statement (None) nothing is known, and a size that data decide has to
-        be known before the op runs. An op with a `scalar` form needs no statement.
-        """
-        return None
 
     @classmethod
     def infer_deferred(cls, static: dict[str, Any], types: tuple[Type, ...], **late: Type) -> Type:

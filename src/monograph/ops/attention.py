@@ -9,8 +9,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from monograph.errors import ExecutionError, InferError
-from monograph.ir import Array, Dim, Op, TensorType, Type, from_numpy, sample
+from monograph.ir import Array, Dim, Narrowing, Op, TensorType, Type, Value, from_numpy, sample
+from monograph.ir.affine import INDEX, LENGTH, Demand, Known
 from monograph.ir.dtype import BOOL, FLOAT, INT
+from monograph.ir.traits import known_product
 from monograph.ir.types import merge_dims
 from monograph.ops.base import (
     as_tensor,
@@ -58,6 +60,8 @@ class Attention(Op):
     extra: tuple[str, ...] = ()
     masked_nan: bool = False
 
+    narrowing = Narrowing.LAYER
+    clipped_from = 3
     costly = True
     samples = (
         sample("f32[2, 2, 3, 4]", "f32[2, 2, 5, 4]", "f32[2, 2, 5, 6]"),
@@ -187,6 +191,26 @@ class Attention(Op):
         visible = visible & (key <= place)
         return visible & (key > place - self.window) if self.window else visible
 
+    def bound(self, value: Value, given: Sequence[float]) -> float:
+        return given[2]  # results are means of the values
+
+    def degree(self, value: Value, given: Sequence[float]) -> float:
+        return given[2]
+
+    def demands(self, value: Value, given: Sequence[Known]) -> list[Demand]:
+        if LENGTHS not in self.extra:
+            return super().demands(value, given)
+        size = value.inputs[1].tensor.dims[2]
+        if not isinstance(size, int) or size < 1:
+            return []
+        operand = 3 + self.extra.index(LENGTHS)
+        return [Demand(operand, LENGTH, 1, size, f"the length of {size} keys")]
+
+    def accumulation_length(self, *types: TensorType) -> int:
+        """Return the terms of a score (the head size) and of a weight and a result (the keys)."""
+        keys = types[1].dims
+        return known_product(keys[3:]) + 2 * known_product(keys[2:3])
+
 
 def usual_scale(size: int) -> float:
     """1 / sqrt(size); 1 for heads without elements, whose scores are 0 by any scale."""
@@ -218,6 +242,7 @@ class Rope(Op):
 
     interleaved: bool = False
 
+    narrowing = Narrowing.LAYER
     samples = (
         sample("f32[2, 3, 4, 6]", "f32[2, 4, 3] in -1..1", "f32[2, 4, 3] in -1..1"),
         sample("f32[2, 3, 4, 8]", "f32[1, 4, 2] in -1..1", "f32[1, 4, 2] in -1..1"),
@@ -267,6 +292,8 @@ class CacheUpdate(Op):
     axis: int
     circular: bool = False
 
+    narrowing = Narrowing.MOVE
+    updates_first = True
     samples = (
         sample("f32[2, 3, 5, 4]", "f32[2, 3, 2, 4]", [0, 3], axis=2),
         sample("f32[2, 4]", "f32[2, 3]", [3, 1], axis=1, circular=True),
@@ -308,3 +335,12 @@ class CacheUpdate(Op):
                 update[row], self.axis - 1, 0
             )
         return result
+
+    def passes_infinity(self, value: Value, operand: Value, alone: bool) -> bool:
+        return False
+
+    def demands(self, value: Value, given: Sequence[Known]) -> list[Demand]:
+        size, rows = (v.tensor.dims[self.axis] for v in value.inputs[:2])
+        if not isinstance(size, int) or not isinstance(rows, int):
+            return []
+        return [Demand(2, INDEX, 0, size - rows, f"the first of {rows} rows of {size}")]

@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
 
 from monograph.errors import InferError
-from monograph.ir import Array, DType, Op, TensorType, Type, broadcast, from_numpy
+from monograph.ir import (
+    Array,
+    DType,
+    Narrowing,
+    Op,
+    TensorType,
+    Type,
+    Value,
+    broadcast,
+    from_numpy,
+    known,
+)
+from monograph.ir.affine import LENGTH, MASK, NOTHING, Affine, Demand, IntRange, Known
 from monograph.ir.dtype import BOOL, FLOAT, INT, UINT, boolean
+from monograph.ir.layout import LayoutPlan, Order, elementwise, widened
 from monograph.ir.memory import MAX_RANK, check_result
 
 NUMERIC = (FLOAT, INT, UINT)
@@ -76,7 +91,30 @@ def check_allocation(shape: tuple[int, ...], dtype: Any) -> None:
     check_result(shape, np.dtype(dtype).itemsize)
 
 
-class Unary(Op, abstract=True):
+def known_sizes(given: Type) -> list[int]:
+    """Return the sizes of a tensor that are known."""
+    shape = given.shape if isinstance(given, TensorType) else None
+    return [d for d in shape or () if isinstance(d, int)]
+
+
+class Elementwise(Op, abstract=True):
+    """An op whose operands broadcast: it works in any order of dimensions."""
+
+    def follow_order(self, value: Value, index: int, order: Order) -> LayoutPlan | None:
+        return elementwise(value, widened(order, value.tensor.rank))
+
+    def reach_order(self, value: Value, order: Order) -> LayoutPlan | None:
+        return elementwise(value, order)
+
+
+class ViewOp(Op, abstract=True):
+    """An op whose result is its operand under another index map."""
+
+    narrowing = Narrowing.MOVE
+    never_larger = passes = view = True
+
+
+class Unary(Elementwise, abstract=True):
     """An elementwise op of one operand; a subclass gives `kinds` and `compute`."""
 
     kinds: ClassVar[tuple[str, ...]] = (FLOAT,)
@@ -103,7 +141,7 @@ class Predicate(Unary, abstract=True):
         return np.asarray(self.compute(widen(x)), dtype=np.bool_)
 
 
-class Binary(Op, abstract=True):
+class Binary(Elementwise, abstract=True):
     """An elementwise op of two operands of one element type, broadcast as numpy does."""
 
     kinds: ClassVar[tuple[str, ...]] = NUMERIC
@@ -122,11 +160,99 @@ class Binary(Op, abstract=True):
         raise NotImplementedError
 
 
+class BinaryArithmetic(Binary, abstract=True):
+    """An elementwise op of two numbers through which integer ranges are followed."""
+
+    def combine_ranges(self, x: IntRange, y: IntRange) -> IntRange | None:
+        """Return the range of results from those of two operands."""
+        return None
+
+    def combine_affine(self, a: Affine, b: Affine, whole: bool) -> Affine | None:
+        """Return the result of two alternatives; `whole` is True for integers."""
+        return None
+
+    def integer_range(
+        self, value: Value, of: Callable[[Value], IntRange | None], item: int = 0
+    ) -> IntRange | None:
+        x, y = map(of, value.inputs)
+        return None if x is None or y is None else self.combine_ranges(x, y)
+
+    def affine(self, value: Value, given: Sequence[Known]) -> Known:
+        """Return the result of every pair of alternatives."""
+        made: dict[Affine, None] = {}
+        for a in given[0]:
+            for b in given[1]:
+                pair = (b, a) if self.commutative and a.source is None else (a, b)
+                found = self.combine_affine(*pair, value.dtype.is_integer)
+                if found is not None:
+                    made[found] = None
+        return tuple(made)
+
+
 class Comparison(Binary, abstract=True):
     """An elementwise op of two operands whose result is bool."""
+
+    narrowing = Narrowing.COMPARISON
+    level = True
+    limit_above: ClassVar[int] = 0
+    """What a right operand must exceed the left one by, at least."""
+
+    def demands(self, value: Value, given: Sequence[Known]) -> list[Demand]:
+        """Return lengths: a number that is compared with all places of an axis is one of them."""
+        found = []
+        for mine, others in ((0, given[1]), (1, given[0])):
+            plain = [a for a in others if a.source is None]
+            if not plain or len(plain) < len(others):
+                continue
+            low, high = min(a.low for a in plain), max(a.high for a in plain)
+            if low == high:
+                if self.commutative and low in (0, 1):
+                    found.append(Demand(mine, MASK))
+                continue
+            more = self.limit_above if mine == 1 else 0
+            why = f"compared with {low:g}..{high:g}"
+            found.append(Demand(mine, LENGTH, low + more, high + more, why, must=False))
+        return found
 
     def infer(self, x: TensorType, y: TensorType) -> TensorType:
         return super().infer(x, y).with_dtype(boolean)
 
     def reference(self, x: Array, y: Array) -> Array:
         return np.asarray(self.compute(widen(x), widen(y)), dtype=np.bool_)
+
+
+def layer_bound(value: Value, given: float, axis: int | None = None) -> float:
+    """Return the bound of a layer: the largest sum of magnitudes of weights.
+
+    A sum is along an axis of the weights; by default along all but the first.
+    """
+    weights = known(value.inputs[1])
+    if weights is None or given == math.inf or not weights.size:
+        return math.inf
+    axes = tuple(range(1, weights.ndim)) if axis is None else axis
+    norms = np.abs(weights.astype(np.float64)).sum(axis=axes)
+    low, high = float(norms.min()), float(norms.max())
+    return math.inf if math.isnan(low + high) else given * max(abs(low), abs(high))
+
+
+def layer_operations(value: Value, terms: int) -> float:
+    """Return the operations of a layer that sums so many products for each element.
+
+    Products of bytes count a quarter: four are computed in the time of one of floats.
+    """
+    whole = all(v.dtype.is_integer and v.dtype.bits <= 8 for v in value.inputs)
+    return 2.0 * float(value.tensor.size) * terms / (4 if whole else 1)
+
+
+def along_axes(value: Value, axes: tuple[int, ...], known: Known) -> Known:
+    """Return a sum of n numbers, none of them negative, which is at most n times the largest."""
+    operand = value.inputs[0].tensor
+    if operand.shape is None:
+        return NOTHING
+    sizes = [operand.dims[normalise_axis(a, operand.rank)] for a in axes]
+    if not all(isinstance(d, int) for d in sizes):
+        return NOTHING
+    count = max(1, math.prod(d for d in sizes if isinstance(d, int)))
+    return tuple(
+        Affine(a.source, a.factor * count, min(a.low, a.low * count), a.high * count) for a in known
+    )

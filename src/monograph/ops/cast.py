@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -9,7 +11,8 @@ import ml_dtypes
 import numpy as np
 
 from monograph.errors import ExecutionError, InferError
-from monograph.ir import Array, DType, Op, TensorType, Type, from_numpy, sample
+from monograph.ir import Array, DType, Narrowing, Op, TensorType, Type, Value, from_numpy, sample
+from monograph.ir.affine import MASK, NOTHING, Demand, IntRange, Known
 from monograph.ir.dtype import (
     BOOL,
     COMPLEX,
@@ -33,7 +36,8 @@ from monograph.ir.dtype import (
     u4,
     u8,
 )
-from monograph.ops.base import as_tensor
+from monograph.ir.traits import NARROW_INTEGER_BITS
+from monograph.ops.base import Elementwise, as_tensor
 from monograph.ops.scalar import Scalar, ScalarBuilder
 
 SATURATING = (f8e4m3fn, f8e4m3fnuz, f8e5m2, f8e5m2fnuz, f8e8m0)
@@ -41,7 +45,7 @@ UP, DOWN, NEAREST = "up", "down", "nearest"
 
 
 @dataclass(frozen=True)
-class Cast(Op):
+class Cast(Elementwise):
     """The same value in another element type.
 
     - To a float: the nearest, a half to even; infinite where out of range. To an 8-bit float, out
@@ -62,6 +66,8 @@ class Cast(Op):
     saturate: bool = True
     rounding: str = UP
 
+    narrowing = Narrowing.CONVERSION
+    wide_range = linear = True
     samples = (
         sample("f32[4, 3]", to=f16),
         sample("f32[4, 3]", to=i8),
@@ -121,6 +127,34 @@ class Cast(Op):
 
     def scalar(self, b: ScalarBuilder, x: Scalar) -> Scalar:
         return b.cast(x, self.to, self.saturate, self.rounding)
+
+    def f32_reason(self, value: Value, to: DType) -> str | None:
+        given = value.inputs[0].dtype
+        if self.to.is_integer and given == f32:
+            return "whole numbers are taken of it"
+        small = given.is_integer and given.bits <= NARROW_INTEGER_BITS
+        if self.to != f32 or given.kind == BOOL or given == to or small:
+            return None
+        return f"numbers of type {given} need not fit {to}"
+
+    def bound(self, value: Value, given: Sequence[float]) -> float:
+        given_type = value.inputs[0].dtype
+        number = given_type.is_float or given_type.is_integer or given_type.kind == BOOL
+        return given[0] if number else math.inf
+
+    def degree(self, value: Value, given: Sequence[float]) -> float:
+        return given[0]
+
+    def integer_range(
+        self, value: Value, of: Callable[[Value], IntRange | None], item: int = 0
+    ) -> IntRange | None:
+        return of(value.inputs[0])
+
+    def affine(self, value: Value, given: Sequence[Known]) -> Known:
+        return NOTHING if self.to.kind == BOOL else given[0]
+
+    def demands(self, value: Value, given: Sequence[Known]) -> list[Demand]:
+        return [Demand(i, MASK) for i in range(len(given))] if self.to.kind == BOOL else []
 
 
 def _plain(x: Array) -> Array:
@@ -208,7 +242,7 @@ def _whole(text: str) -> int:
 
 
 @dataclass(frozen=True)
-class BitCast(Op):
+class BitCast(Elementwise):
     """The same bits read as another element type of the same width."""
 
     to: DType

@@ -7,13 +7,16 @@ recognises it (see `monograph.rules.recognise`).
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from monograph.errors import InferError
-from monograph.ir import Array, Op, TensorType, Type, from_numpy, sample
+from monograph.ir import Array, Narrowing, Op, TensorType, Type, Value, from_numpy, sample
 from monograph.ir.dtype import FLOAT
+from monograph.ir.layout import LayoutPlan, Order, aligned, in_order, stored_axes
+from monograph.ir.traits import known_product
 from monograph.ir.types import broadcast
 from monograph.ops.base import (
     Unary,
@@ -28,6 +31,7 @@ from monograph.ops.base import (
 from monograph.ops.elementwise import Erf, Sigmoid
 from monograph.ops.scalar import Scalar, ScalarBuilder
 
+SUMS_POWERS = "a softmax sums powers of e"
 GELU_CUBE = 0.044715
 """The weight of x^3 in the tanh that stands for the error function in GELU."""
 
@@ -36,6 +40,8 @@ GELU_CUBE = 0.044715
 class Silu(Unary):
     """x * sigmoid(x), elementwise; NaN at -inf, as that product is."""
 
+    narrowing = Narrowing.ARITHMETIC
+    never_larger = True
     samples = (sample("f32[4, 3]"), sample("f16[7]"), sample([-200.0, 200.0, float("inf")]))
 
     def compute(self, x: Array) -> Array:
@@ -54,6 +60,8 @@ class Gelu(Unary):
 
     approximate: bool = False
 
+    narrowing = Narrowing.ARITHMETIC
+    never_larger = True
     samples = (
         sample("f32[4, 3]"),
         sample("f16[7]", approximate=True),
@@ -85,6 +93,9 @@ class Softmax(Op):
 
     axis: int
 
+    narrowing = Narrowing.KEPT
+    kept_reason = SUMS_POWERS
+    within_one = level = reads_scores = same_signs = reads_expressions = True
     samples = (
         sample("f32[4, 3]", axis=1),
         sample("f32[2, 5, 3]", axis=1),
@@ -106,6 +117,15 @@ class Softmax(Op):
         e = np.exp(shifted)
         return narrow(e / e.sum(self.axis, keepdims=True), from_numpy(x.dtype))
 
+    def row_filling(self, axis: int) -> float | None:
+        return -math.inf if axis == self.axis else None
+
+    def follow_order(self, value: Value, index: int, order: Order) -> LayoutPlan | None:
+        return in_order(value, order, axis=order.index(self.axis))
+
+    def accumulation_length(self, *types: TensorType) -> int:
+        return known_product([types[0].dims[self.axis]])
+
 
 @dataclass(frozen=True)
 class LogSoftmax(Op):
@@ -113,6 +133,9 @@ class LogSoftmax(Op):
 
     axis: int
 
+    narrowing = Narrowing.KEPT
+    kept_reason = SUMS_POWERS
+    reads_scores = reads_expressions = True
     samples = (
         sample("f32[4, 3]", axis=1),
         sample("f32[2, 5, 3]", axis=0),
@@ -132,6 +155,15 @@ class LogSoftmax(Op):
         shifted = _below_largest(x, self.axis)
         total = np.exp(shifted).sum(self.axis, keepdims=True)
         return narrow(shifted - np.log(total), from_numpy(x.dtype))
+
+    def row_filling(self, axis: int) -> float | None:
+        return -math.inf if axis == self.axis else None
+
+    def follow_order(self, value: Value, index: int, order: Order) -> LayoutPlan | None:
+        return in_order(value, order, axis=order.index(self.axis))
+
+    def accumulation_length(self, *types: TensorType) -> int:
+        return known_product([types[0].dims[self.axis]])
 
 
 def _along(x: TensorType, axis: int) -> TensorType:
@@ -154,6 +186,10 @@ class _Norm(Op, abstract=True):
     parameters: int
     """How many operands may follow x."""
 
+    narrowing = Narrowing.KEPT
+    kept_reason = "a norm sums squares"
+    level = reads_expressions = True
+
     def canonical(self, *types: Type) -> Op:
         axes = normalise_axes(self.axes, as_tensor(types[0]).rank)
         return replace(self, axes=axes)  # type: ignore[type-var]
@@ -175,6 +211,25 @@ class _Norm(Op, abstract=True):
         if given:
             y = y * widen(given[0])
         return np.asarray(y + widen(given[1]) if len(given) > 1 else y)
+
+    def bound(self, value: Value, given: Sequence[float]) -> float:
+        """Return the bound of one element that holds all squares: sqrt(n), scaled and moved."""
+        dims = [value.inputs[0].tensor.dims[a] for a in self.axes]
+        if not all(isinstance(d, int) for d in dims):
+            return math.inf
+        root = math.sqrt(math.prod(int(d) for d in dims))
+        scale, bias = [*given[1:], *(1.0, 0.0)[len(given) - 1 :]][:2]
+        return root * scale + bias
+
+    def follow_order(self, value: Value, index: int, order: Order) -> LayoutPlan | None:
+        if index:
+            return None
+        needs = tuple(aligned(v, order) for v in value.inputs)
+        moved = replace(self, axes=stored_axes(order, self.axes))  # type: ignore[type-var]
+        return LayoutPlan(moved, needs, order)
+
+    def accumulation_length(self, *types: TensorType) -> int:
+        return known_product(types[0].dims[a] for a in self.axes)
 
 
 @dataclass(frozen=True)
@@ -212,6 +267,7 @@ class RmsNorm(_Norm):
     axes: tuple[int, ...]
     epsilon: float = 1e-5
 
+    same_signs = True
     parameters = 1
     samples = (
         sample("f32[4, 6]", axes=(1,)),

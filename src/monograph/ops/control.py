@@ -19,6 +19,7 @@ from monograph.ir import (
     Dim,
     Graph,
     Input,
+    Narrowing,
     Op,
     TensorType,
     TupleType,
@@ -30,6 +31,7 @@ from monograph.ir import (
     subgraphs,
     tensor,
 )
+from monograph.ir.affine import FEW, MASK, SIZE, Demand, Known
 from monograph.ir.dtype import boolean, f32, i64
 from monograph.ir.types import merge_dims
 from monograph.ops import elementwise as ew
@@ -82,6 +84,9 @@ def _check_single(what: str, given: TensorType, dtype: Any) -> None:
 
 class _Control(Op, abstract=True):
     """An op whose results may depend on more than its operands if its sub-graphs' do."""
+
+    narrowing = Narrowing.KEPT
+    kept_reason = "sub-graphs take and give f32; inside, they are converted themselves"
 
     @property
     def pure(self) -> bool:  # type: ignore[override]
@@ -157,6 +162,9 @@ class If(_Control):
             return tuple(evaluate(self.then, then))
         return tuple(evaluate(self.orelse, orelse))
 
+    def demands(self, value: Value, given: Sequence[Known]) -> list[Demand]:
+        return [Demand(0, MASK)]
+
 
 @dataclass(frozen=True)
 class Loop(_Control):
@@ -171,6 +179,7 @@ class Loop(_Control):
     body: Graph
     carried: int
 
+    keeps_small = True
     samples = (
         sample(np.int64(9), True, 1.0, 2.5, body=_sample_loop(), carried=1),
         sample([3], [True], -8.0, 1.5, body=_sample_loop(), carried=1),
@@ -244,6 +253,9 @@ class Loop(_Control):
             if t.is_static and limit > 0:
                 check_allocation((limit, *t.static), t.dtype.numpy)
 
+    def demands(self, value: Value, given: Sequence[Known]) -> list[Demand]:
+        return [Demand(0, SIZE, 1, FEW, "a count of turns")]
+
 
 @dataclass(frozen=True)
 class Scan(_Control):
@@ -262,6 +274,7 @@ class Scan(_Control):
     result_axes: tuple[int, ...]
     result_backward: tuple[bool, ...]
 
+    keeps_small = True
     samples = (
         sample(
             "f32[3]",
@@ -366,6 +379,9 @@ class Scan(_Control):
             whole = stack.result()
             collected.append(np.moveaxis(whole[::-1] if backward else whole, 0, axis))
         return (*state, *collected)
+
+    def demands(self, value: Value, given: Sequence[Known]) -> list[Demand]:
+        return []
 
 
 def _shape(data: Any) -> tuple[int, ...] | None:

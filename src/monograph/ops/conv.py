@@ -3,15 +3,39 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from monograph.errors import ExecutionError, InferError
-from monograph.ir import UNKNOWN, Array, DType, Op, Shape, TensorType, Type, from_numpy, sample
+from monograph.ir import (
+    UNKNOWN,
+    Array,
+    DType,
+    Narrowing,
+    Op,
+    Shape,
+    TensorType,
+    Type,
+    Value,
+    from_numpy,
+    sample,
+)
 from monograph.ir.dtype import i32
+from monograph.ir.layout import LayoutPlan, Need, Order, plain
+from monograph.ir.traits import known_product
 from monograph.ops import window as wi
-from monograph.ops.base import NUMERIC, as_tensor, check_allocation, check_kinds, narrow, same_dtype
+from monograph.ops.base import (
+    NUMERIC,
+    as_tensor,
+    check_allocation,
+    check_kinds,
+    layer_bound,
+    layer_operations,
+    narrow,
+    same_dtype,
+)
 
 COLUMN_ELEMENTS = 1 << 23
 """The reference unfolds windows into a matrix of at most about this many elements at a time."""
@@ -75,6 +99,8 @@ class Conv(Op):
     auto: str = ""
     layout: str = wi.CHANNELS_FIRST
 
+    narrowing = Narrowing.LAYER
+    contracts = linear = True
     costly = True
     samples = (
         sample(
@@ -178,6 +204,34 @@ class Conv(Op):
         if y.size:
             _correlate(view, kernel, y)
         return wi.in_layout(_result(y, dtype), self.layout)
+
+    def bound(self, value: Value, given: Sequence[float]) -> float:
+        return layer_bound(value, given[0])
+
+    def layer_plan(self, value: Value) -> LayoutPlan | None:
+        return wi.channels_last_plan(value, self.layout)
+
+    def any_spatial_order(self, value: Value) -> bool:
+        """Return True for a convolution that reads one place for each place of its result."""
+        if self.layout != wi.CHANNELS_FIRST or self.auto:
+            return False
+        kernel = (value.inputs[1].tensor.shape or ())[2:]
+        pads = (*self.pads_begin, *self.pads_end)
+        return all(k == 1 for k in (*kernel, *self.strides)) and not any(pads)
+
+    def follow_order(self, value: Value, index: int, order: Order) -> LayoutPlan | None:
+        if index or not self.any_spatial_order(value) or (order[0], order[-1]) != (0, 1):
+            return None
+        op = replace(self, layout=wi.CHANNELS_LAST)
+        return LayoutPlan(op, (Need(order), Need(plain(len(order)))), order)
+
+    def accumulation_length(self, *types: TensorType) -> int:
+        return known_product(types[1].dims[1:])
+
+    def operations(self, value: Value) -> float:
+        if not value.tensor.is_static:
+            return 0.0
+        return layer_operations(value, math.prod(value.inputs[1].tensor.static[1:]))
 
 
 def _correlate(view: Array, kernel: Array, y: Array) -> None:

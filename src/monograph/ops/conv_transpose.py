@@ -8,8 +8,22 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from monograph.errors import ExecutionError, InferError
-from monograph.ir import UNKNOWN, Array, Dim, Op, Shape, TensorType, Type, from_numpy, sample
+from monograph.ir import (
+    UNKNOWN,
+    Array,
+    Dim,
+    Narrowing,
+    Op,
+    Shape,
+    TensorType,
+    Type,
+    Value,
+    from_numpy,
+    sample,
+)
 from monograph.ir.dtype import FLOAT
+from monograph.ir.layout import LayoutPlan
+from monograph.ir.traits import known_product
 from monograph.ops import window as wi
 from monograph.ops.base import as_tensor, check_kinds, narrow, same_dtype
 
@@ -34,6 +48,8 @@ class ConvTranspose(Op):
     auto: str = ""
     layout: str = wi.CHANNELS_FIRST
 
+    narrowing = Narrowing.LAYER
+    contracts = linear = True
     costly = True
     samples = (
         sample(
@@ -179,3 +195,13 @@ class ConvTranspose(Op):
             slice(k * d, k * d + (n - 1) * s + 1, s)
             for k, d, n, s in zip(place, self.dilations, sizes, self.strides, strict=True)
         )
+
+    def layer_plan(self, value: Value) -> LayoutPlan | None:
+        return wi.channels_last_plan(value, self.layout)
+
+    def accumulation_length(self, *types: TensorType) -> int:
+        """Return the terms of a sum: only every stride-th element of a kernel meets a result."""
+        w = types[1]
+        kernel = zip(w.dims[2:], self.strides, strict=True)
+        places = [-(-k // s) for k, s in kernel if isinstance(k, int)]
+        return known_product(w.dims[:1]) // self.groups * math.prod(places)

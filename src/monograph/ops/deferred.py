@@ -8,6 +8,7 @@ operands. One class serves every op, and one rule (`settle`) turns it into the p
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -15,6 +16,7 @@ import numpy as np
 
 from monograph.errors import InferError
 from monograph.ir import Array, Op, TensorType, Type, Value, from_numpy, known, sample
+from monograph.ir.affine import NUMBER, Demand, Known
 from monograph.ir.evaluate import check_fits
 from monograph.ops.base import as_tensor
 
@@ -84,6 +86,15 @@ class Deferred(Op):
             self.check_late(name, TensorType(from_numpy(x.dtype), x.shape))
         late = dict(zip(self.late, map(as_attribute, data), strict=True))
         return self.target_class(**dict(self.static), **late)
+
+    def affine(self, value: Value, given: Sequence[Known]) -> Known | None:
+        return given[0] if self.target_class.passes else None
+
+    def demands(self, value: Value, given: Sequence[Known]) -> list[Demand]:
+        """Return the ranges of the attributes that are operands."""
+        count, first = len(given) - len(self.late), value.inputs[0].type
+        late = [self.target_class.late_demand(count + i, n, first) for i, n in enumerate(self.late)]
+        return [*late, *(Demand(i, NUMBER) for i in range(count))]
 
 
 def as_attribute(data: Array) -> Any:

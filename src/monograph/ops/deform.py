@@ -11,6 +11,7 @@ import numpy as np
 from monograph.errors import InferError
 from monograph.ir import UNKNOWN, Array, Dim, Op, Shape, TensorType, from_numpy, sample
 from monograph.ir.dtype import FLOAT
+from monograph.ir.traits import known_product
 from monograph.ops import window as wi
 from monograph.ops.base import check_allocation, check_kinds, narrow, same_dtype
 from monograph.ops.interpolate import LINEAR, ZEROS, sample_at
@@ -125,6 +126,9 @@ class DeformConv(Op):
         weights = w.astype(np.float64).reshape(self.groups, w.shape[0] // self.groups, summed)
         y = np.matmul(weights, columns).reshape(count, w.shape[0], *output)
         return narrow(y, from_numpy(x.dtype))
+
+    def accumulation_length(self, *types: TensorType) -> int:
+        return known_product(types[1].dims[1:]) * int(2 ** (types[0].rank - 2))
 
 
 def _product(dims: Shape) -> Dim:

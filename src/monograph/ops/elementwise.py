@@ -5,24 +5,31 @@ The functions of one number live in `functions`; users find all of them here.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from math import inf
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from math import inf, isfinite, prod
 
 import numpy as np
 
-from monograph.ir import Array, Op, TensorType, broadcast, sample
+from monograph.ir import Array, Narrowing, TensorType, Value, broadcast, known, sample
+from monograph.ir.affine import MASK, Affine, Demand, IntRange, Known, united
 from monograph.ir.dtype import BOOL, COMPLEX, INT, STRING, UINT
+from monograph.ir.traits import LARGEST_F16, MOST_DEGREE, peak
 from monograph.ops.base import (
     INTEGRAL,
     NUMERIC,
     Binary,
+    BinaryArithmetic,
     Comparison,
+    Elementwise,
     Predicate,
     Unary,
     check_kinds,
     same_dtype,
 )
 from monograph.ops.functions import (
+    OVERFLOWS,
+    STEPS,
     Acos,
     Acosh,
     Asin,
@@ -54,12 +61,16 @@ __all__ = [
     "ShiftLeft", "ShiftRight", "Sigmoid", "Sign", "Sin", "Sinh", "Sqrt", "Sub",
     "Tan", "Tanh", "Where", "Xor",
 ]  # fmt: skip
+HIDING = 1e3
+"""A factor from which on a product with a mask moves scores out of sight."""
 
 
 @dataclass(frozen=True)
 class Neg(Unary):
     """-x; integers wrap."""
 
+    narrowing = Narrowing.ARITHMETIC
+    never_larger = linear = makes_angles = True
     kinds = NUMERIC
     samples = (sample("f32[4, 3]"), sample("i8[5]"))
 
@@ -69,11 +80,16 @@ class Neg(Unary):
     def scalar(self, b: ScalarBuilder, x: Scalar) -> Scalar:
         return b.neg(x)
 
+    def affine(self, value: Value, given: Sequence[Known]) -> Known:
+        return tuple(a.times(-1) for a in given[0])
+
 
 @dataclass(frozen=True)
 class Abs(Unary):
     """|x|; the smallest integer stays as it is."""
 
+    narrowing = Narrowing.ARITHMETIC
+    never_larger = keeps_small = True
     kinds = NUMERIC
     samples = (sample("f32[4, 3]"), sample("i32[5]"))
 
@@ -83,11 +99,16 @@ class Abs(Unary):
     def scalar(self, b: ScalarBuilder, x: Scalar) -> Scalar:
         return b.abs(x)
 
+    def affine(self, value: Value, given: Sequence[Known]) -> Known:
+        return given[0]
+
 
 @dataclass(frozen=True)
 class Sign(Unary):
     """-1, 0 or 1; NaN stays NaN."""
 
+    narrowing = Narrowing.ARITHMETIC
+    within_one = level = True
     kinds = NUMERIC
     samples = (sample("f32[4, 3]"), sample([0.0, -0.0, inf, -inf]), sample("i64[5]"))
 
@@ -96,6 +117,14 @@ class Sign(Unary):
 
     def scalar(self, b: ScalarBuilder, x: Scalar) -> Scalar:
         return b.sign(x)
+
+    def affine(self, value: Value, given: Sequence[Known]) -> Known:
+        found = []
+        for a in given[0]:
+            if a.source is None:
+                low, high = (float((x > 0) - (x < 0)) for x in (a.low, a.high))
+                found.append(replace(a, low=low, high=high))
+        return tuple(found)
 
 
 @dataclass(frozen=True)
@@ -110,6 +139,9 @@ class Not(Unary):
 
     def scalar(self, b: ScalarBuilder, x: Scalar) -> Scalar:
         return b.not_(x)
+
+    def demands(self, value: Value, given: Sequence[Known]) -> list[Demand]:
+        return [Demand(i, MASK) for i in range(len(given))]
 
 
 @dataclass(frozen=True)
@@ -148,6 +180,8 @@ class Clip(Unary):
     lo: float = -inf
     hi: float = inf
 
+    narrowing = Narrowing.ARITHMETIC
+    makes_angles = keeps_small = makes_scores = True
     samples = (sample("f32[4, 3]", lo=0.0, hi=6.0), sample([float("nan"), 9.0], hi=1.0))
 
     def compute(self, x: Array) -> Array:
@@ -157,11 +191,30 @@ class Clip(Unary):
         y = x if self.lo == -inf else b.max(x, b.constant(self.lo, x.dtype))
         return y if self.hi == inf else b.min(y, b.constant(self.hi, x.dtype))
 
+    def bound(self, value: Value, given: Sequence[float]) -> float:
+        ends = max(abs(self.lo), abs(self.hi))
+        return ends if ends < inf else max(given[0], self.lo, -self.hi)
+
+    def degree(self, value: Value, given: Sequence[float]) -> float:
+        return 0.0 if max(abs(self.lo), abs(self.hi)) <= LARGEST_F16 else given[0]
+
+    def floor(self, value: Value, of: Callable[[Value], float]) -> float:
+        return max(0.0, self.lo)
+
+    def shows_small(self, value: Value, floor: Callable[[Value], float]) -> bool:
+        """Return True for a positive lower limit; from 0 on the op is an activation."""
+        return self.lo > 0
+
+    def affine(self, value: Value, given: Sequence[Known]) -> Known:
+        return given[0]
+
 
 @dataclass(frozen=True)
-class Add(Binary):
+class Add(BinaryArithmetic):
     """x + y; integers wrap."""
 
+    narrowing = Narrowing.ARITHMETIC
+    adds_terms = linear = makes_angles = makes_scores = True
     kinds = (*NUMERIC, COMPLEX)
     commutative = True
     samples = (
@@ -176,11 +229,29 @@ class Add(Binary):
     def scalar(self, b: ScalarBuilder, x: Scalar, y: Scalar) -> Scalar:
         return b.add(x, y)
 
+    def bound(self, value: Value, given: Sequence[float]) -> float:
+        return sum(given)
+
+    def floor(self, value: Value, of: Callable[[Value], float]) -> float:
+        return max(0.0, *map(of, value.inputs))
+
+    def passes_infinity(self, value: Value, operand: Value, alone: bool) -> bool:
+        """Return True unless infinities of two operands may cancel to NaN."""
+        return alone and value.inputs.count(operand) == 1
+
+    def combine_affine(self, a: Affine, b: Affine, whole: bool) -> Affine | None:
+        return a.moved(b.low, b.high) if b.source is None else None
+
+    def combine_ranges(self, x: IntRange, y: IntRange) -> IntRange | None:
+        return x[0] + y[0], x[1] + y[1]
+
 
 @dataclass(frozen=True)
-class Sub(Binary):
+class Sub(BinaryArithmetic):
     """x - y; integers wrap."""
 
+    narrowing = Narrowing.ARITHMETIC
+    adds_terms = linear = makes_angles = makes_scores = True
     kinds = (*NUMERIC, COMPLEX)
     samples = (sample("f32[4, 3]", "f32[3]"), sample("u8[3]", "u8[3]"))
 
@@ -190,11 +261,28 @@ class Sub(Binary):
     def scalar(self, b: ScalarBuilder, x: Scalar, y: Scalar) -> Scalar:
         return b.sub(x, y)
 
+    def bound(self, value: Value, given: Sequence[float]) -> float:
+        return sum(given)
+
+    def passes_infinity(self, value: Value, operand: Value, alone: bool) -> bool:
+        """Return True unless infinities of two operands may cancel to NaN."""
+        return alone and value.inputs.count(operand) == 1
+
+    def combine_affine(self, a: Affine, b: Affine, whole: bool) -> Affine | None:
+        if b.source is None:
+            return a.moved(-b.high, -b.low)
+        return b.times(-1).moved(a.low, a.high) if a.source is None else None
+
+    def combine_ranges(self, x: IntRange, y: IntRange) -> IntRange | None:
+        return x[0] - y[1], x[1] - y[0]
+
 
 @dataclass(frozen=True)
-class Mul(Binary):
+class Mul(BinaryArithmetic):
     """x * y; integers wrap."""
 
+    narrowing = Narrowing.ARITHMETIC
+    scaling = makes_angles = makes_scores = True
     kinds = (*NUMERIC, COMPLEX)
     commutative = True
     samples = (sample("f32[4, 3]", "f32[3]"), sample("f16[4]", "f16[]"), sample("i32[3]", "i32[3]"))
@@ -205,11 +293,46 @@ class Mul(Binary):
     def scalar(self, b: ScalarBuilder, x: Scalar, y: Scalar) -> Scalar:
         return b.mul(x, y)
 
+    def bound(self, value: Value, given: Sequence[float]) -> float:
+        return 0.0 if 0.0 in given else prod(given)
+
+    def degree(self, value: Value, given: Sequence[float]) -> float:
+        return sum(given)
+
+    def passes_infinity(self, value: Value, operand: Value, alone: bool) -> bool:
+        """Return True if all other operands are constants without zeros."""
+        others = [known(v) for v in value.inputs if v is not operand]
+        return all(c is not None and bool(np.all(c != 0)) for c in others)
+
+    def demands(self, value: Value, given: Sequence[Known]) -> list[Demand]:
+        """Return masks: what is multiplied by a large number moves scores out of sight."""
+        found = []
+        for mine, others in ((0, given[1]), (1, given[0])):
+            if any(a.source is None and max(abs(a.low), abs(a.high)) >= HIDING for a in others):
+                # Integers are as well multiplied to become addresses.
+                found.append(Demand(mine, MASK, negated_only=True))
+        return found
+
+    def combine_affine(self, a: Affine, b: Affine, whole: bool) -> Affine | None:
+        if a.source is None and b.source is None:
+            ends = [x * y for x in (a.low, a.high) for y in (b.low, b.high)]
+            return Affine(None, 0.0, min(ends), max(ends))
+        if b.source is not None or b.low != b.high or not isfinite(b.low):
+            return None
+        return a.times(b.low)
+
+    def combine_ranges(self, x: IntRange, y: IntRange) -> IntRange | None:
+        products = [a * b for a in x for b in y]
+        return min(products), max(products)
+
 
 @dataclass(frozen=True)
-class Div(Binary):
+class Div(BinaryArithmetic):
     """x / y; of integers, the quotient rounded towards zero."""
 
+    narrowing = Narrowing.ARITHMETIC
+    divisors = (1,)
+    scaling = makes_angles = makes_scores = True
     kinds = (*NUMERIC, COMPLEX)
     samples = (sample("f32[4, 3]", "f32[3]"), sample([7, -7, 7, -7], [2, 2, -2, -2]))
 
@@ -224,13 +347,27 @@ class Div(Binary):
     def scalar(self, b: ScalarBuilder, x: Scalar, y: Scalar) -> Scalar:
         return b.div(x, y)
 
+    def degree(self, value: Value, given: Sequence[float]) -> float:
+        return given[0] - given[1]
+
+    def combine_affine(self, a: Affine, b: Affine, whole: bool) -> Affine | None:
+        if b.source is not None or b.low != b.high or not b.low:
+            return None
+        made = a.times(1 / b.low)
+        return made.moved(-1, 0) if whole and abs(b.low) != 1 else made
+
+    def combine_ranges(self, x: IntRange, y: IntRange) -> IntRange | None:
+        return (x[0] // y[1], x[1] // y[0]) if x[0] >= 0 and y[0] > 0 else None
+
 
 @dataclass(frozen=True)
-class Mod(Binary):
+class Mod(BinaryArithmetic):
     """The remainder of x / y: with the sign of y, or with `truncated` that of x (C's fmod)."""
 
     truncated: bool = False
 
+    narrowing = Narrowing.KEPT
+    kept_reason = STEPS
     samples = (
         sample([7, -7, 7, -7], [2, 2, -2, -2]),
         sample("f32[4, 3]", "f32[3] in 1..3", truncated=True),
@@ -242,11 +379,23 @@ class Mod(Binary):
     def scalar(self, b: ScalarBuilder, x: Scalar, y: Scalar) -> Scalar:
         return b.mod(x, y, self.truncated)
 
+    def combine_affine(self, a: Affine, b: Affine, whole: bool) -> Affine | None:
+        """Return the range of the remainder, which does not depend on the dividend."""
+        if b.source is not None or b.low <= 0:
+            return None
+        return Affine(None, 0.0, 0.0, b.high - 1)
+
+    def combine_ranges(self, x: IntRange, y: IntRange) -> IntRange | None:
+        return (0, min(x[1], y[1] - 1)) if x[0] >= 0 and y[0] > 0 else None
+
 
 @dataclass(frozen=True)
 class Pow(Binary):
     """x to the power y."""
 
+    narrowing = Narrowing.KEPT
+    kept_reason = OVERFLOWS
+    wide_range = keeps_small = True
     samples = (sample("f32[4, 3] in 0.1..3", "f32[3]"), sample([2, -1, 4], [0, -3, 5]))
 
     def compute(self, x: Array, y: Array) -> Array:
@@ -262,11 +411,19 @@ class Pow(Binary):
     def scalar(self, b: ScalarBuilder, x: Scalar, y: Scalar) -> Scalar:
         return b.pow(x, y)
 
+    def degree(self, value: Value, given: Sequence[float]) -> float:
+        exponent = known(value.inputs[1])
+        if exponent is None or not exponent.size:
+            return MOST_DEGREE if any(given) else 0.0
+        return given[0] * float(np.max(np.abs(exponent.astype(np.float64))))
+
 
 @dataclass(frozen=True)
-class Min(Binary):
+class Min(BinaryArithmetic):
     """The smaller of two; NaN if either is."""
 
+    narrowing = Narrowing.ARITHMETIC
+    adds_terms = makes_angles = keeps_small = True
     commutative = True
     samples = (sample("f32[4, 3]", "f32[3]"), sample([float("nan"), 1.0], [1.0, 2.0]))
 
@@ -276,11 +433,22 @@ class Min(Binary):
     def scalar(self, b: ScalarBuilder, x: Scalar, y: Scalar) -> Scalar:
         return b.min(x, y)
 
+    def bound(self, value: Value, given: Sequence[float]) -> float:
+        return max(given)
+
+    def affine(self, value: Value, given: Sequence[Known]) -> Known:
+        return united(*given[-2:])
+
+    def combine_ranges(self, x: IntRange, y: IntRange) -> IntRange | None:
+        return min(x[0], y[0]), min(x[1], y[1])
+
 
 @dataclass(frozen=True)
-class Max(Binary):
+class Max(BinaryArithmetic):
     """The larger of two; NaN if either is."""
 
+    narrowing = Narrowing.ARITHMETIC
+    adds_terms = makes_angles = keeps_small = True
     commutative = True
     samples = (sample("f32[4, 3]", "f32[3]"), sample([float("nan"), 1.0], [1.0, 2.0]))
 
@@ -289,6 +457,21 @@ class Max(Binary):
 
     def scalar(self, b: ScalarBuilder, x: Scalar, y: Scalar) -> Scalar:
         return b.max(x, y)
+
+    def bound(self, value: Value, given: Sequence[float]) -> float:
+        return max(given)
+
+    def floor(self, value: Value, of: Callable[[Value], float]) -> float:
+        return max(0.0, *map(of, value.inputs))
+
+    def shows_small(self, value: Value, floor: Callable[[Value], float]) -> bool:
+        return any(floor(v) > 0 for v in value.inputs)
+
+    def affine(self, value: Value, given: Sequence[Known]) -> Known:
+        return united(*given[-2:])
+
+    def combine_ranges(self, x: IntRange, y: IntRange) -> IntRange | None:
+        return max(x[0], y[0]), max(x[1], y[1])
 
 
 @dataclass(frozen=True)
@@ -305,6 +488,9 @@ class And(Binary):
     def scalar(self, b: ScalarBuilder, x: Scalar, y: Scalar) -> Scalar:
         return b.and_(x, y)
 
+    def demands(self, value: Value, given: Sequence[Known]) -> list[Demand]:
+        return [Demand(i, MASK) for i in range(len(given))]
+
 
 @dataclass(frozen=True)
 class Or(Binary):
@@ -320,6 +506,9 @@ class Or(Binary):
     def scalar(self, b: ScalarBuilder, x: Scalar, y: Scalar) -> Scalar:
         return b.or_(x, y)
 
+    def demands(self, value: Value, given: Sequence[Known]) -> list[Demand]:
+        return [Demand(i, MASK) for i in range(len(given))]
+
 
 @dataclass(frozen=True)
 class Xor(Binary):
@@ -334,6 +523,9 @@ class Xor(Binary):
 
     def scalar(self, b: ScalarBuilder, x: Scalar, y: Scalar) -> Scalar:
         return b.xor(x, y)
+
+    def demands(self, value: Value, given: Sequence[Known]) -> list[Demand]:
+        return [Demand(i, MASK) for i in range(len(given))]
 
 
 @dataclass(frozen=True)
@@ -386,6 +578,7 @@ class Equal(Comparison):
 class Less(Comparison):
     """Whether x < y."""
 
+    limit_above = 1
     samples = (sample("f32[4, 3]", "f32[3]"), sample("i64[4]", "i64[4]"))
 
     def compute(self, x: Array, y: Array) -> Array:
@@ -409,9 +602,11 @@ class LessEqual(Comparison):
 
 
 @dataclass(frozen=True)
-class Where(Op):
+class Where(Elementwise):
     """x where the condition holds, y elsewhere."""
 
+    narrowing = Narrowing.ARITHMETIC
+    adds_terms = linear = makes_angles = makes_scores = True
     samples = (sample("bool[4, 1]", "f32[4, 3]", "f32[3]"), sample("bool[2]", "i64[2]", "i64[]"))
 
     def infer(self, condition: TensorType, x: TensorType, y: TensorType) -> TensorType:
@@ -423,3 +618,15 @@ class Where(Op):
 
     def scalar(self, b: ScalarBuilder, condition: Scalar, x: Scalar, y: Scalar) -> Scalar:
         return b.select(condition, x, y)
+
+    def bound(self, value: Value, given: Sequence[float]) -> float:
+        return max(given[1:])
+
+    def degree(self, value: Value, given: Sequence[float]) -> float:
+        return peak(given[1:])
+
+    def affine(self, value: Value, given: Sequence[Known]) -> Known:
+        return united(*given[-2:])
+
+    def demands(self, value: Value, given: Sequence[Known]) -> list[Demand]:
+        return [Demand(0, MASK)]

@@ -3,20 +3,31 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 
 import numpy as np
 
-from monograph.ir import Array, sample
+from monograph.ir import Array, Narrowing, Value, sample
+from monograph.ir.affine import Known
 from monograph.ops.base import Unary
 from monograph.ops.scalar import Scalar, ScalarBuilder
+
+STEEP = "it is steep"
+OVERFLOWS = "it is steep: it overflows and magnifies errors"
+TURNS = "the error of a large angle is a large part of a turn"
+STEPS = "a small error becomes a whole step"
+"""Reasons why functions stay in f32."""
 
 
 @dataclass(frozen=True)
 class Exp(Unary):
     """e to the power x."""
 
+    narrowing = Narrowing.KEPT
+    kept_reason = OVERFLOWS
+    wide_range = level = exponential = True
     samples = (sample("f32[4, 3]"), sample("f16[7]"))
 
     def compute(self, x: Array) -> Array:
@@ -30,6 +41,9 @@ class Exp(Unary):
 class Log(Unary):
     """The natural logarithm."""
 
+    narrowing = Narrowing.KEPT
+    kept_reason = STEEP
+    level = logarithm = True
     samples = (sample("f32[4, 3] in 0.1..9"),)
 
     def compute(self, x: Array) -> Array:
@@ -43,6 +57,8 @@ class Log(Unary):
 class Sqrt(Unary):
     """The square root; NaN below zero."""
 
+    narrowing = Narrowing.ARITHMETIC
+    keeps_small = True
     samples = (sample("f32[4, 3] in 0..9"), sample("bf16[5] in 0..9"))
 
     def compute(self, x: Array) -> Array:
@@ -51,11 +67,20 @@ class Sqrt(Unary):
     def scalar(self, b: ScalarBuilder, x: Scalar) -> Scalar:
         return b.sqrt(x)
 
+    def bound(self, value: Value, given: Sequence[float]) -> float:
+        return math.sqrt(given[0])
+
+    def degree(self, value: Value, given: Sequence[float]) -> float:
+        return given[0] / 2
+
 
 @dataclass(frozen=True)
 class Sin(Unary):
     """The sine of an angle in radians."""
 
+    narrowing = Narrowing.KEPT
+    kept_reason = TURNS
+    within_one = level = reads_angles = True
     samples = (sample("f32[4, 3]"),)
 
     def compute(self, x: Array) -> Array:
@@ -69,6 +94,9 @@ class Sin(Unary):
 class Cos(Unary):
     """The cosine of an angle in radians."""
 
+    narrowing = Narrowing.KEPT
+    kept_reason = TURNS
+    within_one = level = reads_angles = True
     samples = (sample("f32[4, 3]"),)
 
     def compute(self, x: Array) -> Array:
@@ -82,6 +110,9 @@ class Cos(Unary):
 class Tan(Unary):
     """The tangent of an angle in radians."""
 
+    narrowing = Narrowing.KEPT
+    kept_reason = STEEP
+    reads_angles = True
     samples = (sample("f32[4, 3] in -1..1"),)
 
     def compute(self, x: Array) -> Array:
@@ -95,6 +126,9 @@ class Tan(Unary):
 class Asin(Unary):
     """The angle whose sine is x."""
 
+    narrowing = Narrowing.KEPT
+    kept_reason = STEEP
+    level = True
     samples = (sample("f32[4, 3] in -1..1"),)
 
     def compute(self, x: Array) -> Array:
@@ -108,6 +142,9 @@ class Asin(Unary):
 class Acos(Unary):
     """The angle whose cosine is x."""
 
+    narrowing = Narrowing.KEPT
+    kept_reason = STEEP
+    level = True
     samples = (sample("f32[4, 3] in -1..1"),)
 
     def compute(self, x: Array) -> Array:
@@ -121,6 +158,9 @@ class Acos(Unary):
 class Atan(Unary):
     """The angle whose tangent is x."""
 
+    narrowing = Narrowing.KEPT
+    kept_reason = STEEP
+    level = True
     samples = (sample("f32[4, 3]"),)
 
     def compute(self, x: Array) -> Array:
@@ -134,6 +174,9 @@ class Atan(Unary):
 class Sinh(Unary):
     """The hyperbolic sine."""
 
+    narrowing = Narrowing.KEPT
+    kept_reason = OVERFLOWS
+    wide_range = True
     samples = (sample("f32[4, 3]"),)
 
     def compute(self, x: Array) -> Array:
@@ -147,6 +190,9 @@ class Sinh(Unary):
 class Cosh(Unary):
     """The hyperbolic cosine."""
 
+    narrowing = Narrowing.KEPT
+    kept_reason = OVERFLOWS
+    wide_range = True
     samples = (sample("f32[4, 3]"),)
 
     def compute(self, x: Array) -> Array:
@@ -160,6 +206,8 @@ class Cosh(Unary):
 class Tanh(Unary):
     """The hyperbolic tangent."""
 
+    narrowing = Narrowing.ARITHMETIC
+    within_one = saturates = level = True
     samples = (sample("f32[4, 3]"), sample("f16[7]"))
 
     def compute(self, x: Array) -> Array:
@@ -173,6 +221,8 @@ class Tanh(Unary):
 class Asinh(Unary):
     """The inverse hyperbolic sine."""
 
+    narrowing = Narrowing.KEPT
+    kept_reason = STEEP
     samples = (sample("f32[4, 3]"),)
 
     def compute(self, x: Array) -> Array:
@@ -186,6 +236,8 @@ class Asinh(Unary):
 class Acosh(Unary):
     """The inverse hyperbolic cosine."""
 
+    narrowing = Narrowing.KEPT
+    kept_reason = STEEP
     samples = (sample("f32[4, 3] in 1..9"),)
 
     def compute(self, x: Array) -> Array:
@@ -199,6 +251,8 @@ class Acosh(Unary):
 class Atanh(Unary):
     """The inverse hyperbolic tangent."""
 
+    narrowing = Narrowing.KEPT
+    kept_reason = STEEP
     samples = (sample("f32[4, 3] in -1..1"),)
 
     def compute(self, x: Array) -> Array:
@@ -212,6 +266,8 @@ class Atanh(Unary):
 class Erf(Unary):
     """The error function."""
 
+    narrowing = Narrowing.ARITHMETIC
+    within_one = saturates = level = True
     samples = (sample("f32[4, 3]"),)
 
     def compute(self, x: Array) -> Array:
@@ -225,6 +281,8 @@ class Erf(Unary):
 class Sigmoid(Unary):
     """1 / (1 + e^-x)."""
 
+    narrowing = Narrowing.ARITHMETIC
+    within_one = saturates = level = True
     samples = (sample("f32[4, 3]"), sample([-200.0, 200.0, inf, -inf]))
 
     def compute(self, x: Array) -> Array:
@@ -240,6 +298,8 @@ class Sigmoid(Unary):
 class Floor(Unary):
     """The largest whole number not above x."""
 
+    narrowing = Narrowing.KEPT
+    kept_reason = STEPS
     samples = (sample("f32[4, 3]"),)
 
     def compute(self, x: Array) -> Array:
@@ -248,11 +308,16 @@ class Floor(Unary):
     def scalar(self, b: ScalarBuilder, x: Scalar) -> Scalar:
         return b.floor(x)
 
+    def affine(self, value: Value, given: Sequence[Known]) -> Known:
+        return tuple(a.moved(-1, 1) for a in given[0])
+
 
 @dataclass(frozen=True)
 class Ceil(Unary):
     """The smallest whole number not below x."""
 
+    narrowing = Narrowing.KEPT
+    kept_reason = STEPS
     samples = (sample("f32[4, 3]"),)
 
     def compute(self, x: Array) -> Array:
@@ -261,11 +326,16 @@ class Ceil(Unary):
     def scalar(self, b: ScalarBuilder, x: Scalar) -> Scalar:
         return b.ceil(x)
 
+    def affine(self, value: Value, given: Sequence[Known]) -> Known:
+        return tuple(a.moved(-1, 1) for a in given[0])
+
 
 @dataclass(frozen=True)
 class Round(Unary):
     """The nearest whole number; a half goes to the even one."""
 
+    narrowing = Narrowing.KEPT
+    kept_reason = STEPS
     samples = (sample("f32[4, 3]"), sample([0.5, 1.5, 2.5, -0.5, -1.5]))
 
     def compute(self, x: Array) -> Array:
@@ -273,3 +343,6 @@ class Round(Unary):
 
     def scalar(self, b: ScalarBuilder, x: Scalar) -> Scalar:
         return b.round(x)
+
+    def affine(self, value: Value, given: Sequence[Known]) -> Known:
+        return tuple(a.moved(-1, 1) for a in given[0])

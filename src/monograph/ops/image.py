@@ -18,8 +18,10 @@ from monograph.ops.interpolate import (
     MIRROR,
     NEAREST,
     REFLECT,
+    TAPS,
     ZEROS,
     sample_at,
+    sampling_gain,
 )
 
 
@@ -76,3 +78,9 @@ class GridSample(Op):
         turned = MIRROR if self.align_corners and self.outside == REFLECT else self.outside
         y = sample_at(x.astype(np.float64)[:, None], places, self.mode, turned)
         return y.reshape(shape).astype(from_numpy(x.dtype).numpy)
+
+    def accumulation_length(self, *types: TensorType) -> int:
+        return int(TAPS.get(self.mode, 1) ** (types[0].rank - 2))
+
+    def operand_gain(self, index: int, *types: TensorType) -> float:
+        return sampling_gain(types[0]) if index == 1 else 1.0

@@ -24,6 +24,7 @@ class DecodeImage(Op):
 
     colours: str = RGB
 
+    host_reason = "it decodes a file"
     costly = True
     samples = (sample(_PNM), sample(_PNM, colours=BGR), sample(_PNM, colours=GREY))
 

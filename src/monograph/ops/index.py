@@ -6,15 +6,18 @@ A negative index counts from the end. An index out of range is an ExecutionError
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from monograph.errors import ExecutionError, InferError
-from monograph.ir import UNKNOWN, Array, Op, TensorType, Type, from_numpy, sample
+from monograph.ir import UNKNOWN, Array, Narrowing, Op, TensorType, Type, Value, from_numpy, sample
+from monograph.ir.affine import INDEX, Demand, IntRange, Known, united
 from monograph.ir.dtype import BOOL, COMPLEX
+from monograph.ir.layout import LayoutPlan, Need, Order, plain
+from monograph.ir.traits import known_product
 from monograph.ir.types import merge_dims
 from monograph.ops.base import (
     NUMERIC,
@@ -46,6 +49,26 @@ def bounded(indices: Array, size: int) -> Array:
     return np.where(wide < 0, wide + size, wide)
 
 
+def demand_index(data: Value, axis: int) -> list[Demand]:
+    """Return the range of indices (operand 1) into an axis."""
+    if not isinstance(data.type, TensorType) or data.type.shape is None:
+        return []
+    size = data.tensor.dims[normalise_axis(axis, data.tensor.rank)]
+    if not isinstance(size, int) or size <= 0:
+        return []
+    return [Demand(1, INDEX, 0, size - 1, f"an index of {size} rows")]
+
+
+def demand_point(data: Value, batch: int) -> list[Demand]:
+    """Return the range of coordinates (operand 1): the smallest axis bounds them all."""
+    if not isinstance(data.type, TensorType) or data.type.shape is None:
+        return []
+    sizes = [d for d in data.type.shape[batch:] if isinstance(d, int) and d > 0]
+    if not sizes:
+        return []
+    return [Demand(1, INDEX, 0, min(sizes) - 1, f"an index of {min(sizes)} rows")]
+
+
 class _AlongAxis(Op, abstract=True):
     """An op with an `axis` of its first operand."""
 
@@ -65,6 +88,8 @@ class Gather(_AlongAxis):
 
     axis: int
 
+    narrowing = Narrowing.MOVE
+    never_larger = looks_up = True
     samples = (
         sample("f32[5, 3]", "i64[2, 4] in -5..4", axis=0),
         sample("f32[2, 5, 3]", "i32[] in 0..4", axis=-2),
@@ -94,6 +119,33 @@ class Gather(_AlongAxis):
         picked = x[(slice(None),) * axis + (bounded(indices, x.shape[axis]),)]
         return np.asarray(picked, x.dtype)
 
+    def degree(self, value: Value, given: Sequence[float]) -> float:
+        return given[0]
+
+    def integer_range(
+        self, value: Value, of: Callable[[Value], IntRange | None], item: int = 0
+    ) -> IntRange | None:
+        return of(value.inputs[0])
+
+    def affine(self, value: Value, given: Sequence[Known]) -> Known:
+        return given[0]
+
+    def demands(self, value: Value, given: Sequence[Known]) -> list[Demand]:
+        return demand_index(value.inputs[0], self.axis)
+
+    def follow_order(self, value: Value, index: int, order: Order) -> LayoutPlan | None:
+        if index:
+            return None
+        count = value.inputs[1].tensor.rank
+        after: list[int] = []
+        for d in order:
+            if d == self.axis:
+                after.extend(range(d, d + count))
+            else:
+                after.append(d if d < self.axis else d + count - 1)
+        op = Gather(order.index(self.axis))
+        return LayoutPlan(op, (Need(order), Need(plain(count))), tuple(after))
+
 
 @dataclass(frozen=True)
 class GatherElements(_AlongAxis):
@@ -101,6 +153,8 @@ class GatherElements(_AlongAxis):
 
     axis: int
 
+    narrowing = Narrowing.MOVE
+    never_larger = looks_up = True
     samples = (
         sample("f32[3, 4]", "i64[3, 2] in -4..3", axis=1),
         sample("f32[3, 4]", "i32[2, 3] in 0..2", axis=0),
@@ -115,6 +169,20 @@ class GatherElements(_AlongAxis):
         picked: Array = x[_element_places(x, indices, normalise_axis(self.axis, x.ndim))]
         return picked
 
+    def degree(self, value: Value, given: Sequence[float]) -> float:
+        return given[0]
+
+    def integer_range(
+        self, value: Value, of: Callable[[Value], IntRange | None], item: int = 0
+    ) -> IntRange | None:
+        return of(value.inputs[0])
+
+    def affine(self, value: Value, given: Sequence[Known]) -> Known:
+        return given[0]
+
+    def demands(self, value: Value, given: Sequence[Known]) -> list[Demand]:
+        return demand_index(value.inputs[0], self.axis)
+
 
 @dataclass(frozen=True)
 class GatherNd(Op):
@@ -125,6 +193,8 @@ class GatherNd(Op):
 
     batch_dims: int = 0
 
+    narrowing = Narrowing.MOVE
+    never_larger = looks_up = True
     samples = (
         sample("f32[2, 3]", [[0, 1], [1, -1]]),
         sample("f32[4, 3]", [[1], [3]]),
@@ -165,6 +235,17 @@ class GatherNd(Op):
             x = np.expand_dims(x, batch)
         return np.asarray(x[tuple(places)], x.dtype)
 
+    def degree(self, value: Value, given: Sequence[float]) -> float:
+        return given[0]
+
+    def integer_range(
+        self, value: Value, of: Callable[[Value], IntRange | None], item: int = 0
+    ) -> IntRange | None:
+        return of(value.inputs[0])
+
+    def demands(self, value: Value, given: Sequence[Known]) -> list[Demand]:
+        return demand_point(value.inputs[0], self.batch_dims)
+
 
 @dataclass(frozen=True)
 class ScatterElements(_AlongAxis):
@@ -176,6 +257,7 @@ class ScatterElements(_AlongAxis):
     axis: int
     reduction: str = "none"
 
+    updates_first = True
     samples = (
         sample("f32[3, 4]", [[1, 3], [0, -1], [2, 1]], "f32[3, 2]", axis=1),
         sample("f32[4]", [1, 1, -1], "f32[3]", axis=0, reduction="add"),
@@ -203,6 +285,12 @@ class ScatterElements(_AlongAxis):
         places = _element_places(x, indices, normalise_axis(self.axis, x.ndim))
         return _scattered(x, places, updates, self.reduction)
 
+    def affine(self, value: Value, given: Sequence[Known]) -> Known:
+        return united(given[0], given[2])
+
+    def demands(self, value: Value, given: Sequence[Known]) -> list[Demand]:
+        return demand_index(value.inputs[0], self.axis)
+
 
 @dataclass(frozen=True)
 class ScatterNd(Op):
@@ -213,6 +301,7 @@ class ScatterNd(Op):
 
     reduction: str = "none"
 
+    updates_first = True
     samples = (
         sample("f32[4, 3]", [[0], [-1]], "f32[2, 3]"),
         sample("f32[4, 3]", [[0, 1], [0, 1]], "f32[2]", reduction="add"),
@@ -245,6 +334,12 @@ class ScatterNd(Op):
             places = (np.zeros(indices.shape[:-1], np.int64),)
             return np.squeeze(_scattered(x[None], places, updates, self.reduction), 0)
         return _scattered(x, places, updates, self.reduction)
+
+    def affine(self, value: Value, given: Sequence[Known]) -> Known:
+        return united(given[0], given[2])
+
+    def demands(self, value: Value, given: Sequence[Known]) -> list[Demand]:
+        return demand_point(value.inputs[0], 0)
 
 
 @dataclass(frozen=True)
@@ -325,6 +420,9 @@ class Col2Im(Op):
     def infer_deferred(cls, static: dict[str, Any], types: tuple[Type, ...], **late: Type) -> Type:
         x = as_tensor(types[0])
         return x.with_shape((x.dim(0), UNKNOWN, *(UNKNOWN,) * len(static["strides"])))
+
+    def accumulation_length(self, *types: TensorType) -> int:
+        return known_product(self.block)
 
 
 def _check_ranks(x: TensorType, indices: TensorType) -> None:

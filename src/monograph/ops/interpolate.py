@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from monograph.ir import Array
+from monograph.ir import Array, TensorType
 from monograph.ops.resample import cubic_kernel
 
 NEAREST, LINEAR, CUBIC = "nearest", "linear", "cubic"
@@ -20,9 +20,20 @@ ZEROS, BORDER, REFLECT, MIRROR = "zeros", "border", "reflect", "mirror"
 """What lies beyond the edges: zeros, the last element, or the axis turned back, at the outer edge
 of the last element (REFLECT) or at its centre (MIRROR)."""
 
+TAPS = {LINEAR: 2, CUBIC: 4}
+"""Elements along one axis that an interpolated element is made of."""
 CUBIC_A = -0.75
 FAR = 2.0**40
 """Places are limited to this, so that they convert to integers."""
+
+
+def sampling_gain(x: TensorType) -> float:
+    """Return the squared factor by which a difference of places counts in a sample.
+
+    A place that is a fraction f of an axis of n pixels away gives a value up to 2 n f away.
+    """
+    sizes = (d for d in x.dims[2:] if isinstance(d, int))
+    return float(max(sizes, default=1)) ** 2
 
 
 def sample_at(x: Array, places: Sequence[Array], mode: str, outside: str) -> Array:

@@ -2,14 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from monograph.errors import ExecutionError, InferError
-from monograph.ir import Array, DType, Op, TensorType, Type, broadcast, dtype, from_numpy, sample
+from monograph.ir import (
+    Array,
+    DType,
+    Narrowing,
+    Op,
+    TensorType,
+    Type,
+    Value,
+    broadcast,
+    dtype,
+    from_numpy,
+    sample,
+)
 from monograph.ir.dtype import COMPLEX, FLOAT
-from monograph.ops.base import NUMERIC, as_tensor, check_allocation, check_kinds, narrow, widen
+from monograph.ir.traits import MOST_DEGREE, SUMS_MANY, known_product
+from monograph.ops.base import (
+    NUMERIC,
+    as_tensor,
+    check_allocation,
+    check_kinds,
+    layer_bound,
+    layer_operations,
+    narrow,
+    widen,
+)
 
 EXACT_BITS = 53
 """A double holds every integer of this many bits."""
@@ -29,6 +52,8 @@ class Dot(Op):
     out: DType | None = None
     left_bits: int = 0
 
+    narrowing = Narrowing.LAYER
+    contracts = linear = True
     samples = (
         sample("f32[4, 3]", "f32[3, 5]"),
         sample("f32[2, 1, 4, 3]", "f32[5, 3, 2]"),
@@ -81,6 +106,20 @@ class Dot(Op):
             return narrow(_integer_product(x, y), out)
         return narrow(np.matmul(widen(x), widen(y)), out)
 
+    def bound(self, value: Value, given: Sequence[float]) -> float:
+        return layer_bound(value, given[0], -2)
+
+    def accumulation_length(self, *types: TensorType) -> int:
+        return max(known_product(types[0].dims[-1:]), known_product(types[1].dims[-2:-1]))
+
+    def permitted_rounding(self) -> float:
+        return 2.0**-self.left_bits if self.left_bits else 0.0
+
+    def operations(self, value: Value) -> float:
+        if not value.tensor.is_static:
+            return 0.0
+        return layer_operations(value, value.inputs[0].tensor.static[-1])
+
 
 def _integer_product(x: Array, y: Array) -> Array:
     """The product of integer matrices: in doubles where they hold every sum exactly."""
@@ -97,6 +136,9 @@ def _integer_product(x: Array, y: Array) -> Array:
 class Det(Op):
     """The determinant of the square matrices in the last two dimensions."""
 
+    narrowing = Narrowing.KEPT
+    kept_reason = SUMS_MANY
+    wide_range = True
     costly = True
     samples = (sample("f32[3, 3]"), sample("f32[2, 4, 2, 2]"), sample("f32[0, 0]"))
 
@@ -113,3 +155,9 @@ class Det(Op):
         if x.shape[-1] != x.shape[-2]:
             raise ExecutionError("a determinant is of square matrices", given=x.shape)
         return narrow(np.linalg.det(widen(x)), from_numpy(x.dtype))
+
+    def degree(self, value: Value, given: Sequence[float]) -> float:
+        return given[0] * MOST_DEGREE
+
+    def accumulation_length(self, *types: TensorType) -> int:
+        return known_product(types[0].dims[-1:])

@@ -42,6 +42,7 @@ class Lookup(Op):
     values: Literal
     default: Literal | None = None
 
+    host_reason = "an op of classical models"
     samples = (
         sample(
             "i64[2, 3] in 0..3",
@@ -99,6 +100,7 @@ class CoupleProbabilities(Op):
     point iteration from equal probabilities until a step changes less than 0.005 / k.
     """
 
+    host_reason = "an op of classical models"
     costly = True
     samples = (
         sample([[[0.5, 0.9], [0.1, 0.5]]]),

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from monograph.errors import ExecutionError, InferError
-from monograph.ir import UNKNOWN, Array, Op, TensorType, Type, sample
+from monograph.ir import UNKNOWN, Array, Narrowing, Op, TensorType, Type, Value, sample
+from monograph.ir.affine import Affine, IntRange, Known
 from monograph.ir.dtype import i64
-from monograph.ops.base import as_tensor, check_allocation, same_dtype
+from monograph.ir.layout import LayoutPlan, Need, Order, in_order
+from monograph.ops.base import ViewOp, as_tensor, check_allocation, same_dtype
 from monograph.ops.shape import unknown_like, unknown_shape
 
 
 @dataclass(frozen=True)
-class Tile(Op):
+class Tile(ViewOp):
     """x repeated this often along each dimension."""
 
     repeats: tuple[int, ...]
@@ -43,6 +46,9 @@ class Tile(Op):
         x = as_tensor(types[0])
         return x.with_shape(unknown_shape(late["repeats"]) if x.shape is None else unknown_like(x))
 
+    def follow_order(self, value: Value, index: int, order: Order) -> LayoutPlan | None:
+        return in_order(value, order, repeats=tuple(self.repeats[d] for d in order))
+
 
 PAD_MODES = ("constant", "edge", "reflect", "wrap")
 
@@ -59,6 +65,8 @@ class Pad(Op):
     after: tuple[int, ...]
     mode: str = "constant"
 
+    narrowing = Narrowing.MOVE
+    passes = True
     samples = (
         sample("f32[2, 3]", before=(0, 1), after=(2, 0)),
         sample("f32[2, 3]", 1.5, before=(1, 1), after=(0, -1)),
@@ -128,6 +136,21 @@ class Pad(Op):
     def infer_deferred(cls, static: dict[str, Any], types: tuple[Type, ...], **late: Type) -> Type:
         return as_tensor(types[0]).with_shape(unknown_like(as_tensor(types[0])))
 
+    def bound(self, value: Value, given: Sequence[float]) -> float:
+        return max(given)
+
+    def integer_range(
+        self, value: Value, of: Callable[[Value], IntRange | None], item: int = 0
+    ) -> IntRange | None:
+        return None  # the filling may lie outside the range of x
+
+    def follow_order(self, value: Value, index: int, order: Order) -> LayoutPlan | None:
+        if index:
+            return None
+        before, after = (tuple(counts[d] for d in order) for counts in (self.before, self.after))
+        needs = (Need(order), Need(()))[: len(value.inputs)]
+        return LayoutPlan(Pad(before, after, self.mode), needs, order)
+
 
 @dataclass(frozen=True)
 class Iota(Op):
@@ -135,6 +158,7 @@ class Iota(Op):
 
     size: int
 
+    level = True
     samples = (sample(size=5), sample(size=0))
 
     def infer(self) -> TensorType:
@@ -147,3 +171,6 @@ class Iota(Op):
     @classmethod
     def infer_deferred(cls, static: dict[str, Any], types: tuple[Type, ...], **late: Type) -> Type:
         return TensorType(i64, (UNKNOWN,))
+
+    def affine(self, value: Value, given: Sequence[Known]) -> Known:
+        return (Affine(None, 0.0, 0.0, float(max(self.size - 1, 0))),)

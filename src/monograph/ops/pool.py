@@ -12,8 +12,23 @@ from typing import Any, ClassVar, TypeVar
 import numpy as np
 
 from monograph.errors import InferError
-from monograph.ir import UNKNOWN, Array, Dim, DType, Op, Shape, TensorType, Type, from_numpy, sample
+from monograph.ir import (
+    UNKNOWN,
+    Array,
+    Dim,
+    DType,
+    Narrowing,
+    Op,
+    Shape,
+    TensorType,
+    Type,
+    Value,
+    from_numpy,
+    sample,
+)
 from monograph.ir.dtype import FLOAT, i64
+from monograph.ir.layout import LayoutPlan, Order, channels_last, in_order
+from monograph.ir.traits import SUMS_MANY, known_product
 from monograph.ops import window as wi
 from monograph.ops.base import NUMERIC, as_tensor, check_kinds, narrow, widen
 
@@ -116,6 +131,11 @@ class Pool(Op, abstract=True):
             x = reduction(self.windows(x, axis, fill), axis=-1)
         return x
 
+    def follow_order(self, value: Value, index: int, order: Order) -> LayoutPlan | None:
+        if self.layout != wi.CHANNELS_FIRST or order != channels_last(len(order)):
+            return None
+        return in_order(value, order, layout=wi.CHANNELS_LAST)
+
 
 def lowest(dtype: np.dtype[Any]) -> float | int:
     """The identity of max in a type that the reference computes in."""
@@ -142,6 +162,8 @@ _LINE = _fields((2,), (1,), (1,), (1,)) | {"kernel": (3,)}
 class MaxPool(Pool):
     """The largest element of each window; padding never wins."""
 
+    narrowing = Narrowing.MOVE
+    never_larger = True
     kinds = NUMERIC
     samples = (
         sample("f32[2, 3, 5, 6]", kernel=(3, 2), **_PADDED),
@@ -216,6 +238,8 @@ class AveragePool(Pool):
 
     include_pad: bool = False
 
+    narrowing = Narrowing.ARITHMETIC
+    never_larger = linear = True
     samples = (
         sample("f32[2, 3, 5, 6]", kernel=(3, 2), **_PADDED),
         sample("f32[1, 2, 6, 6]", kernel=(3, 3), include_pad=True, **_CEIL),
@@ -237,6 +261,9 @@ class AveragePool(Pool):
         places = (slice(None), slice(None), *(slice(0, n) for n in total.shape[2:]))
         return narrow(total / count[places], from_numpy(x.dtype))
 
+    def accumulation_length(self, *types: TensorType) -> int:
+        return known_product(self.kernel)
+
 
 @dataclass(frozen=True)
 class LpPool(Pool):
@@ -244,6 +271,9 @@ class LpPool(Pool):
 
     p: int = 2
 
+    narrowing = Narrowing.KEPT
+    kept_reason = SUMS_MANY
+    wide_range = keeps_small = True
     samples = (
         sample("f32[2, 3, 5, 6]", kernel=(3, 2), **_PADDED),
         sample("f32[1, 2, 5, 5]", kernel=(2, 2), p=1, **_AUTO),
@@ -260,3 +290,6 @@ class LpPool(Pool):
         powers = np.abs(widen(x)) ** self.p
         total = self.resolved(x).reduce(powers, np.sum, 0)
         return narrow(total ** (1.0 / self.p), from_numpy(x.dtype))
+
+    def accumulation_length(self, *types: TensorType) -> int:
+        return known_product(self.kernel)

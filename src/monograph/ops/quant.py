@@ -7,13 +7,17 @@ all of them, so that a rule matches `Dequantize(to, axis, block)(x, scale, zero_
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from monograph.errors import ExecutionError, InferError
-from monograph.ir import Array, DType, Op, TensorType, Type, from_numpy, sample
+from monograph.ir import Array, DType, Narrowing, Op, TensorType, Type, Value, from_numpy, sample
 from monograph.ir.dtype import f4e2m1, f8e4m3fn, f16, f32, f64, i4, i8, u4, u8
+from monograph.ir.layout import LayoutPlan, Need, Order, plain
+from monograph.ir.traits import NARROW_INTEGER_BITS
 from monograph.ops.base import NUMERIC, as_tensor, check_kinds, narrow, normalise_axis, widen
 from monograph.ops.cast import Cast
 from monograph.ops.scalar import Scalar, ScalarBuilder
@@ -78,6 +82,17 @@ def _normal(x: Type, scale: Type, axis: int | None, block: int) -> tuple[int | N
     return (axis, block) if x.shape is None else (normalise_axis(axis, x.rank), block)
 
 
+def _in_order(
+    value: Value, index: int, order: Order, axis: int | None, block: int
+) -> LayoutPlan | None:
+    if index:
+        return None
+    # Scales of blocks have the rank of x; of indices along an axis, they are vectors.
+    own = tuple(Need(order if block else plain(v.tensor.rank)) for v in value.inputs[1:])
+    moved = replace(value.op, axis=None if axis is None else order.index(axis))  # type: ignore[type-var]
+    return LayoutPlan(moved, (Need(order), *own), order)
+
+
 @dataclass(frozen=True)
 class Dequantize(Op):
     """(x - zero_point) * scale, in the element type `to`.
@@ -90,6 +105,8 @@ class Dequantize(Op):
     axis: int | None = None
     block: int = 0
 
+    narrowing = Narrowing.CONVERSION
+    wide_range = True
     samples = (
         sample("u8[2, 3]", "f32[] in 0.1..1", "u8[]", to=f32),
         sample("i8[2, 3]", "f32[3] in 0.1..1", "i8[3]", to=f32, axis=1),
@@ -131,6 +148,24 @@ class Dequantize(Op):
             data = b.sub(data, b.cast(z, wide))
         return b.cast(b.mul(data, b.cast(scale, wide)), self.to)
 
+    def f32_reason(self, value: Value, to: DType) -> str | None:
+        given = value.inputs[0].dtype
+        return f"sums of {given} may exceed {to}" if given.bits > NARROW_INTEGER_BITS else None
+
+    def bound(self, value: Value, given: Sequence[float]) -> float:
+        """Return the width of the integer type, which no difference exceeds, times the scale."""
+        kind = value.inputs[0].dtype
+        if not kind.is_integer or given[1] == math.inf:
+            return math.inf
+        zero = given[2] if len(given) > 2 and value.inputs[2].dtype.is_float else 0.0
+        return (2.0**kind.bits + zero) * given[1]
+
+    def degree(self, value: Value, given: Sequence[float]) -> float:
+        return sum(given[:2])
+
+    def follow_order(self, value: Value, index: int, order: Order) -> LayoutPlan | None:
+        return _in_order(value, index, order, self.axis, self.block)
+
 
 @dataclass(frozen=True)
 class Quantize(Op):
@@ -147,6 +182,8 @@ class Quantize(Op):
     saturate: bool = True
     precision: DType | None = None
 
+    narrowing = Narrowing.KEPT
+    kept_reason = "it rounds to steps of its scale"
     samples = (
         sample("f32[2, 3]", "f32[] in 0.1..1", "u8[]", to=u8),
         sample("f32[2, 3]", "f32[3] in 0.1..1", to=i8, axis=1),
@@ -205,6 +242,9 @@ class Quantize(Op):
         lo, hi = _limits(self.to)
         data = b.min(b.max(data, b.constant(lo, wide)), b.constant(hi, wide))
         return b.cast(data, self.to)
+
+    def follow_order(self, value: Value, index: int, order: Order) -> LayoutPlan | None:
+        return _in_order(value, index, order, self.axis, self.block)
 
 
 def _wide(*dtypes: DType) -> DType:

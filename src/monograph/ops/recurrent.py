@@ -16,8 +16,9 @@ from typing import Any
 import numpy as np
 
 from monograph.errors import ExecutionError, InferError
-from monograph.ir import Array, Dim, DType, Op, TensorType, TupleType, from_numpy, sample
+from monograph.ir import Array, Dim, DType, Narrowing, Op, TensorType, TupleType, from_numpy, sample
 from monograph.ir.dtype import FLOAT, INT
+from monograph.ir.traits import known_product
 from monograph.ir.types import merge_dims
 from monograph.ops.base import check_kinds, narrow, same_dtype, widen
 
@@ -69,6 +70,9 @@ class _Cell(Op, abstract=True):
     backward: bool
     clip: float | None
 
+    narrowing = Narrowing.KEPT
+    kept_reason = "it carries state from step to step, where errors build up"
+    level = True
     costly = True
 
     def _check(
@@ -149,6 +153,11 @@ class _Cell(Op, abstract=True):
 
     def _times(self, count: int) -> Iterator[int]:
         return iter(range(count - 1, -1, -1) if self.backward else range(count))
+
+    def accumulation_length(self, *types: TensorType) -> int:
+        """Return the terms of all steps: each sums over the input and the state."""
+        x, w, r = types[:3]
+        return known_product(x.dims[:1]) * (known_product(w.dims[1:]) + known_product(r.dims[1:]))
 
 
 def _narrowed(results: tuple[Array, ...], like: Array) -> tuple[Array, ...]:

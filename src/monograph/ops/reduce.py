@@ -2,16 +2,34 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
 
 from monograph.errors import InferError
-from monograph.ir import UNKNOWN, Array, Dim, DType, Op, TensorType, Type, from_numpy, sample
+from monograph.ir import (
+    UNKNOWN,
+    Array,
+    Dim,
+    DType,
+    Narrowing,
+    Op,
+    TensorType,
+    Type,
+    Value,
+    from_numpy,
+    sample,
+)
+from monograph.ir.affine import IntRange, Known, index_range
 from monograph.ir.dtype import BOOL, COMPLEX, i64
+from monograph.ir.layout import LayoutPlan, Need, Order, in_order, stored_axes, with_axes, without
+from monograph.ir.traits import MOST_DEGREE, SUMS_MANY, known_product
 from monograph.ops.base import (
     NUMERIC,
+    along_axes,
     as_tensor,
     check_kinds,
     narrow,
@@ -39,6 +57,8 @@ class Reduction(Op, abstract=True):
     axes: tuple[int, ...]
     keep: bool
     kinds: ClassVar[tuple[str, ...]] = NUMERIC
+
+    reads_expressions = True
 
     def canonical(self, *types: Type) -> Op:
         axes = normalise_axes(self.axes, as_tensor(types[0]).rank)
@@ -77,6 +97,16 @@ class Reduction(Op, abstract=True):
             raise InferError("more axes than dimensions", expected=x, given=axes)
         return x.with_shape((UNKNOWN,) * (x.rank - count))
 
+    def follow_order(self, value: Value, index: int, order: Order) -> LayoutPlan | None:
+        after = order if self.keep else without(order, self.axes)
+        moved = replace(self, axes=stored_axes(order, self.axes))  # type: ignore[type-var]
+        return LayoutPlan(moved, (Need(order),), after)
+
+    def operand_order(self, value: Value, order: Order) -> Order | None:
+        if not self.keep:
+            return with_axes(order, self.axes)
+        return super().operand_order(value, order)
+
 
 @dataclass(frozen=True)
 class ReduceSum(Reduction):
@@ -85,6 +115,9 @@ class ReduceSum(Reduction):
     axes: tuple[int, ...]
     keep: bool = False
 
+    narrowing = Narrowing.KEPT
+    kept_reason = SUMS_MANY
+    wide_range = linear = True
     kinds = (*NUMERIC, COMPLEX)
     samples = (
         sample("f32[4, 3]", axes=(1,)),
@@ -98,6 +131,19 @@ class ReduceSum(Reduction):
     def compute(self, x: Array) -> Array:
         return np.asarray(np.sum(x, axis=self.axes, keepdims=self.keep))
 
+    def bound(self, value: Value, given: Sequence[float]) -> float:
+        (x,) = value.inputs
+        static = x.tensor.is_static and value.tensor.is_static
+        if not static or not value.tensor.size or given[0] == math.inf:
+            return math.inf
+        return given[0] * (x.tensor.size // value.tensor.size)
+
+    def accumulation_length(self, *types: TensorType) -> int:
+        return known_product(types[0].dims[a] for a in self.axes)
+
+    def affine(self, value: Value, given: Sequence[Known]) -> Known:
+        return along_axes(value, self.axes, given[0])
+
 
 @dataclass(frozen=True)
 class ReduceProd(Reduction):
@@ -106,6 +152,9 @@ class ReduceProd(Reduction):
     axes: tuple[int, ...]
     keep: bool = False
 
+    narrowing = Narrowing.KEPT
+    kept_reason = SUMS_MANY
+    wide_range = True
     samples = (
         sample("f32[4, 3]", axes=(1,)),
         sample("i64[2, 3] in 1..5", axes=(0, 1)),
@@ -115,6 +164,12 @@ class ReduceProd(Reduction):
     def compute(self, x: Array) -> Array:
         return np.asarray(np.prod(x, axis=self.axes, keepdims=self.keep))
 
+    def degree(self, value: Value, given: Sequence[float]) -> float:
+        return given[0] * MOST_DEGREE
+
+    def accumulation_length(self, *types: TensorType) -> int:
+        return known_product(types[0].dims[a] for a in self.axes)
+
 
 @dataclass(frozen=True)
 class ReduceMax(Reduction):
@@ -123,6 +178,8 @@ class ReduceMax(Reduction):
     axes: tuple[int, ...]
     keep: bool = False
 
+    narrowing = Narrowing.MOVE
+    never_larger = True
     kinds = (*NUMERIC, BOOL)
     samples = (
         sample("f32[4, 3]", axes=(1,)),
@@ -137,6 +194,9 @@ class ReduceMax(Reduction):
         like = from_numpy(x.dtype)
         return narrow(_extreme(np.max, widen(x), self.axes, self.keep, _lowest(like)), like)
 
+    def affine(self, value: Value, given: Sequence[Known]) -> Known:
+        return given[0]
+
 
 @dataclass(frozen=True)
 class ReduceMin(Reduction):
@@ -145,6 +205,8 @@ class ReduceMin(Reduction):
     axes: tuple[int, ...]
     keep: bool = False
 
+    narrowing = Narrowing.MOVE
+    never_larger = True
     kinds = (*NUMERIC, BOOL)
     samples = (
         sample("f32[4, 3]", axes=(1,)),
@@ -156,6 +218,9 @@ class ReduceMin(Reduction):
     def reference(self, x: Array) -> Array:
         like = from_numpy(x.dtype)
         return narrow(_extreme(np.min, widen(x), self.axes, self.keep, _highest(like)), like)
+
+    def affine(self, value: Value, given: Sequence[Known]) -> Known:
+        return given[0]
 
 
 def _extreme(function: Any, x: Array, axes: tuple[int, ...], keep: bool, empty: Any) -> Array:
@@ -170,6 +235,8 @@ class ArgReduction(Op, abstract=True):
     axis: int
     keep: bool
     last: bool
+
+    level = reads_expressions = True
 
     def canonical(self, *types: Type) -> Op:
         axis = normalise_axis(self.axis, as_tensor(types[0]).rank)
@@ -192,6 +259,16 @@ class ArgReduction(Op, abstract=True):
 
     def choose(self, x: Array) -> Array:
         raise NotImplementedError
+
+    def follow_order(self, value: Value, index: int, order: Order) -> LayoutPlan | None:
+        after = order if self.keep else without(order, (self.axis,))
+        moved = replace(self, axis=order.index(self.axis))  # type: ignore[type-var]
+        return LayoutPlan(moved, (Need(order),), after)
+
+    def integer_range(
+        self, value: Value, of: Callable[[Value], IntRange | None], item: int = 0
+    ) -> IntRange | None:
+        return index_range(value.inputs[0].tensor.static[self.axis])
 
 
 @dataclass(frozen=True)
@@ -236,6 +313,10 @@ class Cumulative(Op, abstract=True):
     exclusive: bool
     reverse: bool
 
+    narrowing = Narrowing.KEPT
+    kept_reason = SUMS_MANY
+    wide_range = linear = reads_expressions = True
+
     def canonical(self, *types: Type) -> Op:
         axis = normalise_axis(self.axis, as_tensor(types[0]).rank)
         return replace(self, axis=axis)  # type: ignore[type-var]
@@ -270,6 +351,12 @@ class Cumulative(Op, abstract=True):
         check_kinds(as_tensor(types[0]).dtype, NUMERIC)
         return types[0]
 
+    def follow_order(self, value: Value, index: int, order: Order) -> LayoutPlan | None:
+        return in_order(value, order, axis=order.index(self.axis))
+
+    def accumulation_length(self, *types: TensorType) -> int:
+        return known_product([types[0].dims[self.axis]])
+
 
 @dataclass(frozen=True)
 class CumSum(Cumulative):
@@ -291,6 +378,9 @@ class CumSum(Cumulative):
     def running(self, x: Array) -> Array:
         return np.cumsum(x, self.axis, dtype=x.dtype)
 
+    def affine(self, value: Value, given: Sequence[Known]) -> Known:
+        return along_axes(value, (self.axis,), given[0])
+
 
 @dataclass(frozen=True)
 class CumProd(Cumulative):
@@ -308,3 +398,6 @@ class CumProd(Cumulative):
 
     def running(self, x: Array) -> Array:
         return np.cumprod(x, self.axis, dtype=x.dtype)
+
+    def degree(self, value: Value, given: Sequence[float]) -> float:
+        return given[0] * MOST_DEGREE

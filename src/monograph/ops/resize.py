@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from monograph.errors import ExecutionError, InferError
-from monograph.ir import UNKNOWN, Array, Dim, DType, Op, TensorType, Type, from_numpy, sample
+from monograph.ir import (
+    UNKNOWN,
+    Array,
+    Dim,
+    DType,
+    Narrowing,
+    Op,
+    TensorType,
+    Type,
+    Value,
+    from_numpy,
+    sample,
+)
+from monograph.ir.layout import LayoutPlan, Order, in_order, stored_axes
 from monograph.ops.base import (
     NUMERIC,
     as_tensor,
@@ -16,6 +31,7 @@ from monograph.ops.base import (
     check_kinds,
     normalise_axis,
 )
+from monograph.ops.interpolate import TAPS
 from monograph.ops.resample import (
     COORDINATES,
     CROP,
@@ -63,6 +79,8 @@ class Resize(Op):
     extrapolation: float = 0.0
     policy: str = STRETCH
 
+    narrowing = Narrowing.ARITHMETIC
+    linear = True
     samples = (
         sample("f32[1, 2, 3, 4]", axes=(2, 3), scales=(2.0, 2.0)),
         sample("f32[1, 2, 5, 4]", axes=(2, 3), sizes=(3, 7), mode=LINEAR),
@@ -250,6 +268,16 @@ class Resize(Op):
                 raise InferError(f"{name} do not fit the axes", expected=expected, given=t)
         named = {normalise_axis(a, x.rank) for a in axes}
         return x.with_shape(UNKNOWN if i in named else d for i, d in enumerate(x.dims))
+
+    def bound(self, value: Value, given: Sequence[float]) -> float:
+        """Return the bound of values between elements; a cubic kernel overshoots them."""
+        return math.inf if self.mode == CUBIC else max(given[0], abs(self.extrapolation))
+
+    def follow_order(self, value: Value, index: int, order: Order) -> LayoutPlan | None:
+        return in_order(value, order, axes=stored_axes(order, self.axes))
+
+    def accumulation_length(self, *types: TensorType) -> int:
+        return int(TAPS.get(self.mode, 1) ** len(self.axes))
 
 
 def _same_scale(a: float, b: float) -> bool:

@@ -12,6 +12,7 @@ from monograph.ir import UNKNOWN, Array, Op, TensorType, Type, from_numpy, sampl
 from monograph.ir.dtype import FLOAT, i64
 from monograph.ir.types import merge_dims
 from monograph.ops.base import as_tensor, check_allocation, check_kinds, same_dtype
+from monograph.ops.interpolate import sampling_gain
 
 MAX_SAMPLES = 1 << 20
 """A region may be sampled this often along an axis: more is a box that cannot be meant."""
@@ -121,6 +122,12 @@ class RoiAlign(Op):
         weighted = read * wy[:, :, :, None, None, None] * wx
         result: Array = weighted.max((2, 3, 5, 6))
         return result
+
+    def accumulation_length(self, *types: TensorType) -> int:
+        return 4 * max(1, self.ratio) ** 2
+
+    def operand_gain(self, index: int, *types: TensorType) -> float:
+        return sampling_gain(types[0]) if index == 1 else 1.0
 
 
 def _matrix(places: Array, weights: Array, size: int) -> Array:
@@ -253,6 +260,10 @@ class NonMaxSuppression(Op):
     def infer_deferred(cls, static: dict[str, Any], types: tuple[Type, ...], **late: Type) -> Type:
         boxes, scores = map(as_tensor, types)
         return cls(**static).infer(boxes, scores)
+
+    def most_rows(self, *types: TensorType) -> int | None:
+        batch, classes, boxes = types[1].static
+        return batch * classes * max(min(self.limit, boxes), 0)
 
 
 def _overlap(one: Array, others: Array) -> Array:

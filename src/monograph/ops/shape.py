@@ -3,19 +3,47 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from monograph.errors import InferError
-from monograph.ir import UNKNOWN, Array, Dim, Op, Shape, TensorType, Type, broadcast, sample
+from monograph.ir import (
+    UNKNOWN,
+    Array,
+    Dim,
+    Narrowing,
+    Op,
+    Shape,
+    TensorType,
+    Type,
+    Value,
+    broadcast,
+    sample,
+)
+from monograph.ir.affine import LENGTH, SIZE, Demand, IntRange, Known, united
 from monograph.ir.dtype import i64
+from monograph.ir.layout import (
+    LayoutPlan,
+    Need,
+    Order,
+    aligned,
+    in_order,
+    inverse,
+    regroup,
+    stored_axes,
+    widened,
+    with_axes,
+    without,
+)
 from monograph.ops.base import (
+    ViewOp,
     as_tensor,
     check_allocation,
     check_rank,
+    known_sizes,
     normalise_axes,
     normalise_axis,
     same_dtype,
@@ -41,7 +69,7 @@ def unknown_like(x: TensorType) -> Shape | None:
 
 
 @dataclass(frozen=True)
-class Reshape(Op):
+class Reshape(ViewOp):
     """The same elements in row-major order under another shape.
 
     A size may be INFER (-1, once) or COPY (-2); both are resolved as soon as the input's shape is
@@ -129,6 +157,22 @@ class Reshape(Op):
     def infer_deferred(cls, static: dict[str, Any], types: tuple[Type, ...], **late: Type) -> Type:
         return as_tensor(types[0]).with_shape(unknown_shape(late["shape"]))
 
+    def follow_order(self, value: Value, index: int, order: Order) -> LayoutPlan | None:
+        regrouped = regroup(value.inputs[0].tensor, value.tensor, order)
+        if regrouped is None:
+            return None
+        need, after = regrouped
+        shape = tuple(value.tensor.static[d] for d in after)
+        return LayoutPlan(Reshape(shape), (Need(need),), after)
+
+    def operand_order(self, value: Value, order: Order) -> Order | None:
+        regrouped = regroup(value.tensor, value.inputs[0].tensor, order)
+        return None if regrouped is None else regrouped[1]
+
+    @classmethod
+    def late_demand(cls, operand: int, name: str, first: Type) -> Demand:
+        return Demand(operand, SIZE, 1, 1, "a size")
+
 
 def _counted(dims: Shape) -> tuple[int, tuple[str, ...]]:
     """Return the product of sizes, and the symbols among them."""
@@ -137,7 +181,7 @@ def _counted(dims: Shape) -> tuple[int, tuple[str, ...]]:
 
 
 @dataclass(frozen=True)
-class Squeeze(Op):
+class Squeeze(ViewOp):
     """Drops dimensions of size 1."""
 
     axes: tuple[int, ...]
@@ -165,9 +209,16 @@ class Squeeze(Op):
         known = x.shape is not None and dropped is not None
         return x.with_shape((UNKNOWN,) * (x.rank - len(dropped or ())) if known else None)
 
+    def follow_order(self, value: Value, index: int, order: Order) -> LayoutPlan | None:
+        op = Squeeze(stored_axes(order, self.axes))
+        return LayoutPlan(op, (Need(order),), without(order, self.axes))
+
+    def operand_order(self, value: Value, order: Order) -> Order | None:
+        return with_axes(order, self.axes)
+
 
 @dataclass(frozen=True)
-class Unsqueeze(Op):
+class Unsqueeze(ViewOp):
     """Puts dimensions of size 1 at these places of the result."""
 
     axes: tuple[int, ...]
@@ -197,9 +248,16 @@ class Unsqueeze(Op):
         known = x.shape is not None and added is not None
         return x.with_shape((UNKNOWN,) * (x.rank + len(added or ())) if known else None)
 
+    def follow_order(self, value: Value, index: int, order: Order) -> LayoutPlan | None:
+        after = with_axes(order, self.axes)
+        return LayoutPlan(Unsqueeze(stored_axes(after, self.axes)), (Need(order),), after)
+
+    def operand_order(self, value: Value, order: Order) -> Order | None:
+        return without(order, self.axes)
+
 
 @dataclass(frozen=True)
-class Transpose(Op):
+class Transpose(ViewOp):
     """Dimension i of the result is dimension permutation[i] of x."""
 
     permutation: tuple[int, ...]
@@ -226,9 +284,16 @@ class Transpose(Op):
     def reference(self, x: Array) -> Array:
         return np.transpose(x, self.permutation)
 
+    def follow_order(self, value: Value, index: int, order: Order) -> LayoutPlan | None:
+        back = inverse(self.permutation)
+        return LayoutPlan(None, (Need(order),), tuple(back[d] for d in order))
+
+    def operand_order(self, value: Value, order: Order) -> Order | None:
+        return tuple(self.permutation[d] for d in order)
+
 
 @dataclass(frozen=True)
-class Broadcast(Op):
+class Broadcast(ViewOp):
     """x repeated to the shape that it and `shape` broadcast to."""
 
     shape: tuple[int, ...]
@@ -260,6 +325,21 @@ class Broadcast(Op):
             return x.with_shape(None)
         return x.with_shape((UNKNOWN,) * max(x.rank, len(target)))
 
+    def follow_order(self, value: Value, index: int, order: Order) -> LayoutPlan | None:
+        return self.reach_order(value, widened(order, value.tensor.rank))
+
+    def reach_order(self, value: Value, order: Order) -> LayoutPlan | None:
+        if not value.tensor.is_static:
+            return None
+        shape = tuple(value.tensor.static[d] for d in order)
+        return LayoutPlan(Broadcast(shape), (aligned(value.inputs[0], order),), order)
+
+    @classmethod
+    def late_demand(cls, operand: int, name: str, first: Type) -> Demand:
+        if isinstance(first, TensorType) and first.shape:
+            return Demand(operand, SIZE, 1, 1, "a size")
+        return super().late_demand(operand, name, first)
+
 
 FAR = 2**31 - 1
 """A bound of a slice that lies beyond any size."""
@@ -285,7 +365,7 @@ def sliced_places(s: slice, size: int) -> range:
 
 
 @dataclass(frozen=True)
-class Slice(Op):
+class Slice(ViewOp):
     """x[start:stop:step, ...], one triple a dimension; `sliced_places` says how bounds are clamped.
 
     Bounds are normalised once the size is known: a start within it, and for a negative step a stop
@@ -356,6 +436,20 @@ class Slice(Op):
     def infer_deferred(cls, static: dict[str, Any], types: tuple[Type, ...], **late: Type) -> Type:
         return as_tensor(types[0]).with_shape(unknown_like(as_tensor(types[0])))
 
+    def follow_order(self, value: Value, index: int, order: Order) -> LayoutPlan | None:
+        fields = (self.starts, self.stops, self.steps)
+        op = Slice(*(tuple(f[d] for d in order) for f in fields))
+        return LayoutPlan(op, (Need(order),), order)
+
+    @classmethod
+    def late_demand(cls, operand: int, name: str, first: Type) -> Demand:
+        sizes = known_sizes(first)
+        if not sizes:
+            return super().late_demand(operand, name, first)
+        low, high = (0, max(sizes) - 1) if name == "starts" else (1, max(sizes))
+        why = f"a bound within {max(sizes)}"
+        return Demand(operand, LENGTH, low, high, why, must=False)
+
 
 @dataclass(frozen=True)
 class Concat(Op):
@@ -363,6 +457,8 @@ class Concat(Op):
 
     axis: int
 
+    narrowing = Narrowing.MOVE
+    adds_terms = True
     samples = (
         sample("f32[2, 3]", "f32[2, 1]", "f32[2, 2]", axis=1),
         sample("i64[2]", "i64[0]", axis=-1),
@@ -399,11 +495,29 @@ class Concat(Op):
     def reference(self, *xs: Array) -> Array:
         return np.concatenate(xs, self.axis)
 
+    def bound(self, value: Value, given: Sequence[float]) -> float:
+        return max(given)
+
+    def affine(self, value: Value, given: Sequence[Known]) -> Known:
+        return united(*given)
+
+    def integer_range(
+        self, value: Value, of: Callable[[Value], IntRange | None], item: int = 0
+    ) -> IntRange | None:
+        ranges = [r for v in value.inputs if (r := of(v)) is not None]
+        if len(ranges) != len(value.inputs):
+            return None
+        return min(r[0] for r in ranges), max(r[1] for r in ranges)
+
+    def follow_order(self, value: Value, index: int, order: Order) -> LayoutPlan | None:
+        return in_order(value, order, axis=order.index(self.axis))
+
 
 @dataclass(frozen=True)
 class ShapeOf(Op):
     """The sizes of x, as a vector of integers."""
 
+    level = True
     samples = (sample("f32[2, 3]"), sample("f32[]"))
 
     def infer(self, x: TensorType) -> TensorType:

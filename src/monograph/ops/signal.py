@@ -11,8 +11,20 @@ from typing import Any
 import numpy as np
 
 from monograph.errors import InferError
-from monograph.ir import UNKNOWN, Array, Dim, DType, Op, TensorType, Type, from_numpy, sample
+from monograph.ir import (
+    UNKNOWN,
+    Array,
+    Dim,
+    DType,
+    Narrowing,
+    Op,
+    TensorType,
+    Type,
+    from_numpy,
+    sample,
+)
 from monograph.ir.dtype import FLOAT, f32
+from monograph.ir.traits import SUMS_MANY, known_product
 from monograph.ops.base import (
     NUMERIC,
     as_tensor,
@@ -36,6 +48,9 @@ class Dft(Op):
     inverse: bool = False
     onesided: bool = False
 
+    narrowing = Narrowing.KEPT
+    kept_reason = SUMS_MANY
+    wide_range = linear = True
     costly = True
     samples = (
         sample("f32[2, 5, 1]", axis=1),
@@ -114,6 +129,9 @@ class Dft(Op):
         axis = normalise_axis(static["axis"], x.rank)
         return result.with_shape(UNKNOWN if i == axis else d for i, d in enumerate(result.dims))
 
+    def accumulation_length(self, *types: TensorType) -> int:
+        return known_product([types[0].dims[self.axis] if self.length is None else self.length])
+
 
 @dataclass(frozen=True)
 class Frames(Op):
@@ -126,6 +144,7 @@ class Frames(Op):
     length: int
     step: int
 
+    view = linear = True
     samples = (
         sample("f32[2, 9]", axis=1, length=4, step=2),
         sample("f32[7, 2]", axis=0, length=3, step=3),

@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from monograph.errors import ExecutionError, InferError
-from monograph.ir import UNKNOWN, Array, Op, TensorType, TupleType, Type, from_numpy, sample
+from monograph.ir import (
+    UNKNOWN,
+    Array,
+    Narrowing,
+    Op,
+    TensorType,
+    TupleType,
+    Type,
+    Value,
+    from_numpy,
+    sample,
+)
+from monograph.ir.affine import LENGTH, Demand, IntRange, index_range
 from monograph.ir.dtype import BOOL, STRING, i64
-from monograph.ops.base import NUMERIC, as_tensor, check_kinds, normalise_axis, widen
+from monograph.ops.base import NUMERIC, as_tensor, check_kinds, known_sizes, normalise_axis, widen
 
 
 @dataclass(frozen=True)
@@ -26,6 +39,8 @@ class TopK(Op):
     largest: bool = True
     sorted: bool = True
 
+    narrowing = Narrowing.KEPT
+    kept_reason = "sorting keys stay apart"
     samples = (
         sample("f32[3, 7]", k=3, axis=1),
         sample([[2, 1, 2, 2]], k=3, axis=-1),
@@ -66,11 +81,25 @@ class TopK(Op):
         values = x.with_shape((*x.dims[:axis], UNKNOWN, *x.dims[axis + 1 :]))
         return TupleType((values, values.with_dtype(i64)))
 
+    def integer_range(
+        self, value: Value, of: Callable[[Value], IntRange | None], item: int = 0
+    ) -> IntRange | None:
+        """Return the range of the indices, which are the second result."""
+        return index_range(value.inputs[0].tensor.static[self.axis]) if item == 1 else None
+
+    @classmethod
+    def late_demand(cls, operand: int, name: str, first: Type) -> Demand:
+        sizes = known_sizes(first)
+        if not sizes:
+            return super().late_demand(operand, name, first)
+        return Demand(operand, LENGTH, 1, min(sizes), f"how many of {min(sizes)}")
+
 
 @dataclass(frozen=True)
 class NonZero(Op):
     """Where x is not zero: a column of coordinates for each such element, in row-major order."""
 
+    level = True
     samples = (
         sample([[1, 0], [3, 4]]),
         sample("bool[2, 3, 2]"),
@@ -86,6 +115,9 @@ class NonZero(Op):
         if x.ndim == 0:
             return np.zeros((0, int(bool(x))), np.int64)
         return np.array(np.nonzero(x), np.int64).reshape(x.ndim, -1)
+
+    def most_rows(self, *types: TensorType) -> int | None:
+        return types[0].size
 
 
 @dataclass(frozen=True)
@@ -140,6 +172,9 @@ class Unique(Op):
             place[order] = np.arange(len(order))
             first, inverse, counts = first[order], place[inverse], counts[order]
         return np.take(x, first, axis), first, inverse, counts
+
+    def most_rows(self, *types: TensorType) -> int | None:
+        return types[0].size if self.axis is None else types[0].static[self.axis]
 
 
 def _group(rows: Array) -> tuple[Array, Array, Array]:

@@ -80,6 +80,7 @@ class TreeEnsemble(Op):
     aggregate: str = "sum"
     out: DType = f32
 
+    host_reason = "an op of classical models"
     costly = True
     samples = (
         sample(_ROWS, **_stump()),
@@ -207,6 +208,9 @@ class TreeEnsemble(Op):
             (np.minimum if smallest else np.maximum).at(total, place, weights)
             total[np.bincount(place, minlength=size) == 0] = 0.0
         return total.reshape(len(leaves), self.targets)
+
+    def accumulation_length(self, *types: TensorType) -> int:
+        return int(self.roots.array.size)
 
 
 def _check_range(what: str, table: Array, count: int) -> None:

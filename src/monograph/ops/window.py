@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from monograph.errors import ExecutionError, InferError
-from monograph.ir import UNKNOWN, Array, Dim, Shape, TensorType
+from monograph.ir import UNKNOWN, Array, Dim, Shape, TensorType, Value
+from monograph.ir.layout import LayoutPlan, Need, channels_last, plain
 from monograph.ops.base import check_allocation
 
 SAME_UPPER, SAME_LOWER = "same_upper", "same_lower"
@@ -51,6 +53,15 @@ def channels_first(x: Array, layout: str) -> Array:
 def in_layout(x: Array, layout: str) -> Array:
     """x[N, C, *S] in this layout."""
     return np.ascontiguousarray(np.moveaxis(x, 1, -1)) if layout == CHANNELS_LAST else x
+
+
+def channels_last_plan(value: Value, layout: str) -> LayoutPlan | None:
+    """Return the plan of a convolution with its channels last; None where they are already."""
+    if layout != CHANNELS_FIRST:
+        return None
+    order = channels_last(value.tensor.rank)
+    op = replace(value.op, layout=CHANNELS_LAST)  # type: ignore[type-var]
+    return LayoutPlan(op, (Need(order), Need(plain(len(order)))), order)
 
 
 def extent(kernel: int, dilation: int) -> int:

@@ -1,7 +1,7 @@
-"""How much work a step is: the floors that operations and bytes set.
+"""The work of a step: its operations and its bytes.
 
-Of a branch the larger side counts, of a loop all its turns. Where only data tell how many those
-are, the operations are not known: NaN, which nobody should show as a number.
+A branch counts as its larger side, a loop as all its iterations. Where data decide how many
+iterations there are, the operations are NaN: reports must not show them as a number.
 """
 
 from __future__ import annotations
@@ -10,13 +10,9 @@ import math
 
 from monograph.ir import Constant, Graph, Input, Item, TensorType, Value
 from monograph.ops.control import If, Loop, Scan
-from monograph.ops.conv import Conv
-from monograph.ops.index import Gather, GatherElements, GatherNd
-from monograph.ops.linear import Dot
 from monograph.program.dynamic.bounded import BoundedLoop
 from monograph.program.fusion.region import Region
 from monograph.program.legalise.expand import expand
-from monograph.program.legalise.recurrence import Recurrence
 from monograph.program.program import Program, Step
 from monograph.rewrite import Work
 
@@ -32,7 +28,7 @@ def outer_work(step: Step) -> Work:
     region = step.region
     moved = sum(_read_bytes(region, v) for v in region.inputs)
     moved += sum(_bytes(v) for v in region.outputs)
-    flops = sum(_flops(v) for v in region.body)
+    flops = sum(v.op.operations(v) for v in region.body)
     return Work(1, flops, moved)
 
 
@@ -70,14 +66,14 @@ def _graph_work(graph: Graph) -> Work:
         if isinstance(value.op, Constant):
             total += Work(0, 0, _bytes(value))
         elif not isinstance(value.op, (Input, Item)):
-            total += Work(0, _flops(value), 0) + _inside(value)
+            total += Work(0, value.op.operations(value), 0) + _inside(value)
     return total
 
 
 def _read_bytes(region: Region, value: Value) -> float:
     """The bytes of an operand that a step reads: of a table, only what is looked up."""
     anchor = region.anchor
-    if anchor is None or not isinstance(anchor.op, (Gather, GatherElements, GatherNd)):
+    if anchor is None or not anchor.op.looks_up:
         return _bytes(value)
     return min(_bytes(value), _bytes(anchor)) if value is anchor.inputs[0] else _bytes(value)
 
@@ -85,22 +81,3 @@ def _read_bytes(region: Region, value: Value) -> float:
 def _bytes(value: Value) -> float:
     known = isinstance(value.type, TensorType) and value.type.is_static
     return float(value.tensor.nbytes) if known else 0.0
-
-
-def _flops(value: Value) -> float:
-    if isinstance(value.op, Recurrence):
-        return value.op.flops(value.inputs[1].tensor.static[1])
-    if not isinstance(value.type, TensorType) or not value.type.is_static:
-        return 0.0
-    size = float(value.type.size)
-    if isinstance(value.op, Dot):
-        return 2.0 * size * value.inputs[0].tensor.static[-1] / _together(value)
-    if isinstance(value.op, Conv):
-        return 2.0 * size * math.prod(value.inputs[1].tensor.static[1:]) / _together(value)
-    return size
-
-
-def _together(layer: Value) -> int:
-    """How many products are done in the time of one of floats: bytes go four at a time."""
-    operands = [v.dtype for v in layer.inputs]
-    return 4 if all(d.is_integer and d.bits <= 8 for d in operands) else 1

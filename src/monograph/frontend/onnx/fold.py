@@ -270,7 +270,7 @@ def _compute(op: Binary, x: Dim, y: Dim) -> Dim:
     if isinstance(x, int) and isinstance(y, int):
         if isinstance(op, ew.Div):
             return UNKNOWN if y == 0 else abs(x) // abs(y) * (1 if (x < 0) == (y < 0) else -1)
-        exact = {ew.Add: x + y, ew.Sub: x - y, ew.Mul: x * y}[type(op)]
+        exact: int = {"add": x + y, "sub": x - y, "mul": x * y}[op.name]
         return exact if -(2**31) <= exact < 2**31 else UNKNOWN
     neutral = 1 if isinstance(op, (ew.Mul, ew.Div)) else 0
     if y == neutral:

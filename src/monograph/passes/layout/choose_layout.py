@@ -1,11 +1,11 @@
-"""Chooses the order in which convolutions keep their dimensions, and moves transposes away.
+"""The pass that chooses the order of dimensions of convolutions, and moves transposes away.
 
-Every convolution is given the layout that is asked for. Each other value may be kept in any order
-that its op can work in (see `layout_rules`); a transpose stands wherever a value is read in another
-order than the one it is kept in. The orders are chosen so that the cost model finds these cheap:
-sweeps through the graph, from the inputs and from the outputs in turn, pick the best order of each
-value given those of its neighbours. Ties keep transposes away from convolutions, so they end at
-inputs, at outputs, and at ops that take one order only.
+Every convolution gets the requested layout. Each other value may be stored in any order that its op
+works in (`Op.follow_order`, `Op.reach_order`). A transpose stands wherever a value is read in
+another order than it is stored in. The pass minimises the cost of these transposes by the cost
+model: sweeps through the graph, from the inputs and from the outputs in turn, pick the best order
+of each value for those of its neighbours. Ties keep transposes away from convolutions, so they end
+at inputs, at outputs, and at ops that work in one order only.
 """
 
 from __future__ import annotations
@@ -16,30 +16,51 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from monograph.errors import ConfigError
-from monograph.ir import Constant, Graph, Input, Value, constant, known
+from monograph.ir import Constant, Graph, Input, TensorType, Value, constant, known
+from monograph.ir.layout import LayoutPlan, Need, Order, channels_last, plain, same_memory
 from monograph.ops.shape import Reshape, Transpose, Unsqueeze
 from monograph.ops.window import CHANNELS_LAST
 from monograph.passes.base import Environment, Pass, users_of
-from monograph.passes.layout.layout_rules import (
-    LayoutPlan,
-    Need,
-    Order,
-    channels_last,
-    follow,
-    has_order,
-    is_pointwise,
-    is_view,
-    layer_plan,
-    plain,
-    plain_need,
-    plain_plan,
-    reach,
-)
 from monograph.rewrite import CostModel, Work
 
 KEEP = "keep"
 ROUNDS = 4
-"""Sweeps end when nothing changes any more, and after this many rounds."""
+"""The largest number of sweeps; they end early when nothing changes."""
+
+
+def has_order(value: Value) -> bool:
+    """Return True if the dimensions of a value could be stored in another order."""
+    return isinstance(value.type, TensorType) and value.type.shape is not None
+
+
+def plain_need(value: Value) -> Need:
+    return Need(plain(value.tensor.rank) if has_order(value) else ())
+
+
+def plain_plan(value: Value) -> LayoutPlan:
+    """Return the op as it is, on operands as they are."""
+    return LayoutPlan(value.op, tuple(map(plain_need, value.inputs)), plain_need(value).order)
+
+
+def layer_plan(value: Value) -> LayoutPlan | None:
+    """Return a convolution with its channels last; None for any other value."""
+    return value.op.layer_plan(value) if _is_ranked(value) else None
+
+
+def follow(value: Value, index: int, order: Order) -> LayoutPlan | None:
+    """Return a plan for an operand `index` in this order; None where there is none."""
+    return value.op.follow_order(value, index, order) if _is_ranked(value) else None
+
+
+def reach(value: Value, order: Order) -> LayoutPlan | None:
+    """Return a plan for a result in this order; None where there is none."""
+    if not value.inputs or not _is_ranked(value):
+        return None
+    return value.op.reach_order(value, order)
+
+
+def _is_ranked(value: Value) -> bool:
+    return all(map(has_order, (value, *value.inputs)))
 
 
 @dataclass(frozen=True)
@@ -55,7 +76,9 @@ class ChooseLayout(Pass):
     def run(self, graph: Graph, environment: Environment) -> Graph:
         if self.layout not in (KEEP, CHANNELS_LAST):
             raise ConfigError(
-                "no such layout", expected=f"{KEEP} | {CHANNELS_LAST}", given=self.layout
+                "`layout` must be a known layout",
+                expected=f"{KEEP} | {CHANNELS_LAST}",
+                given=self.layout,
             )
         if self.layout == KEEP:
             return graph
@@ -68,7 +91,7 @@ class ChooseLayout(Pass):
 
 
 class _Chooser:
-    """The choice of an order for every value."""
+    """Chooses an order for every value."""
 
     def __init__(self, graph: Graph, layers: dict[Value, LayoutPlan], cost: CostModel) -> None:
         self.graph = graph
@@ -77,11 +100,11 @@ class _Chooser:
         self.plans: dict[Value, LayoutPlan] = {}
         self.free: list[Value] = []
         self.wanted: dict[Value, Counter[Order]] = {v: Counter() for v in graph.values}
-        """How many users (outputs included) read a value in an order."""
+        """The number of users (outputs included) that read a value in an order."""
         self.users = users_of(graph)
         self.known_costs: dict[tuple[object, Order, Order], int] = {}
         for value in graph.values:
-            if follow_any(value) and (value not in layers or is_pointwise(value)):
+            if follow_any(value) and (value not in layers or value.op.any_spatial_order(value)):
                 self.free.append(value)
             else:
                 self._take(value, layers.get(value) or plain_plan(value))
@@ -116,7 +139,7 @@ class _Chooser:
                 del self.wanted[v][need.order]
 
     def _choose(self, value: Value) -> bool:
-        """Gives a value the best order; whether that changes what its neighbours see."""
+        """Give a value the best order; return True if its neighbours see a change."""
         self._release(value)
         before = self.plans.get(value)
         best = min(self._options(value), key=lambda plan: self._rank(value, plan))
@@ -124,7 +147,7 @@ class _Chooser:
         return before is None or (before.order, before.needs) != (best.order, best.needs)
 
     def _rank(self, value: Value, plan: LayoutPlan) -> tuple[int, bool, bool]:
-        """What a plan costs; among equals the one that leaves the plain order, then the present."""
+        """Return the cost of a plan; ties prefer another than the plain order, then the present."""
         cost = self._own(value, plan) + self._around(value, plan.order)
         reads = {(v, need.order) for v, need in zip(value.inputs, plan.needs, strict=True)}
         for v, order in reads:
@@ -133,7 +156,7 @@ class _Chooser:
         return cost, plan.order == plain(len(plan.order)), plan != self.plans.get(value)
 
     def _options(self, value: Value) -> list[LayoutPlan]:
-        """The plain plan (of a layer, its own), those that follow an operand or serve a user."""
+        """Return the plain plan (or a layer's own), and those for orders of operands and users."""
         found = [self.layers.get(value) or plain_plan(value)]
         for i, v in enumerate(value.inputs):
             order = self.plans[v].order
@@ -145,23 +168,23 @@ class _Chooser:
         return found
 
     def _own(self, value: Value, plan: LayoutPlan) -> int:
-        """The cost of a transpose that the graph has itself and the plan keeps."""
+        """Return the cost of a transpose of the graph that the plan keeps."""
         if not isinstance(plan.op, Transpose):
             return 0
         (x,) = value.inputs
         return self._cost(x, plain(x.tensor.rank), plan.op.permutation)
 
     def _around(self, value: Value, order: Order) -> int:
-        """The cost of giving a value to its users, if it is kept in this order."""
+        """Return the cost of the transposes to the users of a value in this order."""
         return sum(self._cost(value, order, wanted) for wanted in self.wanted[value])
 
     def _cost(self, value: Value, given: Order, wanted: Order) -> int:
-        """The cost of reordering a value, in whole femtoseconds so that equal sums are equal."""
+        """Return the cost of a transpose in whole femtoseconds, so that equal sums are equal."""
         if given == wanted or isinstance(value.op, Constant):
             return 0
         key = (value.type, given, wanted)
         if key not in self.known_costs:
-            free = is_view(value.tensor, given, wanted)
+            free = same_memory(value.tensor, given, wanted)
             # A symbol counts as 1: what is known of a size still tells large from small.
             sizes = [d for d in value.tensor.dims if isinstance(d, int)]
             moved = 2 * int(np.prod(sizes, dtype=np.float64)) * value.dtype.itemsize
@@ -171,7 +194,7 @@ class _Chooser:
 
 
 def follow_any(value: Value) -> bool:
-    """Whether a value can be computed in another order than the plain one at all."""
+    """Return True if a value can be computed in another order than the plain one."""
     for i, v in enumerate(value.inputs):
         if not has_order(v):
             return False
@@ -184,7 +207,7 @@ def follow_any(value: Value) -> bool:
 
 @dataclass
 class _Builder:
-    """The graph of a choice of orders."""
+    """Builds the graph of the chosen orders."""
 
     graph: Graph
     plans: dict[Value, LayoutPlan]
@@ -219,7 +242,7 @@ class _Builder:
         return Graph(graph.inputs, outputs, graph.name, self.origins, graph.donations)
 
     def _read(self, value: Value, need: Need, reader: str) -> Value:
-        """A value in the order that a user needs."""
+        """Return a value in the order that a user needs."""
         made = self.kept[value]
         data = known(made)
         if data is not None:
@@ -240,7 +263,7 @@ class _Builder:
     def _reordered(self, made: Value, value: Value, wanted: Order, reader: str) -> Value:
         given = self.plans[value].order
         origin = self.graph.origin(value)
-        if value.tensor.is_static and is_view(value.tensor, given, wanted):
+        if value.tensor.is_static and same_memory(value.tensor, given, wanted):
             moved = Reshape(tuple(value.tensor.static[d] for d in wanted))(made)
         else:
             moved = Transpose(tuple(given.index(d) for d in wanted))(made)

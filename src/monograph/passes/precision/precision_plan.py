@@ -1,6 +1,6 @@
-"""Which values of a graph are computed in a narrow float type, and why the others are not.
+"""The precision plan: the values that a narrow float type computes, and why others stay in f32.
 
-What decides, in this order:
+These rules decide, in this order:
 
 1. An op that must stay in f32 does (see `precision_rules`).
 2. Arithmetic on nothing but values that stay, stays: the mean, the variance and its square root.
@@ -25,30 +25,24 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import ml_dtypes
-import numpy as np
 
-from monograph.ir import Constant, DType, Graph, Input, Value, known, subgraphs
-from monograph.ops import elementwise as ew
-from monograph.ops.attention import Attention, CacheUpdate
-from monograph.ops.base import Comparison
+from monograph.ir import Constant, DType, Graph, Input, Narrowing, Value, subgraphs
 from monograph.passes.base import users_of
 from monograph.passes.precision.bounds import find_bounds
 from monograph.passes.precision.degrees import find_degrees, is_trusted
 from monograph.passes.precision.front_ends import find_front_ends
 from monograph.passes.precision.precision_rules import (
-    ARITHMETIC,
     GROWS,
-    LAYERS,
-    MOVES,
-    TERMS,
     TOO_LARGE,
     VANISHES,
     Magnitude,
+    find_f32_reason,
     has_range_of_f32,
     has_wide_range,
     is_f32,
     is_flexible,
-    kept_reason,
+    is_layer,
+    is_move,
     range_reason,
 )
 from monograph.passes.precision.range_probe import Rehearsal
@@ -60,15 +54,17 @@ FEEDS = "all that reads it stays in f32"
 MISFIT = "it reads numbers that do not fit"
 DONATED = "it is written into the memory of an input"
 UNPROVED = "its range is not proved: it may grow faster than the inputs do"
-SATURATES = (ew.Erf, ew.Sigmoid, ew.Tanh)
-"""Ops that make the same of infinity as of a large number."""
+
+
+def is_comparison(value: Value) -> bool:
+    return value.op.narrowing is Narrowing.COMPARISON
 
 
 def converts(value: Value) -> bool:
     """Whether a value could be computed in another float type: it reads or gives f32."""
     if isinstance(value.op, (Input, Constant)):
         return False
-    if isinstance(value.op, Comparison):
+    if is_comparison(value):
         return is_f32(value.inputs[0].type)
     return is_f32(value.type)
 
@@ -143,13 +139,13 @@ class _Plan:
     def decide(self, value: Value, reason: str | None) -> None:
         operands = [v for v in value.inputs if is_f32(v.type) and not isinstance(v.op, Constant)]
         flexible = is_flexible(value.op) and bool(operands)
-        reason = reason or kept_reason(value, self.to) or self._unproved(value)
+        reason = reason or find_f32_reason(value, self.to) or self._unproved(value)
         if reason is None:
             reason = self.front_ends.get(value)
         if reason is None and flexible:
             reason = self._from_operands(value, operands)
         follows = reason in (FOLLOWS, JOINS) and any(v in self.masks for v in operands)
-        set_by_constant = not isinstance(value.op, LAYERS) and (reason or "").startswith(TOO_LARGE)
+        set_by_constant = not is_layer(value.op) and (reason or "").startswith(TOO_LARGE)
         if follows or set_by_constant:
             self.masks.add(value)
             self.misfits.pop(value, None)
@@ -164,7 +160,7 @@ class _Plan:
 
     def _unproved(self, value: Value) -> str | None:
         """Why no estimate tells whether a value, or what a layer reads, fits."""
-        read = value.inputs[:3] if isinstance(value.op, LAYERS) else ()
+        read = value.inputs[:3] if is_layer(value.op) else ()
         if all(is_trusted(self.degrees.get(v, 0.0)) for v in (value, *read)):
             return None
         return UNPROVED
@@ -174,18 +170,18 @@ class _Plan:
             return FOLLOWS
         if any(v in self.wide for v in operands):
             return JOINS
-        if isinstance(value.op, Comparison) and any(v in self.reasons for v in operands):
+        if is_comparison(value) and any(v in self.reasons for v in operands):
             return FOLLOWS
         return None
 
     def _misfit(self, value: Value, operands: list[Value]) -> str | None:
         """Whether an operand would be spoilt if this value read it in the narrow type."""
-        if isinstance(value.op, Attention):
+        if value.op.clipped_from is not None:
             # A mask that is too large hides its keys as well when it is clipped.
-            operands = [v for v in operands if v in value.inputs[:3]]
+            operands = [v for v in operands if v in value.inputs[: value.op.clipped_from]]
         for v in operands:
             small = self.misfits.get(v, GROWS).startswith(VANISHES)
-            if v in self.misfits and not (small and isinstance(value.op, TERMS)):
+            if v in self.misfits and not (small and value.op.adds_terms):
                 return f"{MISFIT} ({self.misfits[v].partition('(')[2]}"
         return None
 
@@ -214,10 +210,10 @@ def _keep_what_feeds(graph: Graph, reasons: dict[Value, str], edges: str) -> Non
         if value in outputs or not users[value] or not converts(value):
             continue
         follows = reasons.get(value) == FOLLOWS
-        if isinstance(value.op, ARITHMETIC) and value not in reasons:
+        if value.op.narrowing is Narrowing.ARITHMETIC and value not in reasons:
             if all(reasons.get(u, FEEDS) != FEEDS for u in users[value]):
                 reasons[value] = FEEDS
-        elif isinstance(value.op, MOVES) and follows and _all_narrow(users[value], reasons):
+        elif is_move(value.op) and follows and _all_narrow(users[value], reasons):
             del reasons[value]
 
 
@@ -227,7 +223,7 @@ def _moved(graph: Graph, reasons: Mapping[Value, str]) -> set[Value]:
     for value in graph.values:
         operands = [v for v in value.inputs if is_f32(v.type) and not isinstance(v.op, Constant)]
         whole = all(v in found or v in reasons for v in operands)
-        if isinstance(value.op, MOVES) and is_f32(value.type) and operands and whole:
+        if is_move(value.op) and is_f32(value.type) and operands and whole:
             found.add(value)
     return found.difference(graph.inputs)
 
@@ -251,17 +247,7 @@ def _misfits(graph: Graph, to: DType, sizes: Mapping[Value, Magnitude]) -> dict[
 
 def _absorbs(user: Value, value: Value, misfits: Mapping[Value, str], harmless: set[Value]) -> bool:
     """Whether a user makes the same of a value that overflowed to infinity."""
-    op = user.op
-    if isinstance(op, SATURATES):
+    if user.op.saturates:
         return True
-    if user not in harmless:
-        return False
-    if isinstance(op, (ew.Add, ew.Sub)):
-        # Infinities of two operands may cancel to NaN.
-        return user.inputs.count(value) == 1 and not any(
-            v in misfits for v in user.inputs if v is not value
-        )
-    if isinstance(op, ew.Mul):
-        others = [known(v) for v in user.inputs if v is not value]
-        return all(c is not None and bool(np.all(c != 0)) for c in others)
-    return isinstance(op, MOVES) and not isinstance(op, CacheUpdate)
+    alone = not any(v in misfits for v in user.inputs if v is not value)
+    return user in harmless and user.op.passes_infinity(user, value, alone)

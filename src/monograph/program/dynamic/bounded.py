@@ -25,8 +25,6 @@ from monograph.ir import (
 )
 from monograph.ir.dtype import COMPLEX, STRING, i64
 from monograph.ops.control import Loop
-from monograph.ops.roi import NonMaxSuppression
-from monograph.ops.sort import NonZero, Unique
 from monograph.ops.subgraph import is_pure
 
 MAX_BOUND = 1 << 27
@@ -139,14 +137,7 @@ def bound(op: Op, types: tuple[Type, ...]) -> int | None:
     tensors = [t for t in types if isinstance(t, TensorType)]
     if len(tensors) != len(types) or not all(_is_number(t) for t in tensors):
         return None
-    most: int | None = None
-    if isinstance(op, NonZero):
-        most = tensors[0].size
-    elif isinstance(op, Unique):
-        most = tensors[0].size if op.axis is None else tensors[0].static[op.axis]
-    elif isinstance(op, NonMaxSuppression):
-        batch, classes, boxes = tensors[1].static
-        most = batch * classes * max(min(op.limit, boxes), 0)
+    most = op.most_rows(*tensors)
     if most is None:
         return None
     # Whole results, not their lengths, take the memory.

@@ -15,9 +15,8 @@ import numpy as np
 
 from monograph.ir import Array, Item, TensorType, Value, constant
 from monograph.ir.dtype import i64
-from monograph.ops.composite import LogSoftmax, Softmax
 from monograph.ops.elementwise import Less, Max, Sub, Where
-from monograph.ops.index import Gather, GatherNd, ScatterNd
+from monograph.ops.index import Gather, ScatterNd
 from monograph.ops.linear import Dot
 from monograph.ops.pad_tile import Iota
 from monograph.ops.reduce import Reduction
@@ -51,8 +50,9 @@ def carry(value: Value, rooms: Mapping[Value, Room], made: Mapping[Value, Value]
     if len(open_) != 1 or not _keeps_rows(value, rooms, open_[0]):
         return None
     inputs = [rooms[v].value if v in rooms else made.get(v, v) for v in value.inputs]
-    if _is_masked(value, held[0]):
-        inputs[0] = _masked(held[0], np.array(-np.inf))
+    filling = value.op.row_filling(held[0].axis)
+    if filling is not None:
+        inputs[0] = _masked(held[0], np.array(filling))
     if _reads_places(value, rooms):
         inputs[1] = _as_indices(rooms[value.inputs[1]])
     full = value.op(*inputs)
@@ -155,21 +155,16 @@ def _keeps_rows(value: Value, rooms: Mapping[Value, Room], axis: int) -> bool:
         elif room is None:
             fits = operand.tensor.is_static
         else:
-            stated = value.op.row_axis(i, room.axis, *types)
-            fits = axis == (room.axis if _is_masked(value, room) else stated)
+            filled = value.op.row_filling(room.axis) is not None
+            fits = axis == (room.axis if filled else value.op.row_axis(i, room.axis, *types))
         if not fits:
             return False
     return not _reads_places(value, rooms) or _has_places(value.inputs[0])
 
 
-def _is_masked(value: Value, room: Room) -> bool:
-    """Return whether `carry` fills what lies behind the rows so that it changes none of them."""
-    return isinstance(value.op, (Softmax, LogSoftmax)) and value.op.axis == room.axis
-
-
 def _reads_places(value: Value, rooms: Mapping[Value, Room]) -> bool:
     """Return whether counted indices say what is read: those behind them are made zeros."""
-    return isinstance(value.op, (Gather, GatherNd)) and value.inputs[1] in rooms
+    return value.op.looks_up and value.inputs[1] in rooms
 
 
 def _has_places(x: Value) -> bool:

@@ -7,21 +7,14 @@ from dataclasses import dataclass
 from monograph.ir import Array, Constant, Input, Item, TensorType, TupleType, Type, Value
 from monograph.ir.dtype import COMPLEX, STRING, bf16, f16, f32
 from monograph.ops.base import Unary
-from monograph.ops.composite import LayerNorm, LogSoftmax, RmsNorm, Softmax
 from monograph.ops.linear import Dot
-from monograph.ops.pad_tile import Tile
 from monograph.ops.quant import Dequantize
-from monograph.ops.reduce import ArgReduction, Cumulative, Reduction
 from monograph.ops.scalar import Scalar, ScalarBuilder
 from monograph.ops.scalar import is_pointwise as op_is_pointwise
-from monograph.ops.shape import Broadcast, Concat, Reshape, Slice, Squeeze, Transpose, Unsqueeze
-from monograph.ops.signal import Frames
+from monograph.ops.shape import Concat
 
-ROWS = (ArgReduction, Cumulative, LayerNorm, LogSoftmax, Reduction, RmsNorm, Softmax)
-"""Ops along axes, whose kernels can compute the operand on the fly."""
 _SUMMED_WIDER = (f32, f16, bf16)
 """What products give that are summed in f32, of weights that need not be rounded to it first."""
-VIEWS = (Broadcast, Frames, Reshape, Slice, Squeeze, Tile, Transpose, Unsqueeze)
 
 
 @dataclass(frozen=True)
@@ -48,7 +41,7 @@ def is_leaf(value: Value) -> bool:
 
 
 def is_view(value: Value) -> bool:
-    return isinstance(value.op, VIEWS)
+    return value.op.view
 
 
 def is_pointwise(value: Value) -> bool:
@@ -67,7 +60,7 @@ def is_kernel(value: Value) -> bool:
 
 def reads_expressions(value: Value) -> bool:
     """Whether a kernel can compute its operand on the fly instead of reading it from memory."""
-    return isinstance(value.op, ROWS)
+    return value.op.reads_expressions
 
 
 def coded(value: Value) -> Value | None:

@@ -23,9 +23,8 @@ from monograph.ops.linear import Dot
 from monograph.ops.pad_tile import Pad
 from monograph.ops.reduce import CumSum, ReduceSum
 from monograph.ops.shape import Concat, ShapeOf, Slice, Squeeze, Unsqueeze
-from monograph.program.fusion.op_classes import VIEWS
 
-_MOVES = (*VIEWS, Concat, Gather, GatherElements, GatherNd, Pad, Where)
+_MOVES = (Concat, Gather, GatherElements, GatherNd, Pad, Where)
 _SCATTERS = (ScatterElements, ScatterNd)
 _SUMS = (Add, CumSum, ReduceSum, Sub)
 _PRODUCTS = (Dot, Mul)
@@ -104,7 +103,7 @@ def _pair(value: Value, made: dict[Value, Value], pairs: dict[Value, Pair]) -> P
         return _product(replace(op, out=None) if isinstance(op, Dot) else op, value, pairs)
     plain = isinstance(op, _SCATTERS) and op.reduction in ("none", "add")
     kind = op.target_class if isinstance(op, Deferred) else type(op)
-    if not plain and not issubclass(kind, (*_MOVES, *_SUMS)):
+    if not plain and not kind.view and not issubclass(kind, (*_MOVES, *_SUMS)):
         raise _WholeError
     first, second = (
         op(*(pairs[v][k] if v in pairs else made[v] for v in value.inputs)) for k in (0, 1)

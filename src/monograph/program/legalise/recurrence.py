@@ -13,6 +13,7 @@ import numpy as np
 
 from monograph.ir import Array, DType, Op, TensorType, TupleType, Value, constant, known
 from monograph.ir.dtype import f32, f64
+from monograph.ir.traits import known_product
 from monograph.ops.cast import Cast
 from monograph.ops.elementwise import Add
 from monograph.ops.linear import Dot
@@ -53,6 +54,13 @@ class Recurrence(Op):
 
     def flops(self, hidden: int) -> float:
         return 2.0 * self.time * self.batch * self.gates * hidden * hidden
+
+    def accumulation_length(self, *types: TensorType) -> int:
+        """Return the terms that remain when the product with the input is a dot of its own."""
+        return self.time * known_product(types[1].dims[1:])
+
+    def operations(self, value: Value) -> float:
+        return self.flops(value.inputs[1].tensor.static[1])
 
 
 def split_cell(cell: Op, inputs: tuple[Value, ...]) -> Value:

@@ -12,10 +12,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
 from monograph.ir import Graph, Item, Op, Value
-from monograph.ops.attention import CacheUpdate
 from monograph.ops.control import Loop
 from monograph.ops.decoding import DecodeAttention
-from monograph.ops.index import ScatterElements, ScatterNd
 from monograph.program.dynamic.bounded import BoundedLoop
 from monograph.program.fusion.access import Element, counters, resolve
 from monograph.program.fusion.op_classes import is_join, is_native, is_view
@@ -23,8 +21,6 @@ from monograph.program.fusion.region import Region
 from monograph.program.index import Index, flatten
 from monograph.program.memory.buffer_assignment import INPUT, OUTPUT, TEMPORARY, Buffer, Places
 
-UPDATES = (CacheUpdate, ScatterElements, ScatterNd)
-"""Ops whose result is their first operand but for what they write."""
 STATEFUL = (DecodeAttention, Loop, BoundedLoop)
 """Ops of several results, some of which are operands in a new state."""
 
@@ -143,7 +139,7 @@ def clash(region: Region, old: Buffer, places: Places) -> str | None:
     inside = frozenset(region.inputs)
     if anchor is not None:
         plain: Sequence[Value] = anchor.inputs
-        if isinstance(anchor.op, UPDATES) and not region.epilogue:
+        if anchor.op.updates_first and not region.epilogue:
             updated, *plain = anchor.inputs
             read = _positions([Element(updated, at)], inside, old, places)
             if read - {_key(target)}:

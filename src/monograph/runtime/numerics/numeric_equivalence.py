@@ -19,20 +19,23 @@ import numpy as np
 from monograph.errors import ExecutionError, FeedError, MonographError
 from monograph.ir import Array, Graph, TensorType, Value, evaluate
 from monograph.ir.evaluate import apply
-from monograph.ops.composite import RmsNorm, Softmax
 from monograph.runtime.feeds import Port
 from monograph.runtime.inputs.input_ranges import input_ranges
 from monograph.runtime.inputs.inputs import make_inputs
-from monograph.runtime.numerics.accumulation_length import contraction
 from monograph.runtime.numerics.compare import Difference, OutputPath, compare_outputs, flatten
-from monograph.runtime.numerics.tolerance import EXACT, MARGIN, Tolerance, derive, own_variance
+from monograph.runtime.numerics.tolerance import (
+    EXACT,
+    MARGIN,
+    Tolerance,
+    contraction,
+    derive,
+    own_variance,
+)
 from monograph.runtime.walk import STRUCTURE
 
 SIZES_TRIED = (2, 1)
 """Sizes for dimensions that nothing fixes: 1 hides what broadcasting gets wrong."""
 DISTURBED_RUNS = 6
-_POSITIVE = (Softmax, RmsNorm)
-"""Ops whose sums cannot cancel: they are off by a factor, each element at its own scale."""
 
 
 @dataclass(frozen=True)
@@ -273,7 +276,8 @@ def _disturb(value: Value, result: Any, generator: np.random.Generator) -> Any:
         return result
     wide = result.astype(np.float64)
     scale = np.abs(wide)
-    if contraction(value) > 1 and not isinstance(value.op, _POSITIVE):
+    if contraction(value) > 1 and not value.op.same_signs:
+        # Terms of different signs cancel; the others are off by a factor, at their own scale.
         scale = scale + np.max(scale[np.isfinite(scale)], initial=0.0)
     noise = generator.standard_normal(wide.shape)
     with np.errstate(all="ignore"):

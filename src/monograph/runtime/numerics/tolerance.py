@@ -53,10 +53,6 @@ from monograph.ir import (
     subgraphs,
 )
 from monograph.ir.dtype import COMPLEX, f32
-from monograph.ops.image import GridSample
-from monograph.ops.linear import Dot
-from monograph.ops.roi import RoiAlign
-from monograph.runtime.numerics.accumulation_length import contraction
 
 MARGIN = 4.0
 """Room for ops that amplify the differences of their inputs (sums that cancel, steep curves)."""
@@ -162,10 +158,16 @@ def variances(
 
 def gain(value: Value, index: int) -> float:
     """How much more than itself the squared difference of an operand counts in a result."""
-    if index != 1 or not isinstance(value.op, (GridSample, RoiAlign)):
-        return 1.0
-    sizes = (d for d in value.inputs[0].tensor.dims[2:] if isinstance(d, int))
-    return float(max(sizes, default=1)) ** 2
+    types = [v.type for v in value.inputs if isinstance(v.type, TensorType)]
+    return value.op.operand_gain(index, *types) if len(types) == len(value.inputs) else 1.0
+
+
+def contraction(value: Value) -> int:
+    """Return how many terms are summed into one element of a value; at least 1."""
+    types = [v.type for v in value.inputs if isinstance(v.type, TensorType)]
+    if len(types) < len(value.inputs) or any(t.shape is None for t in types):
+        return 1
+    return max(1, value.op.accumulation_length(*types))
 
 
 def own_variance(value: Value) -> float:
@@ -177,9 +179,7 @@ def own_variance(value: Value) -> float:
         return 0.0
     if dtype.is_float or dtype.kind == COMPLEX:
         own = epsilon(dtype)
-        permitted = 0.0
-        if isinstance(value.op, Dot) and value.op.left_bits:
-            permitted = 2.0**-value.op.left_bits
+        permitted = value.op.permitted_rounding()
         # Places are scaled to pixels first, which rounds them.
         places = 0.0 if (more := gain(value, 1)) == 1.0 else more * F32_EPSILON**2
         sums = (contraction(value) - 1) * min(own, F32_EPSILON) ** 2

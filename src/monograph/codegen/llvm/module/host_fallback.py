@@ -21,20 +21,11 @@ from monograph.ir import (
 )
 from monograph.ir.dtype import COMPLEX, STRING
 from monograph.ops.deferred import Deferred
-from monograph.ops.image_decode import DecodeImage
-from monograph.ops.ml import CoupleProbabilities, Lookup
-from monograph.ops.trees import TreeEnsemble
 from monograph.program.dynamic.stages import is_turned
 from monograph.program.fusion.region import Region
 from monograph.program.legalise.lower_complex import in_parts
 
 STRUCTURE = (Constant, Input, Item)
-_OPS = {
-    CoupleProbabilities: "an op of classical models",
-    DecodeImage: "it decodes a file",
-    Lookup: "an op of classical models",
-    TreeEnsemble: "an op of classical models",
-}
 _CONTAINERS = {SequenceType: "a sequence", OptionalType: "an optional", MapType: "a map"}
 
 
@@ -87,8 +78,8 @@ def of_graph(graph: Graph) -> dict[str, str]:
 def _of_value(value: Value) -> str:
     """Why an op runs on the host; "" where its kind and its types do not tell."""
     kind = value.op.target_class if isinstance(value.op, Deferred) else type(value.op)
-    if kind in _OPS:
-        return _OPS[kind]
+    if kind.host_reason:
+        return kind.host_reason
     held = _of_types((value.type, *(v.type for v in value.inputs)))
     if held:
         return held

@@ -27,7 +27,6 @@ from monograph.program.dynamic.bounded import BoundedLoop
 from monograph.program.fusion.op_classes import is_native, is_view, reads_codes
 from monograph.program.fusion.region import Region
 from monograph.program.memory.buffer_assignment import Halo
-from monograph.program.memory.inplace import UPDATES
 
 Generator = Callable[[KernelContext], Kernel]
 
@@ -134,5 +133,6 @@ class CpuTarget:
         """Loops over elements, updates, state, tiles of dots and convolutions, which are apart."""
         if generator(region) is None:
             return False
-        able = (Conv, Dot, Loop, BoundedLoop, *UPDATES)
-        return region.anchor is None or isinstance(region.anchor.op, able)
+        if region.anchor is None or region.anchor.op.updates_first:
+            return True
+        return isinstance(region.anchor.op, (Conv, Dot, Loop, BoundedLoop))
