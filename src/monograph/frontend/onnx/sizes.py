@@ -1,7 +1,7 @@
 """Arithmetic on sizes during import: ints if they are known, values if not.
 
-Converters write `reshape(x, [size_of(x, 0), 4, ...])` without a check for open dimensions. Errors for
-sizes that a model cannot accept name the feed or the `dims` at fault.
+Converters write `reshape(x, [size_of(x, 0), 4, ...])` without a check for open dimensions.
+Errors for sizes that a model cannot accept name the feed or the `dims` at fault.
 """
 
 from __future__ import annotations
