@@ -9,8 +9,7 @@ from __future__ import annotations
 import itertools
 import logging
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
@@ -30,7 +29,7 @@ from monograph.runtime.cpu.threads import choose_threads
 from monograph.runtime.cpu.trim_memory import release_memory
 from monograph.runtime.feeds import ModelSignature
 from monograph.runtime.forking import ForkLock, import_whole
-from monograph.runtime.progress import READY, Progress, silent
+from monograph.runtime.progress import Progress, silent, until_ready
 
 # The frontend, the rewrites and the compiler take longer to import than a compiled model takes to
 # load: what needs them imports them.
@@ -100,7 +99,7 @@ class Bindings:
             self.donate = self._package.options["donate"]
         else:
             self._store = open_store(source, config, dims, donate)
-        with self._working():
+        with until_ready(self._progress):
             self.signature = self._signature()
 
     def _signature(self) -> ModelSignature:
@@ -166,7 +165,7 @@ class Bindings:
         with self._lock:
             key = self._key(feeds)
             if key not in self.executables:
-                with self._working():
+                with until_ready(self._progress):
                     made = self._find(feeds)
                     self.found += made is not None
                     made = made or self._compile(feeds)
@@ -313,14 +312,6 @@ class Bindings:
         if self.values_decide or len(arrays) != len(feeds):
             return None
         return {name: x.shape for name, x in arrays.items()}
-
-    @contextmanager
-    def _working(self) -> Iterator[None]:
-        """Says when work is over, whatever came of it."""
-        try:
-            yield
-        finally:
-            self._progress(READY, 1, 1)
 
 
 def _parts_of(executable: Any, values_decide: bool) -> str:

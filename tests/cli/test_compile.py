@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from tests.cli.calls import call
 from tests.report import models
@@ -21,6 +22,20 @@ def test_compile_and_run(linear: Path, tmp_path: Path):
     found = json.loads(call("run", package, "--json", "--input", given(tmp_path)).stdout)
     assert found["ok"], found
     assert [o["shape"] for o in found["outputs"]] == [o["shape"] for o in plain["outputs"]]
+
+
+def test_a_run_says_where_its_code_comes_from(
+    linear: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("MONOGRAPH_CACHE_DIR", str(tmp_path / "cache"))
+    package = tmp_path / "m.mono"
+    assert "compilation included" in call("run", linear).stdout
+    assert "loading of code from the cache included" in call("run", linear).stdout
+    assert call("compile", linear, "-o", package).exit_code == 0
+    shown = call("run", package).stdout
+    assert "loading of the package's code included" in shown
+    assert "compil" not in shown
+    assert "included" not in call("run", linear, "--target", "reference").stdout
 
 
 def test_a_package_can_be_timed(linear: Path, tmp_path: Path):

@@ -156,7 +156,7 @@ def test_arrays_that_would_share_a_key_are_not_saved(tmp_path: Path):
         (
             models.LINEAR,
             ("--target", "reference", "--capture", "require"),
-            "take --target gpu or --target cpu",
+            "set --target gpu or --target cpu",
         ),
     ],
 )

@@ -15,6 +15,7 @@ from benchmarks.decoders import build
 from tests.report import models
 
 FULL = Path("/dev/full")
+NO_SPACE = "error: standard output (/dev/full) cannot be written: No space left on device"
 COMMANDS = [
     ("inspect",),
     ("inspect", "--json"),
@@ -71,7 +72,9 @@ def closed() -> Iterator[int]:
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
 def test_a_full_disk_is_one_message(command: tuple[str, ...], full: int, linear: Path) -> None:
     done = finished(full, command[0], linear, *command[1:])
-    assert complaints(done) == ["error: the output cannot be written: No space left on device"]
+    assert complaints(done) == [
+        "error: standard output (/dev/full) cannot be written: No space left on device"
+    ]
     assert done.returncode == 2
 
 
@@ -79,7 +82,9 @@ def test_a_generation_that_cannot_be_written(full: int, closed: int, tmp_path: P
     folder = build(tmp_path, "tiny-llama")
     wanted = ("generate", folder, "--target", "cpu", "--tokens", "3,14", "--max-new-tokens", 4)
     done = finished(full, *wanted)
-    assert complaints(done) == ["error: the output cannot be written: No space left on device"]
+    assert complaints(done) == [
+        "error: standard output (/dev/full) cannot be written: No space left on device"
+    ]
     assert done.returncode == 2
     done = finished(closed, *wanted)
     assert (complaints(done), done.returncode) == ([], 0)
@@ -90,7 +95,9 @@ def test_help_on_a_full_disk_is_one_message(
     arguments: tuple[str, ...], full: int, buffered: bool
 ) -> None:
     done = finished(full, *arguments, buffered=buffered)
-    assert complaints(done) == ["error: the output cannot be written: No space left on device"]
+    assert complaints(done) == [
+        "error: standard output (/dev/full) cannot be written: No space left on device"
+    ]
     assert done.returncode == 2
 
 

@@ -11,7 +11,8 @@ import onnx
 import pytest
 from rich.console import Console
 
-from monograph.report.commands.tune import TuneBar
+from monograph.report.render.progress import ProgressBar
+from monograph.runtime.progress import until_ready
 from tests.cli.calls import call
 from tests.gpu import gpu_models as models
 from tests.gpu.gpu_models import FakeDevice, use
@@ -111,8 +112,11 @@ def test_compile_for_an_architecture(linear: Path, tmp_path: Path) -> None:
 
 def test_the_bar_shows_stages_and_what_is_measured() -> None:
     out = io.StringIO()
-    with TuneBar(console=Console(file=out, force_terminal=True, width=120)) as bar:
+    bar = ProgressBar(Console(file=out, force_terminal=True, width=120), delay=0)
+    with until_ready(bar):
         bar("compile", 0, 8)
+        assert bar._timer is not None
+        bar._timer.join(30)
         bar("compile", 8, 8)
         bar("measure dot(f32[3, 33]) -> f32[3, 20]", 1, 2)
     assert "dot(f32" in out.getvalue()

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from monograph.report.render import progress
-from monograph.report.render.progress import CompileBar, compile_bar
+from monograph.report.render.progress import ProgressBar, compile_bar
 from monograph.runtime.progress import READY, silent
 
 ENVIRONMENT = {"TERM": "xterm-256color", "COLUMNS": "80", "LINES": "25"}
@@ -22,7 +22,7 @@ def terminal(kind: str = ENVIRONMENT["TERM"]) -> tuple[Console, io.StringIO]:
     return Console(file=text, force_terminal=True, width=80, _environ=environment), text
 
 
-def shown(bar: CompileBar) -> None:
+def shown(bar: ProgressBar) -> None:
     """Waits for the thread that shows the bar."""
     timer = bar._timer
     assert timer is not None
@@ -32,7 +32,7 @@ def shown(bar: CompileBar) -> None:
 
 def test_work_that_is_over_soon_shows_nothing() -> None:
     console, text = terminal()
-    bar = CompileBar(console, delay=3600)
+    bar = ProgressBar(console, delay=3600)
     bar("import", 0, 1)
     bar("compile", 1, 9)
     bar(READY, 1, 1)
@@ -42,7 +42,7 @@ def test_work_that_is_over_soon_shows_nothing() -> None:
 
 def test_work_that_takes_a_while_names_its_stages() -> None:
     console, text = terminal()
-    bar = CompileBar(console, delay=0)
+    bar = ProgressBar(console, delay=0)
     bar("rewrite", 3, 20)
     shown(bar)
     bar("compile", 4, 9)
@@ -59,7 +59,7 @@ def test_work_that_takes_a_while_names_its_stages() -> None:
 
 def test_a_terminal_that_cannot_move_the_cursor_gets_no_control_codes() -> None:
     console, text = terminal("dumb")
-    bar = CompileBar(console, delay=0)
+    bar = ProgressBar(console, delay=0)
     bar("rewrite", 3, 20)
     shown(bar)
     bar(READY, 1, 1)
@@ -82,7 +82,7 @@ def test_these_tests_do_not_depend_on_the_environment(
 
 def test_a_bar_can_be_used_again() -> None:
     console, text = terminal()
-    bar = CompileBar(console, delay=0)
+    bar = ProgressBar(console, delay=0)
     for stage in ("first", "second"):
         bar(stage, 0, 1)
         shown(bar)
@@ -92,7 +92,7 @@ def test_a_bar_can_be_used_again() -> None:
 
 def test_threads_may_report() -> None:
     console, _ = terminal()
-    bar = CompileBar(console, delay=0)
+    bar = ProgressBar(console, delay=0)
     bar("compile", 0, 8)
     shown(bar)
     threads = [threading.Thread(target=bar, args=("compile", i, 8)) for i in range(8)]
@@ -108,7 +108,7 @@ def test_only_a_terminal_gets_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     assert progress.DELAY_SECONDS == 1.0
     for terminal in (True, False):
         monkeypatch.setattr("sys.stderr", _Stream(terminal))
-        assert isinstance(compile_bar(), CompileBar) is terminal
+        assert isinstance(compile_bar(), ProgressBar) is terminal
     assert compile_bar() is silent
 
 

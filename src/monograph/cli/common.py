@@ -10,6 +10,7 @@ import json
 import math
 import os
 import re
+import shutil
 import sys
 import traceback
 from collections import Counter
@@ -111,19 +112,37 @@ def _number(option: str, name: str, text: str) -> float:
 
 
 def note(line: str) -> None:
-    print(f"note: {line}", file=sys.stderr)
+    tell(f"note: {line}")
+
+
+def tell(text: str) -> None:
+    """Print text on stderr; on a terminal it is wrapped between words."""
+    from rich.text import Text
+
+    from monograph.report.render.console import wrapped
+    from monograph.report.render.progress import clear_bars
+
+    clear_bars()
+    if sys.stderr.isatty():
+        width = shutil.get_terminal_size().columns
+        lines = [p for line in text.split("\n") for p in wrapped(Text(line), width, indent=4)]
+        text = "\n".join(line.plain for line in lines)
+    print(text, file=sys.stderr)
 
 
 def show(as_json: bool, found: dict[str, Any], show: Callable[[Console], None]) -> None:
     """Prints results on stdout, as JSON or as tables; a reader that has gone ends no command."""
     from monograph.report.render import tables
+    from monograph.report.render.console import console
+    from monograph.report.render.progress import clear_bars
 
+    clear_bars()
     try:
         with _to_stdout():
             if as_json:
                 print(json.dumps(tables.plain({"ok": True} | found), allow_nan=False))
             else:
-                show(tables.console())
+                show(console())
     except BrokenPipeError:
         _leave_stdout()  # whether a check failed is still worth an exit code
 
@@ -143,8 +162,9 @@ def _to_stdout() -> Iterator[None]:
     except BrokenPipeError:
         raise
     except OSError as e:
+        message = _unwritten(e)
         _leave_stdout()
-        raise OSError(_unwritten(e)) from e
+        raise ConfigError(message) from e
 
 
 def _flush() -> None:
@@ -161,7 +181,12 @@ def _leave_stdout() -> None:
 
 
 def _unwritten(e: OSError) -> str:
-    return f"the output cannot be written: {e.strerror or e}"
+    """Return the error message for standard output, with the name of its file if it has one."""
+    try:
+        name = f" ({os.readlink('/proc/self/fd/1')})"
+    except OSError:  # another system than Linux, or stdout is closed
+        name = ""
+    return f"standard output{name} cannot be written: {e.strerror or e}"
 
 
 class _Told:
@@ -205,8 +230,9 @@ def writing() -> Iterator[None]:
         _leave_stdout()  # typer took it for a failure
         sys.exit(0)
     except OSError as e:
+        message = _unwritten(e)
         _leave_stdout()
-        print(f"error: {_unwritten(e)}", file=sys.stderr)
+        print(f"error: {message}", file=sys.stderr)
         sys.exit(BAD_USAGE)
 
 
@@ -228,7 +254,10 @@ def reporting(as_json: bool, debug: bool) -> Iterator[None]:
             for python, option in _AS_PYTHON.items():
                 e.hint = None if e.hint is None else python.sub(option, e.hint)
             message = str(e)
-        elif isinstance(e, (MemoryError, OSError)):
+        elif isinstance(e, OSError):
+            problem = f"a file cannot be read or written: {e.strerror or e}"
+            message = str(ConfigError(problem, given=e.filename))
+        elif isinstance(e, MemoryError):
             message = str(e) or "out of memory"
         else:
             message = (
@@ -247,4 +276,4 @@ def print_failure(as_json: bool, message: str, found: dict[str, Any] | None = No
         _flush()
     except OSError:  # stdout may be what is wrong
         _leave_stdout()
-    print(f"error: {message}", file=sys.stderr)
+    tell(f"error: {message}")

@@ -61,5 +61,5 @@ def tune(
         request = make_request(
             model, target, dim, None, inputs, 0, ranges=input_range, values=value, **chosen
         )
-        found = tune_model(request, note, as_json)
+        found = tune_model(request, note)
         show(as_json, found.as_json(), lambda out: show_tuned(out, str(model), found))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeAlias
 
 from monograph.errors import ConfigError
@@ -21,6 +22,15 @@ def check_progress(given: Any) -> None:
     """Refuses what cannot be called: it would fail in the middle of a compilation."""
     if given is not None and not callable(given):
         raise ConfigError("progress is a function", given=repr(given))
+
+
+@contextmanager
+def until_ready(progress: Progress) -> Iterator[None]:
+    """Report `READY` when the work inside has ended or failed."""
+    try:
+        yield
+    finally:
+        progress(READY, 1, 1)
 
 
 def silent(stage: str, done: int, total: int) -> None:

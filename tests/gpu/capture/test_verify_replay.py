@@ -84,11 +84,11 @@ def test_a_graph_that_keeps_old_addresses_is_found(
 def test_without_graphs_nothing_is_verified(model: Path) -> None:
     result = call("verify", model, "--replay", *ON)
     assert result.exit_code == 1
-    assert "nothing was replayed" in result.stdout
+    assert "no run was one launch" in result.stdout
     assert "has no graphs" in result.stdout
     result = call("verify", model, "--replay", *ON, "--capture", "off")
     assert result.exit_code == 1
-    assert "nothing was replayed" in result.stdout
+    assert "nothing is replayed with --capture off" in result.stdout
 
 
 @pytest.mark.usefixtures("graphs")
@@ -122,9 +122,9 @@ def test_bench_tells_why_runs_were_not_captured(model: Path) -> None:
     shown = call("bench", model, *ON, "--seconds", "0.1").stdout
     assert "times: Triton's interpreter has no graphs" in shown
     stats = {"captures": 1, "replays": 2, "rebinds": 3, "staged_copies": {"x: strided": 4}}
-    lines = bench.capture_lines({**stats, "fallbacks": {"no memory": 5}}, "auto")
+    lines = bench.launch_lines({**stats, "fallbacks": {"no memory": 5}}, "auto", on_gpu=True)
     assert lines == [
-        "capture auto: 1 capture, 2 replays, 3 ports moved",
+        "capture auto: 1 capture, 2 replays, 3 rebinds",
         "  copied 4 times, x: strided",
         "  not captured 5 times: no memory",
     ]

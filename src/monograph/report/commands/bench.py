@@ -21,7 +21,8 @@ from monograph.ir.dtype import f32
 from monograph.ops.linear import Dot
 from monograph.ops.reduce import ReduceMax
 from monograph.report.commands.execute import Notes, RunRequest, advising
-from monograph.report.render.tables import count_text, seconds_text, table
+from monograph.report.render.console import table
+from monograph.report.render.tables import count_text, seconds_text
 from monograph.runtime.cpu.executable import compile_graph
 from monograph.runtime.cpu.threads import choose_threads
 
@@ -278,31 +279,36 @@ def _ports(graph: Graph) -> list[tuple[str, Any]]:
     return list(zip(graph.input_names, graph.input_types, strict=True))
 
 
-def capture_lines(stats: Mapping[str, Any], mode: str) -> list[str]:
-    """How runs came to their launches: captures, replays, copies, and what was not captured."""
+def launch_lines(stats: Mapping[str, Any], mode: str, on_gpu: bool) -> list[str]:
+    """Describe captures, replays and copies of a GPU target, and the fallbacks of any target."""
+    fallbacks = stats.get("fallbacks", {})
+    if not on_gpu:
+        return [f"  not one launch {n} times: {why}" for why, n in fallbacks.items()]
     if "captures" not in stats:
         return []
     listed = [
         count_text(stats["captures"], "capture"),
         count_text(stats["replays"], "replay"),
-        f"{stats['rebinds']} ports moved",
+        count_text(stats["rebinds"], "rebind"),
     ]
     lines = [f"capture {mode}: {', '.join(listed)}"]
     lines += [f"  copied {n} times, {why}" for why, n in stats.get("staged_copies", {}).items()]
-    lines += [f"  not captured {n} times: {why}" for why, n in stats.get("fallbacks", {}).items()]
+    lines += [f"  not captured {n} times: {why}" for why, n in fallbacks.items()]
     return lines
 
 
 def show_bench(out: Console, name: str, bench: Bench) -> None:
     """The table that people read."""
-    columns = ("", "median (p50)", "p90", "p99", "fastest", "1 / median", "Monograph is")
+    columns = ["", "median (p50)", "p90", "p99", "fastest", "1 / median"]
+    columns += ["Monograph is"] if len(bench.times) > 1 else []
     on_gpu = bench.target.startswith("gpu")
     threads = "" if on_gpu else f", {count_text(bench.threads, 'thread')}"
     rows = table(f"{name} on {bench.target}{threads}", *columns, right=tuple(range(1, 7)))
     for contender, times in bench.times.items():
         figures = (times.median, times.p90, times.p99, times.least)
         ratio = "" if contender == MONOGRAPH else f"{bench.ratio(contender):.2f}x as fast"
-        rows.add_row(contender, *map(seconds_text, figures), f"{times.per_second:.1f}/s", ratio)
+        row = (*map(seconds_text, figures), f"{times.per_second:.1f}/s", ratio)
+        rows.add_row(contender, *row[: len(columns) - 1])
     out.print(rows)
     stats = bench.stats
     fewer = bench.own_threads < bench.threads and not on_gpu
@@ -314,7 +320,7 @@ def show_bench(out: Console, name: str, bench: Bench) -> None:
         f" {count_text(stats['kernels_per_run'], 'kernel')} a run{beside}{used};"
         f" on the host: {', '.join(stats['host_steps']) or 'nothing'}"
     )
-    for line in capture_lines(stats, bench.capture):
+    for line in launch_lines(stats, bench.capture, on_gpu):
         out.print(line, markup=False, highlight=False)
     out.print(
         f"peak memory: {stats['peak_bytes'] / 1e6:.1f} MB of temporaries;"

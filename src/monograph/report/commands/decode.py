@@ -20,7 +20,8 @@ from monograph.generate import Generator
 from monograph.generate.engine.engine import Engine
 from monograph.generate.rewrite.sampling import Sampling
 from monograph.report.commands.bench import OVER_BYTES, measure_bandwidth
-from monograph.report.render.tables import count_text, seconds_text, table
+from monograph.report.render.console import table
+from monograph.report.render.tables import count_text, seconds_text
 
 STEPS, WARM_UPS = 32, 3
 """Steps that are timed at a position, and the ones before them that are not."""

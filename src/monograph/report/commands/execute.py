@@ -29,6 +29,7 @@ from monograph.report.commands.input_files import (
     split_archive,
 )
 from monograph.runtime.atomic_write import replacing_named
+from monograph.runtime.cache.source import is_package
 from monograph.runtime.inputs.inputs import Chosen, Inputs
 from monograph.runtime.numerics.compare import (
     Difference,
@@ -112,6 +113,8 @@ class RunResult:
     outputs: dict[str, Any]
     load_seconds: float
     run_seconds: list[float]
+    first_run: str = ""
+    """The work that the first run included: compilation, or loading of compiled code."""
 
 
 @dataclass(frozen=True)
@@ -189,7 +192,21 @@ def run_model(request: RunRequest, note: Notes, repeat: int = 1) -> RunResult:
     for _ in range(max(1, repeat)):
         outputs, taken = _run(session, inputs)
         seconds.append(taken)
-    return RunResult(session.config.target, request.seed, inputs, outputs, loaded, seconds)
+    included = _first_run(session, request.model)
+    return RunResult(
+        session.config.target, request.seed, inputs, outputs, loaded, seconds, included
+    )
+
+
+def _first_run(session: Session, model: Path) -> str:
+    """Return the work that the first run of a session included besides computing; "" for none."""
+    if session.config.target == "reference":
+        return ""
+    if is_package(model):
+        return "loading of the package's code included"
+    if session.stats["from_disk"]:
+        return "loading of code from the cache included"
+    return "compilation included"
 
 
 def verify_model(

@@ -22,8 +22,10 @@ from monograph.report.commands.profile import (
     rates_text,
     show_kinds,
 )
+from monograph.report.render.console import table
 from monograph.report.render.nodes import made_text, nodes_text
-from monograph.report.render.tables import seconds_text, table
+from monograph.report.render.tables import seconds_text
+from monograph.runtime.progress import until_ready
 
 if TYPE_CHECKING:
     from monograph.runtime.gpu.executable import GpuExecutable
@@ -79,9 +81,10 @@ def profile_on_gpu(
         )
     made = request.inputs(session, note)
     feeds = made.feeds
-    with advising(made):
-        graph = session.optimised_graph(feeds)
-    executable: GpuExecutable = side.compiled(graph)  # type: ignore[union-attr]
+    with until_ready(request.progress):
+        with advising(made):
+            graph = session.optimised_graph(feeds)
+        executable: GpuExecutable = side.compiled(graph)  # type: ignore[union-attr]
     profiling.check_timeable(executable)
     ports = profiling.ports_of(executable, feeds)
     stamps = profiling.time_launches(executable, ports, runs, warm_ups)

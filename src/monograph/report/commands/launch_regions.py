@@ -25,7 +25,7 @@ from monograph.program.legalise.lower_complex import in_parts
 from monograph.program.legalise.lower_random import with_states
 from monograph.program.program import Program, Step, lower
 from monograph.report.commands.execute import Notes, RunRequest, about_sizes, advising
-from monograph.report.render.tables import table
+from monograph.report.render.console import table
 from monograph.runtime.counts import DATA_DECIDE
 
 if TYPE_CHECKING:
@@ -197,7 +197,7 @@ def show_told(
 
 def show_launching(out: Console, found: Launching) -> None:
     """One line where there is one region; else a table of what comes one after the other."""
-    out.print(escape(f"launches on {found.target}: {found.text}"), highlight=False, soft_wrap=True)
+    out.print(escape(f"launches on {found.target}: {found.text}"), highlight=False)
     if not found.host:
         return
     rows = table("launches", "", "steps", "kernels", "why", "ONNX nodes", right=(2,))

@@ -18,18 +18,18 @@ from monograph.report.commands.bisection import (
     check_steps,
 )
 from monograph.report.commands.execute import Notes, RunRequest, VerifyResult, verify_model
+from monograph.report.render.console import table
 from monograph.report.render.fault_tables import fault_json, place_text, show_fault, show_step
 from monograph.report.render.nodes import made_text, nodes_text
 from monograph.report.render.tables import (
     difference_json,
     show_verification,
-    table,
     verification_json,
 )
 from monograph.runtime.numerics.compare import Difference
 from monograph.runtime.numerics.stepwise import StepCheck
 
-HOW = "every step is launched by itself, eagerly: nothing of a step-by-step run is captured"
+HOW = "every step is a launch of its own here; a normal run is one launch"
 SHOWN = 20
 """Steps in the table, the worst; all of them are in the JSON."""
 

@@ -17,12 +17,14 @@ from monograph.program.program import Step
 from monograph.program.work import step_work
 from monograph.report.commands.bench import TOO_LITTLE_WORK, Peaks, known, measure_peaks
 from monograph.report.commands.execute import Notes, RunRequest, advising
+from monograph.report.render.console import table
 from monograph.report.render.nodes import made_text, nodes_text
-from monograph.report.render.tables import count_text, seconds_text, table
+from monograph.report.render.tables import count_text, seconds_text
 from monograph.rewrite import Work
 from monograph.runtime.cpu.instrumented import TimedRun, compile_timed, now
+from monograph.runtime.progress import until_ready
 
-HOW = "a profile runs eagerly: native code of its own, which reads a clock around every step"
+HOW = "a profile runs its own native code, which reads a clock around every step"
 
 
 @dataclass(frozen=True)
@@ -138,7 +140,7 @@ def profile_model(
     made = request.inputs(session, note)
     feeds = made.feeds
     heard: list[TimedRun] = []
-    with advising(made):
+    with until_ready(request.progress), advising(made):
         run = compile_timed(session.optimised_graph(feeds), session.compiler(), heard.append)
 
     def record() -> StepRecorder:

@@ -20,7 +20,8 @@ from monograph.errors import ConfigError, MonographError
 from monograph.ops.random import Random
 from monograph.report.commands.drawing import draw_inputs
 from monograph.report.commands.execute import Notes, RunRequest, advising
-from monograph.report.render.tables import count_text, table
+from monograph.report.render.console import table
+from monograph.report.render.tables import count_text
 from monograph.runtime.counts import OFF
 from monograph.runtime.numerics.compare import flatten
 from monograph.runtime.walk import all_values
@@ -80,7 +81,7 @@ def verify_replay(request: RunRequest, note: Notes, inputs: int = RANDOM_INPUTS)
             "the reference has nothing to replay", expected="cpu | gpu", given=config.target
         )
     if config.capture == OFF:
-        problem = 'nothing was replayed: capture is "off"'
+        problem = "nothing is replayed with --capture off"
         return ReplayResult(config.target, "nothing", (), session.stats, (problem,))
     made = request.inputs(session, note)
     with advising(made):
@@ -118,14 +119,12 @@ def _random_ops(session: Session, feeds: Feeds) -> bool:
 
 
 def _not_replayed(stats: Mapping[str, Any], runs: int) -> Iterator[str]:
-    """What speaks against having tested a replay: runs that were more than one launch."""
+    """Yield the reasons why the comparison tested no replay: runs of more than one launch."""
     fallbacks = stats.get("fallbacks", {})
     for reason, count in fallbacks.items():
-        yield f"{count_text(count, 'run')} not replayed as one launch: {reason}"
-    if not stats.get("replays"):
-        yield "nothing was replayed"
-    elif sum(fallbacks.values()) >= runs:
-        yield "every run took more than a replay"
+        yield f"{count_text(count, 'run')} took more than one launch: {reason}"
+    if not stats.get("replays") or sum(fallbacks.values()) >= runs:
+        yield "no run was one launch"
 
 
 def _runs(
@@ -279,14 +278,17 @@ def show_replay(out: Console, result: ReplayResult) -> None:
         more = f" and {len(bad) - 1} more" if len(bad) > 1 else ""
         rows.add_row(case.name, str(case.runs), verdict + more)
     out.print(rows)
-    listed = ", ".join(f"{name} {result.stats.get(name, 0)}" for name in COUNTED)
-    out.print(escape(listed), highlight=False, soft_wrap=True)
-    if not on_gpu:
-        out.print("on the CPU a native function is what a graph is: made once, called by every run")
+    if on_gpu:
+        listed = ", ".join(f"{name} {result.stats.get(name, 0)}" for name in COUNTED)
+        out.print(escape(listed), highlight=False)
+    else:
+        made = count_text(result.stats.get("captures", 0), "native function")
+        launches = count_text(result.stats.get("replays", 0), "launch")
+        out.print(f"{launches} of {made}", highlight=False)
     for left in result.left_out:
-        out.print(escape(f"left out, {left}"), highlight=False, soft_wrap=True)
+        out.print(escape(f"left out, {left}"), highlight=False)
     for problem in result.problems:
-        out.print(f"[red]{escape(problem)}[/red]", soft_wrap=True)
+        out.print(f"[red]{escape(problem)}[/red]")
     if result.ok:
         out.print(f"[green]{count_text(result.runs, 'run')} gave the same bits[/green]")
     else:

@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import sys
-import threading
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Console
 
 from monograph.errors import ConfigError
 from monograph.report.commands.execute import Notes, RunRequest, about_sizes
-from monograph.report.render.tables import table
-from monograph.runtime.progress import READY
-
-if TYPE_CHECKING:
-    from rich.progress import Progress as Display
+from monograph.report.render.console import table
+from monograph.runtime.progress import until_ready
 
 LABEL = 60
 """Characters of a problem that are shown."""
@@ -78,12 +72,12 @@ class Tuned:
         }
 
 
-def tune_model(request: RunRequest, note: Notes, quiet: bool = False) -> Tuned:
+def tune_model(request: RunRequest, note: Notes) -> Tuned:
     """Measures what is not known of a model's kernels yet."""
     _check(request)
     started = time.perf_counter()
-    with TuneBar(quiet) as bar:
-        session = replace(request, progress=bar).load()
+    with until_ready(request.progress):
+        session = request.load()
         feeds = request.inputs(session, about_sizes(note)).feeds
         session.run(feeds)  # also what data decide the sizes of
     from monograph.runtime.gpu.build.tune import problem_key
@@ -126,69 +120,6 @@ def _check(request: RunRequest) -> None:
         raise ConfigError(
             "only GPUs have kernels to choose among", expected="gpu | gpu:N", given=request.target
         )
-
-
-class TuneBar:
-    """What is compiled or measured, how far it is, and how long it will take; on a terminal."""
-
-    def __init__(self, quiet: bool = False, console: Console | None = None) -> None:
-        self._shown = console is not None or (sys.stderr.isatty() and not quiet)
-        self._console = console
-        self._lock = threading.Lock()
-        self._display: Display | None = None
-        self._stage = ""
-
-    def __enter__(self) -> TuneBar:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        with self._lock:
-            if self._display is not None:
-                self._display.stop()
-                self._display = None
-
-    def __call__(self, stage: str, done: int, total: int) -> None:
-        """Takes what `monograph.load` reports to its `progress`."""
-        if not self._shown or stage == READY:
-            return
-        with self._lock:
-            display = self._display or self._started()
-            kind = stage.partition(" ")[0]
-            task = display.task_ids[0]
-            if kind != self._stage:
-                # The time that is left is worked out from this stage's own pace.
-                display.reset(task, total=total)
-                self._stage = kind
-            display.update(task, description=stage[:LABEL], completed=done, total=total)
-
-    def _started(self) -> Display:
-        from rich.progress import (
-            BarColumn,
-            MofNCompleteColumn,
-            Progress,
-            TextColumn,
-            TimeElapsedColumn,
-            TimeRemainingColumn,
-        )
-
-        self._display = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(),
-            console=self._console or Console(stderr=True),
-            transient=True,
-        )
-        self._display.add_task("")
-        self._display.start()
-        return self._display
 
 
 def show_tuned(out: Console, model: str, found: Tuned) -> None:

@@ -10,7 +10,8 @@ from rich.markup import escape
 
 from monograph.report.commands.explain import Explanation, RuleRecord, op_counts
 from monograph.report.commands.launch_regions import launching_json, show_launching
-from monograph.report.render.tables import seconds_text, table
+from monograph.report.render.console import table
+from monograph.report.render.tables import seconds_text
 from monograph.rewrite import Fired
 
 PLACES_SHOWN, MISSES_SHOWN = 2, 1
@@ -23,7 +24,6 @@ def show_explanation(out: Console, path: str, found: Explanation) -> None:
     out.print(
         f"[bold]{escape(path)}[/bold] for {found.target}:"
         f" {before:,} ops become {after:,} in {taken}",
-        soft_wrap=True,
     )
     _show_stages(out, found)
     _show_passes(out, found)
@@ -131,7 +131,7 @@ def _show_rule(out: Console, record: RuleRecord, places: int, misses: int) -> No
         times = "fired once" if len(record.fired) == 1 else f"fired {len(record.fired):,} times"
     where = ", ".join(dict.fromkeys(record.passes))
     head = f"\n[bold]{escape(record.name)}[/bold] ({kind}; in {escape(where)}): {times}"
-    out.print(head, soft_wrap=True)
+    out.print(head)
     _line(out, f"  {record.equation}")
     for _, done in record.fired[:places]:
         _line(out, f"  at {done.origin or 'unnamed nodes'}")
@@ -150,5 +150,4 @@ def _more(out: Console, count: int, what: str, rule: str) -> None:
 
 
 def _line(out: Console, text: str) -> None:
-    """A line of text as it is: names of nodes are long, and looked for with grep."""
-    out.print(text, markup=False, highlight=False, soft_wrap=True)
+    out.print(text, markup=False, highlight=False)

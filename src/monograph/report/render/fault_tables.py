@@ -127,4 +127,4 @@ def fault_json(error: PassError | None) -> dict[str, Any] | None:
 
 
 def _line(out: Console, text: str) -> None:
-    out.print(escape(text), soft_wrap=True)
+    out.print(text, markup=False, highlight=False)

@@ -8,19 +8,16 @@ from statistics import median
 from typing import Any
 
 import numpy as np
-from rich.cells import cell_len
 from rich.columns import Columns
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
 from monograph.report.commands.execute import RunResult, VerifyResult
 from monograph.report.commands.inspect import Described, Inspection
+from monograph.report.render.console import Rows, table
 from monograph.runtime.numerics.compare import Difference, OutputPath, flatten
 
 SHOWN_OPS = 40
-UNLIMITED = 10_000
-"""Columns of a console that breaks no line."""
 
 
 def show_inspection(out: Console, path: str, found: Inspection) -> None:
@@ -91,8 +88,8 @@ def show_run(out: Console, result: RunResult) -> None:
     out.print(rows)
     times = result.run_seconds
     text = f"loaded in {seconds_text(result.load_seconds)}, ran in {seconds_text(times[0])}"
-    if result.target != "reference":
-        text += ", with what had to be compiled (--repeat N tells runs by themselves)"
+    if result.first_run:
+        text += f" ({result.first_run}; --repeat N also times runs without it)"
     if len(times) > 1:
         text = (
             f"loaded in {seconds_text(result.load_seconds)}; {len(times)} runs:"
@@ -242,36 +239,7 @@ def plain(value: Any) -> Any:
     return str(value)
 
 
-class _Output(Console):
-    """Standard output, whose errors are the caller's: a closed pipe is no failed check."""
-
-    def on_broken_pipe(self) -> None:
-        raise BrokenPipeError
-
-
-def console() -> Console:
-    """Standard output: as wide as a terminal is, and as wide as it takes where it goes to a file.
-
-    Names are looked for with grep, so none is broken over two lines there.
-    """
-    out = _Output()
-    return out if out.is_terminal else _Output(width=UNLIMITED)
-
-
-def table(title: str | None, *columns: str, right: tuple[int, ...] = ()) -> Table:
-    rows = Table(
-        title=title and escape(title),
-        title_justify="left",
-        title_style="bold",
-        # A title is broken at the width of its table.
-        min_width=cell_len(title or ""),
-    )
-    for index, column in enumerate(columns):
-        rows.add_column(column, justify="right" if index in right else "left", overflow="fold")
-    return rows
-
-
-def _ports(title: str, ports: tuple[Described, ...]) -> Table:
+def _ports(title: str, ports: tuple[Described, ...]) -> Rows:
     rows = table(title, "name", "dtype", "shape")
     for port in ports:
         rows.add_row(escape(port.name), escape(port.dtype), escape(port.shape_text))
@@ -283,7 +251,7 @@ def _port_json(port: Described) -> dict[str, Any]:
     return {"name": port.name, "dtype": port.dtype, "shape": shape}
 
 
-def _histogram(title: str, counts: dict[str, int]) -> Table:
+def _histogram(title: str, counts: dict[str, int]) -> Rows:
     rows = table(None, title, f"{sum(counts.values()):,}", right=(1,))
     for name, count in list(counts.items())[:SHOWN_OPS]:
         rows.add_row(escape(name), f"{count:,}")
