@@ -12,6 +12,7 @@ import onnx
 from monograph.errors import ConfigError, FeedError, InferError, UnknownRankError, did_you_mean
 from monograph.frontend.onnx import ModelFile, import_model
 from monograph.frontend.onnx.dtypes import declared_names, declared_type, value_type
+from monograph.frontend.onnx.importer import NodeTurns
 from monograph.frontend.onnx.sizes import dims_misfit, feed_misfit
 from monograph.ir import Array, Graph, TensorType, Type, verify
 from monograph.ir.lazy import lazy
@@ -30,6 +31,7 @@ class Model:
         self._dims = dims
         self._donate = donate
         self._graph: Graph | None = None
+        self._turns: NodeTurns = {}
         self._late: UnknownRankError | None = None
         self.values_decide = False
         """Whether ranks depend on what small inputs hold, so that shapes alone do not tell."""
@@ -126,6 +128,7 @@ class Model:
             values=values,
             donate=self._donate,
             fed=shapes.keys(),
+            turns=self._turns,
         )
         self._check_donated_types(graph)
         return verify(graph)

@@ -27,6 +27,14 @@ def test_two_nodes_with_the_same_attributes_are_two_values() -> None:
     assert (first != second).any()
 
 
+def test_nodes_that_share_a_name_are_two_values() -> None:
+    nodes = [helper.make_node("RandomNormal", [], [n], "same", shape=[4]) for n in "ab"]
+    nodes.append(helper.make_node("Sub", ["a", "b"], ["y"]))
+    graph = helper.make_graph(nodes, "g", [], [onnx.ValueInfoProto(name="y")])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    assert (monograph.load(model).run({})[0] != 0).all()
+
+
 @pytest.mark.parametrize("op", ["RandomUniform", "RandomNormal"])
 def test_a_seed_repeats_in_a_fresh_session(op: str) -> None:
     model = node_model(op, (), shape=[8], seed=4.0)

@@ -45,7 +45,7 @@ def check(
     """
     feeds = feeds_for(graph) if feeds is None else feeds
     for op in random_ops(graph):
-        op.state().words[0] = 0
+        op.turns.count[0] = 0
     if expected is None:
         with np.errstate(all="ignore"):
             expected = evaluate(graph, feeds)
@@ -60,7 +60,7 @@ def check(
             return found[number % len(found)]
 
         for op in random_ops(graph):  # to draw what the reference has drawn
-            op.state().words[0] = 0
+            op.turns.count[0] = 0
         executable = GpuExecutable(compile_for_gpu(graph, device().arch, choose), device())
         agree(graph, executable.run(feeds), expected, f"by candidate {number}")
 

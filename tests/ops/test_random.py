@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import gc
+import math
+import os
 import pickle
 
 import numpy as np
@@ -15,6 +17,7 @@ from monograph.ops import elementwise as ew
 from monograph.ops import random
 from monograph.ops.deferred import deferred
 from monograph.ops.random import RandomNormal, RandomUniform, fresh_uid
+from monograph.ops.scalar import Scalar
 
 F32, F64, I64 = dtype("f32"), dtype("f64"), dtype("i64")
 
@@ -48,7 +51,6 @@ def test_a_seed_repeats_the_whole_series() -> None:
     second = draw(RandomUniform((4,), F64, seed=7.0, uid=fresh_uid()), 3)
     np.testing.assert_array_equal(first, second)
     assert len({x.tobytes() for x in first}) == 3
-    np.testing.assert_array_equal(first[0], np.random.RandomState(7).uniform(size=4))
 
 
 def test_a_late_shape_goes_on_drawing() -> None:
@@ -68,7 +70,7 @@ def test_a_late_shape_goes_on_drawing() -> None:
 
 def test_a_state_lives_as_long_as_something_draws_from_it() -> None:
     gc.collect()
-    before = set(random._states)
+    before = set(random._turns)
     n, uid = Input("n", tensor(I64, 1))(), fresh_uid()
     held = [
         RandomUniform((2,), F64, seed=7.0, uid=uid),
@@ -76,10 +78,10 @@ def test_a_state_lives_as_long_as_something_draws_from_it() -> None:
     ]
     first = draw(RandomUniform((2,), F64, seed=7.0, uid=uid))
     while held:
-        assert set(random._states) == before | {uid}
+        assert set(random._turns) == before | {(uid, 7.0)}
         held.pop()
     gc.collect()
-    assert set(random._states) == before
+    assert set(random._turns) == before
     np.testing.assert_array_equal(draw(RandomUniform((2,), F64, seed=7.0, uid=uid)), first)
 
 
@@ -116,6 +118,90 @@ def test_distributions() -> None:
     (bell,) = draw(RandomNormal((20_000,), F32, mean=5.0, scale=2.0, seed=3.0, uid=fresh_uid()))
     assert abs(bell.mean() - 5) < 0.07
     assert abs(bell.std() - 2) < 0.05
+
+
+@pytest.mark.parametrize(
+    ("counter", "key", "words"),
+    [
+        ((0,) * 4, (0,) * 2, "6627e8d5 e169c58d bc57ac4c 9b00dbd8"),
+        ((0xFFFFFFFF,) * 4, (0xFFFFFFFF,) * 2, "408f276d 41c83b0e a20bc7c6 6d5451fd"),
+        (
+            (0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344),
+            (0xA4093822, 0x299F31D0),
+            "d16cfe09 94fdcceb 5001e420 24126ea1",
+        ),
+    ],
+)
+def test_words_are_those_that_the_authors_publish(counter, key, words: str) -> None:
+    """The vectors of Random123 for philox4x32 with 10 rounds."""
+    given = [Scalar(np.array([w], np.uint64), dtype("u64")) for w in counter]
+    made = random.philox(random.NumpyScalars(), given, key[0] | key[1] << 32)
+    assert " ".join(f"{int(w.reg[0]):08x}" for w in made) == words
+
+
+def test_a_number_is_a_function_of_seed_turn_and_index() -> None:
+    op = RandomUniform((3,), F64, seed=5.0, uid=fresh_uid())
+    drawn = draw(op, 2)[1]
+    for index, x in enumerate(drawn):
+        given = [Scalar(np.array([w], np.uint64), dtype("u64")) for w in (index, 0, 1, 0)]
+        low, high = (int(w.reg[0]) for w in random.philox(random.NumpyScalars(), given, 5)[:2])
+        assert x == ((high << 32 | low) >> 11) / 2**53
+
+
+@pytest.mark.parametrize("kind", ["f16", "bf16", "f32", "f64"])
+@pytest.mark.parametrize(("low", "high"), [(1.0, 2.0), (-3.0, 0.1), (2.0, 1.0), (1.5, 1.5)])
+def test_uniform_numbers_stay_below_the_upper_bound(kind: str, low: float, high: float) -> None:
+    (x,) = draw(RandomUniform((50_000,), dtype(kind), low, high, seed=1.0, uid=fresh_uid()))
+    x = x.astype(np.float64)
+    if low == high:
+        assert (x == low).all()
+        return
+    assert abs(x.mean() - (low + high) / 2) < 6 * abs(high - low) / np.sqrt(12 * x.size) + 1e-3
+    assert x.max() < high if low < high else x.min() > high
+    assert x.min() >= low if low < high else x.max() <= low
+
+
+def test_numbers_have_the_bits_of_their_type() -> None:
+    for kind, bits in (("f32", 24), ("f64", 53)):
+        (x,) = draw(RandomUniform((20_000,), dtype(kind), seed=9.0, uid=fresh_uid()))
+        scaled = x.astype(np.float64) * 2.0**bits
+        assert (scaled == np.floor(scaled)).all()
+        assert (scaled % 2 == 1).mean() == pytest.approx(0.5, abs=0.02)
+
+
+def test_normal_numbers_are_normal() -> None:
+    """Moments, and the distance of Kolmogorov and Smirnov; each within 5 standard errors."""
+    n = 100_000
+    (x,) = draw(RandomNormal((n,), F64, seed=11.0, uid=fresh_uid()))
+    for power, moment, variance in ((1, 0, 1), (2, 1, 2), (3, 0, 15), (4, 3, 96)):
+        assert abs((x**power).mean() - moment) < 5 * np.sqrt(variance / n)
+    below = np.array([0.5 * (1 + math.erf(v / math.sqrt(2))) for v in np.sort(x)])
+    assert np.abs(below - (np.arange(n) + 0.5) / n).max() < 1.95 / np.sqrt(n)
+    assert abs(np.corrcoef(x[:-1], x[1:])[0, 1]) < 5 / np.sqrt(n)
+
+
+def test_turns_and_seeds_are_independent() -> None:
+    first = draw(RandomNormal((20_000,), F64, seed=1.0, uid=fresh_uid()), 2)
+    drawn = [*first, *draw(RandomNormal((20_000,), F64, seed=2.0, uid=fresh_uid()))]
+    correlation = np.corrcoef(drawn) - np.eye(3)
+    assert np.abs(correlation).max() < 5 / np.sqrt(20_000)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_a_forked_process_draws_other_numbers_without_a_seed() -> None:
+    ops = [RandomUniform((4,), F64, seed=seed, uid=fresh_uid()) for seed in (None, 7.0)]
+    reader, writer = os.pipe()
+    child = os.fork()
+    drawn = b"".join(draw(op)[0].tobytes() for op in ops)
+    if not child:
+        os.write(writer, drawn)
+        os._exit(0)
+    os.waitpid(child, 0)
+    given = os.read(reader, len(drawn))
+    os.close(reader)
+    os.close(writer)
+    assert given[:32] != drawn[:32]
+    assert given[32:] == drawn[32:]
 
 
 def test_integers_are_refused() -> None:

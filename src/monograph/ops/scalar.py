@@ -124,6 +124,13 @@ class ScalarBuilder(Protocol):
         """The same bits read as another element type of the same width."""
 
 
+class Indexed(Op, abstract=True):
+    """An elementwise op whose `scalar` also takes, last, the index of the element.
+
+    The index is an i64: it counts the elements of the result in row-major order.
+    """
+
+
 def is_pointwise(op: Op | type[Op]) -> bool:
     """Whether an op says how one element comes from one element of each operand."""
     kind = op if isinstance(op, type) else type(op)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from monograph.ir import Constant, Graph, Input, Item, Op, Value, subgraphs
 from monograph.ops.deferred import Deferred
 from monograph.ops.random import Random
-from monograph.program.legalise.lower_random import Drawn
+from monograph.program.legalise.lower_random import TakeTurn
 
 STRUCTURE = (Input, Constant, Item)
 """Ops that hold a graph together and compute nothing."""
@@ -36,6 +36,6 @@ def draws(values: Iterable[Value]) -> bool:
 
 
 def _kind(op: Op) -> type[Op]:
-    if isinstance(op, Drawn):  # the compiled form of a random op
+    if isinstance(op, TakeTurn):  # the compiled form of a random op
         return type(op.of)
     return op.target_class if isinstance(op, Deferred) else type(op)

@@ -38,7 +38,8 @@ def compiled(graph: Graph) -> Executable:
 @pytest.mark.parametrize(("shape", "dtype"), [((), f64), ((3,), f16), ((5, 301), f32)])
 def test_the_numbers_are_those_of_the_reference(draw, seed, shape, dtype) -> None:
     """Two ops of one seed draw the same, turn by turn."""
-    close = 1e-15 if dtype == f64 else 0
+    # A device may round a product and a sum once.
+    close = 1e-15 if dtype == f64 and not device().arch.interpreted else 0
     wanted, executable = (
         graph_of(draw(shape, dtype, seed)),
         compiled(graph_of(draw(shape, dtype, seed))),
@@ -68,21 +69,21 @@ def test_one_op_goes_on_when_what_drew_from_it_is_gone() -> None:
     for _ in range(3):
         np.testing.assert_array_equal(compiled(graph).run({}), evaluate(wanted, {}))
         gc.collect()
-        assert op.state() in rng_state._known
+        assert op.turns in rng_state._known
 
 
 @pytest.mark.parametrize("seed", [None, 7.0])
 def test_a_state_goes_with_all_that_draws_from_it(seed: float | None) -> None:
     gc.collect()
-    before = len(rng_state._known), len(random._states)
+    before = len(rng_state._known), len(random._turns)
     for _ in range(3):
         executable = compiled(graph_of(uniform((4,), seed=seed)))
         executable.run({})
         gc.collect()  # the executable is all that draws from it now
-        assert (len(rng_state._known), len(random._states)) == (before[0] + 1, before[1] + 1)
+        assert (len(rng_state._known), len(random._turns)) == (before[0] + 1, before[1] + 1)
         del executable
         gc.collect()
-        assert (len(rng_state._known), len(random._states)) == before
+        assert (len(rng_state._known), len(random._turns)) == before
 
 
 def test_without_a_seed_every_draw_differs() -> None:

@@ -7,9 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Generic, TypeVar
 
 from monograph.ir import Value
-from monograph.ops.scalar import Scalar, ScalarBuilder
+from monograph.ops.scalar import Indexed, Scalar, ScalarBuilder
 from monograph.program.fusion.access import Element, Indices, Resolved, resolve
 from monograph.program.fusion.op_classes import is_view
+from monograph.program.index import Index, flatten, strides_of
 
 P = TypeVar("P")
 """Where a generator's loops stand: what it needs to turn an index into an address."""
@@ -47,8 +48,15 @@ class Walk(Generic[P]):
         operands = [made[o] for o in item.operands]
         if is_view(value):
             return operands[0]
+        if isinstance(value.op, Indexed):
+            place = flatten(item.element.at, strides_of(value.tensor.static))
+            operands.append(self.count(place, point))
         result: Scalar = value.op.scalar(self.scalars, *operands)
         return result
+
+    @abstractmethod
+    def count(self, index: Index, point: P) -> Scalar:
+        """An index as a number, an i64."""
 
     @abstractmethod
     def load(self, value: Value, at: Indices, point: P) -> Scalar:

@@ -7,6 +7,7 @@ nodes compute shapes that decide what later nodes become.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -42,7 +43,10 @@ from monograph.ir import (
     Value,
     constant,
 )
+from monograph.ops.random import Turns, fresh_turns
 
+NodeTurns = dict[tuple[str, int, float | None], Turns]
+"""The turns of random ops by their node's label, their number under that label, and their seed."""
 MAX_DEPTH = 48
 """The deepest nesting of sub-graphs and function calls."""
 MAX_REPEATS = 50_000
@@ -59,18 +63,21 @@ def import_model(
     values: Mapping[str, Array] | None = None,
     donate: Mapping[str, str] | None = None,
     fed: Collection[str] = (),
+    turns: NodeTurns | None = None,
 ) -> Graph:
     """Import a model as a graph.
 
     `dims` binds symbols of the inputs to sizes, `shapes` fixes whole shapes, `values` fixes the
     data of inputs by name, and `donate` maps outputs to the inputs whose memory they are written
     into. An input with fixed data stays an unused input. An input with an initialiser is an input
-    only if `fed` names it; otherwise it is a constant.
+    only if `fed` names it; otherwise it is a constant. Graphs that are imported with the same
+    `turns` count the evaluations of their random nodes together.
     """
     refusals = Refusals(model, tuple(missing_ops(model)))
     importer = _Importer(
         model, dict(dims or {}), dict(shapes or {}), dict(values or {}), frozenset(fed), refusals
     )
+    importer.turns = {} if turns is None else turns
     try:
         with fold_budget():
             graph = importer.run(tuple((donate or {}).items()))
@@ -98,6 +105,9 @@ class _Importer:
     settled: dict[str, tuple[Type, ...]] = field(default_factory=dict)
     """The types of state that each loop settled on, by the loop's label."""
     account: Account = field(default_factory=Account)
+    turns: NodeTurns = field(default_factory=dict)
+    drawn: Counter[str] = field(default_factory=Counter)
+    """How many random ops nodes with each label have become."""
     _rounds: int = 0
     _repeats: int = 0
 
@@ -118,6 +128,14 @@ class _Importer:
                 "the types in nested loops do not settle within reason",
                 expected=f"at most {MAX_REPEATS:,} nodes to be converted again",
             )
+
+    def random_identity(self, label: str, seed: float | None) -> int:
+        """Return the identity of the next random op of a node: a label may be that of several."""
+        key = label, self.drawn[label], seed
+        self.drawn[label] += 1
+        if key not in self.turns:
+            self.turns[key] = fresh_turns(seed)
+        return self.turns[key].uid
 
     def run(self, donations: tuple[tuple[str, str], ...]) -> Graph:
         # Read first, because this replaces the file by a smaller one.

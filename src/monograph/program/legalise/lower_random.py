@@ -1,7 +1,8 @@
-"""Random ops as compiled code sees them: each reads, and counts in, a state that it is given.
+"""Random ops as compiled code sees them: a turn is taken from a state, and numbers follow from it.
 
-The state outlives a run: an op that draws again goes on where it was, whoever evaluates it. So
-the states are inputs of the program, passed on into the sub-graphs that draw.
+The state counts the turns. It outlives a run: an op that draws again goes on where it was, whoever
+evaluates it. So the states are inputs of the program, passed on into the sub-graphs that draw. All
+else is work on single elements, which fuses with what follows.
 """
 
 from __future__ import annotations
@@ -11,27 +12,41 @@ from dataclasses import dataclass, replace
 from monograph.ir import Array, Graph, Input, Op, TensorType, Value, subgraphs
 from monograph.ir.dtype import i64
 from monograph.ops.control import If, Loop, Scan
-from monograph.ops.random import STATE_WORDS, Random, State
+from monograph.ops.random import Random, Turns
+from monograph.ops.scalar import Indexed, Scalar, ScalarBuilder
 
-STATE = TensorType(i64, (STATE_WORDS,))
+STATE = TensorType(i64, (1,))
 
 
 @dataclass(frozen=True)
-class Drawn(Op):
-    """The numbers of a random op, from a state that is counted up."""
+class TakeTurn(Op):
+    """The turn of an evaluation of a random op, from a state that is counted up."""
 
-    of: Op
+    of: Random
 
     pure = False
 
     def infer(self, state: TensorType) -> TensorType:
-        made = self.of.infer()
-        assert isinstance(made, TensorType)
-        return made
+        return TensorType(i64, ())
 
     def reference(self, state: Array) -> Array:
-        made: Array = self.of.reference()
-        return made
+        return self.of.turns.take()
+
+
+@dataclass(frozen=True)
+class RandomNumbers(Indexed):
+    """The numbers of a random op in a turn."""
+
+    of: Random
+
+    def infer(self, turn: TensorType) -> TensorType:
+        return self.of.infer()
+
+    def reference(self, turn: Array) -> Array:
+        return self.of.numbers(turn)
+
+    def scalar(self, b: ScalarBuilder, turn: Scalar, index: Scalar) -> Scalar:
+        return self.of.number(b, turn, index)
 
 
 def with_states(graph: Graph) -> tuple[Graph, dict[str, Array]]:
@@ -39,7 +54,7 @@ def with_states(graph: Graph) -> tuple[Graph, dict[str, Array]]:
     ops = random_ops(graph)
     if not ops:
         return graph, {}
-    states = {f"~draws{op.uid}": op.state().words for op in ops}
+    states = {f"~draws{op.uid}": op.turns.count for op in ops}
     return _given(graph, ops), states
 
 
@@ -55,13 +70,12 @@ def random_ops(graph: Graph) -> list[Random]:
     return list(found)
 
 
-def states_of(graph: Graph) -> dict[Value, State]:
-    """Which inputs of a graph are states that ops in it, or in its sub-graphs, draw from."""
-    found: dict[Value, State] = {}
+def states_of(graph: Graph) -> dict[Value, Turns]:
+    """Return the inputs of a graph that are states of ops in it or in its sub-graphs."""
+    found: dict[Value, Turns] = {}
     for value in graph.values:
-        if isinstance(value.op, Drawn):
-            assert isinstance(value.op.of, Random)
-            found[value.inputs[0]] = value.op.of.state()
+        if isinstance(value.op, TakeTurn):
+            found[value.inputs[0]] = value.op.of.turns
             continue
         for number, inner in enumerate(subgraphs(value.op)):
             states = states_of(inner)
@@ -84,7 +98,7 @@ def _given(graph: Graph, ops: list[Random]) -> Graph:
 
     def rebuilt(old: Value, inputs: tuple[Value, ...]) -> Value:
         if isinstance(old.op, Random):
-            return Drawn(old.op)(_input(old.op))
+            return RandomNumbers(old.op)(TakeTurn(old.op)(_input(old.op)))
         if not old.inputs and not isinstance(old.op, If | Loop | Scan):
             return old
         if isinstance(old.op, If | Loop | Scan) and any(map(random_ops, subgraphs(old.op))):

@@ -12,14 +12,14 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from monograph.ops.random import State
+from monograph.ops.random import Turns
 from monograph.program.legalise.lower_random import states_of
 from monograph.program.program import Program
 from monograph.runtime.gpu.driver.devices import Device
 from monograph.runtime.gpu.tensors import from_numpy
 
 _lock = threading.Lock()
-_known: WeakKeyDictionary[State, dict[torch.device, torch.Tensor]] = WeakKeyDictionary()
+_known: WeakKeyDictionary[Turns, dict[torch.device, torch.Tensor]] = WeakKeyDictionary()
 """By the host's state, and the place."""
 
 
@@ -29,12 +29,12 @@ def states_on(device: Device, program: Program) -> dict[str, torch.Tensor]:
     return {names[v]: _on(device, state) for v, state in states_of(program.graph).items()}
 
 
-def _on(device: Device, state: State) -> torch.Tensor:
+def _on(device: Device, state: Turns) -> torch.Tensor:
     with _lock:
         places = _known.setdefault(state, {})
         found = places.get(device.place)
         if found is None:
-            found = places[device.place] = from_numpy(state.words).to(device.place)
+            found = places[device.place] = from_numpy(state.count).to(device.place)
         else:  # it may have been made on another stream than whoever asks now will run on
             device.used([found])
         return found

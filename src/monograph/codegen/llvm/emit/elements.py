@@ -11,6 +11,7 @@ from monograph.codegen.common.walk import Walk
 from monograph.codegen.llvm.emit.builder import Builder, Int
 from monograph.codegen.llvm.emit.scalar import LlvmScalars
 from monograph.ir import DType, Value, known
+from monograph.ir.dtype import i64
 from monograph.ops.scalar import Scalar
 from monograph.program.fusion.access import Indices
 from monograph.program.fusion.index_bounds import inside
@@ -112,6 +113,21 @@ class LlvmElements(Walk[Point]):
             where = self.b.mul(self.number(position, one, extent), value.dtype.itemsize)
             lane = self.scalars.lane(scalar, k)
             self.scalars.store(lane, self.b.offset(pointer, where))
+
+    def count(self, index: Index, point: Point) -> Scalar:
+        """An index as a number, an i64."""
+        if point.lane is None or point.lane not in index.counters:
+            first = Scalar(self.b.i64(self.integer(index, Point(point.values))), i64)
+            return self.scalars.splat(first, point.lanes)
+        lanes = range(point.lanes)
+        if not _follows(index, point.lane):
+            each = (self.integer(index, point.lane_at(self.b, k)) for k in lanes)
+            return self.scalars.gathered([Scalar(self.b.i64(n), i64) for n in each])
+        first = Scalar(self.b.i64(self.integer(index, point)), i64)
+        steps = [self.scalars.constant(k * index.factor(point.lane), i64) for k in lanes]
+        return self.scalars.add(
+            self.scalars.splat(first, point.lanes), self.scalars.gathered(steps)
+        )
 
     def integer(self, index: Index, point: Point) -> Int:
         """An index as a number, at a point."""

@@ -1,4 +1,7 @@
-"""Kernels that make elements from their places: padding, counting, blocks laid over an image."""
+"""Kernels that make elements from their places: padding, counting, blocks laid over an image.
+
+Counting the turns of random ops is here too.
+"""
 
 from __future__ import annotations
 
@@ -17,13 +20,14 @@ from monograph.ops.pad_tile import Iota, Pad
 from monograph.ops.scalar import Scalar
 from monograph.program.fusion.access import Indices
 from monograph.program.index import Counter, Index, flatten, strides_of
+from monograph.program.legalise.lower_random import TakeTurn
 
 
 def serves(value: Value) -> bool:
     if isinstance(value.op, Pad):
         # Without an element there is nothing to repeat: the reference says so.
         return 0 not in _kept(value) or value.op.mode == "constant"
-    return isinstance(value.op, (Col2Im, Iota))
+    return isinstance(value.op, (Col2Im, Iota, TakeTurn))
 
 
 def generated(context: KernelContext) -> Kernel:
@@ -34,7 +38,29 @@ def generated(context: KernelContext) -> Kernel:
         return each_element(context, partial(_Padded, context, anchor))
     if isinstance(anchor.op, Col2Im):
         return each_element(context, partial(_Blocks, anchor), vectors=False)
+    if isinstance(anchor.op, TakeTurn):
+        return each_element(context, partial(_Turn, anchor.inputs[0]), vectors=False)
     return each_element(context, _Counted)
+
+
+class _Turn:
+    """The number in a state, which is counted up."""
+
+    def __init__(self, state: Value, elements: LlvmElements, at: Indices) -> None:
+        self.e, self.state = elements, state
+
+    def positions(self) -> list[Index]:
+        return []
+
+    def enter(self, point: Point) -> None:
+        """Nothing changes from row to row."""
+
+    def element(self, point: Point) -> Scalar:
+        scalars, first = self.e.scalars, (Index(),)
+        turn = self.e.load(self.state, first, point)
+        following = scalars.add(turn, scalars.constant(1, i64))
+        self.e.store(self.state, first, following, point)
+        return turn
 
 
 class _Counted:
@@ -51,12 +77,7 @@ class _Counted:
         """Nothing changes from row to row."""
 
     def element(self, point: Point) -> Scalar:
-        b, scalars = self.e.b, self.e.scalars
-        first = Scalar(b.i64(self.e.integer(self.at[0], point)), i64)
-        if not point.lanes:
-            return first
-        counts = [scalars.constant(k, i64) for k in range(point.lanes)]
-        return scalars.add(scalars.splat(first, point.lanes), scalars.gathered(counts))
+        return self.e.count(self.at[0], point)
 
 
 def _kept(value: Value) -> tuple[int, ...]:

@@ -12,7 +12,7 @@ from monograph.codegen.llvm.indexing import gather, index_kernels, pad, scatter
 from monograph.codegen.llvm.matmul import dot_int
 from monograph.codegen.llvm.matmul.dot import dot
 from monograph.codegen.llvm.matmul.dot_quant import dot_quant
-from monograph.codegen.llvm.misc import det, ngrams, random
+from monograph.codegen.llvm.misc import det, ngrams
 from monograph.codegen.llvm.module import select_image
 from monograph.codegen.llvm.module.kernel import Kernel, KernelContext
 from monograph.codegen.llvm.recurrent import recurrent
@@ -100,7 +100,6 @@ _MOVES: tuple[tuple[Callable[[Value], bool], Generator], ...] = (
     (index_kernels.serves, index_kernels.generated),
     (ngrams.serves, ngrams.ngrams),
     (nonzero.serves, nonzero.nonzero),
-    (random.serves, random.drawn),
     (recurrent.serves, recurrent.recurrent),
     (scatter.serves, scatter.scatter),
     (topk.serves, topk.top_k),

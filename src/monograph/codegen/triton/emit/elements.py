@@ -10,6 +10,7 @@ from monograph.codegen.common.walk import Walk
 from monograph.codegen.triton.emit.scalar import TritonScalars
 from monograph.codegen.triton.emit.writer import Writer
 from monograph.ir import Value, known
+from monograph.ir.dtype import i64
 from monograph.ops.scalar import Scalar
 from monograph.program.fusion.access import Element, Indices, through_view
 from monograph.program.fusion.index_bounds import inside, substitute
@@ -138,6 +139,12 @@ class TritonElements(Walk[Point]):
         used = (point[c].mask for c in sorted(position.counters, key=lambda c: c.name))
         masks = list(dict.fromkeys(m for m in used if m is not None))
         return self.w.let(" & ".join(masks), "m") if masks else None
+
+    def count(self, index: Index, point: Point) -> Scalar:
+        """An index as numbers, i64."""
+        if not index.terms:
+            return self.scalars.literal(index.constant, i64)
+        return self.scalars.decoded(f"({self.integer(index, point)}).to(tl.int64)", i64)
 
     def integer(self, index: Index, point: Point) -> str:
         """An index as an expression, in 64 bits where 32 are too few."""

@@ -1,4 +1,4 @@
-"""Small kernels: counting numbers, elements looked up in tables, blocks laid over images."""
+"""Small kernels: counting, elements looked up in tables, blocks laid over images."""
 
 from __future__ import annotations
 
@@ -9,19 +9,26 @@ from monograph.codegen.triton.emit.map_kernel import Body, each
 from monograph.codegen.triton.emit.scalar import register_type
 from monograph.codegen.triton.emit.tile import ResultTile, accumulator
 from monograph.codegen.triton.emit.writer import literal
-from monograph.codegen.triton.module.kernel import Candidate, GpuContext, KernelWriter, TritonFault
+from monograph.codegen.triton.module.kernel import (
+    Candidate,
+    GpuContext,
+    KernelWriter,
+    TritonFault,
+    single,
+)
 from monograph.ir import Value
 from monograph.ops.index import Col2Im
 from monograph.ops.ml import Lookup
 from monograph.ops.pad_tile import Iota
 from monograph.ops.scalar import Scalar
+from monograph.program.legalise.lower_random import TakeTurn
 
 
 def serves(anchor: Value) -> bool:
     op = anchor.op
     if isinstance(op, Lookup):
         return not (op.keys.dtype.is_string or op.values.dtype.is_string)
-    return isinstance(op, (Col2Im, Iota))
+    return isinstance(op, (Col2Im, Iota, TakeTurn))
 
 
 def readable(user: Value, index: int, operand: Value) -> bool:
@@ -31,6 +38,8 @@ def readable(user: Value, index: int, operand: Value) -> bool:
 def candidates(context: GpuContext) -> list[Candidate]:
     anchor = context.step.region.anchor
     assert anchor is not None
+    if isinstance(anchor.op, TakeTurn):  # one way: a measurement would take a turn
+        return single("turn", each(context, _turn)[0].make)
     bodies: dict[type, Body] = {
         Col2Im: _laid_over,
         Iota: _counted,
@@ -40,7 +49,18 @@ def candidates(context: GpuContext) -> list[Candidate]:
 
 
 def _counted(k: KernelWriter, t: ResultTile, mask: str | None) -> str:
-    return k.w.let(f"({t.point[t.counter(0)].text}).to(tl.int64)")
+    return str(t.elements.count(t.at[0], t.point).reg)
+
+
+def _turn(k: KernelWriter, t: ResultTile, mask: str | None) -> str:
+    """The number in a state, which is counted up when every thread has read it."""
+    anchor = k.context.step.region.anchor
+    assert anchor is not None
+    state = k.pointer(anchor.inputs[0])
+    turn = k.w.let(f"tl.load({state})", "turn")
+    k.w.line("tl.debug_barrier()")
+    k.w.line(f"tl.store({state}, {turn} + 1)")
+    return turn
 
 
 def _looked_up(k: KernelWriter, t: ResultTile, mask: str | None) -> str:

@@ -13,7 +13,7 @@ from monograph.codegen.triton.emit.pointwise import pointwise
 from monograph.codegen.triton.image import grid_sample, pool, resize, roi_pool
 from monograph.codegen.triton.indexing import gather, index_kernels, scatter
 from monograph.codegen.triton.matmul import dot, product
-from monograph.codegen.triton.misc import det, ml_kernels, random, trees
+from monograph.codegen.triton.misc import det, ml_kernels, trees
 from monograph.codegen.triton.module.kernel import Candidate, GpuContext
 from monograph.codegen.triton.recurrent import recurrent
 from monograph.codegen.triton.rows import norm, reduce, scan, softmax
@@ -56,7 +56,6 @@ FAMILIES: tuple[ModuleType, ...] = (
     unique,
     det,
     recurrent,
-    random,
     ml_kernels,
     trees,
     fail,

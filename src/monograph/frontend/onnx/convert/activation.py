@@ -207,8 +207,8 @@ def dropout(n: Node) -> tuple[Value, Value | None]:
     if training is None or (mode is not None and not mode.any()):
         return x, broadcast_like(constant(True), x) if n.wants(1) else None
     ratio = constant(0.5, f64) if ratio is None else cast(as_scalar(ratio), f64)
-    seed = n.attr_int("seed") if n.has("seed") else None
-    kept = ew.LessEqual()(ratio, uniform_like(x, f64, seed))
+    seed = float(n.attr_int("seed")) if n.has("seed") else None
+    kept = ew.LessEqual()(ratio, uniform_like(n, x, f64, seed))
     if mode is None:
         kept = ew.Or()(kept, ew.Not()(as_scalar(training)))
         ratio = ew.Where()(as_scalar(training), ratio, constant(0.0, f64))

@@ -1,4 +1,4 @@
-"""Random ops. Each node becomes an op with an RNG state of its own."""
+"""Random ops. Each node becomes an op with an RNG state of its own, in all graphs of a session."""
 
 from __future__ import annotations
 
@@ -12,26 +12,30 @@ from monograph.ir.dtype import f32, f64, i32, i64
 from monograph.ops import elementwise as ew
 from monograph.ops import shape as sh
 from monograph.ops.deferred import deferred
-from monograph.ops.random import RandomNormal, RandomUniform, fresh_uid
+from monograph.ops.random import RandomNormal, RandomUniform
 from monograph.ops.reduce import CumSum, ReduceSum
 
 
-def uniform_like(x: Value, dtype: DType, seed: float | None) -> Value:
+def uniform_like(n: Node, x: Value, dtype: DType, seed: float | None) -> Value:
     """Return uniform numbers in [0, 1) in the shape of x."""
-    return _draw(RandomUniform, x, dtype=dtype, seed=None if seed is None else float(seed))
+    return _draw_like(RandomUniform, x, dtype=dtype, **_identity(n, seed))
 
 
-def _draw(op: type[RandomUniform | RandomNormal], like: Value, **static: Any) -> Value:
-    if like.tensor.is_static:
-        return op(like.tensor.static, uid=fresh_uid(), **static)()
-    return deferred(op, (), {"shape": sh.ShapeOf()(like)}, uid=fresh_uid(), **static)
+def _draw_like(op: type[RandomUniform | RandomNormal], x: Value, **static: Any) -> Value:
+    if x.tensor.is_static:
+        return op(x.tensor.static, **static)()
+    return deferred(op, (), {"shape": sh.ShapeOf()(x)}, **static)
 
 
 def _seed(n: Node) -> float | None:
     return n.attr_float("seed") if n.has("seed") else None
 
 
-def _spread(n: Node) -> tuple[type[RandomUniform | RandomNormal], dict[str, float]]:
+def _identity(n: Node, seed: float | None) -> dict[str, Any]:
+    return {"seed": seed, "uid": n.scope.importer.random_identity(n.label, seed)}
+
+
+def _spread(n: Node) -> tuple[type[RandomUniform | RandomNormal], dict[str, Any]]:
     if n.op_type.startswith("RandomUniform"):
         low, high = n.attr_float("low", 0.0), n.attr_float("high", 1.0)
         return RandomUniform, {"low": low, "high": high}
@@ -42,7 +46,7 @@ def _spread(n: Node) -> tuple[type[RandomUniform | RandomNormal], dict[str, floa
 def random(n: Node) -> Value:
     op, spread = _spread(n)
     dtype = n.attr_dtype("dtype", f32)
-    return op(n.attr_ints("shape"), dtype, **spread, seed=_seed(n), uid=fresh_uid())()
+    return op(n.attr_ints("shape"), dtype, **spread, **_identity(n, _seed(n)))()
 
 
 @converter("RandomUniformLike", "RandomNormalLike")
@@ -50,14 +54,14 @@ def random_like(n: Node) -> Value:
     op, spread = _spread(n)
     x = n.input(0)
     dtype = n.attr_dtype("dtype", x.dtype)
-    return _draw(op, x, dtype=dtype, **spread, seed=_seed(n))
+    return _draw_like(op, x, dtype=dtype, **spread, **_identity(n, _seed(n)))
 
 
 @converter("Bernoulli")
 def bernoulli(n: Node) -> Value:
     """Return 1 with the probability x, else 0."""
     x = n.input(0)
-    drawn = ew.Less()(uniform_like(x, f64, _seed(n)), cast(x, f64))
+    drawn = ew.Less()(uniform_like(n, x, f64, _seed(n)), cast(x, f64))
     return cast(drawn, n.attr_dtype("dtype", x.dtype))
 
 
@@ -74,7 +78,7 @@ def multinomial(n: Node) -> Value:
         n.fail("sample_size must be positive", given=count)
     edges = CumSum(1)(softmax(cast(widened(x), f64), (1,)))
     size = sh.Concat(0)(sh.Reshape((1,))(size_value(x, 0)), constant([count], i64))
-    drawn = deferred(RandomUniform, (), {"shape": size}, dtype=f64, seed=_seed(n), uid=fresh_uid())
+    drawn = deferred(RandomUniform, (), {"shape": size}, dtype=f64, **_identity(n, _seed(n)))
     passed = ew.LessEqual()(sh.Unsqueeze((1,))(edges), sh.Unsqueeze((2,))(drawn))
     chosen = ReduceSum((2,))(cast(passed, i64))
     # The last running sum may round to less than one; the last class takes the rest.
