@@ -31,7 +31,7 @@ from typing import Any
 from benchmarks.capture_models import subjects
 from benchmarks.capture_report import bars, page
 from benchmarks.gpu import device_name, installed
-from benchmarks.needs import need_torch
+from benchmarks.needs import need_torch, result_path
 
 HERE = Path(__file__).parent
 
@@ -171,8 +171,7 @@ def main() -> int:
         "models": measure(names, options),
     }
     record["bars"] = [b.as_json() for b in bars(record["models"])]
-    options.results.mkdir(parents=True, exist_ok=True)
-    stem = options.results / f"capture-{record['date']}"
+    stem = result_path(options.results, "capture", record["device"])
     stem.with_suffix(".json").write_text(json.dumps(record, indent=1) + "\n")
     stem.with_suffix(".md").write_text(page(record))
     print(page(record))

@@ -30,6 +30,7 @@ from benchmarks.decode_cpu_sides import MONOGRAPH, ONNXRUNTIME, Side, Task, band
 from benchmarks.decoder_shapes import SHAPES
 from benchmarks.decoder_weights import PRESETS, preset
 from benchmarks.decoders import build
+from benchmarks.needs import result_path
 from benchmarks.run import installed
 
 UNTIMED, TIMED = 50, 20
@@ -158,7 +159,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--folder", type=Path, help="keep models here, and use those found")
     parser.add_argument("--json", type=Path, help="write figures into this file")
     parser.add_argument(
-        "--results", type=Path, metavar="DIR", help="write figures into DIR/decode-cpu-DATE.json"
+        "--results", type=Path, metavar="DIR", help="write figures into DIR/decode-cpu-MACHINE.json"
     )
     a = parser.parse_args()
     for name in a.formats:
@@ -186,7 +187,7 @@ def main() -> None:
     add_floors(formats, reads)
     files = [a.json] if a.json else []
     if a.results:
-        files.append(a.results / f"decode-cpu-{date.today().isoformat()}.json")
+        files.append(result_path(a.results, "decode-cpu", platform.machine()).with_suffix(".json"))
     for file in files:
         save(a, reads, formats, file)
 

@@ -5,11 +5,11 @@
     python -m benchmarks.decode_gpu --results DIR --dry-run   # tiny, no GPU: do the parts fit?
 
 A format is built, opened and measured by parts: what fails or finds no time left is said, and the
-rest is kept, part by part, in decode_gpu.json and decode_gpu.md. Contenders take turns; figures
-are medians. A step is measured at a position that does not move, on the same memory every time:
-replays are queued back to back and timed by events; once by themselves, and once in turns with
-torch, behind whose work the device may be slower. The floor is what reading the weights and the
-cache once takes, by the best bandwidth that a read of a few gigabytes was seen to have.
+rest is kept, part by part, in decode-gpu-FORMATS-DEVICE.json and .md. Contenders take turns;
+figures are medians. A step is measured at a position that does not move, on the same memory every
+time: replays are queued back to back and timed by events; once by themselves, and once in turns
+with torch, behind whose work the device may be slower. The floor is what reading the weights and
+the cache once takes, by the best bandwidth that a read of a few gigabytes was seen to have.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from typing import Any
 from benchmarks.decode_gpu_record import OURS, Record, brief
 from benchmarks.decoder_shapes import SHAPES, Shape, shape_of
 from benchmarks.decoder_weights import PRESETS
+from benchmarks.needs import result_path
 
 BUILT = Path(__file__).parent.parent / "build" / "benchmarks"
 OUR_EAGER = "monograph, capture off"
@@ -355,7 +356,8 @@ def main() -> None:
     import torch
 
     device = "Triton's interpreter" if a.dry_run else torch.cuda.get_device_name()
-    record = Record(a.results, a.limit)
+    path = result_path(a.results, f"decode-gpu-{'-'.join(a.formats)}", device)
+    record = Record(path, a.limit)
     record.data |= {
         "date": date.today().isoformat(), "device": device, "shape": a.shape,
         "torch": torch.__version__, "maximum": a.maximum,
@@ -365,7 +367,7 @@ def main() -> None:
         if not a.dry_run:
             torch.cuda.empty_cache()
     record.save()
-    print((a.results / "decode_gpu.md").read_text())
+    print(path.with_suffix(".md").read_text())
 
 
 if __name__ == "__main__":

@@ -19,9 +19,10 @@ OURS = "monograph"
 
 @dataclass
 class Record:
-    """What is known so far, written down whenever a part is done."""
+    """The measurements so far, written to disk after every part."""
 
-    results: Path
+    path: Path
+    """Of the files, without suffix."""
     limit: float
     began: float = field(default_factory=time.perf_counter)
     data: dict[str, Any] = field(default_factory=dict)
@@ -62,9 +63,8 @@ class Record:
         return formats.setdefault(form, {"seconds": {}, "failed": {}})
 
     def save(self) -> None:
-        self.results.mkdir(parents=True, exist_ok=True)
-        (self.results / "decode_gpu.json").write_text(json.dumps(self.data, indent=1))
-        (self.results / "decode_gpu.md").write_text(report(self.data))
+        self.path.with_suffix(".json").write_text(json.dumps(self.data, indent=1))
+        self.path.with_suffix(".md").write_text(report(self.data))
 
 
 def brief(found: Any) -> Any:

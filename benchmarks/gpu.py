@@ -27,6 +27,7 @@ from typing import Any
 
 from benchmarks import gpu_models
 from benchmarks.gpu_report import plot, tables
+from benchmarks.needs import result_path
 
 HERE = Path(__file__).parent
 BUILT = HERE.parent / "build" / "benchmarks"
@@ -172,8 +173,7 @@ def write_models(names: list[str]) -> dict[str, str]:
 
 
 def save(record: dict[str, Any], folder: Path) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    stem = folder / f"gpu-{record['date']}"
+    stem = result_path(folder, "gpu", record["device"])
     stem.with_suffix(".json").write_text(json.dumps(record, indent=1) + "\n")
     stem.with_suffix(".svg").write_text(plot(record))
     stem.with_suffix(".md").write_text(tables(record))

@@ -24,6 +24,7 @@ from rich.progress import track
 from rich.table import Table
 
 from benchmarks.models import write_all
+from benchmarks.needs import result_path
 from monograph.errors import MonographError
 from monograph.report.commands.bench import MONOGRAPH, PEERS, Bench, bench_model
 from monograph.report.commands.execute import RunRequest
@@ -87,8 +88,7 @@ def show(results: dict[str, Bench], peers: list[str]) -> None:
 
 
 def save(results: dict[str, Bench], peers: list[str], folder: Path) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    stem = folder / f"cpu-{date.today().isoformat()}"
+    stem = result_path(folder, "cpu", platform.machine())
     packages = ("monograph", "llvmlite", "numpy", *PEERS)
     record: dict[str, Any] = {
         "date": date.today().isoformat(),

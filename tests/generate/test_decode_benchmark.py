@@ -139,14 +139,14 @@ def test_caches_that_are_too_short_are_refused(capsys: pytest.CaptureFixture[str
 
 
 def test_a_part_without_time_or_luck_leaves_the_others(tmp_path: Path) -> None:
-    record = Record(tmp_path, limit=100.0)
+    record = Record(tmp_path / "decode-gpu", limit=100.0)
     assert record.has_time("f16", "quick", 10.0)
     assert not record.has_time("f16", "slow", 1000.0)
     with record.part("f16", "broken"):
         raise ValueError("no luck")
     with record.part("f16", "fine") as found:
         found["same_tokens"] = True
-    kept = json.loads((tmp_path / "decode_gpu.json").read_text())["formats"]["f16"]
+    kept = json.loads((tmp_path / "decode-gpu.json").read_text())["formats"]["f16"]
     assert kept["same_tokens"]
     assert kept["failed"]["broken"] == "ValueError: no luck"
     assert kept["failed"]["slow"].endswith("1000 wanted")

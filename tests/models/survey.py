@@ -24,6 +24,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from benchmarks.needs import result_path
 from scripts import fetch_models
 
 import monograph
@@ -158,7 +159,8 @@ def main() -> int:
         "--missing", action="store_true", help="only what the file does not hold yet"
     )
     today = datetime.date.today().isoformat()
-    parser.add_argument("--json", type=Path, default=RESULTS / f"models-{today}.json")
+    usual = result_path(RESULTS, "models", platform.machine()).with_suffix(".json")
+    parser.add_argument("--json", type=Path, default=usual)
     options = parser.parse_args()
     found: Row = {"models": {}}
     if options.json.is_file():
