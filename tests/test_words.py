@@ -16,6 +16,7 @@ ROOMS = [
     "errors.py",
     "frontend",
     "ir",
+    "program",
     "rewrite",
     "rules",
 ]

@@ -91,7 +91,7 @@ class FakeStream:
 
 @pytest.mark.skipif(DEVICE == "cuda", reason="the benchmarks themselves run there")
 def test_the_way_to_a_device_by_fakes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Everything but the device: f16, the tuner's choice, lanes, what is captured and replayed."""
+    """Everything but the device: f16, the tuner's choice, streams, captures and replays."""
     path = gpu_models.find("tiny_llama", tmp_path)
     fakes = {
         "Stream": FakeStream,

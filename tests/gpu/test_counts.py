@@ -57,14 +57,14 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Counting:
 
 
 def counts(
-    graph: Graph, device: Counting, way: str = "", lanes: int = 1, **given: Any
+    graph: Graph, device: Counting, way: str = "", streams: int = 1, **given: Any
 ) -> tuple[int, int]:
     """The kernels that an executable names, and those of a run by the candidates of a name."""
 
     def choose(step: Step, found: list[Candidate]) -> Candidate:
         return next((c for c in found if way and way in c.name), found[0])
 
-    made = GpuExecutable(compile_for_gpu(graph, device.arch, choose, lanes=lanes), device)
+    made = GpuExecutable(compile_for_gpu(graph, device.arch, choose, streams=streams), device)
     feeds = {
         n: np.asarray(rng.normal(size=v.tensor.static)).astype(v.dtype.numpy)
         for n, v in zip(graph.input_names, graph.inputs, strict=True)
@@ -78,10 +78,10 @@ def product(depth: int = 512) -> Graph:
     return graph_of(Exp()(Dot()(value(f"f32[20, {depth}]"), value(f"f32[{depth}, 16]", "y"))))
 
 
-def test_lanes_change_nothing(device: Counting) -> None:
+def test_streams_change_nothing(device: Counting) -> None:
     x = value("f32[20, 20]")
     graph = graph_of(*(Dot()(x, value("f32[20, 20]", n)) for n in "abcd"))
-    assert counts(graph, device) == counts(graph, device, lanes=4) == (4, 4)
+    assert counts(graph, device) == counts(graph, device, streams=4) == (4, 4)
 
 
 def test_a_split_sum(device: Counting) -> None:
@@ -143,7 +143,7 @@ def test_a_loop_that_data_end_counts_one_turn(device: Counting) -> None:
 def test_the_same_without_a_device() -> None:
     x = value("f32[20, 20]")
     graph = graph_of(Concat(0)(Exp()(x), x), Dot()(x, x), Dot()(x, x))
-    module = compile_for_gpu(graph, ARCHES["sm_90"], lanes=3)
+    module = compile_for_gpu(graph, ARCHES["sm_90"], streams=3)
     assert not any(isinstance(b.work, Call) for b in module.works)
     made = OfflineExecutable(module, {})
     assert made.kernels == made.launches == len(module.works) > 2

@@ -64,7 +64,7 @@ class Touch:
 class Task:
     """A piece of work as it is launched."""
 
-    lane: int
+    stream: int
     step: int
     """The number that others wait for it by."""
     waits: tuple[int, ...]
@@ -74,19 +74,19 @@ class Task:
 def ends_before(tasks: Sequence[Task]) -> list[int]:
     """For every task a bit for each task that has surely ended when it starts.
 
-    A lane's tasks run in order. To wait for a step is to wait for its last task so far; a step that
-    nothing was launched for is not waited for.
+    A stream's tasks run in order. To wait for a step is to wait for its last task so far; a step
+    that nothing was launched for is not waited for.
     """
     tails: dict[int, int] = {}
     ended: dict[int, int] = {}
     found: list[int] = []
     for number, task in enumerate(tasks):
         known = 0
-        behind = [tails[task.lane]] if task.lane in tails else []
+        behind = [tails[task.stream]] if task.stream in tails else []
         for other in (*behind, *(ended[s] for s in task.waits if s in ended)):
             known |= found[other] | 1 << other
         found.append(known)
-        tails[task.lane] = ended[task.step] = number
+        tails[task.stream] = ended[task.step] = number
     return found
 
 

@@ -1,4 +1,4 @@
-"""The proof that lanes do not race: what it finds, and what it lets pass."""
+"""The proof that streams do not race: what it finds, and what it lets pass."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from monograph.program.memory.stream_schedule import Schedule, Uses, plan_apart, schedule
+from monograph.program.memory.stream_schedule import Schedule, Uses, plan_concurrent, schedule
 from tests.program.races import Task, Touch, ends_before, races
 
 
@@ -15,7 +15,7 @@ def touch(start: int, count: int, writes: bool, memory: str = "arena") -> Touch:
     return Touch(memory, start, 4, (count,), (1,), writes)
 
 
-def test_two_lanes_that_share_memory_race() -> None:
+def test_two_streams_that_share_memory_race() -> None:
     tasks = [Task(0, 0, (), (touch(0, 8, True),)), Task(1, 1, (), (touch(28, 8, True),))]
     assert races(tasks) == [(0, 1)]
 
@@ -23,7 +23,7 @@ def test_two_lanes_that_share_memory_race() -> None:
 @pytest.mark.parametrize(
     "second",
     [
-        Task(0, 1, (), (touch(0, 8, True),)),  # one lane
+        Task(0, 1, (), (touch(0, 8, True),)),  # one stream
         Task(1, 1, (0,), (touch(0, 8, True),)),  # waits
         Task(1, 1, (), (touch(32, 8, True),)),  # beside it
         Task(1, 1, (), (touch(0, 8, True, "port"),)),  # other memory
@@ -35,7 +35,7 @@ def test_what_is_ordered_or_apart_does_not_race(second: Task) -> None:
 
 
 def test_readers_do_not_race_but_a_writer_behind_one_does() -> None:
-    reader, other = (Task(lane, lane, (), (touch(0, 8, False),)) for lane in (0, 1))
+    reader, other = (Task(stream, stream, (), (touch(0, 8, False),)) for stream in (0, 1))
     assert not races([reader, other])
     assert races([reader, other, Task(1, 2, (), (touch(0, 8, True),))]) == [(0, 2)]
 
@@ -69,7 +69,7 @@ def launched(
     def of(step: int) -> Task:
         made = touch(offsets[step], uses[step].nbytes // 4, True)
         read = [touch(offsets[i], uses[i].nbytes // 4, False) for i in needed[step]]
-        return Task(order.lane[step], step, order.waits[step], (made, *read))
+        return Task(order.stream[step], step, order.waits[step], (made, *read))
 
     return [of(step) for step in range(len(needed))]
 
@@ -77,17 +77,17 @@ def launched(
 def test_any_schedule_with_its_plan_is_without_races() -> None:
     generator = random.Random(9)
     for _ in range(40):
-        count, lanes = generator.randint(2, 40), generator.randint(1, 6)
+        count, streams = generator.randint(2, 40), generator.randint(1, 6)
         needed = [
             {generator.randrange(i) for _ in range(generator.randint(0, 3))} if i else set()
             for i in range(count)
         ]
-        order = schedule(needed, lanes)
+        order = schedule(needed, streams)
         uses = [
             Uses(i, 4 * generator.randint(1, 90), (i, *(j for j in range(count) if i in needed[j])))
             for i in range(count)
         ]
-        assert not races(launched(needed, order, uses, plan_apart(uses, order).offsets))
-        if order.lanes > 1:
+        assert not races(launched(needed, order, uses, plan_concurrent(uses, order).offsets))
+        if order.streams > 1:
             everything_at_once = dict.fromkeys(range(count), 0)
             assert races(launched(needed, order, uses, everything_at_once))

@@ -151,14 +151,14 @@ def test_regions_that_are_wrong_are_refused() -> None:
     wrong = {
         "once and in order": (first, text, last),
         "in order": (text, first, *program.launches[2:]),
-        "step of the host": (GraphStep(steps),),
-        "without need": (HostStep(steps[0], "so"), *program.launches[1:]),
-        "without steps": (first, GraphStep(()), *program.launches[1:]),
+        "must not hold a host step": (GraphStep(steps),),
+        "must have a reason": (HostStep(steps[0], "so"), *program.launches[1:]),
+        "must have steps": (first, GraphStep(()), *program.launches[1:]),
     }
     for words, launches in wrong.items():
         with pytest.raises(VerifyError, match=words):
             SplitAtHost().verify(replace(program, launches=launches))
     plain = on_gpu(dotted(dotted(value("f32[4, 16]"))))
     halves = tuple(GraphStep((s,)) for s in plain.steps)
-    with pytest.raises(VerifyError, match="they are one"):
+    with pytest.raises(VerifyError, match="must have a host step between them"):
         SplitAtHost().verify(replace(plain, launches=halves))

@@ -1,1 +1,1 @@
-"""The linear IR: kernels in order, over buffers whose places in memory are planned."""
+"""The program: kernels in order, over buffers with planned addresses."""

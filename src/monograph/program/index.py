@@ -1,12 +1,12 @@
-"""Index arithmetic: where an element of a fused expression lies, as a function of loop counters.
+"""Index arithmetic: the position of an element of a fused expression, from loop counters.
 
-An index is a sum of atoms times whole numbers. An atom is a loop counter, or what is left of a
-division that could not be resolved. Views (reshape, transpose, slice, broadcast) only transform
-indices, so a chain of them costs nothing where the result is linear in the counters.
+An index is a sum of atoms times whole numbers. An atom is a loop counter, or a quotient or
+remainder that could not be resolved. Views (reshape, transpose, slice, broadcast) only transform
+indices, so a chain of them costs nothing if the result is linear in the counters.
 
-Code generators divide as machines do, which is floor division of numbers that are not negative
-only. So every index that is divided is provably 0 or more: `_split` moves whole multiples of the
-divisor out of it until it is.
+Machine division is floor division only for numbers that are not negative. So every index that is
+divided must be provably 0 or more: `_split` moves whole multiples of the divisor out of it until it
+is.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Counter:
     name: str
     extent: int
     values: int | None = None
-    """How many numbers come up where fewer do than the extent says (see `kept_counter`)."""
+    """The number of values, if fewer occur than the extent says (see `kept_counter`)."""
 
     @property
     def bounds(self) -> tuple[int, int]:
@@ -110,7 +110,7 @@ class Index:
         return all(isinstance(a, Counter) for a, _ in self.terms)
 
     def bounds(self) -> tuple[int, int]:
-        """An interval that holds every value it can have."""
+        """Return an interval that contains every value of the index."""
         return self._interval
 
     @cached_property
@@ -123,7 +123,7 @@ class Index:
 
     @property
     def only(self) -> Atom | None:
-        """The atom of an index that is nothing else."""
+        """Return the atom of an index that is one atom; else None."""
         if self.constant == 0 and len(self.terms) == 1 and self.terms[0][1] == 1:
             return self.terms[0][0]
         return None
@@ -143,7 +143,9 @@ class Index:
         return whole + Index(0, ((Quotient(rest, by), 1),))
 
     def _coarser(self, by: int) -> tuple[Index, int] | None:
-        """(index, g) with self // by = index // (by // g): without terms too small to matter."""
+        """Return (index, g) with self // by = index // (by // g), without terms too small to
+        matter.
+        """
         ordered = sorted(self.terms, key=lambda t: -abs(t[1]))
         for count in range(len(ordered), 0, -1):
             g = math.gcd(by, *(f for _, f in ordered[:count]))
@@ -185,7 +187,7 @@ def _check_divided(index: Index, by: int) -> None:
 
 
 def _made(constant: int, factors: dict[Atom, int]) -> Index:
-    """An index from factors, with d * (i // d) + i % d put together again as i."""
+    """Build an index from factors; d * (i // d) + i % d becomes i again."""
     for atom in [a for a in factors if isinstance(a, Remainder)]:
         factor = factors.get(atom, 0)
         quotient = (atom.index // atom.by).only
@@ -201,7 +203,7 @@ def counter(name: str, extent: int) -> Index:
 
 
 def kept_counter(name: str, extent: int) -> Counter:
-    """A counter that no view leaves out, as one of a single number would be: its mask counts."""
+    """Return a counter that stays in the index even with one value, because its mask is needed."""
     return Counter(name, max(extent, 2), extent)
 
 
@@ -213,10 +215,10 @@ def strides_of(shape: Sequence[int]) -> tuple[int, ...]:
 def split_strides(
     shape: Sequence[int], strides: Sequence[int], finer: Sequence[int]
 ) -> tuple[int, ...] | None:
-    """The strides of a shape whose dimensions are parts of another's; None where they are not.
+    """Return the strides of a shape that splits the dimensions of another; None if it does not.
 
-    A dimension of one element has a stride too: kernels that work on tiles see by it that what
-    lies behind the one element is not theirs.
+    A dimension of one element has a stride too: tiled kernels need it to see that the memory behind
+    the one element is not theirs.
     """
     if math.prod(shape) != math.prod(finer) or 0 in shape:
         return None
@@ -252,7 +254,7 @@ def unflatten(position: Index, shape: Sequence[int]) -> tuple[Index, ...]:
         if extent <= 1 or stride == 0:  # one element, or none at all
             result.append(Index())
             continue
-        # The outermost needs no remainder: the position never exceeds the shape.
+        # The outermost dimension needs no remainder: the position never exceeds the shape.
         result.append(position // stride if outermost else (position // stride) % extent)
         outermost = False
     return tuple(result)

@@ -1,9 +1,9 @@
-"""Stretches of a Program that need nothing of the host: each is launched as one.
+"""Launch regions: maximal sequences of steps without the host. Each is one launch.
 
-On a GPU such a stretch becomes one graph, on the CPU one native function. A step that only the host
-can do stands between two of them, by itself. (What one kernel computes is a `region.Region`.)
+On a GPU a launch region becomes one graph, on the CPU one native function. A host step stands by
+itself between two of them. (The values of one kernel are a `region.Region`.)
 
-Sizes that data decide end a whole Program: what follows is another one (`program.stages`).
+A size that depends on data ends a program; the rest is another program (`dynamic.stages`).
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ NO_CONDITIONS = "it is decided on the device, and graphs here have no conditiona
 _HELD = {SequenceType: "sequences", OptionalType: "optional values", MapType: "maps"}
 
 HostReason: TypeAlias = Callable[[Region], str]
-"""Why a step runs on the host; "" for one that the target computes."""
+"""A function that returns why a step runs on the host; "" if the target computes it."""
 
 
 @dataclass(frozen=True)
 class GraphStep:
-    """Steps in a row that the host starts together, and waits for at most once."""
+    """Consecutive steps that the host launches together, and waits for at most once."""
 
     steps: tuple[Step, ...]
 
@@ -49,7 +49,7 @@ class GraphStep:
 
 @dataclass(frozen=True)
 class HostStep:
-    """A step that the host has to do, or to decide, between two regions."""
+    """A step that runs on the host, or whose condition the host reads."""
 
     step: Step
     reason: str
@@ -70,17 +70,17 @@ Launch: TypeAlias = GraphStep | HostStep
 
 
 def kind_of(region: Region) -> str:
-    """The op that a step on the host is called after."""
+    """Return the op that names a host step."""
     return region.root.op.name if region.anchor is None else region.kind
 
 
 def step_name(step: Step) -> str:
-    """The op of a step on the host, and the ONNX nodes it came from."""
+    """Return the op of a host step, and its ONNX nodes."""
     return f"{kind_of(step.region)} ({step.origin})" if step.origin else kind_of(step.region)
 
 
 def held_by_host(region: Region) -> str:
-    """Why no device can hold what a region works on; "" where one can."""
+    """Return why no device can hold the values of a region; "" if one can."""
     for value in (*region.body, *region.inputs):
         if why := why_held(value.type):
             return why
@@ -88,7 +88,7 @@ def held_by_host(region: Region) -> str:
 
 
 def why_held(type_: Type) -> str:
-    """Why no device can hold values of a type; "" where one can."""
+    """Return why no device can hold values of a type; "" if one can."""
     if isinstance(type_, TupleType):
         return next(filter(None, map(why_held, type_.items)), "")
     if not isinstance(type_, TensorType):
@@ -99,9 +99,9 @@ def why_held(type_: Type) -> str:
 
 
 def is_decided(step: Step) -> bool:
-    """Whether a condition that a device computes says what of a step runs, or how often.
+    """Return True if a condition on the device decides what of a step runs, or how often.
 
-    A Scan is not: its turns are counted beforehand. What is in one may be.
+    A Scan is not decided: its iterations are counted beforehand. Its body may contain one.
     """
     anchor = step.region.anchor
     return anchor is not None and _is_decided(anchor.op)
@@ -115,23 +115,23 @@ def _is_decided(op: Op) -> bool:
 
 @dataclass(frozen=True)
 class SplitAtHost:
-    """Splits a Program into maximal stretches with no host dependence."""
+    """Splits a program into launch regions and host steps."""
 
     host_reason: HostReason = held_by_host
-    """What the target leaves to the host, and why."""
+    """The reason of each region that the target leaves to the host."""
     conditional_nodes: bool = True
-    """Whether launches of the target can look at a condition themselves."""
+    """True if graphs of the target support conditional nodes."""
     decided: Callable[[Step], bool] = is_decided
-    """Which steps would have to: a target may know of more loops how often they turn."""
+    """Returns True for steps that need a conditional node; a target may know more trip counts."""
 
     def run(self, program: Program) -> Program:
-        """The same Program, which now says how its steps are launched."""
+        """Return the same program with its launches."""
         split = replace(program, launches=tuple(self._launches(program)))
         self.verify(split)
         return split
 
     def reason(self, step: Step) -> str:
-        """Why the host comes in at a step; "" where it does not."""
+        """Return why a step runs on the host; "" if it does not."""
         why = self.host_reason(step.region)
         if not why and not self.conditional_nodes and self.decided(step):
             return NO_CONDITIONS
@@ -152,11 +152,13 @@ class SplitAtHost:
             yield GraphStep(tuple(run))
 
     def verify(self, program: Program) -> None:
-        """Every step is launched once and in order, none of the host's in a region of others."""
+        """Verify that every step is launched once and in order, and that no region holds a host
+        step.
+        """
         launched = [step for launch in program.launches for step in launch.steps]
         if launched != list(program.steps):
             raise VerifyError(
-                "launches do not cover the steps of a program once and in order",
+                "launches must cover the steps of a program once and in order",
                 expected=[s.index for s in program.steps],
                 given=[s.index for s in launched],
             )
@@ -165,18 +167,20 @@ class SplitAtHost:
             if isinstance(launch, GraphStep):
                 self._verify_region(launch, before)
             elif not self.reason(launch.step):
-                raise VerifyError("a step is left to the host without need", node=launch.name)
+                raise VerifyError("a host step must have a reason", node=launch.name)
             before = launch
 
     def _verify_region(self, region: GraphStep, before: Launch | None) -> None:
         if not region.steps:
-            raise VerifyError("a region without steps")
+            raise VerifyError("a launch region must have steps")
         if isinstance(before, GraphStep):
-            raise VerifyError("two regions follow each other: they are one", given=str(region))
+            raise VerifyError(
+                "two launch regions must have a host step between them", given=str(region)
+            )
         for step in region.steps:
             if why := self.reason(step):
                 raise VerifyError(
-                    f"a region holds a step of the host: {why}",
+                    f"a launch region must not hold a host step: {why}",
                     node=step.origin or None,
                     op=kind_of(step.region),
                 )
@@ -187,9 +191,9 @@ def summary(
     kernels: Callable[[Step], int] = lambda step: 1,
     ends: tuple[str, ...] = (),
 ) -> str:
-    """In a line: how many regions of how many kernels, and what splits them.
+    """Summarise the launches in one line: regions, kernels, and what splits them.
 
-    ends: why the program ends before the model does, where data decide what follows.
+    ends: the reason why the program ends before the model, if data decide the rest.
     """
     regions = [x for x in launches if isinstance(x, GraphStep)]
     count = sum(kernels(step) for x in regions for step in x.steps)

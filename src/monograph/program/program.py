@@ -1,4 +1,4 @@
-"""The Program: steps in order, over placed values."""
+"""The program: steps in order, over stored values."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """One kernel at its place in the order."""
+    """One kernel at its position in the order."""
 
     index: int
     region: Region
@@ -45,7 +45,7 @@ class Step:
 
     @property
     def nodes(self) -> list[str]:
-        """The ONNX nodes it came from."""
+        """Return the ONNX nodes of the step."""
         return [name for name in self.origin.split(ORIGINS_BETWEEN) if name]
 
     def __str__(self) -> str:
@@ -62,11 +62,11 @@ class Program:
     places: Places
     memory: MemoryPlan = field(default_factory=lambda: MemoryPlan({}, 0))
     launches: tuple[Launch, ...] = ()
-    """How the steps are launched, once that is known (see `program.regions`)."""
+    """The launches of the steps, once they are known (see `launch_regions`)."""
 
     @property
     def peak_bytes(self) -> int:
-        """What the temporaries take together."""
+        """The size of the arena of temporaries."""
         return self.memory.size
 
     @property
@@ -80,7 +80,7 @@ class Program:
         }
 
     def in_place(self, step: Step) -> bool:
-        """Whether a step writes its result over one of its operands."""
+        """Return True if a step writes its result over one of its operands."""
         place = self.places.storage.get(step.region.root)
         under = None if place is None else self.places.over.get(place.buffer.id)
         read = (self.places.storage.get(v) for v in step.region.inputs)
@@ -103,7 +103,7 @@ class Program:
         return "\n".join([*lines, f"  {self.peak_report()}"])
 
     def peak_report(self) -> str:
-        """Where the temporaries take the most memory, and which of them take it."""
+        """Describe the step at which temporaries take the most memory, and the largest of them."""
         step, needed = fullest(lifetimes(self.steps, self.places))
         listed = ", ".join(f"t{x.key} {x.nbytes:,} (steps {x.first}-{x.last})" for x in needed[:8])
         more = f", {len(needed) - 8} more" if len(needed) > 8 else ""
@@ -122,10 +122,10 @@ def _where(program: Program, value: Value) -> str:
 
 
 def lower(graph: Graph, target: Target) -> Program:
-    """The program of a graph for a target."""
+    """Lower a graph to a program for a target."""
     ends = getattr(target, "ends", no_ends)
     prepared = normalise(split_reductions(graph), target.readable, target.halo, ends)
-    # What the lowering has added came from the nodes that it was added for.
+    # Values that the lowering added have the origin of the values that they serve.
     prepared = replace(prepared, origins=inherited_origins(prepared, prepared.origins))
     regions = fuse(
         prepared,
@@ -143,14 +143,14 @@ def lower(graph: Graph, target: Target) -> Program:
 
 
 def _as_they_are(graph: Graph, regions: list[Region]) -> list[Region]:
-    """The answer of targets whose kernels compute one anchor each."""
+    """Return the regions unchanged: the kernels of this target compute one anchor each."""
     return regions
 
 
 def lifetimes(steps: tuple[Step, ...], places: Places) -> list[Lifetime]:
-    """When each temporary buffer is written first and read last.
+    """Return the first write and last read of each temporary buffer.
 
-    Buffers that are written over others live on in those.
+    The lifetime of a buffer includes those of the buffers written over it.
     """
     first: dict[int, int] = {}
     last: dict[int, int] = {}
@@ -174,13 +174,15 @@ def lifetimes(steps: tuple[Step, ...], places: Places) -> list[Lifetime]:
 
 
 def verify_program(program: Program) -> Program:
-    """Every read follows its write, every output is written, no live buffer is overwritten."""
+    """Verify that reads follow writes, outputs are written, and live buffers are not
+    overwritten.
+    """
     written: set[Value] = set(program.graph.inputs)
     for step in program.steps:
         for value in step.region.inputs:
             if not isinstance(value.op, Constant) and not _written(value, written):
                 raise VerifyError(
-                    "a step reads what no step before it writes",
+                    "a step reads a value that no earlier step writes",
                     node=step.origin,
                     op=step.region.kind,
                     given=value.type,
@@ -228,16 +230,16 @@ def _verify_memory(program: Program) -> None:
 
 
 def _verify_overwrites(program: Program) -> None:
-    """What is written over is not needed any more, nor read at other places by who writes it."""
+    """Verify that an overwritten buffer is no longer needed, nor read elsewhere by its writer."""
     places, buffers = program.places, program.places.buffers
     if len(set(places.over.values())) < len(places.over):
-        raise VerifyError("two buffers are written over one", given=places.over)
+        raise VerifyError("at most one buffer may be written over another", given=places.over)
     readers, writers = (_by_buffer(program, which) for which in ("inputs", "outputs"))
     donated = {(new.id, old.id) for new, old in donated_buffers(program.graph, places)}
     for new, old in places.over.items():
         kinds = (buffers[new].kind, buffers[old].kind)
         if kinds != (TEMPORARY, TEMPORARY) and (new, old) not in donated:
-            raise VerifyError("what is not donated is written over", given=buffers[old].name)
+            raise VerifyError("only donated inputs may be written over", given=buffers[old].name)
         first = writers.get(new, program.steps[-1:])[0].index
         for step in readers.get(old, ()):
             reason = "it is read after it is written over" if step.index > first else None
@@ -245,7 +247,7 @@ def _verify_overwrites(program: Program) -> None:
                 reason = why_not(step.region, buffers[new], buffers[old], places)
             if reason is not None:
                 raise VerifyError(
-                    f"a buffer that is needed is written over: {reason}",
+                    f"a buffer that is still needed must not be written over: {reason}",
                     node=step.origin,
                     op=step.region.kind,
                     given=f"buffer {new} over {old}",
@@ -253,7 +255,7 @@ def _verify_overwrites(program: Program) -> None:
 
 
 def _by_buffer(program: Program, which: str) -> dict[int, list[Step]]:
-    """The steps that read or write each buffer, in order."""
+    """Return the steps that read or write each buffer, in order."""
     found: dict[int, list[Step]] = {}
     for step in program.steps:
         places = (program.places.storage.get(v) for v in getattr(step.region, which))

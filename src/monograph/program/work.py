@@ -18,13 +18,15 @@ from monograph.rewrite import Work
 
 
 def step_work(step: Step) -> Work:
-    """One launch; the multiply-adds of its anchor, an operation an element of the rest; bytes."""
+    """Return the work of a step: one launch, the multiply-adds of its anchor, one operation per
+    other element, and bytes.
+    """
     inside = (_inside(v) for v in step.region.body)
     return sum(inside, outer_work(step))
 
 
 def outer_work(step: Step) -> Work:
-    """What a step does whatever the data are: without what its branches and loops hold."""
+    """Return the work of a step without its branches and loops, which depend on data."""
     region = step.region
     moved = sum(_read_bytes(region, v) for v in region.inputs)
     moved += sum(_bytes(v) for v in region.outputs)
@@ -33,15 +35,15 @@ def outer_work(step: Step) -> Work:
 
 
 def program_work(program: Program) -> Work:
-    """What all steps do together."""
+    """Return the work of all steps."""
     return sum(map(step_work, program.steps), Work(0, 0, 0))
 
 
 def _inside(value: Value) -> Work:
-    """What the sub-graphs of a branch or a loop do."""
+    """Return the work of the sub-graphs of a branch or loop."""
     op = value.op
     if isinstance(op, If):
-        # A side that is not known may be the larger one.
+        # An unknown side may be the larger one.
         sides = [_graph_work(op.then), _graph_work(op.orelse)]
         return max(sides, key=lambda w: math.inf if math.isnan(w.flops) else w.flops)
     if isinstance(op, Scan):
@@ -54,7 +56,7 @@ def _inside(value: Value) -> Work:
 
 
 def _repeated(body: Graph, turns: float) -> Work:
-    """The turns of a loop, whose weights come from memory once."""
+    """Return the work of the iterations of a loop, which reads its weights once."""
     once = _graph_work(body)
     return Work(0, turns * once.flops, once.bytes)
 
@@ -71,7 +73,7 @@ def _graph_work(graph: Graph) -> Work:
 
 
 def _read_bytes(region: Region, value: Value) -> float:
-    """The bytes of an operand that a step reads: of a table, only what is looked up."""
+    """Return the bytes of an operand that a step reads: of a table, only the rows looked up."""
     anchor = region.anchor
     if anchor is None or not anchor.op.looks_up:
         return _bytes(value)

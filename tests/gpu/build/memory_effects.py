@@ -23,7 +23,7 @@ def tasks_of(module: GpuModule) -> list[Task]:
     for bound in module.works:
         written = {*module.steps[bound.position].region.outputs, *states}
         touches = tuple(_touches(module, bound, written, over))
-        found.append(Task(bound.lane, bound.position, bound.waits, touches))
+        found.append(Task(bound.stream, bound.position, bound.waits, touches))
     return found
 
 

@@ -1,4 +1,4 @@
-"""Small programs with lanes, and a clock that says which number of them is fastest."""
+"""Small programs with streams, and a clock that says which number of them is fastest."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from monograph.ops.elementwise import Add
 from monograph.ops.functions import Tanh
 from monograph.ops.reduce import ReduceSum
 from monograph.runtime.gpu.build import stream_tuning
-from monograph.runtime.gpu.build.stream_tuning import MeasuredLanes
+from monograph.runtime.gpu.build.stream_tuning import MeasuredStreams
 from monograph.runtime.gpu.build.tuning_cache import TuningCache
 from monograph.runtime.gpu.capture.replay import Replay
 from monograph.runtime.gpu.executable import GpuExecutable, compile_for_gpu
@@ -39,7 +39,7 @@ def three_sums(rows: int = 4) -> Graph:
 
 
 class Clock:
-    """Says how many lanes are fastest, once it has seen all of them run."""
+    """Says how many streams are fastest, once it has seen all of them run."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, best: int) -> None:
         self.best = best
@@ -50,20 +50,20 @@ class Clock:
         self.seen.append(tuple(runs))
         for run in runs.values():
             run(2)
-        return {lanes: 1.0 if lanes == self.best else 2.0 + lanes for lanes in runs}
+        return {streams: 1.0 if streams == self.best else 2.0 + streams for streams in runs}
 
 
 def replayed(
-    graph: Graph, lanes: MeasuredLanes | None, graphs: type[FakeGraphs] = FakeGraphs
+    graph: Graph, streams: MeasuredStreams | None, graphs: type[FakeGraphs] = FakeGraphs
 ) -> tuple[Replay, FakeDriver]:
     driver = FakeDriver()
     device = FakeDevice(driver)
     executable = GpuExecutable(compile_for_gpu(graph, device.arch), device)
-    return Replay(executable, graphs(driver, builds=Default.builds), lanes=lanes), driver
+    return Replay(executable, graphs(driver, builds=Default.builds), streams=streams), driver
 
 
-def somewhere() -> MeasuredLanes:
-    return MeasuredLanes(TuningCache(None), "here")
+def somewhere() -> MeasuredStreams:
+    return MeasuredStreams(TuningCache(None), "here")
 
 
 def some(seed: int = 0, rows: int = 4) -> np.ndarray:

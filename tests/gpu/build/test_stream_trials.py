@@ -1,4 +1,4 @@
-"""Trials of lanes: they leave nothing behind, and how they are timed."""
+"""Trials of streams: they leave nothing behind, and how they are timed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from monograph.ops.index import Gather
 from monograph.ops.random import RandomUniform
 from monograph.runtime.gpu.build import stream_tuning
 from monograph.runtime.gpu.build.stream_tuning import (
-    MeasuredLanes,
+    MeasuredStreams,
     Recorder,
     launch_order,
     planned,
@@ -110,16 +110,16 @@ def drawing() -> Graph:
 def test_draws_are_not_tried_out(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(monkeypatch, 3)
     replay, _ = replayed(drawing(), somewhere())
-    assert stream_tuning.order_of(replay.executable).lanes > 1
+    assert stream_tuning.order_of(replay.executable).streams > 1
     replay.run({"x": torch.from_numpy(some())})
     assert clock.seen == []
-    assert replay.lanes == 1
+    assert replay.streams == 1
 
 
-def test_what_is_not_tried_out_has_memory_for_one_lane() -> None:
+def test_what_is_not_tried_out_has_memory_for_one_stream() -> None:
     module = compile_for_gpu(drawing(), FakeDevice(FakeDriver()).arch)
-    assert launch_order(module.works).lanes > 1
-    assert launch_order(planned(module, somewhere()).works).lanes == 1
+    assert launch_order(module.works).streams > 1
+    assert launch_order(planned(module, somewhere()).works).streams == 1
 
 
 def test_only_loops_that_surely_end_are_tried_out() -> None:
@@ -141,29 +141,29 @@ def test_a_trial_that_fails_is_a_failed_capture(monkeypatch: pytest.MonkeyPatch)
     assert not driver.leaks().get("executable")
     assert torch.equal(replay.run({"x": x})[0], eager[0])
     assert replay.stats["captures"] == 1
-    assert replay.lanes == 3
+    assert replay.streams == 3
 
 
-def test_without_memory_for_trials_there_is_one_lane(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock, lanes = Clock(monkeypatch, 3), somewhere()
+def test_without_memory_for_trials_there_is_one_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, streams = Clock(monkeypatch, 3), somewhere()
 
     def none(*_: Any, **__: Any) -> torch.Tensor:
         raise torch.OutOfMemoryError("no room")
 
     with monkeypatch.context() as context:
         context.setattr(stream_tuning.torch, "zeros", none)
-        replay, _ = replayed_with_memory(lanes)
+        replay, _ = replayed_with_memory(streams)
         replay.run({"x": torch.from_numpy(some())})
     assert clock.seen == []
-    assert replay.lanes == replay.stats["captures"] == 1
-    assert not lanes.cache.of("here")  # there may be more the next time
+    assert replay.streams == replay.stats["captures"] == 1
+    assert not streams.cache.of("here")  # there may be more the next time
 
 
-def replayed_with_memory(lanes: MeasuredLanes) -> tuple[Replay, FakeDriver]:
+def replayed_with_memory(streams: MeasuredStreams) -> tuple[Replay, FakeDriver]:
     """With memory of its own that is there already."""
     with pytest.MonkeyPatch.context() as context:
         context.setattr(torch, "zeros", lambda *shape, **kind: torch.empty(*shape, **kind).zero_())
-        return replayed(three_sums(), lanes)
+        return replayed(three_sums(), streams)
 
 
 # The clock

@@ -29,19 +29,19 @@ from monograph.rewrite import GPU_COST
 from monograph.runtime.gpu.build.build import ARCHES
 from monograph.runtime.gpu.build.stream_tuning import rivals
 from monograph.runtime.gpu.capture.capture import launch_order
-from monograph.runtime.gpu.executable import LANES, compile_for_gpu
+from monograph.runtime.gpu.executable import MAX_STREAMS, compile_for_gpu
 from tests.fuzz.graphs import random_graph
 from tests.gpu import real_models
 
 SEEDS = range(60)
 
 
-def module_of(graph: Graph, lanes: int = LANES) -> GpuModule:
-    return compile_for_gpu(graph, ARCHES["sm_90"], lanes=lanes)
+def module_of(graph: Graph, streams: int = MAX_STREAMS) -> GpuModule:
+    return compile_for_gpu(graph, ARCHES["sm_90"], streams=streams)
 
 
-def lanes_of(module: GpuModule) -> int:
-    return 1 + max(b.lane for b in module.works)
+def streams_of(module: GpuModule) -> int:
+    return 1 + max(b.stream for b in module.works)
 
 
 @pytest.mark.parametrize("folder", real_models.FOLDERS, ids=lambda f: f.name)
@@ -54,8 +54,8 @@ def test_real_models(folder: Path) -> None:
     }
     options = PassOptions(overrides=overrides)
     graph = optimise(session.bound_graph(feeds), environment=Environment(GPU_COST), options=options)
-    for lanes in (2, LANES):
-        assert not races(tasks_of(module_of(graph, lanes)))
+    for streams in (2, MAX_STREAMS):
+        assert not races(tasks_of(module_of(graph, streams)))
 
 
 def test_random_graphs() -> None:
@@ -63,24 +63,24 @@ def test_random_graphs() -> None:
     for seed in SEEDS:
         module = module_of(random_graph(seed)[0])
         if module.works:
-            most = max(most, lanes_of(module))
+            most = max(most, streams_of(module))
             assert not races(tasks_of(module)), seed
     assert most > 2  # else nothing was at stake
 
 
-def test_memory_serves_fewer_lanes_too() -> None:
-    """The plan is made for all lanes; graphs may have fewer of them."""
+def test_memory_serves_fewer_streams_too() -> None:
+    """The plan is made for all streams; graphs may have fewer of them."""
     tried = 0
     for seed in SEEDS:
         module = module_of(random_graph(seed)[0])
         tasks = tasks_of(module)
-        for lanes, order in rivals(launch_order(module.works)).items():
+        for streams, order in rivals(launch_order(module.works)).items():
             narrow = [
-                replace(task, lane=order.lane[n], step=n, waits=order.waits[n])
+                replace(task, stream=order.stream[n], step=n, waits=order.waits[n])
                 for n, task in enumerate(tasks)
             ]
-            assert not races(narrow), (seed, lanes)
-            tried += 1 < lanes < lanes_of(module)
+            assert not races(narrow), (seed, streams)
+            tried += 1 < streams < streams_of(module)
     assert tried
 
 
@@ -110,11 +110,11 @@ def test_a_donated_output_waits_for_the_readers_of_its_input(
 ) -> None:
     module = module_of(donated())
     assert module.program.donated == {"new": "old"}
-    assert lanes_of(module) == 1  # one after the other: nothing is left to do side by side
+    assert streams_of(module) == 1  # one after the other: nothing is left to do side by side
     assert not races(tasks_of(module))
     without_edges(monkeypatch)
     module = module_of(donated())
-    assert lanes_of(module) == 2
+    assert streams_of(module) == 2
     assert races(tasks_of(module)) == [(0, 1)]
 
 
@@ -129,14 +129,14 @@ def test_draws_from_one_state_follow_each_other(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_step_without_work_loses_no_order() -> None:
-    """An empty result needs two lanes, and what needs it reads what the other lane made."""
+    """An empty result needs two streams, and what needs it reads what the other stream made."""
     x, y = port("x", 16, 16), port("y", 16, 16)
     left, right = Dot()(x, y), Dot()(y, x)
     empty = Dot()(Slice((0, 0), (0, 16), (1, 1))(left), right)
     row = Reshape((16,))(Slice((0, 0), (1, 16), (1, 1))(left))
     module = module_of(Graph((x, y), (("s", Add()(ReduceSum((0,), False)(empty), row)),)))
     assert any(0 in s.region.root.tensor.static for s in module.program.steps)
-    assert lanes_of(module) == 2
+    assert streams_of(module) == 2
     assert not races(tasks_of(module))
 
 
@@ -148,6 +148,6 @@ def test_parts_of_a_join_are_made_and_read_side_by_side() -> None:
     module = module_of(Graph((x, y), tuple((f"o{i}", v) for i, v in enumerate(ends))))
     assert [step.region.root for step in module.steps] == [left, right, *ends]
     by_place = {b.position: b for b in module.works}
-    assert by_place[0].lane == by_place[3].lane != by_place[1].lane
+    assert by_place[0].stream == by_place[3].stream != by_place[1].stream
     assert not by_place[3].waits  # though the other part lies in the same buffer
     assert not races(tasks_of(module))

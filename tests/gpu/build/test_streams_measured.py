@@ -1,4 +1,4 @@
-"""How many lanes a graph has: what measures fastest, kept and found again."""
+"""How many streams a graph has: what measures fastest, kept and found again."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from monograph.ir.dtype import f32
 from monograph.ops.linear import Dot
 from monograph.report.commands.tune import Tuned, show_tuned
 from monograph.runtime.gpu.build import stream_tuning
-from monograph.runtime.gpu.build.stream_tuning import MeasuredLanes, key_of, launch_order, planned
+from monograph.runtime.gpu.build.stream_tuning import MeasuredStreams, key_of, launch_order, planned
 from monograph.runtime.gpu.build.tuning_cache import TuningCache
 from monograph.runtime.gpu.driver.graphs import Handle
 from monograph.runtime.gpu.executable import compile_for_gpu
@@ -47,17 +47,17 @@ def test_the_fastest_is_taken_and_kept(
     clock = Clock(monkeypatch, best)
     for turn in range(2):  # the second time as another process would
         cache = TuningCache.open(tmp_path / "tuning.json")
-        lanes = MeasuredLanes(cache, "here")
-        replay, driver = replayed(three_sums(), lanes)
-        assert replay.lanes == 1
+        streams = MeasuredStreams(cache, "here")
+        replay, driver = replayed(three_sums(), streams)
+        assert replay.streams == 1
         for seed in range(2):
             check(replay, some(seed))
         assert clock.seen == [ALL], "what was measured is measured again"
-        assert replay.lanes == best
+        assert replay.streams == best
         assert replay.stats["captures"] == 2  # on tensors and on arrays
         assert replay.stats["fallbacks"] == {}
         assert driver.live["graph"] == driver.live["executable"] == 2, turn
-    (entry,) = lanes.used.values()
+    (entry,) = streams.used.values()
     assert entry["winner"] == next(iter(entry["us"])) == stream_tuning.text(best)
     assert entry["us"][stream_tuning.text(best)] == 1.0
     assert set(entry["us"]) == {"1 lane", "2 lanes", "3 lanes"}
@@ -67,39 +67,39 @@ def test_the_fastest_is_taken_and_kept(
     assert key.startswith("lanes-")
 
 
-def test_of_equals_fewer_lanes_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_equals_fewer_streams_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         stream_tuning, "time_queued", lambda runs: dict.fromkeys(reversed(runs), 5.0)
     )
     replay, _ = replayed(three_sums(), somewhere())
     check(replay, some())
-    assert replay.lanes == 1
+    assert replay.streams == 1
 
 
 def test_who_was_first_chooses_for_all(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Two processes may measure at once, each another winner."""
     path = tmp_path / "tuning.json"
-    first, second = (MeasuredLanes(TuningCache.open(path), "here") for _ in range(2))
-    for best, lanes in ((1, first), (3, second)):
+    first, second = (MeasuredStreams(TuningCache.open(path), "here") for _ in range(2))
+    for best, streams in ((1, first), (3, second)):
         Clock(monkeypatch, best)
-        replay, _ = replayed(three_sums(), lanes)
+        replay, _ = replayed(three_sums(), streams)
         check(replay, some())
-        assert replay.lanes == 1
+        assert replay.streams == 1
 
 
 def test_other_programs_are_measured_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock, lanes = Clock(monkeypatch, 2), somewhere()
+    clock, streams = Clock(monkeypatch, 2), somewhere()
     for rows in (4, 8, 4):
-        replay, _ = replayed(three_sums(rows), lanes)
+        replay, _ = replayed(three_sums(rows), streams)
         check(replay, some(rows=rows))
-    assert len(clock.seen) == len(lanes.used) == 2
-    elsewhere, _ = replayed(three_sums(), MeasuredLanes(lanes.cache, "there"))
+    assert len(clock.seen) == len(streams.used) == 2
+    elsewhere, _ = replayed(three_sums(), MeasuredStreams(streams.cache, "there"))
     check(elsewhere, some())
     assert len(clock.seen) == 3
 
 
 def test_other_kernels_are_another_problem() -> None:
-    """The same program by other kernels may want other lanes."""
+    """The same program by other kernels may want other streams."""
     arch = FakeDevice(FakeDriver()).arch
     first, last, again = (
         key_of(compile_for_gpu(three_towers(), arch, lambda _, found, at=which: found[at]))
@@ -127,7 +127,7 @@ class Edges(FakeGraphs):
         return super().add_kernel(graph, record, before, beside)
 
 
-def test_in_one_lane_every_kernel_may_start_early(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_in_one_stream_every_kernel_may_start_early(monkeypatch: pytest.MonkeyPatch) -> None:
     if not Default.builds:
         return
     Clock(monkeypatch, 1)
@@ -148,11 +148,11 @@ def test_nothing_is_measured_where_nothing_is_side_by_side(monkeypatch: pytest.M
     assert clock.seen == []
 
 
-def test_without_a_measurement_a_graph_has_the_lanes_of_its_program() -> None:
-    """Sessions compile for one lane then."""
+def test_without_a_measurement_a_graph_has_the_streams_of_its_program() -> None:
+    """Sessions compile for one stream then."""
     replay, _ = replayed(three_sums(), None)
     check(replay, some())
-    assert replay.lanes == 3
+    assert replay.streams == 3
 
 
 # Sessions
@@ -207,26 +207,26 @@ def test_sessions_measure_once_and_choose_alike(
     assert torch.equal(torch.stack(found[:2]), torch.stack(found[2:]))
 
 
-def test_memory_for_one_lane_where_it_is_known_to_be_faster(
+def test_memory_for_one_stream_where_it_is_known_to_be_faster(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """A wide plan keeps apart what one lane need not."""
+    """A wide plan keeps apart what one stream need not."""
     sizes = {}
     for best in (1, 3):
         Clock(monkeypatch, best)
-        lanes = MeasuredLanes(TuningCache(None), "here")
-        replay, _ = replayed(three_sums(), lanes)
+        streams = MeasuredStreams(TuningCache(None), "here")
+        replay, _ = replayed(three_sums(), streams)
         module = replay.executable.module
-        assert planned(module, lanes) is module  # nothing is known yet
+        assert planned(module, streams) is module  # nothing is known yet
         check(replay, some())
-        again = planned(module, lanes)
+        again = planned(module, streams)
         sizes[best] = again.arena_bytes
-        assert launch_order(again.works).lanes == best
+        assert launch_order(again.works).streams == best
         assert [b.work for b in again.works] == [b.work for b in module.works]
     assert sizes[1] < sizes[3]
 
 
-def test_lanes_change_no_bit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_streams_change_no_bit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     found = []
     for best in (1, 2):
         Clock(monkeypatch, best)
@@ -239,7 +239,7 @@ def test_lanes_change_no_bit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
 def test_what_is_off_measures_nothing(
     options: dict[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Then there is one lane, in the memory of one."""
+    """Then there is one stream, in the memory of one."""
     clock = Clock(monkeypatch, 2)
     wide = load(tmp_path, monkeypatch)
     wide.run(feeds())
@@ -254,9 +254,9 @@ def test_what_is_off_measures_nothing(
 
 def test_people_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     Clock(monkeypatch, 2)
-    lanes = somewhere()
-    check(replayed(three_sums(), lanes)[0], some())
+    streams = somewhere()
+    check(replayed(three_sums(), streams)[0], some())
     out = Console(file=StringIO(), width=200)
-    show_tuned(out, "m.onnx", Tuned("a GPU", None, (), 0, 1.0, tuple(lanes.used.values())))
+    show_tuned(out, "m.onnx", Tuned("a GPU", None, (), 0, 1.0, tuple(streams.used.values())))
     said = out.file.getvalue()  # type: ignore[attr-defined]
     assert "3 lanes, 2 waits between them: 2 lanes chosen (2 lanes 1.0 us, 1 lane 3.0 us" in said

@@ -344,13 +344,13 @@ def test_state_that_a_branch_writes_is_staged_with_its_partner() -> None:
 
 @INTERPRETED  # its kernels are real ones, on the memory of the fake device: the host's
 @pytest.mark.parametrize("builds", [False, True])
-def test_lanes_of_a_model_run_side_by_side(builds: bool) -> None:
+def test_streams_of_a_model_run_side_by_side(builds: bool) -> None:
     graph = three_towers()
     driver = FakeDriver()
     device = FakeDevice(driver)
     module = compile_for_gpu(graph, device.arch)
     executable = GpuExecutable(module, device)
-    assert len({b.lane for b in module.works}) > 1
+    assert len({b.stream for b in module.works}) > 1
     replay = Replay(executable, FakeGraphs(driver, builds=builds))
     for seed in range(3):
         feeds = feeds_for(graph, seed)

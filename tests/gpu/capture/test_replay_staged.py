@@ -331,8 +331,8 @@ def copies(around: dict[str, torch.Tensor]) -> tuple[Any, Any, dict[str, torch.T
     return before, after, own
 
 
-def taken_in_lanes(graphs: FakeGraphs) -> Recording:
-    """`chain` with a second input, in two lanes, between copies; run once."""
+def taken_in_streams(graphs: FakeGraphs) -> Recording:
+    """`chain` with a second input, in two streams, between copies; run once."""
     x = some()
     around = {"input:x": x, "input:more": some(1)}
     around |= {"output:y": torch.zeros(SIZE), "output:z": torch.zeros(SIZE)}
@@ -348,9 +348,9 @@ def taken_in_lanes(graphs: FakeGraphs) -> Recording:
     return taken
 
 
-def test_kernels_of_a_built_graph_wait_for_all_copies_and_copies_for_all_lanes() -> None:
+def test_kernels_of_a_built_graph_wait_for_all_copies_and_copies_for_all_streams() -> None:
     graphs = Watched(FakeDriver())
-    taken = taken_in_lanes(graphs)
+    taken = taken_in_streams(graphs)
     first, second, third = (taken.nodes[i][0] for i in range(3))
     brought = [taken.edges[name] for name in ("input:x", "input:more")]
     assert [graphs.behind[int(n)] for n in brought] == [[], []]
@@ -362,7 +362,7 @@ def test_kernels_of_a_built_graph_wait_for_all_copies_and_copies_for_all_lanes()
 
 def test_a_recorded_graph_copies_first_and_last() -> None:
     graphs = FakeGraphs(FakeDriver())
-    taken = taken_in_lanes(graphs)
+    taken = taken_in_streams(graphs)
     kinds = [graphs.kind(n) for n in graphs.nodes(taken.graph)]
     assert kinds == [MEMCPY] * 2 + [KERNEL] * 3 + [MEMCPY] * 2
 

@@ -26,19 +26,19 @@ from tests.gpu.fake_graphs import FakeGraphs
 from tests.gpu.faults.models import fake_models
 
 
-def in_two_lanes(count: int) -> Schedule:
-    """Launches by turns in two lanes, none of which waits for the other."""
+def in_two_streams(count: int) -> Schedule:
+    """Launches by turns in two streams, none of which waits for the other."""
     return Schedule(tuple(i % 2 for i in range(count)), ((),) * count, (0,) * count)
 
 
-@pytest.mark.parametrize(("make", "lanes"), [(branch, 2), (fake_models.decided, 1)])
-def test_what_libraries_do_inside_bodies_shares_its_memory(make: Any, lanes: int) -> None:
+@pytest.mark.parametrize(("make", "streams"), [(branch, 2), (fake_models.decided, 1)])
+def test_what_libraries_do_inside_bodies_shares_its_memory(make: Any, streams: int) -> None:
     """So no two of them may run side by side; kernels of our own may."""
     driver = FakeDriver()
     executable = make(driver)
-    order = in_two_lanes(len(executable.records))
+    order = in_two_streams(len(executable.records))
     recorder = Recorder(executable, FakeGraphs(driver, builds=True), order)
-    assert recorder.order.lanes == lanes
+    assert recorder.order.streams == streams
 
 
 def without_turns(driver: FakeDriver) -> GpuProgram:
@@ -58,7 +58,7 @@ def without_turns(driver: FakeDriver) -> GpuProgram:
 def test_nothing_waits_twice_for_what_is_before_a_loop_of_no_turns() -> None:
     driver = FakeDriver()
     executable = without_turns(driver)
-    # The loop is in a lane of its own, and the last launch waits for both.
+    # The loop is in a stream of its own, and the last launch waits for both.
     order = Schedule((0, 1, 0), ((), (0,), (1,)), (0, 1, 3))
     ports = {
         name: torch.zeros(1 << 12, dtype=torch.uint8) for name, *_ in executable.port_arguments

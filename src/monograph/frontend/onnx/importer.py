@@ -107,7 +107,7 @@ class _Importer:
     account: Account = field(default_factory=Account)
     turns: NodeTurns = field(default_factory=dict)
     drawn: Counter[str] = field(default_factory=Counter)
-    """How many random ops nodes with each label have become."""
+    """The number of random ops made from nodes of each label."""
     _rounds: int = 0
     _repeats: int = 0
 

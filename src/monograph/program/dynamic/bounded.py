@@ -1,7 +1,6 @@
-"""Ops whose data decide a size, compiled with room for the most there can be.
+"""Ops whose result size depends on data, compiled with room for the largest result.
 
-The results are as long as they can become, and a number beside them says how much of them counts.
-What lies behind that is zero.
+A bounded op returns results of the largest size, and the number of valid rows. The rest is zero.
 """
 
 from __future__ import annotations
@@ -28,12 +27,12 @@ from monograph.ops.control import Loop
 from monograph.ops.subgraph import is_pure
 
 MAX_BOUND = 1 << 27
-"""Elements of a result beyond which room for the most would be wasteful."""
+"""The most elements of a bounded result; room for more would be wasteful."""
 
 
 @dataclass(frozen=True)
 class Counted(Op):
-    """The results of an op in full length, and how much of them counts."""
+    """The results of an op in full length, and the count of valid rows."""
 
     of: Op
 
@@ -67,7 +66,7 @@ class Counted(Op):
 class BoundedLoop(Op):
     """A loop that runs at most `most` times, with room for that many collected results.
 
-    Operands as of `Loop`. Results: the last state, the collected results, how often it ran.
+    Operands as of `Loop`. Results: the last state, the collected results, the iterations run.
     """
 
     body: Graph
@@ -97,11 +96,11 @@ def _padded(data: Array, most: int) -> Array:
 
 
 def bounded_loop(value: Value) -> Value | None:
-    """A loop that collects, of a trip count that is known, with room for all it may collect."""
+    """Return a loop with a known trip count as a bounded one, with room for all it collects."""
     op = value.op
     assert isinstance(op, Loop)
     trips, collected = known(value.inputs[0]), op.body.output_types[1 + op.carried :]
-    # State may differ from what a turn gives for it: the operand of the first turn is a result too.
+    # State may change its type in an iteration; the operand of the first one is a result too.
     types = (*op.body.input_types[2 : 2 + op.carried], *op.body.output_types)
     if trips is None or not collected or not all(map(_is_static, types)):
         return None
@@ -121,7 +120,7 @@ def _type_of(data: Array) -> TensorType:
 
 
 def counted_axis(type_: Type) -> int | None:
-    """The dimension that the data decide; None where all are known."""
+    """Return the dimension that depends on data; None if all are known."""
     assert isinstance(type_, TensorType)
     open_ = [i for i, d in enumerate(type_.dims) if isinstance(d, str)]
     return open_[0] if open_ else None
@@ -133,14 +132,14 @@ def _filled(type_: Type, most: int) -> TensorType:
 
 
 def bound(op: Op, types: tuple[Type, ...]) -> int | None:
-    """The most that can count; None where an op has no such form."""
+    """Return the largest count; None if the op has no bounded form."""
     tensors = [t for t in types if isinstance(t, TensorType)]
     if len(tensors) != len(types) or not all(_is_number(t) for t in tensors):
         return None
     most = op.most_rows(*tensors)
     if most is None:
         return None
-    # Whole results, not their lengths, take the memory.
+    # The limit is on the elements of the results, not on their lengths.
     width = max((math.prod(t.static) for t in tensors), default=1)
     return most if max(most, width) <= MAX_BOUND else None
 
@@ -150,7 +149,7 @@ def _is_number(type_: TensorType) -> bool:
 
 
 def counted(value: Value, compiles: Callable[[Value], bool]) -> Value | None:
-    """A value of a size that data decide, in its bounded form; None where it has none."""
+    """Return the bounded form of a value whose size depends on data; None if it has none."""
     if isinstance(value.op, Loop):
         made = bounded_loop(value)
         return made if made is not None and compiles(made) else None
@@ -160,5 +159,5 @@ def counted(value: Value, compiles: Callable[[Value], bool]) -> Value | None:
 
 
 def is_counted(value: Value, kind: type[Op]) -> bool:
-    """True where a value is an op of a kind in its bounded form."""
+    """Return True if a value is an op of a kind in its bounded form."""
     return isinstance(value.op, Counted) and isinstance(value.op.of, kind)

@@ -1,9 +1,9 @@
-"""Work that goes row by row through a size that data decide: done on all the room there is.
+"""Row-wise work on bounded results: kernels compute all rows, valid or not.
 
-An op states that it goes row by row (`Op.row_axis`); one that states nothing waits for the size.
-What lies behind the rows that count is computed too and means nothing, so it must be harmless and
-little; where all rows become one, it is masked. Then the size need not be known while compiling,
-and any number of rows is one program.
+An op states that it works row by row (`Op.row_axis`); any other op waits for the size. Rows beyond
+the count are computed too; their values mean nothing, so this work must be harmless and small.
+Reductions over rows mask them. The size need not be known at compile time, and one program serves
+any number of rows.
 """
 
 from __future__ import annotations
@@ -25,13 +25,14 @@ from monograph.program.fusion.op_classes import is_pointwise, is_view
 
 MOST_ELEMENTS = 1 << 22
 MOST_TERMS = 1 << 26
-"""Elements, and terms of products, beyond which it pays to compile for the very size: that takes
-some tenths of a second, and most of a large room may not count."""
+"""The most elements, or terms of products, of padded work. Beyond it the program is compiled for
+the exact size: that takes some tenths of a second, and most rows of a large result may be invalid.
+"""
 
 
 @dataclass(frozen=True)
 class Room:
-    """A value of a size that data decide, in full length: what counts of it, along which axis."""
+    """A bounded value: its full-length form, the count of valid rows, and the axis of the rows."""
 
     value: Value
     count: Value
@@ -39,9 +40,9 @@ class Room:
 
 
 def carry(value: Value, rooms: Mapping[Value, Room], made: Mapping[Value, Value]) -> Room | None:
-    """A value whose operands are in full length, in full length too; None where it cannot be.
+    """Return the full-length form of a value with full-length operands; None if it has none.
 
-    made: what stands for operands of known size by now.
+    made: the replacements of operands of known size.
     """
     held = [rooms[v] for v in value.inputs if v in rooms]
     if not isinstance(value.type, TensorType) or len({r.count for r in held}) != 1:
@@ -67,7 +68,7 @@ def _is_little(made: Value) -> bool:
 
 
 def close(value: Value, rooms: Mapping[Value, Room], made: Mapping[Value, Value]) -> Value | None:
-    """A value that is of known size again: the shape of what is counted, or a sum of all of it."""
+    """Return a value of known size: the shape of a bounded value, or a reduction over its rows."""
     if isinstance(value.op, ScatterNd):
         return _scattered(value.op, value.inputs, rooms, made)
     room = rooms.get(value.inputs[0])
@@ -91,9 +92,9 @@ def _scattered(
     rooms: Mapping[Value, Room],
     made: Mapping[Value, Value],
 ) -> Value | None:
-    """Rows that count, scattered: behind them the last one is written again, if there is one.
+    """Scatter the valid rows; the invalid ones repeat the last valid row, if there is one.
 
-    A sum would take it twice, so that has to wait.
+    A scatter that adds would add it twice, so that has to wait for the size.
     """
     x, indices, updates = inputs
     if x in rooms or not x.tensor.is_static or op.reduction not in ("none", "max", "min"):
@@ -108,13 +109,13 @@ def _scattered(
         return None
     some = Less()(constant(np.int64(0)), held[0].count)
     places, rows = map(_repeated, held)
-    # Where none counts, the row that is repeated means nothing, and may be no place in x.
+    # If no row is valid, the repeated index may be out of range, so it becomes 0.
     places = Where()(some, places, constant(np.array(0, places.dtype.numpy)))
     return Where()(some, op(x, places, rows), x)
 
 
 def _repeated(room: Room) -> Value:
-    """What counts, then the last row of it over and over."""
+    """Return the valid rows, followed by repeats of the last one."""
     last = Max()(Sub()(room.count, constant(np.int64(1))), constant(np.int64(0)))
     row = Gather(0)(room.value, Reshape((1,))(last))
     shape = room.value.tensor.static
@@ -123,16 +124,16 @@ def _repeated(room: Room) -> Value:
 
 
 def _as_indices(room: Room) -> Value:
-    """Counted indices whose room behind them holds zeros: those are always within range."""
+    """Return bounded indices with zeros beyond the count: zeros are always in range."""
     source = room.value
     while is_view(source):
         source = source.inputs[0]
-    found = isinstance(source.op, Item)  # as the op that counts has left it
+    found = isinstance(source.op, Item)  # zeros, as the counting op left them
     return room.value if found else _masked(room, np.array(0))
 
 
 def _masked(room: Room, filling: Array) -> Value:
-    """What counts of a value, and behind it something that changes no result."""
+    """Fill the rows beyond the count with a neutral element."""
     shape = room.value.tensor.static
     along = (shape[room.axis], *(1,) * (len(shape) - room.axis - 1))
     counts = Less()(Reshape(along)(Iota(shape[room.axis])()), room.count)
@@ -140,9 +141,9 @@ def _masked(room: Room, filling: Array) -> Value:
 
 
 def _keeps_rows(value: Value, rooms: Mapping[Value, Room], axis: int) -> bool:
-    """Return whether rows along this axis of a value come from those of what is counted.
+    """Return True if rows along this axis of a value come from the counted rows.
 
-    An op states that itself (`Op.row_axis`); what states nothing has to wait for the size.
+    An op states that itself (`Op.row_axis`); any other op waits for the size.
     """
     types = [v.tensor for v in value.inputs if isinstance(v.type, TensorType)]
     if len(types) != len(value.inputs):
@@ -163,17 +164,17 @@ def _keeps_rows(value: Value, rooms: Mapping[Value, Room], axis: int) -> bool:
 
 
 def _reads_places(value: Value, rooms: Mapping[Value, Room]) -> bool:
-    """Return whether counted indices say what is read: those behind them are made zeros."""
+    """Return True if a value reads by bounded indices: those beyond the count become zeros."""
     return value.op.looks_up and value.inputs[1] in rooms
 
 
 def _has_places(x: Value) -> bool:
-    """Return whether the first place of a tensor is always there to be read."""
+    """Return True if index 0 of a tensor always exists."""
     return x.tensor.is_static and 0 not in x.tensor.static
 
 
 def _aligned(operand: Value, room: Room | None, rank: int, axis: int) -> bool:
-    """Whether an operand of work on single elements has the counted rows, or one for all."""
+    """Return True if a pointwise operand has the counted rows, or one row for all."""
     if room is not None:
         return room.axis - operand.tensor.rank == axis - rank
     if not operand.tensor.is_static:

@@ -1,4 +1,4 @@
-"""What a cut graph waits for, in words: runs, reports and refusals all say the same."""
+"""The reasons why a program is split into stages, for runs, reports and errors alike."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from monograph.program.dynamic.stages import StageSplit
 
 
 def stops(parts: StageSplit) -> tuple[str, ...]:
-    """The ops where the host comes in, with the ONNX nodes and why; none where it does not.
+    """Return the ops where the host takes part, with their ONNX nodes and the reasons.
 
-    That is what has to wait for sizes, loops that are made turn by turn, and where nothing waits,
-    the ops that find sizes in data: the host reads them to hand out results of that size.
+    These are the ops that wait for sizes and the host loops. If there are none: the ops that find
+    sizes in data, because the host reads these sizes to return results of that size.
     """
     found = []
     if waits := [v for v in parts.waiting if v in parts.reasons]:
         found.append(f"{_where(parts.whole, waits[0])}: {parts.reasons[waits[0]]}")
-    found += [f"{_where(parts.whole, v)}: a loop made turn by turn" for v in parts.turned]
+    found += [f"{_where(parts.whole, v)}: a host loop" for v in parts.host_loops]
     if not found:
         sized = [_origin_of_size(v) for v in parts.sources if _is_open(v.type)]
         found = [f"{_where(parts.whole, v)}: data decide its size" for v in dict.fromkeys(sized)]
@@ -23,7 +23,7 @@ def stops(parts: StageSplit) -> tuple[str, ...]:
 
 
 def _origin_of_size(value: Value) -> Value:
-    """The op that finds a size in its data, which a value has taken over."""
+    """Return the op that finds the size of a value in its data."""
     while later := [v for v in value.inputs if _is_open(v.type)]:
         value = later[0]
     return value
@@ -36,7 +36,7 @@ def _is_open(type_: Type) -> bool:
 
 
 def _where(graph: Graph, value: Value) -> str:
-    """The op and the ONNX nodes it came from, as steps of the host are called."""
+    """Return the op and its ONNX nodes, as for host steps."""
     op = value.inputs[0].op if isinstance(value.op, Item) else value.op
     origin = graph.origin(value)
     return f"{op.name} ({origin})" if origin else op.name

@@ -1,10 +1,9 @@
-"""Where a graph has to stop until data are known: what can run now, and what waits.
+"""Splits a graph where shapes depend on data: the part that can run now, and the part that waits.
 
-An op waits for data that decide its shape: sizes that an op before it finds in the data (the places
-that are not zero), attributes that are computed, the condition of a branch whose sides differ.
-Once those are known, what waits is a graph of known shapes again. A loop that no compiled code can
-hold as a whole, because its state changes its size as often as data say, is made turn by turn: each
-is a graph of known shapes too.
+An op waits for data that decide its shape: sizes that an earlier op finds in data (nonzero
+elements), computed attributes, the condition of a branch whose sides differ. Once these are known,
+the rest is a graph of known shapes. A loop whose state changes size is a host loop: each iteration
+is a graph of known shapes.
 """
 
 from __future__ import annotations
@@ -37,18 +36,18 @@ from monograph.ops.control import If, Loop, Scan
 from monograph.ops.deferred import Deferred, settle
 from monograph.program.dynamic.bounded import counted, counted_axis
 from monograph.program.dynamic.padded_rows import Room, carry, close
-from monograph.program.dynamic.static_loops import as_scan, goes_on, unrolled
+from monograph.program.dynamic.static_loops import as_scan, never_breaks, unrolled
 from monograph.program.fusion.op_classes import is_leaf
 
 SMALL = 1024
-"""Elements up to which what depends on constants alone is computed while a stage is made."""
+"""The most elements that are folded when a stage is built."""
 Compiles = Callable[[Value], bool]
-"""Whether a branch or a loop can be compiled as it is."""
+"""A function that returns True if a branch or loop can be compiled as it is."""
 
 
 @dataclass(frozen=True)
 class StageSource:
-    """Where a value that is needed later comes from: a result, cut to the length that counts."""
+    """The source of a value that a later stage needs: a result, cut to its valid length."""
 
     result: int
     count: int | None = None
@@ -63,23 +62,23 @@ class StageSource:
 
 @dataclass(frozen=True, eq=False)
 class StageSplit:
-    """A graph in two: the one that can run, and the values that wait for its results."""
+    """A graph in two parts: the graph that can run, and the values that wait for its results."""
 
     whole: Graph
     first: Graph
     sources: Mapping[Value, StageSource]
-    """What the waiting values, or the outputs, need of the first graph."""
+    """The results of the first graph that the waiting values, or the outputs, need."""
     waiting: tuple[Value, ...]
     decisive: tuple[Value, ...]
-    """Values whose data decide shapes: they become constants of what waits."""
+    """Values whose data decide shapes: they become constants of the waiting part."""
     reasons: Mapping[Value, str]
-    """Why the values that wait first have to."""
-    turned: Mapping[Value, tuple[Value, ...]]
-    """Loops that are made turn by turn before what waits, with their results."""
+    """The reason of each value that waits first."""
+    host_loops: Mapping[Value, tuple[Value, ...]]
+    """Host loops that run before the waiting part, with their results."""
 
     @property
     def needed(self) -> list[Value]:
-        """What the waiting values read, of the first graph or of the inputs."""
+        """The values that the waiting ones read, from the first graph or the inputs."""
         waits = set(self.waiting)
         found = (i for v in self.waiting for i in v.inputs)
         return [v for v in dict.fromkeys(found) if v not in waits and known(v) is None]
@@ -88,28 +87,28 @@ class StageSplit:
 def cut(
     graph: Graph, compiles: Compiles, keeps_state: bool = False, turns: bool = False
 ) -> StageSplit | None:
-    """Divides a graph where it has to wait; None where it is a plain program.
+    """Split a graph where it has to wait; None if it is a plain program.
 
-    keeps_state: something in it has a state that outlives a run, so it is no plain program.
-    turns: loops that are not compiled as they are, are to be made turn by turn.
+    keeps_state: a state in the graph outlives a run, so it is no plain program. turns: loops that
+    cannot be compiled as a whole become host loops.
     """
     search = _Search(compiles, turns)
     for value in graph.values:
         search.visit(value)
     waits = search.waiting
-    turned = {loop: tuple(items) for loop, items in search.turned.items()}
-    if not waits and not keeps_state and not search.rooms and not turned:
+    host_loops = {loop: tuple(items) for loop, items in search.host_loops.items()}
+    if not waits and not keeps_state and not search.rooms and not host_loops:
         return None
-    read = [i for v in (*waits, *turned) for i in v.inputs] + [v for _, v in graph.outputs]
-    later = {*waits, *(item for items in turned.values() for item in items)}
+    read = [i for v in (*waits, *host_loops) for i in v.inputs] + [v for _, v in graph.outputs]
+    later = {*waits, *(item for items in host_loops.values() for item in items)}
     now = [v for v in dict.fromkeys(read) if v not in later and not is_leaf(v)]
     first, sources = search.first(graph, now)
     decisive = tuple(search.decisive)
-    return StageSplit(graph, first, sources, tuple(waits), decisive, search.reasons, turned)
+    return StageSplit(graph, first, sources, tuple(waits), decisive, search.reasons, host_loops)
 
 
 def contained(graph: Graph, compiles: Compiles) -> Graph:
-    """A sub-graph whose data decide sizes, with room for them, if they stay inside it."""
+    """Return a sub-graph with bounded results, if its data-dependent sizes stay inside it."""
     if not any(_is_open(v.type) for v in graph.values):
         return graph
     search = _Search(compiles)
@@ -122,20 +121,22 @@ def contained(graph: Graph, compiles: Compiles) -> Graph:
 
 
 class _Search:
-    """Goes through a graph in order and finds what has to wait, and what takes its place now."""
+    """One walk over a graph in order, which finds the waiting values and the replacements of
+    others.
+    """
 
     def __init__(self, compiles: Compiles, turns: bool = False) -> None:
         self.compiles = compiles
         self.turns = turns
-        self.turned: dict[Value, list[Value]] = {}
-        """Loops that are made turn by turn, with their results."""
+        self.host_loops: dict[Value, list[Value]] = {}
+        """Host loops, with their results."""
         self.waiting: dict[Value, None] = {}
         self.sized: dict[Value, None] = {}
-        """Values of sizes that data decide, found by ops that are compiled or run on the host."""
+        """Values whose sizes depend on data, found by compiled ops or host steps."""
         self.rooms: dict[Value, Room] = {}
         """Those of them that have a bounded form."""
         self.items: dict[Value, tuple[Value, ...]] = {}
-        """The results of ops that count what they find."""
+        """The results of ops in bounded form."""
         self.made: dict[Value, Value] = {}
         self.decisive: dict[Value, None] = {}
         self.reasons: dict[Value, str] = {}
@@ -145,10 +146,10 @@ class _Search:
             return
         if any(v in self.waiting for v in value.inputs):
             self.waiting[value] = None
-        elif isinstance(value.op, Item) and value.inputs[0] in self.turned:
-            self.turned[value.inputs[0]].append(value)
-        elif any(v.inputs and v.inputs[0] in self.turned for v in value.inputs):
-            self._wait(value, "it works on what a loop makes turn by turn")
+        elif isinstance(value.op, Item) and value.inputs[0] in self.host_loops:
+            self.host_loops[value.inputs[0]].append(value)
+        elif any(v.inputs and v.inputs[0] in self.host_loops for v in value.inputs):
+            self._wait(value, "it reads a result of a host loop")
         elif isinstance(value.op, Item) and value.inputs[0] in self.sized:
             self._item(value, value.inputs[0])
         elif late := [v for v in self._decisive(value) if known(v) is None]:
@@ -160,12 +161,12 @@ class _Search:
             self._plain(value)
 
     def _plain(self, value: Value) -> None:
-        """A value whose operands are there; its own size may be in the data."""
+        """Process a value whose operands are ready; its own size may depend on data."""
         inputs = tuple(self.made.get(v, v) for v in value.inputs)
         new = value if inputs == value.inputs else value.op(*inputs)
         room = counted(new, self.compiles) if _is_open(value.type) else None
-        if room is None and self.turns and is_turned(value) and not self.compiles(new):
-            self.turned[value] = []
+        if room is None and self.turns and is_host_loop(value) and not self.compiles(new):
+            self.host_loops[value] = []
             return
         self.made[value] = new
         if not _is_open(value.type):
@@ -178,14 +179,14 @@ class _Search:
             self._room(value, self.items[value], 0)
 
     def _decisive(self, value: Value) -> tuple[Value, ...]:
-        """The operands to wait for; a loop that is made turn by turn in any case needs none."""
-        op, turns = value.op, self.turns and is_turned(value)
-        if turns and isinstance(op, Loop) and not goes_on(op) and _changes_size(op):
+        """Return the operands to wait for; none for a loop that is a host loop anyway."""
+        op, turns = value.op, self.turns and is_host_loop(value)
+        if turns and isinstance(op, Loop) and not never_breaks(op) and _changes_size(op):
             return ()
         return _decisive(value, self.compiles)
 
     def _item(self, value: Value, whole: Value) -> None:
-        """A result of an op that has found its size."""
+        """Process a result of an op that has found its size."""
         assert isinstance(value.op, Item)
         if _is_open(value.type):
             self.sized[value] = None
@@ -201,7 +202,7 @@ class _Search:
             self.rooms[value] = Room(items[index], items[-1], axis)
 
     def _go_on(self, value: Value) -> None:
-        """A value that works on such a size: row by row, or when it is known."""
+        """Process a value on a bounded operand: row by row, or after the size is known."""
         room = carry(value, self.rooms, self.made)
         whole = close(value, self.rooms, self.made)
         if room is not None:
@@ -211,14 +212,14 @@ class _Search:
         elif whole is not None:
             self.made[value] = whole
         else:
-            self._wait(value, "it works on a size that data decide")
+            self._wait(value, "its size depends on data")
 
     def _wait(self, value: Value, why: str) -> None:
         self.waiting[value] = None
         self.reasons[value] = why
 
     def first(self, graph: Graph, wanted: list[Value]) -> tuple[Graph, dict[Value, StageSource]]:
-        """The graph of what can run now, sizes that data decide bounded."""
+        """Return the graph that can run now, with bounded results."""
         outputs: dict[Value, int] = {}
         sources: dict[Value, StageSource] = {}
 
@@ -242,7 +243,7 @@ class _Search:
 
 
 def _decisive(value: Value, compiles: Compiles) -> tuple[Value, ...]:
-    """The operands whose data an op has to know before it can be compiled."""
+    """Return the operands whose data must be known before an op can be compiled."""
     op = value.op
     if isinstance(op, Deferred):
         count = len(value.inputs) - len(op.late)
@@ -250,15 +251,15 @@ def _decisive(value: Value, compiles: Compiles) -> tuple[Value, ...]:
     if isinstance(op, If) and not _has_optional(value.type) and not compiles(value):
         return value.inputs[:1]
     if isinstance(op, Loop) and all(map(_is_number, value.inputs)) and not compiles(value):
-        # Its count is its length, or with a condition of its own the most it can be.
-        return value.inputs[: 2 if goes_on(op) else 1]
+        # The trip count, and the condition if nothing in the body ends the loop.
+        return value.inputs[: 2 if never_breaks(op) else 1]
     return ()
 
 
-def is_turned(value: Value) -> bool:
-    """Whether a value is a loop each turn of which can be compiled, where it cannot as a whole.
+def is_host_loop(value: Value) -> bool:
+    """Return True if each iteration of a loop can be compiled, though not the whole loop.
 
-    What a turn cannot compile (text, sequences) runs on the host; the rest of it does not.
+    The parts of an iteration that cannot be compiled (text, sequences) are host steps.
     """
     if not isinstance(value.op, (Loop, Scan)):
         return False
@@ -266,12 +267,12 @@ def is_turned(value: Value) -> bool:
 
 
 def _changes_size(op: Loop) -> bool:
-    """Whether the state of a loop need not keep its size."""
+    """Return True if the state of a loop may change its size."""
     return any(map(_is_open, op.body.input_types[2 : 2 + op.carried]))
 
 
 def _has_optional(type_: Type) -> bool:
-    """Whether a branch may give a value where the other gives an optional one."""
+    """Return True if one branch may return a value where the other returns an optional."""
     assert isinstance(type_, TupleType)
     return any(isinstance(t, OptionalType) for t in type_.items)
 
@@ -281,7 +282,7 @@ def _is_number(value: Value) -> bool:
 
 
 def _is_open(type_: Type) -> bool:
-    """Whether numbers of a type have a size that only data tell."""
+    """Return True if a numeric type has a size that depends on data."""
     if isinstance(type_, TupleType):
         return any(map(_is_open, type_.items))
     if not isinstance(type_, TensorType) or type_.dtype.kind in (STRING, COMPLEX):
@@ -290,7 +291,7 @@ def _is_open(type_: Type) -> bool:
 
 
 def remainder(cut: StageSplit, data: Mapping[Value, Any]) -> tuple[Graph, dict[str, Any]]:
-    """What waits as a graph of known shapes, and its feeds."""
+    """Return the waiting part as a graph of known shapes, and its feeds."""
     made: dict[Value, Value] = {}
     feeds: dict[str, Any] = {}
     decisive = set(cut.decisive)
@@ -326,7 +327,7 @@ def _remake(
 
 
 def _settled(value: Value, inputs: tuple[Value, ...]) -> Value | tuple[Value, ...]:
-    """A value on inputs that are known better: the branch that is taken, the plain op."""
+    """Rebuild a value on better known inputs: the branch that is taken, the op without deferral."""
     op = value.op
     try:
         if isinstance(op, If) and (condition := known(inputs[0])) is not None:
@@ -342,12 +343,12 @@ def _settled(value: Value, inputs: tuple[Value, ...]) -> Value | tuple[Value, ..
     try:
         return settle(new)
     except MonographError:
-        # The op refuses its attributes: it fails when it runs.
+        # The attributes are invalid: the op raises its error when it runs.
         return new
 
 
 def settled(graph: Graph) -> Graph:
-    """The graph with loops unrolled whose state changes its size, where their count is known."""
+    """Unroll loops of known trip count whose state changes its size."""
     if not any(isinstance(v.op, Loop) and _is_open(v.type) for v in graph.values):
         return graph
     made: dict[Value, Value] = {v: v for v in graph.inputs}
@@ -364,7 +365,7 @@ def settled(graph: Graph) -> Graph:
 
 
 def turn(body: Graph, arguments: tuple[Value, ...]) -> Graph:
-    """The body of a loop on arguments of known shapes: inputs, or constants."""
+    """Return the body of a loop on arguments of known shapes: inputs, or constants."""
     made = dict(zip(body.inputs, arguments, strict=True))
     several: dict[Value, tuple[Value, ...]] = {}
     for value in body.values:
@@ -378,7 +379,7 @@ def turn(body: Graph, arguments: tuple[Value, ...]) -> Graph:
 
 def _branch(op: If, condition: Array, captures: tuple[Value, ...]) -> tuple[Value, ...]:
     if condition.size != 1:
-        raise ExecutionError("a condition has one element", given=[*condition.shape])
+        raise ExecutionError("a condition must have one element", given=[*condition.shape])
     count = len(op.then.inputs)
     if condition.reshape(())[()]:
         return _inlined(op.then, captures[:count])
@@ -386,7 +387,7 @@ def _branch(op: If, condition: Array, captures: tuple[Value, ...]) -> tuple[Valu
 
 
 def _inlined(graph: Graph, arguments: tuple[Value, ...]) -> tuple[Value, ...]:
-    """The results of a sub-graph on arguments, every op in it settled as far as they tell."""
+    """Return the results of a sub-graph on arguments, with every op rebuilt for them."""
     made = dict(zip(graph.inputs, arguments, strict=True))
     several: dict[Value, tuple[Value, ...]] = {}
     for value in graph.values:
@@ -396,7 +397,7 @@ def _inlined(graph: Graph, arguments: tuple[Value, ...]) -> tuple[Value, ...]:
 
 
 def _folded(value: Value) -> Value:
-    """A constant, where a value is small and depends on constants alone."""
+    """Fold a small value that depends on constants alone."""
     if not value.closed or known(value) is not None or not isinstance(value.type, TensorType):
         return value
     if not value.type.is_static or value.type.size > SMALL:
@@ -409,7 +410,7 @@ def _folded(value: Value) -> Value:
 
 
 def type_of(data: Any, declared: Type) -> Type:
-    """The type of data, as far as it is more than what was declared."""
+    """Return the type of data where it says more than the declared type."""
     if isinstance(data, np.ndarray) and isinstance(declared, TensorType):
         return TensorType(from_numpy(data.dtype), data.shape)
     return declared

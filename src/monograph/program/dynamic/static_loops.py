@@ -1,6 +1,6 @@
-"""Loops whose count is known: as scans of their iteration numbers.
+"""Loops of known trip count, as scans over their iteration numbers.
 
-The sizes of what such a loop collects are known too, so that it can be compiled.
+The sizes that such a loop collects are known too, so that it can be compiled.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from monograph.ops.shape import Concat, Unsqueeze
 from monograph.ops.subgraph import inline
 
 Inline = Callable[[Graph, tuple[Value, ...]], tuple[Value, ...]]
-"""What gives the results of a graph on arguments."""
+"""A function that returns the results of a graph on arguments."""
 MAX_TRIPS = 1 << 20
 MAX_UNROLLED = 1 << 12
-"""Values that an unrolled loop may have, and turns whose numbers are a constant."""
+"""The most values of an unrolled loop, and the most iterations whose numbers are a constant."""
 
 
 def as_scan(op: Loop, inputs: tuple[Value, ...]) -> Value | None:
-    """A loop that is sure to run a number of times, as a scan; None where it is not sure."""
+    """Return a loop of known trip count as a scan; None if the count is not certain."""
     trips, condition = known(inputs[0]), known(inputs[1])
     number, go, *formals = op.body.inputs
-    if trips is None or condition is None or not condition.all() or not goes_on(op):
+    if trips is None or condition is None or not condition.all() or not never_breaks(op):
         return None
     count = int(trips.reshape(-1)[0])
     if not 0 <= count <= MAX_TRIPS or number.tensor.shape != () or not go.tensor.is_static:
         return None
     if any(isinstance(v.type, TensorType) and not v.type.is_static for v in formals[: op.carried]):
-        return None  # its state may change its size
+        return None  # its state may change size
     going = constant(np.ones(go.tensor.static, bool))
     _, *results = inline(op.body, (number, going, *formals))
     named = tuple((f"y{i}", v) for i, v in enumerate(results))
@@ -45,8 +45,8 @@ def as_scan(op: Loop, inputs: tuple[Value, ...]) -> Value | None:
     return scan(*given[: op.carried], numbers, *given[op.carried :])
 
 
-def goes_on(op: Loop) -> bool:
-    """Whether nothing in the body ends the loop."""
+def never_breaks(op: Loop) -> bool:
+    """Return True if nothing in the body ends the loop."""
     ends = op.body.outputs[0][1]
     data = known(ends)
     return ends is op.body.inputs[1] or (data is not None and bool(data.all()))
@@ -55,15 +55,15 @@ def goes_on(op: Loop) -> bool:
 def unrolled(
     op: Loop, inputs: tuple[Value, ...], inlined: Inline = inline
 ) -> tuple[Value, ...] | None:
-    """The results of a loop that is sure to run a few times, iteration by iteration.
+    """Unroll a loop with a small known trip count.
 
-    Sizes may change on the way: each iteration is a graph of its own. None where it is not sure,
-    or the graph would become large.
+    Sizes may change on the way: each iteration is a graph of its own. None if the count is not
+    certain, or if the graph would become large.
     """
     trips, condition = known(inputs[0]), known(inputs[1])
-    if trips is None or condition is None or not condition.all() or not goes_on(op):
+    if trips is None or condition is None or not condition.all() or not never_breaks(op):
         return None
-    if not op.pure:  # a random op draws once for each iteration, and is only there once
+    if not op.pure:  # a random op advances its state once per iteration, but would occur only once
         return None
     count = int(trips.reshape(-1)[0])
     if not 0 < count <= MAX_UNROLLED // max(len(op.body.values), 1):

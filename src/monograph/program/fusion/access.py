@@ -1,7 +1,7 @@
-"""How elements are reached: every value of a region, at an index, down to what lies in memory.
+"""Element access: every value of a region at an index, resolved down to loads from memory.
 
-A fused expression is resolved once, symbolically: which op reads which operand at which index.
-Code generators walk the result in order; nothing here knows how code looks.
+A fused expression is resolved once, symbolically: which op reads which operand at which index. Code
+generators walk the result in order; nothing here depends on the target.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Indices = tuple[Index, ...]
 
 @dataclass(frozen=True)
 class Element:
-    """One element of a value: the value and where in it."""
+    """One element of a value: the value and its index."""
 
     value: Value
     at: Indices
@@ -42,7 +42,7 @@ def counters(shape: Sequence[int], stem: str = "i") -> Indices:
 
 
 def through_view(value: Value, at: Indices) -> Element:
-    """The element of a view's operand that an element of the view is."""
+    """Return the element of a view's operand that an element of the view shows."""
     op, source = value.op, value.inputs[0]
     shape = source.tensor.static
     if isinstance(op, Transpose):
@@ -68,17 +68,17 @@ def through_view(value: Value, at: Indices) -> Element:
         return Element(source, (*at[:k], at[k] * op.step + at[k + 1], *at[k + 2 :]))
     if isinstance(op, Reshape):
         return Element(source, unflatten(flatten(at, strides_of(value.tensor.static)), shape))
-    raise InferError("not a view", op=op.name)
+    raise InferError("the op must be a view", op=op.name)
 
 
 def aligned(at: Indices, shape: Sequence[int]) -> Indices:
-    """An index into an operand that is broadcast: its own dimensions, 0 where it repeats."""
+    """Return the index into a broadcast operand: its own dimensions, 0 where it repeats."""
     own = at[len(at) - len(shape) :]
     return tuple(Index() if d == 1 else i for d, i in zip(shape, own, strict=True))
 
 
 def operand_index(value: Value, position: int, at: Indices) -> Indices:
-    """Where an op on single elements reads an operand."""
+    """Return the index at which a pointwise op reads an operand."""
     shape = value.inputs[position].tensor.static
     op = value.op
     if isinstance(op, (Quantize, Dequantize)) and position > 0 and shape and op.axis is not None:
@@ -95,7 +95,7 @@ def resolve(
     is_input: Callable[[Value], bool],
     is_view: Callable[[Value], bool],
 ) -> list[Resolved]:
-    """What must be loaded and computed for some elements, operands first, each once."""
+    """Return the loads and computations for some elements, operands first, each once."""
     done: dict[Element, None] = {}
     order: list[Resolved] = []
     stack: list[tuple[Element, bool]] = [(e, False) for e in reversed(wanted)]

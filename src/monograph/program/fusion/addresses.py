@@ -1,4 +1,4 @@
-"""The addresses of a program's steps, as far as they are index maps, against their buffers."""
+"""Proofs of the addresses of a program's steps that are index maps, against their buffers."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from monograph.program.program import Program, Step
 def unproven_addresses(program: Program) -> int:
     """Count the index maps that no proof covers: every run checks them.
 
-    One that is proven to leave its buffer raises an InternalError.
+    An InternalError means that an index map is proven to leave its buffer.
     """
     return sum(not _inside(program, e) for step in program.steps for e in _elements(program, step))
 
 
 def _elements(program: Program, step: Step) -> Iterator[Element]:
-    """What a step loads through views and stores."""
+    """Yield the elements that a step loads through views and stores."""
     region, storage = step.region, program.places.storage
     for value in region.outputs:
         if value in storage:
@@ -39,7 +39,7 @@ def _loaded(program: Program, step: Step, value: Value, at: Indices) -> Iterator
     given = {*region.inputs, region.anchor}
 
     def is_input(v: Value) -> bool:
-        # The anchor has several results: its items are what the kernel makes, not elements of it.
+        # The kernel computes the items of an anchor with several results; they are not elements.
         return v in given or isinstance(v.op, Item)
 
     for item in resolve([Element(value, at)], is_input, is_view):

@@ -1,11 +1,11 @@
-"""Fusion: which values are computed together, and which are stored between kernels.
+"""Fusion: the values that one kernel computes, and those that are stored between kernels.
 
-A value is stored where memory is the only way: outputs of the graph, operands of kernels that
-read memory, parts of a join. Everything else is computed inside the one kernel that needs it.
-Work on single elements that several kernels would need is stored once, unless it is a mere view.
-A kernel whose only user is work on single elements of the same shape takes it along as its
-epilogue; where the target says so, also work on parts of the result that lie side by side (a gate
-and what it opens). What only kernels read that compute it themselves is not stored either.
+Stored values are outputs of the graph, operands of kernels that read memory, and parts of a join.
+Every other value is computed inside the one kernel that needs it. A pointwise value that several
+kernels need is stored once, unless it is a view. Pointwise work of the same shape becomes the
+epilogue of a kernel if it is the kernel's only user; if the target allows it, so does work on
+column blocks of the result (a gate and the gated half). Values that only kernels read which compute
+them themselves are not stored either.
 """
 
 from __future__ import annotations
@@ -27,20 +27,22 @@ from monograph.program.fusion.op_classes import (
 from monograph.program.fusion.region import Region
 
 Computes = Callable[[Value, int], bool]
-"""Whether a kernel computes operand i itself from what that is made of."""
+"""A function that returns True if a kernel computes operand i itself from its sources."""
 Gathers = Callable[[Value, tuple[int, ...], int], bool]
-"""Whether a kernel holds parts of its result together: where columns start, and how many."""
+"""A function that returns True if a kernel keeps column blocks of its result together, given their
+starts and width.
+"""
 
 
 def gathers_nothing(anchor: Value, starts: tuple[int, ...], width: int) -> bool:
-    """The answer of targets whose kernels finish a result element by element."""
+    """Return False: the kernels of this target finish a result element by element."""
     return False
 
 
 def fuse(
     graph: Graph, computes: Computes = reads_codes, gathers: Gathers = gathers_nothing
 ) -> list[Region]:
-    """The regions of a graph, in an order in which they can run."""
+    """Return the regions of a graph, in an order in which they can run."""
     roots = _Roots(graph, computes, gathers)
     regions = [roots.region(v) for v in graph.values if v in roots.stored]
     return [r for r in regions if r is not None]
@@ -56,7 +58,7 @@ class _Roots:
         self.roots: dict[Value, set[Value]] = {v: set() for v in graph.values}
         self.anchor: dict[Value, Value] = {}
         self.inner: set[Value] = set()
-        """Kernels' work that is done inside the kernels that read it."""
+        """Kernel ops that are computed inside the kernels that read them."""
         self.users: dict[Value, list[Value]] = {v: [] for v in graph.values}
         for v in graph.values:
             for i in dict.fromkeys(v.inputs):
@@ -65,7 +67,7 @@ class _Roots:
             self._settle(value)
 
     def _settle(self, value: Value) -> None:
-        """Decides whether a value is stored; its users are settled already."""
+        """Decide whether a value is stored; its users are decided already."""
         if is_leaf(value):
             return
         if value not in self.stored and self._must_store(value):
@@ -76,7 +78,7 @@ class _Roots:
             self.roots[operand] |= self.roots[value]
             if not self._needs_memory(value, i):
                 continue
-            # A kernel that reads a view reads what the view is of.
+            # A kernel that reads a view reads the source of the view.
             while is_view(operand):
                 operand = operand.inputs[0]
             if not is_leaf(operand):
@@ -86,7 +88,7 @@ class _Roots:
         if isinstance(value.op, Item) or is_join(value) or not is_native(value):
             return True
         if not all(map(is_native, value.inputs)):
-            return True  # the host makes it, and nothing that uses it has to be there too
+            return True  # a host step; none of its users runs in the same kernel
         if is_view(value):
             return False
         roots = self.roots[value]
@@ -102,7 +104,7 @@ class _Roots:
         return True
 
     def _computed_by_users(self, value: Value) -> bool:
-        """Whether only kernels that compute it themselves read a value, or views of it."""
+        """Return True if only kernels that compute a value themselves read it, or its views."""
         if not self.users[value]:
             return False
         stack = [value]
@@ -118,19 +120,19 @@ class _Roots:
         return True
 
     def _inlines(self, value: Value, root: Value) -> bool:
-        """Whether computing a value inside a root's kernel computes each element only once."""
+        """Return True if a root's kernel computes each element of an inlined value only once."""
         if is_kernel(root):
             return reads_expressions(root) and value.tensor.size == root.inputs[0].tensor.size
         return is_pointwise(root) and value.tensor.size >= root.tensor.size
 
     def _takes_epilogue(self, value: Value, root: Value) -> bool:
-        """Whether the work that leads from a kernel's result to a root can be done with it."""
+        """Return True if the work from a kernel's result to a root can be its epilogue."""
         if not is_pointwise(root) or root in self.anchor or not is_native(value):
             return False
         if value.tensor.shape != root.tensor.shape:
             starts = part_starts(value, root, self.stored)
             return bool(starts) and self.gathers(value, starts, root.tensor.static[-1])
-        # Every path to the root must keep the element's place: no views on the way.
+        # Every path to the root must keep the element's index: no views on the way.
         stack, seen = [root], {root}
         while stack:
             current = stack.pop()
@@ -154,7 +156,7 @@ class _Roots:
         return is_kernel(user) and not (reads_expressions(user) and operand == 0)
 
     def region(self, root: Value) -> Region | None:
-        """The region that computes a stored value."""
+        """Return the region that computes a stored value."""
         if isinstance(root.op, Item):
             return None
         body: list[Value] = []
@@ -179,30 +181,30 @@ class _Roots:
         if anchor is None and (is_kernel(root) or is_join(root)):
             anchor = root
         if isinstance(root.type, TupleType):
-            # Its kernel stores each result that anyone uses.
+            # The kernel stores each result that has a user.
             items = tuple(v for v in self.users[root] if isinstance(v.op, Item))
             return Region(items, tuple(inputs), (*body, *items), anchor)
         return Region((root,), tuple(inputs), tuple(body), anchor)
 
 
 def _shown(output: Value) -> Value:
-    """What is stored for an output: of one that may stay a view, what it shows."""
+    """Return the value that is stored for an output: for a view, its source."""
     while is_view(output) and is_native(output):
         output = output.inputs[0]
     return output
 
 
 def part_starts(anchor: Value, root: Value, stored: Container[Value]) -> tuple[int, ...]:
-    """Where the columns of a result start that a root is made from; none where it is not so.
+    """Return the first columns of the blocks that a root is computed from; () if there are none.
 
-    Between a result and the root stands only work on single elements, and on every way one slice
-    of whole columns, as many as the root has: `silu(y[:, :n]) * y[:, n:]`.
+    Between a result and the root there are only pointwise ops, and on every path one slice of whole
+    columns, as many as the root has: `silu(y[:, :n]) * y[:, n:]`.
     """
     shape, width = anchor.tensor.static, root.tensor.static[-1:]
     if not width or (*shape[:-1], *width) != root.tensor.static:
         return ()
     starts: set[int] = set()
-    # Whether what stands there has all columns, or those of the root.
+    # The flag: True if the value has all columns, False if it has those of the root.
     stack, seen = [(root, False)], {(root, False)}
     while stack:
         value, wide = stack.pop()
@@ -229,7 +231,7 @@ def part_starts(anchor: Value, root: Value, stored: Container[Value]) -> tuple[i
 
 
 def _columns(part: Value, width: int) -> int | None:
-    """Where a slice of so many whole columns starts; None for slices of another kind."""
+    """Return the first column of a slice of `width` whole columns; None for other slices."""
     assert isinstance(part.op, Slice)
     whole = part.inputs[0].tensor.static
     if any(s != 1 for s in part.op.steps) or part.tensor.static != (*whole[:-1], width):
@@ -238,7 +240,7 @@ def _columns(part: Value, width: int) -> int | None:
 
 
 def _reaches(start: Value, target: Value, stored: Container[Value]) -> bool:
-    """Whether a value that is not stored is computed from another."""
+    """Return True if a value depends on `target` through values that are not stored."""
     stack, seen = [start], {start}
     while stack:
         for v in stack.pop().inputs:

@@ -1,7 +1,7 @@
-"""Products of one column taken along by the product before them.
+"""Fusion of a product of one column into the product before it.
 
-A layer with one result a row (a score, a value) is too little work for a kernel: it takes as long
-as a launch does. What it adds up is in the registers of the kernel before it.
+A layer with one result per row (a score, a value) is too little work for a kernel: it takes as long
+as a launch. Its operand is in the registers of the kernel before it.
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ from monograph.program.fusion.region import Region
 
 TYPES = (bf16, f16, f32)
 MOST = 1 << 20
-"""Elements of a first product's result that are worth it: an H200 writes and reads so many in the
-time of a launch. For more of them other kernels, a library's too, are to be tried for each."""
+"""The most elements of the first product's result: an H200 writes and reads them in the time of a
+launch. For more elements, separate kernels (also library calls) are tuned instead.
+"""
 
 
 def merge_narrow(graph: Graph, regions: Sequence[Region]) -> list[Region]:
-    """The regions, each product of one column in one with the product whose result it adds up."""
+    """Fuse each product of one column with the product whose result it reads."""
     readers: dict[Value, list[Region]] = {}
     for region in regions:
         for value in region.inputs:
@@ -41,7 +42,7 @@ def merge_narrow(graph: Graph, regions: Sequence[Region]) -> list[Region]:
 
 
 def inner_product(region: Region) -> Value | None:
-    """The product inside a region that its anchor, one of one column, adds up."""
+    """Return the product inside a region that its anchor, a product of one column, reads."""
     anchor = region.anchor
     if anchor is None or not isinstance(anchor.op, Dot) or anchor.tensor.static[-1] != 1:
         return None
@@ -53,7 +54,7 @@ def inner_product(region: Region) -> Value | None:
 
 
 def _follows(before: Region, after: Region) -> bool:
-    """Whether a region adds up the rows of another's result, and reads it for nothing else."""
+    """Return True if a region only multiplies the rows of another's result by one column."""
     first, second, own = before.anchor, after.anchor, before.root
     if first is None or second is None or not _is_product(first) or not _is_product(second):
         return False
@@ -61,7 +62,7 @@ def _follows(before: Region, after: Region) -> bool:
         return False
     if second.inputs[0] is not own or sum(own in v.inputs for v in after.body) != 1:
         return False
-    # One product of weights as they are, whose result is finished element by element.
+    # One product of plain weights, whose result is finished element by element.
     if sum(map(is_kernel, before.body)) != 1 or own.tensor.shape != first.tensor.shape:
         return False
     if first.inputs[1] not in before.inputs:

@@ -1,8 +1,8 @@
 """Proofs that addresses stay inside their buffers: every index map against its buffer's extent.
 
-Intervals prove most maps. Where an interval is too wide, the terms that share counters are
-evaluated at all their points, which is exact. A map that is too large for that is left to a check
-at run time, and counted. A map that is proven to leave its buffer is a fault of Monograph's own.
+Intervals prove most maps. If an interval is too wide, the terms that share counters are evaluated
+at all their points, which is exact. A map that is too large for that is counted and checked at run
+time. A map that is proven to leave its buffer is a fault of Monograph.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from monograph.ir import Array
 from monograph.program.index import Atom, Counter, Index, Quotient
 
 MOST_POINTS = 1 << 21
-"""Points at which terms that share counters are evaluated; more of them are not worth the time."""
+"""The most points at which terms that share counters are evaluated."""
 
 Term = tuple[Atom, int]
 
 
 def inside(index: Index, extent: int, what: object = "") -> bool:
-    """Prove that an index stays in 0 .. extent - 1; False where only a run can tell.
+    """Prove that an index stays in 0 .. extent - 1; False if it needs a check at run time.
 
     An index that is proven to leave that range raises an InternalError.
     """
@@ -33,7 +33,7 @@ def inside(index: Index, extent: int, what: object = "") -> bool:
         return True
     counters = index.counters
     if any((c.extent if c.values is None else c.values) < 1 for c in counters):
-        return True  # no point at all
+        return True  # the loop never runs
     index = substitute(index, {c: Index() for c in counters if c.values == 1})
     found = extremes(index)
     if found is None:
@@ -49,7 +49,7 @@ def inside(index: Index, extent: int, what: object = "") -> bool:
 
 
 def substitute(index: Index, known: Mapping[Counter, Index]) -> Index:
-    """An index in terms of what some of its counters are."""
+    """Replace some counters of an index."""
     if not known or not index.counters & known.keys():
         return index
     made = Index(index.constant)
@@ -65,7 +65,7 @@ def substitute(index: Index, known: Mapping[Counter, Index]) -> Index:
 
 @lru_cache(maxsize=1024)
 def extremes(index: Index) -> tuple[int, int] | None:
-    """The smallest and the largest value of an index, exactly; None where that takes too long."""
+    """Return the exact smallest and largest value of an index; None if that takes too long."""
     low = high = index.constant
     for terms in _independent(index.terms):
         found = _extremes_of(terms)
@@ -76,7 +76,7 @@ def extremes(index: Index) -> tuple[int, int] | None:
 
 
 def _independent(terms: Iterable[Term]) -> list[list[Term]]:
-    """Terms in groups that have no counter in common, so that each can be at its extreme."""
+    """Group the terms so that no two groups share a counter: each group has its own extremes."""
     groups: list[tuple[set[Counter], list[Term]]] = []
     for term in terms:
         own, joined = Index(0, (term,)).counters, [term]
@@ -105,7 +105,7 @@ def _extremes_of(terms: list[Term]) -> tuple[int, int] | None:
 
 
 def evaluate(index: Index, grids: dict[Counter, Array]) -> Array:
-    """The values of an index where its counters have these, broadcast against each other."""
+    """Evaluate an index at these values of its counters, broadcast against each other."""
     total = np.asarray(index.constant, np.int64)
     for atom, factor in index.terms:
         if isinstance(atom, Counter):
@@ -119,7 +119,7 @@ def evaluate(index: Index, grids: dict[Counter, Array]) -> Array:
 
 
 def shown(index: Index) -> str:
-    """An index as people write it."""
+    """Format an index for messages."""
     parts = [str(index.constant)] if index.constant or not index.terms else []
     for atom, factor in index.terms:
         if isinstance(atom, Counter):

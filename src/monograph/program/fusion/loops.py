@@ -1,4 +1,4 @@
-"""Loop nests: which dimensions of a shape can be stepped through as one."""
+"""Loop nests: merges dimensions of a shape into one loop."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from monograph.program.index import Index, counter, unflatten
 
 
 def merge(shape: Sequence[int], at: Indices, positions: Sequence[Index]) -> Indices:
-    """The index of each dimension in terms of fewer counters.
+    """Return the index of each dimension in terms of fewer counters.
 
-    Neighbouring dimensions become one loop where every position in memory steps through them as
-    through one: the outer factor is the inner factor times the inner extent.
+    Neighbouring dimensions become one loop if the outer factor is the inner factor times the inner
+    extent in every position in memory.
     """
     groups: list[list[int]] = []
     for axis, extent in enumerate(shape):

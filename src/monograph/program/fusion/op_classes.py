@@ -1,4 +1,4 @@
-"""What part an op plays in a Program: a view, work on single elements, a join, or a kernel."""
+"""The class of an op in a program: a view, pointwise, a join, or a kernel."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from monograph.ops.scalar import is_pointwise as op_is_pointwise
 from monograph.ops.shape import Concat
 
 _SUMMED_WIDER = (f32, f16, bf16)
-"""What products give that are summed in f32, of weights that need not be rounded to it first."""
+"""Result types of products that sum in f32, whose weights need no rounding to them first."""
 
 
 @dataclass(frozen=True)
 class Copy(Unary):
-    """x, stored once more: where a kernel needs it in another place or form.
+    """A copy of x, for a kernel that needs it at another address or in another layout.
 
-    Only the lowering makes these. `place` tells copies of one value apart.
+    Only the lowering makes copies. `place` distinguishes the copies of one value.
     """
 
     place: int = 0
@@ -53,18 +53,18 @@ def is_join(value: Value) -> bool:
 
 
 def is_kernel(value: Value) -> bool:
-    """Whether a value needs a kernel of its own kind: a dot, a convolution, a sort ..."""
+    """Return True if a value needs a kernel of its own kind: a dot, a convolution, a sort ..."""
     plain = is_leaf(value) or is_view(value) or is_pointwise(value) or is_join(value)
     return not plain and not isinstance(value.op, Item)
 
 
 def reads_expressions(value: Value) -> bool:
-    """Whether a kernel can compute its operand on the fly instead of reading it from memory."""
+    """Return True if a kernel can compute its operand instead of reading it from memory."""
     return value.op.reads_expressions
 
 
 def coded(value: Value) -> Value | None:
-    """The Dequantize of constants of at most 8 bits that a value is, seen through views."""
+    """Return the Dequantize of constants of at most 8 bits behind the views of a value."""
     while is_view(value):
         value = value.inputs[0]
     if not isinstance(value.op, Dequantize) or value.op.to not in _SUMMED_WIDER:
@@ -75,7 +75,7 @@ def coded(value: Value) -> Value | None:
 
 
 def reads_codes(user: Value, index: int) -> bool:
-    """Whether a kernel decodes this operand itself: constant weights of few bits."""
+    """Return True if a kernel decodes this operand itself: constant weights of few bits."""
     if not isinstance(user.op, Dot) or index != 1 or user.dtype not in _SUMMED_WIDER:
         return False
     weights = user.inputs[1]
@@ -83,7 +83,7 @@ def reads_codes(user: Value, index: int) -> bool:
 
 
 def is_native(value: Value) -> bool:
-    """Whether compiled code can hold a value: numbers of a static shape."""
+    """Return True if compiled code can hold a value: numbers of a static shape."""
     return _native(value.type)
 
 

@@ -9,11 +9,11 @@ from monograph.ir import Op, Value
 
 @dataclass(frozen=True, eq=False)
 class Region:
-    """One kernel's work.
+    """The work of one kernel.
 
-    `body` holds everything that is computed inside, in order: views, work on single elements, the
-    anchor. Only `outputs` are stored; `inputs` are read from memory. Without an anchor the region
-    is a loop over elements.
+    `body` holds all values computed inside, in order: views, pointwise values, the anchor. Only
+    `outputs` are stored; `inputs` are read from memory. A region without an anchor is a loop over
+    elements.
     """
 
     outputs: tuple[Value, ...]
@@ -25,28 +25,28 @@ class Region:
     def kind(self) -> str:
         if self.anchor is None:
             return "pointwise"
-        # The compiled form of an op goes by that op's name.
+        # A compiled form of an op has the name of that op.
         inner = getattr(self.anchor.op, "of", None)
         return inner.name if isinstance(inner, Op) else self.anchor.op.name
 
     @property
     def root(self) -> Value:
-        """What the region is named after: its last result."""
+        """The last result, which names the region."""
         return self.outputs[-1]
 
     @property
     def epilogue(self) -> tuple[Value, ...]:
-        """What is computed from the anchor's result before it is stored."""
+        """The values computed from the anchor's result before it is stored."""
         if self.anchor is None:
             return ()
         at = self.body.index(self.anchor)
         return self.body[at + 1 :]
 
     def inputs_besides(self, operand: int) -> tuple[Value, ...]:
-        """The inputs without the one that serves only as this operand of the anchor.
+        """Return the inputs without the one that is only this operand of the anchor.
 
-        A kernel that packs constant weights reads them from memory no more, unless what follows
-        it, or its other operand, is the same constant.
+        A kernel that packs constant weights no longer reads them from memory, unless its epilogue
+        or another operand is the same constant.
         """
         assert self.anchor is not None
         others = [v for i, v in enumerate(self.anchor.inputs) if i != operand]

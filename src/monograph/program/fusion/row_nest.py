@@ -1,7 +1,7 @@
 """The loops over the rows of an operand: counters across rows, and counters along them.
 
-Some axes of the operand are kept and some are reduced; the elements along the reduced ones, for one
-place along the kept ones, are a row.
+Some axes of the operand are kept and some are reduced. A row is the elements along the reduced
+axes, at one index of the kept ones.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from monograph.program.memory.buffer_assignment import Storage
 
 @dataclass(frozen=True)
 class RowNest:
-    """The index of the operand in as few counters as memory allows, and which of them reduce."""
+    """The index of the operand in as few counters as possible, and those that reduce."""
 
     at: Indices
     kept: list[Counter]
@@ -28,11 +28,11 @@ class RowNest:
 def row_nest(
     shape: Sequence[int], axes: Sequence[int], positions: Callable[[Indices], list[Index]]
 ) -> RowNest:
-    """The loops over an operand; `positions` says what an index of it reads and writes."""
+    """Build the loops over an operand; `positions` maps an index to what it reads and writes."""
     at = plain = counters(shape)
     if 0 not in shape:
         kept = [1 if d in axes else n for d, n in enumerate(shape)]
-        # Kept and reduced dimensions are told apart by where the kept ones alone would lie.
+        # A distinct address for kept dimensions alone prevents a merge of kept and reduced ones.
         apart = flatten(
             [Index() if d in axes else i for d, i in enumerate(plain)], strides_of(kept)
         )
@@ -43,7 +43,7 @@ def row_nest(
 
 
 def result_index(operand: Value, result: Value, axes: Sequence[int], at: Indices) -> Indices:
-    """Where the result of an element's row is, or the element of a result of the same shape."""
+    """Return the index of the result of an element's row, or of the same element."""
     if result.tensor.static == operand.tensor.static:
         return at
     if len(result.tensor.static) == len(at):
@@ -52,7 +52,7 @@ def result_index(operand: Value, result: Value, axes: Sequence[int], at: Indices
 
 
 def positions_read(order: Sequence[Resolved], storage: Mapping[Value, Storage]) -> list[Index]:
-    """Where in memory lies what an order of elements begins with."""
+    """Return the positions in memory of the loads in an order of elements."""
     return [
         flatten(r.element.at, storage[r.element.value].strides)
         for r in order

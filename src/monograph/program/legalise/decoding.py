@@ -1,4 +1,4 @@
-"""Steps of decoding for targets without a kernel of their own: the ops that they are made of."""
+"""Decoding steps for targets without a kernel for them: split into cache updates and attention."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from monograph.ops.decoding import DecodeAttention
 
 
 def split_decoding(graph: Graph) -> Graph:
-    """The graph with steps of decoding as updates of caches, and attention."""
+    """Replace decoding steps by cache updates and attention."""
     if not any(isinstance(v.op, DecodeAttention) for v in graph.values):
         return graph
 

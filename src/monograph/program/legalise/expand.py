@@ -1,9 +1,9 @@
-"""Ops that are compiled as others: what a graph is turned into before it is lowered.
+"""Expansion of ops into ops that kernels exist for, before lowering.
 
-A Fourier transform of a length that is known is a product with a constant matrix; a recurrent cell
-is a dot and its steps; a transposed convolution whose windows do not meet is a dot of every pixel;
-a loop whose count is known is a scan; an image whose pixels are only repeated is a view; what only
-depends on shapes is a constant.
+A Fourier transform of known length is a product with a constant matrix; a recurrent cell is a dot
+and its steps; a transposed convolution with disjoint windows is a dot of every pixel; a loop of
+known trip count is a scan; a resize that only repeats pixels is a view; a value that depends on
+shapes only is a constant.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from monograph.program.legalise.phases import as_phases
 from monograph.program.legalise.recurrence import GATES, split_cell
 
 MAX_MATRIX = 1 << 22
-"""Elements of a transform's matrix beyond which its work would be wasteful."""
+"""The most elements of a transform's matrix; a larger one would waste work."""
 
 
 def expand(graph: Graph) -> Graph:
-    """The graph with such ops replaced."""
+    """Replace such ops in a graph."""
     kinds = (ConvTranspose, Dft, Loop, MelWeights, Require, Resize, ShapeOf, *GATES)
     if not any(type(v.op) in kinds for v in graph.values):
         return graph
@@ -70,13 +70,13 @@ def _expanded(old: Value, inputs: tuple[Value, ...]) -> Value:
 
 
 def _agree(expected: Value, given: Value) -> bool:
-    """Whether sizes are known, and the same."""
+    """Return True if both sizes are known and equal."""
     a, b = known(expected), known(given)
     return a is not None and b is not None and bool(np.array_equal(a, b))
 
 
 def _as_dot(op: Dft, old: Value, x: Value) -> Value | None:
-    """A transform as a product, its axis moved next to the parts of the numbers."""
+    """Return a transform as a product, its axis moved next to the real and imaginary parts."""
     shape, result = x.tensor.static, old.tensor.static
     axis, rank = op.axis, len(shape)
     length = op.length or 0
@@ -100,18 +100,18 @@ def _as_dot(op: Dft, old: Value, x: Value) -> Value | None:
 
 
 def _as_conv(op: ConvTranspose, x: Value, w: Value) -> Value | None:
-    """A transposed convolution that only spreads pixels, as a 1x1 convolution and a view."""
+    """Return a transposed convolution with disjoint windows as a 1x1 convolution and a view."""
     weights = known(w)
     if weights is None or op.layout != CHANNELS_LAST or op.groups != 1 or op.auto:
         return None
     kernel, rank = weights.shape[2:], len(op.strides)
     plain = not any((*op.pads_begin, *op.pads_end, *op.output_padding)) and op.sizes is None
-    # The windows of a dilated kernel lie inside each other.
+    # The windows of a dilated kernel overlap.
     plain &= all(d == 1 or k == 1 for d, k in zip(op.dilations, kernel, strict=True))
     if not plain or kernel != op.strides or 0 in x.tensor.static:
         return None
     channels, results = weights.shape[:2]
-    # [*K, O, C]: what each pixel gives to each place of its window.
+    # [*K, O, C]: the contribution of each pixel to each position of its window.
     spread = weights.transpose(*range(2, 2 + rank), 1, 0).reshape(-1, channels, *(1,) * rank)
     ones, none = (1,) * rank, (0,) * rank
     y = Conv(ones, none, none, ones, layout=CHANNELS_LAST)(x, constant(spread))
@@ -124,7 +124,7 @@ def _as_conv(op: ConvTranspose, x: Value, w: Value) -> Value | None:
 
 
 def _as_view(op: Resize, x: Value) -> Value | None:
-    """A resize that repeats every element so many times, as a broadcast between reshapes."""
+    """Return a resize that repeats every element equally often as a broadcast and reshapes."""
     shape = x.tensor.static
     if op.mode != NEAREST or op.policy != STRETCH or op.coordinates == CROP or 0 in shape:
         return None
@@ -145,7 +145,7 @@ def _cast(x: Value, dtype: DType) -> Value:
 
 
 def _matrix(op: Dft, used: int, parts: int) -> Array:
-    """What the transform makes of each unit vector."""
+    """Return the matrix of the transform: its result for each unit vector."""
     units = np.eye(used * parts).reshape(-1, used, parts)
     results: Array = replace(op, axis=1).reference(units)
     return results.reshape(used * parts, -1)

@@ -1,7 +1,7 @@
-"""Long Fourier transforms as shorter ones: products with small matrices, and turns between them.
+"""Long Fourier transforms by shorter ones: products with small matrices, and twiddle factors.
 
-A length that is a product of two is transformed along both; a long prime becomes a convolution,
-which transforms of a power of two compute. All of it in f64: rounding is left to the end.
+A composite length is transformed along both factors; a long prime becomes a convolution, which
+transforms of a power of two compute. All arithmetic is in f64 and rounds once at the end.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from monograph.ops.shape import Concat, Reshape, Slice, Transpose
 from monograph.ops.signal import Dft
 
 BASE = 128
-"""Lengths up to this are one product."""
+"""The longest transform that is one product."""
 
 
 def long_transform(op: Dft, x: Value) -> Value:
-    """A transform of a known length by shorter ones, in f64; the axis where it was."""
+    """Transform a known length by shorter transforms, in f64; the axis stays."""
     shape, axis = x.tensor.static, op.axis
     rank, length = len(shape), op.length or 0
     others = [i for i in range(rank - 1) if i != axis]
@@ -38,7 +38,7 @@ def long_transform(op: Dft, x: Value) -> Value:
 
 
 def _rows(op: Dft, x: Value, n: int) -> Value:
-    """Every row of x[rows, size, parts] transformed."""
+    """Transform every row of x[rows, size, parts]."""
     bins = n // 2 + 1
     if op.inverse and op.onesided:
         made = _transform(_both_sides(_sized(x, bins), n), n, True)
@@ -51,7 +51,7 @@ def _rows(op: Dft, x: Value, n: int) -> Value:
 
 
 def _sized(x: Value, n: int) -> Value:
-    """Rows cut, or filled with zeros, to a length."""
+    """Cut rows to a length, or pad them with zeros."""
     size = x.tensor.static[1]
     if size > n:
         return _cut(x, 1, 0, n)
@@ -66,12 +66,12 @@ def _cut(x: Value, axis: int, start: int, stop: int) -> Value:
 
 
 def _part(x: Value, which: int) -> Value:
-    """The real or the imaginary parts, the last dimension kept."""
+    """Return the real or imaginary parts; the last dimension stays."""
     return _cut(x, len(x.tensor.static) - 1, which, which + 1)
 
 
 def _both_sides(x: Value, n: int) -> Value:
-    """The whole spectrum of a real signal from its first half."""
+    """Return the whole spectrum of a real signal from its first half."""
     real, imaginary = _part(x, 0), _part(x, 1)
     bins = x.tensor.static[1]
     # A bin that is its own mirror image has no imaginary part.
@@ -85,13 +85,13 @@ def _both_sides(x: Value, n: int) -> Value:
         return half
     last = bins - 1 if n % 2 == 0 else bins
     rows = x.tensor.static[0]
-    # Backwards from the last bin that has a mirror image to the first.
+    # In reverse, from the last bin with a mirror image to the first.
     mirrored = Slice((0, last - 1, 0), (rows, -bins, 2), (1, -1, 1))(half)
     return Concat(1)(half, Mul()(mirrored, constant(np.array([1.0, -1.0]))))
 
 
 def _transform(x: Value, n: int, inverse: bool) -> Value:
-    """The transform of every row of x[rows, n, 2]; an inverse one is divided by its length."""
+    """Transform every row of x[rows, n, 2]; an inverse transform is divided by its length."""
     made = _any_length(x, n, 1 if inverse else -1)
     return Mul()(made, constant(np.float64(1 / n))) if inverse else made
 
@@ -104,7 +104,7 @@ def _any_length(x: Value, n: int, sign: int) -> Value:
 
 
 def _factor(n: int) -> int:
-    """The divisor of n that is nearest below its root, but no longer than one product takes."""
+    """Return the largest divisor of n up to its root and up to the length of one product."""
     root = math.isqrt(n)
     return next((d for d in range(min(root, BASE), 1, -1) if n % d == 0), 1)
 
@@ -115,7 +115,7 @@ def _units(turns: Array) -> Array:
 
 
 def _product(x: Value, n: int, sign: int) -> Value:
-    """Rows times a matrix that makes real and imaginary parts of both."""
+    """Multiply rows by the matrix that combines real and imaginary parts."""
     k = np.arange(n)
     w = _units(sign * (np.outer(k, k) % n) / n)
     matrix = np.empty((n, 2, n, 2))
@@ -127,7 +127,7 @@ def _product(x: Value, n: int, sign: int) -> Value:
 
 
 def _times(x: Value, w: Array) -> Value:
-    """Complex numbers x[..., 2] times constant ones that broadcast."""
+    """Multiply complex numbers x[..., 2] by broadcast constants."""
     real, imaginary = _part(x, 0), _part(x, 1)
     c, d = constant(w.real[..., None]), constant(w.imag[..., None])
     first = Sub()(Mul()(real, c), Mul()(imaginary, d))
@@ -136,7 +136,7 @@ def _times(x: Value, w: Array) -> Value:
 
 
 def _two_factors(x: Value, a: int, b: int, sign: int) -> Value:
-    """Transforms of length a, turned by where they stand, then of length b."""
+    """Transform with length a, multiply by the twiddle factors, transform with length b."""
     rows = x.tensor.static[0]
     columns = Transpose((0, 2, 1, 3))(Reshape((rows, a, b, 2))(x))
     first = _any_length(Reshape((rows * b, a, 2))(columns), a, sign)
@@ -148,7 +148,7 @@ def _two_factors(x: Value, a: int, b: int, sign: int) -> Value:
 
 
 def _chirp(x: Value, n: int, sign: int) -> Value:
-    """A prime length as a convolution with a chirp (Bluestein)."""
+    """Transform a prime length as a convolution with a chirp (Bluestein)."""
     size = 1 << (2 * n - 2).bit_length()
     squares = np.arange(n, dtype=np.int64) ** 2 % (2 * n)
     chirp = _units(sign * squares / (2 * n))

@@ -1,6 +1,6 @@
-"""Inputs that a graph rounds before it does anything else with them.
+"""Inputs that a graph casts to 16 bits before any other use.
 
-Whoever brings them may round them on the way: what is rounded already is not changed by rounding.
+The upload may cast them: casting again changes nothing.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ HALVES = (f16, bf16)
 
 
 def cast_first(graph: Graph) -> dict[Value, DType]:
-    """The inputs of f32 whose every element is cast to one type of 16 bits, wherever it is used.
+    """Return the f32 inputs that every use casts to one 16-bit type.
 
-    Behind what only moves elements the cast counts, too. What a graph returns is used as it is,
-    and memory that is donated has to hold all of it.
+    Casts behind views and joins count too. An input that the graph returns, or whose memory is
+    donated, is needed in full.
     """
     users: dict[Value, list[Value]] = {}
     for value in graph.values:
@@ -25,7 +25,7 @@ def cast_first(graph: Graph) -> dict[Value, DType]:
             users.setdefault(operand, []).append(value)
     returned = {value for _, value in graph.outputs}
     becomes: dict[Value, DType | None] = {}
-    for value in reversed(graph.values):  # users before what they use
+    for value in reversed(graph.values):  # users before their operands
         found = {_rounded_by(user, becomes) for user in users.get(value, ())}
         becomes[value] = found.pop() if len(found) == 1 and value not in returned else None
     donated = {name for _, name in graph.donations}
@@ -38,7 +38,7 @@ def cast_first(graph: Graph) -> dict[Value, DType]:
 
 
 def _rounded_by(user: Value, becomes: dict[Value, DType | None]) -> DType | None:
-    """What a user makes of every element of an operand of f32; None where it needs all of it."""
+    """Return the type that a user casts an f32 operand to; None if it needs the f32 values."""
     if isinstance(user.op, Cast):
         wide = user.inputs[0].dtype == f32
         return user.dtype if wide and user.dtype in HALVES else None

@@ -1,8 +1,7 @@
-"""Complex numbers as pairs of real ones: what compiled code sees of them.
+"""Complex numbers as pairs of real ones, for compiled code.
 
-A complex tensor comes and goes as its memory lies, with the two parts side by side in a further
-dimension. In between, ops that only move elements do so with each part; sums and products are
-those of the parts.
+At inputs and outputs a complex tensor is its memory: the two parts side by side in a further
+dimension. In between, views move each part, and sums and products become those of the parts.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ Pair = tuple[Value, Value]
 
 
 class _WholeError(Exception):
-    """An op takes complex numbers as a whole."""
+    """Raised for an op that takes complex numbers as a whole."""
 
 
 def real_of(dtype: DType) -> DType:
@@ -47,7 +46,9 @@ def is_complex(value: Value) -> bool:
 
 
 def in_parts(graph: Graph) -> Graph | None:
-    """The graph on the parts of its complex numbers; None without any, or where some stay whole."""
+    """Return the graph on real and imaginary parts; None if it has no complex numbers, or an op
+    that takes them as a whole.
+    """
     if not any(map(is_complex, graph.values)):
         return None
     made: dict[Value, Value] = {}
@@ -65,7 +66,7 @@ def in_parts(graph: Graph) -> Graph | None:
 
 
 def _translate(value: Value, made: dict[Value, Value], pairs: dict[Value, Pair]) -> Pair:
-    """What a value becomes: itself on new operands, or its two parts."""
+    """Translate a value: itself on new operands, or its two parts."""
     touched = [v for v in value.inputs if v in pairs]
     if isinstance(value.op, ShapeOf) and touched:
         made[value] = value.op(pairs[touched[0]][0])
@@ -75,7 +76,7 @@ def _translate(value: Value, made: dict[Value, Value], pairs: dict[Value, Pair])
     else:
         if isinstance(value.op, Input):
             made[value] = Input(value.op.label, _beside(value.tensor))()
-            pairs[value] = _apart(made[value])
+            pairs[value] = _split_parts(made[value])
         else:
             pairs[value] = _pair(value, made, pairs)
         if not is_complex(value):
@@ -96,7 +97,7 @@ def _pair(value: Value, made: dict[Value, Value], pairs: dict[Value, Pair]) -> P
         if x in pairs:
             return to(pairs[x][0]), to(pairs[x][1])
         real = to(made[x])
-        # Not x * 0, which is no number where x is without bounds.
+        # Not x * 0, which is NaN for an infinite x.
         nothing = constant(np.zeros((), real.dtype.numpy))
         return real, Where()(constant(np.array(True)), nothing, real)
     if isinstance(op, _PRODUCTS) and all(v in pairs for v in value.inputs):
@@ -117,13 +118,13 @@ def _product(op: Callable[..., Value], value: Value, pairs: dict[Value, Pair]) -
 
 
 def _beside(type_: TensorType) -> TensorType:
-    """The type of the memory of complex numbers."""
+    """Return the type of complex numbers as memory."""
     if type_.shape is None:
         raise _WholeError
     return TensorType(real_of(type_.dtype), (*type_.shape, 2))
 
 
-def _apart(x: Value) -> Pair:
+def _split_parts(x: Value) -> Pair:
     rank = x.tensor.rank
     stops = tuple(d if isinstance(d, int) else _END for d in x.tensor.dims[:-1])
     first, second = (

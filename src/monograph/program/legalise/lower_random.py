@@ -1,8 +1,8 @@
-"""Random ops as compiled code sees them: a turn is taken from a state, and numbers follow from it.
+"""Random ops for compiled code: each takes a turn from an RNG state, which decides its numbers.
 
-The state counts the turns. It outlives a run: an op that draws again goes on where it was, whoever
-evaluates it. So the states are inputs of the program, passed on into the sub-graphs that draw. All
-else is work on single elements, which fuses with what follows.
+The state counts the turns and outlives a run: the next run continues the sequence. So the states
+are inputs of the program, passed into the sub-graphs that use them. All else is pointwise and
+fuses with its users.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ STATE = TensorType(i64, (1,))
 
 @dataclass(frozen=True)
 class TakeTurn(Op):
-    """The turn of an evaluation of a random op, from a state that is counted up."""
+    """The turn of one evaluation of a random op, from a state that it advances."""
 
     of: Random
 
@@ -50,7 +50,7 @@ class RandomNumbers(Indexed):
 
 
 def with_states(graph: Graph) -> tuple[Graph, dict[str, Array]]:
-    """The graph with the states of its random ops as further inputs, and those states."""
+    """Return the graph with the RNG states of its random ops as inputs, and those states."""
     ops = random_ops(graph)
     if not ops:
         return graph, {}
@@ -59,7 +59,7 @@ def with_states(graph: Graph) -> tuple[Graph, dict[str, Array]]:
 
 
 def random_ops(graph: Graph) -> list[Random]:
-    """Every random op, those of sub-graphs included, once."""
+    """Return every random op once, including those of sub-graphs."""
     found: dict[Random, None] = {}
     stack = [graph]
     while stack:
@@ -79,7 +79,7 @@ def states_of(graph: Graph) -> dict[Value, Turns]:
             continue
         for number, inner in enumerate(subgraphs(value.op)):
             states = states_of(inner)
-            # Captures stand behind all else; those of a branch's first side before the second's.
+            # Captures come last; for a branch, those of the first side before the second's.
             end = len(value.inputs)
             if isinstance(value.op, If) and number == 0:
                 end = 1 + len(inner.inputs)
@@ -94,7 +94,7 @@ def _input(op: Random) -> Value:
 
 
 def _given(graph: Graph, ops: list[Random]) -> Graph:
-    """The graph with one more input for each of these ops."""
+    """Add one input to the graph for each of these ops."""
 
     def rebuilt(old: Value, inputs: tuple[Value, ...]) -> Value:
         if isinstance(old.op, Random):
@@ -110,7 +110,7 @@ def _given(graph: Graph, ops: list[Random]) -> Graph:
 
 
 def _passed_on(op: Op, inputs: tuple[Value, ...]) -> Value:
-    """An op that carries sub-graphs, with the states that those draw from as captures."""
+    """Return an op with sub-graphs whose RNG states are captures."""
     if isinstance(op, If):
         of_then, of_else = random_ops(op.then), random_ops(op.orelse)
         count = 1 + len(op.then.inputs)

@@ -1,8 +1,7 @@
-"""Prepares a graph for lowering: copies stand where a kernel needs a value in its own place.
+"""Inserts the copies that kernels need before lowering.
 
-After this, the operands of kernels and joins lie in memory in a form that those can read, parts
-of joins are free to be written straight into them, and outputs of the graph are stored values of
-their own.
+Afterwards kernels and joins can read their operands from memory, parts of joins can be written
+directly into them, and each output of the graph is a stored value of its own.
 """
 
 from __future__ import annotations
@@ -25,9 +24,9 @@ from monograph.program.index import split_strides, strides_of
 from monograph.program.memory.output_views import no_ends
 
 Readable = Callable[[Value, int, Value], bool]
-"""Whether a kernel can read operand i where and as it is."""
+"""A function that returns True if a kernel can read operand i as it is."""
 Padded = Callable[[Value, int], object]
-"""What a kernel wants around operand i; None for nothing."""
+"""A function that returns the halo that a kernel needs around operand i; None for none."""
 
 
 def normalise(
@@ -36,9 +35,9 @@ def normalise(
     halo: Padded = lambda user, index: None,
     ends: Callable[[Graph], Container[Value]] = no_ends,
 ) -> Graph:
-    """The graph with copies inserted where memory demands them.
+    """Insert copies where memory requires them.
 
-    `ends` says which outputs may stay views, because what they show is written into them.
+    `ends` returns the outputs that may stay views, because their sources are written into them.
     """
     places = count(1)
     taken: set[Value] = set()
@@ -55,7 +54,7 @@ def normalise(
                 free = (
                     not is_leaf(source) and not is_view(source) and not isinstance(source.op, Item)
                 )
-                # Beside other parts there is no room for a halo, unless they are other channels.
+                # A part has no room for a halo beside other parts, unless these are other channels.
                 crowded = stored in padded and (source is not part or not _leaves_edges(old))
                 used = source in taken or stored in outputs or before in outputs
                 if not free or used or not is_native(part) or crowded:
@@ -72,7 +71,7 @@ def normalise(
 
 
 def _reshaped(part: Value) -> Value:
-    """What a part of a join is a mere reshape of: that can lie in the join as well."""
+    """Return the source of a part of a join that only reshapes it: it can be stored in the join."""
     source = part
     while isinstance(source.op, (Reshape, Squeeze, Unsqueeze)) and is_native(source):
         source = source.inputs[0]
@@ -85,7 +84,7 @@ def _reshaped(part: Value) -> Value:
 
 
 def _padded(graph: Graph, halo: Padded) -> set[Value]:
-    """Values that some kernel expects a halo around."""
+    """Return the values around which some kernel needs a halo."""
     found = set()
     for user in graph.values:
         if not is_kernel(user) or not is_native(user):
@@ -100,7 +99,7 @@ def _padded(graph: Graph, halo: Padded) -> set[Value]:
 
 
 def _leaves_edges(join: Value) -> bool:
-    """Whether parts of a join have the spatial edges of the whole: other images or channels."""
+    """Return True if parts of a join have the spatial edges of the whole: images or channels."""
     assert isinstance(join.op, Concat)
     return join.op.axis in (0, join.tensor.rank - 1)
 
@@ -116,7 +115,7 @@ def _readable(
 def _own_outputs(
     graph: Graph, places: count[int], padded: set[Value], ends: Container[Value]
 ) -> Graph:
-    """Outputs that are inputs, constants, views, joined parts, padded or named twice are copied."""
+    """Copy outputs that are inputs, constants, views, joined parts, padded, or named twice."""
     joined = {v for value in graph.values if is_join(value) for v in value.inputs}
     seen: set[Value] = set()
     outputs = []

@@ -1,8 +1,8 @@
-"""Transposed convolutions as plain ones: the results that lie a stride apart are one of them each.
+"""Transposed convolutions as plain ones, one per phase: the results that are a stride apart.
 
-Along an axis, result q * stride + p reads pixels q + t - j with the taps r + j * stride, where
-p + pad = t * stride + r: a convolution of the small image with every stride-th tap, turned around.
-The results of all phases are joined as channels, and a view puts them side by side.
+Along an axis, result q * stride + p reads pixels q + t - j with the taps r + j * stride, where p +
+pad = t * stride + r: a convolution of the small image with every stride-th tap, reversed. The
+results of all phases are joined as channels, and a view interleaves them.
 """
 
 from __future__ import annotations
@@ -21,12 +21,14 @@ from monograph.ops.shape import Concat, Reshape, Slice, Transpose
 from monograph.ops.window import CHANNELS_LAST
 
 MOST_PHASES = 64
-"""Each is a kernel of its own."""
+"""The most phases: each is a kernel."""
 
 
 @dataclass(frozen=True)
 class Phase:
-    """One phase along one axis: its taps in order, the pixels that it reads, zeros around them."""
+    """One phase along one axis: its taps in order, the pixels that it reads, the zeros
+    around them.
+    """
 
     taps: tuple[int, ...]
     start: int
@@ -36,7 +38,7 @@ class Phase:
 
 
 def phases_of(size: int, results: int, kernel: int, stride: int, pad: int) -> list[Phase]:
-    """The phases along an axis, in the order of their results; all have as many."""
+    """Return the phases along an axis, in the order of their results, all of equal number."""
     found = []
     count = -(-results // stride)
     for p in range(stride):
@@ -51,13 +53,13 @@ def phases_of(size: int, results: int, kernel: int, stride: int, pad: int) -> li
 
 
 def as_phases(op: ConvTranspose, x: Value, w: Value, shape: Sequence[int]) -> Value | None:
-    """A transposed convolution with a result of this shape, as convolutions and a view."""
+    """Return a transposed convolution with a result of this shape as convolutions and a view."""
     weights = known(w)
     if weights is None or op.layout != CHANNELS_LAST or op.groups != 1 or op.auto or op.sizes:
         return None
     if any(d != 1 for d in op.dilations) or 0 in (*x.tensor.static, *shape, *weights.shape):
         return None
-    # Phases multiply zeros beyond the image, which a transposed convolution has not.
+    # Phases multiply zeros outside of the image; a transposed convolution does not.
     if not is_finite(w):
         return None
     spatial = x.tensor.static[1:-1]
@@ -74,7 +76,7 @@ def as_phases(op: ConvTranspose, x: Value, w: Value, shape: Sequence[int]) -> Va
 
 
 def _convolved(x: Value, weights: Array, phases: Sequence[Phase]) -> Value:
-    """The results of one phase along every axis."""
+    """Return the results of one phase along every axis."""
     shape, rank = x.tensor.static, len(phases)
     starts = (0, *(p.start for p in phases), 0)
     stops = (shape[0], *(p.stop for p in phases), shape[-1])
@@ -88,7 +90,7 @@ def _convolved(x: Value, weights: Array, phases: Sequence[Phase]) -> Value:
 
 
 def _side_by_side(y: Value, strides: Sequence[int], shape: Sequence[int]) -> Value:
-    """[N, *Q, phases * O] as [N, *S, O]: result q * stride + p is phase p at q."""
+    """Interleave [N, *Q, phases * O] to [N, *S, O]: result q * stride + p is phase p at q."""
     batch, *counts, _ = y.tensor.static
     rank = len(strides)
     apart = Reshape((batch, *counts, *strides, shape[-1]))(y)

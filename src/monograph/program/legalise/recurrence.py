@@ -1,7 +1,7 @@
-"""Recurrent cells as two steps: one large product for all of time, then what has to wait its turn.
+"""Recurrent cells in two steps: one large product for all time steps, then the recurrence.
 
-What a cell makes of its inputs does not depend on its state, so it is one dot over the whole
-sequence. Only the product with the state is left for each step.
+The product with the inputs does not depend on the state, so it is one dot over the whole sequence.
+Only the product with the state remains for each time step.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ GATES: dict[type[Op], int] = {Rnn: 1, Gru: 3, Lstm: 4}
 
 @dataclass(frozen=True)
 class Recurrence(Op):
-    """The steps of a cell whose inputs are multiplied already: given[time * batch, gates * H].
+    """The recurrence of a cell after its input product: given[time * batch, gates * H].
 
-    Operands: given; those of the cell from r on, less the bias that given has. Only the lowering
-    makes these.
+    Operands: given; those of the cell from r on, without the bias that `given` includes. Only the
+    lowering makes these.
     """
 
     cell: Op
@@ -46,7 +46,7 @@ class Recurrence(Op):
         return TupleType((every, last, last) if isinstance(self.cell, Lstm) else (every, last))
 
     def reference(self, given: Array, r: Array, *rest: Array) -> tuple[Any, ...]:
-        """The cell itself, with inputs that its weights leave as they are."""
+        """Evaluate the cell with identity weights for its inputs."""
         x = given.reshape(self.time, self.batch, given.shape[-1])
         same = np.eye(x.shape[2], dtype=x.dtype)
         results = self.cell.reference(x, same, r, np.zeros(x.shape[2], x.dtype), *rest)
@@ -64,10 +64,10 @@ class Recurrence(Op):
 
 
 def split_cell(cell: Op, inputs: tuple[Value, ...]) -> Value:
-    """A cell on values as a dot and its steps."""
+    """Split a cell into a dot and its recurrence."""
     x, w, r, bias, *rest = inputs
     time, batch, features = x.tensor.static
-    # Narrow floats are added up in f32 before they meet the state.
+    # Narrow floats are accumulated in f32 before the state is added.
     wide = f64 if x.dtype == f64 else f32
     rows = _as(Reshape((time * batch, features))(x), wide)
     weights = known(w)
@@ -76,7 +76,7 @@ def split_cell(cell: Op, inputs: tuple[Value, ...]) -> Value:
     else:
         columns = Transpose((1, 0))(_as(w, wide))
     if 0 in rows.tensor.static:
-        # No products to make: the bias of every row, if there are rows.
+        # No products: the bias for every row, if there are rows.
         given = Broadcast((time * batch, w.tensor.static[0]))(_as(bias, wide))
     else:
         given = Add()(Dot()(rows, columns), _as(bias, wide))

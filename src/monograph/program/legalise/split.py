@@ -1,6 +1,6 @@
-"""Long reductions in two steps: threads have work where results are few, and sums stay accurate.
+"""Long reductions in two steps: work for all threads if results are few, and accurate sums.
 
-The order of the sum is that of the graph, whatever the number of threads.
+The graph fixes the order of the sum, whatever the number of threads.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from monograph.ops.reduce import ReduceSum, Reduction
 from monograph.ops.shape import Reshape
 
 LONG = 1 << 15
-"""Elements from which a row is split."""
+"""Rows of this many elements or more are split."""
 FEW = 16
-"""Results up to which rows are split: more are shared out whole."""
+"""Rows are split only for this many results or fewer; more are divided whole."""
 PART = 4096
 LONG_SUM = 4096
-"""Terms from which a sum down columns is split: one total for each, and nothing to even it out."""
+"""Sums of this many terms or more down a column are split, because a column has one total."""
 
 
 def split_reductions(graph: Graph) -> Graph:
-    """The graph with long reductions replaced by reductions of their parts."""
+    """Replace long reductions by reductions of their parts."""
 
     def rebuilt(old: Value, inputs: tuple[Value, ...]) -> Value:
         if not inputs:
@@ -49,7 +49,7 @@ def _split(value: Value, x: Value) -> Value | None:
         least = PART // 16
     elif isinstance(op, ReduceSum) and dtype.is_float and length >= LONG_SUM:
         if math.prod(shape[last:]) == 1:
-            return None  # along rows, the lanes of a vector add up parts
+            return None  # along rows, the lanes of a vector hold partial sums
         part = next(n for n in range(math.isqrt(length), 0, -1) if length % n == 0)
         least = 16
     else:

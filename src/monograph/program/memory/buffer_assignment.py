@@ -1,7 +1,7 @@
-"""Places: which buffer a value lies in, where, and with what strides.
+"""Buffer assignment: the buffer, offset and strides of each value.
 
-Parts of a join lie inside the joined value, so that joining costs nothing. A buffer that padded
-windows read has a halo of zeros around it, so that padding costs nothing either.
+Parts of a join are stored inside the joined value, so that joining costs nothing. A buffer that
+padded windows read has a halo of zeros, so that padding costs nothing either.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ Halo = tuple[tuple[int, int], ...]
 """Elements before and after, for each dimension."""
 
 Joined = tuple[Value, int, Value]
-"""A join, where along its axis a part of it starts, and the part."""
+"""A join, the start of a part along its axis, and the part."""
 
 INPUT, OUTPUT, CONSTANT, TEMPORARY = "input", "output", "constant", "temporary"
 OWN = (CONSTANT, TEMPORARY)
-"""Buffers in memory of the program's own: vectors may read a little beyond their end."""
+"""Buffers in the program's own memory: vectors may read a little beyond their end."""
 
 
 class Target(Protocol):
-    """What a target says of its kernels while values are placed."""
+    """The properties of a target's kernels that buffer assignment needs."""
 
     def readable(self, user: Value, index: int, operand: Value) -> bool:
-        """Whether a kernel can read an operand where and as it is."""
+        """Return True if a kernel can read an operand as it is stored."""
 
     def halo(self, user: Value, index: int) -> Halo | None:
-        """The zeros that a kernel expects around an operand."""
+        """Return the halo of zeros that a kernel needs around an operand."""
 
 
 @dataclass(frozen=True)
 class Buffer:
-    """Memory for one value, or for a joined value and all its parts."""
+    """The memory of one value, or of a joined value and all its parts."""
 
     id: int
     kind: str
@@ -64,14 +64,14 @@ class Buffer:
 
 
 def described(buffer: Buffer) -> str:
-    """A buffer as errors name it."""
+    """Return the name of a buffer for errors."""
     name = f" {buffer.name!r}" if buffer.name else ""
     return f"{buffer.kind} {buffer.id}{name}, {buffer.dtype}{list(buffer.padded)}"
 
 
 @dataclass(frozen=True)
 class Storage:
-    """Where a value lies: a buffer, the element it starts at, and strides in elements."""
+    """The location of a value: a buffer, an offset and strides, in elements."""
 
     buffer: Buffer
     offset: int
@@ -85,7 +85,7 @@ class Places:
     storage: dict[Value, Storage] = field(default_factory=dict)
     buffers: list[Buffer] = field(default_factory=list)
     over: dict[int, int] = field(default_factory=dict)
-    """Buffers that are written over others, in the same memory: by the numbers of both."""
+    """Buffers written over others, in the same memory: by the numbers of both."""
 
     def new_buffer(
         self, kind: str, type_: TensorType, halo: Halo | None = None, name: str = ""
@@ -100,7 +100,7 @@ class Places:
 
 
 def place(graph: Graph, regions: list[Region], target: Target) -> Places:
-    """Gives every stored value its place."""
+    """Assign storage to every stored value."""
     parent = _parents(regions)
     halos = _halos(regions, parent, target)
     places = Places()
@@ -111,14 +111,14 @@ def place(graph: Graph, regions: list[Region], target: Target) -> Places:
     for name, value in graph.outputs:
         _place_shown(places, name, value)
     stored = [v for r in regions for v in (*r.inputs, *r.outputs)]
-    # Joined values come after their parts: going backwards, a part finds its join placed.
+    # Joined values come after their parts: in reverse, a join is placed before its parts.
     for value in reversed(list(dict.fromkeys(stored))):
         _place_value(places, value, parent, halos, names)
     return places
 
 
 def _place_shown(places: Places, name: str, value: Value) -> None:
-    """An output that is a view has no step of its own: what it shows is written into it."""
+    """Place an output that is a view: no step computes it; its source is written into it."""
     shown = written_through(value)
     if shown is not None:
         source, strides = shown
@@ -155,7 +155,7 @@ def _place_value(
 
 
 def _parents(regions: list[Region]) -> dict[Value, Joined]:
-    """What is stored inside joins: the parts, or what a part is a reshape of."""
+    """Return the values stored inside joins: the parts, or the sources of reshaped parts."""
     found: dict[Value, Joined] = {}
     for region in regions:
         join = region.root
@@ -175,7 +175,7 @@ def _parents(regions: list[Region]) -> dict[Value, Joined]:
 def _halos(
     regions: list[Region], parent: Mapping[Value, Joined], target: Target
 ) -> dict[Value, Halo]:
-    """The halo that each outermost value needs for the windows that read it or a part of it."""
+    """Return the halo that each outermost value needs for the windows that read it or its parts."""
     found: dict[Value, Halo] = {}
     for region in regions:
         anchor = region.anchor

@@ -1,9 +1,9 @@
-"""Results written over operands: which steps may do so, and which do.
+"""In-place results: the steps that may write over an operand, and those that do.
 
-A step may write its result into the buffer of an operand that nobody reads afterwards, if it reads
-each element of that buffer only to make the one element that takes its place: loops over single
-elements, what follows a dot or a convolution, and updates that leave most of an operand as it is.
-The same holds for an output that is donated the memory of an input.
+A step may write its result into the buffer of an operand that has no later reader, if it reads each
+element of that buffer only to compute the element at the same position: pointwise loops, epilogues
+of dots and convolutions, and updates that keep most of an operand. The same holds for an output
+that is donated the memory of an input.
 """
 
 from __future__ import annotations
@@ -22,22 +22,23 @@ from monograph.program.index import Index, flatten
 from monograph.program.memory.buffer_assignment import INPUT, OUTPUT, TEMPORARY, Buffer, Places
 
 STATEFUL = (DecodeAttention, Loop, BoundedLoop)
-"""Ops of several results, some of which are operands in a new state."""
+"""Ops with several results, some of which are operands in a new state."""
 
 
 @runtime_checkable
 class Overwriting(Protocol):
-    """A target whose kernels may write over operands; others never do."""
+    """A target whose kernels may write over operands."""
 
     def overwrites(self, region: Region) -> bool:
-        """Whether a region's kernel makes each element of its result once, after it has read
-        all that the region reads at the place of that element."""
+        """Return True if a region's kernel computes each element once, after all reads at its
+        position.
+        """
 
 
 def choose_overwrites(
     graph: Graph, regions: Sequence[Region], places: Places, target: object
 ) -> dict[int, int]:
-    """The buffers that are written over others, by the numbers of both."""
+    """Return the buffers that are written over others, by the numbers of both."""
     over = _donations(graph, regions, places, target)
     if not isinstance(target, Overwriting):
         return over
@@ -61,7 +62,7 @@ def choose_overwrites(
 def _donations(
     graph: Graph, regions: Sequence[Region], places: Places, target: object
 ) -> dict[int, int]:
-    """Donated outputs that can be written over their inputs while the program runs."""
+    """Return donated outputs that can be written over their inputs during the run."""
     found = {}
     first, last = _uses(regions, places)
     for new, old in donated_buffers(graph, places):
@@ -78,7 +79,7 @@ def _donations(
 
 
 def donated_buffers(graph: Graph, places: Places) -> Iterator[tuple[Buffer, Buffer]]:
-    """(output, input) for every donation between values that compiled code can hold."""
+    """Yield (output, input) for every donation between values that compiled code can hold."""
     inputs = dict(zip(graph.input_names, graph.inputs, strict=True))
     outputs = dict(graph.outputs)
     for output, input_ in graph.donations:
@@ -90,7 +91,7 @@ def donated_buffers(graph: Graph, places: Places) -> Iterator[tuple[Buffer, Buff
 
 
 def why_not(region: Region, new: Buffer, old: Buffer, places: Places) -> str | None:
-    """Why a region must not write one of its results over a buffer that it reads."""
+    """Return why a region must not write one of its results over a buffer that it reads."""
     anchor = region.anchor
     if anchor is None or not isinstance(anchor.op, STATEFUL):
         return clash(region, old, places)
@@ -109,7 +110,7 @@ def why_not(region: Region, new: Buffer, old: Buffer, places: Places) -> str | N
 
 
 def _updated(op: Op, result: int) -> int | None:
-    """The operand that a result is the new state of, where an op updates state."""
+    """Return the operand whose new state a result is, if an op updates state."""
     if isinstance(op, DecodeAttention):
         return op.updates.get(result)
     assert isinstance(op, (Loop, BoundedLoop))
@@ -117,7 +118,7 @@ def _updated(op: Op, result: int) -> int | None:
 
 
 def _is_in(value: Value, buffer: Buffer, places: Places) -> bool:
-    """Whether a value, or what it is a view of, is in a buffer."""
+    """Return True if a value, or the source of a view, is in a buffer."""
     while is_view(value) and value not in places.storage:
         value = value.inputs[0]
     place = places.storage.get(value)
@@ -125,7 +126,9 @@ def _is_in(value: Value, buffer: Buffer, places: Places) -> bool:
 
 
 def clash(region: Region, old: Buffer, places: Places) -> str | None:
-    """Why a region must not write its only result over a buffer that it reads; None if it may."""
+    """Return why a region must not write its only result over a buffer that it reads; None if it
+    may.
+    """
     result = region.root
     place = places.storage[result]
     new = place.buffer
@@ -155,14 +158,14 @@ _Key = tuple[int, frozenset[tuple[object, int]]]
 
 
 def _key(index: Index) -> _Key:
-    """What makes two indices the same, whatever the order of their terms."""
+    """Return a key that is equal for equal indices, whatever the order of their terms."""
     return index.constant, frozenset(index.terms)
 
 
 def _positions(
     wanted: list[Element], inside: frozenset[Value], old: Buffer, places: Places
 ) -> set[_Key]:
-    """Where in a buffer elements are read to make some others."""
+    """Return the positions in a buffer that are read to compute some elements."""
     found = set()
     for item in resolve(wanted, lambda v: v in inside, is_view):
         place = places.storage.get(item.element.value)
@@ -172,7 +175,7 @@ def _positions(
 
 
 def _sources(values: Iterable[Value], inside: frozenset[Value]) -> list[Value]:
-    """The stored values that some values of a region are made from."""
+    """Return the stored values that some values of a region are computed from."""
     found: dict[Value, None] = {}
     stack, seen = list(values), set[Value]()
     while stack:
@@ -193,7 +196,7 @@ def _buffers(values: Iterable[Value], places: Places) -> list[Buffer]:
 
 
 def _uses(regions: Sequence[Region], places: Places) -> tuple[dict[Buffer, int], dict[Buffer, int]]:
-    """The first and the last step that reads or writes each buffer."""
+    """Return the first and the last step that reads or writes each buffer."""
     first: dict[Buffer, int] = {}
     last: dict[Buffer, int] = {}
     for step, region in enumerate(regions):
@@ -204,9 +207,9 @@ def _uses(regions: Sequence[Region], places: Places) -> tuple[dict[Buffer, int],
 
 
 def read_before_donated(graph: Graph, regions: list[Region], places: Places) -> list[Region]:
-    """The regions in an order in which old state is read before new state is written over it.
+    """Order the regions so that old state is read before new state is written over it.
 
-    Where a read of the old value depends on the new one there is no such order; the donation then
+    If a read of the old value depends on the new one, there is no such order; the donation then
     costs a copy.
     """
     for new, old in donated_buffers(graph, places):
@@ -223,7 +226,7 @@ def read_before_donated(graph: Graph, regions: list[Region], places: Places) -> 
 
 
 def _dependants(regions: Sequence[Region], start: int, stop: int) -> set[int]:
-    """The steps up to a last one that need a step's results, or results made from those."""
+    """Return the steps up to `stop` that depend on a step."""
     made: set[Value] = set(regions[start].outputs)
     found: set[int] = set()
     for k in range(start + 1, stop + 1):
@@ -235,7 +238,7 @@ def _dependants(regions: Sequence[Region], start: int, stop: int) -> set[int]:
 
 
 def _made_from(value: Value, made: set[Value]) -> bool:
-    """Whether a value, or a part of a join that has no step of its own, is among some."""
+    """Return True if a value, or a part of a join that has no step of its own, is in `made`."""
     stack, seen = [value], set[Value]()
     while stack:
         v = stack.pop()
@@ -248,7 +251,7 @@ def _made_from(value: Value, made: set[Value]) -> bool:
 
 
 def root(buffer: int, over: Mapping[int, int]) -> int:
-    """The buffer whose memory one lies in, through everything that is written over it."""
+    """Return the buffer at the bottom of a chain of buffers written over each other."""
     while buffer in over:
         buffer = over[buffer]
     return buffer

@@ -1,4 +1,4 @@
-"""The memory plan: lifetimes coloured into one arena."""
+"""The memory planner: it places buffers with disjoint lifetimes at the same addresses."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ ALIGNMENT = 64
 
 @dataclass(frozen=True)
 class Lifetime:
-    """A buffer's bytes, needed from one step to another, both included."""
+    """The bytes of a buffer, and the first and last step that need it."""
 
     key: int
     nbytes: int
     first: int
     last: int
     over: tuple[int, ...] = ()
-    """Buffers that are written over it, one after the other: they lie where it does."""
+    """Buffers that are written over it, one after the other, at the same address."""
 
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """Where each buffer starts in the arena, and how large the arena is."""
+    """The offset of each buffer in the arena, and the size of the arena."""
 
     offsets: dict[int, int]
     size: int
 
 
 def plan(lifetimes: Sequence[Lifetime]) -> MemoryPlan:
-    """Places buffers so that no two that live at once overlap; the largest first."""
+    """Place buffers so that no two live ones overlap; the largest first."""
     offsets: dict[int, int] = {}
     placed: list[tuple[int, int, Lifetime]] = []
     size = 0
@@ -40,7 +40,7 @@ def plan(lifetimes: Sequence[Lifetime]) -> MemoryPlan:
             for start, stop, other in placed
             if other.first <= life.last and life.first <= other.last
         )
-        # Even nothing takes room of its own, so that no two buffers share an address.
+        # An empty buffer takes room too, so that no two buffers share an address.
         nbytes = _aligned(life.nbytes)
         offset = _gap(taken, nbytes)
         stop = offset + nbytes
@@ -51,9 +51,9 @@ def plan(lifetimes: Sequence[Lifetime]) -> MemoryPlan:
 
 
 def fullest(lifetimes: Sequence[Lifetime]) -> tuple[int, list[Lifetime]]:
-    """The step at which the most bytes are needed, and the buffers that need them, largest first.
+    """Return the step that needs the most bytes, and its buffers, largest first.
 
-    No plan can be smaller; what one takes beyond that is lost in gaps.
+    No plan can be smaller; a larger plan has gaps.
     """
     change: dict[int, int] = {}
     for x in lifetimes:
@@ -67,7 +67,9 @@ def fullest(lifetimes: Sequence[Lifetime]) -> tuple[int, list[Lifetime]]:
 
 
 def _gap(taken: Sequence[tuple[int, int]], nbytes: int) -> int:
-    """The tightest gap between taken ranges that holds so many bytes, or their end."""
+    """Return the start of the tightest gap between taken ranges that holds `nbytes`, or
+    their end.
+    """
     best: tuple[int, int] | None = None
     end = 0
     for start, stop in taken:

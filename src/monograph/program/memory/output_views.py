@@ -1,8 +1,7 @@
-"""Outputs that are mere views of a product: it is written straight into them.
+"""Outputs that are views of a product: the product is written directly into them.
 
-Without this an output that shows a result in another shape or order is a kernel of its own, which
-only copies. A store in another order costs more than one in a row; it is worth it as long as that
-costs less than a launch.
+Otherwise such an output needs a kernel that only copies. A store in another order costs more than
+one in a row; it pays as long as it costs less than a launch.
 """
 
 from __future__ import annotations
@@ -17,19 +16,19 @@ from monograph.program.index import split_strides, strides_of
 
 Strides = tuple[int, ...]
 TURNED = 1 << 16
-"""Elements that may be stored out of order: each takes a sector of 32 bytes then.
+"""The most elements stored out of order: each writes a sector of 32 bytes.
 
-A launch behind another takes 0.64 us on an H200, in which its cache takes 100,000 sectors.
+A launch after another takes 0.64 us on an H200, in which its cache accepts 100,000 sectors.
 """
 
 
 def no_ends(graph: Graph) -> frozenset[Value]:
-    """The answer of targets whose kernels store results in a row."""
+    """Return no outputs: the kernels of this target store results in a row."""
     return frozenset()
 
 
 def product_ends(graph: Graph) -> frozenset[Value]:
-    """The outputs that are views of what follows a product, and that it can be written into."""
+    """Return the outputs that are views of a product's epilogue and can be written directly."""
     users = Counter(i for v in graph.values for i in v.inputs)
     users.update(v for _, v in graph.outputs)
     donated = {name for name, _ in graph.donations}
@@ -39,9 +38,9 @@ def product_ends(graph: Graph) -> frozenset[Value]:
 
 
 def written_through(value: Value) -> tuple[Value, Strides] | None:
-    """What a view shows, and the strides by which that lies in the view's own memory.
+    """Return the source of a view, and its strides in the view's own memory.
 
-    None for what is no view, and for views that leave out or repeat elements.
+    None for a value that is no view, and for views that drop or repeat elements.
     """
     if not is_view(value) or not is_native(value):
         return None
@@ -77,7 +76,7 @@ def _is_end(value: Value, users: Counter[Value]) -> bool:
 
 
 def _follows(source: Value, users: Counter[Value]) -> bool:
-    """Whether a value is a product, or work on its single elements that nobody else needs."""
+    """Return True for a product, or for pointwise work on one without other users."""
     body: dict[Value, None] = {}
     products: dict[Value, None] = {}
     stack = [source]

@@ -1,8 +1,9 @@
-"""Lanes: steps that do not need each other side by side, and memory that stays apart for that.
+"""The stream schedule: independent steps run on different streams, in memory that they do not
+share.
 
-A lane is a line of steps that run one after the other. A step that needs what another lane made
-waits for it. Two buffers may share memory only where every use of one is sure to come before every
-use of the other: along lanes and waits, not merely in the program's order.
+The steps of a stream run one after the other. A step that needs a result of another stream waits
+for it. Two buffers may share memory only if every use of one ends before every use of the other
+starts, as streams and waits guarantee it, not only by the program's order.
 """
 
 from __future__ import annotations
@@ -20,34 +21,36 @@ from monograph.program.program import Step
 
 @dataclass(frozen=True)
 class Schedule:
-    """For every step, by position: its lane, and the earlier steps of other lanes it waits for."""
+    """For every step, by position: its stream, and the earlier steps of other streams
+    it waits for.
+    """
 
-    lane: tuple[int, ...]
+    stream: tuple[int, ...]
     waits: tuple[tuple[int, ...], ...]
     before: tuple[int, ...]
-    """A bit for every step that is sure to have ended before this one starts."""
+    """A bit for every step that is certain to end before this one starts."""
 
     @property
-    def lanes(self) -> int:
-        return max(self.lane, default=0) + 1
+    def streams(self) -> int:
+        return max(self.stream, default=0) + 1
 
     @property
     def crossings(self) -> int:
-        """How often a step waits for one of another lane."""
+        """The number of waits for steps of other streams."""
         return sum(map(len, self.waits))
 
     def ordered(self, first: int, second: int) -> bool:
-        """Whether a step is sure to end before another starts."""
+        """Return True if a step is certain to end before another starts."""
         return bool(self.before[second] >> first & 1)
 
 
 def needs(steps: Sequence[Step], places: Places, changed: Container[Value] = ()) -> list[set[int]]:
-    """For every step, the earlier steps that have to end first.
+    """Return, for every step, the earlier steps that have to end first.
 
-    A step waits for those that write what it reads. One that writes where another buffer lies (a
-    donated output over its input) waits for all that use that buffer; one that counts up a state
-    (`changed`) for all that use the state. Within one buffer no other write is waited for: every
-    element of it is written once, parts of a join side by side.
+    A step waits for the writers of what it reads. A step that writes into another buffer's memory
+    (a donated output over its input) waits for all users of that buffer; a step that advances a
+    state (`changed`) waits for all users of the state. Other writes to the same buffer need no
+    wait: each element is written once, parts of a join side by side.
     """
     history = _History(places)
     found: list[set[int]] = []
@@ -72,7 +75,7 @@ _Notes = dict[int, list[tuple[int, Value]]]
 
 @dataclass
 class _History:
-    """Which steps have read and written each buffer so far."""
+    """The steps that have read and written each buffer so far."""
 
     places: Places
     writers: _Notes = field(default_factory=dict)
@@ -84,20 +87,20 @@ class _History:
             uses.setdefault(place.buffer.id, []).append((position, value))
 
     def written(self, value: Value) -> set[int]:
-        """The steps that have written something of what a value holds."""
+        """Return the steps that have written a part of a value."""
         place = self.places.storage.get(value)
         if place is None:
             return set()
         return {
             at
             for at, other in self.writers.get(place.buffer.id, ())
-            if other is value or not _apart(value, other, self.places)
+            if other is value or not _disjoint(value, other, self.places)
         }
 
     def beneath(self, value: Value, everything: bool) -> set[int]:
-        """The steps that have used other buffers in the memory that a value is written to.
+        """Return the steps that have used other buffers in the memory that a value is written to.
 
-        With `everything` those that have used its own buffer too.
+        With `everything`, also those that have used its own buffer.
         """
         place = self.places.storage.get(value)
         if place is None:
@@ -113,8 +116,8 @@ class _History:
         }
 
 
-def _apart(a: Value, b: Value, places: Places) -> bool:
-    """Whether two values of one buffer surely share no element: different parts of a join."""
+def _disjoint(a: Value, b: Value, places: Places) -> bool:
+    """Return True if two values of one buffer share no element: different parts of a join."""
     first, second = _box(a, places.storage[a]), _box(b, places.storage[b])
     if first is None or second is None:
         return False
@@ -122,7 +125,7 @@ def _apart(a: Value, b: Value, places: Places) -> bool:
 
 
 def _box(value: Value, place: Storage) -> list[range] | None:
-    """A value's place along each dimension of its buffer; None where it is not cut out straight."""
+    """Return a value's ranges along the dimensions of its buffer; None if it is not a plain box."""
     steps = strides_of(place.buffer.padded)
     shape = value.tensor.static
     if len(shape) != len(steps) or any(
@@ -137,13 +140,13 @@ def _box(value: Value, place: Storage) -> list[range] | None:
 
 
 def schedule(needed: Sequence[set[int]], limit: int) -> Schedule:
-    """Deals steps out to at most so many lanes: each goes on where something it needs ended."""
+    """Distribute steps among at most `limit` streams; a step follows one that it needs."""
     tails: list[int] = []
-    lane: list[int] = []
+    stream: list[int] = []
     waits: list[tuple[int, ...]] = []
     before: list[int] = []
     for position, wanted in enumerate(needed):
-        own = _lane(wanted, tails, before, limit)
+        own = _stream(wanted, tails, before, limit)
         if own == len(tails):
             tails.append(-1)
         known = 0
@@ -155,29 +158,29 @@ def schedule(needed: Sequence[set[int]], limit: int) -> Schedule:
                 missing.append(other)
                 known |= before[other] | 1 << other
         tails[own] = position
-        lane.append(own)
+        stream.append(own)
         waits.append(tuple(missing))
         before.append(known)
-    return Schedule(tuple(lane), tuple(waits), tuple(before))
+    return Schedule(tuple(stream), tuple(waits), tuple(before))
 
 
 def narrowed(order: Schedule, limit: int) -> Schedule:
-    """The same steps in at most so many lanes.
+    """Return the same steps on at most `limit` streams.
 
-    What was sure to be over before a step still is. So memory that was planned for the wide order
-    serves the narrow one too; the other way round it would not.
+    All guarantees of order still hold. So memory planned for the wide schedule serves the narrow
+    one too, but not the other way round.
     """
     tails: dict[int, int] = {}
     needed = []
-    for position, lane in enumerate(order.lane):
-        behind = {tails[lane]} if lane in tails else set()
+    for position, stream in enumerate(order.stream):
+        behind = {tails[stream]} if stream in tails else set()
         needed.append(behind | set(order.waits[position]))
-        tails[lane] = position
+        tails[stream] = position
     return schedule(needed, limit)
 
 
-def _lane(wanted: set[int], tails: list[int], before: list[int], limit: int) -> int:
-    """Where a step goes: behind something it needs, or into a lane of its own."""
+def _stream(wanted: set[int], tails: list[int], before: list[int], limit: int) -> int:
+    """Return the stream of a step: one that ends with a step it needs, or a new one."""
     behind = [i for i, tail in enumerate(tails) if tail in wanted]
     if behind:
         return max(behind, key=lambda i: tails[i])
@@ -194,15 +197,15 @@ def _lane(wanted: set[int], tails: list[int], before: list[int], limit: int) -> 
 
 @dataclass(frozen=True)
 class Uses:
-    """A buffer's bytes, and the positions of the steps that write or read it."""
+    """The bytes of a buffer, and the positions of the steps that write or read it."""
 
     key: int
     nbytes: int
     steps: tuple[int, ...]
 
 
-def plan_apart(buffers: Sequence[Uses], order: Schedule) -> MemoryPlan:
-    """Places buffers so that no two that may be in use at once overlap; the largest first."""
+def plan_concurrent(buffers: Sequence[Uses], order: Schedule) -> MemoryPlan:
+    """Place buffers so that no two that may be in use at once overlap; the largest first."""
     offsets: dict[int, int] = {}
     placed: list[tuple[int, int, Uses]] = []
     size = 0
@@ -217,13 +220,13 @@ def plan_apart(buffers: Sequence[Uses], order: Schedule) -> MemoryPlan:
 
 
 def _meet(a: Uses, b: Uses, order: Schedule) -> bool:
-    """Whether two buffers may be in use at once."""
+    """Return True if two buffers may be in use at once."""
     first = all(order.ordered(x, y) for x in a.steps for y in b.steps)
     return not first and not all(order.ordered(y, x) for x in a.steps for y in b.steps)
 
 
 def _gap(taken: Sequence[tuple[int, int]], nbytes: int) -> int:
-    """The first gap between taken ranges that holds so many bytes, or their end."""
+    """Return the start of the first gap between taken ranges that holds `nbytes`, or their end."""
     end = 0
     for start, stop in taken:
         if start - end >= nbytes:

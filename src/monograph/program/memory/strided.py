@@ -1,4 +1,4 @@
-"""Views as plain strides: where the chain of views over a stored value allows it."""
+"""Views as plain strides over a stored value, where the views allow it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from monograph.program.memory.buffer_assignment import Storage, described
 
 @dataclass(frozen=True)
 class Strided:
-    """A value as a stored one sees it: an offset and a stride for each dimension, in elements."""
+    """A view of a stored value: an offset, and a stride for each dimension, in elements."""
 
     source: Value
     offset: int
@@ -25,10 +25,10 @@ class Strided:
 
 
 def strided(value: Value, storage: Mapping[Value, Storage]) -> Strided | None:
-    """How to step through a value in memory; None where no strides describe it.
+    """Return the strides of a value in memory; None if no strides describe it.
 
-    A dimension of size 1 has a stride too, where the views keep dimensions apart: windows step
-    from it into the halo.
+    A dimension of size 1 has a stride too, if the views keep dimensions separate: windows step from
+    it into the halo.
     """
     shape = value.tensor.static
     least = 2 if _keeps_dimensions(value, storage) else 1
@@ -48,7 +48,7 @@ def strided(value: Value, storage: Mapping[Value, Storage]) -> Strided | None:
 
 
 def _check(position: Index, at: Indices, shape: Sequence[int], place: Storage) -> None:
-    """Every element of the value itself lies in its buffer; windows may step beyond it."""
+    """Check that every element of the value is in its buffer; windows may step outside."""
     if 0 in shape:
         return
     own = Index(position.constant)
@@ -60,7 +60,7 @@ def _check(position: Index, at: Indices, shape: Sequence[int], place: Storage) -
 
 
 def _keeps_dimensions(value: Value, storage: Mapping[Value, Storage]) -> bool:
-    """Whether only views that cut or reorder dimensions stand above a stored value."""
+    """Return True if only views that slice or permute dimensions separate a value from storage."""
     while value not in storage and is_view(value):
         if isinstance(value.op, (Reshape, Broadcast)):
             return False

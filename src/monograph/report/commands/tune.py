@@ -48,7 +48,7 @@ class Tuned:
     measured: int
     """Problems that were measured now; the others were known."""
     seconds: float
-    lanes: tuple[dict[str, Any], ...] = ()
+    streams: tuple[dict[str, Any], ...] = ()
     """Whole runs side by side or one after the other: what each took, and which was chosen."""
 
     @property
@@ -67,7 +67,7 @@ class Tuned:
             "seconds": self.seconds,
             "chosen_us": self.chosen_us,
             "default_us": self.default_us,
-            "lanes": list(self.lanes),
+            "streams": list(self.streams),
             "problems": [vars(c) | {"saved_us": c.saved} for c in self.choices],
         }
 
@@ -108,8 +108,8 @@ def tune_model(request: RunRequest, note: Notes) -> Tuned:
     ]
     choices.sort(key=lambda c: -c.steps * c.us)
     path, taken = side.tuner.cache.path, time.perf_counter() - started
-    lanes = () if side.lanes is None else tuple(side.lanes.used.values())
-    return Tuned(side.device.name, path, tuple(choices), side.tuner.measured, taken, lanes)
+    streams = () if side.streams is None else tuple(side.streams.used.values())
+    return Tuned(side.device.name, path, tuple(choices), side.tuner.measured, taken, streams)
 
 
 def _check(request: RunRequest) -> None:
@@ -141,7 +141,7 @@ def show_tuned(out: Console, model: str, found: Tuned) -> None:
         f" {max(known, 0)} known before, {found.seconds:.1f} s",
         highlight=False,
     )
-    for entry in found.lanes:
+    for entry in found.streams:
         us = ", ".join(f"{name} {taken:.1f} us" for name, taken in entry["us"].items())
         out.print(f"{entry['problem']}: {entry['winner']} chosen ({us})", highlight=False)
     if found.cache is not None:

@@ -145,7 +145,7 @@ class StagedExecutable:
         self._decisive = set(parts.decisive)
         self._loops = {
             loop: TurnedLoop(loop, lambda g: compile_stages(compiler.optimise(g), compiler))
-            for loop in parts.turned
+            for loop in parts.host_loops
         }
         waits = set(parts.waiting)
         self._later = [n for n, v in parts.whole.outputs if v in waits]
@@ -173,7 +173,7 @@ class StagedExecutable:
         data = {v: source.read(made) for v, source in self.parts.sources.items()}
         for loop, turned in self._loops.items():
             found = turned.run([self._read(v, data, feeds) for v in loop.inputs])
-            items = ((v, v.op) for v in self.parts.turned[loop])
+            items = ((v, v.op) for v in self.parts.host_loops[loop])
             data |= {v: found[op.index] for v, op in items if isinstance(op, Item)}
         later: dict[str, Any] = {}
         if self.parts.waiting:

@@ -49,7 +49,7 @@ from monograph.runtime.gpu.tensors import TORCH, from_numpy, raw, to_numpy, torc
 if TYPE_CHECKING:
     from monograph.runtime.gpu.artefact import GpuArtefact
 
-LANES = 6
+MAX_STREAMS = 6
 """Streams that independent steps may run on side by side."""
 Chooser = Callable[[Step, list[Candidate]], Candidate]
 """Picks one of the ways to compute a step."""
@@ -85,14 +85,24 @@ def check_served(program: Program) -> None:
 
 
 def compile_for_gpu(
-    graph: Graph, arch: Arch, choose: Chooser = first, *, tf32: bool = False, lanes: int = LANES
+    graph: Graph,
+    arch: Arch,
+    choose: Chooser = first,
+    *,
+    tf32: bool = False,
+    streams: int = MAX_STREAMS,
 ) -> GpuModule:
     """The chosen works of a graph's program and their places; no device is needed."""
-    return compile_program(lower_for_gpu(graph), arch, choose, tf32=tf32, lanes=lanes)
+    return compile_program(lower_for_gpu(graph), arch, choose, tf32=tf32, streams=streams)
 
 
 def compile_program(
-    program: Program, arch: Arch, choose: Chooser = first, *, tf32: bool = False, lanes: int = LANES
+    program: Program,
+    arch: Arch,
+    choose: Chooser = first,
+    *,
+    tf32: bool = False,
+    streams: int = MAX_STREAMS,
 ) -> GpuModule:
     """The chosen works of a program and their places; no device is needed."""
     check_served(program)
@@ -108,7 +118,7 @@ def compile_program(
             works = choose(step, found).make()
         chosen.append((step, works))
     # What the host does, it does in the program's order.
-    return replace(lay_out(program, chosen, 1 if host else lanes), host=tuple(host))
+    return replace(lay_out(program, chosen, 1 if host else streams), host=tuple(host))
 
 
 def layout_of(module: GpuModule) -> GpuLayout:
@@ -363,7 +373,7 @@ class GpuExecutable(GpuProgram):
     def launch_side_by_side(
         self, ports: Mapping[str, torch.Tensor], streams: Sequence[torch.cuda.Stream]
     ) -> None:
-        """Enqueues every piece of work once, each lane on a stream; the first one waits for all."""
+        """Enqueue each launch once, on its stream; the first stream waits for all others."""
         with self.lock:
             for port, record, position, offset in self.port_arguments:
                 record.point(position, ports[port], offset)
@@ -374,7 +384,7 @@ class GpuExecutable(GpuProgram):
             ended: dict[int, torch.cuda.Event] = {}
             awaited = {i for b in self.module.works for i in b.waits}
             for record, bound in zip(self.records, self.module.works, strict=True):
-                stream = streams[bound.lane]
+                stream = streams[bound.stream]
                 for other in bound.waits:
                     if other in ended:  # not for a step without work
                         stream.wait_event(ended[other])

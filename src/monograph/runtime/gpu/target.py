@@ -25,7 +25,7 @@ from monograph.runtime.gpu.bound_program import GpuProgram, forked
 from monograph.runtime.gpu.build.binary_cache import KeptKernels
 from monograph.runtime.gpu.build.build import CompileRequest, KernelBinary
 from monograph.runtime.gpu.build.compiler import Built, build_all
-from monograph.runtime.gpu.build.stream_tuning import MeasuredLanes, planned
+from monograph.runtime.gpu.build.stream_tuning import MeasuredStreams, planned
 from monograph.runtime.gpu.build.tune import Tuner, build, compile_chosen, requests_of
 from monograph.runtime.gpu.build.tuning_cache import TuningCache, cache_path, environment_of
 from monograph.runtime.gpu.capture.control import count_kernels, nest_of
@@ -39,7 +39,7 @@ from monograph.runtime.gpu.driver.device_discovery import (
 from monograph.runtime.gpu.driver.devices import Device, Interpreter
 from monograph.runtime.gpu.driver.graphs import Graphs
 from monograph.runtime.gpu.executable import (
-    LANES,
+    MAX_STREAMS,
     GpuExecutable,
     check_served,
     first,
@@ -127,11 +127,11 @@ class GpuBackend(_Side):
         self.tuner = Tuner(device, cache, config.tune)
         self.measured: Measured | None = None
         """How arrays of the host reach the device; None where that is not measured."""
-        self.lanes: MeasuredLanes | None = None
-        """How many lanes graphs have; None where that is not measured."""
+        self.streams: MeasuredStreams | None = None
+        """How many streams graphs have; None where that is not measured."""
         if device.measures and config.tune != OFF:
             self.measured = Measured(cache, environment_of(device))
-            self.lanes = MeasuredLanes(cache, environment_of(device))
+            self.streams = MeasuredStreams(cache, environment_of(device))
         self._process = os.getpid()
 
     @property
@@ -162,10 +162,10 @@ class GpuBackend(_Side):
             self.arch,
             tf32=tf32,
             # Only a graph runs them side by side, and only where that is measured to be faster.
-            lanes=1 if self.graphs is None or self.lanes is None else LANES,
+            streams=1 if self.graphs is None or self.streams is None else MAX_STREAMS,
         )
-        if self.lanes is not None:
-            module = planned(module, self.lanes)
+        if self.streams is not None:
+            module = planned(module, self.streams)
         self._keep(module)
         return GpuExecutable(module, self.device, self.constants)
 
@@ -195,7 +195,7 @@ class GpuBackend(_Side):
             mode,
             tally=tally,
             measured=self.measured,
-            lanes=self.lanes,
+            streams=self.streams,
             locks=self.config.pin_inputs,
         )
 
@@ -225,7 +225,9 @@ class GpuBackend(_Side):
             "device": self.device.name,
             "constant_bytes": self.constants.nbytes,
             "device_bytes": self.constants.nbytes + own,
-            "streams": max((getattr(r, "lanes", 1) for e in made for r in parts_of(e)), default=1),
+            "streams": max(
+                (getattr(r, "streams", 1) for e in made for r in parts_of(e)), default=1
+            ),
             "syncs": sum(r.syncs for e in made for r in parts_of(e)),
             "tuning_used": len(self.tuner.used),
             "tuned": self.tuner.measured,

@@ -21,7 +21,7 @@ from monograph.ir import (
 )
 from monograph.ir.dtype import COMPLEX, STRING
 from monograph.ops.deferred import Deferred
-from monograph.program.dynamic.stages import is_turned
+from monograph.program.dynamic.stages import is_host_loop
 from monograph.program.fusion.region import Region
 from monograph.program.legalise.lower_complex import in_parts
 
@@ -67,7 +67,7 @@ def of_graph(graph: Graph) -> dict[str, str]:
     for v in graph.values:
         if isinstance(v.op, STRUCTURE) or not (why := _of_value(v)):
             continue
-        if is_turned(v):  # its turns are compiled but for these
+        if is_host_loop(v):  # its turns are compiled but for these
             for inner in subgraphs(v.op):
                 found |= of_graph(inner)
         else:

@@ -25,7 +25,13 @@ from monograph.program.legalise.lower_random import states_of
 from monograph.program.memory.buffer_assignment import CONSTANT, TEMPORARY, Buffer
 from monograph.program.memory.inplace import root
 from monograph.program.memory.memory_planner import MemoryPlan
-from monograph.program.memory.stream_schedule import Schedule, Uses, needs, plan_apart, schedule
+from monograph.program.memory.stream_schedule import (
+    Schedule,
+    Uses,
+    needs,
+    plan_concurrent,
+    schedule,
+)
 from monograph.program.program import Program, Step
 
 ARENA, CONSTANTS, KEPT, PORT = "arena", "constants", "kept", "port"
@@ -59,9 +65,9 @@ class Bound:
     step: Step
     work: Work
     arguments: tuple[BufferRef, ...]
-    lane: int = 0
+    stream: int = 0
     waits: tuple[int, ...] = ()
-    """Positions of the steps of other lanes that must have ended before this work starts."""
+    """Positions of the steps of other streams that must have ended before this work starts."""
     position: int = 0
     """That of its own step."""
     bodies: tuple[tuple[Bound, ...], ...] = ()
@@ -112,14 +118,14 @@ class GpuModule:
 def lay_out(
     program: Program,
     chosen: Sequence[tuple[Step, tuple[Work, ...]]],
-    lanes: int = 1,
+    streams: int = 1,
     like: GpuModule | None = None,
 ) -> GpuModule:
-    """Gives every argument of the chosen works its place, for steps in at most so many lanes.
+    """Gives every argument of the chosen works its place, for steps in at most so many streams.
 
     like: a module of the same works, whose block of constants is taken over.
     """
-    return _Layout(program).module(chosen, lanes, like)
+    return _Layout(program).module(chosen, streams, like)
 
 
 @dataclass(frozen=True)
@@ -158,22 +164,22 @@ class _Layout:
     def module(
         self,
         chosen: Sequence[tuple[Step, tuple[Work, ...]]],
-        lanes: int,
+        streams: int,
         like: GpuModule | None = None,
     ) -> GpuModule:
-        if lanes > 1:
+        if streams > 1:
             # A step without work would neither wait for others nor be waited for.
             chosen = [(step, works) for step, works in chosen if works]
         steps = [step for step, _ in chosen]
         states = states_of(self.program.graph)
-        order = schedule(needs(steps, self.program.places, states), lanes)
+        order = schedule(needs(steps, self.program.places, states), streams)
         memory = self.planned(chosen, order)
         bound = [
             self.bound(
                 step,
                 work,
                 memory.offsets,
-                order.lane[position],
+                order.stream[position],
                 order.waits[position] if number == 0 else (),
                 position,
             )
@@ -208,14 +214,14 @@ class _Layout:
         step: Step,
         work: Work,
         offsets: dict[int, int],
-        lane: int,
+        stream: int,
         waits: tuple[int, ...],
         position: int,
     ) -> Bound:
         """A piece of work with the places of its arguments, and of those inside it."""
         if isinstance(work, (Branch, RepeatWork)):
             bodies = tuple(
-                tuple(self.bound(step, w, offsets, lane, (), position) for w in body)
+                tuple(self.bound(step, w, offsets, stream, (), position) for w in body)
                 for body in work.bodies
             )
         else:
@@ -226,7 +232,7 @@ class _Layout:
             else BufferRef(KEPT, 0, a.dtype)
             for number, a in enumerate(work.arguments)
         )
-        return Bound(step, work, places, lane, waits, position, bodies)
+        return Bound(step, work, places, stream, waits, position, bodies)
 
     def is_read(self, work: Work, number: int) -> bool:
         """Whether a kernel reads an argument; of weights that are packed it reads only those."""
@@ -263,7 +269,7 @@ class _Layout:
         self, chosen: Sequence[tuple[Step, tuple[Work, ...]]], order: Schedule
     ) -> MemoryPlan:
         """The arena, with the places of all temporary buffers and scratch memory."""
-        memory = plan_apart(self.uses(chosen), order)
+        memory = plan_concurrent(self.uses(chosen), order)
         over = self.program.places.over
         inside = {
             new: memory.offsets[root(new, over)]

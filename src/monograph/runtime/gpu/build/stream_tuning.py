@@ -1,8 +1,8 @@
-"""How many lanes the graphs of a program have: whichever number of them measures fastest.
+"""How many streams the graphs of a program have: whichever number of them measures fastest.
 
-Side by side, small kernels fill the device. But an edge from lane to lane has its price: behind the
-one before it in its own lane a kernel may start early (dependent launch), behind one of another
-lane it starts when that has ended, and the device has to see to that. What weighs more depends on
+Side by side, small kernels fill the device. But an edge from stream to stream has its price: behind the
+one before it in its own stream a kernel may start early (dependent launch), behind one of another
+stream it starts when that has ended, and the device has to see to that. What weighs more depends on
 the kernels, and no look at the program tells: it is measured when the first graph is made, on
 scratch memory, and kept beside the measurements of kernels. The numbers that come out are the same
 to the bit.
@@ -32,7 +32,7 @@ from monograph.runtime.gpu.host_io.pinned_staging import SlabLayout
 from monograph.runtime.gpu.build.tuning_cache import FULL, Entry, TuningCache
 
 FEWER = (1, 2, 3)
-"""Numbers of lanes that are tried beside all that the program has."""
+"""Numbers of streams that are tried beside all that the program has."""
 ROUNDS, QUEUED, BATCH, SECONDS = 9, 20, 6e-3, 0.3
 """Rounds in which each rival is timed; how many of its runs are queued then, fewer where they would
 take longer than so many seconds; and the time after which no round begins."""
@@ -40,9 +40,9 @@ _log = logging.getLogger("monograph")
 
 
 def rivals(order: Schedule) -> dict[int, Schedule]:
-    """The orders that are worth a trial, by how many lanes they have."""
-    fewer = [narrowed(order, limit) for limit in FEWER if limit < order.lanes]
-    return {o.lanes: o for o in (*fewer, order)}
+    """The orders that are worth a trial, by how many streams they have."""
+    fewer = [narrowed(order, limit) for limit in FEWER if limit < order.streams]
+    return {o.streams: o for o in (*fewer, order)}
 
 
 def why_untried(draws: bool, found: Sequence[LaunchTree]) -> str:
@@ -61,16 +61,16 @@ def why_untried(draws: bool, found: Sequence[LaunchTree]) -> str:
 
 
 @dataclass(frozen=True)
-class MeasuredLanes:
-    """The numbers of lanes that were measured to be fastest, by program."""
+class MeasuredStreams:
+    """The numbers of streams that were measured to be fastest, by program."""
 
     cache: TuningCache
     environment: str
     used: dict[str, Entry] = field(default_factory=dict)
-    """Measurements that chose the lanes of a graph here."""
+    """Measurements that chose the streams of a graph here."""
 
     def find(self, key: str, known: Sequence[int]) -> int | None:
-        """The lanes for a program, if they have been measured."""
+        """The streams for a program, if they have been measured."""
         entry = self._entries.get(key)
         found = None if entry is None else {text(n): n for n in known}.get(entry["winner"])
         if entry is not None and found is not None:
@@ -78,15 +78,15 @@ class MeasuredLanes:
         return found
 
     def keep(self, key: str, problem: str, times: Mapping[int, float]) -> None:
-        """Remembers what a run in so many lanes has taken, in us."""
-        # Of equals the one with fewer lanes.
+        """Remembers what a run in so many streams has taken, in us."""
+        # Of equals the one with fewer streams.
         ordered = sorted(times.items(), key=lambda item: (item[1], item[0]))
         self._entries[key] = {
             "problem": problem,
             "winner": text(ordered[0][0]),
             "default": text(1),
             "mode": FULL,
-            "us": {text(lanes): round(us, 3) for lanes, us in ordered},
+            "us": {text(streams): round(us, 3) for streams, us in ordered},
         }
         self.cache.save()
 
@@ -95,16 +95,16 @@ class MeasuredLanes:
         return self.cache.of(self.environment)
 
 
-def text(lanes: int) -> str:
-    """So many lanes, for people."""
-    return "1 lane" if lanes == 1 else f"{lanes} lanes"
+def text(streams: int) -> str:
+    """The number of streams as the tuning cache stores it; its entries say lanes."""
+    return "1 lane" if streams == 1 else f"{streams} lanes"
 
 
 class StreamTuner:
-    """The lanes of an executable's graphs, chosen when the first of them is made."""
+    """The streams of an executable's graphs, chosen when the first of them is made."""
 
     def __init__(
-        self, executable: GpuProgram, graphs: Graphs, measured: MeasuredLanes | None = None
+        self, executable: GpuProgram, graphs: Graphs, measured: MeasuredStreams | None = None
     ) -> None:
         self.executable = executable
         self.graphs = graphs
@@ -114,10 +114,10 @@ class StreamTuner:
     @property
     def count(self) -> int:
         """Lanes of the graphs; 1 as long as there are none."""
-        return 1 if self._chosen is None else self._chosen.lanes
+        return 1 if self._chosen is None else self._chosen.streams
 
     def order(self) -> Schedule:
-        """Which launch comes in which lane, behind which others. Only the first call measures.
+        """Which launch comes in which stream, behind which others. Only the first call measures.
 
         Whoever calls holds the executable's lock, and has it ready to be recorded.
         """
@@ -126,17 +126,17 @@ class StreamTuner:
         return self._chosen
 
     def _choose(self, order: Schedule) -> Schedule:
-        """The order in all lanes, or in fewer of them.
+        """The order in all streams, or in fewer of them.
 
         Where nothing can be measured, launches follow each other as they do without a graph: no
         bet on what might be faster. Whoever gives no measurements wants the order as it is.
         """
-        if order.lanes == 1 or self._measured is None:
+        if order.streams == 1 or self._measured is None:
             return order
         tried = rivals(order)
         executable = self.executable
         if why := why_untried(bool(executable.held), executable.layout.nests):
-            _log.info("lanes are not measured, a graph has one: %s", why)
+            _log.info("streams are not measured, a graph has one: %s", why)
             return tried[1]
         key = key_of(executable.module)  # type: ignore[attr-defined]
         known = self._measured.find(key, [*tried])
@@ -152,14 +152,14 @@ class StreamTuner:
     def _problem(self, order: Schedule) -> str:
         kernels, crossings = self.executable.kernels, order.crossings
         waits = "1 wait" if crossings == 1 else f"{crossings} waits"
-        return f"a run of {kernels} kernels: {text(order.lanes)}, {waits} between them"
+        return f"a run of {kernels} kernels: {text(order.streams)}, {waits} between them"
 
     def _times(self, tried: Mapping[int, Schedule]) -> dict[int, float]:
-        """What a run takes in so many lanes; empty where there is no memory to find out."""
+        """What a run takes in so many streams; empty where there is no memory to find out."""
         try:
             return self._measure(tried)
         except torch.OutOfMemoryError as e:
-            _log.warning("lanes are not measured, a graph has one: %s", str(e).partition("\n")[0])
+            _log.warning("streams are not measured, a graph has one: %s", str(e).partition("\n")[0])
             return {}
 
     def _measure(self, tried: Mapping[int, Schedule]) -> dict[int, float]:
@@ -196,10 +196,10 @@ class StreamTuner:
         return run
 
 
-def planned(module: GpuModule, measured: MeasuredLanes) -> GpuModule:
-    """A module with memory for one lane where its graphs will have no more: that takes less."""
+def planned(module: GpuModule, measured: MeasuredStreams) -> GpuModule:
+    """A module with memory for one stream where its graphs will have no more: that takes less."""
     order = launch_order(module.works)
-    if order.lanes == 1:
+    if order.streams == 1:
         return module
     tried = not why_untried(bool(states_of(module.program.graph)), nests(module))
     if tried and measured.find(key_of(module), [*rivals(order)]) != 1:
@@ -218,7 +218,7 @@ def key_of(module: GpuModule) -> str:
     """
     launches = [(_about(bound), bound.arguments) for bound in module.every]
     tried = rivals(launch_order(module.works))
-    orders = {lanes: (order.lane, order.waits) for lanes, order in tried.items()}
+    orders = {streams: (order.stream, order.waits) for streams, order in tried.items()}
     parts = repr((launches, nests(module), orders))
     return "lanes-" + hashlib.sha256(parts.encode()).hexdigest()
 

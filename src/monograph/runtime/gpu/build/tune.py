@@ -228,7 +228,7 @@ def compile_chosen(
     *,
     tf32: bool = False,
     libraries: bool = True,
-    lanes: int = 1,
+    streams: int = 1,
 ) -> GpuModule:
     """A program's module, all of whose kernels compile.
 
@@ -249,7 +249,7 @@ def compile_chosen(
         return chosen
 
     while True:
-        module = compile_program(program, arch, among, tf32=tf32, lanes=lanes)
+        module = compile_program(program, arch, among, tf32=tf32, streams=streams)
         failed = compile_all(module)
         if not failed:
             return module

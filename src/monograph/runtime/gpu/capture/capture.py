@@ -95,7 +95,7 @@ def held_ports(executable: Recordable) -> list[tuple[str, Any, int, int]]:
 
 
 def order_of(executable: Recordable) -> Schedule:
-    """The order of an executable's launches, in all lanes that its memory was planned for."""
+    """The order of an executable's launches, in all streams that its memory was planned for."""
     count = len(executable.records)
     if len(executable.works) == count:
         return launch_order(executable.works)
@@ -116,13 +116,13 @@ def launch_order(works: Sequence[Bound]) -> Schedule:
     for number, bound in enumerate(works):
         # Not for a step without work.
         waits.append(tuple(ended[step] for step in bound.waits if step in ended))
-        behind = [tails[bound.lane]] if bound.lane in tails else []
+        behind = [tails[bound.stream]] if bound.stream in tails else []
         known = 0
         for other in (*behind, *waits[-1]):
             known |= before[other] | 1 << other
         before.append(known)
-        ended[bound.position] = tails[bound.lane] = number
-    return Schedule(tuple(b.lane for b in works), tuple(waits), tuple(before))
+        ended[bound.position] = tails[bound.stream] = number
+    return Schedule(tuple(b.stream for b in works), tuple(waits), tuple(before))
 
 
 class _Uncollected:
@@ -181,7 +181,7 @@ def recording(graphs: Graphs, stream: int, pool: Any, made: list[Handle]) -> Ite
 
 
 class Recorder:
-    """Records an executable's launches, lanes side by side."""
+    """Records an executable's launches, streams side by side."""
 
     def __init__(
         self, executable: Recordable, graphs: Graphs, order: Schedule | None = None
@@ -213,7 +213,7 @@ class Recorder:
         return all(is_own(self.graphs, r) for r in self.executable.records)
 
     def _built(self, before: Copies, after: Copies) -> Recording:
-        """A graph made node by node, by what lanes and waits say."""
+        """A graph made node by node, by what streams and waits say."""
         graph = self.graphs.create()
         try:
             taken = self._filled(graph, before, after)
@@ -232,12 +232,12 @@ class Recorder:
         last: dict[int, Ends] = {}
         ends: dict[int, Ends] = {}
         for number, record in enumerate(self.executable.records):
-            lane, waits = self.order.lane[number], self.order.waits[number]
-            here = last.get(lane) or Ends([], None if waits else overlaps)
+            stream, waits = self.order.stream[number], self.order.waits[number]
+            here = last.get(stream) or Ends([], None if waits else overlaps)
             needed = once([*here.nodes, *(n for i in waits for n in ends[i].nodes)]) or start
             made = add_launch(graphs, record, graph, Ends(needed, here.beside))
             taken.nodes[number] = [] if isinstance(record, ConditionalLaunch) else made.nodes
-            last[lane] = ends[number] = made
+            last[stream] = ends[number] = made
         end = once([n for e in last.values() for n in e.nodes]) or start
         for name, copy in after.items():
             taken.edges[name] = graphs.add_copy(graph, copy, end)
@@ -246,7 +246,7 @@ class Recorder:
     def _captured(self, before: Copies, after: Copies) -> Recording:
         """A graph recorded from streams."""
         graphs, taken = self.graphs, Recording()
-        streams = graphs.streams(self.order.lanes)
+        streams = graphs.streams(self.order.streams)
         try:
             with recording(graphs, streams[0], self.pool, taken.graphs):
                 self._edges(taken, before, streams[0])
@@ -268,7 +268,7 @@ class Recorder:
         awaited = {i for waits in self.order.waits for i in waits}
         ended: dict[int, Handle] = {}
         for number, record in enumerate(self.executable.records):
-            stream = streams[self.order.lane[number]]
+            stream = streams[self.order.stream[number]]
             for other in self.order.waits[number]:
                 self.graphs.wait(stream, ended[other])
             taken.nodes[number] = self._nodes(record, stream)

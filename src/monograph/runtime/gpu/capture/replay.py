@@ -17,7 +17,7 @@ import torch
 from monograph.errors import ExecutionError
 from monograph.runtime.counts import AUTO, OFF, Counts, RunCounters, host_takes_part
 from monograph.runtime.gpu.bound_program import GpuProgram
-from monograph.runtime.gpu.build.stream_tuning import MeasuredLanes, StreamTuner
+from monograph.runtime.gpu.build.stream_tuning import MeasuredStreams, StreamTuner
 from monograph.runtime.gpu.capture.async_run import End, Memory, started
 from monograph.runtime.gpu.capture.capture_policy import Attempts
 from monograph.runtime.gpu.capture.captured_graph import GraphBuilder, Recorded
@@ -63,7 +63,7 @@ class Replay:
         host: str = AUTO,
         tally: RunCounters | None = None,
         measured: Measured | None = None,
-        lanes: MeasuredLanes | None = None,
+        streams: MeasuredStreams | None = None,
         locks: bool = True,
     ) -> None:
         self.executable = executable
@@ -73,8 +73,8 @@ class Replay:
         self._attempts = Attempts(mode, self.counts, tally)
         self._launches = Launches(executable, graphs, self.counts)
         self._whole = bool(getattr(executable, "whole", True))
-        self._laned = StreamTuner(executable, graphs, lanes)
-        self._maker = GraphBuilder(executable, graphs, self._laned)
+        self._tuner = StreamTuner(executable, graphs, streams)
+        self._maker = GraphBuilder(executable, graphs, self._tuner)
         self._arrays = HostRuns(self._launches, self._maker, self._attempts, host, measured, locks)
         self._place = executable.device.place
         self._stretches: Stretches | None = None
@@ -114,9 +114,9 @@ class Replay:
         return 1 if self._launches.made else self.executable.launches
 
     @property
-    def lanes(self) -> int:
+    def streams(self) -> int:
         """Kernels that may run side by side in a captured run."""
-        return self._laned.count
+        return self._tuner.count
 
     @property
     def own_bytes(self) -> int:

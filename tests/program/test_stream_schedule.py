@@ -4,34 +4,34 @@ from __future__ import annotations
 
 import random
 
-from monograph.program.memory.stream_schedule import Uses, narrowed, plan_apart, schedule
+from monograph.program.memory.stream_schedule import Uses, narrowed, plan_concurrent, schedule
 
 
-def test_a_chain_stays_in_one_lane() -> None:
+def test_a_chain_stays_in_one_stream() -> None:
     found = schedule([set(), {0}, {1}, {2}], 4)
-    assert found.lane == (0, 0, 0, 0)
+    assert found.stream == (0, 0, 0, 0)
     assert found.waits == ((), (), (), ())
 
 
 def test_branches_run_side_by_side_and_join() -> None:
     found = schedule([set(), {0}, {0}, {1}, {2}, {3, 4}], 4)
-    assert found.lane[1] == found.lane[3]
-    assert found.lane[2] == found.lane[4] != found.lane[1]
+    assert found.stream[1] == found.stream[3]
+    assert found.stream[2] == found.stream[4] != found.stream[1]
     assert found.waits[2] == (0,)
     assert len(found.waits[5]) == 1
     assert not found.ordered(3, 4)
     assert found.ordered(2, 5)
 
 
-def test_lanes_are_limited() -> None:
+def test_streams_are_limited() -> None:
     found = schedule([set()] * 7, 3)
-    assert found.lanes == 3
+    assert found.streams == 3
 
 
 def test_buffers_share_memory_only_in_order() -> None:
     found = schedule([set(), {0}, {0}, {1}, {2}, {3, 4}], 4)
     left, right, late = Uses(0, 100, (1, 3)), Uses(1, 100, (2, 4)), Uses(2, 100, (5,))
-    plan = plan_apart([left, right, late], found)
+    plan = plan_concurrent([left, right, late], found)
     assert abs(plan.offsets[0] - plan.offsets[1]) >= 100
     assert plan.size < 3 * 128
 
@@ -55,7 +55,7 @@ def test_any_graph_is_waited_for_and_kept_apart() -> None:
             )
             for i in range(count)
         ]
-        plan = plan_apart(buffers, found)
+        plan = plan_concurrent(buffers, found)
         for a in buffers:
             for b in buffers[a.key + 1 :]:
                 apart = (
@@ -68,7 +68,7 @@ def test_any_graph_is_waited_for_and_kept_apart() -> None:
                 assert apart or in_order
 
 
-def test_fewer_lanes_keep_the_order() -> None:
+def test_fewer_streams_keep_the_order() -> None:
     """What is over before a step stays so: else memory that was planned for it would not do."""
     generator = random.Random(7)
     gained = 0
@@ -81,16 +81,16 @@ def test_fewer_lanes_keep_the_order() -> None:
         wide = schedule(needed, 6)
         for limit in (1, 2, 3):
             narrow = narrowed(wide, limit)
-            assert narrow.lanes <= limit
+            assert narrow.streams <= limit
             assert all(a & b == a for a, b in zip(wide.before, narrow.before, strict=True))
             fresh = schedule(needed, limit)
             gained += any(a & b != a for a, b in zip(wide.before, fresh.before, strict=True))
     assert gained  # dealing out anew would have lost some of it
 
 
-def test_one_lane_waits_for_nothing() -> None:
+def test_one_stream_waits_for_nothing() -> None:
     wide = schedule([set(), {0}, {0}, {1}, {2}, {3, 4}], 4)
     assert wide.crossings == 2
     narrow = narrowed(wide, 1)
-    assert narrow.lane == (0,) * 6
+    assert narrow.stream == (0,) * 6
     assert narrow.crossings == 0
