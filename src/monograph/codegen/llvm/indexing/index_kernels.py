@@ -43,26 +43,6 @@ def generated(context: KernelContext) -> Kernel:
     return each_element(context, _Counted)
 
 
-class _Turn:
-    """The number in a state, which is counted up."""
-
-    def __init__(self, state: Value, elements: LlvmElements, at: Indices) -> None:
-        self.e, self.state = elements, state
-
-    def positions(self) -> list[Index]:
-        return []
-
-    def enter(self, point: Point) -> None:
-        """Nothing changes from row to row."""
-
-    def element(self, point: Point) -> Scalar:
-        scalars, first = self.e.scalars, (Index(),)
-        turn = self.e.load(self.state, first, point)
-        following = scalars.add(turn, scalars.constant(1, i64))
-        self.e.store(self.state, first, following, point)
-        return turn
-
-
 class _Counted:
     """0, 1, 2, ..."""
 
@@ -78,6 +58,20 @@ class _Counted:
 
     def element(self, point: Point) -> Scalar:
         return self.e.count(self.at[0], point)
+
+
+class _Turn(_Counted):
+    """The number in an RNG state, which is counted up."""
+
+    def __init__(self, state: Value, elements: LlvmElements, at: Indices) -> None:
+        super().__init__(elements, (Index(),))
+        self.state = state
+
+    def element(self, point: Point) -> Scalar:
+        turn = self.e.load(self.state, self.at, point)
+        following = self.e.scalars.add(turn, self.e.scalars.constant(1, i64))
+        self.e.store(self.state, self.at, following, point)
+        return turn
 
 
 def _kept(value: Value) -> tuple[int, ...]:
