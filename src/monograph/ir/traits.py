@@ -233,6 +233,8 @@ class OpTraits:
     """True if the op reads only the elements of the first operand that the second names."""
     updates_first: ClassVar[bool] = False
     """True if the result is the first operand, some of whose elements are replaced."""
+    checks_operands: ClassVar[bool] = False
+    """True if operands may fail a run although the result has no elements."""
     host_reason: ClassVar[str] = ""
     """The reason why the op runs on the host; "" if kernels may exist."""
 

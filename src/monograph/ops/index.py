@@ -89,7 +89,7 @@ class Gather(_AlongAxis):
     axis: int
 
     narrowing = Narrowing.MOVE
-    never_larger = looks_up = True
+    never_larger = looks_up = checks_operands = True
     samples = (
         sample("f32[5, 3]", "i64[2, 4] in -5..4", axis=0),
         sample("f32[2, 5, 3]", "i32[] in 0..4", axis=-2),
@@ -154,7 +154,7 @@ class GatherElements(_AlongAxis):
     axis: int
 
     narrowing = Narrowing.MOVE
-    never_larger = looks_up = True
+    never_larger = looks_up = checks_operands = True
     samples = (
         sample("f32[3, 4]", "i64[3, 2] in -4..3", axis=1),
         sample("f32[3, 4]", "i32[2, 3] in 0..2", axis=0),
@@ -194,7 +194,7 @@ class GatherNd(Op):
     batch_dims: int = 0
 
     narrowing = Narrowing.MOVE
-    never_larger = looks_up = True
+    never_larger = looks_up = checks_operands = True
     samples = (
         sample("f32[2, 3]", [[0, 1], [1, -1]]),
         sample("f32[4, 3]", [[1], [3]]),
@@ -257,7 +257,7 @@ class ScatterElements(_AlongAxis):
     axis: int
     reduction: str = "none"
 
-    updates_first = True
+    updates_first = checks_operands = True
     samples = (
         sample("f32[3, 4]", [[1, 3], [0, -1], [2, 1]], "f32[3, 2]", axis=1),
         sample("f32[4]", [1, 1, -1], "f32[3]", axis=0, reduction="add"),
@@ -301,7 +301,7 @@ class ScatterNd(Op):
 
     reduction: str = "none"
 
-    updates_first = True
+    updates_first = checks_operands = True
     samples = (
         sample("f32[4, 3]", [[0], [-1]], "f32[2, 3]"),
         sample("f32[4, 3]", [[0, 1], [0, 1]], "f32[2]", reduction="add"),

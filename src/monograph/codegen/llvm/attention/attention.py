@@ -20,7 +20,14 @@ from monograph.codegen.llvm.emit.builder import Int
 from monograph.codegen.llvm.emit.epilogue import Epilogue, part, pieces
 from monograph.codegen.llvm.emit.transpose_block import transposed
 from monograph.codegen.llvm.matmul.tiles import Run, split
-from monograph.codegen.llvm.module.kernel import Kernel, KernelContext, LlvmScratch, pointers, share
+from monograph.codegen.llvm.module.kernel import (
+    Kernel,
+    KernelContext,
+    LlvmScratch,
+    kernel_for,
+    pointers,
+    share,
+)
 from monograph.codegen.llvm.rows.softmax import LOG2_E, power_below_one
 from monograph.ir import Value
 from monograph.ir.dtype import f32, f64
@@ -42,8 +49,8 @@ def serves(value: Value) -> bool:
     return isinstance(value.op, Attention) and 0 not in value.inputs[0].tensor.static[:3]
 
 
-def readable(operand: Value) -> bool:
-    """Whether an operand can be stepped through in memory, its last dimension side by side."""
+def readable(user: Value, index: int, operand: Value) -> bool:
+    """Return True if strides describe an operand, with its last dimension contiguous."""
     shape = operand.tensor.static
     at = counters(shape)
     element = Element(operand, at)
@@ -60,6 +67,7 @@ def readable(operand: Value) -> bool:
     return outer and element.at[-1].factor(last) == 1
 
 
+@kernel_for(Attention, when=serves, readable=readable)
 def attention(context: KernelContext) -> Kernel:
     """A kernel for attention and what follows it."""
     return _Attention(context).emit()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 
 from monograph.codegen.common.registers import Reg
+from monograph.codegen.llvm.attention.attention import readable
 from monograph.codegen.llvm.attention.mask import View
 from monograph.codegen.llvm.emit.builder import Int
 from monograph.codegen.llvm.emit.epilogue import Epilogue, pieces
@@ -16,20 +17,16 @@ from monograph.codegen.llvm.module.kernel import (
     Kernel,
     KernelContext,
     LlvmFault,
+    kernel_for,
     pointers,
     report,
     share,
 )
-from monograph.ir import Value
 from monograph.ops.attention import CacheUpdate
 from monograph.program.index import strides_of
 
 
-def serves(value: Value) -> bool:
-    """Whether a value is a cache update."""
-    return isinstance(value.op, CacheUpdate)
-
-
+@kernel_for(CacheUpdate, readable=readable)
 def cache_update(context: KernelContext) -> Kernel:
     """A kernel for a cache update and what follows it."""
     return _Update(context).emit()

@@ -5,19 +5,15 @@ from __future__ import annotations
 import math
 
 from monograph.codegen.common.registers import Reg, vector
+from monograph.codegen.llvm.attention.attention import readable
 from monograph.codegen.llvm.attention.mask import View
 from monograph.codegen.llvm.emit.builder import Int
 from monograph.codegen.llvm.emit.epilogue import Epilogue, pieces
-from monograph.codegen.llvm.module.kernel import Kernel, KernelContext, pointers, share
-from monograph.ir import Value
+from monograph.codegen.llvm.module.kernel import Kernel, KernelContext, kernel_for, pointers, share
 from monograph.ops.attention import Rope
 
 
-def serves(value: Value) -> bool:
-    """Whether a value is a rotary embedding."""
-    return isinstance(value.op, Rope)
-
-
+@kernel_for(Rope, readable=readable)
 def rope(context: KernelContext) -> Kernel:
     """A kernel for a rotary embedding and what follows it."""
     return _Rope(context).emit()

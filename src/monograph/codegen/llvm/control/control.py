@@ -22,7 +22,7 @@ from monograph.codegen.llvm.control.subprograms import (
     within,
 )
 from monograph.codegen.llvm.emit.builder import Int
-from monograph.codegen.llvm.module.kernel import Kernel, KernelContext, LlvmPacked
+from monograph.codegen.llvm.module.kernel import Kernel, KernelContext, LlvmPacked, kernel_for
 from monograph.ir import Array, Graph, TensorType, Value
 from monograph.ops.control import If, Loop, Scan
 from monograph.program.dynamic.bounded import BoundedLoop
@@ -45,6 +45,7 @@ def _compiles(graph: Graph) -> bool:
     return program is not None and all(generator(s.region) is not None for s in program.steps)
 
 
+@kernel_for(If, Loop, BoundedLoop, Scan, when=serves)
 def control(context: KernelContext) -> Kernel:
     """A kernel for a branch or a loop with everything inside it."""
     anchor = context.step.region.anchor

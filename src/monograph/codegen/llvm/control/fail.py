@@ -8,7 +8,13 @@ from monograph.codegen.common.registers import Reg
 from monograph.codegen.llvm.emit.builder import Int
 from monograph.codegen.llvm.emit.elements import LlvmElements, Point
 from monograph.codegen.llvm.emit.map_kernel import elements_of, emit_each
-from monograph.codegen.llvm.module.kernel import Kernel, KernelContext, LlvmFault, report
+from monograph.codegen.llvm.module.kernel import (
+    Kernel,
+    KernelContext,
+    LlvmFault,
+    kernel_for,
+    report,
+)
 from monograph.ir import DType, Value, known
 from monograph.ops.control import Fail
 from monograph.ops.require import Require
@@ -17,14 +23,7 @@ from monograph.program.fusion.access import Indices
 from monograph.program.index import Index, flatten
 
 
-def serves(value: Value) -> bool:
-    return isinstance(value.op, Fail)
-
-
-def serves_condition(value: Value) -> bool:
-    return isinstance(value.op, Require)
-
-
+@kernel_for(Fail)
 def failing(context: KernelContext) -> Kernel:
     """Reports that the branch was taken; zeros stand for what it cannot give."""
     region = context.step.region
@@ -40,6 +39,7 @@ def failing(context: KernelContext) -> Kernel:
     return context.finish(b)
 
 
+@kernel_for(Require)
 def require(context: KernelContext) -> Kernel:
     """Passes a value on, and reports where the sizes beside it do not agree."""
     region = context.step.region

@@ -10,8 +10,14 @@ from monograph.codegen.common.sampling import combined, neighbours, number
 from monograph.codegen.llvm.emit.builder import Builder, Int
 from monograph.codegen.llvm.emit.epilogue import Epilogue
 from monograph.codegen.llvm.emit.scalar import LlvmScalars
-from monograph.codegen.llvm.image.windows import ChannelBlocks, blocks, each_pixel
-from monograph.codegen.llvm.module.kernel import Kernel, KernelContext, LlvmScratch, pointers
+from monograph.codegen.llvm.image.windows import ChannelBlocks, blocks, each_pixel, strided_view
+from monograph.codegen.llvm.module.kernel import (
+    Kernel,
+    KernelContext,
+    LlvmScratch,
+    kernel_for,
+    pointers,
+)
 from monograph.ir import Value
 from monograph.ir.dtype import f64
 from monograph.ops.deform import DeformConv
@@ -34,6 +40,7 @@ def serves(value: Value) -> bool:
     return 0 not in value.inputs[0].tensor.static
 
 
+@kernel_for(GridSample, DeformConv, when=serves, readable=strided_view)
 def sampling(context: KernelContext) -> Kernel:
     """A kernel for an op that samples, and what follows it."""
     anchor = context.step.region.anchor

@@ -21,8 +21,9 @@ from monograph.codegen.llvm.image.windows import (
     each_pixel,
     image,
     index_in,
+    strided_view,
 )
-from monograph.codegen.llvm.module.kernel import Kernel, KernelContext, pointers
+from monograph.codegen.llvm.module.kernel import Kernel, KernelContext, kernel_for, pointers
 from monograph.ir import Value
 from monograph.ir.dtype import FLOAT, UINT
 from monograph.ops.pool import ArgMaxPool, AveragePool, LpPool, MaxPool, Pool
@@ -35,17 +36,18 @@ MOST_UNROLLED = 32
 """Taps of a window that are written out, where it lies inside the data."""
 
 
+def serves(value: Value) -> bool:
+    """Whether these kernels compute a pool."""
+    return isinstance(value.op, Pool) and not value.op.auto
+
+
+@kernel_for(Pool, when=serves, readable=strided_view)
 def pool(context: KernelContext) -> Kernel:
     """A kernel for a pool and what follows it."""
     anchor = context.step.region.anchor
     assert anchor is not None
     kinds = {MaxPool: _Max, AveragePool: _Average, LpPool: _Lp, ArgMaxPool: _ArgMax}
     return kinds[type(anchor.op)](context).emit()
-
-
-def serves(value: Value) -> bool:
-    """Whether these kernels compute a pool."""
-    return isinstance(value.op, Pool) and not value.op.auto
 
 
 class _Pool:

@@ -12,8 +12,14 @@ from monograph.codegen.common.registers import Reg
 from monograph.codegen.llvm.emit.builder import Int
 from monograph.codegen.llvm.emit.epilogue import Epilogue
 from monograph.codegen.llvm.emit.scalar import LlvmScalars
-from monograph.codegen.llvm.image.windows import ChannelBlocks, blocks, each_pixel
-from monograph.codegen.llvm.module.kernel import Kernel, KernelContext, LlvmPacked, pointers
+from monograph.codegen.llvm.image.windows import ChannelBlocks, blocks, each_pixel, strided_view
+from monograph.codegen.llvm.module.kernel import (
+    Kernel,
+    KernelContext,
+    LlvmPacked,
+    kernel_for,
+    pointers,
+)
 from monograph.ir import Array, DType, Value
 from monograph.ir.dtype import f32, f64
 from monograph.ops.resample import CROP, nearest_places, taps, used_taps
@@ -35,17 +41,18 @@ class _Axis:
     """Outputs that lie beyond the edges and are given a number of their own."""
 
 
-def resize(context: KernelContext) -> Kernel:
-    """A kernel for resizing and what follows it."""
-    return _Resize(context).emit()
-
-
 def serves(value: Value) -> bool:
     """Whether this kernel computes a value."""
     op = value.op
     if not isinstance(op, Resize) or op.sizes is None or op.policy != "stretch":
         return False
     return 0 not in value.inputs[0].tensor.static and not value.dtype.is_string
+
+
+@kernel_for(Resize, when=serves, readable=strided_view)
+def resize(context: KernelContext) -> Kernel:
+    """A kernel for resizing and what follows it."""
+    return _Resize(context).emit()
 
 
 class _Resize:

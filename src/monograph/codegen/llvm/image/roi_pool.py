@@ -11,8 +11,14 @@ from monograph.codegen.llvm.emit.builder import Int
 from monograph.codegen.llvm.emit.epilogue import Epilogue
 from monograph.codegen.llvm.emit.scalar import LlvmScalars
 from monograph.codegen.llvm.image.grid_sample import ElementReader, float_of, integer_of
-from monograph.codegen.llvm.image.windows import ChannelBlocks, blocks, each_pixel
-from monograph.codegen.llvm.module.kernel import Kernel, KernelContext, LlvmFault, report
+from monograph.codegen.llvm.image.windows import ChannelBlocks, blocks, each_pixel, strided_view
+from monograph.codegen.llvm.module.kernel import (
+    Kernel,
+    KernelContext,
+    LlvmFault,
+    kernel_for,
+    report,
+)
 from monograph.ir import Value
 from monograph.ir.dtype import f64, i64
 from monograph.ops.roi import AVERAGE, MAX_SAMPLES, MaxRoiPool, RoiAlign
@@ -26,6 +32,7 @@ def serves(value: Value) -> bool:
     return 0 not in value.inputs[0].tensor.static
 
 
+@kernel_for(RoiAlign, MaxRoiPool, when=serves, readable=strided_view)
 def regions(context: KernelContext) -> Kernel:
     """A kernel for a pool over boxes and what follows it."""
     anchor = context.step.region.anchor

@@ -9,12 +9,13 @@ from monograph.codegen.llvm.emit.builder import Int
 from monograph.codegen.llvm.emit.epilogue import Epilogue
 from monograph.codegen.llvm.emit.scalar import LlvmScalars
 from monograph.codegen.llvm.image.grid_sample import ElementReader
-from monograph.codegen.llvm.image.windows import blocks, each_pixel
+from monograph.codegen.llvm.image.windows import blocks, each_pixel, strided_view
 from monograph.codegen.llvm.module.kernel import (
     Kernel,
     KernelContext,
     LlvmFault,
     Sync,
+    kernel_for,
     report,
     synchronise,
 )
@@ -37,6 +38,7 @@ def pooled(value: Value) -> tuple[int, ...]:
     return tuple(max(0, int(d)) for d in value.op.pooled_shape(value.inputs[0].tensor.static))
 
 
+@kernel_for(MaxUnpool, when=serves, readable=strided_view)
 def unpool(context: KernelContext) -> Kernel:
     """A kernel for unpooling and what follows it."""
     region = context.step.region

@@ -17,11 +17,24 @@ from monograph.codegen.common.registers import Reg
 from monograph.codegen.llvm.emit.builder import Builder, Int
 from monograph.codegen.llvm.module.kernel import KernelContext, LlvmPacked, share
 from monograph.ir import Array, Value
+from monograph.ops.shape import Broadcast, Slice, Squeeze, Transpose, Unsqueeze
 from monograph.ops.window import CHANNELS_LAST
+from monograph.program.fusion.op_classes import is_view
 from monograph.program.memory.strided import strided
 
+STRIDED = (Broadcast, Slice, Squeeze, Transpose, Unsqueeze)
+"""Views that strides always describe."""
 TapBody: TypeAlias = Callable[[list[Int], list[Int], list[Reg]], list[Reg]]
 """What is done at a tap: given the places it reads, its indices in the kernel, carried values."""
+
+
+def strided_view(user: Value, index: int, operand: Value) -> bool:
+    """Return True if all views of an operand are described by strides."""
+    while is_view(operand):
+        if not isinstance(operand.op, STRIDED):
+            return False
+        operand = operand.inputs[0]
+    return True
 
 
 @dataclass(frozen=True)

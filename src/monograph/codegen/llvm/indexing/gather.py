@@ -9,7 +9,13 @@ from monograph.codegen.common.registers import Reg
 from monograph.codegen.llvm.emit.builder import Builder, Int
 from monograph.codegen.llvm.emit.elements import LlvmElements, Point
 from monograph.codegen.llvm.emit.map_kernel import each_element, follows, moved_dtype
-from monograph.codegen.llvm.module.kernel import Kernel, KernelContext, LlvmFault, report
+from monograph.codegen.llvm.module.kernel import (
+    Kernel,
+    KernelContext,
+    LlvmFault,
+    kernel_for,
+    report,
+)
 from monograph.ir import Value
 from monograph.ops.index import Gather, GatherElements, GatherNd
 from monograph.ops.scalar import Scalar
@@ -46,6 +52,7 @@ def serves(value: Value) -> bool:
     return isinstance(value.op, Gather)
 
 
+@kernel_for(Gather, GatherElements, GatherNd, when=serves)
 def gather(context: KernelContext) -> Kernel:
     """A kernel for a gather and what follows it."""
     anchor = context.step.region.anchor

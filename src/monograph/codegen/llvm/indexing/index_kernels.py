@@ -12,7 +12,7 @@ from monograph.codegen.common.registers import Reg
 from monograph.codegen.llvm.emit.builder import Int
 from monograph.codegen.llvm.emit.elements import LlvmElements, Point
 from monograph.codegen.llvm.emit.map_kernel import each_element, follows, moved_dtype
-from monograph.codegen.llvm.module.kernel import Kernel, KernelContext
+from monograph.codegen.llvm.module.kernel import Kernel, KernelContext, kernel_for
 from monograph.ir import Value
 from monograph.ir.dtype import i64
 from monograph.ops.index import Col2Im
@@ -30,6 +30,7 @@ def serves(value: Value) -> bool:
     return isinstance(value.op, (Col2Im, Iota, TakeTurn))
 
 
+@kernel_for(Col2Im, Iota, Pad, TakeTurn, when=serves)
 def generated(context: KernelContext) -> Kernel:
     """A kernel for an op whose elements follow from their places, and what comes after it."""
     anchor = context.step.region.anchor

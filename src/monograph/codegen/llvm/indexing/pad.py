@@ -12,7 +12,7 @@ from functools import partial
 from monograph.codegen.common.registers import Reg
 from monograph.codegen.llvm.emit.builder import Builder, Int
 from monograph.codegen.llvm.indexing.index_kernels import generated
-from monograph.codegen.llvm.module.kernel import Kernel, KernelContext, share
+from monograph.codegen.llvm.module.kernel import Kernel, KernelContext, kernel_for, share
 from monograph.ir import Value
 from monograph.ops.pad_tile import Pad
 from monograph.program.index import strides_of
@@ -28,6 +28,7 @@ def serves(value: Value) -> bool:
     return whole and (len(value.inputs) == 1 or value.dtype.itemsize == 1)
 
 
+@kernel_for(Pad, when=serves, first=True)
 def pad(context: KernelContext) -> Kernel:
     """A kernel for padding and what follows it."""
     anchor, region = context.step.region.anchor, context.step.region

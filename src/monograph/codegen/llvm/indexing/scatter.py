@@ -23,6 +23,7 @@ from monograph.codegen.llvm.module.kernel import (
     KernelContext,
     LlvmScratch,
     Sync,
+    kernel_for,
     share,
     synchronise,
 )
@@ -48,6 +49,7 @@ def serves(value: Value) -> bool:
     return indices == updates and all(fits)
 
 
+@kernel_for(ScatterElements, ScatterNd, when=serves)
 def scatter(context: KernelContext) -> Kernel:
     """A kernel for a scatter and what follows it."""
     return _Scatter(context).emit()

@@ -8,7 +8,7 @@ from monograph.codegen.common.registers import Reg
 from monograph.codegen.llvm.emit.builder import Int
 from monograph.codegen.llvm.emit.elements import LlvmElements, Point
 from monograph.codegen.llvm.emit.map_kernel import each_element
-from monograph.codegen.llvm.module.kernel import Kernel, KernelContext, LlvmScratch
+from monograph.codegen.llvm.module.kernel import Kernel, KernelContext, LlvmScratch, kernel_for
 from monograph.ir import Value
 from monograph.ir.dtype import f64
 from monograph.ops.linear import Det
@@ -19,10 +19,7 @@ from monograph.program.index import Index, flatten
 _SIZE = 8
 
 
-def serves(value: Value) -> bool:
-    return isinstance(value.op, Det)
-
-
+@kernel_for(Det)
 def det(context: KernelContext) -> Kernel:
     """A kernel for determinants and what follows them."""
     region = context.step.region

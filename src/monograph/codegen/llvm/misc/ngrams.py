@@ -13,7 +13,7 @@ from monograph.codegen.llvm.emit.builder import Int
 from monograph.codegen.llvm.emit.elements import LlvmElements, Point
 from monograph.codegen.llvm.emit.map_kernel import each_element
 from monograph.codegen.llvm.indexing.gather import load_index
-from monograph.codegen.llvm.module.kernel import Kernel, KernelContext, LlvmPacked
+from monograph.codegen.llvm.module.kernel import Kernel, KernelContext, LlvmPacked, kernel_for
 from monograph.ir import Value
 from monograph.ir.dtype import f32, f64
 from monograph.ops.scalar import Scalar
@@ -26,6 +26,7 @@ def serves(value: Value) -> bool:
     return isinstance(value.op, Ngrams) and not value.inputs[0].dtype.is_string
 
 
+@kernel_for(Ngrams, when=serves)
 def ngrams(context: KernelContext) -> Kernel:
     """A kernel that counts grams, and what follows it."""
     region = context.step.region

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from monograph.codegen.common.registers import Reg
+from monograph.codegen.common.registry import KernelRegistry
 from monograph.codegen.llvm.emit.builder import Builder, Int
 from monograph.codegen.llvm.module.barrier import BARRIER_BYTES
 from monograph.codegen.llvm.module.bounds_checks import GUARD, Extent, Instrumented
@@ -128,6 +129,16 @@ class KernelContext:
         assert not isinstance(argument, LaidOut)
         is_fault = isinstance(argument, LlvmFault)
         return Extent(FAULT_BYTES if is_fault else BARRIER_BYTES, "the context")
+
+
+KernelGenerator: TypeAlias = Callable[[KernelContext], Kernel]
+KERNELS: KernelRegistry[KernelGenerator] = KernelRegistry("monograph.codegen.llvm")
+kernel_for = KERNELS.kernel_for
+
+
+def no_work(context: KernelContext) -> Kernel:
+    """Generate an empty kernel, for results without elements."""
+    return context.finish(context.builder(0))
 
 
 def finished(

@@ -14,9 +14,9 @@ from monograph.codegen.common.activations import activate
 from monograph.codegen.common.registers import Reg, vector
 from monograph.codegen.llvm.emit.builder import Int
 from monograph.codegen.llvm.matmul.tiles import Run, split
-from monograph.codegen.llvm.module.kernel import Kernel, KernelContext, share
+from monograph.codegen.llvm.module.kernel import Kernel, KernelContext, kernel_for, share
 from monograph.codegen.llvm.recurrent.rnn_state import CellKernel, UnitVector
-from monograph.ir import Value, known
+from monograph.ir import known
 from monograph.ops.recurrent import Gru, Lstm
 from monograph.ops.scalar import Scalar
 from monograph.program.legalise.recurrence import Recurrence
@@ -25,10 +25,7 @@ CHAINS = 8
 """Accumulators that hide the latency of a multiply-add."""
 
 
-def serves(value: Value) -> bool:
-    return isinstance(value.op, Recurrence)
-
-
+@kernel_for(Recurrence)
 def recurrent(context: KernelContext) -> Kernel:
     """A kernel for all steps of a cell."""
     if all(0 in v.tensor.static for v in context.step.region.outputs):

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 
+from monograph.codegen.common.registry import any_view
 from monograph.codegen.llvm.emit.elements import Point
-from monograph.codegen.llvm.module.kernel import Kernel, KernelContext
+from monograph.codegen.llvm.module.kernel import Kernel, KernelContext, kernel_for
 from monograph.codegen.llvm.rows.rows import LlvmRows, RowPosition, Totals
 from monograph.ir import Value
 from monograph.ir.dtype import f32, f64
@@ -16,11 +17,7 @@ from monograph.program.fusion.access import Element, Indices, Resolved, aligned,
 from monograph.program.fusion.op_classes import is_view
 
 
-def serves(value: Value) -> bool:
-    """Whether a value is a normalisation."""
-    return isinstance(value.op, (LayerNorm, RmsNorm))
-
-
+@kernel_for(LayerNorm, RmsNorm, readable=any_view)
 def norm(context: KernelContext) -> Kernel:
     """A kernel for a normalisation, what it reads and what follows it."""
     anchor = context.step.region.anchor

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 
 from monograph.codegen.common.registers import Reg, vector
+from monograph.codegen.common.registry import any_view
 from monograph.codegen.llvm.emit.elements import Point
-from monograph.codegen.llvm.module.kernel import Kernel, KernelContext
+from monograph.codegen.llvm.module.kernel import Kernel, KernelContext, kernel_for
 from monograph.codegen.llvm.rows.rows import LlvmRows, RowPosition, Totals
 from monograph.ir import DType, Value
 from monograph.ir.dtype import BOOL, COMPLEX, UINT, i32, i64
@@ -29,6 +30,7 @@ def serves(value: Value) -> bool:
     return isinstance(value.op, ArgReduction)
 
 
+@kernel_for(Reduction, ArgReduction, when=serves, readable=any_view)
 def reduction(context: KernelContext) -> Kernel:
     """A kernel for a reduction, what it reads and what follows it."""
     anchor = context.step.region.anchor

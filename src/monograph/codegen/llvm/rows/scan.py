@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from monograph.codegen.common.registry import any_view
 from monograph.codegen.llvm.emit.elements import Point
-from monograph.codegen.llvm.module.kernel import Kernel, KernelContext
+from monograph.codegen.llvm.module.kernel import Kernel, KernelContext, kernel_for
 from monograph.codegen.llvm.rows.rows import Join, LlvmRows, RowPosition, Step, Totals
 from monograph.ir import Value
 from monograph.ir.dtype import COMPLEX, f64
@@ -17,6 +18,7 @@ def serves(value: Value) -> bool:
     return isinstance(value.op, Cumulative) and value.dtype.kind != COMPLEX
 
 
+@kernel_for(Cumulative, when=serves, readable=any_view)
 def scan(context: KernelContext) -> Kernel:
     """A kernel for a running total; rows are side by side in lanes, or taken one by one."""
     anchor = context.step.region.anchor

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 
 from monograph.codegen.common.registers import Reg
+from monograph.codegen.common.registry import any_view
 from monograph.codegen.llvm.emit.arith import LlvmArith
 from monograph.codegen.llvm.emit.elements import Point
-from monograph.codegen.llvm.module.kernel import Kernel, KernelContext
+from monograph.codegen.llvm.module.kernel import Kernel, KernelContext, kernel_for
 from monograph.codegen.llvm.rows.rows import LlvmRows, RowPosition, Totals
 from monograph.ir import Value
 from monograph.ir.dtype import f32, f64
@@ -38,11 +39,7 @@ def power_below_one(a: LlvmArith, t: Reg) -> Reg:
     return a.mul(a.polynomial(r, _EXP2), a.floats(a.op("shl", a.bits(shifted), 23)))
 
 
-def serves(value: Value) -> bool:
-    """Whether a value is a softmax."""
-    return isinstance(value.op, (Softmax, LogSoftmax))
-
-
+@kernel_for(Softmax, LogSoftmax, readable=any_view)
 def softmax(context: KernelContext) -> Kernel:
     """A kernel for a softmax, what it reads and what follows it."""
     anchor = context.step.region.anchor

@@ -17,6 +17,7 @@ from monograph.codegen.llvm.module.kernel import (
     KernelContext,
     LlvmScratch,
     Sync,
+    kernel_for,
     share,
     synchronise,
 )
@@ -36,6 +37,7 @@ def serves(value: Value) -> bool:
     return is_counted(value, NonMaxSuppression)
 
 
+@kernel_for(Counted, when=serves)
 def suppress(context: KernelContext) -> Kernel:
     """A kernel for the choice among boxes."""
     return _Suppress(context).emit()

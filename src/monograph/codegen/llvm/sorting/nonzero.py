@@ -11,13 +11,14 @@ from monograph.codegen.llvm.module.kernel import (
     KernelContext,
     LlvmScratch,
     Sync,
+    kernel_for,
     share,
     synchronise,
 )
 from monograph.codegen.llvm.sorting.counting import Counting
 from monograph.ir import Value
 from monograph.ops.sort import NonZero
-from monograph.program.dynamic.bounded import is_counted
+from monograph.program.dynamic.bounded import Counted, is_counted
 from monograph.program.index import strides_of
 
 
@@ -25,6 +26,7 @@ def serves(value: Value) -> bool:
     return is_counted(value, NonZero)
 
 
+@kernel_for(Counted, when=serves)
 def nonzero(context: KernelContext) -> Kernel:
     """A kernel for the coordinates of all elements that are not zero."""
     return _NonZero(context).emit()

@@ -18,6 +18,7 @@ from monograph.codegen.llvm.module.kernel import (
     KernelContext,
     LlvmScratch,
     Sync,
+    kernel_for,
     pointers,
     share,
     synchronise,
@@ -40,6 +41,7 @@ def serves(value: Value) -> bool:
     return isinstance(value.op, TopK) and value.inputs[0].tensor.size < 1 << PLACE_BITS
 
 
+@kernel_for(TopK, when=serves)
 def top_k(context: KernelContext) -> Kernel:
     """A kernel for the largest or smallest elements of each row."""
     return _TopK(context).emit()

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from monograph.codegen.common.registers import Reg
 from monograph.codegen.llvm.emit.builder import Int
-from monograph.codegen.llvm.module.kernel import Kernel, KernelContext, LlvmScratch
+from monograph.codegen.llvm.module.kernel import Kernel, KernelContext, LlvmScratch, kernel_for
 from monograph.codegen.llvm.sorting.counting import Counting
 from monograph.ir import Value
 from monograph.ops.sort import Unique
@@ -23,6 +23,7 @@ def serves(value: Value) -> bool:
     return is_counted(value, Unique)
 
 
+@kernel_for(Counted, when=serves)
 def unique(context: KernelContext) -> Kernel:
     """A kernel for the distinct items of a tensor, where they stood and how often they occur."""
     return _Unique(context).emit()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 
+from monograph.codegen.common.registry import any_view
 from monograph.codegen.triton.attention.flash import AttentionSizes, Flash, FlashTiling, heads_of
 from monograph.codegen.triton.attention.library import attentions
 from monograph.codegen.triton.emit.block_sizes import power
@@ -18,20 +19,14 @@ from monograph.codegen.triton.module.kernel import (
     Launch,
     TritonScratch,
     Work,
+    kernel_for,
 )
-from monograph.ir import DType, Value
+from monograph.ir import DType
 from monograph.ir.dtype import f32
 from monograph.ops.attention import SINKS, Attention
 
 
-def serves(anchor: Value) -> bool:
-    return isinstance(anchor.op, Attention)
-
-
-def readable(user: Value, index: int, operand: Value) -> bool:
-    return True
-
-
+@kernel_for(Attention, readable=any_view)
 def candidates(context: GpuContext) -> list[Candidate]:
     anchor = context.step.region.anchor
     assert anchor is not None

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 
 from monograph.codegen.common import types
 from monograph.codegen.common.registers import Reg
+from monograph.codegen.common.registry import any_view
 from monograph.codegen.triton.attention.flash import Flash, FlashTiling, heads_of
 from monograph.codegen.triton.attention.rope import element, turn
 from monograph.codegen.triton.emit.block_sizes import power
@@ -37,6 +38,7 @@ from monograph.codegen.triton.module.kernel import (
     TritonFault,
     TritonScratch,
     Work,
+    kernel_for,
 )
 from monograph.ir import Input, Item, Value
 from monograph.ir.dtype import f32, i32, i64
@@ -56,14 +58,7 @@ BARRIERS = ("gather", "pointwise")
 """Steps whose kernels let the next one start only after they have waited themselves."""
 
 
-def serves(anchor: Value) -> bool:
-    return isinstance(anchor.op, DecodeAttention)
-
-
-def readable(user: Value, index: int, operand: Value) -> bool:
-    return True
-
-
+@kernel_for(DecodeAttention, readable=any_view)
 def candidates(context: GpuContext) -> list[Candidate]:
     anchor = context.step.region.anchor
     assert anchor is not None

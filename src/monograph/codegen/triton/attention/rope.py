@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from monograph.codegen.common import types
 from monograph.codegen.common.registers import Reg
+from monograph.codegen.common.registry import any_view
 from monograph.codegen.triton.emit.elements import BlockAxis, TritonElements
 from monograph.codegen.triton.emit.indexed_load import apart, write
 from monograph.codegen.triton.emit.map_kernel import each
@@ -17,6 +18,7 @@ from monograph.codegen.triton.module.kernel import (
     KernelWriter,
     Launch,
     TritonFault,
+    kernel_for,
 )
 from monograph.ir import Value
 from monograph.ir.dtype import i64
@@ -25,14 +27,7 @@ from monograph.ops.scalar import Scalar
 from monograph.program.index import Index, kept_counter
 
 
-def serves(anchor: Value) -> bool:
-    return isinstance(anchor.op, (CacheUpdate, Rope))
-
-
-def readable(user: Value, index: int, operand: Value) -> bool:
-    return True
-
-
+@kernel_for(CacheUpdate, Rope, readable=any_view)
 def candidates(context: GpuContext) -> list[Candidate]:
     anchor = context.step.region.anchor
     assert anchor is not None

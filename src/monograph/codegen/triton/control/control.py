@@ -11,8 +11,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from monograph.codegen.triton.control.subprograms import InlinedWork, graphs_of
-from monograph.codegen.triton.control.subprograms import serves as serves
+from monograph.codegen.triton.control.subprograms import CONTROL, InlinedWork, graphs_of, serves
 from monograph.codegen.triton.indexing.copies import Copied, CopyOperand, copy, dense, room, stored
 from monograph.codegen.triton.module.kernel import (
     Branch,
@@ -23,23 +22,20 @@ from monograph.codegen.triton.module.kernel import (
     TritonPacked,
     TritonScratch,
     Work,
+    kernel_for,
     single,
 )
 from monograph.ir import Item, TensorType, Type, Value
 from monograph.ir.dtype import boolean, i64
 from monograph.ops.control import If, Loop, Scan
 from monograph.program.dynamic.bounded import BoundedLoop
-from monograph.program.fusion.op_classes import is_view
 from monograph.program.memory.inplace import root
 
 MAX_UNROLLED = 4096
 """Pieces of work up to which the turns of a scan are written out."""
 
 
-def readable(user: Value, index: int, operand: Value) -> bool:
-    return not is_view(operand)
-
-
+@kernel_for(*CONTROL, when=serves, runs_empty=True)
 def candidates(context: GpuContext) -> list[Candidate]:
     anchor = context.step.region.anchor
     assert anchor is not None

@@ -11,6 +11,7 @@ from monograph.codegen.triton.module.kernel import (
     KernelWriter,
     Launch,
     TritonFault,
+    kernel_for,
     single,
 )
 from monograph.ir import Value, known
@@ -21,15 +22,12 @@ from monograph.program.fusion.op_classes import is_view
 BLOCK = 512
 
 
-def serves(anchor: Value) -> bool:
-    return isinstance(anchor.op, (Fail, Require))
-
-
 def readable(user: Value, index: int, operand: Value) -> bool:
     """The value that is passed on is read through its views; sizes are not."""
     return index == 0 or not is_view(operand)
 
 
+@kernel_for(Fail, Require, readable=readable, runs_empty=True)
 def candidates(context: GpuContext) -> list[Candidate]:
     return single("each", lambda: _kernel(context))
 

@@ -38,13 +38,12 @@ from monograph.codegen.triton.module.kernel import (
     TritonPacked,
     TritonScratch,
     Work,
+    kernel_for,
 )
 from monograph.ir import Array, DType, Value, is_finite, known
 from monograph.ops.conv import Conv
 from monograph.ops.conv_transpose import ConvTranspose
 from monograph.program.index import Counter, Index
-
-__all__ = ["candidates", "readable", "serves"]
 
 BUSY = 264
 """Programs that keep a large device busy."""
@@ -54,6 +53,7 @@ def serves(anchor: Value) -> bool:
     return isinstance(anchor.op, (Conv, ConvTranspose)) and not anchor.op.auto
 
 
+@kernel_for(Conv, ConvTranspose, when=serves, readable=readable)
 def candidates(context: GpuContext) -> list[Candidate]:
     anchor = context.step.region.anchor
     assert anchor is not None

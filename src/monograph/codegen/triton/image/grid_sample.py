@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from monograph.codegen.common.registry import any_view
 from monograph.codegen.common.sampling import combined, neighbours, number
 from monograph.codegen.triton.emit.indexed_load import apart, read, register
 from monograph.codegen.triton.emit.map_kernel import each
 from monograph.codegen.triton.emit.scalar import TritonScalars
 from monograph.codegen.triton.emit.tile import ResultTile
 from monograph.codegen.triton.emit.writer import Writer
-from monograph.codegen.triton.module.kernel import Candidate, GpuContext, KernelWriter
+from monograph.codegen.triton.module.kernel import Candidate, GpuContext, KernelWriter, kernel_for
 from monograph.ir import Value
 from monograph.ir.dtype import f64
 from monograph.ops.deform import DeformConv
@@ -29,10 +30,7 @@ def serves(anchor: Value) -> bool:
     return 0 not in anchor.inputs[0].tensor.static
 
 
-def readable(user: Value, index: int, operand: Value) -> bool:
-    return True
-
-
+@kernel_for(GridSample, DeformConv, when=serves, readable=any_view)
 def candidates(context: GpuContext) -> list[Candidate]:
     anchor = context.step.region.anchor
     assert anchor is not None

@@ -14,14 +14,12 @@ from monograph.codegen.triton.emit.scalar import register_type
 from monograph.codegen.triton.emit.tile import ResultTile, accumulator
 from monograph.codegen.triton.emit.writer import Writer, literal
 from monograph.codegen.triton.image.windows import Window, WindowReader, readable
-from monograph.codegen.triton.module.kernel import Candidate, GpuContext, KernelWriter
+from monograph.codegen.triton.module.kernel import Candidate, GpuContext, KernelWriter, kernel_for
 from monograph.ir import DType, Value
 from monograph.ir.dtype import i64
 from monograph.ops.pool import ArgMaxPool, AveragePool, LpPool, MaxPool, Pool
 from monograph.ops.scalar import Scalar
 from monograph.ops.window import CHANNELS_LAST
-
-__all__ = ["candidates", "readable", "serves"]
 
 Tap = Callable[[Scalar, str | None, list[str]], None]
 """Takes an element under a tap, where it is inside, and the tap's place in the window."""
@@ -33,6 +31,7 @@ def serves(anchor: Value) -> bool:
     return isinstance(anchor.op, Pool) and not anchor.op.auto
 
 
+@kernel_for(Pool, when=serves, readable=readable)
 def candidates(context: GpuContext) -> list[Candidate]:
     anchor = context.step.region.anchor
     assert anchor is not None

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from monograph.codegen.common.registry import any_view
 from monograph.codegen.triton.emit.indexed_load import apart, read, register, table
 from monograph.codegen.triton.emit.map_kernel import each
 from monograph.codegen.triton.emit.scalar import register_type
 from monograph.codegen.triton.emit.tile import ResultTile
 from monograph.codegen.triton.emit.writer import Writer
-from monograph.codegen.triton.module.kernel import Candidate, GpuContext, KernelWriter
+from monograph.codegen.triton.module.kernel import Candidate, GpuContext, KernelWriter, kernel_for
 from monograph.ir import Array, DType, Value
 from monograph.ir.dtype import f32, f64
 from monograph.ops.resample import CROP, nearest_places, taps, used_taps
@@ -30,10 +31,7 @@ def serves(anchor: Value) -> bool:
     return 0 not in anchor.inputs[0].tensor.static
 
 
-def readable(user: Value, index: int, operand: Value) -> bool:
-    return True
-
-
+@kernel_for(Resize, when=serves, readable=any_view)
 def candidates(context: GpuContext) -> list[Candidate]:
     return each(context, _resized)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from monograph.codegen.common import types
+from monograph.codegen.common.registry import any_view
 from monograph.codegen.common.sampling import number
 from monograph.codegen.triton.emit.indexed_load import read, register
 from monograph.codegen.triton.emit.map_kernel import each
@@ -12,7 +13,13 @@ from monograph.codegen.triton.emit.scalar import register_type
 from monograph.codegen.triton.emit.tile import ResultTile
 from monograph.codegen.triton.emit.writer import literal
 from monograph.codegen.triton.image.grid_sample import whole
-from monograph.codegen.triton.module.kernel import Candidate, GpuContext, KernelWriter, TritonFault
+from monograph.codegen.triton.module.kernel import (
+    Candidate,
+    GpuContext,
+    KernelWriter,
+    TritonFault,
+    kernel_for,
+)
 from monograph.ir import Value
 from monograph.ir.dtype import f64, i64
 from monograph.ops.roi import AVERAGE, MAX_SAMPLES, MaxRoiPool, RoiAlign
@@ -25,10 +32,7 @@ def serves(anchor: Value) -> bool:
     return 0 not in anchor.inputs[0].tensor.static
 
 
-def readable(user: Value, index: int, operand: Value) -> bool:
-    return True
-
-
+@kernel_for(MaxRoiPool, RoiAlign, when=serves, readable=any_view)
 def candidates(context: GpuContext) -> list[Candidate]:
     anchor = context.step.region.anchor
     assert anchor is not None

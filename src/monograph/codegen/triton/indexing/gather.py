@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from monograph.codegen.common.registry import any_view
 from monograph.codegen.triton.emit.elements import BlockAxis
 from monograph.codegen.triton.emit.map_kernel import each
 from monograph.codegen.triton.emit.tile import ResultTile
-from monograph.codegen.triton.module.kernel import Candidate, GpuContext, KernelWriter, TritonFault
+from monograph.codegen.triton.module.kernel import (
+    Candidate,
+    GpuContext,
+    KernelWriter,
+    TritonFault,
+    kernel_for,
+)
 from monograph.ir import Value
 from monograph.ir.dtype import i64
 from monograph.ops.index import Gather, GatherElements, GatherNd
@@ -27,10 +34,7 @@ def serves(anchor: Value) -> bool:
     return isinstance(anchor.op, (Gather, Pad))
 
 
-def readable(user: Value, index: int, operand: Value) -> bool:
-    return True
-
-
+@kernel_for(Gather, GatherElements, GatherNd, Pad, when=serves, readable=any_view)
 def candidates(context: GpuContext) -> list[Candidate]:
     anchor = context.step.region.anchor
     assert anchor is not None

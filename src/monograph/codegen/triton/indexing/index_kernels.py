@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from monograph.codegen.common.registry import any_view
 from monograph.codegen.triton.emit.indexed_load import joined, read, register, table
 from monograph.codegen.triton.emit.map_kernel import Body, each
 from monograph.codegen.triton.emit.scalar import register_type
@@ -14,6 +15,7 @@ from monograph.codegen.triton.module.kernel import (
     GpuContext,
     KernelWriter,
     TritonFault,
+    kernel_for,
     single,
 )
 from monograph.ir import Value
@@ -31,10 +33,7 @@ def serves(anchor: Value) -> bool:
     return isinstance(op, (Col2Im, Iota, TakeTurn))
 
 
-def readable(user: Value, index: int, operand: Value) -> bool:
-    return True
-
-
+@kernel_for(Col2Im, Iota, Lookup, TakeTurn, when=serves, readable=any_view)
 def candidates(context: GpuContext) -> list[Candidate]:
     anchor = context.step.region.anchor
     assert anchor is not None

@@ -13,6 +13,7 @@ from functools import partial
 
 from monograph.codegen.common import types
 from monograph.codegen.common.registers import Reg
+from monograph.codegen.common.registry import any_view
 from monograph.codegen.triton.emit.elements import TritonElements
 from monograph.codegen.triton.emit.indexed_load import apart, joined, read
 from monograph.codegen.triton.emit.map_kernel import each
@@ -26,6 +27,7 @@ from monograph.codegen.triton.module.kernel import (
     TritonFault,
     TritonScratch,
     Work,
+    kernel_for,
 )
 from monograph.ir import Value
 from monograph.ir.dtype import boolean, i32, i64
@@ -53,10 +55,7 @@ def serves(anchor: Value) -> bool:
     return indices == updates and all(fits)
 
 
-def readable(user: Value, index: int, operand: Value) -> bool:
-    return True
-
-
+@kernel_for(MaxUnpool, ScatterElements, ScatterNd, when=serves, readable=any_view)
 def candidates(context: GpuContext) -> list[Candidate]:
     """A scan of the updates, or where they only replace also notes of the last ones."""
     anchor = context.step.region.anchor

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
+from monograph.codegen.common.registry import any_view
 from monograph.codegen.triton.emit.block_sizes import power
 from monograph.codegen.triton.emit.elements import BlockAxis, TritonElements
 from monograph.codegen.triton.emit.scalar import register_type
@@ -15,7 +16,13 @@ from monograph.codegen.triton.matmul.product import FEW_ROWS, Operands, inner_no
 from monograph.codegen.triton.matmul.product import ProductShape as ProductShape
 from monograph.codegen.triton.matmul.split_k import Parts, join_parts
 from monograph.codegen.triton.matmul.tf32 import dot_precision, rounded
-from monograph.codegen.triton.module.kernel import Candidate, GpuContext, KernelWriter, Launch
+from monograph.codegen.triton.module.kernel import (
+    Candidate,
+    GpuContext,
+    KernelWriter,
+    Launch,
+    kernel_for,
+)
 from monograph.ir import DType, Value
 from monograph.ir.dtype import bf16, f16, f32, i8
 from monograph.ops.linear import Dot
@@ -50,11 +57,7 @@ def serves(anchor: Value) -> bool:
     return isinstance(anchor.op, Dot) and anchor.dtype.kind != "complex"
 
 
-def readable(user: Value, index: int, operand: Value) -> bool:
-    """Operands are read through any views."""
-    return True
-
-
+@kernel_for(Dot, when=serves, readable=any_view)
 def candidates(context: GpuContext) -> list[Candidate]:
     anchor = context.step.region.anchor
     assert anchor is not None

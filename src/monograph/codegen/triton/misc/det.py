@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from monograph.codegen.common.registry import any_view
 from monograph.codegen.triton.emit.indexed_load import joined, read, register
 from monograph.codegen.triton.emit.map_kernel import each
 from monograph.codegen.triton.emit.tile import ResultTile
@@ -12,8 +13,8 @@ from monograph.codegen.triton.module.kernel import (
     GpuContext,
     KernelWriter,
     TritonScratch,
+    kernel_for,
 )
-from monograph.ir import Value
 from monograph.ir.dtype import f64
 from monograph.ops.linear import Det
 
@@ -21,14 +22,7 @@ PARALLEL = 1024
 """The most matrices of a program, and so room for those that are none."""
 
 
-def serves(anchor: Value) -> bool:
-    return isinstance(anchor.op, Det)
-
-
-def readable(user: Value, index: int, operand: Value) -> bool:
-    return True
-
-
+@kernel_for(Det, readable=any_view)
 def candidates(context: GpuContext) -> list[Candidate]:
     return each(context, _eliminated)[:1]
 

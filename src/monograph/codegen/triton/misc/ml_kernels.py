@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from monograph.codegen.common.ngrams import gram_tables
+from monograph.codegen.common.registry import any_view
 from monograph.codegen.triton.emit.block_sizes import power
 from monograph.codegen.triton.emit.indexed_load import read, register, table
 from monograph.codegen.triton.emit.map_kernel import each
@@ -12,6 +13,7 @@ from monograph.codegen.triton.module.kernel import (
     GpuContext,
     KernelWriter,
     Launch,
+    kernel_for,
     single,
 )
 from monograph.ir import Value
@@ -26,10 +28,7 @@ def serves(anchor: Value) -> bool:
     return isinstance(anchor.op, CoupleProbabilities)
 
 
-def readable(user: Value, index: int, operand: Value) -> bool:
-    return True
-
-
+@kernel_for(CoupleProbabilities, Ngrams, when=serves, readable=any_view)
 def candidates(context: GpuContext) -> list[Candidate]:
     anchor = context.step.region.anchor
     assert anchor is not None

@@ -4,25 +4,19 @@ from __future__ import annotations
 
 import numpy as np
 
+from monograph.codegen.common.registry import any_view
 from monograph.codegen.triton.emit.indexed_load import read, register, table
 from monograph.codegen.triton.emit.map_kernel import each
 from monograph.codegen.triton.emit.tile import ResultTile
-from monograph.codegen.triton.module.kernel import Candidate, GpuContext, KernelWriter
-from monograph.ir import Array, Value
+from monograph.codegen.triton.module.kernel import Candidate, GpuContext, KernelWriter, kernel_for
+from monograph.ir import Array
 from monograph.ir.dtype import f64
 from monograph.ops.trees import EQ, GT, GTE, LEAF, LEQ, LT, MEMBER, NEQ, TreeEnsemble
 
 _SIGNS = {LEQ: "<=", LT: "<", GTE: ">=", GT: ">", EQ: "==", NEQ: "!="}
 
 
-def serves(anchor: Value) -> bool:
-    return isinstance(anchor.op, TreeEnsemble)
-
-
-def readable(user: Value, index: int, operand: Value) -> bool:
-    return True
-
-
+@kernel_for(TreeEnsemble, readable=any_view)
 def candidates(context: GpuContext) -> list[Candidate]:
     return each(context, _voted)
 

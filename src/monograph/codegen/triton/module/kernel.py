@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from monograph.codegen.common.registry import KernelRegistry
 from monograph.codegen.triton.emit.elements import TritonElements
 from monograph.codegen.triton.emit.writer import Writer
 from monograph.ir import Array, DType, Value, known
@@ -188,6 +189,11 @@ class GpuContext:
 
     def kernel(self) -> KernelWriter:
         return KernelWriter(self)
+
+
+Candidates: TypeAlias = Callable[[GpuContext], list[Candidate]]
+KERNELS: KernelRegistry[Candidates] = KernelRegistry("monograph.codegen.triton")
+kernel_for = KERNELS.kernel_for
 
 
 @dataclass

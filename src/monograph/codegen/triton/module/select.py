@@ -1,23 +1,14 @@
-"""Which kernels can compute a region on a GPU, and what they ask of their operands."""
+"""The choice of kernels for a region on a GPU, and the operands that they read."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from types import ModuleType
 
-from monograph.codegen.triton.attention import attention, decode_step, rope
-from monograph.codegen.triton.control import control, fail
-from monograph.codegen.triton.conv import conv
+from monograph.codegen.common.registry import KernelEntry
 from monograph.codegen.triton.emit.pointwise import pointwise
-from monograph.codegen.triton.image import grid_sample, pool, resize, roi_pool
-from monograph.codegen.triton.indexing import gather, index_kernels, scatter
-from monograph.codegen.triton.matmul import dot, product
-from monograph.codegen.triton.misc import det, ml_kernels, trees
-from monograph.codegen.triton.module.kernel import Candidate, GpuContext
-from monograph.codegen.triton.recurrent import recurrent
-from monograph.codegen.triton.rows import norm, reduce, scan, softmax
-from monograph.codegen.triton.sorting import nms, nonzero, topk, unique
+from monograph.codegen.triton.matmul import product
+from monograph.codegen.triton.module.kernel import KERNELS, Candidate, Candidates, GpuContext
 from monograph.ir import Constant, Graph, Input, Value
 from monograph.ops.attention import CacheUpdate
 from monograph.ops.cast import Cast
@@ -33,45 +24,10 @@ from monograph.program.fusion.region import Region
 from monograph.program.memory.buffer_assignment import Halo
 from monograph.program.memory.output_views import product_ends
 
-FAMILIES: tuple[ModuleType, ...] = (
-    dot,
-    conv,
-    attention,
-    decode_step,
-    rope,
-    pool,
-    gather,
-    reduce,
-    softmax,
-    norm,
-    scan,
-    topk,
-    scatter,
-    resize,
-    grid_sample,
-    roi_pool,
-    index_kernels,
-    nonzero,
-    nms,
-    unique,
-    det,
-    recurrent,
-    ml_kernels,
-    trees,
-    fail,
-    control,
-)
-"""Modules of kernels, each with
 
-    serves(anchor) -> bool                       whether its kernels compute an op
-    candidates(context) -> list[Candidate]       the ways to do it, the default first
-    readable(user, index, operand) -> bool       whether they read an operand through its views
-"""
-
-
-def family(anchor: Value) -> ModuleType | None:
-    """The kernels that compute an op; None where it has to run on the host."""
-    return next((f for f in FAMILIES if f.serves(anchor)), None)
+def family(anchor: Value) -> KernelEntry[Candidates] | None:
+    """Return the kernels that compute an op; None where it has to run on the host."""
+    return KERNELS.find(anchor)
 
 
 def serves(region: Region) -> bool:
@@ -85,15 +41,14 @@ def candidates(context: GpuContext) -> list[Candidate]:
     """The ways to compute a step, the default first."""
     anchor = context.step.region.anchor
     outputs = context.step.region.outputs
-    complains = anchor is not None and (fail.serves(anchor) or control.serves(anchor))
-    if len(outputs) == 1 and 0 in outputs[0].tensor.static and not complains:
+    kernels = None if anchor is None else family(anchor)
+    runs_empty = kernels is not None and kernels.runs_empty
+    if len(outputs) == 1 and 0 in outputs[0].tensor.static and not runs_empty:
         return [Candidate("nothing", lambda: ())]
     if anchor is None:
         return pointwise(context)
-    kernels = family(anchor)
     assert kernels is not None
-    found: list[Candidate] = kernels.candidates(context)
-    return found
+    return kernels.make(context)
 
 
 FEW_TAPS = 32

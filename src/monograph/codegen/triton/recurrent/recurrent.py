@@ -13,13 +13,17 @@ import math
 from monograph.codegen.triton.emit.block_sizes import power
 from monograph.codegen.triton.emit.elements import INT32_MOST
 from monograph.codegen.triton.indexing.copies import Copied, CopyOperand, copy, stored
-from monograph.codegen.triton.module.kernel import Candidate, GpuContext, KernelWriter, Work
+from monograph.codegen.triton.module.kernel import (
+    Candidate,
+    GpuContext,
+    KernelWriter,
+    Work,
+    kernel_for,
+)
 from monograph.codegen.triton.recurrent.cells import Cell
 from monograph.codegen.triton.recurrent.steps import RecurrentTiling, Steps, lengths_fault
 from monograph.codegen.triton.recurrent.whole import Whole
-from monograph.ir import Value
 from monograph.ir.dtype import f64
-from monograph.program.fusion.op_classes import is_view
 from monograph.program.legalise.recurrence import Recurrence
 
 HELD = 1 << 14
@@ -39,14 +43,7 @@ PROCESSORS = 132
 """Programs that run side by side on a large device: about as many are best."""
 
 
-def serves(anchor: Value) -> bool:
-    return isinstance(anchor.op, Recurrence)
-
-
-def readable(user: Value, index: int, operand: Value) -> bool:
-    return not is_view(operand)
-
-
+@kernel_for(Recurrence)
 def candidates(context: GpuContext) -> list[Candidate]:
     cell = Cell(context.step)
     if all(0 in v.tensor.static for v in context.step.region.outputs):

@@ -9,6 +9,7 @@ S becomes S + n d and Q becomes Q + 2 d S + n d^2.
 
 from __future__ import annotations
 
+from monograph.codegen.common.registry import any_view
 from monograph.codegen.triton.emit.block_sizes import power
 from monograph.codegen.triton.module.kernel import (
     Candidate,
@@ -16,24 +17,16 @@ from monograph.codegen.triton.module.kernel import (
     Launch,
     TritonScratch,
     Work,
+    kernel_for,
 )
 from monograph.codegen.triton.rows.block_reduce import SUM, total
 from monograph.codegen.triton.rows.row_tiling import RowTiling, cuts
 from monograph.codegen.triton.rows.rows import RowBlock, TritonRows, field, scratch, wide
-from monograph.ir import Value
 from monograph.ops.composite import LayerNorm, RmsNorm
 from monograph.ops.scalar import Scalar
 
 
-def serves(anchor: Value) -> bool:
-    return isinstance(anchor.op, (LayerNorm, RmsNorm))
-
-
-def readable(user: Value, index: int, operand: Value) -> bool:
-    """Operands are computed on the way, through any views; scales and biases are read so."""
-    return True
-
-
+@kernel_for(LayerNorm, RmsNorm, readable=any_view)
 def candidates(context: GpuContext) -> list[Candidate]:
     rows = _Norm(context).rows
     return [

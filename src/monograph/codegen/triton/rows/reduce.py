@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from monograph.codegen.common.registry import any_view
 from monograph.codegen.triton.emit.block_sizes import power
 from monograph.codegen.triton.module.kernel import (
     Candidate,
@@ -9,6 +10,7 @@ from monograph.codegen.triton.module.kernel import (
     Launch,
     TritonScratch,
     Work,
+    kernel_for,
 )
 from monograph.codegen.triton.rows.block_reduce import (
     LARGEST,
@@ -48,11 +50,7 @@ def serves(anchor: Value) -> bool:
     return isinstance(anchor.op, ArgReduction)
 
 
-def readable(user: Value, index: int, operand: Value) -> bool:
-    """Operands are computed on the way, through any views."""
-    return True
-
-
+@kernel_for(Reduction, ArgReduction, when=serves, readable=any_view)
 def candidates(context: GpuContext) -> list[Candidate]:
     rows = _rows(context)
     if rows.empty:

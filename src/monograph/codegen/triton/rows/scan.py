@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from monograph.codegen.common.registry import any_view
 from monograph.codegen.triton.emit.writer import literal
 from monograph.codegen.triton.module.kernel import (
     Candidate,
@@ -9,6 +10,7 @@ from monograph.codegen.triton.module.kernel import (
     Launch,
     TritonScratch,
     Work,
+    kernel_for,
 )
 from monograph.codegen.triton.rows.block_reduce import PRODUCT, SUM, joined, total
 from monograph.codegen.triton.rows.row_tiling import RowTiling, cuts
@@ -24,11 +26,7 @@ def serves(anchor: Value) -> bool:
     return isinstance(anchor.op, Cumulative) and anchor.dtype.kind != COMPLEX
 
 
-def readable(user: Value, index: int, operand: Value) -> bool:
-    """Operands are computed on the way, through any views."""
-    return True
-
-
+@kernel_for(Cumulative, when=serves, readable=any_view)
 def candidates(context: GpuContext) -> list[Candidate]:
     rows = _Scan(context).rows
     return [

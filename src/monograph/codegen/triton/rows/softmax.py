@@ -4,30 +4,23 @@ from __future__ import annotations
 
 import math
 
+from monograph.codegen.common.registry import any_view
 from monograph.codegen.triton.module.kernel import (
     Candidate,
     GpuContext,
     Launch,
     TritonScratch,
     Work,
+    kernel_for,
 )
 from monograph.codegen.triton.rows.block_reduce import LARGEST, SUM, total
 from monograph.codegen.triton.rows.row_tiling import RowTiling, cuts
 from monograph.codegen.triton.rows.rows import RowBlock, TritonRows, field, scratch, wide
-from monograph.ir import Value
 from monograph.ops.composite import LogSoftmax, Softmax
 from monograph.ops.scalar import Scalar
 
 
-def serves(anchor: Value) -> bool:
-    return isinstance(anchor.op, (Softmax, LogSoftmax))
-
-
-def readable(user: Value, index: int, operand: Value) -> bool:
-    """Operands are computed on the way, through any views."""
-    return True
-
-
+@kernel_for(Softmax, LogSoftmax, readable=any_view)
 def candidates(context: GpuContext) -> list[Candidate]:
     rows = _Softmax(context).rows
     return [

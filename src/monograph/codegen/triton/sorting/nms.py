@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from monograph.codegen.common.registry import any_view
 from monograph.codegen.common.sampling import number
 from monograph.codegen.triton.emit.block_sizes import power
 from monograph.codegen.triton.emit.elements import TritonElements
@@ -19,6 +20,7 @@ from monograph.codegen.triton.module.kernel import (
     KernelWriter,
     Launch,
     TritonScratch,
+    kernel_for,
 )
 from monograph.codegen.triton.sorting.topk import LOWEST, ordered
 from monograph.ir import Item, Value
@@ -35,10 +37,7 @@ def serves(anchor: Value) -> bool:
     return is_counted(anchor, NonMaxSuppression)
 
 
-def readable(user: Value, index: int, operand: Value) -> bool:
-    return True
-
-
+@kernel_for(Counted, when=serves, readable=any_view)
 def candidates(context: GpuContext) -> list[Candidate]:
     problem = _Problem(context)
     if not problem.pairs or not problem.limit:

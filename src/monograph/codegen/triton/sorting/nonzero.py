@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from monograph.codegen.common.registry import any_view
 from monograph.codegen.triton.emit.indexed_load import apart, read, register, write
 from monograph.codegen.triton.module.kernel import (
     Candidate,
@@ -12,12 +13,13 @@ from monograph.codegen.triton.module.kernel import (
     Launch,
     TritonScratch,
     Work,
+    kernel_for,
     single,
 )
 from monograph.ir import Item, Value
 from monograph.ir.dtype import i32, i64
 from monograph.ops.sort import NonZero
-from monograph.program.dynamic.bounded import is_counted
+from monograph.program.dynamic.bounded import Counted, is_counted
 
 BLOCK = 1024
 
@@ -26,10 +28,7 @@ def serves(anchor: Value) -> bool:
     return is_counted(anchor, NonZero) and anchor.inputs[0].tensor.size < 1 << 31
 
 
-def readable(user: Value, index: int, operand: Value) -> bool:
-    return True
-
-
+@kernel_for(Counted, when=serves, readable=any_view)
 def candidates(context: GpuContext) -> list[Candidate]:
     return single("blocks", lambda: _kernels(context))
 

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from monograph.codegen.common.registry import any_view
 from monograph.codegen.common.types import is_wide
 from monograph.codegen.triton.emit.elements import TritonElements
 from monograph.codegen.triton.emit.indexed_load import apart, read, write
@@ -27,6 +28,7 @@ from monograph.codegen.triton.module.kernel import (
     Launch,
     TritonScratch,
     Work,
+    kernel_for,
 )
 from monograph.ir import Item, Value
 from monograph.ir.dtype import i64
@@ -52,10 +54,7 @@ def serves(anchor: Value) -> bool:
     return isinstance(anchor.op, TopK) and anchor.inputs[0].tensor.size < 1 << 31
 
 
-def readable(user: Value, index: int, operand: Value) -> bool:
-    return True
-
-
+@kernel_for(TopK, when=serves, readable=any_view)
 def candidates(context: GpuContext) -> list[Candidate]:
     """One count for short rows, chunks for long ones."""
     p = _Problem(context)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 
+from monograph.codegen.common.registry import any_view
 from monograph.codegen.triton.emit.elements import TritonElements
 from monograph.codegen.triton.emit.indexed_load import apart, read, register, write
 from monograph.codegen.triton.module.kernel import (
@@ -17,6 +18,7 @@ from monograph.codegen.triton.module.kernel import (
     Launch,
     TritonScratch,
     Work,
+    kernel_for,
     single,
 )
 from monograph.codegen.triton.sorting.topk import ordered
@@ -34,10 +36,7 @@ def serves(anchor: Value) -> bool:
     return is_counted(anchor, Unique) and anchor.inputs[0].tensor.size < 1 << 31
 
 
-def readable(user: Value, index: int, operand: Value) -> bool:
-    return True
-
-
+@kernel_for(Counted, when=serves, readable=any_view)
 def candidates(context: GpuContext) -> list[Candidate]:
     return single("all pairs", lambda: _Problem(context).kernels())
 
