@@ -99,7 +99,7 @@ class Decoding:
             return lambda: self.executable.run(feeds, places)
 
         def run() -> None:
-            if self.executable.start_hot(feeds, places) is None:
+            if self.executable.try_start(feeds, places) is None:
                 raise RuntimeError("a step did not take the short way")
 
         return run

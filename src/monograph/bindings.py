@@ -16,31 +16,28 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import numpy as np
 
-from monograph.codegen.llvm.module.features import choose_features
 from monograph.config import Config
 from monograph.errors import ConfigError
 from monograph.ir import Array, Graph, TensorType
-from monograph.runtime.cache.artefact import Artefact, LoadedExecutable
-from monograph.runtime.cache.object_cache import open_cache
 from monograph.runtime.cache.source import UnreadModel, is_package
-from monograph.runtime.cache.store import CacheStore, Shapes, gpu_options, open_store, store_options
+from monograph.runtime.cache.store import CacheStore, Shapes, open_store
 from monograph.runtime.counts import OFF, RunCounters, why_not_one_launch
-from monograph.runtime.cpu.threads import choose_threads
+from monograph.runtime.cpu.backend import CpuBackend
 from monograph.runtime.cpu.trim_memory import release_memory
-from monograph.runtime.feeds import ModelSignature
+from monograph.runtime.executable import Executable
+from monograph.runtime.feeds import ModelSignature, clashing_sizes
 from monograph.runtime.forking import ForkLock, import_whole
 from monograph.runtime.progress import Progress, silent, until_ready
+from monograph.runtime.reference import ReferenceExecutable, ReferenceTarget
+from monograph.runtime.target import Target
 
 # The frontend, the rewrites and the compiler take longer to import than a compiled model takes to
 # load: what needs them imports them.
 if TYPE_CHECKING:
     from monograph.model import Model
     from monograph.runtime.cache.package import Package
-    from monograph.runtime.cpu.executable import CpuExecutable
     from monograph.runtime.dynamic import staged
     from monograph.runtime.gpu.target import CrossCompiler, GpuBackend
-
-    Executable: TypeAlias = staged.Executable | LoadedExecutable
 
 _READS = ("monograph.frontend.onnx.tensors", "monograph.model")
 _REWRITES = ("monograph.passes.base", "monograph.pipeline", "monograph.rewrite")
@@ -80,11 +77,16 @@ class Bindings:
         self._progress = progress
         self._lock = ForkLock()
         self.gpu: GpuBackend | CrossCompiler | None = None
-        """What compiles and runs on a GPU, where that is the target."""
+        """The target, if it is a GPU."""
+        # Not a method of the bindings: executables hold on to it.
+        optimise = partial(optimise_for, config, progress=progress)
+        self.target: Target
         if config.on_gpu:
-            self.gpu = _open_gpu(config, progress, self.tally)
-        self.threads = choose_threads(config.threads) if config.target == "cpu" else 0
-        """Threads that code for the CPU is compiled for; a program may be worth fewer."""
+            self.target = self.gpu = _open_gpu(config, optimise, progress, self.tally)
+        elif config.target == "cpu":
+            self.target = CpuBackend(config, optimise, progress, self.tally)
+        else:
+            self.target = ReferenceTarget(optimise)
         self._model: Model | None = None
         self._package: Package | None = None
         self._store: CacheStore | None = None
@@ -92,10 +94,9 @@ class Bindings:
             from monograph.runtime.cache.package import open_package
 
             self._package = open_package(source, config, dims, donate)
-            if self.gpu is not None:
-                self._package.check_device(self.gpu.arch.name)
-            else:
-                self.threads = self._package.options["threads"]
+            if self.target.architecture:
+                self._package.check_device(self.target.architecture)
+            self.target.threads = self._package.options.get("threads", 0)
             self.donate = self._package.options["donate"]
         else:
             self._store = open_store(source, config, dims, donate)
@@ -150,18 +151,27 @@ class Bindings:
         with self._lock:
             key = self._key(feeds)
             if key not in self.graphs:
-                graph = self.optimise(self.bound(feeds))
+                graph = self.target.optimise(self.bound(feeds))
                 # Only now it is known whether values decide.
                 key = self._key(feeds)
                 self.graphs[key] = graph
             return _used(self.graphs, key, self._config.max_cached_shapes)
 
-    def optimise(self, graph: Graph) -> Graph:
-        """A graph of known shapes as the target wants it."""
-        return optimise_for(self._config, graph, self._progress)
+    def evaluated(self, feeds: dict[str, Any]) -> Graph:
+        """Return the graph that the reference evaluates: one for all shapes, where that can be."""
+        plain = self.model.imported and not self._config.optimise
+        shapes = {name: x.shape for name, x in _arrays(feeds).items()}
+        inputs = self.signature.inputs
+        # The graph for all shapes takes sizes of one name for one size.
+        if plain and len(feeds) == len(inputs) and not clashing_sizes(inputs, shapes):
+            return self.model.graph
+        return self.optimised(feeds)
 
     def executable(self, feeds: dict[str, Any]) -> Executable:
-        """What a run on these feeds executes on the CPU."""
+        """Return what runs these feeds: from memory, from disk, or compiled now."""
+        if self.target.evaluates:
+            graph = self.evaluated(feeds)
+            return ReferenceExecutable(graph, lambda: self.bound(feeds), self.gone)
         with self._lock:
             key = self._key(feeds)
             if key not in self.executables:
@@ -199,21 +209,10 @@ class Bindings:
             return list(self.executables.values())
 
     def compiler(self) -> staged.Compiler:
-        """How graphs are compiled for the CPU."""
-        from monograph.runtime.dynamic.staged import Compiler
-
-        return Compiler(
-            choose_features(self._config.cpu_isa),
-            self.threads,
-            open_cache(self._config),
-            self._config.winograd,
-            # Not a method of these bindings: executables hold on to it.
-            partial(optimise_for, self._config, progress=self._progress),
-            self._config.max_cached_shapes,
-            self._progress,
-            tally=self.tally,
-            checked=self._config.checked,
-        )
+        """Return what compiles the stages of a graph for the CPU."""
+        if not isinstance(self.target, CpuBackend):
+            raise ConfigError('only target="cpu" has a CPU compiler', given=self._config.target)
+        return self.target.compiler()
 
     def save(self, path: Path) -> None:
         """Writes what has been compiled so far into a package."""
@@ -233,13 +232,11 @@ class Bindings:
                     hint="only models that compile as a whole can be saved",
                 )
             artefacts[key[0]] = artefact
-        options_of = store_options if self.gpu is None else gpu_options
-        options = options_of(self._config, self._dims, self.donate)
+        options = self.target.package_options(self._dims, self.donate)
         signature = self.signature
         if self._package is not None:  # whose options need not be given again
             options, signature = self._package.options, self._package.signature()
-        arch = "" if self.gpu is None else self.gpu.arch.name
-        write_package(path, signature, options, artefacts, arch=arch)
+        write_package(path, signature, options, artefacts, arch=self.target.architecture)
 
     @property
     def packaged_sizes(self) -> list[dict[str, int]]:
@@ -256,16 +253,10 @@ class Bindings:
         if artefact is None:
             return None
         self._progress("load", 0, 1)
-        if self.gpu is not None:
-            return self.gpu.load(artefact)  # type: ignore[arg-type, return-value]
-        assert isinstance(artefact, Artefact)
         types = {name: x.dtype for name, x in feeds.items()}
         # Not a reference to these bindings, which would keep each other alive.
         again = (self._source, self._config, self._dims, self.donate, self._progress)
-        made = LoadedExecutable(artefact, lambda: _compile_again(Bindings(*again), shapes, types))
-        if self.tally is not None:
-            self.tally.watch(made)
-        return made
+        return self.target.load(artefact, lambda: _compile_again(Bindings(*again), shapes, types))
 
     def _compile(self, feeds: dict[str, Any]) -> Executable:
         """Compiles for such feeds, and keeps the result on disk where that can be done."""
@@ -287,14 +278,11 @@ class Bindings:
             self._model = None
         return found
 
-    def compiled(self, feeds: dict[str, Any]) -> staged.Executable:
-        """An executable for such feeds that is made now."""
+    def compiled(self, feeds: dict[str, Any]) -> Executable:
+        """Compile an executable for such feeds now."""
         import_whole(*_COMPILES)
-        from monograph.runtime.dynamic.staged import compile_stages
-
         with self._lock:
-            compiler = self.compiler() if self.gpu is None else self.gpu
-            return compile_stages(self.optimise(self.bound(feeds)), compiler)
+            return self.target.compile(self.target.optimise(self.bound(feeds)))
 
     def _key(self, feeds: dict[str, Any]) -> Key:
         """What a graph is bound to: the shapes of inputs, and their values where they matter."""
@@ -314,7 +302,7 @@ class Bindings:
         return {name: x.shape for name, x in arrays.items()}
 
 
-def _parts_of(executable: Any, values_decide: bool) -> str:
+def _parts_of(executable: Executable, values_decide: bool) -> str:
     """What makes an executable more than one function, in the words of `inspect`."""
     if values_decide:
         return "what inputs hold decides shapes"
@@ -324,16 +312,18 @@ def _parts_of(executable: Any, values_decide: bool) -> str:
 
 
 def _open_gpu(
-    config: Config, progress: Progress, tally: RunCounters | None
+    config: Config,
+    optimise: Callable[[Graph], Graph],
+    progress: Progress,
+    tally: RunCounters | None,
 ) -> GpuBackend | CrossCompiler:
-    """The GPU side of a session; torch and triton are imported only where they are there."""
+    """Return the GPU target of a session; torch and triton are imported only where they exist."""
     from monograph.runtime.gpu.driver.device_discovery import make_ready
 
     make_ready(config.device)
     from monograph.runtime.gpu.target import open_target
 
-    # Not a method of the bindings: executables hold on to it.
-    return open_target(config, partial(optimise_for, config, progress=progress), progress, tally)
+    return open_target(config, optimise, progress, tally)
 
 
 def pass_overrides(config: Config) -> dict[str, dict[str, Any]]:
@@ -366,15 +356,11 @@ def optimise_for(config: Config, graph: Graph, progress: Progress = silent) -> G
     )
 
 
-def _compile_again(bindings: Bindings, shapes: Shapes, types: Mapping[str, Any]) -> CpuExecutable:
-    """What an executable that was found on disk has been made from."""
-    from monograph.runtime.cpu.executable import CpuExecutable
-
+def _compile_again(bindings: Bindings, shapes: Shapes, types: Mapping[str, Any]) -> Executable:
+    """Compile what an executable that was found on disk was made from."""
     # Arrays that take no memory: only their shapes matter.
     feeds = {name: np.broadcast_to(np.zeros((), types[name]), s) for name, s in shapes.items()}
-    made = bindings.compiled(feeds)
-    assert isinstance(made, CpuExecutable)
-    return made
+    return bindings.compiled(feeds)
 
 
 def _arrays(feeds: Mapping[str, Any]) -> dict[str, Array]:

@@ -17,10 +17,7 @@ from monograph.frontend.onnx.sizes import dims_misfit, feed_misfit
 from monograph.ir import Array, Graph, TensorType, Type, verify
 from monograph.ir.lazy import lazy
 from monograph.ir.verify import same_memory
-from monograph.runtime.feeds import ModelSignature, Port, clashing_sizes
-
-DECISIVE_ELEMENTS = 64
-"""Integer inputs up to this size may decide ranks: they look like shapes, axes or sizes."""
+from monograph.runtime.feeds import DECISIVE_ELEMENTS, ModelSignature, Port, clashing_sizes
 
 
 class Model:

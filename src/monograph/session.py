@@ -20,8 +20,8 @@ from monograph.runtime.progress import Progress, check_progress, silent
 if TYPE_CHECKING:
     import onnx
 
-    from monograph.bindings import Executable
     from monograph.runtime.dynamic import staged
+    from monograph.runtime.executable import Executable
     from monograph.runtime.gpu.target import CrossCompiler, GpuBackend
     from monograph.runtime.numerics.tolerance import Tolerance
 
@@ -86,7 +86,7 @@ class Session(Calls):
     @property
     def arch(self) -> str:
         """The architecture of the GPU that is compiled for; "" for other targets."""
-        return "" if self._bindings.gpu is None else self._bindings.gpu.arch.name
+        return self._target.architecture
 
     @property
     def packaged_sizes(self) -> list[dict[str, int]]:
@@ -96,7 +96,7 @@ class Session(Calls):
     @property
     def threads(self) -> int:
         """Threads that CPU code is compiled for; a small program uses fewer, as `stats` tells."""
-        return self._bindings.threads
+        return self._target.threads
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise ExecutionError(
@@ -118,10 +118,10 @@ class Session(Calls):
         (`staged`) and runs that were more than one launch (`fallbacks`), the last two by reason.
         """
         made, gone, tally = self._bindings.made(), self._bindings.gone, self._bindings.tally
-        copies = self._states.copies + gone["copies"]
+        copies = self._donated.copies + gone["copies"]
         threads = {"threads": max((e.threads for e in made), default=0)} if self.threads else {}
         found = {
-            "runs": self._runs + gone["runs"] + sum(e.runs for e in made),
+            "runs": gone["runs"] + sum(e.runs for e in made),
             "compiled": len(made),
             "from_disk": self._bindings.found,
             "specialisations": gone["specialisations"] + sum(e.specialisations for e in made),
@@ -136,9 +136,7 @@ class Session(Calls):
             **(Counts() if tally is None else tally.total()).as_dict(),
             **threads,
         }
-        if self._bindings.gpu is not None:
-            found |= self._bindings.gpu.stats(made)
-        return Stats(found)
+        return Stats(found | self._target.stats(made))
 
     def tolerances(
         self, feeds: Mapping[str, Any], *, reference: bool = False
@@ -157,7 +155,7 @@ class Session(Calls):
 
     def graph_for(self, feeds: Mapping[str, Any]) -> Graph:
         """The graph that a run on these feeds evaluates; `graph` itself for most models."""
-        return self._graph_for(self._checked(feeds))
+        return self._bindings.evaluated(self._checked(feeds))
 
     def bound_graph(self, feeds: Mapping[str, Any]) -> Graph:
         """The imported graph with its dimensions bound to the sizes of these feeds."""
@@ -169,7 +167,7 @@ class Session(Calls):
 
     def executable(self, feeds: Mapping[str, Any]) -> Executable:
         """What a run on these feeds executes on the CPU target: compiled now, if not before."""
-        return self._bindings.executable(self._checked(feeds))
+        return self.executable_for(self._checked(feeds))
 
     def compiler(self) -> staged.Compiler:
         """How the CPU target compiles the graphs of this session."""

@@ -89,13 +89,13 @@ def test_a_tensor_is_read_where_it_lies(monkeypatch: pytest.MonkeyPatch) -> None
     x = tensor(rows(2))
     session.run({"x": x})  # where rivals are measured, that is on memory of the tuner's own
     seen: list[int] = []
-    plain = bound_program.GpuProgram.start
+    plain = bound_program.GpuProgram.enqueue
 
     def watched(self: Any, ports: Any) -> Any:
         seen.append(ports["input:x"].data_ptr())
         return plain(self, ports)
 
-    monkeypatch.setattr(bound_program.GpuProgram, "start", watched)
+    monkeypatch.setattr(bound_program.GpuProgram, "enqueue", watched)
     session.run({"x": x})
     unaligned = torch.zeros(2 * 33 + 1, device=PLACE)[1:].reshape(2, 33).copy_(x)
     session.run({"x": unaligned})
@@ -173,8 +173,8 @@ def test_shapes_are_kept_up_to_a_limit_and_share_their_constants() -> None:
 def test_memory_goes_with_the_session() -> None:
     session = load(models.linear())
     session.run({"x": rows(2)})
-    executable: Any = session.executable({"x": rows(2)})
-    held = [*executable.buffers.values(), *executable._constants._tensors]
+    executable: Any = session.executable({"x": rows(2)}).executable
+    held = [*executable.buffers.values(), *executable._constants.tensors]
     known = [weakref.ref(t) for t in held]
     del held, executable, session
     gc.collect()
@@ -185,7 +185,7 @@ def test_memory_goes_with_the_session() -> None:
 def test_an_executable_that_is_dropped_frees_what_it_alone_has() -> None:
     session = load(models.linear(), max_cached_shapes=1)
     session.run({"x": rows(2)})
-    executable: Any = session.executable({"x": rows(2)})
+    executable: Any = session.executable({"x": rows(2)}).executable
     arena = weakref.ref(next(iter(executable.buffers.values())))
     del executable
     session.run({"x": rows(5)})
@@ -304,7 +304,7 @@ def test_out_of_memory_for_outputs(monkeypatch: pytest.MonkeyPatch) -> None:
 
     session = load(models.linear(), capture="off")
     session.run({"x": rows(2)})
-    monkeypatch.setattr(bound_program.GpuProgram, "_fresh", none_left)
+    monkeypatch.setattr(bound_program.GpuProgram, "fresh_output", none_left)
     with pytest.raises(ExecutionError, match="not enough memory"):
         session.run({"x": rows(2)})
 

@@ -16,9 +16,9 @@ from monograph.program.legalise.split import split_reductions
 from monograph.program.memory.buffer_assignment import (
     INPUT,
     TEMPORARY,
+    KernelRules,
     Places,
     Storage,
-    Target,
     place,
 )
 from monograph.program.memory.inplace import (
@@ -121,7 +121,7 @@ def _where(program: Program, value: Value) -> str:
     return f"{buffer.kind[0]}{buffer.id}{over}+{storage.offset}:{value.type}"
 
 
-def lower(graph: Graph, target: Target) -> Program:
+def lower(graph: Graph, target: KernelRules) -> Program:
     """Lower a graph to a program for a target."""
     ends = getattr(target, "ends", no_ends)
     prepared = normalise(split_reductions(graph), target.readable, target.halo, ends)

@@ -12,10 +12,13 @@ import weakref
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from monograph.errors import some_of
 from monograph.runtime.forking import ForkLock
+
+if TYPE_CHECKING:
+    from monograph.runtime.executable import Executable
 
 AUTO, OFF, REQUIRE = "auto", "off", "require"
 MODES = (AUTO, OFF, REQUIRE)
@@ -28,14 +31,14 @@ def host_takes_part(kinds: Iterable[str]) -> str:
     return f"the host takes part in a run: {some_of(dict.fromkeys(kinds))}"
 
 
-def why_staged(executable: Any) -> str:
-    """Why an executable is several programs one after the other, with the ops; "" for one."""
-    stops = getattr(executable, "stops", ())
+def why_staged(executable: Executable) -> str:
+    """Return why an executable is several programs in a row, with the ops; "" for one program."""
+    stops = executable.stops
     return f"{DATA_DECIDE} ({some_of(stops)})" if stops else ""
 
 
-def why_not_one_launch(executable: Any) -> str:
-    """Why the runs of an executable are not one launch each; "" where they are."""
+def why_not_one_launch(executable: Executable) -> str:
+    """Return why a run of an executable is more than one launch; "" if it is one."""
     kinds = executable.host_kinds
     return why_staged(executable) or (host_takes_part(kinds) if kinds else "")
 

@@ -23,6 +23,8 @@ from monograph.ir import (
 )
 from monograph.ir.dtype import FLOAT, STRING
 
+DECISIVE_ELEMENTS = 64
+"""Integer inputs up to this size may decide ranks: they look like shapes, axes or sizes."""
 _log = logging.getLogger("monograph")
 
 

@@ -89,6 +89,14 @@ def _names(outputs: Any) -> list[str]:
     return found
 
 
+def check_mapping(out: Any) -> None:
+    """Raise a FeedError unless `out` is a mapping."""
+    if not isinstance(out, Mapping):
+        raise FeedError(
+            "out maps names of outputs to arrays", expected="a dict", given=type(out).__name__
+        )
+
+
 def check_out(
     ports: Sequence[Port],
     feeds: Mapping[str, Any],
@@ -100,10 +108,7 @@ def check_out(
 
     Donated state that has been returned to the session is among them, unless `out` says otherwise.
     """
-    if not isinstance(out, Mapping):
-        raise FeedError(
-            "out maps names of outputs to arrays", expected="a dict", given=type(out).__name__
-        )
+    check_mapping(out)
     known = {p.name: p for p in ports}
     if unknown := [name for name in out if name not in known]:
         raise FeedError(

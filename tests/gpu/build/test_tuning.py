@@ -309,7 +309,7 @@ def test_progress_says_what_is_measured(device: FakeDevice, tmp_path: Path) -> N
 def test_candidates_have_names_of_their_own(device: FakeDevice, tmp_path: Path) -> None:
     session = load(tmp_path, tune="off")
     session.run({"x": X})
-    program = session.executable({"x": X}).program
+    program = session.executable({"x": X}).programs[0]
     context = select.GpuContext(program, program.steps[0], device.arch)
     names = [c.name for c in select.candidates(context) if isinstance(c, Candidate)]
     assert len(names) == len(set(names)) > 1

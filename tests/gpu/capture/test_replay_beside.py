@@ -105,12 +105,12 @@ def enqueued(replay: Replay, way: str, feeds: dict[str, Any], out: dict[str, Any
     """A run on stream 4 while stream 0 is the caller's."""
     if way == "run_async":
         return replay.run_async(feeds, stream=4, out=out)
-    pending = replay.start_hot(feeds, out, on=4)
+    pending = replay.try_start(feeds, out, stream=4)
     assert pending is not None, "it is not ready to be started at once"
     return pending
 
 
-@pytest.mark.parametrize("way", ["run_async", "start_hot"])
+@pytest.mark.parametrize("way", ["run_async", "try_start"])
 def test_run_async_on_another_stream_holds_its_inputs(way: str) -> None:
     """Memory that a caller frees on their stream goes to others, unless a run still uses it."""
     replay, driver = replayed()

@@ -142,7 +142,7 @@ def test_where_nothing_can_be_wrong_nothing_is_noted() -> None:
     check(replay, x)
     before = Counter(driver.calls)
     for _ in range(3):
-        replay.hot({"x": x})
+        replay.try_run({"x": x})
     assert set(driver.calls - before) <= {"graph launch", "write"}
     replay.run({"x": x.numpy()})
     assert replay.executable.device.copies == 0  # type: ignore[attr-defined]
@@ -303,7 +303,7 @@ class Slow(Counter[str]):
 def test_threads_count_together(asynchronous: bool) -> None:
     eager = Eager(chain(FakeDriver()), "no graphs here", "auto", RunCounters())
     eager.counts.fallbacks = Slow()
-    run = eager.run_async if asynchronous else eager.run
+    run = eager.start if asynchronous else eager.run
     threads = [threading.Thread(target=run, args=({"x": some()},)) for _ in range(2)]
     for thread in threads:
         thread.start()

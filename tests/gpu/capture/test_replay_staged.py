@@ -112,13 +112,13 @@ def test_a_staged_run_is_one_launch_and_nothing_else(monkeypatch: pytest.MonkeyP
 
 def test_a_staged_run_takes_the_quick_way_and_is_counted() -> None:
     replay, _ = replayed(branch)
-    assert replay.hot({"x": some()}) is None
+    assert replay.try_run({"x": some()}) is None
     replay.run({"x": some()})
     counted = {f"x: {INSIDE}": 1, f"y: {INSIDE}": 1}
     assert replay.stats["staged_copies"] == counted
     same = some(7)
     for turn, x in enumerate((some(1), same, same, torch.full((SIZE,), 200.0)), 2):
-        found = replay.hot({"x": x})
+        found = replay.try_run({"x": x})
         assert found is not None
         assert torch.equal(found[0], chosen(x))
         del found  # the next output may lie where this one was
@@ -193,7 +193,7 @@ def test_a_run_that_moves_nothing_is_counted_too(monkeypatch: pytest.MonkeyPatch
     replay.run(feeds, {"present": state})
     monkeypatch.setattr(replay._launches, "launch", refuse)
     for turn in range(2, 4):
-        assert replay.hot(feeds, {"present": state}) is not None
+        assert replay.try_run(feeds, {"present": state}) is not None
         assert state.tolist() == [2**turn] * SIZE
         assert set(replay.stats["staged_copies"].values()) == {turn}
 
@@ -203,7 +203,7 @@ def test_staged_state_takes_the_quick_way() -> None:
     state = torch.zeros(SIZE)
     feeds = {"x": torch.ones(SIZE), "past": state}
     replay.run(feeds, {"present": state})
-    found = replay.hot(feeds, {"present": state})
+    found = replay.try_run(feeds, {"present": state})
     assert found is not None
     assert found[0] is state
     assert state.tolist() == [2] * SIZE
@@ -228,7 +228,7 @@ def test_what_a_library_hides_is_copied_by_the_graph(
     monkeypatch.setattr(torch.Tensor, "copy_", refuse)
     for x in fed:
         found: list[Any] = []
-        calls = calls_of(driver, lambda x=x, to=found: to.extend(replay.hot({"x": x}) or ()))
+        calls = calls_of(driver, lambda x=x, to=found: to.extend(replay.try_run({"x": x}) or ()))
         assert calls["graph launch"] == 1
         assert set(calls) <= {"graph launch", "write"}
         assert torch.equal(found[0], (x + 1) * 2)
@@ -242,7 +242,7 @@ def test_a_copy_takes_any_address() -> None:
         replay.run({"x": at_a_boundary(some().numpy())})
         x = at_a_boundary(some(1).numpy(), skipped=1)
         assert x.data_ptr() % 16
-        found = replay.hot({"x": x})
+        found = replay.try_run({"x": x})
         assert found is not None
         assert torch.equal(found[0], wanted(x))
         assert not any("misaligned" in key for key in replay.stats["staged_copies"])

@@ -242,7 +242,7 @@ def test_programs_say_what_they_round(precision: str, kind: DType | None, tmp_pa
     session = monograph.load(
         gpu_models.linear(), target="gpu:interpreter", precision=precision, cache_dir=""
     )
-    found = session.executable({"x": np.ones((2, 33), np.float32)}).layout
+    found = session.executable({"x": np.ones((2, 33), np.float32)}).executable.layout
     assert [s.narrowed for s in found.inputs] == [kind]
     assert layout_from_json(layout_to_json(found)) == found
 

@@ -126,7 +126,7 @@ def test_what_was_measured_elsewhere_stays_as_it_is(
     np.testing.assert_array_equal(replay.run({"x": some()}), expected(some()))
     assert driver.calls["copy"] == COPIES[TransferMode(writes=best.writes)]
     assert clock.asked == 1
-    assert measured.find(replay.layout) == best
+    assert measured.find(replay.executable.layout) == best
 
 
 def test_what_a_debugger_measures_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,7 +135,7 @@ def test_what_a_debugger_measures_is_not_kept(monkeypatch: pytest.MonkeyPatch) -
     replay, _ = replayed(measured)
     monkeypatch.setattr(replay.graphs, "arrives", False)
     np.testing.assert_array_equal(replay.run({"x": some()}), expected(some()))
-    assert measured.find(replay.layout) is None
+    assert measured.find(replay.executable.layout) is None
 
 
 def test_the_hopeless_are_not_timed_to_the_end(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,7 +29,7 @@ OWN = (CONSTANT, TEMPORARY)
 """Buffers in the program's own memory: vectors may read a little beyond their end."""
 
 
-class Target(Protocol):
+class KernelRules(Protocol):
     """The properties of a target's kernels that buffer assignment needs."""
 
     def readable(self, user: Value, index: int, operand: Value) -> bool:
@@ -99,7 +99,7 @@ class Places:
         return Storage(buffer, offset, strides)
 
 
-def place(graph: Graph, regions: list[Region], target: Target) -> Places:
+def place(graph: Graph, regions: list[Region], target: KernelRules) -> Places:
     """Assign storage to every stored value."""
     parent = _parents(regions)
     halos = _halos(regions, parent, target)
@@ -173,7 +173,7 @@ def _parents(regions: list[Region]) -> dict[Value, Joined]:
 
 
 def _halos(
-    regions: list[Region], parent: Mapping[Value, Joined], target: Target
+    regions: list[Region], parent: Mapping[Value, Joined], target: KernelRules
 ) -> dict[Value, Halo]:
     """Return the halo that each outermost value needs for the windows that read it or its parts."""
     found: dict[Value, Halo] = {}

@@ -168,13 +168,16 @@ def launches(generator: Generator) -> float:
 def bandwidth(generator: Generator) -> float:
     """Bytes a second that the memory of the target gives, at its best."""
     session = generator.session
-    if session.gpu is None or session.gpu.place is None:
+    if session.gpu is None:
         return measure_bandwidth(session.threads or 1, READ_SECONDS)
     import torch
 
     from monograph.runtime.gpu.profiling import measure_ceilings
+    from monograph.runtime.gpu.target import GpuBackend
 
-    device: Any = session.gpu.device  # type: ignore[union-attr]
+    if not isinstance(session.gpu, GpuBackend):
+        return measure_bandwidth(session.threads or 1, READ_SECONDS)
+    device = session.gpu.device
     copied = measure_ceilings(device, torch.float16).bytes_per_second
     return max(copied, _read_by_gpu(device)) if device.measures else copied
 

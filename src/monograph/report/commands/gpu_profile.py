@@ -72,10 +72,11 @@ def profile_on_gpu(
     """Times every launch of a model on the device of the request's target."""
     session = request.load()  # says what is missing, before anything imports torch
     from monograph.runtime.gpu import profiling
+    from monograph.runtime.gpu.target import GpuBackend
     from monograph.runtime.gpu.tensors import torch_type
 
     side = session.gpu
-    if side is None or side.place is None:
+    if not isinstance(side, GpuBackend):
         raise ConfigError(
             "a profile needs a device to run on", expected="gpu", given=session.config.target
         )
@@ -84,7 +85,7 @@ def profile_on_gpu(
     with until_ready(request.progress):
         with advising(made):
             graph = session.optimised_graph(feeds)
-        executable: GpuExecutable = side.compiled(graph)  # type: ignore[union-attr]
+        executable = side.compiled(graph)
     profiling.check_timeable(executable)
     ports = profiling.ports_of(executable, feeds)
     stamps = profiling.time_launches(executable, ports, runs, warm_ups)

@@ -139,7 +139,7 @@ def _runs(
     left_out: takes the cases that there are no runs for, with the reason.
     """
     every = [_varied(request, session, seed) for seed in range(inputs)]
-    place = getattr(session.gpu, "place", None)
+    place = None if session.gpu is None else session.gpu.place
     on_device = [] if place is None else [_on_device(f, place) for f in every]
 
     def run(case: Case, label: str, feeds: Feeds) -> _Run:

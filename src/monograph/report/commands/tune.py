@@ -81,7 +81,7 @@ def tune_model(request: RunRequest, note: Notes) -> Tuned:
         feeds = request.inputs(session, about_sizes(note)).feeds
         session.run(feeds)  # also what data decide the sizes of
     from monograph.runtime.gpu.build.tune import problem_key
-    from monograph.runtime.gpu.target import GpuBackend, parts_of
+    from monograph.runtime.gpu.target import GpuBackend
 
     side = session.gpu
     if not isinstance(side, GpuBackend) or not side.device.measures:
@@ -89,9 +89,9 @@ def tune_model(request: RunRequest, note: Notes) -> Tuned:
             "nothing can be measured on this target", expected="gpu | gpu:N", given=request.target
         )
     count: dict[str, int] = {}
-    for part in parts_of(session.executable(feeds)):
-        for step in part.program.steps:
-            key = problem_key(part.program, step, session.config.tf32)
+    for program in session.executable(feeds).programs:
+        for step in program.steps:
+            key = problem_key(program, step, session.config.tf32)
             count[key] = count.get(key, 0) + 1
     choices = [
         TuningChoice(

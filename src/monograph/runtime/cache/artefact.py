@@ -21,11 +21,12 @@ from monograph.ir.lazy import lazy
 from monograph.runtime.cache.object_cache import Buffer
 from monograph.runtime.cpu.launch import Layout, NativeExecutable, NativeFaultText, NativePort
 from monograph.runtime.cpu.native import NativeCode
+from monograph.runtime.executable import Executable
 from monograph.runtime.feeds import ModelSignature, Port
 
 if TYPE_CHECKING:
     from monograph.codegen.llvm.module.compile import Module
-    from monograph.program.program import Program, Step
+    from monograph.program.program import Program
     from monograph.runtime.cpu.executable import CpuExecutable
 
 FORMAT = 2
@@ -66,7 +67,7 @@ class Artefact:
 class LoadedExecutable(NativeExecutable):
     """A compiled program that was found on disk. How it was made is worked out when asked."""
 
-    def __init__(self, artefact: Artefact, compile_again: Callable[[], CpuExecutable]) -> None:
+    def __init__(self, artefact: Artefact, compile_again: Callable[[], Executable]) -> None:
         objects = [bytes(data) for data in artefact.objects]
         code = NativeCode(objects, artefact.layout.functions)
         super().__init__(artefact.layout, code, artefact.constants)
@@ -79,7 +80,11 @@ class LoadedExecutable(NativeExecutable):
 
     @lazy
     def _compiled(self) -> CpuExecutable:
-        return self._compile_again()
+        from monograph.runtime.cpu.executable import CpuExecutable
+
+        made = self._compile_again()
+        assert isinstance(made, CpuExecutable)
+        return made
 
     @property
     def program(self) -> Program:
@@ -94,11 +99,6 @@ class LoadedExecutable(NativeExecutable):
     def module(self) -> Module:
         """The program before code generation, made anew from the model."""
         return self._compiled.module
-
-    @property
-    def host_steps(self) -> list[Step]:
-        """None: a program with steps on the host is not kept on disk."""
-        return []
 
 
 def layout_to_json(layout: Layout) -> dict[str, Any]:

@@ -61,17 +61,14 @@ class CpuExecutable(NativeExecutable):
 
     @property
     def programs(self) -> list[Program]:
-        """What a run is made of: one program (several in `runtime.staged`)."""
         return [self.program]
 
     @property
     def host_reasons(self) -> dict[str, str]:
-        """Why each kind of step on the host runs there."""
         return {named(s.region): of_region(s.region) for s in self.host_steps}
 
     @property
     def host_steps(self) -> list[Step]:
-        """Steps that no compiled code serves."""
         return [s for s in self.module.segments if isinstance(s, Step)]
 
     def _run_parts(

@@ -5,7 +5,6 @@ A process that finds its code on disk imports this and no compiler.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,8 +15,10 @@ from monograph.codegen.llvm.module.context import ARENA, CONSTANTS, FAULT_BYTES,
 from monograph.errors import ExecutionError, InternalError, MonographError
 from monograph.ir import Array, DType
 from monograph.runtime.counts import Counts, host_takes_part
+from monograph.runtime.cpu.donation_fast_path import remember_state
 from monograph.runtime.cpu.native import NativeCode
 from monograph.runtime.cpu.pool import shared_pool
+from monograph.runtime.executable import DonatedRun, Executable, FastPath, Feeds, Outputs
 from monograph.runtime.outputs import NOTHING, refuse_unlike, same_memory
 
 ALIGNMENT = 64
@@ -142,13 +143,16 @@ class Workspace:
         self.slots[CONSTANTS] = constants.ctypes.data
 
 
-class NativeExecutable:
-    """A program's native functions, its constants, and the workspaces of runs under way."""
+class NativeExecutable(Executable):
+    """The native functions of a program, its constants, and the workspaces of its runs."""
+
+    runs: int = 0
+    copies: int = 0
+    threads: int = 1
 
     def __init__(self, layout: Layout, code: NativeCode, constants: Array) -> None:
         self.layout = layout
         self.threads = layout.threads
-        self.runs = 0
         self.counts = Counts()
         """What runs have been; a session that counts puts its own here."""
         self._code = code
@@ -158,10 +162,11 @@ class NativeExecutable:
         self._functions = {name: code.address(name) for name in layout.functions}
         self._inputs = [(s.index, s.name, s.buffer, s.shape, s.dtype.numpy) for s in layout.inputs]
         self._outputs = [(s.index, s.buffer, s.shape, s.dtype.numpy) for s in layout.outputs]
+        numbers = {s.buffer: n for n, s in enumerate(layout.outputs)}
+        self._results = [numbers.get(buffer, -1) for buffer in layout.results]
+        """For each output of the model, its number in `_outputs`; -1 where the host holds it."""
         self._donated = [s for s in layout.outputs if s.over >= 0]
         self._input_slots = {s.buffer: s.index for s in layout.inputs}
-        self.copies = 0
-        """How often an input had to be copied because its output is written over it."""
         self._whole = self._functions[layout.functions[0]] if layout.whole else None
         if self.threads > 1:
             self._pool.reserve(self.threads)
@@ -203,11 +208,6 @@ class NativeExecutable:
         return self.layout.arena_bytes
 
     @property
-    def host_reasons(self) -> dict[str, str]:
-        """Why each of those kinds of steps runs on the host."""
-        return {}
-
-    @property
     def host_kinds(self) -> tuple[str, ...]:
         """The kinds of the steps that no compiled code serves."""
         return self.layout.host_kinds
@@ -217,12 +217,7 @@ class NativeExecutable:
         """What the constants take, in the form that kernels read."""
         return int(self._constants.nbytes)
 
-    @property
-    def specialisations(self) -> int:
-        """How often data decided shapes that had to be compiled for (see `runtime.staged`)."""
-        return 0
-
-    def run(self, feeds: Mapping[str, Any], out: Mapping[str, Array] = NOTHING) -> list[Any]:
+    def run(self, feeds: Feeds, out: Feeds = NOTHING) -> Outputs:
         """The outputs for some inputs, as fresh arrays or in those given by name in `out`.
 
         An output that is donated an input's memory may be given the very array of that input.
@@ -234,6 +229,35 @@ class NativeExecutable:
             return self._run(workspace, feeds, out)
         finally:
             self._free.append(workspace)
+
+    def try_run(self, feeds: Feeds, out: Feeds = NOTHING) -> Outputs | None:
+        """Run one native function on dense arrays of its own types; None for anything else."""
+        launched = self._whole
+        if launched is None or out or self._donated:
+            return None
+        workspace = self._take()
+        try:
+            slots = workspace.slots
+            for slot, name, _, shape, dtype in self._inputs:
+                array = feeds.get(name)
+                if array.__class__ is not np.ndarray or array.shape != shape:
+                    return None
+                if array.dtype != dtype or not array.flags.c_contiguous:
+                    return None
+                slots[slot] = array.__array_interface__["data"][0]
+            made = []
+            for slot, _, shape, dtype in self._outputs:
+                array = np.empty(shape, dtype)
+                slots[slot] = array.__array_interface__["data"][0]
+                made.append(array)
+            self.runs += 1
+            self._launch(launched, workspace)
+        finally:
+            self._free.append(workspace)
+        return [made[number] for number in self._results]
+
+    def state_fast_path(self, run: DonatedRun) -> FastPath | None:
+        return remember_state(self, run)
 
     def run_at(self, slots: Array) -> None:
         """A run whose inputs and outputs lie at these addresses, which have been looked at."""
@@ -254,9 +278,7 @@ class NativeExecutable:
             self.counts.captures = len(self._functions)
             return Workspace(self.layout, self._constants)
 
-    def _run(
-        self, workspace: Workspace, feeds: Mapping[str, Any], out: Mapping[str, Array]
-    ) -> list[Any]:
+    def _run(self, workspace: Workspace, feeds: Feeds, out: Feeds) -> Outputs:
         bound = self._bind(workspace, feeds)
         if out or self._donated:
             self._bind_given(workspace, bound, out)
@@ -267,7 +289,7 @@ class NativeExecutable:
         self._launch(self._whole, workspace)
         return [bound[buffer] for buffer in self.layout.results]
 
-    def _bind(self, workspace: Workspace, feeds: Mapping[str, Any]) -> dict[int, Array]:
+    def _bind(self, workspace: Workspace, feeds: Feeds) -> dict[int, Array]:
         """The arrays of inputs and outputs by their buffers; the context gets their addresses."""
         bound: dict[int, Array] = {}
         slots = workspace.slots
@@ -284,9 +306,7 @@ class NativeExecutable:
             slots[slot] = array.__array_interface__["data"][0]
         return bound
 
-    def _bind_given(
-        self, workspace: Workspace, bound: dict[int, Array], out: Mapping[str, Array]
-    ) -> None:
+    def _bind_given(self, workspace: Workspace, bound: dict[int, Array], out: Feeds) -> None:
         """Puts the caller's arrays in the place of fresh ones, and donated ones under both."""
         slots = workspace.slots
         inputs = {int(slots[s.index]) for s in self.layout.inputs}
@@ -309,9 +329,7 @@ class NativeExecutable:
             bound[output.over] = array
             slots[self._input_slots[output.over]] = slots[output.index]
 
-    def _run_parts(
-        self, workspace: Workspace, bound: dict[int, Array], feeds: Mapping[str, Any]
-    ) -> list[Any]:
+    def _run_parts(self, workspace: Workspace, bound: dict[int, Array], feeds: Feeds) -> Outputs:
         """Runs a program that is more than one native function."""
         raise NotImplementedError
 

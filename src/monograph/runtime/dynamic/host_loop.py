@@ -15,6 +15,7 @@ import numpy as np
 from monograph.ir import Graph, Input, TensorType, Value, known
 from monograph.ops.control import Loop, Scan
 from monograph.program.dynamic.stages import turn, type_of
+from monograph.runtime.executable import Executable
 from monograph.runtime.forking import ForkLock
 
 KEPT_TURNS = 256
@@ -26,11 +27,11 @@ CONSTANT_BYTES = 1 << 30
 class TurnedLoop:
     """A loop, and the code of those of its turns that were used last."""
 
-    def __init__(self, loop: Value, compile_turn: Callable[[Graph], Any]) -> None:
+    def __init__(self, loop: Value, compile_turn: Callable[[Graph], Executable]) -> None:
         assert isinstance(loop.op, (Loop, Scan))
         self._op = loop.op
         self._compile = compile_turn
-        self._turns: OrderedDict[tuple[Any, ...], Any] = OrderedDict()
+        self._turns: OrderedDict[tuple[Any, ...], Executable] = OrderedDict()
         self._lock = ForkLock()
         self._constants = _constants(loop)
         self.compiled = 0
@@ -47,7 +48,7 @@ class TurnedLoop:
         def once(given: tuple[Any, ...]) -> list[Any]:
             nonlocal launches, kernels
             executable = self._executable(given)
-            made: list[Any] = executable.run({f"~{i}": x for i, x in enumerate(given)})
+            made = executable.run({f"~{i}": x for i, x in enumerate(given)})
             launches, kernels = launches + executable.launches, kernels + executable.kernels
             return made
 
@@ -57,7 +58,7 @@ class TurnedLoop:
             self.kernels = max(self.kernels, kernels)
         return results
 
-    def _executable(self, given: tuple[Any, ...]) -> Any:
+    def _executable(self, given: tuple[Any, ...]) -> Executable:
         """The code of a turn that takes data of these shapes."""
         key = tuple(x.shape if isinstance(x, np.ndarray) else None for x in given)
         with self._lock:
@@ -86,7 +87,7 @@ class TurnedLoop:
             self._gone += gone.specialisations
 
     @property
-    def stages(self) -> list[Any]:
+    def stages(self) -> list[Executable]:
         """The code of the turns that are kept."""
         with self._lock:
             return list(self._turns.values())
@@ -94,7 +95,7 @@ class TurnedLoop:
     @property
     def specialisations(self) -> int:
         """How often code was compiled for shapes that turned up, inside turns too."""
-        inside: int = sum(e.specialisations for e in self.stages)
+        inside = sum(e.specialisations for e in self.stages)
         return self.compiled + self._gone + inside
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -27,10 +27,11 @@ from monograph.program.legalise.lower_random import with_states
 from monograph.program.program import Program, Step
 from monograph.runtime.cache.object_cache import DiskCache
 from monograph.runtime.counts import Counts, RunCounters, why_staged
-from monograph.runtime.cpu.complex_executable import PartedExecutable
+from monograph.runtime.cpu.complex_executable import ComplexExecutable
 from monograph.runtime.cpu.executable import CpuExecutable, compile_graph
 from monograph.runtime.cpu.launch import fresh
 from monograph.runtime.dynamic.host_loop import TurnedLoop
+from monograph.runtime.executable import Executable, Feeds, Outputs
 from monograph.runtime.forking import ForkLock
 from monograph.runtime.outputs import NOTHING, deliver
 from monograph.runtime.progress import Progress, silent
@@ -114,25 +115,25 @@ class Compiling(Protocol):
     def tally(self) -> RunCounters | None:
         """Where executables count their runs."""
 
-    def executable(self, graph: Graph) -> Any:
+    def executable(self, graph: Graph) -> Executable:
         """A graph of known shapes, compiled."""
 
 
-class StagedExecutable:
-    """A first program, and for what its results decide, programs that go on from there."""
+class StagedExecutable(Executable):
+    """A first program, and programs compiled for the sizes that its results decide."""
+
+    runs: int = 0
 
     def __init__(self, parts: StageSplit, compiler: Compiling, states: Mapping[str, Array]) -> None:
         self.parts = parts
-        self.stops = stops(parts)
-        """Where the host comes in; nowhere if it only keeps a state between runs."""
+        self._stops = stops(parts)
         self._why = why_staged(self)
-        self.first: CpuExecutable = compiler.executable(parts.first)
+        self.first = compiler.executable(parts.first)
         self._states = states
-        self.runs = 0
         self.counts = Counts()
         if compiler.tally is not None:
             self.counts = compiler.tally.of(self)
-            if self.stops:
+            if self._stops:
                 compiler.tally.say(self._why, logging.INFO)
         self.goes_on = False
         """Whether it is itself what another waits with."""
@@ -153,19 +154,18 @@ class StagedExecutable:
     def __repr__(self) -> str:
         return f"StagedExecutable(first={self.first!r}, specialisations={self.specialisations})"
 
-    def run(self, feeds: Mapping[str, Any], out: Mapping[str, Array] = NOTHING) -> list[Any]:
-        """The outputs for some inputs, as fresh arrays or in those given by name in `out`."""
+    def run(self, feeds: Feeds, out: Feeds = NOTHING) -> Outputs:
         names = [name for name, _ in self.parts.whole.outputs]
         return deliver(names, self._run(feeds), out)
 
-    def _run(self, feeds: Mapping[str, Any]) -> list[Any]:
-        if self.stops and self._compiler.recording():
+    def _run(self, feeds: Feeds) -> Outputs:
+        if self._stops and self._compiler.recording():
             raise ExecutionError(
                 "a run whose sizes data decide cannot be recorded into a caller's graph",
                 given=self._why,
             )
         self.runs += 1
-        if self.stops and not self.goes_on:
+        if self._stops and not self.goes_on:
             self.counts.fallbacks[self._why] += 1
         if self._states:
             feeds = {**feeds, **self._states}
@@ -185,20 +185,20 @@ class StagedExecutable:
             later[name] = results[v]
         return [later[name] for name, _ in self.parts.whole.outputs]
 
-    def _output(self, value: Value, data: Mapping[Value, Any], feeds: Mapping[str, Any]) -> Any:
+    def _output(self, value: Value, data: Mapping[Value, Any], feeds: Feeds) -> Any:
         found = self._read(value, data, feeds)
         source = self.parts.sources.get(value)
         whole = source is not None and source.count is None
         return found if whole else fresh(found)
 
-    def _read(self, value: Value, data: Mapping[Value, Any], feeds: Mapping[str, Any]) -> Any:
+    def _read(self, value: Value, data: Mapping[Value, Any], feeds: Feeds) -> Any:
         if value in data:
             return data[value]
         if isinstance(value.op, Input):
             return feeds[value.op.label]
         return value.op.reference()
 
-    def _go_on(self, data: Mapping[Value, Any], feeds: Mapping[str, Any]) -> dict[str, Any]:
+    def _go_on(self, data: Mapping[Value, Any], feeds: Feeds) -> dict[str, Any]:
         given = {v: self._read(v, data, feeds) for v in self._needed}
         key = tuple(self._key(v, x) for v, x in given.items())
         with self._lock:
@@ -224,15 +224,13 @@ class StagedExecutable:
         data, decides = np.asarray(data), value in self._decisive
         return (data.shape, data.dtype.str, data.tobytes() if decides else b"")
 
-    # What users of a plain executable ask of it
+    @property
+    def stops(self) -> Sequence[str]:
+        """The ops after which the host reads sizes; none if it only keeps state between runs."""
+        return self._stops
 
     @property
     def stages(self) -> list[Executable]:
-        """What has been compiled so far: the first program, and what goes on from there."""
-        return self._all
-
-    @property
-    def _all(self) -> list[Executable]:
         with self._lock:
             return [self.first, *self._turns, *self._rest.values()]
 
@@ -241,18 +239,13 @@ class StagedExecutable:
         return [e for loop in self._loops.values() for e in loop.stages]
 
     @property
-    def program(self) -> Program:
-        return self.first.program
-
-    @property
     def programs(self) -> list[Program]:
-        """All programs so far, in the order in which they run."""
-        return [p for e in self._all for p in e.programs]
+        return [p for e in self.stages for p in e.programs]
 
     @property
     def threads(self) -> int:
         """The threads of the largest program so far."""
-        return max(e.threads for e in self._all)
+        return max(e.threads for e in self.stages)
 
     @property
     def launches(self) -> int:
@@ -276,45 +269,54 @@ class StagedExecutable:
     @property
     def flops(self) -> float:
         """Not known where only data tell how often a loop is gone round."""
-        return float("nan") if self._loops else sum(e.flops for e in self._all)
+        return float("nan") if self._loops else sum(e.flops for e in self.stages)
 
     @property
     def moved(self) -> float:
-        return sum(e.moved for e in self._all)
+        return sum(e.moved for e in self.stages)
 
     @property
     def host_steps(self) -> list[Step]:
-        return [s for e in self._all for s in e.host_steps]
+        return [s for e in self.stages for s in e.host_steps]
 
     @property
     def host_reasons(self) -> dict[str, str]:
-        return {kind: why for e in self._all for kind, why in e.host_reasons.items()}
+        return {kind: why for e in self.stages for kind, why in e.host_reasons.items()}
 
     @property
     def bounds_checks(self) -> int:
         """Addresses that every run checks, in all stages."""
-        return sum(e.bounds_checks for e in self._all)
+        return sum(e.bounds_checks for e in self.stages)
 
     @property
     def host_kinds(self) -> tuple[str, ...]:
-        return tuple(k for e in self._all for k in e.host_kinds)
-
-    def artefact(self) -> None:
-        """Nothing that can be kept on disk: what waits is compiled from the graph."""
+        return tuple(k for e in self.stages for k in e.host_kinds)
 
     @property
     def arena_bytes(self) -> int:
-        return max(e.arena_bytes for e in self._all)
+        return max(e.arena_bytes for e in self.stages)
+
+    @property
+    def own_bytes(self) -> int:
+        return sum(e.own_bytes for e in self.stages)
+
+    @property
+    def syncs(self) -> int:
+        return sum(e.syncs for e in self.stages)
+
+    @property
+    def streams(self) -> int:
+        return max(e.streams for e in self.stages)
 
     @property
     def constant_bytes(self) -> int:
-        """What the constants of all stages take."""
-        return sum(e.constant_bytes for e in self._all)
+        """The bytes of the constants of all stages."""
+        return sum(e.constant_bytes for e in self.stages)
 
     @property
     def copies(self) -> int:
         """How often an input had to be copied because its output is written over it."""
-        return sum(e.copies for e in self._all)
+        return sum(e.copies for e in self.stages)
 
     @property
     def specialisations(self) -> int:
@@ -324,18 +326,14 @@ class StagedExecutable:
         return self.specialised + turns + sum(e.specialisations for e in others)
 
 
-Executable = CpuExecutable | StagedExecutable | PartedExecutable
-
-
 def compile_stages(graph: Graph, compiler: Compiling) -> Executable:
     """A graph compiled as far as its shapes are known; the rest follows when data tell them."""
     parted = in_parts(graph) if compiler.splits_complex else None
     if parted is not None:
-        return PartedExecutable(graph, compile_stages(parted, compiler))
+        return ComplexExecutable(graph, compile_stages(parted, compiler))
     graph, states = with_states(expand(settled(graph)))
     keeps_state = bool(states) and not compiler.holds_states
     parts = cut(graph, compiler.compiles, keeps_state, compiler.turns)
     if parts is None:
-        made: Executable = compiler.executable(graph)
-        return made
+        return compiler.executable(graph)
     return StagedExecutable(parts, compiler, states)

@@ -129,11 +129,6 @@ class LoadedGpuExecutable(GpuProgram):
         """What was found."""
         return replace(self._artefact, constants=self._constants.to_host())
 
-    @property
-    def host_steps(self) -> list[Any]:
-        """None: a program with steps on the host is not kept."""
-        return []
-
 
 def layout_to_json(layout: GpuLayout) -> dict[str, Any]:
     """A layout as JSON has it: types by name."""

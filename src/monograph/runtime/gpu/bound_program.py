@@ -6,7 +6,7 @@ import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -14,6 +14,7 @@ import torch
 from monograph.codegen.triton.module.layout import ARENA, CONSTANTS, KEPT, PORT, Bound, BufferRef
 from monograph.errors import ExecutionError
 from monograph.ir import Array, DType
+from monograph.runtime.executable import Executable, Feeds, Outputs, Stream
 from monograph.runtime.gpu.capture.control import LaunchTree, count_kernels, outermost, syncs
 from monograph.runtime.gpu.device_faults import FaultReport, Notes
 from monograph.runtime.gpu.driver.devices import Device, Record
@@ -26,7 +27,10 @@ from monograph.runtime.gpu.memory import (
 )
 from monograph.runtime.gpu.tensors import from_numpy, is_plain, plain, raw, torch_type
 from monograph.runtime.outputs import NOTHING, refuse_unlike
+from monograph.runtime.pending import Pending
 
+EnqueueLaunches: TypeAlias = Callable[[int, int, Mapping[str, torch.Tensor], int], None]
+"""Enqueues launches from one number to another, given the memory of all ports and a stream."""
 VECTOR = 16
 """Bytes at which memory of the caller's has to be aligned: kernels read vectors of so many."""
 
@@ -84,31 +88,13 @@ class GpuLayout:
         return self.nests or (LaunchTree(),) * len(self.arguments)
 
 
-class Recordable(Protocol):
-    """Launches that a graph can be recorded from: those of a whole program, or some in a row."""
-
-    layout: GpuLayout
-    device: Device
-    records: list[Record]
-    """The launches, in order."""
-    port_arguments: list[tuple[str, Record, int, int]]
-    """The arguments that point to ports: port, launch, position, and offset in bytes."""
-    held: dict[str, torch.Tensor]
-    buffers: dict[str, torch.Tensor]
-    lock: threading.RLock
-
-    @property
-    def works(self) -> Sequence[Bound]:
-        """What was compiled for each launch; empty where that is not known."""
-
-
-class GpuProgram:
+class GpuProgram(Executable):
     """The launches and the memory of one program on one device. Runs wait for each other."""
 
-    host_kinds: tuple[str, ...] = ()
-    host_reasons: Mapping[str, str] = {}
-    specialisations = 0
-    threads = 1
+    runs: int = 0
+    copies: int = 0
+    whole: bool = True
+    """True if the device does all the work, and every output has memory of its own."""
     works: Sequence[Bound] = ()
     """What was compiled for each launch; empty for a program from a package."""
 
@@ -125,9 +111,6 @@ class GpuProgram:
         self.held = {f"input:{name}": memory for name, memory in held.items()}
         """Memory in the place of inputs that the caller does not bring."""
         self.device = device
-        self.runs = 0
-        self.copies = 0
-        """How often an input had to be copied because its output is written over it."""
         self.lock = threading.RLock()
         self.marked_streams: set[int] = set()
         """Streams that its memory is known to be used on."""
@@ -210,25 +193,33 @@ class GpuProgram:
 
     @property
     def own_bytes(self) -> int:
-        """Device memory that the executable holds, without the constants."""
         return sum(m.numel() for m in self.buffers.values())
 
     @property
     def device_bytes(self) -> int:
-        """Device memory that the executable holds on to."""
+        """The bytes of device memory that the executable holds."""
         return self.own_bytes + self.constant_bytes
 
-    def run(self, feeds: Mapping[str, Any], out: Mapping[str, Any] = NOTHING) -> list[Any]:
-        """The outputs for some feeds: torch tensors where some are fed, else numpy arrays.
-
-        They are fresh, or those given by name in `out`.
-        """
+    def run(self, feeds: Feeds, out: Feeds = NOTHING) -> Outputs:
+        """Run once; outputs are torch tensors if any feed is one, else numpy arrays."""
         self.check_process()
         try:
             with told_of_failure(), self.device.active():
                 return self._run(feeds, out)
         except torch.OutOfMemoryError as e:
             raise self.no_memory(e) from None
+
+    def start(self, feeds: Feeds, out: Feeds = NOTHING, stream: Stream = None) -> Pending:
+        """Enqueue a run kernel by kernel; if the host takes part in it, the run has ended."""
+        from monograph.runtime.gpu.capture.async_run import start_on_stream
+
+        return start_on_stream(self, feeds, out, stream)
+
+    def run_parts(
+        self, feeds: Feeds, out: Feeds, enqueue: EnqueueLaunches | None = None
+    ) -> Outputs:
+        """Run a program that is not whole."""
+        raise NotImplementedError
 
     def no_memory(self, error: torch.OutOfMemoryError) -> ExecutionError:
         """What is said where a run finds no memory."""
@@ -241,14 +232,14 @@ class GpuProgram:
         if self.device.place.type != "cpu" and os.getpid() != self._process:
             raise forked()
 
-    def _run(self, feeds: Mapping[str, Any], out: Mapping[str, Any]) -> list[Any]:
+    def _run(self, feeds: Feeds, out: Feeds) -> Outputs:
         as_tensors = any(isinstance(x, torch.Tensor) for x in feeds.values())
         with self.lock:
             inputs = {s.name: self.input_tensor(feeds[s.name], s) for s in self.layout.inputs}
             outputs = self.output_tensors(feeds, inputs, out)
             ports = {f"input:{n}": t for n, t in inputs.items()}
             ports |= {f"output:{n}": t for n, t in outputs.items()}
-            note = self.start({n: raw(t) for n, t in ports.items()})
+            note = self.enqueue({n: raw(t) for n, t in ports.items()})
             if note is not None:
                 self.device.finish()
                 note.check()
@@ -265,7 +256,7 @@ class GpuProgram:
         return tensor.view(torch_type(slot.dtype)).reshape(slot.shape)
 
     def output_tensors(
-        self, feeds: Mapping[str, Any], inputs: dict[str, torch.Tensor], out: Mapping[str, Any]
+        self, feeds: Feeds, inputs: dict[str, torch.Tensor], out: Feeds
     ) -> dict[str, torch.Tensor]:
         """Where the outputs go. A donated one takes the place of its input."""
         found = {}
@@ -299,9 +290,7 @@ class GpuProgram:
         others = (t for n, t in inputs.items() if n != slot.over)
         return all(given.data_ptr() != t.data_ptr() for t in others)
 
-    def result(
-        self, slot: DevicePort, tensor: torch.Tensor, out: Mapping[str, Any], as_tensors: bool
-    ) -> Any:
+    def result(self, slot: DevicePort, tensor: torch.Tensor, out: Feeds, as_tensors: bool) -> Any:
         given = out.get(slot.name)
         if isinstance(given, torch.Tensor):
             if given is not tensor:
@@ -338,7 +327,7 @@ class GpuProgram:
             return None
         return self.notes
 
-    def start(self, ports: Mapping[str, torch.Tensor]) -> FaultReport | None:
+    def enqueue(self, ports: Mapping[str, torch.Tensor]) -> FaultReport | None:
         """Enqueues a run on the current stream, and what it notes of its data behind it."""
         with self.lock:
             stream = self.begin(ports)

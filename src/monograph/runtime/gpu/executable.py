@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -39,7 +38,14 @@ from monograph.program.memory.buffer_assignment import CONSTANT, OUTPUT, TEMPORA
 from monograph.program.program import Program, Step, lower
 from monograph.program.work import program_work
 from monograph.runtime.cpu.launch import fresh
-from monograph.runtime.gpu.bound_program import DeviceFaultText, DevicePort, GpuLayout, GpuProgram
+from monograph.runtime.executable import Feeds, Outputs
+from monograph.runtime.gpu.bound_program import (
+    DeviceFaultText,
+    DevicePort,
+    EnqueueLaunches,
+    GpuLayout,
+    GpuProgram,
+)
 from monograph.runtime.gpu.capture.control import ConditionalLaunch, nest_of, nests
 from monograph.runtime.gpu.driver.devices import Device, Record
 from monograph.runtime.gpu.memory import DeviceConstants
@@ -163,6 +169,16 @@ def _outputs(program: Program) -> list[Any]:
     return [program.places.storage.get(v) for _, v in program.graph.outputs]
 
 
+def _is_whole(module: GpuModule) -> bool:
+    """Return True if the device does all the work, and every output has memory of its own."""
+    graph = module.program.graph
+    places = _outputs(module.program)
+    names = [p.buffer.name for p in places if p is not None and p.buffer.kind == OUTPUT]
+    if module.host or names != [name for name, _ in graph.outputs]:
+        return False
+    return all(map(is_native, (*graph.inputs, *(v for _, v in graph.outputs))))
+
+
 class _LibraryRecord:
     """A library's function and the tensors it works on."""
 
@@ -201,6 +217,7 @@ class GpuExecutable(GpuProgram):
         self.module = module
         self.program = module.program
         self.works = module.works
+        self.whole = _is_whole(module)
         super().__init__(
             layout_of(module),
             lambda: [self._record(b) for b in module.every],
@@ -221,58 +238,40 @@ class GpuExecutable(GpuProgram):
 
     @property
     def programs(self) -> list[Program]:
-        """What a run is made of: one program (several in `runtime.staged`)."""
         return [self.program]
 
     def artefact(self) -> GpuArtefact | None:
-        """What of it can be kept on disk; None where the host has steps, or code is not at hand."""
+        """Return what a file can hold; None if the host has steps or the device keeps no code."""
         from monograph.runtime.gpu.artefact import make_artefact
 
-        code = getattr(self.device, "code", None)
-        if code is None:
+        if not self.device.keeps_code:
             return None
-        return make_artefact(replace(self.module, constants=self._constants.to_host()), code)
+        module = replace(self.module, constants=self._constants.to_host())
+        return make_artefact(module, self.device.code)
 
     @property
     def host_steps(self) -> list[Step]:
-        """Steps that no device can do."""
         return [step for _, step in self.module.host]
 
     @property
-    def host_kinds(self) -> tuple[str, ...]:  # type: ignore[override]
+    def host_kinds(self) -> tuple[str, ...]:
         return tuple(map(step_name, self.host_steps))
 
     @property
-    def host_reasons(self) -> dict[str, str]:  # type: ignore[override]
-        """Why each kind of step on the host runs there."""
+    def host_reasons(self) -> dict[str, str]:
         return {kind_of(s.region): host_reason(s.region) for s in self.host_steps}
 
-    @cached_property
-    def whole(self) -> bool:
-        """Whether the device does all the work, and every output has memory of its own."""
-        places = _outputs(self.program)
-        names = [p.buffer.name for p in places if p is not None and p.buffer.kind == OUTPUT]
-        outputs = [name for name, _ in self.program.graph.outputs]
-        return not self.module.host and names == outputs and all(map(is_native, self._ends))
-
-    @property
-    def _ends(self) -> list[Value]:
-        return [*self.program.graph.inputs, *(v for _, v in self.program.graph.outputs)]
-
-    def _run(self, feeds: Mapping[str, Any], out: Mapping[str, Any]) -> list[Any]:
+    def _run(self, feeds: Feeds, out: Feeds) -> Outputs:
         return super()._run(feeds, out) if self.whole else self.run_parts(feeds, out)
 
     def run_parts(
-        self,
-        feeds: Mapping[str, Any],
-        out: Mapping[str, Any],
-        enqueue: Callable[[int, int, Mapping[str, torch.Tensor], int], None] | None = None,
-    ) -> list[Any]:
-        """A run with steps on the host in between, or with results that lie elsewhere.
+        self, feeds: Feeds, out: Feeds, enqueue: EnqueueLaunches | None = None
+    ) -> Outputs:
+        """Run with steps on the host, or with outputs that have no memory of their own.
 
-        enqueue: what is given the launches between two of them, by number, with all ports.
+        enqueue: enqueues the launches between two host steps; one by one by default.
         """
-        enqueue = enqueue or self._enqueue
+        enqueue = enqueue or self._enqueue_each
         as_tensors = any(isinstance(x, torch.Tensor) for x in feeds.values())
         with self.lock:
             inputs = {s.name: self.input_tensor(feeds[s.name], s) for s in self.layout.inputs}
@@ -298,7 +297,7 @@ class GpuExecutable(GpuProgram):
     def _slots(self) -> Sequence[DevicePort]:
         return self.layout.outputs
 
-    def _enqueue(
+    def _enqueue_each(
         self, start: int, stop: int, ports: Mapping[str, torch.Tensor], stream: int
     ) -> None:
         for record in self.records[start:stop]:
@@ -309,7 +308,7 @@ class GpuExecutable(GpuProgram):
         step: Step,
         ports: Mapping[str, torch.Tensor],
         held: dict[Value, Any],
-        feeds: Mapping[str, Any],
+        feeds: Feeds,
     ) -> None:
         """Runs a step by its reference, when everything before it is done."""
         self.device.synchronise()
@@ -329,7 +328,7 @@ class GpuExecutable(GpuProgram):
         value: Value,
         ports: Mapping[str, torch.Tensor],
         held: Mapping[Value, Any],
-        feeds: Mapping[str, Any],
+        feeds: Feeds,
     ) -> Any:
         """A value as numpy has it."""
         if value in held:
@@ -360,7 +359,7 @@ class GpuExecutable(GpuProgram):
         value: Value,
         ports: Mapping[str, torch.Tensor],
         held: Mapping[Value, Any],
-        feeds: Mapping[str, Any],
+        feeds: Feeds,
         as_tensor: bool,
     ) -> Any:
         """An output that has no memory of its own: the host made it, or it has two names."""

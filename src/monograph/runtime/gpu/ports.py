@@ -7,19 +7,20 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from monograph.errors import FeedError
 from monograph.ir import DType, dtype
+from monograph.runtime.executable import Feeds, Outputs, WrappedExecutable
 from monograph.runtime.feeds import Port
-from monograph.runtime.gpu.bound_program import GpuProgram
-from monograph.runtime.gpu.capture import eager
 from monograph.runtime.gpu.tensors import from_numpy, raw, torch_type
-from monograph.runtime.outputs import check_out
-from monograph.runtime.pending import Pending, ready
+from monograph.runtime.outputs import NOTHING, check_mapping, check_out
+
+if TYPE_CHECKING:
+    from monograph.runtime.dynamic.staged import StagedExecutable
 
 _NAMES = (
     *("bool", "u8", "u16", "u32", "u64", "i8", "i16", "i32", "i64", "f16", "bf16", "f32", "f64"),
@@ -56,36 +57,24 @@ def to_host(tensor: torch.Tensor) -> Any:
     return data.view(kind.numpy).reshape(tuple(tensor.shape))
 
 
-def is_alone(executable: Any) -> bool:
-    """Whether an executable is one program: no host between its parts has to know of tensors."""
-    return getattr(executable, "stages", None) is None
+class TensorStages(WrappedExecutable):
+    """Stages between which the host reads sizes: tensors of the caller become arrays and back."""
 
+    def __init__(self, staged: StagedExecutable) -> None:
+        super().__init__(staged)
+        self._names = [name for name, _ in staged.parts.whole.outputs]
 
-def run_async(
-    executable: Any, feeds: Mapping[str, Any], stream: Any, out: Mapping[str, Any]
-) -> Pending:
-    """Enqueues a run; where data decide sizes, the host has made it before this returns."""
-    if not is_alone(executable):
-        return ready(run(executable, feeds, out))
-    if isinstance(executable, GpuProgram):
-        return eager.run_async(executable, feeds, stream, out)
-    started: Pending = executable.run_async(feeds, stream, out)
-    return started
-
-
-def run(executable: Any, feeds: Mapping[str, Any], out: Mapping[str, Any]) -> list[Any]:
-    """Runs an executable; where data decide sizes the host is between its parts."""
-    if is_alone(executable) or not tensors_in({**feeds, **out}):
-        return list(executable.run(feeds, out))
-    tensors = tensors_in(feeds)
-    places = {x.device for x in tensors_in({**tensors, **out}).values()}
-    arrays = {n: to_host(x) if n in tensors else x for n, x in feeds.items()}
-    made = executable.run(arrays, {n: x for n, x in out.items() if isinstance(x, np.ndarray)})
-    names = [name for name, _ in executable.parts.whole.outputs]
-    return [
-        _delivered(n, x, out.get(n), next(iter(places)) if tensors else None)
-        for n, x in zip(names, made, strict=True)
-    ]
+    def run(self, feeds: Feeds, out: Feeds = NOTHING) -> Outputs:
+        if not tensors_in({**feeds, **out}):
+            return self.inner.run(feeds, out)
+        tensors = tensors_in(feeds)
+        places = {x.device for x in tensors_in({**tensors, **out}).values()}
+        arrays = {n: to_host(x) if n in tensors else x for n, x in feeds.items()}
+        made = self.inner.run(arrays, {n: x for n, x in out.items() if isinstance(x, np.ndarray)})
+        return [
+            _delivered(n, x, out.get(n), next(iter(places)) if tensors else None)
+            for n, x in zip(self._names, made, strict=True)
+        ]
 
 
 def _delivered(name: str, made: Any, given: Any, place: torch.device | None) -> Any:
@@ -121,6 +110,7 @@ def check_places(
 
     Donated state that has been returned to the session is among them, unless `out` says otherwise.
     """
+    check_mapping(out)
     known = {p.name: p for p in ports}
     tensors = {n: x for n, x in tensors_in(out).items() if n in known}
     arrays = {n: x for n, x in out.items() if n not in tensors}

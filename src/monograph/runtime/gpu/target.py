@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
-from typing import Any, NoReturn, TypeAlias
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn
 
+import numpy as np
 import torch
 
 from monograph.codegen.triton.control.subprograms import host_reason
@@ -18,8 +20,13 @@ from monograph.ir import Graph, Value
 from monograph.program.fusion.op_classes import is_native
 from monograph.program.launch_regions import kind_of, step_name
 from monograph.program.program import Program, Step
+from monograph.program.work import program_work
 from monograph.runtime.cache.object_cache import open_cache
+from monograph.runtime.cache.store import gpu_options
 from monograph.runtime.counts import OFF, RunCounters
+from monograph.runtime.executable import CompiledArtefact, Executable, Feeds
+from monograph.runtime.feeds import Port
+from monograph.runtime.gpu import ports
 from monograph.runtime.gpu.artefact import GpuArtefact, LoadedGpuExecutable, make_artefact
 from monograph.runtime.gpu.bound_program import GpuProgram, forked
 from monograph.runtime.gpu.build.binary_cache import KeptKernels
@@ -47,18 +54,19 @@ from monograph.runtime.gpu.executable import (
 )
 from monograph.runtime.gpu.host_io.transfer_policy import Measured
 from monograph.runtime.gpu.memory import DeviceConstants, told_of_failure
+from monograph.runtime.gpu.ports import TensorStages
+from monograph.runtime.gpu.tensor_checks import imported
+from monograph.runtime.outputs import NOTHING
 from monograph.runtime.progress import Progress
+from monograph.runtime.target import Target
 
 Optimise = Callable[[Graph], Graph]
-Runs: TypeAlias = GpuProgram | Replay | Eager
-"""What a run of a program is made by."""
 
 
 def graphs_of(device: Device) -> Graphs | None:
-    """The graphs of a device; None where it has none."""
-    own: Graphs | None = getattr(device, "graphs", None)
-    if own is not None or device.place.type != "cuda":
-        return own
+    """Return what captures graphs on a device; None if nothing does."""
+    if device.graphs is not None or device.place.type != "cuda":
+        return device.graphs
     if device.arch.backend == "hip":
         from monograph.runtime.gpu.driver.hip_graphs import hip_graphs
 
@@ -81,19 +89,67 @@ def open_target(
         return GpuBackend(config, device, optimise, progress, tally)
 
 
-class _Side:
-    """What stages of a graph are compiled by (see `runtime.staged`)."""
+class _GpuTarget(Target):
+    """The members that a device and an architecture without a device share."""
+
+    enqueues = True
+    array_types = (np.ndarray, torch.Tensor)
 
     def __init__(self, config: Config, optimise: Optimise, progress: Progress) -> None:
         self.config = config
-        self.optimise = optimise
+        self._optimise = optimise
         self.progress = progress
         self.kept = config.max_cached_shapes
         self.holds_states = True
         self.turns = self.splits_complex = False  # such loops and numbers are the host's
         self.tally: RunCounters | None = None
-        self.place: Any = None
-        """Where tensors have to lie that outputs are written into."""
+        self.place: torch.device | None = None
+        """The device of tensors that outputs are written into."""
+
+    @property
+    @abstractmethod
+    def arch(self) -> Arch:
+        """The architecture that code is compiled for."""
+
+    @property
+    def architecture(self) -> str:
+        return self.arch.name
+
+    def optimise(self, graph: Graph) -> Graph:
+        return self._optimise(graph)
+
+    def import_feeds(self, feeds: Feeds) -> Feeds:
+        return {name: imported(x) for name, x in feeds.items()}
+
+    def describe_feeds(self, feeds: Feeds, limit: int = -1) -> Feeds:
+        return ports.stand_ins(feeds, limit) if ports.tensors_in(feeds) else feeds
+
+    def executable_feeds(self, feeds: Feeds, checked: dict[str, Any]) -> dict[str, Any]:
+        return {**checked, **ports.tensors_in(feeds)}
+
+    def check_outputs(
+        self,
+        ports_: Sequence[Port],
+        feeds: Feeds,
+        checked: Feeds,
+        out: Feeds,
+        donate: Mapping[str, str],
+        returned: Feeds,
+    ) -> dict[str, Any]:
+        return ports.check_places(ports_, feeds, checked, out, donate, returned, self.place)
+
+    def compile(self, graph: Graph) -> Executable:
+        from monograph.runtime.dynamic.staged import StagedExecutable, compile_stages
+
+        made = compile_stages(graph, self)
+        return TensorStages(made) if isinstance(made, StagedExecutable) else made
+
+    @abstractmethod
+    def executable(self, graph: Graph) -> Executable:
+        """Compile a graph of static shapes that is one program."""
+
+    def package_options(self, dims: Mapping[str, int], donate: Mapping[str, str]) -> dict[str, Any]:
+        return gpu_options(self.config, dims, donate)
 
     def recording(self) -> bool:
         """Whether the caller records a graph of their own."""
@@ -105,7 +161,7 @@ class _Side:
         return native and select.family(value) is not None
 
 
-class GpuBackend(_Side):
+class GpuBackend(_GpuTarget):
     """A device, and how graphs are compiled for it and run there."""
 
     def __init__(
@@ -120,7 +176,7 @@ class GpuBackend(_Side):
         self.tally = tally
         self.graphs = None if config.capture == OFF else graphs_of(device)
         self.device = device
-        self.place = device.place
+        self.place: torch.device = device.place
         self.kernels = KeptKernels(open_cache(config), device.arch)
         self.constants = DeviceConstants(device)
         cache = TuningCache.open(cache_path(config)) if device.measures else TuningCache(None)
@@ -138,7 +194,7 @@ class GpuBackend(_Side):
     def arch(self) -> Arch:
         return self.device.arch
 
-    def executable(self, graph: Graph) -> Runs:
+    def executable(self, graph: Graph) -> Executable:
         """A graph of static shapes, compiled by the rivals that were measured to be fastest.
 
         Its runs are captured, unless the session is told to do without.
@@ -171,19 +227,21 @@ class GpuBackend(_Side):
 
     def _keep(self, module: GpuModule) -> None:
         """Lets the next process find the kernels that were chosen; not their rivals."""
-        code: Callable[[CompileRequest], KernelBinary] | None = getattr(self.device, "code", None)
-        if code is not None:
-            self.kernels.keep({r: code(r) for r in dict.fromkeys(requests_of(module))})
+        if self.device.keeps_code:
+            self.kernels.keep({r: self.device.code(r) for r in dict.fromkeys(requests_of(module))})
 
-    def load(self, artefact: GpuArtefact) -> Runs:
-        """A program that was compiled ahead of time, on the device."""
+    def load(
+        self, artefact: CompiledArtefact, compile_again: Callable[[], Executable]
+    ) -> Executable:
+        """Load a program that was compiled ahead of time onto the device."""
+        assert isinstance(artefact, GpuArtefact)
         self.check_process()
         self.refuse_recording()
         self.progress("load", 0, 1)
         with told_of_failure():
             return self._captured(LoadedGpuExecutable(artefact, self.device, self.constants))
 
-    def _captured(self, executable: GpuProgram) -> Runs:
+    def _captured(self, executable: GpuProgram) -> Executable:
         mode, tally = self.config.capture, self.tally or RunCounters()
         if mode == OFF:
             return executable
@@ -218,29 +276,31 @@ class GpuBackend(_Side):
                 hint="run once with these shapes before",
             )
 
-    def stats(self, made: Sequence[Any]) -> dict[str, Any]:
-        """What the session's executables take on the device, and how kernels were chosen."""
-        own = sum(r.own_bytes for e in made for r in parts_of(e))
+    def stats(self, executables: Sequence[Executable]) -> dict[str, Any]:
+        """Return the device memory of the executables, and how their kernels were chosen."""
+        own = sum(e.own_bytes for e in executables)
         return {
             "device": self.device.name,
             "constant_bytes": self.constants.nbytes,
             "device_bytes": self.constants.nbytes + own,
-            "streams": max(
-                (getattr(r, "streams", 1) for e in made for r in parts_of(e)), default=1
-            ),
-            "syncs": sum(r.syncs for e in made for r in parts_of(e)),
+            "streams": max((e.streams for e in executables), default=1),
+            "syncs": sum(e.syncs for e in executables),
             "tuning_used": len(self.tuner.used),
             "tuned": self.tuner.measured,
         }
 
 
-class CrossCompiler(_Side):
+class CrossCompiler(_GpuTarget):
     """An architecture to compile for, with no device to run on or to measure with."""
 
     def __init__(self, config: Config, arch: Arch, optimise: Optimise, progress: Progress) -> None:
         super().__init__(config, optimise, progress)
-        self.arch = arch
+        self._arch = arch
         self.kernels = KeptKernels(open_cache(config), arch)
+
+    @property
+    def arch(self) -> Arch:
+        return self._arch
 
     def executable(self, graph: Graph) -> OfflineExecutable:
         """A graph of static shapes as machine code, by the default kernels."""
@@ -269,40 +329,59 @@ class CrossCompiler(_Side):
         code |= new
         return {r: b for r, b in made.items() if isinstance(b, CodegenError)}
 
-    def load(self, artefact: GpuArtefact) -> Runs:
+    def load(
+        self, artefact: CompiledArtefact, compile_again: Callable[[], Executable]
+    ) -> Executable:
         raise _no_device(self.config.target)
 
-    def stats(self, made: Sequence[Any]) -> dict[str, Any]:
+    def stats(self, executables: Sequence[Executable]) -> dict[str, Any]:
         return {"device": None, "device_bytes": 0, "tuning_used": 0, "tuned": 0}
 
 
-class OfflineExecutable:
+class OfflineExecutable(Executable):
     """A compiled program without a device: it can be saved, not run."""
 
-    runs = copies = specialisations = constant_bytes = 0
-    threads = 1
+    runs = copies = launches = kernels = arena_bytes = constant_bytes = bounds_checks = 0
 
     def __init__(self, module: GpuModule, code: dict[CompileRequest, KernelBinary]) -> None:
         self.module = module
         self.program: Program = module.program
-        self.programs = [module.program]
-        self.host_steps: list[Step] = [step for _, step in module.host]
-        self.host_kinds = tuple(map(step_name, self.host_steps))
-        self.host_reasons = {kind_of(s.region): host_reason(s.region) for s in self.host_steps}
         self.kernels = count_kernels([nest_of(bound) for bound in module.every])
         self.launches = len(module.works)
         self.arena_bytes = module.arena_bytes
         self.bounds_checks = module.bounds_checks
         self._code = code
+        self._work = program_work(module.program)
+
+    @property
+    def flops(self) -> float:
+        return self._work.flops
+
+    @property
+    def moved(self) -> float:
+        return self._work.bytes
+
+    @property
+    def programs(self) -> list[Program]:
+        return [self.program]
+
+    @property
+    def host_steps(self) -> list[Step]:
+        return [step for _, step in self.module.host]
+
+    @property
+    def host_kinds(self) -> tuple[str, ...]:
+        return tuple(map(step_name, self.host_steps))
+
+    @property
+    def host_reasons(self) -> dict[str, str]:
+        return {kind_of(s.region): host_reason(s.region) for s in self.host_steps}
 
     def artefact(self) -> GpuArtefact | None:
         """What of it can be kept on disk."""
         return make_artefact(self.module, self._code.__getitem__)
 
-    def run(self, feeds: Any, out: Any = None) -> list[Any]:
-        raise _no_device("an architecture")
-
-    def run_async(self, feeds: Any, stream: Any = None, out: Any = None) -> NoReturn:
+    def run(self, feeds: Feeds, out: Feeds = NOTHING) -> NoReturn:
         raise _no_device("an architecture")
 
 
@@ -312,11 +391,3 @@ def _no_device(given: str) -> ConfigError:
         given=given,
         hint='save what is compiled, and load it with target="gpu" where there is such a device',
     )
-
-
-def parts_of(executable: Any) -> list[Any]:
-    """The executables that one is made of: several where data decide sizes."""
-    inner = getattr(executable, "stages", None)
-    if inner is None:
-        return [executable] if hasattr(executable, "own_bytes") else []
-    return [part for stage in inner for part in parts_of(stage)]

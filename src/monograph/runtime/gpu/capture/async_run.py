@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from typing import Any, NamedTuple
 
 import torch
 
+from monograph.errors import ConfigError
 from monograph.runtime.counts import Counts
+from monograph.runtime.executable import Feeds, Stream
 from monograph.runtime.gpu.bound_program import GpuProgram
 from monograph.runtime.gpu.device_faults import FaultReport
 from monograph.runtime.gpu.memory import told_of_failure
 from monograph.runtime.gpu.tensor_checks import (
     goes_to_host,
+    imported,
     refuse_misfit,
     why_copied,
     why_copied_back,
@@ -20,7 +24,7 @@ from monograph.runtime.gpu.tensor_checks import (
 )
 from monograph.runtime.gpu.tensors import raw
 from monograph.runtime.outputs import NOTHING
-from monograph.runtime.pending import Pending
+from monograph.runtime.pending import Pending, ready
 
 Memory = dict[str, torch.Tensor]
 """The bytes of every port."""
@@ -37,8 +41,8 @@ class End(NamedTuple):
 
 def started(
     executable: GpuProgram,
-    feeds: Mapping[str, Any],
-    out: Mapping[str, Any],
+    feeds: Feeds,
+    out: Feeds,
     counts: Counts | None,
     enqueue: Callable[[Memory], End | None],
 ) -> Pending:
@@ -78,13 +82,41 @@ def started(
     return Pending(finish, lambda: end is None or end.reached())
 
 
-def started_eagerly(
-    executable: GpuProgram, feeds: Mapping[str, Any], out: Mapping[str, Any] = NOTHING
+def start_on_stream(
+    executable: GpuProgram, feeds: Feeds, out: Feeds = NOTHING, stream: Stream = None
 ) -> Pending:
-    """A run, every kernel launched by itself on the current stream."""
+    """Enqueue a run kernel by kernel on the current stream, or the one given.
+
+    If the host takes part in the run, it has ended before this returns.
+    """
+    executable.check_process()
+    given = {name: imported(x) for name, x in feeds.items()}
+    place = executable.device.place
+    with ExitStack() as stack:
+        if stream is not None:
+            if place.type != "cuda":
+                raise ConfigError("there are no streams here", given=str(stream))
+            user = torch.cuda.ExternalStream(stream_number(stream), place)
+            for tensor in (*given.values(), *out.values()):
+                if isinstance(tensor, torch.Tensor) and tensor.device == place:
+                    tensor.record_stream(user)
+            stack.enter_context(torch.cuda.stream(user))
+        if not executable.whole:
+            return ready(executable.run(given, out))
+        return started_eagerly(executable, given, out)
+
+
+def stream_number(stream: Stream) -> int:
+    """Return the driver's number of a torch stream; a number is returned as it is."""
+    number: Stream = getattr(stream, "cuda_stream", stream)
+    return int(number)
+
+
+def started_eagerly(executable: GpuProgram, feeds: Feeds, out: Feeds = NOTHING) -> Pending:
+    """Enqueue a run on the current stream, every kernel as its own launch."""
 
     def enqueue(memory: Memory) -> End:
-        note = executable.start(memory)
+        note = executable.enqueue(memory)
         return _end_of(executable.device.place, note)
 
     with told_of_failure(), executable.device.active(), executable.lock:
@@ -103,7 +135,7 @@ def _end_of(place: torch.device, note: FaultReport | None) -> End:
 def _usable(
     executable: GpuProgram,
     inputs: Mapping[str, torch.Tensor],
-    out: Mapping[str, Any],
+    out: Feeds,
     counts: Counts | None,
 ) -> dict[str, Any]:
     """What of the caller's the kernels may write to."""

@@ -14,13 +14,13 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import torch
 
 from monograph.codegen.triton.module.layout import Bound
 from monograph.program.memory.stream_schedule import Schedule
-from monograph.runtime.gpu.bound_program import Recordable
+from monograph.runtime.gpu.bound_program import GpuLayout
 from monograph.runtime.gpu.capture.conditions import (
     Ends,
     add_launch,
@@ -30,6 +30,7 @@ from monograph.runtime.gpu.capture.conditions import (
     record_control,
 )
 from monograph.runtime.gpu.capture.control import ConditionalLaunch
+from monograph.runtime.gpu.driver.devices import Device, Record
 from monograph.runtime.gpu.driver.graphs import KERNEL, CopyNode, GraphError, Graphs, Handle, Params
 
 Memory: TypeAlias = Mapping[str, torch.Tensor]
@@ -39,6 +40,24 @@ Place: TypeAlias = tuple[Params, "ctypes.c_uint64", int]
 Copies: TypeAlias = Mapping[str, CopyNode]
 """Copies at one end of a graph, done in any order, by the names that their nodes get."""
 NO_COPIES: Copies = {}
+
+
+class Recordable(Protocol):
+    """Launches that a graph can be recorded from: those of a whole program, or some in a row."""
+
+    layout: GpuLayout
+    device: Device
+    records: list[Record]
+    """The launches, in order."""
+    port_arguments: list[tuple[str, Record, int, int]]
+    """The arguments that point to ports: port, launch, position, and offset in bytes."""
+    held: dict[str, torch.Tensor]
+    buffers: dict[str, torch.Tensor]
+    lock: threading.RLock
+
+    @property
+    def works(self) -> Sequence[Bound]:
+        """What was compiled for each launch; empty where that is not known."""
 
 
 @dataclass

@@ -36,13 +36,13 @@ class Attempts:
         if not self._never and self._pause == 0:
             return True
         if self._never:
-            self.goes_without(self._reason)
+            self.count_fallback(self._reason)
         else:
             self.counts.fallbacks[self._reason] += 1
         self._pause = max(self._pause - 1, 0)
         return False
 
-    def goes_without(self, reason: str) -> None:
+    def count_fallback(self, reason: str) -> None:
         """Counts a run that no graph can hold as a whole, and says so once; or refuses it."""
         if self.mode == OFF:
             return

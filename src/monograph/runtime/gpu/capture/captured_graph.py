@@ -8,12 +8,13 @@ from typing import Any
 import torch
 
 from monograph.codegen.triton.module.layout import ARENA, KEPT
-from monograph.runtime.gpu.bound_program import VECTOR, Recordable
+from monograph.runtime.gpu.bound_program import VECTOR
 from monograph.runtime.gpu.build.stream_tuning import StreamTuner
 from monograph.runtime.gpu.capture.capture import (
     Copies,
     Memory,
     Place,
+    Recordable,
     Recorder,
     Recording,
     every_record,

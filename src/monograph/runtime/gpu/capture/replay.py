@@ -8,7 +8,6 @@ look at conditions, branches and loops are such steps.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from typing import Any, NoReturn
 
@@ -16,9 +15,18 @@ import torch
 
 from monograph.errors import ExecutionError
 from monograph.runtime.counts import AUTO, OFF, Counts, RunCounters, host_takes_part
+from monograph.runtime.executable import (
+    DonatedRun,
+    FastPath,
+    Feeds,
+    Outputs,
+    Stream,
+    WrappedExecutable,
+)
+from monograph.runtime.fast_path import ReturnedState
 from monograph.runtime.gpu.bound_program import GpuProgram
 from monograph.runtime.gpu.build.stream_tuning import MeasuredStreams, StreamTuner
-from monograph.runtime.gpu.capture.async_run import End, Memory, started
+from monograph.runtime.gpu.capture.async_run import End, Memory, started, stream_number
 from monograph.runtime.gpu.capture.capture_policy import Attempts
 from monograph.runtime.gpu.capture.captured_graph import GraphBuilder, Recorded
 from monograph.runtime.gpu.capture.conditions import (
@@ -30,12 +38,12 @@ from monograph.runtime.gpu.capture.control import ConditionalLaunch
 from monograph.runtime.gpu.capture.launches import TENSORS, Launches, Mark, enter, not_copied
 from monograph.runtime.gpu.capture.partial_graphs import Stretches, launch_on
 from monograph.runtime.gpu.capture.replay_fast_path import (
-    Noted,
-    Quick,
-    checked,
-    cold,
-    noted,
-    quick_run,
+    TryReplay,
+    TryReplayReported,
+    decline,
+    try_replay,
+    waited,
+    with_fault_report,
 )
 from monograph.runtime.gpu.device_faults import FaultReport
 from monograph.runtime.gpu.driver.graphs import Graphs
@@ -51,8 +59,8 @@ from monograph.runtime.pending import Pending, ready
 HOST_ARRAYS = "arrays of the host"
 
 
-class Replay:
-    """An executable that is recorded and replayed. May be used from several threads."""
+class Replay(WrappedExecutable):
+    """An executable that is captured once and replayed. Several threads may use it."""
 
     def __init__(
         self,
@@ -66,13 +74,13 @@ class Replay:
         streams: MeasuredStreams | None = None,
         locks: bool = True,
     ) -> None:
+        super().__init__(executable)
         self.executable = executable
         self.graphs = graphs
         tally = tally or RunCounters()
         self.counts: Counts = tally.of(self)
         self._attempts = Attempts(mode, self.counts, tally)
         self._launches = Launches(executable, graphs, self.counts)
-        self._whole = bool(getattr(executable, "whole", True))
         self._tuner = StreamTuner(executable, graphs, streams)
         self._maker = GraphBuilder(executable, graphs, self._tuner)
         self._arrays = HostRuns(self._launches, self._maker, self._attempts, host, measured, locks)
@@ -80,26 +88,17 @@ class Replay:
         self._stretches: Stretches | None = None
         if mode != OFF:
             stretches = Stretches(self._launches, self._attempts)
-            if not self._whole or stretches.reason:
+            if not executable.whole or stretches.reason:
                 self._stretches = stretches
-        self._enqueued: Quick = cold
-        self._noted: Noted | None = None
-        """The same where data may be wrong."""
-        self.hot: Quick = cold
-        """A run that takes tensors as they are; None where it takes more, or before the first."""
-        self.warm: Callable[[Mapping[str, Any]], list[Any] | None] = (
-            self._arrays.quick if self._stretches is None else cold
-        )
-        """A run on arrays of the host that fit, likewise."""
+        self._replay_tensors: TryReplay = decline
+        """A replay on tensors as they are; it declines before there is a graph."""
+        self._enqueue_tensors: TryReplay = decline
+        """The same, not waited for, where data cannot be wrong."""
+        self._enqueue_reported: TryReplayReported | None = None
+        """The same, not waited for, where kernels report data faults."""
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise not_copied("a model on a GPU")
-
-    def __getattr__(self, name: str) -> Any:
-        """All that is asked of an executable, but its runs."""
-        if name in ("executable", "__setstate__"):
-            raise AttributeError(name)
-        return getattr(self.executable, name)
 
     @property
     def stats(self) -> dict[str, Any]:
@@ -115,7 +114,6 @@ class Replay:
 
     @property
     def streams(self) -> int:
-        """Kernels that may run side by side in a captured run."""
         return self._tuner.count
 
     @property
@@ -132,82 +130,85 @@ class Replay:
     def _ring(self) -> Ring:
         return self._arrays.ring
 
-    def run(self, feeds: Mapping[str, Any], out: Mapping[str, Any] = NOTHING) -> list[Any]:
-        """The outputs, as `Running.run` gives them."""
-        found = self.hot(feeds, out)
-        if found is None and not out:
-            found = self.warm(feeds)
+    def run(self, feeds: Feeds, out: Feeds = NOTHING) -> Outputs:
+        found = self.try_run(feeds, out)
         return self._start(feeds, out).result() if found is None else found
 
-    def run_async(
-        self,
-        feeds: Mapping[str, Any],
-        stream: Any = None,
-        out: Mapping[str, Any] = NOTHING,
-    ) -> Pending:
-        """Enqueues a run on the current stream, or the one given, and returns at once.
+    def run_full(self, feeds: Feeds, out: Feeds = NOTHING) -> Outputs:
+        return self._start(feeds, out).result()
 
-        Arrays on the host may be changed as soon as this returns; tensors as by any other work on
-        the stream.
+    def try_run(self, feeds: Feeds, out: Feeds = NOTHING) -> Outputs | None:
+        """Replay on tensors of the device or arrays of the host, if a graph takes them as is."""
+        found = self._replay_tensors(feeds, out)
+        if found is None and not out and self._stretches is None:
+            return self._arrays.try_replay(feeds)
+        return found
+
+    def run_async(self, feeds: Feeds, stream: Stream = None, out: Feeds = NOTHING) -> Pending:
+        """Enqueue a run on the current stream, or the one given, and return at once.
+
+        The caller may change arrays on the host as soon as this returns. Tensors are ordered by
+        the stream, as by any other work on it.
         """
+        return self.try_start(feeds, out, stream) or self.start(feeds, out, stream)
+
+    def start(self, feeds: Feeds, out: Feeds = NOTHING, stream: Stream = None) -> Pending:
         if stream is None:
-            return self._started(feeds, out)
-        number = _number(stream)
+            return self._start(feeds, out)
+        number = stream_number(stream)
         elsewhere = number != self.graphs.current()
         with self.graphs.using(number):
-            pending = self._started(feeds, out)
+            pending = self._start(feeds, out)
             if elsewhere:
                 self._hold(feeds, out, number)
             return pending
 
-    def _hold(self, feeds: Mapping[str, Any], out: Mapping[str, Any], stream: int) -> None:
+    def state_fast_path(self, run: DonatedRun) -> FastPath:
+        return ReturnedState(self, run)
+
+    def _hold(self, feeds: Feeds, out: Feeds, stream: int) -> None:
         """What the caller frees on the current stream is still in use on another."""
         tensors = [x for x in (*feeds.values(), *out.values()) if isinstance(x, torch.Tensor)]
         mine = [t for t in tensors if t.device == self._place]
         if mine:
             self.graphs.used_on(mine, stream)
 
-    def _started(self, feeds: Mapping[str, Any], out: Mapping[str, Any]) -> Pending:
-        """A run that was enqueued, if it can be the quick way."""
-        return self.start_hot(feeds, out) or self._start(feeds, out)
-
-    def start_hot(
-        self, feeds: Mapping[str, Any], out: Mapping[str, Any] = NOTHING, on: Any = None
+    def try_start(
+        self, feeds: Feeds, out: Feeds = NOTHING, stream: Stream = None
     ) -> Pending | None:
-        """What `hot` or `warm` would run, enqueued; on a stream, or on the current one."""
-        stream = self.graphs.current()
-        if on is not None and (number := _number(on)) != stream:
+        current = self.graphs.current()
+        if stream is not None and (number := stream_number(stream)) != current:
             with self.graphs.using(number):
-                pending = self.start_hot(feeds, out)
+                pending = self.try_start(feeds, out)
             if pending is not None:
                 self._hold(feeds, out, number)
             return pending
-        if self._noted is not None:
-            if (made := self._noted(feeds, out)) is not None:
-                return _noted(*made)
-        elif (found := self._enqueued(feeds, out)) is not None:
-            reached = self._launches.marked(stream).reached
+        if self._enqueue_reported is not None:
+            if (made := self._enqueue_reported(feeds, out)) is not None:
+                return _checked_later(*made)
+        elif (found := self._enqueue_tensors(feeds, out)) is not None:
+            reached = self._launches.marked(current).reached
             return Pending(lambda: found, reached, enqueued=found)
-        return None if out or self._stretches else self._arrays.start_quick(feeds)
+        return None if out or self._stretches else self._arrays.try_start(feeds)
 
     def close(self) -> None:
         """Frees the graphs now."""
         self._launches.close()
 
-    def _start(self, feeds: Mapping[str, Any], out: Mapping[str, Any]) -> Pending:
+    def _start(self, feeds: Feeds, out: Feeds) -> Pending:
         """Enqueues a run, whatever it needs."""
         self._launches.check_process()
         with told_of_failure():
             enter(self.executable.device)
             given = {name: imported(x) for name, x in feeds.items()}
-            if not self._whole:
+            if not self.executable.whole:
                 return self._run_parts(given, out)
             try:
                 return self._start_whole(given, out)
             except torch.OutOfMemoryError as e:
                 raise self.executable.no_memory(e) from None
 
-    def _start_whole(self, given: Mapping[str, Any], out: Mapping[str, Any]) -> Pending:
+    def _start_whole(self, given: Feeds, out: Feeds) -> Pending:
         with ExitStack() as stack:
             if not self.graphs.here():
                 stack.enter_context(self.graphs.guard())
@@ -219,14 +220,14 @@ class Replay:
             self._launches.order(stream)  # before memory is asked for: it may be refused
             sweep(self.graphs)
             if self._stretches is not None:
-                self._attempts.goes_without(self._stretches.reason)
+                self._attempts.count_fallback(self._stretches.reason)
                 return self._from_device(given, out, stream)
             if any(isinstance(x, torch.Tensor) for x in (*given.values(), *out.values())):
                 return self._from_device(given, out, stream)
             pending = self._arrays.start(given, out, stream)
             return pending or self._from_device(given, out, stream, captured=False)
 
-    def _refuse_recording(self, given: Mapping[str, Any], out: Mapping[str, Any]) -> None:
+    def _refuse_recording(self, given: Feeds, out: Feeds) -> None:
         """Refuses what a caller's graph cannot hold, before any of it is recorded."""
         for name, x in (*given.items(), *out.items()):
             if why := where_else(x, self._place):
@@ -253,26 +254,25 @@ class Replay:
         if not self._launches.made:  # what its nodes need is loaded with the first of our own
             raise _not_recorded("with a branch or a loop", hint="run once with these shapes before")
 
-    def _run_parts(self, feeds: Mapping[str, Any], out: Mapping[str, Any]) -> Pending:
+    def _run_parts(self, feeds: Feeds, out: Feeds) -> Pending:
         """A run with steps on the host, or with outputs that have no memory of their own."""
         if self.graphs.capturing_now():
             raise _not_recorded("of a model that the host takes part in")
         with self._launches.lock:  # threads count together
             if kinds := self.executable.host_kinds:
-                self._attempts.goes_without(host_takes_part(kinds))
+                self._attempts.count_fallback(host_takes_part(kinds))
             if self._stretches is not None and self._stretches.reason:
-                self._attempts.goes_without(self._stretches.reason)
+                self._attempts.count_fallback(self._stretches.reason)
         if self._stretches is None:
             return ready(self.executable.run(feeds, out))
         with self.executable.device.active(), self._launches.lock:
             self._launches.order(self.graphs.current())  # which marks the memory of graphs, too
-            run_parts: Any = self.executable.run_parts  # type: ignore[attr-defined]
-            return ready(run_parts(feeds, out, self._stretches.launch))
+            return ready(self.executable.run_parts(feeds, out, self._stretches.launch))
 
     def _from_device(
         self,
-        feeds: Mapping[str, Any],
-        out: Mapping[str, Any],
+        feeds: Feeds,
+        out: Feeds,
         stream: int,
         recording: bool = False,
         captured: bool = True,
@@ -287,7 +287,7 @@ class Replay:
                 self._record_for_caller(memory, stream)
                 return None
             self._launches.order(stream)
-            note = self._enqueue(memory, stream) if captured else self.executable.start(memory)
+            note = self._enqueue(memory, stream) if captured else self.executable.enqueue(memory)
             mark = self._launches.marked(stream)
             return End(mark.wait, mark.reached, note)
 
@@ -320,21 +320,24 @@ class Replay:
                 self._launches.made[TENSORS] = recorded
                 self._warm_up(recorded)
         if recorded is None:
-            return self.executable.start(memory)
+            return self.executable.enqueue(memory)
         self._launches.begin(stream)
         launch_on(self._launches, recorded, memory, stream)
         self.executable.runs += 1
         return self._launches.noted()
 
     def _warm_up(self, recorded: Recorded) -> None:
-        """Lets later runs take the short way."""
-        self._enqueued = self.hot = quick_run(self._launches, recorded)
-        if self.executable.notes is not None:
-            self._noted = noted(self._enqueued, self._launches, self.executable.notes)
-            self.hot = checked(self._noted)
+        """Let later runs take the fast path."""
+        replay = try_replay(self._launches, recorded)
+        if self.executable.notes is None:
+            self._enqueue_tensors = self._replay_tensors = replay
+            return
+        reported = with_fault_report(replay, self._launches, self.executable.notes)
+        self._enqueue_reported = reported
+        self._replay_tensors = waited(reported)
 
 
-def _noted(found: list[Any], note: FaultReport, mark: Mark) -> Pending:
+def _checked_later(found: list[Any], note: FaultReport, mark: Mark) -> Pending:
     """A run that is looked at when its outputs are asked for."""
 
     def finish() -> list[Any]:
@@ -343,11 +346,6 @@ def _noted(found: list[Any], note: FaultReport, mark: Mark) -> Pending:
         return found
 
     return Pending(finish, mark.reached, enqueued=found)
-
-
-def _number(stream: Any) -> int:
-    """A stream of torch, or a number, as drivers have it."""
-    return int(getattr(stream, "cuda_stream", stream))
 
 
 def _not_recorded(

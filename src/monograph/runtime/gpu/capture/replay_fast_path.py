@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 
 import torch
 
+from monograph.runtime.executable import Feeds, Outputs
 from monograph.runtime.gpu.bound_program import DevicePort
 from monograph.runtime.gpu.capture.captured_graph import Recorded
 from monograph.runtime.gpu.capture.launches import HERE, TENSORS, THREAD, Launches, Mark
@@ -22,9 +23,9 @@ from monograph.runtime.gpu.memory import FAILED
 from monograph.runtime.gpu.tensors import torch_type
 from monograph.runtime.outputs import NOTHING
 
-Quick: TypeAlias = Callable[..., "list[Any] | None"]
+TryReplay: TypeAlias = Callable[..., "Outputs | None"]
 """Takes feeds and places for donated outputs; None where the run needs more than a launch."""
-Noted: TypeAlias = Callable[..., "tuple[list[Any], FaultReport, Mark] | None"]
+TryReplayReported: TypeAlias = Callable[..., "tuple[Outputs, FaultReport, Mark] | None"]
 """The same for a run whose data may be wrong: with what it notes of them, and its end."""
 _PARTS = {torch.float16, torch.float32, torch.float64}
 """Types of the parts of complex numbers: of some of these torch only notes that they are negated,
@@ -34,11 +35,11 @@ BUSY = -1
 thread is new to it."""
 
 
-def cold(feeds: Mapping[str, Any], out: Mapping[str, Any] = NOTHING, on: Any = None) -> None:
+def decline(feeds: Feeds, out: Feeds = NOTHING, on: Any = None) -> None:
     """What stands in for a quick run where there is no graph yet."""
 
 
-def quick_run(launches: Launches, recorded: Recorded) -> Quick:
+def try_replay(launches: Launches, recorded: Recorded) -> TryReplay:
     """A run of a graph on dense tensors of the device, as it takes them.
 
     It is one long function on purpose: what a run looks up are locals of this one, and every call
@@ -76,7 +77,7 @@ def quick_run(launches: Launches, recorded: Recorded) -> Quick:
     executable, graphs, counts = launches.executable, launches.graphs, launches.counts
     kind_of_tensors, launch = torch.Tensor, graphs.launch
 
-    def run(feeds: Mapping[str, Any], out: Mapping[str, Any] = NOTHING) -> list[Any] | None:
+    def run(feeds: Feeds, out: Feeds = NOTHING) -> Outputs | None:
         if len(feeds) != count or here[0] != launches.process:
             return None
         addresses = []
@@ -128,14 +129,12 @@ def quick_run(launches: Launches, recorded: Recorded) -> Quick:
     return run
 
 
-def noted(run: Quick, launches: Launches, notes: Notes) -> Noted:
+def with_fault_report(run: TryReplay, launches: Launches, notes: Notes) -> TryReplayReported:
     """The same for a model whose data may be wrong: behind the run comes what it notes of them."""
     lock, executable = launches.lock, launches.executable
     current = stream_of(launches.graphs)
 
-    def started(
-        feeds: Mapping[str, Any], out: Mapping[str, Any] = NOTHING
-    ) -> tuple[list[Any], FaultReport, Mark] | None:
+    def started(feeds: Feeds, out: Feeds = NOTHING) -> tuple[Outputs, FaultReport, Mark] | None:
         with lock:  # no other run comes in between
             if notes.doubtful:
                 stream = current()
@@ -155,10 +154,10 @@ def noted(run: Quick, launches: Launches, notes: Notes) -> Noted:
     return started
 
 
-def checked(start: Noted) -> Quick:
+def waited(start: TryReplayReported) -> TryReplay:
     """The same, waited for and looked at."""
 
-    def waited(feeds: Mapping[str, Any], out: Mapping[str, Any] = NOTHING) -> list[Any] | None:
+    def run(feeds: Feeds, out: Feeds = NOTHING) -> Outputs | None:
         made = start(feeds, out)
         if made is None:
             return None
@@ -167,7 +166,7 @@ def checked(start: Noted) -> Quick:
         note.check()
         return found
 
-    return waited
+    return run
 
 
 def strides(shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -182,7 +181,7 @@ def _in_place(
     names, sizes = [s.name for s in inputs], [nbytes(s) for s in inputs]
     written = {over for _, over in states}
 
-    def holds(feeds: Mapping[str, Any], out: Mapping[str, Any], addresses: list[int]) -> bool:
+    def holds(feeds: Feeds, out: Feeds, addresses: list[int]) -> bool:
         for name, over in states:
             if out[name] is not feeds[names[over]]:
                 return False

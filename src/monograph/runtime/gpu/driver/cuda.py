@@ -91,6 +91,8 @@ class CudaRecord:
 class CudaDevice(TorchDevice):
     """One NVIDIA GPU; kernels that are equal are loaded once, and freed with the device."""
 
+    keeps_code = True
+
     def __init__(self, index: int = 0) -> None:
         super().__init__(index)
         major, minor = torch.cuda.get_device_capability(index)

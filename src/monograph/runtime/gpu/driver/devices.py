@@ -14,6 +14,7 @@ from monograph.codegen.triton.module.layout import BufferRef
 from monograph.config import make_config
 from monograph.runtime.gpu.build.build import CompileRequest, KernelBinary
 from monograph.runtime.gpu.build.source import function
+from monograph.runtime.gpu.driver.graphs import Graphs
 from monograph.runtime.gpu.driver.interpreter_checks import watching
 from monograph.runtime.gpu.tensors import typed
 
@@ -42,6 +43,10 @@ class Device(Protocol):
     """Whether kernels can be timed on it."""
     cache_bytes: int
     """What its last cache holds."""
+    keeps_code: bool
+    """True if `code` returns the machine code of kernels."""
+    graphs: Graphs | None
+    """The graphs that sessions capture with, in place of the driver's."""
 
     def record(self, launch: Launch, arguments: Sequence[BufferRef], stem: str) -> Record:
         """A kernel compiled and loaded."""
@@ -56,6 +61,9 @@ class Device(Protocol):
 
     def load(self, wanted: CompileRequest, binary: KernelBinary) -> None:
         """Takes code that was compiled elsewhere."""
+
+    def code(self, wanted: CompileRequest) -> KernelBinary:
+        """Return the machine code of a kernel."""
 
     def active(self) -> AbstractContextManager[Any]:
         """Makes this device the one that the calling thread works with."""
@@ -148,6 +156,8 @@ class Interpreter:
     driver = "none"
     measures = False
     cache_bytes = 0
+    keeps_code = False
+    graphs: Graphs | None = None
 
     checked: bool | None = None
     """Whether every address of a kernel is checked; as the environment says for None."""
@@ -170,6 +180,9 @@ class Interpreter:
 
     def load(self, wanted: CompileRequest, binary: KernelBinary) -> None:
         raise NotImplementedError("machine code is not interpreted")
+
+    def code(self, wanted: CompileRequest) -> KernelBinary:
+        raise NotImplementedError("the interpreter compiles no machine code")
 
     def active(self) -> AbstractContextManager[Any]:
         return nullcontext()

@@ -9,6 +9,9 @@ from typing import Any
 
 import torch
 
+from monograph.runtime.gpu.build.build import CompileRequest, KernelBinary
+from monograph.runtime.gpu.driver.graphs import Graphs
+
 REPEATS, ROUNDS = 20, 5
 
 
@@ -16,6 +19,8 @@ class TorchDevice:
     """A GPU as torch sees it."""
 
     measures = True
+    keeps_code = False
+    graphs: Graphs | None = None
 
     def __init__(self, index: int = 0) -> None:
         self.place = torch.device("cuda", index)
@@ -24,6 +29,10 @@ class TorchDevice:
         self.driver = "unknown"
         about = torch.cuda.get_device_properties(index)
         self.cache_bytes = int(getattr(about, "L2_cache_size", 0))
+
+    def code(self, wanted: CompileRequest) -> KernelBinary:
+        """Return the machine code of a kernel, on a device that keeps it."""
+        raise NotImplementedError("torch compiles and keeps the kernels of this device")
 
     def active(self) -> AbstractContextManager[Any]:
         """Makes this device the one that the calling thread works with."""

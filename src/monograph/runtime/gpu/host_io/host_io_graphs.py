@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from monograph.errors import ConfigError, ExecutionError
+from monograph.runtime.executable import Feeds, Outputs
 from monograph.runtime.gpu.capture.capture import Place, Recording, places_of
 from monograph.runtime.gpu.capture.capture_policy import Attempts
 from monograph.runtime.gpu.capture.captured_graph import GraphBuilder, Recorded
@@ -80,13 +81,13 @@ class HostRuns:
             self._fetching.possible = False
         self._inputs = [(s.name, s.shape, s.dtype.numpy) for s in layout.inputs]
 
-    def quick(self, feeds: Mapping[str, Any]) -> list[Any] | None:
-        """A run on arrays that fit, where there is a graph already; None for others."""
-        pending = self.start_quick(feeds, stays=True)
+    def try_replay(self, feeds: Feeds) -> Outputs | None:
+        """Replay on arrays that fit, if there is a graph already; else return None."""
+        pending = self.try_start(feeds, stays=True)
         return None if pending is None else pending.result()
 
-    def start_quick(self, feeds: Mapping[str, Any], stays: bool = False) -> Pending | None:
-        """The same, enqueued; stays: whether the arrays are left alone until it is done."""
+    def try_start(self, feeds: Feeds, stays: bool = False) -> Pending | None:
+        """Enqueue the same run; stays: the caller leaves the arrays alone until it is done."""
         launches = self._launches
         recorded = launches.made.get(ARRAYS)
         if recorded is None or len(feeds) != len(self._inputs) or HERE[0] != launches.process:

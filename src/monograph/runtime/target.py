@@ -1,0 +1,80 @@
+"""The Target protocol: what compiles a session's graphs, and how its runs take data.
+
+The implementations are `ReferenceTarget`, `CpuBackend`, `GpuBackend` and `CrossCompiler`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from monograph.ir import Graph
+from monograph.runtime.dlpack import arrays_of
+from monograph.runtime.executable import CompiledArtefact, Executable, Feeds
+from monograph.runtime.feeds import Port
+from monograph.runtime.outputs import check_out
+
+
+class Target(Protocol):
+    """A target of one session. Members with a default hold for runs on arrays of the host."""
+
+    evaluates: bool = False
+    """True if graphs are evaluated op by op; False if they are compiled."""
+    enqueues: bool = False
+    """True if runs are enqueued on streams of a device; False if a thread of the host runs them."""
+    array_types: tuple[type, ...] = (np.ndarray,)
+    """The types of arrays that executables take without a conversion."""
+    threads: int = 0
+    """The number of CPU threads that code is compiled for."""
+
+    @property
+    def architecture(self) -> str:
+        """The name of the GPU architecture that code is compiled for; "" for other targets."""
+        return ""
+
+    def import_feeds(self, feeds: Feeds) -> Feeds:
+        """Return the feeds with arrays or tensors in place of what DLPack describes."""
+        return arrays_of(feeds)
+
+    def describe_feeds(self, feeds: Feeds, limit: int = -1) -> Feeds:
+        """Return arrays of the same types and shapes as the feeds; the feeds if they are arrays.
+
+        limit: the values of integer feeds with at most so many elements are read.
+        """
+        return feeds
+
+    def executable_feeds(self, feeds: Feeds, checked: dict[str, Any]) -> dict[str, Any]:
+        """Return what an executable takes, given feeds and the checked arrays for them."""
+        return checked
+
+    def check_outputs(
+        self,
+        ports: Sequence[Port],
+        feeds: Feeds,
+        checked: Feeds,
+        out: Feeds,
+        donate: Mapping[str, str],
+        returned: Feeds,
+    ) -> dict[str, Any]:
+        """Return the memory for outputs by name: `out`, and donated state that was returned."""
+        return check_out(ports, checked, out, donate, returned)
+
+    def optimise(self, graph: Graph) -> Graph:
+        """Return a graph of known shapes after the passes of this target."""
+
+    def compile(self, graph: Graph) -> Executable:
+        """Compile an optimised graph of known shapes."""
+
+    def load(
+        self, artefact: CompiledArtefact, compile_again: Callable[[], Executable]
+    ) -> Executable:
+        """Return the executable of an artefact; `compile_again` makes it from the model."""
+
+    def package_options(self, dims: Mapping[str, int], donate: Mapping[str, str]) -> dict[str, Any]:
+        """Return the options that decide what code a package holds."""
+
+    def stats(self, executables: Sequence[Executable]) -> dict[str, Any]:
+        """Return statistics that only this target has."""
+        return {}
