@@ -7,7 +7,7 @@ import weakref
 import numpy as np
 import pytest
 
-from monograph.errors import ExecutionError, VerifyError
+from monograph.errors import ExecutionError, InferError, VerifyError
 from monograph.ir import (
     Graph,
     Input,
@@ -128,7 +128,7 @@ def test_a_failing_op_names_its_node() -> None:
     x = make("f32[N]")
     y = Reshape((3,))(x)
     graph = Graph((x,), (("y", y),), origins={y: "Reshape_7"})
-    with pytest.raises(Exception, match="Reshape_7"):
+    with pytest.raises(InferError, match="Reshape_7"):
         evaluate(graph, {"x": np.zeros(4, np.float32)})
 
 

@@ -53,6 +53,16 @@ noisy (float[4] x) => (float[4] y)
 }
 """
 
+RANDOM_PRODUCT = """
+<ir_version: 9, opset_import: ["" : 18]>
+noisy (float[4, 4] x) => (float[4, 4] y)
+{
+    r = RandomNormalLike(x)
+    s = Add(x, r)
+    y = MatMul(s, x)
+}
+"""
+
 SPLIT = """
 <ir_version: 9, opset_import: ["" : 20]>
 split (float[4] x) => (float[4] y)

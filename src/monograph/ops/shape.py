@@ -381,6 +381,7 @@ class Slice(ViewOp):
         sample("f32[5, 6]", starts=(-1, 0), stops=(-9, -2), steps=(-2, 1)),
         sample("i64[4]", starts=(3,), stops=(1,), steps=(1,)),
         sample("f32[4, 3]", starts=(-9, -9), stops=(-9, 2), steps=(-1, 1)),
+        sample("f32[4, 3]", starts=(0, 1), stops=(FAR, 3), steps=(1, 1)),
     )
 
     def canonical(self, *types: Type) -> Op:

@@ -91,10 +91,12 @@ def test_masked_elements_before_the_first_are_not_outside(reverse: bool) -> None
     np.testing.assert_allclose(run(compiled(graph)), right[:, ::-1] if reverse else right)
 
 
-def test_constants_end_where_their_values_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_constants_end_where_their_values_end() -> None:
     weights = constant(np.ones((6, 35), np.float32) * np.arange(35, dtype=np.float32))
     graph = graph_of(Neg()(value("f32[6, 35]")), ReduceSum((1,))(Neg()(weights)))
-    compiled(graph).run({"x": DATA})
+    negated, total = compiled(graph).run({"x": DATA})
+    np.testing.assert_array_equal(negated, -DATA)
+    np.testing.assert_array_equal(total, np.full(6, -np.arange(35).sum()))
 
 
 def test_interpreter_is_as_it_was_after_a_checked_kernel() -> None:

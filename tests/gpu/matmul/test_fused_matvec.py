@@ -88,6 +88,7 @@ def test_columns_beside_the_last_do_not_count() -> None:
 def test_many_columns_are_added_up_by_the_last_program(rows: int) -> None:
     made = graph_of(layers(value(f"f32[{rows}, 16]"), 300, 1))
     names = candidate_names(made)[0]
+    assert names
     assert all(name.startswith("chained") for name in names)
     assert len(set(names)) == len(names)
     check(made, steps=1, every=False)

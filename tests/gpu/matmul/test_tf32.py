@@ -188,6 +188,7 @@ def biases(graph: Graph, count: int = 3) -> dict[str, float]:
 @pytest.mark.parametrize("make", GRAPHS.values(), ids=GRAPHS)
 def test_sums_of_positive_products_are_not_biased(make: Make) -> None:
     found = biases(make())
+    assert found
     assert all(abs(b) < ROUNDED for b in found.values()), found
 
 
