@@ -141,17 +141,19 @@ class Session(Calls):
     def tolerances(
         self, feeds: Mapping[str, Any], *, reference: bool = False
     ) -> dict[str, Tolerance]:
-        """How far each output of a run on these feeds may lie from what others compute.
+        """How far each element of a run on these feeds may lie from what others compute.
 
         A file may allow others a lower precision; the reference makes no use of that. A session
         that was asked to compute in one lies farther from the rest.
         """
-        from monograph.runtime.numerics.tolerance import allowed_by_file, derive
+        from monograph.runtime.numerics.spread import tolerances
+        from monograph.runtime.numerics.tolerance import allowed_by_file
 
         narrow = self.config.precision != "f32"
         graph = self.optimised_graph(feeds) if narrow else self.bound_graph(feeds)
         allowed = 0.0 if reference else allowed_by_file(self._bindings.model.file)
-        return derive(graph, allowed, tf32=self.config.tf32)
+        checked = self._checked(feeds)
+        return tolerances(graph, checked, allowed, tf32=self.config.tf32, narrowed=narrow)
 
     def graph_for(self, feeds: Mapping[str, Any]) -> Graph:
         """The graph that a run on these feeds evaluates; `graph` itself for most models."""

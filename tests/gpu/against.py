@@ -62,7 +62,7 @@ def check(
         for op in random_ops(graph):  # to draw what the reference has drawn
             op.turns.count[0] = 0
         executable = GpuExecutable(compile_for_gpu(graph, device().arch, choose), device())
-        agree(graph, executable.run(feeds), expected, f"by candidate {number}")
+        agree(graph, feeds, executable.run(feeds), expected, f"by candidate {number}")
 
 
 def candidate_names(graph: Graph) -> list[list[str]]:

@@ -181,7 +181,7 @@ def wrong_rows(
 
     The latter must be the best of the very numbers that they were chosen from.
     """
-    rounding = Tolerance(rtol=epsilon(dtype(precision)), relative_to_largest=False)
+    rounding = Tolerance(rtol=epsilon(dtype(precision)))
     own = dict.fromkeys((cut.boxes, cut.scores), rounding)
     cases = {
         "rows": (rows, expected, tolerances),

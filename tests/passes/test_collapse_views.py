@@ -145,7 +145,7 @@ def test_towers_whose_outputs_are_joined(axis: int, width: int) -> None:
     x = value("f32[3, 16]")
     before = graph_of(Concat(axis)(*(tower(x, [8, 8, 4, width]) for _ in range(6))))
     after = run(before, BatchTowers(), CollapseViews())
-    check_numbers(before, after, exact=False, terms=64)
+    check_numbers(before, after, exact=False)
     assert count(after, "dot") == 4
     assert count(after, "slice", "concat", "squeeze", "unsqueeze") == 0
     # Side by side along the rows the batch is what is wanted, and only its shape differs.
@@ -156,7 +156,7 @@ def test_work_behind_the_joined_outputs_moves_to_the_towers() -> None:
     x = value("f32[3, 16]")
     before = graph_of(Sigmoid()(Concat(1)(*(tower(x, [8, 4]) for _ in range(3)))))
     after = run(before, BatchTowers(), CollapseViews())
-    check_numbers(before, after, exact=False, terms=64)
+    check_numbers(before, after, exact=False)
     last = next(v for v in after.values if v.op.name == "sigmoid" and v.tensor.shape == (3, 3, 4))
     assert last.inputs[0].op.name == "add"
 
@@ -186,7 +186,7 @@ def test_layers_between_reshapes_need_none() -> None:
     hidden = silu(Add()(Dot()(rows, weight(16, 8)), weight(8)))
     before = graph_of(Reshape((2, 5, 8))(hidden))
     after = run(before, CollapseViews())
-    check_numbers(before, after, exact=False, terms=16)
+    check_numbers(before, after, exact=False)
     assert count(after, *VIEWS) == 0
 
 
@@ -195,6 +195,6 @@ def test_rows_are_fused_with_the_work_behind_the_dot() -> None:
     layers = silu(Add()(Dot()(x, weight(16, 8)), weight(8)))
     before = graph_of(Add()(Dot()(layers, weight(8, 4)), weight(4)))
     after = run(before, FuseDotRows())
-    check_numbers(before, after, exact=False, terms=32)
+    check_numbers(before, after, exact=False)
     assert [v.tensor.rank for v in after.values if v.op.name == "dot"] == [2, 2]
     assert count(after, "reshape") == 2

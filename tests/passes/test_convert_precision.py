@@ -44,6 +44,9 @@ from monograph.passes.base import Environment, run_pass
 from monograph.passes.precision.convert_precision import ConvertPrecision
 from monograph.passes.precision.precision_rules import constant_reason
 from monograph.pipeline import PassOptions, optimise
+from monograph.runtime.numerics.compare import compare_outputs
+from monograph.runtime.numerics.numeric_equivalence import run
+from monograph.runtime.numerics.spread import tolerances
 from monograph.runtime.numerics.tolerance import derive
 from tests.rules.checks import graph_of, random_feeds, value
 from tests.samples import sample_graph
@@ -86,15 +89,9 @@ def check(before: Graph, to: str = "f16", feeds: dict[str, Any] | None = None) -
 
 
 def compare(before: Graph, after: Graph, feeds: dict[str, Any]) -> None:
-    allowed = derive(after)
-    results = zip(before.output_names, evaluate(before, feeds), evaluate(after, feeds), strict=True)
-    for name, a, b in results:
-        expected, given = (np.asarray(v).astype(np.float64) for v in (a, b))
-        finite = np.isfinite(expected)
-        np.testing.assert_array_equal(given[~finite], expected[~finite])
-        largest = float(np.abs(expected[finite]).max(initial=0))
-        bound = allowed[name].rtol * (np.abs(expected[finite]) + largest) + allowed[name].atol
-        assert (np.abs(given[finite] - expected[finite]) <= bound).all(), name
+    expected, given = (run(graph, feeds) for graph in (before, after))
+    found = compare_outputs(given, expected, tolerances(after, feeds, narrowed=True))
+    assert not [d for d in found if not d.ok]
 
 
 def computed_in(graph: Graph, op: type[Op]) -> set[str]:

@@ -7,7 +7,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from monograph.errors import VerifyError
+from monograph.errors import ExecutionError, VerifyError
 from monograph.ir import Graph, Value, constant, evaluate
 from monograph.ops.conv import Conv
 from monograph.ops.elementwise import Add, Clip, Exp, Mul, Neg, Sigmoid
@@ -70,7 +70,8 @@ def test_a_narrow_slice_that_broadcasts_is_left_alone() -> None:
 def test_slices_that_cross_are_left_alone() -> None:
     wide = value("f32[2, 7]", "w")
     a, b, c = (cut(wide, (0, 2), r) for r in ((0, 1), (1, 4), (4, 7)))
-    hoist(graph_of(Add()(a, b), Add()(b, c)))
+    before = graph_of(Add()(a, b), Add()(b, c))
+    assert hoist(before)[0] == before
 
 
 def test_convolutions_of_one_channel_under_a_wider_constant() -> None:
@@ -79,9 +80,9 @@ def test_convolutions_of_one_channel_under_a_wider_constant() -> None:
     towers = [Mul()(op(image, weight(1, 3, 1, 1)), weight(6, 1, 1)) for _ in range(3)]
     before = graph_of(*(op(t, weight(2, 6, 1, 1)) for t in towers))
     after = run_pass(BatchTowers(), before, Environment())
-    check_numbers(before, after, exact=False, terms=32)
+    check_numbers(before, after, exact=False)
     whole = optimise(before)
-    check_numbers(before, whole, exact=False, terms=64)
+    check_numbers(before, whole, exact=False)
     widened = graph_of(Mul()(op(image, weight(1, 3, 1, 1)), weight(6, 1, 1)))
     check_declines(widened, [scales.scale_into_conv], "not one per channel")
     biased = Add()(op(image, weight(1, 3, 1, 1)), weight(6, 1, 1))
@@ -137,7 +138,7 @@ def test_residual_towers_over_inputs_of_their_own_stay_stacked() -> None:
         ends.append(v)
     before = graph_of(*ends)
     after = run_pass(BatchTowers(), before, Environment(cost=GPU_COST))
-    check_numbers(before, after, exact=False, terms=64)
+    check_numbers(before, after, exact=False)
     assert [count(after, n) for n in ("dot", "add", "sigmoid", "concat")] == [3, 3, 3, 1]
 
 
@@ -197,7 +198,7 @@ def test_an_index_out_of_range_of_its_table_still_fails() -> None:
     for wrong in (5, -6):
         feeds = {"i0": np.array([0, wrong]), "i1": np.zeros(2, int), "i2": np.zeros(2, int)}
         for graph in (before, after):
-            with pytest.raises(Exception, match=r"index|out of range"):
+            with pytest.raises(ExecutionError, match=r"index|out of range"):
                 evaluate(graph, feeds)
 
 

@@ -43,7 +43,7 @@ def test_dots_of_different_widths() -> None:
     x = value("f32[2, 5, 8]")
     before = graph_of(*(Dot()(x, weight(8, n)) for n in (8, 2, 2)))
     after, _ = fuse(before)
-    check_numbers(before, after, exact=False, terms=8)
+    check_numbers(before, after, exact=False)
     assert count(after, "dot") == 1
     assert count(after, "slice") == 3
 
@@ -66,7 +66,7 @@ def test_codes_are_joined_as_they_are(by_column: bool, zeros: bool) -> None:
     x = value("f32[1, 16]")
     before = graph_of(*(Dot()(x, coded(n, "u4", by_column, zeros)) for n in (8, 4, 6)))
     after, environment = fuse(before)
-    check_numbers(before, after, exact=False, terms=16)
+    check_numbers(before, after, exact=False)
     assert [count(after, n) for n in ("dot", "dequantize", "slice")] == [1, 1, 3]
     assert [f.rule for f in environment.trace.fired] == ["fuse_shared_input"]
 
@@ -81,7 +81,7 @@ def test_a_scale_for_each_column_is_joined_too() -> None:
 
     before = graph_of(layer(8), layer(4))
     after, _ = fuse(before)
-    check_numbers(before, after, exact=False, terms=16)
+    check_numbers(before, after, exact=False)
     assert count(after, "dot") == 1
 
 
@@ -101,7 +101,7 @@ def test_bias_and_activation_follow_by_hoisting() -> None:
     layers = [Add()(Dot()(x, weight(8, n)), weight(n)) for n in (4, 6)]
     before = graph_of(*(Mul()(v, Sigmoid()(v)) for v in layers))
     after, _ = fuse(before, FuseSharedInput(), HoistSlices())
-    check_numbers(before, after, exact=False, terms=8)
+    check_numbers(before, after, exact=False)
     assert [count(after, n) for n in ("dot", "add", "sigmoid", "mul")] == [1, 1, 1, 1]
 
 
@@ -115,7 +115,7 @@ def test_convolutions_of_one_kernel_join_and_others_do_not() -> None:
     x = value("f32[1, 4, 5, 5]")
     before = graph_of(conv(x, 3, 3), conv(x, 5, 3), conv(x, 3, 1))
     after, _ = fuse(before)
-    check_numbers(before, after, exact=False, terms=36)
+    check_numbers(before, after, exact=False)
     assert count(after, "conv") == 2
 
 

@@ -40,7 +40,7 @@ def plus(a: Value, number: float) -> Value:
     ],
 )
 def test_silu(before: Value) -> None:
-    check_rewrite(graph_of(before), RULES, graph_of(Silu()(x)), terms=4)
+    check_rewrite(graph_of(before), RULES, graph_of(Silu()(x)))
 
 
 def test_quick_gelu_is_not_silu() -> None:
@@ -87,13 +87,13 @@ ERF_SPELLINGS = {
 
 @pytest.mark.parametrize("before", ERF_SPELLINGS.values(), ids=list(ERF_SPELLINGS))
 def test_gelu(before: Value) -> None:
-    check_rewrite(graph_of(before), RULES, graph_of(Gelu()(x)), terms=8)
+    check_rewrite(graph_of(before), RULES, graph_of(Gelu()(x)))
 
 
 def test_gelu_that_is_divided_by_two() -> None:
     before = Div()(Mul()(plus(erf_of(x), 1.0), x), k(2.0))
     both = [arithmetic.divide_by_constant, *RULES]
-    check_rewrite(graph_of(before), both, graph_of(Gelu()(x)), terms=8)
+    check_rewrite(graph_of(before), both, graph_of(Gelu()(x)))
 
 
 def argument(v: Value, cube: Value) -> Value:
@@ -115,24 +115,24 @@ TANH_ARGUMENTS = {
 def test_gelu_by_tanh(inner: Value, half_first: bool) -> None:
     both = plus(Tanh()(inner), 1.0)
     before = Mul()(times(x, 0.5), both) if half_first else Mul()(x, times(both, 0.5))
-    check_rewrite(graph_of(before), RULES, graph_of(Gelu(approximate=True)(x)), terms=16)
+    check_rewrite(graph_of(before), RULES, graph_of(Gelu(approximate=True)(x)))
 
 
 def test_gelu_of_half_floats_has_rounded_constants() -> None:
     h = value("f16[4, 9]")
     before = Mul()(times(h, 0.5), plus(Erf()(Div()(h, k(math.sqrt(2), "f16"))), 1.0))
-    check_rewrite(graph_of(before), RULES, graph_of(Gelu()(h)), terms=8)
+    check_rewrite(graph_of(before), RULES, graph_of(Gelu()(h)))
 
 
 def test_gelu_of_a_sum_and_of_a_product() -> None:
     for inner in (Add()(x, y), Mul()(x, y), times(y, 3.0)):
         before = Mul()(times(inner, 0.5), plus(erf_of(inner), 1.0))
-        check_rewrite(graph_of(before), RULES, graph_of(Gelu()(inner)), terms=8)
+        check_rewrite(graph_of(before), RULES, graph_of(Gelu()(inner)))
 
 
 def test_a_factor_that_moved_elsewhere_is_made_up_for() -> None:
     before = Mul()(x, plus(erf_of(x), 1.0))
-    check_rewrite(graph_of(before), RULES, graph_of(times(Gelu()(x), 2.0)), terms=8)
+    check_rewrite(graph_of(before), RULES, graph_of(times(Gelu()(x), 2.0)))
 
 
 def test_the_scales_of_a_product_with_a_vector_stay() -> None:

@@ -67,7 +67,7 @@ ROOT = math.sqrt(SCALE)
     ],
 )
 def test_the_scale_may_stand_anywhere(before: Value) -> None:
-    after = check_rewrite(graph_of(attend(before)), RULES, terms=16)
+    after = check_rewrite(graph_of(attend(before)), RULES)
     (result,) = (out for _, out in after.outputs)
     assert isinstance(result.op, Attention)
     assert result.inputs == (q, k, v)
@@ -76,7 +76,7 @@ def test_the_scale_may_stand_anywhere(before: Value) -> None:
 
 def test_without_a_scale() -> None:
     before = attend(Dot()(q, SWAP(k)))
-    check_rewrite(graph_of(before), RULES, graph_of(plain_attention(1.0)(q, k, v)), terms=64)
+    check_rewrite(graph_of(before), RULES, graph_of(plain_attention(1.0)(q, k, v)))
 
 
 def test_heads_that_are_split_off() -> None:
@@ -85,7 +85,7 @@ def test_heads_that_are_split_off() -> None:
     heads = Reshape((2, 5, 4, 8))(flat)
     before = attend(Mul()(Dot()(q, Transpose((0, 2, 3, 1))(heads)), c(SCALE)))
     after = plain_attention(SCALE)(q, Transpose((0, 2, 1, 3))(heads), v)
-    check_rewrite(graph_of(before), RULES, graph_of(after), terms=16)
+    check_rewrite(graph_of(before), RULES, graph_of(after))
 
 
 def test_transposed_values_and_weights() -> None:
@@ -94,14 +94,14 @@ def test_transposed_values_and_weights() -> None:
     inner = Dot()(SWAP(Mul()(tall[0], c(SCALE))), tall[1])
     before = Dot()(tall[2], SWAP(softmax(inner)))
     after = SWAP(plain_attention(SCALE)(*map(SWAP, tall)))
-    check_rewrite(graph_of(before), RULES, graph_of(after), terms=16)
+    check_rewrite(graph_of(before), RULES, graph_of(after))
 
 
 def test_rank_three() -> None:
     a, b, d = (value(f"f32[6, {n}, 8]", name) for n, name in ((3, "q"), (5, "k"), (5, "v")))
     before = Dot()(softmax(Mul()(Dot()(a, Transpose((0, 2, 1))(b)), c(SCALE)), 2), d)
     after = Squeeze((0,))(plain_attention(SCALE)(*(Unsqueeze((0,))(x) for x in (a, b, d))))
-    check_rewrite(graph_of(before), RULES, graph_of(after), terms=16)
+    check_rewrite(graph_of(before), RULES, graph_of(after))
 
 
 def masked(mask: Value, **options: object) -> Value:
@@ -112,7 +112,7 @@ def masked(mask: Value, **options: object) -> Value:
 def test_a_mask_that_is_added(shape: str) -> None:
     mask = value(f"f32[{shape}]", "mask")
     for x in (Add()(scores(), mask), Add()(mask, scores())):
-        check_rewrite(graph_of(attend(x)), RULES, graph_of(masked(mask)), terms=16)
+        check_rewrite(graph_of(attend(x)), RULES, graph_of(masked(mask)))
 
 
 def seen(name: str = "mask") -> Value:
@@ -124,13 +124,13 @@ def seen(name: str = "mask") -> Value:
 def test_a_mask_that_fills_with_minus_infinity() -> None:
     mask = seen()
     before = attend(Where()(mask, scores(), c(-math.inf)))
-    check_rewrite(graph_of(before), RULES, graph_of(masked(mask)), terms=16)
+    check_rewrite(graph_of(before), RULES, graph_of(masked(mask)))
 
 
 def test_a_mask_that_says_what_is_hidden() -> None:
     hidden = Not()(seen())
     before = attend(Where()(hidden, c(-math.inf), scores()))
-    check_rewrite(graph_of(before), RULES, graph_of(masked(Not()(hidden))), terms=16)
+    check_rewrite(graph_of(before), RULES, graph_of(masked(Not()(hidden))))
 
 
 def test_a_mask_that_fills_with_the_lowest_number() -> None:
@@ -138,14 +138,14 @@ def test_a_mask_that_fills_with_the_lowest_number() -> None:
     mask = value("bool[2, 1, 3, 5]", "mask")
     before = attend(Where()(mask, scores(), c(LOWEST)))
     after = masked(Where()(mask, c(0), c(LOWEST)))
-    check_rewrite(graph_of(before), RULES, graph_of(after), terms=16)
+    check_rewrite(graph_of(before), RULES, graph_of(after))
 
 
 def test_two_masks() -> None:
     mask, bias = seen(), value("f32[4, 3, 5]", "bias")
     before = attend(Add()(Where()(mask, scores(), c(-math.inf)), bias))
     after = masked(Where()(mask, bias, c(-math.inf)))
-    check_rewrite(graph_of(before), RULES, graph_of(after), terms=16)
+    check_rewrite(graph_of(before), RULES, graph_of(after))
 
 
 def test_weights_whose_nans_are_replaced() -> None:
@@ -153,7 +153,7 @@ def test_weights_whose_nans_are_replaced() -> None:
     weights = softmax(Where()(mask, scores(), c(-math.inf)))
     before = Dot()(Where()(IsNan()(weights), c(0), weights), v)
     after = masked(mask, masked_nan=False)
-    check_rewrite(graph_of(before), RULES, graph_of(after), terms=16)
+    check_rewrite(graph_of(before), RULES, graph_of(after))
 
 
 TRIANGLE = np.tri(3, 5, 2, dtype=bool)
@@ -166,31 +166,31 @@ def test_a_constant_triangle_is_causal(low: float) -> None:
     reverse = Where()(constant(~TRIANGLE), c(low), scores())
     after = graph_of(plain_attention(SCALE, causal=True)(q, k, v))
     for before in (Add()(scores(), added), filled, reverse):
-        check_rewrite(graph_of(attend(before)), RULES, after, terms=16)
+        check_rewrite(graph_of(attend(before)), RULES, after)
 
 
 @pytest.mark.parametrize("offset", [0, 1, 3])
 def test_another_triangle_is_a_mask(offset: int) -> None:
     mask = constant(np.tri(3, 5, offset, dtype=bool))
     before = attend(Where()(mask, scores(), c(-math.inf)))
-    check_rewrite(graph_of(before), RULES, graph_of(masked(mask)), terms=16)
+    check_rewrite(graph_of(before), RULES, graph_of(masked(mask)))
 
 
 def test_a_triangle_of_small_numbers_is_a_mask() -> None:
     mask = constant(np.where(TRIANGLE, 0, -1e4).astype(np.float32))
     before = attend(Add()(scores(), mask))
-    check_rewrite(graph_of(before), RULES, graph_of(masked(mask)), terms=16)
+    check_rewrite(graph_of(before), RULES, graph_of(masked(mask)))
 
 
 def test_a_mask_that_hides_nothing_goes() -> None:
     before = attend(Add()(scores(), constant(np.zeros((3, 5), np.float32))))
-    check_rewrite(graph_of(before), RULES, graph_of(PLAIN), terms=16)
+    check_rewrite(graph_of(before), RULES, graph_of(PLAIN))
 
 
 def test_a_softcap() -> None:
     capped = Mul()(Tanh()(Mul()(Dot()(q, SWAP(k)), c(SCALE / 4))), c(4))
     mask = value("f32[3, 5]", "mask")
-    after = check_rewrite(graph_of(attend(Add()(capped, mask))), RULES, terms=16)
+    after = check_rewrite(graph_of(attend(Add()(capped, mask))), RULES)
     op = after.outputs[0][1].op
     assert isinstance(op, Attention)
     assert (op.softcap, op.extra) == (4.0, (MASK,))
@@ -221,7 +221,7 @@ FEW = [value("f32[2, 2, 5, 8]", name) for name in ("k", "v")]
 @pytest.mark.parametrize("repeat", [by_broadcast, by_gather, before_transpose])
 def test_grouped_queries_lose_the_repeats(repeat) -> None:
     before = attend(scores(k=repeat(FEW[0])), repeat(FEW[1]))
-    after = check_rewrite(graph_of(before), RULES, terms=16)
+    after = check_rewrite(graph_of(before), RULES)
     result = after.outputs[0][1]
     assert isinstance(result.op, Attention)
     assert [x.tensor.static[1] for x in result.inputs] == [4, 2, 2]
@@ -230,7 +230,7 @@ def test_grouped_queries_lose_the_repeats(repeat) -> None:
 def test_one_head_of_keys_for_all() -> None:
     k1, v1 = (value("f32[2, 1, 5, 8]", name) for name in ("k", "v"))
     before = attend(scores(k=k1), v1)
-    check_rewrite(graph_of(before), RULES, graph_of(plain_attention(SCALE)(q, k1, v1)), terms=16)
+    check_rewrite(graph_of(before), RULES, graph_of(plain_attention(SCALE)(q, k1, v1)))
 
 
 def test_heads_repeated_as_a_whole_are_kept() -> None:
@@ -238,14 +238,14 @@ def test_heads_repeated_as_a_whole_are_kept() -> None:
     places = constant(np.tile(np.arange(2), 2))
     many = [Gather(1)(x, places) for x in FEW]
     before = attend(scores(k=many[0]), many[1])
-    check_rewrite(graph_of(before), RULES, graph_of(plain_attention(SCALE)(q, *many)), terms=16)
+    check_rewrite(graph_of(before), RULES, graph_of(plain_attention(SCALE)(q, *many)))
 
 
 def test_half_floats_with_a_wide_softmax() -> None:
     a, b, d = (value(f"f16[2, 4, {n}, 8]", name) for n, name in ((3, "q"), (5, "k"), (5, "v")))
     inner = Mul()(Dot()(a, SWAP(b)), c(0.25, np.float16))
     before = Dot()(Cast(f16)(softmax(Cast(f32)(inner))), d)
-    check_rewrite(graph_of(before), RULES, graph_of(plain_attention(0.25)(a, b, d)), terms=16)
+    check_rewrite(graph_of(before), RULES, graph_of(plain_attention(0.25)(a, b, d)))
 
 
 LARGE = constant(np.zeros((2, 2, 4, 3, 5), np.float32))
@@ -299,7 +299,7 @@ def test_a_wide_mask_stays() -> None:
 
 def test_a_wide_triangle_is_causal() -> None:
     before = half(constant(np.where(TRIANGLE, 0, LOWEST).astype(np.float32)))
-    after = check_rewrite(graph_of(before), RULES, terms=16)
+    after = check_rewrite(graph_of(before), RULES)
     op = after.outputs[0][1].op
     assert isinstance(op, Attention)
     assert op.causal

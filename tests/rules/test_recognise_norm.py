@@ -56,44 +56,44 @@ RMS = RmsNorm((2,), EPSILON)
 @pytest.mark.parametrize("axes", [(2,), (1, 2), (1,)])
 def test_layer_norm_along_axes(axes: tuple[int, ...]) -> None:
     after = graph_of(LayerNorm(axes, EPSILON)(x))
-    check_rewrite(graph_of(layer_norm(x, *axes)), RULES, after, terms=16)
+    check_rewrite(graph_of(layer_norm(x, *axes)), RULES, after)
 
 
 def test_with_scale_and_bias() -> None:
     before = Add()(Mul()(layer_norm(x, 2), SCALE), BIAS)
-    check_rewrite(graph_of(before), RULES, graph_of(LAYER(x, SCALE, BIAS)), terms=16)
+    check_rewrite(graph_of(before), RULES, graph_of(LAYER(x, SCALE, BIAS)))
 
 
 def test_with_a_scale_only() -> None:
     before = Mul()(SCALE, layer_norm(x, 2))
-    check_rewrite(graph_of(before), RULES, graph_of(LAYER(x, SCALE)), terms=16)
+    check_rewrite(graph_of(before), RULES, graph_of(LAYER(x, SCALE)))
 
 
 def test_with_parameters_that_are_inputs() -> None:
     scale, bias = value("f32[6]", "scale"), value("f32[6]", "bias")
     before = Add()(Mul()(layer_norm(x, 2), scale), bias)
-    check_rewrite(graph_of(before), RULES, graph_of(LAYER(x, scale, bias)), terms=16)
+    check_rewrite(graph_of(before), RULES, graph_of(LAYER(x, scale, bias)))
 
 
 def test_square_as_a_power_and_product_with_the_reciprocal() -> None:
     d = centred(x, 2)
     spread = deviation(Pow()(d, k(2)), 2)
     before = Mul()(d, Div()(k(1), spread))
-    check_rewrite(graph_of(before), RULES, graph_of(LAYER(x)), terms=16)
+    check_rewrite(graph_of(before), RULES, graph_of(LAYER(x)))
 
 
 def test_the_root_as_a_power() -> None:
     d = centred(x, 2)
     variance = Add()(mean(Mul()(d, d), 2), k(1e-5))
     for before in (Mul()(d, Pow()(variance, k(-0.5))), Div()(d, Pow()(variance, k(0.5)))):
-        check_rewrite(graph_of(before), RULES, graph_of(LAYER(x)), terms=16)
+        check_rewrite(graph_of(before), RULES, graph_of(LAYER(x)))
 
 
 def test_mean_by_the_reciprocal() -> None:
     d = Sub()(x, Mul()(ReduceSum((2,), keep=True)(x), k(1 / 6)))
     square = Mul()(ReduceSum((2,), keep=True)(Mul()(d, d)), k(1 / 6))
     before = Div()(d, Sqrt()(Add()(square, k(1e-5))))
-    check_rewrite(graph_of(before), RULES, graph_of(LAYER(x)), terms=16)
+    check_rewrite(graph_of(before), RULES, graph_of(LAYER(x)))
 
 
 @pytest.mark.parametrize("bound", ["max", "clip", "none"])
@@ -109,7 +109,7 @@ def test_variance_as_a_difference_of_means(bound: str) -> None:
     factor = Mul()(Div()(k(1), Sqrt()(Add()(back, k(1e-5)))), scale)
     before = Mul()(Sub()(x, Reshape((2, 1, 6))(average)), factor)
     after = graph_of(LayerNorm((1,), EPSILON)(x, scale))
-    check_rewrite(graph_of(before), RULES, after, terms=64)
+    check_rewrite(graph_of(before), RULES, after)
 
 
 def test_half_floats_computed_in_wide_ones() -> None:
@@ -117,32 +117,32 @@ def test_half_floats_computed_in_wide_ones() -> None:
     scale, bias = (constant(np.linspace(a, 1, 6, dtype=np.float16)) for a in (0.5, -1))
     for norm, op in ((layer_norm, LAYER), (rms_norm, RMS)):
         inner = Mul()(Cast(f16)(norm(Cast(f32)(h), 2)), scale)
-        check_rewrite(graph_of(inner), RULES, graph_of(op(h, scale)), terms=8)
+        check_rewrite(graph_of(inner), RULES, graph_of(op(h, scale)))
     before = Add()(Mul()(Cast(f16)(layer_norm(Cast(f32)(h), 2)), scale), bias)
-    check_rewrite(graph_of(before), RULES, graph_of(LAYER(h, scale, bias)), terms=8)
+    check_rewrite(graph_of(before), RULES, graph_of(LAYER(h, scale, bias)))
 
 
 def test_parameters_in_the_wide_type_keep_the_casts() -> None:
     wide = Cast(f32)(value("f16[2, 4, 6]"))
     before = Cast(f16)(Mul()(layer_norm(wide, 2), SCALE))
-    check_rewrite(graph_of(before), RULES, graph_of(Cast(f16)(LAYER(wide, SCALE))), terms=8)
+    check_rewrite(graph_of(before), RULES, graph_of(Cast(f16)(LAYER(wide, SCALE))))
 
 
 def test_rms_norm() -> None:
     before = Mul()(rms_norm(x, 2), SCALE)
-    check_rewrite(graph_of(before), RULES, graph_of(RMS(x, SCALE)), terms=16)
+    check_rewrite(graph_of(before), RULES, graph_of(RMS(x, SCALE)))
 
 
 def test_rms_norm_by_the_reciprocal_of_a_product() -> None:
     v = Mul()(x, value("f32[2, 4, 6]", "y"))
     before = Mul()(SCALE, Mul()(v, Div()(k(1), deviation(Pow()(v, k(2)), 2))))
-    check_rewrite(graph_of(before), RULES, graph_of(RMS(v, SCALE)), terms=16)
+    check_rewrite(graph_of(before), RULES, graph_of(RMS(v, SCALE)))
 
 
 def test_no_epsilon() -> None:
     d = centred(x, 2)
     before = Div()(d, Sqrt()(mean(Mul()(d, d), 2)))
-    check_rewrite(graph_of(before), RULES, graph_of(LayerNorm((2,), 0.0)(x)), terms=16)
+    check_rewrite(graph_of(before), RULES, graph_of(LayerNorm((2,), 0.0)(x)))
 
 
 def declining() -> dict[str, tuple[Value, str]]:

@@ -34,13 +34,13 @@ def softmax(v: Value, *axes: int) -> Value:
 
 @pytest.mark.parametrize("axis", [0, 1, 2])
 def test_softmax_along_any_axis(axis: int) -> None:
-    check_rewrite(graph_of(softmax(x, axis)), RULES, graph_of(Softmax(axis)(x)), terms=4)
+    check_rewrite(graph_of(softmax(x, axis)), RULES, graph_of(Softmax(axis)(x)))
 
 
 def test_by_the_reciprocal() -> None:
     e = Exp()(shifted(x, 2))
     before = Mul()(e, Div()(ONE, ReduceSum((2,), keep=True)(e)))
-    check_rewrite(graph_of(before), RULES, graph_of(Softmax(2)(x)), terms=4)
+    check_rewrite(graph_of(before), RULES, graph_of(Softmax(2)(x)))
 
 
 def test_axes_that_are_put_back_by_views() -> None:
@@ -48,18 +48,18 @@ def test_axes_that_are_put_back_by_views() -> None:
     back = Broadcast((2, 1, 3))(Reshape((2, 1, 3))(largest))
     e = Exp()(Sub()(x, Broadcast((2, 5, 3))(back)))
     before = Div()(e, Unsqueeze((1,))(ReduceSum((1,))(e)))
-    check_rewrite(graph_of(before), RULES, graph_of(Softmax(1)(x)), terms=4)
+    check_rewrite(graph_of(before), RULES, graph_of(Softmax(1)(x)))
 
 
 def test_axes_of_size_one_do_not_count() -> None:
     v = value("f32[2, 5, 1, 1]")
-    check_rewrite(graph_of(softmax(v, 1, 2, 3)), RULES, graph_of(Softmax(1)(v)), terms=4)
+    check_rewrite(graph_of(softmax(v, 1, 2, 3)), RULES, graph_of(Softmax(1)(v)))
 
 
 def test_half_floats_computed_in_wide_ones() -> None:
     h = value("f16[2, 5, 3]")
     before = Cast(f16)(softmax(Cast(f32)(h), 2))
-    check_rewrite(graph_of(before), RULES, graph_of(Softmax(2)(h)), terms=4)
+    check_rewrite(graph_of(before), RULES, graph_of(Softmax(2)(h)))
 
 
 def test_a_cast_of_something_wide_stays() -> None:
@@ -76,7 +76,7 @@ def test_a_wide_result_that_is_used_stays() -> None:
 def test_log_softmax() -> None:
     below = shifted(x, 1)
     before = Sub()(below, Log()(ReduceSum((1,), keep=True)(Exp()(below))))
-    check_rewrite(graph_of(before), RULES, graph_of(LogSoftmax(1)(x)), terms=4)
+    check_rewrite(graph_of(before), RULES, graph_of(LogSoftmax(1)(x)))
 
 
 def test_log_softmax_of_another_axis_stays() -> None:

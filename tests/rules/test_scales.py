@@ -46,8 +46,8 @@ def test_signs_go_into_scales() -> None:
 
 
 def test_biases_and_scales_merge() -> None:
-    check_rewrite(graph_of(Add()(Add()(m, weight(8)), weight(3, 1))), [rules.merge_biases], terms=2)
-    check_rewrite(graph_of(Mul()(Mul()(m, weight(8)), weight(1))), [rules.merge_scales], terms=2)
+    check_rewrite(graph_of(Add()(Add()(m, weight(8)), weight(3, 1))), [rules.merge_biases])
+    check_rewrite(graph_of(Mul()(Mul()(m, weight(8)), weight(1))), [rules.merge_scales])
 
 
 def test_joint_constants_stay_in_range() -> None:
@@ -70,14 +70,14 @@ def test_joint_constants_stay_in_range() -> None:
 def test_constants_that_enlarge_do_not_merge_wrongly() -> None:
     row = value("f32[1, 8]", "r")
     before = graph_of(Add()(Add()(row, weight(3, 1)), weight(5, 1, 1)))
-    after = check_rewrite(before, [rules.merge_biases], terms=2)
+    after = check_rewrite(before, [rules.merge_biases])
     assert after.output_types == before.output_types
 
 
 @pytest.mark.parametrize("op", [PLAIN, PADDED], ids=["plain", "padded"])
 def test_a_scale_per_channel_goes_into_the_weights(op: Conv) -> None:
     before = graph_of(Mul()(op(x, weight(6, 4, 3, 3)), weight(6, 1, 1)))
-    after = check_rewrite(before, [rules.scale_into_conv], terms=40)
+    after = check_rewrite(before, [rules.scale_into_conv])
     assert [v.op.name for v in after.values] == ["input", "constant", "conv"]
 
 
@@ -101,7 +101,7 @@ def test_dynamic_weights_stay() -> None:
 def test_scales_pass_a_bias_on_the_way() -> None:
     conv = PADDED(x, weight(6, 4, 3, 3))
     before = graph_of(Mul()(Add()(conv, weight(6, 1, 1)), weight(6, 1, 1)))
-    check_rewrite(before, [rules.scale_through_bias, rules.scale_into_conv], terms=40)
+    check_rewrite(before, [rules.scale_through_bias, rules.scale_into_conv])
     plain = graph_of(Mul()(Add()(Exp()(m), weight(8)), weight(8)))
     check_declines(plain, [rules.scale_through_bias], "no layer with a bias")
 
@@ -110,7 +110,7 @@ def test_scales_pass_a_bias_on_the_way() -> None:
 def test_a_scaled_input(groups: int) -> None:
     op = Conv((1, 1), (1, 1), (1, 1), (1, 1), groups)
     before = graph_of(op(Mul()(x, weight(4, 1, 1)), weight(8, 4 // groups, 3, 3)))
-    check_rewrite(before, [rules.conv_of_scaled], terms=40)
+    check_rewrite(before, [rules.conv_of_scaled])
 
 
 @pytest.mark.parametrize("groups", [1, 2])
@@ -118,7 +118,7 @@ def test_a_biased_input_needs_a_convolution_without_padding(groups: int) -> None
     op = Conv((1, 1), (0, 0), (0, 0), (1, 1), groups)
     biased = Add()(x, weight(4, 1, 1))
     w = weight(8, 4 // groups, 3, 3)
-    check_rewrite(graph_of(op(biased, w)), [rules.conv_of_biased], terms=40)
+    check_rewrite(graph_of(op(biased, w)), [rules.conv_of_biased])
     padded = Conv((1, 1), (1, 1), (1, 1), (1, 1), groups)
     check_declines(graph_of(padded(biased, w)), [rules.conv_of_biased], "padding is zero")
 
@@ -126,7 +126,7 @@ def test_a_biased_input_needs_a_convolution_without_padding(groups: int) -> None
 @pytest.mark.parametrize("shape", [(), (1,), (5,), (1, 5)])
 def test_a_scale_goes_into_a_dot(shape: tuple[int, ...]) -> None:
     before = graph_of(Mul()(Dot()(m, weight(8, 5)), weight(*shape)))
-    after = check_rewrite(before, [rules.scale_into_dot], terms=16)
+    after = check_rewrite(before, [rules.scale_into_dot])
     assert [v.op.name for v in after.values] == ["input", "constant", "dot"]
 
 
@@ -173,7 +173,7 @@ def test_batch_norm_disappears() -> None:
     after = before
     for step in (FoldConstants(), Simplify(), FoldScales()):
         after = run_pass(step, after, Environment())
-    check_numbers(before, after, exact=False, terms=100)
+    check_numbers(before, after, exact=False)
     counts = Counter(v.op.name for v in after.values)
     assert counts == {"input": 1, "constant": 2, "conv": 1, "add": 1}
 

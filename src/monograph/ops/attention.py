@@ -251,6 +251,10 @@ class Rope(Op):
         ),
     )
 
+    def accumulation_length(self, *types: TensorType) -> int:
+        """Return 2: one element of a pair by its cosine, the other by its sine."""
+        return 2
+
     def infer(self, x: TensorType, cos: TensorType, sin: TensorType) -> TensorType:
         check_kinds(same_dtype(x, cos, sin), (FLOAT,))
         for t, rank in ((x, 4), (cos, 3), (sin, 3)):

@@ -60,6 +60,11 @@ class DecodeAttention(Op):
     def attention(self) -> Attention:
         return Attention(self.scale, True, self.window, self.softcap, (LENGTHS,))
 
+    def accumulation_length(self, *types: TensorType) -> int:
+        """Return the terms of the attention to the caches and of the rotation before it."""
+        q, _, _, keys, values, *_ = types
+        return 2 + self.attention.accumulation_length(q, keys, values)
+
     def infer(self, *types: TensorType) -> TupleType:
         if len(types) not in (COS, SIN + 1):
             raise InferError("operands are missing", expected="7 or 9", given=len(types))

@@ -91,5 +91,5 @@ def test_transposed_multiplies_only_what_is_there(
     with np.errstate(all="ignore"):
         expected, given = evaluate(graph, feeds), evaluate(lowered, feeds)
     assert 0 < np.isfinite(expected[0]).sum() < expected[0].size
-    agree(graph, given, expected, "as other ops")
+    agree(graph, feeds, given, expected, "as other ops")
     check(lowered, feeds)

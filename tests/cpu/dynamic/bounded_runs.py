@@ -10,9 +10,7 @@ import onnx
 import monograph
 from monograph import Session
 from monograph.errors import MonographError
-
-TOLERANCE = 1e-5
-"""Relative to the largest number of a result: sums of a few f32, in any order."""
+from monograph.runtime.numerics.compare import compare_outputs
 
 
 def sessions(model: onnx.ModelProto, target: str) -> tuple[Session, Session]:
@@ -37,17 +35,9 @@ def agree(
         except MonographError:
             return
         raise AssertionError(f"{where}: only the reference fails: {e}") from e
-    names = owners or [str(i) for i in range(len(expected))]
-    wrong = []
-    for name, a, b in zip(names, other.run(given), expected, strict=True):
-        if a.shape != b.shape or a.dtype != b.dtype or not _close(a, b):
-            wrong.append(f"{name}: {a.tolist()} for {b.tolist()}")
+    names = [p.name for p in reference.outputs]
+    left, right = (dict(zip(names, x, strict=True)) for x in (other.run(given), expected))
+    found = compare_outputs(left, right, reference.tolerances(given, reference=True))
+    by = dict(zip(names, owners, strict=True)) if owners else {}
+    wrong = [f"{by.get(d.place.output, d.name)}: {d}" for d in found if not d.ok]
     assert not wrong, f"{where}: " + "\n".join(wrong)
-
-
-def _close(a: np.ndarray, b: np.ndarray) -> bool:
-    if b.dtype.kind != "f":
-        return bool(np.array_equal(a, b))
-    finite = np.abs(b[np.isfinite(b)])
-    largest = float(finite.max()) if finite.size else 0.0
-    return bool(np.allclose(a, b, TOLERANCE, TOLERANCE * largest, equal_nan=True))

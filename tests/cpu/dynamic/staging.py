@@ -12,7 +12,8 @@ from monograph.codegen.llvm.module.features import Features
 from monograph.ir import Graph, Op, Value, evaluate
 from monograph.runtime.cpu import executable as runtime
 from monograph.runtime.dynamic.staged import Compiler, Executable, compile_stages
-from tests.cpu.indexing.moving import host, same
+from tests.cpu.against import agree
+from tests.cpu.indexing.moving import host
 from tests.samples import sample_graph
 
 
@@ -24,24 +25,18 @@ def compiled(
         return compile_stages(graph, Compiler(features or host(), threads, kept=kept))
 
 
-def matches(
-    executable: Executable, graph: Graph, feeds: Mapping[str, Any], tolerance: float = 0.0
-) -> None:
+def matches(executable: Executable, graph: Graph, feeds: Mapping[str, Any]) -> None:
     """Runs a graph and compares: the reference's values, shapes and types, all of it compiled."""
     with np.errstate(all="ignore"):
         wanted = evaluate(graph, feeds)
-    for a, b in zip(executable.run(feeds), wanted, strict=True):
-        assert a.dtype == b.dtype
-        assert a.shape == b.shape
-        same(a, b, tolerance)
+    agree(graph, feeds, executable.run(feeds), wanted, "in stages")
     assert not executable.host_steps, [str(s) for s in executable.host_steps]
 
 
 def check(graph: Graph, feeds: Mapping[str, Any], **options: Any) -> Executable:
-    tolerance = options.pop("tolerance", 0.0)
     executable = compiled(graph, **options)
     for _ in range(2):
-        matches(executable, graph, feeds, tolerance)
+        matches(executable, graph, feeds)
     return executable
 
 

@@ -68,20 +68,20 @@ def test_data_decide_how_far_a_state_grows(threads: int) -> None:
         (9, 6, False),
         (9, 2, True),
     ):
-        matches(executable, graph, feeds(trips, limit, go), 1e-6)
+        matches(executable, graph, feeds(trips, limit, go))
 
 
 def test_what_is_done_is_counted() -> None:
     graph = growing()
     executable = compiled(graph)
-    matches(executable, graph, feeds(100, 6), 1e-6)
+    matches(executable, graph, feeds(100, 6))
     # Six turns of six sizes, and what follows.
     assert executable.specialisations == 7
     assert executable.launches == 7
     assert len(executable.programs) == 8
     assert np.isnan(executable.flops)
-    matches(executable, graph, feeds(100, 6), 1e-6)
-    matches(executable, graph, feeds(100, 4), 1e-6)
+    matches(executable, graph, feeds(100, 6))
+    matches(executable, graph, feeds(100, 4))
     # All turns were known; what follows met a new size.
     assert executable.specialisations == 8
     assert executable.launches == 7
@@ -93,7 +93,7 @@ def test_turns_that_are_kept_are_bounded() -> None:
     assert isinstance(executable, StagedExecutable)
     with mock.patch.object(host_loop, "KEPT_TURNS", 3):
         for _ in range(2):
-            matches(executable, graph, feeds(100, 6), 1e-6)
+            matches(executable, graph, feeds(100, 6))
             assert len(executable.stages) == 1 + 3 + 1
     assert executable.specialisations == 6 + 1 + 6
 
@@ -125,7 +125,7 @@ def test_several_states_and_constant_weights() -> None:
     graph = graph_of(*unpack(made))
     executable = compiled(graph)
     ones = {"a": np.ones((1, 3), np.float32), "b": np.ones(3, np.float32)}
-    matches(executable, graph, ones | {"c": np.ones(2, np.float32)}, 1e-6)
+    matches(executable, graph, ones | {"c": np.ones(2, np.float32)})
 
 
 def test_a_loop_in_a_loop() -> None:
@@ -170,7 +170,7 @@ def test_a_scan_whose_body_waits_for_data() -> None:
     )
     rows = np.arange(18, dtype=np.float32).reshape(3, 6)
     wanted = np.array([[2, 3], [6, 1], [2, 3]])
-    matches(compiled(graph), graph, {"x": np.array(0, np.float32), "r": rows, "n": wanted}, 1e-6)
+    matches(compiled(graph), graph, {"x": np.array(0, np.float32), "r": rows, "n": wanted})
 
 
 def test_complex_state() -> None:

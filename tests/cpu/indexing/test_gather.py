@@ -112,9 +112,7 @@ def test_scatters_of_elements(reduction: str, kind: str) -> None:
         y = ScatterElements(axis, reduction)(x, i, value(f"{kind}[6, 8, 5]", "u"))
         for threads in THREADS:
             # A few products and sums in f32, where the reference has f64.
-            check(
-                graph_of(y), {"i": data}, threads=threads, tolerance=1e-6 if kind == "f32" else 1e-3
-            )
+            check(graph_of(y), {"i": data}, threads=threads)
 
 
 @pytest.mark.parametrize("features", FEATURES, ids=lambda f: f.name)
@@ -124,10 +122,10 @@ def test_scatters_of_slices(features, reduction: str) -> None:
     i, data = indices("i64[5, 2, 1]", 4)
     y = ScatterNd(reduction)(x, i, value("f32[5, 2, 3, 37]", "u"))
     for threads in THREADS:
-        check(graph_of(y), {"i": data}, features=features, threads=threads, tolerance=1e-6)
+        check(graph_of(y), {"i": data}, features=features, threads=threads)
     i, data = indices("i32[7, 3]", 3)
     y = ScatterNd(reduction)(x, i, value("f32[7]", "u"))
-    check(graph_of(y, Exp()(y)), {"i": data}, features=features, tolerance=1e-6)
+    check(graph_of(y, Exp()(y)), {"i": data}, features=features)
 
 
 def test_a_scatter_with_what_follows_is_one_kernel() -> None:
@@ -193,4 +191,4 @@ def test_blocks_over_an_image(kind: str) -> None:
     op = Col2Im((7, 6), (3, 2), (2, 1), (2, 3), (1, 2), (3, 0))
     y = op(value(f"{kind}[2, 18, 20]"))
     # A few additions in f32; a narrow result is rounded once.
-    check(graph_of(y), tolerance=1e-6 if kind == "f32" else 1e-3)
+    check(graph_of(y))

@@ -416,4 +416,4 @@ def _override(derived: Tolerance, rtol: float | None, atol: float | None) -> Tol
     """The caller's tolerance, in numpy's sense, where one is given."""
     if rtol is None and atol is None:
         return derived
-    return Tolerance(rtol or 0.0, atol or 0.0, relative_to_largest=False)
+    return Tolerance(rtol or 0.0, atol or 0.0)

@@ -216,7 +216,6 @@ def difference_json(d: Difference) -> dict[str, Any]:
         "max_rel": d.max_rel,
         "rtol": d.tolerance.rtol,
         "atol": d.tolerance.atol,
-        "relative_to_largest": d.tolerance.relative_to_largest,
         "used": d.used,
         "worst": d.worst,
         "given": d.given,

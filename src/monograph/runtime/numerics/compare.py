@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+import ml_dtypes
 import numpy as np
 
 from monograph.ir import Array
@@ -13,6 +14,7 @@ from monograph.runtime.numerics.tolerance import EXACT, Tolerance
 
 ALL_NAN = "every element is NaN on both sides: nothing was compared"
 EMPTY = "empty on both sides: nothing was compared"
+_F32_TINY = 2.0**-126
 CONSTANT = "every element is {} on both sides: that shows nothing"
 
 
@@ -90,9 +92,10 @@ def compare_outputs(
             result.append(Difference(place, f"only on the {where}", tolerance))
         else:
             ours, theirs = left[place], right[place]
-            if place.output in any_order:
+            any_row = place.output in any_order
+            if any_row:
                 ours = match_rows(ours, theirs)
-            result.append(compare(place, ours, theirs, tolerance))
+            result.append(compare(place, ours, theirs, tolerance, any_row))
     return result
 
 
@@ -119,8 +122,14 @@ def match_rows(given: Any, expected: Any) -> Any:
     return result.reshape(a.shape)
 
 
-def compare(place: OutputPath | str, given: Any, expected: Any, tolerance: Tolerance) -> Difference:
-    """One tensor on two sides."""
+def compare(
+    place: OutputPath | str,
+    given: Any,
+    expected: Any,
+    tolerance: Tolerance,
+    any_row: bool = False,
+) -> Difference:
+    """One tensor on two sides; with `any_row` the rows of `given` have been matched."""
     place = OutputPath(place) if isinstance(place, str) else place
     if given is None or expected is None:
         same = given is None and expected is None
@@ -132,9 +141,11 @@ def compare(place: OutputPath | str, given: Any, expected: Any, tolerance: Toler
         text = f"shape: expected {[*b.shape]}, given {[*a.shape]}"
         return Difference(place, text, tolerance)
     if a.dtype.kind in "OUST":
-        found = _compare_exactly(place, a.astype(str), b.astype(str), tolerance)
-    else:
-        found = _compare_numbers(place, a, b, tolerance)
+        a, b = a.astype(str), b.astype(str)
+    # Differences of 64-bit integers do not fit a float: equality decides, not a subtraction.
+    exact = a.dtype.kind in "US" or (a.dtype.kind in "iu" and a.dtype.itemsize == 8)
+    numbers = _compare_exactly if exact else _compare_numbers
+    found = numbers(place, a, b, tolerance, any_row)
     return found if not found.ok or found.warning else replace(found, warning=_says_little(a, b))
 
 
@@ -153,8 +164,16 @@ def _kind(x: Array) -> str:
     return "str" if x.dtype.kind in "OUST" else str(x.dtype)
 
 
-def _compare_exactly(place: OutputPath, a: Array, b: Array, tolerance: Tolerance) -> Difference:
-    wrong = np.argwhere(a != b)
+def _compare_exactly(
+    place: OutputPath, a: Array, b: Array, tolerance: Tolerance, any_row: bool
+) -> Difference:
+    unequal = a != b
+    if tolerance.spread is not None and unequal.any():
+        for reach in tolerance.spread.reach(place, any_row):
+            unequal = (a != b) & (reach == 0 if reach.shape == a.shape else True)
+            if not unequal.any():
+                break
+    wrong = np.argwhere(unequal)
     if len(wrong) == 0:
         return Difference(place, None, tolerance)
     at = tuple(map(int, wrong[0]))
@@ -163,29 +182,28 @@ def _compare_exactly(place: OutputPath, a: Array, b: Array, tolerance: Tolerance
     )
 
 
-def _compare_numbers(place: OutputPath, a: Array, b: Array, tolerance: Tolerance) -> Difference:
-    wide = np.complex128 if a.dtype.kind == "c" else np.float64
-    exact = a.dtype.kind in "iub" and a.dtype.itemsize == 8
-    if exact:
-        # Differences of 64-bit integers do not fit a float: equality decides, not a subtraction.
-        return _compare_exactly(place, a, b, tolerance)
-    x, y = a.astype(wide), b.astype(wide)
-    with np.errstate(all="ignore"):
-        error = np.abs(x - y)
-        # Equal infinities subtract to NaN, and a NaN agrees with a NaN.
-        error = np.where((x == y) | (np.isnan(x) & np.isnan(y)), 0.0, error)
-        finite = np.isfinite(y)
-        magnitude = np.where(finite, np.abs(y), 0.0)
-        largest = float(magnitude.max(initial=0.0))
-        bound = tolerance.bound(magnitude, largest)  # type: ignore[arg-type]
-        share = np.where(error == 0, 0.0, error / bound)
-    # A NaN or infinity on one side only has no finite error; it fails under every tolerance.
-    share = np.where(np.isnan(share) | ~np.isfinite(error), np.inf, share)
-    if share.size == 0 or share.max() == 0:
+def _compare_numbers(
+    place: OutputPath, a: Array, b: Array, tolerance: Tolerance, any_row: bool
+) -> Difference:
+    x, y = wide(a), wide(b)
+    error = distance(a, b)
+    magnitude = np.where(np.isfinite(y), np.abs(y), 0.0)
+    bound = tolerance.rtol * magnitude + _absolute(a, tolerance)
+    share = _share(error, bound)
+    if tolerance.spread is not None and share.max(initial=0.0) > 1:
+        # Rounding makes no NaN of a number; it makes an infinity of the largest ones.
+        numbers = ~np.isnan(x) & ~np.isnan(y)
+        for reach in tolerance.spread.reach(place, any_row):
+            if reach.shape != share.shape:
+                break
+            share = np.where(np.isinf(reach) & numbers, 0.0, _share(error, bound + reach))
+            if share.max() <= 1:
+                break
+    if share.size == 0 or error.max() == 0:
         empty = x.size > 0 and bool(np.isnan(x).all())
         return Difference(place, None, tolerance, warning=ALL_NAN if empty else None)
     at = tuple(map(int, np.unravel_index(int(np.argmax(share)), share.shape)))
-    max_abs = float(np.max(np.where(np.isfinite(error), error, np.inf)))
+    max_abs, largest = float(error.max()), float(magnitude.max())
     failing = int(np.count_nonzero(share > 1))
     problem = None if failing == 0 else f"{failing} of {a.size} beyond the tolerance"
     if failing and not np.array_equal(np.isnan(x), np.isnan(y)):
@@ -201,3 +219,38 @@ def _compare_numbers(place: OutputPath, a: Array, b: Array, tolerance: Tolerance
         given=a[at].item() if a.dtype.kind != "V" else float(x[at].real),
         expected=b[at].item() if b.dtype.kind != "V" else float(y[at].real),
     )
+
+
+def _absolute(a: Array, tolerance: Tolerance) -> float:
+    """The absolute part: denormals may be zeros, or off by a step, wherever roundings count."""
+    if tolerance.rtol == 0 or a.dtype.kind not in "fcV":
+        return tolerance.atol
+    limits = ml_dtypes.finfo(a.dtype)  # type: ignore[no-untyped-call]
+    floor = max(float(limits.smallest_subnormal), min(float(limits.tiny), _F32_TINY))
+    return tolerance.atol + floor
+
+
+def _share(error: Array, bound: Array) -> Array:
+    """How much of its bound each error uses up; an infinite error fails under every bound."""
+    with np.errstate(all="ignore"):
+        share = np.where(error == 0, 0.0, error / bound)
+    return np.where(np.isnan(share) | np.isinf(error), np.inf, share)
+
+
+def wide(x: Array) -> Array:
+    """The same numbers in f64, or c128."""
+    return x.astype(np.complex128 if x.dtype.kind == "c" else np.float64)
+
+
+def distance(a: Array, b: Array) -> Array:
+    """|a - b|; 0 for equal infinities and two NaNs, inf where one side only is not finite."""
+    x, y = wide(a), wide(b)
+    with np.errstate(all="ignore"):
+        found = np.where((x == y) | (np.isnan(x) & np.isnan(y)), 0.0, np.abs(x - y))
+    return np.where(np.isnan(found), np.inf, found)
+
+
+def has_nan(result: Any) -> bool:
+    if not isinstance(result, np.ndarray) or result.dtype.kind not in "fcV":
+        return False
+    return result.dtype.itemsize > 0 and bool(np.isnan(wide(result)).any())

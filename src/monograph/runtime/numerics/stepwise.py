@@ -8,8 +8,9 @@ second shows where errors of many steps add up, or where one of them is amplifie
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from monograph.ir import Constant, Input, Value
@@ -17,6 +18,7 @@ from monograph.ir.evaluate import apply
 from monograph.program.program import Program, Step
 from monograph.runtime.cpu.instrumented import SteppedRun, stored_parts
 from monograph.runtime.numerics.compare import Difference, compare_outputs
+from monograph.runtime.numerics.spread import Spread
 from monograph.runtime.numerics.tolerance import tolerance_for, variances
 from monograph.runtime.walk import draws
 
@@ -109,10 +111,10 @@ class _Stage:
         if reason is None:
             expected = _computed(seen.step, seen.inputs)
             none = dict.fromkeys(region.inputs, 0.0)
-            own = _compared(number, seen.step, seen.outputs, expected, none)
+            own = _compared(number, seen.step, seen.inputs, seen.outputs, expected, none)
         accumulated: tuple[Difference, ...] = ()
         if reason != DRAWS:
-            accumulated = _compared(number, seen.step, seen.outputs, right, spread)
+            accumulated = _compared(number, seen.step, from_feeds, seen.outputs, right, spread)
         overwritten = sorted({self._first + self._made_by[v] for v in seen.overwritten})
         self._keep(seen.step, right, spread)
         return StepCheck(
@@ -160,15 +162,19 @@ def _computed(step: Step, given: Mapping[Value, Any]) -> dict[Value, Any]:
 def _compared(
     number: int,
     step: Step,
+    inputs: Mapping[Value, Any],
     given: Mapping[Value, Any],
     expected: Mapping[Value, Any],
-    spread: Mapping[Value, float],
+    incoming: Mapping[Value, float],
 ) -> tuple[Difference, ...]:
     """The results of a step against others, within what its roundings and its inputs' explain."""
     results = step.region.outputs
     many = len(results) > 1
     names = {v: f"{number}.{i}" if many else str(number) for i, v in enumerate(results)}
-    found = variances(step.region.body, spread)
-    allowed = {name: tolerance_for(v.type, found[v]) for v, name in names.items()}
+    found = variances(step.region.body, incoming)
+    off = {v: math.sqrt(variance) for v, variance in incoming.items()}
+    spread = Spread(step.region.body, inputs, [(n, v) for v, n in names.items()], given=off)
+    allowed = {n: tolerance_for(v.type, found[v]) for v, n in names.items()}
+    allowed = {n: replace(t, spread=spread) if t.rtol else t for n, t in allowed.items()}
     left, right = ({name: side[v] for v, name in names.items()} for side in (given, expected))
     return tuple(compare_outputs(left, right, allowed))

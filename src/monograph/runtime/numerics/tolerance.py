@@ -11,9 +11,11 @@ and the worst path to an output gives that output's figure. A quantiser, which r
 integers of at most 8 bits, turns the smallest difference into a whole step for those elements
 that lie on an edge between two steps; it counts with half a step of its range, eps = 2^-bits.
 Loop bodies count once: trip counts are data. Which sums there are, and how long they are, is in
-`terms`. Outputs are allowed `MARGIN` times the figure, relative to the element itself plus the
-largest element of the output, since errors arise at the scale of the values that are summed, not
-at the scale of what is left after they cancel.
+`terms`. An element is allowed `MARGIN` times the figure, relative to itself alone.
+
+Errors arise at the scale of the values that are summed, not at the scale of what is left after
+they cancel. So an element that is beyond this is allowed `MARGIN` times its *spread* more: how far
+the roundings of this very run move this very element (`runtime.numerics.spread`).
 
 A sample between pixels moves with its place: a place that is a fraction f of an axis of n pixels
 away gives a value that is up to 2 n f of the largest pixel away, so what places differ by counts
@@ -31,8 +33,9 @@ from floats) may differ by one step.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import ml_dtypes
 
@@ -40,6 +43,7 @@ from monograph.frontend.onnx import ModelFile
 from monograph.frontend.onnx.functions import FunctionKey, all_nodes
 from monograph.frontend.onnx.node import normalise_domain
 from monograph.ir import (
+    Array,
     Constant,
     DType,
     Graph,
@@ -63,25 +67,28 @@ _LEVELS = {2: 2.0**-10, 3: 2.0**-7, 4: 2.0**-8}
 """Half a step or one eps of the left operand at each accuracy level: f16, bf16, i8."""
 
 
+class Reach(Protocol):
+    """How far roundings may move each element of an output."""
+
+    def reach(self, place: Any, any_row: bool = False) -> Iterator[Array]:
+        """Yields it, from a cheap measurement first, then from better ones."""
+
+
 @dataclass(frozen=True)
 class Tolerance:
-    """|given - expected| <= rtol * (|expected| + largest |expected|) + atol."""
+    """|given - expected| <= rtol * |expected| + atol + reach, element by element."""
 
     rtol: float = 0.0
     atol: float = 0.0
-    relative_to_largest: bool = True
-    """Whether `rtol` also applies to the output's largest element."""
-
-    def bound(self, magnitude: float, largest: float) -> float:
-        scale = magnitude + (largest if self.relative_to_largest else 0.0)
-        return self.atol + self.rtol * scale
+    spread: Reach | None = field(default=None, compare=False, repr=False)
+    """Measures the reach, where the rest leaves an element unexplained; None: no reach."""
 
 
 EXACT = Tolerance()
 
 
 def derive(graph: Graph, allowed: float = 0.0, *, tf32: bool = False) -> dict[str, Tolerance]:
-    """The tolerance of every output of a graph; `allowed` is what the file grants on top.
+    """The tolerance of every output of a graph, without spread; `allowed`: what the file grants.
 
     With `tf32` both operands of an f32 product may be rounded to 10 bits of mantissa.
     """

@@ -1,0 +1,352 @@
+"""Measures how far roundings move each element of a result.
+
+The reference runs again with every value disturbed by what a correct implementation may round:
+
+- a result moves by eps of its own dtype, relative to the element itself;
+- the operands of a sum of K terms move by sqrt(K - 1) * acc, each element relative to itself. A
+  computed sum is the exact sum of terms that are off by so much (backward error), so an element
+  moves at the scale of the terms that were summed into it: of nothing else in the tensor;
+- an integer of at most 8 bits that is rounded from a float moves by a step;
+- a denormal may become 0.
+
+Elements that are whole numbers keep their value unless they are sums: sizes and positions are
+exact. The root mean square of the movement over a few runs is the *spread* of an element
+([ADR 15](docs/adr/0015-tolerances-are-per-element.md)).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from monograph.errors import MonographError
+from monograph.ir import Array, Constant, Graph, TensorType, Value, from_numpy, subgraphs
+from monograph.ir.evaluate import apply
+from monograph.ops import elementwise as ew
+from monograph.ops.composite import Gelu
+from monograph.ops.conv import Conv
+from monograph.ops.linear import Dot
+from monograph.ops.trees import TreeEnsemble
+from monograph.ops.window import CHANNELS_LAST
+from monograph.program.fusion.op_classes import coded, is_join, is_view
+from monograph.runtime.numerics.compare import OutputPath, distance, flatten, has_nan, wide
+from monograph.runtime.numerics.tolerance import (
+    F32_EPSILON,
+    MARGIN,
+    TF32_EPSILON,
+    Tolerance,
+    contraction,
+    derive,
+    epsilon,
+    gain,
+    own_variance,
+    variances,
+)
+from monograph.runtime.walk import STRUCTURE, draws
+
+RUNS = (2, 8)
+"""Disturbed runs in all: the second number where the first leaves an element unexplained."""
+_EXACT = (ew.Neg, ew.Abs, ew.Sign, ew.Clip, ew.Min, ew.Max, ew.Where)
+"""Ops that round nothing, beside views and joins."""
+_FAILURES = (MonographError, ValueError, LookupError, ArithmeticError)
+
+
+def tolerances(
+    graph: Graph,
+    feeds: Mapping[str, Any],
+    allowed: float = 0.0,
+    *,
+    tf32: bool = False,
+    narrowed: bool = False,
+    ties: bool = False,
+) -> dict[str, Tolerance]:
+    """What each element of each output of a run on these feeds may differ by.
+
+    `allowed` is the variance that the file grants others. With `tf32` the operands of an f32
+    product may be rounded to 10 bits of mantissa. A graph is `narrowed` where a pass has lowered
+    its precision, constants included. With `ties` integers and strings that roundings can change
+    may be anything; else they must be equal.
+    """
+    known = {v: feeds[name] for v, name in zip(graph.inputs, graph.input_names, strict=True)}
+    spread = Spread(
+        graph.values, known, graph.outputs, tf32=tf32, narrowed=narrowed, coded_variance=allowed
+    )
+    return {
+        name: replace(t, spread=spread) if ties or t.rtol else t
+        for name, t in derive(graph, allowed, tf32=tf32).items()
+    }
+
+
+class Spread:
+    """The movement of the outputs of some values, measured when it is first asked for."""
+
+    def __init__(
+        self,
+        values: Sequence[Value],
+        known: Mapping[Value, Any],
+        outputs: Sequence[tuple[str, Value]],
+        *,
+        given: Mapping[Value, float] | None = None,
+        tf32: bool = False,
+        narrowed: bool = False,
+        coded_variance: float = 0.0,
+    ) -> None:
+        """`known` values are data; `given` is by how much they are off, relative to themselves.
+
+        In a `narrowed` graph the constants below f32 are rounded too. `coded_variance` is what the
+        left operands of products with packed weights may be off by, squared.
+        """
+        self._values = values
+        self._known = dict(known)
+        self._outputs = outputs
+        self._given = dict(given or {})
+        self._tf32, self._narrowed = tf32, narrowed
+        self._coded = math.sqrt(coded_variance)
+        self._runs: list[dict[OutputPath, Any]] = []
+        self._tried = 0
+
+    def reach(self, place: OutputPath, any_row: bool = False) -> Iterator[Array]:
+        """How far roundings may move each element: from few runs first, then from more.
+
+        Nothing comes where that is not known: the shape moves, or every disturbed run fails. With
+        `any_row` rows have no order, so all get the reach of the farthest.
+        """
+        if draws(self._values):
+            return
+        for runs in RUNS:
+            self._run(runs)
+            moved = self._moved(place)
+            if moved is None:
+                return
+            if any_row and moved.ndim > 1:
+                moved = np.broadcast_to(moved.max(axis=-2, keepdims=True), moved.shape)
+            yield MARGIN * moved
+
+    def _moved(self, place: OutputPath) -> Array | None:
+        base = np.asarray(self._base[0].get(place))
+        others = [np.asarray(r[place]) for r in self._runs if place in r]
+        if not others or any(o.shape != base.shape for o in others):
+            return None
+        if base.dtype.kind in "OUSTiub":
+            # These do not round: what rounding can change at all may become anything.
+            changed = np.any([o != base for o in others], axis=0)
+            return np.asarray(np.where(changed, np.inf, 0.0))
+        moved: Array = np.sqrt(np.mean([distance(o, base) ** 2 for o in others], axis=0))
+        if moved.ndim == 0 or moved.size == 0:
+            return moved
+        # Few runs leave an element still by chance; half of its row's median is no chance.
+        usual = np.median(moved, axis=-1, keepdims=True)
+        return np.where(moved > 0, np.maximum(moved, usual / 2), moved)
+
+    @cached_property
+    def _base(self) -> tuple[dict[OutputPath, Any], set[Value]]:
+        """The outputs of the undisturbed run, and its values that have a NaN."""
+        with_nan: set[Value] = set()
+        kept = self._evaluate(lambda v, x: x, lambda v, y, x: y, set(), with_nan)
+        return flatten(kept), with_nan
+
+    def _run(self, runs: int) -> None:
+        while self._tried < runs:
+            noise = _Noise(self._tried, self._tf32, self._narrowed, self._coded)
+            self._tried += 1
+            try:
+                made = self._evaluate(noise.operands, noise.result, self._base[1], None, noise)
+            except _FAILURES:
+                # A disturbed size or index is out of range, or a disturbed number is outside the
+                # domain of a function. That run tells nothing, and excuses nothing.
+                continue
+            self._runs.append(flatten(made))
+
+    def _evaluate(
+        self,
+        operands: Callable[[Value, list[Any]], list[Any]],
+        result: Callable[[Value, Any, list[Any]], Any],
+        with_nan: Collection[Value],
+        found_nan: set[Value] | None,
+        noise: _Noise | None = None,
+    ) -> dict[str, Any]:
+        """The outputs; a NaN in a value that is not in `with_nan` is an error, or is noted."""
+        results: dict[Value, Any] = {}
+        uses: dict[Value, int] = {}
+        for value in self._values:
+            for v in value.inputs:
+                uses[v] = uses.get(v, 0) + 1
+        kept = {v for _, v in self._outputs}
+        for value, x in self._known.items():
+            results[value] = x if noise is None else noise.known(value, x, self._given)
+        for value in self._values:
+            if value not in results:
+                taken = [results[v] for v in value.inputs]
+                results[value] = result(value, apply(value, operands(value, taken)), taken)
+                if has_nan(results[value]) and value not in with_nan:
+                    if found_nan is None:
+                        raise ArithmeticError(f"{value.op.name} of disturbed operands is NaN")
+                    found_nan.add(value)
+            for v in value.inputs:
+                uses[v] -= 1
+                if uses[v] == 0 and v not in kept:
+                    del results[v]
+        return {name: results[v] for name, v in self._outputs}
+
+
+class _Noise:
+    """The disturbance of one run."""
+
+    def __init__(self, seed: int, tf32: bool, narrowed: bool, coded_error: float) -> None:
+        self._generator = np.random.default_rng(seed)
+        self._tf32, self._narrowed, self._coded = tf32, narrowed, coded_error
+
+    def _draw(self, shape: tuple[int, ...]) -> Array:
+        """Independent numbers of mean 0 and variance 1; uniform ones, which are quick to draw."""
+        drawn = self._generator.random(shape, np.float32)
+        return np.asarray((drawn - np.float32(0.5)) * np.float32(math.sqrt(12)))
+
+    def known(self, value: Value, x: Any, given: Mapping[Value, float]) -> Any:
+        """A value that is data: off by what it was given with."""
+        size = given.get(value, 0.0)
+        return self._scaled(x, size) if size and _is_float(x) else x
+
+    def operands(self, value: Value, arguments: list[Any]) -> list[Any]:
+        """The operands of a sum, moved as its roundings move it."""
+        size = self._backward(value)
+        if not any(size):
+            return arguments
+        floats = [i for i, x in enumerate(arguments) if _is_float(x) and np.ndim(x) > 0]
+        if isinstance(value.op, Dot):
+            # Errors of either operand have the same scale in the result: the smaller will do.
+            floats = sorted(floats, key=lambda i: arguments[i].size)[:1]
+        result = list(arguments)
+        relative, to_row = size
+        for i in floats if relative else ():
+            scales = _tile_scale(value, i, arguments[i])
+            result[i] = self._scaled(arguments[i], relative, scales=scales)
+        if to_row and _is_float(arguments[0]):
+            x = wide(result[0])
+            rows = np.abs(x).max(axis=-1, keepdims=True, initial=0.0)
+            result[0] = _cast(x + to_row * rows * self._draw(x.shape), result[0].dtype)
+        if gain(value, 1) != 1.0:
+            x = wide(arguments[1])
+            result[1] = _cast(x + F32_EPSILON * self._draw(x.shape), arguments[1].dtype)
+        return result
+
+    def _backward(self, value: Value) -> tuple[float, float]:
+        """What operands are off by: relative to each element, and to the left operand's rows."""
+        if bodies := subgraphs(value.op):
+            found = (variances(b.values, dict.fromkeys(b.inputs, 0.0)) for b in bodies)
+            inner = (v[o] for b, v in zip(bodies, found, strict=True) for _, o in b.outputs)
+            return math.sqrt(max(inner, default=0.0)), 0.0
+        terms = contraction(value)
+        if terms <= 1:
+            return 0.0, 0.0
+        if not isinstance(value.type, TensorType):
+            # Of several results: each may be rounded before another is made of it.
+            return math.sqrt(own_variance(value)), 0.0
+        if not value.type.dtype.is_float:
+            return 0.0, 0.0
+        eps = min(epsilon(value.type.dtype), F32_EPSILON)
+        relative = eps if value.op.same_signs else math.sqrt(terms - 1) * eps
+        if isinstance(value.op, TreeEnsemble):
+            relative = 0.0  # a threshold is exact, and what is summed is no operand
+        if self._tf32 and len(value.inputs) > 1 and eps == F32_EPSILON:
+            relative = math.hypot(relative, TF32_EPSILON)
+        to_row = 0.0
+        if isinstance(value.op, Dot):
+            to_row = value.op.permitted_rounding()
+            if self._coded and coded(value.inputs[1]) is not None:
+                to_row = math.hypot(to_row, self._coded)
+        return relative, to_row
+
+    def result(self, value: Value, result: Any, operands: list[Any]) -> Any:
+        """A result, moved by its own rounding."""
+        if not isinstance(result, np.ndarray) or not isinstance(value.type, TensorType):
+            return result
+        dtype = value.type.dtype
+        narrow = isinstance(value.op, Constant) and self._narrowed and dtype.bits < 32
+        if isinstance(value.op, STRUCTURE) and not narrow:
+            return result
+        if not _is_float(result):
+            return self._step(value, result) if own_variance(value) > 0 else result
+        if isinstance(value.op, _EXACT) or value.op.passes or is_view(value) or is_join(value):
+            return _cast(result, dtype.numpy)
+        size = epsilon(dtype)
+        if value.op.same_signs or isinstance(value.op, TreeEnsemble):
+            size = math.sqrt(own_variance(value))  # such sums are off by a factor
+        scales = None
+        if isinstance(value.op, Gelu):
+            # The definition sums 1 and an error function of nearly -1, and multiplies that by x.
+            scales = np.abs(wide(result)) + np.abs(wide(operands[0])) / 2
+        moved = self._scaled(result, size, dtype.numpy, scales)
+        if contraction(value) > 1 or result.dtype.kind == "c":
+            return moved
+        y = wide(result)
+        whole = (np.rint(y) == y) & (np.abs(y) < 1 / (16 * size))
+        return np.where(whole, _cast(result, dtype.numpy), moved)
+
+    def _step(self, value: Value, result: Array) -> Array:
+        """A quantised result, moved by a step up or down or not at all."""
+        limits = ml_dtypes.iinfo(result.dtype)  # type: ignore[no-untyped-call]
+        moved = np.rint(result.astype(np.float64) + self._draw(result.shape) / 2)
+        return np.clip(moved, limits.min, limits.max).astype(result.dtype)
+
+    def _scaled(self, x: Array, size: float, to: Any = None, scales: Array | None = None) -> Array:
+        """An array whose elements are off by `size` of themselves; 0 and infinities stay.
+
+        With `scales`, elements are off by so much of those.
+        """
+        to = x.dtype if to is None else to
+        y = wide(x)
+        limits = ml_dtypes.finfo(to)  # type: ignore[no-untyped-call]
+        with np.errstate(all="ignore"):
+            magnitude = np.abs(y)
+            drawn = self._draw(y.shape)
+            scales = magnitude if scales is None else scales
+            step = np.maximum(size * scales, float(limits.smallest_subnormal))
+            moved = y + step * drawn if y.dtype.kind != "c" else y * (1 + size * drawn)
+            flushed = (magnitude < float(limits.tiny)) & (drawn < 0) & (limits.tiny < 1e-30)
+            moved = np.where(flushed, 0.0, moved)
+        kept = (scales == 0) | ~np.isfinite(y)
+        # Operands below f32 are widened, or the error of an f32 sum would be rounded away.
+        wider = np.float32 if to is x.dtype and x.dtype.itemsize < 4 else to
+        return _cast(np.where(kept, y, moved), wider)
+
+
+def _tile_scale(value: Value, index: int, x: Array) -> Array | None:
+    """The largest magnitude of the tile, or of the kernel, that an element is transformed with.
+
+    None unless Winograd's transform may compute the convolution: that sums whole tiles.
+    """
+    op = value.op
+    if not isinstance(op, Conv) or value.inputs[1].tensor.dims[2:] != (3, 3):
+        return None
+    if op.groups != 1 or {*op.strides, *op.dilations} != {1}:
+        return None
+    found = np.nan_to_num(np.abs(wide(x)), nan=0.0, posinf=0.0)
+    if index == 1:
+        return np.broadcast_to(found.max(axis=(2, 3), keepdims=True, initial=0.0), x.shape)
+    first = 1 if op.layout == CHANNELS_LAST else 2
+    for axis in (first, first + 1):
+        for by in (1, 2, 2):  # five pixels either way: a tile has six
+            rows = np.moveaxis(found, axis, 0)
+            larger = rows.copy()
+            larger[by:] = np.maximum(larger[by:], rows[:-by])
+            larger[:-by] = np.maximum(larger[:-by], rows[by:])
+            found = np.moveaxis(larger, 0, axis)
+    return found
+
+
+def _is_float(x: Any) -> bool:
+    """Whether data are numbers that round."""
+    if not isinstance(x, np.ndarray) or x.dtype.kind not in "fcV":
+        return False
+    return x.dtype.kind == "c" or from_numpy(x.dtype).is_float
+
+
+def _cast(x: Array, dtype: Any) -> Array:
+    with np.errstate(all="ignore"):
+        return x.astype(dtype, copy=False)
