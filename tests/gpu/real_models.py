@@ -31,8 +31,9 @@ from monograph.passes.base import Environment
 from monograph.pipeline import PassOptions, optimise
 from monograph.report.commands.input_files import read_archive, split_archive
 from monograph.rewrite import GPU_COST
-from monograph.runtime.numerics.compare import Difference, compare_outputs
-from monograph.runtime.numerics.tolerance import Tolerance, derive, epsilon
+from monograph.runtime.numerics.compare import Difference, OutputPath, compare_outputs
+from monograph.runtime.numerics.spread import tolerances as derived_for
+from monograph.runtime.numerics.tolerance import Tolerance, epsilon
 
 ROOT = Path(__file__).resolve().parents[2]
 PLACES = (
@@ -166,7 +167,8 @@ def allowed(
         return plain.tolerances(feeds, reference=True)
     options = PassOptions({"convert_precision": {"to": precision}}, until="convert_precision")
     graph = plain.bound_graph(feeds)
-    return derive(optimise(graph, environment=Environment(GPU_COST), options=options))
+    graph = optimise(graph, environment=Environment(GPU_COST), options=options)
+    return derived_for(graph, feeds, narrowed=True)
 
 
 def wrong_rows(
@@ -210,8 +212,8 @@ def wrong_choice(
     (rows,), (boxes,), (scores,) = (
         np.asarray(x, np.float64) for x in (rows, candidates[cut.boxes], candidates[cut.scores])
     )
-    near = _bounds(boxes, tolerances[cut.boxes])
-    alike = _bounds(scores, tolerances[cut.scores])
+    near = _bounds(boxes, tolerances[cut.boxes], cut.boxes)
+    alike = _bounds(scores, tolerances[cut.scores], cut.scores)
     if np.isnan(rows).any():
         return "a row is NaN"
     if (np.diff(rows[:, 4]) > 0).any():
@@ -234,8 +236,9 @@ def wrong_choice(
     return None
 
 
-def _bounds(expected: np.ndarray, tolerance: Tolerance) -> np.ndarray:
+def _bounds(expected: np.ndarray, tolerance: Tolerance, place: str) -> np.ndarray:
     """What each element may differ by."""
-    sizes = np.abs(expected)
-    largest = float(sizes.max(initial=0.0))
-    return np.array(tolerance.bound(sizes, largest))
+    bound = tolerance.rtol * np.abs(expected) + tolerance.atol
+    spread = tolerance.spread
+    reached = [] if spread is None else [*spread.reach(OutputPath(place))]
+    return bound + reached[-1].reshape(bound.shape) if reached else bound

@@ -52,6 +52,8 @@ from monograph.runtime.walk import STRUCTURE, draws
 
 RUNS = (2, 8)
 """Disturbed runs in all: the second number where the first leaves an element unexplained."""
+CHANCE = 8.0
+"""How much less than it should two runs may move an element by chance."""
 _EXACT = (ew.Neg, ew.Abs, ew.Sign, ew.Clip, ew.Min, ew.Max, ew.Where)
 """Ops that round nothing, beside views and joins."""
 _FAILURES = (MonographError, ValueError, LookupError, ArithmeticError)
@@ -140,9 +142,9 @@ class Spread:
         moved: Array = np.sqrt(np.mean([distance(o, base) ** 2 for o in others], axis=0))
         if moved.ndim == 0 or moved.size == 0:
             return moved
-        # Few runs leave an element still by chance; half of its row's median is no chance.
-        usual = np.median(moved, axis=-1, keepdims=True)
-        return np.where(moved > 0, np.maximum(moved, usual / 2), moved)
+        # Few runs may leave an element nearly still by chance, where its row moves.
+        usual = np.median(moved, axis=-1, keepdims=True) / 2
+        return np.maximum(moved, np.minimum(usual, CHANCE * moved))
 
     @cached_property
     def _base(self) -> tuple[dict[OutputPath, Any], set[Value]]:

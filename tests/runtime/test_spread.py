@@ -1,0 +1,150 @@
+"""Every element is held to what its own roundings explain, whatever is beside it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from monograph.ir import Graph, Value, constant, evaluate
+from monograph.ir.dtype import f32, i64, u8
+from monograph.ops.cast import Cast
+from monograph.ops.composite import Gelu
+from monograph.ops.conv import Conv
+from monograph.ops.elementwise import Add, Mul, Sub
+from monograph.ops.functions import Exp, Floor
+from monograph.ops.linear import Dot
+from monograph.ops.quant import Quantize
+from monograph.ops.random import RandomNormal
+from monograph.ops.reduce import ArgMax
+from monograph.ops.shape import Concat
+from monograph.runtime.numerics.compare import Difference, OutputPath, compare_outputs
+from monograph.runtime.numerics.spread import tolerances
+from tests.rules.checks import graph_of, value
+
+EPS = 2.0**-23
+rng = np.random.default_rng(0)
+
+
+def held(graph: Graph, feeds: dict[str, Any], given: Any, **options: Any) -> Difference:
+    expected = dict(zip(graph.output_names, evaluate(graph, feeds), strict=True))
+    (found,) = compare_outputs({"y0": given}, expected, tolerances(graph, feeds, **options))
+    return found
+
+
+def reach(graph: Graph, feeds: dict[str, Any], **options: Any) -> list[np.ndarray]:
+    spread = tolerances(graph, feeds, **options)["y0"].spread
+    assert spread is not None
+    return [*spread.reach(OutputPath("y0"))]
+
+
+def test_a_large_element_does_not_excuse_a_small_one() -> None:
+    """A row of tiny numbers beside one of huge numbers: each is held to its own sum."""
+    a = rng.normal(size=(2, 50)) * [[1e-6], [1e6]]
+    feeds = {"x": a.astype(np.float32)}
+    graph = graph_of(Dot()(value("f32[2, 50]"), constant(rng.normal(size=(50, 3)).astype("f4"))))
+    right = evaluate(graph, feeds)[0]
+    assert held(graph, feeds, right).ok
+    for row, off in ((0, 1e-8), (1, 1e4)):
+        wrong = right.copy()
+        wrong[row, 1] += np.float32(off)
+        found = held(graph, feeds, wrong)
+        assert found.worst == (row, 1)
+        assert found.problem == "1 of 6 beyond the tolerance"
+
+
+def test_a_sum_that_cancels_is_off_at_the_scale_of_its_terms() -> None:
+    a = np.float32([[1e6, 1, -1e6], [1, 1e-6, -1]])
+    graph = graph_of(Dot()(value("f32[2, 3]"), constant(np.ones((3, 1), np.float32))))
+    right = evaluate(graph, {"x": a})[0]
+    assert held(graph, {"x": a}, right + np.float32([[0.125], [1e-7]])).ok
+    assert held(graph, {"x": a}, right + np.float32([[0.125], [1e-5]])).worst == (1, 0)
+    assert not held(graph, {"x": a}, right + np.float32([[10], [0]])).ok
+
+
+def test_errors_are_followed_through_the_ops_behind() -> None:
+    """e^(x + 1e5 - 1e5): the sum has lost bits, and the exponential shows that."""
+    big = constant(np.float32(1e5))
+    graph = graph_of(Exp()(Sub()(Add()(value("f32[4]"), big), big)))
+    feeds = {"x": np.float32([0.1, 1.3, -2.7, 4.2])}
+    right = evaluate(graph, feeds)[0]
+    assert held(graph, feeds, right * np.float32(1 + 2**-7)).ok
+    assert not held(graph, feeds, right * np.float32(1.5)).ok
+    plain = graph_of(Exp()(value("f32[4]")))
+    right = evaluate(plain, feeds)[0]
+    assert not held(plain, feeds, right * np.float32(1 + 2**-15)).ok
+
+
+def test_whole_numbers_stay_what_they_are() -> None:
+    """Sizes computed in floats: 13 * 2 is 26 under every rounding."""
+    graph = graph_of(Cast(i64)(Floor()(Mul()(value("f32[1]"), constant(np.float32([2]))))))
+    feeds = {"x": np.float32([13])}
+    (first, *_) = reach(graph, feeds, ties=True)
+    assert first.tolist() == [0]
+
+
+def test_integers_that_rounding_decides_are_excused_only_where_asked_for() -> None:
+    third = constant(np.float32(1 / 3))
+    graph = graph_of(ArgMax(0, False)(Mul()(value("f32[3]"), third)))
+    feeds = {"x": np.float32([1, 1 + EPS, 0])}
+    expected = evaluate(graph, feeds)[0]
+    other = np.asarray(1 - expected)
+    assert held(graph, feeds, other, ties=True).ok
+    assert not held(graph, feeds, other).ok
+    apart = {"x": np.float32([1, 2, 0])}
+    assert not held(graph, apart, np.asarray(np.int64(0)), ties=True).ok
+
+
+def test_a_quantiser_may_be_off_by_a_step() -> None:
+    codes = Quantize(u8)(value("f32[6]"), constant(np.float32(0.1)), constant(np.uint8(3)))
+    graph = graph_of(Mul()(Cast(f32)(codes), constant(np.float32(1e-3))))
+    feeds = {"x": np.float32([0.3, 1.2, 5.1, 2.2, 0.7, 9.9])}
+    right = evaluate(graph, feeds)[0]
+    assert held(graph, feeds, right + np.float32(1e-3)).ok
+    assert not held(graph, feeds, right + np.float32([0, 0, 0.02, 0, 0, 0])).ok
+
+
+def convolved(size: int) -> Value:
+    weights = constant(rng.normal(size=(1, 1, size, size)).astype("f4"))
+    return Conv((1, 1), (0, 0), (0, 0), (1, 1))(value("f32[1, 1, 20, 20]"), weights)
+
+
+@pytest.mark.parametrize(("size", "farthest"), [(3, 5 + 2), (2, 1)])
+def test_a_tile_is_the_scale_of_a_convolution_by_winograd(size: int, farthest: int) -> None:
+    """A large pixel counts for the tiles that it may be in; otherwise for its windows."""
+    x = np.full((1, 1, 20, 20), 1e-6, np.float32)
+    x[0, 0, 10, 10] = 1e6
+    moved = reach(graph_of(convolved(size)), {"x": x})[-1][0, 0]
+    near = np.argwhere(moved > 1e-9)
+    assert near.min() >= 10 - farthest
+    assert near.max() <= 10 + farthest
+    assert moved[0, 0] < 1e-10
+
+
+def test_gelu_is_off_at_the_scale_of_its_operand() -> None:
+    graph = graph_of(Gelu()(value("f32[3]")))
+    feeds = {"x": np.float32([-4, -1e-3, 3])}
+    right = evaluate(graph, feeds)[0]
+    assert held(graph, feeds, right + np.float32([2e-7, 0, 0])).ok
+    assert held(graph, feeds, right + np.float32([0, 2e-7, 0])).worst == (1,)
+
+
+def test_denormals_may_be_zeros() -> None:
+    graph = graph_of(Mul()(value("f32[2]"), constant(np.float32(1e-20))))
+    feeds = {"x": np.float32([1e-20, 1e-10])}
+    assert held(graph, feeds, np.float32([0, 1e-30])).ok
+    assert not held(graph, feeds, np.float32([0, 0])).ok
+
+
+def test_rounded_constants_count_in_a_narrowed_graph() -> None:
+    weights = Cast(f32)(constant(rng.normal(size=(64, 4)).astype(np.float16)))
+    graph = graph_of(Dot()(value("f32[3, 64]"), weights))
+    feeds = {"x": rng.normal(size=(3, 64)).astype(np.float32)}
+    plain, narrowed = (np.median(reach(graph, feeds, narrowed=n)[-1]) for n in (False, True))
+    assert narrowed > 100 * plain
+
+
+def test_what_is_drawn_at_random_has_no_reach() -> None:
+    graph = graph_of(Concat(0)(RandomNormal((2,), f32)(), value("f32[2]")))
+    assert reach(graph, {"x": np.float32([1, 2])}) == []
