@@ -36,8 +36,10 @@ def _hard_sigmoid(s: ScalarBuilder, x: Scalar, a: float, b: float) -> Scalar:
 
 
 def _elu(s: ScalarBuilder, x: Scalar, a: float, b: float) -> Scalar:
-    zero = s.constant(0, x.dtype)
-    grown = s.sub(s.exp(s.min(x, zero)), s.constant(1, x.dtype))
+    zero, half, one = (s.constant(c, x.dtype) for c in (0, 0.5, 1))
+    y = s.min(x, zero)
+    # e^y - 1 would cancel near 0.
+    grown = s.mul(s.tanh(s.mul(y, half)), s.add(s.exp(y), one))
     return s.select(s.less(x, zero), s.mul(grown, s.constant(a, x.dtype)), x)
 
 
@@ -46,8 +48,14 @@ def _softsign(s: ScalarBuilder, x: Scalar, a: float, b: float) -> Scalar:
 
 
 def _softplus(s: ScalarBuilder, x: Scalar, a: float, b: float) -> Scalar:
+    one = s.constant(1, x.dtype)
     small = s.exp(s.neg(s.abs(x)))
-    return s.add(_at_least(s, x, 0), s.log(s.add(small, s.constant(1, x.dtype))))
+    # log(1 + small), times what the sum has lost of small; where the sum is 1, small itself.
+    total = s.add(small, one)
+    kept = s.sub(total, one)
+    rest = s.div(s.mul(s.log(total), small), kept)
+    rest = s.select(s.less(s.constant(0, x.dtype), kept), rest, small)
+    return s.add(_at_least(s, x, 0), rest)
 
 
 _FUNCTIONS: dict[str, _Function] = {

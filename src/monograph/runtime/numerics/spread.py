@@ -29,7 +29,7 @@ from monograph.errors import MonographError
 from monograph.ir import Array, Constant, Graph, TensorType, Value, from_numpy, subgraphs
 from monograph.ir.evaluate import apply
 from monograph.ops import elementwise as ew
-from monograph.ops.composite import Gelu
+from monograph.ops.composite import Gelu, LogSoftmax
 from monograph.ops.conv import Conv
 from monograph.ops.linear import Dot
 from monograph.ops.trees import TreeEnsemble
@@ -283,6 +283,9 @@ class _Noise:
         if isinstance(value.op, Gelu):
             # The definition sums 1 and an error function of nearly -1, and multiplies that by x.
             scales = np.abs(wide(result)) + np.abs(wide(operands[0])) / 2
+        elif isinstance(value.op, LogSoftmax):
+            # The logarithm of a sum is off by as much as the sum, relative to itself.
+            scales = np.abs(wide(result)) + math.sqrt(contraction(value))
         moved = self._scaled(result, size, dtype.numpy, scales)
         if contraction(value) > 1 or result.dtype.kind == "c":
             return moved
