@@ -14,7 +14,7 @@ from monograph.runtime.numerics.tolerance import EXACT, Tolerance
 
 ALL_NAN = "every element is NaN on both sides: nothing was compared"
 EMPTY = "empty on both sides: nothing was compared"
-_F32_TINY = 2.0**-126
+_LOWEST = 128 * 2.0**-126
 CONSTANT = "every element is {} on both sides: that shows nothing"
 
 
@@ -222,11 +222,15 @@ def _compare_numbers(
 
 
 def _absolute(a: Array, tolerance: Tolerance) -> float:
-    """The absolute part: denormals may be zeros, or off by a step, wherever roundings count."""
+    """The absolute part: denormals may be zeros, or off by a step, wherever roundings count.
+
+    x e^x is a denormal times its operand of about 100, so 128 times the smallest normal number is
+    the limit.
+    """
     if tolerance.rtol == 0 or a.dtype.kind not in "fcV":
         return tolerance.atol
     limits = ml_dtypes.finfo(a.dtype)  # type: ignore[no-untyped-call]
-    floor = max(float(limits.smallest_subnormal), min(float(limits.tiny), _F32_TINY))
+    floor = max(float(limits.smallest_subnormal), min(128 * float(limits.tiny), _LOWEST))
     return tolerance.atol + floor
 
 
