@@ -32,6 +32,7 @@ from monograph.ops import elementwise as ew
 from monograph.ops.composite import Gelu, LogSoftmax
 from monograph.ops.conv import Conv
 from monograph.ops.linear import Dot
+from monograph.ops.signal import Dft
 from monograph.ops.trees import TreeEnsemble
 from monograph.ops.window import CHANNELS_LAST
 from monograph.program.fusion.op_classes import coded, is_join, is_view
@@ -286,6 +287,10 @@ class _Noise:
         elif isinstance(value.op, LogSoftmax):
             # The logarithm of a sum is off by as much as the sum, relative to itself.
             scales = np.abs(wide(result)) + math.sqrt(contraction(value))
+        elif isinstance(value.op, Dft):
+            # A fast transform sums all of a row for each of its elements.
+            y = np.abs(wide(result))
+            scales = y + np.sqrt(np.mean(y**2, axis=(value.op.axis, -1), keepdims=True))
         moved = self._scaled(result, size, dtype.numpy, scales)
         if contraction(value) > 1 or result.dtype.kind == "c":
             return moved
@@ -315,7 +320,7 @@ class _Noise:
             moved = y + step * drawn if y.dtype.kind != "c" else y * (1 + size * drawn)
             flushed = (magnitude < float(limits.tiny)) & (drawn < 0) & (limits.tiny < 1e-30)
             moved = np.where(flushed, 0.0, moved)
-        kept = (scales == 0) | ~np.isfinite(y)
+        kept = (scales == 0) | ~np.isfinite(y) | ~np.isfinite(scales)
         # Operands below f32 are widened, or the error of an f32 sum would be rounded away.
         wider = np.float32 if to is x.dtype and x.dtype.itemsize < 4 else to
         return _cast(np.where(kept, y, moved), wider)
