@@ -140,7 +140,8 @@ class Problem:
         graph = optimise(self.graph, environment=Environment(GPU_COST), options=options)
         if self.dry:
             return GpuExecutable(compile_for_gpu(graph, self.device.arch), self.device)
-        from monograph.runtime.gpu.build.tune import Tuner, TuningCache, build, compile_chosen
+        from monograph.runtime.gpu.build.tune import Tuner, build, compile_chosen
+        from monograph.runtime.gpu.build.tuning_cache import TuningCache
 
         device = self.device
         tuner = Tuner(device, TuningCache.open(self.tuning), self.tune)

@@ -19,6 +19,7 @@ ROOMS = [
     "program",
     "rewrite",
     "rules",
+    "runtime/gpu/build",
 ]
 """The rooms that keep these rules."""
 RIDDLE = re.compile(r"(What|Whether|Who|Whose|How|Where|Which|When)\b")

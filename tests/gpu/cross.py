@@ -23,7 +23,7 @@ from pathlib import Path
 import numpy as np
 
 from monograph.codegen.triton.module import select
-from monograph.codegen.triton.module.kernel import Arch, GpuContext
+from monograph.codegen.triton.module.kernel import ARCHES, Arch, GpuContext
 from monograph.codegen.triton.module.layout import lay_out
 from monograph.errors import CodegenError, MonographError
 from monograph.ir import Graph, Input, Item, TensorType, Value, constant, dtype, parse_graph, unpack
@@ -40,7 +40,7 @@ from monograph.ops.reduce import ReduceMax, ReduceSum
 from monograph.ops.shape import Slice, Transpose
 from monograph.program.dynamic.bounded import bounded_loop
 from monograph.program.fusion.op_classes import is_native
-from monograph.runtime.gpu.build.build import ARCHES, CompileRequest
+from monograph.runtime.gpu.build.build import CompileRequest
 from monograph.runtime.gpu.build.compiler import build_all
 from monograph.runtime.gpu.build.tune import requests_of
 from monograph.runtime.gpu.executable import lower_for_gpu, only_host

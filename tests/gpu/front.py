@@ -24,10 +24,9 @@ from triton._C.libtriton import ir
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, make_backend
 
-from monograph.codegen.triton.module.kernel import Arch
+from monograph.codegen.triton.module.kernel import ARCHES, Arch
 from monograph.ir import Graph
-from monograph.runtime.gpu.build.build import ARCHES, CompileRequest
-from monograph.runtime.gpu.build.source import function
+from monograph.runtime.gpu.build.build import CompileRequest, function
 from tests.cpu import sweep_cases
 from tests.gpu.cross import requests, samples
 from tests.gpu.indexing import single

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from monograph.codegen.triton.module.kernel import Call, Candidate
+from monograph.codegen.triton.module.kernel import ARCHES, Call, Candidate
 from monograph.ir import Graph, constant, unpack
 from monograph.ops.control import If, Loop, Scan
 from monograph.ops.elementwise import Add, Exp, Less, Mul, Sub
@@ -16,7 +16,6 @@ from monograph.ops.reduce import ReduceSum
 from monograph.ops.shape import Concat, Reshape, Slice
 from monograph.program.program import Step
 from monograph.runtime.gpu import executable as executables
-from monograph.runtime.gpu.build.build import ARCHES
 from monograph.runtime.gpu.capture.control import BRANCH, REPEAT, LaunchTree, count_kernels
 from monograph.runtime.gpu.driver.devices import Interpreter, Record
 from monograph.runtime.gpu.executable import GpuExecutable, compile_for_gpu

@@ -8,6 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.gpu import gpu_models
+from tests.gpu.build.stream_models import SIZE, Clock, replayed, some, somewhere, three_sums
+from tests.gpu.capture.replay_models import Default, branch, loop
+from tests.gpu.fake_driver import FakeDevice, FakeDriver
 
 from monograph.ir import Graph, Input, TensorType, constant
 from monograph.ir.dtype import f32, i64
@@ -21,15 +25,11 @@ from monograph.runtime.gpu.build.stream_tuning import (
     launch_order,
     planned,
     time_queued,
-    why_untried,
+    untried_reason,
 )
 from monograph.runtime.gpu.capture.control import REPEAT, LaunchTree
 from monograph.runtime.gpu.capture.replay import Replay
 from monograph.runtime.gpu.executable import compile_for_gpu
-from tests.gpu import gpu_models
-from tests.gpu.fake_driver import FakeDevice, FakeDriver
-from tests.gpu.build.stream_models import SIZE, Clock, replayed, some, somewhere, three_sums
-from tests.gpu.capture.replay_models import Default, branch, loop
 
 pytestmark = gpu_models.INTERPRETED
 
@@ -124,9 +124,9 @@ def test_what_is_not_tried_out_has_memory_for_one_stream() -> None:
 
 def test_only_loops_that_surely_end_are_tried_out() -> None:
     driver = FakeDriver()
-    assert "loop" in why_untried(False, loop(driver).layout.nests)
-    assert why_untried(False, (LaunchTree(REPEAT, (1,), 3), LaunchTree())) == ""
-    assert why_untried(False, branch(driver).layout.nests) == ""
+    assert "loop" in untried_reason(False, loop(driver).layout.nests)
+    assert untried_reason(False, (LaunchTree(REPEAT, (1,), 3), LaunchTree())) == ""
+    assert untried_reason(False, branch(driver).layout.nests) == ""
 
 
 def test_a_trial_that_fails_is_a_failed_capture(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,11 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.fuzz.graphs import random_graph
+from tests.gpu import real_models
+from tests.gpu.build.memory_effects import tasks_of
+from tests.program.races import races
 
 import monograph
 from monograph.codegen.triton.module import layout
+from monograph.codegen.triton.module.kernel import ARCHES
 from monograph.codegen.triton.module.layout import GpuModule
-from tests.gpu.build.memory_effects import tasks_of
 from monograph.ir import Graph, Input, Item, TensorType, Value
 from monograph.ir.dtype import boolean, f32
 from monograph.ops.control import If
@@ -23,15 +27,11 @@ from monograph.ops.reduce import ReduceSum
 from monograph.ops.shape import Concat, Reshape, Slice
 from monograph.passes.base import Environment
 from monograph.pipeline import PassOptions, optimise
-from tests.program.races import races
 from monograph.report.commands.input_files import read_archive, split_archive
 from monograph.rewrite import GPU_COST
-from monograph.runtime.gpu.build.build import ARCHES
-from monograph.runtime.gpu.build.stream_tuning import rivals
+from monograph.runtime.gpu.build.stream_tuning import candidate_schedules
 from monograph.runtime.gpu.capture.capture import launch_order
 from monograph.runtime.gpu.executable import MAX_STREAMS, compile_for_gpu
-from tests.fuzz.graphs import random_graph
-from tests.gpu import real_models
 
 SEEDS = range(60)
 
@@ -74,7 +74,7 @@ def test_memory_serves_fewer_streams_too() -> None:
     for seed in SEEDS:
         module = module_of(random_graph(seed)[0])
         tasks = tasks_of(module)
-        for streams, order in rivals(launch_order(module.works)).items():
+        for streams, order in candidate_schedules(launch_order(module.works)).items():
             narrow = [
                 replace(task, stream=order.stream[n], step=n, waits=order.waits[n])
                 for n, task in enumerate(tasks)

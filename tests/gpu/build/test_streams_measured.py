@@ -14,6 +14,21 @@ import pytest
 import torch
 from onnx import helper
 from rich.console import Console
+from tests.gpu import gpu_models
+from tests.gpu.build.stream_models import (
+    ALL,
+    SIZE,
+    Clock,
+    check,
+    replayed,
+    some,
+    somewhere,
+    three_sums,
+)
+from tests.gpu.capture.replay_models import Default, three_towers
+from tests.gpu.fake_driver import FakeDevice, FakeDriver
+from tests.gpu.fake_graphs import FakeGraphs
+from tests.gpu.gpu_models import FLOAT
 
 import monograph
 from monograph.ir import Graph, Input, TensorType, constant
@@ -25,12 +40,6 @@ from monograph.runtime.gpu.build.stream_tuning import MeasuredStreams, key_of, l
 from monograph.runtime.gpu.build.tuning_cache import TuningCache
 from monograph.runtime.gpu.driver.graphs import Handle
 from monograph.runtime.gpu.executable import compile_for_gpu
-from tests.gpu import gpu_models
-from tests.gpu.fake_driver import FakeDevice, FakeDriver
-from tests.gpu.fake_graphs import FakeGraphs
-from tests.gpu.gpu_models import FLOAT
-from tests.gpu.build.stream_models import ALL, SIZE, Clock, check, replayed, some, somewhere, three_sums
-from tests.gpu.capture.replay_models import Default, three_towers
 
 pytestmark = gpu_models.INTERPRETED
 

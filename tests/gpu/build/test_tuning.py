@@ -11,6 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.gpu import gpu_models
+from tests.gpu.against import device as real_device
+from tests.gpu.gpu_models import FakeDevice, linear, use
+from tests.rules.checks import graph_of, value
 
 import monograph
 from monograph.codegen.triton.module import select
@@ -25,10 +29,6 @@ from monograph.runtime.gpu.build.compiler import Built
 from monograph.runtime.gpu.build.tuning_cache import TuningCache, environment_of
 from monograph.runtime.gpu.executable import GpuExecutable, compile_for_gpu
 from monograph.session import Session
-from tests.gpu import gpu_models
-from tests.gpu.against import device as real_device
-from tests.gpu.gpu_models import FakeDevice, linear, use
-from tests.rules.checks import graph_of, value
 
 pytestmark = gpu_models.INTERPRETED
 X = np.random.default_rng(1).normal(size=(3, 33)).astype(np.float32)
@@ -325,7 +325,7 @@ def test_counts_are_plausible_in_a_measurement() -> None:
     buffers = [b for b in module.program.places.buffers if b.kind in ("input", "output")]
     ports = {f"{b.kind}:{b.name}": tune._numbers(b.nbytes, real_device().place) for b in buffers}
     executable.fill(tune._numbers)
-    tune._count_half(module, executable, ports)
+    tune._fill_counts(module, executable, ports)
     (step,) = (s for s in module.program.steps if s.region.kind == "cache_update")
     (count,) = (v for v in step.region.inputs if v.dtype.is_integer)
     at = module.offsets[module.program.places.storage[count].buffer.id]

@@ -10,7 +10,7 @@ from benchmarks import models
 
 import monograph
 from monograph.codegen.triton.module import select
-from monograph.codegen.triton.module.kernel import GpuContext
+from monograph.codegen.triton.module.kernel import ARCHES, GpuContext
 from monograph.ir import Value, constant, dtype
 from monograph.ops.composite import RmsNorm, Silu
 from monograph.ops.elementwise import Add
@@ -22,7 +22,6 @@ from monograph.pipeline import PassOptions, optimise
 from monograph.program.fusion import fuse_matvec
 from monograph.program.fusion.fuse_matvec import inner_product
 from monograph.rewrite import GPU_COST
-from monograph.runtime.gpu.build.build import ARCHES
 from monograph.runtime.gpu.executable import lower_for_gpu
 from tests.gpu.against import candidate_names, check
 from tests.rules.checks import graph_of, value

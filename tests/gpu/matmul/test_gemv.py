@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from monograph.codegen.triton.module import select
-from monograph.codegen.triton.module.kernel import GpuContext, Launch
+from monograph.codegen.triton.module.kernel import ARCHES, GpuContext, Launch
 from monograph.ir import Graph, Input, TensorType, Value, constant, dtype
 from monograph.ops.composite import Gelu, RmsNorm, Silu
 from monograph.ops.elementwise import Add, Mul, Sigmoid
@@ -16,7 +16,6 @@ from monograph.ops.shape import Reshape, Slice, Transpose
 from monograph.passes.base import Environment
 from monograph.pipeline import PassOptions, optimise
 from monograph.rewrite import GPU_COST
-from monograph.runtime.gpu.build.build import ARCHES
 from monograph.runtime.gpu.executable import lower_for_gpu
 from tests.gpu.against import candidate_names, check
 

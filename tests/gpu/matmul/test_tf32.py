@@ -16,6 +16,7 @@ import pytest
 from monograph.codegen.triton.matmul import tf32
 from monograph.codegen.triton.module import select
 from monograph.codegen.triton.module.kernel import (
+    ARCHES,
     Branch,
     Candidate,
     GpuContext,
@@ -33,7 +34,6 @@ from monograph.ops.recurrent import Rnn
 from monograph.ops.shape import Transpose
 from monograph.ops.window import CHANNELS_LAST
 from monograph.program.program import Step
-from monograph.runtime.gpu.driver.arches import ARCHES
 from monograph.runtime.gpu.executable import GpuExecutable, compile_for_gpu, lower_for_gpu
 from tests.gpu.against import device
 from tests.rules.checks import graph_of

@@ -133,7 +133,7 @@ def _float_types() -> tuple[Any, ...]:
 def _kernel_name(bound: Any) -> str:
     """What a profiler of the device's maker would call it."""
     from monograph.codegen.triton.module.kernel import Call, Launch
-    from monograph.runtime.gpu.build.source import named
+    from monograph.runtime.gpu.build.build import named
 
     if isinstance(bound.work, Launch):
         return named(bound.work.source, bound.step.region.kind)

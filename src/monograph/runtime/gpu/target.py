@@ -29,9 +29,8 @@ from monograph.runtime.feeds import Port
 from monograph.runtime.gpu import ports
 from monograph.runtime.gpu.artefact import GpuArtefact, LoadedGpuExecutable, make_artefact
 from monograph.runtime.gpu.bound_program import GpuProgram, forked
-from monograph.runtime.gpu.build.binary_cache import KeptKernels
 from monograph.runtime.gpu.build.build import CompileRequest, KernelBinary
-from monograph.runtime.gpu.build.compiler import Built, build_all
+from monograph.runtime.gpu.build.compiler import BinaryCache, Built, build_all
 from monograph.runtime.gpu.build.stream_tuning import MeasuredStreams, planned
 from monograph.runtime.gpu.build.tune import Tuner, build, compile_chosen, requests_of
 from monograph.runtime.gpu.build.tuning_cache import TuningCache, cache_path, environment_of
@@ -177,7 +176,7 @@ class GpuBackend(_GpuTarget):
         self.graphs = None if config.capture == OFF else graphs_of(device)
         self.device = device
         self.place: torch.device = device.place
-        self.kernels = KeptKernels(open_cache(config), device.arch)
+        self.kernels = BinaryCache(open_cache(config), device.arch)
         self.constants = DeviceConstants(device)
         cache = TuningCache.open(cache_path(config)) if device.measures else TuningCache(None)
         self.tuner = Tuner(device, cache, config.tune)
@@ -296,7 +295,7 @@ class CrossCompiler(_GpuTarget):
     def __init__(self, config: Config, arch: Arch, optimise: Optimise, progress: Progress) -> None:
         super().__init__(config, optimise, progress)
         self._arch = arch
-        self.kernels = KeptKernels(open_cache(config), arch)
+        self.kernels = BinaryCache(open_cache(config), arch)
 
     @property
     def arch(self) -> Arch:

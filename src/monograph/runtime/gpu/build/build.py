@@ -1,16 +1,85 @@
-"""Kernels as machine code: Triton compiles them, with or without a device."""
+"""One kernel from source text to machine code: a Triton function, compiled for an architecture.
+
+Triton reads the source of a function from the file that defines it. The files of generated kernels
+exist in memory only.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import linecache
+import threading
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
-from monograph.codegen.triton.module.kernel import Arch, Launch
+import numpy as np
+from triton import knobs
+
 from monograph.codegen.triton.emit.scalar import stored
+from monograph.codegen.triton.module.kernel import NAME, Arch, Launch
 from monograph.errors import CodegenError
 from monograph.ir import DType
-from monograph.runtime.gpu.driver.arches import ARCHES as ARCHES
-from monograph.runtime.gpu.build.source import function
+
+_HEAD = "import triton\nimport triton.language as tl\n"
+_INTERPRETED = "from monograph.codegen.triton.emit import interpreter_math as functions\n"
+_IMPORTS = (
+    ("functions.", "from triton.language.extra import libdevice as functions\n"),
+    ("gdc_", "from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait\n"),
+)
+_lock = threading.Lock()
+_functions: dict[str, Any] = {}
+
+
+def named(source: str, stem: str) -> str:
+    """Name a kernel after its stem and a hash of its source."""
+    key = hashlib.sha256(source.encode()).hexdigest()[:12]
+    words = "".join(c if c.isalnum() else "_" for c in stem)
+    return f"{words}_{key}"
+
+
+def function(source: str, stem: str = "kernel") -> Any:
+    """Return the Triton function of a source text; equal texts share one function."""
+    name = named(source, stem)
+    with _lock:
+        if name not in _functions:
+            _functions[name] = _define(name, source.replace(NAME, name))
+        return _functions[name]
+
+
+def _define(name: str, source: str) -> Any:
+    imports = "".join(line for name, line in _IMPORTS if name in source)
+    if knobs.runtime.interpret:
+        patch_interpreter()
+        imports = imports.replace(_IMPORTS[0][1], _INTERPRETED)
+    text = f"{_HEAD}{imports}\n\n{source}"
+    file = f"<monograph kernel {name}>"
+    linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
+    space: dict[str, Any] = {"__name__": f"monograph_kernels.{name}", "__file__": file}
+    exec(compile(text, file, "exec"), space)
+    return space[name]
+
+
+@cache
+def patch_interpreter() -> None:
+    """Make Triton's interpreter keep bool blocks bool.
+
+    It converts the bool scalar of a comparison to int32 when the scalar becomes a block. Triton 3.9
+    and later refuse such a block as a mask. Compiled kernels do not need this.
+    """
+    from triton.runtime import interpreter
+
+    builder: Any = interpreter.InterpreterBuilder
+    plain = builder.create_splat
+
+    def create_splat(self: Any, kind: Any, given: Any) -> Any:
+        made = plain(self, kind, given)
+        if given.data.dtype == np.bool_:
+            made.data = made.data.astype(np.bool_)
+        return made
+
+    builder.create_splat = create_splat
+
 
 POINTERS = {
     "i8": "*i8",
@@ -22,12 +91,15 @@ POINTERS = {
     "float": "*fp32",
     "double": "*fp64",
 }
-"""What Triton calls a pointer to elements that LLVM calls so."""
+"""Triton's pointer types, by LLVM's element types."""
 
 
 @dataclass(frozen=True)
 class CompileRequest:
-    """A kernel to compile: its source, and what is known of its arguments."""
+    """A kernel to compile: its source, and the types and alignment of its arguments.
+
+    Field names enter the keys of the binary cache.
+    """
 
     source: str
     stem: str
@@ -40,7 +112,7 @@ class CompileRequest:
 
 @dataclass(frozen=True)
 class KernelBinary:
-    """A compiled kernel: code that the driver loads, and how to launch it."""
+    """A compiled kernel: code that the driver loads, and its launch parameters."""
 
     name: str
     code: bytes
@@ -52,7 +124,7 @@ class KernelBinary:
 def request(
     launch: Launch, dtypes: tuple[DType, ...], aligned: tuple[bool, ...], stem: str
 ) -> CompileRequest:
-    """What the compiler is asked for."""
+    """Return the compile request of a launch."""
     types = tuple(POINTERS[stored(t)] for t in dtypes)
     return CompileRequest(
         launch.source, stem, types, aligned, launch.warps, launch.stages, launch.dependent
@@ -60,7 +132,7 @@ def request(
 
 
 def build(wanted: CompileRequest, arch: Arch) -> KernelBinary:
-    """Compiles a kernel for an architecture; no device is needed."""
+    """Compile a kernel for an architecture; no device is needed."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -82,8 +154,10 @@ def build(wanted: CompileRequest, arch: Arch) -> KernelBinary:
         )
     except Exception as error:
         raise CodegenError(
-            f"a kernel does not compile for {arch.name}: {error}", op=wanted.stem
+            f"cannot compile a kernel for {arch.name}: {error}", op=wanted.stem
         ) from error
     code = compiled.asm["cubin" if arch.backend == "cuda" else "hsaco"]
     meta = compiled.metadata
-    return KernelBinary(meta.name, bytes(code), meta.shared, meta.num_warps * arch.warp, wanted.dependent)
+    return KernelBinary(
+        meta.name, bytes(code), meta.shared, meta.num_warps * arch.warp, wanted.dependent
+    )

@@ -1,53 +1,104 @@
-"""Many kernels compiled side by side, in processes of their own."""
+"""Kernels compiled in worker processes, and the disk cache of their machine code.
+
+`python -m monograph.runtime.gpu.build.compiler` is a worker: it reads a JSON object per line and
+answers with one per line.
+"""
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import json
 import os
 import queue
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterable
+from dataclasses import asdict
+from importlib.metadata import version
+from typing import Any
 
 from triton import knobs
 
 from monograph.codegen.triton.module.kernel import Arch
 from monograph.errors import CodegenError
-from monograph.runtime.gpu.build.build import KernelBinary, CompileRequest, build
-from monograph.runtime.gpu.build.worker import encode_reply, decode_request
+from monograph.runtime.cache.object_cache import DiskCache
+from monograph.runtime.gpu.build.build import CompileRequest, KernelBinary, build
 
-FEW = 3
-"""Kernels for which processes are not worth starting."""
+_ABOUT, _CODE = "about", "code"
+_FORMAT = 1
+"""Format of the stored parts; raise it when their meaning changes."""
+KERNELS_PER_WORKER = 3
+"""Kernels per worker process; fewer do not repay its start."""
 Built = dict[CompileRequest, KernelBinary | CodegenError]
+
+
+def encode_request(one: CompileRequest, arch: Arch) -> str:
+    """Return the line that asks a worker for a kernel."""
+    return json.dumps({"request": asdict(one), "arch": asdict(arch)})
+
+
+def decode_reply(line: str) -> KernelBinary | CodegenError:
+    """Return the kernel or the error in a worker's reply."""
+    answer = json.loads(line)
+    if "error" in answer:
+        return CodegenError(answer["error"])
+    return KernelBinary(**{**answer, "code": base64.b64decode(answer["code"])})
+
+
+def _compile(line: str) -> dict[str, Any]:
+    asked = json.loads(line)
+    given = asked["request"]
+    one = CompileRequest(
+        **{**given, "types": tuple(given["types"]), "aligned": tuple(given["aligned"])}
+    )
+    try:
+        binary = build(one, Arch(**asked["arch"]))
+    except CodegenError as error:
+        return {"error": str(error)}
+    return {**asdict(binary), "code": base64.b64encode(binary.code).decode()}
+
+
+def main() -> None:
+    # The compiler may print to stdout: keep that out of the replies.
+    """Run a worker: compile each request from stdin."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    for line in sys.stdin:
+        answers.write(json.dumps(_compile(line)) + "\n")
+        answers.flush()
 
 
 def build_all(
     wanted: Iterable[CompileRequest], arch: Arch, done: Callable[[int], None] = lambda count: None
 ) -> Built:
-    """Every kernel's machine code, or why there is none."""
+    """Compile kernels; return the machine code or the error of each."""
     requests = list(dict.fromkeys(wanted))
-    workers = min(len(os.sched_getaffinity(0)), -(-len(requests) // FEW))
+    workers = min(len(os.sched_getaffinity(0)), -(-len(requests) // KERNELS_PER_WORKER))
     if workers < 2 and not knobs.runtime.interpret:
         found: Built = {}
         for number, one in enumerate(requests):
-            found[one] = _built(one, arch)
+            found[one] = _build_or_error(one, arch)
             done(number + 1)
         return found
-    # A process that interprets kernels cannot compile them.
-    return _Crew(requests, arch, done).work(workers)
+    # This process may interpret kernels, and then cannot compile them.
+    return _Workers(requests, arch, done).work(workers)
 
 
-def _built(one: CompileRequest, arch: Arch) -> KernelBinary | CodegenError:
+def _build_or_error(one: CompileRequest, arch: Arch) -> KernelBinary | CodegenError:
     try:
         return build(one, arch)
     except CodegenError as error:
         return error
 
 
-class _Crew:
+class _Workers:
     """Worker processes, each fed by a thread."""
 
-    def __init__(self, requests: list[CompileRequest], arch: Arch, done: Callable[[int], None]) -> None:
+    def __init__(
+        self, requests: list[CompileRequest], arch: Arch, done: Callable[[int], None]
+    ) -> None:
         self.arch = arch
         self.done = done
         self.waiting: queue.SimpleQueue[CompileRequest] = queue.SimpleQueue()
@@ -65,9 +116,9 @@ class _Crew:
         return self.built
 
     def _feed(self) -> None:
-        """Keeps one process busy; one that the compiler takes with it is followed by another."""
+        """Keep one process busy; start another if the compiler kills it."""
         while not self.waiting.empty():
-            with _started() as process:
+            with _start_worker() as process:
                 while (one := self._next()) is not None:
                     made = _ask(process, one, self.arch)
                     self._store(one, made or CodegenError("the compiler crashed", op=one.stem))
@@ -86,12 +137,12 @@ class _Crew:
             self.done(len(self.built))
 
 
-def _started() -> subprocess.Popen[str]:
+def _start_worker() -> subprocess.Popen[str]:
     paths = os.pathsep.join(p for p in sys.path if p)
     # A worker compiles for a device without touching it.
     own = {"PYTHONPATH": paths, "CUDA_VISIBLE_DEVICES": "", "TRITON_INTERPRET": "0"}
     return subprocess.Popen(
-        [sys.executable, "-m", "monograph.runtime.gpu.build.worker"],
+        [sys.executable, "-m", "monograph.runtime.gpu.build.compiler"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
@@ -100,14 +151,75 @@ def _started() -> subprocess.Popen[str]:
     )
 
 
-def _ask(process: subprocess.Popen[str], one: CompileRequest, arch: Arch) -> KernelBinary | CodegenError | None:
-    """A worker's answer; None where it gave none."""
+def _ask(
+    process: subprocess.Popen[str], one: CompileRequest, arch: Arch
+) -> KernelBinary | CodegenError | None:
+    """Return a worker's reply, or None if it died."""
     assert process.stdin is not None
     assert process.stdout is not None
     try:
-        process.stdin.write(decode_request(one, arch) + "\n")
+        process.stdin.write(encode_request(one, arch) + "\n")
         process.stdin.flush()
         line = process.stdout.readline()
     except OSError:
         return None
-    return encode_reply(line) if line else None
+    return decode_reply(line) if line else None
+
+
+class BinaryCache:
+    """Machine code of one architecture's kernels on disk; stores nothing without a cache.
+
+    Triton has a cache too, but a process must import Triton to ask it.
+    """
+
+    def __init__(self, cache: DiskCache | None, arch: Arch) -> None:
+        self._cache = cache
+        self._arch = asdict(arch)
+        self.found = 0
+        """Kernels that were found and not compiled."""
+        self._stored: set[str] = set()
+        """Keys that are known to be in the cache."""
+
+    def find(self, wanted: Iterable[CompileRequest]) -> dict[CompileRequest, KernelBinary]:
+        """Return the kernels that the cache has."""
+        made = {one: self._find(one) for one in wanted} if self._cache is not None else {}
+        found = {one: binary for one, binary in made.items() if binary is not None}
+        self.found += len(found)
+        return found
+
+    def _find(self, one: CompileRequest) -> KernelBinary | None:
+        assert self._cache is not None
+        key = self._key(one)
+        parts = self._cache.get(key)
+        if parts is None:
+            return None
+        self._stored.add(key)
+        try:
+            return KernelBinary(**{**json.loads(bytes(parts[_ABOUT])), "code": bytes(parts[_CODE])})
+        except (ValueError, KeyError, TypeError):
+            self._cache.forget(key)
+            self._stored.discard(key)
+            return None
+
+    def keep(self, made: dict[CompileRequest, KernelBinary]) -> None:
+        """Store compiled kernels."""
+        for one, binary in made.items():
+            key = self._key(one)
+            if self._cache is None or key in self._stored:
+                continue
+            about = {name: x for name, x in asdict(binary).items() if name != "code"}
+            self._cache.put(key, {_ABOUT: json.dumps(about).encode(), _CODE: binary.code})
+            self._stored.add(key)
+
+    def _key(self, one: CompileRequest) -> str:
+        parts = {
+            "format": _FORMAT,
+            "kernel": asdict(one),
+            "arch": self._arch,
+            "triton": version("triton"),
+        }
+        return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+
+if __name__ == "__main__":
+    main()

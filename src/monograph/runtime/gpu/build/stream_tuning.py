@@ -1,11 +1,9 @@
-"""How many streams the graphs of a program have: whichever number of them measures fastest.
+"""The measured number of streams of a program's graphs.
 
-Side by side, small kernels fill the device. But an edge from stream to stream has its price: behind the
-one before it in its own stream a kernel may start early (dependent launch), behind one of another
-stream it starts when that has ended, and the device has to see to that. What weighs more depends on
-the kernels, and no look at the program tells: it is measured when the first graph is made, on
-scratch memory, and kept beside the measurements of kernels. The numbers that come out are the same
-to the bit.
+Small kernels on several streams fill the device. But a dependency between streams has a price: a
+kernel may start before its predecessor in the same stream has ended (dependent launch), and only
+after a predecessor in another stream has ended. The tuner measures both when the first graph is
+built, on scratch memory, and stores the winner in the tuning cache. Results are equal to the bit.
 """
 
 from __future__ import annotations
@@ -24,34 +22,35 @@ from monograph.codegen.triton.module.kernel import Call, Launch, Work
 from monograph.codegen.triton.module.layout import KEPT, Bound, GpuModule, lay_out
 from monograph.program.legalise.lower_random import states_of
 from monograph.program.memory.stream_schedule import Schedule, narrowed
+from monograph.runtime.gpu.bound_program import GpuProgram
+from monograph.runtime.gpu.build.tuning_cache import FULL, Entry, TuningCache
 from monograph.runtime.gpu.capture.capture import Recorder, launch_order, order_of
 from monograph.runtime.gpu.capture.control import REPEAT, LaunchTree, nests
 from monograph.runtime.gpu.driver.graphs import Graphs
-from monograph.runtime.gpu.bound_program import GpuProgram
 from monograph.runtime.gpu.host_io.pinned_staging import SlabLayout
-from monograph.runtime.gpu.build.tuning_cache import FULL, Entry, TuningCache
 
 FEWER = (1, 2, 3)
-"""Numbers of streams that are tried beside all that the program has."""
-ROUNDS, QUEUED, BATCH, SECONDS = 9, 20, 6e-3, 0.3
-"""Rounds in which each rival is timed; how many of its runs are queued then, fewer where they would
-take longer than so many seconds; and the time after which no round begins."""
+"""Numbers of streams that are tried besides the program's own."""
+ROUNDS = 9
+"""Rounds of measurement."""
+QUEUED, BATCH = 20, 6e-3
+"""Runs that are queued per round; fewer if they would take longer than `BATCH` seconds."""
+SECONDS = 0.3
+"""No round begins after this time."""
 _log = logging.getLogger("monograph")
 
 
-def rivals(order: Schedule) -> dict[int, Schedule]:
-    """The orders that are worth a trial, by how many streams they have."""
+def candidate_schedules(order: Schedule) -> dict[int, Schedule]:
+    """Return the candidate schedules, by their number of streams."""
     fewer = [narrowed(order, limit) for limit in FEWER if limit < order.streams]
     return {o.streams: o for o in (*fewer, order)}
 
 
-def why_untried(draws: bool, found: Sequence[LaunchTree]) -> str:
-    """Why no run is tried on scratch memory; "" where nothing speaks against it.
+def untried_reason(draws: bool, found: Sequence[LaunchTree]) -> str:
+    """Return why no run may be tried on scratch memory, or "".
 
-    Branches may take either side there, donated state is as much scratch as the rest, and indices
-    are checked by the kernels that use them.
-
-    draws: whether random ops have a state.
+    Branches may take either side there, donated state is scratch too, and kernels check their
+    indices. `draws`: random ops have a state.
     """
     if draws:
         return "random numbers: a trial would draw from their state"
@@ -62,7 +61,7 @@ def why_untried(draws: bool, found: Sequence[LaunchTree]) -> str:
 
 @dataclass(frozen=True)
 class MeasuredStreams:
-    """The numbers of streams that were measured to be fastest, by program."""
+    """The fastest numbers of streams, by program."""
 
     cache: TuningCache
     environment: str
@@ -70,7 +69,7 @@ class MeasuredStreams:
     """Measurements that chose the streams of a graph here."""
 
     def find(self, key: str, known: Sequence[int]) -> int | None:
-        """The streams for a program, if they have been measured."""
+        """Return the measured number of streams of a program, if any."""
         entry = self._entries.get(key)
         found = None if entry is None else {text(n): n for n in known}.get(entry["winner"])
         if entry is not None and found is not None:
@@ -78,8 +77,8 @@ class MeasuredStreams:
         return found
 
     def keep(self, key: str, problem: str, times: Mapping[int, float]) -> None:
-        """Remembers what a run in so many streams has taken, in us."""
-        # Of equals the one with fewer streams.
+        """Store the times of runs in us, by number of streams."""
+        # On a tie, fewer streams win.
         ordered = sorted(times.items(), key=lambda item: (item[1], item[0]))
         self._entries[key] = {
             "problem": problem,
@@ -96,12 +95,12 @@ class MeasuredStreams:
 
 
 def text(streams: int) -> str:
-    """The number of streams as the tuning cache stores it; its entries say lanes."""
+    """Return the number of streams as the tuning cache stores it; its entries say lanes."""
     return "1 lane" if streams == 1 else f"{streams} lanes"
 
 
 class StreamTuner:
-    """The streams of an executable's graphs, chosen when the first of them is made."""
+    """Chooses the streams of an executable's graphs when the first graph is built."""
 
     def __init__(
         self, executable: GpuProgram, graphs: Graphs, measured: MeasuredStreams | None = None
@@ -113,30 +112,30 @@ class StreamTuner:
 
     @property
     def count(self) -> int:
-        """Lanes of the graphs; 1 as long as there are none."""
+        """Streams of the graphs; 1 before the first graph."""
         return 1 if self._chosen is None else self._chosen.streams
 
     def order(self) -> Schedule:
-        """Which launch comes in which stream, behind which others. Only the first call measures.
+        """Return the stream and the dependencies of each launch. Only the first call measures.
 
-        Whoever calls holds the executable's lock, and has it ready to be recorded.
+        The caller holds the executable's lock and has prepared it for recording.
         """
         if self._chosen is None:
             self._chosen = self._choose(order_of(self.executable))
         return self._chosen
 
     def _choose(self, order: Schedule) -> Schedule:
-        """The order in all streams, or in fewer of them.
+        """Return the schedule on all streams, or on fewer.
 
-        Where nothing can be measured, launches follow each other as they do without a graph: no
-        bet on what might be faster. Whoever gives no measurements wants the order as it is.
+        Without measurements to consult, keep the schedule. If nothing can be measured, use one
+        stream.
         """
         if order.streams == 1 or self._measured is None:
             return order
-        tried = rivals(order)
+        tried = candidate_schedules(order)
         executable = self.executable
-        if why := why_untried(bool(executable.held), executable.layout.nests):
-            _log.info("streams are not measured, a graph has one: %s", why)
+        if why := untried_reason(bool(executable.held), executable.layout.nests):
+            _log.info("cannot measure streams, using one: %s", why)
             return tried[1]
         key = key_of(executable.module)  # type: ignore[attr-defined]
         known = self._measured.find(key, [*tried])
@@ -145,7 +144,7 @@ class StreamTuner:
             if not times:
                 return tried[1]
             self._measured.keep(key, self._problem(order), times)
-            # Another process may have been first: all that share a file choose alike.
+            # Another process may have stored a winner first: all that share a file choose alike.
             known = self._measured.find(key, [*tried])
         return tried[known or 1]
 
@@ -155,11 +154,11 @@ class StreamTuner:
         return f"a run of {kernels} kernels: {text(order.streams)}, {waits} between them"
 
     def _times(self, tried: Mapping[int, Schedule]) -> dict[int, float]:
-        """What a run takes in so many streams; empty where there is no memory to find out."""
+        """Return the time of a run by number of streams; empty if there is too little memory."""
         try:
             return self._measure(tried)
         except torch.OutOfMemoryError as e:
-            _log.warning("streams are not measured, a graph has one: %s", str(e).partition("\n")[0])
+            _log.warning("cannot measure streams, using one: %s", str(e).partition("\n")[0])
             return {}
 
     def _measure(self, tried: Mapping[int, Schedule]) -> dict[int, float]:
@@ -170,7 +169,7 @@ class StreamTuner:
         notes = executable.buffers[KEPT].clone()
         recorders = [Recorder(executable, self.graphs, order) for order in tried.values()]
         with ExitStack() as stack:
-            # What trials find wrong with their numbers is no fault of the caller's.
+            # Trials run on scratch data: drop their device faults.
             stack.callback(executable.buffers[KEPT].copy_, notes)
             trials = [self._trial(r, layout.memory(block), stack) for r in recorders]
             return time_queued(dict(zip(tried, trials, strict=True)))
@@ -178,7 +177,7 @@ class StreamTuner:
     def _trial(
         self, recorder: Recorder, memory: Mapping[str, torch.Tensor], stack: ExitStack
     ) -> Callable[[int], None]:
-        """Enqueues so many runs of a graph, and waits for them."""
+        """Return a function that enqueues a number of runs of a graph and waits for them."""
         graphs = self.graphs
         taken = recorder.record(memory)
         stack.callback(taken.graph.close)
@@ -197,12 +196,15 @@ class StreamTuner:
 
 
 def planned(module: GpuModule, measured: MeasuredStreams) -> GpuModule:
-    """A module with memory for one stream where its graphs will have no more: that takes less."""
+    """Return the module with memory for one stream if its graphs will use only one.
+
+    That takes less memory.
+    """
     order = launch_order(module.works)
     if order.streams == 1:
         return module
-    tried = not why_untried(bool(states_of(module.program.graph)), nests(module))
-    if tried and measured.find(key_of(module), [*rivals(order)]) != 1:
+    tried = not untried_reason(bool(states_of(module.program.graph)), nests(module))
+    if tried and measured.find(key_of(module), [*candidate_schedules(order)]) != 1:
         return module
     works: dict[int, list[Work]] = {}
     for bound in module.works:
@@ -212,19 +214,19 @@ def planned(module: GpuModule, measured: MeasuredStreams) -> GpuModule:
 
 
 def key_of(module: GpuModule) -> str:
-    """What a measurement is kept under: the launches, where their arguments lie, and the orders.
+    """Return the key of a measurement: launches, argument addresses and schedules.
 
-    The numbers in constants are left out.
+    Values of constants do not matter.
     """
     launches = [(_about(bound), bound.arguments) for bound in module.every]
-    tried = rivals(launch_order(module.works))
+    tried = candidate_schedules(launch_order(module.works))
     orders = {streams: (order.stream, order.waits) for streams, order in tried.items()}
     parts = repr((launches, nests(module), orders))
     return "lanes-" + hashlib.sha256(parts.encode()).hexdigest()
 
 
 def _about(bound: Bound) -> tuple[object, ...]:
-    """What decides how long a launch takes."""
+    """Return what decides the duration of a launch."""
     work = bound.work
     if isinstance(work, Launch):
         return work.source, work.grid, work.warps, work.stages, work.dependent
@@ -232,27 +234,27 @@ def _about(bound: Bound) -> tuple[object, ...]:
 
 
 def time_queued(runs: Mapping[int, Callable[[int], None]]) -> dict[int, float]:
-    """The median time in us of one among many runs that are queued; the rivals take turns.
+    """Return the median time in us of one among many queued runs; candidates alternate.
 
-    The host only waits for the last one: unless its launches take longer than what they launch,
-    which callers would feel too, this is the time of the device.
+    The host only waits for the last run. This is the device's time, unless launches take longer
+    than the work; then callers wait as long.
     """
     singles = []
     for run in runs.values():
-        run(1)  # all kinds of things may happen for the first time
+        run(1)  # warm-up
         began = time.perf_counter()
         run(1)
         singles.append(time.perf_counter() - began)
     longest = max(singles, default=0.0)
     count = QUEUED if longest * QUEUED <= BATCH else max(1, int(BATCH / longest))
-    found: dict[int, list[float]] = {rival: [] for rival in runs}
+    found: dict[int, list[float]] = {streams: [] for streams in runs}
     start = time.perf_counter()
     for turn in range(ROUNDS):
         if turn and time.perf_counter() - start > SECONDS:
             break
-        for rival, run in runs.items():
-            run(1)  # another has been where it goes
+        for streams, run in runs.items():
+            run(1)  # warm-up: another candidate ran before
             began = time.perf_counter()
             run(count)
-            found[rival].append((time.perf_counter() - began) / count)
-    return {rival: statistics.median(times) * 1e6 for rival, times in found.items()}
+            found[streams].append((time.perf_counter() - began) / count)
+    return {streams: statistics.median(times) * 1e6 for streams, times in found.items()}

@@ -1,4 +1,4 @@
-"""The measured choice: rivals for a step are compiled side by side and timed on the device."""
+"""The tuner: compiles the candidates of each step side by side and times them on the device."""
 
 from __future__ import annotations
 
@@ -9,28 +9,33 @@ from functools import partial
 
 import torch
 
+from monograph.codegen.triton.control.subprograms import programs
 from monograph.codegen.triton.module import select
 from monograph.codegen.triton.module.kernel import Arch, Call, Candidate, GpuContext, Launch
 from monograph.codegen.triton.module.layout import ARENA, Bound, GpuModule, lay_out
-from monograph.codegen.triton.control.subprograms import programs
 from monograph.errors import CodegenError, MonographError
 from monograph.program.memory.buffer_assignment import CONSTANT, TEMPORARY
 from monograph.program.program import Program, Step
-from monograph.runtime.gpu.build import tuning_key
 from monograph.runtime.gpu.build.build import CompileRequest, request
-from monograph.runtime.gpu.build.compiler import Built, build_all
+from monograph.runtime.gpu.build.compiler import BinaryCache, Built, build_all
+from monograph.runtime.gpu.build.tuning_cache import (
+    FAST,
+    FULL,
+    Entry,
+    TuningCache,
+    environment_of,
+    step_key,
+    step_label,
+)
 from monograph.runtime.gpu.driver.devices import Device
 from monograph.runtime.gpu.executable import Chooser, GpuExecutable, compile_program, only_host
-from monograph.runtime.gpu.build.binary_cache import KeptKernels
 from monograph.runtime.gpu.tensors import typed
-from monograph.runtime.gpu.build.tuning_cache import FAST, FULL, Entry, environment_of
-from monograph.runtime.gpu.build.tuning_cache import TuningCache as TuningCache
 from monograph.runtime.progress import Progress, silent
 
 TRIED = 8
-"""Rivals tried for each problem in the fast mode."""
+"""Candidates tried for each problem in the fast mode."""
 COPIES = 20
-"""Copies of constants that take turns in a measurement, at most."""
+"""Maximum copies of constants that alternate in a measurement."""
 _log = logging.getLogger("monograph")
 
 
@@ -38,15 +43,15 @@ _log = logging.getLogger("monograph")
 class _Problem:
     step: Step
     default: str
-    rivals: dict[str, GpuModule] = field(default_factory=dict)
+    candidates: dict[str, GpuModule] = field(default_factory=dict)
 
 
-FEW = 16
-"""Integers up to which a tensor is taken for counts or places, and not for data."""
+MAX_COUNTS = 16
+"""Integer tensors of at most this size are taken for counts or positions, not for data."""
 
 
 class Tuner:
-    """Chooses among the rivals of every step of a program."""
+    """Chooses among the candidates of every step of a program."""
 
     def __init__(self, device: Device, cache: TuningCache, mode: str = FAST) -> None:
         self.device = device
@@ -54,27 +59,27 @@ class Tuner:
         self.mode = mode if device.measures else "off"
         self.entries = cache.of(environment_of(device))
         self.measured = 0
-        """Problems that were measured here, not found."""
+        """Problems that were measured here, not found in the cache."""
         self.used: dict[str, Entry] = {}
         """Measurements that chose a kernel here."""
 
     def tune(self, program: Program, *, tf32: bool = False, progress: Progress = silent) -> None:
-        """Measures every problem of a program that the cache does not know."""
+        """Measure every problem of a program that the cache does not know."""
         if self.mode == "off":
             return
         self.cache.refresh()
         open_ones = self._open(program, tf32)
         if not open_ones:
             return
-        modules = [m for p in open_ones.values() for m in p.rivals.values()]
+        modules = [m for p in open_ones.values() for m in p.candidates.values()]
         failed = build(self.device, modules, progress)
         cold = _constant_bytes(program) > self.device.cache_bytes // 2
         for number, (key, problem) in enumerate(open_ones.items()):
-            label = tuning_key.label(problem.step)
+            label = step_label(problem.step)
             progress(f"measure {label}", number, len(open_ones))
             times = {
                 name: us
-                for name, module in problem.rivals.items()
+                for name, module in problem.candidates.items()
                 if not any(r in failed for r in requests_of(module))
                 and (us := self._time(module, cold)) is not None
             }
@@ -102,24 +107,24 @@ class Tuner:
             key = problem_key(part, step, tf32)
             if key in found or self._known(key):
                 continue
-            rivals = select.candidates(GpuContext(part, step, self.device.arch, tf32))
-            if len(rivals) < 2:
+            candidates = select.candidates(GpuContext(part, step, self.device.arch, tf32))
+            if len(candidates) < 2:
                 continue
-            tried = rivals if self.mode == FULL else rivals[:TRIED]
-            found[key] = _Problem(step, rivals[0].name)
-            for rival in tried:
-                found[key].rivals[rival.name] = lay_out(part, [(step, rival.make())])
+            tried = candidates if self.mode == FULL else candidates[:TRIED]
+            found[key] = _Problem(step, candidates[0].name)
+            for candidate in tried:
+                found[key].candidates[candidate.name] = lay_out(part, [(step, candidate.make())])
         return found
 
     def _known(self, key: str) -> bool:
-        """Whether a problem has been measured, with as many rivals as are wanted."""
+        """Return whether the cache has a measurement with enough candidates."""
         entry = self.entries.get(key)
         return entry is not None and (self.mode != FULL or entry.get("mode") == FULL)
 
     def chooser(self, program: Program, *, tf32: bool = False) -> Chooser:
-        """Picks the measured winner, or the default where nothing was measured.
+        """Return a function that picks the measured winner, or else the default.
 
-        A rival that is out of question does not come; then the fastest of the others wins.
+        If the winner is not among the given candidates, the fastest of them wins.
         """
 
         parts = _steps_of(program)
@@ -139,10 +144,10 @@ class Tuner:
         return choose
 
     def _time(self, module: GpuModule, cold: bool) -> float | None:
-        """The time of one run in us; None where a rival cannot be run.
+        """Return the time of one run in us, or None if the candidate cannot run.
 
-        In a model whose constants do not stay in the cache between runs they are cold: so many
-        copies of them take turns here that none does.
+        If a model's constants do not stay in the device's cache between runs, enough copies of them
+        alternate here that none stays.
         """
         copies = -(-2 * self.device.cache_bytes // module.constants.size) if cold else 1
         try:
@@ -156,15 +161,15 @@ class Tuner:
             }
             for executable in executables:
                 executable.fill(_numbers)
-                _count_half(module, executable, ports)
+                _fill_counts(module, executable, ports)
             return self.device.measure(*(partial(e.launch, ports) for e in executables))
         except (MonographError, RuntimeError) as e:  # of torch, or of its allocator
-            _log.warning("a rival is left out: %s", e)
+            _log.warning("skipping a candidate that failed: %s", e)
             return None
 
 
 def _steps_of(program: Program) -> dict[Step, Program]:
-    """All steps, those inside branches and loops included, with the program each is of."""
+    """Return all steps, including those in branches and loops, with the program of each."""
     return {step: part for part in programs(program) for step in part.steps}
 
 
@@ -173,17 +178,17 @@ def _constant_bytes(program: Program) -> int:
 
 
 def problem_key(program: Program, step: Step, tf32: bool) -> str:
-    """What a measurement is kept under."""
-    return tuning_key.key(program, step) + ("-rounded-tf32" if tf32 else "")
+    """Return the key of a measurement in the tuning cache."""
+    return step_key(program, step) + ("-rounded-tf32" if tf32 else "")
 
 
 def requests_of(module: GpuModule) -> list[CompileRequest]:
-    """The kernels that a module needs compiled."""
+    """Return the compile requests of a module."""
     return [r for bound in module.every if (r := _request(bound)) is not None]
 
 
 def _request(bound: Bound) -> CompileRequest | None:
-    """The kernel that a piece of work needs; None for a call, a branch or a loop."""
+    """Return the compile request of a work item; None for a call, a branch or a loop."""
     if not isinstance(bound.work, Launch):
         return None
     dtypes = tuple(a.dtype for a in bound.arguments)
@@ -195,9 +200,9 @@ def build(
     device: Device,
     modules: Sequence[GpuModule],
     progress: Progress = silent,
-    kept: KeptKernels | None = None,
+    kept: BinaryCache | None = None,
 ) -> Built:
-    """Compiles and loads what some modules need, side by side; what failed, and why."""
+    """Compile and load the kernels of modules in parallel; return the failures."""
     needed = dict.fromkeys(r for m in modules for r in requests_of(m) if not device.has(r))
     made: Built = {} if kept is None else dict(kept.find(needed))
     missing = [r for r in needed if r not in made]
@@ -214,7 +219,7 @@ def build(
 
 
 def prepare(device: Device, modules: Sequence[GpuModule]) -> None:
-    """Compiles what some modules need, side by side."""
+    """Compile and load the kernels of modules in parallel; raise the first failure."""
     for error in build(device, modules).values():
         assert isinstance(error, CodegenError)
         raise error
@@ -230,10 +235,10 @@ def compile_chosen(
     libraries: bool = True,
     streams: int = 1,
 ) -> GpuModule:
-    """A program's module, all of whose kernels compile.
+    """Return a program's module, all of whose kernels compile.
 
-    A kernel that does not is left out, and the next best rival takes its place; a step of which
-    none is left is an error. `libraries` says whether calls of other libraries count as rivals.
+    A candidate that does not compile is dropped and the next best takes its place. A step without
+    any candidate left is an error. `libraries` allows candidates that call other libraries.
     """
     refused: dict[Step, dict[str, str]] = {}
     names: dict[Step, str] = {}
@@ -259,11 +264,11 @@ def compile_chosen(
             if why is not None:
                 step = bound.step
                 refused.setdefault(step, {})[names[step]] = str(why)
-                _log.warning("kernel %s of step %s is left out: %s", names[step], step, why)
+                _log.warning("dropping kernel %s of step %s: %s", names[step], step, why)
 
 
 def _nothing_left(step: Step, why: dict[str, str]) -> CodegenError:
-    first = next(iter(why.values()), "it is a call of another library")
+    first = next(iter(why.values()), "all candidates are library calls")
     return CodegenError(
         f"no kernel for a step compiles: {step.region.kind}",
         op=step.region.kind,
@@ -273,12 +278,12 @@ def _nothing_left(step: Step, why: dict[str, str]) -> CodegenError:
     )
 
 
-def _count_half(
+def _fill_counts(
     module: GpuModule, executable: GpuExecutable, ports: Mapping[str, torch.Tensor]
 ) -> None:
-    """Puts plausible numbers where a few integers say how much of something counts, or where.
+    """Set small integer inputs to half of the largest dimension.
 
-    As random bytes they would be beyond anything: caches would be full in every measurement.
+    They are counts or positions. Random bytes would make every cache full in every measurement.
     """
     storage = module.program.places.storage
     for step in dict.fromkeys(b.step for b in module.works):
@@ -286,7 +291,7 @@ def _count_half(
         half = max((d for v in values for d in v.tensor.static), default=0) // 2
         for value in values:
             place = storage[value]
-            if not value.dtype.is_integer or value.dtype.bits < 8 or value.tensor.size > FEW:
+            if not value.dtype.is_integer or value.dtype.bits < 8 or value.tensor.size > MAX_COUNTS:
                 continue
             start = place.offset * value.dtype.itemsize
             if place.buffer.kind == TEMPORARY:
@@ -302,5 +307,5 @@ def _count_half(
 
 
 def _numbers(nbytes: int, place: torch.device) -> torch.Tensor:
-    """Bytes that are small positive numbers in every float type: never zeros, never NaN."""
+    """Return random bytes that are small positive numbers in every float type, never 0 or NaN."""
     return torch.randint(1, 0x3B, (max(nbytes, 1) + 256,), dtype=torch.uint8, device=place)

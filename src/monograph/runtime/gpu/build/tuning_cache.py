@@ -1,16 +1,18 @@
-"""Measured winners on disk: JSON that people can read and share.
+"""Measured winners on disk, as JSON that people can read and share, and their keys.
 
     {"monograph tuning": 1,
      "measured": {"NVIDIA H200, driver 12.8, monograph 0.1.0, triton 3.6.0, torch 2.9.0": {
        "8c1f...": {"problem": "dot(f16[1, 1024], ...) -> f16[1, 1024]", "winner": "gemv 8x256",
                    "default": "gemv 4x128", "mode": "fast", "us": {"gemv 8x256": 3.1, ...}}}}}
 
-A measurement holds for one device, one driver and one set of versions: others are kept beside it.
+A measurement is valid for one device, one driver and one set of versions. The file keeps the
+measurements of several of these environments.
 """
 
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 import logging
 import os
@@ -24,8 +26,11 @@ from typing import Any, TypeAlias
 import monograph
 from monograph.config import Config
 from monograph.errors import ConfigError
-from monograph.runtime.gpu.driver.devices import Device
+from monograph.ir import Value
+from monograph.program.memory.buffer_assignment import CONSTANT
+from monograph.program.program import Program, Step
 from monograph.runtime.atomic_write import replacing
+from monograph.runtime.gpu.driver.devices import Device
 
 FORMAT = 1
 _KIND = "monograph tuning"
@@ -35,7 +40,7 @@ FAST, FULL = "fast", "full"
 
 
 def environment_of(device: Device) -> str:
-    """What a measurement holds for."""
+    """Describe the device and the versions that a measurement is valid for."""
     versions = [f"{name} {_version(name)}" for name in ("triton", "torch")]
     about = [device.name, f"driver {device.driver}", f"monograph {monograph.__version__}"]
     return ", ".join(about + versions)
@@ -50,14 +55,14 @@ def _version(name: str) -> str:
 
 @dataclass
 class TuningCache:
-    """The winners of problems, by the environment that they were measured in."""
+    """The winners of problems, by the environment in which they were measured."""
 
     path: Path | None
     measured: dict[str, dict[str, Entry]] = field(default_factory=dict)
 
     @classmethod
     def open(cls, path: Path | None) -> TuningCache:
-        """The cache in a file, empty where there is none; a file of another kind is refused."""
+        """Read the cache from a file; a missing file is an empty cache."""
         if path is None or not path.exists():
             return cls(path)
         try:
@@ -69,35 +74,36 @@ class TuningCache:
             raise ConfigError(
                 f"the tuning cache cannot be read: {type(e).__name__}: {e}",
                 given=str(path),
-                hint="mend or delete the file, or name another one with tuning_cache",
+                hint="repair or delete the file, or name another one with tuning_cache",
             ) from None
 
     def of(self, environment: str) -> dict[str, Entry]:
-        """The winners in an environment."""
+        """Return the winners in an environment."""
         return self.measured.setdefault(environment, {})
 
     def refresh(self) -> None:
-        """Takes over what others have measured since the file was read."""
+        """Adopt what other processes have measured since the file was read."""
         if self.path is not None and self.path.exists():
             self._adopt(TuningCache.open(self.path).measured)
 
     def save(self) -> None:
-        """Writes the file in one piece; what others wrote meanwhile is kept, and used here too.
+        """Write the file atomically; merge what others wrote meanwhile.
 
-        So all processes that share a file use the same kernels, though they measure at once.
+        All processes that share a file therefore use the same kernels, even if they measure at
+        once.
         """
         if self.path is None:
             return
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            with _alone_in(self.path.parent):
+            with _lock_folder(self.path.parent):
                 self.refresh()
                 self._write(self.path)
         except OSError as e:
             _log.warning("the tuning cache %s cannot be written: %s", self.path, e.strerror)
 
     def _adopt(self, others: dict[str, dict[str, Entry]]) -> None:
-        """Of two measurements of a problem the one on disk holds, unless it has tried less."""
+        """Prefer entries on disk, unless only the own entry tried all candidates."""
         for environment, entries in others.items():
             own = self.of(environment)
             for key, entry in entries.items():
@@ -112,11 +118,11 @@ class TuningCache:
 
 
 @contextmanager
-def _alone_in(folder: Path) -> Iterator[None]:
-    """Waits until no other process, and no other thread, writes in a folder."""
+def _lock_folder(folder: Path) -> Iterator[None]:
+    """Lock a folder against other processes and threads that write in it."""
     opened = os.open(folder, os.O_RDONLY)
     try:
-        with suppress(OSError):  # not every file system has locks
+        with suppress(OSError):  # some file systems have no locks
             fcntl.flock(opened, fcntl.LOCK_EX)
         yield
     finally:
@@ -124,7 +130,7 @@ def _alone_in(folder: Path) -> Iterator[None]:
 
 
 def _entries(found: Any) -> dict[str, Entry]:
-    """Entries of a file, each with a winner among what was measured."""
+    """Check entries of a file: the winner must be among the measured candidates."""
     entries = {str(k): dict(v) for k, v in found.items()}
     for problem, entry in entries.items():
         if entry["winner"] not in entry["us"]:
@@ -133,9 +139,39 @@ def _entries(found: Any) -> dict[str, Entry]:
 
 
 def cache_path(config: Config) -> Path | None:
-    """Where winners are kept; None where nothing is kept between processes."""
+    """Return the path of the tuning cache, or None if nothing is stored between processes."""
     if config.tuning_cache:
         return Path(config.tuning_cache).expanduser()
     if not config.cache_dir:
         return None
     return Path(config.cache_dir).expanduser() / "tuning.json"
+
+
+def step_key(program: Program, step: Step) -> str:
+    """Return a key that is equal for steps whose kernels would be equal.
+
+    It covers ops, types, strides, alignment, and which operands are constant.
+    """
+    numbers: dict[Value, int] = {}
+    lines = []
+    for value in (*step.region.inputs, *step.region.body):
+        numbers[value] = len(numbers)
+        operands = ",".join(str(numbers.get(v, "-")) for v in value.inputs)
+        lines.append(f"{value.op!r}({operands}):{value.type}" if operands else str(value.type))
+        place = program.places.storage.get(value)
+        if place is not None:
+            constant = place.buffer.kind == CONSTANT
+            aligned = place.offset * value.dtype.itemsize % 16 == 0
+            lines.append(f"{place.strides} {constant} {aligned}")
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:24]
+
+
+def step_label(step: Step) -> str:
+    """Describe the step for people who read the cache."""
+    region = step.region
+    anchor = region.anchor
+    if anchor is None:
+        return f"pointwise -> {region.root.type}"
+    operands = ", ".join(str(v.type) for v in anchor.inputs)
+    rest = f" + {len(region.epilogue)} more" if region.epilogue else ""
+    return f"{anchor.op.name}({operands}) -> {region.root.type}{rest}"

@@ -10,8 +10,8 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
+from monograph.codegen.triton.module.kernel import ARCHES
 from monograph.errors import ConfigError
-from monograph.runtime.gpu.driver.arches import ARCHES
 
 if TYPE_CHECKING:
     from monograph.codegen.triton.module.kernel import Arch

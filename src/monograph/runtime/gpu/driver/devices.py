@@ -12,8 +12,7 @@ import torch
 from monograph.codegen.triton.module.kernel import Arch, Launch
 from monograph.codegen.triton.module.layout import BufferRef
 from monograph.config import make_config
-from monograph.runtime.gpu.build.build import CompileRequest, KernelBinary
-from monograph.runtime.gpu.build.source import function
+from monograph.runtime.gpu.build.build import CompileRequest, KernelBinary, function
 from monograph.runtime.gpu.driver.graphs import Graphs
 from monograph.runtime.gpu.driver.interpreter_checks import watching
 from monograph.runtime.gpu.tensors import typed
