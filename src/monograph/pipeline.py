@@ -2,6 +2,8 @@
 
     graph = optimise(graph, environment=Environment(CPU_COST))
 
+`program/lowering.py` states the steps that follow, from the optimised graph to a program.
+
 `PassOptions` replace options of passes by name, leave passes out, or stop after one. Each pass is
 checked for structure; with `verify_passes` its numbers are compared with the reference too, and
 the pass and the rule that broke them are named.

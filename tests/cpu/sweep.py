@@ -28,7 +28,7 @@ from monograph.codegen.llvm.module.features import Features
 from monograph.errors import MonographError
 from monograph.ir import Graph, evaluate
 from monograph.runtime.cpu import executable as runtime
-from monograph.runtime.cpu.executable import CpuExecutable, compile_graph
+from monograph.runtime.dynamic.staged import Compiler, Executable, compile_stages
 from monograph.runtime.numerics.numeric_equivalence import first_wrong
 from tests.cpu import sweep_cases
 from tests.cpu.emit.scalar_kernels import instruction_sets
@@ -82,11 +82,11 @@ def _run(case: Case, machine: Machine) -> dict[str, Any]:
 
 
 @lru_cache(maxsize=16)
-def _compiled(graph: Graph, machine: Machine) -> CpuExecutable:
+def _compiled(graph: Graph, machine: Machine) -> Executable:
     """A graph on a machine; it may come again at once, with other feeds."""
     # Small graphs would run on one thread.
     with mock.patch.object(runtime, "ALONE_SECONDS", 0.0):
-        return compile_graph(graph, *machine)
+        return compile_stages(graph, Compiler(*machine))
 
 
 def graphs(cases: Callable[[], Iterator[Case]]) -> Callable[[list[Machine], str], Found]:

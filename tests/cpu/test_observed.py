@@ -10,6 +10,7 @@ import pytest
 
 from monograph.codegen.llvm.module.compile import Module, Segment, compile_program
 from monograph.codegen.llvm.module.features import host_features
+from monograph.codegen.llvm.module.select import CpuTarget
 from monograph.ir import Graph, Input, Op, Sample, constant, evaluate, tensor
 from monograph.ir.dtype import f32
 from monograph.ops import OPS
@@ -17,8 +18,9 @@ from monograph.ops.composite import Softmax
 from monograph.ops.elementwise import Add
 from monograph.ops.linear import Dot
 from monograph.ops.shape import Concat
+from monograph.program.lowering import lower
 from monograph.runtime.cpu import executable as runtime
-from monograph.runtime.cpu.executable import compile_graph, lower_graph
+from monograph.runtime.cpu.executable import compile_graph
 from monograph.runtime.cpu.instrumented import SteppedRun, TimedRun, compile_stepped, compile_timed
 from monograph.runtime.dynamic.staged import Compiler
 from monograph.runtime.numerics.stepwise import StepChecker
@@ -40,7 +42,7 @@ def _graph() -> Graph:
 
 
 def _module(**how: Any) -> Module:
-    program, _ = lower_graph(_graph(), 1)
+    program = lower(_graph(), CpuTarget()).whole
     return compile_program(program, host_features(), 2, **how)
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from monograph.codegen.llvm.module.features import TABLE, host_features
+from monograph.codegen.llvm.module.select import CpuTarget
 from monograph.ir import Graph, Value, constant, evaluate
 from monograph.ops.composite import Silu
 from monograph.ops.conv import Conv
@@ -17,6 +18,7 @@ from monograph.ops.shape import Broadcast, Concat, Reshape, Slice, Transpose
 from monograph.ops.sort import NonZero
 from monograph.runtime.cpu.executable import CpuExecutable, compile_graph
 from tests.cpu.against import agree
+from tests.program.unsplit import unsplit
 from tests.rules.checks import graph_of, value
 
 rng = np.random.default_rng(0)
@@ -109,7 +111,8 @@ def test_views_of_every_kind_in_one_loop() -> None:
 def test_steps_on_the_host_between_native_ones() -> None:
     x = value("f32[6]")
     where = NonZero()(Exp()(x))
-    executable = compiled(graph_of(Neg()(x), where))
+    with unsplit(CpuTarget):
+        executable = compiled(graph_of(Neg()(x), where))
     assert [s.region.kind for s in executable.host_steps] == ["non_zero"]
     feeds = {"x": np.arange(6, dtype=np.float32)}
     negative, places = executable.run(feeds)

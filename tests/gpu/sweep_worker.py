@@ -53,8 +53,10 @@ def graphs(cases: Callable[[], Iterator[Case]]) -> Callable[[], Iterator[tuple[s
 
 def problem(case: Case) -> str | None:
     """What is wrong with a graph on the device."""
+    from monograph.codegen.triton.module.select import GpuTarget
     from monograph.runtime.gpu.executable import GpuExecutable, compile_for_gpu
     from tests.gpu.against import device
+    from tests.program.unsplit import unsplit
 
     names, expected, refused = case.graph.output_names, None, ""
     with np.errstate(all="ignore"):
@@ -63,7 +65,8 @@ def problem(case: Case) -> str | None:
         except MonographError as e:
             refused = str(e)
         try:
-            module = compile_for_gpu(case.graph, device().arch)
+            with unsplit(GpuTarget):
+                module = compile_for_gpu(case.graph, device().arch)
             given = GpuExecutable(module, device()).run(case.feeds)
         except UnsupportedError:
             raise

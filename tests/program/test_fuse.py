@@ -14,12 +14,14 @@ from monograph.ops.shape import Broadcast, Concat, Reshape, Slice, Transpose
 from monograph.ops.signal import Frames
 from monograph.ops.sort import TopK, Unique
 from monograph.program.fusion.op_classes import is_view
+from monograph.program.lowering import LoweringTarget, lower
 from monograph.program.memory.strided import strided
-from monograph.program.program import Program, lower
+from monograph.program.program import Program
+from tests.program.unsplit import unsplit
 from tests.rules.checks import graph_of, value
 
 
-class Plain:
+class Plain(LoweringTarget):
     """A target whose kernels read whole buffers and want no halo."""
 
     def readable(self, user: Value, index: int, operand: Value) -> bool:
@@ -48,7 +50,7 @@ def weight(*shape: int) -> Value:
 
 
 def program_of(*outputs: Value, target=None) -> Program:
-    return lower(graph_of(*outputs), target or Plain())
+    return lower(graph_of(*outputs), target or Plain()).whole
 
 
 def kinds(program: Program) -> list[str]:
@@ -162,7 +164,8 @@ def test_only_results_that_are_used_have_a_place() -> None:
 
 def test_results_of_a_size_that_is_data_have_a_place_where_their_own_is_known() -> None:
     _, _, inverse, counts = unpack(Unique()(x))
-    program = program_of(Neg()(inverse), counts)
+    with unsplit(Plain):
+        program = program_of(Neg()(inverse), counts)
     assert kinds(program) == ["unique", "pointwise"]
     assert program.storage(inverse).buffer.kind == "temporary"
     assert counts not in program.places.storage
@@ -212,4 +215,4 @@ def test_strides_of_views() -> None:
 
 
 def test_an_empty_graph() -> None:
-    assert lower(Graph((), ()), Plain()).steps == ()
+    assert lower(Graph((), ()), Plain()).whole.steps == ()

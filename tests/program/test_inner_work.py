@@ -12,11 +12,12 @@ from monograph.ops.reduce import ReduceSum
 from monograph.ops.shape import Reshape, Slice
 from monograph.program.fusion.fuse import part_starts
 from monograph.program.fusion.op_classes import is_view
-from monograph.program.program import Program, lower
+from monograph.program.lowering import LoweringTarget, lower
+from monograph.program.program import Program
 from tests.rules.checks import graph_of, value
 
 
-class Able:
+class Able(LoweringTarget):
     """A target whose products normalise rows and hold parts together."""
 
     def readable(self, user: Value, index: int, operand: Value) -> bool:
@@ -51,8 +52,8 @@ def columns(y: Value, start: int, stop: int) -> Value:
     return Slice((0, start), (y.tensor.static[0], stop), (1, 1))(y)
 
 
-def program_of(*outputs: Value, target: object = None) -> Program:
-    return lower(graph_of(*outputs), target or Able())  # type: ignore[arg-type]
+def program_of(*outputs: Value, target: LoweringTarget | None = None) -> Program:
+    return lower(graph_of(*outputs), target or Able()).whole
 
 
 def kinds(program: Program) -> list[str]:

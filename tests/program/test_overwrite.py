@@ -16,7 +16,8 @@ from monograph.ops.linear import Dot
 from monograph.ops.reduce import ReduceSum
 from monograph.ops.shape import Concat, Slice, Transpose
 from monograph.program.fusion.region import Region
-from monograph.program.program import Program, lower, verify_program
+from monograph.program.lowering import lower
+from monograph.program.program import Program, verify_program
 from tests.program.test_fuse import Padded, Plain
 from tests.rules.checks import graph_of, value
 
@@ -45,7 +46,7 @@ def dot(v: Value, seed: int) -> Value:
 
 def program_of(*outputs: Value, target=None, donate=None) -> Program:
     graph = replace(graph_of(*outputs), donations=tuple((donate or {}).items()))
-    return lower(graph, target or Over())
+    return lower(graph, target or Over()).whole
 
 
 def overwritten(program: Program) -> list[tuple[str, str]]:
@@ -222,7 +223,7 @@ def test_the_text_shows_it() -> None:
 
 
 def test_nothing_to_do() -> None:
-    assert lower(Graph((), ()), Over()).places.over == {}
+    assert lower(Graph((), ()), Over()).whole.places.over == {}
 
 
 def test_the_report_names_the_fullest_step() -> None:

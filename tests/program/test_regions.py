@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from monograph.codegen.llvm.module.features import host_features
-from monograph.codegen.llvm.module.host_fallback import host_reason
 from monograph.codegen.llvm.module.select import CpuTarget
 from monograph.codegen.triton.module.select import GpuTarget
 from monograph.errors import VerifyError
@@ -25,7 +24,8 @@ from monograph.program.launch_regions import (
     SplitAtHost,
     summary,
 )
-from monograph.program.program import Program, lower
+from monograph.program.lowering import lower
+from monograph.program.program import Program
 from monograph.runtime.cpu.executable import compile_graph
 from tests.rules.checks import graph_of, value
 
@@ -42,7 +42,7 @@ def through_text(x: Value) -> Value:
 
 
 def on_gpu(*outputs: Value, conditional_nodes: bool = True) -> Program:
-    program = lower(graph_of(*outputs), GpuTarget())
+    program = lower(graph_of(*outputs), GpuTarget()).whole
     return SplitAtHost(conditional_nodes=conditional_nodes).run(program)
 
 
@@ -107,7 +107,7 @@ def test_a_condition_splits_only_without_conditional_nodes(decided: object) -> N
 
 
 def test_what_a_target_left_to_the_host_stays_there() -> None:
-    program = lower(graph_of(dotted(dotted(value("f32[4, 16]")))), CpuTarget())
+    program = lower(graph_of(dotted(dotted(value("f32[4, 16]")))), CpuTarget()).whole
     chosen = program.steps[1].region
     split = SplitAtHost(lambda r: "so it is" if r is chosen else "").run(program)
     assert isinstance(split.launches[1], HostStep)
@@ -136,12 +136,12 @@ def test_the_cpu_calls_one_native_function_for_each_region() -> None:
 
 
 def test_the_cpu_decides_conditions_in_its_native_function() -> None:
-    program = lower(graph_of(dotted(branch())), CpuTarget())
-    assert kinds(SplitAtHost(host_reason).run(program)) == ["GraphStep2"]
+    program = lower(graph_of(dotted(branch())), CpuTarget()).whole
+    assert kinds(SplitAtHost(CpuTarget().host_reason).run(program)) == ["GraphStep2"]
 
 
 def test_an_empty_program_has_no_regions() -> None:
-    assert SplitAtHost().run(lower(Graph((), ()), GpuTarget())).launches == ()
+    assert SplitAtHost().run(lower(Graph((), ()), GpuTarget()).whole).launches == ()
 
 
 def test_regions_that_are_wrong_are_refused() -> None:

@@ -12,7 +12,7 @@ from monograph.ir.dtype import boolean, f32, i64
 from monograph.ops.control import If, Loop, Scan
 from monograph.ops.elementwise import Less, Neg
 from monograph.ops.linear import Dot
-from monograph.program.program import lower
+from monograph.program.lowering import lower
 from monograph.program.work import outer_work, program_work, step_work
 from monograph.rewrite import Work
 from tests.rules.checks import graph_of, value
@@ -36,7 +36,7 @@ def dotted(x: Value) -> Value:
 
 def work_of(result: Value) -> tuple[Work, Work]:
     """All the work of a program, and what is outside of branches and loops."""
-    program = lower(graph_of(unpack(result)[0]), CpuTarget())
+    program = lower(graph_of(unpack(result)[0]), CpuTarget()).whole
     outside = sum(map(outer_work, program.steps), Work(0, 0, 0))
     return program_work(program), outside
 
@@ -62,6 +62,6 @@ def test_what_only_data_tell_is_no_number() -> None:
     i, go, s = Input("i", tensor(i64))(), Input("go", tensor(boolean))(), given("s")
     loop = Loop(body((i, go, s), Less()(i, constant(5, i64)), dotted(s)), 1)
     looped = loop(value("i64[]", "n"), value("bool[]", "c"), value("f32[4, 16]"))
-    program = lower(graph_of(unpack(looped)[0]), CpuTarget())
+    program = lower(graph_of(unpack(looped)[0]), CpuTarget()).whole
     assert any(math.isnan(step_work(s).flops) for s in program.steps)
     assert all(math.isfinite(outer_work(s).flops) for s in program.steps)

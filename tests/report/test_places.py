@@ -20,7 +20,7 @@ from monograph.ops.shape import Transpose
 from monograph.passes.base import Environment, Pass, RulePass
 from monograph.passes.layout import choose_layout
 from monograph.pipeline import Stage
-from monograph.program import program as lowering
+from monograph.program import lowering
 from monograph.program.legalise import normalise
 from monograph.report.commands.bisection import bisect_model
 from monograph.report.commands.execute import RunRequest, verify_model

@@ -2,34 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from monograph.errors import VerifyError
 from monograph.ir import Constant, Graph, Value
-from monograph.passes.base import ORIGINS_BETWEEN, inherited_origins, joined_origins
-from monograph.program.fusion.fuse import fuse, gathers_nothing
-from monograph.program.fusion.op_classes import is_join, is_leaf, is_native, is_view, reads_codes
+from monograph.passes.base import ORIGINS_BETWEEN
+from monograph.program.fusion.op_classes import is_join, is_leaf, is_view
 from monograph.program.fusion.region import Region
-from monograph.program.legalise.normalise import normalise
-from monograph.program.legalise.split import split_reductions
-from monograph.program.memory.buffer_assignment import (
-    INPUT,
-    TEMPORARY,
-    KernelRules,
-    Places,
-    Storage,
-    place,
-)
-from monograph.program.memory.inplace import (
-    choose_overwrites,
-    donated_buffers,
-    read_before_donated,
-    root,
-    why_not,
-)
-from monograph.program.memory.memory_planner import Lifetime, MemoryPlan, fullest, plan
-from monograph.program.memory.output_views import no_ends
+from monograph.program.memory.buffer_assignment import INPUT, TEMPORARY, Places, Storage
+from monograph.program.memory.inplace import donated_buffers, root, why_not
+from monograph.program.memory.memory_planner import Lifetime, MemoryPlan, fullest
 
 if TYPE_CHECKING:
     from monograph.program.launch_regions import Launch
@@ -119,32 +102,6 @@ def _where(program: Program, value: Value) -> str:
     under = program.places.over.get(buffer.id)
     over = "" if under is None else f" over {program.places.buffers[under].kind[0]}{under}"
     return f"{buffer.kind[0]}{buffer.id}{over}+{storage.offset}:{value.type}"
-
-
-def lower(graph: Graph, target: KernelRules) -> Program:
-    """Lower a graph to a program for a target."""
-    ends = getattr(target, "ends", no_ends)
-    prepared = normalise(split_reductions(graph), target.readable, target.halo, ends)
-    # Values that the lowering added have the origin of the values that they serve.
-    prepared = replace(prepared, origins=inherited_origins(prepared, prepared.origins))
-    regions = fuse(
-        prepared,
-        getattr(target, "computes", reads_codes),
-        getattr(target, "gathers", gathers_nothing),
-    )
-    regions = getattr(target, "merged", _as_they_are)(prepared, regions)
-    places = place(prepared, regions, target)
-    kept = [r for r in regions if not (is_join(r.root) and is_native(r.root))]
-    kept = read_before_donated(prepared, kept, places)
-    places.over = choose_overwrites(prepared, kept, places, target)
-    steps = tuple(Step(i, r, joined_origins(prepared, r.body)) for i, r in enumerate(kept))
-    program = Program(prepared, steps, places, plan(lifetimes(steps, places)))
-    return verify_program(program)
-
-
-def _as_they_are(graph: Graph, regions: list[Region]) -> list[Region]:
-    """Return the regions unchanged: the kernels of this target compute one anchor each."""
-    return regions
 
 
 def lifetimes(steps: tuple[Step, ...], places: Places) -> list[Lifetime]:

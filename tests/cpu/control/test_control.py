@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from monograph.codegen.llvm.module.select import CpuTarget
 from monograph.errors import ExecutionError
 from monograph.ir import Graph, Item, Value, constant, unpack
 from monograph.ir.dtype import f32
@@ -19,6 +20,7 @@ from monograph.ops.shape import Concat, Reshape, Slice, Transpose
 from monograph.ops.sort import NonZero, TopK
 from monograph.runtime.cpu.executable import compile_graph
 from tests.cpu.indexing.moving import FEATURES, THREADS, check, check_samples, host
+from tests.program.unsplit import unsplit
 from tests.rules.checks import graph_of, value
 
 rng = np.random.default_rng(0)
@@ -158,7 +160,8 @@ def test_what_cannot_be_compiled_inside_stays_a_host_step_and_says_why() -> None
     branch = If(graph((x,), sizes), graph((), constant(np.int64(0))))
     result = branch(value("bool[]", "c"), value("f32[4]"))
     outer = graph_of(*unpack(result))
-    executable = check(outer, {"c": np.array(True)}, native=False)
+    with unsplit(CpuTarget):
+        executable = check(outer, {"c": np.array(True)}, native=False)
     assert executable.host_reasons == {
         "if": "inside it non_zero: the data decide a size that nothing bounds"
     }

@@ -25,7 +25,7 @@ from monograph.ir import constant
 from monograph.ir.dtype import f16, f32
 from monograph.ops.elementwise import Add
 from monograph.ops.linear import Dot
-from monograph.program.program import lower
+from monograph.program.lowering import lower
 from tests.cpu.against import check, feeds_for
 from tests.rules.checks import graph_of, value
 
@@ -84,7 +84,7 @@ def test_how_far_ahead() -> None:
 def test_each_line_of_a_panel_is_asked_for_once(columns: int, fetched: bool) -> None:
     """A turn of the loop takes two depths of four vectors: eight lines."""
     graph = graph_of(Dot()(value("f32[1, 768]"), constant(numbers(768, columns))))
-    module = compile_program(lower(graph, CpuTarget()), TABLE["avx512"], 1)
+    module = compile_program(lower(graph, CpuTarget()).whole, TABLE["avx512"], 1)
     calls = sum(len(FETCH.findall(text)) for text in module.texts)
     assert calls == (2 * 4 * 16 * f32.itemsize // LINE if fetched else 0)
 

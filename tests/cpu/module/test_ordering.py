@@ -15,7 +15,7 @@ from monograph.ops.elementwise import Add
 from monograph.ops.index import ScatterElements
 from monograph.ops.linear import Dot
 from monograph.ops.reduce import ReduceSum
-from monograph.program.program import lower
+from monograph.program.lowering import lower
 from monograph.runtime.cpu.executable import compile_graph
 from tests.cpu.against import check
 from tests.rules.checks import graph_of, value
@@ -25,7 +25,7 @@ V = constant(np.random.default_rng(1).normal(size=(48, 48)).astype(np.float32))
 
 
 def barriers(graph: Graph, timed: bool = False) -> int:
-    module = compile_program(lower(graph, CpuTarget()), host_features(), 2, timed=timed)
+    module = compile_program(lower(graph, CpuTarget()).whole, host_features(), 2, timed=timed)
     return sum(text.count("call void @barrier(ptr %context") for text in module.texts)
 
 
@@ -44,7 +44,7 @@ def test_a_kernel_waits_for_all_that_it_reads_at_once() -> None:
     first, second = products()
     graph = graph_of(Dot()(Add()(first, second), W))
     # The sum is part of the second product's kernel, which therefore waits for the first.
-    assert barriers(graph) == len(lower(graph, CpuTarget()).steps) - 1
+    assert barriers(graph) == len(lower(graph, CpuTarget()).whole.steps) - 1
     check(graph)
 
 
@@ -55,7 +55,7 @@ def test_memory_that_is_used_again_is_waited_for() -> None:
         a, b = Dot()(a, W), Dot()(b, V)
     graph = graph_of(Add()(a, b))
     check(graph)
-    program = lower(graph, CpuTarget())
+    program = lower(graph, CpuTarget()).whole
     assert 0 < barriers(graph) < len(program.steps)
 
 

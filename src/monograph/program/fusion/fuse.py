@@ -21,7 +21,6 @@ from monograph.program.fusion.op_classes import (
     is_native,
     is_pointwise,
     is_view,
-    reads_codes,
     reads_expressions,
 )
 from monograph.program.fusion.region import Region
@@ -34,14 +33,7 @@ starts and width.
 """
 
 
-def gathers_nothing(anchor: Value, starts: tuple[int, ...], width: int) -> bool:
-    """Return False: the kernels of this target finish a result element by element."""
-    return False
-
-
-def fuse(
-    graph: Graph, computes: Computes = reads_codes, gathers: Gathers = gathers_nothing
-) -> list[Region]:
+def fuse(graph: Graph, computes: Computes, gathers: Gathers) -> list[Region]:
     """Return the regions of a graph, in an order in which they can run."""
     roots = _Roots(graph, computes, gathers)
     regions = [roots.region(v) for v in graph.values if v in roots.stored]

@@ -12,13 +12,14 @@ from dataclasses import replace
 
 import numpy as np
 
-from monograph.ir import Array, DType, Graph, Value, constant, known
+from monograph.ir import Array, DType, Graph, Item, Value, constant, known
 from monograph.ir.dtype import f32, f64
 from monograph.ir.evaluate import apply
 from monograph.ops.cast import Cast
 from monograph.ops.control import Loop
 from monograph.ops.conv import Conv
 from monograph.ops.conv_transpose import ConvTranspose
+from monograph.ops.decoding import DecodeAttention
 from monograph.ops.linear import Dot
 from monograph.ops.require import Require
 from monograph.ops.resample import CROP, nearest_places
@@ -34,6 +35,19 @@ from monograph.program.legalise.recurrence import GATES, split_cell
 
 MAX_MATRIX = 1 << 22
 """The most elements of a transform's matrix; a larger one would waste work."""
+
+
+def split_decoding(graph: Graph) -> Graph:
+    """Replace steps of decoding by cache updates and attention, which every target computes."""
+    if not any(isinstance(v.op, DecodeAttention) for v in graph.values):
+        return graph
+
+    def rebuilt(old: Value, inputs: tuple[Value, ...]) -> Value:
+        if isinstance(old.op, Item) and isinstance(inputs[0].op, DecodeAttention):
+            return inputs[0].op.parts(*inputs[0].inputs)[old.op.index]
+        return old.op(*inputs) if old.inputs else old
+
+    return graph.rebuild(rebuilt)
 
 
 def expand(graph: Graph) -> Graph:
@@ -56,17 +70,19 @@ def _expanded(old: Value, inputs: tuple[Value, ...]) -> Value:
         return inputs[0]
     if isinstance(op, Loop):
         return as_scan(op, inputs) or op(*inputs)
-    if all(map(is_native, (old, *inputs))):
+    new = op(*inputs)
+    # The new type counts: an operand that was expanded may have made sizes known.
+    if all(map(is_native, (new, *inputs))):
         if type(op) in GATES:
             return split_cell(op, inputs)
         if isinstance(op, Dft):
-            return _as_dot(op, old, inputs[0]) or op(*inputs)
+            return _as_dot(op, new, inputs[0]) or new
         if isinstance(op, ConvTranspose):
             x, w = inputs
-            return _as_conv(op, x, w) or as_phases(op, x, w, old.tensor.static) or op(x, w)
+            return _as_conv(op, x, w) or as_phases(op, x, w, new.tensor.static) or new
         if isinstance(op, Resize):
-            return _as_view(op, inputs[0]) or op(*inputs)
-    return op(*inputs)
+            return _as_view(op, inputs[0]) or new
+    return new
 
 
 def _agree(expected: Value, given: Value) -> bool:

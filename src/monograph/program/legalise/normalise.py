@@ -21,7 +21,6 @@ from monograph.program.fusion.op_classes import (
     reads_expressions,
 )
 from monograph.program.index import split_strides, strides_of
-from monograph.program.memory.output_views import no_ends
 
 Readable = Callable[[Value, int, Value], bool]
 """A function that returns True if a kernel can read operand i as it is."""
@@ -32,8 +31,8 @@ Padded = Callable[[Value, int], object]
 def normalise(
     graph: Graph,
     readable: Readable,
-    halo: Padded = lambda user, index: None,
-    ends: Callable[[Graph], Container[Value]] = no_ends,
+    halo: Padded,
+    ends: Callable[[Graph], Container[Value]],
 ) -> Graph:
     """Insert copies where memory requires them.
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from monograph.ir import Constant, DType, Graph, Input, TensorType, Value
 from monograph.ops.shape import Concat
@@ -17,6 +17,9 @@ from monograph.program.fusion.op_classes import is_join, is_kernel, is_native, i
 from monograph.program.fusion.region import Region
 from monograph.program.index import split_strides, strides_of
 from monograph.program.memory.output_views import written_through
+
+if TYPE_CHECKING:
+    from monograph.program.lowering import LoweringTarget
 
 Halo = tuple[tuple[int, int], ...]
 """Elements before and after, for each dimension."""
@@ -27,16 +30,6 @@ Joined = tuple[Value, int, Value]
 INPUT, OUTPUT, CONSTANT, TEMPORARY = "input", "output", "constant", "temporary"
 OWN = (CONSTANT, TEMPORARY)
 """Buffers in the program's own memory: vectors may read a little beyond their end."""
-
-
-class KernelRules(Protocol):
-    """The properties of a target's kernels that buffer assignment needs."""
-
-    def readable(self, user: Value, index: int, operand: Value) -> bool:
-        """Return True if a kernel can read an operand as it is stored."""
-
-    def halo(self, user: Value, index: int) -> Halo | None:
-        """Return the halo of zeros that a kernel needs around an operand."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +92,7 @@ class Places:
         return Storage(buffer, offset, strides)
 
 
-def place(graph: Graph, regions: list[Region], target: KernelRules) -> Places:
+def place(graph: Graph, regions: list[Region], target: LoweringTarget) -> Places:
     """Assign storage to every stored value."""
     parent = _parents(regions)
     halos = _halos(regions, parent, target)
@@ -173,7 +166,7 @@ def _parents(regions: list[Region]) -> dict[Value, Joined]:
 
 
 def _halos(
-    regions: list[Region], parent: Mapping[Value, Joined], target: KernelRules
+    regions: list[Region], parent: Mapping[Value, Joined], target: LoweringTarget
 ) -> dict[Value, Halo]:
     """Return the halo that each outermost value needs for the windows that read it or its parts."""
     found: dict[Value, Halo] = {}

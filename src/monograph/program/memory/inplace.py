@@ -9,7 +9,7 @@ that is donated the memory of an input.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING
 
 from monograph.ir import Graph, Item, Op, Value
 from monograph.ops.control import Loop
@@ -21,27 +21,18 @@ from monograph.program.fusion.region import Region
 from monograph.program.index import Index, flatten
 from monograph.program.memory.buffer_assignment import INPUT, OUTPUT, TEMPORARY, Buffer, Places
 
+if TYPE_CHECKING:
+    from monograph.program.lowering import LoweringTarget
+
 STATEFUL = (DecodeAttention, Loop, BoundedLoop)
 """Ops with several results, some of which are operands in a new state."""
 
 
-@runtime_checkable
-class Overwriting(Protocol):
-    """A target whose kernels may write over operands."""
-
-    def overwrites(self, region: Region) -> bool:
-        """Return True if a region's kernel computes each element once, after all reads at its
-        position.
-        """
-
-
 def choose_overwrites(
-    graph: Graph, regions: Sequence[Region], places: Places, target: object
+    graph: Graph, regions: Sequence[Region], places: Places, target: LoweringTarget
 ) -> dict[int, int]:
     """Return the buffers that are written over others, by the numbers of both."""
     over = _donations(graph, regions, places, target)
-    if not isinstance(target, Overwriting):
-        return over
     first, last = _uses(regions, places)
     taken: set[Buffer] = set()
     for step, region in enumerate(regions):
@@ -60,7 +51,7 @@ def choose_overwrites(
 
 
 def _donations(
-    graph: Graph, regions: Sequence[Region], places: Places, target: object
+    graph: Graph, regions: Sequence[Region], places: Places, target: LoweringTarget
 ) -> dict[int, int]:
     """Return donated outputs that can be written over their inputs during the run."""
     found = {}
@@ -71,8 +62,7 @@ def _donations(
             continue
         if last.get(old, -1) == start:
             region = regions[start]
-            able = isinstance(target, Overwriting) and target.overwrites(region)
-            if not able or why_not(region, new, old, places) is not None:
+            if not target.overwrites(region) or why_not(region, new, old, places) is not None:
                 continue
         found[new.id] = old.id
     return found

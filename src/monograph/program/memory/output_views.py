@@ -22,11 +22,6 @@ A launch after another takes 0.64 us on an H200, in which its cache accepts 100,
 """
 
 
-def no_ends(graph: Graph) -> frozenset[Value]:
-    """Return no outputs: the kernels of this target store results in a row."""
-    return frozenset()
-
-
 def product_ends(graph: Graph) -> frozenset[Value]:
     """Return the outputs that are views of a product's epilogue and can be written directly."""
     users = Counter(i for v in graph.values for i in v.inputs)

@@ -11,6 +11,8 @@ from rich.markup import escape
 
 from monograph.errors import ConfigError
 from monograph.ir import Array
+from monograph.program.dynamic.stage_reasons import stops
+from monograph.program.lowering import lower
 from monograph.program.work import step_work
 from monograph.report.commands.bench import Peaks
 from monograph.report.commands.execute import Notes, RunRequest, advising
@@ -85,8 +87,9 @@ def profile_on_gpu(
     with until_ready(request.progress):
         with advising(made):
             graph = session.optimised_graph(feeds)
-        executable = side.compiled(graph)
-    profiling.check_timeable(executable)
+        lowered = lower(graph, side.rules)
+        executable = side.compiled(lowered.program)
+    profiling.check_timeable(executable, () if lowered.split is None else stops(lowered.split))
     ports = profiling.ports_of(executable, feeds)
     stamps = profiling.time_launches(executable, ports, runs, warm_ups)
     precision = session.config.precision

@@ -1,4 +1,4 @@
-"""How a model is launched: its regions, and what splits them. Nothing is compiled or run for it."""
+"""The launches of a model: regions, and the host steps between them. No code is compiled."""
 
 from __future__ import annotations
 
@@ -10,20 +10,16 @@ from rich.console import Console
 from rich.markup import escape
 
 from monograph.bindings import optimise_for
-from monograph.codegen.llvm.module import select as cpu
-from monograph.codegen.llvm.module.host_fallback import host_reason
+from monograph.codegen.llvm.module.select import CpuTarget
 from monograph.config import make_config
 from monograph.errors import ConfigError, FeedError, InferError, MonographError, some_of
-from monograph.ir import Graph, Value
+from monograph.ir import Graph
 from monograph.program.dynamic.stage_reasons import stops
-from monograph.program.dynamic.stages import StageSplit, cut, settled
+from monograph.program.dynamic.stages import StageSplit
 from monograph.program.fusion.addresses import unproven_addresses
-from monograph.program.fusion.op_classes import is_native
 from monograph.program.launch_regions import GraphStep, HostStep, SplitAtHost, kind_of, summary
-from monograph.program.legalise.expand import expand
-from monograph.program.legalise.lower_complex import in_parts
-from monograph.program.legalise.lower_random import with_states
-from monograph.program.program import Program, Step, lower
+from monograph.program.lowering import lower
+from monograph.program.program import Program, Step
 from monograph.report.commands.execute import Notes, RunRequest, about_sizes, advising
 from monograph.report.render.console import table
 from monograph.runtime.counts import DATA_DECIDE
@@ -89,41 +85,34 @@ def launching_of(graph: Graph, target: str) -> Launching:
 
 
 def _on_cpu(graph: Graph, target: str) -> Launching:
-    """There the launch of a region is the call of one native function."""
-    graph, states = with_states(expand(settled(in_parts(graph) or graph)))
-    parts = cut(graph, cpu.compiles, bool(states), True)
-    first = graph if parts is None else parts.first
-    program = SplitAtHost(host_reason).run(lower(expand(first), cpu.CpuTarget()))
-    return Launching(target, program, {s.index: 1 for s in program.steps}, _ends(parts))
+    """Return the launches on the CPU: a region is one call of a native function."""
+    lowered = lower(graph, CpuTarget())
+    kernels = {s.index: 1 for s in lowered.program.steps}
+    return Launching(target, lowered.program, kernels, _ends(lowered.split))
 
 
 def _on_gpu(graph: Graph, target: str) -> Launching:
     from monograph.codegen.triton.control.conditional_work import needs_conditions
-    from monograph.codegen.triton.control.subprograms import host_reason as on_host
     from monograph.codegen.triton.module.kernel import Arch
-    from monograph.codegen.triton.module.select import GpuTarget, family
+    from monograph.codegen.triton.module.select import GpuTarget
 
-    def compiles(value: Value) -> bool:
-        return all(map(is_native, (value, *value.inputs))) and family(value) is not None
-
-    graph, _ = with_states(expand(settled(graph)))
-    parts = cut(graph, compiles)
-    first = graph if parts is None else parts.first
+    lowered = lower(graph, GpuTarget())
+    program = lowered.program
     device = target.partition(":")[2]
     backend = "hip" if device.startswith("gfx") else DEFAULT_ARCH[0]
     name = device if device.startswith(("gfx", "sm_")) else DEFAULT_ARCH[1]
-    lowered = lower(with_states(expand(first))[0], GpuTarget())
     arch = Arch(backend, name)
-    works = {s.index: _works(lowered, s, arch) for s in lowered.steps}
+    works = {s.index: _works(program, s, arch) for s in program.steps}
 
     def decided(step: Step) -> bool:
         return any(map(needs_conditions, works[step.index] or ()))
 
     # HIP has no conditional nodes; of a CUDA driver it is not known how old it is.
-    program = SplitAtHost(on_host, backend == "cuda", decided).run(lowered)
+    if backend == "hip":
+        program = SplitAtHost(GpuTarget().host_reason, False, decided).run(program)
     held = {x.step.index for x in program.launches if isinstance(x, HostStep)}
     kernels = {i: 0 if i in held else _kernels(w) for i, w in works.items()}
-    return Launching(target, program, kernels, _ends(parts))
+    return Launching(target, program, kernels, _ends(lowered.split))
 
 
 def _works(program: Program, step: Step, arch: Any) -> Sequence[Work] | None:

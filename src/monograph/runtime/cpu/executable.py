@@ -1,4 +1,4 @@
-"""A compiled program bound to memory: run it, and it runs once."""
+"""A compiled program bound to memory."""
 
 from __future__ import annotations
 
@@ -13,16 +13,15 @@ import numpy as np
 from monograph.codegen.llvm.module.compile import Module, Segment, compile_program
 from monograph.codegen.llvm.module.context import FIRST_PORT
 from monograph.codegen.llvm.module.features import Features
-from monograph.codegen.llvm.module.host_fallback import host_reason, named, of_region
+from monograph.codegen.llvm.module.host_fallback import named, of_region
 from monograph.codegen.llvm.module.select import CpuTarget
 from monograph.config import make_config
 from monograph.ir import Array, Graph, Input, Value
 from monograph.ir.evaluate import apply
-from monograph.program.launch_regions import SplitAtHost, step_name
-from monograph.program.legalise.decoding import split_decoding
-from monograph.program.legalise.expand import expand
+from monograph.program.launch_regions import step_name
+from monograph.program.lowering import lower
 from monograph.program.memory.buffer_assignment import CONSTANT, OUTPUT, TEMPORARY
-from monograph.program.program import Program, Step, lower
+from monograph.program.program import Program, Step
 from monograph.program.work import outer_work, program_work
 from monograph.rewrite.cost import LinearCost, Work
 from monograph.runtime.cache.artefact import Artefact
@@ -206,18 +205,21 @@ ALONE_SECONDS = 30e-6
 _ONE_CORE = LinearCost(launch_seconds=0.0, flops_per_second=4e10, bytes_per_second=8e9)
 
 
-def lower_graph(graph: Graph, threads: int) -> tuple[Program, int]:
-    """The program of an optimised graph, and the threads it is worth."""
-    whole = expand(split_decoding(graph))
-    program = SplitAtHost(host_reason).run(lower(whole, CpuTarget()))
+def useful_threads(program: Program, threads: int) -> int:
+    """Return how many of these threads a program is worth: all of them, or one."""
     # How much of what is inside branches and loops will run, only data tell.
     sure = sum(map(outer_work, program.steps), Work(0, 0, 0))
     alone = _ONE_CORE.seconds(sure) < ALONE_SECONDS
-    return program, 1 if alone else threads
+    return 1 if alone else threads
 
 
-def compile_graph(
-    graph: Graph,
+def compile_graph(graph: Graph, features: Features, threads: int, **options: Any) -> CpuExecutable:
+    """Compile an optimised graph that is one program; see `compile_lowered` for the options."""
+    return compile_lowered(lower(graph, CpuTarget()).whole, features, threads, **options)
+
+
+def compile_lowered(
+    program: Program,
     features: Features,
     threads: int,
     cache: DiskCache | None = None,
@@ -225,13 +227,12 @@ def compile_graph(
     progress: Progress = silent,
     checked: bool | None = None,
 ) -> CpuExecutable:
-    """An optimised graph of static shapes, compiled for this machine; object code is kept.
+    """Compile a program for this machine; the cache keeps the object code.
 
     checked: every access to memory is checked; None for what the environment says.
     """
-    progress("generate", 0, 1)
     checked = make_config().checked if checked is None else checked
-    program, threads = lower_graph(graph, threads)
+    threads = useful_threads(program, threads)
     module = compile_program(program, features, threads, winograd, checked=checked)
     objects = object_code(module.texts, features, cache, progress)
     # The text can be as large as the weights, and has served its purpose.

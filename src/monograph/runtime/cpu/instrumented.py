@@ -21,7 +21,7 @@ from monograph.config import make_config
 from monograph.ir import Array, Graph, Value
 from monograph.program.fusion.op_classes import is_join, is_view
 from monograph.program.program import Program, Step
-from monograph.runtime.cpu.executable import CpuExecutable, lower_graph, object_code
+from monograph.runtime.cpu.executable import CpuExecutable, object_code, useful_threads
 from monograph.runtime.cpu.launch import Workspace, fresh
 from monograph.runtime.cpu.native import NativeCode
 from monograph.runtime.dynamic.staged import Compiler, compile_stages
@@ -158,8 +158,8 @@ class _Observing(Compiler, Generic[Seen]):
     kind: type[_Observed[Seen]] = _Observed
     tell: Callable[[Seen], None] = lambda _: None
 
-    def executable(self, graph: Graph) -> CpuExecutable:
-        program, threads = lower_graph(graph, self.threads)
+    def executable(self, program: Program) -> CpuExecutable:
+        threads = useful_threads(program, self.threads)
         module = compile_program(
             program,
             self.features,

@@ -1,8 +1,8 @@
 """Programs whose data decide shapes: native code up to where they do, then code for those shapes.
 
-What waits is compiled for the shapes that came, and kept: the next run on data that decide alike
-finds it. How often that happened is counted. Loops that no program can hold are made between the
-two (`runtime.turns`).
+The rest is compiled for the shapes that the data gave, and kept for runs that give the same. The
+executable counts these compilations. The host runs loops that no program can hold between the two
+(`host_loop.py`).
 """
 
 from __future__ import annotations
@@ -16,19 +16,17 @@ from typing import Any, Protocol
 import numpy as np
 
 from monograph.codegen.llvm.module.features import Features
-from monograph.codegen.llvm.module.select import compiles
+from monograph.codegen.llvm.module.select import CpuTarget
 from monograph.errors import ExecutionError
-from monograph.ir import Array, Graph, Input, Item, TensorType, Value
+from monograph.ir import Graph, Input, Item, TensorType, Value
 from monograph.program.dynamic.stage_reasons import stops
-from monograph.program.dynamic.stages import StageSplit, cut, remainder, settled
-from monograph.program.legalise.expand import expand
-from monograph.program.legalise.lower_complex import in_parts
-from monograph.program.legalise.lower_random import with_states
+from monograph.program.dynamic.stages import remainder
+from monograph.program.lowering import Lowered, LoweringTarget, lower
 from monograph.program.program import Program, Step
 from monograph.runtime.cache.object_cache import DiskCache
 from monograph.runtime.counts import Counts, RunCounters, why_staged
 from monograph.runtime.cpu.complex_executable import ComplexExecutable
-from monograph.runtime.cpu.executable import CpuExecutable, compile_graph
+from monograph.runtime.cpu.executable import CpuExecutable, compile_lowered
 from monograph.runtime.cpu.launch import fresh
 from monograph.runtime.dynamic.host_loop import TurnedLoop
 from monograph.runtime.executable import Executable, Feeds, Outputs
@@ -42,7 +40,7 @@ KEPT = 16
 
 @dataclass(frozen=True)
 class Compiler:
-    """How each stage of a graph is compiled."""
+    """Compiles each stage of a graph for the CPU."""
 
     features: Features
     threads: int
@@ -52,19 +50,16 @@ class Compiler:
     """What makes a graph of known shapes ready for the target."""
     kept: int = KEPT
     progress: Progress = silent
-    compiles: Callable[[Value], bool] = compiles
-    """Whether a branch or a loop is compiled as it is."""
-    holds_states: bool = False
-    turns: bool = True
-    splits_complex: bool = True
+    rules: LoweringTarget = CpuTarget()  # noqa: RUF009
+    """The rules that graphs are lowered by."""
     tally: RunCounters | None = None
     """Where executables count their runs; None for each by itself."""
     checked: bool | None = None
     """Whether every access to memory is checked; None for what the environment says."""
 
-    def executable(self, graph: Graph) -> CpuExecutable:
-        made = compile_graph(
-            graph,
+    def executable(self, program: Program) -> CpuExecutable:
+        made = compile_lowered(
+            program,
             self.features,
             self.threads,
             self.cache,
@@ -93,20 +88,12 @@ class Compiling(Protocol):
         """What makes a graph of known shapes ready for the target."""
 
     @property
-    def compiles(self) -> Callable[[Value], bool]:
-        """Whether a branch or a loop is compiled as it is."""
+    def rules(self) -> LoweringTarget:
+        """The rules that graphs are lowered by."""
 
     @property
-    def holds_states(self) -> bool:
-        """Whether executables keep the states of random ops themselves."""
-
-    @property
-    def turns(self) -> bool:
-        """Whether loops that are not compiled as they are, are made turn by turn."""
-
-    @property
-    def splits_complex(self) -> bool:
-        """Whether complex numbers are computed with as pairs of real ones."""
+    def progress(self) -> Progress:
+        """Told of each piece of work."""
 
     def recording(self) -> bool:
         """Whether the caller records a graph of their own, where nothing can be waited for."""
@@ -115,8 +102,8 @@ class Compiling(Protocol):
     def tally(self) -> RunCounters | None:
         """Where executables count their runs."""
 
-    def executable(self, graph: Graph) -> Executable:
-        """A graph of known shapes, compiled."""
+    def executable(self, program: Program) -> Executable:
+        """Compile a program."""
 
 
 class StagedExecutable(Executable):
@@ -124,12 +111,13 @@ class StagedExecutable(Executable):
 
     runs: int = 0
 
-    def __init__(self, parts: StageSplit, compiler: Compiling, states: Mapping[str, Array]) -> None:
-        self.parts = parts
+    def __init__(self, lowered: Lowered, compiler: Compiling) -> None:
+        assert lowered.split is not None
+        self.parts = parts = lowered.split
         self._stops = stops(parts)
         self._why = why_staged(self)
-        self.first = compiler.executable(parts.first)
-        self._states = states
+        self.first = compiler.executable(lowered.program)
+        self._states = lowered.states
         self.counts = Counts()
         if compiler.tally is not None:
             self.counts = compiler.tally.of(self)
@@ -327,13 +315,9 @@ class StagedExecutable(Executable):
 
 
 def compile_stages(graph: Graph, compiler: Compiling) -> Executable:
-    """A graph compiled as far as its shapes are known; the rest follows when data tell them."""
-    parted = in_parts(graph) if compiler.splits_complex else None
-    if parted is not None:
-        return ComplexExecutable(graph, compile_stages(parted, compiler))
-    graph, states = with_states(expand(settled(graph)))
-    keeps_state = bool(states) and not compiler.holds_states
-    parts = cut(graph, compiler.compiles, keeps_state, compiler.turns)
-    if parts is None:
-        return compiler.executable(graph)
-    return StagedExecutable(parts, compiler, states)
+    """Compile a graph as far as its shapes are known; the rest follows when data tell them."""
+    compiler.progress("generate", 0, 1)
+    lowered = lower(graph, compiler.rules)
+    staged = lowered.split is not None
+    made = StagedExecutable(lowered, compiler) if staged else compiler.executable(lowered.program)
+    return ComplexExecutable(graph, made) if lowered.in_pairs else made

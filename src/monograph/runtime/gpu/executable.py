@@ -30,12 +30,12 @@ from monograph.ir import Graph, Input, Value
 from monograph.ir.evaluate import apply
 from monograph.program.fusion.op_classes import is_native
 from monograph.program.fusion.region import Region
-from monograph.program.launch_regions import SplitAtHost, kind_of, step_name
-from monograph.program.legalise.expand import expand
+from monograph.program.launch_regions import kind_of, step_name
 from monograph.program.legalise.input_casts import cast_first
-from monograph.program.legalise.lower_random import states_of, with_states
+from monograph.program.legalise.lower_random import states_of
+from monograph.program.lowering import lower
 from monograph.program.memory.buffer_assignment import CONSTANT, OUTPUT, TEMPORARY
-from monograph.program.program import Program, Step, lower
+from monograph.program.program import Program, Step
 from monograph.program.work import program_work
 from monograph.runtime.cpu.launch import fresh
 from monograph.runtime.executable import Feeds, Outputs
@@ -67,8 +67,8 @@ def first(step: Step, found: list[Candidate]) -> Candidate:
 
 
 def lower_for_gpu(graph: Graph) -> Program:
-    """The program of a graph for GPUs."""
-    return SplitAtHost(host_reason).run(lower(with_states(expand(graph))[0], GpuTarget()))
+    """Return the program of an optimised graph that is one program for GPUs."""
+    return lower(graph, GpuTarget()).whole
 
 
 def only_host(region: Region) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -100,12 +100,16 @@ def _inputs(executable: GpuExecutable) -> Any:
     return executable.layout.inputs
 
 
-def check_timeable(executable: GpuExecutable) -> None:
-    """Refuses what is not one sequence of launches."""
-    if not executable.whole:
+def check_timeable(executable: GpuExecutable, stops: Sequence[str] = ()) -> None:
+    """Refuse an executable that is not one sequence of launches.
+
+    stops: the ops at which data decide sizes, so that further programs follow.
+    """
+    if stops or not executable.whole:
+        given = ", ".join((*stops, *executable.host_kinds))
         raise ConfigError(
             "only a model that the device runs as a whole can be profiled on it",
-            given=", ".join(executable.host_kinds) or "outputs without memory of their own",
+            given=given or "outputs without memory of their own",
             hint="profile it with --target cpu",
         )
 

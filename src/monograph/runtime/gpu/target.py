@@ -11,13 +11,12 @@ import numpy as np
 import torch
 
 from monograph.codegen.triton.control.subprograms import host_reason
-from monograph.codegen.triton.module import select
 from monograph.codegen.triton.module.kernel import Arch
 from monograph.codegen.triton.module.layout import GpuModule
+from monograph.codegen.triton.module.select import GpuTarget
 from monograph.config import Config
 from monograph.errors import CodegenError, ConfigError, ExecutionError
-from monograph.ir import Graph, Value
-from monograph.program.fusion.op_classes import is_native
+from monograph.ir import Graph
 from monograph.program.launch_regions import kind_of, step_name
 from monograph.program.program import Program, Step
 from monograph.program.work import program_work
@@ -49,7 +48,6 @@ from monograph.runtime.gpu.executable import (
     GpuExecutable,
     check_served,
     first,
-    lower_for_gpu,
 )
 from monograph.runtime.gpu.host_io.transfer_policy import Measured
 from monograph.runtime.gpu.memory import DeviceConstants, told_of_failure
@@ -99,8 +97,7 @@ class _GpuTarget(Target):
         self._optimise = optimise
         self.progress = progress
         self.kept = config.max_cached_shapes
-        self.holds_states = True
-        self.turns = self.splits_complex = False  # such loops and numbers are the host's
+        self.rules = GpuTarget()
         self.tally: RunCounters | None = None
         self.place: torch.device | None = None
         """The device of tensors that outputs are written into."""
@@ -144,8 +141,8 @@ class _GpuTarget(Target):
         return TensorStages(made) if isinstance(made, StagedExecutable) else made
 
     @abstractmethod
-    def executable(self, graph: Graph) -> Executable:
-        """Compile a graph of static shapes that is one program."""
+    def executable(self, program: Program) -> Executable:
+        """Compile a program."""
 
     def package_options(self, dims: Mapping[str, int], donate: Mapping[str, str]) -> dict[str, Any]:
         return gpu_options(self.config, dims, donate)
@@ -153,11 +150,6 @@ class _GpuTarget(Target):
     def recording(self) -> bool:
         """Whether the caller records a graph of their own."""
         return False
-
-    def compiles(self, value: Value) -> bool:
-        """Whether a branch or a loop is compiled as it is: sizes known, and all inside too."""
-        native = all(map(is_native, (value, *value.inputs)))
-        return native and select.family(value) is not None
 
 
 class GpuBackend(_GpuTarget):
@@ -193,20 +185,18 @@ class GpuBackend(_GpuTarget):
     def arch(self) -> Arch:
         return self.device.arch
 
-    def executable(self, graph: Graph) -> Executable:
-        """A graph of static shapes, compiled by the rivals that were measured to be fastest.
+    def executable(self, program: Program) -> Executable:
+        """Compile a program by the candidates that were measured to be fastest.
 
         Its runs are captured, unless the session is told to do without.
         """
         with told_of_failure():
-            return self._captured(self.compiled(graph))
+            return self._captured(self.compiled(program))
 
-    def compiled(self, graph: Graph) -> GpuExecutable:
-        """The same, launched kernel by kernel."""
+    def compiled(self, program: Program) -> GpuExecutable:
+        """Compile a program that is launched kernel by kernel."""
         self.check_process()
         self.refuse_recording()
-        self.progress("generate", 0, 1)
-        program = lower_for_gpu(graph)
         check_served(program)
         tf32 = self.config.tf32
         self.tuner.tune(program, tf32=tf32, progress=self.progress)
@@ -301,10 +291,8 @@ class CrossCompiler(_GpuTarget):
     def arch(self) -> Arch:
         return self._arch
 
-    def executable(self, graph: Graph) -> OfflineExecutable:
-        """A graph of static shapes as machine code, by the default kernels."""
-        self.progress("generate", 0, 1)
-        program = lower_for_gpu(graph)
+    def executable(self, program: Program) -> OfflineExecutable:
+        """Compile a program to machine code, by the default kernels."""
         check_served(program)
         code: dict[CompileRequest, KernelBinary] = {}
         module = compile_chosen(

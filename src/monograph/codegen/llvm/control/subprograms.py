@@ -21,11 +21,8 @@ from monograph.ir import Graph, Item, TensorType, Value
 from monograph.ops.control import If, Loop, Scan
 from monograph.ops.loop_donation import state_donated
 from monograph.program.dynamic.bounded import BoundedLoop
-from monograph.program.dynamic.stages import contained
-from monograph.program.fusion.op_classes import is_native
-from monograph.program.legalise.decoding import split_decoding
-from monograph.program.legalise.expand import expand
-from monograph.program.program import Program, lower
+from monograph.program.lowering import lower_body
+from monograph.program.program import Program
 
 _PROGRAMS: WeakKeyDictionary[Graph, Program | None] = WeakKeyDictionary()
 
@@ -47,17 +44,11 @@ def lowered(graph: Graph) -> Program:
 
 
 def find_program(graph: Graph) -> Program | None:
-    """The program of a sub-graph, made once as long as the graph is in use.
-
-    None where a value inside is no tensor of a static shape: kernels ask for sizes, so such a graph
-    is not lowered at all.
-    """
-    from monograph.codegen.llvm.module.select import CpuTarget, compiles
+    """Return the program of a sub-graph, made once; None when compiled code cannot hold it."""
+    from monograph.codegen.llvm.module.select import CpuTarget
 
     if graph not in _PROGRAMS:
-        plain = contained(expand(split_decoding(graph)), compiles)
-        native = all(map(is_native, plain.values))
-        _PROGRAMS[graph] = lower(plain, CpuTarget()) if native else None
+        _PROGRAMS[graph] = lower_body(graph, CpuTarget())
     return _PROGRAMS[graph]
 
 

@@ -1,10 +1,9 @@
-"""Why a step runs on the host: what compiled code cannot hold, or cannot compute."""
+"""The reasons why a step runs on the host: compiled code cannot hold or compute its values."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from monograph.codegen.llvm.module.select import generator
 from monograph.ir import (
     Constant,
     Graph,
@@ -34,14 +33,8 @@ def named(region: Region) -> str:
     return region.root.op.name if region.anchor is None else region.kind
 
 
-def host_reason(region: Region) -> str:
-    """Why a region runs on the host; "" where compiled code serves it."""
-    return "" if generator(region) is not None else of_region(region)
-
-
 def of_region(region: Region) -> str:
-    """Why a region that no generator serves runs on the host."""
-    assert generator(region) is None
+    """Say why a region that no generator serves runs on the host."""
     reasons = (_of_value(v) for v in (region.root, *region.body, *region.inputs))
     found = next((r for r in reasons if r), "")
     if found:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from monograph.codegen.llvm.control import control
 from monograph.codegen.llvm.conv import choose as conv
 from monograph.codegen.llvm.emit.pointwise import pointwise
+from monograph.codegen.llvm.module.host_fallback import of_region
 from monograph.codegen.llvm.module.kernel import (
     KERNELS,
     KernelGenerator,
@@ -19,6 +20,7 @@ from monograph.ops.linear import Dot
 from monograph.program.dynamic.bounded import BoundedLoop
 from monograph.program.fusion.op_classes import is_native, is_view
 from monograph.program.fusion.region import Region
+from monograph.program.lowering import CPU_LOWERING, LoweringTarget
 from monograph.program.memory.buffer_assignment import Halo
 
 
@@ -47,8 +49,17 @@ def _is_empty(region: Region) -> bool:
 
 
 @dataclass(frozen=True)
-class CpuTarget:
-    """The properties of CPU kernels that buffer assignment asks for."""
+class CpuTarget(LoweringTarget):
+    """The rules of the CPU's kernels."""
+
+    lowering = CPU_LOWERING
+    host_loops = True
+
+    def compiles(self, value: Value) -> bool:
+        return compiles(value)
+
+    def host_reason(self, region: Region) -> str:
+        return "" if generator(region) is not None else of_region(region)
 
     def readable(self, user: Value, index: int, operand: Value) -> bool:
         native = all(map(is_native, (user, *user.inputs)))

@@ -24,13 +24,12 @@ from monograph.ir.dtype import u8
 from monograph.ops.control import If, Loop, Scan
 from monograph.ops.loop_donation import state_donated
 from monograph.program.dynamic.bounded import BoundedLoop
-from monograph.program.dynamic.stages import contained
 from monograph.program.fusion.op_classes import is_native
 from monograph.program.fusion.region import Region
 from monograph.program.launch_regions import held_by_host, why_held
-from monograph.program.legalise.expand import expand
+from monograph.program.lowering import lower_body
 from monograph.program.memory.buffer_assignment import CONSTANT, TEMPORARY
-from monograph.program.program import Program, Step, lower
+from monograph.program.program import Program, Step
 
 CONTROL = (If, Loop, BoundedLoop, Scan)
 _PROGRAMS: WeakKeyDictionary[Graph, Program | None] = WeakKeyDictionary()
@@ -53,18 +52,12 @@ def lowered(graph: Graph) -> Program:
 
 
 def find_program(graph: Graph) -> Program | None:
-    """The program of a sub-graph, made once as long as the graph is in use.
-
-    None where a value inside is no tensor of a static shape: kernels ask for sizes, so such a graph
-    is not lowered at all.
-    """
+    """Return the program of a sub-graph, made once; None when a device cannot hold it."""
     # Kernels contain sub-programs and sub-programs kernels: the modules need each other.
     from monograph.codegen.triton.module.select import GpuTarget
 
     if graph not in _PROGRAMS:
-        plain = contained(expand(graph), compiles)
-        native = all(map(is_native, plain.values))
-        _PROGRAMS[graph] = lower(plain, GpuTarget()) if native else None
+        _PROGRAMS[graph] = lower_body(graph, GpuTarget())
     return _PROGRAMS[graph]
 
 

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 from monograph.codegen.common.registry import KernelEntry
+from monograph.codegen.triton.control import subprograms
 from monograph.codegen.triton.emit.pointwise import pointwise
 from monograph.codegen.triton.matmul import product
 from monograph.codegen.triton.module.kernel import KERNELS, Candidate, Candidates, GpuContext
@@ -21,7 +22,7 @@ from monograph.program.dynamic.bounded import BoundedLoop
 from monograph.program.fusion.fuse_matvec import merge_narrow
 from monograph.program.fusion.op_classes import is_native, is_view
 from monograph.program.fusion.region import Region
-from monograph.program.memory.buffer_assignment import Halo
+from monograph.program.lowering import GPU_LOWERING, LoweringTarget
 from monograph.program.memory.output_views import product_ends
 
 
@@ -68,8 +69,17 @@ def is_coded(value: Value) -> bool:
 
 
 @dataclass(frozen=True)
-class GpuTarget:
-    """What the GPU's kernels say of their operands while values are placed."""
+class GpuTarget(LoweringTarget):
+    """The rules of the GPU's kernels."""
+
+    lowering = GPU_LOWERING
+    holds_states = True
+
+    def compiles(self, value: Value) -> bool:
+        return subprograms.compiles(value)
+
+    def host_reason(self, region: Region) -> str:
+        return subprograms.host_reason(region)
 
     def readable(self, user: Value, index: int, operand: Value) -> bool:
         kernels = family(user)
@@ -113,7 +123,3 @@ class GpuTarget:
         if anchor is not None and isinstance(anchor.op, (Loop, BoundedLoop)):
             return serves(region)
         return anchor is None or isinstance(anchor.op, (CacheUpdate, DecodeAttention))
-
-    def halo(self, user: Value, index: int) -> Halo | None:
-        """None: windows are masked at the edges instead."""
-        return None
