@@ -117,7 +117,7 @@ def test_the_environment_chooses_what_is_profiled(
     monkeypatch.setenv("MONOGRAPH_TARGET", "reference")
     result = call("profile", models.save(models.LINEAR, tmp_path))
     assert result.exit_code == 2
-    assert "only compiled code is profiled" in result.stderr
+    assert "`profile` needs a target that compiles" in result.stderr
 
 
 def test_defaults_for_gpus_are_no_wish_for_others(monkeypatch: pytest.MonkeyPatch) -> None:

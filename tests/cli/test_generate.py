@@ -111,7 +111,7 @@ def test_the_floor_is_read_without_a_pause(folder: Path, monkeypatch: pytest.Mon
 def test_usual_positions_are_those_that_fit(folder: Path) -> None:
     found = run("bench", folder, "--json")
     assert [p["position"] for p in json.loads(found[0])["positions"]] == [16, 477]
-    assert "note: --positions 16,477: more do not fit into 512 tokens" in found[1]
+    assert "note: --positions 16,477: 512 tokens have no room for more" in found[1]
     assert "expected: 0..508" in run("bench", folder, "--positions", "509", code=2)[1]
     error = run("bench", folder, "--positions", 100, "--max-length", 64, code=2)[1]
     assert "what to do: raise --max-length" in error
@@ -127,7 +127,7 @@ def test_positions_that_a_decoder_without_a_configuration_has_tables_for(tmp_pat
         file.unlink()
     found = run("bench", plain, "--json")
     assert [p["position"] for p in json.loads(found[0])["positions"]] == [16, 477]
-    assert "more do not fit into 512 tokens" in found[1]
+    assert "512 tokens have no room for more" in found[1]
     error = run("bench", plain, "--positions", 600, "--target", "reference", code=2)[1]
     assert "what to do: the decoder has positions for 512 tokens\n" in error
     error = run("bench", plain, "--positions", 600, "--max-length", 64, code=2)[1]
@@ -140,10 +140,10 @@ def test_positions_that_a_decoder_without_a_configuration_has_tables_for(tmp_pat
 )
 def test_options_that_change_nothing_are_refused(folder: Path, option: list[str]) -> None:
     error = run("bench", folder, *option, code=2)[1]
-    assert f"bench of a folder takes no {option[0]}" in error
+    assert f"`bench` of a folder does not take {option[0]}" in error
     for useless in (["--positions", "5"], ["--max-length", "64"]):
         error = run("bench", folder / "model.onnx", *useless, code=2)[1]
-        assert f"bench of a model file takes no {useless[0]}" in error
+        assert f"`bench` of a model file does not take {useless[0]}" in error
 
 
 @pytest.mark.parametrize("command", ["inspect", "run", "verify", "profile", "explain"])
@@ -165,11 +165,11 @@ def test_decode_steps_at_positions(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "there is one prompt"),
-        (["--tokens", "1,x"], "--tokens are numbers"),
+        ([], "give one prompt"),
+        (["--tokens", "1,x"], "`--tokens` must be comma-separated integers"),
         (["--tokens", "1,900"], "token ids are out of range"),
         (["--tokens", "1,-1"], "token ids are out of range"),
-        (["--tokens", "1", "--prompt", "a"], "there is one prompt"),
+        (["--tokens", "1", "--prompt", "a"], "give one prompt"),
         (["--tokens", "1", "--stop", "900"], "no such stop token"),
         (["--tokens", "1", "--stop=-5"], "expected: an id in 0..511"),
         (["--prompt", "a"], "text needs a tokenizer"),
@@ -181,7 +181,10 @@ def test_bad_usage(folder: Path, arguments: list[str], message: str) -> None:
 
 @pytest.mark.parametrize(
     ("positions", "message"),
-    [("-4", "--positions are 0 or more"), ("16,x", "--positions are numbers")],
+    [
+        ("-4", "`--positions` must be 0 or more"),
+        ("16,x", "`--positions` must be comma-separated integers"),
+    ],
 )
 def test_positions_that_are_none(folder: Path, positions: str, message: str) -> None:
     assert message in run("bench", folder, "--positions", positions, code=2)[1]

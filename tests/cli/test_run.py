@@ -68,12 +68,12 @@ def test_numbers_that_json_lacks(tmp_path: Path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--dim", "N"], "--dim takes NAME=SIZE"),
-        (["--input", "x"], "--input takes NAME=FILE.npy"),
+        (["--dim", "N"], "`--dim` must be NAME=SIZE"),
+        (["--input", "x"], "`--input` must be NAME=FILE.npy"),
         (["--threads", "100000"], "threads is too large"),
-        (["--dim", "N=x"], "--dim N takes a size"),
-        (["--dim", "N=1", "--dim", "N=1"], "--dim is given twice"),
-        (["--output", "answers"], "--output is an .npz file"),
+        (["--dim", "N=x"], "`--dim N` must be a size"),
+        (["--dim", "N=1", "--dim", "N=1"], "`--dim` must not be given twice"),
+        (["--output", "answers"], "`--output` must be an .npz file"),
         (["--dim", "M=3"], "the model has no such dimension"),
         (["--input", "x=absent.npy"], "the file cannot be read"),
         (["--inputs", "absent.npz"], "the file cannot be read"),

@@ -135,13 +135,13 @@ def test_ranges_and_values_are_chosen_on_the_command_line(tmp_path: Path):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (("--input-range", "lens=3"), "takes LOW:HIGH"),
-        (("--input-range", "lens=a:3"), "takes numbers"),
+        (("--input-range", "lens=3"), "must be LOW:HIGH"),
+        (("--input-range", "lens=a:3"), "must be a number"),
         (("--input-range", "lens=0.5:3"), "holds whole numbers (i64)"),
         (("--input-range", "lens=5:3"), "is empty"),
         (("--input-range", "lenz=0:3"), "did you mean lens"),
-        (("--value", "lens"), "takes NAME=NUMBER"),
-        (("--value", "lens=nan"), "takes numbers"),
+        (("--value", "lens"), "must be NAME=NUMBER"),
+        (("--value", "lens=nan"), "must be a number"),
         (("--value", "ids=1", "--value", "ids=2"), "given twice"),
         (("--value", "ids=1", "--input-range", "ids=1:2"), "more than one way"),
     ],

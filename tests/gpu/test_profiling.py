@@ -83,7 +83,7 @@ def test_the_command(layers: Path, tmp_path: Path):
 def test_what_cannot_be_profiled_is_refused(layers: Path):
     shown = call("profile", layers, "--target", "reference")
     assert shown.exit_code == 2
-    assert "only compiled code is profiled" in shown.stderr
+    assert "`profile` needs a target that compiles" in shown.stderr
     compiled = call("profile", layers, "--target", "gpu:sm_90")
     assert compiled.exit_code == 2
     assert "needs a device" in compiled.stderr

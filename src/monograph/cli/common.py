@@ -1,6 +1,6 @@
-"""What the commands share: requests from options, results and errors on the right stream.
+"""Code that commands share: requests from options, and output of results and errors.
 
-Exit codes: 0 fine, 1 a check failed, 2 bad usage or a bad model.
+Exit codes: 0 success, 1 a check failed, 2 wrong usage or a wrong model.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ import typer
 
 from monograph.errors import ConfigError, MonographError
 
-# Every other module takes numpy and onnx with it, a second that --help and --version need not wait
-# for: commands import what they use.
+# Most modules import numpy and onnx, which takes a second. Commands import what they use, so that
+# --help and --version are fast.
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -37,7 +37,7 @@ _AS_PYTHON = {
     re.compile(r"\bthreads= "): "--threads ",
     re.compile(r"\bdims={\.\.\.}"): "--dim NAME=SIZE",
 }
-"""How advice names options to users of Python, and what they type here."""
+"""Patterns of Python options in hints, and the options of the command line for them."""
 
 
 def pass_options_from(settings: list[str] | None, disabled: list[str] | None) -> PassOptions:
@@ -78,29 +78,31 @@ def _pairs(option: str, form: str, texts: list[str] | None) -> list[tuple[str, s
     for text in texts or []:
         name, found, value = text.rpartition("=")
         if not found or not name or not value:
-            raise ConfigError(f"{option} takes {form}", given=text)
+            raise ConfigError(f"`{option}` must be {form}", given=text)
         pairs.append((name, value))
     if twice := [name for name, count in Counter(n for n, _ in pairs).items() if count > 1]:
-        raise ConfigError(f"{option} is given twice", given=", ".join(twice))
+        raise ConfigError(f"`{option}` must not be given twice for a name", given=", ".join(twice))
     return pairs
 
 
 def _size(name: str, text: str) -> int:
     if not text.isdecimal():
-        raise ConfigError(f"--dim {name} takes a size", expected="0, 1, 2, ...", given=text)
+        raise ConfigError(f"`--dim {name}` must be a size", expected="0, 1, 2, ...", given=text)
     return int(text)
 
 
 def _range(name: str, text: str) -> tuple[float, float]:
     low, found, high = text.partition(":")
     if not found:
-        raise ConfigError(f"--input-range {name} takes LOW:HIGH", expected="0:30000", given=text)
+        raise ConfigError(
+            f"`--input-range {name}` must be LOW:HIGH", expected="0:30000", given=text
+        )
     first, last = (_number("--input-range", name, part) for part in (low, high))
     return first, last
 
 
 def _number(option: str, name: str, text: str) -> float:
-    """A whole number, exactly, or a float; infinities and NaN are no numbers to draw."""
+    """Return an exact integer or a finite float."""
     for kind in (int, float):
         try:
             number = kind(text)
@@ -108,7 +110,7 @@ def _number(option: str, name: str, text: str) -> float:
                 return number
         except (ValueError, OverflowError):
             continue
-    raise ConfigError(f"{option} {name} takes numbers", expected="3, -1, 0.5, ...", given=text)
+    raise ConfigError(f"`{option} {name}` must be a number", expected="3, -1, 0.5, ...", given=text)
 
 
 def note(line: str) -> None:
@@ -131,7 +133,7 @@ def tell(text: str) -> None:
 
 
 def show(as_json: bool, found: dict[str, Any], show: Callable[[Console], None]) -> None:
-    """Prints results on stdout, as JSON or as tables; a reader that has gone ends no command."""
+    """Print results on stdout, as JSON or as tables; a closed pipe does not end the command."""
     from monograph.report.render import tables
     from monograph.report.render.console import console
     from monograph.report.render.progress import clear_bars
@@ -144,18 +146,18 @@ def show(as_json: bool, found: dict[str, Any], show: Callable[[Console], None]) 
             else:
                 show(console())
     except BrokenPipeError:
-        _leave_stdout()  # whether a check failed is still worth an exit code
+        _leave_stdout()  # the exit code still says if a check failed
 
 
 def print_piece(text: Any, end: str) -> None:
-    """Prints a part of a result as soon as it is there."""
+    """Print a part of a result immediately."""
     with _to_stdout():
         print(text, end=end)
 
 
 @contextmanager
 def _to_stdout() -> Iterator[None]:
-    """Around what is printed: it has been written behind it, or the error says that it was not."""
+    """Write everything that is printed inside, or raise an error."""
     try:
         yield
         _flush()
@@ -168,13 +170,13 @@ def _to_stdout() -> Iterator[None]:
 
 
 def _flush() -> None:
-    """Writes what is buffered now, where errors are still reported."""
+    """Flush stdout while errors can still be reported."""
     if sys.stdout is not None:  # closed (`>&-`)
         sys.stdout.flush()
 
 
 def _leave_stdout() -> None:
-    """Drops what stdout has not taken, which Python would try again, and complain, at its end."""
+    """Redirect stdout to nowhere: Python would otherwise write the rest at exit and fail again."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())
     os.close(nowhere)
@@ -190,7 +192,7 @@ def _unwritten(e: OSError) -> str:
 
 
 class _Told:
-    """Stderr: notes and errors that it does not take are lost, and change nothing else."""
+    """Stderr that ignores failed writes: notes and errors are then lost."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
@@ -210,9 +212,9 @@ class _Told:
 
 @contextmanager
 def writing() -> Iterator[None]:
-    """Around a whole command: what only stdout can raise, as with --help and --version.
+    """Handle errors of stdout for a whole command, also for --help and --version.
 
-    What cannot be told on stderr, full or closed (`2>&-`), is no reason to do anything else.
+    A full or closed stderr (`2>&-`) changes nothing else.
     """
     if not isinstance(sys.stderr, _Told):
         sys.stderr = cast("TextIO", _Told(sys.stderr or io.StringIO()))
@@ -227,7 +229,7 @@ def writing() -> Iterator[None]:
     except SystemExit as e:
         if not isinstance(e.__context__, BrokenPipeError):
             raise
-        _leave_stdout()  # typer took it for a failure
+        _leave_stdout()  # typer treats it as a failure
         sys.exit(0)
     except OSError as e:
         message = _unwritten(e)
@@ -238,13 +240,13 @@ def writing() -> Iterator[None]:
 
 @contextmanager
 def reporting(as_json: bool, debug: bool) -> Iterator[None]:
-    """Turns errors into one message on stderr and an exit code; --debug shows where they arose."""
+    """Turn errors into one message on stderr and an exit code; --debug shows the traceback."""
     try:
         yield
     except typer.Exit:
         raise
     except BrokenPipeError:
-        # Whoever read our output has gone (`| head`); there is nobody left to tell.
+        # The reader of the output has ended (`| head`).
         _leave_stdout()
         raise typer.Exit(0) from None
     except Exception as e:
@@ -269,7 +271,7 @@ def reporting(as_json: bool, debug: bool) -> Iterator[None]:
 
 
 def print_failure(as_json: bool, message: str, found: dict[str, Any] | None = None) -> None:
-    """What is wrong, on stderr; with `as_json` also on stdout, with what was found so far."""
+    """Print an error on stderr; with `as_json` also on stdout, with the results so far."""
     try:
         if as_json:
             print(json.dumps({"ok": False, "error": message} | (found or {})))

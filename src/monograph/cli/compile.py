@@ -1,4 +1,4 @@
-"""`monograph compile`: parsing only. What it does lives in `monograph.report.commands.compile`."""
+"""`monograph compile`: parsing only. `report.commands.compile` does the work."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from monograph.config import INSTRUCTION_SETS
 
 _SETS = ", ".join(INSTRUCTION_SETS)
 Output = Annotated[
-    Path, typer.Option("-o", "--output", metavar="FILE.mono", help="Where to write the package.")
+    Path, typer.Option("-o", "--output", metavar="FILE.mono", help="The package to write.")
 ]
 Target = Annotated[
     str | None,
     typer.Option(
         metavar="cpu|gpu|gpu:ARCH",
-        help="What it is for; gpu:sm_90 needs torch and triton, but no GPU.",
+        help="The target to compile for; gpu:sm_90 needs torch and triton, but no GPU.",
         show_default="cpu",
     ),
 ]
@@ -39,13 +39,13 @@ CpuIsa = Annotated[
     str | None,
     typer.Option(
         metavar="NAME",
-        help=f"The instruction set to compile for, if the host has it: {_SETS}.",
+        help=f"The instruction set to compile for; the host must have it: {_SETS}.",
         show_default="the widest",
     ),
 ]
 
 OldFeatures = Annotated[str | None, typer.Option("--features", hidden=True)]
-"""The old name of --cpu-isa, which warns for one release."""
+"""The old name of --cpu-isa. It warns for one release."""
 
 
 def compile_(
@@ -65,15 +65,15 @@ def compile_(
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
-    """Compiles a model ahead of time, into one file that loads without the model.
+    """Compile a model ahead of time into a package, one file that loads without the model.
 
-    The file holds native code for one set of shapes, one instruction set and one number of
-    threads. `monograph.load`, run and bench take it in the place of the model. It is checked when
-    it is loaded, and is to be trusted like a shared library.
+    The package holds native code for one set of shapes, one instruction set and one number of
+    threads. `monograph.load`, `run` and `bench` take it instead of the model. Loading checks the
+    file, but it runs code: trust a package like a shared library.
 
-    With --target gpu:sm_90 (sm_80 ... gfx942 ...) it holds machine code for GPUs of that
-    architecture, by the default kernels; with --target gpu that of the kernels which are fastest
-    on this machine's own GPU. Run it with --target gpu.
+    With --target gpu:sm_90 (sm_80, gfx942, ...) the package holds the default kernels for GPUs of
+    that architecture. With --target gpu it holds the kernels that are fastest on this machine's
+    GPU. Run it with --target gpu.
 
     Examples:
 

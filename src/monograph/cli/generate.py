@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _ID = re.compile(r"-?[0-9]+")
 MOST = 128
-"""Tokens that are made unless told."""
+"""The default number of new tokens."""
 _WORDS = (
     ("get_sequence has what was generated; ", ""),
     ("make a Generator with more max_length", "raise --max-length"),
@@ -32,25 +32,21 @@ _WORDS = (
     ("top_k", "--top-k"),
     ("top_p", "--top-p"),
 )
-"""What errors say to users of Python, and what that is on the command line."""
+"""Python's names in errors, and the options of the command line for them."""
 
 Folder = Annotated[
     Path,
     typer.Argument(metavar="DECODER", help="A folder with a decoder, or its ONNX file."),
 ]
-PromptText = Annotated[
-    str | None, typer.Option(help="The text to go on from; needs the extra `llm`.")
-]
-Tokens = Annotated[
-    str | None, typer.Option(metavar="ID,ID,...", help="Token ids to go on from, without text.")
-]
+PromptText = Annotated[str | None, typer.Option(help="The prompt as text; needs the extra `llm`.")]
+Tokens = Annotated[str | None, typer.Option(metavar="ID,ID,...", help="The prompt as token ids.")]
 Count = Annotated[
     int | None,
     typer.Option(
         "--max-new-tokens",
         "-n",
         min=1,
-        help="How many tokens at most.",
+        help="The largest number of new tokens.",
         show_default=f"{MOST}, or what --max-length has room for",
     ),
 ]
@@ -58,7 +54,7 @@ Length = Annotated[
     int | None,
     typer.Option(
         min=2,
-        help="Tokens that a sequence has room for, prompt included.",
+        help="The largest length of a sequence in tokens, with the prompt.",
         show_default="the decoder's context, but at most 2048",
     ),
 ]
@@ -66,7 +62,7 @@ Positions = Annotated[
     str | None,
     typer.Option(
         metavar="N,N",
-        help="Of a folder with a decoder: how many tokens are in the cache when steps are timed.",
+        help="For a decoder: the numbers of tokens in the cache at which to time steps.",
         show_default="16,512, as far as they fit",
     ),
 ]
@@ -75,25 +71,38 @@ BenchLength = Annotated[
     typer.Option(
         "--max-length",
         min=2,
-        help="Of a folder with a decoder: how many tokens the cache has room for.",
+        help="For a decoder: the length of the cache in tokens.",
         show_default="what --positions need",
     ),
 ]
 Temperature = Annotated[
-    float, typer.Option(min=0.0, help="0 takes the most likely token; 1 draws as trained.")
+    float,
+    typer.Option(
+        min=0.0, help="0 takes the most likely token; 1 samples from the model's distribution."
+    ),
 ]
-TopK = Annotated[int, typer.Option(min=0, help="Draw from so many tokens; 0: all.")]
+TopK = Annotated[
+    int, typer.Option(min=0, help="Sample from the K most likely tokens; 0 means all.")
+]
 TopP = Annotated[
-    float, typer.Option(min=0.0, max=1.0, help="Draw from the tokens that have this share.")
+    float,
+    typer.Option(
+        min=0.0, max=1.0, help="Sample from the most likely tokens with this total probability."
+    ),
 ]
-Penalty = Annotated[float, typer.Option(help="More than 1: what was there before is less likely.")]
-Seed = Annotated[int, typer.Option(min=0, help="Of the draws; the same seed, the same tokens.")]
+Penalty = Annotated[float, typer.Option(help="A value above 1 makes earlier tokens less likely.")]
+Seed = Annotated[
+    int, typer.Option(min=0, help="The seed of sampling; the same seed gives the same tokens.")
+]
 Stop = Annotated[
     list[str] | None,
-    typer.Option(metavar="TOKEN", help="Ends the generation: an id, or a token's text; repeat."),
+    typer.Option(
+        metavar="TOKEN", help="A token that ends the generation, as id or text; repeatable."
+    ),
 ]
 OneLaunch = Annotated[
-    bool, typer.Option("--one-launch", help="All tokens behind the first in a single launch.")
+    bool,
+    typer.Option("--one-launch", help="Compute all tokens after the first in a single launch."),
 ]
 
 
@@ -119,11 +128,11 @@ def generate(
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
-    """Goes on from a prompt with a language model, and says how fast that was.
+    """Generate text with a language model, and show the speed.
 
-    A decoder is a folder that onnxruntime-genai's builder or optimum wrote. Text is printed as it
-    comes, on stdout; figures go to stderr. One of them is the share of the floor: the time that
-    reading weights and cache once takes, measured here, beside the time that a token took.
+    A decoder is a folder that onnxruntime-genai's builder or optimum wrote. The text goes to
+    stdout as it is generated; figures go to stderr. The floor is the time to read weights and
+    cache once from memory, as measured here.
 
     Examples:
 
@@ -150,7 +159,7 @@ def generate(
 def _generate(
     made: Generator, given: str | list[int], most: int | None, wishes: dict[str, Any], as_json: bool
 ) -> None:
-    """Prints what comes as it comes, and figures behind it; with `as_json` all at the end."""
+    """Print tokens as they are generated, then the figures; as JSON, all at the end."""
     from monograph.report.commands.decode import decoding_lines, measured
 
     is_text = isinstance(given, str)
@@ -158,7 +167,7 @@ def _generate(
     made.check(ids, **wishes)  # before anything is compiled
     made.warm_up(len(ids), **wishes)
     limit = most or MOST
-    # Unless told, it goes on to where there is no more room; a number has to fit.
+    # The default ends where the cache is full; a number that the user gives must fit.
     count = limit if most or limit <= made.max_length - len(ids) else None
     pieces = []
     try:
@@ -185,7 +194,7 @@ def _generate(
 
 
 def _made(made: Generator, pieces: list[Any], is_text: bool) -> dict[str, Any]:
-    """What was generated, as JSON has it."""
+    """Return the generated tokens and text for JSON."""
     tokens = made.get_sequence(0).tolist()[made.prompt_length :]
     return {"tokens": tokens} | ({"text": "".join(pieces)} if is_text else {})
 
@@ -198,7 +207,7 @@ def bench_folder(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """`monograph bench` of a folder: decode steps at positions."""
+    """Time decode steps at positions: `monograph bench` of a folder."""
     from monograph.report.commands.decode import (
         POSITIONS,
         bench_decoder,
@@ -209,9 +218,11 @@ def bench_folder(
     texts = None if positions is None else [p for p in positions.split(",") if p.strip()]
     places = [_id(p, "--positions") for p in texts or ()]
     if texts is not None and not places:
-        raise ConfigError("--positions are numbers", expected="16,512", given=positions)
+        raise ConfigError(
+            "`--positions` must be comma-separated integers", expected="16,512", given=positions
+        )
     if min(places, default=0) < 0:
-        raise ConfigError("--positions are 0 or more", given=positions)
+        raise ConfigError("`--positions` must be 0 or more", given=positions)
     with _said_as_options():
         room = max(places or POSITIONS) + 64
         made = _open(decoder, target, max_length, 0 if max_length else room, **options)
@@ -219,20 +230,20 @@ def bench_folder(
             places = usual_positions(made.max_length)
             if places != [*POSITIONS]:
                 listed = ",".join(map(str, places))
-                note(f"--positions {listed}: more do not fit into {made.max_length} tokens")
+                note(f"--positions {listed}: {made.max_length} tokens have no room for more")
         found = bench_decoder(made, places, 1, note)
     show(as_json, found.as_json(), lambda out: show_decode_bench(out, str(decoder), found))
 
 
 def refuse_options(of: str, given: dict[str, Any], hint: str) -> None:
-    """Refuses options that would change nothing: whoever gives them expects that they do."""
+    """Refuse options that would change nothing."""
     if useless := [name for name, value in given.items() if value]:
-        raise ConfigError(f"bench of {of} takes no {', '.join(useless)}", hint=hint)
+        raise ConfigError(f"`bench` of {of} does not take {', '.join(useless)}", hint=hint)
 
 
 @contextmanager
 def _said_as_options() -> Iterator[None]:
-    """Has errors name options of the command line, not those of Python."""
+    """Make errors name options of the command line instead of Python's."""
     try:
         yield
     except MonographError as e:
@@ -265,7 +276,9 @@ def _open(
 def _given(prompt: str | None, tokens: str | None) -> str | list[int]:
     if (prompt is None) == (tokens is None):
         raise ConfigError(
-            "there is one prompt", expected="--prompt or --tokens", given="both" if prompt else None
+            "give one prompt",
+            expected="--prompt or --tokens",
+            given="none" if prompt is None else "both",
         )
     if prompt is not None:
         return prompt
@@ -274,5 +287,7 @@ def _given(prompt: str | None, tokens: str | None) -> str | list[int]:
 
 def _id(text: str, option: str) -> int:
     if not _ID.fullmatch(text.strip()):
-        raise ConfigError(f"{option} are numbers", expected="1,2,3", given=text)
+        raise ConfigError(
+            f"`{option}` must be comma-separated integers", expected="1,2,3", given=text
+        )
     return int(text)

@@ -1,6 +1,6 @@
-"""The command line: parsing only. What the commands do lives in `monograph.report`.
+"""The `monograph` command: parsing only. `monograph.report` does the work.
 
-Exit codes: 0 fine, 1 a check failed, 2 bad usage or a bad model.
+Exit codes: 0 success, 1 a check failed, 2 wrong usage or a wrong model.
 """
 
 from __future__ import annotations
@@ -57,20 +57,20 @@ from monograph.cli.tune import tune
 from monograph.cli.verify import verify
 from monograph.errors import ConfigError
 
-# Every other module takes numpy and onnx with it, a second that --help and --version need not wait
-# for: commands import what they use.
+# Most modules import numpy and onnx, which takes a second. Commands import what they use, so that
+# --help and --version are fast.
 if TYPE_CHECKING:
     from rich.console import Console
 
     from monograph.pipeline import PassOptions
     from monograph.report.commands.execute import RunRequest
 
-# What typer calls its base class of usage errors depends on its version.
+# The name of typer's base class of usage errors depends on its version.
 _UsageError = cast("type[Exception]", typer.BadParameter.__mro__[1])
 
 
 class _Group(TyperGroup):
-    """Commands whose usage errors are JSON too where that is asked for."""
+    """The group of commands; with --json it prints usage errors as JSON too."""
 
     def main(  # type: ignore[override]
         self, args: Sequence[str] | None = None, *, standalone_mode: bool = True, **extra: Any
@@ -90,7 +90,7 @@ class _Group(TyperGroup):
 app = typer.Typer(
     cls=_Group,
     name="monograph",
-    help="Runs ONNX models, shows what is in them, and checks that the answers are right.",
+    help="Run ONNX models, show their content, and check their results.",
     epilog="Start with:  monograph inspect model.onnx",
     no_args_is_help=True,
     add_completion=False,
@@ -120,13 +120,13 @@ def inspect(
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
-    """Shows what is in a model and whether Monograph can run it.
+    """Show the content of a model, and whether Monograph can run it.
 
-    A model with unsupported ops is shown too: which ops, how often, where, and what to do.
+    It lists inputs, outputs, open dimensions, weights and ops. For unsupported ops it lists the
+    nodes and says what to do.
 
-    With --target it is also shown how runs on that target are launched: how many regions of how
-    many kernels, and which ops split them and why. Nothing is compiled for it: neither a GPU nor
-    torch and triton are needed.
+    With --target it also shows the launches of a run: regions, kernels, and the ops that split a
+    run, with the reason. This compiles nothing and needs no GPU, torch or triton.
 
     Examples:
 
@@ -171,9 +171,9 @@ def run(
     seed: Seed = 0,
     output: Annotated[
         Path | None,
-        typer.Option(metavar="FILE.npz", help="Save inputs and outputs as in:NAME, out:NAME."),
+        typer.Option(metavar="FILE.npz", help="Save inputs as in:NAME and outputs as out:NAME."),
     ] = None,
-    repeat: Annotated[int, typer.Option(min=1, help="Run this often; report the times.")] = 1,
+    repeat: Annotated[int, typer.Option(min=1, help="The number of runs; shows their times.")] = 1,
     threads: Threads = None,
     precision: Precision = None,
     tf32: Tf32 = None,
@@ -182,11 +182,11 @@ def run(
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
-    """Runs a model on given inputs, or on random ones, and summarises the outputs.
+    """Run a model on given or random inputs, and summarise the outputs.
 
-    Random floats are normal with variance 1. The range of random integers is derived from their
-    use: indices, lengths, masks; where that says nothing they are 0 or 1. --input-range and --value
-    choose others. Dimensions that nothing fixes are 1.
+    Random floats have a normal distribution with variance 1. The range of random integers follows
+    from their use as indices, lengths or masks; without such a use they are 0 or 1. --input-range
+    and --value choose other numbers. Open dimensions are 1 unless --dim sets them.
 
     Example:  monograph run model.onnx --dim batch=4 --input images=photo.npy --output out.npz
     """
@@ -196,7 +196,7 @@ def run(
 
         if output is not None and output.suffix != ".npz":
             raise ConfigError(
-                "--output is an .npz file", given=output, hint=f"name it {output}.npz"
+                "`--output` must be an .npz file", given=output, hint=f"name it {output}.npz"
             )
         check_folder(output)
         gpu = {"precision": precision, "tf32": tf32, "tune": tune_, "capture": capture}
@@ -229,11 +229,11 @@ def explain(
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
-    """Shows what the rewrites make of a model, and why they do not make more of it.
+    """Show which rewrite rules fire in a model, and why others do not.
 
-    For every rule: the ONNX nodes where it fired, with types before and after, and its nearest
-    misses with the condition that failed and both values. Open dimensions are 1 unless --dim or
-    recorded --inputs say otherwise, because rules that need sizes run when those are bound.
+    For every rule it lists the ONNX nodes where the rule fired, with the expressions before and
+    after, and the nearest misses with the condition that failed. Rules need known sizes, so open
+    dimensions are 1 unless --dim or --inputs sets them.
 
     Examples:
 
@@ -285,7 +285,7 @@ def bench(
     target: Target = None,
     against: Annotated[
         str,
-        typer.Option(metavar="PEER,PEER", help="Time these beside it: onnxruntime, openvino."),
+        typer.Option(metavar="PEER,PEER", help="Also time these: onnxruntime, openvino."),
     ] = "",
     seconds: Seconds = None,
     threads: Threads = None,
@@ -304,11 +304,11 @@ def bench(
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
-    """Times a model, with peers in the same window on the same threads and inputs.
+    """Time a model, and other runtimes on the same threads and inputs.
 
-    Contenders run in turn, so that noise of the machine hits all alike: trust the ratios more
-    than the times. Of a folder with a decoder, steps are timed with --positions tokens in the
-    cache.
+    The runtimes take turns, so that noise of the machine affects all of them equally: the ratios
+    are more reliable than the times. For a folder with a decoder it times decoding steps, with
+    --positions tokens in the cache.
 
     Examples:
 

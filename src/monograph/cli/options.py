@@ -1,4 +1,4 @@
-"""The options and arguments of the command line, each declared once."""
+"""The options and arguments that commands share, each declared once."""
 
 from __future__ import annotations
 
@@ -13,51 +13,54 @@ Model = Annotated[Path, typer.Argument(metavar="MODEL", help="An ONNX file.", sh
 Runnable = Annotated[
     Path,
     typer.Argument(
-        metavar="MODEL", help="An ONNX file, or a package of `compile`.", show_default=False
+        metavar="MODEL", help="An ONNX file, or a package written by `compile`.", show_default=False
     ),
 ]
 Benched = Annotated[
     Path,
     typer.Argument(
         metavar="MODEL",
-        help="An ONNX file, a package of `compile`, or a folder with a decoder.",
+        help="An ONNX file, a package written by `compile`, or a folder with a decoder.",
         show_default=False,
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
 Debug = Annotated[
-    bool, typer.Option("--debug", envvar=DEBUG_VARIABLE, help="Show tracebacks of errors.")
+    bool,
+    typer.Option("--debug", envvar=DEBUG_VARIABLE, help="Show the Python traceback of an error."),
 ]
 Target = Annotated[
     str | None,
     typer.Option(
-        help=f"What runs the model: {', '.join(TARGETS)}; gpu:1 (the second),"
-        " gpu:interpreter (without a GPU, slow).",
+        help=f"The target to run on: {', '.join(TARGETS)}; gpu:1 is the second GPU,"
+        " gpu:interpreter needs no GPU and is slow.",
         show_default="cpu",
     ),
 ]
 Threads = Annotated[
     int | None,
-    typer.Option(min=0, help="Threads to run on; 0 for all there are.", show_default="0"),
+    typer.Option(min=0, help="The number of threads; 0 means all cores.", show_default="0"),
 ]
 Precision = Annotated[
     str | None,
     typer.Option(
         metavar="|".join(PRECISIONS),
-        help="What a GPU computes f32 models in; sums and norms stay in f32.",
+        help="The precision of f32 models on a GPU; sums and norms stay in f32.",
         show_default="f32",
     ),
 ]
 Tf32 = Annotated[
     bool | None,
-    typer.Option("--tf32/--no-tf32", help="Let a GPU round operands of products to TF32."),
+    typer.Option(
+        "--tf32/--no-tf32", help="Allow a GPU to round operands of matrix products to TF32."
+    ),
 ]
 Tune = Annotated[
     str | None,
     typer.Option(
         "--tune",
         metavar="|".join(TUNING),
-        help="How a GPU's kernels are chosen: by default, by measuring some rivals, or all.",
+        help="The GPU kernels to measure: none, the promising candidates, or all.",
         show_default="fast",
     ),
 ]
@@ -65,32 +68,36 @@ Capture = Annotated[
     str | None,
     typer.Option(
         metavar="|".join(CAPTURE),
-        help="Whether runs are captured and replayed as one launch; require: or fail.",
+        help="Replay GPU runs as one captured graph: if possible, never, or fail without.",
         show_default="auto",
     ),
 ]
 LaunchedOn = Annotated[
     str | None,
-    typer.Option("--target", metavar="cpu|gpu", help="Show how runs on this are launched."),
+    typer.Option(
+        "--target", metavar="cpu|gpu", help="Also show the launches of a run on this target."
+    ),
 ]
 Dims = Annotated[
     list[str] | None,
-    typer.Option("--dim", metavar="NAME=SIZE", help="Size of an open dimension; repeatable."),
+    typer.Option("--dim", metavar="NAME=SIZE", help="The size of an open dimension; repeatable."),
 ]
 InputFiles = Annotated[
     list[str] | None,
-    typer.Option("--input", metavar="NAME=FILE.npy", help="Array for one input; repeatable."),
+    typer.Option("--input", metavar="NAME=FILE.npy", help="The array for one input; repeatable."),
 ]
 Archive = Annotated[
     Path | None,
-    typer.Option("--inputs", metavar="FILE.npz", help="Arrays for inputs, keyed NAME or in:NAME."),
+    typer.Option(
+        "--inputs", metavar="FILE.npz", help="The arrays for inputs, with keys NAME or in:NAME."
+    ),
 ]
 InputRanges = Annotated[
     list[str] | None,
     typer.Option(
         "--input-range",
         metavar="NAME=LOW:HIGH",
-        help="Draw the numbers of an input from this range; repeatable.",
+        help="Draw the random numbers of an input from this range; repeatable.",
     ),
 ]
 Values = Annotated[
@@ -101,77 +108,80 @@ Values = Annotated[
 ]
 PassSettings = Annotated[
     list[str] | None,
-    typer.Option(
-        "-p", metavar="PASS{FIELD=VALUE}", help="Set options of a pass of the pipeline; repeatable."
-    ),
+    typer.Option("-p", metavar="PASS{FIELD=VALUE}", help="Set an option of a pass; repeatable."),
 ]
 Disabled = Annotated[
     list[str] | None,
-    typer.Option("--disable", metavar="PASS", help="Leave a pass out; repeatable."),
+    typer.Option("--disable", metavar="PASS", help="Skip a pass; repeatable."),
 ]
-Seed = Annotated[int, typer.Option(min=0, help="Seed of the inputs that are made at random.")]
+Seed = Annotated[int, typer.Option(min=0, help="The seed of random inputs.")]
 
 Seconds = Annotated[
-    float | None, typer.Option(min=0.1, help="How long to measure.", show_default="5.0")
+    float | None,
+    typer.Option(min=0.1, help="The time to measure for, in seconds.", show_default="5.0"),
 ]
 
-# Of verify
+# Options of verify
 
 Against = Annotated[
     str | None,
     typer.Option(
         metavar="reference|onnxruntime|FILE.npz",
-        help="The other side: the reference unless told, which itself needs another. A file"
-        " holds out:NAME (or NAME), and in:NAME for the inputs.",
+        help="The side to compare with; the reference if not given. A file holds outputs"
+        " as out:NAME or NAME, and inputs as in:NAME.",
         show_default=False,
     ),
 ]
 Only = Annotated[
     list[str] | None,
-    typer.Option(metavar="OUTPUT", help="Compare this output, not all; repeatable."),
+    typer.Option(metavar="OUTPUT", help="Compare only this output; repeatable."),
 ]
 Rtol = Annotated[
-    float | None, typer.Option(min=0, help="Relative tolerance, instead of the derived one.")
+    float | None, typer.Option(min=0, help="The relative tolerance, instead of the derived one.")
 ]
 Atol = Annotated[
-    float | None, typer.Option(min=0, help="Absolute tolerance, instead of the derived one.")
+    float | None, typer.Option(min=0, help="The absolute tolerance, instead of the derived one.")
 ]
 AnyOrder = Annotated[
     list[str] | None,
     typer.Option(
         metavar="OUTPUT",
-        help="Rows of this output may come in another order, as near-ties do; repeatable.",
+        help="Allow any order of the rows of this output; repeatable.",
     ),
 ]
 Bisect = Annotated[
     bool,
-    typer.Option("--bisect", help="Check the numbers behind every pass; name what broke them."),
+    typer.Option(
+        "--bisect", help="Check the numbers after every pass; name the wrong pass and rule."
+    ),
 ]
 
 PerStep = Annotated[
     bool,
-    typer.Option("--per-step", help="Compare every step of compiled code; name the wrong one."),
+    typer.Option("--per-step", help="Compare every step of compiled code; name the wrong step."),
 ]
 
 Replay = Annotated[
     bool,
-    typer.Option("--replay", help="Compare replayed runs with runs that are not, bit for bit."),
+    typer.Option("--replay", help="Compare replayed runs with runs without replay, bit for bit."),
 ]
 
-# Of explain
+# Options of explain
 
 RuleName = Annotated[
     str | None,
-    typer.Option(metavar="NAME", help="All about one rule, or about a pass's rules."),
+    typer.Option(
+        metavar="NAME", help="Show everything about one rule, or about the rules of a pass."
+    ),
 ]
 After = Annotated[
     str | None,
     typer.Option(
         metavar="PASS",
-        help="Print the graph behind this pass or stage ('import': before all); diffable.",
+        help="Print the graph after this pass or stage; 'import' is the graph before all passes.",
     ),
 ]
 CostModel = Annotated[
     str | None,
-    typer.Option(help="Whose cost model decides: cpu, gpu.", show_default="cpu"),
+    typer.Option(help="The target whose cost model to use: cpu, gpu.", show_default="cpu"),
 ]

@@ -1,4 +1,4 @@
-"""`monograph profile`: parsing only. What it does lives in `monograph.report.commands.profile`."""
+"""`monograph profile`: parsing only. `report.commands.profile` does the work."""
 
 from __future__ import annotations
 
@@ -33,17 +33,21 @@ if TYPE_CHECKING:
 
 Top = Annotated[
     int,
-    typer.Option(min=0, help="Show the N slowest steps, slowest first; 0: all, as they run."),
+    typer.Option(
+        min=0, help="The number of steps to show, the slowest first; 0 shows all in order."
+    ),
 ]
-Runs = Annotated[int, typer.Option(min=1, help="Timed runs; figures are their medians.")]
-WarmUps = Annotated[int, typer.Option(min=0, help="Runs before those, not counted.")]
+Runs = Annotated[
+    int, typer.Option(min=1, help="The number of timed runs; figures are their medians.")
+]
+WarmUps = Annotated[int, typer.Option(min=0, help="The number of runs before the timed ones.")]
 Trace = Annotated[
     Path | None,
-    typer.Option(metavar="FILE.json", help="Write the run of median time as a Chrome trace."),
+    typer.Option(metavar="FILE.json", help="Write the run with the median time as a Chrome trace."),
 ]
 Target = Annotated[
     str | None,
-    typer.Option(metavar="cpu|gpu", help="What runs the model.", show_default="cpu"),
+    typer.Option(metavar="cpu|gpu", help="The target to run on.", show_default="cpu"),
 ]
 
 
@@ -68,24 +72,22 @@ def profile(
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
-    """Shows where the time of a run goes, step by step.
+    """Show the time of every step of a run.
 
-    A step is one kernel, with the ONNX nodes that were fused into it. On the CPU the model still
-    runs as one native function; only in a profile do threads read a clock before and after each
-    step (20 ns).
+    A step is one kernel, with the ONNX nodes that were fused into it. On the CPU the model runs as
+    one native function; in a profile its threads also read a clock around each step (20 ns).
 
-    The column "time" goes on from when the step before was over until the last thread is done, so
-    that the times of all steps add up to the run. "of peak" is the least time that this machine
-    would need (by operations, or by bytes, whichever takes longer; measured here) beside the time
-    taken: low figures with much time are where to look. "waiting" is what threads spend on each
-    other: work that does not divide evenly, and barriers.
+    "time" is the time from the end of the step before to the end of the step, so that all times
+    add up to the run. "of peak" is the shortest possible time of the step (for its operations or
+    its bytes, at the peaks measured here) divided by its time. Look at steps with much time and a
+    low "of peak". "waiting" is the share of time that threads wait for each other.
 
-    With --target gpu, "time" is that of a step's launches on the device, between events, and "gap"
-    what the device idles before them. A profile runs eagerly, and kernels do not overlap in it: the
-    time of a whole run is taken from a graph of the same launches (not with --capture off).
+    With --target gpu, "time" is the time of a step's launches on the device, and "gap" is the idle
+    time before them. The steps run without a captured graph and do not overlap; the time of a
+    whole run is measured with a graph, except with --capture off.
 
-    Open the file that --trace writes in https://ui.perfetto.dev or chrome://tracing: a row for each
-    thread, a block for each step.
+    Open the file of --trace in https://ui.perfetto.dev or chrome://tracing. It has a row for each
+    thread and a block for each step.
 
     Examples:
 
@@ -110,12 +112,14 @@ def profile(
         elif target == "cpu":
             _on_cpu(asked, threads)
         else:
-            raise ConfigError("only compiled code is profiled", expected="cpu | gpu", given=target)
+            raise ConfigError(
+                "`profile` needs a target that compiles", expected="cpu | gpu", given=target
+            )
 
 
 @dataclass(frozen=True)
 class _Asked:
-    """What a profile is asked for, on any target."""
+    """The options of a profile on any target."""
 
     request: RunRequest
     top: int

@@ -1,4 +1,4 @@
-"""`monograph tune`: parsing only. What it does lives in `monograph.report.commands.tune`."""
+"""`monograph tune`: parsing only. `report.commands.tune` does the work."""
 
 from __future__ import annotations
 
@@ -20,13 +20,21 @@ from monograph.cli.options import (
     Values,
 )
 
-Target = Annotated[str, typer.Option(metavar="gpu|gpu:N", help="Which GPU to measure on.")]
+Target = Annotated[str, typer.Option(metavar="gpu|gpu:N", help="The GPU to measure on.")]
 Mode = Annotated[
-    str, typer.Option("--tune", metavar="fast|full", help="Measure the promising rivals, or all.")
+    str,
+    typer.Option(
+        "--tune",
+        metavar="fast|full",
+        help="The kernels to measure: the promising candidates, or all.",
+    ),
 ]
 Cache = Annotated[
     Path | None,
-    typer.Option(metavar="FILE.json", help="Where results go; tuning.json in the cache directory."),
+    typer.Option(
+        metavar="FILE.json",
+        help="The file for results; tuning.json in the cache directory if not given.",
+    ),
 ]
 
 
@@ -44,12 +52,12 @@ def tune(
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
-    """Measures which kernels are fastest for a model on this machine's GPU, and remembers it.
+    """Measure the fastest kernels for a model on this machine's GPU, and store the choice.
 
-    Every product, convolution, attention and reduction has several kernels. They are compiled side
-    by side and timed on the device; the fastest are kept in a file of JSON that can be read and
-    shared. Sessions on the same device, driver and versions use it from then on. What was measured
-    before is not measured again.
+    Matrix products, convolutions, attention and reductions have several candidate kernels. This
+    command compiles and times them, and stores the fastest in a JSON file that you can read and
+    share. Later sessions on the same device, driver and versions use the file. Known measurements
+    are not repeated.
 
     Example:  monograph tune model.onnx --precision f16 --dim batch=1
     """

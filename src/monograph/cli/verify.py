@@ -1,4 +1,4 @@
-"""`monograph verify`: parsing only. What it does lives in `monograph.report`."""
+"""`monograph verify`: parsing only. `monograph.report` does the work."""
 
 from __future__ import annotations
 
@@ -73,25 +73,23 @@ def verify(
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
-    """Compares a target with the reference, with ONNX Runtime, or with recorded answers.
+    """Compare a target with the reference, with ONNX Runtime, or with recorded outputs.
 
-    The model runs once per side. Shapes, dtypes and the places of NaNs must agree, and every
-    element must lie within a tolerance that is derived from the model's own ops and dtypes.
-    Exits with 1 when any output differs, or is not in the file it should be compared with.
+    The model runs once on each side. Shapes, dtypes and positions of NaNs must agree, and every
+    element must lie within a tolerance that follows from the model's ops and dtypes. The exit code
+    is 1 if an output differs, or if the file to compare with does not hold it.
 
-    With --bisect the graph goes through the passes one by one, with the cost model of --target
-    (cpu or gpu), and the reference runs behind each. Of a pass that changes the numbers, the
-    rewrite that does is found, with its rule and the ONNX nodes behind it. Where all passes are
-    right and outputs of --target cpu differ, the wrong step of compiled code is found.
+    --bisect runs the passes one by one, with the cost model of --target (cpu or gpu), and compares
+    the numbers after each with the reference. It names the wrong pass, the rule and the ONNX
+    nodes. If all passes are right and outputs of --target cpu differ, it names the wrong step.
 
-    With --per-step every step of --target cpu runs by itself. It is compared with the reference on
-    what it really read, and from the model's inputs on; the first wrong step is shown with the
-    ONNX nodes behind it. Where all steps are right and outputs differ, the wrong pass is found.
+    --per-step runs every step of --target cpu on its own. It compares each step with the reference
+    on the same operands, and from the inputs of the model, and names the first wrong step. If all
+    steps are right and outputs differ, it names the wrong pass.
 
-    With --replay a session that replays captured graphs is compared with one that launches every
-    kernel by itself, bit for bit: on random inputs, at moved addresses, in another order, and with
-    shapes in turns. Exits with 1 too when runs were not captured. On the cpu, native code that has
-    run before is compared with fresh sessions.
+    --replay compares replayed runs with runs without replay, bit for bit: with random inputs, at
+    other addresses, in another order and with alternating shapes. On the CPU it compares native
+    code that has run before with fresh sessions. The exit code is 1 also if no run was one launch.
 
     Examples:
 
@@ -111,7 +109,7 @@ def verify(
             _refuse_with_bisect(how, per_step or replay or None, *gpu.values())
             _bisect(request, pass_options_from(pass_options, disable), how, as_json)
         elif pass_options or disable:
-            raise ConfigError("-p and --disable are for passes", hint="add --bisect")
+            raise ConfigError("`-p` and `--disable` need `--bisect`", hint="add --bisect")
         elif replay:
             _refuse_with_replay(how, per_step or None)
             _replay(request, as_json)
@@ -122,7 +120,7 @@ def verify(
 
 
 class _How(NamedTuple):
-    """What outputs are held to, as far as the command line says so."""
+    """The side and tolerances to compare with."""
 
     against: str | None
     rtol: float | None
@@ -135,7 +133,7 @@ def _refuse_with_bisect(how: _How, *others: object) -> None:
     given = (how.against, how.only, how.rtol, how.atol, *others)
     if any(x not in (None, "", []) for x in given):
         raise ConfigError(
-            "--bisect compares passes with the reference, within derived tolerances",
+            "`--bisect` always compares with the reference, within derived tolerances",
             hint="leave out --against, --only, --rtol, --atol, --per-step, --replay, --precision,"
             " --tf32, --tune and --capture",
         )
@@ -144,7 +142,7 @@ def _refuse_with_bisect(how: _How, *others: object) -> None:
 def _refuse_with_replay(how: _How, per_step: bool | None) -> None:
     if any(x not in (None, "", []) for x in (*how, per_step)):
         raise ConfigError(
-            "--replay compares all bits of a target's runs with each other",
+            "`--replay` always compares all bits of two runs on the same target",
             hint="leave out --against, --only, --rtol, --atol, --any-order and --per-step",
         )
 
@@ -177,7 +175,7 @@ def _per_step(request: RunRequest, how: _How, as_json: bool) -> None:
 
     if how.against not in (None, "reference"):
         raise ConfigError(
-            "--per-step compares with the reference: nothing else has the same steps",
+            "`--per-step` always compares with the reference",
             given=f"--against {how.against}",
             hint="leave out --against",
         )
