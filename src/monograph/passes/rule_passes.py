@@ -27,6 +27,9 @@ from monograph.rules import (
     views,
 )
 
+EXTREMES = (arithmetic.max_of_rearranged, arithmetic.min_of_rearranged)
+"""Rules for reductions of views, which belong to `CollapseViews`."""
+
 
 class FoldZeroPoints(RulePass):
     """dot(s * (x - z), t * W) -> (s * t) * (dot(x, W) - z * sum(W)), and convolutions alike.
@@ -46,7 +49,7 @@ class FoldSizes(RulePass):
 class Simplify(RulePass):
     """x + 0 -> x; x * 1 -> x; -(-x) -> x; x / k -> x * (1 / k); nested clips -> one clip"""
 
-    rules = rules_in(arithmetic)
+    rules = tuple(r for r in rules_in(arithmetic) if r not in EXTREMES)
 
 
 class RecogniseAttention(RulePass):
@@ -71,7 +74,7 @@ class CollapseViews(RulePass):
         *rules_in(views),
         *rules_in(slices),
         *rules_in(concat),
-        *rules_in(arithmetic),
+        *EXTREMES,
         *commute.SINKING,
     )
 
@@ -91,7 +94,7 @@ class FoldScales(RulePass):
 class ComposeConvs(RulePass):
     """conv(conv(x, W) + b, V) -> conv(x, V W) + V b, for a 1x1 V, where it is faster"""
 
-    rules = rules_in(convolution)
+    rules = (convolution.compose_pointwise,)
 
 
 class RecogniseNorms(RulePass):
@@ -100,13 +103,16 @@ class RecogniseNorms(RulePass):
     It runs after the rules that match the arithmetic.
     """
 
-    rules = (*rules_in(recognise_softmax), *rules_in(norms))
+    rules = (
+        *rules_in(recognise_softmax),
+        *(r for r in rules_in(norms) if r is not norms.norm_scale_into_dot),
+    )
 
 
 class HoistConvs(RulePass):
     """conv(concat(resize(x), y), [V W]) -> resize(conv(x, V)) + conv(y, W), for a 1x1 kernel"""
 
-    rules = rules_in(convolution)
+    rules = (convolution.convolve_before_resize,)
 
 
 class RecogniseActivations(RulePass):
@@ -121,7 +127,7 @@ class RecogniseActivations(RulePass):
 class FoldNorms(RulePass):
     """dot(rms_norm(x, g), W) -> dot(rms_norm(x), g W), where products normalise their rows"""
 
-    rules = rules_in(norms)
+    rules = (norms.norm_scale_into_dot,)
 
 
 class FuseDotRows(RulePass):
