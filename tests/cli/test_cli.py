@@ -138,7 +138,7 @@ def test_a_folder_is_looked_for_before_the_work(
     path = models.save(models.LINEAR, tmp_path)
     result = call(name, path, option, tmp_path / "absent" / file)
     assert result.exit_code == 2
-    assert "no such directory to write to" in result.stderr
+    assert "the directory of the output file does not exist" in result.stderr
 
 
 @pytest.mark.parametrize("debug", [False, True])

@@ -61,7 +61,7 @@ def test_a_package_is_not_compiled_again(linear: Path, tmp_path: Path):
     assert call("compile", linear, "-o", package).exit_code == 0
     result = call("compile", package, "-o", tmp_path / "again.mono")
     assert result.exit_code == 2
-    assert "compiled already" in result.stderr
+    assert "needs a model, not a package" in result.stderr
     assert not (tmp_path / "again.mono").exists()
     assert "protobuf" not in call("inspect", package).stderr
 
@@ -112,10 +112,10 @@ def test_what_is_refused_is_in_the_words_of_inspect(tmp_path: Path):
 def test_mistakes(linear: Path, tmp_path: Path):
     result = call("compile", linear, "-o", tmp_path / "m.bin")
     assert result.exit_code == 2
-    assert "a package is a .mono file" in result.stderr
+    assert "a package must be a .mono file" in result.stderr
     result = call("compile", linear, "-o", tmp_path / "no" / "m.mono")
     assert result.exit_code == 2
-    assert "no such directory to write to" in result.stderr
+    assert "the directory of the output file does not exist" in result.stderr
     assert call("compile", linear).exit_code == 2
     package = tmp_path / "m.mono"
     assert call("compile", linear, "-o", package).exit_code == 0

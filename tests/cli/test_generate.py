@@ -117,7 +117,7 @@ def test_usual_positions_are_those_that_fit(folder: Path) -> None:
     assert "what to do: raise --max-length" in error
     run("bench", folder, "--positions", 8, "--max-length", 64, "--target", "reference")
     error = run("bench", folder, "--max-length", 3, code=2)[1]
-    assert "the cache is too short to time steps in" in error
+    assert "the cache must have room for the timed steps" in error
     assert "expected: room for 4 tokens at least" in error
 
 

@@ -103,13 +103,13 @@ def test_files_that_do_not_fit_are_refused(tmp_path: Path):
             assert "pickle" not in str(e.value)
     with pytest.raises(FeedError, match=r"use --inputs FILE\.npz"):
         read_array(archive)
-    with pytest.raises(FeedError, match="a single array was given"):
+    with pytest.raises(FeedError, match=r"must be an \.npz file, not a \.npy array"):
         read_archive(array)
 
 
 def test_elements_of_a_sequence_are_numbered_on():
     arrays = {"out:s[0]": np.ones(1), "out:s[2]": np.ones(1)}
-    with pytest.raises(FeedError, match="numbered on") as e:
+    with pytest.raises(FeedError, match="must be numbered from 0 without gaps") as e:
         split_archive(arrays, [], ports(s="seq<f32[N]>"))
     assert "out:s[1]" in str(e.value)
 
@@ -139,7 +139,7 @@ def test_an_archive_that_unpacks_to_more_than_the_machine_holds(
     path = tmp_path / "a.npz"
     np.savez_compressed(path, x=np.zeros(1 << 16))
     monkeypatch.setattr(input_files, "machine_memory", lambda: 1 << 19)
-    with pytest.raises(FeedError, match="more than this machine can"):
+    with pytest.raises(FeedError, match="must fit into half of the memory"):
         read_archive(path)
     monkeypatch.setattr(input_files, "machine_memory", lambda: 1 << 21)
     assert read_archive(path)["x"].shape == (1 << 16,)

@@ -105,7 +105,7 @@ def test_sizes_that_do_not_fit_leave_the_tables(tmp_path: Path) -> None:
     result = call("inspect", path, "--target", "gpu")
     assert result.exit_code == 0
     assert "Every op is supported" in result.stdout
-    assert "launches on gpu cannot be told" in result.stderr
+    assert "launches on gpu are unknown" in result.stderr
     assert "choose sizes with --dim" in result.stderr
     found = call_json("inspect", path, "--target", "cpu")
     assert found["supported"]

@@ -155,7 +155,7 @@ def test_the_command(layers: Path, tmp_path: Path):
 def test_a_trace_that_cannot_be_written_is_an_error(layers: Path, tmp_path: Path):
     shown = call("profile", layers, "--runs", 1, "--trace", tmp_path / "no" / "run.json")
     assert shown.exit_code == 2
-    assert "no such directory to write to" in shown.stderr
+    assert "the directory of the output file does not exist" in shown.stderr
     shown = call("profile", layers, "--runs", 1, "--trace", tmp_path)
     assert shown.exit_code == 2
     assert "cannot be written" in shown.stderr

@@ -1,1 +1,1 @@
-"""What Monograph tells about a model: inspections, comparisons, tables."""
+"""The work of the commands, and the form of their results."""

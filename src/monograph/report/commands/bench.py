@@ -1,4 +1,4 @@
-"""Times a model, beside its peers in the same window: what `monograph bench` does."""
+"""The command `monograph bench`: time a model and other runtimes in turns."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ WARM_UPS = 3
 PAUSE_SECONDS = 0.01
 TURN_SECONDS = 0.05
 PEAK_SECONDS = 0.3
-"""How long each peak is looked for: others may keep the machine busy for a while."""
+"""The seconds to search for each peak; other processes may disturb it."""
 TOO_LITTLE_WORK = "too little work for more"
-"""Why a program runs on one thread where it might have more."""
+"""The reason why a program runs on one thread although more are allowed."""
 OVER_FLOPS = (
     "over 100%: operations are those of the model, of which Winograd convolutions do fewer;"
     " or the machine was busy while the peak was measured"
@@ -44,7 +44,7 @@ OVER_BYTES = "over 100%: it was read from caches, or memory was busy while it wa
 
 @dataclass(frozen=True)
 class Times:
-    """Seconds of runs, summarised."""
+    """The statistics of run times in seconds."""
 
     runs: int
     median: float
@@ -64,7 +64,7 @@ class Times:
 
 @dataclass(frozen=True)
 class Peaks:
-    """What this machine reaches with our own kernels, in the same process."""
+    """The peak rates of this machine, measured with Monograph's kernels."""
 
     flops_per_second: float
     bytes_per_second: float
@@ -72,28 +72,28 @@ class Peaks:
 
 @dataclass(frozen=True)
 class Bench:
-    """Times of Monograph and its peers, and how far the model is from the machine's peaks."""
+    """The times of all runtimes, and the rates of the model."""
 
     target: str
     threads: int
-    """Threads that every contender may use."""
+    """The number of threads that every runtime may use."""
     times: dict[str, Times]
     stats: dict[str, Any]
     flops: float
     bytes: float
     peaks: Peaks | None
     own_threads: int = 0
-    """Threads that Monograph did use: small programs, and packages for fewer, use less."""
+    """The number of threads that Monograph used; small programs use fewer."""
     compiled_threads: int = 0
-    """Threads that it was compiled for."""
+    """The number of threads that the code was compiled for."""
     process_bytes: int = 0
-    """The most memory that the process had up to the first run, before peers came."""
+    """The peak memory of the process up to the first run, before other runtimes."""
     capture: str = "auto"
-    """Whether runs were to be captured."""
+    """The option `capture`."""
 
     @property
     def rates(self) -> dict[str, float]:
-        """Operations and bytes a second, and the shares of what this machine reaches."""
+        """Return operations and bytes per second, and their shares of the peaks."""
         if self.peaks is None:
             return {}
         seconds = self.times[MONOGRAPH].median
@@ -106,7 +106,7 @@ class Bench:
         }
 
     def ratio(self, peer: str) -> float:
-        """How many times faster than a peer."""
+        """Return the speed relative to another runtime."""
         return self.times[peer].median / self.times[MONOGRAPH].median
 
     def as_json(self) -> dict[str, Any]:
@@ -140,7 +140,7 @@ def bench_model(
     seconds: float = 5.0,
     threads: int | None = None,
 ) -> Bench:
-    """Times a model on one target, interleaved with peers on the same threads and inputs."""
+    """Time a model on one target, in turns with other runtimes."""
     if unknown := [p for p in against if p not in PEERS]:
         raise ConfigError("no such peer", expected=" | ".join(PEERS), given=unknown)
     session = request.load(threads=threads)
@@ -177,18 +177,18 @@ def bench_model(
 
 
 def known(figure: float) -> float | None:
-    """A figure for JSON; None where it is not known."""
+    """Return a figure for JSON; None if it is unknown."""
     return None if math.isnan(figure) else figure
 
 
 def process_peak() -> int:
-    """The most bytes that this process has had in memory so far."""
+    """Return the peak memory of this process in bytes."""
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return most if sys.platform == "darwin" else most * 1024
 
 
 def interleave(contenders: Mapping[str, Callable[[], Any]], seconds: float) -> dict[str, Times]:
-    """Runs contenders in turns until the time is up: noise of the machine hits all alike.
+    """Run contenders in turns until the time is up, so that noise affects all equally.
 
     Threads of a runtime may spin for a while after its run, on cores that the next one needs, so
     each turn starts with a pause and a run that is not counted.
@@ -207,7 +207,7 @@ def interleave(contenders: Mapping[str, Callable[[], Any]], seconds: float) -> d
 
 
 def _turn(run: Callable[[], Any]) -> list[float]:
-    """Seconds of some runs in a row."""
+    """Return the seconds of consecutive runs."""
     taken: list[float] = []
     while sum(taken) < TURN_SECONDS:
         start = time.perf_counter()
@@ -224,7 +224,7 @@ def summarise(seconds: Sequence[float]) -> Times:
 def _peer(
     name: str, request: RunRequest, feeds: Mapping[str, Any], threads: int
 ) -> Callable[[], Any]:
-    """A run of the same file in another runtime, with the same threads."""
+    """Return a function that runs the file in another runtime on the same threads."""
     try:
         module: Any = importlib.import_module(name)
     except ImportError:
@@ -248,7 +248,7 @@ def _peer(
 
 
 def measure_peaks(threads: int) -> Peaks:
-    """Operations and bytes a second of kernels that do nothing else."""
+    """Measure the peak rates: operations per second and bytes per second."""
     x = Input("x", tensor(f32, 768, 512))()
     weights = constant(np.ones((512, 512), np.float32))
     product = Graph((x,), (("y", Dot()(x, weights)),))
@@ -257,7 +257,7 @@ def measure_peaks(threads: int) -> Peaks:
 
 
 def measure_bandwidth(threads: int, seconds: float = PEAK_SECONDS) -> float:
-    """Bytes a second of a kernel that only reads, for so long, at its best."""
+    """Measure the bytes per second of a kernel that only reads."""
     # Memory for a large result is new in each run, and that is slow by itself.
     long = Input("x", tensor(f32, 1 << 24))()
     stream = Graph((long,), (("y", ReduceMax((0,))(long)),))
@@ -298,7 +298,7 @@ def launch_lines(stats: Mapping[str, Any], mode: str, on_gpu: bool) -> list[str]
 
 
 def show_bench(out: Console, name: str, bench: Bench) -> None:
-    """The table that people read."""
+    """Print the times, the launches, the memory and the rates."""
     columns = ["", "median (p50)", "p90", "p99", "fastest", "1 / median"]
     columns += ["Monograph is"] if len(bench.times) > 1 else []
     on_gpu = bench.target.startswith("gpu")
@@ -338,7 +338,7 @@ def show_bench(out: Console, name: str, bench: Bench) -> None:
 
 
 def _rate_lines(bench: Bench, peaks: Peaks) -> Iterator[str]:
-    """Operations and bytes a second beside the peaks, and how there can be more than those."""
+    """Yield the rates and the peaks, and explain rates above a peak."""
     rates = bench.rates
     flops, share = f"{rates['gflops_per_second']:.1f}", f"{rates['of_peak_flops']:.0%}"
     if math.isnan(bench.flops):

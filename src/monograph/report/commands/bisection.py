@@ -1,4 +1,4 @@
-"""Finds the place where a target stops computing what a model says: a pass, a rule or a step.
+"""The command `monograph verify --bisect`: find the wrong pass, rule or step.
 
 `verify --bisect` begins with the passes, `verify --per-step` with the steps of compiled code. Each
 goes on with the other where its own part is right and outputs differ, so that both name one place.
@@ -32,31 +32,31 @@ from monograph.runtime.numerics.stepwise import StepCheck, StepChecker
 from monograph.session import Session
 
 COSTS: dict[str, CostModel] = {"cpu": CPU_COST, "gpu": GPU_COST}
-"""The cost models that rules ask, by target."""
+"""The cost model of each target."""
 NOT_RUN = "code for a GPU was not run: compare it with `monograph verify --target gpu`"
 OWN_PASSES = "compiled code was not compared: it is made by all passes, with their own options"
 
 
 @dataclass(frozen=True)
 class PassesChecked:
-    """What comparing the numbers behind every pass found."""
+    """The result of comparing the numbers after every pass."""
 
     verified: tuple[str, ...]
-    """Passes that keep the numbers, in order."""
+    """The passes that keep the numbers, in order."""
     skipped: Sequence[str]
-    """Random ops, for which only the structure could be checked."""
+    """The random ops; with them only the structure is checked."""
     fault: PassError | None
 
 
 @dataclass(frozen=True)
 class StepsChecked:
-    """What comparing every step of compiled code found."""
+    """The result of comparing every step of compiled code."""
 
     checks: tuple[StepCheck, ...]
     stages: int
-    """Programs that the run is made of: more than one where data decide shapes."""
+    """The number of programs of the run; more than one if data decide shapes."""
     launches: tuple[Difference, ...]
-    """The outputs of one launch a step against those of one launch for all: the same bits."""
+    """The outputs of one launch per step, compared with those of one launch for all."""
 
     @property
     def first_wrong(self) -> StepCheck | None:
@@ -69,16 +69,16 @@ class StepsChecked:
 
 @dataclass(frozen=True)
 class BisectResult:
-    """What checking every pass of a model found, and behind them the compiled code."""
+    """The result of checking all passes, then the compiled code."""
 
     target: str
     passes: PassesChecked
     steps: StepsChecked | None = None
-    """The steps of compiled code, where all passes are right and outputs differ."""
+    """The steps of compiled code, if all passes are right and outputs differ."""
     outputs: VerifyResult | None = None
-    """The outputs of the target against the reference, where all passes are right."""
+    """The outputs compared with the reference, if all passes are right."""
     left_out: str | None = None
-    """Why compiled code was not compared."""
+    """The reason why compiled code was not compared."""
 
     @property
     def ok(self) -> bool:
@@ -86,7 +86,7 @@ class BisectResult:
 
 
 def cost_of(target: str | None) -> tuple[str, CostModel]:
-    """The name and the cost model of a target; the CPU's by default."""
+    """Return the name and the cost model of a target; the default is the CPU."""
     name = target or "cpu"
     if name not in COSTS:
         raise ConfigError("no cost model for this target", expected=" | ".join(COSTS), given=name)
@@ -94,7 +94,7 @@ def cost_of(target: str | None) -> tuple[str, CostModel]:
 
 
 def bound_inputs(request: RunRequest, note: Notes) -> tuple[Session, Graph, Mapping[str, Any]]:
-    """A model's graph with every dimension bound, and inputs of these sizes."""
+    """Return a session, its graph with all dimensions bound, and inputs of these sizes."""
     session = replace(request, target=None).load()
     made = request.inputs(session, note)
     with advising(made):
@@ -108,9 +108,9 @@ def check_passes(
     options: PassOptions | None = None,
     any_order: Collection[str] = (),
 ) -> PassesChecked:
-    """Compares the numbers behind every pass, with the options that a session's passes have.
+    """Compare the numbers after every pass, with the pass options of a session.
 
-    `options` are the caller's own, which go before those.
+    `options` override those of the session.
     """
     numbers = NumericCheck(graph, feeds, any_order=any_order)
     verified: list[str] = []
@@ -137,7 +137,7 @@ def _as_in_sessions(config: Config, options: PassOptions) -> PassOptions:
 
 
 def check_steps(session: Session, feeds: Mapping[str, Any]) -> StepsChecked:
-    """Runs a model step by step on the CPU, and each step by the reference beside it."""
+    """Run a model step by step on the CPU, and every step by the reference."""
     checker, compiler = StepChecker(), session.compiler()
     stepped = compile_stepped(session.optimised_graph(feeds), compiler, checker.observe)
     names = [p.name for p in session.outputs]
@@ -150,7 +150,7 @@ def check_steps(session: Session, feeds: Mapping[str, Any]) -> StepsChecked:
 def bisect_model(
     request: RunRequest, options: PassOptions, note: Notes, any_order: Collection[str] = ()
 ) -> BisectResult:
-    """Compares the numbers behind every pass, then the outputs, then the steps of compiled code."""
+    """Compare the numbers after every pass, then the outputs, then the steps."""
     target, _ = cost_of(request.target)
     session, graph, feeds = bound_inputs(request, note)
     config = replace(session.config, target=target)
@@ -172,10 +172,10 @@ def bisect_model(
 def check_passes_of(
     session: Session, outputs: VerifyResult, any_order: Collection[str] = ()
 ) -> PassesChecked:
-    """Compares the numbers behind the passes of a session, on the inputs of a comparison."""
+    """Compare the numbers after the passes of a session, on the inputs of a comparison."""
     feeds = outputs.inputs.feeds
     return check_passes(session.bound_graph(feeds), feeds, session.config, any_order=any_order)
 
 
 def _silent(_: str) -> None:
-    """Notes on inputs that have been told of."""
+    """Ignore a note that was printed before."""

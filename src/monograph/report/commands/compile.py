@@ -1,4 +1,4 @@
-"""Compiles a model ahead of time: what `monograph compile` does."""
+"""The command `monograph compile`: compile a model ahead of time."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from monograph.runtime.cache.source import is_package
 
 @dataclass(frozen=True)
 class Compiled:
-    """A package that was written, and what it took."""
+    """A written package."""
 
     path: Path
     shapes: dict[str, tuple[int, ...]]
     kernels: int
     threads: int
-    """Threads that it runs on; 0 for code that is for a GPU."""
+    """The number of threads; 0 for a GPU."""
     arch: str
-    """The GPU's architecture that it is for, or ""."""
+    """The GPU architecture, or ""."""
     nbytes: int
     seconds: float
     from_disk: bool
-    """Whether the code was found in the cache."""
+    """True if the code came from the cache."""
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -44,12 +44,14 @@ class Compiled:
 
 
 def compile_model(request: RunRequest, output: Path, note: Notes, **options: Any) -> Compiled:
-    """Compiles a model for the shapes that a request asks for, and writes a package."""
+    """Compile a model for the shapes of a request, and write a package."""
     if output.suffix != ".mono":
-        raise ConfigError("a package is a .mono file", given=output, hint=f"name it {output}.mono")
+        raise ConfigError(
+            "a package must be a .mono file", given=output, hint=f"name it {output}.mono"
+        )
     if is_package(request.model):
         raise ConfigError(
-            "it is compiled already: a package holds no model",
+            "`compile` needs a model, not a package",
             given=str(request.model),
             hint="compile the model that it was made from",
         )
@@ -57,7 +59,7 @@ def compile_model(request: RunRequest, output: Path, note: Notes, **options: Any
     started = time.perf_counter()
     session = request.load(**options)
     if session.config.target == "reference":
-        raise ConfigError("the reference has no code to keep", expected="cpu | gpu")
+        raise ConfigError("`compile` needs a target that compiles", expected="cpu | gpu")
     made = request.inputs(session, about_sizes(note))
     feeds = made.feeds
     with advising(made):
@@ -76,7 +78,7 @@ def compile_model(request: RunRequest, output: Path, note: Notes, **options: Any
 
 
 def show_compiled(out: Console, model: str, found: Compiled) -> None:
-    """What was written, for people."""
+    """Print the kernels, shapes and size of the package."""
     shapes = ", ".join(f"{name} {list(shape)}" for name, shape in found.shapes.items())
     origin = "found in the cache" if found.from_disk else "compiled"
     where = found.arch or count_text(found.threads, "thread")

@@ -1,4 +1,4 @@
-"""Generations with their times, and decoding at given positions, beside what memory allows.
+"""The commands `monograph generate` and `monograph bench` of a decoder: times and floors.
 
 A token cannot take less time than reading the weights and the cache once: the floor. How many bytes
 a second that is, is measured here, as the best of several reads.
@@ -24,25 +24,25 @@ from monograph.report.render.console import table
 from monograph.report.render.tables import count_text, seconds_text
 
 STEPS, WARM_UPS = 32, 3
-"""Steps that are timed at a position, and the ones before them that are not."""
+"""The number of timed steps at a position, and of the warm-up steps before."""
 ROUND = 8
-"""Steps that are timed together, at most."""
+"""The largest number of steps that are timed together."""
 POSITIONS = (16, 512)
-"""Where steps are timed, unless told."""
+"""The default positions."""
 READ_SECONDS = 1.0
 """How long memory is read for its bandwidth, without a pause: behind a rest some takes tenths of a
 second to give all it has, and others may keep it busy meanwhile."""
 READS = 6
-"""How often a GPU's is."""
+"""The number of measurements of a GPU's bandwidth."""
 READ_BYTES = 1 << 29
-"""Of a GPU's memory: more than any cache holds."""
+"""The bytes of GPU memory to read: more than any cache holds."""
 STOP, LIMIT, LENGTH = "stop_token", "max_new_tokens", "max_length"
-"""Why a generation ended."""
+"""The reasons why a generation ends."""
 
 
 @dataclass(frozen=True)
 class Decoding:
-    """What a generation took."""
+    """The times of a generation."""
 
     target: str
     prompt_tokens: int
@@ -52,7 +52,7 @@ class Decoding:
     decode_runs: int
     launches_per_token: float
     bytes_per_token: int
-    """Weights and cache that a token reads, at the middle of the generation."""
+    """The bytes of weights and cache that a token reads, in the middle of the generation."""
     bytes_per_second: float
     stopped: str
     """STOP, LIMIT or LENGTH."""
@@ -60,12 +60,12 @@ class Decoding:
 
     @property
     def tokens_per_second(self) -> float | None:
-        """None where the only token is the one that the prompt's own run chose."""
+        """Return the rate; None if the prefill made the only token."""
         return self.decode_runs / self.decode_seconds if self.decode_runs else None
 
     @property
     def of_floor(self) -> float | None:
-        """The least time for a token beside the time it took: 1 is as fast as memory allows."""
+        """Return the floor divided by the time of a token; 1 means as fast as memory allows."""
         rate = self.tokens_per_second
         return None if rate is None else self.bytes_per_token / self.bytes_per_second * rate
 
@@ -88,11 +88,11 @@ class Decoding:
 
 @dataclass(frozen=True)
 class AtPosition:
-    """A decode step behind so many tokens."""
+    """The time of a decode step at a position."""
 
     position: int
     seconds: float
-    """From token to token: the median of rounds of some steps."""
+    """The median time from token to token."""
     least: float
     bytes: int
 
@@ -128,7 +128,7 @@ class DecodeBench:
 
 
 def measured(generator: Generator, prompt_tokens: int, new_tokens: int, limit: int) -> Decoding:
-    """What the generation that a generator has just made took.
+    """Return the times of the last generation of a generator.
 
     limit: how many tokens were asked for, 0 for as many as there is room for.
     """
@@ -152,7 +152,7 @@ def measured(generator: Generator, prompt_tokens: int, new_tokens: int, limit: i
 
 
 def launches(generator: Generator) -> float:
-    """Launches of a step, or the share of one where many tokens were made in one launch."""
+    """Return the launches per token; below 1 if one launch makes many tokens."""
     engine, timing = generator.engine, generator.engine.timing
     if timing.decode_launches and timing.decode_runs > timing.decode_launches:
         each = engine.loop_session().stats["launches_per_run"]
@@ -166,7 +166,7 @@ def launches(generator: Generator) -> float:
 
 
 def bandwidth(generator: Generator) -> float:
-    """Bytes a second that the memory of the target gives, at its best."""
+    """Return the peak bandwidth of the target's memory in bytes per second."""
     session = generator.session
     if session.gpu is None:
         return measure_bandwidth(session.threads or 1, READ_SECONDS)
@@ -183,7 +183,7 @@ def bandwidth(generator: Generator) -> float:
 
 
 def _read_by_gpu(device: Any) -> float:
-    """Bytes a second of reads: a copy, which also writes, may be slower than what only reads."""
+    """Return the read bandwidth in bytes per second; a copy is slower than a read."""
     import torch
 
     with device.active():
@@ -204,7 +204,7 @@ def _read_by_gpu(device: Any) -> float:
 
 
 def usual_positions(maximum: int) -> list[int]:
-    """Where steps are timed unless told: as far as all of them fit behind a position."""
+    """Return the default positions that leave room for all timed steps."""
     last = max(0, maximum - WARM_UPS - STEPS)
     return sorted({min(position, last) for position in POSITIONS})
 
@@ -212,12 +212,12 @@ def usual_positions(maximum: int) -> list[int]:
 def bench_decoder(
     generator: Generator, positions: Sequence[int], batch: int, note: Any, steps: int = STEPS
 ) -> DecodeBench:
-    """Times decode steps at positions; what the cache holds there does not matter."""
+    """Time decode steps at positions; the content of the cache does not matter."""
     engine = generator.engine
     hint = generator.more_room()
     if engine.maximum <= WARM_UPS:
         raise ConfigError(
-            "the cache is too short to time steps in",
+            "the cache must have room for the timed steps",
             expected=f"room for {WARM_UPS + 1} tokens at least",
             given=engine.maximum,
             hint=hint,
@@ -225,7 +225,7 @@ def bench_decoder(
     for position in positions:
         if not 0 <= position <= engine.maximum - WARM_UPS - 1:
             raise ConfigError(
-                "there is no such position to measure at",
+                "a position must leave room for the timed steps",
                 expected=f"0..{engine.maximum - WARM_UPS - 1}",
                 given=position,
                 hint=hint,
@@ -248,9 +248,9 @@ def bench_decoder(
 
 
 def _seconds(engine: Engine, count: int) -> float:
-    """What so many steps take as a generation makes them, from the first start to the last token.
+    """Return the seconds of consecutive steps, from the first start to the last token.
 
-    On a GPU steps overlap: what one of them takes by itself cannot be told.
+    On a GPU steps overlap, so the time of a single step is unknown.
     """
     began = time.perf_counter()
     for left in reversed(range(count)):
@@ -259,7 +259,7 @@ def _seconds(engine: Engine, count: int) -> float:
 
 
 def decoding_lines(found: Decoding) -> list[str]:
-    """What people read behind a generation."""
+    """Return the lines that are printed after a generation."""
     rate, share = found.tokens_per_second, found.of_floor
     decoded = f"decode: {count_text(found.new_tokens, 'token')}"
     if rate is not None:

@@ -1,4 +1,4 @@
-"""Inputs for a session, drawn at random where none are given: the one place that draws them."""
+"""Random inputs for a session."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ def draw_inputs(
     size: int = DEFAULT_SIZE,
     chosen: Chosen | None = None,
 ) -> Inputs:
-    """Given arrays where there are some, random ones elsewhere, in ranges that the model can use.
+    """Return the given arrays, and random ones in valid ranges for all other inputs.
 
-    size: that of dimensions which nothing fixes.
-    chosen: ranges and values that the user asked for.
+    size: the size of dimensions that nothing fixes.
+    chosen: ranges and values from the user.
     """
     return make_inputs(
         session.inputs,

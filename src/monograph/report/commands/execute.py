@@ -1,4 +1,4 @@
-"""Runs a model on one side or two: what `monograph run` and `monograph verify` do."""
+"""The commands `monograph run` and `monograph verify`."""
 
 from __future__ import annotations
 
@@ -44,19 +44,19 @@ from monograph.runtime.walk import random_ops
 from monograph.session import Session, load
 
 Notes = Callable[[str], None]
-"""Takes a line that the user should know of."""
+"""A function that shows a note to the user."""
 RANDOM = "random inputs"
-"""How the note begins that says which inputs were made up."""
+"""The beginning of the note that lists random inputs."""
 
 REFERENCE, ONNXRUNTIME = "reference", "onnxruntime"
 SIDES = (REFERENCE, ONNXRUNTIME)
 ROWS_TRIED = 2000
-"""Rows that are tried in another order for a hint; the work grows with their square."""
+"""The largest number of rows to try in another order for a hint; the work is quadratic."""
 
 
 @dataclass(frozen=True)
 class RunRequest:
-    """Which model, on what, with which inputs."""
+    """A model, a target and inputs."""
 
     model: Path
     target: str | None = None
@@ -65,11 +65,11 @@ class RunRequest:
     archive: Path | None = None
     seed: int = 0
     progress: Progress = silent
-    """Told how far a compilation is."""
+    """Receives the progress of a compilation."""
     options: Mapping[str, Any] = field(default_factory=dict)
-    """Further options of the target's, of `monograph.config.Config`."""
+    """Further options of `monograph.config.Config`."""
     chosen: Chosen = field(default_factory=Chosen)
-    """Ranges and values of inputs that no array is given for."""
+    """Ranges and values of inputs without an array."""
 
     def load(self, **options: Any) -> Session:
         chosen = {**self.options, **options}
@@ -78,9 +78,9 @@ class RunRequest:
     def inputs(
         self, session: Session, note: Notes, recorded: Mapping[str, Any] | None = None
     ) -> Inputs:
-        """The inputs, with a note on everything that was assumed.
+        """Return the inputs, and note every assumption.
 
-        Arrays given one by one win over those of the archive, and those over `recorded` ones.
+        Single arrays override those of the archive, and these override `recorded` ones.
         """
         given = dict(recorded or {})
         if self.archive is not None:
@@ -119,7 +119,7 @@ class RunResult:
 
 @dataclass(frozen=True)
 class VerifyResult:
-    """What a comparison found."""
+    """The result of a comparison."""
 
     target: str
     against: str
@@ -127,13 +127,13 @@ class VerifyResult:
     inputs: Inputs
     differences: list[Difference]
     absent: list[str]
-    """Outputs that should be compared, and that the file lacks: as bad as a difference."""
+    """Outputs that the file lacks; they count as differences."""
     left_out: list[str]
-    """Outputs that the user did not ask for."""
+    """Outputs that the user did not choose."""
     random: list[str]
     seconds: dict[str, float]
     hints: list[str]
-    """What may be behind the differences, and what to do."""
+    """Possible causes of the differences, and remedies."""
 
     @property
     def ok(self) -> bool:
@@ -141,7 +141,7 @@ class VerifyResult:
 
 
 def about_sizes(note: Notes) -> Notes:
-    """Passes notes on, but not that inputs are random: for commands that show no outputs."""
+    """Drop the note on random inputs, for commands that show no outputs."""
 
     def chosen(line: str) -> None:
         if not line.startswith(RANDOM):
@@ -152,7 +152,7 @@ def about_sizes(note: Notes) -> Notes:
 
 @contextmanager
 def advising(inputs: Inputs) -> Iterator[None]:
-    """Adds to an error that made-up inputs may be behind it, and what to do about that."""
+    """Add a hint to an error that random inputs may have caused."""
     try:
         yield
     except ConfigError:
@@ -169,20 +169,20 @@ def advising(inputs: Inputs) -> Iterator[None]:
     except MonographError as e:
         if inputs.random and e.hint is None:
             e.hint = (
-                f"made at random, and perhaps not valid for the model: {some_of(inputs.random)};"
+                f"random inputs may be invalid for the model: {some_of(inputs.random)};"
                 " choose sizes with --dim NAME=SIZE, or give arrays with --inputs FILE.npz"
             )
         raise
 
 
 def check_folder(path: Path | None) -> None:
-    """Refuses a file that cannot be written, before the work that fills it."""
+    """Refuse a file in a missing directory, before the work that fills it."""
     if path is not None and not path.parent.is_dir():
-        raise ConfigError("there is no such directory to write to", given=str(path.parent))
+        raise ConfigError("the directory of the output file does not exist", given=str(path.parent))
 
 
 def run_model(request: RunRequest, note: Notes, repeat: int = 1) -> RunResult:
-    """Loads a model and runs it `repeat` times on the same inputs."""
+    """Load a model and run it `repeat` times on the same inputs."""
     started = time.perf_counter()
     session = request.load()
     loaded = time.perf_counter() - started
@@ -218,7 +218,7 @@ def verify_model(
     any_order: Collection[str] = (),
     only: Collection[str] = (),
 ) -> VerifyResult:
-    """Runs a model once per side and compares every output, or those in `only`."""
+    """Run a model once per side and compare all outputs, or those in `only`."""
     session = request.load()
     target = session.config.target
     other = against or REFERENCE
@@ -232,7 +232,7 @@ def verify_model(
         graph = session.graph_for(inputs.feeds)
     drawn = random_ops(graph)
     if drawn:
-        note(f"the model draws random numbers ({', '.join(drawn)}): sides may differ by design")
+        note(f"the model draws random numbers ({', '.join(drawn)}): the sides may differ")
     given, taken = _run(session, inputs)
     seconds = {target: taken}
     if other == REFERENCE:
@@ -264,7 +264,7 @@ def verify_model(
 def _hints(
     differences: list[Difference], given: Mapping[str, Any], expected: Mapping[str, Any]
 ) -> list[str]:
-    """What to do about outputs that differ."""
+    """Return hints for outputs that differ."""
     hints = []
     beyond = [d for d in differences if not d.ok and d.worst is not None]
     left, right = flatten(given), flatten(expected)
@@ -287,18 +287,18 @@ def _hints(
 
 
 def _check_sides(session: Session, other: str, named: Collection[str]) -> None:
-    """Refuses what can be refused before anything runs."""
+    """Refuse wrong sides and names before anything runs."""
     target = session.config.target
     if other not in SIDES and not other.endswith(".npz") and not Path(other).exists():
         raise ConfigError(
-            "there is no such side to compare with",
+            "the side to compare with does not exist",
             expected=f"{' | '.join(SIDES)} | FILE.npz",
             given=other,
             hint=did_you_mean([other], SIDES),
         )
     if other == target:
         raise ConfigError(
-            f"there is nothing to compare: target and other side are both {target!r}",
+            f"the target and the other side must differ, both are {target!r}",
             hint="name another side: --against onnxruntime, or --against FILE.npz",
         )
     if other == ONNXRUNTIME:
@@ -314,7 +314,7 @@ def _check_sides(session: Session, other: str, named: Collection[str]) -> None:
 
 
 def _read_feeds(session: Session, path: Path) -> dict[str, Any]:
-    """The inputs of the model in a file, which holds at least one."""
+    """Return the inputs in a file, which must hold at least one."""
     arrays = read_archive(path)
     feeds, _ = split_archive(arrays, session.inputs, session.outputs)
     if not feeds:
@@ -327,13 +327,13 @@ def _read_feeds(session: Session, path: Path) -> dict[str, Any]:
 
 
 def _check_recorded(session: Session, given: dict[str, Any]) -> None:
-    """Refuses to compare recorded outputs with those of other inputs than the recorded ones."""
+    """Refuse recorded outputs without their inputs."""
     for port in session.inputs:
         if isinstance(port.type, OptionalType):
             given.setdefault(port.name, None)  # an absent value leaves nothing to record
     if absent := [p.name for p in session.inputs if p.name not in given]:
         raise FeedError(
-            "the outputs are recorded, but not the inputs they belong to",
+            "the file with recorded outputs must hold their inputs too",
             expected=", ".join(INPUT_PREFIX + p.name for p in session.inputs),
             given=f"nothing for {', '.join(absent)}",
             hint="record them as in:NAME, or give them with --inputs or --input",
@@ -341,7 +341,7 @@ def _check_recorded(session: Session, given: dict[str, Any]) -> None:
 
 
 def _read_recording(session: Session, path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The inputs and outputs of the model in a file, which holds at least one output."""
+    """Return the inputs and outputs in a file, which must hold at least one output."""
     arrays = read_archive(path)
     feeds, expected = split_archive(arrays, session.inputs, session.outputs)
     if not expected:
@@ -354,7 +354,7 @@ def _read_recording(session: Session, path: Path) -> tuple[dict[str, Any], dict[
 
 
 def run_onnxruntime(path: Path, feeds: Mapping[str, Any]) -> tuple[dict[str, Any], float]:
-    """The outputs of a model as ONNX Runtime computes them on the CPU, and the seconds taken."""
+    """Run a model with ONNX Runtime on the CPU; return the outputs and the seconds."""
     onnxruntime = _import_onnxruntime()
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
@@ -381,14 +381,14 @@ def _import_onnxruntime() -> Any:
 
 
 def save_archive(path: Path, result: RunResult) -> None:
-    """Writes inputs and outputs as in:NAME and out:NAME; `verify --against` reads such a file."""
+    """Write inputs and outputs as in:NAME and out:NAME, for `verify --against`."""
     named = {INPUT_PREFIX + k: v for k, v in result.inputs.feeds.items()}
     named |= {OUTPUT_PREFIX + k: v for k, v in result.outputs.items()}
     arrays: dict[str, Any] = {}
     for place, value in flatten(named).items():
         if str(place) in arrays:
             raise ConfigError(
-                "two arrays would have one key in the file",
+                "every array in the file needs its own key",
                 given=str(place),
                 hint="an output is called like an element of another one: rename it in the model",
             )
@@ -399,7 +399,7 @@ def save_archive(path: Path, result: RunResult) -> None:
 
 
 def _storable(x: Any) -> Any:
-    """An array that .npz can hold without pickling: strings as numpy's own kind."""
+    """Return an array that .npz can hold without pickling: strings as numpy's type."""
     array = np.asarray(x)
     return array.astype(np.str_) if array.dtype == object else array
 
@@ -413,7 +413,7 @@ def _run(session: Session, inputs: Inputs) -> tuple[dict[str, Any], float]:
 
 
 def _override(derived: Tolerance, rtol: float | None, atol: float | None) -> Tolerance:
-    """The caller's tolerance, in numpy's sense, where one is given."""
+    """Return the given tolerance in numpy's sense, or the derived one."""
     if rtol is None and atol is None:
         return derived
     return Tolerance(rtol or 0.0, atol or 0.0)

@@ -1,4 +1,4 @@
-"""What the rewrites made of a model, and why not more: what `monograph explain` shows."""
+"""The command `monograph explain`: the rewrites of a model, and the nearest misses."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from monograph.rewrite import CostModel, Fired, Missed, Trace
 from monograph.runtime.walk import STRUCTURE, all_values
 
 IMPORT = "import"
-"""The name of the state before any pass."""
+"""The name of the state before all passes."""
 
 
 @dataclass(frozen=True)
@@ -32,12 +32,12 @@ class PassRecord:
     seconds: float
     fired: tuple[Fired, ...]
     graph: Graph
-    """The graph behind the pass."""
+    """The graph after the pass."""
 
 
 @dataclass
 class RuleRecord:
-    """One rule, or one pass that applies no rules: where it fired, where it nearly did."""
+    """One rule, or one pass without rules: its rewrites and nearest misses."""
 
     name: str
     equation: str
@@ -51,14 +51,14 @@ class RuleRecord:
 
 @dataclass(frozen=True)
 class Explanation:
-    """A model before, between and behind the passes."""
+    """A model before, between and after the passes."""
 
     target: str
     before: Graph
     passes: tuple[PassRecord, ...]
     rules: dict[str, RuleRecord]
     launching: Launching | None = None
-    """How the graph behind all passes is launched, if that was asked for and can be told."""
+    """The launches of the final graph, if they were asked for and are known."""
 
     @property
     def after(self) -> Graph:
@@ -66,18 +66,18 @@ class Explanation:
 
     @property
     def stages(self) -> dict[str, Graph]:
-        """The graph as imported and behind each stage."""
+        """Return the graph after the import and after each stage."""
         return {IMPORT: self.before} | {p.stage: p.graph for p in self.passes}
 
     def graph_after(self, label: str) -> Graph:
-        """The graph behind a pass or a stage."""
+        """Return the graph after a pass or a stage."""
         found = {p.label: p.graph for p in self.passes} | self.stages
         if label not in found:
             raise _unknown("no such pass", label, found)
         return found[label]
 
     def rules_of(self, name: str) -> list[RuleRecord]:
-        """The rule of this name, or the rules of the pass of this name."""
+        """Return the rule of this name, or the rules of the pass of this name."""
         if name in self.rules:
             return [self.rules[name]]
         labels = {p.label for p in self.passes if name in (p.name, p.label)}
@@ -87,7 +87,7 @@ class Explanation:
 
 
 def check_names(options: PassOptions, rule: str | None = None, after: str | None = None) -> None:
-    """Refuses a rule or a pass that there will be nothing to say of, before anything runs."""
+    """Refuse unknown rules and passes before anything runs."""
     rules: dict[str, RuleRecord] = {}
     labels: dict[str, None] = {}
     count: Counter[str] = Counter()
@@ -103,7 +103,7 @@ def check_names(options: PassOptions, rule: str | None = None, after: str | None
 
 
 def _unknown(problem: str, given: str, known: Collection[str]) -> ConfigError:
-    """What is meant, if that can be guessed; else everything that there is."""
+    """Suggest a name that looks like the given one, or list all names."""
     guess = did_you_mean([given], known)
     if guess is not None:
         return ConfigError(f"{problem}: {guess}", given=given)
@@ -112,7 +112,7 @@ def _unknown(problem: str, given: str, known: Collection[str]) -> ConfigError:
 
 
 def _label(step: Pass, count: Counter[str]) -> str:
-    """The name of a pass, with a number where it has run before."""
+    """Return the name of a pass, with a number if it has run before."""
     count[step.name] += 1
     return step.name if count[step.name] == 1 else f"{step.name}:{count[step.name]}"
 
@@ -120,7 +120,7 @@ def _label(step: Pass, count: Counter[str]) -> str:
 def explain_model(
     request: RunRequest, options: PassOptions, note: Notes, *, launches: bool = False
 ) -> Explanation:
-    """Optimises a model and keeps what every pass and rule did.
+    """Optimise a model and record every pass and rule.
 
     launches: tells too how what comes out is launched, which takes a while for large models.
     """
@@ -137,7 +137,7 @@ def explain_model(
 
 
 def explain_graph(graph: Graph, target: str, cost: CostModel, options: PassOptions) -> Explanation:
-    """Optimises a graph and keeps what every pass and rule did."""
+    """Optimise a graph and record every pass and rule."""
     environment = Environment(cost, Trace())
     rules: dict[str, RuleRecord] = {}
     records: list[PassRecord] = []
@@ -162,7 +162,7 @@ def explain_graph(graph: Graph, target: str, cost: CostModel, options: PassOptio
 
 
 def _register(rules: dict[str, RuleRecord], step: Pass) -> None:
-    """Makes a record for everything that a pass may do."""
+    """Add a record for every rule of a pass."""
     if isinstance(step, RulePass):
         for rule in step.rules:
             rules.setdefault(rule.name, RuleRecord(rule.name, rule.equation, rule.exact))
@@ -186,5 +186,5 @@ def _purpose(step: Pass) -> str:
 
 
 def op_counts(graph: Graph) -> Counter[str]:
-    """How many values compute something, by op, sub-graphs included."""
+    """Count the values that compute something by op, with sub-graphs."""
     return Counter(v.op.name for v in all_values(graph) if not isinstance(v.op, STRUCTURE))

@@ -1,4 +1,4 @@
-"""Where the time of a run goes on a GPU: what `monograph profile --target gpu` does."""
+"""The command `monograph profile` on a GPU: the time of every step."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ class GpuProfile(Timed):
     device: str
     precision: str
     launches: tuple[tuple[int, str], ...]
-    """Of each launch, the number of its step and the name of its kernel."""
+    """The step number and the kernel name of each launch."""
     gaps: tuple[float, ...]
-    """Seconds that the device idles before each step."""
+    """The idle seconds of the device before each step."""
     graph_seconds: float | None
-    """A run as a graph of the same launches, where one can be made."""
+    """The seconds of a run as one graph; None if there is no graph."""
     stamps: Array
     """Nanoseconds [run, launch, begin or end] from the beginning of each run."""
 
@@ -59,7 +59,7 @@ class GpuProfile(Timed):
 
     @property
     def typical(self) -> Array:
-        """The stamps of the run whose time is the median."""
+        """Return the stamps of the run with the median time."""
         ends = self.stamps[:, :, 1].max(axis=1, initial=0)
         chosen: Array = self.stamps[np.argsort(ends, kind="stable")[(len(ends) - 1) // 2]]
         return chosen
@@ -71,7 +71,7 @@ class GpuProfile(Timed):
 def profile_on_gpu(
     request: RunRequest, note: Notes, *, runs: int = 30, warm_ups: int = 3
 ) -> GpuProfile:
-    """Times every launch of a model on the device of the request's target."""
+    """Time every launch of a model on a device."""
     session = request.load()  # says what is missing, before anything imports torch
     from monograph.runtime.gpu import profiling
     from monograph.runtime.gpu.target import GpuBackend
@@ -114,7 +114,7 @@ def profile_on_gpu(
 
 
 def _graph_seconds(executable: GpuExecutable, ports: Any, capture: str) -> float | None:
-    """A whole run as one graph, beside the steps; none is made with capture off."""
+    """Return the seconds of a whole run as one graph; None with `capture="off"`."""
     from monograph.runtime.gpu import profiling
 
     found = None if capture == "off" else profiling.time_graph(executable, ports)
@@ -134,7 +134,7 @@ def _float_types() -> tuple[Any, ...]:
 
 
 def _kernel_name(bound: Any) -> str:
-    """What a profiler of the device's maker would call it."""
+    """Return the name of a kernel, as the vendor's profiler shows it."""
     from monograph.codegen.triton.module.kernel import Call, Launch
     from monograph.runtime.gpu.build.build import named
 
@@ -144,7 +144,7 @@ def _kernel_name(bound: Any) -> str:
 
 
 def _steps(executable: GpuExecutable, stamps: Array) -> tuple[StepTime, ...]:
-    """The steps of the program, each with the time of its launches."""
+    """Return the steps of the program with the times of their launches."""
     taken = np.median(stamps[..., 1] - stamps[..., 0], axis=0) / 1e9
     positions = np.array([b.position for b in executable.module.works], int)
     found = []
@@ -189,7 +189,7 @@ def _step_json(found: GpuProfile, timed: StepTime) -> dict[str, Any]:
 
 
 def show_profile(out: Console, found: GpuProfile, top: int) -> None:
-    """The slowest steps, the kinds, and the run as a whole."""
+    """Print the slowest steps, the kinds and a summary."""
     slowest = sorted(found.steps, key=lambda s: -s.seconds)
     shown = slowest[:top] if top else list(found.steps)
     title = f"{len(found.steps)} steps in {found.precision} on {escape(found.device)}"
@@ -238,7 +238,7 @@ def _show_summary(out: Console, found: GpuProfile) -> None:
 
 
 def trace_events(path: str, found: GpuProfile) -> list[dict[str, Any]]:
-    """The run of median time as Chrome events: launches in a row, the steps they belong to."""
+    """Return the run with the median time as Chrome events, one per launch."""
     from monograph.report.render.trace import block, metadata
 
     events = [metadata("process_name", 0, path), metadata("thread_name", 0, found.device)]

@@ -21,16 +21,16 @@ from monograph.runtime.inputs.inputs import as_dtype
 INPUT_PREFIX, OUTPUT_PREFIX = "in:", "out:"
 MAGIC, ZIP_MAGIC = b"\x93NUMPY", b"PK"
 _ELEMENT = re.compile(r"(\[[^\]]*\])+\Z")
-"""The end of a key that holds one element of a sequence or a map."""
+"""The end of a key for one element of a sequence or map."""
 
 
 def read_array(path: Path) -> Array:
-    """An array from a .npy file; nothing in it is executed."""
+    """Read an array from a .npy file, without executing anything in it."""
     with _refusing(path, "a .npy array"):
         array = np.load(path, allow_pickle=False)
     if not isinstance(array, np.ndarray):
         raise FeedError(
-            "an .npz archive was given where a single array is needed",
+            "an input file must be a .npy array, not an .npz archive",
             given=str(path),
             hint="use --inputs FILE.npz",
         )
@@ -38,21 +38,23 @@ def read_array(path: Path) -> Array:
 
 
 def read_archive(path: Path) -> dict[str, Array]:
-    """The arrays of an .npz file by key; nothing in it is executed."""
+    """Read the arrays of an .npz file by key, without executing anything in it."""
     with _refusing(path, "an .npz archive"):
         archive = np.load(path, allow_pickle=False)
         if isinstance(archive, np.ndarray):
-            raise FeedError("a single array was given where an .npz is needed", given=str(path))
+            raise FeedError(
+                "an input archive must be an .npz file, not a .npy array", given=str(path)
+            )
         with archive:
             _check_size(path, sum(member.file_size for member in archive.zip.infolist()))
             return {name: archive[name] for name in archive.files}
 
 
 def _check_size(path: Path, nbytes: int) -> None:
-    """Refuses an archive that is small on the disk and not in memory."""
+    """Refuse an archive that is small on disk and too large in memory."""
     if nbytes > (limit := machine_memory() // 2):
         raise FeedError(
-            "the file holds more than this machine can",
+            "the arrays of the file must fit into half of the memory",
             expected=f"at most {limit:,} bytes",
             given=f"{path}: {nbytes:,} bytes",
         )
@@ -60,7 +62,7 @@ def _check_size(path: Path, nbytes: int) -> None:
 
 @contextmanager
 def _refusing(path: Path, what: str) -> Iterator[None]:
-    """Says what is wrong with a file in place of numpy, which advises to unpickle it."""
+    """Replace errors of numpy, which advise to unpickle a file."""
     try:
         yield
     except OSError as e:
@@ -84,9 +86,9 @@ def _refusing(path: Path, what: str) -> Iterator[None]:
 def split_archive(
     arrays: Mapping[str, Array], inputs: Sequence[Port], outputs: Sequence[Port]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The inputs and outputs of a model in an archive, keyed in:NAME and out:NAME, or NAME.
+    """Return the inputs and outputs in an archive, with keys in:NAME and out:NAME, or NAME.
 
-    A key that is none of these is an error: a misspelt one would go unnoticed otherwise.
+    Any other key is an error, because it may be misspelt.
     """
     _check_keys(arrays, inputs, outputs)
     feeds = {p.name: x for p in inputs if (x := _take(arrays, INPUT_PREFIX, p)) is not None}
@@ -120,11 +122,13 @@ def _take(arrays: Mapping[str, Array], prefix: str, port: Port) -> Any:
 
 
 def _elements(arrays: Mapping[str, Array], key: str) -> list[Array]:
-    """The elements of a sequence, of which none may be missing."""
+    """Return the elements of a sequence; none may be missing."""
     given = [name for name in arrays if name.startswith(f"{key}[")]
     expected = [f"{key}[{i}]" for i in range(len(given))]
     if sorted(given) != sorted(expected):
         raise FeedError(
-            "the elements of a sequence are not numbered on", expected=expected, given=given
+            "the elements of a sequence must be numbered from 0 without gaps",
+            expected=expected,
+            given=given,
         )
     return [arrays[name] for name in expected]

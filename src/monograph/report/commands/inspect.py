@@ -1,4 +1,4 @@
-"""What is in a model: inputs, outputs, ops, weights, open dimensions, and what is unsupported."""
+"""The command `monograph inspect`: the content of a model, and its unsupported ops."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from monograph.session import ModelSource
 
 @dataclass(frozen=True)
 class Described:
-    """An input or output, as far as the file and the import tell."""
+    """An input or output, as far as the file and the import determine it."""
 
     name: str
     dtype: str
@@ -35,7 +35,7 @@ class Described:
 
 @dataclass(frozen=True)
 class WeightSummary:
-    """Constants of one element type: how many tensors, elements and bytes in the file."""
+    """The constants of one element type in the file: tensors, elements and bytes."""
 
     dtype: str
     tensors: int
@@ -56,18 +56,18 @@ class Inspection:
     nodes: int
     functions: int
     ops: dict[str, int]
-    """ONNX ops, those of sub-graphs and functions included."""
+    """ONNX ops, with those of sub-graphs and functions."""
     canonical: dict[str, int] | None
-    """Ops of the imported graph; None where it could not be imported."""
+    """Ops of the imported graph; None if the import fails."""
     weights: tuple[WeightSummary, ...]
     dimensions: dict[str, list[str]]
     """Open dimensions and the inputs that have them."""
     random: list[str]
     host: dict[str, str]
-    """Canonical ops that the CPU target leaves to the host, and why."""
+    """Canonical ops that run on the host on the CPU target, with the reason."""
     missing: tuple[MissingOp, ...]
     problem: MonographError | None
-    """Why the model cannot be imported; None when it can."""
+    """The reason why the import fails; None if it does not."""
 
     @property
     def parameters(self) -> int:
@@ -83,7 +83,7 @@ class Inspection:
 
 
 def inspect_model(source: ModelSource) -> Inspection:
-    """Describes a model. One with unsupported ops is described too; an unreadable one is not."""
+    """Describe a model, also one with unsupported ops."""
     model = read_model(source)
     proto = model.proto
     missing = tuple(missing_ops(model))
@@ -161,7 +161,7 @@ def _onnx_name(node: onnx.NodeProto) -> str:
 
 
 def _histogram(names: Iterator[str] | Any) -> dict[str, int]:
-    """Counts, the most frequent first and equal ones by name."""
+    """Count names; order by count, then by name."""
     counted = Counter(names)
     return dict(sorted(counted.items(), key=lambda item: (-item[1], item[0])))
 
@@ -180,7 +180,7 @@ def _open_dimensions(ports: tuple[Described, ...]) -> dict[str, list[str]]:
 
 
 def _weights(proto: onnx.ModelProto) -> tuple[WeightSummary, ...]:
-    """Every constant of the file: initialisers and the tensors in attributes, by element type."""
+    """Sum up all initialisers and tensor attributes by element type."""
     counts: dict[str, list[int]] = {}
     for tensor in _tensors(proto):
         dtype = from_onnx(tensor.data_type)

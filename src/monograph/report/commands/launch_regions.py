@@ -28,19 +28,19 @@ if TYPE_CHECKING:
     from monograph.codegen.triton.module.kernel import Work
 
 DEFAULT_ARCH = ("cuda", "sm_90")
-"""Whose kernels are counted where the target names no architecture."""
+"""The architecture whose kernels are counted if the target names none."""
 
 
 @dataclass(frozen=True)
 class Launching:
-    """The program that a model begins with, and its launches."""
+    """The first program of a model, and its launches."""
 
     target: str
     program: Program
     kernels: dict[int, int]
-    """By step; with the kernels that are chosen where none is measured."""
+    """The number of kernels by step, for the default kernels."""
     ends: tuple[str, ...] = ()
-    """Why there are further programs."""
+    """The reasons for further programs."""
 
     @property
     def text(self) -> str:
@@ -59,7 +59,7 @@ class Launching:
 
 
 def launching_of_model(request: RunRequest, note: Notes) -> Launching:
-    """How a model is launched on the request's target, for the sizes of its inputs."""
+    """Return the launches of a model on the request's target, for the sizes of its inputs."""
     config = make_config(target=request.target, **request.options)
     session = replace(request, target="reference", options={}).load()
     made = request.inputs(session, about_sizes(note))
@@ -68,7 +68,7 @@ def launching_of_model(request: RunRequest, note: Notes) -> Launching:
 
 
 def try_launching(request: RunRequest, note: Notes) -> Launching | MonographError:
-    """The same, or why it cannot be told: often sizes that were guessed do not fit the model."""
+    """Return the launches, or the error if they are unknown: assumed sizes may not fit."""
     try:
         return launching_of_model(request, note)
     except (ConfigError, FeedError) as e:
@@ -80,7 +80,7 @@ def try_launching(request: RunRequest, note: Notes) -> Launching | MonographErro
 
 
 def launching_of(graph: Graph, target: str) -> Launching:
-    """How an optimised graph of known shapes is launched on a target."""
+    """Return the launches of an optimised graph with known shapes on a target."""
     return _on_gpu(graph, target) if target.startswith("gpu") else _on_cpu(graph, target)
 
 
@@ -116,7 +116,7 @@ def _on_gpu(graph: Graph, target: str) -> Launching:
 
 
 def _works(program: Program, step: Step, arch: Any) -> Sequence[Work] | None:
-    """What a step becomes by default; None where no kernel computes it."""
+    """Return the default works of a step; None if no kernel computes it."""
     from monograph.codegen.triton.control.subprograms import host_reason as on_host
     from monograph.codegen.triton.module import select
     from monograph.codegen.triton.module.kernel import GpuContext
@@ -127,7 +127,7 @@ def _works(program: Program, step: Step, arch: Any) -> Sequence[Work] | None:
 
 
 def _kernels(works: Sequence[Work] | None) -> int:
-    """Kernels of a step, those inside branches and loops counted once."""
+    """Count the kernels of a step; kernels inside branches and loops count once."""
     return 1 if works is None else sum(map(_count, works))  # compiling it says what is wrong
 
 
@@ -137,7 +137,7 @@ def _count(work: Work) -> int:
 
 
 def _ends(parts: StageSplit | None) -> tuple[str, ...]:
-    """Why the host comes in when a program has run, with the ops that make it so."""
+    """Return the reasons why the host continues after a program, with the ops."""
     where = () if parts is None else stops(parts)
     if parts is None or not where:
         return ()
@@ -177,15 +177,15 @@ def launching_json(found: Launching | MonographError) -> dict[str, Any]:
 def show_told(
     out: Console, found: Launching | MonographError, target: str | None, note: Notes
 ) -> None:
-    """The launches, or a note on why they cannot be told."""
+    """Print the launches, or a note if they are unknown."""
     if isinstance(found, MonographError):
-        note(f"launches on {target} cannot be told: {found}")
+        note(f"launches on {target} are unknown: {found}")
     else:
         show_launching(out, found)
 
 
 def show_launching(out: Console, found: Launching) -> None:
-    """One line where there is one region; else a table of what comes one after the other."""
+    """Print one line; with host steps also a table of all launches."""
     out.print(escape(f"launches on {found.target}: {found.text}"), highlight=False)
     if not found.host:
         return

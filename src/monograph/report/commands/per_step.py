@@ -1,4 +1,4 @@
-"""Compares every step of a target with the reference: what `monograph verify --per-step` does."""
+"""The command `monograph verify --per-step`: compare every step with the reference."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ from monograph.runtime.numerics.stepwise import StepCheck
 
 HOW = "every step is a launch of its own here; a normal run is one launch"
 SHOWN = 20
-"""Steps in the table, the worst; all of them are in the JSON."""
+"""The number of steps in the table; the JSON holds all."""
 
 
 @dataclass(frozen=True)
 class PerStep:
-    """What was found of every step, and of the outputs."""
+    """The results of all steps and of the outputs."""
 
     steps: StepsChecked
     outputs: VerifyResult
-    """The model in one launch against the reference, as without --per-step."""
+    """The outputs of one launch, compared with the reference."""
     passes: PassesChecked | None = None
-    """What was found of the passes, where every step is right and outputs differ."""
+    """The result of the passes, if every step is right and outputs differ."""
 
     @property
     def checks(self) -> tuple[StepCheck, ...]:
@@ -82,7 +82,7 @@ def verify_steps(
     any_order: Collection[str] = (),
     only: Collection[str] = (),
 ) -> PerStep:
-    """Runs a model step by step on the target, and each step by the reference beside it."""
+    """Run a model step by step on the target, and every step by the reference."""
     session = request.load()
     if session.config.target != "cpu":
         raise ConfigError(
@@ -101,7 +101,7 @@ def verify_steps(
 
 
 def left_out(found: PerStep) -> list[str]:
-    """What was not compared, or not by itself, in words."""
+    """Describe the steps that were not compared, or not on their own."""
     lines = []
     reasons: dict[str, list[StepCheck]] = {}
     for check in found.checks:
@@ -157,7 +157,7 @@ def _step_json(check: StepCheck) -> dict[str, Any]:
 
 
 def show_per_step(out: Console, found: PerStep) -> None:
-    """The worst steps, the first wrong one in full, and the outputs."""
+    """Print the worst steps, the outputs, and the first wrong step in full."""
     worst = sorted(found.checks, key=lambda c: (c.ok, -c.used))
     wrong = sum(not c.ok for c in found.checks)
     shown = worst[: max(SHOWN, wrong)]
@@ -218,7 +218,7 @@ def _row(check: StepCheck) -> tuple[str, ...]:
 
 
 def _figures(differences: tuple[Difference, ...], with_allowed: bool = False) -> tuple[str, ...]:
-    """The error of the worst result, what is allowed, and the share of that which is used."""
+    """Return the error of the worst result, the tolerance, and the used share of it."""
     if not differences:
         return ("-",) * (3 if with_allowed else 2)
     d = max(differences, key=lambda d: (not d.ok, d.used))

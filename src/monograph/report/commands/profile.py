@@ -1,4 +1,4 @@
-"""Where the time of a run goes, step by step: what `monograph profile` does."""
+"""The command `monograph profile` on the CPU: the time of every step."""
 
 from __future__ import annotations
 
@@ -29,43 +29,43 @@ HOW = "a profile runs its own native code, which reads a clock around every step
 
 @dataclass(frozen=True)
 class StepTime:
-    """What one step takes; medians over runs."""
+    """The times of one step; medians over runs."""
 
     number: int
-    """Which step of the run it is; of a model that is one program, which of the program."""
+    """The position of the step in the run."""
     step: Step
     native: bool
     seconds: float
     busy: tuple[float, ...]
-    """Seconds that each thread computes; what is left of `seconds`, it waits."""
+    """The seconds that each thread computes; it waits for the rest of `seconds`."""
     work: Work
 
     @property
     def waiting(self) -> float:
-        """The share of all threads' time that they spend on each other, or idle."""
+        """The share of time in which threads wait."""
         if self.seconds <= 0:
             return 0.0
         return max(0.0, 1.0 - sum(self.busy) / (len(self.busy) * self.seconds))
 
     @property
     def imbalance(self) -> float:
-        """How much longer the busiest thread computes than the average one; 1 is even."""
+        """The time of the busiest thread divided by the average; 1 means balanced."""
         average = sum(self.busy) / len(self.busy)
         return max(self.busy) / average if average else 1.0
 
 
 @dataclass(frozen=True)
 class StepRecorder:
-    """When one run began and ended, and when each thread began and ended each step, in ns."""
+    """The begin and end of one run, and of each step on each thread, in ns."""
 
     begin: int
     end: int
     parts: tuple[TimedRun, ...]
-    """The programs that the run is made of: one, where data decide no shapes."""
+    """The programs of the run; one if data decide no shapes."""
 
     @property
     def stamps(self) -> Array:
-        """[thread, step, begin or end] of all programs. Threads that one does not use, idle."""
+        """Return [thread, step, begin or end] of all programs; unused threads idle."""
         threads = max(p.stamps.shape[0] for p in self.parts)
         found = []
         for part in self.parts:
@@ -77,7 +77,7 @@ class StepRecorder:
 
 @dataclass(frozen=True)
 class Timed:
-    """The steps of a model with their times, and what the machine could do at most."""
+    """The steps of a model with their times, and the peaks of the machine."""
 
     steps: tuple[StepTime, ...]
     peaks: Peaks
@@ -90,7 +90,7 @@ class Timed:
         return seconds / self.step_seconds if self.step_seconds else 0.0
 
     def floor(self, work: Work) -> float:
-        """The least seconds that this machine needs for some work."""
+        """Return the shortest possible time for some work, in seconds."""
         return max(
             work.flops / self.peaks.flops_per_second, work.bytes / self.peaks.bytes_per_second
         )
@@ -102,16 +102,16 @@ class Profile(Timed):
 
     threads: int
     run_seconds: float
-    """The median run, from the call to its return."""
+    """The median time of a run, from call to return."""
     outside_seconds: float
-    """What of a run is in no step: Python, the launch, memory for the outputs."""
+    """The time outside of steps: Python, the launch, memory for outputs."""
     recordings: tuple[StepRecorder, ...]
     allowed: int = 0
-    """Threads that it might have used; a small program is not worth them."""
+    """The number of allowed threads; a small program uses fewer."""
 
     @property
     def typical(self) -> StepRecorder:
-        """The run whose time is the median."""
+        """Return the run with the median time."""
         ordered = sorted(self.recordings, key=lambda r: r.end - r.begin)
         return ordered[(len(ordered) - 1) // 2]
 
@@ -135,7 +135,7 @@ def profile_model(
     warm_ups: int = 3,
     threads: int | None = None,
 ) -> Profile:
-    """Runs a model some times in code that reads the clock around every step."""
+    """Run a model several times in code that reads a clock around every step."""
     session = request.load(threads=threads)
     made = request.inputs(session, note)
     feeds = made.feeds
@@ -169,7 +169,7 @@ def profile_model(
 
 
 def _timed(parts: Sequence[TimedRun], stamps: Array, times: Array) -> tuple[StepTime, ...]:
-    """The steps of all programs of a run, from the stamps of several."""
+    """Return the steps of all programs of a run, from the stamps of several runs."""
     seconds = np.median(times, axis=0) / 1e9
     busy = np.median(stamps[..., 1] - stamps[..., 0], axis=0) / 1e9
     host = {s for p in parts for s in p.module.segments if isinstance(s, Step)}
@@ -188,7 +188,7 @@ def _timed(parts: Sequence[TimedRun], stamps: Array, times: Array) -> tuple[Step
 
 
 def _starts(module: Module) -> list[bool]:
-    """Of each step, whether a call from Python comes before it and not another step."""
+    """Mark the steps that follow a call from Python, not another step."""
     flags: list[bool] = []
     for segment in module.segments:
         count = len(segment.steps) if isinstance(segment, Segment) else 1
@@ -197,10 +197,10 @@ def _starts(module: Module) -> list[bool]:
 
 
 def step_times(stamps: Array, starts: Array) -> Array:
-    """Nanoseconds [run, step] that steps add to a run, from stamps [run, thread, step, 2].
+    """Return the nanoseconds [run, step] of steps, from stamps [run, thread, step, 2].
 
-    A step lasts from the end of the one before, when the last thread was done with it, to its own
-    end; the first of a launch from its beginning. So the times add up.
+    A step lasts from the end of the step before (on the last thread) to its own end; the first step
+    of a launch lasts from its begin. So the times add up.
     """
     begins = stamps[..., 0].min(axis=1)
     ends = np.maximum.accumulate(stamps[..., 1].max(axis=1), axis=1)
@@ -210,7 +210,7 @@ def step_times(stamps: Array, starts: Array) -> Array:
 
 
 def kinds_of(found: Timed) -> list[KindTime]:
-    """The steps by kind, what takes most time first."""
+    """Return the steps by kind, the slowest kind first."""
     groups: dict[str, list[StepTime]] = {}
     for timed in found.steps:
         groups.setdefault(timed.step.region.kind, []).append(timed)
@@ -277,7 +277,7 @@ def _step_json(found: Profile, timed: StepTime) -> dict[str, Any]:
 
 
 def rates_json(found: Timed, work: Work, seconds: float) -> dict[str, Any]:
-    """Operations and bytes, a second, and the time that they need at least beside that taken."""
+    """Return operations and bytes, their rates, and the share of the peak."""
     return {
         "flops": known(work.flops),
         "bytes": work.bytes,
@@ -288,7 +288,7 @@ def rates_json(found: Timed, work: Work, seconds: float) -> dict[str, Any]:
 
 
 def show_profile(out: Console, found: Profile, top: int) -> None:
-    """The slowest steps, the kinds, and what is left."""
+    """Print the slowest steps, the kinds and a summary."""
     slowest = sorted(found.steps, key=lambda s: -s.seconds)
     shown = slowest[:top] if top else list(found.steps)
     title = f"{count_text(len(found.steps), 'step')} on {count_text(found.threads, 'thread')}"
@@ -352,7 +352,7 @@ def _show_summary(out: Console, found: Profile) -> None:
 
 
 def rates_text(work: Work, seconds: float, floor: float) -> tuple[str, str, str]:
-    """Operations and bytes a second, and the share of the peak; "-" where they are not known."""
+    """Return operations and bytes per second and the share of the peak; "-" if unknown."""
     if math.isnan(work.flops):
         return "-", f"{_ratio(work.bytes, seconds) / 1e9:.1f}", "-"
     return (

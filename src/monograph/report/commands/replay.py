@@ -1,9 +1,8 @@
-"""Runs that are replayed against runs that are not, bit for bit: `monograph verify --replay`.
+"""The command `monograph verify --replay`: compare replayed runs with others, bit for bit.
 
-On a GPU one session launches graphs, the other every kernel by itself (`capture="off"`). On the CPU
-a native function is what a graph is: one that has run before is held to one that has not, in a
-session of its own. Results are looked at only after all runs, so that a later run which writes
-into the results of an earlier one is found as well.
+On a GPU one session replays graphs and another launches every kernel on its own (`capture="off"`).
+On the CPU a native function that has run before is compared with that of a fresh session. Results
+are compared after the last run, which also finds a run that overwrites earlier results.
 """
 
 from __future__ import annotations
@@ -29,13 +28,13 @@ from monograph.session import Session
 
 RANDOM_INPUTS = 8
 OTHER_SIZE = 2
-"""Of open dimensions, in the runs that are of other sizes."""
+"""The size of open dimensions in the runs with other shapes."""
 Feeds = dict[str, Any]
 
 
 @dataclass
 class Case:
-    """Runs that have something in common: where the inputs lie, in which order they come."""
+    """A group of runs with the same kind of inputs."""
 
     name: str
     runs: int = 0
@@ -44,16 +43,16 @@ class Case:
 
 @dataclass(frozen=True)
 class ReplayResult:
-    """What was compared, and what the session that replays has counted."""
+    """The compared runs, and the counters of the session that replays."""
 
     target: str
     against: str
     cases: tuple[Case, ...]
     stats: Mapping[str, Any]
     problems: tuple[str, ...]
-    """Why nothing, or not all, was replayed."""
+    """The reasons why runs were not replayed."""
     left_out: tuple[str, ...] = ()
-    """Cases that there were no runs for, and why."""
+    """The cases without runs, with the reason."""
 
     @property
     def ok(self) -> bool:
@@ -73,7 +72,7 @@ class _Run:
 
 
 def verify_replay(request: RunRequest, note: Notes, inputs: int = RANDOM_INPUTS) -> ReplayResult:
-    """Runs a model on several inputs, replayed and not, and compares all bits."""
+    """Run a model on several inputs, with and without replay, and compare all bits."""
     session = request.load()
     config = session.config
     if config.target == "reference":
@@ -107,7 +106,7 @@ def verify_replay(request: RunRequest, note: Notes, inputs: int = RANDOM_INPUTS)
 
 
 def _random_ops(session: Session, feeds: Feeds) -> bool:
-    """Whether a model draws random numbers; refused where no two sessions draw alike."""
+    """Tell whether a model draws random numbers; refuse one whose sessions draw different ones."""
     drawn = [v.op for v in all_values(session.graph_for(feeds)) if isinstance(v.op, Random)]
     if any(getattr(op, "seed", None) is None for op in drawn):
         raise ConfigError(
@@ -134,9 +133,9 @@ def _runs(
     left_out: list[str],
     inputs: int,
 ) -> Iterator[_Run]:
-    """All runs, one after the other; everything that was fed is kept, so that addresses differ.
+    """Yield all runs in order; all feeds are kept, so that addresses differ.
 
-    left_out: takes the cases that there are no runs for, with the reason.
+    left_out: receives the cases without runs, with the reason.
     """
     every = [_varied(request, session, seed) for seed in range(inputs)]
     place = None if session.gpu is None else session.gpu.place
@@ -177,7 +176,7 @@ def _runs(
 
 
 def _varied(request: RunRequest, session: Session, seed: int) -> Feeds:
-    """Inputs of their own for each seed: given floats are scaled, and integers kept as they are."""
+    """Return inputs for a seed: given floats are scaled, given integers are kept."""
     feeds = replace(request, seed=request.seed + seed).inputs(session, lambda _: None).feeds
     if seed == 0:
         return feeds
@@ -191,7 +190,7 @@ def _varied(request: RunRequest, session: Session, seed: int) -> Feeds:
 
 
 def _resized(request: RunRequest, session: Session) -> Feeds | str:
-    """Inputs whose open dimensions have another size, or why there are none."""
+    """Return inputs with other sizes of open dimensions, or the reason why there are none."""
     made = request.inputs(session, lambda _: None)
     if session.packaged_sizes:
         return "a package has code for its own sizes only"
@@ -202,7 +201,7 @@ def _resized(request: RunRequest, session: Session) -> Feeds | str:
 
 
 def _on_device(feeds: Feeds, place: Any) -> Feeds:
-    """Feeds as tensors on the device, what no tensor holds left as it is."""
+    """Return feeds as tensors on the device; values that no tensor can hold stay as they are."""
     from monograph.ir import from_numpy as type_of
     from monograph.runtime.gpu.tensors import from_numpy, torch_type
 
@@ -220,7 +219,7 @@ def _outputs(session: Session, feeds: Feeds) -> dict[str, Any]:
 
 
 def differing(given: Mapping[str, Any], expected: Mapping[str, Any]) -> list[str]:
-    """The outputs that do not have the same bits, and how many elements of each."""
+    """Return the outputs with different bits, and the number of different elements."""
     left, right = flatten(given), flatten(expected)
     found = [f"{place} is on one side only" for place in left.keys() ^ right.keys()]
     for place in [p for p in left if p in right]:
@@ -266,7 +265,7 @@ COUNTED = ("captures", "replays", "rebinds", "staged_copies", "launches_per_run"
 
 
 def show_replay(out: Console, result: ReplayResult) -> None:
-    """What was compared, and what came of it."""
+    """Print the cases and the verdict."""
     on_gpu = result.target.startswith("gpu")
     what = "replay" if on_gpu else "native code that has run before"
     rows = table(

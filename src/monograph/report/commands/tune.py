@@ -1,4 +1,4 @@
-"""Measures the kernels of a model: what `monograph tune` does."""
+"""The command `monograph tune`: measure the kernels of a model."""
 
 from __future__ import annotations
 
@@ -15,41 +15,41 @@ from monograph.report.render.console import table
 from monograph.runtime.progress import until_ready
 
 LABEL = 60
-"""Characters of a problem that are shown."""
+"""The longest problem in the table, in characters."""
 
 
 @dataclass(frozen=True)
 class TuningChoice:
-    """A problem, and the kernel that was chosen for it."""
+    """A problem and the kernel chosen for it."""
 
     problem: str
     winner: str
     default: str
     us: float
     default_us: float | None
-    """None where the default could not be run."""
+    """None if the default kernel fails."""
     rivals: int
     steps: int
-    """How often the model has the problem."""
+    """The number of steps with this problem."""
 
     @property
     def saved(self) -> float:
-        """Microseconds of a run that the choice saves over the default."""
+        """The microseconds per run that the choice saves."""
         return 0.0 if self.default_us is None else self.steps * (self.default_us - self.us)
 
 
 @dataclass(frozen=True)
 class Tuned:
-    """What was chosen for a model, and what it took."""
+    """The kernels chosen for a model."""
 
     device: str
     cache: Path | None
     choices: tuple[TuningChoice, ...]
     measured: int
-    """Problems that were measured now; the others were known."""
+    """The number of problems that were measured now."""
     seconds: float
     streams: tuple[dict[str, Any], ...] = ()
-    """Whole runs side by side or one after the other: what each took, and which was chosen."""
+    """The time of a whole run on one or more streams, and the choice."""
 
     @property
     def chosen_us(self) -> float:
@@ -73,7 +73,7 @@ class Tuned:
 
 
 def tune_model(request: RunRequest, note: Notes) -> Tuned:
-    """Measures what is not known of a model's kernels yet."""
+    """Measure the kernels of a model that the tuning cache does not hold."""
     _check(request)
     started = time.perf_counter()
     with until_ready(request.progress):
@@ -123,7 +123,7 @@ def _check(request: RunRequest) -> None:
 
 
 def show_tuned(out: Console, model: str, found: Tuned) -> None:
-    """What was chosen, for people: the problems that take longest first."""
+    """Print the choices, the slowest problems first."""
     columns = ("problem", "steps", "chosen", "us", "default", "us", "of")
     rows = table(f"{model} on {found.device}", *columns, right=(1, 3, 5, 6))
     for c in found.choices:

@@ -1,4 +1,4 @@
-"""Explanations of rewrites, as text for people and as JSON for programs."""
+"""Explanations of rewrites as text and as JSON."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from monograph.report.render.tables import seconds_text
 from monograph.rewrite import Fired
 
 PLACES_SHOWN, MISSES_SHOWN = 2, 1
-"""Of each rule, where it is not asked for alone."""
+"""The number of places and misses of each rule in the overview."""
 
 
 def show_explanation(out: Console, path: str, found: Explanation) -> None:
@@ -47,7 +47,7 @@ def show_explanation(out: Console, path: str, found: Explanation) -> None:
 
 
 def show_rules(out: Console, records: Sequence[RuleRecord]) -> None:
-    """Everything about some rules."""
+    """Print everything about some rules."""
     for record in records:
         _show_rule(out, record, len(record.fired), len(record.misses))
         if not record.fired and not record.misses:
@@ -78,7 +78,7 @@ def explanation_json(path: str, found: Explanation) -> dict[str, Any]:
 
 
 def rules_json(name: str, records: Sequence[RuleRecord]) -> dict[str, Any]:
-    """One rule, or the rules of a pass."""
+    """Return one rule, or the rules of a pass, for JSON."""
     if [r.name for r in records] == [name]:
         return rule_json(records[0])
     return {"pass": name, "rules": [rule_json(r) for r in records]}
@@ -98,7 +98,7 @@ def rule_json(record: RuleRecord) -> dict[str, Any]:
 
 
 def fired_json(done: Fired) -> dict[str, Any]:
-    """A rewrite, with the ONNX nodes behind it."""
+    """Return a rewrite and its ONNX nodes for JSON."""
     return {"nodes": _nodes(done.origin), "before": done.before, "after": done.after}
 
 

@@ -1,4 +1,4 @@
-"""The place where a target goes wrong, as text for people and as JSON for programs."""
+"""Wrong passes and wrong steps as text and as JSON."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from monograph.runtime.numerics.stepwise import StepCheck
 
 
 def place_text(steps: StepsChecked | None, passes: PassesChecked | None) -> str | None:
-    """The place where the target stops computing what the model says; None where it does not."""
+    """Return the pass or step that is wrong as text; None if none is."""
     if passes is not None and passes.fault is not None:
         return fault_text(passes.fault.fault)
     if steps is None:
@@ -34,13 +34,13 @@ def place_text(steps: StepsChecked | None, passes: PassesChecked | None) -> str 
 
 
 def fault_text(fault: BrokenPass) -> str:
-    """A wrong pass in one line."""
+    """Return a wrong pass in one line."""
     rule = "" if fault.rewrite is None else f", rule {fault.rewrite.rule}"
     return f"pass {fault.step} of stage {fault.stage}{rule}"
 
 
 def show_fault(out: Console, fault: BrokenPass) -> None:
-    """A wrong pass, the rewrite in it, and the output that shows it."""
+    """Print a wrong pass, its wrong rewrite and the output that differs."""
     out.print(f"[red]pass {fault.step} of stage {fault.stage} is wrong[/red]")
     done = fault.rewrite
     if done is not None:
@@ -55,7 +55,7 @@ def show_fault(out: Console, fault: BrokenPass) -> None:
 
 
 def show_step(out: Console, check: StepCheck) -> None:
-    """A wrong step, its worst element, and the ONNX nodes behind it."""
+    """Print a wrong step, its worst element and its ONNX nodes."""
     step = check.step
     out.print(f"  [red]step {check.number}: {step.region.kind}[/red] -> {escape(made_text(step))}")
     for d in check.own:
@@ -70,7 +70,7 @@ def show_step(out: Console, check: StepCheck) -> None:
 
 
 def show_bisection(out: Console, result: BisectResult) -> None:
-    """The wrong pass; where all are right, the wrong step of compiled code."""
+    """Print the wrong pass; if all are right, the wrong step of compiled code."""
     passes = result.passes
     if passes.fault is not None:
         show_fault(out, passes.fault.fault)
@@ -111,7 +111,7 @@ def bisection_json(path: str, result: BisectResult) -> dict[str, Any]:
 
 
 def fault_json(error: PassError | None) -> dict[str, Any] | None:
-    """A wrong pass, and the rewrite in it; None where there is none."""
+    """Return a wrong pass and its rewrite for JSON; None if there is none."""
     if error is None:
         return None
     fault = error.fault

@@ -1,4 +1,4 @@
-"""ONNX nodes and types as they fit into a table."""
+"""Short texts of ONNX nodes and types for tables."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from monograph.program.program import Step
 
 WIDTH = 60
-"""Columns that a list of nodes may take; of a name that is longer, the end tells more."""
+"""The largest width of a list of nodes; a longer name keeps its end."""
 
 
 def nodes_text(nodes: Sequence[str], width: int = WIDTH) -> str:
-    """The first nodes, and how many more there are. Names lose the folder that all share."""
+    """Return the first nodes and the number of others; names lose the folder that all share."""
     if not nodes:
         return "-"
     short = [nodes[0], *(_without(name, nodes[0]) for name in nodes[1:])]
@@ -25,7 +25,7 @@ def nodes_text(nodes: Sequence[str], width: int = WIDTH) -> str:
 
 
 def _without(name: str, first: str) -> str:
-    """A name without the folders that it shares with the first one."""
+    """Return a name without the folders that it shares with the first one."""
     pieces, other = name.split("/"), first.split("/")
     same = 0
     while same < min(len(pieces), len(other)) - 1 and pieces[same] == other[same]:
@@ -39,5 +39,5 @@ def _ending(name: str, width: int) -> str:
 
 
 def made_text(step: Step) -> str:
-    """The types of what a step makes."""
+    """Return the types of a step's results."""
     return ", ".join(str(v.type) for v in step.region.outputs)

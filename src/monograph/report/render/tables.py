@@ -1,4 +1,4 @@
-"""Inspections and results as tables for people and as JSON for programs."""
+"""Inspections, runs and comparisons as tables and as JSON."""
 
 from __future__ import annotations
 
@@ -182,7 +182,7 @@ def run_json(path: str, result: RunResult) -> dict[str, Any]:
 
 
 def _inputs_json(result: RunResult | VerifyResult) -> dict[str, Any]:
-    """What was assumed of the inputs."""
+    """Return the seed, the random inputs and the assumed sizes."""
     return {
         "seed": result.seed,
         "random_inputs": result.inputs.random,
@@ -224,7 +224,7 @@ def difference_json(d: Difference) -> dict[str, Any]:
 
 
 def plain(value: Any) -> Any:
-    """A value as JSON has it; numbers that JSON lacks become text ("nan", "inf", "-inf")."""
+    """Return a value for JSON; "nan", "inf" and "-inf" become text."""
     if isinstance(value, Mapping):
         return {str(k): plain(v) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
@@ -260,7 +260,7 @@ def _histogram(title: str, counts: dict[str, int]) -> Rows:
 
 
 def _summary(item: tuple[OutputPath, Any]) -> dict[str, Any]:
-    """Name, dtype, shape and the statistics of an output's finite elements."""
+    """Return name, dtype, shape and statistics of the finite elements of an output."""
     place, value = item
     row: dict[str, Any] = {"name": str(place), "dtype": "none", "shape": None}
     row |= {"min": None, "mean": None, "max": None, "non_finite": 0}
@@ -301,13 +301,13 @@ def _number(x: Any) -> str:
 
 
 def _first_run(side: str, seconds: float) -> str:
-    """Compiled code is made, or loaded, in the run that is timed: no figure to compare."""
+    """Return the time of a side; that of a compiled target includes compilation or loading."""
     prepared = side.partition(":")[0] in ("cpu", "gpu")
     return f"{side} {seconds_text(seconds)}{', preparation included' if prepared else ''}"
 
 
 def count_text(count: int, name: str) -> str:
-    """How many there are, as people say it: 1 thread, 2 threads."""
+    """Return a count with its noun: 1 thread, 2 threads."""
     plural = f"{name}es" if name.endswith("ch") else f"{name}s"
     return f"{count} {name if count == 1 else plural}"
 

@@ -20,7 +20,7 @@ NAME_WIDTH = 40
 
 
 def trace_events(path: str, found: Profile) -> list[dict[str, Any]]:
-    """The events of the run of median time, in the order of time; it begins at 0."""
+    """Return the events of the run with the median time, in order; the run begins at 0."""
     run = found.typical
     events = [metadata("process_name", 0, path)]
     for thread in range(found.threads):
@@ -41,13 +41,13 @@ def trace_events(path: str, found: Profile) -> list[dict[str, Any]]:
 
 
 def write_trace(target: Path, path: str, found: Profile) -> None:
-    """Writes the trace as one JSON object."""
+    """Write the trace as one JSON object."""
     other = {"model": path, "target": "cpu", "threads": found.threads}
     write_events(target, trace_events(path, found), other)
 
 
 def write_events(target: Path, events: list[dict[str, Any]], other: dict[str, Any]) -> None:
-    """Writes events as one JSON object, with what else there is to say."""
+    """Write events and facts about the run as one JSON object."""
     content = {"traceEvents": events, "displayTimeUnit": "ns", "otherData": other}
     with replacing_named(target) as file:
         file.write(f"{json.dumps(content)}{os.linesep}".encode())
