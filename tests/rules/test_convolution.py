@@ -23,6 +23,9 @@ RULES = [rules.compose_pointwise]
 class Free:
     """A cost model to which only launches matter: every composition pays."""
 
+    rows_normalised: int = 0
+    decodes: bool = False
+
     def seconds(self, work: Work) -> float:
         return float(work.launches)
 

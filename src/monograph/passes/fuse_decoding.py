@@ -10,7 +10,6 @@ from monograph.ops.control import Loop
 from monograph.ops.decoding import DecodeAttention
 from monograph.ops.loop_donation import state_donated
 from monograph.passes.base import Environment, Pass, joined_origins, substitute
-from monograph.rewrite.cost import decodes
 
 
 @dataclass(frozen=True)
@@ -23,7 +22,7 @@ class FuseDecoding(Pass):
     exact = True
 
     def run(self, graph: Graph, environment: Environment) -> Graph:
-        if not decodes(environment.cost):
+        if not environment.cost.decodes:
             return graph
         return self._fused(self._inside_loops(graph, environment), environment)
 

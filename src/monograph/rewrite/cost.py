@@ -26,17 +26,16 @@ class Work:
 class CostModel(Protocol):
     """An estimate of the time of an amount of work, in seconds."""
 
-    def seconds(self, work: Work) -> float: ...
+    @property
+    def rows_normalised(self) -> int:
+        """The most rows that the kernel of a product normalises itself, at no extra cost."""
 
+    @property
+    def decodes(self) -> bool:
+        """True if one kernel applies rope, updates the caches and computes attention."""
 
-def rows_normalised(cost: CostModel) -> int:
-    """Return the most rows that the target's products normalise themselves; 0 by default."""
-    return int(getattr(cost, "rows_normalised", 0))
-
-
-def decodes(cost: CostModel) -> bool:
-    """Return True if the target runs a decoding step in one kernel; False by default."""
-    return bool(getattr(cost, "decodes", False))
+    def seconds(self, work: Work) -> float:
+        """Return the time of some work."""
 
 
 @dataclass(frozen=True)
@@ -47,9 +46,7 @@ class LinearCost:
     flops_per_second: float
     bytes_per_second: float
     rows_normalised: int = 0
-    """The most rows that the kernel of a product normalises itself, at no extra cost."""
     decodes: bool = False
-    """True if one kernel applies rope, updates the caches and computes attention."""
 
     def seconds(self, work: Work) -> float:
         busy = max(work.flops / self.flops_per_second, work.bytes / self.bytes_per_second)

@@ -15,7 +15,6 @@ from monograph.ops.elementwise import Add, Clip, Div, Max, Mul, Pow, Sqrt, Sub
 from monograph.ops.linear import Dot
 from monograph.ops.reduce import ReduceSum
 from monograph.rewrite import ANY, Context, Reject, Work, rewrite, variables
-from monograph.rewrite.cost import rows_normalised
 from monograph.rules.recognise import core, is_close, product_of, reject_shared, uniform
 from monograph.rules.recognise_softmax import narrowed, unrepeated
 
@@ -45,7 +44,7 @@ def norm_scale_into_dot(
 def _unfit(norm: Value, g: Value, w: Value, root: Value, context: Context) -> Reject | None:
     """Return the reason why a scale stays where it is; None if it may move."""
     assert isinstance(norm.op, RmsNorm)
-    most = rows_normalised(context.cost)
+    most = context.cost.rows_normalised
     if not root.tensor.is_static or not norm.tensor.is_static:
         return Reject("sizes are not known", "static", norm.type)
     rows = math.prod(root.tensor.static[:-1])
