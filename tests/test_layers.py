@@ -152,3 +152,71 @@ def test_a_reach_into_a_private_attribute_is_found() -> None:
         "class A:\n    def _f(self, x: A): return x._f(self._g, torch._C)\ndef f(a): return a._f\n"
     )
     assert private_reaches(SRC / "example.py", text) == ["example.py:3: a._f"]
+
+
+CALL_PATH = ("run", "run_async", "run_full", "try_run", "start", "try_start")
+"""The methods of sessions, executables and fast paths that a run goes through."""
+HELD = {"executable", "target", "gpu", "side", "backend", "cost"}
+"""Names by which code holds an executable or a target."""
+
+
+def classes() -> dict[str, tuple[Path, ast.ClassDef]]:
+    return {
+        node.name: (path, node)
+        for path in FILES
+        for node in ast.parse(path.read_text()).body
+        if isinstance(node, ast.ClassDef)
+    }
+
+
+def implementations(*protocols: str) -> dict[str, tuple[Path, ast.ClassDef]]:
+    """The classes that inherit from a protocol, the protocol included."""
+    known, found = classes(), set(protocols)
+    while more := {
+        name
+        for name, (_, node) in known.items()
+        if name not in found and found & {ast.unparse(b) for b in node.bases}
+    }:
+        found |= more
+    return {name: known[name] for name in found}
+
+
+def test_executables_and_targets_implement_their_protocols() -> None:
+    executables = {"NativeExecutable", "CpuExecutable", "LoadedExecutable", "ComplexExecutable"}
+    executables |= {"StagedExecutable", "ReferenceExecutable", "OfflineExecutable", "TensorStages"}
+    executables |= {"GpuProgram", "GpuExecutable", "LoadedGpuExecutable", "Replay", "Eager"}
+    assert executables <= set(implementations("Executable"))
+    targets = {"ReferenceTarget", "CpuBackend", "GpuBackend", "CrossCompiler"}
+    assert targets <= set(implementations("Target"))
+
+
+def test_no_executable_and_no_target_is_a_proxy() -> None:
+    for name, (path, node) in implementations("Executable", "Target").items():
+        defined = {n.name for n in node.body if isinstance(n, ast.FunctionDef)}
+        hooks = defined & {"__getattr__", "__getattribute__"}
+        assert not hooks, f"{path.relative_to(SRC)}: {name} defines {hooks}"
+
+
+def test_no_code_probes_executables_or_targets() -> None:
+    """A property that differs between them is a member of the protocol."""
+    for path in FILES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(node, ast.Call) or ast.unparse(node.func) not in (
+                "hasattr",
+                "getattr",
+            ):
+                continue
+            given = ast.unparse(node.args[0]).split(".")[-1]
+            where = f"{path.relative_to(SRC)}:{node.lineno}: {ast.unparse(node)}"
+            assert given not in HELD, where
+
+
+def test_the_call_path_is_typed() -> None:
+    """`Any` stands for no more than the data of a model, which has a name of its own."""
+    holders = [*implementations("Executable").values(), *implementations("Calls").values()]
+    holders += [found for name, found in classes().items() if name in ("KnownFeeds", "FastPath")]
+    nodes: list[ast.AST] = [ast.parse((SRC / "calls.py").read_text())]
+    for _, node in holders:
+        nodes += [n for n in node.body if isinstance(n, ast.FunctionDef) and n.name in CALL_PATH]
+    names = [n for top in nodes for n in ast.walk(top) if isinstance(n, ast.Name)]
+    assert sum(n.id == "Any" for n in names) < 10
