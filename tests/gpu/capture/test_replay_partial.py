@@ -24,7 +24,7 @@ from monograph.runtime.gpu.bound_program import GpuProgram
 from monograph.runtime.gpu.capture.capture_policy import Attempts
 from monograph.runtime.gpu.capture.control import BRANCH, REPEAT, ConditionalLaunch, LaunchTree
 from monograph.runtime.gpu.capture.launches import Launches
-from monograph.runtime.gpu.capture.partial_graphs import Stretches
+from monograph.runtime.gpu.capture.partial_graphs import PartialGraphs
 from monograph.runtime.gpu.capture.replay import Replay
 from monograph.runtime.gpu.driver.graphs import GraphError
 from monograph.runtime.gpu.executable import GpuExecutable, compile_for_gpu
@@ -228,13 +228,13 @@ def test_a_part_behind_a_branch_does_not_take_it_again() -> None:
     model = running(driver, [slot("x")], [slot("y")], works, nests)
     graphs, tally = FakeGraphs(driver, conditionals=False, builds=Default.builds), RunCounters()
     counts = tally.of(model)
-    stretches = Stretches(Launches(model, graphs, counts), Attempts("auto", counts, tally))
+    partial = PartialGraphs(Launches(model, graphs, counts), Attempts("auto", counts, tally))
     y = torch.empty(SIZE)
     memory = {"input:x": torch.full((SIZE,), 3.0), "output:y": y}
     memory = {n: t.view(torch.uint8) for n, t in memory.items()}
     for start, stop, names in ((0, 2, ["below", "double"]), (2, 3, ["more"])):
         driver.ran.clear()
-        stretches.launch(start, stop, memory, 0)
+        partial.launch(start, stop, memory, 0)
         driver.drain()
         assert driver.ran == names
     assert y.tolist() == [7] * SIZE

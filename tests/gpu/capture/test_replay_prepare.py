@@ -14,7 +14,7 @@ from monograph.runtime.gpu.bound_program import DeviceFaultText, GpuLayout, GpuP
 from monograph.runtime.gpu.capture.capture_policy import Attempts
 from monograph.runtime.gpu.capture.captured_graph import GraphBuilder
 from monograph.runtime.gpu.capture.launches import Launches
-from monograph.runtime.gpu.capture.partial_graphs import Stretches
+from monograph.runtime.gpu.capture.partial_graphs import PartialGraphs
 from monograph.runtime.gpu.capture.replay import Replay
 from tests.gpu.capture.replay_models import (
     SIZE,
@@ -88,8 +88,8 @@ def test_what_scratch_numbers_do_wrong_is_no_fault_of_the_callers() -> None:
 
 
 @pytest.mark.parametrize("builds", [True, False], ids=["built", "recorded"])
-def test_a_stretch_finds_what_the_one_before_has_left(builds: bool) -> None:
-    """A library's launch writes where an earlier one of the same stretch has still to read."""
+def test_a_partial_graph_finds_what_the_one_before_has_left(builds: bool) -> None:
+    """A library's launch writes where an earlier one of the same graph has still to read."""
     driver = FakeDriver()
     works = [
         (FakeRecord(driver, "plus", plus_one, 2), [port("input:x"), arena()]),
@@ -101,12 +101,12 @@ def test_a_stretch_finds_what_the_one_before_has_left(builds: bool) -> None:
     graphs, tally = FakeGraphs(driver, builds=builds), RunCounters()
     counts = tally.of(model)
     launches = Launches(model, graphs, counts)
-    stretches = Stretches(launches, Attempts("require", counts, tally))
+    partial = PartialGraphs(launches, Attempts("require", counts, tally))
     x, y, z = some(), torch.empty(SIZE), torch.empty(SIZE)
     ports = {"input:x": x, "output:y": y, "output:z": z}
     memory = {n: t.view(torch.uint8) for n, t in ports.items()}
     for start, stop in ((0, 1), (1, 4)):
-        stretches.launch(start, stop, memory, 0)
+        partial.launch(start, stop, memory, 0)
     for found, right in zip((y, z), expected(x), strict=True):
         np.testing.assert_array_equal(found.numpy(), right)
     assert counts.captures == 2

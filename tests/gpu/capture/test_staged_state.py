@@ -18,7 +18,7 @@ from monograph.runtime.gpu.bound_program import GpuProgram
 from monograph.runtime.gpu.capture.capture import Recorder
 from monograph.runtime.gpu.capture.capture_policy import Attempts
 from monograph.runtime.gpu.capture.launches import Launches
-from monograph.runtime.gpu.capture.partial_graphs import MISALIGNED, Stretches, launch_on
+from monograph.runtime.gpu.capture.partial_graphs import MISALIGNED, PartialGraphs, launch_on
 from monograph.runtime.gpu.capture.staging import INSIDE, Staging
 from tests.gpu.capture.replay_models import BYTES, arena, plus_one, port, running, slot
 from tests.gpu.capture.replay_models import SIZE as COUNT
@@ -62,7 +62,7 @@ class Parts:
         self.executable: GpuProgram = make(self.driver)
         self.counts = Counts()
         launches = Launches(self.executable, FakeGraphs(self.driver), self.counts)
-        self._stretches = Stretches(launches, Attempts(AUTO, self.counts, RunCounters()))
+        self._partial = PartialGraphs(launches, Attempts(AUTO, self.counts, RunCounters()))
 
     def launch(self, **ports: torch.Tensor) -> None:
         names = {s.name for s in self.executable.layout.inputs}
@@ -70,7 +70,7 @@ class Parts:
             f"{'input' if n in names else 'output'}:{n}": t.view(torch.uint8)
             for n, t in ports.items()
         }
-        self._stretches.launch(0, len(self.executable.records), memory, 0)
+        self._partial.launch(0, len(self.executable.records), memory, 0)
 
 
 def half(words: list[int]) -> None:

@@ -24,7 +24,7 @@ CONSTANT_BYTES = 1 << 30
 """What the constants of those turns may take together; one turn is kept in any case."""
 
 
-class TurnedLoop:
+class HostLoop:
     """A loop, and the code of those of its turns that were used last."""
 
     def __init__(self, loop: Value, compile_turn: Callable[[Graph], Executable]) -> None:

@@ -28,7 +28,7 @@ from monograph.runtime.counts import Counts, RunCounters, why_staged
 from monograph.runtime.cpu.complex_executable import ComplexExecutable
 from monograph.runtime.cpu.executable import CpuExecutable, compile_lowered
 from monograph.runtime.cpu.launch import fresh
-from monograph.runtime.dynamic.host_loop import TurnedLoop
+from monograph.runtime.dynamic.host_loop import HostLoop
 from monograph.runtime.executable import Executable, Feeds, Outputs
 from monograph.runtime.forking import ForkLock
 from monograph.runtime.outputs import NOTHING, deliver
@@ -133,7 +133,7 @@ class StagedExecutable(Executable):
         self._needed = parts.needed
         self._decisive = set(parts.decisive)
         self._loops = {
-            loop: TurnedLoop(loop, lambda g: compile_stages(compiler.optimise(g), compiler))
+            loop: HostLoop(loop, lambda g: compile_stages(compiler.optimise(g), compiler))
             for loop in parts.host_loops
         }
         waits = set(parts.waiting)

@@ -43,7 +43,7 @@ class PartialProgram:
         self.works: Sequence[Bound] = ()
 
 
-class Stretches:
+class PartialGraphs:
     """The graphs of an executable that is not one launch."""
 
     def __init__(self, launches: Launches, attempts: Attempts) -> None:
@@ -69,10 +69,10 @@ class Stretches:
     def launch(self, start: int, stop: int, ports: Mapping[str, torch.Tensor], stream: int) -> None:
         """Enqueues what lies between two steps of the host."""
         self._launches.order(stream)
-        for span, stretch in self._by_host.items():
+        for span, part in self._by_host.items():
             if start <= span[0] and span[1] <= stop:
                 self._launch(start, span[0], ports, stream)
-                _launch_each(stretch, ports, stream)
+                _launch_each(part, ports, stream)
                 start = span[1]
         self._launch(start, stop, ports, stream)
 
@@ -85,8 +85,8 @@ class Stretches:
         if (start, stop) not in self._seen:
             made = PartialProgram(self._launches.executable, start, stop)
             self._seen[start, stop] = made, GraphBuilder(made, self._launches.graphs, partly=True)
-        stretch, maker = self._seen[start, stop]
-        memory = {n: t for n, t in ports.items() if n in stretch.ports}
+        part, maker = self._seen[start, stop]
+        memory = {n: t for n, t in ports.items() if n in part.ports}
         recorded = self._launches.made.get((start, stop))
         if recorded is None and self._attempts.wanted():
             recorded = self._attempts.attempt(lambda: maker.make(memory))
@@ -95,13 +95,13 @@ class Stretches:
         if recorded is not None:
             launch_on(self._launches, recorded, memory, stream, in_part=True)
             return
-        _launch_each(stretch, ports, stream)
+        _launch_each(part, ports, stream)
 
 
-def _launch_each(stretch: PartialProgram, ports: Mapping[str, torch.Tensor], stream: int) -> None:
-    for port, record, position, offset in stretch.port_arguments:
+def _launch_each(part: PartialProgram, ports: Mapping[str, torch.Tensor], stream: int) -> None:
+    for port, record, position, offset in part.port_arguments:
         record.point(position, ports[port], offset)
-    for record in stretch.records:
+    for record in part.records:
         record.launch(stream)
 
 

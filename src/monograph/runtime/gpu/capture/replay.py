@@ -36,7 +36,7 @@ from monograph.runtime.gpu.capture.conditions import (
 )
 from monograph.runtime.gpu.capture.control import ConditionalLaunch
 from monograph.runtime.gpu.capture.launches import TENSORS, Launches, Mark, enter, not_copied
-from monograph.runtime.gpu.capture.partial_graphs import Stretches, launch_on
+from monograph.runtime.gpu.capture.partial_graphs import PartialGraphs, launch_on
 from monograph.runtime.gpu.capture.replay_fast_path import (
     TryReplay,
     TryReplayReported,
@@ -85,11 +85,11 @@ class Replay(WrappedExecutable):
         self._maker = GraphBuilder(executable, graphs, self._tuner)
         self._arrays = HostRuns(self._launches, self._maker, self._attempts, host, measured, locks)
         self._place = executable.device.place
-        self._stretches: Stretches | None = None
+        self._partial: PartialGraphs | None = None
         if mode != OFF:
-            stretches = Stretches(self._launches, self._attempts)
-            if not executable.whole or stretches.reason:
-                self._stretches = stretches
+            partial = PartialGraphs(self._launches, self._attempts)
+            if not executable.whole or partial.reason:
+                self._partial = partial
         self._replay_tensors: TryReplay = decline
         """A replay on tensors as they are; it declines before there is a graph."""
         self._enqueue_tensors: TryReplay = decline
@@ -108,8 +108,8 @@ class Replay(WrappedExecutable):
     @property
     def launches(self) -> int:
         """Launches of a run by the host."""
-        if self._stretches is not None and self._launches.made:
-            return self._stretches.launches
+        if self._partial is not None and self._launches.made:
+            return self._partial.launches
         return 1 if self._launches.made else self.executable.launches
 
     @property
@@ -140,7 +140,7 @@ class Replay(WrappedExecutable):
     def try_run(self, feeds: Feeds, out: Feeds = NOTHING) -> Outputs | None:
         """Replay on tensors of the device or arrays of the host, if a graph takes them as is."""
         found = self._replay_tensors(feeds, out)
-        if found is None and not out and self._stretches is None:
+        if found is None and not out and self._partial is None:
             return self._arrays.try_replay(feeds)
         return found
 
@@ -189,7 +189,7 @@ class Replay(WrappedExecutable):
         elif (found := self._enqueue_tensors(feeds, out)) is not None:
             reached = self._launches.marked(current).reached
             return Pending(lambda: found, reached, enqueued=found)
-        return None if out or self._stretches else self._arrays.try_start(feeds)
+        return None if out or self._partial else self._arrays.try_start(feeds)
 
     def close(self) -> None:
         """Frees the graphs now."""
@@ -219,8 +219,8 @@ class Replay(WrappedExecutable):
                 return self._from_device(given, out, stream, recording=True)
             self._launches.order(stream)  # before memory is asked for: it may be refused
             sweep(self.graphs)
-            if self._stretches is not None:
-                self._attempts.count_fallback(self._stretches.reason)
+            if self._partial is not None:
+                self._attempts.count_fallback(self._partial.reason)
                 return self._from_device(given, out, stream)
             if any(isinstance(x, torch.Tensor) for x in (*given.values(), *out.values())):
                 return self._from_device(given, out, stream)
@@ -261,13 +261,13 @@ class Replay(WrappedExecutable):
         with self._launches.lock:  # threads count together
             if kinds := self.executable.host_kinds:
                 self._attempts.count_fallback(host_takes_part(kinds))
-            if self._stretches is not None and self._stretches.reason:
-                self._attempts.count_fallback(self._stretches.reason)
-        if self._stretches is None:
+            if self._partial is not None and self._partial.reason:
+                self._attempts.count_fallback(self._partial.reason)
+        if self._partial is None:
             return ready(self.executable.run(feeds, out))
         with self.executable.device.active(), self._launches.lock:
             self._launches.order(self.graphs.current())  # which marks the memory of graphs, too
-            return ready(self.executable.run_parts(feeds, out, self._stretches.launch))
+            return ready(self.executable.run_parts(feeds, out, self._partial.launch))
 
     def _from_device(
         self,
@@ -308,9 +308,9 @@ class Replay(WrappedExecutable):
 
     def _enqueue(self, memory: Memory, stream: int) -> FaultReport | None:
         """One run on some memory: a launch of the graph, of several, or of every kernel."""
-        if self._stretches is not None:
+        if self._partial is not None:
             self._launches.begin(stream)
-            self._stretches.launch(0, len(self.executable.records), memory, stream)
+            self._partial.launch(0, len(self.executable.records), memory, stream)
             self.executable.runs += 1
             return self._launches.noted()
         recorded = self._recorded
