@@ -50,7 +50,7 @@ T = TypeVar("T")
 
 
 class Bindings:
-    """What a session has bound so far. Several threads may ask at once."""
+    """The graphs and executables of a session by input shapes. Several threads may ask at once."""
 
     def __init__(
         self,
@@ -62,13 +62,13 @@ class Bindings:
     ) -> None:
         self.donate = donate
         self.values_decide = False
-        """Whether ranks depend on what small inputs hold, so that shapes alone do not tell."""
+        """True if ranks depend on the values of small inputs, not on shapes alone."""
         self.found = 0
-        """Executables that were found on disk."""
+        """The number of executables that were found on disk."""
         self.gone: Counter[str] = Counter()
-        """What executables had counted that made room for others."""
+        """The counts of executables that were dropped."""
         self.tally: RunCounters | None = None if config.capture == OFF else RunCounters()
-        """What runs have been, of executables that are gone too; None where captures are off."""
+        """The counters of all runs, of dropped executables too; None if captures are off."""
         self.executables: OrderedDict[Key, Executable] = OrderedDict()
         self.graphs: OrderedDict[Key, Graph] = OrderedDict()
         self._source = source
@@ -116,7 +116,7 @@ class Bindings:
 
     @property
     def model(self) -> Model:
-        """The model, read when it is first needed."""
+        """The model; it is read at the first use."""
         with self._lock:
             if self._model is None:
                 self._model = self._read()
@@ -140,14 +140,14 @@ class Bindings:
         return Model(file, self._dims, self.donate)
 
     def bound(self, feeds: dict[str, Any]) -> Graph:
-        """The imported graph with its dimensions bound to the sizes of these feeds."""
+        """Return the imported graph with its dimensions bound to the sizes of these feeds."""
         with self._lock:
             graph = self.model.bound(feeds)
             self.values_decide |= self.model.values_decide
             return graph
 
     def optimised(self, feeds: dict[str, Any]) -> Graph:
-        """The bound graph as the target wants it."""
+        """Return the bound graph after the passes of the target."""
         with self._lock:
             key = self._key(feeds)
             if key not in self.graphs:
@@ -186,25 +186,25 @@ class Bindings:
             return _used(self.executables, key, self._config.max_cached_shapes)
 
     def _count_gone(self) -> None:
-        """Keeps the counts of those that are about to go: a session has run what they ran."""
+        """Keep the counts of executables that are about to be dropped."""
         excess = max(0, len(self.executables) - self._config.max_cached_shapes)
         for e in itertools.islice(self.executables.values(), excess):
             self.gone.update(runs=e.runs, specialisations=e.specialisations, copies=e.copies)
 
     def knows(self, feeds: dict[str, Any]) -> bool:
-        """Whether there is an executable for such feeds, whatever their values."""
+        """Return True if there is an executable for such feeds, whatever their values."""
         with self._lock:
             return not self.values_decide and self._key(feeds) in self.executables
 
     def use_of(self, feeds: dict[str, Any]) -> Callable[[], None]:
-        """What to call whenever the executable of these feeds is used without asking for it here.
+        """Return a function that reports a use of the executable of these feeds.
 
         It raises KeyError where the executable has been dropped.
         """
         return partial(self.executables.move_to_end, self._key(feeds))
 
     def made(self) -> list[Executable]:
-        """The executables that are ready."""
+        """Return the executables that are in memory."""
         with self._lock:
             return list(self.executables.values())
 
@@ -215,7 +215,7 @@ class Bindings:
         return self.target.compiler()
 
     def save(self, path: Path) -> None:
-        """Writes what has been compiled so far into a package."""
+        """Write what has been compiled so far into a package."""
         from monograph.runtime.cache.package import write_package
 
         with self._lock:
@@ -244,7 +244,7 @@ class Bindings:
         return [] if self._package is None else self._package.sizes
 
     def _find(self, feeds: dict[str, Any]) -> Executable | None:
-        """What was compiled for such feeds before, by this process or another."""
+        """Return what was compiled for such feeds before, by this process or another."""
         shapes = self._shapes(feeds)
         store = self._package or self._store
         if store is None or shapes is None:
@@ -259,7 +259,7 @@ class Bindings:
         return self.target.load(artefact, lambda: _compile_again(Bindings(*again), shapes, types))
 
     def _compile(self, feeds: dict[str, Any]) -> Executable:
-        """Compiles for such feeds, and keeps the result on disk where that can be done."""
+        """Compile for such feeds, and keep the result on disk if possible."""
         import_whole(*_COMPILES)
         from monograph.runtime.cpu.executable import CpuExecutable
 
@@ -285,7 +285,7 @@ class Bindings:
             return self.target.compile(self.target.optimise(self.bound(feeds)))
 
     def _key(self, feeds: dict[str, Any]) -> Key:
-        """What a graph is bound to: the shapes of inputs, and their values where they matter."""
+        """Return the key of a graph: the shapes of inputs, and the values that decide ranks."""
         arrays = _arrays(feeds)
         shapes = tuple((name, x.shape) for name, x in arrays.items())
         if not self.values_decide:
@@ -295,7 +295,7 @@ class Bindings:
         return (shapes, tuple(x.tobytes() for x in decisive(arrays).values()))
 
     def _shapes(self, feeds: dict[str, Any]) -> Shapes | None:
-        """The shapes of inputs, where nothing else decides what is compiled for them."""
+        """Return the shapes of inputs; None if values decide what is compiled too."""
         arrays = _arrays(feeds)
         if self.values_decide or len(arrays) != len(feeds):
             return None
@@ -303,7 +303,7 @@ class Bindings:
 
 
 def _parts_of(executable: Executable, values_decide: bool) -> str:
-    """What makes an executable more than one function, in the words of `inspect`."""
+    """Return why an executable is more than one function, in the words of `inspect`."""
     if values_decide:
         return "what inputs hold decides shapes"
     if reason := why_not_one_launch(executable):
@@ -327,7 +327,7 @@ def _open_gpu(
 
 
 def pass_overrides(config: Config) -> dict[str, dict[str, Any]]:
-    """The options of passes that a configuration's target asks for, by pass."""
+    """Return the options of passes that the target of a configuration needs, by pass."""
     overrides: dict[str, dict[str, Any]] = {}
     if config.target != "reference":
         overrides["choose_layout"] = {"layout": "channels_last"}
@@ -337,7 +337,7 @@ def pass_overrides(config: Config) -> dict[str, dict[str, Any]]:
 
 
 def optimise_for(config: Config, graph: Graph, progress: Progress = silent) -> Graph:
-    """A graph of known shapes as a configuration's target wants it."""
+    """Return a graph of known shapes after the passes of the configuration's target."""
     if config.target == "reference" and not config.optimise:
         return graph
     import_whole(*_REWRITES)
@@ -368,7 +368,7 @@ def _arrays(feeds: Mapping[str, Any]) -> dict[str, Array]:
 
 
 def _used(kept: OrderedDict[Key, T], key: Key, limit: int) -> T:
-    """An entry that is used now; those that were not used for longest go."""
+    """Return an entry and mark it as used; drop those that were not used for longest."""
     kept.move_to_end(key)
     while len(kept) > limit:
         kept.popitem(last=False)

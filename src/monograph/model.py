@@ -31,7 +31,7 @@ class Model:
         self._turns: NodeTurns = {}
         self._late: UnknownRankError | None = None
         self.values_decide = False
-        """Whether ranks depend on what small inputs hold, so that shapes alone do not tell."""
+        """True if ranks depend on the values of small inputs, not on shapes alone."""
         self._check_dims()
         self._check_donations()
         try:
@@ -55,12 +55,12 @@ class Model:
 
     @property
     def imported(self) -> bool:
-        """Whether there is such a graph."""
+        """True if there is such a graph."""
         return self._graph is not None
 
     @lazy
     def signature(self) -> ModelSignature:
-        """What the model takes and gives."""
+        """The inputs and outputs of the model."""
         return ModelSignature(
             self._ports(self._graph, "inputs"),
             self._ports(self._graph, "outputs"),
@@ -98,7 +98,7 @@ class Model:
             raise FeedError(f"the feeds do not fit the model:{listed}", given=str(e)) from e
 
     def _takes_other_sizes(self) -> bool:
-        """Whether the model can be imported without the sizes that the caller gave."""
+        """Return True if the model can be imported without the sizes that the caller gave."""
         try:
             import_model(self.file, donate=self._donate)
         except UnknownRankError:
@@ -109,7 +109,7 @@ class Model:
 
     @staticmethod
     def _is_bound(graph: Graph, feeds: Mapping[str, Any]) -> bool:
-        """Whether feeds have nothing to say that the graph does not know: no shape, no default."""
+        """Return True if feeds add nothing that the graph does not know: no shape, no default."""
         static = all(isinstance(t, TensorType) and t.is_static for t in graph.input_types)
         return static and set(feeds) == set(graph.input_names)
 
@@ -131,7 +131,7 @@ class Model:
         return verify(graph)
 
     def _ports(self, graph: Graph | None, which: str) -> tuple[Port, ...]:
-        """What the graph says of its inputs or outputs, or else what the file declares."""
+        """Return the inputs or outputs as the graph or else the file declares them."""
         if graph is not None:
             if which == "inputs":
                 return tuple(map(Port, graph.input_names, graph.input_types))

@@ -1,4 +1,4 @@
-"""Session: what users hold. A model on a target, ready to run."""
+"""Session: a model on a target, ready to run."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def load(
     progress: Progress | None = None,
     **options: Any,
 ) -> Session:
-    """Loads a model for a target.
+    """Load a model for a target.
 
     source: the path of an ONNX file, the bytes of one, or a ModelProto.
     target: what runs it; "cpu" compiles the model to native code for this machine; "gpu" to kernels
@@ -80,7 +80,7 @@ class Session(Calls):
 
     @property
     def gpu(self) -> GpuBackend | CrossCompiler | None:
-        """The session's GPU: its device, and how kernels were chosen; None on other targets."""
+        """The GPU target: its device and how kernels were chosen; None on other targets."""
         return self._bindings.gpu
 
     @property
@@ -90,12 +90,12 @@ class Session(Calls):
 
     @property
     def packaged_sizes(self) -> list[dict[str, int]]:
-        """The sizes of dimensions that a package has code for, set by set; none of a model."""
+        """The sets of dimension sizes that a package has code for; empty for a model."""
         return self._bindings.packaged_sizes
 
     @property
     def threads(self) -> int:
-        """Threads that CPU code is compiled for; a small program uses fewer, as `stats` tells."""
+        """The number of threads that CPU code is compiled for; `stats` shows how many are used."""
         return self._target.threads
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
@@ -105,14 +105,14 @@ class Session(Calls):
         )
 
     def __repr__(self) -> str:
-        """What it runs: `Session(cpu, threads=2: (x: f32[N, 4]) -> (y: f32[N, 4]))`."""
+        """Describe it: `Session(cpu, threads=2: (x: f32[N, 4]) -> (y: f32[N, 4]))`."""
         inputs, outputs = (", ".join(map(str, ports)) for ports in (self.inputs, self.outputs))
         target = self.config.target + (f", threads={self.threads}" if self.threads else "")
         return f"Session({target}: ({inputs}) -> ({outputs}))"
 
     @property
     def stats(self) -> dict[str, Any]:
-        """What the session has done: runs, shapes compiled, launches and host steps of a run.
+        """Statistics: runs, shapes compiled, launches and host steps of a run.
 
         How runs were launched: `captures`, `replays`, `rebinds`, copies that had to be made
         (`staged`) and runs that were more than one launch (`fallbacks`), the last two by reason.
@@ -156,27 +156,27 @@ class Session(Calls):
         return tolerances(graph, checked, allowed, tf32=self.config.tf32, narrowed=narrow)
 
     def graph_for(self, feeds: Mapping[str, Any]) -> Graph:
-        """The graph that a run on these feeds evaluates; `graph` itself for most models."""
+        """Return the graph that the reference evaluates; `graph` for most models."""
         return self._bindings.evaluated(self._checked(feeds))
 
     def bound_graph(self, feeds: Mapping[str, Any]) -> Graph:
-        """The imported graph with its dimensions bound to the sizes of these feeds."""
+        """Return the imported graph with its dimensions bound to the sizes of these feeds."""
         return self._bindings.bound(self._checked(feeds))
 
     def optimised_graph(self, feeds: Mapping[str, Any]) -> Graph:
-        """The graph that the target compiles for these feeds: bound, and through the passes."""
+        """Return the graph that the target compiles for these feeds, after the passes."""
         return self._bindings.optimised(self._checked(feeds))
 
     def executable(self, feeds: Mapping[str, Any]) -> Executable:
-        """What a run on these feeds executes on the CPU target: compiled now, if not before."""
+        """Return the executable of a run on these feeds; it is compiled now if it is new."""
         return self.executable_for(self._checked(feeds))
 
     def compiler(self) -> staged.Compiler:
-        """How the CPU target compiles the graphs of this session."""
+        """Return what compiles the graphs of this session for the CPU."""
         return self._bindings.compiler()
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes what was compiled so far into a file that `load` takes instead of the model."""
+        """Write what was compiled so far into a file that `load` accepts instead of the model."""
         self._bindings.save(Path(path))
 
 
@@ -186,7 +186,7 @@ def _check_names(rule: str, given: Iterable[Any]) -> None:
 
 
 def _size(name: str, given: Any) -> int:
-    """The size of a dimension, from any kind of integer."""
+    """Return the size of a dimension, given any kind of integer."""
     try:
         size = operator.index(given)
     except TypeError:

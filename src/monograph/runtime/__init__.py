@@ -1,1 +1,1 @@
-"""What stands between a session and its executables: feeds, memory, launches."""
+"""Executables and targets: feeds, memory, launches."""

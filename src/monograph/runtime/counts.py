@@ -1,4 +1,4 @@
-"""What the runs of a session have been: captured, replayed, copied, or none of that, and why.
+"""Counters of a session's runs: captures, replays, copies, and fallbacks with their reasons.
 
 The same words for every target. On the CPU a native function is what a graph is on a GPU: compiled
 once, launched by every run.
@@ -27,7 +27,7 @@ _log = logging.getLogger("monograph")
 
 
 def host_takes_part(kinds: Iterable[str]) -> str:
-    """Why a run with such steps is not one launch."""
+    """Return why a run with such host steps is not one launch."""
     return f"the host takes part in a run: {some_of(dict.fromkeys(kinds))}"
 
 
@@ -65,7 +65,7 @@ class Stats(dict[str, Any]):
 
 @dataclass(eq=False)
 class Counts:
-    """What runs have been."""
+    """The counters of an executable's runs."""
 
     captures: int = 0
     """Graphs recorded; on the CPU, native functions made."""
@@ -83,7 +83,7 @@ class Counts:
     """Runs that the host took part in, by reason: most are more than one launch."""
 
     def add(self, other: Counts) -> None:
-        """Counts what another has counted, too."""
+        """Add the counts of another."""
         self.captures += other.captures
         self.replays += other.replays
         self.rebinds += other.rebinds
@@ -93,7 +93,7 @@ class Counts:
         self.fallbacks.update(other.fallbacks)
 
     def as_dict(self) -> dict[str, Any]:
-        """The counts as plain data."""
+        """Return the counts as plain data."""
         return {
             "captures": self.captures,
             "replays": self.replays,
@@ -106,7 +106,7 @@ class Counts:
 
 
 class RunCounters:
-    """The counts of all executables of a session, those that made room for others included."""
+    """The counters of all executables of a session, dropped ones included."""
 
     def __init__(self) -> None:
         self._lock = ForkLock()  # one that is entered twice: a collection may retire counts
@@ -115,7 +115,7 @@ class RunCounters:
         self._said: set[str] = set()
 
     def of(self, owner: Any) -> Counts:
-        """What an executable counts in; kept when it goes."""
+        """Return the counters of a new executable; they are kept when it is freed."""
         made = Counts()
         with self._lock:
             self._live[id(made)] = made
@@ -128,7 +128,7 @@ class RunCounters:
             self._gone.add(counts)
 
     def total(self) -> Counts:
-        """Everything together."""
+        """Return the sum of all counters."""
         found = Counts()
         with self._lock:
             for counts in (self._gone, *self._live.values()):
@@ -136,13 +136,13 @@ class RunCounters:
         return found
 
     def watch(self, executable: Any) -> None:
-        """Has an executable for the CPU count here."""
+        """Make a CPU executable count here."""
         executable.counts = self.of(executable)
         if executable.host_kinds:
             self.say(host_takes_part(executable.host_kinds), logging.INFO)
 
     def say(self, reason: str, level: int = logging.WARNING) -> None:
-        """Logs once why runs are not one launch."""
+        """Log once why runs are not one launch."""
         with self._lock:
             new = reason not in self._said
             self._said.add(reason)

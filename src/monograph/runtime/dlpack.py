@@ -1,4 +1,4 @@
-"""What callers feed for arrays: anything that numpy understands, and what DLPack describes."""
+"""Feeds that other libraries hold: DLPack describes their memory."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ class _Capsule:
 
 
 def is_foreign(data: Any) -> bool:
-    """Whether another library holds some data, and says how by DLPack."""
+    """Return True if another library holds the data and describes them by DLPack."""
     if isinstance(data, (np.ndarray, np.generic)):
         return False
     return hasattr(data, "__dlpack__") or type(data).__name__ == "PyCapsule"
 
 
 def arrays_of(feeds: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The feeds, with arrays in the place of what other libraries hold on the host."""
+    """Return the feeds with arrays in place of what other libraries hold on the host."""
     if not any(map(is_foreign, feeds.values())):
         return feeds
     return {n: _array(n, x) if is_foreign(x) else x for n, x in feeds.items()}

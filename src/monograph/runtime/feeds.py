@@ -67,7 +67,7 @@ class Port:
 
 @dataclass(frozen=True)
 class ModelSignature:
-    """What a model takes and gives."""
+    """The inputs and outputs of a model."""
 
     inputs: tuple[Port, ...]
     outputs: tuple[Port, ...]
@@ -107,7 +107,7 @@ def check_feeds(
 
 
 def clashing_sizes(ports: Sequence[Port], shapes: Mapping[str, Sequence[int]]) -> list[str]:
-    """Where sizes differ that the model has one name for."""
+    """Return the dimension names that have several sizes."""
     bound: dict[str, tuple[int, str]] = {}
     found: list[str] = []
     for port in ports:
@@ -217,7 +217,7 @@ def _check_tensor(
 
 
 def _described(data: Any) -> str:
-    """What was given where an array of numbers or strings was expected."""
+    """Describe what was given in place of an array of numbers or strings."""
     if data is None:
         return "None"
     if isinstance(data, np.ndarray):
@@ -228,7 +228,7 @@ def _described(data: Any) -> str:
 
 
 def _cast(data: Any, given: DType, wanted: DType) -> str:
-    """How to make the dtype that is wanted, where numbers were given for numbers."""
+    """Return a hint on how to convert numbers to the expected dtype."""
     if given.is_string or wanted.is_string:
         return ""
     module = "np" if wanted.numpy.kind in "biufc" else "ml_dtypes"

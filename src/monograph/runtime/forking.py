@@ -42,7 +42,7 @@ def _renew() -> None:
 
 
 def hold_during_fork(acquire: Callable[[], Any], release: Callable[[], Any]) -> None:
-    """Has a fork wait for a lock of someone else's library, so that both sides find it free."""
+    """Make a fork wait for a lock of another library, so that both processes find it free."""
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(before=acquire, after_in_parent=release, after_in_child=release)
 

@@ -24,12 +24,12 @@ NOTHING: Mapping[str, Array] = {}
 
 
 class DonatedArrays:
-    """The arrays that a session made as donated outputs, as long as anybody holds them."""
+    """The live arrays that a session made as donated outputs."""
 
     def __init__(self) -> None:
         self._known: dict[int, weakref.ref[Array]] = {}
         self.copies = 0
-        """How often new state had to be copied into the array of the old."""
+        """The number of times that new state was copied into the array of the old."""
 
     def add(self, array: Array) -> None:
         key = id(array)
@@ -62,7 +62,7 @@ def _read_only(array: Any) -> bool:
 
 
 def wanted_outputs(ports: Sequence[Port], outputs: Any) -> list[str]:
-    """The names of the outputs that a caller asks for: all of them for None."""
+    """Return the names of the outputs that a caller asks for; None asks for all."""
     names = {p.name: None for p in ports}
     wanted = list(names) if outputs is None else _names(outputs)
     if unknown := [n for n in wanted if n not in names]:
@@ -127,7 +127,7 @@ def check_out(
 
 
 def _unfit(port: Port, array: Any) -> list[str]:
-    """What is wrong with an array as the place of an output."""
+    """Return the problems of an array as memory of an output."""
     if not isinstance(array, np.ndarray):
         return [f"  {port.name}: an array is needed, not {type(array).__name__}"]
     problems = []
@@ -158,7 +158,7 @@ def _fits(shape: tuple[int, ...], wanted: Sequence[int | str]) -> bool:
 def _overlaps(
     out: Mapping[str, Array], feeds: Mapping[str, Any], donate: Mapping[str, str]
 ) -> list[str]:
-    """Outputs that would be written over inputs or over each other."""
+    """Return the outputs that would overwrite inputs or each other."""
     arrays = {("output", name): array for name, array in out.items()}
     fed = {("input", n): x for n, x in feeds.items() if isinstance(x, np.ndarray)}
     arrays.update(fed if arrays else {})
@@ -203,7 +203,7 @@ def _bounds(array: Array) -> tuple[int, int]:
 
 
 def same_memory(a: Array, b: Array) -> bool:
-    """Whether two arrays are the same elements in the same order."""
+    """Return True if two arrays are the same elements in the same order."""
     if a is b:
         return True
     return (
@@ -215,7 +215,7 @@ def same_memory(a: Array, b: Array) -> bool:
 
 
 def deliver(names: Sequence[str], results: list[Any], out: Mapping[str, Array]) -> list[Any]:
-    """The results, those that have an array given for them in it."""
+    """Return the results, copied into the arrays given for them."""
     for name, result in zip(names, results, strict=True):
         if name in out and result is not out[name]:
             _check_result(name, result, out[name])
@@ -233,7 +233,7 @@ def _check_result(name: str, result: Any, array: Array) -> None:
 
 
 def refuse_unlike(name: str, array: Array, shape: tuple[int, ...], dtype: Any) -> None:
-    """Refuses an array for an output of another shape or element type."""
+    """Raise a FeedError if an array has another shape or element type than its output."""
     if array.shape != shape or array.dtype != dtype:
         raise FeedError(
             f"output {name!r} does not fit into the array given for it",

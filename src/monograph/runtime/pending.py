@@ -40,11 +40,11 @@ class Pending:
         )
 
     def done(self) -> bool:
-        """Whether `result` would not have to wait."""
+        """Return True if `result` would not wait."""
         return self._finish is None or self._done()
 
     def result(self) -> list[Any]:
-        """The outputs. Arrays on the host are waited for; tensors are ordered by their stream."""
+        """Return the outputs, after a wait for arrays on the host; streams order tensors."""
         with self._lock:
             if self._finish is not None:
                 try:
@@ -61,24 +61,24 @@ class Pending:
             return self._found
 
     def then(self, change: Callable[[list[Any]], list[Any]]) -> Pending:
-        """The same run with its outputs changed, once they are asked for."""
+        """Return the same run with its outputs changed when they are asked for."""
         return Pending(lambda: change(self.result()), self.done)
 
 
 def interrupted() -> ExecutionError:
-    """What whoever asks for the outputs of such a run again is told."""
+    """Return the error of a run whose wait was interrupted."""
     return ExecutionError(
         "waiting for this run was interrupted, and its outputs are lost", hint="run it again"
     )
 
 
 def ready(found: list[Any]) -> Pending:
-    """A run that has ended."""
+    """Return a run that has ended."""
     return Pending(lambda: found, lambda: True)
 
 
 class Worker:
-    """A thread that makes the runs of a session which nobody waits for, one after the other."""
+    """A thread that makes the asynchronous runs of a session, one after the other."""
 
     def __init__(self) -> None:
         self._process = 0
@@ -87,7 +87,7 @@ class Worker:
         self._lock = ForkLock()
 
     def start(self, run: Callable[[], list[Any]]) -> Pending:
-        """Has a run made behind all that were given before."""
+        """Queue a run behind all earlier ones."""
         with self._lock:
             if self._threads is None or self._process != os.getpid():
                 # A forked child has none of its parent's threads.
@@ -108,7 +108,7 @@ class Worker:
         return Pending(finish, lambda: os.getpid() != process or future.done(), True)
 
     def wait(self) -> None:
-        """Waits for the runs that were given so far, whatever comes of them."""
+        """Wait for the runs queued so far, whatever their result."""
         last = self._last
         if last is not None and self._process == os.getpid():
             last.exception()

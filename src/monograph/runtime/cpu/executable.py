@@ -55,7 +55,7 @@ class CpuExecutable(NativeExecutable):
         self._objects = objects
 
     def artefact(self) -> Artefact:
-        """What of it can be kept on disk."""
+        """Return the layout, object code and constants."""
         return Artefact(self.layout, self._objects, self._constants)
 
     @property
@@ -160,7 +160,7 @@ class CpuExecutable(NativeExecutable):
 
 
 def make_layout(program: Program, module: Module, threads: int) -> Layout:
-    """What runs of a program have to know of it."""
+    """Return what runs of a program need to know."""
     slots = [
         (
             b.kind,

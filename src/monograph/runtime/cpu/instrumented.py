@@ -94,7 +94,7 @@ class SteppedRun:
     feeds: Mapping[str, Any]
     step: Step
     native: bool
-    """Whether compiled code ran, and not the reference on the host."""
+    """True if compiled code ran, not the reference on the host."""
     inputs: dict[Value, Any]
     outputs: dict[Value, Any]
     overwritten: tuple[Value, ...]

@@ -67,7 +67,7 @@ class NativePort:
 
 @dataclass(frozen=True)
 class NativeFaultText:
-    """What is said when a kernel finds data that does not fit."""
+    """The error text for data that a kernel cannot use."""
 
     message: str
     expected: str
@@ -79,7 +79,7 @@ class NativeFaultText:
     step: int = 0
 
     def error(self, came: int, given: int) -> MonographError:
-        """What a run fails with, from the two words that a kernel has written."""
+        """Return the error of a run, from the two words that a kernel has written."""
         if self.buffers:
             return InternalError(
                 self.message,
@@ -99,7 +99,7 @@ class NativeFaultText:
 
 @dataclass(frozen=True)
 class Layout:
-    """What a run has to know of a compiled program, as plain data: it can be kept on disk."""
+    """What a run needs to know of a compiled program, as plain data for a file."""
 
     functions: tuple[str, ...]
     """The native functions by name, in the order in which they are launched."""
@@ -122,7 +122,7 @@ class Layout:
 
     @property
     def whole(self) -> bool:
-        """Whether one native function does all the work: the usual case."""
+        """True if one native function does all the work: the usual case."""
         return len(self.functions) == 1 and not self.host_kinds and -1 not in self.results
 
 
@@ -154,7 +154,7 @@ class NativeExecutable(Executable):
         self.layout = layout
         self.threads = layout.threads
         self.counts = Counts()
-        """What runs have been; a session that counts puts its own here."""
+        """The counters of runs; a session replaces them by its own."""
         self._code = code
         self._pool = shared_pool()
         self._constants = aligned(constants)
@@ -204,7 +204,7 @@ class NativeExecutable(Executable):
 
     @property
     def arena_bytes(self) -> int:
-        """What the temporaries of a run take."""
+        """The bytes of the temporaries of a run."""
         return self.layout.arena_bytes
 
     @property
@@ -214,7 +214,7 @@ class NativeExecutable(Executable):
 
     @property
     def constant_bytes(self) -> int:
-        """What the constants take, in the form that kernels read."""
+        """The bytes of the constants, in the form that kernels read."""
         return int(self._constants.nbytes)
 
     def run(self, feeds: Feeds, out: Feeds = NOTHING) -> Outputs:

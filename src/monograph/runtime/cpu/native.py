@@ -110,7 +110,7 @@ class NativeCode:
         self._addresses = {name: int(self._library[name]) for name in names}
 
     def address(self, name: str) -> int:
-        """Where a function is; it was named when the code was loaded."""
+        """Return the address of a function that was named when the code was loaded."""
         return self._addresses[name]
 
     def keep(self) -> None:

@@ -1,4 +1,4 @@
-"""Which cores the pool's threads are on, as LLVM text."""
+"""LLVM text that finds the cores of the pool's threads."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ define internal i1 @step_aside(i32 %core) nounwind {
   ret i1 false
 }
 """
-"""Where no system says which core a thread is on."""
+"""Code for systems that do not tell the core of a thread."""
 
 
 def cores_text() -> str:

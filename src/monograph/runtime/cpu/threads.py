@@ -1,4 +1,4 @@
-"""How many threads this process may use: its affinity mask and the quota of its cgroups."""
+"""The number of threads of this process: its affinity mask and the quota of its cgroups."""
 
 from __future__ import annotations
 

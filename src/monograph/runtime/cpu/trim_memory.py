@@ -1,4 +1,4 @@
-"""Gives memory back to the system that compiling no longer needs.
+"""Return memory to the system that compilation no longer needs.
 
 Compiling takes several times the memory of running: weights in their old and new forms, text, the
 compiler's own structures and code. All of it is freed, but the allocator keeps freed pages for
@@ -17,7 +17,7 @@ from typing import Any
 
 _DONT_NEED = 4
 _LIBRARIES = ("libllvmlite", "onnx_cpp2py_export")
-"""What only reads and compiles models."""
+"""Modules that only read and compile models."""
 _RANGE = re.compile(r"([0-9a-f]+)-([0-9a-f]+) (\S+) \S+ \S+ \d+\s+(.*)")
 
 

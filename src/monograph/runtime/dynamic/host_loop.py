@@ -21,7 +21,7 @@ from monograph.runtime.forking import ForkLock
 KEPT_TURNS = 256
 """Turns of unlike shapes that a loop keeps: state that grows meets a new one each time."""
 CONSTANT_BYTES = 1 << 30
-"""What the constants of those turns may take together; one turn is kept in any case."""
+"""The bytes that the constants of kept iterations may take; one iteration is always kept."""
 
 
 class HostLoop:
@@ -35,7 +35,7 @@ class HostLoop:
         self._lock = ForkLock()
         self._constants = _constants(loop)
         self.compiled = 0
-        """How often a turn has been compiled."""
+        """The number of iterations that were compiled."""
         self.launches = 0
         """Native functions called in the run that called the most."""
         self.kernels = 0
@@ -73,7 +73,7 @@ class HostLoop:
         return found
 
     def _arguments(self, given: tuple[Any, ...]) -> tuple[Value, ...]:
-        """What stands for each formal of the body: an input of its shape, or its constant."""
+        """Return the argument for each formal of the body: an input of its shape, or a constant."""
         formals = zip(self._op.body.input_types, given, strict=True)
         inputs = [Input(f"~{i}", type_of(x, t))() for i, (t, x) in enumerate(formals)]
         return tuple(self._constants.get(i, v) for i, v in enumerate(inputs))
@@ -94,7 +94,7 @@ class HostLoop:
 
     @property
     def specialisations(self) -> int:
-        """How often code was compiled for shapes that turned up, inside turns too."""
+        """The number of programs compiled for new shapes, inside iterations too."""
         inside = sum(e.specialisations for e in self.stages)
         return self.compiled + self._gone + inside
 

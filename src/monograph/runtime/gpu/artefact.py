@@ -68,7 +68,7 @@ class GpuArtefact:
 
     @staticmethod
     def of(members: Mapping[str, memoryview]) -> GpuArtefact:
-        """What members were made of."""
+        """Return the artefact of some members."""
         plans = json.loads(bytes(members[LAYOUT]))
         binaries = [
             KernelBinary(**{**about, "code": bytes(members[f"{KERNEL}{i}"])})
@@ -126,7 +126,7 @@ class LoadedGpuExecutable(GpuProgram):
         return found
 
     def artefact(self) -> GpuArtefact:
-        """What was found."""
+        """Return the artefact that was loaded, with its constants."""
         return replace(self._artefact, constants=self._constants.to_host())
 
 
@@ -149,7 +149,7 @@ _PLAIN = ("arena_bytes", "kept_bytes", "flops", "moved", "bounds_checks")
 
 
 def layout_from_json(found: Mapping[str, Any]) -> GpuLayout:
-    """What `layout_to_json` was given."""
+    """Return the layout that `layout_to_json` was given."""
     if {f.name for f in fields(GpuLayout)} != {*found}:
         raise ValueError("its layout is of another format")
     return GpuLayout(

@@ -52,7 +52,7 @@ class DevicePort:
 
 @dataclass(frozen=True)
 class DeviceFaultText:
-    """What is said when a kernel finds data that does not fit, and where that is noted."""
+    """The error text for data that a kernel cannot use, and where the kernel reports it."""
 
     message: str
     expected: str
@@ -65,7 +65,7 @@ class DeviceFaultText:
 
 @dataclass(frozen=True)
 class GpuLayout:
-    """What a run has to know of a program, as plain data: it can be kept on disk."""
+    """What a run needs to know of a program, as plain data for a file."""
 
     inputs: tuple[DevicePort, ...]
     outputs: tuple[DevicePort, ...]
@@ -78,7 +78,7 @@ class GpuLayout:
     flops: float = 0.0
     moved: float = 0.0
     nests: tuple[LaunchTree, ...] = ()
-    """Which launches branches and loops contain; empty where none do."""
+    """The launches inside branches and loops; empty if there are none."""
     bounds_checks: int = 0
     """Addresses that no proof covers: every run checks them."""
 
@@ -96,7 +96,7 @@ class GpuProgram(Executable):
     whole: bool = True
     """True if the device does all the work, and every output has memory of its own."""
     works: Sequence[Bound] = ()
-    """What was compiled for each launch; empty for a program from a package."""
+    """The compiled work of each launch; empty for a program from a package."""
 
     def __init__(
         self,
@@ -128,7 +128,7 @@ class GpuProgram(Executable):
         except torch.OutOfMemoryError as e:
             raise out_of_memory(device, *needs, e) from None
         self.notes = Notes(layout.faults, self.buffers[KEPT], device) if layout.faults else None
-        """What kernels find wrong with data; None where nothing can be."""
+        """The data faults that kernels report; None if no data can be wrong."""
         every = list(records())
         self.records = outermost(every, layout.nests)
         self.port_arguments: list[tuple[str, Record, int, int]] = []
@@ -170,7 +170,7 @@ class GpuProgram(Executable):
 
     @property
     def syncs(self) -> int:
-        """How often the host has waited for the device to read a condition."""
+        """The number of times that the host has waited to read a condition."""
         return syncs(self.records)
 
     @property
@@ -183,12 +183,12 @@ class GpuProgram(Executable):
 
     @property
     def arena_bytes(self) -> int:
-        """What the temporaries of a run take."""
+        """The bytes of the temporaries of a run."""
         return self.layout.arena_bytes
 
     @property
     def constant_bytes(self) -> int:
-        """What the constants take; other executables may read them too."""
+        """The bytes of the constants; other executables may read them too."""
         return self._constants.nbytes
 
     @property
@@ -222,7 +222,7 @@ class GpuProgram(Executable):
         raise NotImplementedError
 
     def no_memory(self, error: torch.OutOfMemoryError) -> ExecutionError:
-        """What is said where a run finds no memory."""
+        """Return the error of a run that finds no memory."""
         layout = self.layout
         needs = (layout.arena_bytes, self.constant_bytes, layout.kept_bytes)
         return out_of_memory(self.device, *needs, error)
@@ -258,7 +258,7 @@ class GpuProgram(Executable):
     def output_tensors(
         self, feeds: Feeds, inputs: dict[str, torch.Tensor], out: Feeds
     ) -> dict[str, torch.Tensor]:
-        """Where the outputs go. A donated one takes the place of its input."""
+        """Return the memory of each output; a donated output overwrites its input."""
         found = {}
         for slot in self.layout.outputs:
             old = inputs.get(slot.over)
@@ -282,7 +282,7 @@ class GpuProgram(Executable):
     def _usable(
         self, given: torch.Tensor, slot: DevicePort, inputs: Mapping[str, torch.Tensor]
     ) -> bool:
-        """Whether kernels can write into a tensor: it is in no input that is still needed."""
+        """Return True if kernels can write into a tensor: it is no input that is still needed."""
         if given.device != self.device.place or not given.is_contiguous() or not is_plain(given):
             return False
         if given.data_ptr() % VECTOR:
@@ -371,7 +371,7 @@ class GpuProgram(Executable):
         return [*own, *self._constants.tensors]
 
     def order(self, stream: int) -> bool:
-        """Has the current stream wait for runs on another: they use the same memory.
+        """Make the current stream wait for runs on another, which use the same memory.
 
         Returned is whether there was another. Whoever captures the current one sees to the order.
         """
@@ -392,7 +392,7 @@ def _waits_for_capture() -> ExecutionError:
 
 
 def forked() -> ExecutionError:
-    """What a child is told that was forked after its parent had used a GPU."""
+    """Return the error of a child that was forked after its parent had used a GPU."""
     return ExecutionError(
         "a GPU cannot be used in a process that was forked after its first use",
         hint='start processes by "spawn", or load the model in the child',

@@ -1,4 +1,4 @@
-"""What kernels find wrong with data: noted on the device, and told to whoever asks for that run.
+"""Data faults: kernels report them on the device, and the run raises them on the host.
 
 All runs of an executable note in the same place. So behind each of them its notes are copied into
 memory of the host that is its own, in the order of the stream, and read there once it has ended.
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from monograph.runtime.gpu.bound_program import DeviceFaultText
 
 _NOTE = struct.Struct("=qq")
-"""Whether a fault came, and with which data."""
+"""A flag that a fault came, and the data."""
 _BLOCK = 8
 """Runs whose memory is allocated at once: pinned memory comes in pages."""
 _CLEAN, _UNKNOWN = 0, -1
@@ -51,7 +51,7 @@ class _Doubt:
 
 @dataclass(eq=False)
 class FaultReport:
-    """What the kernels of one run found wrong, once it has ended.
+    """The data faults of one run, after it has ended.
 
     Its memory is used again when nobody looks at it any more. It may be in flight then: runs of an
     executable follow each other on the device, and so do their copies.
@@ -110,7 +110,7 @@ class Notes:
 
     @property
     def doubtful(self) -> bool:
-        """Whether there may be notes of earlier runs."""
+        """True if reports of earlier runs may be left."""
         return self._doubt.run != _CLEAN or self._doubt.always
 
     def wipe(self) -> None:

@@ -72,7 +72,7 @@ def lower_for_gpu(graph: Graph) -> Program:
 
 
 def only_host(region: Region) -> bool:
-    """Whether no device can hold what a region works on: strings, sequences, sizes in data."""
+    """Return True if no device holds the data of a region: strings, sequences, sizes in data."""
     return bool(host_reason(region))
 
 
@@ -128,7 +128,7 @@ def compile_program(
 
 
 def layout_of(module: GpuModule) -> GpuLayout:
-    """What runs of a module have to know of it."""
+    """Return what runs of a module need to know."""
     program = module.program
     buffers = program.places.buffers
     over = program.donated

@@ -33,7 +33,7 @@ class DeviceConstants:
     def __init__(self, device: Device) -> None:
         self.device = device
         self.uploads = 0
-        """How often a constant was copied to the device."""
+        """The number of constants copied to the device."""
         self._lock = threading.Lock()
         self._known: weakref.WeakValueDictionary[bytes, torch.Tensor] = (
             weakref.WeakValueDictionary()
@@ -41,7 +41,7 @@ class DeviceConstants:
 
     @property
     def nbytes(self) -> int:
-        """What all of them take."""
+        """The bytes of all of them."""
         return sum(t.numel() for t in list(self._known.values()))
 
     def upload(self, block: Array, pieces: Pieces) -> ConstantBlock:
@@ -97,7 +97,7 @@ class ConstantBlock:
 
 
 FAILED: type[Exception] = getattr(torch, "AcceleratorError", RuntimeError)
-"""What torch raises where a device has failed; that there is no memory is another error."""
+"""The error that torch raises for a failed device; lack of memory is another error."""
 
 
 @contextmanager
@@ -128,7 +128,7 @@ def told_of_failure() -> Iterator[None]:
 def out_of_memory(
     device: Device, arena: int, constants: int, kept: int, error: Exception
 ) -> ExecutionError:
-    """What needed how much, when there was not enough of it."""
+    """Return the error for a lack of memory, with what needs how much."""
     free = device.free_bytes()
     total = arena + constants + kept
     return ExecutionError(

@@ -1,4 +1,4 @@
-"""What callers feed to a GPU session and want written: torch tensors beside numpy arrays.
+"""Inputs and outputs of a GPU session: torch tensors beside numpy arrays.
 
 Feeds are checked by arrays that stand for tensors: of the same type and shape, without memory.
 """
@@ -30,12 +30,12 @@ _DTYPES: dict[torch.dtype, DType] = {torch_type(dtype(n)): dtype(n) for n in _NA
 
 
 def tensors_in(feeds: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-    """The torch tensors among some feeds."""
+    """Return the torch tensors among some feeds."""
     return {n: x for n, x in feeds.items() if isinstance(x, torch.Tensor)}
 
 
 def stand_ins(feeds: Mapping[str, Any], limit: int = -1) -> dict[str, Any]:
-    """The feeds with arrays in the place of tensors; integers up to a limit with their values."""
+    """Return the feeds with arrays in place of tensors; small integers with their values."""
     return {
         n: _stand_in(n, x, limit) if isinstance(x, torch.Tensor) else x for n, x in feeds.items()
     }
@@ -51,7 +51,7 @@ def _stand_in(name: str, tensor: torch.Tensor, limit: int) -> Any:
 
 
 def to_host(tensor: torch.Tensor) -> Any:
-    """A tensor as an array on the host, which waits for the device."""
+    """Wait for the device and return a tensor as an array on the host."""
     kind = _DTYPES[tensor.dtype]
     data = raw(tensor.detach().contiguous()).cpu().numpy()
     return data.view(kind.numpy).reshape(tuple(tensor.shape))
@@ -78,7 +78,7 @@ class TensorStages(WrappedExecutable):
 
 
 def _delivered(name: str, made: Any, given: Any, place: torch.device | None) -> Any:
-    """A result of the host's, in the form that the caller wants."""
+    """Return a result of the host in the form that the caller wants."""
     if not isinstance(made, np.ndarray) or made.dtype == object or isinstance(given, np.ndarray):
         return made
     if given is None and place is None:
@@ -155,7 +155,7 @@ def _overlaps(
     feeds: Mapping[str, torch.Tensor],
     donate: Mapping[str, str],
 ) -> list[str]:
-    """Outputs that would be written over inputs or over each other."""
+    """Return the outputs that would overwrite inputs or each other."""
     problems = []
     for name, tensor in out.items():
         for other, fed in feeds.items():
@@ -169,7 +169,7 @@ def _overlaps(
 
 
 def _span(tensor: torch.Tensor) -> tuple[torch.device, int, int]:
-    """Where a tensor's elements lie, from the first to behind the last."""
+    """Return the device and address range of a tensor's elements."""
     extent = 1 + sum((d - 1) * s for d, s in zip(tensor.shape, tensor.stride(), strict=True))
     size = extent * tensor.element_size() if tensor.numel() else 0
     return tensor.device, tensor.data_ptr(), tensor.data_ptr() + size

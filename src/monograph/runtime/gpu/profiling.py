@@ -1,4 +1,4 @@
-"""When each launch of a run begins and ends on the device, and what the device could do at most.
+"""Times of each launch of a run on the device, and the peak rates of the device.
 
 Launches are made one by one with events between them, behind a kernel that keeps the device busy
 until all of them are enqueued: so the host is never what is measured. An event ends the overlap
@@ -33,7 +33,7 @@ TRIES = 5
 
 @dataclass(frozen=True)
 class Ceilings:
-    """What the device reaches with kernels that do nothing else."""
+    """The rates that the device reaches with kernels that do nothing else."""
 
     flops_per_second: float
     bytes_per_second: float
@@ -43,7 +43,7 @@ class Stopwatch(Protocol):
     """Notes times in the order of the device's work."""
 
     def ahead(self, launches: int) -> None:
-        """Lets the host get ahead of the device by so many launches."""
+        """Let the host run ahead of the device by this many launches."""
 
     def mark(self) -> Any:
         """Notes the time at which the device gets here."""
@@ -152,7 +152,7 @@ def time_graph(executable: GpuExecutable, ports: Mapping[str, torch.Tensor]) -> 
 
 
 def measure_ceilings(device: Device, kind: torch.dtype) -> Ceilings:
-    """What the device multiplies and copies in a second."""
+    """Measure what the device multiplies and copies in a second."""
     rows, count = LARGE if device.measures else SMALL
     with device.active():
         a, b = (torch.randn(rows, rows, device=device.place).to(kind) for _ in range(2))

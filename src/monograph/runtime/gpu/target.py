@@ -1,4 +1,4 @@
-"""The GPU side of a session: its device, what its executables share, how graphs are compiled."""
+"""The GPU targets of a session: a device, or an architecture to compile for."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def graphs_of(device: Device) -> Graphs | None:
 def open_target(
     config: Config, optimise: Optimise, progress: Progress, tally: RunCounters | None = None
 ) -> GpuBackend | CrossCompiler:
-    """What compiles for the GPU that a configuration names, and runs there if it is a device."""
+    """Return the target for the GPU of a configuration: a device, or an architecture."""
     if names_architecture(config.device):
         return CrossCompiler(config, architecture(config.device), optimise, progress)
     with told_of_failure():
@@ -148,7 +148,7 @@ class _GpuTarget(Target):
         return gpu_options(self.config, dims, donate)
 
     def recording(self) -> bool:
-        """Whether the caller records a graph of their own."""
+        """Return True if the caller captures a graph on the current stream."""
         return False
 
 
@@ -173,9 +173,9 @@ class GpuBackend(_GpuTarget):
         cache = TuningCache.open(cache_path(config)) if device.measures else TuningCache(None)
         self.tuner = Tuner(device, cache, config.tune)
         self.measured: Measured | None = None
-        """How arrays of the host reach the device; None where that is not measured."""
+        """The measured transfer modes of host arrays; None if they are not measured."""
         self.streams: MeasuredStreams | None = None
-        """How many streams graphs have; None where that is not measured."""
+        """The measured stream counts of graphs; None if they are not measured."""
         if device.measures and config.tune != OFF:
             self.measured = Measured(cache, environment_of(device))
             self.streams = MeasuredStreams(cache, environment_of(device))
@@ -215,7 +215,7 @@ class GpuBackend(_GpuTarget):
         return GpuExecutable(module, self.device, self.constants)
 
     def _keep(self, module: GpuModule) -> None:
-        """Lets the next process find the kernels that were chosen; not their rivals."""
+        """Keep the chosen kernels for the next process, without the other candidates."""
         if self.device.keeps_code:
             self.kernels.keep({r: self.device.code(r) for r in dict.fromkeys(requests_of(module))})
 
@@ -252,7 +252,7 @@ class GpuBackend(_GpuTarget):
             raise forked()
 
     def recording(self) -> bool:
-        """Whether the caller records a graph of their own."""
+        """Return True if the caller captures a graph on the current stream."""
         if self.graphs is not None:
             return self.graphs.capturing_now()
         return self.place.type == "cuda" and bool(torch.cuda.is_current_stream_capturing())
@@ -365,7 +365,7 @@ class OfflineExecutable(Executable):
         return {kind_of(s.region): host_reason(s.region) for s in self.host_steps}
 
     def artefact(self) -> GpuArtefact | None:
-        """What of it can be kept on disk."""
+        """Return the machine code and constants as an artefact."""
         return make_artefact(self.module, self._code.__getitem__)
 
     def run(self, feeds: Feeds, out: Feeds = NOTHING) -> NoReturn:

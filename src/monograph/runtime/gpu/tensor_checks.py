@@ -1,4 +1,4 @@
-"""Whether the tensors of a caller can be used as they are, and why not."""
+"""Checks whether tensors of the caller can be used as they are, with reasons."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from monograph.runtime.gpu.tensors import is_plain, torch_type
 
 
 def imported(data: Any) -> Any:
-    """What is fed, with tensors of other libraries as tensors of torch."""
+    """Return a feed; a tensor of another library as a torch tensor."""
     if isinstance(data, torch.Tensor) or not is_foreign(data):
         return data
     return torch.from_dlpack(data)
@@ -32,14 +32,14 @@ def refuse_misfit(slot: DevicePort, data: torch.Tensor) -> None:
 
 
 def where_else(data: Any, place: torch.device) -> str:
-    """Where an input or output is, unless that is on the device."""
+    """Return where an input or output is; "" if it is on the device."""
     if not isinstance(data, torch.Tensor):
         return "it is on the host"
     return f"it is on {data.device}" if data.device != place else ""
 
 
 def why_copied(data: Any, place: torch.device) -> str:
-    """Why an input has to be copied; nothing if it need not be."""
+    """Return why an input must be copied; "" if it need not be."""
     if not isinstance(data, torch.Tensor):
         return "it is on the host"
     if data.device != place:
@@ -52,7 +52,7 @@ def why_copied(data: Any, place: torch.device) -> str:
 
 
 def why_not_written(given: Any, others: Iterable[Any], place: torch.device) -> str:
-    """Why an output cannot be written where the caller wants it; nothing if it can."""
+    """Return why kernels cannot write to the caller's memory; "" if they can."""
     if not isinstance(given, torch.Tensor) or given.device != place:
         return ""
     if not given.is_contiguous():
@@ -69,7 +69,7 @@ def why_not_written(given: Any, others: Iterable[Any], place: torch.device) -> s
 
 
 def why_copied_back(given: Any, place: torch.device) -> str:
-    """Why an output that can be written is still copied to where the caller wants it."""
+    """Return why an output is copied to the caller's memory; "" if it need not be."""
     if given is None:
         return ""
     misaligned = isinstance(given, torch.Tensor) and given.data_ptr() % VECTOR
@@ -86,5 +86,5 @@ def _range(tensor: torch.Tensor) -> tuple[int, int]:
 
 
 def goes_to_host(given: Any, as_tensors: bool) -> bool:
-    """Whether an output is an array of the host."""
+    """Return True if an output is an array on the host."""
     return isinstance(given, np.ndarray) or (given is None and not as_tensors)

@@ -36,7 +36,7 @@ class End(NamedTuple):
     wait: Callable[[], None]
     reached: Callable[[], bool]
     note: FaultReport | None
-    """What it found wrong with its data."""
+    """The data faults of the run."""
 
 
 def started(
@@ -138,7 +138,7 @@ def _usable(
     out: Feeds,
     counts: Counts | None,
 ) -> dict[str, Any]:
-    """What of the caller's the kernels may write to."""
+    """Return the caller's memory that kernels may write to."""
     over = {s.name: s.over for s in executable.layout.outputs}
     found = {}
     for name, given in out.items():

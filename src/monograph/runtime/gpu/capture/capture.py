@@ -57,7 +57,7 @@ class Recordable(Protocol):
 
     @property
     def works(self) -> Sequence[Bound]:
-        """What was compiled for each launch; empty where that is not known."""
+        """The compiled work of each launch; empty if it is not known."""
 
 
 @dataclass
@@ -101,7 +101,7 @@ def inner_ports(executable: Recordable) -> set[str]:
 
 
 def held_ports(executable: Recordable) -> list[tuple[str, Any, int, int]]:
-    """What launches have of memory in the place of inputs: which, whose, as which argument."""
+    """Return the arguments of launches that point to held memory."""
     if not executable.held:
         return []
     arguments = zip(every_record(executable.records), executable.layout.arguments, strict=True)
@@ -228,7 +228,7 @@ class Recorder:
 
     @property
     def all_own(self) -> bool:
-        """Whether every launch is a kernel of our own, whatever decides on it."""
+        """True if every launch is a generated kernel, inside branches and loops too."""
         return all(is_own(self.graphs, r) for r in self.executable.records)
 
     def _built(self, before: Copies, after: Copies) -> Recording:
@@ -319,7 +319,7 @@ class Recorder:
 def places_of(
     executable: Recordable, graphs: Graphs, taken: Recording, numbers: Sequence[int], memory: Memory
 ) -> dict[str, list[Place]]:
-    """Where the addresses of ports stand in launches of our own; checked against the nodes."""
+    """Return the parameters of generated kernels that hold port addresses, checked in the nodes."""
     found: dict[str, list[Place]] = {}
     ports = own_ports(executable)
     for number in numbers:

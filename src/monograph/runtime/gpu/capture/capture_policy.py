@@ -1,4 +1,4 @@
-"""Whether runs are captured: the mode, what came of attempts, and what is counted."""
+"""The capture policy: the mode, the results of attempts, and the counters."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Attempts:
         self._pause = 0
 
     def wanted(self) -> bool:
-        """Whether a recording is to be tried now; a run that does without is counted."""
+        """Return True if a capture should be tried now; else count a fallback."""
         if self.mode == OFF:
             return False
         if not self._never and self._pause == 0:
@@ -63,7 +63,7 @@ class Attempts:
         return recorded
 
     def _failed(self, error: Exception) -> None:
-        """What may have been an accident is tried again: the next time, then ever more rarely."""
+        """Record a failed capture; a temporary failure is tried again, ever more rarely."""
         self._failures += 1
         self._pause = min(2 ** (self._failures - 1), _LONGEST) - 1
         self._never = isinstance(error, UncapturableError)

@@ -52,7 +52,7 @@ class Recorded:
         self.names = list(addresses)
         self.addresses = list(addresses.values())
         self.aligned = dict.fromkeys(addresses, VECTOR)
-        """What the address of each port has to be divisible by."""
+        """The alignment of the address of each port."""
         self.copied: list[str] = []
         """Its copies of ports that cannot move, as they are counted in every run."""
         self.kept: list[Any] = []
@@ -60,13 +60,13 @@ class Recorded:
         self.marked: set[int] = set()
         """Streams that its memory is known to be used on."""
         self.ahead = 0
-        """Where inputs have to be copied to before a launch; 0 where the graph has them."""
+        """The address that inputs are copied to before a launch; 0 if the graph copies them."""
         self.early = False
-        """Whether it is launched before the inputs are there."""
+        """True if the graph is launched before the inputs arrive."""
         self.narrowed = False
-        """Whether some of them are rounded on their way."""
+        """True if some inputs are rounded during the upload."""
         self.writes = False
-        """Whether kernels write outputs into pinned memory of the host."""
+        """True if kernels write outputs into pinned memory of the host."""
         self._places = [list(places.get(name, ())) for name in self.names]
         self.executable = graphs.instantiate(taken.graph)
 
@@ -81,7 +81,7 @@ class Recorded:
         return len(self.graphs.nodes(self.taken.graph))
 
     def rebind(self, addresses: list[int]) -> int:
-        """Lets the graph use other addresses from now on; how many ports have moved."""
+        """Rebind the graph to other addresses; return the number of ports that moved."""
         moved = 0
         changed: dict[int, Params] = {}
         for number, address in enumerate(addresses):
@@ -138,11 +138,11 @@ class GraphBuilder:
 
     @property
     def all_exact(self) -> bool:
-        """Whether every word that holds a port's address is known without looking."""
+        """True if every parameter that holds a port address is known without a comparison."""
         return not self.foreign and not self.inside
 
     def prepare(self, memory: Memory) -> None:
-        """What first launches do besides, done on scratch memory: loading, workspaces, plans."""
+        """Do the extra work of first launches on scratch memory: loading, workspaces, plans."""
         if self._warm:
             return
         executable = self.executable

@@ -21,20 +21,20 @@ def _is_unrolled(record: ConditionalLaunch) -> bool:
 
 
 def needs_conditions(record: Any) -> bool:
-    """Whether only a graph that looks at conditions by itself can hold a launch."""
+    """Return True if a launch needs a graph with conditional nodes."""
     if not isinstance(record, ConditionalLaunch):
         return False
     return not _is_unrolled(record) or any(map(needs_conditions, record.bodies[0]))
 
 
 def is_own(graphs: Graphs, record: Any) -> bool:
-    """Whether a launch is a kernel of our own, or decides on such only and a graph can hold it."""
+    """Return True for a generated kernel, or a branch or loop of such that a graph can hold."""
     possible = graphs.conditionals or not needs_conditions(record)
     return possible and _is_all_own(graphs, record)
 
 
 def decides_on_foreign(graphs: Graphs, record: Any) -> bool:
-    """Whether a launch decides on launches of others, by a conditional node."""
+    """Return True if a conditional node decides on launches of a library."""
     return needs_conditions(record) and not _is_all_own(graphs, record)
 
 
@@ -91,7 +91,7 @@ def add_launch(graphs: Graphs, record: Any, graph: Handle, before: Ends) -> Ends
 
 
 def _decided(graphs: Graphs, record: ConditionalLaunch) -> tuple[str, int, list[Fill]]:
-    """What a conditional node is made of: its kind, the address of the bool, its bodies."""
+    """Return the kind, the address of the flag and the bodies of a conditional node."""
     if not graphs.conditionals:
         raise UncapturableError("a branch or a loop: the driver has no conditional nodes")
     assert record.flag is not None

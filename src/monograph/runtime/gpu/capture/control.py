@@ -21,17 +21,17 @@ PLAIN, BRANCH, REPEAT = "plain", "branch", "repeat"
 
 @dataclass(frozen=True)
 class LaunchTree:
-    """How a piece of work contains others, as plain data."""
+    """The nesting of a piece of work, as plain data."""
 
     kind: str = PLAIN
     bodies: tuple[int, ...] = ()
-    """How many pieces of work each body has, without those further inside."""
+    """The number of pieces of work in each body, without those further inside."""
     count: int | None = None
-    """How often a body is repeated, if that is known."""
+    """The number of repetitions of a body, if it is known."""
 
 
 def nests(module: GpuModule) -> tuple[LaunchTree, ...]:
-    """How the works of a module contain each other, in the order of `module.every`.
+    """Return the nesting of the works of a module, in the order of `module.every`.
 
     Empty where none does.
     """
@@ -40,7 +40,7 @@ def nests(module: GpuModule) -> tuple[LaunchTree, ...]:
 
 
 def nest_of(bound: Bound) -> LaunchTree:
-    """How a piece of work contains others."""
+    """Return the nesting of a piece of work."""
     sizes = tuple(map(len, bound.bodies))
     if isinstance(bound.work, Branch):
         return LaunchTree(BRANCH, sizes)
@@ -75,7 +75,7 @@ class ConditionalLaunch:
         self.nest = nest
         self.bodies: list[list[Record]] = []
         self.syncs = 0
-        """How often the host has waited for the device."""
+        """The number of times that the host has waited for the device."""
         self.launched = 0
         """Pieces of work launched, those inside others not counted."""
         self.flag: torch.Tensor | None = None
@@ -135,7 +135,7 @@ def _fill(record: Record, nest: LaunchTree, rest: Iterator[tuple[Record, LaunchT
 
 
 def syncs(records: Sequence[Record]) -> int:
-    """How often the host has waited for the device to read a condition."""
+    """Return the number of times that the host has waited to read a condition."""
     return sum(_syncs(r) for r in records)
 
 

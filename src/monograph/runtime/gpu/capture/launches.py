@@ -1,4 +1,4 @@
-"""What all runs of one executable share: its graphs, their order, and what is counted.
+"""The state that all runs of one executable share: graphs, stream order, counters.
 
 Nothing here knows of `Replay`, which refers to it: an executable that is dropped goes at once, and
 with it its memory on the device, not when the garbage is next collected.
@@ -26,10 +26,10 @@ TENSORS, ARRAYS = "tensors", "arrays"
 
 
 class _Thread(threading.local):
-    """What is true of each thread."""
+    """State of each thread."""
 
     ready = False
-    """Whether it has had a device's context. One that is new to CUDA has none, and a launch fails;
+    """True if it has a device context. A thread that is new to CUDA has none, and a launch fails;
     torch makes one only when it must."""
 
 
@@ -41,7 +41,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def enter(device: Device) -> None:
-    """Has the calling thread ready for calls of the driver."""
+    """Prepare the calling thread for driver calls."""
     if not THREAD.ready:
         with device.active():
             THREAD.ready = True
@@ -65,7 +65,7 @@ class Launches:
             raise forked()
 
     def order(self, stream: int) -> None:
-        """Has a stream wait for runs on others: they use the same memory."""
+        """Make a stream wait for runs on others, which use the same memory."""
         if self.executable.order(stream):
             self._mark(stream)
 
@@ -82,7 +82,7 @@ class Launches:
         return None if notes is None else notes.take()
 
     def _mark(self, stream: int) -> None:
-        """Has memory wait for a stream before others get it; known until it is freed, so once."""
+        """Mark memory as used on a stream, once: the mark holds until the memory is freed."""
         owned: list[torch.Tensor] = []
         if stream not in self.executable.marked_streams:
             self.executable.marked_streams.add(stream)

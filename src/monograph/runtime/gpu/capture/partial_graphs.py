@@ -55,7 +55,7 @@ class PartialGraphs:
         self._by_host = {span: PartialProgram(executable, *span) for span in spans}
         """Launches that the host makes as conditions say, because no graph here looks at them."""
         self.reason = ""
-        """Why runs are not one launch, where conditions decide: as `inspect` says it."""
+        """The reason why runs with conditions are not one launch, in the words of `inspect`."""
         if spans:
             self.reason = f"{NO_CONDITIONS}: {some_of(_names(executable, spans))}"
 

@@ -1,4 +1,4 @@
-"""Which words of a library's parameters are addresses of ports: found by comparing recordings."""
+"""Pointer parameters of library kernels, found by a comparison of captures."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from monograph.runtime.gpu.driver.graphs import Params
 
 @dataclass(frozen=True)
 class Moved:
-    """Where a buffer was in two recordings."""
+    """The addresses of a buffer in two captures."""
 
     first: int
     second: int

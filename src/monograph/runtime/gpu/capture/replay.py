@@ -102,7 +102,7 @@ class Replay(WrappedExecutable):
 
     @property
     def stats(self) -> dict[str, Any]:
-        """What runs have been, as plain data."""
+        """The counters of runs, as plain data."""
         return self.counts.as_dict() | {"launches_per_run": self.launches}
 
     @property
@@ -167,7 +167,7 @@ class Replay(WrappedExecutable):
         return ReturnedState(self, run)
 
     def _hold(self, feeds: Feeds, out: Feeds, stream: int) -> None:
-        """What the caller frees on the current stream is still in use on another."""
+        """Keep the caller's tensors alive for another stream that uses them."""
         tensors = [x for x in (*feeds.values(), *out.values()) if isinstance(x, torch.Tensor)]
         mine = [t for t in tensors if t.device == self._place]
         if mine:

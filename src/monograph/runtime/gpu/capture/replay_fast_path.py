@@ -36,7 +36,7 @@ thread is new to it."""
 
 
 def decline(feeds: Feeds, out: Feeds = NOTHING, on: Any = None) -> None:
-    """What stands in for a quick run where there is no graph yet."""
+    """Return None: there is no graph yet."""
 
 
 def try_replay(launches: Launches, recorded: Recorded) -> TryReplay:
@@ -177,7 +177,7 @@ def strides(shape: tuple[int, ...]) -> tuple[int, ...]:
 def _in_place(
     inputs: tuple[DevicePort, ...], states: list[tuple[str, int]]
 ) -> Callable[[Mapping[str, Any], Mapping[str, Any], list[int]], bool]:
-    """Whether all state is given back where it is, and nothing else is there."""
+    """Return a check that all state is given back in place, and that nothing overlaps it."""
     names, sizes = [s.name for s in inputs], [nbytes(s) for s in inputs]
     written = {over for _, over in states}
 
@@ -220,7 +220,7 @@ def stream_of(graphs: Graphs) -> Callable[[], int]:
 
 
 def _empty(place: torch.device) -> Callable[[Any, Any, torch.dtype], torch.Tensor]:
-    """What makes a tensor on the current device: torch's own short cut, where it has one."""
+    """Return what makes a tensor on the current device: torch's short cut, if it has one."""
     short: Any = getattr(torch._C._dynamo.guards, "_empty_strided_cuda", None)
     if place.type == "cuda" and short is not None:
         found: Callable[[Any, Any, torch.dtype], torch.Tensor] = short

@@ -16,7 +16,7 @@ from monograph.runtime.gpu.driver.graphs import MEMCPY, ON_DEVICE, CopyNode, Gra
 INSIDE = "a branch or a loop uses it"
 SHARES = "what shares its memory is staged"
 _TO, _SOURCE = 0, 8
-"""Where the words of a copy lie."""
+"""The positions of the parameters of a copy."""
 
 
 class Staging:
@@ -62,7 +62,7 @@ class Staging:
         return recorder.record({**memory, **self.memory}, before, after)
 
     def places(self, graphs: Graphs, taken: Recording) -> dict[str, list[Place]]:
-        """Where the addresses of ports stand in the copies of a graph."""
+        """Return the parameters of a graph's copies that hold port addresses."""
         found: dict[str, list[Place]] = {}
         for port, copy in self._before.items():
             node = taken.edges[f"to {port}"]
