@@ -145,3 +145,13 @@ def test_bench_on_the_cpu_does_not_speak_of_graphs(linear: Path, tmp_path: Path)
     split = call("bench", models.save(models.SPLIT, tmp_path), "--seconds", "0.1").stdout
     assert "not one launch" in split
     assert not re.search(r"captur|replay|rebind", split)
+
+
+@pytest.mark.parametrize("command", ["run", "verify", "generate", "compile"])
+def test_narrow_help_names_options_in_full(command: str) -> None:
+    environment = {**os.environ, "COLUMNS": "60"}
+    arguments = [sys.executable, "-m", "monograph", command, "--help"]
+    shown = subprocess.run(arguments, env=environment, capture_output=True, text=True, check=True)
+    assert "…" not in shown.stdout
+    assert "--target" in shown.stdout
+    assert max(map(len, shown.stdout.splitlines())) <= 60

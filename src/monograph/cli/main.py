@@ -5,8 +5,9 @@ Exit codes: 0 success, 1 a check failed, 2 wrong usage or a wrong model.
 
 from __future__ import annotations
 
+import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
@@ -68,6 +69,9 @@ if TYPE_CHECKING:
 # The name of typer's base class of usage errors depends on its version.
 _UsageError = cast("type[Exception]", typer.BadParameter.__mro__[1])
 
+FRAMED = 80
+"""The least width for help in frames, in columns; frames cut option names below it."""
+
 
 class _Group(TyperGroup):
     """The group of commands; with --json it prints usage errors as JSON too."""
@@ -76,6 +80,9 @@ class _Group(TyperGroup):
         self, args: Sequence[str] | None = None, *, standalone_mode: bool = True, **extra: Any
     ) -> Any:
         given = list(sys.argv[1:] if args is None else args)
+        if shutil.get_terminal_size().columns < FRAMED:
+            for command in cast("Iterable[Any]", self.commands.values()):
+                command.rich_markup_mode = None
         with writing():
             if "--json" not in given or not standalone_mode:
                 return super().main(args, standalone_mode=standalone_mode, **extra)
