@@ -29,6 +29,7 @@ from monograph.errors import MonographError
 from monograph.ir import Array, Constant, Graph, TensorType, Value, from_numpy, subgraphs
 from monograph.ir.evaluate import apply
 from monograph.ops import elementwise as ew
+from monograph.ops.attention import Attention
 from monograph.ops.composite import Gelu, LogSoftmax
 from monograph.ops.conv import Conv
 from monograph.ops.linear import Dot
@@ -247,8 +248,8 @@ class _Noise:
         terms = contraction(value)
         if terms <= 1:
             return 0.0, 0.0
-        if not isinstance(value.type, TensorType):
-            # Of several results: each may be rounded before another is made of it.
+        if not isinstance(value.type, TensorType) or isinstance(value.op, Attention):
+            # Several results, or the weights of an attention: rounded before they are used.
             return math.sqrt(own_variance(value)), 0.0
         if not value.type.dtype.is_float:
             return 0.0, 0.0
