@@ -40,6 +40,7 @@ from monograph.ops.resample import (
     coordinates,
     nearest_places,
     taps,
+    used_taps,
 )
 from monograph.ops.scalar import Scalar, ScalarBuilder
 
@@ -245,12 +246,9 @@ class Resize(Op):
         dtype = from_numpy(x.dtype)
         y = x.astype(np.float64)
         for a, axis in zip(self.axes, axes, strict=True):
-            places, weights = taps(
-                axis,
-                None if self.mode == LINEAR else self.cubic_a,
-                self.antialias,
-                self.exclude_outside,
-            )
+            slope = None if self.mode == LINEAR else self.cubic_a
+            # Kernels do not read taps that weigh nothing: NaN in them has to count on no target.
+            places, weights = used_taps(*taps(axis, slope, self.antialias, self.exclude_outside))
             total: Any = 0.0
             shape = [-1 if i == a else 1 for i in range(y.ndim)]
             for place, weight in zip(places, weights, strict=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from monograph.ops.elementwise import Abs
@@ -35,3 +36,16 @@ def test_channels_first(mode: str, coordinates: str) -> None:
 def test_integers_are_cut_off() -> None:
     for kind in ("i8", "u8", "i32"):
         check(graph_of(Resize((0, 1), (7, 9), mode=CUBIC)(value(f"{kind}[5, 4]"))))
+
+
+@pytest.mark.parametrize("mode", [LINEAR, CUBIC])
+def test_pixels_that_weigh_nothing_are_not_read(mode: str) -> None:
+    op = Resize((0, 1), (4, 14), mode=mode, coordinates="asymmetric")
+    x = np.arange(8 * 7, dtype=np.float32).reshape(8, 7)
+    # Results lie on every second row. The rows between them count on no target.
+    x[1::2] = np.nan
+    x[3, 2] = np.inf
+    graph = graph_of(op(value("f32[8, 7]")))
+    (name,) = graph.input_names
+    check(graph, {name: x})
+    assert np.isfinite(op.reference(x)).all()
