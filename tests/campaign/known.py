@@ -32,25 +32,6 @@ def flushed(s: Seen) -> bool:
 # What the standard leaves open ------------------------------------------------------------------
 
 
-@difference("integer overflow: ONNX leaves it open; the reference wraps, ONNX Runtime saturates or"
-            " computes in floats")  # fmt: skip
-def overflow(s: Seen) -> bool:
-    ops = (
-        "Einsum",
-        "MatMul",
-        "Gemm",
-        "Pow",
-        "CumSum",
-        "CumProd",
-        "Mul",
-        "Sum",
-        "Mean",
-        *REDUCTIONS,
-    )
-    integers = np.asarray(s.expected).dtype.kind in "iub"
-    return integers and s.large_integers and s.has(*ops)
-
-
 @difference("stash_type: norms of f64 compute their statistics in f32, as their attribute says;"
             " the reference computes in f64")  # fmt: skip
 def stashed(s: Seen) -> bool:
@@ -101,12 +82,6 @@ def unrounded_halves(s: Seen) -> bool:
     return steep or ties or (s.has("Cast") and kind.kind == "b")
 
 
-@difference("a maximum over a window that holds NaN: the reference gives NaN, ONNX Runtime what it"
-            " met first or last")  # fmt: skip
-def maximum_of_nan(s: Seen) -> bool:
-    return s.unusual and s.has("MaxRoiPool", "MaxPool", "GlobalMaxPool", "TopK", "ArgMax", "ArgMin")
-
-
 @difference("an infinity times a weight of 0 in Resize: ONNX Runtime leaves such terms out, or the"
             " reference does")  # fmt: skip
 def resized_infinity(s: Seen) -> bool:
@@ -134,12 +109,6 @@ def dilated_pool(s: Seen) -> bool:
     return s.has(*POOLS) and spread and any(b"SAME" in a for a in s.attribute("auto_pad"))
 
 
-@difference("Resize by align_corners with scales: the standard's length is a fraction, ONNX"
-            " Runtime's a whole number")  # fmt: skip
-def aligned_corners(s: Seen) -> bool:
-    return s.has("Resize") and b"align_corners" in s.attribute("coordinate_transformation_mode")
-
-
 @difference("ConvTranspose with auto_pad SAME and a kernel smaller than its stride: the size is"
             " input times stride in the standard, and smaller in ONNX Runtime")  # fmt: skip
 def small_kernel(s: Seen) -> bool:
@@ -151,18 +120,6 @@ def small_kernel(s: Seen) -> bool:
 def interpolated_integer(s: Seen) -> bool:
     integers = np.asarray(s.expected).dtype.kind in "iu"
     return integers and s.has("Resize") and b"nearest" not in s.attribute("mode") and s.near(1)
-
-
-@difference("AffineGrid with align_corners: a dimension of size 1 is at -1 in the standard, at 0"
-            " or 1 in ONNX Runtime")  # fmt: skip
-def affine_grid(s: Seen) -> bool:
-    return s.has("AffineGrid") and 1 in s.attribute("align_corners")
-
-
-@difference("Attention with softcap and a mask: the standard caps the scores before the mask is"
-            " added, ONNX Runtime after it")  # fmt: skip
-def capped_mask(s: Seen) -> bool:
-    return s.has("Attention") and any(c > 0 for c in s.attribute("softcap"))
 
 
 @difference("DFT and STFT: ONNX Runtime's factors are less precise than the type")
