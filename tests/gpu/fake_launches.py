@@ -66,13 +66,15 @@ class FakeDevice(Interpreter):
         """What sessions on this device capture with."""
 
     def record(self, launch: Launch, arguments: Sequence[BufferRef], stem: str) -> Any:
-        made = function(launch.source, stem)
+        from monograph.runtime.gpu.driver.interpreter_batch import Grid
+
+        grid = Grid(function(launch.source, stem), launch.grid)
         kinds = [TORCH[stored(a.dtype)] for a in arguments]
 
         def run(words: list[int]) -> None:
             tensors = [_at(w, kind) for w, kind in zip(words, kinds, strict=True)]
             with _INTERPRETING:
-                made[launch.grid](*tensors)
+                grid(*tensors)
 
         return FakeRecord(self.fake, stem, run, len(arguments))
 

@@ -36,9 +36,12 @@ def _interpreted(function: Any) -> Any:
     from triton.runtime.interpreter import TensorHandle
 
     def call(*operands: Any) -> Any:
+        whole = max(operands, key=lambda x: (len(x.shape), x.handle.data.size))
+        rank = whole.handle.data.ndim
+        # The first axis of an array is the program; a scalar has no other.
+        spread = (x.handle.data for x in operands)
         with np.errstate(all="ignore"):
-            data = function(*(x.handle.data for x in operands))
-        whole = max(operands, key=lambda x: x.handle.data.size)
+            data = function(*(x.reshape(*x.shape, *[1] * (rank - x.ndim)) for x in spread))
         made = data.astype(whole.handle.data.dtype)
         return tensor(TensorHandle(made, whole.handle.dtype), whole.type)
 

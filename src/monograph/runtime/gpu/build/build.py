@@ -10,10 +10,8 @@ import hashlib
 import linecache
 import threading
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
-import numpy as np
 from triton import knobs
 
 from monograph.codegen.triton.emit.scalar import stored
@@ -50,7 +48,6 @@ def function(source: str, stem: str = "kernel") -> Any:
 def _define(name: str, source: str) -> Any:
     imports = "".join(line for name, line in _IMPORTS if name in source)
     if knobs.runtime.interpret:
-        patch_interpreter()
         imports = imports.replace(_IMPORTS[0][1], _INTERPRETED)
     text = f"{_HEAD}{imports}\n\n{source}"
     file = f"<monograph kernel {name}>"
@@ -58,27 +55,6 @@ def _define(name: str, source: str) -> Any:
     space: dict[str, Any] = {"__name__": f"monograph_kernels.{name}", "__file__": file}
     exec(compile(text, file, "exec"), space)
     return space[name]
-
-
-@cache
-def patch_interpreter() -> None:
-    """Make Triton's interpreter keep bool blocks bool.
-
-    It converts the bool scalar of a comparison to int32 when the scalar becomes a block. Triton 3.9
-    and later refuse such a block as a mask. Compiled kernels do not need this.
-    """
-    from triton.runtime import interpreter
-
-    builder: Any = interpreter.InterpreterBuilder
-    plain = builder.create_splat
-
-    def create_splat(self: Any, kind: Any, given: Any) -> Any:
-        made = plain(self, kind, given)
-        if given.data.dtype == np.bool_:
-            made.data = made.data.astype(np.bool_)
-        return made
-
-    builder.create_splat = create_splat
 
 
 POINTERS = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -97,10 +98,14 @@ class Device(Protocol):
 
 class _Interpreted:
     def __init__(self, launch: Launch, arguments: Sequence[BufferRef], stem: str) -> None:
-        self._function: Any = function(launch.source, stem)
-        self._grid = launch.grid
+        self._run = self._runner(launch, stem)
         self._dtypes = [a.dtype for a in arguments]
         self._tensors: list[torch.Tensor | None] = [None] * len(arguments)
+
+    def _runner(self, launch: Launch, stem: str) -> Callable[..., None]:
+        from monograph.runtime.gpu.driver.interpreter_batch import Grid
+
+        return Grid(function(launch.source, stem), launch.grid)
 
     def point(self, position: int, memory: torch.Tensor, offset: int) -> None:
         self._tensors[position] = typed(memory, offset, self._dtypes[position])
@@ -108,7 +113,7 @@ class _Interpreted:
     def launch(self, stream: int) -> None:
         # While it interprets a kernel, Triton changes its language for all threads.
         with _INTERPRETING:
-            self._function[self._grid](*self._tensors)
+            self._run(*self._tensors)
 
 
 class _Checked(_Interpreted):
@@ -131,7 +136,7 @@ class _Checked(_Interpreted):
 
     def launch(self, stream: int) -> None:
         with _INTERPRETING, watching(self._stem, self._ranges):
-            self._function[self._grid](*self._tensors)
+            self._run(*self._tensors)
 
 
 class Launched(_Interpreted):
@@ -140,10 +145,13 @@ class Launched(_Interpreted):
     def __init__(self, launch: Launch, arguments: Sequence[BufferRef], stem: str) -> None:
         super().__init__(launch, arguments, stem)
         self.arguments = len(arguments)
-        self._options = {"num_warps": launch.warps, "num_stages": launch.stages}
+
+    def _runner(self, launch: Launch, stem: str) -> Callable[..., None]:
+        options = {"num_warps": launch.warps, "num_stages": launch.stages}
+        return partial(function(launch.source, stem)[launch.grid], **options)
 
     def launch(self, stream: int) -> None:
-        self._function[self._grid](*self._tensors, **self._options)
+        self._run(*self._tensors)
 
 
 class Interpreter:

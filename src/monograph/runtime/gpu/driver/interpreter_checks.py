@@ -28,6 +28,8 @@ class _Watched:
         self._plain = plain
         self.kernel = ""
         self.ranges: Sequence[Range] | None = None
+        self.undo: list[tuple[Array, Array, Array]] | None = None
+        """Addresses, what they held, and a mask, of every store that may be taken back."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._plain, name)
@@ -38,15 +40,29 @@ class _Watched:
 
     def store(self, pointers: Array, values: Array, mask: Array) -> Any:
         self._check("store", pointers, mask, values.dtype.itemsize)
+        self._remember(pointers, mask, values.dtype)
         return self._plain.store(pointers, values, mask)
 
     def atomic_rmw(self, how: Any, pointers: Array, values: Array, mask: Array, order: Any) -> Any:
         self._check("atomic", pointers, mask, values.dtype.itemsize)
+        self._remember(pointers, mask, values.dtype)
         return self._plain.atomic_rmw(how, pointers, values, mask, order)
 
     def atomic_cas(self, pointers: Array, expected: Array, values: Array, order: Any) -> Any:
-        self._check("atomic", pointers, np.ones(pointers.shape, bool), values.dtype.itemsize)
+        mask = np.ones(pointers.shape, bool)
+        self._check("atomic", pointers, mask, values.dtype.itemsize)
+        self._remember(pointers, mask, values.dtype)
         return self._plain.atomic_cas(pointers, expected, values, order)
+
+    def take_back(self) -> None:
+        """Undoes the stores of a batch, the last one first."""
+        for pointers, values, mask in reversed(self.undo or []):
+            self._plain.store(pointers, values, mask)
+
+    def _remember(self, pointers: Array, mask: Array, dtype: Any) -> None:
+        if self.undo is not None:
+            held = self._plain.load(pointers, mask, np.zeros(pointers.shape, dtype), dtype)
+            self.undo.append((pointers, held, mask))
 
     def _check(self, how: str, pointers: Array, mask: Array, size: int) -> None:
         if self.ranges is None:
@@ -82,7 +98,8 @@ class _Watched:
 
 
 @cache
-def _watched() -> _Watched:
+def watched() -> _Watched:
+    """Triton's module for memory, replaced once by one that looks at addresses."""
     from triton.runtime import interpreter
 
     module: Any = interpreter
@@ -93,8 +110,8 @@ def _watched() -> _Watched:
 @contextmanager
 def watching(kernel: str, ranges: Sequence[Range]) -> Iterator[None]:
     """Lets a kernel access these buffers only."""
-    watched = _watched()
-    watched.kernel, watched.ranges = kernel, ranges
+    memory = watched()
+    memory.kernel, memory.ranges = kernel, ranges
     try:
         yield
     except Exception as error:
@@ -104,4 +121,4 @@ def watching(kernel: str, ranges: Sequence[Range]) -> Iterator[None]:
             own = own.__cause__  # type: ignore[assignment]
         raise own if isinstance(own, InternalError) else error from None
     finally:
-        watched.ranges = None
+        memory.ranges = None
