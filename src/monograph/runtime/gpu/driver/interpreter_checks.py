@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -35,8 +36,12 @@ class _Watched:
         return getattr(self._plain, name)
 
     def load(self, pointers: Array, mask: Array, other: Array, dtype: Any) -> Any:
-        self._check("load", pointers, mask, np.dtype(dtype).itemsize)
-        return self._plain.load(pointers, mask, other, dtype)
+        kind = np.dtype(dtype)
+        read = self._check("load", pointers, mask, kind.itemsize)
+        if read is None:
+            return other.astype(kind)
+        found = _gathered(read, kind)
+        return found if read is pointers else np.where(mask.astype(bool), found, other.astype(kind))
 
     def store(self, pointers: Array, values: Array, mask: Array) -> Any:
         self._check("store", pointers, mask, values.dtype.itemsize)
@@ -61,25 +66,23 @@ class _Watched:
 
     def _remember(self, pointers: Array, mask: Array, dtype: Any) -> None:
         if self.undo is not None:
-            held = self._plain.load(pointers, mask, np.zeros(pointers.shape, dtype), dtype)
+            held = self.load(pointers, mask, np.zeros(pointers.shape, dtype), dtype)
             self.undo.append((pointers, held, mask))
 
-    def _check(self, how: str, pointers: Array, mask: Array, size: int) -> None:
-        if self.ranges is None:
-            return
-        shape = np.broadcast_shapes(pointers.shape, mask.shape)
-        given = np.broadcast_to(pointers, shape)[np.broadcast_to(mask.astype(bool), shape)]
-        if not given.size:
-            return
-        given = given.astype(np.int64)
-        low, high = int(given.min()), int(given.max()) + size
+    def _check(self, how: str, pointers: Array, mask: Array, size: int) -> Array | None:
+        """The addresses with one that is accessed for each that is not; None where none is."""
+        read = _accessed(pointers, mask.astype(bool, copy=False))
+        if read is None or self.ranges is None:
+            return read
+        low, high = int(read.min()), int(read.max()) + size
         if any(start <= low and high <= stop for start, stop, _ in self.ranges):
-            return
-        good = np.zeros(given.shape, bool)
+            return read
+        good = np.zeros(read.shape, bool)
         for start, stop, _ in self.ranges:
-            good |= (given >= start) & (given + size <= stop)
+            good |= (read >= start) & (read + np.uint64(size) <= stop)
         if not good.all():
-            raise self._outside(how, int(given[~good][0]), size)
+            raise self._outside(how, int(read[~good][0]), size)
+        return read
 
     def _outside(self, how: str, address: int, size: int) -> InternalError:
         assert self.ranges is not None
@@ -95,6 +98,32 @@ class _Watched:
             expected=f"an access within {stop - start} bytes of {label}",
             given=f"a {how} of {size} bytes at {address - start}, address {address:#x}",
         )
+
+
+def _accessed(pointers: Array, mask: Array) -> Array | None:
+    if mask.all():
+        return pointers
+    if not mask.any():
+        return None
+    shape = np.broadcast_shapes(pointers.shape, mask.shape)
+    allowed = np.broadcast_to(mask, shape)
+    one = np.broadcast_to(pointers, shape).flat[int(allowed.argmax())]
+    return np.where(allowed, pointers, one)
+
+
+def _gathered(addresses: Array, kind: np.dtype[Any]) -> Array:
+    """The elements at some addresses, each a whole number of elements from the others."""
+    low, high = addresses.min(), addresses.max()
+    memory: Any = SimpleNamespace()
+    memory.__array_interface__ = {
+        "data": (int(low), True),
+        "shape": (int(high - low) // kind.itemsize + 1,),
+        "typestr": kind.str,
+        "version": 3,
+    }
+    places = (addresses - low) >> np.uint64(kind.itemsize.bit_length() - 1)
+    found: Array = np.asarray(memory).take(places.view(np.int64))
+    return found
 
 
 @cache
