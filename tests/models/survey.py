@@ -5,6 +5,7 @@
     TRITON_INTERPRET=1 python -m tests.models.survey --target gpu:interpreter
     python -m tests.models.survey --only ddddocr_common silero_vad
 
+`python -m tests.models.stored` runs models on a machine without ONNX Runtime and package index.
 Each model runs in a process of its own, because some take longer than there is time. What is known
 of other targets and models is kept: the JSON file is read first.
 """
