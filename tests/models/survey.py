@@ -36,6 +36,8 @@ from tests.models.cases import ALL_CASES, fetched
 from tests.models.test_real_models import compare, runtime_answers
 
 RESULTS = Path(__file__).resolve().parents[2] / "benchmarks" / "results"
+REPEATED = 20.0
+"""Seconds of a first run up to which a second one is made, which has to give the same bits."""
 Row = dict[str, Any]
 
 
@@ -58,14 +60,15 @@ def survey_one(name: str, target: str) -> Row:
     session = monograph.load(path, target=target, dims=case.dims)
     given = dict(zip(names, session.run(feeds), strict=True))
     seconds = time.monotonic() - begun
-    again = dict(zip(names, session.run(feeds), strict=True))
-    same = compare_outputs(again, given, {n: Tolerance() for n in names})
     row[target] = {
         **_shown(compare_outputs(given, right, derived), derived),
         "seconds": round(seconds, 1),
-        "second run equal": all(d.ok for d in same),
         "host": session.stats["host_reasons"],
     }
+    if seconds <= REPEATED:
+        again = dict(zip(names, session.run(feeds), strict=True))
+        same = compare_outputs(again, given, {n: Tolerance() for n in names})
+        row[target]["second run equal"] = all(d.ok for d in same)
     return row
 
 
