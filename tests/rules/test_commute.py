@@ -181,6 +181,8 @@ def test_reshapes_of_rows_move_behind_a_dot() -> None:
     check_declines(batch, rule, "not one matrix")
     unknown = graph_of(Dot()(Reshape((-1, 4))(value("f32[N, 3, 4]")), w))
     check_declines(unknown, rule, "not known")
+    empty = graph_of(Dot()(Reshape((1, 0))(value("f32[0, 0]")), numbers(0, 5)))
+    check_declines(empty, rule, "number of empty rows")
 
 
 def test_a_matrix_shared_by_a_batch_is_not_copied() -> None:

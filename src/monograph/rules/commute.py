@@ -267,6 +267,9 @@ def sink_reshape_below_dot(x: Value, y: Value, root: Value) -> Value | Reject:
         return Reject("the second operand is not one matrix", 2, y.tensor.rank)
     if x.tensor.rank < 2 or x.tensor.static[-1] != y.tensor.static[0]:
         return Reject("the reshape cuts rows", y.tensor.static[0], x.type)
+    rows = root.inputs[0].tensor.static[:-1]
+    if math.prod(x.tensor.static[:-1]) != math.prod(rows):
+        return Reject("the reshape changes the number of empty rows", math.prod(rows), x.type)
     if not _is_short(root.inputs[0]):
         return Reject("the views before the dot do not collapse", SHORT)
     return Reshape(root.tensor.static)(root.op(x, y))
