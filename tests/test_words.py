@@ -16,10 +16,14 @@ ROOMS = [
     "errors.py",
     "frontend",
     "ir",
+    "ops",
+    "passes/layout",
+    "passes/precision",
     "program",
     "rewrite",
     "rules",
     "runtime/gpu/build",
+    "runtime/inputs",
 ]
 """The rooms that keep these rules."""
 RIDDLE = re.compile(r"(What|Whether|Who|Whose|How|Where|Which|When)\b")

@@ -15,10 +15,10 @@ from monograph.ir.dtype import f32
 from monograph.ops.attention import CacheUpdate
 from monograph.ops.conv import Conv
 from monograph.ops.elementwise import Add, Exp, Mul, Neg, Sigmoid
-from monograph.ops.index import ScatterElements, ScatterNd
 from monograph.ops.linear import Dot
 from monograph.ops.quant import Dequantize
 from monograph.ops.reduce import ReduceMax, ReduceSum
+from monograph.ops.scatter import ScatterElements, ScatterNd
 from monograph.ops.shape import Concat, Slice, Transpose
 from monograph.program.lowering import lower
 from monograph.runtime.cpu.executable import CpuExecutable, compile_graph

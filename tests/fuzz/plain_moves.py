@@ -31,15 +31,7 @@ from monograph.ops.elementwise import (
 from monograph.ops.index import Gather
 from monograph.ops.pad_tile import Pad
 from monograph.ops.quant import Dequantize, Quantize
-from monograph.ops.shape import (
-    Broadcast,
-    Concat,
-    Reshape,
-    Slice,
-    Squeeze,
-    Transpose,
-    Unsqueeze,
-)
+from monograph.ops.shape import Broadcast, Concat, Reshape, Slice, Squeeze, Transpose, Unsqueeze
 from tests.fuzz.maker import SIZES, Maker
 from tests.samples import make_operand
 

@@ -7,14 +7,8 @@ import pytest
 
 from monograph.errors import ExecutionError, InferError
 from monograph.ir import parse_tensor_type
-from monograph.ops.index import (
-    Col2Im,
-    Gather,
-    GatherElements,
-    GatherNd,
-    ScatterElements,
-    ScatterNd,
-)
+from monograph.ops.index import Gather, GatherElements, GatherNd
+from monograph.ops.scatter import Col2Im, ScatterElements, ScatterNd
 
 
 def infer(op, *texts: str) -> str:

@@ -147,7 +147,7 @@ class Attention(Op):
         return narrow(np.matmul(weights, values.repeat(repeats, 1)), from_numpy(q.dtype))
 
     def weights(self, q: Array, k: Array, given: dict[str, Array]) -> Array:
-        """How much each key counts for each query, in f64."""
+        """Return the weight of each key for each query, in f64."""
         if not divides(k.shape[1], q.shape[1]):
             raise ExecutionError(
                 "heads are no multiple of key heads", expected=k.shape[1], given=q.shape[1]
@@ -180,7 +180,7 @@ class Attention(Op):
         return np.asarray(weights / np.where(total == 0, 1.0, total))
 
     def visible(self, queries: int, keys: int, lengths: Array | None) -> Array:
-        """Which keys each query may see, without the mask: bool, broadcastable to the scores."""
+        """Return the keys that each query sees without the mask, broadcastable to the scores."""
         length = np.array([keys]) if lengths is None else lengths
         length = length.astype(np.int64).reshape(-1, 1, 1, 1)
         key = np.arange(keys).reshape(1, 1, 1, -1)
@@ -218,12 +218,12 @@ def usual_scale(size: int) -> float:
 
 
 def divides(groups: int, heads: int) -> bool:
-    """Whether heads of queries share the heads of keys evenly; none share none."""
+    """Return True if heads of queries share the heads of keys evenly; none share none."""
     return heads % groups == 0 if groups else heads == 0
 
 
 def _fits(mask: Sequence[Dim], scores: Sequence[Dim]) -> bool:
-    """Whether a mask broadcasts to the scores without making them larger, as far as is known."""
+    """Return True if a mask broadcasts to scores without making them larger, as far as known."""
     pairs = zip(mask[::-1], scores[::-1], strict=False)
     return all(a in (1, b) or isinstance(a, str) or isinstance(b, str) for a, b in pairs)
 

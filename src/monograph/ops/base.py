@@ -1,4 +1,4 @@
-"""What the op families share: checks of types, and arithmetic wide enough to be an oracle."""
+"""Shared parts of the op families: type checks, base classes, wide arithmetic of references."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ import numpy as np
 
 from monograph.errors import InferError
 from monograph.ir import (
+    UNKNOWN,
     Array,
     DType,
     Narrowing,
     Op,
+    Shape,
     TensorType,
     Type,
     Value,
@@ -31,7 +33,7 @@ INTEGRAL = (INT, UINT, BOOL)
 
 
 def as_tensor(given: Type) -> TensorType:
-    """The type of an operand that must be a tensor."""
+    """Return the type of an operand that must be a tensor."""
     if not isinstance(given, TensorType):
         raise InferError("a tensor is needed", given=given)
     return given
@@ -43,7 +45,7 @@ def check_kinds(dtype: DType, kinds: tuple[str, ...]) -> None:
 
 
 def same_dtype(*types: TensorType) -> DType:
-    """The one element type of operands that must share it."""
+    """Return the element type that all operands must share."""
     first = as_tensor(types[0]).dtype
     for t in types[1:]:
         if as_tensor(t).dtype != first:
@@ -52,7 +54,7 @@ def same_dtype(*types: TensorType) -> DType:
 
 
 def check_rank(rank: int) -> int:
-    """A number of dimensions that a tensor can have: a file may state any length of a shape."""
+    """Return a rank that a tensor can have; a file may state a shape of any length."""
     if rank > MAX_RANK:
         raise InferError(
             "a tensor has too many dimensions", expected=f"at most {MAX_RANK}", given=rank
@@ -69,7 +71,7 @@ def normalise_axis(axis: int, rank: int) -> int:
 
 
 def normalise_axes(axes: tuple[int, ...], rank: int) -> tuple[int, ...]:
-    """Axes as ascending, non-negative, distinct numbers."""
+    """Return axes as ascending, non-negative, distinct numbers."""
     result = sorted(normalise_axis(a, rank) for a in axes)
     if len(set(result)) != len(result):
         raise InferError("an axis is named twice", given=list(axes))
@@ -77,17 +79,17 @@ def normalise_axes(axes: tuple[int, ...], rank: int) -> tuple[int, ...]:
 
 
 def widen(x: Array) -> Array:
-    """An array in the type the reference computes in (see `DType.compute`)."""
+    """Return an array in the type that the reference computes in (see `DType.compute`)."""
     return x.astype(from_numpy(x.dtype).compute, copy=False)
 
 
 def narrow(x: Any, like: DType) -> Array:
-    """A computed result, rounded once to its element type."""
+    """Return a computed result, rounded once to its element type."""
     return np.asarray(x).astype(like.numpy, copy=False)
 
 
 def check_allocation(shape: tuple[int, ...], dtype: Any) -> None:
-    """Refuses a result that the machine cannot hold, before numpy tries to allocate it."""
+    """Refuse a result that the machine cannot hold, before numpy tries to allocate it."""
     check_result(shape, np.dtype(dtype).itemsize)
 
 
@@ -95,6 +97,19 @@ def known_sizes(given: Type) -> list[int]:
     """Return the sizes of a tensor that are known."""
     shape = given.shape if isinstance(given, TensorType) else None
     return [d for d in shape or () if isinstance(d, int)]
+
+
+def unknown_shape(length: Type) -> Shape | None:
+    """Return a shape of unknown sizes, of the rank that a vector of sizes has."""
+    dims = as_tensor(length).dims
+    if len(dims) != 1:
+        raise InferError("a vector of sizes is needed", given=length)
+    return None if isinstance(dims[0], str) else (UNKNOWN,) * check_rank(dims[0])
+
+
+def unknown_like(x: TensorType) -> Shape | None:
+    """Return a shape of unknown sizes, of the rank that x has."""
+    return None if x.shape is None else (UNKNOWN,) * x.rank
 
 
 class Elementwise(Op, abstract=True):
@@ -127,7 +142,7 @@ class Unary(Elementwise, abstract=True):
         return narrow(self.compute(widen(x)), from_numpy(x.dtype))
 
     def compute(self, x: Array) -> Array:
-        """The result in the wide type that the reference computes in."""
+        """Return the result in the wide type that the reference computes in."""
         raise NotImplementedError
 
 
@@ -156,7 +171,7 @@ class Binary(Elementwise, abstract=True):
         return narrow(self.compute(widen(x), widen(y)), from_numpy(x.dtype))
 
     def compute(self, x: Array, y: Array) -> Array:
-        """The result in the wide type that the reference computes in."""
+        """Return the result in the wide type that the reference computes in."""
         raise NotImplementedError
 
 
@@ -195,7 +210,7 @@ class Comparison(Binary, abstract=True):
     narrowing = Narrowing.COMPARISON
     level = True
     limit_above: ClassVar[int] = 0
-    """What a right operand must exceed the left one by, at least."""
+    """The least difference by which the right operand exceeds the left one."""
 
     def demands(self, value: Value, given: Sequence[Known]) -> list[Demand]:
         """Return lengths: a number that is compared with all places of an axis is one of them."""

@@ -158,7 +158,7 @@ class Cast(Elementwise):
 
 
 def _plain(x: Array) -> Array:
-    """The same values in a type that numpy itself has."""
+    """Return the same values in a type that numpy itself has."""
     given = from_numpy(x.dtype)
     return x.astype(given.compute) if given.is_float or given.bits < 8 else x
 

@@ -167,7 +167,7 @@ class LogSoftmax(Op):
 
 
 def _along(x: TensorType, axis: int) -> TensorType:
-    """The type of something computed along an axis of floats."""
+    """Return the type of something computed along an axis of floats."""
     check_kinds(as_tensor(x).dtype, (FLOAT,))
     normalise_axis(axis, x.rank)
     return x
@@ -179,12 +179,12 @@ def _below_largest(x: Array, axis: int) -> Array:
 
 
 class _Norm(Op, abstract=True):
-    """What the normalisations share: x, and then what it is multiplied by and shifted by."""
+    """The base of normalisations: operands are x, then optionally a scale and a bias."""
 
     axes: tuple[int, ...]
     epsilon: float
     parameters: int
-    """How many operands may follow x."""
+    """The largest number of operands after x."""
 
     narrowing = Narrowing.KEPT
     kept_reason = "a norm sums squares"

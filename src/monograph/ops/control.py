@@ -50,7 +50,7 @@ from monograph.ops.subgraph import (
 )
 
 Turn = Callable[[tuple[Any, ...]], Sequence[Any]]
-"""What runs the body of a loop once: its results for what it takes."""
+"""Runs the body of a loop once: returns its results for its inputs."""
 
 
 def _graph(inputs: tuple[Value, ...], *outputs: Value) -> Graph:
@@ -107,7 +107,7 @@ class Fail(Op):
 
     @property
     def reason(self) -> str:
-        """What a run that reaches it fails with."""
+        """The error of a run that reaches the op."""
         return f"a branch was taken that cannot run: {self.message}"
 
     def reference(self) -> Any:
@@ -220,7 +220,7 @@ class Loop(_Control):
         return self.turned(lambda given: evaluate(self.body, given), trips, condition, *operands)
 
     def turned(self, turn: Turn, trips: Array, condition: Array, *operands: Any) -> tuple[Any, ...]:
-        """The results, each turn of the body made by `turn`."""
+        """Return the results, each turn of the body made by `turn`."""
         if trips.size != 1:
             raise ExecutionError("a trip count has one element", given=[*trips.shape])
         limit, go = int(trips.reshape(())[()]), truth(condition)
@@ -357,7 +357,7 @@ class Scan(_Control):
         return self.turned(lambda given: evaluate(self.body, given), *operands)
 
     def turned(self, turn: Turn, *operands: Any) -> tuple[Any, ...]:
-        """The results, each turn of the body made by `turn`."""
+        """Return the results, each turn of the body made by `turn`."""
         state, scanned, captures = self._split(operands)
         moved = [np.moveaxis(x, a, 0) for x, a in zip(scanned, self.axes, strict=True)]
         lengths = {len(x) for x in moved}
@@ -393,7 +393,7 @@ def _normalised(axis: int, type_: TensorType, added: int) -> int:
 
 
 def slice_type(scanned: Type, axis: int) -> TensorType:
-    """The type of one slice of a scanned value."""
+    """Return the type of one slice of a scanned value."""
     t = as_tensor(scanned)
     if t.shape is None:
         return t
@@ -402,7 +402,7 @@ def slice_type(scanned: Type, axis: int) -> TensorType:
 
 
 def _stacked(element: TensorType, axis: int, length: Dim) -> TensorType:
-    """The type of elements stacked along a new axis."""
+    """Return the type of elements stacked along a new axis."""
     if element.shape is None:
         return element
     shape = list(element.shape)

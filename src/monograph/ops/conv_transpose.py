@@ -100,7 +100,7 @@ class ConvTranspose(Op):
         )
 
     def _full(self, sizes: Shape, kernel: Shape) -> Shape:
-        """The spatial shape before cropping."""
+        """Return the spatial shape before cropping."""
         full: list[Dim] = []
         axes = zip(sizes, kernel, self.strides, self.dilations, self.output_padding, strict=True)
         for size, k, stride, dilation, extra in axes:
@@ -190,7 +190,7 @@ class ConvTranspose(Op):
         return wi.in_layout(cropped, self.layout)
 
     def _places(self, place: tuple[int, ...], sizes: tuple[int, ...]) -> tuple[slice, ...]:
-        """Where the results of one element of the kernel go."""
+        """Return the places of the results of one element of the kernel."""
         return tuple(
             slice(k * d, k * d + (n - 1) * s + 1, s)
             for k, d, n, s in zip(place, self.dilations, sizes, self.strides, strict=True)

@@ -89,7 +89,7 @@ class DecodeAttention(Op):
         return self.attention.reference(q, keys, values, lengths), keys, values
 
     def parts(self, *operands: Value) -> tuple[Value, Value, Value]:
-        """The same by the ops it is made of."""
+        """Return the same by the ops it is made of."""
         q, k, v, keys, values, starts, lengths, *turns = operands
         if turns:
             rope = Rope(self.interleaved)

@@ -81,7 +81,7 @@ class Deferred(Op):
             raise InferError(f"{name} is a {form}", op=self.target, given=given)
 
     def settled(self, data: tuple[Array, ...]) -> Op:
-        """The plain op, once the late attributes are known."""
+        """Return the plain op, once the late attributes are known."""
         for name, x in zip(self.late, data, strict=True):
             self.check_late(name, TensorType(from_numpy(x.dtype), x.shape))
         late = dict(zip(self.late, map(as_attribute, data), strict=True))
@@ -98,7 +98,7 @@ class Deferred(Op):
 
 
 def as_attribute(data: Array) -> Any:
-    """A scalar or vector as an attribute: a number, or a tuple of numbers."""
+    """Return a scalar or vector as an attribute: a number, or a tuple of numbers."""
     listed = np.asarray(data).tolist()
     return tuple(listed) if isinstance(listed, list) else listed
 
@@ -116,7 +116,7 @@ def deferred(
 
 
 def settle(value: Value) -> Value:
-    """A deferred value whose late operands have become constants, as the plain op."""
+    """Return a deferred value whose late operands have become constants, as the plain op."""
     if not isinstance(value.op, Deferred):
         return value
     count = len(value.inputs) - len(value.op.late)

@@ -1,6 +1,6 @@
-"""Arithmetic, comparison and logic, one element at a time.
+"""Arithmetic, one element at a time.
 
-The functions of one number live in `functions`; users find all of them here.
+Functions of one number live in `functions`, comparisons in `logic`; this module exports all.
 """
 
 from __future__ import annotations
@@ -13,16 +13,13 @@ import numpy as np
 
 from monograph.ir import Array, Narrowing, TensorType, Value, broadcast, known, sample
 from monograph.ir.affine import MASK, Affine, Demand, IntRange, Known, united
-from monograph.ir.dtype import BOOL, COMPLEX, INT, STRING, UINT
+from monograph.ir.dtype import BOOL, COMPLEX
 from monograph.ir.traits import LARGEST_F16, MOST_DEGREE, peak
 from monograph.ops.base import (
-    INTEGRAL,
     NUMERIC,
     Binary,
     BinaryArithmetic,
-    Comparison,
     Elementwise,
-    Predicate,
     Unary,
     check_kinds,
     same_dtype,
@@ -50,6 +47,19 @@ from monograph.ops.functions import (
     Sqrt,
     Tan,
     Tanh,
+)
+from monograph.ops.logic import (
+    And,
+    Equal,
+    IsInf,
+    IsNan,
+    Less,
+    LessEqual,
+    Not,
+    Or,
+    ShiftLeft,
+    ShiftRight,
+    Xor,
 )
 from monograph.ops.scalar import Scalar, ScalarBuilder
 
@@ -125,52 +135,6 @@ class Sign(Unary):
                 low, high = (float((x > 0) - (x < 0)) for x in (a.low, a.high))
                 found.append(replace(a, low=low, high=high))
         return tuple(found)
-
-
-@dataclass(frozen=True)
-class Not(Unary):
-    """Every bit flipped; of a bool, its negation."""
-
-    kinds = INTEGRAL
-    samples = (sample("bool[4]"), sample("u8[4]"))
-
-    def compute(self, x: Array) -> Array:
-        return np.invert(x)
-
-    def scalar(self, b: ScalarBuilder, x: Scalar) -> Scalar:
-        return b.not_(x)
-
-    def demands(self, value: Value, given: Sequence[Known]) -> list[Demand]:
-        return [Demand(i, MASK) for i in range(len(given))]
-
-
-@dataclass(frozen=True)
-class IsNan(Predicate):
-    """Whether x is not a number."""
-
-    samples = (sample([1.0, float("nan"), inf]),)
-
-    def compute(self, x: Array) -> Array:
-        return np.isnan(x)
-
-    def scalar(self, b: ScalarBuilder, x: Scalar) -> Scalar:
-        return b.is_nan(x)
-
-
-@dataclass(frozen=True)
-class IsInf(Predicate):
-    """Whether x is infinite, of the signs asked for."""
-
-    positive: bool = True
-    negative: bool = True
-
-    samples = (sample([1.0, float("nan"), inf, -inf]), sample([inf, -inf], negative=False))
-
-    def compute(self, x: Array) -> Array:
-        return (np.isposinf(x) & self.positive) | (np.isneginf(x) & self.negative)
-
-    def scalar(self, b: ScalarBuilder, x: Scalar) -> Scalar:
-        return b.is_inf(x, self.positive, self.negative)
 
 
 @dataclass(frozen=True)
@@ -472,133 +436,6 @@ class Max(BinaryArithmetic):
 
     def combine_ranges(self, x: IntRange, y: IntRange) -> IntRange | None:
         return max(x[0], y[0]), max(x[1], y[1])
-
-
-@dataclass(frozen=True)
-class And(Binary):
-    """Bitwise and; of bools, whether both hold."""
-
-    kinds = INTEGRAL
-    commutative = True
-    samples = (sample("bool[4]", "bool[4]"), sample("u8[4]", "u8[4]"))
-
-    def compute(self, x: Array, y: Array) -> Array:
-        return np.bitwise_and(x, y)
-
-    def scalar(self, b: ScalarBuilder, x: Scalar, y: Scalar) -> Scalar:
-        return b.and_(x, y)
-
-    def demands(self, value: Value, given: Sequence[Known]) -> list[Demand]:
-        return [Demand(i, MASK) for i in range(len(given))]
-
-
-@dataclass(frozen=True)
-class Or(Binary):
-    """Bitwise or; of bools, whether either holds."""
-
-    kinds = INTEGRAL
-    commutative = True
-    samples = (sample("bool[4]", "bool[4]"), sample("u8[4]", "u8[4]"))
-
-    def compute(self, x: Array, y: Array) -> Array:
-        return np.bitwise_or(x, y)
-
-    def scalar(self, b: ScalarBuilder, x: Scalar, y: Scalar) -> Scalar:
-        return b.or_(x, y)
-
-    def demands(self, value: Value, given: Sequence[Known]) -> list[Demand]:
-        return [Demand(i, MASK) for i in range(len(given))]
-
-
-@dataclass(frozen=True)
-class Xor(Binary):
-    """Bitwise exclusive or; of bools, whether they differ."""
-
-    kinds = INTEGRAL
-    commutative = True
-    samples = (sample("bool[4]", "bool[4]"), sample("i16[4]", "i16[4]"))
-
-    def compute(self, x: Array, y: Array) -> Array:
-        return np.bitwise_xor(x, y)
-
-    def scalar(self, b: ScalarBuilder, x: Scalar, y: Scalar) -> Scalar:
-        return b.xor(x, y)
-
-    def demands(self, value: Value, given: Sequence[Known]) -> list[Demand]:
-        return [Demand(i, MASK) for i in range(len(given))]
-
-
-@dataclass(frozen=True)
-class ShiftLeft(Binary):
-    """x * 2^y, without the bits that leave at the top."""
-
-    kinds = (UINT, INT)
-    samples = (sample("u8[4]", "u8[4] in 0..7"),)
-
-    def compute(self, x: Array, y: Array) -> Array:
-        return np.left_shift(x, y)
-
-    def scalar(self, b: ScalarBuilder, x: Scalar, y: Scalar) -> Scalar:
-        return b.shift_left(x, y)
-
-
-@dataclass(frozen=True)
-class ShiftRight(Binary):
-    """x / 2^y, rounded down."""
-
-    kinds = (UINT, INT)
-    samples = (sample("u8[4]", "u8[4] in 0..7"),)
-
-    def compute(self, x: Array, y: Array) -> Array:
-        return np.right_shift(x, y)
-
-    def scalar(self, b: ScalarBuilder, x: Scalar, y: Scalar) -> Scalar:
-        return b.shift_right(x, y)
-
-
-@dataclass(frozen=True)
-class Equal(Comparison):
-    """Whether x = y; NaN equals nothing."""
-
-    kinds = (*NUMERIC, BOOL, STRING)
-    commutative = True
-    samples = (
-        sample("i32[8] in 0..2", "i32[8] in 0..2"),
-        sample([0.0, float("nan")], [-0.0, float("nan")]),
-    )
-
-    def compute(self, x: Array, y: Array) -> Array:
-        return np.equal(x, y)
-
-    def scalar(self, b: ScalarBuilder, x: Scalar, y: Scalar) -> Scalar:
-        return b.equal(x, y)
-
-
-@dataclass(frozen=True)
-class Less(Comparison):
-    """Whether x < y."""
-
-    limit_above = 1
-    samples = (sample("f32[4, 3]", "f32[3]"), sample("i64[4]", "i64[4]"))
-
-    def compute(self, x: Array, y: Array) -> Array:
-        return np.less(x, y)
-
-    def scalar(self, b: ScalarBuilder, x: Scalar, y: Scalar) -> Scalar:
-        return b.less(x, y)
-
-
-@dataclass(frozen=True)
-class LessEqual(Comparison):
-    """Whether x <= y."""
-
-    samples = (sample("f32[4, 3]", "f32[3]"), sample("i64[4]", "i64[4]"))
-
-    def compute(self, x: Array, y: Array) -> Array:
-        return np.less_equal(x, y)
-
-    def scalar(self, b: ScalarBuilder, x: Scalar, y: Scalar) -> Scalar:
-        return b.less_equal(x, y)
 
 
 @dataclass(frozen=True)

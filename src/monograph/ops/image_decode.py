@@ -14,7 +14,7 @@ from monograph.ops.base import as_tensor, check_allocation
 
 RGB, BGR, GREY = "rgb", "bgr", "grey"
 FORMATS = ("BMP", "JPEG", "JPEG2000", "PNG", "PPM", "TIFF", "WEBP")
-"""What ONNX asks for; Pillow's other readers stay out of reach of a model's data."""
+"""The formats that ONNX names; a model's data cannot reach Pillow's other readers."""
 _PNM = np.frombuffer(b"P6 2 1 255\n\x01\x02\x03\xff\x00\x80", np.uint8)
 
 

@@ -17,7 +17,7 @@ from monograph.ops.resample import cubic_kernel
 
 NEAREST, LINEAR, CUBIC = "nearest", "linear", "cubic"
 ZEROS, BORDER, REFLECT, MIRROR = "zeros", "border", "reflect", "mirror"
-"""What lies beyond the edges: zeros, the last element, or the axis turned back, at the outer edge
+"""Padding beyond the edges: zeros, the last element, or the axis reflected, at the outer edge
 of the last element (REFLECT) or at its centre (MIRROR)."""
 
 TAPS = {LINEAR: 2, CUBIC: 4}
@@ -66,7 +66,7 @@ def _read(x: Array, flat: Array) -> Array:
 
 
 def _taps(place: Array, size: int, mode: str, outside: str) -> list[tuple[Array, Array]]:
-    """The elements of one axis that a place reads, and the weight of each."""
+    """Return the elements of one axis that a place reads, and the weight of each."""
     if mode == NEAREST:
         whole, steps = np.rint(place), [0]
     else:

@@ -122,7 +122,7 @@ class Dot(Op):
 
 
 def _integer_product(x: Array, y: Array) -> Array:
-    """The product of integer matrices: in doubles where they hold every sum exactly."""
+    """Return the product of integer matrices: in doubles where they hold every sum exactly."""
     bits = from_numpy(x.dtype).bits + from_numpy(y.dtype).bits + x.shape[-1].bit_length()
     if bits <= EXACT_BITS:
         exact: Array = np.matmul(x.astype(np.float64), y.astype(np.float64))

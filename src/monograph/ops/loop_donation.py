@@ -13,7 +13,7 @@ _BODIES: WeakKeyDictionary[Graph, dict[int, Graph]] = WeakKeyDictionary()
 
 
 def state_donated(body: Graph, carried: int) -> Graph:
-    """A loop's body that may write new state over the old."""
+    """Return a loop's body that may write new state over the old."""
     bodies = _BODIES.setdefault(body, {})
     known = bodies.get(carried)
     if known is None:

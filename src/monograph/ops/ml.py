@@ -1,4 +1,4 @@
-"""What classical models need beyond arithmetic: tables, maps, probabilities. Reference only.
+"""Ops of classical models beyond arithmetic: tables, maps, probabilities. Reference only.
 
 Scalers, linear models and kernels are arithmetic of the canonical ops; trees have a file of their
 own.

@@ -37,7 +37,7 @@ P = TypeVar("P", bound="Pool")
 
 @dataclass(frozen=True)
 class Pool(Op, abstract=True):
-    """What pools share: the window.
+    """The base of pools: the window.
 
     With `ceil` a last window may reach beyond the padding, if it does not start there. `auto` asks
     for padding by the input's size (see `window.SAME_UPPER`) and is resolved once that is known.
@@ -97,14 +97,14 @@ class Pool(Op, abstract=True):
         return wi.in_layout(plain.pool(wi.channels_first(x, self.layout)), self.layout)
 
     def pool(self, x: Array) -> Array:
-        """The result for x[N, C, *S]."""
+        """Return the result for x[N, C, *S]."""
         raise NotImplementedError
 
     def _spatial(self, sizes: Shape) -> Shape:
         return tuple(self._count(i, d) for i, d in enumerate(sizes))
 
     def _count(self, axis: int, size: Dim) -> Dim:
-        """How many windows there are along a spatial axis."""
+        """Return the number of windows along a spatial axis."""
         pads = (self.pads_begin[axis], self.pads_end[axis])
         window = self.kernel[axis], self.strides[axis], self.dilations[axis]
         return wi.output_dim(size, *window, pads, self.ceil)
@@ -126,7 +126,7 @@ class Pool(Op, abstract=True):
         return np.moveaxis(view[..., :count, :], -2, axis + 2)
 
     def reduce(self, x: Array, reduction: Callable[..., Array], fill: float | int) -> Array:
-        """The reduction over every window, axis by axis."""
+        """Return the reduction over every window, axis by axis."""
         for axis in range(len(self.kernel)):
             x = reduction(self.windows(x, axis, fill), axis=-1)
         return x
@@ -138,7 +138,7 @@ class Pool(Op, abstract=True):
 
 
 def lowest(dtype: np.dtype[Any]) -> float | int:
-    """The identity of max in a type that the reference computes in."""
+    """Return the identity of max in a type that the reference computes in."""
     return -np.inf if dtype.kind == "f" else int(np.iinfo(dtype).min)
 
 
@@ -183,7 +183,7 @@ class MaxPool(Pool):
 
 @dataclass(frozen=True)
 class ArgMaxPool(Pool):
-    """Where in x, counted over all its elements, the largest of each window lies; the first one.
+    """The index, in all of x, of the largest element of each window; the first of equals.
 
     Elements are counted row-major, or with `column_major` with the spatial axes in reverse; always
     those of [N, C, *S], whatever the layout. A window that reads only padding has the first of its

@@ -24,7 +24,7 @@ from monograph.ops.scalar import Scalar, ScalarBuilder
 
 
 def spread(parameter: Array, shape: tuple[int, ...], axis: int | None, block: int) -> Array:
-    """A scale or zero point, broadcastable against data of this shape."""
+    """Return a scale or zero point, broadcastable against data of this shape."""
     if axis is None or parameter.ndim == 0:
         if parameter.size != 1:
             raise ExecutionError("one scale for all is needed", given=[*parameter.shape])
@@ -73,7 +73,7 @@ def _agree(given: object, *accepted: object) -> bool:
 
 
 def _normal(x: Type, scale: Type, axis: int | None, block: int) -> tuple[int | None, int]:
-    """The canonical axis and block: a scale of rank 0 needs neither."""
+    """Return the canonical axis and block: a scale of rank 0 needs neither."""
     if block < 0:
         raise InferError("a block has a positive size", given=block)
     x, scale = as_tensor(x), as_tensor(scale)
@@ -248,13 +248,13 @@ class Quantize(Op):
 
 
 def _wide(*dtypes: DType) -> DType:
-    """The float type to compute in: f32 where it holds every number of the types exactly."""
+    """Return the float type to compute in: f32 where it holds every number of the types exactly."""
     fits = all(d.bits <= (32 if d.is_float else 16) for d in dtypes)
     return f32 if fits else f64
 
 
 def _limits(to: DType) -> tuple[float, float]:
-    """The range of an integer type."""
+    """Return the range of an integer type."""
     if to.kind == "uint":
         return 0.0, 2.0**to.bits - 1
     return -(2.0 ** (to.bits - 1)), 2.0 ** (to.bits - 1) - 1

@@ -64,7 +64,7 @@ def _sigmoid(x: Array) -> Array:
 
 
 class _Cell(Op, abstract=True):
-    """What the cells share: types, the walk over time, activations."""
+    """The base of recurrent cells: types, the walk over time, activations."""
 
     activations: tuple[Activation, ...]
     backward: bool
@@ -131,7 +131,7 @@ class _Cell(Op, abstract=True):
         lengths: Array | None,
         step: Callable[[Array, tuple[Array, ...]], tuple[Array, ...]],
     ) -> tuple[Array, ...]:
-        """Every step's first state, and the last state; all in the wide type."""
+        """Return every step's first state, and the last state; all in the wide type."""
         time, batch = x.shape[:2]
         if lengths is not None and ((lengths < 0) | (lengths > time)).any():
             raise ExecutionError(

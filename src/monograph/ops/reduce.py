@@ -52,7 +52,7 @@ def _highest(dtype: DType) -> Any:
 
 
 class Reduction(Op, abstract=True):
-    """What the reductions share. Subclasses are dataclasses with `axes` and `keep`."""
+    """The base of reductions. Subclasses are dataclasses with `axes` and `keep`."""
 
     axes: tuple[int, ...]
     keep: bool
@@ -230,7 +230,7 @@ def _extreme(function: Any, x: Array, axes: tuple[int, ...], keep: bool, empty: 
 
 
 class ArgReduction(Op, abstract=True):
-    """What ArgMax and ArgMin share."""
+    """The base of ArgMax and ArgMin."""
 
     axis: int
     keep: bool
@@ -273,7 +273,7 @@ class ArgReduction(Op, abstract=True):
 
 @dataclass(frozen=True)
 class ArgMax(ArgReduction):
-    """Where the largest along an axis is: the first of equals, or with `last` the last."""
+    """The index of the largest along an axis: the first of equals, or with `last` the last."""
 
     axis: int
     keep: bool = False
@@ -291,7 +291,7 @@ class ArgMax(ArgReduction):
 
 @dataclass(frozen=True)
 class ArgMin(ArgReduction):
-    """Where the smallest along an axis is: the first of equals, or with `last` the last."""
+    """The index of the smallest along an axis: the first of equals, or with `last` the last."""
 
     axis: int
     keep: bool = False
@@ -307,7 +307,7 @@ class ArgMin(ArgReduction):
 
 
 class Cumulative(Op, abstract=True):
-    """What the running totals share."""
+    """The base of running totals."""
 
     axis: int
     exclusive: bool

@@ -51,7 +51,7 @@ class CompiledRegex:
         return len(self.states) - 1
 
     def compile(self, tree: Tree, target: int) -> int:
-        """The state that matches the tree and then goes on at `target`."""
+        """Return the state that matches the tree and then goes on at `target`."""
         if isinstance(tree, (CharSet, Assertion)):
             return self.add(_Step(tree, target))
         if isinstance(tree, Sequence):
@@ -76,7 +76,7 @@ class CompiledRegex:
         return target
 
     def closure(self, kernel: frozenset[int], before: str, after: str) -> frozenset[int]:
-        """Every state reachable for free between two characters."""
+        """Return every state reachable for free between two characters."""
         key = (kernel, before, after) if self.has_assertions else (kernel, "", "")
         known = self.closures.get(key)
         if known is not None:
@@ -112,7 +112,7 @@ class CompiledRegex:
         return self.steps.setdefault((states, character), reached)
 
     def matches(self, text: str) -> bool:
-        """Whether the pattern matches the whole text."""
+        """Return True if the pattern matches the whole text."""
         current = frozenset((self.start,))
         before = ""
         for character in text:

@@ -82,7 +82,7 @@ class Assertion:
     kind: str
 
     def holds(self, before: str, after: str) -> bool:
-        """Whether it holds between two characters; an edge of the text is an empty string."""
+        """Return True if it holds between two characters; "" is an edge of the text."""
         if self.kind == "begin":
             return not before
         if self.kind == "end":

@@ -1,4 +1,4 @@
-"""How one axis is resampled: which places of the input are read, and with what weights.
+"""The resampling of one axis: the places of the input that are read, and their weights.
 
 Holds no op; `Resize` is made of this.
 """
@@ -32,7 +32,7 @@ COORDINATES = (
 - tf_crop_and_resize: from the start to the end of a region.
 """
 ROUNDINGS = ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil", "simple")
-"""How the nearest element is found; "simple" is floor for an axis that grows, else ceil."""
+"""Rules for the nearest element; "simple" is floor for an axis that grows, else ceil."""
 
 
 @dataclass(frozen=True)
@@ -44,14 +44,14 @@ class Axis:
     places: Array
 
     def outside(self) -> Array:
-        """Which places lie beyond the edges."""
+        """Return the places beyond the edges."""
         return ~((self.places >= 0) & (self.places <= self.size - 1))
 
 
 def coordinates(
     mode: str, size: int, count: int, scale: float | None, roi: tuple[float, float]
 ) -> Axis:
-    """Where `count` results lie on an axis of this size; without a scale it is their ratio."""
+    """Return the places of `count` results on an axis; the default scale is the ratio of sizes."""
     steps = np.arange(count, dtype=np.float64)
     ratio = count / size if scale is None else scale
 
@@ -83,7 +83,7 @@ def coordinates(
 
 
 def nearest_places(axis: Axis, rounding: str) -> Array:
-    """The elements nearest to the places, within the axis."""
+    """Return the elements nearest to the places, within the axis."""
     if rounding == "simple":
         rounding = "floor" if axis.scale >= 1 else "ceil"
     x = axis.places
@@ -97,7 +97,7 @@ def nearest_places(axis: Axis, rounding: str) -> Array:
 
 
 def cubic_kernel(x: Array, a: float) -> Array:
-    """The cubic convolution kernel with the slope a at distance 1."""
+    """Return the cubic convolution kernel with the slope a at distance 1."""
     x = np.abs(x)
     near = ((a + 2) * x - (a + 3)) * x * x + 1
     far = ((x - 5) * x + 8) * x * a - 4 * a

@@ -127,7 +127,7 @@ class Resize(Op):
         return replace(self, axes=axes)._select(order)
 
     def _select(self, chosen: list[int]) -> Resize:
-        """The axes at these places only, in this order."""
+        """Return the axes at these places only, in this order."""
 
         def pick(given: Any) -> Any:
             return None if given is None else tuple(given[i] for i in chosen)

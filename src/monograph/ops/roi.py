@@ -131,7 +131,7 @@ class RoiAlign(Op):
 
 
 def _matrix(places: Array, weights: Array, size: int) -> Array:
-    """The average of the samples of each bin, as a matrix over an axis of this size."""
+    """Return the average of the samples of each bin, as a matrix over an axis of this size."""
     count, samples = places.shape[:2]
     matrix = np.zeros((count, size))
     bins = np.broadcast_to(np.arange(count)[:, None, None], places.shape)
@@ -181,7 +181,7 @@ class MaxRoiPool(Op):
 
 
 def _bins(start: float, end: float, count: int, size: int) -> list[slice]:
-    """A box along an axis as slices of it, which may overlap by one element."""
+    """Return a box along an axis as slices of it, which may overlap by one element."""
     step = max(end - start + 1, 1.0) / count
     places = np.arange(count + 1) * step
     lows = np.clip(np.nan_to_num(np.floor(places[:-1]) + start), 0, size).astype(int)

@@ -1,4 +1,4 @@
-"""What the lowering of an elementwise op is written in: one element, for any code generator.
+"""The scalar form of elementwise ops: one element, for any code generator.
 
 An op says once how an element of its result comes from elements of its operands:
 
@@ -40,7 +40,7 @@ class ScalarBuilder(Protocol):
     """
 
     def constant(self, number: float | int, dtype: DType) -> Scalar:
-        """A number known while the kernel is written."""
+        """Return a number known while the kernel is written."""
 
     # Arithmetic, of integers and floats
 
@@ -72,7 +72,7 @@ class ScalarBuilder(Protocol):
     def ceil(self, x: Scalar) -> Scalar: ...
 
     def round(self, x: Scalar) -> Scalar:
-        """The nearest whole number; a half goes to the even one."""
+        """Return the nearest whole number; a half goes to the even one."""
 
     def exp(self, x: Scalar) -> Scalar: ...
     def log(self, x: Scalar) -> Scalar: ...
@@ -118,10 +118,10 @@ class ScalarBuilder(Protocol):
         """x where the bool holds, y elsewhere."""
 
     def cast(self, x: Scalar, to: DType, saturate: bool = True, rounding: str = "up") -> Scalar:
-        """The same value in another element type, by the rules of the op `Cast`."""
+        """Return the same value in another element type, by the rules of the op `Cast`."""
 
     def bitcast(self, x: Scalar, to: DType) -> Scalar:
-        """The same bits read as another element type of the same width."""
+        """Return the same bits read as another element type of the same width."""
 
 
 class Indexed(Op, abstract=True):
@@ -132,6 +132,6 @@ class Indexed(Op, abstract=True):
 
 
 def is_pointwise(op: Op | type[Op]) -> bool:
-    """Whether an op says how one element comes from one element of each operand."""
+    """Return True if an op has a scalar form."""
     kind = op if isinstance(op, type) else type(op)
     return kind.scalar is not Op.scalar

@@ -46,7 +46,7 @@ def _check_position(position: Type) -> None:
 
 
 def _place(position: Array, low: int, high: int) -> int:
-    """A position as an int within these bounds."""
+    """Return a position as an int within these bounds."""
     if position.size != 1:
         raise ExecutionError("a position is one integer", given=[*position.shape])
     place = int(position.reshape(())[()])
@@ -88,7 +88,7 @@ class MakeSequence(Op):
 
 
 def is_empty_sequence(value: Value) -> bool:
-    """Whether a value is known to be a sequence of nothing."""
+    """Return True if a value is known to be an empty sequence."""
     return isinstance(value.op, MakeSequence) and not value.inputs
 
 
@@ -150,7 +150,7 @@ class SequenceErase(Op):
 
 @dataclass(frozen=True)
 class SequenceLength(Op):
-    """How many elements a sequence has."""
+    """The number of elements of a sequence."""
 
     samples = (sample("seq<f32[2]>"),)
 
@@ -286,7 +286,7 @@ class MakeOptional(Op):
 
 @dataclass(frozen=True)
 class HasElement(Op):
-    """Whether an optional has a value."""
+    """True if an optional has a value."""
 
     samples = (sample("opt<f32[2]>"),)
 

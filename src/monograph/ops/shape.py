@@ -23,7 +23,7 @@ from monograph.ir import (
     broadcast,
     sample,
 )
-from monograph.ir.affine import LENGTH, SIZE, Demand, IntRange, Known, united
+from monograph.ir.affine import SIZE, Demand, IntRange, Known, united
 from monograph.ir.dtype import i64
 from monograph.ir.layout import (
     LayoutPlan,
@@ -42,30 +42,23 @@ from monograph.ops.base import (
     ViewOp,
     as_tensor,
     check_allocation,
-    check_rank,
-    known_sizes,
     normalise_axes,
     normalise_axis,
     same_dtype,
+    unknown_like,
+    unknown_shape,
 )
+from monograph.ops.slice import FAR, Slice, sliced_places
+
+__all__ = [
+    "COPY", "FAR", "INFER", "Broadcast", "Concat", "Reshape", "ShapeOf", "Slice", "Squeeze",
+    "Transpose", "Unsqueeze", "sliced_places", "unknown_like", "unknown_shape",
+]  # fmt: skip
 
 INFER = -1
 """In a reshape: the dimension that makes the sizes agree. At most one."""
 COPY = -2
 """In a reshape: the input's dimension at the same place."""
-
-
-def unknown_shape(length: Type) -> Shape | None:
-    """A shape of unknown sizes, of the rank that a vector of sizes has."""
-    dims = as_tensor(length).dims
-    if len(dims) != 1:
-        raise InferError("a vector of sizes is needed", given=length)
-    return None if isinstance(dims[0], str) else (UNKNOWN,) * check_rank(dims[0])
-
-
-def unknown_like(x: TensorType) -> Shape | None:
-    """A shape of unknown sizes, of the rank that x has."""
-    return None if x.shape is None else (UNKNOWN,) * x.rank
 
 
 @dataclass(frozen=True)
@@ -91,7 +84,7 @@ class Reshape(ViewOp):
         return replace(self, shape=self.resolve(types[0].static))
 
     def resolve(self, given: tuple[int, ...]) -> tuple[int, ...]:
-        """The target shape for an input of this static shape."""
+        """Return the target shape for an input of this static shape."""
         if self.shape.count(INFER) > 1 or min(self.shape, default=0) < COPY:
             raise InferError("not a shape to reshape to", given=list(self.shape))
         sizes = list(self.shape)
@@ -130,7 +123,7 @@ class Reshape(ViewOp):
         return x.with_shape(result)
 
     def _inferred(self, given: Shape) -> Dim:
-        """The size at INFER: what is left of the input's sizes, if that is one dimension."""
+        """Return the size at INFER: what is left of the input's sizes, if that is one dimension."""
         copied = {i for i, d in enumerate(self.shape) if d == COPY}
         left = [d for i, d in enumerate(given) if i not in copied]
         total = math.prod(d for d in left if isinstance(d, int))
@@ -339,117 +332,6 @@ class Broadcast(ViewOp):
         if isinstance(first, TensorType) and first.shape:
             return Demand(operand, SIZE, 1, 1, "a size")
         return super().late_demand(operand, name, first)
-
-
-FAR = 2**31 - 1
-"""A bound of a slice that lies beyond any size."""
-
-
-def _is_whole(s: slice) -> bool:
-    """Whether a slice keeps every element of a dimension, whatever its size."""
-    if s.step == 1:
-        return bool(s.start == 0 and s.stop >= FAR)
-    return bool(s.step == -1 and (s.start == -1 or s.start >= FAR) and s.stop <= -FAR)
-
-
-def sliced_places(s: slice, size: int) -> range:
-    """Return the places of a dimension of this size that a slice takes, in their order.
-
-    ONNX clamps bounds as Python does, with one exception: a start that lies before the first
-    element is that element, also where the step is negative.
-    """
-    start, stop, step = s.indices(size)
-    if step < 0 and s.start < -size and size:
-        start = 0
-    return range(start, stop, step)
-
-
-@dataclass(frozen=True)
-class Slice(ViewOp):
-    """x[start:stop:step, ...], one triple a dimension; `sliced_places` says how bounds are clamped.
-
-    Bounds are normalised once the size is known: a start within it, and for a negative step a stop
-    of -1 - size where it runs to the beginning.
-    """
-
-    starts: tuple[int, ...]
-    stops: tuple[int, ...]
-    steps: tuple[int, ...]
-
-    samples = (
-        sample("f32[5, 6]", starts=(1, 0), stops=(4, 6), steps=(1, 2)),
-        sample("f32[5, 6]", starts=(-1, 0), stops=(-9, -2), steps=(-2, 1)),
-        sample("i64[4]", starts=(3,), stops=(1,), steps=(1,)),
-        sample("f32[4, 3]", starts=(-9, -9), stops=(-9, 2), steps=(-1, 1)),
-        sample("f32[4, 3]", starts=(0, 1), stops=(FAR, 3), steps=(1, 1)),
-    )
-
-    def canonical(self, *types: Type) -> Op:
-        x = as_tensor(types[0])
-        if not len(self.starts) == len(self.stops) == len(self.steps) == x.rank:
-            raise InferError(
-                "a slice has a start, a stop and a step for each dimension",
-                expected=x.rank,
-                given=(len(self.starts), len(self.stops), len(self.steps)),
-            )
-        if 0 in self.steps:
-            raise InferError("a slice's step is zero", given=self.steps)
-        bounds = [self._bounds(i, d) for i, d in enumerate(x.dims)]
-        starts, stops = (tuple(b) for b in zip(*bounds, strict=True)) if bounds else ((), ())
-        return replace(self, starts=starts, stops=stops)
-
-    def _bounds(self, axis: int, size: Dim) -> tuple[int, int]:
-        start, stop, step = self.starts[axis], self.stops[axis], self.steps[axis]
-        if not isinstance(size, int):
-            return start, stop
-        places = sliced_places(slice(start, stop, step), size)
-        if not len(places):
-            return 0, 0 if step > 0 else -size
-        return places.start, places.stop if places.stop >= 0 else -1 - size
-
-    def indexer(self) -> tuple[slice, ...]:
-        return tuple(map(slice, self.starts, self.stops, self.steps))
-
-    def infer(self, x: TensorType) -> TensorType:
-        shape: list[Dim] = []
-        for d, s in zip(x.dims, self.indexer(), strict=True):
-            if isinstance(d, int):
-                shape.append(len(sliced_places(s, d)))
-            else:
-                shape.append(d if _is_whole(s) else UNKNOWN)
-        return x.with_shape(shape)
-
-    def ranges(self, sizes: Sequence[int]) -> list[range]:
-        """Return the places that are taken of each dimension."""
-        return [sliced_places(s, d) for s, d in zip(self.indexer(), sizes, strict=True)]
-
-    def row_axis(self, index: int, axis: int, *types: TensorType) -> int | None:
-        """Return the axis where it is kept whole, in its order: a flip begins at its end."""
-        whole = self.starts[axis] == 0 and self.steps[axis] == 1 and self.stops[axis] >= FAR
-        return axis if whole else None
-
-    def reference(self, x: Array) -> Array:
-        ranges = self.ranges(x.shape)
-        stops = (r.stop if r.stop >= 0 else None for r in ranges)
-        return x[tuple(slice(r.start, stop, r.step) for r, stop in zip(ranges, stops, strict=True))]
-
-    @classmethod
-    def infer_deferred(cls, static: dict[str, Any], types: tuple[Type, ...], **late: Type) -> Type:
-        return as_tensor(types[0]).with_shape(unknown_like(as_tensor(types[0])))
-
-    def follow_order(self, value: Value, index: int, order: Order) -> LayoutPlan | None:
-        fields = (self.starts, self.stops, self.steps)
-        op = Slice(*(tuple(f[d] for d in order) for f in fields))
-        return LayoutPlan(op, (Need(order),), order)
-
-    @classmethod
-    def late_demand(cls, operand: int, name: str, first: Type) -> Demand:
-        sizes = known_sizes(first)
-        if not sizes:
-            return super().late_demand(operand, name, first)
-        low, high = (0, max(sizes) - 1) if name == "starts" else (1, max(sizes))
-        why = f"a bound within {max(sizes)}"
-        return Demand(operand, LENGTH, low, high, why, must=False)
 
 
 @dataclass(frozen=True)

@@ -97,7 +97,7 @@ class TopK(Op):
 
 @dataclass(frozen=True)
 class NonZero(Op):
-    """Where x is not zero: a column of coordinates for each such element, in row-major order."""
+    """The coordinates of the elements that are not zero, a column each, in row-major order."""
 
     level = True
     samples = (

@@ -48,7 +48,7 @@ class Stack:
 def stacks_for(
     elements: Sequence[Type], formals: Sequence[Type], shapes: Sequence[tuple[int, ...] | None]
 ) -> list[Stack]:
-    """What collects each result of a loop whose body takes data of these shapes."""
+    """Return a collector for each result of a loop whose body takes data of these shapes."""
     sizes = bind_symbols(formals, shapes)
     made = []
     for t in map(as_tensor, elements):

@@ -1,4 +1,4 @@
-"""What ops that carry sub-graphs share: types across the border, and graphs built anew.
+"""Shared parts of ops with sub-graphs: types across the border, and rebuilt graphs.
 
 A sub-graph is closed: what it reads from outside is passed to it. Symbols of its inputs' types are
 those of the enclosing graph; symbols that it makes up itself mean nothing outside, because the same
@@ -29,7 +29,7 @@ from monograph.ir.types import accepts, name_unknowns
 from monograph.ops.base import as_tensor
 
 VARIANT = "~loop"
-"""How a symbol starts that stands for a size which may change from iteration to iteration."""
+"""The prefix of symbols for sizes that may change from iteration to iteration."""
 
 
 def join(a: Type, b: Type) -> Type:
@@ -42,7 +42,7 @@ def join(a: Type, b: Type) -> Type:
 
 
 def fits(formal: Type, given: Type) -> bool:
-    """Whether a value may be passed to an input of a sub-graph."""
+    """Return True if a value may be passed to an input of a sub-graph."""
     if isinstance(formal, OptionalType) and not isinstance(given, OptionalType):
         return accepts(formal.element, given)
     return accepts(formal, given)
@@ -63,7 +63,7 @@ def variant(type_: Type, stem: str) -> Type:
 
 
 def vary(type_: Type, like: Type, stem: str) -> Type:
-    """The type of loop state, where another type of it varies varying too."""
+    """Return the type of loop state, where another type of it varies varying too."""
     if isinstance(type_, TensorType) and isinstance(like, TensorType):
         if type_.shape is None or like.shape is None:
             return type_.with_shape(None)
@@ -80,7 +80,7 @@ def vary(type_: Type, like: Type, stem: str) -> Type:
 
 
 def symbols(types: Iterable[Type]) -> set[str]:
-    """Every symbol that the types name."""
+    """Return every symbol that the types name."""
     found: set[str] = set()
     stack = list(types)
     while stack:
@@ -108,7 +108,7 @@ def close(type_: Type, visible: set[str]) -> Type:
 
 
 def refine(formal: Type, given: Type, state: bool = False) -> Type:
-    """The type of a sub-graph's input once the operand's type is known better.
+    """Return the type of a sub-graph's input once the operand's type is known better.
 
     What a loop may change (`state`) stays as general as it is.
     """
@@ -130,7 +130,7 @@ def refine(formal: Type, given: Type, state: bool = False) -> Type:
 
 
 def specialise(graph: Graph, types: Sequence[Type]) -> Graph:
-    """The graph with inputs of these types, every value below them inferred anew.
+    """Return the graph with inputs of these types, every value below them inferred anew.
 
     Where the types contradict the graph it stays as it is: it may stand where it is never run.
     """
@@ -148,7 +148,7 @@ def specialise(graph: Graph, types: Sequence[Type]) -> Graph:
 
 
 def inline(graph: Graph, arguments: Sequence[Value]) -> tuple[Value, ...]:
-    """The outputs of a graph as values over these arguments."""
+    """Return the outputs of a graph as values over these arguments."""
     made = dict(zip(graph.inputs, arguments, strict=True))
     for value in graph.values:
         if value not in made:
@@ -157,12 +157,12 @@ def inline(graph: Graph, arguments: Sequence[Value]) -> tuple[Value, ...]:
 
 
 def is_pure(*graphs: Graph) -> bool:
-    """Whether the results depend on nothing but the inputs."""
+    """Return True if the results depend on the inputs only."""
     return all(v.op.pure or isinstance(v.op, Input) for g in graphs for v in g.values)
 
 
 def bind_symbols(types: Sequence[Type], shapes: Sequence[tuple[int, ...] | None]) -> dict[str, int]:
-    """The sizes that the shapes of data give to the symbols of their types."""
+    """Return the sizes that the shapes of data give to the symbols of their types."""
     sizes: dict[str, int] = {}
     for type_, shape in zip(types, shapes, strict=True):
         if isinstance(type_, TensorType) and type_.shape is not None and shape is not None:
@@ -172,13 +172,13 @@ def bind_symbols(types: Sequence[Type], shapes: Sequence[tuple[int, ...] | None]
 
 
 def is_single(type_: Type) -> bool:
-    """Whether a tensor can hold exactly one element."""
+    """Return True if a tensor can hold exactly one element."""
     shape = as_tensor(type_).shape
     return shape is None or all(d == 1 or isinstance(d, str) for d in shape)
 
 
 def truth(data: Array) -> bool:
-    """A condition as a bool."""
+    """Return a condition as a bool."""
     if data.size != 1:
         raise ExecutionError("a condition has one element", given=[*data.shape])
     return bool(data.reshape(())[()])

@@ -35,7 +35,7 @@ def check_string(x: TensorType) -> TensorType:
 
 
 def object_array(items: list[Any], shape: tuple[int, ...]) -> Array:
-    """An array of Python objects, without numpy looking into them."""
+    """Return an array of Python objects, without numpy looking into them."""
     result = np.empty(len(items), object)
     result[:] = items
     return result.reshape(shape)
@@ -132,7 +132,7 @@ class StringFilter(Op):
 
 @dataclass(frozen=True)
 class RegexMatch(Op):
-    """Whether a regular expression (RE2's syntax) matches the whole text.
+    """True where a regular expression (RE2's syntax) matches the whole text.
 
     It takes time linear in the text, whatever the pattern.
     """
@@ -157,7 +157,7 @@ class RegexMatch(Op):
 
 @dataclass(frozen=True)
 class Ngrams(Op):
-    """How often each n-gram of a pool occurs in a sequence of tokens, weighted, as f32.
+    """The weighted counts of the n-grams of a pool in a sequence of tokens, as f32.
 
     `pool` holds all 1-grams, then all 2-grams and so on; the n-grams begin at `starts[n - 1]`. The
     i-th gram of the pool counts in column `columns[i]`. Grams of `shortest` to `longest` tokens
@@ -223,7 +223,7 @@ class Ngrams(Op):
             )
 
     def table(self) -> dict[tuple[Any, ...], list[int]]:
-        """The numbers of a gram in the pool, by its tokens."""
+        """Return the numbers of a gram in the pool, by its tokens."""
         tokens = self.pool.array.reshape(-1).tolist()
         bounds = (*self.starts, len(tokens))
         found: dict[tuple[Any, ...], list[int]] = defaultdict(list)

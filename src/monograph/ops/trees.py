@@ -165,7 +165,7 @@ class TreeEnsemble(Op):
         return result
 
     def descend(self, x: Array) -> Array:
-        """The leaf that each row reaches in each tree."""
+        """Return the leaf that each row reaches in each tree."""
         modes, features = self.modes.array, self.features.array
         splits = self.splits.array.astype(np.float64)
         at = np.tile(self.roots.array, (len(x), 1)).reshape(-1)
@@ -189,7 +189,7 @@ class TreeEnsemble(Op):
         return at.reshape(len(x), -1)
 
     def tally(self, leaves: Array) -> Array:
-        """The votes of these leaves, [N, T], by row and target."""
+        """Return the votes of these leaves, [N, T], by row and target."""
         first = self.first_vote.array[leaves].reshape(-1)
         counts = self.first_vote.array[leaves + 1].reshape(-1) - first
         rows = np.repeat(np.repeat(np.arange(len(leaves)), leaves.shape[1]), counts)

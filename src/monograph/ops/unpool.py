@@ -68,7 +68,7 @@ class MaxUnpool(Op):
         )
 
     def pooled_shape(self, dims: Shape) -> Shape:
-        """The shape of the tensor that was pooled."""
+        """Return the shape of the tensor that was pooled."""
         result: list[Dim] = list(dims[:2])
         axes = zip(dims[2:], self.kernel, self.strides, self.pads_begin, self.pads_end, strict=True)
         for size, kernel, stride, begin, end in axes:

@@ -30,7 +30,7 @@ CHANNELS_FIRST, CHANNELS_LAST = "channels_first", "channels_last"
 
 
 def type_channels_first(x: TensorType, layout: str) -> TensorType:
-    """The type of x[N, C, *S] for an x of this layout."""
+    """Return the type of x[N, C, *S] for an x of this layout."""
     if layout not in (CHANNELS_FIRST, CHANNELS_LAST):
         raise InferError("unknown layout", expected=[CHANNELS_FIRST, CHANNELS_LAST], given=layout)
     if layout == CHANNELS_FIRST or x.rank < 2:
@@ -39,7 +39,7 @@ def type_channels_first(x: TensorType, layout: str) -> TensorType:
 
 
 def type_in_layout(x: TensorType, layout: str) -> TensorType:
-    """The type of x[N, C, *S] in this layout."""
+    """Return the type of x[N, C, *S] in this layout."""
     if layout == CHANNELS_FIRST:
         return x
     return x.with_shape((x.dims[0], *x.dims[2:], x.dims[1]))
@@ -65,7 +65,7 @@ def channels_last_plan(value: Value, layout: str) -> LayoutPlan | None:
 
 
 def extent(kernel: int, dilation: int) -> int:
-    """The number of places from the first to the last element of a dilated window."""
+    """Return the number of places from the first to the last element of a dilated window."""
     return (kernel - 1) * dilation + 1
 
 
@@ -115,7 +115,7 @@ def same_padding(size: Dim, kernel: Dim, stride: int, dilation: int, auto: str) 
 def resolve_padding(
     sizes: Shape, kernel: Shape, strides: Sequence[int], dilations: Sequence[int], auto: str
 ) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-    """All begins and all ends for an automatic mode; None where a size is not known yet."""
+    """Return all begins and all ends for an automatic mode; None where a size is not known yet."""
     begins, ends = [], []
     for axis in zip(sizes, kernel, strides, dilations, strict=True):
         pads = same_padding(*axis, auto)
@@ -129,8 +129,11 @@ def resolve_padding(
 def output_dim(
     size: Dim, kernel: Dim, stride: int, dilation: int, pads: tuple[int, int], ceil: bool = False
 ) -> Dim:
-    """How many windows fit. With `ceil` a last one may reach beyond the end, also where it is the
-    only one, but none may start in the padding after the data."""
+    """Return how many windows fit.
+
+    With `ceil` a last one may reach beyond the end, also where it is the only one, but none may
+    start in the padding after the data.
+    """
     if not isinstance(kernel, int):
         return UNKNOWN
     reach = extent(kernel, dilation)
@@ -173,7 +176,7 @@ def pad_spatial(x: Array, begin: Sequence[int], end: Sequence[int], fill: float 
 def windows(
     x: Array, kernel: Sequence[int], strides: Sequence[int], dilations: Sequence[int]
 ) -> Array:
-    """A view of every window of the trailing axes: [..., *output, *kernel]."""
+    """Return a view of every window of the trailing axes: [..., *output, *kernel]."""
     n = len(kernel)
     reach = tuple(map(extent, kernel, dilations))
     if any(r > d for r, d in zip(reach, x.shape[x.ndim - n :], strict=True)):

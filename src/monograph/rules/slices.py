@@ -10,15 +10,7 @@ import numpy as np
 from monograph.ir import Value, known
 from monograph.ops.index import Gather
 from monograph.ops.pad_tile import Pad
-from monograph.ops.shape import (
-    FAR,
-    Broadcast,
-    Concat,
-    Reshape,
-    Slice,
-    Transpose,
-    sliced_places,
-)
+from monograph.ops.shape import FAR, Broadcast, Concat, Reshape, Slice, Transpose, sliced_places
 from monograph.rewrite import ANY, Context, Reject, const, rewrite, variables
 from monograph.rules.arrangement import Sizes, groups, inverse, reshaped
 from monograph.rules.views import is_static

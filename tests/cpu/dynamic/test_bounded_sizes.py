@@ -10,8 +10,8 @@ import monograph
 from monograph.errors import ExecutionError
 from monograph.ir import constant
 from monograph.ops.elementwise import Add, Div, Mod, Mul
-from monograph.ops.index import ScatterNd
 from monograph.ops.reduce import ReduceSum
+from monograph.ops.scatter import ScatterNd
 from monograph.ops.shape import FAR, Reshape, ShapeOf, Slice, Transpose
 from monograph.ops.sort import NonZero
 from tests.cpu.dynamic import bounded_chains

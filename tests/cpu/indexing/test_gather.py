@@ -8,15 +8,9 @@ import pytest
 from monograph.errors import ExecutionError
 from monograph.ir import Value, constant
 from monograph.ops.elementwise import Add, Exp
-from monograph.ops.index import (
-    Col2Im,
-    Gather,
-    GatherElements,
-    GatherNd,
-    ScatterElements,
-    ScatterNd,
-)
+from monograph.ops.index import Gather, GatherElements, GatherNd
 from monograph.ops.pad_tile import PAD_MODES, Iota, Pad, Tile
+from monograph.ops.scatter import Col2Im, ScatterElements, ScatterNd
 from monograph.ops.shape import Transpose
 from monograph.ops.signal import Frames
 from monograph.runtime.cpu.executable import compile_graph

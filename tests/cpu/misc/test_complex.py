@@ -12,10 +12,11 @@ from monograph.ir import Array, Value, constant, evaluate
 from monograph.ir.dtype import c64, c128
 from monograph.ops.cast import Cast
 from monograph.ops.elementwise import Add, Div, Mul, Sub, Where
-from monograph.ops.index import Gather, GatherElements, ScatterElements
+from monograph.ops.index import Gather, GatherElements
 from monograph.ops.linear import Dot
 from monograph.ops.pad_tile import Pad
 from monograph.ops.reduce import ReduceSum
+from monograph.ops.scatter import ScatterElements
 from monograph.ops.shape import Concat, Reshape, ShapeOf, Slice, Transpose
 from tests.cpu.dynamic.staging import compiled, matches
 from tests.rules.checks import graph_of, value

@@ -12,9 +12,9 @@ from monograph.codegen.llvm.module.select import CpuTarget
 from monograph.ir import Graph, Value, constant
 from monograph.ops.attention import CacheUpdate
 from monograph.ops.elementwise import Add
-from monograph.ops.index import ScatterElements
 from monograph.ops.linear import Dot
 from monograph.ops.reduce import ReduceSum
+from monograph.ops.scatter import ScatterElements
 from monograph.program.lowering import lower
 from monograph.runtime.cpu.executable import compile_graph
 from tests.cpu.against import check

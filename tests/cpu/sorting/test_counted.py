@@ -9,10 +9,11 @@ from monograph.errors import ExecutionError
 from monograph.ir import constant, evaluate, parse_tensor_type, unpack
 from monograph.ops.composite import LogSoftmax, Softmax
 from monograph.ops.elementwise import Add, Div, Exp, Less, Mul
-from monograph.ops.index import Gather, GatherNd, ScatterNd
+from monograph.ops.index import Gather, GatherNd
 from monograph.ops.linear import Dot
 from monograph.ops.reduce import CumSum, ReduceMax, ReduceMin, ReduceProd, ReduceSum
 from monograph.ops.roi import NonMaxSuppression
+from monograph.ops.scatter import ScatterNd
 from monograph.ops.shape import Concat, Reshape, ShapeOf, Slice, Transpose
 from monograph.ops.sort import NonZero, Unique
 from monograph.program.dynamic.bounded import Counted

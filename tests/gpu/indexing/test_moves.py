@@ -8,11 +8,12 @@ import pytest
 from monograph.errors import ExecutionError
 from monograph.ir import Item, Literal, constant
 from monograph.ops.elementwise import Neg
-from monograph.ops.index import Col2Im, Gather, ScatterElements, ScatterNd
+from monograph.ops.index import Gather
 from monograph.ops.linear import Det
 from monograph.ops.ml import Lookup
 from monograph.ops.resize import CUBIC, LINEAR, Resize
 from monograph.ops.roi import NonMaxSuppression
+from monograph.ops.scatter import Col2Im, ScatterElements, ScatterNd
 from monograph.ops.shape import Reshape, Transpose
 from monograph.ops.sort import NonZero, Unique
 from monograph.program.dynamic.bounded import Counted

@@ -1,4 +1,4 @@
-"""Converts a model of f32 to f16 or bf16, and keeps in f32 what needs it.
+"""The pass that converts a model of f32 to f16 or bf16, and keeps values in f32 that need it.
 
 First a decision for every value (see `precision_plan`), then one walk that builds the graph. A
 value is computed in one type only and is cast where a user wants the other, once for all such
@@ -104,7 +104,7 @@ class ConvertPrecision(Pass):
 
 
 def _find_f64(graph: Graph) -> Value | None:
-    """A value of doubles, in the graph or its sub-graphs."""
+    """Return a value of doubles, in the graph or its sub-graphs."""
     stack = [graph]
     while stack:
         for value in stack.pop().values:
@@ -172,7 +172,7 @@ class _Builder:
         return op(*(self._read(v, wanted) for v in value.inputs))
 
     def _cast(self, value: Value) -> Value:
-        """A cast of the model: straight to the type that is wanted of it."""
+        """Return a cast of the model: straight to the type that is wanted of it."""
         assert isinstance(value.op, Cast)
         (x,) = value.inputs
         if value.dtype == self.to and is_f32(x.type):
@@ -186,7 +186,7 @@ class _Builder:
         return made if made.dtype == self.to else Cast(self.to)(made)
 
     def _read(self, value: Value, wanted: DType) -> Value:
-        """A value of f32 in the type that a user wants; others as they are."""
+        """Return a value of f32 in the type that a user wants; others as they are."""
         made = self.made[value]
         if not is_f32(value.type) or made.dtype == wanted:
             return made

@@ -61,7 +61,7 @@ def is_comparison(value: Value) -> bool:
 
 
 def converts(value: Value) -> bool:
-    """Whether a value could be computed in another float type: it reads or gives f32."""
+    """Return True if a value could be computed in another float type: it reads or gives f32."""
     if isinstance(value.op, (Input, Constant)):
         return False
     if is_comparison(value):
@@ -70,7 +70,7 @@ def converts(value: Value) -> bool:
 
 
 class Magnitudes:
-    """How large the numbers of a graph and its sub-graphs are, where a type's range is in doubt."""
+    """The magnitudes of a graph and its sub-graphs, for a type whose range may not hold them."""
 
     def __init__(self, graph: Graph, to: DType) -> None:
         needed = not has_range_of_f32(to) and _may_convert(graph, to)
@@ -81,7 +81,7 @@ class Magnitudes:
         return self.rehearsal.unknown if self.rehearsal is not None else {}
 
     def of(self, graph: Graph) -> dict[Value, Magnitude]:
-        """... of the values of one of these graphs, in which sub-graphs may have changed."""
+        """Return the magnitudes of one of these graphs, whose sub-graphs may have changed."""
         if self.rehearsal is None:
             return {}
         largest = self.rehearsal.largest
@@ -96,7 +96,7 @@ class Magnitudes:
 
 
 def _may_convert(graph: Graph, to: DType) -> bool:
-    """Whether any value would be converted, in the graph or a sub-graph, if all numbers fitted."""
+    """Return True if any value, also of a sub-graph, would be converted if all numbers fitted."""
     kept = plan_precision(graph, to)
     return any(converts(v) and v not in kept for v in graph.values) or any(
         _may_convert(body, to) for v in graph.values for body in subgraphs(v.op)
@@ -106,7 +106,7 @@ def _may_convert(graph: Graph, to: DType) -> bool:
 def plan_precision(
     graph: Graph, to: DType, edges: str = KEEP, sizes: Mapping[Value, Magnitude] | None = None
 ) -> dict[Value, str]:
-    """The values that stay in f32, and why; `sizes` tell what may not fit for its range."""
+    """Return the values that stay in f32, with the reasons; `sizes` are their magnitudes."""
     sizes = sizes or {}
     unproved = _unproved(graph, to, sizes)
     plan = _Plan(to, _misfits(graph, to, sizes), unproved, find_front_ends(graph, unproved))
@@ -121,20 +121,20 @@ def plan_precision(
 
 @dataclass
 class _Plan:
-    """Decisions on values in the order in which they are computed."""
+    """The decisions on values, in the order in which they are computed."""
 
     to: DType
     misfits: dict[Value, str]
-    """Values whose numbers do not fit, and why."""
+    """The values whose numbers do not fit, with the reasons."""
     degrees: Mapping[Value, float]
-    """How fast numbers grow with the inputs, where that matters."""
+    """The degrees of values, for a type whose range may not hold them."""
     front_ends: Mapping[Value, str]
-    """Values that stay for what reads them, and why."""
+    """The values that stay because of a reader, with the reasons."""
     reasons: dict[Value, str] = field(default_factory=dict)
     wide: set[Value] = field(default_factory=set)
-    """Values that stay and may hold what the narrow type does not, by what computes them."""
+    """The values that stay and whose op may exceed the narrow type."""
     masks: set[Value] = field(default_factory=set)
-    """Values whose large numbers are constants: they are clipped where they are read."""
+    """The values whose large numbers are constants: their readers clip them."""
 
     def decide(self, value: Value, reason: str | None) -> None:
         operands = [v for v in value.inputs if is_f32(v.type) and not isinstance(v.op, Constant)]
@@ -159,7 +159,7 @@ class _Plan:
             self.wide.add(value)
 
     def _unproved(self, value: Value) -> str | None:
-        """Why no estimate tells whether a value, or what a layer reads, fits."""
+        """Return the reason if no estimate serves for a value, or for an operand of a layer."""
         read = value.inputs[:3] if is_layer(value.op) else ()
         if all(is_trusted(self.degrees.get(v, 0.0)) for v in (value, *read)):
             return None
@@ -175,7 +175,7 @@ class _Plan:
         return None
 
     def _misfit(self, value: Value, operands: list[Value]) -> str | None:
-        """Whether an operand would be spoilt if this value read it in the narrow type."""
+        """Return the reason if an operand does not fit the narrow type."""
         if value.op.clipped_from is not None:
             # A mask that is too large hides its keys as well when it is clipped.
             operands = [v for v in operands if v in value.inputs[: value.op.clipped_from]]
@@ -187,7 +187,7 @@ class _Plan:
 
 
 def _unproved(graph: Graph, to: DType, sizes: Mapping[Value, Magnitude]) -> Mapping[Value, float]:
-    """The degrees of values, where a type's range is in doubt."""
+    """Return the degrees of values, for a type whose range may not hold them."""
     if has_range_of_f32(to) or not sizes:
         return {}
     top = float(ml_dtypes.finfo(to.numpy).max)  # type: ignore[no-untyped-call]
@@ -199,7 +199,7 @@ def reads_f32(value: Value) -> bool:
 
 
 def _keep_what_feeds(graph: Graph, reasons: dict[Value, str], edges: str) -> None:
-    """Steps 4 and 5: what is between values that stay, and views that need not."""
+    """Apply steps 4 and 5: values between those that stay, and views that need not stay."""
     users = users_of(graph)
     outputs = {v for _, v in graph.outputs}
     moved = _moved(graph, reasons) if edges == KEEP else set()
@@ -218,7 +218,7 @@ def _keep_what_feeds(graph: Graph, reasons: dict[Value, str], edges: str) -> Non
 
 
 def _moved(graph: Graph, reasons: Mapping[Value, str]) -> set[Value]:
-    """What only moves numbers of f32: to narrow them on the way would lose digits."""
+    """Return the values that only move f32 numbers: a narrow type on the way would lose digits."""
     found: set[Value] = set(graph.inputs)
     for value in graph.values:
         operands = [v for v in value.inputs if is_f32(v.type) and not isinstance(v.op, Constant)]
@@ -233,7 +233,7 @@ def _all_narrow(users: list[Value], reasons: dict[Value, str]) -> bool:
 
 
 def _misfits(graph: Graph, to: DType, sizes: Mapping[Value, Magnitude]) -> dict[Value, str]:
-    """The values whose numbers do not fit a type, and why; not those whose overflow is harmless."""
+    """Return the values that do not fit a type and whose overflow is harmful, with reasons."""
     found = {v: why for v, m in sizes.items() if (why := range_reason(m, to)) is not None}
     users, outputs = users_of(graph), {v for _, v in graph.outputs}
     harmless: set[Value] = set()
@@ -246,7 +246,7 @@ def _misfits(graph: Graph, to: DType, sizes: Mapping[Value, Magnitude]) -> dict[
 
 
 def _absorbs(user: Value, value: Value, misfits: Mapping[Value, str], harmless: set[Value]) -> bool:
-    """Whether a user makes the same of a value that overflowed to infinity."""
+    """Return True if an overflow of a value to infinity does not change the results of a user."""
     if user.op.saturates:
         return True
     alone = not any(v in misfits for v in user.inputs if v is not value)

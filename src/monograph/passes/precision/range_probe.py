@@ -1,15 +1,14 @@
-"""How large the numbers of a model become, found by running it once on inputs drawn from a seed.
+"""Estimates of magnitudes: one run of a model on inputs drawn from a seed.
 
-What a weight makes of an activation is in the weights, so a run on any inputs of the usual size
-shows where numbers grow beyond a type or fall below it. Floats are drawn normal with variance 1,
-bytes over their whole range (they are pixels or codes), other integers as 0 or 1 (ids, masks,
-flags). The same graph gives the same estimate in every process.
+The weights decide how activations grow, so a run on any inputs of the usual size shows where
+numbers grow beyond a type or fall below it. Floats are drawn normal with variance 1, bytes over
+their whole range (they are pixels or codes), other integers as 0 or 1 (ids, masks, flags). The same
+graph gives the same estimate in every process.
 
-It is an estimate: who decides by it leaves room (see `precision_rules`), and what is proved of a
-value (see `bounds`) goes before it. The run is cut short where it would be long: of a large product
-or convolution only some rows are computed, and stand for the others; a large attention gives its
-values; a loop ends after a few turns. What cannot be computed so is not estimated, nor is what
-reads it.
+Decisions on an estimate leave room (see `precision_rules`), and a proved bound (see `bounds`) comes
+first. The run is shortened where it would be long: of a large product or convolution only some rows
+are computed, and stand for the others; a large attention gives its values; a loop ends after a few
+iterations. Values that cannot be computed so have no estimate, nor have their readers.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ from monograph.ops.window import CHANNELS_FIRST
 
 SEED = 0
 SIZE = 1
-"""What a dimension that is not known yet counts as."""
+"""The size of a dimension that is not known yet."""
 WORK = 1 << 22
 """About how many products of one layer are computed."""
 ELEMENTS = 1 << 27
@@ -43,7 +42,7 @@ ELEMENTS = 1 << 27
 LEAST = 4
 """Of how many places along an axis a convolution computes at least: one of them is an edge."""
 TURNS = 16
-"""How many turns of a loop are run."""
+"""The number of iterations of a loop that are run."""
 BYTE = 8
 
 
@@ -61,7 +60,7 @@ class Rehearsal:
         self.play(graph, self.drawn)
 
     def play(self, graph: Graph, given: Sequence[Any]) -> list[Any]:
-        """The outputs of a graph; None stands for what is not known, here and in `given`."""
+        """Return the outputs of a graph; None stands for what is not known, here and in `given`."""
         self._fed.setdefault(graph.inputs, tuple(given))
         results: dict[Value, Any] = dict(zip(graph.inputs, given, strict=True))
         left = dict(graph.uses)
@@ -141,7 +140,7 @@ class Rehearsal:
 
 
 def _draw(rng: np.random.Generator, type_: Type) -> Any:
-    """An input; None for what is no tensor of numbers."""
+    """Return an input; None for what is no tensor of numbers."""
     if not isinstance(type_, TensorType) or type_.shape is None:
         return None
     shape = tuple(d if isinstance(d, int) else SIZE for d in type_.shape)
@@ -182,7 +181,7 @@ def _computed(value: Value, operands: list[Any]) -> Any:
 
 
 def _rows(count: int, each: int) -> int:
-    """How many of `count` rows are computed when each takes so many products."""
+    """Return how many of `count` rows are computed when each takes so many products."""
     return max(1, min(count, WORK // max(each, 1)))
 
 

@@ -16,10 +16,11 @@ import numpy as np
 from monograph.ir import Array, Item, TensorType, Value, constant
 from monograph.ir.dtype import i64
 from monograph.ops.elementwise import Less, Max, Sub, Where
-from monograph.ops.index import Gather, ScatterNd
+from monograph.ops.index import Gather
 from monograph.ops.linear import Dot
 from monograph.ops.pad_tile import Iota
 from monograph.ops.reduce import Reduction
+from monograph.ops.scatter import ScatterNd
 from monograph.ops.shape import Concat, Reshape, ShapeOf
 from monograph.program.fusion.op_classes import is_pointwise, is_view
 

@@ -17,10 +17,11 @@ from monograph.ir.dtype import COMPLEX, c64, f32, f64
 from monograph.ops.cast import Cast
 from monograph.ops.deferred import Deferred
 from monograph.ops.elementwise import Add, Mul, Sub, Where
-from monograph.ops.index import Gather, GatherElements, GatherNd, ScatterElements, ScatterNd
+from monograph.ops.index import Gather, GatherElements, GatherNd
 from monograph.ops.linear import Dot
 from monograph.ops.pad_tile import Pad
 from monograph.ops.reduce import CumSum, ReduceSum
+from monograph.ops.scatter import ScatterElements, ScatterNd
 from monograph.ops.shape import Concat, ShapeOf, Slice, Squeeze, Unsqueeze
 
 _MOVES = (Concat, Gather, GatherElements, GatherNd, Pad, Where)

@@ -1,4 +1,4 @@
-"""Inputs for a run, made at random from a seed where none are given."""
+"""Inputs of a run: given arrays, and random ones from a seed for the others."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from monograph.runtime.inputs.input_ranges import LENGTH, MASK, Range
 
 DEFAULT_SIZE = 1
 NORMAL = "normal"
-"""How floats are drawn unless told."""
+"""The default distribution of floats."""
 SHOWN = 0.85
 """The share of a drawn mask that is 1."""
 
@@ -38,7 +38,7 @@ class Chosen:
 
 @dataclass
 class Inputs:
-    """Feeds, and what was assumed to make them."""
+    """Feeds, and the assumptions behind them."""
 
     feeds: dict[str, Any] = field(default_factory=dict)
     random: list[str] = field(default_factory=list)
@@ -49,7 +49,7 @@ class Inputs:
     """The numbers that were drawn for each of the inputs that were not given, in words."""
 
     def described(self, name: str) -> str:
-        """The name of an input that was drawn, with its numbers where they are not plain ones."""
+        """Return the name of a drawn input, with its range where that is not the default."""
         words = self.drawn.get(name, NORMAL)
         return name if words == NORMAL else f"{name} ({words})"
 
@@ -63,7 +63,7 @@ def make_inputs(
     analyse: Analyse | None = None,
     chosen: Chosen | None = None,
 ) -> Inputs:
-    """Given arrays where there are some, random ones elsewhere.
+    """Return the given arrays, and random ones for the other inputs.
 
     Floats are normal with variance 1. Integers have the range that `analyse` derives from their
     use, or 0 and 1 where that says nothing; the user's `chosen` ones come first. Symbols take
@@ -143,7 +143,7 @@ def _is_whole(dtype: DType) -> bool:
 
 @dataclass(frozen=True)
 class _How:
-    """How one input is drawn."""
+    """The distribution of one input."""
 
     words: str
     draw: Callable[[np.random.Generator, tuple[int, ...]], Array] | None = None
@@ -180,7 +180,7 @@ def _default_words(type_: Type) -> str:
 
 
 def _fitting(option: str, port: Port, number: float) -> float:
-    """A number that an input can hold, or an error that says what it can."""
+    """Return a number that an input can hold, or an error that says what it can."""
     dtype = port.dtype
     if dtype is None or dtype.is_string or dtype.kind == COMPLEX:
         raise ConfigError(f"{option} is for tensors of numbers", given=str(port))
@@ -223,7 +223,7 @@ def _whole(rng: np.random.Generator, low: int, high: int, shape: tuple[int, ...]
 
 
 def as_dtype(given: Any, type_: Type | None) -> Any:
-    """An array as its element type: .npy files know bf16 and the like only as raw bytes."""
+    """Return an array as its element type: .npy files know bf16 and the like only as raw bytes."""
     if not isinstance(type_, TensorType) or not isinstance(given, np.ndarray):
         return given
     raw = given.dtype.kind == "V" and given.dtype.names is None
@@ -233,7 +233,7 @@ def as_dtype(given: Any, type_: Type | None) -> Any:
 
 
 def _sizes(ports: Sequence[Port], given: Mapping[str, Any]) -> dict[str, int]:
-    """The sizes that given arrays bind symbols to."""
+    """Return the sizes that given arrays bind symbols to."""
     sizes: dict[str, int] = {}
     for port in ports:
         shape = getattr(given.get(port.name), "shape", None)
@@ -246,7 +246,7 @@ def _sizes(ports: Sequence[Port], given: Mapping[str, Any]) -> dict[str, int]:
 
 
 def _symbols(type_: Type) -> list[str]:
-    """The symbols among the dimensions of what `_random` makes."""
+    """Return the symbols among the dimensions of what `_random` makes."""
     while isinstance(type_, (OptionalType, SequenceType)):
         type_ = type_.element
     shape = type_.shape if isinstance(type_, TensorType) else None

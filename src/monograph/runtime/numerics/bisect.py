@@ -20,7 +20,7 @@ from monograph.runtime.numerics.numeric_equivalence import first_difference, mak
 from monograph.runtime.walk import random_ops
 
 Problem: TypeAlias = tuple[str, Difference | None]
-"""What is wrong, and the output that differs where the graph is well formed."""
+"""The problem, and the output that differs where the graph is well formed."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class BrokenPass:
     rewrite: Fired | None
     """The first rewrite after which the graph is wrong; None where that cannot be told."""
     number: int
-    """Which rewrite of the pass that is, from 1; 0 where the pass cannot stop half-way."""
+    """The number of the rewrite in the pass, from 1; 0 where the pass cannot stop half-way."""
     difference: Difference | None
     """The output that differs; None where the graph is malformed."""
 
@@ -55,7 +55,7 @@ class PassError(VerifyError):
 
 
 def is_exact(step: Pass, fired: Sequence[Fired]) -> bool:
-    """Whether all that a pass did keeps every bit."""
+    """Return True if every rewrite of a pass keeps every bit."""
     if not isinstance(step, RulePass):
         return step.exact
     exact = {r.name: r.exact for r in step.rules}
@@ -111,7 +111,7 @@ def check_pass(
 
 
 def _converts(step: Pass) -> bool:
-    """Whether a pass has been asked to change the types of outputs."""
+    """Return True if the options of a pass change the types of outputs."""
     return getattr(step, "inputs_outputs", "") == "convert"
 
 
@@ -122,7 +122,7 @@ def _problem(
     numbers: NumericCheck | None,
     step_may_convert: bool = False,
 ) -> Problem | None:
-    """What is wrong with a graph that a pass made of another."""
+    """Return the problem of a graph that a pass made; None without one."""
     if after == before:
         return None
     try:
@@ -155,7 +155,7 @@ def _locate(
     numbers: NumericCheck | None,
     problem: Problem,
 ) -> BrokenPass:
-    """The first rewrite of a pass after which the graph is wrong."""
+    """Return the first rewrite of a pass after which the graph is wrong."""
 
     def attempt(limit: int | None) -> tuple[list[Fired], Problem | None]:
         environment = Environment(cost, Trace(), limit)

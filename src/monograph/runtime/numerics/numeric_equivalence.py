@@ -1,4 +1,4 @@
-"""Whether two graphs over the same inputs compute the same numbers.
+"""The comparison of two graphs over the same inputs.
 
 Graphs that differ by exact rewrites must agree bit for bit. Others may differ by rounding. How far
 is derived from both graphs (see `runtime.numerics.tolerance`), and measured where that leaves an
@@ -59,7 +59,7 @@ def make_trial(graph: Graph, given: Mapping[str, Any] | None = None, seed: int =
 
 
 def run(graph: Graph, feeds: Mapping[str, Any]) -> dict[str, Any]:
-    """The reference's outputs by name."""
+    """Return the reference's outputs by name."""
     return dict(zip(graph.output_names, evaluate(graph, feeds), strict=True))
 
 
@@ -72,7 +72,7 @@ def first_difference(
     expected: Mapping[str, Any] | None = None,
     any_order: Collection[str] = (),
 ) -> Difference | None:
-    """The first output in which two graphs differ, or None where they agree.
+    """Return the first output in which two graphs differ, or None where they agree.
 
     `expected` are the outputs of `before`, where they have been computed. Rows of the outputs in
     `any_order` are matched to each other before they are compared, unless all is exact.
@@ -117,7 +117,7 @@ def _sum(a: Tolerance, b: Tolerance) -> Tolerance:
 
 
 def _compare_bits(given: Mapping[str, Any], expected: Mapping[str, Any]) -> list[Difference]:
-    """Every output of two sides, zeros of different signs told apart."""
+    """Return every output of two sides, zeros of different signs told apart."""
     found = compare_outputs(given, expected, {})
     left, right = flatten(given), flatten(expected)
     return [d if not d.ok else _compare_signs(d, left[d.place], right[d.place]) for d in found]

@@ -28,12 +28,12 @@ DRAWS = "draws random numbers"
 
 @dataclass(frozen=True)
 class StepCheck:
-    """What was found of one step."""
+    """The result of one step."""
 
     number: int
-    """Which step of the run it is; of a model that is one program, which of the program."""
+    """The number of the step in the run; for a model of one program, in the program."""
     stage: int
-    """Which program of the run it belongs to: one where data decide no shapes."""
+    """The number of its program in the run: 1 where data decide no shapes."""
     step: Step
     own: tuple[Difference, ...]
     """Each result against the reference, given what the step read; none where that says nothing."""
@@ -42,7 +42,7 @@ class StepCheck:
     overwritten: tuple[int, ...] = ()
     """Steps whose results this one reads, and which others have written over before it did."""
     not_compared: str | None = None
-    """Why the step's own error is not known."""
+    """The reason why the step's own error is not known."""
 
     @property
     def ok(self) -> bool:
@@ -50,7 +50,7 @@ class StepCheck:
 
     @property
     def drifted(self) -> bool:
-        """Whether the accumulated error is beyond what roundings explain."""
+        """Return True if roundings do not explain the accumulated error."""
         return not all(d.ok for d in self.accumulated)
 
     @property
@@ -88,7 +88,7 @@ class _Stage:
         self._stage = stage
         self._first = first
         self._right: dict[Value, Any] = {}
-        """What the reference computes of the program's inputs."""
+        """The results of the reference for the program's inputs."""
         self._variance: dict[Value, float] = {}
         self._made_by: dict[Value, int] = {}
         self._last: dict[Value, int] = {}
@@ -143,7 +143,7 @@ class _Stage:
         return self._right[value]
 
     def _spread(self, value: Value) -> float:
-        """The expected squared relative difference of a stored value."""
+        """Return the expected squared relative difference of a stored value."""
         parts = [*stored_parts(value, self._variance)]
         leaves = [p for p in parts if isinstance(p.op, (Input, Constant))]
         known = {p: v for p in parts if (v := self._variance.get(p)) is not None}
@@ -152,7 +152,7 @@ class _Stage:
 
 
 def _computed(step: Step, given: Mapping[Value, Any]) -> dict[Value, Any]:
-    """What the reference makes of a step's inputs."""
+    """Return the results of the reference for a step's inputs."""
     known = dict(given)
     for value in step.region.body:
         known[value] = apply(value, [known[v] for v in value.inputs])

@@ -1,4 +1,4 @@
-"""How far two right answers may lie apart: derived from the graph, output by output.
+"""Tolerances: the distance of two right answers, derived from the graph for each output.
 
 Every float op rounds its result, so two implementations that are both right differ by about one
 unit in the last place (eps) of each result, and a sum of K terms by one more per term, in the
@@ -98,12 +98,12 @@ def derive(graph: Graph, allowed: float = 0.0, *, tf32: bool = False) -> dict[st
 
 
 def allowed_by_file(model: ModelFile) -> float:
-    """The variance that a file's own accuracy levels allow other implementations."""
+    """Return the variance that a file's own accuracy levels allow other implementations."""
     return _allowed(model, model.proto.graph.node, {})
 
 
 def _allowed(model: ModelFile, nodes: object, known: dict[FunctionKey, float]) -> float:
-    """... by these nodes; functions call each other only so deep in a model that was imported."""
+    """Return the variance of these nodes; the importer limits the depth of function calls."""
     total = 0.0
     for node in all_nodes(nodes):
         key = FunctionKey(normalise_domain(node.domain), node.op_type, node.overload)
@@ -119,14 +119,14 @@ def _allowed(model: ModelFile, nodes: object, known: dict[FunctionKey, float]) -
 
 
 def epsilon(dtype: DType) -> float:
-    """The spacing of the floats just above 1; of a complex type, that of its parts."""
+    """Return the spacing of the floats just above 1; of a complex type, that of its parts."""
     if dtype.kind == COMPLEX:
         return F32_EPSILON if dtype.bits == 64 else 2.0**-52
     return float(ml_dtypes.finfo(dtype.numpy).eps)  # type: ignore[no-untyped-call]
 
 
 def tolerance_for(type_: Type, variance: float) -> Tolerance:
-    """What a value of a type may differ by that lies so far from its right value, squared."""
+    """Return the tolerance of a value of a type with this expected squared difference."""
     dtype = _element(type_)
     if dtype is None:
         return EXACT
@@ -141,7 +141,7 @@ def tolerance_for(type_: Type, variance: float) -> Tolerance:
 def variances(
     values: Iterable[Value], given: Mapping[Value, float], product: float = 0.0
 ) -> dict[Value, float]:
-    """The expected squared relative difference of values, each along its worst path.
+    """Return the expected squared relative difference of values, each along its worst path.
 
     Values come in an order in which they can be computed, from `given` ones. `product` is what
     rounding the operands of an f32 product adds.
@@ -164,7 +164,7 @@ def variances(
 
 
 def gain(value: Value, index: int) -> float:
-    """How much more than itself the squared difference of an operand counts in a result."""
+    """Return the factor by which a squared difference of an operand counts in the result."""
     types = [v.type for v in value.inputs if isinstance(v.type, TensorType)]
     return value.op.operand_gain(index, *types) if len(types) == len(value.inputs) else 1.0
 
@@ -178,7 +178,7 @@ def contraction(value: Value) -> int:
 
 
 def own_variance(value: Value) -> float:
-    """What a value's own rounding adds."""
+    """Return the variance that a value's own rounding adds."""
     if isinstance(value.op, (Input, Constant, Item)) or subgraphs(value.op):
         return 0.0
     dtype = _element(value.type)
@@ -198,7 +198,7 @@ def own_variance(value: Value) -> float:
 
 
 def _element(type_: Type) -> DType | None:
-    """The element type that decides how a value is rounded."""
+    """Return the element type that decides the rounding of a value."""
     if isinstance(type_, TensorType):
         return type_.dtype
     if isinstance(type_, MapType):

@@ -15,9 +15,9 @@ from monograph.codegen.llvm.emit.map_kernel import each_element, follows, moved_
 from monograph.codegen.llvm.module.kernel import Kernel, KernelContext, kernel_for
 from monograph.ir import Value
 from monograph.ir.dtype import i64
-from monograph.ops.index import Col2Im
 from monograph.ops.pad_tile import Iota, Pad
 from monograph.ops.scalar import Scalar
+from monograph.ops.scatter import Col2Im
 from monograph.program.fusion.access import Indices
 from monograph.program.index import Counter, Index, flatten, strides_of
 from monograph.program.legalise.lower_random import TakeTurn

@@ -29,8 +29,8 @@ from monograph.codegen.llvm.module.kernel import (
 )
 from monograph.ir import DType, Input, TensorType, Value
 from monograph.ir.dtype import boolean, f32
-from monograph.ops.index import ScatterElements, ScatterNd
 from monograph.ops.scalar import Scalar
+from monograph.ops.scatter import ScatterElements, ScatterNd
 from monograph.program.fusion.access import Indices, counters
 from monograph.program.fusion.loops import merge
 from monograph.program.index import Index, flatten, strides_of

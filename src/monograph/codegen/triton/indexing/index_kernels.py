@@ -19,10 +19,10 @@ from monograph.codegen.triton.module.kernel import (
     single,
 )
 from monograph.ir import Value
-from monograph.ops.index import Col2Im
 from monograph.ops.ml import Lookup
 from monograph.ops.pad_tile import Iota
 from monograph.ops.scalar import Scalar
+from monograph.ops.scatter import Col2Im
 from monograph.program.legalise.lower_random import TakeTurn
 
 

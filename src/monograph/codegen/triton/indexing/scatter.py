@@ -31,8 +31,8 @@ from monograph.codegen.triton.module.kernel import (
 )
 from monograph.ir import Value
 from monograph.ir.dtype import boolean, i32, i64
-from monograph.ops.index import ScatterElements, ScatterNd
 from monograph.ops.scalar import Scalar
+from monograph.ops.scatter import ScatterElements, ScatterNd
 from monograph.ops.unpool import MaxUnpool
 
 FEW = 64

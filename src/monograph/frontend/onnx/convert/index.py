@@ -14,6 +14,7 @@ from monograph.ops import shape as sh
 from monograph.ops.base import normalise_axis
 from monograph.ops.deferred import deferred
 from monograph.ops.index import Gather
+from monograph.ops.scatter import ScatterElements, ScatterNd
 from monograph.ops.sort import NonZero, TopK, Unique
 
 
@@ -34,13 +35,13 @@ def gather_nd(n: Node) -> Value:
 
 @converter("Scatter", "ScatterElements")
 def scatter_elements(n: Node) -> Value:
-    op = ix.ScatterElements(n.attr_int("axis", 0), n.attr_string("reduction", "none"))
+    op = ScatterElements(n.attr_int("axis", 0), n.attr_string("reduction", "none"))
     return op(n.input(0), n.input(1), n.input(2))
 
 
 @converter("ScatterND")
 def scatter_nd(n: Node) -> Value:
-    return ix.ScatterNd(n.attr_string("reduction", "none"))(n.input(0), n.input(1), n.input(2))
+    return ScatterNd(n.attr_string("reduction", "none"))(n.input(0), n.input(1), n.input(2))
 
 
 def along(x: Value, axis: int, rank: int) -> Value:
@@ -59,7 +60,7 @@ def tensor_scatter(n: Node) -> Value:
         places = ew.Add()(places, along(cast(starts, i64), 0, rank))
     if n.attr_string("mode", "linear") == "circular":
         places = ew.Mod()(places, scalar(size_of(cache, axis)))
-    return ix.ScatterElements(axis)(cache, broadcast_like(places, update), update)
+    return ScatterElements(axis)(cache, broadcast_like(places, update), update)
 
 
 @converter("ReverseSequence")

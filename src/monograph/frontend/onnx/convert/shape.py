@@ -29,9 +29,10 @@ from monograph.ir.dtype import i64
 from monograph.ops import shape as sh
 from monograph.ops.base import check_rank, normalise_axis
 from monograph.ops.deferred import deferred
-from monograph.ops.index import Col2Im, Gather, ScatterElements
+from monograph.ops.index import Gather
 from monograph.ops.pad_tile import Pad, Tile
 from monograph.ops.reduce import ReduceProd
+from monograph.ops.scatter import Col2Im, ScatterElements
 
 FAR = int(np.iinfo(np.int64).max)
 Numbers: TypeAlias = "tuple[int, ...] | Value"
