@@ -80,6 +80,16 @@ def test_tutorial_runs(page: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.parametrize("name", ["adding-an-op", "adding-a-kernel"])
+def test_tutorials_of_ops_run_on_every_target(name: str) -> None:
+    """They define an op, convert a node, and compare both targets with the reference."""
+    code = "\n".join(b.text for b in CODE[ROOT / "docs" / f"{name}.md"])
+    assert "(Op):" in code or "(Unary):" in code
+    for part in ("@converter(", 'target="cpu"', "    check(", "    check_on_gpu("):
+        assert part in code
+    assert name == "adding-an-op" or code.count("kernel_for(Polyval") == 2
+
+
 @pytest.mark.parametrize("name", GUIDES)
 def test_every_guide_has_an_example(name: str) -> None:
     """Each has a block that runs on every machine, and a tutorial for each kind of part."""

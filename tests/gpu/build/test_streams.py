@@ -24,8 +24,7 @@ from monograph.ops.functions import Exp, Tanh
 from monograph.ops.linear import Dot
 from monograph.ops.random import RandomUniform
 from monograph.ops.reduce import ReduceSum
-from monograph.ops.shape import Concat, Reshape
-from monograph.ops.shape import Slice
+from monograph.ops.shape import Concat, Reshape, Slice
 from monograph.passes.base import Environment
 from monograph.pipeline import PassOptions, optimise
 from monograph.report.commands.input_files import read_archive, split_archive
