@@ -22,7 +22,7 @@ from monograph.report.commands.drawing import draw_inputs
 from monograph.rewrite import GPU_COST
 from monograph.runtime.gpu.driver.devices import Device, Interpreter
 from monograph.runtime.gpu.executable import (
-    LANES,
+    MAX_STREAMS,
     GpuExecutable,
     compile_for_gpu,
     lower_for_gpu,
@@ -100,7 +100,7 @@ class Problem:
             yield ONNXRUNTIME, self.onnxruntime
 
     def monograph(self) -> Contender:
-        """Ours: the eager launches, captured with their lanes side by side."""
+        """Ours: the eager launches, captured with their streams side by side."""
         executable = self._executable()
         graph = executable.program.graph
         tensors = {
@@ -116,7 +116,7 @@ class Problem:
         outputs = [tensors[f"output:{n}"] for n, _ in graph.outputs]
         run: Callable[[], Any] = lambda: executable.launch(ports)  # noqa: E731
         if not self.dry:
-            count = 1 + max(b.lane for b in executable.module.works)
+            count = 1 + max(b.stream for b in executable.module.works)
             streams = [torch.cuda.Stream(self.place) for _ in range(count)]
             executable.launch_side_by_side(ports, streams)
             torch.cuda.synchronize(self.place)
@@ -149,7 +149,7 @@ class Problem:
         tuner.tune(program)
         choose = tuner.chooser(program)
         module = compile_chosen(
-            program, choose, lambda m: build(device, [m]), device.arch, lanes=LANES
+            program, choose, lambda m: build(device, [m]), device.arch, streams=MAX_STREAMS
         )
         return GpuExecutable(module, device)
 

@@ -220,3 +220,43 @@ def test_the_call_path_is_typed() -> None:
         nodes += [n for n in node.body if isinstance(n, ast.FunctionDef) and n.name in CALL_PATH]
     names = [n for top in nodes for n in ast.walk(top) if isinstance(n, ast.Name)]
     assert sum(n.id == "Any" for n in names) < 10
+
+
+def _module(name: str) -> Path | None:
+    """Return the file of a module or package of this repository, None for other names."""
+    root = SRC.parent if name.split(".")[0] == SRC.name else SRC.parents[1]
+    path = root.joinpath(*name.split("."))
+    return next((p for p in (path.with_suffix(".py"), path / "__init__.py") if p.exists()), None)
+
+
+def _names(path: Path) -> set[str]:
+    """Return the names that a module binds at its top level."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            found.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            found.add(node.id)
+        elif isinstance(node, (ast.Import, ast.ImportFrom)):
+            found |= {(a.asname or a.name).split(".")[0] for a in node.names}
+    return found
+
+
+@pytest.mark.parametrize("folder", ["src", "tests", "benchmarks", "scripts"])
+def test_imported_names_exist(folder: str) -> None:
+    """The type checker reads `src` only; the others import torch, or run on a device alone."""
+    missing = []
+    for path in sorted((SRC.parents[1] / folder).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(node, ast.ImportFrom) or node.module is None:
+                continue
+            if node.module.split(".")[0] not in ("monograph", "tests", "benchmarks"):
+                continue
+            source = _module(node.module)
+            known = _names(source) if source is not None else set()
+            for alias in node.names:
+                if alias.name in known or _module(f"{node.module}.{alias.name}"):
+                    continue
+                if alias.name != "*" or source is None:
+                    missing.append(f"{path}:{node.lineno}: {node.module}.{alias.name}")
+    assert missing == []

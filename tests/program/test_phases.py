@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from monograph.ir import Value, constant, evaluate
+from monograph.ir import Value, constant
 from monograph.ops.conv import Conv
 from monograph.ops.conv_transpose import ConvTranspose
 from monograph.program.legalise.phases import as_phases, phases_of
-from tests.rules.checks import close, graph_of, random_feeds, value
+from tests.rules.checks import check_numbers, graph_of, value
 
 LAST = "channels_last"
 rng = np.random.default_rng(0)
@@ -46,9 +46,7 @@ def test_numbers(kernel: int, stride: int, begin: int, end: int, extra: int) -> 
     after = as_phases(op, x, w, before.tensor.static)
     assert after is not None
     assert after.type == before.type
-    feeds = random_feeds(graph_of(before))
-    a, b = (evaluate(graph_of(v), feeds)[0] for v in (before, after))
-    close(a, b, 3 * kernel * 3)
+    check_numbers(graph_of(before), graph_of(after), exact=False)
     convs = [v for v in graph_of(after).values if isinstance(v.op, Conv)]
     assert len(convs) == stride * 2
 
