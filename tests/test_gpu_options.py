@@ -72,7 +72,7 @@ def test_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     found = (config.precision, config.tf32, config.tune, config.tuning_cache)
     assert found == ("bf16", True, "full", "mine.json")
     assert make_config(target="gpu", precision="f32").precision == "f32"
-    # A default for GPUs is no wish for other targets.
+    # A default for GPUs does not apply to other targets.
     assert make_config(target="cpu").precision == "f32"
     monkeypatch.setenv("MONOGRAPH_TARGET", "gpu")
     assert make_config().precision == "bf16"
@@ -147,4 +147,4 @@ def test_only_code_that_can_be_checked_is(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setenv("MONOGRAPH_CHECKED", "1")
     assert make_config().checked
     assert not make_config(checked=False).checked
-    assert not make_config(target="gpu").checked, "a default is no wish for a device"
+    assert not make_config(target="gpu").checked, "a default does not apply to a device"

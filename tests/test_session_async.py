@@ -287,5 +287,5 @@ def test_options_of_capture(monkeypatch: pytest.MonkeyPatch) -> None:
         monograph.load(affine(), target="reference", capture="require")
     monkeypatch.setenv("MONOGRAPH_CAPTURE", "require")
     assert cpu(affine()).config.capture == "require"
-    # A default for targets that launch is no wish for one that does not.
+    # A default for targets that launch does not apply to one that does not.
     assert monograph.load(affine(), target="reference").config.capture == "auto"

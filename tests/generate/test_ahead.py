@@ -65,17 +65,17 @@ def test_a_step_behind_a_stop_token_is_in_vain(
 
 
 @pytest.mark.parametrize(
-    "wishes", [{}, {"temperature": 0.8, "seed": 3}, {"temperature": 1.0, "top_k": 4}]
+    "overrides", [{}, {"temperature": 0.8, "seed": 3}, {"temperature": 1.0, "top_k": 4}]
 )
-def test_batches_and_sampling(built: Path, wishes: dict[str, Any], queue: Queue) -> None:
+def test_batches_and_sampling(built: Path, overrides: dict[str, Any], queue: Queue) -> None:
     prompts = [PROMPT, PROMPT[:3]]
-    single = generator(built, **wishes)
+    single = generator(built, **overrides)
     single.append_tokens(prompts)
     for _ in range(8):
         single.generate_next_token()
     expected = [single.get_sequence(b).tolist()[-8:] for b in range(2)]
     assert not queue.log  # single steps do not run ahead
-    assert generator(built, **wishes).generate(prompts, 8) == expected
+    assert generator(built, **overrides).generate(prompts, 8) == expected
     assert queue.numbers("wait") == [*range(7)]
 
 

@@ -1,4 +1,4 @@
-"""How tokens are chosen: whatever else is generated beside them, and with what the wishes are."""
+"""Sampling of tokens: independent of other rows, and as the overrides say."""
 
 from __future__ import annotations
 
@@ -73,16 +73,16 @@ def test_very_low_temperatures_take_the_most_likely_token(
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for temperature in (1e-300, 1e-45, 1e-38, 1e-31, 2e-30, 1e-12):
-            for wishes in ({}, {"top_k": 20}, {"top_p": 0.9}):
-                assert g.generate(PROMPT, 8, temperature=temperature, **wishes) == expected
+            for overrides in ({}, {"top_k": 20}, {"top_p": 0.9}):
+                assert g.generate(PROMPT, 8, temperature=temperature, **overrides) == expected
 
 
 @pytest.mark.parametrize("name", ["temperature", "repetition_penalty"])
 def test_numbers_that_a_step_cannot_have(name: str) -> None:
     for value in (1e39, float("inf"), float("nan"), -1.0, "1", None, True, np.array([1.0])):
-        with pytest.raises(ConfigError, match=f"{name} has no such value"):
+        with pytest.raises(ConfigError, match=f"`{name}` is out of range"):
             Sampling(**{name: value})
-    with pytest.raises(ConfigError, match="repetition_penalty is a factor"):
+    with pytest.raises(ConfigError, match="`repetition_penalty` must be a factor"):
         Sampling(repetition_penalty=1e-45)
     assert getattr(Sampling(**{name: 3e38}), name) == 3e38
 
@@ -92,7 +92,7 @@ def test_numbers_of_numpy() -> None:
     assert found == Sampling(0.5, 5, 0.25, 2.0, 3)
     assert [type(x) for x in vars(found).values()] == [float, int, float, float, int]
     for value in (1.5, "1", None, True, np.bool_(True), -1):
-        with pytest.raises(ConfigError, match="seed is a count"):
+        with pytest.raises(ConfigError, match="`seed` must be a count"):
             Sampling(seed=value)  # type: ignore[arg-type]
 
 
@@ -118,9 +118,9 @@ def test_one_launch_is_yes_or_no(folders: dict[str, Path]) -> None:
     expected = g.generate(PROMPT, 3)
     for given in ("maybe", "False", 1, 0, None, [True]):
         for call in (g.generate, g.check, lambda *a, **w: list(g.stream(*a, **w))):
-            with pytest.raises(ConfigError, match="one_launch is True or False"):
+            with pytest.raises(ConfigError, match="`one_launch` must be True or False"):
                 call(PROMPT, one_launch=given)  # type: ignore[operator]
-        with pytest.raises(ConfigError, match="one_launch is True or False"):
+        with pytest.raises(ConfigError, match="`one_launch` must be True or False"):
             g.warm_up(4, one_launch=given)
     assert g.get_sequence(0).tolist() == PROMPT + expected  # nothing was lost
     for yes in (True, False, np.bool_(True)):
@@ -139,7 +139,7 @@ def test_arguments_that_are_no_integers(folders: dict[str, Path]) -> None:
         with pytest.raises(FeedError, match="no such sequence"):
             g.finish_reason(index)  # type: ignore[arg-type]
     for length in ("a", None, 1.5):
-        with pytest.raises(ConfigError, match="length is an integer"):
+        with pytest.raises(ConfigError, match="`length` must be an integer"):
             g.warm_up(length)  # type: ignore[arg-type]
     assert len(g.get_sequence(np.int64(-1))) == len(PROMPT) + 3  # type: ignore[arg-type]
     g.rewind_to(np.int64(4))  # type: ignore[arg-type]
@@ -149,13 +149,13 @@ def test_arguments_that_are_no_integers(folders: dict[str, Path]) -> None:
 def test_prompts_of_other_kinds(folders: dict[str, Path]) -> None:
     g = generator(folders["genai"])
     for prompt in ({1: 2}, {0: 1}, {1, 2}, b"abc", bytearray(b"a"), [[1, [2]]], iter([1])):
-        with pytest.raises(FeedError, match="a prompt is a text, or ids of tokens"):
+        with pytest.raises(FeedError, match="a prompt must be a text, or token ids"):
             g.generate(prompt, 2)  # type: ignore[arg-type]
     assert g.generate(range(3), 2) == g.generate(np.arange(3, dtype=np.uint8), 2)
 
 
 def test_wishes_that_there_are_not_are_answered_with_those_that_there_are() -> None:
-    with pytest.raises(ConfigError, match="no such wish") as caught:
+    with pytest.raises(ConfigError, match="no such keyword argument") as caught:
         changed(Sampling(), {"one_lunch": True})
     assert "one_launch" in str(caught.value)
 
@@ -169,8 +169,8 @@ def test_samplers_are_kept_and_let_go(
     g = generator(folders["genai"])
     kinds: list[dict[str, Any]] = [{}, {"temperature": 1.0}, {"temperature": 1.0, "top_k": 5}]
     made = []
-    for wishes in kinds * 2:
-        g.generate(PROMPT, 2, **wishes)
+    for overrides in kinds * 2:
+        g.generate(PROMPT, 2, **overrides)
         made.append(g.session)
     assert made[:3] == made[3:]
     assert len({*map(id, made)}) == 3

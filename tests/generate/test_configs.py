@@ -120,16 +120,22 @@ def test_the_folder_above_onnx_belongs_to_the_decoder(
 @pytest.mark.parametrize(
     ("names", "message"),
     [
-        ({"past_key_names": "past_key_values.0.key"}, "the name of a cache has one %d"),
-        ({"past_key_names": "past_key_values.%d.key%d"}, "the name of a cache has one %d"),
-        ({"past_key_names": "past_key_values.%s.key"}, "the name of a cache has one %d"),
-        ({"past_key_names": "past_key_values.%d.%%key"}, "the name of a cache has one %d"),
-        ({"past_key_names": None}, "names of inputs and outputs are texts"),
-        ({"input_ids": None}, "names of inputs and outputs are texts"),
-        ({"input_ids": 5}, "names of inputs and outputs are texts"),
-        ({"attention_mask": ["a"]}, "names of inputs and outputs are texts"),
+        ({"past_key_names": "past_key_values.0.key"}, "the name of a cache must contain %d once"),
+        (
+            {"past_key_names": "past_key_values.%d.key%d"},
+            "the name of a cache must contain %d once",
+        ),
+        ({"past_key_names": "past_key_values.%s.key"}, "the name of a cache must contain %d once"),
+        (
+            {"past_key_names": "past_key_values.%d.%%key"},
+            "the name of a cache must contain %d once",
+        ),
+        ({"past_key_names": None}, "names of inputs and outputs must be strings"),
+        ({"input_ids": None}, "names of inputs and outputs must be strings"),
+        ({"input_ids": 5}, "names of inputs and outputs must be strings"),
+        ({"attention_mask": ["a"]}, "names of inputs and outputs must be strings"),
         ({"attention_mask": "%d%d"}, "names an input that the graph does not have"),
-        ({"past_value_names": "past_key_values.%d.key"}, "one cache is named twice"),
+        ({"past_value_names": "past_key_values.%d.key"}, "each cache must be named once"),
     ],
 )
 def test_names_that_are_none(folder: Path, names: dict[str, Any], message: str) -> None:
@@ -139,7 +145,7 @@ def test_names_that_are_none(folder: Path, names: dict[str, Any], message: str) 
 
 def test_names_of_outputs_are_looked_at_too(folder: Path) -> None:
     changed(folder, lambda m: m["decoder"]["outputs"].update(present_key_names="present"))
-    assert "outputs.present_key_names" in refused(folder, ModelError, "one %d")
+    assert "outputs.present_key_names" in refused(folder, ModelError, "contain %d once")
 
 
 @pytest.mark.parametrize("name", ["position", "start", "count", "seed", "tokens", "next", "seen"])
@@ -170,7 +176,7 @@ def test_weights_and_values_may_have_names_of_the_step(name: str, folder: Path) 
         ({"sliding_window": {"window_size": 4}}, "sliding_window differs"),
         ({"num_key_value_heads": 0}, "num_key_value_heads is too small"),
         ({"num_hidden_layers": -1}, "num_hidden_layers is too small"),
-        ({"sliding_window": 4}, "sliding_window is no JSON object"),
+        ({"sliding_window": 4}, "sliding_window must be a JSON object"),
     ],
 )
 def test_sizes_that_contradict_the_graph(
@@ -296,7 +302,7 @@ def test_caches_of_wrong_shapes_without_a_configuration(
         cache.type.tensor_type.shape.dim[axis].dim_value = size
 
     respelled(tmp_path, widen)
-    text = refused(tmp_path, ModelError, "another shape than what comes of it")
+    text = refused(tmp_path, ModelError, "must have the same shape as input and output")
     assert "past_key_values.1.value" in text
 
 
@@ -335,8 +341,8 @@ def test_generation_config_is_read_with_and_without_config(
     assert opened(tmp_path, stop=None).stop_tokens == ((5,) if with_config else ())
     for content, message in (
         ("{", "the configuration cannot be read"),
-        ("[7]", "is no JSON object"),
-        ('{"eos_token_id": "</s>"}', "eos_token_id is an integer or a list"),
+        ("[7]", "must be a JSON object"),
+        ('{"eos_token_id": "</s>"}', "eos_token_id must be an integer or a list"),
     ):
         generation.write_text(content)
         assert str(generation) in refused(tmp_path, ModelError, message)
@@ -361,7 +367,7 @@ def test_check_refuses_what_generate_would_and_runs_nothing(built: Path) -> None
     g = opened(built)
     g.append_tokens(PROMPT)
     runs = g.session.stats["runs"]
-    for prompt, wishes, kind in (
+    for prompt, overrides, kind in (
         ([512], {}, FeedError),
         ([1] * 32, {}, FeedError),
         ([1], {"stop": 512}, ConfigError),
@@ -369,7 +375,7 @@ def test_check_refuses_what_generate_would_and_runs_nothing(built: Path) -> None
         ([1], {"temprature": 1.0}, ConfigError),
     ):
         with pytest.raises(kind):
-            g.check(prompt, **wishes)
+            g.check(prompt, **overrides)
     g.check([[1, 2], [3]], stop=[1], temperature=1.0, one_launch=True)
     assert g.session.stats["runs"] == runs
     assert g.get_sequence(0).tolist() == PROMPT

@@ -45,7 +45,7 @@ def test_a_model_that_is_no_decoder(tmp_path: Path) -> None:
         onnx.helper.make_model(onnx.helper.make_graph([node], "g", [value], [result])),
         tmp_path / "model.onnx",
     )
-    refused(tmp_path, ModelError, "it does not turn tokens into logits")
+    refused(tmp_path, ModelError, "it must turn tokens into logits")
 
 
 def test_a_detector_is_told_what_decoders_have(tmp_path: Path) -> None:
@@ -55,7 +55,7 @@ def test_a_detector_is_told_what_decoders_have(tmp_path: Path) -> None:
     node = onnx.helper.make_node("Abs", ["images"], ["detections"])
     graph = onnx.helper.make_graph([node], "g", [value], [result])
     onnx.save(onnx.helper.make_model(graph), tmp_path / "detector.onnx")
-    text = refused(tmp_path, ModelError, "it does not turn tokens into logits")
+    text = refused(tmp_path, ModelError, "it must turn tokens into logits")
     assert "expected: an input input_ids and an output logits" in text
     assert f"{tmp_path / 'detector.onnx'}: inputs images; outputs detections" in text
 
@@ -71,7 +71,7 @@ def test_a_detector_is_told_what_decoders_have(tmp_path: Path) -> None:
     ],
 )
 def test_what_is_no_path_is_no_decoder(given: Any, told: str) -> None:
-    text = refused(given, ModelError, "a decoder is a folder, or the path of an ONNX file")
+    text = refused(given, ModelError, "a decoder must be a folder, or the path of an ONNX file")
     assert f"given: {told}" in text
 
 
@@ -96,7 +96,7 @@ def test_configurations_that_cannot_be_read(folder: Path) -> None:
     (folder / "genai_config.json").write_text("[" * 200_000)
     refused(folder, ModelError, "the configuration cannot be read")
     (folder / "genai_config.json").write_text("[1]")
-    refused(folder, ModelError, "is no JSON object")
+    refused(folder, ModelError, "must be a JSON object")
     (folder / "genai_config.json").write_text("{}")
     refused(folder, ModelError, "there is no decoder in the folder")
 
@@ -129,8 +129,8 @@ CONTRADICTIONS: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
         "names an output that the graph does not have",
     ),
     "file": (lambda m: m["decoder"].update(filename="other.onnx"), "is missing"),
-    "kind": (lambda m: m.update(vocab_size="many"), "vocab_size is no integer"),
-    "stop": (lambda m: m.update(eos_token_id="x"), "eos_token_id is an integer or a list"),
+    "kind": (lambda m: m.update(vocab_size="many"), "vocab_size must be an integer"),
+    "stop": (lambda m: m.update(eos_token_id="x"), "eos_token_id must be an integer or a list"),
 }
 
 
@@ -184,24 +184,24 @@ def test_a_cache_that_nothing_goes_with(tmp_path: Path) -> None:
     del model.graph.output[:]
     model.graph.output.extend(kept)
     onnx.save(model, path)
-    refused(path, ModelError, "no output goes with it")
+    refused(path, ModelError, "has no matching output")
 
 
 def test_caches_that_grow_in_unknown_ways(tmp_path: Path) -> None:
     path = counting_decoder(tmp_path / "model.onnx", split=True)
-    refused(path, UnsupportedError, "the cache grows in a way that is not known")
+    refused(path, UnsupportedError, "the decoder extends its cache in an unknown way")
     path = counting_decoder(tmp_path / "model.onnx", axis=1)
-    refused(path, UnsupportedError, "the cache grows in a way that is not known")
+    refused(path, UnsupportedError, "the decoder extends its cache in an unknown way")
 
 
 def test_inputs_that_a_step_cannot_give(tmp_path: Path) -> None:
     path = counting_decoder(tmp_path / "model.onnx", extra=("images",))
-    assert "images" in refused(path, UnsupportedError, "inputs that a step cannot give")
+    assert "images" in refused(path, UnsupportedError, "inputs that a step cannot provide")
 
 
 def test_a_decoder_that_counts_takes_prompts_of_one_length(tmp_path: Path) -> None:
     g = opened(counting_decoder(tmp_path / "model.onnx"))
-    with pytest.raises(FeedError, match="sequences of a batch are equally long"):
+    with pytest.raises(FeedError, match="sequences of a batch must be equally long"):
         g.generate([[5, 9], [7]], 3)
     assert g.token_count() == 0
     assert len(g.generate([[5, 9], [7, 1]], 3)) == 2
@@ -213,14 +213,14 @@ def test_a_decoder_that_counts_takes_prompts_of_one_length(tmp_path: Path) -> No
 def test_prompts_that_are_none(built: Path) -> None:
     g = opened(built)
     for prompt, message in (
-        ([], "a prompt has at least one token"),
-        ([[1], []], "a prompt has at least one token"),
+        ([], "a prompt must have at least one token"),
+        ([[1], []], "a prompt must have at least one token"),
         ([1, 512], "token ids are out of range"),
         ([-1], "token ids are out of range"),
-        ([1.5], "a prompt is a text, or ids of tokens"),
-        ([True], "a prompt is a text, or ids of tokens"),
-        (7, "a prompt is a text, or ids of tokens"),
-        (np.zeros((1, 1, 2), np.int64), "a prompt is a text, or ids of tokens"),
+        ([1.5], "a prompt must be a text, or token ids"),
+        ([True], "a prompt must be a text, or token ids"),
+        (7, "a prompt must be a text, or token ids"),
+        (np.zeros((1, 1, 2), np.int64), "a prompt must be a text, or token ids"),
     ):
         with pytest.raises(FeedError, match=message):
             g.generate(prompt, 3)
@@ -234,7 +234,7 @@ def test_bad_tokens_leave_the_sequence_as_it_was(built: Path) -> None:
     for bad, message in (
         ([512], "token ids are out of range"),
         ([1] * 40, "the sequence would be longer than the maximum"),
-        ([[1], [2]], "appended to every sequence of a batch"),
+        ([[1], [2]], "must be given for every sequence of the batch"),
     ):
         with pytest.raises(FeedError, match=message):
             g.append_tokens(bad)
@@ -256,18 +256,18 @@ def test_options_out_of_range(built: Path) -> None:
     refused(built, ConfigError, "max_length is out of range", max_length=1)
     refused(built, ConfigError, "max_length is out of range", max_length=513)
     refused(built, ConfigError, "no such stop token", stop=[512])
-    refused(built, ConfigError, "temperature has no such value", temperature=-1.0)
-    refused(built, ConfigError, "temperature has no such value", temperature=float("nan"))
-    refused(built, ConfigError, "top_p has no such value", top_p=1.5)
-    refused(built, ConfigError, "top_k is a count", top_k=-1)
-    refused(built, ConfigError, "repetition_penalty is a factor", repetition_penalty=0.0)
+    refused(built, ConfigError, "`temperature` is out of range", temperature=-1.0)
+    refused(built, ConfigError, "`temperature` is out of range", temperature=float("nan"))
+    refused(built, ConfigError, "`top_p` is out of range", top_p=1.5)
+    refused(built, ConfigError, "`top_k` must be a count", top_k=-1)
+    refused(built, ConfigError, "`repetition_penalty` must be a factor", repetition_penalty=0.0)
     for buckets in ([0], 0, 1.5, "64", [True], [64, None]):
-        refused(built, ConfigError, "buckets are lengths", buckets=buckets)
+        refused(built, ConfigError, "`buckets` must be lengths", buckets=buckets)
     refused(built, ConfigError, "no such option", tempo=1)
     refused(built, ConfigError, "progress is a function", progress=3)
-    with pytest.raises(ConfigError, match="no such wish for sampling"):
+    with pytest.raises(ConfigError, match="no such keyword argument"):
         opened(built).generate(PROMPT, 3, temprature=1.0)
-    with pytest.raises(ConfigError, match="max_new_tokens is an integer"):
+    with pytest.raises(ConfigError, match="`max_new_tokens` must be an integer"):
         opened(built).generate(PROMPT, 1.5)  # type: ignore[arg-type]
 
 
@@ -279,7 +279,7 @@ def test_no_tokens_at_all(built: Path) -> None:
 
 def test_nothing_to_go_on_from(built: Path) -> None:
     g = opened(built)
-    with pytest.raises(FeedError, match="there is nothing to go on from"):
+    with pytest.raises(FeedError, match="there are no sequences to continue"):
         g.generate_next_token()
     with pytest.raises(FeedError, match="no such sequence"):
         g.get_sequence(0)
@@ -327,7 +327,7 @@ def test_a_tokenizer_that_cannot_be_read(folder: Path) -> None:
 def test_generators_are_neither_copied_nor_pickled(built: Path, way: Callable[[Any], Any]) -> None:
     g = opened(built)
     g.append_tokens(PROMPT)
-    with pytest.raises(ExecutionError, match="neither copied nor pickled") as caught:
+    with pytest.raises(ExecutionError, match="cannot be copied or pickled") as caught:
         way(g)
     assert "make another Generator" in str(caught.value)
     g.generate_next_token()

@@ -224,11 +224,13 @@ def test_wishes_of_a_stream_are_none_of_the_next_generation(folder: Path) -> Non
 @pytest.mark.parametrize("target", ["cpu", "reference"])
 def test_a_generation_in_one_launch(folder: Path, target: str) -> None:
     g = generator(folder, target)
-    wishes = {"temperature": 0.9, "top_k": 30, "repetition_penalty": 1.3, "seed": 4}
+    overrides = {"temperature": 0.9, "top_k": 30, "repetition_penalty": 1.3, "seed": 4}
     prompts = [PROMPT, [44, 8], [1, 2, 3]]
     assert g.generate(PROMPT, 30, one_launch=True) == g.generate(PROMPT, 30)
     assert g.generate(prompts, 9, one_launch=True) == g.generate(prompts, 9)
-    assert g.generate(prompts, 9, one_launch=True, **wishes) == g.generate(prompts, 9, **wishes)
+    assert g.generate(prompts, 9, one_launch=True, **overrides) == g.generate(
+        prompts, 9, **overrides
+    )
     assert g.generate(PROMPT, 1, one_launch=True) == g.generate(PROMPT, 1)
 
 
@@ -275,21 +277,21 @@ def test_a_bucket_may_be_one_number(folder: Path) -> None:
 
 def test_a_seed_gives_the_same_tokens_on_every_target(folder: Path) -> None:
     made = {t: generator(folder, t, max_length=32) for t in ("cpu", "reference")}
-    for wishes in (
+    for overrides in (
         {"temperature": 1.0},
         {"temperature": 0.7, "top_k": 20},
         {"temperature": 1.5, "top_p": 0.8},
         {"temperature": 1.0, "top_k": 50, "top_p": 0.9, "repetition_penalty": 1.5},
     ):
-        tokens = [g.generate(PROMPT, 16, seed=11, **wishes) for g in made.values()]
+        tokens = [g.generate(PROMPT, 16, seed=11, **overrides) for g in made.values()]
         assert tokens[0] == tokens[1]
-        assert tokens[0] == made["cpu"].generate(PROMPT, 16, seed=11, **wishes)
-        assert tokens[0] != made["cpu"].generate(PROMPT, 16, seed=12, **wishes)
+        assert tokens[0] == made["cpu"].generate(PROMPT, 16, seed=11, **overrides)
+        assert tokens[0] != made["cpu"].generate(PROMPT, 16, seed=12, **overrides)
 
 
-def draws(g: Generator, count: int, **wishes: Any) -> np.ndarray[Any, Any]:
+def draws(g: Generator, count: int, **overrides: Any) -> np.ndarray[Any, Any]:
     """How often each token came first, over many seeds."""
-    found = [g.generate(PROMPT, 1, seed=seed, **wishes)[0] for seed in range(count)]
+    found = [g.generate(PROMPT, 1, seed=seed, **overrides)[0] for seed in range(count)]
     return np.bincount(found, minlength=VOCABULARY)
 
 
@@ -370,7 +372,7 @@ def test_logits_are_there_when_asked_for(folder: Path) -> None:
     assert g.get_next_tokens()[0] == logits[0].argmax()
     plain = generator(folder)
     plain.append_tokens(PROMPT)
-    with pytest.raises(ConfigError, match="the logits were not asked for"):
+    with pytest.raises(ConfigError, match="logits are not available"):
         plain.get_logits()
 
 

@@ -1,4 +1,4 @@
-"""What a generator goes on from: broken streams, wishes that have ended, refusals, full caches."""
+"""Continuation after broken streams, ended overrides, errors and full caches."""
 
 from __future__ import annotations
 
@@ -55,12 +55,12 @@ def test_a_broken_stream_goes_on_where_its_sequence_ends(
 def test_wishes_end_with_their_generation(folders: dict[str, Path], count: int) -> None:
     """Also for a token that was chosen by them and not taken."""
     g, plain = generator(folders["genai"]), generator(folders["genai"])
-    for wishes in ({"temperature": 50.0, "seed": 3}, {"repetition_penalty": 30.0}):
-        g.generate(PROMPT, count, **wishes)
+    for overrides in ({"temperature": 50.0, "seed": 3}, {"repetition_penalty": 30.0}):
+        g.generate(PROMPT, count, **overrides)
         have = g.get_sequence(0).tolist()
         expected = plain.generate(have, 6)
         assert more(g, 6) == expected
-        g.generate(PROMPT, count, **wishes)
+        g.generate(PROMPT, count, **overrides)
         g.append_tokens([7])
         assert more(g, 4) == plain.generate([*have, 7], 4)
 
@@ -96,11 +96,11 @@ def test_a_stream_that_has_ended_leaves_the_wishes_of_a_newer_one_alone(
 ) -> None:
     """Those of the newer one still end when somebody calls in between."""
     g, plain = generator(folders["genai"]), generator(folders["genai"])
-    wishes = {"temperature": 50.0, "seed": 3}
+    overrides = {"temperature": 50.0, "seed": 3}
     for count in (1, 5):
         old = g.stream(PROMPT, 20)
         next(old)
-        new = g.stream([4, 5], 20, **wishes)
+        new = g.stream([4, 5], 20, **overrides)
         made = [next(new)]
         if ended == "closed":
             old.close()
@@ -108,7 +108,7 @@ def test_a_stream_that_has_ended_leaves_the_wishes_of_a_newer_one_alone(
             with pytest.raises(ExecutionError, match="something else in between"):
                 next(old)
         made += [next(new) for _ in range(count - 1)]
-        assert made == plain.generate([4, 5], count, **wishes)
+        assert made == plain.generate([4, 5], count, **overrides)
         assert more(g, 6) == plain.generate([4, 5, *made], 6)
 
 
@@ -230,7 +230,7 @@ def test_logits_are_what_the_next_token_is_chosen_by(folders: dict[str, Path], s
     found = g.get_logits()
     check()
     g.reset()
-    with pytest.raises(FeedError, match="there is nothing to go on from"):
+    with pytest.raises(FeedError, match="there are no sequences to continue"):
         g.get_logits()
 
 

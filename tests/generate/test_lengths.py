@@ -59,7 +59,7 @@ def test_keys_by_rows_and_queries_by_positions_take_rows_of_one_length(tmp_path:
     """Padding in front moves keys, and not positions: no mask could be right."""
     model = counting_decoder(tmp_path / "m.onnx", mask="placed", window=4, positions=True)
     generator = opened(model)
-    with pytest.raises(FeedError, match="sequences of a batch are equally long"):
+    with pytest.raises(FeedError, match="sequences of a batch must be equally long"):
         generator.generate([PROMPT, PROMPT[:2]], 3)
     both = [PROMPT, PROMPT[::-1]]
     assert generator.generate(both, 12) == [plainly(model, p, 12) for p in both]
@@ -85,7 +85,7 @@ def test_rows_that_are_cut_by_the_past_in_other_ways_are_refused(tmp_path: Path)
     cut = next(n for n in made.graph.node if n.name == "rows")
     cut.input[2] = next(n.input[1] for n in made.graph.node if n.name == "mask")  # up to 0
     onnx.save(made, model)
-    with pytest.raises(UnsupportedError, match="cut by the length of the past"):
+    with pytest.raises(UnsupportedError, match="uses the length of the past"):
         opened(model)
 
 

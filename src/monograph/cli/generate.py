@@ -147,31 +147,35 @@ def generate(
             "tune": tune, "capture": capture,
         }  # fmt: skip
         made = _open(decoder, target, max_length, **options)
-        wishes: dict[str, Any] = {
+        overrides: dict[str, Any] = {
             "temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed,
             "repetition_penalty": repetition_penalty, "one_launch": one_launch,
         }  # fmt: skip
         if stop:
-            wishes["stop"] = [int(s) if _ID.fullmatch(s) else s for s in stop]
-        _generate(made, given, max_new_tokens, wishes, as_json)
+            overrides["stop"] = [int(s) if _ID.fullmatch(s) else s for s in stop]
+        _generate(made, given, max_new_tokens, overrides, as_json)
 
 
 def _generate(
-    made: Generator, given: str | list[int], most: int | None, wishes: dict[str, Any], as_json: bool
+    made: Generator,
+    given: str | list[int],
+    most: int | None,
+    overrides: dict[str, Any],
+    as_json: bool,
 ) -> None:
     """Print tokens as they are generated, then the figures; as JSON, all at the end."""
     from monograph.report.commands.decode import decoding_lines, measured
 
     is_text = isinstance(given, str)
     ids = made.tokenizer.encode(given) if isinstance(given, str) else given
-    made.check(ids, **wishes)  # before anything is compiled
-    made.warm_up(len(ids), **wishes)
+    made.check(ids, **overrides)  # before anything is compiled
+    made.warm_up(len(ids), **overrides)
     limit = most or MOST
     # The default ends where the cache is full; a number that the user gives must fit.
     count = limit if most or limit <= made.max_length - len(ids) else None
     pieces = []
     try:
-        for piece in made.stream(given, count, **wishes):
+        for piece in made.stream(given, count, **overrides):
             pieces.append(piece)
             if not as_json:
                 print_piece(piece, "" if is_text else " ")

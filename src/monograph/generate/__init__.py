@@ -1,7 +1,4 @@
-"""Decoding with language models: `Generator`, and the steps that decoders are rewritten into.
-
-`docs/generate.md` says how.
-"""
+"""Decoding with language models: `Generator`, and the steps that decoders are rewritten into."""
 
 from monograph.generate.generator import Generator
 

@@ -1,4 +1,4 @@
-"""Generator: what users hold to decode with a language model."""
+"""Generator: decoding with a language model."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ from monograph.runtime.progress import Progress, check_progress
 from monograph.session import Session
 
 WARM_UPS = 3
-"""Tokens of a first generation, whose only purpose is that the next one need not compile."""
+"""Tokens that `warm_up` generates, so that later generations need not compile."""
 
 
 class Generator(Sequences):
-    """A decoder that appends tokens to sequences. Threads take turns: a second one is refused.
+    """A decoder that appends tokens to sequences. A second thread at the same time gets an error.
 
     model: a folder with a decoder, or the path of one.
-    target: what runs it, as `monograph.load` has it.
-    max_length: how many tokens a sequence may have, prompt included; the cache has room for so
-        many from the start. The decoder's context, but at most 2048, unless told.
-    stop: tokens that end a sequence: ids, or texts of single tokens. Those that the decoder's
-        configuration names, unless told.
-    temperature, top_k, top_p, repetition_penalty, seed: how tokens are chosen; the most likely one
-        without a temperature. The same seed gives the same tokens, on every target up to rounding.
-    buckets: the lengths that prompts are padded to, one or several; powers of two from 16 to 512,
-        unless told.
-    logits: whether to keep the logits of every step for `get_logits`.
+    target: the target, as for `monograph.load`.
+    max_length: the most tokens of a sequence, prompt included; the cache has this size from the
+        start. Default: the decoder's context, but at most 2048.
+    stop: tokens that end a sequence: ids, or texts of single tokens. Default: those of the
+        decoder's configuration.
+    temperature, top_k, top_p, repetition_penalty, seed: the sampling; without a temperature the
+        most likely token. The same seed gives the same tokens, on every target up to rounding.
+    buckets: the lengths that prompts are padded to, one or several. Default: powers of two from
+        16 to 512.
+    logits: keep the logits of every step for `get_logits`.
     options: see `monograph.config.Config`.
     """
 
@@ -75,38 +75,38 @@ class Generator(Sequences):
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise ExecutionError(
-            "a generator is neither copied nor pickled: it holds native code, caches and threads",
-            hint="make another Generator; what was compiled is found again",
+            "a generator cannot be copied or pickled: it holds native code, caches and threads",
+            hint="make another Generator; compiled code is cached",
         )
 
     def __repr__(self) -> str:
-        """What it decodes with: `Generator(model.onnx on cpu, 512 tokens, max_length=64)`."""
+        """For example `Generator(model.onnx on cpu, 512 tokens, max_length=64)`."""
         target = self.session.config.target
         return (
             f"Generator({self._settings.model.name} on {target}, {self.vocabulary} tokens,"
             f" max_length={self.max_length})"
         )
 
-    # What there is
+    # Properties
 
     @property
     def session(self) -> Session:
-        """What runs the steps, as tokens are chosen now."""
+        """The session that runs the steps, for the current sampling."""
         return self._engine.session
 
     @property
     def stats(self) -> dict[str, Any]:
-        """What was run so far: `Session.stats` of every sampler and of one launch, added up."""
+        """The sum of `Session.stats` of all samplers and of the one-launch loop."""
         return self._engine.stats()
 
     @property
     def engine(self) -> Engine:
-        """The steps themselves, and what they took."""
+        """The engine that runs the steps, with their timing."""
         return self._engine
 
     @property
     def context(self) -> int | None:
-        """The longest sequence that the decoder was made for, where its configuration says so."""
+        """The longest sequence that the decoder supports, if its configuration says so."""
         return self._settings.context
 
     @property
@@ -114,23 +114,23 @@ class Generator(Sequences):
         """The tokens that end a sequence."""
         return self._stop
 
-    # All at once
+    # Whole generations
 
     @alone
-    def generate(self, prompt: Prompt, max_new_tokens: int | None = None, **wishes: Any) -> Any:
-        """The tokens that follow a prompt, of each prompt of a list; texts for texts.
+    def generate(self, prompt: Prompt, max_new_tokens: int | None = None, **overrides: Any) -> Any:
+        """Return the tokens that follow a prompt, or each prompt of a list; texts for texts.
 
-        max_new_tokens: how many; until a stop token or the maximum length, unless told.
-        wishes: temperature, top_k, top_p, repetition_penalty, seed and stop, for this time;
-            one_launch=True has the target make all tokens behind the first in one launch.
+        max_new_tokens: the number of tokens; by default until a stop token or the maximum length.
+        overrides: temperature, top_k, top_p, repetition_penalty, seed and stop for this call;
+            one_launch=True generates all tokens after the first in one launch.
 
-        Where the maximum length is reached before, an ExecutionError says so, and `get_sequence`
-        has what was generated.
+        If the maximum length is reached before, an ExecutionError is raised; `get_sequence`
+        returns the generated tokens.
         """
-        texts, stop = texts_in(prompt), self._ending(wishes)
-        wishes["stop"] = stop  # what was given may be an iterator, which is read once
+        texts, stop = texts_in(prompt), self._ending(overrides)
+        overrides["stop"] = stop  # the argument may be an iterator, which is read once
         found: list[list[int]] = []
-        for new in self._continued(prompt, max_new_tokens, wishes):
+        for new in self._continued(prompt, max_new_tokens, overrides):
             found = found or [[] for _ in new]
             for row, token in zip(found, new, strict=True):
                 row += [] if token is None else [token]
@@ -141,45 +141,45 @@ class Generator(Sequences):
         return made[0] if isinstance(prompt, str) else made
 
     @alone
-    def warm_up(self, length: int, batch: int = 1, **wishes: Any) -> None:
-        """Has everything compiled that so many prompts of this length need with these wishes.
+    def warm_up(self, length: int, batch: int = 1, **overrides: Any) -> None:
+        """Compile everything that `batch` prompts of this length need with these overrides.
 
-        It generates a few tokens for that, and forgets them; other sequences are forgotten too.
+        It generates a few tokens and drops them; other sequences are dropped too.
         """
         length = min(max(integer("length", length), 1), self.max_length - 1)
         batch = max(integer("batch", batch), 1)
         count = min(WARM_UPS, self.max_length - length)
-        self._engine.expect_stops(len(self._ending(wishes)))
-        self.generate([[0] * length] * batch, count, **{**wishes, "stop": ()})
+        self._engine.expect_stops(len(self._ending(overrides)))
+        self.generate([[0] * length] * batch, count, **{**overrides, "stop": ()})
         self.reset()
         self._engine.timing = Timing()
 
-    def check(self, prompt: Prompt, **wishes: Any) -> None:
-        """Refuses what `generate` would refuse, and runs and compiles nothing."""
-        self._agreed(prompt, wishes)
+    def check(self, prompt: Prompt, **overrides: Any) -> None:
+        """Raise the errors that `generate` would raise, without running or compiling."""
+        self._agreed(prompt, overrides)
 
     def _agreed(
-        self, prompt: Prompt, wishes: Mapping[str, Any]
+        self, prompt: Prompt, overrides: Mapping[str, Any]
     ) -> tuple[list[list[int]], tuple[int, ...], Sampling]:
-        """The ids of prompts that fit, the stop tokens and the sampling of this time."""
+        """Return the ids of valid prompts, the stop tokens and the sampling of this call."""
         rows = self._checked(prompt)
-        own = {n: x for n, x in wishes.items() if n not in ("stop", "one_launch")}
+        own = {n: x for n, x in overrides.items() if n not in ("stop", "one_launch")}
         sampling = changed(self._defaults[1], own)
-        flag("one_launch", wishes.get("one_launch", False))
+        flag("one_launch", overrides.get("one_launch", False))
         self._check_room([[] for _ in rows], rows)
-        return rows, self._ending(wishes), sampling
+        return rows, self._ending(overrides), sampling
 
     def stream(
-        self, prompt: Prompt, max_new_tokens: int | None = None, **wishes: Any
+        self, prompt: Prompt, max_new_tokens: int | None = None, **overrides: Any
     ) -> Generated[Any]:
-        """What follows one prompt, token by token: pieces of text for a text, else ids.
+        """Yield the tokens that follow one prompt: pieces of text for a text, else ids.
 
-        Takes what `generate` takes.
+        The arguments are those of `generate`.
         """
-        texts, stop = texts_in(prompt), self._ending(wishes)
-        wishes["stop"] = stop  # what was given may be an iterator, which is read once
+        texts, stop = texts_in(prompt), self._ending(overrides)
+        overrides["stop"] = stop  # the argument may be an iterator, which is read once
         stream = None if texts is None else TextStream(self.tokenizer)
-        with closing(self._continued(prompt, max_new_tokens, wishes, most=1)) as tokens:
+        with closing(self._continued(prompt, max_new_tokens, overrides, most=1)) as tokens:
             for new in alone_in_each(tokens, self._guard):
                 if stream is None:
                     yield new[0]
@@ -189,14 +189,14 @@ class Generator(Sequences):
             yield rest
 
     def _at_once(self, turns: int) -> Iterator[list[int | Any]]:
-        """As many tokens for each sequence in one launch, handed out turn by turn.
+        """Generate tokens for all sequences in one launch, and yield them step by step.
 
-        The cache holds all of them by then, and so do the sequences before the first is handed out.
+        All of them are in the cache and in the sequences before the first is yielded.
         """
         made = []
         for turn in self._engine.loop(turns, self._stop, self._done).T:
             active = [not done for done in self._done]
-            # What a row had last was fed in this turn.
+            # The last token of each row was fed in this step.
             self._position += np.array(active, np.int64)
             self._accept(turn)
             made.append(
@@ -208,19 +208,19 @@ class Generator(Sequences):
         self,
         prompt: Prompt,
         count: int | None,
-        wishes: dict[str, Any],
+        overrides: dict[str, Any],
         most: int | None = None,
     ) -> Generated[list[int | Any]]:
-        """What each sequence gets, token by token; None for one that is done.
+        """Yield the new token of each sequence; None for one that is done.
 
-        What is wrong is found before the sequences that there were are forgotten. A stream takes
-        at `most` one.
+        Errors are raised before the existing sequences are dropped. A stream takes at `most` one
+        prompt.
         """
         count = None if count is None else integer("max_new_tokens", count)
-        rows, ending, sampling = self._agreed(prompt, wishes)
-        at_once = wishes.get("one_launch", False)
+        rows, ending, sampling = self._agreed(prompt, overrides)
+        at_once = overrides.get("one_launch", False)
         if most is not None and len(rows) > most:
-            raise FeedError("a stream is of one sequence", given=f"{len(rows)} prompts")
+            raise FeedError("a stream takes one prompt", given=f"{len(rows)} prompts")
         self.reset()
         self._stop, self._sampling = ending, sampling
         begun = self._begun
@@ -230,7 +230,7 @@ class Generator(Sequences):
                 changes = self._changes
                 self._handed_out = True
                 yield new
-                if self._begun == begun:  # else it is the flag of a newer stream
+                if self._begun == begun:  # otherwise it is the flag of a newer stream
                     self._handed_out = False
                 if self._changes != changes:
                     raise ExecutionError(
@@ -241,11 +241,11 @@ class Generator(Sequences):
         finally:
             if self._begun == begun:
                 self._handed_out = False
-                self._end_wishes()
-                self._engine.settle()  # nothing runs on behind a generation
+                self._end_overrides()
+                self._engine.settle()  # nothing may run after a generation
 
     def _tokens(self, count: int | None, at_once: bool) -> Iterator[list[int | Any]]:
-        """What each sequence gets behind its prompt, until it ends or has so many."""
+        """Yield the tokens of each sequence after its prompt, until it ends or has `count`."""
         made = 0
         while not all(self._done) and (count is None or made < count):
             if count is None and self._at_maximum():
@@ -263,7 +263,7 @@ class Generator(Sequences):
             made += 1
             yield [row[-1] if on else None for row, on in zip(self._rows, active, strict=True)]
 
-    def _ending(self, wishes: Mapping[str, Any]) -> tuple[int, ...]:
-        """The stop tokens of this time."""
-        given = wishes.get("stop")
+    def _ending(self, overrides: Mapping[str, Any]) -> tuple[int, ...]:
+        """Return the stop tokens of this call."""
+        given = overrides.get("stop")
         return self._defaults[0] if given is None else self._stops(given)

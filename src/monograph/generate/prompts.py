@@ -1,4 +1,4 @@
-"""Prompts, lengths and wishes as a Generator takes them: checked, in one form."""
+"""Checks and normalises the prompts, lengths and overrides given to a Generator."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from monograph.errors import ConfigError, FeedError
 from monograph.generate.rewrite.sampling import Sampling
 
 DEFAULT_LENGTH = 2048
-"""The maximum length where neither the caller nor a shorter context says otherwise."""
+"""The default maximum length, unless the context is shorter."""
 
 
 def choose_length(given: int | None, context: int | None) -> int:
-    """How many tokens a sequence may have."""
+    """Return the maximum length of a sequence."""
     if given is None:
         return min(context or DEFAULT_LENGTH, DEFAULT_LENGTH)
     given = integer("max_length", given)
@@ -30,9 +30,9 @@ def choose_length(given: int | None, context: int | None) -> int:
 
 
 def length_limit(maximum: int, context: int | None, positions: int | None) -> str | None:
-    """Why no sequence can be longer than the maximum; None where a caller may just raise it.
+    """Return why no sequence can be longer than the maximum; None if the caller may raise it.
 
-    context: what the decoder's configuration says; positions: what its tables have rows for.
+    context: the limit of the decoder's configuration; positions: the rows of its tables.
     """
     if context is not None and maximum >= context:
         return f"the decoder's context is {context} tokens"
@@ -41,45 +41,45 @@ def length_limit(maximum: int, context: int | None, positions: int | None) -> st
     return None
 
 
-def changed(sampling: Sampling, wishes: dict[str, Any]) -> Sampling:
-    """Sampling with some wishes of this time."""
+def changed(sampling: Sampling, overrides: dict[str, Any]) -> Sampling:
+    """Return the sampling with the overrides of one call."""
     known = Sampling.__dataclass_fields__
-    if unknown := sorted(set(wishes) - set(known)):
+    if unknown := sorted(set(overrides) - set(known)):
         raise ConfigError(
-            "no such wish for sampling",
+            "no such keyword argument",
             expected=", ".join((*known, "stop", "one_launch")),
             given=", ".join(unknown),
         )
-    return Sampling(**{**{n: getattr(sampling, n) for n in known}, **wishes})
+    return Sampling(**{**{n: getattr(sampling, n) for n in known}, **overrides})
 
 
 def flag(name: str, given: Any) -> bool:
-    """Yes or no, from bools only: a word would be taken for yes, whatever it says."""
+    """Return a bool; reject other types, because any non-empty text would be true."""
     if not isinstance(given, (bool, np.bool_)):
-        raise ConfigError(f"{name} is True or False", given=repr(given)[:80])
+        raise ConfigError(f"`{name}` must be True or False", given=repr(given)[:80])
     return bool(given)
 
 
 def integer(name: str, given: Any) -> int:
-    """A count, from any kind of integer."""
+    """Return a count, from any integer type."""
     try:
         if isinstance(given, bool):
             raise TypeError
         value = operator.index(given)
     except TypeError:
-        raise ConfigError(f"{name} is an integer", given=repr(given)) from None
+        raise ConfigError(f"`{name}` must be an integer", given=repr(given)) from None
     if value < 0:
-        raise ConfigError(f"{name} is not negative", given=value)
+        raise ConfigError(f"`{name}` must not be negative", given=value)
     return value
 
 
 def first(prompt: Any) -> Any:
-    """The first token of a prompt, or the first prompt of several."""
+    """Return the first token of a prompt, or the first of several prompts."""
     return prompt[0] if len(prompt) else ()
 
 
 def texts_in(prompt: Any) -> list[str] | None:
-    """Prompts that are text; None where they are ids."""
+    """Return prompts that are text; None if they are ids."""
     if isinstance(prompt, str):
         return [prompt]
     if isinstance(prompt, (list, tuple)) and prompt and all(isinstance(p, str) for p in prompt):
@@ -88,7 +88,7 @@ def texts_in(prompt: Any) -> list[str] | None:
 
 
 def ids_in(prompt: Any) -> list[list[int]]:
-    """Prompts that are ids, as lists of them."""
+    """Return prompts that are ids, as lists."""
     try:
         if isinstance(prompt, (bytes, bytearray, memoryview, Mapping)):
             raise TypeError
@@ -96,25 +96,25 @@ def ids_in(prompt: Any) -> list[list[int]]:
         return [[token_id(t) for t in row] for row in rows]
     except (TypeError, ValueError, LookupError):
         raise FeedError(
-            "a prompt is a text, or ids of tokens", expected="[1, 2, 3]", given=repr(prompt)[:80]
+            "a prompt must be a text, or token ids", expected="[1, 2, 3]", given=repr(prompt)[:80]
         ) from None
 
 
 def token_id(given: Any) -> int:
-    """An id, from any kind of integer."""
+    """Return a token id, from any integer type."""
     if isinstance(given, (bool, np.bool_)):
         raise TypeError
     return operator.index(given)
 
 
 def check_ids(rows: list[list[int]], vocabulary: int) -> None:
-    """Refuses prompts that are empty, and ids that the decoder does not know."""
+    """Raise an error for empty prompts, and for ids outside of the vocabulary."""
     if not rows:
         raise FeedError("there is no prompt", given=repr(rows))
     for row in rows:
         if not row:
             given = repr(row) if len(rows) == 1 else f"{len(rows)} prompts, one of them empty"
-            raise FeedError("a prompt has at least one token", given=given)
+            raise FeedError("a prompt must have at least one token", given=given)
         if bad := [t for t in row if not 0 <= t < vocabulary]:
             raise FeedError(
                 "token ids are out of range", expected=f"0..{vocabulary - 1}", given=bad[:8]
@@ -124,9 +124,9 @@ def check_ids(rows: list[list[int]], vocabulary: int) -> None:
 def check_room(
     old: list[list[int]], new: list[list[int]], maximum: int, limit: str | None = None
 ) -> list[int]:
-    """The lengths of sequences with what is appended to them, where one more token fits.
+    """Return the lengths of sequences with the new tokens; raise an error unless one more fits.
 
-    limit: why the maximum cannot be raised, where it cannot.
+    limit: the reason why the maximum cannot be raised, if it cannot.
     """
     for have, more in zip(old, new, strict=True):
         if len(have) + len(more) >= maximum:
@@ -142,7 +142,7 @@ def check_room(
 
 
 def _shorter(goes_on: bool, limit: str | None) -> str:
-    """What to do where tokens have no room."""
+    """Return a remedy if tokens do not fit."""
     way = "make room by rewind_to or reset" if goes_on else "shorten the prompt"
     return f"{way}: {limit}" if limit else f"raise max_length, or {way}"
 
@@ -150,7 +150,7 @@ def _shorter(goes_on: bool, limit: str | None) -> str:
 def place_in(
     given: Any, count: int, message: str = "no such sequence", least: int | None = None
 ) -> int:
-    """The index of one of so many things; from their end too, unless told the `least` one."""
+    """Return an index below `count`; a negative one counts from the end, unless below `least`."""
     least = -count if least is None else least
     try:
         if isinstance(given, (bool, np.bool_)):
@@ -165,7 +165,7 @@ def place_in(
 
 
 def stops_in(given: Any) -> list[Any]:
-    """Stop tokens as a list, of one or of several."""
+    """Return stop tokens as a list, from one or several."""
     if isinstance(given, (int, str, np.integer)):
         return [given]
     try:
@@ -174,20 +174,20 @@ def stops_in(given: Any) -> list[Any]:
         return list(given)
     except TypeError:
         raise ConfigError(
-            "stop tokens are ids, or texts of single tokens", given=repr(given)[:80]
+            "stop tokens must be ids, or texts of single tokens", given=repr(given)[:80]
         ) from None
 
 
 def stop_ids(
     given: list[Any], found: list[Any], vocabulary: int, source: str = ""
 ) -> tuple[int, ...]:
-    """Stop tokens, each found by its text (None where there is none) or given as an id.
+    """Return the ids of stop tokens, given as ids or texts (`found` has the ids of texts).
 
-    source: the file that names them, where it is not the caller.
+    source: the file that lists them, unless the caller gave them.
     """
     made = []
     for stop, token in zip(given, found, strict=True):
-        # Whatever is negative is no id; of other kinds of things `integer` says what they are.
+        # A negative number is no id; `integer` raises the error for other types.
         negative = isinstance(token, (int, np.integer)) and token < 0
         if token is None or negative or integer("stop", token) >= vocabulary:
             raise ConfigError(

@@ -1,4 +1,4 @@
-"""What several sessions have done together: those of every sampler, and of one launch."""
+"""The sum of the statistics of several sessions."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ _LARGEST = {
     "launches_per_run", "kernels_per_run", "threads", "streams",
     "peak_bytes", "constant_bytes", "device_bytes",
 }  # fmt: skip
-"""Figures of one run or of one moment: the largest counts, where others are added up."""
+"""Numbers of one run or moment: the largest counts, while others are added."""
 
 
 @dataclass
 class Timing:
-    """What was run so far, and how long it took."""
+    """The work so far, and its time."""
 
     prefill_tokens: int = 0
     prefill_seconds: float = 0.0
     prefill_runs: int = 0
     decode_seconds: float = 0.0
     decode_runs: int = 0
-    """Steps; those of a loop too."""
+    """Steps, including those of loops."""
     decode_launches: int = 0
 
 
 def add_up(stats: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """The stats of sessions as those of one: counts are sums, reasons are merged."""
+    """Add the stats of sessions: counts are sums, reasons are merged."""
     total: dict[str, Any] = {}
     for one in stats:
         for name, value in one.items():
@@ -44,5 +44,5 @@ def _both(name: str, a: Any, b: Any) -> Any:
 
 
 def _sum(a: Any, b: Any) -> Any:
-    """Counts are added; of names and reasons the later one stays."""
+    """Add counts; of names and reasons the later one stays."""
     return a + b if isinstance(a, int) and isinstance(b, int) else b

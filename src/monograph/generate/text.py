@@ -1,4 +1,4 @@
-"""Text in and out through the `tokenizers` library, which is an extra of its own."""
+"""Text and tokens by the `tokenizers` library, which is an optional dependency."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from monograph.errors import ConfigError, FeedError, ModelError
 INSTALL = "pip install 'monograph[llm]'"
 IDS = "give token ids"
 _HELD = "\ufffd"
-"""What stands for bytes that are no whole character yet."""
+"""The character for bytes that are no complete character yet."""
 _PIECES = 4
-"""Behind the tokens of so many pieces of text a token is decoded."""
+"""A token is decoded together with the tokens of this many pieces of text before it."""
 
 
 class Text:
     """The tokenizer of a decoder.
 
-    instead: what whoever wants it can do without one.
+    instead: what a caller can do without one, for errors.
     """
 
     def __init__(self, path: Path | None, model: Path, instead: str = IDS) -> None:
@@ -44,17 +44,17 @@ class Text:
 
     def encode(self, text: str) -> list[int]:
         if not _is_unicode(text):
-            raise FeedError("a prompt is text that UTF-8 can hold", given=ascii(text)[:80])
+            raise FeedError("a prompt must be valid UTF-8 text", given=ascii(text)[:80])
         return list(self._made.encode(text).ids)
 
     def decode(self, tokens: Sequence[int]) -> str:
         return str(self._made.decode(list(tokens)))
 
     def token(self, text: str) -> int | None:
-        """The id of a token, by its text; None where no single token has that text.
+        """Return the id of a token by its text; None if no single token has that text.
 
-        A vocabulary may spell texts in its own way (a space as another character): what the text is
-        encoded as counts then.
+        A vocabulary may spell texts in its own way (a space as another character): then the
+        encoding of the text counts.
         """
         if not _is_unicode(text):
             return None
@@ -66,7 +66,7 @@ class Text:
 
 
 def _is_unicode(text: str) -> bool:
-    """Whether text has no halves of characters, which Python makes of bytes that are no text."""
+    """Return True if text has no lone surrogates, which Python makes of invalid bytes."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -75,33 +75,33 @@ def _is_unicode(text: str) -> bool:
 
 
 class TextStream:
-    """Text that comes token by token: characters of several tokens are held until complete.
+    """Text token by token: characters that span several tokens are held until complete.
 
-    A token's text depends on those before it (spaces, bytes of one character), but not on those far
-    before it: each is decoded behind the tokens of a few pieces, not behind all.
+    A token's text depends on the tokens shortly before it (spaces, bytes of one character): each is
+    decoded after the tokens of a few pieces, not after all.
     """
 
     def __init__(self, text: Text) -> None:
         self._text = text
         self._tokens: list[int] = []
-        """Those of the last pieces, and what is held."""
+        """The tokens of the last pieces, and the held ones."""
         self._ends: list[int] = []
-        """Where pieces end among them: there no character is open."""
+        """The ends of pieces among them: no character is incomplete there."""
         self._before = ""
-        """The text of them that was shown."""
+        """The text of these tokens that was returned."""
 
     def put(self, token: int) -> str:
-        """The text that a token adds."""
+        """Return the text that a token adds."""
         self._tokens.append(token)
         whole = self._text.decode(self._tokens)
         return "" if whole.endswith(_HELD) else self._shown(whole)
 
     def end(self) -> str:
-        """What was held back."""
+        """Return the text that was held."""
         return self._shown(self._text.decode(self._tokens))
 
     def _shown(self, whole: str) -> str:
-        """What is new of a text, which is shown now."""
+        """Return the new part of a text, and mark it as returned."""
         new, self._before = whole[len(self._before) :], whole
         if not new:
             return ""

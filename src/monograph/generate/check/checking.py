@@ -1,9 +1,9 @@
-"""Whether a rewritten decoder places its queries and keys as its export does.
+"""Checks that a rewritten decoder places its queries and keys as its export does.
 
-Masks, positions and biases of an export are made of lengths, positions and the attention mask, of
-no data. So the reference can make them of a few lengths, in the export and in the step that was
-made of it, and what a query may see has to be the same in both. A decoder whose lengths are used in
-a way that the rewrite does not know is refused here, instead of giving other tokens.
+Masks, positions and biases of an export are computed from lengths, positions and the attention
+mask, not from data. So the reference evaluates them for a few lengths, in the export and in the
+step, and the visible keys of each query must be the same. A decoder that uses its lengths in an
+unknown way is rejected here instead of giving other tokens.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from monograph.generate.rewrite.surgery import Surgery, names_read
 from monograph.ir import Array
 
 _SIZES = {"Expand": 1, "Pad": 1, "Reshape": 1, "Slice": 1, "Split": 1, "Tile": 1}
-"""From which input on ops take sizes; of tensors that hold data these are not compared."""
+"""The first input of each op that is a size; sizes of tensors with data are not compared."""
 _GROUPED_LENGTHS = slice(5, 7)
-"""Inputs of GroupQueryAttention that are lengths: the step gives it its own."""
+"""Inputs of GroupQueryAttention that are lengths: the step provides its own."""
 _STEPS = ((0, 1), (0, 4), (3, 2), (7, 1), (-3, 2), (-2, 1))
-"""Lengths of pasts, from the maximum if negative, and how many tokens come behind them."""
+"""Lengths of pasts (from the maximum if negative), and numbers of new tokens."""
 
 
 class Export:
-    """What a decoder makes of lengths alone, as it was exported."""
+    """The values that an exported decoder computes from lengths alone."""
 
     def __init__(self, s: Surgery, directory: Path, decoder: Decoder) -> None:
         self._decoder, self._directory = decoder, directory
@@ -39,7 +39,7 @@ class Export:
         )
 
     def check(self, step: onnx.ModelProto, maximum: int) -> bool:
-        """Refuses a step that differs; whether padding in front of a row would change nothing."""
+        """Raise an error if a step differs; return True if padding before a row changes nothing."""
         if self._part is None:
             return True
         part = part_of(step, self._directory, self._names)
@@ -62,7 +62,7 @@ class Export:
     def _feeds(
         self, part: PartialGraph, past: int, new: int, start: int, maximum: int
     ) -> dict[str, Array]:
-        """What a part of the step is given, in one row with padding in front up to `start`."""
+        """Return the feeds of a part of the step, in one row with padding up to `start`."""
         numbers = {"position": past, "start": start, "count": new}
         shapes: dict[str | None, tuple[int, ...]] = dict.fromkeys(numbers, (1,))
         shapes["tokens"] = (1, new)
@@ -85,20 +85,20 @@ def _unknown(name: str) -> UnsupportedError:
 
 
 def _same(found: Array, right: Array, past: int, new: int) -> bool:
-    """Whether values are the same as far as a query sees them."""
+    """Return True if values are the same where a query sees them."""
     if found.ndim != right.ndim:
         return False
     cut = found[tuple(slice(0, n) for n in right.shape)]
     if cut.shape != right.shape:
         return False
     differ = (cut != right) & ~((cut != cut) & (right != right))
-    if right.shape[-2:] == (new, past + new):  # keys behind a query are hidden anyway
+    if right.shape[-2:] == (new, past + new):  # keys after a query are hidden anyway
         differ = differ & np.tri(new, past + new, past, dtype=bool)
     return not differ.any()
 
 
 def _made_of_lengths(s: Surgery, decoder: Decoder) -> Iterator[str]:
-    """Values that follow from lengths and positions, where they meet data."""
+    """Yield values computed from lengths and positions, where they meet data."""
     places = {n for n in (decoder.mask, decoder.positions) if n is not None}
     data = {decoder.tokens, *(c.past for c in decoder.caches)}
     for node in s.graph.node:

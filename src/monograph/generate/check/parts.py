@@ -1,5 +1,7 @@
-"""Parts of a decoder's graph as models of their own, which the reference runs: what an export does
-with its lengths is found out by looking, not by guessing from its ops."""
+"""Parts of a decoder's graph as models that the reference runs.
+
+The effect of lengths on an export is measured, not guessed from its ops.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ from monograph.session import Session
 
 
 class RewrittenSource(UnreadModel):
-    """A model that was made of a file: its weights may lie beside that file."""
+    """A model made from a file: its weights may be beside that file."""
 
     def __init__(self, model: onnx.ModelProto, directory: Path) -> None:
         super().__init__(model)
@@ -35,13 +37,13 @@ class RewrittenSource(UnreadModel):
 
 @dataclass(frozen=True)
 class PartialGraph:
-    """What some values of a graph need, ready to run with any lengths."""
+    """The part of a graph that computes some values, for any lengths."""
 
     session: Session
     names: tuple[str, ...]
 
     def filled(self, shapes: Mapping[str | None, tuple[int, ...]]) -> dict[str, Array]:
-        """Zeros for every input, of these shapes."""
+        """Return zeros of these shapes for every input."""
         found = {}
         for port in self.session.inputs:
             assert port.dtype is not None
@@ -58,9 +60,9 @@ def part_of(
     names: Iterable[str],
     free: Mapping[str, int] | None = None,
 ) -> PartialGraph:
-    """The part of a model that gives these values.
+    """Return the part of a model that computes these values.
 
-    free: axes of inputs that may have any size, whatever the model says.
+    free: axes of inputs that may have any size, whatever the model declares.
     """
     wanted = tuple(names)
     graph, part = model.graph, onnx.ModelProto(ir_version=model.ir_version)
@@ -83,7 +85,7 @@ def part_of(
 def exported_part(
     model: onnx.ModelProto, directory: Path, decoder: Decoder, names: Iterable[str]
 ) -> PartialGraph:
-    """A part of an export, for pasts of any length."""
+    """Return a part of an export, for pasts of any length."""
     free = {c.past: 2 for c in decoder.caches}
     if decoder.mask is not None:
         free[decoder.mask] = 1
@@ -91,7 +93,7 @@ def exported_part(
 
 
 def exported_feeds(part: PartialGraph, decoder: Decoder, past: int, new: int) -> dict[str, Array]:
-    """What a part of the export is given for some tokens behind a past, in one row."""
+    """Return the feeds of a part of the export for new tokens after a past, in one row."""
     shapes: dict[str | None, tuple[int, ...]] = {
         c.past: (1, c.heads, past, c.size) for c in decoder.caches
     }

@@ -1,7 +1,7 @@
-"""What a graph is as a decoder: its inputs and outputs by their roles, its caches by their shapes.
+"""The roles of a decoder's inputs and outputs, and the shapes of its caches.
 
-A configuration may name them; else names as exporters give them tell, and shapes. What the two say
-must agree: a graph that is not what its configuration says gives wrong tokens, not errors.
+A configuration may name them; otherwise the names that exporters use and shapes decide. Both must
+agree: a graph that contradicts its configuration would give wrong tokens without an error.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Cache:
 
 @dataclass(frozen=True)
 class Decoder:
-    """A graph's inputs and outputs by what they are for."""
+    """The inputs and outputs of a graph by their roles."""
 
     tokens: str
     logits: str
@@ -56,23 +56,23 @@ class Decoder:
     mask: str | None = None
     positions: str | None = None
     single: bool = False
-    """Whether the graph takes one token at a time."""
+    """True if the graph takes one token at a time."""
 
 
 def fold_merged(model: onnx.ModelProto) -> bool:
-    """Keeps of a merged decoder the branch that takes a past; whether it was one."""
+    """Keep the branch of a merged decoder that takes a past; return True if it was merged."""
     inputs = [i for i in model.graph.input if i.name == MERGED]
     if not inputs:
         return False
     nodes = [n for n in model.graph.node if n.op_type == "If" and n.input[0] == MERGED]
     if len(nodes) != 1:
         raise UnsupportedError(
-            "a merged decoder has one If", expected=f"one If on {MERGED}", given=len(nodes)
+            "a merged decoder must have one If", expected=f"one If on {MERGED}", given=len(nodes)
         )
     branch = next(a.g for a in nodes[0].attribute if a.name == "then_branch")
     inline_branch(model, nodes[0], branch)
     if any(MERGED in n.input for n in model.graph.node):
-        raise UnsupportedError(f"more than an If reads {MERGED}", given=model.graph.name)
+        raise UnsupportedError(f"only an If may read {MERGED}", given=model.graph.name)
     kept = [i for i in model.graph.input if i.name != MERGED]
     del model.graph.input[:]
     model.graph.input.extend(kept)
@@ -80,7 +80,9 @@ def fold_merged(model: onnx.ModelProto) -> bool:
 
 
 def find_roles(s: Surgery, settings: Settings) -> Decoder:
-    """The roles of a graph's inputs and outputs, or one error that says what does not fit."""
+    """Return the roles of a graph's inputs and outputs; raise one error for all that
+    are missing.
+    """
     initialised = set(s.constants)
     inputs = {i.name: i for i in s.graph.input if i.name not in initialised}
     outputs = {o.name: o for o in s.graph.output}
@@ -92,9 +94,10 @@ def find_roles(s: Surgery, settings: Settings) -> Decoder:
     known = {tokens, mask, positions, *(c.past for c in caches)}
     if left := [name for name in inputs if name not in known]:
         raise UnsupportedError(
-            "the decoder has inputs that a step cannot give", expected=sorted(filter(None, known)),
+            "the decoder has inputs that a step cannot provide",
+            expected=sorted(filter(None, known)),
             given=left,
-        )  # fmt: skip
+        )
     found = Decoder(
         tokens,
         logits,
@@ -112,23 +115,23 @@ def find_roles(s: Surgery, settings: Settings) -> Decoder:
 def _find_ends(
     settings: Settings, named: dict[str, str], inputs: Any, outputs: Any
 ) -> tuple[str, str]:
-    """What the graph calls the tokens that go in, and the logits that come out."""
+    """Return the names of the token input and the logits output."""
     tokens, logits = named["tokens"], settings.outputs.get("logits", "logits")
     found = tokens if tokens in inputs else find_tokens(inputs, set(named.values()))
     made = logits if logits in outputs else find_logits(outputs)
     if found is None or made is None:
         had = f"inputs {', '.join(list(inputs)[:4])}; outputs {', '.join(list(outputs)[:4])}"
         raise ModelError(
-            "the model is no decoder: it does not turn tokens into logits",
+            "the model is no decoder: it must turn tokens into logits",
             expected=f"an input {tokens} and an output {logits}",
             given=f"{settings.model}: {had}",
-            hint="models that take embeddings or encoder states are not served",
+            hint="models that take embeddings or encoder states are not supported",
         )
     return found, made
 
 
 def _check_sizes(s: Surgery, settings: Settings, found: Decoder) -> None:
-    """Refuses sizes of a configuration that are not those of the graph, where it tells them."""
+    """Raise an error if sizes of the configuration contradict those of the graph."""
     attention = [{a.name: a.i for a in n.attribute} for n in s.graph.node if n.op_type == GROUPED]
     tables = [
         s.constants[n.input[0]].dims
@@ -139,7 +142,7 @@ def _check_sizes(s: Surgery, settings: Settings, found: Decoder) -> None:
     for what, said, sizes, slack in (
         ("num_attention_heads", settings.query_heads, {a.get("num_heads") for a in attention}, 0),
         ("hidden_size", settings.hidden, {d[1] for d in tables if len(d) == 2}, 0),
-        ("sliding_window", settings.window, windows, 1),  # with the token itself, or without
+        ("sliding_window", settings.window, windows, 1),  # with or without the token itself
     ):
         if said is not None and sizes and all(abs(said - (n or 0)) > slack for n in sizes):
             raise ModelError(
@@ -153,12 +156,12 @@ def _check_positions(found: Decoder, inputs: dict[str, onnx.ValueInfoProto]) -> 
     for name in (found.tokens, found.positions):
         if name is not None and len(_dims(inputs[name])) != 2:
             raise UnsupportedError(
-                f"{name} is a matrix", expected="[batch, sequence]", given=_dims(inputs[name])
+                f"{name} must be a matrix", expected="[batch, sequence]", given=_dims(inputs[name])
             )
 
 
 def _check_named(settings: Settings, inputs: Any, outputs: Any) -> None:
-    """Refuses a configuration that names inputs or outputs which the graph does not have."""
+    """Raise an error if a configuration names inputs or outputs that the graph lacks."""
     for which, names, known in (
         ("input", settings.inputs, inputs),
         ("output", settings.outputs, outputs),
@@ -188,7 +191,7 @@ def _find_caches(s: Surgery, settings: Settings, inputs: Any, outputs: Any) -> t
     names = [name for pair in pairs for name in pair[:2]]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise ModelError(
-            "one cache is named twice", expected="one for keys and one for values of each layer",
+            "each cache must be named once", expected="one for keys and one for values per layer",
             given=f"{', '.join(twice)} in {settings.source or settings.model}",
         )  # fmt: skip
     layers = len(pairs) // 2
@@ -208,7 +211,7 @@ def _find_caches(s: Surgery, settings: Settings, inputs: Any, outputs: Any) -> t
 
 
 def _named_pairs(settings: Settings, inputs: Any) -> list[tuple[str, str, str]]:
-    """The caches that a configuration names, layer by layer, as many as the graph has."""
+    """Return the caches that a configuration names, by layer, as many as the graph has."""
     found = []
     for kind in (KEY, VALUE):
         past = settings.inputs.get(f"past_{kind}_names")
@@ -223,7 +226,7 @@ def _named_pairs(settings: Settings, inputs: Any) -> list[tuple[str, str, str]]:
 
 
 def _matched_pairs(s: Surgery, inputs: Any, outputs: Any) -> list[tuple[str, str, str]]:
-    """Inputs that look like caches, each with the output of the same layer and kind."""
+    """Return the inputs that look like caches, each with the output of its layer and kind."""
     found = []
     for name in inputs:
         match = _PAST.search(name)
@@ -237,7 +240,7 @@ def _matched_pairs(s: Surgery, inputs: Any, outputs: Any) -> list[tuple[str, str
             present = pair[0]
         if present is None:
             raise ModelError(
-                "an input looks like a cache, and no output goes with it",
+                "an input looks like a cache, but has no matching output",
                 expected=" or ".join(tries),
                 given=name,
             )
@@ -270,7 +273,7 @@ def _cache(
             size = attention_heads(s, past.name)
         if size is None:
             raise ModelError(
-                f"nothing tells the {what} of the cache",
+                f"the {what} of the cache is unknown",
                 given=f"{past.name}: {dims}",
                 hint="put the configuration that was exported with the model beside it",
             )
@@ -281,10 +284,10 @@ def _cache(
 
 
 def _check_open(s: Surgery, settings: Settings, cache: Cache, heads: bool, size: bool) -> None:
-    """Refuses sizes of a configuration that are not those of the weights.
+    """Raise an error if sizes of the configuration contradict those of the weights.
 
-    heads, size: whether the graph itself says so; what it leaves open the configuration decides,
-    and a step for sizes that the weights do not have could not be compiled.
+    heads, size: True if the graph itself gives them. The configuration decides open sizes, and a
+    step with sizes that the weights do not have cannot be compiled.
     """
     if (heads or settings.heads is None) and (size or settings.head_size is None):
         return
@@ -309,14 +312,14 @@ def _contradiction(what: str, said: int | str, settings: Settings, given: str) -
 
 
 def _check_present(past: onnx.ValueInfoProto, present: onnx.ValueInfoProto) -> None:
-    """Refuses a cache that comes out with other heads or sizes than it went in with."""
+    """Raise an error if a cache output has other heads or sizes than its input."""
     before, after = _dims(past), _dims(present)
     numbers = [(before[a], after[a]) for a in (1, 3)] if len(after) == 4 else []
     if (after and len(after) != 4) or any(
         isinstance(x, int) and isinstance(y, int) and x != y for x, y in numbers
     ):
         raise ModelError(
-            "a cache has another shape than what comes of it",
+            "a cache must have the same shape as input and output",
             expected=f"{present.name}: {after}",
             given=f"{past.name}: {before}",
         )
@@ -334,7 +337,7 @@ def _vocabulary(settings: Settings, logits: onnx.ValueInfoProto) -> int:
         )
     found = size if isinstance(size, int) else said
     if found is None:
-        raise ModelError("nothing tells the size of the vocabulary", given=logits.name)
+        raise ModelError("the size of the vocabulary is unknown", given=logits.name)
     return found
 
 

@@ -1,4 +1,4 @@
-"""Finds a decoder and what the files beside it say: its sizes, its stop tokens, its tokenizer."""
+"""Finds a decoder and reads the files beside it: sizes, stop tokens, tokenizer."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from monograph.errors import ModelError
 GENAI, CONFIG, GENERATION = "genai_config.json", "config.json", "generation_config.json"
 TOKENIZER = "tokenizer.json"
 WITHIN = "onnx"
-"""Where the hub keeps decoders, within the folder that has the configuration."""
+"""The sub-folder of a hub model that holds the decoders."""
 _MODELS = (
     "model.onnx",
     "decoder_model_merged.onnx",
@@ -22,42 +22,42 @@ _MODELS = (
     "model_fp16.onnx",
     "model_q4.onnx",
 )
-"""What exporters call a decoder that takes a past; the first that is there is taken."""
+"""File names of decoders with a past, as exporters write them; the first that exists counts."""
 
 
 LAYERED = tuple(f"{side}_{kind}_names" for side in ("past", "present") for kind in ("key", "value"))
-"""What of a configuration's names stands for one in each layer."""
+"""Configuration entries whose names contain the layer number."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """A decoder's file, and what is known of it without reading it."""
+    """The file of a decoder, and what its configuration states."""
 
     model: Path
     source: str = ""
-    """The path of the file that says so."""
+    """The path of the configuration file."""
     inputs: Mapping[str, str] = field(default_factory=dict)
-    """What the graph calls its inputs, where a configuration says so."""
+    """Names of the graph's inputs by role, from the configuration."""
     outputs: Mapping[str, str] = field(default_factory=dict)
     layers: int | None = None
     heads: int | None = None
-    """Heads of keys and values."""
+    """The number of heads of keys and values."""
     head_size: int | None = None
     vocabulary: int | None = None
     context: int | None = None
     stop: tuple[int, ...] = ()
     tokenizer: Path | None = None
     stop_source: str = ""
-    """The path of the file that names the stop tokens."""
+    """The path of the file that lists the stop tokens."""
     query_heads: int | None = None
     hidden: int | None = None
-    """The width of what goes from layer to layer."""
+    """The width of the values between layers."""
     window: int | None = None
-    """How far back attention looks in some layers."""
+    """The window of attention in some layers."""
 
 
 def find_decoder(given: str | os.PathLike[str]) -> Settings:
-    """The decoder in a folder, or the one that a path leads to."""
+    """Find the decoder in a folder, or at a path."""
     path = _path(given)
     folder = path if path.is_dir() else path.parent
     named = None if path.is_dir() else path
@@ -68,21 +68,21 @@ def find_decoder(given: str | os.PathLike[str]) -> Settings:
 
 
 def _path(given: Any) -> Path:
-    """What was given as a path that is there; ids, bytes and the like are none."""
+    """Return the given path; raise an error if it is none, or does not exist."""
     try:
         text = os.fspath(given)
         if not isinstance(text, str) or not text:
             raise TypeError
     except TypeError:
         raise ModelError(
-            "a decoder is a folder, or the path of an ONNX file",
+            "a decoder must be a folder, or the path of an ONNX file",
             expected="a path",
             given=repr(given) if isinstance(given, str) else type(given).__name__,
         ) from None
     path = Path(text)
     try:
         there = path.exists()
-    except (OSError, ValueError) as e:  # names that no file can have, folders that are closed
+    except (OSError, ValueError) as e:  # names that no file can have, folders without permission
         raise ModelError(
             f"the folder or model cannot be read: {getattr(e, 'strerror', None) or e}",
             given=text if len(text) < 200 else text[:200] + "...",
@@ -93,7 +93,7 @@ def _path(given: Any) -> Path:
 
 
 def _beside(folder: Path, name: str) -> Path | None:
-    """A file that lies beside a decoder: in its folder, or in the one that has it as `onnx/`."""
+    """Find a file beside a decoder: in its folder, or in the one that contains it as `onnx/`."""
     whole = Path(os.path.abspath(folder))
     places = (folder, whole.parent) if whole.name == WITHIN else (folder,)
     return next((place / name for place in places if _is(place / name)), None)
@@ -155,11 +155,11 @@ def _from_genai(folder: Path) -> Settings:
 
 
 def _inside(folder: Path, name: str, file: Path) -> Path:
-    """The file of that name in the folder, and none outside of it: the name is a stranger's."""
+    """Return the file of that name in the folder; reject others, because the name is untrusted."""
     path = folder / name
     try:
         inside = path.resolve().is_relative_to(folder.resolve())
-    except (OSError, RuntimeError, ValueError):  # links in a circle, names that no file can have
+    except (OSError, RuntimeError, ValueError):  # circular links, names that no file can have
         inside = False
     if not inside:
         raise ModelError(
@@ -178,16 +178,17 @@ def _inside(folder: Path, name: str, file: Path) -> Path:
 
 
 def _names(decoder: dict[str, Any], which: str, file: Path) -> dict[str, str]:
-    """What a configuration calls inputs or outputs; names of caches have a place for the layer."""
+    """Return the names of inputs or outputs by role; names of caches contain the layer as %d."""
     found = _dict(decoder.get(which, {}), file, f"model.decoder.{which}")
     for role, name in found.items():
         if not isinstance(name, str):
             raise ModelError(
-                "names of inputs and outputs are texts", given=f"{which}.{role}: {name!r} in {file}"
+                "names of inputs and outputs must be strings",
+                given=f"{which}.{role}: {name!r} in {file}",
             )
         if role in LAYERED and (name.count("%") != 1 or "%d" not in name):
             raise ModelError(
-                "the name of a cache has one %d, where the number of the layer is",
+                "the name of a cache must contain %d once, for the layer",
                 expected="past_key_values.%d.key",
                 given=f"{which}.{role}: {name!r} in {file}",
             )
@@ -195,7 +196,7 @@ def _names(decoder: dict[str, Any], which: str, file: Path) -> dict[str, str]:
 
 
 def _from_config(model: Path) -> Settings:
-    """What a model of the hub says of itself, where its configuration lies beside the graph."""
+    """Read the settings of a hub model from the configuration beside the graph."""
     folder = model.parent
     tokenizer = _beside(folder, TOKENIZER)
     stop, stop_source = _hub_stops(folder)
@@ -224,7 +225,7 @@ def _from_config(model: Path) -> Settings:
 
 
 def _hub_stops(folder: Path) -> tuple[tuple[int, ...], str]:
-    """The stop tokens of a model of the hub, and the file that names them; null names none."""
+    """Return the stop tokens of a hub model and the file that lists them; null lists none."""
     for name in (GENERATION, CONFIG):
         file = _beside(folder, name)
         value = None if file is None else _read(file).get("eos_token_id")
@@ -243,18 +244,18 @@ def _read(file: Path) -> dict[str, Any]:
 
 def _dict(found: Any, file: Path, what: str) -> dict[str, Any]:
     if not isinstance(found, dict):
-        raise ModelError(f"{what} is no JSON object", given=str(file))
+        raise ModelError(f"{what} must be a JSON object", given=str(file))
     return found
 
 
 def _int(found: Mapping[str, Any], name: str, file: Path, least: int = 1) -> int | None:
     value = found.get(name)
-    if isinstance(value, list):  # several ids: the first one
+    if isinstance(value, list):  # several ids: the first counts
         value = value[0] if value else None
     if value is None:
         return None
     if not isinstance(value, int) or isinstance(value, bool):
-        raise ModelError(f"{name} is no integer", given=f"{value!r} in {file}")
+        raise ModelError(f"{name} must be an integer", given=f"{value!r} in {file}")
     if value < least:
         raise ModelError(
             f"{name} is too small", expected=f"at least {least}", given=f"{value} in {file}"
@@ -265,5 +266,7 @@ def _int(found: Mapping[str, Any], name: str, file: Path, least: int = 1) -> int
 def _ids(value: Any, file: Path) -> tuple[int, ...]:
     found = value if isinstance(value, list) else [] if value is None else [value]
     if not all(isinstance(i, int) and not isinstance(i, bool) for i in found):
-        raise ModelError("eos_token_id is an integer or a list of them", given=f"{value!r}: {file}")
+        raise ModelError(
+            "eos_token_id must be an integer or a list of integers", given=f"{value!r}: {file}"
+        )
     return tuple(found)

@@ -1,4 +1,4 @@
-"""Inputs and outputs whose names tell nothing: found by shapes, and by the ops around them."""
+"""Roles of inputs and outputs without known names, found by shapes and by the ops around them."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ Infos = Mapping[str, onnx.ValueInfoProto]
 
 
 def find_tokens(inputs: Infos, others: set[str]) -> str | None:
-    """The only matrix of integers that is neither a mask nor positions."""
+    """Return the only integer matrix that is neither a mask nor positions."""
     found = [n for n, i in inputs.items() if n not in others and _is(i, _INTEGERS, 2)]
     return found[0] if len(found) == 1 else None
 
 
 def find_logits(outputs: Infos) -> str | None:
-    """The only floats [batch, sequence, vocabulary]."""
+    """Return the only float output [batch, sequence, vocabulary]."""
     found = [n for n, o in outputs.items() if _is(o, FLOATS, 3)]
     return found[0] if len(found) == 1 else None
 
 
 def find_pair(s: Surgery, past: str, outputs: Infos) -> tuple[str, bool] | None:
-    """What comes of a cache that goes in, and whether it has keys; None for what is no cache."""
+    """Return the output of a cache and True for keys, False for values; None if it is no cache."""
     for node in s.readers[past]:
         names = list(node.input)
         if node.op_type == "GroupQueryAttention" and past in names[3:5]:
@@ -43,7 +43,7 @@ def find_pair(s: Surgery, past: str, outputs: Infos) -> tuple[str, bool] | None:
 
 
 def find_pairs(s: Surgery, inputs: Infos, outputs: Infos) -> list[tuple[str, str, bool]]:
-    """Floats of four axes that come out longer: what goes in, what comes out, whether keys."""
+    """Return (input, output, True for keys) of float tensors with four axes that grow."""
     found = []
     for name, info in inputs.items():
         if _is(info, FLOATS, 4) and (pair := find_pair(s, name, outputs)):
@@ -52,7 +52,7 @@ def find_pairs(s: Surgery, inputs: Infos, outputs: Infos) -> list[tuple[str, str
 
 
 def _meets_shares(s: Surgery, name: str) -> bool:
-    """Whether the first product of a value is with what a Softmax gave: values, not keys."""
+    """Return True if the first product of a value is with a Softmax result: values, not keys."""
     stack, seen = [name], {name}
     while stack:
         value = stack.pop()

@@ -1,4 +1,4 @@
-"""How many bytes a step reads at least: what measurements are held against."""
+"""The least bytes that a decoding step reads, for comparison with measurements."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from onnx import helper
 from monograph.generate.discover.decoder import Cache
 
 _LOOKUPS = ("Gather", "GatherBlockQuantized", "GroupQueryAttention", "RotaryEmbedding")
-"""Ops that read only rows of their tables."""
+"""Ops that read only some rows of their tables."""
 _HALVES = (onnx.TensorProto.INT4, onnx.TensorProto.UINT4, onnx.TensorProto.FLOAT4E2M1)
-"""Types that have two elements in a byte."""
+"""Types with two elements per byte."""
 
 
 def weight_bytes(model: onnx.ModelProto) -> int:
-    """Bytes of the weights that a step reads whole, as the file has them: no lookup tables."""
+    """Return the bytes of the weights that a step reads whole, without lookup tables."""
     graph = model.graph
     read = {n for node in graph.node if node.op_type not in _LOOKUPS for n in node.input}
     own = [t for t in graph.initializer if t.name in read and not t.name.startswith("~")]
@@ -25,7 +25,7 @@ def weight_bytes(model: onnx.ModelProto) -> int:
 
 
 def cache_row_bytes(caches: Iterable[Cache]) -> int:
-    """Bytes of one position of the caches, for one sequence."""
+    """Return the bytes of one position of the caches, for one sequence."""
     rows = sum(
         c.heads * c.size * np.dtype(helper.tensor_dtype_to_np_dtype(c.dtype)).itemsize
         for c in caches

@@ -1,7 +1,7 @@
-"""How wide the rows are that a graph appends to a cache, by the weights that make them.
+"""The width of the rows that a graph appends to a cache, from the weights that compute them.
 
-Exporters leave sizes of caches open (onnxruntime-genai writes `kv_cache_dim`), and a configuration
-tells them. Weights tell them too, and cannot be wrong.
+Exporters leave sizes of caches open (onnxruntime-genai writes `kv_cache_dim`) and state them in a
+configuration. The weights have them too, and cannot be wrong.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from monograph.generate.rewrite.surgery import Surgery
 _PASSED = {"Add", "Cast", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"}
 _PASSED |= {"LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization"}
 _PASSED |= {"RotaryEmbedding"}
-"""Ops between a product and a cache that give as many numbers for a token as they take."""
+"""Ops between a product and a cache that keep the number of elements per token."""
 
 _FAR = 32
-"""So many ops are followed back; in a graph that is a circle there is no end."""
+"""The most ops that are followed back: a malformed graph may be circular."""
 
 
 def attention_heads(s: Surgery, past: str) -> int | None:
-    """Heads of keys and values, as the op that reads a cache has them; None where none says so."""
+    """Return the heads of keys and values from the op that reads a cache; None if unknown."""
     for node in s.readers[past]:
         for attribute in node.attribute:
             if attribute.name == "kv_num_heads":
@@ -32,7 +32,7 @@ def attention_heads(s: Surgery, past: str) -> int | None:
 
 
 def row_width(s: Surgery, past: str) -> int | None:
-    """How many numbers a token adds to a cache, heads times their size; None where none tells."""
+    """Return the elements that a token adds to a cache, heads times size; None if unknown."""
     for node in s.readers[past]:
         names = list(node.input)
         if node.op_type == "Concat" and len(names) == 2 and names[0] == past:
@@ -44,7 +44,7 @@ def row_width(s: Surgery, past: str) -> int | None:
 
 
 def _packed(s: Surgery, node: onnx.NodeProto) -> int | None:
-    """The share of keys in rows that hold queries, keys and values."""
+    """Return the width of the keys in rows of packed queries, keys and values."""
     numbers = _numbers(node)
     queries, heads = numbers.get("num_heads", 0), numbers.get("kv_num_heads", 0)
     columns = _columns(s, node.input[0])
@@ -52,7 +52,7 @@ def _packed(s: Surgery, node: onnx.NodeProto) -> int | None:
 
 
 def _columns(s: Surgery, name: str) -> int | None:
-    """How many numbers each token has in a value, which comes of one product with weights."""
+    """Return the elements per token of a value that a product with weights computes."""
     share, whole = 1, 1
     for _ in range(_FAR):
         node = s.producers.get(name)
@@ -71,7 +71,7 @@ def _columns(s: Surgery, name: str) -> int | None:
 
 
 def _only_source(s: Surgery, node: onnx.NodeProto) -> str:
-    """What an op works on, beside constants; empty where that is not one value."""
+    """Return the one operand of an op that is not constant; "" if there is not exactly one."""
     if node.op_type != "Add":
         return str(node.input[0])
     made = [n for n in node.input if n not in s.constants and s.known(n) is None]
@@ -93,7 +93,7 @@ def _product_columns(s: Surgery, node: onnx.NodeProto) -> int | None:
 
 
 def _split_share(s: Surgery, node: onnx.NodeProto, name: str) -> tuple[int, int]:
-    """Which part of the whole one output of a Split is; 0 where nothing tells."""
+    """Return (part, whole) of one output of a Split; 0 if unknown."""
     place = list(node.output).index(name)
     sizes = next((list(a.ints) for a in node.attribute if a.name == "split"), None)
     if sizes is None and len(node.input) > 1 and node.input[1]:
@@ -104,7 +104,7 @@ def _split_share(s: Surgery, node: onnx.NodeProto, name: str) -> tuple[int, int]
 
 
 def _share(columns: int, part: int, whole: int) -> int | None:
-    """A part of some columns, where that is a whole number of them."""
+    """Return a part of some columns, if it is a whole number."""
     if part <= 0 or whole <= 0 or columns * part % whole:
         return None
     return columns * part // whole

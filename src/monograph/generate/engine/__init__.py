@@ -1,1 +1,1 @@
-"""Runs of decoding steps: sequences, buckets of lengths, samplers, state arrays."""
+"""Execution of decoding steps: sequences, buckets, samplers, state arrays."""

@@ -1,4 +1,4 @@
-"""Where a generation keeps its state: arrays of the host, or tensors on a GPU."""
+"""The state arrays of a generation: arrays of the host, or tensors on a GPU."""
 
 from __future__ import annotations
 
@@ -12,23 +12,25 @@ from monograph.session import Session
 
 
 class Arrays(Protocol):
-    """Makes arrays where a session wants its state."""
+    """Creates state arrays in the memory of a session's target."""
 
     def zeros(self, shape: Sequence[int], dtype: Any) -> Any:
         """An array of zeros."""
 
     def put(self, array: Array) -> Any:
-        """An array of the host, there."""
+        """Copy an array of the host there."""
 
     def get(self, array: Any, mark: Any = None) -> Array:
-        """What such an array holds, on the host; what was enqueued behind a mark may still run."""
+        """Return the content of a state array on the host; work enqueued after `mark` may still
+        run.
+        """
 
     def mark(self) -> Any:
-        """The end of what was enqueued so far; None where everything has ended."""
+        """Return a mark after all enqueued work; None if all has ended."""
 
 
 class HostArrays:
-    """numpy's own."""
+    """State as numpy arrays."""
 
     def zeros(self, shape: Sequence[int], dtype: Any) -> Any:
         return np.zeros(shape, dtype)
@@ -44,12 +46,12 @@ class HostArrays:
 
 
 class DeviceArrays:
-    """Tensors on the GPU of a session: state never leaves it."""
+    """State as tensors on a session's GPU: it never leaves the device."""
 
     def __init__(self, place: Any) -> None:
         self._place = place
         self._aside: Any = None
-        """A stream for copies that do not wait for what the current one has yet to do."""
+        """A stream for copies that do not wait for the current stream."""
 
     def zeros(self, shape: Sequence[int], dtype: Any) -> Any:
         import torch
@@ -74,7 +76,7 @@ class DeviceArrays:
         import torch
 
         if self._aside is None or self._aside == torch.cuda.current_stream(self._place):
-            # Of those with priority, which callers seldom use themselves.
+            # A high-priority stream, which callers seldom use themselves.
             self._aside = torch.cuda.Stream(self._place, priority=-1)
         with torch.cuda.stream(self._aside):
             self._aside.wait_event(mark)
@@ -92,7 +94,7 @@ class DeviceArrays:
 
 
 def arrays_of(session: Session) -> Arrays:
-    """Where a session wants its state."""
+    """Return the state arrays of a session's target."""
     if session.gpu is None or session.gpu.place is None:
         return HostArrays()
     return DeviceArrays(session.gpu.place)

@@ -1,4 +1,4 @@
-"""The lengths that tokens are fed in: each that was used keeps an executable."""
+"""Buckets: the lengths that tokens are fed in; each used length keeps an executable."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ LEAST_BUCKET, MOST_BUCKET = 16, 512
 
 
 def check_buckets(given: Any) -> tuple[int, ...] | None:
-    """Lengths as they were asked for, one or several; None for those that are usual."""
+    """Return the requested buckets as a tuple; None for the defaults."""
     if given is None:
         return None
     several = list(given) if isinstance(given, Iterable) else [given]
@@ -24,15 +24,17 @@ def check_buckets(given: Any) -> tuple[int, ...] | None:
         sizes = (0,)
     if any(size < 1 for size in sizes):
         raise ConfigError(
-            "buckets are lengths", expected="64 or [64, 512]: integers >= 1", given=repr(given)
+            "`buckets` must be lengths",
+            expected="64 or [64, 512]: integers >= 1",
+            given=repr(given),
         )
     return sizes
 
 
 def make_buckets(given: tuple[int, ...] | None, maximum: int, single: bool) -> tuple[int, ...]:
-    """The lengths that tokens are fed in, ascending; one token at a time is always among them.
+    """Return the buckets, ascending; one token at a time is always among them.
 
-    A length that nothing has room for stands for as much as there is room for.
+    A bucket that is larger than the room becomes as large as the room.
     """
     if single:
         return (1,)

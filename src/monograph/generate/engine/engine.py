@@ -1,4 +1,4 @@
-"""Runs steps: feeds tokens in buckets, keeps the cache, and hands out what was chosen."""
+"""Runs decoding steps: feeds tokens in buckets, keeps the cache, and returns generated tokens."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from monograph.session import Session
 
 _FLOATS = {"temperature", "top_p", "penalty"}
 _STOPS = 8
-"""Room for so many stop tokens, at least: how many there are is no shape of its own."""
+"""The least room for stop tokens: their number is no shape of its own."""
 
 
 class Engine:
@@ -60,12 +60,12 @@ class Engine:
         self.logits = Logits(logits)
         self.timing = Timing()
         self.sampling: Sampling | None = Sampling()
-        """What steps go by now."""
+        """The sampling of the steps."""
         self.step: DecodeStep
         self.session: Session
         self.choose(SamplerShape())
         self._arrays: Arrays = arrays_of(self.session)
-        """Where all sessions of the target want their state."""
+        """The state arrays of all sessions."""
         self.decoder: Decoder = self.step.decoder
         self.buckets = make_buckets(lengths, maximum, self.decoder.single)
         self.state: dict[str, Any] = {}
@@ -75,32 +75,32 @@ class Engine:
         self._position: Any = None
         self._ones: Any = None
         self._ahead: Ahead | None = None
-        """A step that was started before it is asked for."""
+        """A step that was started before it is requested."""
         self._ended = 0.0
-        """When the step before that had ended."""
+        """The time when the step before it ended."""
         self._runs = 0
         self._filled = 0
         self._start: list[int] = []
-        """Of aligned rows: how far the cache is filled, and where each row begins."""
+        """Of aligned rows: the filled length of the cache, and the start of each row."""
         self._started: Any = None
         self._last: list[int] = []
-        """The last token of each row, which pads rows that have no more."""
+        """The last token of each row, which pads rows without further tokens."""
         self._stops = _STOPS
         self._made_logits: Any = None
         self.last_feeds: dict[str, Any] = {}
-        """What the last run was given; its caches hold what that run made of them."""
+        """The feeds of the last run; its caches hold the state after that run."""
 
     def choose(self, shape: SamplerShape) -> None:
-        """Takes the session whose steps choose tokens in this way."""
+        """Select the session that samples tokens in this way."""
         self._sampler = self._samplers.choose(shape)
         self.step, self.session = self._sampler.step, self._sampler.session
 
     def stats(self) -> dict[str, Any]:
-        """What all sessions have done so far, as `Session.stats` has it."""
+        """The sum of the statistics of all sessions, as `Session.stats`."""
         return self._samplers.stats()
 
     def start(self, batch: int, sampling: Sampling) -> None:
-        """Room for a batch of sequences that nothing is known of yet; old room is used again."""
+        """Prepare for a batch of new sequences; existing memory is used again."""
         self.choose(sampling.shape)
         if batch != self.batch or not self.state:
             self.state = {
@@ -120,7 +120,7 @@ class Engine:
         self.set_data(sampling, [[] for _ in range(batch)])
 
     def set_data(self, sampling: Sampling, fed: Sequence[Sequence[int]]) -> None:
-        """What the sampler goes by, with the tokens that the cache holds."""
+        """Set the sampler's data, including the tokens in the cache."""
         self.choose(sampling.shape)
         self.sampling = sampling
         self._data = {
@@ -135,10 +135,10 @@ class Engine:
             self.state[SEEN] = self._arrays.put(seen)
 
     def decode(self, further: bool = False) -> Array:
-        """Feeds what the last run chose; what it chose is [batch].
+        """Feed the tokens of the last run; return the generated tokens, [batch].
 
-        `further`: another step is to follow, and the cache has room for it. On a GPU it is started
-        before this one is waited for.
+        `further`: another step will follow, and the cache has room for it. On a GPU it is started
+        before the engine waits for this one.
         """
         assert self._next is not None
         began = time.perf_counter()
@@ -163,37 +163,38 @@ class Engine:
         return chosen
 
     def _can_run_ahead(self) -> bool:
-        """Whether a step may be made in vain: it may not where it marks tokens as seen."""
+        """Return True if a step may run in vain: not if it marks tokens as seen."""
         return self.session.gpu is not None and SEEN not in self.state
 
     def _begin(self, tokens: Any, position: Any) -> Ahead:
-        """Starts a step; nothing is waited for."""
+        """Start a step without waiting."""
         self.settle()
         feeds, places = self._given(tokens, position, self._ones)
         pending = self.session.run_async(feeds, out=places)
         return Ahead(self.session, tokens, self._data, pending, self._arrays.mark())
 
     def _finish(self, step: Ahead, further: bool) -> Array:
-        """Waits for a step that was started, once the next one is too."""
-        self._next = self._made_logits = None  # until the run has come to its end
+        """Wait for a started step, after the next one is started too."""
+        self._next = self._made_logits = None  # unknown until the run ends
         made = step.enqueued() if further else None
         if made is not None:
-            # Where it cannot be started, the next call tells why: this step has its token yet.
+            # If the next step cannot start, the next call raises the error: this step has its
+            # token.
             with suppress(MonographError):
                 self._ahead = self._begin(made[NEXT], made[NEXT_POSITION])
         return self._made(step.result(), step.mark)
 
     def settle(self) -> None:
-        """Waits for a step that ran ahead, where its token is not wanted."""
+        """Wait for a step that ran ahead and whose token is not needed."""
         step, self._ahead = self._ahead, None
         if step is not None:
             step.settle()
 
     def loop(self, turns: int, stop: Sequence[int], ended: Sequence[bool]) -> Array:
-        """Goes on from what the last run chose, in one launch; what it chose is [batch, turns].
+        """Generate several tokens in one launch; return them as [batch, turns].
 
-        It ends behind so many turns, or when every row has had a stop token; rows that `ended`
-        before stay as they are.
+        The loop ends after `turns` iterations, or when every row has had a stop token; rows that
+        have `ended` before do not change.
         """
         assert self._next is not None
         loop, session = self._samplers.loop(self._sampler)
@@ -215,7 +216,7 @@ class Engine:
         places = {new: feeds[old] for new, old in loop.donate.items()}
         outputs = [p.name for p in session.outputs]
         self.forget()
-        # An interrupt comes behind the run: what it has marked as seen, no row has then.
+        # If the wait is interrupted, the run has marked tokens as seen that no row has.
         sampling, self.sampling = self.sampling, None
         found = dict(zip(outputs, session.run(feeds, out=places), strict=True))
         count = int(self._arrays.get(found["made_turns"])[0])
@@ -233,49 +234,51 @@ class Engine:
         return self._sampler.loop
 
     def loop_session(self) -> Session:
-        """What makes many tokens in one launch."""
+        """The session that generates several tokens in one launch."""
         return self._samplers.loop(self._sampler)[1]
 
     def expect_stops(self, count: int) -> None:
-        """Room for so many stop tokens in one launch: more than expected compile anew."""
+        """Make room for this many stop tokens in one launch; more need a new compilation."""
         while self._stops < count:
             self._stops *= 2
 
     def room(self) -> int:
-        """How many steps the cache has room for, as rows lie in it now."""
+        """Return the number of steps that the cache has room for."""
         return self.maximum - self._filled if self.step.aligned else self.maximum
 
     def can_decode(self) -> bool:
-        """Whether the last run chose a token for every row that it was fed, and one more fits."""
+        """Return True if the last run generated a token for every row, and one more fits."""
         return self._next is not None and self.room() > 0
 
     def forget(self) -> None:
-        """What was chosen is not what comes next."""
+        """Drop the generated tokens: they are not the next ones."""
         self._next = None
         self.logits.forget(self.batch)
-        self.settle()  # last: whoever interrupts the wait finds all forgotten
+        self.settle()  # last, so that all is dropped if the wait is interrupted
 
     @property
     def counts(self) -> bool:
-        """Whether padding in front would change rows, which are equally long then."""
+        """True if padding before rows would change them, so that all must be equally long."""
         return self.step.aligned and (self.step.uniform or self.decoder.positions is None)
 
     def check_lengths(self, lengths: Sequence[int]) -> None:
-        """Refuses sequences of unequal lengths where the decoder cannot tell them apart."""
+        """Raise an error for sequences of unequal lengths if the decoder cannot
+        distinguish them.
+        """
         if self.step.uniform and len(set(lengths)) > 1:
             raise FeedError(
-                "sequences of a batch are equally long: the decoder places tokens by their row",
+                "sequences of a batch must be equally long: the decoder has no position input",
                 expected="as many tokens in each",
                 given=list(lengths),
                 hint="run the prompts one by one, or export the decoder with position_ids",
             )
 
     def feed(self, rows: Sequence[Sequence[int]], position: Array, prompt: bool = False) -> Array:
-        """Feeds each row from a position on, and counts the positions up.
+        """Feed each row from a position on, and advance the positions.
 
-        A row is all of a sequence; what lies before its position is in the cache. A position at
-        the end leaves the row as it is. The result is what was chosen behind the last token of
-        each row that was fed. A `prompt` counts as one however short it is.
+        A row is a whole sequence; tokens before its position are in the cache. A row with its
+        position at the end does not change. Return the token generated after each row that was fed.
+        `prompt` counts the feed as a prompt, whatever its length.
         """
         began = time.perf_counter()
         left = [list(row[int(p) :]) for row, p in zip(rows, position, strict=True)]
@@ -302,7 +305,7 @@ class Engine:
         return chosen
 
     def _feed_free(self, left: list[list[int]], position: Array) -> Array:
-        """Rows have positions of their own, and padding behind them."""
+        """Feed rows with positions of their own, and padding after them."""
         chosen = np.zeros(self.batch, np.int64)
         done = [0] * self.batch
         put, runs = self._arrays.put, self._runs
@@ -312,12 +315,13 @@ class Engine:
             count = np.array([min(len(row), size) for row in rest], np.int64)
             tokens = np.zeros((self.batch, size), np.int64)
             for b, row in enumerate(rest):
-                # Padding is a token of the row itself: none is seen that was not there.
+                # Padding repeats a token of the row itself, so that no other token is marked as
+                # seen.
                 tokens[b] = (row[:size] + [row[0]] * size)[:size] if row else self._last[b]
                 if row:
                     self._last[b] = row[count[b] - 1]
                 else:
-                    # Where nothing is fed something is written all the same, and has to fit.
+                    # A row without tokens writes all the same, so the write has to fit.
                     position[b] = min(int(position[b]), self.maximum - size)
             made = self._run(put(tokens), put(position), put(count))
             whole = [b for b in going if len(rest[b]) <= size]
@@ -327,7 +331,7 @@ class Engine:
                 position[b] += count[b]
                 done[b] += int(count[b])
         if position.max() >= self.maximum:
-            self._next = None  # the row has no place that a step might write to
+            self._next = None  # the row has no room for a write
         elif self._runs - runs > 1:
             self._next, self._position = put(chosen[:, None]), put(position)
         return chosen
@@ -335,19 +339,19 @@ class Engine:
     def _feed_aligned(
         self, rows: Sequence[Sequence[int]], left: list[list[int]], position: Array
     ) -> Array:
-        """All rows are at one position, and padding lies in front of short ones.
+        """Feed rows that are all at one position, with padding before short ones.
 
-        Where they are not, because some were done before others, or where padding has left no
-        room, all are fed anew.
+        If they are not, because some ended before others, or if padding has left no room, all are
+        fed again.
         """
         going = held = [b for b, row in enumerate(left) if row]
         places = {(int(position[b]) + self._start[b], len(left[b])) for b in going}
         place, length = max(places)
         if len(places) == 1 and place <= self._filled and place + length <= self.maximum:
-            self._filled = place  # less than before where sequences were rewound
+            self._filled = place  # less than before if sequences were rewound
         else:
             left, held = self._aligned(rows, going)
-            position[:] = 0  # nothing holds any more, should a run fail
+            position[:] = 0  # if a run fails, the cache holds nothing valid
             self._filled, length = 0, max(map(len, left))
         table = np.array([row or [self._last[b]] * length for b, row in enumerate(left)], np.int64)
         made = np.zeros(self.batch, np.int64)
@@ -371,10 +375,10 @@ class Engine:
     def _aligned(
         self, rows: Sequence[Sequence[int]], going: list[int]
     ) -> tuple[list[list[int]], list[int]]:
-        """Rows with padding in front, all as long as the longest that goes on; which they are.
+        """Return rows padded at the front to the longest active one, and their starts.
 
-        A row that has ended is left out, as nothing, where it is longer than that, or where the
-        decoder cannot tell padding from tokens.
+        A row that has ended is left out (as empty) if it is longer than that, or if the decoder
+        cannot distinguish padding from tokens.
         """
         longest = max(len(rows[b]) for b in going)
         least = longest if self.counts else 1
@@ -386,21 +390,21 @@ class Engine:
         return left, held
 
     def bucket(self, wanted: int, room: int) -> int:
-        """How many tokens to feed at once: all of them if some bucket has room for that."""
+        """Return the number of tokens to feed at once: all of them if a bucket has room."""
         fitting = [b for b in self.buckets if b <= room]
         return next((b for b in fitting if b >= wanted), max(b for b in fitting if b <= wanted))
 
     def _run(self, tokens: Any, position: Any, count: Any) -> Array:
         self.settle()
         feeds, places = self._given(tokens, position, count)
-        self._next = self._made_logits = None  # until the run has come to its end
+        self._next = self._made_logits = None  # unknown until the run ends
         found = self.session.run(feeds, out=places)
         return self._made(dict(zip(self._outputs, found, strict=True)))
 
     def _given(
         self, tokens: Any, position: Any, count: Any
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """The feeds of a step, and where it writes its state."""
+        """Return the feeds of a step, and the arrays that it writes its state to."""
         feeds = {TOKENS: tokens, POSITION: position, COUNT: count, **self.state, **self._data}
         if self.step.aligned:
             feeds[START] = self._started
@@ -408,8 +412,10 @@ class Engine:
         return feeds, {present: self.state[past] for present, past in self.step.donate.items()}
 
     def _made(self, made: dict[str, Any], mark: Any = None) -> Array:
-        """Keeps what the next step takes; what a run chose, [batch], once it is at its mark."""
-        # First: where reading it is interrupted, nothing was chosen.
+        """Keep the state for the next step; return the generated tokens, [batch], after
+        the mark.
+        """
+        # First: if the read is interrupted, there is no generated token.
         chosen = self._arrays.get(made[NEXT], mark).reshape(-1).copy()
         self._runs += 1
         self._made_logits = made.get(LOGITS)
@@ -421,19 +427,19 @@ class Engine:
         return [p.name for p in self.session.outputs]
 
     def read_logits(self) -> Array:
-        """The logits behind each row, [batch, vocabulary]; NaN where they are not known."""
+        """Return the logits after each row, [batch, vocabulary]; NaN where they are unknown."""
         return self.logits.read(self._arrays.get, self.decoder.vocabulary)
 
     def place(self, position: int) -> None:
-        """Lets the next step go on as if so many tokens were in the cache; for measurements."""
+        """Set the position as if this many tokens were in the cache; for measurements."""
         self._next = self._arrays.put(np.zeros((self.batch, 1), np.int64))
         self._position = self._arrays.put(np.full(self.batch, position, np.int64))
         self._filled = position
 
     def weight_bytes(self) -> int:
-        """Bytes of the weights that a step reads whole, as the file has them: no lookup tables."""
+        """Return the bytes of the weights that a step reads whole, without lookup tables."""
         return weight_bytes(self.step.model)
 
     def cache_bytes(self, position: int) -> int:
-        """Bytes of the cache that attention reads behind so many tokens."""
+        """Return the bytes of the cache that attention reads at this position."""
         return cache_row_bytes(self.decoder.caches) * position * self.batch

@@ -1,7 +1,7 @@
-"""A step that runs ahead: it was started before the one in front of it was waited for.
+"""A pipelined step: it is started before the engine waits for the step before it.
 
-On a GPU the next step can take what a step chooses before the host knows it. So the host prepares
-a step while the device works on the one before, and does not keep the device waiting.
+On a GPU the next step can read a generated token before the host knows it. So the host prepares a
+step while the device runs the one before, and the device does not wait.
 """
 
 from __future__ import annotations
@@ -17,36 +17,36 @@ from monograph.session import Session
 
 @dataclass(frozen=True)
 class Ahead:
-    """A step that was started, and what it goes by."""
+    """A step that was started, and its arguments."""
 
     session: Session
     tokens: Any
-    """What was chosen before it."""
+    """The generated tokens that it was fed."""
     data: Mapping[str, Any]
-    """What its sampler goes by."""
+    """The data of its sampler."""
     pending: Pending
     mark: Any
-    """Where it ends on the device; None where it has ended when it was started."""
+    """The mark after it on the device; None if it ended when it was started."""
 
     def follows(self, session: Session, tokens: Any, data: Mapping[str, Any]) -> bool:
-        """Whether it is the step that would be made now: nothing was changed in between."""
+        """Return True if the step that would be started now is this one."""
         return self.session is session and self.tokens is tokens and self.data is data
 
     def enqueued(self) -> dict[str, Any] | None:
-        """The outputs by name, for a step behind this one; None where they are not known yet."""
+        """The outputs by name, for the next step; None if they are not known yet."""
         made = self.pending.enqueued
         return None if made is None else self._named(made)
 
     def result(self) -> dict[str, Any]:
-        """The outputs by name, once the step has ended."""
+        """Return the outputs by name, once the step has ended."""
         return self._named(self.pending.result())
 
     def settle(self) -> None:
-        """Waits for a step that nobody wants any more: what it reads and writes may go then.
+        """Wait for a step that is no longer needed, so that its memory may be freed.
 
-        It wrote behind the end of the sequences, where the next step writes anew.
+        It wrote after the end of the sequences, where the next step writes again.
         """
-        with suppress(Exception):  # a device that has failed fails the next step too
+        with suppress(Exception):  # a failed device fails the next step too
             self.pending.result()
             if self.mark is not None:
                 self.mark.synchronize()

@@ -1,4 +1,4 @@
-"""One thread at a time: who comes while another works is refused, and does not wait."""
+"""A guard that admits one thread at a time: a second thread gets an error and does not wait."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _T = TypeVar("_T")
 
 
 class Guard:
-    """Held while a thread works on something; that thread may come again, others may not."""
+    """Held by the thread at work; that thread may enter again, others may not."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
@@ -32,7 +32,7 @@ class Guard:
 
 
 def alone(method: _F) -> _F:
-    """A method of what has a `_guard`, which only one thread at a time may be in."""
+    """Decorate a method of an object with a `_guard`: one thread at a time may be in it."""
 
     @functools.wraps(method)
     def guarded(self: Any, *given: Any, **options: Any) -> Any:
@@ -43,7 +43,7 @@ def alone(method: _F) -> _F:
 
 
 def alone_in_each(items: Iterator[_T], guard: Guard) -> Iterator[_T]:
-    """Items that are each made by one thread alone; between them others may come."""
+    """Yield items that are each computed under the guard; between them other threads may enter."""
     while True:
         with guard:
             try:

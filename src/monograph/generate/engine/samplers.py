@@ -1,4 +1,4 @@
-"""The sessions of a generator: one for each way to choose tokens, the last few of them kept."""
+"""The sessions of a generator: one for each shape of sampling; the last few are kept."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from monograph.runtime.progress import Progress
 from monograph.session import Session
 
 KEPT = 4
-"""How many ways to choose tokens are kept, the one at hand among them."""
+"""The number of samplers that are kept, including the current one."""
 KEPT_BYTES = 2 << 30
-"""What the weights of those that are not at hand may take together: each has its own."""
+"""The most bytes of weights of all samplers but the current one: each has its own copy."""
 
 
 @dataclass
 class Sampler:
-    """A step that chooses tokens in one way, with what runs it."""
+    """A step with one shape of sampling, and the sessions that run it."""
 
     step: DecodeStep
     session: Session
@@ -35,7 +35,7 @@ class Sampler:
         return [self.session, *([] if self.loop is None else [self.loop[1]])]
 
     def held_bytes(self) -> int:
-        """About what its executables hold of weights: one copy each, on a GPU one in all."""
+        """Estimate the bytes of weights of its executables: one copy each; on a GPU one in all."""
         copies = sum(
             max(1, int(s.stats["compiled"])) if s.gpu is None else 1 for s in self.sessions()
         )
@@ -43,7 +43,7 @@ class Sampler:
 
 
 class Samplers:
-    """Samplers by what decides their graphs. The one that was unused longest goes first."""
+    """Samplers by shape. The least recently used one is dropped first."""
 
     def __init__(
         self,
@@ -60,10 +60,10 @@ class Samplers:
         self._progress = progress
         self._kept: OrderedDict[SamplerShape, Sampler] = OrderedDict()
         self._before: list[dict[str, Any]] = []
-        """What samplers did that were let go."""
+        """The statistics of dropped samplers."""
 
     def choose(self, shape: SamplerShape) -> Sampler:
-        """The sampler of this shape, made where it is not at hand."""
+        """Return the sampler of this shape; build it if needed."""
         if shape not in self._kept:
             step = build_step(self._settings, self._maximum, shape, self._logits)
             source = RewrittenSource(step.model, step.directory)
@@ -74,7 +74,7 @@ class Samplers:
         return self._kept[shape]
 
     def _let_go(self) -> None:
-        """Forgets samplers until those that are left fit, with all their memory."""
+        """Drop samplers until the rest fits the limits, with all their memory."""
         *others, _ = self._kept.values()
         held = [s.held_bytes() for s in others]
         while held and (len(held) >= KEPT or sum(held) > KEPT_BYTES):
@@ -83,7 +83,7 @@ class Samplers:
             del held[0]
 
     def loop(self, sampler: Sampler) -> tuple[LoopModel, Session]:
-        """What makes many tokens of a sampler in one launch."""
+        """Return the loop that generates several tokens of a sampler in one launch."""
         if sampler.loop is None:
             made = build_loop(sampler.step)
             source = RewrittenSource(made.model, made.directory)
@@ -92,6 +92,6 @@ class Samplers:
         return sampler.loop
 
     def stats(self) -> dict[str, Any]:
-        """What all sessions have done so far, as `Session.stats` has it."""
+        """The sum of the statistics of all sessions, as `Session.stats`."""
         sessions = [s for sampler in self._kept.values() for s in sampler.sessions()]
         return add_up([*self._before, *(s.stats for s in sessions)])

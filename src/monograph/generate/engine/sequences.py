@@ -29,7 +29,7 @@ Prompt: TypeAlias = "str | Sequence[int] | Sequence[Sequence[int]] | Sequence[st
 
 
 class Sequences:
-    """A batch of sequences, what the cache holds of them, and what comes next."""
+    """A batch of sequences, their state in the cache, and the next tokens."""
 
     def __init__(
         self,
@@ -51,9 +51,9 @@ class Sequences:
         self._sampling = sampling
         self._defaults = self._stop, self._sampling
         self._begun = self._changes = 0
-        """How often all was forgotten, and how often sequences were changed."""
+        """The number of resets, and the number of changes of sequences."""
         self._handed_out = False
-        """Whether a generation has handed out a token, and waits to be asked for the next."""
+        """True after a generation has yielded a token, while it waits to be resumed."""
         self._rows: list[list[int]] = []
         self._position = np.zeros(0, np.int64)
         self._done: list[bool] = []
@@ -63,16 +63,16 @@ class Sequences:
 
     @property
     def vocabulary(self) -> int:
-        """How many tokens the decoder knows."""
+        """The size of the decoder's vocabulary."""
         return self._engine.decoder.vocabulary
 
     def more_room(self) -> str:
-        """What whoever wants longer sequences can do, or why nothing can be done."""
+        """A remedy for a caller that needs longer sequences, or the reason why there is none."""
         return self._limit() or "make a Generator with more max_length"
 
     @property
     def tokenizer(self) -> Text:
-        """Text to tokens and back; an error that says what is missing where that cannot be."""
+        """The tokenizer; raises an error that names what is missing if there is none."""
         return self._tokenizer()
 
     def _tokenizer(self, **said: str) -> Text:
@@ -82,15 +82,15 @@ class Sequences:
 
     @alone
     def append_tokens(self, tokens: Prompt) -> None:
-        """Appends tokens to the sequences, and runs the decoder on them.
+        """Append tokens to the sequences, and run the decoder on them.
 
         One list of ids is one sequence; a list of lists is a batch, whose rows may differ in
-        length. The first call decides how many sequences there are.
+        length. The first call decides the number of sequences.
         """
         rows = self._checked(tokens)
         if self._rows and len(rows) != len(self._rows):
             raise FeedError(
-                "tokens are appended to every sequence of a batch",
+                "tokens must be given for every sequence of the batch",
                 expected=f"{len(self._rows)} lists",
                 given=len(rows),
                 hint="reset() starts new sequences",
@@ -110,12 +110,12 @@ class Sequences:
 
     @alone
     def generate_next_token(self) -> None:
-        """Appends one token to every sequence that is not done; to none where all are."""
+        """Append one token to every sequence that is not done."""
         self._leave_stream()
         self._append_next()
 
     def _append_next(self, further: bool = False) -> None:
-        """One token for every sequence; `further` where another is wanted behind it."""
+        """Append one token to every sequence; `further`: another one will follow."""
         self._check_begun()
         if all(self._done):
             return
@@ -132,7 +132,7 @@ class Sequences:
         self._accept(chosen)
 
     def _accept(self, chosen: Array) -> None:
-        """Appends a token to every sequence that is not done."""
+        """Append a token to every sequence that is not done."""
         for b, row in enumerate(self._rows):
             if not self._done[b]:
                 row.append(int(chosen[b]))
@@ -141,33 +141,35 @@ class Sequences:
         self._latest = np.array([row[-1] for row in self._rows], np.int64)
 
     def is_done(self) -> bool:
-        """Whether every sequence ended with a stop token, or some one has no more room."""
+        """Return True if every sequence ended with a stop token, or one has no more room."""
         return bool(self._rows) and (all(self._done) or self._at_maximum())
 
     def finish_reason(self, index: int = 0) -> str | None:
-        """Why a sequence cannot go on: "stop", a stop token; "length", no more room; or None."""
+        """Return why a sequence cannot go on: "stop" (a stop token), "length" (no
+        room), or None.
+        """
         place = place_in(index, len(self._rows))
         if self._done[place]:
             return "stop"
         return "length" if len(self._rows[place]) >= self.max_length else None
 
     def get_sequence(self, index: int) -> Array:
-        """The tokens of a sequence, prompt included."""
+        """Return the tokens of a sequence, prompt included."""
         return np.array(self._rows[place_in(index, len(self._rows))], np.int64)
 
     def get_next_tokens(self) -> Array:
-        """The token that each sequence got last; one that is done repeats its own.
+        """Return the last token of each sequence; one that is done repeats its own.
 
-        Empty where none was generated since the last append_tokens, rewind_to or reset.
+        Empty if none was generated since the last append_tokens, rewind_to or reset.
         """
         return self._latest.copy()
 
     @alone
     def get_logits(self) -> Array:
-        """The logits that the next token is chosen by, [batch, vocabulary].
+        """Return the logits of the next token, [batch, vocabulary].
 
-        They are what the decoder says behind the last token of each sequence, before temperature
-        and penalty. Where that token was not fed yet it is, and the next token is chosen by it.
+        They are the decoder's output after the last token of each sequence, before temperature and
+        penalty. If that token was not fed yet, it is fed now, and the next token is chosen by it.
         """
         self._engine.logits.check()
         self._check_begun()
@@ -177,16 +179,16 @@ class Sequences:
 
     @property
     def prompt_length(self) -> int:
-        """How many tokens of the first sequence came with the last `append_tokens`, and before."""
+        """The length of the first sequence at the last `append_tokens`."""
         return self._prompt_length
 
     def token_count(self) -> int:
-        """The length of the longest sequence."""
+        """Return the length of the longest sequence."""
         return max(map(len, self._rows), default=0)
 
     @alone
     def rewind_to(self, length: int) -> None:
-        """Forgets what lies behind so many tokens of every sequence; 0 starts anew."""
+        """Drop all tokens after the first `length` of every sequence; 0 starts anew."""
         most = min(map(len, self._rows), default=0)
         length = place_in(length, most + 1, "sequences are rewound to a length that they have", 0)
         self._leave_stream()
@@ -195,15 +197,15 @@ class Sequences:
             return
         for b, row in enumerate(self._rows):
             del row[length:]
-            # The last token is fed again: what comes behind it is to be chosen anew.
+            # The last token is fed again, to choose a new one after it.
             self._position[b] = min(int(self._position[b]), length - 1)
-        self._engine.sampling = None  # tokens seen are others now, also where this is interrupted
+        self._engine.sampling = None  # the seen tokens change, also if this is interrupted
         self._changed()
         self._engine.set_data(self._sampling, self._fed())
 
     @alone
     def reset(self) -> None:
-        """Forgets all sequences. The memory of the cache stays, for the next ones."""
+        """Drop all sequences. The memory of the cache stays, for the next ones."""
         self._rows = []
         self._changed()
         self._begun += 1
@@ -211,7 +213,7 @@ class Sequences:
         self._stop, self._sampling = self._defaults
 
     def _changed(self) -> None:
-        """What was chosen is not what comes next, and no sequence has ended."""
+        """Drop the generated tokens, and mark no sequence as done."""
         self._done = [False] * len(self._rows)
         self._chosen, self._latest = None, np.zeros(0, np.int64)
         self._changes += 1
@@ -220,13 +222,13 @@ class Sequences:
     # Inside
 
     def _leave_stream(self) -> None:
-        """Ends the wishes of a stream that is under way: whoever calls in between has others."""
+        """End the overrides of a running stream: another caller has its own."""
         if self._handed_out:
             self._handed_out = False
-            self._end_wishes()
+            self._end_overrides()
 
-    def _end_wishes(self) -> None:
-        """What comes next is chosen as the generator was made, whatever a generation wished."""
+    def _end_overrides(self) -> None:
+        """Restore the sampling and stop tokens of the generator."""
         stale = self._chosen is not None and self._sampling != self._defaults[1]
         self._stop, self._sampling = self._defaults
         if stale:
@@ -234,16 +236,16 @@ class Sequences:
             self._engine.forget()
 
     def _feed(self, prompt: bool = False, ended: bool = False, further: bool = False) -> Array:
-        """Runs the decoder on what the cache does not hold yet; what it chooses, [batch].
+        """Run the decoder on tokens that are not in the cache; return the generated ones, [batch].
 
-        Rows that are done are left out unless asked for: their last token is none that something
-        follows. `further` tokens are wanted behind the one that is chosen.
+        Rows that are done are left out unless requested: nothing follows their last token.
+        `further` tokens will follow the generated one.
         """
         if self._engine.sampling != self._sampling:
             self._engine.set_data(self._sampling, self._fed())
         single = all(len(row) == p + 1 for row, p in zip(self._rows, self._position, strict=True))
         if single and self._engine.can_decode() and not any(self._done):
-            # What is chosen takes one place, and a step behind it another.
+            # The generated token takes one position, and a step after it another.
             chosen = self._engine.decode(further and min(self._room(), self._engine.room()) > 1)
             self._position += 1
             return chosen
@@ -254,7 +256,7 @@ class Sequences:
             if self._done[b] and (not ended or self._engine.logits.has(b)):
                 rows.append(row[: int(self._position[b])])
                 continue
-            # What was chosen behind a row that the cache holds whole is not known any more.
+            # The token after a row that is entirely in the cache is no longer known.
             self._position[b] = min(int(self._position[b]), len(row) - 1)
             rows.append(row)
         return self._engine.feed(rows, self._position, prompt)
@@ -266,26 +268,26 @@ class Sequences:
         return self._room() <= 0
 
     def _room(self) -> int:
-        """How many tokens every sequence that is not done has room for."""
+        """Return the number of tokens that every sequence that is not done has room for."""
         pairs = zip(self._rows, self._done, strict=True)
         longest = max((len(row) for row, done in pairs if not done), default=0)
         return self.max_length - longest
 
     def _limit(self) -> str | None:
-        """Why sequences cannot be longer, where the decoder itself is the reason."""
+        """Return why sequences cannot be longer, if the decoder is the reason."""
         return length_limit(self.max_length, self._settings.context, self._engine.step.positions)
 
     def _check_begun(self) -> None:
         if not self._rows:
-            raise FeedError("there is nothing to go on from", hint="append_tokens first")
+            raise FeedError("there are no sequences to continue", hint="append_tokens first")
 
     def _check_room(self, old: list[list[int]], new: list[list[int]]) -> None:
-        """Refuses tokens that the sequences have no room for, or that make them unequal."""
+        """Raise an error for tokens that do not fit, or that make sequences unequal."""
         lengths = check_room(old, new, self.max_length, self._limit())
         self._engine.check_lengths(lengths)
 
     def _checked(self, prompt: Prompt) -> list[list[int]]:
-        """Prompts as lists of ids that the decoder knows."""
+        """Return prompts as lists of ids of the vocabulary."""
         texts = texts_in(prompt)
         if texts is not None:
             rows = [self.tokenizer.encode(text) for text in texts]
@@ -295,7 +297,7 @@ class Sequences:
         return rows
 
     def _stops(self, given: Iterable[int | str] | int | str, source: str = "") -> tuple[int, ...]:
-        """Stop tokens as ids; of a caller, or of a file."""
+        """Return stop tokens as ids; `source` is the file that lists them, if any."""
         several = stops_in(given)
         found = [
             self._tokenizer(instead="give stop tokens as ids").token(stop)

@@ -1,12 +1,12 @@
-"""Makes a decoder write its cache at a position that is data, into room for the maximum.
+"""Rewrites a decoder to write its cache at a position that is data, with room for the maximum.
 
-Two kinds of exports are told apart by the op that reads a cache. GroupQueryAttention takes lengths
-as data already. Elsewhere a Concat puts new rows behind the past: it becomes an update of rows,
-and scores are masked behind the position. What such an export derives from the length of its past
-is told `maximum - S`, so that all its sizes agree. A mask that it makes of that places its queries
-at the end of the cache: it hides none of the keys that they may see, and the rest is hidden here.
-Numbers that it counts up from the length of the past are positions, and start at the position; they
-are the same for all rows of a batch, so that shorter rows get padding in front.
+The op that reads a cache tells two kinds of exports apart. GroupQueryAttention takes lengths as
+data already. In other exports a Concat appends new rows to the past: it becomes an update of rows,
+and scores after the position are masked. Such an export sees a past of length `maximum - S`, so
+that all its sizes agree. A mask that it computes from that places its queries at the end of the
+cache: it hides no key that they may see, and the rest is hidden here. Numbers that it counts up
+from the length of the past are positions, and start at the position; they are the same for all rows
+of a batch, so shorter rows get padding in front.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _TO_SCORES = {
 
 @dataclass
 class Given:
-    """Names of what every step is given."""
+    """The names of the inputs of every step."""
 
     tokens: str
     position: str
@@ -41,12 +41,12 @@ class Given:
 
 
 def is_plain(s: Surgery, decoder: Decoder) -> bool:
-    """Whether new rows are joined to a past: then rows of a batch have to be at one position."""
+    """Return True if new rows are joined to a past: then all rows must be at one position."""
     return any(n.op_type == "Concat" for c in decoder.caches for n in s.readers[c.past])
 
 
 def rewrite_caches(s: Surgery, decoder: Decoder, given: Given, lengths: Lengths) -> None:
-    """Has every cache updated at the position, and attention see no more than it may."""
+    """Update every cache at the position, and limit attention to the valid keys."""
     updated: list[onnx.NodeProto] = []
     for cache in decoder.caches:
         readers = s.readers[cache.past]
@@ -56,7 +56,7 @@ def rewrite_caches(s: Surgery, decoder: Decoder, given: Given, lengths: Lengths)
         others = [n for n in readers if n not in grouped + joins + shapes]
         if others or len(grouped) + len(joins) != 1:
             raise UnsupportedError(
-                "the cache is used in a way that is not known",
+                "the decoder uses its cache in an unknown way",
                 expected=f"one {GROUPED}, or one Concat with the new rows",
                 given=f"{cache.past}: {', '.join(n.op_type for n in readers) or 'nothing'}",
             )
@@ -74,7 +74,7 @@ def rewrite_caches(s: Surgery, decoder: Decoder, given: Given, lengths: Lengths)
 
 
 def give_mask(s: Surgery, decoder: Decoder, given: Given, masked: bool) -> None:
-    """A mask for what still reads one: all ones where scores are masked anyway."""
+    """Provide a mask for its readers: all ones if scores are masked anyway."""
     if decoder.mask is None:
         return
     if masked:
@@ -88,7 +88,7 @@ def give_mask(s: Surgery, decoder: Decoder, given: Given, masked: bool) -> None:
 
 
 def cast_input(s: Surgery, old: str, new: str) -> str:
-    """A value of i64 as an input of the export has it."""
+    """Cast an i64 value to the type of an input of the export."""
     info = s.input(old)
     assert info is not None
     dtype = info.type.tensor_type.elem_type
@@ -96,7 +96,7 @@ def cast_input(s: Surgery, old: str, new: str) -> str:
 
 
 def _tell_lengths(s: Surgery, nodes: list[onnx.NodeProto], given: Given) -> None:
-    """GroupQueryAttention: lengths as data, the total length as the room that there is."""
+    """Give GroupQueryAttention its lengths as data, and the room of the cache as total length."""
     if not nodes:
         return
     (last,) = s.add("LastKey", [given.tokens, given.position])
@@ -106,11 +106,11 @@ def _tell_lengths(s: Surgery, nodes: list[onnx.NodeProto], given: Given) -> None
 
 
 def _update(node: onnx.NodeProto, cache: Cache, given: Given) -> None:
-    """Concat(past, new) along the length becomes CacheUpdate(past, new, position)."""
+    """Replace Concat(past, new) along the length by CacheUpdate(past, new, position)."""
     axis = next(a.i for a in node.attribute if a.name == "axis")
     if list(node.input)[:1] != [cache.past] or len(node.input) != 2 or axis not in (2, -2):
         raise UnsupportedError(
-            "the cache grows in a way that is not known",
+            "the decoder extends its cache in an unknown way",
             node=node.name,
             expected=f"Concat({cache.past}, new rows) along axis 2",
             given=f"Concat({', '.join(node.input)}) along axis {axis}",
@@ -121,7 +121,7 @@ def _update(node: onnx.NodeProto, cache: Cache, given: Given) -> None:
 
 
 def _reshape(s: Surgery, shapes: list[onnx.NodeProto], cache: Cache, given: Given) -> None:
-    """What asks for the shape of the past is told that of a past that leaves room for the step."""
+    """Give readers of the past's shape that of a past that leaves room for the step."""
     for node in shapes:
         bounds = {a.name: a.i for a in node.attribute}
         (whole,) = s.add("PastShape", [cache.past, given.tokens])
@@ -136,7 +136,7 @@ def _reshape(s: Surgery, shapes: list[onnx.NodeProto], cache: Cache, given: Give
 
 
 def _refuse_counting(s: Surgery, decoder: Decoder) -> None:
-    """Positions that are counted in the mask: a mask of ones has none of them."""
+    """Raise an error if positions are counted in the mask: a mask of ones has none of them."""
     for node in s.graph.node:
         if node.op_type == "CumSum" and decoder.mask in {*_upstream(s, node.input[0], {"Cast"})}:
             raise UnsupportedError(
@@ -148,7 +148,7 @@ def _refuse_counting(s: Surgery, decoder: Decoder) -> None:
 
 
 def _upstream(s: Surgery, name: str, through: set[str]) -> Iterator[str]:
-    """A name, and all that it is made of by these ops alone."""
+    """Yield a name, and all its sources through these ops alone."""
     stack, seen = [name], {name}
     while stack:
         found = stack.pop()
@@ -163,14 +163,14 @@ def _upstream(s: Surgery, name: str, through: set[str]) -> Iterator[str]:
 
 
 def _hide(s: Surgery, updates: list[onnx.NodeProto], given: Given) -> None:
-    """Hides from every softmax of scores the keys behind its queries."""
+    """Hide the keys after its queries from every softmax of scores."""
     found: dict[int, onnx.NodeProto] = {}
     from_keys: set[str] = set()
     for update in updates:
         reached = [n for n in _reached(s, update.output[0], from_keys) if n.op_type == "Softmax"]
         if not reached:
             raise UnsupportedError(
-                "keys of the cache go to no softmax of scores",
+                "the keys of a cache must reach a softmax of scores",
                 node=update.name,
                 given=update.output[0],
             )
@@ -193,7 +193,7 @@ def _hide(s: Surgery, updates: list[onnx.NodeProto], given: Given) -> None:
 
 
 def _reached(s: Surgery, name: str, passed: set[str]) -> Iterator[onnx.NodeProto]:
-    """The nodes that a value goes to on its way to scores; `passed` collects the values between."""
+    """Yield the nodes on a value's way to scores; `passed` collects the values between."""
     stack = [name]
     while stack:
         value = stack.pop()

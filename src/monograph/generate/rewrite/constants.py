@@ -1,8 +1,8 @@
-"""Small numbers that an exporter has left to be computed, made constants.
+"""Folds small computations that an exporter left in the graph.
 
-What sizes are computed with decides what is a size, and what is data that has to be told the
-position. Exporters that fold nothing write such numbers as ops: a Constant with an attribute for
-each kind, an Identity, an Unsqueeze around it.
+The operands of a size decide what is a size, and what is data that depends on the position. Some
+exporters write such numbers as ops: a Constant with an attribute for each type, an Identity, an
+Unsqueeze around it.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from monograph.generate.check.parts import part_of
 from monograph.generate.rewrite.surgery import graphs_of
 
 FEW = 64
-"""Elements of constants that sizes are computed with, at most."""
+"""The most elements of constants that sizes are computed with."""
 
 
 def fold_few(model: onnx.ModelProto, directory: Path) -> None:
-    """Replaces nodes that depend on small constants only, where what they make is small too."""
+    """Fold nodes with small results that depend on small constants only."""
     graph = model.graph
     results = {o.name for o in graph.output}
     small = {
@@ -51,7 +51,7 @@ def fold_few(model: onnx.ModelProto, directory: Path) -> None:
 
 
 def _is_plain(node: onnx.NodeProto) -> bool:
-    """Whether a node always makes the same of the same."""
+    """Return True if a node is deterministic."""
     if node.domain not in ("", "ai.onnx") or any(graphs_of(node)):
         return False
     if node.op_type == "Constant":

@@ -1,10 +1,10 @@
-"""The length of a past where an export uses it as data: there it is told the position.
+"""Corrects the length of the past where an export uses it as data.
 
-Behind the rewrite all shapes are those of a past that leaves room for the step, `maximum - S`, so
-what an export derives from the length of its past is as large as that. Where such a number makes a
-size, that is right. Where it is data (the first of the positions that are counted up, the diagonal
-of a triangle, a row that a table is cut at), it has to be what the past really is. How a number
-grows with the past is measured on the export itself, at two lengths.
+After the rewrite all shapes are those of a past that leaves room for the step, `maximum - S`, so
+numbers derived from the past's length are as large as that. For a number that is a size this is
+right. A number that is data (the first of counted positions, the diagonal of a triangle, the row at
+which a table is cut) must use the real length of the past. The growth of a number with the past is
+measured on the export itself, at two lengths.
 """
 
 from __future__ import annotations
@@ -27,39 +27,39 @@ from monograph.ir import Array
 _MOVED = {"Abs", "Cast", "CastLike", "Gather", "Identity", "Reshape", "Slice", "Squeeze"}
 _MOVED |= {"ReduceMax", "ReduceMin", "ReduceProd", "ReduceSum", "Unsqueeze"}
 _COMPUTED = {"Add", "Concat", "Div", "Equal", "Max", "Min", "Mul", "Neg", "Sub", "Where"}
-"""Ops that sizes are computed with: of the first kind where what they move is a size."""
+"""Ops that compute sizes."""
 _SIZE_SLOTS = {"ConstantOfShape": 0, "Expand": 1, "Reshape": 1, "Split": 1, "Tile": 1, "Shape": 0}
-"""Inputs that are sizes, whatever is in them."""
+"""Inputs that are sizes, whatever they hold."""
 _ANGLES = {GROUPED: 7, "RotaryEmbedding": 2}
-"""Which input of an op is a table of angles."""
+"""The input of each op that is a table of angles."""
 _PASTS = (5, 12)
 """The lengths that are tried."""
 _END = 1 << 30
-"""From here on an end of a Slice is no number, but all there is."""
+"""Ends of a Slice from here on mean "to the end"."""
 
 
 @dataclass(frozen=True)
 class Length:
-    """A number, or several, that grow with the past."""
+    """One or more numbers that grow with the past."""
 
     first: Array
-    """At the first of the lengths that were tried."""
+    """The value at the first of the tried lengths."""
     growth: Array
-    """By how much for each row of the past; 0 for elements that do not."""
+    """The growth per row of the past; 0 for elements that do not grow."""
 
 
 @dataclass(frozen=True)
 class Lengths:
-    """The sizes of a graph, and those of them that are used as data and grow with the past."""
+    """The sizes of a graph, and those that are used as data and grow with the past."""
 
     sizes: frozenset[str]
     grown: dict[str, Length]
     new: int = 0
-    """How many tokens came behind the past when these were looked at."""
+    """The number of new tokens during the measurement."""
 
 
 def find_lengths(s: Surgery, directory: Path, decoder: Decoder) -> Lengths:
-    """What an export, as it is, makes of the length of its past."""
+    """Return what an unchanged export computes from the length of its past."""
     sizes = _sizes(s)
     wanted: dict[str, None] = {}
     for node, slot, name in _uses(s, sizes):
@@ -82,7 +82,7 @@ def find_lengths(s: Surgery, directory: Path, decoder: Decoder) -> Lengths:
 
 
 def _sizes(s: Surgery) -> frozenset[str]:
-    """Small numbers that are made of shapes and constants alone."""
+    """Return small numbers computed from shapes and constants alone."""
     found: set[str] = set()
 
     def few(name: str) -> bool:
@@ -102,13 +102,13 @@ def _sizes(s: Surgery) -> frozenset[str]:
 
 
 def _is_shape_of(s: Surgery, name: str, sizes: set[str]) -> bool:
-    """Whether a shape is that of a size: as exporters expand to -1."""
+    """Return True if a shape is that of a size, as exporters expand to -1."""
     node = s.producers.get(name)
     return node is not None and node.op_type == "Shape" and node.input[0] in sizes
 
 
 def _uses(s: Surgery, sizes: frozenset[str]) -> Iterator[tuple[onnx.NodeProto, int, str]]:
-    """Where sizes are used for something that is no size itself."""
+    """Yield the uses of sizes in nodes whose result is no size."""
     for node in s.graph.node:
         if node.output[0] in sizes:
             continue
@@ -118,12 +118,12 @@ def _uses(s: Surgery, sizes: frozenset[str]) -> Iterator[tuple[onnx.NodeProto, i
 
 
 def tell_position(s: Surgery, found: Lengths, given: Any) -> None:
-    """Has every use of such a length as data see what the past really is."""
+    """Give every use of such a length as data the real length of the past."""
     shifted: dict[str, str] = {}
     lengths = found.grown
     for node in list(s.graph.node):
         if node.output[0] in found.sizes:
-            continue  # one size made of another: what it is used for counts
+            continue  # a size computed from another; its own uses count
         if node.op_type == "Range":
             _count(s, node, found, given)
         elif node.op_type == "Slice" and len(node.input) > 1:
@@ -137,14 +137,14 @@ def tell_position(s: Surgery, found: Lengths, given: Any) -> None:
 
 
 def _shift(s: Surgery, place: onnx.NodeProto, name: str, growth: Array, given: Any) -> str:
-    """A number as it is for the past that there really is."""
+    """Return a number corrected for the real past."""
     factor = s.constant(growth, growth.dtype)
     maximum = s.constant(given.maximum)
     return s.add_before(place, "Shifted", [name, factor, given.tokens, given.position, maximum])
 
 
 def _count(s: Surgery, node: onnx.NodeProto, found: Lengths, given: Any) -> None:
-    """Range: it stays as long as it is, and starts where the past really ends."""
+    """Correct a Range: its length stays, and it starts at the end of the real past."""
     start, limit = (found.grown.get(name) for name in node.input[:2])
     if start is None:
         return
@@ -159,7 +159,7 @@ def _count(s: Surgery, node: onnx.NodeProto, found: Lengths, given: Any) -> None
 
 
 def _cut(s: Surgery, node: onnx.NodeProto, lengths: dict[str, Length], given: Any) -> None:
-    """Slice: rows from the end of the past on are looked up where the past really ends."""
+    """Correct a Slice: rows from the end of the past on are read at the end of the real past."""
     start = lengths.get(node.input[1])
     if start is None:
         return
@@ -173,7 +173,7 @@ def _cut(s: Surgery, node: onnx.NodeProto, lengths: dict[str, Length], given: An
     to_end = to_end and (start.growth == 1).all() and int(start.first[0]) == _PASTS[0]
     if not known or not (with_past or to_end):
         raise UnsupportedError(
-            "rows are cut by the length of the past in a way that is not known",
+            "a Slice uses the length of the past in an unknown way",
             node=node.name,
             expected="from the past's length to that of past and new tokens",
             given=f"Slice({', '.join(node.input)})",
@@ -199,7 +199,7 @@ def _become(node: onnx.NodeProto, op: str, inputs: list[str], **attributes: int)
 def position_tables(
     s: Surgery, decoder: Decoder, lengths: Lengths
 ) -> Iterator[tuple[onnx.NodeProto, onnx.TensorProto, int]]:
-    """Tables of positions and buffers that masks are cut from, and which axis of them counts."""
+    """Yield position tables and buffers that masks are cut from, with the axis of positions."""
     places = {decoder.positions}
     for node in s.graph.node:
         inputs = list(node.input)
@@ -220,7 +220,7 @@ def position_tables(
 
 
 def check_tables(s: Surgery, decoder: Decoder, lengths: Lengths, maximum: int) -> None:
-    """Refuses a maximum length that some table of positions has no rows for."""
+    """Raise an error if a position table has too few rows for the maximum length."""
     for node, table, axis in position_tables(s, decoder, lengths):
         if (rows := table.dims[axis]) < maximum:
             raise ModelError(

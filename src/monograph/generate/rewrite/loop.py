@@ -1,7 +1,7 @@
 """A whole generation as one model: a Loop whose body is the step, ended by stop tokens.
 
-What the body captures (weights, the sampler's data) stays outside of it; tokens, positions, the
-caches and the tokens made so far are its state, of the same shapes in every turn.
+Captures of the body (weights, the sampler's data) stay outside of it. Tokens, positions, caches and
+generated tokens are its state, of the same shapes in every iteration.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from monograph.generate.rewrite.surgery import OWN
 TURNS, STOP, MADE, ALL_MADE, TURN = "turns", "stop", "made", "all_made", "made_turns"
 ENDED = "ended"
 _IN, _OUT = "first.", "last."
-"""What the state is called outside of the loop, before and behind it."""
+"""Prefixes of the names of the state before and after the loop."""
 
 
 @dataclass(frozen=True)
@@ -38,13 +38,13 @@ class LoopModel:
     model: onnx.ModelProto
     directory: Path
     donate: dict[str, str]
-    """By outputs: the caches, written over those that came in."""
+    """Outputs by input: the caches, written over their inputs."""
     state: dict[str, str]
-    """By the names outside: what the state is called in the step."""
+    """Names of the state in the step, by the names outside."""
 
 
 def build_loop(step: DecodeStep) -> LoopModel:
-    """The loop around a step. It gives the tokens, [batch, maximum], and how many turns it took."""
+    """Build the loop around a step. It returns the tokens, [batch, maximum], and the iterations."""
     model = onnx.ModelProto()
     model.CopyFrom(step.model)
     graph = model.graph
@@ -95,7 +95,7 @@ def build_loop(step: DecodeStep) -> LoopModel:
 def _body(
     step: DecodeStep, graph: onnx.GraphProto, carried: dict[str, tuple[str, onnx.TypeProto]]
 ) -> onnx.GraphProto:
-    """The step, with the count of turns, what was made and who has ended around it."""
+    """Return the step with the iteration count, the generated tokens and the ended rows."""
     own = [_node("Together" if step.aligned else "Going", [ENDED], [COUNT])]
     nodes = [_seeing(node) for node in graph.node]
     last = [
@@ -116,7 +116,9 @@ def _body(
 
 
 def _seeing(node: onnx.NodeProto) -> onnx.NodeProto:
-    """Marks no token of a row that has ended, where a node marks tokens; others are as they are."""
+    """Return a node that marks seen tokens changed so that it skips ended rows; others
+    unchanged.
+    """
     if (node.domain, node.op_type) != (OWN, "See"):
         return node
     return _node("SeeGoing", [*node.input, ENDED], list(node.output))

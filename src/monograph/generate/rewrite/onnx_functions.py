@@ -1,4 +1,4 @@
-"""The pieces that steps are made of, as functions of a model in Monograph's own domain.
+"""The ONNX functions that steps consist of, in Monograph's own domain.
 
 A function imports the opset that it is written for: a decoder may have any other one.
 """
@@ -28,7 +28,7 @@ Places (tokens, position) => (places) {
 }
 """
 
-# What GroupQueryAttention is told: the index of the last key that counts, [batch].
+# The index of the last valid key, for GroupQueryAttention: [batch].
 _LAST_KEY = """
 LastKey (tokens, position) => (last) {
   one = Constant <value_ints = [1]> ()
@@ -39,7 +39,7 @@ LastKey (tokens, position) => (last) {
 }
 """
 
-# 1 where the cache holds what counts, for graphs that want a mask: [batch, maximum].
+# 1 at valid cache rows, for graphs that need a mask: [batch, maximum].
 _FILLED = """
 Filled (tokens, position, maximum) => (mask) {
   zero = Constant <value_int = 0> ()
@@ -54,7 +54,7 @@ Filled (tokens, position, maximum) => (mask) {
 }
 """
 
-# The same for graphs whose scores are masked anyway: it is a constant.
+# The same for graphs whose scores are masked anyway: a constant.
 _ONES = """
 Ones (tokens, maximum) => (mask) {
   batch = Shape <start = 0, end = 1> (tokens)
@@ -98,7 +98,7 @@ Greedy (logits) => (next) {
 }
 """
 
-# Marks the tokens that a sequence has had.
+# Marks the tokens of a sequence as seen.
 _SEE = """
 See (seen, tokens) => (now) {
   shape = Shape (tokens)
@@ -107,7 +107,7 @@ See (seen, tokens) => (now) {
 }
 """
 
-# The same in a loop: what a row is fed that has ended is none of its tokens.
+# The same in a loop: a token fed to an ended row is not marked.
 _SEE_GOING = """
 SeeGoing (seen, tokens, ended) => (now) {
   one = Constant <value = uint8 {1}> ()
@@ -119,7 +119,7 @@ SeeGoing (seen, tokens, ended) => (now) {
 }
 """
 
-# Makes tokens that a sequence has had less likely: positive logits are divided, others multiplied.
+# Makes seen tokens less likely: positive logits are divided, others multiplied.
 _PENALISE = """
 Penalise (logits, seen, penalty) => (changed) {
   zero = Constant <value_float = 0.0> ()
@@ -150,8 +150,8 @@ Mix (x) => (y) {
 }
 """
 
-# Gumbel noise for tokens, a function of seed, place, row of the batch and token alone: the largest
-# of logits + noise is a token drawn by softmax(logits).
+# Gumbel noise for tokens, a function of seed, position, batch row and token only: the largest of
+# logits + noise is a sample of softmax(logits).
 _NOISE = """
 Noise (tokens, position, seed) => (noise) {
   zero = Constant <value_int = 0> ()
@@ -190,7 +190,7 @@ Noise (tokens, position, seed) => (noise) {
 }
 """
 
-# Draws from all tokens.
+# Samples from all tokens.
 _DRAW = """
 Draw (logits, position, seed, temperature) => (next) {
   zero = Constant <value_int = 0> ()
@@ -205,7 +205,7 @@ Draw (logits, position, seed, temperature) => (next) {
 }
 """
 
-# Draws from the k most likely tokens.
+# Samples from the k most likely tokens.
 _DRAW_TOP = """
 DrawTop (logits, position, seed, temperature, k) => (next) {
   scaled = Div (logits, temperature)
@@ -217,7 +217,7 @@ DrawTop (logits, position, seed, temperature, k) => (next) {
 }
 """
 
-# Draws from the most likely of k tokens that have the share p of their probability between them.
+# Samples from the most likely of k tokens whose probabilities sum to the share p.
 _DRAW_NUCLEUS = """
 DrawNucleus (logits, position, seed, temperature, k, p) => (next) {
   axis = Constant <value_int = 1> ()
@@ -235,7 +235,7 @@ DrawNucleus (logits, position, seed, temperature, k, p) => (next) {
 }
 """
 
-# How many tokens a step of a loop adds to each row: none where the row has ended.
+# The number of tokens that a loop iteration adds to each row: none if the row has ended.
 _GOING = """
 Going (ended) => (count) {
   on = Not (ended)
@@ -243,7 +243,7 @@ Going (ended) => (count) {
 }
 """
 
-# The same where all rows go on together.
+# The same if all rows go on together.
 _TOGETHER = """
 Together (ended) => (count) {
   shape = Shape (ended)
@@ -251,7 +251,7 @@ Together (ended) => (count) {
 }
 """
 
-# Which rows have ended behind these tokens, and whether any goes on.
+# The rows that have ended after these tokens, and whether any row goes on.
 _ENDED = """
 Ended (next, ended, stop) => (now, go) {
   axes = Constant <value_ints = [1]> ()
@@ -268,7 +268,7 @@ Ended (next, ended, stop) => (now, go) {
 }
 """
 
-# Writes the tokens of a turn beside those of the turns before.
+# Writes the tokens of an iteration beside those of the iterations before.
 _RECORD = """
 Record (made, next, turn) => (now) {
   batch = Shape <start = 0, end = 1> (next)
@@ -292,7 +292,7 @@ _ALL = (
 
 
 def add_pieces(model: onnx.ModelProto) -> None:
-    """Gives a model the functions that its nodes call, and the import of their domain."""
+    """Add the functions that a model's nodes call, and the import of their domain."""
     functions = {f.name: f for f in map(_parse, _ALL)}
     wanted = [n.op_type for n in model.graph.node if n.domain == OWN]
     for node in model.graph.node:

@@ -1,4 +1,4 @@
-"""The pieces of plain decoders' steps: what their masks, positions and lengths are made with."""
+"""The functions of plain decoders' steps: their masks, positions and lengths."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ PlacesFrom (tokens, position, start) => (places) {
 }
 """
 
-# The place of the farthest row, and on, for what an export counts from the length of its past.
+# The position of the farthest row and the following ones, for numbers that an export counts up from
+# the length of its past.
 _COUNTED = """
 Counted (tokens, position, like) => (places) {
   zero = Constant <value_int = 0> ()
@@ -29,8 +30,8 @@ Counted (tokens, position, like) => (places) {
 }
 """
 
-# A number that an export derives from the length of its past, which it is told is `maximum - S`: as
-# it is for the past that there is. The factor says by how much it grows with each row.
+# A number that an export derives from the length of its past, given as `maximum - S`, corrected for
+# the real past. The factor is its growth per row.
 _SHIFTED = """
 Shifted (x, factor, tokens, position, maximum) => (y) {
   axes = Constant <value_ints = [0]> ()
@@ -46,7 +47,7 @@ Shifted (x, factor, tokens, position, maximum) => (y) {
 }
 """
 
-# The rows that a Slice takes, as indices; to the end of what it takes them from.
+# The rows that a Slice takes, as indices; to the end of its operand.
 _ROWS = """
 Rows (first, last) => (rows) {
   one = Constant <value_int = 1> ()
@@ -70,8 +71,8 @@ RowsFrom (first, tokens) => (rows) {
 }
 """
 
-# Whether a key may be seen: [batch, 1, S, maximum]. Padding in front of a row sees itself, so that
-# it stays finite; no other query sees it.
+# True if a key is visible: [batch, 1, S, maximum]. Padding before a row sees itself, so that it
+# stays finite; no other query sees it.
 _VISIBLE = """
 Visible (tokens, position, start, maximum) => (visible) {
   zero = Constant <value_int = 0> ()
@@ -89,7 +90,7 @@ Visible (tokens, position, start, maximum) => (visible) {
 }
 """
 
-# A mask that is added to scores, with what may not be seen hidden by it.
+# A mask to add to scores that also hides the invisible keys.
 _HIDE = """
 Hide (mask, visible) => (hidden) {
   least = Constant <value_float = -inf> ()
@@ -98,7 +99,7 @@ Hide (mask, visible) => (hidden) {
 }
 """
 
-# The shape of the past, were it as long as leaves room for the new rows.
+# The shape of a past that leaves room for the new rows.
 _PAST_SHAPE = """
 PastShape (past, tokens) => (shape) {
   zeros = Constant <value_ints = [0, 0]> ()

@@ -1,4 +1,4 @@
-"""How the next token is chosen, as nodes of the step: no logits leave the device."""
+"""Sampling as nodes of the step: logits do not leave the device."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from monograph.generate.rewrite.surgery import Surgery
 SEEN, NOW_SEEN = "seen", "now_seen"
 _LEAST, _MOST = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
 _COLDEST = 1e-30
-"""A temperature below that takes the most likely token: logits over it would not be finite."""
+"""A lower temperature takes the most likely token: logits divided by it would not be finite."""
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """The wishes of a caller, all of which but `top_k` are data of a step."""
+    """The sampling of a caller; all fields but `top_k` are data of a step."""
 
     temperature: float = 0.0
     """0 takes the most likely token; more makes others likelier."""
     top_k: int = 0
-    """Of how many tokens one is drawn; 0 for all."""
+    """The number of most likely tokens to sample from; 0 for all."""
     top_p: float = 1.0
-    """Which share of the probability the tokens to draw from have together."""
+    """The share of the probability of the tokens to sample from."""
     repetition_penalty: float = 1.0
-    """More than 1 makes tokens that were there before less likely."""
+    """A value above 1 makes tokens that occurred before less likely."""
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -37,32 +37,34 @@ class Sampling:
         self._check("repetition_penalty", 0.0, _MOST, f"a number in {_LEAST:.3g}..{_MOST:.3g}")
         if self.repetition_penalty < _LEAST:
             given = self.repetition_penalty
-            raise ConfigError("repetition_penalty is a factor", expected="> 0", given=given)
+            raise ConfigError("`repetition_penalty` must be a factor", expected="> 0", given=given)
         for name in ("top_k", "seed"):
             self._check_count(name)
 
     def _check(self, name: str, least: float, most: float, expected: str) -> None:
-        """A number of any kind, in range: steps have it as f32."""
+        """Check that a number of any type is in range: steps have it as f32."""
         value = getattr(self, name)
         number = isinstance(value, (int, float, np.integer, np.floating))
         if not number or isinstance(value, bool) or not least <= value <= most:
-            raise ConfigError(f"{name} has no such value", expected=expected, given=repr(value))
+            raise ConfigError(f"`{name}` is out of range", expected=expected, given=repr(value))
         object.__setattr__(self, name, float(value))
 
     def _check_count(self, name: str) -> None:
-        """An integer of any kind, not negative."""
+        """Check that a value is an integer of any type, not negative."""
         value = getattr(self, name)
         try:
             number = -1 if isinstance(value, (bool, np.bool_)) else operator.index(value)
         except TypeError:
             number = -1
         if number < 0:
-            raise ConfigError(f"{name} is a count", expected="an integer >= 0", given=repr(value))
+            raise ConfigError(
+                f"`{name}` must be a count", expected="an integer >= 0", given=repr(value)
+            )
         object.__setattr__(self, name, number)
 
     @property
     def shape(self) -> SamplerShape:
-        """What of it decides the graph."""
+        """The part of the sampling that decides the graph."""
         drawn = self.temperature >= _COLDEST and self.top_k != 1
         return SamplerShape(
             drawn,
@@ -72,7 +74,7 @@ class Sampling:
         )
 
     def data(self) -> dict[str, Any]:
-        """What of it a step is given, by the names of its inputs."""
+        """Return the part of the sampling that is data of a step, by input name."""
         found: dict[str, Any] = {}
         if self.shape.drawn:
             found |= {"seed": self.seed & 0xFFFFFFFF, "temperature": self.temperature}
@@ -85,7 +87,7 @@ class Sampling:
 
 @dataclass(frozen=True)
 class SamplerShape:
-    """What decides which nodes choose a token."""
+    """The facts that decide the sampling nodes."""
 
     drawn: bool = False
     top_k: int = 0
@@ -96,7 +98,7 @@ class SamplerShape:
 def add_sampling(
     s: Surgery, shape: SamplerShape, logits: str, position: str, vocabulary: int
 ) -> str:
-    """Nodes that choose from logits [batch, vocabulary]; the token's name."""
+    """Add nodes that choose a token from logits [batch, vocabulary]; return its name."""
     if shape.penalised:
         (logits,) = s.add_last("Penalise", [logits, NOW_SEEN, "penalty"])
     if not shape.drawn:

@@ -1,4 +1,4 @@
-"""One step of a decoder as a model of its own: tokens and state in, the next token and state out.
+"""One decoding step as a model: tokens and state in, the next token and state out.
 
 `docs/adr/0013-a-decoder-becomes-one-closed-step.md` lists its inputs and outputs.
 """
@@ -45,7 +45,7 @@ _BEHIND_HEAD = ("Add", "Cast", "Div", "Identity", "Mul", "Tanh")
 
 @dataclass(frozen=True)
 class DecodeStep:
-    """A rewritten decoder, and what it was found to be."""
+    """A rewritten decoder, and its properties."""
 
     model: onnx.ModelProto
     directory: Path
@@ -53,17 +53,17 @@ class DecodeStep:
     maximum: int
     donate: Mapping[str, str]
     aligned: bool
-    """Whether rows of a batch have to be at one position, with padding in front of short ones."""
+    """True if all rows of a batch must be at one position, with padding before short ones."""
     uniform: bool
-    """Whether they have to be equally long, because padding in front would change them."""
+    """True if all rows must be equally long, because padding before them would change them."""
     positions: int | None
-    """How many the tables of the decoder have; None where it has no tables."""
+    """The number of positions of the decoder's tables; None if it has no tables."""
 
 
 def build_step(
     settings: Settings, maximum: int, shape: SamplerShape, logits: bool = False
 ) -> DecodeStep:
-    """The step of a decoder, for caches of `maximum` rows; with the logits, where asked for."""
+    """Build the step of a decoder, for caches of `maximum` rows; with the logits if requested."""
     s, decoder, directory, lengths = _read(settings)
     model = s.model
     given = Given(TOKENS, POSITION, START, maximum)
@@ -92,7 +92,7 @@ def build_step(
 
 
 def most_positions(settings: Settings) -> int | None:
-    """How many positions the tables of a decoder have; None where it has no tables."""
+    """Return the number of positions of a decoder's tables; None if it has no tables."""
     s, decoder, _, lengths = _read(settings)
     return _positions(s, decoder, lengths)
 
@@ -103,7 +103,7 @@ def _positions(s: Surgery, decoder: Decoder, lengths: Lengths) -> int | None:
 
 
 def _read(settings: Settings) -> tuple[Surgery, Decoder, Path, Lengths]:
-    """A decoder as it was exported, with what is known of it."""
+    """Read an exported decoder, and find its roles and lengths."""
     file = read_model(settings.model)
     assert file.directory is not None
     fold_merged(file.proto)
@@ -118,7 +118,7 @@ def _read(settings: Settings) -> tuple[Surgery, Decoder, Path, Lengths]:
 
 
 def _without_clashes(s: Surgery, decoder: Decoder) -> Surgery:
-    """The graph with other names for what has one that the step needs; it may not be a role's."""
+    """Rename values whose names the step needs; raise an error for names of roles."""
     names = {TOKENS, POSITION, COUNT, START, NEXT, NEXT_POSITION, LOGITS, SEEN, NOW_SEEN, *_DATA}
     roles = {decoder.logits, decoder.mask, decoder.positions}
     roles |= {name for c in decoder.caches for name in (c.past, c.present)}
@@ -130,7 +130,7 @@ def _without_clashes(s: Surgery, decoder: Decoder) -> Surgery:
 
 
 def _choose(s: Surgery, decoder: Decoder, shape: SamplerShape, aligned: bool) -> None:
-    """The head on the last real token only, then the choice of the next one."""
+    """Compute the head on the last real token only, then choose the next token."""
     rows = decoder.logits
     head = _head(s, rows)
     if head is not None:
@@ -143,14 +143,14 @@ def _choose(s: Surgery, decoder: Decoder, shape: SamplerShape, aligned: bool) ->
         s.add("See", [SEEN, TOKENS], [NOW_SEEN])
     place = NEXT_POSITION
     if shape.drawn and aligned:
-        # What is drawn depends on the place in the row: padding in front of it does not count.
+        # Sampling depends on the position in the row; padding before it does not count.
         (place,) = s.add_last("Sub", [NEXT_POSITION, START])
     chosen = add_sampling(s, shape, flat, place, decoder.vocabulary)
     s.add_last("Identity", [chosen], [NEXT])
 
 
 def _head(s: Surgery, logits: str) -> onnx.NodeProto | None:
-    """The product that logits come from, where only single elements are changed behind it."""
+    """Return the product that computes the logits, if only pointwise ops follow it."""
     node = s.producers.get(logits)
     while node is not None and node.op_type in _BEHIND_HEAD:
         made = [n for n in node.input if n in s.producers and s.known(n) is None]
@@ -166,7 +166,7 @@ def _head(s: Surgery, logits: str) -> onnx.NodeProto | None:
 def _declare(
     s: Surgery, decoder: Decoder, maximum: int, shape: SamplerShape, logits: bool, aligned: bool
 ) -> None:
-    """The inputs and outputs of the step."""
+    """Declare the inputs and outputs of the step."""
     make = helper.make_tensor_value_info
     int64, float32 = TensorProto.INT64, TensorProto.FLOAT
     inputs = [

@@ -1,7 +1,7 @@
-"""Edits of an ONNX graph: who makes a value and who reads it, new nodes, new functions.
+"""Edits of an ONNX graph: producers and readers of values, new nodes, new functions.
 
-A step is made of functions of a model (`generate.rewrite.onnx_functions`), which do not depend on
-the opset that a decoder was exported with.
+A step consists of functions of a model (`onnx_functions`), which do not depend on the opset that a
+decoder was exported with.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from onnx import helper, numpy_helper
 from monograph.ir import Array
 
 OWN = "monograph"
-"""The domain of the pieces, and of ops that ONNX does not have."""
+"""The domain of the functions, and of ops that ONNX lacks."""
 _PLAIN = ("Add", "Cast", "Identity", "Range", "Sub")
-"""Ops of ONNX that mean the same at every opset since 13."""
+"""ONNX ops that mean the same at every opset since 13."""
 
 
 class Surgery:
-    """A graph that is being edited, in place. Names that it makes up start with `~`."""
+    """A graph that is edited in place. New names start with `~`."""
 
     def __init__(self, model: onnx.ModelProto) -> None:
         self.model = model
@@ -40,7 +40,7 @@ class Surgery:
             for name in {*names_read(node)}:
                 self.readers[name].append(node)
 
-    # Looking
+    # Queries
 
     def input(self, name: str) -> onnx.ValueInfoProto | None:
         return next((i for i in self.graph.input if i.name == name), None)
@@ -49,7 +49,7 @@ class Surgery:
         return next((o for o in self.graph.output if o.name == name), None)
 
     def known(self, name: str) -> Array | None:
-        """The data of a small constant that lies in the file itself; None for anything else."""
+        """Return the data of a small constant in the file itself; None for any other value."""
         tensor = self.constants.get(name)
         node = self.producers.get(name)
         if tensor is None and node is not None and node.op_type == "Constant":
@@ -58,12 +58,12 @@ class Surgery:
             return None
         return numpy_helper.to_array(tensor)
 
-    # Changing
+    # Edits
 
     def add(
         self, op: str, inputs: Sequence[str], outputs: Sequence[str] | int = 1, **attributes: Any
     ) -> list[str]:
-        """A node in front of all others: it may read inputs, constants and such nodes only."""
+        """Add a node before all others: it may read inputs, constants and such nodes only."""
         node = self._make(op, inputs, outputs, attributes)
         self._front.append(node)
         return list(node.output)
@@ -71,7 +71,7 @@ class Surgery:
     def add_before(
         self, place: onnx.NodeProto, op: str, inputs: Sequence[str], **attributes: Any
     ) -> str:
-        """A node right before another one; its result."""
+        """Add a node right before another one; return its result."""
         node = self._make(op, inputs, 1, attributes)
         self._added.append((place, node))
         return str(node.output[0])
@@ -79,7 +79,7 @@ class Surgery:
     def add_last(
         self, op: str, inputs: Sequence[str], outputs: Sequence[str] | int = 1, **attributes: Any
     ) -> list[str]:
-        """A node behind all others."""
+        """Add a node after all others."""
         node = self._make(op, inputs, outputs, attributes)
         self._added.append((None, node))
         return list(node.output)
@@ -105,7 +105,7 @@ class Surgery:
         self.graph.input.extend(kept)
 
     def finish(self) -> None:
-        """Puts the new nodes in their places, and leaves out what nothing reads any more."""
+        """Insert the new nodes, and remove those that nothing reads any more."""
         before: dict[int, list[onnx.NodeProto]] = defaultdict(list)
         last = [node for place, node in self._added if place is None]
         for place, node in self._added:
@@ -149,7 +149,7 @@ def graphs_of(node: onnx.NodeProto) -> list[onnx.GraphProto]:
 
 
 def names_read(node: onnx.NodeProto) -> Iterator[str]:
-    """What a node reads, itself or in its sub-graphs."""
+    """Yield the names that a node reads, itself or in its sub-graphs."""
     stack = [node]
     while stack:
         inner = stack.pop()
@@ -160,7 +160,7 @@ def names_read(node: onnx.NodeProto) -> Iterator[str]:
 
 
 def rename_captures(graph: onnx.GraphProto, old: str, new: str) -> None:
-    """Lets the nodes of a sub-graph read another value of the graph around it."""
+    """Make the nodes of a sub-graph read another value of the graph around it."""
     own = {n for node in graph.node for n in node.output} | {i.name for i in graph.input}
     if old in own:
         return
@@ -176,7 +176,7 @@ def rename_captures(graph: onnx.GraphProto, old: str, new: str) -> None:
 
 
 def free_names(graph: onnx.GraphProto, names: set[str]) -> None:
-    """Gives what a graph makes or holds under one of these names another one."""
+    """Rename the values of a graph that have one of these names."""
     made = {t.name for t in graph.initializer} | {n for node in graph.node for n in node.output}
     for old in sorted(names & made):
         new = f"~own.{old}"
@@ -194,7 +194,7 @@ def free_names(graph: onnx.GraphProto, names: set[str]) -> None:
 
 
 def inline_branch(model: onnx.ModelProto, node: onnx.NodeProto, branch: onnx.GraphProto) -> None:
-    """Puts the nodes of an If's branch in its place; the file then has no such If."""
+    """Replace an If by the nodes of one branch."""
     graph = model.graph
     results = dict(zip((o.name for o in branch.output), node.output, strict=True))
     made = {name for inner in branch.node for name in inner.output}
@@ -208,7 +208,7 @@ def inline_branch(model: onnx.ModelProto, node: onnx.NodeProto, branch: onnx.Gra
             for old, new in results.items():
                 rename_captures(sub, old, new)
         nodes.append(copy)
-    # What a branch merely passes on is made by nothing in it.
+    # A value that a branch only passes on has no producer in it.
     passed = [(old, new) for old, new in results.items() if old not in made]
     nodes += [helper.make_node("Identity", [old], [new]) for old, new in passed]
     tensors = [onnx.TensorProto.FromString(t.SerializeToString()) for t in branch.initializer]
@@ -226,7 +226,7 @@ def _copy(node: onnx.NodeProto) -> onnx.NodeProto:
 
 
 def needed_nodes(nodes: list[onnx.NodeProto], wanted: set[str]) -> list[onnx.NodeProto]:
-    """The nodes that some wanted value depends on, in their order."""
+    """Return the nodes that some wanted value depends on, in their order."""
     wanted = set(wanted)
     kept = []
     for node in reversed(nodes):
