@@ -1,7 +1,7 @@
-"""Arithmetic on registers, single numbers and vectors alike.
+"""Arithmetic on registers, for single numbers and vectors alike.
 
-A Python number among the operands stands for a literal of the other's type. No fast-math flag is
-ever set: NaN, infinities and the sign of zero mean what they mean.
+A Python number among the operands is a literal of the other's type. No fast-math flag is ever set:
+NaN, infinities and the sign of zero keep their meaning.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Arith:
         raise NotImplementedError
 
     def convert(self, how: str, x: Reg, element: str) -> Reg:
-        """A conversion such as sext or fptrunc; the register itself where it has that type."""
+        """Convert a register (sext, fptrunc, ...); return it unchanged if it has that type."""
         raise NotImplementedError
 
     # Floats
@@ -61,7 +61,7 @@ class Arith:
         return self.op("fdiv", self.operand(x, like), self.operand(y, like))
 
     def fma(self, x: Reg, y: Operand, z: Operand) -> Reg:
-        """x * y + z: one instruction where the machine has it, else two."""
+        """x * y + z: one instruction if the machine has it, else two."""
         return self.b.intrinsic("fmuladd", x, self.operand(y, x), self.operand(z, x))
 
     def polynomial(self, x: Reg, coefficients: Sequence[float]) -> Reg:
@@ -87,12 +87,12 @@ class Arith:
         return self.b.intrinsic("copysign", x, sign)
 
     def at_least(self, x: Reg, low: Operand) -> Reg:
-        """max(x, low) where low is not NaN; NaN stays NaN. One instruction where there is one."""
+        """max(x, low) for a low that is not NaN; NaN stays NaN. One instruction where possible."""
         least = self.operand(low, x)
         return self.select(self.compare("ogt", least, x), least, x)
 
     def at_most(self, x: Reg, high: Operand) -> Reg:
-        """min(x, high) where high is not NaN; NaN stays NaN."""
+        """min(x, high) for a high that is not NaN; NaN stays NaN."""
         most = self.operand(high, x)
         return self.select(self.compare("olt", most, x), most, x)
 

@@ -1,4 +1,4 @@
-"""Integer arithmetic that LLVM leaves undefined at its edges: here it never is, and never traps."""
+"""Integer arithmetic that never traps, also where LLVM leaves the result undefined."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def quotient(a: Arith, x: Reg, y: Reg, dtype: DType, literal: float | int | None
 
 
 def _divided(a: Arith, x: Reg, y: Reg, sign: str) -> Reg:
-    """x / y where y is harmless, through floats up to 32 bits: only they divide whole vectors.
+    """x / y for a harmless y, through floats up to 32 bits: only floats divide whole vectors.
 
-    A quotient that is no whole number keeps a distance of 1 / y from the next, which is more than
-    it is rounded by as long as x has fewer bits than the float.
+    A quotient that is no whole number is at least 1 / y away from the next one. That is more than
+    the rounding error if x has fewer bits than the float.
     """
     width = int(x.element[1:])
     if width == 64 or not x.lanes:
@@ -42,7 +42,7 @@ def _divided(a: Arith, x: Reg, y: Reg, sign: str) -> Reg:
 
 
 def remainder(a: Arith, x: Reg, y: Reg, whole: Reg, dtype: DType, truncated: bool) -> Reg:
-    """What x / y leaves, with the sign of x if truncated, else of y; 0 where y is 0."""
+    """Return the remainder of x / y, with the sign of x if truncated, else of y; 0 if y is 0."""
     rest = a.op("sub", x, a.op("mul", whole, y))
     if dtype.kind != UINT and not truncated:
         differ = a.compare("slt", a.op("xor", rest, y), 0)
@@ -52,7 +52,7 @@ def remainder(a: Arith, x: Reg, y: Reg, whole: Reg, dtype: DType, truncated: boo
 
 
 def shifted(a: Arith, how: str, x: Reg, y: Reg) -> Reg:
-    """A shift by any amount: by more than the width, nothing is left but the sign."""
+    """Shift by any amount: by more than the width, only the sign remains."""
     width = int(x.element[1:])
     left = a.op("ashr", x, width - 1) if how == "ashr" else a.number(0, x)
     return a.select(a.compare("ult", y, width), a.op(how, x, y), left)

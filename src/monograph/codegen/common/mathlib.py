@@ -1,16 +1,17 @@
 """Functions of floats, written into kernels.
 
-The common ones of f32 are inline and work on all lanes at once: a reduction of the argument and a
-polynomial (or a quotient of two) fitted to the least largest relative error, its coefficients
-rounded to f32. Everything else goes lane by lane through f64 and the C library: always right.
+Common functions of f32 are inline and work on all lanes at once: a reduction of the argument and a
+polynomial (or a quotient of two) fitted to the least maximal relative error, with coefficients
+rounded to f32. All others use f64 and the C library, lane by lane.
 
-Inline functions take denormal arguments for zero, and results below 2^-125 may be zero. Largest
-errors in units in the last place, measured over tens of millions of arguments each; the tests hold
-the functions to them:
+Inline functions treat denormal arguments as zero, and results below 2^-125 may be zero. Maximal
+errors in units in the last place, measured over tens of millions of arguments each and checked by
+tests:
 
-    exp 1.5   log 1   sigmoid 2.5   tanh 3   erf 5.5 (7 without FMA)   sin, cos 2.5 to |x| = 10000
+exp 1.5   log 1   sigmoid 2.5   tanh 3   erf 5.5 (7 without FMA)   sin, cos 2.5 to |x| = 10000
 
-`normal` is off by 3 * 2^-24 at most; of itself by 10^-4 down to x = -4, by 2 * 10^-3 to -6.
+`normal` has an absolute error of at most 3 * 2^-24; its relative error is 10^-4 down to x = -4, and
+2 * 10^-3 to -6.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ _EXP_LOW, _EXP_HIGH = -87.5, 89.0
 
 
 def exp(a: Arith, x: Reg) -> Reg:
-    # n may be 128, and 2^n is out of range then: half of it is not, and the polynomial is doubled.
+    # n may be 128, and 2^n would overflow: half of it is used, and the polynomial is doubled.
     power, r = _reduced(a, a.clamp(x, _EXP_LOW, _EXP_HIGH), -1)
     return a.mul(a.polynomial(r, [2 * c for c in _EXP]), power)
 
@@ -51,7 +52,7 @@ def _reduced(a: Arith, x: Reg, offset: int) -> tuple[Reg, Reg]:
 
     The power is right while its exponent is, or 0 where that is -127.
     """
-    # The low bits of the sum are an exponent, with its bias, as a float has it.
+    # The low bits of the sum are a biased exponent, as in a float.
     rounder = _ROUNDER + 127 + offset
     shifted = a.fma(x, 1 / math.log(2), rounder)
     n = a.sub(shifted, rounder)
@@ -76,7 +77,7 @@ _ROOT_HALF_BITS = 0x3F3504F3
 def log(a: Arith, x: Reg) -> Reg:
     """log x = e log 2 + log(1 + f), where x = 2^e (1 + f)."""
     bits = a.bits(x)
-    # Counted from sqrt(1/2), a change of exponent falls where 1 + f would leave its range.
+    # Exponents are counted from sqrt(1/2), so that 1 + f stays in its range.
     e = a.op("ashr", a.op("sub", bits, _ROOT_HALF_BITS), 23)
     f = a.sub(a.floats(a.op("sub", bits, a.op("shl", e, 23))), 1.0)
     exponent = a.convert("sitofp", e, "float")
@@ -123,13 +124,13 @@ _ERF_Q = (
     6.350965850288048e-05,
 )
 _ERF_END = 4.2
-"""Here the quotient is beyond 1 by more than it is rounded by."""
+"""Here the quotient exceeds 1 by more than its rounding error."""
 
 
 def tanh(a: Arith, x: Reg) -> Reg:
-    """(e^2x - 1) / (e^2x + 1); exactly 1 in the end, because GELU multiplies what is left by x."""
+    """(e^2x - 1) / (e^2x + 1); exactly 1 for large x, because GELU multiplies the rest by x."""
     y = a.at_most(a.abs(x), _TANH_END)
-    # Near 0 the power is 1, so that nothing cancels when 1 is taken away.
+    # Near 0 the power is 1, so that subtracting 1 cancels nothing.
     power, r = _reduced(a, a.add(y, y), 0)
     rest = a.fma(a.mul(r, r), a.polynomial(r, _EXP_REST), r)
     less_one = a.fma(power, rest, a.sub(power, 1.0))
@@ -137,7 +138,7 @@ def tanh(a: Arith, x: Reg) -> Reg:
 
 
 def erf(a: Arith, x: Reg) -> Reg:
-    """x P(x^2) / Q(x^2), cut off at -1 and 1; exactly 1 in the end, as tanh is."""
+    """x P(x^2) / Q(x^2), clamped to -1 and 1; exactly 1 for large x, like tanh."""
     x = a.clamp(x, -_ERF_END, _ERF_END)
     z = a.mul(x, x)
     quotient = a.div(a.mul(x, a.polynomial(z, _ERF_P)), a.polynomial(z, _ERF_Q))
@@ -163,9 +164,9 @@ _NORMAL = (
 
 
 def normal(a: Arith, x: Reg) -> Reg:
-    """(1 + erf(x / sqrt 2)) / 2, the share of a normal distribution that lies below x.
+    """(1 + erf(x / sqrt 2)) / 2, the distribution function of the normal distribution.
 
-    That sum cancels where x is negative; this does not. Exactly 0 in the end.
+    That sum cancels for negative x; this computation does not. Exactly 0 for very negative x.
     """
     root = a.at_least(a.polynomial(a.abs(x), _NORMAL), 0.0)
     square = a.mul(root, root)
@@ -197,7 +198,7 @@ def cos(a: Arith, x: Reg) -> Reg:
 
 
 def _wave(a: Arith, x: Reg, name: str, quarters: int) -> Reg:
-    """sin(x + quarters * pi/2); lanes too far out for the reduction take all to the C library."""
+    """sin(x + quarters * pi/2); if a lane is too large for the reduction, all use the C library."""
     shifted = a.fma(x, 2 / math.pi, _ROUNDER)
     n = a.sub(shifted, _ROUNDER)
     r = x
@@ -210,7 +211,7 @@ def _wave(a: Arith, x: Reg, name: str, quarters: int) -> Reg:
     odd = a.compare("ne", a.op("and", quarter, 1), 0)
     sign = a.op("shl", a.op("and", quarter, 2), 30)
     usual = a.floats(a.op("xor", a.bits(a.select(odd, cosine, sine)), sign))
-    if not quarters:  # the polynomial makes 0 of -0
+    if not quarters:  # the polynomial turns -0 into 0
         usual = a.select(a.compare("oeq", x, 0.0), x, usual)
     far = a.any(a.compare("ogt", a.abs(x), _TURN_END))
     return a.unless(far, usual, lambda: libm(a, name, x))

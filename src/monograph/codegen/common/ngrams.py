@@ -9,7 +9,9 @@ from monograph.ops.text import Ngrams
 
 
 def gram_tables(op: Ngrams) -> list[Array]:
-    """Where each column's grams start; length and first token of each gram; weights; tokens."""
+    """Return the first gram of each column; length and first token of each gram;
+    weights; tokens.
+    """
     weights = op.weights or (1.0,) * len(op.columns)
     by_column: list[list[tuple[tuple[int, ...], float]]] = [[] for _ in range(max(op.columns) + 1)]
     for tokens, numbers in op.table().items():

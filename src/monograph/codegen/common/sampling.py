@@ -1,4 +1,4 @@
-"""Arithmetic of reads between elements: neighbours of a position and their weights, in f64."""
+"""Interpolation: the neighbours of a position and their weights, in f64."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def number(s: ScalarBuilder, value: float) -> Scalar:
 
 
 def tamed(s: ScalarBuilder, x: Scalar) -> Scalar:
-    """A place that converts to an integer: no NaN, nothing far away."""
+    """Return a position that converts to an integer: no NaN, nothing out of range."""
     plain = s.select(s.is_nan(x), number(s, -1.0), x)
     return s.min(s.max(plain, number(s, -FAR)), number(s, FAR))
 
@@ -26,7 +26,7 @@ def tamed(s: ScalarBuilder, x: Scalar) -> Scalar:
 def neighbours(
     s: ScalarBuilder, place: Scalar, size: int, mode: str, outside: str
 ) -> list[tuple[Scalar, Scalar]]:
-    """The whole places around one on an axis, some beyond its ends, and the weight of each."""
+    """Return the integer positions around one on an axis, some outside, with their weights."""
     place = tamed(s, place)
     whole = s.round(place) if mode == NEAREST else s.floor(place)
     steps = {NEAREST: (0,), LINEAR: (0, 1)}.get(mode, (-1, 0, 1, 2))

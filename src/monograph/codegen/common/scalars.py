@@ -14,10 +14,9 @@ from monograph.ops.scalar import Scalar, ScalarBuilder
 
 
 class RegisterScalars(ScalarBuilder):
-    """Writes the ops' scalar lowering as instructions on registers.
+    """Writes the scalar lowering of ops as instructions on registers.
 
-    A code generator states how literals are written, how operands get the same number of lanes and
-    how an integer power is computed.
+    A code generator defines literals, the common number of lanes of operands, and integer powers.
     """
 
     b: Emitter
@@ -91,7 +90,7 @@ class RegisterScalars(ScalarBuilder):
         if not x.dtype.is_float:
             sign = "u" if x.dtype.kind == UINT else "s"
             return Scalar(self.b.intrinsic(sign + name, p, q), x.dtype)
-        # Of a comparison that fails the second is taken: NaN, where the second is.
+        # If the comparison fails, the second operand is taken: NaN if it is NaN.
         if y.literal is not None and not math.isnan(y.literal):
             return Scalar(self.a.select(self.a.compare(how, q, p), q, p), x.dtype)
         chosen = self.a.select(self.a.compare(how, p, q), p, q)

@@ -1,8 +1,8 @@
-"""Element types in memory and in registers, and the ways between them.
+"""Element types in memory and in registers, and conversions between them.
 
-In memory an element is as numpy has it: a bool is a byte of 0 or 1, and types of fewer than 8 bits
-take a byte each. In a register a bool is an i1, an integer has its own width, and floats narrower
-than f32 are f32: they are widened when loaded, and rounded when stored or cast.
+In memory an element is as numpy stores it: a bool is a byte of 0 or 1, and types of fewer than 8
+bits take a byte each. In a register a bool is an i1, an integer has its own width, and floats
+narrower than f32 are f32: they are widened when loaded, and rounded when stored or cast.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from monograph.ir.dtype import (
 from monograph.ops.cast import DOWN, SATURATING, UP
 
 IEEE, ONE_NAN, UNSIGNED_ZERO, FINITE = "ieee", "one nan", "unsigned zero", "finite"
-"""Which codes are no numbers: those of IEEE 754; the last only; that of -0; none."""
+"""The codes that are no numbers: those of IEEE 754; only the last; that of -0; none."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class _Format:
 
     @property
     def rebias(self) -> int:
-        """What the exponent of an f32 has on top of this one's."""
+        """The difference of the exponent biases of f32 and this format."""
         return 127 - self.bias
 
 
@@ -97,7 +97,7 @@ def register(dtype: DType) -> str:
 
 
 def is_narrow(dtype: DType) -> bool:
-    """Whether registers hold a type as f32 that memory holds in fewer bits."""
+    """Return True if registers hold a type as f32 that memory holds in fewer bits."""
     return dtype.is_float and dtype not in (f32, f64)
 
 
@@ -105,7 +105,7 @@ def is_narrow(dtype: DType) -> bool:
 
 
 def decode(a: Arith, dtype: DType, x: Reg) -> Reg:
-    """An element as it is in memory, as registers hold it."""
+    """Convert an element from memory to its register form."""
     if dtype.kind == BOOL:
         return a.compare("ne", x, 0)
     if not is_narrow(dtype):
@@ -121,7 +121,7 @@ def decode(a: Arith, dtype: DType, x: Reg) -> Reg:
 
 
 def encode(a: Arith, dtype: DType, x: Reg) -> Reg:
-    """An element in a register, as it is in memory; out of range as `Cast` without `saturate`."""
+    """Convert a register to its memory form; out of range like `Cast` without `saturate`."""
     if not dtype.is_float:
         how = "sext" if dtype.is_signed else "zext"
         return a.convert(how, x, storage(dtype))
@@ -150,7 +150,7 @@ def _widened(a: Arith, form: _Format, code: Reg) -> Reg:
     magnitude = a.op("and", code, form.last)
     shifted = a.op("shl", magnitude, 23 - m)
     bits = a.op("add", shifted, form.rebias << 23)
-    # Without an exponent the mantissa is a whole number of the smallest steps.
+    # Without an exponent the mantissa is a multiple of the smallest step.
     few = a.mul(a.convert("sitofp", magnitude, "float"), 2.0 ** (1 - form.bias - m))
     bits = a.select(a.compare("ult", magnitude, 1 << m), a.bits(few), bits)
     if form.special == IEEE:
@@ -174,7 +174,7 @@ def _narrowed(a: Arith, form: _Format, x: Reg) -> Reg:
     halfway = a.op("add", a.op("add", magnitude, (1 << (22 - m)) - 1), even)
     code = a.op("sub", a.op("lshr", halfway, 23 - m), form.rebias << m)
     if form.rebias:
-        # A sum with a power of two whose steps are the format's smallest is rounded to them.
+        # Adding a power of two whose step is the format's smallest rounds to that step.
         base = a.number(2.0 ** (24 - form.bias - m), x)
         few = a.op("sub", a.bits(a.add(a.floats(magnitude), base)), a.bits(base))
         code = a.select(a.compare("ult", magnitude, (form.rebias + 1) << 23), few, code)
@@ -188,7 +188,7 @@ def _narrowed(a: Arith, form: _Format, x: Reg) -> Reg:
     largest = form.infinity if form.special == IEEE else form.last
     code = a.select(a.compare("ult", code, largest), code, largest)
     if form.special == FINITE:
-        # There is no NaN to become; ml_dtypes makes it a negative zero.
+        # The format has no NaN; ml_dtypes turns it into a negative zero.
         return a.select(is_nan, form.last + 1, a.op("or", code, sign))
     nan = form.infinity | 1 << (m - 1) if form.special == IEEE else form.last
     return a.op("or", a.select(is_nan, nan, code), sign)
@@ -242,7 +242,7 @@ def convert(
     if not to.is_float:
         return _to_integer(a, x, given, to)
     if not given.is_float:
-        # A power of two below or above cannot be told once an f32 has been rounded.
+        # After rounding to f32, a power of two below or above can no longer be determined.
         how, exact = "sitofp" if given.is_signed else "uitofp", to in (f64, f8e8m0)
         x, given = a.convert(how, x, "double" if exact else "float"), f64 if exact else f32
     if to == f64:

@@ -1,4 +1,4 @@
-"""The walk over a fused expression that every code generator makes."""
+"""The walk over a fused expression, shared by both code generators."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from monograph.program.fusion.op_classes import is_view
 from monograph.program.index import Index, flatten, strides_of
 
 P = TypeVar("P")
-"""Where a generator's loops stand: what it needs to turn an index into an address."""
+"""The position in a generator's loops, from which it computes addresses."""
 
 
 class Walk(Generic[P]):
@@ -25,14 +25,14 @@ class Walk(Generic[P]):
     """Values that are in registers already, such as an anchor's result."""
 
     def plan(self, values: Sequence[Value], at: Indices) -> list[Resolved]:
-        """What some values need at an index, in order."""
+        """Return the loads and ops that some values need at an index, in order."""
         wanted = [Element(v, at) for v in values]
         return resolve(wanted, lambda v: v in self.inputs or v in self.given, is_view)
 
     def emit(
         self, order: Iterable[Resolved], point: P, known: Mapping[Element, Scalar] | None = None
     ) -> dict[Element, Scalar]:
-        """Computes resolved elements at a point, but for those that are known."""
+        """Compute resolved elements at a point, except those that are known."""
         made = dict(known or {})
         for item in order:
             if item.element not in made:

@@ -1,9 +1,9 @@
 """Attention: scores of a block of queries, their softmax, and the weighted sum of the values.
 
-A thread works on a few queries of one head at a time. Their scores against all keys stay in its own
-memory, small enough for the nearest caches. Keys are turned once for each head, so that lanes run
-over keys while scores are computed; for a few queries only, as in decoding, that would not pay, and
-each score is a dot product of its own.
+A thread computes a few queries of one head at a time. Their scores against all keys stay in its own
+memory, small enough for the nearest caches. Keys are transposed once for each head, so that lanes
+run over keys while scores are computed. For a few queries only, as in decoding, that does not pay,
+and each score is a separate dot product.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ from monograph.program.fusion.access import Element, counters, through_view
 from monograph.program.fusion.op_classes import is_view
 
 ROWS = 6
-"""Queries at a time: enough for every load to feed many multiply-adds."""
+"""Queries per block: enough for every load to feed many multiply-adds."""
 FEW = 4
-"""Up to so many queries a score is a dot product of its own."""
+"""For this many queries or fewer, each score is a separate dot product."""
 LINE = 64
 
 
 def serves(value: Value) -> bool:
-    """Whether a value is attention that this kernel computes."""
+    """Return True if a value is attention that this kernel computes."""
     # Heads without elements have scores too: 0.
     return isinstance(value.op, Attention) and 0 not in value.inputs[0].tensor.static[:3]
 
@@ -60,7 +60,7 @@ def readable(user: Value, index: int, operand: Value) -> bool:
         return False
     if not at or shape[-1] == 1:
         return True
-    if not element.at:  # A single number, repeated.
+    if not element.at:  # A single number, broadcast.
         return False
     last = at[-1].terms[0][0]
     outer = all(i.factor(last) == 0 for i in element.at[:-1])
@@ -69,13 +69,13 @@ def readable(user: Value, index: int, operand: Value) -> bool:
 
 @kernel_for(Attention, when=serves, readable=readable)
 def attention(context: KernelContext) -> Kernel:
-    """A kernel for attention and what follows it."""
+    """Generate a kernel for attention and its epilogue."""
     return _Attention(context).emit()
 
 
 @dataclass(frozen=True)
 class _Block:
-    """Some queries of a head, and how many keys they may see."""
+    """Some queries of a head, and the number of keys that they may see."""
 
     batch: Int
     head: Int
@@ -99,7 +99,7 @@ class _Attention:
         self.size = self.dtype.itemsize
         self.lanes = context.features.lanes(self.dtype.bits)
         self.panel = 4 if context.features.registers >= 32 else 2
-        # With one query the heads that share keys take the place of the queries.
+        # With one query, the heads that share keys are processed like queries.
         self.over_heads = self.queries == 1
         self.repeat = self.heads // self.groups
         self.rows = self.repeat if self.over_heads else self.queries
@@ -193,7 +193,7 @@ class _Attention:
     # Scores
 
     def _turn(self, key: Reg, count: Int) -> None:
-        """Keys as [panel][depth][keys of the panel], in this thread's memory."""
+        """Transpose keys to [panel][depth][keys of the panel], in this thread's memory."""
         b, lanes, view = self.b, self.lanes, self.operands[1]
         whole_keys, whole_depth = self.keys // lanes * lanes, self.depth // lanes * lanes
 
@@ -223,7 +223,7 @@ class _Attention:
             each(whole_keys, self.keys, 0)
 
     def _turned(self, d: Int, t: Int) -> Reg:
-        """A turned key's element: panels follow each other, so that each lies together."""
+        """Return the address of a transposed key's element: each panel is contiguous."""
         b, wide = self.b, self.panel * self.lanes
         at = b.add(b.mul(b.div(t, wide), self.depth * wide), b.mod(t, wide))
         return b.offset(self.turned_at, b.mul(b.add(at, b.mul(d, wide)), self.size))
@@ -237,7 +237,7 @@ class _Attention:
         return self.b.offset(self.scores_at, self.b.mul(at, self.size))
 
     def _products(self, block: _Block) -> None:
-        """Scores of some queries against panels of turned keys."""
+        """Compute scores of some queries against panels of transposed keys."""
         b, view = self.b, self.operands[0]
         wide = self.panel * self.lanes
         count = block.rows * self.panel
@@ -277,7 +277,7 @@ class _Attention:
         return vector(self.lanes, self.element)
 
     def _dots(self, block: _Block, key: Reg) -> None:
-        """Scores one by one: lanes run along the vectors that are multiplied."""
+        """Compute scores one by one: lanes run along the multiplied vectors."""
         b, (q, k) = self.b, self.operands[:2]
         queries = [self._query(block, r) for r in range(block.rows)]
         columns = _columns(self.depth, self.lanes)
@@ -300,7 +300,7 @@ class _Attention:
                 if total is not None:
                     whole = self._total(total)
                     rest = whole if rest is None else self.scalars.a.add(rest, whole)
-                nothing = b.number(0.0, self.element, 0)  # of heads without elements
+                nothing = b.number(0.0, self.element, 0)  # heads without elements
                 b.store(nothing if rest is None else rest, self._score(r, t), self.size)
 
         b.loop(0, block.keys, 1, one)
@@ -315,7 +315,7 @@ class _Attention:
     # Weights
 
     def _softmax(self, block: _Block, length: Int) -> list[Reg]:
-        """Turns scores into weights that are still to be divided; gives what by, for each row."""
+        """Turn scores into unnormalised weights; return the divisor of each row."""
         b, a, s = self.b, self.scalars.a, self.scalars
         rows = range(block.rows)
         places = [(block.batch, *self._row(block, r)) for r in rows]
@@ -354,11 +354,11 @@ class _Attention:
         return [self._divisor(self._total(x), singles[r], places[r][1]) for r, x in enumerate(sums)]
 
     def _vectors(self, keys: Int, body: object, carried: Sequence[Reg]) -> list[Reg]:
-        """A loop over the vectors of scores that any key is in."""
+        """Loop over the vectors of scores that contain a key."""
         return self.b.loop(0, keys, self.lanes, body, carried)  # type: ignore[arg-type]
 
     def _top(self, tops: Reg, sink: Reg | None) -> Reg:
-        """The largest score of a row; 0 where it has none."""
+        """Return the largest score of a row; 0 if it has none."""
         a = self.scalars.a
         while tops.lanes:
             half = tops.lanes // 2
@@ -369,7 +369,7 @@ class _Attention:
         return a.select(a.compare("oeq", tops, -math.inf), 0.0, tops)
 
     def _divisor(self, total: Reg, top: Reg, head: Int) -> Reg:
-        """1 / the sum of weights; of a fully masked query 1, or inf where that is to give NaN."""
+        """Return 1 / the sum of weights; for a fully masked query 1, or inf if it must give NaN."""
         a = self.scalars.a
         sink = self.scores.sink(head)
         if sink is not None:
@@ -389,13 +389,13 @@ class _Attention:
     def _columns(
         self, block: _Block, value: Reg, divisors: list[Reg], columns: list[tuple[int, int]]
     ) -> None:
-        """Some columns of the values, summed with the weights of each row."""
+        """Sum some columns of the values with the weights of each row."""
         b, view = self.b, self.operands[2]
         kinds = [vector(n if n > 1 else 0, self.element) for _, n in columns]
         zeros = [b.number(0.0, self.element, n if n > 1 else 0) for _, n in columns]
         size = len(columns)
         count = block.rows * size
-        # Few accumulators would wait for each other: several keys are then summed apart.
+        # Few accumulators would wait for each other, so several keys are summed separately.
         apart = max(1, 8 // count)
 
         def add(t: Int, sums: list[Reg]) -> list[Reg]:

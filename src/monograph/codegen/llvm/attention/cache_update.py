@@ -1,7 +1,7 @@
-"""Rows of a cache written over: each row of the result comes from one operand or the other.
+"""Cache updates: each row of the result comes from one operand or the other.
 
-Where the result takes the memory of the cache only the new rows are written: the work does not
-grow with the cache.
+If the result is in place over the cache, only the new rows are written: the work does not grow with
+the cache.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from monograph.program.index import strides_of
 
 @kernel_for(CacheUpdate, readable=readable)
 def cache_update(context: KernelContext) -> Kernel:
-    """A kernel for a cache update and what follows it."""
+    """Generate a kernel for a cache update and its epilogue."""
     return _Update(context).emit()
 
 
@@ -44,7 +44,7 @@ class _Update:
         self.update_shape = anchor.inputs[1].tensor.static
         self.count = self.update_shape[self.axis]
         self.lanes = context.features.lanes(max(anchor.dtype.bits, 32))
-        # Elements along the axis come from either operand, so that they cannot be one vector.
+        # Along the axis, elements come from either operand, so they cannot form one vector.
         self.inner = 1 if self.axis == len(self.shape) - 1 else self.shape[-1]
 
     def emit(self) -> Kernel:
@@ -76,7 +76,7 @@ class _Update:
         return scalars.a.convert("sext", found, "i64")
 
     def _check(self) -> None:
-        """Says so where rows lie outside, once for each batch row."""
+        """Report rows outside of the cache, once for each batch row."""
         b = self.b
         if self.op.circular or not self.count:
             return
@@ -93,7 +93,7 @@ class _Update:
         b.loop(0, self.shape[0], 1, one)
 
     def _new_rows(self) -> None:
-        """Writes the update over the cache; rows that lie outside of it are left out."""
+        """Write the update over the cache; rows outside are skipped."""
         b, size = self.b, self.shape[self.axis]
         shape = self.update_shape
         rows = shape if self.inner == 1 and self.axis else shape[:-1]
@@ -111,7 +111,7 @@ class _Update:
         b.loop(*share(b, math.prod(rows), self.context.threads), 1, row)
 
     def _move(self, source: Reg, at: list[Int], vectors: bool) -> None:
-        """Elements that lie side by side, from a pointer to a place in the result."""
+        """Copy contiguous elements from a pointer to an index of the result."""
         b, scalars = self.b, self.epilogue.elements.scalars
         step = self.anchor.dtype.itemsize
 
@@ -139,7 +139,7 @@ class _Update:
         self._move(row, at, len(rows) < len(self.shape))
 
     def _wrapped(self, place: Int, size: int) -> Int:
-        """A place modulo the size, not negative."""
+        """Return a position modulo the size, not negative."""
         b = self.b
         rest = b.set("i64", f"srem i64 {b.i64(place)}, {size}")
         below = b.compare("slt", rest, Reg("0", "i64"))

@@ -1,4 +1,4 @@
-"""What attention does to its scores before the softmax, and where its operands lie."""
+"""Scale, cap and mask of attention scores, and the addresses of attention's operands."""
 
 from __future__ import annotations
 
@@ -35,19 +35,19 @@ class View:
         size = value.dtype.itemsize
         start = b.offset(pointers[found.source], found.offset * size)
         shape = value.tensor.static
-        # An index along a dimension of 1 may be that of what it is broadcast to.
+        # An index along a dimension of 1 may be that of the shape it is broadcast to.
         strides = zip(found.strides, shape, strict=True)
         return View(start, value.dtype, shape, tuple(0 if d == 1 else s * size for s, d in strides))
 
     def offset(self, b: Builder, *at: Int) -> Reg:
-        """Where an index along the first dimensions starts."""
+        """Return the address of an index along the first dimensions."""
         total: Int = 0
         for number, stride in zip(at, self.strides, strict=False):
             total = b.add(total, b.mul(number, stride))
         return b.offset(self.pointer, total)
 
     def bytes(self, b: Builder, row: Int, column: Int) -> Int:
-        """How far an index along the last two dimensions is."""
+        """Return the byte offset of an index along the last two dimensions."""
         return b.add(b.mul(row, self.strides[-2]), self.last(b, column))
 
     def last(self, b: Builder, column: Int) -> Int:
@@ -55,7 +55,7 @@ class View:
 
 
 class ScoreMask:
-    """Finishes scores: scale, cap, mask, and which keys count."""
+    """Finishes scores: scale, cap, mask, and the range of valid keys."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class ScoreMask:
         self.bounded = op.causal or LENGTHS in self.given
 
     def length(self, batch: Int, keys: int) -> Int:
-        """How many keys count in a batch row."""
+        """Return the number of valid keys of a batch row."""
         lengths = self.given.get(LENGTHS)
         if lengths is None:
             return keys
@@ -92,7 +92,7 @@ class ScoreMask:
         return low, b.minimum(high, b.add(place, 1))
 
     def sink(self, head: Int) -> Reg | None:
-        """The score that a head has besides those of keys."""
+        """Return the additional score of a head, which belongs to no key."""
         sinks = self.given.get(SINKS)
         if sinks is None:
             return None
@@ -102,7 +102,7 @@ class ScoreMask:
     def finished(
         self, x: Reg, place: tuple[Int, Int, Int], t: Int, bounds: tuple[Int, Int], keys: int
     ) -> Reg:
-        """A vector of scores from key t on, -inf where a key does not count."""
+        """Return a vector of scores from key t on, -inf for invalid keys."""
         a = self.a
         x = a.mul(x, self.scale)
         if self.op.softcap > 0:
@@ -122,7 +122,7 @@ class ScoreMask:
         return x
 
     def _keys(self, t: Int, lanes: int) -> Reg:
-        """The numbers of the keys in each lane."""
+        """Return the key indices of the lanes."""
         steps = ", ".join(f"i32 {k}" for k in range(lanes))
         return self.a.op("add", self._spread(t, lanes), Reg(f"<{steps}>", vector(lanes, "i32")))
 
@@ -132,7 +132,7 @@ class ScoreMask:
         return self.b.splat(self.b.set("i32", f"trunc i64 {number} to i32"), lanes)
 
     def _mask(self, mask: View, place: tuple[Int, Int, Int], t: Int, lanes: int, keys: int) -> Reg:
-        """A vector of the mask; it is not read beyond its last key."""
+        """Return a vector of the mask; nothing beyond its last key is read."""
         b = self.b
         rank = len(mask.shape)
         places = (*place, 0)[4 - rank : 3] if rank else ()

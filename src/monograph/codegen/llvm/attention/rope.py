@@ -1,4 +1,4 @@
-"""Rotary embedding: pairs of elements turned by an angle, side by side in vectors."""
+"""Rotary embedding: pairs of elements rotated by an angle, in vectors."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from monograph.ops.attention import Rope
 
 @kernel_for(Rope, readable=readable)
 def rope(context: KernelContext) -> Kernel:
-    """A kernel for a rotary embedding and what follows it."""
+    """Generate a kernel for a rotary embedding and its epilogue."""
     return _Rope(context).emit()
 
 
@@ -43,7 +43,7 @@ class _Rope:
         return context.finish(b, 3.0 * math.prod(self.shape))
 
     def _row(self, i: Int, _: list[Reg]) -> None:
-        """One vector of x: the pairs that are turned, and the rest as it is."""
+        """Compute one row of x: the rotated pairs, and the unchanged rest."""
         b = self.b
         heads, places, size = self.shape[1:]
         place = b.mod(i, places)

@@ -1,6 +1,6 @@
-"""Control flow: sub-graphs compiled into the kernel that decides which of them run, and how often.
+"""Control flow: sub-graphs compiled into the kernel of a branch or loop.
 
-All threads read the condition after a barrier, so they all take the same way.
+All threads read the condition after a barrier, so they all take the same path.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from monograph.program.memory.inplace import root
 
 
 def serves(value: Value) -> bool:
-    """Whether everything inside can be compiled too."""
+    """Return True if all sub-graphs can be compiled too."""
     if not isinstance(value.op, (If, Loop, BoundedLoop, Scan)):
         return False
     return all(map(_compiles, graphs_of(value)))
@@ -47,7 +47,7 @@ def _compiles(graph: Graph) -> bool:
 
 @kernel_for(If, Loop, BoundedLoop, Scan, when=serves)
 def control(context: KernelContext) -> Kernel:
-    """A kernel for a branch or a loop with everything inside it."""
+    """Generate a kernel for a branch or a loop with its sub-graphs."""
     anchor = context.step.region.anchor
     assert anchor is not None
     kinds: dict[type, type[Control]] = {If: _If, Loop: _Loop, BoundedLoop: _Loop, Scan: _Scan}
@@ -55,7 +55,7 @@ def control(context: KernelContext) -> Kernel:
 
 
 class _If(Control):
-    """One sub-program or the other."""
+    """A branch: one of two sub-programs."""
 
     def reserve(self) -> None:
         assert isinstance(self.anchor.op, If)
@@ -84,7 +84,7 @@ class _If(Control):
 
     def _branch(self, sub: InlinedProgram, given: Sequence[Reg]) -> None:
         rooms = [self.place(f"result {i}") for i in range(len(sub.program.graph.outputs))]
-        # Straight into the result where it lies side by side.
+        # Directly into the result if it is contiguous.
         targets = {i: self.stored(v) for i, v in self.results.items()}
         direct = [
             targets[i] if i in targets and targets[i].dense else r for i, r in enumerate(rooms)
@@ -98,9 +98,9 @@ class _If(Control):
 
 
 class _Iterated(Control):
-    """A loop: state that goes from one iteration to the next, in two places by turns.
+    """A loop whose state alternates between two buffers.
 
-    State that the body writes over itself has one place only.
+    State that the body updates in place has one buffer only.
     """
 
     state: Sequence[Value]
@@ -114,12 +114,12 @@ class _Iterated(Control):
 
     @property
     def written_over(self) -> set[int]:
-        """The numbers of the state that the body writes over itself."""
+        """The indices of the state that the body updates in place."""
         return set()
 
     @cached_property
     def in_place(self) -> set[int]:
-        """The numbers of the state that stays where the caller, who donates it, has it."""
+        """The indices of the state that stays in the caller's donated buffer."""
         places = self.context.program.places
         found = set()
         for i in self.written_over & self.results.keys():
@@ -131,7 +131,7 @@ class _Iterated(Control):
         return found
 
     def initial(self) -> tuple[list[Reg], list[Reg]]:
-        """Pointers to the state, filled in, and to where the next one goes."""
+        """Return pointers to the initialised state, and to the next state."""
         old, new = [], []
         for i, value in enumerate(self.state):
             if i in self.in_place:
@@ -145,7 +145,7 @@ class _Iterated(Control):
         return old, new
 
     def finish(self, last: Sequence[Reg]) -> None:
-        """The last state into the results."""
+        """Copy the last state into the results."""
         for i, pointer in enumerate(last):
             if i in self.results and i not in self.in_place:
                 target = self.stored(self.results[i])
@@ -157,7 +157,7 @@ class _Iterated(Control):
 
 
 class _Loop(_Iterated):
-    """While a condition holds, and at most so often."""
+    """A loop with a condition and a trip count."""
 
     @property
     def written_over(self) -> set[int]:
@@ -180,7 +180,7 @@ class _Loop(_Iterated):
         self.collected = list(map(tensor_type, op.body.output_types[1 + op.carried :]))
         for i, t in enumerate(self.collected):
             self.room(f"collected {i}", t)
-        # Zeros for what is left of the room when the loop has ended.
+        # Zeros for the unused room after the loop has ended.
         self.zeros = [self.context.argument(LlvmPacked(_zeros(t))) for t in self.collected]
 
     def emit(self) -> None:
@@ -219,7 +219,7 @@ class _Loop(_Iterated):
         self._end(i)
 
     def _end(self, count: Reg) -> None:
-        """Says how often the loop ran, and clears the room that it left."""
+        """Store the number of iterations, and clear the unused room."""
         last = self.carried + len(self.collected)
         if last in self.results:
             target = self.stored(self.results[last])
@@ -233,7 +233,7 @@ class _Loop(_Iterated):
             self.b.loop(count, most, 1, partial(self._collect, k, zeros))
 
     def _collect(self, k: int, element: StridedRef, i: Int, _: list[Reg]) -> None:
-        """Puts what an iteration gives into its slice of the result."""
+        """Store a result of an iteration into its slice of the collected result."""
         if self.carried + k in self.results:
             target = within(self.b, self.stored(self.results[self.carried + k]), 0, i)
             self.copy(element, replace(target, type=element.type))
@@ -259,7 +259,7 @@ class _Loop(_Iterated):
 
 
 class _Scan(_Iterated):
-    """Once for each slice of the scanned operands."""
+    """A loop over the slices of the scanned operands."""
 
     def reserve(self) -> None:
         op = self.anchor.op
@@ -305,7 +305,7 @@ class _Scan(_Iterated):
         return self.b.sub(length - 1, t) if backward else t
 
     def _slice(self, i: int, t: Int) -> Reg:
-        """One slice of a scanned operand, side by side."""
+        """Return one slice of a scanned operand, contiguous."""
         whole = within(self.b, self.stored(self.scanned[i]), self.op.axes[i], t)
         room = self.place(f"slice {i}")
         if whole.dense:
@@ -314,7 +314,7 @@ class _Scan(_Iterated):
         return room.pointer
 
     def _collect(self, i: int, element: StridedRef, t: Int) -> None:
-        """Puts what an iteration gives into its slice of the result."""
+        """Store a result of an iteration into its slice of the collected result."""
         index = self.op.carried + i
         if index in self.results:
             target = self.stored(self.results[index])

@@ -1,4 +1,4 @@
-"""What fails a run: a branch that contradicts its types, and conditions on sizes."""
+"""Kernels that fail a run: a branch that contradicts its types, and conditions on sizes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from monograph.program.index import Index, flatten
 
 @kernel_for(Fail)
 def failing(context: KernelContext) -> Kernel:
-    """Reports that the branch was taken; zeros stand for what it cannot give."""
+    """Report that the branch was taken; return zeros for its results."""
     region = context.step.region
     anchor = region.anchor
     assert anchor is not None
@@ -41,7 +41,7 @@ def failing(context: KernelContext) -> Kernel:
 
 @kernel_for(Require)
 def require(context: KernelContext) -> Kernel:
-    """Passes a value on, and reports where the sizes beside it do not agree."""
+    """Pass a value on, and report sizes that do not agree."""
     region = context.step.region
     anchor = region.anchor
     assert anchor is not None
@@ -63,7 +63,7 @@ def require(context: KernelContext) -> Kernel:
 
 
 def _compare(elements: LlvmElements, expected: Value, given: Value, fault: int) -> None:
-    """Reports a size that is not the one expected."""
+    """Report a size that differs from the expected one."""
     b, a = elements.b, elements.scalars.a
     how = "sext" if given.dtype.is_signed else "zext"
 
@@ -81,7 +81,7 @@ def _compare(elements: LlvmElements, expected: Value, given: Value, fault: int) 
 
 
 class _Same:
-    """The elements of a value as they are."""
+    """The elements of a value, unchanged."""
 
     def __init__(self, x: Value, elements: LlvmElements, at: Indices) -> None:
         self.e, self.x, self.at = elements, x, at
@@ -90,7 +90,7 @@ class _Same:
         return [flatten(self.at, self.e.storage[self.x].strides)]
 
     def enter(self, point: Point) -> None:
-        """Nothing changes from row to row."""
+        """Do nothing: rows need no preparation."""
 
     def element(self, point: Point) -> Scalar:
         return self.e.load(self.x, self.at, point)
@@ -106,7 +106,7 @@ class _Zeros:
         return []
 
     def enter(self, point: Point) -> None:
-        """Nothing changes from row to row."""
+        """Do nothing: rows need no preparation."""
 
     def element(self, point: Point) -> Scalar:
         return self.zero

@@ -1,5 +1,7 @@
-"""Sub-programs inside a kernel: their kernels become functions of its own, their memory a part of
-its scratch memory, their constants and faults its arguments.
+"""Sub-programs inside a kernel.
+
+Their kernels become functions of the outer kernel, their memory a part of its scratch memory, their
+constants and faults its arguments.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ from monograph.program.program import Program, Step, lifetimes
 
 @dataclass(frozen=True)
 class StridedRef:
-    """Where some elements lie: a pointer, an offset and strides in elements."""
+    """The location of elements: a pointer, an offset and strides in elements."""
 
     pointer: Reg
     type: TensorType
@@ -50,26 +52,26 @@ class StridedRef:
 
     @property
     def span(self) -> Buffer:
-        """Memory up to the last of the elements: they may lie within something larger."""
+        """Return memory up to the last of the elements, which may be part of a larger buffer."""
         steps = zip(self.type.static, self.strides, strict=True)
         last = self.offset + sum((d - 1) * max(s, 0) for d, s in steps)
         return Buffer(-1, TEMPORARY, self.type.dtype, (last + 1,), ((0, 0),))
 
 
 def dense(pointer: Reg, type_: TensorType) -> StridedRef:
-    """Elements side by side from a pointer on."""
+    """Return contiguous elements from a pointer on."""
     return StridedRef(pointer, type_, 0, strides_of(type_.static))
 
 
 @dataclass
 class Functions:
-    """The functions that a kernel brings along, equal ones once."""
+    """The functions that a kernel includes; equal ones once."""
 
     names: dict[str, str] = field(default_factory=dict)
     declarations: set[str] = field(default_factory=set)
 
     def add(self, kernel: Kernel) -> str:
-        """The name by which the kernel that is being written calls another."""
+        """Return the name by which the outer kernel calls a kernel."""
         self.declarations |= kernel.declarations
         return self.names.setdefault(kernel.text, f"{NAME}.{len(self.names)}")
 
@@ -82,7 +84,7 @@ class Functions:
 
 
 class InlinedProgram:
-    """A sub-program that a kernel runs, perhaps many times."""
+    """A sub-program that a kernel runs, once or many times."""
 
     def __init__(
         self,
@@ -106,7 +108,7 @@ class InlinedProgram:
         self.scratch = context.argument(LlvmScratch(max(self.memory.size, 64)))
 
     def _halos(self, step: Step) -> list[Kernel]:
-        """Kernels that clear the halos of what a step writes."""
+        """Return kernels that clear the halos of a step's results."""
         places = (self.program.places.storage.get(v) for v in step.region.outputs)
         found = zip(step.region.outputs, places, strict=True)
         threads = self.context.threads
@@ -116,7 +118,7 @@ class InlinedProgram:
         ]
 
     def _settle(self, step: Step, kernel: Kernel) -> dict[int, int]:
-        """Arguments that the outer kernel has to ask for: their positions there."""
+        """Return the arguments that the outer kernel has to request: their positions there."""
         settled = {}
         for position, argument in enumerate(kernel.arguments):
             wanted: Argument | None = (
@@ -142,7 +144,7 @@ class InlinedProgram:
         return plan(lives)
 
     def emit(self, b: Builder, given: Mapping[int, Reg]) -> None:
-        """Calls every kernel, waiting between steps; `given` points to the ports' elements."""
+        """Call every kernel, with barriers between steps; `given` points to the ports' elements."""
         last: Step | None = None
         for step, kernel, settled in self.calls:
             if last is not None and last is not step:
@@ -181,13 +183,15 @@ class InlinedProgram:
         return given[buffer.id]
 
     def port(self, value: Value) -> int:
-        """The buffer that an input or output of the sub-program lies in; -1 for one not read."""
+        """Return the buffer of an input or output of the sub-program; -1 for one that
+        is not read.
+        """
         place = self.program.places.storage.get(value)
         return -1 if place is None else place.buffer.id
 
 
 def copy(context: KernelContext, b: Builder, source: StridedRef, target: StridedRef) -> None:
-    """Copies elements, shared out over the threads."""
+    """Copy elements, divided among the threads."""
     shape = source.type.static
     if 0 in shape:
         return

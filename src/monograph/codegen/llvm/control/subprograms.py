@@ -1,4 +1,4 @@
-"""What branches and loops share: operands, results, memory, and the sub-programs they run."""
+"""The common base of branches and loops: operands, results, memory, sub-programs."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def graphs_of(value: Value) -> list[Graph]:
 
 
 def lowered(graph: Graph) -> Program:
-    """The program of a sub-graph that compiled code can hold."""
+    """Return the program of a sub-graph that compiled code can hold."""
     found = find_program(graph)
     assert found is not None
     return found
@@ -53,14 +53,14 @@ def find_program(graph: Graph) -> Program | None:
 
 
 def find_generator() -> Callable[..., Callable[[KernelContext], Kernel] | None]:
-    # Kernels contain sub-programs and sub-programs kernels: the modules need each other.
+    # Kernels contain sub-programs and sub-programs contain kernels: circular imports.
     from monograph.codegen.llvm.module.select import generator
 
     return generator
 
 
 class Control:
-    """What branches and loops share: operands, results, memory, sub-programs."""
+    """The common base of branches and loops: operands, results, memory, sub-programs."""
 
     def __init__(self, context: KernelContext, anchor: Value) -> None:
         self.context = context
@@ -90,13 +90,13 @@ class Control:
         return InlinedProgram(self.context, program, kernels, self.functions, self.sync)
 
     def reserve(self) -> None:
-        """Asks for the memory that the kernel needs beside the sub-programs'."""
+        """Reserve the memory that the kernel needs besides that of the sub-programs."""
 
     def emit(self) -> None:
         raise NotImplementedError
 
     def room(self, name: str, type_: TensorType) -> None:
-        """Memory for elements of a type, by name."""
+        """Reserve memory for elements of a type, by name."""
         self.rooms[name] = (self.context.argument(LlvmScratch(max(type_.nbytes, 64))), type_)
 
     def place(self, name: str) -> StridedRef:
@@ -118,7 +118,7 @@ class Control:
         )
 
     def stored(self, value: Value) -> StridedRef:
-        """Where an operand or a result of the op lies."""
+        """Return the location of an operand or a result of the op."""
         found = self.context.program.places.storage[value]
         return StridedRef(self.pointers[value], value.tensor, found.offset, found.strides)
 
@@ -129,24 +129,24 @@ class Control:
         copy(self.context, self.b, source, target)
 
     def flag(self, pointer: Reg, offset: int = 0) -> Reg:
-        """A bool from memory."""
+        """Load a bool."""
         stored = self.b.load("i8", self.b.offset(pointer, offset), 1)
         return self.b.compare("ne", stored, Reg("0", "i8"))
 
     def run(self, sub: InlinedProgram, inputs: Sequence[Reg], outputs: Sequence[Reg]) -> None:
-        """Runs a sub-program on dense elements."""
+        """Run a sub-program on contiguous elements."""
         graph = sub.program.graph
         given = {sub.port(v): p for v, p in zip(graph.inputs, inputs, strict=True)}
         made = {sub.port(v): p for (_, v), p in zip(graph.outputs, outputs, strict=True)}
         sub.emit(self.b, given | made)
 
     def reserve_operands(self, operands: Sequence[Value]) -> None:
-        """Room for operands that may not lie side by side."""
+        """Reserve room for operands that may not be contiguous."""
         for i, value in enumerate(operands):
             self.room(f"operand {i}", value.tensor)
 
     def dense_operands(self, operands: Sequence[Value]) -> list[Reg]:
-        """Operands side by side: where they are, or copied."""
+        """Return contiguous operands: in place, or copied."""
         found = []
         for i, value in enumerate(operands):
             place = self.stored(value)
@@ -158,7 +158,7 @@ class Control:
 
 
 def within(b: Builder, place: StridedRef, axis: int, t: Int) -> StridedRef:
-    """A slice of a place along an axis."""
+    """Return a slice of a location along an axis."""
     at = b.add(place.offset, b.mul(t, place.strides[axis]))
     shape = [d for k, d in enumerate(place.type.static) if k != axis]
     strides = tuple(s for k, s in enumerate(place.strides) if k != axis)

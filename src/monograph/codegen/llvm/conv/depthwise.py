@@ -1,7 +1,7 @@
-"""Depthwise convolution, channels last: every channel with its own window, vectors of channels.
+"""Depthwise convolution, channels last: every channel with its own window, in vectors of channels.
 
-A row of outputs stands in registers; each pixel that is loaded feeds all taps of the row. The
-input has a halo of zeros as wide as the padding.
+A row of outputs is held in registers; each loaded pixel feeds all taps of the row. The input has a
+halo of zeros as wide as the padding.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from monograph.ops.window import CHANNELS_LAST
 from monograph.program.index import strides_of
 
 MOST_ROWS = 14
-"""Outputs of a row that stand in registers, at most."""
+"""The most outputs of a row that are held in registers."""
 
 
 def depthwise(context: KernelContext) -> Kernel:
-    """A kernel for a depthwise convolution and what follows it."""
+    """Generate a kernel for a depthwise convolution and its epilogue."""
     return Depthwise(context).emit()
 
 
 def packed_taps(weights: Array, blocks: Sequence[ChannelBlocks], dtype: type[np.generic]) -> Array:
-    """Weights of channels that do not mix as [block of channels][taps][lanes]."""
+    """Return the weights of separate channels as [block of channels][taps][lanes]."""
     taps = weights.reshape(len(weights), -1).astype(dtype)
     pieces = []
     for block in blocks:
@@ -46,7 +46,7 @@ def packed_taps(weights: Array, blocks: Sequence[ChannelBlocks], dtype: type[np.
 
 
 def serves(value: Value) -> bool:
-    """Whether this kernel computes a value."""
+    """Return True if this kernel computes a value."""
     op = value.op
     if not isinstance(op, Conv) or op.layout != CHANNELS_LAST or op.auto or op.groups == 1:
         return False
@@ -56,10 +56,10 @@ def serves(value: Value) -> bool:
 
 
 class Depthwise:
-    """The kernel, for floats; of other elements by what they are loaded and summed as."""
+    """The kernel, for floats; subclasses load and sum other element types."""
 
     most_held = 8
-    """Taps of a row whose weights stay in registers; wider kernels load them as they go."""
+    """The most taps of a row whose weights stay in registers; wider kernels reload them."""
     sums = "float"
     weight: type[np.generic] = np.float32
 
@@ -100,7 +100,7 @@ class Depthwise:
         return context.finish(b, 2.0 * math.prod(self.shape) * math.prod(self.kernel))
 
     def _strip(self, run: Run, i: Int, _: list[Reg]) -> None:
-        """Some pixels of a row, all channels: memory is read in order."""
+        """Compute some pixels of a row for all channels: memory is read in order."""
         b = self.b
         w0 = b.add(b.mul(b.mod(i, run.count), run.size), run.start)
         line = b.div(i, run.count)
@@ -118,7 +118,7 @@ class Depthwise:
     def _tile(
         self, block: ChannelBlocks, x: Reg, place: list[Int], run: Run, i: Int, _: list[Reg]
     ) -> None:
-        """Some pixels of a row, one block of channels."""
+        """Compute some pixels of a row for one block of channels."""
         b = self.b
         c = b.add(b.mul(i, block.width), block.start)
         x = b.offset(x, b.mul(c, self.dtype.itemsize * self.x.channel))
@@ -136,7 +136,7 @@ class Depthwise:
     def _outer_taps(
         self, x: Reg, w: Reg, sums: list[Reg], run: Run, lanes: int, axis: int, tap: Int
     ) -> list[Reg]:
-        """Adds the products of all taps from this axis of the kernel inwards."""
+        """Add the products of all taps from this axis of the kernel inwards."""
         b = self.b
         if axis == len(self.kernel) - 1:
             return self._row(x, b.offset(w, b.mul(tap, max(lanes, 1) * 4)), sums, run, lanes)
@@ -151,7 +151,7 @@ class Depthwise:
         return b.loop(0, self.kernel[axis], 1, one, sums)
 
     def _row(self, x: Reg, w: Reg, sums: list[Reg], run: Run, lanes: int) -> list[Reg]:
-        """Adds the products of one row of taps."""
+        """Add the products of one row of taps."""
         b = self.b
         kind = vector(lanes, self.sums)
         held: dict[int, Reg] = {}
@@ -166,7 +166,7 @@ class Depthwise:
         return sums
 
     def _loaded(self, place: Reg, lanes: int) -> Reg:
-        """Elements of the input as they are summed."""
+        """Load elements of the input in the type of the sums."""
         loaded: Reg = load_elements(self.b, self.dtype, place, lanes).reg
         return loaded
 

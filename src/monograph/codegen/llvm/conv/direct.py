@@ -1,7 +1,7 @@
-"""Direct convolution, channels last: a tile of pixels by vectors of output channels in registers.
+"""Direct convolution, channels last: a register tile of pixels by vectors of output channels.
 
-The input has a halo of zeros as wide as the padding, so no tap needs a bounds check. Each pixel
-that is loaded feeds every tap of the row and every output vector of the tile.
+The input has a halo of zeros as wide as the padding, so no tap needs a bounds check. Each loaded
+pixel feeds every tap of the row and every output vector of the tile.
 """
 
 from __future__ import annotations
@@ -27,20 +27,21 @@ from monograph.program.memory.strided import strided
 
 UNROLL = 2
 BIG_WEIGHTS = 600_000
-"""Bytes of weights beyond which a panel of them is kept in cache while all lines pass by."""
+"""With more bytes of weights, a panel of them stays in cache while all lines are processed."""
 ENOUGH = 8
-"""Units of work a thread from which on an uneven share of them does not matter."""
+"""With this many units of work per thread, an uneven division does not matter."""
 
 
 def conv(context: KernelContext) -> Kernel:
-    """A kernel for a dense convolution of floats and what follows it."""
+    """Generate a kernel for a dense convolution of floats and its epilogue."""
     return DirectConv(context).emit()
 
 
 @dataclass(frozen=True)
 class Spot:
-    """Where a tile is: batch and outer places, its first pixel along the line, the number of its
-    panel in a run of panels; and its extent along both."""
+    """The position of a tile: batch and outer indices, its first pixel along the line, the number
+    of its panel in a run of panels; and its extent along both.
+    """
 
     outer: tuple[Int, ...]
     w0: Int
@@ -50,10 +51,10 @@ class Spot:
 
 
 class DirectConv:
-    """Tiles along lines of the image; how their input is reached is for subclasses."""
+    """Tiles along lines of the image; subclasses define the access to their input."""
 
     whole_lines = False
-    """Whether threads share lines and no parts of them."""
+    """True if threads divide whole lines only."""
 
     def __init__(self, context: KernelContext) -> None:
         self.context = context
@@ -69,7 +70,7 @@ class DirectConv:
         assert found is not None
         self.x = found
         self.dtype = anchor.inputs[0].dtype
-        # What belongs to spatial axes, that of the tiles last.
+        # One entry per spatial axis, that of the tiles last.
         self.kernel = plan.turned(weights.shape[2:])
         self.image = plan.turned(anchor.tensor.static[1:-1])
         self.steps = plan.turned(found.strides[1:-1])
@@ -87,7 +88,7 @@ class DirectConv:
         return make_plan(self.anchor, self.context.features)
 
     def _weights(self) -> Array:
-        """The weights as [results, channels that each reads, *K]."""
+        """Return the weights as [results, channels per result, *K]."""
         weights = known(self.anchor.inputs[1])
         assert weights is not None
         return weights
@@ -106,7 +107,9 @@ class DirectConv:
         return self.context.finish(b, flops)
 
     def _pack(self) -> Array:
-        """[panel][outer taps][channel][tap][lanes of the panel], channels padded with zeros."""
+        """Pack the weights as [panel][outer taps][channel][tap][lanes], channels padded
+        with zeros.
+        """
         taps = self._taps_last()
         wide = np.zeros((self.vectors * self.lanes, *taps.shape[1:]), np.float32)
         wide[: self.out] = taps
@@ -120,15 +123,15 @@ class DirectConv:
         return np.concatenate(pieces)
 
     def _taps_last(self) -> Array:
-        """Weights as [results, channels, outer taps, taps along the line]."""
+        """Return the weights as [results, channels, outer taps, taps along the line]."""
         order = self.plan.turned(range(2, self.weights.ndim))
         turned = self.weights.transpose(0, 1, *order)
         return turned.reshape(self.out, self.channels, -1, self.kernel[-1])
 
     def _loops(self) -> None:
-        """Lines of the image over the threads; panels of channels outside where they are large.
+        """Divide lines of the image among the threads; large panels of channels are the outer loop.
 
-        Panels outside also give threads more to share, and each of them fewer weights to read.
+        Panels in the outer loop also give threads more units, each with fewer weights to read.
         """
         b, threads = self.b, self.context.threads
         lines = math.prod(self.lines)
@@ -146,7 +149,7 @@ class DirectConv:
         b.loop(*share(b, lines, threads), 1, line)
 
     def _panels(self, panel: Run, lines: int) -> None:
-        """All lines against panel after panel, lines and even parts of them shared out."""
+        """Process all lines panel by panel; lines and even parts of them are divided."""
         b, threads = self.b, self.context.threads
         enough = panel.count * lines >= ENOUGH * threads or threads == 1
         whole = enough or self.whole_lines
@@ -164,7 +167,9 @@ class DirectConv:
             b.loop(*share(b, panel.count * lines * pieces, threads), 1, unit)
 
     def _panel_runs(self) -> list[tuple[Run, bool]]:
-        """Runs of panels; one with unused lanes stands last and alone, at a literal place."""
+        """Return runs of panels; a panel with unused lanes comes last and alone, at a literal
+        index.
+        """
         runs = [(r, False) for r in self.panels]
         if self.out % self.lanes:
             whole, _ = runs.pop()
@@ -175,22 +180,22 @@ class DirectConv:
         return runs
 
     def _first_vector(self, panel: Run, i: Int) -> Int:
-        """Which vector of results a panel starts with, in the order that weights are packed in."""
+        """Return the first vector of results of a panel, in the order of the packed weights."""
         return self.b.add(self.b.mul(i, panel.size), panel.start)
 
     def _channel(self, spot: Spot, v: int) -> tuple[Int, int]:
-        """The first channel of a vector of results, and how many of its lanes are used."""
+        """Return the first channel of a vector of results, and the number of its used lanes."""
         c = self.b.mul(self.b.add(self._first_vector(spot.panel, spot.number), v), self.lanes)
         left = self.out - c if isinstance(c, int) else self.lanes
         return c, min(left, self.lanes)
 
     def _line(self, panel: Run, h: Int, i: Int, _: list[Reg]) -> None:
-        """One line of the image, for one panel of channels."""
+        """Compute one line of the image for one panel of channels."""
         for run in self.runs:
             self.b.loop(0, run.count, 1, partial(self._tile, panel, h, i, run))
 
     def _outer(self, h: Int) -> list[Int]:
-        """Batch and outer spatial indices of a line of the image."""
+        """Return batch and outer spatial indices of a line of the image."""
         b, dims = self.b, self.lines
         return [b.mod(b.div(h, s), d) for s, d in zip(strides_of(dims), dims, strict=True)]
 
@@ -206,11 +211,11 @@ class DirectConv:
         self._finish(spot, sums)
 
     def _products(self, spot: Spot, w: Reg, sums: list[Reg]) -> list[Reg]:
-        """Adds the products of all taps."""
+        """Add the products of all taps."""
         return self._taps(self._start(spot, 0), w, sums, spot, 0)[0]
 
     def _start(self, spot: Spot, channel: Int) -> Reg:
-        """The first pixel that a tile reads, at a channel."""
+        """Return the address of the first pixel that a tile reads, at a channel."""
         b = self.b
         at = b.add(self.x.offset, b.mul(channel, self.x.strides[-1]))
         for axis, o in enumerate((*spot.outer[1:], spot.w0)):
@@ -222,7 +227,7 @@ class DirectConv:
     def _taps(
         self, x: Reg, w: Reg, sums: list[Reg], spot: Spot, axis: int
     ) -> tuple[list[Reg], Reg]:
-        """Adds the products of all taps from this axis of the kernel inwards."""
+        """Add the products of all taps from this axis of the kernel inwards."""
         b = self.b
         if axis == len(self.kernel) - 1:
             return self._channels(x, w, sums, spot)
@@ -237,11 +242,11 @@ class DirectConv:
         return result, last
 
     def _pixels(self, spot: Spot) -> list[int]:
-        """The pixels that a tile reads along its line; x points to the first."""
+        """Return the pixels that a tile reads along its line; x points to the first."""
         return self.taps.pixels(spot.run.size)
 
     def _channels(self, x: Reg, w: Reg, sums: list[Reg], spot: Spot) -> tuple[list[Reg], Reg]:
-        """Adds the products of one row of taps, channel after channel."""
+        """Add the products of one row of taps, channel by channel."""
         b, panel, size = self.b, spot.panel, self.dtype.itemsize
         unroll = UNROLL if self.channels % UNROLL == 0 else 1
         width = self.taps.size * panel.size * self.lanes * 4
@@ -285,7 +290,7 @@ class DirectConv:
 
 
 def serves(value: Value) -> bool:
-    """Whether the direct kernel computes a convolution."""
+    """Return True if the direct kernel computes a convolution."""
     op = value.op
     if not isinstance(op, Conv) or op.layout != "channels_last" or op.groups != 1 or op.auto:
         return False
@@ -293,7 +298,7 @@ def serves(value: Value) -> bool:
 
 
 def sums_in_f32(value: Value) -> bool:
-    """Whether a convolution is one of floats that registers hold as f32, with known weights."""
+    """Return True for a convolution of floats that registers hold as f32, with known weights."""
     x, w = value.inputs
     same = x.dtype == w.dtype == value.dtype and value.dtype.is_float
     return same and register(value.dtype) == "float" and known(w) is not None

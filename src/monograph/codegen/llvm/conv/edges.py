@@ -1,8 +1,8 @@
-"""Direct convolution of an image that has no zeros around it: an input of the model.
+"""Direct convolution of an image without a halo: an input of the model.
 
-Copying the image into memory with a halo would cost more than knowing where its edges are. Taps
-beyond them are left out: along the lines by the bounds of loops, along a line by tiles of their
-own at its ends, which stand at literal places.
+Copying the image into memory with a halo would cost more than handling its edges. Taps outside of
+the image are skipped: across lines by loop bounds, along a line by special tiles at its ends, at
+literal positions.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from monograph.ops.conv import Conv
 from monograph.ops.shape import Transpose
 
 FEW = 8
-"""Channels up to which an image is read in any order: more of them would each lie far apart."""
+"""The most channels of an image that is read in any order."""
 
 
 def conv_edges(context: KernelContext) -> Kernel:
-    """A kernel for a padded convolution of an input, and what follows it."""
+    """Generate a kernel for a padded convolution of an input, and its epilogue."""
     return _EdgeConv(context).emit()
 
 
 def serves(value: Value) -> bool:
-    """Whether this kernel computes a value."""
+    """Return True if this kernel computes a value."""
     if not direct.serves(value):
         return False
     assert isinstance(value.op, Conv)
@@ -38,12 +38,12 @@ def serves(value: Value) -> bool:
     padded = any((*value.op.pads_begin, *value.op.pads_end))
     while isinstance(x.op, Transpose):
         x = x.inputs[0]
-    # Winograd's kernel takes windows of 3x3 that follow each other, and wants a halo.
+    # Winograd's kernel computes dense 3x3 windows, and needs a halo.
     dense = max(value.op.strides) == 1 and w.tensor.static[2:] == (3, 3)
     few = w.tensor.static[1] <= FEW and 0 not in value.tensor.static
     if not padded or not isinstance(x.op, Input) or not few or dense:
         return False
-    # A zero of the padding times an infinity is a NaN: such taps must not be left out.
+    # A padding zero times an infinity is NaN: such taps must not be skipped.
     return is_finite(w)
 
 
@@ -55,7 +55,7 @@ class _EdgeConv(DirectConv):
         self.sizes = self.plan.turned(self.anchor.inputs[0].tensor.static[1:-1])
 
     def _line(self, panel: Run, h: Int, i: Int, _: list[Reg]) -> None:
-        """One line: tiles that reach beyond its ends one by one, those between in a loop."""
+        """Compute one line: tiles beyond its ends one by one, those between in a loop."""
         b = self.b
         for run in self.runs:
             inner = [j for j in range(run.count) if self._is_inside(run, j)]
@@ -68,12 +68,12 @@ class _EdgeConv(DirectConv):
                 self._tile(panel, h, i, run, j, [])
 
     def _is_inside(self, run: Run, j: int) -> bool:
-        """Whether all that a tile reads along its line lies inside the image."""
+        """Return True if a tile reads only inside of the image along its line."""
         first = self._first(run.start + j * run.size)
         return first >= 0 and first + self.taps.pixels(run.size)[-1] < self.sizes[-1]
 
     def _first(self, w0: int) -> int:
-        """The first pixel that an output reads along the line; negative before its start."""
+        """Return the first pixel that an output reads along the line; negative before its start."""
         return w0 * self.strides[-1] - self.pads[-1]
 
     def _pixels(self, spot: Spot) -> list[int]:
@@ -94,7 +94,7 @@ class _EdgeConv(DirectConv):
         return self._inside(at, w, sums, spot, 0)
 
     def _inside(self, at: Int, w: Reg, sums: list[Reg], spot: Spot, axis: int) -> list[Reg]:
-        """Adds the products of the taps inside the image, from this axis of the kernel inwards."""
+        """Add the products of the taps inside the image, from this axis of the kernel inwards."""
         b = self.b
         if axis == len(self.kernel) - 1:
             x = b.offset(self.pointers[self.x.source], b.mul(at, self.dtype.itemsize))
@@ -112,7 +112,7 @@ class _EdgeConv(DirectConv):
         return b.loop(low, high, 1, one, sums)
 
     def _bounds(self, origin: Int, axis: int) -> tuple[Int, Int]:
-        """The taps, from .. to, that read inside the image along an axis."""
+        """Return the range of taps that read inside the image along an axis."""
         b, dilation = self.b, self.dilations[axis]
 
         def steps(distance: Int) -> Int:

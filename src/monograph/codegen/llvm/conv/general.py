@@ -1,7 +1,7 @@
 """Convolutions of any form: any layout, groups, dilation, padding, rank, element type, transposed.
 
-Always right, and no faster than simple loops allow: output channels in vectors where the weights
-are constant, one multiply-add for every load.
+Correct for all, and only as fast as simple loops: output channels in vectors if the weights are
+constant, one multiply-add per load.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ from monograph.program.index import strides_of
 from monograph.program.memory.strided import strided
 
 VECTORS = 6
-"""Vectors of output channels that an element of the input is multiplied with at once."""
+"""Vectors of output channels that are multiplied with one input element at once."""
 
 
 def window_conv(context: KernelContext) -> Kernel:
-    """A kernel for any convolution and what follows it."""
+    """Generate a kernel for any convolution and its epilogue."""
     return _WindowConv(context).emit()
 
 
 def serves(value: Value) -> bool:
-    """Whether this kernel computes a value."""
+    """Return True if this kernel computes a value."""
     if isinstance(value.op, ConvTranspose):
         return not value.op.auto and value.op.sizes is None
     return isinstance(value.op, Conv) and not value.op.auto
@@ -78,7 +78,7 @@ class _WindowConv:
         self.reads_padding = self._reads_padding()
 
     def _reads_padding(self) -> bool:
-        """Whether zeros of the padding have to be multiplied: with a weight that is no number."""
+        """Return True if padding zeros must be multiplied, because a weight is not finite."""
         op = self.op
         padded = any((*op.pads_begin, *op.pads_end))
         if isinstance(op, ConvTranspose) or not self.dtype.is_float or not padded:
@@ -103,14 +103,14 @@ class _WindowConv:
         self.scalars = LlvmScalars(b, context.features)
         self.epilogue = Epilogue(context, b)
         lanes = context.features.lanes(self.dtype.bits) if self.constant is not None else 1
-        # A block belongs to one group; the groups take the place of an outer spatial axis.
+        # A block belongs to one group; the groups are handled as an outer spatial axis.
         runs = blocks(self.group, lanes, VECTORS)
         each_pixel(b, context.threads, self.batch, (*self.outputs, op.groups), runs, self._unit)
         products = math.prod(self.anchor.tensor.static) * self.channels * math.prod(self.kernel)
         return context.finish(b, 2.0 * products)
 
     def _pack(self, weights: Array) -> Array:
-        """[group][taps][channel of the group][result of the group]."""
+        """Pack the weights as [group][taps][channel of the group][result of the group]."""
         groups, taps = self.op.groups, math.prod(self.kernel)
         if isinstance(self.op, ConvTranspose):
             form = weights.reshape(groups, self.channels, self.group, taps).transpose(0, 3, 1, 2)
@@ -119,7 +119,7 @@ class _WindowConv:
         return np.ascontiguousarray(form).astype(self.dtype.numpy)
 
     def _unit(self, n: Int, c: Int, place: list[Int], run: ChannelBlocks) -> None:
-        """One block of results of one group, at one place."""
+        """Compute one block of results of one group, at one position."""
         b = self.b
         *outputs, group = place
         lanes = run.lanes if run.lanes > 1 else 0
@@ -149,7 +149,7 @@ class _WindowConv:
         taps: list[Int],
         totals: list[Reg],
     ) -> list[Reg]:
-        """Adds the products of one tap, channel after channel."""
+        """Add the products of one tap, channel by channel."""
         b = self.b
         tap: Int = 0
         for k, stride in zip(taps, strides_of(self.kernel), strict=True):
@@ -173,10 +173,10 @@ class _WindowConv:
         return b.loop(0, self.channels, 1, one, totals)
 
     def _factor(self, x: Reg, i: Int, outside: Reg | None) -> Scalar:
-        """An element of the image, or the zero that stands for it beyond the edges."""
+        """Return an element of the image, or zero outside of it."""
         b, zero = self.b, self.scalars.literal(0, self.dtype, 0)
         if self.given.tensor.size == 0:
-            return zero  # padding all round nothing
+            return zero  # padding around an empty image
         where = b.mul(b.mul(i, self.x.channel), self.given.dtype.itemsize)
         factor = self._loaded(self.given.dtype, b.offset(x, where), 0)
         if outside is None:
@@ -184,7 +184,7 @@ class _WindowConv:
         return Scalar(self.scalars.a.select(outside, zero.reg, factor.reg), self.dtype)
 
     def _clamped(self, places: list[Int]) -> tuple[list[Int], Reg | None]:
-        """Places where there is something to read, and whether the padding was meant."""
+        """Return positions clamped into the image, and whether they were outside."""
         b, outside = self.b, None
         if not self.reads_padding:
             return places, None
@@ -198,7 +198,7 @@ class _WindowConv:
     def _weights(
         self, group: Int, tap: Int, taps: list[Int], i: Int, c: Int, run: ChannelBlocks
     ) -> list[Scalar]:
-        """The weights from one channel to a block of results."""
+        """Return the weights from one channel to a block of results."""
         b = self.b
         if self.constant is None:
             return [self._weight(group, taps, i, c)]
@@ -213,7 +213,7 @@ class _WindowConv:
         ]
 
     def _weight(self, group: Int, taps: list[Int], i: Int, c: Int) -> Scalar:
-        """A weight from memory, as the graph has it."""
+        """Load a weight in the layout of the graph."""
         b = self.b
         found = strided(self.weights, self.context.program.places.storage)
         assert found is not None
@@ -229,7 +229,7 @@ class _WindowConv:
         return self._loaded(self.weights.dtype, pointer, 0)
 
     def _loaded(self, dtype: DType, pointer: Reg, lanes: int) -> Scalar:
-        """An element from memory, in the type of the sums."""
+        """Load an element in the type of the sums."""
         x = self.scalars.load(dtype, pointer, lanes)
         if dtype.is_float and self.dtype == f32:
             return Scalar(x.reg, f32)

@@ -1,7 +1,7 @@
-"""Direct convolution in groups, channels last: each panel of results reads channels of its own.
+"""Direct grouped convolution, channels last: each panel of results reads its own channels.
 
-A panel lies inside a group, so the last vector of every group may have unused lanes. Joining groups
-would fill them, but with zeros between groups that infinities turn into NaN.
+A panel is inside one group, so the last vector of every group may have unused lanes. Joining groups
+would fill them, but zeros between groups would turn infinities into NaN.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from monograph.ops.window import CHANNELS_LAST
 
 
 def conv_grouped(context: KernelContext) -> Kernel:
-    """A kernel for a convolution in groups and what follows it."""
+    """Generate a kernel for a grouped convolution and its epilogue."""
     return _GroupedConv(context).emit()
 
 
 def serves(value: Value) -> bool:
-    """Whether this kernel computes a value."""
+    """Return True if this kernel computes a value."""
     op = value.op
     if not isinstance(op, Conv) or op.layout != CHANNELS_LAST or op.auto or op.groups == 1:
         return False
@@ -41,10 +41,10 @@ class _GroupedConv(DirectConv):
         self.groups = self.anchor.op.groups
         self.results = self.out // self.groups
         self.block = -(-self.results // self.lanes)
-        """Vectors of a group."""
+        """The vectors of a group."""
 
     def _plan(self) -> ConvTiling:
-        """The plan of one group."""
+        """Return the tiling of one group."""
         op, shape = self.anchor.op, self.anchor.inputs[0].tensor.static
         assert isinstance(op, Conv)
         weights = self._weights()[: self.anchor.tensor.static[-1] // op.groups]
@@ -53,7 +53,7 @@ class _GroupedConv(DirectConv):
         return make_plan(group, self.context.features)
 
     def _panel_runs(self) -> list[tuple[Run, bool]]:
-        """For each panel of a group its run over the groups."""
+        """Return the run over the groups for each panel of a group."""
         places = [
             (run.start + i * run.size, run.size)
             for run in split(self.block, self.plan.tile.vectors)
@@ -65,7 +65,9 @@ class _GroupedConv(DirectConv):
         return self.b.add(self.b.mul(i, self.block), panel.start)
 
     def _pack(self) -> Array:
-        """[group][panel][outer taps][channel][tap][lanes of the panel], zeros beyond results."""
+        """Pack as [group][panel][outer taps][channel][tap][lanes of the panel], zeros beyond
+        results.
+        """
         panels = [run for run, _ in self._panel_runs()]
         width = self.block * self.lanes
         pieces = []

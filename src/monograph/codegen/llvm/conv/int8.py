@@ -1,8 +1,8 @@
 """Convolutions of bytes with constant signed weights, channels last: exact, in 32 bits.
 
-Pixels of a row by vectors of output channels stand in registers; how bytes are multiplied is in
-`products.py`. Taps whose channels lie side by side in memory are one run of bytes. Groups with too
-few results to fill a vector are joined, with zeros between them.
+Registers hold pixels of a row by vectors of output channels; `int8_dot` multiplies bytes. Taps
+whose channels are contiguous in memory are one run of bytes. Groups with too few results to fill a
+vector are joined, with zeros between them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from monograph.program.memory.buffer_assignment import TEMPORARY
 
 
 def serves(value: Value) -> bool:
-    """Whether this kernel computes a convolution."""
+    """Return True if this kernel computes a convolution."""
     op = value.op
     if not isinstance(op, Conv) or op.layout != CHANNELS_LAST or op.auto or not multiplies(value):
         return False
@@ -36,12 +36,12 @@ def serves(value: Value) -> bool:
 
 
 def conv_int(context: KernelContext) -> Kernel:
-    """A kernel for a convolution of bytes and what follows it."""
+    """Generate a kernel for a convolution of bytes and its epilogue."""
     anchor = context.step.region.anchor
     assert anchor is not None
     x = image(context, anchor.inputs[0], CHANNELS_LAST)
     if x.channel != 1 and anchor.inputs[0].tensor.static[-1] > 1:
-        # Bytes that do not lie side by side are not taken some at a time.
+        # Bytes that are not contiguous cannot be loaded in groups.
         return window_conv(context)
     return _ConvInt(context).emit()
 
@@ -66,7 +66,9 @@ class _ConvInt:
         self.runs = split(self.shape[-2], self.tile.rows)
 
     def _weights(self) -> Array:
-        """[groups, outer taps, bytes side by side, results], and the steps between outer taps."""
+        """Return [groups, outer taps, contiguous bytes, results], and the steps between
+        outer taps.
+        """
         found = known(self.anchor.inputs[1])
         assert found is not None
         kernel = found.shape[2:]
@@ -81,7 +83,9 @@ class _ConvInt:
         return last.reshape(groups, math.prod(outer), -1, out)
 
     def _joined(self, weights: Array) -> Array:
-        """[groups, results, channels, *kernel], small groups joined to fill a vector."""
+        """Return [groups, results, channels, *kernel], with small groups joined to fill
+        a vector.
+        """
         groups = self.op.groups
         results, channels = weights.shape[0] // groups, weights.shape[1]
         wanted = min(groups, -(-self.lanes // results))
@@ -109,12 +113,12 @@ class _ConvInt:
         return context.finish(b, flops)
 
     def _pack(self) -> Array:
-        """[group][panel][what accumulators start with; then steps, tap after tap]."""
+        """Pack as [group][panel][initial accumulators; then steps, tap by tap]."""
         made = [packed_panels(self.products, w, self.panels) for w in self.weights]
         return np.concatenate([piece for pieces in made for piece in pieces])
 
     def _loops(self) -> None:
-        """Groups, panels of results, strips of pixels; threads share out one of them."""
+        """Loop over groups, panels of results and strips of pixels; threads divide one of them."""
         b, threads = self.b, self.context.threads
         strips = math.prod(self.shape[:-2]) * sum(r.count for r in self.runs)
         panels = self._panel_runs()
@@ -126,7 +130,7 @@ class _ConvInt:
             for number, panel in enumerate(panels):
                 body = partial(self._strips, over, g, panel)
                 if over == "panels" and panel.count == 1:
-                    # Panels of their own go round the threads, the last thread first.
+                    # Single panels are dealt to the threads, the last thread first.
                     self._only(threads - 1 - number % threads, partial(body, 0, []))
                     continue
                 span = share(b, panel.count, threads) if over == "panels" else (0, panel.count)
@@ -141,7 +145,9 @@ class _ConvInt:
         b.when(mine, body)
 
     def _panel_runs(self) -> list[Run]:
-        """Runs of panels; one with unused lanes stands last and alone, at a literal place."""
+        """Return runs of panels; a panel with unused lanes comes last and alone, at a literal
+        index.
+        """
         runs = list(self.panels)
         if self.out % self.lanes:
             whole = runs.pop()
@@ -151,7 +157,7 @@ class _ConvInt:
         return runs
 
     def _strips(self, over: str, g: Int, panel: Run, i: Int, _: list[Reg]) -> None:
-        """Every pixel, against one panel of results of one group."""
+        """Compute every pixel against one panel of results of one group."""
         b, lines = self.b, math.prod(self.shape[:-2])
         for run in self.runs:
             units = lines * run.count
@@ -159,7 +165,7 @@ class _ConvInt:
             b.loop(*span, 1, partial(self._tile, g, panel, i, run))
 
     def _place(self, run: Run, u: Int) -> list[Int]:
-        """Batch and spatial indices of the first pixel of a strip."""
+        """Return batch and spatial indices of the first pixel of a strip."""
         b, dims = self.b, self.shape[:-2]
         line = b.div(u, run.count)
         outer = [b.mod(b.div(line, s), d) for s, d in zip(strides_of(dims), dims, strict=True)]
@@ -186,7 +192,7 @@ class _ConvInt:
     def _taps(
         self, x: Reg, w: Reg, sums: list[Reg], run: Run, panel: Run, axis: int
     ) -> tuple[list[Reg], Reg]:
-        """Adds the products of all taps from this axis of the kernel inwards."""
+        """Add the products of all taps from this axis of the kernel inwards."""
         b = self.b
         if axis == len(self.outer):
             return self._bytes(x, w, sums, run, panel)
@@ -203,7 +209,7 @@ class _ConvInt:
     def _bytes(
         self, x: Reg, w: Reg, sums: list[Reg], run: Run, panel: Run
     ) -> tuple[list[Reg], Reg]:
-        """Adds the products of bytes that lie side by side."""
+        """Add the products of contiguous bytes."""
         b, own = self.b, self.products
         apart = self.op.strides[-1] * self.x.spatial[-1]
 
@@ -221,7 +227,7 @@ class _ConvInt:
         return carried[:-1], carried[-1]
 
     def _valid(self, rest: int) -> int:
-        """How many bytes the last step may read; those too many have no weight."""
+        """Return the number of bytes that the last step may read; surplus bytes have no weight."""
         buffer = self.context.program.places.storage[self.x.source].buffer
         return self.products.step if buffer.kind == TEMPORARY else rest
 

@@ -1,6 +1,6 @@
 """Depthwise convolution of bytes, channels last: vectors of channels, exact, in 32 bits.
 
-As that of floats, but bytes are widened as they are loaded.
+Like that of floats, but bytes are widened as they are loaded.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from monograph.ops.conv import Conv
 
 
 def serves(value: Value) -> bool:
-    """Whether this kernel computes a value."""
+    """Return True if this kernel computes a value."""
     if not int8.serves(value):
         return False
     assert isinstance(value.op, Conv)
@@ -26,7 +26,7 @@ def serves(value: Value) -> bool:
 
 
 def conv_int_depthwise(context: KernelContext) -> Kernel:
-    """A kernel for a depthwise convolution of bytes and what follows it."""
+    """Generate a kernel for a depthwise convolution of bytes and its epilogue."""
     return _OfBytes(context).emit()
 
 

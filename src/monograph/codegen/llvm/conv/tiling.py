@@ -1,4 +1,4 @@
-"""How a direct convolution is cut: the axis that tiles run along, and the registers they fill."""
+"""Tiling of a direct convolution: the axis of the tiles, and the registers they fill."""
 
 from __future__ import annotations
 
@@ -24,25 +24,25 @@ from monograph.ops.conv import Conv
 
 T = TypeVar("T")
 CLEARLY = 0.7
-"""How much of the time along the last axis another one may take at most."""
+"""Another axis must take at most this share of the time along the last axis."""
 
 
 @dataclass(frozen=True)
 class Taps:
-    """One spatial dimension of a window: which loads feed which taps."""
+    """One spatial dimension of a window: the taps that each load feeds."""
 
     size: int
     stride: int
     dilation: int
 
     def pixels(self, rows: int) -> list[int]:
-        """Offsets of the pixels that a row of outputs reads."""
+        """Return the offsets of the pixels that a row of outputs reads."""
         return sorted(
             {r * self.stride + k * self.dilation for r in range(rows) for k in range(self.size)}
         )
 
     def uses(self, pixel: int, rows: int) -> list[tuple[int, int]]:
-        """(output, tap) pairs that a pixel feeds."""
+        """Return the (output, tap) pairs that a pixel feeds."""
         found = []
         for k in range(self.size):
             r, rest = divmod(pixel - k * self.dilation, self.stride)
@@ -53,14 +53,14 @@ class Taps:
 
 @dataclass(frozen=True)
 class ConvTiling:
-    """The spatial axis that tiles run along, the register tile, the estimated time in cycles."""
+    """The spatial axis of the tiles, the register tile, and the estimated time in cycles."""
 
     axis: int
     tile: RegisterTile
     cycles: float
 
     def turned(self, items: Sequence[T]) -> tuple[T, ...]:
-        """Something for each spatial axis, with that of the tiles last."""
+        """Permute entries of spatial axes so that the tiles' axis is last."""
         return (*items[: self.axis], *items[self.axis + 1 :], items[self.axis])
 
     def turned_back(self, items: Sequence[T]) -> tuple[T, ...]:
@@ -69,10 +69,10 @@ class ConvTiling:
 
 
 def make_plan(value: Value, features: Features) -> ConvTiling:
-    """The plan with the least estimated time on one core.
+    """Return the tiling with the least estimated time on one core.
 
-    Tiles run along the last axis, where pixels lie side by side, unless another is clearly better:
-    an image one pixel wide.
+    Tiles run along the last axis, where pixels are contiguous, unless another is clearly better: an
+    image one pixel wide.
     """
     *others, last = (_along(value, axis, features) for axis in range(value.tensor.rank - 2))
     best = min(others, key=lambda p: p.cycles, default=last)
@@ -80,7 +80,7 @@ def make_plan(value: Value, features: Features) -> ConvTiling:
 
 
 def _along(value: Value, axis: int, features: Features) -> ConvTiling:
-    """The best plan whose tiles run along an axis."""
+    """Return the best tiling whose tiles run along an axis."""
     assert isinstance(value.op, Conv)
     shape, weights = value.tensor.static, value.inputs[1].tensor.static
     pixels = shape[1 + axis]

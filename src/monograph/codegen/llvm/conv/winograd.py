@@ -1,8 +1,8 @@
 """Winograd's convolution F(4x4, 3x3), channels last: a quarter of the multiplications.
 
-The result falls into tiles of 4x4 pixels. Each is computed from 6x6 pixels of the input: those are
-transformed, each of the 36 numbers of a tile is multiplied with its own matrix of channels, and the
-products are transformed back. Threads work on chunks of tiles whose transforms stay in cache.
+The result consists of tiles of 4x4 pixels. Each is computed from 6x6 pixels of the input: these are
+transformed, each of the 36 elements of a tile is multiplied with its own matrix of channels, and
+the products are transformed back. Threads process chunks of tiles whose transforms stay in cache.
 
 Sums are reassociated: the error is a few times that of a direct convolution.
 """
@@ -38,16 +38,16 @@ from monograph.ops.conv import Conv
 from monograph.ops.window import CHANNELS_LAST
 
 SIZE, TAKES, PLANES = 4, 6, 36
-"""Outputs of a tile along an axis, inputs along an axis, numbers of a transformed tile."""
+"""Outputs of a tile along an axis, inputs along an axis, elements of a transformed tile."""
 CHUNK_BYTES = 640_000
-"""Transformed tiles that a thread keeps at once: about half of a second-level cache."""
+"""Bytes of transformed tiles that a thread holds at once: half of a second-level cache."""
 UNROLL = 2
 INPUT_CYCLES, OUTPUT_CYCLES = 60.0, 120.0
-"""Measured: a transform of one vector of a tile, an epilogue included."""
+"""Measured cycles of the transforms of one vector of a tile; the output includes an epilogue."""
 BYTES_PER_CYCLE = 10.0
-"""At which weights stream past, once for every chunk."""
+"""The bandwidth of reading the weights, once for every chunk."""
 SKEW = 64
-"""Bytes between planes, lest they share cache sets."""
+"""Bytes between planes, so that they do not share cache sets."""
 
 _G = np.array(
     [
@@ -59,26 +59,26 @@ _G = np.array(
         [0, 0, 1],
     ]
 )
-"""Transforms three weights along an axis, for the points 0, 1, -1, 2, -2 and infinity."""
+"""The transform of three weights along an axis, for the points 0, 1, -1, 2, -2 and infinity."""
 
 
 @dataclass(frozen=True)
 class WinogradTiling:
-    """How the tiles of an image are worked through."""
+    """The division of an image into tiles and chunks."""
 
     down: int
     across: int
-    """Tiles along the spatial axes."""
+    """The number of tiles along the spatial axes."""
     total: int
     chunk: int
-    """Tiles that are transformed and multiplied together."""
+    """The number of tiles that are transformed and multiplied together."""
     chunks: int
     tile: RegisterTile
     """The register tile of the products."""
 
 
 def make_plan(value: Value, features: Features, threads: int) -> WinogradTiling:
-    """Chunks of tiles, an equal number for every thread."""
+    """Divide the tiles into chunks, an equal number for every thread."""
     batch, height, width, results = value.tensor.static
     channels = value.inputs[0].tensor.static[-1]
     down, across = -(-height // SIZE), -(-width // SIZE)
@@ -95,13 +95,13 @@ def make_plan(value: Value, features: Features, threads: int) -> WinogradTiling:
 
 
 def halo_end(value: Value) -> tuple[int, int]:
-    """Rows and columns of zeros that whole tiles read beyond the padding."""
+    """Return the rows and columns of zeros that whole tiles read beyond the padding."""
     _, height, width, _ = value.tensor.static
     return -height % SIZE, -width % SIZE
 
 
 def serves(value: Value) -> bool:
-    """Whether this kernel can compute a value."""
+    """Return True if this kernel can compute a value."""
     op = value.op
     if not isinstance(op, Conv) or op.layout != CHANNELS_LAST or op.auto or op.groups != 1:
         return False
@@ -113,9 +113,9 @@ def serves(value: Value) -> bool:
 
 
 def pays(value: Value, features: Features, threads: int) -> bool:
-    """Whether this kernel is estimated to be faster than the direct one."""
+    """Return True if this kernel is estimated to be faster than the direct one."""
     if not is_finite(value.inputs[1]):
-        return False  # transformed, one such weight would spoil all nine
+        return False  # transformed, one such weight would invalidate all nine
     plan = make_plan(value, features, threads)
     lanes = features.lanes(32)
     inputs = -(-value.inputs[0].tensor.static[-1] // lanes)
@@ -129,7 +129,7 @@ def pays(value: Value, features: Features, threads: int) -> bool:
 
 
 def winograd(context: KernelContext) -> Kernel:
-    """A kernel for a 3x3 convolution and what follows it."""
+    """Generate a kernel for a 3x3 convolution and its epilogue."""
     return _Winograd(context).emit()
 
 
@@ -152,7 +152,7 @@ class _Winograd:
         self.lanes = context.features.lanes(32)
         self.vectors = -(-self.results // self.lanes)
         self.panels = split(self.vectors, self.plan.tile.vectors)
-        # Transformed tiles: [plane][tile][channel], as bytes from one to the next.
+        # Transformed tiles: [plane][tile][channel]; strides in bytes.
         self.v_row = _whole(self.channels, self.lanes) * 4
         self.m_row = self.vectors * self.lanes * 4
         self.v_plane = self.plan.chunk * self.v_row + SKEW
@@ -185,7 +185,7 @@ class _Winograd:
         return replace(kernel, text=kernel.text + self.plain.text(context.checked))
 
     def _pack(self) -> Array:
-        """[plane][panel][channel][lanes of the panel]: transformed weights, zeros beyond them."""
+        """Pack the transformed weights as [plane][panel][channel][lanes], padded with zeros."""
         planes = np.einsum("ak,oikl,bl->abio", _G, self.weights.astype(np.float64), _G)
         wide = np.zeros((PLANES, self.channels, self.vectors * self.lanes), np.float32)
         wide[..., : self.results] = planes.reshape(PLANES, self.channels, self.results)
@@ -207,7 +207,7 @@ class _Winograd:
         b.loop(0, tiles, 1, partial(self._give, first))
 
     def _place(self, first: Int, t: Int) -> tuple[Int, Int, Int]:
-        """The image and the first pixel of a tile."""
+        """Return the image and the first pixel of a tile."""
         b, plan = self.b, self.plan
         number = b.add(first, t)
         line = b.div(number, plan.across)
@@ -215,7 +215,7 @@ class _Winograd:
         return n, b.mul(row, SIZE), b.mul(b.mod(number, plan.across), SIZE)
 
     def _input(self, place: tuple[Int, Int, Int]) -> Reg:
-        """The first pixel that a tile reads."""
+        """Return the address of the first pixel that a tile reads."""
         b, (n, h, w) = self.b, place
         top, left = self.op.pads_begin
         at = self.x.position(b, n, 0, [b.add(h, -top), b.add(w, -left)])
@@ -224,7 +224,7 @@ class _Winograd:
     # Into the transform
 
     def _take(self, first: Int, t: Int, _: list[Reg]) -> None:
-        """Transforms the input of a tile."""
+        """Transform the input of a tile."""
         b = self.b
         x = self._input(self._place(first, t))
         v = b.offset(self.v, b.mul(t, self.v_row))
@@ -248,7 +248,7 @@ class _Winograd:
                 b.store(made, b.offset(v, (r * TAKES + j) * self.v_plane), 4)
 
     def _into(self, d: list[Reg]) -> list[Reg]:
-        """Six inputs along an axis, transformed."""
+        """Transform six inputs along an axis."""
         a = self.a
         even, odd = a.fma(d[2], -4.0, d[4]), a.fma(d[1], -4.0, d[3])
         near, far = a.sub(d[4], d[2]), a.sub(d[3], d[1])
@@ -264,7 +264,7 @@ class _Winograd:
     # Products
 
     def _multiply(self, plane: Int, _: list[Reg]) -> None:
-        """One plane: tiles by channels times channels by results."""
+        """Multiply one plane: tiles by channels times channels by results."""
         b = self.b
         v = b.offset(self.v, b.mul(plane, self.v_plane))
         m = b.offset(self.m, b.mul(plane, self.m_plane))
@@ -280,7 +280,7 @@ class _Winograd:
             b.loop(0, run.count, 1, partial(self._rows, v, m, w, panel, run))
 
     def _rows(self, v: Reg, m: Reg, w: Reg, panel: Run, run: Run, j: Int, _: list[Reg]) -> None:
-        """A register tile of products."""
+        """Compute a register tile of products."""
         b, width = self.b, panel.size * self.lanes * 4
         row = b.add(b.mul(j, run.size), run.start)
         unroll = UNROLL if self.channels % UNROLL == 0 else 1
@@ -311,7 +311,7 @@ class _Winograd:
     # Out of the transform
 
     def _give(self, first: Int, t: Int, _: list[Reg]) -> None:
-        """Transforms the results of a tile back, finishes and stores them."""
+        """Transform the results of a tile back, apply the epilogue and store them."""
         b = self.b
         place = self._place(first, t)
         m = b.offset(self.m, b.mul(t, self.m_row))
@@ -346,7 +346,7 @@ class _Winograd:
         self.epilogue.store_rows(made, SIZE, store)
 
     def _out_of(self, m: list[Reg]) -> list[Reg]:
-        """Four results along an axis from six products."""
+        """Return four results along an axis from six products."""
         a = self.a
         ones, twos = a.add(m[1], m[2]), a.add(m[3], m[4])
         one, two = a.sub(m[1], m[2]), a.sub(m[3], m[4])
@@ -358,7 +358,7 @@ class _Winograd:
         ]
 
     def _store(self, at: list[Int], r: Int, j: int, made: Reg, lanes: int) -> None:
-        """Stores a pixel, unless it lies beyond the edge of the image."""
+        """Store a pixel, unless it is outside of the image."""
         b = self.b
         _, height, width, _ = self.anchor.tensor.static
         guards = []

@@ -1,8 +1,8 @@
-"""A tile of Winograd's convolution computed the plain way, for data that is not all finite.
+"""A tile of Winograd's convolution computed directly, for data that is not finite.
 
-The transforms subtract what they add elsewhere, so one infinity or NaN, or a number too large to be
-multiplied by a few, spoils a whole tile, results that never see it too. Such a tile is told by its
-results and computed again, out of line: where all is finite, that costs a few instructions.
+The transforms subtract what they add elsewhere, so one infinity, NaN or very large number makes a
+whole tile invalid, even results that do not depend on it. Such a tile is recognised by its results
+and computed again, out of line: finite data costs only a few instructions.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from monograph.ir import Array
 SIZE, TAPS = 4, 3
 """Results of a tile along an axis, and weights."""
 CORNERS = (0, SIZE - 1, SIZE * (SIZE - 1), SIZE * SIZE - 1)
-"""Results that are not all finite where any of a tile's 36 products is not: each is in one."""
+"""Results that are not all finite if any of a tile's 36 products is not: each product is in one."""
 _FUNCTION = f"{NAME}.tile"
 
 
 def plain_weights(weights: Array, row: int) -> Array:
-    """[tap][channel][results, and zeros up to `row` of them]."""
+    """Return the weights as [tap][channel][results, padded with zeros to `row`]."""
     results, channels = weights.shape[:2]
     form = np.zeros((TAPS * TAPS, channels, row), np.float32)
     form[..., :results] = weights.transpose(2, 3, 1, 0).reshape(TAPS * TAPS, channels, results)
@@ -42,25 +42,25 @@ class PlainTile:
     down: int
     across: int
     channel: int
-    """Bytes from one pixel of the input to the next, and from one channel."""
+    """The bytes from one pixel of the input to the next, and from one channel."""
     channels: int
     row: int
-    """Bytes from the weights of one channel to those of the next."""
+    """The bytes from the weights of one channel to those of the next."""
     lanes: int
 
     def reserve(self, b: Builder) -> Reg:
-        """Room for the results; while the builder is in the function's first block."""
+        """Reserve room for the results; the builder must be in the function's first block."""
         kind = vector(self.lanes, "float")
         return b.set("ptr", f"alloca [{SIZE * SIZE} x {kind}], align 64")
 
     def mend(
         self, b: Builder, made: Sequence[Reg], room: Reg, operands: Callable[[], tuple[Reg, Reg]]
     ) -> list[Reg]:
-        """The results of a tile, computed again from the operands if they are not all finite."""
+        """Compute the results of a tile again if they are not all finite."""
         a = LlvmArith(b)
         first, second, third, fourth = (made[k] for k in CORNERS)
         total = a.add(a.add(first, second), a.add(third, fourth))
-        # An infinity or a NaN less itself is a NaN.
+        # An infinity or a NaN minus itself is NaN.
         odd = b.compare("uno", a.sub(total, total), b.number(0, "float", self.lanes))
         bits = b.set(f"i{self.lanes}", f"bitcast {odd.type} {odd} to i{self.lanes}")
         found = b.compare("ne", bits, Reg("0", bits.type))
@@ -84,7 +84,7 @@ class PlainTile:
 
     @property
     def extents(self) -> tuple[Extent, Extent, Extent]:
-        """The bytes that the function reaches from x, w and out."""
+        """Return the bytes that the function accesses from x, w and out."""
         reach = (SIZE + TAPS - 2) * (self.down + self.across) + (self.channels - 1) * self.channel
         w = (TAPS * TAPS * self.channels - 1) * self.row + self.lanes * 4
         given = Extent(reach + 4, "a tile of the input")
@@ -95,7 +95,9 @@ class PlainTile:
         )
 
     def text(self, checked: bool) -> str:
-        """`void tile(ptr x, ptr w, ptr out)`: rare, so the fewest instructions are the best."""
+        """Return `void tile(ptr x, ptr w, ptr out)`: it is rare, so it has the fewest
+        instructions.
+        """
         names = ("x", "w", "out", GUARD) if checked else ("x", "w", "out")
         b = Builder(_FUNCTION, [(name, "ptr") for name in names], "internal void")
         kind = vector(self.lanes, "float")

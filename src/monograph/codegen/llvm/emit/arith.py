@@ -29,7 +29,7 @@ class LlvmArith(Arith):
         return self.b.set(like.type, text)
 
     def convert(self, how: str, x: Reg, element: str) -> Reg:
-        """A conversion such as sext or fptrunc; nothing where the type is that one already."""
+        """Convert a register (sext, fptrunc, ...); return it unchanged if it has that type."""
         if x.element == element:
             return x
         to = vector(x.lanes, element)
@@ -39,7 +39,7 @@ class LlvmArith(Arith):
         return self.b.set(x.type, f"fneg {x.type} {x}")
 
     def any(self, condition: Reg) -> Reg:
-        """Whether a condition holds in any lane."""
+        """Return True if a condition holds in any lane."""
         if not condition.lanes:
             return condition
         return self.b.call(f"llvm.vector.reduce.or.v{condition.lanes}i1", "i1", condition)
@@ -56,7 +56,7 @@ class LlvmArith(Arith):
         return result
 
     def unless(self, rare: Reg, usual: Reg, otherwise: Callable[[], Reg]) -> Reg:
-        """A value, or what replaces it on the path that is taken when a rare condition holds."""
+        """Return a value, or its replacement on the path for a rare condition."""
         b = self.b
         before, path, done = b.block, b.new_label("rare"), b.new_label("usual")
         b.branch(rare, path, done)

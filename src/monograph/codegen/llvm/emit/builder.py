@@ -1,7 +1,7 @@
 """Writes the text of an LLVM function: registers, loops, loads and stores, vectors.
 
-Every shape and stride is a literal in the text, loop-carried values are explicit phis, and no
-optimisation pass runs afterwards: what is written here is what the code generator sees.
+Every shape and stride is a literal, loop-carried values are explicit phis, and no optimisation pass
+runs afterwards: LLVM's code generator sees exactly this text.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ class Builder:
         self.name = name
         self.features = features
         self.checked = checked
-        """Whether every access will be checked (see `checked`)."""
+        """True if every access will be checked (see `bounds_checks`)."""
         self.guards = 0
-        """Addresses that are checked because no proof covers them (see `guarded`)."""
+        """The number of addresses that are checked because no proof covers them (see `guarded`)."""
         self.returns = returns
         self.arguments = {n: Reg(f"%{n}", t.split(" ")[0]) for n, t in arguments}
         self.signature = ", ".join(f"{t} %{n}" for n, t in arguments)
@@ -57,7 +57,7 @@ class Builder:
 
     @property
     def converts_half(self) -> bool:
-        """True where the host converts between f16 and f32 by an instruction."""
+        """True if the host converts between f16 and f32 by an instruction."""
         return self.features is not None and self.features.converts_half
 
     def text(self, attributes: str = "nounwind") -> str:
@@ -99,7 +99,7 @@ class Builder:
         self.line("ret void")
 
     def call(self, name: str, returns: str, *arguments: Reg, flags: str = "") -> Reg:
-        """A call of a function or intrinsic, declared on the way."""
+        """Call a function or intrinsic, and declare it."""
         types = ", ".join(a.type for a in arguments)
         self.declarations.add(f"declare {returns} @{name}({types})")
         listed = ", ".join(f"{a.type} {a}" for a in arguments)
@@ -114,7 +114,7 @@ class Builder:
         kind = arguments[0].type
         return self.call(f"llvm.{stem}.{mangled(kind)}", kind, *arguments)
 
-    # Integers: ints stay ints as long as they can
+    # Integers: Python ints stay ints as long as possible
 
     def i64(self, value: Int) -> Reg:
         return value if isinstance(value, Reg) else Reg(str(value), "i64")
@@ -176,9 +176,9 @@ class Builder:
         return self.set("ptr", f"getelementptr inbounds i8, ptr {pointer}, i64 {bytes_}")
 
     def load(self, type_: str, pointer: Reg, align: int, slack: bool = False) -> Reg:
-        """A value from memory. With `slack` its last lanes may lie beyond the buffer.
+        """Load a value. With `slack` its last lanes may be beyond the buffer.
 
-        That is allowed where memory of the program's own follows: not in a caller's arrays.
+        That is allowed in the program's own memory, not in a caller's arrays.
         """
         mark = f" {SLACK_MARK}" if slack else ""
         return self.set(type_, f"load {type_}, ptr {pointer}, align {align}{mark}")
@@ -187,9 +187,9 @@ class Builder:
         self.line(f"store {value.type} {value}, ptr {pointer}, align {align}")
 
     def guarded(self, number: Int, extent: int, lanes: int = 1) -> Int:
-        """A number of elements, 0 instead where so many lanes from there leave the buffer.
+        """Return an element offset, or 0 if `lanes` elements from there leave the buffer.
 
-        That is reported: for the address of an index map that no proof covers.
+        The violation is reported. This is for index maps that no proof covers.
         """
         self.guards += 1
         at, most = self.i64(number), extent - max(lanes, 1)
@@ -243,9 +243,10 @@ class Builder:
         body: Callable[[Int, list[Reg]], Iterable[Reg] | None],
         carried: Sequence[Reg] = (),
     ) -> list[Reg]:
-        """for i in range(start, stop, step); `body` gets i and the carried values, gives new ones.
+        """for i in range(start, stop, step); `body` gets i and the carried values, returns new
+        ones.
 
-        Bounds that are literals and make one trip, or none, are not a loop at all.
+        Literal bounds with one trip, or none, emit no loop.
         """
         if isinstance(start, int) and isinstance(stop, int) and isinstance(step, int):
             if start >= stop:
@@ -280,7 +281,7 @@ class Builder:
         return phis
 
     def when(self, condition: Reg, body: Callable[[], None]) -> None:
-        """Runs a body only where a condition holds."""
+        """Run a body only if a condition holds."""
         yes, done = self.new_label("then"), self.new_label("done")
         self.branch(condition, yes, done)
         self.label(yes)

@@ -1,4 +1,4 @@
-"""Emits fused work on single elements: loads through views, the ops, stores."""
+"""Emits fused pointwise work: loads through views, the ops, stores."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from monograph.program.memory.buffer_assignment import Storage, described
 
 @dataclass(frozen=True)
 class Point:
-    """A place in a loop nest: the value of each counter, and the one that the lanes follow."""
+    """A point of a loop nest: the value of each counter, and the counter of the lanes."""
 
     values: Mapping[Counter, Int]
     lane: Counter | None = None
     lanes: int = 0
 
     def lane_at(self, b: Builder, offset: int) -> Point:
-        """The place of a single lane."""
+        """Return the point of a single lane."""
         assert self.lane is not None
         moved = dict(self.values)
         moved[self.lane] = b.add(moved[self.lane], offset)
@@ -70,12 +70,14 @@ class LlvmElements(Walk[Point]):
     def load_at(
         self, pointer: Reg, dtype: DType, position: Index, point: Point, extent: int = 0
     ) -> Scalar:
-        """Elements at a position; one that is not proven to be in its buffer has an extent."""
+        """Load elements at a position; one without proof has the extent of its buffer."""
         where = self.b.mul(self.number(position, point, extent), dtype.itemsize)
         return self.scalars.load(dtype, self.b.offset(pointer, where), point.lanes)
 
     def unproven(self, value: Value, position: Index) -> int:
-        """0 for a position that is proven to be in a value's buffer, else the buffer's extent."""
+        """Return 0 for a position that is proven to be in a value's buffer, else the buffer's
+        extent.
+        """
         buffer = self.storage[value].buffer
         extent = math.prod(buffer.padded)
         return 0 if inside(position, extent, described(buffer)) else extent
@@ -85,19 +87,19 @@ class LlvmElements(Walk[Point]):
     ) -> int:
         """The same for a position that the kernel moves further: (size, stride) along axes.
 
-        That its own numbers stay below those sizes is the kernel's part.
+        The kernel must keep its own indices below those sizes.
         """
         for k, (size, stride) in enumerate(moved):
             position = position + counter(f"moved{k}", size) * stride
         return self.unproven(value, position)
 
     def number(self, position: Index, point: Point, extent: int) -> Int:
-        """A position as a number, checked at run time where it is not proven to be in a buffer."""
+        """Return a position as a number, checked at run time if it is not proven."""
         number = self.integer(position, point)
         return self.b.guarded(number, extent, point.lanes) if extent else number
 
     def store(self, value: Value, at: Indices, scalar: Scalar, point: Point) -> None:
-        """Puts an element into memory."""
+        """Store an element."""
         place = self.storage[value]
         position = flatten(at, place.strides, place.offset)
         extent = self.unproven(value, position)
@@ -144,7 +146,7 @@ class LlvmElements(Walk[Point]):
 
 
 def _follows(position: Index, lane: Counter) -> bool:
-    """Whether a position depends on a counter only linearly."""
+    """Return True if a position depends on a counter only linearly."""
     return all(
         lane not in a.index.counters for a, _ in position.terms if not isinstance(a, Counter)
     )

@@ -1,4 +1,4 @@
-"""What happens to a kernel's accumulators: the epilogue in registers, then the store."""
+"""The epilogue of a kernel: pointwise ops on its accumulators, then the store."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from monograph.program.fusion.op_classes import is_view
 from monograph.program.index import Counter
 
 LIGHT = (Abs, Add, Clip, Max, Min, Mul, Neg, Sub)
-"""Ops of an instruction or two. Others are worth a loop, for the size of the code."""
+"""Ops of one or two instructions. A longer epilogue is emitted as a loop, for code size."""
 SIDE_BY_SIDE = 4
 
 
@@ -37,7 +37,7 @@ class Epilogue:
             frozenset(region.inputs),
         )
         self.at = counters(region.root.tensor.static)
-        # The anchor's result is given in registers, so planning stops there.
+        # The anchor's result is in registers, so resolution stops there.
         self.elements.given[self.anchor] = Scalar(Reg("", ""), self.anchor.dtype)
         self.order = self.elements.plan(self.outputs, self.at)
         computed = [r.element.value for r in self.order if r.operands]
@@ -45,7 +45,7 @@ class Epilogue:
         self.stack: Reg | None = None
 
     def reserve(self, vectors: int, lanes: int) -> None:
-        """Makes room for `store_rows`; while the builder is in the function's first block."""
+        """Reserve room for `store_rows`; the builder must be in the function's first block."""
         if self.heavy:
             kind = vector(lanes, "float")
             self.stack = self.b.set("ptr", f"alloca [{vectors} x {kind}], align 64")
@@ -53,9 +53,9 @@ class Epilogue:
     def store_rows(
         self, sums: Sequence[Reg], rows: int, store: Callable[[Int, int, Reg], None]
     ) -> None:
-        """Calls `store` with (row, number in the row, vector) for accumulators in equal rows.
+        """Call `store` with (row, number in the row, vector) for accumulators in equal rows.
 
-        Where the epilogue is long this is a loop over the rows, through memory.
+        A long epilogue is a loop over the rows, through memory.
         """
         b, width = self.b, len(sums) // rows
         if self.stack is None or len(sums) <= SIDE_BY_SIDE:
@@ -66,7 +66,7 @@ class Epilogue:
         for k, total in enumerate(sums):
             b.store(total, b.offset(self.stack, k * size), 4)
 
-        # Enough vectors at a time to hide how long each of them takes.
+        # Enough vectors at a time to hide their latency.
         step = next(g for g in range(1, rows + 1) if rows % g == 0 and g * width >= SIDE_BY_SIDE)
 
         def some(r: Int, _: list[Reg]) -> None:

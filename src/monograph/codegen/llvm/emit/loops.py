@@ -1,4 +1,4 @@
-"""Loop nests over a shape: merged where memory runs on, split over threads, vectorised inside."""
+"""Loop nests over a shape: merged where memory is contiguous, divided among threads, vectorised."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Body: TypeAlias = Callable[[Point], None]
 
 
 class LoopNest:
-    """Runs a body at every point of some counters, the last of them in vectors."""
+    """Runs a body at every point of some counters; the last counter runs in vectors."""
 
     def __init__(self, b: Builder, at: Indices, threads: int) -> None:
         self.b = b
@@ -46,7 +46,7 @@ class LoopNest:
         self.b.loop(*rows, 1, row)
 
     def _once(self, before: Body, body: Body) -> None:
-        """The only point of no counters, on one thread."""
+        """Run the only point of an empty nest, on one thread."""
 
         def one() -> None:
             before(Point({}))
@@ -56,7 +56,7 @@ class LoopNest:
         self.b.when(first, one)
 
     def _outer_values(self, outer: Sequence[Counter], i: Int) -> dict[Counter, Int]:
-        """The counters of the outer loops, from the number of the row."""
+        """Return the counters of the outer loops from the number of the row."""
         values: dict[Counter, Int] = {}
         for c in reversed(outer):
             values[c] = self.b.mod(i, c.extent) if c is not outer[0] else i
@@ -72,7 +72,7 @@ class LoopNest:
         lanes: int,
         unroll: int,
     ) -> None:
-        """Vectors as long as they fit, unrolled first, then single elements."""
+        """Run vectors as long as they fit, unrolled first, then single elements."""
         start, stop = span
         for width in _widths(inner.extent, lanes, unroll):
             vectors = max(width // max(lanes, 1), 1)
@@ -83,13 +83,13 @@ class LoopNest:
                     at = values | {inner: self.b.add(i, k * max(step, 1))}
                     body(Point(at, inner if step else None, step))
 
-            # The last start from which a whole group still fits.
+            # The last start at which a whole group still fits.
             end = self.b.sub(stop, width - 1)
             self.b.loop(start, end, width, some)
             start = self._after(start, end, width)
 
     def _after(self, start: Int, end: Int, width: int) -> Int:
-        """Where a loop over [start, end) in steps of width has stopped."""
+        """Return the end of a loop over [start, end) in steps of width."""
         if isinstance(start, int) and isinstance(end, int):
             return start + max(0, -(-(end - start) // width)) * width
         room = self.b.maximum(self.b.add(self.b.sub(end, start), width - 1), 0)
@@ -97,7 +97,7 @@ class LoopNest:
 
 
 def _widths(extent: int, lanes: int, unroll: int) -> list[int]:
-    """Group sizes to work through, largest first; 1 takes what is left."""
+    """Return group sizes, largest first; size 1 takes the rest."""
     if not lanes or extent < lanes:
         return [1]
     widths = [unroll * lanes] if unroll > 1 and extent >= unroll * lanes else []
@@ -106,7 +106,7 @@ def _widths(extent: int, lanes: int, unroll: int) -> list[int]:
 
 
 def _nothing(point: Point) -> None:
-    """What happens before a row where nothing has to."""
+    """Do nothing before a row."""
 
 
 def _name(c: Counter) -> tuple[int, str]:

@@ -1,4 +1,4 @@
-"""Kernels whose anchor makes each element on its own: the loops around it, and its epilogue."""
+"""Map kernels: the loops around an anchor that computes each element independently."""
 
 from __future__ import annotations
 
@@ -21,13 +21,15 @@ _BITS: dict[int, DType] = {1: u8, 2: u16, 4: u32, 8: u64}
 
 
 class ElementMaker(Protocol):
-    """How an anchor makes its elements at an index in terms of loop counters."""
+    """The computation of an anchor's elements at an index in terms of loop counters."""
 
     def positions(self) -> list[Index]:
-        """Places that it steps through: dimensions that run on in all of them become one loop."""
+        """Return the positions that it reads: dimensions contiguous in all of them
+        become one loop.
+        """
 
     def enter(self, point: Point) -> None:
-        """Prepares a row: all counters but the innermost are known."""
+        """Prepare a row: all counters but the innermost are known."""
 
     def element(self, point: Point) -> Scalar:
         """The anchor's element at a point, or as many as the point has lanes."""
@@ -39,7 +41,7 @@ Build = Callable[[LlvmElements, Indices], ElementMaker]
 def each_element(
     context: KernelContext, build: Build, extra: Sequence[Argument] = (), vectors: bool = True
 ) -> Kernel:
-    """A kernel that makes every element of the anchor and finishes it.
+    """Generate a kernel that computes and finishes every element of the anchor.
 
     Pointers come in the order: inputs of the region, its outputs, `extra`.
     """
@@ -52,7 +54,7 @@ def each_element(
 
 
 def elements_of(context: KernelContext, b: Builder) -> LlvmElements:
-    """What emits the elements of a kernel whose arguments are settled."""
+    """Return the element emitter of a kernel whose arguments are fixed."""
     region = context.step.region
     return LlvmElements(
         b,
@@ -64,7 +66,7 @@ def elements_of(context: KernelContext, b: Builder) -> LlvmElements:
 
 
 def emit_each(context: KernelContext, elements: LlvmElements, build: Build, vectors: bool) -> None:
-    """The loops that make every element of the anchor, finish it and store it."""
+    """Emit the loops that compute, finish and store every element of the anchor."""
     region = context.step.region
     anchor = region.anchor
     assert anchor is not None
@@ -102,19 +104,19 @@ def _lanes(context: KernelContext) -> int:
 
 
 def moved_dtype(context: KernelContext) -> DType:
-    """The type that elements are moved as: mere bits where nothing follows the anchor."""
+    """Return the type that elements are moved as: bits if the anchor has no epilogue."""
     region = context.step.region
     assert region.anchor is not None
     return region.anchor.dtype if region.epilogue else bits_of(region.anchor.dtype)
 
 
 def bits_of(dtype: DType) -> DType:
-    """The unsigned integer that fills as many bytes in memory."""
+    """Return the unsigned integer type of the same size in memory."""
     return _BITS[dtype.itemsize]
 
 
 def follows(position: Index, point: Point) -> bool:
-    """Whether lanes side by side read side by side."""
+    """Return True if adjacent lanes read adjacent elements."""
     assert point.lane is not None
     lane = point.lane
     return position.factor(lane) == 1 and all(

@@ -1,4 +1,4 @@
-"""Loops over elements: fused elementwise work, copies, anything that is only views and scalars."""
+"""Loops over elements: fused pointwise work, copies, views."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from monograph.program.index import Index, flatten
 
 UNROLL = 4
 HEAVY = 6
-"""Expressions of more ops than this are not unrolled: registers run out first."""
+"""The most ops of an expression that is unrolled: more would run out of registers."""
 
 
 def pointwise(context: KernelContext) -> Kernel:

@@ -29,19 +29,19 @@ class LlvmScalars(RegisterScalars):
         self.a: LlvmArith = LlvmArith(b)
 
     def load(self, dtype: DType, pointer: Reg, lanes: int = 0) -> Scalar:
-        """An element of a type in memory, or some that lie side by side."""
+        """Load an element, or contiguous elements as lanes."""
         return load_elements(self.b, dtype, pointer, lanes)
 
     def store(self, x: Scalar, pointer: Reg) -> None:
-        """Puts an element, or lanes side by side, into memory as its type lies there."""
+        """Store an element, or lanes as contiguous elements, in the memory form of its type."""
         store_elements(self.b, x.dtype, x, pointer)
 
     def decode(self, stored: Reg, dtype: DType) -> Scalar:
-        """What was loaded in a type's own form (see `types.storage`)."""
+        """Convert a loaded value from the memory form of its type (see `types.storage`)."""
         return Scalar(types.decode(self.a, dtype, stored), dtype)
 
     def encode(self, x: Scalar) -> Reg:
-        """An element in the form that its type has in memory."""
+        """Convert an element to the memory form of its type."""
         return types.encode(self.a, x.dtype, x.reg)
 
     def literal(self, number: float | int, dtype: DType, lanes: int) -> Scalar:
@@ -50,7 +50,7 @@ class LlvmScalars(RegisterScalars):
         return Scalar(reg, dtype, number)
 
     def splat(self, x: Scalar, lanes: int) -> Scalar:
-        """A single number in every lane; what has lanes stays as it is."""
+        """Return a single number in every lane; a vector unchanged."""
         if x.reg.lanes or not lanes:
             return x
         if x.literal is not None:

@@ -1,4 +1,4 @@
-"""Square blocks of a matrix, turned in registers."""
+"""Transposition of square blocks of a matrix in registers."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from monograph.codegen.llvm.emit.builder import Builder
 
 
 def transposed(b: Builder, rows: Sequence[Reg]) -> list[Reg]:
-    """The columns of as many rows as they have lanes: halves change places, then their halves."""
+    """Transpose as many rows as they have lanes: halves are swapped, then their halves."""
     made = list(rows)
     lanes = len(made)
     step = lanes // 2
     while step:
-        # Block (i, j) and block (j, i) of this size change places.
+        # Blocks (i, j) and (j, i) of this size are swapped.
         for i in range(lanes):
             if i & step:
                 continue

@@ -1,4 +1,4 @@
-"""Images read at places that are data: grid sampling and deformable convolution, in f64."""
+"""Grid sampling and deformable convolution: images read at positions that are data, in f64."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from monograph.program.memory.strided import strided
 
 
 def serves(value: Value) -> bool:
-    """Whether these kernels compute a value."""
+    """Return True if these kernels compute a value."""
     if not isinstance(value.op, (GridSample, DeformConv)):
         return False
     return 0 not in value.inputs[0].tensor.static
@@ -42,7 +42,7 @@ def serves(value: Value) -> bool:
 
 @kernel_for(GridSample, DeformConv, when=serves, readable=strided_view)
 def sampling(context: KernelContext) -> Kernel:
-    """A kernel for an op that samples, and what follows it."""
+    """Generate a kernel for an op that samples, and its epilogue."""
     anchor = context.step.region.anchor
     assert anchor is not None
     made = _GridSample(context) if isinstance(anchor.op, GridSample) else _DeformConv(context)
@@ -50,7 +50,7 @@ def sampling(context: KernelContext) -> Kernel:
 
 
 class ElementReader:
-    """Loads single elements of operands, wherever they lie."""
+    """Loads single elements of operands, by any strides."""
 
     def __init__(self, context: KernelContext, b: Builder, scalars: LlvmScalars) -> None:
         self.b, self.scalars = b, scalars
@@ -79,20 +79,20 @@ def float_of(s: LlvmScalars, value: Int) -> Scalar:
 
 
 def integer_of(s: LlvmScalars, x: Scalar) -> Reg:
-    """A float within range, cut off."""
+    """Truncate a float that is in range to an integer."""
     return s.b.set("i64", f"fptosi double {x.reg} to i64")
 
 
 def taps(
     s: LlvmScalars, place: Scalar, size: int, mode: str, outside: str
 ) -> list[tuple[Reg, Scalar]]:
-    """The elements of one axis that a place reads, and the weight of each."""
+    """Return the elements of one axis that a position reads, with their weights."""
     near = neighbours(s, place, size, mode, outside)
     return [(_within(s, integer_of(s, at), size, outside), weight) for at, weight in near]
 
 
 def _within(s: LlvmScalars, at: Reg, size: int, outside: str) -> Reg:
-    """A place beyond the edges, brought back within an axis."""
+    """Map a position outside of an axis back into it."""
     b = s.b
     if outside not in (REFLECT, MIRROR) or (outside == MIRROR and size == 1):
         return b.i64(b.minimum(b.maximum(at, 0), size - 1))
@@ -116,7 +116,7 @@ def weighted(
 
 
 class _Sampling:
-    """What sampling kernels share: arguments, readers, a loop over the places of the result."""
+    """The common base of sampling kernels: arguments, readers, a loop over the result."""
 
     def __init__(self, context: KernelContext) -> None:
         anchor = context.step.region.anchor
@@ -139,10 +139,10 @@ class _Sampling:
         return context.finish(b, float(math.prod(self.shape)))
 
     def prepare(self) -> None:
-        """Asks for more arguments."""
+        """Request more arguments."""
 
     def begin(self) -> None:
-        """What stands before the loop."""
+        """Emit code before the loop."""
 
     def unit(self, n: Int, _: Int, place: list[Int], run: ChannelBlocks) -> None:
         raise NotImplementedError
@@ -176,7 +176,7 @@ class _GridSample(_Sampling):
 
 
 class _DeformConv(_Sampling):
-    """At each place the windows of all channels are read once, into memory, then multiplied."""
+    """Deformable convolution: all windows at a position are read into memory, then multiplied."""
 
     def prepare(self) -> None:
         op = self.anchor.op
@@ -210,7 +210,7 @@ class _DeformConv(_Sampling):
         return [b.mod(b.div(t, s), k) for s, k in zip(strides, self.kernel, strict=True)]
 
     def _read(self, n: Int, g: Int, t: Int, place: list[Int]) -> None:
-        """One tap of all channels of an offset group."""
+        """Read one tap of all channels of an offset group."""
         b, s, op = self.b, self.s, self.op
         entry = b.add(b.mul(g, self.terms), t)
         axes = []

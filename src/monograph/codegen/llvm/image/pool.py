@@ -31,19 +31,19 @@ from monograph.ops.scalar import Scalar
 from monograph.ops.window import CHANNELS_LAST
 
 VECTORS = 4
-"""Accumulators that go through a window together."""
+"""Accumulators that process a window together."""
 MOST_UNROLLED = 32
-"""Taps of a window that are written out, where it lies inside the data."""
+"""The most taps of a window inside the data that are unrolled."""
 
 
 def serves(value: Value) -> bool:
-    """Whether these kernels compute a pool."""
+    """Return True if these kernels compute a pool."""
     return isinstance(value.op, Pool) and not value.op.auto
 
 
 @kernel_for(Pool, when=serves, readable=strided_view)
 def pool(context: KernelContext) -> Kernel:
-    """A kernel for a pool and what follows it."""
+    """Generate a kernel for a pool and its epilogue."""
     anchor = context.step.region.anchor
     assert anchor is not None
     kinds = {MaxPool: _Max, AveragePool: _Average, LpPool: _Lp, ArgMaxPool: _ArgMax}
@@ -51,7 +51,7 @@ def pool(context: KernelContext) -> Kernel:
 
 
 class _Pool:
-    """What all pools share: the walk over pixels, blocks of channels and taps."""
+    """The common base of pools: the walk over pixels, blocks of channels and taps."""
 
     def __init__(self, context: KernelContext) -> None:
         anchor = context.step.region.anchor
@@ -87,7 +87,7 @@ class _Pool:
         return context.finish(b, float(taps))
 
     def unit(self, n: Int, c: Int, place: list[Int], run: ChannelBlocks) -> None:
-        """One block of channels of one pixel; windows beyond the edges have a path of their own."""
+        """Compute one block of channels of one pixel; windows at the edges have a separate path."""
         few = math.prod(self.op.kernel) <= MOST_UNROLLED
         inside = self.windows.inside(self.b, place) if few else False
         if isinstance(inside, bool):
@@ -126,7 +126,7 @@ class _Pool:
         return made
 
     def prepare(self) -> None:
-        """Asks for more arguments."""
+        """Request more arguments."""
 
     def start(self, lanes: int) -> Scalar:
         return self.scalars.literal(0, self.given.dtype, lanes)
@@ -193,7 +193,7 @@ class _Lp(_Pool):
 
 
 class _ArgMax(_Pool):
-    """Carries the largest element so far and where it is; -1 stands for none so far."""
+    """Carries the largest element so far and its index; -1 if there is none so far."""
 
     def lanes(self) -> int:
         return 1
@@ -204,7 +204,7 @@ class _ArgMax(_Pool):
         start = [lowest, Reg("-1", "i64")]
         _, found = self.windows.each(b, place, partial(self._compare, n, c), start)
         plane = b.add(b.mul(n, self.channels), c)
-        # A window that reads only padding has found nothing.
+        # A window of padding only has found nothing.
         first = b.maximum(found, 0)
         total = b.add(first, b.mul(plane, math.prod(self.sizes)))
         self.epilogue.store(index_in(self.op.layout, n, c, place), b.i64(total), 1)

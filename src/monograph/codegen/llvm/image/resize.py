@@ -1,4 +1,4 @@
-"""Resizing: elements gathered along each resized axis by tables made while compiling."""
+"""Resizing: elements gathered along each resized axis by tables computed at compile time."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ VECTORS = 4
 
 @dataclass(frozen=True)
 class _Axis:
-    """A resized axis: [output, tap] places (as offsets in elements) and weights."""
+    """A resized axis: [output, tap] positions (as offsets in elements) and weights."""
 
     axis: int
     places: Array
     weights: Array | None
     outside: Array
-    """Outputs that lie beyond the edges and are given a number of their own."""
+    """Outputs outside of the image, which get the extrapolation value."""
 
 
 def serves(value: Value) -> bool:
-    """Whether this kernel computes a value."""
+    """Return True if this kernel computes a value."""
     op = value.op
     if not isinstance(op, Resize) or op.sizes is None or op.policy != "stretch":
         return False
@@ -51,7 +51,7 @@ def serves(value: Value) -> bool:
 
 @kernel_for(Resize, when=serves, readable=strided_view)
 def resize(context: KernelContext) -> Kernel:
-    """A kernel for resizing and what follows it."""
+    """Generate a kernel for resizing and its epilogue."""
     return _Resize(context).emit()
 
 
@@ -119,7 +119,7 @@ class _Resize:
         each_pixel(self.b, self.context.threads, 1, shape[:-1], runs, self._unit)
 
     def _unit(self, _: Int, c: Int, place: list[Int], run: ChannelBlocks) -> None:
-        """Some elements along the last axis."""
+        """Compute some elements along the last axis."""
         b = self.b
         lanes = run.lanes if run.lanes > 1 else 0
         index = [*place, c][: len(self.shape)]
@@ -143,7 +143,7 @@ class _Resize:
         lanes: int,
         depth: int,
     ) -> list[Reg]:
-        """The weighted sum over the taps of all resized axes, from one of them inwards."""
+        """Return the weighted sum over the taps of all resized axes, from one of them inwards."""
         if depth == len(self.axes):
             return self._add(at, weight, sums, run, lanes)
         b, axis = self.b, self.axes[depth]
@@ -182,7 +182,7 @@ class _Resize:
         return made
 
     def _finish(self, total: Scalar, index: Sequence[Int]) -> Scalar:
-        """The result in its element type; what lies outside is replaced."""
+        """Return the result in its element type; outputs outside of the image are replaced."""
         s, to = self.scalars, self.anchor.dtype
         if not to.is_float and self.op.mode != NEAREST:
             total = whole_number(s, total, to, self.op.antialias)

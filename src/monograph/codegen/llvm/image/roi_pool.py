@@ -1,4 +1,4 @@
-"""Pools over boxes of an image that are data."""
+"""Pools over boxes of an image; the boxes are data."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from monograph.ops.scalar import Scalar
 
 
 def serves(value: Value) -> bool:
-    """Whether these kernels compute a value."""
+    """Return True if these kernels compute a value."""
     if not isinstance(value.op, (RoiAlign, MaxRoiPool)):
         return False
     return 0 not in value.inputs[0].tensor.static
@@ -34,7 +34,7 @@ def serves(value: Value) -> bool:
 
 @kernel_for(RoiAlign, MaxRoiPool, when=serves, readable=strided_view)
 def regions(context: KernelContext) -> Kernel:
-    """A kernel for a pool over boxes and what follows it."""
+    """Generate a kernel for a pool over boxes and its epilogue."""
     anchor = context.step.region.anchor
     assert anchor is not None
     made = _Align(context) if isinstance(anchor.op, RoiAlign) else _MaxPool(context)
@@ -42,7 +42,7 @@ def regions(context: KernelContext) -> Kernel:
 
 
 class _Regions:
-    """What pools over boxes share: a loop over the elements of the result."""
+    """The common base of pools over boxes: a loop over the elements of the result."""
 
     def __init__(self, context: KernelContext) -> None:
         anchor = context.step.region.anchor
@@ -74,7 +74,7 @@ class _Regions:
         raise NotImplementedError
 
     def image(self, given: Reg) -> Reg:
-        """The number of an image; one out of range is reported, and 0 stands for it."""
+        """Return the number of an image; one out of range is reported and replaced by 0."""
         wrong = self.b.compare("uge", given, Reg(str(self.images), "i64"))
         report(self.b, self.no_image, wrong, given)
         return self.b.set("i64", f"select i1 {wrong}, i64 0, i64 {given}")
@@ -99,7 +99,7 @@ class _Align(_Regions):
         return s.select(none, number(s, 0), Scalar(total, f64))
 
     def _axis(self, r: Int, axis: int, i: Int) -> tuple[Scalar, Scalar, Int, Int]:
-        """Of a bin along an axis: where the box starts, its step, the bin, its samples."""
+        """Return the start of the box, its step, the bin and its samples along an axis."""
         s, op = self.s, self.anchor.op
         assert isinstance(op, RoiAlign)
         shift = number(s, 0.5 if op.half_pixel else 0.0)
@@ -150,7 +150,7 @@ class _Align(_Regions):
     def _neighbours(
         self, axis: int, start: Scalar, step: Scalar, i: Int, samples: Int, k: Int
     ) -> list[tuple[Reg, Scalar]]:
-        """The two elements beside a sample, and their weights."""
+        """Return the two elements beside a sample, with their weights."""
         b, s, size = self.b, self.s, self.sizes[axis]
         count = s.max(float_of(s, samples), number(s, 1))
         fraction = s.div(s.add(float_of(s, k), number(s, 0.5)), count)
@@ -189,7 +189,7 @@ class _MaxPool(_Regions):
         return Scalar(s.a.select(none, zero, total), dtype)
 
     def _span(self, r: Int, axis: int, i: Int) -> tuple[Int, Int]:
-        """The elements of a bin along an axis: from, to."""
+        """Return the range of elements of a bin along an axis."""
         s, op = self.s, self.anchor.op
         assert isinstance(op, MaxRoiPool)
         start, end = (

@@ -1,4 +1,4 @@
-"""The partial inverse of a max pool: zeros, then elements at places that are data."""
+"""MaxUnpool: zeros, then elements at positions that are data."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from monograph.program.index import strides_of
 
 
 def serves(value: Value) -> bool:
-    """Whether this kernel computes a value."""
+    """Return True if this kernel computes a value."""
     if not isinstance(value.op, MaxUnpool):
         return False
     x, indices = value.inputs
@@ -33,14 +33,14 @@ def serves(value: Value) -> bool:
 
 
 def pooled(value: Value) -> tuple[int, ...]:
-    """The shape that the indices count over."""
+    """Return the shape that the indices refer to."""
     assert isinstance(value.op, MaxUnpool)
     return tuple(max(0, int(d)) for d in value.op.pooled_shape(value.inputs[0].tensor.static))
 
 
 @kernel_for(MaxUnpool, when=serves, readable=strided_view)
 def unpool(context: KernelContext) -> Kernel:
-    """A kernel for unpooling and what follows it."""
+    """Generate a kernel for unpooling and its epilogue."""
     region = context.step.region
     anchor = region.anchor
     assert anchor is not None
@@ -86,6 +86,6 @@ def unpool(context: KernelContext) -> Kernel:
     def move_all() -> None:
         b.loop(0, math.prod(given), 1, move)
 
-    # In order and by one thread: of several elements for one place the last stays.
+    # One thread, in order: of several elements for one position the last stays.
     b.when(b.compare("eq", b.arguments["tid"], Reg("0", "i64")), move_all)
     return context.finish(b, float(math.prod(shape)))

@@ -1,7 +1,8 @@
-"""Windows whose taps are clamped to the data: what convolutions and pools of any form share.
+"""Windows clamped to the data, shared by convolutions and pools of any form.
 
-Along each spatial axis a table says, for every output, which taps lie inside the data: the first of
-them, how many, and where the first one reads. Kernels loop over those and check no bounds.
+Along each spatial axis a table states, for every output, the taps that read inside of the data: the
+first one, their number, and the position that the first one reads. Kernels loop over these without
+bounds checks.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from monograph.program.memory.strided import strided
 STRIDED = (Broadcast, Slice, Squeeze, Transpose, Unsqueeze)
 """Views that strides always describe."""
 TapBody: TypeAlias = Callable[[list[Int], list[Int], list[Reg]], list[Reg]]
-"""What is done at a tap: given the places it reads, its indices in the kernel, carried values."""
+"""The work at a tap, given the positions it reads, its indices in the kernel, carried values."""
 
 
 def strided_view(user: Value, index: int, operand: Value) -> bool:
@@ -39,16 +40,16 @@ def strided_view(user: Value, index: int, operand: Value) -> bool:
 
 @dataclass(frozen=True)
 class TapSpan:
-    """For every output along an axis: taps first, first + tap_step ... that read inside."""
+    """For every output along an axis: the taps first, first + tap_step ... that read inside."""
 
     first: Array
     count: Array
     place: Array
-    """Where the first tap reads; the next one `place_step` further."""
+    """The position that the first tap reads; the next one is `place_step` further."""
     tap_step: int
     place_step: int
     inner: tuple[int, int] = (0, 0)
-    """Outputs from .. to whose windows lie inside as a whole, `stride` elements apart."""
+    """The range of outputs whose windows are entirely inside, `stride` elements apart."""
     stride: int = 0
 
 
@@ -66,7 +67,9 @@ def correlated(
 
 
 def all_taps(outputs: int, _: int, kernel: int, stride: int, dilation: int, pad: int) -> TapSpan:
-    """The taps of a convolution, those that read padding too: their places lie outside."""
+    """Return all taps of a convolution, also those that read padding: their positions
+    are outside.
+    """
     start = np.arange(outputs) * stride - pad
     return TapSpan(np.zeros_like(start), np.full_like(start, kernel), start, 1, dilation)
 
@@ -89,7 +92,7 @@ def transposed(
 
 
 class Windows:
-    """Loops over the taps of windows; make it before the builder, bind it after."""
+    """Loops over the taps of windows; create it before the builder, bind it after."""
 
     def __init__(self, context: KernelContext, spans: Sequence[TapSpan]) -> None:
         self.context = context
@@ -99,7 +102,7 @@ class Windows:
         self.columns = columns
 
     def look_up(self, b: Builder, axis: int, output: Int, column: int) -> Int:
-        """An entry of a table; a literal where all entries are equal."""
+        """Return an entry of a table; a literal if all entries are equal."""
         entries = self.columns[axis][:, column]
         if isinstance(output, int) or (entries == entries[0]).all():
             return int(entries[output if isinstance(output, int) else 0])
@@ -107,7 +110,7 @@ class Windows:
         return b.load("i64", b.offset(row, column * 8), 8)
 
     def count(self, b: Builder, outputs: Sequence[Int]) -> Int:
-        """How many taps read inside the data."""
+        """Return the number of taps that read inside of the data."""
         total: Int = 1
         for axis, o in enumerate(outputs):
             total = b.mul(total, self.look_up(b, axis, o, 1))
@@ -120,7 +123,7 @@ class Windows:
         return self._axis(b, list(outputs), body, list(carried), [], [])
 
     def inside(self, b: Builder, outputs: Sequence[Int]) -> Reg | bool:
-        """Whether a window lies inside the data as a whole."""
+        """Return True if a window is entirely inside of the data."""
         result: Reg | bool = True
         for span, o in zip(self.spans, outputs, strict=True):
             (low, high), size = span.inner, len(span.first)
@@ -136,7 +139,7 @@ class Windows:
     def each_inside(
         self, b: Builder, outputs: Sequence[Int], body: TapBody, carried: Sequence[Reg]
     ) -> list[Reg]:
-        """Runs a body at every tap of a window that lies inside, one after the other."""
+        """Run a body at every tap of a window that is entirely inside, unrolled."""
         starts = []
         for span, o in zip(self.spans, outputs, strict=True):
             origin = int(span.place[span.inner[0]]) - span.inner[0] * span.stride
@@ -173,7 +176,7 @@ class Windows:
 
 @dataclass(frozen=True)
 class Image:
-    """A value [N, C, *S] in memory, whatever the order of its dimensions."""
+    """A value [N, C, *S] in memory, in any order of its dimensions."""
 
     source: Value
     offset: int
@@ -190,7 +193,7 @@ class Image:
 
 
 def image(context: KernelContext, value: Value, layout: str) -> Image:
-    """Where and how an operand of windows lies."""
+    """Return the location and strides of an operand of windows."""
     found = strided(value, context.program.places.storage)
     assert found is not None
     n, *rest = found.strides
@@ -212,7 +215,7 @@ def index_in(layout: str, n: Int, c: Int, spatial: Sequence[Int]) -> list[Int]:
 
 @dataclass(frozen=True)
 class ChannelBlocks:
-    """`count` equal blocks of channels: `vectors` of `lanes`, the first of them at `start`."""
+    """`count` equal blocks of channels: `vectors` of `lanes`, the first at `start`."""
 
     start: int
     lanes: int
@@ -225,7 +228,7 @@ class ChannelBlocks:
 
 
 def blocks(channels: int, lanes: int, most: int) -> list[ChannelBlocks]:
-    """All channels in blocks of at most so many vectors; narrower vectors take what is left."""
+    """Divide channels into blocks of at most `most` vectors; narrower vectors take the rest."""
     found = []
     start = 0
     most = most if lanes > 1 else 1
@@ -251,7 +254,7 @@ def each_pixel(
     runs: Sequence[ChannelBlocks],
     unit: Unit,
 ) -> None:
-    """Every block of channels of every pixel, split over the threads."""
+    """Run every block of channels of every pixel, divided among the threads."""
     for run in runs:
         total = batch * math.prod(spatial) * run.count
 

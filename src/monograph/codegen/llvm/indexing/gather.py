@@ -1,4 +1,4 @@
-"""Reads at positions that are data: gathers of every kind, and what follows them."""
+"""Gathers: reads at positions that are data, and their epilogue."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from monograph.program.index import Index, flatten
 
 @dataclass(frozen=True)
 class Coordinate:
-    """An index that is data: where it lies among the indices, and what it counts in x."""
+    """An index that is data: its position among the indices, and its factor in x."""
 
     position: Index
     size: int
@@ -34,14 +34,14 @@ class Coordinate:
 
 @dataclass(frozen=True)
 class Access:
-    """Where an element is read: a place that the loops decide, moved by coordinates."""
+    """The address of a read: a position from the loops, moved by coordinates."""
 
     fixed: Index
     coordinates: tuple[Coordinate, ...]
 
 
 def serves(value: Value) -> bool:
-    """Whether the gather's shapes fit; where they do not the reference says why."""
+    """Return True if the gather's shapes are valid; otherwise the reference raises the error."""
     if isinstance(value.op, GatherElements):
         x, indices = (v.tensor.static for v in value.inputs)
         axis = value.op.axis
@@ -54,7 +54,7 @@ def serves(value: Value) -> bool:
 
 @kernel_for(Gather, GatherElements, GatherNd, when=serves)
 def gather(context: KernelContext) -> Kernel:
-    """A kernel for a gather and what follows it."""
+    """Generate a kernel for a gather and its epilogue."""
     anchor = context.step.region.anchor
     assert anchor is not None
     sizes = dict.fromkeys(_sizes(anchor))
@@ -65,12 +65,12 @@ def gather(context: KernelContext) -> Kernel:
 
 
 def out_of_range(size: int) -> LlvmFault:
-    """What an index into a dimension of this size may fail with."""
+    """Return the fault of an index into a dimension of this size."""
     return LlvmFault("an index is out of range", f"{-size}..{size - 1}")
 
 
 def _sizes(anchor: Value) -> tuple[int, ...]:
-    """The dimensions of x that indices count in."""
+    """Return the dimensions of x that are indexed."""
     x, indices = (v.tensor.static for v in anchor.inputs)
     op = anchor.op
     if isinstance(op, GatherNd):
@@ -80,7 +80,7 @@ def _sizes(anchor: Value) -> tuple[int, ...]:
 
 
 class _Gathered:
-    """Elements of x where indices say."""
+    """Elements of x at positions given by indices."""
 
     def __init__(
         self, context: KernelContext, faults: dict[int, int], elements: LlvmElements, at: Indices
@@ -128,7 +128,7 @@ class _Gathered:
         return [self.access.fixed, *(c.position for c in self.access.coordinates)]
 
     def _waits(self, coordinate: Coordinate, point: Point) -> bool:
-        """Whether a coordinate changes within a row."""
+        """Return True if a coordinate changes within a row."""
         return any(c not in point.values for c in coordinate.position.counters)
 
     def enter(self, point: Point) -> None:
@@ -141,7 +141,7 @@ class _Gathered:
                 self.base = self.b.add(self.base, self._moved(coordinate, point))
 
     def _moved(self, coordinate: Coordinate, point: Point) -> Int:
-        """How far a coordinate moves in x."""
+        """Return the offset of a coordinate in x."""
         position = coordinate.position
         extent = self.e.unproven(self.indices, position)
         where = self.e.number(position, Point(point.values), extent)
@@ -165,7 +165,7 @@ class _Gathered:
         return self.e.scalars.gathered([self._load(self._place(p), 0) for p in lanes])
 
     def _nothing(self, point: Point) -> Scalar:
-        """For an x without elements: every index is reported, and nothing is read."""
+        """Report every index of an empty x, and read nothing."""
         for k in range(max(point.lanes, 1)):
             self._place(point.lane_at(self.b, k) if point.lanes else point)
         return self.e.scalars.literal(0, self.dtype, point.lanes)
@@ -194,7 +194,7 @@ def load_index(elements: LlvmElements, indices: Value, where: Int) -> Reg:
 
 
 def checked_index(b: Builder, index: Reg, size: int, fault: int) -> Reg:
-    """An index counted from the front; one out of range is reported, and 0 stands for it."""
+    """Return an index counted from the front; one out of range is reported and replaced by 0."""
     negative = b.compare("slt", index, Reg("0", "i64"))
     from_end = b.set("i64", f"add i64 {index}, {size}")
     wrapped = b.set("i64", f"select i1 {negative}, i64 {from_end}, i64 {index}")

@@ -1,6 +1,6 @@
-"""Kernels that make elements from their places: padding, counting, blocks laid over an image.
+"""Kernels that compute elements from their indices: padding, counting, Col2Im.
 
-Counting the turns of random ops is here too.
+The turns of random ops are counted here too.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from monograph.program.legalise.lower_random import TakeTurn
 
 def serves(value: Value) -> bool:
     if isinstance(value.op, Pad):
-        # Without an element there is nothing to repeat: the reference says so.
+        # An empty operand has nothing to repeat: the reference raises the error.
         return 0 not in _kept(value) or value.op.mode == "constant"
     return isinstance(value.op, (Col2Im, Iota, TakeTurn))
 
 
 @kernel_for(Col2Im, Iota, Pad, TakeTurn, when=serves)
 def generated(context: KernelContext) -> Kernel:
-    """A kernel for an op whose elements follow from their places, and what comes after it."""
+    """Generate a kernel for an op whose elements follow from their indices, and its epilogue."""
     anchor = context.step.region.anchor
     assert anchor is not None
     if isinstance(anchor.op, Pad):
@@ -55,7 +55,7 @@ class _Counted:
         return []
 
     def enter(self, point: Point) -> None:
-        """Nothing changes from row to row."""
+        """Do nothing: rows need no preparation."""
 
     def element(self, point: Point) -> Scalar:
         return self.e.count(self.at[0], point)
@@ -76,7 +76,7 @@ class _Turn(_Counted):
 
 
 def _kept(value: Value) -> tuple[int, ...]:
-    """The size of what is left of the operand of a padding that may remove."""
+    """Return the size of the operand after a padding with negative counts."""
     op = value.op
     assert isinstance(op, Pad)
     sizes = zip(value.inputs[0].tensor.static, op.before, op.after, strict=True)
@@ -84,7 +84,7 @@ def _kept(value: Value) -> tuple[int, ...]:
 
 
 class _Padded:
-    """x inside, and what the mode says around it."""
+    """x inside, and padding by the mode around it."""
 
     def __init__(
         self, context: KernelContext, anchor: Value, elements: LlvmElements, at: Indices
@@ -97,7 +97,7 @@ class _Padded:
         self.sizes = _kept(anchor)
         shape = anchor.tensor.static
         place = elements.storage[self.x]
-        # Removed elements are skipped once; from here on only what is added counts.
+        # Removed elements are skipped once; from here on only added ones matter.
         start = [max(-n, 0) for n in self.op.before]
         self.strides = place.strides
         self.offset = place.offset + sum(n * s for n, s in zip(start, self.strides, strict=True))
@@ -109,7 +109,7 @@ class _Padded:
         self.extent = elements.unproven_moved(self.x, self.fixed, moved)
 
     def positions(self) -> list[Index]:
-        # A padded dimension stands alone: nothing runs on through it.
+        # A padded dimension is not merged with others.
         return [self.fixed, *(self.at[i] for i in self.axes)]
 
     def _lane_axis(self, lane: Counter | None) -> int | None:
@@ -117,7 +117,7 @@ class _Padded:
         return next(found, None)
 
     def enter(self, point: Point) -> None:
-        """Where the row lies in x, and whether it does at all."""
+        """Compute the position of the row in x, and whether it is inside."""
         self.base: Int = 0
         self.inside: Reg | None = None
         self.waiting = [i for i in self.axes if not self.at[i].counters <= set(point.values)]
@@ -136,7 +136,7 @@ class _Padded:
         return self.e.scalars.a.op("and", x, y)
 
     def _source(self, axis: int, index: Int) -> tuple[Int, Reg | None]:
-        """The place along an axis that an index reads, and whether it is within x.
+        """Return the position along an axis that an index reads, and whether it is inside x.
 
         The index may be negative. Only constant padding has an outside.
         """
@@ -147,7 +147,7 @@ class _Padded:
         if self.op.mode == "reflect" and size > 1:
             period = 2 * (size - 1)
             if max(reach, self.op.after[axis]) < size:
-                place = b.maximum(index, b.sub(0, index))  # one mirror image suffices
+                place = b.maximum(index, b.sub(0, index))  # one reflection suffices
             else:
                 place = b.mod(b.add(index, -(-reach // period) * period), period)
             return b.minimum(place, b.sub(period, place)), None
@@ -167,7 +167,7 @@ class _Padded:
         return self._across(axis, point)
 
     def _one(self, point: Point) -> Scalar:
-        """A single element, the innermost dimension included."""
+        """Compute a single element, the innermost dimension included."""
         base, inside = self.base, self.inside
         for i in self.waiting:
             self._move(i, self.e.integer(self.at[i], point))
@@ -187,7 +187,9 @@ class _Padded:
         return self.e.scalars.gathered([self._load(p, 0) for p in places])
 
     def _across(self, axis: int, point: Point) -> Scalar:
-        """Lanes along a padded dimension: a whole vector inside, single elements at the edges."""
+        """Compute lanes along a padded dimension: whole vectors inside, single elements
+        at edges.
+        """
         b, size = self.b, self.sizes[axis]
 
         def single() -> Reg:
@@ -226,7 +228,7 @@ class _Padded:
 
 
 class _Blocks:
-    """The sum of all blocks that lie over an element of an image."""
+    """The sum of all blocks that cover an element of an image."""
 
     def __init__(self, anchor: Value, elements: LlvmElements, at: Indices) -> None:
         assert isinstance(anchor.op, Col2Im)
@@ -237,7 +239,7 @@ class _Blocks:
         self.counts = self._counts()
 
     def _counts(self) -> list[int]:
-        """How many blocks lie along each dimension of the image."""
+        """Return the number of blocks along each dimension of the image."""
         op, found = self.op, []
         for i, size in enumerate(op.image):
             reach = op.dilations[i] * (op.block[i] - 1) + 1
@@ -249,7 +251,7 @@ class _Blocks:
         return list(self.at)
 
     def enter(self, point: Point) -> None:
-        """Nothing changes from row to row."""
+        """Do nothing: rows need no preparation."""
 
     def element(self, point: Point) -> Scalar:
         b, op = self.b, self.op

@@ -1,7 +1,7 @@
-"""Padding with a constant, where whole stretches of memory are copied and filled.
+"""Constant padding as copies and fills of contiguous memory.
 
-Served are bytes, whatever they are padded with, and zeros around numbers of any kind; what else
-padding can be is made element by element in `generate.py`.
+It serves bytes with any fill, and zeros around any numbers; `index_kernels` computes all other
+padding element by element.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from monograph.program.memory.buffer_assignment import Storage
 
 
 def serves(value: Value) -> bool:
-    """Whether elements are only added, and a fill of equal bytes makes them."""
+    """Return True if elements are only added, and equal bytes fill them."""
     op = value.op
     if not isinstance(op, Pad) or op.mode != "constant" or 0 in value.inputs[0].tensor.dims:
         return False
@@ -30,7 +30,7 @@ def serves(value: Value) -> bool:
 
 @kernel_for(Pad, when=serves, first=True)
 def pad(context: KernelContext) -> Kernel:
-    """A kernel for padding and what follows it."""
+    """Generate a kernel for padding and its epilogue."""
     anchor, region = context.step.region.anchor, context.step.region
     assert anchor is not None
     storage = context.program.places.storage
@@ -42,7 +42,7 @@ def pad(context: KernelContext) -> Kernel:
 
 
 def _last(value: Value) -> int:
-    """The last axis that is padded; it and what it holds are one stretch of memory."""
+    """Return the last padded axis; it and the inner ones are contiguous memory."""
     op = value.op
     assert isinstance(op, Pad)
     padded = [i for i, n in enumerate(zip(op.before, op.after, strict=True)) if any(n)]
@@ -50,7 +50,7 @@ def _last(value: Value) -> int:
 
 
 def _runs_on(value: Value, place: Storage, last: int) -> bool:
-    """Whether everything from an axis inwards lies side by side."""
+    """Return True if everything from an axis inwards is contiguous."""
     shape = value.tensor.static[last:]
     steps = zip(shape, place.strides[last:], strides_of(shape), strict=True)
     return all(d == 1 or a == b for d, a, b in steps)
@@ -81,7 +81,7 @@ class _Stretches:
         return context.finish(b)
 
     def _fill(self) -> Reg:
-        """The byte that is filled with."""
+        """Return the fill byte."""
         if len(self.anchor.inputs) == 1:
             return Reg("0", "i8")
         b, value = self.b, self.anchor.inputs[1]
@@ -90,7 +90,7 @@ class _Stretches:
         return b.load("i8", b.offset(pointer, place.offset), 1)
 
     def _stretch(self, i: Int, _: list[Reg]) -> None:
-        """One index of the axes before the last padded one."""
+        """Process one index of the axes before the last padded one."""
         b, op, last = self.b, self.op, self.last
         shape, given = self.anchor.tensor.static, self.x.tensor.static
         to: Int = self.target.offset
@@ -114,7 +114,7 @@ class _Stretches:
             _either(b, inside, body, partial(self._filled, start, sum(parts)))
 
     def _row(self, start: Reg, at: Int, parts: list[int]) -> None:
-        """A stretch that holds a part of x."""
+        """Write a range that contains a part of x."""
         b, (before, own, after) = self.b, parts
         self._filled(start, before)
         given = b.offset(self.given, b.mul(at, self.size))
@@ -129,7 +129,7 @@ class _Stretches:
 
 
 def _either(b: Builder, condition: Reg, yes: partial[None], no: partial[None]) -> None:
-    """Runs one body where a condition holds, and the other where it does not."""
+    """Run one body if a condition holds, else the other."""
     then, other, done = b.new_label("then"), b.new_label("else"), b.new_label("done")
     b.branch(condition, then, other)
     for label, body in ((then, yes), (other, no)):

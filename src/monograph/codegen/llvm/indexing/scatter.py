@@ -1,9 +1,9 @@
-"""Writes at positions that are data: a copy of x, with updates written or joined into it.
+"""Scatters: a copy of x, with updates written or combined at positions that are data.
 
-Where the result takes the memory of x there is nothing to copy.
+If the result is in place over x, nothing is copied.
 
-Threads share out what can never meet: lines along the axis, or parts of the slices. Each goes
-through its updates in order, so that the result does not depend on their number.
+Threads divide what never overlaps: lines along the axis, or parts of the slices. Each processes its
+updates in order, so that the result does not depend on the number of threads.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from monograph.program.memory.buffer_assignment import TEMPORARY, Buffer, Storag
 
 
 def serves(value: Value) -> bool:
-    """Whether the scatter's shapes fit; where they do not the reference says why."""
+    """Return True if the scatter's shapes are valid; otherwise the reference raises the error."""
     if not isinstance(value.op, (ScatterElements, ScatterNd)):
         return False
     x, indices, updates = (v.tensor.static for v in value.inputs)
@@ -51,7 +51,7 @@ def serves(value: Value) -> bool:
 
 @kernel_for(ScatterElements, ScatterNd, when=serves)
 def scatter(context: KernelContext) -> Kernel:
-    """A kernel for a scatter and what follows it."""
+    """Generate a kernel for a scatter and its epilogue."""
     return _Scatter(context).emit()
 
 
@@ -65,7 +65,8 @@ class _Scatter:
         self.op = region.anchor.op
         self.x, self.indices, self.updates = region.anchor.inputs
         self.shape = self.x.tensor.static
-        # Sums of narrow floats are rounded once, at the end: they are made beside the result.
+        # Sums of narrow floats are rounded once, at the end, so they are computed in scratch
+        # memory.
         wide = is_narrow(self.x.dtype) and self.op.reduction in ("add", "mul")
         self.aside = wide or bool(region.epilogue)
         self.work = self.anchor
@@ -98,7 +99,7 @@ class _Scatter:
         return context.finish(b)
 
     def _sizes(self) -> tuple[int, ...]:
-        """The dimensions of x that indices count in."""
+        """Return the dimensions of x that are indexed."""
         if isinstance(self.op, ScatterElements):
             return (self.shape[self.op.axis],)
         return self.shape[: self.indices.tensor.static[-1]]
@@ -112,7 +113,7 @@ class _Scatter:
         self.e.storage, self.e.pointers = storage, known
 
     def _copy(self) -> None:
-        """x into the memory where the result is made."""
+        """Copy x into the memory of the result."""
         plain = counters(self.shape)
         places = (self.e.storage[v] for v in (self.x, self.work))
         at = merge(self.shape, plain, [flatten(plain, p.strides) for p in places])
@@ -125,7 +126,7 @@ class _Scatter:
         LoopNest(self.b, at, self.context.threads).run(body, lanes)
 
     def _lines(self) -> None:
-        """Updates along the axis: lines of it never meet, so threads share them out."""
+        """Apply updates along the axis: lines never overlap, so threads divide them."""
         assert isinstance(self.op, ScatterElements)
         b, axis = self.b, self.op.axis
         shape = self.indices.tensor.static
@@ -150,7 +151,7 @@ class _Scatter:
         b.loop(*share(b, lines, self.context.threads), 1, line)
 
     def _slices(self) -> None:
-        """Updates of whole slices: threads share out the elements within them."""
+        """Apply updates of whole slices: threads divide the elements within them."""
         b = self.b
         *count, depth = self.indices.tensor.static
         rest = self.shape[depth:]
@@ -187,7 +188,7 @@ class _Scatter:
     def _columns(
         self, low: Int, high: Int, update: Callable[[Int, int], None], dense: bool
     ) -> None:
-        """Elements of a slice, in vectors where they lie side by side."""
+        """Update elements of a slice, in vectors if they are contiguous."""
         b = self.b
         lanes = self.context.features.lanes(max(self.x.dtype.bits, 32))
         if dense:
@@ -213,7 +214,7 @@ class _Scatter:
         return checked_index(self.b, index, size, self.faults[size])
 
     def _update(self, target: Int, source: Int, lanes: int) -> None:
-        """Writes an update, or as many as there are lanes, or joins it to what is there."""
+        """Write an update (or one per lane), or combine it with the current element."""
         b, scalars = self.b, self.e.scalars
         at = b.mul(source, self.updates.dtype.itemsize)
         new = scalars.load(self.updates.dtype, b.offset(self.e.pointers[self.updates], at), lanes)
@@ -232,7 +233,7 @@ class _Scatter:
 
 
 class _Loaded:
-    """The finished result, read back for what follows."""
+    """The finished result, read back for the epilogue."""
 
     def __init__(self, elements: LlvmElements, work: Value, dtype: DType, at: Indices) -> None:
         self.e = elements
@@ -244,7 +245,7 @@ class _Loaded:
         return [flatten(self.at, self.e.storage[self.work].strides)]
 
     def enter(self, point: Point) -> None:
-        """Nothing changes from row to row."""
+        """Do nothing: rows need no preparation."""
 
     def element(self, point: Point) -> Scalar:
         return Scalar(self.e.load(self.work, self.at, point).reg, self.dtype)

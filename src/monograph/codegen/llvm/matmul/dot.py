@@ -31,10 +31,10 @@ from monograph.program.memory.strided import strided
 
 UNROLL = 2
 ACCUMULATORS = 24
-"""Of 32 registers; measured: with more of them the code generator spills."""
+"""Accumulators of 32 registers; measured: with more of them LLVM spills."""
 WAYS, PAGE = 8, 4096
 CHUNK = 512
-"""The depth that is done at a time where a panel of weights is too large for the caches."""
+"""The depth processed at a time if a panel of weights is too large for the caches."""
 PANEL_BYTES = 128 << 10
 
 
@@ -49,12 +49,12 @@ class DotProblem:
 
 
 def dot(context: KernelContext) -> Kernel:
-    """A kernel for a dot and what follows it."""
+    """Generate a kernel for a dot and its epilogue."""
     return DotKernel(context).emit()
 
 
 class DotKernel:
-    """Tiles of accumulators over panels of columns; what weights look like is for subclasses."""
+    """Tiles of accumulators over panels of columns; subclasses define the form of the weights."""
 
     def __init__(self, context: KernelContext) -> None:
         self.context = context
@@ -77,7 +77,7 @@ class DotKernel:
         self.panels = split(self.vectors, self.tile.vectors)
         self.chunk = self._choose_chunk()
         self.ahead = choose_ahead(self.problem.rows, self.tile.rows, self._stored, self._streams)
-        """How many bytes ahead weights are fetched; 0 for not at all."""
+        """The prefetch distance of weights in bytes; 0 for none."""
 
     def _known(self, w: Value) -> Array | None:
         return known(w)
@@ -87,16 +87,16 @@ class DotKernel:
         features, threads = context.features, context.threads
         if self._streams:
             return RegisterTile(1, row_width(self.vectors, self.lanes, features, threads))
-        # Rows that lie a page apart share one set of the nearest cache.
+        # Rows that are a page apart share one set of the nearest cache.
         apart = self.x.strides[-2] * self.anchor.inputs[0].dtype.itemsize
         rows = WAYS if apart and apart % PAGE == 0 else MAX_ROWS
         most = ACCUMULATORS * features.registers // 32
         return choose_tile(p.rows, self.vectors, p.depth, features, threads, most, rows)
 
     def _choose_chunk(self) -> int:
-        """How much of the depth is done at a time; 0 for all of it.
+        """Return the depth processed at a time; 0 for all of it.
 
-        Many rows go through a panel of weights one after the other, so that it should stay close.
+        Many rows use a panel of weights one after the other, so it should stay in cache.
         """
         p = self.problem
         panel = p.depth * self.tile.vectors * self.lanes * self.anchor.inputs[1].dtype.itemsize
@@ -105,7 +105,7 @@ class DotKernel:
 
     @property
     def _stored(self) -> int:
-        """Bytes of packed weights; 0 where they are not packed."""
+        """Return the bytes of packed weights; 0 if they are not packed."""
         p = self.problem
         size = p.depth * p.columns * self.w_size * math.prod(p.batch)
         return 0 if self.constant is None else size
@@ -115,7 +115,7 @@ class DotKernel:
         return streams(self.problem.rows, self.anchor.inputs[1].dtype, self._stored)
 
     def _read(self) -> Sequence[Value]:
-        """What the kernel reads besides packed weights."""
+        """Return the inputs that the kernel reads besides packed weights."""
         region = self.context.step.region
         return region.inputs if self.constant is None else region.inputs_besides(1)
 
@@ -155,7 +155,7 @@ class DotKernel:
         return np.concatenate(pieces)
 
     def _loops(self) -> None:
-        """Batch, panels of columns, tiles of rows; one of them is split over the threads."""
+        """Loop over batch, panels of columns and tiles of rows; threads divide one of them."""
         b, p, threads = self.b, self.problem, self.context.threads
         batch = math.prod(p.batch)
         rows = split(p.rows, self.tile.rows)
@@ -165,7 +165,7 @@ class DotKernel:
             for panel, last in self._panel_runs():
                 one_panel = partial(self._rows, rows, over, g, panel)
                 if last:
-                    # Columns that do not fill their vector are told apart by a literal place.
+                    # A panel with unused lanes needs a literal index.
                     self._on_last(over, partial(one_panel, 0, []))
                     continue
                 span = share(b, panel.count, threads) if over == PANELS else (0, panel.count)
@@ -174,7 +174,7 @@ class DotKernel:
         b.loop(*(share(b, batch, threads) if over == BATCH else (0, batch)), 1, one_batch)
 
     def _panel_runs(self) -> list[tuple[Run, bool]]:
-        """Runs of panels; one with unused lanes stands last and alone."""
+        """Return runs of panels; one with unused lanes comes last and alone."""
         runs = [(r, False) for r in self.panels]
         if self.problem.columns % self.lanes:
             whole, _ = runs.pop()
@@ -185,7 +185,7 @@ class DotKernel:
         return runs
 
     def _on_last(self, over: str, body: Callable[[], None]) -> None:
-        """Runs a body on one thread only where the threads share out panels."""
+        """Run a body on one thread only, if the threads divide panels."""
         threads = self.context.threads
         if over != PANELS or threads == 1:
             body()
@@ -194,7 +194,7 @@ class DotKernel:
         self.b.when(mine, body)
 
     def _rows(self, rows: list[Run], over: str, g: Int, panel: Run, i: Int, _: list[Reg]) -> None:
-        """All rows against a panel: at once, or part by part of the depth."""
+        """Multiply all rows with a panel: at once, or part by part of the depth."""
         threads = self.context.threads
         first = self.b.add(self.b.mul(i, panel.size), panel.start)
 
@@ -256,7 +256,7 @@ class DotKernel:
             self.b.store(self._zero, at, self.sum_dtype.itemsize)
 
     def _tile(self, g: Int, panel: Run, i: Int, run: Run, j: Int, _: list[Reg]) -> None:
-        """One tile of accumulators: all of the depth, then the epilogue."""
+        """Compute one tile of accumulators: all of the depth, then the epilogue."""
         start = [self._zero] * (run.size * panel.size)
         sums = self._part(g, panel, i, run, j, (0, self.problem.depth), start)
         first = self.b.add(self.b.mul(i, panel.size), panel.start)
@@ -265,7 +265,7 @@ class DotKernel:
     def _part(
         self, g: Int, panel: Run, i: Int, run: Run, j: Int, span: tuple[Int, int], start: list[Reg]
     ) -> list[Reg]:
-        """Adds the products of a part of the depth (where it starts, its length) to a tile."""
+        """Add the products of a part of the depth (its start and length) to a tile."""
         b = self.b
         k0, depth = span
         m0 = self._first_row(run, j)
@@ -298,13 +298,13 @@ class DotKernel:
         return self.anchor.inputs[0].dtype.itemsize
 
     def _x_offset(self, g: Int, m: Int) -> Int:
-        """Where row m of a batch starts in x, in elements."""
+        """Return the offset of row m of a batch in x, in elements."""
         b = self.b
         total: Int = b.add(self.x.offset, b.mul(m, self.x.strides[-2]))
         return b.add(total, self._batch_offset(g, self.anchor.inputs[0], self.x.strides))
 
     def _batch_offset(self, g: Int, operand: Value, strides: Sequence[int]) -> Int:
-        """How far the batch moves an operand; dimensions that it broadcasts do not."""
+        """Return the offset of a batch in an operand; broadcast dimensions do not move it."""
         b, batch = self.b, self.problem.batch
         own = operand.tensor.static[:-2]
         total: Int = 0
@@ -317,7 +317,7 @@ class DotKernel:
         return total
 
     def _panel(self, g: Int, panel: Run, i: Int) -> tuple[Reg, int]:
-        """Where a panel of columns starts, and the bytes from one depth to the next."""
+        """Return the address of a panel of columns, and the bytes from one depth to the next."""
         b, p = self.b, self.problem
         if self.constant is not None:
             own = self.constant.shape[:-2]
@@ -339,7 +339,7 @@ class DotKernel:
         return self.anchor.inputs[1].dtype.itemsize
 
     def _column(self, w: Reg, u: int, v: int, step: int, valid: int) -> Reg:
-        """A vector of weights; of those in memory that is not ours no more than there is."""
+        """Load a vector of weights; in memory of the caller, no lane beyond the end."""
         at = self.b.offset(w, u * step + v * self.lanes * self.w_size)
         dtype = self.anchor.inputs[1].dtype
         if self.constant is not None or valid == self.lanes:
@@ -349,8 +349,7 @@ class DotKernel:
         return self._widened(loaded.reg, dtype)
 
     def _valid(self, v: Int) -> int:
-        """How many lanes of a vector of columns are used; a vector at a literal place only may
-        have unused ones."""
+        """Return the used lanes of a vector; only one at a literal index may have unused ones."""
         left = self.problem.columns - v * self.lanes if isinstance(v, int) else self.lanes
         return min(left, self.lanes)
 
@@ -361,7 +360,7 @@ class DotKernel:
         return self.b.splat(one, self.lanes)
 
     def _load(self, dtype: DType, pointer: Reg, lanes: int) -> Reg:
-        """Elements of an operand, as wide as they are summed."""
+        """Load elements of an operand in the type of the sums."""
         return self._widened(self.epilogue.elements.scalars.load(dtype, pointer, lanes).reg, dtype)
 
     def _widened(self, x: Reg, dtype: DType) -> Reg:
@@ -388,7 +387,7 @@ class DotKernel:
                 self.epilogue.store([*batch, b.add(m0, r), n], total, min(left, self.lanes))
 
     def _narrowed(self, total: Reg) -> Reg:
-        """A sum in the form that registers have for the result: integers wrap."""
+        """Convert a sum to the register form of the result: integers wrap."""
         if self.sum_dtype.is_float:
             return total
         a = self.epilogue.elements.scalars.a
@@ -396,7 +395,7 @@ class DotKernel:
 
 
 def masked_load(b: Builder, element: str, pointer: Reg, lanes: int, valid: int) -> Reg:
-    """The first lanes of a vector from memory; nothing beyond them is read."""
+    """Load the first lanes of a vector; nothing beyond them is read."""
     kind = vector(lanes, element)
     mask = ", ".join(f"i1 {'true' if k < valid else 'false'}" for k in range(lanes))
     name = f"llvm.masked.load.{mangled(kind)}.p0"
@@ -406,7 +405,7 @@ def masked_load(b: Builder, element: str, pointer: Reg, lanes: int, valid: int) 
 
 
 def sum_dtype(anchor: Value) -> DType:
-    """What products are summed in: integers of as many bits as matter, f32 for narrower floats."""
+    """Return the type of the sums: enough bits for integers, f32 for narrower floats."""
     if anchor.dtype.is_float:
         return f64 if anchor.dtype == f64 else f32
     return i64 if anchor.dtype.bits > 32 else i32

@@ -1,4 +1,4 @@
-"""Constant weights of few bits: how they are read from the graph, and kernels that decode them."""
+"""Constant weights of few bits: reading them from the graph, and kernels that decode them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from monograph.program.fusion.op_classes import coded
 class QuantisedWeights:
     """w[k, n] = (number - zeros[k // block, n]) * scale[k // block, n].
 
-    The number of an integer's code is the code itself: signed ones count from the lowest. A float's
+    The number of an integer's code is the code itself; signed ones count from the lowest. A float's
     code is its bits. Scales and zeros are f64, [blocks, columns].
     """
 
@@ -30,14 +30,14 @@ class QuantisedWeights:
 
     @property
     def middle(self) -> int | None:
-        """The one whole number that is taken from all codes, if there is one."""
+        """Return the whole number that is subtracted from all codes, if there is only one."""
         first = self.zeros.flat[0] if self.zeros.size else 0.0
         whole = first == np.rint(first) and 0 <= first < 256
         return int(first) if whole and bool((self.zeros == first).all()) else None
 
     @property
     def shift(self) -> Array:
-        """What is added to a scaled number."""
+        """The addend of a scaled number."""
         return np.asarray(-self.zeros * self.scale)
 
 
@@ -50,7 +50,7 @@ def decoded(weights: Value) -> Array:
 
 
 def read_codes(weights: Value) -> QuantisedWeights | None:
-    """Constant weights as codes; None where their blocks do not lie along the depth."""
+    """Return constant weights as codes; None if their blocks are not along the depth."""
     source = coded(weights)
     assert source is not None
     x, scale, *zero = (known(v) for v in source.inputs)
@@ -90,7 +90,9 @@ def _viewed(array: Array, views: list[Value]) -> Array:
 
 
 def _blocks(parameter: Array, source: Value, views: list[Value]) -> Array | None:
-    """A scale or zero point as [blocks along the depth, columns], in f64; either may be one."""
+    """Return a scale or zero point as [blocks along the depth, columns], in f64; either
+    may be 1.
+    """
     op, shape = source.op, source.tensor.static
     assert isinstance(op, Dequantize)
     wide = parameter.astype(np.float64)
@@ -111,13 +113,13 @@ def _blocks(parameter: Array, source: Value, views: list[Value]) -> Array | None
 
 
 class Decoded(DotKernel):
-    """Weights as plain floats, decoded while compiling."""
+    """Weights as plain floats, decoded at compile time."""
 
     def _known(self, w: Value) -> Array | None:
         return decoded(w)
 
     def _read(self) -> Sequence[Value]:
-        """Codes, scales and zero points are packed, unless something else reads them too."""
+        """Return the inputs: codes, scales and zero points only if the epilogue reads them too."""
         region = self.context.step.region
         inside, stack = set[Value](), [self.anchor.inputs[1]]
         while stack:

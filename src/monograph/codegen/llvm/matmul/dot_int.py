@@ -1,6 +1,6 @@
-"""Matrix products of bytes with constant signed weights, and what follows them.
+"""Matrix products of bytes with constant signed weights, and their epilogue.
 
-The tiles are those of any dot; how bytes are multiplied is in `products.py`.
+The tiles are those of any dot; `int8_dot` multiplies bytes.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from monograph.program.memory.strided import strided
 
 
 def serves(value: Value) -> bool:
-    """Whether a dot is one of bytes with one matrix of constant signed weights."""
+    """Return True for a dot of bytes with one matrix of constant signed weights."""
     return multiplies(value) and len(value.inputs[1].tensor.dims) == 2
 
 
 def dot_int(context: KernelContext) -> Kernel:
-    """A kernel for a dot of bytes and what follows it."""
+    """Generate a kernel for a dot of bytes and its epilogue."""
     anchor = context.step.region.anchor
     assert anchor is not None
     x = strided(anchor.inputs[0], context.program.places.storage)
     assert x is not None
     if x.strides[-1] != 1 or 0 in anchor.inputs[0].tensor.static:
-        # Bytes that do not lie side by side are not taken some at a time.
+        # Bytes that are not contiguous cannot be loaded in groups.
         return dot(context)
     return _Bytes(context).emit()
 
@@ -48,7 +48,7 @@ class _Bytes(DotKernel):
         return 0
 
     def _pack(self, weights: Array) -> Array:
-        """[panel][what accumulators start with; then steps along the depth]."""
+        """Pack as [panel][initial accumulators; then steps along the depth]."""
         return np.concatenate(packed_panels(self.products, weights[np.newaxis], self.panels))
 
     def _tile(self, g: Int, panel: Run, i: Int, run: Run, j: Int, _: list[Reg]) -> None:

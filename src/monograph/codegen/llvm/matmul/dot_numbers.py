@@ -1,9 +1,9 @@
-"""Codes of few bits as they lie in memory, and how a vector of them becomes floats.
+"""The packing of codes of few bits, and their decoding to floats in vectors.
 
-Codes of less than a byte lie in words: a word of each lane has those of several depths. Four bits
-are an index into a table of sixteen floats where the machine looks such up in one instruction;
-elsewhere integers are put into the low bits of a large float, which is then taken off again. Floats
-of 8 bits are moved into the bits of an f16 where the machine converts those.
+Codes of less than a byte are packed in words: a word of each lane has those of several depths. If
+the machine has a table lookup instruction, four bits index a table of sixteen floats. Otherwise
+integers are put into the low bits of a large float, which is then subtracted. Floats of 8 bits are
+moved into the bits of an f16 if the machine converts those.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ MANTISSA = 23
 NIBBLE = 4
 _NAN = 0x7F
 _HALF_GAIN = 2.0**8
-"""An e4m3 whose bits are those of an f16 is so many times smaller."""
+"""The factor between an e4m3 and the f16 with its bits."""
 
 
 class CodeFormat:
-    """How the codes of one matrix are packed and decoded."""
+    """The packing and decoding of the codes of one matrix."""
 
     def __init__(self, codes: QuantisedWeights, features: Features, lanes: int) -> None:
         self.codes, self.lanes = codes, lanes
         self.bits = codes.dtype.bits
         self.small = self.bits < BYTE_BITS
         self.depths = WORD_BITS // self.bits if self.small else 1
-        """How many depths lie in one word (or byte) of a lane."""
+        """The number of depths in one word (or byte) of a lane."""
         self.middle = codes.middle
         looks_up = features.lookup and lanes == 1 << NIBBLE and self.bits == NIBBLE
         self.lookup = features.lookup if looks_up else ""
@@ -46,7 +46,7 @@ class CodeFormat:
 
     @property
     def gain(self) -> float:
-        """What scales are multiplied with."""
+        """The factor that scales are multiplied with."""
         return _HALF_GAIN if self.as_half and self.codes.dtype == f8e4m3fn else 1.0
 
     @property
@@ -57,7 +57,7 @@ class CodeFormat:
         return -(-depth // self.depths)
 
     def pack(self, codes: Array) -> Array:
-        """[words, columns] from codes [depth, columns]; missing depths are zeros."""
+        """Pack codes [depth, columns] as [words, columns]; missing depths are zeros."""
         if not self.small:
             return self._signed(codes)
         count = self.words(len(codes))
@@ -70,7 +70,7 @@ class CodeFormat:
 
     @property
     def _centred(self) -> bool:
-        """Whether bytes are signed ones around zero."""
+        """True if bytes are signed around zero."""
         return not self.codes.dtype.is_float and self.bits == BYTE_BITS and self.middle == 1 << 7
 
     def _signed(self, codes: Array) -> Array:
@@ -81,7 +81,7 @@ class CodeFormat:
         return b.load(vector(self.lanes, element), pointer, 1)
 
     def number(self, a: LlvmArith, word: Reg, d: int, zeros: Reg | None) -> Reg:
-        """The numbers of a depth of a word, less what is taken from them."""
+        """Return the numbers of a depth of a word, minus the zero point."""
         made = self._float(a, word, d) if self.codes.dtype.is_float else self._int(a, word, d)
         return made if zeros is None else a.sub(made, zeros)
 
@@ -92,7 +92,7 @@ class CodeFormat:
         if self.as_half:
             bits = a.op("shl", a.convert("zext", word, "i16"), BYTE_BITS)
             if self.codes.dtype == f8e4m3fn:
-                # The exponent has a bit less: it moves down, the sign stays.
+                # The exponent has one bit less: it moves down, the sign stays.
                 bits = a.op("and", a.op("ashr", bits, 1), -0x4001)
             return a.convert("fpext", a.floats(bits, "half"), "float")
         return decode(a, self.codes.dtype, self._alone(a, word, d))
@@ -122,7 +122,7 @@ class CodeFormat:
         return a.op("and", moved, (1 << self.bits) - 1)
 
     def _looked_up(self, a: LlvmArith, word: Reg, d: int, values: Array) -> Reg:
-        """Only the low bits of an index count."""
+        """Look codes up in a table; only the low bits of an index count."""
         kind = vector(self.lanes, "float")
         texts = ", ".join(f"float {float_text(float(v), 'float')}" for v in values)
         index = a.op("lshr", word, d * self.bits) if d else word

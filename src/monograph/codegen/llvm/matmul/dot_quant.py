@@ -1,8 +1,8 @@
-"""Products with constant weights of 8 bits or less, which stay so in memory.
+"""Products with constant weights of 8 bits or less, which stay packed in memory.
 
 Weights are packed in blocks along the depth. A block starts with a vector of scales for each vector
-of columns, and one of zero points where these differ; its codes follow. Where there are few rows a
-block is summed before it is scaled; many rows share scaled weights.
+of columns, and one of zero points if these differ; its codes follow. For few rows a block is summed
+before it is scaled; many rows share scaled weights.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from monograph.ir import Array, Value
 
 FLOAT = 4
 FEW = 2
-"""Rows up to which each block has sums of its own: twice the accumulators."""
+"""For this many rows or fewer, each block has its own sums: twice the accumulators."""
 TOGETHER = 4
-"""Bytes of a lane that one turn of the loop takes."""
+"""Bytes of a lane that one loop iteration processes."""
 
 
 def dot_quant(context: KernelContext) -> Kernel:
-    """A kernel for a dot with coded weights and what follows it."""
+    """Generate a kernel for a dot with coded weights and its epilogue."""
     anchor = context.step.region.anchor
     assert anchor is not None
     found = read_codes(anchor.inputs[1])
@@ -49,7 +49,7 @@ class _Coded(Decoded):
         return self.codes.codes
 
     def _choose_tile(self) -> RegisterTile:
-        """Few rows have wide tiles; many share the work of decoding."""
+        """Return a wide tile for few rows; many rows share the work of decoding."""
         rows = self.problem.rows
         few = rows <= FEW
         if self.context.features.registers < 32:
@@ -90,7 +90,7 @@ class _Coded(Decoded):
         return np.concatenate(made)
 
     def _panel_bytes(self, blocks: list[tuple[Array, Array]], place: slice) -> Array:
-        """The bytes of some columns, block after block."""
+        """Return the bytes of some columns, block by block."""
         made = []
         for factors, words in blocks:
             count = len(factors)
@@ -100,20 +100,20 @@ class _Coded(Decoded):
         return np.concatenate(made) if made else np.zeros(0, np.uint8)
 
     def _bytes(self, depth: int, vectors: int) -> int:
-        """The size of a block of so many depths."""
+        """Return the size of a block of this depth."""
         n = self.numbers
         each = self.factors * FLOAT + n.words(depth) * n.lane_bytes
         return vectors * self.lanes * each
 
     def _column_bytes(self) -> int:
-        """What a vector of columns takes in all."""
+        """Return the bytes of a vector of columns."""
         whole, rest = divmod(self.problem.depth, self.codes.block)
         return whole * self._bytes(self.codes.block, 1) + (self._bytes(rest, 1) if rest else 0)
 
     # Tiles
 
     def _tile(self, g: Int, panel: Run, i: Int, run: Run, j: Int, _: list[Reg]) -> None:
-        """One tile of accumulators: block by block, then the epilogue."""
+        """Compute one tile of accumulators: block by block, then the epilogue."""
         b, p, block = self.b, self.problem, self.codes.block
         self.a = LlvmArith(b)
         m0 = b.add(b.mul(j, run.size), run.start)
@@ -141,7 +141,7 @@ class _Coded(Decoded):
     def _block(
         self, sums: list[Reg], x: Reg, w: Reg, rows: int, vectors: int, depth: int
     ) -> list[Reg]:
-        """Adds the products of one block."""
+        """Add the products of one block."""
         b, a, n = self.b, self.a, self.numbers
         line = self.lanes * FLOAT
         kind = vector(self.lanes, "float")
@@ -156,7 +156,7 @@ class _Coded(Decoded):
         group = 1 if n.small else TOGETHER
 
         def some(start: Int, count: int, carried: list[Reg]) -> list[Reg]:
-            """So many depths, from the word at `start`."""
+            """Process `count` depths, from the word at `start`."""
             made = list(carried)
             for d in range(count):
                 at = b.add(b.mul(start, n.depths), d)

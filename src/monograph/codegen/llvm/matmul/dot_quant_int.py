@@ -1,12 +1,12 @@
-"""Products with constant weights of few bits where the left operand may be integers too.
+"""Products with constant weights of few bits and a left operand rounded to integers.
 
-The left operand is rounded to signed bytes first, with a scale for each block of weights along the
-depth. Threads share that out and wait for each other; where it is short, each rounds all of it for
-itself. Then codes are multiplied by fours in one instruction, and each block's sum is scaled once.
-Blocks with a number that is not finite are NaN.
+The left operand is first rounded to signed bytes, with a scale for each block of weights along the
+depth. Threads divide that and wait for each other; if it is short, each rounds all of it. Then one
+instruction multiplies four codes, and each block's sum is scaled once. Blocks with a number that is
+not finite are NaN.
 
-Weights are packed in blocks: scales (and shifts, unless one number is taken from all codes), then
-codes of four depths side by side in each lane; those of 4 bits lie with those of the next four.
+Weights are packed in blocks: scales (and shifts, unless one number is subtracted from all codes),
+then codes of four depths in each lane; 4-bit codes share bytes with those of the next four depths.
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ from monograph.program.memory.strided import strided
 
 BYTE_BITS, MOST = 8, 127.0
 FOUR, BOTH = 4, 8
-"""Depths that one instruction takes, and that one vector of codes of 4 bits has."""
+"""Depths per instruction, and per vector of 4-bit codes."""
 MAGIC, MAGIC_BITS = 1.5 * 2.0**23, 0x4B400000
-"""Added to a small float, its low bits are the nearest integer."""
+"""Added to a small float, it leaves the nearest integer in the low bits."""
 LEAST = 2.0**-119
 WORD = 4
 SHORT = 4096
-"""Numbers that are rounded sooner than another thread is waited for."""
+"""The most numbers that a thread rounds by itself rather than wait for others."""
 MOST_BLOCK = 256
-"""Longer blocks share a scale among too many numbers."""
+"""The longest block: a longer one would share a scale among too many numbers."""
 
 
 def serves(context: KernelContext, codes: QuantisedWeights) -> bool:
-    """Whether a dot with coded weights permits integers on the left, and the machine has them."""
+    """Return True if a dot with coded weights permits integers on the left, and the machine too."""
     anchor = context.step.region.anchor
     assert anchor is not None
     assert isinstance(anchor.op, Dot)
@@ -68,7 +68,7 @@ class Rounded(Decoded):
         self.codes = codes
         self.blocks = len(codes.codes) // codes.block
         self.nibbles = bool(codes.codes.max(initial=0) < 16)
-        # One whole number that is taken from every code needs no shifts in memory.
+        # One whole number for all codes needs no shifts in memory.
         self.middle = codes.middle
         super().__init__(context)
 
@@ -76,7 +76,7 @@ class Rounded(Decoded):
         return self.codes.codes
 
     def _choose_tile(self) -> RegisterTile:
-        """A tile has two sets of accumulators: of a block, and of all."""
+        """Return a tile with two sets of accumulators: of a block, and of all."""
         rows = self.problem.rows
         wide = 4 if rows <= 2 else 2
         wide = min(wide, max(self.vectors // self.context.threads, 1))
@@ -132,7 +132,7 @@ class Rounded(Decoded):
         p = self.problem
         self.row_bytes = p.depth + self.blocks * 2 * WORD
         rows = math.prod(self.anchor.inputs[0].tensor.static[:-1])
-        # Each thread's own lies on cache lines of its own.
+        # Each thread's part is on its own cache lines.
         whole = -(-rows * self.row_bytes // LINE) * LINE
         self.own_bytes = whole if rows * p.depth <= SHORT else 0
         copies = self.context.threads if self.own_bytes else 1
@@ -143,13 +143,15 @@ class Rounded(Decoded):
 
     @property
     def _left(self) -> Reg:
-        """Where the rounded left operand starts."""
+        """Return the address of the rounded left operand."""
         b = self.b
         own = b.mul(b.arguments["tid"], self.own_bytes)
         return b.offset(b.arguments[f"p{self.rounded}"], own)
 
     def _loops(self) -> None:
-        """Rounds the left operand, all threads together or each for itself; then the tiles."""
+        """Round the left operand, divided among threads or each for itself; then
+        compute the tiles.
+        """
         b, threads = self.b, self.context.threads
         self.a = LlvmArith(b)
         own = self.anchor.inputs[0].tensor.static
@@ -162,7 +164,7 @@ class Rounded(Decoded):
         super()._loops()
 
     def _round(self, shape: tuple[int, ...], unit: Int, _: list[Reg]) -> None:
-        """One block of one row, as bytes, a scale and a sum."""
+        """Round one block of one row to bytes, a scale and a sum."""
         b, a, block, lanes = self.b, self.a, self.codes.block, self.lanes
         row, number = b.div(unit, self.blocks), b.mod(unit, self.blocks)
         at: Int = self.x.offset
@@ -177,10 +179,10 @@ class Rounded(Decoded):
         largest, wrong = zero, zero
         for v in given:
             largest = b.intrinsic("maxnum", largest, a.abs(v))
-            wrong = a.fma(v, 0.0, wrong)  # 0, or NaN where something is not finite
+            wrong = a.fma(v, 0.0, wrong)  # 0, or NaN if an element is not finite
         most = self._across("fmax", largest)
         scale = a.div(most, MOST)
-        # Smaller ones would have a scale that is no normal number.
+        # Smaller ones would have a denormal scale.
         normal = a.compare("ogt", most, LEAST)
         inverse = b.splat(a.select(normal, a.div(MOST, most), 0.0), lanes)
         own = b.offset(self._left, b.mul(row, self.row_bytes))
@@ -209,7 +211,9 @@ class Rounded(Decoded):
         return self.b.call(name, "float", zero, x, flags="reassoc")
 
     def _moved(self, sums: Reg) -> Reg:
-        """What a block's integer sum starts with; its plain sum where shifts are in memory."""
+        """Return the initial value of a block's integer sum; its plain sum if shifts
+        are in memory.
+        """
         if self.middle is None:
             return self.a.convert("sitofp", sums, "float")
         return self.a.op("mul", sums, -self.middle)
@@ -217,7 +221,7 @@ class Rounded(Decoded):
     # Tiles
 
     def _tile(self, g: Int, panel: Run, i: Int, run: Run, j: Int, _: list[Reg]) -> None:
-        """One tile of accumulators: block by block, then the epilogue."""
+        """Compute one tile of accumulators: block by block, then the epilogue."""
         b, size = self.b, panel.size
         m0 = self._first_row(run, j)
         first = b.add(b.mul(i, size), panel.start)
@@ -250,7 +254,7 @@ class Rounded(Decoded):
     def _block(
         self, sums: list[Reg], x: Reg, words: Reg, w: Reg, rows: int, vectors: int
     ) -> list[Reg]:
-        """Adds the products of one block."""
+        """Add the products of one block."""
         b, a = self.b, self.a
         kind, wide = vector(self.lanes, "i32"), vector(self.lanes, "float")
         codes = b.offset(w, self._factors * vectors * self._line)

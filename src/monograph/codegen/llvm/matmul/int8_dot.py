@@ -1,15 +1,15 @@
-"""Products of bytes with constant signed bytes, added up in 32 bits: as many at a time as can be.
+"""Products of bytes with constant signed bytes, summed in 32 bits.
 
-A step takes some neighbouring bytes of x, the same for all lanes, and as many weights of each
-column. There are three forms of it, by what the table of features says of the machine.
+A step takes some contiguous bytes of x, the same for all lanes, and as many weights of each column.
+There are three forms, depending on the features of the machine.
 
 Fours: one instruction adds the products of four unsigned and four signed bytes. Signed x is moved
-up by 128 to be unsigned, and accumulators start with what that adds too much taken away.
+up by 128 to be unsigned, and accumulators start with the correction for that.
 
 Pairs: one instruction multiplies 16-bit numbers and adds neighbours. x is widened as it is loaded,
 eight bytes at a time; weights are packed wide.
 
-Singles: plain multiplications in 32 bits, for machines that nothing is known of.
+Singles: plain multiplications in 32 bits, for any other machine.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ LANE_BYTES = 4
 
 
 def multiplies(value: Value) -> bool:
-    """Whether a dot or convolution is one of bytes with constant signed weights, in 32 bits."""
+    """Return True for a dot or convolution of bytes with constant signed weights, in 32 bits."""
     x, w = value.inputs
     return value.dtype == i32 and x.dtype in (i8, u8) and w.dtype == i8 and known(w) is not None
 
@@ -38,11 +38,11 @@ class Products:
     """One element at a time."""
 
     step = 1
-    """Bytes of x that a step takes."""
+    """Bytes of x per step."""
     parts = 1
-    """Vectors of weights that a step takes for each vector of columns."""
+    """Vectors of weights per step, for each vector of columns."""
     held = 0
-    """Registers that a row takes besides its accumulators."""
+    """Registers of a row besides its accumulators."""
 
     def __init__(self, features: Features, dtype: DType) -> None:
         self.features = features
@@ -51,15 +51,15 @@ class Products:
 
     @property
     def line(self) -> int:
-        """Bytes of a step's weights for a vector of columns."""
+        """Return the bytes of a step's weights for a vector of columns."""
         return self.parts * self.lanes * LANE_BYTES
 
     def steps(self, depth: int) -> int:
-        """How many steps a row of so many bytes takes."""
+        """Return the number of steps of a row of `depth` bytes."""
         return -(-depth // self.step)
 
     def tile(self, rows: int, vectors: int, depth: int, threads: int) -> RegisterTile:
-        """Rows and vectors of accumulators that fit the registers."""
+        """Return the rows and vectors of accumulators that fit the registers."""
         registers = self.features.registers
         found = choose_tile(rows, vectors, depth, self.features, threads, registers * 3 // 4)
         while found.rows > 1 and self._registers(found) > registers:
@@ -67,7 +67,7 @@ class Products:
         return found
 
     def _registers(self, tile: RegisterTile) -> int:
-        """What a tile, its rows, its weights and two products take."""
+        """Return the registers of a tile, its rows, its weights and two products."""
         return tile.rows * (tile.vectors + self.held) + tile.vectors + 2
 
     def pack(self, weights: Array) -> Array:
@@ -75,26 +75,26 @@ class Products:
         return self._packed(weights.astype(np.int32), 1)
 
     def _packed(self, weights: Array, together: int) -> Array:
-        """Weights in groups that lie side by side in a lane."""
+        """Return weights in groups that are contiguous in a lane."""
         depth, columns = weights.shape
         shape = (depth // self.step, self.parts, together, columns // self.lanes, self.lanes)
         lanes = np.ascontiguousarray(weights.reshape(shape).transpose(0, 3, 1, 4, 2))
         return lanes.view(np.uint8).reshape(shape[0], shape[3], self.line)
 
     def start(self, sums: Array) -> Array:
-        """What accumulators start with, given the sum of the weights of each column."""
+        """Return the initial accumulators, given the sum of the weights of each column."""
         return np.zeros(sums.shape, np.int32)
 
     # Code
 
     def bind(self, b: Builder) -> None:
-        """Says where code goes from here on."""
+        """Set the builder that code is written to."""
         self.b, self.a = b, LlvmArith(b)
 
     def loaded(self, pointer: Reg, valid: int, slack: bool) -> Reg:
-        """The bytes of a step in registers; no more are read than are there.
+        """Load the bytes of a step, and none beyond the valid ones.
 
-        slack: the last of them may lie beyond the buffer, and have no weight.
+        slack: the last of them may be beyond the buffer, and have no weight.
         """
         return self._wide(self.b.load("i8", pointer, 1), "i32")
 
@@ -106,7 +106,7 @@ class Products:
         return self.b.splat(loaded, self.lanes)
 
     def column(self, pointer: Reg, part: int) -> Reg:
-        """The weights that go with a factor, of a vector of columns."""
+        """Load the weights that belong to a factor, for a vector of columns."""
         at = self.b.offset(pointer, part * self.lanes * LANE_BYTES)
         return self.b.load(vector(self.lanes, "i32"), at, LANE_BYTES)
 
@@ -122,7 +122,7 @@ class Products:
         vectors: int,
         slack: bool = False,
     ) -> list[Reg]:
-        """Adds the products of one step to a tile, given where each of its rows is."""
+        """Add the products of one step to a tile, given the addresses of its rows."""
         made = list(sums)
         loaded = [self.loaded(row, valid, slack) for row in rows]
         for part in range(self.parts):
@@ -200,7 +200,7 @@ class Fours(Products):
         return four
 
     def factor(self, loaded: Reg, part: int) -> Reg:
-        # In every lane first: that is one instruction from memory.
+        # Broadcast first: that is one instruction from memory.
         four = super().factor(loaded, part)
         # Whole numbers of 32 bits are written with a sign.
         return self.a.op("xor", four, 0x80808080 - (1 << 32)) if self.signed else four

@@ -1,4 +1,4 @@
-"""What the threads share out of a matrix product: batches, panels of columns or tiles of rows."""
+"""The partition of a matrix product among threads: batches, panels of columns or tiles of rows."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from monograph.codegen.llvm.matmul.tiles import Run, split
 
 BATCH, PANELS, ROWS = "batch", "panels", "rows"
 MATTERS = 1.03
-"""By how much one way must be more even than another to be taken against its rank."""
+"""The factor by which a partition must be more even to be preferred to one of higher rank."""
 
 
 def choose_share(
     batch: int, panels: Sequence[tuple[Run, bool]], rows: Sequence[Run], threads: int
 ) -> str:
-    """The way that gives the busiest thread the least work; of ways alike, the first.
+    """Return the partition with the least work for the busiest thread; the first of equal ones.
 
-    Whole batches need no data of each other; panels share the rows, tiles of rows the weights, so
-    that the more numerous of the two are shared out. The last of the panels may stand alone.
+    Batches share no data; panels share the rows, tiles of rows share the weights, so the more
+    numerous of the two are divided. The last panel may be separate.
     """
     loads = {BATCH: busiest([Run(0, 1, batch)], threads)}
     alone = sum(run.size for run, last in panels if last)
@@ -32,7 +32,7 @@ def choose_share(
 
 
 def busiest(runs: Sequence[Run], threads: int, last: int = 0) -> float:
-    """The work of the busiest thread over that of an even share; the last thread has some more."""
+    """Return the work of the busiest thread relative to an even share; the last has some more."""
     work = [0] * threads
     work[-1] = last
     for run in runs:
@@ -43,9 +43,9 @@ def busiest(runs: Sequence[Run], threads: int, last: int = 0) -> float:
 
 
 def even_width(vectors: int, most: int, threads: int) -> int:
-    """The widest panels of a power of two that leave no thread with more work than narrower ones.
+    """Return the widest power-of-two panels that give no thread more work than narrower ones.
 
-    Panels of such widths are whole cache lines that begin at their start.
+    Panels of such widths are whole cache lines.
     """
     widths = [1 << k for k in reversed(range(most.bit_length()))]
     loads = {width: busiest(split(vectors, width), threads) for width in widths}

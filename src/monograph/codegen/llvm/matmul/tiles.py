@@ -1,4 +1,4 @@
-"""Register tiles: how a matrix product is cut so that every load feeds many multiply-adds."""
+"""Register tiles of matrix products: every load feeds many multiply-adds."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from monograph.codegen.llvm.module.features import Features
 
 LOADS_PER_CYCLE = 1.1
-"""Measured: a core sustains about this many vector or broadcast loads next to its arithmetic."""
+"""Measured: the vector or broadcast loads per cycle that a core sustains beside arithmetic."""
 FMAS_PER_CYCLE = 2.0
 STORE_CYCLES = 9.0
 TILE_CYCLES = 40.0
@@ -25,7 +25,7 @@ class Run:
 
 
 def split(extent: int, most: int) -> list[Run]:
-    """An extent in as few pieces of at most `most` as possible, nearly equal: two sizes at most."""
+    """Split an extent into as few pieces of at most `most` as possible: two sizes at most."""
     if extent == 0:
         return []
     pieces = -(-extent // most)
@@ -47,7 +47,7 @@ class RegisterTile:
 
 
 def room(features: Features, vectors: int) -> int:
-    """Registers that a tile may fill; narrow ones were seen to spill when they filled all."""
+    """Return the registers that a tile may fill; narrow ones spilled when they filled all."""
     return features.registers - (1 if vectors > 3 else 2)
 
 

@@ -21,7 +21,7 @@ _SIZE = 8
 
 @kernel_for(Det)
 def det(context: KernelContext) -> Kernel:
-    """A kernel for determinants and what follows them."""
+    """Generate a kernel for determinants and their epilogue."""
     region = context.step.region
     assert region.anchor is not None
     size = region.anchor.inputs[0].tensor.static[-1]
@@ -32,7 +32,7 @@ def det(context: KernelContext) -> Kernel:
 
 
 class _Eliminated:
-    """The product of the pivots of one matrix, which is worked on in memory of the thread."""
+    """The product of the pivots of one matrix, eliminated in memory of the thread."""
 
     def __init__(self, anchor: Value, scratch: int, elements: LlvmElements, at: Indices) -> None:
         self.e, self.b, self.a = elements, elements.b, elements.scalars.a
@@ -45,7 +45,7 @@ class _Eliminated:
         return [flatten(self.at, self.e.storage[self.x].strides[:-2])]
 
     def enter(self, point: Point) -> None:
-        """Nothing changes from row to row."""
+        """Do nothing: rows need no preparation."""
 
     def element(self, point: Point) -> Scalar:
         b, n = self.b, self.size
@@ -83,7 +83,7 @@ class _Eliminated:
         self.b.store(x, self._at(i, j), _SIZE)
 
     def _column(self, k: Int, carried: list[Reg]) -> list[Reg]:
-        """One step of the elimination; gives the product of the pivots so far."""
+        """Perform one step of the elimination; return the product of the pivots so far."""
         b, a, n = self.b, self.a, self.size
 
         def larger(i: Int, best: list[Reg]) -> list[Reg]:
@@ -101,7 +101,7 @@ class _Eliminated:
 
         b.loop(k, n, 1, swap)
         pivot = self._get(k, k)
-        # A column of zeros makes the product zero; what follows only has to stay finite.
+        # A column of zeros makes the product zero; the rest only has to stay finite.
         empty = b.compare("oeq", pivot, b.number(0, "double"))
         inverse = a.select(empty, 0.0, a.div(1.0, pivot))
 

@@ -1,6 +1,6 @@
-"""How often the n-grams of a pool occur among tokens that are numbers.
+"""Counts of the n-grams of a pool among numeric tokens.
 
-Each element of the result has a column, and each column its grams: they are looked for one by one.
+Each element of the result has a column, and each column its grams, which are searched one by one.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def serves(value: Value) -> bool:
 
 @kernel_for(Ngrams, when=serves)
 def ngrams(context: KernelContext) -> Kernel:
-    """A kernel that counts grams, and what follows it."""
+    """Generate a kernel that counts grams, and its epilogue."""
     region = context.step.region
     anchor = region.anchor
     assert anchor is not None
@@ -49,11 +49,11 @@ class _Counted:
         self.length = self.x.tensor.static[-1]
 
     def positions(self) -> list[Index]:
-        # Rows and columns stand alone: nothing runs on through both.
+        # Rows and columns are not merged into one loop.
         return list(self.at)
 
     def enter(self, point: Point) -> None:
-        """Nothing changes from row to row."""
+        """Do nothing: rows need no preparation."""
 
     def _entry(self, table: int, i: Int, kind: str = "i64") -> Reg:
         pointer = self.b.arguments[f"p{self.first + table}"]
@@ -80,20 +80,20 @@ class _Counted:
         return s.cast(Scalar(total, f64), f32)
 
     def _occurrences(self, length: Reg, tokens: Reg) -> Reg:
-        """How often a gram occurs, its tokens next to each other or some left out between them."""
+        """Return the number of occurrences of a gram, with any allowed skips between its tokens."""
         b = self.b
         alone = b.compare("eq", length, Reg("1", "i64"))
         steps = b.set("i64", f"select i1 {alone}, i64 2, i64 {self.op.skips + 2}")
 
-        def apart(step: Int, total: list[Reg]) -> list[Reg]:
+        def at_step(step: Int, total: list[Reg]) -> list[Reg]:
             span = b.mul(b.sub(length, 1), step)
             match = partial(self._match, step, length, tokens)
             return b.loop(0, b.sub(self.length, span), 1, match, total)
 
-        return b.i64(b.loop(1, steps, 1, apart, [Reg("0", "i64")])[0])
+        return b.i64(b.loop(1, steps, 1, at_step, [Reg("0", "i64")])[0])
 
     def _match(self, step: Int, length: Reg, tokens: Reg, at: Int, total: list[Reg]) -> list[Reg]:
-        """Counts a gram if it begins here."""
+        """Count a gram if it begins here."""
         b, a = self.b, self.e.scalars.a
         stride = self.e.storage[self.x].strides[-1]
 

@@ -1,7 +1,7 @@
-"""The barrier between dependent kernels, as text for every module that runs on several threads.
+"""The barrier between dependent kernels, as LLVM text for every module with several threads.
 
-Its state is the head of the context that a launch hands to all its threads, so that two launches
-never share one. The launch clears it and says how long to wait and how to sleep.
+Its state is at the start of the context that a launch passes to all its threads, so that two
+launches never share one. The launch clears it and sets how long to wait and how to sleep.
 """
 
 from __future__ import annotations
@@ -13,29 +13,29 @@ from monograph.codegen.llvm.emit.builder import Builder
 from monograph.codegen.llvm.module.features import Features
 
 BARRIER_BYTES = 64
-"""What a context begins with: one cache line, aligned like one."""
+"""The size of the barrier state at the start of a context: one cache line, aligned."""
 ARRIVALS = 0
-"""Where in it: i64, arrivals at all barriers of this launch so far."""
+"""The offset of an i64: arrivals at all barriers of this launch so far."""
 SPINS, YIELDS = 8, 12
-"""i32, turns to wait now, and times to give the core away, before going to sleep."""
+"""Offsets of i32: spins of a wait, and yields of the core, before it sleeps."""
 SLEEPERS = 16
-"""i32, threads that sleep until more have arrived."""
+"""The offset of an i32: the number of threads that sleep until more have arrived."""
 CELL, SLEEP, WAKE = 24, 32, 40
-"""Pointers to what they sleep on, and to the functions that put them to sleep and wake them."""
+"""Offsets of pointers: the word they sleep on, and the functions for sleeping and waking."""
 MOST_SPINS = 48
-"""i32, turns to wait where waiting has been worth it."""
+"""The offset of an i32: spins of a wait after waits that were worth it."""
 SHORTER, SHORTEST = 2, 4
-"""By how many powers of two a wait in vain shortens the next one, and how far that goes."""
+"""The powers of two by which a wait in vain shortens the next one, and the limit of that."""
 TRIALS = 16
-"""Every so many barriers the longest wait is tried again."""
+"""After this many barriers the longest wait is tried again."""
 
 
 def build_barrier(features: Features) -> Builder:
-    """`void barrier(ptr state, i64 threads)`: returns when all threads have called it.
+    """Build `void barrier(ptr state, i64 threads)`: it returns when all threads have called it.
 
-    What any thread wrote before it, all threads see after it. The count of arrivals only grows,
-    and the last arrival lets the others go: with a word to reset and another to announce, the
-    cache line would travel twice as often. The function is internal: each module has its own.
+    After it, all threads see what any thread wrote before it. The count of arrivals only grows, and
+    the last arrival releases the others: with a word to reset and another to announce, the cache
+    line would travel twice as often. The function is internal: each module has its own.
     """
     b = Builder("barrier", [("state", "ptr"), ("threads", "i64")], "internal void")
     state, threads = b.arguments["state"], b.arguments["threads"]
@@ -56,8 +56,11 @@ def build_barrier(features: Features) -> Builder:
 
 
 def _wake(b: Builder, state: Reg) -> None:
-    """Wakes whoever sleeps. Each side writes its own word, then reads the other's, in one total
-    order: either the sleeper is seen here, or it sees the last arrival."""
+    """Wake sleeping threads.
+
+    Each side writes its own word, then reads the other's, in one total order: either the sleeper is
+    seen here, or it sees the last arrival.
+    """
     asleep = b.set("i32", f"load atomic i32, ptr {b.offset(state, SLEEPERS)} seq_cst, align 4")
 
     def call() -> None:
@@ -68,12 +71,12 @@ def _wake(b: Builder, state: Reg) -> None:
 
 
 def _wait_until(b: Builder, features: Features, state: Reg, passed: Reg, wanted: Reg) -> None:
-    """Waits for a count of arrivals: spins, then gives the core away between looks, then sleeps.
+    """Wait for a count of arrivals: spin, then yield the core between looks, then sleep.
 
-    Where other programs have the cores, whoever is awaited may want this very one, and every turn
-    keeps it from coming. So who has spun in vain has all threads spin less next time, until
-    somebody comes in time again: otherwise each of a hundred barriers costs a whole spin. Now and
-    then all of it is tried, for threads whose work is just not even.
+    If other programs occupy the cores, the awaited thread may need this very core, and every spin
+    delays it. So a thread that has spun in vain makes all threads spin less next time, until a wait
+    succeeds again: otherwise each of a hundred barriers costs a full spin. Now and then the full
+    spin is tried, for threads whose work is merely uneven.
     """
     at = b.offset(state, SPINS)
     spins = b.set("i32", f"load atomic i32, ptr {at} monotonic, align 4")
@@ -98,7 +101,7 @@ def _wait_until(b: Builder, features: Features, state: Reg, passed: Reg, wanted:
     def longer() -> None:
         b.line(f"store atomic i32 {most}, ptr {at} monotonic, align 4")
 
-    # Most often it is at its longest, and the line need not be written to.
+    # Usually it is at its longest, and the line need not be written.
     b.when(b.compare("ne", spins, most), longer)
     b.jump(done)
     b.label(done)
@@ -107,7 +110,7 @@ def _wait_until(b: Builder, features: Features, state: Reg, passed: Reg, wanted:
 def _look(
     b: Builder, state: Reg, wanted: Reg, turns: Reg, there: str, pause: Callable[[], object]
 ) -> None:
-    """Looks at the count that many times with a pause after each; jumps when it is there."""
+    """Read the count `turns` times with a pause after each; jump when it is reached."""
     before = b.block
     look, more, rest, given_up = (b.new_label(s) for s in ("look", "more", "pause", "over"))
     turn, following = Reg(b.fresh("turn"), "i32"), Reg(b.fresh("turn"), "i32")

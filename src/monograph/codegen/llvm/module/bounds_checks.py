@@ -1,11 +1,11 @@
 """Bounds checks for every address that a kernel computes: the checked mode.
 
 The text of a finished function is instrumented. Every pointer in it is derived from an argument or
-from the stack. Before a load or a store the distance from there is compared with the bytes that lie
-there. An access outside is reported as a fault of Monograph's own and goes to a dummy on the stack,
-so that the process goes on. Accesses of one block whose distance is constant share a check.
+from the stack. Before a load or a store, the offset is compared with the size of the buffer. An
+access outside is reported as a fault of Monograph and redirected to a dummy on the stack, so that
+the process continues. Accesses of one block at constant distances share a check.
 
-An instruction with a pointer that is not known here is refused: nothing escapes the checks.
+An instruction with an unknown pointer raises an error: nothing escapes the checks.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from monograph.codegen.llvm.module.context import SLACK
 from monograph.errors import InternalError
 
 GUARD = "guard"
-"""The argument that violations are reported to: two words, as of any fault."""
+"""The argument that violations are reported to: two words, like any fault."""
 DUMMY = "%checked.dummy"
 STACK = "the stack"
 SLACK_MARK = "; slack"
-"""Behind a load whose last lanes may lie beyond the buffer, and are never used."""
+"""Marks a load whose last lanes may be beyond the buffer and are never used."""
 SPANS_MARK = "; spans "
-"""Behind a call: the bytes that it reaches from each pointer, as low:high."""
+"""Marks a call with the bytes that it accesses from each pointer, as low:high."""
 
 _GEP = re.compile(r"(%\S+) = getelementptr inbounds i8, ptr (%\S+), i64 (\S+)$")
 _ALLOCA = re.compile(r"(%\S+) = alloca \[(\d+) x (.+)\], align")
@@ -48,12 +48,12 @@ _WIDTHS = {"half": 16, "bfloat": 16, "float": 32, "double": 64, "ptr": 64}
 
 @dataclass(frozen=True)
 class Extent:
-    """The bytes that may be accessed from a pointer on: low .. high - 1."""
+    """The bytes that may be accessed from a pointer: low .. high - 1."""
 
     high: int
     label: str = ""
     slack: bool = False
-    """Whether vectors may read beyond it by `SLACK`: memory of the program's own follows."""
+    """True if vectors may read `SLACK` bytes beyond it: the program's own memory follows."""
     low: int = 0
 
 
@@ -77,9 +77,11 @@ class _Access:
     low: int = 0
     slack: bool = False
     count: str = ""
-    """The register that holds how many bytes, where that is no literal."""
+    """The register with the number of bytes, if it is no literal."""
     whole: bool = False
-    """Whether it is a call that gets the pointer: sent to the start of the buffer, if anywhere."""
+    """True for a call that gets the pointer: a violation redirects it to the start of
+    the buffer.
+    """
 
 
 Linear = tuple[frozenset[tuple[str, int]], int]
@@ -88,7 +90,7 @@ Linear = tuple[frozenset[tuple[str, int]], int]
 
 @dataclass(frozen=True)
 class _Pointer:
-    """Where a pointer comes from: a base, and how far it has moved from there."""
+    """The origin of a pointer: a base, and the offset from there."""
 
     base: str
     moved: Linear
@@ -96,7 +98,7 @@ class _Pointer:
 
 @dataclass
 class _Group:
-    """Accesses of one block that differ from each other by constants."""
+    """Accesses of one block at constant distances."""
 
     first: _Access
     constant: int
@@ -116,7 +118,7 @@ class Instrumented:
         self.pointers: dict[str, _Pointer] = {}
         self.integers: dict[str, Linear] = {}
         self.merged: dict[str, tuple[str, ...]] = {}
-        """Pointers that are one of several, by what they may be."""
+        """Pointers that are one of several, with their alternatives."""
         self.shadowed: dict[str, None] = {}
         self.count = 0
         self.checks = 0
@@ -167,17 +169,17 @@ class Instrumented:
     def _pointer(self, name: str) -> _Pointer:
         if name in self.pointers:
             return self.pointers[name]
-        # Not an argument: one of several. Which one, and its base, is known when all is read.
+        # Not an argument but one of several. Which one, and its base, is known at the end.
         moved = (frozenset(), 0) if name in self.extents else (frozenset({(name, 1)}), 0)
         return _Pointer(name, moved)
 
     def _base(self, name: str) -> str:
-        """The argument that a pointer comes from; itself where it may come from several."""
+        """Return the argument that a pointer comes from; itself if it may come from several."""
         if name in self.extents:
             return name
         found = set(self._bases(name, set()))
         if not found:
-            raise InternalError("a pointer comes from nowhere", given=name)
+            raise InternalError("a pointer has no known base", given=name)
         if len(found) == 1:
             return found.pop()
         self.shadowed[name] = None
@@ -228,7 +230,7 @@ class Instrumented:
             return [_Access(k, p, high, low, whole=True) for p, (low, high) in pairs]
         if line.startswith(_HARMLESS):
             return []
-        raise InternalError("an instruction with a pointer is not checked", given=line)
+        raise InternalError("an instruction uses a pointer without a check", given=line)
 
     # Checks
 
@@ -252,7 +254,7 @@ class Instrumented:
                 yield f"  {found[1]}.int = ptrtoint ptr {found[1]} to i64"
 
     def _grouped(self, access: _Access, groups: dict[object, _Group]) -> _Group | None:
-        """The group of an access, which may need no check: None for one that is proven."""
+        """Return the group of an access; None for an access that is proven."""
         pointer = self._pointer(access.pointer)
         base = self._base(pointer.base)
         terms, constant = pointer.moved
@@ -275,7 +277,7 @@ class Instrumented:
         return f"%checked.{stem}{self.count}"
 
     def _check(self, group: _Group) -> Iterator[str]:
-        """Whether a group leaves its buffer, and the report."""
+        """Emit the check of a group against its buffer, and the report."""
         first = group.first
         base = self._base(self._pointer(first.pointer).base)
         extent = self.extents.get(base)
@@ -307,7 +309,7 @@ class Instrumented:
     def _check_counted(
         self, first: _Access, base: str, extent: Extent | None, moved: str, size: int, bad: str
     ) -> Iterator[str]:
-        """The same where the bytes that are accessed, or those that there are, are no literal."""
+        """The same if the accessed bytes, or those of the buffer, are no literal."""
         high = f"{base}.extent" if extent is None else str(extent.high - extent.low)
         over, end, far = (self._fresh(s) for s in ("n", "e", "f"))
         yield f"  {over} = icmp ugt i64 {moved}, {high}"
@@ -316,9 +318,9 @@ class Instrumented:
         yield f"  {bad} = or i1 {over}, {far}"
 
     def _redirected(self, access: _Access, group: _Group, line: str) -> tuple[list[str], str]:
-        """The instruction, on memory that is harmless where its own is not allowed."""
+        """Return the instruction, redirected to harmless memory if the check fails."""
         if access.whole or access.count or access.high > 256:
-            # A pointer that is passed on goes to its buffer's start, and no bytes are moved.
+            # A pointer argument is redirected to its buffer's start, and no bytes are moved.
             return self._without(access, group, line)
         self.dummy_bytes = max(self.dummy_bytes, access.high)
         safe = self._fresh("s")
@@ -344,7 +346,7 @@ class Instrumented:
     # Pointers that may come from several arguments
 
     def _with_shadows(self, lines: list[str]) -> list[str]:
-        """The base and the bytes of each such pointer, chosen as the pointer is."""
+        """Add the base and the size of each such pointer, selected like the pointer."""
         done: set[str] = set()
         while missing := [p for p in self.shadowed if p not in done]:
             for name in missing:

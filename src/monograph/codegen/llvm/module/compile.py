@@ -1,4 +1,4 @@
-"""A Program as one native function: kernels in order, barriers between those that depend."""
+"""A program as one native function: kernels in order, barriers between dependent ones."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ from monograph.program.memory.memory_planner import Lifetime, plan
 from monograph.program.program import Program, Step, lifetimes
 
 PARTS = 8
-"""Modules that the kernels are dealt out to, so that they compile side by side."""
+"""The number of modules that kernels are distributed to, which compile in parallel."""
 
 
 @dataclass(frozen=True)
 class Segment:
-    """Native steps that run as one function, from one step of the program to another."""
+    """Native steps that run as one function."""
 
     function: str
     steps: tuple[Step, ...]
@@ -57,15 +57,15 @@ class Module:
     arena_bytes: int
     ports: tuple[Buffer, ...]
     segments: tuple[Segment | Step, ...]
-    """Native segments, and between them the steps that run on the host."""
+    """Native segments, and the host steps between them."""
     offsets: dict[int, int]
-    """Where each temporary buffer lies in the arena."""
+    """The offset of each temporary buffer in the arena."""
     faults: tuple[tuple[Step, LlvmFault], ...] = ()
-    """What the words behind the slots of the context stand for."""
+    """The faults that the words after the slots of the context stand for."""
     stamps: Stamps | None = None
-    """Where each thread writes when it began and ended each step, if it does."""
+    """The location of time stamps of each thread and step, if there are any."""
     bounds_checks: int = 0
-    """Addresses that no proof covers: they are checked by every run."""
+    """The number of addresses that no proof covers: every run checks them."""
 
 
 def compile_program(
@@ -78,11 +78,11 @@ def compile_program(
     apart: bool = False,
     checked: bool = False,
 ) -> Module:
-    """The text of a program's native functions, and the constants they read.
+    """Return the text of a program's native functions, and the constants they read.
 
-    timed: every thread writes down when it begins and ends each step.
-    apart: every step is a function of its own, so that its results can be looked at.
-    checked: every access to memory is checked against the bounds of its buffer.
+    timed: every thread records the begin and end of each step. apart: every step is a function of
+    its own, so that its results can be read. checked: every memory access is checked against its
+    buffer.
     """
     constants = ConstantLayout(SLACK)
     kernels = [
@@ -98,7 +98,7 @@ def compile_program(
                 scratch[step.index, position] = key
                 lives.append(Lifetime(key, argument.nbytes, step.index, step.index))
     memory = plan(lives)
-    # Behind what vectors may read beyond the arena's end.
+    # After the slack at the arena's end.
     stamps = Stamps(memory.size + SLACK, threads, len(program.steps)) if timed else None
     assembler = _Assembler(
         program, features, threads, memory.offsets, scratch, constants, stamps, apart, checked
@@ -122,14 +122,16 @@ def _kernel(
 
 
 def _no_work(context: KernelContext) -> Kernel:
-    """A kernel that does nothing; later steps wait for it, because its results may have a halo."""
+    """Return a kernel without work; later steps wait for it, because its results may
+    have a halo.
+    """
     for value in context.step.region.outputs:
         context.argument(value)
     return context.finish(context.builder(len(context.arguments)))
 
 
 def _makes_nothing(step: Step) -> bool:
-    """True where all results of a step are without elements, and it checks none of its data."""
+    """Return True if all results of a step are empty, and it checks none of its data."""
     anchor = step.region.anchor
     if anchor is not None and not isinstance(anchor.op, _UNCHECKED):
         return False
@@ -142,7 +144,7 @@ _UNCHECKED = (Attention, Conv, ConvTranspose, Dot, Pool)
 
 
 def _laid_out(kernel: Kernel | None, constants: ConstantLayout) -> Kernel | None:
-    """A kernel that no longer holds what it packed: that is as large as the model's weights."""
+    """Return a kernel without its packed constants: these are as large as the model's weights."""
     if kernel is None or not any(isinstance(a, LlvmPacked) for a in kernel.arguments):
         return kernel
     arguments = tuple(
@@ -175,7 +177,7 @@ class _Assembler:
         self.threads = threads
         self.cleared: set[int] = set()
         self.pending: list[tuple[Step, Kernel]] = []
-        """Halos of buffers that a step on the host has written into."""
+        """Halos of buffers that a host step has written."""
         self.offsets = offsets
         self.scratch = scratch
         self.ports = tuple(b for b in program.places.buffers if b.kind in (INPUT, OUTPUT))
@@ -222,13 +224,13 @@ class _Assembler:
         )
 
     def kernel_modules(self) -> list[str]:
-        """The kernels, dealt out to a few modules of about equal size."""
+        """Distribute the kernels to a few modules of about equal size."""
         parts: list[list[str]] = [[] for _ in range(min(PARTS, len(self.functions)))]
         for text, name in sorted(self.functions.items(), key=lambda item: -len(item[0])):
             smallest = min(parts, key=lambda p: sum(map(len, p)))
             own = text.replace(f"@{NAME}.", f"@{name}.")
             smallest.append(own.replace(f"@{NAME}(", f"@{name}("))
-        # Unused declarations do no harm, so every module has them all.
+        # Unused declarations do no harm, so every module has all of them.
         barrier = build_barrier(self.features)
         declared = "\n".join(sorted(self.declarations | barrier.declarations))
         return ["\n".join([declared, barrier.text(), *part]) for part in parts]
@@ -245,9 +247,9 @@ class _Assembler:
         return "\n".join(parts)
 
     def segment(self, name: str, run: list[tuple[Step, Kernel]]) -> str:
-        """A function that every thread runs: kernels, with barriers where they are needed.
+        """Write a function that every thread runs: kernels, with barriers where needed.
 
-        Where steps are timed they do not overlap.
+        Steps do not overlap if they are timed.
         """
         b = Builder(name, [("context", "ptr"), ("tid", "i64"), ("threads", "i64")])
         loaded: dict[int, Reg] = {}
@@ -269,7 +271,7 @@ class _Assembler:
             if number and (waits or self.stamps is not None):
                 b.line("call void @barrier(ptr %context, i64 %threads)")
             self.stamp(b, slot, step, BEGIN)
-            # What is cleared and what the step writes are apart: no barrier between them.
+            # The halo and the step's result do not overlap: no barrier between them.
             for clearing in self.halos(step):
                 self.call(b, slot, step, clearing)
             self.call(b, slot, step, kernel)
@@ -282,7 +284,7 @@ class _Assembler:
             self.stamps.write(b, slot(ARENA), step.index, which)
 
     def halos(self, step: Step) -> list[Kernel]:
-        """Kernels that clear the halos of buffers which a step is the first to write."""
+        """Return kernels that clear the halos of buffers that a step writes first."""
         found = []
         for value in step.region.outputs:
             place = self.program.places.storage.get(value)
@@ -293,7 +295,7 @@ class _Assembler:
         return found
 
     def call(self, b: Builder, slot: Callable[[int], Reg], step: Step, kernel: Kernel) -> None:
-        """Writes the call of a kernel, its text shared with equal ones."""
+        """Write the call of a kernel; equal kernels share their text."""
         count = len(kernel.arguments)
         pointers = [self.pointer(b, slot, step, i, kernel) for i in range(count)]
         target = self.functions.setdefault(kernel.text, f"kernel{len(self.functions)}")

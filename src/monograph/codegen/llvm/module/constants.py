@@ -21,10 +21,10 @@ _COLLAPSE = 25
 
 
 class ConstantLayout:
-    """Lays constant data out as it comes, and says where it lies.
+    """Lays constant data out, and returns its offsets.
 
-    Data is known by its bytes, so what several kernels pack alike is there once. The block grows
-    in place: packed weights are as large as the model, and there are never two copies of them.
+    Data is identified by its bytes, so equal packed data is stored once. The block grows in place:
+    packed weights are as large as the model, and there is never a second copy of them.
     """
 
     def __init__(self, slack: int) -> None:
@@ -47,7 +47,9 @@ class ConstantLayout:
         return at
 
     def block(self) -> Array:
-        """All constants together, at the start of a page; nothing can be added any more."""
+        """Return all constants in one block that starts at a page; nothing can be added
+        afterwards.
+        """
         size = self._size + self._slack
         self._resize(size)
         _on_large_pages(self._memory)
@@ -64,8 +66,11 @@ class ConstantLayout:
 
 
 def _on_large_pages(memory: mmap.mmap) -> None:
-    """Puts memory on large pages where the system has them: weights are read from end to end, and
-    a page table walk every 4 KB costs a product of few rows a tenth of its time."""
+    """Move memory to large pages if the system has them.
+
+    Weights are read sequentially, and a page table walk every 4 KB costs a product of few rows a
+    tenth of its time.
+    """
     if sys.platform != "linux" or len(memory) < _LARGE_PAGE:
         return
     with suppress(OSError):  # an old kernel, or no such pages to be had

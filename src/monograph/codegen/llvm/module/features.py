@@ -1,7 +1,7 @@
-"""What a host can do, as tables: the only place that knows instruction sets.
+"""The instruction sets of hosts, as tables: the only module that knows them.
 
-Kernels ask for a vector width and a number of registers; they name no instruction of one
-architecture except through the intrinsics listed here.
+Kernels use a vector width and a number of registers; they name no instruction of one architecture
+except through the intrinsics listed here.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from monograph.errors import ConfigError
 
 @dataclass(frozen=True)
 class FloatMode:
-    """The floating-point control register of an architecture, and what kernels want in it."""
+    """The floating-point control register of an architecture, and its value in kernels."""
 
     read: str
     """The intrinsic that reads the register."""
@@ -24,37 +24,37 @@ class FloatMode:
     """The intrinsic that writes it."""
     type: str
     in_memory: bool
-    """Whether the intrinsics take a pointer to the value, or pass the value itself."""
+    """True if the intrinsics take a pointer to the value, False for the value itself."""
     value: int
     """Denormals are zero, exceptions masked, results rounded to nearest."""
 
 
 @dataclass(frozen=True)
 class Features:
-    """An instruction set as the kernels see it."""
+    """An instruction set as kernels see it."""
 
     name: str
     vector_bits: int
     registers: int
-    """Vector registers that a kernel may count on."""
+    """The vector registers that a kernel may use."""
     flags: str
-    """What LLVM is told; "" for whatever the target has by default."""
+    """The feature flags for LLVM; "" for the default of the target."""
     cpu: str = "generic"
     dot_i8: str = ""
-    """The intrinsic that adds products of u8 and i8 in fours to i32, where there is one."""
+    """The intrinsic that adds products of u8 and i8 in fours to i32, if there is one."""
     dot_i16: str = ""
-    """The intrinsic that multiplies i16 and adds neighbours to i32, where there is one."""
+    """The intrinsic that multiplies i16 and adds neighbours to i32, if there is one."""
     lookup: str = ""
     """The intrinsic that picks among as many f32 as a register has by the low bits of an index."""
     relax: str = ""
-    """The intrinsic that tells the core it is waiting in a loop, where there is one."""
+    """The intrinsic that marks a spin loop, if there is one."""
     float_mode: FloatMode | None = None
-    """How denormals are switched off, where that is known."""
+    """The control of denormals, if it is known."""
     converts_half: bool = False
-    """Whether there are instructions between f16 and f32."""
+    """True if there are instructions between f16 and f32."""
 
     def lanes(self, bits: int) -> int:
-        """How many elements of a width fill a register."""
+        """Return the number of elements of a width in a register."""
         return max(1, self.vector_bits // bits)
 
 
@@ -74,7 +74,7 @@ _NOT_IN_ALL = "".join(
         "vpclmulqdq",
     )
 )
-"""What Ice Lake has, whose timing LLVM is told to go by, but not every CPU with VNNI."""
+"""Ice Lake's features, whose timing LLVM uses; not every CPU with VNNI has all of them."""
 
 TABLE: dict[str, Features] = {
     f.name: f
@@ -143,7 +143,7 @@ _NEEDS = {
 
 @cache
 def _usable() -> tuple[str, ...]:
-    """The entries of the table that this host has, the widest first."""
+    """Return the entries of the table that this host has, the widest first."""
     llvm.initialize_native_target()
     try:
         present = {k for k, on in llvm.get_host_cpu_features().items() if on}
@@ -159,7 +159,7 @@ def host_features() -> Features:
 
 
 def choose_features(name: str = "") -> Features:
-    """The features asked for, or the host's; asking for more than the host has is an error."""
+    """Return the requested features, or the host's; raise an error if the host lacks them."""
     if not name:
         return host_features()
     if name not in TABLE:

@@ -1,4 +1,4 @@
-"""Zeros around a buffer: written anew each run, because its memory serves others in between."""
+"""Halos of zeros around buffers: cleared in each run, because the memory is shared."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from monograph.program.memory.buffer_assignment import Buffer, described
 
 
 def zero_halo(value: Value, buffer: Buffer, threads: int, checked: bool = False) -> Kernel:
-    """A kernel that clears the halo of the buffer that a value lies in, and nothing else."""
+    """Generate a kernel that clears the halo of a value's buffer, and nothing else."""
     b = Builder(NAME, [("p0", "ptr"), ("tid", "i64")], checked=checked)
     size = buffer.dtype.itemsize
     padded = buffer.padded
@@ -23,7 +23,7 @@ def zero_halo(value: Value, buffer: Buffer, threads: int, checked: bool = False)
     for axis, (before, after) in enumerate(buffer.halo):
         if not before and not after:
             continue
-        # Elements of all outer indices: what lies before and after along this axis is contiguous.
+        # Elements of all outer indices: before and after along this axis, memory is contiguous.
         count = math.prod(padded[:axis])
         whole = padded[axis] * strides[axis] * size
         front = before * strides[axis] * size
@@ -38,7 +38,7 @@ def zero_halo(value: Value, buffer: Buffer, threads: int, checked: bool = False)
 def _clear(
     b: Builder, whole: int, ranges: tuple[tuple[int, int], ...], i: Int, _: list[Reg]
 ) -> None:
-    """Clears ranges of (start, length) in one of many equal stretches of bytes."""
+    """Clear ranges of (start, length) in one of many equal blocks of bytes."""
     start = b.offset(b.arguments["p0"], b.mul(i, whole))
     zero, no = Reg("0", "i8"), Reg("false", "i1")
     for at, length in ranges:

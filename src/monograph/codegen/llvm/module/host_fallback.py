@@ -29,7 +29,7 @@ _CONTAINERS = {SequenceType: "a sequence", OptionalType: "an optional", MapType:
 
 
 def named(region: Region) -> str:
-    """The op that a region is called after where it is no kernel."""
+    """Return the op that names a region without a kernel."""
     return region.root.op.name if region.anchor is None else region.kind
 
 
@@ -54,13 +54,13 @@ def _inside(region: Region) -> list[Value]:
 
 
 def of_graph(graph: Graph) -> dict[str, str]:
-    """The ops of a graph that are sure to run on the host, whatever its sizes, and why."""
+    """Return the ops of a graph that run on the host whatever its sizes, and the reasons."""
     graph = in_parts(graph) or graph
     found: dict[str, str] = {}
     for v in graph.values:
         if isinstance(v.op, STRUCTURE) or not (why := _of_value(v)):
             continue
-        if is_host_loop(v):  # its turns are compiled but for these
+        if is_host_loop(v):  # its iterations are compiled except for these
             for inner in subgraphs(v.op):
                 found |= of_graph(inner)
         else:
@@ -69,7 +69,7 @@ def of_graph(graph: Graph) -> dict[str, str]:
 
 
 def _of_value(value: Value) -> str:
-    """Why an op runs on the host; "" where its kind and its types do not tell."""
+    """Return why an op runs on the host; "" if its kind and types do not decide it."""
     kind = value.op.target_class if isinstance(value.op, Deferred) else type(value.op)
     if kind.host_reason:
         return kind.host_reason

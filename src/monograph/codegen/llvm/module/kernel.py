@@ -1,4 +1,4 @@
-"""What a kernel is to the rest of the target: text, and the pointers it wants."""
+"""The interface of CPU kernels: text, and the pointers they need."""
 
 from __future__ import annotations
 
@@ -20,44 +20,45 @@ from monograph.program.program import Program, Step
 
 @dataclass(frozen=True)
 class LlvmPacked:
-    """A constant in the form a kernel wants, prepared while compiling."""
+    """A constant in the form that a kernel needs, prepared at compile time."""
 
     array: Array
 
 
 @dataclass(frozen=True)
 class LaidOut:
-    """A packed constant that has its place among the constants of the program."""
+    """A packed constant with its offset among the program's constants."""
 
     offset: int
 
 
 @dataclass(frozen=True)
 class LlvmScratch:
-    """Memory that a kernel needs while it runs, contents undefined."""
+    """Memory that a kernel needs while it runs, with undefined contents."""
 
     nbytes: int
 
 
 @dataclass(frozen=True)
 class LlvmFault:
-    """A place to say that data does not fit: what the run then fails with.
+    """A fault that a kernel reports for invalid data, which fails the run.
 
-    A kernel that finds such data goes on with something harmless (see `report`).
+    A kernel that finds such data continues with harmless values (see `report`).
     """
 
     message: str
     expected: str = ""
     shows_data: bool = True
-    """Whether the number that comes with it says anything."""
+    """True if the reported number is meaningful."""
     buffers: tuple[str, ...] = ()
-    """For accesses outside of buffers, which are faults of Monograph's own: the buffers, in the
-    order in which they are reported by their numbers from 1."""
+    """For accesses outside of buffers, which are faults of Monograph: the buffers in the order of
+    their reported numbers, from 1.
+    """
 
 
 @dataclass(frozen=True)
 class Sync:
-    """The barrier's state, for a kernel whose threads wait for each other (see `synchronise`)."""
+    """The barrier state, for a kernel whose threads wait for each other (see `synchronise`)."""
 
 
 Argument: TypeAlias = Value | LlvmPacked | LaidOut | LlvmScratch | LlvmFault | Sync
@@ -65,7 +66,7 @@ Argument: TypeAlias = Value | LlvmPacked | LaidOut | LlvmScratch | LlvmFault | S
 
 @dataclass(frozen=True)
 class Kernel:
-    """A function `void name(ptr ..., i64 tid)` and what its pointers point to.
+    """A function `void name(ptr ..., i64 tid)` and the values its pointers point to.
 
     A pointer to a value points to the start of its buffer: offset and strides are in the text.
     """
@@ -75,32 +76,32 @@ class Kernel:
     declarations: frozenset[str]
     flops: float = 0.0
     extents: tuple[Extent, ...] = ()
-    """The bytes behind each pointer."""
+    """The bytes accessible from each pointer."""
     bounds_checks: int = 0
-    """Addresses that are checked because no proof covers them."""
+    """The number of addresses that are checked because no proof covers them."""
 
 
 OUTSIDE = "an address is outside of its buffer"
 NAME = "KERNEL"
-"""Stands for the function's name in the text, so that equal kernels have equal text."""
+"""The placeholder for the function's name, so that equal kernels have equal text."""
 
 
 @dataclass
 class KernelContext:
-    """What a kernel generator knows: the program, the step, the machine."""
+    """The input of a kernel generator: the program, the step, the machine."""
 
     program: Program
     step: Step
     features: Features
     threads: int
     winograd: bool = True
-    """Whether convolutions may reassociate their sums to save multiplications."""
+    """True if convolutions may reassociate their sums to save multiplications."""
     checked: bool = False
-    """Whether every access to memory is checked."""
+    """True if every memory access is checked."""
     arguments: list[Argument] = field(default_factory=list)
 
     def argument(self, what: Argument) -> int:
-        """The position of a pointer; asking twice for a value gives the same one."""
+        """Return the position of a pointer; the same value always has the same one."""
         if isinstance(what, Value) and what in self.arguments:
             return self.arguments.index(what)
         self.arguments.append(what)
@@ -144,7 +145,7 @@ def no_work(context: KernelContext) -> Kernel:
 def finished(
     b: Builder, arguments: Sequence[Argument], extents: Sequence[Extent], flops: float = 0.0
 ) -> Kernel:
-    """A kernel whose text is written; its accesses are checked where that is asked for."""
+    """Return the finished kernel; its accesses are checked if requested."""
     given = list(arguments)
     if b.checked or b.guards:
         labels = [f"{e.high} bytes of {e.label}" for e in extents]
@@ -159,7 +160,7 @@ def finished(
 
 
 def share(b: Builder, units: int, threads: int, multiple: int = 1) -> tuple[Int, Int]:
-    """This thread's part of some units of work: [low, high), in whole multiples."""
+    """Return this thread's range of some units of work, [low, high), in whole multiples."""
     if threads == 1:
         return 0, units
     tid = b.arguments["tid"]
@@ -172,7 +173,7 @@ def share(b: Builder, units: int, threads: int, multiple: int = 1) -> tuple[Int,
 
 
 def report(b: Builder, position: int, wrong: Reg, given: Reg) -> None:
-    """Where a condition holds, writes into the fault at an argument: that it came, and the data."""
+    """If a condition holds, write the flag and the data into the fault at an argument."""
 
     def write() -> None:
         fault = b.arguments[f"p{position}"]
@@ -183,7 +184,9 @@ def report(b: Builder, position: int, wrong: Reg, given: Reg) -> None:
 
 
 def synchronise(b: Builder, position: int, threads: int) -> None:
-    """Waits for all threads; what they wrote before is seen after. The argument is a `Sync`."""
+    """Wait for all threads; their earlier writes are visible afterwards. The argument
+    is a `Sync`.
+    """
     if threads > 1:
         b.line(f"call void @barrier(ptr %p{position}, i64 {threads})")
 

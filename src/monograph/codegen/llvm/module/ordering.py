@@ -1,7 +1,7 @@
-"""Where threads have to wait for each other: between kernels that touch the same memory.
+"""Barriers between kernels that access the same memory.
 
-Kernels that do not (the rotations of queries and of keys, the updates of two caches) follow each
-other without a barrier: a thread that is done with its part of one goes on with the next.
+Kernels that do not (the rotations of queries and keys, the updates of two caches) follow each other
+without a barrier: a thread that has finished its part of one continues with the next.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ ARENA = -1
 
 @dataclass(frozen=True)
 class ByteSpan:
-    """Bytes of a memory: the arena, or all of a port."""
+    """A range of bytes: of the arena, or all of a port."""
 
     memory: int
     start: int = 0
@@ -32,23 +32,23 @@ class ByteSpan:
 
 @dataclass
 class Ordering:
-    """What kernels have touched since the last barrier."""
+    """The memory that kernels have accessed since the last barrier."""
 
     places: Places
     offsets: Mapping[int, int]
-    """Where temporary buffers and scratch memory lie in the arena."""
+    """The offsets of temporary buffers and scratch memory in the arena."""
     reads: list[ByteSpan] = field(default_factory=list)
     writes: list[ByteSpan] = field(default_factory=list)
 
     def waits(self, step: Step, kernel: Kernel, scratch: Mapping[tuple[int, int], int]) -> bool:
-        """Whether a barrier comes before a kernel; what it touches is remembered.
+        """Return True if a kernel needs a barrier before it; record its accesses.
 
-        `scratch` tells the arena's buffers by steps and the positions of their kernels' arguments.
+        `scratch` gives the arena's buffers by steps and the positions of their kernels' arguments.
         """
         reads, writes = self._touched(step, kernel, scratch)
         clash = any(a.meets(b) for a in writes for b in (*self.reads, *self.writes))
         clash = clash or any(a.meets(b) for a in reads for b in self.writes)
-        # A kernel that may wait inside (`Sync`) counts for nothing: it need not, at every size.
+        # A barrier inside a kernel (`Sync`) does not count: it is not used at every size.
         if clash:
             self.reads, self.writes = [], []
         self.reads += reads
@@ -58,7 +58,7 @@ class Ordering:
     def _touched(
         self, step: Step, kernel: Kernel, scratch: Mapping[tuple[int, int], int]
     ) -> tuple[list[ByteSpan], list[ByteSpan]]:
-        """What a kernel reads, and what it writes: all that is not given to it."""
+        """Return the memory that a kernel reads, and the memory that it writes."""
         reads: list[ByteSpan] = []
         writes: list[ByteSpan] = []
         for position, argument in enumerate(kernel.arguments):
@@ -73,7 +73,7 @@ class Ordering:
         return reads, writes
 
     def _span(self, buffer: Buffer) -> ByteSpan | None:
-        """The bytes of a buffer; what is written over another lies where that does."""
+        """Return the bytes of a buffer; one written over another has the same address."""
         if buffer.kind == CONSTANT:
             return None
         if buffer.kind == TEMPORARY:

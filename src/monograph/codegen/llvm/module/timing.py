@@ -1,9 +1,8 @@
-"""Time stamps around steps: only in code that is compiled for profiling.
+"""Time stamps around steps, only in code that is compiled for profiling.
 
-Every thread writes when it begins a step and when it is done with it, before it waits for the
-others. The clock is the system's monotonic one: it needs no calibration, agrees between cores, and
-is the one that Python reads, so that steps on the host lie on the same line of time. It costs about
-20 ns to read.
+Every thread records when it begins a step and when it has finished it, before it waits for others.
+The clock is the system's monotonic one: it needs no calibration, agrees between cores, and is the
+one that Python reads, so that host steps share its time line. Reading it costs about 20 ns.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ DECLARATIONS = frozenset({f"declare i32 @{_CLOCK}(i32, ptr)"})
 
 @dataclass(frozen=True)
 class Stamps:
-    """Where the stamps lie in the arena: a row a thread, in it two stamps a step."""
+    """The location of the stamps in the arena: one row per thread, two stamps per step."""
 
     offset: int
     threads: int
@@ -36,22 +35,22 @@ class Stamps:
 
     @property
     def row_bytes(self) -> int:
-        # Threads write at the same time: no two of them into one cache line.
+        # Threads write at the same time: their rows must not share a cache line.
         return -(-2 * STAMP_BYTES * self.steps // ALIGNMENT) * ALIGNMENT
 
     @property
     def stop(self) -> int:
-        """The first byte behind them."""
+        """The first byte after them."""
         return self.offset + self.threads * self.row_bytes
 
     def write(self, b: Builder, arena: Reg, step: int, which: int) -> None:
-        """Writes what time it is, at the beginning or the end of a step."""
+        """Write the current time, at the beginning or the end of a step."""
         row = b.offset(arena, b.mul(b.arguments["tid"], self.row_bytes))
         place = b.offset(row, self.offset + STAMP_BYTES * (2 * step + which))
         b.line(f"call i32 @{_CLOCK}(i32 {time.CLOCK_MONOTONIC}, ptr {place})")
 
     def read(self, arena: Array) -> Array:
-        """Nanoseconds [thread, step, begin or end] that the last run has left."""
+        """Return the nanoseconds [thread, step, begin or end] of the last run."""
         rows = arena[self.offset : self.stop].reshape(self.threads, self.row_bytes)
         pairs = rows[:, : 2 * STAMP_BYTES * self.steps].copy().view(np.int64)
         seconds = pairs.reshape(self.threads, self.steps, 2, 2)

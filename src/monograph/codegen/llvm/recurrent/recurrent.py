@@ -1,8 +1,8 @@
-"""Recurrent cells: what remains of each step once the inputs are multiplied.
+"""Recurrent cells: the time steps after the inputs are multiplied.
 
-Threads share out the hidden units, so that each keeps its part of the weights in its own cache and
-the state of its own units to itself; only the products with the state need what the others made.
-Weights are packed so that a vector of units reads them in one stream.
+Threads divide the hidden units, so that each keeps its part of the weights in its own cache and the
+state of its own units to itself; only the products with the state read the results of others.
+Weights are packed so that a vector of units reads them sequentially.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ CHAINS = 8
 
 @kernel_for(Recurrence)
 def recurrent(context: KernelContext) -> Kernel:
-    """A kernel for all steps of a cell."""
+    """Generate a kernel for all time steps of a cell."""
     if all(0 in v.tensor.static for v in context.step.region.outputs):
         return context.finish(context.builder(0))
     return _Steps(context).emit()
 
 
 class _Steps(CellKernel):
-    """The steps of each kind of cell."""
+    """The time steps of each kind of cell."""
 
     def _run(self) -> None:
         if known(self.r) is None:
@@ -65,7 +65,9 @@ class _Steps(CellKernel):
         self._each_block(low, high, partial(self._tiles, kinds[self.cell.name], t, old, new))
 
     def _tiles(self, body: _Tile, t: Int, old: Reg, new: Reg, block: UnitVector) -> None:
-        """Rows of the batch, a few at a time, so that each load of weights serves them all."""
+        """Process rows of the batch, a few at a time, so that each load of weights
+        serves them all.
+        """
         most = max(1, (self.context.features.registers - 8) // self.gates)
         for run in split(self.op.batch, most):
 
@@ -79,7 +81,9 @@ class _Steps(CellKernel):
     def _products(
         self, state: Reg, block: UnitVector, rows: Sequence[Int], gates: Sequence[int]
     ) -> list[list[Reg]]:
-        """The product of each row's state with the weights of each gate, a vector of units."""
+        """Return the product of each row's state with the weights of each gate, a
+        vector of units.
+        """
         b = self.b
         count = len(rows) * len(gates)
         unroll = min(-(-CHAINS // count), self.hidden)
@@ -165,7 +169,7 @@ class _Steps(CellKernel):
     def _reset_gates(
         self, t: Int, old: Reg, new: Reg, block: UnitVector, rows: Sequence[Int]
     ) -> None:
-        """The first half of a step: the gates, and the state that the candidate sees."""
+        """Compute the first half of a step: the gates, and the state that the candidate reads."""
         s = self.scalars
         sums = self._products(old, block, rows, range(2))
         for i, row in enumerate(rows):

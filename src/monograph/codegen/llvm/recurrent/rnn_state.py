@@ -1,6 +1,6 @@
-"""The memory of a recurrent cell's kernel: operands, packed weights, states, and their elements.
+"""The memory of a recurrent cell's kernel: operands, packed weights, states.
 
-States and vectors of the gates are kept in rows with room for whole vectors of hidden units.
+Rows of states and gate vectors are padded to whole vectors of hidden units.
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ from monograph.program.legalise.recurrence import Recurrence
 from monograph.program.memory.buffer_assignment import OWN
 
 ALONE_BELOW = 100_000
-"""Multiply-adds of a step below which waiting for other threads costs more than they save."""
+"""Below this many multiply-adds per step, one thread is faster than several with barriers."""
 
 
 @dataclass(frozen=True)
 class UnitVector:
-    """A vector of hidden units: its number, and how many of its lanes are units."""
+    """A vector of hidden units: its number, and its number of used lanes."""
 
     number: Int
     lanes: int
 
 
 class CellKernel:
-    """A kernel for a cell; a subclass says what it does in each step."""
+    """The kernel of a cell; a subclass defines each time step."""
 
     def __init__(self, context: KernelContext) -> None:
         anchor = context.step.region.anchor
@@ -74,7 +74,7 @@ class CellKernel:
         self.late = isinstance(self.cell, Gru) and self.cell.late_reset
 
     def _operands(self, rest: list[Value]) -> tuple[list[Value], list[Value], Value | None]:
-        """Vectors for each gate, initial states, lengths."""
+        """Return the vectors for each gate, the initial states, and the lengths."""
         vectors = [] if self.op.gates == 1 else [rest.pop(0)]
         states = [rest.pop(0) for _ in range(2 if isinstance(self.cell, Lstm) else 1)]
         return vectors, states, rest.pop(0) if rest else None
@@ -120,21 +120,21 @@ class CellKernel:
         return context.finish(b, self.op.flops(self.hidden))
 
     def _pack(self, r: Array) -> Array:
-        """[block][unit of the old state][gate][lane], lanes without a unit zero."""
+        """Pack as [block][unit of the old state][gate][lane], zeros in lanes without a unit."""
         wide = np.zeros((self.gates, self.padded, self.hidden), self.dtype.numpy)
         wide[:, : self.hidden] = r.reshape(self.gates, self.hidden, self.hidden)
         blocks = wide.reshape(self.gates, self.blocks, self.lanes, self.hidden)
         return np.ascontiguousarray(blocks.transpose(1, 3, 0, 2))
 
     def _run(self) -> None:
-        """All that the kernel does, once its memory is laid out."""
+        """Emit the work of the kernel, after its memory is laid out."""
         raise NotImplementedError
 
     def _wait(self) -> None:
         synchronise(self.b, self.sync, self.threads)
 
     def _pack_weights(self) -> None:
-        """The packed form of weights that are no constant."""
+        """Pack weights that are not constant."""
         b, place = self.b, self.context.program.places.storage[self.r]
         size = self.r.dtype.itemsize
 
@@ -162,7 +162,7 @@ class CellKernel:
         return b.add(b.mul(b.add(b.mul(n, self.hidden), k), self.gates), g)
 
     def _fill(self) -> None:
-        """Initial state and the vectors of the gates, with room for whole vectors of units."""
+        """Fill the initial state and the gate vectors, padded to whole vectors of units."""
         b = self.b
         states = zip(("h", "c"), self.states, strict=False)
         for name, value in states:
@@ -182,7 +182,7 @@ class CellKernel:
             b.loop(*share(b, self.op.batch, self.threads), 1, check)
 
     def _copy_rows(self, name: str, value: Value, rows: int, width: int, only: int | None) -> None:
-        """Rows of an operand into padded rows; all of them from one row where `only` says."""
+        """Copy rows of an operand into padded rows; all from one row if `only` is given."""
         b, place = self.b, self.context.program.places.storage[value]
         step = place.strides[0] * width if len(place.strides) == 1 else place.strides[0]
 
@@ -207,7 +207,7 @@ class CellKernel:
         b.loop(*share(b, rows, self.threads), 1, row)
 
     def _finish(self, last: Reg) -> None:
-        """The last states as results."""
+        """Store the last states as results."""
         b = self.b
         for index, memory in ((1, last), (2, self.memory["c"])):
             if index not in self.outputs:
@@ -223,7 +223,7 @@ class CellKernel:
             b.loop(*share(b, self.op.batch, self.threads), 1, row)
 
     def _each_block(self, low: Int, high: Int, body: Callable[[UnitVector], None]) -> None:
-        """A body for each vector of units; one that is not full stands last and alone."""
+        """Run a body for each vector of units; one that is not full comes last and alone."""
         b = self.b
         over = self.hidden % self.lanes
         full = self.blocks - 1 if over else self.blocks
@@ -244,7 +244,7 @@ class CellKernel:
     _scalar = _sum
 
     def _gate(self, index: int, x: Scalar) -> Scalar:
-        """Activation number `index`, after clipping."""
+        """Apply activation number `index`, after clipping."""
         s, cell = self.scalars, self.cell
         clip = getattr(cell, "clip", None)
         if clip is not None:
@@ -290,7 +290,7 @@ class CellKernel:
         return widened
 
     def _alive(self, t: Int, row: Int) -> Reg | None:
-        """Whether an element of the batch has not ended yet; None where none ever does."""
+        """Return whether a batch element has not ended yet; None if none ever ends."""
         if self.lengths is None:
             return None
         return self.b.compare("slt", self.b.i64(t), self._length(self.lengths, row))
@@ -310,7 +310,7 @@ class CellKernel:
         old: Reg,
         new: Reg,
     ) -> None:
-        """Stores the new state of some units, and the result of this step."""
+        """Store the new state of some units, and the result of this step."""
         before = self._scalar(self._row(old, row, block)) if alive is not None else h
         self._put(new, row, block, self._kept(alive, h, before))
         if 0 in self.outputs:

@@ -1,4 +1,4 @@
-"""Layer and root mean square normalisation: mean, then variance, then the result."""
+"""LayerNorm and RMSNorm: mean, then variance, then the result."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from monograph.program.fusion.op_classes import is_view
 
 @kernel_for(LayerNorm, RmsNorm, readable=any_view)
 def norm(context: KernelContext) -> Kernel:
-    """A kernel for a normalisation, what it reads and what follows it."""
+    """Generate a kernel for a norm, its operand and its epilogue."""
     anchor = context.step.region.anchor
     assert anchor is not None
     assert isinstance(anchor.op, (LayerNorm, RmsNorm))
@@ -55,10 +55,10 @@ class _Norm:
         return self.rows.kernel()
 
     def _row(self, place: RowPosition) -> None:
-        """The passes over a row.
+        """Emit the passes over a row.
 
-        A mean that is large beside the deviations is rounded too coarsely: what it leaves of the
-        deviations' own mean is summed with their squares, and taken away with the scaling.
+        A mean that is large beside the deviations is rounded coarsely: the remaining mean of the
+        deviations is summed with their squares, and subtracted with the scaling.
         """
         s = self.rows.scalars
         one, zero = (s.constant(n, self.dtype) for n in (1.0, 0.0))
@@ -78,7 +78,7 @@ class _Norm:
             squares = [
                 s.sub(s.mul(t[0], share), s.mul(r, r)) for t, r in zip(both, rests, strict=True)
             ]
-            # Rounding may leave less than nothing of the variance of equal elements.
+            # Rounding may make the variance of equal elements negative.
             squares = [s.max(q, zero) for q in squares]
         scales = [s.div(one, s.sqrt(s.add(q, epsilon))) for q in squares]
         shifts = [s.neg(s.mul(r, c)) for r, c in zip(rests, scales, strict=True)]
@@ -100,14 +100,14 @@ class _Norm:
         return [self.rows.scalars.add(p, q) for p, q in zip(x, y, strict=True)]
 
     def _read(self, point: Point, stream: int, totals: Totals) -> Totals:
-        """Sums elements for the mean; their squares where there is none to take away."""
+        """Sum elements for the mean, or their squares if there is no mean to subtract."""
         s = self.rows.scalars
         x = Scalar(self.rows.operand_at(point, self.order).reg, self.dtype)
         self.rows.keep(point, stream, x)
         return [s.add(totals[0], x) if isinstance(self.op, LayerNorm) else s.fma(x, x, totals[0])]
 
     def _of(self, totals: list[Scalar], stream: int) -> Scalar:
-        """The total that an element's row has: along a row there is only one."""
+        """Return the total of an element's row: along a row there is only one."""
         return totals[stream] if self.rows.across else totals[0]
 
     def _write(self, point: Point, y: Scalar) -> None:

@@ -1,4 +1,4 @@
-"""Reductions along axes, of operands in memory or computed on the way: totals and arguments."""
+"""Reductions along axes, of operands in memory or computed on the fly: totals and arguments."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from monograph.ops.scalar import Scalar
 
 
 def serves(value: Value) -> bool:
-    """Whether a value is a reduction that these kernels compute."""
+    """Return True if a value is a reduction that these kernels compute."""
     if isinstance(value.op, (ReduceSum, ReduceProd, ReduceMax, ReduceMin)):
         return value.dtype.kind != COMPLEX
     return isinstance(value.op, ArgReduction)
@@ -32,7 +32,7 @@ def serves(value: Value) -> bool:
 
 @kernel_for(Reduction, ArgReduction, when=serves, readable=any_view)
 def reduction(context: KernelContext) -> Kernel:
-    """A kernel for a reduction, what it reads and what follows it."""
+    """Generate a kernel for a reduction, its operand and its epilogue."""
     anchor = context.step.region.anchor
     assert anchor is not None
     if isinstance(anchor.op, ArgReduction):
@@ -60,7 +60,7 @@ def reduction(context: KernelContext) -> Kernel:
 
 
 def _start(op: Reduction, dtype: DType) -> float | int:
-    """The total of nothing."""
+    """Return the neutral element."""
     if isinstance(op, (ReduceSum, ReduceProd)):
         return int(isinstance(op, ReduceProd))
     return lowest(dtype) if isinstance(op, ReduceMax) else highest(dtype)
@@ -93,7 +93,7 @@ def _joined(rows: LlvmRows, op: Reduction, x: Scalar, y: Scalar) -> Scalar:
 
 
 def _argument(context: KernelContext, op: ArgReduction) -> Kernel:
-    """Where the largest or smallest is: values and places are carried side by side."""
+    """Generate ArgMax or ArgMin: values and indices are carried side by side."""
     rows = LlvmRows(context, (op.axis,))
     order = rows.elements.plan((rows.operand,), rows.at)
     s = rows.scalars
@@ -105,7 +105,7 @@ def _argument(context: KernelContext, op: ArgReduction) -> Kernel:
         better = s.less(best, other) if largest else s.less(other, best)
         same = s.equal(best, other)
         if dtype.is_float:
-            # NaN stands before everything, and is as good as NaN.
+            # NaN precedes everything, and equals NaN.
             nan, fine = s.is_nan(other), s.not_(s.is_nan(best))
             better = s.or_(better, s.and_(nan, fine))
             same = s.or_(same, s.and_(nan, s.not_(fine)))

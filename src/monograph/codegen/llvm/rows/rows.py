@@ -1,8 +1,8 @@
-"""Rows: what reductions, softmax and norms have in common.
+"""Rows: the common base of reductions, softmax and norms.
 
-Some axes of an operand are kept and some are reduced; the elements along the reduced ones, for one
-place along the kept ones, are a row. Vectors lie along whichever axis memory runs along: inside a
-row, whose lanes are joined in the end, or across rows, each lane then being a row of its own.
+Some axes of an operand are kept and some are reduced; a row is the elements along the reduced axes,
+at one index of the kept ones. Vectors run along the contiguous axis: inside a row, whose lanes are
+combined at the end, or across rows, with one row per lane.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from monograph.program.fusion.row_nest import positions_read, result_index, row_
 from monograph.program.index import Counter, Index, flatten
 
 STREAMS = 4
-"""Vectors under way at once, so that they need not wait for each other."""
+"""Vectors in flight, so that they need not wait for each other."""
 HELD = 8
-"""Vectors of a row that are kept in registers from pass to pass; longer rows go to memory."""
+"""Vectors of a row that stay in registers between passes; longer rows go to memory."""
 BLOCK = 64
-"""Elements that have a total of their own where each lane is a row: long sums stay right."""
+"""Elements per partial sum if each lane is a row: long sums stay accurate."""
 LINE = 64
 
 Totals: TypeAlias = list[Scalar]
 Step: TypeAlias = Callable[[Point, int, Totals], Totals]
-"""New totals, from a place in the row, the number of its stream, and the totals so far."""
+"""New totals, from a point of the row, the number of its stream, and the totals so far."""
 Join: TypeAlias = Callable[[Totals, Totals], Totals]
 
 
 @dataclass(frozen=True)
 class RowPosition:
-    """Some places along the kept axes: one, or the lanes of neighbouring vectors."""
+    """Some positions along the kept axes: one, or the lanes of neighbouring vectors."""
 
     points: tuple[Point, ...]
 
@@ -63,7 +63,7 @@ class LlvmRows:
         for value in (*region.inputs, *region.outputs):
             context.argument(value)
         self._scratch = len(context.arguments)
-        # One pointer more than there are values: rows may have to be kept in memory.
+        # One additional pointer: rows may have to be kept in memory.
         self.b = b = context.builder(len(context.arguments) + 1)
         self.scalars = LlvmScalars(b, context.features)
         storage = context.program.places.storage
@@ -80,7 +80,7 @@ class LlvmRows:
     # The nest
 
     def _nest(self) -> None:
-        """The index of the operand and of the result, in as few counters as memory allows."""
+        """Compute the indices of the operand and the result, in as few counters as possible."""
         shape = self.operand.tensor.static
         self.empty = 0 in shape
         nest = row_nest(shape, self.axes, self._positions)
@@ -102,15 +102,17 @@ class LlvmRows:
         return positions_read(order, self.elements.storage)
 
     def parameter_order(self, at: Indices) -> list[Resolved]:
-        """What the anchor's other operands need at an element; none unless a kernel says so."""
+        """Return the elements of the anchor's other operands at an element; none by default."""
         return []
 
     def _choose_lane(self) -> None:
-        """Vectors go along the counter that most accesses run along, the innermost of equals."""
+        """Run vectors along the counter that most accesses run along; the innermost of
+        equal ones.
+        """
         every = sorted([*self.kept, *self.reduced], key=lambda c: (len(c.name), c.name))
         positions = []
         if not self.empty:
-            # A result for each row is written seldom; only what is done for every element counts.
+            # Stores of one result per row are rare; only accesses per element count.
             positions = self._read_by(self.elements.plan((self.operand,), self.at))
             if self.anchor.tensor.static == self.operand.tensor.static:
                 positions = self._positions(self.at)
@@ -128,7 +130,7 @@ class LlvmRows:
     # Loops over rows
 
     def run(self, body: Callable[[RowPosition], None], streams: int = STREAMS) -> None:
-        """Runs a body for all rows: one at a time, or a few vectors of neighbouring ones."""
+        """Run a body for all rows: one at a time, or a few vectors of neighbouring ones."""
         self._own = self._own_memory()
         outer = [c for c in self.kept if c is not self.lane]
         count = math.prod(c.extent for c in outer)
@@ -140,7 +142,7 @@ class LlvmRows:
         assert self.lane is not None
         start = 0
         extent = self.lane.extent
-        # Fewer vectors at once where the threads would not all have work otherwise.
+        # Fewer vectors at once if some threads would have no work otherwise.
         while streams > 1 and count * (extent // (streams * self.lanes)) < self.context.threads:
             streams //= 2
         groups = [(streams, self.lanes), (1, self.lanes)] if streams > 1 else [(1, self.lanes)]
@@ -162,7 +164,7 @@ class LlvmRows:
         vectors: int,
         lanes: int,
     ) -> None:
-        """Runs a body for so many blocks of vectors along the lanes, for all outer places."""
+        """Run a body for `blocks` of vectors along the lanes, at all outer positions."""
         b, lane = self.b, self.lane
         assert lane is not None
 
@@ -179,7 +181,7 @@ class LlvmRows:
             self._spread(count * blocks, one)
 
     def _spread(self, count: int, body: Callable[[Int], None]) -> None:
-        """A loop that the threads share."""
+        """Emit a loop that the threads divide."""
         b = self.b
 
         def one(i: Int, _: list[Reg]) -> None:
@@ -193,7 +195,7 @@ class LlvmRows:
         b.loop(*share(b, count, self.context.threads), 1, one)
 
     def _values(self, nest: Sequence[Counter], i: Int) -> dict[Counter, Int]:
-        """The counters of a nest, from the number of a trip through it."""
+        """Return the counters of a nest from the number of an iteration."""
         values: dict[Counter, Int] = {}
         for c in reversed(nest):
             values[c] = self.b.mod(i, c.extent) if c is not nest[0] else i
@@ -203,7 +205,7 @@ class LlvmRows:
     # Loops along rows
 
     def fold(self, place: RowPosition, start: Totals, step: Step, join: Join) -> list[Totals]:
-        """Totals over the rows of a place: a list for each of its points."""
+        """Return totals over the rows of a position: a list for each of its points."""
         if self.empty:
             return [self._spread_totals(start, p.lanes) for p in place.points]
         if self.across or not self.reduced:
@@ -213,7 +215,7 @@ class LlvmRows:
     def _loop(
         self, count: int, step: int, body: Callable[[Int, list[Reg]], list[Reg]], carried: list[Reg]
     ) -> list[Reg]:
-        """A loop, or its trips one by one where the row is to stay in registers."""
+        """Emit a loop, or its iterations one by one if the row stays in registers."""
         if not self.unrolled:
             return self.b.loop(0, count, step, body, carried)
         for i in range(0, count, step):
@@ -223,7 +225,7 @@ class LlvmRows:
     def _fold_across(
         self, place: RowPosition, start: Totals, step: Step, join: Join | None = None
     ) -> list[Totals]:
-        """Totals that go on from element to element, or in blocks where they can be joined."""
+        """Return totals carried from element to element, or in blocks that are combined."""
         size = len(start)
         first = [r for p in place.points for r in _regs(self._spread_totals(start, p.lanes))]
 
@@ -296,7 +298,7 @@ class LlvmRows:
         return join(total, _totals(regs[streams * size :], start)) if lane.extent % lanes else total
 
     def _narrowed(self, totals: Totals, join: Join) -> Totals:
-        """Totals of all lanes, joined in halves."""
+        """Combine the totals of all lanes, in halves."""
         while totals and totals[0].reg.lanes:
             half = totals[0].reg.lanes // 2
             low, high = (
@@ -320,12 +322,12 @@ class LlvmRows:
     # Elements
 
     def operand_at(self, point: Point, order: list[Resolved]) -> Scalar:
-        """An element of the operand, computed where it is an expression."""
+        """Return an element of the operand, computed if it is an expression."""
         found: Scalar = self.elements.emit(order, point)[Element(self.operand, self.at)]
         return found
 
     def finish(self, result: Scalar, point: Point) -> None:
-        """What follows the anchor, and the stores."""
+        """Emit the epilogue, and the stores."""
         self.elements.given[self.anchor] = result
         order = self.elements.plan(self.outputs, self.out_at)
         made = self.elements.emit(order, point)
@@ -336,21 +338,21 @@ class LlvmRows:
     # Rows kept from pass to pass
 
     def keep(self, point: Point, stream: int, x: Scalar) -> None:
-        """Keeps an element for the next pass: in a register, or in this thread's memory."""
+        """Keep an element for the next pass: in a register, or in this thread's memory."""
         if self.unrolled:
             self._held[self._key(point, stream)] = x
             return
         self.b.store(self.scalars.splat(x, point.lanes).reg, self._kept(point, stream, x.dtype), 4)
 
     def kept_at(self, point: Point, stream: int, dtype: DType) -> Scalar:
-        """What was kept at an element."""
+        """Return the kept element."""
         if self.unrolled:
             return self._held[self._key(point, stream)]
         kind = vector(point.lanes, register(dtype))
         return Scalar(self.b.load(kind, self._kept(point, stream, dtype), 4), dtype)
 
     def _key(self, point: Point, stream: int) -> tuple[object, ...]:
-        # Along a row the place tells elements apart, across rows also which of them it is.
+        # Along a row the index identifies elements; across rows the row does too.
         return (stream if self.across else 0, *(point.values[c] for c in self.reduced))
 
     def _kept(self, point: Point, stream: int, dtype: DType) -> Reg:
@@ -363,7 +365,7 @@ class LlvmRows:
         return b.offset(self._own, b.mul(number, max(dtype.itemsize, 4)))
 
     def _own_memory(self) -> Reg:
-        """Where this thread may keep a row."""
+        """Return the memory in which this thread may keep a row."""
         if self.unrolled or not self.keeps:
             return self.b.arguments[f"p{self._scratch}"]
         count = math.prod(c.extent for c in self.reduced)

@@ -14,20 +14,20 @@ from monograph.program.index import Index
 
 
 def serves(value: Value) -> bool:
-    """Whether a value is a running total."""
+    """Return True if a value is a running total."""
     return isinstance(value.op, Cumulative) and value.dtype.kind != COMPLEX
 
 
 @kernel_for(Cumulative, when=serves, readable=any_view)
 def scan(context: KernelContext) -> Kernel:
-    """A kernel for a running total; rows are side by side in lanes, or taken one by one."""
+    """Generate a kernel for a running total; rows are in lanes, or one by one."""
     anchor = context.step.region.anchor
     assert anchor is not None
     assert isinstance(anchor.op, Cumulative)
     op = anchor.op
     rows = _ScanRows(context, (op.axis,))
     s = rows.scalars
-    # Floats run in f64, so that long sums are rounded once as short ones are.
+    # Floats are accumulated in f64, so that long sums are rounded once too.
     wide = f64 if anchor.dtype.is_float else anchor.dtype
     if rows.empty:
         return rows.kernel()
@@ -48,7 +48,7 @@ def scan(context: KernelContext) -> Kernel:
 
 
 class _ScanRows(LlvmRows):
-    """Rows that are walked in order: lanes never lie along them, and they may run backwards."""
+    """Rows that are processed in order: lanes never run along them; they may be reversed."""
 
     def _nest(self) -> None:
         super()._nest()

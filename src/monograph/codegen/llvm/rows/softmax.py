@@ -1,4 +1,4 @@
-"""Softmax and its logarithm along an axis: three passes over a row that stays close."""
+"""Softmax and log-softmax along an axis: three passes over a row that stays in cache."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _EXP2 = (
     0.0001534581242594868,
 )
 _ROUNDER = 1.5 * 2.0**23 + 127
-"""Added to a float it leaves the nearest whole number in the low bits, as an exponent has it."""
+"""Added to a float, it leaves the nearest whole number in the low bits, as an exponent."""
 _EXP2_LOW = -127.0
 LOG2_E = 1 / math.log(2)
 
@@ -41,7 +41,7 @@ def power_below_one(a: LlvmArith, t: Reg) -> Reg:
 
 @kernel_for(Softmax, LogSoftmax, readable=any_view)
 def softmax(context: KernelContext) -> Kernel:
-    """A kernel for a softmax, what it reads and what follows it."""
+    """Generate a kernel for a softmax, its operand and its epilogue."""
     anchor = context.step.region.anchor
     assert anchor is not None
     assert isinstance(anchor.op, (Softmax, LogSoftmax))
@@ -72,7 +72,7 @@ class _Softmax:
         halving = self.dtype == f32 and not self.logarithm
 
         def weigh(point: Point, stream: int, totals: Totals) -> Totals:
-            # The difference comes first: it is exact near the largest, however large that is.
+            # The difference comes first: it is exact near the maximum, whatever its size.
             x = s.sub(self._again(point, stream), self._of(tops, stream))
             if halving:
                 t = s.mul(x, s.constant(LOG2_E, self.dtype))
@@ -94,7 +94,7 @@ class _Softmax:
         self.rows.each(place, write)
 
     def _of(self, totals: list[Scalar], stream: int) -> Scalar:
-        """The total that an element's row has: along a row there is only one."""
+        """Return the total of an element's row: along a row there is only one."""
         return totals[stream] if self.rows.across else totals[0]
 
     def _read(self, point: Point, stream: int, totals: Totals) -> Totals:
@@ -104,13 +104,13 @@ class _Softmax:
         return self._larger(totals, [x])
 
     def _again(self, point: Point, stream: int) -> Scalar:
-        """An element in the second pass: from memory where it lies there as it is."""
+        """Return an element in the second pass: from memory if it is stored there."""
         if not self.read_again:
             return self.rows.kept_at(point, stream, self.dtype)
         return self.rows.operand_at(point, self.order)
 
     def _larger(self, x: Totals, y: Totals) -> Totals:
-        # NaN may be passed over here: the sum has it in any case.
+        # NaN may be ignored here: the sum contains it.
         a = self.rows.scalars.a
         p, q = self.rows.scalars.splat(x[0], y[0].reg.lanes), y[0]
         return [Scalar(a.select(a.compare("ogt", q.reg, p.reg), q.reg, p.reg), self.dtype)]

@@ -1,4 +1,4 @@
-"""What kernels share whose results are as long as the data say."""
+"""The common base of kernels whose result sizes depend on data."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ class Counting:
             context.argument(value)
 
     def begin(self) -> None:
-        """Starts the function: all arguments are known by now."""
+        """Start the function, after all arguments are known."""
         self.b: Builder = self.context.builder(len(self.context.arguments))
         self.scalars = LlvmScalars(self.b, self.context.features)
         self.pointers = pointers(self.b, self.context.arguments)
 
     def at(self, value: Value, index: Sequence[Int]) -> Reg:
-        """Where an element of an operand or a result lies."""
+        """Return the address of an element of an operand or a result."""
         b, place = self.b, self.context.program.places.storage[value]
         total: Int = place.offset
         for i, stride in zip(index, place.strides, strict=True):
@@ -46,19 +46,19 @@ class Counting:
         return self.scalars.load(value.dtype, self.at(value, index), lanes)
 
     def move(self, source: Value, index: Sequence[Int], result: int, to: Sequence[Int]) -> None:
-        """Copies an element of an operand into a result, if anyone uses that."""
+        """Copy an element of an operand into a result, if the result has a user."""
         if result in self.results:
             bits = bits_of(source.dtype)
             target = self.at(self.results[result], to)
             self.scalars.store(self.scalars.load(bits, self.at(source, index)), target)
 
     def give(self, result: int, index: Sequence[Int], number: Reg) -> None:
-        """Writes an i64 into a result, if anyone uses it."""
+        """Store an i64 into a result, if the result has a user."""
         if result in self.results:
             self.b.store(number, self.at(self.results[result], index), 8)
 
     def finish_count(self, count: Reg) -> None:
-        """Writes how much counts: the last result. Every thread may: they all know it."""
+        """Store the count, the last result. Every thread may: all know it."""
         assert isinstance(self.anchor.op, Counted)
         last = len(self.anchor.type.items) - 1  # type: ignore[union-attr]
         self.first_thread(lambda: self.give(last, [], count))
@@ -69,7 +69,7 @@ class Counting:
         self.b.when(first, body)
 
     def clear(self, result: int, start: Int, axis: int, shared: bool = True) -> None:
-        """Zeros what lies behind the count, along an axis of a result; threads may share it."""
+        """Zero the elements beyond the count, along an axis of a result; threads may divide it."""
         if result not in self.results:
             return
         b, value = self.b, self.results[result]
@@ -103,10 +103,10 @@ class Counting:
         visit: Callable[[Int, Reg], None] | None,
         lanes: int,
     ) -> Reg:
-        """Visits the places in [low, high) where a condition holds, numbered from `start` on.
+        """Visit the positions in [low, high) where a condition holds, numbered from `start` on.
 
-        `holds` gives the condition at a place, or at as many as there are lanes; without `visit`
-        they are only counted. Gives the number after the last.
+        `holds` returns the condition at a position, or at one per lane; without `visit` they are
+        only counted. Return the number after the last.
         """
         b, a = self.b, self.scalars.a
         if lanes > 1:
@@ -142,7 +142,7 @@ class Counting:
     def _each_bit(
         self, first: Int, bits: Reg, start: Reg, visit: Callable[[Int, Reg], None]
     ) -> Reg:
-        """Visits the places that the bits of a number stand for; at least one is set."""
+        """Visit the positions of the set bits of a number; at least one is set."""
         b, a = self.b, self.scalars.a
         before, again, done = b.block, b.new_label("again"), b.new_label("done")
         left, at = Reg(b.fresh("left"), "i64"), Reg(b.fresh("at"), "i64")
@@ -162,7 +162,9 @@ class Counting:
         return following
 
     def ordered(self, x: Scalar) -> Reg:
-        """An unsigned number that orders as elements do; NaN is the largest, -0.0 equals 0.0."""
+        """Return an unsigned number that orders like elements; NaN is the largest, -0.0
+        equals 0.0.
+        """
         a, dtype = self.scalars.a, x.dtype
         wide = is_wide(dtype)
         kind, sign = ("i64", -(1 << 63)) if wide else ("i32", -(1 << 31))

@@ -1,4 +1,4 @@
-"""A binary heap in memory with the smallest number on top, as code."""
+"""A binary heap in memory with the smallest number on top, as LLVM code."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from monograph.codegen.llvm.emit.builder import Builder, Int
 
 
 class Heap:
-    """Unsigned numbers of one type, all different, side by side from a pointer on."""
+    """Distinct unsigned numbers of one type, contiguous from a pointer on."""
 
     def __init__(self, b: Builder, pointer: Reg, kind: str, nbytes: int) -> None:
         self.b = b
@@ -45,7 +45,7 @@ class Heap:
         self.b.loop(0, count - 1, 1, move)
 
     def sink(self, number: Reg, root: Int, count: Int) -> None:
-        """Puts a number in at a root, or as far below it as smaller ones are there."""
+        """Insert a number at a root, or below all smaller numbers there."""
         b = self.b
         before, look, choose, down, done = (
             b.block,
@@ -58,7 +58,7 @@ class Heap:
         left = b.i64(b.add(b.mul(at, 2), 1))
         b.branch(b.compare("slt", left, b.i64(count)), choose, done)
         b.label(choose)
-        # Without a right child the last number is the left one, and stands for both.
+        # Without a right child the last number is the left one, and counts as both.
         right = b.i64(b.minimum(b.add(left, 1), b.sub(count, 1)))
         one, other = self.load(left), self.load(right)
         smaller = b.compare("ult", other, one)

@@ -1,7 +1,7 @@
-"""The choice among boxes: the best of each class that do not overlap a better one.
+"""Non-maximum suppression: the best boxes of each class that do not overlap a better one.
 
-Threads share out the classes of all images. Of each, the candidates go into a heap with the best
-score on top, and are taken from it one by one until enough are chosen.
+Threads divide the classes of all images. For each class, the candidates go into a heap with the
+best score on top, and are taken from it one by one until enough are selected.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from monograph.ops.scalar import Scalar
 from monograph.program.dynamic.bounded import Counted, is_counted
 
 BOX = 5
-"""Numbers that are kept of a chosen box: two corners and the area."""
+"""Numbers stored per selected box: two corners and the area."""
 
 
 def serves(value: Value) -> bool:
@@ -39,7 +39,7 @@ def serves(value: Value) -> bool:
 
 @kernel_for(Counted, when=serves)
 def suppress(context: KernelContext) -> Kernel:
-    """A kernel for the choice among boxes."""
+    """Generate a kernel for non-maximum suppression."""
     return _Suppress(context).emit()
 
 
@@ -81,7 +81,7 @@ class _Suppress(Counting):
         return self.context.finish(b)
 
     def _pair(self, pair: Int, _: list[Reg]) -> None:
-        """Chooses among the boxes of one class of one image."""
+        """Select among the boxes of one class of one image."""
         b = self.b
         image, class_ = b.div(pair, self.classes), b.mod(pair, self.classes)
         candidates = self._candidates(image, class_)
@@ -93,7 +93,7 @@ class _Suppress(Counting):
         b.store(found, b.offset(self.counts, b.mul(pair, 8)), 8)
 
     def _candidates(self, image: Int, class_: Int) -> Reg:
-        """Puts the boxes whose score is high enough into the heap; how many there are."""
+        """Push the boxes with a sufficient score onto the heap; return their number."""
         s = self.scalars
         step = self.context.program.places.storage[self.scores].strides[2]
 
@@ -111,7 +111,7 @@ class _Suppress(Counting):
         return self.walk(0, self.count, Reg("0", "i64"), holds, add, lanes)
 
     def _rank(self, score: Scalar, i: Int) -> Reg:
-        """A number that is smaller for a better box: the score turned round, then the place."""
+        """Return a number that is smaller for a better box: the inverted score, then the index."""
         a, b = self.scalars.a, self.b
         bits = a.op("xor", self.ordered(score), -1)
         bits = a.select(a.compare("uno", score.reg, score.reg), -1, bits)
@@ -119,7 +119,7 @@ class _Suppress(Counting):
         return a.op("or", shifted, a.convert("zext", b.i64(i), self.rank))
 
     def _take(self, image: Int, candidates: Reg, row: Reg) -> Reg:
-        """Takes boxes from the heap, best first, until enough are chosen; how many are."""
+        """Pop boxes from the heap, best first, until enough are selected; return their number."""
         b, a = self.b, self.scalars.a
         before, head, body, done = (
             b.block,
@@ -149,7 +149,7 @@ class _Suppress(Counting):
         return found
 
     def _offer(self, image: Int, i: Reg, found: Reg, row: Reg) -> Reg:
-        """Chooses a box unless it overlaps one that is chosen; how many are chosen then."""
+        """Select a box unless it overlaps a selected one; return the number of selected boxes."""
         b, a = self.b, self.scalars.a
         box = self._corners(image, i)
         hit = self._hits(box, found)
@@ -163,13 +163,13 @@ class _Suppress(Counting):
         return a.unless(a.compare("eq", hit, 0), found, keep)
 
     def _kept(self, k: int, j: Int) -> Reg:
-        """Where a number of a chosen box lies: each kind in a list of its own."""
+        """Return the address of a number of a selected box: each kind has its own list."""
         return self.b.offset(self.kept, self.b.mul(self.b.add(j, k * self.room), 8))
 
     def _hits(self, box: list[Scalar], found: Reg) -> Reg:
-        """Whether a box overlaps a chosen one; looks at a vector of them at a time, until one is.
+        """Return True if a box overlaps a selected one; compares vectors until one does.
 
-        Behind the chosen ones lie boxes without an area, which overlap nothing.
+        After the selected boxes there are boxes without area, which overlap nothing.
         """
         b, a, lanes = self.b, self.scalars.a, self.lanes
         spread = [self.scalars.splat(x, lanes) for x in box]
@@ -210,7 +210,7 @@ class _Suppress(Counting):
         return [*low, *high, s.mul(*sides)]
 
     def _overlaps(self, one: list[Scalar], other: list[Scalar]) -> Reg:
-        """Whether the intersection over the union of two boxes is beyond the threshold."""
+        """Return True if the intersection over the union of two boxes exceeds the threshold."""
         s, zero = self.scalars, number(self.scalars, 0.0)
         sides = [s.sub(s.min(one[2 + k], other[2 + k]), s.max(one[k], other[k])) for k in range(2)]
         shared = s.mul(*(s.max(side, zero) for side in sides))
@@ -221,7 +221,7 @@ class _Suppress(Counting):
         return reg
 
     def _join(self) -> None:
-        """Writes what was chosen of all classes, one after the other, and how many there are."""
+        """Store the selected boxes of all classes, one after the other, and their number."""
         b = self.b
 
         def pair(p: Int, start: list[Reg]) -> list[Reg]:

@@ -1,4 +1,4 @@
-"""Where elements are not zero: counted first, then written, each thread behind those before it."""
+"""NonZero: elements are counted first, then each thread writes after those before it."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class _NonZero(Counting):
         return self.context.finish(b)
 
     def _sum(self, counts: Reg, stop: Int) -> Reg:
-        """What the threads before one have found."""
+        """Return the sum of the counts of earlier threads."""
         b = self.b
 
         def one(t: Int, total: list[Reg]) -> list[Reg]:
@@ -73,7 +73,7 @@ class _NonZero(Counting):
     def _walk(
         self, low: Int, high: Int, start: Reg, visit: Callable[[Int, Reg], None] | None
     ) -> Reg:
-        """Visits the elements that are not zero in order; gives the number after the last."""
+        """Visit the elements that are not zero in order; return the number after the last."""
         return self.walk(low, high, start, self._holds, visit, self.lanes if self.dense else 0)
 
     def _holds(self, i: Int, lanes: int) -> Reg:

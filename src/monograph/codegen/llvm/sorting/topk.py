@@ -1,8 +1,8 @@
-"""The largest elements in order: a heap of those found so far, and vectors that skip the rest.
+"""Top-k: a heap of the largest elements so far, and vectors that skip the rest.
 
-Every element has a rank: one number made of its value and of its place, so that no two are equal
-and the larger rank comes first. A heap holds the k largest ranks with the smallest on top; most
-elements are smaller than that, which a whole vector of them shows at once.
+Every element has a rank: one number made of its value and its index, so that no two are equal and
+the larger rank comes first. A heap holds the k largest ranks with the smallest on top; most
+elements are smaller than that, which one comparison shows for a whole vector.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from monograph.program.index import strides_of
 
 PLACE_BITS = 32
 GROUP = 4
-"""Vectors that are looked at together."""
+"""Vectors that are compared together."""
 SPLIT_FROM = 2048
-"""Elements for each thread from which on sharing out a single row pays."""
+"""The elements per thread from which dividing a single row pays."""
 
 
 def serves(value: Value) -> bool:
@@ -43,7 +43,7 @@ def serves(value: Value) -> bool:
 
 @kernel_for(TopK, when=serves)
 def top_k(context: KernelContext) -> Kernel:
-    """A kernel for the largest or smallest elements of each row."""
+    """Generate a kernel for the largest or smallest elements of each row."""
     return _TopK(context).emit()
 
 
@@ -106,7 +106,7 @@ class _TopK:
             synchronise(b, self.sync, threads)
 
     def _offset(self, row: Int, value: Value) -> Int:
-        """Where a row starts in a value, in elements."""
+        """Return the offset of a row in a value, in elements."""
         b, place = self.b, self.context.program.places.storage[value]
         strides = [s for i, s in enumerate(place.strides) if i != self.op.axis]
         total: Int = place.offset
@@ -115,7 +115,7 @@ class _TopK:
         return total
 
     def _select(self, low: Int, high: Int) -> None:
-        """The largest ranks among some elements of a row, in order, into this thread's heap."""
+        """Find the largest ranks of some elements of a row, in order, in this thread's heap."""
         b, k = self.b, self.op.k
         after = b.add(low, k)
 
@@ -137,7 +137,7 @@ class _TopK:
         return self.context.program.places.storage[self.x].strides[self.op.axis]
 
     def _skip_vectors(self, low: Int, high: Int, top: Reg) -> tuple[Int, Reg]:
-        """Looks at groups of vectors; gives where the last whole one ended."""
+        """Skip groups of vectors; return the end of the last whole one."""
         b, a = self.b, self.scalars.a
         lanes = self.context.features.lanes(64 if self.wide else 32)
         width = GROUP * lanes
@@ -164,7 +164,7 @@ class _TopK:
         return whole
 
     def _visit(self, start: Int, mask: Reg, top: Reg) -> Reg:
-        """Offers the elements that the bits of a mask stand for; at least one is set."""
+        """Offer the elements of the set bits of a mask; at least one is set."""
         b, a = self.b, self.scalars.a
         before, again, done = b.block, b.new_label("again"), b.new_label("done")
         left, limit = Reg(b.fresh("left"), "i64"), Reg(b.fresh("limit"), top.type)
@@ -184,7 +184,7 @@ class _TopK:
         return new
 
     def _offer(self, i: Int, carried: list[Reg]) -> list[Reg]:
-        """Puts an element in place of the smallest, where it is larger."""
+        """Replace the smallest element if this one is larger."""
         key = self._key(self._load(i)).reg
 
         def replace() -> Reg:
@@ -195,7 +195,7 @@ class _TopK:
         return [self.scalars.a.unless(larger, carried[0], replace)]
 
     def _top_key(self) -> Reg:
-        """The value part of the smallest rank that is kept."""
+        """Return the value part of the smallest kept rank."""
         shifted = self.scalars.a.op("lshr", self.heap.load(0), 64 if self.wide else 32)
         return self.scalars.a.convert("trunc", shifted, self.key)
 
@@ -204,7 +204,7 @@ class _TopK:
         return self.scalars.load(self.x.dtype, self.b.offset(self.row, at), lanes)
 
     def _key(self, x: Scalar) -> Scalar:
-        """An unsigned number that orders as the elements are to be ordered, the first largest."""
+        """Return an unsigned number in the order of the results, the first largest."""
         a, dtype = self.scalars.a, x.dtype
         sign = -(1 << (63 if self.wide else 31))
         if dtype.is_float:
@@ -220,14 +220,14 @@ class _TopK:
         return Scalar(bits if self.op.largest else a.op("xor", bits, -1), dtype)
 
     def _rank(self, key: Reg, i: Int) -> Reg:
-        """A key with the place below it: of equal keys the first place is the largest."""
+        """Return a key with the index below it: of equal keys the first index is the largest."""
         a, b = self.scalars.a, self.b
         shifted = a.op("shl", a.convert("zext", key, self.rank), 64 if self.wide else 32)
         place = b.set("i64", f"sub i64 {(1 << PLACE_BITS) - 1}, {i}")
         return a.op("or", shifted, a.convert("zext", place, self.rank))
 
     def _merge(self, row: Int) -> None:
-        """The largest of what each thread has found, in order."""
+        """Merge the largest elements of all threads, in order."""
         b, a = self.b, self.scalars.a
         threads = self.context.threads
         heaps = [
@@ -243,7 +243,7 @@ class _TopK:
                 best, owner = a.select(larger, head, best), a.select(larger, t, owner)
             self._give(row, j, best)
             taken = (a.compare("eq", owner, t) for t in range(threads))
-            # No list is used up before k are given: each holds k.
+            # No list is exhausted before k elements: each holds k.
             return [
                 a.op("add", p, a.convert("zext", m, "i64")) for p, m in zip(at, taken, strict=True)
             ]
@@ -251,7 +251,7 @@ class _TopK:
         b.loop(0, self.op.k, 1, pick, [Reg("0", "i64")] * threads)
 
     def _give(self, row: Int, j: Int, rank: Reg) -> None:
-        """Writes result number j of a row: the element, and where it stood."""
+        """Store result number j of a row: the element, and its index."""
         b, a = self.b, self.scalars.a
         low = a.op("and", a.convert("trunc", rank, "i64"), (1 << PLACE_BITS) - 1)
         place = b.set("i64", f"sub i64 {(1 << PLACE_BITS) - 1}, {low}")

@@ -1,4 +1,4 @@
-"""Distinct elements, or slices: sorted by merging, then walked in order; one thread does it all."""
+"""Unique elements or slices: merge sort, then one pass in order; one thread does it all."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from monograph.program.index import strides_of
 
 VALUES, FIRST, INVERSE, COUNTS = range(4)
 ORDER, OTHER, FIRSTS, GROUPS, SIZES, NUMBERS = range(6)
-"""Lists of integers that the kernel works on, each as long as there are items."""
+"""Integer lists of the kernel, each as long as the number of items."""
 
 
 def serves(value: Value) -> bool:
@@ -25,7 +25,7 @@ def serves(value: Value) -> bool:
 
 @kernel_for(Counted, when=serves)
 def unique(context: KernelContext) -> Kernel:
-    """A kernel for the distinct items of a tensor, where they stood and how often they occur."""
+    """Generate a kernel for the unique items of a tensor, their positions and counts."""
     return _Unique(context).emit()
 
 
@@ -63,7 +63,7 @@ class _Unique(Counting):
     # Items
 
     def _index(self, item: Int, column: Int) -> list[Int]:
-        """Where an element of an item lies in x."""
+        """Return the index of an element of an item in x."""
         b = self.b
         if self.op.axis is None:
             shape = self.x.tensor.static
@@ -74,7 +74,7 @@ class _Unique(Counting):
         return [*others[: self.op.axis], item, *others[self.op.axis :]]
 
     def _compare(self, one: Reg, other: Reg) -> tuple[Reg, Reg]:
-        """Whether an item comes before another, and whether they are equal; all NaN are."""
+        """Return whether an item precedes another, and whether they are equal; all NaN are."""
         b, a = self.b, self.scalars.a
 
         def column(k: Int, found: list[Reg]) -> list[Reg]:
@@ -97,7 +97,7 @@ class _Unique(Counting):
         self._give(groups)
 
     def _sort(self) -> Reg:
-        """Merges runs of growing length; where the sorted list lies. Equal items keep order."""
+        """Merge runs of growing length; return the sorted list. Equal items keep their order."""
         b = self.b
         source, target = (b.arguments[f"p{self.lists[k]}"] for k in (ORDER, OTHER))
         width = 1
@@ -124,7 +124,7 @@ class _Unique(Counting):
     def _pick(
         self, source: Reg, target: Reg, k: Int, heads: list[Reg], middle: Reg, end: Reg
     ) -> list[Reg]:
-        """Takes the next of two runs: of the second one only what comes before the first's."""
+        """Take the next item of two runs: from the second only if it precedes the first's."""
         b, a = self.b, self.scalars.a
         i, j = heads
         left, right = b.compare("slt", i, middle), b.compare("slt", j, end)
@@ -141,7 +141,7 @@ class _Unique(Counting):
         return [a.op("add", i, a.op("sub", Reg("1", "i64"), step)), a.op("add", j, step)]
 
     def _group(self, order: Reg) -> Reg:
-        """Numbers the runs of equal items; how many there are."""
+        """Number the runs of equal items; return their count."""
         b, a = self.b, self.scalars.a
 
         def one(k: Int, groups: list[Reg]) -> list[Reg]:
@@ -168,7 +168,7 @@ class _Unique(Counting):
         return b.i64(b.loop(0, self.count, 1, one, [Reg("0", "i64")])[0])
 
     def _number(self, groups: Reg) -> None:
-        """The number that each group gets in the results: in order, or as they first come."""
+        """Compute the number of each group in the results: in order, or by first occurrence."""
         b, a = self.b, self.scalars.a
         if self.op.sorted:
             b.loop(0, groups, 1, lambda g, _: self._put(NUMBERS, g, g))
@@ -212,7 +212,7 @@ class _Unique(Counting):
         return column
 
     def _clear(self, groups: Reg) -> None:
-        """Zeros behind what counts."""
+        """Zero the elements beyond the count."""
         b, axis = self.b, self.op.axis
 
         def behind(i: Int, _: list[Reg]) -> None:
