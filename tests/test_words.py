@@ -11,8 +11,7 @@ import pytest
 
 SOURCE = Path(__file__).parent.parent / "src" / "monograph"
 ROOMS = [
-    "codegen/common",
-    "codegen/llvm",
+    "codegen",
     "compat",
     "config.py",
     "errors.py",

@@ -1,7 +1,7 @@
 """Attention in one pass over the keys, see `flash`.
 
-Few rows and many keys (a step of decoding) are split among programs by keys; a second kernel joins
-what they found.
+Few rows and many keys (a decoding step) are split among programs by keys; a second kernel combines
+the parts.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def _configs(h: AttentionSizes, dtype: DType) -> list[FlashTiling]:
 
 
 def _guess(h: AttentionSizes, c: FlashTiling) -> float:
-    """A rough time, only to order what is tried."""
+    """Estimate the time, only to order the candidates."""
     programs = h.batch * h.groups * -(-h.rows // c.m) * c.split
     steps = -(-h.keys // (c.t * c.split))
     per = 0.5 + c.m * c.t * (h.size + h.width) * 2 / 4e6
@@ -80,7 +80,7 @@ def _over(context: GpuContext, c: FlashTiling, parts: TritonScratch | None) -> F
 
 
 def _join(context: GpuContext, h: AttentionSizes, c: FlashTiling, parts: TritonScratch) -> Launch:
-    """Puts together what programs found for their share of the keys: a program for each row."""
+    """Combine the results of programs for their shares of the keys: one program per row."""
     kernel = _over(context, c, parts)
     k, w, t = kernel.k, kernel.w, kernel.t
     pointer = k.pointer(parts)

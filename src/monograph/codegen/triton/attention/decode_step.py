@@ -1,18 +1,18 @@
-"""A step of decoding in one kernel: query and key turned, the caches' new rows, attention.
+"""A decoding step in one kernel: rotary embedding, new cache rows, attention.
 
-The keys that count are shared among programs. Each keeps what it found; the one that is last to
-have done so joins it all, so that no second kernel has to be waited for. All programs of a head
-turn the new key, which costs nothing, and take it from registers: only the first one stores it.
+The valid keys are divided among programs. Each stores its partial result; the last program to do so
+combines them all, so that no second kernel is needed. All programs of a head compute the rotated
+key, which costs nothing, and use it from registers: only the first one stores it.
 
-Most of the time of such a kernel is that of its first read. So the first block of keys and values
-is read before the kernels in front have ended (dependent launch), where that is safe:
+Most of the time of such a kernel is its first read. So the first block of keys and values is read
+before the earlier kernels have ended (dependent launch), where that is safe:
 
-- How many keys count follows from inputs of the program, which no kernel of a run writes to. It is
-  computed anew from them, not read from what a kernel has made of them.
-- Only this kernel writes into the caches, which are inputs. Rows of earlier runs are there: graphs
-  come one after the other, and of runs launched kernel by kernel some kernel in front of this one
-  had first waited for all before it and only then let the next one start.
-- The row that is new is taken from registers, whatever was read in its place.
+- The number of valid keys follows from inputs of the program, which no kernel of a run writes. It
+  is computed again from them, not read from a kernel's result.
+- Only this kernel writes into the caches, which are inputs. Rows of earlier runs are complete:
+  graphs run one after the other, and in runs launched kernel by kernel some earlier kernel had
+  waited for all before it and only then allowed the next one to start.
+- The new row is taken from registers, whatever was read at its position.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from monograph.codegen.triton.attention.flash import Flash, FlashTiling, heads_o
 from monograph.codegen.triton.attention.rope import element, turn
 from monograph.codegen.triton.emit.block_sizes import power
 from monograph.codegen.triton.emit.elements import TritonElements
-from monograph.codegen.triton.emit.indexed_load import apart, write
+from monograph.codegen.triton.emit.indexed_load import coordinates, write
 from monograph.codegen.triton.matmul.dot import BUSY
 from monograph.codegen.triton.matmul.prefetch import is_run_invariant, leaves
 from monograph.codegen.triton.module.kernel import (
@@ -49,13 +49,13 @@ from monograph.program.memory.buffer_assignment import Places, Storage
 from monograph.program.memory.inplace import root
 
 ROWS = 16
-"""Rows of a tile: the fewest that a product of tiles has."""
+"""Rows of a tile: the fewest of a product of tiles."""
 MOST_JOINED = 128
-"""Numbers of a thread that are put together at once: more do not fit in its registers."""
+"""The most numbers of a thread that are combined at once: they must fit its registers."""
 PARTS = 64
-"""Programs that one program joins the findings of, at most."""
+"""The most programs whose results one program combines."""
 BARRIERS = ("gather", "pointwise")
-"""Steps whose kernels let the next one start only after they have waited themselves."""
+"""Steps whose kernels allow the next one to start only after they have waited themselves."""
 
 
 @kernel_for(DecodeAttention, readable=any_view)
@@ -69,13 +69,13 @@ def candidates(context: GpuContext) -> list[Candidate]:
 
 
 def _operands(anchor: Value) -> tuple[Value, ...]:
-    """Those of the attention: the caches in the place of keys and values."""
+    """Return the operands of attention, with the caches as keys and values."""
     given = anchor.inputs
     return given[Q], given[KEYS], given[VALUES], given[COUNTS]
 
 
 def _configs(anchor: Value) -> list[FlashTiling]:
-    """A block of keys for each program, or programs enough to keep a device busy."""
+    """Return tilings: a block of keys per program, or enough programs to keep a device busy."""
     assert isinstance(anchor.op, DecodeAttention)
     h = heads_of(_operands(anchor))
     rows = max(ROWS, power(h.repeats))
@@ -94,14 +94,14 @@ def _configs(anchor: Value) -> list[FlashTiling]:
         for t, warps in ((16, 4), (32, 2)) * wide or ((64, 4), (32, 2), (128, 4))
         if split == 1 or h.keys > t * (split // 2)
     ]
-    # With many heads the device is busy anyway, and every part costs a join.
+    # With many heads the device is busy anyway, and every part costs a combination.
     many = h.batch * h.groups >= BUSY // 4
     found = [*shared[:3], *single, *shared[3:]] if many else [*single, *shared]
     return list(dict.fromkeys(found)) or [FlashTiling(rows, 16, 4, 1, 1)]
 
 
 def _blocks(anchor: Value, t: int) -> int:
-    """How many blocks of keys a query sees, at most."""
+    """Return the most blocks of keys that a query sees."""
     assert isinstance(anchor.op, DecodeAttention)
     keys = heads_of(_operands(anchor)).keys
     # A window begins anywhere in a block.
@@ -117,12 +117,12 @@ def _step(context: GpuContext, c: FlashTiling) -> tuple[Work, ...]:
 
 
 def _apart(context: GpuContext) -> list[tuple[Value, Value]]:
-    """The caches whose new form lies elsewhere: all of them has to be copied there first."""
+    """Return the caches that are not updated in place: they are copied first."""
     anchor, places = context.step.region.anchor, context.program.places
     assert anchor is not None
     found = []
     for item, cache in _caches(context).items():
-        new, old = places.storage[item], places.storage.get(cache)  # None: a view of something
+        new, old = places.storage[item], places.storage.get(cache)  # None: a view
         if old is None or _root(new, places) != _root(old, places):
             found.append((item, cache))
     return found
@@ -133,7 +133,7 @@ def _root(storage: Storage, places: Places) -> int:
 
 
 def _caches(context: GpuContext) -> dict[Value, Value]:
-    """The old form of each cache that is a result."""
+    """Return the operand of each cache that is a result."""
     anchor = context.step.region.anchor
     assert anchor is not None
     found = {}
@@ -150,7 +150,7 @@ def _copied(context: GpuContext, item: Value, cache: Value, block: int = 1024) -
     size = math.prod(cache.tensor.static)
     flat = w.let(f"{k.program_id()} * {block} + tl.arange(0, {block})", "i")
     mask = w.let(f"{flat} < {size}", "m")
-    numbers = apart(w, flat, cache.tensor.static)
+    numbers = coordinates(w, flat, cache.tensor.static)
     k.wait()
     write(e, item, numbers, element(e, cache, numbers, mask), mask)
     k.trigger()
@@ -159,7 +159,7 @@ def _copied(context: GpuContext, item: Value, cache: Value, block: int = 1024) -
 
 @dataclass(frozen=True)
 class _Parts:
-    """What programs have found: sums, the largest score and the weights, and how many are done."""
+    """The partial results of programs: sums, largest score, weights, and the finished count."""
 
     sums: TritonScratch
     done: TritonScratch
@@ -184,11 +184,11 @@ class _Step(Flash):
         }
 
         self.single = c.split >= _blocks(anchor, c.t)
-        """Whether a program has one block of keys at most."""
+        """True if a program has at most one block of keys."""
 
     def launch(self) -> Launch:
         k, w, h = self.k, self.w, self.h
-        k.trigger()  # what comes behind loads its weights meanwhile
+        k.trigger()  # the next kernel loads its weights meanwhile
         self.begin()
         known_early = self._early()
         if known_early is None:
@@ -224,7 +224,9 @@ class _Step(Flash):
     # Keys and values
 
     def _early(self) -> TritonElements | None:
-        """What how many keys count is computed by before the wait; None where it is not known."""
+        """Return the elements that give the number of valid keys before the wait; None
+        if unknown.
+        """
         context, given = self.context, self.given_values
         steps, places = context.program.steps, context.program.places
         before = steps[: steps.index(context.step)]
@@ -239,7 +241,7 @@ class _Step(Flash):
         )
 
     def _read_places(self, e: TritonElements) -> None:
-        """How many keys count, and where the new row goes."""
+        """Compute the number of valid keys, and the position of the new row."""
         w, keys = self.w, self.h.keys
         counted = element(e, self.given_values[COUNTS], [self.batch], None)
         self.length = w.let(f"tl.minimum({counted.reg}, {keys}).to(tl.int32)", "n")
@@ -247,14 +249,14 @@ class _Step(Flash):
         self.begins = w.let(f"{e.scalars.cast(loaded, i64).reg}", "start")
 
     def _read_ahead(self, keys: str) -> None:
-        """Reads a block of keys and values that is worked on later."""
+        """Read a block of keys and values that is used later."""
         key = self.w.let(keys, "key")
         inside = self.w.let(f"{key} < {self.end}", "m")
         for name, block in zip(("keys", "values"), self.read_block(key, inside), strict=True):
             self.w.assign(name, block)
 
     def _attend_block(self, q: str, keys: str) -> None:
-        """Takes the block that was read, and reads the next one meanwhile."""
+        """Process the block that was read, and read the next one meanwhile."""
         w = self.w
         key = w.let(keys, "key")
         new = w.let(f"({key}[:, None]) == {self.begins}", "m")
@@ -283,7 +285,7 @@ class _Step(Flash):
         self.k.report(fault, w.let(f"{self.fits} == 0", "m"), self.begins)
 
     def _vector(self, x: Value, numbers: Sequence[str], mask: str | None) -> str:
-        """A query or key as it is in memory, turned."""
+        """Load a query or key and rotate it."""
         e, cos = self.t.elements, self.given_values[COS:]
         if not cos:
             return self._stored(element(e, x, numbers, mask))
@@ -293,7 +295,7 @@ class _Step(Flash):
         return self.w.let(self.t.elements.scalars.encoded(x), "x")
 
     def _add_rows(self) -> None:
-        """The first program of a head stores its new key and value."""
+        """Store the new key and value, in the first program of a head."""
         w, e = self.w, self.t.elements
         own = w.let(f"{self.fits} & ({self.k.program_id(2)} == 0)", "m")
         sizes = ((self.size, self.h.size), (self.width, self.h.width))
@@ -308,7 +310,7 @@ class _Step(Flash):
     # The result
 
     def _give(self, made: str, head: str, mask: str) -> None:
-        """Stores rows of the result: heads down, elements across."""
+        """Store rows of the result: heads down, elements across."""
         if 0 not in self.results:
             return
         e, w = self.t.elements, self.w
@@ -318,14 +320,14 @@ class _Step(Flash):
         write(e, self.results[0], numbers, e.scalars.cast(scalar, self.dtype), inside)
 
     def _join(self, parts: _Parts) -> None:
-        """Keeps what was found; the last program of a head puts everything together.
+        """Store the partial result; the last program of a head combines all of them.
 
-        Programs behind the keys that count have found nothing, and are not waited for.
+        Programs after the valid keys have no result, and are not waited for.
         """
         k, w = self.k, self.w
         share = w.let(f"tl.maximum({self.share}, 1)", "n")
         needed = f"({self.length} - {self.low} + {share} - 1) // {share}"
-        # One of them where no key counts, too: it gives zeros.
+        # At least one, also if no key is valid: it returns zeros.
         self.active = w.let(f"tl.maximum({needed}, 1)", "n")
         with w.block(f"if {k.program_id(2)} < {self.active}"):
             self.store_part()
@@ -338,7 +340,7 @@ class _Step(Flash):
                 w.line(f"tl.store({counter}, 0)")
 
     def _put_together(self, parts: _Parts) -> None:
-        """The heads' results from the parts of all programs, so many at once as there is room."""
+        """Combine the heads' results from the parts of all programs, as many at once as fit."""
         rows, each = power(self.h.repeats), power(self.c.split) * self.width
         while rows > 1 and rows * each > MOST_JOINED * 32 * self.c.warps:
             rows //= 2
@@ -346,7 +348,7 @@ class _Step(Flash):
             self._some_rows(parts, first, rows)
 
     def _some_rows(self, parts: _Parts, first: int, rows: int) -> None:
-        """All is asked for before anything is computed: one way to memory and back."""
+        """Combine some rows. All loads come before any arithmetic: one memory latency."""
         k, w, h, c = self.k, self.w, self.h, self.c
         pointer, count = k.pointer(parts.sums), h.batch * h.groups * h.rows
         part = w.let(f"tl.arange(0, {power(c.split)})[:, None]", "pp")

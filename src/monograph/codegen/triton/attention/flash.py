@@ -1,4 +1,4 @@
-"""The pass over keys that attention is: scores, softmax and values, never stored between.
+"""Flash attention: scores, softmax and values in one pass over keys, without storing scores.
 
 The heads that share keys are rows of one tile, so that keys are read once for all of them.
 """
@@ -31,7 +31,7 @@ class AttentionSizes:
     batch: int
     groups: int
     repeats: int
-    """Heads of queries for each head of keys."""
+    """The query heads for each key head."""
     queries: int
     keys: int
     size: int
@@ -44,7 +44,7 @@ class AttentionSizes:
 
 @dataclass(frozen=True)
 class FlashTiling:
-    """Rows and keys of a tile, warps, and among how many programs the keys are split."""
+    """Rows and keys of a tile, warps, and the number of programs that divide the keys."""
 
     m: int
     t: int
@@ -88,7 +88,7 @@ class Flash:
         self.size, self.width = max(16, power(h.size)), max(16, power(h.width))
 
     def begin(self) -> None:
-        """Which rows are this program's."""
+        """Compute the rows of this program."""
         h, c, w, k = self.h, self.c, self.w, self.k
         both = k.program_id(1)
         self.batch = w.let(f"{both} // {h.groups}", "b")
@@ -113,7 +113,7 @@ class Flash:
         return self.launched()
 
     def walk(self, q: str) -> None:
-        """Goes through the keys, for queries as they are in memory."""
+        """Loop over the keys, for queries in their memory form."""
         self.start()
         span = self.span()
         with self.w.block(f"for t0 in range(0, {span}, {self.c.t})"):
@@ -125,7 +125,7 @@ class Flash:
         return self.k.launch(grid, c.warps, c.stages)
 
     def row_axes(self) -> tuple[BlockAxis, BlockAxis, BlockAxis]:
-        """Batch, head and query of each row, down a tile."""
+        """Return batch, head and query of each row, down a tile."""
         w = self.w
         mask = w.let(f"{self.masked}[:, None]", "m")
         return (
@@ -137,7 +137,7 @@ class Flash:
     def operand(
         self, index: int, size: int, padded: int, axes: tuple[BlockAxis, BlockAxis, BlockAxis]
     ) -> str:
-        """A tile of q, k or v as it is in memory: rows down, elements of a head across."""
+        """Load a tile of q, k or v: rows down, elements of a head across."""
         w = self.w
         across = w.let(f"tl.arange(0, {padded})[None, :]", "e")
         last = BlockAxis(across, w.let(f"{across} < {size}", "m") if padded != size else None)
@@ -150,7 +150,7 @@ class Flash:
         return self.t.elements.through_views(value, tuple(at), point)
 
     def read_length(self) -> None:
-        """How many keys count."""
+        """Compute the number of valid keys."""
         lengths = self.given.get(LENGTHS)
         self.length = str(self.h.keys)
         if lengths is not None:
@@ -160,9 +160,9 @@ class Flash:
             self.length = self.w.let(f"tl.minimum({loaded.reg}, {self.h.keys}).to(tl.int32)", "n")
 
     def span(self) -> str:
-        """How far this program goes through the keys: those that no row of it sees are left out.
+        """Return the range of keys of this program, without those that none of its rows sees.
 
-        Programs that share the keys have as many of those that count each, in whole blocks.
+        Programs that divide the keys get equal numbers of valid keys, in whole blocks.
         """
         h, c, w = self.h, self.c, self.w
         low, high = "0", self.length
@@ -182,7 +182,7 @@ class Flash:
         self.first = w.let(f"{low}{own}", "f")
         end = f"tl.minimum({self.first} + {share}, {high})" if c.split > 1 else high
         self.end = w.let(f"{end} + 0", "n")
-        if self.context.arch.interpreted:  # it knows no loops whose end is data
+        if self.context.arch.interpreted:  # the interpreter has no loops whose end is data
             return str(-(-h.keys // (c.split * c.t)) * c.t)
         return w.let(f"{self.end} - {self.first}", "n")
 
@@ -193,7 +193,7 @@ class Flash:
             w.line(f"top = tl.full(({c.m},), float('-inf'), {self.kind})")
             w.line(f"total = tl.zeros(({c.m},), {self.kind})")
         else:
-            # Of a single head it is one number, wherever a view leaves no trace of the heads.
+            # For a single head it is one number, where a view leaves no counter of the heads.
             w.line(f"top = tl.broadcast_to({self.sink(self.head, self.masked)}, ({c.m},))")
             w.line(f"total = tl.full(({c.m},), 1, {self.kind})")
         w.line(f"acc = tl.zeros(({c.m}, {self.width}), {self.kind})")
@@ -206,14 +206,14 @@ class Flash:
         return str(self.t.elements.scalars.cast(loaded, self.wide).reg)
 
     def _step(self, q: str) -> None:
-        """Reads one block of keys, and adds what comes of it to the result."""
+        """Read one block of keys, and add its contribution to the result."""
         key = self.w.let(f"{self.first} + t0 + tl.arange(0, {self.c.t})", "key")
         inside = self.w.let(f"{key} < {self.end}", "m")
         keys, values = self.read_block(key, inside)
         self.attend(q, key, inside, keys, values)
 
     def read_block(self, key: str, inside: str) -> tuple[str, str]:
-        """Keys and values of a block, as they are in memory."""
+        """Load keys and values of a block."""
         w, h = self.w, self.h
         axes = (
             BlockAxis(self.batch),
@@ -224,7 +224,7 @@ class Flash:
         return keys, self.operand(2, h.width, self.width, axes)
 
     def attend(self, q: str, key: str, inside: str, keys: str, values: str) -> None:
-        """Scores of one block of keys, and what they add to the result."""
+        """Compute scores of one block of keys, and their contribution to the result."""
         c, w = self.c, self.w
         dtype = self.dtype
         zeros = f"tl.zeros(({c.m}, {c.t}), {self.kind})"
@@ -247,7 +247,7 @@ class Flash:
         w.line("top = now")
 
     def exp(self, text: str) -> str:
-        """e^x in the accumulator's type: quick where the result is rounded to 16 bits."""
+        """e^x in the accumulator's type: fast if the result is rounded to 16 bits."""
         element = types.register(self.wide)
         dtype = self.wide if self.dtype.itemsize >= 4 else self.dtype
         return str(self.t.elements.scalars.exp(Scalar(Reg(text, element), dtype)).reg)
@@ -257,7 +257,7 @@ class Flash:
         return self.w.let(f"{weight}.to({memory_type(dtype)})") if dtype.itemsize < 4 else weight
 
     def _scores(self, scores: str, key: str, inside: str) -> str:
-        """Scaled, capped and masked scores; -inf for keys that a row does not see."""
+        """Return scaled, capped and masked scores; -inf for keys that a row does not see."""
         op, w = self.op, self.w
         scale = usual_scale(self.h.size) if op.scale is None else op.scale
         made = w.let(f"{scores} * {float(scale)!r}")
@@ -299,7 +299,7 @@ class Flash:
         return h.batch, h.groups * h.repeats, h.queries, h.keys
 
     def divisor(self, total: str) -> str:
-        """What sums are divided by; of a fully masked query 1, or 0 where that is to give NaN."""
+        """Return the divisor of sums; for a fully masked query 1, or 0 if it must give NaN."""
         if self.op.masked_nan and self.h.keys:
             return total
         return self.w.let(f"tl.where({total} == 0, 1, {total})")
@@ -314,7 +314,7 @@ class Flash:
         self.t.finish(f"acc / {safe}[:, None]")
 
     def store_part(self) -> None:
-        """The sums so far, their weight and their top, for `_join`."""
+        """Store the partial sums, their weight and their maximum, for `_join`."""
         w, h = self.w, self.h
         assert self.parts is not None
         pointer = self.k.pointer(self.parts)

@@ -1,4 +1,4 @@
-"""Attention by the kernels that torch brings, as a rival of the generated ones."""
+"""Attention by torch's kernels, as candidates beside the generated ones."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from monograph.program.memory.strided import Strided, strided
 
 
 def attentions(context: GpuContext) -> list[Candidate]:
-    """A library's attention, where it is plain.
+    """Return a library's attention, for plain cases.
 
-    Not with a mask, and not where `causal` hides all keys from a query: torch's kernels do not
-    agree about what a fully masked query gives.
+    Not with a mask, and not if `causal` hides all keys from a query: torch's kernels disagree about
+    fully masked queries.
     """
     anchor = context.step.region.anchor
     assert anchor is not None

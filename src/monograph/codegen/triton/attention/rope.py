@@ -1,4 +1,4 @@
-"""Rotary positions, and caches that rows are written into: each element on its own."""
+"""Rotary embedding and cache updates as map kernels."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from monograph.codegen.common import types
 from monograph.codegen.common.registers import Reg
 from monograph.codegen.common.registry import any_view
 from monograph.codegen.triton.emit.elements import BlockAxis, TritonElements
-from monograph.codegen.triton.emit.indexed_load import apart, write
+from monograph.codegen.triton.emit.indexed_load import coordinates, write
 from monograph.codegen.triton.emit.map_kernel import each
 from monograph.codegen.triton.emit.tile import ResultTile, accumulator
 from monograph.codegen.triton.module.kernel import (
@@ -42,7 +42,7 @@ def candidates(context: GpuContext) -> list[Candidate]:
 
 
 def element(e: TritonElements, value: Value, texts: Sequence[str], mask: str | None) -> Scalar:
-    """An operand's element at numbers that are expressions, as its type is in registers."""
+    """Return an operand's element at indices that are expressions, in register form."""
     shape = value.tensor.static
     counters = [kept_counter(f"o{i}", d) for i, d in enumerate(shape)]
     nest = [(c, text) for c, text, d in zip(counters, texts, shape, strict=True) if d != 1]
@@ -64,7 +64,7 @@ def _turned(k: KernelWriter, t: ResultTile, mask: str | None) -> str:
 def turn(
     e: TritonElements, op: Rope, operands: Sequence[Value], numbers: Sequence[str], mask: str | None
 ) -> Scalar:
-    """The elements at some numbers of x[B, H, S, D], turned by cos and sin."""
+    """Rotate elements of x[B, H, S, D] by cos and sin."""
     (x, cos, sin), w = operands, e.w
     batch, head, place, number = numbers
     half, size = cos.tensor.static[2], x.tensor.static[3]
@@ -95,7 +95,7 @@ def turn(
 
 
 def _updated(k: KernelWriter, t: ResultTile, mask: str | None) -> str:
-    """The rows of the update where they belong, and x elsewhere."""
+    """Return the rows of the update at their positions, and x elsewhere."""
     anchor = k.context.step.region.anchor
     assert anchor is not None
     op, (x, update, starts), w = anchor.op, anchor.inputs, k.w
@@ -124,7 +124,7 @@ def _updated(k: KernelWriter, t: ResultTile, mask: str | None) -> str:
 
 
 def _rows(context: GpuContext, block: int) -> Launch:
-    """Writes only the rows of an update: the rest of the cache is where it belongs."""
+    """Write only the rows of an update: the result is in place over the cache."""
     anchor = context.step.region.anchor
     assert anchor is not None
     op, (x, update, starts) = anchor.op, anchor.inputs
@@ -134,7 +134,7 @@ def _rows(context: GpuContext, block: int) -> Launch:
     count, size, rows = math.prod(shape), x.tensor.static[op.axis], shape[op.axis]
     flat = w.let(f"{k.program_id()} * {block} + tl.arange(0, {block})", "i")
     mask = w.let(f"{flat} < {count}", "m")
-    numbers = apart(w, flat, shape)
+    numbers = coordinates(w, flat, shape)
     k.wait()
     start = w.let(f"{e.scalars.cast(element(e, starts, numbers[:1], mask), i64).reg}", "start")
     place = w.let(f"{start} + {numbers[op.axis]}", "row")

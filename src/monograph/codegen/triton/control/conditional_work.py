@@ -1,23 +1,23 @@
-"""Work that data decide: what a graph of launches can hold only if it looks at conditions."""
+"""Work that depends on data: a graph can hold it only with conditional nodes."""
 
 from __future__ import annotations
 
 from monograph.codegen.triton.module.kernel import Branch, RepeatWork, Work
 
 UNROLLED = 1000
-"""Pieces of work that a loop of known length may become."""
+"""The most pieces of work that a loop of known length may become."""
 
 
 def is_unrolled(count: int | None, body: int) -> bool:
-    """Whether a loop is recorded turn by turn: it is known how many there are, and not too many.
+    """Return True if a loop is recorded iteration by iteration: a known and small number of them.
 
-    body: the pieces of work in a turn.
+    body: the pieces of work of an iteration.
     """
     return count is not None and count * body <= UNROLLED
 
 
 def needs_conditions(work: Work) -> bool:
-    """Whether only a graph that looks at conditions by itself can hold some work."""
+    """Return True if only a graph with conditional nodes can hold some work."""
     if isinstance(work, Branch):
         return True
     if not isinstance(work, RepeatWork):

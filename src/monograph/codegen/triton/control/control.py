@@ -1,8 +1,8 @@
-"""Branches and loops: work that a bool in memory lets run or not, or run again.
+"""Branches and loops: work that a bool in memory enables, disables or repeats.
 
-Conditions, turn numbers and state lie at fixed addresses, and the device alone computes them; who
-runs the work only has to look at one bool. A scan whose length is known needs not even that: its
-turns are written out one after the other, each on its own slices.
+Conditions, iteration numbers and state are at fixed addresses, and only the device computes them;
+the launcher reads one bool. A scan of known length needs no bool: its iterations are written out
+one after the other, each on its own slices.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from monograph.program.dynamic.bounded import BoundedLoop
 from monograph.program.memory.inplace import root
 
 MAX_UNROLLED = 4096
-"""Pieces of work up to which the turns of a scan are written out."""
+"""The most pieces of work of a scan whose iterations are written out."""
 
 
 @kernel_for(*CONTROL, when=serves, runs_empty=True)
@@ -47,7 +47,7 @@ def candidates(context: GpuContext) -> list[Candidate]:
 
 
 class _Control:
-    """What branches and loops share: operands, results, sub-programs."""
+    """The common base of branches and loops: operands, results, sub-programs."""
 
     def __init__(self, context: GpuContext, anchor: Value) -> None:
         self.context = context
@@ -64,7 +64,7 @@ class _Control:
         return stored(self.context.program, value)
 
     def side_by_side(self, values: Sequence[Value]) -> list[CopyOperand]:
-        """Operands side by side: where they are, or copied first."""
+        """Return contiguous operands: in place, or copied first."""
         found = []
         for value in values:
             place = self.place(value)
@@ -75,18 +75,18 @@ class _Control:
         return found
 
     def result(self, index: int, type_: TensorType) -> CopyOperand:
-        """Where a result can be made side by side: in its own place, or elsewhere."""
+        """Return contiguous memory for a result: its own, or a scratch buffer."""
         place = self.results.get(index)
         return place if place is not None and place.dense else room(type_)
 
     def left(self, index: int, made: CopyOperand) -> list[Copied]:
-        """What is left to copy of a result that was made in another place."""
+        """Return the copy of a result that was computed in a scratch buffer."""
         place = self.results.get(index)
         return [] if place is None or place is made else [Copied(made, place)]
 
 
 class _If(_Control):
-    """One sub-program or the other."""
+    """A branch: one of two sub-programs."""
 
     def works(self) -> tuple[Work, ...]:
         op = self.anchor.op
@@ -106,10 +106,10 @@ class _If(_Control):
 
 
 class _Iterated(_Control):
-    """Turns that the device counts, with state at a fixed place."""
+    """A loop whose iterations the device counts, with state at a fixed address."""
 
     def begin(self, state: Sequence[Value], types: Sequence[TensorType]) -> None:
-        """The state lies where the results go, and starts as the operands say."""
+        """Place the state at the results, initialised from the operands."""
         self.old = [self.result(i, t) for i, t in enumerate(types)]
         self.new = [room(t) for t in types]
         self.number = room(TensorType(i64, ()))
@@ -119,7 +119,7 @@ class _Iterated(_Control):
                 self.prepared.append(Copied(self.place(value), self.old[i]))
 
     def _is_there(self, value: Value, index: int) -> bool:
-        """Whether a state lies where its result goes: its memory is donated."""
+        """Return True if a state is already at its result: its memory is donated."""
         place = self.results.get(index)
         if place is None or place is not self.old[index]:
             return False
@@ -137,37 +137,37 @@ class _Iterated(_Control):
         return [c for i, place in enumerate(self.old) for c in self.left(i, place)]
 
     def zero(self, k: KernelWriter) -> None:
-        """Starts to count."""
+        """Set the iteration number to zero."""
         k.w.line(f"tl.store({k.pointer(self.counter)}, tl.full((), 0, tl.int64))")
 
     def next_number(self, k: KernelWriter) -> str:
-        """Counts on; the number of the next turn."""
+        """Increment the iteration number, and return it."""
         pointer = k.pointer(self.counter)
         number = k.w.let(f"tl.load({pointer}) + 1", "t")
         k.w.line(f"tl.store({pointer}, {number})")
         return number
 
     def announce(self, k: KernelWriter, again: str) -> None:
-        """Says whether there is another turn."""
+        """Store whether there is another iteration."""
         k.w.line(f"tl.store({k.pointer(self.flag.part())}, {again}.to(tl.int8))")
 
     def turned(
         self, pieces: Sequence[Copied], turn: Callable[[KernelWriter], object]
     ) -> tuple[Work, ...]:
-        """Copies at the end of a turn, and what counts on: together where none needs the number."""
+        """Return copies at the end of an iteration and the counting: one kernel if possible."""
         if all(p.source_axis is None and p.target_axis is None for p in pieces):
             return copy(self.context, pieces, scalars=turn)
         copied = copy(self.context, pieces, self.counter)
         return (*copied, *copy(self.context, [], scalars=turn))
 
     def advance(self) -> list[Copied]:
-        """The new state becomes the old one, where it was not written over it."""
+        """Return the copies of the new state over the old one, unless it is in place."""
         pairs = zip(self.new, self.old, strict=True)
         return [Copied(new, old) for new, old in pairs if new is not old]
 
 
 class _Loop(_Iterated):
-    """While a condition holds, and at most so often."""
+    """A loop with a condition and a trip count."""
 
     def works(self) -> tuple[Work, ...]:
         op, (sub,) = self.anchor.op, self.subs
@@ -218,7 +218,7 @@ class _Loop(_Iterated):
 
 
 class _Scan(_Iterated):
-    """Once for each slice of the scanned operands."""
+    """A loop over the slices of the scanned operands."""
 
     def works(self) -> tuple[Work, ...]:
         op, inputs = self.anchor.op, self.anchor.inputs
@@ -235,7 +235,7 @@ class _Scan(_Iterated):
         return self._counted() if long else self._written_out()
 
     def _written_out(self) -> tuple[Work, ...]:
-        """Every turn reads the state where the one before it has put it."""
+        """Write out all iterations; each reads the state that the one before it wrote."""
         if self.length == 0:
             copies = zip(self.state, range(self.op.carried), strict=True)
             return copy(
@@ -288,7 +288,7 @@ class _Scan(_Iterated):
         return self.length - 1 - t if backward else t
 
     def _counted(self) -> tuple[Work, ...]:
-        """Many turns: one that the device counts, again and again."""
+        """Return one iteration, repeated and counted by the device."""
         op = self.op
         self.begin(self.state, self.types)
         captures = self.side_by_side(self.captures)

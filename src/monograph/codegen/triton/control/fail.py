@@ -1,4 +1,4 @@
-"""What fails a run: a branch that contradicts its types, and conditions on sizes."""
+"""Kernels that fail a run: a branch that contradicts its types, and conditions on sizes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BLOCK = 512
 
 
 def readable(user: Value, index: int, operand: Value) -> bool:
-    """The value that is passed on is read through its views; sizes are not."""
+    """Return True for the value that is passed on; sizes are not read through views."""
     return index == 0 or not is_view(operand)
 
 
@@ -33,9 +33,9 @@ def candidates(context: GpuContext) -> list[Candidate]:
 
 
 def _kernel(context: GpuContext) -> Launch:
-    """Reports what is wrong, and gives the value, or zeros for what a branch cannot give.
+    """Report the fault, and return the value, or zeros for a branch's results.
 
-    There is a program even if there is nothing to give.
+    The grid has a program even if there is no element.
     """
     anchor = context.step.region.anchor
     assert anchor is not None
@@ -61,7 +61,7 @@ def _kernel(context: GpuContext) -> Launch:
 
 
 def _compare(k: KernelWriter, anchor: Value) -> None:
-    """Reports a size that is not the one expected."""
+    """Report a size that differs from the expected one."""
     assert isinstance(anchor.op, Require)
     _, expected, given = anchor.inputs
     sizes = known(expected)

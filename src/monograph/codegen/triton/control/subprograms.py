@@ -1,4 +1,4 @@
-"""Sub-programs: the works of a sub-graph, its memory a part of the scratch memory of a step."""
+"""Sub-programs: the work of a sub-graph, with memory in the scratch memory of a step."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def graphs_of(value: Value) -> list[Graph]:
 
 
 def lowered(graph: Graph) -> Program:
-    """The program of a sub-graph that the device can run."""
+    """Return the program of a sub-graph that the device can run."""
     found = find_program(graph)
     assert found is not None
     return found
@@ -53,7 +53,7 @@ def lowered(graph: Graph) -> Program:
 
 def find_program(graph: Graph) -> Program | None:
     """Return the program of a sub-graph, made once; None when a device cannot hold it."""
-    # Kernels contain sub-programs and sub-programs kernels: the modules need each other.
+    # Kernels contain sub-programs and sub-programs contain kernels: circular imports.
     from monograph.codegen.triton.module.select import GpuTarget
 
     if graph not in _PROGRAMS:
@@ -62,12 +62,12 @@ def find_program(graph: Graph) -> Program | None:
 
 
 def compiles(value: Value) -> bool:
-    """Whether a branch or a loop is compiled as it is: sizes known, and all inside too."""
+    """Return True if a branch or a loop is compiled as it is: all sizes known, also inside."""
     return all(map(is_native, (value, *value.inputs))) and serves(value)
 
 
 def serves(value: Value) -> bool:
-    """Whether everything inside a branch or a loop can be computed on the device."""
+    """Return True if the device can compute everything inside a branch or a loop."""
     return isinstance(value.op, CONTROL) and all(map(_served, graphs_of(value)))
 
 
@@ -81,10 +81,10 @@ def _served(graph: Graph) -> bool:
 
 
 def host_reason(region: Region) -> str:
-    """Why a region runs on the host; "" where a device can hold all that it works on.
+    """Return why a region runs on the host; "" if a device can hold all its values.
 
-    A loop or a branch is the host's as a whole where data decide a size inside it, because one
-    compiled body serves all turns.
+    A loop or branch with a data-dependent size inside runs on the host as a whole, because one
+    compiled body serves all iterations.
     """
     if (why := held_by_host(region)) or region.anchor is None:
         return why
@@ -107,7 +107,7 @@ def _held_inside(value: Value) -> str:
 
 
 def programs(program: Program) -> list[Program]:
-    """A program and all sub-programs inside it that the device runs."""
+    """Return a program and all sub-programs inside it that the device runs."""
     found = [program]
     for step in program.steps:
         anchor = step.region.anchor
@@ -117,7 +117,7 @@ def programs(program: Program) -> list[Program]:
 
 
 class InlinedWork:
-    """A sub-program as work of the step that runs it, perhaps many times."""
+    """A sub-program as work of the step that runs it, once or many times."""
 
     def __init__(self, context: GpuContext, graph: Graph) -> None:
         from monograph.codegen.triton.module import select
@@ -134,13 +134,13 @@ class InlinedWork:
 
     @property
     def size(self) -> int:
-        """Pieces of work that one run takes."""
+        """The pieces of work of one run."""
         return sum(len(works) for _, works in self.chosen)
 
     def works(
         self, inputs: Sequence[CopyOperand], outputs: Sequence[CopyOperand]
     ) -> tuple[Work, ...]:
-        """The work of one run, on elements that lie side by side."""
+        """Return the work of one run, on contiguous elements."""
         graph = self.program.graph
         given = dict(zip(graph.inputs, inputs, strict=True))
         made = {v: p for (_, v), p in zip(graph.outputs, outputs, strict=True)}
@@ -149,20 +149,20 @@ class InlinedWork:
         return tuple(run.work(step, w) for step, works in self.chosen for w in works)
 
     def _buffer(self, value: Value) -> int:
-        """The number of an input's or output's buffer; -1 for one that nobody reads."""
+        """Return the number of an input's or output's buffer; -1 for one without readers."""
         place = self.program.places.storage.get(value)
         return -1 if place is None else place.buffer.id
 
 
 @dataclass
 class _Run:
-    """One run of a sub-program: where its ports are."""
+    """One run of a sub-program: the locations of its ports."""
 
     sub: InlinedWork
     ports: dict[int, CopyOperand]
 
     def work(self, step: Step, work: Work) -> Work:
-        """A piece of work with arguments that the outer program knows."""
+        """Return a piece of work with arguments of the outer program."""
         arguments = tuple(map(self.argument, work.arguments))
         if isinstance(work, (Branch, RepeatWork)):
             bodies = tuple(tuple(self.work(step, w) for w in body) for body in work.bodies)

@@ -1,8 +1,8 @@
-"""Convolutions as products of tiles: the window of every result is gathered while it is read.
+"""Convolutions as products of tiles: windows are gathered while they are read.
 
-Rows are results, columns are channels of the result, and sums run over the window and the channels
-within it. Windows are masked at the edges, so nothing is padded. Images of any number of dimensions
-and either order of them are served; channels that lie side by side are read fastest.
+Rows are results, columns are channels of the result, and sums run over the window and its channels.
+Windows are masked at the edges, so nothing is padded. Images of any rank and layout are served;
+contiguous channels are read fastest.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from monograph.ops.conv_transpose import ConvTranspose
 from monograph.program.index import Counter, Index
 
 BUSY = 264
-"""Programs that keep a large device busy."""
+"""The programs that keep a large device busy."""
 
 
 def serves(anchor: Value) -> bool:
@@ -78,14 +78,14 @@ def candidates(context: GpuContext) -> list[Candidate]:
 
 
 def _configs(g: Window, dtype: DType) -> list[DotTiling]:
-    """Tiles worth trying, the most promising first."""
+    """Return the tilings to try, the most promising first."""
     shape = ProductShape(g.groups, g.rows, g.columns, g.depth)
     found = tiles(g.rows, g.columns, g.depth, dtype)
     if g.last and g.groups == 1 and g.depth >= 1024:
         found += [replace(c, split=s) for c in found for s in (2, 4) if g.depth // s >= 4 * c.k]
 
     def cost(c: DotTiling) -> float:
-        # A step under one tap needs less arithmetic for its addresses.
+        # A step within one tap needs less address arithmetic.
         return guess(shape, c, dtype) * (1.0 if g.channels % c.k == 0 else 1.2)
 
     return sorted(found, key=cost)
@@ -132,7 +132,7 @@ class ConvWeights:
             self.pointer = self.k.pointer(packed_operand(self.k.context, weights))
 
     def at(self, column: str, place: tuple[str, Sequence[str], str], mask: str | None) -> str:
-        """w[column, depth], or that of a tap and a channel, as it is in memory."""
+        """Load w[column, depth], or the weight of a tap and a channel."""
         depth, taps, channel = place
         group = self.k.program_id(1) if self.g.groups > 1 else "0"
         if self.pointer is not None:
@@ -220,12 +220,12 @@ def _tiles(
     c: DotTiling,
     steps: str,
 ) -> tuple[str, str]:
-    """Tiles [m, k] of the image and [k, n] of the weights for one step of the sum."""
+    """Load tiles [m, k] of the image and [k, n] of the weights for one step of the sum."""
     w, g = k.w, reader.g
     depth = w.let(f"k0 + {steps}", "kk")
     inside = w.let(f"{depth} < {g.depth}", "m") if g.depth % (c.k * c.split) else None
     if g.channels % c.k == 0:
-        # The whole step is under one tap.
+        # The whole step is within one tap.
         taps = (
             split_tap(k, g, w.let(f"k0 // {g.channels}", "tap"))
             if g.taps > 1
@@ -255,7 +255,7 @@ def _tiles(
 
 
 def _depthwise(context: GpuContext, g: Window, c: DotTiling) -> Launch:
-    """Channels that do not mix: a tile of results and channels, a tap at a time."""
+    """Depthwise convolution: a tile of results and channels, one tap at a time."""
     anchor = context.step.region.anchor
     assert anchor is not None
     k = context.kernel()

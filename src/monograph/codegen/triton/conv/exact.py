@@ -1,7 +1,7 @@
-"""Transposed convolutions whose weights may not be finite: only products that exist are formed.
+"""Transposed convolutions whose weights may not be finite: only existing products are computed.
 
-A product of tiles multiplies weights by the zeros between the elements of the image, too. That is 0
-only for weights that are numbers; where nothing is known of them each result is summed up alone.
+A product of tiles also multiplies weights by the zeros between the elements of the image. That is 0
+only for finite weights; for unknown weights each result is summed separately.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def candidates(context: GpuContext) -> list[Candidate]:
 
 
 def _summed(k: KernelWriter, t: ResultTile, mask: str | None) -> str:
-    """The sum for each result, over the channels of its group and the taps that meet the image."""
+    """Return the sum of each result, over the channels of its group and its taps in the image."""
     anchor = k.context.step.region.anchor
     assert anchor is not None
     g, w, s = window(anchor), k.w, t.elements.scalars

@@ -1,4 +1,4 @@
-"""Convolutions by cuDNN or MIOpen, through torch, as rivals of the generated kernels."""
+"""Convolutions by cuDNN or MIOpen, through torch, as candidates beside generated kernels."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from monograph.program.memory.strided import Strided, strided
 
 
 def convolutions(context: GpuContext) -> list[Candidate]:
-    """A library's convolution, where strides describe the image and padding is the same around."""
+    """Return a library's convolution, if the image is strided and its padding symmetric."""
     anchor = context.step.region.anchor
     assert anchor is not None
     op, (x, w) = anchor.op, anchor.inputs
@@ -40,7 +40,7 @@ def convolutions(context: GpuContext) -> list[Candidate]:
 
 
 def _weights(context: GpuContext, value: Value) -> tuple[Argument, Strided | None] | None:
-    """Weights as an argument: constants with channels side by side, data as they lie."""
+    """Return weights as an argument: constants with contiguous channels, data as stored."""
     data = known(value)
     if data is not None:
         return packed_operand(context, TritonPacked(_channels_last(data), value.dtype)), None
@@ -94,7 +94,7 @@ def _into(
     groups: int,
     tf32: bool,
 ) -> None:
-    """Convolves into memory of ours; by way of the library's own where it can only allocate."""
+    """Convolve into our memory; through the library's own memory if it can only allocate."""
     import torch
 
     if y.is_cuda and torch.version.hip is None:
@@ -109,7 +109,7 @@ def _into(
 def _channels_second(
     shape: tuple[int, ...], strides: tuple[int, ...], last: bool
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Sizes and strides as torch has them: channels before the dimensions of the image."""
+    """Return sizes and strides in torch's order: channels before the spatial dimensions."""
     order = [0, len(shape) - 1, *range(1, len(shape) - 1)] if last else list(range(len(shape)))
     sizes, steps = [shape[i] for i in order], [strides[i] for i in order]
     if len(shape) == 3:

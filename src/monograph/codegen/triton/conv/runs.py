@@ -1,7 +1,7 @@
-"""Convolutions of few channels: a row of the window is one run of memory.
+"""Convolutions of few channels: a row of the window is one contiguous run of memory.
 
-With channels last, the elements under a row of a window lie side by side, whatever the number of
-channels. So a step of the sum is a piece of such a run, and nothing is divided to find an element.
+With channels last, the elements under a row of a window are contiguous, whatever the number of
+channels. So a step of the sum is a piece of such a run, and addresses need no division.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from monograph.ir import Array, Value, known
 from monograph.program.index import strides_of
 
 FEW_CHANNELS = 16
-"""Channels from which on a step of the sum lies under one tap anyway."""
+"""From this many channels on, a step of the sum is within one tap anyway."""
 
 
 def serves(context: GpuContext, anchor: Value, g: Window) -> bool:
-    """Whether the image is dense, and its windows are rows without gaps."""
+    """Return True if the image is dense, and its windows are rows without gaps."""
     x = anchor.inputs[0]
     storage = context.program.places.storage.get(x)
     plain = g.last and g.groups == 1 and not g.transposed and len(g.kernel) == 2
@@ -39,7 +39,7 @@ def serves(context: GpuContext, anchor: Value, g: Window) -> bool:
 
 
 def candidates(context: GpuContext, anchor: Value, g: Window) -> list[Candidate]:
-    """Kernels for runs, the most promising first."""
+    """Return kernels for runs, the most promising first."""
     run = g.kernel[1] * g.channels
     dtype = anchor.inputs[0].dtype
     fitting = [c for c in tiles(g.rows, g.columns, run, dtype) if c.k <= max(32, power(run))]
@@ -52,7 +52,7 @@ def candidates(context: GpuContext, anchor: Value, g: Window) -> list[Candidate]
 
 
 def _packed(weights: Array, g: Window, k: int) -> Array:
-    """Weights as [columns, rows of the window, run], runs filled up with zeros."""
+    """Pack weights as [columns, rows of the window, run], runs padded with zeros."""
     run = g.kernel[1] * g.channels
     turned = weights.transpose(0, 2, 3, 1).reshape(g.columns, g.kernel[0], run)
     whole = np.zeros((g.columns, g.kernel[0], -(-run // k) * k), weights.dtype)
@@ -96,7 +96,7 @@ def _kernel(context: GpuContext, anchor: Value, g: Window, c: DotTiling) -> Laun
 def _image(
     k: KernelWriter, t: ResultTile, anchor: Value, g: Window, how: tuple[DotTiling, int, str | None]
 ) -> str:
-    """A piece of a run under each window, 0 beyond the edges of the image."""
+    """Load a piece of a run under each window, 0 outside of the image."""
     c, pieces, mask = how
     w = k.w
     image, down, along = (t.point[t.counter(d)].text for d in range(3))

@@ -1,7 +1,7 @@
 """Arithmetic on registers, written as Triton expressions.
 
-Conversions between element types, integer edge cases and mathematical functions are in
-`codegen.common`, once for both code generators.
+`codegen.common` holds conversions between element types, integer edge cases and mathematical
+functions, for both code generators.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class TritonArith(Arith):
         return self._wrapped(made) if name in _WRAPS else made
 
     def _wrapped(self, x: Reg) -> Reg:
-        """An integer of fewer than 8 bits, its sign spread over the byte again."""
+        """Sign-extend an integer of fewer than 8 bits in its byte."""
         if x.type not in ("i2", "i4"):
             return x
         spare = 8 - int(x.type[1:])

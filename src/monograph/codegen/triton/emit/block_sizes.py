@@ -4,5 +4,5 @@ from __future__ import annotations
 
 
 def power(n: int) -> int:
-    """The least power of two that is not below a size."""
+    """Return the least power of two that is not below a size."""
     return 1 << max(n - 1, 0).bit_length()

@@ -1,4 +1,4 @@
-"""Emits fused work on elements: loads through views, the ops, stores, as blocks of numbers."""
+"""Emits fused pointwise work: loads through views, the ops, stores, on blocks of elements."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ INT32_MOST = (1 << 31) - 1
 
 @dataclass(frozen=True)
 class BlockAxis:
-    """A counter as a block of numbers: an expression, and where it is within its extent."""
+    """A counter as a block of numbers: an expression, and the mask of its extent."""
 
     text: str
     mask: str | None = None
     joint: bool = False
-    """Whether the mask is one of all counters together, and may be a larger block than this."""
+    """True if the mask is that of all counters together, and may be a larger block than this."""
 
 
 Point = Mapping[Counter, BlockAxis]
-"""Where in a loop nest a block of elements is: the numbers of each counter."""
+"""The point of a loop nest at which a block of elements is: the numbers of each counter."""
 
 
 @dataclass
 class TritonElements(Walk[Point]):
-    """Emits elements of a region's values at points; a pointer of a value starts at its offset."""
+    """Emits elements of a region's values at points; a value's pointer is at its first element."""
 
     w: Writer
     storage: Mapping[Value, Storage]
@@ -45,18 +45,18 @@ class TritonElements(Walk[Point]):
     inputs: frozenset[Value]
     given: dict[Value, Scalar] = field(default_factory=dict)
     guard: Callable[[str, str], None] | None = None
-    """Reports where a condition holds that an address is outside of its buffer, and the address."""
+    """Reports an address outside of its buffer where a condition holds."""
     narrowed: dict[Counter, Index] = field(default_factory=dict)
-    """What counters are where elements are loaded, if masks leave some of their numbers out."""
+    """Replacements of counters in loads, if masks leave some of their numbers out."""
     ground: BlockAxis | None = None
-    """The numbers of the blocks themselves, for results that have no counters."""
+    """The numbers of the blocks themselves, for results without counters."""
     scalars: TritonScalars = field(init=False)
 
     def __post_init__(self) -> None:
         self.scalars = TritonScalars(self.w)
 
     def element(self, value: Value, at: Indices, point: Point) -> Scalar:
-        """One value's element at an index, computed through whatever leads to memory."""
+        """Return a value's element at an index, computed from what is in memory."""
         return self.emit(self.plan((value,), at), point)[Element(value, at)]
 
     def load(self, value: Value, at: Indices, point: Point) -> Scalar:
@@ -67,13 +67,13 @@ class TritonElements(Walk[Point]):
         return self.scalars.decoded(self.loaded(value, at, point), value.dtype)
 
     def loaded(self, value: Value, at: Indices, point: Point) -> str:
-        """Elements as they are in memory, 0 beyond the masks."""
+        """Load elements in their memory form, 0 outside of the masks."""
         position = flatten(at, self.storage[value].strides)
         mask = self.mask(position, point)
         number = self.integer(position, point)
         joint = {c for c, axis in point.items() if axis.joint}
         if mask and joint & position.counters and not joint <= position.counters:
-            # A view has left fewer counters than the mask is of: pointers need the mask's shape.
+            # A view has fewer counters than the mask: pointers need the mask's shape.
             number = self.w.let(f"({mask}).to(tl.int32) * 0 + {number}", "i")
         mask = self._guarded(value, substitute(position, self.narrowed), number, mask)
         where = f"{self.pointers[value]} + {number}"
@@ -81,10 +81,10 @@ class TritonElements(Walk[Point]):
         return self.w.let(text, "x")
 
     def through_views(self, value: Value, at: Indices, point: Point) -> str:
-        """Elements as they are, or would be, in memory: of a stored value, a view, an expression.
+        """Return elements in their memory form: of a stored value, a view, an expression.
 
-        Beyond the masks they are 0 too, those of counters that a view leaves no trace of included:
-        a dimension of one element, which a reshape adds or drops, may have edges.
+        Outside of the masks they are 0 too, including masks of counters that a view drops: a
+        dimension of one element, which a reshape adds or removes, may have edges.
         """
         element, masks = Element(value, at), self._masks(at, point)
         while element.value not in self.pointers and is_view(element.value):
@@ -105,13 +105,13 @@ class TritonElements(Walk[Point]):
         return {m for m in found if m is not None}
 
     def store(self, value: Value, at: Indices, scalar: Scalar, point: Point) -> None:
-        """Puts elements into memory."""
+        """Store elements."""
         place = self.storage[value]
         position = flatten(at, place.strides)
         mask = self.mask(position, point)
         number = self.integer(position, point)
         if not position.counters and self.ground is not None:
-            # One place for a whole block: its pointers need the block's shape, and one may write.
+            # One address for a whole block: its pointers need the block's shape, and one may write.
             number = self.w.let(f"({self.ground.text}) * 0 + {number}", "i")
             mask = self.ground.mask
         mask = self._guarded(value, position, number, mask)
@@ -120,7 +120,7 @@ class TritonElements(Walk[Point]):
         self.w.line(f"tl.store({where}, {self.scalars.encoded(scalar)}{masked})")
 
     def _guarded(self, value: Value, position: Index, number: str, mask: str | None) -> str | None:
-        """The mask of an access, without what is outside where no proof says that nothing is."""
+        """Return the mask of an access, without addresses outside of the buffer unless proven."""
         place = self.storage[value]
         extent = math.prod(place.buffer.padded)
         if inside(position + place.offset, extent, described(place.buffer)):
@@ -135,7 +135,7 @@ class TritonElements(Walk[Point]):
         return self.w.let(f"{within} & ({mask})" if mask else within, "m")
 
     def mask(self, position: Index, point: Point) -> str | None:
-        """Where every counter that a position depends on is within its extent."""
+        """Return the mask of all counters that a position depends on."""
         used = (point[c].mask for c in sorted(position.counters, key=lambda c: c.name))
         masks = list(dict.fromkeys(m for m in used if m is not None))
         return self.w.let(" & ".join(masks), "m") if masks else None
@@ -147,7 +147,7 @@ class TritonElements(Walk[Point]):
         return self.scalars.decoded(f"({self.integer(index, point)}).to(tl.int64)", i64)
 
     def integer(self, index: Index, point: Point) -> str:
-        """An index as an expression, in 64 bits where 32 are too few."""
+        """Return an index as an expression, in 64 bits if 32 are too few."""
         wide = max(map(abs, index.bounds())) > INT32_MOST
         parts = [self._term(atom, factor, point, wide) for atom, factor in index.terms]
         if index.constant or not parts:

@@ -1,4 +1,4 @@
-"""Elements at numbers that are expressions: reads of operands, writes of results, small tables."""
+"""Elements at indices that are expressions: reads of operands, writes of results, small tables."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from monograph.program.index import Index, kept_counter
 
 
 def _nest(value: Value, numbers: Sequence[str], mask: str | None) -> tuple[Indices, Point]:
-    """An index and a point at which a value's dimensions have these numbers."""
+    """Return an index and a point at which a value's dimensions have these numbers."""
     shape = value.tensor.static
     counters = [kept_counter(f"o{i}", d) for i, d in enumerate(shape)]
     point = {c: BlockAxis(text, mask, True) for c, text in zip(counters, numbers, strict=True)}
@@ -27,9 +27,9 @@ def _nest(value: Value, numbers: Sequence[str], mask: str | None) -> tuple[Indic
 
 
 def _operand(value: Value, numbers: Sequence[str], mask: str | None) -> tuple[Indices, Point]:
-    """The same for an operand, of whose numbers some may be literals.
+    """The same for an operand, some of whose numbers may be literals.
 
-    Those are not masked: alone they are no block that a mask could fit.
+    Literals are not masked: alone they are no block that a mask could fit.
     """
     at, nest = _nest(value, numbers, mask)
     pairs = zip(at, numbers, strict=True)
@@ -38,7 +38,7 @@ def _operand(value: Value, numbers: Sequence[str], mask: str | None) -> tuple[In
 
 
 def read(e: TritonElements, value: Value, numbers: Sequence[str], mask: str | None) -> Scalar:
-    """An operand's elements, through its views, as its type is in registers."""
+    """Load an operand's elements through its views, in register form."""
     at, point = _operand(value, numbers, mask)
     return e.element(value, at, point)
 
@@ -46,12 +46,12 @@ def read(e: TritonElements, value: Value, numbers: Sequence[str], mask: str | No
 def write(
     e: TritonElements, value: Value, numbers: Sequence[str], scalar: Scalar, mask: str | None
 ) -> None:
-    """Puts elements of a result into memory."""
+    """Store elements of a result."""
     at, point = _nest(value, numbers, mask)
     e.store(value, at, scalar, point)
 
 
-def apart(w: Writer, number: str, sizes: Sequence[int]) -> list[str]:
+def coordinates(w: Writer, number: str, sizes: Sequence[int]) -> list[str]:
     """The coordinates of a number in row-major order."""
     step = math.prod(sizes)
     found = []
@@ -63,7 +63,7 @@ def apart(w: Writer, number: str, sizes: Sequence[int]) -> list[str]:
 
 
 def joined(w: Writer, numbers: Sequence[str], sizes: Sequence[int]) -> str:
-    """The number in row-major order of some coordinates."""
+    """Return the row-major number of some coordinates."""
     wide = math.prod(sizes) > INT32_MOST
     text = "0"
     for number, size in zip(numbers, sizes, strict=True):

@@ -1,6 +1,6 @@
-"""The mathematical library that kernels call, for Triton's interpreter: numpy computes it there.
+"""The mathematical library of kernels for Triton's interpreter, by numpy.
 
-Compiled, the same names are those of NVIDIA's and AMD's libraries, which Triton finds itself.
+In compiled kernels the same names are those of NVIDIA's and AMD's libraries, which Triton finds.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _NAMES = (
 
 
 def _interpreted(function: Any) -> Any:
-    """A numpy function on the interpreter's tensors."""
+    """Wrap a numpy function for the interpreter's tensors."""
     from triton.language.core import tensor
     from triton.runtime.interpreter import TensorHandle
 

@@ -1,4 +1,4 @@
-"""Kernels that find each element of a result on its own, in flat blocks."""
+"""Map kernels: each element of a result is computed independently, in flat blocks."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from monograph.codegen.triton.emit.tile import ResultTile, tile
 from monograph.codegen.triton.module.kernel import Candidate, GpuContext, KernelWriter, Launch
 
 Body = Callable[[KernelWriter, ResultTile, str | None], str]
-"""Writes how the elements at a tile's point are found: an expression of what registers hold."""
+"""Writes the elements at a tile's point: an expression in register form."""
 BLOCKS = ((256, 4), (128, 4), (512, 4), (1024, 8))
 
 
 def each(context: GpuContext, body: Body) -> list[Candidate]:
-    """Kernels that compute the elements of an anchor's one result, and finish them."""
+    """Return kernels that compute the elements of an anchor's one result, and finish them."""
     return [
         Candidate(f"each {block} w{warps}", lambda b=block, w=warps: (_each(context, body, b, w),))  # type: ignore[misc]
         for block, warps in BLOCKS

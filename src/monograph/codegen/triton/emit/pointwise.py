@@ -1,4 +1,4 @@
-"""Loops over elements: fused elementwise work, copies, anything that is only views and scalars."""
+"""Loops over elements: fused pointwise work, copies, views."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from monograph.program.fusion.loops import merge
 from monograph.program.index import Counter, Index, flatten
 
 BLOCKS = ((128, 4), (256, 4), (512, 4), (1024, 4), (1024, 8), (2048, 8))
-"""(elements of a program, warps) worth trying."""
+"""(elements of a program, warps) to try."""
 
 
 def pointwise(context: GpuContext) -> list[Candidate]:
@@ -50,7 +50,7 @@ def _flat(context: GpuContext, block: int, warps: int) -> Launch:
 
 
 def spread(let: object, flat: str, mask: str | None, at: Indices) -> dict[Counter, BlockAxis]:
-    """The counters of a loop nest, from the number of an element in row-major order."""
+    """Return the counters of a loop nest from the row-major number of an element."""
     assert callable(let)
     found = {c for index in at for c in index.counters}
     nest = sorted(found, key=lambda c: (len(c.name), c.name))

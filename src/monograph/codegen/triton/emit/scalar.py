@@ -12,7 +12,7 @@ from monograph.ir.dtype import bf16, f16, f32, f64
 from monograph.ops.scalar import Scalar
 
 _FAST = {"exp": "tl.exp({})", "log": "tl.log({})", "sigmoid": "tl.sigmoid({})"}
-"""Instructions of the device, right to about 2^-21: enough for a result of 16 bits."""
+"""Device instructions accurate to about 2^-21: enough for a result of 16 bits."""
 _HALVES = {f16: "tl.float16", bf16: "tl.bfloat16"}
 
 
@@ -32,13 +32,13 @@ class TritonScalars(RegisterScalars):
         self.a: TritonArith = TritonArith(w)
 
     def decoded(self, text: str, dtype: DType) -> Scalar:
-        """What an expression of a type as it is in memory means in registers."""
+        """Convert an expression from memory form to register form."""
         if dtype in _HALVES:
             return Scalar(self.w.set("float", f"{text}.to(tl.float32)"), dtype)
         return Scalar(types.decode(self.a, dtype, Reg(self.w.let(text), stored(dtype))), dtype)
 
     def encoded(self, x: Scalar) -> str:
-        """The expression of an element as its type is in memory."""
+        """Convert an element to memory form."""
         if x.dtype in _HALVES:
             return f"{x.reg}.to({_HALVES[x.dtype]})"
         return str(types.encode(self.a, x.dtype, x.reg))

@@ -1,4 +1,4 @@
-"""Results of an anchor in registers, a tile at a time: what is left to do with them, and stores."""
+"""Tiles of an anchor's result in registers: the epilogue, and the store."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from monograph.program.index import Counter, Index
 
 @dataclass
 class ResultTile:
-    """A block of an anchor's result: an axis for each dimension, sized 1 or not.
+    """A block of an anchor's result: an axis for each dimension, of size 1 or more.
 
-    Unlike a loop nest's, its counters stay where a dimension has only one element: a tile may be
-    larger than the result, and its masks must see that.
+    Unlike those of a loop nest, its counters stay if a dimension has only one element: a tile may
+    be larger than the result, and its masks must cover that.
     """
 
     k: KernelWriter
@@ -42,11 +42,11 @@ class ResultTile:
         return tuple(self.index(d) for d in range(len(self.shape)))
 
     def axis(self, dimension: int, text: str, mask: str | None = None) -> None:
-        """Says what a dimension's numbers are in this tile."""
+        """Set the numbers of a dimension in this tile."""
         self.point[self.counter(dimension)] = BlockAxis(text, mask)
 
     def batch(self, number: str, dimensions: Sequence[int], mask: str | None = None) -> None:
-        """Makes numbers of some dimensions from their number in row-major order."""
+        """Set the numbers of some dimensions from their row-major number."""
         step = math.prod(self.shape[d] for d in dimensions)
         for place, d in enumerate(dimensions):
             step //= self.shape[d]
@@ -56,7 +56,7 @@ class ResultTile:
             self.axis(d, self.k.w.let(text, "b"), mask)
 
     def finish(self, result: str) -> None:
-        """Computes the epilogue of an expression that holds the anchor's sums, and stores it."""
+        """Compute the epilogue of an expression with the anchor's sums, and store it."""
         anchor = self.k.context.step.region.anchor
         assert anchor is not None
         wide = accumulator(anchor.dtype)
@@ -64,7 +64,7 @@ class ResultTile:
         self.finish_scalar(self.elements.scalars.cast(given, anchor.dtype))
 
     def finish_parts(self, results: Mapping[int, str]) -> None:
-        """The same where a tile holds columns that lie apart, by where in the result they start."""
+        """The same for a tile of separate column blocks, by their first columns."""
         region, e = self.k.context.step.region, self.elements
         anchor = region.anchor
         assert anchor is not None
@@ -73,7 +73,7 @@ class ResultTile:
         for start, text in results.items():
             given = Scalar(Reg(self.k.w.let(text), types.register(wide)), wide)
             parts[start] = e.scalars.cast(given, anchor.dtype)
-            e.given[anchor] = parts[start]  # so that nothing looks behind it
+            e.given[anchor] = parts[start]  # so that resolution stops there
         order = e.plan(region.outputs, self.at)
         held = [item.element for item in order if item.element.value is anchor]
         made = e.emit(order, self.point, {h: parts[h.at[-1].constant] for h in held})
@@ -81,7 +81,7 @@ class ResultTile:
             e.store(value, self.at, made[Element(value, self.at)], self.point)
 
     def finish_stored(self, result: str) -> None:
-        """The same for an expression of elements as they are in memory."""
+        """The same for an expression in memory form."""
         anchor = self.k.context.step.region.anchor
         assert anchor is not None
         self.finish_scalar(self.elements.scalars.decoded(result, anchor.dtype))
@@ -102,7 +102,7 @@ def tile(k: KernelWriter) -> ResultTile:
 
 
 def accumulator(dtype: DType) -> DType:
-    """What sums of a type are kept in."""
+    """Return the type in which sums of a type are kept."""
     if dtype.is_float:
         return f64 if dtype == f64 else f32
     return i64 if dtype.bits == 64 else i32
@@ -111,7 +111,7 @@ def accumulator(dtype: DType) -> DType:
 def finish_from(
     context: GpuContext, partial: TritonScratch, parts: int = 1, block: int = 512
 ) -> Launch:
-    """A kernel that adds up parts of an anchor's result in memory, and finishes them."""
+    """Return a kernel that adds up parts of an anchor's result in memory, and finishes them."""
     region = context.step.region
     k = context.kernel()
     elements = k.elements()

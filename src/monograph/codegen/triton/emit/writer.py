@@ -1,9 +1,9 @@
-"""Writes the body of a Triton kernel: one assignment a line, each expression once.
+"""Writes the body of a Triton kernel: one assignment per line, each expression once.
 
 Registers have LLVM element types (`codegen.common.registers`), so that code in terms of registers
-serves both generators. Integers in registers are signed; an unsigned
-operation reads them as unsigned first, as LLVM does. A register holds a block of numbers of
-whatever shape its expression broadcasts to.
+serves both generators. Integers in registers are signed; an unsigned operation reads them as
+unsigned first, as in LLVM. A register holds a block of numbers of the shape that its expression
+broadcasts to.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ TYPES = {
     "float": "tl.float32",
     "double": "tl.float64",
 }
-"""What registers of an LLVM type are in Triton; i2 and i4 are kept wrapped in a byte."""
+"""Triton types of LLVM register types; i2 and i4 are kept wrapped in a byte."""
 
 _FUNCTIONS = {
     "sqrt": "tl.sqrt_rn({})",
@@ -44,24 +44,24 @@ _FUNCTIONS = {
 
 
 _BOUND = re.compile(r"(\w+(?:, \w+)*) (?:[-+*/|&^]|//|<<|>>)?= ")
-"""A line that gives variables a value."""
+"""Matches a line that assigns variables."""
 
 
 @dataclass
 class _Block:
-    """What the lines of a block have done with what is outside of it."""
+    """The effects of a block's lines on the code outside of it."""
 
     reused: dict[str, None] = field(default_factory=dict)
     """Expressions that were computed before it."""
     bound: set[str] = field(default_factory=set)
-    """Variables that it gives a value."""
+    """Variables that it assigns."""
 
 
 class Writer:
     """A kernel's body while it is being written."""
 
     converts_half = False
-    """Elements of f16 are loaded and stored as such: no conversion by bits is needed."""
+    """Elements of f16 are loaded and stored directly: no conversion by bits is needed."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
@@ -71,20 +71,20 @@ class Writer:
         self._blocks: list[_Block] = []
 
     def line(self, text: str) -> None:
-        """A line as it is; what was computed from variables that it gives a value is forgotten."""
+        """Write a line; expressions of variables that it assigns are forgotten."""
         bound = _BOUND.match(text)
         for name in bound[1].split(", ") if bound else ():
             self._forget(name)
         self.lines.append("    " * self.depth + text)
 
     def name(self, stem: str = "v") -> str:
-        """A name that nothing has yet."""
+        """Return a new name."""
         assert stem != "p", "those are the kernel's pointers"
         self._count += 1
         return f"{stem}{self._count}"
 
     def let(self, text: str, stem: str = "v") -> str:
-        """The name of an expression's value; an expression seen before keeps its name."""
+        """Return the name of an expression's value; equal expressions share a name."""
         if text.isidentifier():
             return text
         for depth, scope in enumerate(self._known):
@@ -98,7 +98,7 @@ class Writer:
         return name
 
     def assign(self, name: str, text: str) -> None:
-        """Gives a variable a new value."""
+        """Assign a variable."""
         self.line(f"{name} = {text}")
 
     def _forget(self, name: str) -> None:
@@ -111,7 +111,7 @@ class Writer:
 
     @contextmanager
     def block(self, head: str) -> Iterator[None]:
-        """Lines that belong to a loop or a condition; what they compute is not known after it."""
+        """Write the lines of a loop or condition; their expressions are unknown after it."""
         self.line(f"{head}:")
         self.depth += 1
         self._known.append({})
@@ -176,7 +176,7 @@ class Writer:
 
 
 def literal(value: float | int, element: str) -> str:
-    """The text of a number of an element type, broadcast against anything."""
+    """Return the text of a number of an element type; it broadcasts against anything."""
     kind = TYPES[element]
     if element == "i1":
         return f"tl.full((), {int(bool(value))}, tl.int1)"
@@ -190,7 +190,7 @@ def literal(value: float | int, element: str) -> str:
 
 
 def unsigned(x: Reg) -> str:
-    """The expression of an integer register read as unsigned."""
+    """Return the expression of an integer register read as unsigned."""
     if x.type == "i1":
         return str(x)
     if x.type in ("i2", "i4"):

@@ -1,4 +1,4 @@
-"""Images read at places that are data, in f64: grid sampling and deformable convolution."""
+"""Grid sampling and deformable convolution: images read at positions that are data, in f64."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from monograph.codegen.common.registry import any_view
 from monograph.codegen.common.sampling import combined, neighbours, number
-from monograph.codegen.triton.emit.indexed_load import apart, read, register
+from monograph.codegen.triton.emit.indexed_load import coordinates, read, register
 from monograph.codegen.triton.emit.map_kernel import each
 from monograph.codegen.triton.emit.scalar import TritonScalars
 from monograph.codegen.triton.emit.tile import ResultTile
@@ -21,7 +21,7 @@ from monograph.ops.interpolate import LINEAR, MIRROR, REFLECT, ZEROS
 from monograph.ops.scalar import Scalar
 
 Taps = list[tuple[str, Scalar]]
-"""The elements of one axis that a place reads, and the weight of each."""
+"""The elements of one axis that a position reads, with their weights."""
 
 
 def serves(anchor: Value) -> bool:
@@ -43,14 +43,14 @@ def whole(w: Writer, text: str) -> Scalar:
 
 
 def taps(s: TritonScalars, place: Scalar, size: int, mode: str, outside: str) -> Taps:
-    """What a place on an axis reads."""
+    """Return the elements that a position on an axis reads, with their weights."""
     near = neighbours(s, place, size, mode, outside)
     whole = [(s.w.let(f"{at.reg}.to(tl.int64)", "n"), weight) for at, weight in near]
     return [(_within(s.w, at, size, outside), weight) for at, weight in whole]
 
 
 def _within(w: Writer, at: str, size: int, outside: str) -> str:
-    """A place beyond the edges, brought back within an axis."""
+    """Map a position outside of an axis back into it."""
     if outside not in (REFLECT, MIRROR) or (outside == MIRROR and size == 1):
         return w.let(f"tl.minimum(tl.maximum({at}, 0), {size - 1})", "n")
     period = 2 * size if outside == REFLECT else 2 * size - 2
@@ -90,7 +90,7 @@ def _sampled(k: KernelWriter, t: ResultTile, mask: str | None) -> str:
 
 
 def _deformed(k: KernelWriter, t: ResultTile, mask: str | None) -> str:
-    """Each result on its own: a loop over the channels and taps of its windows."""
+    """Compute each result separately: a loop over the channels and taps of its windows."""
     anchor = k.context.step.region.anchor
     assert anchor is not None
     op, (x, weights, offset, *scales), w = anchor.op, anchor.inputs, k.w
@@ -105,7 +105,7 @@ def _deformed(k: KernelWriter, t: ResultTile, mask: str | None) -> str:
     with w.block(f"for number in range({own * terms})"):
         channel = w.let(f"number // {terms}", "n")
         tap = w.let(f"number % {terms}", "n")
-        at_kernel = apart(w, tap, kernel)
+        at_kernel = coordinates(w, tap, kernel)
         c = w.let(f"{group} * {own} + {channel}", "n")
         entry = w.let(f"({c} // {channels // op.offset_groups}) * {terms} + {tap}", "n")
         axes = []

@@ -1,4 +1,4 @@
-"""Pools of any form: each result on its own, its window gone through a tap at a time."""
+"""Pools of any form: each result separately, one tap of its window at a time."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from monograph.ops.scalar import Scalar
 from monograph.ops.window import CHANNELS_LAST
 
 Tap = Callable[[Scalar, str | None, list[str]], None]
-"""Takes an element under a tap, where it is inside, and the tap's place in the window."""
+"""Takes an element under a tap, its mask, and the position of the tap in the window."""
 MOST_UNROLLED = 64
-"""Taps of a window that are written out."""
+"""The most taps of a window that are unrolled."""
 
 
 def serves(anchor: Value) -> bool:
@@ -57,7 +57,7 @@ def _window(anchor: Value) -> Window:
 
 
 class _Walk:
-    """Goes through the taps of the windows of a block of results."""
+    """Loops over the taps of the windows of a block of results."""
 
     def __init__(self, k: KernelWriter, t: ResultTile, mask: str | None) -> None:
         anchor = k.context.step.region.anchor
@@ -73,7 +73,7 @@ class _Walk:
         self.reader = WindowReader(k, t, self.x, self.g, places, texts[0], mask)
 
     def run(self, step: Tap) -> None:
-        """Calls step(element, where it is inside, taps) for each tap."""
+        """Call step(element, mask, taps) for each tap."""
         k, g = self.k, self.g
         if g.taps <= MOST_UNROLLED:
             for place in np.ndindex(*g.kernel):
@@ -132,7 +132,7 @@ def _stored(t: ResultTile, name: str, dtype: DType) -> str:
 
 
 def _place(k: KernelWriter, t: ResultTile, mask: str | None) -> str:
-    """Where the largest lies, counted over all elements of [N, C, *S]."""
+    """Return the index of the largest element, over all elements of [N, C, *S]."""
     walk = _Walk(k, t, mask)
     g, w, dtype = walk.g, k.w, walk.x.dtype
     anchor = k.context.step.region.anchor
@@ -167,7 +167,7 @@ def _place(k: KernelWriter, t: ResultTile, mask: str | None) -> str:
     walk.run(step)
     channels = walk.x.tensor.static[-1] if g.last else walk.x.tensor.static[1]
     plane = f"(({walk.image}) * {channels} + ({walk.channel}))"
-    # A window that reads only padding has found nothing.
+    # A window of padding only has found nothing.
     return w.let(f"tl.maximum(place, 0) + {plane}.to(tl.int64) * {math.prod(sizes)}")
 
 
@@ -183,7 +183,7 @@ def _mean(k: KernelWriter, t: ResultTile, mask: str | None) -> str:
     _start(k, t, "total", 0, wide)
 
     def step(x: Scalar, inside: str | None, taps: list[str]) -> None:
-        # What is outside was read as 0.
+        # Elements outside were read as 0.
         w.assign("total", f"total + {scalars.cast(x, wide).reg}")
 
     walk.run(step)
@@ -196,7 +196,7 @@ def _mean(k: KernelWriter, t: ResultTile, mask: str | None) -> str:
 
 
 def _count(w: Writer, walk: _Walk, d: int, op: AveragePool) -> str:
-    """How many taps of a window count along a dimension."""
+    """Return the number of valid taps of a window along a dimension."""
     g = walk.g
     low, high = 0, g.sizes[d]
     if op.include_pad:

@@ -1,4 +1,4 @@
-"""Resizing: elements along each resized axis by tables of places and weights made beforehand."""
+"""Resizing: elements along each resized axis by precomputed tables of positions and weights."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from monograph.codegen.common.registry import any_view
-from monograph.codegen.triton.emit.indexed_load import apart, read, register, table
+from monograph.codegen.triton.emit.indexed_load import coordinates, read, register, table
 from monograph.codegen.triton.emit.map_kernel import each
 from monograph.codegen.triton.emit.scalar import register_type
 from monograph.codegen.triton.emit.tile import ResultTile
@@ -21,7 +21,7 @@ from monograph.ops.resize import LINEAR, NEAREST, Resize, whole_number
 from monograph.ops.scalar import Scalar
 
 MOST_UNROLLED = 36
-"""Taps that are written out."""
+"""The most taps that are unrolled."""
 
 
 def serves(anchor: Value) -> bool:
@@ -38,7 +38,7 @@ def candidates(context: GpuContext) -> list[Candidate]:
 
 @dataclass(frozen=True)
 class _Axis:
-    """A resized axis: [output, tap] places and weights, and which outputs lie outside."""
+    """A resized axis: [output, tap] positions and weights, and the outputs that are outside."""
 
     dimension: int
     places: Array
@@ -124,7 +124,7 @@ class _Walk:
                 w.assign("total", str(self._added(total, [str(n) for n in number]).reg))
             return total
         with w.block(f"for tap in range({self.count})"):
-            numbers = apart(w, "tap", [a.taps for a in self.axes])
+            numbers = coordinates(w, "tap", [a.taps for a in self.axes])
             w.assign("total", str(self._added(total, numbers).reg))
         return total
 
@@ -135,7 +135,7 @@ class _Walk:
         return s.add(total, own if weight is None else s.mul(own, weight))
 
     def _tap(self, numbers: list[str]) -> tuple[Scalar, Scalar | None]:
-        """The element under a tap, and the product of its weights."""
+        """Return the element under a tap, and the product of its weights."""
         w: Writer = self.k.w
         s = self.t.elements.scalars
         at, weight = list(self.texts), None

@@ -1,4 +1,4 @@
-"""Pools over boxes of an image, each bin on its own: what a box covers is data."""
+"""Pools over boxes of an image, each bin separately; the boxes are data."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def candidates(context: GpuContext) -> list[Candidate]:
 
 
 def _image(k: KernelWriter, index: Scalar, t: ResultTile, count: int, mask: str | None) -> str:
-    """The number of a box's image; one that is not there is reported, and 0 stands for it."""
+    """Return the number of a box's image; an invalid one is reported and replaced by 0."""
     w, found = k.w, str(t.elements.scalars.cast(index, i64).reg)
     wrong = w.let(f"({found} < 0) | ({found} >= {count})", "m")
     reported = w.let(f"{wrong} & {mask}" if mask else wrong, "m")
@@ -49,7 +49,7 @@ def _image(k: KernelWriter, index: Scalar, t: ResultTile, count: int, mask: str 
 
 
 class _Axis:
-    """The samples of the bins along an axis: how many, and the neighbours of each."""
+    """The samples of the bins along an axis: their number, and the neighbours of each."""
 
     def __init__(
         self, k: KernelWriter, t: ResultTile, op: RoiAlign, bin_: str, ends: tuple[Scalar, Scalar],
@@ -62,7 +62,7 @@ class _Axis:
         if not op.half_pixel:
             length = s.max(length, number(s, 1.0))
         step = s.div(length, number(s, bins))
-        # Not finite, or so large that it cannot be meant.
+        # Not finite, or too large to be meant.
         far = f"({step.reg} > {float(MAX_SAMPLES)}) | ({step.reg} < -1.7e308)"
         wrong = w.let(f"{far} | ({step.reg} != {step.reg})", "m")
         reported = w.let(f"{wrong} & {mask}" if mask else wrong, "m")
@@ -76,7 +76,7 @@ class _Axis:
             self.samples = w.let(f"tl.maximum(tl.ceil({tame}), 0.0).to(tl.int32)", "n")
 
     def at(self, sample: str) -> tuple[list[str], list[Scalar]]:
-        """The two neighbours of a sample, and their weights."""
+        """Return the two neighbours of a sample, with their weights."""
         s, w = self.s, self.w
         part = s.div(
             s.add(whole(w, sample), number(s, 0.5)),
@@ -145,7 +145,7 @@ def _aligned(k: KernelWriter, t: ResultTile, mask: str | None) -> str:
 
 
 def _largest(k: KernelWriter, t: ResultTile, mask: str | None) -> str:
-    """The maximum of a bin whose edges are whole elements; an empty one gives 0."""
+    """Return the maximum of a bin whose edges are whole elements; an empty one gives 0."""
     anchor = k.context.step.region.anchor
     assert anchor is not None
     op, (x, rois), w, e = anchor.op, anchor.inputs, k.w, t.elements
@@ -191,6 +191,6 @@ def _largest(k: KernelWriter, t: ResultTile, mask: str | None) -> str:
 
 
 def _clipped(k: KernelWriter, x: Scalar, size: int) -> str:
-    """A place as a whole number from 0 to a size; NaN is 0."""
+    """Return a position as a whole number from 0 to a size; NaN is 0."""
     held = f"tl.where({x.reg} > 0, tl.where({x.reg} < {size}, {x.reg}, {float(size)}), 0.0)"
     return k.w.let(f"({held}).to(tl.int32)", "n")

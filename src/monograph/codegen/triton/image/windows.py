@@ -1,4 +1,4 @@
-"""Windows over images: their sizes, and the elements under them for a block of results."""
+"""Windows over images: their sizes, and their elements for a block of results."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from monograph.program.index import Counter, Index
 
 @dataclass(frozen=True)
 class Window:
-    """The sizes of a convolution, whichever way its images are laid out."""
+    """The sizes of a convolution, in any layout of its images."""
 
     batch: int
     sizes: tuple[int, ...]
@@ -33,12 +33,12 @@ class Window:
     dilations: tuple[int, ...]
     groups: int
     channels: int
-    """Input channels of a group."""
+    """The input channels of a group."""
     columns: int
-    """Result channels of a group."""
+    """The result channels of a group."""
     transposed: bool
     last: bool
-    """Whether channels are the last dimension."""
+    """True if channels are the last dimension."""
 
     @property
     def rows(self) -> int:
@@ -58,7 +58,7 @@ class Window:
 
 
 def readable(user: Value, index: int, operand: Value) -> bool:
-    """Whether beyond the edges of a view nothing is read: repeated elements have no edges."""
+    """Return True if an operand has no broadcast view: repeated elements have no edges."""
     while is_view(operand):
         if isinstance(operand.op, (Broadcast, Repeat)):
             return False
@@ -90,16 +90,16 @@ class WindowReader:
     x: Value
     g: Window
     places: tuple[str, ...]
-    """For each spatial dimension, the number of the result in it."""
+    """The index of the result along each spatial dimension."""
     image: str
     mask: str | None
 
     def at(self, taps: Sequence[str], channel: str, mask: str | None) -> str:
-        """x under a tap of the window, as it is in memory; 0 beyond the edges."""
+        """Load x under a tap of the window; 0 outside of the image."""
         return self.under(taps, channel, mask)[0]
 
     def under(self, taps: Sequence[str], channel: str, mask: str | None) -> tuple[str, str | None]:
-        """The same, and where that is inside; None where it always is."""
+        """The same with its mask; None if it is always inside."""
         w, g = self.k.w, self.g
         numbers, masks = [], [m for m in (self.mask, mask) if m]
         for d, tap in enumerate(taps):
@@ -115,7 +115,7 @@ class WindowReader:
         return self.t.elements.through_views(self.x, at, point), whole
 
     def along(self, d: int, tap: str) -> tuple[str, list[str]]:
-        """The place in a dimension that a tap reads, and where that is inside."""
+        """Return the position in a dimension that a tap reads, and its masks."""
         g = self.g
         place, stride, pad = self.places[d], g.strides[d], g.pads[d]
         reach = f"({tap}) * {g.dilations[d]}" if g.dilations[d] != 1 else f"({tap})"
@@ -133,7 +133,7 @@ class WindowReader:
 def reader_of(
     k: KernelWriter, t: ResultTile, anchor: Value, g: Window, row: str, mask: str | None
 ) -> WindowReader:
-    """Says which results a block of rows is, and how to read for them."""
+    """Return a reader for the results of a block of rows."""
     rank = len(t.shape)
     spatial = range(1, rank - 1) if g.last else range(2, rank)
     t.batch(row, [0, *spatial], mask)
@@ -142,7 +142,7 @@ def reader_of(
 
 
 def split_tap(k: KernelWriter, g: Window, tap: str) -> list[str]:
-    """The place in the window along each dimension, from its number."""
+    """Return the position in the window along each dimension, from its number."""
     found, step = [], g.taps
     for d, size in enumerate(g.kernel):
         step //= size
@@ -157,7 +157,7 @@ def split_tap(k: KernelWriter, g: Window, tap: str) -> list[str]:
 
 
 def dynamic(t: ResultTile, weights: Value, texts: Sequence[str], mask: str | None) -> str:
-    """Weights at an index, where they are not packed."""
+    """Load weights at an index, if they are not packed."""
     counters = [Counter(f"w{i}", d) for i, d in enumerate(weights.tensor.static)]
     point = {c: BlockAxis(text, mask, True) for c, text in zip(counters, texts, strict=True)}
     at = tuple(Index(0, ((c, 1),)) for c in counters)

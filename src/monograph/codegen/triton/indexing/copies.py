@@ -1,4 +1,4 @@
-"""Copies between places in memory, several in one kernel, perhaps to where a counter says."""
+"""Copies between memory locations, several in one kernel, at offsets that a counter may give."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ BLOCK = 512
 
 @dataclass(frozen=True)
 class CopyOperand:
-    """Where some elements lie: in the memory of an argument, from some byte on, strided."""
+    """The location of elements: the memory of an argument, a byte offset, strides."""
 
     of: Value | TritonPacked | TritonScratch
     offset: int
@@ -33,52 +33,52 @@ class CopyOperand:
 
     @property
     def dense(self) -> bool:
-        """Whether the elements lie side by side."""
+        """True if the elements are contiguous."""
         steps = zip(self.type.static, self.strides, strides_of(self.type.static), strict=True)
         return all(d == 1 or a == b for d, a, b in steps) or 0 in self.type.static
 
     def part(self, offset: int = 0) -> BufferView:
-        """The argument of a kernel that sees these elements."""
+        """Return the kernel argument for these elements."""
         dtype, shape = self.type.dtype, self.type.static
         return BufferView(
             self.of, self.offset + offset * dtype.itemsize, dtype, shape, self.strides
         )
 
     def slice(self, axis: int, number: int) -> CopyOperand:
-        """The elements at one number of an axis."""
+        """Return the elements at one index of an axis."""
         skipped = number * self.strides[axis] * self.type.dtype.itemsize
         return replace(self.without(axis), offset=self.offset + skipped)
 
     def without(self, axis: int) -> CopyOperand:
-        """Return the operand without one axis, at its number 0."""
+        """Return the operand without one axis, at its index 0."""
         shape = [d for k, d in enumerate(self.type.static) if k != axis]
         strides = tuple(s for k, s in enumerate(self.strides) if k != axis)
         return CopyOperand(self.of, self.offset, self.type.with_shape(shape), strides)
 
 
 def room(type_: TensorType) -> CopyOperand:
-    """Memory for elements of a type, for as long as a step runs."""
+    """Return memory for elements of a type, for as long as a step runs."""
     return dense(TritonScratch(max(type_.nbytes, 1), type_.dtype), type_)
 
 
 def dense(
     of: Value | TritonPacked | TritonScratch, type_: TensorType, offset: int = 0
 ) -> CopyOperand:
-    """Elements side by side in the memory of an argument."""
+    """Return contiguous elements in the memory of an argument."""
     return CopyOperand(of, offset, type_, strides_of(type_.static))
 
 
 def stored(program: Program, value: Value) -> CopyOperand:
-    """Where a value of a program lies."""
+    """Return the location of a value of a program."""
     return CopyOperand(value, 0, value.tensor, program.places.storage[value].strides)
 
 
 @dataclass(frozen=True)
 class Copied:
-    """Elements to copy; zeros where there is no source.
+    """Elements to copy; zeros without a source.
 
-    Of a source or a target with an axis, the slice is meant that the counter says: its number, or
-    counted from the end.
+    A source or a target with an axis means the slice at the counter, from the front or from the
+    end.
     """
 
     source: CopyOperand | None
@@ -94,7 +94,7 @@ def copy(
     counter: TritonScratch | None = None,
     scalars: Callable[[KernelWriter], object] | None = None,
 ) -> tuple[Launch, ...]:
-    """One kernel for some copies, and a few lines that only its last program runs.
+    """Return one kernel for some copies, and a few lines that only its last program runs.
 
     These lines may not change what the copies read.
     """
@@ -120,7 +120,7 @@ def copy(
 
 
 def _type(piece: Copied) -> TensorType:
-    """What is copied at once."""
+    """Return the type of what is copied at once."""
     target = piece.target
     return target.type if piece.target_axis is None else target.without(piece.target_axis).type
 
@@ -146,7 +146,7 @@ def _position(
     flat: str,
     counter: TritonScratch | None,
 ) -> str:
-    """The pointers to a block of the elements of a place, or of a slice of it."""
+    """Return the pointers to a block of the elements of an operand, or of a slice of it."""
     pointer = k.pointer(place.part())
     reach = sum((d - 1) * s for d, s in zip(place.type.static, place.strides, strict=True))
     wide = ".to(tl.int64)" if reach > INT32_MOST else ""

@@ -1,4 +1,4 @@
-"""Reads at places that are data (gathers of every kind), and padding."""
+"""Gathers: reads at positions that are data; and padding."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from monograph.program.ranges import is_within
 
 
 def serves(anchor: Value) -> bool:
-    """Whether the op is a gather whose shapes fit, or padding."""
+    """Return True for a gather with valid shapes, or padding."""
     if isinstance(anchor.op, GatherElements):
         x, indices = (v.tensor.static for v in anchor.inputs)
         axis = anchor.op.axis
@@ -68,7 +68,7 @@ def _gathered(k: KernelWriter, t: ResultTile, mask: str | None) -> str:
 def _index(
     k: KernelWriter, t: ResultTile, indices: Value, at: Indices, size: int, mask: str | None
 ) -> str:
-    """An index counted from the front; one out of range is reported, and 0 stands for it."""
+    """Return an index counted from the front; one out of range is reported and replaced by 0."""
     loaded = t.elements.element(indices, at, t.point)
     wide = t.elements.scalars.cast(loaded, i64).reg
     return checked_index(k, str(wide), size, mask, reports=not is_within(indices, size))
@@ -77,7 +77,7 @@ def _index(
 def checked_index(
     k: KernelWriter, index: str, size: int, mask: str | None, *, reports: bool = True
 ) -> str:
-    """A block of i64 indices into a dimension, counted from the front and within it."""
+    """Return a block of i64 indices into a dimension, counted from the front and valid."""
     from_front = k.w.let(f"tl.where({index} < 0, {index} + {size}, {index})", "n")
     wrong = k.w.let(f"({from_front} < 0) | ({from_front} >= {size})", "m")
     if reports:
@@ -89,7 +89,7 @@ def checked_index(
 
 
 def read_at(t: ResultTile, x: Value, at: Indices, found: dict[int, str], mask: str | None) -> str:
-    """Elements of x at an index, some of whose numbers are data, as they are in memory."""
+    """Load elements of x at an index, some of whose numbers are data."""
     point = dict(t.point)
     whole = list(at)
     for dimension, text in found.items():
@@ -102,7 +102,7 @@ def read_at(t: ResultTile, x: Value, at: Indices, found: dict[int, str], mask: s
 
 
 def _padded(k: KernelWriter, t: ResultTile, mask: str | None) -> str:
-    """x where it is, and what is added around it."""
+    """Return x inside, and the padding around it."""
     anchor = k.context.step.region.anchor
     assert anchor is not None
     op, x, w = anchor.op, anchor.inputs[0], k.w

@@ -1,4 +1,4 @@
-"""Small kernels: counting, elements looked up in tables, blocks laid over images."""
+"""Small kernels: counting, table lookups, Col2Im."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def serves(anchor: Value) -> bool:
 def candidates(context: GpuContext) -> list[Candidate]:
     anchor = context.step.region.anchor
     assert anchor is not None
-    if isinstance(anchor.op, TakeTurn):  # one way: a measurement would take a turn
+    if isinstance(anchor.op, TakeTurn):  # a single candidate: a measurement would advance the state
         return single("turn", each(context, _turn)[0].make)
     bodies: dict[type, Body] = {
         Col2Im: _laid_over,
@@ -52,7 +52,7 @@ def _counted(k: KernelWriter, t: ResultTile, mask: str | None) -> str:
 
 
 def _turn(k: KernelWriter, t: ResultTile, mask: str | None) -> str:
-    """The number in a state, which is counted up when every thread has read it."""
+    """Return the number in an RNG state, which is advanced after every thread has read it."""
     anchor = k.context.step.region.anchor
     assert anchor is not None
     state = k.pointer(anchor.inputs[0])
@@ -63,7 +63,7 @@ def _turn(k: KernelWriter, t: ResultTile, mask: str | None) -> str:
 
 
 def _looked_up(k: KernelWriter, t: ResultTile, mask: str | None) -> str:
-    """The value under the last key that equals an element; a NaN is found under a NaN."""
+    """Return the value under the last key that equals an element; a NaN equals a NaN."""
     anchor = k.context.step.region.anchor
     assert anchor is not None
     op, x, w, s = anchor.op, anchor.inputs[0], k.w, t.elements.scalars
@@ -92,7 +92,7 @@ def _looked_up(k: KernelWriter, t: ResultTile, mask: str | None) -> str:
 
 
 def _laid_over(k: KernelWriter, t: ResultTile, mask: str | None) -> str:
-    """The sum of what each place of a block has for a pixel."""
+    """Return the sum of all block elements that cover a pixel."""
     anchor = k.context.step.region.anchor
     assert anchor is not None
     op, x, w, e = anchor.op, anchor.inputs[0], k.w, t.elements

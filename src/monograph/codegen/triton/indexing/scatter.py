@@ -1,8 +1,8 @@
-"""Writes at places that are data: each element of the result finds the updates that are for it.
+"""Scatters: each element of the result finds its updates.
 
-Few updates are gone through in order by every element that they might be for. Of many that only
-replace, the last for each place is noted first: the largest of their numbers, whatever the order
-in which they come by.
+Few updates are scanned in order by every element that they might be for. For many updates that only
+replace, the last one of each position is recorded first: the largest of their numbers, in whatever
+order they arrive.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from monograph.codegen.common import types
 from monograph.codegen.common.registers import Reg
 from monograph.codegen.common.registry import any_view
 from monograph.codegen.triton.emit.elements import TritonElements
-from monograph.codegen.triton.emit.indexed_load import apart, joined, read
+from monograph.codegen.triton.emit.indexed_load import coordinates, joined, read
 from monograph.codegen.triton.emit.map_kernel import each
 from monograph.codegen.triton.emit.tile import ResultTile, tile
 from monograph.codegen.triton.indexing.gather import checked_index
@@ -36,12 +36,12 @@ from monograph.ops.scatter import ScatterElements, ScatterNd
 from monograph.ops.unpool import MaxUnpool
 
 FEW = 64
-"""Updates that every element may go through."""
+"""The most updates that every element may scan."""
 BLOCK = 256
 
 
 def serves(anchor: Value) -> bool:
-    """Whether the shapes of the operands fit; where they do not the reference says why."""
+    """Return True if the operands' shapes are valid; otherwise the reference raises the error."""
     op = anchor.op
     if isinstance(op, MaxUnpool):
         x, indices = (v.tensor.static for v in anchor.inputs)
@@ -57,7 +57,7 @@ def serves(anchor: Value) -> bool:
 
 @kernel_for(MaxUnpool, ScatterElements, ScatterNd, when=serves, readable=any_view)
 def candidates(context: GpuContext) -> list[Candidate]:
-    """A scan of the updates, or where they only replace also notes of the last ones."""
+    """Return a scan of the updates, and for replacements also records of the last ones."""
     anchor = context.step.region.anchor
     assert anchor is not None
     scans = [] if isinstance(anchor.op, MaxUnpool) else _scans(context)
@@ -73,7 +73,7 @@ def candidates(context: GpuContext) -> list[Candidate]:
 
 
 def _scans(context: GpuContext) -> list[Candidate]:
-    """Scans, after a look at the indices: not every element is to check every index."""
+    """Return scans, after a check of the indices: not every element should check every index."""
     return [
         Candidate(c.name, lambda c=c: (*_verified(context), *c.make()))  # type: ignore[misc]
         for c in each(context, _scanned)
@@ -96,7 +96,7 @@ def _verified(context: GpuContext) -> tuple[Work, ...]:
     e = k.elements()
     number, mask = _flat(k, count)
     k.wait()
-    at = apart(k.w, number, lead)
+    at = coordinates(k.w, number, lead)
     for i, size in enumerate(limits):
         _index(k, e, indices, at if isinstance(op, ScatterElements) else [*at, str(i)], size, mask)
     k.trigger()
@@ -104,7 +104,7 @@ def _verified(context: GpuContext) -> tuple[Work, ...]:
 
 
 def _through(anchor: Value) -> int:
-    """Updates that a scan goes through for each element."""
+    """Return the number of updates that a scan reads for each element."""
     indices = anchor.inputs[1].tensor.static
     if isinstance(anchor.op, ScatterElements):
         return indices[anchor.op.axis]
@@ -122,13 +122,13 @@ def _index(
 def _from_front(
     k: KernelWriter, e: TritonElements, indices: Value, at: list[str], size: int, mask: str | None
 ) -> str:
-    """An index counted from the front; one out of range stays so, and meets no element."""
+    """Return an index counted from the front; one out of range matches no element."""
     wide = e.scalars.cast(read(e, indices, at, mask), i64).reg
     return k.w.let(f"tl.where({wide} < 0, {wide} + {size}, {wide})", "n")
 
 
 def _scanned(k: KernelWriter, t: ResultTile, mask: str | None) -> str:
-    """The element of x, with every update that is for it joined to it in order."""
+    """Return the element of x, with all its updates applied in order."""
     anchor = k.context.step.region.anchor
     assert anchor is not None
     x, e, w = anchor.inputs[0], t.elements, k.w
@@ -148,7 +148,7 @@ def _scanned(k: KernelWriter, t: ResultTile, mask: str | None) -> str:
 def _for(
     k: KernelWriter, e: TritonElements, anchor: Value, texts: list[str], mask: str | None
 ) -> tuple[str, Scalar]:
-    """Whether the update of a number is for an element, and its value."""
+    """Return whether an update is for an element, and its value."""
     op, (x, indices, updates), w = anchor.op, anchor.inputs, k.w
     sizes, shape = x.tensor.static, indices.tensor.static
     masks = [mask] if mask else []
@@ -163,7 +163,7 @@ def _for(
         mine = w.let(f"({texts[a]} == {index})" + (f" & {inside_name}" if inside_name else ""), "m")
         return mine, read(e, updates, at, mine)
     *count, depth = shape
-    own = apart(w, number, count)
+    own = coordinates(w, number, count)
     found = [_from_front(k, e, indices, [*own, str(i)], sizes[i], None) for i in range(depth)]
     same = [f"({texts[i]} == {n})" for i, n in enumerate(found)]
     mine = w.let(" & ".join([*masks, *same]) or "tl.full((), 1, tl.int1)", "m")
@@ -182,7 +182,7 @@ def _joined(e: TritonElements, anchor: Value, old: Scalar, new: Scalar) -> Scala
 
 @dataclass(frozen=True)
 class _Notes:
-    """For each place that updates name: 1 + the number of the last update, or 0."""
+    """For each updated position: 1 + the number of the last update, or 0."""
 
     shape: tuple[int, ...]
     updates: int
@@ -222,7 +222,7 @@ def _cleared(context: GpuContext, notes: _Notes) -> Launch:
 
 
 def _noted(context: GpuContext, notes: _Notes) -> Launch:
-    """Every update notes itself where it belongs; the largest number stays."""
+    """Record every update at its position; the largest number stays."""
     anchor = context.step.region.anchor
     assert anchor is not None
     k = context.kernel()
@@ -231,15 +231,15 @@ def _noted(context: GpuContext, notes: _Notes) -> Launch:
     k.wait()
     shape, sizes = indices.tensor.static, notes.shape
     if isinstance(op, ScatterNd):
-        own = apart(w, number, shape[:-1])
+        own = coordinates(w, number, shape[:-1])
         found = [_index(k, e, indices, [*own, str(i)], sizes[i], mask) for i in range(len(sizes))]
         place = joined(w, found, sizes)
     elif isinstance(op, ScatterElements):
-        at = apart(w, number, shape)
+        at = coordinates(w, number, shape)
         index = _index(k, e, indices, at, sizes[op.axis], mask)
         place = joined(w, [*at[: op.axis], index, *at[op.axis + 1 :]], sizes)
     else:
-        at = apart(w, number, shape)
+        at = coordinates(w, number, shape)
         wide = e.scalars.cast(read(e, indices, at, mask), i64).reg
         place = _unpooled(k, str(wide), math.prod(sizes), mask)
     where = w.let(f"{k.pointer(notes.memory)} + {place} + {number} * 0", "pp")
@@ -249,14 +249,14 @@ def _noted(context: GpuContext, notes: _Notes) -> Launch:
 
 
 def _unpooled(k: KernelWriter, index: str, size: int, mask: str) -> str:
-    """A place that a pool gave: no negative ones."""
+    """Return an index that a pool computed: it is never negative."""
     wrong = k.w.let(f"({index} < 0) | ({index} >= {size})", "m")
     k.report(TritonFault("index out of range", f"0..{size - 1}"), f"({wrong} & {mask})", index)
     return k.w.let(f"tl.where({wrong}, 0, {index})", "n")
 
 
 def _taken(context: GpuContext, notes: _Notes) -> Launch:
-    """Each element: its last update, or what was there."""
+    """Return each element: its last update, or x."""
     anchor = context.step.region.anchor
     assert anchor is not None
     k = context.kernel()
@@ -279,7 +279,7 @@ def _taken(context: GpuContext, notes: _Notes) -> Launch:
     source = anchor.inputs[0] if isinstance(op, MaxUnpool) else anchor.inputs[2]
     shape = source.tensor.static
     number = w.let(f"tl.maximum({note} - 1, 0)", "n")
-    own = apart(w, number, shape[: len(shape) - len(t.shape) + depth])
+    own = coordinates(w, number, shape[: len(shape) - len(t.shape) + depth])
     update = read(e, source, [*own, *texts[depth:]], fresh)
     if isinstance(op, MaxUnpool):
         old = e.scalars.constant(0, anchor.dtype)

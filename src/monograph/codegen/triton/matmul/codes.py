@@ -1,13 +1,13 @@
 """Weights of few bits, in the form that products of few rows read: codes, scales, zero points.
 
-A column's codes lie together, cut into units that share a scale, in words of 32 bits that hold
-eight codes of 4 bits or four of 8. Code i of word j of a unit with w words is the one of
-k = w i + j, so that words and what they are multiplied by are both read in long pieces, by the
-same threads. Signed codes of 4 bits are kept as 8 more than they are.
+A column's codes are contiguous, divided into units that share a scale, in words of 32 bits that
+hold eight codes of 4 bits or four of 8. Code i of word j of a unit with w words is that of k = w i
++ j, so that words and their factors are both read in long pieces, by the same threads. Signed codes
+of 4 bits are stored with 8 added.
 
-Where two products are made at once (see `halves`) a word has two halves of four codes: code i of
-the first is that of k = 2 (w i + j), code i of the second its neighbour, so that what they are
-multiplied by is read in pairs.
+For two products at once (see `int4_f16x2`) a word has two halves of four codes: code i of the first
+is that of k = 2 (w i + j), code i of the second its neighbour, so that their factors are read in
+pairs.
 """
 
 from __future__ import annotations
@@ -29,28 +29,28 @@ LEAST_UNIT = 16
 
 @dataclass(frozen=True, eq=False)
 class Paired:
-    """Weights of 4 bits whose products are made two at once."""
+    """Weights of 4 bits for two products at once."""
 
     words: TritonPacked
     """[n, units, lanes]."""
     shared: TritonPacked
     """[n, groups]: scales, f16; or with them, in the upper halves, the second addends."""
     zero: float | None
-    """The zero point of all groups, where they have one."""
+    """The zero point of all groups, if there is only one."""
     reach: int
 
 
 @dataclass(frozen=True, eq=False)
 class WeightCodes:
-    """The weights of a product of [m, k] with [k, n], not packed yet."""
+    """The weights of a product of [m, k] with [k, n], before packing."""
 
     source: Value
-    """A Dequantize of constants, [n, k] where `by_column`."""
+    """A Dequantize of constants, [n, k] if `by_column`."""
     by_column: bool
     n: int
     k: int
     group: int
-    """Elements of a column that share a scale; k where a column has one."""
+    """The elements of a column that share a scale; k if a column has one."""
 
     @property
     def dtype(self) -> DType:
@@ -58,7 +58,7 @@ class WeightCodes:
 
     @property
     def nibbles(self) -> bool:
-        """Whether codes are whole numbers of 4 bits."""
+        """True if codes are integers of 4 bits."""
         return self.dtype in (i4, u4)
 
     @property
@@ -77,7 +77,7 @@ class WeightCodes:
 
     @property
     def units(self) -> int:
-        """Units of a column; the last may have codes that stand for nothing."""
+        """The units of a column; the last may be padded."""
         return -(-self.k // self.unit)
 
     @property
@@ -85,7 +85,7 @@ class WeightCodes:
         return -(-self.k // self.group)
 
     def pack(self) -> tuple[TritonPacked, TritonPacked, TritonPacked | None]:
-        """Words [n, units, lanes], scales [n, groups] and zero points alike."""
+        """Pack words [n, units, lanes], scales [n, groups] and zero points alike."""
         scales = TritonPacked(np.ascontiguousarray(self._parameter(1)), self.source.inputs[1].dtype)
         raised = 8 if self.dtype == i4 else 0
         zeros = None
@@ -97,17 +97,19 @@ class WeightCodes:
         return TritonPacked(_words(self._bits(), self.unit, self.together), i32), scales, zeros
 
     def _bits(self) -> Array:
-        """Codes [n, k] as whole bytes, with such that stand for nothing after the last."""
+        """Return codes [n, k] as whole bytes, padded at the end."""
         bits: Array = self._column_major(self._data(0)).view(np.uint8)
         if self.dtype.bits == 4:
-            # Less than 8 as two's complement becomes 8 more by turning the sign.
+            # In two's complement, flipping the sign bit adds 8.
             bits = (bits & 15) ^ (8 if self.dtype == i4 else 0)
         padding = self.units * self.unit - self.k
         return np.pad(bits, ((0, 0), (0, padding))) if padding else bits
 
     @property
     def pairs(self) -> bool:
-        """Whether products can be made two at once: scales are halves, zero points whole."""
+        """True if two products can be computed at once: scales fit f16, zero points are
+        integers.
+        """
         if not self.nibbles:
             return False
         scales, zeros = self._parameter(1), self._zeros()
@@ -116,16 +118,16 @@ class WeightCodes:
         return exact and bool(np.all((zeros == np.rint(zeros)) & (zeros >= 0) & (zeros < 512)))
 
     def _zeros(self) -> Array:
-        """Zero points [n, groups] of codes that are never negative."""
+        """Return zero points [n, groups] of codes that are never negative."""
         raised = 8 if self.dtype == i4 else 0
         if len(self.source.inputs) > 2:
             return self._parameter(2).astype(np.float32) + np.float32(raised)
         return np.full((1, 1), raised, np.float32)
 
     def pack_pairs(self, chained: int) -> Paired:
-        """The form whose products are made two at once, so many added before they are widened."""
+        """Pack for two products at once; `chained` products are added before they are widened."""
         zeros, scales = self._zeros(), self._parameter(1).astype(np.float16)
-        # So many times the largest |q - z| that there may be, or a little more.
+        # At least `chained` times the largest possible |q - z|, as a power of two.
         reach = 1 << int(chained * max(zeros.max(), 15 - zeros.min()) - 1).bit_length()
         words = TritonPacked(_words_of_pairs(self._bits(), self.unit), i32)
         if zeros.min() == zeros.max():
@@ -146,7 +148,7 @@ class WeightCodes:
         return data if self.by_column else data.swapaxes(0, 1)
 
     def _parameter(self, index: int) -> Array:
-        """A scale or zero point for every column and group."""
+        """Return a scale or zero point for every column and group."""
         data = self._data(index)
         if data.ndim < 2:
             data = np.broadcast_to(data.reshape(-1, 1), (self.n, 1))
@@ -155,7 +157,7 @@ class WeightCodes:
 
 
 def _words(codes: Array, unit: int, together: int) -> Array:
-    """The codes of columns as words of so many."""
+    """Pack the codes of columns as words."""
     n, k = codes.shape
     parts = codes.reshape(n, k // unit, together, unit // together)
     words = np.zeros((n, k // unit, unit // together), np.uint32)
@@ -165,7 +167,7 @@ def _words(codes: Array, unit: int, together: int) -> Array:
 
 
 def _words_of_pairs(codes: Array, unit: int) -> Array:
-    """The codes of 4 bits of columns as words of four pairs."""
+    """Pack 4-bit codes of columns as words of four pairs."""
     n, k = codes.shape
     parts = codes.reshape(n, k // unit, 4, unit // 8, 2)
     words = np.zeros((n, k // unit, unit // 8), np.uint32)
@@ -176,7 +178,7 @@ def _words_of_pairs(codes: Array, unit: int) -> Array:
 
 
 def codes_of(weights: Value) -> WeightCodes | None:
-    """The codes that weights [k, n] are decoded from; None where this form does not hold them."""
+    """Return the codes that weights [k, n] are decoded from; None if this form cannot hold them."""
     by_column = False
     if isinstance(weights.op, Transpose) and weights.tensor.rank == 2:
         weights, by_column = weights.inputs[0], True

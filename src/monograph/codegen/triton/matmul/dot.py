@@ -1,4 +1,4 @@
-"""Matrix products: tiles on the matrix units, rows for few of them, split sums for long ones."""
+"""Matrix products: tiles on the matrix units, GEMV for few rows, split-K for long sums."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ from monograph.program.fusion.fuse_matvec import inner_product
 MATRIX = (f16, bf16, f32, i8)
 """Element types that matrix units multiply."""
 BUSY = 132 * 2
-"""Programs that keep a large device busy; fewer of them, and sums are worth splitting."""
+"""The programs that keep a large device busy; with fewer, splitting sums pays."""
 
 EARLY = 6
-"""Ways to multiply few rows that a fast search tries before a tile and a library's product."""
+"""Candidates for few rows that a fast search tries before a tile and a library's product."""
 
 
 @dataclass(frozen=True)
 class DotTiling:
-    """How a product is cut up."""
+    """The tiling of a product."""
 
     m: int
     n: int
@@ -70,7 +70,7 @@ def candidates(context: GpuContext) -> list[Candidate]:
         return _chained(context, first)
     few = gemv.candidates(context, shape) if shape.m <= FEW_ROWS else []
     if inner_norm(region) is not None or anchor.tensor.shape != region.root.tensor.shape:
-        return few  # only those do work inside the product
+        return few  # only these fuse work into the product
     found = [
         Candidate(f"tiles {c}", lambda c=c: (_tile_kernel(context, shape, c),))  # type: ignore[misc]
         for c in _tile_configs(shape, anchor.inputs[0].dtype)
@@ -82,7 +82,7 @@ def candidates(context: GpuContext) -> list[Candidate]:
 
 
 def _chained(context: GpuContext, first: Value) -> list[Candidate]:
-    """The ways to take a product of one column along with the one before it."""
+    """Return the candidates that fuse a product of one column into the one before it."""
     shape, kind = sizes(first), first.inputs[0].dtype
 
     def multiplied(
@@ -95,7 +95,7 @@ def _chained(context: GpuContext, first: Value) -> list[Candidate]:
 
 
 def _tile_configs(shape: ProductShape, dtype: DType) -> list[DotTiling]:
-    """Tiles worth trying, the most promising first."""
+    """Return the tilings to try, the most promising first."""
     found = tiles(shape.m, shape.n, shape.k, dtype)
     if shape.k >= 512:
         found += [replace(c, split=s) for c in found for s in (2, 4, 8) if shape.k // s >= 2 * c.k]
@@ -103,7 +103,7 @@ def _tile_configs(shape: ProductShape, dtype: DType) -> list[DotTiling]:
 
 
 def tiles(rows: int, columns: int, depth: int, dtype: DType) -> list[DotTiling]:
-    """Tiles that a product of such sizes can be cut into."""
+    """Return tilings of a product of such sizes."""
     wide = dtype.itemsize >= 4
     found = []
     for m in (16, 32, 64, 128):
@@ -121,10 +121,10 @@ def tiles(rows: int, columns: int, depth: int, dtype: DType) -> list[DotTiling]:
 
 
 def guess(shape: ProductShape, c: DotTiling, dtype: DType) -> float:
-    """A rough time in us, only to order what is tried.
+    """Estimate the time in us, only to order the candidates.
 
-    A start, then the steps of a sum, which follow each other: a wait, products, and operands on
-    their way from the cache. Units that take 64 rows at once wait less.
+    A start, then the sequential steps of a sum: latency, products, and operands from the cache.
+    Units that take 64 rows at once wait less.
     """
     programs = shape.batch * -(-shape.m // c.m) * -(-shape.n // c.n) * c.split
     length = -(-shape.k // (c.k * c.split))
@@ -137,7 +137,7 @@ def guess(shape: ProductShape, c: DotTiling, dtype: DType) -> float:
 
 
 def _empty(context: GpuContext) -> Launch:
-    """A product whose sums have nothing to add."""
+    """Return the kernel of a product with an empty sum."""
     k = context.kernel()
     t = tile(k)
     size = math.prod(t.shape)
@@ -191,7 +191,7 @@ def _mask(k: KernelWriter, text: str, size: int, block: int) -> str | None:
 def _multiply(
     context: GpuContext, operands: Operands, shape: ProductShape, c: DotTiling, steps: str
 ) -> None:
-    """One step of the sum: acc += x[m, k] . y[k, n]."""
+    """Write one step of the sum: acc += x[m, k] . y[k, n]."""
     w = operands.k.w
     now = w.let(f"k0 + {steps}", "kk")
     whole = c.split == 1 and shape.k % c.k == 0
@@ -228,14 +228,15 @@ def multiply(
     total: str = "acc",
     rounds_right: bool = True,
 ) -> str:
-    """total + x[m, k] . y[k, n], of tiles as they are in memory.
+    """total + x[m, k] . y[k, n], of tiles in memory form.
 
-    Operands are rounded to what the matrix units multiply; packed weights are already, see `tf32`.
+    Operands are rounded to the precision of the matrix units; packed weights are rounded already,
+    see `tf32`.
     """
     (x, of_x), (y, of_y) = left, right
     if of_x == of_y and of_x in MATRIX:
         if of_x == bf16 and context.arch.interpreted:
-            # The interpreter multiplies the codes of bf16.
+            # The interpreter would multiply the codes of bf16.
             x, y = f"{x}.to(tl.float32)", f"{y}.to(tl.float32)"
         x = rounded(context, elements.w, x, of_x)
         y = rounded(context, elements.w, y, of_y) if rounds_right else y
@@ -251,7 +252,7 @@ def multiply(
 def _finish_parts(
     t: ResultTile, shape: ProductShape, c: DotTiling, axes: tuple[BlockAxis, BlockAxis]
 ) -> None:
-    """A split sum: the last program of each tile adds up the parts and finishes them."""
+    """Finish a split sum: the last program of each tile adds up the parts."""
     k = t.k
     anchor = k.context.step.region.anchor
     assert anchor is not None

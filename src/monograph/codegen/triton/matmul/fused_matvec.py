@@ -1,7 +1,7 @@
-"""A product and the product of one column behind it, in one kernel.
+"""A product and the product of one column after it, in one kernel.
 
-Programs hold tiles of the first product, finish them in registers and multiply by the column. A
-row's sum over all tiles is made by the program that comes last (see `last`).
+Programs hold tiles of the first product, finish them in registers and multiply by the column. The
+last program adds up a row's sum over all tiles (see `split_k`).
 """
 
 from __future__ import annotations
@@ -25,19 +25,20 @@ from monograph.program.fusion.access import Element, aligned
 from monograph.program.index import Index
 
 ROWS = ((4, 4), (4, 2), (128, 16), (8, 4), (64, 16), (2, 4), (32, 8), (8, 8), (16, 4), (1, 4))
-"""Columns of a program and its warps, for one row. Where one holds all columns of the first
-product, nobody waits for others."""
+"""Columns of a program and its warps, for one row. If one program holds all columns of the first
+product, none waits for others.
+"""
 MOST = 1 << 15
-"""Products that a program holds at once, for one row."""
+"""The most products that a program holds at once, for one row."""
 MOST_PARTS = {True: 256, False: 16}
-"""Programs that a row's sum may come from, for one row or several: the last adds them all up."""
+"""The most programs that a row's sum may come from, for one row or several: the last adds up."""
 
 
 T = TypeVar("T")
 
 
 class MatvecTiling(Protocol):
-    """How the first product is cut up."""
+    """The tiling of the first product."""
 
     @property
     def m(self) -> int: ...
@@ -52,12 +53,12 @@ class MatvecTiling(Protocol):
 
 
 Multiply = Callable[[Operands, ProductShape, int, int, int, str], None]
-"""Writes one step of a sum of tiles m, n, k: acc += x . y, at some places of k."""
+"""Writes one step of a sum of tiles m, n, k: acc += x . y, at some indices of k."""
 
 
 @dataclass
 class _Chain:
-    """The kernel while it is written: both products, and the tile of each."""
+    """The kernel during generation: both products, and the tile of each."""
 
     context: GpuContext
     first: Value
@@ -78,7 +79,7 @@ class _Chain:
         self.result.axis(self.rank - 1, "0")
 
     def products(self, sums: str) -> str:
-        """The first product's elements, finished, times the column's; 0 beside it."""
+        """Return the finished elements of the first product times the column's; 0 outside."""
         t, e = self.tile, self.tile.elements
         wide = accumulator(self.first.dtype)
         given = Scalar(Reg(self.k.w.let(sums), types.register(wide)), wide)
@@ -95,7 +96,7 @@ class _Chain:
         return self.k.w.let(f"tl.where({mask}, {text}, 0.0)") if mask else text
 
     def finish(self, rows: int, columns: int, row: str, mask: str | None) -> None:
-        """Adds up what the programs of some rows have in `acc`, and finishes the second product."""
+        """Add up `acc` of the programs of some rows, and finish the second product."""
         size = self.shape.batch * self.shape.m
         if columns == 1:
             self.result.finish("acc")
@@ -120,7 +121,7 @@ class _Chain:
 def candidates(
     context: GpuContext, first: Value, cuts: Sequence[MatvecTiling], multiply: Multiply
 ) -> list[Candidate]:
-    """The ways to do both; `cuts` are those of the first product, the most promising first."""
+    """Return candidates for both; `cuts` are the tilings of the first product, best first."""
     shape = sizes(first)
     if shape.m > 1:
         kept = _of_few_parts(shape, list(cuts), lambda c: c.n)
@@ -140,7 +141,7 @@ def candidates(
 
 
 def _of_few_parts(shape: ProductShape, ways: list[T], columns: Callable[[T], int]) -> list[T]:
-    """The ways whose programs hold enough columns; if none does, those that hold the most."""
+    """Return the tilings whose programs hold enough columns; if none, those with the most."""
     most = max(map(columns, ways))
     least = -(-shape.n // MOST_PARTS[shape.m == 1])
     return [way for way in ways if columns(way) >= min(least, most)]
@@ -171,7 +172,7 @@ def _tiles(chain: _Chain, c: MatvecTiling, multiply: Multiply) -> Launch:
 
 
 def _row(chain: _Chain, n: int, depth: int, warps: int) -> Launch:
-    """One row: every program holds some columns of the weights."""
+    """Compute one row: every program holds some columns of the weights."""
     k, w, t, shape, rank = chain.k, chain.k.w, chain.tile, chain.shape, chain.rank
     k.trigger()
     columns = -(-shape.n // n)

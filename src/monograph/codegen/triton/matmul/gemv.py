@@ -1,8 +1,7 @@
-"""Products of few rows: weights go by once, as fast as memory gives them.
+"""Products of few rows: weights are read once, at memory bandwidth.
 
-Every program holds some columns of the weights and multiplies each row by them. The next kernel
-may start at once, and the first weights are asked for before the wait for the kernels before:
-what is multiplied by them is there when they are.
+Every program holds some columns of the weights and multiplies each row by them. The next kernel may
+start at once, and the first weights are loaded before the wait for earlier kernels.
 """
 
 from __future__ import annotations
@@ -34,14 +33,14 @@ from monograph.ir.dtype import bf16, f16
 from monograph.program.fusion.op_classes import is_leaf
 
 MATRIX_ROWS = 16
-"""Rows that the matrix units multiply at once, at least."""
+"""The fewest rows that the matrix units multiply at once."""
 MATRIX_BYTES = 32 << 10
-"""Operands of the matrix units that a program has room for, twice over."""
+"""The operand bytes of the matrix units that fit a program twice."""
 MOST_SUMS = 128
-"""Partial sums of a thread: more do not fit in its registers."""
+"""The most partial sums of a thread: they must fit its registers."""
 
 HALVES = 7
-"""Rivals of two products at once that are tried before more of one at once."""
+"""Candidates of two products at once that are tried before more of one at once."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +72,7 @@ CUTS = (
     GemvTiling(1, 512, 4),
     GemvTiling(8, 512, 4),
 )
-"""Worth trying, the most promising first: measured on chains of layers of a decoder."""
+"""Tilings to try, the most promising first: measured on chains of layers of a decoder."""
 MATRIX_CUTS = (
     GemvTiling(16, 256, 4),
     GemvTiling(32, 128, 4),
@@ -86,17 +85,17 @@ MATRIX_CUTS = (
 
 @dataclass
 class GemvProblem(FewRows):
-    """The same, with weights as numbers."""
+    """A product of few rows, with weights as numbers."""
 
     @cached_property
     def packed(self) -> TritonPacked | None:
-        """Known weights, packed once for all rivals."""
+        """Constant weights, packed once for all candidates."""
         weights = self.anchor.inputs[1]
         return None if known(weights) is None else packed_rows(weights)
 
 
 def candidates(context: GpuContext, shape: ProductShape) -> list[Candidate]:
-    """The ways to multiply few rows, the default first."""
+    """Return the candidates for few rows, the default first."""
     p = GemvProblem(context, shape)
     coded = _coded(p)
     rows = [
@@ -107,15 +106,15 @@ def candidates(context: GpuContext, shape: ProductShape) -> list[Candidate]:
         Candidate(f"matrix rows {c}", lambda c=c: (_matrix(p, c),))  # type: ignore[misc]
         for c in _matrix_cuts(p)
     ]
-    # For several rows the matrix units have to be tried early; one row never fills them.
+    # For several rows the matrix units are tried early; one row never fills them.
     early = 3 if shape.m > 1 else len(rows)
     if coded:
-        return [*coded, rows[0]]  # which decodes one by one, and needs no form of its own
+        return [*coded, rows[0]]  # it decodes one by one, and needs no packing of its own
     return [*rows[:early], *matrix, *rows[early:]]
 
 
 def _coded(p: GemvProblem) -> list[Candidate]:
-    """Those of weights of few bits: what is exact in f32 first, then what is mostly faster."""
+    """Return candidates for weights of few bits: exact f32 first, then mostly faster ones."""
     plain = gemv_coded.candidates(p.context, p.shape)
     halves = gemv_f16x2.candidates(p.context, p.shape)
     return [*plain[:1], *halves[:HALVES], *plain[1:3], *halves[HALVES:], *plain[3:]]
@@ -133,7 +132,7 @@ def row_cuts(p: GemvProblem) -> list[GemvTiling]:
 
 
 def _matrix_cuts(p: GemvProblem) -> list[GemvTiling]:
-    """None where the units do not multiply the operands as they are."""
+    """Return tilings for the matrix units; none if they do not multiply these operands."""
     kinds = {v.dtype for v in p.anchor.inputs}
     scaled = p.norm is not None and len(p.norm.inputs) > 1
     if len(kinds) > 1 or not kinds <= {f16, bf16} or p.packed is None or scaled or p.shape.k < 16:
@@ -185,7 +184,7 @@ def _rows(p: GemvProblem, c: GemvTiling) -> Launch:
 
 @dataclass
 class _Rows:
-    """The sums of the rows that a program works on, and of their squares."""
+    """The sums of a program's rows, and of their squares."""
 
     p: GemvProblem
     c: GemvTiling
@@ -193,7 +192,7 @@ class _Rows:
     down: BlockAxis
 
     def step(self, axis: BlockAxis, first: bool) -> None:
-        """Adds the products of some elements of every row."""
+        """Add the products of some elements of every row."""
         p, k, w = self.p, self.operands.k, self.operands.k.w
         t, rank = self.operands.t, len(p.anchor.tensor.static)
         if not _made_of_constants(p.anchor.inputs[1]):
@@ -217,7 +216,7 @@ class _Rows:
                 self._add(f"acc{part}_{m}", f"{a} * {b}", first)
 
     def _columns(self, axis: BlockAxis, start: int) -> str:
-        """The weights of a part's columns, as they are in memory."""
+        """Load the weights of a part's columns."""
         if self.operands.packed is not None:
             return self.operands.rows(axis, self.down, True, start)
         t, rank = self.operands.t, len(self.p.anchor.tensor.static)
@@ -229,7 +228,7 @@ class _Rows:
         self.operands.k.w.line(f"{name} {'=' if first else '+='} {text}")
 
     def results(self, m: int) -> dict[int, str]:
-        """The sums of a row for every part, normalised."""
+        """Return the sums of a row for every part, normalised."""
         w, scale = self.operands.k.w, ""
         if self.p.norm is not None:
             scale = f" * {w.let(root_mean_square(self.p.norm, f'tl.sum(squares{m}, 1)'), 'rms')}"
@@ -237,7 +236,7 @@ class _Rows:
 
 
 def _made_of_constants(value: Value) -> bool:
-    """Whether nothing that an earlier kernel wrote is needed for a value."""
+    """Return True if a value depends on constants only."""
     stack, seen = [value], {value}
     while stack:
         v = stack.pop()
@@ -267,7 +266,7 @@ def _matrix(p: GemvProblem, c: GemvTiling) -> Launch:
     if p.norm is not None:
         w.line(f"squares = tl.zeros(({MATRIX_ROWS},), tl.float32)")
     steps = w.let(f"tl.arange(0, {c.k})", "rk")
-    # The first weights are under way before the wait; the loop asks for the rest ahead of time.
+    # The first weights are loaded before the wait; the loop prefetches the rest.
     _matrix_step(p, c, operands, down, steps)
     if p.shape.k > c.k:
         with w.block(f"for k0 in range({c.k}, {p.shape.k}, {c.k})"):
@@ -297,6 +296,6 @@ def _matrix_step(
 
 def _dot(context: GpuContext, x: str, y: str, total: str, codes: bool) -> str:
     if codes and context.arch.interpreted:
-        # The interpreter multiplies the codes of bf16.
+        # The interpreter would multiply the codes of bf16.
         x, y = f"{x}.to(tl.float32)", f"{y}.to(tl.float32)"
     return f"tl.dot({x}, tl.trans({y}), {total}, out_dtype=tl.float32)"

@@ -1,15 +1,15 @@
-"""Products of few rows with weights of few bits, decoded on the way from their packed form.
+"""Products of few rows with weights of few bits, decoded in registers.
 
-A program holds tiles [columns, words] and, of each row, as many vectors of that many elements as a
-word has codes. Codes q of 4 bits become numbers v without a conversion: as the upper bits of a
-fraction they are 1 + q / 16. With q = a v - b, a zero point z, S = sum(v x) and X = sum(x) over a
-group that shares a scale s, what is wanted is
+A program holds tiles [columns, words] and, of each row, as many vectors of that length as a word
+has codes. Codes q of 4 bits become numbers v without a conversion: as the upper bits of a fraction
+they are 1 + q / 16. With q = a v - b, a zero point z, S = sum(v x) and X = sum(x) over a group that
+shares a scale s, the wanted result is
 
-    s sum((q - z) x) = s (a S - (b + z) X).
+s sum((q - z) x) = s (a S - (b + z) X).
 
-That is done in f32; on NVIDIA's units two products at once in f16 are a rival (`gemv_halves`). All
-threads hold words and elements of the same places where a tile has four words for each thread in a
-row: then nothing moves between them before the sums.
+That is computed in f32; on NVIDIA's units two products at once in f16 are another candidate
+(`gemv_f16x2`). All threads hold words and elements of the same positions if a tile has four words
+for each thread in a row: then no data is exchanged before the sums.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from monograph.ir import DType
 from monograph.ir.dtype import f32, f64, i4
 
 MOST_SUMS = 96
-"""Sums of a thread, of words times rows: more do not fit in its registers."""
+"""The most sums of a thread, of words times rows: they must fit its registers."""
 WORDS = 4
 """Words that a thread reads at once."""
 
@@ -57,7 +57,7 @@ class CodedTiling:
 
 
 CUTS = ((8, 2), (4, 2), (8, 1), (4, 4), (4, 8), (16, 2), (8, 4), (16, 1), (2, 2), (2, 4), (1, 1))
-"""Columns and warps worth trying, the most promising first."""
+"""Columns and warps to try, the most promising first."""
 
 
 @dataclass
@@ -68,12 +68,12 @@ class CodedProblem(FewRows):
 
     @cached_property
     def packed(self) -> tuple[TritonPacked, TritonPacked, TritonPacked | None]:
-        """The weights, packed once for all rivals."""
+        """The weights, packed once for all candidates."""
         return self.codes.pack()
 
 
 def candidates(context: GpuContext, shape: ProductShape) -> list[Candidate]:
-    """The ways to multiply few rows by coded weights; none where they are not coded so."""
+    """Return candidates for few rows and coded weights; none if the weights have no such form."""
     anchor = context.step.region.anchor
     assert anchor is not None
     codes = codes_of(anchor.inputs[1])
@@ -87,7 +87,7 @@ def candidates(context: GpuContext, shape: ProductShape) -> list[Candidate]:
 
 
 def _fitting(p: CodedProblem) -> list[CodedTiling]:
-    """Cuts whose sums fit in registers, with four words a thread where a column has so many."""
+    """Return tilings whose sums fit registers, with four words per thread if possible."""
     each = p.shape.m * len(p.starts)
     columns, longest = power(p.width), power(p.codes.units) * p.codes.lanes
     found = []
@@ -117,7 +117,7 @@ def _kernel(p: CodedProblem, c: CodedTiling) -> Launch:
 
 
 class CodedWeights(NamedTuple):
-    """Words of some columns, their scales and zero points, these as numbers."""
+    """Words of some columns, with their scales and zero points as numbers."""
 
     words: str
     scale: str
@@ -125,7 +125,7 @@ class CodedWeights(NamedTuple):
 
 
 class Now(NamedTuple):
-    """The words that a step is about, which of them are there, and whether it is the first step."""
+    """The words of a step, their mask, and whether it is the first step."""
 
     word: str
     there: str | None
@@ -133,7 +133,7 @@ class Now(NamedTuple):
 
 
 class _Coded:
-    """The sums of the rows that a program works on."""
+    """The sums of a program's rows."""
 
     def __init__(self, p: CodedProblem, c: CodedTiling, k: KernelWriter, t: ResultTile) -> None:
         self.p, self.c, self.k, self.t, self.w = p, c, k, t, k.w
@@ -159,7 +159,7 @@ class _Coded:
     # Weights
 
     def step(self, start: int) -> None:
-        """Adds the products of some words of every row; weights are asked for before the wait."""
+        """Add the products of some words of every row; weights are loaded before the wait."""
         now = self._now(start)
         found = [self._weights(now, start, s) for s in self.p.starts]
         self.k.wait()
@@ -179,7 +179,7 @@ class _Coded:
         return self.w.let(f"tl.load({pointer} + {where}{options})", "w")
 
     def _weights(self, now: Now, at: int, start: int) -> CodedWeights:
-        """Words of a part's columns from some word on, and what their groups share."""
+        """Load words of a part's columns from some word on, with scales and zero points."""
         codes = self.p.codes
         column = self.w.let(f"{self.down} + {start}" if start else self.down)
         far = ".to(tl.int64)" if codes.n * self.many >= 1 << 31 else ""
@@ -212,7 +212,7 @@ class _Coded:
     # Rows
 
     def _x(self, now: Now, i: int) -> tuple[str, str | None]:
-        """The elements of a row that code i of words is multiplied by, and their scales, as f32."""
+        """Return the elements of a row that code i of words is multiplied by, and their scales."""
         codes = self.p.codes
         unit = f"({now.word}) // {codes.lanes} * {codes.unit}"
         number = self.w.let(f"{unit} + {codes.lanes * i} + ({now.word}) % {codes.lanes}", "kk")
@@ -226,7 +226,7 @@ class _Coded:
         return x, None if given is None else self._decoded(given, kind)
 
     def _row(self, m: int, now: Now, i: int) -> str:
-        """Elements of a row, scaled but not yet normalised; their squares are added up."""
+        """Return elements of a row, scaled but not normalised; their squares are summed."""
         x, scale = self._x(now, i)
         if self.p.norm is not None:
             self._add(f"squares{m}", f"{x} * {x}", now.first and i == 0)
@@ -246,7 +246,7 @@ class _Coded:
             self._collect(part, m, sums, total, given, now)
 
     def _number(self, words: str, i: int) -> str:
-        """The v that code i of words stands for."""
+        """Return the v of code i of words."""
         dtype = self.p.codes.dtype
         if self.p.codes.nibbles:
             shift = 19 - 4 * i
@@ -256,29 +256,29 @@ class _Coded:
         byte = self.w.let(f"({words} >> {dtype.bits * i}) & {(1 << dtype.bits) - 1}", "q")
         if not dtype.is_integer:
             return self._decoded(f"{byte}.to(tl.int8)", dtype)
-        # 2^23 + q, in the bits of a fraction; a signed code is 128 less than with its sign turned.
+        # 2^23 + q, in the bits of a fraction; a signed code is 128 less than with its sign flipped.
         turned, less = (" ^ 0x80", 128) if dtype.is_signed else ("", 0)
         bits = self.w.let(f"(({byte}{turned}) | 0x4B000000).to(tl.float32, bitcast=True)", "q")
         return self.w.let(f"{bits} - {8388608 + less}.0", "q")
 
     @property
     def _relation(self) -> tuple[float, float]:
-        """a and b of q = a v - b."""
+        """Return a and b of q = a v - b."""
         return (16.0, 16.0) if self.p.codes.nibbles else (1.0, 0.0)
 
     def _less(self, zero: str | None) -> str | None:
-        """(b + z) / a: how many times the sum of a row is too much; None for none."""
+        """Return (b + z) / a, the factor of the row sum to subtract; None for 0."""
         a, b = self._relation
         if zero is not None:
             return self.w.let(f"({b} + {zero}) * {1 / a}")
-        # Codes without a zero point that are kept as more than they are.
+        # Codes without a zero point that are stored with an offset.
         b += 8 if self.p.codes.dtype == i4 else 0
         return f"{b / a}" if b else None
 
     def _collect(
         self, part: int, m: int, sums: str, total: str, given: CodedWeights, now: Now
     ) -> None:
-        """Adds what products of words are, where groups have scales of their own times those."""
+        """Add the products of words, scaled if groups have their own scales."""
         if self.one_group:
             self._add(f"acc{part}_{m}", sums, now.first)
             if part == 0:
@@ -296,7 +296,9 @@ class _Coded:
     # Results
 
     def results(self, m: int) -> dict[int, str]:
-        """The sums of a row for every part: normalised, and scaled where a column has one scale."""
+        """Return the sums of a row for every part: normalised, and scaled if columns have one
+        scale.
+        """
         a, _ = self._relation
         scale = f" * {a}" if a != 1 else ""
         if self.p.norm is not None:
@@ -311,7 +313,7 @@ class _Coded:
         return found
 
     def _column_scaled(self, sums: str, m: int, start: int) -> str:
-        """Sums of whole columns, by the scale and the zero point of each."""
+        """Scale sums of whole columns by the scale and the zero point of each."""
         column = self.w.let(f"{self.column} + {start}" if start else self.column)
         inside = self.mask(self.column, self.p.width, self.c.n)
         zero = None if self.zero is None else self._load(self.zero, column, inside)

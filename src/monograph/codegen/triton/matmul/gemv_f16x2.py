@@ -1,20 +1,20 @@
 """Products of few rows of f16 with weights of 4 bits, two at once on NVIDIA's units.
 
 A program holds tiles [pieces, words, teams, columns]. A thread reads the words of a piece at once,
-and the pairs of elements that their codes are multiplied by (see `codes`, `halves`). A piece has
-one scale and one zero point, which lie together: what a thread has added up is scaled and added to
-its own sums, and only at the end do threads exchange anything.
+and the pairs of elements that their codes are multiplied by (see `codes`, `int4_f16x2`). A piece
+has one scale and one zero point, stored together: the sum of a thread is scaled and added to its
+own totals, and threads exchange data only at the end.
 
 Dimensions are in this order, and warps that do not fit along the words are teams with columns of
-their own, because Triton then gives to each thread the same places of all that is read: it deals
-elements out by how they follow each other in memory, then by the first dimension. What a warp needs
-of a row it reads itself.
+their own, because Triton then assigns the same positions of all loads to each thread: it
+distributes elements by their order in memory, then by the first dimension. Each warp reads its part
+of a row itself.
 
-Normalised rows are multiplied as they were, and the sums by the root mean square, whose squares are
-added up on the way. A norm's own scales g come in between, in halves, divided by a power of two
-that makes them 1 at most: that loses nothing (but what is below 2^-24 of the largest), cannot
-overflow, and is undone with the sums. A product x g is rounded once, to 2^-11 of it, as it is where
-a norm stores its result.
+Normalised rows are multiplied unnormalised, and the sums by the root mean square, whose squares are
+summed on the way. A norm's own scales g are applied in between, in f16, divided by a power of two
+that makes them at most 1: that loses nothing (except below 2^-24 of the largest), cannot overflow,
+and is undone with the sums. A product x g is rounded once, to 2^-11 of it, as if the norm stored
+its result.
 """
 
 from __future__ import annotations
@@ -55,11 +55,11 @@ from monograph.program.index import Index, flatten
 from monograph.program.memory.buffer_assignment import described
 
 MOST_WORDS = 64
-"""Words of a thread at a time: with what they are multiplied by, more do not fit in registers."""
+"""The most words of a thread at a time: with their factors they must fit its registers."""
 MOST_ASKED = 32
-"""Words of a thread that are asked for before the wait, of more than one step."""
+"""The most words of a thread that are loaded before the wait, if there are several steps."""
 CHAINED = 4
-"""Products that are added in halves: with two, a quarter more work, and a quarter less is lost."""
+"""Products added in f16: with two, a quarter more work, and a quarter less error."""
 PIECE = 4
 """Words that a thread reads at once."""
 
@@ -74,7 +74,7 @@ class F16x2Tiling:
 
     @property
     def teams(self) -> int:
-        """Into how many parts the columns are dealt: one for all warps where they fit the words."""
+        """The parts that the columns are divided into: one for all warps if they fit the words."""
         return min(max(32 * PIECE * self.warps // self.words, 1), self.n)
 
     def __str__(self) -> str:
@@ -103,7 +103,7 @@ CUTS = (
     F16x2Tiling(4, 128, 1),
     F16x2Tiling(1, 128, 1),
 )
-"""Columns (of all parts together), words and warps worth trying, the most promising first."""
+"""Columns (of all parts together), words and warps to try, the most promising first."""
 
 
 @dataclass
@@ -114,7 +114,7 @@ class F16x2Problem(FewRows):
 
     @cached_property
     def packed(self) -> Paired:
-        """The weights, packed once for all rivals."""
+        """The weights, packed once for all candidates."""
         return self.codes.pack_pairs(CHAINED)
 
     @cached_property
@@ -137,7 +137,7 @@ class F16x2Problem(FewRows):
 
     @property
     def gains_fit(self) -> bool:
-        """Whether a norm's scales, if there are any, are known and finite."""
+        """True if a norm's scales, if there are any, are known and finite."""
         if self.norm is None or len(self.norm.inputs) == 1:
             return True
         data = self._gains()
@@ -145,7 +145,7 @@ class F16x2Problem(FewRows):
 
 
 def candidates(context: GpuContext, shape: ProductShape) -> list[Candidate]:
-    """The ways to multiply few rows two products at once; none where that cannot be."""
+    """Return candidates for two products at once; none if that is not possible."""
     anchor = context.step.region.anchor
     assert anchor is not None
     if context.arch.backend != "cuda" or anchor.dtype != f16 or anchor.inputs[0].dtype != f16:
@@ -163,9 +163,9 @@ def candidates(context: GpuContext, shape: ProductShape) -> list[Candidate]:
 
 
 def fitting(p: F16x2Problem) -> list[F16x2Tiling]:
-    """Cuts as large as the problem whose words fit in registers, those of two steps at most first.
+    """Return tilings whose words fit registers, those of at most two steps first.
 
-    What comes after the first steps is asked for too late to be there in time.
+    Loads after the first steps are issued too late.
     """
     columns, longest = power(p.width), power(p.codes.units) * p.codes.lanes
     found = []
@@ -203,7 +203,7 @@ def _kernel(p: F16x2Problem, c: F16x2Tiling) -> Launch:
 
 
 def _fetch(p: F16x2Problem, t: ResultTile) -> None:
-    """Asks for what the epilogue reads: a residual is there by the time that the sums are."""
+    """Load the epilogue's operands early: a residual arrives before the sums are finished."""
     elements, region = t.elements, p.context.step.region
     elements.given[p.anchor] = Scalar(Reg("", types.register(f32)), f32)  # so that it is a leaf
     order = elements.plan(region.outputs, t.at)
@@ -217,22 +217,22 @@ def _fetch(p: F16x2Problem, t: ResultTile) -> None:
 
 @dataclass(frozen=True)
 class F16x2Weights:
-    """Words of a part's columns; scales, and zero points, of their pieces."""
+    """Words of a part's columns; scales and zero points of their pieces."""
 
     words: str
     shared: str
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What is asked for before the wait: weights of every part, and a norm's scales as pairs."""
+class EarlyLoads:
+    """The loads before the wait: weights of every part, and a norm's scales as pairs."""
 
     parts: tuple[F16x2Weights, ...]
     gains: tuple[str, ...]
 
 
 class _Work:
-    """The sums of the rows that a program works on."""
+    """The sums of a program's rows."""
 
     def __init__(self, p: F16x2Problem, c: F16x2Tiling, k: KernelWriter, t: ResultTile) -> None:
         self.p, self.c, self.k, self.t, self.w = p, c, k, t, k.w
@@ -263,7 +263,7 @@ class _Work:
         return self.w.let(f"{text} < {size}", "m") if size % block else None
 
     def _now(self, start: int) -> tuple[str, str | None]:
-        """The numbers of pieces from some word on, and which of them are there."""
+        """Return the numbers of pieces from some word on, and their mask."""
         now = self.w.let(f"{start // self.piece} + {self.across}" if start else self.across)
         past = start + self.c.words > self.many
         return now, self.w.let(f"{now} < {self.many // self.piece}", "m") if past else None
@@ -275,8 +275,8 @@ class _Work:
 
     # Weights
 
-    def weights(self, start: int) -> Asked:
-        """Asks for words from some on, and all that is known with them."""
+    def weights(self, start: int) -> EarlyLoads:
+        """Load words from some on, with all that is known."""
         parts = tuple(self._loaded(start, s) for s in self.p.starts)
         numbers = [self._pair(start, i) for i in range(4)]
         gains: tuple[str, ...] = ()
@@ -284,7 +284,7 @@ class _Work:
             pointer, (_, there) = self.k.pointer(self.p.gains[0]), self._now(start)
             masks = f"{there}[:, None, :, :]" if there else ""
             gains = tuple(self._load(f"{pointer} + {n}", masks) for n in numbers)
-        return Asked(parts, gains)
+        return EarlyLoads(parts, gains)
 
     def _loaded(self, start: int, part: int) -> F16x2Weights:
         codes = self.p.codes
@@ -300,13 +300,13 @@ class _Work:
         )
         apart = max(codes.group // (8 * self.piece), 1)
         group = self.w.let(f"{now} // {apart}" if codes.groups > 1 else f"{now} * 0")
-        # That groups follow each other is hidden: a thread would get several, of others' pieces.
+        # The contiguity of groups is hidden: a thread would get several, of others' pieces.
         place = f"tl.max_contiguous({column} * {codes.groups} + {group}, [1, 1, 1])"
         shared = self._load(f"{self.shared} + {place}", masks)
         return F16x2Weights(words, shared)
 
     def _numbers(self, shared: str) -> tuple[str, tuple[str, str]]:
-        """Scales as f32, and addends as pairs, of pieces."""
+        """Return scales as f32, and addends as pairs, of pieces."""
         packed = self.p.packed
         if packed.zero is None:
             a, b = self.halves.addends(shared)
@@ -321,7 +321,7 @@ class _Work:
     # Rows
 
     def _pair(self, start: int, i: int) -> str:
-        """The numbers of the pairs that code i of each half of words belongs to."""
+        """Return the numbers of the pairs that code i of each half of words belongs to."""
         codes, (now, _) = self.p.codes, self._now(start)
         each = codes.lanes // self.piece
         inner = f"{now} // {each} * {codes.unit // 2} + {now} % {each} * {self.piece}"
@@ -330,7 +330,9 @@ class _Work:
         return self.w.let(f"{place} + {codes.lanes * i}" if i else place, "kk")
 
     def _address(self) -> Index | None:
-        """Where rows lie that can be read in pairs, without the place in a row; None for others."""
+        """Return the address of rows that can be read in pairs, without the index in a row; or
+        None.
+        """
         element, pointers = self.operands.source(), self.t.elements.pointers
         while element.value not in pointers:
             if not is_view(element.value):
@@ -350,7 +352,7 @@ class _Work:
         return Index(rest.constant // 2, tuple((a, f // 2) for a, f in rest.terms))
 
     def _x(self, start: int, i: int) -> str:
-        """The pairs of a row that code i of each half of words is multiplied by."""
+        """Return the pairs of a row that code i of each half of words is multiplied by."""
         number, codes = self._pair(start, i), self.p.codes
         _, there = self._now(start)
         masks = [f"{there}[:, None, :, :]"] if there else []
@@ -364,7 +366,7 @@ class _Work:
         return self._load(f"{words} + {rest} + {number}", text or "")
 
     def _packed(self, number: str, mask: str | None) -> str:
-        """The same from single elements, of rows that are not so in memory."""
+        """The same from single elements, for rows that are not so in memory."""
         found = []
         for which in range(2):
             at = self.w.let(f"{number} * 2 + {which}", "kk")
@@ -375,8 +377,8 @@ class _Work:
             found.append(self.operands.left(BlockAxis(at, inside), shape))
         return self.halves.pair(*found)
 
-    def add(self, start: int, asked: Asked) -> None:
-        """Adds the products of some words with every row."""
+    def add(self, start: int, asked: EarlyLoads) -> None:
+        """Add the products of some words with every row."""
         numbers = [self._numbers(given.shared) for given in asked.parts]
         both = list(zip(asked.parts, numbers, strict=True))
         several = self.p.shape.m > 1
@@ -391,8 +393,8 @@ class _Work:
                 )
                 self._to(f"acc{part}_{m}", f"{scale} * tl.sum({sums}, 1)", start == 0)
 
-    def _row(self, m: int, start: int, asked: Asked) -> list[str]:
-        """The pairs that words from some on are multiplied by; their squares are added up."""
+    def _row(self, m: int, start: int, asked: EarlyLoads) -> list[str]:
+        """Return the pairs that words from some on are multiplied by; their squares are summed."""
         self.t.axis(self.rank - 2, str(m))
         pairs = [self._x(start, i) for i in range(4)]
         if self.p.norm is not None:
@@ -407,7 +409,7 @@ class _Work:
         self.w.line(f"{name} {'=' if first else '+='} {text}")
 
     def results(self, m: int) -> dict[int, str]:
-        """The sums of a row for every part, in the size that they have."""
+        """Return the sums of a row for every part, with all scales applied."""
         exponent = 0 if self.p.gains is None else self.p.gains[1]
         scale = f"{math.ldexp(self.p.packed.reach, exponent)}"
         if self.p.norm is not None:

@@ -1,19 +1,18 @@
 """Codes of 4 bits times f16 on NVIDIA's units, two products at once.
 
-A pair of nibbles is put into the fractions of two ones: 1 + q / 1024 or, four bits further up,
-1 + q / 64, so that only every other pair needs a shift. One multiplication with addition makes
-(q - z) / reach of that: all of its numbers are exact in f16, and so is the result. The reach is a
-power of two.
+A pair of nibbles is put into the fractions of two ones: 1 + q / 1024 or, four bits further up, 1 +
+q / 64, so that only every other pair needs a shift. One fused multiply-add turns that into (q - z)
+/ reach: all its numbers are exact in f16, and so is the result. The reach is a power of two.
 
-Two or four products are added in halves (`chained`) before they are widened and added in f32. With
-a reach of at least `chained` times the largest |q - z| the sum of so many is never larger than the
-largest x: nothing overflows, however large x is. A product loses at most 2^-11 of itself, and so
-does every sum: of `chained` products at most chained 2^-11 of the sum of their sizes. Roundings go
-both ways: of their variances a chain of four has 1 + 2 + 3 + 4 where two of two have 6, and its
-error is 1.3 times as large. Below 2^-14 halves are coarser: where products are smaller than that,
-reach 2^-25 is lost of (q - z) x instead.
+Two or four products are added in f16 (`chained`) before they are widened and added in f32. With a
+reach of at least `chained` times the largest |q - z|, such a sum is never larger than the largest
+x: nothing overflows, however large x is. A product loses at most 2^-11 of itself, and so does every
+sum: `chained` products lose at most chained 2^-11 of the sum of their sizes. Rounding errors have
+both signs: of their variances a chain of four has 1 + 2 + 3 + 4 where two of two have 6, and its
+error is 1.3 times as large. Below 2^-14 f16 is coarser: smaller products lose reach 2^-25 of (q -
+z) x instead.
 
-Triton's interpreter knows no machine code: there the same steps are written in Triton's own words.
+Triton's interpreter runs no machine code: there the same steps are written in Triton.
 """
 
 from __future__ import annotations
@@ -46,14 +45,14 @@ def _widened(chained: int) -> str:
 
 
 def _product(chained: int, i: int, code: str, x: str) -> str:
-    """Product i, added to those before it in its chain."""
+    """Return product i, added to those before it in its chain."""
     total = "s" if i < chained else "u"
     added = f"fma.rn.f16x2 {total}, {code}, {x}, {total}; "
     return added if i % chained else f"mul.rn.f16x2 {total}, {code}, {x}; "
 
 
 def twice(number: float) -> int:
-    """The bits of a pair of equal halves."""
+    """Return the bits of a pair of equal halves."""
     return int(np.float16(number).view(np.uint16)) * 0x10001
 
 
@@ -62,12 +61,12 @@ def _hexadecimal(number: float) -> str:
 
 
 def factors(reach: int) -> tuple[float, float]:
-    """What fractions with a nibble at the bottom, and four bits up, are multiplied by."""
+    """Return the factors of fractions with a nibble at the bottom, and four bits up."""
     return 1024 / reach, 64 / reach
 
 
 def addends(zero: float, reach: int) -> tuple[float, float]:
-    """What is then added, for a zero point."""
+    """Return the addends for a zero point."""
     return -(1024 + zero) / reach, -(64 + zero) / reach
 
 
@@ -117,7 +116,7 @@ def spread(reach: int) -> str:
 
 @dataclass(frozen=True)
 class Halves:
-    """Writes work on pairs of halves, as blocks of words."""
+    """Writes work on pairs of f16, as blocks of words."""
 
     w: Writer
     reach: int
@@ -125,7 +124,7 @@ class Halves:
     interpreted: bool = False
 
     def addends(self, shared: str) -> tuple[str, str]:
-        """Both addends as pairs, from words that hold the second in their upper halves."""
+        """Return both addends as pairs, from words with the second in their upper halves."""
         if self.interpreted:
             second = self.part(shared, 1)
             first = self.w.let(f"{second} + {(64 - 1024) / self.reach}", "h")
@@ -159,7 +158,7 @@ class Halves:
         return tuple(found)
 
     def summed(self, codes: Sequence[str], pairs: Sequence[str]) -> str:
-        """The sums of the products of four pairs with others, as f32."""
+        """Return the sums of the products of four pairs with others, as f32."""
         if not self.interpreted:
             return self._machine(summed(self.chained), "=f" + ",r" * 8, [*codes, *pairs])[0]
         sums = []
@@ -183,7 +182,7 @@ class Halves:
         return self.w.let(f"{bits}.to(tl.int16).to(tl.float16, bitcast=True)", "h")
 
     def pair(self, first: str, second: str) -> str:
-        """Two halves as they are in memory, as a pair."""
+        """Return two f16 in memory form as a pair."""
         low, high = (f"({x}).to(tl.int16, bitcast=True).to(tl.int32)" for x in (first, second))
         return self.w.let(f"({low} & 0xFFFF) | ({high} << 16)", "xx")
 

@@ -1,7 +1,7 @@
-"""Library calls as rivals: products by cuBLAS or hipBLASLt, through torch.
+"""Products by cuBLAS or hipBLASLt, through torch, as candidates.
 
-They write into memory of ours and keep nothing between runs, so they can be captured like any
-kernel. What follows the product is a kernel of its own.
+They write into our memory and keep nothing between runs, so they can be captured like any kernel.
+The epilogue is a separate kernel.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ TYPES = (f16, bf16, f32)
 
 
 def products(context: GpuContext) -> list[Candidate]:
-    """A library's product, where strides describe the operands."""
+    """Return a library's product, if strides describe the operands."""
     region = context.step.region
     anchor = region.anchor
     assert anchor is not None
@@ -64,7 +64,7 @@ def _product(context: GpuContext, anchor: Value, views: list[Strided]) -> tuple[
 
 
 def destination(context: GpuContext) -> tuple[Argument, tuple[Work, ...]]:
-    """Where a library writes an anchor's result side by side, and what follows it."""
+    """Return the contiguous memory for a library's result, and the epilogue."""
     region = context.step.region
     anchor = region.anchor
     assert anchor is not None
@@ -79,5 +79,5 @@ def _dense(context: GpuContext, value: Value) -> bool:
 
 
 def viewed(shape: tuple[int, ...], strides: tuple[int, ...], offset: int) -> Callable[[Any], Any]:
-    """How to see an operand in the memory of what it is a view of."""
+    """Return a function that views an operand in the memory of its source."""
     return lambda t: t.as_strided(shape, strides, t.storage_offset() + offset)

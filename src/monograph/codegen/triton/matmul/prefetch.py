@@ -1,4 +1,4 @@
-"""What a kernel may read before the kernels in front of it have ended."""
+"""The memory that a kernel may read before earlier kernels have ended."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from monograph.program.fusion.op_classes import is_view
 from monograph.program.memory.buffer_assignment import CONSTANT, INPUT, Places
 
 SIMPLE = 8
-"""Ops between an input and what is computed from it, at most: every program repeats them."""
+"""The most ops between an input and a value computed from it: every program repeats them."""
 
 
 def is_run_invariant(cache: Value, places: Places) -> bool:
-    """Whether a cache, or what it is a view of, is there before any kernel of a run."""
+    """Return True if a cache, or the source of a view, exists before any kernel of a run."""
     while is_view(cache) and cache not in places.storage:
         cache = cache.inputs[0]
     storage = places.storage.get(cache)
@@ -23,9 +23,9 @@ def is_run_invariant(cache: Value, places: Places) -> bool:
 
 
 def leaves(values: Sequence[Value], places: Places) -> tuple[Value, ...] | None:
-    """The inputs and constants that values are simply computed from; None where they are not.
+    """Return the inputs and constants that values are simply computed from; None otherwise.
 
-    Nothing of a run is written into such an input: kernels may read it at any time.
+    A run writes nothing into such an input: kernels may read it at any time.
     """
     found: dict[Value, None] = {}
     left, seen = list(values), set[Value]()

@@ -1,9 +1,9 @@
-"""What every matrix product needs: its sizes, its operands as tiles, what is done on the way.
+"""The common base of matrix products: sizes, operands as tiles, fused work.
 
-Two things may be done inside the kernel of a product of few rows. Its rows may be normalised: the
-product is then of what they were, and each sum is scaled by the row's root mean square, whose
-squares a kernel adds up while it reads the row. And work on parts of its result, columns that lie
-side by side (`silu(y[:, :n]) * y[:, n:]`), may follow in registers.
+The kernel of a product of few rows may fuse two things. It may normalise its rows: the product is
+then of the unnormalised rows, and each sum is scaled by the row's root mean square, whose squares
+the kernel sums while it reads the row. And work on column blocks of its result (`silu(y[:, :n]) *
+y[:, n:]`) may follow in registers.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from monograph.program.index import Counter, Index, flatten, strides_of
 from monograph.rewrite import GPU_COST
 
 FEW_ROWS = GPU_COST.rows_normalised
-"""Rows up to which a product is one of vectors: the matrix units would mostly multiply zeros."""
+"""The most rows of a GEMV: the matrix units would mostly multiply zeros."""
 STRIPE = 128
-"""Columns of weights that are brought into their order at a time."""
+"""Columns of weights that are transposed at a time."""
 
 
 @dataclass(frozen=True)
@@ -56,14 +56,14 @@ def sizes(anchor: Value) -> ProductShape:
 
 
 def normalises(user: Value, index: int) -> bool:
-    """Whether the kernel of a product normalises its rows itself: few of them, of known weights."""
+    """Return True if the kernel of a product normalises its rows: few rows, constant weights."""
     if index != 0 or not _has_few_rows(user) or user.dtype != user.inputs[0].dtype:
         return False
     return norm_of(user.inputs[0]) is not None
 
 
 def gathers(anchor: Value, starts: tuple[int, ...], width: int) -> bool:
-    """Whether the kernel of a product holds columns that lie apart in one program: few rows."""
+    """Return True if a program holds separate column blocks of a product: few rows."""
     return _has_few_rows(anchor)
 
 
@@ -75,7 +75,7 @@ def _has_few_rows(user: Value) -> bool:
 
 
 def _are_known(weights: Value) -> bool:
-    """Whether weights are constants, or decoded from such."""
+    """Return True if weights are constants, or decoded from constants."""
     while is_view(weights):
         weights = weights.inputs[0]
     if isinstance(weights.op, Dequantize):
@@ -84,7 +84,7 @@ def _are_known(weights: Value) -> bool:
 
 
 def norm_of(rows: Value) -> Value | None:
-    """The normalisation of whole rows that an operand is, seen through reshapes that keep rows."""
+    """Return the norm of whole rows that an operand is, behind reshapes that keep rows."""
     while isinstance(rows.op, (Reshape, Squeeze, Unsqueeze)):
         source = rows.inputs[0]
         if not source.tensor.static or source.tensor.static[-1] != rows.tensor.static[-1]:
@@ -93,20 +93,20 @@ def norm_of(rows: Value) -> Value | None:
     if not isinstance(rows.op, RmsNorm) or rows.op.axes != (rows.tensor.rank - 1,):
         return None
     scales = rows.inputs[1:]
-    # Of other shapes than a row's, a scale may differ from row to row.
+    # With another shape than a row's, a scale may differ from row to row.
     whole = all(math.prod(g.tensor.static) in (1, g.tensor.static[-1]) for g in scales)
     return rows if whole and all(g.tensor.static for g in scales) else None
 
 
 def inner_norm(region: Region) -> Value | None:
-    """The normalisation that a region's product does by itself."""
+    """Return the norm that a region's product computes itself."""
     assert region.anchor is not None
     norm = norm_of(region.anchor.inputs[0])
     return norm if norm in region.body else None
 
 
 def parts_of(region: Region) -> tuple[int, ...]:
-    """Where the columns start that a region's result is made from: one part, or several."""
+    """Return the first columns of the blocks that a region's result is computed from."""
     anchor = region.anchor
     assert anchor is not None
     if anchor.tensor.static == region.root.tensor.static:
@@ -119,7 +119,7 @@ def parts_of(region: Region) -> tuple[int, ...]:
 
 @dataclass
 class FewRows:
-    """A product of few rows, and what its kernel does besides."""
+    """A product of few rows, and the work fused into its kernel."""
 
     context: GpuContext
     shape: ProductShape
@@ -134,13 +134,13 @@ class FewRows:
 
     @property
     def width(self) -> int:
-        """Columns of a part."""
+        """The columns of a part."""
         return self.context.step.region.root.tensor.static[-1]
 
 
 @dataclass
 class Operands:
-    """How a kernel reads tiles of the two operands of a product."""
+    """The access of a kernel to tiles of the two operands of a product."""
 
     k: KernelWriter
     t: ResultTile
@@ -154,22 +154,22 @@ class Operands:
         self.packed: str | None = None
 
     def pack(self, packed: TritonPacked | None = None) -> None:
-        """Known weights are read as columns, each in one piece."""
+        """Read constant weights as columns, each contiguous."""
         if self.weights is not None:
             self.packed = self.k.pointer(packed or packed_rows(self.anchor.inputs[1]))
 
     def pack_tiles(self) -> None:
-        """Known weights, rounded to what the matrix units multiply."""
+        """Read constant weights rounded to the precision of the matrix units."""
         if self.weights is not None:
             self.pack(packed_operand(self.k.context, packed_rows(self.anchor.inputs[1])))
 
     def left(self, axis: BlockAxis, shape: str) -> str:
-        """x[m, k] as it is in memory; of rows that the kernel normalises, what they were."""
+        """Load x[m, k]; rows that the kernel normalises are loaded unnormalised."""
         element = self.source()
         return self._read(element.value, element.at, axis, shape)
 
     def source(self) -> Element:
-        """The element that stands for x[m, k]; of normalised rows, the one that it was."""
+        """Return the element of x[m, k]; for normalised rows, the unnormalised one."""
         x = self.anchor.inputs[0]
         at = (*self._batch(x), self.t.at[-2], self._index())
         if self.norm is None:
@@ -177,7 +177,7 @@ class Operands:
         return Element(self.norm.inputs[0], self._normed(Element(x, at)).at)
 
     def scales(self, axis: BlockAxis, shape: str) -> str | None:
-        """What normalised rows are multiplied by, as it is in memory."""
+        """Load the scales of normalised rows."""
         if self.norm is None or len(self.norm.inputs) == 1:
             return None
         x, given = self.anchor.inputs[0], self.norm.inputs[1]
@@ -196,7 +196,7 @@ class Operands:
         return self._read(y, at, axis, shape)
 
     def rows(self, axis: BlockAxis, columns: BlockAxis, once: bool = False, start: int = 0) -> str:
-        """Packed weights [n, k]; those that are read once need no place in the cache."""
+        """Load packed weights [n, k]; weights that are read once need not stay in the cache."""
         masks = " & ".join(m for m in (columns.mask, axis.mask) if m)
         weights = self.anchor.inputs[1]
         outer = weights.tensor.static[:-2]
@@ -222,11 +222,11 @@ class Operands:
 
 
 def packed_rows(weights: Value) -> TritonPacked:
-    """Constant weights [..., k, n] as [..., n, k], so that a column is read in one piece."""
+    """Pack constant weights [..., k, n] as [..., n, k], so that a column is contiguous."""
     data = known(weights)
     assert data is not None
     made = np.empty((*data.shape[:-2], data.shape[-1], data.shape[-2]), data.dtype)
-    # A stripe is made dense first: columns of a wide matrix would all fall on a few lines of the
+    # A stripe is made dense first: columns of a wide matrix would all map to a few lines of the
     # processor's cache.
     for first in range(0, data.shape[-1], STRIPE):
         stripe = np.ascontiguousarray(data[..., first : first + STRIPE])
@@ -235,7 +235,7 @@ def packed_rows(weights: Value) -> TritonPacked:
 
 
 def root_mean_square(norm: Value, squares: str) -> str:
-    """What normalised sums are multiplied by, from the squares of a row."""
+    """Return the factor of normalised sums, from the squares of a row."""
     assert isinstance(norm.op, RmsNorm)
     length = norm.tensor.static[-1]
     return f"1.0 / tl.sqrt_rn({squares} / {length} + {norm.op.epsilon!r})"

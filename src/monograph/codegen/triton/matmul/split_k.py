@@ -1,8 +1,8 @@
-"""Split sums in one kernel: the program that comes last adds up what the others have left.
+"""Split-K in one kernel: the last program adds up the parts of the others.
 
-Every program of a tile stores its part and counts. The one that finds all others counted reads
-all parts in their order, its own too, so that the result does not depend on who was last. It
-leaves the count at zero for the next run.
+Every program of a tile stores its part and increments a counter. The program that finds all others
+counted reads all parts in order, its own too, so that the result does not depend on which one was
+last. It resets the counter for the next run.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from monograph.ir.dtype import i32
 
 @dataclass(frozen=True)
 class Parts:
-    """How a result is cut up: so many tiles, each the sum of some parts."""
+    """The division of a result: tiles, each the sum of some parts."""
 
     split: int
     tiles: int
     size: int
-    """Elements of a part, of all tiles together."""
+    """The elements of a part, of all tiles together."""
     dtype: DType
     single: bool = False
-    """Whether a tile is one element: then all its parts are read at once."""
+    """True if a tile is one element: then all its parts are read at once."""
 
 
 Place = Callable[[str], str]
-"""Where a tile's elements of a part lie, from the number of the part."""
+"""Returns the addresses of a tile's elements of a part, from the number of the part."""
 
 
 def join_parts(
@@ -40,23 +40,23 @@ def join_parts(
     mask: str | None,
     finish: Callable[[str], None],
 ) -> None:
-    """Stores `acc` as the part of a program (its third number), and lets the last one finish.
+    """Store `acc` as the part of a program (its third index); the last program finishes.
 
-    tile: the number of the tile that the program works on.
+    tile: the number of the program's tile.
     """
     w = k.w
     memory = k.pointer(TritonScratch(parts.split * parts.size * parts.dtype.itemsize, parts.dtype))
     counts = k.pointer(TritonScratch(parts.tiles * i32.itemsize, i32, zeroed=True))
     own = w.let(place(k.program_id(2)), "i")
     w.line(f"tl.store({memory} + {own}, acc{f', mask={mask}' if mask else ''})")
-    # All of this program's stores come before its count, and that before the last one's loads.
+    # This program's stores come before its count, and that before the last one's loads.
     w.line("tl.debug_barrier()")
     count = w.let(f"{counts} + {tile}", "c")
     before = w.name("before")
     w.line(f'{before} = tl.atomic_add({count}, 1, sem="acq_rel")')
     with w.block(f"if {before} == {parts.split - 1}"):
         w.line(f"tl.store({count}, 0)")
-        # Past the nearest cache: others have written there.
+        # Bypasses the nearest cache: others have written there.
         options = (f", mask={mask}, other=0" if mask else "") + ', cache_modifier=".cg"'
         total = w.name("total")
         if parts.single:

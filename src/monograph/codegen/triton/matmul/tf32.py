@@ -1,8 +1,8 @@
-"""Products of f32 on units that multiply TF32: who has them, and how operands are rounded.
+"""TF32 products of f32: the devices that have them, and the rounding of operands.
 
-The units read f32 and drop its last 13 bits. That truncates: every operand shrinks a little, so
-every product does, and over many layers the shrinking adds up. So operands are rounded to the
-nearest TF32 first: constant weights on the host, all else in the kernel.
+The units read f32 and drop its last 13 bits. That truncates: every operand and every product
+shrinks a little, and over many layers this adds up. So operands are rounded to the nearest TF32
+first: constant weights on the host, all others in the kernel.
 """
 
 from __future__ import annotations
@@ -15,36 +15,36 @@ from monograph.ir import Array, DType
 from monograph.ir.dtype import f32
 
 DROPPED = 13
-"""Bits of f32 that TF32 does not have."""
+"""The bits of f32 that TF32 does not have."""
 HALF, KEPT = 1 << (DROPPED - 1), -(1 << DROPPED)
 LIMIT = 2.0**128 - 2.0**116
-"""What is smaller rounds to a finite number; nothing else is rounded, nor is infinity or NaN."""
+"""Smaller numbers round to a finite one; others are not rounded, nor are infinity and NaN."""
 
 ADD, OFF = "add", "off"
 """Arithmetic on the bits, which every device has; and truncation, for comparisons only."""
 
 
 def multiplies_tf32(context: GpuContext) -> bool:
-    """Tell whether products of f32 may and do run on units that multiply TF32.
+    """Return True if products of f32 may and do run in TF32.
 
-    Of AMD's devices only gfx942 has them; Triton refuses the precision on the others.
+    Of AMD's devices only gfx942 has it; Triton rejects the precision on the others.
     """
     arch = context.arch
     return context.tf32 and (arch.backend == "cuda" or arch.name == "gfx942")
 
 
 def rounds(context: GpuContext, dtype: DType) -> bool:
-    """Tell whether operands of a type have to be rounded for a product."""
+    """Return True if operands of a type have to be rounded for a product."""
     return dtype == f32 and multiplies_tf32(context)
 
 
 def dot_precision(context: GpuContext) -> str:
-    """The precision of a product of f32, as Triton's source has it."""
+    """Return the precision of a product of f32 in Triton's source."""
     return '"tf32"' if multiplies_tf32(context) else '"ieee"'
 
 
 def rounding() -> str:
-    """Return how kernels round.
+    """Return the rounding method of kernels.
 
     NVIDIA's own instruction (`cvt.rna.tf32.f32`) saves 2% of YOLOv10n, but turns the largest finite
     numbers into infinity.
@@ -53,7 +53,9 @@ def rounding() -> str:
 
 
 def rounded(context: GpuContext, w: Writer, x: str, dtype: DType) -> str:
-    """The operand of a product, rounded to the nearest TF32 where the units would truncate it."""
+    """Return the operand of a product, rounded to the nearest TF32 if the units would
+    truncate it.
+    """
     if not rounds(context, dtype):
         return x
     if rounding() == OFF:
@@ -74,7 +76,7 @@ def round_array(x: Array) -> Array:
 
 
 def packed_operand(context: GpuContext, packed: TritonPacked) -> TritonPacked:
-    """Constant weights of a product, rounded once for all runs where the units would truncate."""
+    """Return constant weights, rounded once for all runs if the units would truncate them."""
     if not rounds(context, packed.dtype):
         return packed
     return TritonPacked(round_array(packed.array), packed.dtype)

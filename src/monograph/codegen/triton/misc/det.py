@@ -19,7 +19,7 @@ from monograph.ir.dtype import f64
 from monograph.ops.linear import Det
 
 PARALLEL = 1024
-"""The most matrices of a program, and so room for those that are none."""
+"""The most matrices of a program, which also sizes its scratch memory."""
 
 
 @kernel_for(Det, readable=any_view)
@@ -35,8 +35,8 @@ def _eliminated(k: KernelWriter, t: ResultTile, mask: str | None) -> str:
     texts = [t.point[t.counter(d)].text for d in range(len(t.shape))]
     room = -(-max(math.prod(t.shape), 1) // PARALLEL) * PARALLEL
     memory = k.pointer(TritonScratch(max(room * size * size, 1) * 8, f64))
-    # A matrix lies in one piece: lanes never read what another one wrote, and threads that share
-    # the lanes out differently from access to access wait for each other.
+    # A matrix is contiguous: lanes never read what another one wrote, and threads that distribute
+    # lanes differently from access to access wait for each other.
     own = joined(w, texts, t.shape) if texts else w.let("tl.program_id(0) * 0", "n")
     mask = mask if texts else None
     inside = f", mask={mask}" if mask else ""
@@ -72,7 +72,7 @@ def _eliminated(k: KernelWriter, t: ResultTile, mask: str | None) -> str:
             put("k", "j", lower)
         w.line("tl.debug_barrier()")
         pivot = get("k", "k")
-        # A column of zeros makes the product zero; what follows only has to stay finite.
+        # A column of zeros makes the product zero; the rest only has to stay finite.
         w.line(f"inverse = tl.where({pivot} == 0, 0.0, 1.0 / {pivot})")
         with w.block(f"for i in range(k + 1, {size})"):
             w.line(f"factor = {get('i', 'k')} * inverse")

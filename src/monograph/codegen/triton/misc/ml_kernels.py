@@ -1,4 +1,4 @@
-"""Small kernels of classical models: probabilities of pairs coupled, grams of tokens counted."""
+"""Small kernels of classical models: coupling of pair probabilities, counting of n-grams."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def candidates(context: GpuContext) -> list[Candidate]:
 
 
 def _coupled(context: GpuContext) -> Launch:
-    """A row in each program, its classes as lanes: rows of the matrix Q are made when needed."""
+    """Generate a program per row with its classes as lanes; rows of Q are computed when needed."""
     anchor = context.step.region.anchor
     assert anchor is not None
     k = context.kernel()
@@ -56,7 +56,9 @@ def _coupled(context: GpuContext) -> Launch:
         return str(s.cast(read(t.elements, x, across, mask), f64).reg)
 
     def line_of_q() -> None:
-        """Of class c: the products of both estimates, negative; its own is a sum of squares."""
+        """Compute a row of Q for class c: products of both estimates, negative; itself a sum of
+        squares.
+        """
         forth, back = estimates("c", lane), estimates(lane, "c")
         w.line(f"other = ({lane} != c) & {mask}")
         w.line(f"own = tl.sum(tl.where(other, {back} * {back}, 0.0), 0)")
@@ -71,13 +73,13 @@ def _coupled(context: GpuContext) -> Launch:
             line_of_q()
             w.line(f"qp = tl.where({lane} == c, tl.sum(line * p, 0), qp)")
         w.line("pqp = tl.sum(p * qp, 0)")
-        # Asked of every lane: a maximum would leave out those that are not numbers.
+        # Compared in every lane: a maximum would ignore NaN.
         far = f"{mask} & ((tl.abs(qp - pqp) < {0.005 / classes!r}) == 0)"
         w.line(f"going = tl.max(({far}).to(tl.int32), 0) > 0")
         with w.block(f"for c in range({classes})"):
             line_of_q()
             w.line(f"mine = tl.sum(tl.where({lane} == c, qp, 0.0), 0)")
-            # Where it has come close enough nothing changes any more.
+            # After convergence nothing changes any more.
             w.line("step = tl.where(going, (pqp - mine) / own, 0.0)")
             w.line(f"p = tl.where({lane} == c, p + step, p) / (1.0 + step)")
             changed = "(pqp + step * (step * own + 2.0 * mine)) / ((1.0 + step) * (1.0 + step))"
@@ -90,7 +92,7 @@ def _coupled(context: GpuContext) -> Launch:
 
 
 def _counted(k: KernelWriter, t: ResultTile, mask: str | None) -> str:
-    """The weighted count of a column's grams in a row of tokens: looked for one by one."""
+    """Return the weighted count of a column's grams in a row of tokens, searched one by one."""
     anchor = k.context.step.region.anchor
     assert anchor is not None
     op, x, w, s = anchor.op, anchor.inputs[0], k.w, t.elements.scalars

@@ -1,4 +1,4 @@
-"""Ensembles of decision trees: each element goes down every tree, and counts its target's votes."""
+"""Ensembles of decision trees: each element descends every tree and adds its target's votes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def candidates(context: GpuContext) -> list[Candidate]:
 
 
 def _voted(k: KernelWriter, t: ResultTile, mask: str | None) -> str:
-    """The votes of all trees in their order, as the reference adds them up."""
+    """Return the votes of all trees in order, as the reference adds them."""
     anchor = k.context.step.region.anchor
     assert anchor is not None
     op, w, s = anchor.op, k.w, t.elements.scalars
@@ -45,7 +45,7 @@ def _voted(k: KernelWriter, t: ResultTile, mask: str | None) -> str:
 
 
 def _descend(k: KernelWriter, t: ResultTile, op: TreeEnsemble, row: str, mask: str | None) -> None:
-    """One step of every element that has not reached its leaf."""
+    """Descend one step in every element that has not reached its leaf."""
     anchor = k.context.step.region.anchor
     assert anchor is not None
     w, s, modes = k.w, t.elements.scalars, op.modes.array
@@ -76,7 +76,7 @@ def _descend(k: KernelWriter, t: ResultTile, op: TreeEnsemble, row: str, mask: s
 
 
 def _count(k: KernelWriter, op: TreeEnsemble, target: str) -> None:
-    """The votes of the leaves that were reached, for the elements' own targets."""
+    """Add the votes of the reached leaves, for the elements' own targets."""
     w, first = k.w, table(k, op.first_vote.array)
     most = int(np.diff(op.first_vote.array).max(initial=0))
     if not most:

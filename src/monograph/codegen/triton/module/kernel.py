@@ -1,4 +1,4 @@
-"""What a kernel is to the rest of the GPU target: source, the buffers it wants, and its rivals."""
+"""The interface of GPU kernels: source, buffers, and candidates."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from monograph.program.program import Program, Step
 
 OUTSIDE = "an address is outside of its buffer"
 NAME = "KERNEL"
-"""Stands for the function's name in the source, so that equal kernels have equal source."""
+"""The placeholder for the function's name, so that equal kernels have equal source."""
 
 
 @dataclass(frozen=True)
@@ -32,11 +32,11 @@ class Arch:
     """sm_90, gfx942 ..."""
     warp: int = 32
     interpreted: bool = False
-    """Whether Triton's interpreter stands in for the device."""
+    """True if Triton's interpreter replaces the device."""
 
     @property
     def dependent_launch(self) -> bool:
-        """Whether a kernel may start before the one it depends on has ended."""
+        """True if a kernel may start before the one it depends on has ended."""
         return self.backend == "cuda" and int(self.name.removeprefix("sm_")) >= 90
 
     def __str__(self) -> str:
@@ -45,20 +45,22 @@ class Arch:
 
 @dataclass(frozen=True, eq=False)
 class TritonPacked:
-    """A constant in the form that a kernel wants, prepared while compiling."""
+    """A constant in the form that a kernel needs, prepared at compile time."""
 
     array: Array
     dtype: DType
 
     @cached_property
     def digest(self) -> bytes:
-        """Of its bytes: weights may be gigabytes, and every rival for a step has the same."""
+        """The digest of its bytes: weights may be gigabytes, and all candidates of a step share
+        them.
+        """
         return digest_of(np.ascontiguousarray(self.array).reshape(-1).view(np.uint8).data)
 
 
 @dataclass(frozen=True, eq=False)
 class TritonScratch:
-    """Memory that a step needs while it runs; zero before the first run where `zeroed`.
+    """Memory that a step needs while it runs; zero before the first run if `zeroed`.
 
     A kernel that needs zeros leaves zeros behind.
     """
@@ -70,22 +72,22 @@ class TritonScratch:
 
 @dataclass(frozen=True)
 class TritonFault:
-    """A place to say that data does not fit: what the run then fails with (see `report`)."""
+    """A fault that a kernel reports for invalid data, which fails the run (see `report`)."""
 
     message: str
     expected: str = ""
     dtype: DType = i64
     shows_data: bool = True
-    """Whether the data say what is wrong."""
+    """True if the reported data are meaningful."""
     internal: bool = False
-    """Whether it is a fault of Monograph's own, not of the data."""
+    """True for a fault of Monograph, not of the data."""
 
 
 @dataclass(frozen=True, eq=False)
 class BufferView:
     """The memory of another argument from some byte on, as elements of a type.
 
-    A library's function sees them in a shape, strided; without one, flat.
+    A library's function sees them in a shape with strides; without one, flat.
     """
 
     of: Value | TritonPacked | TritonScratch
@@ -94,7 +96,7 @@ class BufferView:
     shape: tuple[int, ...] | None = None
     strides: tuple[int, ...] = ()
     nbytes: int = -1
-    """The bytes of the buffer from there on; -1 for all that the other argument has."""
+    """The bytes of the buffer from there on; -1 for all of the other argument."""
     below: int = 0
     """The bytes of the buffer before there."""
 
@@ -104,7 +106,7 @@ Argument: TypeAlias = Value | TritonPacked | TritonScratch | TritonFault | Buffe
 
 @dataclass(frozen=True)
 class Launch:
-    """One Triton kernel on a grid. Pointers of values start at the value's first element."""
+    """One Triton kernel on a grid. Pointers of values are at the value's first element."""
 
     source: str
     arguments: tuple[Argument, ...]
@@ -112,16 +114,16 @@ class Launch:
     warps: int = 4
     stages: int = 2
     dependent: bool = False
-    """Whether the kernel waits by itself for the ones before it (dependent launch)."""
+    """True if the kernel itself waits for earlier ones (dependent launch)."""
     step: Step | None = None
     """The step of a sub-program that it belongs to."""
     bounds_checks: int = 0
-    """Addresses that it checks because no proof covers them."""
+    """The number of addresses that it checks because no proof covers them."""
 
 
 @dataclass(frozen=True)
 class Call:
-    """A library's function on tensors, strided as the values lie in memory."""
+    """A library's function on tensors, strided like the values in memory."""
 
     name: str
     arguments: tuple[Argument, ...]
@@ -132,9 +134,9 @@ class Call:
 
 @dataclass(frozen=True)
 class Branch:
-    """The first list of work or the second, as a bool in memory says: the one argument.
+    """One of two lists of work, selected by a bool in memory: the one argument.
 
-    Everything that the bodies read and write lies at fixed addresses, the condition included.
+    Everything that the bodies read and write is at fixed addresses, the condition included.
     """
 
     arguments: tuple[Argument, ...]
@@ -143,10 +145,10 @@ class Branch:
 
 @dataclass(frozen=True)
 class RepeatWork:
-    """Work that is done while a bool in memory is true, the one argument.
+    """Work that is repeated while a bool in memory is true: the one argument.
 
-    The body advances all that changes from one turn to the next, at fixed addresses: the bool, the
-    number of the turn, the state. With a `count` it is known how often the bool will be true.
+    The body updates all that changes between iterations, at fixed addresses: the bool, the
+    iteration number, the state. With a `count` the number of iterations is known.
     """
 
     arguments: tuple[Argument, ...]
@@ -158,7 +160,7 @@ Work: TypeAlias = Launch | Call | Branch | RepeatWork
 
 
 def every_argument(work: Work) -> Iterator[Argument]:
-    """The arguments of some work and of all work inside it, parts as what they are parts of."""
+    """Yield the arguments of some work and of all work inside it; views as their sources."""
     for argument in work.arguments:
         yield argument.of if isinstance(argument, BufferView) else argument
     if isinstance(work, (Branch, RepeatWork)):
@@ -168,7 +170,7 @@ def every_argument(work: Work) -> Iterator[Argument]:
 
 @dataclass(frozen=True)
 class Candidate:
-    """One way to compute a step. Its name is its key among the measured ones."""
+    """One way to compute a step. Its name is its key among measurements."""
 
     name: str
     make: Callable[[], tuple[Work, ...]]
@@ -176,7 +178,7 @@ class Candidate:
 
 @dataclass
 class GpuContext:
-    """What a kernel generator knows: the program, the step, the device, the precision allowed."""
+    """The input of a kernel generator: program, step, device, precision."""
 
     program: Program
     step: Step
@@ -185,7 +187,7 @@ class GpuContext:
     choose: Callable[[Program, Step, list[Candidate]], Candidate] = lambda program, step, found: (
         found[0]
     )
-    """How the steps of sub-programs are computed."""
+    """Generates the steps of sub-programs."""
 
     def kernel(self) -> KernelWriter:
         return KernelWriter(self)
@@ -198,7 +200,7 @@ kernel_for = KERNELS.kernel_for
 
 @dataclass
 class KernelWriter:
-    """A kernel being written: its body, and the arguments it has asked for."""
+    """A kernel during generation: its body, and its arguments."""
 
     context: GpuContext
     w: Writer = field(default_factory=Writer)
@@ -206,10 +208,10 @@ class KernelWriter:
     waited: bool = False
     triggered: bool = False
     checks: int = 0
-    """Addresses that are checked because no proof covers them."""
+    """The number of addresses that are checked because no proof covers them."""
 
     def pointer(self, what: Argument) -> str:
-        """The name of a pointer; asking twice for one thing gives the same."""
+        """Return the name of a pointer; the same object always has the same one."""
         for i, known_one in enumerate(self.arguments):
             if known_one is what or (isinstance(what, TritonFault) and known_one == what):
                 return f"p{i}"
@@ -217,7 +219,7 @@ class KernelWriter:
         return f"p{len(self.arguments) - 1}"
 
     def elements(self) -> TritonElements:
-        """Access to the region's values, its inputs and outputs as pointers."""
+        """Return access to the region's values, with inputs and outputs as pointers."""
         region = self.context.step.region
         held = [v for v in (*region.inputs, *region.outputs) if not _is_literal(v)]
         pointers = {v: self.pointer(v) for v in held}
@@ -225,14 +227,14 @@ class KernelWriter:
         return TritonElements(self.w, storage, pointers, frozenset(region.inputs), guard=self.guard)
 
     def guard(self, wrong: str, number: str) -> None:
-        """Reports an address outside of its buffer, of an index map that no proof covers."""
+        """Report an address outside of its buffer, for an index map that no proof covers."""
         self.checks += 1
         self.report(TritonFault(OUTSIDE, internal=True), wrong, number)
 
     def report(self, fault: TritonFault, wrong: str, data: str) -> None:
-        """Where a condition holds, notes that a fault came and with which data.
+        """If a condition holds, record a fault and its data.
 
-        A kernel that finds such data goes on with something harmless.
+        A kernel that finds such data continues with harmless values.
         """
         where = self.w.let(f"{self.pointer(fault)} + ({wrong}).to(tl.int32) * 0", "f")
         self.w.line(f"tl.store({where} + 1, ({data}).to(tl.int64), mask={wrong})")
@@ -242,13 +244,13 @@ class KernelWriter:
         return self.w.let(f"tl.program_id({axis})", "pid")
 
     def wait(self) -> None:
-        """Before any write, or read of what earlier kernels wrote (dependent launch)."""
+        """Wait before any write, or read of what earlier kernels wrote (dependent launch)."""
         if self.context.arch.dependent_launch and not self.waited:
             self.w.line("gdc_wait()")
         self.waited = True
 
     def trigger(self) -> None:
-        """Lets the next kernel start its own preparations (dependent launch)."""
+        """Allow the next kernel to start its own preparations (dependent launch)."""
         if self.context.arch.dependent_launch and not self.triggered:
             self.w.line("gdc_launch_dependents()")
         self.triggered = True
@@ -277,7 +279,7 @@ def _is_literal(value: Value) -> bool:
 
 
 def single(name: str, make: Callable[[], Any]) -> list[Candidate]:
-    """The list of a kernel without rivals."""
+    """Return the list of a single candidate."""
 
     def made() -> tuple[Work, ...]:
         work = make()

@@ -1,4 +1,4 @@
-"""Where everything that kernels point to lies: arena, constants, memory that is kept, ports."""
+"""The memory layout of kernels' arguments: arena, constants, persistent memory, ports."""
 
 from __future__ import annotations
 
@@ -40,27 +40,27 @@ ALIGNMENT = 256
 
 @dataclass(frozen=True)
 class BufferRef:
-    """An argument's place: which memory, and how many bytes into it."""
+    """The location of an argument: a memory, and a byte offset."""
 
     memory: str
     offset: int
     dtype: DType
     port: str = ""
-    """The input or output that is meant, for memory that the caller brings."""
+    """The input or output, for memory of the caller."""
     room: int = field(default=-1, compare=False)
-    """The bytes of its buffer from there on, for checked runs; -1 where that is not known."""
+    """The bytes of its buffer from there on, for checked runs; -1 if unknown."""
     below: int = field(default=0, compare=False)
     """The bytes of its buffer before there."""
 
     @property
     def aligned(self) -> bool:
-        """Whether vectors of 16 bytes may be read there."""
+        """True if vectors of 16 bytes may be read there."""
         return self.offset % 16 == 0
 
 
 @dataclass(frozen=True)
 class Bound:
-    """A piece of work, and where its arguments lie."""
+    """A piece of work, and the locations of its arguments."""
 
     step: Step
     work: Work
@@ -69,13 +69,13 @@ class Bound:
     waits: tuple[int, ...] = ()
     """Positions of the steps of other streams that must have ended before this work starts."""
     position: int = 0
-    """That of its own step."""
+    """The position of its own step."""
     bodies: tuple[tuple[Bound, ...], ...] = ()
-    """What a branch chooses from, or what is repeated."""
+    """The bodies of a branch, or the repeated body."""
 
     @property
     def every(self) -> Iterator[Bound]:
-        """The work itself, and all inside it."""
+        """Yield the work itself, and all work inside it."""
         yield self
         for body in self.bodies:
             for bound in body:
@@ -92,25 +92,25 @@ class GpuModule:
     kept_bytes: int
     constants: Array
     offsets: dict[int, int]
-    """Where each temporary buffer lies in the arena."""
+    """The offset of each temporary buffer in the arena."""
     faults: tuple[tuple[Step, TritonFault, int], ...] = ()
-    """What may be wrong with data, and where in the kept memory that is noted."""
+    """Possible faults of data, and their offsets in persistent memory."""
     pieces: tuple[tuple[int, int], ...] = ()
-    """Where each constant starts in the block of constants, and its bytes."""
+    """The offset of each constant in the block of constants, and its bytes."""
     host: tuple[tuple[int, Step], ...] = ()
-    """Steps that only the host can do, and the number of works that come before each."""
+    """Host steps, and the number of pieces of work before each."""
     steps: tuple[Step, ...] = ()
     """By the positions that works and waits name."""
 
     @property
     def every(self) -> Iterator[Bound]:
-        """All work, that inside branches and loops included."""
+        """Yield all work, including that inside of branches and loops."""
         for bound in self.works:
             yield from bound.every
 
     @property
     def bounds_checks(self) -> int:
-        """Addresses that no proof covers: every run checks them."""
+        """The number of addresses that no proof covers: every run checks them."""
         works = (b.work for b in self.every)
         return sum(w.bounds_checks for w in works if isinstance(w, Launch))
 
@@ -121,16 +121,16 @@ def lay_out(
     streams: int = 1,
     like: GpuModule | None = None,
 ) -> GpuModule:
-    """Gives every argument of the chosen works its place, for steps in at most so many streams.
+    """Assign a location to every argument of the chosen work, on at most `streams` streams.
 
-    like: a module of the same works, whose block of constants is taken over.
+    like: a module of the same work, whose block of constants is reused.
     """
     return _Layout(program).module(chosen, streams, like)
 
 
 @dataclass(frozen=True)
 class Inside:
-    """The memory of a sub-program: where its temporaries and scratch memory lie in it."""
+    """The memory of a sub-program: offsets of its temporaries and scratch memory."""
 
     nbytes: int
     buffers: dict[int, int]
@@ -139,7 +139,7 @@ class Inside:
 
 
 def plan_inside(program: Program, chosen: Sequence[tuple[Step, tuple[Work, ...]]]) -> Inside:
-    """Plans the memory of a sub-program whose steps run one after the other."""
+    """Plan the memory of a sub-program whose steps run one after the other."""
     layout = _Layout(program)
     order = schedule(needs([step for step, _ in chosen], program.places), 1)
     memory = layout.planned(chosen, order)
@@ -168,7 +168,7 @@ class _Layout:
         like: GpuModule | None = None,
     ) -> GpuModule:
         if streams > 1:
-            # A step without work would neither wait for others nor be waited for.
+            # A step without work could neither wait nor be waited for.
             chosen = [(step, works) for step, works in chosen if works]
         steps = [step for step, _ in chosen]
         states = states_of(self.program.graph)
@@ -201,7 +201,7 @@ class _Layout:
         )
 
     def block(self) -> Array:
-        """All constants; one alone is not copied for that."""
+        """Return all constants; a single one is not copied."""
         if len(self.pieces) == 1 and self.pieces[0][1].size == self.constant_bytes:
             return self.pieces[0][1]
         block = np.zeros(max(self.constant_bytes, 1), np.uint8)
@@ -218,7 +218,7 @@ class _Layout:
         waits: tuple[int, ...],
         position: int,
     ) -> Bound:
-        """A piece of work with the places of its arguments, and of those inside it."""
+        """Return a piece of work with the locations of its arguments, and of those inside it."""
         if isinstance(work, (Branch, RepeatWork)):
             bodies = tuple(
                 tuple(self.bound(step, w, offsets, stream, (), position) for w in body)
@@ -235,7 +235,9 @@ class _Layout:
         return Bound(step, work, places, stream, waits, position, bodies)
 
     def is_read(self, work: Work, number: int) -> bool:
-        """Whether a kernel reads an argument; of weights that are packed it reads only those."""
+        """Return True if a kernel reads an argument; of packed weights it reads only the packed
+        form.
+        """
         argument = work.arguments[number]
         storage = self.program.places.storage.get(argument) if isinstance(argument, Value) else None
         if not isinstance(work, Launch) or storage is None or storage.buffer.kind != CONSTANT:
@@ -244,9 +246,9 @@ class _Layout:
         return re.search(rf"\bp{number}\b", body) is not None
 
     def uses(self, chosen: Sequence[tuple[Step, tuple[Work, ...]]]) -> list[Uses]:
-        """Which steps use each temporary buffer, and each step's scratch memory.
+        """Return the steps that use each temporary buffer, and each step's scratch memory.
 
-        Buffers that are written over others are one with those: they lie in the same place.
+        Buffers that are written over others count as one: they have the same address.
         """
         over = self.program.places.over
         found: dict[int, list[int]] = {}
@@ -268,7 +270,7 @@ class _Layout:
     def planned(
         self, chosen: Sequence[tuple[Step, tuple[Work, ...]]], order: Schedule
     ) -> MemoryPlan:
-        """The arena, with the places of all temporary buffers and scratch memory."""
+        """Plan the arena, with the addresses of all temporary buffers and scratch memory."""
         memory = plan_concurrent(self.uses(chosen), order)
         over = self.program.places.over
         inside = {
@@ -327,7 +329,7 @@ class _Layout:
         return self.constant_at[key]
 
     def noted(self, step: Step, fault: TritonFault) -> int:
-        """Two numbers that say whether a fault came, and with which data."""
+        """Return the offset of two numbers: whether a fault occurred, and its data."""
         if (step, fault) not in self.noted_at:
             self.noted_at[step, fault] = self.kept_bytes
             self.faults.append((step, fault, self.kept_bytes))
@@ -343,7 +345,7 @@ class _Layout:
 
 
 def port_key(buffer: Buffer) -> str:
-    """The name by which a caller's memory is found: inputs and outputs may share names."""
+    """Return the name of a caller's memory: inputs and outputs may share names."""
     return f"{buffer.kind}:{buffer.name}"
 
 

@@ -32,14 +32,14 @@ def family(anchor: Value) -> KernelEntry[Candidates] | None:
 
 
 def serves(region: Region) -> bool:
-    """Whether a region can be computed on the device."""
+    """Return True if a region can be computed on the device."""
     if not all(map(is_native, (*region.inputs, *region.body))):
         return False
     return region.anchor is None or family(region.anchor) is not None
 
 
 def candidates(context: GpuContext) -> list[Candidate]:
-    """The ways to compute a step, the default first."""
+    """Return the candidates of a step, the default first."""
     anchor = context.step.region.anchor
     outputs = context.step.region.outputs
     kernels = None if anchor is None else family(anchor)
@@ -53,15 +53,14 @@ def candidates(context: GpuContext) -> list[Candidate]:
 
 
 FEW_TAPS = 32
-"""Elements under a window up to which converting each while it is read costs less than a copy.
+"""The most elements under a window for which conversion while reading beats a copy.
 
-A 3x3 stem of 3 channels took as long either way on an H200, a 7x7 one three times as long as with
-a copy.
+A 3x3 stem of 3 channels took equally long on an H200, a 7x7 one three times as long as a copy.
 """
 
 
 def is_coded(value: Value) -> bool:
-    """Whether a value is constants of at most 8 bits, decoded."""
+    """Return True if a value is constants of at most 8 bits, decoded."""
     if not isinstance(value.op, Dequantize) or not value.dtype.is_float:
         return False
     constant = all(isinstance(v.op, Constant) for v in value.inputs)
@@ -88,7 +87,7 @@ class GpuTarget(LoweringTarget):
         return bool(kernels.readable(user, index, operand))
 
     def computes(self, user: Value, index: int) -> bool:
-        """Products decode weights of few bits themselves, and convert what the caller brings."""
+        """Return True if products decode weights of few bits, or convert the caller's inputs."""
         if not isinstance(user.op, (Conv, Dot)):
             return False
         if product.normalises(user, index):
@@ -106,19 +105,19 @@ class GpuTarget(LoweringTarget):
         return source is not operand and isinstance(source.op, Input) and user.dtype.is_float
 
     def gathers(self, anchor: Value, starts: tuple[int, ...], width: int) -> bool:
-        """Products of few rows hold columns together that what follows them reads together."""
+        """Return True if products of few rows hold the column blocks that their epilogue reads."""
         return product.gathers(anchor, starts, width)
 
     def merged(self, graph: Graph, regions: list[Region]) -> list[Region]:
-        """Products take along the product of one column that follows them."""
+        """Fuse a product of one column into the product before it."""
         return merge_narrow(graph, regions)
 
     def ends(self, graph: Graph) -> frozenset[Value]:
-        """Products store their results in any order."""
+        """Return the outputs that products store in any order."""
         return product_ends(graph)
 
     def overwrites(self, region: Region) -> bool:
-        """Loops over elements, updates that write nothing but rows of their own, and state."""
+        """Return True for loops over elements, updates of own rows only, and state."""
         anchor = region.anchor
         if anchor is not None and isinstance(anchor.op, (Loop, BoundedLoop)):
             return serves(region)

@@ -1,4 +1,4 @@
-"""The arithmetic of recurrent cells: from the products of a step to its new state."""
+"""The arithmetic of recurrent cells: from the products of a time step to its new state."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Vector = Callable[[int], Scalar]
 
 
 class Cell:
-    """A recurrence: its operands by their parts, and its arithmetic."""
+    """A recurrence: its operands, and its arithmetic."""
 
     def __init__(self, step: Step) -> None:
         anchor = step.region.anchor
@@ -37,21 +37,23 @@ class Cell:
         self.outputs = {v.op.index: v for v in step.region.outputs if isinstance(v.op, Item)}
         self.backward = bool(getattr(self.cell, "backward", False))
         self.early = isinstance(self.cell, Gru) and not self.cell.late_reset
-        """Whether a gate decides what of the state the last product sees: a step is two halves."""
+        """True if a gate decides what of the state the last product reads: a step has
+        two halves.
+        """
 
     @property
     def uses_vector(self) -> bool:
-        """Whether the vector is there and not all zeros."""
+        """True if the vector exists and is not all zeros."""
         data = None if self.vector is None else known(self.vector)
         return self.vector is not None and (data is None or bool(data.any()))
 
     def time(self, step: int) -> int:
-        """When the step of a number is."""
+        """Return the time of step number `step`."""
         return self.op.time - 1 - step if self.backward else step
 
     @property
     def first_gates(self) -> tuple[int, ...]:
-        """The gates whose products see the state as it is."""
+        """Return the gates whose products read the unchanged state."""
         return (0, 1) if self.early else tuple(range(self.gates))
 
 
@@ -63,7 +65,7 @@ class Arithmetic:
     s: TritonScalars
 
     def gate(self, index: int, x: Scalar) -> Scalar:
-        """Activation number `index`, after clipping."""
+        """Apply activation number `index`, after clipping."""
         s, dtype = self.s, self.cell.dtype
         clip = getattr(self.cell.cell, "clip", None)
         if clip is not None:
@@ -77,7 +79,7 @@ class Arithmetic:
     def new(
         self, sums: list[Scalar], given: Vector, vector: Vector, h: Scalar, c: Scalar | None
     ) -> tuple[Scalar, Scalar | None]:
-        """The new state, from the products of all gates with the old one."""
+        """Return the new state, from the products of all gates with the old one."""
         if isinstance(self.cell.cell, Lstm):
             assert c is not None
             return self._lstm(sums, given, vector, c)
@@ -113,7 +115,7 @@ class Arithmetic:
         return self.mixed(z, self.gate(1, fresh), h)
 
     def resets(self, sums: list[Scalar], given: Vector, vector: Vector) -> tuple[Scalar, Scalar]:
-        """How much of a state stays, and how much of it a candidate sees."""
+        """Return the gates: how much of a state stays, and how much of it a candidate reads."""
         biased = [self._biased(sums[g], vector, g) for g in (0, 1)]
         z, reset = (self.gate(0, self.s.add(x, given(g))) for g, x in enumerate(biased))
         return z, reset
@@ -121,7 +123,7 @@ class Arithmetic:
     def candidate(
         self, total: Scalar, given: Vector, vector: Vector, z: Scalar, h: Scalar
     ) -> Scalar:
-        """The new state, from the product with what the reset gate has left of the old one."""
+        """Return the new state, from the product with the reset state."""
         x = self.s.add(self._biased(total, vector, 2), given(2))
         return self.mixed(z, self.gate(1, x), h)
 

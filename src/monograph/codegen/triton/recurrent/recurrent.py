@@ -1,9 +1,9 @@
-"""Recurrent cells: what remains of each step once the inputs are multiplied.
+"""Recurrent cells: the time steps after the inputs are multiplied.
 
-Step by step, each step is a kernel of its own that shares the hidden units out over the device; the
-next kernel waits for it, so nothing else has to. The same kernel serves every step: only its
-pointers move. In one piece, a program takes an element of the batch through all of time by itself;
-then nothing is launched in between, and small weights never leave the registers.
+Step by step: each time step is a kernel that divides the hidden units among programs; the next
+kernel waits for it. The same kernel serves every step: only its pointers change. As a whole: a
+program processes a batch element through all time steps; nothing is launched in between, and small
+weights stay in registers.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from monograph.ir.dtype import f64
 from monograph.program.legalise.recurrence import Recurrence
 
 HELD = 1 << 14
-"""Weights that a program can hold in registers."""
+"""The weights that a program can hold in registers."""
 WIDEST = 1 << 12
-"""Hidden units up to which one program can do a step."""
+"""The most hidden units for which one program can do a step."""
 MAX_STEPS = 1 << 12
-"""Steps up to which each may be launched by itself."""
+"""The most steps that are launched separately."""
 ROWS = (
     *((2, 128, 2), (4, 128, 4), (8, 128, 4), (16, 128, 4), (16, 64, 4)),
     *((2, 512, 4), (4, 256, 4), (8, 256, 8)),
 )
 """(units of a program, length of a piece of the sum, warps), one element of the batch each."""
 TILES = ((16, 32, 4), (32, 32, 4), (16, 64, 4), (64, 32, 8))
-"""The same for several elements of the batch."""
+"""The same for several batch elements."""
 PROCESSORS = 132
-"""Programs that run side by side on a large device: about as many are best."""
+"""Programs that run in parallel on a large device: about as many are best."""
 
 
 @kernel_for(Recurrence)
@@ -57,14 +57,14 @@ def candidates(context: GpuContext) -> list[Candidate]:
 
 
 def _alternating(first: list[Candidate], second: list[Candidate]) -> list[Candidate]:
-    """By turns one of each kind: whoever tries only a few tries some of both."""
+    """Alternate between two lists, so that a short search tries some of both."""
     pairs = [c for pair in zip(first, second, strict=False) for c in pair]
     shorter = min(len(first), len(second))
     return [*pairs, *first[shorter:], *second[shorter:]]
 
 
 def _nothing(context: GpuContext, cell: Cell) -> tuple[Work, ...]:
-    """No steps: the state stays as it is."""
+    """Return work for no steps: the state stays."""
     pieces = []
     for index, value in enumerate(cell.states, 1):
         if index in cell.outputs:
@@ -86,7 +86,7 @@ def _nothing(context: GpuContext, cell: Cell) -> tuple[Work, ...]:
 
 
 def _wholes(context: GpuContext, cell: Cell) -> list[Candidate]:
-    """One program for each element of the batch."""
+    """Return candidates with one program per batch element."""
     units, rows = power(cell.hidden), math.prod(cell.given.tensor.static)
     if units > WIDEST or rows > INT32_MOST:
         return []
@@ -103,7 +103,7 @@ def _wholes(context: GpuContext, cell: Cell) -> list[Candidate]:
 
 
 def _steps(context: GpuContext, cell: Cell) -> list[Candidate]:
-    """A kernel for each step, or each half of one."""
+    """Return candidates with a kernel for each step, or each half of one."""
     if cell.op.time * (1 + cell.early) > MAX_STEPS:
         return []
     most = max(power(cell.hidden), 16)

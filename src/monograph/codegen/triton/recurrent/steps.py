@@ -30,7 +30,7 @@ from monograph.ops.scalar import Scalar
 
 @dataclass(frozen=True)
 class RecurrentTiling:
-    """A program's rows of the batch and hidden units, the pieces of its sums, its warps."""
+    """A program's batch rows and hidden units, the pieces of its sums, its warps."""
 
     m: int
     n: int
@@ -47,7 +47,7 @@ def lengths_fault(cell: Cell) -> TritonFault:
 
 @dataclass(frozen=True)
 class UnitRows:
-    """Rows of hidden units in memory: an argument, what lies from row to row and unit to unit."""
+    """Rows of hidden units in memory: an argument, and strides of rows and units."""
 
     of: Argument
     dtype: DType
@@ -56,7 +56,7 @@ class UnitRows:
 
 
 class CellWriter:
-    """A kernel of a cell: blocks of rows and units, read and written in the wide type."""
+    """A kernel of a cell: blocks of rows and units, loaded and stored in the wide type."""
 
     def __init__(self, context: GpuContext) -> None:
         self.context = context
@@ -74,7 +74,7 @@ class CellWriter:
         return self.context.program.places.storage[value].strides
 
     def rows_of(self, value: Value) -> UnitRows:
-        """An initial or last state in memory; one row may stand for the whole batch."""
+        """Return an initial or last state in memory; one row may serve the whole batch."""
         row, unit = self.strides(value)
         return UnitRows(value, value.dtype, 0 if value.tensor.static[0] == 1 else row, unit)
 
@@ -101,7 +101,7 @@ class CellWriter:
         return self.w.let(f"({self.row}) * {rows.row} + ({self.unit}) * {rows.unit}", "i")
 
     def vector(self, gate: int) -> Scalar:
-        """The part of the cell's vector that belongs to a gate."""
+        """Load the part of the cell's vector that belongs to a gate."""
         value = self.cell.vector
         assert value is not None
         (step,) = self.strides(value)
@@ -109,7 +109,7 @@ class CellWriter:
         return self.read(self.k.pointer(value), at, value.dtype, self.unit_mask)
 
     def given(self, of: Argument, first: str = "0") -> Callable[[int], Scalar]:
-        """The part of the inputs' products that belongs to a gate, from some row on."""
+        """Return the part of the inputs' products that belongs to a gate, from some row on."""
         row, unit = self.strides(self.cell.given)
 
         def part(gate: int) -> Scalar:
@@ -120,7 +120,7 @@ class CellWriter:
         return part
 
     def weights(self, gate: int, unit: str, along: str, mask: str | None) -> str:
-        """Weights of a gate, wide: expressions of units and of the old state's units."""
+        """Load weights of a gate, wide, by units and units of the old state."""
         row, column = self.strides(self.cell.r)
         at = f"({gate * self.cell.hidden} + {unit}) * {row} + ({along}) * {column}"
         pointer = self.k.pointer(self.cell.r)
@@ -130,7 +130,7 @@ class CellWriter:
         return Scalar(Reg(self.w.let(text), types.register(self.cell.dtype)), self.cell.dtype)
 
     def alive(self, time: str, check: bool) -> str | None:
-        """Whether rows have not ended yet; None where none ever does."""
+        """Return whether rows have not ended yet; None if none ever ends."""
         lengths = self.cell.lengths
         if lengths is None:
             return None
@@ -144,7 +144,7 @@ class CellWriter:
         return self.w.let(f"{time} < {found}", "m")
 
     def kept(self, alive: str | None, new: Scalar, old: Scalar | None) -> Scalar:
-        """The new state of rows that have not ended, else the old one, or zeros."""
+        """Return the new state of rows that have not ended, else the old one, or zeros."""
         if alive is None:
             return new
         other = f"tl.zeros_like({new.reg})" if old is None else str(old.reg)
@@ -153,7 +153,7 @@ class CellWriter:
 
 @dataclass(frozen=True)
 class _Memory:
-    """What goes from kernel to kernel, of the wide type."""
+    """The memory between kernels, in the wide type."""
 
     h: TritonScratch
     c: TritonScratch
@@ -187,7 +187,7 @@ class Steps:
 
 
 class _Step(CellWriter):
-    """The kernel of one step: all that tells it from the others are its pointers."""
+    """The kernel of one step: steps differ only in their pointers."""
 
     def __init__(self, steps: Steps, number: int) -> None:
         super().__init__(steps.context)
@@ -212,7 +212,7 @@ class _Step(CellWriter):
     # Memory
 
     def _state(self, index: int) -> UnitRows:
-        """The old state: an operand at first, then what the step before has left."""
+        """Return the old state: an operand at first, then the result of the step before."""
         if self.first:
             return self.rows_of(self.cell.states[index])
         return self._kept_rows(index, self.number)
@@ -220,7 +220,7 @@ class _Step(CellWriter):
     def _kept_rows(self, index: int, number: int) -> UnitRows:
         if index == 1:
             return self._scratch(self.steps.memory.c)
-        # By turns in two places, since other programs still read the old one.
+        # Two alternating buffers, because other programs still read the old one.
         return self._scratch(self.steps.memory.h, number % 2 * self.steps.rows)
 
     def _scratch(self, memory: TritonScratch, skipped: int = 0) -> UnitRows:
@@ -229,7 +229,7 @@ class _Step(CellWriter):
         return UnitRows(of, cell.dtype, cell.hidden, 1)
 
     def _at_time(self, value: Value, rows: int) -> BufferView:
-        """An operand or result from this step's first row on."""
+        """Return an operand or result from this step's first row on."""
         skipped = self.time * rows * self.strides(value)[0]
         return BufferView(value, skipped * value.dtype.itemsize, value.dtype)
 
@@ -245,7 +245,7 @@ class _Step(CellWriter):
     # Kernels
 
     def whole(self) -> Launch:
-        """A step of a cell whose products all see the old state."""
+        """Generate a step of a cell whose products all read the old state."""
         old = self._state(0)
         sums = self._products(self.cell.first_gates, old)
         h = self.read_rows(old)
@@ -255,7 +255,7 @@ class _Step(CellWriter):
         return self._launch()
 
     def gates(self) -> Launch:
-        """The first half of a step: the gates, and what the candidate sees of the state."""
+        """Generate the first half of a step: the gates, and the state that the candidate reads."""
         old, memory = self._state(0), self.steps.memory
         sums = self._products(self.cell.first_gates, old)
         h = self.read_rows(old)
@@ -265,7 +265,7 @@ class _Step(CellWriter):
         return self._launch()
 
     def candidate(self) -> Launch:
-        """The second half."""
+        """Generate the second half of a step."""
         memory = self.steps.memory
         (total,) = self._products((2,), self._scratch(memory.seen))
         h, z = self.read_rows(self._state(0)), self.read_rows(self._scratch(memory.z))
@@ -274,7 +274,7 @@ class _Step(CellWriter):
         return self._launch()
 
     def _give(self, h: Scalar, old_h: Scalar, c: Scalar | None, old_c: Scalar | None) -> None:
-        """Stores the new state, and what the step results in."""
+        """Store the new state, and the result of the step."""
         alive, outputs = self._alive(), self.cell.outputs
         kept = self.kept(alive, h, old_h)
         if not self.last:
@@ -304,7 +304,7 @@ class _Step(CellWriter):
         return self._row_products(gates, state) if self.config.m == 1 else self._dots(gates, state)
 
     def _along(self, start: str) -> tuple[str, str | None]:
-        """The units of the old state that a piece of a sum is over."""
+        """Return the units of the old state of a piece of a sum."""
         c, hidden = self.config, self.cell.hidden
         along = self.w.let(f"{start} + tl.arange(0, {c.k})", "k")
         return along, self.w.let(f"{along} < {hidden}", "m") if hidden % c.k else None

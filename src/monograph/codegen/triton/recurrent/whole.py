@@ -1,4 +1,4 @@
-"""Recurrent cells in one piece: a program takes an element of the batch through all of time."""
+"""Recurrent cells as a whole: a program processes a batch element through all time steps."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from monograph.ops.scalar import Scalar
 
 
 class Whole(CellWriter):
-    """One kernel. Small weights are held in registers, larger ones read again in every step.
+    """One kernel. Small weights stay in registers, larger ones are read in every step.
 
-    In the latter case the state passes through memory, since all of a program's threads need all of
+    In the latter case the state passes through memory, because all threads of a program need all of
     it, a piece at a time.
     """
 
@@ -92,20 +92,20 @@ class Whole(CellWriter):
         return self.weights(gate, f"{self.unit}[:, None]", f"{along}[None, :]", both)
 
     def _hold(self) -> None:
-        """Reads the weights once for all steps."""
+        """Load the weights once for all steps."""
         gates = range(self.cell.gates)
         self.tiles = [self._tile(g, self.unit, self.unit_mask) for g in gates]
 
     def _products(self, gates: Sequence[int], state: Scalar, place: int) -> list[Scalar]:
         """The products of some gates' weights with a state in registers."""
-        if self.unit_mask:  # lanes beyond the last unit may have come out as NaN
+        if self.unit_mask:  # lanes beyond the last unit may be NaN
             state = self.scalar(f"tl.where({self.unit_mask}, {state.reg}, 0.0)")
         if self.held:
             texts = (f"tl.sum({self.tiles[g]} * {state.reg}[None, :], 1)" for g in gates)
             return [self.scalar(text) for text in texts]
         w = self.w
         pointer = w.let(f"{self.k.pointer(self.memory)} + {self.row} * {2 * self.units}", "pp")
-        w.line("tl.debug_barrier()")  # the others have read what was there
+        w.line("tl.debug_barrier()")  # the others have read the old state
         w.line(f"tl.store({pointer} + {place * self.units} + {self.unit}, {state.reg})")
         w.line("tl.debug_barrier()")
         sums = [w.name("acc") for _ in gates]

@@ -1,8 +1,8 @@
-"""Totals of rows: joining numbers element by element, and the elements of a block with each other.
+"""Totals of rows: elementwise combination, and reduction of a block.
 
-Registers hold integers as signed; what is ordered as unsigned is read so. Only the library's own
-sum, largest and smallest are used along a block, which every backend reduces in registers; NaN is
-looked for apart from them, since they pass over it.
+Registers hold signed integers; unsigned order reads them as unsigned. Only Triton's sum, maximum
+and minimum reduce a block, which every backend does in registers; NaN is detected separately,
+because they ignore it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _PRODUCT = "@triton.jit\ndef product(x, y):\n    return x * y\n\n\n"
 
 
 def neutral(how: str, dtype: DType) -> float | int:
-    """The total of nothing."""
+    """Return the neutral element."""
     if how in (SUM, PRODUCT):
         return int(how == PRODUCT)
     low, high = _range(dtype)
@@ -38,13 +38,13 @@ def _range(dtype: DType) -> tuple[float | int, float | int]:
 
 
 def joined(rows: TritonRows, how: str, x: Scalar, y: Scalar) -> Scalar:
-    """Two totals as one, element by element."""
+    """Combine two totals, element by element."""
     s = rows.s
     return {SUM: s.add, PRODUCT: s.mul, LARGEST: s.max, SMALLEST: s.min}[how](x, y)
 
 
 def total(rows: TritonRows, how: str, x: Scalar, nan: bool = True) -> Scalar:
-    """The total of each row of a block; `nan` where a NaN among them has to come through."""
+    """Return the total of each row of a block; `nan` if a NaN must be propagated."""
     if how in (SUM, PRODUCT):
         return _made(rows, x, along(rows, how, str(x.reg)))
     if x.dtype.kind == UINT and x.dtype.bits >= 32:

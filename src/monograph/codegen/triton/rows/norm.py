@@ -1,10 +1,10 @@
-"""Layer and root mean square normalisation: rows in registers, or gone through twice.
+"""LayerNorm and RMSNorm: rows in registers, or read twice.
 
-Deviations are from a pivot, a mean of some elements of the row: small beside it as the mean itself
-is, so that neither a large mean nor its rounding spoils their squares. With n elements, a pivot p,
-S = sum(x - p) and Q = sum((x - p)^2), the mean is p + S / n and the variance Q / n - (S / n)^2.
-Parts of a row have pivots of their own: moved to another pivot that lies d below,
-S becomes S + n d and Q becomes Q + 2 d S + n d^2.
+Deviations are from a pivot, a mean of some elements of the row: they are small beside it, so that
+neither a large mean nor its rounding affects their squares. With n elements, a pivot p, S = sum(x -
+p) and Q = sum((x - p)^2), the mean is p + S / n and the variance Q / n - (S / n)^2. Parts of a row
+have their own pivots: relative to another pivot that is d lower, S becomes S + n d and Q becomes Q
++ 2 d S + n d^2.
 """
 
 from __future__ import annotations
@@ -56,13 +56,13 @@ class _Norm:
     # Kernels
 
     def alone(self, cut: RowTiling) -> Launch:
-        """A program has its rows to itself: in registers, or gone through twice."""
+        """Generate a kernel whose programs have whole rows: in registers, or read twice."""
         self.rows.begin(cut)
         self._write_all(self._totals())
         return self.rows.launch()
 
     def parts(self, cut: RowTiling, memory: list[TritonScratch]) -> Launch:
-        """The totals of parts of rows."""
+        """Generate the totals of parts of rows."""
         self.rows.begin(cut)
         totals = self._totals()
         self.rows.k.trigger()
@@ -71,7 +71,7 @@ class _Norm:
         return self.rows.launch()
 
     def from_parts(self, cut: RowTiling, memory: list[TritonScratch]) -> Launch:
-        """The result for parts of rows, from the totals of all of them."""
+        """Generate the result for parts of rows, from the totals of all of them."""
         rows, s = self.rows, self.rows.s
         rows.begin(cut)
         found = [rows.parts(m, cut.split, 0.0) for m in memory]
@@ -89,7 +89,7 @@ class _Norm:
         return rows.launch()
 
     def _sizes(self, cut: RowTiling) -> Scalar:
-        """How many elements each part of a row has."""
+        """Return the number of elements of each part of a row."""
         rows = self.rows
         part, chunk = rows.across(power(cut.split)), rows.chunk
         left = f"tl.maximum({rows.length} - {part} * {chunk}, 0)"
@@ -102,7 +102,9 @@ class _Norm:
         return self.rows.s.constant(value, self.dtype)
 
     def _totals(self) -> list[Scalar]:
-        """The sum of squares of each row; centred: sum and squares of deviations, and the pivot."""
+        """Return the sum of squares of each row; centred: sum and squares of deviations, and the
+        pivot.
+        """
         rows, s = self.rows, self.rows.s
         zero = self._number(0.0)
         if not self.centred:
@@ -122,7 +124,7 @@ class _Norm:
         return [*(total(rows, SUM, x) for x in both), pivot]
 
     def _pivot(self) -> Scalar:
-        """The mean of the first block: of the whole row, where it holds that."""
+        """Return the mean of the first block, or of the whole row if it is one block."""
         rows, s = self.rows, self.rows.s
         block = rows.block("0")
         sums = total(rows, SUM, self._read(block))
@@ -141,7 +143,7 @@ class _Norm:
         share, epsilon = self._number(1 / rows.length), self._number(self.op.epsilon)
         if self.centred:
             rest, squares = (s.mul(t, share) for t in totals[:2])
-            # Rounding may leave less than nothing of the variance of equal elements.
+            # Rounding may make the variance of equal elements negative.
             spread = s.max(s.sub(squares, s.mul(rest, rest)), self._number(0.0))
         else:
             spread = s.mul(totals[0], share)

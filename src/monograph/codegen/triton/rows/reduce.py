@@ -1,4 +1,4 @@
-"""Reductions along axes, of operands in memory or computed on the way: totals and arguments."""
+"""Reductions along axes, of operands in memory or computed on the fly: totals and arguments."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def _rows(context: GpuContext) -> TritonRows:
 
 
 def _empty(context: GpuContext) -> Launch:
-    """The total of nothing, for every row."""
+    """Return the neutral element for every row."""
     rows = _rows(context)
     rows.begin(RowTiling(min(power(rows.count), 128), 1, 1))
     how, dtype = _HOW[type(rows.anchor.op)], rows.anchor.dtype
@@ -97,7 +97,7 @@ def _kernels(context: GpuContext, cut: RowTiling) -> tuple[Work, ...]:
 
 
 def _join(context: GpuContext, memory: list[TritonScratch], parts: int) -> Launch:
-    """A kernel that joins the totals of the parts of rows."""
+    """Generate a kernel that combines the totals of the parts of rows."""
     rows = _rows(context)
     work = _work(rows)
     rows.begin(joining(field(rows), parts))
@@ -120,7 +120,7 @@ class _Total:
         self.nothing = neutral(self.how, self.dtype)
 
     def along(self) -> list[Scalar]:
-        """The total of each row, or of the program's part of it."""
+        """Return the total of each row, or of the program's part of it."""
         rows = self.rows
         (block,) = rows.fold(
             [rows.s.constant(self.nothing, self.dtype)],
@@ -135,7 +135,7 @@ class _Total:
 
 
 class _Argument:
-    """Where the largest or smallest is: values and places are carried side by side."""
+    """ArgMax or ArgMin: values and indices are carried side by side."""
 
     def __init__(self, rows: TritonRows) -> None:
         op = rows.anchor.op
@@ -144,7 +144,7 @@ class _Argument:
         self.how = LARGEST if isinstance(op, ArgMax) else SMALLEST
         self.dtype = wide(rows.operand.dtype)
         self.nothing = neutral(self.how, self.dtype)
-        # Beyond the row's end: as bad as can be, and farther than any equal.
+        # Beyond the row's end: the worst value, and a larger index than any.
         self.never = -1 if op.last else 2**31 - 1
 
     def along(self) -> list[Scalar]:
@@ -166,23 +166,23 @@ class _Argument:
         (best, where), (other, there) = x, y
         better = s.less(best, other) if self.how == LARGEST else s.less(other, best)
         if self.dtype.is_float:
-            # NaN stands before everything.
+            # NaN precedes everything.
             better = s.or_(better, s.and_(s.is_nan(other), s.not_(s.is_nan(best))))
         nearer = s.less(where, there) if self.last else s.less(there, where)
         take = s.or_(better, s.and_(self._same(best, other), nearer))
         return [s.select(take, other, best), s.select(take, there, where)]
 
     def _same(self, x: Scalar, y: Scalar) -> Scalar:
-        """Whether two values are as good as each other: NaN is as good as NaN."""
+        """Return True if two values are equal, or both NaN."""
         s = self.rows.s
         equal = s.equal(x, y)
         return s.or_(equal, s.and_(s.is_nan(x), s.is_nan(y))) if x.dtype.is_float else equal
 
     def _chosen(self, best: Scalar, place: Scalar) -> list[Scalar]:
-        """The best of each row, and the first or last place where it is."""
+        """Return the best of each row, and its first or last index."""
         rows, s = self.rows, self.rows.s
         top = total(rows, self.how, best)
-        # Spread first: the interpreter cannot spread the result of a comparison.
+        # Broadcast first: the interpreter cannot broadcast the result of a comparison.
         every = rows.named(rows.w.let(f"tl.broadcast_to({top.reg}, {best.reg}.shape)"), self.dtype)
         there = s.select(self._same(best, every), place, s.constant(self.never, i32))
         return [top, total(rows, LARGEST if self.last else SMALLEST, there)]

@@ -1,4 +1,4 @@
-"""How rows are cut up among the programs of a kernel: what is worth trying, and in which order."""
+"""Row tiling: the division of rows among the programs of a kernel, and the order of candidates."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from dataclasses import dataclass
 from monograph.codegen.triton.emit.block_sizes import power
 
 BUSY = 132 * 2
-"""Programs that keep a large device busy; fewer of them, and long rows are worth cutting."""
+"""The programs that keep a large device busy; with fewer, splitting long rows pays."""
 MOST = 1 << 14
-"""Elements that a program can hold in registers."""
+"""The elements that a program can hold in registers."""
 LEAST = 256
-"""Elements below which a program has too little to do, where there are more."""
+"""With fewer elements a program has too little work, if there are more."""
 PIECE = 32
-"""Bytes that memory is read in, at the least."""
+"""The smallest unit of a memory read, in bytes."""
 SHORTEST = 1024
-"""Elements, of parts of rows, that are worth a program."""
+"""The fewest elements of parts of rows that are worth a program."""
 PARTS = 256
-"""Most parts of a row: their totals are to be joined in registers."""
+"""The most parts of a row: their totals are combined in registers."""
 TRIED = 3
-"""Candidates of each kind that are kept, the most promising ones."""
+"""The candidates of each kind that are kept, the most promising ones."""
 
 
 @dataclass(frozen=True)
@@ -30,14 +30,14 @@ class RowTiling:
     block: int
     warps: int = 4
     split: int = 1
-    """Programs that share a row."""
+    """The programs that share a row."""
 
     def trips(self, length: int) -> int:
-        """Blocks of a part of a row."""
+        """Return the number of blocks of a part of a row."""
         return max(-(-length // (self.split * self.block)), 1)
 
     def fitted(self, length: int) -> RowTiling:
-        """Without parts that would have nothing to do."""
+        """Return the tiling without empty parts."""
         chunk = self.trips(length) * self.block
         return RowTiling(self.rows, self.block, self.warps, -(-length // chunk))
 
@@ -48,12 +48,12 @@ class RowTiling:
 
 @dataclass(frozen=True)
 class Field:
-    """How many rows there are, and how long they are."""
+    """The number of rows, and their length."""
 
     count: int
     length: int
     lane: int = 0
-    """Rows that lie side by side in memory, where lanes are to lie across rows."""
+    """The number of contiguous rows, if lanes run across rows."""
     itemsize: int = 4
 
     def programs(self, cut: RowTiling) -> int:
@@ -63,7 +63,7 @@ class Field:
 
 
 def cuts(field: Field) -> list[RowTiling]:
-    """Ways to cut rows up, the most promising first."""
+    """Return tilings of rows, the most promising first."""
     if field.count * field.length == 1:
         return [RowTiling(1, 1, 1)]
     found: dict[RowTiling, None] = {}
@@ -77,14 +77,14 @@ def cuts(field: Field) -> list[RowTiling]:
                     found[RowTiling(rows, block, warps, split).fitted(field.length)] = None
     kinds: dict[tuple[bool, bool], list[RowTiling]] = {}
     for cut in sorted(found, key=lambda c: guess(field, c)):
-        # Rows that are held, gone through, or shared.
+        # Rows that are held, looped over, or shared.
         kinds.setdefault((cut.split > 1, cut.trips(field.length) > 1), []).append(cut)
     kept = [c for of_kind in kinds.values() for c in of_kind[:TRIED]]
     return sorted(kept, key=lambda c: guess(field, c))
 
 
 def joining(field: Field, parts: int) -> RowTiling:
-    """How the totals of the parts of rows are joined: a few rows at a time."""
+    """Return the tiling that combines the totals of parts of rows: a few rows at a time."""
     size = power(parts)
     rows = min(max(512 // size, 1), power(field.lane or field.count))
     return RowTiling(rows, size, 1 if rows * size < 512 else 4)
@@ -93,7 +93,7 @@ def joining(field: Field, parts: int) -> RowTiling:
 def _row_counts(field: Field) -> list[int]:
     most = power(field.lane or field.count)
     if field.lane:
-        # Memory is read in pieces of so many bytes, whether all of a piece is used or not.
+        # Memory is read in units of so many bytes, whether all of a unit is used or not.
         least = max(PIECE // field.itemsize, 1)
         return [r for r in (8, 16, 32, 64, 128) if least <= r <= most] or [most]
     # Rows of one element are blocks of rows.
@@ -102,7 +102,7 @@ def _row_counts(field: Field) -> list[int]:
 
 
 def _blocks(field: Field, rows: int) -> list[int]:
-    """Elements of a row at a time: all of them, or as many as keep the lanes busy."""
+    """Return numbers of elements at a time: whole rows, or enough to keep the lanes busy."""
     whole = power(field.length)
     found = [whole] if rows * whole <= MOST else []
     found += [size // rows for size in (1024, 2048, 4096, 8192) if 1 <= size // rows < whole]
@@ -116,7 +116,7 @@ def _warps(size: int) -> list[int]:
 
 
 def _splits(field: Field, cut: RowTiling) -> list[int]:
-    """Numbers of programs for each row: enough to keep the device busy, each with enough to do."""
+    """Return numbers of programs per row: enough to keep the device busy, each with enough work."""
     programs = field.programs(cut)
     fewest = _row_counts(field)[0]
     if field.programs(RowTiling(fewest, cut.block)) >= BUSY:
@@ -130,7 +130,7 @@ def _splits(field: Field, cut: RowTiling) -> list[int]:
 
 
 def guess(field: Field, cut: RowTiling) -> float:
-    """A rough time, only to order what is tried: rounds of programs times the work of each."""
+    """Estimate the time, only to order candidates: rounds of programs times the work of each."""
     slots = 132 * min(64 // cut.warps, 24)
     rounds = max(field.programs(cut) / slots, 1.0)
     each = cut.rows * cut.block / (32 * cut.warps)

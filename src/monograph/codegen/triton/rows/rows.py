@@ -1,10 +1,10 @@
-"""Rows: what reductions, softmax, norms and running totals have in common.
+"""Rows: the common base of reductions, softmax, norms and running totals.
 
-Some axes of an operand are kept and some are reduced; the elements along the reduced ones, for one
-place along the kept ones, are a row. A program holds a block of numbers, [rows, elements of each],
-and goes along its rows a block at a time. The device's lanes lie along whichever axis memory runs
-along: inside a row, or across rows. A long row may be cut into parts, each with its own program:
-a first kernel then leaves totals of the parts in memory, for a second one to join.
+Some axes of an operand are kept and some are reduced; a row is the elements along the reduced axes,
+at one index of the kept ones. A program holds a block of elements, [rows, elements of each], and
+processes its rows block by block. The device's lanes run along the contiguous axis: inside a row,
+or across rows. A long row may be split into parts, each with its own program: a first kernel then
+stores totals of the parts, and a second one combines them.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from monograph.program.fusion.row_nest import positions_read, result_index, row_
 from monograph.program.index import Counter, Index, flatten
 
 NARROWEST = 8
-"""Neighbouring rows from which on it pays to lay lanes across rows."""
+"""The fewest neighbouring rows for which lanes run across rows."""
 
 
 @dataclass(frozen=True)
 class RowBlock:
-    """Some elements of a program's rows: where they are, and which of them exist."""
+    """Some elements of a program's rows: their indices, and their mask."""
 
     point: Point
     number: str
-    """Their numbers along the row."""
+    """Their indices along the row."""
     mask: str | None
 
 
@@ -62,7 +62,7 @@ class TritonRows:
     # The nest
 
     def _nest(self) -> None:
-        """The index of the operand and of the result, in as few counters as memory allows."""
+        """Compute the indices of the operand and the result, in as few counters as possible."""
         shape = self.operand.tensor.static
         self.empty = 0 in shape
         nest = row_nest(shape, self.axes, self._positions)
@@ -76,7 +76,7 @@ class TritonRows:
 
     @property
     def same_shape(self) -> bool:
-        """Whether there is a result for every element, not only one for every row."""
+        """True if there is a result for every element, not only one for every row."""
         return self.anchor.tensor.static == self.operand.tensor.static
 
     def parameters(self, at: Indices) -> list[Element]:
@@ -101,11 +101,11 @@ class TritonRows:
         return positions_read(order, self.elements.storage)
 
     def _choose_lane(self) -> None:
-        """Lanes go along the counter that most accesses run along, the innermost of equals."""
+        """Run lanes along the counter that most accesses run along; the innermost of equal ones."""
         every = sorted([*self.kept, *self.reduced], key=lambda c: (len(c.name), c.name))
         positions = []
         if not self.empty:
-            # A result for each row is written seldom; only what is done for every element counts.
+            # Stores of one result per row are rare; only accesses per element count.
             positions = self._read_by(self.elements.plan((self.operand,), self.at))
             if self.same_shape:
                 positions = self._positions(self.at)
@@ -116,14 +116,14 @@ class TritonRows:
 
         lane = max(every, key=use, default=None)
         self.lane = lane if lane in self.kept and use(lane)[1] else None
-        """The kept counter that lanes lie along; None where they lie along rows."""
+        """The kept counter that lanes run along; None if they run along rows."""
         if lane in self.reduced:
             self.reduced = [*(c for c in self.reduced if c is not lane), lane]
 
     # A kernel
 
     def begin(self, cut: RowTiling) -> None:
-        """Says which rows a program has, and how it goes along them."""
+        """Compute the rows of a program, and its loop along them."""
         self.cut = cut
         self.single = cut.rows == 1
         self.part = self.k.program_id(1) if cut.split > 1 else "0"
@@ -135,7 +135,7 @@ class TritonRows:
         self.k.wait()
 
     def _flat_rows(self, pid: str) -> None:
-        """Rows by their number in row-major order."""
+        """Number rows in row-major order."""
         size, w = self.cut.rows, self.w
         number = pid if size == 1 else self._down(f"{pid} * {size} + tl.arange(0, {size})")
         mask = w.let(f"{number} < {self.count}", "m") if self.count % size else None
@@ -143,7 +143,7 @@ class TritonRows:
         self.rows = self._spread(self.kept, number, mask)
 
     def _neighbours(self, pid: str, lane: Counter) -> None:
-        """Rows that lie side by side along one counter, at one place along the others."""
+        """Number contiguous rows along one counter, at one index of the others."""
         size, w = self.cut.rows, self.w
         blocks = -(-lane.extent // size)
         outer = [c for c in self.kept if c is not lane]
@@ -161,7 +161,7 @@ class TritonRows:
     def _spread(
         self, nest: Sequence[Counter], number: str, mask: str | None
     ) -> dict[Counter, BlockAxis]:
-        """The counters of a nest, from the number of a trip through it."""
+        """Return the counters of a nest from the number of an iteration."""
         point = {}
         step = math.prod(c.extent for c in nest)
         for place, c in enumerate(nest):
@@ -173,16 +173,16 @@ class TritonRows:
         return point
 
     def across(self, size: int) -> str:
-        """The numbers below a size, along the second axis of blocks."""
+        """Return the numbers below a size, along the second axis of blocks."""
         text = f"tl.arange(0, {size})"
         return self.w.let(text if self.single else f"{text}[None, :]", "k")
 
     def shape(self, size: int) -> str:
-        """The shape of a block of so many elements of each row."""
+        """Return the shape of a block of `size` elements of each row."""
         return f"({size},)" if self.single else f"({self.cut.rows}, {size})"
 
     def for_each_row(self, x: Scalar) -> str:
-        """A single number as a total of each row."""
+        """Return a single number as a total of each row."""
         return str(x.reg) if self.single else f"tl.broadcast_to({x.reg}, ({self.cut.rows}, 1))"
 
     def launch(self) -> Launch:
@@ -198,16 +198,16 @@ class TritonRows:
 
     @property
     def trips(self) -> int:
-        """Blocks of a row, or of a part of it, that a program goes through."""
+        """The blocks of a row, or of a part of it, that a program processes."""
         return self.cut.trips(self.length)
 
     @property
     def chunk(self) -> int:
-        """Elements of a row that a program goes through, and some beyond its end."""
+        """The elements of a row that a program processes, and some beyond its end."""
         return self.trips * self.cut.block
 
     def block(self, start: str) -> RowBlock:
-        """Elements from a place in this program's part of the rows on."""
+        """Return elements from an offset in this program's part of the rows on."""
         steps = self.across(self.cut.block)
         if self.cut.split > 1:
             start = self.w.let(f"{self.part} * {self.chunk} + {start}", "k")
@@ -217,14 +217,14 @@ class TritonRows:
         return RowBlock(self.rows | self._spread(self.reduced, number, mask), number, mask)
 
     def narrowed(self, block: RowBlock, mask: str) -> RowBlock:
-        """A block of which fewer elements exist."""
+        """Return a block with a smaller mask."""
         along = {c: BlockAxis(block.point[c].text, mask) for c in self.reduced}
         return RowBlock({**block.point, **along}, block.number, mask)
 
     def loop(
         self, starts: Sequence[str], body: Callable[[RowBlock, list[str]], list[str]]
     ) -> list[str]:
-        """Runs a body over the blocks of the rows; it makes new carried values from the old."""
+        """Run a body over the blocks of the rows; it computes new carried values from the old."""
         if self.trips == 1:
             return body(self.block("0"), list(starts))
         names = [self.w.name("t") for _ in starts]
@@ -242,7 +242,7 @@ class TritonRows:
         make: Callable[[RowBlock], list[Scalar]],
         join: Callable[[list[Scalar], list[Scalar]], list[Scalar]],
     ) -> list[Scalar]:
-        """Joins blocks of the rows element by element; what is left to join is one block."""
+        """Combine blocks of the rows element by element; one block remains."""
         if self.trips == 1:
             return make(self.block("0"))
         shape = self.shape(self.cut.block)
@@ -256,13 +256,13 @@ class TritonRows:
         return [self.named(n, t.dtype) for n, t in zip(names, starts, strict=True)]
 
     def named(self, name: str, dtype: DType) -> Scalar:
-        """What a variable holds."""
+        """Return the value of a variable."""
         return Scalar(Reg(name, register(dtype)), dtype)
 
     # Elements
 
     def read(self, block: RowBlock, dtype: DType, neutral: float | int) -> Scalar:
-        """Elements of the operand in the type of totals; `neutral` where the row has ended."""
+        """Load elements of the operand in the type of totals; `neutral` beyond the row's end."""
         order = self.elements.plan((self.operand,), self.at)
         found = self.elements.emit(order, block.point)[Element(self.operand, self.at)]
         return self.masked(self._widened(found, dtype), block, neutral)
@@ -272,7 +272,7 @@ class TritonRows:
         return Scalar(x.reg, dtype) if dtype == f32 else self.s.cast(x, dtype)
 
     def masked(self, x: Scalar, block: RowBlock, neutral: float | int) -> Scalar:
-        """A full block of numbers; `neutral` where the row has ended."""
+        """Return a full block of numbers; `neutral` beyond the row's end."""
         kind = register(x.dtype)
         text = self.w.let(f"tl.broadcast_to({x.reg}, {self.shape(self.cut.block)})", "x")
         if block.mask is not None:
@@ -280,12 +280,12 @@ class TritonRows:
         return Scalar(self.w.set(kind, text), x.dtype)
 
     def parameters_at(self, block: RowBlock, dtype: DType) -> list[Scalar]:
-        """The anchor's other operands at the elements of a block."""
+        """Load the anchor's other operands at the elements of a block."""
         made = self.elements.emit(self._parameter_order(self.at), block.point)
         return [Scalar(made[e].reg, dtype) for e in self.parameters(self.at)]
 
     def finish(self, result: Scalar, point: Point) -> None:
-        """What follows the anchor, and the stores."""
+        """Emit the epilogue, and the stores."""
         e = self.elements
         e.given[self.anchor] = self._stored(result)
         made = e.emit(e.plan(self.outputs, self.out_at), point)
@@ -305,13 +305,13 @@ class TritonRows:
     # Parts of rows
 
     def put_part(self, scratch: TritonScratch, total: Scalar) -> None:
-        """Leaves the total of a part of each row for the next kernel."""
+        """Store the total of a part of each row for the next kernel."""
         where = f"{self.k.pointer(scratch)} + ({self.number}) * {self.cut.split} + {self.part}"
         mask = f", mask={self.row_mask}" if self.row_mask else ""
         self.w.line(f"tl.store({where}, {total.reg}{mask})")
 
     def parts(self, scratch: TritonScratch, count: int, neutral: float | int) -> Scalar:
-        """The totals of the parts of each row, `neutral` beyond their count."""
+        """Load the totals of the parts of each row, `neutral` beyond their count."""
         size = 1 << (count - 1).bit_length()
         number = self.across(size)
         beyond = f"({number} < {count})" if size > count else None
@@ -325,18 +325,18 @@ class TritonRows:
 
 
 def wide(dtype: DType) -> DType:
-    """The type that totals of elements are kept in: exact, or rounded late."""
+    """Return the type of totals of elements: exact, or rounded late."""
     if dtype.is_float:
         return f64 if dtype == f64 else f32
     return dtype if dtype.bits >= 32 else i32
 
 
 def field(rows: TritonRows) -> Field:
-    """The sizes that decide how rows are cut up."""
+    """Return the sizes that decide the tiling of rows."""
     itemsize = max(rows.operand.dtype.itemsize, 1)
     return Field(rows.count, rows.length, rows.lane.extent if rows.lane else 0, itemsize)
 
 
 def scratch(rows: TritonRows, parts: int, dtype: DType) -> TritonScratch:
-    """Memory for the totals of the parts of all rows."""
+    """Return memory for the totals of the parts of all rows."""
     return TritonScratch(rows.count * parts * dtype.itemsize, dtype)

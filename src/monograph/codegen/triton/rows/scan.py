@@ -1,4 +1,4 @@
-"""Running sums and products along an axis: a block at a time, with what came before carried on."""
+"""Running sums and products along an axis: block by block, with the earlier total carried."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ def _kernels(context: GpuContext, cut: RowTiling) -> tuple[Work, ...]:
 
 
 class _ScanRows(TritonRows):
-    """Rows that may run backwards, and where each element may stand for the one before it."""
+    """Rows that may be reversed, and whose elements may be replaced by their predecessors."""
 
     def _nest(self) -> None:
         super()._nest()
         op = self.anchor.op
         assert isinstance(op, Cumulative)
-        # The result's own index; without elements or with one there is nothing to turn around.
+        # The result's own index; without elements or with one there is nothing to reverse.
         self.out_at = self.at
         if not self.reduced:
             return
@@ -61,7 +61,7 @@ class _ScanRows(TritonRows):
         written = Index(size - 1 if op.reverse else 0, ((along, step),))
         self.at = tuple(read if d == op.axis else i for d, i in enumerate(self.at))
         if op.exclusive:
-            # The first is masked: nothing comes before it.
+            # The first is masked: it has no predecessor.
             later = counter(along.name, size - 1) + 1
             self.elements.narrowed[along] = later
         self.out_at = tuple(written if d == op.axis else i for d, i in enumerate(self.out_at))
@@ -78,14 +78,14 @@ class _Scan:
         self.dtype = wide(anchor.dtype)
 
     def alone(self, cut: RowTiling) -> Launch:
-        """A program has its rows to itself."""
+        """Generate a kernel whose programs have whole rows."""
         self.rows.begin(cut)
         start = self.rows.s.constant(self.op.neutral, self.dtype)
         self._run(self.rows.for_each_row(start))
         return self.rows.launch()
 
     def parts(self, cut: RowTiling, memory: TritonScratch) -> Launch:
-        """The totals of parts of rows."""
+        """Generate the totals of parts of rows."""
         rows = self.rows
         rows.begin(cut)
         (block,) = rows.fold(
@@ -98,7 +98,7 @@ class _Scan:
         return rows.launch()
 
     def from_parts(self, cut: RowTiling, memory: TritonScratch) -> Launch:
-        """Running totals of parts of rows, which start where the parts before them end."""
+        """Generate running totals of parts of rows, which start at the end of the parts before."""
         rows = self.rows
         rows.begin(cut)
         every = rows.parts(memory, cut.split, self.op.neutral)
@@ -110,7 +110,7 @@ class _Scan:
         return rows.launch()
 
     def _read(self, block: RowBlock) -> Scalar:
-        """Elements, or exclusive the ones before them: none before the first."""
+        """Load elements, or if exclusive their predecessors: none for the first."""
         rows = self.rows
         if not self.op.exclusive:
             return rows.read(block, self.dtype, self.op.neutral)

@@ -1,4 +1,4 @@
-"""Softmax and its logarithm along an axis: rows in registers, or gone through twice."""
+"""Softmax and log-softmax along an axis: rows in registers, or read twice."""
 
 from __future__ import annotations
 
@@ -49,12 +49,12 @@ class _Softmax:
     # Kernels
 
     def whole(self, cut: RowTiling) -> Launch:
-        """A block holds its rows: everything is read once."""
+        """Generate a kernel whose blocks hold whole rows: everything is read once."""
         rows, s = self.rows, self.rows.s
         rows.begin(cut)
         block = rows.block("0")
         x = self._read(block)
-        # NaN may be passed over here: the sum has it in any case.
+        # NaN may be ignored here: the sum contains it.
         below = s.sub(x, total(rows, LARGEST, x, nan=False))
         weights = self._exp(below)
         sums = total(rows, SUM, weights)
@@ -63,13 +63,13 @@ class _Softmax:
         return rows.launch()
 
     def twice(self, cut: RowTiling) -> Launch:
-        """Rows are gone through once for their totals, and again for the result."""
+        """Generate a kernel that reads rows once for their totals, and again for the result."""
         self.rows.begin(cut)
         self._write_all(*self._totals())
         return self.rows.launch()
 
     def parts(self, cut: RowTiling, memory: list[TritonScratch]) -> Launch:
-        """The totals of parts of rows."""
+        """Generate the totals of parts of rows."""
         self.rows.begin(cut)
         totals = self._totals()
         self.rows.k.trigger()
@@ -78,7 +78,7 @@ class _Softmax:
         return self.rows.launch()
 
     def from_parts(self, cut: RowTiling, memory: list[TritonScratch]) -> Launch:
-        """The result for parts of rows, from the totals of all of them."""
+        """Generate the result for parts of rows, from the totals of all of them."""
         rows, s = self.rows, self.rows.s
         rows.begin(cut)
         tops = rows.parts(memory[0], cut.split, -math.inf)
@@ -94,7 +94,7 @@ class _Softmax:
         return self.rows.read(block, self.dtype, -math.inf)
 
     def _totals(self) -> tuple[Scalar, Scalar]:
-        """The largest, and the sum of e^(x - largest): sums shrink when a larger one is met."""
+        """Return the maximum, and the sum of e^(x - maximum), rescaled at each larger maximum."""
         rows, s = self.rows, self.rows.s
         lowest, nothing = (s.constant(n, self.dtype) for n in (-math.inf, 0.0))
         wide_zero = f"tl.broadcast_to({nothing.reg}, {rows.shape(rows.cut.block)})"
@@ -113,7 +113,7 @@ class _Softmax:
         return rows.named(top, self.dtype), total(rows, SUM, rows.named(sums, self.dtype))
 
     def _finite(self, top: Scalar) -> Scalar:
-        """What to subtract: where all so far are -inf, they must not become NaN yet."""
+        """Return the subtrahend: if all elements so far are -inf, they must not become NaN yet."""
         s = self.rows.s
         lowest = s.constant(-math.inf, self.dtype)
         return s.select(s.equal(top, lowest), s.constant(0.0, self.dtype), top)
@@ -141,10 +141,10 @@ class _Softmax:
         self.rows.finish(s.sub(x, scale) if self.logarithm else s.mul(x, scale), block.point)
 
     def _exp(self, x: Scalar) -> Scalar:
-        """e^x for what lies below the largest.
+        """e^x for numbers below the maximum.
 
-        An operand that is a product may be subtracted from before it is rounded: of numbers beyond
-        2^24 it can then lie above the largest by so much that e^x is infinite.
+        An operand that is a product may be subtracted from before it is rounded: numbers beyond
+        2^24 can then exceed the maximum by so much that e^x is infinite.
         """
         s = self.rows.s
         zero = s.constant(0.0, self.dtype)
@@ -152,5 +152,5 @@ class _Softmax:
         return Scalar(s.exp(self._rough(x)).reg, self.dtype)
 
     def _rough(self, x: Scalar) -> Scalar:
-        """A number whose functions need no more bits than the result has."""
+        """Return a number whose functions need no more bits than the result has."""
         return Scalar(x.reg, self.rows.anchor.dtype)

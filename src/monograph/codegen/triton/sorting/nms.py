@@ -1,8 +1,8 @@
-"""The choice among boxes: of each class the best that do not overlap a better one.
+"""Non-maximum suppression: the best boxes of each class that do not overlap a better one.
 
-A program has the boxes of a class in an image. It takes the best one that is left, and in one go
-through all boxes strikes out what overlaps it and finds the next. A second kernel puts what all
-programs have chosen behind each other.
+A program has the boxes of a class in an image. It takes the best remaining one, and in one pass
+over all boxes removes those that overlap it and finds the next. A second kernel concatenates the
+selections of all programs.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from monograph.ops.scalar import Scalar
 from monograph.program.dynamic.bounded import Counted, is_counted
 
 MOST_ABREAST = 2048
-"""Boxes that are looked at together."""
+"""The most boxes that are compared together."""
 
 
 def serves(anchor: Value) -> bool:
@@ -74,7 +74,7 @@ class _Problem:
         self.counts = TritonScratch(max(self.pairs, 1) * 4, i32)
 
     def chosen(self, warps: int) -> Launch:
-        """The chosen boxes of every image and class, the best first."""
+        """Generate the selected boxes of every image and class, the best first."""
         k = self.context.kernel()
         w, e = k.w, k.elements()
         pair = k.program_id()
@@ -94,7 +94,7 @@ class _Problem:
             w.line("tl.debug_barrier()")
             with w.block(f"for start in range(0, {self.count}, {self.abreast})"):
                 value = self._left(k, pair)
-                # Most boxes are soon struck out, or never were to be chosen.
+                # Most boxes are soon removed, or were never candidates.
                 with w.block(f"if tl.max({value}, 0) > {LOWEST}"):
                     self._keep(k, pair, self._spared(k, e, image, taken, value))
             self._best(k)
@@ -103,7 +103,7 @@ class _Problem:
         return k.launch((self.pairs,), warps)
 
     def _start(self, k: KernelWriter) -> None:
-        """Each lane knows the best box that it has seen: none yet."""
+        """Initialise the best box of each lane: none yet."""
         k.w.line(f"bests = tl.full(({self.abreast},), {LOWEST}, tl.int64)")
         k.w.line(f"places = tl.full(({self.abreast},), 0, tl.int32)")
 
@@ -112,7 +112,7 @@ class _Problem:
         return at, k.w.let(f"{at} < {self.count}", "m")
 
     def _scored(self, k: KernelWriter, e: TritonElements, pair: str, image: str) -> str:
-        """Scores as numbers in order; the lowest for boxes that are not to be chosen."""
+        """Return scores as ordered numbers; the lowest for boxes that are no candidates."""
         w, (at, mask) = k.w, self._number(k)
         score = read(e, self.scores, [image, f"({pair} % {self.classes})", at], mask)
         value = w.let(f"({ordered(w, e, score)}).to(tl.int64)", "key")
@@ -125,7 +125,7 @@ class _Problem:
         return w.let(f"tl.where({wanted}, {value}, {LOWEST})", "key")
 
     def _keep(self, k: KernelWriter, pair: str, value: str) -> None:
-        """Notes what is left of some boxes, and the best of them."""
+        """Store the remaining boxes, and the best of them."""
         w, (at, mask) = k.w, self._number(k)
         where = w.let(f"{k.pointer(self.left)} + {pair} * {self.count} + {at}", "pp")
         w.line(f"tl.store({where}, {value}, mask={mask})")
@@ -134,7 +134,7 @@ class _Problem:
         w.assign("bests", f"tl.where({better}, {value}, bests)")
 
     def _best(self, k: KernelWriter) -> None:
-        """The best of all; of equal ones the first."""
+        """Return the best of all; of equal ones the first."""
         k.w.line("best = tl.max(bests, 0)")
         k.w.line(f"place = tl.min(tl.where(bests == best, places, {self.count}), 0)")
 
@@ -146,7 +146,7 @@ class _Problem:
     def _spared(
         self, k: KernelWriter, e: TritonElements, image: str, taken: _Box, value: str
     ) -> str:
-        """What is left of some boxes once those that overlap a chosen one are struck out."""
+        """Return the boxes that remain after those that overlap a selected one are removed."""
         w, (at, mask) = k.w, self._number(k)
         s = e.scalars
         box = self._box(k, e, image, at, mask)
@@ -171,7 +171,7 @@ class _Problem:
         return _Box(low, high, area)
 
     def joined(self) -> Launch:
-        """What was chosen, in the order of images and classes; zeros behind it."""
+        """Generate the selected boxes, in the order of images and classes; zeros after them."""
         k = self.context.kernel()
         w, e = k.w, k.elements()
         pair = k.program_id()
@@ -190,7 +190,7 @@ class _Problem:
         return k.launch((max(self.pairs, 1),))
 
     def _sum_up(self, k: KernelWriter, pair: str) -> None:
-        """How many were chosen before this class, in it, and in all."""
+        """Compute the numbers of boxes selected before this class, in it, and in all."""
         w = k.w
         with w.block(f"for start in range(0, {self.pairs}, 128)"):
             other = w.let("start + tl.arange(0, 128)", "i")

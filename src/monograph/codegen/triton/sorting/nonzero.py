@@ -1,11 +1,11 @@
-"""Where elements are not zero: blocks count theirs, and write them behind those before them."""
+"""NonZero: blocks count their elements, and write them after those of earlier blocks."""
 
 from __future__ import annotations
 
 import math
 
 from monograph.codegen.common.registry import any_view
-from monograph.codegen.triton.emit.indexed_load import apart, read, register, write
+from monograph.codegen.triton.emit.indexed_load import coordinates, read, register, write
 from monograph.codegen.triton.module.kernel import (
     Candidate,
     GpuContext,
@@ -42,14 +42,14 @@ def _kernels(context: GpuContext) -> tuple[Work, ...]:
 
 
 def _found(k: KernelWriter) -> tuple[str, str, list[str]]:
-    """Numbers of a block's elements, which of them are not zero, and their coordinates."""
+    """Return the numbers of a block's elements, their mask, and their coordinates."""
     anchor = k.context.step.region.anchor
     assert anchor is not None
     x, w = anchor.inputs[0], k.w
     shape = x.tensor.static
     number = w.let(f"{k.program_id()} * {BLOCK} + tl.arange(0, {BLOCK})", "i")
     mask = w.let(f"{number} < {math.prod(shape)}", "m")
-    at = apart(w, number, shape)
+    at = coordinates(w, number, shape)
     k.wait()
     if not x.tensor.size:
         return number, mask, at
@@ -67,7 +67,7 @@ def _counted(context: GpuContext, counts: TritonScratch, parts: int) -> Launch:
 
 
 def _written(context: GpuContext, counts: TritonScratch, parts: int) -> Launch:
-    """Coordinates behind those of earlier blocks; zeros behind the last ones."""
+    """Write coordinates after those of earlier blocks; zeros after the last ones."""
     anchor = context.step.region.anchor
     assert anchor is not None
     k = context.kernel()

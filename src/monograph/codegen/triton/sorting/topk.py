@@ -1,12 +1,12 @@
-"""The largest elements in order, by ranks: how many elements come before each.
+"""Top-k by ranks: the number of elements that precede each.
 
-Counting all elements for each one is the whole kernel of a short row. A long row is dealt out to
-chunks, which are put in order by such counts; an element's rank in the row is then the sum of its
-places in all chunks, each found by halving. Most elements need no search: as many as are wanted
-are known to be larger.
+For a short row, the kernel counts all elements for each one. A long row is distributed to chunks,
+which are sorted by such counts; an element's rank in the row is the sum of its positions in all
+chunks, each found by binary search. Most elements need no search: at least k elements are known to
+be larger.
 
-Elements are compared by a key that no two share: the value as an integer that orders alike, and
-below it the place, of equal values the first.
+Elements are compared by a unique key: the value as an integer of the same order, and below it the
+index, of equal values the first.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from functools import partial
 from monograph.codegen.common.registry import any_view
 from monograph.codegen.common.types import is_wide
 from monograph.codegen.triton.emit.elements import TritonElements
-from monograph.codegen.triton.emit.indexed_load import apart, read, write
+from monograph.codegen.triton.emit.indexed_load import coordinates, read, write
 from monograph.codegen.triton.emit.writer import Writer
 from monograph.codegen.triton.module.kernel import (
     Candidate,
@@ -36,17 +36,17 @@ from monograph.ops.scalar import Scalar
 from monograph.ops.sort import TopK
 
 COUNTS = ((16, 256), (64, 64))
-"""(elements whose places among others one program counts, those it compares with at once)."""
+"""(elements that one program ranks, those it compares with at once)."""
 COUNTED = 1536
-"""Elements of a row up to which one count is all there is to do."""
+"""The longest row for which one count suffices."""
 CHUNKS, MOST_CHUNKS = (256, 512, 1024), 50
-"""Elements of a chunk, and of how many chunks a row had better be."""
+"""Elements of a chunk, and the preferred most chunks of a row."""
 SEARCHED = 32
-"""Elements whose places in the chunks one program finds."""
+"""Elements whose positions in the chunks one program finds."""
 SEARCHED_IN = 32
 """Chunks that are searched at once."""
 SCANNED, SCANNED_IN, DEPTH = 16, 64, 16
-"""The same for a scan of the chunks, and how many elements of each it looks at in a step."""
+"""The same for a scan of the chunks, and the elements of each that it reads per step."""
 LOWEST = -(1 << 63)
 
 
@@ -56,7 +56,7 @@ def serves(anchor: Value) -> bool:
 
 @kernel_for(TopK, when=serves, readable=any_view)
 def candidates(context: GpuContext) -> list[Candidate]:
-    """One count for short rows, chunks for long ones."""
+    """Return one count for short rows, chunks for long ones."""
     p = _Problem(context)
     if not p.op.k or not p.rows:
         return [Candidate("nothing", lambda: ())]
@@ -76,13 +76,13 @@ def candidates(context: GpuContext) -> list[Candidate]:
 
 @dataclass(frozen=True)
 class _Key:
-    """Keys as one number; or as two, where values take 64 bits alone."""
+    """Keys as one number; or as two, if values take 64 bits alone."""
 
     value: str
     place: str | None = None
 
     def before(self, other: _Key) -> str:
-        """Where these elements come before others."""
+        """Return where these elements precede others."""
         if self.place is None:
             return f"({self.value} > {other.value})"
         tie = f"({self.value} == {other.value}) & ({self.place} < {other.place})"
@@ -94,7 +94,7 @@ class _Key:
 
 
 class _Problem:
-    """What is sought in which rows."""
+    """The rows, and the wanted elements."""
 
     def __init__(self, context: GpuContext) -> None:
         anchor = context.step.region.anchor
@@ -110,12 +110,12 @@ class _Problem:
 
     def at(self, w: Writer, row: str, number: str) -> list[str]:
         """The coordinates of an element of a row."""
-        found = apart(w, row, self.rest)
+        found = coordinates(w, row, self.rest)
         return [*found[: self.op.axis], number, *found[self.op.axis :]]
 
 
 def _key(w: Writer, e: TritonElements, p: _Problem, row: str, place: str) -> _Key:
-    """Keys of elements at places of a row; places behind its end come last."""
+    """Return keys of elements at indices of a row; indices beyond its end come last."""
     inside = w.let(f"{place} < {p.size}", "m")
     x = read(e, p.x, p.at(w, row, place), inside)
     value = ordered(w, e, x)
@@ -144,7 +144,7 @@ def ordered(w: Writer, e: TritonElements, x: Scalar) -> str:
 
 
 def _place(w: Writer, key: _Key) -> str:
-    """Where in its row an element stood."""
+    """Return the index of an element in its row."""
     if key.place is not None:
         return key.place
     return w.let(f"({(1 << 32) - 1} - ({key.value} & {(1 << 32) - 1})).to(tl.int32)", "n")
@@ -153,7 +153,7 @@ def _place(w: Writer, key: _Key) -> str:
 def _give(
     w: Writer, e: TritonElements, p: _Problem, row: str, place: str, rank: str, mask: str
 ) -> None:
-    """Writes the elements that are among the first k."""
+    """Store the elements that are among the first k."""
     chosen = w.let(f"({rank} < {p.op.k}) & ({mask})", "m")
     at = p.at(w, row, rank)
     for output in p.outputs:
@@ -175,7 +175,7 @@ def _ranks(
     others: int,
     at: str,
 ) -> str:
-    """How many of some elements come before one's own; `at` makes a place of a number."""
+    """Return the number of elements that precede one; `at` turns a number into an index."""
     w = k.w
     w.line(f"count = tl.zeros(({shape[0]}, {shape[1]}), tl.int32)")
     with w.block(f"for start in range(0, {others}, {shape[1]})"):
@@ -187,7 +187,7 @@ def _ranks(
 
 
 def _counted(context: GpuContext, count: int, abreast: int) -> tuple[Work, ...]:
-    """All of a row compared with some of it."""
+    """Compare a whole row with some of it."""
     p, k = _Problem(context), context.kernel()
     w, e = k.w, k.elements()
     parts = -(-p.size // count)
@@ -203,12 +203,12 @@ def _counted(context: GpuContext, count: int, abreast: int) -> tuple[Work, ...]:
 
 
 class _Chunks:
-    """A row dealt out: element i goes to chunk i % count, so that neighbours part."""
+    """A row in chunks: element i goes to chunk i % count, which separates neighbours."""
 
     def __init__(self, p: _Problem, size: int) -> None:
         self.size = size
         self.count = -(-p.size // size)
-        # Rows that repeat something every so many elements must not fill one chunk with it.
+        # A row with a period must not fill one chunk with equal elements.
         while math.gcd(self.count, 10) > 1:
             self.count += 1
         total = p.rows * self.count * size
@@ -236,7 +236,7 @@ def _chunked(
 def _in_order(
     context: GpuContext, p: _Problem, chunks: _Chunks, count: int, abreast: int
 ) -> Launch:
-    """Puts the keys of every chunk in order."""
+    """Sort the keys of every chunk."""
     k = context.kernel()
     w, e = k.w, k.elements()
     parts = chunks.size // count
@@ -254,7 +254,7 @@ def _in_order(
 
 
 def _merged(context: GpuContext, p: _Problem, chunks: _Chunks, scanned: bool) -> Launch:
-    """Finds the rank in the row of each chunk's first elements."""
+    """Find the rank in the row of each chunk's first elements."""
     k = context.kernel()
     w, e = k.w, k.elements()
     kept = min(p.op.k, chunks.size)
@@ -287,9 +287,9 @@ def _merged(context: GpuContext, p: _Problem, chunks: _Chunks, scanned: bool) ->
 def _scanned(
     k: KernelWriter, chunks: _Chunks, start: str, own: _Key, least: str, wanted: str
 ) -> str:
-    """How many elements come before one's own: all chunks are gone through side by side.
+    """Return the number of preceding elements, by a parallel scan of all chunks.
 
-    They are in order, so the first places that hold nothing larger are the last to look at.
+    They are sorted, so the scan ends at the first positions without a larger element.
     """
     w = k.w
     room = max(chunks.count, 2)
@@ -317,9 +317,10 @@ def _scanned(
 
 
 def _threshold(k: KernelWriter, p: _Problem, chunks: _Chunks, start: str) -> str:
-    """A value (or key) that at least k elements are not below.
+    """Return a value (or key) that at least k elements reach.
 
-    That many stand before a certain place of the chunks, and this is the least at that place.
+    At least k elements are before a certain position of the chunks; this is the least at that
+    position.
     """
     w = k.w
     each = -(-p.op.k // chunks.count)
@@ -334,7 +335,7 @@ def _threshold(k: KernelWriter, p: _Problem, chunks: _Chunks, start: str) -> str
 
 
 def _searched(k: KernelWriter, chunks: _Chunks, start: str, own: _Key) -> str:
-    """How many elements of all chunks come before one's own."""
+    """Return the number of elements of all chunks that precede one."""
     w = k.w
     abreast = min(SEARCHED_IN, 1 << (chunks.count - 1).bit_length())
     w.line(f"rank = tl.zeros(({SEARCHED},), tl.int32)")
@@ -352,5 +353,5 @@ def _searched(k: KernelWriter, chunks: _Chunks, start: str, own: _Key) -> str:
 
 
 def _halves(size: int) -> Sequence[int]:
-    """Steps that reach every number up to a size that is a power of two."""
+    """Return steps that reach every number up to a size that is a power of two."""
     return [*(size >> i for i in range(1, size.bit_length())), 1]

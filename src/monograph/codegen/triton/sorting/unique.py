@@ -1,7 +1,7 @@
-"""Distinct elements, or slices: each is compared with all.
+"""Unique elements or slices: each is compared with all.
 
-The first of equal ones stands for them. Its place among the distinct is how many of those that
-stand for others come before it.
+The first of equal ones represents them. Its position is the number of representatives that precede
+it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import math
 
 from monograph.codegen.common.registry import any_view
 from monograph.codegen.triton.emit.elements import TritonElements
-from monograph.codegen.triton.emit.indexed_load import apart, read, register, write
+from monograph.codegen.triton.emit.indexed_load import coordinates, read, register, write
 from monograph.codegen.triton.module.kernel import (
     Candidate,
     GpuContext,
@@ -62,8 +62,8 @@ class _Problem:
     def _at(self, k: KernelWriter, item: str, column: str) -> list[str]:
         """The coordinates of an element of an item."""
         if self.op.axis is None:
-            return apart(k.w, item, self.x.tensor.static)
-        found = apart(k.w, column, self.rest)
+            return coordinates(k.w, item, self.x.tensor.static)
+        found = coordinates(k.w, column, self.rest)
         return [*found[: self.op.axis], item, *found[self.op.axis :]]
 
     def _begin(self) -> tuple[KernelWriter, TritonElements, str, str]:
@@ -77,10 +77,9 @@ class _Problem:
     def _compared(
         self, k: KernelWriter, e: TritonElements, item: str, inside: str
     ) -> tuple[str, str]:
-        """Other items (a block from `start` on), and where they are; sets `same` and `below`.
+        """Load other items (a block from `start` on), and their mask; set `same` and `below`.
 
-        `same` says that another one equals one's own, `below` that it comes before it. All NaN
-        are equal.
+        `same`: another item equals one's own; `below`: it precedes it. All NaN are equal.
         """
         w = k.w
         other = w.let(f"start + tl.arange(0, {ABREAST})", "i")
@@ -102,7 +101,7 @@ class _Problem:
         return other, mask
 
     def _matched(self) -> Launch:
-        """For each item, the first that equals it, and how many do."""
+        """Find, for each item, the first that equals it, and the number of equal ones."""
         k, e, item, inside = self._begin()
         w = k.w
         w.line(f"first = tl.full(({OWN},), {self.items}, tl.int32)")
@@ -118,7 +117,7 @@ class _Problem:
         return k.launch(self.grid)
 
     def _placed(self) -> Launch:
-        """Everything in its place among the distinct; zeros behind them."""
+        """Store everything at its position among the unique items; zeros after them."""
         k, e, item, inside = self._begin()
         w = k.w
         firsts = k.pointer(self.firsts)
