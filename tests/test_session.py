@@ -75,10 +75,10 @@ def test_a_model_loads_from_a_path_bytes_or_a_proto(tmp_path: Path) -> None:
 def test_what_is_no_model_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "affine.onnx"
     path.write_bytes(affine().SerializeToString())
-    with pytest.raises(ModelError, match="a model is a path") as e:
+    with pytest.raises(ModelError, match="a model must be a path") as e:
         monograph.load(3)  # type: ignore[arg-type]
     assert e.value.given == "int"
-    with path.open("rb") as file, pytest.raises(ModelError, match="a model is a path") as e:
+    with path.open("rb") as file, pytest.raises(ModelError, match="a model must be a path") as e:
         monograph.load(file)  # type: ignore[arg-type]
     assert "read()" in str(e.value)
 
