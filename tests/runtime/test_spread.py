@@ -12,12 +12,13 @@ from monograph.ir.dtype import f32, i64, u8
 from monograph.ops.cast import Cast
 from monograph.ops.composite import Gelu
 from monograph.ops.conv import Conv
+from monograph.ops.deferred import Deferred
 from monograph.ops.elementwise import Add, Mul, Sub
-from monograph.ops.functions import Exp, Floor
+from monograph.ops.functions import Erf, Exp, Floor, Sigmoid, Tanh
 from monograph.ops.linear import Dot
 from monograph.ops.quant import Quantize
 from monograph.ops.random import RandomNormal
-from monograph.ops.reduce import ArgMax
+from monograph.ops.reduce import ArgMax, CumSum
 from monograph.ops.shape import Concat
 from monograph.runtime.numerics.compare import Difference, OutputPath, compare_outputs
 from monograph.runtime.numerics.spread import tolerances
@@ -148,3 +149,25 @@ def test_rounded_constants_count_in_a_narrowed_graph() -> None:
 def test_what_is_drawn_at_random_has_no_reach() -> None:
     graph = graph_of(Concat(0)(RandomNormal((2,), f32)(), value("f32[2]")))
     assert reach(graph, {"x": np.float32([1, 2])}) == []
+
+
+@pytest.mark.parametrize("op", [Erf(), Tanh(), Sigmoid()], ids=lambda op: op.name)
+def test_a_function_at_its_limit_is_rounded_too(op: Any) -> None:
+    """1 + erf(-5) is 0 in f32: what an exact function leaves there is no fault."""
+    x = np.float32([-20, 20])
+    limit = op.reference(x)[1]
+    graph = graph_of(Sub()(op(value("f32[2]")), constant(np.float32(limit))))
+    right = evaluate(graph, {"x": x})[0]
+    assert right[1] == 0
+    assert held(graph, {"x": x}, right - np.float32([0, EPS / 2])).ok
+    assert not held(graph, {"x": x}, right - np.float32([0, 64 * EPS])).ok
+
+
+def test_a_sum_whose_axis_is_data_counts_its_terms() -> None:
+    x = np.float32([[1, -0.7, 1.3, -0.6, -1, 0.0001]])
+    sums = Deferred(CumSum.name, ("axis",), (("exclusive", False), ("reverse", False)))
+    feeds = {"x": x, "axis": np.array(1)}
+    graph = graph_of(sums(value("f32[1, 6]"), value("i64[]", "axis")))
+    right = evaluate(graph, feeds)[0]
+    assert held(graph, feeds, right + np.float32(2 * EPS)).ok
+    assert not held(graph, feeds, right + np.float32(100 * EPS)).ok

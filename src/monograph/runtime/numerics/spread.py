@@ -9,9 +9,9 @@ The reference runs again with every value disturbed by what a correct implementa
 - an integer of at most 8 bits that is rounded from a float moves by a step;
 - a denormal may become 0.
 
-Elements that are whole numbers keep their value unless they are sums: sizes and positions are
-exact. The root mean square of the movement over a few runs is the *spread* of an element
-([ADR 15](docs/adr/0015-tolerances-are-per-element.md)).
+Elements that are whole numbers keep their value unless they are sums or limits of a function: sizes
+and positions are exact. The root mean square of the movement over a few runs is the *spread* of an
+element ([ADR 15](docs/adr/0015-tolerances-are-per-element.md)).
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ from monograph.ops import elementwise as ew
 from monograph.ops.attention import Attention
 from monograph.ops.composite import Gelu, LogSoftmax
 from monograph.ops.conv import Conv
+from monograph.ops.deferred import Deferred
+from monograph.ops.functions import Erf, Sigmoid, Tanh
 from monograph.ops.linear import Dot
 from monograph.ops.signal import Dft
 from monograph.ops.trees import TreeEnsemble
@@ -58,6 +60,8 @@ CHANCE = 8.0
 """How much less than it should two runs may move an element by chance."""
 _EXACT = (ew.Neg, ew.Abs, ew.Sign, ew.Clip, ew.Min, ew.Max, ew.Where)
 """Ops that round nothing, beside views and joins."""
+_SATURATING = (Erf, Sigmoid, Tanh)
+"""Functions whose results are whole numbers by rounding alone."""
 _FAILURES = (MonographError, ValueError, LookupError, ArithmeticError)
 
 
@@ -218,7 +222,7 @@ class _Noise:
 
     def operands(self, value: Value, arguments: list[Any]) -> list[Any]:
         """The operands of a sum, moved as its roundings move it."""
-        size = self._backward(value)
+        size = self._backward(value, _terms(value, arguments))
         if not any(size):
             return arguments
         floats = [i for i, x in enumerate(arguments) if _is_float(x) and np.ndim(x) > 0]
@@ -239,13 +243,12 @@ class _Noise:
             result[1] = _cast(x + F32_EPSILON * self._draw(x.shape), arguments[1].dtype)
         return result
 
-    def _backward(self, value: Value) -> tuple[float, float]:
+    def _backward(self, value: Value, terms: int) -> tuple[float, float]:
         """What operands are off by: relative to each element, and to the left operand's rows."""
         if bodies := subgraphs(value.op):
             found = (variances(b.values, dict.fromkeys(b.inputs, 0.0)) for b in bodies)
             inner = (v[o] for b, v in zip(bodies, found, strict=True) for _, o in b.outputs)
             return math.sqrt(max(inner, default=0.0)), 0.0
-        terms = contraction(value)
         if terms <= 1:
             return 0.0, 0.0
         if not isinstance(value.type, TensorType) or isinstance(value.op, Attention):
@@ -293,7 +296,8 @@ class _Noise:
             y = np.abs(wide(result))
             scales = y + np.sqrt(np.mean(y**2, axis=(value.op.axis, -1), keepdims=True))
         moved = self._scaled(result, size, dtype.numpy, scales)
-        if contraction(value) > 1 or result.dtype.kind == "c":
+        rounds = contraction(value) > 1 or isinstance(value.op, _SATURATING)
+        if rounds or result.dtype.kind == "c":
             return moved
         y = wide(result)
         whole = (np.rint(y) == y) & (np.abs(y) < 1 / (16 * size))
@@ -325,6 +329,16 @@ class _Noise:
         # Operands below f32 are widened, or the error of an f32 sum would be rounded away.
         wider = np.float32 if to is x.dtype and x.dtype.itemsize < 4 else to
         return _cast(np.where(kept, y, moved), wider)
+
+
+def _terms(value: Value, arguments: Sequence[Any]) -> int:
+    """Return how many terms are summed into one element, by attributes that this run decides."""
+    if not isinstance(value.op, Deferred):
+        return contraction(value)
+    count = len(arguments) - len(value.op.late)
+    data = [np.asarray(x) for x in arguments[:count]]
+    op = value.op.settled(tuple(arguments[count:]))
+    return max(1, op.accumulation_length(*(TensorType(from_numpy(x.dtype), x.shape) for x in data)))
 
 
 def _tile_scale(value: Value, index: int, x: Array) -> Array | None:
