@@ -145,7 +145,25 @@ def window_beyond(s: Seen) -> bool:
             " what follows, is close to 0")  # fmt: skip
 def rough_near_zero(s: Seen) -> bool:
     single = np.asarray(s.expected).dtype == np.float32
-    return single and s.has("Sigmoid", "Erf", "Gelu") and s.near(4e-6)
+    ops = ("Sigmoid", "Erf", "Gelu", "QuickGelu", "FastGelu", "BiasGelu")
+    inner = {b"Sigmoid", b"Tanh"} & set(s.attribute("activation"))
+    return single and (s.has(*ops) or bool(inner)) and s.near(4e-6)
+
+
+@difference("Resize: ONNX Runtime's places and weights are f32, the reference's f64; pixels that"
+            " cancel show it")  # fmt: skip
+def rounded_places(s: Seen) -> bool:
+    single = np.asarray(s.expected).dtype == np.float32
+    between = b"nearest" not in s.attribute("mode")
+    return single and between and s.has("Resize") and s.close(2.0**-19)
+
+
+@difference("Shrink of integers: ONNX Runtime computes in f32")
+def shrunk_in_floats(s: Seen) -> bool:
+    def large(x: np.ndarray) -> bool:
+        return x.dtype.kind in "iu" and np.abs(x.astype(float)).max(initial=0) > 2**24
+
+    return first(s, large, "Shrink") and s.close(2.0**-23)
 
 
 def has_infinity(x: np.ndarray) -> bool:

@@ -68,6 +68,11 @@ CASES = [
         ("Resize", [LARGE, None, f32(3)], np.int32(1 << 28), np.int32((1 << 28) + 3)),
         ("Resize", [LARGE, None, f32(3)], np.int32(1 << 28), np.int32(1 << 27)),
     ),
+    (
+        known.shrunk_in_floats,
+        ("Shrink", [np.uint32([(1 << 31) + 7])], np.uint32([1 << 31]), np.uint32([(1 << 31) + 7])),
+        ("Shrink", [np.uint32([700])], np.uint32([701]), np.uint32([700])),
+    ),
     (known.crash_without_elements, ("TopK", [f32(0, 2), i64(1)]), ("TopK", [f32(1, 2), i64(1)])),
 ]
 
@@ -118,3 +123,24 @@ def test_the_nodes_of_a_difference_are_those_behind_its_output() -> None:
     other = Case("single", 0, 0, model, one.case.runs)
     problem = Problem("onnxruntime", "wrong", "", output="z")
     assert not known.unique_nan(Seen(other, problem, one.given, one.expected))
+
+
+def test_places_of_a_resize_are_f32() -> None:
+    x, right = np.float32([[[1, 2]]]), np.float32([[[1, -1e-3, 2]]])
+    operands = [x, None, np.float32([1, 1, 1.5])]
+    for off, mode, excused in (
+        (1e-6, "linear", True),
+        (1e-4, "linear", False),
+        (1e-6, "nearest", False),
+    ):
+        given = right + np.float32([[[0, off, 0]]])
+        assert known.rounded_places(seen("Resize", operands, given, right, mode=mode)) == excused
+
+
+@pytest.mark.parametrize("activation", ["Sigmoid", "Tanh", "Relu"])
+def test_functions_inside_of_a_convolution_are_approximated(activation: str) -> None:
+    operands = [f32(1, 1, 2, 2), f32(1, 1, 1, 1)]
+    right = np.float32([1e-7])
+    for off, rough in ((6e-8, True), (1e-5, False)):
+        found = seen("FusedConv", operands, right + np.float32(off), right, activation=activation)
+        assert known.rough_near_zero(found) == (rough and activation != "Relu")
