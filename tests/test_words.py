@@ -25,6 +25,8 @@ ROOMS = [
     "rewrite",
     "rules",
     "runtime/gpu/build",
+    "runtime/gpu/driver",
+    "runtime/gpu/host_io",
     "runtime/inputs",
 ]
 """The rooms that keep these rules."""

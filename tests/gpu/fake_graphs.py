@@ -31,7 +31,7 @@ from monograph.runtime.gpu.driver.graphs import (
 )
 from monograph.runtime.gpu.host_io import overlapped_upload
 from monograph.runtime.gpu.host_io.overlapped_upload import LINE, blocks_of
-from monograph.runtime.gpu.host_io.upload_kernel import take_name
+from monograph.runtime.gpu.host_io.upload_kernel import upload_kernel_name
 from tests.gpu.fake_driver import FakeDriver, FakeExecutable, FakeGraph, Node, run_node
 from tests.gpu.fake_launches import FakeRecord, numbers
 
@@ -51,7 +51,7 @@ class FakeGraphs:
     def __init__(self, driver: FakeDriver, conditionals: bool = True, builds: bool = False) -> None:
         self.driver = driver
         self.builds = builds
-        self.arrives = True
+        self.waits_for_inputs = True
         self.conditionals = conditionals
         self.lock = threading.RLock()
         self.elsewhere = False
@@ -316,7 +316,7 @@ class FakeGraphs:
             words = words if copy.narrowed is None else (*words, copy.narrow_to)
             blobs = [word.to_bytes(8, "little") for word in words]
             take = partial(self._take, narrowed=copy.narrowed)
-            self.driver.launch(stream, take_name(copy.narrowed), take, blobs)
+            self.driver.launch(stream, upload_kernel_name(copy.narrowed), take, blobs)
             return
         self.driver.called("copy")
         both = copy.to.to_bytes(8, "little") + copy.source.to_bytes(8, "little")

@@ -25,7 +25,7 @@ CAPTURE = (
     "runtime/gpu/bound_program.py",
     "runtime/gpu/rng_state.py",
     "runtime/gpu/driver/cuda_graphs.py",
-    "runtime/gpu/driver/cuda_nodes.py",
+    "runtime/gpu/driver/cuda_calls.py",
     "runtime/gpu/ports.py",
 )
 INDEX = (

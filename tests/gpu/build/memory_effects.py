@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterator, Mapping
 
-from tests.program.races import Task, Touch
-
 from monograph.codegen.triton.module.kernel import Argument, BufferView, TritonFault, TritonScratch
 from monograph.codegen.triton.module.layout import CONSTANTS, PORT, Bound, BufferRef, GpuModule
 from monograph.ir import Value
 from monograph.program.legalise.lower_random import states_of
 from monograph.program.memory.buffer_assignment import CONSTANT
+from tests.program.races import Task, Touch
 
 NOTE_BYTES = 16
 """What a fault's note takes."""

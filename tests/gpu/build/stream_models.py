@@ -7,9 +7,6 @@ from collections.abc import Callable, Mapping
 import numpy as np
 import pytest
 import torch
-from tests.gpu.capture.replay_models import Default
-from tests.gpu.fake_driver import FakeDevice, FakeDriver
-from tests.gpu.fake_graphs import FakeGraphs
 
 from monograph.ir import Graph, Input, TensorType, constant
 from monograph.ir.dtype import f32
@@ -21,6 +18,9 @@ from monograph.runtime.gpu.build.stream_tuning import MeasuredStreams
 from monograph.runtime.gpu.build.tuning_cache import TuningCache
 from monograph.runtime.gpu.capture.replay import Replay
 from monograph.runtime.gpu.executable import GpuExecutable, compile_for_gpu
+from tests.gpu.capture.replay_models import Default
+from tests.gpu.fake_driver import FakeDevice, FakeDriver
+from tests.gpu.fake_graphs import FakeGraphs
 
 ALL = (1, 2, 3)
 """Lanes that `three_sums` is tried in."""

@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.gpu import gpu_models as models
-from tests.gpu.gpu_models import FakeDevice, use
 
 import monograph
 from monograph.codegen.triton.module.kernel import ARCHES
 from monograph.errors import ConfigError, ModelError
 from monograph.runtime.gpu.artefact import GpuArtefact
+from tests.gpu import gpu_models as models
+from tests.gpu.gpu_models import FakeDevice, use
 
 pytestmark = models.INTERPRETED
 FEEDS = {"x": np.ones((2, 33), np.float32)}

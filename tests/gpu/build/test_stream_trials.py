@@ -8,10 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.gpu import gpu_models
-from tests.gpu.build.stream_models import SIZE, Clock, replayed, some, somewhere, three_sums
-from tests.gpu.capture.replay_models import Default, branch, loop
-from tests.gpu.fake_driver import FakeDevice, FakeDriver
 
 from monograph.ir import Graph, Input, TensorType, constant
 from monograph.ir.dtype import f32, i64
@@ -30,6 +26,10 @@ from monograph.runtime.gpu.build.stream_tuning import (
 from monograph.runtime.gpu.capture.control import REPEAT, LaunchTree
 from monograph.runtime.gpu.capture.replay import Replay
 from monograph.runtime.gpu.executable import compile_for_gpu
+from tests.gpu import gpu_models
+from tests.gpu.build.stream_models import SIZE, Clock, replayed, some, somewhere, three_sums
+from tests.gpu.capture.replay_models import Default, branch, loop
+from tests.gpu.fake_driver import FakeDevice, FakeDriver
 
 pytestmark = gpu_models.INTERPRETED
 

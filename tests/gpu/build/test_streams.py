@@ -7,10 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.fuzz.graphs import random_graph
-from tests.gpu import real_models
-from tests.gpu.build.memory_effects import tasks_of
-from tests.program.races import races
 
 import monograph
 from monograph.codegen.triton.module import layout
@@ -32,6 +28,10 @@ from monograph.rewrite import GPU_COST
 from monograph.runtime.gpu.build.stream_tuning import candidate_schedules
 from monograph.runtime.gpu.capture.capture import launch_order
 from monograph.runtime.gpu.executable import MAX_STREAMS, compile_for_gpu
+from tests.fuzz.graphs import random_graph
+from tests.gpu import real_models
+from tests.gpu.build.memory_effects import tasks_of
+from tests.program.races import races
 
 SEEDS = range(60)
 

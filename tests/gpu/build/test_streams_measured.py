@@ -14,6 +14,17 @@ import pytest
 import torch
 from onnx import helper
 from rich.console import Console
+
+import monograph
+from monograph.ir import Graph, Input, TensorType, constant
+from monograph.ir.dtype import f32
+from monograph.ops.linear import Dot
+from monograph.report.commands.tune import Tuned, show_tuned
+from monograph.runtime.gpu.build import stream_tuning
+from monograph.runtime.gpu.build.stream_tuning import MeasuredStreams, key_of, launch_order, planned
+from monograph.runtime.gpu.build.tuning_cache import TuningCache
+from monograph.runtime.gpu.driver.graphs import Handle
+from monograph.runtime.gpu.executable import compile_for_gpu
 from tests.gpu import gpu_models
 from tests.gpu.build.stream_models import (
     ALL,
@@ -29,17 +40,6 @@ from tests.gpu.capture.replay_models import Default, three_towers
 from tests.gpu.fake_driver import FakeDevice, FakeDriver
 from tests.gpu.fake_graphs import FakeGraphs
 from tests.gpu.gpu_models import FLOAT
-
-import monograph
-from monograph.ir import Graph, Input, TensorType, constant
-from monograph.ir.dtype import f32
-from monograph.ops.linear import Dot
-from monograph.report.commands.tune import Tuned, show_tuned
-from monograph.runtime.gpu.build import stream_tuning
-from monograph.runtime.gpu.build.stream_tuning import MeasuredStreams, key_of, launch_order, planned
-from monograph.runtime.gpu.build.tuning_cache import TuningCache
-from monograph.runtime.gpu.driver.graphs import Handle
-from monograph.runtime.gpu.executable import compile_for_gpu
 
 pytestmark = gpu_models.INTERPRETED
 

@@ -11,10 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.gpu import gpu_models
-from tests.gpu.against import device as real_device
-from tests.gpu.gpu_models import FakeDevice, linear, use
-from tests.rules.checks import graph_of, value
 
 import monograph
 from monograph.codegen.triton.module import select
@@ -29,6 +25,10 @@ from monograph.runtime.gpu.build.compiler import Built
 from monograph.runtime.gpu.build.tuning_cache import TuningCache, environment_of
 from monograph.runtime.gpu.executable import GpuExecutable, compile_for_gpu
 from monograph.session import Session
+from tests.gpu import gpu_models
+from tests.gpu.against import device as real_device
+from tests.gpu.gpu_models import FakeDevice, linear, use
+from tests.rules.checks import graph_of, value
 
 pytestmark = gpu_models.INTERPRETED
 X = np.random.default_rng(1).normal(size=(3, 33)).astype(np.float32)

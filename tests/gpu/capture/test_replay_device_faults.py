@@ -19,7 +19,7 @@ from monograph.runtime.gpu.bound_program import DeviceFaultText, GpuProgram
 from monograph.runtime.gpu.build.tuning_cache import TuningCache
 from monograph.runtime.gpu.capture.capture import recording
 from monograph.runtime.gpu.capture.eager import Eager
-from monograph.runtime.gpu.host_io.transfer_policy import Measured
+from monograph.runtime.gpu.host_io.transfer_policy import MeasuredTransferModes
 from tests.gpu.capture.replay_models import (
     SIZE,
     Default,
@@ -79,7 +79,7 @@ def test_a_thread_that_launches_between_a_run_and_its_look() -> None:
 
 
 def test_measuring_how_arrays_come_leaves_pending_faults_alone() -> None:
-    replay, _ = replayed(faulty, measured=Measured(TuningCache(None), "here"))
+    replay, _ = replayed(faulty, measured=MeasuredTransferModes(TuningCache(None), "here"))
     replay.run({"x": GOOD})
     pending = replay.run_async({"x": BAD})
     (y,) = replay.run({"x": GOOD.numpy()})
@@ -103,7 +103,7 @@ def wants_more_than_nought(driver: FakeDriver) -> GpuProgram:
 
 
 def test_what_trials_note_is_no_fault_of_a_run() -> None:
-    measured = Measured(TuningCache(None), "here")
+    measured = MeasuredTransferModes(TuningCache(None), "here")
     replay, _ = replayed(wants_more_than_nought, measured=measured)
     for x, bad in ((GOOD, False), (BAD, True), (GOOD, False)):
         if bad:

@@ -64,7 +64,7 @@ def test_arrays_in_and_out(host: str) -> None:
     assert driver.calls["graph launch"] == 5
     assert driver.calls["launch"] == 3
     assert driver.calls["copy"] == (2 if host == "copy" else 0)
-    assert driver.calls["write"] == 0  # one slab, used again
+    assert driver.calls["write"] == 0  # one staging buffer, used again
     assert replay.stats["captures"] == 1
     assert replay.stats["staged_copies"] == {}
 
@@ -90,7 +90,7 @@ def test_more_runs_in_flight_than_slabs(host: str) -> None:
     runs = [replay.run_async({"x": some(seed)}) for seed in range(10)]
     for seed, pending in enumerate(runs):
         np.testing.assert_array_equal(pending.result(), expected(some(seed)))
-    assert len(replay._ring._slabs) == 3
+    assert len(replay._ring._buffers) == 3
 
 
 @WAYS
@@ -150,7 +150,7 @@ def test_a_failed_run_on_host_data_gives_its_slab_back() -> None:
     with pytest.raises(ExecutionError, match="the device failed"):
         replay.run({"x": some()})
     np.testing.assert_array_equal(replay.run({"x": some(1)}), expected(some(1)))
-    assert len(replay._ring._slabs) == 1
+    assert len(replay._ring._buffers) == 1
 
 
 def _noting(words: list[int]) -> None:

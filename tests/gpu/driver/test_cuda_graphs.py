@@ -15,9 +15,9 @@ import torch
 
 from monograph.errors import ExecutionError
 from monograph.runtime.gpu.capture.control import REPEAT, ConditionalLaunch, LaunchTree
-from monograph.runtime.gpu.driver import cuda_graphs, cuda_nodes, cuda_pages, torch_graphs
+from monograph.runtime.gpu.driver import cuda_calls, cuda_graphs, torch_driver
 from monograph.runtime.gpu.driver.graphs import IF, KERNEL, WHILE, GraphError, Handle
-from monograph.runtime.gpu.driver.torch_graphs import TorchGraphs
+from monograph.runtime.gpu.driver.torch_driver import TorchGraphs
 
 real: Any = cuda_graphs.cu
 GOOD, BAD = real.CUresult.CUDA_SUCCESS, real.CUresult.CUDA_ERROR_INVALID_VALUE
@@ -375,7 +375,7 @@ def test_a_thread_that_is_new_to_the_device(bindings: Bindings) -> None:
 
 @pytest.mark.parametrize("name", ["add_node", "capture_info", "set_dependencies"])
 def test_calls_that_know_about_edges(name: str) -> None:
-    text = getattr(cuda_nodes, name).__doc__ or ""
+    text = getattr(cuda_calls, name).__doc__ or ""
     assert ("edgeData_out" if name == "capture_info" else "dependencyData") in text
 
 
@@ -440,7 +440,7 @@ def test_a_pool_lives_as_long_as_its_handle(monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_pool_is_given_back_during_a_recording(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is freed then, nor while a caller records: the process would be ended by that."""
     pools, made = Pools(monkeypatch), TorchGraphs(torch.device("cuda", 0))
-    monkeypatch.setattr(torch_graphs, "_IDLE_POOLS", 3)
+    monkeypatch.setattr(torch_driver, "_IDLE_POOLS", 3)
     used = made.pool()
     with made.using(5, used):
         for _ in range(5):
@@ -508,7 +508,7 @@ def test_torch_still_has_what_pools_are_made_by() -> None:
 def test_an_event_that_has_not_come_yet_is_no_error(
     bindings: Bindings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cuda_pages, "cu", bindings)  # asks without spoiling a recording
+    monkeypatch.setattr(cuda_calls, "cu", bindings)  # asks without invalidating a capture
     cuda = graphs()
     event = cuda.event()
     bindings.errors["cuEventQuery"] = real.CUresult.CUDA_ERROR_NOT_READY

@@ -14,7 +14,7 @@ import monograph
 from monograph.errors import ConfigError
 from monograph.runtime.cpu import native
 from monograph.runtime.gpu.driver.device_discovery import architecture, open_device
-from monograph.runtime.gpu.driver.streams import TorchDevice
+from monograph.runtime.gpu.driver.torch_driver import TorchDevice
 from tests.gpu.gpu_models import linear
 
 Machine = Callable[..., None]

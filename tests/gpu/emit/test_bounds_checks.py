@@ -16,7 +16,7 @@ from monograph.ops.reduce import CumSum, ReduceSum
 from monograph.ops.shape import Reshape, Slice, Transpose
 from monograph.program.index import Index
 from monograph.runtime.gpu.driver.devices import Interpreter
-from monograph.runtime.gpu.driver.interpreter_checks import watching
+from monograph.runtime.gpu.driver.interpreter_checks import checked_access
 from monograph.runtime.gpu.executable import GpuExecutable, compile_for_gpu
 from tests.rules.checks import graph_of, value
 
@@ -100,7 +100,7 @@ def test_constants_end_where_their_values_end() -> None:
 
 
 def test_interpreter_is_as_it_was_after_a_checked_kernel() -> None:
-    with pytest.raises(ValueError, match="other"), watching("k", [(0, 1, "nothing")]):
+    with pytest.raises(ValueError, match="other"), checked_access("k", [(0, 1, "nothing")]):
         raise ValueError("other")
     graph = shown()
     np.testing.assert_array_equal(run(compiled(graph, False)), run(compiled(graph)))

@@ -27,7 +27,7 @@ from monograph.runtime.gpu.bound_program import GpuProgram
 from monograph.runtime.gpu.capture.replay import Replay
 from monograph.runtime.gpu.driver.graphs import Handle
 from monograph.runtime.gpu.executable import GpuExecutable
-from monograph.runtime.gpu.host_io.deferred_free import sweep
+from monograph.runtime.gpu.host_io.pinned_staging import free_finished
 from monograph.runtime.pending import Pending
 from monograph.session import Session
 from tests.gpu.fake_driver import FakeDevice
@@ -102,7 +102,7 @@ class Rig:
     def held(self) -> dict[str, int]:
         """What lives now: handles of a driver, random states, memory of the device, its pools."""
         gc.collect()
-        sweep(self.graphs)  # what waits to be let go is no leak
+        free_finished(self.graphs)  # what waits to be let go is no leak
         found = {"handles": sum(type(x) is Handle and not x.closed for x in gc.get_objects())}
         found["states of random ops"] = len(rng_state._known)
         if ON_DEVICE:

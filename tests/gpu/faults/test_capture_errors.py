@@ -92,7 +92,7 @@ def test_out_of_memory_for_a_pool(rig: Rig) -> None:
 
 
 @fault
-def test_out_of_memory_for_a_slab(rig: Rig) -> None:
+def test_out_of_memory_for_a_staging_buffer(rig: Rig) -> None:
     """Pinned memory is no part of a capture: the run fails, clearly, and nothing is launched."""
     case = rig.case()
     arrays = {n: t.cpu().numpy() for n, t in case.feeds().items()}

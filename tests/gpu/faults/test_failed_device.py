@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from monograph.errors import ExecutionError
 from monograph.runtime.gpu.driver.graphs import GraphError
-from monograph.runtime.gpu.host_io import deferred_free
+from monograph.runtime.gpu.host_io import pinned_staging
 from tests.gpu.faults.rig import KINDS, ON_DEVICE, PLACE, Rig, equal, fault, waited
 from tests.gpu.gpu_models import linear
 
@@ -59,7 +59,7 @@ def failed(rig: Rig) -> Iterator[None]:
 def forget_lost() -> None:
     """Slabs that may still be in use are kept: of such a device nobody hears that it is done."""
     gc.collect()
-    deferred_free._PARKED.clear()
+    pinned_staging._DEFERRED.clear()
 
 
 def told(run: Callable[..., Any], *arguments: Any, **options: Any) -> None:

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from monograph.runtime.gpu.capture.replay import Replay
-from monograph.runtime.gpu.host_io.deferred_free import sweep
+from monograph.runtime.gpu.host_io.pinned_staging import free_finished
 from tests.gpu.faults.rig import ON_DEVICE, PLACE, Rig, alone, equal, fault
 
 MANY = 1000
@@ -199,15 +199,15 @@ def test_pinned_memory_outlives_the_run_that_uses_it(
                 interrupted_run(case.replay, arrays)
         else:
             pending = case.replay.run_async(arrays)
-        slab = (case.replay._ring._slabs + case.replay._ring._lost)[0]
-        first, last = slab.address, slab.address + slab.block.numel()
-        del pending, case, slab
+        staging = (case.replay._ring._buffers + case.replay._ring._lost)[0]
+        first, last = staging.address, staging.address + staging.block.numel()
+        del pending, case, staging
         gc.collect()
         assert all(block() is not None for block in blocks)
         others = [rig.graphs.pinned(last - first) for _ in range(4)]
         assert not [o for o in others if first - o.numel() < o.data_ptr() < last]
         rig.synchronise()
-    sweep(rig.graphs)
+    free_finished(rig.graphs)
     assert not any(block() is not None for block in blocks[:1]), "it is kept for ever"
     assert ON_DEVICE or queued
 

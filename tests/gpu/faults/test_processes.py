@@ -141,7 +141,7 @@ def test_a_run_on_arrays_is_dropped_with_its_session(rig: Rig, where: str) -> No
     np.testing.assert_array_equal(session.run({"x": array}), right)
     stream: Any = None if where == HERE else torch.cuda.Stream() if ON_DEVICE else ANOTHER
     (made,) = session._bindings.made()
-    size = made._ring._slabs[0].block.untyped_storage().nbytes()
+    size = made._ring._buffers[0].block.untyped_storage().nbytes()
     del made
     gone = weakref.ref(session)
     rig.synchronise()

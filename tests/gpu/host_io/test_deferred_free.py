@@ -13,9 +13,14 @@ import pytest
 
 from monograph.runtime.gpu.capture.replay import Replay
 from monograph.runtime.gpu.driver.graphs import GraphError
-from monograph.runtime.gpu.host_io import deferred_free
-from monograph.runtime.gpu.host_io.deferred_free import IDLE, LAUNCHED, MARKED, sweep
-from monograph.runtime.gpu.host_io.pinned_staging import Slab
+from monograph.runtime.gpu.host_io import pinned_staging
+from monograph.runtime.gpu.host_io.pinned_staging import (
+    IDLE,
+    LAUNCHED,
+    MARKED,
+    StagingBuffer,
+    free_finished,
+)
 from tests.gpu.capture.replay_models import expected, replayed, some
 from tests.gpu.fake_driver import FakeDriver
 from tests.gpu.fake_graphs import FakeGraphs
@@ -25,19 +30,19 @@ from tests.gpu.host_io.test_pinned_staging import layout_of
 @pytest.fixture(autouse=True)
 def _nothing_left() -> Iterator[None]:
     gc.collect()
-    before = list(deferred_free._PARKED)
+    before = list(pinned_staging._DEFERRED)
     yield
     gc.collect()
-    assert before == deferred_free._PARKED
+    assert before == pinned_staging._DEFERRED
 
 
 class Held:
     """Something that the device reads, in the place of an array."""
 
 
-def slab(graphs: FakeGraphs, state: int) -> tuple[Slab, weakref.ref[Any]]:
-    """A slab of which the device makes some use, and what it holds."""
-    made, held = Slab(layout_of((5,)), graphs), Held()
+def staging(graphs: FakeGraphs, state: int) -> tuple[StagingBuffer, weakref.ref[Any]]:
+    """A staging buffer of which the device makes some use, and what it holds."""
+    made, held = StagingBuffer(layout_of((5,)), graphs), Held()
     made.use.held = {"x": held}
     made.use.state = state
     made.user = made  # type: ignore[assignment]  # as by a run: it goes in a collection
@@ -47,29 +52,29 @@ def slab(graphs: FakeGraphs, state: int) -> tuple[Slab, weakref.ref[Any]]:
 def test_what_is_in_use_stays_with_all_that_is_read() -> None:
     driver = FakeDriver()
     graphs = FakeGraphs(driver)
-    made, held = slab(graphs, MARKED)
+    made, held = staging(graphs, MARKED)
     driver.lazy = True
     graphs.record(made.event, 0)
     del made
     gc.collect()
-    sweep(graphs)
+    free_finished(graphs)
     assert held() is not None
     assert driver.live["event"] == 1
     driver.drain()
     graphs.begin(0)
-    sweep(graphs)  # a caller who records is not disturbed
+    free_finished(graphs)  # a caller who records is not disturbed
     assert held() is not None
     graphs.abort(0)
-    sweep(FakeGraphs(driver))  # another device's
+    free_finished(FakeGraphs(driver))  # another device's
     assert held() is not None
-    sweep(graphs)
+    free_finished(graphs)
     assert held() is None
     assert driver.leaks() == {}
 
 
 def test_what_is_idle_goes_at_once() -> None:
     driver = FakeDriver()
-    made, held = slab(FakeGraphs(driver), IDLE)
+    made, held = staging(FakeGraphs(driver), IDLE)
     del made
     gc.collect()
     assert held() is None
@@ -80,20 +85,20 @@ def test_nothing_is_asked_of_the_driver_where_memory_goes(monkeypatch: pytest.Mo
     """That may be in a collection, in any thread, while somebody records."""
     driver = FakeDriver()
     graphs = FakeGraphs(driver)
-    made, held = slab(graphs, MARKED)
+    made, held = staging(graphs, MARKED)
     for name in ("done", "finish", "record", "event", "capturing_now"):
         monkeypatch.setattr(graphs, name, None)
     del made
     gc.collect()
     assert held() is not None
     monkeypatch.undo()
-    sweep(graphs)
+    free_finished(graphs)
     assert held() is None
 
 
 def test_a_forked_child_keeps_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     driver = FakeDriver()
-    made, held = slab(FakeGraphs(driver), LAUNCHED)
+    made, held = staging(FakeGraphs(driver), LAUNCHED)
     process = os.getpid()
     monkeypatch.setattr(os, "getpid", lambda: process + 1)
     del made
@@ -105,21 +110,21 @@ def test_a_forked_child_keeps_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_forked_child_leaves_alone_what_was_put_aside(monkeypatch: pytest.MonkeyPatch) -> None:
     driver = FakeDriver()
     graphs = FakeGraphs(driver)
-    made, held = slab(graphs, MARKED)
+    made, held = staging(graphs, MARKED)
     del made
     gc.collect()
     process = os.getpid()
     monkeypatch.setattr(os, "getpid", lambda: process + 1)
-    sweep(graphs)
+    free_finished(graphs)
     assert held() is not None
     monkeypatch.undo()
-    sweep(graphs)
+    free_finished(graphs)
     assert held() is None
 
 
 def test_a_device_that_failed_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     graphs = FakeGraphs(FakeDriver())
-    made, held = slab(graphs, MARKED)
+    made, held = staging(graphs, MARKED)
     del made
     gc.collect()
 
@@ -127,10 +132,10 @@ def test_a_device_that_failed_says_nothing(monkeypatch: pytest.MonkeyPatch) -> N
         raise GraphError("the device failed")
 
     monkeypatch.setattr(graphs, "done", fails)
-    sweep(graphs)
+    free_finished(graphs)
     assert held() is not None
     monkeypatch.undo()
-    sweep(graphs)
+    free_finished(graphs)
     assert held() is None
 
 
@@ -153,7 +158,7 @@ def test_a_launch_that_may_have_been_made_is_waited_for(monkeypatch: pytest.Monk
     driver.lazy = True
     launched_once(replay, monkeypatch)
     assert driver._queue == []
-    assert len(replay._ring._slabs) == 1
+    assert len(replay._ring._buffers) == 1
     assert replay._ring._lost == []
     pending = replay.run_async({"x": some(2).numpy()})
     np.testing.assert_array_equal(pending.result(), expected(some(2)))
@@ -168,9 +173,9 @@ def test_a_launch_that_cannot_be_waited_for_keeps_its_memory(
     driver.fail("finish")
     launched_once(replay, monkeypatch)
     (lost,) = replay._ring._lost
-    assert lost not in replay._ring._slabs
+    assert lost not in replay._ring._buffers
     assert driver._queue, "the device is at work"
     pending = replay.run_async({"x": some(2).numpy()})
-    assert replay._ring._slabs[0] is not lost
+    assert replay._ring._buffers[0] is not lost
     np.testing.assert_array_equal(pending.result(), expected(some(2)))
-    lost.leave()
+    lost.release()

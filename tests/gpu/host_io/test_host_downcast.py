@@ -12,14 +12,15 @@ from monograph.codegen.llvm.module.features import TABLE, _usable
 from monograph.ir import DType
 from monograph.ir.dtype import bf16, f16
 from monograph.runtime.cpu.native import NativeCode, compile_module
-from monograph.runtime.gpu.host_io import host_downcast
-from monograph.runtime.gpu.host_io.host_downcast import can_narrow, narrow_text
+from monograph.runtime.gpu.host_io import overlapped_upload
 from monograph.runtime.gpu.host_io.overlapped_upload import (
     GRAIN,
     LINE,
-    Arrivals,
+    OverlappedUpload,
     blocks_of,
+    can_narrow,
     control_bytes,
+    narrow_text,
 )
 from tests.gpu.host_io.test_overlapped_upload import LAUNCH
 
@@ -128,42 +129,45 @@ def test_what_is_rounded_arrives_in_half_the_room(
     arrays = [some((e - b) // 4, i) for i, (b, e) in enumerate(spans[:count])]
     r = np.random.default_rng(1)
     arrays += [r.integers(1, 255, e - b, np.uint8) for b, e in spans[count:]]
-    slab, control = np.zeros(nbytes, np.uint8), np.zeros(control_bytes(nbytes, narrow_to), np.uint8)
-    arrivals = Arrivals(spans, nbytes, kind, narrow_to)
-    arrivals.aim(slab.ctypes.data, control.ctypes.data, [x.ctypes.data for x in arrays], arrays)
+    staging, control = (
+        np.zeros(nbytes, np.uint8),
+        np.zeros(control_bytes(nbytes, narrow_to), np.uint8),
+    )
+    arrivals = OverlappedUpload(spans, nbytes, kind, narrow_to)
+    arrivals.aim(staging.ctypes.data, control.ctypes.data, [x.ctypes.data for x in arrays], arrays)
 
     def launch(executable: int, stream: int) -> int:
-        assert not slab.any(), "something was gathered before the launch"
+        assert not staging.any(), "something was gathered before the launch"
         return 0
 
     function = LAUNCH(launch)
     assert arrivals(ctypes.cast(function, ctypes.c_void_p).value or 0, 77, 5) == 0
     there = np.zeros(nbytes, bool)
     for (begin, end), x in zip(spans[:count], arrays[:count], strict=True):
-        found = slab[begin // 2 : end // 2]
+        found = staging[begin // 2 : end // 2]
         same(found.view(np.uint16), x, kind)
         there[begin // 2 : end // 2] = True
     for (begin, end), x in zip(spans[count:], arrays[count:], strict=True):
-        np.testing.assert_array_equal(slab[begin:end], x)
+        np.testing.assert_array_equal(staging[begin:end], x)
         there[begin:end] = True
-    assert not slab[~there].any()
+    assert not staging[~there].any()
     assert control[LINE::LINE].tolist() == [1] * blocks_of(nbytes, narrow_to)
 
 
 def test_hosts_without_instructions_do_not_round(monkeypatch: pytest.MonkeyPatch) -> None:
     """A function that is called for every number would take longer than it saves."""
-    monkeypatch.setattr(host_downcast, "host_features", lambda: TABLE["sse2"])
+    monkeypatch.setattr(overlapped_upload, "host_features", lambda: TABLE["sse2"])
     assert not can_narrow(f16)
     assert can_narrow(bf16)
-    monkeypatch.setattr(host_downcast, "host_features", lambda: TABLE["avx2"])
+    monkeypatch.setattr(overlapped_upload, "host_features", lambda: TABLE["avx2"])
     assert can_narrow(f16)
 
 
 def test_what_has_to_live_lives_until_it_is_brought() -> None:
-    arrivals = Arrivals([(0, 4)], 256, bf16, 256)
-    slab, control = np.zeros(256, np.uint8), np.zeros(control_bytes(256), np.uint8)
+    arrivals = OverlappedUpload([(0, 4)], 256, bf16, 256)
+    staging, control = np.zeros(256, np.uint8), np.zeros(control_bytes(256), np.uint8)
     kept = [np.ones(1, np.float32)]
-    arrivals.aim(slab.ctypes.data, control.ctypes.data, [kept[0].ctypes.data], kept)
+    arrivals.aim(staging.ctypes.data, control.ctypes.data, [kept[0].ctypes.data], kept)
     assert arrivals._kept is kept
     function = LAUNCH(lambda executable, stream: 0)
     arrivals(ctypes.cast(function, ctypes.c_void_p).value or 0, 1, 1)

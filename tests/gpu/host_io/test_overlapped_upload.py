@@ -13,9 +13,9 @@ from monograph.runtime.gpu.host_io.overlapped_upload import (
     GRAIN,
     LARGEST,
     LINE,
-    Arrivals,
+    OverlappedUpload,
     blocks_of,
-    can_arrive,
+    can_overlap,
     control_bytes,
     parts_of,
 )
@@ -36,15 +36,15 @@ def whole(spans: list[tuple[int, int]]) -> int:
 
 
 class Host:
-    """A slab with its control, arrays to bring, and what a driver's launch would see."""
+    """A staging buffer with its control, arrays to bring, and what a driver's launch would see."""
 
     def __init__(self, spans: list[tuple[int, int]]) -> None:
         r = np.random.default_rng(len(spans))
         self.spans, self.nbytes = spans, whole(spans)
         self.arrays = [r.integers(1, 255, end - begin, np.uint8) for begin, end in spans]
-        self.slab = np.zeros(self.nbytes, np.uint8)
+        self.staging = np.zeros(self.nbytes, np.uint8)
         self.control = np.zeros(control_bytes(self.nbytes), np.uint8)
-        self.arrivals = Arrivals(spans, self.nbytes)
+        self.arrivals = OverlappedUpload(spans, self.nbytes)
         self.launches: list[tuple[int, int]] = []
 
     @property
@@ -58,7 +58,7 @@ class Host:
 
         function = LAUNCH(called)
         arrays = [x.ctypes.data for x in self.arrays] if bring else []
-        self.arrivals.aim(self.slab.ctypes.data, self.control.ctypes.data, arrays)
+        self.arrivals.aim(self.staging.ctypes.data, self.control.ctypes.data, arrays)
         return self.arrivals(ctypes.cast(function, ctypes.c_void_p).value or 0, 77, 5)
 
 
@@ -67,14 +67,14 @@ def test_everything_arrives_behind_the_launch(spans: list[tuple[int, int]]) -> N
     host = Host(spans)
 
     def launch(executable: int, stream: int) -> int:
-        assert not host.slab.any(), "something was gathered before the launch"
+        assert not host.staging.any(), "something was gathered before the launch"
         assert not any(host.said)
         return 0
 
     assert host.start(launch) == 0
     assert host.launches == [(77, 5)]
     for array, (begin, end) in zip(host.arrays, spans, strict=True):
-        np.testing.assert_array_equal(host.slab[begin:end], array)
+        np.testing.assert_array_equal(host.staging[begin:end], array)
     assert host.said == [1] * blocks_of(host.nbytes)
     assert not host.control[:LINE].any()
 
@@ -112,9 +112,9 @@ def test_no_block_is_announced_before_it_is_complete(
 
 def test_what_is_there_already_is_only_announced() -> None:
     host = Host(SPANS["several"])
-    host.slab[:] = 9
+    host.staging[:] = 9
     assert host.start(lambda executable, stream: 0, bring=False) == 0
-    assert (host.slab == 9).all()
+    assert (host.staging == 9).all()
     assert host.said == [1] * blocks_of(host.nbytes)
 
 
@@ -133,4 +133,4 @@ def test_launches_that_wait_exclude_it(
     value: str, right: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", value)
-    assert can_arrive() is right
+    assert can_overlap() is right

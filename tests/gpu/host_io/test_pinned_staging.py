@@ -9,7 +9,13 @@ import pytest
 
 from monograph.ir import dtype
 from monograph.runtime.gpu.bound_program import DevicePort, GpuLayout
-from monograph.runtime.gpu.host_io.pinned_staging import LARGE, PIECE, PIECES, Slab, SlabLayout
+from monograph.runtime.gpu.host_io.pinned_staging import (
+    LARGE,
+    PIECE,
+    PIECES,
+    StagingBuffer,
+    StagingLayout,
+)
 from tests.gpu.fake_driver import FakeDriver
 from tests.gpu.fake_graphs import FakeGraphs
 
@@ -22,10 +28,10 @@ SIZES = {
 }
 
 
-def layout_of(sizes: tuple[int, ...]) -> SlabLayout:
+def layout_of(sizes: tuple[int, ...]) -> StagingLayout:
     inputs = tuple(DevicePort(f"x{i}", dtype("u8"), (n,)) for i, n in enumerate(sizes))
     outputs = (DevicePort("y", dtype("f32"), (3, 5)),)
-    return SlabLayout(GpuLayout(inputs, outputs, (), 0, 0, (), ()))
+    return StagingLayout(GpuLayout(inputs, outputs, (), 0, 0, (), ()))
 
 
 def feeds_for(sizes: tuple[int, ...]) -> dict[str, np.ndarray]:
@@ -33,8 +39,8 @@ def feeds_for(sizes: tuple[int, ...]) -> dict[str, np.ndarray]:
     return {f"x{i}": r.integers(1, 255, n, dtype=np.uint8) for i, n in enumerate(sizes)}
 
 
-def slab_of(layout: SlabLayout) -> Slab:
-    return Slab(layout, FakeGraphs(FakeDriver()))
+def staging_of(layout: StagingLayout) -> StagingBuffer:
+    return StagingBuffer(layout, FakeGraphs(FakeDriver()))
 
 
 @pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
@@ -70,8 +76,8 @@ def test_inputs_are_taken_whole(sizes: tuple[int, ...], kind: str) -> None:
         feeds = {n: np.repeat(x, 2)[::2] for n, x in feeds.items()}
     for array in feeds.values():
         array.flags.writeable = kind != "kept"
-    slab, sent = slab_of(layout), np.zeros(layout.in_to, np.uint8)
-    block = slab.block.numpy()
+    staging, sent = staging_of(layout), np.zeros(layout.in_to, np.uint8)
+    block = staging.block.numpy()
 
     def send(at: int, count: int) -> None:
         sent[at : at + count] = block[at : at + count]
@@ -79,20 +85,20 @@ def test_inputs_are_taken_whole(sizes: tuple[int, ...], kind: str) -> None:
     for fill in ("whole", "ahead"):
         block[:] = 0
         if fill == "whole":
-            slab.fill_fitting(feeds)
+            staging.fill_fitting(feeds)
             send(0, layout.in_to)
         else:
             sent[:] = 0
-            slab.fill_ahead(feeds, send)
+            staging.fill_in_pieces(feeds, send)
         for name, (_, at) in layout.inputs.items():
             np.testing.assert_array_equal(sent[at : at + feeds[name].size], feeds[name])
 
 
 def test_results_are_copies() -> None:
-    slab = slab_of(layout_of((5,)))
-    slab._outputs["y"][:] = 1
+    staging = staging_of(layout_of((5,)))
+    staging._outputs["y"][:] = 1
     mine = np.zeros((3, 5), np.float32)
-    (fresh,), (given,) = slab.results({}), slab.results({"y": mine})
-    slab._outputs["y"][:] = 2
+    (fresh,), (given,) = staging.results({}), staging.results({"y": mine})
+    staging._outputs["y"][:] = 2
     assert given is mine
     assert fresh.tolist() == mine.tolist() == [[1] * 5] * 3

@@ -17,24 +17,19 @@ from monograph.runtime.gpu.artefact import layout_from_json, layout_to_json
 from monograph.runtime.gpu.bound_program import DevicePort, GpuLayout, GpuProgram
 from monograph.runtime.gpu.build.tuning_cache import TuningCache
 from monograph.runtime.gpu.capture.replay import Replay
-from monograph.runtime.gpu.host_io import (
-    host_downcast,
-    host_io_graphs,
-    overlapped_upload,
-    pinned_staging,
-)
-from monograph.runtime.gpu.host_io.host_downcast import can_narrow
-from monograph.runtime.gpu.host_io.pinned_staging import SlabLayout
+from monograph.runtime.gpu.host_io import host_io_graphs, overlapped_upload, pinned_staging
+from monograph.runtime.gpu.host_io.overlapped_upload import can_narrow
+from monograph.runtime.gpu.host_io.pinned_staging import StagingLayout
 from monograph.runtime.gpu.host_io.transfer_policy import (
-    EVERY,
-    FIRST,
-    HALVED,
+    ALL_MODES,
+    DOWNCAST,
+    FULL_WIDTH,
+    OVERLAPPED,
     PLAIN,
-    WHOLE,
-    Measured,
+    MeasuredTransferModes,
     TransferMode,
+    candidate_modes,
     nearest,
-    rivals,
     time_all,
 )
 from tests.gpu import gpu_models
@@ -77,14 +72,14 @@ def model(kind: DType) -> Callable[[FakeDriver], GpuProgram]:
     return make
 
 
-@pytest.fixture(params=HALVED, ids=str)
+@pytest.fixture(params=DOWNCAST, ids=str)
 def _halved(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A clock by which this way is the fastest."""
+    """A clock by which this mode is the fastest."""
 
     def timed(runs: Mapping[TransferMode, Callable[[], None]]) -> dict[TransferMode, float]:
-        assert set(runs) == {*WHOLE, *HALVED}
+        assert set(runs) == {*FULL_WIDTH, *DOWNCAST}
         time_all(runs)
-        return {way: 1.0 if way == request.param else 2.0 for way in runs}
+        return {mode: 1.0 if mode == request.param else 2.0 for mode in runs}
 
     monkeypatch.setattr(host_io_graphs, "time_all", timed)
 
@@ -92,7 +87,7 @@ def _halved(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 def replayed(kind: DType, builds: bool = True) -> tuple[Replay, FakeDriver]:
     driver = FakeDriver()
     graphs = FakeGraphs(driver, builds=builds)
-    measured = Measured(TuningCache(None), "here")
+    measured = MeasuredTransferModes(TuningCache(None), "here")
     return Replay(model(kind)(driver), graphs, measured=measured), driver
 
 
@@ -152,7 +147,7 @@ def test_what_does_not_fit_is_made_to(given: str) -> None:
 def test_a_wrong_shape_is_refused() -> None:
     replay, _ = replayed(bf16)
     replay.run(feeds())
-    with pytest.raises(FeedError, match="the input x has another shape"):
+    with pytest.raises(FeedError, match="input x has the wrong shape"):
         replay.run(feeds() | {"x": np.zeros(SIZE + 1, np.float32)})
     check(replay.run(feeds(2)), feeds(2), bf16)
 
@@ -181,21 +176,21 @@ def named(name: str, narrowed: DType | None = None, size: int = SIZE) -> DeviceP
 
 
 def test_what_is_rounded_comes_first() -> None:
-    found = SlabLayout(layout(named("a"), named("b", bf16), named("c"), named("d", bf16)))
+    found = StagingLayout(layout(named("a"), named("b", bf16), named("c"), named("d", bf16)))
     assert found.narrowed == bf16
     assert list(found.inputs) == ["b", "d", "a", "c"]
     assert found.narrow_to == found.inputs["a"][1] == 64
-    assert list(SlabLayout(layout(named("a"), named("b"))).inputs) == ["a", "b"]
+    assert list(StagingLayout(layout(named("a"), named("b"))).inputs) == ["a", "b"]
 
 
 def test_the_type_of_most_is_the_one(monkeypatch: pytest.MonkeyPatch) -> None:
     slots = (named("a", f16), named("b", bf16, 64), named("c", f16))
-    monkeypatch.setattr(host_downcast, "host_features", lambda: narrowing_host(True))
-    assert SlabLayout(layout(*slots)).narrowed == bf16
-    assert SlabLayout(layout(*slots[::2])).narrowed == f16
-    monkeypatch.setattr(host_downcast, "host_features", lambda: narrowing_host(False))
-    assert SlabLayout(layout(*slots)).narrowed == bf16
-    found = SlabLayout(layout(*slots[::2]))
+    monkeypatch.setattr(overlapped_upload, "host_features", lambda: narrowing_host(True))
+    assert StagingLayout(layout(*slots)).narrowed == bf16
+    assert StagingLayout(layout(*slots[::2])).narrowed == f16
+    monkeypatch.setattr(overlapped_upload, "host_features", lambda: narrowing_host(False))
+    assert StagingLayout(layout(*slots)).narrowed == bf16
+    found = StagingLayout(layout(*slots[::2]))
     assert (found.narrowed, found.narrow_to) == (None, 0)
 
 
@@ -207,33 +202,35 @@ def narrowing_host(converts: bool) -> Any:
 
 def test_what_is_donated_is_not_rounded() -> None:
     outputs = (slot("y", over="x"),)
-    found = SlabLayout(GpuLayout((named("x", bf16), named("w")), outputs, (), 0, 0, (), ()))
+    found = StagingLayout(GpuLayout((named("x", bf16), named("w")), outputs, (), 0, 0, (), ()))
     assert (found.narrowed, found.narrow_to) == (None, 0)
 
 
 def test_it_is_tried_only_where_something_is_rounded() -> None:
-    halves, none = SlabLayout(layout(named("x", bf16))), SlabLayout(layout(named("x")))
-    assert rivals(halves, True) == (*WHOLE, *HALVED)
-    assert rivals(none, True) == WHOLE
-    assert not set(HALVED) & set(rivals(halves, False))
+    halves, none = StagingLayout(layout(named("x", bf16))), StagingLayout(layout(named("x")))
+    assert candidate_modes(halves, True) == (*FULL_WIDTH, *DOWNCAST)
+    assert candidate_modes(none, True) == FULL_WIDTH
+    assert not set(DOWNCAST) & set(candidate_modes(halves, False))
 
 
 def test_ways_are_known_by_their_names() -> None:
-    assert len({str(way) for way in EVERY}) == len(EVERY)
-    assert [str(way) for way in HALVED] == ["narrowed in, direct out", "narrowed in, copy out"]
-    for way in EVERY:
-        cache = Measured(TuningCache(None), "here")
-        cache.keep(layout(named("x", bf16)), {way: 1.0, PLAIN: 2.0})
-        assert cache.find(layout(named("x", bf16))) == way
+    assert len({str(mode) for mode in ALL_MODES}) == len(ALL_MODES)
+    assert [str(mode) for mode in DOWNCAST] == ["narrowed in, direct out", "narrowed in, copy out"]
+    for mode in ALL_MODES:
+        cache = MeasuredTransferModes(TuningCache(None), "here")
+        cache.keep(layout(named("x", bf16)), {mode: 1.0, PLAIN: 2.0})
+        assert cache.find(layout(named("x", bf16))) == mode
         assert cache.find(layout(named("x"))) is None, "it was measured on another program"
 
 
 @pytest.mark.parametrize("writes", [True, False])
 def test_where_it_is_not_possible_the_nearest_is_taken(writes: bool) -> None:
-    way = TransferMode(writes=writes, early=True, narrowed=True)
-    assert nearest(way, EVERY) == way
-    assert nearest(way, WHOLE) == TransferMode(writes=writes, early=True)
-    assert nearest(way, [w for w in WHOLE if w not in FIRST]) == TransferMode(writes=writes)
+    mode = TransferMode(writes=writes, early=True, narrowed=True)
+    assert nearest(mode, ALL_MODES) == mode
+    assert nearest(mode, FULL_WIDTH) == TransferMode(writes=writes, early=True)
+    assert nearest(mode, [w for w in FULL_WIDTH if w not in OVERLAPPED]) == TransferMode(
+        writes=writes
+    )
 
 
 @gpu_models.INTERPRETED

@@ -1,4 +1,4 @@
-"""How arrays of the host reach the device: whichever way measures faster."""
+"""How arrays of the host reach the device: whichever mode measures faster."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from monograph.runtime.gpu.host_io import (
     transfer_policy,
 )
 from monograph.runtime.gpu.host_io.transfer_policy import (
-    AHEAD,
-    FIRST,
+    BASIC,
+    FULL_WIDTH,
+    OVERLAPPED,
+    PIECEWISE,
     PLAIN,
-    RIVALS,
-    WHOLE,
-    Measured,
+    MeasuredTransferModes,
     TransferMode,
-    rivals,
+    candidate_modes,
     time_all,
 )
 from tests.gpu.capture.replay_models import SIZE, Default, chain, counter, expected, loop
@@ -42,7 +42,7 @@ COPIES = {
     TransferMode(writes=True): 1,
     TransferMode(True, True): 0,
 }
-COPIES |= {way: 0 if way.writes else 1 for way in FIRST}
+COPIES |= {mode: 0 if mode.writes else 1 for mode in OVERLAPPED}
 """Of a graph; those ahead of it come with every run."""
 SMALL = 16
 """Bytes of a piece here: two make an input."""
@@ -61,7 +61,7 @@ def some(seed: int = 0) -> np.ndarray:
 
 
 class Clock:
-    """Says which way is fastest, once it has seen all of them run."""
+    """Says which mode is fastest, once it has seen all of them run."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, best: TransferMode) -> None:
         self.best = best
@@ -73,20 +73,20 @@ class Clock:
     ) -> dict[TransferMode, float]:
         self.asked += 1
         large = pinned_staging.control_bytes(2 * SMALL) == 0
-        assert set(runs) == {*RIVALS, *(AHEAD if large else FIRST)}
+        assert set(runs) == {*BASIC, *(PIECEWISE if large else OVERLAPPED)}
         time_all(runs)
-        return {way: 1.0 if way == self.best else 2.0 for way in runs}
+        return {mode: 1.0 if mode == self.best else 2.0 for mode in runs}
 
 
 def replayed(
-    measured: Measured, make: Callable[[FakeDriver], GpuProgram] = chain
+    measured: MeasuredTransferModes, make: Callable[[FakeDriver], GpuProgram] = chain
 ) -> tuple[Replay, FakeDriver]:
     driver = FakeDriver()
     graphs = FakeGraphs(driver, builds=Default.builds)
     return Replay(make(driver), graphs, measured=measured), driver
 
 
-@pytest.mark.parametrize("best", [*WHOLE, *AHEAD], ids=str)
+@pytest.mark.parametrize("best", [*FULL_WIDTH, *PIECEWISE], ids=str)
 def test_the_fastest_way_is_taken_and_kept(
     best: TransferMode, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -95,7 +95,7 @@ def test_the_fastest_way_is_taken_and_kept(
     clock = Clock(monkeypatch, best)
     for turn in range(2):
         cache = TuningCache.open(tmp_path / "tuning.json")
-        replay, driver = replayed(Measured(cache, "here"))
+        replay, driver = replayed(MeasuredTransferModes(cache, "here"))
         for seed in range(5):
             x = some(seed)
             np.testing.assert_array_equal(replay.run({"x": x}), expected(x))
@@ -110,19 +110,21 @@ def test_the_fastest_way_is_taken_and_kept(
     (entry,) = TuningCache.open(tmp_path / "tuning.json").of("here").values()
     assert entry["winner"] == str(best)
     assert entry["problem"] == "arrays of the host: 32 bytes in, 64 bytes out"
-    assert set(entry["us"]) == {str(way) for way in (*RIVALS, *(AHEAD if best.ahead else FIRST))}
+    assert set(entry["us"]) == {
+        str(mode) for mode in (*BASIC, *(PIECEWISE if best.ahead else OVERLAPPED))
+    }
 
 
-@pytest.mark.parametrize("best", FIRST, ids=str)
+@pytest.mark.parametrize("best", OVERLAPPED, ids=str)
 def test_what_was_measured_elsewhere_stays_as_it_is(
     best: TransferMode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Launches that wait for the device would wait for ever for a graph that waits for them."""
     clock = Clock(monkeypatch, best)
-    measured = Measured(TuningCache(None), "here")
+    measured = MeasuredTransferModes(TuningCache(None), "here")
     replayed(measured)[0].run({"x": some()})
     replay, driver = replayed(measured)
-    monkeypatch.setattr(replay.graphs, "arrives", False)
+    monkeypatch.setattr(replay.graphs, "waits_for_inputs", False)
     np.testing.assert_array_equal(replay.run({"x": some()}), expected(some()))
     assert driver.calls["copy"] == COPIES[TransferMode(writes=best.writes)]
     assert clock.asked == 1
@@ -131,9 +133,9 @@ def test_what_was_measured_elsewhere_stays_as_it_is(
 
 def test_what_a_debugger_measures_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", "1")
-    measured = Measured(TuningCache(None), "here")
+    measured = MeasuredTransferModes(TuningCache(None), "here")
     replay, _ = replayed(measured)
-    monkeypatch.setattr(replay.graphs, "arrives", False)
+    monkeypatch.setattr(replay.graphs, "waits_for_inputs", False)
     np.testing.assert_array_equal(replay.run({"x": some()}), expected(some()))
     assert measured.find(replay.executable.layout) is None
 
@@ -171,12 +173,12 @@ def test_slow_models_are_timed_in_few_rounds(monkeypatch: pytest.MonkeyPatch) ->
     assert clock == 2 * (transfer_policy.RUNS + 1)
 
 
-@pytest.mark.parametrize("best", WHOLE, ids=str)
+@pytest.mark.parametrize("best", FULL_WIDTH, ids=str)
 def test_runs_in_flight_have_slabs_of_their_own(
     best: TransferMode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Clock(monkeypatch, best)
-    replay, driver = replayed(Measured(TuningCache(None), "here"))
+    replay, driver = replayed(MeasuredTransferModes(TuningCache(None), "here"))
     replay.run({"x": some()})
     driver.lazy = True
     runs = []
@@ -190,12 +192,12 @@ def test_runs_in_flight_have_slabs_of_their_own(
 
 def test_other_sizes_are_measured_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(monkeypatch, PLAIN)
-    measured = Measured(TuningCache(None), "here")
+    measured = MeasuredTransferModes(TuningCache(None), "here")
     for make in (chain, faulty, chain):
         replay, _ = replayed(measured, make)
         replay.run({"x": np.ones(SIZE, np.float32)})
     assert clock.asked == 2
-    elsewhere, _ = replayed(Measured(measured.cache, "there"))
+    elsewhere, _ = replayed(MeasuredTransferModes(measured.cache, "there"))
     elsewhere.run({"x": some()})
     assert clock.asked == 3
 
@@ -205,7 +207,7 @@ def test_state_and_loops_are_not_tried_out(
     make: Callable[[FakeDriver], GpuProgram], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = Clock(monkeypatch, TransferMode(True, True))
-    replay, driver = replayed(Measured(TuningCache(None), "here"), make)
+    replay, driver = replayed(MeasuredTransferModes(TuningCache(None), "here"), make)
     feeds = {"x": np.ones(SIZE, np.float32), "past": np.zeros(SIZE, np.float32)}
     replay.run({n: x for n, x in feeds.items() if make is counter or n == "x"})
     assert clock.asked == 0
@@ -215,7 +217,7 @@ def test_state_and_loops_are_not_tried_out(
 def test_what_scratch_numbers_break_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     """A trial that finds a number out of range is no fault of the caller's."""
     Clock(monkeypatch, PLAIN)
-    replay, _ = replayed(Measured(TuningCache(None), "here"), faulty)
+    replay, _ = replayed(MeasuredTransferModes(TuningCache(None), "here"), faulty)
     monkeypatch.setattr(host_io_graphs.np, "zeros", lambda *about: -np.ones(*about))
     (y,) = replay.run({"x": np.ones(SIZE, np.float32)})
     assert y.tolist() == [2] * SIZE
@@ -223,7 +225,7 @@ def test_what_scratch_numbers_break_is_forgotten(monkeypatch: pytest.MonkeyPatch
 
 def test_a_way_that_fails_is_a_failed_capture(monkeypatch: pytest.MonkeyPatch) -> None:
     Clock(monkeypatch, PLAIN)
-    replay, driver = replayed(Measured(TuningCache(None), "here"))
+    replay, driver = replayed(MeasuredTransferModes(TuningCache(None), "here"))
     driver.fail("instantiate", 2)
     np.testing.assert_array_equal(replay.run({"x": some()}), expected(some()))
     assert replay.stats["fallbacks"] == {"instantiate fails on purpose": 1}
@@ -241,7 +243,7 @@ def test_trials_that_fail_leave_no_fault_behind(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(host_io_graphs, "time_all", broken)
     monkeypatch.setattr(host_io_graphs.np, "zeros", lambda *about: -np.ones(*about))
-    replay, driver = replayed(Measured(TuningCache(None), "here"), faulty)
+    replay, driver = replayed(MeasuredTransferModes(TuningCache(None), "here"), faulty)
     (y,) = replay.run({"x": np.ones(SIZE, np.float32)})
     assert y.tolist() == [2] * SIZE
     assert replay.stats["fallbacks"] == {"the clock stands still": 1}
@@ -249,9 +251,9 @@ def test_trials_that_fail_leave_no_fault_behind(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize("asked_again", [True, False])
-def test_an_interrupted_run_keeps_its_slab(asked_again: bool) -> None:
-    """It has not ended: whoever took the slab would write over inputs that are still read."""
-    replay, driver = replayed(Measured(TuningCache(None), "here"))
+def test_an_interrupted_run_keeps_its_staging_buffer(asked_again: bool) -> None:
+    """It has not ended: another run in the buffer would overwrite inputs that are still read."""
+    replay, driver = replayed(MeasuredTransferModes(TuningCache(None), "here"))
     replay.run({"x": some()})
     driver.lazy = True
     first = replay.run_async({"x": some(1)})
@@ -263,7 +265,7 @@ def test_an_interrupted_run_keeps_its_slab(asked_again: bool) -> None:
     with pytest.raises(KeyboardInterrupt):
         first.result()
     del driver.hooks["finish"]
-    # As many as there are slabs: the last one waits for the first run.
+    # As many as there are buffers: the last one waits for the first run.
     later = [replay.run_async({"x": some(seed)}) for seed in range(2, 2 + pinned_staging.RING)]
     if asked_again:
         np.testing.assert_array_equal(first.result(), expected(some(1)))
@@ -274,8 +276,8 @@ def test_an_interrupted_run_keeps_its_slab(asked_again: bool) -> None:
 
 def test_strided_inputs_go_ahead_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(overlapped_upload, "LARGEST", 4)
-    Clock(monkeypatch, AHEAD[0])
-    replay, _ = replayed(Measured(TuningCache(None), "here"))
+    Clock(monkeypatch, PIECEWISE[0])
+    replay, _ = replayed(MeasuredTransferModes(TuningCache(None), "here"))
     x = np.repeat(some(), 2)[::2]
     assert not x.flags.c_contiguous
     for _ in range(2):
@@ -286,8 +288,8 @@ def test_strided_inputs_go_ahead_whole(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_has_to_be_gathered_first_arrives_too(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    Clock(monkeypatch, FIRST[0])
-    replay, _ = replayed(Measured(TuningCache(None), "here"))
+    Clock(monkeypatch, OVERLAPPED[0])
+    replay, _ = replayed(MeasuredTransferModes(TuningCache(None), "here"))
     x = np.repeat(some(), 2)[::2]
     given = {"strided": x, "list": x.tolist(), "other type": x.astype(np.float64)}[kind]
     for _ in range(2):
@@ -295,11 +297,11 @@ def test_what_has_to_be_gathered_first_arrives_too(
 
 
 def test_a_device_that_waits_in_vain_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    Clock(monkeypatch, FIRST[0])
-    replay, driver = replayed(Measured(TuningCache(None), "here"))
+    Clock(monkeypatch, OVERLAPPED[0])
+    replay, driver = replayed(MeasuredTransferModes(TuningCache(None), "here"))
     replay.run({"x": some()})
     driver.late = True
-    with pytest.raises(ExecutionError, match="waited 5 s for arrays of the host in vain"):
+    with pytest.raises(ExecutionError, match="waited 5 s for host arrays, and gave up"):
         replay.run({"x": some(1)})
     driver.late = False
     np.testing.assert_array_equal(replay.run({"x": some(2)}), expected(some(2)))
@@ -315,12 +317,12 @@ class Made(dict[str, np.ndarray]):
         return self[name]
 
 
-@pytest.mark.parametrize("best", WHOLE, ids=str)
+@pytest.mark.parametrize("best", FULL_WIDTH, ids=str)
 def test_arrays_live_until_they_are_taken(
     best: TransferMode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Clock(monkeypatch, best)
-    replay, _ = replayed(Measured(TuningCache(None), "here"))
+    replay, _ = replayed(MeasuredTransferModes(TuningCache(None), "here"))
     replay.run({"x": some()})
     launch = replay._launches.launch
     others: list[np.ndarray] = []
@@ -340,8 +342,8 @@ def test_an_interrupt_behind_the_launch_spoils_no_later_run(
     call: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The graph is on its way then, and takes what has arrived when its turn comes."""
-    Clock(monkeypatch, FIRST[0])
-    replay, driver = replayed(Measured(TuningCache(None), "here"))
+    Clock(monkeypatch, OVERLAPPED[0])
+    replay, driver = replayed(MeasuredTransferModes(TuningCache(None), "here"))
     replay.run({"x": some()})
     carry_out = getattr(replay.graphs, call)
     driver.lazy = True
@@ -360,14 +362,14 @@ def test_an_interrupt_behind_the_launch_spoils_no_later_run(
 
 
 def test_a_trial_that_came_late_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    replay, driver = replayed(Measured(TuningCache(None), "here"))
+    replay, driver = replayed(MeasuredTransferModes(TuningCache(None), "here"))
     tried = host_io_graphs.time_all
 
     def timed(runs: Mapping[TransferMode, Callable[[], None]]) -> dict[TransferMode, float]:
         driver.late = True
         found = tried(runs)
         driver.late = False
-        return {way: 1.0 if way == FIRST[0] else us for way, us in found.items()}
+        return {mode: 1.0 if mode == OVERLAPPED[0] else us for mode, us in found.items()}
 
     monkeypatch.setattr(host_io_graphs, "time_all", timed)
     np.testing.assert_array_equal(replay.run({"x": some()}), expected(some()))
@@ -375,22 +377,22 @@ def test_a_trial_that_came_late_is_forgotten(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_a_launch_that_fails_leaves_nothing_said(monkeypatch: pytest.MonkeyPatch) -> None:
     """What has arrived for it is not taken for what arrives for the next."""
-    Clock(monkeypatch, FIRST[0])
-    replay, driver = replayed(Measured(TuningCache(None), "here"))
+    Clock(monkeypatch, OVERLAPPED[0])
+    replay, driver = replayed(MeasuredTransferModes(TuningCache(None), "here"))
     replay.run({"x": some()})
     driver.fail("graph launch", error=ExecutionError("the driver refused to launch"))
     with pytest.raises(ExecutionError, match="refused to launch"):
         replay.run({"x": some(1)})
-    assert all(not slab._control.any() for slab in replay._ring._slabs)
+    assert all(not staging._control.any() for staging in replay._ring._buffers)
     np.testing.assert_array_equal(replay.run({"x": some(2)}), expected(some(2)))
 
 
 def test_without_inputs_there_is_nothing_to_send() -> None:
     layout = GpuLayout((), (DevicePort("y", dtype("f32"), (2,)),), (), 0, 0, (), ())
-    assert rivals(pinned_staging.SlabLayout(layout), True) == RIVALS
+    assert candidate_modes(pinned_staging.StagingLayout(layout), True) == BASIC
 
 
 def test_large_inputs_do_not_hold_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(overlapped_upload, "LARGEST", 4)
-    replay, _ = replayed(Measured(TuningCache(None), "here"))
-    assert rivals(replay._ring.layout, True) == (*RIVALS, *AHEAD)
+    replay, _ = replayed(MeasuredTransferModes(TuningCache(None), "here"))
+    assert candidate_modes(replay._ring.layout, True) == (*BASIC, *PIECEWISE)

@@ -14,7 +14,7 @@ import pytest
 from monograph.ir import DType
 from monograph.ir.dtype import bf16, f16
 from monograph.runtime.gpu.host_io.overlapped_upload import GRAIN, THREADS, blocks_of
-from monograph.runtime.gpu.host_io.upload_kernel import take_text
+from monograph.runtime.gpu.host_io.upload_kernel import upload_kernel_text
 
 KINDS = [None, f16, bf16]
 SIZES = {
@@ -138,7 +138,7 @@ def test_everything_is_taken_once(nbytes: int, narrow_to: int, kind: DType | Non
         source[: every.nbytes] = every.view(np.uint8)
     cut = 0 if kind is None else narrow_to
     threads = Threads(source, nbytes, cut)
-    threads.run(take_text(True, kind).decode())
+    threads.run(upload_kernel_text(True, kind).decode())
     assert threads.written.all()
     np.testing.assert_array_equal(threads.made[cut:], source[cut:])
     if kind is not None:
@@ -163,7 +163,7 @@ def test_the_kernel_assembles(
     if assembler is None:
         pytest.skip("there is no ptxas")
     source = tmp_path / "take.ptx"
-    source.write_bytes(take_text(overlaps, kind).rstrip(b"\0"))
+    source.write_bytes(upload_kernel_text(overlaps, kind).rstrip(b"\0"))
     command = [assembler, f"-arch={arch}", str(source), "-o", str(tmp_path / "take.cubin")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -49,7 +49,7 @@ from monograph.runtime.gpu.executable import (
     check_served,
     first,
 )
-from monograph.runtime.gpu.host_io.transfer_policy import Measured
+from monograph.runtime.gpu.host_io.transfer_policy import MeasuredTransferModes
 from monograph.runtime.gpu.memory import DeviceConstants, told_of_failure
 from monograph.runtime.gpu.ports import TensorStages
 from monograph.runtime.gpu.tensor_checks import imported
@@ -172,12 +172,12 @@ class GpuBackend(_GpuTarget):
         self.constants = DeviceConstants(device)
         cache = TuningCache.open(cache_path(config)) if device.measures else TuningCache(None)
         self.tuner = Tuner(device, cache, config.tune)
-        self.measured: Measured | None = None
+        self.measured: MeasuredTransferModes | None = None
         """The measured transfer modes of host arrays; None if they are not measured."""
         self.streams: MeasuredStreams | None = None
         """The measured stream counts of graphs; None if they are not measured."""
         if device.measures and config.tune != OFF:
-            self.measured = Measured(cache, environment_of(device))
+            self.measured = MeasuredTransferModes(cache, environment_of(device))
             self.streams = MeasuredStreams(cache, environment_of(device))
         self._process = os.getpid()
 

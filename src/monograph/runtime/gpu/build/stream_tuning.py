@@ -27,7 +27,7 @@ from monograph.runtime.gpu.build.tuning_cache import FULL, Entry, TuningCache
 from monograph.runtime.gpu.capture.capture import Recorder, launch_order, order_of
 from monograph.runtime.gpu.capture.control import REPEAT, LaunchTree, nests
 from monograph.runtime.gpu.driver.graphs import Graphs
-from monograph.runtime.gpu.host_io.pinned_staging import SlabLayout
+from monograph.runtime.gpu.host_io.pinned_staging import StagingLayout
 
 FEWER = (1, 2, 3)
 """Numbers of streams that are tried besides the program's own."""
@@ -163,7 +163,7 @@ class StreamTuner:
 
     def _measure(self, tried: Mapping[int, Schedule]) -> dict[int, float]:
         executable = self.executable
-        layout = SlabLayout(executable.layout)
+        layout = StagingLayout(executable.layout)
         place = executable.device.place
         block = torch.zeros(max(layout.nbytes, 1), dtype=torch.uint8, device=place)
         notes = executable.buffers[KEPT].clone()

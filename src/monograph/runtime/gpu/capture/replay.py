@@ -47,10 +47,9 @@ from monograph.runtime.gpu.capture.replay_fast_path import (
 )
 from monograph.runtime.gpu.device_faults import FaultReport
 from monograph.runtime.gpu.driver.graphs import Graphs
-from monograph.runtime.gpu.host_io.deferred_free import sweep
 from monograph.runtime.gpu.host_io.host_io_graphs import HostRuns
-from monograph.runtime.gpu.host_io.pinned_staging import Ring
-from monograph.runtime.gpu.host_io.transfer_policy import Measured
+from monograph.runtime.gpu.host_io.pinned_staging import Ring, free_finished
+from monograph.runtime.gpu.host_io.transfer_policy import MeasuredTransferModes
 from monograph.runtime.gpu.memory import told_of_failure
 from monograph.runtime.gpu.tensor_checks import imported, where_else
 from monograph.runtime.outputs import NOTHING
@@ -70,7 +69,7 @@ class Replay(WrappedExecutable):
         *,
         host: str = AUTO,
         tally: RunCounters | None = None,
-        measured: Measured | None = None,
+        measured: MeasuredTransferModes | None = None,
         streams: MeasuredStreams | None = None,
         locks: bool = True,
     ) -> None:
@@ -218,7 +217,7 @@ class Replay(WrappedExecutable):
                 self._refuse_recording(given, out)
                 return self._from_device(given, out, stream, recording=True)
             self._launches.order(stream)  # before memory is asked for: it may be refused
-            sweep(self.graphs)
+            free_finished(self.graphs)
             if self._partial is not None:
                 self._attempts.count_fallback(self._partial.reason)
                 return self._from_device(given, out, stream)

@@ -17,7 +17,7 @@ from monograph.runtime.gpu.capture.captured_graph import Recorded
 from monograph.runtime.gpu.capture.launches import HERE, TENSORS, THREAD, Launches, Mark
 from monograph.runtime.gpu.device_faults import FaultReport, Notes
 from monograph.runtime.gpu.driver.graphs import Graphs
-from monograph.runtime.gpu.driver.torch_graphs import TorchGraphs
+from monograph.runtime.gpu.driver.torch_driver import TorchGraphs
 from monograph.runtime.gpu.host_io.pinned_staging import nbytes
 from monograph.runtime.gpu.memory import FAILED
 from monograph.runtime.gpu.tensors import torch_type

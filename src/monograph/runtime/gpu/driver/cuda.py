@@ -1,4 +1,4 @@
-"""NVIDIA devices through the driver: kernels loaded once, launched with nothing in between."""
+"""NVIDIA devices through the CUDA driver: kernels are loaded once and launched directly."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from monograph.codegen.triton.module.kernel import Arch, Launch
 from monograph.codegen.triton.module.layout import BufferRef
 from monograph.errors import ExecutionError
 from monograph.runtime.gpu.build.build import CompileRequest, KernelBinary, build, request
-from monograph.runtime.gpu.driver.streams import TorchDevice
+from monograph.runtime.gpu.driver.torch_driver import TorchDevice
 
-_SMALL = 48 << 10
-"""Shared memory that a kernel may use without asking."""
-_HIDDEN = 2
-"""Pointers that Triton adds behind a kernel's own: scratch memory, none of which we use."""
+_SHARED_BYTES = 48 << 10
+"""Bytes of shared memory that a kernel may use without an attribute."""
+_HIDDEN_POINTERS = 2
+"""Pointers that Triton adds after a kernel's own, to scratch memory that Monograph does not use."""
 
 
 def check(result: Any) -> Any:
-    """What a driver call returned, or an error that says which."""
+    """Return what a driver call returned, or raise its error."""
     error, *values = result
     if int(error):
         _, name = cu.cuGetErrorName(error)
@@ -43,22 +43,22 @@ class CudaKernel:
         self.binary = binary
         self._module = check(cu.cuModuleLoadData(binary.code))
         self.function = check(cu.cuModuleGetFunction(self._module, binary.name.encode()))
-        if binary.shared > _SMALL:
+        if binary.shared > _SHARED_BYTES:
             which = cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
             check(cu.cuFuncSetAttribute(self.function, which, binary.shared))
         weakref.finalize(self, _unload, self._module).atexit = False
 
 
 class CudaRecord:
-    """A kernel with its grid and the words of its parameters."""
+    """A kernel with its grid and its parameters."""
 
     def __init__(self, kernel: CudaKernel, grid: tuple[int, int, int], arguments: int) -> None:
         self.kernel = kernel
-        count = arguments + _HIDDEN
+        count = arguments + _HIDDEN_POINTERS
         self.words = (ctypes.c_uint64 * count)()
         start = ctypes.addressof(self.words)
-        self._slots = (ctypes.c_void_p * count)(*(start + 8 * i for i in range(count)))
-        self.params = ctypes.addressof(self._slots)
+        self._pointers = (ctypes.c_void_p * count)(*(start + 8 * i for i in range(count)))
+        self.params = ctypes.addressof(self._pointers)
         config = cu.CUlaunchConfig()
         config.gridDimX, config.gridDimY, config.gridDimZ = grid
         config.blockDimX, config.blockDimY, config.blockDimZ = kernel.binary.threads, 1, 1
@@ -89,7 +89,7 @@ class CudaRecord:
 
 
 class CudaDevice(TorchDevice):
-    """One NVIDIA GPU; kernels that are equal are loaded once, and freed with the device."""
+    """One NVIDIA GPU. Equal kernels are loaded once and freed with the device."""
 
     keeps_code = True
 
@@ -104,7 +104,10 @@ class CudaDevice(TorchDevice):
 
     @contextmanager
     def active(self) -> Iterator[None]:
-        """A thread that is new to CUDA has no context, and torch makes one only when it must."""
+        """Make this device's context current.
+
+        A thread that is new to CUDA has no context, and torch creates one only when it must.
+        """
         with torch.cuda.device(self.place):
             check(cu.cuCtxSetCurrent(self._context))
             yield
@@ -135,7 +138,7 @@ class CudaDevice(TorchDevice):
             self._kernels[wanted] = CudaKernel(binary)
 
     def code(self, wanted: CompileRequest) -> KernelBinary:
-        """The machine code of a kernel."""
+        """Return the machine code of a kernel."""
         return self.kernel(wanted).binary
 
 
@@ -143,7 +146,7 @@ _ABOUT_DRIVER = Path("/proc/driver/nvidia/version")
 
 
 def _driver_version() -> str:
-    """The driver's own number, as Linux tells it; else the newest CUDA that it knows."""
+    """Return the driver's version as Linux reports it, else the newest CUDA it supports."""
     with suppress(OSError):
         found = re.search(r"Kernel Module.*?\s(\d+(?:\.\d+)+)", _ABOUT_DRIVER.read_text())
         if found is not None:
@@ -153,5 +156,5 @@ def _driver_version() -> str:
 
 
 def _unload(module: Any) -> None:
-    """Gives a kernel's memory back; a context that has gone has taken it along."""
+    """Free a kernel's memory. A context that is gone has freed it already."""
     cu.cuModuleUnload(module)

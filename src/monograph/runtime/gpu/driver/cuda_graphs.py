@@ -1,7 +1,7 @@
 """CUDA graphs through cuda-bindings.
 
-Recordings are relaxed: what other threads do meanwhile does not spoil them, nor what libraries
-allocate. What a stream must not do while it records, a synchronisation above all, still fails.
+Captures are relaxed: work of other threads and allocations of libraries do not invalidate them. A
+call that the capturing stream must not make, such as a synchronisation, still fails.
 """
 
 from __future__ import annotations
@@ -19,21 +19,22 @@ from cuda.bindings import runtime as rt
 from monograph.errors import ExecutionError
 from monograph.runtime.gpu.capture.control import ConditionalLaunch
 from monograph.runtime.gpu.driver.cuda import CudaRecord
-from monograph.runtime.gpu.driver.cuda_nodes import (
+from monograph.runtime.gpu.driver.cuda_calls import (
     SET_CONDITION,
     add_condition,
     add_node,
-    add_take,
+    add_upload,
+    call_relaxed,
     capture_info,
     check,
     entry,
-    launch_take,
+    launch_upload,
+    lock_pages,
     read_copy,
     read_kernel,
     read_memset,
     set_dependencies,
 )
-from monograph.runtime.gpu.driver.cuda_pages import lock_pages, undisturbed
 from monograph.runtime.gpu.driver.graphs import (
     CONDITIONAL,
     EMPTY,
@@ -54,9 +55,9 @@ from monograph.runtime.gpu.driver.graphs import (
     Params,
     Start,
 )
-from monograph.runtime.gpu.driver.torch_graphs import TorchGraphs
-from monograph.runtime.gpu.host_io.overlapped_upload import can_arrive
-from monograph.runtime.gpu.host_io.upload_kernel import take_name, take_text
+from monograph.runtime.gpu.driver.torch_driver import TorchGraphs
+from monograph.runtime.gpu.host_io.overlapped_upload import can_overlap
+from monograph.runtime.gpu.host_io.upload_kernel import upload_kernel_name, upload_kernel_text
 
 _RELAXED = cu.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
 _ACTIVE = cu.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_ACTIVE
@@ -83,13 +84,12 @@ _CONDITIONS = {
     WHILE: cu.CUgraphConditionalNodeType.CU_GRAPH_COND_TYPE_WHILE,
 }
 _ENDS = struct.Struct("=QQ")
-"""The words of a copy: where it goes, where it comes from."""
+"""A copy's destination and source."""
 _OLDEST_EDGES, _OLDEST_CONDITIONALS, _OLDEST_ELSE = 12030, 12040, 12080
-"""The CUDA versions whose drivers know edges that let kernels overlap, conditional nodes, and such
-nodes with a second body.
-"""
+"""The oldest CUDA versions with programmatic edges, with conditional nodes, and with conditional
+nodes that have a second body."""
 _OLDEST_OVERLAPS = 9
-"""The first generation of devices on which a kernel may let the next one begin."""
+"""The oldest compute capability with dependent launches."""
 
 
 class CudaGraphs(TorchGraphs):
@@ -99,13 +99,13 @@ class CudaGraphs(TorchGraphs):
 
     def __init__(self, place: torch.device) -> None:
         super().__init__(place)
-        torch.cuda.init()  # before any call of the driver's: torch's context is the one to use
+        torch.cuda.init()  # before any driver call: torch's context is the one to use
         version = int(check(cu.cuDriverGetVersion()))
         self.conditionals = version >= _OLDEST_CONDITIONALS
         self.builds = version >= _OLDEST_EDGES
-        self.arrives = can_arrive()
+        self.waits_for_inputs = can_overlap()
         self.else_bodies = version >= _OLDEST_ELSE
-        """Whether one node holds both bodies of a branch; before, two nodes look at it."""
+        """One node holds both bodies of a branch. Older drivers need two nodes."""
         self._streams: list[Handle] = []
         self._inner: list[Handle] = []
         self._known: dict[int, Any] = {}
@@ -114,7 +114,10 @@ class CudaGraphs(TorchGraphs):
         self._entry = 0
 
     def here(self) -> bool:
-        """Not in a thread that is new to CUDA either: torch says which device, but is not on it."""
+        """Return whether this device is current.
+
+        In a thread that is new to CUDA, torch names a device before its context is current.
+        """
         return super().here() and bool(int(check(cu.cuCtxGetCurrent())))
 
     @contextmanager
@@ -127,10 +130,10 @@ class CudaGraphs(TorchGraphs):
         return lock_pages(self._context, address, nbytes)
 
     def streams(self, count: int) -> list[int]:
-        return self._made(self._streams, count)
+        return self._own_streams(self._streams, count)
 
-    def _made(self, known: list[Handle], count: int) -> list[int]:
-        """Streams of our own: those that torch hands out are a caller's too."""
+    def _own_streams(self, known: list[Handle], count: int) -> list[int]:
+        """Return streams of our own: torch hands its streams to callers too."""
         with self.guard():
             while len(known) < count:
                 made = check(cu.cuStreamCreate(int(_APART)))
@@ -143,10 +146,10 @@ class CudaGraphs(TorchGraphs):
         elif isinstance(record, ConditionalLaunch):
             self._function("set_condition", SET_CONDITION)
         elif isinstance(record, CopyNode) and record.control:
-            self._take(record)
+            self._upload_kernel(record)
 
     def _function(self, name: str, text: bytes) -> Any:
-        """A kernel of the driver's own language, loaded once."""
+        """Return a PTX kernel, loaded once."""
         with self.lock:
             if name not in self._functions:
                 module = Handle(check(cu.cuModuleLoadData(text)), _unload)
@@ -179,7 +182,7 @@ class CudaGraphs(TorchGraphs):
 
     def add_copy(self, graph: Handle, copy: CopyNode, before: Sequence[Any]) -> Any:
         if copy.control:
-            return add_take(graph.value, self._take(copy), copy, list(before))
+            return add_upload(graph.value, self._upload_kernel(copy), copy, list(before))
         nodes = [rt.cudaGraphNode_t(int(n)) for n in before]
         made = check(
             rt.cudaGraphAddMemcpyNode1D(
@@ -213,10 +216,11 @@ class CudaGraphs(TorchGraphs):
         return bool(check(cu.cuStreamIsCapturing(stream)) != _NOT_CAPTURING)
 
     def _info(self, stream: int) -> tuple[Any, list[Any]]:
-        """The graph that a stream records, and what the next node would wait for."""
+        """Return the graph that a stream records, and the nodes that the next node would wait
+        for."""
         status, _, graph, nodes, *_ = check(capture_info(stream))
         if status != _ACTIVE:
-            raise GraphError("a recording was spoilt: something used the stream as it must not")
+            raise GraphError("a capture was invalidated by a call that is not allowed during one")
         return graph, list(nodes or ())
 
     def tails(self, stream: int) -> list[Any]:
@@ -248,18 +252,18 @@ class CudaGraphs(TorchGraphs):
         return Handle(check(cu.cuGraphInstantiate(graph.value, 0)), _destroy_executable)
 
     def write(self, executable: Handle, params: Params) -> None:
-        error = self._written(executable, params)
+        error = self._try_write(executable, params)
         if error:
             if error == _NO_CONTEXT:  # a thread that is new to CUDA
                 check(cu.cuCtxSetCurrent(self._context))
-                error = self._written(executable, params)
+                error = self._try_write(executable, params)
             check((error,))
 
-    def _written(self, executable: Handle, params: Params) -> Any:
+    def _try_write(self, executable: Handle, params: Params) -> Any:
         if params.kind == KERNEL:
             found = cu.cuGraphExecKernelNodeSetParams(executable.value, params.node, params.native)
         elif params.kind == MEMCPY:
-            to, source = _ENDS.unpack_from(params.blobs[0])  # in runs: words would take longer
+            to, source = _ENDS.unpack_from(params.blobs[0])  # faster than two words
             found = rt.cudaGraphExecMemcpyNodeSetParams1D(
                 rt.cudaGraphExec_t(int(executable.value)),
                 rt.cudaGraphNode_t(int(params.node)),
@@ -276,7 +280,7 @@ class CudaGraphs(TorchGraphs):
         return found[0]
 
     def _stream(self, number: int) -> Any:
-        """A stream as the bindings have it: making one costs as much as a call with it."""
+        """Return a stream as the bindings need it. Creating one costs as much as a call with it."""
         try:
             return self._known[number]
         except KeyError:
@@ -291,7 +295,7 @@ class CudaGraphs(TorchGraphs):
             check(cu.cuCtxSetCurrent(self._context))
             error = cu.cuGraphLaunch(executable.value, known)[0]
         if error:
-            # Part of it may have run: this is no reason to run it otherwise.
+            # A part may have run, so no fallback may run it again.
             raise ExecutionError(f"the CUDA driver refused to launch: {error.name}")
 
     def start(self, executable: Handle, stream: int, start: Start) -> None:
@@ -302,7 +306,7 @@ class CudaGraphs(TorchGraphs):
             raise ExecutionError(f"the CUDA driver refused to launch: {name}")
 
     def add_foreign(self, graph: Handle, record: Any, before: Sequence[Any]) -> Any:
-        (stream,) = self._made(self._inner, 1)
+        (stream,) = self._own_streams(self._inner, 1)
         try:
             self.begin(stream)
             with self.using(stream):
@@ -325,7 +329,7 @@ class CudaGraphs(TorchGraphs):
         nodes = [bodies] if self.else_bodies else [[body] for body in bodies]
         handles = [check(cu.cuGraphConditionalHandleCreate(whole, context, 0, 0)) for _ in nodes]
         last = list(before)
-        # All conditions before any body: one might write to where the bool was.
+        # All conditions come before any body: a body might overwrite the bool.
         for number, handle in enumerate(handles):
             last = [self._add_condition(whole, handle, flag, number == 1, last)]
         for handle, inside in zip(handles, nodes, strict=True):
@@ -347,7 +351,7 @@ class CudaGraphs(TorchGraphs):
     def _add_condition(
         self, graph: Any, handle: Any, flag: int, inverse: bool, before: list[Any]
     ) -> Any:
-        """Adds what tells a graph the bool in memory, or its inverse."""
+        """Add a node that sets a condition from the bool in memory, or its inverse."""
         condition = self._function("set_condition", SET_CONDITION)
         return add_condition(graph, condition, (int(handle), flag, int(inverse)), before)
 
@@ -356,18 +360,20 @@ class CudaGraphs(TorchGraphs):
         ends = self.add_conditional(Handle(graph, _not_ours), kind, flag, before, bodies)
         check(set_dependencies(stream, ends, None, len(ends), int(_SET)))
 
-    def _take(self, copy: CopyNode) -> Any:
+    def _upload_kernel(self, copy: CopyNode) -> Any:
         overlaps = torch.cuda.get_device_capability(self.place)[0] >= _OLDEST_OVERLAPS
-        return self._function(take_name(copy.narrowed), take_text(overlaps, copy.narrowed))
+        return self._function(
+            upload_kernel_name(copy.narrowed), upload_kernel_text(overlaps, copy.narrowed)
+        )
 
     def copy(self, stream: int, copy: CopyNode) -> None:
         if copy.control:
-            launch_take(self._take(copy), copy, stream)
+            launch_upload(self._upload_kernel(copy), copy, stream)
             return
         check(rt.cudaMemcpyAsync(copy.to, copy.source, copy.nbytes, _COPIES[copy.kind], stream))
 
     def send(self, stream: int, to: int, source: int, nbytes: int) -> None:
-        # The driver's own call is the shortest way: it does not ask what kinds of memory these are.
+        # The cheapest call: it does not look up the kinds of memory.
         check(cu.cuMemcpyHtoDAsync(to, source, nbytes, self._stream(stream)))
 
     def event(self) -> Handle:
@@ -380,12 +386,12 @@ class CudaGraphs(TorchGraphs):
         check(cu.cuStreamWaitEvent(stream, event.value, 0))
 
     def finish(self, event: Handle) -> None:
-        error = undisturbed(cu.cuEventSynchronize, event.value)
+        error = call_relaxed(cu.cuEventSynchronize, event.value)
         if int(error):
             raise ExecutionError(f"the device failed: {error.name}")
 
     def done(self, event: Handle) -> bool:
-        error = undisturbed(cu.cuEventQuery, event.value)
+        error = call_relaxed(cu.cuEventQuery, event.value)
         if error == _NOT_READY:
             return False
         check((error,))
@@ -394,12 +400,12 @@ class CudaGraphs(TorchGraphs):
 
 @cache
 def cuda_graphs(index: int) -> CudaGraphs:
-    """The graphs of a device: one object, because its streams are shared."""
+    """Return the graphs of a device: one object, because its streams are shared."""
     return CudaGraphs(torch.device("cuda", index))
 
 
 def _edge(overlaps: bool) -> Any:
-    """What a node waits for: the end of another, or only that it lets others start."""
+    """Return an edge: wait for the end of a node, or only until it allows dependent launches."""
     edge = cu.CUgraphEdgeData()
     if overlaps:
         edge.from_port = cu.CU_GRAPH_KERNEL_NODE_PORT_PROGRAMMATIC
@@ -413,7 +419,7 @@ def _nodes(graph: Any) -> list[Any]:
 
 
 def _not_ours(_: Any) -> None:
-    """Frees nothing: a body is its node's, and what a stream records is the recording's."""
+    """Free nothing: the body or the graph belongs to another."""
 
 
 def _destroy_graph(graph: Any) -> None:

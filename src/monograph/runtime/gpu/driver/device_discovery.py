@@ -1,6 +1,6 @@
-"""Opens the device that a target names, or says what is missing and what to do about it.
+"""Opens the device that a target names, or reports what is missing and the remedy.
 
-Imports nothing of torch before it is sure to be there.
+Imports torch only after checking that it is installed.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 INSTALL = "pip install 'monograph[gpu]' (in a checkout: pip install '.[gpu]')"
 OLDEST = 80
-"""The compute capability (times ten) of the oldest NVIDIA devices that code is generated for."""
+"""Compute capability (times ten) of the oldest NVIDIA devices that code is generated for."""
 INTERPRETER = "interpreter"
 
 
 def need(*modules: str) -> None:
-    """Refuses to go on without some modules."""
+    """Raise a ConfigError if modules are missing."""
     missing = [name for name in modules if not _is_there(name)]
     if missing:
         raise ConfigError(
@@ -36,19 +36,19 @@ def need(*modules: str) -> None:
 def _is_there(name: str) -> bool:
     try:
         return importlib.util.find_spec(name) is not None
-    except (ImportError, ValueError):  # its parent is missing, or half of it
+    except (ImportError, ValueError):  # its parent is missing or broken
         return False
 
 
 def architecture(name: str) -> Arch:
-    """An architecture by its name."""
+    """Return an architecture by its name."""
     check_architecture(name)
     need("torch", "triton")
     return ARCHES[name]
 
 
 def check_architecture(name: str) -> None:
-    """Refuses one that no code is generated for, whatever is installed here."""
+    """Raise a ConfigError for an architecture that no code is generated for."""
     if name not in ARCHES:
         raise ConfigError(
             "no code is generated for this architecture",
@@ -58,12 +58,12 @@ def check_architecture(name: str) -> None:
 
 
 def names_architecture(device: str) -> bool:
-    """Whether a target names an architecture to compile for, and no device to run on."""
+    """Return whether a target names an architecture to compile for, not a device."""
     return device.startswith(("sm_", "gfx"))
 
 
 def open_device(device: str) -> Device:
-    """The device with a number ("" for the first), or the interpreter."""
+    """Open the device with a number ("" for the first), or the interpreter."""
     if device == INTERPRETER:
         return _interpreter()
     need("torch", "triton")
@@ -83,10 +83,10 @@ def open_device(device: str) -> Device:
 
 
 def _check_present(torch: Any, index: int) -> None:
-    """Refuses a machine without the device that is asked for."""
+    """Raise a ConfigError if the machine lacks the device."""
     try:
         torch.cuda.init()
-    except Exception as e:  # torch has no error of its own for what the driver says
+    except Exception as e:  # torch has no error class for driver errors
         text = str(e).splitlines()[0] if str(e) else type(e).__name__
         old = "driver" in text.lower() and "too old" in text.lower()
         raise ConfigError(
@@ -133,9 +133,9 @@ def _amd(torch: Any, index: int) -> Device:
 
 
 def make_ready(device: str) -> None:
-    """Before anything imports torch and triton: are they there, and is Triton to interpret?
+    """Check that torch and triton are installed, before anything imports them.
 
-    Triton decides that while it is imported.
+    Triton decides while it is imported whether it interprets.
     """
     if names_architecture(device):
         check_architecture(device)
@@ -146,7 +146,7 @@ def make_ready(device: str) -> None:
         os.environ["TRITON_INTERPRET"] = "1"
     if os.environ.get("TRITON_INTERPRET") != "1":
         raise ConfigError(
-            "Triton was imported before, to compile kernels and not to interpret them",
+            "Triton was already imported to compile kernels, not to interpret them",
             hint="set TRITON_INTERPRET=1 before anything imports triton",
         )
 

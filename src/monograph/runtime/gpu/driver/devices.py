@@ -1,4 +1,4 @@
-"""What runs kernels: a device by its driver, by Triton's launcher, or Triton's interpreter."""
+"""The interface of devices, and Triton's interpreter as a device."""
 
 from __future__ import annotations
 
@@ -15,85 +15,85 @@ from monograph.codegen.triton.module.layout import BufferRef
 from monograph.config import make_config
 from monograph.runtime.gpu.build.build import CompileRequest, KernelBinary, function
 from monograph.runtime.gpu.driver.graphs import Graphs
-from monograph.runtime.gpu.driver.interpreter_checks import watching
+from monograph.runtime.gpu.driver.interpreter_checks import checked_access
 from monograph.runtime.gpu.tensors import typed
 
 _INTERPRETING = threading.Lock()
 
 
 class Record(Protocol):
-    """A launch that is ready but for some addresses."""
+    """A launch whose argument addresses may still change."""
 
     def point(self, position: int, memory: torch.Tensor, offset: int) -> None:
-        """Lets an argument point into some memory, so many bytes from its start."""
+        """Set the address of an argument: an offset in bytes into some memory."""
 
     def launch(self, stream: int) -> None:
-        """Enqueues the kernel on a stream."""
+        """Enqueue the kernel on a stream."""
 
 
 class Device(Protocol):
-    """A place that has memory and runs kernels."""
+    """A device that has memory and runs kernels."""
 
     arch: Arch
     place: torch.device
     name: str
     driver: str
-    """The version of the driver: measurements hold for one."""
+    """The driver's version; measurements are valid for one."""
     measures: bool
-    """Whether kernels can be timed on it."""
+    """Kernels can be timed on it."""
     cache_bytes: int
-    """What its last cache holds."""
+    """Bytes of its last-level cache."""
     keeps_code: bool
     """True if `code` returns the machine code of kernels."""
     graphs: Graphs | None
     """The graphs that sessions capture with, in place of the driver's."""
 
     def record(self, launch: Launch, arguments: Sequence[BufferRef], stem: str) -> Record:
-        """A kernel compiled and loaded."""
+        """Compile and load a kernel."""
 
     def loaded(
         self, binary: KernelBinary, grid: tuple[int, int, int], arguments: Sequence[BufferRef]
     ) -> Record:
-        """A kernel that was compiled before."""
+        """Load a kernel that was compiled before."""
 
     def has(self, wanted: CompileRequest) -> bool:
-        """Whether a kernel need not be compiled any more."""
+        """Return whether a kernel need not be compiled."""
 
     def load(self, wanted: CompileRequest, binary: KernelBinary) -> None:
-        """Takes code that was compiled elsewhere."""
+        """Load machine code that was compiled elsewhere."""
 
     def code(self, wanted: CompileRequest) -> KernelBinary:
         """Return the machine code of a kernel."""
 
     def active(self) -> AbstractContextManager[Any]:
-        """Makes this device the one that the calling thread works with."""
+        """Make this device current in the calling thread."""
 
     def stream(self) -> int:
-        """The stream that work goes to now."""
+        """Return the current stream."""
 
     def join(self, stream: int) -> None:
-        """Lets the stream that work goes to now wait for what another one was given."""
+        """Make the current stream wait for the work of another."""
 
     def capturing(self, stream: int) -> bool:
-        """Whether a stream records what it is given, for whomever."""
+        """Return whether a stream is capturing, for any caller."""
 
     def used(self, memory: Sequence[torch.Tensor]) -> None:
-        """Says that the current stream uses memory: freed, nobody gets it before that is done."""
+        """Tell the allocator that the current stream uses memory, so that it is reused later."""
 
     def copy(self, to: torch.Tensor, source: torch.Tensor) -> None:
-        """Enqueues a copy of bytes on the current stream; pinned memory is not waited for."""
+        """Enqueue a copy of bytes on the current stream, without waiting for pinned memory."""
 
     def finish(self) -> None:
-        """Waits for what the current stream was given."""
+        """Wait for the work of the current stream."""
 
     def synchronise(self) -> None:
-        """Waits for everything enqueued."""
+        """Wait for all enqueued work."""
 
     def free_bytes(self) -> int:
-        """Memory that could still be had."""
+        """Return the bytes that can still be allocated."""
 
     def measure(self, *launches: Callable[[], None]) -> float:
-        """The time of one launch on the device in us, of several that take turns."""
+        """Return the time of one launch on the device in us; several launches alternate."""
 
 
 class _Interpreted:
@@ -111,7 +111,7 @@ class _Interpreted:
         self._tensors[position] = typed(memory, offset, self._dtypes[position])
 
     def launch(self, stream: int) -> None:
-        # While it interprets a kernel, Triton changes its language for all threads.
+        # While it interprets, Triton patches its language for all threads.
         with _INTERPRETING:
             self._run(*self._tensors)
 
@@ -135,12 +135,12 @@ class _Checked(_Interpreted):
         self._ranges[position] = (start - own.below, start + room, label)
 
     def launch(self, stream: int) -> None:
-        with _INTERPRETING, watching(self._stem, self._ranges):
+        with _INTERPRETING, checked_access(self._stem, self._ranges):
             self._run(*self._tensors)
 
 
 class Launched(_Interpreted):
-    """A kernel that Triton compiles and launches itself."""
+    """A kernel that Triton compiles and launches."""
 
     def __init__(self, launch: Launch, arguments: Sequence[BufferRef], stem: str) -> None:
         super().__init__(launch, arguments, stem)
@@ -155,7 +155,7 @@ class Launched(_Interpreted):
 
 
 class Interpreter:
-    """Triton's interpreter: the kernels' numbers without a device, slowly."""
+    """Triton's interpreter: runs kernels without a device, slowly."""
 
     arch = Arch("cuda", "sm_80", interpreted=True)
     place = torch.device("cpu")
@@ -167,7 +167,7 @@ class Interpreter:
     graphs: Graphs | None = None
 
     checked: bool | None = None
-    """Whether every address of a kernel is checked; as the environment says for None."""
+    """Check every address of a kernel; None: as the configuration says."""
 
     def __init__(self, checked: bool | None = None) -> None:
         self.checked = checked
@@ -219,4 +219,4 @@ class Interpreter:
         return 0
 
     def measure(self, *launches: Callable[[], None]) -> float:
-        raise NotImplementedError("the interpreter's time says nothing")
+        raise NotImplementedError("the interpreter cannot time kernels")

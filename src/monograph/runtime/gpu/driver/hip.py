@@ -1,4 +1,4 @@
-"""AMD devices: kernels compiled and launched by Triton, memory and streams by torch for ROCm."""
+"""AMD devices: Triton compiles and launches kernels; torch for ROCm has memory and streams."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from monograph.codegen.triton.module.layout import BufferRef
 from monograph.errors import ConfigError
 from monograph.runtime.gpu.build.build import CompileRequest, KernelBinary
 from monograph.runtime.gpu.driver.devices import Launched, Record
-from monograph.runtime.gpu.driver.streams import TorchDevice
+from monograph.runtime.gpu.driver.torch_driver import TorchDevice
 
 
 class HipDevice(TorchDevice):
@@ -31,13 +31,13 @@ class HipDevice(TorchDevice):
         self, binary: KernelBinary, grid: tuple[int, int, int], arguments: Sequence[BufferRef]
     ) -> Record:
         raise ConfigError(
-            "packages are loaded on NVIDIA devices only",
+            "packages can be loaded on NVIDIA devices only",
             given=self.name,
             hint="load the model itself: its kernels are compiled once and kept by Triton",
         )
 
     def has(self, wanted: CompileRequest) -> bool:
-        """Nothing is compiled ahead: Triton does it at the first launch, and keeps it."""
+        """Return True: Triton compiles at the first launch, and caches the code."""
         return True
 
     def load(self, wanted: CompileRequest, binary: KernelBinary) -> None:

@@ -1,8 +1,8 @@
-"""HIP graphs through the HIP runtime. Held to its published signatures; not tried on hardware yet.
+"""HIP graphs through the HIP runtime. Follows its published signatures; not tried on hardware yet.
 
-HIP has no conditional nodes: branches and loops are left to the host. Of kernels whose parameters
-come as a list it does not tell how many there are: those of libraries cannot be read, and what they
-use is staged. Ours are known to start with so many pointers.
+HIP has no conditional nodes, so the host runs branches and loops. HIP does not tell how many
+parameters a kernel has: those of library kernels cannot be read, and their ports are staged.
+Generated kernels start with a known number of pointers.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from monograph.runtime.gpu.driver.graphs import (
     Params,
     UncapturableError,
 )
-from monograph.runtime.gpu.driver.torch_graphs import TorchGraphs
+from monograph.runtime.gpu.driver.torch_driver import TorchGraphs
 
 
 class Dim3(ctypes.Structure):
@@ -165,7 +165,7 @@ VALUES = {
 _KINDS = {0: KERNEL, 1: MEMCPY, 2: MEMSET, 5: EMPTY}
 _COPIES = {TO_DEVICE: 1, TO_HOST: 2, ON_DEVICE: 3}
 _HIDDEN = 2
-"""Pointers that Triton adds behind a kernel's own."""
+"""Pointers that Triton adds after a kernel's own."""
 
 
 def typed(library: Any) -> Any:
@@ -183,7 +183,7 @@ class HipGraphs(TorchGraphs):
     name = "hip"
     conditionals = False
     builds = False
-    arrives = False
+    waits_for_inputs = False
 
     def __init__(self, place: torch.device, library: Any = None) -> None:
         super().__init__(place)
@@ -196,7 +196,7 @@ class HipGraphs(TorchGraphs):
             raise GraphError(f"the HIP runtime refused {name}", given=f"error {error}")
 
     def _made(self, name: str, free: str, *arguments: Any) -> Handle:
-        """What a call makes: it is owned once the call has succeeded."""
+        """Return the object that a call creates; it is owned once the call has succeeded."""
         value = c_void_p()
         self._call(name, ctypes.byref(value), *arguments)
         return Handle(value.value, getattr(self.hip, free))
@@ -220,7 +220,7 @@ class HipGraphs(TorchGraphs):
         raise NotImplementedError("graphs are recorded from streams")
 
     def prepare(self, record: Any) -> None:
-        """Nothing: Triton loads its kernels when they are first launched."""
+        """Do nothing: Triton loads a kernel at its first launch."""
 
     def begin(self, stream: int) -> None:
         self._call("hipStreamBeginCapture", stream, VALUES["hipStreamCaptureModeRelaxed"])
@@ -244,13 +244,13 @@ class HipGraphs(TorchGraphs):
         return status.value != VALUES["hipStreamCaptureStatusNone"]
 
     def _info(self, stream: int) -> tuple[int | None, list[int]]:
-        """The graph that a stream records, and what the next node would wait for."""
+        """Return the graph that a stream records, and what the next node would wait for."""
         status, number, graph, count = c_int(), c_ulonglong(), c_void_p(), c_size_t()
         nodes = POINTER(c_void_p)()
         places = (status, number, graph, nodes, count)
         self._call("hipStreamGetCaptureInfo_v2", stream, *map(ctypes.byref, places))
         if status.value != VALUES["hipStreamCaptureStatusActive"]:
-            raise GraphError("a recording was spoilt: something used the stream as it must not")
+            raise GraphError("a capture was invalidated by a call that is not allowed during one")
         return graph.value, [nodes[i] or 0 for i in range(count.value)]
 
     def tails(self, stream: int) -> list[Any]:
@@ -277,7 +277,7 @@ class HipGraphs(TorchGraphs):
         return _KINDS.get(kind.value, OTHER)
 
     def function(self, record: Any) -> int | None:
-        """None: Triton launches our kernels, and their nodes are read like others."""
+        """Return None: Triton launches generated kernels, and their nodes are read like others."""
         return None
 
     def read(self, node: Any, words: int = 0) -> Params | None:
@@ -344,11 +344,11 @@ class HipGraphs(TorchGraphs):
     def launch(self, executable: Handle, stream: int) -> None:
         error = self.hip.hipGraphLaunch(executable.value, stream)
         if error:
-            # Part of it may have run: this is no reason to run it otherwise.
+            # A part may have run, so no fallback may run it again.
             raise ExecutionError("the HIP runtime refused to launch", given=f"error {error}")
 
     def add_foreign(self, graph: Handle, record: Any, before: Sequence[Any]) -> Any:
-        raise UncapturableError("HIP graphs are not built of what libraries launch")
+        raise UncapturableError("HIP graphs cannot hold library calls")
 
     def add_conditional(
         self, graph: Handle, kind: str, flag: int, before: Sequence[Any], bodies: Sequence[Fill]
@@ -388,7 +388,7 @@ class HipGraphs(TorchGraphs):
 
 
 def _packed(native: KernelNodeParams) -> tuple[list[Any], list[Any]]:
-    """Parameters that come as one buffer, copied to where they can be changed."""
+    """Copy packed parameters to memory that can be written."""
     end, at = VALUES["HIP_LAUNCH_PARAM_END"], {}
     extra = (c_void_p * 5).from_address(native.extra)
     for i in (0, 2):
@@ -407,5 +407,5 @@ def _packed(native: KernelNodeParams) -> tuple[list[Any], list[Any]]:
 
 @cache
 def hip_graphs(index: int) -> HipGraphs:
-    """The graphs of a device: one object, because its streams are shared."""
+    """Return the graphs of a device: one object, because its streams are shared."""
     return HipGraphs(torch.device("cuda", index))

@@ -1,8 +1,7 @@
-"""Bounds checks of interpreted kernels: every address lies in a buffer that the kernel was given.
+"""Bounds checks of interpreted kernels: every address is in a buffer of the kernel's arguments.
 
-All of the interpreter's accesses to memory go through one module of Triton's. While a checked
-kernel runs, that module is asked only for addresses inside of the buffers of its arguments, each as
-long as the value in it. Elements that a mask leaves out are not accessed, so they do not count.
+Triton's interpreter accesses memory through one module. While a checked kernel runs, that module
+checks each address. Masked elements are not accessed and do not count.
 """
 
 from __future__ import annotations
@@ -19,11 +18,11 @@ from monograph.errors import InternalError
 from monograph.ir import Array
 
 Range = tuple[int, int, str]
-"""The first address of a buffer, the first behind it, and what lies there."""
+"""The first address of a buffer, the first after it, and a label."""
 
 
 class _Watched:
-    """Triton's module for memory, that looks at addresses first. One kernel runs at a time."""
+    """Triton's memory module, with checks of every address. One kernel runs at a time."""
 
     def __init__(self, plain: Any) -> None:
         self._plain = plain
@@ -87,11 +86,11 @@ class _Watched:
     def _outside(self, how: str, address: int, size: int) -> InternalError:
         assert self.ranges is not None
 
-        def apart(range_: Range) -> int:
+        def distance(range_: Range) -> int:
             start, stop, _ = range_
             return max(start - address, address + size - stop)
 
-        start, stop, label = min(self.ranges, key=apart)
+        start, stop, label = min(self.ranges, key=distance)
         return InternalError(
             "an address is outside of its buffer",
             op=self.kernel,
@@ -137,14 +136,14 @@ def watched() -> _Watched:
 
 
 @contextmanager
-def watching(kernel: str, ranges: Sequence[Range]) -> Iterator[None]:
-    """Lets a kernel access these buffers only."""
+def checked_access(kernel: str, ranges: Sequence[Range]) -> Iterator[None]:
+    """Let a kernel access only these buffers."""
     memory = watched()
     memory.kernel, memory.ranges = kernel, ranges
     try:
         yield
     except Exception as error:
-        # The interpreter puts errors of its own around those of a kernel.
+        # The interpreter wraps the errors of a kernel.
         own = error
         while own.__cause__ is not None and not isinstance(own, InternalError):
             own = own.__cause__  # type: ignore[assignment]

@@ -1,4 +1,4 @@
-"""Runs on arrays of the host: one launch, with copies inside or kernels that reach that far."""
+"""Runs on host arrays: one launch, with copies in the graph or kernels that access host memory."""
 
 from __future__ import annotations
 
@@ -26,32 +26,38 @@ from monograph.runtime.gpu.driver.graphs import (
     Graphs,
     Start,
 )
-from monograph.runtime.gpu.host_io.deferred_free import IDLE, LAUNCHED, MARKED
-from monograph.runtime.gpu.host_io.overlapped_upload import SECONDS, Arrivals, can_arrive
-from monograph.runtime.gpu.host_io.pinned_inputs import Fetching
-from monograph.runtime.gpu.host_io.pinned_staging import Ring, Slab, SlabLayout
+from monograph.runtime.gpu.host_io.overlapped_upload import SECONDS, OverlappedUpload, can_overlap
+from monograph.runtime.gpu.host_io.pinned_arrays import PinnedInputs
+from monograph.runtime.gpu.host_io.pinned_staging import (
+    IDLE,
+    LAUNCHED,
+    MARKED,
+    Ring,
+    StagingBuffer,
+    StagingLayout,
+)
 from monograph.runtime.gpu.host_io.transfer_policy import (
     AUTO,
+    CHOICES,
     DIRECT,
     PLAIN,
-    WAYS,
-    Measured,
+    MeasuredTransferModes,
     TransferMode,
+    candidate_modes,
     fastest,
     nearest,
-    rivals,
     time_all,
 )
 from monograph.runtime.outputs import NOTHING, refuse_unlike
 from monograph.runtime.pending import Pending, interrupted
 
 ALL_GATHERED: Mapping[str, int] = {}
-SLAB = "slab"
-"""The one address of such a graph that moves."""
+STAGING = "staging"
+"""Key of the staging buffer among the addresses of a graph."""
 
 
 class HostRuns:
-    """The runs of an executable on arrays of the host."""
+    """The runs of an executable on host arrays."""
 
     def __init__(
         self,
@@ -59,12 +65,14 @@ class HostRuns:
         maker: GraphBuilder,
         attempts: Attempts,
         host: str = AUTO,
-        measured: Measured | None = None,
+        measured: MeasuredTransferModes | None = None,
         locks: bool = True,
     ) -> None:
-        """locks: whether arrays of callers that come back may be locked in memory."""
-        if host not in WAYS:
-            raise ConfigError("unknown way for host data", expected=" | ".join(WAYS), given=host)
+        """Set up the runs. `locks`: arrays that are fed again may be pinned."""
+        if host not in CHOICES:
+            raise ConfigError(
+                "unknown option for host data", expected=" | ".join(CHOICES), given=host
+            )
         self.ring = Ring(launches.executable.layout, launches.graphs)
         self._launches = launches
         self._maker = maker
@@ -72,13 +80,15 @@ class HostRuns:
         self._host = host
         self._measured = measured
         self._stream = stream_of(launches.graphs)
-        slabs = self.ring.layout
-        self._arrivals = Arrivals(slabs.spans(), slabs.in_to)
-        self._narrowing = Arrivals(slabs.spans(), slabs.in_to, slabs.narrowed, slabs.narrow_to)
+        staging = self.ring.layout
+        self._upload = OverlappedUpload(staging.spans(), staging.in_to)
+        self._downcast_upload = OverlappedUpload(
+            staging.spans(), staging.in_to, staging.narrowed, staging.narrow_to
+        )
         layout = launches.executable.layout
-        self._fetching = Fetching(launches, layout)
+        self._pinned = PinnedInputs(launches, layout)
         if not locks or host != AUTO:
-            self._fetching.possible = False
+            self._pinned.possible = False
         self._inputs = [(s.name, s.shape, s.dtype.numpy) for s in layout.inputs]
 
     def try_replay(self, feeds: Feeds) -> Outputs | None:
@@ -87,12 +97,12 @@ class HostRuns:
         return None if pending is None else pending.result()
 
     def try_start(self, feeds: Feeds, stays: bool = False) -> Pending | None:
-        """Enqueue the same run; stays: the caller leaves the arrays alone until it is done."""
+        """Enqueue the same run. `stays`: the caller does not change the arrays until it is done."""
         launches = self._launches
         recorded = launches.made.get(ARRAYS)
         if recorded is None or len(feeds) != len(self._inputs) or HERE[0] != launches.process:
             return None
-        given = {}  # a mapping may make its arrays when it is asked: these are the ones to take
+        given = {}  # a mapping may create its arrays on access
         for name, shape, kind in self._inputs:
             array = given[name] = feeds.get(name)
             if array.__class__ is not np.ndarray or array.shape != shape or array.dtype != kind:
@@ -101,24 +111,24 @@ class HostRuns:
             stream = self._stream()
             if stream == BUSY or launches.made.get(ARRAYS) is not recorded:
                 return None
-            if stays and self._fetching.possible:
+            if stays and self._pinned.possible:
                 if launches.executable.last_stream != stream:
-                    launches.order(stream)  # before anything is locked or made: it may be refused
-                addresses = self._fetching.addresses(given)
-                make = partial(self._fetches, TransferMode(writes=recorded.writes))
-                fetches = addresses and self._fetching.graph(addresses, make)
+                    launches.order(stream)  # first: it may be refused
+                addresses = self._pinned.addresses(given)
+                make = partial(self._pinned_graph, TransferMode(writes=recorded.writes))
+                fetches = addresses and self._pinned.graph(addresses, make)
                 if addresses and fetches:
                     return self._launch(fetches, given, NOTHING, stream, True, addresses)
             return self._launch(recorded, given, NOTHING, stream, fits=True)
 
-    def _fetches(self, way: TransferMode, own: Mapping[str, int]) -> Recorded:
-        """A graph that fetches arrays from where they are."""
-        return hosted(self._maker, self.ring.layout, self.ring.take(), way, own)
+    def _pinned_graph(self, mode: TransferMode, own: Mapping[str, int]) -> Recorded:
+        """Build a graph that reads pinned arrays."""
+        return build_graph(self._maker, self.ring.layout, self.ring.take(), mode, own)
 
     def start(
         self, feeds: Mapping[str, Any], out: Mapping[str, Any], stream: int
     ) -> Pending | None:
-        """A run that was enqueued; None where there can be no graph for it."""
+        """Enqueue a run; return None if there can be no graph for it."""
         for slot in self._launches.executable.layout.outputs:
             if slot.name in out:
                 refuse_unlike(slot.name, out[slot.name], slot.shape, slot.dtype.numpy)
@@ -134,182 +144,187 @@ class HostRuns:
         fits: bool = False,
         addresses: Sequence[int] = (),
     ) -> Pending:
-        """addresses: where the device fetches the large ones of the arrays by itself."""
+        """Enqueue a run. `addresses`: pinned arrays that the device reads directly."""
         if self._launches.executable.last_stream != stream:
-            self._launches.order(stream)  # before memory is asked for: it may be refused
-        slab = self.ring.take()
+            self._launches.order(stream)  # first: it may be refused
+        staging = self.ring.take()
         try:
             self._launches.begin(stream)
             if addresses:
                 start = None
-                slab.fill_fitting(feeds, self._fetching.large)
-                slab.use.held = feeds
+                staging.fill_fitting(feeds, self._pinned.large)
+                staging.use.held = feeds
                 self._launches.counts.fetched += 1
             else:
-                start = self._fill(recorded, slab, feeds, stream, fits)
-            slab.use.state = LAUNCHED
-            self._launches.launch(recorded, [slab.address, *addresses], stream, start)
+                start = self._fill(recorded, staging, feeds, stream, fits)
+            staging.use.state = LAUNCHED
+            self._launches.launch(recorded, [staging.address, *addresses], stream, start)
             self._launches.executable.runs += 1
             note = self._launches.noted()
-            self._launches.graphs.record(slab.event, stream)
-            slab.use.state = MARKED
-            return self._pending(slab, out, note)
+            self._launches.graphs.record(staging.event, stream)
+            staging.use.state = MARKED
+            return self._pending(staging, out, note)
         except BaseException as error:
-            self._clear_up(slab, stream, error)
+            self._clear_up(staging, stream, error)
             raise
 
-    def _clear_up(self, slab: Slab, stream: int, error: BaseException | None = None) -> None:
-        """Sees to the slab of a launch that went wrong."""
+    def _clear_up(
+        self, staging: StagingBuffer, stream: int, error: BaseException | None = None
+    ) -> None:
+        """Release the staging buffer of a launch that failed."""
         graphs = self._launches.graphs
         if error is not None and not isinstance(error, Exception):
-            self.ring.lose(slab)  # interrupted: nobody knows whether a graph uses it now
-            slab.use.state = LAUNCHED
-            with suppress(Exception):  # else it is kept for ever
-                graphs.record(slab.event, stream)
-                slab.use.state = MARKED
+            self.ring.abandon(staging)  # interrupted: a graph may be using it now
+            staging.use.state = LAUNCHED
+            with suppress(Exception):  # else it is kept forever
+                graphs.record(staging.event, stream)
+                staging.use.state = MARKED
             return
-        if slab.use.state != IDLE:  # it may have been launched all the same
+        if staging.use.state != IDLE:  # it may have been launched nevertheless
             try:
-                graphs.record(slab.event, stream)
-                graphs.finish(slab.event)
+                graphs.record(staging.event, stream)
+                graphs.finish(staging.event)
             except Exception:
-                self.ring.lose(slab)
+                self.ring.abandon(staging)
                 return
-        slab.start_over()  # what has arrived, no graph has taken
-        slab.leave()
+        staging.reset_flags()  # no graph has read what arrived
+        staging.release()
 
     def _fill(
         self,
         recorded: Recorded,
-        slab: Slab,
+        staging: StagingBuffer,
         feeds: Mapping[str, Any],
         stream: int,
         fits: bool,
     ) -> Start | None:
-        """Takes the inputs, and sends them ahead where the graph does not fetch them.
+        """Copy the inputs, and upload them where the graph does not.
 
-        fits: whether they are known to be arrays of the right types and shapes. Returned is what
-        launches the graph, where that takes the inputs, too.
+        fits: they are arrays of the right types and shapes. Returns the function that launches the
+        graph, if that also copies the inputs.
         """
         if recorded.narrowed:
-            self._narrowing.aim(slab.address, slab.control, *slab.dense(feeds))
-            return self._narrowing
+            self._downcast_upload.aim(staging.address, staging.control, *staging.dense(feeds))
+            return self._downcast_upload
         if not recorded.ahead:
             if not fits:
-                slab.fill(feeds)
+                staging.fill(feeds)
             elif not recorded.early:
-                slab.fill_fitting(feeds)
+                staging.fill_fitting(feeds)
             if not recorded.early:
                 return None
-            self._arrivals.aim(slab.address, slab.control, slab.addresses(feeds) if fits else ())
-            return self._arrivals
+            self._upload.aim(
+                staging.address, staging.control, staging.addresses(feeds) if fits else ()
+            )
+            return self._upload
         if self._launches.executable.last_stream != stream:
             self._launches.order(stream)
-        send, to, source = self._launches.graphs.send, recorded.ahead, slab.address
-        slab.fill_ahead(feeds, lambda at, count: send(stream, to + at, source + at, count))
+        send, to, source = self._launches.graphs.send, recorded.ahead, staging.address
+        staging.fill_in_pieces(feeds, lambda at, count: send(stream, to + at, source + at, count))
         return None
 
-    def _pending(self, slab: Slab, out: Mapping[str, Any], note: FaultReport | None) -> Pending:
-        """note: what the run finds wrong with its data."""
+    def _pending(
+        self, staging: StagingBuffer, out: Mapping[str, Any], note: FaultReport | None
+    ) -> Pending:
+        """Return the pending run. `note`: its device fault report."""
         graphs, device = self._launches.graphs, self._launches.executable.device
-        turn, lose = slab.turn, self.ring.lose
+        turn, lose = staging.turn, self.ring.abandon
 
         def finish() -> list[Any]:
-            if slab.turn != turn:  # an interrupt came between the release below and the caller
+            if staging.turn != turn:  # an interrupt came between the release below and the caller
                 raise interrupted()
             enter(device)
             try:
-                graphs.finish(slab.event)
+                graphs.finish(staging.event)
             except Exception:  # nobody knows whether the run has ended
-                lose(slab)
+                lose(staging)
                 raise
             try:
-                if slab.came_late():
-                    slab.start_over()
+                if staging.timed_out():
+                    staging.reset_flags()
                     raise _late()
                 if note is not None:
                     note.check()
-                made = slab.results(out)
+                made = staging.results(out)
             except Exception:  # a run that failed has ended too
-                slab.leave()
+                staging.release()
                 raise
-            # An interrupt leaves the run its slab: it goes on, and whoever asks again, a caller
-            # or the ring, waits again.
-            slab.leave()
+            # After an interrupt the run keeps its buffer and goes on: the next call waits again.
+            staging.release()
             return made
 
         def done() -> bool:
             enter(device)
-            return graphs.done(slab.event)
+            return graphs.done(staging.event)
 
-        slab.user = Pending(finish, done, repeatable=True)
-        return slab.user
+        staging.user = Pending(finish, done, repeatable=True)
+        return staging.user
 
     def _graph(self, stream: int) -> Recorded | None:
-        """The graph for such runs, recorded now if not before; None if it cannot be."""
+        """Return the graph of such runs, built now if necessary; None if it cannot be built."""
         found = self._launches.made.get(ARRAYS)
         if found is not None or not self._attempts.wanted():
             return found
-        slab = self.ring.take()
+        staging = self.ring.take()
         try:
             self._launches.order(stream)
-            found = self._attempts.attempt(lambda: self._chosen(slab, stream))
+            found = self._attempts.attempt(lambda: self._chosen(staging, stream))
         except BaseException as error:
-            self._clear_up(slab, stream, error)
+            self._clear_up(staging, stream, error)
             raise
-        if slab.use.state != IDLE:  # what failed was a trial
-            self._clear_up(slab, stream)
+        if staging.use.state != IDLE:  # a trial failed
+            self._clear_up(staging, stream)
         if found is not None:
             self._launches.made[ARRAYS] = found
         return found
 
-    def _chosen(self, slab: Slab, stream: int) -> Recorded:
-        """The graph of the way that is fastest: known, or measured now on scratch memory."""
-        make = partial(hosted, self._maker, self.ring.layout, slab)
+    def _chosen(self, staging: StagingBuffer, stream: int) -> Recorded:
+        """Build the graph of the fastest mode, which is known or measured now on scratch memory."""
+        make = partial(build_graph, self._maker, self.ring.layout, staging)
         executable = self._launches.executable
         donates = any(s.over for s in executable.layout.outputs)
-        if donates or not self._maker.all_exact:  # libraries are given tensors of the device
+        if donates or not self._maker.all_exact:  # libraries need device tensors
             return make(PLAIN)
         if self._host != AUTO:
             return make(TransferMode(True, True) if self._host == DIRECT else PLAIN)
         known = PLAIN if self._measured is None else self._measured.find(executable.layout)
-        # What a state or a loop would make of scratch numbers, nobody knows.
+        # State and loops could misbehave on scratch data.
         if known is not None or executable.held or executable.layout.nests:
-            return make(nearest(known or PLAIN, self._rivals))
-        return self._fastest(slab, stream)
+            return make(nearest(known or PLAIN, self._candidates))
+        return self._fastest(staging, stream)
 
     @property
-    def _rivals(self) -> tuple[TransferMode, ...]:
-        return rivals(self.ring.layout, self._launches.graphs.arrives)
+    def _candidates(self) -> tuple[TransferMode, ...]:
+        return candidate_modes(self.ring.layout, self._launches.graphs.waits_for_inputs)
 
-    def _fastest(self, slab: Slab, stream: int) -> Recorded:
+    def _fastest(self, staging: StagingBuffer, stream: int) -> Recorded:
         assert self._measured is not None
         executable, graphs = self._launches.executable, self._launches.graphs
         made: dict[TransferMode, Recorded] = {}
         feeds = {name: np.zeros(shape, kind) for name, shape, kind in self._inputs}
 
         def run(recorded: Recorded) -> None:
-            start = self._fill(recorded, slab, feeds, stream, True)
-            slab.use.state = LAUNCHED
+            start = self._fill(recorded, staging, feeds, stream, True)
+            staging.use.state = LAUNCHED
             if start is None:
                 graphs.launch(recorded.executable, stream)
             else:
                 graphs.start(recorded.executable, stream, start)
-            graphs.record(slab.event, stream)
-            graphs.finish(slab.event)
-            slab.use.state = IDLE
-            if slab.came_late():  # and taken so long that it cannot win
-                slab.start_over()
+            graphs.record(staging.event, stream)
+            graphs.finish(staging.event)
+            staging.use.state = IDLE
+            if staging.timed_out():  # too slow to win
+                staging.reset_flags()
 
         try:
-            for way in self._rivals:
-                made[way] = hosted(self._maker, self.ring.layout, slab, way)
+            for mode in self._candidates:
+                made[mode] = build_graph(self._maker, self.ring.layout, staging, mode)
             try:
-                times = time_all({way: partial(run, recorded) for way, recorded in made.items()})
+                times = time_all({mode: partial(run, recorded) for mode, recorded in made.items()})
             finally:
                 if executable.notes is not None:
-                    executable.notes.doubt()  # the scratch numbers are no fault of the caller's
-            if can_arrive():  # else some rivals were held back, for this process only
+                    executable.notes.doubt()  # faults in scratch data are not the caller's
+            if can_overlap():  # else some modes were not tried, in this process only
                 self._measured.keep(executable.layout, times)
             return made.pop(fastest(times))
         finally:
@@ -317,59 +332,59 @@ class HostRuns:
                 recorded.close()
 
 
-def hosted(
+def build_graph(
     maker: GraphBuilder,
-    layout: SlabLayout,
-    slab: Slab,
-    way: TransferMode,
+    layout: StagingLayout,
+    staging: StagingBuffer,
+    mode: TransferMode,
     own: Mapping[str, int] = ALL_GATHERED,
 ) -> Recorded:
-    """A graph of which a slab is all that moves, and arrays of the caller's: `own`, by port."""
+    """Build a graph whose only moving address is a staging buffer, and `own` arrays by port."""
     graphs = maker.graphs
     place = maker.executable.device.place
     block = torch.empty(layout.nbytes, dtype=torch.uint8, device=place)
-    memory, here = layout.memory(block), layout.memory(slab.block)
+    memory, here = layout.memory(block), layout.memory(staging.block)
     direct = {
         name: offset
         for name, (offset, _) in layout.ports().items()
-        if (way.reads if name.startswith("input:") else way.writes)
+        if (mode.reads if name.startswith("input:") else mode.writes)
     }
     memory |= {name: here[name] for name in direct}
     start, first, last = block.data_ptr(), layout.in_to, layout.nbytes - layout.out_from
     at = layout.out_from
-    brings = first and not way.reads and not way.ahead
-    control = slab.control if way.early else 0
-    narrow = (layout.narrowed, layout.narrow_to) if way.narrowed else ()
-    copy = CopyNode(start, slab.address, first, TO_DEVICE, control, *narrow)
+    brings = first and not mode.reads and not mode.ahead
+    control = staging.control if mode.early else 0
+    narrow = (layout.narrowed, layout.narrow_to) if mode.narrowed else ()
+    copy = CopyNode(start, staging.address, first, TO_DEVICE, control, *narrow)
     bring = {"before": copy} if brings else {}
-    fetch = {"after": CopyNode(slab.address + at, start + at, last, TO_HOST)}
+    fetch = {"after": CopyNode(staging.address + at, start + at, last, TO_HOST)}
     if own:
-        bring = _one_by_one(layout, slab, start, own)
-    recorder, taken = maker.fixed(memory, bring, {} if way.writes or not last else fetch)
+        bring = _copy_each(layout, staging, start, own)
+    recorder, taken = maker.fixed(memory, bring, {} if mode.writes or not last else fetch)
     try:
-        places = _places_of_copies(graphs, taken, layout, {SLAB: slab.address, **own}, way)
+        places = _places_of_copies(graphs, taken, layout, {STAGING: staging.address, **own}, mode)
         if direct:
             found = places_of(maker.executable, graphs, taken, maker.exact, memory)
             for port, offset in direct.items():
-                places[SLAB] += [(p, w, offset + behind) for p, w, behind in found.get(port, ())]
-        made = Recorded(graphs, taken, places, {SLAB: slab.address, **own})
+                places[STAGING] += [(p, w, offset + behind) for p, w, behind in found.get(port, ())]
+        made = Recorded(graphs, taken, places, {STAGING: staging.address, **own})
     except BaseException:
         taken.graph.close()
         raise
     made.kept += [recorder.pool, block]
-    made.ahead = start if way.ahead else 0
-    made.early, made.narrowed = way.early, way.narrowed
-    made.writes = way.writes
+    made.ahead = start if mode.ahead else 0
+    made.early, made.narrowed = mode.early, mode.narrowed
+    made.writes = mode.writes
     return made
 
 
-def _one_by_one(
-    layout: SlabLayout, slab: Slab, start: int, own: Mapping[str, int]
+def _copy_each(
+    layout: StagingLayout, staging: StagingBuffer, start: int, own: Mapping[str, int]
 ) -> dict[str, CopyNode]:
-    """A copy of each input: from an array of the caller's, or from the slab."""
+    """Return a copy of each input, from a caller's array or from the staging buffer."""
     inputs = {port: place for port, place in layout.ports().items() if port.startswith("input:")}
     return {
-        port: CopyNode(start + at, own.get(port, slab.address + at), count, TO_DEVICE)
+        port: CopyNode(start + at, own.get(port, staging.address + at), count, TO_DEVICE)
         for port, (at, count) in inputs.items()
         if count
     }
@@ -378,14 +393,14 @@ def _one_by_one(
 def _places_of_copies(
     graphs: Graphs,
     taken: Recording,
-    layout: SlabLayout,
+    layout: StagingLayout,
     addresses: Mapping[str, int],
-    way: TransferMode,
+    mode: TransferMode,
 ) -> dict[str, list[Place]]:
-    """Where addresses stand in what brings inputs and fetches outputs, by what moves."""
+    """Return the pointer parameters of the copies, by what moves."""
     early = [(1, 0, 0), (2, 0, layout.control)]
     expected = {
-        "before": early if way.early else [(0, 8, 0)],
+        "before": early if mode.early else [(0, 8, 0)],
         "after": [(0, 0, layout.out_from)],
     }
     for port, (at, _) in layout.ports().items():
@@ -393,18 +408,18 @@ def _places_of_copies(
     found: dict[str, list[Place]] = {name: [] for name in addresses}
     for name, node in taken.edges.items():
         params = graphs.read(node)
-        whose = name if name in addresses else SLAB
+        whose = name if name in addresses else STAGING
         for blob, at, offset in expected[name]:
             word = None if params is None else params.word(blob, at)
             if params is None or word is None or word.value != addresses[whose] + offset:
-                raise GraphError("a copy was not recorded as what it is")
+                raise GraphError("a copy was recorded with unexpected addresses")
             found[whose].append((params, word, offset))
     return found
 
 
 def _late() -> ExecutionError:
     return ExecutionError(
-        f"the device waited {SECONDS} s for arrays of the host in vain",
+        f"the device waited {SECONDS} s for host arrays, and gave up",
         hint="was the process stopped, or is a tool running kernels one by one? "
         "CUDA_LAUNCH_BLOCKING=1 has inputs copied before anything is launched",
     )

@@ -1,10 +1,12 @@
-"""Graphs that are launched before their inputs are there, and take them as they arrive.
+"""Overlapped upload: a graph is launched before its inputs have arrived, and reads them as they do.
 
 A launch takes the host and the driver some microseconds, and so does gathering half a MiB into
-pinned memory. Here both happen at once: the graph begins with a kernel that waits for each piece
-until a word in pinned memory says that it has arrived. Launching and gathering are one call of
-native code that needs no lock of Python's: whatever other threads do meanwhile, and be it to wait
-for the device, the device gets what it waits for. On the way numbers may be rounded: `narrowing`.
+pinned memory. Here both overlap: the graph begins with the kernel of `upload_kernel`, whose blocks
+wait for flags in pinned memory. Native code launches and gathers in one call without Python's lock,
+so that no other thread can keep the device waiting.
+
+If a program rounds an f32 input to 16 bits first, the host may round it while it gathers (a
+downcast), and the kernel widens it again. Kernels then compute the same bits.
 """
 
 from __future__ import annotations
@@ -17,25 +19,104 @@ from typing import Any
 
 from monograph.codegen.llvm.module.features import Features, host_features
 from monograph.ir import DType
+from monograph.ir.dtype import bf16, f16
 from monograph.runtime.cpu.native import NativeCode, compile_module
-from monograph.runtime.gpu.host_io.host_downcast import narrow_text
+
+AT_ONCE = 4
+"""Vector registers that are rounded together, so that their latencies overlap."""
+
+
+def can_narrow(dtype: DType) -> bool:
+    """Return whether the host rounds to this type about as fast as it copies."""
+    return dtype == bf16 or (dtype == f16 and host_features().converts_half)
+
+
+def narrow_text(dtype: DType, features: Features) -> str:
+    """Return LLVM text of `@narrow`, which rounds `n` unaligned floats to nearest, ties to even.
+
+    A NaN stays a NaN; the device canonicalises it when it casts.
+    """
+    many = AT_ONCE * features.lanes(32)
+    return f"""
+define internal void @narrow(ptr %to, ptr %from, i64 %n) nounwind {{
+entry:
+  %left = urem i64 %n, {many}
+  %whole = sub i64 %n, %left
+  br label %many.head
+{_loop(dtype, "many", many, ("0", "entry"), "%whole", "one.head")}
+{_loop(dtype, "one", 1, ("%whole", "many.head"), "%n", "done")}
+done:
+  ret void
+}}
+"""
+
+
+def _loop(dtype: DType, tag: str, lanes: int, begin: tuple[str, str], end: str, after: str) -> str:
+    """Return a loop that rounds `lanes` numbers at a time.
+
+    begin: the first index and the block that it comes from; end: the index after the last.
+    """
+    first, before = begin
+    return f"""
+{tag}.head:
+  %{tag}.i = phi i64 [{first}, %{before}], [%{tag}.next, %{tag}.body]
+  %{tag}.more = icmp ult i64 %{tag}.i, {end}
+  br i1 %{tag}.more, label %{tag}.body, label %{after}
+{tag}.body:
+  %{tag}.source = getelementptr float, ptr %from, i64 %{tag}.i
+  %{tag}.place = getelementptr i16, ptr %to, i64 %{tag}.i
+  %{tag}.x = load <{lanes} x float>, ptr %{tag}.source, align 1
+{(_to_f16 if dtype == f16 else _to_bf16)(tag, lanes)}
+  store <{lanes} x i16> %{tag}.y, ptr %{tag}.place, align 2
+  %{tag}.next = add i64 %{tag}.i, {lanes}
+  br label %{tag}.head"""
+
+
+def _to_f16(tag: str, lanes: int) -> str:
+    return f"""
+  %{tag}.half = fptrunc <{lanes} x float> %{tag}.x to <{lanes} x half>
+  %{tag}.y = bitcast <{lanes} x half> %{tag}.half to <{lanes} x i16>"""
+
+
+def _to_bf16(tag: str, lanes: int) -> str:
+    """Return integer code that rounds to bf16: take the upper half, and add 1 as the lower one
+    says.
+
+    Few hosts have an instruction for it. A carry turns the largest numbers into infinity.
+    """
+    words, bits = f"<{lanes} x i32>", f"%{tag}.bits"
+
+    def every(number: int) -> str:
+        return "<" + ", ".join([f"i32 {number}"] * lanes) + ">"
+
+    return f"""
+  {bits} = bitcast <{lanes} x float> %{tag}.x to {words}
+  %{tag}.upper = lshr {words} {bits}, {every(16)}
+  %{tag}.odd = and {words} %{tag}.upper, {every(1)}
+  %{tag}.more.than = add {words} %{tag}.odd, {every(0x7FFF)}
+  %{tag}.carried = add {words} {bits}, %{tag}.more.than
+  %{tag}.rounded = lshr {words} %{tag}.carried, {every(16)}
+  %{tag}.quiet = or {words} %{tag}.upper, {every(0x40)}
+  %{tag}.nan = fcmp uno <{lanes} x float> %{tag}.x, %{tag}.x
+  %{tag}.chosen = select <{lanes} x i1> %{tag}.nan, {words} %{tag}.quiet, {words} %{tag}.rounded
+  %{tag}.y = trunc {words} %{tag}.chosen to <{lanes} x i16>"""
+
 
 THREADS, EACH = 512, 4
 GRAIN = THREADS * EACH * 16
-"""Threads of a block of the kernel, words of 16 bytes for each, and the bytes of a block. For every
-block the host says in a line of its own that they have arrived: what many blocks ask of one line,
-they are answered one after the other.
-"""
+"""Threads of a block of the kernel, 16-byte words per thread, and bytes per block. Each block has
+an arrival flag in a cache line of its own, because blocks that poll one line are served one by
+one."""
 LINE = 64
-"""Bytes of such a line. One before them all says that a block has waited in vain."""
+"""Bytes of a cache line. The first line says that a block has timed out."""
 LARGEST = 8 << 20
-"""Bytes beyond which blocks that wait would take the places of others on the device."""
+"""Maximum bytes of an overlapped upload: more blocks would occupy the device while they wait."""
 SECONDS = 5
-"""How long the device waits: a host that stops in between, under a debugger say, is an error."""
+"""Seconds before the device gives up, for example because a debugger stopped the host."""
 _FIRST = 8
 """Words of a plan before the arrays: see @start."""
 _PART = 6
-"""Words of a part: see there, too."""
+"""Words of a part: see @start."""
 
 _COPIED = "call void @llvm.memcpy.p0.p0.i64(ptr %to, ptr %source, i64 %size, i1 false)"
 _NARROWED = f"""%narrows = icmp ne i64 %kind, 0
@@ -48,10 +129,10 @@ copy:
 _START = f"""
 declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)
 
-; Launches a graph, copies parts of arrays into pinned memory, and says which blocks are complete.
-; A plan: launch, executable, stream, slab, control, blocks, parts, how many parts, arrays.
-; A part: which array, from where, to where in the slab, how many blocks are complete then, bytes,
-; 0; or of what is narrowed how many numbers, 1.
+; Launches a graph, copies parts of arrays into pinned memory, and sets flags of complete blocks.
+; A plan: launch, executable, stream, staging, control, blocks, parts, number of parts, arrays.
+; A part: array, offset in it, offset in the buffer, blocks that are complete after it, bytes, 0.
+; A narrowed part ends with the count of numbers and 1.
 define i32 @start(ptr %plan) nounwind {{
 entry:
   %p1 = getelementptr i64, ptr %plan, i64 1
@@ -65,7 +146,7 @@ entry:
   %launch = load ptr, ptr %plan, align 8
   %executable = load ptr, ptr %p1, align 8
   %stream = load ptr, ptr %p2, align 8
-  %slab = load ptr, ptr %p3, align 8
+  %staging = load ptr, ptr %p3, align 8
   %control = load ptr, ptr %p4, align 8
   %blocks = load i64, ptr %p5, align 8
   %parts = load ptr, ptr %p6, align 8
@@ -93,7 +174,7 @@ body:
   %place = getelementptr i64, ptr %arrays, i64 %which
   %array = load ptr, ptr %place, align 8
   %source = getelementptr i8, ptr %array, i64 %first
-  %to = getelementptr i8, ptr %slab, i64 %offset
+  %to = getelementptr i8, ptr %staging, i64 %offset
   BRING
   br label %brought
 brought:
@@ -120,13 +201,13 @@ done:
 """
 
 
-def can_arrive() -> bool:
-    """Whether launches return before the device is done: a debugger's do not."""
+def can_overlap() -> bool:
+    """Return whether launches return before the device is done. Under a debugger they do not."""
     return os.environ.get("CUDA_LAUNCH_BLOCKING", "0") in ("", "0")
 
 
 def start_text(narrowed: DType | None, features: Features) -> str:
-    """LLVM's text of `@start`, which rounds parts to a type, or has none that are rounded."""
+    """Return LLVM text of `@start`; parts are rounded to `narrowed`, if given."""
     if narrowed is None:
         return _START.replace("BRING", _COPIED)
     return _START.replace("BRING", _NARROWED) + narrow_text(narrowed, features)
@@ -140,8 +221,8 @@ def _start(narrowed: DType | None) -> Any:
     return ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p)(code.address("start"))
 
 
-class Arrivals:
-    """Launches a graph and brings its inputs. For one caller at a time."""
+class OverlappedUpload:
+    """Launches a graph and uploads its inputs. For one caller at a time."""
 
     def __init__(
         self,
@@ -150,10 +231,10 @@ class Arrivals:
         narrowed: DType | None = None,
         narrow_to: int = 0,
     ) -> None:
-        """Where in a slab each input begins and ends, in this order; the bytes of all of them.
+        """Take the start and end of each input in a staging buffer, and the bytes of all.
 
-        What lies before `narrow_to` are numbers of f32. They are rounded to the type `narrowed`,
-        which makes half of every offset.
+        Inputs before `narrow_to` are f32. They are rounded to `narrowed`, which halves their
+        offsets.
         """
         parts = [n for part in _with_kinds(spans, nbytes, narrow_to) for n in part]
         self._parts = (ctypes.c_uint64 * max(len(parts), 1))(*parts)
@@ -165,18 +246,21 @@ class Arrivals:
         self._plan[5] = blocks_of(nbytes, narrow_to)
         self._plan[6] = ctypes.addressof(self._parts)
 
-    def aim(self, slab: int, control: int, arrays: Sequence[int], kept: Sequence[Any] = ()) -> None:
-        """Says what goes where: arrays in the order of the inputs, none where all is there.
+    def aim(
+        self, staging: int, control: int, arrays: Sequence[int], kept: Sequence[Any] = ()
+    ) -> None:
+        """Set the buffer and the arrays in the order of inputs; no arrays if they are gathered
+        already.
 
-        kept: what must live until they have been brought.
+        kept: objects that must live until the arrays have been copied.
         """
         plan, self._kept = self._plan, kept
-        plan[3], plan[4], plan[7] = slab, control, self._count if arrays else 0
+        plan[3], plan[4], plan[7] = staging, control, self._count if arrays else 0
         for number, address in enumerate(arrays):
             plan[_FIRST + number] = address
 
     def __call__(self, launch: int, executable: int, stream: int) -> int:
-        """Does it; launch: the driver's function. What that has returned."""
+        """Launch and copy; return the error of `launch`, the driver's function."""
         plan = self._plan
         plan[0], plan[1], plan[2] = launch, executable, stream
         try:
@@ -186,19 +270,19 @@ class Arrivals:
 
 
 def blocks_of(nbytes: int, narrow_to: int = 0) -> int:
-    """Blocks of the kernel that takes so many bytes: what is narrowed has blocks of its own."""
+    """Return the number of blocks that copy so many bytes; narrowed inputs have their own."""
     return -(-narrow_to // GRAIN) - (narrow_to - nbytes) // GRAIN
 
 
 def control_bytes(nbytes: int, narrow_to: int = 0) -> int:
-    """What a slab needs besides, where so many bytes are taken as they arrive; 0: they are not."""
+    """Return the bytes of arrival flags, or 0 if the inputs are too large for this mode."""
     return LINE * (blocks_of(nbytes, narrow_to) + 1) if 0 < nbytes <= LARGEST else 0
 
 
 def parts_of(
     spans: Sequence[tuple[int, int]], nbytes: int, narrow_to: int = 0
 ) -> list[tuple[int, int, int, int, int]]:
-    """What is copied at a time, in the slab's order: no part is in two blocks."""
+    """Return the parts that are copied at a time, in the buffer's order; each is in one block."""
     cuts, complete = [], []
     for number, (begin, end) in enumerate(spans):
         base = 0 if begin < narrow_to else narrow_to
@@ -214,7 +298,7 @@ def parts_of(
 def _with_kinds(
     spans: Sequence[tuple[int, int]], nbytes: int, narrow_to: int
 ) -> Iterator[tuple[int, int, int, int, int, int]]:
-    """The parts as @start has them; what comes before `narrow_to` in half its room."""
+    """Yield the parts as @start reads them. Narrowed inputs take half the room."""
     for number, first, at, size, complete in parts_of(spans, nbytes, narrow_to):
         if at < narrow_to:
             yield number, first, at // 2, complete, size // 4, 1

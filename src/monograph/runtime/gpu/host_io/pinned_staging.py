@@ -1,7 +1,11 @@
-"""Inputs and outputs on the host: pinned slabs, in a ring, with the same layout on the device.
+"""Pinned staging buffers for inputs and outputs, in a ring, with the same layout on the device.
 
-The inputs lie at the front and the outputs at the end, what is donated in between: so one copy
-brings everything in, and one copy brings everything out.
+Inputs lie at the front, outputs at the end, and donated state in between. So one copy uploads all
+inputs and one copy downloads all outputs.
+
+A session may be freed while its runs are in flight. Torch would then reuse pinned memory that the
+device still accesses, so freeing is deferred until the device is done. Nothing waits at that point:
+it may be a garbage collection, in any thread, during a capture.
 """
 
 from __future__ import annotations
@@ -9,45 +13,100 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import math
+import os
+import weakref
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
-from monograph.errors import FeedError
+from monograph.errors import ExecutionError, FeedError
 from monograph.ir import Array, DType
 from monograph.runtime.gpu.bound_program import DevicePort, GpuLayout
-from monograph.runtime.gpu.driver.graphs import Graphs
-from monograph.runtime.gpu.host_io.deferred_free import IDLE, Use, park_at_end, sweep
-from monograph.runtime.gpu.host_io.host_downcast import can_narrow
-from monograph.runtime.gpu.host_io.overlapped_upload import control_bytes
+from monograph.runtime.gpu.driver.graphs import Graphs, Handle
+from monograph.runtime.gpu.host_io.overlapped_upload import can_narrow, control_bytes
 from monograph.runtime.outputs import NOTHING
 from monograph.runtime.pending import Pending
 
+IDLE, LAUNCHED, MARKED = range(3)
+"""The device's use of memory: none; launched without an event; launched up to an event."""
+
+
+class Use:
+    """The device's use of host memory. It outlives the owner of the memory."""
+
+    def __init__(self) -> None:
+        self.state = IDLE
+        self.held: Mapping[str, Any] = NOTHING
+        """Arrays of the caller that the device reads directly."""
+
+
+@dataclass(eq=False)
+class _Deferred:
+    """Memory whose owner was freed before the device was done with it."""
+
+    use: Use
+    memory: Any
+    event: Handle
+    graphs: Graphs
+    process: int
+
+
+_DEFERRED: list[_Deferred] = []
+"""A list without a lock, because a garbage collection may add to it at any time."""
+
+
+def defer_free(owner: Any, use: Use, memory: Any, event: Handle, graphs: Graphs) -> None:
+    """Keep memory after its owner is freed, while the device uses it. Nothing is freed at exit."""
+    end = weakref.finalize(owner, _defer, _Deferred(use, memory, event, graphs, os.getpid()))
+    end.atexit = False
+
+
+def _defer(deferred: _Deferred) -> None:
+    # The memory belongs to the parent of a forked child.
+    if deferred.use.state != IDLE and os.getpid() == deferred.process:
+        _DEFERRED.append(deferred)
+
+
+def free_finished(graphs: Graphs) -> None:
+    """Release deferred memory that the device is done with. Called before new work starts."""
+    if not _DEFERRED or graphs.capturing_now():
+        return
+    for deferred in list(_DEFERRED):
+        mine = deferred.graphs is graphs and deferred.process == os.getpid()
+        if not mine or deferred.use.state != MARKED:
+            continue
+        # A failed device does not answer. Another thread may have removed the entry.
+        with suppress(ExecutionError, ValueError):
+            if graphs.done(deferred.event):
+                _DEFERRED.remove(deferred)
+
+
 ALIGNMENT = 256
 PIECE, PIECES, LARGE = 128 << 10, 8, 2 << 20
-"""Bytes that one copy brings about as soon as a launch starts, so that nobody waits for the last
-piece of what is sent ahead; the most pieces that there are; and the bytes from which there are so
-many. Threads would copy faster, but they sleep when they are needed, and waking takes longer.
-"""
+"""Bytes that one copy uploads in the time of a launch, so that nobody waits for the last piece of
+an upload in pieces; the maximum number of pieces; and the bytes from which that many are used.
+Threads would copy faster, but waking them takes longer."""
 RING = 3
-"""Slabs: runs on host data that may be in flight at once."""
+"""Number of staging buffers: runs on host data that may be in flight at once."""
 
 
-class SlabLayout:
-    """Where each input and output lies in a slab."""
+class StagingLayout:
+    """The offsets of inputs and outputs in a staging buffer."""
 
     def __init__(self, layout: GpuLayout) -> None:
         over = {s.over: s for s in layout.outputs if s.over}
         plain = [s for s in layout.inputs if s.name not in over]
         self.narrowed = _narrowed(plain)
-        """The type of 16 bits that some inputs may be rounded to on their way; these come first."""
+        """The 16-bit type that some inputs may be rounded to; these come first."""
         first = [s for s in plain if self.narrowed and s.narrowed == self.narrowed]
         plain = [*first, *(s for s in plain if s not in first)]
         self.narrow_to = sum(map(_rounded, first))
-        """Where they end."""
+        """The end of these inputs."""
         both = [s for s in layout.inputs if s.name in over]
         made = [s for s in layout.outputs if not s.over]
         self.inputs: dict[str, tuple[DevicePort, int]] = {}
@@ -66,14 +125,14 @@ class SlabLayout:
             self.outputs[slot.name] = slot, at
             at += _rounded(slot)
         self.nbytes = self.control = at
-        """How much that is; and where words begin that say which inputs have arrived."""
+        """The bytes of all ports, and the offset of the arrival flags after them."""
         self.control_bytes = control_bytes(self.in_to, self.narrow_to)
         self.results = [s.name for s in layout.outputs]
         self.pieces = self._pieces()
-        """Where what is copied at a time begins and ends."""
+        """The start and end of each piece."""
 
     def _pieces(self) -> list[tuple[int, int]]:
-        """The inputs in two pieces, the last a small one; more where they are large."""
+        """Split the inputs into two pieces, the last a small one, or more if they are large."""
         if self.in_to < 2 * PIECE:
             return [(0, self.in_to)]
         if self.in_to < LARGE:
@@ -83,9 +142,10 @@ class SlabLayout:
         return [(at, min(at + step, self.in_to)) for at in range(0, self.in_to, step)]
 
     def parts(self) -> list[tuple[int, int, list[tuple[str, int, int, int]]]]:
-        """Every piece, and what lies in it: of which input, where in that and in the slab, bytes.
+        """Return each piece with its parts: the input, the offsets in it and in the buffer, the
+        bytes.
 
-        The gaps between inputs are part of pieces, and of nothing in them.
+        Gaps between inputs belong to a piece but to no part.
         """
         found = []
         for start, stop in self.pieces:
@@ -98,16 +158,16 @@ class SlabLayout:
         return found
 
     def spans(self) -> list[tuple[int, int]]:
-        """Where each input begins and ends."""
+        """Return the start and end of each input."""
         return [(at, at + nbytes(slot)) for slot, at in self.inputs.values()]
 
     def ports(self) -> dict[str, tuple[int, int]]:
-        """Every port's offset and bytes."""
+        """Return the offset and bytes of each port."""
         found = {f"input:{n}": (at, nbytes(s)) for n, (s, at) in self.inputs.items()}
         return found | {f"output:{n}": (at, nbytes(s)) for n, (s, at) in self.outputs.items()}
 
     def memory(self, block: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Every port in a block of this layout."""
+        """Return each port in a block of this layout."""
         return {name: block[at : at + n] for name, (at, n) in self.ports().items()}
 
 
@@ -116,7 +176,7 @@ def nbytes(slot: DevicePort) -> int:
 
 
 def _narrowed(slots: Iterable[DevicePort]) -> DType | None:
-    """What most of the inputs' bytes may be rounded to: one type, because one kernel takes them."""
+    """Return the type that most input bytes may be rounded to. One kernel handles one type."""
     found: Counter[DType] = Counter()
     for slot in slots:
         if slot.narrowed is not None and nbytes(slot) and can_narrow(slot.narrowed):
@@ -128,10 +188,10 @@ def _rounded(slot: DevicePort) -> int:
     return -(-max(nbytes(slot), 1) // ALIGNMENT) * ALIGNMENT
 
 
-class Slab:
+class StagingBuffer:
     """Pinned memory for the inputs and outputs of one run."""
 
-    def __init__(self, layout: SlabLayout, graphs: Graphs) -> None:
+    def __init__(self, layout: StagingLayout, graphs: Graphs) -> None:
         block = graphs.pinned(layout.nbytes + layout.control_bytes + ALIGNMENT)
         skipped = -block.data_ptr() % ALIGNMENT
         self.block = block[skipped : skipped + layout.nbytes]
@@ -145,9 +205,9 @@ class Slab:
         self.event = graphs.event()
         self.user: Pending | None = None
         self.use = Use()
-        """What the device does with it, and with arrays that it fetches by itself."""
-        # The run that uses it refers to it, and it to the run: they go in a collection, together.
-        park_at_end(self, self.use, block, self.event, graphs)
+        """The device's use of it and of pinned arrays."""
+        # The run and the buffer refer to each other: garbage collection frees them together.
+        defer_free(self, self.use, block, self.event, graphs)
         self.turn = 0
         self._results = layout.results
         whole: Array = self.block.numpy()
@@ -159,12 +219,12 @@ class Slab:
         self._parts = layout.parts()
 
     def fill(self, feeds: Mapping[str, Any]) -> None:
-        """Takes the inputs: the caller's arrays are free again."""
+        """Copy the inputs. The caller may change its arrays afterwards."""
         for name, place in self._inputs.items():
             np.copyto(place, _fitting(name, feeds[name], place), casting="unsafe")
 
     def fill_fitting(self, feeds: Mapping[str, Any], without: Collection[str] = ()) -> None:
-        """The same for arrays that are known to be of the right type and shape."""
+        """Copy arrays that are known to have the right type and shape."""
         for name, to, count in self._places:
             if name in without:
                 continue
@@ -175,7 +235,8 @@ class Slab:
                 np.copyto(self._inputs[name], array)
 
     def addresses(self, feeds: Mapping[str, Any]) -> list[int]:
-        """Where arrays lie that are known to fit; none where one has to be gathered by itself."""
+        """Return the addresses of fitting arrays; if one is not dense, gather all and return
+        none."""
         found = []
         for name, _, _ in self._places:
             array = feeds[name]
@@ -186,7 +247,7 @@ class Slab:
         return found
 
     def dense(self, feeds: Mapping[str, Any]) -> tuple[list[int], list[Array]]:
-        """Where the inputs lie as dense arrays of their types, and those arrays: some are made."""
+        """Return the addresses of the inputs as dense arrays of their types, and these arrays."""
         found, arrays = [], []
         for name, place in self._inputs.items():
             array = feeds[name]
@@ -196,8 +257,11 @@ class Slab:
             found.append(array.__array_interface__["data"][0])
         return found, arrays
 
-    def fill_ahead(self, feeds: Mapping[str, Any], send: Callable[[int, int], None]) -> None:
-        """The same; what has been taken is sent while the rest is: by its offset and bytes."""
+    def fill_in_pieces(self, feeds: Mapping[str, Any], send: Callable[[int, int], None]) -> None:
+        """Copy the inputs, and send each piece while the next is copied.
+
+        send: takes the offset and the bytes of a piece.
+        """
         starts: dict[str, int] = {}
         for name, place in self._inputs.items():
             data = feeds[name]
@@ -212,21 +276,21 @@ class Slab:
                     ctypes.memmove(address + at, starts[name] + first, size)
             send(start, count)
 
-    def leave(self) -> None:
-        """Behind a run: the slab is for others, and arrays may go."""
+    def release(self) -> None:
+        """Make the buffer available to other runs, and release the caller's arrays."""
         self.use.state, self.use.held = IDLE, NOTHING
         self.user = None
 
-    def came_late(self) -> bool:
-        """Whether a run that waited for its inputs has given up."""
+    def timed_out(self) -> bool:
+        """Return whether a run gave up waiting for its inputs."""
         return bool(self._late.value)
 
-    def start_over(self) -> None:
-        """Forgets what has arrived, behind a run that did not take it."""
+    def reset_flags(self) -> None:
+        """Clear the arrival flags after a run that did not use them."""
         self._control.zero_()
 
     def results(self, out: Mapping[str, Any]) -> list[Any]:
-        """The outputs, as fresh arrays or in those of the caller."""
+        """Return the outputs, in new arrays or in those of the caller."""
         if not out:
             return [self._outputs[name].copy() for name in self._results]
         found = []
@@ -243,13 +307,13 @@ class Slab:
 def _fitting(name: str, data: Any, place: Array) -> Any:
     if np.shape(data) != place.shape:
         raise FeedError(
-            f"the input {name} has another shape", expected=place.shape, given=np.shape(data)
+            f"input {name} has the wrong shape", expected=place.shape, given=np.shape(data)
         )
     return data
 
 
 def _is_like(data: Any, place: Array) -> bool:
-    """Whether the bytes of some data are those that a place has to hold."""
+    """Return whether an array has the bytes that a port needs."""
     return (
         data.__class__ is np.ndarray
         and data.dtype == place.dtype
@@ -263,48 +327,49 @@ def _view(whole: Array, slot: DevicePort, at: int) -> Array:
 
 
 class Ring:
-    """Slabs that runs take in turn."""
+    """Staging buffers that runs use in turn."""
 
     def __init__(self, layout: GpuLayout, graphs: Graphs, count: int = RING) -> None:
-        self.layout = SlabLayout(layout)
+        self.layout = StagingLayout(layout)
         self._graphs = graphs
         self._count = count
-        self._slabs: list[Slab] = []
-        self._lost: list[Slab] = []
+        self._buffers: list[StagingBuffer] = []
+        self._lost: list[StagingBuffer] = []
         self._turns = 0
 
-    def take(self) -> Slab:
-        """A slab that no run uses: the first such, else a new one, else that of the oldest run."""
-        sweep(self._graphs)
-        slab: Slab | None = None
-        for known in self._slabs:
+    def take(self) -> StagingBuffer:
+        """Return a buffer that no run uses: an idle one, else a new one, else that of the oldest
+        run."""
+        free_finished(self._graphs)
+        staging: StagingBuffer | None = None
+        for known in self._buffers:
             if known.user is None:
-                slab = known
+                staging = known
                 break
-        if slab is None and len(self._slabs) < self._count:
-            slab = Slab(self.layout, self._graphs)
-            self._slabs.append(slab)
-        if slab is None:
-            slab = min(self._slabs, key=lambda s: s.turn)
-            self._free(slab)
-            if slab not in self._slabs:  # the device may still use it
-                slab = Slab(self.layout, self._graphs)
-                self._slabs.append(slab)
+        if staging is None and len(self._buffers) < self._count:
+            staging = StagingBuffer(self.layout, self._graphs)
+            self._buffers.append(staging)
+        if staging is None:
+            staging = min(self._buffers, key=lambda s: s.turn)
+            self._free(staging)
+            if staging not in self._buffers:  # the device may still use it
+                staging = StagingBuffer(self.layout, self._graphs)
+                self._buffers.append(staging)
         self._turns += 1
-        slab.turn = self._turns
-        return slab
+        staging.turn = self._turns
+        return staging
 
-    def lose(self, slab: Slab) -> None:
-        """Gives up a slab that the device may still use: it is kept, and no run gets it."""
-        if slab in self._slabs:
-            self._slabs.remove(slab)
-            self._lost.append(slab)
+    def abandon(self, staging: StagingBuffer) -> None:
+        """Remove a buffer that the device may still use: it is kept, and no run gets it."""
+        if staging in self._buffers:
+            self._buffers.remove(staging)
+            self._lost.append(staging)
 
-    def _free(self, slab: Slab) -> None:
-        """Waits for a run, whose outputs go to where the caller will find them."""
-        user = slab.user
+    def _free(self, staging: StagingBuffer) -> None:
+        """Wait for a run, whose outputs its caller will find."""
+        user = staging.user
         if user is not None:
-            with contextlib.suppress(Exception):  # the caller finds that there, too
+            with contextlib.suppress(Exception):  # the caller gets the error
                 user.result()
-        if slab in self._slabs:
-            slab.leave()
+        if staging in self._buffers:
+            staging.release()

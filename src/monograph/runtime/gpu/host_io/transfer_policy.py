@@ -1,7 +1,7 @@
-"""How arrays of the host reach the device and come back: by copies, or kernels that reach so far.
+"""The transfer mode of host arrays: copies, or kernels that access host memory.
 
-Which is faster depends on the sizes, on how often kernels read their inputs, and on the machine:
-it is measured, and kept beside the measurements of kernels.
+The fastest mode depends on sizes, on how often kernels read their inputs, and on the machine. It is
+measured and stored in the tuning cache.
 """
 
 from __future__ import annotations
@@ -15,28 +15,31 @@ from typing import NamedTuple, TypeVar
 
 from monograph.runtime.gpu.bound_program import GpuLayout
 from monograph.runtime.gpu.build.tuning_cache import Entry, TuningCache
-from monograph.runtime.gpu.host_io.pinned_staging import SlabLayout, nbytes
+from monograph.runtime.gpu.host_io.pinned_staging import StagingLayout, nbytes
 
 AUTO, DIRECT, COPY, PIECES = "auto", "direct", "copy", "pieces"
 EARLY, NARROWED = "early", "narrowed"
-WAYS = (AUTO, DIRECT, COPY)
-ROUNDS, RUNS, HOPELESS, SECONDS = 8, 3, 1.5, 0.5
-"""Rounds in which each rival is timed so often in a row, as callers run it; how much slower than
-the fastest one may be in a round to be in the next; and the time after which no round begins."""
+CHOICES = (AUTO, DIRECT, COPY)
+ROUNDS, RUNS = 8, 3
+"""Rounds of measurement, and timed runs of each mode in a round."""
+HOPELESS = 1.5
+"""A mode that is this many times slower than the fastest drops out."""
+SECONDS = 0.5
+"""No round begins after this time."""
 T = TypeVar("T")
 
 
 class TransferMode(NamedTuple):
-    """Whether kernels read inputs, and write outputs, in the host's memory themselves."""
+    """A way to move inputs and outputs; `reads`, `writes`: kernels access host memory directly."""
 
     reads: bool = False
     writes: bool = False
     ahead: bool = False
-    """Whether inputs are copied piece by piece, while the host still gathers the rest."""
+    """Inputs are copied in pieces while the host still gathers the rest."""
     early: bool = False
-    """Whether the graph is launched first, and takes them as they arrive."""
+    """The graph is launched first and reads inputs as they arrive (overlapped upload)."""
     narrowed: bool = False
-    """Whether the host rounds on that way what the program would round first of all."""
+    """The host also rounds inputs that the program would round first (downcast)."""
 
     def __str__(self) -> str:
         early = NARROWED if self.narrowed else EARLY if self.early else COPY
@@ -45,54 +48,54 @@ class TransferMode(NamedTuple):
 
 
 PLAIN = TransferMode()
-RIVALS = (PLAIN, TransferMode(writes=True), TransferMode(reads=True, writes=True))
-AHEAD = (TransferMode(writes=True, ahead=True), TransferMode(ahead=True))
-FIRST = (TransferMode(writes=True, early=True), TransferMode(early=True))
-HALVED = tuple(way._replace(narrowed=True) for way in FIRST)
-WHOLE = (*RIVALS, *FIRST)
-EVERY = (*WHOLE, *AHEAD, *HALVED)
+BASIC = (PLAIN, TransferMode(writes=True), TransferMode(reads=True, writes=True))
+PIECEWISE = (TransferMode(writes=True, ahead=True), TransferMode(ahead=True))
+OVERLAPPED = (TransferMode(writes=True, early=True), TransferMode(early=True))
+DOWNCAST = tuple(mode._replace(narrowed=True) for mode in OVERLAPPED)
+FULL_WIDTH = (*BASIC, *OVERLAPPED)
+ALL_MODES = (*FULL_WIDTH, *PIECEWISE, *DOWNCAST)
 
 
-def rivals(layout: SlabLayout, arrives: bool) -> tuple[TransferMode, ...]:
-    """Return the modes to time. `arrives`: a graph can wait for its inputs.
+def candidate_modes(layout: StagingLayout, waits_for_inputs: bool) -> tuple[TransferMode, ...]:
+    """Return the modes to time. `waits_for_inputs`: a graph can wait for its inputs.
 
     Pieces lose to an early launch on every model measured, so they are timed only where inputs are
     too large for one.
     """
     if not layout.in_to:
-        return RIVALS
-    if not arrives or not layout.control_bytes:
-        return (*RIVALS, *AHEAD)
-    return WHOLE if layout.narrowed is None else (*WHOLE, *HALVED)
+        return BASIC
+    if not waits_for_inputs or not layout.control_bytes:
+        return (*BASIC, *PIECEWISE)
+    return FULL_WIDTH if layout.narrowed is None else (*FULL_WIDTH, *DOWNCAST)
 
 
 def fastest(times: Mapping[TransferMode, float]) -> TransferMode:
-    """The way to take, by what each has taken."""
-    return min(times, key=lambda way: times[way])
+    """Return the mode with the shortest time."""
+    return min(times, key=lambda mode: times[mode])
 
 
-def nearest(way: TransferMode, possible: Sequence[TransferMode]) -> TransferMode:
-    """A way that was measured elsewhere, or what is most like it of those that there are here."""
-    wide = way._replace(narrowed=False)
-    like = (way, wide, wide._replace(early=False), PLAIN)
+def nearest(mode: TransferMode, possible: Sequence[TransferMode]) -> TransferMode:
+    """Return a stored mode, or the most similar one that is possible here."""
+    wide = mode._replace(narrowed=False)
+    like = (mode, wide, wide._replace(early=False), PLAIN)
     return next(found for found in like if found in possible)
 
 
 @dataclass(frozen=True)
-class Measured:
-    """The ways that were measured to be fastest, by program."""
+class MeasuredTransferModes:
+    """The fastest transfer modes, by program."""
 
     cache: TuningCache
     environment: str
 
     def find(self, layout: GpuLayout) -> TransferMode | None:
-        """The way for a program, if it has been measured."""
+        """Return the measured mode of a program, if any."""
         entry = self._entries.get(_key(layout))
-        known = {str(w): w for w in EVERY}
+        known = {str(w): w for w in ALL_MODES}
         return None if entry is None else known.get(entry["winner"])
 
     def keep(self, layout: GpuLayout, times: Mapping[TransferMode, float]) -> None:
-        """Remembers what each way has taken, in us."""
+        """Store the time of each mode in us."""
         taken, made = (sum(map(nbytes, slots)) for slots in (layout.inputs, layout.outputs))
         ordered = sorted(times.items(), key=lambda item: item[1])
         self._entries[_key(layout)] = {
@@ -100,7 +103,7 @@ class Measured:
             "winner": str(fastest(times)),
             "default": str(PLAIN),
             "mode": "full",
-            "us": {str(way): round(us, 3) for way, us in ordered},
+            "us": {str(mode): round(us, 3) for mode, us in ordered},
         }
         self.cache.save()
 
@@ -110,36 +113,36 @@ class Measured:
 
 
 def _key(layout: GpuLayout) -> str:
-    """Which launch reads which input where: constants and what kernels compute are left out.
+    """Return a key of the inputs, outputs and arguments of all launches, and of the known modes.
 
-    And which ways there are: what was measured without some of them is measured again.
+    Constants and the kernels' work do not matter. A new mode makes old measurements invalid.
     """
-    ways = [str(way) for way in EVERY]
-    text = repr((layout.inputs, layout.outputs, layout.arguments, ways))
+    modes = [str(mode) for mode in ALL_MODES]
+    text = repr((layout.inputs, layout.outputs, layout.arguments, modes))
     return "host-" + hashlib.sha256(text.encode()).hexdigest()
 
 
 def time_all(runs: Mapping[T, Callable[[], None]]) -> dict[T, float]:
-    """The median time of each run in us, as the host sees it; they take turns.
+    """Return the median time of each run in us, as the host sees it; modes alternate.
 
-    The first run of a turn is not counted: another has been where it goes.
+    The first run of each round is warm-up.
     """
-    found: dict[T, list[float]] = {way: [] for way in runs}
-    hopeful = dict(runs)
+    found: dict[T, list[float]] = {mode: [] for mode in runs}
+    remaining = dict(runs)
     start = time.perf_counter()
-    for turn in range(ROUNDS):
-        if turn > 1 and time.perf_counter() - start > SECONDS:
+    for round_ in range(ROUNDS):
+        if round_ > 1 and time.perf_counter() - start > SECONDS:
             break
-        for way, run in hopeful.items():
+        for mode, run in remaining.items():
             run()
             for _ in range(RUNS):
                 began = time.perf_counter()
                 run()
-                found[way].append(time.perf_counter() - began)
-        if turn == 0:  # all kinds of things may happen for the first time
-            found = {way: [] for way in runs}
+                found[mode].append(time.perf_counter() - began)
+        if round_ == 0:  # warm-up
+            found = {mode: [] for mode in runs}
             continue
-        medians = {way: statistics.median(times) for way, times in found.items()}
+        medians = {mode: statistics.median(times) for mode, times in found.items()}
         best = min(medians.values())
-        hopeful = {way: run for way, run in runs.items() if medians[way] <= HOPELESS * best}
-    return {way: statistics.median(times) * 1e6 for way, times in found.items()}
+        remaining = {mode: run for mode, run in runs.items() if medians[mode] <= HOPELESS * best}
+    return {mode: statistics.median(times) * 1e6 for mode, times in found.items()}

@@ -1,4 +1,5 @@
-"""The kernel that takes inputs as they arrive: PTX, because it waits for what the host writes."""
+"""The device half of an overlapped upload: a PTX kernel that waits for flags that the host
+writes."""
 
 from __future__ import annotations
 
@@ -6,29 +7,29 @@ from monograph.ir import DType
 from monograph.ir.dtype import f16
 from monograph.runtime.gpu.host_io.overlapped_upload import EACH, GRAIN, LINE, SECONDS, THREADS
 
-_LET = "\n  griddepcontrol.launch_dependents;"
+_ALLOW_DEPENDENTS = "\n  griddepcontrol.launch_dependents;"
 
 
-def take_name(narrowed: DType | None = None) -> str:
-    """What the kernel is called."""
+def upload_kernel_name(narrowed: DType | None = None) -> str:
+    """Return the kernel's name."""
     return "take" if narrowed is None else f"take_{narrowed}"
 
 
-def take_text(overlaps: bool, narrowed: DType | None = None) -> bytes:
-    """A kernel that copies `n` bytes, a multiple of 16: each block its own, once they have arrived.
+def upload_kernel_text(overlaps: bool, narrowed: DType | None = None) -> bytes:
+    """Return a kernel that copies `n` bytes, a multiple of 16; each block waits for its own.
 
-    overlaps: whether kernels behind it may begin meanwhile, and wait by themselves. Devices from
-    sm_90 on know that. narrowed: the type of what makes the first `m` bytes, a multiple of 16 and
-    not more than `n`. It has half of their offsets, is widened to f32, and has blocks of its own.
+    overlaps: dependent launches may begin meanwhile (from sm_90 on). narrowed: the 16-bit type of
+    the inputs that become the first `m` bytes, a multiple of 16 and at most `n`. They lie at half
+    of their offsets, are widened to f32, and have blocks of their own.
     """
     last = "" if narrowed is None else ", .param .u64 p_m"
     halves = "" if narrowed is None else _halves(narrowed)
-    target, lets = ("sm_90", _LET) if overlaps else ("sm_80", "")
+    target, lets = ("sm_90", _ALLOW_DEPENDENTS) if overlaps else ("sm_80", "")
     return f"""
 .version 7.8
 .target {target}
 .address_size 64
-.visible .entry {take_name(narrowed)}(
+.visible .entry {upload_kernel_name(narrowed)}(
   .param .u64 p_to, .param .u64 p_source, .param .u64 p_control, .param .u64 p_n{last})
 .maxntid {THREADS}, 1, 1
 {{
@@ -76,10 +77,7 @@ READY:
 
 
 def _words(text: str) -> str:
-    """What is done with each of a thread's words; loads of all come before the rest.
-
-    So they are under way together.
-    """
+    """Repeat a text for each of a thread's words. All loads come first, so that they overlap."""
     return "".join(text.format(number, at=number * THREADS * 16) for number in range(EACH))
 
 
@@ -94,10 +92,10 @@ _STORED = """
 
 
 def _halves(narrowed: DType) -> str:
-    """What blocks of halves do, before those behind them are told where they begin.
+    """Return the code of blocks that widen 16-bit numbers; later blocks are told where they begin.
 
-    Words of both kinds in one block would have to be told apart, and ptxas would have a thread
-    wait for one before it loads the next.
+    A block with words of both kinds would need branches, and ptxas would then make a thread wait
+    for one load before the next.
     """
     widened = _FROM_F16 if narrowed == f16 else _FROM_BF16
     return f"""
@@ -131,4 +129,4 @@ _FROM_BF16 = """
   shl.b32 %a{0}, %a{0}, 16;
   and.b32 %d{0}, %c{0}, 0xFFFF0000;
   shl.b32 %c{0}, %c{0}, 16;"""
-"""Four numbers of two words; the first of each is in its lower half."""
+"""Unpacks four numbers from two words; the first of each is in the lower half."""

@@ -15,14 +15,14 @@ from monograph.errors import ExecutionError
 from monograph.ir import constant
 from monograph.ops.elementwise import Add, Mul
 from monograph.runtime.gpu.capture.replay import Replay
-from monograph.runtime.gpu.host_io import pinned_arrays, pinned_inputs
-from monograph.runtime.gpu.host_io.deferred_free import sweep
+from monograph.runtime.gpu.host_io import pinned_arrays
 from monograph.runtime.gpu.host_io.pinned_arrays import (
     OFTEN,
-    RETURNING,
+    PINNED_ARRAYS,
     PinnedArrayRegistry,
     whole_pages,
 )
+from monograph.runtime.gpu.host_io.pinned_staging import free_finished
 from tests.gpu.faults.rig import ON_DEVICE, Rig, fault, side_by_side
 from tests.rules.checks import graph_of, value
 
@@ -34,7 +34,7 @@ Arrays = dict[str, np.ndarray]
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     if not ON_DEVICE:
-        monkeypatch.setattr(pinned_inputs, "SMALLEST", 1 << 15)
+        monkeypatch.setattr(pinned_arrays, "SMALLEST", 1 << 15)
 
 
 def scaled(rig: Rig, **options: Any) -> Replay:
@@ -94,7 +94,7 @@ def test_fresh_arrays_are_gathered(rig: Rig) -> None:
         check(replay.run(arrays), arrays)
         del arrays
     assert replay.stats["pinned_input_runs"] == 0
-    assert RETURNING.nbytes == 0
+    assert PINNED_ARRAYS.nbytes == 0
 
 
 @fault
@@ -102,15 +102,15 @@ def test_pages_are_let_go_with_their_array(rig: Rig) -> None:
     replay, arrays = scaled(rig), empty()
     come_back(replay, arrays)
     large = [whole_pages(x.ctypes.data, x.nbytes)[1] for x in arrays.values() if x.size > 3]
-    assert RETURNING.nbytes == sum(large)
+    assert PINNED_ARRAYS.nbytes == sum(large)
     for again in range(1, 4):
         del arrays
         gc.collect()
-        assert RETURNING.nbytes == 0
+        assert PINNED_ARRAYS.nbytes == 0
         arrays = empty()
         check(replay.run(refill(arrays, again)), arrays)
         come_back(replay, arrays)
-        assert RETURNING.nbytes == sum(large)
+        assert PINNED_ARRAYS.nbytes == sum(large)
         assert replay.stats["pinned_input_runs"] == 1 + 3 * again
     assert replay.stats["captures"] == 2
 
@@ -122,7 +122,7 @@ def test_memory_that_is_locked_again_is_told_to_the_graph(rig: Rig) -> None:
     come_back(replay, arrays)
     for turn in range(1, 3):
         for x in arrays.values():
-            seen = RETURNING._seen.get((id(x.base), x.ctypes.data))
+            seen = PINNED_ARRAYS._seen.get((id(x.base), x.ctypes.data))
             if seen is not None and seen.pages is not None:
                 seen.pages.close()
                 seen.pages, seen.runs = None, OFTEN  # as of an array that is new and lies there
@@ -217,7 +217,7 @@ def test_nothing_is_locked_where_that_is_not_wanted(rig: Rig) -> None:
     replay, arrays = scaled(rig, locks=False), empty()
     come_back(replay, arrays, 2 * OFTEN)
     assert replay.stats["pinned_input_runs"] == 0
-    assert RETURNING.nbytes == 0
+    assert PINNED_ARRAYS.nbytes == 0
 
 
 @fault
@@ -232,20 +232,20 @@ def test_an_interrupt_keeps_the_arrays_that_are_fetched(
         replay.run(arrays)
     del arrays
     gc.collect()
-    assert RETURNING.nbytes > 0
-    for seed in range(4):  # all slabs take their turn, that of the run as well
+    assert PINNED_ARRAYS.nbytes > 0
+    for seed in range(4):  # all buffers take their turn, that of the run as well
         again = refill(empty(), seed)
         pending = [replay.run_async(again) for _ in range(4)]
         for run in pending:
             check(run.result(), again)
     del pending, run
     gc.collect()
-    assert RETURNING.nbytes == 0
+    assert PINNED_ARRAYS.nbytes == 0
 
 
 @fault
 def test_a_run_that_cannot_be_waited_for_keeps_its_arrays(rig: Rig) -> None:
-    """Nobody knows whether the device has read them: neither they nor the slab are let go."""
+    """The device may still read them: neither they nor the staging buffer are freed."""
     replay, arrays = scaled(rig), empty()
     come_back(replay, arrays)
     with rig.busy():
@@ -254,9 +254,9 @@ def test_a_run_that_cannot_be_waited_for_keeps_its_arrays(rig: Rig) -> None:
             replay.run(arrays)
         del arrays, raised
         gc.collect()
-        assert RETURNING.nbytes > 0
+        assert PINNED_ARRAYS.nbytes > 0
         (lost,) = replay._ring._lost
-        assert lost not in replay._ring._slabs
+        assert lost not in replay._ring._buffers
         del lost
     for seed in range(5):
         again = refill(empty(), seed)
@@ -264,9 +264,9 @@ def test_a_run_that_cannot_be_waited_for_keeps_its_arrays(rig: Rig) -> None:
     rig.synchronise()
     del replay, again
     gc.collect()
-    sweep(rig.graphs)
+    free_finished(rig.graphs)
     gc.collect()
-    assert RETURNING.nbytes == 0
+    assert PINNED_ARRAYS.nbytes == 0
 
 
 @fault
@@ -286,7 +286,7 @@ def test_slabs_of_runs_that_cannot_be_waited_for_are_not_used_again(rig: Rig) ->
     rig.synchronise()
     del replay, runs, run
     gc.collect()
-    sweep(rig.graphs)
+    free_finished(rig.graphs)
 
 
 def test_pages_are_of_the_device_that_they_were_locked_for() -> None:

@@ -1,25 +1,39 @@
-"""The parameters of nodes of CUDA graphs, copied to where they can be changed."""
+"""Calls of the CUDA driver that graphs need: node parameters, waits and page locks.
+
+Waits and page locks run in relaxed capture mode, so that they do not invalidate captures of other
+threads.
+"""
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from cuda.bindings import driver as cu
 from cuda.bindings import runtime as rt
 
-from monograph.runtime.gpu.driver.graphs import KERNEL, MEMCPY, MEMSET, CopyNode, GraphError, Params
+from monograph.runtime.gpu.driver.graphs import (
+    KERNEL,
+    MEMCPY,
+    MEMSET,
+    CopyNode,
+    GraphError,
+    Handle,
+    Params,
+)
 from monograph.runtime.gpu.host_io.overlapped_upload import THREADS, blocks_of
 
 _BUFFER, _SIZE, _END = 1, 2, 0
-"""How `extra` says where a kernel's packed parameters lie."""
+"""Keys of `extra`, a driver's list that holds the address and size of packed parameters."""
 add_node = getattr(cu, "cuGraphAddNode_v2", cu.cuGraphAddNode)
 capture_info = getattr(cu, "cuStreamGetCaptureInfo_v3", cu.cuStreamGetCaptureInfo)
 set_dependencies = getattr(
     cu, "cuStreamUpdateCaptureDependencies_v2", cu.cuStreamUpdateCaptureDependencies
 )
-"""Calls that know about edges: from cuda-bindings 13 on the plain names do, before they did not."""
+"""Calls that take edges. Before cuda-bindings 13 only the names with a version do."""
 
 SET_CONDITION = b"""
 .version 8.0
@@ -43,11 +57,11 @@ SET_CONDITION = b"""
   ret;
 }
 \0"""
-"""Copies a bool to where a graph looks; the driver resolves the call."""
+"""A kernel that copies a bool to a graph's condition; the driver resolves the call."""
 
 
 def check(result: Any) -> Any:
-    """What a call returned, or an error that says which."""
+    """Return what a driver call returned, or raise its error."""
     error, *values = result
     if int(error):
         raise GraphError(f"the CUDA driver refused a call: {error.name}")
@@ -55,28 +69,28 @@ def check(result: Any) -> Any:
 
 
 def entry(name: str) -> int:
-    """The address of a function of the driver's, for native code to call."""
+    """Return the address of a driver function, for native code to call."""
     library = ctypes.CDLL("libcuda.so.1")
     return int(ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0)
 
 
-def _numbers(copy: CopyNode) -> tuple[int, ...]:
-    """What the kernel of a copy that waits is given."""
+def _upload_arguments(copy: CopyNode) -> tuple[int, ...]:
+    """Return the arguments of the upload kernel."""
     numbers = (copy.to, copy.source, copy.control, copy.nbytes)
     return numbers if copy.narrowed is None else (*numbers, copy.narrow_to)
 
 
-def launch_take(function: Any, copy: CopyNode, stream: int) -> None:
-    """A copy to the device that waits for its bytes, on a stream: see `arrivals`."""
-    values = _numbers(copy)
+def launch_upload(function: Any, copy: CopyNode, stream: int) -> None:
+    """Launch an overlapped upload on a stream: see `overlapped_upload`."""
+    values = _upload_arguments(copy)
     given = (values, (ctypes.c_uint64,) * len(values))
     blocks = blocks_of(copy.nbytes, copy.narrow_to)
     check(cu.cuLaunchKernel(function, blocks, 1, 1, THREADS, 1, 1, 0, stream, given, 0))
 
 
-def add_take(graph: Any, function: Any, copy: CopyNode, before: list[Any]) -> Any:
-    """The same as a node."""
-    words = [ctypes.c_uint64(number) for number in _numbers(copy)]
+def add_upload(graph: Any, function: Any, copy: CopyNode, before: list[Any]) -> Any:
+    """Add an overlapped upload as a node."""
+    words = [ctypes.c_uint64(number) for number in _upload_arguments(copy)]
     blocks = blocks_of(copy.nbytes, copy.narrow_to)
     return _add_kernel(graph, function, (blocks, THREADS), words, before)
 
@@ -84,7 +98,10 @@ def add_take(graph: Any, function: Any, copy: CopyNode, before: list[Any]) -> An
 def add_condition(
     graph: Any, function: Any, values: tuple[int, int, int], before: list[Any]
 ) -> Any:
-    """A node that tells a graph a bool in memory: the graph's handle, where it is, its inverse."""
+    """Add a node that sets a condition from a bool in memory.
+
+    values: the condition's handle, the address of the bool, and 1 to invert it.
+    """
     handle, flag, inverse = values
     words = [ctypes.c_uint64(handle), ctypes.c_uint64(flag), ctypes.c_uint32(inverse)]
     return _add_kernel(graph, function, (1, 1), words, before)
@@ -93,7 +110,7 @@ def add_condition(
 def _add_kernel(
     graph: Any, function: Any, size: tuple[int, int], words: list[Any], before: list[Any]
 ) -> Any:
-    """A node for a kernel of some blocks and threads; the driver copies its parameters."""
+    """Add a kernel node of some blocks and threads; the driver copies its parameters."""
     slots = (ctypes.c_void_p * len(words))(*map(ctypes.addressof, words))
     params = cu.CUDA_KERNEL_NODE_PARAMS()
     params.func = function
@@ -104,7 +121,7 @@ def _add_kernel(
 
 
 def read_kernel(node: Any) -> Params:
-    """A kernel's parameters, copied to where they can be changed."""
+    """Copy a kernel's parameters to memory that can be written."""
     native = check(cu.cuGraphKernelNodeGetParams(node))
     pointers = ctypes.POINTER(ctypes.c_void_p)
     known = bool(int(native.func))
@@ -143,7 +160,7 @@ def read_kernel(node: Any) -> Params:
 
 
 def _sizes(native: Any) -> Iterator[int]:
-    """The bytes of each parameter of a kernel."""
+    """Yield the bytes of each parameter of a kernel."""
     known, of = int(native.func), cu.cuFuncGetParamInfo
     index = 0
     while True:
@@ -155,7 +172,7 @@ def _sizes(native: Any) -> Iterator[int]:
 
 
 def read_copy(node: Any) -> Params | None:
-    """A copy of bytes; None for one of several rows."""
+    """Read a copy of contiguous bytes; return None for other copies."""
     native = check(rt.cudaGraphMemcpyNodeGetParams(rt.cudaGraphNode_t(int(node))))
     extent = native.extent
     if extent.height > 1 or extent.depth > 1 or int(native.srcArray) or int(native.dstArray):
@@ -170,3 +187,42 @@ def read_memset(node: Any) -> Params:
     blob = ctypes.create_string_buffer(int(native.dst).to_bytes(8, "little"), 8)
     shape = (native.width, native.height, native.pitch, native.elementSize, native.value)
     return Params(node, MEMSET, 0, tuple(map(int, shape)), [blob], native)
+
+
+_RELAXED = cu.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+_EVERYWHERE = cu.CU_MEMHOSTREGISTER_PORTABLE
+"""Lock for all devices of the process, because pages can be locked only once."""
+
+
+def lock_pages(context: Any, address: int, nbytes: int) -> Handle:
+    """Lock whole pages. Closing the handle unlocks them, in any thread."""
+    with _relaxed(context):
+        check(cu.cuMemHostRegister(address, nbytes, _EVERYWHERE))
+    return Handle(address, partial(_unlock, context))
+
+
+def _unlock(context: Any, address: int) -> None:
+    with _relaxed(context):
+        cu.cuMemHostUnregister(address)
+
+
+def call_relaxed(call: Any, value: Any) -> Any:
+    """Make a call that must not invalidate captures of other threads; return its error."""
+    (_, before) = cu.cuThreadExchangeStreamCaptureMode(_RELAXED)
+    try:
+        return call(value)[0]
+    finally:
+        cu.cuThreadExchangeStreamCaptureMode(before)
+
+
+@contextmanager
+def _relaxed(context: Any) -> Iterator[None]:
+    """Enter the context and the relaxed capture mode."""
+    (error,) = cu.cuCtxPushCurrent(context)
+    (_, before) = cu.cuThreadExchangeStreamCaptureMode(_RELAXED)
+    try:
+        yield
+    finally:
+        cu.cuThreadExchangeStreamCaptureMode(before)
+        if not int(error):
+            cu.cuCtxPopCurrent()

@@ -16,8 +16,13 @@ from monograph.ops.elementwise import Add, Mul
 from monograph.runtime.gpu.build.tuning_cache import TuningCache
 from monograph.runtime.gpu.capture.replay import Replay
 from monograph.runtime.gpu.host_io import host_io_graphs
-from monograph.runtime.gpu.host_io.host_downcast import can_narrow
-from monograph.runtime.gpu.host_io.transfer_policy import FIRST, HALVED, Measured, TransferMode
+from monograph.runtime.gpu.host_io.overlapped_upload import can_narrow
+from monograph.runtime.gpu.host_io.transfer_policy import (
+    DOWNCAST,
+    OVERLAPPED,
+    MeasuredTransferModes,
+    TransferMode,
+)
 from tests.gpu.faults.rig import ON_DEVICE, Rig, fault
 from tests.gpu.faults.test_threads import allocate, pin, synchronise
 from tests.rules.checks import graph_of, value
@@ -40,12 +45,12 @@ WORKS = (allocate, synchronise, pin, free)
 HALF = f16 if can_narrow(f16) else bf16
 
 
-@pytest.fixture(params=(*FIRST, *HALVED), ids=str)
+@pytest.fixture(params=(*OVERLAPPED, *DOWNCAST), ids=str)
 def _early(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     def timed(runs: Mapping[TransferMode, Callable[[], None]]) -> dict[TransferMode, float]:
         for run in runs.values():
             run()
-        return {way: 1.0 if way == request.param else 2.0 for way in runs}
+        return {mode: 1.0 if mode == request.param else 2.0 for mode in runs}
 
     monkeypatch.setattr(host_io_graphs, "time_all", timed)
 
@@ -56,7 +61,9 @@ def scaled(rig: Rig) -> Replay:
     inputs = [value(f"f32[{n}]", f"x{i}") for i, n in enumerate(SIZES)]
     used = [inputs[0], *(Cast(f32)(Cast(HALF)(x)) for x in inputs[1:])]
     graph = graph_of(*(Add()(Mul()(x, two), one) for x in used))
-    return Replay(rig.compiled(graph), rig.graphs, measured=Measured(TuningCache(None), "here"))
+    return Replay(
+        rig.compiled(graph), rig.graphs, measured=MeasuredTransferModes(TuningCache(None), "here")
+    )
 
 
 def some(seed: int) -> dict[str, np.ndarray]:
@@ -84,7 +91,7 @@ def test_every_run_takes_its_own_arrays(rig: Rig) -> None:
 @pytest.mark.usefixtures("_early")
 @fault
 def test_arrays_are_the_callers_again_at_once(rig: Rig) -> None:
-    """Runs are in flight behind work that takes long, each with a slab of its own."""
+    """Runs are in flight behind work that takes long, each with a staging buffer of its own."""
     replay = scaled(rig)
     replay.run(some(0))
     with rig.busy():

@@ -1,0 +1,1 @@
+"""Kernel builds: compilation in worker processes, binary cache, tuner, tuning cache."""
