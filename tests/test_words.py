@@ -24,6 +24,7 @@ ROOMS = [
     "program",
     "rewrite",
     "rules",
+    "runtime/cache",
     "runtime/gpu/build",
     "runtime/gpu/driver",
     "runtime/gpu/host_io",

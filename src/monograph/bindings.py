@@ -19,8 +19,7 @@ import numpy as np
 from monograph.config import Config
 from monograph.errors import ConfigError
 from monograph.ir import Array, Graph, TensorType
-from monograph.runtime.cache.source import UnreadModel, is_package
-from monograph.runtime.cache.store import CacheStore, Shapes, open_store
+from monograph.runtime.cache.store import CacheStore, Shapes, UnreadModel, is_package, open_store
 from monograph.runtime.counts import OFF, RunCounters, why_not_one_launch
 from monograph.runtime.cpu.backend import CpuBackend
 from monograph.runtime.cpu.trim_memory import release_memory
@@ -136,7 +135,7 @@ class Bindings:
         self._progress("import", 0, 1)
         file = self._source.read()
         if self._store is not None:
-            self._store.look_beside(external_files(file.proto))
+            self._store.add_external_files(external_files(file.proto))
         return Model(file, self._dims, self.donate)
 
     def bound(self, feeds: dict[str, Any]) -> Graph:
@@ -266,7 +265,7 @@ class Bindings:
         made = self.compiled(feeds)
         shapes = self._shapes(feeds)
         if self._store is None or shapes is None or not isinstance(made, CpuExecutable):
-            _log.info("the compiled model is not kept on disk as a whole")
+            _log.info("the compiled model is not stored on disk as a whole")
             return made
         kept = self._store.keep(shapes, made.artefact())
         release_memory()  # before the same is mapped from disk

@@ -13,7 +13,7 @@ from monograph.calls import Calls
 from monograph.config import Config, make_config
 from monograph.errors import ConfigError, ExecutionError
 from monograph.ir import Graph
-from monograph.runtime.cache.source import UnreadModel
+from monograph.runtime.cache.store import UnreadModel
 from monograph.runtime.counts import Counts, Stats
 from monograph.runtime.progress import Progress, check_progress, silent
 

@@ -95,7 +95,7 @@ def test_dims_may_name_what_a_package_holds(model: bytes, tmp_path: Path) -> Non
     assert [str(p) for p in package.inputs] == ["x: f32[5, 4]"]
     np.testing.assert_array_equal(package.run(fed(5))[0], session.run(fed(5))[0])
     for wrong in ({"N": 3}, {"M": 1}):
-        with pytest.raises(ConfigError, match=r"^dims is not what the package was compiled") as e:
+        with pytest.raises(ConfigError, match=r"another value of dims") as e:
             monograph.load(path, dims=wrong)
         assert e.value.expected == "N=1; N=5"
     package.save(tmp_path / "again.mono")
@@ -162,7 +162,7 @@ def test_what_the_host_computes_cannot_be_saved(tmp_path: Path) -> None:
 def test_options_must_not_ask_for_other_code(
     saved: Path, options: dict[str, Any], name: str
 ) -> None:
-    with pytest.raises(ConfigError, match=f"^{name} is not what the package was compiled"):
+    with pytest.raises(ConfigError, match=f"compiled with another value of {name}\n"):
         monograph.load(saved, **options)
 
 
@@ -232,7 +232,7 @@ def test_digests_are_checked_and_not_only_what_zip_checks(saved: Path) -> None:
         with zipfile.ZipFile(saved, "w") as archive:
             for name, content in data.items():
                 archive.writestr(name, content)
-        with pytest.raises(ModelError, match=r"damaged: .* is not what was written"):
+        with pytest.raises(ModelError, match=r"damaged: .* does not match its digest"):
             monograph.load(saved).run(fed())
 
 

@@ -57,14 +57,14 @@ def test_weights_that_change_while_they_are_read_are_not_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = save_beside(tmp_path / "model.onnx", WEIGHTS)
-    look = store_module.CacheStore.look_beside
+    look = store_module.CacheStore.add_external_files
 
     def look_and_change(self: Any, locations: Any) -> None:
         look(self, locations)
         (tmp_path / "weights.bin").write_bytes((2 * WEIGHTS).tobytes())
 
     with monkeypatch.context() as patch:
-        patch.setattr(store_module.CacheStore, "look_beside", look_and_change)
+        patch.setattr(store_module.CacheStore, "add_external_files", look_and_change)
         check(monograph.load(path), weights=2 * WEIGHTS)
     save_beside(path, WEIGHTS)
     session = monograph.load(path)

@@ -144,7 +144,7 @@ def test_what_the_host_computes_is_not_kept(
             session = monograph.load(path)
             assert session.run(feeds)[0].tolist() == ["pr", "qs"]
             assert found(session) == 0
-    assert "not kept on disk: steps on the host (string_concat" in caplog.text
+    assert "not stored on disk, because of host steps (string_concat" in caplog.text
 
 
 def test_a_signature_of_every_kind_comes_back(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from monograph.frontend.onnx import ModelFile
 from monograph.generate.discover.decoder import Decoder
 from monograph.generate.rewrite.surgery import names_read, needed_nodes
 from monograph.ir import Array
-from monograph.runtime.cache.source import UnreadModel
+from monograph.runtime.cache.store import UnreadModel
 from monograph.session import Session
 
 

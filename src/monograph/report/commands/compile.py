@@ -12,7 +12,7 @@ from rich.console import Console
 from monograph.errors import ConfigError
 from monograph.report.commands.execute import Notes, RunRequest, about_sizes, advising, check_folder
 from monograph.report.render.tables import count_text
-from monograph.runtime.cache.source import is_package
+from monograph.runtime.cache.store import is_package
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ from monograph.report.commands.input_files import (
     split_archive,
 )
 from monograph.runtime.atomic_write import replacing_named
-from monograph.runtime.cache.source import is_package
+from monograph.runtime.cache.store import is_package
 from monograph.runtime.inputs.inputs import Chosen, Inputs
 from monograph.runtime.numerics.compare import (
     Difference,

@@ -1,10 +1,10 @@
-"""A compiled program as named members, which is what lies on disk: in a cache or in a package.
+"""A compiled program as named members, the form in which caches and packages store it.
 
-    layout      JSON: what a run has to know
+    layout      JSON: ports, buffers, functions
     object0...  object code
-    constants   what kernels read, as they read it
+    constants   constants as kernels read them
 
-Nothing is unpickled. Whoever stores members checks that they come back as they were written.
+Nothing is unpickled. The storage checks that members are read as they were written.
 """
 
 from __future__ import annotations
@@ -30,13 +30,14 @@ if TYPE_CHECKING:
     from monograph.runtime.cpu.executable import CpuExecutable
 
 FORMAT = 2
-"""Goes up when members mean something else than before."""
+"""The format of members; raise it when their meaning changes."""
 LAYOUT, CONSTANTS, OBJECT = "layout", "constants", "object"
 
 
 @dataclass(frozen=True)
 class Artefact:
-    """A compiled program that is one native function, apart from the process that made it."""
+    """A compiled program that is one native function, independent of the process that compiled
+    it."""
 
     layout: Layout
     objects: Sequence[Buffer]
@@ -44,18 +45,18 @@ class Artefact:
 
     @property
     def whole(self) -> bool:
-        """Whether one native function does all the work."""
+        """Return whether one native function does all the work."""
         return self.layout.whole
 
     def members(self) -> dict[str, Buffer]:
-        """The members by name."""
+        """Return the members by name."""
         found: dict[str, Buffer] = {LAYOUT: json.dumps(layout_to_json(self.layout)).encode()}
         found |= {f"{OBJECT}{i}": data for i, data in enumerate(self.objects)}
         return found | {CONSTANTS: self.constants}
 
     @staticmethod
     def of(members: Mapping[str, memoryview]) -> Artefact:
-        """What members were made of."""
+        """Return the artefact that the members hold."""
         count = sum(name.startswith(OBJECT) for name in members)
         return Artefact(
             layout_from_json(json.loads(bytes(members[LAYOUT]))),
@@ -65,7 +66,7 @@ class Artefact:
 
 
 class LoadedExecutable(NativeExecutable):
-    """A compiled program that was found on disk. How it was made is worked out when asked."""
+    """A compiled program loaded from disk. Its program is compiled again when asked for."""
 
     def __init__(self, artefact: Artefact, compile_again: Callable[[], Executable]) -> None:
         objects = [bytes(data) for data in artefact.objects]
@@ -75,7 +76,7 @@ class LoadedExecutable(NativeExecutable):
         self._compile_again = compile_again
 
     def artefact(self) -> Artefact:
-        """What was found."""
+        """Return the artefact that was loaded."""
         return self._artefact
 
     @lazy
@@ -88,7 +89,7 @@ class LoadedExecutable(NativeExecutable):
 
     @property
     def program(self) -> Program:
-        """The program, made anew from the model."""
+        """The program, compiled again from the model."""
         return self._compiled.program
 
     @property
@@ -97,12 +98,12 @@ class LoadedExecutable(NativeExecutable):
 
     @property
     def module(self) -> Module:
-        """The program before code generation, made anew from the model."""
+        """The program before code generation, compiled again from the model."""
         return self._compiled.module
 
 
 def layout_to_json(layout: Layout) -> dict[str, Any]:
-    """A layout as JSON has it."""
+    """Return a layout as JSON data."""
     slots = {
         which: [asdict(s) | {"dtype": s.dtype.name} for s in getattr(layout, which)]
         for which in ("inputs", "outputs")
@@ -115,7 +116,7 @@ def layout_to_json(layout: Layout) -> dict[str, Any]:
 
 
 def layout_from_json(found: Mapping[str, Any]) -> Layout:
-    """What `layout_to_json` was given."""
+    """Return the layout that `layout_to_json` was given."""
     slots = {
         which: tuple(
             NativePort(**(s | {"dtype": dtype(s["dtype"]), "shape": tuple(s["shape"])}))
@@ -134,7 +135,7 @@ def _fault(found: Mapping[str, Any]) -> NativeFaultText:
 
 
 def signature_to_json(signature: ModelSignature) -> dict[str, Any]:
-    """A signature as JSON has it: types are written as people read them."""
+    """Return a signature as JSON data; types are text."""
     return {
         which: [[p.name, None if p.type is None else str(p.type)] for p in ports]
         for which, ports in vars(signature).items()
@@ -142,7 +143,7 @@ def signature_to_json(signature: ModelSignature) -> dict[str, Any]:
 
 
 def signature_from_json(found: Mapping[str, Any]) -> ModelSignature:
-    """What `signature_to_json` was given."""
+    """Return the signature that `signature_to_json` was given."""
     return ModelSignature(
         **{
             which: tuple(Port(name, text and parse_type(text)) for name, text in found[which])

@@ -4,8 +4,8 @@
     manifest.sha256    the digest of the manifest
     0/layout ...       the members of each executable (see `artefact`)
 
-It is a zip of stored members, each checked when the package is opened or the executable is first
-needed. Nothing is unpickled. The code in it is run: trust a package like a shared library.
+It is a zip of uncompressed members. Each is checked when the package is opened or its executable is
+first needed. Nothing is unpickled. Its code is run: trust a package like a shared library.
 """
 
 from __future__ import annotations
@@ -32,8 +32,7 @@ from monograph.runtime.cache.artefact import (
     signature_to_json,
 )
 from monograph.runtime.cache.object_cache import Buffer, as_bytes
-from monograph.runtime.cache.source import UnreadModel
-from monograph.runtime.cache.store import Shapes
+from monograph.runtime.cache.store import Shapes, UnreadModel
 from monograph.runtime.feeds import ModelSignature
 
 if TYPE_CHECKING:
@@ -42,7 +41,7 @@ if TYPE_CHECKING:
 _KIND = "monograph package"
 _MANIFEST, _DIGEST = "manifest.json", "manifest.sha256"
 _TIME = (1980, 1, 1, 0, 0, 0)
-"""Of every member, so that the same model gives the same file."""
+"""The time of every member, so that the same model gives the same file."""
 _BROKEN = (zipfile.BadZipFile, MonographError, ValueError, KeyError, TypeError, OSError)
 
 
@@ -50,7 +49,7 @@ class Members(Protocol):
     """A compiled program that can be written as named members."""
 
     def members(self) -> dict[str, Buffer]:
-        """The members by name."""
+        """Return the members by name."""
 
 
 def write_package(
@@ -60,7 +59,7 @@ def write_package(
     artefacts: Mapping[tuple[tuple[str, tuple[int, ...]], ...], Members],
     arch: str = "",
 ) -> None:
-    """Writes a package as a whole or not at all; `arch` is the GPU's, for code that is for one."""
+    """Write a package atomically; `arch` is the GPU architecture of GPU code."""
     members = {
         f"{number}/{name}": as_bytes(data)
         for number, artefact in enumerate(artefacts.values())
@@ -90,7 +89,7 @@ def write_package(
 def open_package(
     source: UnreadModel, config: Config, dims: Mapping[str, int], donate: Mapping[str, str]
 ) -> Package:
-    """The package that a source is; options must not ask for other code than is in it."""
+    """Open the package that a source is; options must match what it was compiled with."""
     package = Package(Path(source.given))  # type: ignore[arg-type]
     package.check(config, dims, donate)
     return package
@@ -106,19 +105,19 @@ class Package:
                 head = archive.read(_MANIFEST)
                 digest = archive.read(_DIGEST).decode()
             if hashlib.sha256(head).hexdigest() != digest:
-                raise ValueError("the manifest is not what was written")
+                raise ValueError("the manifest does not match its digest")
             self._manifest: dict[str, Any] = json.loads(head)
             if self._manifest["kind"] != _KIND:
-                raise ValueError("it is a zip of another kind")
+                raise ValueError("the zip is not a package")
             self.arch: str = self._manifest.get("arch", "")
-            """The GPU architecture that its code is for; "" for code that is for the CPU."""
+            """The GPU architecture of its code; "" for CPU code."""
             self._check_versions()
             self._signature = signature_from_json(self._manifest["signature"])
             self.shapes: list[Shapes] = [
                 {name: tuple(shape) for name, shape in shapes.items()}
                 for shapes in self._manifest["shapes"]
             ]
-            """The shapes of inputs that it holds code for."""
+            """The input shapes that it holds code for."""
             self.options: dict[str, Any] = self._manifest["options"]
         except ConfigError:
             raise
@@ -128,12 +127,12 @@ class Package:
             choose_features(self.options["features"])
 
     def signature(self, dims: Mapping[str, int] | None = None) -> ModelSignature:
-        """What the model takes and gives, with these of its open dimensions given a size."""
+        """Return the inputs and outputs, with these open dimensions set to sizes."""
         return self._signature.sized(dims) if dims else self._signature
 
     @property
     def sizes(self) -> list[dict[str, int]]:
-        """The sizes of named dimensions, for each set of shapes that it holds code for."""
+        """Return the sizes of named dimensions, for each set of shapes that it holds code for."""
         ports = (*self._signature.inputs, *self._signature.optional)
         return [
             self.options["dims"]
@@ -147,7 +146,7 @@ class Package:
         ]
 
     def find(self, shapes: Shapes) -> Artefact | GpuArtefact:
-        """The program for inputs of these shapes, which must be one that was compiled."""
+        """Return the program for these input shapes, which must have been compiled."""
         if shapes not in self.shapes:
             raise ConfigError(
                 "the package holds no code for inputs of these shapes",
@@ -172,7 +171,7 @@ class Package:
             raise self._damaged(e) from None
 
     def check(self, config: Config, dims: Mapping[str, int], donate: Mapping[str, str]) -> None:
-        """Refuses options that ask for other code than there is."""
+        """Raise a ConfigError for options that need other code than the package holds."""
         compiled = self.options
         asked = {
             "target": ("gpu" if config.on_gpu else config.target, "gpu" if self.arch else "cpu"),
@@ -193,7 +192,7 @@ class Package:
         for name, (given, expected) in asked.items():
             if given != expected:
                 raise ConfigError(
-                    f"{name} is not what the package was compiled with",
+                    f"the package was compiled with another value of {name}",
                     expected=expected,
                     given=given,
                     hint=f"load it with target={expected!r}"
@@ -202,7 +201,7 @@ class Package:
                 )
 
     def check_device(self, arch: str) -> None:
-        """Refuses a device of another architecture than the code is for."""
+        """Raise a ConfigError for a device of another architecture than the code's."""
         if arch != self.arch:
             raise ConfigError(
                 "the package was compiled for another GPU architecture",
@@ -227,7 +226,7 @@ class Package:
                 )
 
     def _refused(self, error: Exception) -> ModelError:
-        """Why the file cannot be opened: it is no package, or one that is damaged."""
+        """Return why the file cannot be opened: it is not a package, or it is damaged."""
         try:
             with zipfile.ZipFile(self._path) as archive:
                 names = archive.namelist()
@@ -253,7 +252,7 @@ class Package:
 
 
 def _unset(name: str) -> str:
-    """Says that an option came from the environment, where nobody may think of it."""
+    """Return a hint if an option came from the environment."""
     variable = f"MONOGRAPH_{name.upper()}"
     return f" (unset {variable})" if variable in os.environ else ""
 
@@ -261,7 +260,7 @@ def _unset(name: str) -> str:
 def _checked(archive: zipfile.ZipFile, name: str, stated: Mapping[str, Any]) -> memoryview:
     data = archive.read(name)
     if len(data) != stated["bytes"] or hashlib.sha256(data).hexdigest() != stated["sha256"]:
-        raise ValueError(f"{name} is not what was written")
+        raise ValueError(f"{name} does not match its digest")
     return memoryview(data)
 
 

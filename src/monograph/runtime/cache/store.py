@@ -1,22 +1,29 @@
-"""Compiled models that are found again without reading the model: by the digest of its file.
+"""Compiled models, found by the digest of the model file without reading the model.
 
-A session keeps its signature under the digest of the model and its options, and each executable
-under the shapes that it was compiled for. A hit takes no import and no rewriting.
+A session stores its signature under the digest of the model and its options, and each executable
+under the shapes that it was compiled for. A hit needs no import and no rewriting. The digest covers
+every byte of the model file. External data files, which only the model can name, have digests of
+their own.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
+import os
+import stat
 from collections.abc import Iterable, Mapping
 from importlib.metadata import version
-from typing import Any, TypeAlias
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 from monograph.codegen.llvm.module.features import choose_features
 from monograph.config import Config
 from monograph.errors import ModelError, MonographError
+from monograph.frontend.safe_open import open_inside
 from monograph.runtime.cache.artefact import (
     FORMAT,
     Artefact,
@@ -24,14 +31,114 @@ from monograph.runtime.cache.artefact import (
     signature_to_json,
 )
 from monograph.runtime.cache.object_cache import DiskCache, make_key, open_cache
-from monograph.runtime.cache.source import Beside, UnreadModel
 from monograph.runtime.cpu.threads import choose_threads
 from monograph.runtime.feeds import ModelSignature
+
+if TYPE_CHECKING:
+    import onnx
+
+    from monograph.frontend.onnx import ModelFile
+
+
+Given: TypeAlias = "str | os.PathLike[str] | bytes | onnx.ModelProto"
+Stamp: TypeAlias = tuple[int, ...]
+_ZIP = b"PK\x03\x04"
+
+
+class UnreadModel:
+    """A model that has not been read yet."""
+
+    def __init__(self, given: Given) -> None:
+        self.given = given
+        self.directory: Path | None = None
+        """The directory of a model file; None for a model that is not a file."""
+        self.digest: str | None = None
+        """The SHA-256 of the file; None if there is no readable file."""
+        if isinstance(given, bytes):
+            self.digest = hashlib.sha256(given).hexdigest()
+        elif isinstance(given, (str, os.PathLike)):
+            # Reading the model reports what is wrong with a path.
+            try:
+                self.digest = _digest(Path(given))
+                self.directory = Path(given).parent.resolve()
+                # The model may be read later, and the process may change its directory.
+                self.given = Path(given).absolute()
+            except (OSError, ValueError):
+                self.digest = None
+
+    def read(self) -> ModelFile:
+        """Read the model. It must be the one that the digest was computed from."""
+        # Lazy: a process that finds everything on disk never imports onnx.
+        from monograph.frontend.onnx import read_model
+
+        return read_model(self.given, self.digest if self.directory is not None else None)
+
+
+def is_package(given: Given) -> bool:
+    """Return whether a path leads to a package: a zip of a compiled model."""
+    if not isinstance(given, (str, os.PathLike)):
+        return False
+    try:
+        if not Path(given).is_file():
+            return False
+        with open(given, "rb") as file:
+            return file.read(len(_ZIP)) == _ZIP
+    except (OSError, ValueError):
+        return False
+
+
+def _digest(path: Path) -> str | None:
+    # Reading a pipe would block, and a device has no end.
+    if not stat.S_ISREG(path.stat().st_mode):
+        return None
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+class ExternalFiles:
+    """Digests of a model's external data files, and a check that they have not changed since."""
+
+    def __init__(self, directory: Path | None, locations: Iterable[str]) -> None:
+        self._directory = directory
+        self.digests: dict[str, str] = {}
+        self._stamps: dict[str, Stamp] = {}
+        for location in locations:
+            self.digests[location], self._stamps[location] = self._look(location)
+
+    def unchanged(self) -> bool:
+        """Return whether nobody has written to the files since."""
+        try:
+            return all(self._stamp(location) == stamp for location, stamp in self._stamps.items())
+        except ModelError:  # a missing file has changed
+            return False
+
+    def _look(self, location: str) -> tuple[str, Stamp]:
+        with os.fdopen(self._open(location), "rb") as file:
+            before = _stamp(file.fileno())
+            return hashlib.file_digest(file, "sha256").hexdigest(), before
+
+    def _stamp(self, location: str) -> Stamp:
+        handle = self._open(location)
+        try:
+            return _stamp(handle)
+        finally:
+            os.close(handle)
+
+    def _open(self, location: str) -> int:
+        if self._directory is None:
+            raise ModelError("external data has no directory", given=location)
+        return open_inside(self._directory, location, location)
+
+
+def _stamp(handle: int) -> Stamp:
+    status = os.fstat(handle)
+    return (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+
 
 _log = logging.getLogger("monograph")
 _MANIFEST = "manifest"
 _BROKEN = (MonographError, ValueError, KeyError, TypeError)
-"""What reading members of another meaning may end in."""
+"""Errors that reading members of another format may raise."""
 
 Shapes: TypeAlias = Mapping[str, tuple[int, ...]]
 
@@ -49,11 +156,11 @@ class CacheStore:
             "model": source.digest,
             "options": json.dumps(options, sort_keys=True),
         }
-        self._beside: Beside | None = None
-        """The files beside the model; None before it is known which."""
+        self._external: ExternalFiles | None = None
+        """The external data files; None before they are known."""
 
     def signature(self) -> ModelSignature | None:
-        """What the model takes and gives, if that is known."""
+        """Return the inputs and outputs of the model, if they are stored."""
         key = self._key()
         parts = self._cache.get(key)
         if parts is None:
@@ -66,41 +173,41 @@ class CacheStore:
             self._cache.forget(key)
             return None
         try:
-            beside = Beside(self._source.directory, digests)
+            external = ExternalFiles(self._source.directory, digests)
         except ModelError:
-            return None  # Whoever reads the model will say what is wrong with its files.
-        if beside.digests != digests:
+            return None  # reading the model reports what is wrong with its files
+        if external.digests != digests:
             return None
-        self._beside = beside
+        self._external = external
         return found
 
-    def look_beside(self, locations: Iterable[str]) -> None:
-        """Takes the digests of the files that a model names, before anything is made of them."""
-        before = self._beside
+    def add_external_files(self, locations: Iterable[str]) -> None:
+        """Compute digests of the external data files before they are used."""
+        before = self._external
         try:
-            self._beside = Beside(self._source.directory, locations)
+            self._external = ExternalFiles(self._source.directory, locations)
         except ModelError:
-            self._beside = None  # Reading the model will say what is wrong with its files.
+            self._external = None  # reading the model reports what is wrong with its files
             return
-        if before is not None and before.digests != self._beside.digests:
+        if before is not None and before.digests != self._external.digests:
             raise ModelError(
                 "external data of the model has changed since the session was made",
-                given=", ".join(sorted(self._beside.digests)),
+                given=", ".join(sorted(self._external.digests)),
                 hint="load the model again",
             )
 
     def keep_signature(self, signature: ModelSignature) -> None:
-        """Remembers a signature, and which files beside the model it holds for."""
-        if self._beside is None or not self._beside.unchanged():
+        """Store the signature with the digests of the external data files."""
+        if self._external is None or not self._external.unchanged():
             return
-        manifest = {"signature": signature_to_json(signature), "beside": self._beside.digests}
+        manifest = {"signature": signature_to_json(signature), "beside": self._external.digests}
         self._cache.put(self._key(), {_MANIFEST: json.dumps(manifest).encode()})
 
     def find(self, shapes: Shapes) -> Artefact | None:
-        """The program that was compiled for inputs of these shapes, if any."""
-        if self._beside is None:
+        """Return the program that was compiled for these input shapes, if any."""
+        if self._external is None:
             return None
-        key = self._key(shapes=_text(shapes), beside=json.dumps(self._beside.digests))
+        key = self._key(shapes=_text(shapes), beside=json.dumps(self._external.digests))
         members = self._cache.get(key)
         if members is None:
             return None
@@ -111,14 +218,14 @@ class CacheStore:
             return None
 
     def keep(self, shapes: Shapes, artefact: Artefact) -> bool:
-        """Remembers what was compiled for inputs of these shapes; whether that could be done."""
+        """Store what was compiled for these input shapes; return whether it was stored."""
         if not artefact.layout.whole:
             kinds = ", ".join(sorted(set(artefact.layout.host_kinds))) or "no single function"
-            _log.info("the compiled model is not kept on disk: steps on the host (%s)", kinds)
+            _log.info("the compiled model is not stored on disk, because of host steps (%s)", kinds)
             return False
-        if self._beside is None or not self._beside.unchanged():
+        if self._external is None or not self._external.unchanged():
             return False
-        key = self._key(shapes=_text(shapes), beside=json.dumps(self._beside.digests))
+        key = self._key(shapes=_text(shapes), beside=json.dumps(self._external.digests))
         return self._cache.put(key, artefact.members())
 
     def _key(self, **parts: str) -> str:
@@ -128,7 +235,7 @@ class CacheStore:
 def open_store(
     source: UnreadModel, config: Config, dims: Mapping[str, int], donate: Mapping[str, str]
 ) -> CacheStore | None:
-    """Where the compiled programs of a model lie; None where nothing is kept."""
+    """Return the store of a model's compiled programs; None if nothing is stored."""
     if config.target != "cpu" or source.digest is None:
         return None
     cache = open_cache(config)
@@ -140,7 +247,7 @@ def open_store(
 def store_options(
     config: Config, dims: Mapping[str, int], donate: Mapping[str, str]
 ) -> dict[str, Any]:
-    """What decides, besides the model and shapes, what is compiled."""
+    """Return the options that decide what is compiled, besides the model and shapes."""
     return {
         "dims": dict(dims),
         "donate": dict(donate),
@@ -156,7 +263,7 @@ def store_options(
 def gpu_options(
     config: Config, dims: Mapping[str, int], donate: Mapping[str, str]
 ) -> dict[str, Any]:
-    """The same for a GPU."""
+    """Return the options that decide what is compiled for a GPU."""
     return {
         "dims": dict(dims),
         "donate": dict(donate),
