@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import monograph
 from monograph.codegen.llvm.module.features import TABLE
 from monograph.config import Config
 from monograph.runtime.cache import object_cache as cache_module
@@ -237,6 +238,13 @@ def test_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("llvmlite.__version__", "0.1")
     others.append(make_key(features, model="abc", options="threads=2"))
     assert len({base, *others}) == 1 + len(others)
+
+
+def test_version_covers_every_module(monkeypatch: pytest.MonkeyPatch) -> None:
+    scan, seen = os.scandir, []
+    monkeypatch.setattr(os, "scandir", lambda path: (seen.append(Path(path)), scan(path))[1])
+    cache_module._own_version.__wrapped__()
+    assert Path(monograph.__file__).parent / "codegen" / "llvm" in seen
 
 
 SCRIPT = """

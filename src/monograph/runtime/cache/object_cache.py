@@ -2,13 +2,12 @@
 
     DIR/entries/3f/3fa9...e1    one file an entry: a line with a digest, a line of JSON, the parts
 
-An entry is written to a temporary file and renamed, so readers see all of it or nothing, and
-processes need no lock between them. Everything behind the digest is checked when an entry is
-read; what does not fit is deleted and counts as missing. Nothing is unpickled. An entry is
-trusted like a shared library, so the directory must belong to the user and to nobody else.
+An entry is written to a temporary file and renamed. Readers therefore see all of it or nothing,
+and processes need no lock. The digest covers everything after it and is checked on every read; a
+damaged entry is deleted and counts as missing. Nothing is unpickled. An entry is trusted like a
+shared library, so only the user may write to the directory.
 
-Parts begin on cache lines and are mapped, not read: weights that several processes run with are in
-memory once.
+Parts are aligned to cache lines and mapped, not read, so that processes share weights in memory.
 """
 
 from __future__ import annotations
@@ -36,13 +35,13 @@ from monograph.ir import Array
 from monograph.runtime.atomic_write import replacing
 
 Buffer: TypeAlias = "bytes | memoryview | Array"
-"""What can be stored: anything whose bytes lie in one piece."""
+"""Contiguous bytes that can be stored."""
 
 _log = logging.getLogger("monograph")
 _MAGIC = b"monograph-cache 2 "
 _ALIGNMENT = 64
 _HEADER = len(_MAGIC) + 65
-"""The digest of everything behind it in hexadecimal, and the end of the line."""
+"""The magic, the digest of everything after it in hexadecimal, and the end of the line."""
 _NEWLINE = 0x0A
 _TEMPORARY = ".new-"
 _STALE_SECONDS = 3600.0
@@ -52,7 +51,7 @@ _LOW_WATER = 0.9
 
 
 def make_key(features: Features, **parts: str) -> str:
-    """The key of an entry made from these parts, for this instruction set and these versions."""
+    """Return the key of an entry made from these parts, for this instruction set and versions."""
     parts |= {
         "features": f"{features.name} {features.cpu} {features.flags}",
         "monograph": _own_version(),
@@ -65,7 +64,7 @@ def make_key(features: Features, **parts: str) -> str:
 
 
 def open_cache(config: Config) -> DiskCache | None:
-    """The cache of a configuration; None where it is switched off."""
+    """Return the cache of a configuration, or None if it is switched off."""
     if not config.cache_dir or not config.cache_bytes:
         return None
     return DiskCache(Path(config.cache_dir).expanduser(), config.cache_bytes)
@@ -74,8 +73,8 @@ def open_cache(config: Config) -> DiskCache | None:
 class DiskCache:
     """Named parts of bytes under a key, in a directory of bounded size.
 
-    No method fails for a reason of the disk: what cannot be read is missing, and what cannot be
-    written is not kept; the first such failure is logged as a warning.
+    Disk errors never raise: what cannot be read is missing, and what cannot be written is not
+    stored. The first such error is logged as a warning.
     """
 
     def __init__(self, directory: Path, limit: int) -> None:
@@ -84,7 +83,7 @@ class DiskCache:
         self._usable = self._prepare(directory)
 
     def get(self, key: str) -> dict[str, memoryview] | None:
-        """The parts stored under a key; None where there is nothing, or nothing intact."""
+        """Return the parts stored under a key, or None if there is no intact entry."""
         if not self._usable:
             return None
         path = self._path(key)
@@ -97,23 +96,23 @@ class DiskCache:
             self.forget(key)
             return None
         with suppress(OSError):
-            os.utime(path)  # Eviction goes by the time of last use.
+            os.utime(path)  # eviction goes by the time of last use
         return parts
 
     def forget(self, key: str) -> None:
-        """Deletes an entry that turned out to be damaged."""
+        """Delete a damaged entry."""
         path = self._path(key)
-        _log.warning("cache entry %s is damaged; it will be made again", path)
+        _log.warning("deleting damaged cache entry %s", path)
         _remove(path)
 
     def put(self, key: str, parts: Mapping[str, Buffer]) -> bool:
-        """Stores parts under a key, in place of what was there; whether that could be done."""
+        """Store parts under a key, replacing an older entry; return whether they were stored."""
         if not self._usable:
             return False
         pieces = _pack(key, parts)
         size = sum(map(len, pieces))
         if size > self._limit:
-            _log.info("not cached: %d bytes, and the cache may hold %d", size, self._limit)
+            _log.info("not cached: %d bytes exceed the limit of %d", size, self._limit)
             return False
         path = self._path(key)
         try:
@@ -130,7 +129,7 @@ class DiskCache:
         return self._entries / key[:2] / key
 
     def _prepare(self, directory: Path) -> bool:
-        """Makes the directory, and refuses one that others could put code into."""
+        """Create the directory; refuse one that others may write to."""
         try:
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._entries.mkdir(mode=0o700, exist_ok=True)
@@ -147,7 +146,8 @@ class DiskCache:
         return True
 
     def _evict(self, kept: Path, kept_bytes: int) -> None:
-        """Deletes what was not used for longest until the rest fits; other processes may too."""
+        """Delete the least recently used entries until the rest fits; other processes may do so
+        too."""
         found: list[tuple[float, int, Path]] = []
         for path in self._entries.glob("*/*"):
             try:
@@ -171,7 +171,7 @@ class DiskCache:
 
 
 def _mapped(path: Path) -> memoryview:
-    """The bytes of a file, which may be deleted while they are in use."""
+    """Map a file, which may be deleted while it is mapped."""
     with path.open("rb") as file:
         if not os.fstat(file.fileno()).st_size:
             return memoryview(b"")
@@ -179,12 +179,12 @@ def _mapped(path: Path) -> memoryview:
 
 
 def as_bytes(data: Buffer) -> memoryview:
-    """The bytes of some data, where they are."""
+    """Return the bytes of some data without a copy."""
     return (data.data if isinstance(data, np.ndarray) else memoryview(data)).cast("B")
 
 
 def _pack(key: str, parts: Mapping[str, Buffer]) -> list[memoryview]:
-    """An entry in pieces. The head is filled up with spaces, so that every part is aligned."""
+    """Return an entry in pieces. Spaces fill up the head, so that every part is aligned."""
     views = {name: as_bytes(data) for name, data in parts.items()}
     sizes = {name: len(view) for name, view in views.items()}
     head = json.dumps({"key": key, "parts": sizes}).encode()
@@ -199,7 +199,7 @@ def _pack(key: str, parts: Mapping[str, Buffer]) -> list[memoryview]:
 
 
 def _unpack(key: str, data: memoryview) -> dict[str, memoryview] | None:
-    """The parts of an entry; None unless every byte is as it was written, under this key."""
+    """Return the parts of an entry; None unless every byte is as it was written, under this key."""
     digest = hashlib.sha256(data[_HEADER:]).hexdigest()
     if data[:_HEADER] != _MAGIC + digest.encode() + b"\n":
         return None
@@ -230,8 +230,9 @@ def _warn_once(message: str) -> None:
 
 @cache
 def _own_version() -> str:
-    """The version of this package, and a digest of its files: an edit makes old entries misses."""
-    root = str(Path(__file__).parent.parent)
+    """Return the package's version and a digest of its files, so that an edit makes old entries
+    misses."""
+    root = str(Path(monograph.__file__).parent)
     listed, folders = [], [root]
     while folders:
         with os.scandir(folders.pop()) as found:
