@@ -140,7 +140,7 @@ class BatchBuilder(module.InterpreterBuilder):  # type: ignore[misc]
 
 
 def _level(left: Any, right: Any) -> tuple[Any, Any]:
-    """Two operands with as many programs each."""
+    """Return two operands with the same number of programs."""
     programs = max(len(left.data), len(right.data))
     made = (np.broadcast_to(x.data, (programs, *x.data.shape[1:])) for x in (left, right))
     a, b = (Handle(data, x.dtype) for data, x in zip(made, (left, right), strict=True))
@@ -148,7 +148,7 @@ def _level(left: Any, right: Any) -> tuple[Any, Any]:
 
 
 def _tensor(data: Array, kind: Any) -> Any:
-    """An array as one of Triton's tensors of a scalar type."""
+    """Return an array as a Triton tensor of a scalar type."""
     made = Handle(data.astype(module._get_np_dtype(kind), copy=False), kind.scalar)
     return tl.core.tensor(
         made, tl.block_type(kind, list(data.shape[1:])) if data.ndim > 1 else kind
@@ -156,7 +156,7 @@ def _tensor(data: Array, kind: Any) -> Any:
 
 
 def _choice(tensor: Any, of: Callable[[Any], Any]) -> Any:
-    """What a scalar makes every program do; raises an error where they disagree."""
+    """Return the value of a scalar that all programs share; raise an error if they disagree."""
     data = tensor.handle.data.reshape(len(tensor.handle.data), -1)[:, 0]
     if not (data == data[0]).all():
         raise DivergenceError(data)
@@ -164,7 +164,7 @@ def _choice(tensor: Any, of: Callable[[Any], Any]) -> Any:
 
 
 def _truth(tensor: Any) -> bool:
-    """Whether a scalar holds. Triton's interpreter says so of every block."""
+    """Return whether a scalar is true. A block is true, as in Triton's interpreter."""
     return bool(_choice(tensor, bool)) if tensor.numel.value == 1 else True
 
 
@@ -227,7 +227,7 @@ def _scan(given: Any, axis: Any, combine: Any, reverse: bool = False, **_: Any) 
 
 
 def _along(given: Sequence[Any], axis: Any) -> int | None:
-    """The axis of arrays that is an axis of their blocks; None for all of them."""
+    """Return the array axis of a block axis; None for all axes."""
     axis = getattr(axis, "value", axis)
     rank = len(given[0].shape)
     if axis is None:
@@ -240,7 +240,7 @@ def _along(given: Sequence[Any], axis: Any) -> int | None:
 def _steps(
     arrays: Sequence[Array], along: int, combine: Any, kinds: Sequence[Any]
 ) -> Iterator[list[Array]]:
-    """What a kernel's own function makes of elements up to each one of an axis."""
+    """Yield the kernel's own combination of the elements up to each position of an axis."""
     held: list[Array] = []
     for i in range(arrays[0].shape[along]):
         fresh = [np.take(x, i, along) for x in arrays]
