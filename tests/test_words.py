@@ -33,7 +33,7 @@ ROOMS = [
 """The rooms that keep these rules."""
 RIDDLE = re.compile(r"(What|Whether|Who|Whose|How|Where|Which|When)\b")
 AVOIDED = {
-    "slab", "slabs", "lane", "lanes", "laned", "wish", "overrides", "foretold", "foretell", "spoil",
+    "slab", "slabs", "lane", "lanes", "laned", "wish", "wishes", "foretold", "foretell", "spoil",
     "spoils", "spoiled", "parking", "stretch", "stretches", "goes", "asked", "answered", "taken",
     "apart", "stands",
 }  # fmt: skip
