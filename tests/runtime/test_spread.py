@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from monograph.ir import Graph, Value, constant, evaluate
-from monograph.ir.dtype import f32, i64, u8
+from monograph.ir.dtype import f16, f32, i64, u8
 from monograph.ops.cast import Cast
 from monograph.ops.composite import Gelu
 from monograph.ops.conv import Conv
@@ -136,6 +136,14 @@ def test_denormals_may_be_zeros() -> None:
     feeds = {"x": np.float32([1e-20, 1e-10])}
     assert held(graph, feeds, np.float32([0, 1e-30])).ok
     assert not held(graph, feeds, np.float32([0, 0])).ok
+
+
+def test_numbers_that_f16_loses_may_be_kept() -> None:
+    graph = graph_of(Cast(f32)(Cast(f16)(value("f32[3]"))))
+    feeds = {"x": np.float32([1e-8, 0, np.inf])}
+    assert held(graph, feeds, np.float32([1e-8, 0, np.inf])).ok
+    assert held(graph, feeds, np.float32([1e-6, 0, np.inf])).worst == (0,)
+    assert held(graph, feeds, np.float32([1e-8, 1e-8, np.inf])).worst == (1,)
 
 
 def test_rounded_constants_count_in_a_narrowed_graph() -> None:

@@ -7,7 +7,7 @@ The reference runs again with every value disturbed by what a correct implementa
   computed sum is the exact sum of terms that are off by so much (backward error), so an element
   moves at the scale of the terms that were summed into it: of nothing else in the tensor;
 - an integer of at most 8 bits that is rounded from a float moves by a step;
-- a denormal may become 0.
+- a denormal may become 0, and a 0 that is an underflow in f16 or f8 a denormal.
 
 Elements that are whole numbers keep their value unless they are sums or limits of a function: sizes
 and positions are exact. The root mean square of the movement over a few runs is the *spread* of an
@@ -30,6 +30,7 @@ from monograph.ir import Array, Constant, Graph, TensorType, Value, from_numpy, 
 from monograph.ir.evaluate import apply
 from monograph.ops import elementwise as ew
 from monograph.ops.attention import Attention
+from monograph.ops.cast import Cast
 from monograph.ops.composite import Gelu, LogSoftmax
 from monograph.ops.conv import Conv
 from monograph.ops.deferred import Deferred
@@ -62,6 +63,8 @@ _EXACT = (ew.Neg, ew.Abs, ew.Sign, ew.Clip, ew.Min, ew.Max, ew.Where)
 """Ops that round nothing, beside views and joins."""
 _SATURATING = (Erf, Sigmoid, Tanh)
 """Functions whose results are whole numbers by rounding alone."""
+_UNDERFLOWING = (ew.Mul, ew.Div, Cast)
+"""Ops that give 0 for finite numbers other than 0 only where the result underflows."""
 _FAILURES = (MonographError, ValueError, LookupError, ArithmeticError)
 
 
@@ -301,7 +304,12 @@ class _Noise:
             return moved
         y = wide(result)
         whole = (np.rint(y) == y) & (np.abs(y) < 1 / (16 * size))
-        return np.where(whole, _cast(result, dtype.numpy), moved)
+        moved = np.where(whole, _cast(result, dtype.numpy), moved)
+        if isinstance(value.op, _UNDERFLOWING) and dtype.bits < 32:
+            step = float(ml_dtypes.finfo(dtype.numpy).smallest_subnormal)  # type: ignore[no-untyped-call]
+            lost = (y == 0) & _all_nonzero(operands)
+            moved = np.where(lost, _cast(step * self._draw(y.shape), dtype.numpy), moved)
+        return moved
 
     def _step(self, value: Value, result: Array) -> Array:
         """A quantised result, moved by a step up or down or not at all."""
@@ -362,6 +370,15 @@ def _tile_scale(value: Value, index: int, x: Array) -> Array | None:
             larger[by:] = np.maximum(larger[by:], rows[:-by])
             larger[:-by] = np.maximum(larger[:-by], rows[by:])
             found = np.moveaxis(larger, 0, axis)
+    return found
+
+
+def _all_nonzero(operands: Sequence[Any]) -> Array:
+    """Whether no operand of an element is 0, an infinity or a NaN."""
+    found = np.asarray(True)
+    for x in operands:
+        y = wide(x) if _is_float(x) else np.zeros(np.shape(x))
+        found = found & (y != 0) & np.isfinite(y)
     return found
 
 
