@@ -252,10 +252,14 @@ class Bindings:
         if artefact is None:
             return None
         self._progress("load", 0, 1)
+        return self.target.load(artefact, self._compile_again(feeds, shapes))
+
+    def _compile_again(self, feeds: dict[str, Any], shapes: Shapes) -> Callable[[], Executable]:
+        """Return a function that compiles for such feeds from the model file."""
         types = {name: x.dtype for name, x in feeds.items()}
         # Not a reference to these bindings, which would keep each other alive.
         again = (self._source, self._config, self._dims, self.donate, self._progress)
-        return self.target.load(artefact, lambda: _compile_again(Bindings(*again), shapes, types))
+        return lambda: _compile_again(Bindings(*again), shapes, types)
 
     def _compile(self, feeds: dict[str, Any]) -> Executable:
         """Compile for such feeds, and keep the result on disk if possible."""
@@ -267,15 +271,14 @@ class Bindings:
         if self._store is None or shapes is None or not isinstance(made, CpuExecutable):
             _log.info("the compiled model is not stored on disk as a whole")
             return made
-        kept = self._store.keep(shapes, made.artefact())
-        release_memory()  # before the same is mapped from disk
-        found = self._find(feeds) if kept else None
-        if found is None:
+        stored = self._store.keep(shapes, made.artefact())
+        if stored is None:
             return made
+        made.adopt(stored, self._compile_again(feeds, shapes))
         if all(isinstance(p.type, TensorType) and p.type.is_static for p in self.signature.inputs):
             # There will be no other shapes; what else is asked of the model, it is read for again.
             self._model = None
-        return found
+        return made
 
     def compiled(self, feeds: dict[str, Any]) -> Executable:
         """Compile an executable for such feeds now."""

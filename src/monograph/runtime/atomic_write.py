@@ -24,7 +24,7 @@ def replacing(
     entries are checked when they are read, need not wait for that. A new file may be read by all
     whom the process's mask lets, a `private` one by its owner only; an old one's mode is kept. A
     path that is no regular file, such as a pipe or /dev/stdout, cannot be replaced and is written
-    to directly.
+    to directly. A new file can be mapped for reading before it takes the place.
     """
     target = Path(os.path.realpath(path))  # a link stays one
     mode = _mode(target)
@@ -33,7 +33,7 @@ def replacing(
             yield file
         return
     name = target.with_name(f"{prefix or f'.{target.name[:100]}-'}{secrets.token_hex(8)}")
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     handle = os.open(name, flags, 0o600 if private else 0o666)
     try:
         with os.fdopen(handle, "wb") as file:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import mmap
 import os
 import stat
 import subprocess
@@ -83,6 +84,15 @@ def test_parts_outlive_their_entry(cache: DiskCache, tmp_path: Path) -> None:
     parts = cache.get(KEY)
     entry(tmp_path).unlink()
     assert parts == PARTS
+
+
+def test_stored_parts_are_those_of_the_file(cache: DiskCache, tmp_path: Path) -> None:
+    stored = cache.put(KEY, PARTS)
+    assert stored == cache.get(KEY) == PARTS
+    assert stored is not None
+    assert all(isinstance(p.obj, mmap.mmap) for p in stored.values())
+    entry(tmp_path).unlink()
+    assert stored == PARTS
 
 
 def test_an_array_is_stored_as_its_bytes(cache: DiskCache) -> None:

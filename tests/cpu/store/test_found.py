@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,8 @@ from onnx import TensorProto, helper
 import monograph
 from monograph.runtime.cache import object_cache as cache_module
 from monograph.runtime.cache import store as store_module
+from monograph.runtime.cpu.executable import CpuExecutable
+from monograph.runtime.cpu.native import NativeCode
 from tests.cpu.store.kept import WEIGHTS, check, fed, found, made, no_import, write
 
 ROOT = Path(__file__).parent.parent.parent.parent
@@ -33,6 +37,59 @@ def test_a_second_session_reads_no_model(path: Path, monkeypatch: pytest.MonkeyP
     assert found(second) == 1
     same = {"compiled", "launches_per_run", "kernels_per_run", "peak_bytes", "host_steps"}
     assert {k: second.stats[k] for k in same} == {k: first.stats[k] for k in same}
+
+
+def test_what_was_compiled_is_what_runs(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Storing an executable does not load it again; only its constants come from the file."""
+    loads: list[NativeCode] = []
+    make = NativeCode.__init__
+
+    def count(self: NativeCode, *given: Any) -> None:
+        loads.append(self)
+        make(self, *given)
+
+    check(monograph.load(path, cache_dir=""))  # The thread pool loads native code of its own.
+    monkeypatch.setattr(NativeCode, "__init__", count)
+    first = monograph.load(path)
+    expected = check(first)
+    assert found(first) == 0
+    assert len(loads) == 1
+    executable = first.executable(fed())
+    assert isinstance(executable, CpuExecutable)
+    assert isinstance(executable.artefact().constants.base, memoryview), "mapped from the file"
+    second = monograph.load(path)
+    assert check(second).tobytes() == expected.tobytes()
+    assert found(second) == 1
+    assert len(loads) == 2
+
+
+def test_the_program_of_a_stored_executable_is_made_again(path: Path) -> None:
+    executables = [monograph.load(path).executable(fed()) for _ in range(2)]
+    for executable in executables:
+        assert [s.nodes for s in executable.program.steps] == [["product"], ["soft"]]
+        assert len(executable.module.segments) == 1
+        assert executable.programs == [executable.program]
+    compiled, loaded = (e.artefact() for e in executables)
+    assert {k: bytes(v) for k, v in compiled.members().items()} == {
+        k: bytes(v) for k, v in loaded.members().items()
+    }
+
+
+def test_a_stored_executable_holds_no_program(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    dropped: list[weakref.ref[Any]] = []
+    adopt = CpuExecutable.adopt
+
+    def watch(self: CpuExecutable, *given: Any) -> None:
+        dropped.extend(map(weakref.ref, (self.program, self.module)))
+        adopt(self, *given)
+
+    monkeypatch.setattr(CpuExecutable, "adopt", watch)
+    session = monograph.load(path)
+    check(session)
+    gc.collect()
+    assert [x() for x in dropped] == [None, None]
+    assert session.stats["host_steps"] == []
+    assert len(dropped) == 2, "nothing but the program itself makes it again"
 
 
 def test_a_fresh_process_imports_no_frontend_and_no_compiler(path: Path) -> None:

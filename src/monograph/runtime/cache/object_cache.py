@@ -22,7 +22,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import TypeAlias
+from typing import IO, TypeAlias
 
 import llvmlite
 import llvmlite.binding as llvm
@@ -88,7 +88,8 @@ class DiskCache:
             return None
         path = self._path(key)
         try:
-            data = _mapped(path)
+            with path.open("rb") as file:
+                data = _mapped(file)
         except OSError:
             return None
         parts = _unpack(key, data)
@@ -105,25 +106,31 @@ class DiskCache:
         _log.warning("deleting damaged cache entry %s", path)
         _remove(path)
 
-    def put(self, key: str, parts: Mapping[str, Buffer]) -> bool:
-        """Store parts under a key, replacing an older entry; return whether they were stored."""
+    def put(self, key: str, parts: Mapping[str, Buffer]) -> dict[str, memoryview] | None:
+        """Store parts under a key, replacing an older entry; return them as mapped from the file.
+
+        Return None if they were not stored.
+        """
         if not self._usable:
-            return False
+            return None
         pieces = _pack(key, parts)
         size = sum(map(len, pieces))
         if size > self._limit:
             _log.info("not cached: %d bytes exceed the limit of %d", size, self._limit)
-            return False
+            return None
         path = self._path(key)
         try:
             path.parent.mkdir(mode=0o700, exist_ok=True)
             with replacing(path, prefix=_TEMPORARY, durable=False, private=True) as file:
                 file.writelines(pieces)
+                file.flush()
+                # Mapped before others can reach the file: it holds what was just written.
+                data = _mapped(file)
         except OSError as error:
             _warn_once(f"cannot write to the cache at {self._entries}: {error.strerror}")
-            return False
+            return None
         self._evict(path, size)
-        return True
+        return _split(key, data)
 
     def _path(self, key: str) -> Path:
         return self._entries / key[:2] / key
@@ -170,12 +177,11 @@ class DiskCache:
             total -= size
 
 
-def _mapped(path: Path) -> memoryview:
-    """Map a file, which may be deleted while it is mapped."""
-    with path.open("rb") as file:
-        if not os.fstat(file.fileno()).st_size:
-            return memoryview(b"")
-        return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+def _mapped(file: IO[bytes]) -> memoryview:
+    """Map a file, which may be closed and deleted while it is mapped."""
+    if not os.fstat(file.fileno()).st_size:
+        return memoryview(b"")
+    return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
 
 
 def as_bytes(data: Buffer) -> memoryview:
@@ -203,6 +209,11 @@ def _unpack(key: str, data: memoryview) -> dict[str, memoryview] | None:
     digest = hashlib.sha256(data[_HEADER:]).hexdigest()
     if data[:_HEADER] != _MAGIC + digest.encode() + b"\n":
         return None
+    return _split(key, data)
+
+
+def _split(key: str, data: memoryview) -> dict[str, memoryview] | None:
+    """Return the parts of an entry whose bytes are known to be right; None if its key differs."""
     at = _HEADER
     while data[at] != _NEWLINE:
         at += 1

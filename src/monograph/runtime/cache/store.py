@@ -217,16 +217,20 @@ class CacheStore:
             self._cache.forget(key)
             return None
 
-    def keep(self, shapes: Shapes, artefact: Artefact) -> bool:
-        """Store what was compiled for these input shapes; return whether it was stored."""
+    def keep(self, shapes: Shapes, artefact: Artefact) -> Artefact | None:
+        """Store what was compiled for these input shapes; return it as mapped from its file.
+
+        Return None if it was not stored.
+        """
         if not artefact.layout.whole:
             kinds = ", ".join(sorted(set(artefact.layout.host_kinds))) or "no single function"
             _log.info("the compiled model is not stored on disk, because of host steps (%s)", kinds)
-            return False
+            return None
         if self._external is None or not self._external.unchanged():
-            return False
+            return None
         key = self._key(shapes=_text(shapes), beside=json.dumps(self._external.digests))
-        return self._cache.put(key, artefact.members())
+        members = self._cache.put(key, artefact.members())
+        return None if members is None else Artefact.of(members)
 
     def _key(self, **parts: str) -> str:
         return make_key(self._features, **self._parts, **parts)

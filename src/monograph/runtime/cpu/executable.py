@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,6 +18,7 @@ from monograph.codegen.llvm.module.select import CpuTarget
 from monograph.config import make_config
 from monograph.ir import Array, Graph, Input, Value
 from monograph.ir.evaluate import apply
+from monograph.ir.lazy import lazy
 from monograph.program.launch_regions import step_name
 from monograph.program.lowering import lower
 from monograph.program.memory.buffer_assignment import CONSTANT, OUTPUT, TEMPORARY
@@ -25,16 +26,18 @@ from monograph.program.program import Program, Step
 from monograph.program.work import outer_work, program_work
 from monograph.rewrite.cost import LinearCost, Work
 from monograph.runtime.cache.artefact import Artefact
-from monograph.runtime.cache.object_cache import DiskCache, make_key
+from monograph.runtime.cache.object_cache import Buffer, DiskCache, make_key
 from monograph.runtime.cpu.launch import (
     Layout,
     NativeExecutable,
     NativeFaultText,
     NativePort,
     Workspace,
+    aligned,
     fresh,
 )
 from monograph.runtime.cpu.native import NativeCode, compile_modules
+from monograph.runtime.executable import Executable
 from monograph.runtime.progress import Progress, silent
 
 
@@ -50,13 +53,43 @@ class CpuExecutable(NativeExecutable):
         objects: Sequence[bytes] = (),
     ) -> None:
         super().__init__(make_layout(program, module, threads), code, module.constants)
-        self.program = program
-        self.module = module
-        self._objects = objects
+        self._objects: Sequence[Buffer] = objects
+        self._parts: tuple[Program, Module] | None = (program, module)
+        """The program and the module; None after `adopt`."""
 
     def artefact(self) -> Artefact:
         """Return the layout, object code and constants."""
         return Artefact(self.layout, self._objects, self._constants)
+
+    def adopt(self, stored: Artefact, compile_again: Callable[[], Executable]) -> None:
+        """Take constants and object code from the file that holds them; drop the program.
+
+        Processes share the pages of a file, and the system may drop them. Only an executable that
+        is one native function can be stored; its runs need no program. `compile_again` makes the
+        program from the model when it is asked for.
+        """
+        assert self.layout.whole
+        assert not self._free, "workspaces hold the address of the constants"
+        self._objects = stored.objects
+        self._constants = aligned(stored.constants)
+        self._parts = None
+        self._compile_again = compile_again
+
+    @lazy
+    def _recompiled(self) -> tuple[Program, Module]:
+        made = self._compile_again()
+        assert isinstance(made, CpuExecutable)
+        return made.program, made.module
+
+    @property
+    def program(self) -> Program:
+        """The program; made anew from the model if it was dropped."""
+        return (self._parts or self._recompiled)[0]
+
+    @property
+    def module(self) -> Module:
+        """The program before code generation; made anew from the model if it was dropped."""
+        return (self._parts or self._recompiled)[1]
 
     @property
     def programs(self) -> list[Program]:
@@ -68,6 +101,8 @@ class CpuExecutable(NativeExecutable):
 
     @property
     def host_steps(self) -> list[Step]:
+        if not self.layout.host_kinds:
+            return []  # `stats` asks for them; a dropped program must not be made for that.
         return [s for s in self.module.segments if isinstance(s, Step)]
 
     def _run_parts(
