@@ -18,7 +18,7 @@ from benchmarks.torch_model import TorchModel
 from monograph.ir import Graph
 from monograph.passes.base import Environment
 from monograph.pipeline import PassOptions, optimise
-from monograph.report.commands.drawing import draw_inputs
+from monograph.report.commands.input_files import draw_inputs
 from monograph.rewrite import GPU_COST
 from monograph.runtime.gpu.driver.devices import Device, Interpreter
 from monograph.runtime.gpu.executable import (

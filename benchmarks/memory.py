@@ -91,7 +91,7 @@ def measure(options: argparse.Namespace, library: str, feeds: str, cache: str) -
 def random_feeds(model: Path) -> dict[str, np.ndarray]:
     """Inputs as `monograph bench` draws them."""
     import monograph
-    from monograph.report.commands.drawing import draw_inputs
+    from monograph.report.commands.input_files import draw_inputs
 
     return draw_inputs(monograph.load(model, target="reference")).feeds
 

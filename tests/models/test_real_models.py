@@ -34,8 +34,7 @@ import pytest
 from scripts import fetch_models
 
 import monograph
-from monograph.report.commands.drawing import draw_inputs
-from monograph.report.commands.input_files import read_archive, split_archive
+from monograph.report.commands.input_files import draw_inputs, read_archive, split_archive
 from monograph.runtime.numerics.compare import Difference, compare_outputs
 from monograph.runtime.numerics.tolerance import Tolerance
 from tests.models.cases import ALL_CASES, Case, fetched, left_out

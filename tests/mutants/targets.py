@@ -32,7 +32,6 @@ INDEX = (
     "program/index.py",
     "program/fusion/access.py",
     "program/memory/strided.py",
-    "program/memory/output_views.py",
     "program/memory/buffer_assignment.py",
     "program/ranges.py",
     "program/dynamic/bounded.py",

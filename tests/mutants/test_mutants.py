@@ -102,8 +102,7 @@ def test_tests_of_the_same_name_come_first():
     ("group", "path", "first", "kinds"),
     [
         ("index", "codegen/triton/emit/elements.py", "tests/gpu/emit/test_elements.py", {True}),
-        ("index", "program/memory/output_views.py", "tests/gpu/matmul/test_output_views.py",
-         {False, True}),
+        ("index", "program/index.py", "tests/program/test_index.py", {False, True}),
         ("index", "codegen/llvm/indexing/gather.py", "tests/cpu/indexing/test_gather.py", {False}),
         ("capture", "runtime/gpu/driver/cuda_graphs.py", "tests/gpu/driver/test_cuda_graphs.py",
          {True}),

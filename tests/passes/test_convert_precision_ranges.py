@@ -35,9 +35,8 @@ from monograph.ops.reduce import ReduceSum
 from monograph.ops.shape import Concat, Reshape
 from monograph.passes.base import Environment, run_pass
 from monograph.passes.precision import precision_plan, range_probe
-from monograph.passes.precision.bounds import find_bounds
 from monograph.passes.precision.convert_precision import ConvertPrecision
-from monograph.passes.precision.precision_plan import MISFIT
+from monograph.passes.precision.precision_plan import MISFIT, find_bounds
 from monograph.passes.precision.precision_rules import Magnitude, range_reason
 from monograph.passes.precision.range_probe import TURNS, WORK, Rehearsal
 from tests.passes.test_convert_precision import check, computed_in, convert, data, number

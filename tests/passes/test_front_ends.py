@@ -22,8 +22,7 @@ from monograph.ops.reduce import ReduceSum
 from monograph.ops.shape import Reshape, Slice, Transpose
 from monograph.passes.base import Environment
 from monograph.passes.precision import convert_precision
-from monograph.passes.precision.degrees import find_degrees
-from monograph.passes.precision.front_ends import SQUARED
+from monograph.passes.precision.front_ends import SQUARED, find_degrees
 from monograph.passes.precision.precision_plan import UNPROVED, Magnitudes, converts, plan_precision
 from monograph.pipeline import PassOptions, optimise
 from monograph.rewrite import GPU_COST

@@ -8,7 +8,7 @@ from monograph.bindings import optimise_for
 from monograph.config import make_config
 from monograph.ir import Op
 from monograph.ops import OPS
-from monograph.program.fusion.addresses import unproven_addresses
+from monograph.program.fusion.index_bounds import unproven_addresses
 from monograph.report.commands.launch_regions import launching_of
 from tests.samples import sample_graph
 

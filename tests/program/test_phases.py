@@ -8,7 +8,7 @@ import pytest
 from monograph.ir import Value, constant
 from monograph.ops.conv import Conv
 from monograph.ops.conv_transpose import ConvTranspose
-from monograph.program.legalise.phases import as_phases, phases_of
+from monograph.program.legalise.expand import as_phases, phases_of
 from tests.rules.checks import check_numbers, graph_of, value
 
 LAST = "channels_last"

@@ -18,7 +18,7 @@ from monograph.report.commands.profile import (
     profile_model,
     step_times,
 )
-from monograph.report.render.nodes import nodes_text
+from monograph.report.render.tables import nodes_text
 from monograph.report.render.trace import trace_events
 from monograph.runtime.cpu import executable as runtime
 from tests.cli.calls import call

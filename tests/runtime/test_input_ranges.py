@@ -8,7 +8,7 @@ import pytest
 
 import monograph
 from monograph.errors import ConfigError, FeedError
-from monograph.report.commands.drawing import draw_inputs
+from monograph.report.commands.input_files import draw_inputs
 from monograph.runtime.inputs.input_ranges import (
     INDEX,
     LENGTH,

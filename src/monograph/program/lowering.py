@@ -23,8 +23,7 @@ from monograph.program.launch_regions import SplitAtHost, held_by_host
 from monograph.program.legalise.expand import expand, split_decoding
 from monograph.program.legalise.lower_complex import in_parts
 from monograph.program.legalise.lower_random import with_states
-from monograph.program.legalise.normalise import normalise
-from monograph.program.legalise.split import split_reductions
+from monograph.program.legalise.normalise import normalise, split_reductions
 from monograph.program.memory.buffer_assignment import Halo, Places, place
 from monograph.program.memory.inplace import choose_overwrites, read_before_donated
 from monograph.program.memory.memory_planner import MemoryPlan, plan

@@ -25,7 +25,7 @@ from monograph.ops.recurrent import Rnn
 from monograph.ops.scalar import Scalar
 from monograph.ops.shape import Reshape, Slice, Transpose
 from monograph.program import index
-from monograph.program.fusion import addresses
+from monograph.program.fusion import index_bounds
 from monograph.program.legalise.recurrence import Recurrence
 from monograph.report.commands.launch_regions import launching_json, launching_of
 from monograph.runtime.cpu import executable
@@ -201,5 +201,5 @@ def test_checked_code_has_keys_of_its_own_on_disk(tmp_path: Path) -> None:
 def test_inspect_counts_what_no_proof_covers(monkeypatch: pytest.MonkeyPatch) -> None:
     graph = graph_of(Neg()(Reshape((6,))(Transpose((1, 0))(value("f32[3, 2]")))))
     assert launching_json(launching_of(graph, "cpu"))["bounds_checks"] == 0
-    monkeypatch.setattr(addresses, "inside", lambda *given: False)
+    monkeypatch.setattr(index_bounds, "inside", lambda *given: False)
     assert launching_json(launching_of(graph, "cpu"))["bounds_checks"] == 2

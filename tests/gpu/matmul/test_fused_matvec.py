@@ -19,8 +19,8 @@ from monograph.ops.linear import Dot
 from monograph.ops.shape import Reshape, Transpose
 from monograph.passes.base import Environment
 from monograph.pipeline import PassOptions, optimise
-from monograph.program.fusion import fuse_matvec
-from monograph.program.fusion.fuse_matvec import inner_product
+from monograph.program.fusion import fuse
+from monograph.program.fusion.fuse import inner_product
 from monograph.rewrite import GPU_COST
 from monograph.runtime.gpu.executable import lower_for_gpu
 from tests.gpu.against import candidate_names, check
@@ -99,11 +99,11 @@ def steps_of(*outputs: Value) -> int:
 
 def test_what_is_needed_elsewhere_is_stored() -> None:
     hidden = Silu()(Dot()(value("f32[4, 30]"), weight("f32", 30, 20)))
-    fuse_matvec = Dot()(hidden, weight("f32", 20, 1))
-    assert steps_of(fuse_matvec) == 1
-    assert steps_of(fuse_matvec, hidden) == 2
-    assert steps_of(Add()(fuse_matvec, hidden)) == 3
-    assert steps_of(fuse_matvec, Dot()(hidden, weight("f32", 20, 7))) == 3
+    fuse = Dot()(hidden, weight("f32", 20, 1))
+    assert steps_of(fuse) == 1
+    assert steps_of(fuse, hidden) == 2
+    assert steps_of(Add()(fuse, hidden)) == 3
+    assert steps_of(fuse, Dot()(hidden, weight("f32", 20, 7))) == 3
 
 
 def test_what_is_not_taken_along() -> None:
@@ -111,17 +111,17 @@ def test_what_is_not_taken_along() -> None:
     hidden = Dot()(x, weight("f32", 30, 20))
     assert steps_of(Dot()(hidden, weight("f32", 20, 2))) == 2  # two columns
     assert steps_of(Dot()(Reshape((8, 10))(hidden), weight("f32", 10, 1))) == 2  # other rows
-    fuse_matvec = Dot()(hidden, weight("f32", 20, 1))
-    assert steps_of(Dot()(fuse_matvec, weight("f32", 1, 1))) == 2  # three in a row
+    fuse = Dot()(hidden, weight("f32", 20, 1))
+    assert steps_of(Dot()(fuse, weight("f32", 1, 1))) == 2  # three in a row
     normed = RmsNorm((1,), 1e-5)(x, constant(np.ones(30, np.float32)))
     assert steps_of(Dot()(Dot()(normed, weight("f32", 30, 20)), weight("f32", 20, 1))) >= 2
 
 
 def test_large_results_are_stored(monkeypatch: pytest.MonkeyPatch) -> None:
     made = layers(value("f32[4, 33]"), 20, 1)
-    monkeypatch.setattr(fuse_matvec, "MOST", 79)
+    monkeypatch.setattr(fuse, "MOST", 79)
     assert steps_of(made) == 2
-    monkeypatch.setattr(fuse_matvec, "MOST", 80)
+    monkeypatch.setattr(fuse, "MOST", 80)
     assert steps_of(made) == 1
 
 

@@ -10,8 +10,8 @@ from monograph.ops.elementwise import Add, Mul
 from monograph.ops.functions import Exp, Sigmoid
 from monograph.ops.linear import Dot
 from monograph.ops.shape import Concat, Reshape, Slice, Squeeze, Transpose
-from monograph.program.memory import output_views
-from monograph.program.memory.output_views import product_ends, written_through
+from monograph.program.memory import buffer_assignment
+from monograph.program.memory.buffer_assignment import product_ends, written_through
 from tests.gpu.against import check
 
 X = Input("x", TensorType(f32, (3, 40, 20)))()
@@ -79,7 +79,7 @@ def test_donated_outputs_keep_their_place() -> None:
 
 
 def test_many_elements_are_not_stored_out_of_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(output_views, "TURNED", 100)
+    monkeypatch.setattr(buffer_assignment, "TURNED", 100)
     turned, in_a_row = Transpose((0, 2, 1))(Dot()(X, V)), Reshape((120, 17))(Dot()(X, V))
     assert not product_ends(graph(turned))
     assert product_ends(graph(in_a_row))

@@ -15,8 +15,7 @@ from monograph.ops.reduce import Reduction
 from monograph.ops.shape import Broadcast, Concat, Reshape, Squeeze, Transpose, Unsqueeze
 from monograph.ops.window import CHANNELS_FIRST
 from monograph.passes.base import Environment, Pass, substitute, users_of
-from monograph.passes.horizontal.families import AlongAxis, Family, NewAxis, is_elementwise
-from monograph.passes.horizontal.lift import Lifter
+from monograph.passes.horizontal.families import AlongAxis, Family, Lifter, NewAxis, is_elementwise
 from monograph.rewrite import Work
 
 Layer: TypeAlias = tuple[tuple[str, ...], tuple[str, ...]]

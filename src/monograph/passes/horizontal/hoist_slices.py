@@ -10,8 +10,7 @@ from itertools import pairwise
 from monograph.ir import Constant, Graph, TensorType, Value
 from monograph.ops.shape import Slice
 from monograph.passes.base import Environment, Pass, substitute, users_of
-from monograph.passes.horizontal.families import AlongAxis, Family, is_elementwise
-from monograph.passes.horizontal.lift import Lifter
+from monograph.passes.horizontal.families import AlongAxis, Family, Lifter, is_elementwise
 
 
 @dataclass(frozen=True)

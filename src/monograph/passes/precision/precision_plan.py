@@ -26,11 +26,20 @@ from dataclasses import dataclass, field
 
 import ml_dtypes
 
-from monograph.ir import Constant, DType, Graph, Input, Narrowing, Value, subgraphs
+from monograph.ir import (
+    Constant,
+    DType,
+    Graph,
+    Input,
+    Narrowing,
+    TensorType,
+    Value,
+    known,
+    subgraphs,
+)
+from monograph.ir.dtype import BOOL
 from monograph.passes.base import users_of
-from monograph.passes.precision.bounds import find_bounds
-from monograph.passes.precision.degrees import find_degrees, is_trusted
-from monograph.passes.precision.front_ends import find_front_ends
+from monograph.passes.precision.front_ends import find_degrees, find_front_ends, is_trusted
 from monograph.passes.precision.precision_rules import (
     GROWS,
     TOO_LARGE,
@@ -46,6 +55,41 @@ from monograph.passes.precision.precision_rules import (
     range_reason,
 )
 from monograph.passes.precision.range_probe import Rehearsal
+
+BYTE = 8
+
+
+def find_bounds(graph: Graph) -> dict[Value, float]:
+    """Return the bound of every value of a graph that has one."""
+    bounds: dict[Value, float] = {}
+    for value in graph.values:
+        if isinstance(value.type, TensorType) and (found := _bound(value, bounds)) < math.inf:
+            bounds[value] = found
+    return bounds
+
+
+def _bound(value: Value, bounds: Mapping[Value, float]) -> float:
+    if isinstance(value.op, Constant):
+        return _of_constant(value)
+    if value.dtype.is_integer:
+        # Integers wrap: their arithmetic proves nothing that their type does not.
+        return 2.0**value.dtype.bits
+    if not value.dtype.is_float:
+        return 1.0 if value.dtype.kind == BOOL else math.inf
+    return value.op.bound(value, [bounds.get(v, math.inf) for v in value.inputs])
+
+
+def _of_constant(value: Value) -> float:
+    data = known(value)
+    if value.dtype.is_integer and value.dtype.bits < BYTE:
+        return 2.0**value.dtype.bits
+    numbers = value.dtype.is_float or value.dtype.is_integer
+    if data is None or not numbers or not data.size:
+        return math.inf
+    low, high = float(data.min()), float(data.max())
+    # NaN bounds nothing.
+    return math.inf if math.isnan(low + high) else max(abs(low), abs(high))
+
 
 KEEP, CONVERT = "keep", "convert"
 FOLLOWS = "what it reads stays in f32"

@@ -1,10 +1,14 @@
-"""Regions: the values that one kernel computes."""
+"""Regions: the values that one kernel computes, and the loop nest over a shape."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from monograph.ir import Op, Value
+from monograph.program.fusion.access import Indices
+from monograph.program.index import Index, counter, unflatten
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,3 +58,38 @@ class Region:
         read.update(v for user in self.body if user is not self.anchor for v in user.inputs)
         only = self.anchor.inputs[operand]
         return tuple(v for v in self.inputs if v is not only or v in read)
+
+
+def merge(shape: Sequence[int], at: Indices, positions: Sequence[Index]) -> Indices:
+    """Return the index of each dimension in terms of fewer counters.
+
+    Neighbouring dimensions become one loop if the outer factor is the inner factor times the inner
+    extent in every position in memory.
+    """
+    groups: list[list[int]] = []
+    for axis, extent in enumerate(shape):
+        if extent == 1:
+            continue
+        if groups and _runs_on(shape, at, positions, groups[-1][-1], axis):
+            groups[-1].append(axis)
+        else:
+            groups.append([axis])
+    merged: list[Index] = [Index()] * len(shape)
+    for number, group in enumerate(groups):
+        sizes = [shape[a] for a in group]
+        whole = counter(f"m{number}", math.prod(sizes))
+        for axis, index in zip(group, unflatten(whole, sizes), strict=True):
+            merged[axis] = index
+    return tuple(merged)
+
+
+def _runs_on(
+    shape: Sequence[int], at: Indices, positions: Sequence[Index], outer: int, inner: int
+) -> bool:
+    (a, _), (b, _) = at[outer].terms[0], at[inner].terms[0]
+    for position in positions:
+        if not position.is_linear and position.counters & {a, b}:
+            return False
+        if position.factor(a) != position.factor(b) * shape[inner]:
+            return False
+    return True

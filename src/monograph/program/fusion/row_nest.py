@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from monograph.ir import Value
 from monograph.program.fusion.access import Indices, Resolved, counters
-from monograph.program.fusion.loops import merge
+from monograph.program.fusion.region import merge
 from monograph.program.index import Counter, Index, flatten, strides_of
 from monograph.program.memory.buffer_assignment import Storage
 

@@ -1,18 +1,22 @@
 """Expansion of ops into ops that kernels exist for, before lowering.
 
 A Fourier transform of known length is a product with a constant matrix; a recurrent cell is a dot
-and its steps; a transposed convolution with disjoint windows is a dot of every pixel; a loop of
+and its steps; a transposed convolution with disjoint windows is a dot of every pixel,
+others are one plain convolution per phase; a loop of
 known trip count is a scan; a resize that only repeats pixels is a view; a value that depends on
 shapes only is a constant.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import product
 
 import numpy as np
 
-from monograph.ir import Array, DType, Graph, Item, Value, constant, known
+from monograph.ir import Array, DType, Graph, Item, Value, constant, is_finite, known
 from monograph.ir.dtype import f32, f64
 from monograph.ir.evaluate import apply
 from monograph.ops.cast import Cast
@@ -24,14 +28,96 @@ from monograph.ops.linear import Dot
 from monograph.ops.require import Require
 from monograph.ops.resample import CROP, nearest_places
 from monograph.ops.resize import NEAREST, STRETCH, Resize
-from monograph.ops.shape import Broadcast, Reshape, ShapeOf, Slice, Transpose
+from monograph.ops.shape import Broadcast, Concat, Reshape, ShapeOf, Slice, Transpose
 from monograph.ops.signal import Dft, MelWeights
 from monograph.ops.window import CHANNELS_LAST
 from monograph.program.dynamic.static_loops import as_scan
 from monograph.program.fusion.op_classes import is_native
 from monograph.program.legalise.fourier import long_transform
-from monograph.program.legalise.phases import as_phases
 from monograph.program.legalise.recurrence import GATES, split_cell
+
+MOST_PHASES = 64
+"""The most phases: each is a kernel."""
+
+
+@dataclass(frozen=True)
+class Phase:
+    """One phase along one axis: its taps in order, the pixels that it reads, the zeros
+    around them.
+    """
+
+    taps: tuple[int, ...]
+    start: int
+    stop: int
+    before: int
+    after: int
+
+
+def phases_of(size: int, results: int, kernel: int, stride: int, pad: int) -> list[Phase]:
+    """Return the phases along an axis, in the order of their results, all of equal number."""
+    found = []
+    count = -(-results // stride)
+    for p in range(stride):
+        t, r = divmod(p + pad, stride)
+        taps = tuple(reversed(range(r, kernel, stride)))
+        first = t - (len(taps) - 1)
+        end = first + count + len(taps) - 1
+        start, stop = max(0, min(first, size)), max(0, min(end, size))
+        before = max(0, min(-first, end - first))
+        found.append(Phase(taps, start, stop, before, end - first - before - max(0, stop - start)))
+    return found
+
+
+def as_phases(op: ConvTranspose, x: Value, w: Value, shape: Sequence[int]) -> Value | None:
+    """Return a transposed convolution with a result of this shape as convolutions and a view."""
+    weights = known(w)
+    if weights is None or op.layout != CHANNELS_LAST or op.groups != 1 or op.auto or op.sizes:
+        return None
+    if any(d != 1 for d in op.dilations) or 0 in (*x.tensor.static, *shape, *weights.shape):
+        return None
+    # Phases multiply zeros outside of the image; a transposed convolution does not.
+    if not is_finite(w):
+        return None
+    spatial = x.tensor.static[1:-1]
+    sizes = zip(spatial, shape[1:-1], weights.shape[2:], op.strides, op.pads_begin, strict=True)
+    axes = [phases_of(*one) for one in sizes]
+    every = [phase for axis in axes for phase in axis]
+    # A phase without taps, or one that reads only zeros, is no convolution.
+    whole = all(phase.taps and phase.start < phase.stop for phase in every)
+    if not whole or math.prod(op.strides) > MOST_PHASES:
+        return None
+    made = [_convolved(x, weights, phases) for phases in product(*axes)]
+    joined = Concat(len(shape) - 1)(*made) if len(made) > 1 else made[0]
+    return _side_by_side(joined, op.strides, shape)
+
+
+def _convolved(x: Value, weights: Array, phases: Sequence[Phase]) -> Value:
+    """Return the results of one phase along every axis."""
+    shape, rank = x.tensor.static, len(phases)
+    starts = (0, *(p.start for p in phases), 0)
+    stops = (shape[0], *(p.stop for p in phases), shape[-1])
+    if stops != shape or any(starts):
+        x = Slice(starts, stops, (1,) * len(shape))(x)
+    taps = np.ix_(*(range(d) for d in weights.shape[:2]), *(p.taps for p in phases))
+    turned = np.ascontiguousarray(np.swapaxes(weights[taps], 0, 1))
+    before, after = (tuple(p.before for p in phases), tuple(p.after for p in phases))
+    op = Conv((1,) * rank, before, after, (1,) * rank, layout=CHANNELS_LAST)
+    return op(x, constant(turned))
+
+
+def _side_by_side(y: Value, strides: Sequence[int], shape: Sequence[int]) -> Value:
+    """Interleave [N, *Q, phases * O] to [N, *S, O]: result q * stride + p is phase p at q."""
+    batch, *counts, _ = y.tensor.static
+    rank = len(strides)
+    apart = Reshape((batch, *counts, *strides, shape[-1]))(y)
+    pairs = [axis for i in range(rank) for axis in (1 + i, 1 + rank + i)]
+    moved = Transpose((0, *pairs, 1 + 2 * rank))(apart)
+    sizes = [q * s for q, s in zip(counts, strides, strict=True)]
+    result = Reshape((batch, *sizes, shape[-1]))(moved)
+    if tuple(sizes) == tuple(shape[1:-1]):
+        return result
+    return Slice((0,) * len(shape), tuple(shape), (1,) * len(shape))(result)
+
 
 MAX_MATRIX = 1 << 22
 """The most elements of a transform's matrix; a larger one would waste work."""

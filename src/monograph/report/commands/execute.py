@@ -21,10 +21,10 @@ from monograph.errors import (
     some_of,
 )
 from monograph.ir import OptionalType
-from monograph.report.commands.drawing import draw_inputs
 from monograph.report.commands.input_files import (
     INPUT_PREFIX,
     OUTPUT_PREFIX,
+    draw_inputs,
     read_archive,
     split_archive,
 )

@@ -11,7 +11,7 @@ from rich.markup import escape
 
 from monograph.errors import ConfigError
 from monograph.ir import Array
-from monograph.program.dynamic.stage_reasons import stops
+from monograph.program.launch_regions import stops
 from monograph.program.lowering import lower
 from monograph.program.work import step_work
 from monograph.report.commands.bench import Peaks
@@ -25,8 +25,7 @@ from monograph.report.commands.profile import (
     show_kinds,
 )
 from monograph.report.render.console import table
-from monograph.report.render.nodes import made_text, nodes_text
-from monograph.report.render.tables import seconds_text
+from monograph.report.render.tables import made_text, nodes_text, seconds_text
 from monograph.runtime.progress import until_ready
 
 if TYPE_CHECKING:

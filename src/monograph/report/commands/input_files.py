@@ -1,4 +1,4 @@
-"""Inputs and outputs in files: .npy arrays and .npz archives."""
+"""Inputs of a run: .npy arrays, .npz archives, or random arrays. Outputs in such files."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ from monograph.errors import FeedError, did_you_mean
 from monograph.ir import Array, SequenceType
 from monograph.ir.memory import machine_memory
 from monograph.runtime.feeds import Port
-from monograph.runtime.inputs.inputs import as_dtype
+from monograph.runtime.inputs.input_ranges import input_ranges
+from monograph.runtime.inputs.inputs import DEFAULT_SIZE, Chosen, Inputs, as_dtype, make_inputs
+from monograph.session import Session
 
 INPUT_PREFIX, OUTPUT_PREFIX = "in:", "out:"
 MAGIC, ZIP_MAGIC = b"\x93NUMPY", b"PK"
@@ -132,3 +134,26 @@ def _elements(arrays: Mapping[str, Array], key: str) -> list[Array]:
             given=given,
         )
     return [arrays[name] for name in expected]
+
+
+def draw_inputs(
+    session: Session,
+    given: Mapping[str, Any] | None = None,
+    seed: int = 0,
+    size: int = DEFAULT_SIZE,
+    chosen: Chosen | None = None,
+) -> Inputs:
+    """Return the given arrays, and random ones in valid ranges for all other inputs.
+
+    size: the size of dimensions that nothing fixes.
+    chosen: ranges and values from the user.
+    """
+    return make_inputs(
+        session.inputs,
+        given or {},
+        seed,
+        size,
+        session.packaged_sizes,
+        lambda feeds: input_ranges(session.bound_graph(feeds)),
+        chosen,
+    )

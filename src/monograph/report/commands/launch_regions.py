@@ -14,10 +14,16 @@ from monograph.codegen.llvm.module.select import CpuTarget
 from monograph.config import make_config
 from monograph.errors import ConfigError, FeedError, InferError, MonographError, some_of
 from monograph.ir import Graph
-from monograph.program.dynamic.stage_reasons import stops
 from monograph.program.dynamic.stages import StageSplit
-from monograph.program.fusion.addresses import unproven_addresses
-from monograph.program.launch_regions import GraphStep, HostStep, SplitAtHost, kind_of, summary
+from monograph.program.fusion.index_bounds import unproven_addresses
+from monograph.program.launch_regions import (
+    GraphStep,
+    HostStep,
+    SplitAtHost,
+    kind_of,
+    stops,
+    summary,
+)
 from monograph.program.lowering import lower
 from monograph.program.program import Program, Step
 from monograph.report.commands.execute import Notes, RunRequest, about_sizes, advising

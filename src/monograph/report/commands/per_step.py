@@ -20,9 +20,10 @@ from monograph.report.commands.bisection import (
 from monograph.report.commands.execute import Notes, RunRequest, VerifyResult, verify_model
 from monograph.report.render.console import table
 from monograph.report.render.fault_tables import fault_json, place_text, show_fault, show_step
-from monograph.report.render.nodes import made_text, nodes_text
 from monograph.report.render.tables import (
     difference_json,
+    made_text,
+    nodes_text,
     show_verification,
     verification_json,
 )

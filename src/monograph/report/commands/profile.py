@@ -18,8 +18,7 @@ from monograph.program.work import step_work
 from monograph.report.commands.bench import TOO_LITTLE_WORK, Peaks, known, measure_peaks
 from monograph.report.commands.execute import Notes, RunRequest, advising
 from monograph.report.render.console import table
-from monograph.report.render.nodes import made_text, nodes_text
-from monograph.report.render.tables import count_text, seconds_text
+from monograph.report.render.tables import count_text, made_text, nodes_text, seconds_text
 from monograph.rewrite import Work
 from monograph.runtime.cpu.instrumented import TimedRun, compile_timed, now
 from monograph.runtime.progress import until_ready

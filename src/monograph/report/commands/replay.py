@@ -17,8 +17,8 @@ from rich.markup import escape
 
 from monograph.errors import ConfigError, MonographError
 from monograph.ops.random import Random
-from monograph.report.commands.drawing import draw_inputs
 from monograph.report.commands.execute import Notes, RunRequest, advising
+from monograph.report.commands.input_files import draw_inputs
 from monograph.report.render.console import table
 from monograph.report.render.tables import count_text
 from monograph.runtime.counts import OFF

@@ -9,8 +9,13 @@ from rich.markup import escape
 
 from monograph.report.commands.bisection import BisectResult, PassesChecked, StepsChecked
 from monograph.report.render.explain_tables import fired_json
-from monograph.report.render.nodes import made_text, nodes_text
-from monograph.report.render.tables import difference_json, show_verification, worst_text
+from monograph.report.render.tables import (
+    difference_json,
+    made_text,
+    nodes_text,
+    show_verification,
+    worst_text,
+)
 from monograph.runtime.numerics.bisect import BrokenPass, PassError
 from monograph.runtime.numerics.stepwise import StepCheck
 

@@ -1,9 +1,9 @@
-"""Inspections, runs and comparisons as tables and as JSON."""
+"""Inspections, runs and comparisons as tables and as JSON; short texts of nodes and types."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
 
@@ -12,6 +12,7 @@ from rich.columns import Columns
 from rich.console import Console
 from rich.markup import escape
 
+from monograph.program.program import Step
 from monograph.report.commands.execute import RunResult, VerifyResult
 from monograph.report.commands.inspect import Described, Inspection
 from monograph.report.render.console import Rows, table
@@ -327,3 +328,40 @@ def _bytes(count: int) -> str:
             return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
         size /= 1024
     return f"{size:.1f} GiB"
+
+
+WIDTH = 60
+"""The largest width of a list of nodes; a longer name keeps its end."""
+
+
+def nodes_text(nodes: Sequence[str], width: int = WIDTH) -> str:
+    """Return the first nodes and the number of others; names lose the folder that all share."""
+    if not nodes:
+        return "-"
+    short = [nodes[0], *(_without(name, nodes[0]) for name in nodes[1:])]
+    shown = [_ending(short[0], width)]
+    for name in short[1:]:
+        if len(", ".join([*shown, name])) > width:
+            break
+        shown.append(name)
+    left = len(nodes) - len(shown)
+    return ", ".join(shown) + (f" and {left} more" if left else "")
+
+
+def _without(name: str, first: str) -> str:
+    """Return a name without the folders that it shares with the first one."""
+    pieces, other = name.split("/"), first.split("/")
+    same = 0
+    while same < min(len(pieces), len(other)) - 1 and pieces[same] == other[same]:
+        same += 1
+    # One shared piece is the empty one before a leading slash.
+    return name if same < 2 else "…/" + "/".join(pieces[same:])
+
+
+def _ending(name: str, width: int) -> str:
+    return name if len(name) <= width else "…" + name[1 - width :]
+
+
+def made_text(step: Step) -> str:
+    """Return the types of a step's results."""
+    return ", ".join(str(v.type) for v in step.region.outputs)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from monograph.report.commands.profile import Profile, StepTime, rates_json
-from monograph.report.render.nodes import made_text, nodes_text
+from monograph.report.render.tables import made_text, nodes_text
 from monograph.runtime.atomic_write import replacing_named
 
 PROCESS = 1

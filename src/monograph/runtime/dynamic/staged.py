@@ -19,8 +19,8 @@ from monograph.codegen.llvm.module.features import Features
 from monograph.codegen.llvm.module.select import CpuTarget
 from monograph.errors import ExecutionError
 from monograph.ir import Graph, Input, Item, TensorType, Value
-from monograph.program.dynamic.stage_reasons import stops
 from monograph.program.dynamic.stages import remainder
+from monograph.program.launch_regions import stops
 from monograph.program.lowering import Lowered, LoweringTarget, lower
 from monograph.program.program import Program, Step
 from monograph.runtime.cache.object_cache import DiskCache

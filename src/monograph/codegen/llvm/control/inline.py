@@ -29,7 +29,7 @@ from monograph.codegen.llvm.module.kernel import (
 )
 from monograph.ir import Input, TensorType, Value, known
 from monograph.program.fusion.access import counters
-from monograph.program.fusion.loops import merge
+from monograph.program.fusion.region import merge
 from monograph.program.index import flatten, strides_of
 from monograph.program.memory.buffer_assignment import CONSTANT, TEMPORARY, Buffer, Storage
 from monograph.program.memory.memory_planner import Lifetime, MemoryPlan, plan

@@ -14,7 +14,7 @@ from monograph.ir import DType
 from monograph.ir.dtype import u8, u16, u32, u64
 from monograph.ops.scalar import Scalar
 from monograph.program.fusion.access import Element, Indices, counters
-from monograph.program.fusion.loops import merge
+from monograph.program.fusion.region import merge
 from monograph.program.index import Index, flatten
 
 _BITS: dict[int, DType] = {1: u8, 2: u16, 4: u32, 8: u64}

@@ -10,7 +10,7 @@ from monograph.codegen.llvm.emit.loops import LoopNest
 from monograph.codegen.llvm.emit.scalar import LlvmScalars
 from monograph.codegen.llvm.module.kernel import Kernel, KernelContext, pointers
 from monograph.program.fusion.access import Element, Indices, Resolved, counters
-from monograph.program.fusion.loops import merge
+from monograph.program.fusion.region import merge
 from monograph.program.index import Index, flatten
 
 UNROLL = 4

@@ -32,7 +32,7 @@ from monograph.ir.dtype import boolean, f32
 from monograph.ops.scalar import Scalar
 from monograph.ops.scatter import ScatterElements, ScatterNd
 from monograph.program.fusion.access import Indices, counters
-from monograph.program.fusion.loops import merge
+from monograph.program.fusion.region import merge
 from monograph.program.index import Index, flatten, strides_of
 from monograph.program.memory.buffer_assignment import TEMPORARY, Buffer, Storage
 

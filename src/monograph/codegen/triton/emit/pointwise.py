@@ -9,7 +9,7 @@ from monograph.codegen.triton.emit.elements import BlockAxis, TritonElements
 from monograph.codegen.triton.module.kernel import Candidate, GpuContext, Launch
 from monograph.ir import Value
 from monograph.program.fusion.access import Element, Indices, counters
-from monograph.program.fusion.loops import merge
+from monograph.program.fusion.region import merge
 from monograph.program.index import Counter, Index, flatten
 
 BLOCKS = ((128, 4), (256, 4), (512, 4), (1024, 4), (1024, 8), (2048, 8))

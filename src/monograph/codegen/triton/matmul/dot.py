@@ -26,7 +26,7 @@ from monograph.codegen.triton.module.kernel import (
 from monograph.ir import DType, Value
 from monograph.ir.dtype import bf16, f16, f32, i8
 from monograph.ops.linear import Dot
-from monograph.program.fusion.fuse_matvec import inner_product
+from monograph.program.fusion.fuse import inner_product
 
 MATRIX = (f16, bf16, f32, i8)
 """Element types that matrix units multiply."""

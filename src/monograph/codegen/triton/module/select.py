@@ -19,11 +19,11 @@ from monograph.ops.decoding import DecodeAttention
 from monograph.ops.linear import Dot
 from monograph.ops.quant import Dequantize
 from monograph.program.dynamic.bounded import BoundedLoop
-from monograph.program.fusion.fuse_matvec import merge_narrow
+from monograph.program.fusion.fuse import merge_narrow
 from monograph.program.fusion.op_classes import is_native, is_view
 from monograph.program.fusion.region import Region
 from monograph.program.lowering import GPU_LOWERING, LoweringTarget
-from monograph.program.memory.output_views import product_ends
+from monograph.program.memory.buffer_assignment import product_ends
 
 
 def family(anchor: Value) -> KernelEntry[Candidates] | None:
