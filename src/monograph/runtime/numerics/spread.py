@@ -11,7 +11,7 @@ The reference runs again with every value disturbed by what a correct implementa
 
 Elements that are whole numbers keep their value unless they are sums or limits of a function: sizes
 and positions are exact. The root mean square of the movement over a few runs is the *spread* of an
-element ([ADR 15](docs/adr/0015-tolerances-are-per-element.md)).
+element ([ADR 16](docs/adr/0016-tolerances-are-per-element.md)).
 """
 
 from __future__ import annotations
