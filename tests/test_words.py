@@ -10,26 +10,9 @@ from pathlib import Path
 import pytest
 
 SOURCE = Path(__file__).parent.parent / "src" / "monograph"
-ROOMS = [
-    "codegen",
-    "compat",
-    "config.py",
-    "errors.py",
-    "frontend",
-    "generate",
-    "ir",
-    "ops",
-    "passes/layout",
-    "passes/precision",
-    "program",
-    "rewrite",
-    "rules",
-    "runtime/cache",
-    "runtime/gpu/build",
-    "runtime/gpu/driver",
-    "runtime/gpu/host_io",
-    "runtime/inputs",
-]
+OPEN = {"passes/horizontal", "report/commands", "runtime/dynamic", "runtime/numerics"}
+"""Rooms with docstrings that do not keep these rules yet."""
+ROOMS = sorted({p.parent.relative_to(SOURCE).as_posix() for p in SOURCE.rglob("*.py")} - OPEN)
 """The rooms that keep these rules."""
 RIDDLE = re.compile(r"(What|Whether|Who|Whose|How|Where|Which|When)\b")
 AVOIDED = {
@@ -43,8 +26,7 @@ VECTORS = {"lane", "lanes"}
 
 
 def files(room: str) -> list[Path]:
-    path = SOURCE / room
-    return [path] if path.is_file() else sorted(path.rglob("*.py"))
+    return sorted((SOURCE / room).glob("*.py"))
 
 
 def texts(tree: ast.AST) -> Iterator[tuple[int, str]]:

@@ -102,7 +102,7 @@ STAGES: tuple[Stage, ...] = (
 
 @dataclass(frozen=True)
 class PassOptions:
-    """Which passes run, and with which options."""
+    """The passes that run, and their options."""
 
     overrides: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     disabled: frozenset[str] = frozenset()

@@ -141,7 +141,7 @@ class Session(Calls):
     def tolerances(
         self, feeds: Mapping[str, Any], *, reference: bool = False
     ) -> dict[str, Tolerance]:
-        """How far each element of a run on these feeds may lie from what others compute.
+        """Return how far each element of a run on these feeds may be from other implementations.
 
         A file may allow others a lower precision; the reference makes no use of that. A session
         that was asked to compute in one lies farther from the rest.

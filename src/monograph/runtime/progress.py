@@ -1,4 +1,4 @@
-"""How far a compilation has come, for whoever wants to show it."""
+"""The progress of a compilation, for callers that show it."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ def random_ops(graph: Graph) -> list[str]:
 
 
 def draws(values: Iterable[Value]) -> bool:
-    """Whether any of some values, or of their sub-graphs, is drawn at random."""
+    """Return True if any of these values, or of their sub-graphs, is random."""
     return any(
         issubclass(_kind(v.op), Random) or any(map(random_ops, subgraphs(v.op))) for v in values
     )

@@ -52,7 +52,7 @@ class _Observed(CpuExecutable, Generic[Seen]):
 
 @dataclass(frozen=True)
 class TimedRun:
-    """When each thread began and ended each step of a program, in ns: [thread, step, 2].
+    """Begin and end of each step of a program on each thread, in ns: [thread, step, 2].
 
     A step on the host is the first thread's.
     """

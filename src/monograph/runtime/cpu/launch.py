@@ -99,7 +99,7 @@ class NativeFaultText:
 
 @dataclass(frozen=True)
 class Layout:
-    """What a run needs to know of a compiled program, as plain data for a file."""
+    """The properties of a compiled program that a run needs, as plain data for a file."""
 
     functions: tuple[str, ...]
     """The native functions by name, in the order in which they are launched."""

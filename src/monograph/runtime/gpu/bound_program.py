@@ -65,7 +65,7 @@ class DeviceFaultText:
 
 @dataclass(frozen=True)
 class GpuLayout:
-    """What a run needs to know of a program, as plain data for a file."""
+    """The properties of a program that a run needs, as plain data for a file."""
 
     inputs: tuple[DevicePort, ...]
     outputs: tuple[DevicePort, ...]

@@ -85,6 +85,6 @@ def _range(tensor: torch.Tensor) -> tuple[int, int]:
     return start, start + (last + 1) * tensor.element_size()
 
 
-def goes_to_host(given: Any, as_tensors: bool) -> bool:
+def lands_on_host(given: Any, as_tensors: bool) -> bool:
     """Return True if an output is an array on the host."""
     return isinstance(given, np.ndarray) or (given is None and not as_tensors)

@@ -15,8 +15,8 @@ from monograph.runtime.gpu.bound_program import GpuProgram
 from monograph.runtime.gpu.device_faults import FaultReport
 from monograph.runtime.gpu.memory import told_of_failure
 from monograph.runtime.gpu.tensor_checks import (
-    goes_to_host,
     imported,
+    lands_on_host,
     refuse_misfit,
     why_copied,
     why_copied_back,
@@ -68,7 +68,7 @@ def started(
         slot = layout.outputs[number]
         return executable.result(slot, outputs[slot.name], out, as_tensors)
 
-    later = [goes_to_host(out.get(s.name), as_tensors) for s in layout.outputs]
+    later = [lands_on_host(out.get(s.name), as_tensors) for s in layout.outputs]
     found = [None if later[i] else result(i) for i in range(len(later))]
 
     def finish() -> list[Any]:

@@ -201,10 +201,10 @@ def stream_of(graphs: Graphs) -> Callable[[], int]:
     """The current stream, where a graph can be launched into it."""
     if not isinstance(graphs, TorchGraphs):
 
-        def asked() -> int:
+        def current_stream() -> int:
             return BUSY if graphs.capturing_now() or not graphs.here() else graphs.current()
 
-        return asked
+        return current_stream
     index = graphs.index
     current, here = torch._C._cuda_getCurrentRawStream, torch._C._cuda_getDevice
     capturing = torch._C._cuda_isCurrentStreamCapturing
