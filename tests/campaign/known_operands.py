@@ -158,6 +158,17 @@ def rounded_places(s: Seen) -> bool:
     return single and between and s.has("Resize") and s.close(2.0**-19)
 
 
+@difference("Sin, Cos and Tan: ONNX Runtime reduces angles with the precision of their type, so"
+            " that a result near 0 is off by some units of the angle")  # fmt: skip
+def reduced_angle(s: Seen) -> bool:
+    for _, (x, *_) in reads(s, "Sin", "Cos", "Tan"):
+        if x is not None and x.dtype in (np.float32, np.float64):
+            angle = np.abs(x[np.isfinite(x)]).max(initial=0.0)
+            if s.near(4 * float(np.finfo(x.dtype).eps) * float(angle)):
+                return True
+    return False
+
+
 @difference("Shrink of integers: ONNX Runtime computes in f32")
 def shrunk_in_floats(s: Seen) -> bool:
     def large(x: np.ndarray) -> bool:

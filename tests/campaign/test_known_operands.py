@@ -69,6 +69,11 @@ CASES = [
         ("Resize", [LARGE, None, f32(3)], np.int32(1 << 28), np.int32(1 << 27)),
     ),
     (
+        known.reduced_angle,
+        ("Sin", [np.array([3.0])], np.array([0.14112000805986710]), np.array([0.1411200080598672])),
+        ("Sin", [np.array([3.0])], np.array([0.14112000805886710]), np.array([0.1411200080598672])),
+    ),
+    (
         known.shrunk_in_floats,
         ("Shrink", [np.uint32([(1 << 31) + 7])], np.uint32([1 << 31]), np.uint32([(1 << 31) + 7])),
         ("Shrink", [np.uint32([700])], np.uint32([701]), np.uint32([700])),

