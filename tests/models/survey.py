@@ -130,6 +130,7 @@ def table(found: Mapping[str, Any]) -> str:
         " largest element of an output, beside the largest share of its derived tolerance that an"
         " element uses up. `python -m tests.models.survey` makes this page.",
         "",
+        *([found["note"], ""] if "note" in found else []),
         "| model | package | KiB | load | reference against ONNX Runtime |"
         + "".join(f" {t} against reference |" for t in targets),
         "|---|---|---|---|---|" + "---|" * len(targets),
