@@ -81,7 +81,10 @@ def test_a_state_between_runs_is_no_reason_to_wait(tmp_path: Path) -> None:
     session = load(models.save(models.RANDOM, tmp_path), "cpu", capture="require")
     session.run({"x": np.ones(4, np.float32)})
     assert session.stats["fallbacks"] == {}
-    assert told(models.RANDOM, "cpu", tmp_path).text == "1 region, 1 kernel; no host steps"
+    # One thread takes the turn from the state; then all threads make numbers of it, and the sum.
+    assert told(models.RANDOM, "cpu", tmp_path).text == "1 region, 2 kernels; no host steps"
+    assert session.stats["launches_per_run"] == 1
+    assert session.stats["kernels_per_run"] == 2
 
 
 def test_refusals_name_steps_of_the_host_as_inspect_does(tmp_path: Path) -> None:
