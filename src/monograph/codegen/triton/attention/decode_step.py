@@ -26,9 +26,9 @@ from monograph.codegen.common.registers import Reg
 from monograph.codegen.common.registry import any_view
 from monograph.codegen.triton.attention.flash import Flash, FlashTiling, heads_of
 from monograph.codegen.triton.attention.rope import element, turn
-from monograph.codegen.triton.emit.block_sizes import power
 from monograph.codegen.triton.emit.elements import TritonElements
 from monograph.codegen.triton.emit.indexed_load import coordinates, write
+from monograph.codegen.triton.emit.writer import power
 from monograph.codegen.triton.matmul.dot import BUSY
 from monograph.codegen.triton.matmul.prefetch import is_run_invariant, leaves
 from monograph.codegen.triton.module.kernel import (

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 from monograph.codegen.common import types
 from monograph.codegen.common.registers import Reg
-from monograph.codegen.triton.emit.block_sizes import power
 from monograph.codegen.triton.emit.elements import BlockAxis
 from monograph.codegen.triton.emit.scalar import memory_type
 from monograph.codegen.triton.emit.tile import ResultTile, accumulator, tile
+from monograph.codegen.triton.emit.writer import power
 from monograph.codegen.triton.matmul.dot import multiply
 from monograph.codegen.triton.module.kernel import GpuContext, KernelWriter, Launch, TritonScratch
 from monograph.ir import Value

@@ -10,8 +10,7 @@ from monograph.codegen.common.registers import Reg
 from monograph.codegen.common.registry import any_view
 from monograph.codegen.triton.emit.elements import BlockAxis, TritonElements
 from monograph.codegen.triton.emit.indexed_load import coordinates, write
-from monograph.codegen.triton.emit.map_kernel import each
-from monograph.codegen.triton.emit.tile import ResultTile, accumulator
+from monograph.codegen.triton.emit.tile import ResultTile, accumulator, each
 from monograph.codegen.triton.module.kernel import (
     Candidate,
     GpuContext,

@@ -1,4 +1,5 @@
-"""Sub-programs: the work of a sub-graph, with memory in the scratch memory of a step."""
+"""Sub-programs of branches and loops: the work of a sub-graph, with memory in its step's
+scratch."""
 
 from __future__ import annotations
 
@@ -199,3 +200,25 @@ class _Run:
         data = known(value)
         assert data is not None
         return self.sub.constants.setdefault(value, TritonPacked(data, value.dtype))
+
+
+UNROLLED = 1000
+"""The most pieces of work that a loop of known length may become."""
+
+
+def is_unrolled(count: int | None, body: int) -> bool:
+    """Return True if a loop is recorded iteration by iteration: a known and small number of them.
+
+    body: the pieces of work of an iteration.
+    """
+    return count is not None and count * body <= UNROLLED
+
+
+def needs_conditions(work: Work) -> bool:
+    """Return True if only a graph with conditional nodes can hold some work."""
+    if isinstance(work, Branch):
+        return True
+    if not isinstance(work, RepeatWork):
+        return False
+    (body,) = work.bodies
+    return not is_unrolled(work.count, len(body)) or any(map(needs_conditions, body))

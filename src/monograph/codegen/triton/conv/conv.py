@@ -12,13 +12,14 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from monograph.codegen.triton.conv import exact
+from monograph.codegen.common import types
+from monograph.codegen.common.registers import Reg
 from monograph.codegen.triton.conv import runs as conv_runs
 from monograph.codegen.triton.conv.library import convolutions
-from monograph.codegen.triton.emit.block_sizes import power
 from monograph.codegen.triton.emit.elements import BlockAxis
 from monograph.codegen.triton.emit.scalar import register_type
-from monograph.codegen.triton.emit.tile import ResultTile, accumulator, finish_from, tile
+from monograph.codegen.triton.emit.tile import ResultTile, accumulator, each, finish_from, tile
+from monograph.codegen.triton.emit.writer import power
 from monograph.codegen.triton.image.windows import (
     Window,
     WindowReader,
@@ -43,7 +44,46 @@ from monograph.codegen.triton.module.kernel import (
 from monograph.ir import Array, DType, Value, is_finite, known
 from monograph.ops.conv import Conv
 from monograph.ops.conv_transpose import ConvTranspose
+from monograph.ops.scalar import Scalar
 from monograph.program.index import Counter, Index
+
+
+def exact_candidates(context: GpuContext) -> list[Candidate]:
+    """Return kernels of a transposed convolution whose weights may not be finite.
+
+    A product of tiles also multiplies weights by the zeros between the elements of the image, which
+    gives 0 only for finite weights. Here each result is summed alone, over existing products.
+    """
+    return each(context, _summed)
+
+
+def _summed(k: KernelWriter, t: ResultTile, mask: str | None) -> str:
+    """Return the sum of each result, over the channels of its group and its taps in the image."""
+    anchor = k.context.step.region.anchor
+    assert anchor is not None
+    g, w, s = window(anchor), k.w, t.elements.scalars
+    rank, wide = len(t.shape), accumulator(anchor.dtype)
+    texts = [t.point[t.counter(d)].text for d in range(rank)]
+    spatial = range(1, rank - 1) if g.last else range(2, rank)
+    result = texts[-1] if g.last else texts[1]
+    reader = WindowReader(
+        k, t, anchor.inputs[0], g, tuple(texts[d] for d in spatial), texts[0], mask
+    )
+    first = w.let(f"({result}) // {g.columns} * {g.channels}", "c")
+    column = w.let(f"({result}) % {g.columns}", "n")
+    w.line(f"acc = tl.zeros_like({result}).to({register_type(wide)})")
+
+    with w.block(f"for j in range(0, {g.depth})"):
+        channel = w.let(f"{first} + j // {g.taps}", "c")
+        taps = split_tap(k, g, w.let(f"j % {g.taps}", "tap"))
+        x, inside = reader.under(taps, channel, mask)
+        y = dynamic(t, anchor.inputs[1], [channel, column, *taps], inside)
+        a = s.cast(s.decoded(x, anchor.inputs[0].dtype), wide).reg
+        b = s.cast(s.decoded(y, anchor.inputs[1].dtype), wide).reg
+        w.line(f"acc += tl.where({inside}, {a} * {b}, 0)" if inside else f"acc += {a} * {b}")
+    total = Scalar(Reg("acc", types.register(wide)), wide)
+    return s.encoded(s.cast(total, anchor.dtype))
+
 
 BUSY = 264
 """The programs that keep a large device busy."""
@@ -59,7 +99,7 @@ def candidates(context: GpuContext) -> list[Candidate]:
     assert anchor is not None
     g = window(anchor)
     if g.transposed and not is_finite(anchor.inputs[1]):
-        return exact.candidates(context)
+        return exact_candidates(context)
     if g.depthwise:
         found = [
             Candidate(f"depthwise {c}", lambda c=c: (_depthwise(context, g, c),))  # type: ignore[misc]

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from monograph.codegen.triton.matmul.library import TYPES, destination, viewed
+from monograph.codegen.triton.matmul.dot import TYPES, destination, viewed
 from monograph.codegen.triton.matmul.tf32 import packed_operand
 from monograph.codegen.triton.module.kernel import (
     Argument,

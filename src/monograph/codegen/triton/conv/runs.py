@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from monograph.codegen.triton.emit.block_sizes import power
 from monograph.codegen.triton.emit.scalar import register_type
 from monograph.codegen.triton.emit.tile import ResultTile, accumulator, tile
+from monograph.codegen.triton.emit.writer import power
 from monograph.codegen.triton.image.windows import Window
 from monograph.codegen.triton.matmul.dot import DotTiling, ProductShape, guess, multiply, tiles
 from monograph.codegen.triton.matmul.tf32 import packed_operand

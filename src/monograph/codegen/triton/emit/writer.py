@@ -196,3 +196,8 @@ def unsigned(x: Reg) -> str:
     if x.type in ("i2", "i4"):
         return f"({x} & {(1 << int(x.type[1:])) - 1}).to(tl.uint8, bitcast=True)"
     return f"{x}.to(tl.u{TYPES[x.type][3:]}, bitcast=True)"
+
+
+def power(n: int) -> int:
+    """Return the least power of two that is not below a size."""
+    return 1 << max(n - 1, 0).bit_length()

@@ -9,9 +9,8 @@ import numpy as np
 
 from monograph.codegen.common import types
 from monograph.codegen.common.registers import Reg
-from monograph.codegen.triton.emit.map_kernel import Body, each
 from monograph.codegen.triton.emit.scalar import register_type
-from monograph.codegen.triton.emit.tile import ResultTile, accumulator
+from monograph.codegen.triton.emit.tile import Body, ResultTile, accumulator, each
 from monograph.codegen.triton.emit.writer import Writer, literal
 from monograph.codegen.triton.image.windows import Window, WindowReader, readable
 from monograph.codegen.triton.module.kernel import Candidate, GpuContext, KernelWriter, kernel_for

@@ -9,9 +9,8 @@ import numpy as np
 
 from monograph.codegen.common.registry import any_view
 from monograph.codegen.triton.emit.indexed_load import coordinates, read, register, table
-from monograph.codegen.triton.emit.map_kernel import each
 from monograph.codegen.triton.emit.scalar import register_type
-from monograph.codegen.triton.emit.tile import ResultTile
+from monograph.codegen.triton.emit.tile import ResultTile, each
 from monograph.codegen.triton.emit.writer import Writer
 from monograph.codegen.triton.module.kernel import Candidate, GpuContext, KernelWriter, kernel_for
 from monograph.ir import Array, DType, Value

@@ -1,14 +1,14 @@
-"""Small kernels: counting, table lookups, Col2Im."""
+"""Kernels that compute indices: gather, pad, ranges, table lookup, col2im, turns of random ops."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from monograph.codegen.common.registry import any_view
+from monograph.codegen.triton.emit.elements import BlockAxis
 from monograph.codegen.triton.emit.indexed_load import joined, read, register, table
-from monograph.codegen.triton.emit.map_kernel import Body, each
 from monograph.codegen.triton.emit.scalar import register_type
-from monograph.codegen.triton.emit.tile import ResultTile, accumulator
+from monograph.codegen.triton.emit.tile import Body, ResultTile, accumulator, each
 from monograph.codegen.triton.emit.writer import literal
 from monograph.codegen.triton.module.kernel import (
     Candidate,
@@ -19,11 +19,16 @@ from monograph.codegen.triton.module.kernel import (
     single,
 )
 from monograph.ir import Value
+from monograph.ir.dtype import i64
+from monograph.ops.index import Gather, GatherElements, GatherNd
 from monograph.ops.ml import Lookup
-from monograph.ops.pad_tile import Iota
+from monograph.ops.pad_tile import Iota, Pad
 from monograph.ops.scalar import Scalar
 from monograph.ops.scatter import Col2Im
+from monograph.program.fusion.access import Indices
+from monograph.program.index import Index, kept_counter
 from monograph.program.legalise.lower_random import TakeTurn
+from monograph.program.ranges import is_within
 
 
 def serves(anchor: Value) -> bool:
@@ -116,3 +121,125 @@ def _laid_over(k: KernelWriter, t: ResultTile, mask: str | None) -> str:
         own = register(w, f"tl.where({inside}, {found.reg}, {literal(0, found.reg.type)})", wide)
         w.assign("total", str(e.scalars.add(total, own).reg))
     return e.scalars.encoded(e.scalars.cast(total, anchor.dtype))
+
+
+def serves_gather(anchor: Value) -> bool:
+    """Return True for a gather with valid shapes, or padding."""
+    if isinstance(anchor.op, GatherElements):
+        x, indices = (v.tensor.static for v in anchor.inputs)
+        axis = anchor.op.axis
+        return all(b <= a for k, (a, b) in enumerate(zip(x, indices, strict=True)) if k != axis)
+    if isinstance(anchor.op, GatherNd):
+        x, indices = (v.tensor.static for v in anchor.inputs)
+        return x[: anchor.op.batch_dims] == indices[: anchor.op.batch_dims]
+    return isinstance(anchor.op, (Gather, Pad))
+
+
+@kernel_for(Gather, GatherElements, GatherNd, Pad, when=serves_gather, readable=any_view)
+def gather_candidates(context: GpuContext) -> list[Candidate]:
+    anchor = context.step.region.anchor
+    assert anchor is not None
+    if isinstance(anchor.op, Pad):
+        return each(context, _padded)
+    return each(context, _gathered)
+
+
+def _gathered(k: KernelWriter, t: ResultTile, mask: str | None) -> str:
+    anchor = k.context.step.region.anchor
+    assert anchor is not None
+    op, (x, indices) = anchor.op, anchor.inputs
+    at, sizes = t.at, x.tensor.static
+    if isinstance(op, GatherElements):
+        found = {op.axis: _index(k, t, indices, at, sizes[op.axis], mask)}
+        return read_at(t, x, at, found, mask)
+    if isinstance(op, Gather):
+        axis, rank = op.axis, indices.tensor.rank
+        found = {axis: _index(k, t, indices, at[axis : axis + rank], sizes[axis], mask)}
+        return read_at(t, x, (*at[:axis], Index(), *at[axis + rank :]), found, mask)
+    assert isinstance(op, GatherNd)
+    batch, (*count, depth) = op.batch_dims, indices.tensor.static
+    own = at[: len(count)]
+    found = {
+        batch + i: _index(k, t, indices, (*own, Index(i)), sizes[batch + i], mask)
+        for i in range(depth)
+    }
+    return read_at(t, x, (*at[:batch], *(Index(),) * depth, *at[len(count) :]), found, mask)
+
+
+def _index(
+    k: KernelWriter, t: ResultTile, indices: Value, at: Indices, size: int, mask: str | None
+) -> str:
+    """Return an index counted from the front; one out of range is reported and replaced by 0."""
+    loaded = t.elements.element(indices, at, t.point)
+    wide = t.elements.scalars.cast(loaded, i64).reg
+    return checked_index(k, str(wide), size, mask, reports=not is_within(indices, size))
+
+
+def checked_index(
+    k: KernelWriter, index: str, size: int, mask: str | None, *, reports: bool = True
+) -> str:
+    """Return a block of i64 indices into a dimension, counted from the front and valid."""
+    from_front = k.w.let(f"tl.where({index} < 0, {index} + {size}, {index})", "n")
+    wrong = k.w.let(f"({from_front} < 0) | ({from_front} >= {size})", "m")
+    if reports:
+        reported = k.w.let(f"{wrong} & {mask}", "m") if mask else wrong
+        k.report(TritonFault("an index is out of range", f"{-size}..{size - 1}"), reported, index)
+    # With the mask in it, one index for all is a block too: a masked load needs one.
+    beyond = f"{wrong} | ({mask} == 0)" if mask else wrong
+    return k.w.let(f"tl.where({beyond}, 0, {from_front})", "n")
+
+
+def read_at(t: ResultTile, x: Value, at: Indices, found: dict[int, str], mask: str | None) -> str:
+    """Load elements of x at an index, some of whose numbers are data."""
+    point = dict(t.point)
+    whole = list(at)
+    for dimension, text in found.items():
+        counter = kept_counter(f"g{dimension}", x.tensor.static[dimension])
+        point[counter] = BlockAxis(text, mask)
+        whole[dimension] = Index(0, ((counter, 1),))
+    if 0 in x.tensor.static:
+        return "tl.zeros((1,), tl.int8)"
+    return t.elements.through_views(x, tuple(whole), point)
+
+
+def _padded(k: KernelWriter, t: ResultTile, mask: str | None) -> str:
+    """Return x inside, and the padding around it."""
+    anchor = k.context.step.region.anchor
+    assert anchor is not None
+    op, x, w = anchor.op, anchor.inputs[0], k.w
+    assert isinstance(op, Pad)
+    inside, found = [], {}
+    for d, (before, after, size) in enumerate(
+        zip(op.before, op.after, x.tensor.static, strict=True)
+    ):
+        left = size + min(before, 0) + min(after, 0)
+        place = (
+            f"({t.point[t.counter(d)].text}) - {before}" if before else t.point[t.counter(d)].text
+        )
+        if before <= 0 and after <= 0:
+            found[d] = w.let(place, "s")
+            continue
+        skipped = max(-before, 0)
+        own = w.let(f"{place} - {skipped}" if skipped else place, "s")
+        if op.mode == "constant":
+            inside.append(w.let(f"({own} >= 0) & ({own} < {left})", "m"))
+        elif op.mode == "edge":
+            own = w.let(f"tl.minimum(tl.maximum({own}, 0), {left - 1})", "s")
+        else:
+            period = left if op.mode == "wrap" else max(2 * (left - 1), 1)
+            turns = -(-max(before, 0) // period) * period
+            own = w.let(f"({own} + {turns}) % {period}", "s")
+            if op.mode != "wrap":
+                own = w.let(f"tl.where({own} < {left}, {own}, {period} - {own})", "s")
+        found[d] = w.let(f"{own} + {skipped}" if skipped else own, "s")
+    whole = (
+        w.let(" & ".join(f"({m})" for m in [*inside, *([mask] if mask else [])]), "m")
+        if inside or mask
+        else None
+    )
+    loaded = read_at(t, x, (Index(),) * len(t.shape), found, whole)
+    if op.mode != "constant" or len(anchor.inputs) < 2 or not inside:
+        return loaded
+    fill = t.elements.element(anchor.inputs[1], (), t.point)
+    outside = t.elements.scalars.encoded(fill)
+    return w.let(f"tl.where({' & '.join(inside)}, {loaded}, {outside})")

@@ -1,32 +1,106 @@
-"""Matrix products: tiles on the matrix units, GEMV for few rows, split-K for long sums."""
+"""Matrix products: tiles on the matrix units, GEMV for few rows, split-K, and libraries'
+products."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 from monograph.codegen.common.registry import any_view
-from monograph.codegen.triton.emit.block_sizes import power
 from monograph.codegen.triton.emit.elements import BlockAxis, TritonElements
 from monograph.codegen.triton.emit.scalar import register_type
-from monograph.codegen.triton.emit.tile import ResultTile, accumulator, tile
+from monograph.codegen.triton.emit.tile import ResultTile, accumulator, finish_from, tile
+from monograph.codegen.triton.emit.writer import power
 from monograph.codegen.triton.matmul import fused_matvec, gemv
-from monograph.codegen.triton.matmul.library import products
-from monograph.codegen.triton.matmul.product import FEW_ROWS, Operands, inner_norm, sizes
+from monograph.codegen.triton.matmul.product import (
+    FEW_ROWS,
+    Operands,
+    Parts,
+    inner_norm,
+    join_parts,
+    sizes,
+)
 from monograph.codegen.triton.matmul.product import ProductShape as ProductShape
-from monograph.codegen.triton.matmul.split_k import Parts, join_parts
 from monograph.codegen.triton.matmul.tf32 import dot_precision, rounded
 from monograph.codegen.triton.module.kernel import (
+    Argument,
+    Call,
     Candidate,
     GpuContext,
     KernelWriter,
     Launch,
+    TritonScratch,
+    Work,
     kernel_for,
 )
 from monograph.ir import DType, Value
 from monograph.ir.dtype import bf16, f16, f32, i8
 from monograph.ops.linear import Dot
 from monograph.program.fusion.fuse import inner_product
+from monograph.program.index import strides_of
+from monograph.program.memory.strided import Strided, strided
+
+TYPES = (f16, bf16, f32)
+
+
+def products(context: GpuContext) -> list[Candidate]:
+    """Return a library's product, if strides describe the operands."""
+    region = context.step.region
+    anchor = region.anchor
+    assert anchor is not None
+    storage = context.program.places.storage
+    found = [strided(v, storage) for v in anchor.inputs]
+    if any(f is None for f in found) or {v.dtype for v in (*anchor.inputs, anchor)} - set(TYPES):
+        return []
+    views = [f for f in found if f is not None]
+    return [Candidate("library matmul", lambda: _product(context, anchor, views))]
+
+
+def _product(context: GpuContext, anchor: Value, views: list[Strided]) -> tuple[Work, ...]:
+    storage = context.program.places.storage
+    left, right = (
+        viewed(v.tensor.static, f.strides, f.offset - storage[f.source].offset)
+        for v, f in zip(anchor.inputs, views, strict=True)
+    )
+    shape = anchor.tensor.static
+    tf32 = context.tf32
+
+    def multiply(x: Any, y: Any, out: Any) -> None:
+        import torch
+
+        kept = torch.backends.cuda.matmul.allow_tf32
+        torch.backends.cuda.matmul.allow_tf32 = tf32
+        try:
+            torch.matmul(left(x), right(y), out=out.view(-1)[: anchor.tensor.size].view(shape))
+        finally:
+            torch.backends.cuda.matmul.allow_tf32 = kept
+
+    sources: tuple[Argument, ...] = tuple(f.source for f in views)
+    result, finish = destination(context)
+    return (Call("matmul", (*sources, result), multiply), *finish)
+
+
+def destination(context: GpuContext) -> tuple[Argument, tuple[Work, ...]]:
+    """Return the contiguous memory for a library's result, and the epilogue."""
+    region = context.step.region
+    anchor = region.anchor
+    assert anchor is not None
+    if region.root is anchor and len(region.outputs) == 1 and _dense(context, anchor):
+        return anchor, ()
+    result = TritonScratch(anchor.tensor.nbytes, anchor.dtype)
+    return result, (finish_from(context, result),)
+
+
+def _dense(context: GpuContext, value: Value) -> bool:
+    return context.program.places.storage[value].strides == strides_of(value.tensor.static)
+
+
+def viewed(shape: tuple[int, ...], strides: tuple[int, ...], offset: int) -> Callable[[Any], Any]:
+    """Return a function that views an operand in the memory of its source."""
+    return lambda t: t.as_strided(shape, strides, t.storage_offset() + offset)
+
 
 MATRIX = (f16, bf16, f32, i8)
 """Element types that matrix units multiply."""

@@ -12,12 +12,11 @@ from typing import Protocol, TypeVar
 
 from monograph.codegen.common import types
 from monograph.codegen.common.registers import Reg
-from monograph.codegen.triton.emit.block_sizes import power
 from monograph.codegen.triton.emit.elements import BlockAxis
 from monograph.codegen.triton.emit.scalar import register_type
 from monograph.codegen.triton.emit.tile import ResultTile, accumulator
-from monograph.codegen.triton.matmul.product import Operands, ProductShape, sizes
-from monograph.codegen.triton.matmul.split_k import Parts, join_parts
+from monograph.codegen.triton.emit.writer import power
+from monograph.codegen.triton.matmul.product import Operands, Parts, ProductShape, join_parts, sizes
 from monograph.codegen.triton.module.kernel import Candidate, GpuContext, Launch
 from monograph.ir import Value
 from monograph.ops.scalar import Scalar

@@ -9,10 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from monograph.codegen.triton.emit.block_sizes import power
 from monograph.codegen.triton.emit.elements import BlockAxis
 from monograph.codegen.triton.emit.scalar import register_type
 from monograph.codegen.triton.emit.tile import ResultTile, accumulator, tile
+from monograph.codegen.triton.emit.writer import power
 from monograph.codegen.triton.matmul import gemv_coded, gemv_f16x2
 from monograph.codegen.triton.matmul.product import (
     FewRows,

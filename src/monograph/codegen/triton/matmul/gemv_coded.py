@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-from monograph.codegen.triton.emit.block_sizes import power
 from monograph.codegen.triton.emit.elements import BlockAxis
 from monograph.codegen.triton.emit.tile import ResultTile, tile
+from monograph.codegen.triton.emit.writer import power
 from monograph.codegen.triton.matmul.codes import WeightCodes, codes_of
 from monograph.codegen.triton.matmul.product import (
     FewRows,

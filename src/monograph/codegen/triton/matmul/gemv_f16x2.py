@@ -27,9 +27,9 @@ import numpy as np
 
 from monograph.codegen.common import types
 from monograph.codegen.common.registers import Reg
-from monograph.codegen.triton.emit.block_sizes import power
 from monograph.codegen.triton.emit.elements import BlockAxis
 from monograph.codegen.triton.emit.tile import ResultTile, tile
+from monograph.codegen.triton.emit.writer import power
 from monograph.codegen.triton.matmul.codes import Paired, WeightCodes, codes_of
 from monograph.codegen.triton.matmul.int4_f16x2 import Halves, addends, twice
 from monograph.codegen.triton.matmul.product import (

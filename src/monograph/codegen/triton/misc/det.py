@@ -6,8 +6,7 @@ import math
 
 from monograph.codegen.common.registry import any_view
 from monograph.codegen.triton.emit.indexed_load import joined, read, register
-from monograph.codegen.triton.emit.map_kernel import each
-from monograph.codegen.triton.emit.tile import ResultTile
+from monograph.codegen.triton.emit.tile import ResultTile, each
 from monograph.codegen.triton.module.kernel import (
     Candidate,
     GpuContext,

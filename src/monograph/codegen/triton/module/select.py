@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from monograph.codegen.common.registry import KernelEntry
 from monograph.codegen.triton.control import subprograms
-from monograph.codegen.triton.emit.pointwise import pointwise
+from monograph.codegen.triton.emit.tile import pointwise
 from monograph.codegen.triton.matmul import product
 from monograph.codegen.triton.module.kernel import KERNELS, Candidate, Candidates, GpuContext
 from monograph.ir import Constant, Graph, Input, Value

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from monograph.codegen.triton.emit.block_sizes import power
+from monograph.codegen.triton.emit.writer import power
 
 BUSY = 132 * 2
 """The programs that keep a large device busy; with fewer, splitting long rows pays."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from monograph.codegen.triton.control.conditional_work import is_unrolled
+from monograph.codegen.triton.control.subprograms import is_unrolled
 from monograph.runtime.gpu.capture.control import BRANCH, ConditionalLaunch
 from monograph.runtime.gpu.driver.graphs import IF, WHILE, Fill, Graphs, Handle, UncapturableError
 

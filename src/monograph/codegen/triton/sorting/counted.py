@@ -1,7 +1,8 @@
-"""Unique elements or slices: each is compared with all.
+"""Ops whose result has a count that data decide: Unique and NonZero.
 
-The first of equal ones represents them. Its position is the number of representatives that precede
-it.
+Unique compares each item with all others. The first of equal items leads them, and its position is
+the number of leaders before it. NonZero counts per block, and each block writes its elements after
+those of earlier blocks.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from monograph.codegen.triton.module.kernel import (
 from monograph.codegen.triton.sorting.topk import ordered
 from monograph.ir import Item, Value
 from monograph.ir.dtype import i32, i64
-from monograph.ops.sort import Unique
+from monograph.ops.sort import NonZero, Unique
 from monograph.program.dynamic.bounded import Counted, is_counted
 
 OWN, ABREAST = 32, 64
@@ -32,16 +33,16 @@ OWN, ABREAST = 32, 64
 VALUES, FIRST, INVERSE, COUNTS, TOTAL = range(5)
 
 
-def serves(anchor: Value) -> bool:
+def serves_unique(anchor: Value) -> bool:
     return is_counted(anchor, Unique) and anchor.inputs[0].tensor.size < 1 << 31
 
 
-@kernel_for(Counted, when=serves, readable=any_view)
-def candidates(context: GpuContext) -> list[Candidate]:
-    return single("all pairs", lambda: _Problem(context).kernels())
+@kernel_for(Counted, when=serves_unique, readable=any_view)
+def unique_candidates(context: GpuContext) -> list[Candidate]:
+    return single("all pairs", lambda: _UniqueProblem(context).kernels())
 
 
-class _Problem:
+class _UniqueProblem:
     def __init__(self, context: GpuContext) -> None:
         anchor = context.step.region.anchor
         assert anchor is not None
@@ -172,3 +173,81 @@ class _Problem:
                 to, behind = self._at(k, "place", "column"), self._at(k, item, "column")
             write(e, output, to, x, leads)
             write(e, output, behind, zero, rest)
+
+
+NONZERO_BLOCK = 1024
+
+
+def serves_nonzero(anchor: Value) -> bool:
+    return is_counted(anchor, NonZero) and anchor.inputs[0].tensor.size < 1 << 31
+
+
+@kernel_for(Counted, when=serves_nonzero, readable=any_view)
+def nonzero_candidates(context: GpuContext) -> list[Candidate]:
+    return single("blocks", lambda: _nonzero_kernels(context))
+
+
+def _nonzero_kernels(context: GpuContext) -> tuple[Work, ...]:
+    anchor = context.step.region.anchor
+    assert anchor is not None
+    parts = max(-(-anchor.inputs[0].tensor.size // NONZERO_BLOCK), 1)
+    counts = TritonScratch(4 * parts, i32)
+    return _count_kernel(context, counts, parts), _write_kernel(context, counts, parts)
+
+
+def _nonzero_mask(k: KernelWriter) -> tuple[str, str, list[str]]:
+    """Return the numbers of a block's elements, their mask, and their coordinates."""
+    anchor = k.context.step.region.anchor
+    assert anchor is not None
+    x, w = anchor.inputs[0], k.w
+    shape = x.tensor.static
+    number = w.let(f"{k.program_id()} * {NONZERO_BLOCK} + tl.arange(0, {NONZERO_BLOCK})", "i")
+    mask = w.let(f"{number} < {math.prod(shape)}", "m")
+    at = coordinates(w, number, shape)
+    k.wait()
+    if not x.tensor.size:
+        return number, mask, at
+    value = read(k.elements(), x, at, mask)
+    return number, w.let(f"({value.reg} != 0) & {mask}", "m"), at
+
+
+def _count_kernel(context: GpuContext, counts: TritonScratch, parts: int) -> Launch:
+    k = context.kernel()
+    _, found, _ = _nonzero_mask(k)
+    k.trigger()
+    total = k.w.let(f"tl.sum(({found}).to(tl.int32), 0)", "n")
+    k.w.line(f"tl.store({k.pointer(counts)} + {k.program_id()}, {total})")
+    return k.launch((parts,))
+
+
+def _write_kernel(context: GpuContext, counts: TritonScratch, parts: int) -> Launch:
+    """Write coordinates after those of earlier blocks; zeros after the last ones."""
+    anchor = context.step.region.anchor
+    assert anchor is not None
+    k = context.kernel()
+    w, e = k.w, k.elements()
+    number, found, at = _nonzero_mask(k)
+    for name in ("before", "total"):
+        w.line(f"{name} = tl.full((), 0, tl.int32)")
+    with w.block(f"for start in range(0, {parts}, {NONZERO_BLOCK})"):
+        part = w.let(f"start + tl.arange(0, {NONZERO_BLOCK})", "i")
+        each = w.let(f"tl.load({k.pointer(counts)} + {part}, mask={part} < {parts}, other=0)", "n")
+        earlier = f"tl.where({part} < {k.program_id()}, {each}, 0)"
+        w.assign("before", f"before + tl.sum({earlier}, 0)")
+        w.assign("total", f"total + tl.sum({each}, 0)")
+    ones = w.let(f"({found}).to(tl.int32)", "n")
+    place = w.let(f"before + tl.cumsum({ones}, 0) - {ones}", "n")
+    k.trigger()
+    size = anchor.inputs[0].tensor.size
+    for output in context.step.region.outputs:
+        assert isinstance(output.op, Item)
+        if output.op.index:
+            write(e, output, [], register(w, "total.to(tl.int64)", i64), None)
+            continue
+        rest = w.let(f"({number} >= total) & ({number} < {size})", "m")
+        for axis, text in enumerate(at):
+            own = register(w, f"({text}).to(tl.int64)", i64)
+            write(e, output, [str(axis), place], own, found)
+            zero = register(w, f"({number} * 0).to(tl.int64)", i64)
+            write(e, output, [str(axis), number], zero, rest)
+    return k.launch((parts,))
