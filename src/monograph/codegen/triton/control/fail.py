@@ -76,7 +76,7 @@ def _compare(k: KernelWriter, anchor: Value) -> None:
     number = k.w.let(f"tl.arange(0, {1 << (count - 1).bit_length()})", "j")
     found = []
     for value in (expected, given):
-        # A vector, or one number.
+        # a vector, or a scalar
         step = (k.context.program.places.storage[value].strides or (0,))[0]
         where = f"{k.pointer(value)} + {number} * {step}"
         found.append(k.w.let(f"tl.load({where}, mask={number} < {count}, other=0)", "n"))

@@ -184,7 +184,7 @@ def checked_index(
     if reports:
         reported = k.w.let(f"{wrong} & {mask}", "m") if mask else wrong
         k.report(TritonFault("an index is out of range", f"{-size}..{size - 1}"), reported, index)
-    # With the mask in it, one index for all is a block too: a masked load needs one.
+    # With the mask, even a single index becomes a block, which a masked load needs.
     beyond = f"{wrong} | ({mask} == 0)" if mask else wrong
     return k.w.let(f"tl.where({beyond}, 0, {from_front})", "n")
 

@@ -83,7 +83,7 @@ class _Norm:
         sums, squares, pivots = found
         sizes = self._sizes(cut)
         pivot = s.mul(total(rows, SUM, pivots), self._number(1 / cut.split))
-        # Beyond the last part the pivot counts as none, and its size as 0.
+        # Beyond the last part pivot and size are 0.
         d = s.sub(pivots, pivot)
         moved = s.fma(sizes, d, sums)
         squares = s.fma(d, s.add(sums, moved), squares)

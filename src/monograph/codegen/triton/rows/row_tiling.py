@@ -96,7 +96,7 @@ def _row_counts(field: Field) -> list[int]:
         # Memory is read in units of so many bytes, whether all of a unit is used or not.
         least = max(PIECE // field.itemsize, 1)
         return [r for r in (8, 16, 32, 64, 128) if least <= r <= most] or [most]
-    # Rows of one element are blocks of rows.
+    # Rows of one element form blocks of rows.
     least = 2 if field.length == 1 else 1
     return [r for r in (1, 2, 4, 8, 16, 32, 64, 128, 256) if least <= r <= most]
 

@@ -291,7 +291,7 @@ class TritonRows:
         made = e.emit(e.plan(self.outputs, self.out_at), point)
         for value in self.outputs:
             if self.same_shape and self.count == self.length == 1:
-                # A block of one element; its position alone would be a single number.
+                # Store a block of one element: its position alone would be a scalar.
                 text = e.scalars.encoded(made[Element(value, self.out_at)])
                 self.w.line(f"tl.store({e.pointers[value]} + tl.arange(0, 1), {text})")
             else:

@@ -91,7 +91,7 @@ class _UniqueProblem:
             keys = []
             for number, where, size in ((other, mask, ABREAST), (item, inside, OWN)):
                 x = read(e, self.x, self._at(k, number, "column"), where)
-                # A constant of one element is read as one number.
+                # A constant of one element is read as a scalar.
                 keys.append(f"tl.broadcast_to({ordered(w, e, x)}, ({size},))")
             theirs, mine = keys
             lower = f"({theirs}[None, :] < {mine}[:, None])"

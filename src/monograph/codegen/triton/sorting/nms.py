@@ -89,7 +89,7 @@ class _Problem:
             w.line(f"tl.store({k.pointer(self.places)} + {pair} * {self.limit} + count, place)")
             w.assign("count", "count + 1")
             spread = w.let(f"place + tl.zeros(({self.abreast},), tl.int32)", "n")
-            taken = self._box(k, e, image, spread, None)
+            taken = self._box(e, image, spread, None)
             self._start(k)
             w.line("tl.debug_barrier()")
             with w.block(f"for start in range(0, {self.count}, {self.abreast})"):
@@ -149,14 +149,12 @@ class _Problem:
         """Return the boxes that remain after those that overlap a selected one are removed."""
         w, (at, mask) = k.w, self._number(k)
         s = e.scalars
-        box = self._box(k, e, image, at, mask)
+        box = self._box(e, image, at, mask)
         overlap = _overlap(k, e, taken, box)
         spared = s.less_equal(overlap, number(s, self.op.iou)).reg
         return w.let(f"tl.where({spared} & ({at} != place), {value}, {LOWEST})", "key")
 
-    def _box(
-        self, k: KernelWriter, e: TritonElements, image: str, at: str, mask: str | None
-    ) -> _Box:
+    def _box(self, e: TritonElements, image: str, at: str, mask: str | None) -> _Box:
         s = e.scalars
         sides = [s.cast(read(e, self.boxes, [image, at, str(i)], mask), f64) for i in range(4)]
         first, second = sides[:2], sides[2:]

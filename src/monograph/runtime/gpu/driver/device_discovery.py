@@ -125,7 +125,7 @@ def _nvidia(torch: Any, index: int) -> Device:
 
 
 def _amd(torch: Any, index: int) -> Device:
-    from monograph.runtime.gpu.driver.hip import HipDevice
+    from monograph.runtime.gpu.driver.torch_driver import HipDevice
 
     name = str(torch.cuda.get_device_properties(index).gcnArchName).partition(":")[0]
     architecture(name)

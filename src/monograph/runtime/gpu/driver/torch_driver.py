@@ -1,4 +1,6 @@
-"""Streams, memory and timing through torch, which NVIDIA and AMD devices share.
+"""Streams, memory and timing through torch, which NVIDIA and AMD devices share, and AMD devices.
+
+An AMD device needs no more: Triton compiles and launches its kernels.
 
 A capture's memory is a pool by its number, as in torch's own graphs. It is not a
 `torch.cuda.MemPool`: destroying that frees memory at once, and ends the process if anybody captures
@@ -15,7 +17,11 @@ from typing import Any
 
 import torch
 
+from monograph.codegen.triton.module.kernel import Arch, Launch
+from monograph.codegen.triton.module.layout import BufferRef
+from monograph.errors import ConfigError
 from monograph.runtime.gpu.build.build import CompileRequest, KernelBinary
+from monograph.runtime.gpu.driver.devices import Launched, Record
 from monograph.runtime.gpu.driver.graphs import GraphError, Graphs, Handle, Start
 from monograph.runtime.gpu.memory import told_of_failure
 
@@ -225,3 +231,33 @@ class TorchDevice:
                 stop.synchronize()
                 times.append(start.elapsed_time(stop) * 1000 / REPEATS)
             return statistics.median(times)
+
+
+class HipDevice(TorchDevice):
+    """One AMD GPU. Triton compiles and launches its kernels."""
+
+    def __init__(self, index: int = 0) -> None:
+        super().__init__(index)
+        about = torch.cuda.get_device_properties(index)
+        name = str(about.gcnArchName).partition(":")[0]
+        self.arch = Arch("hip", name, about.warp_size)
+        self.driver = str(torch.version.hip)
+
+    def record(self, launch: Launch, arguments: Sequence[BufferRef], stem: str) -> Record:
+        return Launched(launch, arguments, stem)
+
+    def loaded(
+        self, binary: KernelBinary, grid: tuple[int, int, int], arguments: Sequence[BufferRef]
+    ) -> Record:
+        raise ConfigError(
+            "packages can be loaded on NVIDIA devices only",
+            given=self.name,
+            hint="load the model itself: its kernels are compiled once and kept by Triton",
+        )
+
+    def has(self, wanted: CompileRequest) -> bool:
+        """Return True: Triton compiles at the first launch, and caches the code."""
+        return True
+
+    def load(self, wanted: CompileRequest, binary: KernelBinary) -> None:
+        raise NotImplementedError("Triton loads its kernels itself")
