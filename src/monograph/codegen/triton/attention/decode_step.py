@@ -112,11 +112,11 @@ def _blocks(anchor: Value, t: int) -> int:
 def _step(context: GpuContext, c: FlashTiling) -> tuple[Work, ...]:
     anchor = context.step.region.anchor
     assert anchor is not None
-    copies = tuple(_copied(context, item, cache) for item, cache in _apart(context))
+    copies = tuple(_copy_kernel(context, item, cache) for item, cache in _moved_caches(context))
     return (*copies, _Step(context, anchor, c).launch())
 
 
-def _apart(context: GpuContext) -> list[tuple[Value, Value]]:
+def _moved_caches(context: GpuContext) -> list[tuple[Value, Value]]:
     """Return the caches that are not updated in place: they are copied first."""
     anchor, places = context.step.region.anchor, context.program.places
     assert anchor is not None
@@ -144,7 +144,7 @@ def _caches(context: GpuContext) -> dict[Value, Value]:
     return found
 
 
-def _copied(context: GpuContext, item: Value, cache: Value, block: int = 1024) -> Launch:
+def _copy_kernel(context: GpuContext, item: Value, cache: Value, block: int = 1024) -> Launch:
     k = context.kernel()
     e, w = k.elements(), k.w
     size = math.prod(cache.tensor.static)
@@ -216,7 +216,7 @@ class _Step(Flash):
                 self._attend_block(q, f"{self.first} + t0 + tl.arange(0, {self.c.t})")
         if self.found is None:
             total = w.let("tl.where(total == 0, 1, total)")
-            self._give(w.let(f"acc / {total}[:, None]"), self.head, self.masked)
+            self._write_rows(w.let(f"acc / {total}[:, None]"), self.head, self.masked)
         else:
             self._join(self.found)
         return self.launched()
@@ -309,7 +309,7 @@ class _Step(Flash):
 
     # The result
 
-    def _give(self, made: str, head: str, mask: str) -> None:
+    def _write_rows(self, made: str, head: str, mask: str) -> None:
         """Store rows of the result: heads down, elements across."""
         if 0 not in self.results:
             return
@@ -336,18 +336,18 @@ class _Step(Flash):
             w.line(f'before = tl.atomic_add({counter}, 1, sem="acq_rel")')
             w.line("tl.debug_barrier()")
             with w.block(f"if before == {self.active} - 1"):
-                self._put_together(parts)
+                self._combine(parts)
                 w.line(f"tl.store({counter}, 0)")
 
-    def _put_together(self, parts: _Parts) -> None:
+    def _combine(self, parts: _Parts) -> None:
         """Combine the heads' results from the parts of all programs, as many at once as fit."""
         rows, each = power(self.h.repeats), power(self.c.split) * self.width
         while rows > 1 and rows * each > MOST_JOINED * 32 * self.c.warps:
             rows //= 2
         for first in range(0, self.h.rows, rows):
-            self._some_rows(parts, first, rows)
+            self._combine_rows(parts, first, rows)
 
-    def _some_rows(self, parts: _Parts, first: int, rows: int) -> None:
+    def _combine_rows(self, parts: _Parts, first: int, rows: int) -> None:
         """Combine some rows. All loads come before any arithmetic: one memory latency."""
         k, w, h, c = self.k, self.w, self.h, self.c
         pointer, count = k.pointer(parts.sums), h.batch * h.groups * h.rows
@@ -374,4 +374,4 @@ class _Step(Flash):
         scaled = w.let(f"{share} / tl.where({total} == 0, 1, {total})[None, :]", "share")
         made = w.let(f"tl.sum({found} * {scaled}[:, :, None], 0)", "x")
         head = w.let(f"{self.group} * {h.repeats} + {number}", "h")
-        self._give(made, head, w.let(f"{number} < {h.rows}", "m"))
+        self._write_rows(made, head, w.let(f"{number} < {h.rows}", "m"))

@@ -63,7 +63,7 @@ class _Control:
     def place(self, value: Value) -> CopyOperand:
         return stored(self.context.program, value)
 
-    def side_by_side(self, values: Sequence[Value]) -> list[CopyOperand]:
+    def dense_operands(self, values: Sequence[Value]) -> list[CopyOperand]:
         """Return contiguous operands: in place, or copied first."""
         found = []
         for value in values:
@@ -92,7 +92,7 @@ class _If(_Control):
         op = self.anchor.op
         assert isinstance(op, If)
         condition, *captures = self.anchor.inputs
-        given, count = self.side_by_side(captures), len(op.then.inputs)
+        given, count = self.dense_operands(captures), len(op.then.inputs)
         bodies = (self._body(0, given[:count]), self._body(1, given[count:]))
         branch = Branch((self.place(condition).part(),), bodies)
         return (*copy(self.context, self.prepared), branch)
@@ -115,10 +115,10 @@ class _Iterated(_Control):
         self.number = room(TensorType(i64, ()))
         self.flag = room(TensorType(boolean, ()))
         for i, value in enumerate(state):
-            if not self._is_there(value, i):
+            if not self._is_in_place(value, i):
                 self.prepared.append(Copied(self.place(value), self.old[i]))
 
-    def _is_there(self, value: Value, index: int) -> bool:
+    def _is_in_place(self, value: Value, index: int) -> bool:
         """Return True if a state is already at its result: its memory is donated."""
         place = self.results.get(index)
         if place is None or place is not self.old[index]:
@@ -181,7 +181,7 @@ class _Loop(_Iterated):
             if name in sub.program.donated:
                 self.new[i] = self.old[i]
         self.going = room(following)
-        given = self.side_by_side(captures)
+        given = self.dense_operands(captures)
         elements = [room(t) for t in made[op.carried :]]
         for k, _ in enumerate(elements):
             if op.carried + k in self.results:
@@ -232,9 +232,9 @@ class _Scan(_Iterated):
         self.slices = formals[op.carried : last]
         self.elements = list(map(tensor_type, op.body.output_types[op.carried :]))
         long = self.length * (self.subs[0].size + 1) > MAX_UNROLLED
-        return self._counted() if long else self._written_out()
+        return self._counted() if long else self._unrolled()
 
-    def _written_out(self) -> tuple[Work, ...]:
+    def _unrolled(self) -> tuple[Work, ...]:
         """Write out all iterations; each reads the state that the one before it wrote."""
         if self.length == 0:
             copies = zip(self.state, range(self.op.carried), strict=True)
@@ -242,7 +242,7 @@ class _Scan(_Iterated):
                 self.context,
                 [Copied(self.place(v), self.results[i]) for v, i in copies if i in self.results],
             )
-        captures, state = self.side_by_side(self.captures), self.side_by_side(self.state)
+        captures, state = self.dense_operands(self.captures), self.dense_operands(self.state)
         turns = [[room(t) for t in self.types] for _ in range(2)]
         last = [self.result(i, t) for i, t in enumerate(self.types)]
         rooms = [room(t) for t in self.slices], [room(t) for t in self.elements]
@@ -291,7 +291,7 @@ class _Scan(_Iterated):
         """Return one iteration, repeated and counted by the device."""
         op = self.op
         self.begin(self.state, self.types)
-        captures = self.side_by_side(self.captures)
+        captures = self.dense_operands(self.captures)
         slices, elements = [room(t) for t in self.slices], [room(t) for t in self.elements]
         taken = [
             Copied(whole, place, source_axis=axis, backward=back)

@@ -23,7 +23,7 @@ from monograph.codegen.triton.emit.writer import power
 from monograph.codegen.triton.image.windows import (
     Window,
     WindowReader,
-    dynamic,
+    read_weights,
     readable,
     reader_of,
     split_tap,
@@ -77,7 +77,7 @@ def _summed(k: KernelWriter, t: ResultTile, mask: str | None) -> str:
         channel = w.let(f"{first} + j // {g.taps}", "c")
         taps = split_tap(k, g, w.let(f"j % {g.taps}", "tap"))
         x, inside = reader.under(taps, channel, mask)
-        y = dynamic(t, anchor.inputs[1], [channel, column, *taps], inside)
+        y = read_weights(t, anchor.inputs[1], [channel, column, *taps], inside)
         a = s.cast(s.decoded(x, anchor.inputs[0].dtype), wide).reg
         b = s.cast(s.decoded(y, anchor.inputs[1].dtype), wide).reg
         w.line(f"acc += tl.where({inside}, {a} * {b}, 0)" if inside else f"acc += {a} * {b}")
@@ -325,7 +325,7 @@ def _depthwise(context: GpuContext, g: Window, c: DotTiling) -> Launch:
                 f"tl.load({where}, mask={beyond}, other=0)" if beyond else f"tl.load({where})", "w"
             )
         else:
-            y = dynamic(t, anchor.inputs[1], [lane, "0", *place], beyond)
+            y = read_weights(t, anchor.inputs[1], [lane, "0", *place], beyond)
         a = scalars.cast(scalars.decoded(x, anchor.inputs[0].dtype), wide).reg
         b = scalars.cast(scalars.decoded(y, anchor.inputs[1].dtype), wide).reg
         w.line(f"acc += {a} * {b}")

@@ -35,10 +35,10 @@ def candidates(context: GpuContext) -> list[Candidate]:
     anchor = context.step.region.anchor
     assert anchor is not None
     bodies: dict[type, Body] = {
-        MaxPool: _largest,
+        MaxPool: _max_body,
         ArgMaxPool: _place,
-        AveragePool: _mean,
-        LpPool: _norm,
+        AveragePool: _mean_body,
+        LpPool: _norm_body,
     }
     return each(context, bodies[type(anchor.op)])
 
@@ -105,14 +105,14 @@ def _lowest(dtype: DType) -> float | int:
     return 0 if not dtype.is_signed else -(2 ** (dtype.bits - 1))
 
 
-def _largest(k: KernelWriter, t: ResultTile, mask: str | None) -> str:
+def _max_body(k: KernelWriter, t: ResultTile, mask: str | None) -> str:
     walk = _Walk(k, t, mask)
     scalars, dtype = t.elements.scalars, walk.x.dtype
     least = scalars.literal(_lowest(dtype), dtype)
     _start(k, t, "best", _lowest(dtype), dtype)
 
     def step(x: Scalar, inside: str | None, taps: list[str]) -> None:
-        own = x if inside is None else _chosen(k, inside, x, least)
+        own = x if inside is None else _select(k, inside, x, least)
 
         best = Scalar(Reg("best", types.register(dtype)), dtype)
         k.w.assign("best", str(scalars.max(best, own).reg))
@@ -121,7 +121,7 @@ def _largest(k: KernelWriter, t: ResultTile, mask: str | None) -> str:
     return _stored(t, "best", dtype)
 
 
-def _chosen(k: KernelWriter, inside: str, x: Scalar, other: Scalar) -> Scalar:
+def _select(k: KernelWriter, inside: str, x: Scalar, other: Scalar) -> Scalar:
     return Scalar(k.w.set(x.reg.type, f"tl.where({inside}, {x.reg}, {other.reg})"), x.dtype)
 
 
@@ -170,7 +170,7 @@ def _place(k: KernelWriter, t: ResultTile, mask: str | None) -> str:
     return w.let(f"tl.maximum(place, 0) + {plane}.to(tl.int64) * {math.prod(sizes)}")
 
 
-def _mean(k: KernelWriter, t: ResultTile, mask: str | None) -> str:
+def _mean_body(k: KernelWriter, t: ResultTile, mask: str | None) -> str:
     walk = _Walk(k, t, mask)
     g, w = walk.g, k.w
     anchor = k.context.step.region.anchor
@@ -207,7 +207,7 @@ def _count(w: Writer, walk: _Walk, d: int, op: AveragePool) -> str:
     return w.let(" + ".join(parts), "n")
 
 
-def _norm(k: KernelWriter, t: ResultTile, mask: str | None) -> str:
+def _norm_body(k: KernelWriter, t: ResultTile, mask: str | None) -> str:
     walk = _Walk(k, t, mask)
     anchor = k.context.step.region.anchor
     assert anchor is not None

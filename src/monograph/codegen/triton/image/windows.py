@@ -156,7 +156,7 @@ def split_tap(k: KernelWriter, g: Window, tap: str) -> list[str]:
     return found
 
 
-def dynamic(t: ResultTile, weights: Value, texts: Sequence[str], mask: str | None) -> str:
+def read_weights(t: ResultTile, weights: Value, texts: Sequence[str], mask: str | None) -> str:
     """Load weights at an index, if they are not packed."""
     counters = [Counter(f"w{i}", d) for i, d in enumerate(weights.tensor.static)]
     point = {c: BlockAxis(text, mask, True) for c, text in zip(counters, texts, strict=True)}

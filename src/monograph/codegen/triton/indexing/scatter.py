@@ -64,11 +64,11 @@ def candidates(context: GpuContext) -> list[Candidate]:
         return scans
     if not anchor.tensor.static:
         return scans
-    noted = [Candidate("last", partial(_last, context))]
+    recorded = [Candidate("last", partial(_last, context))]
     if not anchor.inputs[1].tensor.size:
-        return scans or noted
+        return scans or recorded
     few = bool(scans) and _through(anchor) <= FEW
-    return [*scans, *noted] if few else [*noted, *scans]
+    return [*scans, *recorded] if few else [*recorded, *scans]
 
 
 def _scans(context: GpuContext) -> list[Candidate]:
@@ -138,13 +138,13 @@ def _scanned(k: KernelWriter, t: ResultTile, mask: str | None) -> str:
     w.line(f"made = tl.where({zeros} == 0, {start.reg}, {start.reg})")
     made = Scalar(Reg("made", start.reg.type), x.dtype)
     with w.block(f"for number in range({_through(anchor)})"):
-        mine, update = _for(k, e, anchor, texts, mask)
+        mine, update = _update_for(k, e, anchor, texts, mask)
         result = _joined(e, anchor, made, update)
         w.assign("made", f"tl.where({mine}, {result.reg}, made)")
     return e.scalars.encoded(made)
 
 
-def _for(
+def _update_for(
     k: KernelWriter, e: TritonElements, anchor: Value, texts: list[str], mask: str | None
 ) -> tuple[str, Scalar]:
     """Return whether an update is for an element, and its value."""
@@ -180,7 +180,7 @@ def _joined(e: TritonElements, anchor: Value, old: Scalar, new: Scalar) -> Scala
 
 
 @dataclass(frozen=True)
-class _Notes:
+class _LastUpdates:
     """For each updated position: 1 + the number of the last update, or 0."""
 
     shape: tuple[int, ...]
@@ -188,21 +188,25 @@ class _Notes:
     memory: TritonScratch
 
     @staticmethod
-    def of(anchor: Value) -> _Notes:
+    def of(anchor: Value) -> _LastUpdates:
         indices = anchor.inputs[1].tensor.static
         shape, count = anchor.inputs[0].tensor.static, math.prod(indices)
         if isinstance(anchor.op, MaxUnpool):
             shape = tuple(max(int(d), 0) for d in anchor.op.pooled_shape(shape))
         elif isinstance(anchor.op, ScatterNd):
             shape, count = shape[: indices[-1]], math.prod(indices[:-1])
-        return _Notes(shape, count, TritonScratch(max(4 * math.prod(shape), 4), i32))
+        return _LastUpdates(shape, count, TritonScratch(max(4 * math.prod(shape), 4), i32))
 
 
 def _last(context: GpuContext) -> tuple[Work, ...]:
     anchor = context.step.region.anchor
     assert anchor is not None
-    notes = _Notes.of(anchor)
-    return _cleared(context, notes), _noted(context, notes), _taken(context, notes)
+    last = _LastUpdates.of(anchor)
+    return (
+        _clear_kernel(context, last),
+        _record_kernel(context, last),
+        _result_kernel(context, last),
+    )
 
 
 def _flat(k: KernelWriter, size: int) -> tuple[str, str]:
@@ -210,25 +214,25 @@ def _flat(k: KernelWriter, size: int) -> tuple[str, str]:
     return number, k.w.let(f"{number} < {size}", "m")
 
 
-def _cleared(context: GpuContext, notes: _Notes) -> Launch:
+def _clear_kernel(context: GpuContext, last: _LastUpdates) -> Launch:
     k = context.kernel()
-    size = math.prod(notes.shape)
+    size = math.prod(last.shape)
     number, mask = _flat(k, size)
     k.wait()
     k.trigger()
-    k.w.line(f"tl.store({k.pointer(notes.memory)} + {number}, 0, mask={mask})")
+    k.w.line(f"tl.store({k.pointer(last.memory)} + {number}, 0, mask={mask})")
     return k.launch((-(-size // BLOCK),))
 
 
-def _noted(context: GpuContext, notes: _Notes) -> Launch:
+def _record_kernel(context: GpuContext, last: _LastUpdates) -> Launch:
     """Record every update at its position; the largest number stays."""
     anchor = context.step.region.anchor
     assert anchor is not None
     k = context.kernel()
     e, w, op, indices = k.elements(), k.w, anchor.op, anchor.inputs[1]
-    number, mask = _flat(k, notes.updates)
+    number, mask = _flat(k, last.updates)
     k.wait()
-    shape, sizes = indices.tensor.static, notes.shape
+    shape, sizes = indices.tensor.static, last.shape
     if isinstance(op, ScatterNd):
         own = coordinates(w, number, shape[:-1])
         found = [_index(k, e, indices, [*own, str(i)], sizes[i], mask) for i in range(len(sizes))]
@@ -241,10 +245,10 @@ def _noted(context: GpuContext, notes: _Notes) -> Launch:
         at = coordinates(w, number, shape)
         wide = e.scalars.cast(read(e, indices, at, mask), i64).reg
         place = _unpooled(k, str(wide), math.prod(sizes), mask)
-    where = w.let(f"{k.pointer(notes.memory)} + {place} + {number} * 0", "pp")
+    where = w.let(f"{k.pointer(last.memory)} + {place} + {number} * 0", "pp")
     w.line(f"tl.atomic_max({where}, {number} + 1, mask={mask})")
     k.trigger()
-    return k.launch((-(-notes.updates // BLOCK),))
+    return k.launch((-(-last.updates // BLOCK),))
 
 
 def _unpooled(k: KernelWriter, index: str, size: int, mask: str) -> str:
@@ -254,7 +258,7 @@ def _unpooled(k: KernelWriter, index: str, size: int, mask: str) -> str:
     return k.w.let(f"tl.where({wrong}, 0, {index})", "n")
 
 
-def _taken(context: GpuContext, notes: _Notes) -> Launch:
+def _result_kernel(context: GpuContext, last: _LastUpdates) -> Launch:
     """Return each element: its last update, or x."""
     anchor = context.step.region.anchor
     assert anchor is not None
@@ -266,13 +270,13 @@ def _taken(context: GpuContext, notes: _Notes) -> Launch:
     t.batch(flat, range(len(t.shape)), mask)
     texts = [t.point[t.counter(d)].text for d in range(len(t.shape))]
     k.wait()
-    depth = len(notes.shape)
+    depth = len(last.shape)
     inside = mask
     if isinstance(op, MaxUnpool):
-        cut = [d for d in range(depth) if notes.shape[d] < t.shape[d]]
-        inside = w.let(" & ".join([mask, *(f"({texts[d]} < {notes.shape[d]})" for d in cut)]), "m")
-    at = joined(w, texts[:depth], notes.shape)
-    pointer = w.let(f"{k.pointer(notes.memory)} + {at} + {flat} * 0", "pp")
+        cut = [d for d in range(depth) if last.shape[d] < t.shape[d]]
+        inside = w.let(" & ".join([mask, *(f"({texts[d]} < {last.shape[d]})" for d in cut)]), "m")
+    at = joined(w, texts[:depth], last.shape)
+    pointer = w.let(f"{k.pointer(last.memory)} + {at} + {flat} * 0", "pp")
     note = w.let(f"tl.load({pointer}, mask={inside}, other=0)", "n")
     fresh = w.let(f"{note} > 0", "m")
     source = anchor.inputs[0] if isinstance(op, MaxUnpool) else anchor.inputs[2]

@@ -164,8 +164,8 @@ def _chained(context: GpuContext, first: Value) -> list[Candidate]:
     ) -> None:
         _multiply(context, operands, of, DotTiling(m, n, k, 4, 1), steps)
 
-    cuts = [c for c in _tile_configs(shape, kind) if c.split == 1]
-    return fused_matvec.candidates(context, first, cuts, multiplied)
+    tilings = [c for c in _tile_configs(shape, kind) if c.split == 1]
+    return fused_matvec.candidates(context, first, tilings, multiplied)
 
 
 def _tile_configs(shape: ProductShape, dtype: DType) -> list[DotTiling]:

@@ -118,12 +118,12 @@ class _Chain:
 
 
 def candidates(
-    context: GpuContext, first: Value, cuts: Sequence[MatvecTiling], multiply: Multiply
+    context: GpuContext, first: Value, tilings: Sequence[MatvecTiling], multiply: Multiply
 ) -> list[Candidate]:
-    """Return candidates for both; `cuts` are the tilings of the first product, best first."""
+    """Return candidates for both; `tilings` are the tilings of the first product, best first."""
     shape = sizes(first)
     if shape.m > 1:
-        kept = _of_few_parts(shape, list(cuts), lambda c: c.n)
+        kept = _of_few_parts(shape, list(tilings), lambda c: c.n)
         return [
             Candidate(f"chained {c}", lambda c=c: (_tiles(_Chain(context, first), c, multiply),))  # type: ignore[misc]
             for c in kept

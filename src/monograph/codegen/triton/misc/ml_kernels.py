@@ -35,11 +35,11 @@ def candidates(context: GpuContext) -> list[Candidate]:
     anchor = context.step.region.anchor
     assert anchor is not None
     if isinstance(anchor.op, Ngrams):
-        return each(context, _counted)
-    return single("rows", lambda: _coupled(context))
+        return each(context, _count_grams)
+    return single("rows", lambda: _couple_kernel(context))
 
 
-def _coupled(context: GpuContext) -> Launch:
+def _couple_kernel(context: GpuContext) -> Launch:
     """Generate a program per row with its classes as lanes; rows of Q are computed when needed."""
     anchor = context.step.region.anchor
     assert anchor is not None
@@ -93,7 +93,7 @@ def _coupled(context: GpuContext) -> Launch:
     return k.launch((rows,), 4)
 
 
-def _counted(k: KernelWriter, t: ResultTile, mask: str | None) -> str:
+def _count_grams(k: KernelWriter, t: ResultTile, mask: str | None) -> str:
     """Return the weighted count of a column's grams in a row of tokens, searched one by one."""
     anchor = k.context.step.region.anchor
     assert anchor is not None
@@ -101,7 +101,7 @@ def _counted(k: KernelWriter, t: ResultTile, mask: str | None) -> str:
     assert isinstance(op, Ngrams)
     *row, column = (t.point[t.counter(d)].text for d in range(len(t.shape)))
     starts, lengths, places, weights, tokens = (table(k, a) for a in gram_tables(op))
-    most, length = _most(op), x.tensor.static[-1]
+    most, length = _max_grams(op), x.tensor.static[-1]
     inside = f", mask={mask}, other=0" if mask else ""
     w.line(f"total = tl.full((), 0.0, tl.float64) + {column} * 0")
     with w.block(f"for number in range({most})"):
@@ -127,7 +127,7 @@ def _counted(k: KernelWriter, t: ResultTile, mask: str | None) -> str:
     return s.encoded(s.cast(register(w, "total", f64), anchor.dtype))
 
 
-def _most(op: Ngrams) -> int:
+def _max_grams(op: Ngrams) -> int:
     """The most grams of a column."""
     starts = gram_tables(op)[0]
     return int((starts[1:] - starts[:-1]).max())
@@ -138,10 +138,10 @@ _SIGNS = {LEQ: "<=", LT: "<", GTE: ">=", GT: ">", EQ: "==", NEQ: "!="}
 
 @kernel_for(TreeEnsemble, readable=any_view)
 def tree_candidates(context: GpuContext) -> list[Candidate]:
-    return each(context, _voted)
+    return each(context, _sum_votes)
 
 
-def _voted(k: KernelWriter, t: ResultTile, mask: str | None) -> str:
+def _sum_votes(k: KernelWriter, t: ResultTile, mask: str | None) -> str:
     """Return the votes of all trees in order, as the reference adds them."""
     anchor = k.context.step.region.anchor
     assert anchor is not None

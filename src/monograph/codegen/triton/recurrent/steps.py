@@ -251,7 +251,7 @@ class _Step(CellWriter):
         h = self.read_rows(old)
         c = self.read_rows(self._state(1)) if len(self.cell.states) > 1 else None
         new_h, new_c = self.arithmetic.new(sums, self._given(), self.vector, h, c)
-        self._give(new_h, h, new_c, c)
+        self._store_state(new_h, h, new_c, c)
         return self._launch()
 
     def gates(self) -> Launch:
@@ -270,10 +270,12 @@ class _Step(CellWriter):
         (total,) = self._products((2,), self._scratch(memory.seen))
         h, z = self.read_rows(self._state(0)), self.read_rows(self._scratch(memory.z))
         new = self.arithmetic.candidate(total, self._given(), self.vector, z, h)
-        self._give(new, h, None, None)
+        self._store_state(new, h, None, None)
         return self._launch()
 
-    def _give(self, h: Scalar, old_h: Scalar, c: Scalar | None, old_c: Scalar | None) -> None:
+    def _store_state(
+        self, h: Scalar, old_h: Scalar, c: Scalar | None, old_c: Scalar | None
+    ) -> None:
         """Store the new state, and the result of the step."""
         alive, outputs = self._alive(), self.cell.outputs
         kept = self.kept(alive, h, old_h)

@@ -22,7 +22,7 @@ from monograph.codegen.triton.module.kernel import (
     kernel_for,
 )
 from monograph.codegen.triton.rows.reduce import LARGEST, SUM, total
-from monograph.codegen.triton.rows.row_tiling import RowTiling, cuts
+from monograph.codegen.triton.rows.row_tiling import RowTiling, row_tilings
 from monograph.codegen.triton.rows.rows import RowBlock, TritonRows, field, scratch, wide
 from monograph.ops.composite import LayerNorm, LogSoftmax, RmsNorm, Softmax
 from monograph.ops.scalar import Scalar
@@ -33,7 +33,7 @@ def candidates(context: GpuContext) -> list[Candidate]:
     rows = _Norm(context).rows
     return [
         Candidate(f"rows {c}", lambda c=c: _kernels(context, c))  # type: ignore[misc]
-        for c in cuts(field(rows))
+        for c in row_tilings(field(rows))
     ]
 
 
@@ -176,7 +176,7 @@ def softmax_candidates(context: GpuContext) -> list[Candidate]:
     rows = _Softmax(context).rows
     return [
         Candidate(f"rows {c}", lambda c=c: _softmax_kernels(context, c))  # type: ignore[misc]
-        for c in cuts(field(rows))
+        for c in row_tilings(field(rows))
     ]
 
 

@@ -19,7 +19,7 @@ from monograph.codegen.triton.module.kernel import (
     Work,
     kernel_for,
 )
-from monograph.codegen.triton.rows.row_tiling import RowTiling, cuts, joining
+from monograph.codegen.triton.rows.row_tiling import RowTiling, joining_tiling, row_tilings
 from monograph.codegen.triton.rows.rows import RowBlock, TritonRows, field, scratch, wide
 from monograph.ir import DType, Value
 from monograph.ir.dtype import BOOL, COMPLEX, UINT, i32
@@ -115,7 +115,7 @@ def candidates(context: GpuContext) -> list[Candidate]:
         return [Candidate("nothing to reduce", lambda: (_empty(context),))]
     return [
         Candidate(f"rows {c}", lambda c=c: _kernels(context, c))  # type: ignore[misc]
-        for c in cuts(field(rows))
+        for c in row_tilings(field(rows))
     ]
 
 
@@ -158,7 +158,7 @@ def _join(context: GpuContext, memory: list[TritonScratch], parts: int) -> Launc
     """Generate a kernel that combines the totals of the parts of rows."""
     rows = _rows(context)
     work = _work(rows)
-    rows.begin(joining(field(rows), parts))
+    rows.begin(joining_tiling(field(rows), parts))
     totals = work.joined_parts(memory, parts)
     rows.k.trigger()
     rows.finish(totals[-1], rows.rows)
@@ -255,7 +255,7 @@ def scan_candidates(context: GpuContext) -> list[Candidate]:
     rows = _Scan(context).rows
     return [
         Candidate(f"rows {c}", lambda c=c: _scan_kernels(context, c))  # type: ignore[misc]
-        for c in cuts(field(rows))
+        for c in row_tilings(field(rows))
     ]
 
 

@@ -62,7 +62,7 @@ class Field:
         return self.count // self.lane * -(-self.lane // cut.rows) * cut.split
 
 
-def cuts(field: Field) -> list[RowTiling]:
+def row_tilings(field: Field) -> list[RowTiling]:
     """Return tilings of rows, the most promising first."""
     if field.count * field.length == 1:
         return [RowTiling(1, 1, 1)]
@@ -83,7 +83,7 @@ def cuts(field: Field) -> list[RowTiling]:
     return sorted(kept, key=lambda c: guess(field, c))
 
 
-def joining(field: Field, parts: int) -> RowTiling:
+def joining_tiling(field: Field, parts: int) -> RowTiling:
     """Return the tiling that combines the totals of parts of rows: a few rows at a time."""
     size = power(parts)
     rows = min(max(512 // size, 1), power(field.lane or field.count))

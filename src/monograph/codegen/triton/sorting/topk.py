@@ -143,14 +143,14 @@ def ordered(w: Writer, e: TritonElements, x: Scalar) -> str:
     return w.let(f"{made} ^ ({LOWEST})" if wide else f"{made} - {1 << 31}", "bits")
 
 
-def _place(w: Writer, key: _Key) -> str:
+def _position(w: Writer, key: _Key) -> str:
     """Return the index of an element in its row."""
     if key.place is not None:
         return key.place
     return w.let(f"({(1 << 32) - 1} - ({key.value} & {(1 << 32) - 1})).to(tl.int32)", "n")
 
 
-def _give(
+def _write_chosen(
     w: Writer, e: TritonElements, p: _Problem, row: str, place: str, rank: str, mask: str
 ) -> None:
     """Store the elements that are among the first k."""
@@ -198,7 +198,7 @@ def _counted(context: GpuContext, count: int, abreast: int) -> tuple[Work, ...]:
     own = _key(w, e, p, row, place)
     rank = _ranks(k, e, p, row, own, (count, abreast), p.size, "{}")
     k.trigger()
-    _give(w, e, p, row, place, rank, f"{place} < {p.size}")
+    _write_chosen(w, e, p, row, place, rank, f"{place} < {p.size}")
     return (k.launch((p.rows * parts,)),)
 
 
@@ -271,15 +271,15 @@ def _merged(context: GpuContext, p: _Problem, chunks: _Chunks, scanned: bool) ->
     keys = chunks.load(k, w.let(f"{mine} + {number}", "i"))
     best = chunks.load(k, w.let(f"{mine} + {first}", "i")).value
     wanted = w.let(f"{best} >= {_threshold(k, p, chunks, start)}", "m")
-    place = _place(w, keys)
+    place = _position(w, keys)
     if scanned:
         least = chunks.load(k, w.let(f"{mine} + {first} + {own - 1}", "i")).value
         rank = _scanned(k, chunks, start, keys, least, wanted)
-        _give(w, e, p, row, place, rank, f"({place} < {p.size}) & {wanted}")
+        _write_chosen(w, e, p, row, place, rank, f"({place} < {p.size}) & {wanted}")
     else:
         with w.block(f"if {wanted}"):
             rank = _searched(k, chunks, start, keys)
-            _give(w, e, p, row, place, rank, f"{place} < {p.size}")
+            _write_chosen(w, e, p, row, place, rank, f"{place} < {p.size}")
     k.trigger()
     return k.launch((p.rows * chunks.count * parts,))
 
