@@ -52,7 +52,7 @@ def warm_up() -> None:
 
     for graphs in (shared_graphs(), cuda_graphs(0)):
         graphs.streams(LANES)
-        graphs._made(graphs._inner, DEEPEST)
+        graphs._own_streams(graphs._inner, DEEPEST)
         graphs.prepare(ConditionalLaunch(LaunchTree(REPEAT, (1,))))
         for narrowed in (None, f16, bf16):
             graphs.prepare(CopyNode(0, 0, 16, TO_DEVICE, control=1, narrowed=narrowed))
