@@ -71,14 +71,18 @@ class Busy:
             self._changed.wait()
 
 
-def import_whole(*names: str) -> None:
+def import_whole(*needed: str | Callable[[], None]) -> None:
     """Imports modules that are needed late, in one step as far as forks are concerned.
 
-    A child that is forked in the middle would find modules locked by a thread that it has not.
+    `needed` has names of modules, and functions that import some. A child that is forked in the
+    middle would find modules locked by a thread that it has not.
     """
     with _importing:
-        for name in names:
-            importlib.import_module(name)
+        for one in needed:
+            if isinstance(one, str):
+                importlib.import_module(one)
+            else:
+                one()
 
 
 _importing = threading.RLock()

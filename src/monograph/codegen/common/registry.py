@@ -81,14 +81,15 @@ class KernelRegistry(Generic[G]):
 
     def find(self, value: Value) -> KernelEntry[G] | None:
         """Return the kernel that computes a value; None where the op has none."""
-        self._load()
+        self.load()
         for kind in type(value.op).__mro__:
             for entry in self._entries.get(kind, ()):
                 if entry.serves(value):
                     return entry
         return None
 
-    def _load(self) -> None:
+    def load(self) -> None:
+        """Import the kernel modules, which register their kernels; later calls do nothing."""
         if self._loaded:
             return
         package = importlib.import_module(self.package)

@@ -14,6 +14,7 @@ from monograph.runtime.cache.store import store_options
 from monograph.runtime.counts import RunCounters
 from monograph.runtime.cpu.threads import choose_threads
 from monograph.runtime.executable import CompiledArtefact, Executable
+from monograph.runtime.forking import import_whole
 from monograph.runtime.progress import Progress
 from monograph.runtime.target import Target
 
@@ -58,8 +59,10 @@ class CpuBackend(Target):
 
     def compile(self, graph: Graph) -> Executable:
         # A process that finds its code on disk does not import the compiler.
+        from monograph.codegen.llvm.module.kernel import KERNELS
         from monograph.runtime.dynamic.staged import compile_stages
 
+        import_whole(KERNELS.load)
         return compile_stages(graph, self.compiler())
 
     def load(

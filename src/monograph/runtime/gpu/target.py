@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from monograph.codegen.triton.control.subprograms import host_reason
-from monograph.codegen.triton.module.kernel import Arch
+from monograph.codegen.triton.module.kernel import KERNELS, Arch
 from monograph.codegen.triton.module.layout import GpuModule
 from monograph.codegen.triton.module.select import GpuTarget
 from monograph.config import Config
@@ -25,6 +25,7 @@ from monograph.runtime.cache.store import gpu_options
 from monograph.runtime.counts import OFF, RunCounters
 from monograph.runtime.executable import CompiledArtefact, Executable, Feeds
 from monograph.runtime.feeds import Port
+from monograph.runtime.forking import import_whole
 from monograph.runtime.gpu import ports
 from monograph.runtime.gpu.artefact import GpuArtefact, LoadedGpuExecutable, make_artefact
 from monograph.runtime.gpu.bound_program import GpuProgram, forked
@@ -137,6 +138,7 @@ class _GpuTarget(Target):
     def compile(self, graph: Graph) -> Executable:
         from monograph.runtime.dynamic.staged import StagedExecutable, compile_stages
 
+        import_whole(KERNELS.load)
         made = compile_stages(graph, self)
         return TensorStages(made) if isinstance(made, StagedExecutable) else made
 
