@@ -13,7 +13,7 @@ from monograph.ops.cast import Cast
 from monograph.ops.composite import Gelu
 from monograph.ops.conv import Conv
 from monograph.ops.deferred import Deferred
-from monograph.ops.elementwise import Add, Mul, Sub
+from monograph.ops.elementwise import Add, Max, Mul, Sub
 from monograph.ops.functions import Erf, Exp, Floor, Sigmoid, Tanh
 from monograph.ops.linear import Dot
 from monograph.ops.quant import Quantize
@@ -62,6 +62,13 @@ def test_a_sum_that_cancels_is_off_at_the_scale_of_its_terms() -> None:
     assert held(graph, {"x": a}, right + np.float32([[0.125], [1e-7]])).ok
     assert held(graph, {"x": a}, right + np.float32([[0.125], [1e-5]])).worst == (1, 0)
     assert not held(graph, {"x": a}, right + np.float32([[10], [0]])).ok
+
+
+def test_an_element_that_shows_movements_of_one_sign_is_seen_to_move() -> None:
+    a = np.tile(np.float32([[1e6], [-1e6]]), (1, 512))
+    graph = graph_of(Max()(Dot()(constant(np.ones((1, 2), np.float32)), value("f32[2, 512]")),
+                           constant(np.float32(0))))  # fmt: skip
+    assert (reach(graph, {"x": a})[-1] > 0.01).all()
 
 
 def test_errors_are_followed_through_the_ops_behind() -> None:
