@@ -13,7 +13,7 @@ from monograph.ops.cast import Cast
 from monograph.ops.composite import Gelu
 from monograph.ops.conv import Conv
 from monograph.ops.deferred import Deferred
-from monograph.ops.elementwise import Add, Max, Mul, Sub
+from monograph.ops.elementwise import Add, Div, Max, Mul, Neg, Sub
 from monograph.ops.functions import Erf, Exp, Floor, Sigmoid, Tanh
 from monograph.ops.linear import Dot
 from monograph.ops.quant import Quantize
@@ -151,6 +151,18 @@ def test_numbers_that_f16_loses_may_be_kept() -> None:
     assert held(graph, feeds, np.float32([1e-8, 0, np.inf])).ok
     assert held(graph, feeds, np.float32([1e-6, 0, np.inf])).worst == (0,)
     assert held(graph, feeds, np.float32([1e-8, 1e-8, np.inf])).worst == (1,)
+
+
+def test_a_number_that_overflows_in_f16_may_be_kept_up_to_an_output() -> None:
+    x = value("f16[2]")
+    square = Mul()(x, x)
+    feeds = {"x": np.float16([1000, 2])}
+    inverse = graph_of(Div()(constant(np.float16(1)), square))
+    assert held(inverse, feeds, np.float16([1e-6, 0.25])).ok
+    assert held(inverse, feeds, np.float16([1e-6, 0.3])).worst == (1,)
+    assert held(graph_of(square), feeds, np.float16([60000, 4])).worst == (0,)
+    by_zero = graph_of(Neg()(Div()(x, constant(np.float16(0)))))
+    assert held(by_zero, feeds, np.float16([-np.inf, -60000])).worst == (1,)
 
 
 def test_rounded_constants_count_in_a_narrowed_graph() -> None:

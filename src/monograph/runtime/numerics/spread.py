@@ -7,7 +7,9 @@ The reference runs again with every value disturbed by what a correct implementa
   computed sum is the exact sum of terms that are off by so much (backward error), so an element
   moves at the scale of the terms that were summed into it: of nothing else in the tensor;
 - an integer of at most 8 bits that is rounded from a float moves by a step;
-- a denormal may become 0, and a 0 that is an underflow in f16 or f8 a denormal.
+- a denormal may become 0, and a 0 that is an underflow in f16 or f8 a denormal;
+- an infinity that is an overflow in f16, of a value that is no output, may become the largest
+  number: kernels keep f32 between two ops.
 
 Elements that are whole numbers keep their value unless they are sums or limits of a function: sizes
 and positions are exact. The root mean square of the movement over a few runs is the *spread* of an
@@ -68,6 +70,8 @@ _SATURATING = (Erf, Sigmoid, Tanh)
 """Functions whose results are whole numbers by rounding alone."""
 _UNDERFLOWING = (ew.Mul, ew.Div, Cast)
 """Ops that give 0 for finite numbers other than 0 only where the result underflows."""
+_OVERFLOWING = (*_UNDERFLOWING, ew.Add, ew.Sub)
+"""Ops that give an infinity for such numbers only where the result overflows."""
 _FAILURES = (MonographError, ValueError, LookupError, ArithmeticError)
 
 
@@ -197,7 +201,10 @@ class Spread:
         for value in self._values:
             if value not in results:
                 taken = [results[v] for v in value.inputs]
-                results[value] = result(value, apply(value, operands(value, taken)), taken)
+                made = apply(value, operands(value, taken))
+                results[value] = result(value, made, taken)
+                if noise is not None and value not in kept:
+                    results[value] = noise.held(value, results[value], made, taken)
                 if has_nan(results[value]) and value not in with_nan:
                     if found_nan is None:
                         raise ArithmeticError(f"{value.op.name} of disturbed operands is NaN")
@@ -316,6 +323,25 @@ class _Noise:
             lost = (y == 0) & _all_nonzero(operands)
             moved = np.where(lost, _cast(step * self._draw(y.shape), dtype.numpy), moved)
         return moved
+
+    def held(self, value: Value, moved: Any, made: Any, operands: list[Any]) -> Any:
+        """A moved result, some of its overflows held at the largest number of the dtype."""
+        if not isinstance(value.type, TensorType) or value.type.dtype.bits >= 32:
+            return moved
+        if not _is_float(made) or made.dtype.kind == "c":
+            return moved
+        overflows = np.isinf(wide(moved))
+        if isinstance(value.op, _OVERFLOWING):
+            overflows &= _all_nonzero(operands)
+        else:
+            overflows &= np.isfinite(wide(made))  # a sum, which was made in f32
+        if not overflows.any():
+            return moved
+        largest = float(ml_dtypes.finfo(moved.dtype).max)  # type: ignore[no-untyped-call]
+        overflows &= self._draw(moved.shape) > 0
+        return np.where(overflows, np.copysign(largest, wide(moved)), wide(moved)).astype(
+            moved.dtype
+        )
 
     def _step(self, value: Value, result: Array) -> Array:
         """A quantised result, moved by a step up or down or not at all."""
