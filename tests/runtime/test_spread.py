@@ -14,8 +14,9 @@ from monograph.ops.composite import Gelu
 from monograph.ops.conv import Conv
 from monograph.ops.deferred import Deferred
 from monograph.ops.elementwise import Add, Div, Max, Mul, Neg, Sub
-from monograph.ops.functions import Erf, Exp, Floor, Sigmoid, Tanh
+from monograph.ops.functions import Erf, Exp, Floor, Sigmoid, Sqrt, Tanh
 from monograph.ops.linear import Dot
+from monograph.ops.pool import LpPool
 from monograph.ops.quant import Quantize
 from monograph.ops.random import RandomNormal
 from monograph.ops.reduce import ArgMax, CumSum, ReduceSum
@@ -143,6 +144,42 @@ def test_denormals_may_be_zeros() -> None:
     feeds = {"x": np.float32([1e-20, 1e-10])}
     assert held(graph, feeds, np.float32([0, 1e-30])).ok
     assert not held(graph, feeds, np.float32([0, 0])).ok
+
+
+@pytest.mark.parametrize(("p", "dtype", "small", "kept"), [
+    (1, "f32", 1e-35, 1e-35), (2, "f32", 1e-30, 1.2e-19), (3, "f32", 1e-20, 3e-13),
+    (2, "bf16", 1e-30, 1.2e-19), (2, "f64", 1e-160, 2e-154),
+])  # fmt: skip
+def test_elements_whose_powers_underflow_may_be_zeros(
+    p: int, dtype: str, small: float, kept: float
+) -> None:
+    """A norm sums powers: those below the smallest normal number of the accumulator are lost."""
+    pool = LpPool((2,), (2,), (0,), (0,), (1,), p=p)
+    graph = graph_of(pool(value(f"{dtype}[1, 1, 6]")))
+    x = np.array([[[small, small, kept, 0, 1, kept]]])
+    feeds = {"x": x.astype(graph.inputs[0].dtype.numpy)}
+    right = evaluate(graph, feeds)[0]
+    assert held(graph, feeds, right).ok
+    lost = right.copy()
+    lost[..., 0] = 0
+    assert held(graph, feeds, lost).ok == (p > 1)
+    for at, wrong in ((0, 100 * small), (1, 0.0), (2, 0.9)):
+        off = right.copy()
+        off[..., at] = wrong
+        assert held(graph, feeds, off).worst == (0, 0, at)
+        assert not held(graph, feeds, off).ok
+
+
+def test_a_norm_of_several_ops_may_lose_its_squares() -> None:
+    """ReduceL2 and LpNormalization square, sum and take the root: the squares may be zeros."""
+    x = value("f32[2, 3]")
+    graph = graph_of(Sqrt()(ReduceSum((1,), keep=False)(Mul()(x, x))))
+    feeds = {"x": np.float32([[1e-20, 2e-20, 0], [1e-18, 2e-18, 0]])}
+    right = evaluate(graph, feeds)[0]
+    assert held(graph, feeds, right * np.float32([0, 1])).ok
+    found = held(graph, feeds, right * np.float32([1, 0]))
+    assert found.worst == (1,)
+    assert not found.ok
 
 
 def test_numbers_that_f16_loses_may_be_kept() -> None:

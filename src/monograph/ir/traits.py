@@ -186,6 +186,13 @@ class OpTraits:
         """
         return 1
 
+    def summed_power(self) -> int:
+        """Return the power of elements that the op sums before it takes the root of that power.
+
+        Elements whose power is below the smallest normal number may count as 0.
+        """
+        return 1
+
     def operand_gain(self, index: int, *types: TensorType) -> float:
         """Return the factor by which a squared difference of an operand counts in the result."""
         return 1.0

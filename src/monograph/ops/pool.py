@@ -286,6 +286,9 @@ class LpPool(Pool):
             raise InferError("the order of a norm is 1 or more", given=self.p)
         return super().infer(x)
 
+    def summed_power(self) -> int:
+        return self.p
+
     def pool(self, x: Array) -> Array:
         powers = np.abs(widen(x)) ** self.p
         total = self.resolved(x).reduce(powers, np.sum, 0)

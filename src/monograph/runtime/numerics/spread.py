@@ -8,6 +8,7 @@ The reference runs again with every value disturbed by what a correct implementa
   moves at the scale of the terms that were summed into it: of nothing else in the tensor;
 - an integer of at most 8 bits that is rounded from a float moves by a step;
 - a denormal may become 0, and a 0 that is an underflow in f16 or f8 a denormal;
+- an element may become 0 where a norm sums its power, and that is a denormal of the accumulator;
 - an infinity that is an overflow in f16, of a value that is no output, may become the largest
   number: kernels keep f32 between two ops.
 
@@ -238,6 +239,8 @@ class _Noise:
 
     def operands(self, value: Value, arguments: list[Any]) -> list[Any]:
         """The operands of a sum, moved as its roundings move it."""
+        if self._sign < 0 and value.op.summed_power() > 1:
+            arguments = [_without_lost(x, value.op.summed_power()) for x in arguments]
         size = self._backward(value, _terms(value, arguments))
         if not any(size):
             return arguments
@@ -379,6 +382,14 @@ def _terms(value: Value, arguments: Sequence[Any]) -> int:
     data = [np.asarray(x) for x in arguments[:count]]
     op = value.op.settled(tuple(arguments[count:]))
     return max(1, op.accumulation_length(*(TensorType(from_numpy(x.dtype), x.shape) for x in data)))
+
+
+def _without_lost(x: Any, power: int) -> Any:
+    """Return an operand with 0 for elements whose power is a denormal of the accumulator."""
+    if not _is_float(x):
+        return x
+    limits = np.finfo(np.float64 if x.dtype == np.float64 else np.float32)
+    return np.where(np.abs(wide(x)) < float(limits.tiny) ** (1 / power), x.dtype.type(0), x)
 
 
 def _tile_scale(value: Value, index: int, x: Array) -> Array | None:
