@@ -19,7 +19,7 @@ from monograph.passes.horizontal.families import AlongAxis, Family, Lifter, NewA
 from monograph.rewrite import Work
 
 Layer: TypeAlias = tuple[tuple[str, ...], tuple[str, ...]]
-"""What a layer is (op and operand types), and the ops that stand behind it."""
+"""A layer (op and operand types) and the ops after it."""
 MAX_CHAIN = 64
 _BETWEEN = (Reduction, Reshape, Broadcast, Squeeze, Unsqueeze, Transpose)
 
@@ -61,7 +61,7 @@ class BatchTowers(Pass):
     def _pays(
         self, graph: Graph, towers: _Towers, layers: list[Value], environment: Environment
     ) -> bool:
-        """Whether a batch is faster than separate layers, and than one wide layer."""
+        """Return True if a batch is faster than separate layers and than one wide layer."""
         depth = towers.common_depth(layers)
         shared = all(v.inputs[0] is layers[0].inputs[0] for v in layers)
         reason = ""
@@ -180,7 +180,7 @@ class _Towers:
         self.chains = self._all_chains()
 
     def _levels(self) -> dict[Value, int]:
-        """How many layers stand before each value, at most."""
+        """Return the largest number of layers before each value."""
         level: dict[Value, int] = {}
         layers = set(self.layers)
         for v in self.graph.values:

@@ -315,7 +315,7 @@ class Lifter:
         return static and self.allowed(user.op)
 
     def _role(self, value: Value, family: Family, index: int) -> Role:
-        """What an operand is to a member's user; users with equal roles can be lifted together."""
+        """Return the role of an operand in a member's user; equal roles can be lifted together."""
         if value in self.place:
             other, at = self.place[value]
             return ("family", id(other), at - index)

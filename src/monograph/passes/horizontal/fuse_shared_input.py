@@ -44,7 +44,7 @@ def is_coded_layer(value: Value) -> bool:
 
 
 def coded_kind(layer: Value) -> tuple[object, ...]:
-    """What layers must have in common; they may differ in how many columns they give."""
+    """The properties that layers must share. Their numbers of columns may differ."""
     decoded, columns = _decoded(layer)
     types = tuple(v.dtype.name for v in decoded.inputs)
     depth = decoded.tensor.static[1 - columns]
@@ -65,7 +65,7 @@ def joined_weights(layers: Sequence[Value]) -> Value:
 
 
 def _decoded(layer: Value) -> tuple[Value, int]:
-    """What the weights of a layer are decoded by, and along which of its axes columns lie."""
+    """The op that decodes the weights of a layer, and the axis of their columns."""
     weights = layer.inputs[1]
     if isinstance(weights.op, Transpose) and weights.op.permutation == (1, 0):
         return weights.inputs[0], 0
@@ -102,7 +102,7 @@ class FuseSharedInput(Pass):
         return substitute(graph, replacement, origins) if replacement else graph
 
     def _pays(self, graph: Graph, group: list[Value], environment: Environment) -> bool:
-        """Whether one wide kernel is faster than several; both do the same arithmetic."""
+        """Return True if one wide kernel is faster than several; both do the same arithmetic."""
         origin = " + ".join(t for v in group if (t := graph.origin(v)))
         if isinstance(group[0].op, Conv) and group[0].op.groups != 1:
             reason = "convolutions with groups do not share their input channels"

@@ -30,8 +30,8 @@ ROUND = 8
 POSITIONS = (16, 512)
 """The default positions."""
 READ_SECONDS = 1.0
-"""How long memory is read for its bandwidth, without a pause: behind a rest some takes tenths of a
-second to give all it has, and others may keep it busy meanwhile."""
+"""The seconds of uninterrupted reads that measure the bandwidth of memory. After a pause memory
+needs tenths of a second to reach full speed."""
 READS = 6
 """The number of measurements of a GPU's bandwidth."""
 READ_BYTES = 1 << 29

@@ -47,15 +47,15 @@ class Compiler:
     cache: DiskCache | None = None
     winograd: bool = True
     optimise: Callable[[Graph], Graph] = lambda graph: graph
-    """What makes a graph of known shapes ready for the target."""
+    """Optimises a graph of known shapes for the target."""
     kept: int = KEPT
     progress: Progress = silent
     rules: LoweringTarget = CpuTarget()  # noqa: RUF009
     """The rules that graphs are lowered by."""
     tally: RunCounters | None = None
-    """Where executables count their runs; None for each by itself."""
+    """The counters of all executables; None if each counts for itself."""
     checked: bool | None = None
-    """Whether every access to memory is checked; None for what the environment says."""
+    """Check every access to memory; None follows the environment."""
 
     def executable(self, program: Program) -> CpuExecutable:
         made = compile_lowered(
@@ -72,20 +72,20 @@ class Compiler:
         return made
 
     def recording(self) -> bool:
-        """Never: what records is a GPU's."""
+        """Return False: only a GPU captures."""
         return False
 
 
 class Compiling(Protocol):
-    """How stages are compiled for some target; their executables are of its kind."""
+    """A compiler of stages for one target."""
 
     @property
     def kept(self) -> int:
-        """How many specialisations a stage keeps."""
+        """The number of specialisations that a stage keeps."""
 
     @property
     def optimise(self) -> Callable[[Graph], Graph]:
-        """What makes a graph of known shapes ready for the target."""
+        """Optimises a graph of known shapes for the target."""
 
     @property
     def rules(self) -> LoweringTarget:
@@ -96,11 +96,11 @@ class Compiling(Protocol):
         """Told of each piece of work."""
 
     def recording(self) -> bool:
-        """Whether the caller records a graph of their own, where nothing can be waited for."""
+        """Return True if the caller captures a graph; a run cannot wait for the device then."""
 
     @property
     def tally(self) -> RunCounters | None:
-        """Where executables count their runs."""
+        """The counters of all executables."""
 
     def executable(self, program: Program) -> Executable:
         """Compile a program."""
@@ -123,10 +123,10 @@ class StagedExecutable(Executable):
             self.counts = compiler.tally.of(self)
             if self._stops:
                 compiler.tally.say(self._why, logging.INFO)
-        self.goes_on = False
-        """Whether it is itself what another waits with."""
+        self.is_rest = False
+        """True for the rest of another staged executable."""
         self.specialised = 0
-        """How often what waits has been compiled."""
+        """The number of compilations of later stages."""
         self._compiler = compiler
         self._rest: OrderedDict[tuple[Any, ...], Executable] = OrderedDict()
         self._lock = ForkLock()
@@ -153,7 +153,7 @@ class StagedExecutable(Executable):
                 given=self._why,
             )
         self.runs += 1
-        if self._stops and not self.goes_on:
+        if self._stops and not self.is_rest:
             self.counts.fallbacks[self._why] += 1
         if self._states:
             feeds = {**feeds, **self._states}
@@ -195,7 +195,7 @@ class StagedExecutable(Executable):
                 graph, _ = remainder(self.parts, given)
                 executable = compile_stages(self._compiler.optimise(graph), self._compiler)
                 if isinstance(executable, StagedExecutable):
-                    executable.goes_on = True
+                    executable.is_rest = True
                 self._rest[key] = executable
                 self.specialised += 1
             self._rest.move_to_end(key)
@@ -206,7 +206,7 @@ class StagedExecutable(Executable):
         return dict(zip(self._later, made, strict=True))
 
     def _key(self, value: Value, data: Any) -> tuple[Any, ...]:
-        """What of some data decides the shapes of what waits."""
+        """Return the part of a value that decides the shapes of later stages."""
         if not isinstance(value.type, TensorType):
             return (str(value.type),)
         data, decides = np.asarray(data), value in self._decisive
@@ -303,12 +303,12 @@ class StagedExecutable(Executable):
 
     @property
     def copies(self) -> int:
-        """How often an input had to be copied because its output is written over it."""
+        """The number of copies of inputs whose outputs are written over them."""
         return sum(e.copies for e in self.stages)
 
     @property
     def specialisations(self) -> int:
-        """How often a stage was compiled for shapes that data decided."""
+        """The number of compilations for shapes that depend on data."""
         turns = sum(t.specialisations for t in self._loops.values())
         others = (self.first, *self._after)
         return self.specialised + turns + sum(e.specialisations for e in others)

@@ -41,7 +41,7 @@ class Difference:
     used: float = 0.0
     """The largest share of the tolerance that an element uses up; above 1 it fails."""
     worst: tuple[int, ...] | None = None
-    """Where that element is; None where the elements could not be compared, or are all equal."""
+    """The index of that element; None if the elements could not be compared or are all equal."""
     given: Any = None
     expected: Any = None
     warning: str | None = None
@@ -235,7 +235,7 @@ def _absolute(a: Array, tolerance: Tolerance) -> float:
 
 
 def _share(error: Array, bound: Array) -> Array:
-    """How much of its bound each error uses up; an infinite error fails under every bound."""
+    """Return the share of its bound that each error uses; an infinite error fails every bound."""
     with np.errstate(all="ignore"):
         share = np.where(error == 0, 0.0, error / bound)
     return np.where(np.isnan(share) | np.isinf(error), np.inf, share)

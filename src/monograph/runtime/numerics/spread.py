@@ -64,7 +64,7 @@ SEEDS = ((0, 1), (1, 1), (0, -1), (1, -1), (2, 1), (3, 1), (4, 1), (5, 1))
 """The seed and the sign of each run. Two runs have opposite twins, because a function such as Silu
 may show movements of one sign alone."""
 CHANCE = 8.0
-"""How much less than it should two runs may move an element by chance."""
+"""The factor by which two runs may move an element too little by chance."""
 _EXACT = (ew.Neg, ew.Abs, ew.Sign, ew.Clip, ew.Min, ew.Max, ew.Where)
 """Ops that round nothing, beside views and joins."""
 _SATURATING = (Erf, Sigmoid, Tanh)
@@ -85,7 +85,7 @@ def tolerances(
     narrowed: bool = False,
     ties: bool = False,
 ) -> dict[str, Tolerance]:
-    """What each element of each output of a run on these feeds may differ by.
+    """Return the tolerance of each output of a run on these feeds, element by element.
 
     `allowed` is the variance that the file grants others. With `tf32` the operands of an f32
     product may be rounded to 10 bits of mantissa. A graph is `narrowed` where a pass has lowered
@@ -131,9 +131,9 @@ class Spread:
         self._tried = 0
 
     def reach(self, place: OutputPath, any_row: bool = False) -> Iterator[Array]:
-        """How far roundings may move each element: from few runs first, then from more.
+        """Yield how far roundings may move each element: from few runs first, then from more.
 
-        Nothing comes where that is not known: the shape moves, or every disturbed run fails. With
+        Yield nothing if that is unknown: the shape moves, or every disturbed run fails. With
         `any_row` rows have no order, so all get the reach of the farthest.
         """
         if draws(self._values):
@@ -263,7 +263,7 @@ class _Noise:
         return result
 
     def _backward(self, value: Value, terms: int) -> tuple[float, float]:
-        """What operands are off by: relative to each element, and to the left operand's rows."""
+        """Return the errors of operands: relative to each element, and to rows of the left one."""
         if bodies := subgraphs(value.op):
             found = (variances(b.values, dict.fromkeys(b.inputs, 0.0)) for b in bodies)
             inner = (v[o] for b, v in zip(bodies, found, strict=True) for _, o in b.outputs)
@@ -417,7 +417,7 @@ def _tile_scale(value: Value, index: int, x: Array) -> Array | None:
 
 
 def _all_nonzero(operands: Sequence[Any]) -> Array:
-    """Whether no operand of an element is 0, an infinity or a NaN."""
+    """Return a mask of the elements with no operand that is 0, infinite or NaN."""
     found = np.asarray(True)
     for x in operands:
         y = wide(x) if _is_float(x) else np.zeros(np.shape(x))
@@ -426,7 +426,7 @@ def _all_nonzero(operands: Sequence[Any]) -> Array:
 
 
 def _is_float(x: Any) -> bool:
-    """Whether data are numbers that round."""
+    """Return True if the data are numbers that round."""
     if not isinstance(x, np.ndarray) or x.dtype.kind not in "fcV":
         return False
     return x.dtype.kind == "c" or from_numpy(x.dtype).is_float

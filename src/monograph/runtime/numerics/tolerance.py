@@ -68,7 +68,7 @@ _LEVELS = {2: 2.0**-10, 3: 2.0**-7, 4: 2.0**-8}
 
 
 class Reach(Protocol):
-    """How far roundings may move each element of an output."""
+    """The distance by which roundings may move each element of an output."""
 
     def reach(self, place: Any, any_row: bool = False) -> Iterator[Array]:
         """Yields it, from a cheap measurement first, then from better ones."""
