@@ -1,4 +1,4 @@
-"""Reads a model file. A model file is untrusted input: see `validate`, `tensors`, `external`."""
+"""Reads a model file. A model file is untrusted input: see `validate` and `tensors`."""
 
 from __future__ import annotations
 

@@ -7,10 +7,10 @@ These rules decide, in this order:
    Arithmetic that joins such a value of wide range (a sum, a power, an integer) with others stays
    too: a whole norm or softmax then runs in f32, whatever arithmetic it is written in.
 3. A value whose numbers do not fit the narrow type stays, and so does what reads it. One run on
-   drawn inputs estimates how large they become (`rehearsal`), with room for other inputs; no room
-   is needed where a bound is proved (`bounds`). Numbers may overflow where only saturating ops see
+   drawn inputs estimates how large they become (`range_probe`), with room for other inputs; no room
+   is needed where a bound is proved. Numbers may overflow where only saturating ops see
    it: the sigmoid of a large number is that of infinity. bf16 has the range of f32: nothing stays
-   for its range. Of what grows faster than the inputs do (`degrees`) an estimate says nothing: it
+   for its range. Of what grows faster than the inputs do (its degree) an estimate says nothing: it
    stays unless a bound is proved. What logarithms, squares and angles are made of stays with them
    (`front_ends`).
 4. Arithmetic whose every user stays, stays: squares that are summed, differences that e is raised
