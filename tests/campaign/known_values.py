@@ -227,21 +227,28 @@ def wider_halves(s: Seen) -> bool:
     return bool(np.all(either[0] | either[1]))
 
 
-def widened(case: Case) -> Case:
-    """The case with f32 in place of f16."""
-    model, half, single = onnx.ModelProto(), onnx.TensorProto.FLOAT16, onnx.TensorProto.FLOAT
+def widened(
+    case: Case,
+    halves: tuple[int, ...] = (onnx.TensorProto.FLOAT16,),
+    wide: int = onnx.TensorProto.FLOAT,
+) -> Case:
+    """The case with a wide type, f32 unless told, in place of halves."""
+    model, numbers = onnx.ModelProto(), helper.tensor_dtype_to_np_dtype(wide)
     model.CopyFrom(case.model)
     for info in (*model.graph.input, *model.graph.output, *model.graph.value_info):
-        if info.type.tensor_type.elem_type == half:
-            info.type.tensor_type.elem_type = single
+        if info.type.tensor_type.elem_type in halves:
+            info.type.tensor_type.elem_type = wide
     for t in _tensors(model.graph):
-        if t.data_type == half:
-            t.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(t).astype("f4"), t.name))
+        if t.data_type in halves:
+            t.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(t).astype(numbers), t.name))
     for node in model.graph.node:
         for a in node.attribute:
-            if node.op_type == "Cast" and a.name == "to" and a.i == half:
-                a.i = single
-    runs = [{n: x.astype("f4") if x.dtype == "f2" else x for n, x in r.items()} for r in case.runs]
+            if node.op_type == "Cast" and a.name == "to" and a.i in halves:
+                a.i = wide
+    runs = [
+        {n: x.astype(numbers) if element_type(x) in halves else x for n, x in r.items()}
+        for r in case.runs
+    ]
     return case.with_model(model, runs)
 
 
