@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from unittest import mock
 
 import numpy as np
 import onnx
+from onnx import helper, numpy_helper
 
 import monograph
 from monograph.runtime.numerics.tolerance import derive
@@ -19,7 +21,7 @@ from tests.campaign.differences import Seen, difference
 from tests.campaign.judge import REFERENCE
 from tests.campaign.judge import difference as first_difference
 from tests.campaign.known_operands import Operands, reads
-from tests.campaign.known_values import attributes, behind, theirs, widened
+from tests.campaign.known_values import attributes, behind, theirs, whole_lengths, widened
 from tests.campaign.minimise import values
 
 HALVES = (onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
@@ -171,3 +173,51 @@ def lowest_start(s: Seen) -> bool:
         if lowest.any() and np.all(lowest | np.isnan(y) | (other == y)) and behind(s, node, other):
             return True
     return False
+
+
+@difference("Resize of i8 with antialias: ONNX Runtime resizes axis by axis, from the last one, and"
+            " limits each step to 0..255, as for u8")  # fmt: skip
+def limited_bytes(s: Seen) -> bool:
+    for node, operands in reads(s, "Resize"):
+        x, named, other = operands[0], attributes(node), theirs(s, node)
+        if x is None or x.dtype != np.int8 or not named.get("antialias") or other is None:
+            continue
+        if "axes" in named or "keep_aspect_ratio_policy" in named:
+            continue
+        made: np.ndarray | None = x.astype(np.float64)
+        for axis in range(x.ndim - 1, -1, -1):
+            made = None if made is None else _resized(s, node, operands, made, axis)
+            # The first two axes keep their sizes: there is no such step.
+            if made is not None and axis > 1:
+                made = np.clip(np.floor(made + 0.5), 0, 255)
+        if made is None or made.shape != other.shape:
+            continue
+        # Weights are rounded, so that a step is off by 1.
+        off = np.abs(made.astype(np.uint8).astype(np.int8).astype(int) - other.astype(int))
+        if np.all(off <= 1) and behind(s, node, other):
+            return True
+    return False
+
+
+def _resized(
+    s: Seen, node: onnx.NodeProto, operands: Operands, x: np.ndarray, axis: int
+) -> np.ndarray | None:
+    """Return a tensor of f64 that a Resize changes along one axis, by whole lengths."""
+    scales, sizes = (operands[i] if len(operands) > i else None for i in (2, 3))
+    given = sizes if scales is None or not scales.size else scales
+    if given is None:
+        return None
+    only = np.array(x.shape, np.int64) if given is sizes else np.ones(x.ndim, np.float32)
+    only[axis] = given[axis]
+    single = onnx.NodeProto()
+    single.CopyFrom(node)
+    single.input[:] = ["x", "", "", "by"] if given is sizes else ["x", "", "by"]
+    single.output[:] = ["y"]
+    feed = helper.make_tensor_value_info("x", onnx.TensorProto.DOUBLE, x.shape)
+    result, by = onnx.ValueInfoProto(name="y"), numpy_helper.from_array(only, "by")
+    model = onnx.ModelProto()
+    model.CopyFrom(s.case.model)
+    model.graph.CopyFrom(helper.make_graph([single], "axis", [feed], [result], [by]))
+    with mock.patch("monograph.ops.resize.coordinates", whole_lengths):
+        made = values(s.case.with_model(model, ({"x": x},))).get("y")
+    return None if made is None else made[0]

@@ -268,12 +268,7 @@ def _tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
 def aligned_corners(s: Seen) -> bool:
     if not any(_has_fraction(node, operands) for node, operands in reads(s, "Resize")):
         return False
-
-    def whole(mode: str, size: int, count: int, scale: Any, roi: Any) -> Axis:
-        places = coordinates(mode, size, count, None, roi).places
-        return Axis(size, count / size if scale is None else scale, places)
-
-    with mock.patch("monograph.ops.resize.coordinates", whole):
+    with mock.patch("monograph.ops.resize.coordinates", whole_lengths):
         made = values(s.case).get(s.problem.output)
     if made is None or np.shape(s.given) != made[s.problem.run].shape:
         return False
@@ -281,6 +276,12 @@ def aligned_corners(s: Seen) -> bool:
     if other.dtype.kind in "iu":  # an interpolated integer is cut off
         return bool(np.all(np.abs(np.subtract(s.given, other, dtype=np.float64)) <= 1))
     return bool(np.all(agrees(s.given, other)))
+
+
+def whole_lengths(mode: str, size: int, count: int, scale: Any, roi: Any) -> Axis:
+    """The places on an axis whose scaled length is the number of results."""
+    places = coordinates(mode, size, count, None, roi).places
+    return Axis(size, count / size if scale is None else scale, places)
 
 
 def _has_fraction(node: onnx.NodeProto, operands: Operands) -> bool:

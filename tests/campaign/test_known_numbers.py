@@ -68,6 +68,22 @@ def test_constants_of_f32_in_gelu_are_told_from_wrong_ones() -> None:
     assert not known.rounded_constants(replace(other, given=other.expected + 1e-8))
 
 
+def test_bytes_that_are_limited_between_steps_are_told_from_wrong_ones() -> None:
+    x = np.int8([[[[2, 9, 3, -3, 2], [-20, 4, 0, 6, 1]]]])
+    sizes = i64(1, 1, 2, 6)
+    attributes = {"mode": "cubic", "antialias": 1}
+    given = np.int8([[[[2, 8, 7, 0, 0, 2], [0, 0, 3, 2, 6, 1]]]])
+    found = judged("Resize", [x, None, None, sizes], attributes, given)
+    assert found.expected.min() < -10
+    assert known.limited_bytes(found)
+    for i in range(given.size):
+        wrong = np.array(given)
+        wrong.flat[i] += 2
+        assert not known.limited_bytes(replace(found, given=wrong)), i
+    plain = judged("Resize", [x, None, None, sizes], {"mode": "cubic"}, given)
+    assert not known.limited_bytes(plain)
+
+
 @pytest.mark.parametrize(("op", "factor"), [("Elu", 1.0), ("Selu", 1.0507 * 1.67326)])
 @pytest.mark.parametrize(("dtype", "small"), [(np.float16, -1.32e-5), (ml_dtypes.bfloat16, -1e-3)])
 def test_a_power_that_is_not_rounded_is_told_from_a_wrong_one(
