@@ -10,7 +10,7 @@ from monograph.ops.elementwise import Add, Exp, Mul
 from monograph.ops.index import Gather
 from monograph.ops.linear import Dot
 from monograph.ops.quant import Dequantize
-from monograph.ops.shape import Broadcast, Transpose
+from monograph.ops.shape import Broadcast, Reshape, Transpose
 from monograph.passes.base import Environment, run_pass
 from monograph.passes.fold_constants import FoldConstants
 from tests.rules.checks import check_numbers, graph_of, value
@@ -65,6 +65,26 @@ def test_weights_of_few_bits_stay_packed_for_a_product(kind: str, to: str) -> No
     assert (kind, to) == ("i4", "f32") or not any(
         isinstance(v.op, Dequantize) for v in after.values
     )
+
+
+@pytest.mark.parametrize("zero", ["none", "floats"])
+def test_operands_of_weights_that_stay_packed_fold(zero: str) -> None:
+    """Older exporters store scales and zero points of blocks as vectors."""
+    codes = constant(np.ones((6, 64)).astype(dtype("u4").numpy))
+    vector = constant(np.linspace(1, 2, 12, dtype=np.float32))
+    square = Reshape((6, 2))(vector)
+    zeros = () if zero == "none" else (Reshape((6, 2))(Add()(vector, vector)),)
+    decoded = Dequantize(dtype("f32"), 1, 32)(codes, square, *zeros)
+    after, _ = fold(graph_of(Dot()(value("f32[4, 64]"), Transpose((1, 0))(decoded))), small=64)
+    (kept,) = [v for v in after.values if isinstance(v.op, Dequantize)]
+    assert all(isinstance(v.op, Constant) for v in kept.inputs)
+
+
+def test_operands_of_a_constant_that_would_grow_fold() -> None:
+    row = Add()(constant(np.ones(9, np.float32)), constant(np.float32(1)))
+    before = graph_of(Mul()(x, Broadcast((100, 4, 9))(row)))
+    after, _ = fold(before, small=64)
+    assert [v.op.name for v in after.values] == ["input", "constant", "broadcast", "mul"]
 
 
 def test_the_budget_is_for_all_folding_together() -> None:

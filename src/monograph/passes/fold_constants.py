@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from monograph.errors import MonographError
@@ -36,16 +37,24 @@ class FoldConstants(Pass):
         roots: list[Value] = []
         left = self.budget
         weights = {v.inputs[1] for v in graph.values if isinstance(v.op, Dot)}
-        for value in _closed_roots(graph):
+        pending = _closed_roots(graph)
+        seen = set(pending)
+        while pending:
+            value = pending.pop(0)
             reason, cost = self._check(value, left)
             if not reason and value in weights and value.tensor.nbytes > self.small:
                 reason = _coded(value)
-            if reason:
-                origin = graph.origin(value) or ""
-                environment.trace.note_missed(self.name, origin, reason, 100)
-            else:
+            if not reason:
                 roots.append(value)
                 left -= cost
+                continue
+            environment.trace.note_missed(self.name, graph.origin(value) or "", reason, 100)
+            # An expression that stays may have operands that need not: scales behind a reshape.
+            inner = [v for v in _closed(value.inputs) if v not in seen]
+            if value in weights and isinstance(value.op, (Transpose, Reshape)):
+                weights.update(inner)
+            seen.update(inner)
+            pending += inner
         if not roots:
             return graph
         made: dict[Value, Value] = {}
@@ -99,10 +108,11 @@ def _closed_roots(graph: Graph) -> list[Value]:
     found: dict[Value, None] = {}
     for value in graph.values:
         if not value.closed:
-            for v in value.inputs:
-                if v.closed and not isinstance(v.op, Constant):
-                    found[v] = None
-    for _, v in graph.outputs:
-        if v.closed and not isinstance(v.op, Constant):
-            found[v] = None
+            found.update(dict.fromkeys(_closed(value.inputs)))
+    found.update(dict.fromkeys(_closed([v for _, v in graph.outputs])))
     return list(found)
+
+
+def _closed(values: Iterable[Value]) -> list[Value]:
+    """Return the expressions without inputs that are not constants yet."""
+    return [v for v in values if v.closed and not isinstance(v.op, Constant)]
