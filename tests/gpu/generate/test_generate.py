@@ -7,7 +7,6 @@ tokens, captured, launched kernel by kernel, and all in one launch.
 from __future__ import annotations
 
 import os
-from collections.abc import Collection
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -23,8 +22,7 @@ from monograph.generate.engine.engine import Engine
 from monograph.generate.engine.pipelined_step import Ahead
 from monograph.generate.rewrite.sampling import Sampling
 from monograph.runtime.gpu import target
-from monograph.runtime.numerics.compare import compare_outputs
-from tests.generate.test_recorded import MEAN_SQUARE
+from tests.generate.test_recorded import MEAN_SQUARE, check_recorded
 from tests.gpu.fake_driver import FakeDevice, FakeDriver
 from tests.gpu.fake_graphs import FakeGraphs
 from tests.gpu.real_models import FOLDERS
@@ -189,30 +187,3 @@ def test_recorded_step(name: str) -> None:
     expected["next_logits"] = recorded["out:logits"][:, -1]
     given = {n: arrays[n] for n in expected}
     check_recorded(name, given, expected, engine.session.tolerances(feeds), places)
-
-
-def check_recorded(
-    name: str,
-    given: dict[str, np.ndarray],
-    expected: dict[str, np.ndarray],
-    tolerances: Any,
-    caches: Collection[str],
-) -> None:
-    """Compare outputs with recorded ones; caches are longer than what was recorded of them."""
-    whole = {n: filled(given[n], x) if n in caches else x for n, x in expected.items()}
-    differences = compare_outputs(given, whole, tolerances)
-    assert all(d.ok for d in differences), "\n".join(map(str, differences))
-    for n, x in expected.items():
-        part = given[n][:, :, : x.shape[2]] if n in caches else given[n]
-        mean = np.sqrt(np.mean((part - x) ** 2)) / np.abs(x).max()
-        assert mean <= MEAN_SQUARE[name], n
-
-
-def filled(cache: np.ndarray, recorded: np.ndarray) -> np.ndarray:
-    """Return a cache of full length whose first positions are the recorded ones.
-
-    The measured spread of an output has its whole shape, so the comparison needs it too.
-    """
-    whole = cache.copy()
-    whole[:, :, : recorded.shape[2]] = recorded
-    return whole

@@ -12,13 +12,12 @@ from benchmarks.decoders import build
 
 import monograph
 from tests.generate.decoders import counting_decoder, plainly
-from tests.generate.test_recorded import MEAN_SQUARE
+from tests.generate.test_recorded import MEAN_SQUARE, check_recorded
 from tests.gpu.generate.test_generate import (
     COUNT,
     ON_DEVICE,
     PROMPT,
     TARGET,
-    check_recorded,
     generator,
     shape,
 )
