@@ -316,9 +316,9 @@ def test_every_documented_difference_has_a_reason():
     assert explain(case, Problem("cpu", "wrong", "y"), Outcome({}), Outcome({})) == ""
     assert len(TABLE) > 10
     assert all(len(k.reason) > 20 for k in TABLE)
-    # What excuses a target of ours, and not only a second opinion, must be rare: denormals, and two
-    # for special numbers.
-    assert sum(k.side != "onnxruntime" for k in TABLE) <= 3
+    # What excuses a target of ours, and not only a second opinion, must be rare: denormals, two for
+    # special numbers, and halves of Elu and its kin that are nearer to f64 than the reference.
+    assert sum(k.side != "onnxruntime" for k in TABLE) <= 4
 
 
 def test_a_documented_difference_excuses_no_other_op():
