@@ -77,7 +77,7 @@ def judged(op: str, operands: list[Any], attributes: dict[str, Any], given: Any)
     return Seen(made.case, made.problem, np.asarray(given), expected)
 
 
-def spoilt(x: np.ndarray) -> list[np.ndarray]:
+def damaged(x: np.ndarray) -> list[np.ndarray]:
     """An array with one element changed, for each element."""
     made = []
     for i in range(x.size):
@@ -104,7 +104,7 @@ def test_a_planted_fault_is_not_excused(case: Any) -> None:
     # Elements that the standard leaves open may hold anything: their rules name them.
     free = rule in (known.overflow, known.maximum_of_nan)
     differs = np.not_equal(found.given, found.expected)
-    for i, other in enumerate(spoilt(found.given)):
+    for i, other in enumerate(damaged(found.given)):
         excused = rule(Seen(found.case, found.problem, other, found.expected))
         assert excused == (free and bool(np.ravel(differs)[i])), f"element {i}"
 
@@ -132,7 +132,7 @@ def test_other_operands_are_not_excused(
     rule: Any, op: str, operands: list[Any], attributes: dict[str, Any]
 ) -> None:
     expected = values(seen(op, operands, **attributes).case)["y"][0]
-    for other in spoilt(expected):
+    for other in damaged(expected):
         assert not rule(judged(op, operands, attributes, other))
 
 

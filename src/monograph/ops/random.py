@@ -10,7 +10,7 @@ the same numbers on every machine and in every session. Two ops with one seed dr
 as ONNX describes. Without a seed, turns begin at a random number.
 
 The turn belongs to the identity. All graphs that a session imports from a file share their
-identities. The turn goes with the last op, graph, program or session that holds it.
+identities. The turn is freed with the last op, graph, program or session that holds it.
 """
 
 from __future__ import annotations
