@@ -44,8 +44,7 @@ def check(
     With `chosen`, by the candidates of these names where a step has them.
     """
     feeds = feeds_for(graph) if feeds is None else feeds
-    for op in random_ops(graph):
-        op.turns.count[0] = 0
+    restart_turns(graph)
     if expected is None:
         with np.errstate(all="ignore"):
             expected = evaluate(graph, feeds)
@@ -59,10 +58,15 @@ def check(
                 return next((c for c in found if c.name == chosen[number]), found[0])
             return found[number % len(found)]
 
-        for op in random_ops(graph):  # to draw what the reference has drawn
-            op.turns.count[0] = 0
+        restart_turns(graph)
         executable = GpuExecutable(compile_for_gpu(graph, device().arch, choose), device())
         agree(graph, feeds, executable.run(feeds), expected, f"by candidate {number}")
+
+
+def restart_turns(graph: Graph) -> None:
+    """Let random ops draw in the next run what they draw in every run that begins so."""
+    for op in random_ops(graph):
+        op.turns.count[0] = 0
 
 
 def candidate_names(graph: Graph) -> list[list[str]]:

@@ -55,10 +55,11 @@ def problem(case: Case) -> str | None:
     """What is wrong with a graph on the device."""
     from monograph.codegen.triton.module.select import GpuTarget
     from monograph.runtime.gpu.executable import GpuExecutable, compile_for_gpu
-    from tests.gpu.against import device
+    from tests.gpu.against import device, restart_turns
     from tests.program.unsplit import unsplit
 
     names, expected, refused = case.graph.output_names, None, ""
+    restart_turns(case.graph)
     with np.errstate(all="ignore"):
         try:
             expected = dict(zip(names, evaluate(case.graph, case.feeds), strict=True))
@@ -67,6 +68,7 @@ def problem(case: Case) -> str | None:
         try:
             with unsplit(GpuTarget):
                 module = compile_for_gpu(case.graph, device().arch)
+            restart_turns(case.graph)
             given = GpuExecutable(module, device()).run(case.feeds)
         except UnsupportedError:
             raise
