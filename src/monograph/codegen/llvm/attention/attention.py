@@ -125,8 +125,7 @@ class _Attention:
         self.scores_at, self.turned_at = mine, b.offset(mine, scores)
         self.scores = ScoreMask(self.scalars, self.op, self.dtype, self.operands, self.over_heads)
         self._heads()
-        products = self.batch * self.heads * self.queries * self.keys
-        return context.finish(b, 2.0 * products * (self.depth + self.width))
+        return context.finish(b)
 
     def _lines(self, elements: int) -> int:
         return -(-elements * self.size // LINE) * LINE

@@ -97,7 +97,7 @@ class Depthwise:
         lines = math.prod(self.shape[:-2])
         for run in self.runs:
             b.loop(*share(b, lines * run.count, context.threads), 1, partial(self._strip, run))
-        return context.finish(b, 2.0 * math.prod(self.shape) * math.prod(self.kernel))
+        return context.finish(b)
 
     def _strip(self, run: Run, i: Int, _: list[Reg]) -> None:
         """Compute some pixels of a row for all channels: memory is read in order."""

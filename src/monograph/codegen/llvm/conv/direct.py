@@ -103,8 +103,7 @@ class DirectConv:
         self.epilogue = Epilogue(self.context, b)
         self.epilogue.reserve(self.plan.tile.rows * self.plan.tile.vectors, self.lanes)
         self._loops()
-        flops = 2.0 * self.anchor.tensor.size * math.prod(self.weights.shape[1:])
-        return self.context.finish(b, flops)
+        return self.context.finish(b)
 
     def _pack(self) -> Array:
         """Pack the weights as [panel][outer taps][channel][tap][lanes], channels padded

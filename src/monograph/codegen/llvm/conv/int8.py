@@ -109,8 +109,7 @@ class _ConvInt:
         self.epilogue = Epilogue(context, b)
         self.epilogue.reserve(self.tile.rows * self.tile.vectors, self.lanes)
         self._loops()
-        flops = 2.0 * math.prod(self.shape) * math.prod(self.anchor.inputs[1].tensor.static[1:])
-        return context.finish(b, flops)
+        return context.finish(b)
 
     def _pack(self) -> Array:
         """Pack as [group][panel][initial accumulators; then steps, tap by tap]."""

@@ -9,7 +9,6 @@ Sums are reassociated: the error is a few times that of a direct convolution.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -180,8 +179,7 @@ class _Winograd:
         self.epilogue = Epilogue(context, b)
         self.epilogue.reserve(SIZE * SIZE, self.lanes)
         b.loop(*share(b, self.plan.chunks, context.threads), 1, self._chunk)
-        work = math.prod(self.anchor.tensor.static) * math.prod(self.weights.shape[1:])
-        kernel = context.finish(b, 2.0 * work)
+        kernel = context.finish(b)
         return replace(kernel, text=kernel.text + self.plain.text(context.checked))
 
     def _pack(self) -> Array:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 from monograph.codegen.llvm.emit.elements import LlvmElements, Point
@@ -48,7 +47,7 @@ def pointwise(context: KernelContext) -> Kernel:
     widest = max(v.dtype.bits for v in (*region.inputs, *region.body))
     lanes = context.features.lanes(max(widest, 32))
     LoopNest(b, at, context.threads).run(body, lanes, 1 if heavy else UNROLL)
-    return context.finish(b, flops=float(math.prod(shape) * len(order)))
+    return context.finish(b)
 
 
 def _positions(context: KernelContext, order: Sequence[Resolved], at: Indices) -> list[Index]:

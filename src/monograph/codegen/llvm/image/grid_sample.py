@@ -136,7 +136,7 @@ class _Sampling:
         self.begin()
         one = blocks(1, 1, 1)
         each_pixel(b, context.threads, self.shape[0], self.shape[2:], one, self.unit)
-        return context.finish(b, float(math.prod(self.shape)))
+        return context.finish(b)
 
     def prepare(self) -> None:
         """Request more arguments."""

@@ -83,8 +83,7 @@ class _Pool:
         self.epilogue = Epilogue(context, b)
         runs = blocks(self.channels, self.lanes(), VECTORS)
         each_pixel(b, context.threads, self.batch, self.outputs, runs, self.unit)
-        taps = math.prod(self.anchor.tensor.static) * math.prod(self.op.kernel)
-        return context.finish(b, float(taps))
+        return context.finish(b)
 
     def unit(self, n: Int, c: Int, place: list[Int], run: ChannelBlocks) -> None:
         """Compute one block of channels of one pixel; windows at the edges have a separate path."""

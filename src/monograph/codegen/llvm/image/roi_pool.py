@@ -64,7 +64,7 @@ class _Regions:
         self.epilogue = Epilogue(context, b)
         shape = self.anchor.tensor.static
         each_pixel(b, context.threads, shape[0], shape[1:], blocks(1, 1, 1), self._unit)
-        return context.finish(b, float(math.prod(shape)))
+        return context.finish(b)
 
     def _unit(self, r: Int, _: Int, place: list[Int], run: ChannelBlocks) -> None:
         result = self.element(r, place)

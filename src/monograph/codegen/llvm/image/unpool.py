@@ -88,4 +88,4 @@ def unpool(context: KernelContext) -> Kernel:
 
     # One thread, in order: of several elements for one position the last stays.
     b.when(b.compare("eq", b.arguments["tid"], Reg("0", "i64")), move_all)
-    return context.finish(b, float(math.prod(shape)))
+    return context.finish(b)

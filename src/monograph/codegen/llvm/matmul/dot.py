@@ -135,9 +135,7 @@ class DotKernel:
         self.pointers = pointers(b, self.context.arguments)
         self.epilogue = Epilogue(self.context, b)
         self._loops()
-        p = self.problem
-        flops = 2.0 * math.prod(p.batch) * p.rows * p.depth * p.columns
-        return self.context.finish(b, flops)
+        return self.context.finish(b)
 
     def _pack(self, weights: Array) -> Array:
         """[batch][panel][depth][lanes of the panel], columns padded with zeros."""

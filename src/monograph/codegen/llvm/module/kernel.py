@@ -74,7 +74,6 @@ class Kernel:
     text: str
     arguments: tuple[Argument, ...]
     declarations: frozenset[str]
-    flops: float = 0.0
     extents: tuple[Extent, ...] = ()
     """The bytes accessible from each pointer."""
     bounds_checks: int = 0
@@ -113,10 +112,10 @@ class KernelContext:
         arguments = [*pointers, ("tid", "i64")]
         return Builder(NAME, arguments, features=self.features, checked=self.checked)
 
-    def finish(self, b: Builder, flops: float = 0.0) -> Kernel:
+    def finish(self, b: Builder) -> Kernel:
         b.ret()
         extents = [self.extent(a) for a in self.arguments]
-        return finished(b, self.arguments, extents, flops)
+        return finished(b, self.arguments, extents)
 
     def extent(self, argument: Argument) -> Extent:
         """The bytes that an argument points to."""
@@ -142,9 +141,7 @@ def no_work(context: KernelContext) -> Kernel:
     return context.finish(context.builder(0))
 
 
-def finished(
-    b: Builder, arguments: Sequence[Argument], extents: Sequence[Extent], flops: float = 0.0
-) -> Kernel:
+def finished(b: Builder, arguments: Sequence[Argument], extents: Sequence[Extent]) -> Kernel:
     """Return the finished kernel; its accesses are checked if requested."""
     given = list(arguments)
     if b.checked or b.guards:
@@ -156,7 +153,7 @@ def finished(
         names = [*(f"%p{i}" for i in range(len(arguments))), f"%{GUARD}"]
         b.lines = Instrumented(b.lines, dict(zip(names, extents, strict=True))).text()
     declarations = frozenset(b.declarations)
-    return Kernel(b.text(), tuple(given), declarations, flops, tuple(extents), b.guards)
+    return Kernel(b.text(), tuple(given), declarations, tuple(extents), b.guards)
 
 
 def share(b: Builder, units: int, threads: int, multiple: int = 1) -> tuple[Int, Int]:

@@ -117,7 +117,7 @@ class CellKernel:
             b.when(first, self._run)
         else:
             self._run()
-        return context.finish(b, self.op.flops(self.hidden))
+        return context.finish(b)
 
     def _pack(self, r: Array) -> Array:
         """Pack as [block][unit of the old state][gate][lane], zeros in lanes without a unit."""

@@ -378,8 +378,7 @@ class LlvmRows:
     def kernel(self) -> Kernel:
         """The finished kernel."""
         self.context.arguments.append(LlvmScratch(max(self._bytes, 1) * self.context.threads))
-        flops = math.prod(self.operand.tensor.static) * len(self.context.step.region.body)
-        return self.context.finish(self.b, float(flops))
+        return self.context.finish(self.b)
 
 
 def _regs(totals: Totals) -> list[Reg]:
