@@ -28,7 +28,7 @@ from monograph.runtime.executable import (
     Stream,
 )
 from monograph.runtime.fast_path import KnownFeeds, NoFastPath
-from monograph.runtime.feeds import DECISIVE_ELEMENTS, Port, check_feeds
+from monograph.runtime.feeds import DECISIVE_ELEMENTS, Metadata, Port, check_feeds
 from monograph.runtime.outputs import DonatedArrays, deliver, wanted_outputs
 from monograph.runtime.pending import Pending, Worker, ready
 
@@ -62,6 +62,7 @@ class Calls:
         self.outputs: tuple[Port, ...] = signature.outputs
         self.optional_inputs: tuple[Port, ...] = signature.optional
         """Inputs that the model has a value for: a feed replaces that value."""
+        self.metadata: Metadata = signature.metadata
         self._known = KnownFeeds([p.name for p in self.inputs])
         self._fast_path: FastPath = NoFastPath() if self._donate else self._known
         """Asked once by every run, before anything is checked."""

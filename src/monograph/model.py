@@ -17,7 +17,13 @@ from monograph.frontend.onnx.sizes import dims_misfit, feed_misfit
 from monograph.ir import Array, Graph, TensorType, Type, verify
 from monograph.ir.lazy import lazy
 from monograph.ir.verify import same_memory
-from monograph.runtime.feeds import DECISIVE_ELEMENTS, ModelSignature, Port, clashing_sizes
+from monograph.runtime.feeds import (
+    DECISIVE_ELEMENTS,
+    Metadata,
+    ModelSignature,
+    Port,
+    clashing_sizes,
+)
 
 
 class Model:
@@ -65,6 +71,7 @@ class Model:
             self._ports(self._graph, "inputs"),
             self._ports(self._graph, "outputs"),
             self._optional_ports(),
+            read_metadata(self.file.proto),
         )
 
     def bound(self, feeds: Mapping[str, Any]) -> Graph:
@@ -238,6 +245,24 @@ def _not_alike(output: str, new: Type, input_: str, old: Type) -> ConfigError:
         given=new,
         hint="a donated output has the dtype and shape of its input",
     )
+
+
+def read_metadata(proto: onnx.ModelProto) -> Metadata:
+    """Return the texts of a model file; of two properties of one name the last one counts."""
+    return Metadata(
+        {_text(p.key): _text(p.value) for p in proto.metadata_props},
+        _text(proto.producer_name),
+        _text(proto.domain),
+        int(proto.model_version) if proto.HasField("model_version") else None,
+        _text(proto.doc_string),
+        _text(proto.graph.name),
+        _text(proto.graph.doc_string),
+    )
+
+
+def _text(given: Any) -> str:
+    """Return a text of a file; protobuf returns invalid UTF-8 as bytes."""
+    return given.decode(errors="replace") if isinstance(given, bytes) else str(given)
 
 
 def decisive(arrays: Mapping[str, Array]) -> dict[str, Array]:

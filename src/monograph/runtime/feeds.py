@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
@@ -66,18 +66,34 @@ class Port:
 
 
 @dataclass(frozen=True)
+class Metadata:
+    """The texts that a model file says about itself."""
+
+    properties: dict[str, str] = field(default_factory=dict)
+    """The `metadata_props` of the file: names and labels of classes, versions, licences."""
+    producer: str = ""
+    domain: str = ""
+    version: int | None = None
+    description: str = ""
+    graph_name: str = ""
+    graph_description: str = ""
+
+
+@dataclass(frozen=True)
 class ModelSignature:
-    """The inputs and outputs of a model."""
+    """The inputs, the outputs and the metadata of a model."""
 
     inputs: tuple[Port, ...]
     outputs: tuple[Port, ...]
     optional: tuple[Port, ...] = ()
     """Inputs that the model has a value for: fed, they take the place of that value."""
+    metadata: Metadata = field(default_factory=Metadata)
 
     def sized(self, dims: Mapping[str, int]) -> ModelSignature:
         """The same with sizes for some of its symbols."""
         ports = (self.inputs, self.outputs, self.optional)
-        return ModelSignature(*(tuple(p.sized(dims) for p in group) for group in ports))
+        inputs, outputs, optional = (tuple(p.sized(dims) for p in group) for group in ports)
+        return replace(self, inputs=inputs, outputs=outputs, optional=optional)
 
 
 def check_feeds(

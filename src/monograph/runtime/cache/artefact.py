@@ -22,16 +22,17 @@ from monograph.runtime.cache.object_cache import Buffer
 from monograph.runtime.cpu.launch import Layout, NativeExecutable, NativeFaultText, NativePort
 from monograph.runtime.cpu.native import NativeCode
 from monograph.runtime.executable import Executable
-from monograph.runtime.feeds import ModelSignature, Port
+from monograph.runtime.feeds import Metadata, ModelSignature, Port
 
 if TYPE_CHECKING:
     from monograph.codegen.llvm.module.compile import Module
     from monograph.program.program import Program
     from monograph.runtime.cpu.executable import CpuExecutable
 
-FORMAT = 2
+FORMAT = 3
 """The format of members; raise it when their meaning changes."""
 LAYOUT, CONSTANTS, OBJECT = "layout", "constants", "object"
+_PORTS = ("inputs", "outputs", "optional")
 
 
 @dataclass(frozen=True)
@@ -136,9 +137,13 @@ def _fault(found: Mapping[str, Any]) -> NativeFaultText:
 
 def signature_to_json(signature: ModelSignature) -> dict[str, Any]:
     """Return a signature as JSON data; types are text."""
+    ports = {which: getattr(signature, which) for which in _PORTS}
     return {
-        which: [[p.name, None if p.type is None else str(p.type)] for p in ports]
-        for which, ports in vars(signature).items()
+        **{
+            which: [[p.name, None if p.type is None else str(p.type)] for p in group]
+            for which, group in ports.items()
+        },
+        "metadata": asdict(signature.metadata),
     }
 
 
@@ -147,6 +152,7 @@ def signature_from_json(found: Mapping[str, Any]) -> ModelSignature:
     return ModelSignature(
         **{
             which: tuple(Port(name, text and parse_type(text)) for name, text in found[which])
-            for which in ("inputs", "outputs", "optional")
-        }
+            for which in _PORTS
+        },
+        metadata=Metadata(**found["metadata"]),
     )
