@@ -198,6 +198,19 @@ def make_config(**options: Any) -> Config:
     return Config(**values)
 
 
+def option_value(name: str, text: str) -> Any:
+    """Return the value of an option that is given as text."""
+    known = {f.name: f for f in fields(Config)}
+    if name not in known:
+        raise ConfigError(
+            "no such option",
+            expected=", ".join(known),
+            given=name,
+            hint=did_you_mean([name], known),
+        )
+    return _parse(name, text, type(known[name].default))
+
+
 def _renamed(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options by their new names; an old name gives a DeprecationWarning."""
     found: dict[str, Any] = {}

@@ -18,7 +18,7 @@ from __future__ import annotations
 import itertools
 import math
 import os
-import secrets
+import random
 import struct
 import threading
 from collections.abc import Callable, Sequence
@@ -40,6 +40,7 @@ _UNSEEDED = 0x9E3779B97F4A7C15
 _uids = itertools.count(1)
 _turns: WeakValueDictionary[tuple[int, float | None], Turns] = WeakValueDictionary()
 _lock = threading.Lock()
+_starts: random.Random = random.SystemRandom()
 
 
 class Turns:
@@ -60,7 +61,7 @@ class Turns:
 
     def begin(self) -> None:
         """Set the first turn. Two of 2^62 starts are far apart."""
-        self.count[0] = secrets.randbits(62) if self.seed is None else 0
+        self.count[0] = _starts.getrandbits(62) if self.seed is None else 0
 
     def take(self) -> Array:
         """Count an evaluation and return the turn that it has."""
@@ -78,6 +79,13 @@ def turns_of(uid: int, seed: float | None) -> Turns:
 def fresh_turns(seed: float | None) -> Turns:
     """Return turns under an identity that no other op of this process has."""
     return turns_of(fresh_uid(), seed)
+
+
+def seed_starts(seed: int) -> None:
+    """Let ops without a seed that are made from now on begin at turns that follow from a seed."""
+    global _starts
+    with _lock:
+        _starts = random.Random(seed)
 
 
 def fresh_uid() -> int:
