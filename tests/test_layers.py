@@ -24,7 +24,7 @@ LAYERS = [
     {"bindings"},
     {"calls"},
     {"session"},
-    {"compat", "generate"},
+    {"compat", "generate", "onnxruntime"},
     {"report", "serve"},
     {"cli"},
     {"__main__"},

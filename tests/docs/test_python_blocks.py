@@ -22,8 +22,8 @@ GUIDES = [
     *(
         f"docs/{name}.md"
         for name in (
-            "capture", "command-line", "errors", "explain", "generate", "gpu", "profiling",
-            "python-api", "untrusted-models",
+            "capture", "command-line", "errors", "explain", "generate", "gpu", "migration",
+            "profiling", "python-api", "untrusted-models",
         )
     ),
 ]  # fmt: skip

@@ -1,0 +1,1 @@
+"""The internal modules of ONNX Runtime that programs import."""

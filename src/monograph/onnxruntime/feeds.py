@@ -1,0 +1,104 @@
+"""Feeds that ONNX Runtime takes and Monograph's sessions do not, and its errors for the others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from monograph.errors import MonographError
+from monograph.onnxruntime.errors import InvalidArgument, OrtFail
+from monograph.onnxruntime.values import OrtValue, element_name
+
+if TYPE_CHECKING:
+    from monograph.ir import TensorType
+    from monograph.runtime.feeds import Port
+    from monograph.session import Session
+
+_FIX = "Please fix either the inputs/outputs or the model."
+
+
+def fed_values(session: Session, feeds: Mapping[str, Any]) -> dict[str, Any]:
+    """Return feeds that a session takes, or raise ONNX Runtime's error for the first problem."""
+    from monograph.ir import OptionalType, TensorType
+
+    given = list(feeds.keys())
+    needed = [p.name for p in session.inputs if not isinstance(p.type, OptionalType)]
+    if missing := [name for name in needed if name not in feeds]:
+        raise ValueError(f"Required inputs ({missing}) are missing from input feed ({given}).")
+    ports = {p.name: p for p in (*session.inputs, *session.optional_inputs)}
+    for name in given:
+        if name not in ports:
+            raise InvalidArgument(f"Invalid input name: {name}")
+    found = {p.name: None for p in session.inputs if p.name not in feeds}
+    for name, value in feeds.items():
+        data = value.content if isinstance(value, OrtValue) else value
+        type_ = ports[name].type
+        found[name] = _tensor(ports[name], type_, data) if isinstance(type_, TensorType) else data
+    return found
+
+
+def _tensor(port: Port, type_: TensorType, data: Any) -> Any:
+    """Return an array for a tensor, or raise ONNX Runtime's error."""
+    if hasattr(data, "__dlpack__") and not isinstance(data, np.ndarray):
+        return data  # the session describes what is wrong with it
+    if data is None:
+        raise OrtFail(f"Missing Input: {port.name}", hint="feed an array")
+    if isinstance(data, (str, bytes, Mapping)):
+        raise RuntimeError(
+            f"Input must be a list of dictionaries or a single numpy array for input '{port.name}'."
+        )
+    if not isinstance(data, (np.ndarray, list, tuple)):
+        raise RuntimeError(f"Unable to handle object of type {type(data)}")
+    array = _array(port, type_, data)
+    if array.dtype != type_.dtype.numpy:
+        raise InvalidArgument(
+            f"Unexpected input data type. Actual: (tensor({_name(array.dtype)})) ,"
+            f" expected: (tensor({element_name(type_.dtype)}))"
+        )
+    _check_shape(port.name, array.shape, type_)
+    return array
+
+
+def _array(port: Port, type_: TensorType, data: Any) -> npt.NDArray[Any]:
+    """Return an array; lists get the input's type, and texts become str."""
+    if isinstance(data, np.ndarray) and not type_.dtype.is_string:
+        return data
+    try:
+        made = np.array(data, None if type_.dtype.is_string else type_.dtype.numpy)
+    except (ValueError, TypeError, OverflowError) as e:
+        raise RuntimeError(f"Input '{port.name}' is a list that is no array: {e}") from e
+    if not type_.dtype.is_string or made.dtype.kind not in "USO":
+        return made
+    texts = np.empty(made.shape, object)
+    texts.reshape(-1)[:] = [x.decode() if isinstance(x, bytes) else str(x) for x in made.flat]
+    return texts
+
+
+def _check_shape(name: str, shape: tuple[int, ...], type_: TensorType) -> None:
+    wanted = type_.shape
+    if wanted is None:
+        return
+    if len(shape) != len(wanted):
+        raise InvalidArgument(
+            f"Invalid rank for input: {name} Got: {len(shape)} Expected: {len(wanted)} {_FIX}"
+        )
+    pairs = enumerate(zip(shape, wanted, strict=True))
+    wrong = [(i, have, want) for i, (have, want) in pairs if isinstance(want, int) and have != want]
+    if wrong:
+        listed = "".join(f"\n index: {i} Got: {have} Expected: {want}" for i, have, want in wrong)
+        raise InvalidArgument(
+            f"Got invalid dimensions for input: {name} for the following indices{listed}\n {_FIX}"
+        )
+
+
+def _name(dtype: np.dtype[Any]) -> str:
+    """Return ONNX Runtime's name of a numpy type; numpy's where ONNX has none."""
+    from monograph.ir import from_numpy
+
+    try:
+        return element_name(from_numpy(dtype))
+    except MonographError:
+        return dtype.name

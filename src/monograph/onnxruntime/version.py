@@ -1,0 +1,3 @@
+"""The version of ONNX Runtime whose API this package follows."""
+
+VERSION = "1.31.1"

@@ -1,0 +1,1 @@
+"""The drop-in for ONNX Runtime, beside ONNX Runtime itself."""
