@@ -19,7 +19,7 @@ KINDS ?= single dynamic counted zero
 FROM_SOURCE := PYTHONPATH=src:. $(PYTHON)
 
 .PHONY: help demo test lint format type unit conformance models fuzz rewrites sweep bench docs clean
-.PHONY: campaign campaign-codegen nnsmith mutants
+.PHONY: campaign campaign-codegen nnsmith mutants dropin
 .PHONY: test-codegen test-gpu bench-gpu bench-capture bench-decode bench-decode-cpu
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
@@ -101,6 +101,9 @@ sweep: $(STAMP) ## Everything on the CPU target, every instruction set, 1 to 4 t
 bench: $(STAMP) ## Time the benchmark set beside ONNX Runtime and OpenVINO; table, JSON, plot
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[bench]"
 	$(BIN)/python -m benchmarks.run $(ARGS)
+
+dropin: $(STAMP) ## Packages written for onnxruntime, with it and with Monograph in its place (ARGS="magika nudenet")
+	$(BIN)/python -m benchmarks.dropin $(ARGS)
 
 bench-decode-cpu: $(STAMP) ## Time decoding on the CPU beside ONNX Runtime (ARGS="--shape llama-100m --threads 2")
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[bench]"

@@ -1,0 +1,1 @@
+"""Packages written for onnxruntime, with onnxruntime and with Monograph in its place."""
