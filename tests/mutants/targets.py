@@ -38,7 +38,7 @@ INDEX = (
     "codegen/llvm/emit/elements.py",
     "codegen/llvm/indexing/index_kernels.py",
     "codegen/llvm/indexing/gather.py",
-    "codegen/llvm/module/halo.py",
+    "codegen/llvm/module/memory.py",
     "codegen/triton/emit/indexed_load.py",
     "codegen/triton/emit/elements.py",
     "codegen/triton/indexing/index_kernels.py",

@@ -30,7 +30,7 @@ NO_STEPS = {"Halo", "MemoryPlan", "Places", "StageSplit", "held_by_host"}
 ALONE = {
     "codegen/llvm/control/inline.py": {"plan"},  # memory of a sub-program inside its step
     "codegen/llvm/module/compile.py": {"plan"},  # the same temporaries and kernels' scratch memory
-    "codegen/llvm/module/host_fallback.py": {"in_parts"},  # which ops of an import stay complex
+    "codegen/llvm/module/select.py": {"in_parts"},  # which ops of an import stay complex
     "report/commands/launch_regions.py": {"SplitAtHost"},  # graphs without conditional nodes
     "program/work.py": {"expand"},  # operations of a body, of which no program is made
 }

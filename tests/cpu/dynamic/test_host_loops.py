@@ -10,7 +10,7 @@ import onnx.parser
 import pytest
 
 import monograph
-from monograph.codegen.llvm.module.host_fallback import of_graph
+from monograph.codegen.llvm.module.select import host_reasons
 from monograph.errors import ExecutionError
 from monograph.ir import Graph, Value, constant, evaluate, unpack
 from monograph.ir.dtype import f32, string
@@ -251,5 +251,5 @@ def test_only_what_is_text_in_a_turn_is_the_hosts() -> None:
     executable = compiled(graph)
     (made,) = executable.run({"x": np.array([1, 2], np.float32)})
     np.testing.assert_array_equal(made, [4, 8])
-    assert executable.host_reasons == of_graph(graph) == {"cast": "strings"}
+    assert executable.host_reasons == host_reasons(graph) == {"cast": "strings"}
     assert executable.launches == 2

@@ -7,7 +7,7 @@ import onnx.parser
 import pytest
 
 import monograph
-from monograph.codegen.llvm.module.host_fallback import of_graph
+from monograph.codegen.llvm.module.select import host_reasons
 from monograph.ir import Array, Value, constant, evaluate
 from monograph.ir.dtype import c64, c128
 from monograph.ops.cast import Cast
@@ -56,7 +56,7 @@ def test_moves(dtype: str) -> None:
     matches(executable, graph, given)
     matches(executable, graph, given | {"y": np.asfortranarray(given["y"])})
     assert executable.launches == 1
-    assert of_graph(graph) == {}
+    assert host_reasons(graph) == {}
 
 
 @pytest.mark.parametrize("dtype", ["c64", "c128"])
@@ -87,7 +87,7 @@ def test_a_quotient_is_the_hosts_and_says_why() -> None:
     executable = compiled(graph)
     given = {"x": numbers((3, 4), "c64"), "y": numbers((3, 4), "c64")}
     np.testing.assert_array_equal(executable.run(given)[0], evaluate(graph, given)[0])
-    assert executable.host_reasons == of_graph(graph) == {"div": "complex numbers"}
+    assert executable.host_reasons == host_reasons(graph) == {"div": "complex numbers"}
 
 
 def test_a_session_moves_complex_numbers() -> None:

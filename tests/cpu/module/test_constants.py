@@ -8,8 +8,8 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from monograph.codegen.llvm.module import constants
-from monograph.codegen.llvm.module.constants import ConstantLayout
+from monograph.codegen.llvm.module import memory as module_memory
+from monograph.codegen.llvm.module.memory import ConstantLayout
 from monograph.program.memory.memory_planner import ALIGNMENT
 
 SLACK = 256
@@ -31,7 +31,7 @@ class Fixed(mmap.mmap):
 @pytest.mark.parametrize("memory", [mmap.mmap, Fixed])
 def test_everything_lies_where_it_was_said_to(memory: type) -> None:
     given = pieces()
-    with mock.patch.object(constants.mmap, "mmap", memory):
+    with mock.patch.object(module_memory.mmap, "mmap", memory):
         made = ConstantLayout(SLACK)
         places = [made.add(piece) for piece in given]
         block = made.block()

@@ -7,7 +7,7 @@ import pytest
 
 from monograph.codegen.llvm.module.compile import compile_program
 from monograph.codegen.llvm.module.features import host_features
-from monograph.codegen.llvm.module.ordering import ARENA, ByteSpan
+from monograph.codegen.llvm.module.memory import ARENA, ByteSpan
 from monograph.codegen.llvm.module.select import CpuTarget
 from monograph.ir import Graph, Value, constant
 from monograph.ops.attention import CacheUpdate

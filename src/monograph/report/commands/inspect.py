@@ -10,7 +10,7 @@ from typing import Any
 
 import onnx
 
-from monograph.codegen.llvm.module.host_fallback import of_graph
+from monograph.codegen.llvm.module.select import host_reasons
 from monograph.errors import ModelError, MonographError, UnknownRankError
 from monograph.frontend.onnx import MissingOp, ModelFile, import_model, missing_ops, read_model
 from monograph.frontend.onnx.dtypes import declared_names, from_onnx, value_type
@@ -110,7 +110,7 @@ def inspect_model(source: ModelSource) -> Inspection:
         weights=_weights(proto),
         dimensions=_open_dimensions(described),
         random=[] if graph is None else random_ops(graph),
-        host={} if graph is None else of_graph(graph),
+        host={} if graph is None else host_reasons(graph),
         missing=missing,
         problem=problem,
     )

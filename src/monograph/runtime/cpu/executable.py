@@ -10,11 +10,10 @@ from typing import Any
 
 import numpy as np
 
+from monograph.codegen.llvm.module.barrier import FIRST_PORT
 from monograph.codegen.llvm.module.compile import Module, Segment, compile_program
-from monograph.codegen.llvm.module.context import FIRST_PORT
 from monograph.codegen.llvm.module.features import Features
-from monograph.codegen.llvm.module.host_fallback import named, of_region
-from monograph.codegen.llvm.module.select import CpuTarget
+from monograph.codegen.llvm.module.select import CpuTarget, host_reason, region_name
 from monograph.config import make_config
 from monograph.ir import Array, Graph, Input, Value
 from monograph.ir.evaluate import apply
@@ -97,7 +96,7 @@ class CpuExecutable(NativeExecutable):
 
     @property
     def host_reasons(self) -> dict[str, str]:
-        return {named(s.region): of_region(s.region) for s in self.host_steps}
+        return {region_name(s.region): host_reason(s.region) for s in self.host_steps}
 
     @property
     def host_steps(self) -> list[Step]:

@@ -10,8 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from monograph.codegen.llvm.module.barrier import BARRIER_BYTES
-from monograph.codegen.llvm.module.context import ARENA, CONSTANTS, FAULT_BYTES, FIRST_PORT
+from monograph.codegen.llvm.module.barrier import (
+    ARENA,
+    BARRIER_BYTES,
+    CONSTANTS,
+    FAULT_BYTES,
+    FIRST_PORT,
+)
 from monograph.errors import ExecutionError, InternalError, MonographError
 from monograph.ir import Array, DType
 from monograph.runtime.counts import Counts, host_takes_part

@@ -15,7 +15,6 @@ from monograph.codegen.llvm.emit.elements import LlvmElements, Point
 from monograph.codegen.llvm.emit.loops import LoopNest
 from monograph.codegen.llvm.emit.scalar import LlvmScalars
 from monograph.codegen.llvm.module.bounds_checks import SPANS_MARK
-from monograph.codegen.llvm.module.halo import zero_halo
 from monograph.codegen.llvm.module.kernel import (
     NAME,
     Argument,
@@ -27,6 +26,7 @@ from monograph.codegen.llvm.module.kernel import (
     Sync,
     synchronise,
 )
+from monograph.codegen.llvm.module.memory import zero_halo
 from monograph.ir import Input, TensorType, Value, known
 from monograph.program.fusion.access import counters
 from monograph.program.fusion.region import merge

@@ -2,6 +2,9 @@
 
 Its state is at the start of the context that a launch passes to all its threads, so that two
 launches never share one. The launch clears it and sets how long to wait and how to sleep.
+
+The context: barrier state | one pointer per slot | two words per fault. The writer and the caller
+of a native function agree on this and nothing else.
 """
 
 from __future__ import annotations
@@ -12,6 +15,10 @@ from monograph.codegen.common.registers import Reg
 from monograph.codegen.llvm.emit.builder import Builder
 from monograph.codegen.llvm.module.features import Features
 
+ARENA, CONSTANTS, FIRST_PORT = 0, 1, 2
+"""Slots of the context, after the barrier state: pointers to memory, then to each port."""
+FAULT_BYTES = 16
+"""The bytes of a fault after the slots: an i64 flag, an i64 with the data."""
 BARRIER_BYTES = 64
 """The size of the barrier state at the start of a context: one cache line, aligned."""
 ARRIVALS = 0

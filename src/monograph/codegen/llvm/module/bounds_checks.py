@@ -14,13 +14,14 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from monograph.codegen.llvm.module.context import SLACK
 from monograph.errors import InternalError
 
 GUARD = "guard"
 """The argument that violations are reported to: two words, like any fault."""
 DUMMY = "%checked.dummy"
 STACK = "the stack"
+SLACK = 256
+"""Bytes that vectors may read beyond the end of the arena and of the constants."""
 SLACK_MARK = "; slack"
 """Marks a load whose last lanes may be beyond the buffer and are never used."""
 SPANS_MARK = "; spans "

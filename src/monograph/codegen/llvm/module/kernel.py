@@ -9,9 +9,8 @@ from typing import TypeAlias
 from monograph.codegen.common.registers import Reg
 from monograph.codegen.common.registry import KernelRegistry
 from monograph.codegen.llvm.emit.builder import Builder, Int
-from monograph.codegen.llvm.module.barrier import BARRIER_BYTES
+from monograph.codegen.llvm.module.barrier import BARRIER_BYTES, FAULT_BYTES
 from monograph.codegen.llvm.module.bounds_checks import GUARD, Extent, Instrumented
-from monograph.codegen.llvm.module.context import FAULT_BYTES
 from monograph.codegen.llvm.module.features import Features
 from monograph.ir import Array, Value
 from monograph.program.memory.buffer_assignment import OWN, described

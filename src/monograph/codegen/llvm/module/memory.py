@@ -1,0 +1,202 @@
+"""The memory that kernels of a module share.
+
+Constants are laid out once each, in one block. Halos of zeros around buffers are cleared in each
+run, because their memory is shared. Kernels that access the same memory need a barrier between
+them; others (the rotations of queries and keys, the updates of two caches) follow each other
+without one: a thread that has finished its part of one continues with the next.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import mmap
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+
+import numpy as np
+
+from monograph.codegen.common.registers import Reg
+from monograph.codegen.llvm.emit.builder import Builder, Int
+from monograph.codegen.llvm.module.bounds_checks import Extent
+from monograph.codegen.llvm.module.kernel import NAME, Kernel, LlvmScratch, finished, share
+from monograph.ir import Array, Value
+from monograph.program.index import strides_of
+from monograph.program.memory.buffer_assignment import (
+    CONSTANT,
+    TEMPORARY,
+    Buffer,
+    Places,
+    described,
+)
+from monograph.program.memory.inplace import root
+from monograph.program.memory.memory_planner import ALIGNMENT
+from monograph.program.program import Step
+
+_FIRST = 1 << 20
+_PRIVATE = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if sys.platform != "win32" else {}
+
+_LARGE_PAGE = 2 << 20
+_COLLAPSE = 25
+"""Linux's MADV_COLLAPSE, which the standard library does not name yet."""
+
+
+class ConstantLayout:
+    """Lays constant data out, and returns its offsets.
+
+    Data is identified by its bytes, so equal packed data is stored once. The block grows in place:
+    packed weights are as large as the model, and there is never a second copy of them.
+    """
+
+    def __init__(self, slack: int) -> None:
+        self._slack = slack
+        self._size = 0
+        self._at: dict[object, int] = {}
+        self._memory = mmap.mmap(-1, _FIRST, **_PRIVATE)
+
+    def add(self, data: Array) -> int:
+        """The offset of constant data."""
+        raw = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
+        key = (raw.size, hashlib.blake2b(raw.data, digest_size=32).digest())
+        if key in self._at:
+            return self._at[key]
+        at = self._at[key] = self._size
+        self._size += -(-max(raw.size, 1) // ALIGNMENT) * ALIGNMENT
+        if self._size > len(self._memory):
+            self._resize(2 * self._size)
+        self._memory[at : at + raw.size] = raw.data
+        return at
+
+    def block(self) -> Array:
+        """Return all constants in one block that starts at a page; nothing can be added
+        afterwards.
+        """
+        size = self._size + self._slack
+        self._resize(size)
+        _on_large_pages(self._memory)
+        return np.frombuffer(self._memory, np.uint8, size)
+
+    def _resize(self, size: int) -> None:
+        try:
+            self._memory.resize(size)
+        except SystemError:  # a system that cannot move mappings
+            moved = mmap.mmap(-1, size, **_PRIVATE)
+            kept = min(size, len(self._memory))
+            moved[:kept] = self._memory[:kept]
+            self._memory = moved
+
+
+def _on_large_pages(memory: mmap.mmap) -> None:
+    """Move memory to large pages if the system has them.
+
+    Weights are read sequentially, and a page table walk every 4 KB costs a product of few rows a
+    tenth of its time.
+    """
+    if sys.platform != "linux" or len(memory) < _LARGE_PAGE:
+        return
+    with suppress(OSError):  # an old kernel, or no such pages to be had
+        memory.madvise(mmap.MADV_HUGEPAGE)
+        memory.madvise(_COLLAPSE)
+
+
+def zero_halo(value: Value, buffer: Buffer, threads: int, checked: bool = False) -> Kernel:
+    """Generate a kernel that clears the halo of a value's buffer, and nothing else."""
+    b = Builder(NAME, [("p0", "ptr"), ("tid", "i64")], checked=checked)
+    size = buffer.dtype.itemsize
+    padded = buffer.padded
+    strides = strides_of(padded)
+    for axis, (before, after) in enumerate(buffer.halo):
+        if not before and not after:
+            continue
+        # Elements of all outer indices: before and after along this axis, memory is contiguous.
+        count = math.prod(padded[:axis])
+        whole = padded[axis] * strides[axis] * size
+        front = before * strides[axis] * size
+        back = after * strides[axis] * size
+
+        clear = partial(_clear, b, whole, ((0, front), (whole - back, back)))
+        b.loop(*share(b, count, threads), 1, clear)
+    b.ret()
+    return finished(b, [value], [Extent(buffer.nbytes, described(buffer))])
+
+
+def _clear(
+    b: Builder, whole: int, ranges: tuple[tuple[int, int], ...], i: Int, _: list[Reg]
+) -> None:
+    """Clear ranges of (start, length) in one of many equal blocks of bytes."""
+    start = b.offset(b.arguments["p0"], b.mul(i, whole))
+    zero, no = Reg("0", "i8"), Reg("false", "i1")
+    for at, length in ranges:
+        if length:
+            count = Reg(str(length), "i64")
+            b.call("llvm.memset.p0.i64", "void", b.offset(start, at), zero, count, no)
+
+
+ARENA = -1
+
+
+@dataclass(frozen=True)
+class ByteSpan:
+    """A range of bytes: of the arena, or all of a port."""
+
+    memory: int
+    start: int = 0
+    stop: int = 1
+
+    def meets(self, other: ByteSpan) -> bool:
+        return self.memory == other.memory and self.start < other.stop and other.start < self.stop
+
+
+@dataclass
+class Ordering:
+    """The memory that kernels have accessed since the last barrier."""
+
+    places: Places
+    offsets: Mapping[int, int]
+    """The offsets of temporary buffers and scratch memory in the arena."""
+    reads: list[ByteSpan] = field(default_factory=list)
+    writes: list[ByteSpan] = field(default_factory=list)
+
+    def waits(self, step: Step, kernel: Kernel, scratch: Mapping[tuple[int, int], int]) -> bool:
+        """Return True if a kernel needs a barrier before it; record its accesses.
+
+        `scratch` gives the arena's buffers by steps and the positions of their kernels' arguments.
+        """
+        reads, writes = self._touched(step, kernel, scratch)
+        clash = any(a.meets(b) for a in writes for b in (*self.reads, *self.writes))
+        clash = clash or any(a.meets(b) for a in reads for b in self.writes)
+        # A barrier inside a kernel (`Sync`) does not count: it is not used at every size.
+        if clash:
+            self.reads, self.writes = [], []
+        self.reads += reads
+        self.writes += writes
+        return clash
+
+    def _touched(
+        self, step: Step, kernel: Kernel, scratch: Mapping[tuple[int, int], int]
+    ) -> tuple[list[ByteSpan], list[ByteSpan]]:
+        """Return the memory that a kernel reads, and the memory that it writes."""
+        reads: list[ByteSpan] = []
+        writes: list[ByteSpan] = []
+        for position, argument in enumerate(kernel.arguments):
+            if isinstance(argument, LlvmScratch):
+                at = self.offsets[scratch[step.index, position]]
+                writes.append(ByteSpan(ARENA, at, at + max(argument.nbytes, 1)))
+            elif isinstance(argument, Value):
+                given = argument in step.region.inputs
+                span = self._span(self.places.storage[argument].buffer)
+                if span is not None:
+                    (reads if given else writes).append(span)
+        return reads, writes
+
+    def _span(self, buffer: Buffer) -> ByteSpan | None:
+        """Return the bytes of a buffer; one written over another has the same address."""
+        if buffer.kind == CONSTANT:
+            return None
+        if buffer.kind == TEMPORARY:
+            at = self.offsets[buffer.id]
+            return ByteSpan(ARENA, at, at + max(buffer.nbytes, 1))
+        return ByteSpan(root(buffer.id, self.places.over))
