@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from monograph.codegen.common.registers import Reg
 from monograph.codegen.llvm.emit.builder import Builder
 from monograph.codegen.llvm.emit.elements import LlvmElements, Point
-from monograph.codegen.llvm.emit.loops import LoopNest
+from monograph.codegen.llvm.emit.map_kernel import LoopNest
 from monograph.codegen.llvm.emit.scalar import LlvmScalars
 from monograph.codegen.llvm.module.bounds_checks import SPANS_MARK
 from monograph.codegen.llvm.module.kernel import (

@@ -17,7 +17,7 @@ from monograph.codegen.llvm.conv.direct import sums_in_f32
 from monograph.codegen.llvm.conv.tiling import Taps
 from monograph.codegen.llvm.emit.builder import Int
 from monograph.codegen.llvm.emit.epilogue import Epilogue
-from monograph.codegen.llvm.emit.memory import load_elements
+from monograph.codegen.llvm.emit.scalar import load_elements
 from monograph.codegen.llvm.image.windows import ChannelBlocks, blocks, image
 from monograph.codegen.llvm.matmul.tiles import Run, split
 from monograph.codegen.llvm.module.kernel import Kernel, KernelContext, LlvmPacked, pointers, share

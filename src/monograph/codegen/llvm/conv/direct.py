@@ -17,7 +17,7 @@ from monograph.codegen.common.types import register
 from monograph.codegen.llvm.conv.tiling import ConvTiling, Taps, make_plan
 from monograph.codegen.llvm.emit.builder import Int
 from monograph.codegen.llvm.emit.epilogue import Epilogue
-from monograph.codegen.llvm.emit.memory import load_elements
+from monograph.codegen.llvm.emit.scalar import load_elements
 from monograph.codegen.llvm.matmul.tiles import Run, split
 from monograph.codegen.llvm.module.kernel import Kernel, KernelContext, LlvmPacked, pointers, share
 from monograph.ir import Array, Value, known

@@ -10,7 +10,7 @@ import numpy as np
 from monograph.codegen.common.registers import Reg, vector
 from monograph.codegen.llvm.conv import int8
 from monograph.codegen.llvm.conv.depthwise import Depthwise
-from monograph.codegen.llvm.emit.arith import LlvmArith
+from monograph.codegen.llvm.emit.scalar import LlvmArith
 from monograph.codegen.llvm.module.kernel import Kernel, KernelContext
 from monograph.ir import Value
 from monograph.ops.conv import Conv

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from monograph.codegen.common.registers import Reg, vector
-from monograph.codegen.llvm.emit.arith import LlvmArith
 from monograph.codegen.llvm.emit.builder import Builder, Int
+from monograph.codegen.llvm.emit.scalar import LlvmArith
 from monograph.codegen.llvm.module.barrier import FAULT_BYTES
 from monograph.codegen.llvm.module.bounds_checks import GUARD, SPANS_MARK, Extent, Instrumented
 from monograph.codegen.llvm.module.kernel import NAME

@@ -1,23 +1,129 @@
-"""Map kernels: the loops around an anchor that computes each element independently."""
+"""Map kernels: loop nests over elements that are computed independently of each other.
+
+A nest merges dimensions that are contiguous in memory, divides work among threads, and runs its
+last counter in vectors. Its body is fused pointwise work, or an anchor and its epilogue.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
-from monograph.codegen.llvm.emit.builder import Builder
+from monograph.codegen.common.registers import Reg
+from monograph.codegen.llvm.emit.builder import Builder, Int
 from monograph.codegen.llvm.emit.elements import LlvmElements, Point
-from monograph.codegen.llvm.emit.loops import LoopNest
 from monograph.codegen.llvm.emit.scalar import LlvmScalars
-from monograph.codegen.llvm.module.kernel import Argument, Kernel, KernelContext, pointers
+from monograph.codegen.llvm.module.kernel import Argument, Kernel, KernelContext, pointers, share
 from monograph.ir import DType
 from monograph.ir.dtype import u8, u16, u32, u64
 from monograph.ops.scalar import Scalar
-from monograph.program.fusion.access import Element, Indices, counters
+from monograph.program.fusion.access import Element, Indices, Resolved, counters
 from monograph.program.fusion.region import merge
-from monograph.program.index import Index, flatten
+from monograph.program.index import Counter, Index, flatten
 
+UNROLL = 4
+HEAVY = 6
+"""The most ops of an expression that is unrolled: more would run out of registers."""
 _BITS: dict[int, DType] = {1: u8, 2: u16, 4: u32, 8: u64}
+Body: TypeAlias = Callable[[Point], None]
+
+
+class LoopNest:
+    """Runs a body at every point of some counters; the last counter runs in vectors."""
+
+    def __init__(self, b: Builder, at: Indices, threads: int) -> None:
+        self.b = b
+        self.threads = threads
+        found = dict.fromkeys(c for index in at for c in sorted(index.counters, key=_name))
+        self.counters = sorted(found, key=_name)
+
+    def run(self, body: Body, lanes: int, unroll: int = 1, enter: Body | None = None) -> None:
+        """Runs `body` at every point, and `enter` before each row, with the outer counters."""
+        before = enter or _nothing
+        if not self.counters:
+            self._once(before, body)
+            return
+        *outer, inner = self.counters
+        count = math.prod(c.extent for c in outer)
+        by_rows = count >= 4 * self.threads or inner.extent < 2 * lanes * self.threads
+        rows = share(self.b, count, self.threads) if by_rows else (0, count)
+        size = inner.extent
+        span = (0, size) if by_rows else share(self.b, size, self.threads, max(lanes, 1))
+
+        def row(i: Int, _: list[Reg]) -> None:
+            values = self._outer_values(outer, i)
+            before(Point(values))
+            self._inner(values, inner, span, body, lanes, unroll)
+
+        self.b.loop(*rows, 1, row)
+
+    def _once(self, before: Body, body: Body) -> None:
+        """Run the only point of an empty nest, on one thread."""
+
+        def one() -> None:
+            before(Point({}))
+            body(Point({}))
+
+        first = self.b.compare("eq", self.b.arguments["tid"], Reg("0", "i64"))
+        self.b.when(first, one)
+
+    def _outer_values(self, outer: Sequence[Counter], i: Int) -> dict[Counter, Int]:
+        """Return the counters of the outer loops from the number of the row."""
+        values: dict[Counter, Int] = {}
+        for c in reversed(outer):
+            values[c] = self.b.mod(i, c.extent) if c is not outer[0] else i
+            i = self.b.div(i, c.extent)
+        return values
+
+    def _inner(
+        self,
+        values: dict[Counter, Int],
+        inner: Counter,
+        span: tuple[Int, Int],
+        body: Body,
+        lanes: int,
+        unroll: int,
+    ) -> None:
+        """Run vectors as long as they fit, unrolled first, then single elements."""
+        start, stop = span
+        for width in _widths(inner.extent, lanes, unroll):
+            vectors = max(width // max(lanes, 1), 1)
+            step = lanes if width >= lanes > 0 else 0
+
+            def some(i: Int, _: list[Reg], vectors: int = vectors, step: int = step) -> None:
+                for k in range(vectors):
+                    at = values | {inner: self.b.add(i, k * max(step, 1))}
+                    body(Point(at, inner if step else None, step))
+
+            # The last start at which a whole group still fits.
+            end = self.b.sub(stop, width - 1)
+            self.b.loop(start, end, width, some)
+            start = self._after(start, end, width)
+
+    def _after(self, start: Int, end: Int, width: int) -> Int:
+        """Return the end of a loop over [start, end) in steps of width."""
+        if isinstance(start, int) and isinstance(end, int):
+            return start + max(0, -(-(end - start) // width)) * width
+        room = self.b.maximum(self.b.add(self.b.sub(end, start), width - 1), 0)
+        return self.b.add(start, self.b.mul(self.b.div(room, width), width))
+
+
+def _widths(extent: int, lanes: int, unroll: int) -> list[int]:
+    """Return group sizes, largest first; size 1 takes the rest."""
+    if not lanes or extent < lanes:
+        return [1]
+    widths = [unroll * lanes] if unroll > 1 and extent >= unroll * lanes else []
+    widths.append(lanes)
+    return widths if extent % lanes == 0 and len(widths) == 1 else [*widths, 1]
+
+
+def _nothing(point: Point) -> None:
+    """Do nothing before a row."""
+
+
+def _name(c: Counter) -> tuple[int, str]:
+    return len(c.name), c.name
 
 
 class ElementMaker(Protocol):
@@ -122,3 +228,47 @@ def follows(position: Index, point: Point) -> bool:
     return position.factor(lane) == 1 and all(
         a == lane or lane not in Index(0, ((a, 1),)).counters for a, _ in position.terms
     )
+
+
+def pointwise(context: KernelContext) -> Kernel:
+    """A kernel that computes every element of a region's outputs, which share a shape."""
+    region = context.step.region
+    for value in (*region.inputs, *region.outputs):
+        context.argument(value)
+    b = context.builder(len(context.arguments))
+    shape = region.outputs[0].tensor.static
+    if 0 in shape:
+        return context.finish(b)
+    storage = context.program.places.storage
+    elements = LlvmElements(
+        b,
+        LlvmScalars(b, context.features),
+        storage,
+        pointers(b, context.arguments),
+        frozenset(region.inputs),
+    )
+    plain = counters(shape)
+    at = merge(shape, plain, _positions(context, elements.plan(region.outputs, plain), plain))
+    order = elements.plan(region.outputs, at)
+
+    def body(point: Point) -> None:
+        made = elements.emit(order, point)
+        for value in region.outputs:
+            elements.store(value, at, made[Element(value, at)], point)
+
+    heavy = sum(bool(r.operands) for r in order) > HEAVY
+    widest = max(v.dtype.bits for v in (*region.inputs, *region.body))
+    lanes = context.features.lanes(max(widest, 32))
+    LoopNest(b, at, context.threads).run(body, lanes, 1 if heavy else UNROLL)
+    return context.finish(b)
+
+
+def _positions(context: KernelContext, order: Sequence[Resolved], at: Indices) -> list[Index]:
+    """Every position in memory that the loop reads or writes."""
+    storage = context.program.places.storage
+    found = [
+        flatten(r.element.at, storage[r.element.value].strides)
+        for r in order
+        if not r.operands and r.element.value in storage
+    ]
+    return found + [flatten(at, storage[v].strides) for v in context.step.region.outputs]

@@ -15,8 +15,7 @@ from monograph.codegen.common.registers import Reg
 from monograph.codegen.common.types import is_narrow
 from monograph.codegen.llvm.emit.builder import Int
 from monograph.codegen.llvm.emit.elements import LlvmElements, Point
-from monograph.codegen.llvm.emit.loops import LoopNest
-from monograph.codegen.llvm.emit.map_kernel import elements_of, emit_each
+from monograph.codegen.llvm.emit.map_kernel import LoopNest, elements_of, emit_each
 from monograph.codegen.llvm.indexing.gather import checked_index, load_index, out_of_range
 from monograph.codegen.llvm.module.kernel import (
     Kernel,

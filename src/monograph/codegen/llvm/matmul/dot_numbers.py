@@ -12,8 +12,8 @@ import numpy as np
 
 from monograph.codegen.common.registers import Reg, vector
 from monograph.codegen.common.types import decode
-from monograph.codegen.llvm.emit.arith import LlvmArith
 from monograph.codegen.llvm.emit.builder import Builder, float_text
+from monograph.codegen.llvm.emit.scalar import LlvmArith
 from monograph.codegen.llvm.matmul.dot_codes import QuantisedWeights
 from monograph.codegen.llvm.module.features import Features
 from monograph.ir import Array

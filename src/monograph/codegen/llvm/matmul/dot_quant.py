@@ -10,8 +10,8 @@ from __future__ import annotations
 import numpy as np
 
 from monograph.codegen.common.registers import Reg, vector
-from monograph.codegen.llvm.emit.arith import LlvmArith
 from monograph.codegen.llvm.emit.builder import Int
+from monograph.codegen.llvm.emit.scalar import LlvmArith
 from monograph.codegen.llvm.matmul import dot_quant_int
 from monograph.codegen.llvm.matmul.dot_codes import Decoded, QuantisedWeights, read_codes
 from monograph.codegen.llvm.matmul.dot_numbers import CodeFormat

@@ -17,8 +17,8 @@ from functools import partial
 import numpy as np
 
 from monograph.codegen.common.registers import Reg, vector
-from monograph.codegen.llvm.emit.arith import LlvmArith
 from monograph.codegen.llvm.emit.builder import Int, mangled
+from monograph.codegen.llvm.emit.scalar import LlvmArith
 from monograph.codegen.llvm.matmul.dot_codes import Decoded, QuantisedWeights
 from monograph.codegen.llvm.matmul.prefetch import LINE
 from monograph.codegen.llvm.matmul.tiles import RegisterTile, Run

@@ -17,8 +17,8 @@ from __future__ import annotations
 import numpy as np
 
 from monograph.codegen.common.registers import Reg, vector
-from monograph.codegen.llvm.emit.arith import LlvmArith
 from monograph.codegen.llvm.emit.builder import Builder
+from monograph.codegen.llvm.emit.scalar import LlvmArith
 from monograph.codegen.llvm.matmul.tiles import RegisterTile, Run, choose_tile
 from monograph.codegen.llvm.module.features import Features
 from monograph.ir import Array, DType, Value, known

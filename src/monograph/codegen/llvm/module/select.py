@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from monograph.codegen.llvm.control import control
 from monograph.codegen.llvm.conv import choose as conv
-from monograph.codegen.llvm.emit.pointwise import pointwise
+from monograph.codegen.llvm.emit.map_kernel import pointwise
 from monograph.codegen.llvm.module.kernel import (
     KERNELS,
     KernelGenerator,

@@ -6,8 +6,8 @@ import math
 
 from monograph.codegen.common.registers import Reg
 from monograph.codegen.common.registry import any_view
-from monograph.codegen.llvm.emit.arith import LlvmArith
 from monograph.codegen.llvm.emit.elements import Point
+from monograph.codegen.llvm.emit.scalar import LlvmArith
 from monograph.codegen.llvm.module.kernel import Kernel, KernelContext, kernel_for
 from monograph.codegen.llvm.rows.rows import LlvmRows, RowPosition, Totals
 from monograph.ir import Value
