@@ -1,16 +1,22 @@
-"""The elements of a kernel as registers: arithmetic that both code generators share."""
+"""The elements of a kernel: their arithmetic on registers, and the walk over a fused expression."""
 
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Generic, TypeVar
 
-from monograph.codegen.common import integers, mathlib, types
+from monograph.codegen.common import arith, mathlib, types
 from monograph.codegen.common.arith import Arith
 from monograph.codegen.common.registers import Emitter, Reg
-from monograph.ir import DType
+from monograph.ir import DType, Value
 from monograph.ir.dtype import UINT, boolean
 from monograph.ops.cast import UP
-from monograph.ops.scalar import Scalar, ScalarBuilder
+from monograph.ops.scalar import Indexed, Scalar, ScalarBuilder
+from monograph.program.fusion.access import Element, Indices, Resolved, resolve
+from monograph.program.fusion.op_classes import is_view
+from monograph.program.index import Index, flatten, strides_of
 
 
 class RegisterScalars(ScalarBuilder):
@@ -56,13 +62,13 @@ class RegisterScalars(ScalarBuilder):
         p, q = self._same_lanes(x, y)
         if x.dtype.is_float:
             return Scalar(self.a.div(p, q), x.dtype)
-        return Scalar(integers.quotient(self.a, p, q, x.dtype, y.literal), x.dtype)
+        return Scalar(arith.quotient(self.a, p, q, x.dtype, y.literal), x.dtype)
 
     def mod(self, x: Scalar, y: Scalar, truncated: bool = False) -> Scalar:
         p, q = self._same_lanes(x, y)
         if not x.dtype.is_float:
-            whole = integers.quotient(self.a, p, q, x.dtype, y.literal)
-            return Scalar(integers.remainder(self.a, p, q, whole, x.dtype, truncated), x.dtype)
+            whole = arith.quotient(self.a, p, q, x.dtype, y.literal)
+            return Scalar(arith.remainder(self.a, p, q, whole, x.dtype, truncated), x.dtype)
         rest = self.a.each_lane(lambda s, t: self.a.op("frem", s, t), p, q)
         return Scalar(rest if truncated else mathlib.floored(self.a, rest, q), x.dtype)
 
@@ -104,7 +110,7 @@ class RegisterScalars(ScalarBuilder):
     def neg(self, x: Scalar) -> Scalar:
         if x.dtype.is_float:
             return Scalar(self.a.neg(x.reg), x.dtype)
-        return Scalar(integers.negated(self.a, x.reg), x.dtype)
+        return Scalar(arith.negated(self.a, x.reg), x.dtype)
 
     def abs(self, x: Scalar) -> Scalar:
         if x.dtype.kind == UINT:
@@ -241,12 +247,12 @@ class RegisterScalars(ScalarBuilder):
 
     def shift_left(self, x: Scalar, y: Scalar) -> Scalar:
         p, q = self._same_lanes(x, y)
-        return Scalar(integers.shifted(self.a, "shl", p, q), x.dtype)
+        return Scalar(arith.shifted(self.a, "shl", p, q), x.dtype)
 
     def shift_right(self, x: Scalar, y: Scalar) -> Scalar:
         p, q = self._same_lanes(x, y)
         how = "ashr" if x.dtype.is_signed else "lshr"
-        return Scalar(integers.shifted(self.a, how, p, q), x.dtype)
+        return Scalar(arith.shifted(self.a, how, p, q), x.dtype)
 
     # Choice and conversion
 
@@ -262,3 +268,54 @@ class RegisterScalars(ScalarBuilder):
 
     def bitcast(self, x: Scalar, to: DType) -> Scalar:
         return Scalar(types.bitcast(self.a, x.reg, x.dtype, to), to)
+
+
+P = TypeVar("P")
+"""The position in a generator's loops, from which it computes addresses."""
+
+
+class Walk(Generic[P]):
+    """Emits elements of a region's values, operands first, each once."""
+
+    scalars: ScalarBuilder
+    inputs: frozenset[Value]
+    given: dict[Value, Scalar]
+    """Values that are in registers already, such as an anchor's result."""
+
+    def plan(self, values: Sequence[Value], at: Indices) -> list[Resolved]:
+        """Return the loads and ops that some values need at an index, in order."""
+        wanted = [Element(v, at) for v in values]
+        return resolve(wanted, lambda v: v in self.inputs or v in self.given, is_view)
+
+    def emit(
+        self, order: Iterable[Resolved], point: P, known: Mapping[Element, Scalar] | None = None
+    ) -> dict[Element, Scalar]:
+        """Compute resolved elements at a point, except those that are known."""
+        made = dict(known or {})
+        for item in order:
+            if item.element not in made:
+                made[item.element] = self._one(item, made, point)
+        return made
+
+    def _one(self, item: Resolved, made: dict[Element, Scalar], point: P) -> Scalar:
+        value = item.element.value
+        if value in self.given:
+            return self.given[value]
+        if not item.operands:
+            return self.load(value, item.element.at, point)
+        operands = [made[o] for o in item.operands]
+        if is_view(value):
+            return operands[0]
+        if isinstance(value.op, Indexed):
+            place = flatten(item.element.at, strides_of(value.tensor.static))
+            operands.append(self.count(place, point))
+        result: Scalar = value.op.scalar(self.scalars, *operands)
+        return result
+
+    @abstractmethod
+    def count(self, index: Index, point: P) -> Scalar:
+        """An index as a number, an i64."""
+
+    @abstractmethod
+    def load(self, value: Value, at: Indices, point: P) -> Scalar:
+        """An element from memory, or a literal."""

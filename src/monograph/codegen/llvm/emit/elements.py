@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from monograph.codegen.common.registers import Reg
-from monograph.codegen.common.walk import Walk
+from monograph.codegen.common.scalars import Walk
 from monograph.codegen.llvm.emit.builder import Builder, Int
 from monograph.codegen.llvm.emit.scalar import LlvmScalars
 from monograph.ir import DType, Value, known

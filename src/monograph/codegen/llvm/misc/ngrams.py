@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from functools import partial
 
-from monograph.codegen.common.ngrams import gram_tables
 from monograph.codegen.common.registers import Reg
 from monograph.codegen.llvm.emit.builder import Int
 from monograph.codegen.llvm.emit.elements import LlvmElements, Point
@@ -17,7 +16,7 @@ from monograph.codegen.llvm.module.kernel import Kernel, KernelContext, LlvmPack
 from monograph.ir import Value
 from monograph.ir.dtype import f32, f64
 from monograph.ops.scalar import Scalar
-from monograph.ops.text import Ngrams
+from monograph.ops.text import Ngrams, gram_tables
 from monograph.program.fusion.access import Indices
 from monograph.program.index import Index, flatten
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from monograph.codegen.common.walk import Walk
+from monograph.codegen.common.scalars import Walk
 from monograph.codegen.triton.emit.scalar import TritonScalars
 from monograph.codegen.triton.emit.writer import Writer
 from monograph.ir import Value, known

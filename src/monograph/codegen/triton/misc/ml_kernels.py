@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from monograph.codegen.common.ngrams import gram_tables
 from monograph.codegen.common.registry import any_view
 from monograph.codegen.triton.emit.indexed_load import read, register, table
 from monograph.codegen.triton.emit.tile import ResultTile, each, tile
@@ -20,7 +19,7 @@ from monograph.codegen.triton.module.kernel import (
 from monograph.ir import Array, Value
 from monograph.ir.dtype import f64, i64
 from monograph.ops.ml import MAX_ITERATIONS, CoupleProbabilities
-from monograph.ops.text import Ngrams
+from monograph.ops.text import Ngrams, gram_tables
 from monograph.ops.trees import EQ, GT, GTE, LEAF, LEQ, LT, MEMBER, NEQ, TreeEnsemble
 
 
