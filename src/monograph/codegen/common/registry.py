@@ -1,7 +1,8 @@
 """The kernels of a code generator, found by the class of the op that they compute.
 
 A kernel module registers its kernels with `kernel_for`. The registry imports the kernel rooms of
-the generator's package before the first lookup, so a new kernel needs no entry in a central table.
+the generator (packages, or single modules) before the first lookup, so a new kernel needs no entry
+in a central table.
 """
 
 from __future__ import annotations
@@ -97,6 +98,6 @@ class KernelRegistry(Generic[G]):
             if room.name in NOT_KERNELS:
                 continue
             found = importlib.import_module(f"{self.package}.{room.name}")
-            for module in pkgutil.iter_modules(found.__path__):
+            for module in pkgutil.iter_modules(getattr(found, "__path__", ())):
                 importlib.import_module(f"{found.__name__}.{module.name}")
         self._loaded = True
