@@ -28,7 +28,7 @@ STEP_ROOMS = ("dynamic", "fusion.fuse", "launch_regions", "legalise", "memory")
 NO_STEPS = {"Halo", "MemoryPlan", "Places", "StageSplit", "held_by_host"}
 """Names that the lowering imports from those rooms, and that change no graph or program."""
 ALONE = {
-    "codegen/llvm/control/inline.py": {"plan"},  # memory of a sub-program inside its step
+    "codegen/llvm/control/subprograms.py": {"plan"},  # memory of a sub-program inside its step
     "codegen/llvm/module/compile.py": {"plan"},  # the same temporaries and kernels' scratch memory
     "codegen/llvm/module/select.py": {"in_parts"},  # which ops of an import stay complex
     "report/commands/launch_regions.py": {"SplitAtHost"},  # graphs without conditional nodes

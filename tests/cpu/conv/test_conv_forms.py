@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import monograph
-from monograph.codegen.llvm.conv import edges
+from monograph.codegen.llvm.conv import direct_variants
 from monograph.codegen.llvm.conv.tiling import ConvTiling, make_plan
 from monograph.codegen.llvm.matmul.tiles import RegisterTile
 from monograph.codegen.llvm.module.features import host_features
@@ -93,14 +93,14 @@ def test_inputs_are_read_up_to_their_edges(
         x = value(f"f32{[shape[0], shape[-1], *shape[1:-1]]}")
         x = Transpose((0, *range(2, rank + 2), 1))(x)
     y = Conv(strides, begin, end, dilations, layout=LAST)(x, weight(37, shape[-1], *kernel))
-    assert edges.serves(y)
+    assert direct_variants.serves_edges(y)
     check(graph_of(Silu()(Add()(y, weight(37)))), steps=1)
 
 
 def test_many_channels_are_copied_first() -> None:
     x = Transpose((0, 2, 3, 1))(value("f32[1, 32, 9, 9]"))
     y = Conv((2, 2), (1, 1), (1, 1), (1, 1), layout=LAST)(x, weight(16, 32, 3, 3))
-    assert not edges.serves(y)
+    assert not direct_variants.serves_edges(y)
     check(graph_of(y), steps=2)
 
 

@@ -4,8 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from monograph.codegen.llvm.matmul.partition import BATCH, PANELS, ROWS, busiest, choose_share
-from monograph.codegen.llvm.matmul.tiles import Run, split
+from monograph.codegen.llvm.matmul.tiles import (
+    BATCH,
+    PANELS,
+    ROWS,
+    Run,
+    busiest,
+    choose_share,
+    split,
+)
 
 
 def chosen(batch: int, rows: int, vectors: int, threads: int) -> str:

@@ -7,14 +7,14 @@ import re
 import numpy as np
 import pytest
 
-from monograph.codegen.llvm.matmul import prefetch
-from monograph.codegen.llvm.matmul.partition import even_width
-from monograph.codegen.llvm.matmul.prefetch import (
+from monograph.codegen.llvm.matmul import tiles
+from monograph.codegen.llvm.matmul.tiles import (
     AHEAD_BYTES,
     FAR_BYTES,
     LINE,
     ROW_AHEAD_BYTES,
     choose_ahead,
+    even_width,
     row_width,
     streams,
 )
@@ -96,7 +96,7 @@ def test_each_line_of_a_panel_is_asked_for_once(columns: int, fetched: bool) -> 
 def test_one_row_of_any_shape(
     monkeypatch: pytest.MonkeyPatch, batch: tuple[int, ...], k: int, n: int
 ) -> None:
-    monkeypatch.setattr(prefetch, "FAR_BYTES", 0)
+    monkeypatch.setattr(tiles, "FAR_BYTES", 0)
     x = value(f"f32[{', '.join(map(str, (*batch, 1, k)))}]")
     made = Dot()(x, constant(numbers(*batch, k, n)))
     check(graph_of(made, Add()(made, constant(numbers(n)))))
@@ -106,7 +106,7 @@ def test_one_row_of_any_shape(
 def test_special_numbers_go_where_they_belong(
     monkeypatch: pytest.MonkeyPatch, special: float
 ) -> None:
-    monkeypatch.setattr(prefetch, "FAR_BYTES", 0)
+    monkeypatch.setattr(tiles, "FAR_BYTES", 0)
     weights = numbers(40, 100)
     weights[3, 60] = special
     graph = graph_of(Dot()(value("f32[1, 40]"), constant(weights)))

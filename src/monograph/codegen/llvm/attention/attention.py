@@ -27,7 +27,7 @@ from monograph.codegen.llvm.module.kernel import (
     pointers,
     share,
 )
-from monograph.codegen.llvm.rows.softmax import LOG2_E, power_below_one
+from monograph.codegen.llvm.rows.normalise import LOG2_E, power_below_one
 from monograph.ir import Value
 from monograph.ir.dtype import f32, f64
 from monograph.ops.attention import Attention

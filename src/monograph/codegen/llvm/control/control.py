@@ -12,9 +12,11 @@ from functools import cached_property, partial
 import numpy as np
 
 from monograph.codegen.common.registers import Reg
-from monograph.codegen.llvm.control.inline import InlinedProgram, StridedRef, dense
 from monograph.codegen.llvm.control.subprograms import (
     Control,
+    InlinedProgram,
+    StridedRef,
+    dense,
     find_generator,
     find_program,
     graphs_of,

@@ -1,28 +1,222 @@
-"""The common base of branches and loops: operands, results, memory, sub-programs."""
+"""Sub-programs inside a kernel, and the common base of branches and loops.
+
+The kernels of a sub-program become functions of the outer kernel, their memory a part of its
+scratch memory, their constants and faults its arguments.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from weakref import WeakKeyDictionary
 
 from monograph.codegen.common.registers import Reg
-from monograph.codegen.llvm.control.inline import Functions, InlinedProgram, StridedRef, copy, dense
 from monograph.codegen.llvm.emit.builder import Builder, Int
+from monograph.codegen.llvm.emit.elements import LlvmElements, Point
+from monograph.codegen.llvm.emit.map_kernel import LoopNest
+from monograph.codegen.llvm.emit.scalar import LlvmScalars
+from monograph.codegen.llvm.module.bounds_checks import SPANS_MARK
 from monograph.codegen.llvm.module.kernel import (
+    NAME,
+    Argument,
     Kernel,
     KernelContext,
+    LlvmFault,
+    LlvmPacked,
     LlvmScratch,
     Sync,
     pointers,
     synchronise,
 )
-from monograph.ir import Graph, Item, TensorType, Value
+from monograph.codegen.llvm.module.memory import zero_halo
+from monograph.ir import Graph, Input, Item, TensorType, Value, known
 from monograph.ops.control import If, Loop, Scan
 from monograph.ops.loop_donation import state_donated
 from monograph.program.dynamic.bounded import BoundedLoop
+from monograph.program.fusion.access import counters
+from monograph.program.fusion.region import merge
+from monograph.program.index import flatten, strides_of
 from monograph.program.lowering import lower_body
-from monograph.program.program import Program
+from monograph.program.memory.buffer_assignment import CONSTANT, TEMPORARY, Buffer, Storage
+from monograph.program.memory.memory_planner import Lifetime, MemoryPlan, plan
+from monograph.program.program import Program, Step, lifetimes
+
+
+@dataclass(frozen=True)
+class StridedRef:
+    """The location of elements: a pointer, an offset and strides in elements."""
+
+    pointer: Reg
+    type: TensorType
+    offset: int
+    strides: tuple[int, ...]
+
+    @property
+    def dense(self) -> bool:
+        steps = zip(self.type.static, self.strides, strides_of(self.type.static), strict=True)
+        return self.offset == 0 and all(d == 1 or a == b for d, a, b in steps)
+
+    @property
+    def span(self) -> Buffer:
+        """Return memory up to the last of the elements, which may be part of a larger buffer."""
+        steps = zip(self.type.static, self.strides, strict=True)
+        last = self.offset + sum((d - 1) * max(s, 0) for d, s in steps)
+        return Buffer(-1, TEMPORARY, self.type.dtype, (last + 1,), ((0, 0),))
+
+
+def dense(pointer: Reg, type_: TensorType) -> StridedRef:
+    """Return contiguous elements from a pointer on."""
+    return StridedRef(pointer, type_, 0, strides_of(type_.static))
+
+
+@dataclass
+class Functions:
+    """The functions that a kernel includes; equal ones once."""
+
+    names: dict[str, str] = field(default_factory=dict)
+    declarations: set[str] = field(default_factory=set)
+
+    def add(self, kernel: Kernel) -> str:
+        """Return the name by which the outer kernel calls a kernel."""
+        self.declarations |= kernel.declarations
+        return self.names.setdefault(kernel.text, f"{NAME}.{len(self.names)}")
+
+    def text(self) -> str:
+        made = []
+        for text, name in self.names.items():
+            own = text.replace(f"@{NAME}.", f"@{name}.").replace(f"@{NAME}(", f"@{name}(")
+            made.append(own.replace(f"define void @{name}(", f"define internal void @{name}("))
+        return "\n".join(made)
+
+
+class InlinedProgram:
+    """A sub-program that a kernel runs, once or many times."""
+
+    def __init__(
+        self,
+        context: KernelContext,
+        program: Program,
+        kernels: Sequence[tuple[Step, Kernel]],
+        functions: Functions,
+        sync: int,
+    ) -> None:
+        self.context = context
+        self.program = program
+        self.kernels = kernels
+        self.functions = functions
+        self.sync = sync
+        self.calls = [
+            (step, kernel, self._settle(step, kernel))
+            for step, own in kernels
+            for kernel in (*self._halos(step), own)
+        ]
+        self.memory = self._plan()
+        self.scratch = context.argument(LlvmScratch(max(self.memory.size, 64)))
+
+    def _halos(self, step: Step) -> list[Kernel]:
+        """Return kernels that clear the halos of a step's results."""
+        places = (self.program.places.storage.get(v) for v in step.region.outputs)
+        found = zip(step.region.outputs, places, strict=True)
+        threads = self.context.threads
+        checked = self.context.checked
+        return [
+            zero_halo(v, p.buffer, threads, checked) for v, p in found if p and p.buffer.has_halo
+        ]
+
+    def _settle(self, step: Step, kernel: Kernel) -> dict[int, int]:
+        """Return the arguments that the outer kernel has to request: their positions there."""
+        settled = {}
+        for position, argument in enumerate(kernel.arguments):
+            wanted: Argument | None = (
+                argument if isinstance(argument, (LlvmPacked, LlvmFault)) else None
+            )
+            if isinstance(argument, Value):
+                data = known(argument)
+                constant = self.program.places.storage[argument].buffer.kind == CONSTANT
+                wanted = LlvmPacked(data) if constant and data is not None else None
+            if wanted is not None:
+                settled[position] = self.context.argument(wanted)
+        return settled
+
+    def _plan(self) -> MemoryPlan:
+        lives = lifetimes(self.program.steps, self.program.places)
+        self.scratches: dict[tuple[int, int], int] = {}
+        for step, kernel in self.kernels:
+            for position, argument in enumerate(kernel.arguments):
+                if isinstance(argument, LlvmScratch):
+                    key = -1 - len(self.scratches)
+                    self.scratches[step.index, position] = key
+                    lives.append(Lifetime(key, argument.nbytes, step.index, step.index))
+        return plan(lives)
+
+    def emit(self, b: Builder, given: Mapping[int, Reg]) -> None:
+        """Call every kernel, with barriers between steps; `given` points to the ports' elements."""
+        last: Step | None = None
+        for step, kernel, settled in self.calls:
+            if last is not None and last is not step:
+                synchronise(b, self.sync, self.context.threads)
+            last = step
+            pointers = [
+                self._pointer(b, step, kernel, position, settled, given)
+                for position in range(len(kernel.arguments))
+            ]
+            listed = "".join(f"ptr {p}, " for p in pointers)
+            spans = " ".join(f"{e.low}:{e.high}" for e in kernel.extents)
+            call = f"call void @{self.functions.add(kernel)}({listed}i64 %tid)"
+            b.line(f"{call} {SPANS_MARK}{spans}" if b.checked else call)
+
+    def _pointer(
+        self,
+        b: Builder,
+        step: Step,
+        kernel: Kernel,
+        position: int,
+        settled: Mapping[int, int],
+        given: Mapping[int, Reg],
+    ) -> Reg:
+        if position in settled:
+            return b.arguments[f"p{settled[position]}"]
+        argument = kernel.arguments[position]
+        base = b.arguments[f"p{self.scratch}"]
+        if isinstance(argument, Sync):
+            return b.arguments[f"p{self.sync}"]
+        if isinstance(argument, LlvmScratch):
+            return b.offset(base, self.memory.offsets[self.scratches[step.index, position]])
+        assert isinstance(argument, Value)
+        buffer = self.program.places.storage[argument].buffer
+        if buffer.kind == TEMPORARY:
+            return b.offset(base, self.memory.offsets[buffer.id])
+        return given[buffer.id]
+
+    def port(self, value: Value) -> int:
+        """Return the buffer of an input or output of the sub-program; -1 for one that
+        is not read.
+        """
+        place = self.program.places.storage.get(value)
+        return -1 if place is None else place.buffer.id
+
+
+def copy(context: KernelContext, b: Builder, source: StridedRef, target: StridedRef) -> None:
+    """Copy elements, divided among the threads."""
+    shape = source.type.static
+    if 0 in shape:
+        return
+    values = [Input(name, source.type)() for name in ("source", "target")]
+    places = zip(values, (source, target), strict=True)
+    storage = {v: Storage(p.span, p.offset, p.strides) for v, p in places}
+    pointers = dict(zip(values, (source.pointer, target.pointer), strict=True))
+    elements = LlvmElements(
+        b, LlvmScalars(b, context.features), storage, pointers, frozenset(values)
+    )
+    plain = counters(shape)
+    at = merge(shape, plain, [flatten(plain, storage[v].strides) for v in values])
+
+    def body(point: Point) -> None:
+        elements.store(values[1], at, elements.load(values[0], at, point), point)
+
+    lanes = context.features.lanes(max(source.type.dtype.bits, 32))
+    LoopNest(b, at, context.threads).run(body, lanes)
+
 
 _PROGRAMS: WeakKeyDictionary[Graph, Program | None] = WeakKeyDictionary()
 

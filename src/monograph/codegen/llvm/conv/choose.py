@@ -4,16 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from monograph.codegen.llvm.conv import (
-    depthwise,
-    direct,
-    edges,
-    general,
-    grouped,
-    int8,
-    int8_depthwise,
-    winograd,
-)
+from monograph.codegen.llvm.conv import depthwise, direct, direct_variants, general, int8, winograd
 from monograph.codegen.llvm.image.windows import STRIDED
 from monograph.codegen.llvm.module.kernel import Kernel, KernelContext, kernel_for
 from monograph.ir import Constant, Input, Value
@@ -35,10 +26,10 @@ def _conv_3x3(context: KernelContext) -> Kernel:
 _KERNELS: tuple[tuple[Callable[[Value], bool], Callable[[KernelContext], Kernel]], ...] = (
     (depthwise.serves, depthwise.depthwise),
     (winograd.serves, _conv_3x3),
-    (edges.serves, edges.conv_edges),
+    (direct_variants.serves_edges, direct_variants.conv_edges),
     (direct.serves, direct.conv),
-    (grouped.serves, grouped.conv_grouped),
-    (int8_depthwise.serves, int8_depthwise.conv_int_depthwise),
+    (direct_variants.serves_groups, direct_variants.conv_grouped),
+    (int8.serves_depthwise, int8.conv_int_depthwise),
     (int8.serves, int8.conv_int),
     (general.serves, general.window_conv),
 )
@@ -49,10 +40,10 @@ def halo(user: Value, index: int) -> Halo | None:
     """Return the zeros that a kernel expects around an operand."""
     if index or not isinstance(user.op, Conv) or not all(map(is_native, (user, *user.inputs))):
         return None
-    padded = (direct.serves, grouped.serves, int8.serves, depthwise.serves)
+    padded = (direct.serves, direct_variants.serves_groups, int8.serves, depthwise.serves)
     if not any(reads(user) for reads in padded):
         return None
-    if edges.serves(user):
+    if direct_variants.serves_edges(user):
         return None
     ends = user.op.pads_end
     if winograd.serves(user):

@@ -2,7 +2,8 @@
 
 Registers hold pixels of a row by vectors of output channels; `int8_dot` multiplies bytes. Taps
 whose channels are contiguous in memory are one run of bytes. Groups with too few results to fill a
-vector are joined, with zeros between them.
+vector are joined, with zeros between them. A depthwise convolution is like that of floats, but
+bytes are widened as they are loaded.
 """
 
 from __future__ import annotations
@@ -13,9 +14,11 @@ from functools import partial
 import numpy as np
 
 from monograph.codegen.common.registers import Reg, vector
+from monograph.codegen.llvm.conv.depthwise import Depthwise
 from monograph.codegen.llvm.conv.general import window_conv
 from monograph.codegen.llvm.emit.builder import Int
 from monograph.codegen.llvm.emit.epilogue import Epilogue
+from monograph.codegen.llvm.emit.scalar import LlvmArith
 from monograph.codegen.llvm.image.windows import image
 from monograph.codegen.llvm.matmul.int8_dot import multiplies, packed_panels, products
 from monograph.codegen.llvm.matmul.tiles import Run, split
@@ -243,3 +246,31 @@ class _ConvInt:
             self.epilogue.store([*outer, b.add(w0, r), c], total, min(left, self.lanes))
 
         self.epilogue.store_rows(sums, run.size, store)
+
+
+def serves_depthwise(value: Value) -> bool:
+    """Return True if this kernel computes a value."""
+    if not serves(value):
+        return False
+    assert isinstance(value.op, Conv)
+    results, channels = value.inputs[1].tensor.dims[:2]
+    return channels == 1 and results == value.op.groups and value.op.groups > 1
+
+
+def conv_int_depthwise(context: KernelContext) -> Kernel:
+    """Generate a kernel for a depthwise convolution of bytes and its epilogue."""
+    return _OfBytes(context).emit()
+
+
+class _OfBytes(Depthwise):
+    most_held = 4
+    sums = "i32"
+    weight = np.int32
+
+    def _loaded(self, place: Reg, lanes: int) -> Reg:
+        how = "sext" if self.dtype.is_signed else "zext"
+        return LlvmArith(self.b).convert(how, self.b.load(vector(lanes, "i8"), place, 1), "i32")
+
+    def _added(self, x: Reg, w: Reg, total: Reg) -> Reg:
+        a = LlvmArith(self.b)
+        return a.op("add", total, a.op("mul", x, w))

@@ -13,9 +13,21 @@ from monograph.codegen.common.registers import Reg, vector
 from monograph.codegen.common.types import register, storage
 from monograph.codegen.llvm.emit.builder import Builder, Int, mangled
 from monograph.codegen.llvm.emit.epilogue import Epilogue
-from monograph.codegen.llvm.matmul.partition import BATCH, PANELS, ROWS, choose_share
-from monograph.codegen.llvm.matmul.prefetch import choose_ahead, fetch, row_width, streams
-from monograph.codegen.llvm.matmul.tiles import MAX_ROWS, RegisterTile, Run, choose_tile, split
+from monograph.codegen.llvm.matmul.tiles import (
+    BATCH,
+    MAX_ROWS,
+    PANELS,
+    ROWS,
+    RegisterTile,
+    Run,
+    choose_ahead,
+    choose_share,
+    choose_tile,
+    fetch,
+    row_width,
+    split,
+    streams,
+)
 from monograph.codegen.llvm.module.kernel import (
     Kernel,
     KernelContext,

@@ -1,4 +1,10 @@
-"""Constant weights of few bits: reading them from the graph, and kernels that decode them."""
+"""Constant weights of few bits: reading them from the graph, their packing and their decoding.
+
+Codes of less than a byte are packed in words: a word of each lane has those of several depths. If
+the machine has a table lookup instruction, four bits index a table of sixteen floats. Otherwise
+integers are put into the low bits of a large float, which is then subtracted. Floats of 8 bits are
+moved into the bits of an f16 if the machine converts those.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +13,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from monograph.codegen.common.registers import Reg, vector
+from monograph.codegen.common.types import decode
+from monograph.codegen.llvm.emit.builder import Builder, float_text
+from monograph.codegen.llvm.emit.scalar import LlvmArith
 from monograph.codegen.llvm.matmul.dot import DotKernel
+from monograph.codegen.llvm.module.features import Features
 from monograph.ir import Array, DType, Value, known
+from monograph.ir.dtype import f8e4m3fn, f8e5m2
 from monograph.ops.quant import Dequantize, spread
 from monograph.ops.shape import Transpose
 from monograph.program.fusion.op_classes import coded
@@ -129,3 +141,113 @@ class Decoded(DotKernel):
                 stack.extend(value.inputs)
         read = {v for u in region.body if u not in inside for v in u.inputs}
         return [v for v in region.inputs_besides(1) if v in read]
+
+
+WORD_BITS, BYTE_BITS = 32, 8
+MANTISSA = 23
+NIBBLE = 4
+_NAN = 0x7F
+_HALF_GAIN = 2.0**8
+"""The factor between an e4m3 and the f16 with its bits."""
+
+
+class CodeFormat:
+    """The packing and decoding of the codes of one matrix."""
+
+    def __init__(self, codes: QuantisedWeights, features: Features, lanes: int) -> None:
+        self.codes, self.lanes = codes, lanes
+        self.bits = codes.dtype.bits
+        self.small = self.bits < BYTE_BITS
+        self.depths = WORD_BITS // self.bits if self.small else 1
+        """The number of depths in one word (or byte) of a lane."""
+        self.middle = codes.middle
+        looks_up = features.lookup and lanes == 1 << NIBBLE and self.bits == NIBBLE
+        self.lookup = features.lookup if looks_up else ""
+        self.as_half = features.converts_half and (
+            codes.dtype == f8e5m2
+            or (codes.dtype == f8e4m3fn and not (codes.codes & _NAN == _NAN).any())
+        )
+
+    @property
+    def gain(self) -> float:
+        """The factor that scales are multiplied with."""
+        return _HALF_GAIN if self.as_half and self.codes.dtype == f8e4m3fn else 1.0
+
+    @property
+    def lane_bytes(self) -> int:
+        return WORD_BITS // BYTE_BITS if self.small else 1
+
+    def words(self, depth: int) -> int:
+        return -(-depth // self.depths)
+
+    def pack(self, codes: Array) -> Array:
+        """Pack codes [depth, columns] as [words, columns]; missing depths are zeros."""
+        if not self.small:
+            return self._signed(codes)
+        count = self.words(len(codes))
+        whole = np.zeros((count * self.depths, codes.shape[1]), np.uint8)
+        whole[: len(codes)] = codes
+        made = np.zeros((count, codes.shape[1]), np.uint32)
+        for d in range(self.depths):
+            made |= whole[d :: self.depths].astype(np.uint32) << np.uint32(d * self.bits)
+        return made
+
+    @property
+    def _centred(self) -> bool:
+        """True if bytes are signed around zero."""
+        return not self.codes.dtype.is_float and self.bits == BYTE_BITS and self.middle == 1 << 7
+
+    def _signed(self, codes: Array) -> Array:
+        return codes ^ np.uint8(1 << 7) if self._centred else codes
+
+    def load(self, b: Builder, pointer: Reg) -> Reg:
+        element = "i32" if self.small else "i8"
+        return b.load(vector(self.lanes, element), pointer, 1)
+
+    def number(self, a: LlvmArith, word: Reg, d: int, zeros: Reg | None) -> Reg:
+        """Return the numbers of a depth of a word, minus the zero point."""
+        made = self._float(a, word, d) if self.codes.dtype.is_float else self._int(a, word, d)
+        return made if zeros is None else a.sub(made, zeros)
+
+    def _float(self, a: LlvmArith, word: Reg, d: int) -> Reg:
+        if self.lookup:
+            values = np.arange(1 << NIBBLE, dtype=np.uint8).view(self.codes.dtype.numpy)
+            return self._looked_up(a, word, d, values.astype(np.float64))
+        if self.as_half:
+            bits = a.op("shl", a.convert("zext", word, "i16"), BYTE_BITS)
+            if self.codes.dtype == f8e4m3fn:
+                # The exponent has one bit less: it moves down, the sign stays.
+                bits = a.op("and", a.op("ashr", bits, 1), -0x4001)
+            return a.convert("fpext", a.floats(bits, "half"), "float")
+        return decode(a, self.codes.dtype, self._alone(a, word, d))
+
+    def _int(self, a: LlvmArith, word: Reg, d: int) -> Reg:
+        middle = self.middle or 0
+        if self.lookup:
+            return self._looked_up(a, word, d, np.arange(1 << NIBBLE) - float(middle))
+        if self._centred:
+            return a.convert("sitofp", a.convert("sext", word, "i32"), "float")
+        if not self.small:
+            word = a.convert("zext", word, "i32")
+        at = d * self.bits
+        if at + self.bits > MANTISSA:
+            word, at = a.op("lshr", word, at), 0
+        if self.small:
+            word = a.op("and", word, ((1 << self.bits) - 1) << at)
+        # 2^(23 - at), whose bit `at` counts 1.
+        base = 2.0 ** (MANTISSA - at)
+        large = a.floats(a.op("or", word, int(np.float32(base).view(np.uint32))))
+        return a.sub(large, base + middle)
+
+    def _alone(self, a: LlvmArith, word: Reg, d: int) -> Reg:
+        if not self.small:
+            return word
+        moved = a.op("lshr", word, d * self.bits) if d else word
+        return a.op("and", moved, (1 << self.bits) - 1)
+
+    def _looked_up(self, a: LlvmArith, word: Reg, d: int, values: Array) -> Reg:
+        """Look codes up in a table; only the low bits of an index count."""
+        kind = vector(self.lanes, "float")
+        texts = ", ".join(f"float {float_text(float(v), 'float')}" for v in values)
+        index = a.op("lshr", word, d * self.bits) if d else word
+        return a.b.call(self.lookup, kind, Reg(f"<{texts}>", kind), index)

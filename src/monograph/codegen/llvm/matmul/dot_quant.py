@@ -13,8 +13,12 @@ from monograph.codegen.common.registers import Reg, vector
 from monograph.codegen.llvm.emit.builder import Int
 from monograph.codegen.llvm.emit.scalar import LlvmArith
 from monograph.codegen.llvm.matmul import dot_quant_int
-from monograph.codegen.llvm.matmul.dot_codes import Decoded, QuantisedWeights, read_codes
-from monograph.codegen.llvm.matmul.dot_numbers import CodeFormat
+from monograph.codegen.llvm.matmul.dot_codes import (
+    CodeFormat,
+    Decoded,
+    QuantisedWeights,
+    read_codes,
+)
 from monograph.codegen.llvm.matmul.tiles import RegisterTile, Run
 from monograph.codegen.llvm.module.kernel import Kernel, KernelContext
 from monograph.ir import Array, Value

@@ -20,8 +20,7 @@ from monograph.codegen.common.registers import Reg, vector
 from monograph.codegen.llvm.emit.builder import Int, mangled
 from monograph.codegen.llvm.emit.scalar import LlvmArith
 from monograph.codegen.llvm.matmul.dot_codes import Decoded, QuantisedWeights
-from monograph.codegen.llvm.matmul.prefetch import LINE
-from monograph.codegen.llvm.matmul.tiles import RegisterTile, Run
+from monograph.codegen.llvm.matmul.tiles import LINE, RegisterTile, Run
 from monograph.codegen.llvm.module.kernel import (
     Kernel,
     KernelContext,

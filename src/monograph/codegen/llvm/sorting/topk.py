@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 
 from monograph.codegen.common.registers import Reg
-from monograph.codegen.llvm.emit.builder import Int
+from monograph.codegen.llvm.emit.builder import Builder, Int
 from monograph.codegen.llvm.emit.map_kernel import bits_of
 from monograph.codegen.llvm.emit.scalar import LlvmScalars
 from monograph.codegen.llvm.module.kernel import (
@@ -23,12 +23,78 @@ from monograph.codegen.llvm.module.kernel import (
     share,
     synchronise,
 )
-from monograph.codegen.llvm.sorting.heap import Heap
 from monograph.ir import Item, Value
 from monograph.ir.dtype import f64
 from monograph.ops.scalar import Scalar
 from monograph.ops.sort import TopK
 from monograph.program.index import strides_of
+
+
+class Heap:
+    """Distinct unsigned numbers of one type, contiguous from a pointer on."""
+
+    def __init__(self, b: Builder, pointer: Reg, kind: str, nbytes: int) -> None:
+        self.b = b
+        self.pointer = pointer
+        self.kind = kind
+        self.nbytes = nbytes
+
+    def load(self, i: Int) -> Reg:
+        at = self.b.offset(self.pointer, self.b.mul(i, self.nbytes))
+        return self.b.load(self.kind, at, self.nbytes)
+
+    def store(self, i: Int, number: Reg) -> None:
+        at = self.b.offset(self.pointer, self.b.mul(i, self.nbytes))
+        self.b.store(number, at, self.nbytes)
+
+    def order(self, count: Int) -> None:
+        """Makes a heap of `count` numbers in any order."""
+        half = self.b.div(count, 2)
+
+        def sink(j: Int, _: list[Reg]) -> None:
+            root = self.b.sub(self.b.sub(half, 1), j)
+            self.sink(self.load(root), root, count)
+
+        self.b.loop(0, half, 1, sink)
+
+    def sort(self, count: int) -> None:
+        """Puts a heap of `count` numbers in order, the largest first."""
+
+        def move(j: Int, _: list[Reg]) -> None:
+            last = self.b.sub(count - 1, j)
+            number = self.load(last)
+            self.store(last, self.load(0))
+            self.sink(number, 0, last)
+
+        self.b.loop(0, count - 1, 1, move)
+
+    def sink(self, number: Reg, root: Int, count: Int) -> None:
+        """Insert a number at a root, or below all smaller numbers there."""
+        b = self.b
+        before, look, choose, down, done = (
+            b.block,
+            *(b.new_label(stem) for stem in ("look", "choose", "down", "done")),
+        )
+        at, below = Reg(b.fresh("at"), "i64"), Reg(b.fresh("below"), "i64")
+        b.jump(look)
+        b.label(look)
+        b.line(f"{at} = phi i64 [ {root}, %{before} ], [ {below}, %{down} ]")
+        left = b.i64(b.add(b.mul(at, 2), 1))
+        b.branch(b.compare("slt", left, b.i64(count)), choose, done)
+        b.label(choose)
+        # Without a right child the last number is the left one, and counts as both.
+        right = b.i64(b.minimum(b.add(left, 1), b.sub(count, 1)))
+        one, other = self.load(left), self.load(right)
+        smaller = b.compare("ult", other, one)
+        b.line(f"{below} = select i1 {smaller}, i64 {right}, i64 {left}")
+        least = b.set(self.kind, f"select i1 {smaller}, {self.kind} {other}, {self.kind} {one}")
+        b.branch(b.compare("ult", least, number), down, done)
+        b.label(down)
+        self.store(at, least)
+        b.jump(look)
+        b.label(done)
+        self.store(at, number)
+
 
 PLACE_BITS = 32
 GROUP = 4

@@ -1,20 +1,125 @@
-"""LayerNorm and RMSNorm: mean, then variance, then the result."""
+"""Softmax, log-softmax, LayerNorm and RMSNorm along rows that stay in cache.
+
+Softmax takes three passes; a norm takes one for the mean, one for the variance, one for the result.
+"""
 
 from __future__ import annotations
 
 import math
 
+from monograph.codegen.common.registers import Reg
 from monograph.codegen.common.registry import any_view
 from monograph.codegen.llvm.emit.elements import Point
+from monograph.codegen.llvm.emit.scalar import LlvmArith
 from monograph.codegen.llvm.module.kernel import Kernel, KernelContext, kernel_for
 from monograph.codegen.llvm.rows.rows import LlvmRows, RowPosition, Totals
 from monograph.ir import Value
 from monograph.ir.dtype import f32, f64
 from monograph.ir.lazy import lazy
-from monograph.ops.composite import LayerNorm, RmsNorm
+from monograph.ops.composite import LayerNorm, LogSoftmax, RmsNorm, Softmax
 from monograph.ops.scalar import Scalar
 from monograph.program.fusion.access import Element, Indices, Resolved, aligned, resolve
 from monograph.program.fusion.op_classes import is_view
+
+# 2^r for |r| <= 1/2; relative error 2^-25.9
+_EXP2 = (
+    1.0,
+    0.6931471824645996,
+    0.24022646248340607,
+    0.05550328642129898,
+    0.009618489071726799,
+    0.0013399930903688073,
+    0.0001534581242594868,
+)
+_ROUNDER = 1.5 * 2.0**23 + 127
+"""Added to a float, it leaves the nearest whole number in the low bits, as an exponent."""
+_EXP2_LOW = -127.0
+LOG2_E = 1 / math.log(2)
+
+
+def power_below_one(a: LlvmArith, t: Reg) -> Reg:
+    """2^t of f32 for t <= 0, exactly 0 from -127 on; cheaper than e^x of any x."""
+    t = a.at_least(t, _EXP2_LOW)
+    shifted = a.add(t, _ROUNDER)
+    r = a.sub(t, a.sub(shifted, _ROUNDER))
+    return a.mul(a.polynomial(r, _EXP2), a.floats(a.op("shl", a.bits(shifted), 23)))
+
+
+@kernel_for(Softmax, LogSoftmax, readable=any_view)
+def softmax(context: KernelContext) -> Kernel:
+    """Generate a kernel for a softmax, its operand and its epilogue."""
+    anchor = context.step.region.anchor
+    assert anchor is not None
+    assert isinstance(anchor.op, (Softmax, LogSoftmax))
+    return _Softmax(context, anchor, anchor.op.axis, isinstance(anchor.op, LogSoftmax)).emit()
+
+
+class _Softmax:
+    def __init__(self, context: KernelContext, anchor: Value, axis: int, logarithm: bool) -> None:
+        self.rows = LlvmRows(context, (axis,), keeps=True)
+        self.dtype = f64 if anchor.dtype == f64 else f32
+        self.logarithm = logarithm
+        rows = self.rows
+        self.order = [] if rows.empty else rows.elements.plan((rows.operand,), rows.at)
+        plain = rows.operand in rows.elements.inputs and anchor.dtype == self.dtype
+        self.read_again = plain and not rows.unrolled
+
+    def emit(self) -> Kernel:
+        if not self.rows.empty:
+            self.rows.run(self._row)
+        return self.rows.kernel()
+
+    def _row(self, place: RowPosition) -> None:
+        s = self.rows.scalars
+        lowest = Scalar(s.constant(-math.inf, self.dtype).reg, self.dtype)
+        nothing = Scalar(s.constant(0.0, self.dtype).reg, self.dtype)
+        largest = self.rows.fold(place, [lowest], self._read, self._larger)
+        tops = [t[0] for t in largest]
+        halving = self.dtype == f32 and not self.logarithm
+
+        def weigh(point: Point, stream: int, totals: Totals) -> Totals:
+            # The difference comes first: it is exact near the maximum, whatever its size.
+            x = s.sub(self._again(point, stream), self._of(tops, stream))
+            if halving:
+                t = s.mul(x, s.constant(LOG2_E, self.dtype))
+                e = Scalar(power_below_one(s.a, t.reg), self.dtype)
+            else:
+                e = s.exp(x)
+            self.rows.keep(point, stream, x if self.logarithm else e)
+            return [s.add(totals[0], e)]
+
+        sums = self.rows.fold(place, [nothing], weigh, lambda x, y: [s.add(x[0], y[0])])
+        one = s.constant(1.0, self.dtype)
+        scales = [s.log(t[0]) if self.logarithm else s.div(one, t[0]) for t in sums]
+
+        def write(point: Point, stream: int) -> None:
+            x, scale = self.rows.kept_at(point, stream, self.dtype), self._of(scales, stream)
+            y = s.sub(x, scale) if self.logarithm else s.mul(x, scale)
+            self.rows.finish(Scalar(y.reg, self.rows.anchor.dtype), point)
+
+        self.rows.each(place, write)
+
+    def _of(self, totals: list[Scalar], stream: int) -> Scalar:
+        """Return the total of an element's row: along a row there is only one."""
+        return totals[stream] if self.rows.across else totals[0]
+
+    def _read(self, point: Point, stream: int, totals: Totals) -> Totals:
+        x = Scalar(self.rows.operand_at(point, self.order).reg, self.dtype)
+        if not self.read_again:
+            self.rows.keep(point, stream, x)
+        return self._larger(totals, [x])
+
+    def _again(self, point: Point, stream: int) -> Scalar:
+        """Return an element in the second pass: from memory if it is stored there."""
+        if not self.read_again:
+            return self.rows.kept_at(point, stream, self.dtype)
+        return self.rows.operand_at(point, self.order)
+
+    def _larger(self, x: Totals, y: Totals) -> Totals:
+        # NaN may be ignored here: the sum contains it.
+        a = self.rows.scalars.a
+        p, q = self.rows.scalars.splat(x[0], y[0].reg.lanes), y[0]
+        return [Scalar(a.select(a.compare("ogt", q.reg, p.reg), q.reg, p.reg), self.dtype)]
 
 
 @kernel_for(LayerNorm, RmsNorm, readable=any_view)

@@ -1,1 +1,0 @@
-"""CPU kernels of single ops: determinants, n-grams, random numbers."""

@@ -1,1 +1,0 @@
-"""GPU kernels of single ops: determinants, trees, n-grams, random numbers."""
