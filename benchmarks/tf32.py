@@ -25,12 +25,12 @@ import onnx
 
 import monograph
 from monograph.codegen.triton.emit import elements
-from monograph.codegen.triton.matmul import tf32
+from monograph.codegen.triton.matmul import product
 
 HERE = Path(__file__).parent
 BOXES, SCORES = "/model.23/Split_output_0", "/model.23/Split_output_1"
 """What the rows of the detector are chosen from."""
-WAYS = ("off", tf32.ADD, "stored")
+WAYS = ("off", product.ADD, "stored")
 ROUNDS, REPLAYS = 15, 50
 
 
@@ -66,16 +66,16 @@ def rounding(way: str) -> Iterator[None]:
     plain = elements.TritonElements.store
 
     def store(self: Any, value: Any, at: Any, scalar: Any, point: Any) -> None:
-        if value.dtype == tf32.f32:
+        if value.dtype == product.f32:
             asm = '"cvt.rna.tf32.f32 $0, $1;", "=r,r"'
             text = f"tl.inline_asm_elementwise({asm}, [{scalar.reg}], tl.float32, True, 1)"
             scalar = type(scalar)(self.w.set("float", text), scalar.dtype)
         plain(self, value, at, scalar, point)
 
-    read = tf32.OFF if way in ("off", "stored") else way
-    patches: list[Any] = [mock.patch.object(tf32, "rounding", return_value=read)]
+    read = product.OFF if way in ("off", "stored") else way
+    patches: list[Any] = [mock.patch.object(product, "rounding", return_value=read)]
     if way == "off":
-        patches.append(mock.patch.object(tf32, "round_array", lambda x: x))
+        patches.append(mock.patch.object(product, "round_array", lambda x: x))
     if way == "stored":
         patches.append(mock.patch.object(elements.TritonElements, "store", store))
     for patch in patches:

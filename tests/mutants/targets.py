@@ -39,7 +39,7 @@ INDEX = (
     "codegen/llvm/indexing/index_kernels.py",
     "codegen/llvm/indexing/gather.py",
     "codegen/llvm/module/memory.py",
-    "codegen/triton/emit/indexed_load.py",
+    "codegen/triton/emit/tile.py",
     "codegen/triton/emit/elements.py",
     "codegen/triton/indexing/index_kernels.py",
 )

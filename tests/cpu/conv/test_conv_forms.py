@@ -7,7 +7,7 @@ import pytest
 
 import monograph
 from monograph.codegen.llvm.conv import direct_variants
-from monograph.codegen.llvm.conv.tiling import ConvTiling, make_plan
+from monograph.codegen.llvm.conv.direct import ConvTiling, make_plan
 from monograph.codegen.llvm.matmul.tiles import RegisterTile
 from monograph.codegen.llvm.module.features import host_features
 from monograph.ir import Value, constant, parse_type

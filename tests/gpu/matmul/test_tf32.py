@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from monograph.codegen.triton.matmul import tf32
+from monograph.codegen.triton.matmul import product
 from monograph.codegen.triton.module import select
 from monograph.codegen.triton.module.kernel import (
     ARCHES,
@@ -54,7 +54,7 @@ def truncating(monkeypatch: pytest.MonkeyPatch) -> None:
     plain = builder.create_dot
 
     def cut(operand: Any) -> Any:
-        bits = np.ascontiguousarray(operand.data).view(np.int32) & tf32.KEPT
+        bits = np.ascontiguousarray(operand.data).view(np.int32) & product.KEPT
         return interpreter.TensorHandle(bits.view(np.float32), operand.dtype)
 
     def create_dot(self: Any, a: Any, b: Any, d: Any, precision: Any, most: Any) -> Any:
@@ -196,8 +196,8 @@ def test_sums_of_positive_products_are_not_biased(make: Make) -> None:
 @pytest.mark.usefixtures("truncating")
 @pytest.mark.parametrize("make", GRAPHS.values(), ids=GRAPHS)
 def test_truncated_operands_would_show(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tf32, "rounding", lambda: tf32.OFF)
-    monkeypatch.setattr(tf32, "round_array", lambda x: x)
+    monkeypatch.setattr(product, "rounding", lambda: product.OFF)
+    monkeypatch.setattr(product, "round_array", lambda x: x)
     found = biases(make(), 1)
     assert all(b > TRUNCATED for b in found.values()), found
 
@@ -206,14 +206,14 @@ def test_weights_are_rounded_to_the_nearest() -> None:
     step = 2.0**-10
     given = [1, 1 + step / 2, 1 + step / 2 - 2**-23, -1 - step / 2, 1 + step * 0.75, 2 - step / 4]
     right = [1, 1 + step, 1, -1 - step, 1 + step, 2]
-    np.testing.assert_array_equal(tf32.round_array(np.float32(given)), np.float32(right))
+    np.testing.assert_array_equal(product.round_array(np.float32(given)), np.float32(right))
 
 
 def test_special_numbers_stay() -> None:
     most = float(np.finfo(np.float32).max)
     given = np.float32([np.inf, -np.inf, np.nan, -np.nan, most, -most, 0, -0.0])
     given = np.append(given, np.array([0x7FFFFFFF, 0xFFFFFFFF], np.uint32).view(np.float32))
-    found = tf32.round_array(given)
+    found = product.round_array(given)
     np.testing.assert_array_equal(found, given)
     np.testing.assert_array_equal(np.signbit(found), np.signbit(given))
 

@@ -18,8 +18,7 @@ from __future__ import annotations
 
 import math
 
-from monograph.codegen.common.arith import Arith
-from monograph.codegen.common.registers import Reg
+from monograph.codegen.common.registers import Arith, Reg
 
 # Adding this to a float below 2^22 leaves its nearest whole number in the low bits.
 _ROUNDER = 1.5 * 2.0**23

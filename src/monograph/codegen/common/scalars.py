@@ -7,9 +7,8 @@ from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Generic, TypeVar
 
-from monograph.codegen.common import arith, mathlib, types
-from monograph.codegen.common.arith import Arith
-from monograph.codegen.common.registers import Emitter, Reg
+from monograph.codegen.common import mathlib, registers, types
+from monograph.codegen.common.registers import Arith, Emitter, Reg
 from monograph.ir import DType, Value
 from monograph.ir.dtype import UINT, boolean
 from monograph.ops.cast import UP
@@ -62,13 +61,13 @@ class RegisterScalars(ScalarBuilder):
         p, q = self._same_lanes(x, y)
         if x.dtype.is_float:
             return Scalar(self.a.div(p, q), x.dtype)
-        return Scalar(arith.quotient(self.a, p, q, x.dtype, y.literal), x.dtype)
+        return Scalar(registers.quotient(self.a, p, q, x.dtype, y.literal), x.dtype)
 
     def mod(self, x: Scalar, y: Scalar, truncated: bool = False) -> Scalar:
         p, q = self._same_lanes(x, y)
         if not x.dtype.is_float:
-            whole = arith.quotient(self.a, p, q, x.dtype, y.literal)
-            return Scalar(arith.remainder(self.a, p, q, whole, x.dtype, truncated), x.dtype)
+            whole = registers.quotient(self.a, p, q, x.dtype, y.literal)
+            return Scalar(registers.remainder(self.a, p, q, whole, x.dtype, truncated), x.dtype)
         rest = self.a.each_lane(lambda s, t: self.a.op("frem", s, t), p, q)
         return Scalar(rest if truncated else mathlib.floored(self.a, rest, q), x.dtype)
 
@@ -110,7 +109,7 @@ class RegisterScalars(ScalarBuilder):
     def neg(self, x: Scalar) -> Scalar:
         if x.dtype.is_float:
             return Scalar(self.a.neg(x.reg), x.dtype)
-        return Scalar(arith.negated(self.a, x.reg), x.dtype)
+        return Scalar(registers.negated(self.a, x.reg), x.dtype)
 
     def abs(self, x: Scalar) -> Scalar:
         if x.dtype.kind == UINT:
@@ -247,12 +246,12 @@ class RegisterScalars(ScalarBuilder):
 
     def shift_left(self, x: Scalar, y: Scalar) -> Scalar:
         p, q = self._same_lanes(x, y)
-        return Scalar(arith.shifted(self.a, "shl", p, q), x.dtype)
+        return Scalar(registers.shifted(self.a, "shl", p, q), x.dtype)
 
     def shift_right(self, x: Scalar, y: Scalar) -> Scalar:
         p, q = self._same_lanes(x, y)
         how = "ashr" if x.dtype.is_signed else "lshr"
-        return Scalar(arith.shifted(self.a, how, p, q), x.dtype)
+        return Scalar(registers.shifted(self.a, how, p, q), x.dtype)
 
     # Choice and conversion
 

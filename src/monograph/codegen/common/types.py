@@ -11,8 +11,7 @@ from dataclasses import dataclass
 
 import ml_dtypes
 
-from monograph.codegen.common.arith import Arith
-from monograph.codegen.common.registers import Reg
+from monograph.codegen.common.registers import Arith, Reg
 from monograph.ir import DType
 from monograph.ir.dtype import (
     BOOL,

@@ -10,8 +10,7 @@ import math
 import numpy as np
 
 from monograph.codegen.common.registry import any_view
-from monograph.codegen.triton.emit.indexed_load import joined, read, register, table
-from monograph.codegen.triton.emit.tile import ResultTile, each, tile
+from monograph.codegen.triton.emit.tile import ResultTile, each, joined, read, register, table, tile
 from monograph.codegen.triton.emit.writer import power
 from monograph.codegen.triton.module.kernel import (
     Candidate,

@@ -17,7 +17,7 @@ from monograph.codegen.common.registers import Reg, vector
 from monograph.codegen.common.types import register
 from monograph.codegen.llvm.attention.mask import ScoreMask, View
 from monograph.codegen.llvm.emit.builder import Int, transposed
-from monograph.codegen.llvm.emit.epilogue import Epilogue, part, pieces
+from monograph.codegen.llvm.emit.elements import Epilogue, part, pieces
 from monograph.codegen.llvm.matmul.tiles import Run, split
 from monograph.codegen.llvm.module.kernel import (
     Kernel,

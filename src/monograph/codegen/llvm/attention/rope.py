@@ -13,7 +13,7 @@ from monograph.codegen.common.registers import Reg, vector
 from monograph.codegen.llvm.attention.attention import readable
 from monograph.codegen.llvm.attention.mask import View
 from monograph.codegen.llvm.emit.builder import Int
-from monograph.codegen.llvm.emit.epilogue import Epilogue, pieces
+from monograph.codegen.llvm.emit.elements import Epilogue, pieces
 from monograph.codegen.llvm.module.kernel import (
     Kernel,
     KernelContext,

@@ -1,29 +1,141 @@
 """Direct convolution, channels last: a register tile of pixels by vectors of output channels.
 
 The input has a halo of zeros as wide as the padding, so no tap needs a bounds check. Each loaded
-pixel feeds every tap of the row and every output vector of the tile.
+pixel feeds every tap of the row and every output vector of the tile. A tiling is
+an axis along which the tiles run, and the registers that they fill.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import TypeVar
 
 import numpy as np
 
 from monograph.codegen.common.registers import Reg, vector
 from monograph.codegen.common.types import register
-from monograph.codegen.llvm.conv.tiling import ConvTiling, Taps, make_plan
 from monograph.codegen.llvm.emit.builder import Int
-from monograph.codegen.llvm.emit.epilogue import Epilogue
+from monograph.codegen.llvm.emit.elements import Epilogue
 from monograph.codegen.llvm.emit.scalar import load_elements
-from monograph.codegen.llvm.matmul.tiles import Run, split
+from monograph.codegen.llvm.matmul.tiles import (
+    FMAS_PER_CYCLE,
+    LOADS_PER_CYCLE,
+    MAX_ROWS,
+    MAX_VECTORS,
+    STORE_CYCLES,
+    TILE_CYCLES,
+    RegisterTile,
+    Run,
+    room,
+    split,
+)
+from monograph.codegen.llvm.module.features import Features
 from monograph.codegen.llvm.module.kernel import Kernel, KernelContext, LlvmPacked, pointers, share
 from monograph.ir import Array, Value, known
 from monograph.ops.conv import Conv
 from monograph.program.index import strides_of
 from monograph.program.memory.strided import strided
+
+T = TypeVar("T")
+CLEARLY = 0.7
+"""Another axis must take at most this share of the time along the last axis."""
+
+
+@dataclass(frozen=True)
+class Taps:
+    """One spatial dimension of a window: the taps that each load feeds."""
+
+    size: int
+    stride: int
+    dilation: int
+
+    def pixels(self, rows: int) -> list[int]:
+        """Return the offsets of the pixels that a row of outputs reads."""
+        return sorted(
+            {r * self.stride + k * self.dilation for r in range(rows) for k in range(self.size)}
+        )
+
+    def uses(self, pixel: int, rows: int) -> list[tuple[int, int]]:
+        """Return the (output, tap) pairs that a pixel feeds."""
+        found = []
+        for k in range(self.size):
+            r, rest = divmod(pixel - k * self.dilation, self.stride)
+            if rest == 0 and 0 <= r < rows:
+                found.append((r, k))
+        return found
+
+
+@dataclass(frozen=True)
+class ConvTiling:
+    """The spatial axis of the tiles, the register tile, and the estimated time in cycles."""
+
+    axis: int
+    tile: RegisterTile
+    cycles: float
+
+    def turned(self, items: Sequence[T]) -> tuple[T, ...]:
+        """Permute entries of spatial axes so that the tiles' axis is last."""
+        return (*items[: self.axis], *items[self.axis + 1 :], items[self.axis])
+
+    def turned_back(self, items: Sequence[T]) -> tuple[T, ...]:
+        """The inverse of `turned`."""
+        return (*items[: self.axis], items[-1], *items[self.axis : -1])
+
+
+def make_plan(value: Value, features: Features) -> ConvTiling:
+    """Return the tiling with the least estimated time on one core.
+
+    Tiles run along the last axis, where pixels are contiguous, unless another is clearly better: an
+    image one pixel wide.
+    """
+    *others, last = (_along(value, axis, features) for axis in range(value.tensor.rank - 2))
+    best = min(others, key=lambda p: p.cycles, default=last)
+    return best if best.cycles < CLEARLY * last.cycles else last
+
+
+def _along(value: Value, axis: int, features: Features) -> ConvTiling:
+    """Return the best tiling whose tiles run along an axis."""
+    assert isinstance(value.op, Conv)
+    shape, weights = value.tensor.static, value.inputs[1].tensor.static
+    pixels = shape[1 + axis]
+    vectors = -(-shape[-1] // features.lanes(32))
+    taps = Taps(weights[2 + axis], value.op.strides[axis], value.op.dilations[axis])
+    depth = math.prod(weights[1:]) // max(taps.size, 1)
+    best, least = RegisterTile(1, 1), float("inf")
+    for v in range(1, min(MAX_VECTORS, vectors) + 1):
+        # With a stride, at most two taps of weights are live at once.
+        held = v * (taps.size if taps.stride == 1 else min(taps.size, 2))
+        for r in range(1, min(MAX_ROWS, pixels) + 1):
+            if r * v + held + 1 > room(features, v):
+                break
+            cycles = _line_cycles(pixels, vectors, depth, taps, RegisterTile(r, v))
+            if cycles < least:
+                best, least = RegisterTile(r, v), cycles
+    if math.isinf(least):
+        least = _line_cycles(pixels, vectors, depth, taps, best)
+    lines = math.prod(shape[:-1]) // max(pixels, 1)
+    return ConvTiling(axis, best, least * lines)
+
+
+def _line_cycles(pixels: int, vectors: int, depth: int, taps: Taps, tile: RegisterTile) -> float:
+    total = 0.0
+    for columns in split(vectors, tile.vectors):
+        for run in split(pixels, tile.rows):
+            loads = len(taps.pixels(run.size)) + taps.size * columns.size
+            fmas = max(run.size * columns.size * taps.size, 8)
+            each = depth * max(loads / LOADS_PER_CYCLE, fmas / FMAS_PER_CYCLE)
+            each += run.size * columns.size * STORE_CYCLES + TILE_CYCLES
+            total += each * run.count * columns.count
+    return total
+
+
+def direct_cycles(value: Value, features: Features) -> float:
+    """The estimated time of a convolution by the direct kernel, in cycles of one core."""
+    return make_plan(value, features).cycles
+
 
 UNROLL = 2
 BIG_WEIGHTS = 600_000

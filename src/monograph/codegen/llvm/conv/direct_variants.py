@@ -19,8 +19,7 @@ import numpy as np
 
 from monograph.codegen.common.registers import Reg
 from monograph.codegen.llvm.conv import direct
-from monograph.codegen.llvm.conv.direct import DirectConv, Spot, sums_in_f32
-from monograph.codegen.llvm.conv.tiling import ConvTiling, make_plan
+from monograph.codegen.llvm.conv.direct import ConvTiling, DirectConv, Spot, make_plan, sums_in_f32
 from monograph.codegen.llvm.emit.builder import Int
 from monograph.codegen.llvm.matmul.tiles import Run, split
 from monograph.codegen.llvm.module.kernel import Kernel, KernelContext

@@ -13,7 +13,7 @@ import numpy as np
 
 from monograph.codegen.common.registers import Reg
 from monograph.codegen.llvm.emit.builder import Int
-from monograph.codegen.llvm.emit.epilogue import Epilogue
+from monograph.codegen.llvm.emit.elements import Epilogue
 from monograph.codegen.llvm.emit.scalar import LlvmScalars
 from monograph.codegen.llvm.image.windows import (
     ChannelBlocks,

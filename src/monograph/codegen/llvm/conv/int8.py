@@ -17,7 +17,7 @@ from monograph.codegen.common.registers import Reg, vector
 from monograph.codegen.llvm.conv.depthwise import Depthwise
 from monograph.codegen.llvm.conv.general import window_conv
 from monograph.codegen.llvm.emit.builder import Int
-from monograph.codegen.llvm.emit.epilogue import Epilogue
+from monograph.codegen.llvm.emit.elements import Epilogue
 from monograph.codegen.llvm.emit.scalar import LlvmArith
 from monograph.codegen.llvm.image.windows import image
 from monograph.codegen.llvm.matmul.int8_dot import multiplies, packed_panels, products

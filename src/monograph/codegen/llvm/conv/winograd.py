@@ -15,10 +15,10 @@ from functools import partial
 import numpy as np
 
 from monograph.codegen.common.registers import Reg, vector
-from monograph.codegen.llvm.conv.tiling import direct_cycles
+from monograph.codegen.llvm.conv.direct import direct_cycles
 from monograph.codegen.llvm.conv.winograd_direct import PlainTile, plain_weights
 from monograph.codegen.llvm.emit.builder import Int
-from monograph.codegen.llvm.emit.epilogue import Epilogue
+from monograph.codegen.llvm.emit.elements import Epilogue
 from monograph.codegen.llvm.emit.scalar import LlvmArith
 from monograph.codegen.llvm.image.windows import ChannelBlocks, blocks, image
 from monograph.codegen.llvm.matmul.tiles import RegisterTile, Run, choose_tile, split, tile_cycles

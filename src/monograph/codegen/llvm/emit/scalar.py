@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from monograph.codegen.common import types
-from monograph.codegen.common.arith import Arith, Operand
-from monograph.codegen.common.registers import Reg, vector
+from monograph.codegen.common.registers import Arith, Operand, Reg, vector
 from monograph.codegen.common.scalars import RegisterScalars
 from monograph.codegen.common.types import decode, encode, storage
 from monograph.codegen.llvm.emit.builder import Builder

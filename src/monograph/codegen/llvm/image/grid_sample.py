@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from monograph.codegen.common.registers import Reg
 from monograph.codegen.common.sampling import combined, neighbours, number
 from monograph.codegen.llvm.emit.builder import Builder, Int
-from monograph.codegen.llvm.emit.epilogue import Epilogue
+from monograph.codegen.llvm.emit.elements import Epilogue
 from monograph.codegen.llvm.emit.scalar import LlvmScalars
 from monograph.codegen.llvm.image.windows import ChannelBlocks, blocks, each_pixel, strided_view
 from monograph.codegen.llvm.module.kernel import (

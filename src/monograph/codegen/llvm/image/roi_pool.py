@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from monograph.codegen.common.registers import Reg
 from monograph.codegen.common.sampling import number, tamed
 from monograph.codegen.llvm.emit.builder import Int
-from monograph.codegen.llvm.emit.epilogue import Epilogue
+from monograph.codegen.llvm.emit.elements import Epilogue
 from monograph.codegen.llvm.emit.scalar import LlvmScalars
 from monograph.codegen.llvm.image.grid_sample import ElementReader, float_of, integer_of
 from monograph.codegen.llvm.image.windows import ChannelBlocks, blocks, each_pixel, strided_view

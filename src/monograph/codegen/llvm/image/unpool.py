@@ -6,7 +6,7 @@ import math
 
 from monograph.codegen.common.registers import Reg
 from monograph.codegen.llvm.emit.builder import Int
-from monograph.codegen.llvm.emit.epilogue import Epilogue
+from monograph.codegen.llvm.emit.elements import Epilogue
 from monograph.codegen.llvm.emit.scalar import LlvmScalars
 from monograph.codegen.llvm.image.grid_sample import ElementReader
 from monograph.codegen.llvm.image.windows import blocks, each_pixel, strided_view

@@ -12,7 +12,7 @@ import numpy as np
 from monograph.codegen.common.registers import Reg, vector
 from monograph.codegen.common.types import register, storage
 from monograph.codegen.llvm.emit.builder import Builder, Int, mangled
-from monograph.codegen.llvm.emit.epilogue import Epilogue
+from monograph.codegen.llvm.emit.elements import Epilogue
 from monograph.codegen.llvm.matmul.tiles import (
     BATCH,
     MAX_ROWS,

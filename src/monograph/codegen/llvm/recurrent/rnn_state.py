@@ -14,7 +14,7 @@ import numpy as np
 from monograph.codegen.common.activations import activate
 from monograph.codegen.common.registers import Reg, vector
 from monograph.codegen.llvm.emit.builder import Int
-from monograph.codegen.llvm.emit.epilogue import part, pieces
+from monograph.codegen.llvm.emit.elements import part, pieces
 from monograph.codegen.llvm.emit.scalar import LlvmScalars
 from monograph.codegen.llvm.matmul.dot import masked_load
 from monograph.codegen.llvm.module.kernel import (

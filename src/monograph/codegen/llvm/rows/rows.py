@@ -15,8 +15,7 @@ from typing import TypeAlias
 from monograph.codegen.common.registers import Reg, vector
 from monograph.codegen.common.types import register
 from monograph.codegen.llvm.emit.builder import Int
-from monograph.codegen.llvm.emit.elements import LlvmElements, Point
-from monograph.codegen.llvm.emit.epilogue import part, pieces
+from monograph.codegen.llvm.emit.elements import LlvmElements, Point, part, pieces
 from monograph.codegen.llvm.emit.scalar import LlvmScalars
 from monograph.codegen.llvm.module.kernel import Kernel, KernelContext, LlvmScratch, pointers, share
 from monograph.ir import DType, Value

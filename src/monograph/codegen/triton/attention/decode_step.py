@@ -24,13 +24,12 @@ from dataclasses import dataclass
 from monograph.codegen.common import types
 from monograph.codegen.common.registers import Reg
 from monograph.codegen.common.registry import any_view
+from monograph.codegen.triton.attention.attention import element, turn
 from monograph.codegen.triton.attention.flash import Flash, FlashTiling, heads_of
-from monograph.codegen.triton.attention.rope import element, turn
 from monograph.codegen.triton.emit.elements import TritonElements
-from monograph.codegen.triton.emit.indexed_load import coordinates, write
+from monograph.codegen.triton.emit.tile import coordinates, write
 from monograph.codegen.triton.emit.writer import power
 from monograph.codegen.triton.matmul.dot import BUSY
-from monograph.codegen.triton.matmul.prefetch import is_run_invariant, leaves
 from monograph.codegen.triton.module.kernel import (
     Candidate,
     GpuContext,
@@ -40,13 +39,56 @@ from monograph.codegen.triton.module.kernel import (
     Work,
     kernel_for,
 )
-from monograph.ir import Input, Item, Value
+from monograph.ir import Constant, Input, Item, Value
 from monograph.ir.dtype import f32, i32, i64
 from monograph.ops.attention import Rope
+from monograph.ops.cast import Cast
 from monograph.ops.decoding import COS, COUNTS, KEYS, STARTS, VALUES, DecodeAttention, K, Q, V
+from monograph.ops.elementwise import Add, Sub
 from monograph.ops.scalar import Scalar
-from monograph.program.memory.buffer_assignment import Places, Storage
+from monograph.program.fusion.op_classes import is_view
+from monograph.program.memory.buffer_assignment import CONSTANT, INPUT, Places, Storage
 from monograph.program.memory.inplace import root
+
+SIMPLE = 8
+"""The most ops between an input and a value computed from it: every program repeats them."""
+
+
+def is_run_invariant(cache: Value, places: Places) -> bool:
+    """Return True if a cache, or the source of a view, exists before any kernel of a run."""
+    while is_view(cache) and cache not in places.storage:
+        cache = cache.inputs[0]
+    storage = places.storage.get(cache)
+    return storage is not None and storage.buffer.kind in (CONSTANT, INPUT)
+
+
+def leaves(values: Sequence[Value], places: Places) -> tuple[Value, ...] | None:
+    """Return the inputs and constants that values are simply computed from; None otherwise.
+
+    A run writes nothing into such an input: kernels may read it at any time.
+    """
+    found: dict[Value, None] = {}
+    left, seen = list(values), set[Value]()
+    while left:
+        value = left.pop()
+        if value in seen:
+            continue
+        if isinstance(value.op, Input):
+            storage = places.storage.get(value)
+            if storage is None or storage.buffer.kind != INPUT:
+                return None
+            if storage.buffer.id in places.over.values():
+                return None
+            found[value] = None
+        elif isinstance(value.op, Constant) and value.tensor.size == 1:
+            found[value] = None
+        elif isinstance(value.op, (Add, Sub, Cast)) and len(seen) < SIMPLE:
+            seen.add(value)
+            left += value.inputs
+        else:
+            return None
+    return tuple(found)
+
 
 ROWS = 16
 """Rows of a tile: the fewest of a product of tiles."""

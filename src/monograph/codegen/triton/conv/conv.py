@@ -30,7 +30,7 @@ from monograph.codegen.triton.image.windows import (
     window,
 )
 from monograph.codegen.triton.matmul.dot import DotTiling, ProductShape, guess, multiply, tiles
-from monograph.codegen.triton.matmul.tf32 import packed_operand
+from monograph.codegen.triton.matmul.product import packed_operand
 from monograph.codegen.triton.module.kernel import (
     Candidate,
     GpuContext,

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from monograph.codegen.triton.matmul.dot import TYPES, destination, viewed
-from monograph.codegen.triton.matmul.tf32 import packed_operand
+from monograph.codegen.triton.matmul.product import packed_operand
 from monograph.codegen.triton.module.kernel import (
     Argument,
     Call,

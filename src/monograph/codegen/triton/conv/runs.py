@@ -13,7 +13,7 @@ from monograph.codegen.triton.emit.tile import ResultTile, accumulator, tile
 from monograph.codegen.triton.emit.writer import power
 from monograph.codegen.triton.image.windows import Window
 from monograph.codegen.triton.matmul.dot import DotTiling, ProductShape, guess, multiply, tiles
-from monograph.codegen.triton.matmul.tf32 import packed_operand
+from monograph.codegen.triton.matmul.product import packed_operand
 from monograph.codegen.triton.module.kernel import (
     Candidate,
     GpuContext,

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from monograph.codegen.common import mathlib, types
-from monograph.codegen.common.arith import Arith, Operand
-from monograph.codegen.common.registers import Reg
+from monograph.codegen.common.registers import Arith, Operand, Reg
 from monograph.codegen.common.scalars import RegisterScalars
 from monograph.codegen.triton.emit.writer import TYPES, Writer, literal, unsigned
 from monograph.ir import DType

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from monograph.codegen.common.registry import any_view
-from monograph.codegen.triton.emit.indexed_load import coordinates, read, register, table
 from monograph.codegen.triton.emit.scalar import register_type
-from monograph.codegen.triton.emit.tile import ResultTile, each
+from monograph.codegen.triton.emit.tile import ResultTile, coordinates, each, read, register, table
 from monograph.codegen.triton.emit.writer import Writer
 from monograph.codegen.triton.module.kernel import Candidate, GpuContext, KernelWriter, kernel_for
 from monograph.ir import Array, DType, Value

@@ -6,9 +6,17 @@ import numpy as np
 
 from monograph.codegen.common.registry import any_view
 from monograph.codegen.triton.emit.elements import BlockAxis
-from monograph.codegen.triton.emit.indexed_load import joined, read, register, table
 from monograph.codegen.triton.emit.scalar import register_type
-from monograph.codegen.triton.emit.tile import Body, ResultTile, accumulator, each
+from monograph.codegen.triton.emit.tile import (
+    Body,
+    ResultTile,
+    accumulator,
+    each,
+    joined,
+    read,
+    register,
+    table,
+)
 from monograph.codegen.triton.emit.writer import literal
 from monograph.codegen.triton.module.kernel import (
     Candidate,

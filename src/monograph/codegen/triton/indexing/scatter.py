@@ -15,8 +15,7 @@ from monograph.codegen.common import types
 from monograph.codegen.common.registers import Reg
 from monograph.codegen.common.registry import any_view
 from monograph.codegen.triton.emit.elements import TritonElements
-from monograph.codegen.triton.emit.indexed_load import coordinates, joined, read
-from monograph.codegen.triton.emit.tile import ResultTile, each, tile
+from monograph.codegen.triton.emit.tile import ResultTile, coordinates, each, joined, read, tile
 from monograph.codegen.triton.indexing.index_kernels import checked_index
 from monograph.codegen.triton.module.kernel import (
     Candidate,

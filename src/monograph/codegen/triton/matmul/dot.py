@@ -18,12 +18,13 @@ from monograph.codegen.triton.matmul.product import (
     FEW_ROWS,
     Operands,
     Parts,
+    dot_precision,
     inner_norm,
     join_parts,
+    rounded,
     sizes,
 )
 from monograph.codegen.triton.matmul.product import ProductShape as ProductShape
-from monograph.codegen.triton.matmul.tf32 import dot_precision, rounded
 from monograph.codegen.triton.module.kernel import (
     Argument,
     Call,

@@ -1,7 +1,7 @@
 """Products of few rows of f16 with weights of 4 bits, two at once on NVIDIA's units.
 
 A program holds tiles [pieces, words, teams, columns]. A thread reads the words of a piece at once,
-and the pairs of elements that their codes are multiplied by (see `codes`, `int4_f16x2`). A piece
+and the pairs of elements that their codes are multiplied by (see `codes`). A piece
 has one scale and one zero point, stored together: the sum of a thread is scaled and added to its
 own totals, and threads exchange data only at the end.
 
@@ -30,8 +30,14 @@ from monograph.codegen.common.registers import Reg
 from monograph.codegen.triton.emit.elements import BlockAxis
 from monograph.codegen.triton.emit.tile import ResultTile, tile
 from monograph.codegen.triton.emit.writer import power
-from monograph.codegen.triton.matmul.codes import Paired, WeightCodes, codes_of
-from monograph.codegen.triton.matmul.int4_f16x2 import Halves, addends, twice
+from monograph.codegen.triton.matmul.codes import (
+    Halves,
+    Paired,
+    WeightCodes,
+    addends,
+    codes_of,
+    twice,
+)
 from monograph.codegen.triton.matmul.product import (
     FewRows,
     Operands,

@@ -10,7 +10,7 @@ import numpy as np
 from monograph.codegen.common import types
 from monograph.codegen.common.registers import Reg
 from monograph.codegen.triton.emit.scalar import TritonScalars, register_type
-from monograph.codegen.triton.matmul.tf32 import dot_precision, rounded
+from monograph.codegen.triton.matmul.product import dot_precision, rounded
 from monograph.codegen.triton.module.kernel import (
     Argument,
     BufferView,

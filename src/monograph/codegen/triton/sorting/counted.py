@@ -11,7 +11,7 @@ import math
 
 from monograph.codegen.common.registry import any_view
 from monograph.codegen.triton.emit.elements import TritonElements
-from monograph.codegen.triton.emit.indexed_load import coordinates, read, register, write
+from monograph.codegen.triton.emit.tile import coordinates, read, register, write
 from monograph.codegen.triton.module.kernel import (
     Candidate,
     GpuContext,

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from monograph.codegen.common.registry import any_view
 from monograph.codegen.common.sampling import number
 from monograph.codegen.triton.emit.elements import TritonElements
-from monograph.codegen.triton.emit.indexed_load import read, register, write
+from monograph.codegen.triton.emit.tile import read, register, write
 from monograph.codegen.triton.emit.writer import power
 from monograph.codegen.triton.module.kernel import (
     Candidate,

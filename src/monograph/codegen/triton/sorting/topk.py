@@ -19,7 +19,7 @@ from functools import partial
 from monograph.codegen.common.registry import any_view
 from monograph.codegen.common.types import is_wide
 from monograph.codegen.triton.emit.elements import TritonElements
-from monograph.codegen.triton.emit.indexed_load import coordinates, read, write
+from monograph.codegen.triton.emit.tile import coordinates, read, write
 from monograph.codegen.triton.emit.writer import Writer
 from monograph.codegen.triton.module.kernel import (
     Candidate,
